@@ -1,0 +1,70 @@
+//! A counter-based random generator: draw `n` of a stream is a pure function of the stream's key and `n`.
+//!
+//! `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014), whose state is a counter times an odd constant, so that any draw
+//! of any stream can be made without making the ones before it.
+
+/// 2^64 divided by the golden ratio, made odd: consecutive counters land far apart.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The random numbers of one key.
+#[derive(Clone, Debug)]
+pub(crate) struct Stream {
+    counter: u64,
+}
+
+impl Stream {
+    /// The stream of a key; keys that differ in any part give unrelated streams.
+    pub(crate) fn new(key: &[u64]) -> Stream {
+        Stream { counter: key.iter().fold(0, |hash, &part| mix((hash ^ part).wrapping_add(GOLDEN))) }
+    }
+
+    /// The next 64 random bits.
+    fn next(&mut self) -> u64 {
+        self.counter = self.counter.wrapping_add(GOLDEN);
+        mix(self.counter)
+    }
+
+    /// A number below `bound`, by the high half of a product: the bias is at most `bound` / 2^64.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+/// The finaliser of `SplitMix64`: a bijection in which every input bit flips each output bit half of the time.
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stream_of_a_zero_counter_is_splitmix64_with_seed_zero() {
+        let mut stream = Stream { counter: 0 };
+        let expected = [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f];
+        assert_eq!(expected.map(|_| stream.next()), expected);
+    }
+
+    #[test]
+    fn every_part_of_the_key_matters_and_so_does_its_place() {
+        let first = |key: &[u64]| Stream::new(key).next();
+        let keys: [&[u64]; 5] = [&[1, 2, 3], &[0, 2, 3], &[1, 0, 3], &[1, 2, 0], &[3, 2, 1]];
+        for (i, a) in keys.iter().enumerate() {
+            assert!(keys[..i].iter().all(|b| first(a) != first(b)), "{a:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_below_a_bound_are_uniform() {
+        let mut stream = Stream::new(&[7]);
+        let mut counts = [0_i64; 10];
+        for _ in 0..100_000 {
+            counts[stream.below(10) as usize] += 1;
+        }
+        // Five standard deviations of a count of 10,000.
+        assert!(counts.iter().all(|count| (count - 10_000).abs() < 475), "{counts:?}");
+    }
+}

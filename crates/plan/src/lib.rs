@@ -1,0 +1,18 @@
+//! From a configuration to the program of every rank.
+//!
+//! `config` lays files and presets over each other and checks the result into a [`Plan`]. The plan says where every
+//! parameter lives ([`parameters`]) and which [`Op`]s every stage runs ([`Program`]). The engine, the simulator and
+//! the printer all read the same program. Nothing here does I/O or knows about tensors.
+#![forbid(unsafe_code)]
+
+mod mesh;
+mod op;
+pub mod parameters;
+mod plan;
+
+pub use mesh::{Axis, Coordinate, Mesh};
+pub use op::{Block, Message, MessageKind, Op, Over, Part, Program, Unit};
+pub use plan::{
+    AttentionKind, Batch, Compute, Data, DeviceKind, GradientType, LossScale, MemoryOptions, Optimizer,
+    Pipeline, Plan, Precision, RateSchedule, Recompute, Run, ScheduleKind, Sharding, Transport, When,
+};

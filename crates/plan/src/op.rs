@@ -1,0 +1,208 @@
+//! Programs as data: the ordered operations of one step on one stage.
+//!
+//! Every rank of a stage runs the same program. Every transfer between ranks is two ops, start and wait, so overlap
+//! is visible in the program. The tensor-parallel collectives inside a block are not ops: they come from the layers.
+
+use std::fmt;
+
+/// A unit of computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Block {
+    /// Tokens to the residual stream.
+    Embedding,
+    /// Transformer layer.
+    Layer(usize),
+    /// Final norm, output matrix and loss.
+    Head,
+}
+
+/// Parameters that are gathered, reduced and updated together, in one flat buffer.
+///
+/// The token table is a unit of its own: where embedding and head are tied across stages, both hold it with the same
+/// layout, so that its gradient shards line up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unit {
+    /// The token table; also the output matrix of a tied model.
+    Table,
+    /// Learned positions.
+    Positions,
+    /// The parameters of one layer.
+    Layer(usize),
+    /// Final norm, and the output matrix of an untied model.
+    Head,
+}
+
+/// Which part of the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// Input and weight gradients in one.
+    Both,
+    /// Only the gradient of the input; what the weights need is kept.
+    Input,
+    /// Only the gradients of the weights, from what was kept.
+    Weight,
+}
+
+/// Over which ranks a gradient is reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Over {
+    /// Over tp: parameters that every tensor-parallel rank holds whole, under sequence parallelism.
+    Tensor,
+    /// Over dp: everything.
+    Data,
+    /// Between the first and the last stage: the tied token table.
+    Tied,
+}
+
+/// What a message between stages carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MessageKind {
+    /// The input of `block`, from the stage before.
+    Activation,
+    /// The gradient of `block`'s output, from the stage after.
+    Gradient,
+}
+
+/// A message between stages. Sender and receiver name it alike: by the block that receives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Message {
+    /// What it carries.
+    pub kind: MessageKind,
+    /// The block, on the receiving stage, that it is for.
+    pub block: Block,
+    /// Micro-batch.
+    pub micro: usize,
+    /// The other stage.
+    pub peer: usize,
+}
+
+/// One operation of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the fields are named after their types")]
+pub enum Op {
+    /// Clears the sums of the step (loss, squared norm).
+    Begin,
+    /// Brings a micro-batch's tokens (for the embedding) and targets (for the head) to the device.
+    Load { micro: usize },
+    /// Runs a block and keeps what its backward needs, or only its input under full recomputation.
+    Forward { block: Block, micro: usize },
+    /// Runs a block and keeps nothing: evaluation.
+    Evaluate { block: Block, micro: usize },
+    /// Runs a layer again from its kept input, before its backward.
+    Recompute { block: Block, micro: usize },
+    /// Runs a block's backward, or a part of it.
+    Backward { block: Block, micro: usize, part: Part },
+    /// Starts gathering a unit's sharded weights.
+    GatherStart { unit: Unit },
+    /// Waits until they are whole.
+    GatherWait { unit: Unit },
+    /// Frees the gathered weights; the shard stays.
+    Release { unit: Unit },
+    /// Starts reducing a unit's gradient.
+    ReduceStart { unit: Unit, over: Over },
+    /// Waits for it; a sharded gradient is added to its shard and the whole one is freed.
+    ReduceWait { unit: Unit, over: Over },
+    /// Starts sending to another stage.
+    SendStart { message: Message },
+    /// Waits until the message is taken and frees it.
+    SendWait { message: Message },
+    /// Makes room for a message and starts receiving it.
+    ReceiveStart { message: Message },
+    /// Waits until it is here.
+    ReceiveWait { message: Message },
+    /// Sums the squares of the gradients that this rank answers for.
+    Measure,
+    /// Starts summing squared norm and loss over an axis.
+    NormStart { axis: crate::Axis },
+    /// Waits for it.
+    NormWait { axis: crate::Axis },
+    /// Decides clip factor, skip, loss scale and learning rate from the global norm.
+    Clip,
+    /// Updates this rank's states and weights.
+    Step,
+    /// Starts gathering a unit's updated weights from their owners.
+    RefreshStart { unit: Unit },
+    /// Waits until they are whole.
+    RefreshWait { unit: Unit },
+}
+
+/// The operations of one step on every rank of one stage, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The stage.
+    pub stage: usize,
+    /// Its operations.
+    pub ops: Vec<Op>,
+}
+
+impl fmt::Display for Block {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Block::Embedding => f.write_str("embedding"),
+            Block::Layer(i) => write!(f, "layer {i}"),
+            Block::Head => f.write_str("head"),
+        }
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Unit::Table => f.write_str("table"),
+            Unit::Positions => f.write_str("positions"),
+            Unit::Layer(i) => write!(f, "layer.{i}"),
+            Unit::Head => f.write_str("head"),
+        }
+    }
+}
+
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let what = match self.kind {
+            MessageKind::Activation => "input of",
+            MessageKind::Gradient => "output gradient of",
+        };
+        write!(f, "{what} {}, micro-batch {}, stage {}", self.block, self.micro, self.peer)
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let over = |over: &Over| match over {
+            Over::Tensor => "tp",
+            Over::Data => "dp",
+            Over::Tied => "tied stages",
+        };
+        match self {
+            Op::Begin => f.write_str("begin"),
+            Op::Load { micro } => write!(f, "load micro-batch {micro}"),
+            Op::Forward { block, micro } => write!(f, "forward {block}, micro-batch {micro}"),
+            Op::Evaluate { block, micro } => write!(f, "evaluate {block}, micro-batch {micro}"),
+            Op::Recompute { block, micro } => write!(f, "recompute {block}, micro-batch {micro}"),
+            Op::Backward { block, micro, part } => {
+                let part = match part {
+                    Part::Both => "backward",
+                    Part::Input => "backward-input",
+                    Part::Weight => "backward-weight",
+                };
+                write!(f, "{part} {block}, micro-batch {micro}")
+            }
+            Op::GatherStart { unit } => write!(f, "start gathering {unit}"),
+            Op::GatherWait { unit } => write!(f, "wait for gathered {unit}"),
+            Op::Release { unit } => write!(f, "release {unit}"),
+            Op::ReduceStart { unit, over: o } => write!(f, "start reducing {unit} over {}", over(o)),
+            Op::ReduceWait { unit, over: o } => write!(f, "wait for reduced {unit} over {}", over(o)),
+            Op::SendStart { message } => write!(f, "start sending {message}"),
+            Op::SendWait { message } => write!(f, "wait for sent {message}"),
+            Op::ReceiveStart { message } => write!(f, "start receiving {message}"),
+            Op::ReceiveWait { message } => write!(f, "wait for received {message}"),
+            Op::Measure => f.write_str("measure gradients"),
+            Op::NormStart { axis } => write!(f, "start summing the norm over {}", axis.name()),
+            Op::NormWait { axis } => write!(f, "wait for the norm over {}", axis.name()),
+            Op::Clip => f.write_str("clip"),
+            Op::Step => f.write_str("step"),
+            Op::RefreshStart { unit } => write!(f, "start refreshing {unit}"),
+            Op::RefreshWait { unit } => write!(f, "wait for refreshed {unit}"),
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! The plan: a configuration that has been checked and resolved. Nothing after it reads the configuration again.
+
+use std::path::PathBuf;
+
+use kintsugi_spec::{ClusterSpec, ModelSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::{Axis, Block, Mesh, Unit};
+
+/// Model × batch × mesh × placement × schedule × precision, checked.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Plan {
+    /// The model.
+    pub model: ModelSpec,
+    /// Batch sizes.
+    pub batch: Batch,
+    /// The grid of ranks.
+    pub mesh: Mesh,
+    /// How layers are cut into stages and in which order they run.
+    pub pipeline: Pipeline,
+    /// Whether the rows between tensor-parallel regions are split over tp (arXiv 2205.05198).
+    pub sequence_parallel: bool,
+    /// How weights, gradients and states are spread over dp.
+    pub sharding: Sharding,
+    /// Types.
+    pub precision: Precision,
+    /// What is kept and what is computed again.
+    pub memory: MemoryOptions,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// The data.
+    pub data: Data,
+    /// The machine.
+    pub cluster: ClusterSpec,
+    /// The run.
+    pub run: Run,
+}
+
+/// Batch sizes, in samples and tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Batch {
+    /// Tokens per sample.
+    pub sequence: usize,
+    /// Samples per micro-batch.
+    pub micro: usize,
+    /// Samples per step over all replicas.
+    pub global: usize,
+}
+
+/// How layers are cut into stages and chunks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Pipeline {
+    /// The schedule.
+    pub schedule: ScheduleKind,
+    /// Chunks per stage.
+    pub virtual_stages: usize,
+    /// Layers of every chunk, in model order: chunk `c` lives on stage `c mod pp`.
+    pub layers: Vec<usize>,
+    /// How many blocks ahead weights are gathered.
+    pub prefetch: usize,
+    /// Whether transfers are started early and waited for late.
+    pub overlap: bool,
+}
+
+/// Pipeline schedules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ScheduleKind {
+    /// All forwards, then all backwards (arXiv 1811.06965).
+    #[serde(rename = "gpipe")]
+    GPipe,
+    /// One forward, one backward (arXiv 2104.04473).
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward,
+    /// 1F1B over several chunks per stage (arXiv 2104.04473).
+    #[serde(rename = "interleaved")]
+    Interleaved,
+    /// ZB-H1: the backward is split and weight parts fill the bubble (arXiv 2401.10241).
+    #[serde(rename = "zero-bubble")]
+    ZeroBubble,
+}
+
+/// When something is done: for every micro-batch or once a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum When {
+    /// For every micro-batch: less memory, more traffic.
+    #[serde(rename = "micro-batch")]
+    MicroBatch,
+    /// Once a step.
+    #[serde(rename = "step")]
+    Step,
+}
+
+/// Over how many data-parallel ranks each of the three is sharded: 1 (each rank holds all) or dp.
+///
+/// ZeRO-1 shards the states, ZeRO-2 the gradients too, ZeRO-3 the weights too (arXiv 1910.02054).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Sharding {
+    /// Ranks over which weights are sharded.
+    pub weights: usize,
+    /// Ranks over which gradients are sharded.
+    pub gradients: usize,
+    /// Ranks over which optimizer states are sharded.
+    pub states: usize,
+    /// When sharded weights are gathered.
+    pub gather: When,
+    /// When gradients are reduced.
+    pub reduce: When,
+}
+
+/// Types.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Precision {
+    /// Of weights and activations.
+    pub compute: Compute,
+    /// Of gradients.
+    pub gradients: GradientType,
+    /// Of the optimizer's moments: fp32 or bf16.
+    pub states: Compute,
+    /// Loss scaling (fp16).
+    pub loss_scale: LossScale,
+}
+
+/// A floating-point type of the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compute {
+    /// 32 bits.
+    Fp32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    Fp16,
+}
+
+/// The type gradients are kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GradientType {
+    /// 32 bits.
+    Fp32,
+    /// The compute type.
+    Compute,
+}
+
+/// The factor that keeps fp16 gradients from vanishing.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LossScale {
+    /// Halved on overflow, doubled after a run of good steps.
+    Dynamic,
+    /// Constant.
+    Fixed(f64),
+}
+
+/// What is kept for the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryOptions {
+    /// Recomputation.
+    pub recompute: Recompute,
+    /// Attention.
+    pub attention: AttentionKind,
+}
+
+/// Activation recomputation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Keep everything.
+    None,
+    /// Keep matrix products and attention; recompute norms and activations.
+    Selective,
+    /// Keep only each layer's input.
+    Full,
+}
+
+/// Attention algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionKind {
+    /// Tiled, keeps only the log-sum-exp (arXiv 2205.14135).
+    Flash,
+    /// Keeps the probabilities.
+    Plain,
+}
+
+/// `AdamW` and its learning rate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Optimizer {
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Learning rate at the end.
+    pub min_lr: f64,
+    /// Steps of warm-up.
+    pub warmup: u64,
+    /// What follows the warm-up.
+    pub schedule: RateSchedule,
+    /// β₁, β₂.
+    pub betas: (f64, f64),
+    /// ε.
+    pub eps: f64,
+    /// Decay, not applied to norms and biases.
+    pub weight_decay: f64,
+    /// Largest global gradient norm; 0 for none.
+    pub clip: f64,
+}
+
+/// The learning rate after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RateSchedule {
+    /// Cosine from `lr` to `min_lr`.
+    Cosine,
+    /// `lr` throughout.
+    Constant,
+}
+
+/// Where tokens come from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub enum Data {
+    /// The built-in generated corpus.
+    Demo,
+}
+
+/// The run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Run {
+    /// Steps.
+    pub steps: u64,
+    /// Seed of weights and data.
+    pub seed: u64,
+    /// Output folder.
+    pub out: PathBuf,
+    /// Steps between evaluations; 0 for none.
+    pub eval_every: u64,
+    /// Non-finite steps in a row before the run stops.
+    pub max_skipped: u64,
+    /// Bit-identical repeats.
+    pub deterministic: bool,
+    /// Device.
+    pub device: DeviceKind,
+    /// Transport.
+    pub transport: Transport,
+}
+
+/// Kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// This processor.
+    Cpu,
+}
+
+/// How ranks talk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// A thread per rank, shared memory.
+    Threads,
+}
+
+impl Plan {
+    /// Micro-batches that each replica runs per step.
+    pub fn micro_batches(&self) -> usize {
+        self.batch.global / (self.batch.micro * self.mesh.dp)
+    }
+
+    /// Tokens of one micro-batch.
+    pub fn rows(&self) -> usize {
+        self.batch.micro * self.batch.sequence
+    }
+
+    /// Tokens of one step over all replicas.
+    pub fn tokens_per_step(&self) -> usize {
+        self.batch.global * self.batch.sequence
+    }
+
+    /// Number of chunks of the whole pipeline.
+    pub fn chunks(&self) -> usize {
+        self.mesh.pp * self.pipeline.virtual_stages
+    }
+
+    /// The stage that holds a chunk.
+    pub fn stage_of_chunk(&self, chunk: usize) -> usize {
+        chunk % self.mesh.pp
+    }
+
+    /// The blocks of a chunk (0 is the first of the model), in order.
+    pub fn chunk_blocks(&self, chunk: usize) -> Vec<Block> {
+        let first: usize = self.pipeline.layers[..chunk].iter().sum();
+        let mut blocks: Vec<Block> = (first..first + self.pipeline.layers[chunk]).map(Block::Layer).collect();
+        if chunk == 0 {
+            blocks.insert(0, Block::Embedding);
+        }
+        if chunk + 1 == self.chunks() {
+            blocks.push(Block::Head);
+        }
+        blocks
+    }
+
+    /// The blocks of a stage, in model order.
+    pub fn stage_blocks(&self, stage: usize) -> Vec<Block> {
+        (0..self.chunks())
+            .filter(|&chunk| self.stage_of_chunk(chunk) == stage)
+            .flat_map(|chunk| self.chunk_blocks(chunk))
+            .collect()
+    }
+
+    /// The units whose weights a block uses.
+    pub fn block_units(&self, block: Block) -> Vec<Unit> {
+        match block {
+            Block::Embedding if self.model.family == kintsugi_spec::Family::Gpt => {
+                vec![Unit::Table, Unit::Positions]
+            }
+            Block::Embedding => vec![Unit::Table],
+            Block::Layer(i) => vec![Unit::Layer(i)],
+            Block::Head if self.model.tied => vec![Unit::Table, Unit::Head],
+            Block::Head => vec![Unit::Head],
+        }
+    }
+
+    /// The units that a stage holds, each once, in model order.
+    pub fn stage_units(&self, stage: usize) -> Vec<Unit> {
+        let mut units = Vec::new();
+        for unit in self.stage_blocks(stage).into_iter().flat_map(|block| self.block_units(block)) {
+            if !units.contains(&unit) {
+                units.push(unit);
+            }
+        }
+        units
+    }
+
+    /// Whether this stage's token table is one of two copies, on the first and the last stage.
+    pub fn holds_tied_copy(&self, stage: usize) -> bool {
+        self.model.tied && self.mesh.pp > 1 && (stage == 0 || stage + 1 == self.mesh.pp)
+    }
+
+    /// The axes over which the gradient norm is summed, in order.
+    pub fn norm_axes(&self) -> Vec<Axis> {
+        [Axis::Tensor, Axis::Data, Axis::Pipeline].into_iter().filter(|&a| self.mesh.size(a) > 1).collect()
+    }
+}

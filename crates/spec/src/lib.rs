@@ -1,0 +1,13 @@
+//! Descriptions of models and clusters: what they are, not what is done with them.
+//!
+//! Presets are data files under `presets/`; units are parsed and printed in one place.
+#![forbid(unsafe_code)]
+
+mod cluster;
+mod level;
+mod model;
+pub mod units;
+
+pub use cluster::{ClusterSpec, DeviceSpec, LinkSpec, Topology};
+pub use level::Level;
+pub use model::{Activation, Family, ModelSpec};

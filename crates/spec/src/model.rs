@@ -1,0 +1,80 @@
+//! The shape of a transformer language model.
+
+use serde::{Deserialize, Serialize};
+
+/// Which of the three architectures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// GPT-2 and GPT-3: learned positions, `LayerNorm`, GELU, biases.
+    Gpt,
+    /// GPT-NeoX: partial rotary positions, attention and MLP in parallel, biases.
+    Neox,
+    /// Llama: rotary positions, `RMSNorm`, `SwiGLU`, grouped-query attention, no biases.
+    Llama,
+}
+
+/// The non-linearity of the MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activation {
+    /// GELU in its tanh form, one input matrix.
+    Gelu,
+    /// `SwiGLU`: `silu(gate) * up`, two input matrices.
+    Swiglu,
+}
+
+/// The shape of a model, fully resolved: no field is left to a default.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelSpec {
+    /// The preset it came from, or `"custom"`.
+    pub name: String,
+    /// Architecture.
+    pub family: Family,
+    /// Number of transformer layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; equal to `heads` without grouped-query attention.
+    pub kv_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Width of the MLP.
+    pub ffn: usize,
+    /// Tokens in the vocabulary, before padding.
+    pub vocab: usize,
+    /// The padded vocabulary is a multiple of this times tp.
+    pub vocab_multiple: usize,
+    /// Longest sequence the learned positions cover (`gpt` only; set from `batch.sequence`).
+    pub positions: usize,
+    /// Whether the output matrix is the token table.
+    pub tied: bool,
+    /// MLP non-linearity.
+    pub activation: Activation,
+    /// Epsilon inside the norms.
+    pub norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rotary_base: f64,
+    /// Share of each head that is rotated.
+    pub rotary_fraction: f64,
+}
+
+impl ModelSpec {
+    /// Vocabulary padded so that every one of `tp` shards is equal and a multiple of `vocab_multiple`.
+    pub fn padded_vocab(&self, tp: usize) -> usize {
+        self.vocab.next_multiple_of(self.vocab_multiple * tp)
+    }
+
+    /// How many of each head's dims are rotated (always even).
+    pub fn rotary_dims(&self) -> usize {
+        let dims = (self.head_dim as f64 * self.rotary_fraction).round() as usize;
+        dims - dims % 2
+    }
+
+    /// Whether linear layers and norms have biases.
+    pub fn biases(&self) -> bool {
+        self.family != Family::Llama
+    }
+}

@@ -1,0 +1,100 @@
+//! The trait that the layers are written against.
+
+use crate::memory::Memory;
+use crate::ops::{
+    AdamW, Attention, AttentionBackward, ColumnSum, CrossEntropy, Embedding, EmbeddingBackward, Linear,
+    LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
+    PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
+};
+use crate::{Buffer, Category, DType, View};
+
+/// What a device needs beside the tensors, the same for the device and for its paper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// A CPU rank with so many threads.
+    Cpu {
+        /// Threads that share the work of one operation.
+        threads: usize,
+    },
+}
+
+impl Device {
+    /// Bytes of the one fixed workspace per stream.
+    pub fn workspace_bytes(self) -> u64 {
+        match self {
+            Device::Cpu { threads } => crate::cpu::workspace_bytes(threads),
+        }
+    }
+}
+
+/// One rank's device: its memory and the operations on it.
+///
+/// Operations are enqueued in order; only [`Backend::read`] and [`Backend::read_scalar`] wait. No operation looks
+/// at data to decide what to do, so the same calls serve a device that runs later and paper that never runs.
+pub trait Backend {
+    /// The rank's memory.
+    fn memory(&self) -> &dyn Memory;
+    /// Takes a buffer with undefined contents.
+    fn allocate(&self, len: usize, dtype: DType, category: Category) -> Buffer;
+
+    /// Copies token ids from the host.
+    fn upload_tokens(&self, tokens: &[u32], to: View);
+    /// Copies numbers from the host, rounding to the type of `to`.
+    fn upload(&self, values: &[f32], to: View);
+    /// Waits, then copies numbers to the host. Paper answers with zeros.
+    fn read(&self, from: View) -> Vec<f32>;
+    /// Waits, then reads element `index`. Paper answers zero.
+    fn read_scalar(&self, from: View, index: usize) -> f64;
+
+    /// Sets every element.
+    fn fill(&self, value: f64, to: View);
+    /// Copies, converting between types.
+    fn copy(&self, from: View, to: View);
+    /// `to += from`, converting between types.
+    fn add(&self, from: View, to: View);
+    /// `to[0] += Σ from²`; not finite if any element is not. `to` has the accumulator type.
+    fn sum_of_squares(&self, from: View, to: View);
+    /// `to = GELU(from)`, tanh form: recomputes an activation from what was kept.
+    fn gelu(&self, from: View, to: View);
+
+    /// See [`Linear`].
+    fn linear(&self, op: Linear);
+    /// See [`LinearBackwardInput`].
+    fn linear_backward_input(&self, op: LinearBackwardInput);
+    /// See [`LinearBackwardWeight`].
+    fn linear_backward_weight(&self, op: LinearBackwardWeight);
+    /// See [`Residual`].
+    fn residual(&self, op: Residual);
+    /// See [`ColumnSum`].
+    fn column_sum(&self, op: ColumnSum);
+    /// See [`Norm`].
+    fn norm(&self, op: Norm);
+    /// See [`NormBackward`].
+    fn norm_backward(&self, op: NormBackward);
+    /// See [`Attention`].
+    fn attention(&self, op: Attention);
+    /// See [`AttentionBackward`].
+    fn attention_backward(&self, op: AttentionBackward);
+    /// See [`Rotary`].
+    fn rotary(&self, op: Rotary);
+    /// See [`Swiglu`].
+    fn swiglu(&self, op: Swiglu);
+    /// See [`SwigluBackward`].
+    fn swiglu_backward(&self, op: SwigluBackward);
+    /// See [`Embedding`].
+    fn embedding(&self, op: Embedding);
+    /// See [`EmbeddingBackward`].
+    fn embedding_backward(&self, op: EmbeddingBackward);
+    /// See [`Positions`].
+    fn positions(&self, op: Positions);
+    /// See [`PositionsBackward`].
+    fn positions_backward(&self, op: PositionsBackward);
+    /// See [`LossStatistics`].
+    fn loss_statistics(&self, op: LossStatistics);
+    /// See [`CrossEntropy`].
+    fn cross_entropy(&self, op: CrossEntropy);
+    /// See [`UpdateControl`].
+    fn update_control(&self, op: UpdateControl);
+    /// See [`AdamW`].
+    fn adamw(&self, op: AdamW);
+}

@@ -1,0 +1,35 @@
+//! Element types.
+
+/// The type of a buffer's elements, known at run time so that one binary serves every precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// 64-bit float, for finite-difference tests.
+    F64,
+    /// 32-bit float.
+    F32,
+    /// bfloat16.
+    BF16,
+    /// IEEE half.
+    F16,
+    /// Token ids.
+    U32,
+}
+
+impl DType {
+    /// Bytes per element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            DType::F64 => 8,
+            DType::F32 | DType::U32 => 4,
+            DType::BF16 | DType::F16 => 2,
+        }
+    }
+
+    /// The type in which sums over this type are kept: f64 for f64, f32 for all else.
+    pub const fn accumulator(self) -> DType {
+        match self {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Memory and the operations of training, behind one trait.
+//!
+//! A [`Backend`] owns the memory of one rank and runs the fused operations of [`ops`] on it. The layers of the
+//! model are written once against the trait: [`cpu`] runs them, [`paper`] only writes down what would be run.
+
+mod backend;
+mod buffer;
+mod dtype;
+mod memory;
+
+pub mod cpu;
+pub mod ops;
+pub mod paper;
+
+pub use backend::{Backend, Device};
+pub use buffer::{Buffer, View};
+pub use dtype::DType;
+pub use memory::{Arena, Block, CATEGORIES, Category, Ledger, Memory, Place, Usage};

@@ -1,0 +1,281 @@
+//! Where buffers live: the categories that are accounted for, and the arena that gives out addresses.
+//!
+//! The arena is a first-fit allocator over one address range. It holds no memory itself, and it is deterministic:
+//! the same sequence of requests gives the same addresses. So the paper backend runs it first to learn how large
+//! the range must be, and the real backend then takes one slab of that size and runs the same sequence.
+
+use std::cell::RefCell;
+use std::fmt;
+
+/// What a buffer is for. Memory is predicted and measured by category.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Category {
+    /// Model parameters in the compute precision, gathered copies included.
+    Weights,
+    /// Gradients of the parameters.
+    Gradients,
+    /// Optimizer states: fp32 master weights and moments.
+    States,
+    /// What flows between blocks and what they keep for the backward pass.
+    Activations,
+    /// Scratch of the kernels, one fixed piece per stream.
+    Workspace,
+    /// Buffers that exist only for a collective.
+    Communication,
+}
+
+/// Every category, in the order in which they are printed.
+pub const CATEGORIES: [Category; 6] = [
+    Category::Weights,
+    Category::Gradients,
+    Category::States,
+    Category::Activations,
+    Category::Workspace,
+    Category::Communication,
+];
+
+impl Category {
+    /// The name used in outputs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Category::Weights => "weights",
+            Category::Gradients => "gradients",
+            Category::States => "states",
+            Category::Activations => "activations",
+            Category::Workspace => "workspace",
+            Category::Communication => "communication",
+        }
+    }
+}
+
+/// Bytes by category.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage([u64; CATEGORIES.len()]);
+
+impl Usage {
+    /// Bytes of one category.
+    pub fn get(&self, category: Category) -> u64 {
+        self.0[category as usize]
+    }
+
+    /// Bytes of all categories.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// Adds bytes to a category.
+    pub fn add(&mut self, category: Category, bytes: u64) {
+        self.0[category as usize] += bytes;
+    }
+
+    /// Takes bytes from a category.
+    pub fn subtract(&mut self, category: Category, bytes: u64) {
+        self.0[category as usize] -= bytes;
+    }
+}
+
+/// Live bytes by category, and a picture of them at the moment of the highest total.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ledger {
+    live: Usage,
+    peak: Usage,
+}
+
+impl Ledger {
+    /// Records an allocation.
+    pub fn add(&mut self, category: Category, bytes: u64) {
+        self.live.add(category, bytes);
+        if self.live.total() > self.peak.total() {
+            self.peak = self.live;
+        }
+    }
+
+    /// Records a release.
+    pub fn subtract(&mut self, category: Category, bytes: u64) {
+        self.live.subtract(category, bytes);
+    }
+
+    /// What is live now.
+    pub fn live(&self) -> Usage {
+        self.live
+    }
+
+    /// What was live at the moment of the highest total.
+    pub fn peak(&self) -> Usage {
+        self.peak
+    }
+}
+
+/// A piece of memory that was given out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Address of the first byte: a host pointer, a device pointer, or an offset on paper.
+    pub address: u64,
+    /// Bytes, rounded up to [`Arena::ALIGNMENT`].
+    pub bytes: u64,
+    /// What it is for.
+    pub category: Category,
+}
+
+/// What kind of address a memory gives out; a backend refuses buffers of another kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Addresses are host pointers.
+    Host,
+    /// Addresses are offsets into nothing.
+    Paper,
+}
+
+/// A source of blocks for one rank.
+pub trait Memory: fmt::Debug {
+    /// What its addresses mean.
+    fn place(&self) -> Place;
+    /// Gives out a block; panics with category and size if there is no room, which the plan has ruled out.
+    fn allocate(&self, bytes: u64, category: Category) -> Block;
+    /// Takes a block back.
+    fn release(&self, block: Block);
+    /// Peak by category so far.
+    fn peak(&self) -> Usage;
+    /// Bytes taken from the device, or that would be.
+    fn reserved(&self) -> u64;
+}
+
+/// A first-fit allocator of addresses, starting at `base`. One per rank, used from one thread.
+#[derive(Debug)]
+pub struct Arena {
+    place: Place,
+    base: u64,
+    capacity: u64,
+    state: RefCell<ArenaState>,
+}
+
+#[derive(Debug, Default)]
+struct ArenaState {
+    /// Free ranges below `top`, by address; no two touch.
+    holes: Vec<(u64, u64)>,
+    /// First address above everything that is live.
+    top: u64,
+    high_water: u64,
+    ledger: Ledger,
+}
+
+impl Arena {
+    /// Every block starts at a multiple of this and its size is one: enough for any device.
+    pub const ALIGNMENT: u64 = 256;
+
+    /// An arena over `capacity` bytes from `base`.
+    pub fn new(place: Place, base: u64, capacity: u64) -> Self {
+        Arena { place, base, capacity, state: RefCell::default() }
+    }
+
+    /// An arena of unlimited size that stands for no memory.
+    pub fn on_paper() -> Self {
+        Arena::new(Place::Paper, 0, u64::MAX)
+    }
+
+    /// The bytes that a request really takes.
+    pub fn rounded(bytes: u64) -> u64 {
+        bytes.max(1).next_multiple_of(Self::ALIGNMENT)
+    }
+}
+
+impl Memory for Arena {
+    fn place(&self) -> Place {
+        self.place
+    }
+
+    fn allocate(&self, bytes: u64, category: Category) -> Block {
+        let bytes = Self::rounded(bytes);
+        let state = &mut *self.state.borrow_mut();
+        let offset = if let Some(i) = state.holes.iter().position(|&(_, size)| size >= bytes) {
+            let (start, size) = state.holes[i];
+            if size == bytes {
+                state.holes.remove(i);
+            } else {
+                state.holes[i] = (start + bytes, size - bytes);
+            }
+            start
+        } else {
+            let start = state.top;
+            state.top += bytes;
+            assert!(
+                state.top <= self.capacity,
+                "out of memory: {} bytes of {} do not fit into the planned {} bytes",
+                bytes,
+                category.name(),
+                self.capacity
+            );
+            state.high_water = state.high_water.max(state.top);
+            start
+        };
+        state.ledger.add(category, bytes);
+        Block { address: self.base + offset, bytes, category }
+    }
+
+    fn release(&self, block: Block) {
+        let state = &mut *self.state.borrow_mut();
+        state.ledger.subtract(block.category, block.bytes);
+        let start = block.address - self.base;
+        let i = state.holes.partition_point(|&(other, _)| other < start);
+        let joins_next = state.holes.get(i).is_some_and(|&(next, _)| next == start + block.bytes);
+        let joins_previous = i > 0 && state.holes[i - 1].0 + state.holes[i - 1].1 == start;
+        match (joins_previous, joins_next) {
+            (true, true) => {
+                state.holes[i - 1].1 += block.bytes + state.holes[i].1;
+                state.holes.remove(i);
+            }
+            (true, false) => state.holes[i - 1].1 += block.bytes,
+            (false, true) => state.holes[i] = (start, block.bytes + state.holes[i].1),
+            (false, false) => state.holes.insert(i, (start, block.bytes)),
+        }
+        // A hole that reaches the top is no hole: the top comes down instead.
+        if let Some(&(last, size)) = state.holes.last()
+            && last + size == state.top
+        {
+            state.top = last;
+            state.holes.pop();
+        }
+    }
+
+    fn peak(&self) -> Usage {
+        self.state.borrow().ledger.peak()
+    }
+
+    fn reserved(&self) -> u64 {
+        self.state.borrow().high_water
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_neighbours_become_one_hole_and_are_used_again() {
+        let arena = Arena::on_paper();
+        let [a, b, c] = [300, 200, 1].map(|n| arena.allocate(n, Category::Activations));
+        assert_eq!((a.address, b.address, c.address), (0, 512, 768));
+        arena.release(a);
+        arena.release(b);
+        assert_eq!(arena.allocate(700, Category::Weights).address, 0, "768 bytes are free in one piece");
+        arena.release(c);
+        assert_eq!(arena.allocate(1, Category::Weights).address, 768, "the top came down");
+        assert_eq!(arena.reserved(), 1024);
+    }
+
+    #[test]
+    fn the_peak_is_a_picture_of_one_moment() {
+        let arena = Arena::on_paper();
+        let a = arena.allocate(1024, Category::Activations);
+        arena.release(a);
+        let _b = arena.allocate(512, Category::Weights);
+        let peak = arena.peak();
+        assert_eq!((peak.get(Category::Activations), peak.get(Category::Weights)), (1024, 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "512 bytes of states")]
+    fn a_request_beyond_the_plan_names_category_and_size() {
+        Arena::new(Place::Paper, 0, 256).allocate(300, Category::States);
+    }
+}

@@ -1,0 +1,1 @@
+//! The paper backend (under construction).
