@@ -43,11 +43,14 @@ impl Sampler {
     /// Fills `tokens` and `targets`, both `[micro_batch, sequence]`, with one micro-batch.
     ///
     /// The vectors keep their memory: after the first call nothing is allocated.
+    #[expect(clippy::too_many_arguments, reason = "a micro-batch has three coordinates")]
     pub fn batch(
         &self,
         dataset: &dyn Dataset,
         split: Split,
-        (step, replica, micro): (u64, usize, usize),
+        step: u64,
+        replica: usize,
+        micro: usize,
         tokens: &mut Vec<u32>,
         targets: &mut Vec<u32>,
     ) {
@@ -62,5 +65,80 @@ impl Sampler {
             targets.extend_from_slice(&sample[1..]);
         }
         tokens.truncate(elements);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Token `t` of sample `i` is `100·i + t`, with a thousand more in the other split.
+    struct Numbers;
+
+    impl Dataset for Numbers {
+        fn vocab(&self) -> usize {
+            usize::MAX
+        }
+
+        fn floor(&self, _sequence: usize) -> Option<f64> {
+            None
+        }
+
+        fn sample(&self, split: Split, index: u64, out: &mut [u32]) {
+            let first = 100 * index as u32 + if split == Split::Train { 0 } else { 1_000_000 };
+            for (token, value) in out.iter_mut().zip(first..) {
+                *token = value;
+            }
+        }
+    }
+
+    /// The inputs and targets of a whole step, replica after replica, micro-batch after micro-batch.
+    fn step(sampler: Sampler, split: Split, step: u64) -> (Vec<u32>, Vec<u32>) {
+        let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+        let (mut all_tokens, mut all_targets) = (Vec::new(), Vec::new());
+        for replica in 0..sampler.dp {
+            for micro in 0..sampler.micro_batches() {
+                sampler.batch(&Numbers, split, step, replica, micro, &mut tokens, &mut targets);
+                assert_eq!([tokens.len(), targets.len()], [sampler.micro_batch * sampler.sequence; 2]);
+                all_tokens.extend_from_slice(&tokens);
+                all_targets.extend_from_slice(&targets);
+            }
+        }
+        (all_tokens, all_targets)
+    }
+
+    #[test]
+    fn every_layout_reads_the_same_samples_in_the_same_order() {
+        for number in 0..3_u64 {
+            let samples = 24 * number as u32..24 * (number as u32 + 1);
+            let tokens: Vec<u32> = samples.flat_map(|i| 100 * i..100 * i + 5).collect();
+            let targets: Vec<u32> = tokens.iter().map(|token| token + 1).collect();
+            for (micro_batch, dp) in [(24, 1), (1, 1), (4, 1), (4, 2), (1, 24), (2, 3), (3, 8), (12, 2)] {
+                let dealt = step(Sampler::new(5, 24, micro_batch, dp), Split::Train, number);
+                assert_eq!(dealt, (tokens.clone(), targets.clone()), "micro {micro_batch}, dp {dp}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_split_is_passed_on() {
+        let (tokens, _) = step(Sampler::new(2, 2, 1, 2), Split::Validation, 0);
+        assert_eq!(tokens, [1_000_000, 1_000_001, 1_000_100, 1_000_101]);
+    }
+
+    #[test]
+    fn the_vectors_are_reused() {
+        let sampler = Sampler::new(64, 8, 4, 1);
+        let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+        sampler.batch(&Numbers, Split::Train, 0, 0, 0, &mut tokens, &mut targets);
+        let before = (tokens.as_ptr(), targets.as_ptr());
+        sampler.batch(&Numbers, Split::Train, 1, 0, 1, &mut tokens, &mut targets);
+        assert_eq!((tokens.as_ptr(), targets.as_ptr()), before);
+    }
+
+    #[test]
+    #[should_panic(expected = "no multiple of 3 samples x 4 replicas")]
+    fn a_batch_that_does_not_divide_is_refused() {
+        Sampler::new(64, 32, 3, 4);
     }
 }

@@ -5,11 +5,16 @@
 //! the printer all read the same program. Nothing here does I/O or knows about tensors.
 #![forbid(unsafe_code)]
 
+pub mod config;
+mod flops;
 mod mesh;
 mod op;
 pub mod parameters;
 mod plan;
+mod program;
+pub mod schedule;
 
+pub use flops::Flops;
 pub use mesh::{Axis, Coordinate, Mesh};
 pub use op::{Block, Message, MessageKind, Op, Over, Part, Program, Unit};
 pub use plan::{

@@ -334,6 +334,12 @@ impl Plan {
         self.model.tied && self.mesh.pp > 1 && (stage == 0 || stage + 1 == self.mesh.pp)
     }
 
+    /// The units whose gradients a stage counts in the global norm: a tied table counts on the first stage only.
+    pub fn answers_for(&self, stage: usize) -> Vec<Unit> {
+        let second_copy = self.holds_tied_copy(stage) && stage > 0;
+        self.stage_units(stage).into_iter().filter(|&unit| !(second_copy && unit == Unit::Table)).collect()
+    }
+
     /// The axes over which the gradient norm is summed, in order.
     pub fn norm_axes(&self) -> Vec<Axis> {
         [Axis::Tensor, Axis::Data, Axis::Pipeline].into_iter().filter(|&a| self.mesh.size(a) > 1).collect()

@@ -1,1 +1,21 @@
-//! Placeholder.
+//! One rank: it runs the ops of its program, one by one, on whatever backend and groups it is given.
+//!
+//! This is the only interpreter of programs. On a real backend it trains; on paper the same code, with the same
+//! allocations and the same collectives, is the prediction. That is why the two cannot drift apart.
+#![forbid(unsafe_code)]
+
+mod blocks;
+mod figures;
+mod flow;
+mod groups;
+mod initial;
+mod optimizer;
+mod pieces;
+mod rank;
+mod transfers;
+mod unit;
+
+pub use figures::{Figures, RankMemory};
+pub use groups::{Groups, paper_groups};
+pub use pieces::{Piece, Whole, assemble};
+pub use rank::{Rank, Source};

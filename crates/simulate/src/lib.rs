@@ -1,1 +1,13 @@
-//! Placeholder.
+//! The program of a plan, run on paper: memory and traffic to the byte, and the schedule as a timeline.
+//!
+//! There is no second set of formulas here. A [`kintsugi_rank::Rank`] runs its program on the paper backend; what
+//! its arena gave out is the predicted memory, and what its groups would have sent is the predicted traffic.
+#![forbid(unsafe_code)]
+
+mod fit;
+mod predict;
+pub mod timeline;
+mod traffic;
+
+pub use fit::{Misfit, check_fit};
+pub use predict::{Play, Prediction, predict};

@@ -6,6 +6,7 @@
 mod cluster;
 mod level;
 mod model;
+pub mod presets;
 pub mod units;
 
 pub use cluster::{ClusterSpec, DeviceSpec, LinkSpec, Topology};

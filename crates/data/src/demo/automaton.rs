@@ -125,9 +125,9 @@ mod tests {
 
     /// From state 0, token 0 stays with probability 3/4 and token 1 leaves for state 1, which only has token 2.
     fn coin() -> Automaton {
-        Automaton::new(false, |left| match left {
-            false => vec![Arc { token: 0, weight: 3, next: false }, Arc { token: 1, weight: 1, next: true }],
-            true => vec![Arc { token: 2, weight: 5, next: true }],
+        Automaton::new(0, |state| match state {
+            0 => vec![Arc { token: 0, weight: 3, next: 0 }, Arc { token: 1, weight: 1, next: 1 }],
+            _ => vec![Arc { token: 2, weight: 5, next: 1 }],
         })
     }
 

@@ -2,10 +2,14 @@
 //!
 //! A verb agrees with its subject in number and class, across adjectives, places and relative clauses that hold other
 //! nouns. A sentence that opens with a name must come back to that name at its end, past any other name in between:
-//! "Ada gives a small bell to Ben , who thanks Ada ." Adjectives, places and joined clauses repeat geometrically.
+//! "Ada gives a small bell to Ben , who thanks Ada ." The next is likely to be about Ada again.
+//! Adjectives, places and joined clauses repeat geometrically.
 
 use super::automaton::{Arc, Automaton};
-use super::words::Category::{self, *};
+use super::words::Category::{
+    self, Adjective, Adverb, Ask, Auxiliary, Comma, Determiner, Give, Join, Name, Noun, Place, Preposition,
+    Question, React, Report, So, Start, Stop, Thank, That, To, Transitive, Verb, Who,
+};
 use super::words::Class::{self, Animal, Thing};
 use super::words::Number::{self, Many, One};
 use super::words::WHOLE;
@@ -13,12 +17,14 @@ use super::words::WHOLE;
 /// Everything the rest of a text depends on; the tokens so far determine it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct State {
+    /// Who the last sentence that opened with a name is about.
+    hero: Option<usize>,
     /// How the sentence must end.
     ending: Ending,
     /// The subject still waiting for its verb.
     subject: Option<(Class, Number)>,
     /// What comes next.
-    place: Next,
+    next: Next,
 }
 
 /// How a sentence must end.
@@ -28,8 +34,8 @@ enum Ending {
     Plain,
     /// With a question mark.
     Asked,
-    /// With the name it opened with.
-    Recall(usize),
+    /// With the name it opened with, which is the hero's.
+    Recall,
 }
 
 /// What a noun phrase is in its sentence.
@@ -77,11 +83,9 @@ enum Next {
 
 /// The grammar as a table.
 pub(super) fn automaton() -> Automaton {
-    Automaton::new(State { place: Next::Text, ..SENTENCE }, |state| state.expand())
+    let start = State { hero: None, ending: Ending::Plain, subject: None, next: Next::Text };
+    Automaton::new(start, State::expand)
 }
-
-/// Between two sentences nothing is remembered.
-const SENTENCE: State = State { ending: Ending::Plain, subject: None, place: Next::Sentence };
 
 /// The arcs out of a state, while they are being collected.
 #[derive(Default)]
@@ -103,14 +107,14 @@ impl Arcs {
 }
 
 impl State {
-    fn at(self, place: Next) -> State {
-        State { place, ..self }
+    fn at(self, next: Next) -> State {
+        State { next, ..self }
     }
 
     /// Every way to go on, with the weights that make the language what it is.
     fn expand(self) -> Vec<Arc<State>> {
         let mut arcs = Arcs::default();
-        match self.place {
+        match self.next {
             Next::Text => arcs.any(1, Start, self.at(Next::Sentence)),
             Next::Sentence => self.open(&mut arcs),
             Next::NameVerb => {
@@ -123,8 +127,8 @@ impl State {
                     arcs.any(1, Auxiliary(number), self.at(Next::Determiner(Role::Subject, Some(number))));
                 }
             }
-            Next::Determiner(role, number) => self.determine(role, number, &mut arcs),
-            Next::Noun(role, number) => self.name_it(role, number, &mut arcs),
+            Next::Determiner(role, number) => self.determine(1, role, number, &mut arcs),
+            Next::Noun(role, number) => self.add_noun(role, number, &mut arcs),
             Next::Verb => self.qualify_or_act(&mut arcs),
             Next::RelativeVerb => {
                 let (_, number) = self.subject.expect("a relative clause follows a subject");
@@ -136,38 +140,36 @@ impl State {
             }
             Next::ClauseEnd => self.end_clause(&mut arcs),
             Next::So => arcs.any(1, So, self.at(Next::ReactingName)),
-            Next::ReactingName => arcs.name(1, self.opening_name(), self.at(Next::Reaction)),
+            Next::ReactingName => arcs.name(1, self.named(), self.at(Next::Reaction)),
             Next::Reaction => arcs.any(1, React, self.at(Next::FullStop)),
             Next::GiftTo => arcs.any(1, To, self.at(Next::Recipient)),
             Next::Recipient => {
-                for name in (0..Name.words().len()).filter(|&name| name != self.opening_name()) {
+                for name in (0..Name.words().len()).filter(|&name| name != self.named()) {
                     arcs.name(1, name, self.at(Next::GiftComma));
                 }
             }
             Next::GiftComma => arcs.any(1, Comma, self.at(Next::Who)),
             Next::Who => arcs.any(1, Who, self.at(Next::Thanks)),
             Next::Thanks => arcs.any(1, Thank, self.at(Next::ThankedName)),
-            Next::ThankedName => arcs.name(1, self.opening_name(), self.at(Next::FullStop)),
-            Next::FullStop => arcs.any(1, Stop, SENTENCE),
+            Next::ThankedName => arcs.name(1, self.named(), self.at(Next::FullStop)),
+            Next::FullStop => arcs.any(1, Stop, self.after_sentence()),
         }
         arcs.0
     }
 
-    /// A statement, a question, or a sentence about somebody.
+    /// A statement, a question, or a sentence about somebody, most often the hero.
     fn open(self, arcs: &mut Arcs) {
-        self.determine_with(4, Role::Subject, None, arcs);
+        self.determine(4, Role::Subject, None, arcs);
         arcs.any(12, Ask, State { ending: Ending::Asked, ..self.at(Next::Auxiliary) });
         for name in 0..Name.words().len() {
-            arcs.name(6, name, State { ending: Ending::Recall(name), ..self.at(Next::NameVerb) });
+            let weight = self.hero.map_or(8, |hero| if hero == name { 36 } else { 4 });
+            let next = State { hero: Some(name), ending: Ending::Recall, ..self.at(Next::NameVerb) };
+            arcs.name(weight, name, next);
         }
     }
 
-    fn determine(self, role: Role, number: Option<Number>, arcs: &mut Arcs) {
-        self.determine_with(1, role, number, arcs);
-    }
-
     /// A determiner, which may fix the number: "a", "some"; or leave it to the noun: "the".
-    fn determine_with(self, weight: u64, role: Role, number: Option<Number>, arcs: &mut Arcs) {
+    fn determine(self, weight: u64, role: Role, number: Option<Number>, arcs: &mut Arcs) {
         arcs.any(2 * weight, Determiner(None), self.at(Next::Noun(role, number)));
         for fixed in numbers(number) {
             arcs.any(weight, Determiner(Some(fixed)), self.at(Next::Noun(role, Some(fixed))));
@@ -175,7 +177,7 @@ impl State {
     }
 
     /// Another adjective, or the noun.
-    fn name_it(self, role: Role, number: Option<Number>, arcs: &mut Arcs) {
+    fn add_noun(self, role: Role, number: Option<Number>, arcs: &mut Arcs) {
         arcs.any(2, Adjective, self);
         for number in numbers(number) {
             match role {
@@ -199,7 +201,7 @@ impl State {
         let done = State { subject: None, ..self };
         // After "does" and "do" the verb has its plain form, which is also its plural.
         let form = if self.ending == Ending::Asked { Many } else { number };
-        arcs.any(3, Preposition, self.at(Next::Determiner(Role::Location, None)));
+        arcs.any(2, Preposition, self.at(Next::Determiner(Role::Location, None)));
         arcs.any(5, Verb(class, form), done.at(Next::Adverb));
         if class == Animal {
             arcs.any(1, That, self.at(Next::RelativeVerb));
@@ -210,18 +212,20 @@ impl State {
     /// Another clause, or the way this sentence must end.
     fn end_clause(self, arcs: &mut Arcs) {
         match self.ending {
-            Ending::Plain => arcs.any(3, Stop, SENTENCE),
-            Ending::Asked => return arcs.any(1, Question, SENTENCE),
-            Ending::Recall(_) => arcs.any(3, Comma, self.at(Next::So)),
+            Ending::Plain => arcs.any(3, Stop, self.after_sentence()),
+            Ending::Asked => return arcs.any(1, Question, self.after_sentence()),
+            Ending::Recall => arcs.any(3, Comma, self.at(Next::So)),
         }
         arcs.any(1, Join, self.at(Next::Determiner(Role::Subject, None)));
     }
 
-    fn opening_name(self) -> usize {
-        match self.ending {
-            Ending::Recall(name) => name,
-            Ending::Plain | Ending::Asked => unreachable!("the sentence opened with no name: {self:?}"),
-        }
+    fn named(self) -> usize {
+        self.hero.expect("the sentence opened with a name")
+    }
+
+    /// Between two sentences only the hero is remembered.
+    fn after_sentence(self) -> State {
+        State { ending: Ending::Plain, ..self.at(Next::Sentence) }
     }
 }
 

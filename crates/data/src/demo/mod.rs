@@ -64,3 +64,104 @@ impl Dataset for Demo {
         self.automaton.generate(&mut random, out);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEQUENCE: usize = 64;
+
+    fn sample(seed: u64, split: Split, index: u64) -> Vec<u32> {
+        let mut tokens = vec![0; SEQUENCE + 1];
+        Demo::new(seed).sample(split, index, &mut tokens);
+        tokens
+    }
+
+    #[test]
+    fn the_floor_is_what_samples_cost_a_perfect_model() {
+        const SAMPLES: usize = 4000;
+        let demo = Demo::new(5);
+        let mut tokens = [0; SEQUENCE + 1];
+        let losses: Vec<f64> = (0..SAMPLES as u64)
+            .map(|index| {
+                demo.sample(Split::Train, index, &mut tokens);
+                let surprisals: Vec<f64> = demo.surprisals(&tokens).collect();
+                assert_eq!(surprisals.len(), tokens.len());
+                surprisals[1..].iter().sum::<f64>() / SEQUENCE as f64
+            })
+            .collect();
+        let mean = losses.iter().sum::<f64>() / SAMPLES as f64;
+        let variance = losses.iter().map(|loss| (loss - mean).powi(2)).sum::<f64>() / (SAMPLES - 1) as f64;
+        let error = (variance / SAMPLES as f64).sqrt();
+        let floor = demo.floor(SEQUENCE).unwrap();
+        assert!((mean - floor).abs() < 3.0 * error, "{mean} +- {error}, floor {floor}");
+        assert!(error < 0.005, "too few samples to tell: {error}");
+    }
+
+    #[test]
+    fn a_sample_is_its_seed_split_and_index() {
+        let one = sample(1, Split::Train, 1);
+        assert_eq!(one, sample(1, Split::Train, 1));
+        assert_ne!(one, sample(2, Split::Train, 1));
+        assert_ne!(one, sample(1, Split::Validation, 1));
+        assert_ne!(one, sample(1, Split::Train, 2));
+    }
+
+    #[test]
+    fn a_shorter_sample_is_the_beginning_of_a_longer_one() {
+        let mut short = [0; 10];
+        Demo::new(1).sample(Split::Train, 1, &mut short);
+        assert_eq!(short, sample(1, Split::Train, 1)[..10]);
+    }
+
+    fn tokens(text: &str) -> Vec<u32> {
+        let words = words::vocabulary();
+        let token =
+            |word| words.iter().position(|&known| known == word).expect("a word of the language") as u32;
+        text.split(' ').map(token).collect()
+    }
+
+    /// How many tokens of the text the language allows, and how many there are.
+    fn allowed(text: &str) -> (usize, usize) {
+        let tokens = tokens(text);
+        (Demo::new(0).surprisals(&tokens).count(), tokens.len())
+    }
+
+    #[test]
+    fn verbs_agree_with_their_subject_across_other_nouns() {
+        assert_eq!(allowed("<s> the dogs near a small river sleep"), (8, 8));
+        assert_eq!(allowed("<s> the dogs near a small river sleeps"), (7, 8), "the number is wrong");
+        assert_eq!(allowed("<s> the dogs that see a bear shine"), (7, 8), "the class is wrong");
+        assert_eq!(allowed("<s> why does the dog that sees the cats sleep ?"), (11, 11));
+        assert_eq!(allowed("<s> why does the dog that sees the cats sleeps"), (9, 10), "the form is wrong");
+    }
+
+    #[test]
+    fn a_sentence_comes_back_to_the_name_it_opened_with() {
+        assert_eq!(allowed("<s> Ada gives a bell to Ben , who thanks Ada ."), (12, 12));
+        assert_eq!(allowed("<s> Ada gives a bell to Ben , who thanks Ben"), (10, 11));
+        assert_eq!(allowed("<s> Gus says that a cat runs , so Gus smiles . Eva hears"), (14, 14));
+        assert_eq!(allowed("<s> Gus says that a cat runs , so Eva"), (9, 10));
+    }
+
+    #[test]
+    fn what_must_come_costs_nothing() {
+        let demo = Demo::new(0);
+        let surprisals: Vec<f64> =
+            demo.surprisals(&tokens("<s> Ada gives a bell to Ben , who thanks Ada .")).collect();
+        let free: Vec<usize> = (0..surprisals.len()).filter(|&i| surprisals[i] == 0.0).collect();
+        assert_eq!(free, [0, 5, 7, 8, 10, 11]);
+    }
+
+    #[test]
+    fn samples_never_change() {
+        let demo = Demo::new(1);
+        assert_eq!(
+            demo.text(&sample(1, Split::Train, 0)),
+            "<s> Ben brings a stone to Cleo , who greets Ben . this dog sleeps . Hana gives the lamp to Ada , who \
+             thanks Hana . Hana says that the birds near many small small small hills sleep , so Hana smiles . why \
+             do the birds see the bell ? Gus thinks that my bells near these rivers shine , so Gus laughs"
+        );
+        assert_eq!(format!("{:.12}", demo.floor(SEQUENCE).unwrap()), "1.540878693036");
+    }
+}

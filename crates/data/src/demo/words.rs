@@ -116,11 +116,11 @@ impl Category {
         before.map(|category| category.words().len() as u32).sum()
     }
 
-    /// How often each of its words is used, in parts of [`WHOLE`]: the n-th falls off as 1 / (n + 1).
+    /// How often each of its words is used, in parts of [`WHOLE`]: the n-th falls off as 1 / n.
     ///
     /// Whole numbers, so that samples are the same on every machine.
     pub(super) fn shares(self) -> Vec<u64> {
-        let raw: Vec<u64> = (0..self.words().len() as u64).map(|rank| WHOLE / (rank + 2)).collect();
+        let raw: Vec<u64> = (0..self.words().len() as u64).map(|rank| WHOLE / (rank + 1)).collect();
         let total: u64 = raw.iter().sum();
         let mut shares: Vec<u64> = raw.iter().map(|share| WHOLE * share / total).collect();
         shares[0] += WHOLE - shares.iter().sum::<u64>();

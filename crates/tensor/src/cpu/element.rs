@@ -107,7 +107,7 @@ real!(f32, DType::F32, exp_f32);
 real!(f64, DType::F64, f64::exp);
 
 macro_rules! half_width {
-    ($t:ty, $dtype:expr) => {
+    ($t:ty, $dtype:expr, $round:expr) => {
         impl Element for $t {
             type Accumulator = f32;
             const DTYPE: DType = $dtype;
@@ -117,34 +117,47 @@ macro_rules! half_width {
             }
             #[inline(always)]
             fn round(x: f32) -> Self {
-                <$t>::from_f32(x)
+                $round(x)
             }
         }
     };
 }
 
-half_width!(bf16, DType::BF16);
-half_width!(f16, DType::F16);
+half_width!(bf16, DType::BF16, round_bf16);
+half_width!(f16, DType::F16, f16::from_f32);
+
+/// `bf16::from_f32` without its branches.
+#[inline(always)]
+fn round_bf16(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let nearest_even = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    let quiet_nan = (bits >> 16) | 0x40;
+    bf16::from_bits(if x.is_nan() { quiet_nan } else { nearest_even } as u16)
+}
 
 /// `eˣ` to about 1 ulp: `2ⁿ · p(r)` with `r = x − n·ln 2` in two parts. No branches, so loops vectorise.
 #[inline(always)]
 fn exp_f32(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Beyond these the result is 0 or infinity; clamping keeps the exponent arithmetic in range.
-    let clamped = x.clamp(-104.0, 89.0);
-    let n = (clamped * std::f32::consts::LOG2_E).round_ties_even();
-    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, clamped));
-    let mut p = 1.987_569_1e-4_f32;
-    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
-        p = p.mul_add(r, c);
-    }
+    /// 1.5·2²³: a number that is added to it comes out rounded to an integer, which the low bits then hold.
+    const ROUND: f32 = 12_582_912.0;
+    // Beyond these the result is 0 or infinity; they keep the exponents below in range. NaN becomes a bound.
+    let bounded = if x > -104.0 { x } else { -104.0 };
+    let bounded = if bounded < 89.0 { bounded } else { 89.0 };
+    let rounded = bounded.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = rounded - ROUND;
+    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, bounded));
+    let p = 1.987_569_1e-4_f32.mul_add(r, 1.398_2e-3);
+    let p = p.mul_add(r, 8.333_452e-3);
+    let p = p.mul_add(r, 4.166_579_6e-2);
+    let p = p.mul_add(r, 1.666_666_5e-1);
+    let p = p.mul_add(r, 5.000_000_1e-1);
     let p = p.mul_add(r * r, r + 1.0);
     // 2ⁿ in two factors, so that subnormal results and the last step before overflow are right.
-    let half = (n * 0.5).floor();
-    let scale = |e: f32| f32::from_bits((((e as i32) + 127) << 23) as u32);
-    let y = p * scale(half) * scale(n - half);
-    // NaN passes through `clamp`, but not through the conversion to an integer.
+    let n = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+    let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
+    let y = p * power(n >> 1) * power(n - (n >> 1));
     if x.is_nan() { x } else { y }
 }
 
@@ -164,5 +177,15 @@ mod tests {
         assert_eq!(exp_f32(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp_f32(f32::INFINITY), f32::INFINITY);
         assert!(exp_f32(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn rounding_to_bf16_is_the_librarys() {
+        for high in 0..=u16::MAX {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(high) << 16 | low);
+                assert_eq!(round_bf16(x).to_bits(), bf16::from_f32(x).to_bits(), "{x:e}");
+            }
+        }
     }
 }

@@ -1,6 +1,321 @@
-//! The CPU backend (under construction).
+//! The CPU backend: every operation runs at once, on the threads of the rank's rayon pool.
+//!
+//! Kernels are generic over the storage type ([`element::Element`]) and compute in its accumulator. The same inputs
+//! give the same bits for every number of threads, and nothing is allocated while an operation runs.
+
+pub mod counting;
+pub mod memory;
+
+mod access;
+mod activation;
+mod attention;
+mod element;
+mod elementwise;
+mod embedding;
+mod gemm;
+mod lanes;
+mod linear;
+mod loss;
+mod norm;
+mod optimizer;
+mod parallel;
+mod rotary;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use access::Access;
+use element::{Element, Real};
+use half::{bf16, f16};
+use parallel::Threads;
+
+use crate::ops::{
+    AdamW, Attention, AttentionBackward, Check, ColumnSum, CrossEntropy, Embedding, EmbeddingBackward,
+    Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
+    PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
+};
+use crate::{Backend, Buffer, Category, DType, Memory, Place, View};
+
+const fn larger(a: usize, b: usize) -> usize {
+    if a > b { a } else { b }
+}
+
+/// Scratch of one thread: matrix products and attention take turns.
+const SCRATCH_BYTES: usize = larger(gemm::SCRATCH_BYTES, attention::SCRATCH_BYTES);
 
 /// Bytes of workspace for a rank with so many threads.
 pub fn workspace_bytes(threads: usize) -> u64 {
-    threads as u64 * (1 << 20)
+    (threads * SCRATCH_BYTES) as u64
+}
+
+/// A CPU rank. Its operations are to be called inside a rayon pool of exactly `threads` threads, or anywhere if
+/// there is one thread.
+#[derive(Debug)]
+pub struct CpuBackend {
+    memory: Rc<dyn Memory>,
+    threads: Threads,
+    workspace: RefCell<Buffer>,
+}
+
+impl CpuBackend {
+    /// A backend over host memory; takes its workspace from it at once.
+    pub fn new(memory: Rc<dyn Memory>, threads: usize) -> Self {
+        assert!(threads > 0, "a rank has at least one thread");
+        assert_eq!(memory.place(), Place::Host, "the CPU needs host memory");
+        let elements = workspace_bytes(threads) as usize / DType::F64.bytes();
+        let workspace = Buffer::new(&memory, elements, DType::F64, Category::Workspace);
+        CpuBackend { memory, threads: Threads(threads), workspace: RefCell::new(workspace) }
+    }
+
+    /// Runs `body` with the scratch of all threads.
+    fn with_scratch(&self, body: impl FnOnce(&mut [u8])) {
+        let workspace = self.workspace.borrow_mut();
+        let access = Access::new();
+        body(access::bytes_of(access.write::<f64>(workspace.view())));
+    }
+}
+
+/// Runs `$body` with `$T` standing for the float type `$dtype`.
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            DType::BF16 => {
+                type $T = bf16;
+                $body
+            }
+            DType::F16 => {
+                type $T = f16;
+                $body
+            }
+            DType::U32 => panic!("token ids are not numbers"),
+        }
+    };
+}
+
+/// Runs `$body` with `$A` standing for f32 or f64.
+macro_rules! with_real {
+    ($dtype:expr, $A:ident => $body:expr) => {
+        match $dtype {
+            DType::F64 => {
+                type $A = f64;
+                $body
+            }
+            DType::F32 => {
+                type $A = f32;
+                $body
+            }
+            other => panic!("{other:?} is no type that sums are kept in"),
+        }
+    };
+}
+
+/// Runs `$body` with `$G` standing for `$dtype`, which is `$T` or its accumulator.
+macro_rules! with_gradient {
+    ($T:ident, $dtype:expr, $G:ident => $body:expr) => {
+        if $dtype == $T::DTYPE {
+            type $G = $T;
+            $body
+        } else {
+            type $G = <$T as Element>::Accumulator;
+            $body
+        }
+    };
+}
+
+impl Backend for CpuBackend {
+    fn memory(&self) -> &dyn Memory {
+        &*self.memory
+    }
+
+    fn allocate(&self, len: usize, dtype: DType, category: Category) -> Buffer {
+        Buffer::new(&self.memory, len, dtype, category)
+    }
+
+    fn upload_tokens(&self, tokens: &[u32], to: View) {
+        Access::new().write_tokens(to).copy_from_slice(tokens);
+    }
+
+    fn upload(&self, values: &[f32], to: View) {
+        assert_eq!(values.len(), to.len(), "an upload of another length");
+        with_float!(to.dtype(), T => {
+            for (to, &value) in Access::new().write::<T>(to).iter_mut().zip(values) {
+                *to = <T as Element>::round(<T as Element>::Accumulator::from_f64(value.into()));
+            }
+        });
+    }
+
+    fn read(&self, from: View) -> Vec<f32> {
+        with_float!(from.dtype(), T => {
+            Access::new().read::<T>(from).iter().map(|x| x.widen().to_f64() as f32).collect()
+        })
+    }
+
+    fn read_scalar(&self, from: View, index: usize) -> f64 {
+        with_float!(from.dtype(), T => Access::new().read::<T>(from)[index].widen().to_f64())
+    }
+
+    fn fill(&self, value: f64, to: View) {
+        with_float!(to.dtype(), T => elementwise::fill::<T>(self.threads, value, to));
+    }
+
+    fn copy(&self, from: View, to: View) {
+        assert_eq!(from.len(), to.len(), "a copy between different lengths");
+        with_float!(from.dtype(), S => with_float!(to.dtype(), T => {
+            elementwise::copy::<S, T>(self.threads, from, to);
+        }));
+    }
+
+    fn add(&self, from: View, to: View) {
+        assert_eq!(from.len(), to.len(), "an addition of different lengths");
+        with_float!(from.dtype(), S => with_float!(to.dtype(), T => {
+            elementwise::add::<S, T>(self.threads, from, to);
+        }));
+    }
+
+    fn sum_of_squares(&self, from: View, to: View) {
+        with_float!(from.dtype(), T => elementwise::sum_of_squares::<T>(self.threads, from, to));
+    }
+
+    fn gelu(&self, from: View, to: View) {
+        assert_eq!(from.len(), to.len(), "a GELU between different lengths");
+        with_float!(from.dtype(), T => activation::gelu_forward::<T>(self.threads, from, to));
+    }
+
+    fn linear(&self, op: Linear) {
+        op.check();
+        self.with_scratch(|scratch| {
+            with_float!(op.x.dtype(), T => linear::forward::<T>(self.threads, scratch, &op));
+        });
+    }
+
+    fn linear_backward_input(&self, op: LinearBackwardInput) {
+        op.check();
+        self.with_scratch(|scratch| {
+            with_float!(op.dy.dtype(), T => linear::backward_input::<T>(self.threads, scratch, &op));
+        });
+    }
+
+    fn linear_backward_weight(&self, op: LinearBackwardWeight) {
+        op.check();
+        self.with_scratch(|scratch| {
+            with_float!(op.x.dtype(), T => with_gradient!(T, op.dweight.view.dtype(), G => {
+                linear::backward_weight::<T, G>(self.threads, scratch, &op);
+            }));
+        });
+    }
+
+    fn residual(&self, op: Residual) {
+        op.check();
+        with_float!(op.x.dtype(), T => elementwise::residual::<T>(self.threads, &op));
+    }
+
+    fn column_sum(&self, op: ColumnSum) {
+        op.check();
+        with_float!(op.x.dtype(), T => with_gradient!(T, op.out.view.dtype(), G => {
+            elementwise::column_sum::<T, G>(self.threads, &op);
+        }));
+    }
+
+    fn norm(&self, op: Norm) {
+        op.check();
+        with_float!(op.x.dtype(), T => norm::forward::<T>(self.threads, &op));
+    }
+
+    fn norm_backward(&self, op: NormBackward) {
+        op.check();
+        with_float!(op.x.dtype(), T => with_gradient!(T, op.dweight.view.dtype(), G => {
+            norm::backward::<T, G>(self.threads, &op);
+        }));
+    }
+
+    fn attention(&self, op: Attention) {
+        op.check();
+        self.with_scratch(|scratch| {
+            with_float!(op.qkv.dtype(), T => attention::forward::<T>(self.threads, scratch, &op));
+        });
+    }
+
+    fn attention_backward(&self, op: AttentionBackward) {
+        op.check();
+        self.with_scratch(|scratch| {
+            with_float!(op.qkv.dtype(), T => attention::backward::<T>(self.threads, scratch, &op));
+        });
+    }
+
+    fn rotary(&self, op: Rotary) {
+        op.check();
+        with_float!(op.qkv.dtype(), T => rotary::rotary::<T>(self.threads, &op));
+    }
+
+    fn swiglu(&self, op: Swiglu) {
+        op.check();
+        with_float!(op.x.dtype(), T => activation::swiglu::<T>(self.threads, &op));
+    }
+
+    fn swiglu_backward(&self, op: SwigluBackward) {
+        op.check();
+        with_float!(op.x.dtype(), T => activation::swiglu_backward::<T>(self.threads, &op));
+    }
+
+    fn embedding(&self, op: Embedding) {
+        op.check();
+        with_float!(op.table.dtype(), T => embedding::forward::<T>(self.threads, &op));
+    }
+
+    fn embedding_backward(&self, op: EmbeddingBackward) {
+        op.check();
+        with_float!(op.dout.dtype(), T => with_gradient!(T, op.dtable.view.dtype(), G => {
+            embedding::backward::<T, G>(self.threads, &op);
+        }));
+    }
+
+    fn positions(&self, op: Positions) {
+        op.check();
+        with_float!(op.x.dtype(), T => embedding::positions::<T>(self.threads, &op));
+    }
+
+    fn positions_backward(&self, op: PositionsBackward) {
+        op.check();
+        with_float!(op.dx.dtype(), T => with_gradient!(T, op.dtable.view.dtype(), G => {
+            embedding::positions_backward::<T, G>(self.threads, &op);
+        }));
+    }
+
+    fn loss_statistics(&self, op: LossStatistics) {
+        op.check();
+        with_float!(op.logits.dtype(), T => loss::statistics::<T>(self.threads, &op));
+    }
+
+    fn cross_entropy(&self, op: CrossEntropy) {
+        op.check();
+        with_float!(op.logits.dtype(), T => loss::cross_entropy::<T>(self.threads, &op));
+    }
+
+    fn update_control(&self, op: UpdateControl) {
+        op.check();
+        with_real!(op.control.dtype(), A => optimizer::update_control::<A>(&op));
+    }
+
+    fn adamw(&self, op: AdamW) {
+        op.check();
+        match op.gradient.dtype() {
+            DType::F64 => optimizer::adamw::<f64, f64, f64>(self.threads, &op),
+            DType::F32 => optimizer::adamw_in_f32::<f32>(self.threads, &op),
+            DType::BF16 => optimizer::adamw_in_f32::<bf16>(self.threads, &op),
+            DType::F16 => optimizer::adamw_in_f32::<f16>(self.threads, &op),
+            DType::U32 => panic!("token ids are not numbers"),
+        }
+    }
 }

@@ -1,1 +1,238 @@
-//! The paper backend (under construction).
+//! The paper backend: shapes and no data. It writes down which kernels a device would run.
+//!
+//! Paper is always paper of a device: it takes the same workspace and gives out the same addresses, so what it says
+//! of memory holds for the device exactly.
+
+mod cost;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::ops::{
+    AdamW, Attention, AttentionBackward, Check, ColumnSum, CrossEntropy, Embedding, EmbeddingBackward,
+    Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
+    PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
+};
+use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
+
+/// One kernel that would be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The operation.
+    pub name: &'static str,
+    /// Floating-point operations, as many as are needed: causal attention counts half the square.
+    pub flops: u64,
+    /// Bytes that must be read or written at least once.
+    pub bytes: u64,
+}
+
+/// Sums over kernels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Number of kernels.
+    pub kernels: u64,
+    /// Their floating-point operations.
+    pub flops: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// A rank on paper.
+#[derive(Debug)]
+pub struct Paper {
+    memory: Rc<dyn Memory>,
+    totals: Cell<Totals>,
+    trace: Option<RefCell<Vec<Kernel>>>,
+    _workspace: Buffer,
+}
+
+impl Paper {
+    /// Paper of `device`, with the device's workspace taken.
+    pub fn new(device: Device) -> Self {
+        let memory: Rc<dyn Memory> = Rc::new(Arena::on_paper());
+        let elements = device.workspace_bytes() as usize / DType::F64.bytes();
+        let workspace = Buffer::new(&memory, elements, DType::F64, Category::Workspace);
+        Paper { memory, totals: Cell::default(), trace: None, _workspace: workspace }
+    }
+
+    /// Also keeps every kernel, not only the sums.
+    #[must_use]
+    pub fn tracing(self) -> Self {
+        Paper { trace: Some(RefCell::default()), ..self }
+    }
+
+    /// Sums over the kernels so far.
+    pub fn totals(&self) -> Totals {
+        self.totals.get()
+    }
+
+    /// The kernels so far, oldest first, and forgets them; empty unless [`Paper::tracing`].
+    pub fn take_trace(&self) -> Vec<Kernel> {
+        self.trace.as_ref().map(RefCell::take).unwrap_or_default()
+    }
+
+    fn record(&self, kernel: Kernel) {
+        let mut totals = self.totals.get();
+        totals.kernels += 1;
+        totals.flops += kernel.flops;
+        totals.bytes += kernel.bytes;
+        self.totals.set(totals);
+        if let Some(trace) = &self.trace {
+            trace.borrow_mut().push(kernel);
+        }
+    }
+}
+
+/// Operations that are checked and written down.
+macro_rules! recorded {
+    ($($name:ident: $op:ident),+ $(,)?) => {
+        $(fn $name(&self, op: $op) {
+            op.check();
+            self.record(cost::$name(&op));
+        })+
+    };
+}
+
+impl Backend for Paper {
+    fn memory(&self) -> &dyn Memory {
+        &*self.memory
+    }
+
+    fn allocate(&self, len: usize, dtype: DType, category: Category) -> Buffer {
+        Buffer::new(&self.memory, len, dtype, category)
+    }
+
+    fn upload_tokens(&self, tokens: &[u32], to: View) {
+        assert_eq!(tokens.len(), to.len(), "an upload of another length");
+        self.record(cost::moved("upload", 0, &[to]));
+    }
+
+    fn upload(&self, values: &[f32], to: View) {
+        assert_eq!(values.len(), to.len(), "an upload of another length");
+        self.record(cost::moved("upload", 0, &[to]));
+    }
+
+    fn read(&self, from: View) -> Vec<f32> {
+        vec![0.0; from.len()]
+    }
+
+    fn read_scalar(&self, _from: View, _index: usize) -> f64 {
+        0.0
+    }
+
+    fn fill(&self, _value: f64, to: View) {
+        self.record(cost::moved("fill", 0, &[to]));
+    }
+
+    fn copy(&self, from: View, to: View) {
+        assert_eq!(from.len(), to.len(), "a copy between different lengths");
+        self.record(cost::moved("copy", 0, &[from, to]));
+    }
+
+    fn add(&self, from: View, to: View) {
+        assert_eq!(from.len(), to.len(), "an addition of different lengths");
+        self.record(cost::moved("add", to.len(), &[from, to, to]));
+    }
+
+    fn sum_of_squares(&self, from: View, to: View) {
+        self.record(cost::moved("sum of squares", 2 * from.len(), &[from, to, to]));
+    }
+
+    fn gelu(&self, from: View, to: View) {
+        assert_eq!(from.len(), to.len(), "a GELU between different lengths");
+        self.record(cost::moved("gelu", cost::GELU * from.len(), &[from, to]));
+    }
+
+    recorded! {
+        linear: Linear,
+        linear_backward_input: LinearBackwardInput,
+        linear_backward_weight: LinearBackwardWeight,
+        residual: Residual,
+        column_sum: ColumnSum,
+        norm: Norm,
+        norm_backward: NormBackward,
+        attention: Attention,
+        attention_backward: AttentionBackward,
+        rotary: Rotary,
+        swiglu: Swiglu,
+        swiglu_backward: SwigluBackward,
+        embedding: Embedding,
+        embedding_backward: EmbeddingBackward,
+        positions: Positions,
+        positions_backward: PositionsBackward,
+        loss_statistics: LossStatistics,
+        cross_entropy: CrossEntropy,
+        update_control: UpdateControl,
+        adamw: AdamW,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuBackend;
+    use crate::cpu::memory::Slab;
+    use crate::ops::{AttentionSaved, AttentionShape};
+
+    const DEVICE: Device = Device::Cpu { threads: 3 };
+
+    /// Some allocations and an operation; returns where the last buffer lies.
+    fn play(backend: &dyn Backend) -> u64 {
+        let [x, weight, out] =
+            [12, 20, 15].map(|len| backend.allocate(len, DType::F32, Category::Activations));
+        backend.linear(Linear {
+            x: x.view(),
+            weight: weight.view(),
+            bias: None,
+            gelu: None,
+            out: out.view(),
+            rows: 3,
+            inputs: 4,
+            outputs: 5,
+        });
+        drop(weight);
+        backend.allocate(40, DType::F16, Category::Weights).address()
+    }
+
+    #[test]
+    fn paper_foresees_the_memory_of_its_device() {
+        let paper = Paper::new(DEVICE);
+        let foreseen = play(&paper);
+        let slab = Slab::new(paper.memory().reserved());
+        let cpu = CpuBackend::new(Rc::new(slab), 3);
+        let base = cpu.allocate(1, DType::F32, Category::Weights).address() - DEVICE.workspace_bytes();
+        assert_eq!(play(&cpu) - base, foreseen);
+        assert_eq!(cpu.memory().peak(), paper.memory().peak());
+    }
+
+    #[test]
+    fn kernels_are_counted_and_on_request_kept() {
+        let paper = Paper::new(DEVICE).tracing();
+        play(&paper);
+        let linear = Kernel { name: "linear", flops: 2 * 3 * 4 * 5, bytes: 4 * (12 + 20 + 15) };
+        assert_eq!(paper.take_trace(), [linear]);
+        assert_eq!(paper.totals(), Totals { kernels: 1, flops: linear.flops, bytes: linear.bytes });
+        assert_eq!(paper.take_trace(), []);
+    }
+
+    #[test]
+    fn causal_attention_counts_the_pairs_that_exist() {
+        let paper = Paper::new(DEVICE);
+        let shape = AttentionShape { batch: 2, sequence: 3, heads: 4, kv_heads: 2, head_dim: 8 };
+        let [qkv, out, sums] =
+            [6 * 64, 6 * 32, 24].map(|len| paper.allocate(len, DType::F32, Category::Activations));
+        let saved = AttentionSaved::LogSumExp(sums.view());
+        paper.attention(Attention { qkv: qkv.view(), out: out.view(), saved, shape });
+        // 6 pairs of 3 tokens, 8 heads, two products of 8 multiplications and additions.
+        assert_eq!(paper.totals().flops, 6 * 8 * 2 * 8 * 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "x has the wrong number of elements")]
+    fn shapes_are_checked() {
+        let paper = Paper::new(DEVICE);
+        let buffer = paper.allocate(4, DType::F32, Category::Activations);
+        let view = buffer.view();
+        paper.swiglu(Swiglu { x: view, out: view, rows: 1, width: 4 });
+    }
+}

@@ -1,70 +1,25 @@
-//! Matrix product: `out (+)= op(a) · op(b)`, with an epilogue on the finished sums.
+//! Matrix product with an epilogue: `out (+)= a · b`, then what the caller wants done to the finished sums.
+//!
+//! Our own, in the manner of BLIS, because libraries pack into heap memory that the arena does not see, have no
+//! bf16 and no epilogue, and promise no bits when the number of threads changes. Here scratch is [`SCRATCH_BYTES`]
+//! per thread, 16-bit operands are widened while they are packed, and results are rounded once.
 
-use std::marker::PhantomData;
+#![allow(clippy::inline_always, reason = "what the innermost loops call must not be called")]
 
-use crate::cpu::element::{Element, Real};
+mod block;
+mod grid;
+mod kernel;
+mod operand;
+mod pack;
+#[cfg(test)]
+mod tests;
 
-/// Bytes of scratch that each thread needs.
-pub const SCRATCH_BYTES: usize = 2 << 20;
+pub use block::SCRATCH_BYTES;
+pub use operand::{Operand, Output};
 
-/// A matrix that is read: element `(i, j)` is `data[i · row_stride + j · column_stride]`.
-#[derive(Clone, Copy, Debug)]
-pub struct Operand<'a, T> {
-    /// From the first element to the last, or further.
-    pub data: &'a [T],
-    /// Elements from a row to the next.
-    pub row_stride: usize,
-    /// Elements from a column to the next.
-    pub column_stride: usize,
-}
-
-impl<'a, T> Operand<'a, T> {
-    /// A row-major matrix whose rows lie `row_stride` apart.
-    pub fn new(data: &'a [T], row_stride: usize) -> Self {
-        Operand { data, row_stride, column_stride: 1 }
-    }
-
-    /// The same memory with rows and columns exchanged.
-    #[must_use]
-    pub fn transposed(self) -> Self {
-        Operand { data: self.data, row_stride: self.column_stride, column_stride: self.row_stride }
-    }
-}
-
-/// The matrix that is written, row-major.
-#[derive(Debug)]
-pub struct Output<'a, T> {
-    pointer: *mut T,
-    len: usize,
-    row_stride: usize,
-    lifetime: PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: it stands for the exclusive borrow of its elements, as `&mut [T]` does.
-unsafe impl<T: Send> Send for Output<'_, T> {}
-// SAFETY: a shared reference gives no access to elements except through an unsafe method.
-unsafe impl<T: Sync> Sync for Output<'_, T> {}
-
-impl<'a, T> Output<'a, T> {
-    /// A matrix in a slice, its rows `row_stride` apart.
-    pub fn new(data: &'a mut [T], row_stride: usize) -> Self {
-        Output { pointer: data.as_mut_ptr(), len: data.len(), row_stride, lifetime: PhantomData }
-    }
-
-    /// A matrix of which the gaps between rows belong to others, as when heads are interleaved.
-    ///
-    /// # Safety
-    /// `pointer` is valid for `len` elements during `'a`, and nobody else touches those of the matrix.
-    pub unsafe fn from_raw(pointer: *mut T, len: usize, row_stride: usize) -> Self {
-        Output { pointer, len, row_stride, lifetime: PhantomData }
-    }
-
-    unsafe fn segment(&self, row: usize, column: usize, len: usize) -> &'a mut [T] {
-        let start = row * self.row_stride + column;
-        assert!(start + len <= self.len);
-        unsafe { std::slice::from_raw_parts_mut(self.pointer.add(start), len) }
-    }
-}
+use self::grid::Grid;
+use self::kernel::{InstructionSet, Kernel};
+use crate::cpu::element::Element;
 
 /// `out[m, n] (+)= a[m, k] · b[k, n]`.
 #[derive(Debug)]
@@ -89,7 +44,7 @@ pub struct Product<'a, In, Out> {
 ///
 /// Closures `|row, first_column, sums|` are epilogues.
 pub trait Epilogue<A>: Sync {
-    /// Changes the sums of `out[row, first_column ..]`. Called once for every element, from several threads.
+    /// Changes the sums of `out[row, first_column ..]`. Every element comes once, from any of the threads.
     fn apply(&self, row: usize, first_column: usize, sums: &mut [A]);
 }
 
@@ -109,38 +64,59 @@ impl<A, F: Fn(usize, usize, &mut [A]) + Sync> Epilogue<A> for F {
     }
 }
 
-/// Runs a product on `threads` threads of the current rayon pool; `scratch` has [`SCRATCH_BYTES`] for each.
+/// Runs a product on up to `threads` threads of the current rayon pool; `scratch` has [`SCRATCH_BYTES`] for each.
 ///
-/// The result has the same bits for every number of threads.
+/// The result has the same bits for every number of threads. With one thread it stays on the caller's.
 pub fn gemm<In, Out, E>(product: Product<In, Out>, epilogue: &E, scratch: &mut [u8], threads: usize)
 where
     In: Element,
     Out: Element<Accumulator = In::Accumulator>,
     E: Epilogue<In::Accumulator>,
 {
-    let _ = threads;
-    gemm_serial(product, epilogue, scratch);
+    run(InstructionSet::best::<In::Accumulator>(), product, epilogue, scratch, threads);
 }
 
-/// Runs a product on the calling thread; `scratch` has [`SCRATCH_BYTES`].
-pub fn gemm_serial<In, Out, E>(product: Product<In, Out>, epilogue: &E, scratch: &mut [u8])
-where
+#[expect(clippy::needless_pass_by_value, reason = "the product carries an exclusive borrow")]
+fn run<In, Out, E>(
+    set: InstructionSet,
+    product: Product<In, Out>,
+    epilogue: &E,
+    scratch: &mut [u8],
+    threads: usize,
+) where
     In: Element,
     Out: Element<Accumulator = In::Accumulator>,
     E: Epilogue<In::Accumulator>,
 {
-    let _ = scratch;
-    let Product { m, n, k, a, b, out, accumulate } = product;
-    for i in 0..m {
-        for j in 0..n {
-            let target = unsafe { &mut out.segment(i, j, 1)[0] };
-            let mut sum = [if accumulate { target.widen() } else { In::Accumulator::ZERO }];
-            for p in 0..k {
-                let left = a.data[i * a.row_stride + p * a.column_stride].widen();
-                sum[0] = left.mul_add(b.data[p * b.row_stride + j * b.column_stride].widen(), sum[0]);
-            }
-            epilogue.apply(i, j, &mut sum);
-            *target = Out::round(sum[0]);
+    let Product { m, n, k, a, b, ref out, .. } = product;
+    assert!(a.holds(m, k) && b.holds(k, n) && out.holds(m, n), "an operand is smaller than {m} × {n} × {k}");
+    assert!(scratch.len() >= threads * SCRATCH_BYTES, "scratch for fewer than {threads} threads");
+    match set {
+        InstructionSet::Portable => {
+            run_grid::<_, _, _, kernel::Portable, _, _>(&product, epilogue, scratch, threads);
+        }
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => run_grid::<_, _, _, kernel::Avx2, _, _>(&product, epilogue, scratch, threads),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 => {
+            run_grid::<_, _, _, kernel::Avx512, _, _>(&product, epilogue, scratch, threads);
         }
     }
+}
+
+fn run_grid<In, Out, E, K, const R: usize, const C: usize>(
+    product: &Product<In, Out>,
+    epilogue: &E,
+    scratch: &mut [u8],
+    threads: usize,
+) where
+    In: Element,
+    Out: Element<Accumulator = In::Accumulator>,
+    E: Epilogue<In::Accumulator>,
+    K: Kernel<R, C>,
+{
+    let grid = Grid::new::<R, C>(product.m, product.n, product.k, threads);
+    grid.for_each(scratch, |rectangle, scratch| {
+        block::run::<_, _, _, K, R, C>(product, epilogue, rectangle, scratch);
+    });
 }

@@ -1,0 +1,196 @@
+//! A group that exists on paper: it moves nothing and writes down what would be moved.
+//!
+//! A [`Log`] does not know where the ranks are; [`charge`] does, so one log serves every rank that runs the same
+//! program in another place.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use kintsugi_spec::{Level, Topology};
+use kintsugi_tensor::{Buffer, DType};
+
+use crate::{Collective, Communicator, Operation, Pending, Tag, Work, ring};
+
+/// What a rank takes part in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transfer {
+    /// A collective of the group.
+    Collective(Collective),
+    /// A message to the rank with this index in the group.
+    Send {
+        /// Who receives it.
+        to: usize,
+    },
+}
+
+/// A kind of transfer: all that decides its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// Name of the group.
+    pub group: &'static str,
+    /// What is done.
+    pub transfer: Transfer,
+    /// Elements of it.
+    pub len: usize,
+    /// Their type.
+    pub dtype: DType,
+}
+
+/// How often each kind of transfer was started by one rank. Receiving is not written down: the sender is charged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Log {
+    /// In order of first use. The kinds are few, so a search from the front is quick.
+    counts: Vec<(Entry, u64)>,
+}
+
+impl Log {
+    /// Counts one transfer.
+    pub fn record(&mut self, entry: Entry) {
+        match self.counts.iter_mut().find(|(other, _)| *other == entry) {
+            Some((_, count)) => *count += 1,
+            None => self.counts.push((entry, 1)),
+        }
+    }
+
+    /// Every kind of transfer with its count, in order of first use.
+    pub fn iter(&self) -> impl Iterator<Item = (Entry, u64)> + '_ {
+        self.counts.iter().copied()
+    }
+}
+
+/// The bytes that `members[me]` sends in one such transfer, and over which level.
+///
+/// `members` are the ranks of the group in group order.
+pub fn charge(entry: Entry, members: &[usize], me: usize, topology: Topology) -> (Level, Operation, u64) {
+    let ranks = members.len();
+    let (to, operation, elements) = match entry.transfer {
+        Transfer::Collective(collective) => {
+            let elements = ring::link_elements(collective, entry.len, ranks, me);
+            ((me + 1) % ranks, collective.operation(), elements)
+        }
+        Transfer::Send { to } => (to, Operation::Send, entry.len),
+    };
+    let level = topology.level(members[me], members[to]);
+    (level, operation, (elements * entry.dtype.bytes()) as u64)
+}
+
+/// A rank's membership in a group on paper.
+#[derive(Clone, Debug)]
+pub struct PaperGroup {
+    name: &'static str,
+    size: usize,
+    rank: usize,
+    log: Rc<RefCell<Log>>,
+}
+
+impl PaperGroup {
+    /// Rank `rank` of a group of `size`, which writes into `log` under `name`.
+    pub fn new(name: &'static str, size: usize, rank: usize, log: Rc<RefCell<Log>>) -> Self {
+        assert!(rank < size, "rank {rank} of group {name} with {size} ranks");
+        PaperGroup { name, size, rank, log }
+    }
+
+    fn record(&self, transfer: Transfer, len: usize, dtype: DType) {
+        self.log.borrow_mut().record(Entry { group: self.name, transfer, len, dtype });
+    }
+
+    fn assert_peer(&self, peer: usize) {
+        assert!(
+            peer < self.size && peer != self.rank,
+            "rank {} of group {} cannot exchange a message with rank {peer} of {}",
+            self.rank,
+            self.name,
+            self.size
+        );
+    }
+}
+
+impl Communicator for PaperGroup {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
+        self.record(Transfer::Collective(collective), range.len(), buffer.dtype());
+        Pending::new(buffer, range, Work::Collective { collective, sequence: 0 })
+    }
+
+    fn send(&self, to: usize, _: Tag, buffer: Buffer) -> Pending {
+        self.assert_peer(to);
+        let all = 0..buffer.len();
+        self.record(Transfer::Send { to }, buffer.len(), buffer.dtype());
+        Pending::new(buffer, all, Work::Message { sequence: 0 })
+    }
+
+    fn receive(&self, from: usize, _: Tag, buffer: Buffer) -> Pending {
+        self.assert_peer(from);
+        let all = 0..buffer.len();
+        Pending::new(buffer, all, Work::Message { sequence: 0 })
+    }
+
+    fn wait(&self, pending: Pending) -> Buffer {
+        pending.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_tensor::{Arena, Category, Memory};
+
+    use super::*;
+
+    #[test]
+    fn like_transfers_are_counted_together_and_receives_not_at_all() {
+        let memory: Rc<dyn Memory> = Rc::new(Arena::on_paper());
+        let log = Rc::new(RefCell::new(Log::default()));
+        let group = PaperGroup::new("pp", 4, 1, Rc::clone(&log));
+        let mut buffer = Buffer::new(&memory, 10, DType::BF16, Category::Communication);
+        for range in [0..6, 4..10, 0..10] {
+            let pending = group.start(Collective::AllGather, buffer, range);
+            buffer = group.wait(pending);
+        }
+        buffer = group.wait(group.send(2, 7, buffer));
+        drop(group.wait(group.receive(0, 7, buffer)));
+
+        let kind = |transfer, len| Entry { group: "pp", transfer, len, dtype: DType::BF16 };
+        let gather = Transfer::Collective(Collective::AllGather);
+        let entries: Vec<_> = log.borrow().iter().collect();
+        assert_eq!(
+            entries,
+            [(kind(gather, 6), 2), (kind(gather, 10), 1), (kind(Transfer::Send { to: 2 }, 10), 1)]
+        );
+    }
+
+    #[test]
+    fn the_level_is_that_of_the_link_to_the_receiver() {
+        let frontier = Topology { per_package: 2, per_node: Some(8) };
+        let entry = |transfer| Entry { group: "dp", transfer, len: 10, dtype: DType::F32 };
+        let members = [0, 1, 2, 8];
+        let reduce = entry(Transfer::Collective(Collective::AllReduce));
+        // Chunks of 3, 3, 2 and 2 elements.
+        let charged: Vec<_> = (0..4).map(|me| charge(reduce, &members, me, frontier)).collect();
+        assert_eq!(
+            charged,
+            [
+                (Level::Package, Operation::AllReduce, 4 * (7 + 7)),
+                (Level::Node, Operation::AllReduce, 4 * (7 + 8)),
+                (Level::Cluster, Operation::AllReduce, 4 * (8 + 8)),
+                (Level::Cluster, Operation::AllReduce, 4 * (8 + 7)),
+            ]
+        );
+        let send = entry(Transfer::Send { to: 2 });
+        assert_eq!(charge(send, &members, 0, frontier), (Level::Node, Operation::Send, 40));
+    }
+
+    #[test]
+    fn a_group_of_one_sends_nothing() {
+        let transfer = Transfer::Collective(Collective::AllReduce);
+        let entry = Entry { group: "tp", transfer, len: 10, dtype: DType::F64 };
+        assert_eq!(charge(entry, &[3], 0, Topology::ONE_NODE).2, 0);
+    }
+}

@@ -1,0 +1,133 @@
+//! The ring algorithm as arithmetic: who passes which chunk to whom, and how many elements cross each link.
+//!
+//! The transports run it and the planner counts it, both from these functions. Rank `r` only ever receives from
+//! rank `r − 1`, in equal steps around the ring (Patarasuk and Yuan, 2009: it sends the fewest bytes possible).
+
+use std::ops::Range;
+
+use crate::Collective;
+
+/// The part of `len` elements that is chunk `index` of as many chunks as there are ranks.
+///
+/// Sizes differ by at most one; the larger chunks come first.
+pub fn chunk(len: usize, ranks: usize, index: usize) -> Range<usize> {
+    let start = |i: usize| i * (len / ranks) + i.min(len % ranks);
+    start(index)..start(index + 1)
+}
+
+/// What a rank does with a chunk of its predecessor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Adds it to its own.
+    Add,
+    /// Puts it in place of its own.
+    Copy,
+}
+
+/// What a rank does in one step around the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The chunk that it receives from its predecessor.
+    pub chunk: usize,
+    /// What it does with it.
+    pub action: Action,
+}
+
+/// How many steps a collective takes on every rank.
+pub fn step_count(collective: Collective, ranks: usize) -> usize {
+    match collective {
+        Collective::AllReduce => 2 * (ranks - 1),
+        Collective::AllGather | Collective::ReduceScatter => ranks - 1,
+    }
+}
+
+/// What `rank` does in step `index` of a collective.
+///
+/// In every phase the chunk that a rank receives in one step is the one that its successor receives from it in the
+/// next. A reduction of chunk `c` starts with rank `c + 1` and ends with its owner, rank `c`; gathering starts there.
+pub fn step(collective: Collective, ranks: usize, rank: usize, index: usize) -> Step {
+    assert!(index < step_count(collective, ranks), "step {index} of {collective:?} over {ranks} ranks");
+    let reduce = |i: usize| Step { chunk: (rank + 2 * ranks - 2 - i) % ranks, action: Action::Add };
+    let gather = |i: usize| Step { chunk: (rank + ranks - 1 - i) % ranks, action: Action::Copy };
+    match collective {
+        Collective::ReduceScatter => reduce(index),
+        Collective::AllGather => gather(index),
+        Collective::AllReduce if index < ranks - 1 => reduce(index),
+        Collective::AllReduce => gather(index - (ranks - 1)),
+    }
+}
+
+/// Elements that rank `from` sends to its successor in all steps of a collective over `len` elements.
+pub fn link_elements(collective: Collective, len: usize, ranks: usize, from: usize) -> usize {
+    let all_but = |index: usize| len - chunk(len, ranks, index % ranks).len();
+    // A rank passes on every chunk except, when reducing, the one that ends with it, and, when gathering, the one
+    // that started with its successor.
+    match collective {
+        Collective::ReduceScatter => all_but(from),
+        Collective::AllGather => all_but(from + 1),
+        Collective::AllReduce => all_but(from) + all_but(from + 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const COLLECTIVES: [Collective; 3] =
+        [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter];
+
+    proptest! {
+        #[test]
+        fn chunks_are_balanced_and_cover_everything(len in 0_usize..1000, ranks in 1_usize..20) {
+            let chunks: Vec<_> = (0..ranks).map(|i| chunk(len, ranks, i)).collect();
+            prop_assert_eq!((chunks[0].start, chunks[ranks - 1].end), (0, len));
+            prop_assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start));
+            prop_assert!(chunks.iter().all(|c| c.len() == len / ranks || c.len() == len.div_ceil(ranks)));
+        }
+
+        #[test]
+        fn links_carry_what_the_steps_pass(len in 0_usize..1000, ranks in 1_usize..20) {
+            for collective in COLLECTIVES {
+                for from in 0..ranks {
+                    let passed: usize = (0..step_count(collective, ranks))
+                        .map(|i| step(collective, ranks, (from + 1) % ranks, i).chunk)
+                        .map(|index| chunk(len, ranks, index).len())
+                        .sum();
+                    prop_assert_eq!(link_elements(collective, len, ranks, from), passed);
+                }
+            }
+        }
+
+        #[test]
+        fn all_links_together_carry_every_chunk_past_every_other_rank(len in 0_usize..1000, ranks in 1_usize..20) {
+            for collective in COLLECTIVES {
+                let sum: usize = (0..ranks).map(|from| link_elements(collective, len, ranks, from)).sum();
+                prop_assert_eq!(sum, step_count(collective, ranks) * len);
+            }
+        }
+    }
+
+    #[test]
+    fn a_chunk_is_received_the_step_after_the_predecessor_received_it() {
+        for collective in COLLECTIVES {
+            for (ranks, rank) in [(2, 0), (2, 1), (3, 0), (5, 2), (8, 7)] {
+                for i in 1..step_count(collective, ranks) {
+                    let predecessor = step(collective, ranks, (rank + ranks - 1) % ranks, i - 1);
+                    assert_eq!(step(collective, ranks, rank, i).chunk, predecessor.chunk);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_reduction_ends_with_the_rank_s_own_chunk() {
+        for ranks in 2..9 {
+            for rank in 0..ranks {
+                let last = step(Collective::ReduceScatter, ranks, rank, ranks - 2);
+                assert_eq!(last, Step { chunk: rank, action: Action::Add });
+            }
+        }
+    }
+}

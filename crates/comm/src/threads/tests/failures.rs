@@ -1,0 +1,208 @@
+//! How a world ends: a rank that dies, a rank that never comes, ranks that disagree.
+//!
+//! Patience is an hour where it must not matter: a wake-up that is lost would hang the test.
+
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use kintsugi_spec::Topology;
+use kintsugi_tensor::{Buffer, DType};
+
+use super::{Lab, run, try_run};
+use crate::threads::{Failure, ThreadsGroup, World};
+use crate::{Collective, Communicator};
+
+fn world(ranks: usize, patience: Duration) -> Arc<World> {
+    let world = World::new(Topology::ONE_NODE, ranks);
+    world.set_patience(patience);
+    world
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn buffer(len: usize) -> Buffer {
+    Lab::new().buffer(&vec![0.0; len], DType::F32)
+}
+
+/// Runs four ranks, of which rank 2 panics once it has done `before`, and the others do `body`.
+fn rank_2_breaks(before: impl Fn(&ThreadsGroup) + Sync, body: impl Fn(&ThreadsGroup) + Sync) {
+    let world = world(4, HOUR);
+    let results = try_run(&world, 4, |rank| {
+        let group = world.group("dp", &[0, 1, 2, 3], rank);
+        if rank == 2 {
+            before(&group);
+            panic!("broken");
+        }
+        body(&group);
+    });
+    let expected = Failure { rank: 2, during: "a test".to_owned(), reason: "broken".to_owned() };
+    assert_eq!(world.failure(), Some(&expected));
+    for rank in [0, 1, 3] {
+        let message = results[rank].as_ref().expect_err("cannot go on");
+        assert!(message.contains("rank 2 failed in a test: broken"), "{message}");
+        assert!(message.starts_with(&format!("rank {rank} stops in ")), "{message}");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_takes_the_others_out_of_a_collective() {
+    rank_2_breaks(|_| (), |group| drop(group.run(Collective::AllReduce, buffer(8))));
+}
+
+#[test]
+fn a_rank_that_dies_in_between_leaves_its_memory_to_the_others() {
+    let begin = |group: &ThreadsGroup| {
+        let _lost = group.start(Collective::AllReduce, buffer(8), 0..8);
+    };
+    rank_2_breaks(begin, |group| drop(group.run(Collective::AllReduce, buffer(8))));
+}
+
+#[test]
+fn a_rank_that_dies_takes_the_others_out_of_messages() {
+    rank_2_breaks(
+        |_| (),
+        |group| {
+            let pending = match group.rank() {
+                0 => group.send(2, 0, buffer(8)),
+                _ => group.receive(2, 0, buffer(8)),
+            };
+            drop(group.wait(pending));
+        },
+    );
+}
+
+#[test]
+fn nothing_starts_in_a_world_that_has_stopped() {
+    let world = world(2, HOUR);
+    let first = Failure { rank: 0, during: "one".to_owned(), reason: "first".to_owned() };
+    world.abort(first.clone());
+    world.abort(Failure { rank: 1, during: "two".to_owned(), reason: "second".to_owned() });
+    assert_eq!(world.failure(), Some(&first), "the first failure stays");
+    let results = try_run(&world, 2, |rank| {
+        let group = world.group("dp", &[0, 1], rank);
+        drop(if rank == 0 {
+            group.start(Collective::AllReduce, buffer(1), 0..1)
+        } else {
+            group.send(0, 0, buffer(1))
+        });
+    });
+    for result in results {
+        assert!(result.expect_err("stopped").contains("first"));
+    }
+}
+
+/// Four ranks start or not, as `starts` says, and then wait or not; gives what the first to lose patience says.
+fn lose_patience(starts: [bool; 4], waits: [bool; 4]) -> Failure {
+    let world = world(4, Duration::from_millis(20));
+    let started = Barrier::new(4);
+    try_run(&world, 4, |rank| {
+        let group = world.group("dp", &[0, 1, 2, 3], rank);
+        let pending = starts[rank].then(|| group.start(Collective::AllReduce, buffer(8), 0..8));
+        started.wait();
+        if let Some(pending) = pending.filter(|_| waits[rank]) {
+            drop(group.wait(pending));
+        }
+    });
+    world.failure().expect("patience has ended").clone()
+}
+
+#[test]
+fn patience_ends_with_the_name_of_who_did_not_start() {
+    let starts = [true, true, false, true];
+    let failure = lose_patience(starts, starts);
+    assert_eq!(failure.during, "all_reduce number 0 of group dp");
+    assert_eq!(failure.reason, "after 20ms, not started by rank 2");
+}
+
+#[test]
+fn patience_ends_with_the_name_of_who_does_not_wait() {
+    let failure = lose_patience([true; 4], [false, true, true, true]);
+    // On a busy machine others may not have come to wait either; rank 0 is always among them.
+    let expected = "after 20ms, started but not waited for by rank 0";
+    assert!(failure.reason.starts_with(expected), "{}", failure.reason);
+}
+
+#[test]
+fn patience_ends_with_the_name_of_who_does_not_send() {
+    let world = world(3, Duration::from_millis(20));
+    try_run(&world, 3, |rank| {
+        if rank == 1 {
+            // In the group the ranks are 0 and 1; messages name the ranks of the world.
+            let group = world.group("pp", &[1, 2], 1);
+            drop(group.wait(group.receive(1, 5, buffer(8))));
+        }
+    });
+    let expected = Failure {
+        rank: 1,
+        during: "send from rank 2 to rank 1 with tag 5 of group pp".to_owned(),
+        reason: "after 20ms, not started by rank 2".to_owned(),
+    };
+    assert_eq!(world.failure(), Some(&expected));
+}
+
+/// What stops a world of two ranks that each run `body`.
+fn disagreement(body: impl Fn(&ThreadsGroup) + Sync) -> String {
+    let world = world(2, HOUR);
+    let results = try_run(&world, 2, |rank| body(&world.group("tp", &[0, 1], rank)));
+    assert!(results.iter().all(Result::is_err), "both ranks stop");
+    world.failure().expect("disagreement").reason.clone()
+}
+
+#[test]
+fn ranks_that_start_different_collectives_are_told_so() {
+    let lengths = disagreement(|group| drop(group.run(Collective::AllReduce, buffer(8 + group.rank()))));
+    assert!(lengths.contains("all_reduce of 8 F32") && lengths.contains("all_reduce of 9 F32"), "{lengths}");
+    let kinds = disagreement(|group| {
+        let collective = [Collective::AllReduce, Collective::AllGather][group.rank()];
+        drop(group.run(collective, buffer(8)));
+    });
+    assert!(kinds.contains("all_reduce of 8 F32") && kinds.contains("all_gather of 8 F32"), "{kinds}");
+}
+
+#[test]
+fn the_ends_of_a_message_must_have_the_same_size_and_type() {
+    let reason = disagreement(|group| {
+        let pending = match group.rank() {
+            0 => group.send(1, 3, buffer(8)),
+            _ => group.receive(0, 3, Lab::new().buffer(&[0.0; 4], DType::BF16)),
+        };
+        drop(group.wait(pending));
+    });
+    assert_eq!(reason, "8 F32 are sent and 4 BF16 received");
+}
+
+#[test]
+#[should_panic(expected = "cannot exchange a message with rank 0")]
+fn a_rank_does_not_send_to_itself() {
+    let _ = world(2, HOUR).group("pp", &[0, 1], 0).send(0, 0, buffer(1));
+}
+
+#[test]
+#[should_panic(expected = "token ids are not summed")]
+fn token_ids_are_not_summed() {
+    let tokens = Lab::new().buffer(&[1.0], DType::U32);
+    let _ = world(2, HOUR).group("tp", &[0, 1], 0).start(Collective::ReduceScatter, tokens, 0..1);
+}
+
+#[test]
+#[should_panic(expected = "in the group that started it")]
+fn a_collective_is_waited_for_where_it_was_started() {
+    let world = world(2, HOUR);
+    run(&world, 1, |rank| {
+        let [tp, dp] = ["tp", "dp"].map(|name| world.group(name, &[0, 1], rank));
+        let _elsewhere = dp.start(Collective::AllReduce, buffer(4), 0..4);
+        dp.wait(tp.start(Collective::AllReduce, buffer(4), 0..4));
+    });
+}
+
+#[test]
+#[should_panic(expected = "rank 5 is not in group dp")]
+fn a_group_is_for_its_members() {
+    world(6, HOUR).group("dp", &[0, 1], 5);
+}
+
+#[test]
+#[should_panic(expected = "group dp of ranks [0, 6] in a world of 6")]
+fn members_are_ranks_of_the_world() {
+    world(6, HOUR).group("dp", &[0, 6], 0);
+}

@@ -1,0 +1,137 @@
+//! Many transfers at once, in several groups, in random programs.
+
+use std::collections::VecDeque;
+
+use kintsugi_spec::Topology;
+use kintsugi_tensor::{Buffer, DType};
+use proptest::prelude::*;
+
+use super::collectives::{expected, input};
+use super::{Lab, run};
+use crate::threads::{ThreadsGroup, World};
+use crate::{Collective, Communicator, Pending};
+
+/// What all ranks of a group do together.
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Collective(Collective),
+    /// Everybody sends to the next rank and receives from the previous one.
+    Shift,
+}
+
+/// One line of a program, run by all ranks.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    action: Action,
+    group: usize,
+    len: usize,
+    dtype: DType,
+}
+
+/// A started line: how to check what comes back, beside it.
+struct Started<'a> {
+    line: Line,
+    group: &'a ThreadsGroup,
+    pending: Vec<Pending>,
+}
+
+impl<'a> Started<'a> {
+    fn new(line: Line, group: &'a ThreadsGroup) -> Self {
+        let (size, me, lab) = (group.size(), group.rank(), Lab::new());
+        let pending = match line.action {
+            Action::Collective(collective) => {
+                let values = input(collective, line.len, size, me);
+                vec![group.start(collective, lab.buffer(&values, line.dtype), 0..line.len)]
+            }
+            Action::Shift if size == 1 => Vec::new(),
+            Action::Shift => {
+                let buffer = |x: usize| lab.buffer(&vec![x as f64; line.len], line.dtype);
+                let sent = group.send((me + 1) % size, 0, buffer(me));
+                vec![sent, group.receive((me + size - 1) % size, 0, buffer(99))]
+            }
+        };
+        Started { line, group, pending }
+    }
+
+    fn finish(self) {
+        let Started { line, group, pending } = self;
+        let (size, me) = (group.size(), group.rank());
+        let buffers: Vec<Buffer> = pending.into_iter().map(|pending| group.wait(pending)).collect();
+        let Some(values) = buffers.last().map(Lab::values) else { return };
+        for (index, &value) in values.iter().enumerate() {
+            let expected = match line.action {
+                Action::Collective(collective) => expected(collective, line.len, size, me, index),
+                Action::Shift => Some(((me + size - 1) % size) as f64),
+            };
+            assert!(
+                expected.is_none_or(|expected| expected == value),
+                "{line:?}: {value} at {index} of {me}"
+            );
+        }
+    }
+}
+
+/// Runs a program with up to `depth` lines in flight, over everybody, halves, and everybody in reverse.
+fn play(ranks: usize, depth: usize, program: &[Line]) {
+    let world = World::new(Topology::ONE_NODE, ranks);
+    let all: Vec<_> = (0..ranks).collect();
+    let reverse: Vec<_> = (0..ranks).rev().collect();
+    run(&world, ranks, |rank| {
+        let (low, high) = all.split_at(ranks / 2);
+        let half = if low.contains(&rank) { low } else { high };
+        let groups = [("all", &all[..]), ("half", half), ("reverse", &reverse[..])]
+            .map(|(name, members)| world.group(name, members, rank));
+        let mut in_flight = VecDeque::new();
+        for &line in program {
+            in_flight.push_back(Started::new(line, &groups[line.group]));
+            if in_flight.len() > depth
+                && let Some(oldest) = in_flight.pop_front()
+            {
+                oldest.finish();
+            }
+        }
+        in_flight.into_iter().for_each(Started::finish);
+    });
+    let posts = world.group("all", &all, 0);
+    let posts = posts.board.lock();
+    assert!(posts.rounds.is_empty() && posts.messages.is_empty(), "everything is cleared away");
+    // A rank leaves a collective when all have come to it, so nobody is more than one ahead of what is in flight.
+    assert!(posts.spare.len() <= depth + 2, "{} rounds were made", posts.spare.len());
+}
+
+fn line() -> impl Strategy<Value = Line> {
+    let action = prop_oneof![
+        Just(Action::Collective(Collective::AllReduce)),
+        Just(Action::Collective(Collective::AllGather)),
+        Just(Action::Collective(Collective::ReduceScatter)),
+        Just(Action::Shift),
+    ];
+    let dtype = prop_oneof![Just(DType::F64), Just(DType::F32), Just(DType::BF16), Just(DType::F16)];
+    (action, 0_usize..3, 0_usize..40, dtype).prop_map(|(action, group, len, dtype)| Line {
+        action,
+        group,
+        len,
+        dtype,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn random_programs_give_what_the_definitions_say(
+        ranks in 1_usize..=6,
+        depth in 0_usize..6,
+        program in prop::collection::vec(line(), 1..60),
+    ) {
+        play(ranks, depth, &program);
+    }
+}
+
+#[test]
+fn a_hundred_collectives_may_be_in_flight() {
+    let action = Action::Collective(Collective::AllReduce);
+    let program: Vec<_> =
+        (0..100).map(|i| Line { action, group: i % 3, len: i, dtype: DType::F32 }).collect();
+    play(4, 100, &program);
+}

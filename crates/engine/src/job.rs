@@ -1,0 +1,186 @@
+//! A job: a thread per rank, each with its own memory, backend and groups, in one world.
+//!
+//! A rank that panics aborts the world, so that every other rank's wait ends at once; the first failure is the
+//! job's.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::{Arc, Once};
+use std::thread;
+
+use kintsugi_comm::threads::{Failure, World};
+use kintsugi_comm::{Communicator, Solo};
+use kintsugi_plan::{Coordinate, Op, Plan, Program};
+use kintsugi_rank::{Groups, Rank, Source};
+use kintsugi_tensor::cpu::memory::{Heap, Slab};
+use kintsugi_tensor::cpu::{CpuBackend, counting};
+use kintsugi_tensor::{Device, Memory};
+
+use crate::JobError;
+use crate::verify::Fault;
+
+/// Where ranks keep their tensors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemoryChoice {
+    /// One slab of the planned size per rank, by stage.
+    Slab(Vec<u64>),
+    /// A heap allocation per tensor, each seen by the counting allocator.
+    Heap,
+}
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The plan.
+    pub plan: Arc<Plan>,
+    /// Memory of the ranks.
+    pub memory: MemoryChoice,
+    /// A deliberate mistake, to see that it is noticed.
+    pub fault: Option<Fault>,
+}
+
+/// One rank of a running job, on its own thread.
+pub struct Worker {
+    /// The rank.
+    pub rank: Rank,
+    /// Its number.
+    pub number: usize,
+    /// Its place on the mesh.
+    pub at: Coordinate,
+    /// The world it belongs to.
+    pub world: Arc<World>,
+    /// Its memory.
+    pub memory: Rc<dyn Memory>,
+    fault: Option<Fault>,
+}
+
+/// The device of every rank on this machine: the cores are shared out evenly.
+pub fn device(plan: &Plan) -> Device {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    Device::Cpu { threads: (cores / plan.mesh.ranks()).max(1) }
+}
+
+/// Runs `body` once on every rank; gives back what each returned, in order of rank.
+pub fn run_job<T: Send>(job: &Job, body: impl Fn(&mut Worker) -> T + Sync) -> Result<Vec<T>, JobError> {
+    silence_rank_panics();
+    let ranks = job.plan.mesh.ranks();
+    let world = World::new(job.plan.cluster.topology, ranks);
+    let results: Vec<Option<T>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks)
+            .map(|number| {
+                let (world, body) = (&world, &body);
+                let builder = thread::Builder::new().name(format!("rank {number}"));
+                builder
+                    .spawn_scoped(scope, move || run_rank(job, number, world, body))
+                    .expect("a thread per rank")
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().ok().flatten()).collect()
+    });
+    match world.failure() {
+        Some(Failure { rank, during, reason }) => {
+            Err(JobError { rank: *rank, during: during.clone(), reason: reason.clone() })
+        }
+        None => Ok(results.into_iter().map(|result| result.expect("no rank failed")).collect()),
+    }
+}
+
+fn run_rank<T: Send>(
+    job: &Job,
+    number: usize,
+    world: &Arc<World>,
+    body: &(impl Fn(&mut Worker) -> T + Sync),
+) -> Option<T> {
+    let Device::Cpu { threads } = device(&job.plan);
+    let guarded = || {
+        counting::attribute(number);
+        IS_RANK.set(true);
+        catch_unwind(AssertUnwindSafe(|| body(&mut Worker::new(job, number, world, threads))))
+            .map_err(|panic| {
+                let during = DURING.get().map_or_else(|| "its set-up".to_string(), |op| op.to_string());
+                world.abort(Failure { rank: number, during, reason: message(&*panic) });
+            })
+            .ok()
+    };
+    if threads == 1 {
+        return guarded();
+    }
+    // The rank itself is one of the pool's threads, so handing work to the others costs little.
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .start_handler(move |_| counting::attribute(number));
+    pool.build().expect("a pool of threads").install(guarded)
+}
+
+impl Worker {
+    fn new(job: &Job, number: usize, world: &Arc<World>, threads: usize) -> Self {
+        let at = job.plan.mesh.coordinate(number);
+        let memory: Rc<dyn Memory> = match &job.memory {
+            MemoryChoice::Slab(bytes) => Rc::new(Slab::new(bytes[at.pp])),
+            MemoryChoice::Heap => Rc::new(Heap::default()),
+        };
+        let backend = Rc::new(CpuBackend::new(Rc::clone(&memory), threads));
+        let groups = Groups::new(&job.plan, at, |name, members, _| match members.len() {
+            1 => Box::new(Solo),
+            _ => {
+                let group: Box<dyn Communicator> = Box::new(world.group(name, members, number));
+                group
+            }
+        });
+        let groups = match job.fault {
+            Some(fault) => fault.in_groups(groups, Rc::clone(&backend) as _),
+            None => groups,
+        };
+        let mut rank = Rank::new(Arc::clone(&job.plan), at, backend, groups);
+        if let Some(fault) = job.fault {
+            fault.in_rank(&mut rank, &job.plan, at);
+        }
+        Worker { rank, number, at, world: Arc::clone(world), memory, fault: job.fault }
+    }
+
+    /// The training program of this rank's stage.
+    pub fn program(&self, plan: &Plan) -> Program {
+        let program = plan.program(self.at.pp);
+        match self.fault {
+            Some(fault) => fault.in_program(program),
+            None => program,
+        }
+    }
+
+    /// Runs a program, remembering the op for the error message.
+    pub fn run(&mut self, program: &Program, source: &mut dyn Source, mut watch: impl FnMut(&Rank, &Op)) {
+        self.rank.run(program, source, |rank, op| {
+            DURING.set(Some(*op));
+            watch(rank, op);
+        });
+        DURING.set(None);
+    }
+}
+
+thread_local! {
+    /// The op that this thread's rank is in.
+    static DURING: Cell<Option<Op>> = const { Cell::new(None) };
+    /// Whether this thread runs a rank, whose panics become the job's error.
+    static IS_RANK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Keeps the default report of a panic off the screen for ranks: the job's error says it in one sentence.
+fn silence_rank_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let previous = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !IS_RANK.get() {
+                previous(info);
+            }
+        }));
+    });
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".into())
+}

@@ -1,0 +1,98 @@
+//! How far two recordings are apart, and how far they may be.
+
+use kintsugi_plan::Compute;
+use kintsugi_rank::Whole;
+use serde::Serialize;
+
+use super::Recording;
+
+/// The largest differences of one recording from another, all relative.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Difference {
+    /// Of a step's loss.
+    pub loss: f64,
+    /// Of a step's gradient norm.
+    pub norm: f64,
+    /// Of a parameter's gradient at the first step, in L2.
+    pub gradient: f64,
+    /// The parameter with that gradient.
+    pub gradient_of: String,
+    /// Of a parameter at the end, in L2.
+    pub weight: f64,
+    /// That parameter.
+    pub weight_of: String,
+}
+
+/// How large each difference may be.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Bounds {
+    /// Of losses.
+    pub loss: f64,
+    /// Of gradient norms.
+    pub norm: f64,
+    /// Of gradients.
+    pub gradient: f64,
+    /// Of weights.
+    pub weight: f64,
+}
+
+impl Bounds {
+    /// The bounds of a precision. In 16 bits a sum rounds differently in every layout: an activation is off by half
+    /// a unit in its last place (2⁻⁹ in bf16, 2⁻¹² in fp16), and gradients are sums of products of such numbers.
+    pub fn of(compute: Compute) -> Self {
+        match compute {
+            Compute::Fp32 => Bounds { loss: 1e-5, norm: 1e-4, gradient: 1e-5, weight: 1e-4 },
+            Compute::Bf16 => Bounds { loss: 1e-2, norm: 5e-2, gradient: 5e-2, weight: 1e-1 },
+            Compute::Fp16 => Bounds { loss: 2e-3, norm: 1e-2, gradient: 1e-2, weight: 5e-2 },
+        }
+    }
+
+    /// Whether a difference is within them.
+    pub fn hold(&self, difference: &Difference) -> bool {
+        // Written so that a NaN fails.
+        difference.loss <= self.loss
+            && difference.norm <= self.norm
+            && difference.gradient <= self.gradient
+            && difference.weight <= self.weight
+    }
+}
+
+/// The largest differences of `other` from `reference`.
+///
+/// The key bias is left out of per-parameter checks: softmax does not see it, so its true gradient is zero and what
+/// is computed is rounding alone.
+pub fn compare(reference: &Recording, other: &Recording) -> Difference {
+    let series = |a: &[f64], b: &[f64]| {
+        a.iter().zip(b).map(|(a, b)| (a - b).abs() / a.abs().max(1e-30)).fold(0.0, worse)
+    };
+    let (gradient, gradient_of) = largest(&reference.gradients, &other.gradients);
+    let (weight, weight_of) = largest(&reference.weights, &other.weights);
+    Difference {
+        loss: series(&reference.losses, &other.losses),
+        norm: series(&reference.norms, &other.norms),
+        gradient,
+        gradient_of,
+        weight,
+        weight_of,
+    }
+}
+
+fn largest(reference: &Whole, other: &Whole) -> (f64, String) {
+    let mut largest = (0.0, String::new());
+    for (name, a) in reference.iter().filter(|(name, _)| !name.ends_with("key_bias")) {
+        let b = &other[name];
+        let squares = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
+            a.iter().zip(b).map(|(&a, &b)| f(f64::from(a), f64::from(b)).powi(2)).sum()
+        };
+        let relative = (squares(&|a, b| a - b) / squares(&|a, _| a).max(1e-60)).sqrt();
+        if worse(largest.0, relative).to_bits() != f64::to_bits(largest.0) {
+            largest = (relative, name.clone());
+        }
+    }
+    largest
+}
+
+/// The larger of two, where NaN is larger than anything.
+fn worse(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b <= a { a } else { b }
+}

@@ -1,0 +1,71 @@
+//! A short run with everything that is compared written down.
+
+use std::sync::Arc;
+
+use kintsugi_data::Split;
+use kintsugi_plan::{Op, Plan};
+use kintsugi_rank::{Piece, Whole, assemble};
+use kintsugi_tensor::ops::control;
+
+use crate::source::Batches;
+use crate::train::dataset;
+use crate::verify::Fault;
+use crate::{Job, MemoryChoice, TrainError, run_job};
+
+/// What a layout did.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    /// Loss of every step.
+    pub losses: Vec<f64>,
+    /// Gradient norm of every step.
+    pub norms: Vec<f64>,
+    /// Every parameter's whole gradient at the first step, before clipping.
+    pub gradients: Whole,
+    /// Every parameter at the end.
+    pub weights: Whole,
+}
+
+struct RankRecording {
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    gradients: Vec<Piece>,
+    weights: Vec<Piece>,
+}
+
+/// Runs a plan for `plan.run.steps` steps.
+pub fn record(plan: &Plan, fault: Option<Fault>) -> Result<Recording, TrainError> {
+    let dataset = dataset(plan)?;
+    let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault };
+    let ranks = run_job(&job, |worker| {
+        worker.rank.initialise(plan.run.seed);
+        let program = worker.program(plan);
+        let mut batches = Batches::new(plan, &*dataset, Split::Train, worker.at.dp);
+        let mut recording =
+            RankRecording { losses: vec![], norms: vec![], gradients: vec![], weights: vec![] };
+        for step in 0..plan.run.steps {
+            batches.step = step;
+            worker.run(&program, &mut batches, |rank, op| {
+                if step == 0 && *op == Op::Measure {
+                    let scale = rank.control(control::LOSS_SCALE) as f32;
+                    recording.gradients = rank.gradients();
+                    let values = recording.gradients.iter_mut().flat_map(|piece| &mut piece.values);
+                    values.for_each(|value| *value /= scale);
+                }
+            });
+            recording.losses.push(worker.rank.control(control::LOSS));
+            recording.norms.push(worker.rank.control(control::NORM));
+        }
+        recording.weights = worker.rank.weights();
+        recording
+    })?;
+    let (losses, norms) = (ranks[0].losses.clone(), ranks[0].norms.clone());
+    let all = |pieces: fn(&RankRecording) -> &Vec<Piece>| {
+        ranks.iter().flat_map(pieces).cloned().collect::<Vec<_>>()
+    };
+    Ok(Recording {
+        losses,
+        norms,
+        gradients: assemble(plan, &all(|rank| &rank.gradients)),
+        weights: assemble(plan, &all(|rank| &rank.weights)),
+    })
+}

@@ -1,0 +1,62 @@
+//! Every layout trains the same model, and the check notices when one does not.
+
+use std::collections::HashMap;
+
+use kintsugi_engine::verify::{Bounds, Fault, Layout, Recording, compare, layouts, record};
+use kintsugi_plan::{Plan, config};
+
+/// A model small enough that fifty layouts take seconds.
+const SMALL: &str = r#"
+    [model]
+    preset = "demo"
+    hidden = 32
+    ffn = 64
+    heads = 4
+    [batch]
+    sequence = 16
+    micro = 1
+    global = 8
+    [optimizer]
+    lr = 1e-3
+    warmup = 5
+    [run]
+    steps = 20
+    eval_every = 0
+"#;
+
+fn plan(settings: &[&[String]]) -> Plan {
+    config::resolve(Some(SMALL), "small", &settings.concat()).expect("a layout of verify is a legal config")
+}
+
+fn reference(layout: &Layout) -> Recording {
+    record(&plan(&[&layout.model]), None).expect("one rank")
+}
+
+#[test]
+fn all_layouts_agree_with_one_rank() {
+    let mut references: HashMap<Vec<String>, Recording> = HashMap::new();
+    let mut failed = Vec::new();
+    for layout in layouts(true) {
+        let reference = references.entry(layout.model.clone()).or_insert_with(|| reference(&layout));
+        let plan = plan(&[&layout.model, &layout.settings]);
+        let difference = compare(reference, &record(&plan, None).expect("no rank fails"));
+        println!("{layout}: {difference:?}");
+        if !Bounds::of(plan.precision.compute).hold(&difference) {
+            failed.push(format!("{layout}: {difference:?}"));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[test]
+fn every_fault_is_noticed() {
+    for (name, fault) in Fault::ALL {
+        let settings = ["tp=2", "pp=2", "dp=2", "sequence_parallel=true"].map(|s| format!("parallel.{s}"));
+        let plan = plan(&[&settings]);
+        let reference = record(&self::plan(&[]), None).expect("one rank");
+        let bounds = Bounds::of(plan.precision.compute);
+        assert!(bounds.hold(&compare(&reference, &record(&plan, None).expect("no fault"))));
+        let difference = compare(&reference, &record(&plan, Some(fault)).expect("a fault is not a failure"));
+        assert!(!bounds.hold(&difference), "{name} went unnoticed: {difference:?}");
+    }
+}

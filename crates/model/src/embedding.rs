@@ -1,0 +1,66 @@
+//! The embedding: vocabulary-parallel token table, and learned positions where the family has them.
+
+use kintsugi_plan::parameters::Slot;
+use kintsugi_tensor::ops::{Embedding, EmbeddingBackward, Positions, PositionsBackward};
+use kintsugi_tensor::{Buffer, View};
+
+use crate::{Context, Gradients, Weights};
+
+/// From token ids to this rank's rows of the stream. Each tp rank looks up its own tokens; the sum has them all.
+pub fn forward(ctx: &Context, tokens: View, table: &Weights, positions: Option<&Weights>) -> Buffer {
+    let shape = ctx.shape;
+    let partial = ctx.activation(shape.rows * shape.hidden);
+    ctx.backend.embedding(Embedding {
+        tokens,
+        table: table.get(Slot::Table),
+        first: shape.first_token,
+        out: partial.view(),
+        rows: shape.rows,
+        width: shape.hidden,
+    });
+    let reduced = ctx.reduced(partial);
+    let x = ctx.trimmed(reduced, |rows, out| {
+        if shape.sequence_parallel {
+            ctx.backend.copy(rows, out);
+        }
+    });
+    if let Some(positions) = positions {
+        ctx.backend.positions(Positions {
+            x: x.view(),
+            table: positions.get(Slot::Positions),
+            first_row: first_row(ctx),
+            sequence: shape.sequence,
+            rows: shape.own_rows,
+            width: shape.hidden,
+        });
+    }
+    x
+}
+
+/// From the gradient of this rank's rows to the gradients of table and positions.
+pub fn backward(ctx: &Context, dx: &Buffer, tokens: View, table: &Gradients, positions: Option<&Gradients>) {
+    let shape = ctx.shape;
+    if let Some(positions) = positions {
+        ctx.backend.positions_backward(PositionsBackward {
+            dx: dx.view(),
+            dtable: positions.get(Slot::Positions),
+            first_row: first_row(ctx),
+            sequence: shape.sequence,
+            rows: shape.own_rows,
+            width: shape.hidden,
+        });
+    }
+    let gathered = ctx.all_rows(dx.view());
+    ctx.backend.embedding_backward(EmbeddingBackward {
+        tokens,
+        dout: gathered.as_ref().unwrap_or(dx).view(),
+        first: shape.first_token,
+        dtable: table.get(Slot::Table),
+        rows: shape.rows,
+        width: shape.hidden,
+    });
+}
+
+fn first_row(ctx: &Context) -> usize {
+    if ctx.shape.sequence_parallel { ctx.tensor.rank() * ctx.shape.own_rows } else { 0 }
+}

@@ -1,0 +1,189 @@
+//! The head: final norm, vocabulary-parallel output matrix, and the cross-entropy over all parts of it.
+//!
+//! The loss is fused with its gradient, in place over the logits: there is never a second copy of them, and no rank
+//! ever holds another rank's columns. What the ranks exchange is three numbers per row.
+
+use kintsugi_comm::Collective;
+use kintsugi_plan::Part;
+use kintsugi_plan::parameters::Slot;
+use kintsugi_tensor::ops::{
+    CrossEntropy, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, NormBackward,
+};
+use kintsugi_tensor::{Buffer, Category, View};
+
+use crate::context::NormWeights;
+use crate::{Context, Gradients, Weights};
+
+/// What the head keeps for its backward.
+#[derive(Debug)]
+pub struct Saved {
+    /// The head's input, this rank's rows.
+    x: Buffer,
+    statistics: Buffer,
+    /// The norm's output; sequence-parallel ranks make it again.
+    normed: Option<Buffer>,
+    /// The gradient of the logits, `[rows, this rank's vocabulary]`.
+    dlogits: Buffer,
+}
+
+/// What the head's weight part needs.
+#[derive(Debug)]
+pub struct Deferred {
+    normed: Buffer,
+    dlogits: Buffer,
+}
+
+/// The head's matrix: the tied token table or its own.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadWeights<'a> {
+    /// The final norm's unit.
+    pub norm: Weights<'a>,
+    /// The output matrix, `[this rank's vocabulary, hidden]`.
+    pub output: View<'a>,
+}
+
+/// Where the loss goes and how its gradient is scaled.
+#[derive(Clone, Copy, Debug)]
+pub struct Loss<'a> {
+    /// `[rows]` token ids.
+    pub targets: View<'a>,
+    /// `[1]`: the sum of all tokens' losses is added here.
+    pub sum: View<'a>,
+    /// `[1]`: the loss scale.
+    pub scale: View<'a>,
+}
+
+/// Runs the head and keeps what its backward needs: the logits become their own gradient.
+pub fn forward(ctx: &Context, x: Buffer, w: &HeadWeights, loss: Loss) -> Saved {
+    let statistics = ctx.statistics(2 * ctx.shape.own_rows);
+    let normed = ctx.normed(x.view(), norm_weights(w), statistics.view());
+    let logits = logits(ctx, normed.view(), w);
+    cross_entropy(ctx, logits.view(), loss, true);
+    let normed = (!ctx.shape.sequence_parallel).then_some(normed);
+    Saved { x, statistics, normed, dlogits: logits }
+}
+
+/// Runs the head for its loss alone.
+pub fn evaluate(ctx: &Context, x: &Buffer, w: &HeadWeights, loss: Loss) {
+    let statistics = ctx.statistics(2 * ctx.shape.own_rows);
+    let normed = ctx.normed(x.view(), norm_weights(w), statistics.view());
+    let logits = logits(ctx, normed.view(), w);
+    cross_entropy(ctx, logits.view(), loss, false);
+}
+
+/// Runs the head's backward: the gradient of its input, and what the weight part needs unless it is done too.
+///
+/// `output` is where the output matrix's gradient goes, for [`Part::Both`].
+pub fn backward(
+    ctx: &Context,
+    saved: Saved,
+    w: &HeadWeights,
+    norm: &Gradients,
+    output: &Output,
+    part: Part,
+) -> (Buffer, Option<Deferred>) {
+    let Saved { x, statistics, normed, dlogits } = saved;
+    let shape = ctx.shape;
+    let normed = normed.unwrap_or_else(|| ctx.normed(x.view(), norm_weights(w), statistics.view()));
+    let dnormed = ctx.activation(shape.rows * shape.hidden);
+    ctx.backend.linear_backward_input(LinearBackwardInput {
+        dy: dlogits.view(),
+        weight: w.output,
+        gelu: None,
+        dx: dnormed.view(),
+        rows: shape.rows,
+        inputs: shape.hidden,
+        outputs: shape.vocab,
+    });
+    let mut deferred = Some(Deferred { normed, dlogits });
+    if part == Part::Both {
+        deferred.take().into_iter().for_each(|deferred| weight_part(ctx, &deferred, output));
+    }
+    let reduced = ctx.reduced(dnormed);
+    let dx = ctx.trimmed(reduced, |dy, dx| {
+        ctx.backend.norm_backward(NormBackward {
+            dy,
+            x: x.view(),
+            statistics: statistics.view(),
+            weight: norm_weights(w).weight,
+            residual: None,
+            dx,
+            dweight: norm.get(Slot::FinalNormWeight),
+            dbias: norm.find(Slot::FinalNormBias),
+            rows: shape.own_rows,
+            width: shape.hidden,
+        });
+    });
+    (dx, deferred)
+}
+
+/// Where the output matrix's gradient goes: the unit and the name it has there.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
+    /// The unit that holds the matrix.
+    pub gradients: Gradients<'a>,
+    /// [`Slot::Table`] of a tied model, else [`Slot::Output`].
+    pub slot: Slot,
+}
+
+/// The head's weight part: the output matrix's gradient.
+pub fn weight_part(ctx: &Context, deferred: &Deferred, output: &Output) {
+    ctx.backend.linear_backward_weight(LinearBackwardWeight {
+        dy: deferred.dlogits.view(),
+        x: deferred.normed.view(),
+        dweight: output.gradients.get(output.slot),
+        dbias: None,
+        rows: ctx.shape.rows,
+        inputs: ctx.shape.hidden,
+        outputs: ctx.shape.vocab,
+    });
+}
+
+fn norm_weights<'a>(w: &HeadWeights<'a>) -> NormWeights<'a> {
+    NormWeights { weight: w.norm.get(Slot::FinalNormWeight), bias: w.norm.find(Slot::FinalNormBias) }
+}
+
+fn logits(ctx: &Context, normed: View, w: &HeadWeights) -> Buffer {
+    let shape = ctx.shape;
+    let logits = ctx.activation(shape.rows * shape.vocab);
+    ctx.backend.linear(Linear {
+        x: normed,
+        weight: w.output,
+        bias: None,
+        gelu: None,
+        out: logits.view(),
+        rows: shape.rows,
+        inputs: shape.hidden,
+        outputs: shape.vocab,
+    });
+    logits
+}
+
+fn cross_entropy(ctx: &Context, logits: View, loss: Loss, gradient: bool) {
+    let shape = ctx.shape;
+    let (parts, own) = (ctx.tensor.size(), 3 * shape.rows);
+    let statistics = ctx.backend.allocate(parts * own, ctx.accumulator(), Category::Communication);
+    ctx.backend.loss_statistics(LossStatistics {
+        logits,
+        targets: loss.targets,
+        first: shape.first_token,
+        valid: shape.valid_tokens,
+        statistics: statistics.slice(ctx.tensor.rank() * own..(ctx.tensor.rank() + 1) * own),
+        rows: shape.rows,
+        columns: shape.vocab,
+    });
+    let statistics = ctx.tensor.run(Collective::AllGather, statistics);
+    ctx.backend.cross_entropy(CrossEntropy {
+        logits,
+        targets: loss.targets,
+        first: shape.first_token,
+        valid: shape.valid_tokens,
+        statistics: statistics.view(),
+        parts,
+        loss: loss.sum,
+        scale: gradient.then_some(loss.scale),
+        factor: 1.0 / shape.tokens_per_step as f64,
+        rows: shape.rows,
+        columns: shape.vocab,
+    });
+}

@@ -1,0 +1,178 @@
+//! The MLP between its norm and the residual: column-parallel in, GELU or `SwiGLU`, row-parallel out.
+
+use kintsugi_plan::parameters::Slot;
+use kintsugi_plan::{Part, Recompute};
+use kintsugi_spec::Activation;
+use kintsugi_tensor::ops::{Linear, LinearBackwardInput, LinearBackwardWeight, Swiglu, SwigluBackward};
+use kintsugi_tensor::{Buffer, View};
+
+use crate::{Context, Gradients, Weights};
+
+/// What the MLP keeps for its backward.
+#[derive(Debug)]
+pub(crate) struct Saved {
+    /// Result of the first product, before the activation: `[rows, ffn]`, or `[rows, 2·ffn]` (gate, up).
+    pre: Buffer,
+    /// Activation, `[rows, ffn]`; not kept under selective recomputation.
+    act: Option<Buffer>,
+}
+
+/// What the weight part needs.
+#[derive(Debug)]
+pub(crate) struct Deferred {
+    act: Buffer,
+    dpre: Buffer,
+}
+
+/// From normed rows to this rank's part of the output, to be summed over tp; without `project` only what is saved.
+pub(crate) fn forward(ctx: &Context, x: View, w: &Weights, project: bool) -> (Option<Buffer>, Saved) {
+    let shape = ctx.shape;
+    let pre = ctx.activation(shape.rows * shape.mlp_in_width());
+    let act = ctx.activation(shape.rows * shape.ffn);
+    let gelu = shape.activation == Activation::Gelu;
+    ctx.backend.linear(Linear {
+        x,
+        weight: in_weight(ctx, w),
+        bias: w.find(Slot::MlpInBias),
+        gelu: gelu.then(|| pre.view()),
+        out: if gelu { act.view() } else { pre.view() },
+        rows: shape.rows,
+        inputs: shape.hidden,
+        outputs: shape.mlp_in_width(),
+    });
+    if !gelu {
+        ctx.backend.swiglu(Swiglu { x: pre.view(), out: act.view(), rows: shape.rows, width: shape.ffn });
+    }
+    let partial = project.then(|| {
+        let partial = ctx.activation(shape.rows * shape.hidden);
+        ctx.backend.linear(Linear {
+            x: act.view(),
+            weight: w.get(Slot::MlpOutWeight),
+            bias: None,
+            gelu: None,
+            out: partial.view(),
+            rows: shape.rows,
+            inputs: shape.ffn,
+            outputs: shape.hidden,
+        });
+        partial
+    });
+    let act = (shape.recompute != Recompute::Selective).then_some(act);
+    (partial, Saved { pre, act })
+}
+
+/// From the gradient of the output to this rank's part of the gradient of the input, to be summed over tp.
+///
+/// With [`Part::Both`] the weights' gradients are done on the way, each as soon as it can be.
+pub(crate) fn backward(
+    ctx: &Context,
+    dy: View,
+    x: View,
+    saved: Saved,
+    w: &Weights,
+    g: &Gradients,
+    part: Part,
+) -> (Buffer, Option<Deferred>) {
+    let shape = ctx.shape;
+    let Saved { pre, act } = saved;
+    let act = act.unwrap_or_else(|| activate(ctx, pre.view()));
+    let act = if part == Part::Both {
+        out_weight(ctx, act.view(), dy, g);
+        None
+    } else {
+        Some(act)
+    };
+    let dpre = input_gradient(ctx, dy, pre, w);
+    let dx = ctx.activation(shape.rows * shape.hidden);
+    ctx.backend.linear_backward_input(LinearBackwardInput {
+        dy: dpre.view(),
+        weight: in_weight(ctx, w),
+        gelu: None,
+        dx: dx.view(),
+        rows: shape.rows,
+        inputs: shape.hidden,
+        outputs: shape.mlp_in_width(),
+    });
+    if part == Part::Both {
+        in_weight_gradient(ctx, x, dpre.view(), g);
+    }
+    (dx, act.map(|act| Deferred { act, dpre }))
+}
+
+/// The weight part, from what was deferred and the two gradients' other factors.
+pub(crate) fn weight_part(ctx: &Context, deferred: &Deferred, x: View, dy: View, g: &Gradients) {
+    out_weight(ctx, deferred.act.view(), dy, g);
+    in_weight_gradient(ctx, x, deferred.dpre.view(), g);
+}
+
+/// The gradient of the pre-activation.
+fn input_gradient(ctx: &Context, dy: View, pre: Buffer, w: &Weights) -> Buffer {
+    let shape = ctx.shape;
+    let gelu = shape.activation == Activation::Gelu;
+    let dact = ctx.activation(shape.rows * shape.ffn);
+    ctx.backend.linear_backward_input(LinearBackwardInput {
+        dy,
+        weight: w.get(Slot::MlpOutWeight),
+        gelu: gelu.then(|| pre.view()),
+        dx: dact.view(),
+        rows: shape.rows,
+        inputs: shape.ffn,
+        outputs: shape.hidden,
+    });
+    if gelu {
+        return dact;
+    }
+    ctx.backend.swiglu_backward(SwigluBackward {
+        dout: dact.view(),
+        x: pre.view(),
+        dx: pre.view(),
+        rows: shape.rows,
+        width: shape.ffn,
+    });
+    pre
+}
+
+/// The activation again, from what was kept.
+fn activate(ctx: &Context, pre: View) -> Buffer {
+    let (rows, width) = (ctx.shape.rows, ctx.shape.ffn);
+    let act = ctx.activation(rows * width);
+    match ctx.shape.activation {
+        Activation::Gelu => ctx.backend.gelu(pre, act.view()),
+        Activation::Swiglu => ctx.backend.swiglu(Swiglu { x: pre, out: act.view(), rows, width }),
+    }
+    act
+}
+
+fn in_weight<'a>(ctx: &Context, w: &Weights<'a>) -> View<'a> {
+    match ctx.shape.activation {
+        Activation::Gelu => w.get(Slot::MlpInWeight),
+        Activation::Swiglu => w.span(Slot::MlpGateWeight, Slot::MlpInWeight),
+    }
+}
+
+fn out_weight(ctx: &Context, act: View, dy: View, g: &Gradients) {
+    ctx.backend.linear_backward_weight(LinearBackwardWeight {
+        dy,
+        x: act,
+        dweight: g.get(Slot::MlpOutWeight),
+        dbias: None,
+        rows: ctx.shape.rows,
+        inputs: ctx.shape.ffn,
+        outputs: ctx.shape.hidden,
+    });
+}
+
+fn in_weight_gradient(ctx: &Context, x: View, dpre: View, g: &Gradients) {
+    ctx.backend.linear_backward_weight(LinearBackwardWeight {
+        dy: dpre,
+        x,
+        dweight: match ctx.shape.activation {
+            Activation::Gelu => g.get(Slot::MlpInWeight),
+            Activation::Swiglu => g.span(Slot::MlpGateWeight, Slot::MlpInWeight),
+        },
+        dbias: g.find(Slot::MlpInBias),
+        rows: ctx.shape.rows,
+        inputs: ctx.shape.hidden,
+        outputs: ctx.shape.mlp_in_width(),
+    });
+}

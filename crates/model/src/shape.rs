@@ -1,0 +1,108 @@
+//! The sizes that one rank's blocks work with.
+
+use kintsugi_plan::{AttentionKind, Compute, Plan, Recompute};
+use kintsugi_spec::{Activation, Family};
+use kintsugi_tensor::DType;
+use kintsugi_tensor::ops::AttentionShape;
+
+/// What every block of a rank needs to know: this rank's sizes, and how the plan wants things done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    /// Architecture.
+    pub family: Family,
+    /// MLP non-linearity.
+    pub activation: Activation,
+    /// Tokens of a micro-batch.
+    pub rows: usize,
+    /// Tokens of a micro-batch between the tensor-parallel regions: `rows / tp` under sequence parallelism.
+    pub own_rows: usize,
+    /// Tokens per sample.
+    pub sequence: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// This rank's attention heads.
+    pub attention: AttentionShape,
+    /// This rank's width of the MLP.
+    pub ffn: usize,
+    /// This rank's part of the padded vocabulary.
+    pub vocab: usize,
+    /// First token of that part.
+    pub first_token: usize,
+    /// Tokens of that part that are real.
+    pub valid_tokens: usize,
+    /// Type of weights and activations.
+    pub compute: DType,
+    /// Whether rows are split over tp between the tensor-parallel regions.
+    pub sequence_parallel: bool,
+    /// What is kept for the backward.
+    pub recompute: Recompute,
+    /// Attention algorithm.
+    pub attention_kind: AttentionKind,
+    /// Epsilon of the norms.
+    pub epsilon: f64,
+    /// Rotated dims of each head; 0 for none.
+    pub rotary_dims: usize,
+    /// Base of the rotary frequencies.
+    pub rotary_base: f64,
+    /// Tokens of the global batch: the loss is their mean.
+    pub tokens_per_step: usize,
+}
+
+impl Shape {
+    /// The shape of tensor-parallel part `part` of a plan.
+    pub fn new(plan: &Plan, part: usize) -> Self {
+        let (model, tp) = (&plan.model, plan.mesh.tp);
+        let vocab = model.padded_vocab(tp) / tp;
+        let first_token = part * vocab;
+        let sequence_parallel = plan.sequence_parallel && tp > 1;
+        Shape {
+            family: model.family,
+            activation: model.activation,
+            rows: plan.rows(),
+            own_rows: if sequence_parallel { plan.rows() / tp } else { plan.rows() },
+            sequence: plan.batch.sequence,
+            hidden: model.hidden,
+            attention: AttentionShape {
+                batch: plan.batch.micro,
+                sequence: plan.batch.sequence,
+                heads: model.heads / tp,
+                kv_heads: model.kv_heads / tp,
+                head_dim: model.head_dim,
+            },
+            ffn: model.ffn / tp,
+            vocab,
+            first_token,
+            valid_tokens: model.vocab.saturating_sub(first_token).min(vocab),
+            compute: compute_type(plan.precision.compute),
+            sequence_parallel,
+            recompute: plan.memory.recompute,
+            attention_kind: plan.memory.attention,
+            epsilon: model.norm_eps,
+            rotary_dims: if model.family == Family::Gpt { 0 } else { model.rotary_dims() },
+            rotary_base: model.rotary_base,
+            tokens_per_step: plan.tokens_per_step(),
+        }
+    }
+
+    /// Columns of the first MLP product: gate and up for `SwiGLU`.
+    pub fn mlp_in_width(&self) -> usize {
+        match self.activation {
+            Activation::Gelu => self.ffn,
+            Activation::Swiglu => 2 * self.ffn,
+        }
+    }
+
+    /// Columns of this rank's attention output.
+    pub fn attention_width(&self) -> usize {
+        self.attention.heads * self.attention.head_dim
+    }
+}
+
+/// The element type that a precision of the configuration means.
+pub fn compute_type(compute: Compute) -> DType {
+    match compute {
+        Compute::Fp32 => DType::F32,
+        Compute::Bf16 => DType::BF16,
+        Compute::Fp16 => DType::F16,
+    }
+}

@@ -1,0 +1,90 @@
+//! The machine of a configuration: a preset's, or one described key by key.
+
+use kintsugi_spec::{ClusterSpec, DeviceSpec, Level, LinkSpec, Topology};
+
+use super::error::{ConfigError, invalid, not_negative, positive, within};
+use super::layers::Layers;
+use super::raw::{RawCluster, RawDevice, RawLink};
+
+/// The name of a cluster that no preset describes.
+pub(super) const CUSTOM: &str = "custom";
+
+/// The cluster's preset: the one named or, unless the user describes a machine, `local`.
+pub(super) fn preset(given: &RawCluster) -> Option<&str> {
+    let described = given.per_package.is_some()
+        || given.per_node.is_some()
+        || given.device.is_some()
+        || given.links.is_some();
+    given.preset.as_deref().or((!described).then_some("local"))
+}
+
+/// The cluster.
+pub(super) fn resolve(layers: &Layers) -> Result<ClusterSpec, ConfigError> {
+    let raw = &layers.merged.cluster;
+    if let Some(price) = raw.price {
+        return Err(invalid("cluster.price", price, "is not available yet; leave it out"));
+    }
+    let topology = topology(raw)?;
+    let name = preset(&layers.given.cluster).unwrap_or(CUSTOM).to_owned();
+    let nodes = nodes(raw, layers.presets.cluster.nodes, &name, topology)?;
+    let device = device(raw.device.clone().unwrap_or_default())?;
+    Ok(ClusterSpec { name, topology, nodes, device, links: links(raw)? })
+}
+
+fn topology(raw: &RawCluster) -> Result<Topology, ConfigError> {
+    let per_package = within("cluster.per_package", raw.per_package.unwrap_or(1), 1..=1 << 10)?;
+    let per_node = raw.per_node.map(|n| within("cluster.per_node", n, 1..=1 << 10)).transpose()?;
+    if let Some(per_node) = per_node.filter(|n| !n.is_multiple_of(per_package)) {
+        let rule = format!("is not a multiple of cluster.per_package = {per_package}");
+        return Err(invalid("cluster.per_node", per_node, rule));
+    }
+    Ok(Topology { per_package, per_node })
+}
+
+fn nodes(
+    raw: &RawCluster,
+    built: Option<usize>,
+    name: &str,
+    topology: Topology,
+) -> Result<Option<usize>, ConfigError> {
+    let Some(nodes) = raw.nodes else { return Ok(None) };
+    within("cluster.nodes", nodes, 1..=1 << 20)?;
+    if let Some(built) = built.filter(|&built| nodes > built) {
+        return Err(invalid("cluster.nodes", nodes, format!("is more than the {built} nodes of {name}")));
+    }
+    if topology.per_node.is_none() {
+        let rule = "needs cluster.per_node; without it all ranks are in one node";
+        return Err(invalid("cluster.nodes", nodes, rule));
+    }
+    Ok(Some(nodes))
+}
+
+fn device(raw: RawDevice) -> Result<DeviceSpec, ConfigError> {
+    let above_zero = |field, value: Option<f64>| value.map(|x| positive(field, x)).transpose();
+    if raw.memory == Some(0) {
+        return Err(invalid("cluster.device.memory", 0, "must be above 0"));
+    }
+    Ok(DeviceSpec {
+        name: raw.name.unwrap_or_else(|| CUSTOM.to_owned()),
+        memory: raw.memory,
+        peak_16bit: above_zero("cluster.device.peak_16bit", raw.peak_16bit)?,
+        peak_fp32: above_zero("cluster.device.peak_fp32", raw.peak_fp32)?,
+        memory_bandwidth: above_zero("cluster.device.memory_bandwidth", raw.memory_bandwidth)?,
+    })
+}
+
+fn links(raw: &RawCluster) -> Result<Vec<LinkSpec>, ConfigError> {
+    let Some(links) = &raw.links else { return Ok(Vec::new()) };
+    let levels = [&links.package, &links.node, &links.cluster];
+    let given = Level::ALL.into_iter().zip(levels).filter_map(|(level, raw)| Some((level, raw.as_ref()?)));
+    given.map(|(level, raw)| link(level, raw)).collect()
+}
+
+fn link(level: Level, raw: &RawLink) -> Result<LinkSpec, ConfigError> {
+    let field = |key: &str| format!("cluster.links.{}.{key}", level.name());
+    Ok(LinkSpec {
+        level,
+        bandwidth: raw.bandwidth.map(|x| positive(&field("bandwidth"), x)).transpose()?,
+        latency: raw.latency.map(|x| not_negative(&field("latency"), x)).transpose()?,
+    })
+}

@@ -1,0 +1,126 @@
+//! What is wrong with a configuration, in one sentence: the field, its value, and what is allowed.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use kintsugi_spec::presets::UnknownPreset;
+
+/// A mistake in a configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The text is not TOML.
+    #[error("{file}, line {line}: {reason}")]
+    Syntax {
+        /// The file's name.
+        file: String,
+        /// Line, from 1.
+        line: usize,
+        /// What the parser says.
+        reason: String,
+    },
+    /// A `--set` that is not `table.key=value`.
+    #[error("--set {argument}: {reason}")]
+    Set {
+        /// What was given.
+        argument: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A key that does not exist.
+    #[error("unknown key {key} in {origin}; {hint}")]
+    UnknownKey {
+        /// The key, with its tables.
+        key: String,
+        /// The file, or `--set`.
+        origin: String,
+        /// A near miss, or the keys there are.
+        hint: String,
+    },
+    /// A preset that does not exist.
+    #[error("{field}: {unknown}")]
+    Preset {
+        /// `model.preset` or `cluster.preset`.
+        field: &'static str,
+        /// The name and the known ones.
+        unknown: UnknownPreset,
+    },
+    /// A key that has no default and was not given.
+    #[error("{field} is missing; {hint}")]
+    Missing {
+        /// The key.
+        field: &'static str,
+        /// How to give it.
+        hint: String,
+    },
+    /// A value that is not allowed.
+    #[error("{field} = {value} {rule}")]
+    Value {
+        /// The key, or an expression of keys.
+        field: String,
+        /// Its value, as TOML.
+        value: String,
+        /// What it breaks, and what is allowed.
+        rule: String,
+    },
+}
+
+/// The error for a value that breaks a rule; the rule reads on from `field = value`.
+pub(super) fn invalid(field: &str, value: impl Display, rule: impl Into<String>) -> ConfigError {
+    ConfigError::Value { field: field.to_owned(), value: value.to_string(), rule: rule.into() }
+}
+
+/// The error for a value that this version knows and cannot run; `instead` is what it can.
+pub(super) fn unavailable(field: &str, value: impl Display, instead: impl Display) -> ConfigError {
+    invalid(field, value, format!("is not available yet; use {instead}"))
+}
+
+/// `value`, if it lies in `range`.
+pub(super) fn within<T>(field: &str, value: T, range: RangeInclusive<T>) -> Result<T, ConfigError>
+where
+    T: PartialOrd + Display,
+{
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    let below = value < *range.start();
+    let rule = if below {
+        format!("must be at least {}", range.start())
+    } else {
+        format!("must be at most {}", range.end())
+    };
+    Err(invalid(field, value, rule))
+}
+
+/// `value`, if it is a finite number above 0.
+pub(super) fn positive(field: &str, value: f64) -> Result<f64, ConfigError> {
+    match finite(field, value)? {
+        x if x > 0.0 => Ok(x),
+        x => Err(invalid(field, x, "must be above 0")),
+    }
+}
+
+/// `value`, if it is a finite number of at least 0.
+pub(super) fn not_negative(field: &str, value: f64) -> Result<f64, ConfigError> {
+    match finite(field, value)? {
+        x if x >= 0.0 => Ok(x),
+        x => Err(invalid(field, x, "must be 0 or above")),
+    }
+}
+
+fn finite(field: &str, value: f64) -> Result<f64, ConfigError> {
+    if value.is_finite() { Ok(value) } else { Err(invalid(field, value, "must be a finite number")) }
+}
+
+/// `a, b or c`.
+pub(super) fn either<T: Display>(items: &[T]) -> String {
+    let words: Vec<String> = items.iter().map(T::to_string).collect();
+    match words.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => words.concat(),
+    }
+}
+
+/// The divisors of a number, smallest first.
+pub(super) fn divisors(n: usize) -> impl Iterator<Item = usize> {
+    (1..=n).filter(move |&divisor| n.is_multiple_of(divisor))
+}

@@ -1,0 +1,176 @@
+//! Layers of a configuration: presets, the file and `--set`, each read on its own and laid over the one before.
+
+use kintsugi_spec::presets;
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use super::cluster;
+use super::deserialize::{Node, Problem, ProblemKind};
+use super::error::{ConfigError, either, invalid};
+use super::raw::RawConfig;
+
+/// The layers, laid over each other.
+pub(super) struct Layers {
+    /// All of them.
+    pub(super) merged: RawConfig,
+    /// Only what the user wrote.
+    pub(super) given: RawConfig,
+    /// Only what the presets say.
+    pub(super) presets: RawConfig,
+}
+
+impl Layers {
+    /// Reads the file and the `--set` arguments, and lays them over the presets they name.
+    pub(super) fn read(text: &str, file_name: &str, sets: &[String]) -> Result<Self, ConfigError> {
+        let mut table = parse(text, file_name)?;
+        read(&table, file_name)?;
+        for set in sets {
+            let layer = parse_set(set)?;
+            read(&layer, "--set")?;
+            overlay(&mut table, layer);
+        }
+        let given = read(&table, file_name)?;
+        let mut below = preset_layer(&given)?;
+        let presets = read(&below, "a preset")?;
+        overlay(&mut below, table);
+        Ok(Layers { merged: read(&below, file_name)?, given, presets })
+    }
+}
+
+/// What the presets that a configuration names say.
+fn preset_layer(given: &RawConfig) -> Result<Table, ConfigError> {
+    let error = |field| move |unknown| ConfigError::Preset { field, unknown };
+    let model = given.model.preset.as_deref().map(presets::model).transpose();
+    let cluster = cluster::preset(&given.cluster).map(presets::cluster).transpose();
+    let named = [model.map_err(error("model.preset"))?, cluster.map_err(error("cluster.preset"))?];
+    let mut layer = Table::new();
+    for preset in named.into_iter().flatten() {
+        overlay(&mut layer, parse(preset.text, preset.name)?);
+    }
+    Ok(layer)
+}
+
+fn parse(text: &str, file: &str) -> Result<Table, ConfigError> {
+    toml::from_str(text).map_err(|error: toml::de::Error| {
+        let before = error.span().map_or("", |span| &text[..span.start]);
+        ConfigError::Syntax {
+            file: file.to_owned(),
+            line: before.matches('\n').count() + 1,
+            reason: error.message().lines().collect::<Vec<_>>().join(", "),
+        }
+    })
+}
+
+/// `table.key=value` as a table. What is not TOML is a string, so that words need no quotes.
+fn parse_set(argument: &str) -> Result<Table, ConfigError> {
+    let wrong = |reason: &str| ConfigError::Set { argument: argument.to_owned(), reason: reason.to_owned() };
+    let (path, text) = argument.split_once('=').ok_or_else(|| wrong("write it as table.key=value"))?;
+    let (path, text) = (path.trim(), text.trim());
+    let keys: Vec<&str> = path.split('.').collect();
+    if keys.len() < 2 || keys.iter().any(|key| key.is_empty()) {
+        return Err(wrong("the key needs its table, as in table.key=value"));
+    }
+    if text.is_empty() {
+        return Err(wrong("there is no value"));
+    }
+    let value = toml::from_str::<Table>(&format!("value = {text}"))
+        .ok()
+        .filter(|table| table.len() == 1)
+        .and_then(|mut table| table.remove("value"))
+        .unwrap_or_else(|| Value::String(text.to_owned()));
+    let nested = keys
+        .iter()
+        .rev()
+        .fold(value, |inner, key| Value::Table(Table::from_iter([((*key).to_owned(), inner)])));
+    match nested {
+        Value::Table(table) => Ok(table),
+        _ => unreachable!("at least one key was folded around the value"),
+    }
+}
+
+fn overlay(base: &mut Table, layer: Table) {
+    for (key, value) in layer {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(below)), Value::Table(above)) => overlay(below, above),
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
+}
+
+fn read(table: &Table, origin: &str) -> Result<RawConfig, ConfigError> {
+    RawConfig::deserialize(Node(Value::Table(table.clone())))
+        .map_err(|problem| explain(table, origin, &problem))
+}
+
+fn explain(table: &Table, origin: &str, problem: &Problem) -> ConfigError {
+    let path = problem.path();
+    let field = path.join(".");
+    let value = || lookup(table, &path).to_string();
+    match &problem.kind {
+        ProblemKind::UnknownKey { known } => {
+            let key = path.last().expect("an unknown key has a name");
+            ConfigError::UnknownKey { key: field, origin: origin.to_owned(), hint: hint(key, known) }
+        }
+        ProblemKind::UnknownWord { known } => {
+            let quoted: Vec<String> = known.iter().map(|word| format!("\"{word}\"")).collect();
+            invalid(&field, value(), format!("is not known; use {}", either(&quoted)))
+        }
+        ProblemKind::Negative => invalid(&field, value(), "must not be negative"),
+        ProblemKind::Expected(what) => invalid(&field, value(), format!("must be {what}")),
+    }
+}
+
+fn lookup<'a>(table: &'a Table, path: &[&str]) -> &'a Value {
+    let (first, rest) = path.split_first().expect("a wrong value has a key");
+    rest.iter().fold(&table[*first], |value, key| &value[*key])
+}
+
+/// A near miss of `key`, or else the keys there are.
+fn hint(key: &str, known: &[&str]) -> String {
+    let nearest = known.iter().map(|name| (distance(key, name), name)).min_by_key(|&(edits, _)| edits);
+    match nearest {
+        Some((edits, name)) if edits <= 1 + key.len() / 4 => format!("did you mean {name}?"),
+        _ => format!("there are {}", known.join(", ")),
+    }
+}
+
+/// How many characters must be inserted, removed or replaced to turn `a` into `b`.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.chars().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[row.len() - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_value_is_toml_or_a_word() {
+        assert_eq!(parse_set("parallel.tp=2").unwrap()["parallel"]["tp"], Value::Integer(2));
+        assert_eq!(parse_set("run.out = a/b c").unwrap()["run"]["out"], Value::String("a/b c".into()));
+        assert_eq!(parse_set("run.out=\"x\"").unwrap()["run"]["out"], Value::String("x".into()));
+        let list = Value::Array(vec![Value::Integer(1), Value::Integer(3)]);
+        assert_eq!(
+            parse_set("parallel.layers_per_stage=[1, 3]").unwrap()["parallel"]["layers_per_stage"],
+            list
+        );
+        assert_eq!(parse_set("a.b=1\nc=2").unwrap()["a"]["b"], Value::String("1\nc=2".into()));
+    }
+
+    #[test]
+    fn distances_are_levenshteins() {
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("tpp", "tp"), 1);
+        assert_eq!(distance("", "abc"), 3);
+    }
+}

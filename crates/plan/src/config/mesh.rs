@@ -1,0 +1,52 @@
+//! The grid of ranks of a configuration, and whether the cluster has that many.
+
+use kintsugi_spec::ClusterSpec;
+
+use super::error::{ConfigError, invalid, within};
+use super::raw::RawParallel;
+use super::words::Replicas;
+use crate::Mesh;
+
+/// More ranks than any machine has; it keeps products of sizes from overflowing.
+const MOST: usize = 1 << 20;
+
+/// The mesh. `asked` are the nodes that the user wants, if the configuration says so itself: they decide how many
+/// replicas `dp = "auto"` is. Where it does not say, that is one.
+pub(super) fn resolve(
+    raw: &RawParallel,
+    cluster: &ClusterSpec,
+    asked: Option<usize>,
+) -> Result<Mesh, ConfigError> {
+    let tp = within("parallel.tp", raw.tp.unwrap_or(1), 1..=MOST)?;
+    let pp = within("parallel.pp", raw.pp.unwrap_or(1), 1..=MOST)?;
+    let dp = match raw.dp.unwrap_or(Replicas::Auto) {
+        Replicas::Count(dp) => within("parallel.dp", dp, 1..=MOST)?,
+        Replicas::Auto => match (asked, cluster.topology.per_node) {
+            (Some(nodes), Some(per_node)) => replicas(tp, pp, nodes, per_node)?,
+            _ => 1,
+        },
+    };
+    let mesh = Mesh { pp, dp, tp };
+    let (available, of) = match (cluster.nodes, cluster.topology.per_node) {
+        (Some(nodes), Some(per_node)) => (nodes * per_node, format!("cluster.nodes = {nodes}")),
+        _ => (MOST, "any cluster".to_owned()),
+    };
+    if mesh.ranks() > available {
+        let rule = format!("ranks, more than the {available} of {of}");
+        return Err(invalid("parallel.tp · pp · dp", format!("{tp} · {pp} · {dp} = {}", mesh.ranks()), rule));
+    }
+    Ok(mesh)
+}
+
+/// The replicas that fill the nodes.
+fn replicas(tp: usize, pp: usize, nodes: usize, per_node: usize) -> Result<usize, ConfigError> {
+    let (ranks, replica) = (nodes * per_node, tp * pp);
+    if ranks.is_multiple_of(replica) {
+        return Ok(ranks / replica);
+    }
+    let rule = format!(
+        "cannot fill the {ranks} ranks of cluster.nodes = {nodes} with replicas of tp · pp = {tp} · {pp} ranks; \
+         give parallel.dp, or a tp · pp that divides {ranks}"
+    );
+    Err(invalid("parallel.dp", "\"auto\"", rule))
+}

@@ -1,0 +1,88 @@
+//! From what was written to what is meant: TOML text to a checked [`Plan`].
+//!
+//! Values are laid over each other: defaults, the presets named by `model.preset` and `cluster.preset`, the file,
+//! `--set`. Every mistake is one sentence with the field, its value and what is allowed.
+
+mod cluster;
+mod deserialize;
+mod error;
+mod layers;
+mod mesh;
+mod model;
+mod pipeline;
+mod raw;
+mod sharding;
+mod training;
+mod words;
+mod write;
+
+pub use error::ConfigError;
+pub use model::DEMO_VOCAB;
+
+use crate::{Batch, Plan};
+use error::{ConfigError as Error, invalid, within};
+use layers::Layers;
+use raw::RawConfig;
+
+/// The configuration that stands in for a file where there is none.
+const DEMO: &str = include_str!("demo.toml");
+
+/// The plan that a configuration means: the TOML text `file` (without one, the built-in demo), called `file_name` in
+/// messages, under the `--set` arguments `sets`, each `table.key=value`.
+pub fn resolve(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<Plan, ConfigError> {
+    let (text, name) = file.map_or((DEMO, "the built-in demo"), |text| (text, file_name));
+    let layers = Layers::read(text, name, sets)?;
+    let raw = &layers.merged;
+    let cluster = cluster::resolve(&layers)?;
+    let mesh = mesh::resolve(&raw.parallel, &cluster, layers.given.cluster.nodes)?;
+    // A missing model is the first thing to say; a missing sequence is refused right after.
+    let model = model::resolve(&raw.model, raw.batch.sequence.unwrap_or_default())?;
+    let batch = batch(raw, mesh.dp)?;
+    model::check_split(&model, mesh.tp)?;
+    Ok(Plan {
+        pipeline: pipeline::resolve(&raw.parallel, mesh, model.layers, batch)?,
+        sequence_parallel: sequence_parallel(raw, mesh.tp, batch)?,
+        sharding: sharding::resolve(&raw.sharding, mesh, cluster.topology)?,
+        precision: training::precision(&raw.precision)?,
+        memory: training::memory(&raw.memory),
+        optimizer: training::optimizer(&raw.optimizer)?,
+        data: training::data(&raw.data)?,
+        run: training::run(&raw.run)?,
+        model,
+        batch,
+        mesh,
+        cluster,
+    })
+}
+
+fn batch(raw: &RawConfig, dp: usize) -> Result<Batch, Error> {
+    let sequence = raw.batch.sequence.ok_or_else(|| Error::Missing {
+        field: "batch.sequence",
+        hint: "give the tokens of one sample, or a model.preset".to_owned(),
+    })?;
+    let sequence = within("batch.sequence", sequence, 1..=1 << 24)?;
+    let micro = within("batch.micro", raw.batch.micro.unwrap_or(1), 1..=1 << 20)?;
+    let per_pass = micro * dp;
+    let global = within("batch.global", raw.batch.global.unwrap_or(per_pass), 1..=1 << 32)?;
+    if !global.is_multiple_of(per_pass) {
+        let below = global - global % per_pass;
+        let nearest =
+            if below == 0 { per_pass.to_string() } else { format!("{below} or {}", below + per_pass) };
+        let rule = format!("is not a multiple of batch.micro · dp = {micro} · {dp}; use {nearest}");
+        return Err(invalid("batch.global", global, rule));
+    }
+    Ok(Batch { sequence, micro, global })
+}
+
+fn sequence_parallel(raw: &RawConfig, tp: usize, batch: Batch) -> Result<bool, Error> {
+    let wanted = raw.parallel.sequence_parallel.unwrap_or(false) && tp > 1;
+    let rows = batch.micro * batch.sequence;
+    if wanted && !rows.is_multiple_of(tp) {
+        let rule = format!(
+            "needs batch.micro · batch.sequence = {} · {} to be a multiple of parallel.tp = {tp}",
+            batch.micro, batch.sequence
+        );
+        return Err(invalid("parallel.sequence_parallel", true, rule));
+    }
+    Ok(wanted)
+}

@@ -1,0 +1,121 @@
+//! The model of a configuration: the family fills in what is not given, then the shape is checked.
+
+use kintsugi_spec::{Activation, Family, ModelSpec};
+
+use super::error::{ConfigError, divisors, either, invalid, positive, within};
+use super::raw::RawModel;
+
+/// The vocabulary of the demo corpus.
+pub const DEMO_VOCAB: usize = 128;
+
+/// The model. Learned positions cover `sequence` tokens.
+pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, ConfigError> {
+    if let Some(folder) = &raw.init {
+        return Err(invalid("model.init", format!("\"{folder}\""), "is not available yet; leave it out"));
+    }
+    let family = raw.family.unwrap_or(Family::Gpt);
+    // The bounds lie beyond any model and keep products of sizes from overflowing.
+    let layers = within("model.layers", required("model.layers", raw.layers)?, 1..=1 << 14)?;
+    let hidden = within("model.hidden", required("model.hidden", raw.hidden)?, 1..=1 << 20)?;
+    let heads = within("model.heads", required("model.heads", raw.heads)?, 1..=1 << 12)?;
+    let model = ModelSpec {
+        name: raw.preset.clone().unwrap_or_else(|| "custom".to_owned()),
+        family,
+        layers,
+        hidden,
+        heads,
+        kv_heads: within("model.kv_heads", raw.kv_heads.unwrap_or(heads), 1..=1 << 12)?,
+        head_dim: head_dim(raw.head_dim, hidden, heads)?,
+        ffn: within("model.ffn", raw.ffn.unwrap_or_else(|| default_ffn(family, hidden)), 1..=1 << 22)?,
+        vocab: within("model.vocab", required("model.vocab", raw.vocab)?, 2..=1 << 24)?,
+        vocab_multiple: within("model.vocab_multiple", raw.vocab_multiple.unwrap_or(1), 1..=1 << 20)?,
+        positions: sequence,
+        tied: raw.tied.unwrap_or(family == Family::Gpt),
+        activation: activation(raw.activation, family)?,
+        norm_eps: positive("model.norm_eps", raw.norm_eps.unwrap_or(1e-5))?,
+        rotary_base: positive("model.rotary_base", raw.rotary_base.unwrap_or(10000.0))?,
+        rotary_fraction: rotary_fraction(raw.rotary_fraction, family)?,
+    };
+    check_shape(&model)?;
+    Ok(model)
+}
+
+/// Refuses a model whose matrices cannot be cut into `tp` equal parts.
+pub(super) fn check_split(model: &ModelSpec, tp: usize) -> Result<(), ConfigError> {
+    let sizes = [("model.heads", model.heads), ("model.kv_heads", model.kv_heads), ("model.ffn", model.ffn)];
+    for (field, size) in sizes {
+        if !size.is_multiple_of(tp) {
+            let allowed: Vec<usize> = divisors(model.heads)
+                .filter(|&n| model.kv_heads.is_multiple_of(n) && model.ffn.is_multiple_of(n))
+                .collect();
+            let rule = format!("does not divide {field} = {size}; use {}", either(&allowed));
+            return Err(invalid("parallel.tp", tp, rule));
+        }
+    }
+    Ok(())
+}
+
+fn required(field: &'static str, value: Option<usize>) -> Result<usize, ConfigError> {
+    let hint = || "give it, or a model.preset such as \"gpt2-124m\"".to_owned();
+    value.ok_or_else(|| ConfigError::Missing { field, hint: hint() })
+}
+
+fn head_dim(raw: Option<usize>, hidden: usize, heads: usize) -> Result<usize, ConfigError> {
+    if raw.is_none() && !hidden.is_multiple_of(heads) {
+        let rule = format!("is not a multiple of model.heads = {heads}; change one, or give model.head_dim");
+        return Err(invalid("model.hidden", hidden, rule));
+    }
+    within("model.head_dim", raw.unwrap_or(hidden / heads), 1..=1 << 12)
+}
+
+/// Four times the hidden width; Llama's rule keeps the parameters of that with three matrices, in multiples of 256.
+fn default_ffn(family: Family, hidden: usize) -> usize {
+    match family {
+        Family::Gpt | Family::Neox => 4 * hidden,
+        Family::Llama => (8 * hidden).div_ceil(3).next_multiple_of(256),
+    }
+}
+
+fn activation(raw: Option<Activation>, family: Family) -> Result<Activation, ConfigError> {
+    let usual = if family == Family::Llama { Activation::Swiglu } else { Activation::Gelu };
+    match raw {
+        Some(Activation::Swiglu) if usual == Activation::Gelu => {
+            let rule = "needs model.family = \"llama\"; the others have \"gelu\"";
+            Err(invalid("model.activation", "\"swiglu\"", rule))
+        }
+        other => Ok(other.unwrap_or(usual)),
+    }
+}
+
+fn rotary_fraction(raw: Option<f64>, family: Family) -> Result<f64, ConfigError> {
+    let usual = match family {
+        Family::Gpt => 0.0,
+        Family::Neox => 0.25,
+        Family::Llama => 1.0,
+    };
+    let fraction = raw.unwrap_or(usual);
+    if family == Family::Gpt && fraction != 0.0 {
+        let rule = "has no meaning for model.family = \"gpt\", whose positions are learned; leave it out";
+        return Err(invalid("model.rotary_fraction", fraction, rule));
+    }
+    within("model.rotary_fraction", fraction, 0.0..=1.0)
+}
+
+fn check_shape(model: &ModelSpec) -> Result<(), ConfigError> {
+    let &ModelSpec { heads, kv_heads, head_dim, vocab, .. } = model;
+    if !heads.is_multiple_of(kv_heads) {
+        let allowed: Vec<usize> = divisors(heads).collect();
+        let rule = format!("does not divide model.heads = {heads}; use {}", either(&allowed));
+        return Err(invalid("model.kv_heads", kv_heads, rule));
+    }
+    if model.family != Family::Gpt && head_dim % 2 == 1 {
+        return Err(invalid("model.head_dim", head_dim, "must be even: rotary positions turn pairs"));
+    }
+    if vocab < DEMO_VOCAB {
+        let rule = format!(
+            "is less than the {DEMO_VOCAB} tokens of data.source = \"demo\"; use {DEMO_VOCAB} or more"
+        );
+        return Err(invalid("model.vocab", vocab, rule));
+    }
+    Ok(())
+}

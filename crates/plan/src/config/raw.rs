@@ -1,0 +1,126 @@
+//! The configuration as it is written: every key optional, nothing checked but names and types.
+
+use kintsugi_spec::{Activation, Family};
+use serde::{Deserialize, Serialize};
+
+use super::words::{Device, OptimizerName, Quantize, Replicas, Scale, ShardLevel, Transport};
+use crate::{AttentionKind, Compute, GradientType, RateSchedule, Recompute, ScheduleKind, When};
+
+/// Declares a table of the configuration: all keys optional, unknown ones refused.
+macro_rules! table {
+    ($(#[$doc:meta])* $name:ident { $($key:ident: $type:ty),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+        #[serde(deny_unknown_fields)]
+        pub(super) struct $name { $(pub(super) $key: Option<$type>),+ }
+    };
+}
+
+/// The whole configuration. A table that is not there is an empty one.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawConfig {
+    pub(super) model: RawModel,
+    pub(super) batch: RawBatch,
+    pub(super) parallel: RawParallel,
+    pub(super) sharding: RawSharding,
+    pub(super) precision: RawPrecision,
+    pub(super) memory: RawMemory,
+    pub(super) optimizer: RawOptimizer,
+    pub(super) data: RawData,
+    pub(super) cluster: RawCluster,
+    pub(super) run: RawRun,
+}
+
+table!(RawModel {
+    preset: String,
+    family: Family,
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    ffn: usize,
+    vocab: usize,
+    vocab_multiple: usize,
+    tied: bool,
+    activation: Activation,
+    norm_eps: f64,
+    rotary_base: f64,
+    rotary_fraction: f64,
+    init: String,
+});
+
+table!(RawBatch { sequence: usize, micro: usize, global: usize });
+
+table!(RawParallel {
+    tp: usize,
+    pp: usize,
+    dp: Replicas,
+    schedule: ScheduleKind,
+    virtual_stages: usize,
+    layers_per_stage: Vec<usize>,
+    sequence_parallel: bool,
+    prefetch: usize,
+    overlap: bool,
+});
+
+table!(RawSharding {
+    zero: usize,
+    weights: ShardLevel,
+    gradients: ShardLevel,
+    states: ShardLevel,
+    gather: When,
+    reduce: When,
+    quantize_weights: Quantize,
+    quantize_gradients: Quantize,
+    secondary: ShardLevel,
+});
+
+table!(RawPrecision { compute: Compute, gradients: GradientType, states: Compute, loss_scale: Scale });
+
+table!(RawMemory { recompute: Recompute, attention: AttentionKind });
+
+table!(RawOptimizer {
+    name: OptimizerName,
+    lr: f64,
+    min_lr: f64,
+    warmup: u64,
+    schedule: RateSchedule,
+    betas: Vec<f64>,
+    eps: f64,
+    weight_decay: f64,
+    clip: f64,
+});
+
+table!(RawData { source: toml::Value, tokenizer: toml::Value, split: toml::Value });
+
+table!(RawCluster {
+    preset: String,
+    nodes: usize,
+    per_package: usize,
+    per_node: usize,
+    price: f64,
+    device: RawDevice,
+    links: RawLinks,
+});
+
+table!(RawDevice { name: String, memory: u64, peak_16bit: f64, peak_fp32: f64, memory_bandwidth: f64 });
+
+table!(RawLinks { package: RawLink, node: RawLink, cluster: RawLink });
+
+table!(RawLink { bandwidth: f64, latency: f64 });
+
+table!(RawRun {
+    steps: u64,
+    seed: u64,
+    out: String,
+    resume: toml::Value,
+    checkpoint_every: u64,
+    keep: u64,
+    eval_every: u64,
+    max_skipped: u64,
+    deterministic: bool,
+    device: Device,
+    transport: Transport,
+});

@@ -1,0 +1,108 @@
+//! The rest of a configuration: precision, memory, optimizer, data and run.
+
+use super::error::{ConfigError, invalid, not_negative, positive, unavailable, within};
+use super::raw::{RawData, RawMemory, RawOptimizer, RawPrecision, RawRun};
+use super::words::{Device, Scale, Transport as TransportName};
+use crate::{
+    AttentionKind, Compute, Data, DeviceKind, GradientType, LossScale, MemoryOptions, Optimizer, Precision,
+    RateSchedule, Recompute, Run, Transport,
+};
+
+pub(super) fn precision(raw: &RawPrecision) -> Result<Precision, ConfigError> {
+    let states = raw.states.unwrap_or(Compute::Fp32);
+    if states == Compute::Fp16 {
+        let rule = "cannot hold squared gradients; use \"fp32\" or \"bf16\"";
+        return Err(invalid("precision.states", "\"fp16\"", rule));
+    }
+    let loss_scale = match raw.loss_scale.unwrap_or(Scale::Dynamic) {
+        Scale::Dynamic => LossScale::Dynamic,
+        Scale::Fixed(scale) => LossScale::Fixed(positive("precision.loss_scale", scale)?),
+    };
+    Ok(Precision {
+        compute: raw.compute.unwrap_or(Compute::Fp32),
+        gradients: raw.gradients.unwrap_or(GradientType::Fp32),
+        states,
+        loss_scale,
+    })
+}
+
+pub(super) fn memory(raw: &RawMemory) -> MemoryOptions {
+    MemoryOptions {
+        recompute: raw.recompute.unwrap_or(Recompute::None),
+        attention: raw.attention.unwrap_or(AttentionKind::Flash),
+    }
+}
+
+pub(super) fn optimizer(raw: &RawOptimizer) -> Result<Optimizer, ConfigError> {
+    let lr = positive("optimizer.lr", raw.lr.unwrap_or(3e-4))?;
+    let min_lr = not_negative("optimizer.min_lr", raw.min_lr.unwrap_or(lr / 10.0))?;
+    if min_lr > lr {
+        return Err(invalid("optimizer.min_lr", min_lr, format!("is above optimizer.lr = {lr}")));
+    }
+    Ok(Optimizer {
+        lr,
+        min_lr,
+        warmup: raw.warmup.unwrap_or(0),
+        schedule: raw.schedule.unwrap_or(RateSchedule::Cosine),
+        betas: betas(raw)?,
+        eps: positive("optimizer.eps", raw.eps.unwrap_or(1e-8))?,
+        weight_decay: not_negative("optimizer.weight_decay", raw.weight_decay.unwrap_or(0.1))?,
+        clip: not_negative("optimizer.clip", raw.clip.unwrap_or(1.0))?,
+    })
+}
+
+fn betas(raw: &RawOptimizer) -> Result<(f64, f64), ConfigError> {
+    let Some(betas) = &raw.betas else { return Ok((0.9, 0.95)) };
+    match betas[..] {
+        [first, second] if [first, second].iter().all(|beta| (0.0..1.0).contains(beta)) => {
+            Ok((first, second))
+        }
+        _ => Err(invalid("optimizer.betas", format!("{betas:?}"), "must be two numbers from 0 to below 1")),
+    }
+}
+
+pub(super) fn data(raw: &RawData) -> Result<Data, ConfigError> {
+    if let Some(source) = raw.source.as_ref().filter(|source| source.as_str() != Some("demo")) {
+        return Err(unavailable("data.source", source, "\"demo\""));
+    }
+    for (field, given) in [("data.tokenizer", &raw.tokenizer), ("data.split", &raw.split)] {
+        if let Some(value) = given {
+            return Err(invalid(field, value, "is not available yet; leave it out"));
+        }
+    }
+    Ok(Data::Demo)
+}
+
+pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
+    check_available(raw)?;
+    Ok(Run {
+        steps: within("run.steps", raw.steps.unwrap_or(100), 1..=1 << 40)?,
+        seed: raw.seed.unwrap_or(1),
+        out: raw.out.clone().unwrap_or_else(|| "out".to_owned()).into(),
+        eval_every: raw.eval_every.unwrap_or(0),
+        max_skipped: raw.max_skipped.unwrap_or(20),
+        deterministic: raw.deterministic.unwrap_or(true),
+        device: DeviceKind::Cpu,
+        transport: Transport::Threads,
+    })
+}
+
+fn check_available(raw: &RawRun) -> Result<(), ConfigError> {
+    if raw.device == Some(Device::Cuda) {
+        return Err(unavailable("run.device", "\"cuda\"", "\"cpu\""));
+    }
+    match raw.transport {
+        Some(TransportName::Mpi) => return Err(unavailable("run.transport", "\"mpi\"", "\"threads\"")),
+        Some(TransportName::Nccl) => return Err(unavailable("run.transport", "\"nccl\"", "\"threads\"")),
+        Some(TransportName::Threads) | None => {}
+    }
+    if let Some(value) = raw.resume.as_ref().filter(|value| value.as_bool() != Some(false)) {
+        return Err(unavailable("run.resume", value, "false"));
+    }
+    for (field, given) in [("run.checkpoint_every", raw.checkpoint_every), ("run.keep", raw.keep)] {
+        if let Some(count) = given.filter(|&count| count != 0) {
+            return Err(unavailable(field, count, 0));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! The values of the configuration that are words, or words and numbers.
+
+use std::fmt;
+
+use kintsugi_spec::Level;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// A number of replicas, or what is left of the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Replicas {
+    Auto,
+    Count(usize),
+}
+
+/// A factor for the loss, or one that adapts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Scale {
+    Dynamic,
+    Fixed(f64),
+}
+
+/// The level a tensor is sharded over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ShardLevel {
+    None,
+    Package,
+    Node,
+    Cluster,
+}
+
+/// The type that travels in a quantised collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Quantize {
+    None,
+    Int8,
+    Int4,
+}
+
+/// The optimizers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum OptimizerName {
+    Adamw,
+}
+
+/// The devices that have a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Device {
+    Cpu,
+    Cuda,
+}
+
+/// The transports that have a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Transport {
+    Threads,
+    Mpi,
+    Nccl,
+}
+
+impl ShardLevel {
+    /// The level, unless it is none.
+    pub(super) fn level(self) -> Option<Level> {
+        match self {
+            ShardLevel::None => None,
+            ShardLevel::Package => Some(Level::Package),
+            ShardLevel::Node => Some(Level::Node),
+            ShardLevel::Cluster => Some(Level::Cluster),
+        }
+    }
+}
+
+impl fmt::Display for ShardLevel {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "\"{}\"", self.level().map_or("none", Level::name))
+    }
+}
+
+impl fmt::Display for Quantize {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Quantize::None => "\"none\"",
+            Quantize::Int8 => "\"int8\"",
+            Quantize::Int4 => "\"int4\"",
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Replicas {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match toml::Value::deserialize(deserializer)? {
+            toml::Value::String(word) if word == "auto" => Ok(Replicas::Auto),
+            toml::Value::Integer(n) if n >= 0 => Ok(Replicas::Count(n as usize)),
+            _ => Err(de::Error::custom("a whole number or \"auto\"")),
+        }
+    }
+}
+
+impl Serialize for Replicas {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Replicas::Auto => serializer.serialize_str("auto"),
+            Replicas::Count(n) => serializer.serialize_u64(*n as u64),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Scale {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match toml::Value::deserialize(deserializer)? {
+            toml::Value::String(word) if word == "dynamic" => Ok(Scale::Dynamic),
+            toml::Value::Integer(n) => Ok(Scale::Fixed(n as f64)),
+            toml::Value::Float(x) => Ok(Scale::Fixed(x)),
+            _ => Err(de::Error::custom("a number or \"dynamic\"")),
+        }
+    }
+}
+
+impl Serialize for Scale {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Scale::Dynamic => serializer.serialize_str("dynamic"),
+            Scale::Fixed(x) => serializer.serialize_f64(*x),
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The FLOPs of a step as papers report them: matrix products only, attention not halved for causality.
+//!
+//! For a GPT with `ffn = 4·h` this is `24·c·B·s·L·h²·(1 + s/(6h) + V/(16·L·h))` of arXiv 2104.04473 and 2312.12705,
+//! with the vocabulary before padding. Other shapes count their own matrices by the same rule.
+
+use kintsugi_spec::{Activation, ModelSpec};
+use serde::Serialize;
+
+use crate::{Plan, Recompute};
+
+/// FLOPs of one step, over all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Flops {
+    /// Without recomputation: forward and twice that for the backward.
+    pub model: f64,
+    /// With the second forward of full recomputation. Selective recomputation repeats no matrix product.
+    pub hardware: f64,
+}
+
+impl Plan {
+    /// FLOPs of one step.
+    pub fn flops(&self) -> Flops {
+        let passes = if self.memory.recompute == Recompute::Full { 4.0 } else { 3.0 };
+        let pass = self.tokens_per_step() as f64 * pass_per_token(&self.model, self.batch.sequence);
+        Flops { model: 3.0 * pass, hardware: passes * pass }
+    }
+}
+
+/// FLOPs of one pass for one token, every pass of a step alike.
+fn pass_per_token(model: &ModelSpec, sequence: usize) -> f64 {
+    let [hidden, ffn, vocab] = [model.hidden, model.ffn, model.vocab].map(|n| n as f64);
+    let [queries, keys] = [model.heads, model.kv_heads].map(|heads| (heads * model.head_dim) as f64);
+    let mlp_matrices = if model.activation == Activation::Swiglu { 3.0 } else { 2.0 };
+    let matrices = 2.0 * hidden * (2.0 * queries + 2.0 * keys + mlp_matrices * ffn);
+    let attention = 4.0 * sequence as f64 * queries;
+    // The output matrix is never recomputed: 6·h·V in all, which the formula spreads over four passes.
+    let output = 1.5 * hidden * vocab;
+    model.layers as f64 * (matrices + attention) + output
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::resolve;
+
+    fn flops(sets: &[&str]) -> super::Flops {
+        let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
+        resolve(Some(""), "test", &sets).unwrap().flops()
+    }
+
+    fn close(a: f64, b: f64) -> bool {
+        (a / b - 1.0).abs() < 1e-12
+    }
+
+    #[test]
+    fn a_gpt_has_the_flops_of_the_papers() {
+        let full = flops(&["model.preset=gpt-175b", "batch.global=640", "memory.recompute=full"]);
+        let [b, s, l, h, v] = [640.0, 2048.0, 96.0, 12288.0, 50257.0];
+        let paper = |c: f64| 24.0 * c * b * s * l * h * h * (1.0 + s / (6.0 * h) + v / (16.0 * l * h));
+        assert!(close(full.model, paper(3.0)), "{full:?}");
+        assert!(close(full.hardware, paper(4.0)), "{full:?}");
+        let selective = flops(&["model.preset=gpt-175b", "batch.global=640", "memory.recompute=selective"]);
+        assert!(close(selective.hardware, selective.model), "{selective:?}");
+    }
+
+    #[test]
+    fn grouped_queries_and_gated_mlps_count_their_own_matrices() {
+        let flops = flops(&["model.preset=llama3-8b", "batch.sequence=1"]);
+        let layer = 2 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336) + 4 * 4096;
+        let pass = 32.0 * f64::from(layer) + 1.5 * 4096.0 * 128_256.0;
+        assert!(close(flops.model, 3.0 * pass), "{flops:?}");
+    }
+}

@@ -1,0 +1,68 @@
+//! Passes to block computations, with loads and recomputation.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Draft, Slot, Stretch};
+use crate::schedule::Pass;
+use crate::{Block, Op, Part, Plan, Recompute};
+
+/// What forwards are for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    Train,
+    Evaluate,
+}
+
+/// One slot per block computation, in order.
+pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
+    let mut draft =
+        Draft { slots: Vec::new(), stretches: Vec::with_capacity(passes.len()), tail: Vec::new() };
+    let mut blocks = BTreeMap::new();
+    let mut loaded = BTreeSet::new();
+    for pass in passes {
+        let chunk = pass.chunk();
+        let blocks = blocks.entry(chunk).or_insert_with(|| plan.chunk_blocks(chunk));
+        let first = draft.slots.len();
+        for op in computations(pass, blocks, mode, plan.memory.recompute) {
+            let load = load_for(op).filter(|&micro| loaded.insert(micro));
+            let needs = load.map(|micro| Op::Load { micro }).into_iter().collect();
+            draft.slots.push(Slot { starts: Vec::new(), needs, op, then: Vec::new() });
+        }
+        draft.stretches.push(Stretch { pass, slots: first..draft.slots.len() });
+    }
+    draft
+}
+
+fn computations(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute) -> Vec<Op> {
+    let backward = |micro, part| {
+        let again = move |block| {
+            recompute == Recompute::Full && part != Part::Weight && matches!(block, Block::Layer(_))
+        };
+        let ops = blocks.iter().rev().flat_map(move |&block| {
+            let recompute = again(block).then_some(Op::Recompute { block, micro });
+            recompute.into_iter().chain([Op::Backward { block, micro, part }])
+        });
+        ops.collect()
+    };
+    match pass {
+        Pass::Forward { micro, .. } => {
+            let forward = |&block| match mode {
+                Mode::Train => Op::Forward { block, micro },
+                Mode::Evaluate => Op::Evaluate { block, micro },
+            };
+            blocks.iter().map(forward).collect()
+        }
+        Pass::Backward { micro, .. } => backward(micro, Part::Both),
+        Pass::BackwardInput { micro, .. } => backward(micro, Part::Input),
+        Pass::BackwardWeight { micro, .. } => backward(micro, Part::Weight),
+    }
+}
+
+/// The micro-batch whose tokens or targets this forward reads. A backward finds them loaded.
+fn load_for(op: Op) -> Option<usize> {
+    match op {
+        Op::Forward { block: Block::Embedding | Block::Head, micro }
+        | Op::Evaluate { block: Block::Embedding | Block::Head, micro } => Some(micro),
+        _ => None,
+    }
+}

@@ -1,0 +1,56 @@
+//! Sharded weights (ZeRO-3, arXiv 1910.02054): gathered before the blocks that use them, released after.
+//!
+//! Weights are gathered a few computations ahead. A unit that is used again by the time its next gather would be
+//! started stays; so no unit is gathered twice without a release between.
+
+use std::collections::BTreeMap;
+
+use super::Draft;
+use crate::{Block, Op, Part, Plan, Unit, When};
+
+pub(super) fn insert(plan: &Plan, draft: &mut Draft) {
+    if plan.sharding.weights == 1 {
+        return;
+    }
+    let ahead = if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 };
+    let stays = |from: usize, to: usize| plan.sharding.gather == When::Step || to - from <= ahead + 1;
+    // The slot that last used each unit that is whole.
+    let mut whole: BTreeMap<Unit, usize> = BTreeMap::new();
+    for index in 0..draft.slots.len() {
+        let Some(block) = reads_weights(draft.slots[index].op) else { continue };
+        for unit in plan.block_units(block) {
+            let last = whole.insert(unit, index);
+            if last.is_some_and(|last| stays(last, index)) {
+                continue;
+            }
+            if let Some(last) = last {
+                draft.slots[last].then.push(Op::Release { unit });
+            }
+            gather(draft, unit, index, ahead);
+        }
+    }
+    for (unit, last) in whole {
+        draft.slots[last].then.push(Op::Release { unit });
+    }
+}
+
+fn gather(draft: &mut Draft, unit: Unit, index: usize, ahead: usize) {
+    let start = Op::GatherStart { unit };
+    if ahead == 0 {
+        draft.slots[index].needs.push(start);
+    } else {
+        draft.slots[index.saturating_sub(ahead)].starts.push(start);
+    }
+    draft.slots[index].needs.push(Op::GatherWait { unit });
+}
+
+/// The block whose weights this computation reads. The weight part of a backward reads none.
+fn reads_weights(op: Op) -> Option<Block> {
+    match op {
+        Op::Forward { block, .. }
+        | Op::Evaluate { block, .. }
+        | Op::Recompute { block, .. }
+        | Op::Backward { block, part: Part::Both | Part::Input, .. } => Some(block),
+        _ => None,
+    }
+}

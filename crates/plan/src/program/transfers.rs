@@ -1,0 +1,104 @@
+//! Messages between stages: activations to the next chunk, gradients to the one before.
+//!
+//! A stage waits for a sent message only before it sends the next of that kind to that stage. Waiting at once would
+//! deadlock where a send completes only when it is received: in 1F1B two neighbours send to each other and only then
+//! receive.
+
+use std::collections::BTreeMap;
+
+use super::Draft;
+use crate::schedule::Pass;
+use crate::{Block, Message, MessageKind, Op, Plan};
+
+pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
+    let ends = ChunkEnds::of(plan, stage);
+    receive(&ends, plan.pipeline.overlap, draft);
+    send(&ends, draft);
+}
+
+/// Puts every receive before what needs it and, with overlap, its start before the pass before.
+fn receive(ends: &ChunkEnds, overlap: bool, draft: &mut Draft) {
+    for index in 0..draft.stretches.len() {
+        let stretch = &draft.stretches[index];
+        let Some(message) = ends.received(stretch.pass) else { continue };
+        let reader =
+            stretch.slots.clone().find(|&slot| !matches!(draft.slots[slot].op, Op::Recompute { .. }));
+        let reader = reader.expect("a pass computes something");
+        let start = Op::ReceiveStart { message };
+        if overlap {
+            let earlier = draft.stretches[index.saturating_sub(1)].slots.start;
+            draft.slots[earlier].starts.push(start);
+        } else {
+            draft.slots[reader].needs.push(start);
+        }
+        draft.slots[reader].needs.push(Op::ReceiveWait { message });
+    }
+}
+
+/// Puts every send right after what makes it.
+fn send(ends: &ChunkEnds, draft: &mut Draft) {
+    let mut outstanding: BTreeMap<(usize, MessageKind), Message> = BTreeMap::new();
+    for stretch in &draft.stretches {
+        let Some(message) = ends.sent(stretch.pass) else { continue };
+        let then = &mut draft.slots[stretch.slots.end - 1].then;
+        let before = outstanding.insert((message.peer, message.kind), message);
+        then.extend(before.map(|message| Op::SendWait { message }));
+        then.push(Op::SendStart { message });
+    }
+    draft.tail.extend(outstanding.into_values().map(|message| Op::SendWait { message }));
+}
+
+/// The chunks of the whole pipeline, by the blocks at their ends.
+struct ChunkEnds<'a> {
+    plan: &'a Plan,
+    stage: usize,
+    first: Vec<Block>,
+    last: Vec<Block>,
+}
+
+impl<'a> ChunkEnds<'a> {
+    fn of(plan: &'a Plan, stage: usize) -> Self {
+        let (mut first, mut last) = (Vec::new(), Vec::new());
+        for chunk in 0..plan.chunks() {
+            let blocks = plan.chunk_blocks(chunk);
+            first.push(*blocks.first().expect("a chunk has a block"));
+            last.push(*blocks.last().expect("a chunk has a block"));
+        }
+        ChunkEnds { plan, stage, first, last }
+    }
+
+    /// The message that a pass begins with.
+    fn received(&self, pass: Pass) -> Option<Message> {
+        match pass {
+            Pass::Forward { chunk, micro } => {
+                let before = chunk.checked_sub(1)?;
+                self.message(MessageKind::Activation, self.first[chunk], micro, before)
+            }
+            Pass::Backward { chunk, micro } | Pass::BackwardInput { chunk, micro } => {
+                self.message(MessageKind::Gradient, self.last[chunk], micro, chunk + 1)
+            }
+            Pass::BackwardWeight { .. } => None,
+        }
+    }
+
+    /// The message that a pass ends with.
+    fn sent(&self, pass: Pass) -> Option<Message> {
+        match pass {
+            Pass::Forward { chunk, micro } => {
+                let block = *self.first.get(chunk + 1)?;
+                self.message(MessageKind::Activation, block, micro, chunk + 1)
+            }
+            Pass::Backward { chunk, micro } | Pass::BackwardInput { chunk, micro } => {
+                let before = chunk.checked_sub(1)?;
+                self.message(MessageKind::Gradient, self.last[before], micro, before)
+            }
+            Pass::BackwardWeight { .. } => None,
+        }
+    }
+
+    /// A message to or from `chunk`, if there is such a chunk and it is on another stage.
+    fn message(&self, kind: MessageKind, block: Block, micro: usize, chunk: usize) -> Option<Message> {
+        let peer = self.plan.stage_of_chunk(chunk);
+        (chunk < self.first.len() && peer != self.stage).then_some(Message { kind, block, micro, peer })
+    }
+}

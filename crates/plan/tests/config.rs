@@ -1,0 +1,150 @@
+//! Configurations that are right: what they resolve to, and that a plan written out resolves to itself.
+
+use kintsugi_plan::config::resolve;
+use kintsugi_plan::{Mesh, Plan, ScheduleKind, Unit, When};
+use kintsugi_spec::presets;
+
+fn plan(text: &str, sets: &[&str]) -> Plan {
+    let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
+    resolve(Some(text), "test.toml", &sets).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn preset(name: &str, sets: &[&str]) -> Plan {
+    plan(&format!("model.preset = \"{name}\""), sets)
+}
+
+/// What one tp rank of a stage holds, vocabulary padding included, shard padding left out.
+fn stage_elements(plan: &Plan, stage: usize) -> usize {
+    plan.stage_units(stage).into_iter().map(|unit| unit_elements(plan, unit)).sum()
+}
+
+fn unit_elements(plan: &Plan, unit: Unit) -> usize {
+    plan.layout(unit).placed.last().unwrap().range.end
+}
+
+#[test]
+fn without_a_file_there_is_the_demo() {
+    let demo = resolve(None, "", &[]).unwrap();
+    assert_eq!(demo.model.name, "demo");
+    assert_eq!(demo.mesh, Mesh { pp: 2, dp: 2, tp: 2 });
+    assert_eq!(demo.pipeline.schedule, ScheduleKind::OneForwardOneBackward);
+    assert_eq!(demo.pipeline.layers, [2, 2]);
+    assert_eq!((demo.sharding.weights, demo.sharding.gradients, demo.sharding.states), (1, 1, 2));
+    assert_eq!(demo.micro_batches(), 4);
+    assert_eq!(demo.run.steps, 300);
+    assert_eq!(demo.cluster.device.name, "cpu");
+}
+
+#[test]
+fn later_layers_win() {
+    let text = "[model]\npreset = \"gpt2-124m\"\nlayers = 6\nhidden = 384\n[batch]\nsequence = 512";
+    let plan = plan(text, &["model.hidden=192", "model.heads=6"]);
+    assert_eq!((plan.model.layers, plan.model.hidden, plan.model.vocab), (6, 192, 50257));
+    assert_eq!((plan.batch.sequence, plan.model.positions), (512, 512));
+    let other = preset("gpt2-124m", &["model.preset=llama2-7b"]);
+    assert_eq!(other.model.layers, 32);
+}
+
+#[test]
+fn presets_have_their_published_numbers_of_parameters() {
+    let published = [
+        ("gpt2-124m", 124_439_808),
+        ("gpt2-1558m", 1_557_611_200),
+        ("neox-20b", 20_554_567_680),
+        ("llama2-7b", 6_738_415_616),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+    ];
+    for (name, count) in published {
+        assert_eq!(preset(name, &[]).parameter_count(), count, "{name}");
+    }
+}
+
+/// The log that the authors of arXiv 2312.12705 published has these numbers of parameters per tp rank.
+#[test]
+fn the_stages_of_175b_are_those_of_the_frontier_runs() {
+    let plan = preset("gpt-175b", &["parallel.tp=4", "parallel.pp=16", "parallel.dp=2", "batch.global=640"]);
+    assert_eq!(stage_elements(&plan, 0), 2_899_359_744);
+    assert_eq!(stage_elements(&plan, 7), 2_718_480_384);
+    // Megatron-DeepSpeed ties the embedding as a whole, so its last stage holds the positions as well.
+    assert_eq!(stage_elements(&plan, 15) + unit_elements(&plan, Unit::Positions), 2_899_384_320);
+}
+
+#[test]
+fn a_plan_written_out_resolves_to_itself() {
+    let mut plans: Vec<Plan> = presets::MODELS.iter().map(|model| preset(model.name, &[])).collect();
+    plans.extend(presets::CLUSTERS.iter().map(|cluster| {
+        preset("demo", &[&format!("cluster.preset={}", cluster.name), "parallel.dp=3", "sharding.zero=3"])
+    }));
+    plans.push(resolve(None, "", &[]).unwrap());
+    plans.push(preset("demo", &["precision.loss_scale=1024", "cluster.nodes=3", "cluster.per_node=2"]));
+    plans.push(preset(
+        "demo",
+        &["parallel.schedule=interleaved", "parallel.pp=2", "batch.global=4", "parallel.overlap=false"],
+    ));
+    for plan in plans {
+        let text = plan.to_toml();
+        assert_eq!(resolve(Some(&text), "again.toml", &[]), Ok(plan), "{text}");
+    }
+}
+
+#[test]
+fn auto_replicas_fill_the_nodes_that_were_asked_for() {
+    let dp = |sets: &[&str]| preset("gpt-175b", sets).mesh.dp;
+    assert_eq!(dp(&["cluster.preset=frontier", "cluster.nodes=16", "parallel.tp=4", "parallel.pp=16"]), 2);
+    assert_eq!(dp(&["cluster.preset=frontier", "parallel.tp=4", "parallel.pp=16"]), 1);
+    assert_eq!(dp(&["parallel.tp=4", "parallel.dp=auto"]), 1);
+    assert_eq!(dp(&["cluster.nodes=2", "cluster.per_node=4", "parallel.tp=2"]), 4);
+}
+
+#[test]
+fn layers_that_are_left_over_go_to_the_first_chunks() {
+    assert_eq!(preset("demo", &["parallel.pp=3"]).pipeline.layers, [2, 1, 1]);
+    let plan = preset(
+        "demo",
+        &["model.layers=6", "parallel.pp=2", "parallel.schedule=interleaved", "batch.global=2"],
+    );
+    assert_eq!((plan.pipeline.virtual_stages, plan.pipeline.layers), (2, vec![2, 2, 1, 1]));
+    assert_eq!(preset("demo", &["parallel.pp=2", "parallel.layers_per_stage=[1,3]"]).pipeline.layers, [1, 3]);
+}
+
+#[test]
+fn a_level_shards_over_the_replicas_that_it_joins() {
+    let frontier = |sets: &[&str]| {
+        let mut all = vec!["cluster.preset=frontier", "sharding.zero=1"];
+        all.extend(sets);
+        preset("demo", &all).sharding
+    };
+    assert_eq!(frontier(&["parallel.dp=8", "sharding.gradients=node"]).gradients, 8);
+    assert_eq!(frontier(&["parallel.dp=16", "sharding.gradients=cluster"]).gradients, 16);
+    assert_eq!(frontier(&["parallel.dp=2", "sharding.gradients=package"]).gradients, 2);
+    // tp fills the package: no two replicas share one.
+    assert_eq!(frontier(&["parallel.tp=2", "parallel.dp=4", "sharding.gradients=package"]).gradients, 1);
+    let alone = frontier(&["sharding.zero=3", "parallel.dp=1", "sharding.reduce=micro-batch"]);
+    assert_eq!((alone.weights, alone.states, alone.reduce), (1, 1, When::Step));
+}
+
+#[test]
+fn gradients_are_reduced_as_zero_asks_unless_told_otherwise() {
+    let reduce = |sets: &[&str]| preset("demo", &[&["parallel.dp=2"], sets].concat()).sharding.reduce;
+    assert_eq!(reduce(&["sharding.zero=1"]), When::Step);
+    assert_eq!(reduce(&["sharding.zero=2"]), When::MicroBatch);
+    assert_eq!(reduce(&["sharding.zero=3", "sharding.reduce=step"]), When::Step);
+}
+
+#[test]
+fn sequence_parallelism_of_one_rank_is_none() {
+    assert!(!preset("demo", &["parallel.sequence_parallel=true"]).sequence_parallel);
+    assert!(preset("demo", &["parallel.sequence_parallel=true", "parallel.tp=2"]).sequence_parallel);
+}
+
+#[test]
+fn a_family_fills_in_its_own_shape() {
+    let text = "model = { family = \"llama\", layers = 2, hidden = 4096, heads = 32, vocab = 32000 }";
+    let llama = plan(text, &["batch.sequence=128"]).model;
+    assert_eq!((llama.name.as_str(), llama.ffn, llama.kv_heads, llama.tied), ("custom", 11008, 32, false));
+    let neox = plan(text, &["batch.sequence=128", "model.family=neox"]).model;
+    assert_eq!((neox.ffn, neox.rotary_dims()), (16384, 32));
+    let free = plan(text, &["batch.sequence=128", "model.hidden=100", "model.head_dim=64"]).model;
+    assert_eq!((free.hidden, free.head_dim), (100, 64));
+}

@@ -1,0 +1,144 @@
+//! Configurations that are wrong, and the sentence that each gets.
+
+use std::fmt::Write as _;
+
+use kintsugi_plan::config::resolve;
+
+/// Arguments of `--set` over the demo, one case per line.
+const SETS: &[&[&str]] = &[
+    // The shape of the configuration.
+    &["parallel.tpp=2"],
+    &["paralel.tp=2"],
+    &["parallel.colour=2"],
+    &["cluster.links.rack.bandwidth=1e9"],
+    &["parallel"],
+    &["tp=2"],
+    &["parallel.tp="],
+    &["parallel.tp=two"],
+    &["parallel.tp=-1"],
+    &["parallel.tp=2.5"],
+    &["parallel.tp=0"],
+    &["parallel=2"],
+    &["parallel.overlap=1"],
+    &["parallel.dp=most"],
+    &["parallel.layers_per_stage=4"],
+    &["optimizer.lr=fast"],
+    &["optimizer.betas=[0.9, true]"],
+    &["run.out=3"],
+    &["batch.micro={ size = 2 }"],
+    // Words.
+    &["model.preset=gpt-176b"],
+    &["cluster.preset=summit"],
+    &["cluster.preset=custom"],
+    &["model.family=gptj"],
+    &["parallel.schedule=1fb1"],
+    &["parallel.schedule=3"],
+    &["sharding.weights=rack"],
+    &["sharding.reduce=never"],
+    &["precision.compute=fp8"],
+    &["precision.states=fp16"],
+    &["memory.recompute=some"],
+    &["memory.attention=sparse"],
+    &["optimizer.name=sgd"],
+    // Model.
+    &["model.layers=0"],
+    &["model.hidden=130"],
+    &["model.kv_heads=3"],
+    &["model.vocab=1"],
+    &["model.vocab=100"],
+    &["model.family=llama", "model.head_dim=31"],
+    &["model.rotary_fraction=0.5"],
+    &["model.family=neox", "model.rotary_fraction=1.5"],
+    &["model.activation=swiglu"],
+    &["model.norm_eps=0"],
+    // Mesh, batch and pipeline.
+    &["parallel.tp=3"],
+    &["model.kv_heads=2", "parallel.tp=4"],
+    &["model.ffn=510", "parallel.tp=4"],
+    &["batch.sequence=0"],
+    &["batch.micro=0"],
+    &["batch.global=30"],
+    &["batch.global=3"],
+    &["parallel.pp=5"],
+    &["parallel.virtual_stages=2"],
+    &["parallel.schedule=interleaved", "parallel.pp=1"],
+    &["parallel.schedule=interleaved", "parallel.virtual_stages=1"],
+    &["parallel.schedule=interleaved", "batch.global=24"],
+    &["parallel.schedule=interleaved", "parallel.virtual_stages=3"],
+    &["parallel.layers_per_stage=[1, 2, 1]"],
+    &["parallel.layers_per_stage=[4, 0]"],
+    &["parallel.layers_per_stage=[1, 2]"],
+    &["parallel.sequence_parallel=true", "batch.sequence=7", "batch.micro=1"],
+    &["cluster.preset=frontier", "cluster.nodes=1", "parallel.pp=4"],
+    &["cluster.preset=frontier", "cluster.nodes=3", "parallel.dp=auto", "parallel.tp=4", "parallel.pp=4"],
+    &["cluster.preset=frontier", "cluster.nodes=10000"],
+    &["cluster.nodes=2"],
+    &["cluster.preset=frontier", "cluster.per_package=3"],
+    &["cluster.device.memory=0"],
+    &["cluster.links.node.bandwidth=0"],
+    &["parallel.dp=2000000"],
+    &["parallel.dp=1000000"],
+    // Sharding.
+    &["sharding.zero=4"],
+    &["sharding.weights=cluster"],
+    &["sharding.gradients=cluster", "sharding.states=none"],
+    &["sharding.reduce=micro-batch"],
+    &["cluster.preset=frontier", "sharding.states=node", "parallel.dp=16", "batch.global=64"],
+    // Precision, optimizer and run.
+    &["precision.loss_scale=0"],
+    &["precision.loss_scale=big"],
+    &["optimizer.lr=0"],
+    &["optimizer.lr=nan"],
+    &["parallel.layers_per_stage=[5, -1]"],
+    &["optimizer.min_lr=0.1"],
+    &["optimizer.betas=[0.9]"],
+    &["optimizer.betas=[0.9, 1.0]"],
+    &["optimizer.clip=-1"],
+    &["optimizer.weight_decay=-0.1"],
+    &["optimizer.warmup=-5"],
+    &["run.steps=0"],
+    // Not there yet.
+    &["sharding.quantize_weights=int8"],
+    &["sharding.quantize_gradients=int4"],
+    &["sharding.secondary=node"],
+    &["model.init=weights/gpt2"],
+    &["data.source=tokens.bin"],
+    &["data.tokenizer=gpt2"],
+    &["cluster.price=2.5"],
+    &["run.device=cuda"],
+    &["run.transport=mpi"],
+    &["run.transport=nccl"],
+    &["run.resume=true"],
+    &["run.checkpoint_every=100"],
+];
+
+/// Files.
+const FILES: &[&str] = &[
+    "[parallel]\ntp = 2\npp = = 2\n",
+    "[parallel]\ntp = 2\n\n[parallel]\npp = 2\n",
+    "[model]\npreset = \"demo\"\n[paralell]\ntp = 2\n",
+    "[model]\npreset = \"demo\"\nlayer = 2\n",
+    "[model]\nlayers = 2\nhidden = 64\nheads = 2\n[batch]\nsequence = 8\n",
+    "[model]\nlayers = 2\nhidden = 64\nheads = 2\nvocab = 128\n",
+    "",
+];
+
+fn sentence(file: Option<&str>, sets: &[&str]) -> String {
+    let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
+    match resolve(file, "run.toml", &sets) {
+        Err(error) => error.to_string(),
+        Ok(_) => panic!("{file:?} {sets:?} is not refused"),
+    }
+}
+
+#[test]
+fn every_mistake_gets_one_sentence() {
+    let mut all = String::new();
+    for sets in SETS {
+        writeln!(all, "--set {}\n    {}", sets.join(" --set "), sentence(None, sets)).unwrap();
+    }
+    for file in FILES {
+        writeln!(all, "{file:?}\n    {}", sentence(Some(file), &[])).unwrap();
+    }
+    insta::assert_snapshot!(all);
+}

@@ -1,0 +1,90 @@
+//! Any configuration either resolves to a sound plan or is refused with a sentence. None makes it panic.
+
+use kintsugi_plan::config::resolve;
+use kintsugi_plan::{Block, Plan};
+use proptest::prelude::*;
+
+const KEYS: &[(&str, &[&str])] = &[
+    ("model.preset", &["demo", "gpt2-124m", "gpt-1t", "neox-20b", "llama3-8b"]),
+    ("model.family", &["gpt", "neox", "llama"]),
+    ("model.layers", &NUMBERS),
+    ("model.hidden", &NUMBERS),
+    ("model.heads", &NUMBERS),
+    ("model.kv_heads", &NUMBERS),
+    ("model.head_dim", &NUMBERS),
+    ("model.ffn", &NUMBERS),
+    ("model.vocab", &NUMBERS),
+    ("model.vocab_multiple", &NUMBERS),
+    ("batch.sequence", &NUMBERS),
+    ("batch.micro", &NUMBERS),
+    ("batch.global", &NUMBERS),
+    ("parallel.tp", &NUMBERS),
+    ("parallel.pp", &NUMBERS),
+    ("parallel.dp", &NUMBERS),
+    ("parallel.dp", &["auto"]),
+    ("parallel.schedule", &["gpipe", "1f1b", "interleaved", "zero-bubble"]),
+    ("parallel.virtual_stages", &NUMBERS),
+    ("parallel.layers_per_stage", &["[1, 3]", "[9223372036854775807, 9223372036854775807]", "[]"]),
+    ("parallel.sequence_parallel", &["true", "false"]),
+    ("parallel.prefetch", &NUMBERS),
+    ("sharding.zero", &["0", "1", "2", "3"]),
+    ("sharding.weights", &LEVELS),
+    ("sharding.gradients", &LEVELS),
+    ("sharding.states", &LEVELS),
+    ("sharding.reduce", &["micro-batch", "step"]),
+    ("memory.recompute", &["none", "selective", "full"]),
+    ("precision.loss_scale", &["dynamic", "1024", "inf", "-1"]),
+    ("optimizer.lr", &["1", "0", "inf", "nan"]),
+    ("cluster.preset", &["local", "frontier", "h200"]),
+    ("cluster.nodes", &NUMBERS),
+    ("cluster.per_node", &NUMBERS),
+    ("cluster.per_package", &NUMBERS),
+    ("run.steps", &NUMBERS),
+];
+
+const NUMBERS: [&str; 13] =
+    ["1", "2", "3", "4", "8", "12", "16", "64", "128", "0", "-1", "4294967296", "9223372036854775807"];
+const LEVELS: [&str; 4] = ["none", "package", "node", "cluster"];
+
+fn setting() -> impl Strategy<Value = String> {
+    prop::sample::select(KEYS).prop_flat_map(|(key, values)| {
+        prop::sample::select(values).prop_map(move |value| format!("{key}={value}"))
+    })
+}
+
+fn check(plan: &Plan) {
+    let blocks: Vec<Block> = (0..plan.chunks()).flat_map(|chunk| plan.chunk_blocks(chunk)).collect();
+    let layers = (0..plan.model.layers).map(Block::Layer);
+    assert_eq!(blocks, [Block::Embedding].into_iter().chain(layers).chain([Block::Head]).collect::<Vec<_>>());
+    assert_eq!(plan.micro_batches() * plan.batch.micro * plan.mesh.dp, plan.batch.global);
+    assert!(plan.model.kv_heads.is_multiple_of(plan.mesh.tp) && plan.model.ffn.is_multiple_of(plan.mesh.tp));
+    for shards in [plan.sharding.weights, plan.sharding.gradients, plan.sharding.states] {
+        assert!(shards == 1 || shards == plan.mesh.dp);
+    }
+    assert!(
+        plan.sharding.weights <= plan.sharding.gradients && plan.sharding.gradients <= plan.sharding.states
+    );
+    assert!(plan.flops().model > 0.0 && plan.parameter_count() > 0);
+    assert_eq!(resolve(Some(&plan.to_toml()), "again.toml", &[]).as_ref(), Ok(plan));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_configuration_is_sound_or_refused(sets in prop::collection::vec(setting(), 0..6)) {
+        match resolve(None, "", &sets) {
+            Ok(plan) => check(&plan),
+            Err(error) => prop_assert!(!error.to_string().contains('\n')),
+        }
+    }
+
+    #[test]
+    fn any_text_is_refused_on_one_line(text in "\\PC{0,40}", set in "\\PC{0,20}") {
+        for result in [resolve(Some(&text), "any.toml", &[]), resolve(None, "", &[set])] {
+            if let Err(error) = result {
+                prop_assert!(!error.to_string().contains('\n'));
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Properties of programs under random layouts: weights are whole where they are read, gradients are reduced after
+//! they are written, and the step ends in order.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kintsugi_plan::{Block, Op, Over, Part, Plan, Program, Unit, When};
+use proptest::prelude::*;
+use support::{computes, layouts, plan, programs};
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn weights_are_whole_where_they_are_read(sets in layouts(), evaluated in 1..8_usize) {
+        let plan = plan(&sets);
+        for stage in 0..plan.mesh.pp {
+            weights_are_gathered(&plan, &plan.program(stage));
+            weights_are_gathered(&plan, &plan.evaluation(stage, evaluated));
+        }
+    }
+
+    #[test]
+    fn gradients_are_reduced_after_they_are_written(sets in layouts()) {
+        let plan = plan(&sets);
+        for program in programs(&plan) {
+            for unit in plan.stage_units(program.stage) {
+                unit_is_reduced(&plan, &program, unit);
+            }
+            outstanding_gradients_are_few(&plan, &program);
+        }
+    }
+
+    #[test]
+    fn the_step_ends_in_order(sets in layouts()) {
+        let plan = plan(&sets);
+        for program in programs(&plan) {
+            let measure = program.ops.iter().position(|op| *op == Op::Measure).expect("a step is measured");
+            let late = |op: &Op| matches!(op, Op::SendWait { .. } | Op::ReduceWait { .. }) || computes(op);
+            prop_assert!(!program.ops[measure..].iter().any(late));
+            let mut expected = vec![Op::Measure];
+            for axis in plan.norm_axes() {
+                expected.extend([Op::NormStart { axis }, Op::NormWait { axis }]);
+            }
+            expected.extend([Op::Clip, Op::Step]);
+            let (tail, refresh) = program.ops[measure..].split_at(expected.len());
+            prop_assert_eq!(tail, expected.as_slice());
+            let mut refreshed: Vec<Unit> = Vec::new();
+            refreshed.extend(refresh.iter().filter_map(|op| match *op {
+                Op::RefreshWait { unit } => Some(unit),
+                _ => None,
+            }));
+            let refreshes = plan.sharding.states > 1 && plan.sharding.weights == 1;
+            let units = if refreshes { plan.stage_units(program.stage) } else { vec![] };
+            prop_assert_eq!(refresh.len(), 2 * units.len());
+            prop_assert_eq!(refreshed, units);
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Weights {
+    Sharded,
+    /// Being gathered since this many computations.
+    Coming(usize),
+    Whole,
+}
+
+fn weights_are_gathered(plan: &Plan, program: &Program) {
+    let sharded = plan.sharding.weights > 1;
+    let ahead = if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 };
+    let units = plan.stage_units(program.stage);
+    let mut state: BTreeMap<Unit, Weights> = units.iter().map(|&unit| (unit, Weights::Sharded)).collect();
+    let (mut done, mut gathers) = (0, 0);
+    for op in &program.ops {
+        match *op {
+            Op::GatherStart { unit } => {
+                assert_eq!(state.insert(unit, Weights::Coming(done)), Some(Weights::Sharded), "{unit}");
+                gathers += 1;
+            }
+            Op::GatherWait { unit } => {
+                let Some(Weights::Coming(since)) = state.insert(unit, Weights::Whole) else {
+                    panic!("{unit} is not being gathered")
+                };
+                assert_eq!(done - since, ahead.min(done), "{unit} is gathered {ahead} computations ahead");
+            }
+            Op::Release { unit } => assert_eq!(state.insert(unit, Weights::Sharded), Some(Weights::Whole)),
+            Op::Forward { block, .. }
+            | Op::Evaluate { block, .. }
+            | Op::Recompute { block, .. }
+            | Op::Backward { block, part: Part::Both | Part::Input, .. } => {
+                let whole = |unit: &Unit| state[unit] == Weights::Whole;
+                assert!(!sharded || plan.block_units(block).iter().all(whole), "{op}");
+            }
+            _ => {}
+        }
+        done += usize::from(computes(op));
+    }
+    assert!(state.values().all(|state| *state == Weights::Sharded), "gathered and never released: {state:?}");
+    match (sharded, plan.sharding.gather) {
+        (false, _) => assert_eq!(gathers, 0),
+        (true, When::Step) => assert_eq!(gathers, units.len()),
+        (true, When::MicroBatch) => assert!(gathers >= units.len()),
+    }
+}
+
+/// The block and micro-batch whose weight gradients an op adds.
+fn written(op: &Op) -> Option<(Block, usize)> {
+    match *op {
+        Op::Backward { block, micro, part: Part::Both | Part::Weight } => Some((block, micro)),
+        _ => None,
+    }
+}
+
+fn unit_is_reduced(plan: &Plan, program: &Program, unit: Unit) {
+    let tensor = plan.sequence_parallel && plan.mesh.tp > 1 && plan.layout(unit).replicated > 0;
+    let data = plan.mesh.dp > 1;
+    let every_micro = plan.sharding.gradients > 1 && plan.sharding.reduce == When::MicroBatch;
+    let tied = unit == Unit::Table && plan.holds_tied_copy(program.stage);
+    let times = if every_micro { plan.micro_batches() } else { 1 };
+    let pair = |over| [Op::ReduceStart { unit, over }, Op::ReduceWait { unit, over }];
+    let round: Vec<Op> = [(tensor, Over::Tensor), (data, Over::Data)]
+        .into_iter()
+        .filter(|(wanted, _)| *wanted)
+        .flat_map(|(_, over)| pair(over))
+        .collect();
+    let mut expected = round.repeat(times);
+    expected.extend(tied.then(|| pair(Over::Tied)).into_iter().flatten());
+    let reductions = |op: &&Op| match **op {
+        Op::ReduceStart { unit: of, .. } | Op::ReduceWait { unit: of, .. } => of == unit,
+        _ => false,
+    };
+    let found: Vec<Op> = program.ops.iter().filter(reductions).copied().collect();
+    assert_eq!(found, expected, "of {unit} on stage {}", program.stage);
+    if !round.is_empty() {
+        writes_come_before_their_reduction(
+            plan,
+            program,
+            unit,
+            every_micro,
+            (round[0], *round.last().unwrap()),
+        );
+    }
+}
+
+/// No write falls between the first start and the last wait of a reduction, none is left over, and each reduction has
+/// the writes of the step or of one micro-batch.
+fn writes_come_before_their_reduction(
+    plan: &Plan,
+    program: &Program,
+    unit: Unit,
+    every_micro: bool,
+    (first, last): (Op, Op),
+) {
+    let (mut fresh, mut under_way) = (BTreeSet::new(), false);
+    for op in &program.ops {
+        if let Some((_, micro)) = written(op).filter(|(block, _)| plan.block_units(*block).contains(&unit)) {
+            assert!(!under_way, "{op} while {unit} is being reduced");
+            fresh.insert(micro);
+        } else if *op == first {
+            assert_eq!(fresh.len(), if every_micro { 1 } else { plan.micro_batches() });
+            fresh.clear();
+            under_way = true;
+        } else if *op == last {
+            under_way = false;
+        }
+    }
+    assert!(fresh.is_empty(), "{unit} is written and not reduced");
+}
+
+/// When gradients are reduced for every micro-batch, a computation sees only its predecessor's under way.
+fn outstanding_gradients_are_few(plan: &Plan, program: &Program) {
+    if plan.sharding.gradients == 1 || plan.sharding.reduce == When::Step {
+        return;
+    }
+    let mut under_way: BTreeSet<Unit> = BTreeSet::new();
+    let mut previous: Vec<Unit> = Vec::new();
+    for op in &program.ops {
+        match *op {
+            Op::ReduceStart { unit, .. } => _ = under_way.insert(unit),
+            Op::ReduceWait { unit, .. } => _ = under_way.remove(&unit),
+            op if computes(&op) => {
+                assert!(under_way.iter().all(|unit| previous.contains(unit)), "{op}: {under_way:?}");
+                assert!(plan.pipeline.overlap || under_way.is_empty());
+                previous = written(&op).map_or(vec![], |(block, _)| plan.block_units(block));
+            }
+            _ => {}
+        }
+    }
+}
+
+const ONE_LAYER_PER_STAGE: &str =
+    "parallel.pp=2 parallel.dp=2 parallel.tp=1 model.layers=2 batch.micro=1 batch.global=2 model.tied=true";
+
+fn plan_of(sets: &str) -> Plan {
+    plan(&sets.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+}
+
+fn lines(program: &Program) -> String {
+    program.ops.iter().map(Op::to_string).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_last_of_two_stages_with_sharded_states() {
+    let plan = plan_of(&format!("{ONE_LAYER_PER_STAGE} sharding.zero=1"));
+    insta::assert_snapshot!(lines(&plan.program(1)));
+}
+
+#[test]
+fn the_last_of_two_stages_with_everything_sharded() {
+    let plan = plan_of(&format!("{ONE_LAYER_PER_STAGE} sharding.zero=3 memory.recompute=full"));
+    insta::assert_snapshot!(lines(&plan.program(1)));
+}

@@ -1,0 +1,88 @@
+//! Random layouts, as `--set` arguments over the built-in demo.
+
+use kintsugi_plan::{Op, Plan, Program, config};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+/// The plan of the demo under these settings.
+pub fn plan(sets: &[String]) -> Plan {
+    config::resolve(None, "", sets).unwrap_or_else(|error| panic!("{sets:?}: {error}"))
+}
+
+/// The programs of all stages.
+pub fn programs(plan: &Plan) -> Vec<Program> {
+    (0..plan.mesh.pp).map(|stage| plan.program(stage)).collect()
+}
+
+/// Whether an op computes a block.
+pub fn computes(op: &Op) -> bool {
+    matches!(op, Op::Forward { .. } | Op::Evaluate { .. } | Op::Recompute { .. } | Op::Backward { .. })
+}
+
+/// Settings that make a legal plan.
+pub fn layouts() -> impl Strategy<Value = Vec<String>> {
+    (pipelines(), replicas(), options()).prop_map(|((mut sets, micro_batches), (dp, replicas), options)| {
+        sets.push(format!("parallel.dp={dp}"));
+        sets.push("batch.micro=1".to_owned());
+        sets.push(format!("batch.global={}", micro_batches * dp));
+        sets.extend(replicas);
+        sets.extend(options);
+        sets
+    })
+}
+
+/// Schedule, stages, chunks of uneven size, and the number of micro-batches.
+fn pipelines() -> impl Strategy<Value = (Vec<String>, usize)> {
+    let schedule = select(vec!["gpipe", "1f1b", "interleaved", "zero-bubble"]);
+    let shape =
+        (schedule, 1..=6_usize, 1..=12_usize, 2..=3_usize).prop_map(|(schedule, pp, micro_batches, v)| {
+            if schedule == "interleaved" {
+                let pp = pp.max(2);
+                (schedule, pp, micro_batches.next_multiple_of(pp), v)
+            } else {
+                (schedule, pp, micro_batches, 1)
+            }
+        });
+    shape.prop_flat_map(|(schedule, pp, micro_batches, virtual_stages)| {
+        vec(1..=3_usize, pp * virtual_stages).prop_map(move |layers| {
+            let sets = vec![
+                format!("parallel.schedule={schedule}"),
+                format!("parallel.pp={pp}"),
+                format!("parallel.virtual_stages={virtual_stages}"),
+                format!("model.layers={}", layers.iter().sum::<usize>()),
+                format!("parallel.layers_per_stage={layers:?}"),
+            ];
+            (sets, micro_batches)
+        })
+    })
+}
+
+/// Data-parallel replicas and what is sharded over them.
+fn replicas() -> impl Strategy<Value = (usize, Vec<String>)> {
+    let when = || select(vec!["micro-batch", "step"]);
+    (1..=3_usize, 0..=3_usize, when(), when()).prop_map(|(dp, zero, gather, reduce)| {
+        let mut sets = vec![format!("sharding.zero={zero}"), format!("sharding.gather={gather}")];
+        sets.extend((zero >= 2).then(|| format!("sharding.reduce={reduce}")));
+        (dp, sets)
+    })
+}
+
+fn options() -> impl Strategy<Value = Vec<String>> {
+    let recompute = select(vec!["none", "selective", "full"]);
+    let family = select(vec!["gpt", "llama"]);
+    let flag = any::<bool>;
+    (recompute, family, flag(), flag(), flag(), 1..=2_usize, 0..=3_usize).prop_map(
+        |(recompute, family, tied, overlap, sequence_parallel, tp, prefetch)| {
+            vec![
+                format!("memory.recompute={recompute}"),
+                format!("model.family={family}"),
+                format!("model.tied={tied}"),
+                format!("parallel.overlap={overlap}"),
+                format!("parallel.sequence_parallel={sequence_parallel}"),
+                format!("parallel.tp={tp}"),
+                format!("parallel.prefetch={prefetch}"),
+            ]
+        },
+    )
+}

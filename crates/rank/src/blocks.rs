@@ -1,0 +1,222 @@
+//! Loading, forward, recomputation and backward of blocks.
+
+use kintsugi_model::{embedding, head, layer};
+use kintsugi_plan::parameters::Slot;
+use kintsugi_plan::{Block, Part, Recompute, Unit};
+use kintsugi_tensor::ops::control;
+use kintsugi_tensor::{Buffer, Category, DType};
+
+use crate::flow::{Deferred, Saved};
+use crate::rank::{LOSS, Rank, Source};
+
+impl Rank {
+    pub(crate) fn load(&mut self, micro: usize, source: &mut dyn Source) {
+        let (tokens, targets) = source.batch(micro);
+        let upload = |ids: &[u32]| {
+            let buffer = self.backend.allocate(ids.len(), DType::U32, Category::Activations);
+            self.backend.upload_tokens(ids, buffer.view());
+            buffer
+        };
+        if self.at.pp == 0 {
+            self.flow.tokens.insert(micro, upload(tokens));
+        }
+        if self.at.pp + 1 == self.plan.mesh.pp {
+            self.flow.targets.insert(micro, upload(targets));
+        }
+    }
+
+    pub(crate) fn forward(&mut self, block: Block, micro: usize) {
+        let saved = match block {
+            Block::Embedding => {
+                let x = self.embed(micro);
+                self.flow.inputs.insert((self.next(block), micro), x);
+                return;
+            }
+            Block::Layer(i) => {
+                let x = self.take_input(block, micro);
+                let (ctx, unit) = (self.context(), self.unit(Unit::Layer(i)));
+                let (y, saved) = if self.shape.recompute == Recompute::Full {
+                    let (y, x) = layer::evaluate(&ctx, x, &unit.weights());
+                    (y, Saved::Input(x))
+                } else {
+                    let (y, saved) = layer::forward(&ctx, x, &unit.weights());
+                    (y, Saved::Layer(saved))
+                };
+                self.flow.inputs.insert((self.next(block), micro), y);
+                saved
+            }
+            Block::Head => {
+                let (x, targets) = (self.take_input(block, micro), self.take_targets(micro));
+                Saved::Head(head::forward(&self.context(), x, &self.head_weights(), self.loss(&targets)))
+            }
+        };
+        self.flow.saved.insert((block, micro), saved);
+    }
+
+    pub(crate) fn evaluate(&mut self, block: Block, micro: usize) {
+        match block {
+            Block::Embedding => {
+                let x = self.embed(micro);
+                self.flow.tokens.remove(&micro);
+                self.flow.inputs.insert((self.next(block), micro), x);
+            }
+            Block::Layer(i) => {
+                let x = self.take_input(block, micro);
+                let (y, _) = layer::evaluate(&self.context(), x, &self.unit(Unit::Layer(i)).weights());
+                self.flow.inputs.insert((self.next(block), micro), y);
+            }
+            Block::Head => {
+                let (x, targets) = (self.take_input(block, micro), self.take_targets(micro));
+                head::evaluate(&self.context(), &x, &self.head_weights(), self.loss(&targets));
+            }
+        }
+    }
+
+    pub(crate) fn recompute(&mut self, block: Block, micro: usize) {
+        let (Block::Layer(i), Some(Saved::Input(x))) = (block, self.flow.saved.remove(&(block, micro)))
+        else {
+            panic!("{block} kept no input to recompute from");
+        };
+        let saved = layer::rebuild(&self.context(), x, &self.unit(Unit::Layer(i)).weights());
+        self.flow.saved.insert((block, micro), Saved::Layer(saved));
+    }
+
+    pub(crate) fn backward(&mut self, block: Block, micro: usize, part: Part) {
+        // The input part, too, writes gradients: those of norms and of the biases behind a reduction.
+        self.make_gradients(block);
+        if part == Part::Weight {
+            return self.weight_part(block, micro);
+        }
+        let (dx, deferred) = match block {
+            Block::Embedding => {
+                let dx = self.take_gradient(block, micro);
+                self.flow.deferred.insert((block, micro), Deferred::Embedding(dx));
+                if part == Part::Both {
+                    self.weight_part(block, micro);
+                }
+                return;
+            }
+            Block::Layer(i) => {
+                let dy = self.take_gradient(block, micro);
+                let Some(Saved::Layer(saved)) = self.flow.saved.remove(&(block, micro)) else {
+                    panic!("{block} kept nothing for its backward");
+                };
+                let (ctx, unit) = (self.context(), self.unit(Unit::Layer(i)));
+                let (dx, deferred) =
+                    layer::backward(&ctx, dy, saved, &unit.weights(), &unit.gradients(), part);
+                (dx, deferred.map(Deferred::Layer))
+            }
+            Block::Head => {
+                let Some(Saved::Head(saved)) = self.flow.saved.remove(&(block, micro)) else {
+                    panic!("the head kept nothing for its backward");
+                };
+                let norm = self.unit(Unit::Head).gradients();
+                let (dx, deferred) = head::backward(
+                    &self.context(),
+                    saved,
+                    &self.head_weights(),
+                    &norm,
+                    &self.head_output(),
+                    part,
+                );
+                (dx, deferred.map(Deferred::Head))
+            }
+        };
+        if let Some(deferred) = deferred {
+            self.flow.deferred.insert((block, micro), deferred);
+        }
+        self.flow.gradients.insert((self.previous(block), micro), dx);
+    }
+
+    fn weight_part(&mut self, block: Block, micro: usize) {
+        let deferred = self.flow.deferred.remove(&(block, micro)).expect("the input part came first");
+        match (block, deferred) {
+            (Block::Embedding, Deferred::Embedding(dx)) => {
+                let tokens = self.flow.tokens.remove(&micro).expect("tokens stay until here");
+                let table = self.unit(Unit::Table).gradients();
+                let positions = self.has_positions().then(|| self.unit(Unit::Positions).gradients());
+                embedding::backward(&self.context(), &dx, tokens.view(), &table, positions.as_ref());
+            }
+            (Block::Layer(i), Deferred::Layer(deferred)) => {
+                layer::weight_part(&self.context(), deferred, &self.unit(Unit::Layer(i)).gradients());
+            }
+            (Block::Head, Deferred::Head(deferred)) => {
+                head::weight_part(&self.context(), &deferred, &self.head_output());
+            }
+            _ => unreachable!("what is deferred belongs to its block"),
+        }
+    }
+
+    fn make_gradients(&mut self, block: Block) {
+        for unit in self.plan.block_units(block) {
+            let i = self.unit_index(unit);
+            self.units[i].make_gradient(&*self.backend);
+        }
+    }
+
+    fn embed(&self, micro: usize) -> Buffer {
+        let table = self.unit(Unit::Table).weights();
+        let positions = self.has_positions().then(|| self.unit(Unit::Positions).weights());
+        embedding::forward(&self.context(), self.flow.tokens[&micro].view(), &table, positions.as_ref())
+    }
+
+    fn has_positions(&self) -> bool {
+        self.plan.block_units(Block::Embedding).contains(&Unit::Positions)
+    }
+
+    fn head_weights(&self) -> head::HeadWeights<'_> {
+        let norm = self.unit(Unit::Head).weights();
+        let output = if self.plan.model.tied {
+            self.unit(Unit::Table).weights().get(Slot::Table)
+        } else {
+            norm.get(Slot::Output)
+        };
+        head::HeadWeights { norm, output }
+    }
+
+    fn head_output(&self) -> head::Output<'_> {
+        let (unit, slot) =
+            if self.plan.model.tied { (Unit::Table, Slot::Table) } else { (Unit::Head, Slot::Output) };
+        head::Output { gradients: self.unit(unit).gradients(), slot }
+    }
+
+    fn loss<'a>(&'a self, targets: &'a Buffer) -> head::Loss<'a> {
+        head::Loss {
+            targets: targets.view(),
+            sum: self.sums().slice(LOSS..LOSS + 1),
+            scale: self.control.slice(control::LOSS_SCALE..control::LOSS_SCALE + 1),
+        }
+    }
+
+    fn take_input(&mut self, block: Block, micro: usize) -> Buffer {
+        self.flow.inputs.remove(&(block, micro)).expect("a block's input comes before it")
+    }
+
+    fn take_gradient(&mut self, block: Block, micro: usize) -> Buffer {
+        self.flow.gradients.remove(&(block, micro)).expect("a block's output gradient comes before it")
+    }
+
+    fn take_targets(&mut self, micro: usize) -> Buffer {
+        self.flow.targets.remove(&micro).expect("targets are loaded before the head")
+    }
+
+    /// The block after this one in the model.
+    fn next(&self, block: Block) -> Block {
+        let after = match block {
+            Block::Embedding => 0,
+            Block::Layer(i) => i + 1,
+            Block::Head => unreachable!("nothing comes after the head"),
+        };
+        if after < self.plan.model.layers { Block::Layer(after) } else { Block::Head }
+    }
+
+    /// The block before this one in the model.
+    fn previous(&self, block: Block) -> Block {
+        match block {
+            Block::Embedding => unreachable!("nothing comes before the embedding"),
+            Block::Layer(0) => Block::Embedding,
+            Block::Layer(i) => Block::Layer(i - 1),
+            Block::Head => Block::Layer(self.plan.model.layers - 1),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What is predicted and what is measured, in one shape, so that the two can be laid side by side.
+
+use std::collections::BTreeMap;
+
+use kintsugi_comm::Traffic;
+use kintsugi_tensor::{Category, Usage};
+use serde::Serialize;
+
+/// The figures of a step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figures {
+    /// Memory of every rank.
+    pub peak_bytes: Vec<RankMemory>,
+    /// Bytes sent in one step over all ranks, by level and operation.
+    pub comm_bytes: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+    /// Seconds per step.
+    pub step_s: Option<f64>,
+    /// Tokens per second over all ranks.
+    pub tokens_per_s: Option<f64>,
+    /// Joules per step.
+    pub energy_j: Option<f64>,
+}
+
+/// One rank's memory: live bytes by category at the moment of the highest total.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RankMemory {
+    /// Parameters in the compute precision.
+    pub weights: u64,
+    /// Gradients.
+    pub gradients: u64,
+    /// Optimizer states.
+    pub states: u64,
+    /// Activations.
+    pub activations: u64,
+    /// Scratch of the kernels.
+    pub workspace: u64,
+    /// Buffers of collectives.
+    pub communication: u64,
+    /// All of them.
+    pub total: u64,
+    /// What was, or would be, taken from the device.
+    pub reserved: u64,
+}
+
+impl RankMemory {
+    /// A peak by category, and what was reserved for it.
+    pub fn new(peak: Usage, reserved: u64) -> Self {
+        RankMemory {
+            weights: peak.get(Category::Weights),
+            gradients: peak.get(Category::Gradients),
+            states: peak.get(Category::States),
+            activations: peak.get(Category::Activations),
+            workspace: peak.get(Category::Workspace),
+            communication: peak.get(Category::Communication),
+            total: peak.total(),
+            reserved,
+        }
+    }
+
+    /// The categories by name, in the order in which they are printed.
+    pub fn categories(&self) -> [(&'static str, u64); 6] {
+        [
+            ("weights", self.weights),
+            ("gradients", self.gradients),
+            ("states", self.states),
+            ("activations", self.activations),
+            ("workspace", self.workspace),
+            ("communication", self.communication),
+        ]
+    }
+}
+
+impl Figures {
+    /// Figures of memory and traffic, with nothing said about time and energy.
+    pub fn new(peak_bytes: Vec<RankMemory>, traffic: &Traffic) -> Self {
+        let mut comm_bytes: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
+        for (level, operation, bytes) in traffic.iter() {
+            comm_bytes.entry(level.name()).or_default().insert(operation.name(), bytes);
+        }
+        Figures { peak_bytes, comm_bytes, step_s: None, tokens_per_s: None, energy_j: None }
+    }
+}

@@ -1,0 +1,75 @@
+//! Initial weights from a counter-based generator: an element's value depends on the seed, its parameter and its
+//! index in the whole parameter, never on the layout.
+
+use std::ops::Range;
+
+use kintsugi_plan::parameters::{Initial, Parameter, UnitLayout};
+
+/// The initial values of elements `range` of a unit's flat buffer on tensor-parallel part `part` of `tp`.
+pub(crate) fn values(
+    layout: &UnitLayout,
+    range: Range<usize>,
+    seed: u64,
+    tp: usize,
+    part: usize,
+) -> Vec<f32> {
+    let mut values = vec![0.0; range.len()];
+    for placed in &layout.placed {
+        let start = placed.range.start.max(range.start);
+        let end = placed.range.end.min(range.end);
+        let key = mix(seed ^ name_hash(&placed.parameter.name()));
+        for flat in start..end {
+            let index = placed.parameter.global_index(tp, part, flat - placed.range.start);
+            values[flat - range.start] = element(&placed.parameter, key, index);
+        }
+    }
+    values
+}
+
+fn element(parameter: &Parameter, key: u64, index: usize) -> f32 {
+    match parameter.initial {
+        Initial::Zeros => 0.0,
+        Initial::Ones => 1.0,
+        Initial::Normal(_) if index >= parameter.valid_elements() => 0.0,
+        Initial::Normal(deviation) => (deviation * normal(key, index as u64)) as f32,
+    }
+}
+
+/// A standard normal number (Box–Muller) that depends on `key` and `index` alone.
+fn normal(key: u64, index: u64) -> f64 {
+    let first = mix(key.wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15)));
+    let second = mix(first ^ 0xD1B5_4A32_D192_ED03);
+    let unit = |bits: u64| ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    (-2.0 * unit(first).ln()).sqrt() * (std::f64::consts::TAU * unit(second)).cos()
+}
+
+/// `SplitMix64`'s finaliser.
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+/// FNV-1a, so that a name means the same number on every machine and in every version.
+fn name_hash(name: &str) -> u64 {
+    name.bytes()
+        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_normal() {
+        let n = 100_000;
+        let numbers: Vec<f64> = (0..n).map(|i| normal(42, i)).collect();
+        let mean = numbers.iter().sum::<f64>() / n as f64;
+        let variance = numbers.iter().map(|x| x * x).sum::<f64>() / n as f64;
+        let fourth = numbers.iter().map(|x| x.powi(4)).sum::<f64>() / n as f64;
+        let neighbours = numbers.windows(2).map(|w| w[0] * w[1]).sum::<f64>() / n as f64;
+        // Four standard errors of each estimate.
+        assert!(mean.abs() < 0.013 && (variance - 1.0).abs() < 0.018, "mean {mean}, variance {variance}");
+        assert!((fourth - 3.0).abs() < 0.13 && neighbours.abs() < 0.013, "fourth {fourth}, {neighbours}");
+    }
+}

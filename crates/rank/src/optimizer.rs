@@ -1,0 +1,94 @@
+//! The end of a step: global norm, clipping, and the update of what this rank owns.
+
+use kintsugi_comm::Collective;
+use kintsugi_plan::{Axis, LossScale, RateSchedule};
+use kintsugi_tensor::DType;
+use kintsugi_tensor::ops::{AdamW, LearningRate, LossScaler, UpdateControl};
+
+use crate::rank::{LOSS, Rank, SQUARES, STOP};
+
+impl Rank {
+    /// Adds up the squares of the gradients that this rank answers for, so that over the mesh each counts once:
+    /// replicas of a gradient that is not sharded, and tp ranks of a replicated parameter, leave it to the first.
+    pub(crate) fn measure(&self) {
+        let squares = self.sums().slice(SQUARES..SQUARES + 1);
+        let sharded = self.plan.sharding.states > 1;
+        for (i, unit) in self.units.iter().enumerate() {
+            let (gradient, owned) = unit.owned_gradient();
+            if self.first_reduction(unit.layout.unit).is_none() {
+                self.backend.sum_of_squares(gradient, self.health.slice(i..i + 1));
+            }
+            if !self.answers_for.contains(&unit.layout.unit) || !(sharded || self.at.dp == 0) {
+                continue;
+            }
+            let replicated = unit.layout.replicated.clamp(owned.start, owned.end) - owned.start;
+            let first = if self.at.tp == 0 { 0 } else { replicated };
+            if first < gradient.len() {
+                self.backend.sum_of_squares(gradient.slice(first..gradient.len()), squares);
+            }
+        }
+        if self.wants_to_stop {
+            self.backend.fill(1.0, self.sums().slice(STOP..STOP + 1));
+        }
+    }
+
+    pub(crate) fn norm_start(&mut self, axis: Axis) {
+        // The loss is the same on every tp rank: the first one reports it.
+        if axis == Axis::Tensor && self.at.tp > 0 {
+            self.backend.fill(0.0, self.sums().slice(LOSS..LOSS + 1));
+        }
+        let sums = self.sums.take().expect("one norm at a time");
+        let all = 0..sums.len();
+        self.sums_pending = Some(self.groups.axis(axis).start(Collective::AllReduce, sums, all));
+    }
+
+    pub(crate) fn norm_wait(&mut self, axis: Axis) {
+        let pending = self.sums_pending.take().expect("a wait follows its start");
+        self.sums = Some(self.groups.axis(axis).wait(pending));
+    }
+
+    pub(crate) fn clip(&self) {
+        let (optimizer, precision) = (&self.plan.optimizer, &self.plan.precision);
+        let dynamic = self.shape.compute == DType::F16 && precision.loss_scale == LossScale::Dynamic;
+        self.backend.update_control(UpdateControl {
+            control: self.control.view(),
+            sum_of_squares: self.sums().slice(SQUARES..SQUARES + 1),
+            loss_sum: self.sums().slice(LOSS..LOSS + 1),
+            tokens: self.plan.tokens_per_step() as f64,
+            clip: optimizer.clip,
+            rate: LearningRate {
+                peak: optimizer.lr,
+                floor: optimizer.min_lr,
+                warmup: optimizer.warmup,
+                steps: self.plan.run.steps,
+                cosine: optimizer.schedule == RateSchedule::Cosine,
+            },
+            betas: optimizer.betas,
+            scaler: dynamic.then_some(LossScaler { window: LOSS_SCALE_WINDOW, largest: LARGEST_LOSS_SCALE }),
+        });
+    }
+
+    pub(crate) fn step(&self) {
+        let optimizer = &self.plan.optimizer;
+        for unit in &self.units {
+            let states = unit.states();
+            self.backend.adamw(AdamW {
+                gradient: unit.owned_gradient().0,
+                master: states.master,
+                first_moment: states.first_moment,
+                second_moment: states.second_moment,
+                weights: states.weights,
+                segments: states.segments,
+                control: self.control.view(),
+                betas: optimizer.betas,
+                epsilon: optimizer.eps,
+                weight_decay: optimizer.weight_decay,
+            });
+        }
+    }
+}
+
+/// Good steps before the loss scale doubles.
+const LOSS_SCALE_WINDOW: u64 = 1000;
+/// The loss scale stays below this.
+const LARGEST_LOSS_SCALE: f64 = 16_777_216.0;

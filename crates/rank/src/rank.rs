@@ -1,0 +1,261 @@
+//! The rank itself: what it holds, and the one place where an op becomes a call.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use kintsugi_comm::Pending;
+use kintsugi_model::{Context, Shape};
+use kintsugi_plan::{Coordinate, LossScale, Op, Over, Plan, Program, Unit};
+use kintsugi_tensor::ops::control;
+use kintsugi_tensor::{Backend, Buffer, Category, DType};
+
+use crate::flow::Flow;
+use crate::unit::{Types, UnitState};
+use crate::{Groups, Piece};
+
+/// Where a rank's tokens come from.
+pub trait Source {
+    /// The inputs and the targets of a micro-batch of the running step, `[rows]` each.
+    fn batch(&mut self, micro: usize) -> (&[u32], &[u32]);
+}
+
+/// One worker: its share of the model, what is in flight, and the groups it belongs to.
+pub struct Rank {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) at: Coordinate,
+    pub(crate) shape: Shape,
+    pub(crate) backend: Rc<dyn Backend>,
+    pub(crate) groups: Groups,
+    pub(crate) units: Vec<UnitState>,
+    index: HashMap<Unit, usize>,
+    /// The units whose gradients this rank counts in the global norm.
+    pub(crate) answers_for: Vec<Unit>,
+    pub(crate) flow: Flow,
+    /// `[squared norm, loss, stop]`, summed over micro-batches and then over the mesh.
+    pub(crate) sums: Option<Buffer>,
+    pub(crate) sums_pending: Option<Pending>,
+    pub(crate) wants_to_stop: bool,
+    /// See [`control`].
+    pub(crate) control: Buffer,
+    /// The squared norm of each unit's own contribution, before any reduction: tells who went bad first.
+    pub(crate) health: Buffer,
+}
+
+/// Index of the squared norm in the sums.
+pub(crate) const SQUARES: usize = 0;
+/// Index of the loss in the sums.
+pub(crate) const LOSS: usize = 1;
+/// Index of the number of ranks that want to stop in the sums.
+pub(crate) const STOP: usize = 2;
+/// Number of sums.
+const SUMS: usize = 3;
+
+impl Rank {
+    /// Takes the memory of everything that stays: weights, states, gradients that are not sharded.
+    pub fn new(plan: Arc<Plan>, at: Coordinate, backend: Rc<dyn Backend>, groups: Groups) -> Self {
+        let shape = Shape::new(&plan, at.tp);
+        Self::with_shape(plan, at, backend, groups, shape)
+    }
+
+    /// Like [`Rank::new`], with a shape that differs from the plan's: f64 for finite differences.
+    pub fn with_shape(
+        plan: Arc<Plan>,
+        at: Coordinate,
+        backend: Rc<dyn Backend>,
+        groups: Groups,
+        shape: Shape,
+    ) -> Self {
+        let types = Types::new(&plan, shape.compute);
+        let names = plan.stage_units(at.pp);
+        let units: Vec<UnitState> =
+            names.iter().map(|&unit| UnitState::new(&*backend, &plan, at, unit, types)).collect();
+        let accumulator = shape.compute.accumulator();
+        let scalars = |len| {
+            let buffer = backend.allocate(len, accumulator, Category::States);
+            backend.fill(0.0, buffer.view());
+            buffer
+        };
+        let (sums, control, health) = (scalars(SUMS), scalars(control::LEN), scalars(names.len()));
+        let initial_scale = match (shape.compute, plan.precision.loss_scale) {
+            (DType::F16, LossScale::Dynamic) => INITIAL_LOSS_SCALE,
+            (DType::F16, LossScale::Fixed(scale)) => scale,
+            _ => 1.0,
+        };
+        backend.fill(initial_scale, control.slice(control::LOSS_SCALE..control::LOSS_SCALE + 1));
+        Rank {
+            answers_for: plan.answers_for(at.pp),
+            index: names.into_iter().enumerate().map(|(i, unit)| (unit, i)).collect(),
+            plan,
+            at,
+            shape,
+            backend,
+            groups,
+            units,
+            flow: Flow::default(),
+            sums: Some(sums),
+            sums_pending: None,
+            wants_to_stop: false,
+            control,
+            health,
+        }
+    }
+
+    /// Counts these units' gradients in the global norm instead of the plan's.
+    pub fn answer_for(&mut self, units: Vec<Unit>) {
+        self.answers_for = units;
+    }
+
+    /// Asks every rank to stop after the running step; they agree through the sums.
+    pub fn ask_to_stop(&mut self) {
+        self.wants_to_stop = true;
+    }
+
+    /// Whether some rank asked to stop in the step that has just ended. All ranks get the same answer.
+    pub fn stop_agreed(&self) -> bool {
+        self.backend.read_scalar(self.sums().view(), STOP) > 0.0
+    }
+
+    /// Sets the weights to their initial values.
+    pub fn initialise(&self, seed: u64) {
+        for unit in &self.units {
+            unit.initialise(&*self.backend, seed, self.plan.mesh.tp, self.at.tp);
+        }
+    }
+
+    /// Runs a whole program, telling `watch` of every op before it runs.
+    pub fn run(&mut self, program: &Program, source: &mut dyn Source, mut watch: impl FnMut(&Self, &Op)) {
+        for op in &program.ops {
+            watch(self, op);
+            self.execute(op, source);
+        }
+        debug_assert!(self.flow.is_empty(), "something was left in flight");
+    }
+
+    /// Runs one op.
+    pub fn execute(&mut self, op: &Op, source: &mut dyn Source) {
+        match *op {
+            Op::Begin => self.begin(),
+            Op::Load { micro } => self.load(micro, source),
+            Op::Forward { block, micro } => self.forward(block, micro),
+            Op::Evaluate { block, micro } => self.evaluate(block, micro),
+            Op::Recompute { block, micro } => self.recompute(block, micro),
+            Op::Backward { block, micro, part } => self.backward(block, micro, part),
+            Op::GatherStart { unit } => {
+                let (unit, backend, groups) = self.unit_with(unit);
+                unit.gather_start(backend, &*groups.data);
+            }
+            Op::GatherWait { unit } => {
+                let (unit, _, groups) = self.unit_with(unit);
+                unit.gather_wait(&*groups.data);
+            }
+            Op::Release { unit } => self.unit_with(unit).0.release(),
+            Op::ReduceStart { unit, over } => {
+                self.check_health(unit, over);
+                let (unit, _, groups) = self.unit_with(unit);
+                unit.reduce_start(over, groups.over(over));
+            }
+            Op::ReduceWait { unit, over } => {
+                let (unit, backend, groups) = self.unit_with(unit);
+                unit.reduce_wait(backend, over, groups.over(over));
+            }
+            Op::SendStart { message } => self.send_start(message),
+            Op::SendWait { message } => self.send_wait(message),
+            Op::ReceiveStart { message } => self.receive_start(message),
+            Op::ReceiveWait { message } => self.receive_wait(message),
+            Op::Measure => self.measure(),
+            Op::NormStart { axis } => self.norm_start(axis),
+            Op::NormWait { axis } => self.norm_wait(axis),
+            Op::Clip => self.clip(),
+            Op::Step => self.step(),
+            Op::RefreshStart { unit } => {
+                let (unit, backend, groups) = self.unit_with(unit);
+                unit.refresh_start(backend, &*groups.data);
+            }
+            Op::RefreshWait { unit } => {
+                let (unit, _, groups) = self.unit_with(unit);
+                unit.refresh_wait(&*groups.data);
+            }
+        }
+    }
+
+    /// Reads a slot of the control buffer ([`control`]), waiting for the device.
+    pub fn control(&self, slot: usize) -> f64 {
+        self.backend.read_scalar(self.control.view(), slot)
+    }
+
+    /// The mean loss that an evaluation program has just summed over `tokens` tokens.
+    pub fn mean_loss(&self, tokens: usize) -> f64 {
+        self.backend.read_scalar(self.sums().view(), LOSS) / tokens as f64
+    }
+
+    /// The first unit, in the order of the backward pass, whose own gradient is not finite.
+    pub fn first_bad_unit(&self) -> Option<Unit> {
+        let bad = |i: &usize| !self.backend.read_scalar(self.health.view(), *i).is_finite();
+        (0..self.units.len()).rev().find(bad).map(|i| self.units[i].layout.unit)
+    }
+
+    /// This rank's part of the reduced gradients, as the host sees it.
+    pub fn gradients(&self) -> Vec<Piece> {
+        self.pieces(UnitState::owned_gradient)
+    }
+
+    /// This rank's part of the weights, as the host sees it.
+    pub fn weights(&self) -> Vec<Piece> {
+        self.pieces(UnitState::resident_weights)
+    }
+
+    /// The device.
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    pub(crate) fn context(&self) -> Context<'_> {
+        Context { backend: &*self.backend, tensor: &*self.groups.tensor, shape: &self.shape }
+    }
+
+    pub(crate) fn unit(&self, unit: Unit) -> &UnitState {
+        &self.units[self.index[&unit]]
+    }
+
+    pub(crate) fn unit_index(&self, unit: Unit) -> usize {
+        self.index[&unit]
+    }
+
+    pub(crate) fn sums(&self) -> &Buffer {
+        self.sums.as_ref().expect("the sums are here between start and wait")
+    }
+
+    fn unit_with(&mut self, unit: Unit) -> (&mut UnitState, &dyn Backend, &Groups) {
+        (&mut self.units[self.index[&unit]], &*self.backend, &self.groups)
+    }
+
+    fn begin(&mut self) {
+        self.units.iter_mut().for_each(UnitState::begin);
+        self.backend.fill(0.0, self.sums().view());
+        self.backend.fill(0.0, self.health.view());
+    }
+
+    /// Records the squared norm of this rank's own gradient before the first reduction mixes it with others'.
+    fn check_health(&self, unit: Unit, over: Over) {
+        if self.first_reduction(unit) == Some(over)
+            && let Some(gradient) = self.unit(unit).whole_gradient()
+        {
+            let i = self.unit_index(unit);
+            self.backend.sum_of_squares(gradient, self.health.slice(i..i + 1));
+        }
+    }
+
+    /// The first reduction of a unit's gradient, if it has any.
+    pub(crate) fn first_reduction(&self, unit: Unit) -> Option<Over> {
+        let tensor = self.shape.sequence_parallel && self.unit(unit).layout.replicated > 0;
+        let data = self.plan.mesh.dp > 1;
+        let tied = unit == Unit::Table && self.plan.holds_tied_copy(self.at.pp);
+        [(tensor, Over::Tensor), (data, Over::Data), (tied, Over::Tied)]
+            .into_iter()
+            .find_map(|(applies, over)| applies.then_some(over))
+    }
+}
+
+/// Where dynamic loss scaling starts, as in PyTorch and Apex.
+const INITIAL_LOSS_SCALE: f64 = 65536.0;

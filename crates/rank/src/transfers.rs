@@ -1,0 +1,52 @@
+//! Messages between stages.
+
+use kintsugi_comm::Tag;
+use kintsugi_plan::{Block, Message, MessageKind};
+use kintsugi_tensor::Category;
+
+use crate::rank::Rank;
+
+impl Rank {
+    pub(crate) fn send_start(&mut self, message: Message) {
+        let waiting = match message.kind {
+            MessageKind::Activation => &mut self.flow.inputs,
+            MessageKind::Gradient => &mut self.flow.gradients,
+        };
+        let buffer = waiting.remove(&(message.block, message.micro)).expect("what is sent was made before");
+        let pending = self.groups.pipeline.send(message.peer, self.tag(message), buffer);
+        self.flow.sending.insert(message, pending);
+    }
+
+    pub(crate) fn send_wait(&mut self, message: Message) {
+        let pending = self.flow.sending.remove(&message).expect("a wait follows its start");
+        drop(self.groups.pipeline.wait(pending));
+    }
+
+    pub(crate) fn receive_start(&mut self, message: Message) {
+        let len = self.shape.own_rows * self.shape.hidden;
+        let buffer = self.backend.allocate(len, self.shape.compute, Category::Activations);
+        let pending = self.groups.pipeline.receive(message.peer, self.tag(message), buffer);
+        self.flow.receiving.insert(message, pending);
+    }
+
+    pub(crate) fn receive_wait(&mut self, message: Message) {
+        let pending = self.flow.receiving.remove(&message).expect("a wait follows its start");
+        let buffer = self.groups.pipeline.wait(pending);
+        let waiting = match message.kind {
+            MessageKind::Activation => &mut self.flow.inputs,
+            MessageKind::Gradient => &mut self.flow.gradients,
+        };
+        waiting.insert((message.block, message.micro), buffer);
+    }
+
+    /// Both ends name a message by the block that receives it, its micro-batch and its kind.
+    fn tag(&self, message: Message) -> Tag {
+        let blocks = self.plan.model.layers as u64 + 2;
+        let block = match message.block {
+            Block::Embedding => 0,
+            Block::Layer(i) => 1 + i as u64,
+            Block::Head => blocks - 1,
+        };
+        (message.micro as u64 * blocks + block) * 2 + u64::from(message.kind == MessageKind::Gradient)
+    }
+}

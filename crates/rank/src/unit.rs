@@ -1,0 +1,292 @@
+//! A unit's memory on one rank: weights, gradient and states, whole or sharded, and their transfers under way.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use kintsugi_comm::{Collective, Communicator, Pending};
+use kintsugi_model::{Gradients, Weights};
+use kintsugi_plan::parameters::UnitLayout;
+use kintsugi_plan::{Coordinate, GradientType, Over, Plan, Unit};
+use kintsugi_tensor::ops::Segment;
+use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
+
+use crate::initial;
+
+/// The element types of a rank's parameters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Types {
+    pub compute: DType,
+    pub gradient: DType,
+    pub moments: DType,
+}
+
+impl Types {
+    pub fn new(plan: &Plan, compute: DType) -> Self {
+        let gradient = match plan.precision.gradients {
+            GradientType::Fp32 => compute.accumulator(),
+            GradientType::Compute => compute,
+        };
+        let moments = match kintsugi_model::compute_type(plan.precision.states) {
+            DType::F32 => compute.accumulator(),
+            narrow => narrow,
+        };
+        Types { compute, gradient, moments }
+    }
+}
+
+/// A unit on one rank.
+pub(crate) struct UnitState {
+    pub layout: UnitLayout,
+    types: Types,
+    /// The part of the flat buffer that stays here between uses: all of it, or this rank's shard.
+    resident: Range<usize>,
+    /// The part whose states this rank holds.
+    owned: Range<usize>,
+    /// Weights over `resident`.
+    weights: Buffer,
+    /// Master weights over `owned`; none where the weights have that precision themselves.
+    master: Option<Buffer>,
+    first_moment: Buffer,
+    second_moment: Buffer,
+    /// All weights, while they are gathered.
+    gathered: Option<Buffer>,
+    /// The whole gradient: always there, or while it is being made where gradients are sharded.
+    gradient: Option<Buffer>,
+    /// The sharded gradient, over `owned`.
+    gradient_shard: Option<Buffer>,
+    /// Whether the shard has this step's first contribution.
+    shard_written: bool,
+    /// Which parameters' gradients have been written since the whole gradient was last fresh.
+    written: Cell<u32>,
+    /// A gather, a reduction or a refresh under way.
+    pending: Option<Pending>,
+    segments: Vec<Segment>,
+}
+
+impl UnitState {
+    pub fn new(backend: &dyn Backend, plan: &Plan, at: Coordinate, unit: Unit, types: Types) -> Self {
+        let layout = plan.layout(unit);
+        let shard = |shards: usize| if shards > 1 { layout.shard(shards, at.dp) } else { 0..layout.len };
+        let (resident, owned) = (shard(plan.sharding.weights), shard(plan.sharding.states));
+        let gradients_sharded = plan.sharding.gradients > 1;
+        let allocate = |len, dtype, category| backend.allocate(len, dtype, category);
+        let weights = allocate(resident.len(), types.compute, Category::Weights);
+        let accumulator = types.compute.accumulator();
+        let master =
+            (types.compute != accumulator).then(|| allocate(owned.len(), accumulator, Category::States));
+        let moment = || {
+            let moment = allocate(owned.len(), types.moments, Category::States);
+            backend.fill(0.0, moment.view());
+            moment
+        };
+        let (first_moment, second_moment) = (moment(), moment());
+        let gradient_shard =
+            gradients_sharded.then(|| allocate(owned.len(), types.gradient, Category::Gradients));
+        let segments = segments(&layout, &owned);
+        let mut state = UnitState {
+            layout,
+            types,
+            resident,
+            owned,
+            weights,
+            master,
+            first_moment,
+            second_moment,
+            gathered: None,
+            gradient: None,
+            gradient_shard,
+            shard_written: false,
+            written: Cell::new(0),
+            pending: None,
+            segments,
+        };
+        if !gradients_sharded {
+            state.make_gradient(backend);
+        }
+        state
+    }
+
+    /// Sets weights and master to their initial values.
+    pub fn initialise(&self, backend: &dyn Backend, seed: u64, tp: usize, part: usize) {
+        // A bounded piece at a time: a large unit's values would otherwise be twice in memory.
+        const PIECE: usize = 1 << 20;
+        let fill = |range: &Range<usize>, buffer: &Buffer| {
+            for start in (0..range.len()).step_by(PIECE) {
+                let end = (start + PIECE).min(range.len());
+                let flat = range.start + start..range.start + end;
+                backend
+                    .upload(&initial::values(&self.layout, flat, seed, tp, part), buffer.slice(start..end));
+            }
+        };
+        fill(&self.resident, &self.weights);
+        if let Some(master) = &self.master {
+            fill(&self.owned, master);
+        }
+    }
+
+    /// The weights, whole.
+    pub fn weights(&self) -> Weights<'_> {
+        Weights::new(self.gathered.as_ref().unwrap_or(&self.weights).view(), &self.layout)
+    }
+
+    /// Makes sure that there is a whole gradient to write to.
+    pub fn make_gradient(&mut self, backend: &dyn Backend) {
+        if self.gradient.is_none() {
+            let gradient = backend.allocate(self.layout.len, self.types.gradient, Category::Gradients);
+            // Nobody writes the padding, and the norm must not see what was there before.
+            let end = self.layout.placed.last().map_or(0, |p| p.range.end);
+            backend.fill(0.0, gradient.slice(end..self.layout.len));
+            self.gradient = Some(gradient);
+            self.written.set(0);
+        }
+    }
+
+    /// The whole gradient, to be written.
+    pub fn gradients(&self) -> Gradients<'_> {
+        let gradient = self.gradient.as_ref().expect("the gradient was made before it is written");
+        Gradients::new(gradient.view(), &self.layout, &self.written)
+    }
+
+    /// Forgets the last step's gradient.
+    pub fn begin(&mut self) {
+        self.shard_written = false;
+        self.written.set(0);
+    }
+
+    pub fn gather_start(&mut self, backend: &dyn Backend, data: &dyn Communicator) {
+        let whole = backend.allocate(self.layout.len, self.types.compute, Category::Weights);
+        backend.copy(self.weights.view(), whole.slice(self.resident.clone()));
+        self.start(data, Collective::AllGather, whole, 0..self.layout.len);
+    }
+
+    pub fn gather_wait(&mut self, data: &dyn Communicator) {
+        self.gathered = Some(self.wait(data));
+    }
+
+    pub fn release(&mut self) {
+        self.gathered = None;
+    }
+
+    /// Reduces over tp what tp ranks hold alike, over dp everything, between tied stages what this rank owns.
+    pub fn reduce_start(&mut self, over: Over, group: &dyn Communicator) {
+        if over == Over::Tied
+            && let Some(shard) = self.gradient_shard.take()
+        {
+            let all = 0..shard.len();
+            return self.start(group, Collective::AllReduce, shard, all);
+        }
+        let gradient = self.gradient.take().expect("a gradient is reduced after it is written");
+        let sharded = self.owned.len() < self.layout.len;
+        let (collective, range) = match over {
+            Over::Tensor => (Collective::AllReduce, 0..self.layout.replicated),
+            Over::Data if sharded => (Collective::ReduceScatter, 0..self.layout.len),
+            Over::Data => (Collective::AllReduce, 0..self.layout.len),
+            Over::Tied => (Collective::AllReduce, self.owned.clone()),
+        };
+        self.start(group, collective, gradient, range);
+    }
+
+    pub fn reduce_wait(&mut self, backend: &dyn Backend, over: Over, group: &dyn Communicator) {
+        let buffer = self.wait(group);
+        match (over, &self.gradient_shard) {
+            (Over::Data, Some(shard)) => {
+                let own = buffer.slice(self.owned.clone());
+                if self.shard_written {
+                    backend.add(own, shard.view());
+                } else {
+                    backend.copy(own, shard.view());
+                }
+                self.shard_written = true;
+            }
+            (Over::Tied, None) if buffer.len() < self.layout.len => self.gradient_shard = Some(buffer),
+            _ => self.gradient = Some(buffer),
+        }
+    }
+
+    pub fn refresh_start(&mut self, backend: &dyn Backend, data: &dyn Communicator) {
+        // The weights themselves are in transfer, and a buffer of no length stands in their place meanwhile.
+        let empty = backend.allocate(0, self.types.compute, Category::Weights);
+        let weights = std::mem::replace(&mut self.weights, empty);
+        self.start(data, Collective::AllGather, weights, 0..self.layout.len);
+    }
+
+    pub fn refresh_wait(&mut self, data: &dyn Communicator) {
+        self.weights = self.wait(data);
+    }
+
+    /// The part of the reduced gradient that this rank answers for, and where it lies in the flat buffer.
+    pub fn owned_gradient(&self) -> (View<'_>, Range<usize>) {
+        let view = match (&self.gradient_shard, &self.gradient) {
+            (Some(shard), _) => shard.view(),
+            (None, Some(gradient)) => gradient.slice(self.owned.clone()),
+            (None, None) => unreachable!("a gradient that is not sharded is always there"),
+        };
+        (view, self.owned.clone())
+    }
+
+    /// The whole gradient before it is reduced, where there is one.
+    pub fn whole_gradient(&self) -> Option<View<'_>> {
+        self.gradient.as_ref().map(Buffer::view)
+    }
+
+    /// The weights that stay here, and where they lie in the flat buffer.
+    pub fn resident_weights(&self) -> (View<'_>, Range<usize>) {
+        (self.weights.view(), self.resident.clone())
+    }
+
+    /// What the optimizer updates.
+    pub fn states(&self) -> States<'_> {
+        let own_weights =
+            self.weights.slice(self.owned.start - self.resident.start..self.owned.end - self.resident.start);
+        States {
+            master: self.master.as_ref().map_or(own_weights, Buffer::view),
+            first_moment: self.first_moment.view(),
+            second_moment: self.second_moment.view(),
+            weights: self.master.is_some().then_some(own_weights),
+            segments: &self.segments,
+        }
+    }
+
+    fn start(
+        &mut self,
+        group: &dyn Communicator,
+        collective: Collective,
+        buffer: Buffer,
+        range: Range<usize>,
+    ) {
+        assert!(self.pending.is_none(), "{} has a transfer under way already", self.layout.unit);
+        self.pending = Some(group.start(collective, buffer, range));
+    }
+
+    fn wait(&mut self, group: &dyn Communicator) -> Buffer {
+        group.wait(self.pending.take().expect("a wait follows its start"))
+    }
+}
+
+/// The optimizer's view of a unit.
+pub(crate) struct States<'a> {
+    pub master: View<'a>,
+    pub first_moment: View<'a>,
+    pub second_moment: View<'a>,
+    pub weights: Option<View<'a>>,
+    pub segments: &'a [Segment],
+}
+
+/// The runs of `owned` with and without decay, relative to its start.
+fn segments(layout: &UnitLayout, owned: &Range<usize>) -> Vec<Segment> {
+    let mut segments: Vec<Segment> = Vec::new();
+    for placed in &layout.placed {
+        let (start, end) = (placed.range.start.max(owned.start), placed.range.end.min(owned.end));
+        if start >= end {
+            continue;
+        }
+        let next = Segment { start: start - owned.start, len: end - start, decay: placed.parameter.decay };
+        match segments.last_mut() {
+            Some(last) if last.decay == next.decay && last.start + last.len == next.start => {
+                last.len += next.len
+            }
+            _ => segments.push(next),
+        }
+    }
+    segments
+}

@@ -1,0 +1,72 @@
+//! Whether a plan fits: said before anything is allocated, with what takes the room.
+
+use std::fmt;
+
+use kintsugi_plan::Plan;
+use kintsugi_rank::RankMemory;
+use kintsugi_spec::units;
+
+use crate::Prediction;
+
+/// Why a plan does not fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// First rank that does not fit.
+    pub rank: usize,
+    /// What it needs.
+    pub memory: RankMemory,
+    /// What there is.
+    pub available: u64,
+    /// What has that much: a device, or the machine for all ranks together.
+    pub holder: String,
+    /// How many ranks share it.
+    pub sharing: usize,
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let mut categories = self.memory.categories();
+        categories.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+        let parts: Vec<String> = categories
+            .into_iter()
+            .filter(|&(_, bytes)| bytes > 0)
+            .map(|(name, bytes)| format!("{name} {}", units::bytes(bytes)))
+            .collect();
+        let need = units::bytes(self.memory.reserved);
+        write!(f, "rank {} needs {need} ({})", self.rank, parts.join(", "))?;
+        if self.sharing > 1 {
+            write!(f, " and all {} ranks together must fit into", self.sharing)?;
+        } else {
+            f.write_str(" but has")?;
+        }
+        write!(f, " {} ({})", units::bytes(self.available), self.holder)
+    }
+}
+
+/// Checks every rank against its device and, where ranks share this machine's memory, all of them against
+/// `host_memory`.
+pub fn check_fit(plan: &Plan, prediction: &Prediction, host_memory: Option<u64>) -> Result<(), Misfit> {
+    let ranks_per_stage = plan.mesh.dp * plan.mesh.tp;
+    let misfit = |stage: usize, available, holder: String, sharing| Misfit {
+        rank: stage * ranks_per_stage,
+        memory: prediction.stages[stage],
+        available,
+        holder,
+        sharing,
+    };
+    if let Some(available) = plan.cluster.device.memory {
+        let too_large = prediction.stages.iter().position(|memory| memory.reserved > available);
+        if let Some(stage) = too_large {
+            return Err(misfit(stage, available, plan.cluster.device.name.clone(), 1));
+        }
+    }
+    if let Some(available) = host_memory {
+        let total: u64 =
+            prediction.stages.iter().map(|memory| memory.reserved * ranks_per_stage as u64).sum();
+        if total > available {
+            let largest = (0..prediction.stages.len()).max_by_key(|&s| prediction.stages[s].reserved);
+            return Err(misfit(largest.unwrap_or(0), available, "this machine".into(), plan.mesh.ranks()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! Models and clusters by name: TOML files under `presets/`, in the binary, each figure with its origin beside it.
+//!
+//! A preset is a piece of a configuration; what its keys mean is for the reader of configurations to say.
+
+/// A named piece of a configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preset {
+    /// What `model.preset` or `cluster.preset` calls it.
+    pub name: &'static str,
+    /// Its TOML text.
+    pub text: &'static str,
+}
+
+/// A name that no preset has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("\"{name}\" is no preset; there are {}", .known.join(", "))]
+pub struct UnknownPreset {
+    /// The name.
+    pub name: String,
+    /// The names there are.
+    pub known: Vec<&'static str>,
+}
+
+macro_rules! presets {
+    ($folder:literal: $($name:literal),+) => {
+        &[$(Preset { name: $name, text: include_str!(concat!("../presets/", $folder, "/", $name, ".toml")) }),+]
+    };
+}
+
+/// The models, small to large within each family.
+pub const MODELS: &[Preset] = presets!("models":
+    "demo", "gpt2-124m", "gpt2-1558m", "gpt-1.3b", "gpt-1.4b", "gpt-22b", "gpt-175b", "gpt-1t", "neox-20b",
+    "llama2-7b", "llama3-8b", "llama3-70b");
+
+/// The clusters.
+pub const CLUSTERS: &[Preset] = presets!("clusters": "local", "frontier", "a100", "h100", "h200");
+
+/// The model called `name`.
+pub fn model(name: &str) -> Result<Preset, UnknownPreset> {
+    find(MODELS, name)
+}
+
+/// The cluster called `name`.
+pub fn cluster(name: &str) -> Result<Preset, UnknownPreset> {
+    find(CLUSTERS, name)
+}
+
+fn find(presets: &[Preset], name: &str) -> Result<Preset, UnknownPreset> {
+    presets.iter().find(|preset| preset.name == name).copied().ok_or_else(|| UnknownPreset {
+        name: name.to_owned(),
+        known: presets.iter().map(|preset| preset.name).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_has_its_own_table() {
+        for (presets, table) in [(MODELS, "model"), (CLUSTERS, "cluster")] {
+            for preset in presets {
+                let text: toml::Table = toml::from_str(preset.text).expect(preset.name);
+                assert!(text[table].is_table(), "{}", preset.name);
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_lists_the_known_ones() {
+        assert_eq!(model("gpt-175b").unwrap().name, "gpt-175b");
+        assert_eq!(
+            cluster("fronteir").unwrap_err().to_string(),
+            "\"fronteir\" is no preset; there are local, frontier, a100, h100, h200"
+        );
+    }
+}

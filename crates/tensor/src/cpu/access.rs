@@ -1,0 +1,183 @@
+//! The only place where a [`View`] becomes a Rust slice.
+//!
+//! Views are shared and may overlap, slices may not. An [`Access`] is opened for one operation, remembers every
+//! range that it has handed out, and panics before two slices of which one is writable could share a byte.
+
+use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::element::{Element, Real};
+use crate::{DType, Place, View};
+
+/// More than the views of the largest operation.
+const VIEWS: usize = 20;
+
+/// Bytes `start..end`, and whether they were handed out for writing.
+#[derive(Clone, Copy, Default)]
+struct Span {
+    start: u64,
+    end: u64,
+    written: bool,
+}
+
+/// The slices of one running operation. An operation opens one, and none while another is open.
+pub struct Access {
+    spans: [Cell<Span>; VIEWS],
+    used: Cell<usize>,
+}
+
+impl Access {
+    /// Nothing is handed out yet.
+    pub fn new() -> Self {
+        Access { spans: Default::default(), used: Cell::new(0) }
+    }
+
+    /// A view that is only read.
+    pub fn read<'s, T: Element>(&'s self, view: View<'s>) -> &'s [T] {
+        let pointer = self.claim::<T>(view, T::DTYPE, false);
+        // SAFETY: `claim` has checked place, type, alignment and that nothing writable shares these bytes; the
+        // view keeps its buffer alive, and host memory is handed out initialised.
+        unsafe { std::slice::from_raw_parts(pointer, view.len()) }
+    }
+
+    /// A view that is written, or read and written.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the claim, not the borrow of the view, makes the slice exclusive"
+    )]
+    pub fn write<'s, T: Element>(&'s self, view: View<'s>) -> &'s mut [T] {
+        let pointer = self.claim::<T>(view, T::DTYPE, true);
+        // SAFETY: as in `read`, and `claim` has checked that nothing at all shares these bytes.
+        unsafe { std::slice::from_raw_parts_mut(pointer, view.len()) }
+    }
+
+    /// Token ids that are read.
+    pub fn tokens<'s>(&'s self, view: View<'s>) -> &'s [u32] {
+        let pointer = self.claim::<u32>(view, DType::U32, false);
+        // SAFETY: as in `read`.
+        unsafe { std::slice::from_raw_parts(pointer, view.len()) }
+    }
+
+    /// Token ids that are written.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the claim, not the borrow of the view, makes the slice exclusive"
+    )]
+    pub fn write_tokens<'s>(&'s self, view: View<'s>) -> &'s mut [u32] {
+        let pointer = self.claim::<u32>(view, DType::U32, true);
+        // SAFETY: as in `write`.
+        unsafe { std::slice::from_raw_parts_mut(pointer, view.len()) }
+    }
+
+    /// A view whose old contents do not matter, that starts as a copy of `from`; the two may be the same.
+    ///
+    /// Operations that may run in place are written as if they always did.
+    pub fn in_place<'s, T: Element>(
+        &'s self,
+        from: View<'s>,
+        to: View<'s>,
+    ) -> (Option<&'s [T]>, &'s mut [T]) {
+        let same = from.address() == to.address() && from.len() == to.len();
+        (if same { None } else { Some(self.read(from)) }, self.write(to))
+    }
+
+    fn claim<T>(&self, view: View, dtype: DType, written: bool) -> *mut T {
+        assert_eq!(view.place(), Place::Host, "the CPU cannot reach this memory");
+        assert_eq!(view.dtype(), dtype, "a view has another type than the operation works in");
+        let span = Span { start: view.address(), end: view.address() + view.bytes() as u64, written };
+        assert!(span.start.is_multiple_of(align_of::<T>() as u64), "a view is not aligned");
+        let used = self.used.get();
+        for other in self.spans[..used].iter().map(Cell::get) {
+            let overlaps = span.start < other.end && other.start < span.end;
+            assert!(!(overlaps && (written || other.written)), "an operation writes where it also reads");
+        }
+        self.spans[used].set(span);
+        self.used.set(used + 1);
+        span.start as *mut T
+    }
+}
+
+/// The bytes of numbers, for scratch that is cut and typed anew by every operation.
+pub fn bytes_of<A: Real>(numbers: &mut [A]) -> &mut [u8] {
+    // SAFETY: the implementors of `Real` are plain floats: no padding, and every byte may be written.
+    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
+}
+
+/// A thread's scratch as numbers, with undefined contents.
+pub fn scratch_of<A: Real>(bytes: &mut [u8]) -> &mut [A] {
+    // SAFETY: the implementors of `Real` are plain floats: every bit pattern is one.
+    let (before, numbers, _) = unsafe { bytes.align_to_mut::<A>() };
+    assert!(before.is_empty(), "scratch is not aligned");
+    numbers
+}
+
+/// A written slice of which several threads take disjoint parts that are not contiguous, such as heads.
+pub struct Scatter<'a, T> {
+    cells: &'a [UnsafeCell<T>],
+    exclusive: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: elements are reached only through `part`, whose callers keep the parts disjoint.
+unsafe impl<T: Send> Sync for Scatter<'_, T> {}
+
+impl<'a, T> Scatter<'a, T> {
+    /// Shares `slice` out.
+    pub fn new(slice: &'a mut [T]) -> Self {
+        // SAFETY: `UnsafeCell<T>` has the layout of `T`, and the exclusive borrow lasts as long as the cells.
+        let cells = unsafe { &*(std::ptr::from_mut(slice) as *const [UnsafeCell<T>]) };
+        Scatter { cells, exclusive: PhantomData }
+    }
+
+    /// A part of the slice.
+    ///
+    /// # Safety
+    /// While the part is in use nobody else may take one that overlaps it.
+    #[expect(clippy::mut_from_ref, reason = "the caller vouches that parts are disjoint")]
+    pub unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
+        let cells = &self.cells[range];
+        // SAFETY: in bounds, and exclusive by this function's contract.
+        unsafe { std::slice::from_raw_parts_mut(UnsafeCell::raw_get(cells.as_ptr()), cells.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Category;
+    use crate::cpu::testing::Lab;
+
+    #[test]
+    fn views_that_touch_are_fine() {
+        let lab = Lab::new(1);
+        let buffer = lab.buffer(&[1.0, 2.0, 3.0, 4.0], DType::F64);
+        let access = Access::new();
+        let (left, right) = (access.read::<f64>(buffer.slice(0..2)), access.write::<f64>(buffer.slice(2..4)));
+        right.copy_from_slice(left);
+        assert_eq!(lab.values(buffer.view()), [1.0, 2.0, 1.0, 2.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "writes where it also reads")]
+    fn a_written_view_may_not_overlap_one_that_is_read() {
+        let lab = Lab::new(1);
+        let buffer = lab.buffer(&[0.0; 4], DType::F32);
+        let access = Access::new();
+        let _read = access.read::<f32>(buffer.slice(0..3));
+        access.write::<f32>(buffer.slice(2..4));
+    }
+
+    #[test]
+    #[should_panic(expected = "another type")]
+    fn the_type_must_be_the_views() {
+        let lab = Lab::new(1);
+        Access::new().read::<f32>(lab.buffer(&[0.0], DType::BF16).view());
+    }
+
+    #[test]
+    #[should_panic(expected = "cannot reach")]
+    fn paper_is_refused() {
+        let memory: std::rc::Rc<dyn crate::Memory> = std::rc::Rc::new(crate::Arena::on_paper());
+        Access::new().read::<f32>(crate::Buffer::new(&memory, 1, DType::F32, Category::Weights).view());
+    }
+}

@@ -1,0 +1,279 @@
+//! Attention backward: for every tile of keys all tiles of queries that see it; five products a tile.
+//!
+//! `dS = P ∘ (dO·Vᵀ − D)` with `D = Σ dO ∘ O`. Keys are the outer loop, so the gradients of queries are summed
+//! up beside: for as many heads and queries at a time (a strip) as the scratch has room for, usually all.
+
+use std::ops::Range;
+
+use super::tile::{Part, Product, ROWS, TILE};
+use super::{Head, Scratch, pack, pack_transposed, padded, softmax_scale};
+use crate::cpu::access::{Access, Scatter, scratch_of};
+use crate::cpu::element::{Element, Real};
+use crate::cpu::lanes;
+use crate::cpu::parallel::Threads;
+use crate::ops::{AttentionBackward, AttentionSaved, AttentionShape};
+
+/// See [`AttentionBackward`]. A thread has whole groups of heads, so keys sum up in a fixed order.
+pub fn backward<T: Element>(threads: Threads, scratch: &mut [u8], op: &AttentionBackward) {
+    let access = Access::new();
+    let shape = op.shape;
+    assert!(shape.head_dim <= super::HEAD_DIM, "heads of {} are too wide", shape.head_dim);
+    let inputs = Inputs::<T> {
+        shape,
+        qkv: access.read(op.qkv),
+        out: access.read(op.out),
+        dout: access.read(op.dout),
+        saved: match op.saved {
+            AttentionSaved::LogSumExp(view) => Saved::LogSumExp(access.read(view)),
+            AttentionSaved::Probabilities(view) => Saved::Probabilities(access.read(view)),
+        },
+    };
+    let dqkv = Scatter::new(access.write::<T>(op.dqkv));
+    threads.each_with_scratch(shape.batch * shape.kv_heads, scratch, (), |tasks, (), scratch| {
+        let mut tiles = Tiles::new(shape.head_dim, scratch);
+        for task in tasks {
+            tiles.run(&inputs, &dqkv, task / shape.kv_heads, task % shape.kv_heads);
+        }
+    });
+}
+
+struct Inputs<'a, T: Element> {
+    shape: AttentionShape,
+    qkv: &'a [T],
+    out: &'a [T],
+    dout: &'a [T],
+    saved: Saved<'a, T>,
+}
+
+enum Saved<'a, T: Element> {
+    LogSumExp(&'a [T::Accumulator]),
+    Probabilities(&'a [T]),
+}
+
+/// A thread's scratch.
+struct Tiles<'a, A> {
+    dim: usize,
+    /// `[queries, dim]`, multiplied by the softmax scale.
+    queries: &'a mut [A],
+    /// `[queries, dim]`.
+    dout: &'a mut [A],
+    /// `[keys, dim]`.
+    keys: &'a mut [A],
+    /// `[dim, keys]`.
+    keys_transposed: &'a mut [A],
+    /// `[dim, keys]`.
+    values_transposed: &'a mut [A],
+    /// `[keys, dim]`.
+    dkeys: &'a mut [A],
+    /// `[keys, dim]`.
+    dvalues: &'a mut [A],
+    /// `[queries, keys]`.
+    probabilities: &'a mut [A],
+    /// `[queries, keys]`.
+    dscores: &'a mut [A],
+    /// `[heads of the strip, queries of the strip, dim]`.
+    dqueries: &'a mut [A],
+}
+
+impl<'a, A: Real> Tiles<'a, A> {
+    fn new(dim: usize, scratch: &'a mut [u8]) -> Self {
+        let mut scratch = Scratch(scratch_of::<A>(scratch));
+        let tile = TILE * padded(dim);
+        Tiles {
+            dim,
+            queries: scratch.take(tile),
+            dout: scratch.take(tile),
+            keys: scratch.take(tile),
+            keys_transposed: scratch.take(tile),
+            values_transposed: scratch.take(tile),
+            dkeys: scratch.take(tile),
+            dvalues: scratch.take(tile),
+            probabilities: scratch.take(TILE * TILE),
+            dscores: scratch.take(TILE * TILE),
+            dqueries: scratch.0,
+        }
+    }
+
+    /// One key head of one sample with all its query heads.
+    fn run<T>(&mut self, inputs: &Inputs<T>, dqkv: &Scatter<T>, batch: usize, kv: usize)
+    where
+        T: Element<Accumulator = A>,
+    {
+        let shape = inputs.shape;
+        let group = shape.heads / shape.kv_heads;
+        let room = self.dqueries.len() / (TILE * padded(self.dim));
+        let heads_at_once = group.min(room);
+        let rows_at_once = room / heads_at_once * TILE;
+        for first_head in (0..group).step_by(heads_at_once) {
+            let heads = kv * group + first_head..kv * group + group.min(first_head + heads_at_once);
+            for first in (0..shape.sequence).step_by(rows_at_once) {
+                let rows = first..shape.sequence.min(first + rows_at_once);
+                self.strip(inputs, dqkv, Strip { batch, kv, heads: heads.clone(), rows }, first_head == 0);
+            }
+        }
+    }
+
+    /// All keys against the queries of a strip.
+    fn strip<T>(&mut self, inputs: &Inputs<T>, dqkv: &Scatter<T>, strip: Strip, first_heads: bool)
+    where
+        T: Element<Accumulator = A>,
+    {
+        let shape = inputs.shape;
+        let Strip { batch, kv, heads, rows } = &strip;
+        let key_head = Head::of_qkv(shape, *batch, shape.heads + kv);
+        let value_head = Head::of_qkv(shape, *batch, shape.heads + shape.kv_heads + kv);
+        let head_len = rows.len().next_multiple_of(TILE) * padded(self.dim);
+        self.dqueries[..heads.len() * head_len].fill(A::ZERO);
+        for first in (0..rows.end).step_by(TILE) {
+            let keys = (first, (shape.sequence - first).min(TILE));
+            pack(inputs.qkv, key_head, keys, A::ONE, self.keys);
+            pack_transposed(inputs.qkv, key_head, keys, A::ONE, self.keys_transposed);
+            pack_transposed(inputs.qkv, value_head, keys, A::ONE, self.values_transposed);
+            self.dkeys.fill(A::ZERO);
+            self.dvalues.fill(A::ZERO);
+            for (i, head) in heads.clone().enumerate() {
+                for query in (rows.start.max(first)..rows.end).step_by(TILE) {
+                    let at = i * head_len + (query - rows.start) * padded(self.dim);
+                    self.tile(inputs, (*batch, head), query, keys, at);
+                }
+            }
+            let accumulate = !(first_heads && first >= rows.start);
+            write(self.dkeys, dqkv, key_head, keys, A::ONE, accumulate);
+            write(self.dvalues, dqkv, value_head, keys, A::ONE, accumulate);
+        }
+        for (i, head) in heads.clone().enumerate() {
+            let to = Head::of_qkv(shape, *batch, head);
+            write(
+                &self.dqueries[i * head_len..],
+                dqkv,
+                to,
+                (rows.start, rows.len()),
+                softmax_scale(shape),
+                false,
+            );
+        }
+    }
+
+    /// One tile of queries from `first` on against the packed keys; `at` is where its gradient is summed up.
+    fn tile<T>(
+        &mut self,
+        inputs: &Inputs<T>,
+        (batch, head): (usize, usize),
+        first: usize,
+        keys: (usize, usize),
+        at: usize,
+    ) where
+        T: Element<Accumulator = A>,
+    {
+        let shape = inputs.shape;
+        let queries = (first, (shape.sequence - first).min(TILE));
+        let (width, diagonal) = (padded(self.dim), first == keys.0);
+        let part = |part| if diagonal { part } else { Part::Whole };
+        let out_head = Head::of_out(shape, batch, head);
+        pack(inputs.qkv, Head::of_qkv(shape, batch, head), queries, softmax_scale(shape), self.queries);
+        pack(inputs.dout, out_head, queries, A::ONE, self.dout);
+        let row = (batch * shape.heads + head) * shape.sequence + first;
+
+        let scores = |left, right| Product {
+            rows: queries.1,
+            columns: keys.1,
+            inner: self.dim,
+            left: (left, width),
+            right: (right, TILE),
+            part: part(Part::LowerResult),
+            accumulate: false,
+        };
+        scores(&*self.dout, &*self.values_transposed).run((self.dscores, TILE));
+        match inputs.saved {
+            Saved::LogSumExp(sums) => {
+                scores(&*self.queries, &*self.keys_transposed).run((self.probabilities, TILE));
+                soften(self.probabilities, &sums[row..][..queries.1], keys.1);
+            }
+            Saved::Probabilities(saved) => {
+                let saved = &saved[row * shape.sequence..][..queries.1 * shape.sequence];
+                load(self.probabilities, saved, shape.sequence, keys);
+            }
+        }
+        for (i, row) in self.dscores.chunks_exact_mut(TILE).take(queries.1).enumerate() {
+            let vector = out_head.vector(first + i);
+            let dot = lanes::sum_pairs(&inputs.dout[vector.clone()], &inputs.out[vector], |a, b| {
+                a.widen() * b.widen()
+            });
+            let probabilities = &mut self.probabilities[i * TILE..][..TILE];
+            if diagonal {
+                // As far as the products on the diagonal look beyond it.
+                probabilities[i + 1..(i + 1).next_multiple_of(ROWS)].fill(A::ZERO);
+            }
+            for (dscore, &probability) in row.iter_mut().zip(&*probabilities) {
+                *dscore = probability * (*dscore - dot);
+            }
+        }
+
+        let by_key = |left, right| Product {
+            rows: keys.1,
+            columns: width,
+            inner: queries.1,
+            left: (left, TILE),
+            right: (right, width),
+            part: part(Part::UpperLeft),
+            accumulate: true,
+        };
+        by_key(&*self.probabilities, &*self.dout).run_transposed((self.dvalues, width));
+        by_key(&*self.dscores, &*self.queries).run_transposed((self.dkeys, width));
+        let by_query = Product {
+            rows: queries.1,
+            columns: width,
+            inner: keys.1,
+            left: (&*self.dscores, TILE),
+            right: (&*self.keys, width),
+            part: part(Part::LowerLeft),
+            accumulate: true,
+        };
+        by_query.run((&mut self.dqueries[at..], width));
+    }
+}
+
+/// Some query heads of one key head, and some of their rows.
+struct Strip {
+    batch: usize,
+    kv: usize,
+    heads: Range<usize>,
+    rows: Range<usize>,
+}
+
+/// Probabilities from scores, `[queries, keys]`, and the log of each row's sum of exponentials.
+fn soften<A: Real>(scores: &mut [A], log_sums: &[A], keys: usize) {
+    for (row, &log_sum) in scores.chunks_exact_mut(TILE).zip(log_sums) {
+        for score in &mut row[..keys] {
+            *score = (*score - log_sum).exp();
+        }
+    }
+}
+
+/// Probabilities from what the forward kept, `[queries, sequence]`.
+fn load<T: Element>(tile: &mut [T::Accumulator], saved: &[T], sequence: usize, keys: (usize, usize)) {
+    for (to, from) in tile.chunks_exact_mut(TILE).zip(saved.chunks_exact(sequence)) {
+        for (to, from) in to.iter_mut().zip(&from[keys.0..][..keys.1]) {
+            *to = from.widen();
+        }
+    }
+}
+
+/// Rounds rows of `tile`, times `factor`, into vectors `first..first + count` of a head.
+fn write<T: Element>(
+    tile: &[T::Accumulator],
+    to: &Scatter<T>,
+    head: Head,
+    (first, count): (usize, usize),
+    factor: T::Accumulator,
+    accumulate: bool,
+) {
+    for (i, row) in tile.chunks_exact(padded(head.dim)).take(count).enumerate() {
+        // SAFETY: each task has its own key head of its own sample with all its query heads, on one thread.
+        let to = unsafe { to.part(head.vector(first + i)) };
+        for (to, &from) in to.iter_mut().zip(row) {
+            let from = from * factor;
+            *to = T::round(if accumulate { to.widen() + from } else { from });
+        }
+    }
+}

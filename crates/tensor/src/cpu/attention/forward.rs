@@ -1,0 +1,225 @@
+//! Attention forward: queries against keys tile by tile, with a running maximum and sum for every query.
+//!
+//! Scores are kept transposed, `[keys, queries]`, so that every step of the softmax runs along the queries.
+
+use super::tile::{LANES, Part, Product, TILE};
+use super::{Head, Scratch, pack, pack_transposed, padded, softmax_scale};
+use crate::cpu::access::{Access, Scatter, scratch_of};
+use crate::cpu::element::{Element, Real};
+use crate::cpu::parallel::{Rows, Threads};
+use crate::ops::{Attention, AttentionSaved};
+
+/// See [`Attention`].
+pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Attention) {
+    let access = Access::new();
+    let shape = op.shape;
+    assert!(shape.head_dim <= super::HEAD_DIM, "heads of {} are too wide", shape.head_dim);
+    let qkv = access.read::<T>(op.qkv);
+    let out = Scatter::new(access.write::<T>(op.out));
+    let (sums, probabilities) = match op.saved {
+        AttentionSaved::LogSumExp(view) => (Some(access.write::<T::Accumulator>(view)), None),
+        AttentionSaved::Probabilities(view) => (None, Some(access.write::<T>(view))),
+    };
+    let sequence = shape.sequence;
+    let parts = (sums.map(|s| Rows(s, sequence)), probabilities.map(|p| Rows(p, sequence * sequence)));
+    threads.each_with_scratch(
+        shape.batch * shape.heads,
+        scratch,
+        parts,
+        |tasks, (sums, probabilities), scratch| {
+            let mut tiles = Tiles::<T::Accumulator>::new(shape.head_dim, scratch);
+            let (mut sums, mut probabilities) = (sums.map(|s| s.0), probabilities.map(|p| p.0));
+            for (i, task) in tasks.enumerate() {
+                let (batch, head) = (task / shape.heads, task % shape.heads);
+                let kv = head / (shape.heads / shape.kv_heads);
+                let heads = Heads {
+                    query: Head::of_qkv(shape, batch, head),
+                    key: Head::of_qkv(shape, batch, shape.heads + kv),
+                    value: Head::of_qkv(shape, batch, shape.heads + shape.kv_heads + kv),
+                    scale: softmax_scale(shape),
+                };
+                for first in (0..sequence).step_by(TILE) {
+                    let queries = (first, (sequence - first).min(TILE));
+                    tiles.run(qkv, &heads, queries);
+                    tiles.write(&out, Head::of_out(shape, batch, head), queries);
+                    if let Some(sums) = &mut sums {
+                        sums[i * sequence + first..][..queries.1]
+                            .copy_from_slice(&tiles.log_sum[..queries.1]);
+                    }
+                    if let Some(probabilities) = &mut probabilities {
+                        let rows =
+                            &mut probabilities[(i * sequence + first) * sequence..][..queries.1 * sequence];
+                        tiles.write_probabilities(qkv, &heads, queries, rows);
+                    }
+                }
+            }
+        },
+    );
+}
+
+/// The heads of one task.
+struct Heads<A> {
+    query: Head,
+    key: Head,
+    value: Head,
+    scale: A,
+}
+
+/// A thread's scratch: one tile of queries and what is summed up for it.
+struct Tiles<'a, A> {
+    dim: usize,
+    /// `[dim, queries]`.
+    queries: &'a mut [A],
+    /// `[keys, dim]`.
+    keys: &'a mut [A],
+    /// `[keys, dim]`.
+    values: &'a mut [A],
+    /// `[keys, queries]`.
+    scores: &'a mut [A],
+    /// `[queries, dim]`.
+    out: &'a mut [A],
+    /// `[queries]`: running maximum, sum, and how much the sums shrink when the maximum grows.
+    maximum: &'a mut [A],
+    sum: &'a mut [A],
+    shrink: &'a mut [A],
+    /// `[queries]`: the result for the backward.
+    log_sum: &'a mut [A],
+}
+
+impl<'a, A: Real> Tiles<'a, A> {
+    fn new(dim: usize, scratch: &'a mut [u8]) -> Self {
+        let mut scratch = Scratch(scratch_of::<A>(scratch));
+        let tile = TILE * padded(dim);
+        Tiles {
+            dim,
+            queries: scratch.take(tile),
+            keys: scratch.take(tile),
+            values: scratch.take(tile),
+            scores: scratch.take(TILE * TILE),
+            out: scratch.take(tile),
+            maximum: scratch.take(TILE),
+            sum: scratch.take(TILE),
+            shrink: scratch.take(TILE),
+            log_sum: scratch.take(TILE),
+        }
+    }
+
+    /// `out` and `log_sum` of one tile of queries `(first, count)`.
+    fn run<T: Element<Accumulator = A>>(&mut self, qkv: &[T], heads: &Heads<A>, queries: (usize, usize)) {
+        pack_transposed(qkv, heads.query, queries, heads.scale, self.queries);
+        self.out.fill(A::ZERO);
+        self.maximum.fill(A::NEG_INFINITY);
+        self.sum.fill(A::ZERO);
+        for first in (0..=queries.0).step_by(TILE) {
+            let diagonal = first == queries.0;
+            let count = if diagonal { queries.1 } else { TILE };
+            self.score(qkv, heads, (first, count), diagonal);
+            self.soften(count);
+            pack(qkv, heads.value, (first, count), A::ONE, self.values);
+            self.add_values(queries.1, count, diagonal);
+        }
+        for i in 0..TILE {
+            self.log_sum[i] = self.maximum[i] + self.sum[i].ln();
+        }
+    }
+
+    /// Scores of a tile of keys, −∞ where the key comes after the query.
+    fn score<T>(&mut self, qkv: &[T], heads: &Heads<A>, keys: (usize, usize), diagonal: bool)
+    where
+        T: Element<Accumulator = A>,
+    {
+        pack(qkv, heads.key, keys, A::ONE, self.keys);
+        let product = Product {
+            rows: keys.1,
+            columns: TILE,
+            inner: self.dim,
+            left: (self.keys, padded(self.dim)),
+            right: (self.queries, TILE),
+            part: Part::Whole,
+            accumulate: false,
+        };
+        product.run((self.scores, TILE));
+        if diagonal {
+            for (key, row) in self.scores.chunks_exact_mut(TILE).take(keys.1).enumerate() {
+                row[..key].fill(A::NEG_INFINITY);
+            }
+        }
+    }
+
+    /// Makes exponentials of the scores, and moves maximum and sum on.
+    fn soften(&mut self, keys: usize) {
+        let mut maximum = [A::NEG_INFINITY; TILE];
+        maximum.copy_from_slice(self.maximum);
+        for row in self.scores.chunks_exact(TILE).take(keys) {
+            for (maximum, &score) in maximum.iter_mut().zip(row) {
+                *maximum = score.max(*maximum);
+            }
+        }
+        for ((shrink, before), &now) in self.shrink.iter_mut().zip(&mut *self.maximum).zip(&maximum) {
+            *shrink = (*before - now).exp();
+            *before = now;
+        }
+        let mut sum = [A::ZERO; TILE];
+        for row in self.scores.chunks_exact_mut(TILE).take(keys) {
+            for ((score, &maximum), sum) in row.iter_mut().zip(&maximum).zip(&mut sum) {
+                *score = (*score - maximum).exp();
+                *sum += *score;
+            }
+        }
+        for ((total, &shrink), &sum) in self.sum.iter_mut().zip(&*self.shrink).zip(&sum) {
+            *total = total.mul_add(shrink, sum);
+        }
+    }
+
+    /// `out = out · shrink + scoresᵀ · values`.
+    fn add_values(&mut self, queries: usize, keys: usize, diagonal: bool) {
+        let width = padded(self.dim);
+        for (row, &shrink) in self.out.chunks_exact_mut(width).zip(&*self.shrink) {
+            for out in row {
+                *out = *out * shrink;
+            }
+        }
+        let product = Product {
+            rows: queries,
+            columns: width,
+            inner: keys,
+            left: (self.scores, TILE),
+            right: (self.values, width),
+            part: if diagonal { Part::LowerLeft } else { Part::Whole },
+            accumulate: true,
+        };
+        product.run_transposed((self.out, width));
+    }
+
+    fn write<T: Element<Accumulator = A>>(&self, out: &Scatter<T>, head: Head, queries: (usize, usize)) {
+        for (i, row) in self.out.chunks_exact(padded(self.dim)).take(queries.1).enumerate() {
+            let inverse = A::ONE / self.sum[i];
+            // SAFETY: each task has its own head of its own sample, and runs on one thread.
+            let to = unsafe { out.part(head.vector(queries.0 + i)) };
+            for (to, &from) in to.iter_mut().zip(row) {
+                *to = T::round(from * inverse);
+            }
+        }
+    }
+
+    /// Goes through the keys once more, now that the sums are known. `rows` is `[queries, sequence]`.
+    fn write_probabilities<T>(&mut self, qkv: &[T], heads: &Heads<A>, queries: (usize, usize), rows: &mut [T])
+    where
+        T: Element<Accumulator = A>,
+    {
+        rows.fill(T::default());
+        let sequence = rows.len() / queries.1;
+        for first in (0..=queries.0).step_by(TILE) {
+            let diagonal = first == queries.0;
+            let count = if diagonal { queries.1 } else { TILE };
+            self.score(qkv, heads, (first, count), diagonal);
+            for (i, row) in rows.chunks_exact_mut(sequence).enumerate() {
+                for (key, to) in row[first..first + count].iter_mut().enumerate() {
+                    *to = T::round((self.scores[key * TILE + i] - self.log_sum[i]).exp());
+                }
+            }
+        }
+    }
+}
+
+const _: () = assert!(TILE.is_multiple_of(LANES), "scores need no padding");

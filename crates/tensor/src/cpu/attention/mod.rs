@@ -1,0 +1,115 @@
+//! Causal self-attention in tiles of 64 queries by 64 keys (arXiv 2205.14135), with grouped key and value heads.
+//!
+//! "Plain" attention runs the same tiles and writes the probabilities out as it goes; its backward reads them back
+//! where flash attention computes them again.
+
+mod backward;
+mod forward;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+pub use backward::backward;
+pub use forward::forward;
+
+use super::element::{Element, Real};
+use crate::ops::AttentionShape;
+use tile::{LANES, TILE};
+
+/// The widest head that the workspace has room for.
+pub const HEAD_DIM: usize = 256;
+
+/// Bytes of scratch for each thread: the backward's tiles in f64, and as much again for gradients of queries.
+pub const SCRATCH_BYTES: usize = 2 << 20;
+
+/// Where one head's vectors lie in an interleaved tensor of one sample.
+#[derive(Clone, Copy)]
+struct Head {
+    /// Index of the first element.
+    start: usize,
+    /// Elements from a token to the next.
+    stride: usize,
+    /// Elements of a vector.
+    dim: usize,
+}
+
+impl Head {
+    /// Head `index` of sample `batch` in `qkv`; keys follow the queries, and values the keys.
+    fn of_qkv(shape: AttentionShape, batch: usize, index: usize) -> Self {
+        let stride = shape.qkv_width();
+        Head { start: batch * shape.sequence * stride + index * shape.head_dim, stride, dim: shape.head_dim }
+    }
+
+    /// Head `index` of sample `batch` in the output.
+    fn of_out(shape: AttentionShape, batch: usize, index: usize) -> Self {
+        let stride = shape.heads * shape.head_dim;
+        Head { start: batch * shape.sequence * stride + index * shape.head_dim, stride, dim: shape.head_dim }
+    }
+
+    /// The elements of one token's vector.
+    fn vector(self, token: usize) -> std::ops::Range<usize> {
+        let start = self.start + token * self.stride;
+        start..start + self.dim
+    }
+}
+
+/// Elements of a padded row of a tile.
+fn padded(dim: usize) -> usize {
+    dim.next_multiple_of(LANES)
+}
+
+fn softmax_scale<A: Real>(shape: AttentionShape) -> A {
+    A::from_f64(1.0 / (shape.head_dim as f64).sqrt())
+}
+
+/// Copies vectors `first..first + count` into rows of `tile`, multiplied by `factor`; the padding becomes zero.
+fn pack<T: Element>(
+    from: &[T],
+    head: Head,
+    (first, count): (usize, usize),
+    factor: T::Accumulator,
+    tile: &mut [T::Accumulator],
+) {
+    for (i, row) in tile.chunks_exact_mut(padded(head.dim)).take(TILE).enumerate() {
+        if i >= count {
+            row.fill(T::Accumulator::ZERO);
+            continue;
+        }
+        let (row, rest) = row.split_at_mut(head.dim);
+        for (to, from) in row.iter_mut().zip(&from[head.vector(first + i)]) {
+            *to = from.widen() * factor;
+        }
+        rest.fill(T::Accumulator::ZERO);
+    }
+}
+
+/// Like [`pack`], but each vector becomes a column.
+fn pack_transposed<T: Element>(
+    from: &[T],
+    head: Head,
+    (first, count): (usize, usize),
+    factor: T::Accumulator,
+    tile: &mut [T::Accumulator],
+) {
+    for i in 0..TILE {
+        if i >= count {
+            tile.iter_mut().skip(i).step_by(TILE).take(head.dim).for_each(|to| *to = T::Accumulator::ZERO);
+            continue;
+        }
+        let columns = tile.iter_mut().skip(i).step_by(TILE);
+        for (to, from) in columns.zip(&from[head.vector(first + i)]) {
+            *to = from.widen() * factor;
+        }
+    }
+}
+
+/// Takes pieces off the front of a thread's scratch.
+struct Scratch<'a, A>(&'a mut [A]);
+
+impl<'a, A: Real> Scratch<'a, A> {
+    fn take(&mut self, len: usize) -> &'a mut [A] {
+        let (piece, rest) = std::mem::take(&mut self.0).split_at_mut(len);
+        self.0 = rest;
+        piece
+    }
+}

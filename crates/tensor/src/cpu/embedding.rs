@@ -1,0 +1,177 @@
+//! Token and position tables, forward and backward.
+
+use super::access::Access;
+use super::element::Element;
+use super::elementwise::sum_rows;
+use super::parallel::{Rows, Threads};
+use crate::ops::{Embedding, EmbeddingBackward, Positions, PositionsBackward};
+
+/// See [`Embedding`].
+pub fn forward<T: Element>(threads: Threads, op: &Embedding) {
+    let access = Access::new();
+    let (tokens, table) = (access.tokens(op.tokens), access.read::<T>(op.table));
+    let (out, width, first) = (access.write::<T>(op.out), op.width, op.first);
+    let vocabulary = table.len() / width;
+    threads.each(op.rows, width, (tokens, Rows(out, width)), |_, (tokens, out)| {
+        for (&token, out) in tokens.iter().zip(out.0.chunks_exact_mut(width)) {
+            match (token as usize).checked_sub(first) {
+                Some(row) if row < vocabulary => out.copy_from_slice(&table[row * width..][..width]),
+                _ => out.fill(T::default()),
+            }
+        }
+    });
+}
+
+/// See [`EmbeddingBackward`]. Each thread owns some rows of the table and goes through all tokens in order.
+pub fn backward<T, G>(threads: Threads, op: &EmbeddingBackward)
+where
+    T: Element,
+    G: Element<Accumulator = T::Accumulator>,
+{
+    let access = Access::new();
+    let (tokens, dout) = (access.tokens(op.tokens), access.read::<T>(op.dout));
+    let (dtable, width) = (access.write::<G>(op.dtable.view), op.width);
+    let (vocabulary, first, accumulate) = (dtable.len() / width, op.first, op.dtable.accumulate);
+    threads.each(vocabulary, width, Rows(dtable, width), |owned, Rows(dtable, _)| {
+        if !accumulate {
+            dtable.fill(G::default());
+        }
+        for (&token, dout) in tokens.iter().zip(dout.chunks_exact(width)) {
+            let row = (token as usize).checked_sub(first + owned.start);
+            if let Some(row) = row.filter(|&row| row < owned.len()) {
+                add_row(dout, &mut dtable[row * width..][..width]);
+            }
+        }
+    });
+}
+
+/// See [`Positions`].
+pub fn positions<T: Element>(threads: Threads, op: &Positions) {
+    let access = Access::new();
+    let (table, x, width) = (access.read::<T>(op.table), access.write::<T>(op.x), op.width);
+    let (first_row, sequence) = (op.first_row, op.sequence);
+    threads.each(op.rows, width, Rows(x, width), |rows, x| {
+        for (row, x) in rows.zip(x.0.chunks_exact_mut(width)) {
+            let position = (first_row + row) % sequence;
+            add_row(&table[position * width..][..width], x);
+        }
+    });
+}
+
+/// See [`PositionsBackward`].
+pub fn positions_backward<T, G>(threads: Threads, op: &PositionsBackward)
+where
+    T: Element,
+    G: Element<Accumulator = T::Accumulator>,
+{
+    let access = Access::new();
+    let (dx, dtable, width) = (access.read::<T>(op.dx), access.write::<G>(op.dtable.view), op.width);
+    let PositionsBackward { first_row, sequence, rows, .. } = *op;
+    let (positions, accumulate) = (dtable.len() / width, op.dtable.accumulate);
+    threads.each(positions, width, Rows(dtable, width), |owned, dtable| {
+        for (position, out) in owned.zip(dtable.0.chunks_exact_mut(width)) {
+            // The first row at this position; beyond the sequence there is none.
+            let first = (position + sequence - first_row % sequence) % sequence;
+            let first = if position < sequence { first } else { rows };
+            let here = (first..rows).step_by(sequence).map(|row| &dx[row * width..][..width]);
+            sum_rows(here, out, accumulate);
+        }
+    });
+}
+
+/// `to += from`.
+fn add_row<S, T>(from: &[S], to: &mut [T])
+where
+    S: Element,
+    T: Element<Accumulator = S::Accumulator>,
+{
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = T::round(to.widen() + from.widen());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{Lab, added, assert_close, assert_gradient, dot, fresh, random};
+    use crate::{Backend, DType};
+
+    #[test]
+    fn parts_of_the_table_add_up_to_the_whole() {
+        let (lab, rows, width) = (Lab::new(1), 4, 3);
+        let tokens = lab.tokens(&[5, 0, 3, 5]);
+        let (table, dout) = (random(6 * width, 1), random(rows * width, 2));
+        let scalar = |table: &[f64]| {
+            let mut sum = vec![0.0; rows * width];
+            for first in [0, 2] {
+                let part = if first == 0 { &table[..2 * width] } else { &table[2 * width..] };
+                let (part, out) = (lab.buffer(part, DType::F64), lab.blank(rows * width, DType::F64));
+                let (tokens, table, out) = (tokens.view(), part.view(), out.view());
+                lab.backend.embedding(Embedding { tokens, table, first, out, rows, width });
+                sum.iter_mut().zip(lab.values(out)).for_each(|(sum, out)| *sum += out);
+            }
+            dot(&sum, &dout)
+        };
+        let dout_buffer = lab.buffer(&dout, DType::F64);
+        let dtable = lab.buffer(&vec![1.0; 6 * width], DType::F64);
+        for (first, range) in [(0, 0..2 * width), (2, 2 * width..6 * width)] {
+            for accumulate in [false, true] {
+                let dtable = crate::ops::Gradient { view: dtable.slice(range.clone()), accumulate };
+                let (tokens, dout) = (tokens.view(), dout_buffer.view());
+                lab.backend.embedding_backward(EmbeddingBackward {
+                    tokens,
+                    dout,
+                    first,
+                    dtable,
+                    rows,
+                    width,
+                });
+            }
+        }
+        let half: Vec<f64> = lab.values(dtable.view()).iter().map(|twice| twice / 2.0).collect();
+        assert_gradient(&table, &half, scalar);
+    }
+
+    #[test]
+    fn positions_start_anywhere_and_repeat() {
+        let (lab, rows, width, sequence, first_row) = (Lab::new(1), 5, 3, 4, 6);
+        let (x, table, dx) = (random(rows * width, 1), random(5 * width, 2), random(rows * width, 3));
+        let forward = |table: &[f64]| {
+            let (x, table) = (lab.buffer(&x, DType::F64), lab.buffer(table, DType::F64));
+            lab.backend.positions(Positions {
+                x: x.view(),
+                table: table.view(),
+                first_row,
+                sequence,
+                rows,
+                width,
+            });
+            lab.values(x.view())
+        };
+        let expected: Vec<f64> =
+            (0..rows * width).map(|i| x[i] + table[(6 + i / width) % 4 * width + i % width]).collect();
+        assert_close(&forward(&table), &expected, 1e-15);
+
+        let (dx_buffer, dtable) = (lab.buffer(&dx, DType::F64), lab.blank(5 * width, DType::F64));
+        let backward = |dtable| {
+            let dx = dx_buffer.view();
+            lab.backend.positions_backward(PositionsBackward {
+                dx,
+                dtable,
+                first_row,
+                sequence,
+                rows,
+                width,
+            });
+        };
+        backward(fresh(&dtable));
+        let once = lab.values(dtable.view());
+        assert_gradient(&table, &once, |table| dot(&forward(table), &dx));
+        backward(added(&dtable));
+        assert_close(
+            &lab.values(dtable.view()),
+            &once.iter().map(|once| 2.0 * once).collect::<Vec<_>>(),
+            1e-15,
+        );
+    }
+}

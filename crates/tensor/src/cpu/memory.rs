@@ -1,0 +1,159 @@
+//! Host memory: one slab of the planned size for training, or a heap allocation per block for tests.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::RefCell;
+use std::ptr::NonNull;
+
+use super::counting::{self, Tag};
+use crate::{Arena, Block, Category, Ledger, Memory, Place, Usage};
+
+/// One heap allocation of the planned capacity, given out by an [`Arena`].
+#[derive(Debug)]
+pub struct Slab {
+    piece: Piece,
+    arena: Arena,
+}
+
+impl Slab {
+    /// Takes `capacity` bytes from the heap at once.
+    pub fn new(capacity: u64) -> Self {
+        let piece = counting::tagged(Tag::Reserved, || Piece::new(Arena::rounded(capacity)));
+        let arena = Arena::new(Place::Host, piece.address(), piece.bytes());
+        Slab { piece, arena }
+    }
+}
+
+impl Memory for Slab {
+    fn place(&self) -> Place {
+        Place::Host
+    }
+
+    fn allocate(&self, bytes: u64, category: Category) -> Block {
+        self.arena.allocate(bytes, category)
+    }
+
+    fn release(&self, block: Block) {
+        self.arena.release(block);
+    }
+
+    fn peak(&self) -> Usage {
+        self.arena.peak()
+    }
+
+    fn reserved(&self) -> u64 {
+        self.piece.bytes()
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        counting::tagged(Tag::Reserved, || self.piece.free());
+    }
+}
+
+/// Every block is its own heap allocation, so a counting allocator sees each with its category.
+#[derive(Debug, Default)]
+pub struct Heap {
+    ledger: RefCell<Ledger>,
+}
+
+impl Memory for Heap {
+    fn place(&self) -> Place {
+        Place::Host
+    }
+
+    fn allocate(&self, bytes: u64, category: Category) -> Block {
+        let bytes = Arena::rounded(bytes);
+        let piece = counting::tagged(Tag::Category(category), || Piece::new(bytes));
+        self.ledger.borrow_mut().add(category, bytes);
+        Block { address: piece.address(), bytes, category }
+    }
+
+    fn release(&self, block: Block) {
+        self.ledger.borrow_mut().subtract(block.category, block.bytes);
+        let pointer = NonNull::new(block.address as *mut u8).expect("blocks have an address");
+        let piece = Piece { pointer, layout: layout(block.bytes) };
+        counting::tagged(Tag::Category(block.category), || piece.free());
+    }
+
+    fn peak(&self) -> Usage {
+        self.ledger.borrow().peak()
+    }
+
+    fn reserved(&self) -> u64 {
+        self.peak().total()
+    }
+}
+
+/// An aligned, zeroed heap allocation that is freed by hand.
+#[derive(Debug)]
+struct Piece {
+    pointer: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Piece {
+    /// `bytes` is not zero.
+    fn new(bytes: u64) -> Self {
+        let layout = layout(bytes);
+        assert!(layout.size() > 0);
+        // SAFETY: the layout's size is not zero.
+        let pointer = unsafe { alloc_zeroed(layout) };
+        let pointer = NonNull::new(pointer).unwrap_or_else(|| handle_alloc_error(layout));
+        Piece { pointer, layout }
+    }
+
+    fn address(&self) -> u64 {
+        self.pointer.as_ptr().expose_provenance() as u64
+    }
+
+    fn bytes(&self) -> u64 {
+        self.layout.size() as u64
+    }
+
+    /// To be called once, when no buffer uses the piece any more.
+    fn free(&self) {
+        // SAFETY: `pointer` was returned by `alloc_zeroed` with this layout, and the owner frees it once.
+        unsafe { dealloc(self.pointer.as_ptr(), self.layout) }
+    }
+}
+
+fn layout(bytes: u64) -> Layout {
+    Layout::from_size_align(bytes as usize, Arena::ALIGNMENT as usize)
+        .expect("a size that fits the address space")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slab_gives_out_aligned_zeroed_memory_within_its_capacity() {
+        let slab = Slab::new(700);
+        assert_eq!(slab.reserved(), 768);
+        let [a, b] = [300, 1].map(|bytes| slab.allocate(bytes, Category::Weights));
+        assert_eq!((a.address % Arena::ALIGNMENT, b.address), (0, a.address + 512));
+        assert_eq!(slab.peak().total(), 768);
+    }
+
+    #[test]
+    #[should_panic(expected = "out of memory")]
+    fn a_slab_refuses_what_was_not_planned() {
+        Slab::new(256).allocate(257, Category::Weights);
+    }
+
+    #[test]
+    fn the_heap_keeps_the_same_accounts_as_an_arena() {
+        let (heap, arena) = (Heap::default(), Arena::on_paper());
+        for memory in [&heap as &dyn Memory, &arena] {
+            let first = memory.allocate(1000, Category::Weights);
+            let second = memory.allocate(5, Category::Activations);
+            memory.release(first);
+            let third = memory.allocate(600, Category::Gradients);
+            memory.release(second);
+            memory.release(third);
+        }
+        assert_eq!(heap.peak(), arena.peak());
+        assert_eq!(heap.peak().total(), 1280);
+    }
+}

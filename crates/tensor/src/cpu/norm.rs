@@ -1,0 +1,260 @@
+//! `LayerNorm` and `RMSNorm`, rows forward; backward the columns first (weights), then the rows (input).
+
+use super::access::Access;
+use super::element::{Element, Real};
+use super::elementwise::{store, sum_rows};
+use super::lanes;
+use super::parallel::{Rows, Threads};
+use crate::ops::{Norm, NormBackward};
+
+const COLUMNS: usize = 64;
+
+/// See [`Norm`].
+pub fn forward<T: Element>(threads: Threads, op: &Norm) {
+    let access = Access::new();
+    let (x, weight) = (access.read::<T>(op.x), access.read::<T>(op.weight));
+    let bias = op.bias.map(|bias| access.read::<T>(bias));
+    let (out, statistics) = (access.write::<T>(op.out), access.write::<T::Accumulator>(op.statistics));
+    let width = op.width;
+    let epsilon = T::Accumulator::from_f64(op.epsilon);
+    threads.each(
+        op.rows,
+        width,
+        (Rows(x, width), Rows(out, width), Rows(statistics, 2)),
+        |_, (x, out, kept)| {
+            let rows = x.0.chunks_exact(width).zip(out.0.chunks_exact_mut(width));
+            for ((x, out), kept) in rows.zip(kept.0.as_chunks_mut::<2>().0) {
+                *kept = statistics_of(x, bias.is_some(), epsilon);
+                normalise(x, *kept, weight, bias, out);
+            }
+        },
+    );
+}
+
+/// Mean (0 for `RMSNorm`) and 1/σ of one row.
+fn statistics_of<T: Element>(x: &[T], centred: bool, epsilon: T::Accumulator) -> [T::Accumulator; 2] {
+    let width = T::Accumulator::from_f64(x.len() as f64);
+    let mean = if centred { lanes::sum(x, T::widen) / width } else { T::Accumulator::ZERO };
+    let variance = lanes::sum(x, |x| (x.widen() - mean) * (x.widen() - mean)) / width;
+    [mean, T::Accumulator::ONE / (variance + epsilon).sqrt()]
+}
+
+fn normalise<T: Element>(
+    x: &[T],
+    [mean, rstd]: [T::Accumulator; 2],
+    weight: &[T],
+    bias: Option<&[T]>,
+    out: &mut [T],
+) {
+    let normal = |x: T| (x.widen() - mean) * rstd;
+    match bias {
+        Some(bias) => {
+            for (((out, &x), weight), bias) in out.iter_mut().zip(x).zip(weight).zip(bias) {
+                *out = T::round(normal(x).mul_add(weight.widen(), bias.widen()));
+            }
+        }
+        None => {
+            for ((out, &x), weight) in out.iter_mut().zip(x).zip(weight) {
+                *out = T::round(normal(x) * weight.widen());
+            }
+        }
+    }
+}
+
+/// See [`NormBackward`].
+pub fn backward<T, G>(threads: Threads, op: &NormBackward)
+where
+    T: Element,
+    G: Element<Accumulator = T::Accumulator>,
+{
+    weights::<T, G>(threads, op);
+    input::<T>(threads, op);
+}
+
+/// `dweight (+)= Σ_rows dy ∘ x̂`, `dbias (+)= Σ_rows dy`.
+fn weights<T, G>(threads: Threads, op: &NormBackward)
+where
+    T: Element,
+    G: Element<Accumulator = T::Accumulator>,
+{
+    let access = Access::new();
+    let (dy, x) = (access.read::<T>(op.dy), access.read::<T>(op.x));
+    let (statistics, _) = access.read::<T::Accumulator>(op.statistics).as_chunks::<2>();
+    let (dweight, width) = (access.write::<G>(op.dweight.view), op.width);
+    let accumulate = op.dweight.accumulate;
+    threads.each(width, op.rows, dweight, |columns, dweight| {
+        for (block, out) in dweight.chunks_mut(COLUMNS).enumerate() {
+            let first = columns.start + block * COLUMNS;
+            let mut sums = [T::Accumulator::ZERO; COLUMNS];
+            for (row, &[mean, rstd]) in statistics.iter().enumerate() {
+                let start = row * width + first;
+                let (dy, x) = (&dy[start..start + out.len()], &x[start..start + out.len()]);
+                for ((sum, dy), x) in sums.iter_mut().zip(dy).zip(x) {
+                    *sum = dy.widen().mul_add((x.widen() - mean) * rstd, *sum);
+                }
+            }
+            store(&sums, out, accumulate);
+        }
+    });
+    if let Some(dbias) = op.dbias {
+        let accumulate = dbias.accumulate;
+        threads.each(width, op.rows, access.write::<G>(dbias.view), |columns, out| {
+            sum_rows(dy.chunks_exact(width).map(|row| &row[columns.clone()]), out, accumulate);
+        });
+    }
+}
+
+/// `dx = residual + rstd · (g − mean(g) − x̂ · mean(g ∘ x̂))` with `g = dy ∘ weight`.
+fn input<T: Element>(threads: Threads, op: &NormBackward) {
+    let access = Access::new();
+    let (dy, dx) = access.in_place::<T>(op.dy, op.dx);
+    let (x, weight) = (access.read::<T>(op.x), access.read::<T>(op.weight));
+    let statistics = access.read::<T::Accumulator>(op.statistics);
+    let residual = op.residual.map(|residual| access.read::<T>(residual));
+    let (width, centred) = (op.width, op.dbias.is_some());
+    let rows = |slice| Rows(slice, width);
+    let parts = (dy.map(rows), Rows(dx, width), rows(x), Rows(statistics, 2), residual.map(rows));
+    threads.each(op.rows, width, parts, |rows, (dy, dx, x, statistics, residual)| {
+        for (row, &statistics) in (0..rows.len()).zip(statistics.0.as_chunks::<2>().0) {
+            let row = row * width..(row + 1) * width;
+            let dx = &mut dx.0[row.clone()];
+            if let Some(dy) = &dy {
+                dx.copy_from_slice(&dy.0[row.clone()]);
+            }
+            let residual = residual.as_ref().map(|residual| &residual.0[row.clone()]);
+            input_row(dx, &x.0[row.clone()], weight, statistics, centred, residual);
+        }
+    });
+}
+
+/// One row; `dx` holds `dy` to begin with.
+fn input_row<T: Element>(
+    dx: &mut [T],
+    x: &[T],
+    weight: &[T],
+    [mean, rstd]: [T::Accumulator; 2],
+    centred: bool,
+    residual: Option<&[T]>,
+) {
+    let zero = T::Accumulator::ZERO;
+    let width = T::Accumulator::from_f64(x.len() as f64);
+    let g = |dy: T, weight: T| dy.widen() * weight.widen();
+    let mean_g = if centred { lanes::sum_pairs(dx, weight, g) / width } else { zero };
+    let along =
+        lanes::sum_triples(dx, weight, x, |dy, weight, x| g(dy, weight) * ((x.widen() - mean) * rstd))
+            / width;
+    let gradient = |dy: T, x: T, weight: T| {
+        let normal = (x.widen() - mean) * rstd;
+        rstd * (g(dy, weight) - mean_g - normal * along)
+    };
+    match residual {
+        Some(residual) => {
+            for (((dx, &x), &weight), &residual) in dx.iter_mut().zip(x).zip(weight).zip(residual) {
+                *dx = T::round(residual.widen() + gradient(*dx, x, weight));
+            }
+        }
+        None => {
+            for ((dx, &x), &weight) in dx.iter_mut().zip(x).zip(weight) {
+                *dx = T::round(gradient(*dx, x, weight));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{Lab, added, assert_close, assert_gradient, dot, fresh, random};
+    use crate::{Backend, Buffer, DType};
+
+    const ROWS: usize = 3;
+    const WIDTH: usize = 21;
+
+    struct Case {
+        lab: Lab,
+        layer: bool,
+        dy: Vec<f64>,
+        inputs: [Vec<f64>; 3],
+    }
+
+    impl Case {
+        fn new(layer: bool) -> Self {
+            let inputs = [random(ROWS * WIDTH, 1), random(WIDTH, 2), random(WIDTH, 3)];
+            Case { lab: Lab::new(1), layer, dy: random(ROWS * WIDTH, 4), inputs }
+        }
+
+        fn run(&self, x: &Buffer, weight: &[f64], bias: &[f64]) -> (Vec<f64>, Buffer) {
+            let [weight, bias] = [weight, bias].map(|values| self.lab.buffer(values, DType::F64));
+            let [out, statistics] = [ROWS * WIDTH, 2 * ROWS].map(|len| self.lab.blank(len, DType::F64));
+            self.lab.backend.norm(Norm {
+                x: x.view(),
+                weight: weight.view(),
+                bias: self.layer.then_some(bias.view()),
+                out: out.view(),
+                statistics: statistics.view(),
+                epsilon: 0.1,
+                rows: ROWS,
+                width: WIDTH,
+            });
+            (self.lab.values(out.view()), statistics)
+        }
+
+        /// The scalar whose gradients are taken.
+        fn scalar(&self, x: &[f64], weight: &[f64], bias: &[f64]) -> f64 {
+            dot(&self.run(&self.lab.buffer(x, DType::F64), weight, bias).0, &self.dy)
+        }
+    }
+
+    #[test]
+    fn forward_is_the_definition() {
+        for layer in [true, false] {
+            let case = Case::new(layer);
+            let [x, weight, bias] = &case.inputs;
+            let expected: Vec<f64> = (0..ROWS * WIDTH)
+                .map(|i| {
+                    let row = &x[i / WIDTH * WIDTH..][..WIDTH];
+                    let mean = if layer { row.iter().sum::<f64>() / WIDTH as f64 } else { 0.0 };
+                    let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / WIDTH as f64;
+                    let bias = if layer { bias[i % WIDTH] } else { 0.0 };
+                    (x[i] - mean) / (variance + 0.1).sqrt() * weight[i % WIDTH] + bias
+                })
+                .collect();
+            assert_close(&case.run(&case.lab.buffer(x, DType::F64), weight, bias).0, &expected, 1e-13);
+        }
+    }
+
+    #[test]
+    fn backward_is_the_derivative_also_in_place() {
+        for (layer, in_place) in [(true, false), (true, true), (false, false), (false, true)] {
+            let case = Case::new(layer);
+            let lab = &case.lab;
+            let [x, weight, bias] = &case.inputs;
+            let x_buffer = lab.buffer(x, DType::F64);
+            let (_, statistics) = case.run(&x_buffer, weight, bias);
+            let (dy, residual) = (lab.buffer(&case.dy, DType::F64), random(ROWS * WIDTH, 5));
+            let dx = if in_place { None } else { Some(lab.blank(ROWS * WIDTH, DType::F64)) };
+            let dx = dx.as_ref().unwrap_or(&dy);
+            let (dweight, dbias) = (lab.blank(WIDTH, DType::F64), lab.buffer(&[1.0; WIDTH], DType::F64));
+            lab.backend.norm_backward(NormBackward {
+                dy: dy.view(),
+                x: x_buffer.view(),
+                statistics: statistics.view(),
+                weight: lab.buffer(weight, DType::F64).view(),
+                residual: in_place.then_some(lab.buffer(&residual, DType::F64).view()),
+                dx: dx.view(),
+                dweight: fresh(&dweight),
+                dbias: layer.then_some(added(&dbias)),
+                rows: ROWS,
+                width: WIDTH,
+            });
+            let mut dx = lab.values(dx.view());
+            if in_place {
+                dx.iter_mut().zip(&residual).for_each(|(dx, residual)| *dx -= residual);
+            }
+            assert_gradient(x, &dx, |x| case.scalar(x, weight, bias));
+            assert_gradient(weight, &lab.values(dweight.view()), |weight| case.scalar(x, weight, bias));
+            let dbias: Vec<f64> = lab.values(dbias.view()).iter().map(|dbias| dbias - 1.0).collect();
+            assert_gradient(bias, &dbias, |bias| case.scalar(x, weight, bias));
+        }
+    }
+}

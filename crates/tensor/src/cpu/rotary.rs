@@ -1,0 +1,115 @@
+//! Rotary positions (arXiv 2104.09864), in place.
+
+use super::access::Access;
+use super::element::{Element, Real};
+use super::parallel::{Rows, Threads};
+use crate::ops::Rotary;
+
+/// Half of the widest head.
+const PAIRS: usize = super::attention::HEAD_DIM / 2;
+
+/// Sines and cosines are taken afresh at every multiple of this, and by addition of angles in between.
+const FRESH: usize = 32;
+
+/// See [`Rotary`].
+pub fn rotary<T: Element>(threads: Threads, op: &Rotary) {
+    let access = Access::new();
+    let (qkv, shape) = (access.write::<T>(op.qkv), op.shape);
+    let width = shape.qkv_width();
+    let rotated = (shape.heads + shape.kv_heads) * shape.head_dim;
+    let fresh = Angles::new(op);
+    let dims = op.dims;
+    threads.each(shape.rows(), width, Rows(qkv, width), |rows, qkv| {
+        let mut angles = fresh.clone();
+        for (row, qkv) in rows.zip(qkv.0.chunks_exact_mut(width)) {
+            angles.move_to(row % shape.sequence);
+            let (cosines, sines) = angles.rounded::<T::Accumulator>();
+            for head in qkv[..rotated].chunks_exact_mut(shape.head_dim) {
+                let (low, high) = head[..dims].split_at_mut(dims / 2);
+                for (((low, high), &cosine), &sine) in low.iter_mut().zip(high).zip(&cosines).zip(&sines) {
+                    let (x, y) = (low.widen(), high.widen());
+                    *low = T::round(x * cosine - y * sine);
+                    *high = T::round(x * sine + y * cosine);
+                }
+            }
+        }
+    });
+}
+
+/// The angles of every pair at one position.
+#[derive(Clone)]
+struct Angles {
+    pairs: usize,
+    position: usize,
+    frequency: [f64; PAIRS],
+    /// Cosine and sine at `position`.
+    now: [(f64, f64); PAIRS],
+    /// Cosine and sine of one step.
+    step: [(f64, f64); PAIRS],
+}
+
+impl Angles {
+    fn new(op: &Rotary) -> Self {
+        let pairs = op.dims / 2;
+        let (mut frequency, mut step) = ([0.0; PAIRS], [(1.0, 0.0); PAIRS]);
+        let sign = if op.inverse { -1.0 } else { 1.0 };
+        for i in 0..pairs {
+            frequency[i] = sign * op.base.powf(-2.0 * i as f64 / op.dims as f64);
+            step[i] = (frequency[i].cos(), frequency[i].sin());
+        }
+        Angles { pairs, position: usize::MAX, frequency, now: [(1.0, 0.0); PAIRS], step }
+    }
+
+    /// The same bits for a position, wherever it is reached from.
+    fn move_to(&mut self, position: usize) {
+        let fresh = position - position % FRESH;
+        if self.position > position || self.position < fresh {
+            self.position = fresh;
+            for i in 0..self.pairs {
+                let angle = fresh as f64 * self.frequency[i];
+                self.now[i] = (angle.cos(), angle.sin());
+            }
+        }
+        for _ in self.position..position {
+            for (now, step) in self.now[..self.pairs].iter_mut().zip(&self.step) {
+                *now = (now.0 * step.0 - now.1 * step.1, now.0 * step.1 + now.1 * step.0);
+            }
+        }
+        self.position = position;
+    }
+
+    fn rounded<A: Real>(&self) -> ([A; PAIRS], [A; PAIRS]) {
+        (self.now.map(|(cosine, _)| A::from_f64(cosine)), self.now.map(|(_, sine)| A::from_f64(sine)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{Lab, assert_close, random};
+    use crate::ops::AttentionShape;
+    use crate::{Backend, DType};
+
+    #[test]
+    fn rotates_queries_and_keys_by_position_and_back() {
+        let shape = AttentionShape { batch: 2, sequence: 75, heads: 2, kv_heads: 1, head_dim: 6 };
+        let (lab, dims, base) = (Lab::new(1), 4, 100.0);
+        let x = random(shape.rows() * shape.qkv_width(), 1);
+        let qkv = lab.buffer(&x, DType::F64);
+        lab.backend.rotary(Rotary { qkv: qkv.view(), shape, dims, base, inverse: false });
+        let expected: Vec<f64> = (0..x.len())
+            .map(|i| {
+                let (row, head, dim) = (i / 24, i % 24 / 6, i % 6);
+                if head == 3 || dim >= 4 {
+                    return x[i];
+                }
+                let angle = (row % 75) as f64 * f64::powf(base, -((dim % 2) as f64) / 2.0);
+                let (partner, sign) = if dim < 2 { (x[i + 2], -1.0) } else { (x[i - 2], 1.0) };
+                x[i] * angle.cos() + sign * partner * angle.sin()
+            })
+            .collect();
+        assert_close(&lab.values(qkv.view()), &expected, 1e-13);
+        lab.backend.rotary(Rotary { qkv: qkv.view(), shape, dims, base, inverse: true });
+        assert_close(&lab.values(qkv.view()), &x, 1e-13);
+    }
+}

@@ -1,0 +1,118 @@
+//! What the tests of kernels share: buffers from numbers, random numbers, and finite differences in f64.
+
+use std::rc::Rc;
+
+use super::CpuBackend;
+use super::access::Access;
+use super::element::{Element, Real};
+use super::memory::Heap;
+use crate::ops::Gradient;
+use crate::{Backend, Buffer, Category, DType, View};
+use half::{bf16, f16};
+
+/// A backend on the heap.
+pub struct Lab {
+    pub backend: CpuBackend,
+}
+
+impl Lab {
+    pub fn new(threads: usize) -> Self {
+        Lab { backend: CpuBackend::new(Rc::new(Heap::default()), threads) }
+    }
+
+    /// Runs `body` in labs of 1, 2 and 3 threads, each in a pool of as many, and expects the same numbers of all.
+    pub fn same_for_all_threads(body: impl Fn(&Lab) -> Vec<f64> + Sync) -> Vec<f64> {
+        let run = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+            pool.install(|| body(&Lab::new(threads)))
+        };
+        let [one, two, three] = [1, 2, 3].map(run);
+        let bits = |values: &[f64]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&one), bits(&two), "two threads");
+        assert_eq!(bits(&one), bits(&three), "three threads");
+        one
+    }
+
+    pub fn buffer(&self, values: &[f64], dtype: DType) -> Buffer {
+        let buffer = self.backend.allocate(values.len(), dtype, Category::Activations);
+        match dtype {
+            DType::F64 => put::<f64>(values, buffer.view()),
+            DType::F32 => put::<f32>(values, buffer.view()),
+            DType::BF16 => put::<bf16>(values, buffer.view()),
+            DType::F16 => put::<f16>(values, buffer.view()),
+            DType::U32 => panic!("use tokens"),
+        }
+        buffer
+    }
+
+    /// A buffer that holds numbers no kernel should leave there.
+    pub fn blank(&self, len: usize, dtype: DType) -> Buffer {
+        self.buffer(&vec![-7.5; len], dtype)
+    }
+
+    pub fn tokens(&self, tokens: &[u32]) -> Buffer {
+        let buffer = self.backend.allocate(tokens.len(), DType::U32, Category::Activations);
+        self.backend.upload_tokens(tokens, buffer.view());
+        buffer
+    }
+
+    pub fn values(&self, view: View) -> Vec<f64> {
+        (0..view.len()).map(|i| self.backend.read_scalar(view, i)).collect()
+    }
+}
+
+fn put<T: Element>(values: &[f64], view: View) {
+    for (to, &value) in Access::new().write::<T>(view).iter_mut().zip(values) {
+        *to = T::round(T::Accumulator::from_f64(value));
+    }
+}
+
+/// A gradient that is overwritten.
+pub fn fresh(buffer: &Buffer) -> Gradient<'_> {
+    Gradient { view: buffer.view(), accumulate: false }
+}
+
+/// A gradient that is added to.
+pub fn added(buffer: &Buffer) -> Gradient<'_> {
+    Gradient { view: buffer.view(), accumulate: true }
+}
+
+/// Numbers around zero, the same for the same seed.
+pub fn random(len: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f64 / f64::from(1 << 23) - 1.0
+    };
+    (0..len).map(|_| next() + next()).collect()
+}
+
+/// Expects `left` and `right` to agree to `tolerance`, relative to numbers above one.
+pub fn assert_close(left: &[f64], right: &[f64], tolerance: f64) {
+    assert_eq!(left.len(), right.len());
+    for (i, (l, r)) in left.iter().zip(right).enumerate() {
+        assert!((l - r).abs() <= tolerance * r.abs().max(1.0), "element {i}: {l} against {r}");
+    }
+}
+
+/// `Σ a ∘ b`: a scalar whose gradient with respect to `a` is `b`.
+pub fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Expects `gradient` to be the derivative of `f` at `x`, by central differences.
+pub fn assert_gradient(x: &[f64], gradient: &[f64], f: impl Fn(&[f64]) -> f64) {
+    const STEP: f64 = 1e-5;
+    assert_eq!(x.len(), gradient.len());
+    let numeric: Vec<f64> = (0..x.len())
+        .map(|i| {
+            let moved = |by: f64| {
+                let mut x = x.to_vec();
+                x[i] += by;
+                f(&x)
+            };
+            (moved(STEP) - moved(-STEP)) / (2.0 * STEP)
+        })
+        .collect();
+    assert_close(gradient, &numeric, 1e-7);
+}

@@ -1,0 +1,233 @@
+//! One transformer block's worth of operations: the same bits for every number of threads, and 16-bit types as close
+//! to f32 as their rounding.
+
+use super::testing::{Lab, fresh, random};
+use crate::ops::{
+    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
+    EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
+    Positions, PositionsBackward, Residual, Rotary, Segment, Swiglu, SwigluBackward, control,
+};
+use crate::{Backend, Buffer, DType, View};
+
+const SHAPE: AttentionShape = AttentionShape { batch: 3, sequence: 70, heads: 4, kv_heads: 2, head_dim: 16 };
+const ROWS: usize = 210;
+const WIDTH: usize = 128;
+
+/// Multiples of 1/32 below one: every type holds them exactly.
+fn coarse(len: usize, seed: u64) -> Vec<f64> {
+    random(len, seed).iter().map(|x| (x * 16.0).round() / 32.0).collect()
+}
+
+/// Runs operations on fresh inputs and gathers what they write.
+struct Recorder<'a> {
+    lab: &'a Lab,
+    dtype: DType,
+    outputs: Vec<f64>,
+}
+
+impl Recorder<'_> {
+    fn input(&self, len: usize, seed: u64) -> Buffer {
+        self.lab.buffer(&coarse(len, seed), self.dtype)
+    }
+
+    fn output(&self, len: usize) -> Buffer {
+        self.lab.blank(len, self.dtype)
+    }
+
+    fn sums(&self, len: usize) -> Buffer {
+        self.lab.blank(len, self.dtype.accumulator())
+    }
+
+    fn keep(&mut self, view: View) {
+        self.outputs.extend(self.lab.values(view));
+    }
+
+    fn linear_and_norm(&mut self) {
+        let backend = &self.lab.backend;
+        let [x, dy] = [1, 2].map(|seed| self.input(ROWS * WIDTH, seed));
+        let [weight, scale, bias] =
+            [(WIDTH * WIDTH, 3), (WIDTH, 4), (WIDTH, 5)].map(|(n, seed)| self.input(n, seed));
+        let [out, kept, dx] = [(); 3].map(|()| self.output(ROWS * WIDTH));
+        let (rows, inputs, outputs, width) = (ROWS, WIDTH, WIDTH, WIDTH);
+        let (x, dy, weight) = (x.view(), dy.view(), weight.view());
+        let (bias, gelu, out) = (Some(bias.view()), Some(kept.view()), out.view());
+        backend.linear(Linear { x, weight, bias, gelu, out, rows, inputs, outputs });
+        backend.linear_backward_input(LinearBackwardInput {
+            dy,
+            weight,
+            gelu,
+            dx: dx.view(),
+            rows,
+            inputs,
+            outputs,
+        });
+        let (dweight, dbias) = (self.output(WIDTH * WIDTH), self.sums(WIDTH));
+        let (gradient, dbias_of, column) = (fresh(&dweight), Some(fresh(&dbias)), self.sums(WIDTH));
+        backend.linear_backward_weight(LinearBackwardWeight {
+            dy,
+            x,
+            dweight: gradient,
+            dbias: None,
+            rows,
+            inputs,
+            outputs,
+        });
+        backend.column_sum(ColumnSum { x: dy, out: fresh(&column), rows, width });
+
+        let (normal, statistics, epsilon) = (self.output(ROWS * WIDTH), self.sums(2 * ROWS), 1e-5);
+        let (scale, statistics) = (scale.view(), statistics.view());
+        backend.norm(Norm { x, weight: scale, bias, out: normal.view(), statistics, epsilon, rows, width });
+        let (dnormal, dscale) = (self.output(ROWS * WIDTH), self.sums(WIDTH));
+        backend.norm_backward(NormBackward {
+            dy,
+            x,
+            statistics,
+            weight: scale,
+            residual: Some(out),
+            dx: dnormal.view(),
+            dweight: fresh(&dscale),
+            dbias: dbias_of,
+            rows,
+            width,
+        });
+        let end = self.output(ROWS * WIDTH);
+        let biases = &[scale];
+        backend.residual(Residual { x, addends: &[normal.view(), dy], biases, out: end.view(), rows, width });
+        for buffer in [&kept, &dx, &dweight, &dbias, &column, &normal, &dnormal, &dscale, &end] {
+            self.keep(buffer.view());
+        }
+        self.keep(out);
+    }
+
+    fn attention(&mut self, plain: bool) {
+        let backend = &self.lab.backend;
+        let qkv = self.input(ROWS * SHAPE.qkv_width(), 6);
+        let dout = self.input(ROWS * 64, 7);
+        let (out, dqkv) = (self.output(ROWS * 64), self.output(qkv.len()));
+        let (scores, log_sums) = (self.output(SHAPE.scores()), self.sums(ROWS * SHAPE.heads));
+        let saved = if plain {
+            AttentionSaved::Probabilities(scores.view())
+        } else {
+            AttentionSaved::LogSumExp(log_sums.view())
+        };
+        let (qkv, out, shape) = (qkv.view(), out.view(), SHAPE);
+        backend.rotary(Rotary { qkv, shape, dims: 8, base: 1e4, inverse: false });
+        backend.attention(Attention { qkv, out, saved, shape });
+        let dqkv = dqkv.view();
+        backend.attention_backward(AttentionBackward { qkv, out, dout: dout.view(), saved, dqkv, shape });
+        for view in [qkv, out, dqkv, if plain { scores.view() } else { log_sums.view() }] {
+            self.keep(view);
+        }
+    }
+
+    fn activation_and_tables(&mut self) {
+        let backend = &self.lab.backend;
+        let (x, dout) = (self.input(2 * ROWS * WIDTH, 8), self.input(ROWS * WIDTH, 9));
+        let [out, activated] = [(); 2].map(|()| self.output(ROWS * WIDTH));
+        let (rows, width, x, dout) = (ROWS, WIDTH, x.view(), dout.view());
+        backend.swiglu(Swiglu { x, out: out.view(), rows, width });
+        backend.gelu(dout, activated.view());
+        backend.swiglu_backward(SwigluBackward { dout, x, dx: x, rows, width });
+        let tokens: Vec<u32> = (0..ROWS as u32).map(|i| i * i % 97).collect();
+        let (tokens, table) = (self.lab.tokens(&tokens), self.input(90 * WIDTH, 10));
+        let [embedded, dtable, dpositions] = [ROWS, 90, 70].map(|rows| self.output(rows * WIDTH));
+        let (tokens, table, first, sequence, first_row) = (tokens.view(), table.view(), 3, 70, 20);
+        backend.embedding(Embedding { tokens, table, first, out: embedded.view(), rows, width });
+        backend.positions(Positions { x: embedded.view(), table, first_row, sequence, rows, width });
+        let gradient = fresh(&dtable);
+        backend.embedding_backward(EmbeddingBackward { tokens, dout, first, dtable: gradient, rows, width });
+        let (dx, gradient) = (dout, fresh(&dpositions));
+        backend.positions_backward(PositionsBackward {
+            dx,
+            dtable: gradient,
+            first_row,
+            sequence,
+            rows,
+            width,
+        });
+        for buffer in [&out, &activated, &embedded, &dtable, &dpositions] {
+            self.keep(buffer.view());
+        }
+        self.keep(x);
+    }
+
+    fn loss_and_update(&mut self) {
+        let backend = &self.lab.backend;
+        let (rows, columns, valid, first) = (ROWS, WIDTH, 120, 0);
+        let logits = self.input(ROWS * WIDTH, 11);
+        let targets = self.lab.tokens(&(0..ROWS as u32).map(|i| i % 120).collect::<Vec<_>>());
+        let (statistics, accumulator) = (self.sums(3 * ROWS), self.dtype.accumulator());
+        let (loss, scale) = (self.lab.buffer(&[0.0], accumulator), self.lab.buffer(&[64.0], accumulator));
+        let (logits, targets, statistics) = (logits.view(), targets.view(), statistics.view());
+        backend.loss_statistics(LossStatistics { logits, targets, first, valid, statistics, rows, columns });
+        let (loss, scale) = (loss.view(), Some(scale.view()));
+        let (parts, factor) = (1, 0.125);
+        backend.cross_entropy(CrossEntropy {
+            logits,
+            targets,
+            first,
+            valid,
+            statistics,
+            parts,
+            loss,
+            scale,
+            factor,
+            rows,
+            columns,
+        });
+        let squares = self.lab.buffer(&[0.0], accumulator);
+        backend.sum_of_squares(logits, squares.view());
+        let mut slots = [0.5; control::LEN];
+        slots[control::SKIP] = 0.0;
+        let slots = self.lab.buffer(&slots, accumulator);
+        let states = [12, 13].map(|seed| self.lab.buffer(&coarse(ROWS * WIDTH, seed), accumulator));
+        let second = self.lab.buffer(&vec![0.25; ROWS * WIDTH], accumulator);
+        backend.adamw(AdamW {
+            gradient: logits,
+            master: states[0].view(),
+            first_moment: states[1].view(),
+            second_moment: second.view(),
+            weights: None,
+            segments: &[Segment { start: 0, len: ROWS * WIDTH, decay: true }],
+            control: slots.view(),
+            betas: (0.9, 0.95),
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+        });
+        for view in [logits, loss, squares.view(), states[0].view(), states[1].view(), second.view()] {
+            self.keep(view);
+        }
+    }
+}
+
+fn everything(lab: &Lab, dtype: DType) -> Vec<f64> {
+    let mut recorder = Recorder { lab, dtype, outputs: Vec::new() };
+    recorder.linear_and_norm();
+    recorder.attention(false);
+    recorder.attention(true);
+    recorder.activation_and_tables();
+    recorder.loss_and_update();
+    recorder.outputs
+}
+
+#[test]
+fn bits_do_not_depend_on_the_number_of_threads() {
+    for dtype in [DType::F32, DType::BF16] {
+        Lab::same_for_all_threads(|lab| everything(lab, dtype));
+    }
+}
+
+#[test]
+fn narrow_types_differ_by_their_rounding_only() {
+    let lab = Lab::new(1);
+    let exact = everything(&lab, DType::F64);
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 1e-2), (DType::BF16, 8e-2)] {
+        let ours = everything(&lab, dtype);
+        for (i, (ours, exact)) in ours.iter().zip(&exact).enumerate() {
+            assert!(
+                (ours - exact).abs() <= tolerance * exact.abs().max(1.0),
+                "{dtype:?} {i}: {ours} against {exact}"
+            );
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What each operation costs: floating-point operations, and bytes that must move at least once.
+//!
+//! Exponentials and roots count as one operation. What is read and written counts twice.
+
+use super::Kernel;
+use crate::View;
+use crate::ops::{
+    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
+    EmbeddingBackward, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
+    NormBackward, Positions, PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
+};
+
+/// Operations of one GELU.
+pub const GELU: usize = 8;
+const GELU_DERIVATIVE: usize = 13;
+
+/// A kernel that touches whole views.
+pub fn moved(name: &'static str, flops: usize, views: &[View]) -> Kernel {
+    let bytes: usize = views.iter().map(View::bytes).sum();
+    Kernel { name, flops: flops as u64, bytes: bytes as u64 }
+}
+
+impl Kernel {
+    /// Touches another view.
+    fn and(mut self, view: Option<View>) -> Self {
+        self.bytes += view.map_or(0, |view| view.bytes()) as u64;
+        self
+    }
+
+    /// Writes a gradient, or reads and writes it.
+    fn with_gradient(mut self, gradient: Option<Gradient>) -> Self {
+        if let Some(gradient) = gradient {
+            self.bytes += gradient.view.bytes() as u64 * if gradient.accumulate { 2 } else { 1 };
+        }
+        self
+    }
+}
+
+pub fn linear(op: &Linear) -> Kernel {
+    let sums = op.rows * op.outputs;
+    let epilogue = usize::from(op.bias.is_some()) + if op.gelu.is_some() { GELU } else { 0 };
+    let flops = 2 * sums * op.inputs + epilogue * sums;
+    moved("linear", flops, &[op.x, op.weight, op.out]).and(op.bias).and(op.gelu)
+}
+
+pub fn linear_backward_input(op: &LinearBackwardInput) -> Kernel {
+    let sums = op.rows * op.inputs;
+    let flops = 2 * sums * op.outputs + if op.gelu.is_some() { GELU_DERIVATIVE * sums } else { 0 };
+    moved("linear backward input", flops, &[op.dy, op.weight, op.dx]).and(op.gelu)
+}
+
+pub fn linear_backward_weight(op: &LinearBackwardWeight) -> Kernel {
+    let bias = if op.dbias.is_some() { op.rows * op.outputs } else { 0 };
+    let flops = 2 * op.rows * op.inputs * op.outputs + bias;
+    moved("linear backward weight", flops, &[op.dy, op.x])
+        .with_gradient(Some(op.dweight))
+        .with_gradient(op.dbias)
+}
+
+pub fn residual(op: &Residual) -> Kernel {
+    let flops = (op.addends.len() + op.biases.len()) * op.x.len();
+    let kernel = moved("residual", flops, &[op.x, op.out]);
+    op.addends.iter().chain(op.biases).fold(kernel, |kernel, &view| kernel.and(Some(view)))
+}
+
+pub fn column_sum(op: &ColumnSum) -> Kernel {
+    moved("column sum", op.x.len(), &[op.x]).with_gradient(Some(op.out))
+}
+
+pub fn norm(op: &Norm) -> Kernel {
+    let per_element = if op.bias.is_some() { 8 } else { 5 };
+    moved("norm", per_element * op.x.len(), &[op.x, op.weight, op.out, op.statistics]).and(op.bias)
+}
+
+pub fn norm_backward(op: &NormBackward) -> Kernel {
+    let per_element = if op.dbias.is_some() { 15 } else { 12 } + usize::from(op.residual.is_some());
+    moved("norm backward", per_element * op.x.len(), &[op.dy, op.x, op.statistics, op.weight, op.dx])
+        .and(op.residual)
+        .with_gradient(Some(op.dweight))
+        .with_gradient(op.dbias)
+}
+
+/// Pairs of a query and a key that it sees.
+fn pairs(shape: AttentionShape) -> usize {
+    shape.batch * shape.heads * (shape.sequence * (shape.sequence + 1) / 2)
+}
+
+fn saved_view(saved: AttentionSaved) -> View {
+    match saved {
+        AttentionSaved::LogSumExp(view) | AttentionSaved::Probabilities(view) => view,
+    }
+}
+
+pub fn attention(op: &Attention) -> Kernel {
+    let products = 2;
+    let flops = products * 2 * op.shape.head_dim * pairs(op.shape);
+    moved("attention", flops, &[op.qkv, op.out, saved_view(op.saved)])
+}
+
+pub fn attention_backward(op: &AttentionBackward) -> Kernel {
+    let products = match op.saved {
+        AttentionSaved::LogSumExp(_) => 5,
+        AttentionSaved::Probabilities(_) => 4,
+    };
+    let flops = products * 2 * op.shape.head_dim * pairs(op.shape);
+    moved("attention backward", flops, &[op.qkv, op.out, op.dout, saved_view(op.saved), op.dqkv])
+}
+
+pub fn rotary(op: &Rotary) -> Kernel {
+    let rotated = op.shape.rows() * (op.shape.heads + op.shape.kv_heads) * op.dims;
+    let bytes = 2 * rotated * op.qkv.dtype().bytes();
+    Kernel { name: "rotary", flops: 3 * rotated as u64, bytes: bytes as u64 }
+}
+
+pub fn swiglu(op: &Swiglu) -> Kernel {
+    moved("swiglu", 6 * op.out.len(), &[op.x, op.out])
+}
+
+pub fn swiglu_backward(op: &SwigluBackward) -> Kernel {
+    moved("swiglu backward", 13 * op.dout.len(), &[op.dout, op.x, op.dx])
+}
+
+pub fn embedding(op: &Embedding) -> Kernel {
+    moved("embedding", 0, &[op.tokens, op.out, op.out])
+}
+
+pub fn embedding_backward(op: &EmbeddingBackward) -> Kernel {
+    // Rows are read, added and written; without accumulation the table is cleared first.
+    let rows = 2 * op.dout.len() * op.dtable.view.dtype().bytes();
+    let cleared = if op.dtable.accumulate { 0 } else { op.dtable.view.bytes() };
+    let mut kernel = moved("embedding backward", op.dout.len(), &[op.tokens, op.dout]);
+    kernel.bytes += (rows + cleared) as u64;
+    kernel
+}
+
+pub fn positions(op: &Positions) -> Kernel {
+    let table = op.table.slice(0..op.sequence.min(op.rows) * op.width);
+    moved("positions", op.x.len(), &[op.x, op.x, table])
+}
+
+pub fn positions_backward(op: &PositionsBackward) -> Kernel {
+    moved("positions backward", op.dx.len(), &[op.dx]).with_gradient(Some(op.dtable))
+}
+
+pub fn loss_statistics(op: &LossStatistics) -> Kernel {
+    moved("loss statistics", 4 * op.rows * op.valid, &[op.logits, op.targets, op.statistics])
+}
+
+pub fn cross_entropy(op: &CrossEntropy) -> Kernel {
+    let kernel = moved("cross entropy", 0, &[op.statistics, op.targets, op.loss, op.loss]);
+    if op.scale.is_none() {
+        return kernel;
+    }
+    Kernel { flops: 3 * (op.rows * op.valid) as u64, ..kernel }.and(Some(op.logits)).and(Some(op.logits))
+}
+
+pub fn update_control(op: &UpdateControl) -> Kernel {
+    moved("update control", 0, &[op.control, op.control, op.sum_of_squares, op.loss_sum])
+}
+
+pub fn adamw(op: &AdamW) -> Kernel {
+    let AdamW { master, first_moment: first, second_moment: second, .. } = *op;
+    let views = [op.gradient, op.control, master, master, first, first, second, second];
+    moved("adamw", 15 * op.gradient.len(), &views).and(op.weights)
+}
