@@ -124,7 +124,7 @@ fn micro_batches_are_loaded_once(plan: &Plan, program: &Program) {
             }
             Op::Forward { block: Block::Embedding | Block::Head, micro }
             | Op::Evaluate { block: Block::Embedding | Block::Head, micro } => {
-                assert!(loaded.contains(&micro))
+                assert!(loaded.contains(&micro));
             }
             _ => {}
         }
@@ -134,7 +134,10 @@ fn micro_batches_are_loaded_once(plan: &Plan, program: &Program) {
 /// Messages by sender, receiver and kind, in the order of one of the four ops.
 type Routes = BTreeMap<(usize, usize, MessageKind), Vec<(Block, usize)>>;
 
-fn routes(programs: &[Program], pick: fn(Op) -> Option<(Message, bool)>) -> Routes {
+/// The message of one of the four ops, and whether it is sent here.
+type Pick = fn(Op) -> Option<(Message, bool)>;
+
+fn routes(programs: &[Program], pick: Pick) -> Routes {
     let mut routes = Routes::new();
     for program in programs {
         for (message, sent) in program.ops.iter().filter_map(|&op| pick(op)) {
@@ -150,7 +153,7 @@ fn messages_match(plan: &Plan, programs: &[Program], micro_batches: usize, backw
         Op::SendStart { message } => Some((message, true)),
         _ => None,
     });
-    let others: [fn(Op) -> Option<(Message, bool)>; 3] = [
+    let others: [Pick; 3] = [
         |op| if let Op::SendWait { message } = op { Some((message, true)) } else { None },
         |op| if let Op::ReceiveStart { message } = op { Some((message, false)) } else { None },
         |op| if let Op::ReceiveWait { message } = op { Some((message, false)) } else { None },

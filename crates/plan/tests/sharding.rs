@@ -16,8 +16,10 @@ proptest! {
     fn weights_are_whole_where_they_are_read(sets in layouts(), evaluated in 1..8_usize) {
         let plan = plan(&sets);
         for stage in 0..plan.mesh.pp {
-            weights_are_gathered(&plan, &plan.program(stage));
-            weights_are_gathered(&plan, &plan.evaluation(stage, evaluated));
+            for program in [plan.program(stage), plan.evaluation(stage, evaluated)] {
+                weights_are_gathered(&plan, &program);
+                weights_stay_only_for_a_near_use(&plan, &program);
+            }
         }
     }
 
@@ -67,6 +69,17 @@ enum Weights {
     Whole,
 }
 
+/// The units whose weights an op reads.
+fn read(plan: &Plan, op: &Op) -> Vec<Unit> {
+    match *op {
+        Op::Forward { block, .. }
+        | Op::Evaluate { block, .. }
+        | Op::Recompute { block, .. }
+        | Op::Backward { block, part: Part::Both | Part::Input, .. } => plan.block_units(block),
+        _ => vec![],
+    }
+}
+
 fn weights_are_gathered(plan: &Plan, program: &Program) {
     let sharded = plan.sharding.weights > 1;
     let ahead = if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 };
@@ -86,14 +99,10 @@ fn weights_are_gathered(plan: &Plan, program: &Program) {
                 assert_eq!(done - since, ahead.min(done), "{unit} is gathered {ahead} computations ahead");
             }
             Op::Release { unit } => assert_eq!(state.insert(unit, Weights::Sharded), Some(Weights::Whole)),
-            Op::Forward { block, .. }
-            | Op::Evaluate { block, .. }
-            | Op::Recompute { block, .. }
-            | Op::Backward { block, part: Part::Both | Part::Input, .. } => {
+            _ => {
                 let whole = |unit: &Unit| state[unit] == Weights::Whole;
-                assert!(!sharded || plan.block_units(block).iter().all(whole), "{op}");
+                assert!(!sharded || read(plan, op).iter().all(whole), "{op}");
             }
-            _ => {}
         }
         done += usize::from(computes(op));
     }
@@ -102,6 +111,26 @@ fn weights_are_gathered(plan: &Plan, program: &Program) {
         (false, _) => assert_eq!(gathers, 0),
         (true, When::Step) => assert_eq!(gathers, units.len()),
         (true, When::MicroBatch) => assert!(gathers >= units.len()),
+    }
+}
+
+/// Between two uses a unit is gathered again exactly if they are further apart than the prefetch reaches.
+fn weights_stay_only_for_a_near_use(plan: &Plan, program: &Program) {
+    if plan.sharding.weights == 1 || plan.sharding.gather == When::Step {
+        return;
+    }
+    let ahead = if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 };
+    let (mut done, mut gathered, mut last_use) = (0, BTreeSet::new(), BTreeMap::new());
+    for op in &program.ops {
+        if let Op::GatherWait { unit } = *op {
+            gathered.insert(unit);
+        }
+        for unit in read(plan, op) {
+            let again = gathered.remove(&unit);
+            let last: Option<usize> = last_use.insert(unit, done);
+            assert_eq!(again, last.is_none_or(|last| done - last > ahead + 1), "{unit} for {op}");
+        }
+        done += usize::from(computes(op));
     }
 }
 

@@ -58,8 +58,10 @@ pub(crate) struct UnitState {
     shard_written: bool,
     /// Which parameters' gradients have been written since the whole gradient was last fresh.
     written: Cell<u32>,
-    /// A gather, a reduction or a refresh under way.
-    pending: Option<Pending>,
+    /// A gather or a refresh of the weights under way.
+    gathering: Option<Pending>,
+    /// A reduction of the gradient under way.
+    reducing: Option<Pending>,
     segments: Vec<Segment>,
 }
 
@@ -97,7 +99,8 @@ impl UnitState {
             gradient_shard,
             shard_written: false,
             written: Cell::new(0),
-            pending: None,
+            gathering: None,
+            reducing: None,
             segments,
         };
         if !gradients_sharded {
@@ -156,11 +159,11 @@ impl UnitState {
     pub fn gather_start(&mut self, backend: &dyn Backend, data: &dyn Communicator) {
         let whole = backend.allocate(self.layout.len, self.types.compute, Category::Weights);
         backend.copy(self.weights.view(), whole.slice(self.resident.clone()));
-        self.start(data, Collective::AllGather, whole, 0..self.layout.len);
+        start(&mut self.gathering, data, Collective::AllGather, whole, 0..self.layout.len);
     }
 
     pub fn gather_wait(&mut self, data: &dyn Communicator) {
-        self.gathered = Some(self.wait(data));
+        self.gathered = Some(wait(&mut self.gathering, data));
     }
 
     pub fn release(&mut self) {
@@ -173,7 +176,7 @@ impl UnitState {
             && let Some(shard) = self.gradient_shard.take()
         {
             let all = 0..shard.len();
-            return self.start(group, Collective::AllReduce, shard, all);
+            return start(&mut self.reducing, group, Collective::AllReduce, shard, all);
         }
         let gradient = self.gradient.take().expect("a gradient is reduced after it is written");
         let sharded = self.owned.len() < self.layout.len;
@@ -183,11 +186,11 @@ impl UnitState {
             Over::Data => (Collective::AllReduce, 0..self.layout.len),
             Over::Tied => (Collective::AllReduce, self.owned.clone()),
         };
-        self.start(group, collective, gradient, range);
+        start(&mut self.reducing, group, collective, gradient, range);
     }
 
     pub fn reduce_wait(&mut self, backend: &dyn Backend, over: Over, group: &dyn Communicator) {
-        let buffer = self.wait(group);
+        let buffer = wait(&mut self.reducing, group);
         match (over, &self.gradient_shard) {
             (Over::Data, Some(shard)) => {
                 let own = buffer.slice(self.owned.clone());
@@ -207,11 +210,11 @@ impl UnitState {
         // The weights themselves are in transfer, and a buffer of no length stands in their place meanwhile.
         let empty = backend.allocate(0, self.types.compute, Category::Weights);
         let weights = std::mem::replace(&mut self.weights, empty);
-        self.start(data, Collective::AllGather, weights, 0..self.layout.len);
+        start(&mut self.gathering, data, Collective::AllGather, weights, 0..self.layout.len);
     }
 
     pub fn refresh_wait(&mut self, data: &dyn Communicator) {
-        self.weights = self.wait(data);
+        self.weights = wait(&mut self.gathering, data);
     }
 
     /// The part of the reduced gradient that this rank answers for, and where it lies in the flat buffer.
@@ -246,21 +249,22 @@ impl UnitState {
             segments: &self.segments,
         }
     }
+}
 
-    fn start(
-        &mut self,
-        group: &dyn Communicator,
-        collective: Collective,
-        buffer: Buffer,
-        range: Range<usize>,
-    ) {
-        assert!(self.pending.is_none(), "{} has a transfer under way already", self.layout.unit);
-        self.pending = Some(group.start(collective, buffer, range));
-    }
+/// Starts a transfer; a unit has at most one of each kind under way.
+fn start(
+    pending: &mut Option<Pending>,
+    group: &dyn Communicator,
+    collective: Collective,
+    buffer: Buffer,
+    range: Range<usize>,
+) {
+    assert!(pending.is_none(), "a transfer is under way already");
+    *pending = Some(group.start(collective, buffer, range));
+}
 
-    fn wait(&mut self, group: &dyn Communicator) -> Buffer {
-        group.wait(self.pending.take().expect("a wait follows its start"))
-    }
+fn wait(pending: &mut Option<Pending>, group: &dyn Communicator) -> Buffer {
+    group.wait(pending.take().expect("a wait follows its start"))
 }
 
 /// The optimizer's view of a unit.

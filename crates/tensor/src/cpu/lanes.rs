@@ -1,4 +1,4 @@
-//! Reductions over slices in a fixed number of independent lanes: they vectorise, and their order never changes.
+//! Loops over slices in a fixed number of independent lanes: they vectorise, and the order of sums never changes.
 
 use super::element::{Element, Real};
 
@@ -75,6 +75,26 @@ pub fn max<T: Element>(xs: &[T]) -> T::Accumulator {
         *lane = x.widen().max(*lane);
     }
     fold(lanes, Real::max)
+}
+
+/// `x = f(x, y)` over pairs. Short and uneven slices vectorise too, which matters in the epilogues of products.
+#[inline]
+pub fn map_pairs<T: Element>(
+    xs: &mut [T::Accumulator],
+    ys: &[T],
+    f: impl Fn(T::Accumulator, T::Accumulator) -> T::Accumulator,
+) {
+    let (x_chunks, x_rest) = xs.as_chunks_mut::<LANES>();
+    let (y_chunks, y_rest) = ys[..x_chunks.len() * LANES + x_rest.len()].as_chunks::<LANES>();
+    for (x_chunk, y_chunk) in x_chunks.iter_mut().zip(y_chunks) {
+        let y_chunk = *y_chunk;
+        for (x, y) in x_chunk.iter_mut().zip(y_chunk) {
+            *x = f(*x, y.widen());
+        }
+    }
+    for (x, y) in x_rest.iter_mut().zip(y_rest) {
+        *x = f(*x, y.widen());
+    }
 }
 
 /// Combines the lanes as a tree.

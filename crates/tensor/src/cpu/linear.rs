@@ -5,6 +5,7 @@ use super::activation::{gelu, gelu_derivative};
 use super::element::Element;
 use super::elementwise::sum_rows;
 use super::gemm::{NoEpilogue, Operand, Output, Product, gemm};
+use super::lanes;
 use super::parallel::Threads;
 use crate::ops::{Linear, LinearBackwardInput, LinearBackwardWeight};
 
@@ -28,22 +29,31 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Linear) {
     }
     let epilogue = |row: usize, first: usize, sums: &mut [T::Accumulator]| {
         if let Some(bias) = bias {
-            for (sum, bias) in sums.iter_mut().zip(&bias[first..]) {
-                *sum += bias.widen();
-            }
+            lanes::map_pairs(sums, &bias[first..], |sum, bias| sum + bias);
         }
         if let Some(kept) = &kept {
             let start = row * outputs + first;
             // SAFETY: the epilogue is called once for every element of `out`, and `kept` is laid out like it.
-            let kept = unsafe { kept.part(start..start + sums.len()) };
-            for (sum, kept) in sums.iter_mut().zip(kept) {
-                // The activation is taken of the rounded value, which is what the backward will see.
-                *kept = T::round(*sum);
-                *sum = gelu(kept.widen());
-            }
+            activate(sums, unsafe { kept.part(start..start + sums.len()) });
         }
     };
     gemm(product, &epilogue, scratch, threads.0);
+}
+
+/// Keeps the sums, rounded, and makes them GELU of what was kept, which is what the backward will see.
+fn activate<T: Element>(sums: &mut [T::Accumulator], kept: &mut [T]) {
+    const AT_ONCE: usize = 16;
+    let (sum_chunks, sum_rest) = sums.as_chunks_mut::<AT_ONCE>();
+    let (kept_chunks, kept_rest) = kept.as_chunks_mut::<AT_ONCE>();
+    for (sums, kept) in sum_chunks.iter_mut().zip(kept_chunks) {
+        let rounded = sums.map(T::round);
+        *sums = rounded.map(|x| gelu(x.widen()));
+        *kept = rounded;
+    }
+    for (sum, kept) in sum_rest.iter_mut().zip(kept_rest) {
+        *kept = T::round(*sum);
+        *sum = gelu(kept.widen());
+    }
 }
 
 /// See [`LinearBackwardInput`].
@@ -63,9 +73,7 @@ pub fn backward_input<T: Element>(threads: Threads, scratch: &mut [u8], op: &Lin
         return gemm(product, &NoEpilogue, scratch, threads.0);
     };
     let epilogue = |row: usize, first: usize, sums: &mut [T::Accumulator]| {
-        for (sum, kept) in sums.iter_mut().zip(&kept[row * inputs + first..]) {
-            *sum = *sum * gelu_derivative(kept.widen());
-        }
+        lanes::map_pairs(sums, &kept[row * inputs + first..], |sum, kept| sum * gelu_derivative(kept));
     };
     gemm(product, &epilogue, scratch, threads.0);
 }

@@ -6,6 +6,7 @@ use super::tile::{LANES, Part, Product, TILE};
 use super::{Head, Scratch, pack, pack_transposed, padded, softmax_scale};
 use crate::cpu::access::{Access, Scatter, scratch_of};
 use crate::cpu::element::{Element, Real};
+use crate::cpu::lanes;
 use crate::cpu::parallel::{Rows, Threads};
 use crate::ops::{Attention, AttentionSaved};
 
@@ -148,27 +149,26 @@ impl<'a, A: Real> Tiles<'a, A> {
 
     /// Makes exponentials of the scores, and moves maximum and sum on.
     fn soften(&mut self, keys: usize) {
-        let mut maximum = [A::NEG_INFINITY; TILE];
-        maximum.copy_from_slice(self.maximum);
-        for row in self.scores.chunks_exact(TILE).take(keys) {
+        let scores = &mut self.scores.as_chunks_mut::<TILE>().0[..keys];
+        let before: [A; TILE] = *self.maximum.first_chunk().expect("a whole tile");
+        let mut maximum = before;
+        for row in &*scores {
             for (maximum, &score) in maximum.iter_mut().zip(row) {
                 *maximum = score.max(*maximum);
             }
         }
-        for ((shrink, before), &now) in self.shrink.iter_mut().zip(&mut *self.maximum).zip(&maximum) {
-            *shrink = (*before - now).exp();
-            *before = now;
-        }
         let mut sum = [A::ZERO; TILE];
-        for row in self.scores.chunks_exact_mut(TILE).take(keys) {
+        for row in scores {
             for ((score, &maximum), sum) in row.iter_mut().zip(&maximum).zip(&mut sum) {
                 *score = (*score - maximum).exp();
                 *sum += *score;
             }
         }
-        for ((total, &shrink), &sum) in self.sum.iter_mut().zip(&*self.shrink).zip(&sum) {
-            *total = total.mul_add(shrink, sum);
+        for i in 0..TILE {
+            self.shrink[i] = (before[i] - maximum[i]).exp();
+            self.sum[i] = self.sum[i].mul_add(self.shrink[i], sum[i]);
         }
+        self.maximum.copy_from_slice(&maximum);
     }
 
     /// `out = out · shrink + scoresᵀ · values`.
@@ -213,9 +213,12 @@ impl<'a, A: Real> Tiles<'a, A> {
             let diagonal = first == queries.0;
             let count = if diagonal { queries.1 } else { TILE };
             self.score(qkv, heads, (first, count), diagonal);
+            for row in &mut self.scores.as_chunks_mut::<TILE>().0[..count] {
+                lanes::map_pairs(row, self.log_sum, |score, log_sum| (score - log_sum).exp());
+            }
             for (i, row) in rows.chunks_exact_mut(sequence).enumerate() {
-                for (key, to) in row[first..first + count].iter_mut().enumerate() {
-                    *to = T::round((self.scores[key * TILE + i] - self.log_sum[i]).exp());
+                for (to, scores) in row[first..first + count].iter_mut().zip(self.scores.chunks_exact(TILE)) {
+                    *to = T::round(scores[i]);
                 }
             }
         }

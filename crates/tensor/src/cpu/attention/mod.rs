@@ -83,7 +83,7 @@ fn pack<T: Element>(
     }
 }
 
-/// Like [`pack`], but each vector becomes a column.
+/// Like [`pack`], but each vector becomes a column of `[dim, TILE]`, and the padding holds numbers of no meaning.
 fn pack_transposed<T: Element>(
     from: &[T],
     head: Head,
@@ -91,14 +91,14 @@ fn pack_transposed<T: Element>(
     factor: T::Accumulator,
     tile: &mut [T::Accumulator],
 ) {
-    for i in 0..TILE {
-        if i >= count {
-            tile.iter_mut().skip(i).step_by(TILE).take(head.dim).for_each(|to| *to = T::Accumulator::ZERO);
-            continue;
-        }
-        let columns = tile.iter_mut().skip(i).step_by(TILE);
-        for (to, from) in columns.zip(&from[head.vector(first + i)]) {
-            *to = from.widen() * factor;
+    const AT_ONCE: usize = 8;
+    for i in (0..count).step_by(AT_ONCE) {
+        let vectors: [&[T]; AT_ONCE] =
+            std::array::from_fn(|j| &from[head.vector(first + (i + j).min(count - 1))]);
+        for (dim, row) in tile.chunks_exact_mut(TILE).take(head.dim).enumerate() {
+            for (to, vector) in row[i..i + AT_ONCE].iter_mut().zip(vectors) {
+                *to = vector[dim].widen() * factor;
+            }
         }
     }
 }
