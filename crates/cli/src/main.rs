@@ -1,1 +1,78 @@
-fn main() {}
+//! The `kintsugi` command: parse, call, print.
+//!
+//! Exit codes: 0 all well, 1 the run or the check failed, 2 the user's mistake.
+#![forbid(unsafe_code)]
+
+mod config;
+mod describe;
+mod failure;
+mod files;
+mod fit;
+mod output;
+mod plan;
+mod table;
+mod train;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use kintsugi_tensor::cpu::counting::CountingAllocator;
+
+use failure::Failure;
+
+/// Measures the memory of every rank: what `predicted / measured` compares.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Trains large language models across many ranks, and tells beforehand what will happen.
+///
+/// A model is broken into pieces (tensor, pipeline and sharded data parallelism) and joined by communication.
+/// For every way of breaking it, memory and traffic are predicted to the byte.
+#[derive(Parser)]
+#[command(name = "kintsugi", version, after_help = TOP_EXAMPLES, after_long_help = TOP_LONG)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Train(train::Arguments),
+    Plan(plan::Arguments),
+    Verify(verify::Arguments),
+}
+
+const TOP_EXAMPLES: &str = "\
+Start with:
+  kintsugi train              train the built-in demo on 8 ranks of this machine
+  kintsugi plan --draw        see what it will take, and its pipeline schedule
+  kintsugi verify             prove that every layout trains the same model";
+
+const TOP_LONG: &str = "\
+Start with:
+  kintsugi train              train the built-in demo on 8 ranks of this machine
+  kintsugi plan --draw        see what it will take, and its pipeline schedule
+  kintsugi verify             prove that every layout trains the same model
+
+Configuration:
+  Every command reads kintsugi COMMAND [CONFIG.toml] [--set table.key=value]...
+  Values are laid over each other: defaults, the presets named by model.preset and cluster.preset,
+  the file, --set. Without a file the built-in demo is the file. A wrong value is answered with
+  the field, the value and what is allowed.
+
+Exit codes:
+  0 all well, 1 the run or the check failed, 2 a mistake in the configuration or the arguments";
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Some(Command::Train(arguments)) => train::run(&arguments),
+        Some(Command::Plan(arguments)) => plan::run(&arguments),
+        Some(Command::Verify(arguments)) => verify::run(&arguments),
+        None => output::stdout(&Cli::command().render_help().to_string()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

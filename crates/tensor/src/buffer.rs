@@ -107,6 +107,7 @@ impl<'a> View<'a> {
     }
 
     /// A part of it.
+    #[must_use]
     pub fn slice(&self, range: Range<usize>) -> View<'a> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
         View { buffer: self.buffer, start: self.start + range.start, len: range.end - range.start }

@@ -26,6 +26,7 @@ impl DType {
     }
 
     /// The type in which sums over this type are kept: f64 for f64, f32 for all else.
+    #[must_use]
     pub const fn accumulator(self) -> DType {
         match self {
             DType::F64 => DType::F64,

@@ -397,7 +397,7 @@ pub struct Segment {
     pub decay: bool,
 }
 
-/// One AdamW update (arXiv 1711.05101) of a flat run of parameters, skipped where the control says so.
+/// One `AdamW` update (arXiv 1711.05101) of a flat run of parameters, skipped where the control says so.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamW<'a> {
     /// Read, `[len]`, gradients' type.

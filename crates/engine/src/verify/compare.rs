@@ -49,11 +49,21 @@ impl Bounds {
 
     /// Whether a difference is within them.
     pub fn hold(&self, difference: &Difference) -> bool {
-        // Written so that a NaN fails.
-        difference.loss <= self.loss
-            && difference.norm <= self.norm
-            && difference.gradient <= self.gradient
-            && difference.weight <= self.weight
+        self.broken_by(difference).is_empty()
+    }
+
+    /// The names of those that a difference breaks.
+    pub fn broken_by(&self, difference: &Difference) -> Vec<&'static str> {
+        let pairs = [
+            ("loss", difference.loss, self.loss),
+            ("norm", difference.norm, self.norm),
+            ("gradient", difference.gradient, self.gradient),
+            ("weight", difference.weight, self.weight),
+        ];
+        // Written so that a NaN breaks them.
+        let broken =
+            pairs.into_iter().filter(|(_, is, bound)| !matches!(is.partial_cmp(bound), Some(o) if o.is_le()));
+        broken.map(|(name, ..)| name).collect()
     }
 }
 

@@ -42,10 +42,6 @@ impl Access {
     }
 
     /// A view that is written, or read and written.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "the claim, not the borrow of the view, makes the slice exclusive"
-    )]
     pub fn write<'s, T: Element>(&'s self, view: View<'s>) -> &'s mut [T] {
         let pointer = self.claim::<T>(view, T::DTYPE, true);
         // SAFETY: as in `read`, and `claim` has checked that nothing at all shares these bytes.
@@ -60,10 +56,6 @@ impl Access {
     }
 
     /// Token ids that are written.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "the claim, not the borrow of the view, makes the slice exclusive"
-    )]
     pub fn write_tokens<'s>(&'s self, view: View<'s>) -> &'s mut [u32] {
         let pointer = self.claim::<u32>(view, DType::U32, true);
         // SAFETY: as in `write`.

@@ -220,7 +220,9 @@ mod tests {
             heap.release(a);
             let c = heap.allocate(10, Category::Communication);
             assert_eq!(measured(60).peak, heap.peak());
-            [b, c, kept].into_iter().for_each(|block| heap.release(block));
+            for block in [b, c, kept] {
+                heap.release(block);
+            }
             assert_eq!(measured(60).live.total(), 0);
         });
     }

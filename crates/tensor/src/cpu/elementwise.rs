@@ -85,13 +85,17 @@ pub fn residual<T: Element>(threads: Threads, op: &Residual) {
             if let Some(x) = &x {
                 out.copy_from_slice(&x.0[i * width..][..width]);
             }
-            add_all(out, addends.iter().map(|addend| &addend[row * width..][..width]), biases);
+            add_all(out, &addends.iter().map(|addend| &addend[row * width..][..width]), biases);
         }
     });
 }
 
 /// Adds rows and biases to `out`, rounding once.
-fn add_all<'a, T: Element>(out: &mut [T], rows: impl Iterator<Item = &'a [T]> + Clone, biases: &[&'a [T]]) {
+fn add_all<'a, T: Element>(
+    out: &mut [T],
+    rows: &(impl Iterator<Item = &'a [T]> + Clone),
+    biases: &[&'a [T]],
+) {
     for first in (0..out.len()).step_by(COLUMNS) {
         let out = &mut out[first..];
         let len = out.len().min(COLUMNS);
@@ -120,12 +124,12 @@ where
     let (x, out) = (access.read::<T>(op.x), access.write::<G>(op.out.view));
     let (width, accumulate) = (op.width, op.out.accumulate);
     threads.each(width, op.rows, out, |columns, out| {
-        sum_rows(x.chunks_exact(width).map(|row| &row[columns.clone()]), out, accumulate);
+        sum_rows(&x.chunks_exact(width).map(|row| &row[columns.clone()]), out, accumulate);
     });
 }
 
 /// `out (+)= Σ rows`, in the order of the rows and rounding once.
-pub fn sum_rows<'a, T, G>(rows: impl Iterator<Item = &'a [T]> + Clone, out: &mut [G], accumulate: bool)
+pub fn sum_rows<'a, T, G>(rows: &(impl Iterator<Item = &'a [T]> + Clone), out: &mut [G], accumulate: bool)
 where
     T: Element,
     G: Element<Accumulator = T::Accumulator>,

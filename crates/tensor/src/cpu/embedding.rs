@@ -74,7 +74,7 @@ where
             let first = (position + sequence - first_row % sequence) % sequence;
             let first = if position < sequence { first } else { rows };
             let here = (first..rows).step_by(sequence).map(|row| &dx[row * width..][..width]);
-            sum_rows(here, out, accumulate);
+            sum_rows(&here, out, accumulate);
         }
     });
 }

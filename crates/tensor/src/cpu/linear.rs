@@ -99,7 +99,7 @@ where
     if let Some(dbias) = op.dbias {
         let (outputs, accumulate) = (op.outputs, dbias.accumulate);
         threads.each(outputs, op.rows, access.write::<G>(dbias.view), |columns, out| {
-            sum_rows(dy.chunks_exact(outputs).map(|row| &row[columns.clone()]), out, accumulate);
+            sum_rows(&dy.chunks_exact(outputs).map(|row| &row[columns.clone()]), out, accumulate);
         });
     }
 }

@@ -99,7 +99,7 @@ where
     if let Some(dbias) = op.dbias {
         let accumulate = dbias.accumulate;
         threads.each(width, op.rows, access.write::<G>(dbias.view), |columns, out| {
-            sum_rows(dy.chunks_exact(width).map(|row| &row[columns.clone()]), out, accumulate);
+            sum_rows(&dy.chunks_exact(width).map(|row| &row[columns.clone()]), out, accumulate);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! What a step ends with: the decision what it does, and AdamW (arXiv 1711.05101).
+//! What a step ends with: the decision what it does, and `AdamW` (arXiv 1711.05101).
 
 use half::{bf16, f16};
 
@@ -185,18 +185,15 @@ mod tests {
         assert_eq!((first[control::GOOD_STEPS], first[control::LOSS_SCALE]), (1.0, 8.0));
 
         let second = decide(&lab, &slots, 64.0 * 0.25, 6.0);
-        assert_eq!(
-            second[control::FACTOR],
-            1.0 / 8.0,
-            "a small norm is not clipped, and the old scale counts"
-        );
+        // A small norm is not clipped, and the old scale counts.
+        assert_eq!((second[control::NORM], second[control::FACTOR]), (0.5, 1.0 / 8.0));
         assert_eq!((second[control::GOOD_STEPS], second[control::LOSS_SCALE]), (0.0, 16.0));
 
         for (bad_squares, bad_loss, in_a_row) in [(f64::INFINITY, 6.0, 1.0), (1.0, f64::NAN, 2.0)] {
             let skipped = decide(&lab, &slots, bad_squares, bad_loss);
             assert_eq!((skipped[control::SKIP], skipped[control::UPDATES]), (1.0, 2.0));
-            assert_eq!(skipped[control::SKIPPED_IN_A_ROW], in_a_row);
-            assert_eq!(skipped[control::LOSS_SCALE], 16.0 / f64::exp2(in_a_row));
+            let expected = (in_a_row, 16.0 / f64::exp2(in_a_row));
+            assert_eq!((skipped[control::SKIPPED_IN_A_ROW], skipped[control::LOSS_SCALE]), expected);
         }
         let good = decide(&lab, &slots, 16.0, 6.0);
         assert_eq!((good[control::STEP], good[control::UPDATES]), (5.0, 3.0));

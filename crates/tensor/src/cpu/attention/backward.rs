@@ -108,18 +108,18 @@ impl<'a, A: Real> Tiles<'a, A> {
             let heads = kv * group + first_head..kv * group + group.min(first_head + heads_at_once);
             for first in (0..shape.sequence).step_by(rows_at_once) {
                 let rows = first..shape.sequence.min(first + rows_at_once);
-                self.strip(inputs, dqkv, Strip { batch, kv, heads: heads.clone(), rows }, first_head == 0);
+                self.strip(inputs, dqkv, &Strip { batch, kv, heads: heads.clone(), rows }, first_head == 0);
             }
         }
     }
 
     /// All keys against the queries of a strip.
-    fn strip<T>(&mut self, inputs: &Inputs<T>, dqkv: &Scatter<T>, strip: Strip, first_heads: bool)
+    fn strip<T>(&mut self, inputs: &Inputs<T>, dqkv: &Scatter<T>, strip: &Strip, first_heads: bool)
     where
         T: Element<Accumulator = A>,
     {
         let shape = inputs.shape;
-        let Strip { batch, kv, heads, rows } = &strip;
+        let Strip { batch, kv, heads, rows } = strip;
         let key_head = Head::of_qkv(shape, *batch, shape.heads + kv);
         let value_head = Head::of_qkv(shape, *batch, shape.heads + shape.kv_heads + kv);
         let head_len = rows.len().next_multiple_of(TILE) * padded(self.dim);

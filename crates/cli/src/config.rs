@@ -1,0 +1,60 @@
+//! The configuration that every command takes: a file and `--set`.
+
+use std::fs;
+use std::path::PathBuf;
+
+use clap::Args;
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::{ConfigError, resolve};
+
+use crate::failure::Failure;
+
+/// Which configuration.
+#[derive(Args)]
+pub struct ConfigArguments {
+    /// Configuration file; without one, the built-in demo
+    #[arg(value_name = "CONFIG.toml")]
+    file: Option<PathBuf>,
+    /// Sets one value over the file's, as in --set parallel.tp=4
+    #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+/// A configuration that has been read: settings can be laid under and over what was given.
+pub struct Config {
+    text: Option<String>,
+    name: String,
+    sets: Vec<String>,
+}
+
+impl ConfigArguments {
+    /// Whether a file was named.
+    pub fn has_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Reads the file.
+    pub fn read(&self) -> Result<Config, Failure> {
+        let read =
+            |path: &PathBuf| fs::read_to_string(path).map_err(|error| Failure::file("read", path, &error));
+        Ok(Config {
+            text: self.file.as_ref().map(read).transpose()?,
+            name: self.file.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+            sets: self.sets.clone(),
+        })
+    }
+
+    /// The plan it means.
+    pub fn resolve(&self) -> Result<Plan, Failure> {
+        Ok(self.read()?.resolve(&[], &[])?)
+    }
+}
+
+impl Config {
+    /// The plan with `under` laid under what `--set` gave, and `over` over it.
+    pub fn resolve(&self, under: &[&str], over: &[String]) -> Result<Plan, ConfigError> {
+        let under = under.iter().map(ToString::to_string);
+        let sets: Vec<String> = under.chain(self.sets.iter().cloned()).chain(over.iter().cloned()).collect();
+        resolve(self.text.as_deref(), &self.name, &sets)
+    }
+}

@@ -1,0 +1,114 @@
+//! A plan and its prediction in words and tables, as every command shows them.
+
+use std::collections::BTreeMap;
+
+use kintsugi_plan::Plan;
+use kintsugi_rank::RankMemory;
+use kintsugi_spec::{Level, units};
+use serde::Serialize;
+
+use crate::table::Table;
+
+/// Traffic as it stands in [`kintsugi_rank::Figures`].
+pub type CommBytes = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
+
+/// The model: `demo (gpt), 809 k parameters: 4 layers of width 128, …`.
+pub fn model(plan: &Plan) -> String {
+    let model = &plan.model;
+    let kv_heads = match model.kv_heads {
+        same if same == model.heads => String::new(),
+        fewer => format!(" ({fewer} for keys and values)"),
+    };
+    format!(
+        "model    {} ({}), {} parameters: {} layers of width {}, {} heads{kv_heads}, ffn {}, vocabulary {}\n",
+        model.name,
+        word(&model.family),
+        units::count(plan.parameter_count() as f64),
+        model.layers,
+        model.hidden,
+        model.heads,
+        model.ffn,
+        model.vocab,
+    )
+}
+
+/// The layout: ranks, schedule, sharding, and how a step is cut.
+pub fn layout(plan: &Plan) -> String {
+    let mesh = plan.mesh;
+    let mut parts = vec![format!("tp {} · pp {} · dp {}", mesh.tp, mesh.pp, mesh.dp)];
+    if mesh.pp > 1 {
+        parts.push(word(&plan.pipeline.schedule));
+    }
+    parts.push(sharding(plan).to_owned());
+    if plan.sequence_parallel {
+        parts.push("sequence parallel".to_owned());
+    }
+    parts.push(format!("recompute {}", word(&plan.memory.recompute)));
+    parts.push(word(&plan.precision.compute));
+    let batch = plan.batch;
+    format!(
+        "layout   {} ranks ({}): {}\n\
+         step     {} tokens: {} replicas × {} micro-batches × {} samples × {} tokens\n",
+        mesh.ranks(),
+        plan.cluster.name,
+        parts.join(", "),
+        plan.tokens_per_step(),
+        mesh.dp,
+        plan.micro_batches(),
+        batch.micro,
+        batch.sequence,
+    )
+}
+
+/// What is sharded over dp, by its common name.
+fn sharding(plan: &Plan) -> &'static str {
+    let sharding = plan.sharding;
+    match (sharding.weights > 1, sharding.gradients > 1, sharding.states > 1) {
+        (true, _, _) => "ZeRO-3",
+        (false, true, _) => "ZeRO-2",
+        (false, false, true) => "ZeRO-1",
+        (false, false, false) => "nothing sharded over dp",
+    }
+}
+
+/// Every category's largest figure over the ranks, with the largest total and the most reserved.
+pub fn worst(ranks: &[RankMemory]) -> Vec<(&'static str, u64)> {
+    let largest = |of: fn(&RankMemory) -> u64| ranks.iter().map(of).max().unwrap_or(0);
+    let names = RankMemory::default().categories();
+    let categories = names.iter().enumerate().map(|(i, &(name, _))| {
+        let bytes = ranks.iter().map(|rank| rank.categories()[i].1).max();
+        (name, bytes.unwrap_or(0))
+    });
+    let sums = [("total", largest(|rank| rank.total)), ("reserved", largest(|rank| rank.reserved))];
+    categories.chain(sums).collect()
+}
+
+/// Bytes by level and operation, innermost level first.
+pub fn traffic(comm: &CommBytes) -> Vec<(&'static str, &'static str, u64)> {
+    Level::ALL
+        .into_iter()
+        .filter_map(|level| comm.get_key_value(level.name()))
+        .flat_map(|(&level, operations)| {
+            operations.iter().map(move |(&operation, &bytes)| (level, operation, bytes))
+        })
+        .collect()
+}
+
+/// The traffic of a step as a table.
+pub fn traffic_table(comm: &CommBytes) -> String {
+    let entries = traffic(comm);
+    if entries.is_empty() {
+        return "  traffic of a step: none\n".to_owned();
+    }
+    let mut table = Table::new(["traffic of a step, over all ranks", ""]);
+    for (level, operation, bytes) in entries {
+        table.row([format!("{level} {operation}"), units::bytes(bytes)]);
+    }
+    table.to_string()
+}
+
+/// The word that a configuration has for a value.
+pub fn word(value: &impl Serialize) -> String {
+    let value = serde_json::to_value(value).expect("words are plain values");
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}

@@ -1,0 +1,56 @@
+//! How a command fails: whose fault it is decides the exit code.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+use kintsugi_engine::TrainError;
+use kintsugi_plan::config::ConfigError;
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+pub enum Failure {
+    /// The user's mistake: the configuration, an argument, a file.
+    Mistake(String),
+    /// The run failed.
+    Run(String),
+    /// What failed has been printed already.
+    Shown,
+}
+
+impl Failure {
+    /// A file or folder that cannot be used: `cannot write out/summary.json: permission denied`.
+    pub fn file(action: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
+        Failure::Mistake(format!("cannot {action} {}: {error}", path.display()))
+    }
+
+    /// Says it in one sentence, and gives the exit code.
+    pub fn report(&self) -> ExitCode {
+        let sentence = |text: &dyn Display| eprintln!("error: {text}");
+        match self {
+            Failure::Mistake(text) => {
+                sentence(text);
+                ExitCode::from(2)
+            }
+            Failure::Run(text) => {
+                sentence(text);
+                ExitCode::FAILURE
+            }
+            Failure::Shown => ExitCode::FAILURE,
+        }
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Failure::Mistake(error.to_string())
+    }
+}
+
+impl From<TrainError> for Failure {
+    fn from(error: TrainError) -> Self {
+        match error {
+            TrainError::Vocabulary { .. } => Failure::Mistake(error.to_string()),
+            TrainError::Job(_) | TrainError::NotFinite { .. } => Failure::Run(error.to_string()),
+        }
+    }
+}

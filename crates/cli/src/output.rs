@@ -1,0 +1,45 @@
+//! Where text goes: to stdout, and under `--json` everything that is for people to stderr.
+
+use std::io::{ErrorKind, Write};
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// The output of a command.
+#[derive(Clone, Copy)]
+pub struct Output {
+    /// Whether stdout is kept for one JSON document.
+    pub json: bool,
+}
+
+impl Output {
+    /// Text for people.
+    pub fn text(self, text: &str) -> Result<(), Failure> {
+        if self.json { write(std::io::stderr(), text) } else { stdout(text) }
+    }
+
+    /// The result as JSON, where it was asked for.
+    pub fn result(self, value: &impl Serialize) -> Result<(), Failure> {
+        if self.json { stdout(&json(value)) } else { Ok(()) }
+    }
+}
+
+/// A result as JSON text.
+pub fn json(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("results have string keys") + "\n"
+}
+
+/// Writes to stdout. A reader that has gone, as in `kintsugi plan | head`, is no error.
+pub fn stdout(text: &str) -> Result<(), Failure> {
+    write(std::io::stdout(), text)
+}
+
+fn write(mut to: impl Write, text: &str) -> Result<(), Failure> {
+    match to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::Run(format!("cannot write the output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}

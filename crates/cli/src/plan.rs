@@ -1,0 +1,89 @@
+//! `kintsugi plan`: what a step will take, without running it.
+
+mod answer;
+mod report;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use clap::Args;
+use kintsugi_engine::device;
+use kintsugi_plan::Plan;
+use kintsugi_simulate::timeline::{Costs, Ink, Timeline, chrome, draw, play};
+use kintsugi_simulate::{Play, predict};
+
+use crate::config::ConfigArguments;
+use crate::failure::Failure;
+use crate::files::write_whole;
+use crate::fit;
+use crate::output::Output;
+use answer::Answer;
+
+/// Predicts what a step takes: parameters, FLOPs, memory, traffic and the schedule's bubble.
+///
+/// The program that `train` would run is played on paper, one rank for each stage, so memory and traffic are exact.
+/// Nothing is allocated: a trillion parameters on three thousand ranks take less than a second. The bubble is the
+/// share of time in which stages wait, with a layer's forward, input gradient and weight gradient taken as equally
+/// long.
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(flatten)]
+    config: ConfigArguments,
+    /// Prints the prediction as JSON; what is not predicted yet is null
+    #[arg(long)]
+    json: bool,
+    /// Draws the pipeline schedule
+    #[arg(long, conflicts_with = "json")]
+    draw: bool,
+    /// Writes the schedule in unit time, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  kintsugi plan --set parallel.pp=4 --set parallel.schedule=interleaved --set parallel.virtual_stages=1 --draw
+      the demo under another schedule
+  kintsugi plan --set model.preset=gpt-175b --set cluster.preset=frontier --set parallel.tp=8 \\
+      --set parallel.pp=16 --set batch.global=512 --set memory.recompute=full --set precision.compute=bf16
+      a large model on a supercomputer
+  kintsugi plan run.toml --json
+      for scripts";
+
+/// Columns of a picture that does not go to a terminal.
+const WIDTH: usize = 100;
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let output = Output { json: arguments.json };
+    let plan = arguments.config.resolve()?;
+    let prediction = predict(&plan, device(&plan), Play::Short);
+    let timeline = unit_timeline(&plan)?;
+    let misfit = fit::planned(&plan, &prediction).err();
+    if arguments.json {
+        output.result(&Answer::new(&plan, &prediction, timeline.bubble(), misfit.is_none()))?;
+    } else {
+        output.text(&report::text(&plan, &prediction, timeline.bubble(), misfit.as_ref()))?;
+    }
+    if arguments.draw {
+        output.text(&picture(&timeline))?;
+    }
+    if let Some(path) = &arguments.trace {
+        write_whole(path, &chrome(&timeline.trace(plan.mesh.dp * plan.mesh.tp)))?;
+        output.text(&format!("trace    {}\n", path.display()))?;
+    }
+    Ok(())
+}
+
+/// The schedule with a layer's forward and the two parts of its backward taken as equally long.
+fn unit_timeline(plan: &Plan) -> Result<Timeline, Failure> {
+    play(plan, &Costs::layers(1.0, 1.0, 1.0)).map_err(|deadlock| Failure::Run(deadlock.to_string()))
+}
+
+fn picture(timeline: &Timeline) -> String {
+    let terminal = std::io::stdout().is_terminal();
+    let columns = console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns));
+    let ink = if terminal && console::colors_enabled() { Ink::Colour } else { Ink::Plain };
+    format!("\n{}", draw(timeline, columns.unwrap_or(WIDTH), ink))
+}

@@ -1,0 +1,76 @@
+//! What was predicted and what was measured, side by side.
+
+use std::collections::BTreeMap;
+
+use kintsugi_rank::Figures;
+use kintsugi_spec::units;
+
+use crate::describe::{CommBytes, traffic, worst};
+use crate::table::Table;
+
+/// What has no figure.
+const NONE: &str = "–";
+
+/// Memory of the worst rank, predicted only.
+pub fn memory_table(figures: &Figures) -> String {
+    let mut table = Table::new(["memory of the largest rank", ""]);
+    for (name, bytes) in worst(&figures.peak_bytes) {
+        table.row([name.to_owned(), units::bytes(bytes)]);
+    }
+    table.to_string()
+}
+
+/// Both, with the difference between them.
+pub fn table(predicted: &Figures, measured: &Figures) -> String {
+    let mut table = Table::new(["", "predicted", "measured", "difference"]);
+    table.row(["memory of the largest rank"]);
+    for ((name, before), (_, after)) in
+        worst(&predicted.peak_bytes).into_iter().zip(worst(&measured.peak_bytes))
+    {
+        table.row(bytes_row(name, before, after));
+    }
+    table.row(["traffic of a step, over all ranks"]);
+    for (name, [before, after]) in merged(&predicted.comm_bytes, &measured.comm_bytes) {
+        table.row(bytes_row(&name, before, after));
+    }
+    table.row(["time"]);
+    let seconds = |value: Option<f64>| value.map_or_else(|| NONE.to_owned(), duration);
+    let rate = |value: Option<f64>| value.map_or_else(|| NONE.to_owned(), |x| units::count(x.round()));
+    table.row(["  step".to_owned(), seconds(predicted.step_s), seconds(measured.step_s), String::new()]);
+    table.row([
+        "  tokens/s".to_owned(),
+        rate(predicted.tokens_per_s),
+        rate(measured.tokens_per_s),
+        String::new(),
+    ]);
+    format!("{table}\n")
+}
+
+/// The traffic of both, under the names of either.
+fn merged(predicted: &CommBytes, measured: &CommBytes) -> BTreeMap<String, [u64; 2]> {
+    let mut merged: BTreeMap<String, [u64; 2]> = BTreeMap::new();
+    for (side, comm) in [predicted, measured].into_iter().enumerate() {
+        for (level, operation, bytes) in traffic(comm) {
+            merged.entry(format!("{level} {operation}")).or_default()[side] = bytes;
+        }
+    }
+    merged
+}
+
+fn bytes_row(name: &str, predicted: u64, measured: u64) -> [String; 4] {
+    [format!("  {name}"), units::bytes(predicted), units::bytes(measured), difference(predicted, measured)]
+}
+
+/// `none`, or by how much the measured figure is above the predicted one.
+fn difference(predicted: u64, measured: u64) -> String {
+    match measured.cmp(&predicted) {
+        std::cmp::Ordering::Equal => "none".to_owned(),
+        std::cmp::Ordering::Greater => format!("+{}", units::bytes(measured - predicted)),
+        std::cmp::Ordering::Less => format!("-{}", units::bytes(predicted - measured)),
+    }
+}
+
+/// `12.3 ms` or `4.56 s`.
+fn duration(seconds: f64) -> String {
+    if seconds < 1.0 { format!("{:.1} ms", seconds * 1e3) } else { format!("{seconds:.2} s") }
+}

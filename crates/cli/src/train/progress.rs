@@ -1,0 +1,73 @@
+//! Progress of a run on stderr: a bar on a terminal, a line now and then elsewhere.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use kintsugi_engine::StepReport;
+use kintsugi_spec::units;
+
+/// Shows how a run goes.
+pub struct Progress {
+    steps: u64,
+    floor: Option<f64>,
+    /// `None` where stderr is no terminal.
+    bar: Option<ProgressBar>,
+}
+
+/// Lines in all where there is no terminal.
+const LINES: u64 = 10;
+
+impl Progress {
+    /// The progress of a run of so many steps towards a loss, where that is known.
+    pub fn new(steps: u64, floor: Option<f64>) -> Self {
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
+            .expect("the template is valid")
+            .progress_chars("━╸ ");
+        let bar = std::io::stderr().is_terminal().then(|| ProgressBar::new(steps).with_style(style));
+        Progress { steps, floor, bar }
+    }
+
+    /// A step has ended.
+    pub fn step(&mut self, report: &StepReport) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(self.state(report));
+            bar.set_position(report.step);
+        } else if self.is_due(report.step) {
+            self.line(report.step, &self.state(report));
+        }
+        if report.skipped {
+            let scale = report.loss_scale;
+            self.line(report.step, &format!("skipped: a gradient is not finite (loss scale {scale})"));
+        }
+        if let Some(loss) = report.validation_loss {
+            self.line(report.step, &format!("validation loss {loss:.4}"));
+        }
+    }
+
+    /// The run is over.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// Whether a tenth of the run ends with this step, or the run itself begins or ends.
+    fn is_due(&self, step: u64) -> bool {
+        let tenth = |step: u64| step * LINES / self.steps;
+        step == 1 || step == self.steps || tenth(step) > tenth(step - 1)
+    }
+
+    fn state(&self, report: &StepReport) -> String {
+        let floor = self.floor.map(|floor| format!(" (floor {floor:.4})")).unwrap_or_default();
+        format!("loss {:.4}{floor}  {} tokens/s", report.loss, units::count(report.tokens_per_s.round()))
+    }
+
+    fn line(&self, step: u64, text: &str) {
+        let width = self.steps.to_string().len();
+        let line = format!("step {step:>width$}/{}  {text}", self.steps);
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None => eprintln!("{line}"),
+        }
+    }
+}

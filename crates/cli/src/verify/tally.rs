@@ -1,0 +1,169 @@
+//! What came out of each layout, as rows for people and an answer for scripts.
+
+use kintsugi_engine::verify::{Bounds, Difference};
+use kintsugi_plan::{Compute, Plan};
+use serde::Serialize;
+
+/// What came out of a layout.
+pub enum Verdict {
+    /// It ran and was compared with one rank.
+    Compared { compute: Compute, ranks: usize, difference: Difference },
+    /// It did not run to its end.
+    Broken(String),
+    /// The configuration cannot have it.
+    Skipped(String),
+}
+
+/// Every layout so far.
+#[derive(Default)]
+pub struct Tally {
+    rows: Vec<(String, Verdict)>,
+}
+
+/// The largest differences of some layouts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+struct Worst {
+    worst_loss: f64,
+    worst_norm: f64,
+    worst_gradient: f64,
+    worst_weight: f64,
+}
+
+/// A layout that failed or was skipped.
+#[derive(Serialize)]
+struct Named<'a> {
+    layout: &'a str,
+    reason: String,
+}
+
+/// What `verify --json` prints: the worst of the fp32 layouts, and each 16-bit type by itself.
+#[derive(Serialize)]
+pub struct Answer<'a> {
+    layouts: usize,
+    #[serde(flatten)]
+    fp32: Worst,
+    bf16: Option<Worst>,
+    fp16: Option<Worst>,
+    failed: Vec<Named<'a>>,
+    skipped: Vec<Named<'a>>,
+}
+
+const NAME_WIDTH: usize = 56;
+
+/// The head of the table.
+pub fn header() -> String {
+    format!(
+        "largest relative difference from one rank\n{:<NAME_WIDTH$} {:>5} {:>8} {:>8} {:>8} {:>8}\n",
+        "layout", "ranks", "loss", "norm", "gradient", "weight"
+    )
+}
+
+impl Verdict {
+    /// The verdict on a plan that ran.
+    pub fn compared(plan: &Plan, difference: Difference) -> Self {
+        Verdict::Compared { compute: plan.precision.compute, ranks: plan.mesh.ranks(), difference }
+    }
+
+    /// Why it failed, if it did.
+    fn failure(&self) -> Option<String> {
+        match self {
+            Verdict::Compared { compute, difference, .. } => {
+                let broken = Bounds::of(*compute).broken_by(difference);
+                let named = broken.iter().map(|&name| match name {
+                    "gradient" => format!("gradient of {}", difference.gradient_of),
+                    "weight" => format!("weight of {}", difference.weight_of),
+                    _ => name.to_owned(),
+                });
+                let named: Vec<String> = named.collect();
+                (!named.is_empty()).then(|| named.join(", "))
+            }
+            Verdict::Broken(reason) => Some(reason.clone()),
+            Verdict::Skipped(_) => None,
+        }
+    }
+
+    /// What stands behind the layout's name.
+    fn row(&self) -> String {
+        let mark = self.failure().map_or_else(|| "✓".to_owned(), |reason| format!("✗ {reason}"));
+        match self {
+            Verdict::Compared { ranks, difference: d, .. } => {
+                let figures = [d.loss, d.norm, d.gradient, d.weight].map(|x| format!("{x:>8.1e}")).join(" ");
+                format!("{ranks:>5} {figures}  {mark}")
+            }
+            Verdict::Broken(_) => mark,
+            Verdict::Skipped(reason) => format!("skipped: {reason}"),
+        }
+    }
+}
+
+impl Tally {
+    /// Adds a layout and gives its row.
+    pub fn add(&mut self, layout: String, verdict: Verdict) -> String {
+        let row = format!("{layout:<NAME_WIDTH$} {}\n", verdict.row());
+        self.rows.push((layout, verdict));
+        row
+    }
+
+    /// Whether any layout failed.
+    pub fn any_failed(&self) -> bool {
+        self.rows.iter().any(|(_, verdict)| verdict.failure().is_some())
+    }
+
+    /// The result in a few lines.
+    pub fn conclusion(&self, injected: bool) -> String {
+        let Answer { layouts, failed, skipped, .. } = self.answer();
+        let failed = failed.len();
+        let mut text = match (injected, failed) {
+            (true, _) => format!("\nthe mistake was noticed in {failed} of {layouts} layouts"),
+            (false, 0) => format!("\nall {layouts} layouts agree with one rank"),
+            (false, _) => format!("\n{failed} of {layouts} layouts do not agree with one rank"),
+        };
+        if !skipped.is_empty() {
+            text += &format!("; {} skipped, which this configuration cannot have", skipped.len());
+        }
+        text + "\nThe key bias is left out: softmax does not see it, so its gradient is rounding alone.\n"
+    }
+
+    /// The result for scripts.
+    pub fn answer(&self) -> Answer<'_> {
+        let skipped = self.rows.iter().filter_map(|(layout, verdict)| match verdict {
+            Verdict::Skipped(reason) => Some(Named { layout, reason: reason.clone() }),
+            _ => None,
+        });
+        let failed = self
+            .rows
+            .iter()
+            .filter_map(|(layout, verdict)| verdict.failure().map(|reason| Named { layout, reason }));
+        let skipped: Vec<_> = skipped.collect();
+        Answer {
+            layouts: self.rows.len() - skipped.len(),
+            fp32: self.worst(Compute::Fp32).unwrap_or_default(),
+            bf16: self.worst(Compute::Bf16),
+            fp16: self.worst(Compute::Fp16),
+            failed: failed.collect(),
+            skipped,
+        }
+    }
+
+    /// The largest differences in a precision, if any layout had it.
+    fn worst(&self, precision: Compute) -> Option<Worst> {
+        let differences = self.rows.iter().filter_map(|(_, verdict)| match verdict {
+            Verdict::Compared { compute, difference, .. } if *compute == precision => Some(difference),
+            _ => None,
+        });
+        differences.fold(None, |worst, difference| Some(worst.unwrap_or_default().with(difference)))
+    }
+}
+
+impl Worst {
+    fn with(self, difference: &Difference) -> Self {
+        // A NaN stays: it is worse than any number.
+        let worse = |a: f64, b: f64| if a.is_nan() || b <= a { a } else { b };
+        Worst {
+            worst_loss: worse(self.worst_loss, difference.loss),
+            worst_norm: worse(self.worst_norm, difference.norm),
+            worst_gradient: worse(self.worst_gradient, difference.gradient),
+            worst_weight: worse(self.worst_weight, difference.weight),
+        }
+    }
+}

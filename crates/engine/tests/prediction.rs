@@ -1,0 +1,198 @@
+//! What is predicted is what is measured: traffic to the byte, memory by category and rank, over random layouts.
+//!
+//! The measured side is counted elsewhere than the predicted one: bytes where the transport copies them, memory by
+//! the global allocator, which sees every tensor as an allocation of its own.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use kintsugi_comm::Traffic;
+use kintsugi_engine::{Job, MemoryChoice, Worker, device, run_job};
+use kintsugi_plan::{Plan, config};
+use kintsugi_rank::{RankMemory, Source};
+use kintsugi_simulate::{Play, Prediction, predict};
+use kintsugi_tensor::cpu::counting::{self, CountingAllocator, Measured};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const LAYOUTS: usize = 240;
+const MODEL: &str = "[model]\npreset = \"demo\"\nlayers = 4\nhidden = 32\nffn = 64\nheads = 4\nvocab = 200\n";
+
+/// A small linear congruential generator: the same layouts on every run.
+struct Choices(u64);
+
+impl Choices {
+    fn of<'a>(&mut self, options: &[&'a str]) -> &'a str {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        options[(self.0 >> 33) as usize % options.len()]
+    }
+
+    /// A random layout, legal or not.
+    fn layout(&mut self) -> String {
+        let mut text = String::from(MODEL);
+        let family = self.of(&[
+            "family = \"gpt\"",
+            "family = \"neox\"\ntied = false",
+            "family = \"llama\"\nkv_heads = 2",
+        ]);
+        writeln!(text, "{family}").expect("a string");
+        let (tp, pp, dp) =
+            (self.of(&["1", "2", "4"]), self.of(&["1", "2", "3", "4"]), self.of(&["1", "2", "3", "4"]));
+        let schedule = self.of(&["gpipe", "1f1b", "interleaved", "zero-bubble"]);
+        let chunks = if schedule == "interleaved" { "2" } else { "1" };
+        write!(
+            text,
+            "[parallel]\ntp = {tp}\npp = {pp}\ndp = {dp}\nschedule = \"{schedule}\"\nvirtual_stages = {chunks}\n\
+             sequence_parallel = {}\nprefetch = {}\noverlap = {}\n",
+            self.of(&["true", "false"]),
+            self.of(&["0", "1", "2"]),
+            self.of(&["true", "false"]),
+        )
+        .expect("a string");
+        let micro: usize = self.of(&["1", "2", "3"]).parse().expect("a number");
+        let accumulation: usize = self.of(&["1", "2", "3", "4", "6"]).parse().expect("a number");
+        let global = micro * accumulation * dp.parse::<usize>().expect("a number");
+        write!(text, "[batch]\nsequence = 8\nmicro = {micro}\nglobal = {global}\n").expect("a string");
+        let zero = self.of(&["0", "1", "2", "3"]);
+        let reduce = self.of(&["", "reduce = \"step\"\n"]);
+        let gather = self.of(&["micro-batch", "step"]);
+        write!(text, "[sharding]\nzero = {zero}\ngather = \"{gather}\"\n{reduce}").expect("a string");
+        write!(
+            text,
+            "[memory]\nrecompute = \"{}\"\nattention = \"{}\"\n[precision]\ncompute = \"{}\"\ngradients = \"{}\"\n\
+             states = \"{}\"\n[cluster]\npreset = \"{}\"\n[run]\neval_every = {}\n",
+            self.of(&["none", "selective", "full"]),
+            self.of(&["flash", "plain"]),
+            self.of(&["fp32", "bf16", "fp16"]),
+            self.of(&["fp32", "compute"]),
+            self.of(&["fp32", "bf16"]),
+            self.of(&["local", "frontier"]),
+            self.of(&["0", "1"]),
+        )
+        .expect("a string");
+        text
+    }
+}
+
+/// What a rank had and sent in one step.
+struct RankMeasure {
+    stage: usize,
+    allocator: Measured,
+    traffic: Traffic,
+}
+
+struct Ones(Vec<u32>);
+
+impl Source for Ones {
+    fn batch(&mut self, _micro: usize) -> (&[u32], &[u32]) {
+        (&self.0, &self.0)
+    }
+}
+
+/// Runs two steps and an evaluation, and measures from the second step on, when everything that grows has grown.
+fn measure(plan: &Plan, memory: MemoryChoice, meddle: impl Fn(&Worker) + Sync) -> Vec<RankMeasure> {
+    let job = Job { plan: Arc::new(plan.clone()), memory, fault: None };
+    run_job(&job, |worker| {
+        worker.rank.initialise(1);
+        let (program, evaluation) =
+            (worker.program(plan), plan.evaluation(worker.at.pp, plan.micro_batches()));
+        let mut ones = Ones(vec![1; plan.rows()]);
+        worker.run(&program, &mut ones, |_, _| {});
+        let mut traffic = worker.world.traffic(worker.number);
+        if plan.run.eval_every > 0 {
+            worker.run(&evaluation, &mut ones, |_, _| {});
+        }
+        counting::reset(worker.number);
+        worker.run(&program, &mut ones, |_, _| {});
+        meddle(worker);
+        if plan.run.eval_every > 0 {
+            worker.run(&evaluation, &mut ones, |_, _| {});
+        }
+        RankMeasure {
+            stage: worker.at.pp,
+            allocator: counting::measured(worker.number),
+            traffic: std::mem::take(&mut traffic),
+        }
+    })
+    .expect("no rank fails")
+}
+
+/// Traffic to the byte; memory within 0.1 % per category and rank, with nothing allocated behind the arena's back.
+fn check(prediction: &Prediction, measured: &[RankMeasure]) -> Result<(), String> {
+    let mut traffic = Traffic::default();
+    measured.iter().for_each(|rank| traffic.merge(&rank.traffic));
+    if traffic != prediction.traffic {
+        return Err(format!("traffic: predicted {:?}, measured {traffic:?}", prediction.traffic));
+    }
+    for (number, rank) in measured.iter().enumerate() {
+        let predicted = prediction.stages[rank.stage];
+        let seen = RankMemory::new(rank.allocator.peak, 0);
+        for ((name, predicted), (_, seen)) in predicted.categories().into_iter().zip(seen.categories()) {
+            if predicted.abs_diff(seen) * 1000 > predicted {
+                return Err(format!("rank {number}: {name} predicted {predicted}, measured {seen}"));
+            }
+        }
+        let untracked = rank.allocator.untracked_peak;
+        if untracked.max(0) as u64 * 1000 > predicted.total {
+            return Err(format!("rank {number}: {untracked} bytes behind the arena's back"));
+        }
+    }
+    Ok(())
+}
+
+fn legal_layouts() -> impl Iterator<Item = (String, Plan)> {
+    let mut choices = Choices(7);
+    std::iter::repeat_with(move || choices.layout())
+        .filter_map(|text| config::resolve(Some(&text), "random", &[]).ok().map(|plan| (text, plan)))
+        .filter(|(_, plan)| plan.mesh.ranks() <= 12)
+}
+
+#[test]
+fn predicted_memory_and_traffic_equal_measured() {
+    for (text, plan) in legal_layouts().take(LAYOUTS) {
+        let prediction = predict(&plan, device(&plan), Play::Full);
+        let measured = measure(&plan, MemoryChoice::Heap, |_| {});
+        check(&prediction, &measured).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    }
+}
+
+#[test]
+fn the_planned_slab_is_enough_and_all_that_is_taken() {
+    for (text, plan) in legal_layouts().take(LAYOUTS / 4) {
+        let prediction = predict(&plan, device(&plan), Play::Full);
+        let slab = MemoryChoice::Slab(prediction.stages.iter().map(|stage| stage.reserved).collect());
+        for rank in measure(&plan, slab, |_| {}) {
+            assert_eq!(rank.allocator.reserved, prediction.stages[rank.stage].reserved, "{text}");
+            assert_eq!(rank.allocator.peak.total(), 0, "every tensor is in the slab\n{text}");
+        }
+    }
+}
+
+#[test]
+fn a_short_play_predicts_what_a_full_one_does() {
+    let longer = |plan: Plan| {
+        let global = plan.batch.global * 10;
+        Plan { batch: kintsugi_plan::Batch { global, ..plan.batch }, ..plan }
+    };
+    for (text, plan) in legal_layouts().take(LAYOUTS) {
+        let plan = longer(plan);
+        let (short, full) =
+            (predict(&plan, device(&plan), Play::Short), predict(&plan, device(&plan), Play::Full));
+        assert_eq!(short, full, "{text}");
+    }
+}
+
+#[test]
+fn an_allocation_behind_the_arenas_back_is_noticed() {
+    let (_, plan) = legal_layouts().next().expect("there are legal layouts");
+    let prediction = predict(&plan, device(&plan), Play::Full);
+    let hidden = std::sync::Mutex::new(Vec::new());
+    let measured = measure(&plan, MemoryChoice::Heap, |worker| {
+        if worker.number == 0 {
+            hidden.lock().expect("one rank").push(vec![1_u8; 1 << 16]);
+        }
+    });
+    let error = check(&prediction, &measured).expect_err("64 KiB nobody planned");
+    assert!(error.contains("rank 0") && error.contains("behind the arena's back"), "{error}");
+}

@@ -1,0 +1,191 @@
+//! The two ends of the model: the embedding with and without positions, the head tied and untied.
+
+use kintsugi_comm::Solo;
+use kintsugi_model::{Shape, embedding, head};
+use kintsugi_plan::parameters::{Slot, UnitLayout};
+use kintsugi_plan::{Block, Part, Plan, Unit};
+use kintsugi_tensor::Buffer;
+
+use crate::lab::{Lab, UnitInLab, plan, shape};
+use crate::numbers::{
+    assert_close, assert_derivative, assert_parameter_derivatives, assert_same, dot, random, random_tokens,
+    random_weights,
+};
+
+/// Large, so that no gradient is small beside the tolerance.
+const LOSS_SCALE: f64 = 1024.0;
+
+/// A block at one point: the weights of all its units, and its tokens or targets.
+struct Point {
+    plan: Plan,
+    shape: Shape,
+    layouts: Vec<UnitLayout>,
+    weights: Vec<Vec<f64>>,
+    tokens: Vec<u32>,
+}
+
+impl Point {
+    fn new(block: Block, sets: &[&str]) -> Self {
+        let plan = plan(&[sets]);
+        let layouts: Vec<UnitLayout> = plan.block_units(block).into_iter().map(|u| plan.layout(u)).collect();
+        let weights = layouts.iter().zip(1..).map(|(layout, seed)| random_weights(layout, seed)).collect();
+        let tokens = random_tokens(plan.rows(), plan.model.vocab, 4);
+        Point { shape: shape(&plan, 0), layouts, weights, tokens, plan }
+    }
+
+    fn units<'a>(&'a self, lab: &Lab, weights: &[Vec<f64>]) -> Vec<UnitInLab<'a>> {
+        self.layouts.iter().zip(weights).map(|(layout, weights)| lab.unit(layout, weights)).collect()
+    }
+
+    fn embedded(&self, lab: &Lab, weights: &[Vec<f64>]) -> Vec<f64> {
+        let units = self.units(lab, weights);
+        let (ctx, tokens) = (lab.context(&Solo, &self.shape), lab.tokens(&self.tokens));
+        let positions = units.get(1).map(UnitInLab::weights);
+        lab.values(embedding::forward(&ctx, tokens.view(), &units[0].weights(), positions.as_ref()).view())
+    }
+
+    /// The gradients of table and positions, summed up over so many passes.
+    fn embedding_gradients(&self, dx: &[f64], passes: usize) -> Vec<Vec<f64>> {
+        let lab = Lab::new();
+        let units = self.units(&lab, &self.weights);
+        let (ctx, tokens) = (lab.context(&Solo, &self.shape), lab.tokens(&self.tokens));
+        let positions = units.get(1).map(UnitInLab::gradients);
+        for _ in 0..passes {
+            let (dx, table) = (lab.buffer(dx), units[0].gradients());
+            embedding::backward(&ctx, &dx, tokens.view(), &table, positions.as_ref());
+        }
+        units.iter().map(|unit| lab.values(unit.gradient())).collect()
+    }
+
+    fn head_loss(&self, lab: &Lab, x: &[f64], weights: &[Vec<f64>]) -> f64 {
+        let units = self.units(lab, weights);
+        let loss = LossInLab::new(lab, &self.tokens);
+        let (ctx, x) = (lab.context(&Solo, &self.shape), lab.buffer(x));
+        head::evaluate(&ctx, &x, &self.head_weights(&units), loss.get());
+        lab.values(loss.sum.view())[0]
+    }
+
+    /// Loss, the gradient of `x`, and the gradients of all units, summed up over so many passes.
+    fn head_outcome(&self, x: &[f64], part: Part, passes: usize) -> (f64, Vec<f64>, Vec<Vec<f64>>) {
+        let lab = Lab::new();
+        let units = self.units(&lab, &self.weights);
+        let (ctx, w) = (lab.context(&Solo, &self.shape), self.head_weights(&units));
+        let norm = units.last().expect("the head's own unit").gradients();
+        let output = head::Output { gradients: units[0].gradients(), slot: self.output_slot() };
+        let mut ends = None;
+        for _ in 0..passes {
+            let loss = LossInLab::new(&lab, &self.tokens);
+            let saved = head::forward(&ctx, lab.buffer(x), &w, loss.get());
+            let (dx, deferred) = head::backward(&ctx, saved, &w, &norm, &output, part);
+            assert_eq!(deferred.is_some(), part == Part::Input);
+            if let Some(deferred) = deferred {
+                head::weight_part(&ctx, &deferred, &output);
+            }
+            ends = Some((lab.values(loss.sum.view())[0], lab.values(dx.view())));
+        }
+        let (loss, dx) = ends.expect("at least one pass");
+        (loss, dx, units.iter().map(|unit| lab.values(unit.gradient())).collect())
+    }
+
+    /// The units are the table, if it is tied, and the head's own.
+    fn head_weights<'a>(&self, units: &'a [UnitInLab]) -> head::HeadWeights<'a> {
+        let norm = units.last().expect("the head's own unit").weights();
+        head::HeadWeights { norm, output: units[0].weights().get(self.output_slot()) }
+    }
+
+    fn output_slot(&self) -> Slot {
+        if self.plan.model.tied { Slot::Table } else { Slot::Output }
+    }
+
+    /// Checks every parameter of every unit.
+    fn assert_derivatives(&self, what: &str, f: impl Fn(&[Vec<f64>]) -> f64, gradients: &[Vec<f64>]) {
+        for (i, layout) in self.layouts.iter().enumerate() {
+            let of_unit = |unit: &[f64]| {
+                let mut weights = self.weights.clone();
+                unit.clone_into(&mut weights[i]);
+                f(&weights)
+            };
+            assert_parameter_derivatives(what, layout, of_unit, &self.weights[i], &gradients[i]);
+        }
+    }
+}
+
+struct LossInLab {
+    targets: Buffer,
+    sum: Buffer,
+    scale: Buffer,
+}
+
+impl LossInLab {
+    fn new(lab: &Lab, targets: &[u32]) -> Self {
+        LossInLab { targets: lab.tokens(targets), sum: lab.buffer(&[0.0]), scale: lab.buffer(&[LOSS_SCALE]) }
+    }
+
+    fn get(&self) -> head::Loss<'_> {
+        head::Loss { targets: self.targets.view(), sum: self.sum.view(), scale: self.scale.view() }
+    }
+}
+
+const EMBEDDINGS: [&str; 2] = ["model.family=gpt", "model.family=llama"];
+
+#[test]
+fn the_embedding_has_its_derivative() {
+    for family in EMBEDDINGS {
+        let (lab, point) = (Lab::new(), Point::new(Block::Embedding, &[family]));
+        assert_eq!(point.layouts.iter().any(|l| l.unit == Unit::Positions), family == "model.family=gpt");
+        let dx = random(point.shape.rows * point.shape.hidden, 3);
+        let f = |weights: &[Vec<f64>]| dot(&dx, &point.embedded(&lab, weights));
+        point.assert_derivatives(family, f, &point.embedding_gradients(&dx, 1));
+    }
+}
+
+#[test]
+fn a_second_embedding_adds_to_the_first() {
+    for family in EMBEDDINGS {
+        let point = Point::new(Block::Embedding, &[family]);
+        let dx = random(point.shape.rows * point.shape.hidden, 3);
+        let (once, twice) = (point.embedding_gradients(&dx, 1), point.embedding_gradients(&dx, 2));
+        for (once, twice) in once.iter().zip(&twice) {
+            let doubled: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
+            assert_close(family, twice, &doubled, 1e-14);
+        }
+    }
+}
+
+const HEADS: [&[&str]; 3] = [
+    &["model.family=gpt", "model.tied=true"],
+    &["model.family=gpt", "model.tied=false"],
+    &["model.family=llama", "model.tied=false"],
+];
+
+#[test]
+fn the_head_has_the_derivative_of_the_loss() {
+    for sets in HEADS {
+        let (lab, point, what) = (Lab::new(), Point::new(Block::Head, sets), format!("{sets:?}"));
+        assert!(point.shape.valid_tokens < point.shape.vocab, "the vocabulary has padding");
+        let x = random(point.shape.rows * point.shape.hidden, 3);
+        let (loss, dx, gradients) = point.head_outcome(&x, Part::Both, 1);
+        assert_same(&what, &[loss], &[point.head_loss(&lab, &x, &point.weights)]);
+        let factor = LOSS_SCALE / point.plan.tokens_per_step() as f64;
+        let of_x = |x: &[f64]| factor * point.head_loss(&lab, x, &point.weights);
+        assert_derivative(&format!("{what}, x"), of_x, &x, &dx, 0..dx.len());
+        point.assert_derivatives(&what, |w| factor * point.head_loss(&lab, &x, w), &gradients);
+    }
+}
+
+#[test]
+fn the_head_in_parts_and_twice_has_the_gradients_of_the_head_in_one() {
+    for sets in HEADS {
+        let (point, what) = (Point::new(Block::Head, sets), format!("{sets:?}"));
+        let x = random(point.shape.rows * point.shape.hidden, 3);
+        let (_, dx, once) = point.head_outcome(&x, Part::Both, 1);
+        let (_, dx_in_parts, in_parts) = point.head_outcome(&x, Part::Input, 1);
+        let (_, _, twice) = point.head_outcome(&x, Part::Both, 2);
+        assert_same(&what, &dx_in_parts, &dx);
+        for ((once, in_parts), twice) in once.iter().zip(&in_parts).zip(&twice) {
+            assert_same(&what, in_parts, once);
+            let doubled: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
+            assert_close(&what, twice, &doubled, 1e-14);
+        }
+    }
+}

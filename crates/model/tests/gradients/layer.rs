@@ -1,0 +1,141 @@
+//! A whole layer: its derivative, and the ways to it that have to give the same bits.
+
+use kintsugi_comm::Solo;
+use kintsugi_model::{Shape, layer};
+use kintsugi_plan::parameters::UnitLayout;
+use kintsugi_plan::{AttentionKind, Part, Recompute, Unit};
+
+use crate::lab::{Lab, MODELS, plan, shape};
+use crate::numbers::{
+    assert_close, assert_derivative, assert_parameter_derivatives, assert_same, dot, random, random_weights,
+};
+
+/// How a layer gets to its gradients.
+#[derive(Clone, Copy)]
+enum Way {
+    /// Forward, then backward in one.
+    Straight,
+    /// Forward, then the input part, then the weight part.
+    InParts,
+    /// A forward that keeps only the input, then everything else again, then backward in one.
+    Rebuilt,
+}
+
+/// A layer of a small model at one point.
+struct Point {
+    shape: Shape,
+    layout: UnitLayout,
+    x: Vec<f64>,
+    weights: Vec<f64>,
+    dy: Vec<f64>,
+}
+
+/// What a layer gives.
+struct Outcome {
+    y: Vec<f64>,
+    dx: Vec<f64>,
+    gradient: Vec<f64>,
+}
+
+impl Point {
+    fn new(model: &[&str]) -> Self {
+        let plan = plan(&[model]);
+        let (shape, layout) = (shape(&plan, 0), plan.layout(Unit::Layer(0)));
+        let len = shape.rows * shape.hidden;
+        let weights = random_weights(&layout, 1);
+        Point { shape, layout, x: random(len, 2), weights, dy: random(len, 3) }
+    }
+
+    fn y(&self, lab: &Lab, x: &[f64], weights: &[f64]) -> Vec<f64> {
+        let unit = lab.unit(&self.layout, weights);
+        let (y, _) = layer::forward(&lab.context(&Solo, &self.shape), lab.buffer(x), &unit.weights());
+        lab.values(y.view())
+    }
+
+    /// The layer in memory that is all NaN, and its gradients summed up over so many passes.
+    fn outcome(&self, way: Way, passes: usize) -> Outcome {
+        let lab = Lab::new();
+        let ctx = lab.context(&Solo, &self.shape);
+        let unit = lab.unit(&self.layout, &self.weights);
+        let (w, g) = (unit.weights(), unit.gradients());
+        let mut ends = None;
+        for _ in 0..passes {
+            let x = lab.buffer(&self.x);
+            let (y, saved) = match way {
+                Way::Straight | Way::InParts => layer::forward(&ctx, x, &w),
+                Way::Rebuilt => {
+                    let (y, x) = layer::evaluate(&ctx, x, &w);
+                    (y, layer::rebuild(&ctx, x, &w))
+                }
+            };
+            let part = if matches!(way, Way::InParts) { Part::Input } else { Part::Both };
+            let (dx, deferred) = layer::backward(&ctx, lab.buffer(&self.dy), saved, &w, &g, part);
+            assert_eq!(deferred.is_some(), part == Part::Input);
+            if let Some(deferred) = deferred {
+                layer::weight_part(&ctx, deferred, &g);
+            }
+            ends = Some((lab.values(y.view()), lab.values(dx.view())));
+        }
+        let (y, dx) = ends.expect("at least one pass");
+        Outcome { y, dx, gradient: lab.values(unit.gradient()) }
+    }
+}
+
+/// Every model with either attention, keeping everything or not.
+fn points() -> impl Iterator<Item = (String, Point)> {
+    let attention = [AttentionKind::Flash, AttentionKind::Plain];
+    let recompute = [Recompute::None, Recompute::Selective];
+    let options = attention.into_iter().flat_map(move |a| recompute.map(|r| (a, r)));
+    MODELS.into_iter().flat_map(move |model| {
+        options.clone().map(move |(attention, recompute)| {
+            let mut point = Point::new(model);
+            (point.shape.attention_kind, point.shape.recompute) = (attention, recompute);
+            (format!("{model:?}, {attention:?}, {recompute:?}"), point)
+        })
+    })
+}
+
+fn assert_same_outcome(what: &str, left: &Outcome, right: &Outcome) {
+    assert_same(&format!("{what}: y"), &left.y, &right.y);
+    assert_same(&format!("{what}: dx"), &left.dx, &right.dx);
+    assert_same(&format!("{what}: gradient"), &left.gradient, &right.gradient);
+}
+
+#[test]
+fn backward_is_the_derivative() {
+    for (what, point) in points() {
+        let (lab, Outcome { dx, gradient, .. }) = (Lab::new(), point.outcome(Way::Straight, 1));
+        let of_x = |x: &[f64]| dot(&point.dy, &point.y(&lab, x, &point.weights));
+        assert_derivative(&format!("{what}, x"), of_x, &point.x, &dx, 0..dx.len());
+        let of_weights = |weights: &[f64]| dot(&point.dy, &point.y(&lab, &point.x, weights));
+        assert_parameter_derivatives(&what, &point.layout, of_weights, &point.weights, &gradient);
+    }
+}
+
+#[test]
+fn the_backward_in_parts_has_the_bits_of_the_backward_in_one() {
+    for (what, point) in points() {
+        assert_same_outcome(&what, &point.outcome(Way::InParts, 1), &point.outcome(Way::Straight, 1));
+    }
+}
+
+#[test]
+fn recomputation_changes_no_bit() {
+    for (what, mut point) in points() {
+        let straight = point.outcome(Way::Straight, 1);
+        point.shape.recompute = Recompute::None;
+        assert_same_outcome(&what, &straight, &point.outcome(Way::Straight, 1));
+        point.shape.recompute = Recompute::Full;
+        assert_same_outcome(&what, &point.outcome(Way::Rebuilt, 1), &straight);
+    }
+}
+
+#[test]
+fn a_second_backward_adds_to_the_first() {
+    for (what, point) in points() {
+        let twice: Vec<f64> = point.outcome(Way::Straight, 1).gradient.iter().map(|g| 2.0 * g).collect();
+        for way in [Way::Straight, Way::InParts] {
+            assert_close(&what, &point.outcome(way, 2).gradient, &twice, 1e-14);
+        }
+    }
+}
