@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::{ConfigError, resolve};
+use kintsugi_plan::config::{ConfigError, notes, resolve};
 
 use crate::failure::Failure;
 
@@ -47,6 +47,14 @@ impl ConfigArguments {
     /// The plan it means.
     pub fn resolve(&self) -> Result<Plan, Failure> {
         Ok(self.read()?.resolve(&[], &[])?)
+    }
+
+    /// The plan, and what in the configuration makes no difference to it.
+    pub fn resolve_with_notes(&self) -> Result<(Plan, Vec<String>), Failure> {
+        let config = self.read()?;
+        let plan = config.resolve(&[], &[])?;
+        let notes = notes(config.text.as_deref(), &config.name, &config.sets, &plan)?;
+        Ok((plan, notes))
     }
 }
 

@@ -19,8 +19,6 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use kintsugi_tensor::cpu::counting::CountingAllocator;
 
-use failure::Failure;
-
 /// Measures the memory of every rank: what `predicted / measured` compares.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

@@ -43,7 +43,7 @@ pub struct Arguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  kintsugi plan --set parallel.pp=4 --set parallel.schedule=interleaved --set parallel.virtual_stages=1 --draw
+  kintsugi plan --set parallel.schedule=interleaved --draw
       the demo under another schedule
   kintsugi plan --set model.preset=gpt-175b --set cluster.preset=frontier --set parallel.tp=8 \\
       --set parallel.pp=16 --set batch.global=512 --set memory.recompute=full --set precision.compute=bf16
@@ -57,7 +57,7 @@ const WIDTH: usize = 100;
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
-    let plan = arguments.config.resolve()?;
+    let (plan, notes) = arguments.config.resolve_with_notes()?;
     let prediction = predict(&plan, device(&plan), Play::Short);
     let timeline = unit_timeline(&plan)?;
     let misfit = fit::planned(&plan, &prediction).err();
@@ -65,6 +65,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         output.result(&Answer::new(&plan, &prediction, timeline.bubble(), misfit.is_none()))?;
     } else {
         output.text(&report::text(&plan, &prediction, timeline.bubble(), misfit.as_ref()))?;
+        let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
+        output.text(&notes)?;
     }
     if arguments.draw {
         output.text(&picture(&timeline))?;

@@ -60,13 +60,13 @@ Examples:
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let plan = arguments.config.resolve()?;
+    arguments.trace.as_deref().map(files::check_writable).transpose()?;
     let floor = dataset(&plan)?.floor(plan.batch.sequence);
     let prediction = predict(&plan, device(&plan), Play::Full);
     fit::here(&plan, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
     let predicted = prediction.figures();
     output.text(&introduction(&plan, &predicted))?;
     let mut metrics = Metrics::create(&plan.run.out)?;
-    arguments.trace.as_deref().map(files::check_writable).transpose()?;
     let options = options(&plan, &prediction, arguments.trace.is_some())?;
     let outcome = train_with_progress(&plan, &options, floor, &mut metrics)?;
     let summary = Summary::new(&plan, &predicted, &outcome, floor);

@@ -1,5 +1,6 @@
 //! What can go wrong in a run, as a sentence.
 
+use kintsugi_plan::Unit;
 use thiserror::Error;
 
 /// A rank failed and took the job down.
@@ -22,18 +23,20 @@ pub enum TrainError {
     Job(#[from] JobError),
     /// Too many steps in a row had a loss or gradient that was not finite.
     #[error(
-        "{steps} steps in a row had a loss or a gradient that is not finite, first in {unit} on rank {rank} \
-         (step {step}); lower optimizer.lr, or raise run.max_skipped if this passes by itself"
+        "{steps} steps in a row, up to step {step}, had a loss or a gradient that is not finite: first the {what} \
+         of {unit} on rank {rank}; lower optimizer.lr, or raise run.max_skipped if this passes by itself"
     )]
     NotFinite {
         /// Steps in a row.
         steps: u64,
-        /// The last of them.
+        /// The last of them, 1-based.
         step: u64,
-        /// The first rank with such a gradient of its own.
+        /// The rank where it began.
         rank: usize,
-        /// The unit of the model, first in the order of the backward pass.
-        unit: String,
+        /// Weights or gradient.
+        what: &'static str,
+        /// The unit of the model.
+        unit: Unit,
     },
     /// The model cannot represent the data.
     #[error("model.vocab = {model} is smaller than the data's vocabulary of {data}; use at least {data}")]

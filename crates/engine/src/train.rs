@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use kintsugi_comm::Traffic;
 use kintsugi_data::{Dataset, Demo, Split};
-use kintsugi_plan::{Data, Op, Plan};
-use kintsugi_rank::{Figures, RankMemory};
+use kintsugi_plan::{Data, Op, Plan, Unit};
+use kintsugi_rank::{Bad, Figures, RankMemory};
 use kintsugi_tensor::cpu::counting;
 use kintsugi_tensor::ops::control;
 use serde::Serialize;
@@ -143,8 +143,10 @@ struct RankResult {
     /// Sent in the first step.
     traffic: Traffic,
     stopped: bool,
-    /// Set when too many steps were skipped: this rank's first bad unit.
-    gave_up: Option<Option<String>>,
+    /// Whether too many steps in a row were skipped.
+    gave_up: bool,
+    /// If so, what on this rank is not finite.
+    bad: Option<Bad>,
     spans: Vec<Span>,
 }
 
@@ -163,7 +165,8 @@ fn train_rank(
         memory: RankMemory::default(),
         traffic: Traffic::default(),
         stopped: false,
-        gave_up: None,
+        gave_up: false,
+        bad: None,
         spans: Vec::new(),
     };
     counting::reset(worker.number);
@@ -191,7 +194,8 @@ fn train_rank(
             voice.send(Event::Step(report)).ok();
         }
         if worker.rank.control(control::SKIPPED_IN_A_ROW) >= plan.run.max_skipped as f64 {
-            result.gave_up = Some(worker.rank.first_bad_unit().map(|unit| unit.to_string()));
+            result.gave_up = true;
+            result.bad = worker.rank.first_bad();
             break;
         }
         if worker.rank.stop_agreed() {
@@ -246,11 +250,8 @@ fn measured_memory(worker: &Worker) -> RankMemory {
 }
 
 fn outcome(plan: &Plan, results: Vec<RankResult>) -> Result<Outcome, TrainError> {
-    if let Some(rank) = results.iter().position(|result| result.gave_up.is_some()) {
-        let named = results.iter().position(|result| matches!(result.gave_up, Some(Some(_)))).unwrap_or(rank);
-        let unit = results[named].gave_up.clone().flatten().unwrap_or_else(|| "the loss".into());
-        let step = results[named].reports.len() as u64;
-        return Err(TrainError::NotFinite { steps: plan.run.max_skipped, step, rank: named, unit });
+    if results[0].gave_up {
+        return Err(not_finite(plan, &results));
     }
     let mut traffic = Traffic::default();
     results.iter().for_each(|result| traffic.merge(&result.traffic));
@@ -271,6 +272,24 @@ fn outcome(plan: &Plan, results: Vec<RankResult>) -> Result<Outcome, TrainError>
         stopped: results[0].stopped,
         spans: results.into_iter().flat_map(|result| result.spans).collect(),
     })
+}
+
+/// Where it began: bad weights spread forwards and bad gradients backwards, so the last stage comes first.
+fn not_finite(plan: &Plan, results: &[RankResult]) -> TrainError {
+    let bad = results.iter().enumerate().filter_map(|(rank, result)| result.bad.map(|bad| (rank, bad)));
+    let first = bad.min_by_key(|&(rank, bad)| {
+        let stage = plan.mesh.coordinate(rank).pp;
+        (bad.what != "weights", if bad.what == "weights" { stage } else { plan.mesh.pp - stage }, rank)
+    });
+    // Each part may be finite and only their sum too large: the last unit to be summed then stands for it.
+    let (rank, bad) = first.unwrap_or((0, Bad { what: "norm", unit: Unit::Table }));
+    TrainError::NotFinite {
+        steps: plan.run.max_skipped,
+        step: results[0].reports.len() as u64,
+        rank,
+        what: bad.what,
+        unit: bad.unit,
+    }
 }
 
 /// Times ops: each lasts until the next begins.

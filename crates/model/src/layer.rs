@@ -116,10 +116,11 @@ pub fn backward(
     let (dnormed, mlp) = mlp::backward(ctx, mlp_dy.view(), mlp_x.view(), mlp, w, g, part);
     let mlp_x = (part == Part::Input).then_some(mlp_x);
     let sequential = middle.is_some();
-    let norm = StreamNorm { x: mlp_input.view(), statistics: mlp_saved.statistics, weights: mlp_norm(w) };
+    let norm =
+        StreamNorm { x: mlp_input.view(), statistics: mlp_saved.statistics.view(), weights: mlp_norm(w) };
     let slots = (Slot::MlpNormWeight, Slot::MlpNormBias);
     let dmiddle = norm_backward(ctx, dnormed, norm, dy.view(), g, slots);
-    drop(middle);
+    drop((middle, mlp_saved.statistics));
 
     // Attention. In the parallel form its output's gradient is the layer's, and the stream's gradient adds up.
     let (dout, gathered_attention) =
@@ -131,7 +132,8 @@ pub fn backward(
     let (dnormed, attention) =
         attention::backward(ctx, attention_dy.view(), attention_x.view(), attention, w, g, part);
     let attention_x = (part == Part::Input).then_some(attention_x);
-    let norm = StreamNorm { x: x.view(), statistics: attention_saved.statistics, weights: attention_norm(w) };
+    let norm =
+        StreamNorm { x: x.view(), statistics: attention_saved.statistics.view(), weights: attention_norm(w) };
     let slots = (Slot::AttentionNormWeight, Slot::AttentionNormBias);
     let dx = norm_backward(ctx, dnormed, norm, dmiddle.view(), g, slots);
 
@@ -193,9 +195,10 @@ fn add_to_stream(ctx: &Context, stream: View, partial: Buffer, biases: &[Option<
 }
 
 /// A norm in the stream, for its backward.
+#[derive(Clone, Copy)]
 struct StreamNorm<'a> {
     x: View<'a>,
-    statistics: Buffer,
+    statistics: View<'a>,
     weights: NormWeights<'a>,
 }
 
@@ -213,7 +216,7 @@ fn norm_backward(
         ctx.backend.norm_backward(NormBackward {
             dy,
             x: norm.x,
-            statistics: norm.statistics.view(),
+            statistics: norm.statistics,
             weight: norm.weights.weight,
             residual: Some(residual),
             dx,

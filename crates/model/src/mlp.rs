@@ -78,6 +78,7 @@ pub(crate) fn backward(
     let act = act.unwrap_or_else(|| activate(ctx, pre.view()));
     let act = if part == Part::Both {
         out_weight(ctx, act.view(), dy, g);
+        drop(act);
         None
     } else {
         Some(act)

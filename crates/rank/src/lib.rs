@@ -18,4 +18,4 @@ mod unit;
 pub use figures::{Figures, RankMemory};
 pub use groups::{Groups, paper_groups};
 pub use pieces::{Piece, Whole, assemble};
-pub use rank::{Rank, Source};
+pub use rank::{Bad, Rank, Source};

@@ -12,12 +12,21 @@ use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
 use crate::flow::Flow;
 use crate::unit::{Types, UnitState};
-use crate::{Groups, Piece};
+use crate::{Groups, Piece, Whole};
 
 /// Where a rank's tokens come from.
 pub trait Source {
     /// The inputs and the targets of a micro-batch of the running step, `[rows]` each.
     fn batch(&mut self, micro: usize) -> (&[u32], &[u32]);
+}
+
+/// A part of a rank that is not finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bad {
+    /// `"weights"` or `"gradient"`.
+    pub what: &'static str,
+    /// Whose.
+    pub unit: Unit,
 }
 
 /// One worker: its share of the model, what is in flight, and the groups it belongs to.
@@ -189,10 +198,27 @@ impl Rank {
         self.backend.read_scalar(self.sums().view(), LOSS) / tokens as f64
     }
 
-    /// The first unit, in the order of the backward pass, whose own gradient is not finite.
-    pub fn first_bad_unit(&self) -> Option<Unit> {
-        let bad = |i: &usize| !self.backend.read_scalar(self.health.view(), *i).is_finite();
-        (0..self.units.len()).rev().find(bad).map(|i| self.units[i].layout.unit)
+    /// What on this rank is not finite, in the order in which it spreads: a unit's weights in model order, else a
+    /// unit's own gradient in the order of the backward pass.
+    pub fn first_bad(&self) -> Option<Bad> {
+        let weights = |unit: &&UnitState| {
+            let (sum, (weights, _)) = (self.health.slice(0..1), unit.resident_weights());
+            self.backend.fill(0.0, sum);
+            self.backend.sum_of_squares(weights, sum);
+            !self.backend.read_scalar(sum, 0).is_finite()
+        };
+        let health = self.backend.read(self.health.view());
+        let gradient = health.iter().rposition(|squares| !squares.is_finite());
+        let bad = |what, unit: &UnitState| Bad { what, unit: unit.layout.unit };
+        let weights = self.units.iter().find(weights).map(|unit| bad("weights", unit));
+        weights.or_else(|| gradient.map(|i| bad("gradient", &self.units[i])))
+    }
+
+    /// Sets weights and master weights from whole parameters, by name.
+    pub fn set_weights(&self, whole: &Whole) {
+        for unit in &self.units {
+            unit.load(&*self.backend, whole, self.plan.mesh.tp, self.at.tp);
+        }
     }
 
     /// This rank's part of the reduced gradients, as the host sees it.

@@ -10,7 +10,7 @@ use kintsugi_plan::{Coordinate, GradientType, Over, Plan, Unit};
 use kintsugi_tensor::ops::Segment;
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
-use crate::initial;
+use crate::{Whole, initial, pieces};
 
 /// The element types of a rank's parameters.
 #[derive(Clone, Copy, Debug)]
@@ -111,14 +111,21 @@ impl UnitState {
 
     /// Sets weights and master to their initial values.
     pub fn initialise(&self, backend: &dyn Backend, seed: u64, tp: usize, part: usize) {
+        self.fill(backend, |flat| initial::values(&self.layout, flat, seed, tp, part));
+    }
+
+    /// Sets weights and master from whole parameters, by name; the padding of the vocabulary is zero.
+    pub fn load(&self, backend: &dyn Backend, whole: &Whole, tp: usize, part: usize) {
+        self.fill(backend, |flat| pieces::values(&self.layout, flat, whole, tp, part));
+    }
+
+    fn fill(&self, backend: &dyn Backend, values: impl Fn(Range<usize>) -> Vec<f32>) {
         // A bounded piece at a time: a large unit's values would otherwise be twice in memory.
         const PIECE: usize = 1 << 20;
         let fill = |range: &Range<usize>, buffer: &Buffer| {
             for start in (0..range.len()).step_by(PIECE) {
                 let end = (start + PIECE).min(range.len());
-                let flat = range.start + start..range.start + end;
-                backend
-                    .upload(&initial::values(&self.layout, flat, seed, tp, part), buffer.slice(start..end));
+                backend.upload(&values(range.start + start..range.start + end), buffer.slice(start..end));
             }
         };
         fill(&self.resident, &self.weights);

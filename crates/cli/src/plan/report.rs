@@ -1,6 +1,6 @@
 //! The prediction as people read it.
 
-use kintsugi_plan::Plan;
+use kintsugi_plan::{Plan, Unit};
 use kintsugi_rank::RankMemory;
 use kintsugi_simulate::{Misfit, Prediction};
 use kintsugi_spec::units;
@@ -30,7 +30,7 @@ pub fn text(plan: &Plan, prediction: &Prediction, bubble: f64, misfit: Option<&M
     )
 }
 
-/// A stage as a row: ranks of equal neighbours share one.
+/// A stage as a row of the table.
 #[derive(PartialEq)]
 struct Stage {
     layers: usize,
@@ -50,25 +50,44 @@ fn stages(plan: &Plan, prediction: &Prediction) -> Table {
     let last = ["total", "reserved"];
     let mut table =
         Table::new(["a rank of stage", "layers", "parameters"].into_iter().chain(categories).chain(last));
-    let mut first = 0;
-    for equal in stages.chunk_by(|a, b| a == b) {
-        let name = match equal.len() {
-            1 => first.to_string(),
-            n => format!("{first} – {}", first + n - 1),
-        };
-        first += equal.len();
-        let Stage { layers, parameters, memory } = &equal[0];
-        let mut row = vec![name, layers.to_string(), units::count(*parameters as f64)];
-        row.extend(memory.categories().iter().map(|&(_, bytes)| units::bytes(bytes)));
-        row.extend([memory.total, memory.reserved].map(units::bytes));
-        table.row(row);
+    let rows = group(&stages);
+    let largest = rows.iter().map(|(_, stage)| stage.memory.reserved).max();
+    for (i, (name, stage)) in rows.iter().enumerate() {
+        let shown = i < SHOWN || i + SHOWN >= rows.len() || Some(stage.memory.reserved) == largest;
+        match (shown, i) {
+            (true, _) => table.row(cells(name, stage)),
+            (false, SHOWN) => table.row(["… (--json has every stage)"]),
+            (false, _) => {}
+        }
     }
     table
 }
 
+/// Rows at the top and at the bottom that are shown where there are many.
+const SHOWN: usize = 6;
+
+/// Equal neighbours together, with their names.
+fn group(stages: &[Stage]) -> Vec<(String, &Stage)> {
+    let mut first = 0;
+    let mut name = |equal: &[Stage]| {
+        let last = first + equal.len() - 1;
+        let name = if first == last { first.to_string() } else { format!("{first} – {last}") };
+        first = last + 1;
+        name
+    };
+    stages.chunk_by(|a, b| a == b).map(|equal| (name(equal), &equal[0])).collect()
+}
+
+fn cells(name: &str, Stage { layers, parameters, memory }: &Stage) -> Vec<String> {
+    let mut cells = vec![name.to_owned(), layers.to_string(), units::count(*parameters as f64)];
+    cells.extend(memory.categories().iter().map(|&(_, bytes)| units::bytes(bytes)));
+    cells.extend([memory.total, memory.reserved].map(units::bytes));
+    cells
+}
+
 fn describe_stage(plan: &Plan, stage: usize, memory: RankMemory) -> Stage {
     let units = plan.stage_units(stage);
-    let layers = units.iter().filter(|unit| matches!(unit, kintsugi_plan::Unit::Layer(_))).count();
+    let layers = units.iter().filter(|unit| matches!(unit, Unit::Layer(_))).count();
     let placed = units.into_iter().flat_map(|unit| plan.layout(unit).placed);
     Stage { layers, parameters: placed.map(|placed| placed.range.len()).sum(), memory }
 }

@@ -21,22 +21,26 @@ pub enum Fault {
     TiedTwice,
     /// The tied table counts twice in the gradient norm.
     TiedNormTwice,
+    /// One rank's gradients overflow.
+    Overflow,
 }
 
 impl Fault {
     /// Every fault with its name on the command line.
-    pub const ALL: [(&'static str, Fault); 5] = [
+    pub const ALL: [(&'static str, Fault); 6] = [
         ("drop-rank", Fault::DropRank),
         ("missing-average", Fault::MissingAverage),
         ("unreduced-norm", Fault::UnreducedNorm),
         ("tied-twice", Fault::TiedTwice),
         ("tied-norm-twice", Fault::TiedNormTwice),
+        ("overflow", Fault::Overflow),
     ];
 
     pub(crate) fn in_groups(self, mut groups: Groups, backend: Rc<dyn Backend>) -> Groups {
         let factor = match self {
             Fault::DropRank if groups.data.rank() == 0 => 0.0,
             Fault::MissingAverage => groups.data.size() as f64,
+            Fault::Overflow if groups.data.rank() == 1 => f64::INFINITY,
             _ => return groups,
         };
         if groups.data.size() > 1 {
@@ -54,7 +58,7 @@ impl Fault {
                 program.ops = program.ops.into_iter().flat_map(twice).collect();
                 alternate(&mut program.ops);
             }
-            Fault::DropRank | Fault::MissingAverage | Fault::TiedNormTwice => {}
+            Fault::DropRank | Fault::MissingAverage | Fault::TiedNormTwice | Fault::Overflow => {}
         }
         program
     }

@@ -28,7 +28,7 @@ impl Point {
     fn new(block: Block, sets: &[&str]) -> Self {
         let plan = plan(&[sets]);
         let layouts: Vec<UnitLayout> = plan.block_units(block).into_iter().map(|u| plan.layout(u)).collect();
-        let weights = layouts.iter().zip(1..).map(|(layout, seed)| random_weights(layout, seed)).collect();
+        let weights = layouts.iter().map(|layout| random_weights(layout, 1, 0)).collect();
         let tokens = random_tokens(plan.rows(), plan.model.vocab, 4);
         Point { shape: shape(&plan, 0), layouts, weights, tokens, plan }
     }

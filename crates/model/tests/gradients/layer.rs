@@ -42,8 +42,8 @@ impl Point {
         let plan = plan(&[model]);
         let (shape, layout) = (shape(&plan, 0), plan.layout(Unit::Layer(0)));
         let len = shape.rows * shape.hidden;
-        let weights = random_weights(&layout, 1);
-        Point { shape, layout, x: random(len, 2), weights, dy: random(len, 3) }
+        let weights = random_weights(&layout, 1, 0);
+        Point { shape, layout, x: random(len, 1), weights, dy: random(len, 2) }
     }
 
     fn y(&self, lab: &Lab, x: &[f64], weights: &[f64]) -> Vec<f64> {

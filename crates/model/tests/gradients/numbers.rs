@@ -19,26 +19,29 @@ pub fn random(len: usize, seed: u64) -> Vec<f64> {
 
 /// Token ids below `vocab`, the last one among them.
 pub fn random_tokens(len: usize, vocab: usize, seed: u64) -> Vec<u32> {
-    let mut tokens: Vec<u32> = random(len, seed).iter().map(|x| (x.abs() * 1e6) as u32 % vocab as u32).collect();
+    let mut tokens: Vec<u32> =
+        random(len, seed).iter().map(|x| (x.abs() * 1e6) as u32 % vocab as u32).collect();
     tokens[len / 2] = vocab as u32 - 1;
     tokens
 }
 
-/// Weights that keep activations around one: norms near one, biases not zero, matrices by their inputs.
+/// Weights of part `part` of `tp` that keep activations around one: norms near one, biases not zero, matrices by
+/// their inputs. The same for every `tp`, if put together.
 ///
 /// Vocabulary padding and the padding of the buffer hold numbers that no result should show.
-pub fn random_weights(layout: &UnitLayout, seed: u64) -> Vec<f64> {
+pub fn random_weights(layout: &UnitLayout, tp: usize, part: usize) -> Vec<f64> {
     let mut weights = vec![1e3; layout.len];
     for placed in &layout.placed {
-        let [_, columns] = placed.local_shape;
-        let valid = placed.range.start..placed.range.start + placed.parameter.valid_elements();
-        let values = random(valid.len(), seed * 64 + placed.parameter.slot as u64);
-        for (to, value) in weights[valid].iter_mut().zip(values) {
-            *to = match placed.parameter.initial {
-                Initial::Ones => 1.0 + 0.2 * value,
-                Initial::Zeros => 0.5 * value,
-                Initial::Normal(_) => value / (columns as f64).sqrt(),
-            };
+        let parameter = &placed.parameter;
+        let whole = random(parameter.valid_elements(), 100 + parameter.slot as u64);
+        for (local, to) in weights[placed.range.clone()].iter_mut().enumerate() {
+            if let Some(value) = whole.get(parameter.global_index(tp, part, local)) {
+                *to = match parameter.initial {
+                    Initial::Ones => 1.0 + 0.2 * value,
+                    Initial::Zeros => 0.5 * value,
+                    Initial::Normal(_) => value / (parameter.shape[1] as f64).sqrt(),
+                };
+            }
         }
     }
     weights

@@ -1,74 +1,191 @@
 //! Embedding, layer and head over two tensor-parallel ranks against one: outputs, loss and every gradient.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use kintsugi_comm::threads::World;
 use kintsugi_comm::{Communicator, Solo};
-use kintsugi_model::{embedding, head, layer};
-use kintsugi_plan::parameters::{Parameter, Slot, Split, UnitLayout};
+use kintsugi_model::{Context, embedding, head, layer};
+use kintsugi_plan::parameters::{Placed, Slot, Split, UnitLayout};
 use kintsugi_plan::{Part, Plan, Unit};
 use kintsugi_spec::Topology;
 
 use crate::lab::{Lab, MODELS, UnitInLab, plan, shape};
 use crate::numbers::{assert_close, random_tokens, random_weights};
 
+const TP: usize = 2;
+const TOLERANCE: f64 = 1e-12;
+
 /// What a pass through the model leaves on one rank.
 struct Pass {
     loss: f64,
-    /// This rank's rows of the stream and of its gradient, before and after the layer.
-    streams: [Vec<f64>; 4],
-    /// The gradients, by name, as they lie on this rank.
-    gradients: BTreeMap<String, Vec<f64>>,
+    streams: Streams,
+    /// The gradient of every unit.
+    gradients: BTreeMap<Unit, Vec<f64>>,
 }
 
-/// Forward and backward of the whole model on part `group.rank()`.
+/// This rank's rows of the stream before and after the layer, and of their gradients.
+struct Streams {
+    x: Vec<f64>,
+    y: Vec<f64>,
+    dy: Vec<f64>,
+    dx: Vec<f64>,
+}
+
+/// Forward and backward of the whole model on one rank.
 fn pass(plan: &Plan, group: &dyn Communicator, part: Part) -> Pass {
     let (lab, shape) = (Lab::new(), shape(plan, group.rank()));
-    let ctx = lab.context(group, &shape);
     let layouts: Vec<UnitLayout> = plan.units().into_iter().map(|unit| plan.layout(unit)).collect();
-    let units: BTreeMap<Unit, UnitInLab> = layouts
-        .iter()
-        .map(|layout| (layout.unit, lab.unit(layout, &own_weights(plan, layout, group.rank()))))
-        .collect();
-    let (table, positions) = (&units[&Unit::Table], units.get(&Unit::Positions));
-    let (layer_unit, head_unit) = (&units[&Unit::Layer(0)], &units[&Unit::Head]);
-    let tokens = lab.tokens(&random_tokens(plan.rows(), plan.model.vocab, 4));
-    let targets = lab.tokens(&random_tokens(plan.rows(), plan.model.vocab, 5));
-    let (sum, scale) = (lab.buffer(&[0.0]), lab.buffer(&[1024.0]));
-    let (output_unit, slot) =
-        if plan.model.tied { (table, Slot::Table) } else { (head_unit, Slot::Output) };
-    let head_weights =
-        head::HeadWeights { norm: head_unit.weights(), output: output_unit.weights().get(slot) };
-    let output = head::Output { gradients: output_unit.gradients(), slot };
-
-    let embedded = positions.map(UnitInLab::weights);
-    let x = embedding::forward(&ctx, tokens.view(), &table.weights(), embedded.as_ref());
-    let x_values = lab.values(x.view());
-    let (y, saved) = layer::forward(&ctx, x, &layer_unit.weights());
-    let y_values = lab.values(y.view());
-    let loss = head::Loss { targets: targets.view(), sum: sum.view(), scale: scale.view() };
-    let head_saved = head::forward(&ctx, y, &head_weights, loss);
-
-    let (dy, deferred) = head::backward(&ctx, head_saved, &head_weights, &head_unit.gradients(), &output, part);
-    deferred.iter().for_each(|deferred| head::weight_part(&ctx, deferred, &output));
-    let dy_values = lab.values(dy.view());
-    let (w, g) = (layer_unit.weights(), layer_unit.gradients());
-    let (dx, deferred) = layer::backward(&ctx, dy, saved, &w, &g, part);
-    deferred.into_iter().for_each(|deferred| layer::weight_part(&ctx, deferred, &g));
-    let dpositions = positions.map(UnitInLab::gradients);
-    embedding::backward(&ctx, &dx, tokens.view(), &table.gradients(), dpositions.as_ref());
-
-    let gradient_of = |layout: &UnitLayout| {
-        let values = lab.values(units[&layout.unit].gradient());
-        let named = |p: &kintsugi_plan::parameters::Placed| (p.parameter.name(), values[p.range.clone()].to_vec());
-        layout.placed.iter().map(named).collect::<Vec<_>>()
+    let unit = |layout| lab.unit(layout, &random_weights(layout, group.size(), group.rank()));
+    let model = Model {
+        lab: &lab,
+        ctx: lab.context(group, &shape),
+        units: layouts.iter().map(|layout| (layout.unit, unit(layout))).collect(),
+        output: if plan.model.tied { (Unit::Table, Slot::Table) } else { (Unit::Head, Slot::Output) },
     };
-    Pass {
-        loss: lab.values(sum.view())[0],
-        streams: [x_values, y_values, dy_values, lab.values(dx.view())],
-        gradients: layouts.iter().flat_map(gradient_of).collect(),
+    let [tokens, targets] = [4, 5].map(|seed| random_tokens(plan.rows(), plan.model.vocab, seed));
+    let (loss, streams) = model.run(&tokens, &targets, part);
+    let gradients = model.units.iter().map(|(&name, unit)| (name, lab.values(unit.gradient()))).collect();
+    Pass { loss, streams, gradients }
+}
+
+struct Model<'a> {
+    lab: &'a Lab,
+    ctx: Context<'a>,
+    units: BTreeMap<Unit, UnitInLab<'a>>,
+    /// Where the output matrix is.
+    output: (Unit, Slot),
+}
+
+impl Model<'_> {
+    fn run(&self, tokens: &[u32], targets: &[u32], part: Part) -> (f64, Streams) {
+        let (lab, ctx) = (self.lab, &self.ctx);
+        let (tokens, targets) = (lab.tokens(tokens), lab.tokens(targets));
+        let (table, positions) = (&self.units[&Unit::Table], self.units.get(&Unit::Positions));
+        let layer_unit = &self.units[&Unit::Layer(0)];
+
+        let position_weights = positions.map(UnitInLab::weights);
+        let embedded = embedding::forward(ctx, tokens.view(), &table.weights(), position_weights.as_ref());
+        let x = lab.values(embedded.view());
+        let (out, saved) = layer::forward(ctx, embedded, &layer_unit.weights());
+        let y = lab.values(out.view());
+
+        let (sum, scale) = (lab.buffer(&[0.0]), lab.buffer(&[1024.0]));
+        let loss = head::Loss { targets: targets.view(), sum: sum.view(), scale: scale.view() };
+        let (head_saved, w) = (head::forward(ctx, out, &self.head_weights(), loss), self.head_weights());
+        let (norm, output) = (self.units[&Unit::Head].gradients(), self.head_output());
+        let (dout, deferred) = head::backward(ctx, head_saved, &w, &norm, &output, part);
+        if let Some(deferred) = deferred {
+            head::weight_part(ctx, &deferred, &output);
+        }
+        let dy = lab.values(dout.view());
+
+        let (w, g) = (layer_unit.weights(), layer_unit.gradients());
+        let (dembedded, deferred) = layer::backward(ctx, dout, saved, &w, &g, part);
+        if let Some(deferred) = deferred {
+            layer::weight_part(ctx, deferred, &g);
+        }
+        let position_gradients = positions.map(UnitInLab::gradients);
+        let table = table.gradients();
+        embedding::backward(ctx, &dembedded, tokens.view(), &table, position_gradients.as_ref());
+        (lab.values(sum.view())[0], Streams { x, y, dy, dx: lab.values(dembedded.view()) })
+    }
+
+    fn head_weights(&self) -> head::HeadWeights<'_> {
+        let (unit, slot) = self.output;
+        let output = self.units[&unit].weights().get(slot);
+        head::HeadWeights { norm: self.units[&Unit::Head].weights(), output }
+    }
+
+    fn head_output(&self) -> head::Output<'_> {
+        let (unit, slot) = self.output;
+        head::Output { gradients: self.units[&unit].gradients(), slot }
+    }
+}
+
+/// The same pass on every rank of a world of [`TP`].
+fn parallel_passes(plan: &Plan, part: Part) -> Vec<Pass> {
+    let world = World::new(Topology::ONE_NODE, TP);
+    // A rank whose peer has panicked would otherwise wait for minutes.
+    world.set_patience(Duration::from_secs(60));
+    let members: Vec<usize> = (0..TP).collect();
+    let (world, members) = (&world, &members);
+    thread::scope(|scope| {
+        let run = |rank| move || pass(plan, &world.group("tp", members, rank), part);
+        let threads: Vec<_> = (0..TP).map(|rank| scope.spawn(run(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
+    })
+}
+
+/// The rows of all ranks: each has a part of them, or all have the same.
+fn assert_stream(what: &str, parts: &[&[f64]], whole: &[f64], sequence_parallel: bool) {
+    if sequence_parallel {
+        return assert_close(what, &parts.concat(), whole, TOLERANCE);
+    }
+    for part in parts {
+        assert_close(what, part, whole, TOLERANCE);
+    }
+}
+
+/// A parameter's gradient on all ranks against its gradient on one, vocabulary padding aside.
+///
+/// A parameter that every rank holds whole has its gradient everywhere or, where the ranks have different rows, in
+/// parts that add up.
+fn assert_gradient(what: &str, parts: &[&[f64]], placed: &Placed, whole: &[f64], sequence_parallel: bool) {
+    let parameter = &placed.parameter;
+    if parameter.split == Split::Whole && !sequence_parallel {
+        for part in parts {
+            assert_close(what, part, whole, TOLERANCE);
+        }
+        return;
+    }
+    let mut sum = vec![0.0; parameter.shape[0] * parameter.shape[1]];
+    for (rank, part) in parts.iter().enumerate() {
+        for (local, value) in part.iter().enumerate() {
+            sum[parameter.global_index(TP, rank, local)] += value;
+        }
+    }
+    let valid = parameter.valid_elements();
+    assert_close(what, &sum[..valid], &whole[..valid], TOLERANCE);
+    assert!(sum[valid..].iter().all(|&g| g == 0.0), "{what}: padding has no gradient");
+}
+
+fn assert_passes(what: &str, plan: &Plan, one: &Plan, part: Part) {
+    let (ranks, expected) = (parallel_passes(plan, part), pass(one, &Solo, part));
+    for rank in &ranks {
+        assert_close(&format!("{what}: loss"), &[rank.loss], &[expected.loss], TOLERANCE);
+    }
+    let stream = |name: &str, of: fn(&Streams) -> &Vec<f64>| {
+        let parts: Vec<&[f64]> = ranks.iter().map(|rank| of(&rank.streams).as_slice()).collect();
+        assert_stream(&format!("{what}: {name}"), &parts, of(&expected.streams), plan.sequence_parallel);
+    };
+    stream("x", |s| &s.x);
+    stream("y", |s| &s.y);
+    stream("dy", |s| &s.dy);
+    stream("dx", |s| &s.dx);
+    for unit in plan.units() {
+        for (placed, whole) in plan.layout(unit).placed.iter().zip(&one.layout(unit).placed) {
+            let parts: Vec<&[f64]> =
+                ranks.iter().map(|rank| &rank.gradients[&unit][placed.range.clone()]).collect();
+            let what = format!("{what}: {}", placed.parameter.name());
+            let whole = &expected.gradients[&unit][whole.range.clone()];
+            assert_gradient(&what, &parts, placed, whole, plan.sequence_parallel);
+        }
+    }
+}
+
+#[test]
+fn two_ranks_agree_with_one() {
+    for model in MODELS {
+        let one = plan(&[model]);
+        for rows in ["parallel.sequence_parallel=false", "parallel.sequence_parallel=true"] {
+            for recompute in ["memory.recompute=none", "memory.recompute=selective"] {
+                for part in [Part::Both, Part::Input] {
+                    let plan = plan(&[model, &["parallel.tp=2", rows, recompute]]);
+                    assert_passes(&format!("{model:?}, {rows}, {recompute}, {part:?}"), &plan, &one, part);
+                }
+            }
+        }
     }
 }

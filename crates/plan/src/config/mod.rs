@@ -30,8 +30,7 @@ const DEMO: &str = include_str!("demo.toml");
 /// The plan that a configuration means: the TOML text `file` (without one, the built-in demo), called `file_name` in
 /// messages, under the `--set` arguments `sets`, each `table.key=value`.
 pub fn resolve(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<Plan, ConfigError> {
-    let (text, name) = file.map_or((DEMO, "the built-in demo"), |text| (text, file_name));
-    let layers = Layers::read(text, name, sets)?;
+    let layers = read(file, file_name, sets)?;
     let raw = &layers.merged;
     let cluster = cluster::resolve(&layers)?;
     let mesh = mesh::resolve(&raw.parallel, &cluster, layers.given.cluster.nodes)?;
@@ -53,6 +52,22 @@ pub fn resolve(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<P
         mesh,
         cluster,
     })
+}
+
+/// What a configuration asks for that changes nothing, in sentences; `plan` is what it resolves to.
+pub fn notes(
+    file: Option<&str>,
+    file_name: &str,
+    sets: &[String],
+    plan: &Plan,
+) -> Result<Vec<String>, ConfigError> {
+    let layers = read(file, file_name, sets)?;
+    Ok(sharding::notes(&layers.merged.sharding, &plan.sharding, plan.mesh))
+}
+
+fn read(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<Layers, ConfigError> {
+    let (text, name) = file.map_or((DEMO, "the built-in demo"), |text| (text, file_name));
+    Layers::read(text, name, sets)
 }
 
 fn batch(raw: &RawConfig, dp: usize) -> Result<Batch, Error> {

@@ -11,10 +11,7 @@ use crate::{Axis, Coordinate, Mesh, Sharding, When};
 pub(super) fn resolve(raw: &RawSharding, mesh: Mesh, topology: Topology) -> Result<Sharding, ConfigError> {
     check_available(raw)?;
     let zero = within("sharding.zero", raw.zero.unwrap_or(0), 0..=3)?;
-    let level = |given: Option<ShardLevel>, from: usize| {
-        given.unwrap_or(if zero >= from { ShardLevel::Cluster } else { ShardLevel::None })
-    };
-    let [weights, gradients, states] = [level(raw.weights, 3), level(raw.gradients, 2), level(raw.states, 1)];
+    let [weights, gradients, states] = levels(raw, zero);
     let size = |field, level| shards(field, level, mesh, topology);
     let sharding = Sharding {
         weights: size("sharding.weights", weights)?,
@@ -26,6 +23,35 @@ pub(super) fn resolve(raw: &RawSharding, mesh: Mesh, topology: Topology) -> Resu
     check_nested(&sharding, weights, gradients)?;
     let reduce = reduce(raw.reduce, gradients, sharding.gradients)?;
     Ok(Sharding { reduce, ..sharding })
+}
+
+/// What was asked for and is the same as no sharding, in sentences.
+pub(super) fn notes(raw: &RawSharding, sharding: &Sharding, mesh: Mesh) -> Vec<String> {
+    let because = |level: ShardLevel| match mesh.dp {
+        1 => "there is one replica, parallel.dp = 1".to_owned(),
+        _ => format!("parallel.tp = {} leaves no two replicas inside one {}", mesh.tp, level.name()),
+    };
+    let fields = ["weights", "gradients", "states"];
+    let shards = [sharding.weights, sharding.gradients, sharding.states];
+    let asked = fields.into_iter().zip(levels(raw, raw.zero.unwrap_or(0))).zip(shards);
+    asked
+        .filter(|((_, level), shards)| *level != ShardLevel::None && *shards == 1)
+        .map(|((field, level), _)| {
+            format!(
+                "sharding {field} over the {} is the same as not sharding them: {}",
+                level.name(),
+                because(level)
+            )
+        })
+        .collect()
+}
+
+/// The levels of weights, gradients and states: as given, or what the ZeRO stage means.
+fn levels(raw: &RawSharding, zero: usize) -> [ShardLevel; 3] {
+    let level = |given: Option<ShardLevel>, from: usize| {
+        given.unwrap_or(if zero >= from { ShardLevel::Cluster } else { ShardLevel::None })
+    };
+    [level(raw.weights, 3), level(raw.gradients, 2), level(raw.states, 1)]
 }
 
 fn check_available(raw: &RawSharding) -> Result<(), ConfigError> {

@@ -72,11 +72,16 @@ impl ShardLevel {
             ShardLevel::Cluster => Some(Level::Cluster),
         }
     }
+
+    /// The word itself.
+    pub(super) fn name(self) -> &'static str {
+        self.level().map_or("none", Level::name)
+    }
 }
 
 impl fmt::Display for ShardLevel {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "\"{}\"", self.level().map_or("none", Level::name))
+        write!(f, "\"{}\"", self.name())
     }
 }
 

@@ -40,7 +40,7 @@ pub fn gelu_forward<T: Element>(threads: Threads, from: View, to: View) {
     let (from, to) = (access.read::<T>(from), access.write::<T>(to));
     threads.each(to.len(), 4, (from, to), |_, (from, to)| {
         for (to, &from) in to.iter_mut().zip(from) {
-            *to = T::round(gelu(from.widen()));
+            *to = T::narrow(gelu(from.widen()));
         }
     });
 }
@@ -54,7 +54,7 @@ pub fn swiglu<T: Element>(threads: Threads, op: &Swiglu) {
             let (gate, up) = x.split_at(width);
             for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
                 let gate = gate.widen();
-                *out = T::round(gate * logistic(gate) * up.widen());
+                *out = T::narrow(gate * logistic(gate) * up.widen());
             }
         }
     });
@@ -84,8 +84,8 @@ fn swiglu_backward_row<T: Element>(dout: &[T], dx: &mut [T]) {
     for ((gate, up), &dout) in gate.iter_mut().zip(up).zip(dout) {
         let (g, u, d) = (gate.widen(), up.widen(), dout.widen());
         let s = logistic(g);
-        *gate = T::round(d * u * s * (T::Accumulator::ONE + g * (T::Accumulator::ONE - s)));
-        *up = T::round(d * g * s);
+        *gate = T::narrow(d * u * s * (T::Accumulator::ONE + g * (T::Accumulator::ONE - s)));
+        *up = T::narrow(d * g * s);
     }
 }
 

@@ -50,7 +50,7 @@ pub trait Element: Copy + Default + Send + Sync + 'static {
     /// Widens.
     fn widen(self) -> Self::Accumulator;
     /// Rounds to nearest even.
-    fn round(x: Self::Accumulator) -> Self;
+    fn narrow(x: Self::Accumulator) -> Self;
 }
 
 macro_rules! real {
@@ -96,7 +96,7 @@ macro_rules! real {
                 self
             }
             #[inline(always)]
-            fn round(x: $t) -> Self {
+            fn narrow(x: $t) -> Self {
                 x
             }
         }
@@ -116,7 +116,7 @@ macro_rules! half_width {
                 self.to_f32()
             }
             #[inline(always)]
-            fn round(x: f32) -> Self {
+            fn narrow(x: f32) -> Self {
                 $round(x)
             }
         }
@@ -137,14 +137,16 @@ fn round_bf16(x: f32) -> bf16 {
 }
 
 /// `eˣ` to about 1 ulp: `2ⁿ · p(r)` with `r = x − n·ln 2` in two parts. No branches, so loops vectorise.
+///
+/// Below [`LOWEST`] it is 0: subnormal numbers would be right, but slow, and softmax makes many of them.
 #[inline(always)]
 fn exp_f32(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     /// 1.5·2²³: a number that is added to it comes out rounded to an integer, which the low bits then hold.
     const ROUND: f32 = 12_582_912.0;
-    // Beyond these the result is 0 or infinity; they keep the exponents below in range. NaN becomes a bound.
-    let bounded = if x > -104.0 { x } else { -104.0 };
+    // Bounds keep the exponents below in range; from 89 on the result is infinite. NaN becomes a bound.
+    let bounded = if x > LOWEST { x } else { LOWEST };
     let bounded = if bounded < 89.0 { bounded } else { 89.0 };
     let rounded = bounded.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = rounded - ROUND;
@@ -155,12 +157,16 @@ fn exp_f32(x: f32) -> f32 {
     let p = p.mul_add(r, 1.666_666_5e-1);
     let p = p.mul_add(r, 0.5);
     let p = p.mul_add(r * r, r + 1.0);
-    // 2ⁿ in two factors, so that subnormal results and the last step before overflow are right.
+    // 2ⁿ in two factors, so that the last step before overflow is right.
     let n = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
     let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
     let y = p * power(n >> 1) * power(n - (n >> 1));
+    let y = if x < LOWEST { 0.0 } else { y };
     if x.is_nan() { x } else { y }
 }
+
+/// A little above where `eˣ` becomes subnormal.
+const LOWEST: f32 = -87.0;
 
 #[cfg(test)]
 mod tests {

@@ -16,7 +16,7 @@ const COLUMNS: usize = 64;
 /// Sets every element.
 pub fn fill<T: Element>(threads: Threads, value: f64, to: View) {
     let access = Access::new();
-    let value = T::round(T::Accumulator::from_f64(value));
+    let value = T::narrow(T::Accumulator::from_f64(value));
     let to = access.write::<T>(to);
     threads.each(to.len(), 1, to, |_, to| to.fill(value));
 }
@@ -27,7 +27,7 @@ pub fn copy<S: Element, T: Element>(threads: Threads, from: View, to: View) {
     let (from, to) = (access.read::<S>(from), access.write::<T>(to));
     threads.each(to.len(), 1, (from, to), |_, (from, to)| {
         for (to, &from) in to.iter_mut().zip(from) {
-            *to = T::round(convert::<S, T>(from));
+            *to = T::narrow(convert::<S, T>(from));
         }
     });
 }
@@ -38,7 +38,7 @@ pub fn add<S: Element, T: Element>(threads: Threads, from: View, to: View) {
     let (from, to) = (access.read::<S>(from), access.write::<T>(to));
     threads.each(to.len(), 1, (from, to), |_, (from, to)| {
         for (to, &from) in to.iter_mut().zip(from) {
-            *to = T::round(to.widen() + convert::<S, T>(from));
+            *to = T::narrow(to.widen() + convert::<S, T>(from));
         }
     });
 }
@@ -109,7 +109,7 @@ fn add_all<'a, T: Element>(
             }
         }
         for (out, &sum) in out.iter_mut().zip(&sums[..len]) {
-            *out = T::round(sum);
+            *out = T::narrow(sum);
         }
     }
 }
@@ -150,7 +150,7 @@ where
 #[inline]
 pub fn store<G: Element>(sums: &[G::Accumulator], out: &mut [G], accumulate: bool) {
     for (out, &sum) in out.iter_mut().zip(sums) {
-        *out = G::round(if accumulate { out.widen() + sum } else { sum });
+        *out = G::narrow(if accumulate { out.widen() + sum } else { sum });
     }
 }
 

@@ -86,7 +86,7 @@ where
     T: Element<Accumulator = S::Accumulator>,
 {
     for (to, from) in to.iter_mut().zip(from) {
-        *to = T::round(to.widen() + from.widen());
+        *to = T::narrow(to.widen() + from.widen());
     }
 }
 

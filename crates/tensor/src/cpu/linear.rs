@@ -46,12 +46,12 @@ fn activate<T: Element>(sums: &mut [T::Accumulator], kept: &mut [T]) {
     let (sum_chunks, sum_rest) = sums.as_chunks_mut::<AT_ONCE>();
     let (kept_chunks, kept_rest) = kept.as_chunks_mut::<AT_ONCE>();
     for (sums, kept) in sum_chunks.iter_mut().zip(kept_chunks) {
-        let rounded = sums.map(T::round);
+        let rounded = sums.map(T::narrow);
         *sums = rounded.map(|x| gelu(x.widen()));
         *kept = rounded;
     }
     for (sum, kept) in sum_rest.iter_mut().zip(kept_rest) {
-        *kept = T::round(*sum);
+        *kept = T::narrow(*sum);
         *sum = gelu(kept.widen());
     }
 }

@@ -64,11 +64,11 @@ fn gradient_row<T: Element>(
     // The target is rounded once, from its own logit, not by a subtraction after rounding.
     let at_target = target.map(|column| {
         let probability = (logits[column].widen() - maximum).exp() / sum;
-        (column, T::round((probability - T::Accumulator::ONE) * factor))
+        (column, T::narrow((probability - T::Accumulator::ONE) * factor))
     });
     let scale = factor / sum;
     for x in &mut *logits {
-        *x = T::round((x.widen() - maximum).exp() * scale);
+        *x = T::narrow((x.widen() - maximum).exp() * scale);
     }
     if let Some((column, gradient)) = at_target {
         logits[column] = gradient;

@@ -151,7 +151,7 @@ impl Backend for CpuBackend {
         assert_eq!(values.len(), to.len(), "an upload of another length");
         with_float!(to.dtype(), T => {
             for (to, &value) in Access::new().write::<T>(to).iter_mut().zip(values) {
-                *to = <T as Element>::round(<T as Element>::Accumulator::from_f64(value.into()));
+                *to = T::narrow(<T as Element>::Accumulator::from_f64(value.into()));
             }
         });
     }

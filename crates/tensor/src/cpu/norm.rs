@@ -50,12 +50,12 @@ fn normalise<T: Element>(
     match bias {
         Some(bias) => {
             for (((out, &x), weight), bias) in out.iter_mut().zip(x).zip(weight).zip(bias) {
-                *out = T::round(normal(x).mul_add(weight.widen(), bias.widen()));
+                *out = T::narrow(normal(x).mul_add(weight.widen(), bias.widen()));
             }
         }
         None => {
             for ((out, &x), weight) in out.iter_mut().zip(x).zip(weight) {
-                *out = T::round(normal(x) * weight.widen());
+                *out = T::narrow(normal(x) * weight.widen());
             }
         }
     }
@@ -150,12 +150,12 @@ fn input_row<T: Element>(
     match residual {
         Some(residual) => {
             for (((dx, &x), &weight), &residual) in dx.iter_mut().zip(x).zip(weight).zip(residual) {
-                *dx = T::round(residual.widen() + gradient(*dx, x, weight));
+                *dx = T::narrow(residual.widen() + gradient(*dx, x, weight));
             }
         }
         None => {
             for ((dx, &x), &weight) in dx.iter_mut().zip(x).zip(weight) {
-                *dx = T::round(gradient(*dx, x, weight));
+                *dx = T::narrow(gradient(*dx, x, weight));
             }
         }
     }

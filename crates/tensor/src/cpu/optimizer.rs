@@ -114,7 +114,7 @@ where
             run(update, keep, gradient, master, first, second);
             if let Some(weights) = weights {
                 for (weight, &master) in weights.iter_mut().zip(&*master) {
-                    *weight = W::round(master);
+                    *weight = W::narrow(master);
                 }
             }
         });
@@ -139,8 +139,8 @@ fn run<G, M>(
         let g = gradient.widen() * update.factor;
         let m = beta1.mul_add(first.widen(), (one - beta1) * g);
         let v = beta2.mul_add(second.widen(), (one - beta2) * g * g);
-        *first = M::round(m);
-        *second = M::round(v);
+        *first = M::narrow(m);
+        *second = M::narrow(v);
         let step = m * update.corrections.0 / ((v * update.corrections.1).sqrt() + update.epsilon);
         *master = *master * keep - update.rate * step;
     }

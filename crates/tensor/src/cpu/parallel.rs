@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-/// Work below so many elements per piece is not worth another thread.
-const SMALLEST_PIECE: usize = 1 << 13;
+/// Work below so many elements per piece is not worth waking another thread; tests want to see all cuts.
+const SMALLEST_PIECE: usize = if cfg!(test) { 1 << 6 } else { 1 << 15 };
 
 /// Sums over all elements are made of at most so many partial sums, whatever the number of threads.
 pub const CHUNKS: usize = 64;

@@ -28,8 +28,8 @@ pub fn rotary<T: Element>(threads: Threads, op: &Rotary) {
                 let (low, high) = head[..dims].split_at_mut(dims / 2);
                 for (((low, high), &cosine), &sine) in low.iter_mut().zip(high).zip(&cosines).zip(&sines) {
                     let (x, y) = (low.widen(), high.widen());
-                    *low = T::round(x * cosine - y * sine);
-                    *high = T::round(x * sine + y * cosine);
+                    *low = T::narrow(x * cosine - y * sine);
+                    *high = T::narrow(x * sine + y * cosine);
                 }
             }
         }

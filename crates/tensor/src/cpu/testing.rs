@@ -63,7 +63,7 @@ impl Lab {
 
 fn put<T: Element>(values: &[f64], view: View) {
     for (to, &value) in Access::new().write::<T>(view).iter_mut().zip(values) {
-        *to = T::round(T::Accumulator::from_f64(value));
+        *to = T::narrow(T::Accumulator::from_f64(value));
     }
 }
 

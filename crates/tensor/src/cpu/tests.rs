@@ -1,6 +1,7 @@
 //! One transformer block's worth of operations: the same bits for every number of threads, and 16-bit types as close
 //! to f32 as their rounding.
 
+use super::counting;
 use super::testing::{Lab, fresh, random};
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
@@ -215,6 +216,39 @@ fn bits_do_not_depend_on_the_number_of_threads() {
     for dtype in [DType::F32, DType::BF16] {
         Lab::same_for_all_threads(|lab| everything(lab, dtype));
     }
+}
+
+/// The Linear and Attention ops whose kernels use scratch, on buffers that are there already.
+fn scratch_users(lab: &Lab, buffers: &[Buffer; 4], log_sums: &Buffer) {
+    let [x, weight, y, dx] = buffers.each_ref().map(Buffer::view);
+    let (rows, inputs, outputs) = (ROWS, WIDTH, WIDTH);
+    let (bias, gelu) = (None, None);
+    lab.backend.linear(Linear { x, weight, bias, gelu, out: y, rows, inputs, outputs });
+    let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 32, ..SHAPE };
+    let (saved, out) = (AttentionSaved::LogSumExp(log_sums.view()), y.slice(0..ROWS * 64));
+    lab.backend.attention(Attention { qkv: x, out, saved, shape });
+    lab.backend.attention_backward(AttentionBackward { qkv: x, out, dout: out, saved, dqkv: dx, shape });
+}
+
+#[test]
+fn operations_do_not_allocate() {
+    const RANK: usize = 59;
+    let on_rank = || {
+        let lab = Lab::new(1);
+        let buffers = [ROWS * WIDTH, WIDTH * WIDTH, ROWS * WIDTH, ROWS * WIDTH]
+            .map(|len| lab.buffer(&coarse(len, 1), DType::F32));
+        let log_sums = lab.blank(ROWS * 2, DType::F32);
+        counting::attribute(RANK);
+        counting::reset(RANK);
+        scratch_users(&lab, &buffers, &log_sums);
+        let by_operations = counting::measured(RANK).untracked_peak;
+        drop(std::hint::black_box(vec![0_u8; 100]));
+        let by_hand = counting::measured(RANK).untracked_peak;
+        counting::attribute(usize::MAX);
+        (by_operations, by_hand)
+    };
+    let counted = std::thread::scope(|scope| scope.spawn(on_rank).join().expect("the rank's thread"));
+    assert_eq!(counted, (0, 100));
 }
 
 #[test]

@@ -273,7 +273,7 @@ fn write<T: Element>(
         let to = unsafe { to.part(head.vector(first + i)) };
         for (to, &from) in to.iter_mut().zip(row) {
             let from = from * factor;
-            *to = T::round(if accumulate { to.widen() + from } else { from });
+            *to = T::narrow(if accumulate { to.widen() + from } else { from });
         }
     }
 }

@@ -197,7 +197,7 @@ impl<'a, A: Real> Tiles<'a, A> {
             // SAFETY: each task has its own head of its own sample, and runs on one thread.
             let to = unsafe { out.part(head.vector(queries.0 + i)) };
             for (to, &from) in to.iter_mut().zip(row) {
-                *to = T::round(from * inverse);
+                *to = T::narrow(from * inverse);
             }
         }
     }
@@ -218,7 +218,7 @@ impl<'a, A: Real> Tiles<'a, A> {
             }
             for (i, row) in rows.chunks_exact_mut(sequence).enumerate() {
                 for (to, scores) in row[first..first + count].iter_mut().zip(self.scores.chunks_exact(TILE)) {
-                    *to = T::round(scores[i]);
+                    *to = T::narrow(scores[i]);
                 }
             }
         }

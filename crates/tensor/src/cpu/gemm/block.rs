@@ -196,7 +196,7 @@ where
             // SAFETY: the tile lies in this thread's rectangle, and this is the only reference.
             let out = unsafe { self.product.out.segment(row, tile.columns.start, tile.columns.len()) };
             for (out, &sum) in out.iter_mut().zip(&*sums) {
-                *out = Out::round(sum);
+                *out = Out::narrow(sum);
             }
         }
     }

@@ -17,7 +17,7 @@ fn numbers<T: Element>(len: usize, seed: u64) -> Vec<T> {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f64 / (1 << 24) as f64 - 0.5
     };
-    (0..len).map(|_| T::round(T::Accumulator::from_f64(next()))).collect()
+    (0..len).map(|_| T::narrow(T::Accumulator::from_f64(next()))).collect()
 }
 
 /// A product with its own operands, stored in any of the four orders.
@@ -214,7 +214,7 @@ fn epilogues_see_every_finished_sum_once_at_its_place() {
         for (index, &sum) in plain.iter().enumerate() {
             let (row, column) = (index / case.n, index % case.n);
             assert_eq!(second[index].load(Ordering::Relaxed), sum.to_bits());
-            let want = Out::round((sum + column as f32) * row as f32);
+            let want = Out::narrow((sum + column as f32) * row as f32);
             assert_eq!(out[index].widen().to_bits(), want.widen().to_bits());
         }
     }

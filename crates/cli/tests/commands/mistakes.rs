@@ -1,0 +1,62 @@
+//! A user's mistake is one sentence and exit code 2.
+
+use std::fs;
+
+use crate::support::{folder, kintsugi, tiny};
+
+/// What is said about a mistake.
+fn refused(name: &str, arguments: &[&str]) -> String {
+    let folder = folder(name);
+    fs::write(folder.join("wrong.toml"), "[model]\npreset = \"demo\"\n[parallel]\ntpp = 2\n").unwrap();
+    let output = kintsugi(&folder, arguments);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    assert!(!folder.join("out").exists());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_key_that_does_not_exist() {
+    for command in ["train", "plan", "verify"] {
+        let said = refused(&format!("unknown-key-{command}"), &[command, "wrong.toml"]);
+        assert_eq!(said, "error: unknown key parallel.tpp in wrong.toml; did you mean tp?\n");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_there() {
+    let said = refused("missing-file", &["plan", "absent.toml"]);
+    assert_eq!(said, "error: cannot read absent.toml: No such file or directory (os error 2)\n");
+}
+
+#[test]
+fn a_value_that_is_not_allowed() {
+    let said = refused("wrong-value", &["train", "--set", "parallel.tp=3"]);
+    insta::assert_snapshot!(said, @"");
+}
+
+#[test]
+fn a_model_that_is_too_small_for_its_data() {
+    let said = refused("vocabulary", &["train", "--set", "model.vocab=64"]);
+    insta::assert_snapshot!(said, @"");
+}
+
+#[test]
+fn a_plan_that_does_not_fit_is_refused_before_it_runs() {
+    let said = refused("misfit", &["train", "--set", "cluster.device.memory=1000000"]);
+    insta::assert_snapshot!(said, @"");
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_refused_before_the_run() {
+    let folder = folder("trace-nowhere");
+    let output = tiny(&folder, &["train", "--trace", "absent/trace.json"], &[]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(!folder.join("out/metrics.jsonl").exists());
+}
+
+#[test]
+fn arguments_that_do_not_exist() {
+    assert!(refused("no-command", &["trian"]).starts_with("error: "));
+    assert!(refused("no-fault", &["verify", "--inject", "gremlin"]).contains("missing-average"));
+}

@@ -1,0 +1,133 @@
+//! Runs leave their files, repeat bit for bit, and end whole when asked to.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::{TINY, command, folder, json_lines, keys, stdout, tiny};
+
+fn summary(folder: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(folder.join("out/summary.json")).unwrap()).unwrap()
+}
+
+fn losses(folder: &Path) -> Vec<Value> {
+    json_lines(&folder.join("out/metrics.jsonl")).iter().map(|line| line["loss"].clone()).collect()
+}
+
+#[test]
+fn a_run_leaves_metrics_and_a_summary() {
+    let folder = folder("train-files");
+    let printed: Value = serde_json::from_str(&stdout(&tiny(&folder, &["train", "--json"], &[]))).unwrap();
+    let summary = summary(&folder);
+    assert_eq!(printed, summary);
+    let metrics = json_lines(&folder.join("out/metrics.jsonl"));
+    let names = [
+        "step",
+        "loss",
+        "grad_norm",
+        "lr",
+        "tokens",
+        "tokens_per_s",
+        "step_s",
+        "mfu",
+        "loss_scale",
+        "skipped",
+    ];
+    assert_eq!(keys(&metrics[0]), names);
+    assert_eq!(keys(&metrics[1]), [&names[..], &["validation_loss"]].concat());
+    assert_eq!(metrics.len(), 4);
+    let names = [
+        "params",
+        "ranks",
+        "steps",
+        "skipped",
+        "stopped",
+        "loss_first",
+        "loss_last",
+        "loss_floor",
+        "validation_loss",
+        "predicted",
+        "measured",
+    ];
+    assert_eq!(keys(&summary), names);
+    assert_eq!(summary["ranks"], 8);
+    assert_eq!(summary["stopped"], false);
+    assert_eq!(summary["loss_first"], metrics[0]["loss"]);
+    assert_eq!(summary["loss_last"], metrics[3]["loss"]);
+    assert_eq!(summary["validation_loss"], metrics[3]["validation_loss"]);
+    assert_eq!(fs::read_dir(folder.join("out")).unwrap().count(), 2, "nothing half-written is left");
+}
+
+#[test]
+fn traffic_and_memory_are_as_predicted() {
+    let folder = folder("train-predicted");
+    stdout(&tiny(&folder, &["train"], &["sharding.zero=3", "cluster.preset=frontier"]));
+    let summary = summary(&folder);
+    let (predicted, measured) = (&summary["predicted"], &summary["measured"]);
+    assert_eq!(keys(predicted), ["peak_bytes", "comm_bytes", "step_s", "tokens_per_s", "energy_j"]);
+    assert_eq!(keys(predicted), keys(measured));
+    assert!(!keys(&predicted["comm_bytes"]).is_empty());
+    assert_eq!(predicted["comm_bytes"], measured["comm_bytes"]);
+    for (before, after) in
+        predicted["peak_bytes"].as_array().unwrap().iter().zip(measured["peak_bytes"].as_array().unwrap())
+    {
+        assert_eq!(before["total"], after["total"]);
+        assert!(after["reserved"].as_u64() >= before["reserved"].as_u64(), "{before} {after}");
+    }
+}
+
+#[test]
+fn two_runs_have_the_same_losses() {
+    let [first, second] = ["train-first", "train-second"].map(folder);
+    for folder in [&first, &second] {
+        stdout(&tiny(folder, &["train"], &[]));
+    }
+    assert_eq!(losses(&first), losses(&second));
+    assert_eq!(losses(&first).len(), 4);
+}
+
+#[test]
+fn another_seed_has_other_losses_and_replaces_the_old_run() {
+    let folder = folder("train-seeds");
+    stdout(&tiny(&folder, &["train"], &[]));
+    let before = losses(&folder);
+    stdout(&tiny(&folder, &["train"], &["run.seed=7"]));
+    assert_ne!(before, losses(&folder));
+    assert_eq!(losses(&folder).len(), 4);
+}
+
+#[test]
+fn the_trace_has_every_rank() {
+    let folder = folder("train-trace");
+    let said = stdout(&tiny(&folder, &["train", "--trace", "step.json"], &[]));
+    assert!(said.ends_with("trace    step.json\n"), "{said}");
+    let trace = &json_lines(&folder.join("step.json"))[0];
+    let events = trace["traceEvents"].as_array().unwrap();
+    for rank in 0..8 {
+        assert!(events.iter().any(|event| event["pid"] == rank && event["ph"] == "X"), "rank {rank}");
+    }
+}
+
+#[test]
+fn a_signal_ends_a_run_with_a_whole_summary() {
+    let folder = folder("train-signal");
+    let settings = TINY.iter().chain(&["run.steps=1000000", "run.eval_every=0"]);
+    let arguments: Vec<&str> = ["train"].into_iter().chain(settings.flat_map(|s| ["--set", s])).collect();
+    let mut run = command(&folder, &arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let metrics = folder.join("out/metrics.jsonl");
+    while fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 2 {
+        assert!(run.try_wait().unwrap().is_none(), "it ended by itself");
+        sleep(Duration::from_millis(10));
+    }
+    assert!(Command::new("kill").args(["-TERM", &run.id().to_string()]).status().unwrap().success());
+    assert!(run.wait().unwrap().success());
+    let summary = summary(&folder);
+    assert_eq!(summary["stopped"], true);
+    let steps = json_lines(&metrics);
+    assert_eq!(summary["steps"], steps.len());
+    assert_eq!(summary["loss_last"], steps.last().unwrap()["loss"]);
+}

@@ -1,0 +1,162 @@
+//! Whole runs: they repeat bit for bit, and what goes wrong is noticed by every rank.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kintsugi_engine::verify::{Fault, record};
+use kintsugi_engine::{Event, Job, MemoryChoice, StepReport, TrainError, TrainOptions, run_job, train};
+use kintsugi_plan::{Plan, Unit, config};
+use kintsugi_rank::{Source, assemble};
+use kintsugi_tensor::ops::control;
+
+/// A small model on eight ranks, with `settings` laid over it.
+fn plan(settings: &[&str]) -> Plan {
+    let small = [
+        "model.hidden=32",
+        "model.ffn=64",
+        "batch.sequence=16",
+        "batch.micro=1",
+        "batch.global=8",
+        "run.steps=6",
+        "run.eval_every=3",
+        "optimizer.warmup=2",
+    ];
+    let settings: Vec<String> = small.iter().chain(settings).map(ToString::to_string).collect();
+    config::resolve(None, "demo", &settings).expect("a legal config")
+}
+
+fn options() -> TrainOptions {
+    TrainOptions { memory: MemoryChoice::Heap, stop: Arc::new(AtomicBool::new(false)), trace_step: None }
+}
+
+fn reports(plan: &Plan) -> Vec<StepReport> {
+    let mut reports = Vec::new();
+    train(plan, &options(), |Event::Step(report)| reports.push(report)).expect("it trains");
+    reports
+}
+
+struct Ones(Vec<u32>);
+
+impl Source for Ones {
+    fn batch(&mut self, _micro: usize) -> (&[u32], &[u32]) {
+        (&self.0, &self.0)
+    }
+}
+
+#[test]
+fn two_runs_with_one_seed_are_bit_identical() {
+    for settings in [&["sharding.zero=3"][..], &["precision.compute=bf16", "parallel.sequence_parallel=true"]]
+    {
+        let bits = |reports: Vec<StepReport>| -> Vec<[u64; 3]> {
+            let numbers =
+                |r: &StepReport| [r.loss, r.grad_norm, r.validation_loss.unwrap_or(0.0)].map(f64::to_bits);
+            reports.iter().map(numbers).collect()
+        };
+        let plan = plan(settings);
+        assert_eq!(bits(reports(&plan)), bits(reports(&plan)));
+    }
+    let other = reports(&plan(&["run.seed=2"]));
+    assert_ne!(reports(&plan(&[]))[0].loss, other[0].loss, "another seed is another run");
+}
+
+#[test]
+fn loaded_weights_are_the_weights() {
+    let one = plan(&["parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "sharding.zero=0"]);
+    let weights = record(&one, None).expect("it runs").weights;
+    let other = plan(&["sharding.zero=3", "parallel.sequence_parallel=true"]);
+    let job = Job { plan: Arc::new(other.clone()), memory: MemoryChoice::Heap, fault: None };
+    let ranks = run_job(&job, |worker| {
+        worker.rank.set_weights(&weights);
+        worker.rank.weights()
+    });
+    let pieces: Vec<_> = ranks.expect("no rank fails").into_iter().flatten().collect();
+    assert_eq!(assemble(&other, &pieces), weights);
+}
+
+#[test]
+fn an_overflow_on_one_rank_skips_the_step_on_all_and_moves_every_scale_alike() {
+    let plan = plan(&["precision.compute=fp16", "run.max_skipped=100"]);
+    let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault: Some(Fault::Overflow) };
+    let ranks = run_job(&job, |worker| {
+        worker.rank.initialise(1);
+        let before: Vec<_> = worker.rank.weights().into_iter().map(|piece| piece.values).collect();
+        let program = worker.program(&plan);
+        for _ in 0..3 {
+            worker.run(&program, &mut Ones(vec![1; plan.rows()]), |_, _| {});
+        }
+        let after: Vec<_> = worker.rank.weights().into_iter().map(|piece| piece.values).collect();
+        let slots = [control::SKIP, control::SKIPPED_IN_A_ROW, control::LOSS_SCALE, control::UPDATES];
+        (slots.map(|slot| worker.rank.control(slot)), before == after)
+    });
+    for (rank, state) in ranks.expect("no rank fails").into_iter().enumerate() {
+        assert_eq!(state, ([1.0, 3.0, 65536.0 / 8.0, 0.0], true), "rank {rank}");
+    }
+}
+
+#[test]
+fn weights_that_are_not_finite_stop_the_run_and_are_named() {
+    let plan = plan(&["optimizer.lr=1e30", "optimizer.min_lr=0", "optimizer.clip=0", "run.max_skipped=3"]);
+    let error = train(&plan, &options(), |_| {}).expect_err("nothing finite comes of this");
+    let TrainError::NotFinite { steps: 3, step, rank: _, what: "weights" | "gradient", .. } = error else {
+        panic!("{error}");
+    };
+    assert!((4..=6).contains(&step), "{error}");
+}
+
+#[test]
+fn the_rank_and_the_unit_that_went_bad_first_are_named() {
+    // Without ZeRO: its refresh would hand bad weights on to the next replica.
+    let plan = plan(&["sharding.zero=0"]);
+    let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault: None };
+    let (bad_rank, bad_unit) = (5, Unit::Layer(3));
+    let found = run_job(&job, |worker| {
+        worker.rank.initialise(1);
+        if worker.number == bad_rank {
+            let mut whole = record(&self::plan(&["run.steps=1"]), None).expect("it runs").weights;
+            whole.get_mut("layer.3.mlp_in_weight").expect("a parameter")[0] = f32::NAN;
+            whole
+                .get_mut("layer.3.mlp_in_weight")
+                .expect("a parameter")
+                .iter_mut()
+                .for_each(|w| *w *= f32::NAN);
+            worker.rank.set_weights(&whole);
+        }
+        worker.run(&worker.program(&plan), &mut Ones(vec![1; plan.rows()]), |_, _| {});
+        assert_eq!(worker.rank.control(control::SKIP), 1.0);
+        worker.rank.first_bad().filter(|bad| bad.what == "weights").map(|bad| bad.unit)
+    });
+    let found = found.expect("a skipped step is not a failure");
+    let named: Vec<usize> = (0..found.len()).filter(|&rank| found[rank].is_some()).collect();
+    assert_eq!((named, found[bad_rank]), (vec![bad_rank], Some(bad_unit)));
+}
+
+#[test]
+fn a_rank_that_panics_takes_the_job_down_with_its_number_and_op() {
+    let plan = plan(&[]);
+    let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault: None };
+    let error = run_job(&job, |worker| {
+        worker.rank.initialise(1);
+        let (number, program) = (worker.number, worker.program(&plan));
+        worker.run(&program, &mut Ones(vec![1; plan.rows()]), |_, op| {
+            assert!(!(number == 6 && op.to_string().starts_with("backward layer 2")), "a cosmic ray");
+        });
+    })
+    .expect_err("rank 6 panics");
+    assert_eq!(error.rank, 6);
+    assert_eq!(error.to_string(), "rank 6 failed in backward layer 2, micro-batch 0: a cosmic ray");
+}
+
+#[test]
+fn a_request_to_stop_ends_every_rank_after_the_same_step() {
+    let plan = plan(&["run.steps=1000", "run.eval_every=0"]);
+    let options = options();
+    let mut steps = 0;
+    let outcome = train(&plan, &options, |Event::Step(report)| {
+        steps = report.step;
+        if report.step == 3 {
+            options.stop.store(true, Ordering::Relaxed);
+        }
+    })
+    .expect("stopping is not an error");
+    assert!(outcome.stopped && outcome.steps == steps && (4..1000).contains(&steps), "{steps} steps");
+}

@@ -1,0 +1,239 @@
+//! Shapes of operations, checked before they are run on any backend.
+
+use super::{
+    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
+    EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
+    Positions, PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl, control,
+};
+use crate::{DType, View};
+
+/// Shapes of an operation, checked before it is run on any backend.
+pub trait Check {
+    /// Panics if a view does not have the elements or the type that the operation needs.
+    fn check(&self);
+}
+
+fn expect(name: &str, view: View, len: usize) {
+    assert_eq!(view.len(), len, "{name} has the wrong number of elements");
+}
+
+fn expect_type(name: &str, view: View, dtype: DType) {
+    assert_eq!(view.dtype(), dtype, "{name} has the wrong type");
+}
+
+impl Check for Linear<'_> {
+    fn check(&self) {
+        expect("x", self.x, self.rows * self.inputs);
+        expect("weight", self.weight, self.outputs * self.inputs);
+        expect("out", self.out, self.rows * self.outputs);
+        if let Some(bias) = self.bias {
+            expect("bias", bias, self.outputs);
+        }
+        if let Some(gelu) = self.gelu {
+            expect("gelu", gelu, self.rows * self.outputs);
+        }
+    }
+}
+
+impl Check for LinearBackwardInput<'_> {
+    fn check(&self) {
+        expect("dy", self.dy, self.rows * self.outputs);
+        expect("weight", self.weight, self.outputs * self.inputs);
+        expect("dx", self.dx, self.rows * self.inputs);
+        if let Some(gelu) = self.gelu {
+            expect("gelu", gelu, self.rows * self.inputs);
+        }
+    }
+}
+
+impl Check for LinearBackwardWeight<'_> {
+    fn check(&self) {
+        expect("dy", self.dy, self.rows * self.outputs);
+        expect("x", self.x, self.rows * self.inputs);
+        expect("dweight", self.dweight.view, self.outputs * self.inputs);
+        if let Some(dbias) = self.dbias {
+            expect("dbias", dbias.view, self.outputs);
+        }
+    }
+}
+
+impl Check for Residual<'_> {
+    fn check(&self) {
+        let len = self.rows * self.width;
+        expect("x", self.x, len);
+        expect("out", self.out, len);
+        self.addends.iter().for_each(|&a| expect("addend", a, len));
+        self.biases.iter().for_each(|&b| expect("bias", b, self.width));
+    }
+}
+
+impl Check for ColumnSum<'_> {
+    fn check(&self) {
+        expect("x", self.x, self.rows * self.width);
+        expect("out", self.out.view, self.width);
+    }
+}
+
+impl Check for Norm<'_> {
+    fn check(&self) {
+        expect("x", self.x, self.rows * self.width);
+        expect("out", self.out, self.rows * self.width);
+        expect("weight", self.weight, self.width);
+        expect("statistics", self.statistics, self.rows * 2);
+        expect_type("statistics", self.statistics, self.x.dtype().accumulator());
+        if let Some(bias) = self.bias {
+            expect("bias", bias, self.width);
+        }
+    }
+}
+
+impl Check for NormBackward<'_> {
+    fn check(&self) {
+        let len = self.rows * self.width;
+        expect("dy", self.dy, len);
+        expect("x", self.x, len);
+        expect("dx", self.dx, len);
+        expect("statistics", self.statistics, self.rows * 2);
+        expect("weight", self.weight, self.width);
+        expect("dweight", self.dweight.view, self.width);
+        if let Some(residual) = self.residual {
+            expect("residual", residual, len);
+        }
+        if let Some(dbias) = self.dbias {
+            expect("dbias", dbias.view, self.width);
+        }
+    }
+}
+
+impl AttentionSaved<'_> {
+    fn check(&self, shape: AttentionShape, compute: DType) {
+        match *self {
+            AttentionSaved::LogSumExp(view) => {
+                expect("log-sum-exp", view, shape.rows() * shape.heads);
+                expect_type("log-sum-exp", view, compute.accumulator());
+            }
+            AttentionSaved::Probabilities(view) => {
+                expect("probabilities", view, shape.scores());
+                expect_type("probabilities", view, compute);
+            }
+        }
+    }
+}
+
+impl Check for Attention<'_> {
+    fn check(&self) {
+        expect("qkv", self.qkv, self.shape.rows() * self.shape.qkv_width());
+        expect("out", self.out, self.shape.rows() * self.shape.heads * self.shape.head_dim);
+        self.saved.check(self.shape, self.qkv.dtype());
+    }
+}
+
+impl Check for AttentionBackward<'_> {
+    fn check(&self) {
+        let out = self.shape.rows() * self.shape.heads * self.shape.head_dim;
+        expect("qkv", self.qkv, self.shape.rows() * self.shape.qkv_width());
+        expect("dqkv", self.dqkv, self.qkv.len());
+        expect("out", self.out, out);
+        expect("dout", self.dout, out);
+        self.saved.check(self.shape, self.qkv.dtype());
+    }
+}
+
+impl Check for Rotary<'_> {
+    fn check(&self) {
+        expect("qkv", self.qkv, self.shape.rows() * self.shape.qkv_width());
+        assert!(self.dims.is_multiple_of(2) && self.dims <= self.shape.head_dim, "{} rotary dims", self.dims);
+    }
+}
+
+impl Check for Swiglu<'_> {
+    fn check(&self) {
+        expect("x", self.x, 2 * self.rows * self.width);
+        expect("out", self.out, self.rows * self.width);
+    }
+}
+
+impl Check for SwigluBackward<'_> {
+    fn check(&self) {
+        expect("dout", self.dout, self.rows * self.width);
+        expect("x", self.x, 2 * self.rows * self.width);
+        expect("dx", self.dx, 2 * self.rows * self.width);
+    }
+}
+
+impl Check for Embedding<'_> {
+    fn check(&self) {
+        expect("tokens", self.tokens, self.rows);
+        expect_type("tokens", self.tokens, DType::U32);
+        expect("out", self.out, self.rows * self.width);
+        assert!(self.table.len().is_multiple_of(self.width), "table is not whole rows");
+    }
+}
+
+impl Check for EmbeddingBackward<'_> {
+    fn check(&self) {
+        expect("tokens", self.tokens, self.rows);
+        expect_type("tokens", self.tokens, DType::U32);
+        expect("dout", self.dout, self.rows * self.width);
+        assert!(self.dtable.view.len().is_multiple_of(self.width), "table is not whole rows");
+    }
+}
+
+impl Check for Positions<'_> {
+    fn check(&self) {
+        expect("x", self.x, self.rows * self.width);
+        assert!(self.table.len() >= self.sequence * self.width, "the table has too few positions");
+    }
+}
+
+impl Check for PositionsBackward<'_> {
+    fn check(&self) {
+        expect("dx", self.dx, self.rows * self.width);
+        assert!(self.dtable.view.len() >= self.sequence * self.width, "the table has too few positions");
+    }
+}
+
+impl Check for LossStatistics<'_> {
+    fn check(&self) {
+        expect("logits", self.logits, self.rows * self.columns);
+        expect("targets", self.targets, self.rows);
+        expect_type("targets", self.targets, DType::U32);
+        expect("statistics", self.statistics, self.rows * 3);
+        expect_type("statistics", self.statistics, self.logits.dtype().accumulator());
+        assert!(self.valid <= self.columns, "{} valid of {} columns", self.valid, self.columns);
+    }
+}
+
+impl Check for CrossEntropy<'_> {
+    fn check(&self) {
+        expect("logits", self.logits, self.rows * self.columns);
+        expect("targets", self.targets, self.rows);
+        expect("statistics", self.statistics, self.parts * self.rows * 3);
+        expect("loss", self.loss, 1);
+        if let Some(scale) = self.scale {
+            expect("scale", scale, 1);
+        }
+    }
+}
+
+impl Check for AdamW<'_> {
+    fn check(&self) {
+        let len = self.gradient.len();
+        expect("master", self.master, len);
+        expect("first moment", self.first_moment, len);
+        expect("second moment", self.second_moment, len);
+        expect("control", self.control, control::LEN);
+        if let Some(weights) = self.weights {
+            expect("weights", weights, len);
+        }
+        assert!(self.segments.iter().all(|s| s.start + s.len <= len), "a segment lies outside");
+    }
+}
+
+impl Check for UpdateControl<'_> {
+    fn check(&self) {
+        expect("control", self.control, control::LEN);
+        expect("sum of squares", self.sum_of_squares, 1);
+        expect("loss sum", self.loss_sum, 1);
+    }
+}

@@ -1,0 +1,393 @@
+//! The operations of training as values: what each reads and writes, and how many elements that is.
+//!
+//! All matrices are row-major. `rows` are tokens. A backend may assume that [`Check::check`] has passed.
+
+mod check;
+mod step;
+
+pub use check::Check;
+pub use step::{AdamW, LearningRate, LossScaler, Segment, UpdateControl, control};
+
+use crate::View;
+
+/// Where a gradient goes: over what is there, or added to it (later micro-batches).
+#[derive(Clone, Copy, Debug)]
+pub struct Gradient<'a> {
+    /// The gradient's memory.
+    pub view: View<'a>,
+    /// Add to it instead of overwriting it.
+    pub accumulate: bool,
+}
+
+/// `out = x · weightᵀ + bias`, and with `gelu`: `gelu = out` (the pre-activation), `out = GELU(gelu)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear<'a> {
+    /// Read, `[rows, inputs]`.
+    pub x: View<'a>,
+    /// Read, `[outputs, inputs]`.
+    pub weight: View<'a>,
+    /// Read, `[outputs]`.
+    pub bias: Option<View<'a>>,
+    /// Written, `[rows, outputs]`: the value before GELU.
+    pub gelu: Option<View<'a>>,
+    /// Written, `[rows, outputs]`.
+    pub out: View<'a>,
+    /// Tokens.
+    pub rows: usize,
+    /// Input features.
+    pub inputs: usize,
+    /// Output features.
+    pub outputs: usize,
+}
+
+/// `dx = dy · weight`, and with `gelu`: `dx = dx ∘ GELU'(gelu)`.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearBackwardInput<'a> {
+    /// Read, `[rows, outputs]`.
+    pub dy: View<'a>,
+    /// Read, `[outputs, inputs]`.
+    pub weight: View<'a>,
+    /// Read, `[rows, inputs]`: the pre-activation that made this layer's input.
+    pub gelu: Option<View<'a>>,
+    /// Written, `[rows, inputs]`.
+    pub dx: View<'a>,
+    /// Tokens.
+    pub rows: usize,
+    /// Input features.
+    pub inputs: usize,
+    /// Output features.
+    pub outputs: usize,
+}
+
+/// `dweight (+)= dyᵀ · x`, `dbias (+)= Σ_rows dy`.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearBackwardWeight<'a> {
+    /// Read, `[rows, outputs]`.
+    pub dy: View<'a>,
+    /// Read, `[rows, inputs]`.
+    pub x: View<'a>,
+    /// Written, `[outputs, inputs]`, in the gradients' type.
+    pub dweight: Gradient<'a>,
+    /// Written, `[outputs]`, in the gradients' type.
+    pub dbias: Option<Gradient<'a>>,
+    /// Tokens.
+    pub rows: usize,
+    /// Input features.
+    pub inputs: usize,
+    /// Output features.
+    pub outputs: usize,
+}
+
+/// `out = x + Σ addends + Σ biases`: the end of a residual branch. `out` may be `x`.
+#[derive(Clone, Copy, Debug)]
+pub struct Residual<'a> {
+    /// Read, `[rows, width]`.
+    pub x: View<'a>,
+    /// Read, each `[rows, width]`.
+    pub addends: &'a [View<'a>],
+    /// Read, each `[width]`.
+    pub biases: &'a [View<'a>],
+    /// Written, `[rows, width]`.
+    pub out: View<'a>,
+    /// Tokens.
+    pub rows: usize,
+    /// Width of the residual stream.
+    pub width: usize,
+}
+
+/// `out (+)= Σ_rows x`: the gradient of a bias that was added to every row.
+#[derive(Clone, Copy, Debug)]
+pub struct ColumnSum<'a> {
+    /// Read, `[rows, width]`.
+    pub x: View<'a>,
+    /// Written, `[width]`, in the gradients' type.
+    pub out: Gradient<'a>,
+    /// Tokens.
+    pub rows: usize,
+    /// Columns.
+    pub width: usize,
+}
+
+/// `LayerNorm` (with a bias) or `RMSNorm` (without): `out = (x − mean) · rstd · weight + bias`.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<'a> {
+    /// Read, `[rows, width]`.
+    pub x: View<'a>,
+    /// Read, `[width]`.
+    pub weight: View<'a>,
+    /// Read, `[width]`. With it this is `LayerNorm`; without it `RMSNorm`, which subtracts no mean.
+    pub bias: Option<View<'a>>,
+    /// Written, `[rows, width]`.
+    pub out: View<'a>,
+    /// Written, `[rows, 2]` in the accumulator type: mean (0 for `RMSNorm`) and 1/σ.
+    pub statistics: View<'a>,
+    /// Added to the variance.
+    pub epsilon: f64,
+    /// Tokens.
+    pub rows: usize,
+    /// Width.
+    pub width: usize,
+}
+
+/// Backward of [`Norm`]: `dx = residual + d(norm)`, and the gradients of weight and bias. `dx` may be `dy`.
+#[derive(Clone, Copy, Debug)]
+pub struct NormBackward<'a> {
+    /// Read, `[rows, width]`.
+    pub dy: View<'a>,
+    /// Read, `[rows, width]`: the norm's input.
+    pub x: View<'a>,
+    /// Read, `[rows, 2]`.
+    pub statistics: View<'a>,
+    /// Read, `[width]`.
+    pub weight: View<'a>,
+    /// Read, `[rows, width]`: the gradient that reaches `x` past the norm.
+    pub residual: Option<View<'a>>,
+    /// Written, `[rows, width]`.
+    pub dx: View<'a>,
+    /// Written, `[width]`.
+    pub dweight: Gradient<'a>,
+    /// Written, `[width]`; present exactly for `LayerNorm`.
+    pub dbias: Option<Gradient<'a>>,
+    /// Tokens.
+    pub rows: usize,
+    /// Width.
+    pub width: usize,
+}
+
+/// The shape of causal self-attention over interleaved projections.
+///
+/// `qkv` is `[batch, sequence, heads + 2·kv_heads, head_dim]`: query heads, then key heads, then value heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Samples.
+    pub batch: usize,
+    /// Tokens per sample.
+    pub sequence: usize,
+    /// Query heads on this rank.
+    pub heads: usize,
+    /// Key and value heads on this rank; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl AttentionShape {
+    /// Elements of one row of `qkv`.
+    pub fn qkv_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Tokens.
+    pub fn rows(&self) -> usize {
+        self.batch * self.sequence
+    }
+
+    /// Scores in the whole square, every head and sample: `batch · heads · sequence²`.
+    pub fn scores(&self) -> usize {
+        self.batch * self.heads * self.sequence * self.sequence
+    }
+}
+
+/// `out = softmax(q·kᵀ / √head_dim, causal) · v`.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a> {
+    /// Read, as [`AttentionShape`] says.
+    pub qkv: View<'a>,
+    /// Written, `[batch, sequence, heads, head_dim]`.
+    pub out: View<'a>,
+    /// What is kept for the backward, and so which algorithm runs.
+    pub saved: AttentionSaved<'a>,
+    /// Shape.
+    pub shape: AttentionShape,
+}
+
+/// What attention keeps for its backward.
+#[derive(Clone, Copy, Debug)]
+pub enum AttentionSaved<'a> {
+    /// Flash: the natural log of each row's sum of exponentials, `[batch, heads, sequence]`, accumulator type.
+    /// No `sequence × sequence` tensor exists.
+    LogSumExp(View<'a>),
+    /// Plain: the probabilities, `[batch, heads, sequence, sequence]`, compute type.
+    Probabilities(View<'a>),
+}
+
+/// Backward of [`Attention`].
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionBackward<'a> {
+    /// Read, as the forward's.
+    pub qkv: View<'a>,
+    /// Read: the forward's output.
+    pub out: View<'a>,
+    /// Read: the gradient of the output.
+    pub dout: View<'a>,
+    /// Read.
+    pub saved: AttentionSaved<'a>,
+    /// Written, like `qkv`.
+    pub dqkv: View<'a>,
+    /// Shape.
+    pub shape: AttentionShape,
+}
+
+/// Rotates the first `dims` dims of every query and key head in place, by position (arXiv 2104.09864).
+///
+/// Dim `i` is paired with dim `i + dims/2`, as Hugging Face's checkpoints expect; the angle of pair `i` at position
+/// `t` is `t · base^(−2i/dims)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotary<'a> {
+    /// Read and written, as [`AttentionShape`] says.
+    pub qkv: View<'a>,
+    /// Shape.
+    pub shape: AttentionShape,
+    /// Dims of each head that are rotated; even.
+    pub dims: usize,
+    /// Base of the frequencies.
+    pub base: f64,
+    /// Rotate back: the backward of the rotation.
+    pub inverse: bool,
+}
+
+/// `out = silu(gate) ∘ up` where `x` is `[rows, 2·width]`: gate, then up.
+#[derive(Clone, Copy, Debug)]
+pub struct Swiglu<'a> {
+    /// Read, `[rows, 2·width]`.
+    pub x: View<'a>,
+    /// Written, `[rows, width]`.
+    pub out: View<'a>,
+    /// Tokens.
+    pub rows: usize,
+    /// Width of the MLP on this rank.
+    pub width: usize,
+}
+
+/// Backward of [`Swiglu`].
+#[derive(Clone, Copy, Debug)]
+pub struct SwigluBackward<'a> {
+    /// Read, `[rows, width]`.
+    pub dout: View<'a>,
+    /// Read, `[rows, 2·width]`.
+    pub x: View<'a>,
+    /// Written, `[rows, 2·width]`. May be `x`.
+    pub dx: View<'a>,
+    /// Tokens.
+    pub rows: usize,
+    /// Width of the MLP on this rank.
+    pub width: usize,
+}
+
+/// `out[row] = table[token[row] − first]`, or zero where the token is not in this rank's part of the vocabulary.
+#[derive(Clone, Copy, Debug)]
+pub struct Embedding<'a> {
+    /// Read, `[rows]`, u32.
+    pub tokens: View<'a>,
+    /// Read, `[vocabulary, width]`: this rank's part.
+    pub table: View<'a>,
+    /// First token of this rank's part.
+    pub first: usize,
+    /// Written, `[rows, width]`.
+    pub out: View<'a>,
+    /// Tokens.
+    pub rows: usize,
+    /// Width.
+    pub width: usize,
+}
+
+/// Backward of [`Embedding`]: rows are added in order, so the sum is deterministic.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddingBackward<'a> {
+    /// Read, `[rows]`, u32.
+    pub tokens: View<'a>,
+    /// Read, `[rows, width]`.
+    pub dout: View<'a>,
+    /// First token of this rank's part.
+    pub first: usize,
+    /// Written, `[vocabulary, width]`.
+    pub dtable: Gradient<'a>,
+    /// Tokens.
+    pub rows: usize,
+    /// Width.
+    pub width: usize,
+}
+
+/// `x[row] += table[(first_row + row) mod sequence]`: learned positions.
+#[derive(Clone, Copy, Debug)]
+pub struct Positions<'a> {
+    /// Read and written, `[rows, width]`.
+    pub x: View<'a>,
+    /// Read, `[≥ sequence, width]`.
+    pub table: View<'a>,
+    /// Index of the first row within the micro-batch (sequence parallel ranks hold a part of the rows).
+    pub first_row: usize,
+    /// Tokens per sample.
+    pub sequence: usize,
+    /// Tokens here.
+    pub rows: usize,
+    /// Width.
+    pub width: usize,
+}
+
+/// Backward of [`Positions`]: `dtable[(first_row + row) mod sequence] (+)= dx[row]`.
+#[derive(Clone, Copy, Debug)]
+pub struct PositionsBackward<'a> {
+    /// Read, `[rows, width]`.
+    pub dx: View<'a>,
+    /// Written, `[≥ sequence, width]`; positions that no row has become zero when not accumulating.
+    pub dtable: Gradient<'a>,
+    /// Index of the first row within the micro-batch.
+    pub first_row: usize,
+    /// Tokens per sample.
+    pub sequence: usize,
+    /// Tokens here.
+    pub rows: usize,
+    /// Width.
+    pub width: usize,
+}
+
+/// What each row of this rank's logits contributes to the softmax: maximum, `Σ exp(x − maximum)`, and the target's
+/// logit (or −∞ if the target is elsewhere).
+#[derive(Clone, Copy, Debug)]
+pub struct LossStatistics<'a> {
+    /// Read, `[rows, columns]`.
+    pub logits: View<'a>,
+    /// Read, `[rows]`, u32.
+    pub targets: View<'a>,
+    /// First token of this rank's part of the vocabulary.
+    pub first: usize,
+    /// Columns that are real tokens; the rest is padding and takes no part.
+    pub valid: usize,
+    /// Written, `[rows, 3]`, accumulator type.
+    pub statistics: View<'a>,
+    /// Tokens.
+    pub rows: usize,
+    /// Columns of the logits.
+    pub columns: usize,
+}
+
+/// Cross-entropy from the statistics of all `parts` of the vocabulary.
+///
+/// `loss += Σ_rows (log Σ exp − target)`, and if `scale` is given the logits become their own gradient:
+/// `(softmax − one_hot) · factor · scale`.
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropy<'a> {
+    /// Read, and written when `scale` is given, `[rows, columns]`.
+    pub logits: View<'a>,
+    /// Read, `[rows]`, u32.
+    pub targets: View<'a>,
+    /// First token of this rank's part of the vocabulary.
+    pub first: usize,
+    /// Columns that are real tokens; the gradient of the rest is zero.
+    pub valid: usize,
+    /// Read, `[parts, rows, 3]`.
+    pub statistics: View<'a>,
+    /// Parts of the vocabulary.
+    pub parts: usize,
+    /// Read and written, `[1]`, accumulator type.
+    pub loss: View<'a>,
+    /// Read, `[1]`: the loss scale, on the device. Without it only the loss is wanted.
+    pub scale: Option<View<'a>>,
+    /// Constant factor of the gradient (one over the tokens of the global batch).
+    pub factor: f64,
+    /// Tokens.
+    pub rows: usize,
+    /// Columns of the logits.
+    pub columns: usize,
+}
