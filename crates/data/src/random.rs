@@ -1,6 +1,6 @@
 //! A counter-based random generator: draw `n` of a stream is a pure function of the stream's key and `n`.
 //!
-//! `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014), whose state is a counter times an odd constant, so that any draw
+//! SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), whose state is a counter times an odd constant, so that any draw
 //! of any stream can be made without making the ones before it.
 
 /// 2^64 divided by the golden ratio, made odd: consecutive counters land far apart.
@@ -30,7 +30,7 @@ impl Stream {
     }
 }
 
-/// The finaliser of `SplitMix64`: a bijection in which every input bit flips each output bit half of the time.
+/// The finaliser of SplitMix64: a bijection in which every input bit flips each output bit half of the time.
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -122,12 +122,10 @@ impl Worker {
             MemoryChoice::Heap => Rc::new(Heap::default()),
         };
         let backend = Rc::new(CpuBackend::new(Rc::clone(&memory), threads));
-        let groups = Groups::new(&job.plan, at, |name, members, _| match members.len() {
-            1 => Box::new(Solo),
-            _ => {
-                let group: Box<dyn Communicator> = Box::new(world.group(name, members, number));
-                group
-            }
+        let groups = Groups::new(&job.plan, at, |name, members, _| {
+            let alone = members.len() == 1;
+            let group = || -> Box<dyn Communicator> { Box::new(world.group(name, members, number)) };
+            if alone { Box::new(Solo) } else { group() }
         });
         let groups = match job.fault {
             Some(fault) => fault.in_groups(groups, Rc::clone(&backend) as _),

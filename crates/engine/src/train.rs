@@ -254,7 +254,9 @@ fn outcome(plan: &Plan, results: Vec<RankResult>) -> Result<Outcome, TrainError>
         return Err(not_finite(plan, &results));
     }
     let mut traffic = Traffic::default();
-    results.iter().for_each(|result| traffic.merge(&result.traffic));
+    for result in &results {
+        traffic.merge(&result.traffic);
+    }
     let reports = &results[0].reports;
     let mut measured = Figures::new(results.iter().map(|result| result.memory).collect(), &traffic);
     // The first step warms caches and pages.
@@ -307,7 +309,7 @@ impl Timer<'_> {
         }
         let now = self.begun.elapsed();
         if let Some((op, start)) = self.open.take() {
-            self.spans.push(Span { rank, op, start, duration: now - start });
+            self.spans.push(Span { rank, op, start, duration: now.saturating_sub(start) });
         }
         self.open = op.map(|op| (op, now));
     }

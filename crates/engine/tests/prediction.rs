@@ -121,7 +121,9 @@ fn measure(plan: &Plan, memory: MemoryChoice, meddle: impl Fn(&Worker) + Sync) -
 /// Traffic to the byte; memory within 0.1 % per category and rank, with nothing allocated behind the arena's back.
 fn check(prediction: &Prediction, measured: &[RankMeasure]) -> Result<(), String> {
     let mut traffic = Traffic::default();
-    measured.iter().for_each(|rank| traffic.merge(&rank.traffic));
+    for rank in measured {
+        traffic.merge(&rank.traffic);
+    }
     if traffic != prediction.traffic {
         return Err(format!("traffic: predicted {:?}, measured {traffic:?}", prediction.traffic));
     }

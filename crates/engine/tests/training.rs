@@ -56,7 +56,7 @@ fn two_runs_with_one_seed_are_bit_identical() {
         assert_eq!(bits(reports(&plan)), bits(reports(&plan)));
     }
     let other = reports(&plan(&["run.seed=2"]));
-    assert_ne!(reports(&plan(&[]))[0].loss, other[0].loss, "another seed is another run");
+    assert_ne!(reports(&plan(&[]))[0].loss.to_bits(), other[0].loss.to_bits(), "another seed is another run");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn the_rank_and_the_unit_that_went_bad_first_are_named() {
             worker.rank.set_weights(&whole);
         }
         worker.run(&worker.program(&plan), &mut Ones(vec![1; plan.rows()]), |_, _| {});
-        assert_eq!(worker.rank.control(control::SKIP), 1.0);
+        assert!(worker.rank.control(control::SKIP) > 0.0);
         worker.rank.first_bad().filter(|bad| bad.what == "weights").map(|bad| bad.unit)
     });
     let found = found.expect("a skipped step is not a failure");

@@ -1,4 +1,4 @@
-//! The MLP between its norm and the residual: column-parallel in, GELU or `SwiGLU`, row-parallel out.
+//! The MLP between its norm and the residual: column-parallel in, GELU or SwiGLU, row-parallel out.
 
 use kintsugi_plan::parameters::Slot;
 use kintsugi_plan::{Part, Recompute};

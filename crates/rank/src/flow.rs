@@ -11,6 +11,10 @@ use kintsugi_tensor::Buffer;
 pub(crate) type At = (Block, usize);
 
 /// What a block keeps between its forward and its backward.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a box would be a heap allocation for every block and micro-batch"
+)]
 pub(crate) enum Saved {
     /// Only the input of a layer: full recomputation.
     Input(Buffer),
@@ -19,6 +23,10 @@ pub(crate) enum Saved {
 }
 
 /// What a block keeps between the two parts of its backward.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a box would be a heap allocation for every block and micro-batch"
+)]
 pub(crate) enum Deferred {
     /// The gradient of the embedding's output.
     Embedding(Buffer),

@@ -43,7 +43,7 @@ fn normal(key: u64, index: u64) -> f64 {
     (-2.0 * unit(first).ln()).sqrt() * (std::f64::consts::TAU * unit(second)).cos()
 }
 
-/// `SplitMix64`'s finaliser.
+/// SplitMix64's finaliser.
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

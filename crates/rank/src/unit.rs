@@ -294,7 +294,7 @@ fn segments(layout: &UnitLayout, owned: &Range<usize>) -> Vec<Segment> {
         let next = Segment { start: start - owned.start, len: end - start, decay: placed.parameter.decay };
         match segments.last_mut() {
             Some(last) if last.decay == next.decay && last.start + last.len == next.start => {
-                last.len += next.len
+                last.len += next.len;
             }
             _ => segments.push(next),
         }

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
-    /// GPT-2 and GPT-3: learned positions, `LayerNorm`, GELU, biases.
+    /// GPT-2 and GPT-3: learned positions, LayerNorm, GELU, biases.
     Gpt,
     /// GPT-NeoX: partial rotary positions, attention and MLP in parallel, biases.
     Neox,
-    /// Llama: rotary positions, `RMSNorm`, `SwiGLU`, grouped-query attention, no biases.
+    /// Llama: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
     Llama,
 }
 
@@ -20,7 +20,7 @@ pub enum Family {
 pub enum Activation {
     /// GELU in its tanh form, one input matrix.
     Gelu,
-    /// `SwiGLU`: `silu(gate) * up`, two input matrices.
+    /// SwiGLU: `silu(gate) * up`, two input matrices.
     Swiglu,
 }
 

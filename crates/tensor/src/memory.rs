@@ -189,7 +189,9 @@ impl Arena {
             requests.iter().map(|(&offset, &request)| (request, offset)).collect();
         live.sort_unstable();
         let mut hasher = DefaultHasher::new();
-        live.iter().for_each(|(_, offset)| offset.hash(&mut hasher));
+        for (_, offset) in live {
+            offset.hash(&mut hasher);
+        }
         state.holes.hash(&mut hasher);
         hasher.finish()
     }

@@ -1,4 +1,4 @@
-//! GELU in its tanh form, and `SwiGLU`.
+//! GELU in its tanh form, and SwiGLU.
 //!
 //! `½(1 + tanh u) = σ(2u)`, so both are a logistic function away from their input and vectorise through `exp`.
 

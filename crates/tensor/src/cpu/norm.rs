@@ -1,4 +1,4 @@
-//! `LayerNorm` and `RMSNorm`, rows forward; backward the columns first (weights), then the rows (input).
+//! LayerNorm and RMSNorm, rows forward; backward the columns first (weights), then the rows (input).
 
 use super::access::Access;
 use super::element::{Element, Real};
@@ -31,7 +31,7 @@ pub fn forward<T: Element>(threads: Threads, op: &Norm) {
     );
 }
 
-/// Mean (0 for `RMSNorm`) and 1/σ of one row.
+/// Mean (0 for RMSNorm) and 1/σ of one row.
 fn statistics_of<T: Element>(x: &[T], centred: bool, epsilon: T::Accumulator) -> [T::Accumulator; 2] {
     let width = T::Accumulator::from_f64(x.len() as f64);
     let mean = if centred { lanes::sum(x, T::widen) / width } else { T::Accumulator::ZERO };

@@ -108,18 +108,18 @@ pub struct ColumnSum<'a> {
     pub width: usize,
 }
 
-/// `LayerNorm` (with a bias) or `RMSNorm` (without): `out = (x − mean) · rstd · weight + bias`.
+/// LayerNorm (with a bias) or RMSNorm (without): `out = (x − mean) · rstd · weight + bias`.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a> {
     /// Read, `[rows, width]`.
     pub x: View<'a>,
     /// Read, `[width]`.
     pub weight: View<'a>,
-    /// Read, `[width]`. With it this is `LayerNorm`; without it `RMSNorm`, which subtracts no mean.
+    /// Read, `[width]`. With it this is LayerNorm; without it RMSNorm, which subtracts no mean.
     pub bias: Option<View<'a>>,
     /// Written, `[rows, width]`.
     pub out: View<'a>,
-    /// Written, `[rows, 2]` in the accumulator type: mean (0 for `RMSNorm`) and 1/σ.
+    /// Written, `[rows, 2]` in the accumulator type: mean (0 for RMSNorm) and 1/σ.
     pub statistics: View<'a>,
     /// Added to the variance.
     pub epsilon: f64,
@@ -146,7 +146,7 @@ pub struct NormBackward<'a> {
     pub dx: View<'a>,
     /// Written, `[width]`.
     pub dweight: Gradient<'a>,
-    /// Written, `[width]`; present exactly for `LayerNorm`.
+    /// Written, `[width]`; present exactly for LayerNorm.
     pub dbias: Option<Gradient<'a>>,
     /// Tokens.
     pub rows: usize,
