@@ -83,26 +83,16 @@ pub fn worst(ranks: &[RankMemory]) -> Vec<(&'static str, u64)> {
     categories.chain(sums).collect()
 }
 
-/// Bytes by level and operation, innermost level first.
-pub fn traffic(comm: &CommBytes) -> Vec<(&'static str, &'static str, u64)> {
-    Level::ALL
-        .into_iter()
-        .filter_map(|level| comm.get_key_value(level.name()))
-        .flat_map(|(&level, operations)| {
-            operations.iter().map(move |(&operation, &bytes)| (level, operation, bytes))
-        })
-        .collect()
-}
-
-/// The traffic of a step as a table.
+/// The traffic of a step as a table, innermost level first.
 pub fn traffic_table(comm: &CommBytes) -> String {
-    let entries = traffic(comm);
-    if entries.is_empty() {
+    if comm.is_empty() {
         return "  traffic of a step: none\n".to_owned();
     }
     let mut table = Table::new(["traffic of a step, over all ranks", ""]);
-    for (level, operation, bytes) in entries {
-        table.row([format!("{level} {operation}"), units::bytes(bytes)]);
+    for (level, operations) in Level::ALL.iter().filter_map(|level| comm.get_key_value(level.name())) {
+        for (operation, &bytes) in operations {
+            table.row([format!("{level} {operation}"), units::bytes(bytes)]);
+        }
     }
     table.to_string()
 }

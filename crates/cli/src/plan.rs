@@ -22,9 +22,8 @@ use answer::Answer;
 /// Predicts what a step takes: parameters, FLOPs, memory, traffic and the schedule's bubble.
 ///
 /// The program that `train` would run is played on paper, one rank for each stage, so memory and traffic are exact.
-/// Nothing is allocated: a trillion parameters on three thousand ranks take less than a second. The bubble is the
-/// share of time in which stages wait, with a layer's forward, input gradient and weight gradient taken as equally
-/// long.
+/// Nothing is allocated: a laptop can plan for a supercomputer. The bubble is the share of time in which stages
+/// wait, with a layer's forward, input gradient and weight gradient taken as equally long.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -36,7 +35,7 @@ pub struct Arguments {
     /// Draws the pipeline schedule
     #[arg(long, conflicts_with = "json")]
     draw: bool,
-    /// Writes the schedule in unit time, for Perfetto or chrome://tracing
+    /// Writes the schedule in unit time, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
@@ -46,7 +45,8 @@ Examples:
   kintsugi plan --set parallel.schedule=interleaved --draw
       the demo under another schedule
   kintsugi plan --set model.preset=gpt-175b --set cluster.preset=frontier --set parallel.tp=8 \\
-      --set parallel.pp=16 --set batch.global=512 --set memory.recompute=full --set precision.compute=bf16
+      --set parallel.pp=16 --set parallel.dp=8 --set batch.sequence=2048 --set batch.micro=1 \\
+      --set batch.global=512 --set memory.recompute=full --set precision.compute=bf16
       a large model on a supercomputer
   kintsugi plan run.toml --json
       for scripts";
@@ -65,8 +65,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         output.result(&Answer::new(&plan, &prediction, timeline.bubble(), misfit.is_none()))?;
     } else {
         output.text(&report::text(&plan, &prediction, timeline.bubble(), misfit.as_ref()))?;
-        let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
-        output.text(&notes)?;
+        for note in notes {
+            output.text(&format!("note: {note}\n"))?;
+        }
     }
     if arguments.draw {
         output.text(&picture(&timeline))?;

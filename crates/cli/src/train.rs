@@ -39,7 +39,7 @@ use record::{Metrics, Summary};
 pub struct Arguments {
     #[command(flatten)]
     config: ConfigArguments,
-    /// Writes what every rank did in one step, for Perfetto or chrome://tracing
+    /// Writes what every rank did in one step, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Prints the summary as JSON, and nothing else to stdout
@@ -135,19 +135,20 @@ fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
 
 /// How the loss went, and where the files are.
 fn conclusion(plan: &Plan, outcome: &Outcome, floor: Option<f64>) -> String {
-    let mut text = format!("loss     {:.4} → {:.4}", outcome.loss_first, outcome.loss_last);
-    if let Some(validation) = outcome.validation_loss {
-        text += &format!(", validation {validation:.4}");
-    }
-    if let Some(floor) = floor {
+    let mut losses = vec![format!("{:.4} → {:.4}", outcome.loss_first, outcome.loss_last)];
+    losses.extend(outcome.validation_loss.map(|loss| format!("validation {loss:.4}")));
+    losses.extend(floor.map(|floor| {
         let distance = outcome.validation_loss.unwrap_or(outcome.loss_last) - floor;
-        text += &format!("; a perfect model has {floor:.4}, {distance:.4} below");
-    }
-    text += &match (outcome.stopped, outcome.skipped) {
-        (false, 0) => format!("\nsteps    {}", outcome.steps),
-        (false, skipped) => format!("\nsteps    {}, {skipped} of them skipped", outcome.steps),
-        (true, _) => format!("\nsteps    {} of {}: stopped when asked to", outcome.steps, plan.run.steps),
+        format!("{distance:.4} above the {floor:.4} of a perfect model")
+    }));
+    let steps = match (outcome.stopped, outcome.skipped) {
+        (true, _) => format!("{} of {}: stopped when asked to", outcome.steps, plan.run.steps),
+        (false, 0) => outcome.steps.to_string(),
+        (false, skipped) => format!("{}, of which {skipped} were skipped", outcome.steps),
     };
     let out = plan.run.out.display();
-    text + &format!("\nfiles    {out}/metrics.jsonl, {out}/summary.json\n")
+    format!(
+        "loss     {}\nsteps    {steps}\nfiles    {out}/metrics.jsonl, {out}/summary.json\n",
+        losses.join(", ")
+    )
 }

@@ -133,15 +133,12 @@ impl Base {
     /// One rank's run of a model, recorded when it is first needed.
     fn reference(&mut self, model: &[String], plain: &Plan) -> Result<&Recording, Failure> {
         let known = self.references.iter().position(|(known, _)| known == model);
-        let index = match known {
-            Some(index) => index,
-            None => {
-                let prediction = predict(plain, device(plain), Play::Short);
-                fit::here(plain, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
-                self.references.push((model.to_vec(), record(plain, None)?));
-                self.references.len() - 1
-            }
-        };
+        if known.is_none() {
+            let prediction = predict(plain, device(plain), Play::Short);
+            fit::here(plain, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
+            self.references.push((model.to_vec(), record(plain, None)?));
+        }
+        let index = known.unwrap_or(self.references.len() - 1);
         Ok(&self.references[index].1)
     }
 }

@@ -97,7 +97,7 @@ pub(crate) fn backward(
         outputs: shape.hidden,
     });
     if part == Part::Both {
-        output_weight(ctx, saved.out.view(), dy, g);
+        output_weight_gradient(ctx, saved.out.view(), dy, g);
     }
     let dqkv = ctx.activation(saved.qkv.len());
     ctx.backend.attention_backward(AttentionBackward {
@@ -122,7 +122,7 @@ pub(crate) fn backward(
         outputs: shape.attention.qkv_width(),
     });
     if part == Part::Both {
-        qkv_weight(ctx, x, dqkv.view(), g);
+        qkv_weight_gradient(ctx, x, dqkv.view(), g);
         return (dx, None);
     }
     (dx, Some(Deferred { out, dqkv }))
@@ -130,11 +130,11 @@ pub(crate) fn backward(
 
 /// The weight part, from what was deferred and the two gradients' other factors.
 pub(crate) fn weight_part(ctx: &Context, deferred: &Deferred, x: View, dy: View, g: &Gradients) {
-    output_weight(ctx, deferred.out.view(), dy, g);
-    qkv_weight(ctx, x, deferred.dqkv.view(), g);
+    output_weight_gradient(ctx, deferred.out.view(), dy, g);
+    qkv_weight_gradient(ctx, x, deferred.dqkv.view(), g);
 }
 
-fn output_weight(ctx: &Context, out: View, dy: View, g: &Gradients) {
+fn output_weight_gradient(ctx: &Context, out: View, dy: View, g: &Gradients) {
     ctx.backend.linear_backward_weight(LinearBackwardWeight {
         dy,
         x: out,
@@ -146,7 +146,7 @@ fn output_weight(ctx: &Context, out: View, dy: View, g: &Gradients) {
     });
 }
 
-fn qkv_weight(ctx: &Context, x: View, dqkv: View, g: &Gradients) {
+fn qkv_weight_gradient(ctx: &Context, x: View, dqkv: View, g: &Gradients) {
     ctx.backend.linear_backward_weight(LinearBackwardWeight {
         dy: dqkv,
         x,

@@ -95,10 +95,14 @@ pub fn backward(
         inputs: shape.hidden,
         outputs: shape.vocab,
     });
-    let mut deferred = Some(Deferred { normed, dlogits });
-    if part == Part::Both {
-        deferred.take().into_iter().for_each(|deferred| weight_part(ctx, &deferred, output));
-    }
+    let deferred = Deferred { normed, dlogits };
+    let deferred = if part == Part::Both {
+        weight_part(ctx, &deferred, output);
+        drop(deferred);
+        None
+    } else {
+        Some(deferred)
+    };
     let reduced = ctx.reduced(dnormed);
     let dx = ctx.trimmed(reduced, |dy, dx| {
         ctx.backend.norm_backward(NormBackward {

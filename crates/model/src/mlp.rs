@@ -77,7 +77,7 @@ pub(crate) fn backward(
     let Saved { pre, act } = saved;
     let act = act.unwrap_or_else(|| activate(ctx, pre.view()));
     let act = if part == Part::Both {
-        out_weight(ctx, act.view(), dy, g);
+        out_weight_gradient(ctx, act.view(), dy, g);
         drop(act);
         None
     } else {
@@ -102,7 +102,7 @@ pub(crate) fn backward(
 
 /// The weight part, from what was deferred and the two gradients' other factors.
 pub(crate) fn weight_part(ctx: &Context, deferred: &Deferred, x: View, dy: View, g: &Gradients) {
-    out_weight(ctx, deferred.act.view(), dy, g);
+    out_weight_gradient(ctx, deferred.act.view(), dy, g);
     in_weight_gradient(ctx, x, deferred.dpre.view(), g);
 }
 
@@ -151,7 +151,7 @@ fn in_weight<'a>(ctx: &Context, w: &Weights<'a>) -> View<'a> {
     }
 }
 
-fn out_weight(ctx: &Context, act: View, dy: View, g: &Gradients) {
+fn out_weight_gradient(ctx: &Context, act: View, dy: View, g: &Gradients) {
     ctx.backend.linear_backward_weight(LinearBackwardWeight {
         dy,
         x: act,

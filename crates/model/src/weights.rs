@@ -72,6 +72,7 @@ impl<'a> Gradients<'a> {
         let covered = self.layout.placed.iter().enumerate().filter(|(_, p)| range.contains(&p.range.start));
         let bits = covered.fold(0, |bits, (i, _)| bits | 1 << i);
         let accumulate = self.written.get() & bits != 0;
+        debug_assert!(!accumulate || self.written.get() & bits == bits, "neighbours are written together");
         self.written.set(self.written.get() | bits);
         Gradient { view: self.flat.slice(range), accumulate }
     }

@@ -48,8 +48,7 @@ fn stages(plan: &Plan, prediction: &Prediction) -> Table {
         .collect();
     let categories = RankMemory::default().categories().map(|(name, _)| name);
     let last = ["total", "reserved"];
-    let mut table =
-        Table::new(["a rank of stage", "layers", "parameters"].into_iter().chain(categories).chain(last));
+    let mut table = Table::new(["stage", "layers", "parameters"].into_iter().chain(categories).chain(last));
     let rows = group(&stages);
     let largest = rows.iter().map(|(_, stage)| stage.memory.reserved).max();
     for (i, (name, stage)) in rows.iter().enumerate() {

@@ -1,11 +1,11 @@
 //! What was predicted and what was measured, side by side.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use kintsugi_rank::Figures;
-use kintsugi_spec::units;
+use kintsugi_spec::{Level, units};
 
-use crate::describe::{CommBytes, traffic, worst};
+use crate::describe::{CommBytes, worst};
 use crate::table::Table;
 
 /// What has no figure.
@@ -46,15 +46,21 @@ pub fn table(predicted: &Figures, measured: &Figures) -> String {
     format!("{table}\n")
 }
 
-/// The traffic of both, under the names of either.
-fn merged(predicted: &CommBytes, measured: &CommBytes) -> BTreeMap<String, [u64; 2]> {
-    let mut merged: BTreeMap<String, [u64; 2]> = BTreeMap::new();
-    for (side, comm) in [predicted, measured].into_iter().enumerate() {
-        for (level, operation, bytes) in traffic(comm) {
-            merged.entry(format!("{level} {operation}")).or_default()[side] = bytes;
-        }
+/// The traffic of both, under the names of either, innermost level first.
+fn merged(predicted: &CommBytes, measured: &CommBytes) -> Vec<(String, [u64; 2])> {
+    let bytes = |comm: &CommBytes, level: Level, operation: &str| {
+        comm.get(level.name()).and_then(|operations| operations.get(operation)).copied().unwrap_or(0)
+    };
+    let mut rows = Vec::new();
+    for level in Level::ALL {
+        let named = [predicted, measured].into_iter().filter_map(|comm| comm.get(level.name()));
+        let operations: BTreeSet<&str> = named.flat_map(|operations| operations.keys().copied()).collect();
+        rows.extend(operations.into_iter().map(|operation| {
+            let both = [predicted, measured].map(|comm| bytes(comm, level, operation));
+            (format!("{} {operation}", level.name()), both)
+        }));
     }
-    merged
+    rows
 }
 
 fn bytes_row(name: &str, predicted: u64, measured: u64) -> [String; 4] {

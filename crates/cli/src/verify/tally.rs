@@ -23,10 +23,14 @@ pub struct Tally {
 /// The largest differences of some layouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 struct Worst {
-    worst_loss: f64,
-    worst_norm: f64,
-    worst_gradient: f64,
-    worst_weight: f64,
+    #[serde(rename = "worst_loss")]
+    loss: f64,
+    #[serde(rename = "worst_norm")]
+    norm: f64,
+    #[serde(rename = "worst_gradient")]
+    gradient: f64,
+    #[serde(rename = "worst_weight")]
+    weight: f64,
 }
 
 /// A layout that failed or was skipped.
@@ -113,15 +117,19 @@ impl Tally {
     pub fn conclusion(&self, injected: bool) -> String {
         let Answer { layouts, failed, skipped, .. } = self.answer();
         let failed = failed.len();
-        let mut text = match (injected, failed) {
-            (true, _) => format!("\nthe mistake was noticed in {failed} of {layouts} layouts"),
-            (false, 0) => format!("\nall {layouts} layouts agree with one rank"),
-            (false, _) => format!("\n{failed} of {layouts} layouts do not agree with one rank"),
+        let result = match (injected, failed) {
+            (true, _) => format!("the mistake was noticed in {failed} of {layouts} layouts"),
+            (false, 0) => format!("all {layouts} layouts agree with one rank"),
+            (false, _) => format!("{failed} of {layouts} layouts do not agree with one rank"),
         };
-        if !skipped.is_empty() {
-            text += &format!("; {} skipped, which this configuration cannot have", skipped.len());
-        }
-        text + "\nThe key bias is left out: softmax does not see it, so its gradient is rounding alone.\n"
+        let skipped = match skipped.len() {
+            0 => String::new(),
+            n => format!("; {n} were skipped, as this configuration cannot have them"),
+        };
+        format!(
+            "\n{result}{skipped}\n\
+             The key bias is left out: softmax does not see it, so its gradient is rounding alone.\n"
+        )
     }
 
     /// The result for scripts.
@@ -160,10 +168,10 @@ impl Worst {
         // A NaN stays: it is worse than any number.
         let worse = |a: f64, b: f64| if a.is_nan() || b <= a { a } else { b };
         Worst {
-            worst_loss: worse(self.worst_loss, difference.loss),
-            worst_norm: worse(self.worst_norm, difference.norm),
-            worst_gradient: worse(self.worst_gradient, difference.gradient),
-            worst_weight: worse(self.worst_weight, difference.weight),
+            loss: worse(self.loss, difference.loss),
+            norm: worse(self.norm, difference.norm),
+            gradient: worse(self.gradient, difference.gradient),
+            weight: worse(self.weight, difference.weight),
         }
     }
 }

@@ -7,7 +7,26 @@ fn alone_it_prints_help() {
     let folder = folder("help-alone");
     let alone = stdout(&kintsugi(&folder, &[]));
     assert_eq!(alone, stdout(&kintsugi(&folder, &["-h"])));
-    insta::assert_snapshot!(alone, @"");
+    insta::assert_snapshot!(alone, @r#"
+    Trains large language models across many ranks, and tells beforehand what will happen
+
+    Usage: kintsugi [COMMAND]
+
+    Commands:
+      train   Trains a model; shows the prediction before the run and "predicted / measured" after it
+      plan    Predicts what a step takes: parameters, FLOPs, memory, traffic and the schedule's bubble
+      verify  Trains the same model under many layouts and shows that they agree with one rank
+      help    Print this message or the help of the given subcommand(s)
+
+    Options:
+      -h, --help     Print help (see more with '--help')
+      -V, --version  Print version
+
+    Start with:
+      kintsugi train              train the built-in demo on 8 ranks of this machine
+      kintsugi plan --draw        see what it will take, and its pipeline schedule
+      kintsugi verify             prove that every layout trains the same model
+    "#);
 }
 
 #[test]
