@@ -8,8 +8,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kintsugi_engine::device;
-use kintsugi_plan::Plan;
-use kintsugi_simulate::timeline::{Costs, Ink, Timeline, chrome, draw, play};
+use kintsugi_simulate::timeline::{Costs, Deadlock, Ink, Timeline, bubble, chrome, draw, play};
 use kintsugi_simulate::{Play, predict};
 
 use crate::config::ConfigArguments;
@@ -58,30 +57,35 @@ const WIDTH: usize = 100;
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let (plan, notes) = arguments.config.resolve_with_notes()?;
-    let prediction = predict(&plan, device(&plan), Play::Short);
-    let timeline = unit_timeline(&plan)?;
+    let prediction = predict(&plan, device(&plan), Play::quick(&plan));
+    let bubble = bubble(&plan, &unit_costs()).map_err(|deadlock| deadlocked(&deadlock))?;
     let misfit = fit::planned(&plan, &prediction).err();
     if arguments.json {
-        output.result(&Answer::new(&plan, &prediction, timeline.bubble(), misfit.is_none()))?;
+        output.result(&Answer::new(&plan, &prediction, bubble, misfit.is_none()))?;
     } else {
-        output.text(&report::text(&plan, &prediction, timeline.bubble(), misfit.as_ref()))?;
+        output.text(&report::text(&plan, &prediction, bubble, misfit.as_ref()))?;
         for note in notes {
             output.text(&format!("note: {note}\n"))?;
         }
     }
     if arguments.draw {
-        output.text(&picture(&timeline))?;
+        output.text(&picture(&play(&plan, &unit_costs()).map_err(|deadlock| deadlocked(&deadlock))?))?;
     }
     if let Some(path) = &arguments.trace {
+        let timeline = play(&plan, &unit_costs()).map_err(|deadlock| deadlocked(&deadlock))?;
         write_whole(path, &chrome(&timeline.trace(plan.mesh.dp * plan.mesh.tp)))?;
         output.text(&format!("trace    {}\n", path.display()))?;
     }
     Ok(())
 }
 
-/// The schedule with a layer's forward and the two parts of its backward taken as equally long.
-fn unit_timeline(plan: &Plan) -> Result<Timeline, Failure> {
-    play(plan, &Costs::layers(1.0, 1.0, 1.0)).map_err(|deadlock| Failure::Run(deadlock.to_string()))
+/// A layer's forward and the two parts of its backward, taken as equally long.
+fn unit_costs() -> Costs {
+    Costs::layers(1.0, 1.0, 1.0)
+}
+
+fn deadlocked(deadlock: &Deadlock) -> Failure {
+    Failure::Run(deadlock.to_string())
 }
 
 fn picture(timeline: &Timeline) -> String {

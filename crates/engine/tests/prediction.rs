@@ -173,15 +173,13 @@ fn the_planned_slab_is_enough_and_all_that_is_taken() {
 
 #[test]
 fn a_short_play_predicts_what_a_full_one_does() {
-    let longer = |plan: Plan| {
-        let global = plan.batch.global * 10;
-        Plan { batch: kintsugi_plan::Batch { global, ..plan.batch }, ..plan }
-    };
     for (text, plan) in legal_layouts().take(LAYOUTS) {
-        let plan = longer(plan);
-        let (short, full) =
-            (predict(&plan, device(&plan), Play::Short), predict(&plan, device(&plan), Play::Full));
-        assert_eq!(short, full, "{text}");
+        let plan = plan.with_micro_batches(plan.micro_batches() * 12);
+        let [short, full] = [Play::Short, Play::Full].map(|play| predict(&plan, device(&plan), play));
+        assert_eq!(short.traffic, full.traffic, "{text}");
+        for (short, full) in short.stages.iter().zip(&full.stages) {
+            assert_eq!((short.categories(), short.total), (full.categories(), full.total), "{text}");
+        }
     }
 }
 

@@ -264,6 +264,13 @@ impl Plan {
         self.batch.global / (self.batch.micro * self.mesh.dp)
     }
 
+    /// The same plan with another number of micro-batches per replica and step.
+    #[must_use]
+    pub fn with_micro_batches(&self, micro_batches: usize) -> Plan {
+        let global = micro_batches * self.batch.micro * self.mesh.dp;
+        Plan { batch: Batch { global, ..self.batch }, ..self.clone() }
+    }
+
     /// Tokens of one micro-batch.
     pub fn rows(&self) -> usize {
         self.batch.micro * self.batch.sequence

@@ -31,7 +31,7 @@ fn without_a_file_there_is_the_demo() {
     assert_eq!(demo.pipeline.layers, [2, 2]);
     assert_eq!((demo.sharding.weights, demo.sharding.gradients, demo.sharding.states), (1, 1, 2));
     assert_eq!(demo.micro_batches(), 4);
-    assert_eq!(demo.run.steps, 300);
+    assert_eq!(demo.run.steps, 500);
     assert_eq!(demo.cluster.device.name, "cpu");
 }
 

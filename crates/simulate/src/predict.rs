@@ -1,7 +1,7 @@
 //! Predicted memory and traffic: one rank of every stage plays its program on paper.
 //!
-//! All ranks of a stage do the same, so one of them stands for all. In the steady part of a schedule the same ops
-//! come again and again, so a short play can stand for a long one: see [`Play::Short`].
+//! All ranks of a stage do the same, so one of them stands for all. In the steady part of a schedule every period
+//! does what the one before did, so a short play can stand for a long one: see [`Play::Short`].
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,9 +22,19 @@ use crate::traffic;
 pub enum Play {
     /// Every micro-batch.
     Full,
-    /// Only until the steady part repeats itself: until what is live lies at the same addresses, in the same order
-    /// of age, as some periods before. More periods would then change nothing, and each adds the same traffic.
+    /// Enough micro-batches to fill the pipeline, and a few more periods of its steady part. Each further period
+    /// would hold the same bytes and send the same bytes again, so peak and traffic are those of the full play.
+    /// Only `reserved` may differ: the gaps between buffers depend on all that came before.
     Short,
+}
+
+impl Play {
+    /// The fullest play that takes a fraction of a second.
+    pub fn quick(plan: &Plan) -> Play {
+        const BLOCKS: usize = 100_000;
+        let blocks = plan.micro_batches() * (plan.model.layers + 2);
+        if blocks <= BLOCKS { Play::Full } else { Play::Short }
+    }
 }
 
 /// What a step will take.
@@ -70,12 +80,6 @@ struct Stage {
     transfers: Counts,
 }
 
-/// The moment before a period of the steady part.
-struct Moment {
-    picture: u64,
-    transfers: Counts,
-}
-
 /// Micro-batches after which the steady part of a schedule does the same again.
 fn period(plan: &Plan) -> usize {
     if plan.pipeline.schedule == ScheduleKind::Interleaved { plan.mesh.pp } else { 1 }
@@ -83,49 +87,32 @@ fn period(plan: &Plan) -> usize {
 
 fn short_play(plan: &Plan, stage: usize, device: Device) -> Stage {
     let (micro_batches, period) = (plan.micro_batches(), period(plan));
-    // GPipe keeps every micro-batch, so nothing repeats.
-    let mut short = match plan.pipeline.schedule {
+    let in_flight = match plan.pipeline.schedule {
+        // There is no steady part: every micro-batch is kept to the end.
         ScheduleKind::GPipe => micro_batches,
-        _ => (plan.chunks() + 2 * plan.mesh.pp).next_multiple_of(period),
+        ScheduleKind::Interleaved => plan.chunks(),
+        ScheduleKind::OneForwardOneBackward | ScheduleKind::ZeroBubble => plan.mesh.pp,
     };
-    while short < micro_batches {
-        let (base, moments) = play_stage(&with_micro_batches(plan, short), stage, device);
-        match cycle(&moments) {
-            Some(periods) => {
-                let (missing, cycle) = (micro_batches - short, periods * period);
-                if missing.is_multiple_of(cycle) {
-                    let transfers = extrapolate(&base.transfers, &moments, (missing / period) as u64);
-                    return Stage { memory: base.memory, transfers };
-                }
-                short += missing % cycle;
-            }
-            None => short *= 2,
-        }
+    let enough = (in_flight + 4 * period).next_multiple_of(period);
+    if micro_batches <= enough {
+        return play_stage(plan, stage, device).0;
     }
-    play_stage(plan, stage, device).0
+    let short = enough + (micro_batches - enough) % period;
+    let (played, moments) = play_stage(&plan.with_micro_batches(short), stage, device);
+    let periods = ((micro_batches - short) / period) as u64;
+    Stage { memory: played.memory, transfers: extrapolate(&played.transfers, &moments, periods) }
 }
 
-/// After how many periods the last moment's picture came again, if it did.
-fn cycle(moments: &[Moment]) -> Option<usize> {
-    let (last, before) = moments.split_last()?;
-    before.iter().rev().position(|moment| moment.picture == last.picture).map(|i| i + 1)
-}
-
-/// Adds the transfers of `periods` more periods, each like the last one.
-fn extrapolate(played: &Counts, moments: &[Moment], periods: u64) -> Counts {
-    let [.., before, after] = moments else { unreachable!("a cycle has two ends") };
+/// Adds the transfers of `periods` more periods, each like the one between the last two moments.
+fn extrapolate(played: &Counts, moments: &[Counts], periods: u64) -> Counts {
+    let [.., before, after] = moments else { unreachable!("several periods were played") };
     let count = |of: &Counts, entry: Entry| of.iter().find(|(e, _)| *e == entry).map_or(0, |&(_, n)| n);
-    let one = |entry| count(&after.transfers, entry) - count(&before.transfers, entry);
+    let one = |entry| count(after, entry) - count(before, entry);
     played.iter().map(|&(entry, n)| (entry, n + periods * one(entry))).collect()
 }
 
-fn with_micro_batches(plan: &Plan, micro_batches: usize) -> Plan {
-    let mut plan = plan.clone();
-    plan.batch.global = micro_batches * plan.batch.micro * plan.mesh.dp;
-    plan
-}
-
-fn play_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Moment>) {
+/// Plays a stage; also gives the transfers so far at the start of every period of the steady part.
+fn play_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>) {
     let paper = Rc::new(Paper::new(device));
     let log = Rc::new(RefCell::new(Log::default()));
     let at = Coordinate { pp: stage, dp: 0, tp: 0 };
@@ -142,7 +129,7 @@ fn play_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Moment>)
     rank.run(&program, &mut blank, |_, op| match *op {
         Op::Backward { .. } => steady = true,
         Op::Forward { block, micro } if steady && block == first && micro % period(plan) == 0 => {
-            moments.push(Moment { picture: paper.picture(), transfers: counts() });
+            moments.push(counts());
         }
         _ => {}
     });

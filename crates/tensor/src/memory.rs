@@ -5,9 +5,7 @@
 //! the range must be, and the real backend then takes one slab of that size and runs the same sequence.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// What a buffer is for. Memory is predicted and measured by category.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -159,9 +157,6 @@ struct ArenaState {
     top: u64,
     high_water: u64,
     ledger: Ledger,
-    /// On paper: when each live offset was given out, counted in requests.
-    requests: Option<HashMap<u64, u64>>,
-    request: u64,
 }
 
 impl Arena {
@@ -175,25 +170,7 @@ impl Arena {
 
     /// An arena of unlimited size that stands for no memory.
     pub fn on_paper() -> Self {
-        let arena = Arena::new(Place::Paper, 0, u64::MAX);
-        arena.state.borrow_mut().requests = Some(HashMap::new());
-        arena
-    }
-
-    /// A fingerprint of what is live, by address and in order of age: if it is the same at two moments, the same
-    /// requests that follow will be answered alike. Only on paper.
-    pub fn picture(&self) -> u64 {
-        let state = self.state.borrow();
-        let requests = state.requests.as_ref().expect("pictures are taken on paper");
-        let mut live: Vec<(u64, u64)> =
-            requests.iter().map(|(&offset, &request)| (request, offset)).collect();
-        live.sort_unstable();
-        let mut hasher = DefaultHasher::new();
-        for (_, offset) in live {
-            offset.hash(&mut hasher);
-        }
-        state.holes.hash(&mut hasher);
-        hasher.finish()
+        Arena::new(Place::Paper, 0, u64::MAX)
     }
 
     /// The bytes that a request really takes.
@@ -232,10 +209,6 @@ impl Memory for Arena {
             start
         };
         state.ledger.add(category, bytes);
-        state.request += 1;
-        if let Some(requests) = &mut state.requests {
-            requests.insert(offset, state.request);
-        }
         Block { address: self.base + offset, bytes, category }
     }
 
@@ -243,9 +216,6 @@ impl Memory for Arena {
         let state = &mut *self.state.borrow_mut();
         state.ledger.subtract(block.category, block.bytes);
         let start = block.address - self.base;
-        if let Some(requests) = &mut state.requests {
-            requests.remove(&start);
-        }
         let i = state.holes.partition_point(|&(other, _)| other < start);
         let joins_next = state.holes.get(i).is_some_and(|&(next, _)| next == start + block.bytes);
         let joins_previous = i > 0 && state.holes[i - 1].0 + state.holes[i - 1].1 == start;

@@ -21,6 +21,8 @@ pub struct Difference {
     pub weight: f64,
     /// That parameter.
     pub weight_of: String,
+    /// Of all parameters at the end together, in L2.
+    pub all_weights: f64,
 }
 
 /// How large each difference may be.
@@ -33,7 +35,18 @@ pub struct Bounds {
     /// Of gradients.
     pub gradient: f64,
     /// Of weights.
-    pub weight: f64,
+    pub weight: WeightBound,
+}
+
+/// How the weights at the end are held.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightBound {
+    /// Every parameter by itself.
+    Each(f64),
+    /// All of them as one vector. Adam's first steps move every element by the learning rate, whatever the size of
+    /// its gradient; where that is all rounding, as in a bias that starts at zero, the sign is chance in 16 bits.
+    Together(f64),
 }
 
 impl Bounds {
@@ -41,9 +54,15 @@ impl Bounds {
     /// a unit in its last place (2⁻⁹ in bf16, 2⁻¹² in fp16), and gradients are sums of products of such numbers.
     pub fn of(compute: Compute) -> Self {
         match compute {
-            Compute::Fp32 => Bounds { loss: 1e-5, norm: 1e-4, gradient: 1e-5, weight: 1e-4 },
-            Compute::Bf16 => Bounds { loss: 1e-2, norm: 5e-2, gradient: 5e-2, weight: 1e-1 },
-            Compute::Fp16 => Bounds { loss: 2e-3, norm: 1e-2, gradient: 1e-2, weight: 5e-2 },
+            Compute::Fp32 => {
+                Bounds { loss: 1e-5, norm: 1e-4, gradient: 1e-5, weight: WeightBound::Each(1e-4) }
+            }
+            Compute::Bf16 => {
+                Bounds { loss: 1e-2, norm: 5e-2, gradient: 5e-2, weight: WeightBound::Together(5e-2) }
+            }
+            Compute::Fp16 => {
+                Bounds { loss: 2e-3, norm: 1e-2, gradient: 1e-2, weight: WeightBound::Together(1e-2) }
+            }
         }
     }
 
@@ -54,11 +73,15 @@ impl Bounds {
 
     /// The names of those that a difference breaks.
     pub fn broken_by(&self, difference: &Difference) -> Vec<&'static str> {
+        let (weight, weight_bound) = match self.weight {
+            WeightBound::Each(bound) => (difference.weight, bound),
+            WeightBound::Together(bound) => (difference.all_weights, bound),
+        };
         let pairs = [
             ("loss", difference.loss, self.loss),
             ("norm", difference.norm, self.norm),
             ("gradient", difference.gradient, self.gradient),
-            ("weight", difference.weight, self.weight),
+            ("weight", weight, weight_bound),
         ];
         // Written so that a NaN breaks them.
         let broken =
@@ -84,22 +107,32 @@ pub fn compare(reference: &Recording, other: &Recording) -> Difference {
         gradient_of,
         weight,
         weight_of,
+        all_weights: together(&reference.weights, &other.weights),
     }
 }
 
 fn largest(reference: &Whole, other: &Whole) -> (f64, String) {
     let mut largest = (0.0, String::new());
     for (name, a) in reference.iter().filter(|(name, _)| !name.ends_with("key_bias")) {
-        let b = &other[name];
-        let squares = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
-            a.iter().zip(b).map(|(&a, &b)| f(f64::from(a), f64::from(b)).powi(2)).sum()
-        };
-        let relative = (squares(&|a, b| a - b) / squares(&|a, _| a).max(1e-60)).sqrt();
+        let (difference, size) = squares(a, &other[name]);
+        let relative = (difference / size.max(1e-60)).sqrt();
         if worse(largest.0, relative).to_bits() != f64::to_bits(largest.0) {
             largest = (relative, name.clone());
         }
     }
     largest
+}
+
+fn together(reference: &Whole, other: &Whole) -> f64 {
+    let sums = reference.iter().map(|(name, a)| squares(a, &other[name]));
+    let (difference, size) = sums.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    (difference / size.max(1e-60)).sqrt()
+}
+
+/// The squared L2 norms of `a − b` and of `a`.
+fn squares(a: &[f32], b: &[f32]) -> (f64, f64) {
+    let pairs = a.iter().zip(b).map(|(&a, &b)| (f64::from(a), f64::from(b)));
+    pairs.fold((0.0, 0.0), |(difference, size), (a, b)| (difference + (a - b).powi(2), size + a * a))
 }
 
 /// The larger of two, where NaN is larger than anything.

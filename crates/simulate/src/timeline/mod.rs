@@ -2,6 +2,7 @@
 //!
 //! What an op costs is given; what the schedule makes of it follows from the programs alone.
 
+mod bubble;
 mod chrome;
 mod costs;
 mod draw;
@@ -9,6 +10,7 @@ mod play;
 #[cfg(test)]
 mod tests;
 
+pub use bubble::bubble;
 pub use chrome::{Category, TraceSpan, chrome};
 pub use costs::{BlockCosts, Costs};
 pub use draw::{Ink, draw};

@@ -41,6 +41,21 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
+    fn the_bubble_of_short_plays_is_that_of_the_whole_step(
+        schedule in select(vec!["gpipe", "1f1b", "interleaved", "zero-bubble"]),
+        pp in 1..=5_usize,
+        periods in 1..=12_usize,
+        layers in 0..=3_usize,
+        costs in (1..=3_u8, 1..=3_u8, 1..=3_u8),
+    ) {
+        let (pp, v) = if schedule == "interleaved" { (pp.max(2), 2) } else { (pp, 1) };
+        let layers = format!("model.layers={}", 2 * pp * v + layers);
+        let plan = pipeline(schedule, pp, periods * pp * 2, v, &[&layers, "memory.recompute=full"]);
+        let costs = Costs::layers(costs.0.into(), costs.1.into(), costs.2.into());
+        assert_close(bubble(&plan, &costs).unwrap(), play(&plan, &costs).unwrap().bubble());
+    }
+
+    #[test]
     fn no_schedule_deadlocks_where_sends_end_when_taken(
         schedule in select(vec!["gpipe", "1f1b", "interleaved", "zero-bubble"]),
         pp in 1..=6_usize,

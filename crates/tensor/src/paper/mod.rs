@@ -40,7 +40,6 @@ pub struct Totals {
 /// A rank on paper.
 #[derive(Debug)]
 pub struct Paper {
-    arena: Rc<Arena>,
     memory: Rc<dyn Memory>,
     totals: Cell<Totals>,
     trace: Option<RefCell<Vec<Kernel>>>,
@@ -50,22 +49,16 @@ pub struct Paper {
 impl Paper {
     /// Paper of `device`, with the device's workspace taken.
     pub fn new(device: Device) -> Self {
-        let arena = Rc::new(Arena::on_paper());
-        let memory: Rc<dyn Memory> = Rc::clone(&arena) as Rc<dyn Memory>;
+        let memory: Rc<dyn Memory> = Rc::new(Arena::on_paper());
         let elements = device.workspace_bytes() as usize / DType::F64.bytes();
         let workspace = Buffer::new(&memory, elements, DType::F64, Category::Workspace);
-        Paper { arena, memory, totals: Cell::default(), trace: None, _workspace: workspace }
+        Paper { memory, totals: Cell::default(), trace: None, _workspace: workspace }
     }
 
     /// Also keeps every kernel, not only the sums.
     #[must_use]
     pub fn tracing(self) -> Self {
         Paper { trace: Some(RefCell::default()), ..self }
-    }
-
-    /// See [`Arena::picture`].
-    pub fn picture(&self) -> u64 {
-        self.arena.picture()
     }
 
     /// Sums over the kernels so far.
