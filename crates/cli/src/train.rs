@@ -29,8 +29,8 @@ use record::{Metrics, Summary};
 /// Trains a model; shows the prediction before the run and "predicted / measured" after it.
 ///
 /// Every rank is a thread of this process. Before anything is allocated, memory and traffic of a step are predicted
-/// to the byte and the run is refused if it does not fit. Writes <out>/metrics.jsonl, a line per step as it goes,
-/// and <out>/summary.json at the end (run.out is the folder). The same configuration and seed give the same losses,
+/// to the byte and the run is refused if it does not fit. Into the folder run.out it writes metrics.jsonl, a line
+/// per step as it goes, and at the end summary.json. The same configuration and seed give the same losses,
 /// bit for bit.
 ///
 /// Ctrl-C ends the run after the running step, with a whole summary; a second one ends it at once.
