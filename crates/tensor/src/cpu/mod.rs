@@ -1,6 +1,6 @@
 //! The CPU backend: every operation runs at once, on the threads of the rank's rayon pool.
 //!
-//! Kernels are generic over the storage type ([`element::Element`]) and compute in its accumulator. The same inputs
+//! Kernels are generic over the storage type (`Element`) and compute in its accumulator. The same inputs
 //! give the same bits for every number of threads, and nothing is allocated while an operation runs.
 
 pub mod counting;
