@@ -1,11 +1,11 @@
 //! The configuration that every command takes: a file and `--set`.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::{ConfigError, notes, resolve};
+use kintsugi_plan::config::{ConfigError, notes, resolve, resolve_without};
 
 use crate::failure::Failure;
 
@@ -31,6 +31,17 @@ impl ConfigArguments {
     /// Whether a file was named.
     pub fn has_file(&self) -> bool {
         self.file.is_some()
+    }
+
+    /// Whether it is this very file that was named.
+    pub fn is_file(&self, path: &Path) -> bool {
+        let named = self.file.as_ref().and_then(|file| file.canonicalize().ok());
+        named.is_some() && named == path.canonicalize().ok()
+    }
+
+    /// Whether anything is laid over the file.
+    pub fn has_sets(&self) -> bool {
+        !self.sets.is_empty()
     }
 
     /// Reads the file.
@@ -61,8 +72,21 @@ impl ConfigArguments {
 impl Config {
     /// The plan with `under` laid under what `--set` gave, and `over` over it.
     pub fn resolve(&self, under: &[&str], over: &[String]) -> Result<Plan, ConfigError> {
-        let under = under.iter().map(ToString::to_string);
-        let sets: Vec<String> = under.chain(self.sets.iter().cloned()).chain(over.iter().cloned()).collect();
+        let sets = [self.sets_over(under), over.to_vec()].concat();
         resolve(self.text.as_deref(), &self.name, &sets)
+    }
+
+    /// The same without what was given in `tables`, file and `--set` alike.
+    pub fn resolve_without(
+        &self,
+        tables: &[&str],
+        under: &[&str],
+        over: &[String],
+    ) -> Result<Plan, ConfigError> {
+        resolve_without(tables, self.text.as_deref(), &self.name, &self.sets_over(under), over)
+    }
+
+    fn sets_over(&self, under: &[&str]) -> Vec<String> {
+        under.iter().map(ToString::to_string).chain(self.sets.iter().cloned()).collect()
     }
 }

@@ -48,9 +48,6 @@ impl From<ConfigError> for Failure {
 
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
-        match error {
-            TrainError::Vocabulary { .. } => Failure::Mistake(error.to_string()),
-            TrainError::Job(_) | TrainError::NotFinite { .. } => Failure::Run(error.to_string()),
-        }
+        Failure::Run(error.to_string())
     }
 }

@@ -16,6 +16,9 @@ pub fn write_whole(path: &Path, text: &str) -> Result<(), Failure> {
 
 /// Refuses a path that could not be written later, before hours are spent on what shall be written there.
 pub fn check_writable(path: &Path) -> Result<(), Failure> {
+    if path.is_dir() {
+        return Err(Failure::Mistake(format!("cannot write {}: it is a folder", path.display())));
+    }
     let partial = partial(path);
     fs::write(&partial, "")
         .and_then(|()| fs::remove_file(&partial))

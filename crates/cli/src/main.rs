@@ -8,6 +8,7 @@ mod describe;
 mod failure;
 mod files;
 mod fit;
+mod host;
 mod output;
 mod plan;
 mod table;
@@ -28,7 +29,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// A model is broken into pieces (tensor, pipeline and sharded data parallelism) and joined by communication.
 /// For every way of breaking it, memory and traffic are predicted to the byte.
 #[derive(Parser)]
-#[command(name = "kintsugi", version, after_help = TOP_EXAMPLES, after_long_help = TOP_LONG)]
+#[command(name = "kintsugi", version, after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{DETAILS}"))]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -41,18 +42,13 @@ enum Command {
     Verify(verify::Arguments),
 }
 
-const TOP_EXAMPLES: &str = "\
+const EXAMPLES: &str = "\
 Start with:
   kintsugi train              train the built-in demo on 8 ranks of this machine
   kintsugi plan --draw        see what it will take, and its pipeline schedule
   kintsugi verify             prove that every layout trains the same model";
 
-const TOP_LONG: &str = "\
-Start with:
-  kintsugi train              train the built-in demo on 8 ranks of this machine
-  kintsugi plan --draw        see what it will take, and its pipeline schedule
-  kintsugi verify             prove that every layout trains the same model
-
+const DETAILS: &str = "\
 Configuration:
   Every command reads kintsugi COMMAND [CONFIG.toml] [--set table.key=value]...
   Values are laid over each other: defaults, the presets named by model.preset and cluster.preset,

@@ -13,7 +13,7 @@ use kintsugi_simulate::{Play, predict};
 
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
-use crate::files::write_whole;
+use crate::files::{check_writable, write_whole};
 use crate::fit;
 use crate::output::Output;
 use answer::Answer;
@@ -57,6 +57,7 @@ const WIDTH: usize = 100;
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let (plan, notes) = arguments.config.resolve_with_notes()?;
+    arguments.trace.as_deref().map(check_writable).transpose()?;
     let prediction = predict(&plan, device(&plan), Play::quick(&plan));
     let bubble = bubble(&plan, &unit_costs()).map_err(|deadlock| deadlocked(&deadlock))?;
     let misfit = fit::planned(&plan, &prediction).err();

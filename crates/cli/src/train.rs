@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
-use kintsugi_engine::{Event, MemoryChoice, Outcome, TrainOptions, dataset, device, train};
+use kintsugi_engine::{MemoryChoice, Outcome, TrainOptions, dataset, device, train};
 use kintsugi_plan::Plan;
 use kintsugi_rank::Figures;
 use kintsugi_simulate::{Play, Prediction, predict};
@@ -29,9 +29,9 @@ use record::{Metrics, Summary};
 /// Trains a model; shows the prediction before the run and "predicted / measured" after it.
 ///
 /// Every rank is a thread of this process. Before anything is allocated, memory and traffic of a step are predicted
-/// to the byte and the run is refused if it does not fit. Into the folder run.out it writes metrics.jsonl, a line
-/// per step as it goes, and at the end summary.json. The same configuration and seed give the same losses,
-/// bit for bit.
+/// to the byte and the run is refused if it does not fit. Into the folder run.out it writes config.toml, the
+/// whole configuration with nothing left to defaults, metrics.jsonl, a line per step as it goes, and at the end
+/// summary.json. The same configuration and seed give the same losses, bit for bit.
 ///
 /// Ctrl-C ends the run after the running step, with a whole summary; a second one ends it at once.
 #[derive(Args)]
@@ -54,19 +54,20 @@ Examples:
   kintsugi train run.toml --set run.steps=1000 --set run.out=runs/a
       a configuration of your own, with two values changed
   kintsugi train --set parallel.schedule=zero-bubble --trace step.json
-      another schedule, and a picture of one step of it";
+      another schedule, and a picture of one step of it
+  kintsugi train out/config.toml
+      the same run again";
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let plan = arguments.config.resolve()?;
-    arguments.trace.as_deref().map(files::check_writable).transpose()?;
-    let floor = dataset(&plan)?.floor(plan.batch.sequence);
+    let floor = dataset(&plan).floor(plan.batch.sequence);
     let prediction = predict(&plan, device(&plan), Play::Full);
     fit::here(&plan, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
     let predicted = prediction.figures();
+    let mut metrics = begin_record(&plan, arguments)?;
     output.text(&introduction(&plan, &predicted))?;
-    let mut metrics = Metrics::create(&plan.run.out)?;
     let options = options(&plan, &prediction, arguments.trace.is_some())?;
     let outcome = train_with_progress(&plan, &options, floor, &mut metrics)?;
     let summary = Summary::new(&plan, &predicted, &outcome, floor);
@@ -77,6 +78,25 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         output.text(&trace::write(&plan, &outcome.spans, path)?)?;
     }
     output.result(&summary)
+}
+
+/// Makes the run's folder ready, and sees to it that nothing stands in the way of what is written at the end.
+fn begin_record(plan: &Plan, Arguments { config, trace, .. }: &Arguments) -> Result<Metrics, Failure> {
+    let out = &plan.run.out;
+    record::create_folder(out)?;
+    trace.as_deref().map(files::check_writable).transpose()?;
+    let path = record::config_path(out);
+    match (config.is_file(&path), config.has_sets()) {
+        (false, _) => files::write_whole(&path, &plan.to_toml())?,
+        // The user's own file stays as it is.
+        (true, false) => {}
+        (true, true) => {
+            let path = path.display();
+            let rule = "is the configuration itself, and --set would change it; give another run.out";
+            return Err(Failure::Mistake(format!("{path} {rule}")));
+        }
+    }
+    Metrics::create(out)
 }
 
 /// What is about to be run, and what it will take.
@@ -104,9 +124,9 @@ fn train_with_progress(
     floor: Option<f64>,
     metrics: &mut Metrics,
 ) -> Result<Outcome, Failure> {
-    let mut progress = Progress::new(plan.run.steps, floor);
+    let mut progress = Progress::new(plan, floor);
     let mut written = Ok(());
-    let outcome = train(plan, options, |Event::Step(report)| {
+    let outcome = train(plan, options, |report| {
         progress.step(&report);
         if written.is_ok() {
             written = metrics.step(&report);
@@ -148,7 +168,9 @@ fn conclusion(plan: &Plan, outcome: &Outcome, floor: Option<f64>) -> String {
     };
     let out = plan.run.out.display();
     format!(
-        "loss     {}\nsteps    {steps}\nfiles    {out}/metrics.jsonl, {out}/summary.json\n",
+        "loss     {}\n\
+         steps    {steps}\n\
+         files    {out}/metrics.jsonl, {out}/summary.json, {out}/config.toml (to repeat this run)\n",
         losses.join(", ")
     )
 }

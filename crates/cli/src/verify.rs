@@ -1,19 +1,17 @@
 //! `kintsugi verify`: every layout against one rank.
 
+mod base;
 mod tally;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use kintsugi_engine::device;
-use kintsugi_engine::verify::{Fault, Layout, Recording, compare, layouts, record};
+use kintsugi_engine::verify::{Fault, Recording, compare, layouts, record};
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::ConfigError;
-use kintsugi_simulate::{Play, predict};
 
-use crate::config::{Config, ConfigArguments};
+use crate::config::ConfigArguments;
 use crate::failure::Failure;
-use crate::fit;
 use crate::output::Output;
+use base::Base;
 use tally::{Tally, Verdict};
 
 /// Trains the same model under many layouts and shows that they agree with one rank.
@@ -23,8 +21,9 @@ use tally::{Tally, Verdict};
 /// as the largest relative difference. The key bias is left out: softmax does not see it, so its true gradient is
 /// zero and what is computed is rounding alone.
 ///
-/// With a CONFIG the layouts are laid over it and those that it cannot have are skipped. Without one the demo is
-/// used, with batch.micro = 1, batch.global = 8 and no evaluation to be quick, in all three families of models.
+/// With a CONFIG its model is trained: each layout stands in place of its tables parallel, sharding and memory, and
+/// those that the model or the batch cannot have are skipped. Without one the demo is used, with batch.micro = 1,
+/// batch.global = 8 and no evaluation to be quick, in all three families of models.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -50,22 +49,6 @@ Examples:
   kintsugi verify --inject missing-average
       a gradient summed where its mean was meant: this must fail";
 
-/// Laid under `--set` where there is no CONFIG.
-const QUICK: [&str; 3] = ["batch.micro=1", "batch.global=8", "run.eval_every=0"];
-
-/// One rank, nothing split, nothing recomputed: what a layout's settings are laid over.
-const PLAIN: [&str; 9] = [
-    "parallel.tp=1",
-    "parallel.pp=1",
-    "parallel.dp=1",
-    "parallel.schedule=1f1b",
-    "parallel.virtual_stages=1",
-    "parallel.sequence_parallel=false",
-    "sharding.zero=0",
-    "memory.recompute=none",
-    "memory.attention=flash",
-];
-
 fn fault_parser() -> impl TypedValueParser<Value = Fault> {
     PossibleValuesParser::new(Fault::ALL.map(|(name, _)| name)).map(|chosen| {
         let named = Fault::ALL.iter().find(|(name, _)| *name == chosen);
@@ -76,69 +59,48 @@ fn fault_parser() -> impl TypedValueParser<Value = Fault> {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
-    let mut base = Base::new(arguments)?;
+    let base = Base::new(&arguments.config, arguments.steps)?;
     let layouts = layouts(!arguments.config.has_file());
+    let plans: Vec<_> = layouts.into_iter().map(|layout| (base.plan(&layout), layout.name)).collect();
+    base::check_fit(plans.iter().filter_map(|(plan, name)| Some((name.as_str(), plan.as_ref().ok()?))))?;
+    let mut reference = Reference::default();
     let mut tally = Tally::default();
     output.text(&tally::header())?;
-    for layout in layouts {
-        let verdict = base.check(&layout, arguments.inject)?;
-        output.text(&tally.add(layout.name, verdict))?;
+    for (plan, name) in plans {
+        let verdict = match plan {
+            Ok(plan) => check(&plan, reference.of(&plan)?, arguments.inject),
+            Err(error) => Verdict::Skipped(error.to_string()),
+        };
+        output.text(&tally.add(name, verdict))?;
     }
     output.text(&tally.conclusion(arguments.inject.is_some()))?;
     output.result(&tally.answer())?;
     if tally.any_failed() { Err(Failure::Shown) } else { Ok(()) }
 }
 
-/// What the layouts are laid over, and what they are compared with.
-struct Base {
-    config: Config,
-    under: &'static [&'static str],
-    steps: u64,
-    /// One rank's run of every model so far.
-    references: Vec<(Vec<String>, Recording)>,
+/// Runs a layout and compares it with one rank.
+fn check(plan: &Plan, reference: &Recording, fault: Option<Fault>) -> Verdict {
+    match record(plan, fault) {
+        Ok(recording) => Verdict::compared(plan, compare(reference, &recording)),
+        Err(error) => Verdict::Broken(error.to_string()),
+    }
 }
 
-impl Base {
-    fn new(arguments: &Arguments) -> Result<Self, Failure> {
-        let config = arguments.config.read()?;
-        let under: &[&str] = if arguments.config.has_file() { &[] } else { &QUICK };
-        let base = Base { config, under, steps: arguments.steps, references: Vec::new() };
-        // What is wrong with the configuration itself is not a reason to skip a layout.
-        base.plan(&[], &[])?;
-        Ok(base)
-    }
+/// One rank's run of the latest model. Layouts of a model follow each other, so one is enough.
+#[derive(Default)]
+struct Reference(Option<(Plan, Recording)>);
 
-    fn plan(&self, model: &[String], settings: &[String]) -> Result<Plan, ConfigError> {
-        let mut over: Vec<String> = PLAIN.map(str::to_owned).to_vec();
-        over.push(format!("run.steps={}", self.steps));
-        over.extend(model.iter().chain(settings).cloned());
-        self.config.resolve(self.under, &over)
-    }
-
-    /// Runs a layout and compares it with one rank. What goes wrong on one rank ends the whole check.
-    fn check(&mut self, layout: &Layout, fault: Option<Fault>) -> Result<Verdict, Failure> {
-        let plans = self.plan(&layout.model, &layout.settings);
-        let plans = plans.and_then(|plan| Ok((plan, self.plan(&layout.model, &[])?)));
-        let (plan, plain) = match plans {
-            Ok(plans) => plans,
-            Err(error) => return Ok(Verdict::Skipped(error.to_string())),
+impl Reference {
+    /// What one rank does with the model of a layout. What goes wrong there ends the whole check.
+    fn of(&mut self, layout: &Plan) -> Result<&Recording, Failure> {
+        let plan = base::on_one_rank(layout);
+        let (_, recording) = match self.0.take() {
+            Some(known) if known.0 == plan => self.0.insert(known),
+            _ => {
+                let recording = record(&plan, None).map_err(|error| Failure::Run(error.to_string()))?;
+                self.0.insert((plan, recording))
+            }
         };
-        let reference = self.reference(&layout.model, &plain)?;
-        Ok(match record(&plan, fault) {
-            Ok(recording) => Verdict::compared(&plan, compare(reference, &recording)),
-            Err(error) => Verdict::Broken(error.to_string()),
-        })
-    }
-
-    /// One rank's run of a model, recorded when it is first needed.
-    fn reference(&mut self, model: &[String], plain: &Plan) -> Result<&Recording, Failure> {
-        let known = self.references.iter().position(|(known, _)| known == model);
-        if known.is_none() {
-            let prediction = predict(plain, device(plain), Play::Short);
-            fit::here(plain, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
-            self.references.push((model.to_vec(), record(plain, None)?));
-        }
-        let index = known.unwrap_or(self.references.len() - 1);
-        Ok(&self.references[index].1)
+        Ok(recording)
     }
 }

@@ -59,11 +59,16 @@ impl Log {
     }
 }
 
-/// The bytes that `members[me]` sends in one such transfer, and over which level.
+/// The bytes that rank `me` of a group of `ranks` sends in one such transfer, and over which level.
 ///
-/// `members` are the ranks of the group in group order.
-pub fn charge(entry: Entry, members: &[usize], me: usize, topology: Topology) -> (Level, Operation, u64) {
-    let ranks = members.len();
+/// `member` gives the number of a rank of the group among all ranks.
+pub fn charge(
+    entry: Entry,
+    ranks: usize,
+    me: usize,
+    member: impl Fn(usize) -> usize,
+    topology: Topology,
+) -> (Level, Operation, u64) {
     let (to, operation, elements) = match entry.transfer {
         Transfer::Collective(collective) => {
             let elements = ring::link_elements(collective, entry.len, ranks, me);
@@ -71,7 +76,7 @@ pub fn charge(entry: Entry, members: &[usize], me: usize, topology: Topology) ->
         }
         Transfer::Send { to } => (to, Operation::Send, entry.len),
     };
-    let level = topology.level(members[me], members[to]);
+    let level = topology.level(member(me), member(to));
     (level, operation, (elements * entry.dtype.bytes()) as u64)
 }
 
@@ -173,7 +178,7 @@ mod tests {
         let members = [0, 1, 2, 8];
         let reduce = entry(Transfer::Collective(Collective::AllReduce));
         // Chunks of 3, 3, 2 and 2 elements.
-        let charged: Vec<_> = (0..4).map(|me| charge(reduce, &members, me, frontier)).collect();
+        let charged: Vec<_> = (0..4).map(|me| charge(reduce, 4, me, |i| members[i], frontier)).collect();
         assert_eq!(
             charged,
             [
@@ -184,13 +189,16 @@ mod tests {
             ]
         );
         let send = entry(Transfer::Send { to: 2 });
-        assert_eq!(charge(send, &members, 0, frontier), (Level::Node, Operation::Send, 40));
+        assert_eq!(
+            charge(send, members.len(), 0, |i| members[i], frontier),
+            (Level::Node, Operation::Send, 40)
+        );
     }
 
     #[test]
     fn a_group_of_one_sends_nothing() {
         let transfer = Transfer::Collective(Collective::AllReduce);
         let entry = Entry { group: "tp", transfer, len: 10, dtype: DType::F64 };
-        assert_eq!(charge(entry, &[3], 0, Topology::ONE_NODE).2, 0);
+        assert_eq!(charge(entry, 1, 0, |_| 3, Topology::ONE_NODE).2, 0);
     }
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kintsugi_engine::{Event, MemoryChoice, TrainOptions, device, train};
+use kintsugi_engine::{MemoryChoice, TrainOptions, device, train};
 use kintsugi_plan::config;
 use kintsugi_simulate::{Play, predict};
 use serde_json::{Value, json};
@@ -73,7 +73,7 @@ fn run(layout: &str) -> Value {
         trace_step: None,
     };
     let mut seconds = Vec::with_capacity(STEPS);
-    train(&plan, &options, |Event::Step(report)| seconds.push(report.step_s)).expect("it trains");
+    train(&plan, &options, |report| seconds.push(report.step_s)).expect("it trains");
     let step = median(seconds.split_off(WARM_UP));
     json!({ "tok_s": (plan.tokens_per_step() as f64 / step).round(), "step_s": step, "peak_mib": peak_mib() })
 }

@@ -1,19 +1,10 @@
 //! What can go wrong in a run, as a sentence.
 
-use kintsugi_plan::Unit;
+use kintsugi_rank::Bad;
 use thiserror::Error;
 
 /// A rank failed and took the job down.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("rank {rank} failed in {during}: {reason}")]
-pub struct JobError {
-    /// The rank that failed first.
-    pub rank: usize,
-    /// The op it was in.
-    pub during: String,
-    /// Why.
-    pub reason: String,
-}
+pub use kintsugi_comm::threads::Failure as JobError;
 
 /// Why training ended early.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -23,27 +14,23 @@ pub enum TrainError {
     Job(#[from] JobError),
     /// Too many steps in a row had a loss or gradient that was not finite.
     #[error(
-        "{steps} steps in a row, up to step {step}, had a loss or a gradient that is not finite: first the {what} \
-         of {unit} on rank {rank}; lower optimizer.lr, or raise run.max_skipped if this passes by itself"
+        "{steps} steps in a row, up to step {step}, had a loss or a gradient that is not finite: {}; lower \
+         optimizer.lr or a fixed precision.loss_scale, or raise run.max_skipped if this passes by itself",
+        origin(*first)
     )]
     NotFinite {
         /// Steps in a row.
         steps: u64,
         /// The last of them, 1-based.
         step: u64,
-        /// The rank where it began.
-        rank: usize,
-        /// Weights or gradient.
-        what: &'static str,
-        /// The unit of the model.
-        unit: Unit,
+        /// Where it began: the rank, and what on it. Nowhere if every part is finite and only the sum is not.
+        first: Option<(usize, Bad)>,
     },
-    /// The model cannot represent the data.
-    #[error("model.vocab = {model} is smaller than the data's vocabulary of {data}; use at least {data}")]
-    Vocabulary {
-        /// The model's.
-        model: usize,
-        /// The data's.
-        data: usize,
-    },
+}
+
+fn origin(first: Option<(usize, Bad)>) -> String {
+    match first {
+        Some((rank, Bad { what, unit })) => format!("first the {what} of {unit} on rank {rank}"),
+        None => "each rank's gradient is, but not the sum of all".into(),
+    }
 }

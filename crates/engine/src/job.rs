@@ -68,21 +68,17 @@ pub fn run_job<T: Send>(job: &Job, body: impl Fn(&mut Worker) -> T + Sync) -> Re
     let ranks = job.plan.mesh.ranks();
     let world = World::new(job.plan.cluster.topology, ranks);
     let results: Vec<Option<T>> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks)
-            .map(|number| {
-                let (world, body) = (&world, &body);
-                let builder = thread::Builder::new().name(format!("rank {number}"));
-                builder
-                    .spawn_scoped(scope, move || run_rank(job, number, world, body))
-                    .expect("a thread per rank")
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().ok().flatten()).collect()
+        let start = |number: usize| {
+            let (world, body) = (&world, &body);
+            let builder = thread::Builder::new().name(format!("rank {number}"));
+            let thread = builder.spawn_scoped(scope, move || run_rank(job, number, world, body));
+            thread.map_err(|error| fail(world, number, format!("no thread could be started: {error}"))).ok()
+        };
+        let threads: Vec<_> = (0..ranks).map(start).collect();
+        threads.into_iter().map(|thread| thread?.join().ok().flatten()).collect()
     });
     match world.failure() {
-        Some(Failure { rank, during, reason }) => {
-            Err(JobError { rank: *rank, during: during.clone(), reason: reason.clone() })
-        }
+        Some(failure) => Err(failure.clone()),
         None => Ok(results.into_iter().map(|result| result.expect("no rank failed")).collect()),
     }
 }
@@ -98,20 +94,22 @@ fn run_rank<T: Send>(
         counting::attribute(number);
         IS_RANK.set(true);
         catch_unwind(AssertUnwindSafe(|| body(&mut Worker::new(job, number, world, threads))))
-            .map_err(|panic| {
-                let during = DURING.get().map_or_else(|| "its set-up".to_string(), |op| op.to_string());
-                world.abort(Failure { rank: number, during, reason: message(&*panic) });
-            })
+            .map_err(|panic| fail(world, number, message(&*panic)))
             .ok()
     };
     if threads == 1 {
         return guarded();
     }
     // The rank itself is one of the pool's threads, so handing work to the others costs little.
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .start_handler(move |_| counting::attribute(number));
-    pool.build().expect("a pool of threads").install(guarded)
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+    let pool = pool.start_handler(move |_| counting::attribute(number)).build();
+    pool.map_err(|error| fail(world, number, error.to_string())).ok()?.install(guarded)
+}
+
+/// Takes the job down.
+fn fail(world: &World, rank: usize, reason: String) {
+    let during = DURING.get().map_or_else(|| "its set-up".to_string(), |op| op.to_string());
+    world.abort(Failure { rank, during, reason });
 }
 
 impl Worker {

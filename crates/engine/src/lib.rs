@@ -3,10 +3,14 @@
 
 mod error;
 mod job;
+mod report;
 mod source;
+mod trace;
 mod train;
 pub mod verify;
 
 pub use error::{JobError, TrainError};
 pub use job::{Job, MemoryChoice, Worker, device, run_job};
-pub use train::{Event, Outcome, Span, StepReport, TrainOptions, dataset, train};
+pub use report::{Outcome, StepReport};
+pub use trace::Span;
+pub use train::{TrainOptions, dataset, train};

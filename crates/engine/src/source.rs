@@ -24,9 +24,9 @@ impl<'a> Batches<'a> {
 }
 
 impl Source for Batches<'_> {
-    fn batch(&mut self, micro: usize) -> (&[u32], &[u32]) {
+    fn batch(&mut self, micro: usize) -> Option<(&[u32], &[u32])> {
         let Batches { dataset, sampler, split, replica, step, tokens, targets } = self;
         sampler.batch(*dataset, *split, *step, *replica, micro, tokens, targets);
-        (&self.tokens, &self.targets)
+        Some((&self.tokens, &self.targets))
     }
 }

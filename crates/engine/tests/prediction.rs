@@ -85,12 +85,12 @@ struct RankMeasure {
 struct Ones(Vec<u32>);
 
 impl Source for Ones {
-    fn batch(&mut self, _micro: usize) -> (&[u32], &[u32]) {
-        (&self.0, &self.0)
+    fn batch(&mut self, _micro: usize) -> Option<(&[u32], &[u32])> {
+        Some((&self.0, &self.0))
     }
 }
 
-/// Runs two steps and an evaluation, and measures from the second step on, when everything that grows has grown.
+/// Runs a few steps and an evaluation, and measures one more of each.
 fn measure(plan: &Plan, memory: MemoryChoice, meddle: impl Fn(&Worker) + Sync) -> Vec<RankMeasure> {
     let job = Job { plan: Arc::new(plan.clone()), memory, fault: None };
     run_job(&job, |worker| {
@@ -100,6 +100,10 @@ fn measure(plan: &Plan, memory: MemoryChoice, meddle: impl Fn(&Worker) + Sync) -
         let mut ones = Ones(vec![1; plan.rows()]);
         worker.run(&program, &mut ones, |_, _| {});
         let mut traffic = worker.world.traffic(worker.number);
+        // Everything that grows with use has grown after a few steps.
+        for _ in 0..3 {
+            worker.run(&program, &mut ones, |_, _| {});
+        }
         if plan.run.eval_every > 0 {
             worker.run(&evaluation, &mut ones, |_, _| {});
         }
@@ -167,6 +171,8 @@ fn the_planned_slab_is_enough_and_all_that_is_taken() {
         for rank in measure(&plan, slab, |_| {}) {
             assert_eq!(rank.allocator.reserved, prediction.stages[rank.stage].reserved, "{text}");
             assert_eq!(rank.allocator.peak.total(), 0, "every tensor is in the slab\n{text}");
+            // A queue between ranks may still grow when they drift further apart than ever before.
+            assert!(rank.allocator.allocations <= 2, "a steady step allocates nothing\n{text}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kintsugi_engine::verify::{Fault, record};
-use kintsugi_engine::{Event, Job, MemoryChoice, StepReport, TrainError, TrainOptions, run_job, train};
+use kintsugi_engine::{Job, MemoryChoice, StepReport, TrainError, TrainOptions, run_job, train};
 use kintsugi_plan::{Plan, Unit, config};
 use kintsugi_rank::{Source, assemble};
 use kintsugi_tensor::ops::control;
@@ -31,15 +31,15 @@ fn options() -> TrainOptions {
 
 fn reports(plan: &Plan) -> Vec<StepReport> {
     let mut reports = Vec::new();
-    train(plan, &options(), |Event::Step(report)| reports.push(report)).expect("it trains");
+    train(plan, &options(), |report| reports.push(report)).expect("it trains");
     reports
 }
 
 struct Ones(Vec<u32>);
 
 impl Source for Ones {
-    fn batch(&mut self, _micro: usize) -> (&[u32], &[u32]) {
-        (&self.0, &self.0)
+    fn batch(&mut self, _micro: usize) -> Option<(&[u32], &[u32])> {
+        Some((&self.0, &self.0))
     }
 }
 
@@ -95,12 +95,19 @@ fn an_overflow_on_one_rank_skips_the_step_on_all_and_moves_every_scale_alike() {
 
 #[test]
 fn weights_that_are_not_finite_stop_the_run_and_are_named() {
-    let plan = plan(&["optimizer.lr=1e30", "optimizer.min_lr=0", "optimizer.clip=0", "run.max_skipped=3"]);
+    let plan = plan(&[
+        "precision.compute=fp16",
+        "optimizer.lr=1e6",
+        "optimizer.min_lr=0",
+        "optimizer.clip=0",
+        "run.max_skipped=3",
+    ]);
     let error = train(&plan, &options(), |_| {}).expect_err("nothing finite comes of this");
-    let TrainError::NotFinite { steps: 3, step, rank: _, what: "weights" | "gradient", .. } = error else {
+    let TrainError::NotFinite { steps: 3, step, first: Some((rank, bad)) } = error else {
         panic!("{error}");
     };
-    assert!((4..=6).contains(&step), "{error}");
+    // The first update is larger than fp16's largest number, so every weight is infinite from then on.
+    assert_eq!((step, rank, bad.what, bad.unit), (4, 0, "weights", Unit::Table), "{error}");
 }
 
 #[test]
@@ -148,15 +155,17 @@ fn a_rank_that_panics_takes_the_job_down_with_its_number_and_op() {
 
 #[test]
 fn a_request_to_stop_ends_every_rank_after_the_same_step() {
-    let plan = plan(&["run.steps=1000", "run.eval_every=0"]);
-    let options = options();
-    let mut steps = 0;
-    let outcome = train(&plan, &options, |Event::Step(report)| {
-        steps = report.step;
-        if report.step == 3 {
-            options.stop.store(true, Ordering::Relaxed);
-        }
-    })
-    .expect("stopping is not an error");
-    assert!(outcome.stopped && outcome.steps == steps && (4..1000).contains(&steps), "{steps} steps");
+    for evaluation in ["run.eval_every=0", "run.eval_every=1"] {
+        let plan = plan(&["run.steps=1000", evaluation]);
+        let options = options();
+        let mut steps = 0;
+        let outcome = train(&plan, &options, |report| {
+            steps = report.step;
+            if report.step == 3 {
+                options.stop.store(true, Ordering::Relaxed);
+            }
+        })
+        .expect("stopping is not an error");
+        assert!(outcome.stopped && outcome.steps == steps && (4..1000).contains(&steps), "{steps} steps");
+    }
 }

@@ -70,12 +70,13 @@ fn sequential(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Bu
     let (partial, attention) = attention::forward(ctx, normed.view(), w, true);
     let attention_norm = NormSaved { statistics: attention_statistics, out: kept(ctx, normed) };
     let partial = partial.expect("the output was asked for");
-    let middle = add_to_stream(ctx, x.view(), partial, &[w.find(Slot::AttentionOutBias)]);
+    let middle = add_to_stream(ctx, x.view(), partial, [w.find(Slot::AttentionOutBias), None]);
 
     let (normed, mlp_statistics) = norm(ctx, middle.view(), mlp_norm(w));
     let (partial, mlp) = mlp::forward(ctx, normed.view(), w, output);
     let mlp_norm = NormSaved { statistics: mlp_statistics, out: kept(ctx, normed) };
-    let y = partial.map(|partial| add_to_stream(ctx, middle.view(), partial, &[w.find(Slot::MlpOutBias)]));
+    let y =
+        partial.map(|partial| add_to_stream(ctx, middle.view(), partial, [w.find(Slot::MlpOutBias), None]));
     (y, Saved { x, middle: Some(middle), attention_norm, attention, mlp_norm, mlp })
 }
 
@@ -91,7 +92,7 @@ fn parallel(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buff
     let y = attention_partial.zip(mlp_partial).map(|(partial, other)| {
         ctx.backend.add(other.view(), partial.view());
         drop(other);
-        add_to_stream(ctx, x.view(), partial, &[w.find(Slot::AttentionOutBias), w.find(Slot::MlpOutBias)])
+        add_to_stream(ctx, x.view(), partial, [w.find(Slot::AttentionOutBias), w.find(Slot::MlpOutBias)])
     });
     (y, Saved { x, middle: None, attention_norm, attention, mlp_norm, mlp })
 }
@@ -185,12 +186,16 @@ fn normed_again(
 }
 
 /// Sums a branch over tp and adds it, and its biases, to the stream.
-fn add_to_stream(ctx: &Context, stream: View, partial: Buffer, biases: &[Option<View>]) -> Buffer {
-    let biases: Vec<View> = biases.iter().flatten().copied().collect();
+fn add_to_stream(ctx: &Context, stream: View, partial: Buffer, biases: [Option<View>; 2]) -> Buffer {
+    let biases: &[View] = match &biases {
+        [Some(first), Some(second)] => &[*first, *second],
+        [Some(one), None] => &[*one],
+        _ => &[],
+    };
     let (rows, width) = (ctx.shape.own_rows, ctx.shape.hidden);
     let reduced = ctx.reduced(partial);
     ctx.trimmed(reduced, |branch, out| {
-        ctx.backend.residual(Residual { x: branch, addends: &[stream], biases: &biases, out, rows, width });
+        ctx.backend.residual(Residual { x: branch, addends: &[stream], biases, out, rows, width });
     })
 }
 

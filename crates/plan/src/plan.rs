@@ -264,6 +264,12 @@ impl Plan {
         self.batch.global / (self.batch.micro * self.mesh.dp)
     }
 
+    /// Micro-batches after which the steady part of the schedule does the same again.
+    pub fn period(&self) -> usize {
+        // Interleaving deals them out in groups of pp.
+        if self.pipeline.schedule == ScheduleKind::Interleaved { self.mesh.pp } else { 1 }
+    }
+
     /// The same plan with another number of micro-batches per replica and step.
     #[must_use]
     pub fn with_micro_batches(&self, micro_batches: usize) -> Plan {

@@ -1,6 +1,6 @@
 //! Configurations that are right: what they resolve to, and that a plan written out resolves to itself.
 
-use kintsugi_plan::config::resolve;
+use kintsugi_plan::config::{resolve, resolve_without};
 use kintsugi_plan::{Mesh, Plan, ScheduleKind, Unit, When};
 use kintsugi_spec::presets;
 
@@ -43,6 +43,23 @@ fn later_layers_win() {
     assert_eq!((plan.batch.sequence, plan.model.positions), (512, 512));
     let other = preset("gpt2-124m", &["model.preset=llama2-7b"]);
     assert_eq!(other.model.layers, 32);
+}
+
+#[test]
+fn a_table_that_is_dropped_leaves_nothing_behind() {
+    let text = "[model]\npreset = \"demo\"\nlayers = 6\n[batch]\nglobal = 8\n\
+                [parallel]\npp = 2\nlayers_per_stage = [1, 5]\n\
+                [sharding]\nweights = \"cluster\"\ngradients = \"cluster\"\nstates = \"cluster\"\nreduce = \"micro-batch\"\n";
+    let strings = |sets: &[&str]| sets.iter().map(|&set| set.to_owned()).collect::<Vec<_>>();
+    let sets = strings(&["parallel.prefetch=3", "model.layers=7", "parallel.layers_per_stage=[1, 6]"]);
+    let over = strings(&["parallel.pp=3", "parallel.dp=2", "sharding.zero=1"]);
+    let plan = resolve_without(&["parallel", "sharding"], Some(text), "test.toml", &sets, &over).unwrap();
+    assert_eq!((plan.mesh, &plan.pipeline.layers[..]), (Mesh { pp: 3, dp: 2, tp: 1 }, &[3, 2, 2][..]));
+    assert_eq!((plan.sharding.weights, plan.sharding.gradients, plan.sharding.states), (1, 1, 2));
+    assert_eq!((plan.pipeline.prefetch, plan.sharding.reduce, plan.batch.global), (1, When::Step, 8));
+    // What is dropped is still read: a key that does not exist stays a mistake.
+    let misspelt = strings(&["parallel.tpp=2"]);
+    assert!(resolve_without(&["parallel"], Some(text), "test.toml", &misspelt, &[]).is_err());
 }
 
 #[test]

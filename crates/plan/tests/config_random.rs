@@ -34,12 +34,14 @@ const KEYS: &[(&str, &[&str])] = &[
     ("sharding.reduce", &["micro-batch", "step"]),
     ("memory.recompute", &["none", "selective", "full"]),
     ("precision.loss_scale", &["dynamic", "1024", "inf", "-1"]),
-    ("optimizer.lr", &["1", "0", "inf", "nan"]),
+    ("optimizer.lr", &["1", "0", "inf", "nan", "1e-30"]),
+    ("optimizer.eps", &["1", "1e-30", "1e-40"]),
     ("cluster.preset", &["local", "frontier", "h200"]),
     ("cluster.nodes", &NUMBERS),
     ("cluster.per_node", &NUMBERS),
     ("cluster.per_package", &NUMBERS),
     ("run.steps", &NUMBERS),
+    ("run.max_skipped", &NUMBERS),
 ];
 
 const NUMBERS: [&str; 13] =

@@ -11,17 +11,19 @@ use crate::rank::{LOSS, Rank, Source};
 
 impl Rank {
     pub(crate) fn load(&mut self, micro: usize, source: &mut dyn Source) {
-        let (tokens, targets) = source.batch(micro);
-        let upload = |ids: &[u32]| {
-            let buffer = self.backend.allocate(ids.len(), DType::U32, Category::Activations);
-            self.backend.upload_tokens(ids, buffer.view());
+        let batch = source.batch(micro);
+        let upload = |ids: Option<&[u32]>| {
+            let buffer = self.backend.allocate(self.shape.rows, DType::U32, Category::Activations);
+            if let Some(ids) = ids {
+                self.backend.upload_tokens(ids, buffer.view());
+            }
             buffer
         };
         if self.at.pp == 0 {
-            self.flow.tokens.insert(micro, upload(tokens));
+            self.flow.tokens.insert(micro, upload(batch.map(|(tokens, _)| tokens)));
         }
         if self.at.pp + 1 == self.plan.mesh.pp {
-            self.flow.targets.insert(micro, upload(targets));
+            self.flow.targets.insert(micro, upload(batch.map(|(_, targets)| targets)));
         }
     }
 
@@ -134,7 +136,7 @@ impl Rank {
             (Block::Embedding, Deferred::Embedding(dx)) => {
                 let tokens = self.flow.tokens.remove(&micro).expect("tokens stay until here");
                 let table = self.unit(Unit::Table).gradients();
-                let positions = self.has_positions().then(|| self.unit(Unit::Positions).gradients());
+                let positions = self.has_positions.then(|| self.unit(Unit::Positions).gradients());
                 embedding::backward(&self.context(), &dx, tokens.view(), &table, positions.as_ref());
             }
             (Block::Layer(i), Deferred::Layer(deferred)) => {
@@ -148,20 +150,15 @@ impl Rank {
     }
 
     fn make_gradients(&mut self, block: Block) {
-        for unit in self.plan.block_units(block) {
-            let i = self.unit_index(unit);
+        for &i in &self.written_by[&block] {
             self.units[i].make_gradient(&*self.backend);
         }
     }
 
     fn embed(&self, micro: usize) -> Buffer {
         let table = self.unit(Unit::Table).weights();
-        let positions = self.has_positions().then(|| self.unit(Unit::Positions).weights());
+        let positions = self.has_positions.then(|| self.unit(Unit::Positions).weights());
         embedding::forward(&self.context(), self.flow.tokens[&micro].view(), &table, positions.as_ref())
-    }
-
-    fn has_positions(&self) -> bool {
-        self.plan.block_units(Block::Embedding).contains(&Unit::Positions)
     }
 
     fn head_weights(&self) -> head::HeadWeights<'_> {

@@ -1,32 +1,15 @@
 //! Initial weights from a counter-based generator: an element's value depends on the seed, its parameter and its
 //! index in the whole parameter, never on the layout.
 
-use std::ops::Range;
+use kintsugi_plan::parameters::{Initial, Parameter};
 
-use kintsugi_plan::parameters::{Initial, Parameter, UnitLayout};
-
-/// The initial values of elements `range` of a unit's flat buffer on tensor-parallel part `part` of `tp`.
-pub(crate) fn values(
-    layout: &UnitLayout,
-    range: Range<usize>,
-    seed: u64,
-    tp: usize,
-    part: usize,
-) -> Vec<f32> {
-    let mut values = vec![0.0; range.len()];
-    for placed in &layout.placed {
-        let start = placed.range.start.max(range.start);
-        let end = placed.range.end.min(range.end);
-        let key = mix(seed ^ name_hash(&placed.parameter.name()));
-        for flat in start..end {
-            let index = placed.parameter.global_index(tp, part, flat - placed.range.start);
-            values[flat - range.start] = element(&placed.parameter, key, index);
-        }
-    }
-    values
+/// What the values of a parameter are drawn with.
+pub(crate) fn key(parameter: &Parameter, seed: u64) -> u64 {
+    mix(seed ^ name_hash(&parameter.name()))
 }
 
-fn element(parameter: &Parameter, key: u64, index: usize) -> f32 {
+/// The initial value of element `index` of a whole parameter.
+pub(crate) fn value(parameter: &Parameter, key: u64, index: usize) -> f32 {
     match parameter.initial {
         Initial::Zeros => 0.0,
         Initial::Ones => 1.0,

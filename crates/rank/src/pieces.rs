@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use kintsugi_plan::parameters::UnitLayout;
 use kintsugi_plan::{Plan, Unit};
 use kintsugi_tensor::View;
 
@@ -64,24 +63,4 @@ pub fn assemble(plan: &Plan, pieces: &[Piece]) -> Whole {
         }
     }
     whole
-}
-
-/// Elements `range` of a unit's flat buffer on tensor-parallel part `part` of `tp`, from whole parameters.
-pub(crate) fn values(
-    layout: &UnitLayout,
-    range: Range<usize>,
-    whole: &Whole,
-    tp: usize,
-    part: usize,
-) -> Vec<f32> {
-    let mut values = vec![0.0; range.len()];
-    for placed in &layout.placed {
-        let parameter = &placed.parameter;
-        let from = &whole[&parameter.name()];
-        for flat in placed.range.start.max(range.start)..placed.range.end.min(range.end) {
-            let index = parameter.global_index(tp, part, flat - placed.range.start);
-            values[flat - range.start] = from.get(index).copied().unwrap_or(0.0);
-        }
-    }
-    values
 }

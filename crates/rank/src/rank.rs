@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kintsugi_comm::Pending;
 use kintsugi_model::{Context, Shape};
-use kintsugi_plan::{Coordinate, LossScale, Op, Over, Plan, Program, Unit};
+use kintsugi_plan::{Block, Coordinate, LossScale, Op, Over, Plan, Program, Unit};
 use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
@@ -16,8 +16,8 @@ use crate::{Groups, Piece, Whole};
 
 /// Where a rank's tokens come from.
 pub trait Source {
-    /// The inputs and the targets of a micro-batch of the running step, `[rows]` each.
-    fn batch(&mut self, micro: usize) -> (&[u32], &[u32]);
+    /// The inputs and the targets of a micro-batch of the running step, `[rows]` each; `None` on paper.
+    fn batch(&mut self, micro: usize) -> Option<(&[u32], &[u32])>;
 }
 
 /// A part of a rank that is not finite.
@@ -38,6 +38,9 @@ pub struct Rank {
     pub(crate) groups: Groups,
     pub(crate) units: Vec<UnitState>,
     index: HashMap<Unit, usize>,
+    /// The indices of the units that each block writes.
+    pub(crate) written_by: HashMap<Block, Vec<usize>>,
+    pub(crate) has_positions: bool,
     /// The units whose gradients this rank counts in the global norm.
     pub(crate) answers_for: Vec<Unit>,
     pub(crate) flow: Flow,
@@ -64,17 +67,6 @@ impl Rank {
     /// Takes the memory of everything that stays: weights, states, gradients that are not sharded.
     pub fn new(plan: Arc<Plan>, at: Coordinate, backend: Rc<dyn Backend>, groups: Groups) -> Self {
         let shape = Shape::new(&plan, at.tp);
-        Self::with_shape(plan, at, backend, groups, shape)
-    }
-
-    /// Like [`Rank::new`], with a shape that differs from the plan's: f64 for finite differences.
-    pub fn with_shape(
-        plan: Arc<Plan>,
-        at: Coordinate,
-        backend: Rc<dyn Backend>,
-        groups: Groups,
-        shape: Shape,
-    ) -> Self {
         let types = Types::new(&plan, shape.compute);
         let names = plan.stage_units(at.pp);
         let units: Vec<UnitState> =
@@ -92,9 +84,13 @@ impl Rank {
             _ => 1.0,
         };
         backend.fill(initial_scale, control.slice(control::LOSS_SCALE..control::LOSS_SCALE + 1));
+        let index: HashMap<Unit, usize> = names.into_iter().enumerate().map(|(i, unit)| (unit, i)).collect();
+        let units_of = |block| plan.block_units(block).into_iter().map(|unit| index[&unit]).collect();
         Rank {
             answers_for: plan.answers_for(at.pp),
-            index: names.into_iter().enumerate().map(|(i, unit)| (unit, i)).collect(),
+            written_by: plan.stage_blocks(at.pp).into_iter().map(|block| (block, units_of(block))).collect(),
+            has_positions: index.contains_key(&Unit::Positions),
+            index,
             plan,
             at,
             shape,
@@ -160,6 +156,7 @@ impl Rank {
             }
             Op::Release { unit } => self.unit_with(unit).0.release(),
             Op::ReduceStart { unit, over } => {
+                self.unit(unit).clear_unwritten(&*self.backend);
                 self.check_health(unit, over);
                 let (unit, _, groups) = self.unit_with(unit);
                 unit.reduce_start(over, groups.over(over));
@@ -229,11 +226,6 @@ impl Rank {
     /// This rank's part of the weights, as the host sees it.
     pub fn weights(&self) -> Vec<Piece> {
         self.pieces(UnitState::resident_weights)
-    }
-
-    /// The device.
-    pub fn backend(&self) -> &dyn Backend {
-        &*self.backend
     }
 
     pub(crate) fn context(&self) -> Context<'_> {

@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use kintsugi_comm::{Collective, Communicator, Pending};
 use kintsugi_model::{Gradients, Weights};
-use kintsugi_plan::parameters::UnitLayout;
+use kintsugi_plan::parameters::{Parameter, UnitLayout};
 use kintsugi_plan::{Coordinate, GradientType, Over, Plan, Unit};
 use kintsugi_tensor::ops::Segment;
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
-use crate::{Whole, initial, pieces};
+use crate::{Whole, initial};
 
 /// The element types of a rank's parameters.
 #[derive(Clone, Copy, Debug)]
@@ -111,21 +111,42 @@ impl UnitState {
 
     /// Sets weights and master to their initial values.
     pub fn initialise(&self, backend: &dyn Backend, seed: u64, tp: usize, part: usize) {
-        self.fill(backend, |flat| initial::values(&self.layout, flat, seed, tp, part));
+        self.fill(backend, tp, part, |parameter| {
+            let key = initial::key(parameter, seed);
+            move |index| initial::value(parameter, key, index)
+        });
     }
 
     /// Sets weights and master from whole parameters, by name; the padding of the vocabulary is zero.
     pub fn load(&self, backend: &dyn Backend, whole: &Whole, tp: usize, part: usize) {
-        self.fill(backend, |flat| pieces::values(&self.layout, flat, whole, tp, part));
+        self.fill(backend, tp, part, |parameter| {
+            let values = &whole[&parameter.name()];
+            move |index| values.get(index).copied().unwrap_or(0.0)
+        });
     }
 
-    fn fill(&self, backend: &dyn Backend, values: impl Fn(Range<usize>) -> Vec<f32>) {
+    /// Sets weights and master: `value` gives, for a parameter, the elements of the whole of it.
+    fn fill<'a, F: Fn(usize) -> f32>(
+        &'a self,
+        backend: &dyn Backend,
+        tp: usize,
+        part: usize,
+        value: impl Fn(&'a Parameter) -> F,
+    ) {
         // A bounded piece at a time: a large unit's values would otherwise be twice in memory.
         const PIECE: usize = 1 << 20;
         let fill = |range: &Range<usize>, buffer: &Buffer| {
-            for start in (0..range.len()).step_by(PIECE) {
-                let end = (start + PIECE).min(range.len());
-                backend.upload(&values(range.start + start..range.start + end), buffer.slice(start..end));
+            for start in range.clone().step_by(PIECE) {
+                let piece = start..(start + PIECE).min(range.end);
+                let mut values = vec![0.0; piece.len()];
+                for placed in &self.layout.placed {
+                    let value = value(&placed.parameter);
+                    for flat in placed.range.start.max(piece.start)..placed.range.end.min(piece.end) {
+                        let index = placed.parameter.global_index(tp, part, flat - placed.range.start);
+                        values[flat - piece.start] = value(index);
+                    }
+                }
+                backend.upload(&values, buffer.slice(piece.start - range.start..piece.end - range.start));
             }
         };
         fill(&self.resident, &self.weights);
@@ -194,6 +215,18 @@ impl UnitState {
             Over::Tied => (Collective::AllReduce, self.owned.clone()),
         };
         start(&mut self.reducing, group, collective, gradient, range);
+    }
+
+    /// Clears what nobody has written since the gradient was fresh: where the backward is split, the weight part of
+    /// one micro-batch may be reduced before the input part of the next writes the norms' gradients.
+    pub fn clear_unwritten(&self, backend: &dyn Backend) {
+        let Some(gradient) = &self.gradient else { return };
+        for (i, placed) in self.layout.placed.iter().enumerate() {
+            if self.written.get() & 1 << i == 0 {
+                backend.fill(0.0, gradient.slice(placed.range.clone()));
+            }
+        }
+        self.written.set(u32::MAX);
     }
 
     pub fn reduce_wait(&mut self, backend: &dyn Backend, over: Over, group: &dyn Communicator) {

@@ -80,13 +80,8 @@ struct Stage {
     transfers: Counts,
 }
 
-/// Micro-batches after which the steady part of a schedule does the same again.
-fn period(plan: &Plan) -> usize {
-    if plan.pipeline.schedule == ScheduleKind::Interleaved { plan.mesh.pp } else { 1 }
-}
-
 fn short_play(plan: &Plan, stage: usize, device: Device) -> Stage {
-    let (micro_batches, period) = (plan.micro_batches(), period(plan));
+    let (micro_batches, period) = (plan.micro_batches(), plan.period());
     let in_flight = match plan.pipeline.schedule {
         // There is no steady part: every micro-batch is kept to the end.
         ScheduleKind::GPipe => micro_batches,
@@ -119,33 +114,32 @@ fn play_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>)
     let groups = paper_groups(plan, at, &log);
     let backend: Rc<dyn Backend> = Rc::clone(&paper) as Rc<dyn Backend>;
     let mut rank = Rank::new(Arc::new(plan.clone()), at, backend, groups);
-    let mut blank = Blank(vec![0; plan.rows()]);
     let counts = || log.borrow().iter().collect::<Counts>();
     let mut moments = Vec::new();
     let first = plan.stage_blocks(stage)[0];
     let program = plan.program(stage);
     // The steady part: between the first backward and the last forward.
     let mut steady = false;
-    rank.run(&program, &mut blank, |_, op| match *op {
+    rank.run(&program, &mut Blank, |_, op| match *op {
         Op::Backward { .. } => steady = true,
-        Op::Forward { block, micro } if steady && block == first && micro % period(plan) == 0 => {
+        Op::Forward { block, micro } if steady && block == first && micro % plan.period() == 0 => {
             moments.push(counts());
         }
         _ => {}
     });
     let transfers = counts();
     if plan.run.eval_every > 0 {
-        rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut blank, |_, _| {});
+        rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut Blank, |_, _| {});
     }
     let memory = paper.memory();
     (Stage { memory: RankMemory::new(memory.peak(), memory.reserved()), transfers }, moments)
 }
 
 /// Micro-batches with nothing in them.
-struct Blank(Vec<u32>);
+struct Blank;
 
 impl Source for Blank {
-    fn batch(&mut self, _micro: usize) -> (&[u32], &[u32]) {
-        (&self.0, &self.0)
+    fn batch(&mut self, _micro: usize) -> Option<(&[u32], &[u32])> {
+        None
     }
 }

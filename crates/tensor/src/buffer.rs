@@ -112,12 +112,6 @@ impl<'a> View<'a> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
         View { buffer: self.buffer, start: self.start + range.start, len: range.end - range.start }
     }
-
-    /// Whether the two share any byte.
-    pub fn overlaps(&self, other: &View) -> bool {
-        let (a, b) = (self.address(), other.address());
-        self.place() == other.place() && a < b + other.bytes() as u64 && b < a + self.bytes() as u64
-    }
 }
 
 impl<'a> From<&'a Buffer> for View<'a> {

@@ -95,11 +95,6 @@ impl Ledger {
         self.live.subtract(category, bytes);
     }
 
-    /// What is live now.
-    pub fn live(&self) -> Usage {
-        self.live
-    }
-
     /// What was live at the moment of the highest total.
     pub fn peak(&self) -> Usage {
         self.peak

@@ -4,12 +4,15 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_engine::StepReport;
+use kintsugi_plan::{Compute, Plan};
 use kintsugi_spec::units;
 
 /// Shows how a run goes.
 pub struct Progress {
     steps: u64,
     floor: Option<f64>,
+    /// Whether the loss is scaled: in fp16 alone.
+    scaled: bool,
     /// `None` where stderr is no terminal.
     bar: Option<ProgressBar>,
 }
@@ -18,13 +21,14 @@ pub struct Progress {
 const LINES: u64 = 10;
 
 impl Progress {
-    /// The progress of a run of so many steps towards a loss, where that is known.
-    pub fn new(steps: u64, floor: Option<f64>) -> Self {
+    /// The progress of a plan's run towards a loss, where that is known.
+    pub fn new(plan: &Plan, floor: Option<f64>) -> Self {
+        let steps = plan.run.steps;
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
             .expect("the template is valid")
             .progress_chars("━╸ ");
         let bar = std::io::stderr().is_terminal().then(|| ProgressBar::new(steps).with_style(style));
-        Progress { steps, floor, bar }
+        Progress { steps, floor, scaled: plan.precision.compute == Compute::Fp16, bar }
     }
 
     /// A step has ended.
@@ -32,12 +36,11 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.set_message(self.state(report));
             bar.set_position(report.step);
-        } else if self.is_due(report.step) {
-            self.line(report.step, &self.state(report));
         }
         if report.skipped {
-            let scale = report.loss_scale;
-            self.line(report.step, &format!("skipped: a gradient is not finite (loss scale {scale})"));
+            self.line(report.step, &self.skipped(report));
+        } else if self.bar.is_none() && self.is_due(report.step) {
+            self.line(report.step, &self.state(report));
         }
         if let Some(loss) = report.validation_loss {
             self.line(report.step, &format!("validation loss {loss:.4}"));
@@ -60,6 +63,12 @@ impl Progress {
     fn state(&self, report: &StepReport) -> String {
         let floor = self.floor.map(|floor| format!(" (floor {floor:.4})")).unwrap_or_default();
         format!("loss {:.4}{floor}  {} tokens/s", report.loss, units::count(report.tokens_per_s.round()))
+    }
+
+    fn skipped(&self, report: &StepReport) -> String {
+        let scale =
+            if self.scaled { format!("; loss scale now {}", report.loss_scale) } else { String::new() };
+        format!("skipped: the loss or a gradient is not finite, so no weight was changed{scale}")
     }
 
     fn line(&self, step: u64, text: &str) {

@@ -1,4 +1,4 @@
-//! The files of a run: a line of metrics per step as it goes, and a summary at the end.
+//! The files of a run: its configuration, a line of metrics per step as it goes, and a summary at the end.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -36,10 +36,19 @@ pub struct Summary<'a> {
     measured: &'a Figures,
 }
 
+/// Makes the run's folder.
+pub fn create_folder(out: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(out).map_err(|error| Failure::file("create", out, &error))
+}
+
+/// The whole configuration of a run, which repeats it.
+pub fn config_path(out: &Path) -> PathBuf {
+    out.join("config.toml")
+}
+
 impl Metrics {
-    /// Starts a run's record in a folder. An older run's summary goes: it does not belong to the new metrics.
+    /// Starts a run's metrics in its folder. An older run's summary goes: it does not belong to them.
     pub fn create(out: &Path) -> Result<Self, Failure> {
-        fs::create_dir_all(out).map_err(|error| Failure::file("create", out, &error))?;
         let summary = summary_path(out);
         match fs::remove_file(&summary) {
             Err(error) if error.kind() != ErrorKind::NotFound => {

@@ -1,6 +1,6 @@
 //! What came out of each layout, as rows for people and an answer for scripts.
 
-use kintsugi_engine::verify::{Bounds, Difference};
+use kintsugi_engine::verify::{Bounds, Difference, worse};
 use kintsugi_plan::{Compute, Plan};
 use serde::Serialize;
 
@@ -165,8 +165,6 @@ impl Tally {
 
 impl Worst {
     fn with(self, difference: &Difference) -> Self {
-        // A NaN stays: it is worse than any number.
-        let worse = |a: f64, b: f64| if a.is_nan() || b <= a { a } else { b };
         Worst {
             loss: worse(self.loss, difference.loss),
             norm: worse(self.norm, difference.norm),

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::support::{folder, kintsugi, tiny};
+use crate::support::{folder, kintsugi, limited, tiny};
 
 /// What is said about a mistake.
 fn refused(name: &str, arguments: &[&str]) -> String {
@@ -61,7 +61,43 @@ fn a_trace_that_cannot_be_written_is_refused_before_the_run() {
 }
 
 #[test]
+fn a_trace_that_is_a_folder_is_refused_before_the_run() {
+    for command in ["train", "plan"] {
+        let folder = folder(&format!("trace-folder-{command}"));
+        fs::create_dir(folder.join("traces")).unwrap();
+        let output = tiny(&folder, &[command, "--trace", "traces"], &[]);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "error: cannot write traces: it is a folder\n");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        assert!(!folder.join("out/metrics.jsonl").exists());
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_is_refused_before_anything_is_said() {
+    let folder = folder("out-is-a-file");
+    fs::write(folder.join("out"), "").unwrap();
+    let output = tiny(&folder, &["train"], &[]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("error: cannot create out: "), "{said}");
+}
+
+#[test]
+fn a_run_that_does_not_fit_into_the_limits_of_its_process_is_refused() {
+    let folder = folder("limited");
+    let output = limited(&folder, &["train", "--set", "model.hidden=2048", "--set", "model.layers=8"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains(" and all 8 ranks together must fit into "), "{said}");
+    assert!(said.ends_with("(left of this process's address space, ulimit -v)\n"), "{said}");
+}
+
+#[test]
 fn arguments_that_do_not_exist() {
     assert!(refused("no-command", &["trian"]).starts_with("error: "));
     assert!(refused("no-fault", &["verify", "--inject", "gremlin"]).contains("missing-average"));
+    let steps = refused("too-many-steps", &["verify", "--steps", "99999999"]);
+    assert_eq!(steps, "error: run.steps = 99999999 must be at most 16777216\n");
 }

@@ -39,6 +39,15 @@ pub fn kintsugi(folder: &Path, arguments: &[&str]) -> Output {
     command(folder, arguments).output().unwrap()
 }
 
+/// Runs the binary to its end in two GiB of address space.
+pub fn limited(folder: &Path, arguments: &[&str]) -> Output {
+    let binary = command(folder, arguments);
+    let script = "ulimit -v 2097152 && exec \"$@\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, "sh"]).arg(binary.get_program()).args(binary.get_args());
+    shell.current_dir(folder).output().unwrap()
+}
+
 /// Runs the binary on the tiny model, with more settings.
 pub fn tiny(folder: &Path, arguments: &[&str], settings: &[&str]) -> Output {
     let settings = TINY.iter().chain(settings).flat_map(|setting| ["--set", setting]);

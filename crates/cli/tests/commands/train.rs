@@ -6,9 +6,10 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
+use kintsugi_plan::config::resolve;
 use serde_json::Value;
 
-use crate::support::{TINY, command, folder, json_lines, keys, stdout, tiny};
+use crate::support::{TINY, command, folder, json_lines, keys, kintsugi, stdout, tiny};
 
 fn summary(folder: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(folder.join("out/summary.json")).unwrap()).unwrap()
@@ -59,7 +60,52 @@ fn a_run_leaves_metrics_and_a_summary() {
     assert_eq!(summary["loss_first"], metrics[0]["loss"]);
     assert_eq!(summary["loss_last"], metrics[3]["loss"]);
     assert_eq!(summary["validation_loss"], metrics[3]["validation_loss"]);
-    assert_eq!(fs::read_dir(folder.join("out")).unwrap().count(), 2, "nothing half-written is left");
+    assert_eq!(fs::read_dir(folder.join("out")).unwrap().count(), 3, "nothing half-written is left");
+}
+
+#[test]
+fn the_configuration_that_is_left_repeats_the_run() {
+    let folder = folder("train-config");
+    let more = ["parallel.schedule=interleaved", "model.layers=4", "sharding.zero=3", "run.seed=9"];
+    let said = stdout(&tiny(&folder, &["train"], &more));
+    assert!(said.contains("out/config.toml"), "{said}");
+    let sets: Vec<String> = TINY.iter().chain(&more).map(ToString::to_string).collect();
+    let left = folder.join("out/config.toml");
+    let text = fs::read_to_string(&left).unwrap();
+    assert_eq!(resolve(Some(&text), "config.toml", &[]), resolve(None, "", &sets));
+    let before = losses(&folder);
+    stdout(&kintsugi(&folder, &["train", "out/config.toml"]));
+    assert_eq!(losses(&folder), before);
+    assert_eq!(fs::read_to_string(&left).unwrap(), text);
+}
+
+#[test]
+fn the_given_configuration_is_never_replaced() {
+    let folder = folder("train-own-config");
+    let left = folder.join("out/config.toml");
+    fs::create_dir(folder.join("out")).unwrap();
+    let own = "# My own.\nmodel.preset = \"demo\"\nbatch = { sequence = 16, global = 4 }\nrun.steps = 2\n";
+    fs::write(&left, own).unwrap();
+    stdout(&kintsugi(&folder, &["train", "out/config.toml"]));
+    assert_eq!(fs::read_to_string(&left).unwrap(), own);
+    let output = kintsugi(&folder, &["train", "out/config.toml", "--set", "run.steps=3"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert_eq!(fs::read_to_string(&left).unwrap(), own);
+    assert_eq!(losses(&folder).len(), 2, "the run that is there stays");
+}
+
+#[test]
+fn a_step_that_is_skipped_is_said_plainly() {
+    let folder = folder("train-skipped");
+    let settings =
+        ["precision.compute=fp16", "precision.loss_scale=1e9", "run.max_skipped=2", "run.eval_every=0"];
+    let output = tiny(&folder, &["train"], &settings);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    let skipped = "step 1/4  skipped: the loss or a gradient is not finite, so no weight was changed; \
+                   loss scale now 1000000000\n";
+    assert!(said.starts_with(skipped), "{said}");
+    assert_eq!(said.lines().count(), 3, "two steps, and the end\n{said}");
 }
 
 #[test]

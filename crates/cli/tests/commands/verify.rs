@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{folder, kintsugi};
+use crate::support::{folder, kintsugi, limited};
 
 /// Four layers, so that few layouts are skipped; the rest as small as can be.
 const SMALL: &str = "
@@ -50,6 +50,73 @@ fn layouts_agree_and_those_that_cannot_be_had_are_skipped() {
         assert!(answer[worst].as_f64().unwrap() < 1e-4, "{answer}");
         assert!(answer["bf16"][worst].is_f64() && answer["fp16"][worst].is_f64(), "{answer}");
     }
+}
+
+/// The layouts that ran with a file, and those that were skipped.
+fn ran(name: &str, file: &str, settings: &[&str]) -> (Vec<Value>, Value) {
+    let folder = folder(name);
+    fs::write(folder.join("given.toml"), file).unwrap();
+    let settings = settings.iter().flat_map(|setting| ["--set", setting]);
+    let arguments: Vec<&str> =
+        ["verify", "given.toml", "--json", "--steps", "1"].into_iter().chain(settings).collect();
+    let output = kintsugi(&folder, &arguments);
+    assert_ne!(output.status.code(), Some(2), "{output:?}");
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(failed(&answer).is_empty(), "{answer}");
+    (answer["skipped"].as_array().unwrap().clone(), answer)
+}
+
+#[test]
+fn nothing_of_the_given_layout_is_left_in_the_layouts() {
+    let (plainly_skipped, plain) = ran("verify-plain", SMALL, &[]);
+    assert!(plainly_skipped.is_empty(), "{plain}");
+    let own = "
+[parallel]
+pp = 2
+dp = 2
+layers_per_stage = [1, 3]
+sequence_parallel = true
+[sharding]
+weights = \"cluster\"
+gradients = \"cluster\"
+states = \"cluster\"
+reduce = \"micro-batch\"
+[memory]
+recompute = \"full\"
+attention = \"plain\"
+";
+    let (_, answer) = ran("verify-own-layout", &format!("{SMALL}{own}"), &[]);
+    assert_eq!(answer, plain, "the layouts are the same, so the differences are, bit for bit");
+    let settings = ["parallel.pp=2", "parallel.dp=2", "parallel.layers_per_stage=[1,3]", "sharding.zero=2"];
+    assert_eq!(ran("verify-set-layout", SMALL, &settings).1, plain);
+}
+
+#[test]
+fn a_batch_that_is_not_given_is_that_of_the_given_layout() {
+    let small = SMALL.replace("global = 8\n", "");
+    let (skipped, answer) = ran("verify-batch", &small, &["parallel.dp=8"]);
+    assert!(skipped.is_empty(), "{answer}");
+}
+
+#[test]
+fn settings_that_the_quick_demo_cannot_have_are_used_as_they_are() {
+    let folder = folder("verify-settings");
+    // batch.global = 8 would be no multiple of this, and the demo's own 32 is.
+    let settings = ["--set", "batch.micro=16", "--set", "model.hidden=16", "--set", "batch.sequence=8"];
+    let output = kintsugi(&folder, &[&["verify", "--steps", "1"], &settings[..]].concat());
+    assert_ne!(output.status.code(), Some(2), "{output:?}");
+}
+
+#[test]
+fn what_this_machine_cannot_hold_is_refused_before_anything_runs() {
+    let folder = folder("verify-misfit");
+    let arguments = ["verify", "--set", "model.hidden=2048", "--set", "model.layers=8"];
+    let output = limited(&folder, &arguments);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("error: the layout \"") && said.contains(" for what is compared, "), "{said}");
+    assert!(said.ends_with("left of this process's address space, ulimit -v)\n"), "{said}");
 }
 
 #[test]

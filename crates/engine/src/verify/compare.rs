@@ -136,6 +136,6 @@ fn squares(a: &[f32], b: &[f32]) -> (f64, f64) {
 }
 
 /// The larger of two, where NaN is larger than anything.
-fn worse(a: f64, b: f64) -> f64 {
+pub fn worse(a: f64, b: f64) -> f64 {
     if a.is_nan() || b <= a { a } else { b }
 }

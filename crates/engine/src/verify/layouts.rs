@@ -23,7 +23,7 @@ impl fmt::Display for Layout {
 struct Short(&'static str, [usize; 3], usize, &'static str);
 
 /// What every layout is checked with, for the family of the given model.
-const COMMON: [Short; 30] = [
+const COMMON: [Short; 33] = [
     Short("dp 2", [1, 1, 2], 0, ""),
     Short("dp 4, ZeRO-1", [1, 1, 4], 1, ""),
     Short("dp 2, ZeRO-2", [1, 1, 2], 2, ""),
@@ -76,6 +76,19 @@ const COMMON: [Short; 30] = [
         "parallel.schedule=zero-bubble parallel.sequence_parallel=true",
     ),
     Short("pp 4, dp 2, ZeRO-1, zero-bubble", [1, 4, 2], 1, "parallel.schedule=zero-bubble"),
+    Short("pp 3, dp 2, ZeRO-2, zero-bubble", [1, 3, 2], 2, "parallel.schedule=zero-bubble"),
+    Short(
+        "pp 4, dp 2, ZeRO-3, zero-bubble, full, no overlap",
+        [1, 4, 2],
+        3,
+        "parallel.schedule=zero-bubble memory.recompute=full parallel.overlap=false",
+    ),
+    Short(
+        "pp 2, dp 2, ZeRO-3, zero-bubble, reduce once",
+        [1, 2, 2],
+        3,
+        "parallel.schedule=zero-bubble sharding.reduce=step",
+    ),
     Short("tp 4, dp 2, ZeRO-3, sequence parallel", [4, 1, 2], 3, "parallel.sequence_parallel=true"),
     Short("tp 2, dp 4, ZeRO-2, full", [2, 1, 4], 2, "memory.recompute=full"),
     Short(

@@ -8,7 +8,7 @@ mod fault;
 mod layouts;
 mod record;
 
-pub use compare::{Bounds, Difference, WeightBound, compare};
+pub use compare::{Bounds, Difference, WeightBound, compare, worse};
 pub use fault::Fault;
 pub use layouts::{Layout, layouts};
 pub use record::{Recording, record};

@@ -91,6 +91,21 @@ where
     Err(invalid(field, value, rule))
 }
 
+/// `value`, if it lies in `range`: one that `f32` can hold, as devices compute in no more.
+pub(super) fn between(field: &str, value: f64, range: RangeInclusive<f64>) -> Result<f64, ConfigError> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    let rule = format!("must be from {} to {}", short(*range.start()), short(*range.end()));
+    Err(invalid(field, short(value), rule))
+}
+
+/// A number without rows of zeros.
+pub(super) fn short(value: f64) -> String {
+    let plain = value == 0.0 || !value.is_finite() || (1e-4..1e6).contains(&value.abs());
+    if plain { value.to_string() } else { format!("{value:e}") }
+}
+
 /// `value`, if it is a finite number above 0.
 pub(super) fn positive(field: &str, value: f64) -> Result<f64, ConfigError> {
     match finite(field, value)? {

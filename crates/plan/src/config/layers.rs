@@ -22,19 +22,47 @@ pub(super) struct Layers {
 impl Layers {
     /// Reads the file and the `--set` arguments, and lays them over the presets they name.
     pub(super) fn read(text: &str, file_name: &str, sets: &[String]) -> Result<Self, ConfigError> {
-        let mut table = parse(text, file_name)?;
-        read(&table, file_name)?;
-        for set in sets {
-            let layer = parse_set(set)?;
-            read(&layer, "--set")?;
-            overlay(&mut table, layer);
-        }
+        Layers::over_presets(written(text, file_name, sets)?, file_name)
+    }
+
+    /// The same without what was written in `tables`, and with the `--set` arguments `over` laid over the rest.
+    pub(super) fn read_without(
+        tables: &[&str],
+        text: &str,
+        file_name: &str,
+        sets: &[String],
+        over: &[String],
+    ) -> Result<Self, ConfigError> {
+        let mut table = written(text, file_name, sets)?;
+        table.retain(|name, _| !tables.contains(&name));
+        overlay_sets(&mut table, over)?;
+        Layers::over_presets(table, file_name)
+    }
+
+    fn over_presets(table: Table, file_name: &str) -> Result<Self, ConfigError> {
         let given = read(&table, file_name)?;
         let mut below = preset_layer(&given)?;
         let presets = read(&below, "a preset")?;
         overlay(&mut below, table);
         Ok(Layers { merged: read(&below, file_name)?, given, presets })
     }
+}
+
+/// What the user wrote: the file under the `--set` arguments.
+fn written(text: &str, file_name: &str, sets: &[String]) -> Result<Table, ConfigError> {
+    let mut table = parse(text, file_name)?;
+    read(&table, file_name)?;
+    overlay_sets(&mut table, sets)?;
+    Ok(table)
+}
+
+fn overlay_sets(table: &mut Table, sets: &[String]) -> Result<(), ConfigError> {
+    for set in sets {
+        let layer = parse_set(set)?;
+        read(&layer, "--set")?;
+        overlay(table, layer);
+    }
+    Ok(())
 }
 
 /// What the presets that a configuration names say.

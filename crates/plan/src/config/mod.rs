@@ -30,9 +30,24 @@ const DEMO: &str = include_str!("demo.toml");
 /// The plan that a configuration means: the TOML text `file` (without one, the built-in demo), called `file_name` in
 /// messages, under the `--set` arguments `sets`, each `table.key=value`.
 pub fn resolve(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<Plan, ConfigError> {
-    let layers = read(file, file_name, sets)?;
+    plan(&read(file, file_name, sets)?)
+}
+
+/// The plan without what the configuration says in `tables`, and with `over` laid over what is left.
+pub fn resolve_without(
+    tables: &[&str],
+    file: Option<&str>,
+    file_name: &str,
+    sets: &[String],
+    over: &[String],
+) -> Result<Plan, ConfigError> {
+    let (text, name) = text_and_name(file, file_name);
+    plan(&Layers::read_without(tables, text, name, sets, over)?)
+}
+
+fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     let raw = &layers.merged;
-    let cluster = cluster::resolve(&layers)?;
+    let cluster = cluster::resolve(layers)?;
     let mesh = mesh::resolve(&raw.parallel, &cluster, layers.given.cluster.nodes)?;
     // A missing model is the first thing to say; a missing sequence is refused right after.
     let model = model::resolve(&raw.model, raw.batch.sequence.unwrap_or_default())?;
@@ -66,8 +81,12 @@ pub fn notes(
 }
 
 fn read(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<Layers, ConfigError> {
-    let (text, name) = file.map_or((DEMO, "the built-in demo"), |text| (text, file_name));
+    let (text, name) = text_and_name(file, file_name);
     Layers::read(text, name, sets)
+}
+
+fn text_and_name<'a>(file: Option<&'a str>, file_name: &'a str) -> (&'a str, &'a str) {
+    file.map_or((DEMO, "the built-in demo"), |text| (text, file_name))
 }
 
 fn batch(raw: &RawConfig, dp: usize) -> Result<Batch, Error> {
@@ -75,8 +94,9 @@ fn batch(raw: &RawConfig, dp: usize) -> Result<Batch, Error> {
         field: "batch.sequence",
         hint: "give the tokens of one sample, or a model.preset".to_owned(),
     })?;
-    let sequence = within("batch.sequence", sequence, 1..=1 << 24)?;
+    let sequence = within("batch.sequence", sequence, 1..=1 << 20)?;
     let micro = within("batch.micro", raw.batch.micro.unwrap_or(1), 1..=1 << 20)?;
+    within("batch.micro · batch.sequence", micro * sequence, 1..=1 << 26)?;
     let per_pass = micro * dp;
     let global = within("batch.global", raw.batch.global.unwrap_or(per_pass), 1..=1 << 32)?;
     if !global.is_multiple_of(per_pass) {
@@ -86,6 +106,7 @@ fn batch(raw: &RawConfig, dp: usize) -> Result<Batch, Error> {
         let rule = format!("is not a multiple of batch.micro · dp = {micro} · {dp}; use {nearest}");
         return Err(invalid("batch.global", global, rule));
     }
+    within("batch.global / (batch.micro · dp)", global / per_pass, 1..=1 << 20)?;
     Ok(Batch { sequence, micro, global })
 }
 

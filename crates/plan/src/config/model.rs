@@ -2,7 +2,7 @@
 
 use kintsugi_spec::{Activation, Family, ModelSpec};
 
-use super::error::{ConfigError, divisors, either, invalid, positive, within};
+use super::error::{ConfigError, between, divisors, either, invalid, within};
 use super::raw::RawModel;
 
 /// The vocabulary of the demo corpus.
@@ -32,8 +32,8 @@ pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, Conf
         positions: sequence,
         tied: raw.tied.unwrap_or(family == Family::Gpt),
         activation: activation(raw.activation, family)?,
-        norm_eps: positive("model.norm_eps", raw.norm_eps.unwrap_or(1e-5))?,
-        rotary_base: positive("model.rotary_base", raw.rotary_base.unwrap_or(10000.0))?,
+        norm_eps: between("model.norm_eps", raw.norm_eps.unwrap_or(1e-5), 1e-30..=1.0)?,
+        rotary_base: between("model.rotary_base", raw.rotary_base.unwrap_or(10000.0), 1.0..=1e12)?,
         rotary_fraction: rotary_fraction(raw.rotary_fraction, family)?,
     };
     check_shape(&model)?;
@@ -98,7 +98,7 @@ fn rotary_fraction(raw: Option<f64>, family: Family) -> Result<f64, ConfigError>
         let rule = "has no meaning for model.family = \"gpt\", whose positions are learned; leave it out";
         return Err(invalid("model.rotary_fraction", fraction, rule));
     }
-    within("model.rotary_fraction", fraction, 0.0..=1.0)
+    between("model.rotary_fraction", fraction, 0.0..=1.0)
 }
 
 fn check_shape(model: &ModelSpec) -> Result<(), ConfigError> {

@@ -1,12 +1,18 @@
 //! The rest of a configuration: precision, memory, optimizer, data and run.
 
-use super::error::{ConfigError, invalid, not_negative, positive, unavailable, within};
+use super::error::{ConfigError, between, invalid, short, unavailable, within};
 use super::raw::{RawData, RawMemory, RawOptimizer, RawPrecision, RawRun};
 use super::words::{Device, Scale, Transport as TransportName};
 use crate::{
     AttentionKind, Compute, Data, DeviceKind, GradientType, LossScale, MemoryOptions, Optimizer, Precision,
     RateSchedule, Recompute, Run, Transport,
 };
+
+/// Counters of steps are `f32` on the device: beyond this they stand still.
+const MOST_STEPS: u64 = 1 << 24;
+
+/// What rounds to 1 in `f32` would never forget.
+const MOST_BETA: f64 = 0.999_999_9;
 
 pub(super) fn precision(raw: &RawPrecision) -> Result<Precision, ConfigError> {
     let states = raw.states.unwrap_or(Compute::Fp32);
@@ -16,7 +22,7 @@ pub(super) fn precision(raw: &RawPrecision) -> Result<Precision, ConfigError> {
     }
     let loss_scale = match raw.loss_scale.unwrap_or(Scale::Dynamic) {
         Scale::Dynamic => LossScale::Dynamic,
-        Scale::Fixed(scale) => LossScale::Fixed(positive("precision.loss_scale", scale)?),
+        Scale::Fixed(scale) => LossScale::Fixed(between("precision.loss_scale", scale, 1e-30..=1e30)?),
     };
     Ok(Precision {
         compute: raw.compute.unwrap_or(Compute::Fp32),
@@ -34,31 +40,42 @@ pub(super) fn memory(raw: &RawMemory) -> MemoryOptions {
 }
 
 pub(super) fn optimizer(raw: &RawOptimizer) -> Result<Optimizer, ConfigError> {
-    let lr = positive("optimizer.lr", raw.lr.unwrap_or(3e-4))?;
-    let min_lr = not_negative("optimizer.min_lr", raw.min_lr.unwrap_or(lr / 10.0))?;
+    let lr = between("optimizer.lr", raw.lr.unwrap_or(3e-4), 1e-30..=1e6)?;
+    let min_lr = between("optimizer.min_lr", raw.min_lr.unwrap_or(lr / 10.0), 0.0..=1e6)?;
     if min_lr > lr {
         return Err(invalid("optimizer.min_lr", min_lr, format!("is above optimizer.lr = {lr}")));
     }
     Ok(Optimizer {
         lr,
         min_lr,
-        warmup: raw.warmup.unwrap_or(0),
+        warmup: within("optimizer.warmup", raw.warmup.unwrap_or(0), 0..=MOST_STEPS)?,
         schedule: raw.schedule.unwrap_or(RateSchedule::Cosine),
         betas: betas(raw)?,
-        eps: positive("optimizer.eps", raw.eps.unwrap_or(1e-8))?,
-        weight_decay: not_negative("optimizer.weight_decay", raw.weight_decay.unwrap_or(0.1))?,
-        clip: not_negative("optimizer.clip", raw.clip.unwrap_or(1.0))?,
+        eps: between("optimizer.eps", raw.eps.unwrap_or(1e-8), 1e-30..=1.0)?,
+        weight_decay: between("optimizer.weight_decay", raw.weight_decay.unwrap_or(0.1), 0.0..=1e6)?,
+        clip: clip(raw.clip.unwrap_or(1.0))?,
     })
 }
 
 fn betas(raw: &RawOptimizer) -> Result<(f64, f64), ConfigError> {
     let Some(betas) = &raw.betas else { return Ok((0.9, 0.95)) };
     match betas[..] {
-        [first, second] if [first, second].iter().all(|beta| (0.0..1.0).contains(beta)) => {
+        [first, second] if [first, second].iter().all(|beta| (0.0..=MOST_BETA).contains(beta)) => {
             Ok((first, second))
         }
-        _ => Err(invalid("optimizer.betas", format!("{betas:?}"), "must be two numbers from 0 to below 1")),
+        _ => {
+            let rule = format!("must be two numbers from 0 to {MOST_BETA}");
+            Err(invalid("optimizer.betas", format!("{betas:?}"), rule))
+        }
     }
+}
+
+/// 0 is no clipping, so nothing else may become 0 on the device.
+fn clip(norm: f64) -> Result<f64, ConfigError> {
+    if norm == 0.0 || (1e-30..=1e30).contains(&norm) {
+        return Ok(norm);
+    }
+    Err(invalid("optimizer.clip", short(norm), "must be 0, for no clipping, or from 1e-30 to 1e30"))
 }
 
 pub(super) fn data(raw: &RawData) -> Result<Data, ConfigError> {
@@ -76,11 +93,11 @@ pub(super) fn data(raw: &RawData) -> Result<Data, ConfigError> {
 pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
     check_available(raw)?;
     Ok(Run {
-        steps: within("run.steps", raw.steps.unwrap_or(100), 1..=1 << 40)?,
+        steps: within("run.steps", raw.steps.unwrap_or(100), 1..=MOST_STEPS)?,
         seed: raw.seed.unwrap_or(1),
         out: raw.out.clone().unwrap_or_else(|| "out".to_owned()).into(),
         eval_every: raw.eval_every.unwrap_or(0),
-        max_skipped: raw.max_skipped.unwrap_or(20),
+        max_skipped: within("run.max_skipped", raw.max_skipped.unwrap_or(20), 1..=MOST_STEPS)?,
         deterministic: raw.deterministic.unwrap_or(true),
         device: DeviceKind::Cpu,
         transport: Transport::Threads,

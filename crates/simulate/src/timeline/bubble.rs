@@ -3,14 +3,14 @@
 //! Once the pipeline is full, every period takes as long as the one before and every stage computes as much in it.
 //! So the makespan and the computing time grow in a straight line with the micro-batches, and two points give it.
 
-use kintsugi_plan::{Plan, ScheduleKind};
+use kintsugi_plan::Plan;
 
 use super::{Costs, Deadlock, Timeline, play};
 
 /// The part of all stages' time in which they compute nothing, in one step of a plan.
 pub fn bubble(plan: &Plan, costs: &Costs) -> Result<f64, Deadlock> {
     let (micro_batches, pp) = (plan.micro_batches(), plan.mesh.pp);
-    let period = if plan.pipeline.schedule == ScheduleKind::Interleaved { pp } else { 1 };
+    let period = plan.period();
     let enough = 2 * plan.chunks() + 2 * pp;
     let short = enough + micro_batches.saturating_sub(enough) % period;
     if micro_batches <= short + period {

@@ -6,12 +6,12 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use crate::{CATEGORIES, Category, Usage};
 
 /// Ranks that are counted; those above are not.
-pub const RANKS: usize = 64;
+pub const RANKS: usize = 1024;
 
 const RESERVED: usize = CATEGORIES.len();
 const UNTRACKED: usize = CATEGORIES.len() + 1;
@@ -33,6 +33,8 @@ pub struct Measured {
     /// Highest number of untracked bytes since [`reset`]. Memory that came from another rank's thread and is
     /// freed on this one's counts as negative, so this is exact only for memory that stays where it was made.
     pub untracked_peak: i64,
+    /// Requests to the allocator since [`reset`], of any kind.
+    pub allocations: u64,
 }
 
 /// Attributes what this thread allocates from now on to `rank`.
@@ -46,6 +48,7 @@ pub fn reset(rank: usize) {
     account.locked(|| {
         account.live[UNTRACKED].store(0, Ordering::Relaxed);
         account.untracked_peak.store(0, Ordering::Relaxed);
+        account.allocations.store(0, Ordering::Relaxed);
         account.take_picture(account.total());
     });
 }
@@ -53,13 +56,15 @@ pub fn reset(rank: usize) {
 /// What was counted for `rank`.
 pub fn measured(rank: usize) -> Measured {
     let Some(account) = ACCOUNTS.get(rank) else {
-        return Measured { live: Usage::default(), peak: Usage::default(), reserved: 0, untracked_peak: 0 };
+        let nothing = Usage::default();
+        return Measured { live: nothing, peak: nothing, reserved: 0, untracked_peak: 0, allocations: 0 };
     };
     account.locked(|| Measured {
         live: usage(&account.live),
         peak: usage(&account.peak),
         reserved: account.live[RESERVED].load(Ordering::Relaxed) as u64,
         untracked_peak: account.untracked_peak.load(Ordering::Relaxed),
+        allocations: account.allocations.load(Ordering::Relaxed),
     })
 }
 
@@ -99,6 +104,7 @@ struct Account {
     peak: [AtomicI64; SLOTS],
     peak_total: AtomicI64,
     untracked_peak: AtomicI64,
+    allocations: AtomicU64,
 }
 
 impl Account {
@@ -109,6 +115,7 @@ impl Account {
             peak: [const { AtomicI64::new(0) }; SLOTS],
             peak_total: AtomicI64::new(0),
             untracked_peak: AtomicI64::new(0),
+            allocations: AtomicU64::new(0),
         }
     }
 
@@ -124,6 +131,7 @@ impl Account {
 
     fn change(&self, slot: usize, bytes: i64) {
         self.locked(|| {
+            self.allocations.fetch_add(u64::from(bytes > 0), Ordering::Relaxed);
             let live = self.live[slot].fetch_add(bytes, Ordering::Relaxed) + bytes;
             if slot == UNTRACKED {
                 self.untracked_peak.fetch_max(live, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! Host memory: one slab of the planned size for training, or a heap allocation per block for tests.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
 use std::ptr::NonNull;
 
@@ -51,7 +51,7 @@ impl Drop for Slab {
     }
 }
 
-/// Every block is its own heap allocation, so a counting allocator sees each with its category.
+/// Every block is its own heap allocation, so a counting allocator sees each with its category, and starts as NaN.
 #[derive(Debug, Default)]
 pub struct Heap {
     ledger: RefCell<Ledger>,
@@ -65,6 +65,7 @@ impl Memory for Heap {
     fn allocate(&self, bytes: u64, category: Category) -> Block {
         let bytes = Arena::rounded(bytes);
         let piece = counting::tagged(Tag::Category(category), || Piece::new(bytes));
+        piece.poison();
         self.ledger.borrow_mut().add(category, bytes);
         Block { address: piece.address(), bytes, category }
     }
@@ -99,7 +100,8 @@ impl Piece {
         assert!(layout.size() > 0);
         // SAFETY: the layout's size is not zero.
         let pointer = unsafe { alloc_zeroed(layout) };
-        let pointer = NonNull::new(pointer).unwrap_or_else(|| handle_alloc_error(layout));
+        let pointer = NonNull::new(pointer);
+        let pointer = pointer.unwrap_or_else(|| panic!("the system has no {bytes} bytes of memory to give"));
         Piece { pointer, layout }
     }
 
@@ -109,6 +111,12 @@ impl Piece {
 
     fn bytes(&self) -> u64 {
         self.layout.size() as u64
+    }
+
+    /// Fills the piece with NaN in every float type, so that reading what nobody wrote is noticed.
+    fn poison(&self) {
+        // SAFETY: the piece was just allocated with this layout and nobody has seen its address.
+        unsafe { self.pointer.as_ptr().write_bytes(0xFF, self.layout.size()) }
     }
 
     /// To be called once, when no buffer uses the piece any more.

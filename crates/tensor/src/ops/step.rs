@@ -104,7 +104,7 @@ pub mod control {
     pub const STEP: usize = 0;
     /// Updates made (for the bias corrections).
     pub const UPDATES: usize = 1;
-    /// Loss scale of the running step.
+    /// Loss scale of the running step, and once it is decided what the step does, of the next.
     pub const LOSS_SCALE: usize = 2;
     /// Good steps since the scale last moved.
     pub const GOOD_STEPS: usize = 3;

@@ -1,0 +1,113 @@
+//! What the layouts are laid over, and the one rank that they are compared with.
+
+use kintsugi_engine::device;
+use kintsugi_engine::verify::Layout;
+use kintsugi_plan::config::ConfigError;
+use kintsugi_plan::{
+    AttentionKind, MemoryOptions, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Sharding, When,
+};
+use kintsugi_simulate::{Play, predict};
+use kintsugi_spec::units;
+
+use crate::config::{Config, ConfigArguments};
+use crate::failure::Failure;
+use crate::host::{self, Bound};
+
+/// Laid under `--set` where there is no CONFIG.
+const QUICK: [&str; 3] = ["batch.micro=1", "batch.global=8", "run.eval_every=0"];
+
+/// What a layout decides: nothing of these may be left of the given configuration.
+const LAYOUT_TABLES: [&str; 3] = ["parallel", "sharding", "memory"];
+
+/// The configuration without its layout.
+pub struct Base {
+    config: Config,
+    under: &'static [&'static str],
+    /// Laid over the configuration, under a layout.
+    fixed: Vec<String>,
+}
+
+impl Base {
+    /// Reads the configuration. What is wrong with it is not a reason to skip a layout, so it is resolved as it is.
+    pub fn new(arguments: &ConfigArguments, steps: u64) -> Result<Self, Failure> {
+        let config = arguments.read()?;
+        let steps = format!("run.steps={steps}");
+        let given = config.resolve(&[], std::slice::from_ref(&steps))?;
+        let quick = if arguments.has_file() { None } else { config.resolve(&QUICK, &[]).ok() };
+        let under: &[&str] = if quick.is_some() { &QUICK } else { &[] };
+        // Left to itself the batch would grow with dp.
+        let global = quick.unwrap_or(given).batch.global;
+        let fixed = vec![steps, format!("batch.global={global}")];
+        Ok(Base { config, under, fixed })
+    }
+
+    /// The plan of a layout.
+    pub fn plan(&self, layout: &Layout) -> Result<Plan, ConfigError> {
+        let over: Vec<String> =
+            [&self.fixed, &layout.model, &layout.settings].into_iter().flatten().cloned().collect();
+        self.config.resolve_without(&LAYOUT_TABLES, self.under, &over)
+    }
+}
+
+/// The same training on one rank: nothing split, nothing sharded, nothing recomputed.
+pub fn on_one_rank(plan: &Plan) -> Plan {
+    Plan {
+        mesh: Mesh { pp: 1, dp: 1, tp: 1 },
+        pipeline: Pipeline {
+            schedule: ScheduleKind::OneForwardOneBackward,
+            virtual_stages: 1,
+            layers: vec![plan.model.layers],
+            prefetch: 1,
+            overlap: true,
+        },
+        sequence_parallel: false,
+        sharding: Sharding {
+            weights: 1,
+            gradients: 1,
+            states: 1,
+            gather: When::MicroBatch,
+            reduce: When::Step,
+        },
+        memory: MemoryOptions { recompute: Recompute::None, attention: AttentionKind::Flash },
+        ..plan.clone()
+    }
+}
+
+/// Refuses what this machine cannot hold, before anything is run: the largest layout decides.
+pub fn check_fit<'a>(layouts: impl Iterator<Item = (&'a str, &'a Plan)>) -> Result<(), Failure> {
+    let needs =
+        layouts.map(|(name, plan)| (name, plan.mesh.ranks(), ranks_need(plan), recordings_need(plan)));
+    let largest = needs.max_by_key(|(_, _, ranks, recordings)| ranks + recordings);
+    match (largest, host::memory()) {
+        (Some((name, ranks, held, recorded)), Some(Bound { bytes, holder }))
+            if held + recorded > bytes.into() =>
+        {
+            Err(Failure::Mistake(format!(
+                "the layout \"{name}\" needs {} for its {ranks} ranks and {} for what is compared, but there are {} ({holder})",
+                in_units(held),
+                in_units(recorded),
+                units::bytes(bytes),
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of all ranks at their highest. Wide, as plans for whole clusters may be given.
+fn ranks_need(plan: &Plan) -> u128 {
+    let stages = predict(plan, device(plan), Play::Short).stages;
+    let one_of_each: u128 = stages.iter().map(|memory| u128::from(memory.total)).sum();
+    one_of_each * (plan.mesh.dp * plan.mesh.tp) as u128
+}
+
+/// Bytes of weights and gradients on the host, in f32: one rank's, the layout's put together, and before that the
+/// parts of every rank.
+fn recordings_need(plan: &Plan) -> u128 {
+    let replicas = |shards: usize| plan.mesh.dp / shards;
+    let copies = 2 + 2 + replicas(plan.sharding.weights) + replicas(plan.sharding.gradients);
+    u128::from(plan.parameter_count()) * 4 * copies as u128
+}
+
+fn in_units(bytes: u128) -> String {
+    units::bytes(u64::try_from(bytes).unwrap_or(u64::MAX))
+}

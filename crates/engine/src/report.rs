@@ -1,0 +1,234 @@
+//! What a run says of itself: a line per step, and the outcome at the end.
+
+use std::time::Duration;
+
+use kintsugi_comm::Traffic;
+use kintsugi_plan::Plan;
+use kintsugi_rank::{Bad, Figures, Rank, RankMemory};
+use kintsugi_tensor::ops::control;
+use serde::Serialize;
+
+use crate::{Span, TrainError};
+
+/// One step, as a person or a script sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StepReport {
+    /// 1-based.
+    pub step: u64,
+    /// Mean loss of the step's tokens, in nats.
+    pub loss: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Tokens seen so far.
+    pub tokens: u64,
+    /// Tokens per second of this step.
+    pub tokens_per_s: f64,
+    /// Seconds of this step.
+    pub step_s: f64,
+    /// Model FLOPs utilisation, where the device's peak is known.
+    pub mfu: Option<f64>,
+    /// Loss scale after the step (1 unless fp16).
+    pub loss_scale: f64,
+    /// Whether the update was skipped because something was not finite.
+    pub skipped: bool,
+    /// Mean loss on the validation split, on the steps that evaluate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+}
+
+impl StepReport {
+    /// Reads a rank's control buffer after 0-based step `step`.
+    pub(crate) fn read(rank: &Rank, plan: &Plan, step: u64, elapsed: Duration) -> Self {
+        let tokens = plan.tokens_per_step() as u64;
+        let step_s = elapsed.as_secs_f64();
+        StepReport {
+            step: step + 1,
+            loss: rank.control(control::LOSS),
+            grad_norm: rank.control(control::NORM),
+            lr: rank.control(control::RATE),
+            tokens: (step + 1) * tokens,
+            tokens_per_s: tokens as f64 / step_s,
+            step_s,
+            mfu: None,
+            loss_scale: rank.control(control::LOSS_SCALE),
+            skipped: rank.control(control::SKIP) > 0.0,
+            validation_loss: None,
+        }
+    }
+}
+
+/// What is kept of the steps of a run, however many there are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct History {
+    first: Option<StepReport>,
+    last: Option<StepReport>,
+    validation_loss: Option<f64>,
+    skipped: u64,
+    /// Seconds of all steps but the first, which warms caches and pages.
+    seconds: f64,
+}
+
+impl History {
+    pub fn add(&mut self, report: &StepReport) {
+        if self.first.is_some() {
+            self.seconds += report.step_s;
+        } else {
+            self.first = Some(*report);
+        }
+        self.last = Some(*report);
+        self.skipped += u64::from(report.skipped);
+        self.validation_loss = report.validation_loss.or(self.validation_loss);
+    }
+
+    fn steps(&self) -> u64 {
+        self.last.map_or(0, |report| report.step)
+    }
+
+    fn step_seconds(&self) -> Option<f64> {
+        match self.steps() {
+            0 => None,
+            1 => self.first.map(|report| report.step_s),
+            steps => Some(self.seconds / (steps - 1) as f64),
+        }
+    }
+}
+
+/// What one rank brings home.
+pub(crate) struct RankResult {
+    pub history: History,
+    pub memory: RankMemory,
+    /// Sent in the first step.
+    pub traffic: Traffic,
+    pub stopped: bool,
+    /// Whether too many steps in a row were skipped.
+    pub gave_up: bool,
+    /// If so, what on this rank is not finite.
+    pub bad: Option<Bad>,
+    pub spans: Vec<Span>,
+}
+
+/// A finished run.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What was measured.
+    pub measured: Figures,
+    /// Loss of the first step.
+    pub loss_first: f64,
+    /// Loss of the last step.
+    pub loss_last: f64,
+    /// Loss on the validation split at the last evaluation.
+    pub validation_loss: Option<f64>,
+    /// Steps done.
+    pub steps: u64,
+    /// Steps whose update was skipped.
+    pub skipped: u64,
+    /// Whether it was asked to stop before the end.
+    pub stopped: bool,
+    /// The ops of the traced step.
+    pub spans: Vec<Span>,
+}
+
+impl Outcome {
+    pub(crate) fn new(plan: &Plan, results: Vec<RankResult>) -> Result<Self, TrainError> {
+        if results[0].gave_up {
+            return Err(not_finite(plan, &results));
+        }
+        let mut traffic = Traffic::default();
+        for result in &results {
+            traffic.merge(&result.traffic);
+        }
+        let (history, stopped) = (results[0].history, results[0].stopped);
+        let mut measured = Figures::new(results.iter().map(|result| result.memory).collect(), &traffic);
+        measured.step_s = history.step_seconds();
+        measured.tokens_per_s = measured.step_s.map(|seconds| plan.tokens_per_step() as f64 / seconds);
+        let loss = |report: Option<StepReport>| report.map_or(f64::NAN, |report| report.loss);
+        Ok(Outcome {
+            measured,
+            loss_first: loss(history.first),
+            loss_last: loss(history.last),
+            validation_loss: history.validation_loss,
+            steps: history.steps(),
+            skipped: history.skipped,
+            stopped,
+            spans: results.into_iter().flat_map(|result| result.spans).collect(),
+        })
+    }
+}
+
+/// Where it began: bad weights spread forwards, so the first stage that has them is named; bad gradients spread
+/// backwards, so the last one is.
+fn not_finite(plan: &Plan, results: &[RankResult]) -> TrainError {
+    let bad = results.iter().enumerate().filter_map(|(rank, result)| result.bad.map(|bad| (rank, bad)));
+    let first = bad.min_by_key(|&(rank, bad)| {
+        let (stage, weights) = (plan.mesh.coordinate(rank).pp, bad.what == "weights");
+        (!weights, if weights { stage } else { plan.mesh.pp - stage }, rank)
+    });
+    TrainError::NotFinite { steps: plan.run.max_skipped, step: results[0].history.steps(), first }
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_plan::{Unit, config};
+
+    use super::*;
+
+    fn result(bad: Option<Bad>) -> RankResult {
+        RankResult {
+            history: History::default(),
+            memory: RankMemory::default(),
+            traffic: Traffic::default(),
+            stopped: false,
+            gave_up: true,
+            bad,
+            spans: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_place_where_it_began_is_named() {
+        // Ranks 0 to 3 are stage 0, ranks 4 to 7 stage 1.
+        let plan = config::resolve(None, "demo", &[]).expect("the demo");
+        let named = |bad: &[(usize, &'static str, Unit)]| {
+            let find = |rank| bad.iter().find(|b| b.0 == rank).map(|&(_, what, unit)| Bad { what, unit });
+            let results: Vec<RankResult> = (0..8).map(|rank| result(find(rank))).collect();
+            match Outcome::new(&plan, results) {
+                Err(TrainError::NotFinite { first: Some((rank, bad)), .. }) => (rank, bad.unit),
+                other => panic!("{other:?}"),
+            }
+        };
+        let gradients =
+            [(1, "gradient", Unit::Layer(1)), (6, "gradient", Unit::Head), (7, "gradient", Unit::Head)];
+        assert_eq!(named(&gradients), (6, Unit::Head), "gradients go bad from the last stage down");
+        let weights = [(5, "weights", Unit::Layer(3)), (2, "weights", Unit::Layer(0)), gradients[1]];
+        assert_eq!(named(&weights), (2, Unit::Layer(0)), "bad weights come first");
+    }
+
+    #[test]
+    fn the_first_step_is_not_timed() {
+        let step = |step, step_s| StepReport { step, step_s, ..blank_report() };
+        let mut history = History::default();
+        history.add(&step(1, 9.0));
+        assert_eq!(history.step_seconds(), Some(9.0), "unless it is the only one");
+        history.add(&step(2, 1.0));
+        history.add(&step(3, 2.0));
+        assert_eq!(history.step_seconds(), Some(1.5));
+    }
+
+    fn blank_report() -> StepReport {
+        StepReport {
+            step: 0,
+            loss: 0.0,
+            grad_norm: 0.0,
+            lr: 0.0,
+            tokens: 0,
+            tokens_per_s: 0.0,
+            step_s: 0.0,
+            mfu: None,
+            loss_scale: 1.0,
+            skipped: false,
+            validation_loss: None,
+        }
+    }
+}
