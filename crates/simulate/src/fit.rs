@@ -61,9 +61,8 @@ pub fn check_fit(plan: &Plan, prediction: &Prediction, host_memory: Option<u64>)
         }
     }
     if let Some(available) = host_memory {
-        let total: u64 =
-            prediction.stages.iter().map(|memory| memory.reserved * ranks_per_stage as u64).sum();
-        if total > available {
+        let one_of_each: u128 = prediction.stages.iter().map(|memory| u128::from(memory.reserved)).sum();
+        if one_of_each * ranks_per_stage as u128 > u128::from(available) {
             let largest = (0..prediction.stages.len()).max_by_key(|&s| prediction.stages[s].reserved);
             return Err(misfit(largest.unwrap_or(0), available, "this machine".into(), plan.mesh.ranks()));
         }
