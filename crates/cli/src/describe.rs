@@ -20,13 +20,13 @@ pub fn model(plan: &Plan) -> String {
         fewer => format!(" ({fewer} for keys and values)"),
     };
     format!(
-        "model    {} ({}), {} parameters: {} layers of width {}, {} heads{kv_heads}, ffn {}, vocabulary {}\n",
+        "model    {} ({}), {} parameters: {} of width {}, {}{kv_heads}, ffn {}, vocabulary {}\n",
         model.name,
         word(&model.family),
         units::count(plan.parameter_count() as f64),
-        model.layers,
+        counted(model.layers, "layer", "layers"),
         model.hidden,
-        model.heads,
+        counted(model.heads, "head", "heads"),
         model.ffn,
         model.vocab,
     )
@@ -47,17 +47,21 @@ pub fn layout(plan: &Plan) -> String {
     parts.push(word(&plan.precision.compute));
     let batch = plan.batch;
     format!(
-        "layout   {} ranks ({}): {}\n\
-         step     {} tokens: {} replicas × {} micro-batches × {} samples × {} tokens\n",
-        mesh.ranks(),
+        "layout   {} ({}): {}\nstep     {}: {} × {} × {} × {}\n",
+        counted(mesh.ranks(), "rank", "ranks"),
         plan.cluster.name,
         parts.join(", "),
-        plan.tokens_per_step(),
-        mesh.dp,
-        plan.micro_batches(),
-        batch.micro,
-        batch.sequence,
+        counted(plan.tokens_per_step(), "token", "tokens"),
+        counted(mesh.dp, "replica", "replicas"),
+        counted(plan.micro_batches(), "micro-batch", "micro-batches"),
+        counted(batch.micro, "sample", "samples"),
+        counted(batch.sequence, "token", "tokens"),
     )
+}
+
+/// A number and what is counted, in the form that goes with the number.
+fn counted(number: usize, one: &str, several: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
 }
 
 /// What is sharded over dp, by its common name.

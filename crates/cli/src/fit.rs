@@ -1,6 +1,6 @@
 //! Whether a plan fits into the devices it is for, and into this machine.
 
-use kintsugi_plan::Plan;
+use kintsugi_plan::{DeviceKind, Plan};
 use kintsugi_simulate::{Misfit, Prediction, check_fit};
 
 use crate::host;
@@ -17,6 +17,9 @@ pub fn planned(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
 /// Against the plan's devices and this machine's memory: the ranks are threads here, whatever the plan is for.
 pub fn here(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
     check_fit(plan, prediction, None)?;
+    if plan.run.device == DeviceKind::Cuda {
+        return Ok(());
+    }
     let Some(bound) = host::memory() else { return Ok(()) };
     check_fit(plan, prediction, Some(bound.bytes))
         .map_err(|misfit| Misfit { holder: bound.holder.to_owned(), ..misfit })

@@ -5,6 +5,7 @@
 
 mod config;
 mod describe;
+mod doctor;
 mod failure;
 mod files;
 mod fit;
@@ -40,6 +41,7 @@ enum Command {
     Train(train::Arguments),
     Plan(plan::Arguments),
     Verify(verify::Arguments),
+    Doctor(doctor::Arguments),
 }
 
 const EXAMPLES: &str = "\
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Some(Command::Train(arguments)) => train::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),
         Some(Command::Verify(arguments)) => verify::run(&arguments),
+        Some(Command::Doctor(arguments)) => doctor::run(&arguments),
         None => output::stdout(&Cli::command().render_help().to_string()),
     };
     match result {

@@ -32,7 +32,7 @@ pub struct Arguments {
     /// Steps that every layout is trained
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// Makes a deliberate mistake in every layout, to see that it is noticed (exit 1)
+    /// Makes a deliberate mistake in every layout where it can occur, to see that it is noticed (exit 1)
     #[arg(long, value_name = "FAULT", value_parser = fault_parser())]
     inject: Option<Fault>,
     /// Prints the result as JSON

@@ -12,11 +12,12 @@ use std::thread;
 
 use kintsugi_comm::threads::{Failure, World};
 use kintsugi_comm::{Communicator, Solo};
-use kintsugi_plan::{Coordinate, Op, Plan, Program};
+use kintsugi_plan::{Coordinate, DeviceKind, Op, Plan, Program};
 use kintsugi_rank::{Groups, Rank, Source};
 use kintsugi_tensor::cpu::memory::{Heap, Slab};
 use kintsugi_tensor::cpu::{CpuBackend, counting};
-use kintsugi_tensor::{Device, Memory};
+use kintsugi_tensor::cuda::CudaBackend;
+use kintsugi_tensor::{Backend, Device};
 
 use crate::JobError;
 use crate::verify::Fault;
@@ -51,15 +52,18 @@ pub struct Worker {
     pub at: Coordinate,
     /// The world it belongs to.
     pub world: Arc<World>,
-    /// Its memory.
-    pub memory: Rc<dyn Memory>,
+    /// Its device and memory.
+    pub backend: Rc<dyn Backend>,
     fault: Option<Fault>,
 }
 
-/// The device of every rank on this machine: the cores are shared out evenly.
+/// The device of every rank on this machine: a GPU, or an even share of the cores.
 pub fn device(plan: &Plan) -> Device {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    Device::Cpu { threads: (cores / plan.mesh.ranks()).max(1) }
+    match plan.run.device {
+        DeviceKind::Cpu => Device::Cpu { threads: (cores / plan.mesh.ranks()).max(1) },
+        DeviceKind::Cuda => Device::Cuda { deterministic: plan.run.deterministic },
+    }
 }
 
 /// Runs `body` once on every rank; gives back what each returned, in order of rank.
@@ -89,17 +93,18 @@ fn run_rank<T: Send>(
     world: &Arc<World>,
     body: &(impl Fn(&mut Worker) -> T + Sync),
 ) -> Option<T> {
-    let Device::Cpu { threads } = device(&job.plan);
+    let device = device(&job.plan);
     let guarded = || {
         counting::attribute(number);
         IS_RANK.set(true);
-        catch_unwind(AssertUnwindSafe(|| body(&mut Worker::new(job, number, world, threads))))
+        catch_unwind(AssertUnwindSafe(|| body(&mut Worker::new(job, number, world, device))))
             .map_err(|panic| fail(world, number, message(&*panic)))
             .ok()
     };
-    if threads == 1 {
-        return guarded();
-    }
+    let threads = match device {
+        Device::Cpu { threads } if threads > 1 => threads,
+        Device::Cpu { .. } | Device::Cuda { .. } => return guarded(),
+    };
     // The rank itself is one of the pool's threads, so handing work to the others costs little.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
     let pool = pool.start_handler(move |_| counting::attribute(number)).build();
@@ -113,27 +118,23 @@ fn fail(world: &World, rank: usize, reason: String) {
 }
 
 impl Worker {
-    fn new(job: &Job, number: usize, world: &Arc<World>, threads: usize) -> Self {
+    fn new(job: &Job, number: usize, world: &Arc<World>, device: Device) -> Self {
         let at = job.plan.mesh.coordinate(number);
-        let memory: Rc<dyn Memory> = match &job.memory {
-            MemoryChoice::Slab(bytes) => Rc::new(Slab::new(bytes[at.pp])),
-            MemoryChoice::Heap => Rc::new(Heap::default()),
-        };
-        let backend = Rc::new(CpuBackend::new(Rc::clone(&memory), threads));
+        let backend = backend(&job.memory, at.pp, device);
         let groups = Groups::new(&job.plan, at, |name, members, _| {
             let alone = members.len() == 1;
             let group = || -> Box<dyn Communicator> { Box::new(world.group(name, members, number)) };
             if alone { Box::new(Solo) } else { group() }
         });
         let groups = match job.fault {
-            Some(fault) => fault.in_groups(groups, Rc::clone(&backend) as _),
+            Some(fault) => fault.in_groups(groups, Rc::clone(&backend)),
             None => groups,
         };
-        let mut rank = Rank::new(Arc::clone(&job.plan), at, backend, groups);
+        let mut rank = Rank::new(Arc::clone(&job.plan), at, Rc::clone(&backend), groups);
         if let Some(fault) = job.fault {
             fault.in_rank(&mut rank, &job.plan, at);
         }
-        Worker { rank, number, at, world: Arc::clone(world), memory, fault: job.fault }
+        Worker { rank, number, at, world: Arc::clone(world), backend, fault: job.fault }
     }
 
     /// The training program of this rank's stage.
@@ -152,6 +153,23 @@ impl Worker {
             watch(rank, op);
         });
         DURING.set(None);
+    }
+}
+
+/// A rank's device, with memory for a rank of stage `stage`.
+fn backend(memory: &MemoryChoice, stage: usize, device: Device) -> Rc<dyn Backend> {
+    match (device, memory) {
+        (Device::Cpu { threads }, MemoryChoice::Slab(bytes)) => {
+            Rc::new(CpuBackend::new(Rc::new(Slab::new(bytes[stage])), threads))
+        }
+        (Device::Cpu { threads }, MemoryChoice::Heap) => {
+            Rc::new(CpuBackend::new(Rc::new(Heap::default()), threads))
+        }
+        (Device::Cuda { deterministic }, MemoryChoice::Slab(bytes)) => {
+            let backend = CudaBackend::new(0, bytes[stage], deterministic);
+            Rc::new(backend.unwrap_or_else(|error| panic!("{error}")))
+        }
+        (Device::Cuda { .. }, MemoryChoice::Heap) => panic!("a GPU's memory is planned, not found"),
     }
 }
 

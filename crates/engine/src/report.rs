@@ -1,6 +1,6 @@
 //! What a run says of itself: a line per step, and the outcome at the end.
 
-use std::time::Duration;
+use std::time::Instant;
 
 use kintsugi_comm::Traffic;
 use kintsugi_plan::Plan;
@@ -39,13 +39,15 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// Reads a rank's control buffer after 0-based step `step`.
-    pub(crate) fn read(rank: &Rank, plan: &Plan, step: u64, elapsed: Duration) -> Self {
+    /// Reads a rank's control buffer after 0-based step `step`, which began at `begun`.
+    pub(crate) fn read(rank: &Rank, plan: &Plan, step: u64, begun: Instant) -> Self {
         let tokens = plan.tokens_per_step() as u64;
-        let step_s = elapsed.as_secs_f64();
+        // Reading waits for the device, so the step is over only now.
+        let loss = rank.control(control::LOSS);
+        let step_s = begun.elapsed().as_secs_f64();
         StepReport {
             step: step + 1,
-            loss: rank.control(control::LOSS),
+            loss,
             grad_norm: rank.control(control::NORM),
             lr: rank.control(control::RATE),
             tokens: (step + 1) * tokens,

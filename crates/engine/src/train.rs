@@ -86,13 +86,14 @@ fn train_rank(
             timer.begin();
         }
         let begun = Instant::now();
-        batches.step = step;
+        batches.begin(step);
         worker.run(&program, &mut batches, |_, op| timer.op(*op));
         timer.end();
+        batches.prepare(step + 1);
         if step == 0 {
             traffic = worker.world.traffic(worker.number);
         }
-        let mut report = StepReport::read(&worker.rank, plan, step, begun.elapsed());
+        let mut report = StepReport::read(&worker.rank, plan, step, begun);
         gave_up = worker.rank.control(control::SKIPPED_IN_A_ROW) >= plan.run.max_skipped as f64;
         stopped = worker.rank.stop_agreed() && step + 1 < plan.run.steps;
         // An evaluation would wipe out the traces of what went wrong.
@@ -142,7 +143,7 @@ impl<'a> Evaluation<'a> {
             return None;
         }
         let losses = (0..Self::BATCHES).map(|batch| {
-            self.batches.step = batch;
+            self.batches.begin(batch);
             worker.run(&self.program, &mut self.batches, |_, _| {});
             worker.rank.mean_loss(plan.tokens_per_step())
         });
@@ -157,7 +158,7 @@ fn measured_memory(worker: &Worker) -> RankMemory {
     let reserved = if counted.reserved > 0 {
         counted.reserved + counted.untracked_peak.max(0) as u64
     } else {
-        worker.memory.reserved()
+        worker.backend.memory().reserved()
     };
-    RankMemory::new(worker.memory.peak(), reserved)
+    RankMemory::new(worker.backend.memory().peak(), reserved)
 }

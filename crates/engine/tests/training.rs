@@ -61,9 +61,10 @@ fn two_runs_with_one_seed_are_bit_identical() {
 
 #[test]
 fn loaded_weights_are_the_weights() {
-    let one = plan(&["parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "sharding.zero=0"]);
+    let one =
+        plan(&["parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "sharding.zero=0", "model.hidden=128"]);
     let weights = record(&one, None).expect("it runs").weights;
-    let other = plan(&["sharding.zero=3", "parallel.sequence_parallel=true"]);
+    let other = plan(&["sharding.zero=3", "parallel.sequence_parallel=true", "model.hidden=128"]);
     let job = Job { plan: Arc::new(other.clone()), memory: MemoryChoice::Heap, fault: None };
     let ranks = run_job(&job, |worker| {
         worker.rank.set_weights(&weights);

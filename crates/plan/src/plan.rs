@@ -248,6 +248,8 @@ pub struct Run {
 pub enum DeviceKind {
     /// This processor.
     Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
 }
 
 /// How ranks talk.

@@ -9,6 +9,7 @@ use kintsugi_plan::parameters::{Parameter, UnitLayout};
 use kintsugi_plan::{Coordinate, GradientType, Over, Plan, Unit};
 use kintsugi_tensor::ops::Segment;
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
+use rayon::prelude::*;
 
 use crate::{Whole, initial};
 
@@ -126,7 +127,7 @@ impl UnitState {
     }
 
     /// Sets weights and master: `value` gives, for a parameter, the elements of the whole of it.
-    fn fill<'a, F: Fn(usize) -> f32>(
+    fn fill<'a, F: Fn(usize) -> f32 + Sync>(
         &'a self,
         backend: &dyn Backend,
         tp: usize,
@@ -134,24 +135,34 @@ impl UnitState {
         value: impl Fn(&'a Parameter) -> F,
     ) {
         // A bounded piece at a time: a large unit's values would otherwise be twice in memory.
-        const PIECE: usize = 1 << 20;
+        const PIECE: usize = 1 << 16;
         let fill = |range: &Range<usize>, buffer: &Buffer| {
             for start in range.clone().step_by(PIECE) {
                 let piece = start..(start + PIECE).min(range.end);
                 let mut values = vec![0.0; piece.len()];
                 for placed in &self.layout.placed {
                     let value = value(&placed.parameter);
-                    for flat in placed.range.start.max(piece.start)..placed.range.end.min(piece.end) {
-                        let index = placed.parameter.global_index(tp, part, flat - placed.range.start);
-                        values[flat - piece.start] = value(index);
-                    }
+                    let start = placed.range.start.clamp(piece.start, piece.end);
+                    let end = placed.range.end.clamp(piece.start, piece.end);
+                    let own = &mut values[start - piece.start..end - piece.start];
+                    own.par_iter_mut().enumerate().with_min_len(4096).for_each(|(i, to)| {
+                        let local = start + i - placed.range.start;
+                        *to = value(placed.parameter.global_index(tp, part, local));
+                    });
                 }
                 backend.upload(&values, buffer.slice(piece.start - range.start..piece.end - range.start));
             }
         };
-        fill(&self.resident, &self.weights);
-        if let Some(master) = &self.master {
-            fill(&self.owned, master);
+        match &self.master {
+            Some(master) if self.owned == self.resident => {
+                fill(&self.owned, master);
+                backend.copy(master.view(), self.weights.view());
+            }
+            Some(master) => {
+                fill(&self.owned, master);
+                fill(&self.resident, &self.weights);
+            }
+            None => fill(&self.resident, &self.weights),
         }
     }
 

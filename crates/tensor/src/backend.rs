@@ -16,6 +16,11 @@ pub enum Device {
         /// Threads that share the work of one operation.
         threads: usize,
     },
+    /// A CUDA device, with one stream.
+    Cuda {
+        /// Whether the same inputs give the same bits: attention's backward then takes more scratch.
+        deterministic: bool,
+    },
 }
 
 impl Device {
@@ -23,6 +28,7 @@ impl Device {
     pub fn workspace_bytes(self) -> u64 {
         match self {
             Device::Cpu { threads } => crate::cpu::workspace_bytes(threads),
+            Device::Cuda { .. } => crate::cuda::WORKSPACE_BYTES,
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Memory and the operations of training, behind one trait.
 //!
 //! A [`Backend`] owns the memory of one rank and runs the fused operations of [`ops`] on it. The layers of the
-//! model are written once against the trait: [`cpu`] runs them, [`paper`] only writes down what would be run.
+//! model are written once against the trait: [`cpu`] and [`cuda`] run them, [`paper`] only writes down what would
+//! be run.
 
 mod backend;
 mod buffer;
@@ -9,6 +10,7 @@ mod dtype;
 mod memory;
 
 pub mod cpu;
+pub mod cuda;
 pub mod ops;
 pub mod paper;
 

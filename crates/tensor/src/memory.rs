@@ -117,6 +117,8 @@ pub struct Block {
 pub enum Place {
     /// Addresses are host pointers.
     Host,
+    /// Addresses are device pointers.
+    Device,
     /// Addresses are offsets into nothing.
     Paper,
 }

@@ -4,7 +4,7 @@ use kintsugi_engine::device;
 use kintsugi_engine::verify::Layout;
 use kintsugi_plan::config::ConfigError;
 use kintsugi_plan::{
-    AttentionKind, MemoryOptions, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Sharding, When,
+    AttentionKind, DeviceKind, MemoryOptions, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Sharding, When,
 };
 use kintsugi_simulate::{Play, predict};
 use kintsugi_spec::units;
@@ -33,6 +33,10 @@ impl Base {
         let config = arguments.read()?;
         let steps = format!("run.steps={steps}");
         let given = config.resolve(&[], std::slice::from_ref(&steps))?;
+        if given.run.device == DeviceKind::Cuda {
+            let reason = "run.device = \"cuda\" is not available for verify yet; use \"cpu\"";
+            return Err(Failure::Mistake(reason.to_owned()));
+        }
         let quick = if arguments.has_file() { None } else { config.resolve(&QUICK, &[]).ok() };
         let under: &[&str] = if quick.is_some() { &QUICK } else { &[] };
         // Left to itself the batch would grow with dp.

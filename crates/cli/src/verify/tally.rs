@@ -1,6 +1,6 @@
 //! What came out of each layout, as rows for people and an answer for scripts.
 
-use kintsugi_engine::verify::{Bounds, Difference, worse};
+use kintsugi_engine::verify::{Bounds, Difference, WeightBound, worse};
 use kintsugi_plan::{Compute, Plan};
 use serde::Serialize;
 
@@ -72,10 +72,12 @@ impl Verdict {
     fn failure(&self) -> Option<String> {
         match self {
             Verdict::Compared { compute, difference, .. } => {
-                let broken = Bounds::of(*compute).broken_by(difference);
-                let named = broken.iter().map(|&name| match name {
-                    "gradient" => format!("gradient of {}", difference.gradient_of),
-                    "weight" => format!("weight of {}", difference.weight_of),
+                let bounds = Bounds::of(*compute);
+                let broken = bounds.broken_by(difference);
+                let named = broken.iter().map(|&name| match (name, bounds.weight) {
+                    ("gradient", _) => format!("gradient of {}", difference.gradient_of),
+                    ("weight", WeightBound::Each(_)) => format!("weight of {}", difference.weight_of),
+                    ("weight", WeightBound::Together(_)) => "all weights together".to_owned(),
                     _ => name.to_owned(),
                 });
                 let named: Vec<String> = named.collect();
@@ -90,8 +92,9 @@ impl Verdict {
     fn row(&self) -> String {
         let mark = self.failure().map_or_else(|| "✓".to_owned(), |reason| format!("✗ {reason}"));
         match self {
-            Verdict::Compared { ranks, difference: d, .. } => {
-                let figures = [d.loss, d.norm, d.gradient, d.weight].map(|x| format!("{x:>8.1e}")).join(" ");
+            Verdict::Compared { compute, ranks, difference } => {
+                let Worst { loss, norm, gradient, weight } = Worst::of(*compute, difference);
+                let figures = [loss, norm, gradient, weight].map(|x| format!("{x:>8.1e}")).join(" ");
                 format!("{ranks:>5} {figures}  {mark}")
             }
             Verdict::Broken(_) => mark,
@@ -156,20 +159,52 @@ impl Tally {
     /// The largest differences in a precision, if any layout had it.
     fn worst(&self, precision: Compute) -> Option<Worst> {
         let differences = self.rows.iter().filter_map(|(_, verdict)| match verdict {
-            Verdict::Compared { compute, difference, .. } if *compute == precision => Some(difference),
+            Verdict::Compared { compute, difference, .. } if *compute == precision => {
+                Some(Worst::of(precision, difference))
+            }
             _ => None,
         });
-        differences.fold(None, |worst, difference| Some(worst.unwrap_or_default().with(difference)))
+        differences.reduce(Worst::with)
     }
 }
 
 impl Worst {
-    fn with(self, difference: &Difference) -> Self {
+    /// What is bounded of one layout's differences.
+    fn of(compute: Compute, difference: &Difference) -> Self {
+        let weight = match Bounds::of(compute).weight {
+            WeightBound::Each(_) => difference.weight,
+            WeightBound::Together(_) => difference.all_weights,
+        };
+        let &Difference { loss, norm, gradient, .. } = difference;
+        Worst { loss, norm, gradient, weight }
+    }
+
+    fn with(self, other: Self) -> Self {
         Worst {
-            loss: worse(self.loss, difference.loss),
-            norm: worse(self.norm, difference.norm),
-            gradient: worse(self.gradient, difference.gradient),
-            weight: worse(self.weight, difference.weight),
+            loss: worse(self.loss, other.loss),
+            norm: worse(self.norm, other.norm),
+            gradient: worse(self.gradient, other.gradient),
+            weight: worse(self.weight, other.weight),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_weight_that_is_shown_is_the_one_that_is_bounded() {
+        let difference = Difference {
+            weight: 0.5,
+            weight_of: "layer.0.query_bias".to_owned(),
+            all_weights: 0.25,
+            ..Difference::default()
+        };
+        let verdict = |compute| Verdict::Compared { compute, ranks: 2, difference: difference.clone() };
+        let each = verdict(Compute::Fp32).row();
+        assert!(each.ends_with("5.0e-1  ✗ weight of layer.0.query_bias"), "{each}");
+        let together = verdict(Compute::Bf16).row();
+        assert!(together.ends_with("2.5e-1  ✗ all weights together"), "{together}");
     }
 }

@@ -16,6 +16,7 @@ fn alone_it_prints_help() {
       train   Trains a model; shows the prediction before the run and "predicted / measured" after it
       plan    Predicts what a step takes: parameters, FLOPs, memory, traffic and the schedule's bubble
       verify  Trains the same model under many layouts and shows that they agree with one rank
+      doctor  Shows what this machine has, and what is missing
       help    Print this message or the help of the given subcommand(s)
 
     Options:
@@ -37,4 +38,19 @@ fn every_command_teaches_with_examples() {
         assert!(help.contains(&format!("Examples:\n  kintsugi {command}")), "{help}");
         assert!(help.contains("--set <TABLE.KEY=VALUE>"), "{help}");
     }
+}
+
+#[test]
+fn the_doctor_says_what_is_found_or_what_was_tried() {
+    let folder = folder("doctor");
+    let findings: serde_json::Value =
+        serde_json::from_str(&stdout(&kintsugi(&folder, &["doctor", "--json"]))).expect("JSON");
+    let libraries = findings["libraries"].as_array().expect("a list");
+    assert!(libraries.iter().any(|library| library["name"] == "cuBLASLt"), "{findings}");
+    for library in libraries {
+        let tried = library["tried"].as_array().expect("a list");
+        assert!(library["version"].is_string() || !tried.is_empty(), "{library}");
+    }
+    let text = stdout(&kintsugi(&folder, &["doctor"]));
+    assert!(text.contains("cores ") && text.contains("cuDNN"), "{text}");
 }

@@ -43,7 +43,7 @@ pub fn record(plan: &Plan, fault: Option<Fault>) -> Result<Recording, JobError> 
         let mut recording =
             RankRecording { losses: vec![], norms: vec![], gradients: vec![], weights: vec![] };
         for step in 0..plan.run.steps {
-            batches.step = step;
+            batches.begin(step);
             worker.run(&program, &mut batches, |rank, op| {
                 if step == 0 && *op == Op::Measure {
                     let scale = rank.control(control::LOSS_SCALE) as f32;

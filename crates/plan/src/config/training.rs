@@ -4,8 +4,8 @@ use super::error::{ConfigError, between, invalid, short, unavailable, within};
 use super::raw::{RawData, RawMemory, RawOptimizer, RawPrecision, RawRun};
 use super::words::{Device, Scale, Transport as TransportName};
 use crate::{
-    AttentionKind, Compute, Data, DeviceKind, GradientType, LossScale, MemoryOptions, Optimizer, Precision,
-    RateSchedule, Recompute, Run, Transport,
+    AttentionKind, Compute, Data, DeviceKind, GradientType, LossScale, MemoryOptions, Mesh, Optimizer,
+    Precision, RateSchedule, Recompute, Run, Transport,
 };
 
 /// Counters of steps are `f32` on the device: beyond this they stand still.
@@ -90,24 +90,30 @@ pub(super) fn data(raw: &RawData) -> Result<Data, ConfigError> {
     Ok(Data::Demo)
 }
 
-pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
+pub(super) fn run(raw: &RawRun, mesh: Mesh) -> Result<Run, ConfigError> {
     check_available(raw)?;
+    let device = match raw.device {
+        Some(Device::Cuda) if mesh.ranks() > 1 => {
+            let rule = format!("with {} ranks is not available yet; use one rank, or \"cpu\"", mesh.ranks());
+            return Err(invalid("run.device", "\"cuda\"", rule));
+        }
+        Some(Device::Cuda) => DeviceKind::Cuda,
+        Some(Device::Cpu) | None => DeviceKind::Cpu,
+    };
     Ok(Run {
         steps: within("run.steps", raw.steps.unwrap_or(100), 1..=MOST_STEPS)?,
         seed: raw.seed.unwrap_or(1),
         out: raw.out.clone().unwrap_or_else(|| "out".to_owned()).into(),
         eval_every: raw.eval_every.unwrap_or(0),
         max_skipped: within("run.max_skipped", raw.max_skipped.unwrap_or(20), 1..=MOST_STEPS)?,
-        deterministic: raw.deterministic.unwrap_or(true),
-        device: DeviceKind::Cpu,
+        // It costs nothing on a CPU; on a GPU it does.
+        deterministic: raw.deterministic.unwrap_or(device == DeviceKind::Cpu),
+        device,
         transport: Transport::Threads,
     })
 }
 
 fn check_available(raw: &RawRun) -> Result<(), ConfigError> {
-    if raw.device == Some(Device::Cuda) {
-        return Err(unavailable("run.device", "\"cuda\"", "\"cpu\""));
-    }
     match raw.transport {
         Some(TransportName::Mpi) => return Err(unavailable("run.transport", "\"mpi\"", "\"threads\"")),
         Some(TransportName::Nccl) => return Err(unavailable("run.transport", "\"nccl\"", "\"threads\"")),

@@ -152,6 +152,7 @@ fn run(plan: &Plan) -> RawRun {
         deterministic: Some(run.deterministic),
         device: Some(match run.device {
             DeviceKind::Cpu => Device::Cpu,
+            DeviceKind::Cuda => Device::Cuda,
         }),
         transport: Some(match run.transport {
             crate::Transport::Threads => Transport::Threads,

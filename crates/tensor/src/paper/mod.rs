@@ -8,10 +8,11 @@ mod cost;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use crate::cuda::{Pass, attention_workspace_bytes};
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, Check, ColumnSum, CrossEntropy, Embedding, EmbeddingBackward,
-    Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
-    PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, Check, ColumnSum, CrossEntropy,
+    Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
+    NormBackward, Positions, PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
@@ -40,6 +41,7 @@ pub struct Totals {
 /// A rank on paper.
 #[derive(Debug)]
 pub struct Paper {
+    device: Device,
     memory: Rc<dyn Memory>,
     totals: Cell<Totals>,
     trace: Option<RefCell<Vec<Kernel>>>,
@@ -52,7 +54,7 @@ impl Paper {
         let memory: Rc<dyn Memory> = Rc::new(Arena::on_paper());
         let elements = device.workspace_bytes() as usize / DType::F64.bytes();
         let workspace = Buffer::new(&memory, elements, DType::F64, Category::Workspace);
-        Paper { memory, totals: Cell::default(), trace: None, _workspace: workspace }
+        Paper { device, memory, totals: Cell::default(), trace: None, _workspace: workspace }
     }
 
     /// Also keeps every kernel, not only the sums.
@@ -79,6 +81,17 @@ impl Paper {
         self.totals.set(totals);
         if let Some(trace) = &self.trace {
             trace.borrow_mut().push(kernel);
+        }
+    }
+
+    /// Takes what attention needs beside the workspace, and gives it back, as the device does.
+    fn take_scratch(&self, shape: AttentionShape, dtype: DType, saved: &AttentionSaved, backward: bool) {
+        let Device::Cuda { deterministic } = self.device else { return };
+        let flash = matches!(saved, AttentionSaved::LogSumExp(_));
+        let pass = if backward { Pass::Backward { deterministic } } else { Pass::Forward };
+        let bytes = attention_workspace_bytes(shape, dtype, flash, pass);
+        if bytes > 0 {
+            self.memory.release(self.memory.allocate(bytes, Category::Workspace));
         }
     }
 }
@@ -143,6 +156,18 @@ impl Backend for Paper {
         self.record(cost::moved("gelu", cost::GELU * from.len(), &[from, to]));
     }
 
+    fn attention(&self, op: Attention) {
+        op.check();
+        self.take_scratch(op.shape, op.qkv.dtype(), &op.saved, false);
+        self.record(cost::attention(&op));
+    }
+
+    fn attention_backward(&self, op: AttentionBackward) {
+        op.check();
+        self.take_scratch(op.shape, op.qkv.dtype(), &op.saved, true);
+        self.record(cost::attention_backward(&op));
+    }
+
     recorded! {
         linear: Linear,
         linear_backward_input: LinearBackwardInput,
@@ -151,8 +176,6 @@ impl Backend for Paper {
         column_sum: ColumnSum,
         norm: Norm,
         norm_backward: NormBackward,
-        attention: Attention,
-        attention_backward: AttentionBackward,
         rotary: Rotary,
         swiglu: Swiglu,
         swiglu_backward: SwigluBackward,
@@ -172,7 +195,6 @@ mod tests {
     use super::*;
     use crate::cpu::CpuBackend;
     use crate::cpu::memory::Slab;
-    use crate::ops::{AttentionSaved, AttentionShape};
 
     const DEVICE: Device = Device::Cpu { threads: 3 };
 
@@ -225,6 +247,27 @@ mod tests {
         paper.attention(Attention { qkv: qkv.view(), out: out.view(), saved, shape });
         // 6 pairs of 3 tokens, 8 heads, two products of 8 multiplications and additions.
         assert_eq!(paper.totals().flops, 6 * 8 * 2 * 8 * 2);
+    }
+
+    #[test]
+    fn attention_on_a_card_takes_scratch_and_gives_it_back() {
+        let paper = Paper::new(Device::Cuda { deterministic: true });
+        let shape = AttentionShape { batch: 2, sequence: 128, heads: 2, kv_heads: 2, head_dim: 64 };
+        let (rows, heads) = (shape.rows(), shape.heads);
+        let [qkv, out] =
+            [rows * 384, rows * 128].map(|len| paper.allocate(len, DType::BF16, Category::Activations));
+        let sums = paper.allocate(rows * heads, DType::F32, Category::Activations);
+        let (saved, before) = (AttentionSaved::LogSumExp(sums.view()), paper.memory().peak().total());
+        let (qkv, out) = (qkv.view(), out.view());
+        paper.attention_backward(AttentionBackward { qkv, out, dout: out, saved, dqkv: qkv, shape });
+        let peak = paper.memory().peak();
+        assert!(peak.total() - before >= 2 * shape.scores() as u64, "the scores' gradients, in bf16");
+        assert_eq!(
+            peak.get(Category::Activations),
+            before - Device::Cuda { deterministic: true }.workspace_bytes()
+        );
+        let next = paper.allocate(1, DType::F32, Category::Weights).address();
+        assert_eq!(next, before, "the scratch was given back");
     }
 
     #[test]

@@ -1,0 +1,39 @@
+//! GELU and SwiGLU.
+
+use super::error::CudaError;
+use super::kernels::ACTIVATION;
+use super::launcher::{Launcher, PACK, aligned, aligned_flat, common_suffix, per_row, pointer, size};
+use crate::View;
+use crate::ops::{Swiglu, SwigluBackward};
+
+/// Most threads that share a row.
+const MOST_THREADS: usize = 256;
+
+/// `to = GELU(from)`.
+pub(super) fn gelu(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError> {
+    let wide = aligned_flat(&[from, to]);
+    let name = format!("gelu_{}", common_suffix(&[from, to])?);
+    let arguments = [pointer(from), pointer(to), size(to.len()), wide.into()];
+    // SAFETY: as the kernel declares; both views have as many elements.
+    unsafe { launcher.launch(&ACTIVATION, &name, launcher.flat(to.len(), wide), &arguments) }
+}
+
+/// See [`Swiglu`].
+pub(super) fn swiglu(launcher: &Launcher, op: &Swiglu) -> Result<(), CudaError> {
+    let wide = aligned(op.width, &[op.x, op.out]);
+    let name = format!("swiglu_{}", common_suffix(&[op.x, op.out])?);
+    let arguments = [pointer(op.x), pointer(op.out), size(op.width), wide.into()];
+    let items = if wide { op.width / PACK } else { op.width };
+    // SAFETY: as the kernel declares; the operation's shapes were checked.
+    unsafe { launcher.launch(&ACTIVATION, &name, per_row(op.rows, items, MOST_THREADS), &arguments) }
+}
+
+/// See [`SwigluBackward`].
+pub(super) fn swiglu_backward(launcher: &Launcher, op: &SwigluBackward) -> Result<(), CudaError> {
+    let wide = aligned(op.width, &[op.dout, op.x, op.dx]);
+    let name = format!("swiglu_backward_{}", common_suffix(&[op.dout, op.x, op.dx])?);
+    let arguments = [pointer(op.dout), pointer(op.x), pointer(op.dx), size(op.width), wide.into()];
+    let items = if wide { op.width / PACK } else { op.width };
+    // SAFETY: as the kernel declares; the operation's shapes were checked.
+    unsafe { launcher.launch(&ACTIVATION, &name, per_row(op.rows, items, MOST_THREADS), &arguments) }
+}

@@ -1,0 +1,192 @@
+//! Causal self-attention on the card: cuDNN's fused kernels where they can, our own everywhere else.
+//!
+//! Both keep the same log-sum-exp, so a forward of the one and a backward of the other go together.
+
+mod backward;
+mod descriptor;
+mod forward;
+mod graph;
+mod own;
+mod plan;
+#[cfg(test)]
+mod tests;
+mod workspace;
+
+pub use workspace::{Pass, workspace_bytes};
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use cudarc::cudnn::sys::cudnnDataType_t;
+
+use super::error::CudaError;
+use super::kernels::Kernels;
+use super::libraries;
+use super::stream::Stream;
+use crate::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
+use crate::{Buffer, Category, DType, Memory};
+use descriptor::Handle;
+use graph::Role;
+use plan::Plan;
+use workspace::{Workspace, fits_library};
+
+/// 9.10.2: the two before it are known to be wrong, and those before 9.6 want sums that are cleared beforehand.
+const OLDEST_VERSION: usize = 91_002;
+
+/// The attentions of one stream.
+#[derive(Debug)]
+pub(crate) struct Attentions {
+    kernels: Kernels,
+    deterministic: bool,
+    /// `None` where there is no cuDNN, or too old a one.
+    library: Option<Library>,
+}
+
+/// cuDNN, and what it has compiled so far; `None` for what it refused.
+#[derive(Debug)]
+struct Library {
+    plans: RefCell<HashMap<Key, Option<Plan>>>,
+    handle: Handle,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    shape: [usize; 5],
+    dtype: DType,
+    pass: Pass,
+}
+
+impl Attentions {
+    /// Attention on a stream. With `deterministic` the backward takes sums in the same order every time.
+    pub(crate) fn new(stream: &Stream, kernels: &Kernels, deterministic: bool) -> Result<Self, CudaError> {
+        let usable = libraries::CUDNN.require().is_ok() && descriptor::version() >= OLDEST_VERSION;
+        let handle = usable.then(|| Handle::new(stream.handle())).transpose()?;
+        let library = handle.map(|handle| Library { plans: RefCell::default(), handle });
+        Ok(Attentions { kernels: kernels.clone(), deterministic, library })
+    }
+
+    /// See [`Attention`]. Scratch is taken from `memory` and given back before this returns, which is sound because
+    /// whoever gets it next is enqueued later.
+    pub(crate) fn forward(&self, op: &Attention, memory: &Rc<dyn Memory>) -> Result<(), CudaError> {
+        let scratch = Scratch::new(op.shape, op.qkv.dtype(), &op.saved, Pass::Forward, memory);
+        let AttentionSaved::LogSumExp(log_sums) = op.saved else {
+            return own::forward(&self.kernels, op);
+        };
+        let [query, key, value] = heads(op.shape, op.qkv.address(), op.qkv.dtype());
+        let address = |role| match role {
+            Role::Query => query,
+            Role::Key => key,
+            Role::Value => value,
+            Role::Out => op.out.address(),
+            Role::LogSumExp => log_sums.address(),
+            role => unreachable!("{role:?} in the forward"),
+        };
+        let done = self.run_library(op.shape, op.qkv.dtype(), Pass::Forward, &scratch, address)?;
+        if done { Ok(()) } else { own::forward(&self.kernels, op) }
+    }
+
+    /// See [`AttentionBackward`]. Scratch as in [`Attentions::forward`].
+    pub(crate) fn backward(&self, op: &AttentionBackward, memory: &Rc<dyn Memory>) -> Result<(), CudaError> {
+        let pass = Pass::Backward { deterministic: self.deterministic };
+        let scratch = Scratch::new(op.shape, op.qkv.dtype(), &op.saved, pass, memory);
+        let [row_dots, dquery_sums, _] = scratch.addresses;
+        let AttentionSaved::LogSumExp(log_sums) = op.saved else {
+            return own::backward(&self.kernels, op, row_dots);
+        };
+        let [query, key, value] = heads(op.shape, op.qkv.address(), op.qkv.dtype());
+        let [dquery, dkey, dvalue] = heads(op.shape, op.dqkv.address(), op.qkv.dtype());
+        let address = |role| match role {
+            Role::Query => query,
+            Role::Key => key,
+            Role::Value => value,
+            Role::Out => op.out.address(),
+            Role::DOut => op.dout.address(),
+            Role::LogSumExp => log_sums.address(),
+            Role::RowDots => row_dots,
+            Role::DQuerySums => dquery_sums,
+            Role::DQuery => dquery,
+            Role::DKey => dkey,
+            Role::DValue => dvalue,
+            Role::Scalar(scalar) => unreachable!("{scalar:?} is passed by value"),
+        };
+        let done = self.run_library(op.shape, op.qkv.dtype(), pass, &scratch, address)?;
+        if done { Ok(()) } else { own::backward(&self.kernels, op, row_dots) }
+    }
+
+    /// Enqueues cuDNN's kernel, or answers `false` if it has none.
+    fn run_library(
+        &self,
+        shape: AttentionShape,
+        dtype: DType,
+        pass: Pass,
+        scratch: &Scratch,
+        address: impl Fn(Role) -> u64,
+    ) -> Result<bool, CudaError> {
+        let Some(library) = self.library.as_ref().filter(|_| fits_library(shape, dtype, pass)) else {
+            return Ok(false);
+        };
+        let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = shape;
+        let key = Key { shape: [batch, sequence, heads, kv_heads, head_dim], dtype, pass };
+        let mut plans = library.plans.borrow_mut();
+        let plan = plans
+            .entry(key)
+            .or_insert_with(|| compile(&library.handle, shape, dtype, pass, scratch.library_bytes).ok());
+        let Some(plan) = plan else {
+            return Ok(false);
+        };
+        // SAFETY: the views were checked against the shape, the scratch is as large as the plan was allowed, and a
+        // rank's memory outlives what is enqueued on its stream.
+        unsafe { plan.run(&library.handle, scratch.addresses[2], address)? };
+        Ok(true)
+    }
+}
+
+fn compile(
+    handle: &Handle,
+    shape: AttentionShape,
+    dtype: DType,
+    pass: Pass,
+    workspace_bytes: u64,
+) -> Result<Plan, CudaError> {
+    let compute = match dtype {
+        DType::F16 => cudnnDataType_t::CUDNN_DATA_HALF,
+        _ => cudnnDataType_t::CUDNN_DATA_BFLOAT16,
+    };
+    let graph = match pass {
+        Pass::Forward => forward::forward(shape, compute)?,
+        Pass::Backward { deterministic } => backward::backward(shape, compute, deterministic)?,
+    };
+    Plan::new(handle, graph, own::scale(shape), workspace_bytes)
+}
+
+/// Where the first query, key and value head begin in an interleaved tensor.
+fn heads(shape: AttentionShape, address: u64, dtype: DType) -> [u64; 3] {
+    let head = (shape.head_dim * dtype.bytes()) as u64;
+    let (queries, keys) = (shape.heads as u64, shape.kv_heads as u64);
+    [address, address + queries * head, address + (queries + keys) * head]
+}
+
+/// The scratch of one pass, given back when dropped.
+struct Scratch {
+    addresses: [u64; 3],
+    library_bytes: u64,
+    _buffer: Option<Buffer>,
+}
+
+impl Scratch {
+    fn new(
+        shape: AttentionShape,
+        dtype: DType,
+        saved: &AttentionSaved,
+        pass: Pass,
+        memory: &Rc<dyn Memory>,
+    ) -> Self {
+        let flash = matches!(saved, AttentionSaved::LogSumExp(_));
+        let workspace = Workspace::new(shape, dtype, flash, pass);
+        let elements = workspace.bytes() as usize / DType::F32.bytes();
+        let buffer = (elements > 0).then(|| Buffer::new(memory, elements, DType::F32, Category::Workspace));
+        let base = buffer.as_ref().map_or(0, Buffer::address);
+        Scratch { addresses: workspace.addresses(base), library_bytes: workspace.library, _buffer: buffer }
+    }
+}

@@ -1,0 +1,165 @@
+//! The operations of the CUDA backend: shapes are checked, then kernels are enqueued.
+//!
+//! A layer never looks at what comes of an operation, so a failure cannot be returned to it: it ends the rank, with
+//! the sentence of the [`CudaError`].
+
+use half::{bf16, f16};
+
+use super::{
+    CudaBackend, CudaError, activation, column_sum, elementwise, embedding, loss, norm, optimizer, rotary,
+};
+use crate::ops::{
+    AdamW, Attention, AttentionBackward, Check, ColumnSum, CrossEntropy, Embedding, EmbeddingBackward,
+    Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
+    PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
+};
+use crate::{Backend, Buffer, Category, DType, Memory, Place, View};
+
+/// Ends the rank if an operation could not be enqueued, or an earlier one failed.
+fn enqueued<T>(result: Result<T, CudaError>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Operations that are checked, and enqueued by a function of that name.
+macro_rules! launched {
+    ($($name:ident: $op:ident => $function:path),+ $(,)?) => {
+        $(fn $name(&self, op: $op) {
+            op.check();
+            enqueued($function(&self.launcher, &op));
+        })+
+    };
+}
+
+impl CudaBackend {
+    fn upload_bytes(&self, bytes: &[u8], to: View) {
+        assert_eq!(bytes.len(), to.bytes(), "an upload of another length");
+        assert_eq!(to.place(), Place::Device, "the card cannot reach this memory");
+        // SAFETY: the view is device memory of this length.
+        enqueued(unsafe { self.stream.upload(bytes, to.address()) });
+    }
+
+    fn download_bytes(&self, from: View) -> Vec<u8> {
+        assert_eq!(from.place(), Place::Device, "the card cannot reach this memory");
+        let mut bytes = vec![0; from.bytes()];
+        // SAFETY: the view is device memory of this length.
+        enqueued(unsafe { self.stream.download(from.address(), &mut bytes) });
+        bytes
+    }
+}
+
+/// Numbers as the bytes of a type.
+fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::F64 => values.iter().flat_map(|&x| f64::from(x).to_ne_bytes()).collect(),
+        DType::F32 => values.iter().flat_map(|x| x.to_ne_bytes()).collect(),
+        DType::BF16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_ne_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_ne_bytes()).collect(),
+        DType::U32 => panic!("token ids are not numbers"),
+    }
+}
+
+/// The inverse of [`encode`], without loss.
+fn decode(bytes: &[u8], dtype: DType) -> Vec<f64> {
+    match dtype {
+        DType::F64 => bytes.as_chunks().0.iter().map(|&x| f64::from_ne_bytes(x)).collect(),
+        DType::F32 => bytes.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x).into()).collect(),
+        DType::BF16 => bytes.as_chunks().0.iter().map(|&x| bf16::from_ne_bytes(x).into()).collect(),
+        DType::F16 => bytes.as_chunks().0.iter().map(|&x| f16::from_ne_bytes(x).into()).collect(),
+        DType::U32 => panic!("token ids are not numbers"),
+    }
+}
+
+impl Backend for CudaBackend {
+    fn memory(&self) -> &dyn Memory {
+        &*self.memory
+    }
+
+    fn allocate(&self, len: usize, dtype: DType, category: Category) -> Buffer {
+        Buffer::new(&self.memory, len, dtype, category)
+    }
+
+    fn upload_tokens(&self, tokens: &[u32], to: View) {
+        assert_eq!(to.dtype(), DType::U32, "token ids into another type");
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();
+        self.upload_bytes(&bytes, to);
+    }
+
+    fn upload(&self, values: &[f32], to: View) {
+        assert_eq!(values.len(), to.len(), "an upload of another length");
+        self.upload_bytes(&encode(values, to.dtype()), to);
+    }
+
+    fn read(&self, from: View) -> Vec<f32> {
+        decode(&self.download_bytes(from), from.dtype()).into_iter().map(|x| x as f32).collect()
+    }
+
+    fn read_scalar(&self, from: View, index: usize) -> f64 {
+        decode(&self.download_bytes(from.slice(index..index + 1)), from.dtype())[0]
+    }
+
+    fn fill(&self, value: f64, to: View) {
+        enqueued(elementwise::fill(&self.launcher, value, to));
+    }
+
+    fn copy(&self, from: View, to: View) {
+        assert_eq!(from.len(), to.len(), "a copy between different lengths");
+        enqueued(elementwise::copy(&self.launcher, from, to));
+    }
+
+    fn add(&self, from: View, to: View) {
+        assert_eq!(from.len(), to.len(), "an addition of different lengths");
+        enqueued(elementwise::add(&self.launcher, from, to));
+    }
+
+    fn sum_of_squares(&self, from: View, to: View) {
+        enqueued(optimizer::sum_of_squares(&self.launcher, from, to));
+    }
+
+    fn gelu(&self, from: View, to: View) {
+        assert_eq!(from.len(), to.len(), "a GELU between different lengths");
+        enqueued(activation::gelu(&self.launcher, from, to));
+    }
+
+    fn linear(&self, op: Linear) {
+        op.check();
+        enqueued(self.products.linear(&op));
+    }
+
+    fn linear_backward_input(&self, op: LinearBackwardInput) {
+        op.check();
+        enqueued(self.products.linear_backward_input(&op));
+    }
+
+    fn linear_backward_weight(&self, op: LinearBackwardWeight) {
+        op.check();
+        enqueued(self.products.linear_backward_weight(&op));
+    }
+
+    fn attention(&self, op: Attention) {
+        op.check();
+        enqueued(self.attentions.forward(&op, &self.memory));
+    }
+
+    fn attention_backward(&self, op: AttentionBackward) {
+        op.check();
+        enqueued(self.attentions.backward(&op, &self.memory));
+    }
+
+    launched! {
+        residual: Residual => elementwise::residual,
+        column_sum: ColumnSum => column_sum::column_sum,
+        norm: Norm => norm::forward,
+        norm_backward: NormBackward => norm::backward,
+        rotary: Rotary => rotary::rotary,
+        swiglu: Swiglu => activation::swiglu,
+        swiglu_backward: SwigluBackward => activation::swiglu_backward,
+        embedding: Embedding => embedding::forward,
+        embedding_backward: EmbeddingBackward => embedding::backward,
+        positions: Positions => embedding::positions,
+        positions_backward: PositionsBackward => embedding::positions_backward,
+        loss_statistics: LossStatistics => loss::statistics,
+        cross_entropy: CrossEntropy => loss::cross_entropy,
+        update_control: UpdateControl => optimizer::update_control,
+        adamw: AdamW => optimizer::adamw,
+    }
+}

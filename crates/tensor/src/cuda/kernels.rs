@@ -1,0 +1,120 @@
+//! The kernel files, and the kernels of them that were needed so far.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::rc::Rc;
+
+use cudarc::driver::result;
+use cudarc::driver::sys::CUmodule;
+
+use super::error::CudaError;
+use super::nvrtc;
+use super::stream::{Argument, Function, Grid, Stream};
+use crate::DType;
+
+/// What every kernel file begins with: types, conversions, reductions.
+pub(crate) const COMMON: &str = include_str!("kernels/common.cuh");
+
+/// A kernel file, without [`COMMON`].
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    /// File name without ending.
+    pub(crate) name: &'static str,
+    /// CUDA C++ that hipcc also takes.
+    pub(crate) text: &'static str,
+}
+
+/// Declares kernel files.
+macro_rules! sources {
+    ($($constant:ident = $name:literal),+ $(,)?) => {
+        $(pub(crate) static $constant: Source =
+            Source { name: $name, text: include_str!(concat!("kernels/", $name, ".cu")) };)+
+    };
+}
+
+sources! {
+    ELEMENTWISE = "elementwise",
+    COLUMN_SUM = "column_sum",
+    NORM = "norm",
+    ACTIVATION = "activation",
+    ROTARY = "rotary",
+    EMBEDDING = "embedding",
+    LOSS = "loss",
+    OPTIMIZER = "optimizer",
+    EPILOGUE = "epilogue",
+    ATTENTION = "attention",
+}
+
+/// The kernels of one device; files are compiled and loaded when first needed.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernels {
+    stream: Stream,
+    loaded: Rc<RefCell<Loaded>>,
+}
+
+#[derive(Debug, Default)]
+struct Loaded {
+    modules: HashMap<&'static str, CUmodule>,
+    functions: HashMap<String, Function>,
+}
+
+impl Kernels {
+    /// No kernel is loaded yet.
+    pub(crate) fn new(stream: &Stream) -> Self {
+        Kernels { stream: stream.clone(), loaded: Rc::default() }
+    }
+
+    /// The kernel `name` of a file. Names are unique over all files.
+    pub(crate) fn function(&self, source: &'static Source, name: &str) -> Result<Function, CudaError> {
+        let loaded = &mut *self.loaded.borrow_mut();
+        if let Some(&function) = loaded.functions.get(name) {
+            return Ok(function);
+        }
+        let module = match loaded.modules.get(source.name) {
+            Some(&module) => module,
+            None => *loaded.modules.entry(source.name).or_insert(self.load(source)?),
+        };
+        let symbol = CString::new(name).expect("kernel names hold no zero");
+        // SAFETY: the module is loaded and is never unloaded before its context ends.
+        let function = Function(unsafe { result::module::get_function(module, symbol)? });
+        loaded.functions.insert(name.to_owned(), function);
+        Ok(function)
+    }
+
+    /// Enqueues the kernel `name` of a file.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(crate) unsafe fn launch(
+        &self,
+        source: &'static Source,
+        name: &str,
+        grid: Grid,
+        arguments: &[Argument],
+    ) -> Result<(), CudaError> {
+        let function = self.function(source, name)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.launch(function, grid, arguments) }
+    }
+
+    fn load(&self, source: &'static Source) -> Result<CUmodule, CudaError> {
+        let (major, minor) = self.stream.capability();
+        let image = nvrtc::cubin(source.name, source.text, &format!("sm_{major}{minor}"))?;
+        // SAFETY: a whole image made for this architecture, and the context is current.
+        Ok(unsafe { result::module::load_data(image.as_ptr().cast())? })
+    }
+}
+
+/// How a type is written in kernel names.
+pub(crate) fn suffix(dtype: DType) -> Result<&'static str, CudaError> {
+    match dtype {
+        DType::F32 => Ok("f32"),
+        DType::BF16 => Ok("bf16"),
+        DType::F16 => Ok("f16"),
+        DType::F64 => Err(CudaError::Unsupported(
+            "f64 is for finite differences on the CPU: the CUDA backend computes in f32, bf16 and f16".into(),
+        )),
+        DType::U32 => Err(CudaError::Unsupported("token ids are not numbers".into())),
+    }
+}

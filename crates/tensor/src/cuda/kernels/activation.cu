@@ -1,0 +1,63 @@
+// GELU in its tanh form and SwiGLU, forward and backward. `½(1 + tanh u) = σ(2u)`, so both are a logistic function
+// away from their input.
+//
+// gelu: flat, grid-stride. swiglu: x [rows, 2·width] (gate, then up), out [rows, width]; one block per row.
+// swiglu_backward: dx may be x: a thread reads its elements of both halves before it writes them.
+// GELU of [65536, 3072] bf16: 2 × 403 MB, 187 µs at 4.3 TB/s. SwiGLU of [24576, 2·5632]: 830 MB, 193 µs.
+
+constexpr float SLOPE = 1.5957691216057308f; // 2·√(2/π)
+constexpr float CUBIC = 0.044715f;
+
+template <class T> __device__ void gelu(const T *from, T *to, size elements, bool wide) {
+    each(elements, wide, [=](auto lanes, size i) {
+        constexpr int N = decltype(lanes)::value;
+        float x[N];
+        load<N>(from + i, x);
+        for (int j = 0; j < N; ++j) x[j] *= logistic(x[j] * (x[j] * x[j] * (SLOPE * CUBIC) + SLOPE));
+        store<N>(to + i, x);
+    });
+}
+
+template <class T> __device__ void swiglu(const T *x, T *out, size width, bool wide) {
+    const T *row = x + blockIdx.x * 2 * width;
+    T *out_row = out + blockIdx.x * width;
+    each_column(width, wide, [=](auto lanes, size i) {
+        constexpr int N = decltype(lanes)::value;
+        float gate[N], up[N];
+        load<N>(row + i, gate);
+        load<N>(row + width + i, up);
+        for (int j = 0; j < N; ++j) gate[j] *= logistic(gate[j]) * up[j];
+        store<N>(out_row + i, gate);
+    });
+}
+
+template <class T> __device__ void swiglu_backward(const T *dout, const T *x, T *dx, size width, bool wide) {
+    const T *row = x + blockIdx.x * 2 * width, *dout_row = dout + blockIdx.x * width;
+    T *dx_row = dx + blockIdx.x * 2 * width;
+    each_column(width, wide, [=](auto lanes, size i) {
+        constexpr int N = decltype(lanes)::value;
+        float gate[N], up[N], d[N];
+        load<N>(row + i, gate);
+        load<N>(row + width + i, up);
+        load<N>(dout_row + i, d);
+        for (int j = 0; j < N; ++j) {
+            const float s = logistic(gate[j]), g = gate[j];
+            gate[j] = d[j] * up[j] * s * (1.0f + g * (1.0f - s));
+            up[j] = d[j] * g * s;
+        }
+        store<N>(dx_row + i, gate);
+        store<N>(dx_row + width + i, up);
+    });
+}
+
+#define DEFINE(NAME, T)                                                                                               \
+    extern "C" __global__ void gelu_##NAME(const T *from, T *to, size elements, bool wide) {                          \
+        gelu(from, to, elements, wide);                                                                               \
+    }                                                                                                                 \
+    extern "C" __global__ void swiglu_##NAME(const T *x, T *out, size width, bool wide) {                             \
+        swiglu(x, out, width, wide);                                                                                  \
+    }                                                                                                                 \
+    extern "C" __global__ void swiglu_backward_##NAME(const T *dout, const T *x, T *dx, size width, bool wide) {      \
+        swiglu_backward(dout, x, dx, width, wide);                                                                    \
+    }
+FOR_TYPES(DEFINE)

@@ -1,0 +1,352 @@
+// Causal self-attention in tiles of 32 queries by 32 keys (arXiv 2205.14135), for every type, length and grouping.
+//
+// qkv, dqkv: [batch, sequence, heads + 2·kv_heads, dim]; out, dout: [batch, sequence, heads, dim], dim ≤ 256;
+// log_sums, dots: [batch, heads, sequence] f32. `probabilities` [batch, heads, sequence, sequence] is null for flash
+// attention; plain attention writes it in the forward and reads it in the backward.
+// Grid (tiles, heads or kv_heads, batch), 256 threads: 16 × 16, and a thread owns rows y, y+16 and columns x, x+16, …
+// of a product. Shared memory holds tiles in f32, [TILE, dim + 1]: with an odd stride, columns hit different banks.
+// Every sum is taken by one thread, or over the same lanes, in a fixed order: results are the same bits every time.
+// dkeys_dvalues goes through the query heads of its group in order and needs no atomics; queries' gradients have a
+// kernel of their own, so scores are computed twice. Tiles beyond the diagonal are skipped.
+// Per tile of queries all earlier keys and values are read once: 2·dim·sequence elements, mostly from L2.
+
+constexpr int TILE = 32;
+constexpr int SIDE = 16;
+constexpr int THREADS = SIDE * SIDE;
+constexpr int OWN = TILE / SIDE;       // rows of a tile that a thread owns
+constexpr int COLUMNS = 256 / SIDE;    // columns of a vector that a thread owns, at most
+constexpr int SCORE_STRIDE = TILE + 1;
+
+struct Shape {
+    int sequence, heads, kv_heads, dim;
+    float scale;
+
+    __device__ int stride() const { return dim + 1; }
+    __device__ size qkv_row() const { return (size)(heads + 2 * kv_heads) * dim; }
+    // Where head `head` of sample `sample` begins among interleaved rows of `row` elements.
+    __device__ size start(int sample, int head, size row) const {
+        return (size)sample * sequence * row + (size)head * dim;
+    }
+    __device__ size out_row() const { return (size)heads * dim; }
+    __device__ size first_score(int sample, int head) const { return ((size)sample * heads + head) * sequence; }
+};
+
+// Over the 16 threads that share a row of a tile.
+template <class Operation> __device__ inline float side_reduce(float x, Operation operation) {
+#pragma unroll
+    for (int mask = SIDE / 2; mask > 0; mask /= 2) x = operation(x, SHUFFLE_XOR(x, mask));
+    return x;
+}
+
+// Vectors first..first + TILE of a head, times `factor`; zeros after the last.
+template <class T>
+__device__ void load_tile(float *tile, const T *from, size row, int first, Shape shape, float factor) {
+    for (int i = threadIdx.x; i < TILE * shape.dim; i += THREADS) {
+        const int vector = i / shape.dim, column = i % shape.dim;
+        const bool exists = first + vector < shape.sequence;
+        tile[vector * shape.stride() + column] =
+            exists ? factor * widen(from[(size)(first + vector) * row + column]) : 0.0f;
+    }
+}
+
+// product[i][j] = left[y + 16i] · right[x + 16j].
+__device__ inline void dot_tiles(float (&product)[OWN][OWN], const float *left, const float *right, Shape shape) {
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    for (int i = 0; i < OWN; ++i)
+        for (int j = 0; j < OWN; ++j) product[i][j] = 0.0f;
+    for (int column = 0; column < shape.dim; ++column) {
+        float l[OWN], r[OWN];
+        for (int i = 0; i < OWN; ++i) {
+            l[i] = left[(y + SIDE * i) * shape.stride() + column];
+            r[i] = right[(x + SIDE * i) * shape.stride() + column];
+        }
+        for (int i = 0; i < OWN; ++i)
+            for (int j = 0; j < OWN; ++j) product[i][j] += l[i] * r[j];
+    }
+}
+
+// sum[i][c] += Σ_j pairs(y + 16i, j) · vectors[j][x + 16c]; `pairs` is read along its columns if `transposed`.
+template <bool transposed>
+__device__ inline void add_weighted(float (&sum)[OWN][COLUMNS], const float *pairs, const float *vectors,
+                                    Shape shape) {
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    for (int j = 0; j < TILE; ++j) {
+        float weight[OWN];
+        for (int i = 0; i < OWN; ++i) {
+            const int row = y + SIDE * i;
+            weight[i] = pairs[transposed ? j * SCORE_STRIDE + row : row * SCORE_STRIDE + j];
+        }
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            const int column = x + SIDE * c;
+            if (column < shape.dim) {
+                const float value = vectors[j * shape.stride() + column];
+                for (int i = 0; i < OWN; ++i) sum[i][c] += weight[i] * value;
+            }
+        }
+    }
+}
+
+// Rounds rows first + y, first + y + 16 of a head.
+template <class T>
+__device__ void store_vectors(const float (&sum)[OWN][COLUMNS], T *to, size row, int first, Shape shape,
+                              const float (&factor)[OWN]) {
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    for (int i = 0; i < OWN; ++i) {
+        const int vector = first + y + SIDE * i;
+        if (vector >= shape.sequence) continue;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+            const int column = x + SIDE * c;
+            if (column < shape.dim) to[(size)vector * row + column] = narrow<T>(sum[i][c] * factor[i]);
+        }
+    }
+}
+
+__device__ inline void clear(float (&sum)[OWN][COLUMNS]) {
+    for (int i = 0; i < OWN; ++i)
+        for (int c = 0; c < COLUMNS; ++c) sum[i][c] = 0.0f;
+}
+
+// Goes through the keys once more, now that the sums are known.
+template <class T>
+__device__ void write_probabilities(T *rows, const T *key, int first, const float (&log_sum)[OWN], float *queries,
+                                    float *keys, Shape shape) {
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    for (int first_key = 0; first_key < shape.sequence; first_key += TILE) {
+        float score[OWN][OWN];
+        if (first_key <= first) {
+            __syncthreads();
+            load_tile(keys, key, shape.qkv_row(), first_key, shape, 1.0f);
+            __syncthreads();
+            dot_tiles(score, queries, keys, shape);
+        }
+        for (int i = 0; i < OWN; ++i)
+            for (int j = 0; j < OWN; ++j) {
+                const int query = first + y + SIDE * i, at = first_key + x + SIDE * j;
+                if (query >= shape.sequence || at >= shape.sequence) continue;
+                rows[(size)query * shape.sequence + at] =
+                    narrow<T>(at <= query ? expf(score[i][j] - log_sum[i]) : 0.0f);
+            }
+    }
+}
+
+template <class T>
+__device__ void attention_forward(const T *qkv, T *out, float *log_sums, T *probabilities, Shape shape) {
+    extern __shared__ float shared[];
+    float *queries = shared, *keys = queries + TILE * shape.stride(), *pairs = keys + TILE * shape.stride();
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    const int head = blockIdx.y, sample = blockIdx.z, kv = head / (shape.heads / shape.kv_heads);
+    // The last tiles see the most keys: they begin first.
+    const int first = (gridDim.x - 1 - blockIdx.x) * TILE;
+    const size row = shape.qkv_row();
+    const T *key = qkv + shape.start(sample, shape.heads + kv, row);
+    const T *value = qkv + shape.start(sample, shape.heads + shape.kv_heads + kv, row);
+    load_tile(queries, qkv + shape.start(sample, head, row), row, first, shape, shape.scale);
+
+    float sum[OWN][COLUMNS], maximum[OWN], total[OWN];
+    clear(sum);
+    for (int i = 0; i < OWN; ++i) maximum[i] = -INFINITE, total[i] = 0.0f;
+    for (int first_key = 0; first_key <= first; first_key += TILE) {
+        __syncthreads();
+        load_tile(keys, key, row, first_key, shape, 1.0f);
+        __syncthreads();
+        float score[OWN][OWN];
+        dot_tiles(score, queries, keys, shape);
+        for (int i = 0; i < OWN; ++i) {
+            float highest = maximum[i];
+            for (int j = 0; j < OWN; ++j) {
+                if (first_key + x + SIDE * j > first + y + SIDE * i) score[i][j] = -INFINITE;
+                highest = fmaxf(highest, score[i][j]);
+            }
+            // Key 0 is in the first tile, so every maximum is finite from then on.
+            highest = side_reduce(highest, Maximum());
+            float here = 0.0f;
+            for (int j = 0; j < OWN; ++j) {
+                const float exponential = expf(score[i][j] - highest);
+                pairs[(y + SIDE * i) * SCORE_STRIDE + x + SIDE * j] = exponential;
+                here += exponential;
+            }
+            const float shrink = expf(maximum[i] - highest);
+            total[i] = total[i] * shrink + side_reduce(here, Sum());
+            maximum[i] = highest;
+            for (int c = 0; c < COLUMNS; ++c) sum[i][c] *= shrink;
+        }
+        __syncthreads();
+        load_tile(keys, value, row, first_key, shape, 1.0f);
+        __syncthreads();
+        add_weighted<false>(sum, pairs, keys, shape);
+    }
+
+    float inverse[OWN], log_sum[OWN];
+    for (int i = 0; i < OWN; ++i) inverse[i] = 1.0f / total[i], log_sum[i] = maximum[i] + logf(total[i]);
+    store_vectors(sum, out + shape.start(sample, head, shape.out_row()), shape.out_row(), first, shape, inverse);
+    const size score = shape.first_score(sample, head);
+    if (probabilities) {
+        write_probabilities(probabilities + score * shape.sequence, key, first, log_sum, queries, keys, shape);
+        return;
+    }
+    for (int i = 0; i < OWN; ++i) {
+        const int query = first + y + SIDE * i;
+        if (x == 0 && query < shape.sequence) log_sums[score + query] = log_sum[i];
+    }
+}
+
+// dots = Σ dout ∘ out for every query: 16 threads a row, rows as they lie in memory.
+template <class T> __device__ void attention_dots(const T *out, const T *dout, float *dots, size rows, Shape shape) {
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    const size row = blockIdx.x * (size)SIDE + y;
+    float sum = 0.0f;
+    if (row < rows)
+        for (int column = x; column < shape.dim; column += SIDE)
+            sum += widen(out[row * shape.dim + column]) * widen(dout[row * shape.dim + column]);
+    sum = side_reduce(sum, Sum());
+    const size token = row / shape.heads, sample = token / shape.sequence;
+    if (x == 0 && row < rows)
+        dots[(sample * shape.heads + row % shape.heads) * shape.sequence + token % shape.sequence] = sum;
+}
+
+// What the backward keeps of the forward, from one head's first query on.
+template <class T> struct Saved {
+    const float *log_sums;
+    const T *probabilities;
+    const float *dots;
+};
+
+// Probabilities and gradients of the scores for a tile of queries against a tile of keys, zero where there is none.
+template <class T>
+__device__ void score_gradients(float (&probability)[OWN][OWN], float (&dscore)[OWN][OWN], const float *queries,
+                                const float *dout, const float *keys, const float *values, int first, int first_key,
+                                Saved<T> saved, Shape shape) {
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    dot_tiles(dscore, dout, values, shape);
+    if (!saved.probabilities) dot_tiles(probability, queries, keys, shape);
+    for (int i = 0; i < OWN; ++i) {
+        const int query = first + y + SIDE * i;
+        for (int j = 0; j < OWN; ++j) {
+            const int key = first_key + x + SIDE * j;
+            if (query >= shape.sequence || key > query) {
+                probability[i][j] = dscore[i][j] = 0.0f;
+                continue;
+            }
+            probability[i][j] = saved.probabilities
+                                    ? widen(saved.probabilities[(size)query * shape.sequence + key])
+                                    : expf(probability[i][j] - saved.log_sums[query]);
+            dscore[i][j] = probability[i][j] * (dscore[i][j] - saved.dots[query]);
+        }
+    }
+}
+
+__device__ inline void store_pairs(float *pairs, const float (&values)[OWN][OWN]) {
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    for (int i = 0; i < OWN; ++i)
+        for (int j = 0; j < OWN; ++j) pairs[(y + SIDE * i) * SCORE_STRIDE + x + SIDE * j] = values[i][j];
+}
+
+template <class T>
+__device__ Saved<T> saved_of(const float *log_sums, const T *probabilities, const float *dots, int sample, int head,
+                             Shape shape) {
+    const size score = shape.first_score(sample, head);
+    return Saved<T>{log_sums + score, probabilities ? probabilities + score * shape.sequence : nullptr,
+                    dots + score};
+}
+
+template <class T>
+__device__ void attention_dkeys_dvalues(const T *qkv, const T *dout, const float *log_sums, const T *probabilities,
+                                        const float *dots, T *dqkv, Shape shape) {
+    extern __shared__ float shared[];
+    const int tile = TILE * shape.stride();
+    float *keys = shared, *values = keys + tile, *queries = values + tile, *gradients = queries + tile;
+    float *pairs = gradients + tile, *dpairs = pairs + TILE * SCORE_STRIDE;
+    const int kv = blockIdx.y, sample = blockIdx.z, group = shape.heads / shape.kv_heads;
+    const int first_key = blockIdx.x * TILE;
+    const size row = shape.qkv_row(), out_row = shape.out_row();
+    const size key = shape.start(sample, shape.heads + kv, row);
+    const size value = shape.start(sample, shape.heads + shape.kv_heads + kv, row);
+    load_tile(keys, qkv + key, row, first_key, shape, 1.0f);
+    load_tile(values, qkv + value, row, first_key, shape, 1.0f);
+
+    float dkeys[OWN][COLUMNS], dvalues[OWN][COLUMNS];
+    clear(dkeys);
+    clear(dvalues);
+    for (int head = kv * group; head < (kv + 1) * group; ++head) {
+        const Saved<T> saved = saved_of(log_sums, probabilities, dots, sample, head, shape);
+        for (int first = first_key; first < shape.sequence; first += TILE) {
+            __syncthreads();
+            load_tile(queries, qkv + shape.start(sample, head, row), row, first, shape, shape.scale);
+            load_tile(gradients, dout + shape.start(sample, head, out_row), out_row, first, shape, 1.0f);
+            __syncthreads();
+            float probability[OWN][OWN], dscore[OWN][OWN];
+            score_gradients(probability, dscore, queries, gradients, keys, values, first, first_key, saved, shape);
+            store_pairs(pairs, probability);
+            store_pairs(dpairs, dscore);
+            __syncthreads();
+            add_weighted<true>(dvalues, pairs, gradients, shape);
+            // The queries carry the scale already.
+            add_weighted<true>(dkeys, dpairs, queries, shape);
+        }
+    }
+    const float one[OWN] = {1.0f, 1.0f};
+    store_vectors(dkeys, dqkv + key, row, first_key, shape, one);
+    store_vectors(dvalues, dqkv + value, row, first_key, shape, one);
+}
+
+template <class T>
+__device__ void attention_dqueries(const T *qkv, const T *dout, const float *log_sums, const T *probabilities,
+                                   const float *dots, T *dqkv, Shape shape) {
+    extern __shared__ float shared[];
+    const int tile = TILE * shape.stride();
+    float *keys = shared, *values = keys + tile, *queries = values + tile, *gradients = queries + tile;
+    float *dpairs = gradients + tile;
+    const int head = blockIdx.y, sample = blockIdx.z, kv = head / (shape.heads / shape.kv_heads);
+    const int first = (gridDim.x - 1 - blockIdx.x) * TILE;
+    const size row = shape.qkv_row(), out_row = shape.out_row();
+    const T *key = qkv + shape.start(sample, shape.heads + kv, row);
+    const T *value = qkv + shape.start(sample, shape.heads + shape.kv_heads + kv, row);
+    const Saved<T> saved = saved_of(log_sums, probabilities, dots, sample, head, shape);
+    load_tile(queries, qkv + shape.start(sample, head, row), row, first, shape, shape.scale);
+    load_tile(gradients, dout + shape.start(sample, head, out_row), out_row, first, shape, 1.0f);
+
+    float dqueries[OWN][COLUMNS];
+    clear(dqueries);
+    for (int first_key = 0; first_key <= first; first_key += TILE) {
+        __syncthreads();
+        load_tile(keys, key, row, first_key, shape, 1.0f);
+        load_tile(values, value, row, first_key, shape, 1.0f);
+        __syncthreads();
+        float probability[OWN][OWN], dscore[OWN][OWN];
+        score_gradients(probability, dscore, queries, gradients, keys, values, first, first_key, saved, shape);
+        store_pairs(dpairs, dscore);
+        __syncthreads();
+        add_weighted<false>(dqueries, dpairs, keys, shape);
+    }
+    const float scale[OWN] = {shape.scale, shape.scale};
+    store_vectors(dqueries, dqkv + shape.start(sample, head, row), row, first, shape, scale);
+}
+
+#define DEFINE(NAME, T)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
+        attention_forward_##NAME(const T *qkv, T *out, float *log_sums, T *probabilities, int sequence, int heads,    \
+                                 int kv_heads, int dim, float scale) {                                                \
+        attention_forward(qkv, out, log_sums, probabilities, Shape{sequence, heads, kv_heads, dim, scale});           \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
+        attention_dots_##NAME(const T *out, const T *dout, float *dots, size rows, int sequence, int heads,           \
+                              int kv_heads, int dim, float scale) {                                                   \
+        attention_dots(out, dout, dots, rows, Shape{sequence, heads, kv_heads, dim, scale});                          \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
+        attention_dkeys_dvalues_##NAME(const T *qkv, const T *dout, const float *log_sums, const T *probabilities,    \
+                                       const float *dots, T *dqkv, int sequence, int heads, int kv_heads, int dim,    \
+                                       float scale) {                                                                 \
+        attention_dkeys_dvalues(qkv, dout, log_sums, probabilities, dots, dqkv,                                       \
+                                Shape{sequence, heads, kv_heads, dim, scale});                                        \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
+        attention_dqueries_##NAME(const T *qkv, const T *dout, const float *log_sums, const T *probabilities,         \
+                                  const float *dots, T *dqkv, int sequence, int heads, int kv_heads, int dim,         \
+                                  float scale) {                                                                      \
+        attention_dqueries(qkv, dout, log_sums, probabilities, dots, dqkv,                                            \
+                           Shape{sequence, heads, kv_heads, dim, scale});                                             \
+    }
+FOR_TYPES(DEFINE)

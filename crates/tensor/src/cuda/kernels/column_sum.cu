@@ -1,0 +1,54 @@
+// out (+)= Σ_rows x, always in the same order: chunks of rows to partial sums, then the partial sums.
+//
+// column_sum: grid (columns / (LANES·N), chunks), LANES·GROUPS threads; a thread owns N columns, the groups take the
+//   chunk's rows in turn and are added up in their order. x [rows, width] → partial [chunks, width] f32.
+// sum_partials: grid (columns / LANES), LANES·GROUPS threads; partial [parts, width] f32 → out [width].
+// Reads x once: [65536, 3072] bf16 is 403 MB, 94 µs at 4.3 TB/s.
+
+template <int N, class T>
+__device__ void column_sum(const T *__restrict__ x, float *__restrict__ partial, size rows, size width) {
+    const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    const size column = (blockIdx.x * (size)LANES + lane) * N;
+    const size chunk = (rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * chunk;
+    const size end = first + chunk < rows ? first + chunk : rows;
+    float sum[N] = {};
+    if (column < width) {
+#pragma unroll 4
+        for (size row = first + group; row < end; row += GROUPS) {
+            float here[N];
+            load<N>(x + row * width + column, here);
+            for (int j = 0; j < N; ++j) sum[j] += here[j];
+        }
+    }
+    add_groups(sum, lane, group);
+    if (group == 0 && column < width) store<N>(partial + blockIdx.y * width + column, sum);
+}
+
+template <class G>
+__device__ void sum_partials(const float *__restrict__ partial, G *out, size parts, size width, bool accumulate) {
+    const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    const size column = blockIdx.x * (size)LANES + lane;
+    float sum[1] = {};
+    if (column < width) {
+#pragma unroll 8
+        for (size part = group; part < parts; part += GROUPS) sum[0] += partial[part * width + column];
+    }
+    add_groups(sum, lane, group);
+    if (group == 0 && column < width) {
+        if (accumulate) sum[0] += widen(out[column]);
+        out[column] = narrow<G>(sum[0]);
+    }
+}
+
+#define DEFINE(NAME, T)                                                                                               \
+    extern "C" __global__ void column_sum_##NAME(const T *x, float *partial, size rows, size width) {                 \
+        column_sum<1>(x, partial, rows, width);                                                                       \
+    }                                                                                                                 \
+    extern "C" __global__ void column_sum_wide_##NAME(const T *x, float *partial, size rows, size width) {            \
+        column_sum<PACK>(x, partial, rows, width);                                                                    \
+    }                                                                                                                 \
+    extern "C" __global__ void sum_partials_##NAME(const float *partial, T *out, size parts, size width,              \
+                                                   bool accumulate) {                                                 \
+        sum_partials(partial, out, parts, width, accumulate);                                                         \
+    }
+FOR_TYPES(DEFINE)

@@ -1,0 +1,196 @@
+// What every kernel file begins with: storage types, packs of eight, reductions in a fixed order.
+//
+// One source for CUDA (NVRTC, no headers) and HIP (hipcc). All arithmetic is in f32; storage is f32, bf16 or f16.
+// A pack is eight elements, moved in pieces of 16 bytes; pointers to packs are 16-byte aligned.
+
+#if defined(__HIP__) || defined(__HIPCC__)
+constexpr int WARP = 64;
+#define SHUFFLE_XOR(value, mask) __shfl_xor(value, mask)
+#define BALLOT(predicate) ((unsigned long long)__ballot(predicate))
+#define SYNCHRONIZE_WARP() __builtin_amdgcn_wave_barrier()
+#else
+constexpr int WARP = 32;
+#define SHUFFLE_XOR(value, mask) __shfl_xor_sync(0xffffffffu, value, mask)
+#define BALLOT(predicate) ((unsigned long long)__ballot_sync(0xffffffffu, predicate))
+#define SYNCHRONIZE_WARP() __syncwarp()
+#endif
+
+typedef unsigned int token;
+typedef long long size;
+
+constexpr int PACK = 8;
+#define INFINITE __int_as_float(0x7f800000)
+
+struct bf16 {
+    unsigned short bits;
+};
+
+struct f16 {
+    unsigned short bits;
+};
+
+__device__ inline float widen(float x) { return x; }
+
+__device__ inline float widen(bf16 x) { return __uint_as_float((unsigned int)x.bits << 16); }
+
+__device__ inline float widen(f16 x) {
+#if defined(__HIP__) || defined(__HIPCC__)
+    _Float16 half;
+    memcpy(&half, &x.bits, 2);
+    return (float)half;
+#else
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+    return wide;
+#endif
+}
+
+// Rounds to the nearest, ties to even.
+template <class T> __device__ T narrow(float x);
+
+template <> __device__ inline float narrow<float>(float x) { return x; }
+
+template <> __device__ inline bf16 narrow<bf16>(float x) {
+#if defined(__HIP__) || defined(__HIPCC__)
+    const unsigned int bits = __float_as_uint(x);
+    if (x != x) return bf16{(unsigned short)(bits >> 16 | 0x40)};
+    return bf16{(unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#else
+    bf16 rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(x));
+    return rounded;
+#endif
+}
+
+template <> __device__ inline f16 narrow<f16>(float x) {
+    f16 rounded;
+#if defined(__HIP__) || defined(__HIPCC__)
+    const _Float16 half = (_Float16)x;
+    memcpy(&rounded.bits, &half, 2);
+#else
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(x));
+#endif
+    return rounded;
+}
+
+// N is 1 or PACK.
+template <int N, class T> __device__ inline void load(const T *from, float (&x)[N]) {
+    if constexpr (N == 1) {
+        x[0] = widen(from[0]);
+    } else {
+        constexpr int PIECE = 16 / sizeof(T);
+#pragma unroll
+        for (int piece = 0; piece < N / PIECE; ++piece) {
+            const uint4 raw = reinterpret_cast<const uint4 *>(from)[piece];
+            T at[PIECE];
+            memcpy(at, &raw, 16);
+#pragma unroll
+            for (int i = 0; i < PIECE; ++i) x[piece * PIECE + i] = widen(at[i]);
+        }
+    }
+}
+
+template <int N, class T> __device__ inline void store(T *to, const float (&x)[N]) {
+    if constexpr (N == 1) {
+        to[0] = narrow<T>(x[0]);
+    } else {
+        constexpr int PIECE = 16 / sizeof(T);
+#pragma unroll
+        for (int piece = 0; piece < N / PIECE; ++piece) {
+            T at[PIECE];
+#pragma unroll
+            for (int i = 0; i < PIECE; ++i) at[i] = narrow<T>(x[piece * PIECE + i]);
+            uint4 raw;
+            memcpy(&raw, at, 16);
+            reinterpret_cast<uint4 *>(to)[piece] = raw;
+        }
+    }
+}
+
+template <int N> struct Width {
+    static constexpr int value = N;
+};
+
+// Calls body(Width<N>, index) for every element: packs where `wide` says that all pointers are aligned, then singly.
+template <class Body> __device__ inline void each(size elements, bool wide, Body body) {
+    const size thread = blockIdx.x * (size)blockDim.x + threadIdx.x;
+    const size threads = gridDim.x * (size)blockDim.x;
+    const size packs = wide ? elements / PACK : 0;
+    for (size i = thread; i < packs; i += threads) body(Width<PACK>(), i * PACK);
+    for (size i = packs * PACK + thread; i < elements; i += threads) body(Width<1>(), i);
+}
+
+// Calls body(Width<N>, column) for every column of a row that the block's threads share.
+template <class Body> __device__ inline void each_column(size width, bool wide, Body body) {
+    const size packs = wide ? width / PACK : 0;
+#pragma unroll 4
+    for (size i = threadIdx.x; i < packs; i += blockDim.x) body(Width<PACK>(), i * PACK);
+    for (size i = packs * PACK + threadIdx.x; i < width; i += blockDim.x) body(Width<1>(), i);
+}
+
+struct Sum {
+    template <class A> __device__ A operator()(A a, A b) const { return a + b; }
+};
+
+struct Maximum {
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+template <class A, class Operation> __device__ inline A warp_reduce(A x, Operation operation) {
+#pragma unroll
+    for (int mask = WARP / 2; mask > 0; mask /= 2) x = operation(x, SHUFFLE_XOR(x, mask));
+    return x;
+}
+
+// Over the block, whose threads are whole warps; every thread gets the same result, always in the same order.
+template <class A, class Operation> __device__ inline A block_reduce(A x, A neutral, Operation operation) {
+    __shared__ A partial[32];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    x = warp_reduce(x, operation);
+    if (warps == 1) return x;
+    if (lane == 0) partial[warp] = x;
+    __syncthreads();
+    x = warp_reduce(lane < warps ? partial[lane] : neutral, operation);
+    // The next reduction may write at once.
+    __syncthreads();
+    return x;
+}
+
+template <class A> __device__ inline A block_sum(A x) { return block_reduce(x, (A)0, Sum()); }
+
+// Column sums: LANES threads side by side own N columns each, GROUPS of them share out the rows.
+constexpr int LANES = 32;
+constexpr int GROUPS = 8;
+
+// Adds the groups' sums in their order; group 0 holds the total. Once per kernel and N.
+template <int N> __device__ inline void add_groups(float (&sum)[N], int lane, int group) {
+    __shared__ float shared[GROUPS][LANES * N];
+    for (int j = 0; j < N; ++j) shared[group][lane * N + j] = sum[j];
+    __syncthreads();
+    if (group > 0) return;
+    for (int other = 1; other < GROUPS; ++other)
+        for (int j = 0; j < N; ++j) sum[j] += shared[other][lane * N + j];
+}
+
+// σ(x); 0 for very negative x, where the exponential overflows.
+__device__ inline float logistic(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+// Instantiates a macro for every storage type, and for every pair of them.
+#define FOR_TYPES(MACRO) MACRO(f32, float) MACRO(bf16, bf16) MACRO(f16, f16)
+#define FOR_PAIRS(MACRO)                                                                                              \
+    MACRO(f32, float, f32, float)                                                                                     \
+    MACRO(f32, float, bf16, bf16)                                                                                     \
+    MACRO(f32, float, f16, f16)                                                                                       \
+    MACRO(bf16, bf16, f32, float)                                                                                     \
+    MACRO(bf16, bf16, bf16, bf16)                                                                                     \
+    MACRO(bf16, bf16, f16, f16)                                                                                       \
+    MACRO(f16, f16, f32, float)                                                                                       \
+    MACRO(f16, f16, bf16, bf16)                                                                                       \
+    MACRO(f16, f16, f16, f16)
+// A compute type, and a gradient that has the same type or f32.
+#define FOR_GRADIENTS(MACRO)                                                                                          \
+    MACRO(f32, float, f32, float)                                                                                     \
+    MACRO(bf16, bf16, bf16, bf16)                                                                                     \
+    MACRO(bf16, bf16, f32, float)                                                                                     \
+    MACRO(f16, f16, f16, f16)                                                                                         \
+    MACRO(f16, f16, f32, float)

@@ -1,0 +1,207 @@
+// LayerNorm (with a bias) and RMSNorm (without), forward and backward.
+//
+// x, dy, out, dx, residual [rows, width]; weight, bias [width]; statistics [rows, 2] f32: mean (0 for RMSNorm), 1/σ.
+// The "held" kernels need a width that is a multiple of PACK and keep a row in registers, so it is read once; the
+// others take any width and read a row again from the caches.
+//
+// Forward: one block per row. Backward: persistent blocks take rows in turn and keep their share of the gradients of
+// weight and bias in registers; each writes one partial, which sum_partials adds in the order of the blocks.
+// dx may be dy: a thread reads its columns of a row before it writes them.
+//
+// Forward of [65536, 768] bf16: 202 MB, 47 µs at 4.3 TB/s. Backward with residual: 403 MB, 94 µs, and 13 MB of
+// partials.
+
+// Packs of a row that a thread of the forward holds.
+constexpr int HELD = 4;
+
+template <class T> struct Norm {
+    const T *x, *weight, *bias;
+    T *out;
+    float *statistics;
+    size width;
+    float epsilon;
+
+    template <int N> __device__ void finish(float (&x)[N], float mean, float rstd, size column) const {
+        float scale[N], shift[N] = {};
+        load<N>(weight + column, scale);
+        if (bias) load<N>(bias + column, shift);
+        for (int j = 0; j < N; ++j) x[j] = (x[j] - mean) * rstd * scale[j] + shift[j];
+        store<N>(out + blockIdx.x * width + column, x);
+    }
+
+    __device__ float keep(float mean, float squares) const {
+        const float rstd = 1.0f / sqrtf(squares / width + epsilon);
+        if (threadIdx.x == 0) {
+            statistics[2 * blockIdx.x] = mean;
+            statistics[2 * blockIdx.x + 1] = rstd;
+        }
+        return rstd;
+    }
+
+    __device__ void held() const {
+        float row[HELD][PACK];
+        float sum = 0, squares = 0;
+#pragma unroll
+        for (int k = 0; k < HELD; ++k) {
+            const size column = (k * blockDim.x + threadIdx.x) * (size)PACK;
+            if (column >= width) continue;
+            load<PACK>(x + blockIdx.x * width + column, row[k]);
+            for (int j = 0; j < PACK; ++j) sum += row[k][j];
+        }
+        const float mean = bias ? block_sum(sum) / width : 0;
+#pragma unroll
+        for (int k = 0; k < HELD; ++k) {
+            if ((k * blockDim.x + threadIdx.x) * (size)PACK >= width) continue;
+            for (int j = 0; j < PACK; ++j) squares += (row[k][j] - mean) * (row[k][j] - mean);
+        }
+        const float rstd = keep(mean, block_sum(squares));
+#pragma unroll
+        for (int k = 0; k < HELD; ++k) {
+            const size column = (k * blockDim.x + threadIdx.x) * (size)PACK;
+            if (column < width) finish(row[k], mean, rstd, column);
+        }
+    }
+
+    __device__ void any() const {
+        const T *row = x + blockIdx.x * width;
+        float sum = 0, squares = 0;
+        if (bias)
+            for (size i = threadIdx.x; i < width; i += blockDim.x) sum += widen(row[i]);
+        const float mean = bias ? block_sum(sum) / width : 0;
+        for (size i = threadIdx.x; i < width; i += blockDim.x) {
+            const float centred = widen(row[i]) - mean;
+            squares += centred * centred;
+        }
+        const float rstd = keep(mean, block_sum(squares));
+        for (size i = threadIdx.x; i < width; i += blockDim.x) {
+            float element[1] = {widen(row[i])};
+            finish(element, mean, rstd, i);
+        }
+    }
+};
+
+template <class T> struct NormBackward {
+    const T *dy, *x;
+    const float *statistics;
+    const T *weight, *residual;
+    T *dx;
+    // [2, blocks or chunks, width]: of dweight, of dbias.
+    float *partial;
+    size rows, width;
+    bool centred;
+
+    // mean(g) and mean(g ∘ x̂) over the row, from the thread's sums.
+    __device__ void means(float &sum, float &along) const {
+        sum = centred ? block_sum(sum) / width : 0;
+        along = block_sum(along) / width;
+    }
+
+    // dx = residual + rstd · (g − mean(g) − x̂ · mean(g ∘ x̂)) with g = dy ∘ weight.
+    template <int N>
+    __device__ void finish(float (&g)[N], const float (&normal)[N], float rstd, float mean, float along,
+                           size at) const {
+        float past[N] = {};
+        if (residual) load<N>(residual + at, past);
+        for (int j = 0; j < N; ++j) g[j] = past[j] + rstd * (g[j] - mean - normal[j] * along);
+        store<N>(dx + at, g);
+    }
+
+    template <int K> __device__ void held() const {
+        float dweight[K][PACK] = {}, dbias[K][PACK] = {};
+        for (size row = blockIdx.x; row < rows; row += gridDim.x) {
+            const float mean = statistics[2 * row], rstd = statistics[2 * row + 1];
+            float g[K][PACK], normal[K][PACK];
+            float sum = 0, along = 0;
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                const size column = (k * blockDim.x + threadIdx.x) * (size)PACK;
+                if (column >= width) continue;
+                float scale[PACK];
+                load<PACK>(dy + row * width + column, g[k]);
+                load<PACK>(x + row * width + column, normal[k]);
+                load<PACK>(weight + column, scale);
+                for (int j = 0; j < PACK; ++j) {
+                    normal[k][j] = (normal[k][j] - mean) * rstd;
+                    dweight[k][j] += g[k][j] * normal[k][j];
+                    dbias[k][j] += g[k][j];
+                    g[k][j] *= scale[j];
+                    sum += g[k][j];
+                    along += g[k][j] * normal[k][j];
+                }
+            }
+            means(sum, along);
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                const size column = (k * blockDim.x + threadIdx.x) * (size)PACK;
+                if (column < width) finish(g[k], normal[k], rstd, sum, along, row * width + column);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            const size column = (k * blockDim.x + threadIdx.x) * (size)PACK;
+            if (column >= width) continue;
+            store<PACK>(partial + blockIdx.x * width + column, dweight[k]);
+            store<PACK>(partial + (gridDim.x + blockIdx.x) * width + column, dbias[k]);
+        }
+    }
+
+    // One block per row.
+    __device__ void any_input() const {
+        const size first = blockIdx.x * width;
+        const float mean = statistics[2 * blockIdx.x], rstd = statistics[2 * blockIdx.x + 1];
+        float sum = 0, along = 0;
+        for (size i = threadIdx.x; i < width; i += blockDim.x) {
+            const float g = widen(dy[first + i]) * widen(weight[i]);
+            sum += g;
+            along += g * (widen(x[first + i]) - mean) * rstd;
+        }
+        means(sum, along);
+        for (size i = threadIdx.x; i < width; i += blockDim.x) {
+            float g[1] = {widen(dy[first + i]) * widen(weight[i])};
+            const float normal[1] = {(widen(x[first + i]) - mean) * rstd};
+            finish(g, normal, rstd, sum, along, first + i);
+        }
+    }
+
+    // Like column_sum: LANES columns and a chunk of the rows per block. To be run before the input's.
+    __device__ void any_weight() const {
+        const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+        const size column = blockIdx.x * (size)LANES + lane;
+        const size chunk = (rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * chunk;
+        const size end = first + chunk < rows ? first + chunk : rows;
+        float sums[2] = {};
+        if (column < width) {
+            for (size row = first + group; row < end; row += GROUPS) {
+                const float d = widen(dy[row * width + column]);
+                sums[0] += d * (widen(x[row * width + column]) - statistics[2 * row]) * statistics[2 * row + 1];
+                sums[1] += d;
+            }
+        }
+        add_groups(sums, lane, group);
+        if (group > 0 || column >= width) return;
+        partial[blockIdx.y * width + column] = sums[0];
+        partial[(gridDim.y + blockIdx.y) * width + column] = sums[1];
+    }
+};
+
+#define FORWARD(NAME, T, WAY)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(1024)                                                                \
+        norm_##WAY##_##NAME(const T *x, const T *weight, const T *bias, T *out, float *statistics, size width,        \
+                            float epsilon) {                                                                          \
+        Norm<T>{x, weight, bias, out, statistics, width, epsilon}.WAY();                                              \
+    }
+#define BACKWARD(NAME, T, WAY, CALL, THREADS)                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
+        norm_backward_##WAY##_##NAME(const T *dy, const T *x, const float *statistics, const T *weight,               \
+                                     const T *residual, T *dx, float *partial, size rows, size width,                 \
+                                     bool centred) {                                                                  \
+        NormBackward<T>{dy, x, statistics, weight, residual, dx, partial, rows, width, centred}.CALL();               \
+    }
+#define DEFINE(NAME, T)                                                                                               \
+    FORWARD(NAME, T, held)                                                                                            \
+    FORWARD(NAME, T, any)                                                                                             \
+    BACKWARD(NAME, T, held1, template held<1>, 1024)                                                                  \
+    BACKWARD(NAME, T, held2, template held<2>, 768)                                                                   \
+    BACKWARD(NAME, T, any_input, any_input, 1024)                                                                     \
+    BACKWARD(NAME, T, any_weight, any_weight, 256)
+FOR_TYPES(DEFINE)

@@ -1,0 +1,197 @@
+//! The libraries that are loaded at run time: which are here, in which version, and how to get those that are not.
+
+use std::sync::OnceLock;
+
+use cudarc::{cublaslt, cudnn, driver, get_lib_name_candidates, nccl, nvrtc};
+
+use super::error::CudaError;
+
+/// A library that may or may not be on this machine.
+#[derive(Debug)]
+pub(crate) struct Library {
+    name: &'static str,
+    /// What its file is called, without "lib" and ending.
+    stem: &'static str,
+    remedy: &'static str,
+    load: fn() -> bool,
+    version: fn() -> String,
+    found: OnceLock<bool>,
+}
+
+/// What is known of a library on this machine.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What the library is called.
+    pub name: &'static str,
+    /// Its version, or `None` if it cannot be loaded.
+    pub version: Option<String>,
+    /// File names that were tried, in order.
+    pub tried: Vec<String>,
+    /// How to get it.
+    pub remedy: &'static str,
+}
+
+/// Declares a library that cudarc loads.
+macro_rules! library {
+    ($constant:ident, $name:literal, $stem:literal, $module:ident, $version:expr, $remedy:literal) => {
+        pub(crate) static $constant: Library = Library {
+            name: $name,
+            stem: $stem,
+            remedy: $remedy,
+            // SAFETY: loading NVIDIA's libraries runs no code but their initialisers.
+            load: || unsafe { $module::sys::is_culib_present() },
+            version: $version,
+            found: OnceLock::new(),
+        };
+    };
+}
+
+library!(DRIVER, "the CUDA driver", "cuda", driver, driver_version, "install NVIDIA's driver for the card");
+library!(
+    NVRTC,
+    "NVRTC",
+    "nvrtc",
+    nvrtc,
+    super::nvrtc::version,
+    "it comes with the CUDA toolkit, or with `pip install nvidia-cuda-nvrtc` (put its folder on LD_LIBRARY_PATH)"
+);
+library!(
+    CUBLASLT,
+    "cuBLASLt",
+    "cublasLt",
+    cublaslt,
+    cublaslt_version,
+    "it comes with the CUDA toolkit, or with `pip install nvidia-cublas` (put its folder on LD_LIBRARY_PATH)"
+);
+library!(
+    CUDNN,
+    "cuDNN",
+    "cudnn",
+    cudnn,
+    cudnn_version,
+    "install cuDNN 9 from NVIDIA, or with `pip install nvidia-cudnn-cu13` (put its folder on LD_LIBRARY_PATH)"
+);
+library!(
+    NCCL,
+    "NCCL",
+    "nccl",
+    nccl,
+    nccl_version,
+    "install libnccl-dev, or link libnccl.so to the libnccl.so.2 that is there: the bare name is what is looked for"
+);
+
+impl Library {
+    /// An error that says how to get the library, if it cannot be loaded.
+    pub(crate) fn require(&self) -> Result<(), CudaError> {
+        if self.found() {
+            return Ok(());
+        }
+        Err(CudaError::Missing { library: self.name, tried: self.tried(), remedy: self.remedy })
+    }
+
+    fn found(&self) -> bool {
+        *self.found.get_or_init(self.load)
+    }
+
+    /// Windows' names, which cudarc tries too, are left out.
+    fn tried(&self) -> Vec<String> {
+        get_lib_name_candidates(self.stem).into_iter().filter(|name| !name.contains("64")).collect()
+    }
+
+    fn report(&self) -> Report {
+        let version = self.found().then(self.version);
+        Report { name: self.name, version, tried: self.tried(), remedy: self.remedy }
+    }
+}
+
+/// Every library that the CUDA backend and its collectives use.
+pub fn reports() -> Vec<Report> {
+    let mut reports: Vec<_> =
+        [&DRIVER, &NVRTC, &CUBLASLT, &CUDNN, &NCCL].map(Library::report).into_iter().collect();
+    reports.push(nvml());
+    reports
+}
+
+/// Devices that the driver shows; an error says what is missing.
+pub fn devices() -> Result<usize, CudaError> {
+    DRIVER.require()?;
+    Ok(driver::CudaContext::device_count()? as usize)
+}
+
+fn driver_version() -> String {
+    let mut version = 0;
+    // SAFETY: an integer to write to; the library is there.
+    match unsafe { driver::sys::cuDriverGetVersion(&raw mut version) }.result() {
+        Ok(()) => format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
+        Err(error) => format!("{error:?}"),
+    }
+}
+
+fn cublaslt_version() -> String {
+    // SAFETY: no arguments; the library is there.
+    let version = unsafe { cublaslt::sys::cublasLtGetVersion() };
+    format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
+}
+
+fn cudnn_version() -> String {
+    // SAFETY: no arguments; the library is there.
+    let version = unsafe { cudnn::sys::cudnnGetVersion() };
+    format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
+}
+
+fn nccl_version() -> String {
+    let mut version = 0;
+    // SAFETY: an integer to write to; the library is there.
+    unsafe { nccl::sys::ncclGetVersion(&raw mut version) };
+    format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
+}
+
+/// NVML reads power and clocks; cudarc does not bind it.
+fn nvml() -> Report {
+    const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
+    // SAFETY: as for the other libraries.
+    let library = NAMES.iter().find_map(|&name| unsafe { libloading::Library::new(name) }.ok());
+    Report {
+        name: "NVML",
+        version: library.map(|library| nvml_version(&library).unwrap_or_else(|| "of unknown version".into())),
+        tried: NAMES.map(str::to_owned).to_vec(),
+        remedy: "it comes with NVIDIA's driver",
+    }
+}
+
+fn nvml_version(library: &libloading::Library) -> Option<String> {
+    type Version = unsafe extern "C" fn(*mut u8, u32) -> i32;
+    let mut text = [0_u8; 80];
+    // SAFETY: nvml.h declares `nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)`, which
+    // needs no initialisation.
+    let status = unsafe {
+        let version = library.get::<Version>(b"nvmlSystemGetNVMLVersion\0").ok()?;
+        version(text.as_mut_ptr(), text.len() as u32)
+    };
+    let end = text.iter().position(|&byte| byte == 0)?;
+    (status == 0).then(|| String::from_utf8_lossy(&text[..end]).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_not_there_is_reported_and_not_panicked_over() {
+        for report in reports() {
+            assert!(!report.tried.is_empty() && !report.remedy.is_empty(), "{report:?}");
+        }
+        let absent = Library {
+            name: "nothing",
+            stem: "nothing",
+            remedy: "write it",
+            load: || false,
+            version: || unreachable!("asked for the version of a library that is not there"),
+            found: OnceLock::new(),
+        };
+        assert!(absent.report().version.is_none());
+        let sentence = absent.require().expect_err("it is not there").to_string();
+        assert!(sentence.starts_with("nothing was not found (tried libnothing.so, "), "{sentence}");
+        assert!(sentence.ends_with("; write it"), "{sentence}");
+    }
+}

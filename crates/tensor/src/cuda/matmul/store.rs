@@ -1,0 +1,84 @@
+//! Choices of earlier runs, in one text file per card and cuBLASLt version: a line for each product.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use super::library::Algorithm;
+
+/// Algorithms that were found to be the fastest.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+    choices: HashMap<String, Algorithm>,
+}
+
+impl Store {
+    /// What was kept for a card and a version, empty if nothing was. `None` if this user has no cache folder.
+    pub fn open(device: &str, version: usize) -> Option<Self> {
+        let name: String = device.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        Some(Self::at(&cache_folder()?.join(format!("{name}-{version}.txt"))))
+    }
+
+    fn at(path: &Path) -> Self {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        Store { path: path.to_owned(), choices: text.lines().filter_map(parse).collect() }
+    }
+
+    /// The choice for a product.
+    pub fn get(&self, key: &str) -> Option<Algorithm> {
+        self.choices.get(key).copied()
+    }
+
+    /// Keeps a choice. Ranks append whole lines to the same file; that it cannot be written is no failure.
+    pub fn put(&mut self, key: &str, algorithm: Algorithm) {
+        let line = format!("{}\n", line(key, &algorithm));
+        self.choices.insert(key.to_owned(), algorithm);
+        let folder = self.path.parent().map_or(Ok(()), fs::create_dir_all);
+        let file = folder.and_then(|()| OpenOptions::new().create(true).append(true).open(&self.path));
+        let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
+    }
+}
+
+fn line(key: &str, algorithm: &Algorithm) -> String {
+    let mut line = format!("{key}:");
+    for word in algorithm.data {
+        let _ = write!(line, " {word:x}");
+    }
+    line
+}
+
+/// The inverse of [`line`]; lines that were cut short are none.
+fn parse(line: &str) -> Option<(String, Algorithm)> {
+    let (key, words) = line.rsplit_once(':')?;
+    let words = words.split_whitespace().map(|word| u64::from_str_radix(word, 16));
+    let words = words.collect::<Result<Vec<_>, _>>().ok()?;
+    Some((key.to_owned(), Algorithm { data: words.try_into().ok()? }))
+}
+
+/// `$XDG_CACHE_HOME/kintsugi/products`, by default in `~/.cache`.
+fn cache_folder() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
+    Some(caches.join("kintsugi").join("products"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_are_found_again_and_a_torn_line_is_none() {
+        let path = std::env::temp_dir().join(format!("kintsugi-products-{}.txt", std::process::id()));
+        let _ = fs::remove_file(&path);
+        let algorithm = Algorithm { data: [0, 1, 2, 3, 4, 5, 6, u64::MAX] };
+        Store::at(&path).put("NN 1x2x3 [16, 16, 16]", algorithm);
+        OpenOptions::new().append(true).open(&path).and_then(|mut f| f.write_all(b"TN 4x5x6: 1 2")).unwrap();
+        let store = Store::at(&path);
+        assert_eq!(store.get("NN 1x2x3 [16, 16, 16]").map(|a| a.data), Some(algorithm.data));
+        assert!(store.get("TN 4x5x6").is_none());
+        fs::remove_file(&path).unwrap();
+    }
+}

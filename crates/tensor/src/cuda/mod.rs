@@ -1,0 +1,80 @@
+//! The CUDA backend: every operation is enqueued on one stream, and only reads wait.
+//!
+//! Matrix products are cuBLASLt's, attention is cuDNN's or our own, everything else is a kernel of `kernels/`,
+//! compiled at run time. Libraries are loaded at run time too: where one is missing, [`CudaBackend::new`] says so.
+
+pub mod libraries;
+
+mod activation;
+mod attention;
+mod backend;
+mod column_sum;
+mod elementwise;
+mod embedding;
+mod error;
+mod kernels;
+mod launcher;
+mod loss;
+mod matmul;
+mod memory;
+mod norm;
+mod nvrtc;
+mod optimizer;
+mod rotary;
+mod stream;
+
+pub use error::CudaError;
+
+pub(crate) use attention::{Pass, workspace_bytes as attention_workspace_bytes};
+
+use std::rc::Rc;
+
+use attention::Attentions;
+use kernels::Kernels;
+use launcher::Launcher;
+use matmul::Products;
+use memory::DeviceSlab;
+use stream::{DeviceRange, Stream};
+
+use crate::{Buffer, Category, DType, Device, Memory};
+
+/// Workspace of the stream. 32 MiB is what NVIDIA advises for cuBLASLt on Hopper; our kernels and the libraries use
+/// it in turn, which the order of the stream makes safe.
+pub const WORKSPACE_BYTES: u64 = 32 << 20;
+
+/// A rank on a CUDA device.
+#[derive(Debug)]
+pub struct CudaBackend {
+    memory: Rc<dyn Memory>,
+    stream: Stream,
+    launcher: Launcher,
+    products: Products,
+    attentions: Attentions,
+    _workspace: Buffer,
+}
+
+impl CudaBackend {
+    /// A backend on device number `device` that takes `capacity` bytes of its memory at once, workspace included.
+    ///
+    /// With `deterministic` the same inputs give the same bits: attention's backward is then slower, and matrix
+    /// products run what cuBLASLt thinks best instead of what proves fastest.
+    pub fn new(device: usize, capacity: u64, deterministic: bool) -> Result<Self, CudaError> {
+        let stream = Stream::new(device)?;
+        let memory: Rc<dyn Memory> = Rc::new(DeviceSlab::new(&stream, capacity)?);
+        let bytes = Device::Cuda { deterministic }.workspace_bytes();
+        let elements = bytes as usize / DType::F64.bytes();
+        let workspace = Buffer::new(&memory, elements, DType::F64, Category::Workspace);
+        let scratch = DeviceRange { address: workspace.address(), bytes };
+        let kernels = Kernels::new(&stream);
+        let products = Products::new(&stream, &kernels, scratch)?;
+        products.tune(!deterministic);
+        Ok(CudaBackend {
+            products,
+            attentions: Attentions::new(&stream, &kernels, deterministic)?,
+            launcher: Launcher::new(&stream, kernels, scratch),
+            memory,
+            stream,
+            _workspace: workspace,
+        })
+    }
+}

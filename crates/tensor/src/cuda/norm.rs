@@ -1,0 +1,102 @@
+//! LayerNorm and RMSNorm: which of the kernels fits the width, and how many blocks share the rows.
+
+use super::column_sum::sum_partials;
+use super::error::CudaError;
+use super::kernels::NORM;
+use super::launcher::{
+    COLUMN_THREADS, LANES, Launcher, PACK, aligned, common_suffix, per_row, pointer, pointer_or_null, size,
+};
+use super::stream::{Argument, Grid};
+use crate::View;
+use crate::ops::{Norm, NormBackward};
+
+/// Packs of a row that a thread of the forward holds (`HELD` of `norm.cu`).
+const HELD: usize = 4;
+
+/// Most threads of a block.
+const MOST_THREADS: usize = 1024;
+
+/// Packs of a row that a thread of the backward holds, and the most threads that have the registers for it.
+const HELD_BACKWARD: [(usize, usize); 2] = [(1, 1024), (2, 768)];
+
+/// See [`Norm`].
+pub(super) fn forward(launcher: &Launcher, op: &Norm) -> Result<(), CudaError> {
+    let mut views = vec![op.x, op.weight, op.out];
+    views.extend(op.bias);
+    let threads = op.width.div_ceil(PACK * HELD);
+    let held = aligned(op.width, &views) && threads <= MOST_THREADS;
+    let (way, items) = if held { ("held", threads) } else { ("any", op.width) };
+    let name = format!("norm_{way}_{}", common_suffix(&views)?);
+    let arguments = [
+        pointer(op.x),
+        pointer(op.weight),
+        pointer_or_null(op.bias),
+        pointer(op.out),
+        pointer(op.statistics),
+        size(op.width),
+        (op.epsilon as f32).into(),
+    ];
+    // SAFETY: as the kernel declares; the operation's shapes were checked.
+    unsafe { launcher.launch(&NORM, &name, per_row(op.rows, items, MOST_THREADS), &arguments) }
+}
+
+/// See [`NormBackward`].
+pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), CudaError> {
+    let bytes_per_part = 2 * op.width * size_of::<f32>();
+    let mut views: Vec<View> = vec![op.dy, op.x, op.weight, op.dx];
+    views.extend(op.residual);
+    let dtype = common_suffix(&views)?;
+    let held = if aligned(op.width, &views) { held_backward(op.width) } else { None };
+    let parts = match held {
+        Some((_, threads)) => {
+            // As many blocks as run at once, fewer if their partial sums would not fit.
+            let blocks = launcher.multiprocessors() * (MOST_THREADS / threads).clamp(1, 8);
+            blocks.min(op.rows).min(launcher.scratch_bytes() / bytes_per_part).max(1)
+        }
+        None => launcher.row_chunks(op.rows, op.width.div_ceil(LANES), bytes_per_part),
+    };
+    let partial = launcher.scratch(parts * bytes_per_part)?;
+    let arguments = backward_arguments(op, partial);
+    let launch = |way: &str, grid: Grid| {
+        // SAFETY: as the kernels declare; the operation's shapes were checked, and the partial sums fit.
+        unsafe { launcher.launch(&NORM, &format!("norm_backward_{way}_{dtype}"), grid, &arguments) }
+    };
+    if let Some((packs, threads)) = held {
+        launch(&format!("held{packs}"), Grid::new(parts, threads as u32))?;
+    } else {
+        let columns = op.width.div_ceil(LANES);
+        // The weights first: `dx` may be `dy`.
+        launch(
+            "any_weight",
+            Grid { blocks: (columns as u32, parts as u32, 1), ..Grid::new(columns, COLUMN_THREADS) },
+        )?;
+        launch("any_input", per_row(op.rows, op.width, MOST_THREADS))?;
+    }
+    sum_partials(launcher, partial, parts, op.width, op.dweight)?;
+    let Some(dbias) = op.dbias else { return Ok(()) };
+    sum_partials(launcher, partial + (parts * bytes_per_part / 2) as u64, parts, op.width, dbias)
+}
+
+/// Packs per thread and threads of the persistent kernel, if one fits the width.
+fn held_backward(width: usize) -> Option<(usize, usize)> {
+    HELD_BACKWARD
+        .iter()
+        .map(|&(packs, most)| (packs, width.div_ceil(PACK * packs).next_multiple_of(LANES), most))
+        .find(|&(_, threads, most)| threads <= most)
+        .map(|(packs, threads, _)| (packs, threads))
+}
+
+fn backward_arguments(op: &NormBackward, partial: u64) -> [Argument; 10] {
+    [
+        pointer(op.dy),
+        pointer(op.x),
+        pointer(op.statistics),
+        pointer(op.weight),
+        pointer_or_null(op.residual),
+        pointer(op.dx),
+        partial.into(),
+        size(op.rows),
+        size(op.width),
+        op.dbias.is_some().into(),
+    ]
+}

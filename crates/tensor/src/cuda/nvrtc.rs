@@ -1,0 +1,179 @@
+//! Kernel files compiled at run time for the card that is there, and kept on disk.
+//!
+//! A compiled file is found again by the hash of source, options and NVRTC version, so a stale one is never loaded.
+
+use std::ffi::{CString, c_char};
+use std::fs;
+use std::path::PathBuf;
+
+use cudarc::nvrtc::{result, sys};
+
+use super::error::CudaError;
+use super::kernels::COMMON;
+use super::libraries;
+
+/// The machine code of a kernel file for `architecture` (such as `sm_90`), from disk where it was compiled before. What all
+/// files begin with is put before its text, and messages name the file's own lines.
+pub(crate) fn cubin(name: &str, text: &str, architecture: &str) -> Result<Vec<u8>, CudaError> {
+    libraries::NVRTC.require()?;
+    let text = format!("{COMMON}\n#line 1 \"{name}.cu\"\n{text}");
+    let options = options(architecture);
+    let kept = cache_folder().map(|folder| {
+        let key = fingerprint(&[&text, &options.join(" "), &version()]);
+        folder.join(format!("{name}-{architecture}-{key:032x}.cubin"))
+    });
+    if let Some(image) = kept.as_ref().and_then(|path| fs::read(path).ok()) {
+        return Ok(image);
+    }
+    let image = compile(&text, &options).map_err(|log| CudaError::Compile {
+        source_name: name.to_owned(),
+        architecture: architecture.to_owned(),
+        log,
+    })?;
+    if let Some(path) = kept {
+        keep(&path, &image);
+    }
+    Ok(image)
+}
+
+/// Lambdas carry no annotation, so what has none is device code.
+fn options(architecture: &str) -> [String; 3] {
+    [format!("--gpu-architecture={architecture}"), "-std=c++17".to_owned(), "-default-device".to_owned()]
+}
+
+/// NVRTC's version, "13.0". NVRTC must be there.
+pub(crate) fn version() -> String {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: two integers to write to; the caller has asked for the library.
+    let status = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    match status.result() {
+        Ok(()) => format!("{major}.{minor}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// The error is NVRTC's log.
+fn compile(text: &str, options: &[String]) -> Result<Vec<u8>, String> {
+    let text = CString::new(text).expect("kernel sources hold no zero");
+    let program = Program::new(&text)?;
+    // SAFETY: the program lives.
+    if let Err(error) = unsafe { result::compile_program(program.0, options) } {
+        return Err(program.log().unwrap_or_else(|| error.to_string()));
+    }
+    program.image().map_err(|error| error.to_string())
+}
+
+/// An NVRTC program, destroyed when dropped.
+struct Program(sys::nvrtcProgram);
+
+impl Program {
+    fn new(text: &CString) -> Result<Self, String> {
+        result::create_program(text, None).map(Program).map_err(|error| error.to_string())
+    }
+
+    fn log(&self) -> Option<String> {
+        // SAFETY: the program lives.
+        let log = unsafe { result::get_program_log(self.0) }.ok()?;
+        let bytes: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn image(&self) -> Result<Vec<u8>, result::NvrtcError> {
+        let mut size = 0;
+        // SAFETY: the program lives and was compiled for a real architecture; the vector has the size NVRTC asks.
+        unsafe {
+            sys::nvrtcGetCUBINSize(self.0, &raw mut size).result()?;
+            let mut image = vec![0_u8; size];
+            sys::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast::<c_char>()).result()?;
+            Ok(image)
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: made by `create_program`, destroyed once.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+/// `$XDG_CACHE_HOME/kintsugi/kernels`, by default in `~/.cache`.
+fn cache_folder() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
+    Some(caches.join("kintsugi").join("kernels"))
+}
+
+/// Writes under another name first: ranks that compile the same file at once never read half of one. That nothing
+/// can be kept is no failure.
+fn keep(path: &PathBuf, image: &[u8]) {
+    let unfinished = path.with_extension(format!("{}.part", std::process::id()));
+    let written =
+        path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&unfinished, image));
+    if written.and_then(|()| fs::rename(&unfinished, path)).is_err() {
+        let _ = fs::remove_file(&unfinished);
+    }
+}
+
+/// FNV-1a with 128 bits, over the parts and their lengths.
+fn fingerprint(parts: &[&str]) -> u128 {
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    for part in parts {
+        for byte in part.len().to_le_bytes().into_iter().chain(part.bytes()) {
+            hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+        }
+    }
+    hash
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Every kernel file of the folder, with its name.
+    fn kernel_files() -> Vec<(String, String)> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/kernels");
+        let paths =
+            fs::read_dir(folder).expect("the kernels' folder").map(|entry| entry.expect("a file").path());
+        let kernels = paths.filter(|path| path.extension().is_some_and(|ending| ending == "cu"));
+        let name = |path: &Path| path.file_stem().expect("a name").to_string_lossy().into_owned();
+        kernels.map(|path| (name(&path), fs::read_to_string(&path).expect("text"))).collect()
+    }
+
+    #[test]
+    fn every_kernel_file_compiles() {
+        if let Err(missing) = libraries::NVRTC.require() {
+            eprintln!("skipped: {missing}");
+            return;
+        }
+        let files = kernel_files();
+        assert!(!files.is_empty(), "no kernels were found");
+        for (name, text) in &files {
+            for architecture in ["sm_80", "sm_90"] {
+                let image = cubin(name, text, architecture).unwrap_or_else(|error| panic!("{error}"));
+                assert!(image.starts_with(b"\x7fELF"), "{name} gave no machine code");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_kernel_is_said_with_file_and_line() {
+        if let Err(missing) = libraries::NVRTC.require() {
+            eprintln!("skipped: {missing}");
+            return;
+        }
+        let text = "\nextern \"C\" __global__ void broken() { nothing(); }";
+        let message = cubin("broken", text, "sm_90").expect_err("there is no such function").to_string();
+        assert!(message.contains("broken.cu(2)") && message.contains("nothing"), "{message}");
+    }
+
+    #[test]
+    fn fingerprints_differ_by_content_and_by_where_parts_end() {
+        assert_ne!(fingerprint(&["ab", "c"]), fingerprint(&["a", "bc"]));
+        assert_ne!(fingerprint(&["ab"]), fingerprint(&["ac"]));
+        assert_eq!(fingerprint(&["ab", "c"]), fingerprint(&["ab", "c"]));
+    }
+}

@@ -1,0 +1,190 @@
+//! One device, one stream on it, and what is enqueued there: kernels and copies, in order.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute_enum};
+use cudarc::driver::{CudaContext, CudaStream, result};
+
+use super::error::CudaError;
+use super::libraries;
+
+/// Shared memory that a block gets without being asked for by name.
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+
+/// Bytes of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceRange {
+    /// Device pointer.
+    pub(crate) address: u64,
+    /// Bytes from there.
+    pub(crate) bytes: u64,
+}
+
+/// A kernel, loaded for as long as its device's context lives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Function(pub(crate) sys::CUfunction);
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    /// Blocks along x, y, z.
+    pub(crate) blocks: (u32, u32, u32),
+    /// Threads of a block.
+    pub(crate) threads: u32,
+    /// Dynamic shared memory of a block, bytes.
+    pub(crate) shared: u32,
+}
+
+impl Grid {
+    /// Blocks in one dimension, no dynamic shared memory.
+    pub(crate) fn new(blocks: usize, threads: u32) -> Self {
+        let blocks = u32::try_from(blocks).expect("a grid of more blocks than the card counts");
+        Grid { blocks: (blocks, 1, 1), threads, shared: 0 }
+    }
+}
+
+/// A kernel's argument, by value: its bytes come first, as on every little-endian machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Argument(u64);
+
+impl From<u64> for Argument {
+    fn from(value: u64) -> Self {
+        Argument(value)
+    }
+}
+
+impl From<u32> for Argument {
+    fn from(value: u32) -> Self {
+        Argument(value.into())
+    }
+}
+
+impl From<bool> for Argument {
+    fn from(value: bool) -> Self {
+        Argument(value.into())
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(value: f32) -> Self {
+        Argument(value.to_bits().into())
+    }
+}
+
+impl From<f64> for Argument {
+    fn from(value: f64) -> Self {
+        Argument(value.to_bits())
+    }
+}
+
+/// A device and the one stream on which a rank's work is enqueued.
+///
+/// The device's primary context is made current on the thread that makes the stream, and a rank stays on its thread.
+#[derive(Clone, Debug)]
+pub(crate) struct Stream {
+    context: Arc<CudaContext>,
+    queue: Arc<CudaStream>,
+    multiprocessors: u32,
+    capability: (i32, i32),
+}
+
+impl Stream {
+    /// A new stream on device number `device`.
+    pub(crate) fn new(device: usize) -> Result<Self, CudaError> {
+        libraries::DRIVER.require()?;
+        let context = CudaContext::new(device)?;
+        let queue = context.new_stream()?;
+        let multiprocessors =
+            context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        let capability = context.compute_capability()?;
+        Ok(Stream { context, queue, multiprocessors, capability })
+    }
+
+    /// The device's primary context.
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// The raw handle, for libraries.
+    pub(crate) fn handle(&self) -> sys::CUstream {
+        self.queue.cu_stream()
+    }
+
+    /// Streaming multiprocessors of the device.
+    pub(crate) fn multiprocessors(&self) -> usize {
+        self.multiprocessors as usize
+    }
+
+    /// Compute capability, major and minor: (9, 0) on an H200.
+    pub(crate) fn capability(&self) -> (i32, i32) {
+        self.capability
+    }
+
+    /// Waits until everything enqueued is done; an earlier kernel's failure shows here.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        Ok(self.queue.synchronize()?)
+    }
+
+    /// Enqueues a kernel.
+    ///
+    /// # Safety
+    /// The arguments must be those of the kernel, in number and type, and device memory they point to must be large
+    /// enough and live until the kernel has run.
+    pub(crate) unsafe fn launch(
+        &self,
+        function: Function,
+        grid: Grid,
+        arguments: &[Argument],
+    ) -> Result<(), CudaError> {
+        if grid.shared > DEFAULT_SHARED_BYTES {
+            let attribute = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: a loaded kernel.
+            unsafe { result::function::set_function_attribute(function.0, attribute, grid.shared as i32)? };
+        }
+        let mut parameters: Vec<*mut c_void> =
+            arguments.iter().map(|argument| std::ptr::from_ref(&argument.0).cast_mut().cast()).collect();
+        // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
+        unsafe {
+            result::launch_kernel(
+                function.0,
+                grid.blocks,
+                (grid.threads, 1, 1),
+                grid.shared,
+                self.handle(),
+                &mut parameters,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Copies from the host, staged by the driver: `bytes` may be reused when this returns.
+    ///
+    /// # Safety
+    /// `to` must be device memory with room for `bytes`.
+    pub(crate) unsafe fn upload(&self, bytes: &[u8], to: u64) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise; from pageable memory the driver copies before it returns.
+        unsafe { result::memcpy_htod_async(to, bytes, self.handle())? };
+        Ok(())
+    }
+
+    /// Waits for all work before it, then copies to the host.
+    ///
+    /// # Safety
+    /// `from` must be device memory of at least as many bytes as `bytes` has.
+    pub(crate) unsafe fn download(&self, from: u64, bytes: &mut [u8]) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise, and the copy is waited for while `bytes` is borrowed.
+        unsafe { result::memcpy_dtoh_async(bytes, from, self.handle())? };
+        self.synchronize()
+    }
+
+    /// Sets every byte to zero.
+    ///
+    /// # Safety
+    /// `to` must be device memory of at least `bytes`.
+    pub(crate) unsafe fn clear(&self, to: u64, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { result::memset_d8_async(to, 0, bytes, self.handle())? };
+        Ok(())
+    }
+}

@@ -1,0 +1,12 @@
+//! Every operation of the CUDA backend against the CPU's, on the same numbers.
+//!
+//! The tests need a card. Where there is none they say so and pass.
+
+mod elementwise;
+mod lab;
+mod loss;
+mod memory;
+mod norm;
+mod products;
+mod step;
+mod tables;

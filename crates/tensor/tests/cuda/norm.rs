@@ -1,0 +1,79 @@
+//! LayerNorm, RMSNorm and rotary positions.
+
+use kintsugi_tensor::ops::{AttentionShape, Norm, NormBackward, Rotary};
+use kintsugi_tensor::{Buffer, DType};
+
+use crate::lab::{COMPUTE, Lab, agree, card, gradient, gradient_types};
+
+/// Widths for every kernel: odd, in one warp, in several, two packs per thread, and beyond.
+const SHAPES: [(usize, usize); 8] =
+    [(2, 7), (3, 50), (37, 64), (700, 768), (5, 1001), (9, 9000), (3, 12_800), (2, 33_000)];
+
+/// Forward and backward of one norm; everything that they write.
+fn norm(lab: &Lab, (rows, width): (usize, usize), centred: bool, gradients: DType) -> Vec<Buffer> {
+    let [x, dy, residual] = [1, 2, 3].map(|seed| lab.input(rows * width, seed));
+    let [weight, bias] = [4, 5].map(|seed| lab.input(width, seed));
+    let (out, statistics) = (lab.output(rows * width), lab.sums(2 * rows));
+    lab.backend.norm(Norm {
+        x: x.view(),
+        weight: weight.view(),
+        bias: centred.then_some(bias.view()),
+        out: out.view(),
+        statistics: statistics.view(),
+        epsilon: 1e-5,
+        rows,
+        width,
+    });
+    let mut written = vec![out, statistics];
+    for in_place in [false, true] {
+        let dx = if in_place { lab.input(rows * width, 2) } else { lab.output(rows * width) };
+        let [dweight, dbias] = [(); 2].map(|()| lab.blank(width, gradients));
+        lab.backend.norm_backward(NormBackward {
+            dy: if in_place { dx.view() } else { dy.view() },
+            x: x.view(),
+            statistics: written[1].view(),
+            weight: weight.view(),
+            residual: in_place.then_some(residual.view()),
+            dx: dx.view(),
+            dweight: gradient(&dweight, in_place),
+            dbias: centred.then_some(gradient(&dbias, in_place)),
+            rows,
+            width,
+        });
+        written.extend([dx, dweight, dbias]);
+    }
+    written
+}
+
+#[test]
+fn norms_and_their_backward() {
+    let Some(card) = card() else { return };
+    for dtype in COMPUTE {
+        for shape in SHAPES {
+            for gradients in gradient_types(dtype) {
+                for centred in [false, true] {
+                    let what = format!("norm {shape:?}, centred {centred}, gradients {gradients:?}");
+                    agree(&card, dtype, &what, |lab| norm(lab, shape, centred, gradients));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rotary_turns_queries_and_keys_and_back() {
+    let Some(card) = card() else { return };
+    let shape = AttentionShape { batch: 2, sequence: 70, heads: 4, kv_heads: 2, head_dim: 64 };
+    let long = AttentionShape { batch: 1, sequence: 5000, heads: 1, kv_heads: 1, head_dim: 16 };
+    for dtype in COMPUTE {
+        for (shape, dims) in [(shape, 64), (shape, 16), (shape, 6), (shape, 0), (long, 16)] {
+            for inverse in [false, true] {
+                agree(&card, dtype, &format!("rotary of {dims}, inverse {inverse}"), |lab| {
+                    let qkv = lab.input(shape.rows() * shape.qkv_width(), 1);
+                    lab.backend.rotary(Rotary { qkv: qkv.view(), shape, dims, base: 1e4, inverse });
+                    vec![qkv]
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Linear layers and attention.
+
+use kintsugi_tensor::ops::{
+    Attention, AttentionBackward, AttentionSaved, AttentionShape, Linear, LinearBackwardInput,
+    LinearBackwardWeight,
+};
+use kintsugi_tensor::{Buffer, DType};
+
+use crate::lab::{COMPUTE, Lab, agree, card, gradient, gradient_types};
+
+/// Rows, inputs, outputs: some that every library likes, some that none does.
+const SHAPES: [(usize, usize, usize); 5] =
+    [(1, 64, 64), (7, 5, 3), (300, 88, 136), (128, 768, 256), (256, 256, 1024)];
+
+fn linear(lab: &Lab, (rows, inputs, outputs): (usize, usize, usize), bias: bool, gelu: bool) -> Vec<Buffer> {
+    let (x, weight) = (lab.input(rows * inputs, 1), lab.input(outputs * inputs, 2));
+    let (biases, dy) = (lab.input(outputs, 3), lab.input(rows * outputs, 4));
+    let [kept, out] = [(); 2].map(|()| lab.output(rows * outputs));
+    lab.backend.linear(Linear {
+        x: x.view(),
+        weight: weight.view(),
+        bias: bias.then_some(biases.view()),
+        gelu: gelu.then_some(kept.view()),
+        out: out.view(),
+        rows,
+        inputs,
+        outputs,
+    });
+    let (before, dx) = (lab.input(rows * inputs, 5), lab.output(rows * inputs));
+    lab.backend.linear_backward_input(LinearBackwardInput {
+        dy: dy.view(),
+        weight: weight.view(),
+        gelu: gelu.then_some(before.view()),
+        dx: dx.view(),
+        rows,
+        inputs,
+        outputs,
+    });
+    vec![kept, out, dx]
+}
+
+#[test]
+fn linear_layers_with_bias_and_gelu() {
+    let Some(card) = card() else { return };
+    for dtype in COMPUTE {
+        for shape in SHAPES {
+            for (bias, gelu) in [(false, false), (true, false), (false, true), (true, true)] {
+                let what = format!("linear {shape:?}, bias {bias}, GELU {gelu}");
+                agree(&card, dtype, &what, |lab| linear(lab, shape, bias, gelu));
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_linear_layers_are_written_or_added() {
+    let Some(card) = card() else { return };
+    for dtype in COMPUTE {
+        for (rows, inputs, outputs) in SHAPES {
+            for gradients in gradient_types(dtype) {
+                for biased in [false, true] {
+                    let what = format!("gradient {rows}×{inputs}×{outputs} in {gradients:?}, bias {biased}");
+                    agree(&card, dtype, &what, |lab| {
+                        let (x, dy) = (lab.input(rows * inputs, 1), lab.input(rows * outputs, 2));
+                        let mut written = Vec::new();
+                        for accumulate in [false, true] {
+                            let dweight = lab.blank(outputs * inputs, gradients);
+                            let dbias = lab.blank(outputs, gradients);
+                            lab.backend.linear_backward_weight(LinearBackwardWeight {
+                                dy: dy.view(),
+                                x: x.view(),
+                                dweight: gradient(&dweight, accumulate),
+                                dbias: biased.then_some(gradient(&dbias, accumulate)),
+                                rows,
+                                inputs,
+                                outputs,
+                            });
+                            written.extend([dweight, dbias]);
+                        }
+                        written
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn attention(lab: &Lab, shape: AttentionShape, plain: bool) -> Vec<Buffer> {
+    let out_len = shape.rows() * shape.heads * shape.head_dim;
+    let (qkv, dout) = (lab.input(shape.rows() * shape.qkv_width(), 1), lab.input(out_len, 2));
+    let (out, dqkv) = (lab.output(out_len), lab.output(qkv.len()));
+    let kept = if plain { lab.output(shape.scores()) } else { lab.sums(shape.rows() * shape.heads) };
+    let saved = if plain {
+        AttentionSaved::Probabilities(kept.view())
+    } else {
+        AttentionSaved::LogSumExp(kept.view())
+    };
+    lab.backend.attention(Attention { qkv: qkv.view(), out: out.view(), saved, shape });
+    lab.backend.attention_backward(AttentionBackward {
+        qkv: qkv.view(),
+        out: out.view(),
+        dout: dout.view(),
+        saved,
+        dqkv: dqkv.view(),
+        shape,
+    });
+    vec![out, kept, dqkv]
+}
+
+/// Batch, sequence, heads, key and value heads, width of a head.
+const ATTENTIONS: [[usize; 5]; 8] = [
+    [2, 128, 4, 4, 64],
+    [1, 256, 4, 2, 64],
+    [2, 256, 3, 3, 88],
+    [1, 256, 8, 2, 128],
+    [1, 1024, 2, 2, 64],
+    [1, 1024, 2, 1, 128],
+    [2, 70, 4, 2, 16],
+    [1, 1, 1, 1, 8],
+];
+
+#[test]
+fn attention_keeps_log_sums() {
+    let Some(card) = card() else { return };
+    for dtype in COMPUTE {
+        for [batch, sequence, heads, kv_heads, head_dim] in ATTENTIONS {
+            let shape = AttentionShape { batch, sequence, heads, kv_heads, head_dim };
+            agree(&card, dtype, &format!("{shape:?}"), |lab| attention(lab, shape, false));
+        }
+    }
+}
+
+#[test]
+fn attention_keeps_probabilities() {
+    let Some(card) = card() else { return };
+    for dtype in [DType::F32, DType::BF16] {
+        for [batch, sequence, heads, kv_heads, head_dim] in ATTENTIONS {
+            let shape = AttentionShape { batch, sequence, heads, kv_heads, head_dim };
+            agree(&card, dtype, &format!("plain {shape:?}"), |lab| attention(lab, shape, true));
+        }
+    }
+}
