@@ -8,6 +8,7 @@ pub mod libraries;
 mod activation;
 mod attention;
 mod backend;
+mod cache;
 mod column_sum;
 mod elementwise;
 mod embedding;

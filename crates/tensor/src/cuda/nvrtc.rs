@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use cudarc::nvrtc::{result, sys};
 
+use super::cache;
 use super::error::CudaError;
 use super::kernels::COMMON;
 use super::libraries;
@@ -18,7 +19,7 @@ pub(crate) fn cubin(name: &str, text: &str, architecture: &str) -> Result<Vec<u8
     libraries::NVRTC.require()?;
     let text = format!("{COMMON}\n#line 1 \"{name}.cu\"\n{text}");
     let options = options(architecture);
-    let kept = cache_folder().map(|folder| {
+    let kept = cache::folder("kernels").map(|folder| {
         let key = fingerprint(&[&text, &options.join(" "), &version()]);
         folder.join(format!("{name}-{architecture}-{key:032x}.cubin"))
     });
@@ -95,13 +96,6 @@ impl Drop for Program {
         // SAFETY: made by `create_program`, destroyed once.
         let _ = unsafe { result::destroy_program(self.0) };
     }
-}
-
-/// `$XDG_CACHE_HOME/kintsugi/kernels`, by default in `~/.cache`.
-fn cache_folder() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
-    Some(caches.join("kintsugi").join("kernels"))
 }
 
 /// Writes under another name first: ranks that compile the same file at once never read half of one. That nothing

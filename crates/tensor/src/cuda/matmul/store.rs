@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::library::Algorithm;
+use crate::cuda::cache;
 
 /// Algorithms that were found to be the fastest.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ impl Store {
     /// What was kept for a card and a version, empty if nothing was. `None` if this user has no cache folder.
     pub fn open(device: &str, version: usize) -> Option<Self> {
         let name: String = device.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        Some(Self::at(&cache_folder()?.join(format!("{name}-{version}.txt"))))
+        Some(Self::at(&cache::folder("products")?.join(format!("{name}-{version}.txt"))))
     }
 
     fn at(path: &Path) -> Self {
@@ -56,13 +57,6 @@ fn parse(line: &str) -> Option<(String, Algorithm)> {
     let words = words.split_whitespace().map(|word| u64::from_str_radix(word, 16));
     let words = words.collect::<Result<Vec<_>, _>>().ok()?;
     Some((key.to_owned(), Algorithm { data: words.try_into().ok()? }))
-}
-
-/// `$XDG_CACHE_HOME/kintsugi/products`, by default in `~/.cache`.
-fn cache_folder() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
-    Some(caches.join("kintsugi").join("products"))
 }
 
 #[cfg(test)]
