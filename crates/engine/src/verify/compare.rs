@@ -58,10 +58,10 @@ impl Bounds {
                 Bounds { loss: 1e-5, norm: 1e-4, gradient: 1e-5, weight: WeightBound::Each(1e-4) }
             }
             Compute::Bf16 => {
-                Bounds { loss: 1e-2, norm: 5e-2, gradient: 5e-2, weight: WeightBound::Together(5e-2) }
+                Bounds { loss: 1e-3, norm: 2e-2, gradient: 3e-2, weight: WeightBound::Together(2e-2) }
             }
             Compute::Fp16 => {
-                Bounds { loss: 2e-3, norm: 1e-2, gradient: 1e-2, weight: WeightBound::Together(1e-2) }
+                Bounds { loss: 1e-4, norm: 5e-3, gradient: 5e-3, weight: WeightBound::Together(5e-3) }
             }
         }
     }
