@@ -17,10 +17,11 @@ pub fn planned(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
 /// Against the plan's devices and this machine's memory: the ranks are threads here, whatever the plan is for.
 pub fn here(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
     check_fit(plan, prediction, None)?;
-    if plan.run.device == DeviceKind::Cuda {
-        return Ok(());
-    }
-    let Some(bound) = host::memory() else { return Ok(()) };
+    let bound = match plan.run.device {
+        DeviceKind::Cpu => host::memory(),
+        DeviceKind::Cuda => host::card_memory(),
+    };
+    let Some(bound) = bound else { return Ok(()) };
     check_fit(plan, prediction, Some(bound.bytes))
         .map_err(|misfit| Misfit { holder: bound.holder.to_owned(), ..misfit })
 }

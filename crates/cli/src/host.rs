@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use kintsugi_tensor::cuda::Card;
+
 /// A bound on memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
@@ -14,11 +16,18 @@ pub struct Bound {
 /// What there is, as it stands behind a number of bytes.
 const MACHINE: &str = "available on this machine";
 const CGROUP: &str = "left of the memory limit of this process's cgroup";
+const CARD: &str = "free on the GPU";
 const ADDRESS_SPACE: &str = "left of this process's address space, ulimit -v";
 
 /// The tightest bound, where the system tells.
 pub fn memory() -> Option<Bound> {
     tightest(&|path| fs::read_to_string(path).ok())
+}
+
+/// What the first GPU has left, where there is one.
+pub fn card_memory() -> Option<Bound> {
+    let (bytes, _) = Card::new(0).and_then(|card| card.memory()).ok()?;
+    Some(Bound { bytes, holder: CARD })
 }
 
 /// The tightest of all bounds, with files as `read` gives them.

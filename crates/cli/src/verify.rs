@@ -80,7 +80,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Runs a layout and compares it with one rank.
 fn check(plan: &Plan, reference: &Recording, fault: Option<Fault>) -> Verdict {
-    match record(plan, fault) {
+    match record(plan, base::memory(plan), fault) {
         Ok(recording) => Verdict::compared(plan, compare(reference, &recording)),
         Err(error) => Verdict::Broken(error.to_string()),
     }
@@ -97,7 +97,8 @@ impl Reference {
         let (_, recording) = match self.0.take() {
             Some(known) if known.0 == plan => self.0.insert(known),
             _ => {
-                let recording = record(&plan, None).map_err(|error| Failure::Run(error.to_string()))?;
+                let recording = record(&plan, base::memory(&plan), None)
+                    .map_err(|error| Failure::Run(error.to_string()))?;
                 self.0.insert((plan, recording))
             }
         };

@@ -122,9 +122,13 @@ impl Worker {
         let at = job.plan.mesh.coordinate(number);
         let backend = backend(&job.memory, at.pp, device);
         let groups = Groups::new(&job.plan, at, |name, members, _| {
-            let alone = members.len() == 1;
-            let group = || -> Box<dyn Communicator> { Box::new(world.group(name, members, number)) };
-            if alone { Box::new(Solo) } else { group() }
+            let group = || world.group(name, members, number);
+            let group: Box<dyn Communicator> = match device {
+                _ if members.len() == 1 => Box::new(Solo),
+                Device::Cpu { .. } => Box::new(group()),
+                Device::Cuda { .. } => Box::new(group().on_gpu(Rc::clone(&backend))),
+            };
+            group
         });
         let groups = match job.fault {
             Some(fault) => fault.in_groups(groups, Rc::clone(&backend)),

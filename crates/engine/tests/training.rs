@@ -63,7 +63,7 @@ fn two_runs_with_one_seed_are_bit_identical() {
 fn loaded_weights_are_the_weights() {
     let one =
         plan(&["parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "sharding.zero=0", "model.hidden=128"]);
-    let weights = record(&one, None).expect("it runs").weights;
+    let weights = record(&one, MemoryChoice::Heap, None).expect("it runs").weights;
     let other = plan(&["sharding.zero=3", "parallel.sequence_parallel=true", "model.hidden=128"]);
     let job = Job { plan: Arc::new(other.clone()), memory: MemoryChoice::Heap, fault: None };
     let ranks = run_job(&job, |worker| {
@@ -120,7 +120,8 @@ fn the_rank_and_the_unit_that_went_bad_first_are_named() {
     let found = run_job(&job, |worker| {
         worker.rank.initialise(1);
         if worker.number == bad_rank {
-            let mut whole = record(&self::plan(&["run.steps=1"]), None).expect("it runs").weights;
+            let mut whole =
+                record(&self::plan(&["run.steps=1"]), MemoryChoice::Heap, None).expect("it runs").weights;
             whole.get_mut("layer.3.mlp_in_weight").expect("a parameter")[0] = f32::NAN;
             whole
                 .get_mut("layer.3.mlp_in_weight")

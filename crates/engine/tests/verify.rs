@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use kintsugi_engine::MemoryChoice;
 use kintsugi_engine::verify::{Bounds, Fault, Layout, Recording, compare, layouts, record};
 use kintsugi_plan::{Plan, config};
 
@@ -29,7 +30,7 @@ fn plan(settings: &[&[String]]) -> Plan {
 }
 
 fn reference(layout: &Layout) -> Recording {
-    record(&plan(&[&layout.model]), None).expect("one rank")
+    record(&plan(&[&layout.model]), MemoryChoice::Heap, None).expect("one rank")
 }
 
 #[test]
@@ -39,7 +40,7 @@ fn all_layouts_agree_with_one_rank() {
     for layout in layouts(true) {
         let reference = references.entry(layout.model.clone()).or_insert_with(|| reference(&layout));
         let plan = plan(&[&layout.model, &layout.settings]);
-        let difference = compare(reference, &record(&plan, None).expect("no rank fails"));
+        let difference = compare(reference, &record(&plan, MemoryChoice::Heap, None).expect("no rank fails"));
         println!("{layout}: {difference:?}");
         if !Bounds::of(plan.precision.compute).hold(&difference) {
             failed.push(format!("{layout}: {difference:?}"));
@@ -53,10 +54,15 @@ fn every_fault_is_noticed() {
     for (name, fault) in Fault::ALL {
         let settings = ["tp=2", "pp=2", "dp=2", "sequence_parallel=true"].map(|s| format!("parallel.{s}"));
         let plan = plan(&[&settings]);
-        let reference = record(&self::plan(&[]), None).expect("one rank");
+        let reference = record(&self::plan(&[]), MemoryChoice::Heap, None).expect("one rank");
         let bounds = Bounds::of(plan.precision.compute);
-        assert!(bounds.hold(&compare(&reference, &record(&plan, None).expect("no fault"))));
-        let difference = compare(&reference, &record(&plan, Some(fault)).expect("a fault is not a failure"));
+        assert!(
+            bounds.hold(&compare(&reference, &record(&plan, MemoryChoice::Heap, None).expect("no fault")))
+        );
+        let difference = compare(
+            &reference,
+            &record(&plan, MemoryChoice::Heap, Some(fault)).expect("a fault is not a failure"),
+        );
         assert!(!bounds.hold(&difference), "{name} went unnoticed: {difference:?}");
     }
 }

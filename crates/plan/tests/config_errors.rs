@@ -127,7 +127,6 @@ const SETS: &[&[&str]] = &[
     &["data.source=tokens.bin"],
     &["data.tokenizer=gpt2"],
     &["cluster.price=2.5"],
-    &["run.device=cuda"],
     &["run.transport=mpi"],
     &["run.transport=nccl"],
     &["run.resume=true"],

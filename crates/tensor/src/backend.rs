@@ -43,6 +43,9 @@ pub trait Backend {
     /// Takes a buffer with undefined contents.
     fn allocate(&self, len: usize, dtype: DType, category: Category) -> Buffer;
 
+    /// Waits until everything enqueued has run.
+    fn settle(&self);
+
     /// Copies token ids from the host.
     fn upload_tokens(&self, tokens: &[u32], to: View);
     /// Copies numbers from the host, rounding to the type of `to`.

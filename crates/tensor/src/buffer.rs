@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use crate::DType;
-use crate::memory::{Block, Category, Memory, Place};
+use crate::memory::{Block, Category, Foreign, Memory, Place};
 
 /// A typed piece of memory; dropping it gives the memory back.
 #[derive(Debug)]
@@ -20,6 +20,16 @@ impl Buffer {
     pub fn new(memory: &Rc<dyn Memory>, len: usize, dtype: DType, category: Category) -> Self {
         let block = memory.allocate((len * dtype.bytes()) as u64, category);
         Buffer { memory: Rc::clone(memory), block, len, dtype }
+    }
+
+    /// Elements of another rank of this process, which this rank's backend can reach.
+    ///
+    /// # Safety
+    /// They must be live memory of the kind that `memory` says, and nobody else may use them in a way that gets in
+    /// the way of what is done with this buffer.
+    pub unsafe fn foreign(memory: &Rc<Foreign>, address: u64, len: usize, dtype: DType) -> Self {
+        let block = Block { address, bytes: (len * dtype.bytes()) as u64, category: Category::Communication };
+        Buffer { memory: Rc::clone(memory) as Rc<dyn Memory>, block, len, dtype }
     }
 
     /// Number of elements.

@@ -17,4 +17,4 @@ pub mod paper;
 pub use backend::{Backend, Device};
 pub use buffer::{Buffer, View};
 pub use dtype::DType;
-pub use memory::{Arena, Block, CATEGORIES, Category, Ledger, Memory, Place, Usage};
+pub use memory::{Arena, Block, CATEGORIES, Category, Foreign, Ledger, Memory, Place, Usage};

@@ -137,6 +137,30 @@ pub trait Memory: fmt::Debug {
     fn reserved(&self) -> u64;
 }
 
+/// Memory that belongs to other ranks: it only says what kind it is.
+#[derive(Debug)]
+pub struct Foreign(pub Place);
+
+impl Memory for Foreign {
+    fn place(&self) -> Place {
+        self.0
+    }
+
+    fn allocate(&self, _: u64, _: Category) -> Block {
+        panic!("another rank's memory is not given out here")
+    }
+
+    fn release(&self, _: Block) {}
+
+    fn peak(&self) -> Usage {
+        Usage::default()
+    }
+
+    fn reserved(&self) -> u64 {
+        0
+    }
+}
+
 /// A first-fit allocator of addresses, starting at `base`. One per rank, used from one thread.
 #[derive(Debug)]
 pub struct Arena {

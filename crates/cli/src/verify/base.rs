@@ -1,7 +1,7 @@
 //! What the layouts are laid over, and the one rank that they are compared with.
 
-use kintsugi_engine::device;
 use kintsugi_engine::verify::Layout;
+use kintsugi_engine::{MemoryChoice, device};
 use kintsugi_plan::config::ConfigError;
 use kintsugi_plan::{
     AttentionKind, DeviceKind, MemoryOptions, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Sharding, When,
@@ -33,10 +33,6 @@ impl Base {
         let config = arguments.read()?;
         let steps = format!("run.steps={steps}");
         let given = config.resolve(&[], std::slice::from_ref(&steps))?;
-        if given.run.device == DeviceKind::Cuda {
-            let reason = "run.device = \"cuda\" is not available for verify yet; use \"cpu\"";
-            return Err(Failure::Mistake(reason.to_owned()));
-        }
         let quick = if arguments.has_file() { None } else { config.resolve(&QUICK, &[]).ok() };
         let under: &[&str] = if quick.is_some() { &QUICK } else { &[] };
         // Left to itself the batch would grow with dp.
@@ -77,10 +73,23 @@ pub fn on_one_rank(plan: &Plan) -> Plan {
     }
 }
 
+/// Memory of a layout's ranks: on the CPU each tensor by itself, so that a mistake is seen by the allocator; on a
+/// GPU as planned.
+pub fn memory(plan: &Plan) -> MemoryChoice {
+    match plan.run.device {
+        DeviceKind::Cpu => MemoryChoice::Heap,
+        DeviceKind::Cuda => {
+            let stages = predict(plan, device(plan), Play::Full).stages;
+            MemoryChoice::Slab(stages.iter().map(|memory| memory.reserved).collect())
+        }
+    }
+}
+
 /// Refuses what this machine cannot hold, before anything is run: the largest layout decides.
 pub fn check_fit<'a>(layouts: impl Iterator<Item = (&'a str, &'a Plan)>) -> Result<(), Failure> {
-    let needs =
-        layouts.map(|(name, plan)| (name, plan.mesh.ranks(), ranks_need(plan), recordings_need(plan)));
+    // What ranks on a GPU need is the GPU's, and planned memory is refused there at once.
+    let held = |plan: &Plan| if plan.run.device == DeviceKind::Cpu { ranks_need(plan) } else { 0 };
+    let needs = layouts.map(|(name, plan)| (name, plan.mesh.ranks(), held(plan), recordings_need(plan)));
     let largest = needs.max_by_key(|(_, _, ranks, recordings)| ranks + recordings);
     match (largest, host::memory()) {
         (Some((name, ranks, held, recorded)), Some(Bound { bytes, holder }))

@@ -128,7 +128,7 @@ impl ThreadsGroup {
             let chunk = ring::chunk(mine.len(), size, step.chunk);
             let from = (self.global(predecessor), theirs.part(chunk.clone()));
             let to = (self.global(self.me), mine.part(chunk));
-            self.world.carry(collective.operation(), step.action, from, to);
+            self.carry(collective.operation(), step.action, from, to);
             self.finish_step(collective, sequence);
         }
         self.await_successor(collective, sequence);

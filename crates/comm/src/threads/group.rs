@@ -2,16 +2,18 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use kintsugi_tensor::Buffer;
+use kintsugi_tensor::{Backend, Buffer, View};
 
 use super::board::{Board, Posts};
-use super::memory::Region;
+use super::memory::{self, Gpu, Region};
 use super::message::End;
 use super::{Failure, World};
-use crate::{Collective, Communicator, Pending, Tag, Work};
+use crate::ring::Action;
+use crate::{Collective, Communicator, Operation, Pending, Tag, Work};
 
 /// A rank's membership in a group of threads.
 #[derive(Clone, Debug)]
@@ -20,6 +22,8 @@ pub struct ThreadsGroup {
     pub(super) board: Arc<Board>,
     /// This rank's index in the group.
     pub(super) me: usize,
+    /// Moves what lies in a GPU's memory.
+    gpu: Option<Gpu>,
 }
 
 /// What a rank is doing, for messages.
@@ -44,7 +48,36 @@ impl fmt::Display for Activity {
 
 impl ThreadsGroup {
     pub(super) fn new(world: Arc<World>, board: Arc<Board>, me: usize) -> Self {
-        ThreadsGroup { world, board, me }
+        ThreadsGroup { world, board, me, gpu: None }
+    }
+
+    /// The same membership for ranks that share a GPU; `backend` is this rank's stream on it.
+    #[must_use]
+    pub fn on_gpu(self, backend: Rc<dyn Backend>) -> Self {
+        ThreadsGroup { gpu: Some(Gpu::new(backend)), ..self }
+    }
+
+    /// Moves memory from one rank to another and charges the one that it comes from.
+    pub(super) fn carry(
+        &self,
+        operation: Operation,
+        action: Action,
+        from: (usize, Region),
+        to: (usize, Region),
+    ) {
+        match &self.gpu {
+            Some(gpu) => gpu.carry(action, from.1, to.1),
+            None => memory::carry(action, from.1, to.1),
+        }
+        self.world.charge(operation, from.0, to.0, from.1.bytes());
+    }
+
+    /// The memory of a transfer that begins, ready for others to use.
+    fn offer(&self, view: View) -> Region {
+        if let Some(gpu) = &self.gpu {
+            gpu.settle();
+        }
+        Region::of(view)
     }
 
     /// The rank in the world of a member of the group.
@@ -93,7 +126,7 @@ impl ThreadsGroup {
 
     fn start_message(&self, end: End, peer: usize, tag: Tag, buffer: Buffer) -> Pending {
         let all = 0..buffer.len();
-        let sequence = self.post_message(end, peer, tag, Region::of(buffer.view()));
+        let sequence = self.post_message(end, peer, tag, self.offer(buffer.view()));
         Pending::new(buffer, all, Work::Message { sequence })
     }
 }
@@ -108,7 +141,7 @@ impl Communicator for ThreadsGroup {
     }
 
     fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
-        let sequence = self.post_collective(collective, Region::of(buffer.slice(range.clone())));
+        let sequence = self.post_collective(collective, self.offer(buffer.slice(range.clone())));
         Pending::new(buffer, range, Work::Collective { collective, sequence })
     }
 

@@ -1,15 +1,21 @@
 //! Reading another rank's memory: the only unsafe code of this transport.
 //!
+//! Host memory is moved by the rank's own thread; memory of a GPU that ranks share is moved by [`Gpu`].
+//!
 //! A [`Region`] is the address of a started transfer. It may be used from the moment when it is posted on a board,
 //! by the rank that the protocol of `collective.rs` or `message.rs` says, until the protocol lets its owner finish.
 //! All that time the memory lives, whatever happens to the owner: a `Pending` that is dropped leaks its buffer.
 
+use std::fmt;
 use std::ops::Range;
+use std::rc::Rc;
 use std::slice;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use kintsugi_tensor::{DType, Place, View};
+use kintsugi_tensor::{Backend, Buffer, DType, Foreign, Place, View};
+
+use crate::ring::Action;
 
 /// Where elements of a rank's buffer are, in a form that may cross threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,15 +23,15 @@ pub(super) struct Region {
     address: usize,
     len: usize,
     dtype: DType,
+    place: Place,
 }
 
 impl Region {
     /// The region that a view shows.
     pub(super) fn of(view: View) -> Self {
-        assert_eq!(view.place(), Place::Host, "ranks as threads share host memory");
-        let address = view.address() as usize;
+        let (address, place) = (view.address() as usize, view.place());
         assert!(address.is_multiple_of(view.dtype().bytes()), "misaligned buffer of {:?}", view.dtype());
-        Region { address, len: view.len(), dtype: view.dtype() }
+        Region { address, len: view.len(), dtype: view.dtype(), place }
     }
 
     /// Elements.
@@ -50,17 +56,69 @@ impl Region {
     }
 }
 
+/// A GPU that ranks share, through one rank's stream on it.
+///
+/// Streams of different ranks know nothing of each other, so a rank settles its own before it lets others at its
+/// memory, and after it has moved theirs.
+#[derive(Clone)]
+pub(super) struct Gpu {
+    backend: Rc<dyn Backend>,
+    memory: Rc<Foreign>,
+}
+
+impl Gpu {
+    pub(super) fn new(backend: Rc<dyn Backend>) -> Self {
+        Gpu { backend, memory: Rc::new(Foreign(Place::Device)) }
+    }
+
+    /// Waits until this rank's memory is as its program says.
+    pub(super) fn settle(&self) {
+        self.backend.settle();
+    }
+
+    /// Moves elements and waits until they are there.
+    pub(super) fn carry(&self, action: Action, from: Region, to: Region) {
+        assert_compatible(from, to);
+        // SAFETY: both are parts of live buffers (see above) of one GPU, whose owners have settled their streams.
+        // By the protocol, nobody writes `from` or touches `to` until this stream has settled too.
+        let [from, to] = [from, to].map(|region| unsafe {
+            Buffer::foreign(&self.memory, region.address as u64, region.len, region.dtype)
+        });
+        match action {
+            Action::Add => self.backend.add(from.view(), to.view()),
+            Action::Copy => self.backend.copy(from.view(), to.view()),
+        }
+        self.settle();
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("Gpu")
+    }
+}
+
+/// Moves elements within host memory.
+pub(super) fn carry(action: Action, from: Region, to: Region) {
+    match action {
+        Action::Add => add(from, to),
+        Action::Copy => copy(from, to),
+    }
+}
+
 /// `to = from`.
-pub(super) fn copy(from: Region, to: Region) {
+fn copy(from: Region, to: Region) {
     assert_compatible(from, to);
+    assert_eq!(from.place, Place::Host, "a GPU's memory is moved by a GPU");
     // SAFETY: both are parts of live buffers (see above) of the same size, and do not overlap. By the protocol,
     // nobody writes `from` or touches `to` now.
     unsafe { std::ptr::copy_nonoverlapping(from.address as *const u8, to.address as *mut u8, from.bytes()) }
 }
 
 /// `to += from`; 16-bit types are widened, added and rounded.
-pub(super) fn add(from: Region, to: Region) {
+fn add(from: Region, to: Region) {
     assert_compatible(from, to);
+    assert_eq!(from.place, Place::Host, "a GPU's memory is moved by a GPU");
     // SAFETY: in each arm the element type is that of both regions.
     unsafe {
         match from.dtype {
@@ -74,7 +132,8 @@ pub(super) fn add(from: Region, to: Region) {
 }
 
 fn assert_compatible(from: Region, to: Region) {
-    assert_eq!((from.len, from.dtype), (to.len, to.dtype), "the two ends of a transfer differ");
+    let kind = |region: Region| (region.len, region.dtype, region.place);
+    assert_eq!(kind(from), kind(to), "the two ends of a transfer differ");
     let apart = from.address + from.bytes() <= to.address || to.address + to.bytes() <= from.address;
     assert!(apart, "two ranks share memory at {:#x}", to.address);
 }

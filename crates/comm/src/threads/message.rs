@@ -137,7 +137,7 @@ impl ThreadsGroup {
         };
         if let Some((from, to)) = self.sleep_until(during, ready, missing) {
             let (from, to) = ((self.global(route.from), from), (self.global(route.to), to));
-            self.world.carry(Operation::Send, Action::Copy, from, to);
+            self.carry(Operation::Send, Action::Copy, from, to);
             self.board.lock().message(sequence).state = State::Done;
             self.board.ring(peer);
         }

@@ -1,6 +1,6 @@
 //! Ranks as threads of one process, which read each other's memory.
 //!
-//! The ring of [`crate::ring`] is really run, so traffic is measured where it happens: in `World::carry`, the only
+//! The ring of [`crate::ring`] is really run, so traffic is measured where it happens: in `ThreadsGroup::carry`, the only
 //! place where bytes go from one rank to another. A [`World`] is shared by all ranks; each rank makes its own
 //! [`ThreadsGroup`]s. Starting a transfer posts an address on the group's board; waiting for it moves the data.
 //!
@@ -23,12 +23,10 @@ use std::time::Duration;
 
 use kintsugi_spec::Topology;
 
-use crate::ring::Action;
 use crate::traffic::Meter;
 use crate::{Operation, Traffic};
 use board::Board;
 pub use group::ThreadsGroup;
-use memory::Region;
 
 /// Why a world stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -119,14 +117,10 @@ impl World {
         *lock(&self.patience)
     }
 
-    /// Moves memory from one rank to another and charges the one that it comes from.
-    fn carry(&self, operation: Operation, action: Action, from: (usize, Region), to: (usize, Region)) {
-        match action {
-            Action::Add => memory::add(from.1, to.1),
-            Action::Copy => memory::copy(from.1, to.1),
-        }
-        let level = self.topology.level(from.0, to.0);
-        self.meters[from.0].add(level, operation, from.1.bytes() as u64);
+    /// Charges the rank that bytes come from.
+    fn charge(&self, operation: Operation, from: usize, to: usize, bytes: usize) {
+        let level = self.topology.level(from, to);
+        self.meters[from].add(level, operation, bytes as u64);
     }
 }
 

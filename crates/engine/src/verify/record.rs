@@ -33,9 +33,9 @@ struct RankRecording {
 }
 
 /// Runs a plan for `plan.run.steps` steps.
-pub fn record(plan: &Plan, fault: Option<Fault>) -> Result<Recording, JobError> {
+pub fn record(plan: &Plan, memory: MemoryChoice, fault: Option<Fault>) -> Result<Recording, JobError> {
     let dataset = dataset(plan);
-    let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault };
+    let job = Job { plan: Arc::new(plan.clone()), memory, fault };
     let ranks = run_job(&job, |worker| {
         worker.rank.initialise(plan.run.seed);
         let program = worker.program(plan);

@@ -61,7 +61,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
         memory: training::memory(&raw.memory),
         optimizer: training::optimizer(&raw.optimizer)?,
         data: training::data(&raw.data)?,
-        run: training::run(&raw.run, mesh)?,
+        run: training::run(&raw.run)?,
         model,
         batch,
         mesh,

@@ -4,8 +4,8 @@ use super::error::{ConfigError, between, invalid, short, unavailable, within};
 use super::raw::{RawData, RawMemory, RawOptimizer, RawPrecision, RawRun};
 use super::words::{Device, Scale, Transport as TransportName};
 use crate::{
-    AttentionKind, Compute, Data, DeviceKind, GradientType, LossScale, MemoryOptions, Mesh, Optimizer,
-    Precision, RateSchedule, Recompute, Run, Transport,
+    AttentionKind, Compute, Data, DeviceKind, GradientType, LossScale, MemoryOptions, Optimizer, Precision,
+    RateSchedule, Recompute, Run, Transport,
 };
 
 /// Counters of steps are `f32` on the device: beyond this they stand still.
@@ -90,13 +90,9 @@ pub(super) fn data(raw: &RawData) -> Result<Data, ConfigError> {
     Ok(Data::Demo)
 }
 
-pub(super) fn run(raw: &RawRun, mesh: Mesh) -> Result<Run, ConfigError> {
+pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
     check_available(raw)?;
     let device = match raw.device {
-        Some(Device::Cuda) if mesh.ranks() > 1 => {
-            let rule = format!("with {} ranks is not available yet; use one rank, or \"cpu\"", mesh.ranks());
-            return Err(invalid("run.device", "\"cuda\"", rule));
-        }
         Some(Device::Cuda) => DeviceKind::Cuda,
         Some(Device::Cpu) | None => DeviceKind::Cpu,
     };

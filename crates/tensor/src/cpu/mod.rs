@@ -143,6 +143,8 @@ impl Backend for CpuBackend {
         Buffer::new(&self.memory, len, dtype, category)
     }
 
+    fn settle(&self) {}
+
     fn upload_tokens(&self, tokens: &[u32], to: View) {
         Access::new().write_tokens(to).copy_from_slice(tokens);
     }

@@ -78,6 +78,10 @@ impl Backend for CudaBackend {
         Buffer::new(&self.memory, len, dtype, category)
     }
 
+    fn settle(&self) {
+        enqueued(self.stream.synchronize());
+    }
+
     fn upload_tokens(&self, tokens: &[u32], to: View) {
         assert_eq!(to.dtype(), DType::U32, "token ids into another type");
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();

@@ -146,15 +146,20 @@ fn nccl_version() -> String {
     format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
 }
 
-/// NVML reads power and clocks; cudarc does not bind it.
-fn nvml() -> Report {
-    const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
+const NVML_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
+
+/// NVML reads energy and power; cudarc does not bind it.
+pub(crate) fn nvml_library() -> Option<libloading::Library> {
     // SAFETY: as for the other libraries.
-    let library = NAMES.iter().find_map(|&name| unsafe { libloading::Library::new(name) }.ok());
+    NVML_NAMES.iter().find_map(|&name| unsafe { libloading::Library::new(name) }.ok())
+}
+
+fn nvml() -> Report {
+    let version = |library| nvml_version(&library).unwrap_or_else(|| "of unknown version".into());
     Report {
         name: "NVML",
-        version: library.map(|library| nvml_version(&library).unwrap_or_else(|| "of unknown version".into())),
-        tried: NAMES.map(str::to_owned).to_vec(),
+        version: nvml_library().map(version),
+        tried: NVML_NAMES.map(str::to_owned).to_vec(),
         remedy: "it comes with NVIDIA's driver",
     }
 }

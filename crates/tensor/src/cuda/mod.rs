@@ -9,6 +9,7 @@ mod activation;
 mod attention;
 mod backend;
 mod cache;
+mod card;
 mod column_sum;
 mod elementwise;
 mod embedding;
@@ -24,6 +25,7 @@ mod optimizer;
 mod rotary;
 mod stream;
 
+pub use card::{Card, Meter};
 pub use error::CudaError;
 
 pub(crate) use attention::{Pass, workspace_bytes as attention_workspace_bytes};

@@ -115,6 +115,8 @@ impl Backend for Paper {
         Buffer::new(&self.memory, len, dtype, category)
     }
 
+    fn settle(&self) {}
+
     fn upload_tokens(&self, tokens: &[u32], to: View) {
         assert_eq!(tokens.len(), to.len(), "an upload of another length");
         self.record(cost::moved("upload", 0, &[to]));
