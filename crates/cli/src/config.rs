@@ -15,6 +15,9 @@ pub struct ConfigArguments {
     /// Configuration file; without one, the built-in demo
     #[arg(value_name = "CONFIG.toml")]
     file: Option<PathBuf>,
+    /// A device as `kintsugi calibrate` measured it, in place of what the cluster's preset says
+    #[arg(long, value_name = "FILE.toml")]
+    profile: Option<PathBuf>,
     /// Sets one value over the file's, as in --set parallel.tp=4
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     sets: Vec<String>,
@@ -46,12 +49,11 @@ impl ConfigArguments {
 
     /// Reads the file.
     pub fn read(&self) -> Result<Config, Failure> {
-        let read =
-            |path: &PathBuf| fs::read_to_string(path).map_err(|error| Failure::file("read", path, &error));
+        let profile = self.profile.as_deref().map(profile).transpose()?;
         Ok(Config {
-            text: self.file.as_ref().map(read).transpose()?,
+            text: self.file.as_deref().map(read).transpose()?,
             name: self.file.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
-            sets: self.sets.clone(),
+            sets: profile.into_iter().chain(self.sets.iter().cloned()).collect(),
         })
     }
 
@@ -67,6 +69,20 @@ impl ConfigArguments {
         let notes = notes(config.text.as_deref(), &config.name, &config.sets, &plan)?;
         Ok((plan, notes))
     }
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|error| Failure::file("read", path, &error))
+}
+
+/// The device of a profile, as a setting.
+fn profile(path: &Path) -> Result<String, Failure> {
+    let wrong = |reason: String| Failure::Mistake(format!("{} is no profile: {reason}", path.display()));
+    let table: toml::Table =
+        toml::from_str(&read(path)?).map_err(|error| wrong(error.message().to_owned()))?;
+    let device = table.get("cluster").and_then(|cluster| cluster.get("device"));
+    let device = device.ok_or_else(|| wrong("it has no table [cluster.device]".to_owned()))?;
+    Ok(format!("cluster.device={device}"))
 }
 
 impl Config {

@@ -3,6 +3,7 @@
 //! Exit codes: 0 all well, 1 the run or the check failed, 2 the user's mistake.
 #![forbid(unsafe_code)]
 
+mod calibrate;
 mod config;
 mod describe;
 mod doctor;
@@ -41,6 +42,7 @@ enum Command {
     Train(train::Arguments),
     Plan(plan::Arguments),
     Verify(verify::Arguments),
+    Calibrate(calibrate::Arguments),
     Doctor(doctor::Arguments),
 }
 
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         Some(Command::Train(arguments)) => train::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),
         Some(Command::Verify(arguments)) => verify::run(&arguments),
+        Some(Command::Calibrate(arguments)) => calibrate::run(&arguments),
         Some(Command::Doctor(arguments)) => doctor::run(&arguments),
         None => output::stdout(&Cli::command().render_help().to_string()),
     };

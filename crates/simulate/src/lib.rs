@@ -4,6 +4,7 @@
 //! its arena gave out is the predicted memory, and what its groups would have sent is the predicted traffic.
 #![forbid(unsafe_code)]
 
+pub mod calibrate;
 mod fit;
 mod predict;
 pub mod time;

@@ -1,0 +1,179 @@
+//! `kintsugi calibrate`: this machine's device, measured into a profile.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use kintsugi_plan::config::resolve;
+use kintsugi_plan::{DeviceKind, Plan};
+use kintsugi_simulate::calibrate::{Patience, Shapes, calibrate};
+use kintsugi_spec::{DeviceSpec, ModelSpec, units};
+use kintsugi_tensor::cpu::CpuBackend;
+use kintsugi_tensor::cpu::memory::Heap;
+use kintsugi_tensor::cuda::{Card, CudaBackend};
+use kintsugi_tensor::{Backend, DType};
+use serde::Serialize;
+
+use crate::config::ConfigArguments;
+use crate::failure::Failure;
+use crate::files;
+use crate::output::Output;
+use crate::table::Table;
+
+/// Measures this machine's device into a profile that `plan --profile` predicts time with.
+///
+/// Matrix products in the shapes of the model presets, attention, copies and launches are timed in bursts and then,
+/// after the device has been kept at work, back to back: a GPU at its power cap runs slower in training than in a
+/// short test. Where the card has a meter, its power at rest and at work is read too. Peaks of the data sheet are
+/// taken from cluster.preset, where one is given.
+///
+/// run.device says what is measured: "cpu", one thread as one rank has it, or "cuda", the first GPU.
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(flatten)]
+    config: ConfigArguments,
+    /// Where the profile goes
+    #[arg(long, value_name = "FILE.toml", default_value = "profile.toml")]
+    out: PathBuf,
+    /// Seconds of work before anything sustained is measured
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
+    warm_up: f64,
+    /// Seconds of work for every sustained rate
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.4, value_parser = seconds)]
+    sustained: f64,
+    /// Prints the profile as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  kintsugi calibrate --set run.device=cuda --set cluster.preset=h200 --out h200.toml
+      the first GPU, a few minutes
+  kintsugi plan run.toml --profile h200.toml
+      predicts with what was measured
+  kintsugi calibrate --warm-up 1 --sustained 0.1
+      one CPU thread, briefly";
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("must be a number from 0 to 3600".to_owned()),
+    }
+}
+
+/// A profile, as it is written.
+#[derive(Serialize)]
+struct Profile<'a> {
+    cluster: Cluster<'a>,
+}
+
+#[derive(Serialize)]
+struct Cluster<'a> {
+    device: &'a DeviceSpec,
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let output = Output { json: arguments.json };
+    let plan = arguments.config.resolve()?;
+    files::check_writable(&arguments.out)?;
+    let patience = Patience {
+        warm_up: Duration::from_secs_f64(arguments.warm_up),
+        sustained: Duration::from_secs_f64(arguments.sustained),
+        rest: Duration::from_millis(50),
+    };
+    let device = match plan.run.device {
+        DeviceKind::Cpu => cpu(&plan, patience),
+        DeviceKind::Cuda => gpu(&plan, patience)?,
+    };
+    let profile = toml::to_string(&Profile { cluster: Cluster { device: &device } })
+        .map_err(|error| Failure::Run(format!("the profile cannot be written as TOML: {error}")))?;
+    files::write_whole(&arguments.out, &profile)?;
+    output.text(&report(&device))?;
+    output.text(&format!("\nprofile  {}\n", arguments.out.display()))?;
+    output.result(&device)
+}
+
+fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
+    /// More than the largest product and the largest copy take.
+    const MEMORY: u64 = 12 << 30;
+    let failure = |error: kintsugi_tensor::cuda::CudaError| Failure::Run(error.to_string());
+    let card = Card::new(0).map_err(failure)?;
+    let backend = CudaBackend::new(0, MEMORY, false).map_err(failure)?;
+    let models = ["gpt2-124m", "gpt2-1558m", "gpt-1.3b", "gpt-1.4b", "llama2-7b"].map(model);
+    let shapes = Shapes::of(&models, &[8192, 32768], &[1024, 2048], DType::BF16);
+    let known = DeviceSpec {
+        name: card.name().map_err(failure)?,
+        memory: Some(card.memory().map_err(failure)?.1),
+        units: Some(card.multiprocessors().map_err(failure)?),
+        ..plan.cluster.device.clone()
+    };
+    let meter = card.meter();
+    let bar = bar();
+    Ok(calibrate(&backend, meter.as_ref(), &shapes, patience, known, |progress| {
+        bar.set_length(progress.all as u64);
+        bar.set_position(progress.done as u64);
+    }))
+}
+
+fn cpu(plan: &Plan, patience: Patience) -> DeviceSpec {
+    let backend: Box<dyn Backend> = Box::new(CpuBackend::new(Rc::new(Heap::default()), 1));
+    let shapes = Shapes::of(&[model("demo"), model("gpt2-124m")], &[64, 512], &[64, 256], DType::F32);
+    let known = DeviceSpec { units: Some(1), ..plan.cluster.device.clone() };
+    let bar = bar();
+    calibrate(&*backend, None, &shapes, patience, known, |progress| {
+        bar.set_length(progress.all as u64);
+        bar.set_position(progress.done as u64);
+    })
+}
+
+fn model(preset: &str) -> ModelSpec {
+    resolve(None, "", &[format!("model.preset={preset}")]).expect("a preset is a legal model").model
+}
+
+/// A bar on a terminal, nothing elsewhere.
+fn bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} measurements  {eta} left");
+    ProgressBar::new(0).with_style(style.expect("the template is valid").progress_chars("━╸ "))
+}
+
+/// What a person wants to know first.
+fn report(device: &DeviceSpec) -> String {
+    let tera = |rate: f64| format!("{:.1}", rate / 1e12);
+    let mut text = format!("device   {}\n", device.name);
+    let mut line = |name: &str, value: String| text += &format!("{name:<9}{value}\n");
+    if let (Some(bandwidth), Some(share)) = (device.memory_bandwidth, device.streaming) {
+        line("copies", format!("{}/s read and written", units::bytes((bandwidth * share) as u64)));
+    }
+    if let Some(launch) = device.launch {
+        line("launch", format!("{:.2} µs from one small operation to the next", launch * 1e6));
+    }
+    if let (Some(idle), Some(most)) = (device.power_idle, device.power_max) {
+        line("power", format!("{idle:.0} W at rest, {most:.0} W at work"));
+    }
+    let mut products = Table::new(["m", "n", "k", "TFLOP/s sustained", "in bursts"]);
+    for point in &device.products {
+        let burst = point.burst.map_or_else(String::new, tera);
+        products.row(vec![
+            point.m.to_string(),
+            point.n.to_string(),
+            point.k.to_string(),
+            tera(point.flops),
+            burst,
+        ]);
+    }
+    let mut attention = Table::new(["head", "sequence", "TFLOP/s forward", "backward"]);
+    for point in &device.attention {
+        let (forward, backward) = (tera(point.forward), tera(point.backward));
+        attention.row(vec![point.head_dim.to_string(), point.sequence.to_string(), forward, backward]);
+    }
+    format!("{text}\n{products}\n{attention}")
+}

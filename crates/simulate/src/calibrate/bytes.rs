@@ -1,0 +1,23 @@
+//! What moving bytes takes, and what asking for nothing takes.
+
+use kintsugi_tensor::DType;
+
+use super::bench::Bench;
+
+/// Elements of the buffer that is copied: far more than any cache holds.
+const LARGE: usize = 1 << 28;
+
+/// Bytes per second, read and written, of a copy that is kept up.
+pub fn streaming(bench: &mut Bench) -> f64 {
+    let (from, to) = (bench.numbers(LARGE, DType::F32), bench.numbers(LARGE, DType::F32));
+    let backend = bench.backend;
+    let seconds = bench.sustained(&|| backend.copy(from.view(), to.view()));
+    2.0 * from.view().bytes() as f64 / seconds
+}
+
+/// Seconds from one small operation to the next.
+pub fn launch(bench: &mut Bench) -> f64 {
+    let small = bench.numbers(64, DType::F32);
+    let backend = bench.backend;
+    bench.burst(&|| (0..100).for_each(|_| backend.fill(0.0, small.view()))) / 100.0
+}
