@@ -167,16 +167,20 @@ fn cross_entropy(ctx: &Context, logits: View, loss: Loss, gradient: bool) {
     let shape = ctx.shape;
     let (parts, own) = (ctx.tensor.size(), 3 * shape.rows);
     let statistics = ctx.backend.allocate(parts * own, ctx.accumulator(), Category::Communication);
-    ctx.backend.loss_statistics(LossStatistics {
-        logits,
-        targets: loss.targets,
-        first: shape.first_token,
-        valid: shape.valid_tokens,
-        statistics: statistics.slice(ctx.tensor.rank() * own..(ctx.tensor.rank() + 1) * own),
-        rows: shape.rows,
-        columns: shape.vocab,
-    });
-    let statistics = ctx.tensor.run(Collective::AllGather, statistics);
+    let statistics = if parts > 1 {
+        ctx.backend.loss_statistics(LossStatistics {
+            logits,
+            targets: loss.targets,
+            first: shape.first_token,
+            valid: shape.valid_tokens,
+            statistics: statistics.slice(ctx.tensor.rank() * own..(ctx.tensor.rank() + 1) * own),
+            rows: shape.rows,
+            columns: shape.vocab,
+        });
+        ctx.tensor.run(Collective::AllGather, statistics)
+    } else {
+        statistics
+    };
     ctx.backend.cross_entropy(CrossEntropy {
         logits,
         targets: loss.targets,

@@ -60,6 +60,11 @@ impl Launcher {
         self.multiprocessors
     }
 
+    /// Most shared memory that a block can ask for.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        self.stream.shared_bytes()
+    }
+
     /// The stream's scratch, if it has `bytes`.
     pub(crate) fn scratch(&self, bytes: usize) -> Result<u64, CudaError> {
         if bytes as u64 > self.scratch.bytes {

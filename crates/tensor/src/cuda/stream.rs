@@ -86,6 +86,7 @@ pub(crate) struct Stream {
     context: Arc<CudaContext>,
     queue: Arc<CudaStream>,
     multiprocessors: u32,
+    shared_bytes: u32,
     capability: (i32, i32),
 }
 
@@ -97,8 +98,11 @@ impl Stream {
         let queue = context.new_stream()?;
         let multiprocessors =
             context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        let shared_bytes = context
+            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
+            as u32;
         let capability = context.compute_capability()?;
-        Ok(Stream { context, queue, multiprocessors, capability })
+        Ok(Stream { context, queue, multiprocessors, shared_bytes, capability })
     }
 
     /// The device's primary context.
@@ -114,6 +118,11 @@ impl Stream {
     /// Streaming multiprocessors of the device.
     pub(crate) fn multiprocessors(&self) -> usize {
         self.multiprocessors as usize
+    }
+
+    /// Most shared memory that a block can ask for, bytes.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        self.shared_bytes as usize
     }
 
     /// Compute capability, major and minor: (9, 0) on an H200.

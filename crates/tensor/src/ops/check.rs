@@ -209,6 +209,9 @@ impl Check for CrossEntropy<'_> {
         expect("logits", self.logits, self.rows * self.columns);
         expect("targets", self.targets, self.rows);
         expect("statistics", self.statistics, self.parts * self.rows * 3);
+        if let Some(statistics) = self.own_statistics() {
+            statistics.check();
+        }
         expect("loss", self.loss, 1);
         if let Some(scale) = self.scale {
             expect("scale", scale, 1);

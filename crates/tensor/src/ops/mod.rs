@@ -362,7 +362,8 @@ pub struct LossStatistics<'a> {
     pub columns: usize,
 }
 
-/// Cross-entropy from the statistics of all `parts` of the vocabulary.
+/// Cross-entropy from the statistics of all `parts` of the vocabulary. With one part they are made here, as
+/// [`LossStatistics`] makes them: the logits then need to be read only once.
 ///
 /// `loss += Σ_rows (log Σ exp − target)`, and if `scale` is given the logits become their own gradient:
 /// `(softmax − one_hot) · factor · scale`.
@@ -376,7 +377,7 @@ pub struct CrossEntropy<'a> {
     pub first: usize,
     /// Columns that are real tokens; the gradient of the rest is zero.
     pub valid: usize,
-    /// Read, `[parts, rows, 3]`.
+    /// `[parts, rows, 3]`, accumulator type: read, or with one part written.
     pub statistics: View<'a>,
     /// Parts of the vocabulary.
     pub parts: usize,
@@ -390,4 +391,20 @@ pub struct CrossEntropy<'a> {
     pub rows: usize,
     /// Columns of the logits.
     pub columns: usize,
+}
+
+impl<'a> CrossEntropy<'a> {
+    /// The statistics that are part of the operation: those of the one part that there is.
+    pub fn own_statistics(&self) -> Option<LossStatistics<'a>> {
+        let CrossEntropy { logits, targets, first, valid, statistics, rows, columns, .. } = *self;
+        (self.parts == 1).then_some(LossStatistics {
+            logits,
+            targets,
+            first,
+            valid,
+            statistics,
+            rows,
+            columns,
+        })
+    }
 }

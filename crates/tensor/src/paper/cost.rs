@@ -166,11 +166,12 @@ pub fn loss_statistics(op: &LossStatistics) -> Kernel {
 }
 
 pub fn cross_entropy(op: &CrossEntropy) -> Kernel {
-    let kernel = moved("cross entropy", 0, &[op.statistics, op.targets, op.loss, op.loss]);
-    if op.scale.is_none() {
-        return kernel;
-    }
-    Kernel { flops: 3 * (op.rows * op.valid) as u64, ..kernel }.and(Some(op.logits)).and(Some(op.logits))
+    let (of_statistics, of_gradient) = (4 * usize::from(op.parts == 1), 3 * usize::from(op.scale.is_some()));
+    let flops = (of_statistics + of_gradient) * op.rows * op.valid;
+    let reads = op.parts == 1 || op.scale.is_some();
+    moved("cross entropy", flops, &[op.statistics, op.targets, op.loss, op.loss])
+        .and(reads.then_some(op.logits))
+        .and(op.scale.map(|_| op.logits))
 }
 
 pub fn update_control(op: &UpdateControl) -> Kernel {
