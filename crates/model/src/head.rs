@@ -155,6 +155,7 @@ fn logits(ctx: &Context, normed: View, w: &HeadWeights) -> Buffer {
         weight: w.output,
         bias: None,
         gelu: None,
+        residual: None,
         out: logits.view(),
         rows: shape.rows,
         inputs: shape.hidden,

@@ -6,10 +6,11 @@
 use kintsugi_plan::parameters::Slot;
 use kintsugi_plan::{Part, Recompute};
 use kintsugi_spec::Family;
-use kintsugi_tensor::ops::{ColumnSum, NormBackward, Residual};
+use kintsugi_tensor::ops::{ColumnSum, NormBackward};
 use kintsugi_tensor::{Buffer, View};
 
 use crate::context::NormWeights;
+use crate::stream::{Ending, add_to_stream};
 use crate::{Context, Gradients, Weights, attention, mlp};
 
 /// What a layer keeps for its backward.
@@ -67,32 +68,40 @@ fn run(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, 
 /// `middle = x + attention(norm(x))`, `y = middle + mlp(norm(middle))`.
 fn sequential(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, Saved) {
     let (normed, attention_statistics) = norm(ctx, x.view(), attention_norm(w));
-    let (partial, attention) = attention::forward(ctx, normed.view(), w, true);
+    let bias = w.find(Slot::AttentionOutBias);
+    let ending = Ending::new(ctx, x.view(), bias);
+    let (end, attention) = attention::forward(ctx, normed.view(), w, Some(ending));
     let attention_norm = NormSaved { statistics: attention_statistics, out: kept(ctx, normed) };
-    let partial = partial.expect("the output was asked for");
-    let middle = add_to_stream(ctx, x.view(), partial, [w.find(Slot::AttentionOutBias), None]);
+    let middle = add_to_stream(ctx, x.view(), end.expect("the output was asked for"), [bias, None]);
 
     let (normed, mlp_statistics) = norm(ctx, middle.view(), mlp_norm(w));
-    let (partial, mlp) = mlp::forward(ctx, normed.view(), w, output);
+    let bias = w.find(Slot::MlpOutBias);
+    let ending = output.then(|| Ending::new(ctx, middle.view(), bias));
+    let (end, mlp) = mlp::forward(ctx, normed.view(), w, ending);
     let mlp_norm = NormSaved { statistics: mlp_statistics, out: kept(ctx, normed) };
-    let y =
-        partial.map(|partial| add_to_stream(ctx, middle.view(), partial, [w.find(Slot::MlpOutBias), None]));
+    let y = end.map(|end| add_to_stream(ctx, middle.view(), end, [bias, None]));
     (y, Saved { x, middle: Some(middle), attention_norm, attention, mlp_norm, mlp })
 }
 
 /// `y = x + attention(norm(x)) + mlp(norm(x))`, each branch with a norm of its own.
 fn parallel(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, Saved) {
     let (normed, attention_statistics) = norm(ctx, x.view(), attention_norm(w));
-    let (attention_partial, attention) = attention::forward(ctx, normed.view(), w, output);
+    let biases = [w.find(Slot::AttentionOutBias), w.find(Slot::MlpOutBias)];
+    let ending = output.then(|| Ending::new(ctx, x.view(), biases[0]));
+    let (attention_end, attention) = attention::forward(ctx, normed.view(), w, ending);
     let attention_norm = NormSaved { statistics: attention_statistics, out: kept(ctx, normed) };
 
     let (normed, mlp_statistics) = norm(ctx, x.view(), mlp_norm(w));
-    let (mlp_partial, mlp) = mlp::forward(ctx, normed.view(), w, output);
+    // A rank that is alone adds the MLP to a stream that has attention in it already.
+    let ending = attention_end.as_ref().map(|end| Ending::new(ctx, end.view(), biases[1]));
+    let (mlp_end, mlp) = mlp::forward(ctx, normed.view(), w, ending);
     let mlp_norm = NormSaved { statistics: mlp_statistics, out: kept(ctx, normed) };
-    let y = attention_partial.zip(mlp_partial).map(|(partial, other)| {
-        ctx.backend.add(other.view(), partial.view());
-        drop(other);
-        add_to_stream(ctx, x.view(), partial, [w.find(Slot::AttentionOutBias), w.find(Slot::MlpOutBias)])
+    let y = attention_end.zip(mlp_end).map(|(attention_end, end)| {
+        if ctx.tensor.size() > 1 {
+            ctx.backend.add(attention_end.view(), end.view());
+        }
+        drop(attention_end);
+        add_to_stream(ctx, x.view(), end, biases)
     });
     (y, Saved { x, middle: None, attention_norm, attention, mlp_norm, mlp })
 }
@@ -183,20 +192,6 @@ fn normed_again(
     kept: Option<Buffer>,
 ) -> Buffer {
     kept.unwrap_or_else(|| ctx.normed(x, weights, statistics.view()))
-}
-
-/// Sums a branch over tp and adds it, and its biases, to the stream.
-fn add_to_stream(ctx: &Context, stream: View, partial: Buffer, biases: [Option<View>; 2]) -> Buffer {
-    let biases: &[View] = match &biases {
-        [Some(first), Some(second)] => &[*first, *second],
-        [Some(one), None] => &[*one],
-        _ => &[],
-    };
-    let (rows, width) = (ctx.shape.own_rows, ctx.shape.hidden);
-    let reduced = ctx.reduced(partial);
-    ctx.trimmed(reduced, |branch, out| {
-        ctx.backend.residual(Residual { x: branch, addends: &[stream], biases, out, rows, width });
-    })
 }
 
 /// A norm in the stream, for its backward.

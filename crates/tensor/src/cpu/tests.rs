@@ -52,7 +52,7 @@ impl Recorder<'_> {
         let (rows, inputs, outputs, width) = (ROWS, WIDTH, WIDTH, WIDTH);
         let (x, dy, weight) = (x.view(), dy.view(), weight.view());
         let (bias, gelu, out) = (Some(bias.view()), Some(kept.view()), out.view());
-        backend.linear(Linear { x, weight, bias, gelu, out, rows, inputs, outputs });
+        backend.linear(Linear { x, weight, bias, gelu, residual: None, out, rows, inputs, outputs });
         backend.linear_backward_input(LinearBackwardInput {
             dy,
             weight,
@@ -223,7 +223,7 @@ fn scratch_users(lab: &Lab, buffers: &[Buffer; 4], log_sums: &Buffer) {
     let [x, weight, y, dx] = buffers.each_ref().map(Buffer::view);
     let (rows, inputs, outputs) = (ROWS, WIDTH, WIDTH);
     let (bias, gelu) = (None, None);
-    lab.backend.linear(Linear { x, weight, bias, gelu, out: y, rows, inputs, outputs });
+    lab.backend.linear(Linear { x, weight, bias, gelu, residual: None, out: y, rows, inputs, outputs });
     let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 32, ..SHAPE };
     let (saved, out) = (AttentionSaved::LogSumExp(log_sums.view()), y.slice(0..ROWS * 64));
     lab.backend.attention(Attention { qkv: x, out, saved, shape });

@@ -32,6 +32,10 @@ impl Check for Linear<'_> {
         if let Some(gelu) = self.gelu {
             expect("gelu", gelu, self.rows * self.outputs);
         }
+        if let Some(residual) = self.residual {
+            expect("residual", residual, self.rows * self.outputs);
+            assert!(self.gelu.is_none(), "a GELU that is added to");
+        }
     }
 }
 

@@ -19,7 +19,8 @@ pub struct Gradient<'a> {
     pub accumulate: bool,
 }
 
-/// `out = x · weightᵀ + bias`, and with `gelu`: `gelu = out` (the pre-activation), `out = GELU(gelu)`.
+/// `out = x · weightᵀ + bias + residual`, and with `gelu`: `gelu = out` (the pre-activation), `out = GELU(gelu)`.
+/// A product has no `gelu` and `residual` at once. Sums are rounded when all is added.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear<'a> {
     /// Read, `[rows, inputs]`.
@@ -30,6 +31,8 @@ pub struct Linear<'a> {
     pub bias: Option<View<'a>>,
     /// Written, `[rows, outputs]`: the value before GELU.
     pub gelu: Option<View<'a>>,
+    /// Read, `[rows, outputs]`: the residual stream that a branch ends in.
+    pub residual: Option<View<'a>>,
     /// Written, `[rows, outputs]`.
     pub out: View<'a>,
     /// Tokens.

@@ -49,11 +49,13 @@ impl Kernel {
 
 pub fn linear(op: &Linear) -> Kernel {
     let sums = op.rows * op.outputs;
-    let epilogue = usize::from(op.bias.is_some()) + if op.gelu.is_some() { GELU } else { 0 };
+    let added = usize::from(op.bias.is_some()) + usize::from(op.residual.is_some());
+    let epilogue = added + if op.gelu.is_some() { GELU } else { 0 };
     let flops = 2 * sums * op.inputs + epilogue * sums;
     moved("linear", flops, &[op.x, op.weight, op.out])
         .and(op.bias)
         .and(op.gelu)
+        .and(op.residual)
         .product(op.rows, op.outputs, op.inputs, op.x)
 }
 

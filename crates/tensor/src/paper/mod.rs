@@ -240,6 +240,7 @@ mod tests {
             weight: weight.view(),
             bias: None,
             gelu: None,
+            residual: None,
             out: out.view(),
             rows: 3,
             inputs: 4,
