@@ -15,6 +15,6 @@ pub mod units;
 pub use cluster::{ClusterSpec, Topology};
 pub use device::{AttentionPoint, DeviceSpec, ProductPoint};
 pub use framework::FrameworkSpec;
-pub use link::{LinkSpec, Wire};
 pub use level::Level;
+pub use link::{LinkSpec, Wire};
 pub use model::{Activation, Family, ModelSpec};

@@ -4,8 +4,8 @@ use kintsugi_spec::{ClusterSpec, FrameworkSpec, Level, LinkSpec, ModelSpec};
 
 use super::cluster::CUSTOM;
 use super::raw::{
-    RawBatch, RawCluster, RawConfig, RawData, RawDevice, RawFramework, RawLink, RawLinks, RawMemory, RawModel,
-    RawOptimizer, RawParallel, RawPrecision, RawRun, RawSharding,
+    RawBatch, RawCluster, RawConfig, RawData, RawDevice, RawFramework, RawLink, RawLinks, RawMemory,
+    RawModel, RawOptimizer, RawParallel, RawPrecision, RawRun, RawSharding,
 };
 use super::words::{Device, OptimizerName, Replicas, Scale, ShardLevel, Transport};
 use crate::{DeviceKind, LossScale, Plan};

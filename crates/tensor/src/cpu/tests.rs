@@ -6,7 +6,7 @@ use super::testing::{Lab, fresh, random};
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Positions, PositionsBackward, Residual, Rotary, Segment, Swiglu, SwigluBackward, control,
+    Parameters, Positions, PositionsBackward, Residual, Rotary, Segment, Swiglu, SwigluBackward, control,
 };
 use crate::{Backend, Buffer, DType, View};
 
@@ -184,12 +184,14 @@ impl Recorder<'_> {
         let states = [12, 13].map(|seed| self.lab.buffer(&coarse(ROWS * WIDTH, seed), accumulator));
         let second = self.lab.buffer(&vec![0.25; ROWS * WIDTH], accumulator);
         backend.adamw(AdamW {
-            gradient: logits,
-            master: states[0].view(),
-            first_moment: states[1].view(),
-            second_moment: second.view(),
-            weights: None,
-            segments: &[Segment { start: 0, len: ROWS * WIDTH, decay: true }],
+            parameters: &[Parameters {
+                gradient: logits,
+                master: states[0].view(),
+                first_moment: states[1].view(),
+                second_moment: second.view(),
+                weights: None,
+                segments: &[Segment { start: 0, len: ROWS * WIDTH, decay: true }],
+            }],
             control: slots.view(),
             betas: (0.9, 0.95),
             epsilon: 1e-8,

@@ -48,6 +48,9 @@ impl Grid {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Argument(u64);
 
+/// A table of words that a kernel takes by value, before its other arguments; all arguments together are 4 kB at most.
+pub(crate) type Table<'a> = &'a [u64];
+
 impl From<u64> for Argument {
     fn from(value: u64) -> Self {
         Argument(value)
@@ -135,15 +138,16 @@ impl Stream {
         Ok(self.queue.synchronize()?)
     }
 
-    /// Enqueues a kernel.
+    /// Enqueues a kernel. An empty table is none.
     ///
     /// # Safety
-    /// The arguments must be those of the kernel, in number and type, and device memory they point to must be large
-    /// enough and live until the kernel has run.
+    /// Table and arguments must be those of the kernel, in number and type, and device memory they point to must be
+    /// large enough and live until the kernel has run.
     pub(crate) unsafe fn launch(
         &self,
         function: Function,
         grid: Grid,
+        table: Table,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
         if grid.shared > DEFAULT_SHARED_BYTES {
@@ -151,8 +155,9 @@ impl Stream {
             // SAFETY: a loaded kernel.
             unsafe { result::function::set_function_attribute(function.0, attribute, grid.shared as i32)? };
         }
+        let words = table.first().into_iter().chain(arguments.iter().map(|argument| &argument.0));
         let mut parameters: Vec<*mut c_void> =
-            arguments.iter().map(|argument| std::ptr::from_ref(&argument.0).cast_mut().cast()).collect();
+            words.map(|word| std::ptr::from_ref(word).cast_mut().cast()).collect();
         // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
         unsafe {
             result::launch_kernel(

@@ -3,7 +3,8 @@
 use super::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Positions, PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl, control,
+    Parameters, Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
+    UpdateControl, control,
 };
 use crate::{DType, View};
 
@@ -225,15 +226,41 @@ impl Check for CrossEntropy<'_> {
 
 impl Check for AdamW<'_> {
     fn check(&self) {
+        expect("control", self.control, control::LEN);
+        self.parameters.iter().for_each(Check::check);
+        let types = |p: &Parameters| {
+            let moments = [p.first_moment, p.second_moment].map(|view| view.dtype());
+            (p.gradient.dtype(), p.master.dtype(), moments, p.weights.map(|weights| weights.dtype()))
+        };
+        let alike = self.parameters.windows(2).all(|pair| types(&pair[0]) == types(&pair[1]));
+        assert!(alike, "parameters of different types in one update");
+    }
+}
+
+impl Check for Parameters<'_> {
+    fn check(&self) {
         let len = self.gradient.len();
         expect("master", self.master, len);
         expect("first moment", self.first_moment, len);
         expect("second moment", self.second_moment, len);
-        expect("control", self.control, control::LEN);
         if let Some(weights) = self.weights {
             expect("weights", weights, len);
         }
         assert!(self.segments.iter().all(|s| s.start + s.len <= len), "a segment lies outside");
+    }
+}
+
+impl Check for SumsOfSquares<'_> {
+    fn check(&self) {
+        for part in self.parts {
+            assert_eq!(part.from.dtype(), self.parts[0].from.dtype(), "squares of different types at once");
+            if let Some(own) = part.own {
+                expect("own sum", own, 1);
+            }
+        }
+        if let Some(total) = self.total {
+            expect("total", total, 1);
+        }
     }
 }
 

@@ -6,7 +6,9 @@ mod check;
 mod step;
 
 pub use check::Check;
-pub use step::{AdamW, LearningRate, LossScaler, Segment, UpdateControl, control};
+pub use step::{
+    AdamW, LearningRate, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control,
+};
 
 use crate::View;
 

@@ -7,7 +7,8 @@ use crate::View;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
-    NormBackward, Positions, PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
+    NormBackward, Parameters, Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu,
+    SwigluBackward, UpdateControl,
 };
 
 /// Operations of one GELU.
@@ -180,8 +181,20 @@ pub fn update_control(op: &UpdateControl) -> Kernel {
     moved("update control", 0, &[op.control, op.control, op.sum_of_squares, op.loss_sum])
 }
 
+pub fn sums_of_squares(op: &SumsOfSquares) -> Kernel {
+    let kernel = moved("sums of squares", 0, &[]).and(op.total).and(op.total);
+    op.parts.iter().fold(kernel, |kernel, part| {
+        let flops = kernel.flops + 2 * part.from.len() as u64;
+        Kernel { flops, ..kernel }.and(Some(part.from)).and(part.own).and(part.own)
+    })
+}
+
 pub fn adamw(op: &AdamW) -> Kernel {
-    let AdamW { master, first_moment: first, second_moment: second, .. } = *op;
-    let views = [op.gradient, op.control, master, master, first, first, second, second];
-    moved("adamw", 15 * op.gradient.len(), &views).and(op.weights)
+    op.parameters.iter().fold(moved("adamw", 0, &[op.control]), |kernel, parameters| {
+        let Parameters { gradient, master, first_moment: first, second_moment: second, weights, .. } =
+            *parameters;
+        let views = [gradient, master, master, first, first, second, second];
+        let more = moved("adamw", 15 * gradient.len(), &views).and(weights);
+        Kernel { flops: kernel.flops + more.flops, bytes: kernel.bytes + more.bytes, ..kernel }
+    })
 }
