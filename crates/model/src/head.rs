@@ -111,6 +111,7 @@ pub fn backward(
             statistics: statistics.view(),
             weight: norm_weights(w).weight,
             residual: None,
+            residual_sum: None,
             dx,
             dweight: norm.get(Slot::FinalNormWeight),
             dbias: norm.find(Slot::FinalNormBias),

@@ -116,7 +116,6 @@ pub fn backward(
     part: Part,
 ) -> (Buffer, Option<Deferred>) {
     let Saved { x, middle, attention_norm: attention_saved, attention, mlp_norm: mlp_saved, mlp } = saved;
-    bias_gradient(ctx, dy.view(), g, Slot::MlpOutBias);
 
     // The MLP, and the gradient of the stream before it.
     let gathered = ctx.all_rows(dy.view());
@@ -128,14 +127,16 @@ pub fn backward(
     let sequential = middle.is_some();
     let norm =
         StreamNorm { x: mlp_input.view(), statistics: mlp_saved.statistics.view(), weights: mlp_norm(w) };
-    let slots = (Slot::MlpNormWeight, Slot::MlpNormBias);
+    let slots =
+        NormSlots { weight: Slot::MlpNormWeight, bias: Slot::MlpNormBias, past: Some(Slot::MlpOutBias) };
     let dmiddle = norm_backward(ctx, dnormed, norm, dy.view(), g, slots);
     drop((middle, mlp_saved.statistics));
 
     // Attention. In the parallel form its output's gradient is the layer's, and the stream's gradient adds up.
-    let (dout, gathered_attention) =
-        if sequential { (&dmiddle, ctx.all_rows(dmiddle.view())) } else { (&dy, None) };
-    bias_gradient(ctx, dout.view(), g, Slot::AttentionOutBias);
+    let gathered_attention = if sequential { ctx.all_rows(dmiddle.view()) } else { None };
+    if !sequential {
+        bias_gradient(ctx, dy.view(), g, Slot::AttentionOutBias);
+    }
     let attention_dy = gathered_attention.as_ref().unwrap_or(if sequential { &dmiddle } else { mlp_dy });
     let attention_x =
         normed_again(ctx, x.view(), attention_norm(w), &attention_saved.statistics, attention_saved.out);
@@ -144,7 +145,11 @@ pub fn backward(
     let attention_x = (part == Part::Input).then_some(attention_x);
     let norm =
         StreamNorm { x: x.view(), statistics: attention_saved.statistics.view(), weights: attention_norm(w) };
-    let slots = (Slot::AttentionNormWeight, Slot::AttentionNormBias);
+    let slots = NormSlots {
+        weight: Slot::AttentionNormWeight,
+        bias: Slot::AttentionNormBias,
+        past: sequential.then_some(Slot::AttentionOutBias),
+    };
     let dx = norm_backward(ctx, dnormed, norm, dmiddle.view(), g, slots);
 
     let deferred =
@@ -202,6 +207,14 @@ struct StreamNorm<'a> {
     weights: NormWeights<'a>,
 }
 
+/// Where a norm's gradients go, and that of the bias that the stream got past it.
+#[derive(Clone, Copy)]
+struct NormSlots {
+    weight: Slot,
+    bias: Slot,
+    past: Option<Slot>,
+}
+
 /// Sums the gradient of a norm's output over tp and takes it back through the norm, onto the stream's own gradient.
 fn norm_backward(
     ctx: &Context,
@@ -209,7 +222,7 @@ fn norm_backward(
     norm: StreamNorm,
     residual: View,
     g: &Gradients,
-    slots: (Slot, Slot),
+    slots: NormSlots,
 ) -> Buffer {
     let reduced = ctx.reduced(partial);
     ctx.trimmed(reduced, |dy, dx| {
@@ -219,16 +232,17 @@ fn norm_backward(
             statistics: norm.statistics,
             weight: norm.weights.weight,
             residual: Some(residual),
+            residual_sum: slots.past.and_then(|slot| g.find(slot)),
             dx,
-            dweight: g.get(slots.0),
-            dbias: g.find(slots.1),
+            dweight: g.get(slots.weight),
+            dbias: g.find(slots.bias),
             rows: ctx.shape.own_rows,
             width: ctx.shape.hidden,
         });
     })
 }
 
-/// The gradient of a bias that was added to this rank's rows after the reduction.
+/// The gradient of a bias that was added to this rank's rows after the reduction, where no norm's backward reads them.
 fn bias_gradient(ctx: &Context, dy: View, g: &Gradients, slot: Slot) {
     if let Some(out) = g.find(slot) {
         ctx.backend.column_sum(ColumnSum { x: dy, out, rows: ctx.shape.own_rows, width: ctx.shape.hidden });

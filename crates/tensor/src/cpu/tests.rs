@@ -85,6 +85,7 @@ impl Recorder<'_> {
             statistics,
             weight: scale,
             residual: Some(out),
+            residual_sum: None,
             dx: dnormal.view(),
             dweight: fresh(&dscale),
             dbias: dbias_of,

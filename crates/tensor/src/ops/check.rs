@@ -104,6 +104,10 @@ impl Check for NormBackward<'_> {
         if let Some(residual) = self.residual {
             expect("residual", residual, len);
         }
+        if let Some(sum) = self.residual_sum {
+            expect("sum of the residual", sum.view, self.width);
+            assert!(self.residual.is_some(), "the sum of a residual that is not there");
+        }
         if let Some(dbias) = self.dbias {
             expect("dbias", dbias.view, self.width);
         }

@@ -147,6 +147,8 @@ pub struct NormBackward<'a> {
     pub weight: View<'a>,
     /// Read, `[rows, width]`: the gradient that reaches `x` past the norm.
     pub residual: Option<View<'a>>,
+    /// Written, `[width]`: `Σ_rows residual`, the gradient of a bias that was added to the stream past the norm.
+    pub residual_sum: Option<Gradient<'a>>,
     /// Written, `[rows, width]`.
     pub dx: View<'a>,
     /// Written, `[width]`.

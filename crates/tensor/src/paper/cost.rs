@@ -93,11 +93,13 @@ pub fn norm(op: &Norm) -> Kernel {
 }
 
 pub fn norm_backward(op: &NormBackward) -> Kernel {
-    let per_element = if op.dbias.is_some() { 15 } else { 12 } + usize::from(op.residual.is_some());
+    let past = usize::from(op.residual.is_some()) + usize::from(op.residual_sum.is_some());
+    let per_element = if op.dbias.is_some() { 15 } else { 12 } + past;
     moved("norm backward", per_element * op.x.len(), &[op.dy, op.x, op.statistics, op.weight, op.dx])
         .and(op.residual)
         .with_gradient(Some(op.dweight))
         .with_gradient(op.dbias)
+        .with_gradient(op.residual_sum)
 }
 
 /// Pairs of a query and a key that it sees.
