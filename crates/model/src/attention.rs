@@ -7,6 +7,7 @@ use kintsugi_tensor::ops::{
 };
 use kintsugi_tensor::{Buffer, View};
 
+use crate::stream::Ending;
 use crate::{Context, Gradients, Weights};
 
 /// What attention keeps for its backward.
@@ -27,8 +28,13 @@ pub(crate) struct Deferred {
     dqkv: Buffer,
 }
 
-/// From normed rows to this rank's part of the output, to be summed over tp; without `project` only what is saved.
-pub(crate) fn forward(ctx: &Context, x: View, w: &Weights, project: bool) -> (Option<Buffer>, Saved) {
+/// From normed rows to the branch's end; without an ending only what is saved.
+pub(crate) fn forward(
+    ctx: &Context,
+    x: View,
+    w: &Weights,
+    ending: Option<Ending>,
+) -> (Option<Buffer>, Saved) {
     let shape = ctx.shape;
     let qkv = ctx.activation(shape.rows * shape.attention.qkv_width());
     ctx.backend.linear(Linear {
@@ -36,6 +42,7 @@ pub(crate) fn forward(ctx: &Context, x: View, w: &Weights, project: bool) -> (Op
         weight: w.span(Slot::QueryWeight, Slot::ValueWeight),
         bias: w.find_span(Slot::QueryBias, Slot::ValueBias),
         gelu: None,
+        residual: None,
         out: qkv.view(),
         rows: shape.rows,
         inputs: shape.hidden,
@@ -54,23 +61,9 @@ pub(crate) fn forward(ctx: &Context, x: View, w: &Weights, project: bool) -> (Op
         saved: softmax_view(ctx, &saved),
         shape: shape.attention,
     });
-    (project.then(|| output(ctx, &saved, w)), saved)
-}
-
-fn output(ctx: &Context, saved: &Saved, w: &Weights) -> Buffer {
-    let shape = ctx.shape;
-    let partial = ctx.activation(shape.rows * shape.hidden);
-    ctx.backend.linear(Linear {
-        x: saved.out.view(),
-        weight: w.get(Slot::AttentionOutWeight),
-        bias: None,
-        gelu: None,
-        out: partial.view(),
-        rows: shape.rows,
-        inputs: shape.attention_width(),
-        outputs: shape.hidden,
-    });
-    partial
+    let weight = w.get(Slot::AttentionOutWeight);
+    let end = ending.map(|ending| ending.project(ctx, saved.out.view(), weight, shape.attention_width()));
+    (end, saved)
 }
 
 /// From the gradient of the output to this rank's part of the gradient of `x`, to be summed over tp.

@@ -111,6 +111,7 @@ pub fn backward(
             statistics: statistics.view(),
             weight: norm_weights(w).weight,
             residual: None,
+            residual_sum: None,
             dx,
             dweight: norm.get(Slot::FinalNormWeight),
             dbias: norm.find(Slot::FinalNormBias),
@@ -155,6 +156,7 @@ fn logits(ctx: &Context, normed: View, w: &HeadWeights) -> Buffer {
         weight: w.output,
         bias: None,
         gelu: None,
+        residual: None,
         out: logits.view(),
         rows: shape.rows,
         inputs: shape.hidden,
@@ -167,16 +169,20 @@ fn cross_entropy(ctx: &Context, logits: View, loss: Loss, gradient: bool) {
     let shape = ctx.shape;
     let (parts, own) = (ctx.tensor.size(), 3 * shape.rows);
     let statistics = ctx.backend.allocate(parts * own, ctx.accumulator(), Category::Communication);
-    ctx.backend.loss_statistics(LossStatistics {
-        logits,
-        targets: loss.targets,
-        first: shape.first_token,
-        valid: shape.valid_tokens,
-        statistics: statistics.slice(ctx.tensor.rank() * own..(ctx.tensor.rank() + 1) * own),
-        rows: shape.rows,
-        columns: shape.vocab,
-    });
-    let statistics = ctx.tensor.run(Collective::AllGather, statistics);
+    let statistics = if parts > 1 {
+        ctx.backend.loss_statistics(LossStatistics {
+            logits,
+            targets: loss.targets,
+            first: shape.first_token,
+            valid: shape.valid_tokens,
+            statistics: statistics.slice(ctx.tensor.rank() * own..(ctx.tensor.rank() + 1) * own),
+            rows: shape.rows,
+            columns: shape.vocab,
+        });
+        ctx.tensor.run(Collective::AllGather, statistics)
+    } else {
+        statistics
+    };
     ctx.backend.cross_entropy(CrossEntropy {
         logits,
         targets: loss.targets,

@@ -6,10 +6,11 @@
 use kintsugi_plan::parameters::Slot;
 use kintsugi_plan::{Part, Recompute};
 use kintsugi_spec::Family;
-use kintsugi_tensor::ops::{ColumnSum, NormBackward, Residual};
+use kintsugi_tensor::ops::{ColumnSum, NormBackward};
 use kintsugi_tensor::{Buffer, View};
 
 use crate::context::NormWeights;
+use crate::stream::{Ending, add_to_stream};
 use crate::{Context, Gradients, Weights, attention, mlp};
 
 /// What a layer keeps for its backward.
@@ -67,32 +68,40 @@ fn run(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, 
 /// `middle = x + attention(norm(x))`, `y = middle + mlp(norm(middle))`.
 fn sequential(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, Saved) {
     let (normed, attention_statistics) = norm(ctx, x.view(), attention_norm(w));
-    let (partial, attention) = attention::forward(ctx, normed.view(), w, true);
+    let bias = w.find(Slot::AttentionOutBias);
+    let ending = Ending::new(ctx, x.view(), bias);
+    let (end, attention) = attention::forward(ctx, normed.view(), w, Some(ending));
     let attention_norm = NormSaved { statistics: attention_statistics, out: kept(ctx, normed) };
-    let partial = partial.expect("the output was asked for");
-    let middle = add_to_stream(ctx, x.view(), partial, [w.find(Slot::AttentionOutBias), None]);
+    let middle = add_to_stream(ctx, x.view(), end.expect("the output was asked for"), [bias, None]);
 
     let (normed, mlp_statistics) = norm(ctx, middle.view(), mlp_norm(w));
-    let (partial, mlp) = mlp::forward(ctx, normed.view(), w, output);
+    let bias = w.find(Slot::MlpOutBias);
+    let ending = output.then(|| Ending::new(ctx, middle.view(), bias));
+    let (end, mlp) = mlp::forward(ctx, normed.view(), w, ending);
     let mlp_norm = NormSaved { statistics: mlp_statistics, out: kept(ctx, normed) };
-    let y =
-        partial.map(|partial| add_to_stream(ctx, middle.view(), partial, [w.find(Slot::MlpOutBias), None]));
+    let y = end.map(|end| add_to_stream(ctx, middle.view(), end, [bias, None]));
     (y, Saved { x, middle: Some(middle), attention_norm, attention, mlp_norm, mlp })
 }
 
 /// `y = x + attention(norm(x)) + mlp(norm(x))`, each branch with a norm of its own.
 fn parallel(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, Saved) {
     let (normed, attention_statistics) = norm(ctx, x.view(), attention_norm(w));
-    let (attention_partial, attention) = attention::forward(ctx, normed.view(), w, output);
+    let biases = [w.find(Slot::AttentionOutBias), w.find(Slot::MlpOutBias)];
+    let ending = output.then(|| Ending::new(ctx, x.view(), biases[0]));
+    let (attention_end, attention) = attention::forward(ctx, normed.view(), w, ending);
     let attention_norm = NormSaved { statistics: attention_statistics, out: kept(ctx, normed) };
 
     let (normed, mlp_statistics) = norm(ctx, x.view(), mlp_norm(w));
-    let (mlp_partial, mlp) = mlp::forward(ctx, normed.view(), w, output);
+    // A rank that is alone adds the MLP to a stream that has attention in it already.
+    let ending = attention_end.as_ref().map(|end| Ending::new(ctx, end.view(), biases[1]));
+    let (mlp_end, mlp) = mlp::forward(ctx, normed.view(), w, ending);
     let mlp_norm = NormSaved { statistics: mlp_statistics, out: kept(ctx, normed) };
-    let y = attention_partial.zip(mlp_partial).map(|(partial, other)| {
-        ctx.backend.add(other.view(), partial.view());
-        drop(other);
-        add_to_stream(ctx, x.view(), partial, [w.find(Slot::AttentionOutBias), w.find(Slot::MlpOutBias)])
+    let y = attention_end.zip(mlp_end).map(|(attention_end, end)| {
+        if ctx.tensor.size() > 1 {
+            ctx.backend.add(attention_end.view(), end.view());
+        }
+        drop(attention_end);
+        add_to_stream(ctx, x.view(), end, biases)
     });
     (y, Saved { x, middle: None, attention_norm, attention, mlp_norm, mlp })
 }
@@ -107,7 +116,6 @@ pub fn backward(
     part: Part,
 ) -> (Buffer, Option<Deferred>) {
     let Saved { x, middle, attention_norm: attention_saved, attention, mlp_norm: mlp_saved, mlp } = saved;
-    bias_gradient(ctx, dy.view(), g, Slot::MlpOutBias);
 
     // The MLP, and the gradient of the stream before it.
     let gathered = ctx.all_rows(dy.view());
@@ -119,14 +127,16 @@ pub fn backward(
     let sequential = middle.is_some();
     let norm =
         StreamNorm { x: mlp_input.view(), statistics: mlp_saved.statistics.view(), weights: mlp_norm(w) };
-    let slots = (Slot::MlpNormWeight, Slot::MlpNormBias);
+    let slots =
+        NormSlots { weight: Slot::MlpNormWeight, bias: Slot::MlpNormBias, past: Some(Slot::MlpOutBias) };
     let dmiddle = norm_backward(ctx, dnormed, norm, dy.view(), g, slots);
     drop((middle, mlp_saved.statistics));
 
     // Attention. In the parallel form its output's gradient is the layer's, and the stream's gradient adds up.
-    let (dout, gathered_attention) =
-        if sequential { (&dmiddle, ctx.all_rows(dmiddle.view())) } else { (&dy, None) };
-    bias_gradient(ctx, dout.view(), g, Slot::AttentionOutBias);
+    let gathered_attention = if sequential { ctx.all_rows(dmiddle.view()) } else { None };
+    if !sequential {
+        bias_gradient(ctx, dy.view(), g, Slot::AttentionOutBias);
+    }
     let attention_dy = gathered_attention.as_ref().unwrap_or(if sequential { &dmiddle } else { mlp_dy });
     let attention_x =
         normed_again(ctx, x.view(), attention_norm(w), &attention_saved.statistics, attention_saved.out);
@@ -135,7 +145,11 @@ pub fn backward(
     let attention_x = (part == Part::Input).then_some(attention_x);
     let norm =
         StreamNorm { x: x.view(), statistics: attention_saved.statistics.view(), weights: attention_norm(w) };
-    let slots = (Slot::AttentionNormWeight, Slot::AttentionNormBias);
+    let slots = NormSlots {
+        weight: Slot::AttentionNormWeight,
+        bias: Slot::AttentionNormBias,
+        past: sequential.then_some(Slot::AttentionOutBias),
+    };
     let dx = norm_backward(ctx, dnormed, norm, dmiddle.view(), g, slots);
 
     let deferred =
@@ -185,26 +199,20 @@ fn normed_again(
     kept.unwrap_or_else(|| ctx.normed(x, weights, statistics.view()))
 }
 
-/// Sums a branch over tp and adds it, and its biases, to the stream.
-fn add_to_stream(ctx: &Context, stream: View, partial: Buffer, biases: [Option<View>; 2]) -> Buffer {
-    let biases: &[View] = match &biases {
-        [Some(first), Some(second)] => &[*first, *second],
-        [Some(one), None] => &[*one],
-        _ => &[],
-    };
-    let (rows, width) = (ctx.shape.own_rows, ctx.shape.hidden);
-    let reduced = ctx.reduced(partial);
-    ctx.trimmed(reduced, |branch, out| {
-        ctx.backend.residual(Residual { x: branch, addends: &[stream], biases, out, rows, width });
-    })
-}
-
 /// A norm in the stream, for its backward.
 #[derive(Clone, Copy)]
 struct StreamNorm<'a> {
     x: View<'a>,
     statistics: View<'a>,
     weights: NormWeights<'a>,
+}
+
+/// Where a norm's gradients go, and that of the bias that the stream got past it.
+#[derive(Clone, Copy)]
+struct NormSlots {
+    weight: Slot,
+    bias: Slot,
+    past: Option<Slot>,
 }
 
 /// Sums the gradient of a norm's output over tp and takes it back through the norm, onto the stream's own gradient.
@@ -214,7 +222,7 @@ fn norm_backward(
     norm: StreamNorm,
     residual: View,
     g: &Gradients,
-    slots: (Slot, Slot),
+    slots: NormSlots,
 ) -> Buffer {
     let reduced = ctx.reduced(partial);
     ctx.trimmed(reduced, |dy, dx| {
@@ -224,16 +232,17 @@ fn norm_backward(
             statistics: norm.statistics,
             weight: norm.weights.weight,
             residual: Some(residual),
+            residual_sum: slots.past.and_then(|slot| g.find(slot)),
             dx,
-            dweight: g.get(slots.0),
-            dbias: g.find(slots.1),
+            dweight: g.get(slots.weight),
+            dbias: g.find(slots.bias),
             rows: ctx.shape.own_rows,
             width: ctx.shape.hidden,
         });
     })
 }
 
-/// The gradient of a bias that was added to this rank's rows after the reduction.
+/// The gradient of a bias that was added to this rank's rows after the reduction, where no norm's backward reads them.
 fn bias_gradient(ctx: &Context, dy: View, g: &Gradients, slot: Slot) {
     if let Some(out) = g.find(slot) {
         ctx.backend.column_sum(ColumnSum { x: dy, out, rows: ctx.shape.own_rows, width: ctx.shape.hidden });

@@ -9,6 +9,7 @@ mod attention;
 mod context;
 mod mlp;
 mod shape;
+mod stream;
 mod weights;
 
 pub mod embedding;

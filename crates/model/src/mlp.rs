@@ -6,6 +6,7 @@ use kintsugi_spec::Activation;
 use kintsugi_tensor::ops::{Linear, LinearBackwardInput, LinearBackwardWeight, Swiglu, SwigluBackward};
 use kintsugi_tensor::{Buffer, View};
 
+use crate::stream::Ending;
 use crate::{Context, Gradients, Weights};
 
 /// What the MLP keeps for its backward.
@@ -24,8 +25,13 @@ pub(crate) struct Deferred {
     dpre: Buffer,
 }
 
-/// From normed rows to this rank's part of the output, to be summed over tp; without `project` only what is saved.
-pub(crate) fn forward(ctx: &Context, x: View, w: &Weights, project: bool) -> (Option<Buffer>, Saved) {
+/// From normed rows to the branch's end; without an ending only what is saved.
+pub(crate) fn forward(
+    ctx: &Context,
+    x: View,
+    w: &Weights,
+    ending: Option<Ending>,
+) -> (Option<Buffer>, Saved) {
     let shape = ctx.shape;
     let pre = ctx.activation(shape.rows * shape.mlp_in_width());
     let act = ctx.activation(shape.rows * shape.ffn);
@@ -35,6 +41,7 @@ pub(crate) fn forward(ctx: &Context, x: View, w: &Weights, project: bool) -> (Op
         weight: in_weight(ctx, w),
         bias: w.find(Slot::MlpInBias),
         gelu: gelu.then(|| pre.view()),
+        residual: None,
         out: if gelu { act.view() } else { pre.view() },
         rows: shape.rows,
         inputs: shape.hidden,
@@ -43,22 +50,10 @@ pub(crate) fn forward(ctx: &Context, x: View, w: &Weights, project: bool) -> (Op
     if !gelu {
         ctx.backend.swiglu(Swiglu { x: pre.view(), out: act.view(), rows: shape.rows, width: shape.ffn });
     }
-    let partial = project.then(|| {
-        let partial = ctx.activation(shape.rows * shape.hidden);
-        ctx.backend.linear(Linear {
-            x: act.view(),
-            weight: w.get(Slot::MlpOutWeight),
-            bias: None,
-            gelu: None,
-            out: partial.view(),
-            rows: shape.rows,
-            inputs: shape.ffn,
-            outputs: shape.hidden,
-        });
-        partial
-    });
+    let weight = w.get(Slot::MlpOutWeight);
+    let end = ending.map(|ending| ending.project(ctx, act.view(), weight, shape.ffn));
     let act = (shape.recompute != Recompute::Selective).then_some(act);
-    (partial, Saved { pre, act })
+    (end, Saved { pre, act })
 }
 
 /// From the gradient of the output to this rank's part of the gradient of the input, to be summed over tp.

@@ -3,33 +3,43 @@
 use kintsugi_comm::Collective;
 use kintsugi_plan::{Axis, LossScale, RateSchedule};
 use kintsugi_tensor::DType;
-use kintsugi_tensor::ops::{AdamW, LearningRate, LossScaler, UpdateControl};
+use kintsugi_tensor::ops::{
+    AdamW, LearningRate, LossScaler, Parameters, Squares, SumsOfSquares, UpdateControl,
+};
 
 use crate::rank::{LOSS, Rank, SQUARES, STOP};
+use crate::unit::UnitState;
 
 impl Rank {
     /// Adds up the squares of the gradients that this rank answers for, so that over the mesh each counts once:
     /// replicas of a gradient that is not sharded, and tp ranks of a replicated parameter, leave it to the first.
     pub(crate) fn measure(&self) {
-        let squares = self.sums().slice(SQUARES..SQUARES + 1);
-        let sharded = self.plan.sharding.states > 1;
+        let mut parts = Vec::with_capacity(2 * self.units.len());
         for (i, unit) in self.units.iter().enumerate() {
-            let (gradient, owned) = unit.owned_gradient();
-            if self.first_reduction(unit.layout.unit).is_none() {
-                self.backend.sum_of_squares(gradient, self.health.slice(i..i + 1));
-            }
-            if !self.answers_for.contains(&unit.layout.unit) || !(sharded || self.at.dp == 0) {
-                continue;
-            }
-            let replicated = unit.layout.replicated.clamp(owned.start, owned.end) - owned.start;
-            let first = if self.at.tp == 0 { 0 } else { replicated };
-            if first < gradient.len() {
-                self.backend.sum_of_squares(gradient.slice(first..gradient.len()), squares);
-            }
+            let (gradient, _) = unit.owned_gradient();
+            let unreduced = self.first_reduction(unit.layout.unit).is_none();
+            let own = unreduced.then(|| self.health.slice(i..i + 1));
+            let first = self.first_counted(unit);
+            parts.push(Squares { from: gradient.slice(0..first), own, counts: false });
+            parts.push(Squares { from: gradient.slice(first..gradient.len()), own, counts: true });
         }
+        parts.retain(|part| !part.from.is_empty() && (part.own.is_some() || part.counts));
+        let total = Some(self.sums().slice(SQUARES..SQUARES + 1));
+        self.backend.sums_of_squares(SumsOfSquares { parts: &parts, total });
         if self.wants_to_stop {
             self.backend.fill(1.0, self.sums().slice(STOP..STOP + 1));
         }
+    }
+
+    /// The first element of a unit's own gradient that this rank counts in the global norm; all after it count.
+    fn first_counted(&self, unit: &UnitState) -> usize {
+        let (gradient, owned) = unit.owned_gradient();
+        let sharded = self.plan.sharding.states > 1;
+        if !self.answers_for.contains(&unit.layout.unit) || !(sharded || self.at.dp == 0) {
+            return gradient.len();
+        }
+        let replicated = unit.layout.replicated.clamp(owned.start, owned.end) - owned.start;
+        if self.at.tp == 0 { 0 } else { replicated }
     }
 
     pub(crate) fn norm_start(&mut self, axis: Axis) {
@@ -70,21 +80,14 @@ impl Rank {
 
     pub(crate) fn step(&self) {
         let optimizer = &self.plan.optimizer;
-        for unit in &self.units {
-            let states = unit.states();
-            self.backend.adamw(AdamW {
-                gradient: unit.owned_gradient().0,
-                master: states.master,
-                first_moment: states.first_moment,
-                second_moment: states.second_moment,
-                weights: states.weights,
-                segments: states.segments,
-                control: self.control.view(),
-                betas: optimizer.betas,
-                epsilon: optimizer.eps,
-                weight_decay: optimizer.weight_decay,
-            });
-        }
+        let parameters: Vec<Parameters> = self.units.iter().map(UnitState::parameters).collect();
+        self.backend.adamw(AdamW {
+            parameters: &parameters,
+            control: self.control.view(),
+            betas: optimizer.betas,
+            epsilon: optimizer.eps,
+            weight_decay: optimizer.weight_decay,
+        });
     }
 }
 

@@ -7,7 +7,7 @@ use kintsugi_comm::{Collective, Communicator, Pending};
 use kintsugi_model::{Gradients, Weights};
 use kintsugi_plan::parameters::UnitLayout;
 use kintsugi_plan::{Coordinate, GradientType, Over, Plan, Unit};
-use kintsugi_tensor::ops::Segment;
+use kintsugi_tensor::ops::{Parameters, Segment};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
 use crate::store::read_part;
@@ -279,10 +279,11 @@ impl UnitState {
     }
 
     /// What the optimizer updates.
-    pub fn states(&self) -> States<'_> {
+    pub fn parameters(&self) -> Parameters<'_> {
         let own_weights =
             self.weights.slice(self.owned.start - self.resident.start..self.owned.end - self.resident.start);
-        States {
+        Parameters {
+            gradient: self.owned_gradient().0,
             master: self.master.as_ref().map_or(own_weights, Buffer::view),
             first_moment: self.first_moment.view(),
             second_moment: self.second_moment.view(),
@@ -306,15 +307,6 @@ fn start(
 
 fn wait(pending: &mut Option<Pending>, group: &dyn Communicator) -> Buffer {
     group.wait(pending.take().expect("a wait follows its start"))
-}
-
-/// The optimizer's view of a unit.
-pub(crate) struct States<'a> {
-    pub master: View<'a>,
-    pub first_moment: View<'a>,
-    pub second_moment: View<'a>,
-    pub weights: Option<View<'a>>,
-    pub segments: &'a [Segment],
 }
 
 /// The runs of `owned` with and without decay, relative to its start.

@@ -4,7 +4,7 @@ use crate::memory::Memory;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, ColumnSum, CrossEntropy, Embedding, EmbeddingBackward, Linear,
     LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
-    PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
+    PositionsBackward, Residual, Rotary, Squares, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{Buffer, Category, DType, View};
 
@@ -62,7 +62,10 @@ pub trait Backend {
     /// `to += from`, converting between types.
     fn add(&self, from: View, to: View);
     /// `to[0] += Σ from²`; not finite if any element is not. `to` has the accumulator type.
-    fn sum_of_squares(&self, from: View, to: View);
+    fn sum_of_squares(&self, from: View, to: View) {
+        let parts = [Squares { from, own: Some(to), counts: false }];
+        self.sums_of_squares(SumsOfSquares { parts: &parts, total: None });
+    }
     /// `to = GELU(from)`, tanh form: recomputes an activation from what was kept.
     fn gelu(&self, from: View, to: View);
 
@@ -102,6 +105,8 @@ pub trait Backend {
     fn loss_statistics(&self, op: LossStatistics);
     /// See [`CrossEntropy`].
     fn cross_entropy(&self, op: CrossEntropy);
+    /// See [`SumsOfSquares`].
+    fn sums_of_squares(&self, op: SumsOfSquares);
     /// See [`UpdateControl`].
     fn update_control(&self, op: UpdateControl);
     /// See [`AdamW`].

@@ -5,7 +5,7 @@ use super::element::{Element, Real};
 use super::lanes;
 use super::parallel::{Rows, Threads};
 use crate::View;
-use crate::ops::{ColumnSum, Residual};
+use crate::ops::{ColumnSum, Residual, Squares};
 
 /// Most addends, and most biases, that a residual branch ends with.
 const ADDENDS: usize = 4;
@@ -49,17 +49,19 @@ fn convert<S: Element, T: Element>(x: S) -> T::Accumulator {
     T::Accumulator::from_f64(x.widen().to_f64())
 }
 
-/// `to[0] += Σ from²`, summed in f64.
-pub fn sum_of_squares<T: Element>(threads: Threads, from: View, to: View) {
+/// One part of [`SumsOfSquares`](crate::ops::SumsOfSquares), summed in f64.
+pub fn sum_of_squares<T: Element>(threads: Threads, part: &Squares, total: Option<View>) {
     let access = Access::new();
-    let (from, to) = (access.read::<T>(from), access.write::<T::Accumulator>(to));
+    let from = access.read::<T>(part.from);
     let sum = threads.sum(from.len(), |range| {
         lanes::sum(&from[range], |x| {
             let x = x.widen().to_f64();
             x * x
         })
     });
-    to[0] += T::Accumulator::from_f64(sum);
+    for to in part.own.into_iter().chain(total.filter(|_| part.counts)) {
+        access.write::<T::Accumulator>(to)[0] += T::Accumulator::from_f64(sum);
+    }
 }
 
 /// See [`Residual`].

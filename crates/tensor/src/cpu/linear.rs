@@ -24,15 +24,19 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Linear) {
         out: Output::new(access.write::<T>(op.out), outputs),
         accumulate: false,
     };
-    if bias.is_none() && kept.is_none() {
+    let residual = op.residual.map(|residual| access.read::<T>(residual));
+    if bias.is_none() && kept.is_none() && residual.is_none() {
         return gemm(product, &NoEpilogue, scratch, threads.0);
     }
     let epilogue = |row: usize, first: usize, sums: &mut [T::Accumulator]| {
         if let Some(bias) = bias {
             lanes::map_pairs(sums, &bias[first..], |sum, bias| sum + bias);
         }
+        let start = row * outputs + first;
+        if let Some(residual) = residual {
+            lanes::map_pairs(sums, &residual[start..], |sum, residual| sum + residual);
+        }
         if let Some(kept) = &kept {
-            let start = row * outputs + first;
             // SAFETY: the epilogue is called once for every element of `out`, and `kept` is laid out like it.
             activate(sums, unsafe { kept.part(start..start + sums.len()) });
         }
@@ -123,6 +127,7 @@ mod tests {
             weight: weight.view(),
             bias: Some(bias.view()),
             gelu: Some(kept.view()),
+            residual: None,
             out: out.view(),
             rows: ROWS,
             inputs: INPUTS,
@@ -141,6 +146,32 @@ mod tests {
             let product = dot(&x[row * INPUTS..][..INPUTS], &weight[column * INPUTS..][..INPUTS]);
             assert!((kept[i] - product - bias[column]).abs() < 1e-13);
             assert!((out[i] - gelu(kept[i])).abs() < 1e-13);
+        }
+    }
+
+    #[test]
+    fn a_branch_ends_in_the_stream() {
+        let lab = Lab::new(1);
+        let (x, weight, bias) = (random(ROWS * INPUTS, 1), random(OUTPUTS * INPUTS, 2), random(OUTPUTS, 3));
+        let stream = random(ROWS * OUTPUTS, 4);
+        let [x_buffer, weight_buffer, bias_buffer, residual] =
+            [&x, &weight, &bias, &stream].map(|values| lab.buffer(values, DType::F64));
+        let out = lab.blank(ROWS * OUTPUTS, DType::F64);
+        lab.backend.linear(Linear {
+            x: x_buffer.view(),
+            weight: weight_buffer.view(),
+            bias: Some(bias_buffer.view()),
+            gelu: None,
+            residual: Some(residual.view()),
+            out: out.view(),
+            rows: ROWS,
+            inputs: INPUTS,
+            outputs: OUTPUTS,
+        });
+        for (i, out) in lab.values(out.view()).into_iter().enumerate() {
+            let (row, column) = (i / OUTPUTS, i % OUTPUTS);
+            let product = dot(&x[row * INPUTS..][..INPUTS], &weight[column * INPUTS..][..INPUTS]);
+            assert!((out - product - bias[column] - stream[i]).abs() < 1e-13);
         }
     }
 

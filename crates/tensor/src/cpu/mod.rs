@@ -36,7 +36,7 @@ use parallel::Threads;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, Check, ColumnSum, CrossEntropy, Embedding, EmbeddingBackward,
     Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
-    PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
+    PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{Backend, Buffer, Category, DType, Memory, Place, View};
 
@@ -186,10 +186,6 @@ impl Backend for CpuBackend {
         }));
     }
 
-    fn sum_of_squares(&self, from: View, to: View) {
-        with_float!(from.dtype(), T => elementwise::sum_of_squares::<T>(self.threads, from, to));
-    }
-
     fn gelu(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "a GELU between different lengths");
         with_float!(from.dtype(), T => activation::gelu_forward::<T>(self.threads, from, to));
@@ -305,6 +301,15 @@ impl Backend for CpuBackend {
         with_float!(op.logits.dtype(), T => loss::cross_entropy::<T>(self.threads, &op));
     }
 
+    fn sums_of_squares(&self, op: SumsOfSquares) {
+        op.check();
+        for part in op.parts {
+            with_float!(part.from.dtype(), T => {
+                elementwise::sum_of_squares::<T>(self.threads, part, op.total);
+            });
+        }
+    }
+
     fn update_control(&self, op: UpdateControl) {
         op.check();
         with_real!(op.control.dtype(), A => optimizer::update_control::<A>(&op));
@@ -312,12 +317,14 @@ impl Backend for CpuBackend {
 
     fn adamw(&self, op: AdamW) {
         op.check();
-        match op.gradient.dtype() {
-            DType::F64 => optimizer::adamw::<f64, f64, f64>(self.threads, &op),
-            DType::F32 => optimizer::adamw_in_f32::<f32>(self.threads, &op),
-            DType::BF16 => optimizer::adamw_in_f32::<bf16>(self.threads, &op),
-            DType::F16 => optimizer::adamw_in_f32::<f16>(self.threads, &op),
-            DType::U32 => panic!("token ids are not numbers"),
+        for parameters in op.parameters {
+            match parameters.gradient.dtype() {
+                DType::F64 => optimizer::adamw::<f64, f64, f64>(self.threads, &op, parameters),
+                DType::F32 => optimizer::adamw_in_f32::<f32>(self.threads, &op, parameters),
+                DType::BF16 => optimizer::adamw_in_f32::<bf16>(self.threads, &op, parameters),
+                DType::F16 => optimizer::adamw_in_f32::<f16>(self.threads, &op, parameters),
+                DType::U32 => panic!("token ids are not numbers"),
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use super::element::{Element, Real};
 use super::elementwise::{store, sum_rows};
 use super::lanes;
 use super::parallel::{Rows, Threads};
-use crate::ops::{Norm, NormBackward};
+use crate::ops::{Gradient, Norm, NormBackward};
 
 const COLUMNS: usize = 64;
 
@@ -71,7 +71,7 @@ where
     input::<T>(threads, op);
 }
 
-/// `dweight (+)= Σ_rows dy ∘ x̂`, `dbias (+)= Σ_rows dy`.
+/// `dweight (+)= Σ_rows dy ∘ x̂`, `dbias (+)= Σ_rows dy`, `residual_sum (+)= Σ_rows residual`.
 fn weights<T, G>(threads: Threads, op: &NormBackward)
 where
     T: Element,
@@ -96,10 +96,11 @@ where
             store(&sums, out, accumulate);
         }
     });
-    if let Some(dbias) = op.dbias {
-        let accumulate = dbias.accumulate;
-        threads.each(width, op.rows, access.write::<G>(dbias.view), |columns, out| {
-            sum_rows(&dy.chunks_exact(width).map(|row| &row[columns.clone()]), out, accumulate);
+    let residual = op.residual.map(|residual| access.read::<T>(residual));
+    for (rows, sum) in [(Some(dy), op.dbias), (residual, op.residual_sum)] {
+        let (Some(rows), Some(Gradient { view, accumulate })) = (rows, sum) else { continue };
+        threads.each(width, op.rows, access.write::<G>(view), |columns, out| {
+            sum_rows(&rows.chunks_exact(width).map(|row| &row[columns.clone()]), out, accumulate);
         });
     }
 }
@@ -235,12 +236,14 @@ mod tests {
             let dx = if in_place { None } else { Some(lab.blank(ROWS * WIDTH, DType::F64)) };
             let dx = dx.as_ref().unwrap_or(&dy);
             let (dweight, dbias) = (lab.blank(WIDTH, DType::F64), lab.buffer(&[1.0; WIDTH], DType::F64));
+            let sum = lab.buffer(&[2.0; WIDTH], DType::F64);
             lab.backend.norm_backward(NormBackward {
                 dy: dy.view(),
                 x: x_buffer.view(),
                 statistics: statistics.view(),
                 weight: lab.buffer(weight, DType::F64).view(),
                 residual: in_place.then_some(lab.buffer(&residual, DType::F64).view()),
+                residual_sum: in_place.then_some(added(&sum)),
                 dx: dx.view(),
                 dweight: fresh(&dweight),
                 dbias: layer.then_some(added(&dbias)),
@@ -250,6 +253,8 @@ mod tests {
             let mut dx = lab.values(dx.view());
             if in_place {
                 dx.iter_mut().zip(&residual).for_each(|(dx, residual)| *dx -= residual);
+                let column = |i: usize| 2.0 + residual.chunks_exact(WIDTH).map(|row| row[i]).sum::<f64>();
+                assert_close(&lab.values(sum.view()), &(0..WIDTH).map(column).collect::<Vec<_>>(), 1e-13);
             }
             assert_gradient(x, &dx, |x| case.scalar(x, weight, bias));
             assert_gradient(weight, &lab.values(dweight.view()), |weight| case.scalar(x, weight, bias));

@@ -6,7 +6,7 @@ use super::access::Access;
 use super::element::{Element, Real};
 use super::parallel::Threads;
 use crate::DType;
-use crate::ops::{AdamW, UpdateControl, control};
+use crate::ops::{AdamW, Parameters, UpdateControl, control};
 
 /// Keeps the clip factor finite for a norm of zero.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -70,17 +70,17 @@ struct Update<A> {
 }
 
 /// See [`AdamW`], for all types of which the arithmetic is f32.
-pub fn adamw_in_f32<G: Element<Accumulator = f32>>(threads: Threads, op: &AdamW) {
-    match (op.first_moment.dtype(), op.weights.map(|weights| weights.dtype())) {
-        (DType::BF16, Some(DType::F16)) => adamw::<G, bf16, f16>(threads, op),
-        (DType::BF16, _) => adamw::<G, bf16, bf16>(threads, op),
-        (_, Some(DType::F16)) => adamw::<G, f32, f16>(threads, op),
-        (_, _) => adamw::<G, f32, bf16>(threads, op),
+pub fn adamw_in_f32<G: Element<Accumulator = f32>>(threads: Threads, op: &AdamW, of: &Parameters) {
+    match (of.first_moment.dtype(), of.weights.map(|weights| weights.dtype())) {
+        (DType::BF16, Some(DType::F16)) => adamw::<G, bf16, f16>(threads, op, of),
+        (DType::BF16, _) => adamw::<G, bf16, bf16>(threads, op, of),
+        (_, Some(DType::F16)) => adamw::<G, f32, f16>(threads, op, of),
+        (_, _) => adamw::<G, f32, bf16>(threads, op, of),
     }
 }
 
 /// See [`AdamW`], with gradients `G`, moments `M` and, where present, copies `W` of the weights.
-pub fn adamw<G, M, W>(threads: Threads, op: &AdamW)
+pub fn adamw<G, M, W>(threads: Threads, op: &AdamW, of: &Parameters)
 where
     G: Element,
     M: Element<Accumulator = G::Accumulator>,
@@ -100,11 +100,11 @@ where
         rate: slots[control::RATE],
         epsilon: real(op.epsilon),
     };
-    let gradient = access.read::<G>(op.gradient);
-    let master = access.write::<G::Accumulator>(op.master);
-    let (first, second) = (access.write::<M>(op.first_moment), access.write::<M>(op.second_moment));
-    let mut weights = op.weights.map(|weights| access.write::<W>(weights));
-    for segment in op.segments {
+    let gradient = access.read::<G>(of.gradient);
+    let master = access.write::<G::Accumulator>(of.master);
+    let (first, second) = (access.write::<M>(of.first_moment), access.write::<M>(of.second_moment));
+    let mut weights = of.weights.map(|weights| access.write::<W>(weights));
+    for segment in of.segments {
         let range = segment.start..segment.start + segment.len;
         let keep = if segment.decay { one - update.rate * real(op.weight_decay) } else { one };
         let moments = (&mut first[range.clone()], &mut second[range.clone()]);
@@ -203,7 +203,7 @@ mod tests {
         );
     }
 
-    /// Two updates of 10 parameters, the first 6 with decay; returns master, moments and the copy.
+    /// Two updates of 10 parameters in two runs, the first 6 with decay; returns master, moments and the copy.
     fn two_updates(types: [DType; 4], skip: f64) -> [Vec<f64>; 4] {
         let [gradients, masters, moments, copies] = types;
         let lab = Lab::new(1);
@@ -222,16 +222,20 @@ mod tests {
             ] {
                 slots[slot] = value;
             }
+            let parameters = [0..5, 5..10].map(|part| Parameters {
+                gradient: gradient.slice(part.clone()),
+                master: master.slice(part.clone()),
+                first_moment: first.slice(part.clone()),
+                second_moment: second.slice(part.clone()),
+                weights: (copies != masters).then_some(weights.slice(part.clone())),
+                segments: if part.start == 0 {
+                    &[Segment { start: 0, len: 5, decay: true }]
+                } else {
+                    &[Segment { start: 0, len: 1, decay: true }, Segment { start: 1, len: 4, decay: false }]
+                },
+            });
             lab.backend.adamw(AdamW {
-                gradient: gradient.view(),
-                master: master.view(),
-                first_moment: first.view(),
-                second_moment: second.view(),
-                weights: (copies != masters).then_some(weights.view()),
-                segments: &[
-                    Segment { start: 0, len: 6, decay: true },
-                    Segment { start: 6, len: 4, decay: false },
-                ],
+                parameters: &parameters,
                 control: lab.buffer(&slots, masters).view(),
                 betas: (0.875, 0.75),
                 epsilon: 1e-3,

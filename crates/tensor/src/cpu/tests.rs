@@ -6,7 +6,7 @@ use super::testing::{Lab, fresh, random};
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Positions, PositionsBackward, Residual, Rotary, Segment, Swiglu, SwigluBackward, control,
+    Parameters, Positions, PositionsBackward, Residual, Rotary, Segment, Swiglu, SwigluBackward, control,
 };
 use crate::{Backend, Buffer, DType, View};
 
@@ -52,7 +52,7 @@ impl Recorder<'_> {
         let (rows, inputs, outputs, width) = (ROWS, WIDTH, WIDTH, WIDTH);
         let (x, dy, weight) = (x.view(), dy.view(), weight.view());
         let (bias, gelu, out) = (Some(bias.view()), Some(kept.view()), out.view());
-        backend.linear(Linear { x, weight, bias, gelu, out, rows, inputs, outputs });
+        backend.linear(Linear { x, weight, bias, gelu, residual: None, out, rows, inputs, outputs });
         backend.linear_backward_input(LinearBackwardInput {
             dy,
             weight,
@@ -85,6 +85,7 @@ impl Recorder<'_> {
             statistics,
             weight: scale,
             residual: Some(out),
+            residual_sum: None,
             dx: dnormal.view(),
             dweight: fresh(&dscale),
             dbias: dbias_of,
@@ -184,12 +185,14 @@ impl Recorder<'_> {
         let states = [12, 13].map(|seed| self.lab.buffer(&coarse(ROWS * WIDTH, seed), accumulator));
         let second = self.lab.buffer(&vec![0.25; ROWS * WIDTH], accumulator);
         backend.adamw(AdamW {
-            gradient: logits,
-            master: states[0].view(),
-            first_moment: states[1].view(),
-            second_moment: second.view(),
-            weights: None,
-            segments: &[Segment { start: 0, len: ROWS * WIDTH, decay: true }],
+            parameters: &[Parameters {
+                gradient: logits,
+                master: states[0].view(),
+                first_moment: states[1].view(),
+                second_moment: second.view(),
+                weights: None,
+                segments: &[Segment { start: 0, len: ROWS * WIDTH, decay: true }],
+            }],
             control: slots.view(),
             betas: (0.9, 0.95),
             epsilon: 1e-8,
@@ -223,7 +226,7 @@ fn scratch_users(lab: &Lab, buffers: &[Buffer; 4], log_sums: &Buffer) {
     let [x, weight, y, dx] = buffers.each_ref().map(Buffer::view);
     let (rows, inputs, outputs) = (ROWS, WIDTH, WIDTH);
     let (bias, gelu) = (None, None);
-    lab.backend.linear(Linear { x, weight, bias, gelu, out: y, rows, inputs, outputs });
+    lab.backend.linear(Linear { x, weight, bias, gelu, residual: None, out: y, rows, inputs, outputs });
     let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 32, ..SHAPE };
     let (saved, out) = (AttentionSaved::LogSumExp(log_sums.view()), y.slice(0..ROWS * 64));
     lab.backend.attention(Attention { qkv: x, out, saved, shape });

@@ -11,7 +11,7 @@ use super::{
 use crate::ops::{
     AdamW, Attention, AttentionBackward, Check, ColumnSum, CrossEntropy, Embedding, EmbeddingBackward,
     Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
-    PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
+    PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{Backend, Buffer, Category, DType, Memory, Place, View};
 
@@ -115,10 +115,6 @@ impl Backend for CudaBackend {
         enqueued(elementwise::add(&self.launcher, from, to));
     }
 
-    fn sum_of_squares(&self, from: View, to: View) {
-        enqueued(optimizer::sum_of_squares(&self.launcher, from, to));
-    }
-
     fn gelu(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "a GELU between different lengths");
         enqueued(activation::gelu(&self.launcher, from, to));
@@ -163,6 +159,7 @@ impl Backend for CudaBackend {
         positions_backward: PositionsBackward => embedding::positions_backward,
         loss_statistics: LossStatistics => loss::statistics,
         cross_entropy: CrossEntropy => loss::cross_entropy,
+        sums_of_squares: SumsOfSquares => optimizer::sums_of_squares,
         update_control: UpdateControl => optimizer::update_control,
         adamw: AdamW => optimizer::adamw,
     }

@@ -2,8 +2,11 @@
 
 use super::error::CudaError;
 use super::kernels::{COLUMN_SUM, suffix};
-use super::launcher::{COLUMN_THREADS, LANES, Launcher, PACK, aligned, pointer, size};
-use super::stream::Grid;
+use super::launcher::{
+    COLUMN_THREADS, LANES, Launcher, PACK, aligned, common_suffix, pointer, pointer_or_null, size,
+};
+use super::stream::{Argument, Grid};
+use crate::View;
 use crate::ops::{ColumnSum, Gradient};
 
 /// See [`ColumnSum`].
@@ -17,21 +20,29 @@ pub(super) fn column_sum(launcher: &Launcher, op: &ColumnSum) -> Result<(), Cuda
     let arguments = [pointer(op.x), partial.into(), size(op.rows), size(op.width)];
     // SAFETY: as the kernel declares; the partial sums fit into the scratch.
     unsafe { launcher.launch(&COLUMN_SUM, &name, grid, &arguments)? };
-    sum_partials(launcher, partial, chunks, op.width, op.out)
+    sum_partials(launcher, partial, chunks, op.width, &[op.out])
 }
 
-/// `to (+)= Σ_parts partial`, where `partial` is `[parts, width]` in f32, in the scratch.
+/// Most gradients whose partial sums are added in one launch.
+const TOGETHER: usize = 3;
+
+/// `to (+)= Σ_parts partial` for each gradient, where `partial` is `[gradients, parts, width]` in f32, in the scratch.
 pub(super) fn sum_partials(
     launcher: &Launcher,
     partial: u64,
     parts: usize,
     width: usize,
-    to: Gradient,
+    to: &[Gradient],
 ) -> Result<(), CudaError> {
-    let name = format!("sum_partials_{}", suffix(to.view.dtype())?);
-    let arguments = [partial.into(), pointer(to.view), size(parts), size(width), to.accumulate.into()];
+    assert!(to.len() <= TOGETHER, "more sums than a launch takes");
+    let views: Vec<View> = to.iter().map(|to| to.view).collect();
+    let name = format!("sum_partials_{}", common_suffix(&views)?);
+    let mut arguments = vec![Argument::from(partial)];
+    arguments.extend((0..TOGETHER).map(|i| pointer_or_null(views.get(i).copied())));
+    let adding = to.iter().enumerate().map(|(i, to)| u32::from(to.accumulate) << i).sum::<u32>();
+    arguments.extend([size(parts), size(width), adding.into()]);
+    let columns = width.div_ceil(LANES);
+    let grid = Grid { blocks: (columns as u32, to.len() as u32, 1), ..Grid::new(columns, COLUMN_THREADS) };
     // SAFETY: as the kernel declares; the caller has written the partial sums.
-    unsafe {
-        launcher.launch(&COLUMN_SUM, &name, Grid::new(width.div_ceil(LANES), COLUMN_THREADS), &arguments)
-    }
+    unsafe { launcher.launch(&COLUMN_SUM, &name, grid, &arguments) }
 }

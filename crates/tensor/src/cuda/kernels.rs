@@ -10,7 +10,7 @@ use cudarc::driver::sys::CUmodule;
 
 use super::error::CudaError;
 use super::nvrtc;
-use super::stream::{Argument, Function, Grid, Stream};
+use super::stream::{Argument, Function, Grid, Stream, Table};
 use crate::DType;
 
 /// What every kernel file begins with: types, conversions, reductions.
@@ -93,9 +93,25 @@ impl Kernels {
         grid: Grid,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with_table(source, name, grid, &[], arguments) }
+    }
+
+    /// The same for a kernel that takes a table by value before its other arguments.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(crate) unsafe fn launch_with_table(
+        &self,
+        source: &'static Source,
+        name: &str,
+        grid: Grid,
+        table: Table,
+        arguments: &[Argument],
+    ) -> Result<(), CudaError> {
         let function = self.function(source, name)?;
         // SAFETY: the caller's promise.
-        unsafe { self.stream.launch(function, grid, arguments) }
+        unsafe { self.stream.launch(function, grid, table, arguments) }
     }
 
     fn load(&self, source: &'static Source) -> Result<CUmodule, CudaError> {

@@ -2,7 +2,7 @@
 
 use super::error::CudaError;
 use super::kernels::{Kernels, Source, suffix};
-use super::stream::{Argument, DeviceRange, Grid, Stream};
+use super::stream::{Argument, DeviceRange, Grid, Stream, Table};
 use crate::{Place, View};
 
 /// Elements that a thread moves at once where it can (`PACK` of `common.cuh`).
@@ -60,6 +60,11 @@ impl Launcher {
         self.multiprocessors
     }
 
+    /// Most shared memory that a block can ask for.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        self.stream.shared_bytes()
+    }
+
     /// The stream's scratch, if it has `bytes`.
     pub(crate) fn scratch(&self, bytes: usize) -> Result<u64, CudaError> {
         if bytes as u64 > self.scratch.bytes {
@@ -96,11 +101,27 @@ impl Launcher {
         grid: Grid,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with_table(source, name, grid, &[], arguments) }
+    }
+
+    /// The same for a kernel that takes a table by value before its other arguments.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(crate) unsafe fn launch_with_table(
+        &self,
+        source: &'static Source,
+        name: &str,
+        grid: Grid,
+        table: Table,
+        arguments: &[Argument],
+    ) -> Result<(), CudaError> {
         if grid.blocks.0 == 0 {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { self.kernels.launch(source, name, grid, arguments) }
+        unsafe { self.kernels.launch_with_table(source, name, grid, table, arguments) }
     }
 }
 

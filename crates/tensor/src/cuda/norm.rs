@@ -8,7 +8,7 @@ use super::launcher::{
 };
 use super::stream::{Argument, Grid};
 use crate::View;
-use crate::ops::{Norm, NormBackward};
+use crate::ops::{Gradient, Norm, NormBackward};
 
 /// Packs of a row that a thread of the forward holds (`HELD` of `norm.cu`).
 const HELD: usize = 4;
@@ -16,8 +16,9 @@ const HELD: usize = 4;
 /// Most threads of a block.
 const MOST_THREADS: usize = 1024;
 
-/// Packs of a row that a thread of the backward holds, and the most threads that have the registers for it.
-const HELD_BACKWARD: [(usize, usize); 2] = [(1, 1024), (2, 768)];
+/// Kernels of the backward that hold rows: packs that a thread holds, and the most threads that have the registers.
+const HELD_BACKWARD: [(&str, usize, usize); 3] =
+    [("held1", 1, 512), ("held2", 2, 512), ("held2_long", 2, 768)];
 
 /// See [`Norm`].
 pub(super) fn forward(launcher: &Launcher, op: &Norm) -> Result<(), CudaError> {
@@ -42,7 +43,8 @@ pub(super) fn forward(launcher: &Launcher, op: &Norm) -> Result<(), CudaError> {
 
 /// See [`NormBackward`].
 pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), CudaError> {
-    let bytes_per_part = 2 * op.width * size_of::<f32>();
+    let sums: Vec<Gradient> = [Some(op.dweight), op.dbias, op.residual_sum].into_iter().flatten().collect();
+    let bytes_per_part = 3 * op.width * size_of::<f32>();
     let mut views: Vec<View> = vec![op.dy, op.x, op.weight, op.dx];
     views.extend(op.residual);
     let dtype = common_suffix(&views)?;
@@ -61,8 +63,9 @@ pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), Cud
         // SAFETY: as the kernels declare; the operation's shapes were checked, and the partial sums fit.
         unsafe { launcher.launch(&NORM, &format!("norm_backward_{way}_{dtype}"), grid, &arguments) }
     };
-    if let Some((packs, threads)) = held {
-        launch(&format!("held{packs}"), Grid::new(parts, threads as u32))?;
+    if let Some((way, threads)) = held {
+        let sum = if op.residual_sum.is_some() { "_sum" } else { "" };
+        launch(&format!("{way}{sum}"), Grid::new(parts, threads as u32))?;
     } else {
         let columns = op.width.div_ceil(LANES);
         // The weights first: `dx` may be `dy`.
@@ -72,18 +75,21 @@ pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), Cud
         )?;
         launch("any_input", per_row(op.rows, op.width, MOST_THREADS))?;
     }
-    sum_partials(launcher, partial, parts, op.width, op.dweight)?;
-    let Some(dbias) = op.dbias else { return Ok(()) };
-    sum_partials(launcher, partial + (parts * bytes_per_part / 2) as u64, parts, op.width, dbias)
+    if op.dbias.is_some() || op.residual_sum.is_none() {
+        return sum_partials(launcher, partial, parts, op.width, &sums);
+    }
+    // Without a bias there is a gap between the sums.
+    sum_partials(launcher, partial, parts, op.width, &sums[..1])?;
+    sum_partials(launcher, partial + (2 * parts * bytes_per_part / 3) as u64, parts, op.width, &sums[1..])
 }
 
-/// Packs per thread and threads of the persistent kernel, if one fits the width.
-fn held_backward(width: usize) -> Option<(usize, usize)> {
+/// Name and threads of the persistent kernel, if one fits the width.
+fn held_backward(width: usize) -> Option<(&'static str, usize)> {
     HELD_BACKWARD
         .iter()
-        .map(|&(packs, most)| (packs, width.div_ceil(PACK * packs).next_multiple_of(LANES), most))
+        .map(|&(way, packs, most)| (way, width.div_ceil(PACK * packs).next_multiple_of(LANES), most))
         .find(|&(_, threads, most)| threads <= most)
-        .map(|(packs, threads, _)| (packs, threads))
+        .map(|(way, threads, _)| (way, threads))
 }
 
 fn backward_arguments(op: &NormBackward, partial: u64) -> [Argument; 10] {

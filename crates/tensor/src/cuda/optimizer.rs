@@ -2,25 +2,61 @@
 
 use super::error::CudaError;
 use super::kernels::{OPTIMIZER, suffix};
-use super::launcher::{Launcher, aligned_flat, pointer, pointer_or_null, size};
+use super::launcher::{Launcher, pointer, pointer_or_null};
 use super::stream::Grid;
-use crate::ops::{AdamW, LossScaler, Segment, UpdateControl};
+use crate::ops::{AdamW, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl};
 use crate::{DType, View};
 
-/// `to[0] += Σ from²`.
-pub(super) fn sum_of_squares(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError> {
-    expect_f32("a sum of squares", to)?;
-    let wide = aligned_flat(&[from]);
-    let grid = launcher.flat(from.len(), wide);
-    let parts = grid.blocks.0;
-    let partial = launcher.scratch(parts as usize * size_of::<f64>())?;
-    let name = format!("sum_of_squares_{}", suffix(from.dtype())?);
-    let arguments = [pointer(from), partial.into(), size(from.len()), wide.into()];
+/// Elements that one block squares and adds (`SQUARES_CHUNK` of `optimizer.cu`).
+const SQUARES_CHUNK: usize = 16384;
+
+/// Parts that one launch adds up (`SQUARES_PARTS`), and words of each in the table.
+const SQUARES_PARTS: usize = 96;
+const SQUARES_WORDS: usize = 4;
+
+/// Elements that one block updates (`UPDATE_CHUNK`).
+const UPDATE_CHUNK: usize = 4096;
+
+/// Segments that one launch updates (`UPDATE_SEGMENTS`), and words of each in the table.
+const UPDATE_SEGMENTS: usize = 56;
+const UPDATE_WORDS: usize = 8;
+
+/// Threads of a block, and of the one block that ends a sum.
+const THREADS: u32 = 256;
+const END_THREADS: u32 = 1024;
+
+/// See [`SumsOfSquares`]: one launch for every [`SQUARES_PARTS`] parts, and a small one that ends the sums.
+pub(super) fn sums_of_squares(launcher: &Launcher, op: &SumsOfSquares) -> Result<(), CudaError> {
+    for view in op.parts.iter().filter_map(|part| part.own).chain(op.total) {
+        expect_f32("a sum of squares", view)?;
+    }
+    op.parts.chunks(SQUARES_PARTS).try_for_each(|parts| some_squares(launcher, parts, op.total))
+}
+
+fn some_squares(launcher: &Launcher, parts: &[Squares], total: Option<View>) -> Result<(), CudaError> {
+    let name = format!("squares_{}", suffix(parts[0].from.dtype())?);
+    let (mut table, mut blocks) = ([0; SQUARES_PARTS * SQUARES_WORDS], 0);
+    for (words, part) in table.as_chunks_mut::<SQUARES_WORDS>().0.iter_mut().zip(parts) {
+        pointer(part.from);
+        let own = part.own.map_or(0, |own| own.address());
+        *words = [part.from.address(), own, part.from.len() as u64, block_and_flag(blocks, part.counts)];
+        blocks += part.from.len().div_ceil(SQUARES_CHUNK);
+    }
+    let partial = launcher.scratch(blocks * size_of::<f64>())?;
+    let count = (parts.len() as u32).into();
+    let arguments = [count, partial.into()];
+    let grid = Grid::new(blocks, THREADS);
     // SAFETY: as the kernel declares; the scratch has room for a sum of every block.
-    unsafe { launcher.launch(&OPTIMIZER, &name, grid, &arguments)? };
-    let arguments = [partial.into(), pointer(to), parts.into()];
+    unsafe { launcher.launch_with_table(&OPTIMIZER, &name, grid, &table, &arguments)? };
+    let arguments = [count, (blocks as u32).into(), partial.into(), pointer_or_null(total)];
+    let grid = Grid::new(1, END_THREADS);
     // SAFETY: as the kernel declares; the partial sums were written just before.
-    unsafe { launcher.launch(&OPTIMIZER, "sum_of_squares_end", Grid::new(1, 1024), &arguments) }
+    unsafe { launcher.launch_with_table(&OPTIMIZER, "squares_end", grid, &table, &arguments) }
+}
+
+/// The first block of a table's entry, and a flag above it.
+fn block_and_flag(block: usize, flag: bool) -> u64 {
+    block as u64 | u64::from(flag) << 32
 }
 
 /// See [`UpdateControl`].
@@ -49,52 +85,53 @@ pub(super) fn update_control(launcher: &Launcher, op: &UpdateControl) -> Result<
     unsafe { launcher.launch(&OPTIMIZER, "update_control", Grid::new(1, 1), &arguments) }
 }
 
-/// See [`AdamW`].
+/// See [`AdamW`]: one launch for every [`UPDATE_SEGMENTS`] segments of all parameters.
 pub(super) fn adamw(launcher: &Launcher, op: &AdamW) -> Result<(), CudaError> {
-    expect_f32("master weights", op.master)?;
     expect_f32("the control of a step", op.control)?;
-    let moments = op.first_moment.dtype();
-    assert_eq!(moments, op.second_moment.dtype(), "moments of two types");
-    let weights = op.weights.map_or(DType::BF16, |weights| weights.dtype());
+    let Some(first) = op.parameters.first() else { return Ok(()) };
+    expect_f32("master weights", first.master)?;
+    let moments = first.first_moment.dtype();
+    assert_eq!(moments, first.second_moment.dtype(), "moments of two types");
+    let weights = first.weights.map_or(DType::BF16, |weights| weights.dtype());
     if !matches!(moments, DType::F32 | DType::BF16) || !matches!(weights, DType::BF16 | DType::F16) {
         let sentence = format!("AdamW has no kernel for moments in {moments:?} and weights in {weights:?}");
         return Err(CudaError::Unsupported(sentence));
     }
-    let name = format!("adamw_{}_{}_{}", suffix(op.gradient.dtype())?, suffix(moments)?, suffix(weights)?);
-    op.segments.iter().try_for_each(|segment| adamw_segment(launcher, op, *segment, &name))
+    let name = format!("adamw_{}_{}_{}", suffix(first.gradient.dtype())?, suffix(moments)?, suffix(weights)?);
+    let segments: Vec<(Parameters, Segment)> =
+        op.parameters.iter().flat_map(|of| of.segments.iter().map(|segment| (*of, *segment))).collect();
+    segments.chunks(UPDATE_SEGMENTS).try_for_each(|some| update(launcher, op, some, &name))
 }
 
-fn adamw_segment<'a>(
+fn update(
     launcher: &Launcher,
-    op: &AdamW<'a>,
-    segment: Segment,
+    op: &AdamW,
+    segments: &[(Parameters, Segment)],
     name: &str,
 ) -> Result<(), CudaError> {
-    let end = segment.start + segment.len;
-    let run = |view: View<'a>| view.slice(segment.start..end);
-    let [gradient, master, first, second] =
-        [op.gradient, op.master, op.first_moment, op.second_moment].map(run);
-    let weights = op.weights.map(run);
-    let mut views = vec![gradient, master, first, second];
-    views.extend(weights);
-    let wide = aligned_flat(&views);
-    let decay = if segment.decay { op.weight_decay } else { 0.0 };
+    let (mut table, mut blocks) = ([0; UPDATE_SEGMENTS * UPDATE_WORDS], 0);
+    for (words, (of, segment)) in table.as_chunks_mut::<UPDATE_WORDS>().0.iter_mut().zip(segments) {
+        let run = |view: View| {
+            pointer(view);
+            view.address() + (segment.start * view.dtype().bytes()) as u64
+        };
+        let addresses = [of.gradient, of.master, of.first_moment, of.second_moment].map(run);
+        let weights = of.weights.map_or(0, run);
+        let [gradient, master, first, second] = addresses;
+        let len = segment.len as u64;
+        *words = [gradient, master, first, second, weights, len, block_and_flag(blocks, segment.decay), 0];
+        blocks += segment.len.div_ceil(UPDATE_CHUNK);
+    }
     let arguments = [
-        pointer(gradient),
-        pointer(master),
-        pointer(first),
-        pointer(second),
-        pointer_or_null(weights),
+        (segments.len() as u32).into(),
         pointer(op.control),
-        size(segment.len),
         (op.betas.0 as f32).into(),
         (op.betas.1 as f32).into(),
         (op.epsilon as f32).into(),
-        (decay as f32).into(),
-        wide.into(),
+        (op.weight_decay as f32).into(),
     ];
-    // SAFETY: as the kernel declares; every view has the segment's elements.
-    unsafe { launcher.launch(&OPTIMIZER, name, launcher.flat(segment.len, wide), &arguments) }
+    // SAFETY: as the kernel declares; every segment lies in its views.
+    unsafe { launcher.launch_with_table(&OPTIMIZER, name, Grid::new(blocks, THREADS), &table, &arguments) }
 }
 
 fn expect_f32(what: &str, view: View) -> Result<(), CudaError> {

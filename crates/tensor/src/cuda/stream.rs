@@ -48,6 +48,9 @@ impl Grid {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Argument(u64);
 
+/// A table of words that a kernel takes by value, before its other arguments; all arguments together are 4 kB at most.
+pub(crate) type Table<'a> = &'a [u64];
+
 impl From<u64> for Argument {
     fn from(value: u64) -> Self {
         Argument(value)
@@ -86,6 +89,7 @@ pub(crate) struct Stream {
     context: Arc<CudaContext>,
     queue: Arc<CudaStream>,
     multiprocessors: u32,
+    shared_bytes: u32,
     capability: (i32, i32),
 }
 
@@ -97,8 +101,11 @@ impl Stream {
         let queue = context.new_stream()?;
         let multiprocessors =
             context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        let shared_bytes = context
+            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
+            as u32;
         let capability = context.compute_capability()?;
-        Ok(Stream { context, queue, multiprocessors, capability })
+        Ok(Stream { context, queue, multiprocessors, shared_bytes, capability })
     }
 
     /// The device's primary context.
@@ -116,6 +123,11 @@ impl Stream {
         self.multiprocessors as usize
     }
 
+    /// Most shared memory that a block can ask for, bytes.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        self.shared_bytes as usize
+    }
+
     /// Compute capability, major and minor: (9, 0) on an H200.
     pub(crate) fn capability(&self) -> (i32, i32) {
         self.capability
@@ -126,15 +138,16 @@ impl Stream {
         Ok(self.queue.synchronize()?)
     }
 
-    /// Enqueues a kernel.
+    /// Enqueues a kernel. An empty table is none.
     ///
     /// # Safety
-    /// The arguments must be those of the kernel, in number and type, and device memory they point to must be large
-    /// enough and live until the kernel has run.
+    /// Table and arguments must be those of the kernel, in number and type, and device memory they point to must be
+    /// large enough and live until the kernel has run.
     pub(crate) unsafe fn launch(
         &self,
         function: Function,
         grid: Grid,
+        table: Table,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
         if grid.shared > DEFAULT_SHARED_BYTES {
@@ -142,8 +155,9 @@ impl Stream {
             // SAFETY: a loaded kernel.
             unsafe { result::function::set_function_attribute(function.0, attribute, grid.shared as i32)? };
         }
+        let words = table.first().into_iter().chain(arguments.iter().map(|argument| &argument.0));
         let mut parameters: Vec<*mut c_void> =
-            arguments.iter().map(|argument| std::ptr::from_ref(&argument.0).cast_mut().cast()).collect();
+            words.map(|word| std::ptr::from_ref(word).cast_mut().cast()).collect();
         // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
         unsafe {
             result::launch_kernel(

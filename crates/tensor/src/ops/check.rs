@@ -3,7 +3,8 @@
 use super::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Positions, PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl, control,
+    Parameters, Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
+    UpdateControl, control,
 };
 use crate::{DType, View};
 
@@ -31,6 +32,10 @@ impl Check for Linear<'_> {
         }
         if let Some(gelu) = self.gelu {
             expect("gelu", gelu, self.rows * self.outputs);
+        }
+        if let Some(residual) = self.residual {
+            expect("residual", residual, self.rows * self.outputs);
+            assert!(self.gelu.is_none(), "a GELU that is added to");
         }
     }
 }
@@ -98,6 +103,10 @@ impl Check for NormBackward<'_> {
         expect("dweight", self.dweight.view, self.width);
         if let Some(residual) = self.residual {
             expect("residual", residual, len);
+        }
+        if let Some(sum) = self.residual_sum {
+            expect("sum of the residual", sum.view, self.width);
+            assert!(self.residual.is_some(), "the sum of a residual that is not there");
         }
         if let Some(dbias) = self.dbias {
             expect("dbias", dbias.view, self.width);
@@ -209,6 +218,9 @@ impl Check for CrossEntropy<'_> {
         expect("logits", self.logits, self.rows * self.columns);
         expect("targets", self.targets, self.rows);
         expect("statistics", self.statistics, self.parts * self.rows * 3);
+        if let Some(statistics) = self.own_statistics() {
+            statistics.check();
+        }
         expect("loss", self.loss, 1);
         if let Some(scale) = self.scale {
             expect("scale", scale, 1);
@@ -218,15 +230,41 @@ impl Check for CrossEntropy<'_> {
 
 impl Check for AdamW<'_> {
     fn check(&self) {
+        expect("control", self.control, control::LEN);
+        self.parameters.iter().for_each(Check::check);
+        let types = |p: &Parameters| {
+            let moments = [p.first_moment, p.second_moment].map(|view| view.dtype());
+            (p.gradient.dtype(), p.master.dtype(), moments, p.weights.map(|weights| weights.dtype()))
+        };
+        let alike = self.parameters.windows(2).all(|pair| types(&pair[0]) == types(&pair[1]));
+        assert!(alike, "parameters of different types in one update");
+    }
+}
+
+impl Check for Parameters<'_> {
+    fn check(&self) {
         let len = self.gradient.len();
         expect("master", self.master, len);
         expect("first moment", self.first_moment, len);
         expect("second moment", self.second_moment, len);
-        expect("control", self.control, control::LEN);
         if let Some(weights) = self.weights {
             expect("weights", weights, len);
         }
         assert!(self.segments.iter().all(|s| s.start + s.len <= len), "a segment lies outside");
+    }
+}
+
+impl Check for SumsOfSquares<'_> {
+    fn check(&self) {
+        for part in self.parts {
+            assert_eq!(part.from.dtype(), self.parts[0].from.dtype(), "squares of different types at once");
+            if let Some(own) = part.own {
+                expect("own sum", own, 1);
+            }
+        }
+        if let Some(total) = self.total {
+            expect("total", total, 1);
+        }
     }
 }
 

@@ -6,7 +6,9 @@ mod check;
 mod step;
 
 pub use check::Check;
-pub use step::{AdamW, LearningRate, LossScaler, Segment, UpdateControl, control};
+pub use step::{
+    AdamW, LearningRate, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control,
+};
 
 use crate::View;
 
@@ -19,7 +21,8 @@ pub struct Gradient<'a> {
     pub accumulate: bool,
 }
 
-/// `out = x · weightᵀ + bias`, and with `gelu`: `gelu = out` (the pre-activation), `out = GELU(gelu)`.
+/// `out = x · weightᵀ + bias + residual`, and with `gelu`: `gelu = out` (the pre-activation), `out = GELU(gelu)`.
+/// A product has no `gelu` and `residual` at once. Sums are rounded when all is added.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear<'a> {
     /// Read, `[rows, inputs]`.
@@ -30,6 +33,8 @@ pub struct Linear<'a> {
     pub bias: Option<View<'a>>,
     /// Written, `[rows, outputs]`: the value before GELU.
     pub gelu: Option<View<'a>>,
+    /// Read, `[rows, outputs]`: the residual stream that a branch ends in.
+    pub residual: Option<View<'a>>,
     /// Written, `[rows, outputs]`.
     pub out: View<'a>,
     /// Tokens.
@@ -142,6 +147,8 @@ pub struct NormBackward<'a> {
     pub weight: View<'a>,
     /// Read, `[rows, width]`: the gradient that reaches `x` past the norm.
     pub residual: Option<View<'a>>,
+    /// Written, `[width]`: `Σ_rows residual`, the gradient of a bias that was added to the stream past the norm.
+    pub residual_sum: Option<Gradient<'a>>,
     /// Written, `[rows, width]`.
     pub dx: View<'a>,
     /// Written, `[width]`.
@@ -362,7 +369,8 @@ pub struct LossStatistics<'a> {
     pub columns: usize,
 }
 
-/// Cross-entropy from the statistics of all `parts` of the vocabulary.
+/// Cross-entropy from the statistics of all `parts` of the vocabulary. With one part they are made here, as
+/// [`LossStatistics`] makes them: the logits then need to be read only once.
 ///
 /// `loss += Σ_rows (log Σ exp − target)`, and if `scale` is given the logits become their own gradient:
 /// `(softmax − one_hot) · factor · scale`.
@@ -376,7 +384,7 @@ pub struct CrossEntropy<'a> {
     pub first: usize,
     /// Columns that are real tokens; the gradient of the rest is zero.
     pub valid: usize,
-    /// Read, `[parts, rows, 3]`.
+    /// `[parts, rows, 3]`, accumulator type: read, or with one part written.
     pub statistics: View<'a>,
     /// Parts of the vocabulary.
     pub parts: usize,
@@ -390,4 +398,20 @@ pub struct CrossEntropy<'a> {
     pub rows: usize,
     /// Columns of the logits.
     pub columns: usize,
+}
+
+impl<'a> CrossEntropy<'a> {
+    /// The statistics that are part of the operation: those of the one part that there is.
+    pub fn own_statistics(&self) -> Option<LossStatistics<'a>> {
+        let CrossEntropy { logits, targets, first, valid, statistics, rows, columns, .. } = *self;
+        (self.parts == 1).then_some(LossStatistics {
+            logits,
+            targets,
+            first,
+            valid,
+            statistics,
+            rows,
+            columns,
+        })
+    }
 }

@@ -13,9 +13,24 @@ pub struct Segment {
     pub decay: bool,
 }
 
-/// One `AdamW` update (arXiv 1711.05101) of a flat run of parameters, skipped where the control says so.
+/// One `AdamW` update (arXiv 1711.05101) of all parameters of a rank, skipped where the control says so.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamW<'a> {
+    /// What is updated; all of the same types.
+    pub parameters: &'a [Parameters<'a>],
+    /// Read: learning rate, gradient factor, bias corrections, skip flag ([`control`]).
+    pub control: View<'a>,
+    /// β₁, β₂.
+    pub betas: (f64, f64),
+    /// ε.
+    pub epsilon: f64,
+    /// Decay λ.
+    pub weight_decay: f64,
+}
+
+/// A flat run of parameters with their gradient and states.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameters<'a> {
     /// Read, `[len]`, gradients' type.
     pub gradient: View<'a>,
     /// Read and written, `[len]`, accumulator type: the master weights (the weights themselves in fp32).
@@ -28,14 +43,27 @@ pub struct AdamW<'a> {
     pub weights: Option<View<'a>>,
     /// Runs with and without decay.
     pub segments: &'a [Segment],
-    /// Read: learning rate, gradient factor, bias corrections, skip flag ([`control`]).
-    pub control: View<'a>,
-    /// β₁, β₂.
-    pub betas: (f64, f64),
-    /// ε.
-    pub epsilon: f64,
-    /// Decay λ.
-    pub weight_decay: f64,
+}
+
+/// Sums of squares of many gradients at once: of each into its own place, and of those that count into the total.
+/// Not finite if any element is not.
+#[derive(Clone, Copy, Debug)]
+pub struct SumsOfSquares<'a> {
+    /// What is read; all of the same type.
+    pub parts: &'a [Squares<'a>],
+    /// Read and written, `[1]`, accumulator type: added to.
+    pub total: Option<View<'a>>,
+}
+
+/// One part of [`SumsOfSquares`].
+#[derive(Clone, Copy, Debug)]
+pub struct Squares<'a> {
+    /// Read.
+    pub from: View<'a>,
+    /// Read and written, `[1]`, accumulator type: added to. Parts that follow each other may share it.
+    pub own: Option<View<'a>>,
+    /// Whether the total counts it.
+    pub counts: bool,
 }
 
 /// Decides, on the device, what the step does: clip factor, skip, loss scale, learning rate.

@@ -7,7 +7,8 @@ use crate::View;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
-    NormBackward, Positions, PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
+    NormBackward, Parameters, Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu,
+    SwigluBackward, UpdateControl,
 };
 
 /// Operations of one GELU.
@@ -49,11 +50,13 @@ impl Kernel {
 
 pub fn linear(op: &Linear) -> Kernel {
     let sums = op.rows * op.outputs;
-    let epilogue = usize::from(op.bias.is_some()) + if op.gelu.is_some() { GELU } else { 0 };
+    let added = usize::from(op.bias.is_some()) + usize::from(op.residual.is_some());
+    let epilogue = added + if op.gelu.is_some() { GELU } else { 0 };
     let flops = 2 * sums * op.inputs + epilogue * sums;
     moved("linear", flops, &[op.x, op.weight, op.out])
         .and(op.bias)
         .and(op.gelu)
+        .and(op.residual)
         .product(op.rows, op.outputs, op.inputs, op.x)
 }
 
@@ -90,11 +93,13 @@ pub fn norm(op: &Norm) -> Kernel {
 }
 
 pub fn norm_backward(op: &NormBackward) -> Kernel {
-    let per_element = if op.dbias.is_some() { 15 } else { 12 } + usize::from(op.residual.is_some());
+    let past = usize::from(op.residual.is_some()) + usize::from(op.residual_sum.is_some());
+    let per_element = if op.dbias.is_some() { 15 } else { 12 } + past;
     moved("norm backward", per_element * op.x.len(), &[op.dy, op.x, op.statistics, op.weight, op.dx])
         .and(op.residual)
         .with_gradient(Some(op.dweight))
         .with_gradient(op.dbias)
+        .with_gradient(op.residual_sum)
 }
 
 /// Pairs of a query and a key that it sees.
@@ -166,19 +171,32 @@ pub fn loss_statistics(op: &LossStatistics) -> Kernel {
 }
 
 pub fn cross_entropy(op: &CrossEntropy) -> Kernel {
-    let kernel = moved("cross entropy", 0, &[op.statistics, op.targets, op.loss, op.loss]);
-    if op.scale.is_none() {
-        return kernel;
-    }
-    Kernel { flops: 3 * (op.rows * op.valid) as u64, ..kernel }.and(Some(op.logits)).and(Some(op.logits))
+    let (of_statistics, of_gradient) = (4 * usize::from(op.parts == 1), 3 * usize::from(op.scale.is_some()));
+    let flops = (of_statistics + of_gradient) * op.rows * op.valid;
+    let reads = op.parts == 1 || op.scale.is_some();
+    moved("cross entropy", flops, &[op.statistics, op.targets, op.loss, op.loss])
+        .and(reads.then_some(op.logits))
+        .and(op.scale.map(|_| op.logits))
 }
 
 pub fn update_control(op: &UpdateControl) -> Kernel {
     moved("update control", 0, &[op.control, op.control, op.sum_of_squares, op.loss_sum])
 }
 
+pub fn sums_of_squares(op: &SumsOfSquares) -> Kernel {
+    let kernel = moved("sums of squares", 0, &[]).and(op.total).and(op.total);
+    op.parts.iter().fold(kernel, |kernel, part| {
+        let flops = kernel.flops + 2 * part.from.len() as u64;
+        Kernel { flops, ..kernel }.and(Some(part.from)).and(part.own).and(part.own)
+    })
+}
+
 pub fn adamw(op: &AdamW) -> Kernel {
-    let AdamW { master, first_moment: first, second_moment: second, .. } = *op;
-    let views = [op.gradient, op.control, master, master, first, first, second, second];
-    moved("adamw", 15 * op.gradient.len(), &views).and(op.weights)
+    op.parameters.iter().fold(moved("adamw", 0, &[op.control]), |kernel, parameters| {
+        let Parameters { gradient, master, first_moment: first, second_moment: second, weights, .. } =
+            *parameters;
+        let views = [gradient, master, master, first, first, second, second];
+        let more = moved("adamw", 15 * gradient.len(), &views).and(weights);
+        Kernel { flops: kernel.flops + more.flops, bytes: kernel.bytes + more.bytes, ..kernel }
+    })
 }

@@ -12,7 +12,8 @@ use crate::cuda::{Pass, attention_workspace_bytes};
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, Check, ColumnSum, CrossEntropy,
     Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
-    NormBackward, Positions, PositionsBackward, Residual, Rotary, Swiglu, SwigluBackward, UpdateControl,
+    NormBackward, Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
+    UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
@@ -180,10 +181,6 @@ impl Backend for Paper {
         self.record(cost::moved("add", to.len(), &[from, to, to]));
     }
 
-    fn sum_of_squares(&self, from: View, to: View) {
-        self.record(cost::moved("sum of squares", 2 * from.len(), &[from, to, to]));
-    }
-
     fn gelu(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "a GELU between different lengths");
         self.record(cost::moved("gelu", cost::GELU * from.len(), &[from, to]));
@@ -218,6 +215,7 @@ impl Backend for Paper {
         positions_backward: PositionsBackward,
         loss_statistics: LossStatistics,
         cross_entropy: CrossEntropy,
+        sums_of_squares: SumsOfSquares,
         update_control: UpdateControl,
         adamw: AdamW,
     }
@@ -240,6 +238,7 @@ mod tests {
             weight: weight.view(),
             bias: None,
             gelu: None,
+            residual: None,
             out: out.view(),
             rows: 3,
             inputs: 4,

@@ -15,10 +15,19 @@ const MEMORY: u64 = 512 << 20;
 
 /// A backend on the first card, or the reason why there is none, said aloud.
 pub fn card() -> Option<CudaBackend> {
+    backend(true)
+}
+
+/// One that looks for the fastest products, so that bits may change from call to call.
+pub fn tuning_card() -> Option<CudaBackend> {
+    backend(false)
+}
+
+fn backend(deterministic: bool) -> Option<CudaBackend> {
     match libraries::devices() {
         Ok(0) => eprintln!("skipped: the driver shows no device"),
         Err(error) => eprintln!("skipped: {error}"),
-        Ok(_) => return Some(CudaBackend::new(0, MEMORY, true).expect("a backend on the card")),
+        Ok(_) => return Some(CudaBackend::new(0, MEMORY, deterministic).expect("a backend on the card")),
     }
     None
 }
@@ -76,6 +85,21 @@ pub fn agree(card: &CudaBackend, dtype: DType, what: &str, body: impl Fn(&Lab) -
         assert!(error <= tolerance(dtype), "{what} in {dtype:?}, result {i}: relative error {error}");
         let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert!(bits(ours) == bits(again), "{what} in {dtype:?}, result {i}: other bits the second time");
+    }
+}
+
+/// Runs `body` on the CPU, and `times` on the card, and expects the buffers that it returns to agree every time.
+pub fn close(card: &CudaBackend, dtype: DType, what: &str, times: usize, body: impl Fn(&Lab) -> Vec<Buffer>) {
+    let cpu = CpuBackend::new(Rc::new(Heap::default()), 1);
+    let run = |backend: &dyn Backend| -> Vec<Vec<f32>> {
+        body(&Lab { backend, dtype }).iter().map(|buffer| backend.read(buffer.view())).collect()
+    };
+    let expected = run(&cpu);
+    for time in 0..times {
+        for (i, (expected, ours)) in expected.iter().zip(&run(card)).enumerate() {
+            let error = distance(ours, expected);
+            assert!(error <= tolerance(dtype), "{what} in {dtype:?}, time {time}, result {i}: error {error}");
+        }
     }
 }
 

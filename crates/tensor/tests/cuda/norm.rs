@@ -6,8 +6,21 @@ use kintsugi_tensor::{Buffer, DType};
 use crate::lab::{COMPUTE, Lab, agree, card, gradient, gradient_types};
 
 /// Widths for every kernel: odd, in one warp, in several, two packs per thread, and beyond.
-const SHAPES: [(usize, usize); 8] =
-    [(2, 7), (3, 50), (37, 64), (700, 768), (5, 1001), (9, 9000), (3, 12_800), (2, 33_000)];
+const SHAPES: [(usize, usize); 13] = [
+    (2, 7),
+    (3, 50),
+    (37, 64),
+    (700, 768),
+    (5, 1001),
+    (40, 1600),
+    (40, 2048),
+    (300, 2112),
+    (33, 4096),
+    (17, 8192),
+    (9, 9000),
+    (3, 12_800),
+    (2, 33_000),
+];
 
 /// Forward and backward of one norm; everything that they write.
 fn norm(lab: &Lab, (rows, width): (usize, usize), centred: bool, gradients: DType) -> Vec<Buffer> {
@@ -27,20 +40,21 @@ fn norm(lab: &Lab, (rows, width): (usize, usize), centred: bool, gradients: DTyp
     let mut written = vec![out, statistics];
     for in_place in [false, true] {
         let dx = if in_place { lab.input(rows * width, 2) } else { lab.output(rows * width) };
-        let [dweight, dbias] = [(); 2].map(|()| lab.blank(width, gradients));
+        let [dweight, dbias, sum] = [(); 3].map(|()| lab.blank(width, gradients));
         lab.backend.norm_backward(NormBackward {
             dy: if in_place { dx.view() } else { dy.view() },
             x: x.view(),
             statistics: written[1].view(),
             weight: weight.view(),
             residual: in_place.then_some(residual.view()),
+            residual_sum: in_place.then_some(gradient(&sum, centred)),
             dx: dx.view(),
             dweight: gradient(&dweight, in_place),
             dbias: centred.then_some(gradient(&dbias, in_place)),
             rows,
             width,
         });
-        written.extend([dx, dweight, dbias]);
+        written.extend([dx, dweight, dbias, sum]);
     }
     written
 }

@@ -6,7 +6,7 @@ use kintsugi_tensor::ops::{
 };
 use kintsugi_tensor::{Buffer, DType};
 
-use crate::lab::{COMPUTE, Lab, agree, card, gradient, gradient_types};
+use crate::lab::{COMPUTE, Lab, agree, card, close, gradient, gradient_types, tuning_card};
 
 /// Rows, inputs, outputs: some that every library likes, some that none does.
 const SHAPES: [(usize, usize, usize); 5] =
@@ -21,6 +21,7 @@ fn linear(lab: &Lab, (rows, inputs, outputs): (usize, usize, usize), bias: bool,
         weight: weight.view(),
         bias: bias.then_some(biases.view()),
         gelu: gelu.then_some(kept.view()),
+        residual: None,
         out: out.view(),
         rows,
         inputs,
@@ -37,6 +38,57 @@ fn linear(lab: &Lab, (rows, inputs, outputs): (usize, usize, usize), bias: bool,
         outputs,
     });
     vec![kept, out, dx]
+}
+
+/// The last product of a branch, which ends in the stream.
+fn ending(lab: &Lab, (rows, inputs, outputs): (usize, usize, usize), bias: bool) -> Vec<Buffer> {
+    let (x, weight) = (lab.input(rows * inputs, 1), lab.input(outputs * inputs, 2));
+    let (biases, stream) = (lab.input(outputs, 3), lab.input(rows * outputs, 4));
+    let out = lab.output(rows * outputs);
+    lab.backend.linear(Linear {
+        x: x.view(),
+        weight: weight.view(),
+        bias: bias.then_some(biases.view()),
+        gelu: None,
+        residual: Some(stream.view()),
+        out: out.view(),
+        rows,
+        inputs,
+        outputs,
+    });
+    vec![out]
+}
+
+#[test]
+fn branches_end_in_the_stream() {
+    let Some(card) = card() else { return };
+    for dtype in COMPUTE {
+        for shape in SHAPES {
+            for bias in [false, true] {
+                agree(&card, dtype, &format!("ending {shape:?}, bias {bias}"), |lab| {
+                    ending(lab, shape, bias)
+                });
+            }
+        }
+    }
+}
+
+/// Every call of a product on trial runs another candidate; 60 calls see them all and then the fastest.
+#[test]
+fn all_candidates_of_a_product_give_its_result() {
+    let Some(card) = tuning_card() else { return };
+    for dtype in [DType::BF16, DType::F32] {
+        for shape in [(300, 88, 136), (256, 256, 1024)] {
+            let results: [(&str, &dyn Fn(&Lab) -> Vec<Buffer>); 3] = [
+                ("linear", &|lab| linear(lab, shape, true, true)),
+                ("linear without bias", &|lab| linear(lab, shape, false, true)),
+                ("ending", &|lab| ending(lab, shape, true)),
+            ];
+            for (what, body) in results {
+                close(&card, dtype, what, 60, body);
+            }
+        }
+    }
 }
 
 #[test]

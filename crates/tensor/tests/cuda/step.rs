@@ -1,7 +1,9 @@
 //! The end of a step: what it does, and the update.
 
 use kintsugi_tensor::DType;
-use kintsugi_tensor::ops::{AdamW, LearningRate, LossScaler, Segment, UpdateControl, control};
+use kintsugi_tensor::ops::{
+    AdamW, LearningRate, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control,
+};
 
 use crate::lab::{COMPUTE, agree, card, random};
 
@@ -41,10 +43,11 @@ fn the_control_goes_through_good_and_bad_steps() {
 
 #[test]
 fn adamw_updates_or_skips() {
-    const LEN: usize = 5003;
+    const LEN: usize = 5003 + 150 * 7;
     let Some(card) = card() else { return };
     let segments =
         [Segment { start: 0, len: 1000, decay: true }, Segment { start: 1003, len: 4000, decay: false }];
+    let small: Vec<Segment> = (0..150).map(|i| Segment { start: 7 * i, len: 7, decay: i % 2 == 0 }).collect();
     for gradients in COMPUTE {
         for moments in [DType::F32, DType::BF16] {
             for weights in [None, Some(DType::BF16), Some(DType::F16)] {
@@ -64,13 +67,20 @@ fn adamw_updates_or_skips() {
                         let second: Vec<f32> = random(LEN, 4).iter().map(|x| x * x).collect();
                         let second = lab.numbers(&second, moments);
                         let copy = weights.map(|dtype| lab.blank(LEN, dtype));
+                        // Two runs: all but the end, and the end in many small segments, not aligned.
+                        let parameters =
+                            [(0..5003, &segments[..]), (5003..LEN, &small[..])].map(|(part, segments)| {
+                                Parameters {
+                                    gradient: gradient.slice(part.clone()),
+                                    master: master.slice(part.clone()),
+                                    first_moment: first.slice(part.clone()),
+                                    second_moment: second.slice(part.clone()),
+                                    weights: copy.as_ref().map(|copy| copy.slice(part.clone())),
+                                    segments,
+                                }
+                            });
                         lab.backend.adamw(AdamW {
-                            gradient: gradient.view(),
-                            master: master.view(),
-                            first_moment: first.view(),
-                            second_moment: second.view(),
-                            weights: copy.as_ref().map(Into::into),
-                            segments: &segments,
+                            parameters: &parameters,
                             control: slots.view(),
                             betas: (0.9, 0.95),
                             epsilon: 1e-8,
@@ -81,5 +91,26 @@ fn adamw_updates_or_skips() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn squares_of_many_gradients_are_summed_at_once() {
+    let Some(card) = card() else { return };
+    for dtype in COMPUTE {
+        agree(&card, dtype, "sums of squares", |lab| {
+            let (many, total) = (lab.input(120_000, 1), lab.numbers(&[0.5], DType::F32));
+            let own = lab.numbers(&[0.25; 200], DType::F32);
+            // More parts than one launch takes, of all lengths, some not aligned; some share a sum, some have none.
+            let parts: Vec<Squares> = (0..200)
+                .map(|i| {
+                    let (start, len) = (300 * i, if i == 7 { 50_000 } else { i % 23 * 11 });
+                    let own = (i % 3 > 0).then(|| own.slice(i / 3..i / 3 + 1));
+                    Squares { from: many.slice(start..start + len), own, counts: i % 2 == 0 }
+                })
+                .collect();
+            lab.backend.sums_of_squares(SumsOfSquares { parts: &parts, total: Some(total.view()) });
+            vec![own, total]
+        });
     }
 }

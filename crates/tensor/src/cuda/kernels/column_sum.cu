@@ -2,7 +2,8 @@
 //
 // column_sum: grid (columns / (LANES·N), chunks), LANES·GROUPS threads; a thread owns N columns, the groups take the
 //   chunk's rows in turn and are added up in their order. x [rows, width] → partial [chunks, width] f32.
-// sum_partials: grid (columns / LANES), LANES·GROUPS threads; partial [parts, width] f32 → out [width].
+// sum_partials: grid (columns / LANES, gradients), LANES·GROUPS threads; partial [gradients, parts, width] f32 → up to
+//   three gradients [width]; bit i of `adding` is set where gradient i is added to.
 // Reads x once: [65536, 3072] bf16 is 403 MB, 94 µs at 4.3 TB/s.
 
 template <int N, class T>
@@ -25,9 +26,12 @@ __device__ void column_sum(const T *__restrict__ x, float *__restrict__ partial,
 }
 
 template <class G>
-__device__ void sum_partials(const float *__restrict__ partial, G *out, size parts, size width, bool accumulate) {
+__device__ void sum_partials(const float *__restrict__ partial, G *first, G *second, G *third, size parts, size width,
+                             unsigned int adding) {
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     const size column = blockIdx.x * (size)LANES + lane;
+    G *out = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;
+    partial += blockIdx.y * parts * width;
     float sum[1] = {};
     if (column < width) {
 #pragma unroll 8
@@ -35,7 +39,7 @@ __device__ void sum_partials(const float *__restrict__ partial, G *out, size par
     }
     add_groups(sum, lane, group);
     if (group == 0 && column < width) {
-        if (accumulate) sum[0] += widen(out[column]);
+        if (adding >> blockIdx.y & 1) sum[0] += widen(out[column]);
         out[column] = narrow<G>(sum[0]);
     }
 }
@@ -47,8 +51,8 @@ __device__ void sum_partials(const float *__restrict__ partial, G *out, size par
     extern "C" __global__ void column_sum_wide_##NAME(const T *x, float *partial, size rows, size width) {            \
         column_sum<PACK>(x, partial, rows, width);                                                                    \
     }                                                                                                                 \
-    extern "C" __global__ void sum_partials_##NAME(const float *partial, T *out, size parts, size width,              \
-                                                   bool accumulate) {                                                 \
-        sum_partials(partial, out, parts, width, accumulate);                                                         \
+    extern "C" __global__ void sum_partials_##NAME(const float *partial, T *first, T *second, T *third, size parts,   \
+                                                   size width, unsigned int adding) {                                 \
+        sum_partials(partial, first, second, third, parts, width, adding);                                            \
     }
 FOR_TYPES(DEFINE)

@@ -73,6 +73,44 @@ template <> __device__ inline f16 narrow<f16>(float x) {
     return rounded;
 }
 
+// The one or two elements of 32 bits, the first in the low half.
+template <class T> __device__ inline void widen_word(unsigned int word, float *x) {
+    if constexpr (sizeof(T) == 4) {
+        x[0] = __uint_as_float(word);
+    } else {
+        x[0] = widen(T{(unsigned short)word});
+        x[1] = widen(T{(unsigned short)(word >> 16)});
+    }
+}
+
+template <> __device__ inline void widen_word<bf16>(unsigned int word, float *x) {
+    x[0] = __uint_as_float(word << 16);
+    x[1] = __uint_as_float(word & 0xffff0000u);
+}
+
+// The inverse, rounding as narrow does.
+template <class T> __device__ inline unsigned int narrow_word(const float *x) {
+    if constexpr (sizeof(T) == 4) {
+        return __float_as_uint(x[0]);
+    } else {
+        return narrow<T>(x[0]).bits | (unsigned int)narrow<T>(x[1]).bits << 16;
+    }
+}
+
+#if !(defined(__HIP__) || defined(__HIPCC__))
+template <> __device__ inline unsigned int narrow_word<bf16>(const float *x) {
+    unsigned int word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(x[1]), "f"(x[0]));
+    return word;
+}
+
+template <> __device__ inline unsigned int narrow_word<f16>(const float *x) {
+    unsigned int word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(x[1]), "f"(x[0]));
+    return word;
+}
+#endif
+
 // N is 1 or PACK.
 template <int N, class T> __device__ inline void load(const T *from, float (&x)[N]) {
     if constexpr (N == 1) {
@@ -81,11 +119,11 @@ template <int N, class T> __device__ inline void load(const T *from, float (&x)[
         constexpr int PIECE = 16 / sizeof(T);
 #pragma unroll
         for (int piece = 0; piece < N / PIECE; ++piece) {
+            constexpr int WORD = 4 / sizeof(T);
             const uint4 raw = reinterpret_cast<const uint4 *>(from)[piece];
-            T at[PIECE];
-            memcpy(at, &raw, 16);
+            const unsigned int words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
-            for (int i = 0; i < PIECE; ++i) x[piece * PIECE + i] = widen(at[i]);
+            for (int i = 0; i < 4; ++i) widen_word<T>(words[i], x + piece * PIECE + i * WORD);
         }
     }
 }
@@ -97,14 +135,37 @@ template <int N, class T> __device__ inline void store(T *to, const float (&x)[N
         constexpr int PIECE = 16 / sizeof(T);
 #pragma unroll
         for (int piece = 0; piece < N / PIECE; ++piece) {
-            T at[PIECE];
+            constexpr int WORD = 4 / sizeof(T);
+            unsigned int words[4];
 #pragma unroll
-            for (int i = 0; i < PIECE; ++i) at[i] = narrow<T>(x[piece * PIECE + i]);
-            uint4 raw;
-            memcpy(&raw, at, 16);
-            reinterpret_cast<uint4 *>(to)[piece] = raw;
+            for (int i = 0; i < 4; ++i) words[i] = narrow_word<T>(x + piece * PIECE + i * WORD);
+            reinterpret_cast<uint4 *>(to)[piece] = make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
+}
+
+// Copies 16 bytes to shared memory without passing through registers. A thread sees its own copies after
+// await_copies<PENDING>(), where PENDING of its groups of copies, the youngest, may still be under way.
+__device__ inline void copy_to_shared(void *to, const void *from) {
+#if defined(__HIP__) || defined(__HIPCC__)
+    *(uint4 *)to = *(const uint4 *)from;
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 ::"r"((unsigned int)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
+#endif
+}
+
+__device__ inline void end_group_of_copies() {
+#if !(defined(__HIP__) || defined(__HIPCC__))
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int PENDING> __device__ inline void await_copies() {
+#if !(defined(__HIP__) || defined(__HIPCC__))
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
 }
 
 template <int N> struct Width {
@@ -170,6 +231,19 @@ template <int N> __device__ inline void add_groups(float (&sum)[N], int lane, in
     if (group > 0) return;
     for (int other = 1; other < GROUPS; ++other)
         for (int j = 0; j < N; ++j) sum[j] += shared[other][lane * N + j];
+}
+
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// 2^x in one instruction; results too small for a normal number are 0.
+__device__ inline float power_of_two(float x) {
+#if defined(__HIP__) || defined(__HIPCC__)
+    return exp2f(x);
+#else
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+#endif
 }
 
 // σ(x); 0 for very negative x, where the exponential overflows.

@@ -2,37 +2,150 @@
 //
 // logits [rows, columns], of which `valid` are tokens, from token `first` on; targets [rows]; statistics
 // [parts, rows, 3] f32: maximum, Σ exp(x − maximum), the target's logit (−∞ if it is elsewhere). `wide`: columns is
-// a multiple of PACK and the logits are aligned.
-// loss_statistics, cross_entropy: one block per row; cross_entropy makes the logits their own gradient, in place.
+// a multiple of PACK and the logits are aligned. All but cross_entropy_loss: one block per row; the logits become
+// their own gradient, in place, and a thread writes only columns that nobody but itself has read.
+//
+// cross_entropy_whole: the vocabulary is in one part. A row stays in dynamic shared memory between statistics and
+//   gradient, so it is read once and written once; two blocks share a multiprocessor, one computes while the
+//   other's row arrives. Needs `wide` and columns · sizeof(T) of shared memory (50304 bf16: 101 kB).
+// loss_statistics, cross_entropy: where parts are combined in between, or a row does not fit; the row is read twice.
 // cross_entropy_loss: one block in all, rows in a fixed order, summed in f64.
-// [65536, 50304] bf16: statistics 6.6 GB, 1.5 ms at 4.3 TB/s; gradient 13.2 GB, 3.1 ms.
+//
+// [65536, 50304] bf16: whole 13.2 GB, 3.1 ms at 4.3 TB/s, with 1.8 ms of exponentials (two per element, 16 per clock
+// and multiprocessor) beside it; in parts: statistics 6.6 GB, 1.5 ms, and gradient 13.2 GB, 3.1 ms.
 
 // −∞ is no number to measure distances from: there every term is zero, whatever it is measured from.
 __device__ inline float origin(float maximum) { return maximum == -INFINITE ? 0.0f : maximum; }
 
+// exp(x − origin), from `scaled` = origin · log₂e.
+__device__ inline float exponential(float x, float scaled) { return power_of_two(fmaf(x, LOG2_E, -scaled)); }
+
+// Maximum and Σ exp(x − maximum) of the numbers so far.
+struct Online {
+    float maximum = -INFINITE, sum = 0;
+
+    template <int N> __device__ void add(const float (&x)[N]) {
+        float larger = maximum;
+#pragma unroll
+        for (int j = 0; j < N; ++j) larger = fmaxf(larger, x[j]);
+        const float scaled = origin(larger) * LOG2_E;
+        sum *= exponential(maximum, scaled);
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum += exponential(x[j], scaled);
+        maximum = larger;
+    }
+
+    // Of all threads of the block, in each of them.
+    __device__ void combine() {
+        const float largest = block_reduce(maximum, -INFINITE, Maximum());
+        sum = block_sum(sum * exponential(maximum, origin(largest) * LOG2_E));
+        maximum = largest;
+    }
+};
+
+// A row's columns, shared out among the threads: whole packs of tokens, then single columns, padding included.
+template <class T> struct Row {
+    T *at;
+    int packs, valid, columns;
+
+    __device__ Row(T *logits, size valid, size columns, bool wide)
+        : at(logits + blockIdx.x * columns), packs(wide ? (int)valid / PACK : 0), valid((int)valid),
+          columns((int)columns) {}
+
+    // Adds this thread's packs of `from` before `end`, starting with pack `i`; where the next ones begin.
+    __device__ int add_packs(Online &online, const T *from, int i, int end) const {
+#pragma unroll 4
+        for (; i < end; i += blockDim.x) {
+            float x[PACK];
+            load<PACK>(from + i * PACK, x);
+            online.add(x);
+        }
+        return i;
+    }
+
+    __device__ void add_rest(Online &online) const {
+        for (int i = packs * PACK + threadIdx.x; i < valid; i += blockDim.x) {
+            const float x[1] = {widen(at[i])};
+            online.add(x);
+        }
+    }
+
+    // (softmax − one_hot) · whole, the packs from `from`. The target is rounded once, from its own logit, not by a
+    // subtraction after rounding; the thread that wrote the column writes it again.
+    __device__ void make_gradient(const T *from, float maximum, float sum, int target, float target_logit,
+                                  float whole) const {
+        const float scaled = origin(maximum) * LOG2_E, share = whole / sum;
+#pragma unroll 4
+        for (int i = threadIdx.x; i < packs; i += blockDim.x) {
+            float x[PACK];
+            load<PACK>(from + i * PACK, x);
+#pragma unroll
+            for (int j = 0; j < PACK; ++j) x[j] = exponential(x[j], scaled) * share;
+            store<PACK>(at + i * PACK, x);
+        }
+        for (int i = packs * PACK + threadIdx.x; i < columns; i += blockDim.x)
+            at[i] = narrow<T>(i < valid ? exponential(widen(at[i]), scaled) * share : 0.0f);
+        if (target < 0 || target >= valid) return;
+        const int single = target - packs * PACK, turn = single < 0 ? target / PACK : single;
+        if (turn % blockDim.x == threadIdx.x)
+            at[target] = narrow<T>((exponential(target_logit, scaled) / sum - 1.0f) * whole);
+    }
+};
+
+// The column of a token in this part of the vocabulary, or −1.
+__device__ inline int column_of(token target, size first, size valid) {
+    const size column = (size)target - first;
+    return column >= 0 && column < valid ? (int)column : -1;
+}
+
+__device__ inline void keep(float *statistics, const Online &of, float target_logit) {
+    if (threadIdx.x > 0) return;
+    statistics[3 * blockIdx.x] = of.maximum;
+    statistics[3 * blockIdx.x + 1] = of.sum;
+    statistics[3 * blockIdx.x + 2] = target_logit;
+}
+
 template <class T>
 __device__ void statistics(const T *__restrict__ logits, const token *__restrict__ targets,
                            float *__restrict__ statistics, size first, size valid, size columns, bool wide) {
-    const T *row = logits + blockIdx.x * columns;
-    float maximum = -INFINITE, sum = 0;
-    each_column(valid, wide, [&](auto lanes, size i) {
-        constexpr int N = decltype(lanes)::value;
-        float x[N];
-        load<N>(row + i, x);
-        float larger = maximum;
-        for (int j = 0; j < N; ++j) larger = fmaxf(larger, x[j]);
-        const float from = origin(larger);
-        sum *= __expf(maximum - from);
-        for (int j = 0; j < N; ++j) sum += __expf(x[j] - from);
-        maximum = larger;
-    });
-    const float largest = block_reduce(maximum, -INFINITE, Maximum());
-    sum = block_sum(sum * __expf(maximum - origin(largest)));
-    if (threadIdx.x > 0) return;
-    const size target = (size)targets[blockIdx.x] - first;
-    statistics[3 * blockIdx.x] = largest;
-    statistics[3 * blockIdx.x + 1] = sum;
-    statistics[3 * blockIdx.x + 2] = target >= 0 && target < valid ? widen(row[target]) : -INFINITE;
+    const Row<const T> row(logits, valid, columns, wide);
+    const int target = column_of(targets[blockIdx.x], first, valid);
+    Online of;
+    row.add_packs(of, row.at, threadIdx.x, row.packs);
+    row.add_rest(of);
+    of.combine();
+    keep(statistics, of, target < 0 ? -INFINITE : widen(row.at[target]));
+}
+
+template <class T>
+__device__ void cross_entropy_whole(T *logits, const token *__restrict__ targets, float *__restrict__ statistics,
+                                    const float *__restrict__ scale, float factor, size first, size valid,
+                                    size columns) {
+    extern __shared__ uint4 shared[];
+    T *kept = reinterpret_cast<T *>(shared);
+    const Row<T> row(logits, valid, columns, true);
+    // Two groups of copies, so that the first half is added up while the second arrives.
+    const int half = row.packs / 2;
+    int i = threadIdx.x;
+    for (int group = 0; group < 2; ++group) {
+        for (const int end = group == 0 ? half : row.packs; i < end; i += blockDim.x)
+#pragma unroll
+            for (int piece = 0; piece < (int)sizeof(T) / 2; ++piece)
+                copy_to_shared(shared + i * (sizeof(T) / 2) + piece, (const uint4 *)(row.at + i * PACK) + piece);
+        end_group_of_copies();
+    }
+    const int target = column_of(targets[blockIdx.x], first, valid);
+    const float target_logit = target < 0 ? -INFINITE : widen(row.at[target]);
+
+    Online of;
+    row.add_rest(of);
+    await_copies<1>();
+    const int next = row.add_packs(of, kept, threadIdx.x, half);
+    await_copies<0>();
+    row.add_packs(of, kept, next, row.packs);
+    of.combine();
+    keep(statistics, of, target_logit);
+    row.make_gradient(kept, of.maximum, of.sum, target, target_logit, factor * scale[0]);
 }
 
 // A row's maximum, Σ exp(x − maximum) and target logit over all parts, always in the order of the parts.
@@ -56,9 +169,17 @@ struct Combined {
 extern "C" __global__ void cross_entropy_loss(const float *__restrict__ statistics, float *loss, size rows,
                                               int parts) {
     double sum = 0;
-    for (size row = threadIdx.x; row < rows; row += blockDim.x) {
-        const Combined of(statistics, row, rows, parts);
-        sum += (double)(logf(of.sum) + of.maximum - of.target);
+    if (parts == 1) {
+#pragma unroll 8
+        for (size row = threadIdx.x; row < rows; row += blockDim.x) {
+            const float *at = statistics + 3 * row;
+            sum += (double)(logf(at[1]) + at[0] - at[2]);
+        }
+    } else {
+        for (size row = threadIdx.x; row < rows; row += blockDim.x) {
+            const Combined of(statistics, row, rows, parts);
+            sum += (double)(logf(of.sum) + of.maximum - of.target);
+        }
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) loss[0] += (float)sum;
@@ -69,35 +190,20 @@ __device__ void cross_entropy(T *logits, const token *__restrict__ targets, cons
                               const float *__restrict__ scale, float factor, size first, size valid, size rows,
                               size columns, int parts, bool wide) {
     const Combined of(statistics, blockIdx.x, rows, parts);
-    const size target = (size)targets[blockIdx.x] - first;
-    const float whole = factor * scale[0], share = whole / of.sum;
-    // The target is rounded once, from its own logit, not by a subtraction after rounding.
-    const float at_target = (__expf(of.target - of.maximum) / of.sum - 1.0f) * whole;
-    T *row = logits + blockIdx.x * columns;
-    each_column(columns, wide, [=](auto lanes, size i) {
-        constexpr int N = decltype(lanes)::value;
-        float x[N];
-        load<N>(row + i, x);
-        for (int j = 0; j < N; ++j) x[j] = __expf(x[j] - of.maximum) * share;
-        // One pack of a row has the target, and a few at its end are padding: asked once a pack, not once a column.
-        if (target >= i && target < i + N) {
-            for (int j = 0; j < N; ++j) {
-                if (i + j == target) x[j] = at_target;
-            }
-        }
-        if (i + N > valid) {
-            for (int j = 0; j < N; ++j) {
-                if (i + j >= valid) x[j] = 0;
-            }
-        }
-        store<N>(row + i, x);
-    });
+    const Row<T> row(logits, valid, columns, wide);
+    const int target = column_of(targets[blockIdx.x], first, valid);
+    row.make_gradient(row.at, of.maximum, of.sum, target, of.target, factor * scale[0]);
 }
 
 #define DEFINE(NAME, T)                                                                                               \
     extern "C" __global__ void loss_statistics_##NAME(const T *logits, const token *targets, float *to, size first,   \
                                                       size valid, size columns, bool wide) {                          \
         statistics(logits, targets, to, first, valid, columns, wide);                                                 \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(512)                                                                 \
+        cross_entropy_whole_##NAME(T *logits, const token *targets, float *statistics, const float *scale,            \
+                                   float factor, size first, size valid, size columns) {                              \
+        cross_entropy_whole(logits, targets, statistics, scale, factor, first, valid, columns);                       \
     }                                                                                                                 \
     extern "C" __global__ void cross_entropy_##NAME(T *logits, const token *targets, const float *statistics,         \
                                                     const float *scale, float factor, size first, size valid,         \

@@ -5,11 +5,11 @@
 // others take any width and read a row again from the caches.
 //
 // Forward: one block per row. Backward: persistent blocks take rows in turn and keep their share of the gradients of
-// weight and bias in registers; each writes one partial, which sum_partials adds in the order of the blocks.
-// dx may be dy: a thread reads its columns of a row before it writes them.
+// weight and bias, and of the residual's sum, in registers; each writes one partial of each, which sum_partials adds
+// in the order of the blocks. dx may be dy: a thread reads its columns of a row before it writes them.
 //
-// Forward of [65536, 768] bf16: 202 MB, 47 µs at 4.3 TB/s. Backward with residual: 403 MB, 94 µs, and 13 MB of
-// partials.
+// Forward of [65536, 768] bf16: 202 MB, 47 µs at 4.3 TB/s. Backward with residual: 403 MB, 94 µs, and up to 19 MB of
+// partials, 5 µs; the residual's sum costs no pass of its own, which would be 101 MB, 23 µs.
 
 // Packs of a row that a thread of the forward holds.
 constexpr int HELD = 4;
@@ -85,7 +85,7 @@ template <class T> struct NormBackward {
     const float *statistics;
     const T *weight, *residual;
     T *dx;
-    // [2, blocks or chunks, width]: of dweight, of dbias.
+    // [3, blocks or chunks, width]: of dweight, of dbias, of the residual's sum.
     float *partial;
     size rows, width;
     bool centred;
@@ -98,16 +98,19 @@ template <class T> struct NormBackward {
 
     // dx = residual + rstd · (g − mean(g) − x̂ · mean(g ∘ x̂)) with g = dy ∘ weight.
     template <int N>
-    __device__ void finish(float (&g)[N], const float (&normal)[N], float rstd, float mean, float along,
-                           size at) const {
-        float past[N] = {};
-        if (residual) load<N>(residual + at, past);
+    __device__ void finish(float (&g)[N], const float (&normal)[N], const float (&past)[N], float rstd, float mean,
+                           float along, size at) const {
         for (int j = 0; j < N; ++j) g[j] = past[j] + rstd * (g[j] - mean - normal[j] * along);
         store<N>(dx + at, g);
     }
 
-    template <int K> __device__ void held() const {
-        float dweight[K][PACK] = {}, dbias[K][PACK] = {};
+    template <int N> __device__ void load_residual(float (&past)[N], size at) const {
+        for (int j = 0; j < N; ++j) past[j] = 0;
+        if (residual) load<N>(residual + at, past);
+    }
+
+    template <int K, bool SUM> __device__ void held() const {
+        float dweight[K][PACK] = {}, dbias[K][PACK] = {}, past_sum[K][PACK] = {};
         for (size row = blockIdx.x; row < rows; row += gridDim.x) {
             const float mean = statistics[2 * row], rstd = statistics[2 * row + 1];
             float g[K][PACK], normal[K][PACK];
@@ -133,7 +136,12 @@ template <class T> struct NormBackward {
 #pragma unroll
             for (int k = 0; k < K; ++k) {
                 const size column = (k * blockDim.x + threadIdx.x) * (size)PACK;
-                if (column < width) finish(g[k], normal[k], rstd, sum, along, row * width + column);
+                if (column >= width) continue;
+                float past[PACK];
+                load_residual(past, row * width + column);
+                if constexpr (SUM)
+                    for (int j = 0; j < PACK; ++j) past_sum[k][j] += past[j];
+                finish(g[k], normal[k], past, rstd, sum, along, row * width + column);
             }
         }
 #pragma unroll
@@ -142,6 +150,7 @@ template <class T> struct NormBackward {
             if (column >= width) continue;
             store<PACK>(partial + blockIdx.x * width + column, dweight[k]);
             store<PACK>(partial + (gridDim.x + blockIdx.x) * width + column, dbias[k]);
+            if constexpr (SUM) store<PACK>(partial + (2 * gridDim.x + blockIdx.x) * width + column, past_sum[k]);
         }
     }
 
@@ -159,7 +168,9 @@ template <class T> struct NormBackward {
         for (size i = threadIdx.x; i < width; i += blockDim.x) {
             float g[1] = {widen(dy[first + i]) * widen(weight[i])};
             const float normal[1] = {(widen(x[first + i]) - mean) * rstd};
-            finish(g, normal, rstd, sum, along, first + i);
+            float past[1];
+            load_residual(past, first + i);
+            finish(g, normal, past, rstd, sum, along, first + i);
         }
     }
 
@@ -169,18 +180,20 @@ template <class T> struct NormBackward {
         const size column = blockIdx.x * (size)LANES + lane;
         const size chunk = (rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * chunk;
         const size end = first + chunk < rows ? first + chunk : rows;
-        float sums[2] = {};
+        float sums[3] = {};
         if (column < width) {
             for (size row = first + group; row < end; row += GROUPS) {
                 const float d = widen(dy[row * width + column]);
                 sums[0] += d * (widen(x[row * width + column]) - statistics[2 * row]) * statistics[2 * row + 1];
                 sums[1] += d;
+                if (residual) sums[2] += widen(residual[row * width + column]);
             }
         }
         add_groups(sums, lane, group);
         if (group > 0 || column >= width) return;
         partial[blockIdx.y * width + column] = sums[0];
         partial[(gridDim.y + blockIdx.y) * width + column] = sums[1];
+        partial[(2 * gridDim.y + blockIdx.y) * width + column] = sums[2];
     }
 };
 
@@ -197,11 +210,17 @@ template <class T> struct NormBackward {
                                      bool centred) {                                                                  \
         NormBackward<T>{dy, x, statistics, weight, residual, dx, partial, rows, width, centred}.CALL();               \
     }
+// With and without the residual's sum.
+#define BACKWARD_HELD(NAME, T, WAY, K, THREADS)                                                                       \
+    BACKWARD(NAME, T, WAY, template held<K BACKWARD_COMMA false>, THREADS)                                            \
+    BACKWARD(NAME, T, WAY##_sum, template held<K BACKWARD_COMMA true>, THREADS)
+#define BACKWARD_COMMA ,
 #define DEFINE(NAME, T)                                                                                               \
     FORWARD(NAME, T, held)                                                                                            \
     FORWARD(NAME, T, any)                                                                                             \
-    BACKWARD(NAME, T, held1, template held<1>, 1024)                                                                  \
-    BACKWARD(NAME, T, held2, template held<2>, 768)                                                                   \
+    BACKWARD_HELD(NAME, T, held1, 1, 512)                                                                             \
+    BACKWARD_HELD(NAME, T, held2, 2, 512)                                                                             \
+    BACKWARD_HELD(NAME, T, held2_long, 2, 768)                                                                        \
     BACKWARD(NAME, T, any_input, any_input, 1024)                                                                     \
     BACKWARD(NAME, T, any_weight, any_weight, 256)
 FOR_TYPES(DEFINE)

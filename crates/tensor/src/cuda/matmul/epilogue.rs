@@ -1,14 +1,25 @@
-//! Bias and GELU after a product, where cuBLASLt has no epilogue for them.
+//! Bias, residual and GELU after a product, where cuBLASLt has no epilogue for them or a slower one.
 
 use crate::View;
+use crate::cuda::elementwise;
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::{EPILOGUE, suffix};
 use crate::cuda::launcher::{Launcher, aligned, aligned_flat, pointer, pointer_or_null, size};
 use crate::cuda::stream::Argument;
-use crate::ops::{Linear, LinearBackwardInput};
+use crate::ops::{Linear, Residual};
 
 /// Makes the output of [`Linear`] of its product.
-pub fn bias_gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
+pub fn finish(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
+    let Some(residual) = op.residual else {
+        return bias_gelu(launcher, op);
+    };
+    let biases: Vec<View> = op.bias.into_iter().collect();
+    let (x, out, rows, width) = (op.out, op.out, op.rows, op.outputs);
+    let end = Residual { x, addends: &[residual], biases: &biases, out, rows, width };
+    elementwise::residual(launcher, &end)
+}
+
+fn bias_gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
     let views: Vec<View> = [Some(op.out), op.bias, op.gelu].into_iter().flatten().collect();
     let wide = aligned(op.outputs, &views);
     let arguments = [
@@ -22,14 +33,11 @@ pub fn bias_gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
     launch(launcher, "bias_gelu", op.out, wide, &arguments)
 }
 
-/// Makes the output of [`LinearBackwardInput`] of its product.
-pub fn gelu_derivative(launcher: &Launcher, op: &LinearBackwardInput) -> Result<(), CudaError> {
-    let Some(kept) = op.gelu else {
-        return Ok(());
-    };
-    let wide = aligned_flat(&[op.dx, kept]);
-    let arguments = [pointer(op.dx), pointer(kept), size(op.dx.len()), wide.into()];
-    launch(launcher, "gelu_derivative", op.dx, wide, &arguments)
+/// `dx ∘ GELU'(kept)`, in place.
+pub fn gelu_derivative(launcher: &Launcher, kept: View, dx: View) -> Result<(), CudaError> {
+    let wide = aligned_flat(&[dx, kept]);
+    let arguments = [pointer(dx), pointer(kept), size(dx.len()), wide.into()];
+    launch(launcher, "gelu_derivative", dx, wide, &arguments)
 }
 
 fn launch(

@@ -104,7 +104,7 @@ impl Drop for Operation {
     }
 }
 
-/// `D = A·B + βD` with its operation and matrices described, but no algorithm chosen.
+/// `D = A·B + βC` with its operation and matrices described, but no algorithm chosen.
 #[derive(Debug)]
 pub struct Described {
     /// What is computed.
@@ -113,25 +113,27 @@ pub struct Described {
     pub a: Matrix,
     /// The right factor.
     pub b: Matrix,
-    /// The result, and what is added to it.
+    /// The result, and what is added.
     pub d: Matrix,
 }
 
-/// Addresses of the three matrices.
+/// Addresses of the matrices.
 #[derive(Clone, Copy, Debug)]
 pub struct Addresses {
     /// The left factor.
     pub a: u64,
     /// The right factor.
     pub b: u64,
+    /// What is added, if anything; it may be the result.
+    pub c: u64,
     /// The result.
     pub d: u64,
 }
 
 impl Addresses {
-    /// What each is a multiple of, up to `most`: a power of two.
+    /// What the factors, and what is added with the result, are multiples of, up to `most`: powers of two.
     pub fn alignments(self, most: u32) -> [u32; 3] {
-        [self.a, self.b, self.d].map(|address| 1 << address.trailing_zeros().min(most.ilog2()))
+        [self.a, self.b, self.c | self.d].map(|address| 1 << address.trailing_zeros().min(most.ilog2()))
     }
 }
 
@@ -190,17 +192,17 @@ impl Described {
     ///
     /// # Safety
     /// The addresses, and those set in the operation, must be device memory as described that lives until the
-    /// product has run, and the result overlaps nothing else.
+    /// product has run, and the result overlaps nothing else but, where it is the same, what is added.
     pub unsafe fn run(
         &self,
         handle: &Handle,
         stream: &Stream,
         algorithm: &Algorithm,
         at: Addresses,
-        accumulate: bool,
+        add: bool,
         workspace: DeviceRange,
     ) -> Result<(), CudaError> {
-        let (alpha, beta) = (1.0_f32, if accumulate { 1.0_f32 } else { 0.0 });
+        let (alpha, beta) = (1.0_f32, if add { 1.0_f32 } else { 0.0 });
         // SAFETY: the caller's promise; the scalars are read before the call returns.
         unsafe {
             result::matmul(
@@ -212,7 +214,7 @@ impl Described {
                 self.a.0,
                 at.b as *const c_void,
                 self.b.0,
-                at.d as *const c_void,
+                at.c as *const c_void,
                 self.d.0,
                 at.d as *mut c_void,
                 self.d.0,

@@ -1,4 +1,5 @@
-//! Matrix products through cuBLASLt, with bias and GELU in the same kernel where cuBLASLt can.
+//! Matrix products through cuBLASLt, with bias, residual and GELU in the same kernel where cuBLASLt can and that is
+//! faster than a kernel of ours after it.
 //!
 //! cuBLASLt's matrices are column-major, so a row-major matrix is seen as its transpose: `out = x · weightᵀ` becomes
 //! `outᵀ = weight · xᵀ`, whose factors lie in memory as they are. Descriptions and algorithms are made once for
@@ -14,15 +15,15 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use super::column_sum;
 use super::error::CudaError;
 use super::kernels::Kernels;
 use super::launcher::Launcher;
 use super::stream::{DeviceRange, Stream};
+use super::{activation, column_sum};
 use crate::ops::{ColumnSum, Linear, LinearBackwardInput, LinearBackwardWeight};
 use crate::{DType, View};
-use library::{Addresses, Handle};
-use product::{Choice, Epilogue, Extras, Key, Product};
+use library::{Addresses, Algorithm, Described, Handle};
+use product::{Addend, Choice, Chosen, Epilogue, Extras, Key, Product};
 use store::Store;
 
 /// The products of one stream.
@@ -38,19 +39,73 @@ pub(crate) struct Products {
 
 #[derive(Debug)]
 struct State {
-    /// `None` where cuBLASLt has no algorithm.
-    products: HashMap<Key, Option<Product>>,
+    /// By the keys of all ways.
+    products: HashMap<Vec<Key>, Product>,
     store: Option<Store>,
 }
 
-/// Three matrices and what is computed with them; `m`, `n`, `k` as in [`Key`].
+/// Matrices and what is computed with them; `m`, `n`, `k` as in [`Key`].
+#[derive(Clone, Copy)]
 struct Call<'a> {
     size: [usize; 3],
     transposed: [bool; 2],
     a: View<'a>,
     b: View<'a>,
     d: View<'a>,
-    accumulate: bool,
+    addend: Option<View<'a>>,
+}
+
+/// One way to do an operation: a product with an epilogue, and what a kernel of ours does after it.
+struct Way<'a> {
+    call: Call<'a>,
+    epilogue: Epilogue,
+    bias: Option<View<'a>>,
+    kept: Option<View<'a>>,
+    finish: Option<&'a dyn Fn(&Launcher) -> Result<(), CudaError>>,
+}
+
+impl<'a> Way<'a> {
+    /// A product without epilogue.
+    fn plain(call: Call<'a>) -> Self {
+        Way { call, epilogue: Epilogue::Nothing, bias: None, kept: None, finish: None }
+    }
+
+    fn extras(&self) -> Extras {
+        let address = |view: Option<View>| view.map_or(0, |view| view.address());
+        Extras { bias: address(self.bias), kept: address(self.kept) }
+    }
+
+    /// The kept values must be aligned like the result; cuBLASLt does not look at their address itself.
+    fn is_aligned(&self) -> bool {
+        let Extras { bias, kept } = self.extras();
+        (bias | kept).is_multiple_of(product::ALIGNMENT.into())
+    }
+
+    fn addresses(&self) -> Addresses {
+        let Call { a, b, d, addend, .. } = self.call;
+        let [a, b, c, d] = [a, b, addend.unwrap_or(d), d].map(|view| view.address());
+        Addresses { a, b, c, d }
+    }
+
+    fn key(&self) -> Result<Key, CudaError> {
+        let [m, n, k] = self.call.size;
+        let addend = match self.call.addend {
+            None => Addend::Nothing,
+            Some(view) if view.address() == self.call.d.address() => Addend::Result,
+            Some(_) => Addend::Other,
+        };
+        Ok(Key {
+            m,
+            n,
+            k,
+            transposed: self.call.transposed,
+            input: same_type(self.call.a, self.call.b)?,
+            output: self.call.d.dtype(),
+            epilogue: self.epilogue,
+            addend,
+            alignments: product::alignments(self.addresses()),
+        })
+    }
 }
 
 impl Products {
@@ -78,7 +133,8 @@ impl Products {
         }
     }
 
-    /// See [`Linear`].
+    /// See [`Linear`]. What follows the product can be cuBLASLt's epilogue, or for GELU a pass from the kept values
+    /// to their GELU, or a pass over the plain product. The first two round at the same places.
     pub(crate) fn linear(&self, op: &Linear) -> Result<(), CudaError> {
         let call = Call {
             size: [op.outputs, op.rows, op.inputs],
@@ -86,7 +142,7 @@ impl Products {
             a: op.weight,
             b: op.x,
             d: op.out,
-            accumulate: false,
+            addend: None,
         };
         let epilogue = match (op.bias, op.gelu) {
             (None, None) => Epilogue::Nothing,
@@ -94,14 +150,25 @@ impl Products {
             (None, Some(_)) => Epilogue::Gelu,
             (Some(_), Some(_)) => Epilogue::BiasGelu,
         };
-        if !self.run(&call, epilogue, op.bias, op.gelu)? {
-            self.run_plain(&call)?;
-            epilogue::bias_gelu(&self.launcher, op)?;
+        let fused = Call { addend: op.residual, ..call };
+        let mut ways = vec![Way { call: fused, epilogue, bias: op.bias, kept: op.gelu, finish: None }];
+        let activate = |launcher: &Launcher| match op.gelu {
+            Some(kept) => activation::gelu(launcher, kept, op.out),
+            None => Ok(()),
+        };
+        if let Some(kept) = op.gelu {
+            let epilogue = if op.bias.is_some() { Epilogue::Bias } else { Epilogue::Nothing };
+            let call = Call { d: kept, ..call };
+            ways.push(Way { call, epilogue, bias: op.bias, kept: None, finish: Some(&activate) });
         }
-        Ok(())
+        let finish = |launcher: &Launcher| epilogue::finish(launcher, op);
+        if epilogue != Epilogue::Nothing || op.residual.is_some() {
+            ways.push(Way { finish: Some(&finish), ..Way::plain(call) });
+        }
+        self.run(ways)
     }
 
-    /// See [`LinearBackwardInput`].
+    /// See [`LinearBackwardInput`]. GELU's derivative is cuBLASLt's epilogue, or a pass over the product.
     pub(crate) fn linear_backward_input(&self, op: &LinearBackwardInput) -> Result<(), CudaError> {
         let call = Call {
             size: [op.inputs, op.rows, op.outputs],
@@ -109,119 +176,88 @@ impl Products {
             a: op.weight,
             b: op.dy,
             d: op.dx,
-            accumulate: false,
+            addend: None,
         };
-        let epilogue = if op.gelu.is_some() { Epilogue::GeluDerivative } else { Epilogue::Nothing };
-        if !self.run(&call, epilogue, None, op.gelu)? {
-            self.run_plain(&call)?;
-            epilogue::gelu_derivative(&self.launcher, op)?;
-        }
-        Ok(())
+        let plain = Way::plain(call);
+        let Some(kept) = op.gelu else {
+            return self.run(vec![plain]);
+        };
+        let fused = Way { epilogue: Epilogue::GeluDerivative, kept: Some(kept), ..Way::plain(call) };
+        let finish = |launcher: &Launcher| epilogue::gelu_derivative(launcher, kept, op.dx);
+        self.run(vec![fused, Way { finish: Some(&finish), ..plain }])
     }
 
     /// See [`LinearBackwardWeight`]. The bias's gradient is a kernel of its own: cuBLASLt's epilogue for it cannot
     /// add to what is there.
     pub(crate) fn linear_backward_weight(&self, op: &LinearBackwardWeight) -> Result<(), CudaError> {
-        let LinearBackwardWeight { dy, rows, outputs, .. } = *op;
+        let LinearBackwardWeight { dy, rows, outputs, dweight, .. } = *op;
         if let Some(out) = op.dbias {
             column_sum::column_sum(&self.launcher, &ColumnSum { x: dy, out, rows, width: outputs })?;
         }
-        self.run_plain(&Call {
+        self.run(vec![Way::plain(Call {
             size: [op.inputs, outputs, rows],
             transposed: [false, true],
             a: op.x,
             b: dy,
-            d: op.dweight.view,
-            accumulate: op.dweight.accumulate,
-        })
+            d: dweight.view,
+            addend: dweight.accumulate.then_some(dweight.view),
+        })])
     }
 
-    fn run_plain(&self, call: &Call) -> Result<(), CudaError> {
-        if self.run(call, Epilogue::Nothing, None, None)? {
-            return Ok(());
-        }
-        let (size, a, d) = (call.size, call.a.dtype(), call.d.dtype());
-        Err(CudaError::Unsupported(format!("cuBLASLt has no product of {size:?} from {a:?} to {d:?}")))
-    }
-
-    /// Enqueues a product, or answers `false` if cuBLASLt has none with this epilogue.
-    fn run(
-        &self,
-        call: &Call,
-        epilogue: Epilogue,
-        bias: Option<View>,
-        kept: Option<View>,
-    ) -> Result<bool, CudaError> {
-        let [a, b, d] = [call.a, call.b, call.d].map(|view| view.address());
-        let at = Addresses { a, b, d };
-        let [m, n, k] = call.size;
-        let key = Key {
-            m,
-            n,
-            k,
-            transposed: call.transposed,
-            input: same_type(call.a, call.b)?,
-            output: call.d.dtype(),
-            epilogue,
-            accumulate: call.accumulate,
-            alignments: product::alignments(at),
-        };
-        let address = |view: Option<View>| view.map_or(0, |view| view.address());
-        let extras = Extras { bias: address(bias), kept: address(kept) };
-        // The kept values must be aligned like the result; cuBLASLt does not look at their address itself.
-        if !(extras.bias | extras.kept).is_multiple_of(product::ALIGNMENT.into()) {
-            return Ok(false);
-        }
+    /// Enqueues an operation in one of its ways: the fastest if products are tuned, else the first that there is.
+    fn run(&self, mut ways: Vec<Way>) -> Result<(), CudaError> {
+        ways.retain(Way::is_aligned);
+        let keys = ways.iter().map(Way::key).collect::<Result<Vec<_>, _>>()?;
         let State { products, store } = &mut *self.state.borrow_mut();
-        let product = match products.entry(key) {
+        let product = match products.entry(keys) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(unknown) => unknown.insert(self.prepare(&key, extras, store.as_ref())?),
+            Entry::Vacant(unknown) => {
+                let prepared = self.prepare(unknown.key(), &ways, store.as_ref())?;
+                unknown.insert(prepared)
+            }
         };
-        let Some(product) = product else {
-            return Ok(false);
-        };
-        self.enqueue(product, &key, extras, at, store.as_mut())?;
-        Ok(true)
+        self.enqueue(product, &ways, store.as_mut())
     }
 
-    fn prepare(
-        &self,
-        key: &Key,
-        extras: Extras,
-        store: Option<&Store>,
-    ) -> Result<Option<Product>, CudaError> {
+    fn prepare(&self, keys: &[Key], ways: &[Way], store: Option<&Store>) -> Result<Product, CudaError> {
         let tune = self.tuning.get();
-        let stored = store.filter(|_| tune).and_then(|store| store.get(&key.to_string()));
-        Product::new(&self.handle, key, extras, self.workspace.bytes, stored, tune)
+        let stored = store.filter(|_| tune).and_then(|store| store.get(&keys[0].to_string()));
+        let ways: Vec<(Key, Extras)> = keys.iter().copied().zip(ways.iter().map(Way::extras)).collect();
+        Product::new(&self.handle, &ways, self.workspace.bytes, stored, tune)?
+            .ok_or_else(|| CudaError::Unsupported(format!("cuBLASLt has no product {}", keys[0])))
     }
 
     fn enqueue(
         &self,
         product: &mut Product,
-        key: &Key,
-        extras: Extras,
-        at: Addresses,
+        ways: &[Way],
         store: Option<&mut Store>,
     ) -> Result<(), CudaError> {
-        product.set_extras(key, extras)?;
         if let Choice::Trial(trial) = &mut product.choice
             && let Some(fastest) = trial.verdict()?
         {
             product.choice = Choice::Made(fastest);
             if let Some(store) = store {
-                store.put(&key.to_string(), fastest);
+                store.put(&ways[0].key()?.to_string(), fastest);
             }
         }
-        let described = &product.described;
-        // SAFETY: the operation's views were checked against its shape, from which the key was made, and a rank's
-        // memory outlives what is enqueued on its stream.
-        let run = |algorithm: &_| unsafe {
-            described.run(&self.handle, &self.stream, algorithm, at, key.accumulate, self.workspace)
-        };
-        match &mut product.choice {
-            Choice::Made(algorithm) => run(algorithm),
+        let Product { described, choice } = product;
+        let run = |chosen: Chosen| self.run_way(&described[chosen.way], &ways[chosen.way], &chosen.algorithm);
+        match choice {
+            Choice::Made(chosen) => run(*chosen),
             Choice::Trial(trial) => trial.run(&self.stream, run),
         }
+    }
+
+    fn run_way(&self, described: &Described, way: &Way, algorithm: &Algorithm) -> Result<(), CudaError> {
+        described.operation.set_extras(way.epilogue, way.extras(), way.call.size[0])?;
+        let add = way.call.addend.is_some();
+        // SAFETY: the operation's views were checked against its shape, from which the key was made, and a rank's
+        // memory outlives what is enqueued on its stream.
+        unsafe {
+            described.run(&self.handle, &self.stream, algorithm, way.addresses(), add, self.workspace)?;
+        }
+        way.finish.map_or(Ok(()), |finish| finish(&self.launcher))
     }
 }
 

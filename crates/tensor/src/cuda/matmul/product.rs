@@ -1,4 +1,4 @@
-//! One kind of product: its description, and the algorithm that runs it.
+//! One kind of product: the ways to do it, their descriptions, and the algorithm that runs it.
 
 use std::fmt;
 
@@ -42,6 +42,17 @@ impl Epilogue {
     }
 }
 
+/// What is added to the sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Addend {
+    /// Nothing.
+    Nothing,
+    /// What the result holds.
+    Result,
+    /// Another matrix of the result's shape and type.
+    Other,
+}
+
 /// All that decides which algorithm is best. Matrices are column-major: `D[m, n] = A[m, k] · B[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
@@ -59,17 +70,21 @@ pub struct Key {
     pub output: DType,
     /// What happens to finished sums.
     pub epilogue: Epilogue,
-    /// Add to D.
-    pub accumulate: bool,
-    /// What the addresses of A, B and D are multiples of, up to [`ALIGNMENT`].
+    /// What is added.
+    pub addend: Addend,
+    /// What the addresses of A, B, and D with what is added are multiples of, up to [`ALIGNMENT`].
     pub alignments: [u32; 3],
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Key { m, n, k, transposed, input, output, epilogue, accumulate, alignments } = self;
+        let Key { m, n, k, transposed, input, output, epilogue, addend, alignments } = self;
         let [a, b] = transposed.map(|yes| if yes { 'T' } else { 'N' });
-        let add = if *accumulate { "+=" } else { "=" };
+        let add = match addend {
+            Addend::Nothing => "=",
+            Addend::Result => "+=",
+            Addend::Other => "+ other =",
+        };
         write!(f, "{a}{b} {m}x{n}x{k} {input:?} {add} {output:?} {epilogue:?} {alignments:?}")
     }
 }
@@ -83,52 +98,69 @@ pub struct Extras {
     pub kept: u64,
 }
 
-/// A product that cuBLASLt can do.
+/// A product that cuBLASLt can do in at least one way.
 #[derive(Debug)]
 pub struct Product {
-    pub(super) described: Described,
+    /// One for each way.
+    pub(super) described: Vec<Described>,
     pub(super) choice: Choice,
 }
 
-/// How a product's algorithm is chosen.
+/// How a product's way and algorithm are chosen.
 #[derive(Debug)]
 pub enum Choice {
-    /// It is.
-    Made(Algorithm),
+    /// They are.
+    Made(Chosen),
     /// Candidates are being timed.
     Trial(Trial),
 }
 
+/// A way to do a product, and the algorithm for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Chosen {
+    /// Index of the way.
+    pub way: usize,
+    /// The algorithm.
+    pub algorithm: Algorithm,
+}
+
 impl Product {
-    /// Prepares a product, or answers `None` if cuBLASLt has no algorithm for it. `stored` is the choice of an
-    /// earlier run; with `tune` several candidates are tried when there is none.
+    /// Prepares a product that can be done in several ways, or answers `None` if cuBLASLt has no algorithm for any.
+    /// `stored` is the choice of an earlier run; with `tune` candidates of all ways are tried when there is none,
+    /// otherwise the first way that there is an algorithm for is taken.
     pub fn new(
         handle: &Handle,
-        key: &Key,
-        extras: Extras,
+        ways: &[(Key, Extras)],
         workspace_bytes: u64,
-        stored: Option<Algorithm>,
+        stored: Option<Chosen>,
         tune: bool,
     ) -> Result<Option<Self>, CudaError> {
-        let described = describe(key, extras)?;
-        if let Some(algorithm) = stored
-            && described.accepts(handle, &algorithm, workspace_bytes)
+        let described =
+            ways.iter().map(|(key, extras)| describe(key, *extras)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(chosen) = stored
+            && described
+                .get(chosen.way)
+                .is_some_and(|way| way.accepts(handle, &chosen.algorithm, workspace_bytes))
         {
-            return Ok(Some(Product { described, choice: Choice::Made(algorithm) }));
+            return Ok(Some(Product { described, choice: Choice::Made(chosen) }));
         }
-        let count = if tune { CANDIDATES } else { 1 };
-        let candidates = described.candidates(handle, workspace_bytes, key.alignments, count)?;
+        let mut candidates = Vec::new();
+        for (way, (described, (key, _))) in described.iter().zip(ways).enumerate() {
+            let count = match (tune, way) {
+                (true, 0) => CANDIDATES,
+                (true, _) => CANDIDATES / 2,
+                (false, _) if candidates.is_empty() => 1,
+                (false, _) => break,
+            };
+            let found = described.candidates(handle, workspace_bytes, key.alignments, count)?;
+            candidates.extend(found.into_iter().map(|algorithm| Chosen { way, algorithm }));
+        }
         let choice = match *candidates {
             [] => return Ok(None),
             [only] => Choice::Made(only),
             _ => Choice::Trial(Trial::new(candidates)),
         };
         Ok(Some(Product { described, choice }))
-    }
-
-    /// Sets the addresses that belong to the operation.
-    pub fn set_extras(&self, key: &Key, extras: Extras) -> Result<(), CudaError> {
-        set_extras(&self.described.operation, key, extras)
     }
 }
 
@@ -143,18 +175,26 @@ fn describe(key: &Key, extras: Extras) -> Result<Described, CudaError> {
         b: matrix(key.k, key.n, key.transposed[1], key.input)?,
         d: matrix(key.m, key.n, false, key.output)?,
     };
-    set_extras(&described.operation, key, extras)?;
+    described.operation.set_extras(key.epilogue, extras, key.m)?;
     Ok(described)
 }
 
-fn set_extras(operation: &Operation, key: &Key, extras: Extras) -> Result<(), CudaError> {
-    if matches!(key.epilogue, Epilogue::Bias | Epilogue::BiasGelu) {
-        operation.set_bias(extras.bias)?;
+impl Operation {
+    /// Sets the addresses that an epilogue needs, for a result of `rows`.
+    pub(super) fn set_extras(
+        &self,
+        epilogue: Epilogue,
+        extras: Extras,
+        rows: usize,
+    ) -> Result<(), CudaError> {
+        if matches!(epilogue, Epilogue::Bias | Epilogue::BiasGelu) {
+            self.set_bias(extras.bias)?;
+        }
+        if matches!(epilogue, Epilogue::Gelu | Epilogue::BiasGelu | Epilogue::GeluDerivative) {
+            self.set_kept(extras.kept, rows)?;
+        }
+        Ok(())
     }
-    if matches!(key.epilogue, Epilogue::Gelu | Epilogue::BiasGelu | Epilogue::GeluDerivative) {
-        operation.set_kept(extras.kept, key.m)?;
-    }
-    Ok(())
 }
 
 /// The alignments of a key.

@@ -1,4 +1,5 @@
-//! Choices of earlier runs, in one text file per card and cuBLASLt version: a line for each product.
+//! Choices of earlier runs, in one text file per card and cuBLASLt version: a line for each product, with the way and
+//! the words of the algorithm.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -7,13 +8,14 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::library::Algorithm;
+use super::product::Chosen;
 use crate::cuda::cache;
 
 /// Algorithms that were found to be the fastest.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
-    choices: HashMap<String, Algorithm>,
+    choices: HashMap<String, Chosen>,
 }
 
 impl Store {
@@ -29,34 +31,36 @@ impl Store {
     }
 
     /// The choice for a product.
-    pub fn get(&self, key: &str) -> Option<Algorithm> {
+    pub fn get(&self, key: &str) -> Option<Chosen> {
         self.choices.get(key).copied()
     }
 
     /// Keeps a choice. Ranks append whole lines to the same file; that it cannot be written is no failure.
-    pub fn put(&mut self, key: &str, algorithm: Algorithm) {
-        let line = format!("{}\n", line(key, &algorithm));
-        self.choices.insert(key.to_owned(), algorithm);
+    pub fn put(&mut self, key: &str, chosen: Chosen) {
+        let line = format!("{}\n", line(key, &chosen));
+        self.choices.insert(key.to_owned(), chosen);
         let folder = self.path.parent().map_or(Ok(()), fs::create_dir_all);
         let file = folder.and_then(|()| OpenOptions::new().create(true).append(true).open(&self.path));
         let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
     }
 }
 
-fn line(key: &str, algorithm: &Algorithm) -> String {
-    let mut line = format!("{key}:");
-    for word in algorithm.data {
+fn line(key: &str, chosen: &Chosen) -> String {
+    let mut line = format!("{key}: {}", chosen.way);
+    for word in chosen.algorithm.data {
         let _ = write!(line, " {word:x}");
     }
     line
 }
 
 /// The inverse of [`line`]; lines that were cut short are none.
-fn parse(line: &str) -> Option<(String, Algorithm)> {
-    let (key, words) = line.rsplit_once(':')?;
+fn parse(line: &str) -> Option<(String, Chosen)> {
+    let (key, rest) = line.rsplit_once(':')?;
+    let (way, words) = rest.trim_start().split_once(' ')?;
     let words = words.split_whitespace().map(|word| u64::from_str_radix(word, 16));
     let words = words.collect::<Result<Vec<_>, _>>().ok()?;
-    Some((key.to_owned(), Algorithm { data: words.try_into().ok()? }))
+    let algorithm = Algorithm { data: words.try_into().ok()? };
+    Some((key.to_owned(), Chosen { way: way.parse().ok()?, algorithm }))
 }
 
 #[cfg(test)]
@@ -68,10 +72,15 @@ mod tests {
         let path = std::env::temp_dir().join(format!("kintsugi-products-{}.txt", std::process::id()));
         let _ = fs::remove_file(&path);
         let algorithm = Algorithm { data: [0, 1, 2, 3, 4, 5, 6, u64::MAX] };
-        Store::at(&path).put("NN 1x2x3 [16, 16, 16]", algorithm);
-        OpenOptions::new().append(true).open(&path).and_then(|mut f| f.write_all(b"TN 4x5x6: 1 2")).unwrap();
+        Store::at(&path).put("NN 1x2x3 [16, 16, 16]", Chosen { way: 1, algorithm });
+        OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .and_then(|mut f| f.write_all(b"TN 4x5x6: 0 1 2"))
+            .unwrap();
         let store = Store::at(&path);
-        assert_eq!(store.get("NN 1x2x3 [16, 16, 16]").map(|a| a.data), Some(algorithm.data));
+        let found = store.get("NN 1x2x3 [16, 16, 16]");
+        assert_eq!(found.map(|chosen| (chosen.way, chosen.algorithm.data)), Some((1, algorithm.data)));
         assert!(store.get("TN 4x5x6").is_none());
         fs::remove_file(&path).unwrap();
     }

@@ -1,4 +1,5 @@
 //! Finding the fastest algorithm on real work: while a product is on trial, each call runs the next candidate.
+//! Candidates differ in the algorithm, and in what is left to a kernel of ours, whose time counts.
 //!
 //! Nothing is computed twice and no result is disturbed, products that add to their output included; the data, the
 //! factor of the output and the temperature of the card are those of training.
@@ -8,7 +9,7 @@ use std::collections::VecDeque;
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, result};
 
-use super::library::Algorithm;
+use super::product::Chosen;
 use crate::cuda::error::CudaError;
 use crate::cuda::stream::Stream;
 
@@ -25,7 +26,7 @@ pub struct Trial {
 
 #[derive(Debug)]
 struct Candidate {
-    algorithm: Algorithm,
+    chosen: Chosen,
     runs: usize,
     shortest: f32,
 }
@@ -40,9 +41,9 @@ struct Timing {
 
 impl Trial {
     /// A trial of at least one candidate.
-    pub fn new(candidates: Vec<Algorithm>) -> Self {
+    pub fn new(candidates: Vec<Chosen>) -> Self {
         assert!(!candidates.is_empty(), "a trial of nothing");
-        let candidate = |algorithm| Candidate { algorithm, runs: 0, shortest: f32::INFINITY };
+        let candidate = |chosen| Candidate { chosen, runs: 0, shortest: f32::INFINITY };
         let candidates = candidates.into_iter().map(candidate).collect();
         Trial { candidates, next: 0, running: VecDeque::new() }
     }
@@ -51,14 +52,14 @@ impl Trial {
     pub fn run(
         &mut self,
         stream: &Stream,
-        product: impl Fn(&Algorithm) -> Result<(), CudaError>,
+        product: impl Fn(Chosen) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         let event = || stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
         let (start, end) = (event()?, event()?);
         record(&start, stream)?;
         let candidate = loop {
             let candidate = self.next % self.candidates.len();
-            match product(&self.candidates[candidate].algorithm) {
+            match product(self.candidates[candidate].chosen) {
                 Ok(()) => break candidate,
                 Err(error) if self.candidates.len() == 1 => return Err(error),
                 Err(_) => self.drop_out(candidate),
@@ -77,7 +78,7 @@ impl Trial {
     }
 
     /// The fastest candidate, once every one has been timed often enough. Never waits.
-    pub fn verdict(&mut self) -> Result<Option<Algorithm>, CudaError> {
+    pub fn verdict(&mut self) -> Result<Option<Chosen>, CudaError> {
         while let Some(timing) = self.running.front() {
             if !timing.end.try_is_complete()? {
                 break;
@@ -95,12 +96,12 @@ impl Trial {
         *shortest = shortest.min(taken);
     }
 
-    fn fastest(&self) -> Option<Algorithm> {
+    fn fastest(&self) -> Option<Chosen> {
         if self.candidates.iter().any(|candidate| candidate.runs < ROUNDS) {
             return None;
         }
         let fastest = self.candidates.iter().min_by(|a, b| a.shortest.total_cmp(&b.shortest));
-        fastest.map(|candidate| candidate.algorithm)
+        fastest.map(|candidate| candidate.chosen)
     }
 }
 
@@ -112,18 +113,19 @@ fn record(event: &CudaEvent, stream: &Stream) -> Result<(), CudaError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::library::Algorithm;
     use super::*;
 
     #[test]
     fn the_shortest_run_decides_when_all_have_run_often_enough() {
-        let algorithms = [1, 2].map(|word| Algorithm { data: [word; 8] });
-        let mut trial = Trial::new(algorithms.to_vec());
+        let chosen = |way| Chosen { way, algorithm: Algorithm { data: [0; 8] } };
+        let mut trial = Trial::new(vec![chosen(1), chosen(2)]);
         for taken in [[9.0, 2.0], [1.0, 2.0], [4.0, 2.0]] {
             assert!(trial.fastest().is_none(), "a verdict before the last round");
             (0..2).for_each(|candidate| trial.timed(candidate, taken[candidate]));
         }
-        assert_eq!(trial.fastest().map(|algorithm| algorithm.data), Some([1; 8]));
+        assert_eq!(trial.fastest().map(|chosen| chosen.way), Some(1));
         trial.drop_out(0);
-        assert_eq!(trial.fastest().map(|algorithm| algorithm.data), Some([2; 8]));
+        assert_eq!(trial.fastest().map(|chosen| chosen.way), Some(2));
     }
 }
