@@ -48,6 +48,8 @@ const SETS: &[&[&str]] = &[
     &["model.vocab=100"],
     &["model.family=llama", "model.head_dim=31"],
     &["model.rotary_fraction=0.5"],
+    &["model.positions=63"],
+    &["model.parallel_residual=true"],
     &["model.family=neox", "model.rotary_fraction=1.5"],
     &["model.activation=swiglu"],
     &["model.norm_eps=0"],

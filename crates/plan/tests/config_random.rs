@@ -15,6 +15,8 @@ const KEYS: &[(&str, &[&str])] = &[
     ("model.ffn", &NUMBERS),
     ("model.vocab", &NUMBERS),
     ("model.vocab_multiple", &NUMBERS),
+    ("model.positions", &NUMBERS),
+    ("model.parallel_residual", &["true", "false"]),
     ("batch.sequence", &NUMBERS),
     ("batch.micro", &NUMBERS),
     ("batch.global", &NUMBERS),

@@ -8,7 +8,7 @@ use super::raw::RawModel;
 /// The vocabulary of the demo corpus.
 pub const DEMO_VOCAB: usize = 128;
 
-/// The model. Learned positions cover `sequence` tokens.
+/// The model. It is made for samples of `sequence` tokens, or longer ones where that is asked for.
 pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, ConfigError> {
     if let Some(folder) = &raw.init {
         return Err(invalid("model.init", format!("\"{folder}\""), "is not available yet; leave it out"));
@@ -29,8 +29,9 @@ pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, Conf
         ffn: within("model.ffn", raw.ffn.unwrap_or_else(|| default_ffn(family, hidden)), 1..=1 << 22)?,
         vocab: within("model.vocab", required("model.vocab", raw.vocab)?, 2..=1 << 24)?,
         vocab_multiple: within("model.vocab_multiple", raw.vocab_multiple.unwrap_or(1), 1..=1 << 20)?,
-        positions: sequence,
+        positions: positions(raw.positions, family, sequence)?,
         tied: raw.tied.unwrap_or(family == Family::Gpt),
+        parallel_residual: parallel_residual(raw.parallel_residual, family)?,
         activation: activation(raw.activation, family)?,
         norm_eps: between("model.norm_eps", raw.norm_eps.unwrap_or(1e-5), 1e-30..=1.0)?,
         rotary_base: between("model.rotary_base", raw.rotary_base.unwrap_or(10000.0), 1.0..=1e12)?,
@@ -74,6 +75,25 @@ fn default_ffn(family: Family, hidden: usize) -> usize {
         Family::Gpt | Family::Neox => 4 * hidden,
         Family::Llama => (8 * hidden).div_ceil(3).next_multiple_of(256),
     }
+}
+
+/// Learned positions cannot be exceeded; others only say what the model is made for.
+fn positions(raw: Option<usize>, family: Family, sequence: usize) -> Result<usize, ConfigError> {
+    let positions = within("model.positions", raw.unwrap_or(sequence.max(1)), 1..=1 << 24)?;
+    if family == Family::Gpt && sequence > positions {
+        let rule = format!("is less than batch.sequence = {sequence}, and learned positions cannot be exceeded");
+        return Err(invalid("model.positions", positions, rule));
+    }
+    Ok(positions.max(sequence))
+}
+
+fn parallel_residual(raw: Option<bool>, family: Family) -> Result<bool, ConfigError> {
+    let usual = family == Family::Neox;
+    if raw == Some(true) && !usual {
+        let rule = "needs model.family = \"neox\"; the others add attention before the MLP";
+        return Err(invalid("model.parallel_residual", true, rule));
+    }
+    Ok(raw.unwrap_or(usual))
 }
 
 fn activation(raw: Option<Activation>, family: Family) -> Result<Activation, ConfigError> {
