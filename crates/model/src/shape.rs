@@ -87,7 +87,7 @@ impl Shape {
     /// Columns of the first MLP product: gate and up for SwiGLU.
     pub fn mlp_in_width(&self) -> usize {
         match self.activation {
-            Activation::Gelu => self.ffn,
+            Activation::Gelu | Activation::ExactGelu => self.ffn,
             Activation::Swiglu => 2 * self.ffn,
         }
     }

@@ -20,6 +20,9 @@ pub enum Family {
 pub enum Activation {
     /// GELU in its tanh form, one input matrix.
     Gelu,
+    /// GELU by the error function, one input matrix.
+    #[serde(rename = "gelu-exact")]
+    ExactGelu,
     /// SwiGLU: `silu(gate) * up`, two input matrices.
     Swiglu,
 }

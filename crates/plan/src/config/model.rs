@@ -10,9 +10,6 @@ pub const DEMO_VOCAB: usize = 128;
 
 /// The model. It is made for samples of `sequence` tokens, or longer ones where that is asked for.
 pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, ConfigError> {
-    if let Some(folder) = &raw.init {
-        return Err(invalid("model.init", format!("\"{folder}\""), "is not available yet; leave it out"));
-    }
     let family = raw.family.unwrap_or(Family::Gpt);
     // The bounds lie beyond any model and keep products of sizes from overflowing.
     let layers = within("model.layers", required("model.layers", raw.layers)?, 1..=1 << 14)?;
@@ -100,7 +97,7 @@ fn activation(raw: Option<Activation>, family: Family) -> Result<Activation, Con
     let usual = if family == Family::Llama { Activation::Swiglu } else { Activation::Gelu };
     match raw {
         Some(Activation::Swiglu) if usual == Activation::Gelu => {
-            let rule = "needs model.family = \"llama\"; the others have \"gelu\"";
+            let rule = "needs model.family = \"llama\"; the others have \"gelu\" or \"gelu-exact\"";
             Err(invalid("model.activation", "\"swiglu\"", rule))
         }
         other => Ok(other.unwrap_or(usual)),
