@@ -125,7 +125,6 @@ const SETS: &[&[&str]] = &[
     &["sharding.quantize_weights=int8"],
     &["sharding.quantize_gradients=int4"],
     &["sharding.secondary=node"],
-    &["model.init=weights/gpt2"],
     &["data.source=tokens.bin"],
     &["data.tokenizer=gpt2"],
     &["cluster.price=2.5"],

@@ -17,6 +17,8 @@ const KEYS: &[(&str, &[&str])] = &[
     ("model.vocab_multiple", &NUMBERS),
     ("model.positions", &NUMBERS),
     ("model.parallel_residual", &["true", "false"]),
+    ("model.activation", &["gelu", "gelu-exact", "swiglu"]),
+    ("model.init", &["weights/gpt2"]),
     ("batch.sequence", &NUMBERS),
     ("batch.micro", &NUMBERS),
     ("batch.global", &NUMBERS),
