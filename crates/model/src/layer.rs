@@ -1,11 +1,10 @@
 //! A transformer layer: norms, attention, MLP and residuals.
 //!
-//! `gpt` and `llama` add attention to the stream and then the MLP of the sum; `neox` adds both at once, from the
-//! same input, which needs one reduction over tp instead of two.
+//! In turn, attention is added to the stream and then the MLP of the sum; in parallel, as GPT-NeoX does, both are added
+//! at once, from the same input, which needs one reduction over tp instead of two.
 
 use kintsugi_plan::parameters::Slot;
 use kintsugi_plan::{Part, Recompute};
-use kintsugi_spec::Family;
 use kintsugi_tensor::ops::{ColumnSum, NormBackward};
 use kintsugi_tensor::{Buffer, View};
 
@@ -62,7 +61,7 @@ pub fn rebuild(ctx: &Context, x: Buffer, w: &Weights) -> Saved {
 }
 
 fn run(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, Saved) {
-    if ctx.shape.family == Family::Neox { parallel(ctx, x, w, output) } else { sequential(ctx, x, w, output) }
+    if ctx.shape.parallel_residual { parallel(ctx, x, w, output) } else { sequential(ctx, x, w, output) }
 }
 
 /// `middle = x + attention(norm(x))`, `y = middle + mlp(norm(middle))`.

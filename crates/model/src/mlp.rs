@@ -1,4 +1,6 @@
 //! The MLP between its norm and the residual: column-parallel in, GELU or SwiGLU, row-parallel out.
+//!
+//! GELU in its tanh form is part of the first product; the others follow it.
 
 use kintsugi_plan::parameters::Slot;
 use kintsugi_plan::{Part, Recompute};
@@ -48,7 +50,7 @@ pub(crate) fn forward(
         outputs: shape.mlp_in_width(),
     });
     if !gelu {
-        ctx.backend.swiglu(Swiglu { x: pre.view(), out: act.view(), rows: shape.rows, width: shape.ffn });
+        activate_into(ctx, pre.view(), act.view());
     }
     let weight = w.get(Slot::MlpOutWeight);
     let end = ending.map(|ending| ending.project(ctx, act.view(), weight, shape.ffn));
@@ -115,33 +117,44 @@ fn input_gradient(ctx: &Context, dy: View, pre: Buffer, w: &Weights) -> Buffer {
         inputs: shape.ffn,
         outputs: shape.hidden,
     });
-    if gelu {
-        return dact;
+    match shape.activation {
+        Activation::Gelu => dact,
+        Activation::ExactGelu => {
+            ctx.backend.exact_gelu_backward(pre.view(), dact.view());
+            dact
+        }
+        Activation::Swiglu => {
+            ctx.backend.swiglu_backward(SwigluBackward {
+                dout: dact.view(),
+                x: pre.view(),
+                dx: pre.view(),
+                rows: shape.rows,
+                width: shape.ffn,
+            });
+            pre
+        }
     }
-    ctx.backend.swiglu_backward(SwigluBackward {
-        dout: dact.view(),
-        x: pre.view(),
-        dx: pre.view(),
-        rows: shape.rows,
-        width: shape.ffn,
-    });
-    pre
 }
 
 /// The activation again, from what was kept.
 fn activate(ctx: &Context, pre: View) -> Buffer {
-    let (rows, width) = (ctx.shape.rows, ctx.shape.ffn);
-    let act = ctx.activation(rows * width);
-    match ctx.shape.activation {
-        Activation::Gelu => ctx.backend.gelu(pre, act.view()),
-        Activation::Swiglu => ctx.backend.swiglu(Swiglu { x: pre, out: act.view(), rows, width }),
-    }
+    let act = ctx.activation(ctx.shape.rows * ctx.shape.ffn);
+    activate_into(ctx, pre, act.view());
     act
+}
+
+fn activate_into(ctx: &Context, pre: View, act: View) {
+    let (rows, width) = (ctx.shape.rows, ctx.shape.ffn);
+    match ctx.shape.activation {
+        Activation::Gelu => ctx.backend.gelu(pre, act),
+        Activation::ExactGelu => ctx.backend.exact_gelu(pre, act),
+        Activation::Swiglu => ctx.backend.swiglu(Swiglu { x: pre, out: act, rows, width }),
+    }
 }
 
 fn in_weight<'a>(ctx: &Context, w: &Weights<'a>) -> View<'a> {
     match ctx.shape.activation {
-        Activation::Gelu => w.get(Slot::MlpInWeight),
+        Activation::Gelu | Activation::ExactGelu => w.get(Slot::MlpInWeight),
         Activation::Swiglu => w.span(Slot::MlpGateWeight, Slot::MlpInWeight),
     }
 }
@@ -163,7 +176,7 @@ fn in_weight_gradient(ctx: &Context, x: View, dpre: View, g: &Gradients) {
         dy: dpre,
         x,
         dweight: match ctx.shape.activation {
-            Activation::Gelu => g.get(Slot::MlpInWeight),
+            Activation::Gelu | Activation::ExactGelu => g.get(Slot::MlpInWeight),
             Activation::Swiglu => g.span(Slot::MlpGateWeight, Slot::MlpInWeight),
         },
         dbias: g.find(Slot::MlpInBias),

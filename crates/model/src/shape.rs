@@ -8,8 +8,8 @@ use kintsugi_tensor::ops::AttentionShape;
 /// What every block of a rank needs to know: this rank's sizes, and how the plan wants things done.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Architecture.
-    pub family: Family,
+    /// Whether attention and MLP both start from the layer's input.
+    pub parallel_residual: bool,
     /// MLP non-linearity.
     pub activation: Activation,
     /// Tokens of a micro-batch.
@@ -56,7 +56,7 @@ impl Shape {
         let first_token = part * vocab;
         let sequence_parallel = plan.sequence_parallel && tp > 1;
         Shape {
-            family: model.family,
+            parallel_residual: model.parallel_residual,
             activation: model.activation,
             rows: plan.rows(),
             own_rows: if sequence_parallel { plan.rows() / tp } else { plan.rows() },
@@ -87,7 +87,7 @@ impl Shape {
     /// Columns of the first MLP product: gate and up for SwiGLU.
     pub fn mlp_in_width(&self) -> usize {
         match self.activation {
-            Activation::Gelu => self.ffn,
+            Activation::Gelu | Activation::ExactGelu => self.ffn,
             Activation::Swiglu => 2 * self.ffn,
         }
     }

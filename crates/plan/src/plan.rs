@@ -12,6 +12,8 @@ use crate::{Axis, Block, Mesh, Unit};
 pub struct Plan {
     /// The model.
     pub model: ModelSpec,
+    /// The folder of weights to start from; without one they are random.
+    pub init: Option<PathBuf>,
     /// Batch sizes.
     pub batch: Batch,
     /// The grid of ranks.

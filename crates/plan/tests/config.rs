@@ -1,8 +1,8 @@
 //! Configurations that are right: what they resolve to, and that a plan written out resolves to itself.
 
-use kintsugi_plan::config::{resolve, resolve_without};
+use kintsugi_plan::config::{self, resolve, resolve_without};
 use kintsugi_plan::{Mesh, Plan, ScheduleKind, Unit, When};
-use kintsugi_spec::presets;
+use kintsugi_spec::{ModelSpec, presets};
 
 fn plan(text: &str, sets: &[&str]) -> Plan {
     let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
@@ -164,4 +164,35 @@ fn a_family_fills_in_its_own_shape() {
     assert_eq!((neox.ffn, neox.rotary_dims()), (16384, 32));
     let free = plan(text, &["batch.sequence=128", "model.hidden=100", "model.head_dim=64"]).model;
     assert_eq!((free.hidden, free.head_dim), (100, 64));
+}
+
+#[test]
+fn a_folder_of_weights_brings_its_model() {
+    let sets = |sets: &[&str]| sets.iter().map(ToString::to_string).collect::<Vec<String>>();
+    let file = "model = { init = 'weights', vocab_multiple = 64 }\nbatch = { sequence = 32 }";
+    assert_eq!(config::init(Some(file), "f", &[]), Ok(Some("weights".into())));
+    assert_eq!(config::init(None, "", &[]), Ok(None));
+
+    let held = resolve(Some("model = { preset = 'llama2-7b', layers = 3 }"), "held", &[]).unwrap().model;
+    let with = |file: Option<&str>, more: &[&str]| {
+        let text = config::with_model_of_init(file, "f", &sets(more), &held)?;
+        resolve(Some(&text), "f", &sets(more))
+    };
+    let plan = with(Some(file), &["model.layers=3"]).unwrap();
+    assert_eq!(plan.model, ModelSpec { name: "custom".into(), vocab_multiple: 64, ..held.clone() });
+    assert_eq!((plan.batch.sequence, plan.init), (32, Some("weights".into())));
+
+    // Without a file the demo's model gives way, and the rest of the demo stays.
+    let plan = with(None, &["model.init=weights", "model.positions=100"]).unwrap();
+    assert_eq!((plan.model.layers, plan.model.positions, plan.mesh.ranks()), (3, 100, 8));
+
+    let refused = |more: &[&str]| with(Some(file), more).unwrap_err().to_string();
+    assert_eq!(
+        refused(&["model.hidden=64"]),
+        "model.hidden = 64 is not what model.init holds, which is 4096; leave it out"
+    );
+    assert_eq!(
+        refused(&["model.preset=gpt2-124m"]),
+        "model.family = \"gpt\" is not what model.init holds, which is \"llama\"; leave it out"
+    );
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum Family {
     /// GPT-2 and GPT-3: learned positions, LayerNorm, GELU, biases.
     Gpt,
-    /// GPT-NeoX: partial rotary positions, attention and MLP in parallel, biases.
+    /// GPT-NeoX: partial rotary positions, attention and MLP in parallel or in turn, biases.
     Neox,
     /// Llama: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
     Llama,
@@ -20,6 +20,9 @@ pub enum Family {
 pub enum Activation {
     /// GELU in its tanh form, one input matrix.
     Gelu,
+    /// GELU by the error function, one input matrix.
+    #[serde(rename = "gelu-exact")]
+    ExactGelu,
     /// SwiGLU: `silu(gate) * up`, two input matrices.
     Swiglu,
 }
@@ -47,10 +50,12 @@ pub struct ModelSpec {
     pub vocab: usize,
     /// The padded vocabulary is a multiple of this times tp.
     pub vocab_multiple: usize,
-    /// Longest sequence the learned positions cover (`gpt` only; set from `batch.sequence`).
+    /// Longest sequence the model is made for: what the learned positions cover (`gpt`), else only a note.
     pub positions: usize,
     /// Whether the output matrix is the token table.
     pub tied: bool,
+    /// Whether attention and MLP both start from the layer's input (`neox` only).
+    pub parallel_residual: bool,
     /// MLP non-linearity.
     pub activation: Activation,
     /// Epsilon inside the norms.

@@ -68,6 +68,10 @@ pub trait Backend {
     }
     /// `to = GELU(from)`, tanh form: recomputes an activation from what was kept.
     fn gelu(&self, from: View, to: View);
+    /// `to = GELU(from)`, by the error function.
+    fn exact_gelu(&self, from: View, to: View);
+    /// `d = d ∘ GELU'(from)`, by the error function.
+    fn exact_gelu_backward(&self, from: View, d: View);
 
     /// See [`Linear`].
     fn linear(&self, op: Linear);

@@ -18,10 +18,12 @@ const CONFIG: &str = "
     batch = { sequence = 150, micro = 2, global = 4 }
 ";
 
-/// The three families, grouped heads in two of them, and Llama's norms with the other activation.
-pub const MODELS: [&[&str]; 4] = [
+/// The three families, grouped heads in two of them, both of GPT-NeoX's residuals and of GELU's forms, and Llama's norms with the other
+/// activation.
+pub const MODELS: [&[&str]; 5] = [
     &["model.family=gpt"],
     &["model.family=neox", "model.kv_heads=2"],
+    &["model.family=neox", "model.parallel_residual=false", "model.activation=gelu-exact"],
     &["model.family=llama", "model.kv_heads=2"],
     &["model.family=llama", "model.activation=gelu"],
 ];

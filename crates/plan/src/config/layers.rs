@@ -83,7 +83,7 @@ fn preset_layer(given: &RawConfig) -> Result<Table, ConfigError> {
     Ok(layer)
 }
 
-fn parse(text: &str, file: &str) -> Result<Table, ConfigError> {
+pub(super) fn parse(text: &str, file: &str) -> Result<Table, ConfigError> {
     toml::from_str(text).map_err(|error: toml::de::Error| {
         let before = error.span().map_or("", |span| &text[..span.start]);
         ConfigError::Syntax {

@@ -7,6 +7,7 @@ mod cluster;
 mod deserialize;
 mod error;
 mod framework;
+mod init;
 mod layers;
 mod mesh;
 mod model;
@@ -18,6 +19,7 @@ mod words;
 mod write;
 
 pub use error::ConfigError;
+pub use init::{init, with_model_of_init};
 pub use model::DEMO_VOCAB;
 
 use crate::{Batch, Plan};
@@ -64,6 +66,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
         data: training::data(&raw.data)?,
         run: training::run(&raw.run)?,
         framework: framework::resolve(&raw.framework)?,
+        init: raw.model.init.as_ref().map(Into::into),
         model,
         batch,
         mesh,

@@ -8,11 +8,8 @@ use super::raw::RawModel;
 /// The vocabulary of the demo corpus.
 pub const DEMO_VOCAB: usize = 128;
 
-/// The model. Learned positions cover `sequence` tokens.
+/// The model. It is made for samples of `sequence` tokens, or longer ones where that is asked for.
 pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, ConfigError> {
-    if let Some(folder) = &raw.init {
-        return Err(invalid("model.init", format!("\"{folder}\""), "is not available yet; leave it out"));
-    }
     let family = raw.family.unwrap_or(Family::Gpt);
     // The bounds lie beyond any model and keep products of sizes from overflowing.
     let layers = within("model.layers", required("model.layers", raw.layers)?, 1..=1 << 14)?;
@@ -29,8 +26,9 @@ pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, Conf
         ffn: within("model.ffn", raw.ffn.unwrap_or_else(|| default_ffn(family, hidden)), 1..=1 << 22)?,
         vocab: within("model.vocab", required("model.vocab", raw.vocab)?, 2..=1 << 24)?,
         vocab_multiple: within("model.vocab_multiple", raw.vocab_multiple.unwrap_or(1), 1..=1 << 20)?,
-        positions: sequence,
+        positions: positions(raw.positions, family, sequence)?,
         tied: raw.tied.unwrap_or(family == Family::Gpt),
+        parallel_residual: parallel_residual(raw.parallel_residual, family)?,
         activation: activation(raw.activation, family)?,
         norm_eps: between("model.norm_eps", raw.norm_eps.unwrap_or(1e-5), 1e-30..=1.0)?,
         rotary_base: between("model.rotary_base", raw.rotary_base.unwrap_or(10000.0), 1.0..=1e12)?,
@@ -76,11 +74,30 @@ fn default_ffn(family: Family, hidden: usize) -> usize {
     }
 }
 
+/// Learned positions cannot be exceeded; others only say what the model is made for.
+fn positions(raw: Option<usize>, family: Family, sequence: usize) -> Result<usize, ConfigError> {
+    let positions = within("model.positions", raw.unwrap_or(sequence.max(1)), 1..=1 << 24)?;
+    if family == Family::Gpt && sequence > positions {
+        let rule = format!("is less than batch.sequence = {sequence}, and learned positions cannot be exceeded");
+        return Err(invalid("model.positions", positions, rule));
+    }
+    Ok(positions.max(sequence))
+}
+
+fn parallel_residual(raw: Option<bool>, family: Family) -> Result<bool, ConfigError> {
+    let usual = family == Family::Neox;
+    if raw == Some(true) && !usual {
+        let rule = "needs model.family = \"neox\"; the others add attention before the MLP";
+        return Err(invalid("model.parallel_residual", true, rule));
+    }
+    Ok(raw.unwrap_or(usual))
+}
+
 fn activation(raw: Option<Activation>, family: Family) -> Result<Activation, ConfigError> {
     let usual = if family == Family::Llama { Activation::Swiglu } else { Activation::Gelu };
     match raw {
         Some(Activation::Swiglu) if usual == Activation::Gelu => {
-            let rule = "needs model.family = \"llama\"; the others have \"gelu\"";
+            let rule = "needs model.family = \"llama\"; the others have \"gelu\" or \"gelu-exact\"";
             Err(invalid("model.activation", "\"swiglu\"", rule))
         }
         other => Ok(other.unwrap_or(usual)),

@@ -14,7 +14,10 @@ impl Plan {
     /// The TOML text that resolves to this plan, whatever the defaults.
     pub fn to_toml(&self) -> String {
         let raw = RawConfig {
-            model: model(&self.model),
+            model: RawModel {
+                init: self.init.as_ref().map(|folder| folder.display().to_string()),
+                ..model(&self.model)
+            },
             batch: RawBatch {
                 sequence: Some(self.batch.sequence),
                 micro: Some(self.batch.micro),
@@ -41,7 +44,8 @@ fn preset(name: &str) -> Option<String> {
     (name != CUSTOM).then(|| name.to_owned())
 }
 
-fn model(model: &ModelSpec) -> RawModel {
+/// A model, every key given but where its weights come from.
+pub(super) fn model(model: &ModelSpec) -> RawModel {
     RawModel {
         preset: preset(&model.name),
         family: Some(model.family),
@@ -53,7 +57,9 @@ fn model(model: &ModelSpec) -> RawModel {
         ffn: Some(model.ffn),
         vocab: Some(model.vocab),
         vocab_multiple: Some(model.vocab_multiple),
+        positions: Some(model.positions),
         tied: Some(model.tied),
+        parallel_residual: Some(model.parallel_residual),
         activation: Some(model.activation),
         norm_eps: Some(model.norm_eps),
         rotary_base: Some(model.rotary_base),

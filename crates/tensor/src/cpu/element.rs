@@ -33,6 +33,8 @@ pub trait Real:
     fn mul_add(self, a: Self, b: Self) -> Self;
     /// `eˣ`, written so that loops over it vectorise.
     fn exp(self) -> Self;
+    /// The error function.
+    fn erf(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
     /// Natural logarithm.
@@ -54,7 +56,7 @@ pub trait Element: Copy + Default + Send + Sync + 'static {
 }
 
 macro_rules! real {
-    ($t:ty, $dtype:expr, $exp:expr) => {
+    ($t:ty, $dtype:expr, $exp:expr, $erf:expr) => {
         impl Real for $t {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -74,6 +76,10 @@ macro_rules! real {
             #[inline(always)]
             fn exp(self) -> Self {
                 $exp(self)
+            }
+            #[inline(always)]
+            fn erf(self) -> Self {
+                $erf(self)
             }
             #[inline(always)]
             fn sqrt(self) -> Self {
@@ -103,8 +109,8 @@ macro_rules! real {
     };
 }
 
-real!(f32, DType::F32, exp_f32);
-real!(f64, DType::F64, f64::exp);
+real!(f32, DType::F32, exp_f32, libm::erff);
+real!(f64, DType::F64, f64::exp, libm::erf);
 
 macro_rules! half_width {
     ($t:ty, $dtype:expr, $round:expr) => {

@@ -12,6 +12,7 @@ mod attention;
 mod element;
 mod elementwise;
 mod embedding;
+mod exact_gelu;
 mod gemm;
 mod lanes;
 mod linear;
@@ -189,6 +190,16 @@ impl Backend for CpuBackend {
     fn gelu(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "a GELU between different lengths");
         with_float!(from.dtype(), T => activation::gelu_forward::<T>(self.threads, from, to));
+    }
+
+    fn exact_gelu(&self, from: View, to: View) {
+        assert_eq!(from.len(), to.len(), "a GELU between different lengths");
+        with_float!(from.dtype(), T => exact_gelu::forward::<T>(self.threads, from, to));
+    }
+
+    fn exact_gelu_backward(&self, from: View, d: View) {
+        assert_eq!(from.len(), d.len(), "a GELU between different lengths");
+        with_float!(from.dtype(), T => exact_gelu::backward::<T>(self.threads, from, d));
     }
 
     fn linear(&self, op: Linear) {

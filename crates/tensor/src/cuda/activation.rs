@@ -11,8 +11,23 @@ const MOST_THREADS: usize = 256;
 
 /// `to = GELU(from)`.
 pub(super) fn gelu(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError> {
+    flat(launcher, "gelu", from, to)
+}
+
+/// `to = GELU(from)`, by the error function.
+pub(super) fn exact_gelu(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError> {
+    flat(launcher, "exact_gelu", from, to)
+}
+
+/// `d = d ∘ GELU'(from)`, by the error function.
+pub(super) fn exact_gelu_backward(launcher: &Launcher, from: View, d: View) -> Result<(), CudaError> {
+    flat(launcher, "exact_gelu_backward", from, d)
+}
+
+/// A kernel of two views with as many elements.
+fn flat(launcher: &Launcher, kernel: &str, from: View, to: View) -> Result<(), CudaError> {
     let wide = aligned_flat(&[from, to]);
-    let name = format!("gelu_{}", common_suffix(&[from, to])?);
+    let name = format!("{kernel}_{}", common_suffix(&[from, to])?);
     let arguments = [pointer(from), pointer(to), size(to.len()), wide.into()];
     // SAFETY: as the kernel declares; both views have as many elements.
     unsafe { launcher.launch(&ACTIVATION, &name, launcher.flat(to.len(), wide), &arguments) }

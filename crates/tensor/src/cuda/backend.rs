@@ -120,6 +120,16 @@ impl Backend for CudaBackend {
         enqueued(activation::gelu(&self.launcher, from, to));
     }
 
+    fn exact_gelu(&self, from: View, to: View) {
+        assert_eq!(from.len(), to.len(), "a GELU between different lengths");
+        enqueued(activation::exact_gelu(&self.launcher, from, to));
+    }
+
+    fn exact_gelu_backward(&self, from: View, d: View) {
+        assert_eq!(from.len(), d.len(), "a GELU between different lengths");
+        enqueued(activation::exact_gelu_backward(&self.launcher, from, d));
+    }
+
     fn linear(&self, op: Linear) {
         op.check();
         enqueued(self.products.linear(&op));

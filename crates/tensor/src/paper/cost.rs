@@ -14,6 +14,10 @@ use crate::ops::{
 /// Operations of one GELU.
 pub const GELU: usize = 8;
 const GELU_DERIVATIVE: usize = 13;
+/// Operations of one GELU by the error function, which counts as one like an exponential.
+pub const EXACT_GELU: usize = 5;
+/// Operations of the derivative and its product with a gradient.
+pub const EXACT_GELU_DERIVATIVE: usize = 12;
 
 /// A kernel that touches whole views.
 pub fn moved(name: &'static str, flops: usize, views: &[View]) -> Kernel {

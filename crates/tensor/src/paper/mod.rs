@@ -186,6 +186,17 @@ impl Backend for Paper {
         self.record(cost::moved("gelu", cost::GELU * from.len(), &[from, to]));
     }
 
+    fn exact_gelu(&self, from: View, to: View) {
+        assert_eq!(from.len(), to.len(), "a GELU between different lengths");
+        self.record(cost::moved("exact gelu", cost::EXACT_GELU * from.len(), &[from, to]));
+    }
+
+    fn exact_gelu_backward(&self, from: View, d: View) {
+        assert_eq!(from.len(), d.len(), "a GELU between different lengths");
+        let flops = cost::EXACT_GELU_DERIVATIVE * from.len();
+        self.record(cost::moved("exact gelu backward", flops, &[from, d, d]));
+    }
+
     fn attention(&self, op: Attention) {
         op.check();
         self.take_scratch(op.shape, op.qkv.dtype(), &op.saved, false);

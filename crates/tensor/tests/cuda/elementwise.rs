@@ -59,6 +59,21 @@ fn gelu() {
 }
 
 #[test]
+fn exact_gelu_and_its_backward() {
+    let Some(card) = card() else { return };
+    for dtype in COMPUTE {
+        for len in LENGTHS {
+            agree(&card, dtype, &format!("exact GELU of {len}"), |lab| {
+                let (source, to, d) = (lab.input(len, 2), lab.output(len), lab.input(len, 3));
+                lab.backend.exact_gelu(source.view(), to.view());
+                lab.backend.exact_gelu_backward(source.view(), d.view());
+                vec![to, d]
+            });
+        }
+    }
+}
+
+#[test]
 fn swiglu_and_its_backward_also_in_place() {
     let Some(card) = card() else { return };
     for dtype in COMPUTE {
