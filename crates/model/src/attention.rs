@@ -3,11 +3,12 @@
 use kintsugi_plan::parameters::Slot;
 use kintsugi_plan::{AttentionKind, Part};
 use kintsugi_tensor::ops::{
-    Attention, AttentionBackward, AttentionSaved, Linear, LinearBackwardInput, LinearBackwardWeight, Rotary,
+    Attention, AttentionBackward, AttentionSaved, CachedAttention, Linear, LinearBackwardInput,
+    LinearBackwardWeight, Rotary,
 };
 use kintsugi_tensor::{Buffer, View};
 
-use crate::{Context, Gradients, Weights};
+use crate::{Cache, Context, Gradients, Weights};
 
 /// What attention keeps for its backward.
 #[derive(Debug)]
@@ -30,18 +31,8 @@ pub(crate) struct Deferred {
 /// From normed rows to this rank's part of the output, to be summed over tp; without `project` only what is saved.
 pub(crate) fn forward(ctx: &Context, x: View, w: &Weights, project: bool) -> (Option<Buffer>, Saved) {
     let shape = ctx.shape;
-    let qkv = ctx.activation(shape.rows * shape.attention.qkv_width());
-    ctx.backend.linear(Linear {
-        x,
-        weight: w.span(Slot::QueryWeight, Slot::ValueWeight),
-        bias: w.find_span(Slot::QueryBias, Slot::ValueBias),
-        gelu: None,
-        out: qkv.view(),
-        rows: shape.rows,
-        inputs: shape.hidden,
-        outputs: shape.attention.qkv_width(),
-    });
-    rotate(ctx, qkv.view(), false);
+    let qkv = projections(ctx, x, w);
+    rotate(ctx, qkv.view(), None, false);
     let out = ctx.activation(shape.rows * shape.attention_width());
     let softmax = match shape.attention_kind {
         AttentionKind::Flash => ctx.statistics(shape.rows * shape.attention.heads),
@@ -54,14 +45,48 @@ pub(crate) fn forward(ctx: &Context, x: View, w: &Weights, project: bool) -> (Op
         saved: softmax_view(ctx, &saved),
         shape: shape.attention,
     });
-    (project.then(|| output(ctx, &saved, w)), saved)
+    (project.then(|| output(ctx, saved.out.view(), w)), saved)
 }
 
-fn output(ctx: &Context, saved: &Saved, w: &Weights) -> Buffer {
+/// The same for new tokens at `positions`, over what the cache holds of those before them; keeps nothing else.
+pub(crate) fn decode(ctx: &Context, x: View, w: &Weights, cache: &Cache, positions: View) -> Buffer {
+    let shape = ctx.shape;
+    let qkv = projections(ctx, x, w);
+    rotate(ctx, qkv.view(), Some(positions), false);
+    let out = ctx.activation(shape.rows * shape.attention_width());
+    ctx.backend.cached_attention(CachedAttention {
+        qkv: qkv.view(),
+        positions,
+        keys: cache.keys.view(),
+        values: cache.values.view(),
+        out: out.view(),
+        shape: shape.attention,
+        capacity: cache.capacity,
+    });
+    output(ctx, out.view(), w)
+}
+
+fn projections(ctx: &Context, x: View, w: &Weights) -> Buffer {
+    let shape = ctx.shape;
+    let qkv = ctx.activation(shape.rows * shape.attention.qkv_width());
+    ctx.backend.linear(Linear {
+        x,
+        weight: w.span(Slot::QueryWeight, Slot::ValueWeight),
+        bias: w.find_span(Slot::QueryBias, Slot::ValueBias),
+        gelu: None,
+        out: qkv.view(),
+        rows: shape.rows,
+        inputs: shape.hidden,
+        outputs: shape.attention.qkv_width(),
+    });
+    qkv
+}
+
+fn output(ctx: &Context, out: View, w: &Weights) -> Buffer {
     let shape = ctx.shape;
     let partial = ctx.activation(shape.rows * shape.hidden);
     ctx.backend.linear(Linear {
-        x: saved.out.view(),
+        x: out,
         weight: w.get(Slot::AttentionOutWeight),
         bias: None,
         gelu: None,
@@ -110,7 +135,7 @@ pub(crate) fn backward(
     });
     let Saved { qkv, out, softmax } = saved;
     drop((dout, qkv, softmax));
-    rotate(ctx, dqkv.view(), true);
+    rotate(ctx, dqkv.view(), None, true);
     let dx = ctx.activation(shape.rows * shape.hidden);
     ctx.backend.linear_backward_input(LinearBackwardInput {
         dy: dqkv.view(),
@@ -158,11 +183,11 @@ fn qkv_weight_gradient(ctx: &Context, x: View, dqkv: View, g: &Gradients) {
     });
 }
 
-fn rotate(ctx: &Context, qkv: View, inverse: bool) {
+fn rotate(ctx: &Context, qkv: View, positions: Option<View>, inverse: bool) {
     let shape = ctx.shape;
     if shape.rotary_dims > 0 {
         let (dims, base) = (shape.rotary_dims, shape.rotary_base);
-        ctx.backend.rotary(Rotary { qkv, shape: shape.attention, dims, base, inverse });
+        ctx.backend.rotary(Rotary { qkv, shape: shape.attention, dims, base, inverse, positions });
     }
 }
 

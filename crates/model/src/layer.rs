@@ -9,7 +9,7 @@ use kintsugi_tensor::ops::{ColumnSum, NormBackward, Residual};
 use kintsugi_tensor::{Buffer, View};
 
 use crate::context::NormWeights;
-use crate::{Context, Gradients, Weights, attention, mlp};
+use crate::{Cache, Context, Gradients, Weights, attention, mlp};
 
 /// What a layer keeps for its backward.
 #[derive(Debug)]
@@ -57,6 +57,23 @@ pub fn evaluate(ctx: &Context, x: Buffer, w: &Weights) -> (Buffer, Buffer) {
 /// Runs the layer again from its input, for what its backward needs: the output itself is left out.
 pub fn rebuild(ctx: &Context, x: Buffer, w: &Weights) -> Saved {
     run(ctx, x, w, false).1
+}
+
+/// Runs the layer on new tokens at `positions`, over the cache of those before them, and keeps nothing else.
+pub fn decode(ctx: &Context, x: &Buffer, w: &Weights, cache: &Cache, positions: View) -> Buffer {
+    let (normed, _) = norm(ctx, x.view(), attention_norm(w));
+    let attention = attention::decode(ctx, normed.view(), w, cache, positions);
+    let mlp = |x: View| {
+        let (normed, _) = norm(ctx, x, mlp_norm(w));
+        mlp::forward(ctx, normed.view(), w, true).0.expect("the output was asked for")
+    };
+    let biases = [w.find(Slot::AttentionOutBias), w.find(Slot::MlpOutBias)];
+    if ctx.shape.parallel_residual {
+        ctx.backend.add(mlp(x.view()).view(), attention.view());
+        return add_to_stream(ctx, x.view(), attention, biases);
+    }
+    let middle = add_to_stream(ctx, x.view(), attention, [biases[0], None]);
+    add_to_stream(ctx, middle.view(), mlp(middle.view()), [biases[1], None])
 }
 
 fn run(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, Saved) {

@@ -5,11 +5,13 @@
 #![forbid(unsafe_code)]
 
 mod fit;
+mod inference;
 mod predict;
 pub mod time;
 pub mod timeline;
 mod traffic;
 
 pub use fit::{Misfit, check_fit};
+pub use inference::{evaluation_memory, generation_memory};
 pub use predict::{Play, Prediction, predict};
 pub use time::{Timing, time};
