@@ -15,7 +15,7 @@ pub mod verify;
 pub use error::{JobError, TrainError};
 pub use evaluate::{EvaluateOptions, Evaluated, evaluate};
 pub use generate::{GenerateOptions, Generated, NewToken, Sampling, generate};
-pub use job::{Job, MemoryChoice, Worker, device, run_job};
+pub use job::{Job, MemoryChoice, Worker, device, run_for, run_job};
 pub use report::{Outcome, StepReport};
 pub use trace::Span;
 pub use train::{TrainOptions, dataset, train};
