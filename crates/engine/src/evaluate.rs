@@ -10,8 +10,9 @@ use kintsugi_plan::Plan;
 use kintsugi_rank::{Purpose, Store};
 use serde::Serialize;
 
+use crate::job::run_for;
 use crate::source::Batches;
-use crate::{Job, JobError, MemoryChoice, Worker, job::run_for};
+use crate::{Job, JobError, MemoryChoice, Worker};
 
 /// What was found.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -14,7 +14,7 @@ pub mod verify;
 
 pub use error::{JobError, TrainError};
 pub use evaluate::{EvaluateOptions, Evaluated, evaluate};
-pub use generate::{GenerateOptions, Generated, NewToken, Sampling, generate};
+pub use generate::{GenerateError, GenerateOptions, Generated, NewToken, Sampling, check_prompts, generate};
 pub use job::{Job, MemoryChoice, Worker, device, run_for, run_job};
 pub use report::{Outcome, StepReport};
 pub use trace::Span;

@@ -239,6 +239,37 @@ fn a_text_ends_where_it_is_told_to() {
 }
 
 #[test]
+fn what_cannot_be_generated_is_refused_in_a_sentence() {
+    let refused = |family: &[&str], prompts: &[Vec<u32>], tokens, sampling| {
+        let options = GenerateOptions { tokens, end_at: vec![], sampling, memory: MemoryChoice::Heap };
+        let generated = generate(&plan(family).for_generation(), &WEIGHTS, prompts, &options, |_| {});
+        generated.expect_err("a mistake").to_string()
+    };
+    let greedy = Sampling::GREEDY;
+    assert_eq!(
+        refused(FAMILIES[2], &[vec![1], vec![]], 1, greedy),
+        "prompt 2 is empty; give at least one token to go on from"
+    );
+    assert_eq!(
+        refused(FAMILIES[2], &[vec![1, 130]], 1, greedy),
+        "prompt 1 has token 130, but the model's vocabulary ends before 130"
+    );
+    let long = [sample(60, 0)];
+    assert_eq!(
+        refused(FAMILIES[0], &long, 6, greedy),
+        "prompt 1 has 60 tokens and is to grow by 6, but the model has learned 64 positions; shorten it or ask for \
+         fewer tokens"
+    );
+    assert_eq!(run(&plan(FAMILIES[0]), &long, 5, greedy).tokens[0].len(), 5, "the last one is never fed");
+    assert_eq!(run(&plan(FAMILIES[2]), &long, 6, greedy).tokens[0].len(), 6, "rotary positions have no end");
+    let hot = Sampling { temperature: -1.0, ..greedy };
+    let said = "temperature = -1 must be 0, for the most probable token, or above";
+    assert_eq!(refused(FAMILIES[2], &[vec![1]], 1, hot), said);
+    let none = Sampling { top_p: 0.0, ..greedy };
+    assert_eq!(refused(FAMILIES[2], &[vec![1]], 1, none), "top-p = 0 must be above 0 and at most 1");
+}
+
+#[test]
 fn an_evaluation_finds_what_training_found() {
     let settings =
         ["run.steps=3", "run.eval_every=3", "batch.micro=2", "batch.global=8", "batch.sequence=16"];
@@ -247,7 +278,7 @@ fn an_evaluation_finds_what_training_found() {
     let options = TrainOptions { memory: MemoryChoice::Heap, stop: Arc::default(), trace_step: None };
     let outcome = train(&trained, &options, |_| {}).expect("no rank fails");
     let expected = outcome.validation_loss.expect("an evaluation at the end");
-    let weights = verify::record(&trained, None).expect("no rank fails").weights;
+    let weights = verify::record(&trained, MemoryChoice::Heap, None).expect("no rank fails").weights;
     let evaluate = |plan: &Plan| {
         let options = EvaluateOptions { split: Split::Validation, batches: 4, memory: MemoryChoice::Heap };
         let heard = Mutex::new(Vec::new());

@@ -4,8 +4,10 @@
 //! every rank knows what to feed next and when to end.
 
 mod batch;
+mod error;
 mod sampling;
 
+pub use error::{GenerateError, check_prompts};
 pub use sampling::Sampling;
 
 use std::sync::mpsc::{Sender, channel};
@@ -16,7 +18,8 @@ use std::time::{Duration, Instant};
 use kintsugi_plan::Plan;
 use kintsugi_rank::{Purpose, Store};
 
-use crate::{Job, JobError, MemoryChoice, Worker, job::run_for};
+use crate::job::run_for;
+use crate::{Job, MemoryChoice, Worker};
 use batch::{Batch, End};
 
 /// What to generate.
@@ -62,15 +65,15 @@ impl Generated {
 
 /// Continues every prompt, with weights from a store; `on_token` hears of every token as it comes.
 ///
-/// The plan is one of [`Plan::for_generation`]. No prompt is empty, and where positions are learned none grows
-/// beyond them.
+/// The plan is one of [`Plan::for_generation`]. What [`check_prompts`] refuses is refused.
 pub fn generate(
     plan: &Plan,
     weights: &dyn Store,
     prompts: &[Vec<u32>],
     options: &GenerateOptions,
     mut on_token: impl FnMut(NewToken),
-) -> Result<Generated, JobError> {
+) -> Result<Generated, GenerateError> {
+    check_prompts(plan, prompts, options)?;
     let job = Job { plan: Arc::new(plan.clone()), memory: options.memory.clone(), fault: None };
     let mut tokens = vec![Vec::new(); prompts.len()];
     let (sender, received) = channel();

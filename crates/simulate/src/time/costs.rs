@@ -157,10 +157,13 @@ impl Costs {
     /// One pass of a chunk's blocks.
     pub fn block(&self, block: Block, part: Option<Part>) -> Spent {
         let micro = 0;
-        self.of(0, match part {
-            None => Op::Forward { block, micro },
-            Some(part) => Op::Backward { block, micro, part },
-        })
+        self.of(
+            0,
+            match part {
+                None => Op::Forward { block, micro },
+                Some(part) => Op::Backward { block, micro, part },
+            },
+        )
     }
 
     fn whole(&self, stage: usize, op: Op) -> Spent {

@@ -130,9 +130,8 @@ impl DeviceModel {
         let scores = Product { batch, m: s, n: s, k: d, width, fp32 };
         let sums = Product { batch, m: s, n: d, k: s, width, fp32 };
         let elements = shape.scores() as f64;
-        let softmax = |passes: f64| {
-            elements * (passes * width + self.framework.dropout) / self.bandwidth + self.launch
-        };
+        let softmax =
+            |passes: f64| elements * (passes * width + self.framework.dropout) / self.bandwidth + self.launch;
         let forward = self.bound(scores) + self.bound(sums) + softmax(2.0);
         if backward {
             let own = self.bound(scores) + 3.0 * self.bound(sums) + softmax(3.0);
@@ -158,7 +157,8 @@ impl DeviceModel {
         let alike = self.corrections.iter().filter(|c| c.point.fp32 == product.fp32);
         let near = |c: &Correction| {
             let along = |a: usize, b: f64| ((a as f64).ln() - b.ln()).powi(2);
-            let distance = along(c.point.m, product.m) + along(c.point.n, product.n) + along(c.point.k, product.k);
+            let distance =
+                along(c.point.m, product.m) + along(c.point.n, product.n) + along(c.point.k, product.k);
             1.0 / (distance + 1e-3)
         };
         let (sum, weights) = alike.fold((0.0, 0.0), |(sum, weights), c| {

@@ -93,7 +93,8 @@ impl Links {
         let level = self.topology.level(rank(stage), rank(to));
         let speed = self.levels[level as usize];
         let parts = if scattered { self.mesh.tp as f64 } else { 1.0 };
-        let gather = if scattered { self.collective(Among::Tensor, Collective::AllGather, bytes).1 } else { 0.0 };
+        let gather =
+            if scattered { self.collective(Among::Tensor, Collective::AllGather, bytes).1 } else { 0.0 };
         (level, speed.start + speed.latency + bytes / parts / speed.bandwidth + gather)
     }
 
@@ -145,7 +146,9 @@ fn group(
         let level = cluster.topology.level(members[0], members[ranks - 1]);
         let node = levels[Level::Node as usize].bandwidth;
         let bandwidth = match level {
-            Level::Cluster => (fewest as f64 * levels[Level::Cluster as usize].bandwidth).min(node.max(DEFAULT_NODE)),
+            Level::Cluster => {
+                (fewest as f64 * levels[Level::Cluster as usize].bandwidth).min(node.max(DEFAULT_NODE))
+            }
             inner if cluster.graph.is_empty() || ranks < 2 => levels[inner as usize].bandwidth,
             inner => {
                 let reached = cluster.link(inner).and_then(|link| link.efficiency).unwrap_or(0.8);
@@ -160,8 +163,15 @@ fn group(
 
 /// Bytes per second over the thinnest cut between the members of a group inside a node, shared with the `beside`
 /// groups that run along it: every member takes the ranks up to the next one to its side.
-fn thinnest_cut(cluster: &ClusterSpec, members: &[usize], stride: usize, beside: usize, per_node: usize) -> f64 {
-    let side = |rank: usize| members.iter().position(|&m| (m % per_node..m % per_node + stride).contains(&rank));
+fn thinnest_cut(
+    cluster: &ClusterSpec,
+    members: &[usize],
+    stride: usize,
+    beside: usize,
+    per_node: usize,
+) -> f64 {
+    let side =
+        |rank: usize| members.iter().position(|&m| (m % per_node..m % per_node + stride).contains(&rank));
     let wires: Vec<(usize, usize, f64)> = cluster
         .graph
         .iter()
@@ -182,7 +192,8 @@ mod tests {
     use super::*;
 
     fn frontier(tp: usize, pp: usize, dp: usize) -> Links {
-        let cluster = resolve(Some("[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\""), "test", &[]);
+        let cluster =
+            resolve(Some("[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\""), "test", &[]);
         Links::new(&cluster.unwrap().cluster, Mesh { pp, dp, tp })
     }
 

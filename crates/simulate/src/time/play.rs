@@ -45,10 +45,7 @@ pub fn play(programs: &[Program], costs: &Costs) -> Vec<Account> {
         }
     }
     assert!(ranks.iter().all(|rank| rank.next == rank.program.ops.len()), "a schedule that deadlocks");
-    ranks
-        .into_iter()
-        .map(|rank| Account { end: rank.now, ..rank.account })
-        .collect()
+    ranks.into_iter().map(|rank| Account { end: rank.now, ..rank.account }).collect()
 }
 
 /// A stage on its way through its program.
@@ -89,14 +86,7 @@ struct Player<'a> {
 
 impl<'a> Stage<'a> {
     fn new(program: &'a Program) -> Self {
-        Stage {
-            program,
-            next: 0,
-            now: 0,
-            free: [0; 3],
-            pending: HashMap::new(),
-            account: Account::default(),
-        }
+        Stage { program, next: 0, now: 0, free: [0; 3], pending: HashMap::new(), account: Account::default() }
     }
 
     /// Begins a transfer as soon as its level is free.

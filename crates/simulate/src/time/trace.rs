@@ -57,7 +57,8 @@ pub fn trace(plan: &Plan, stage: usize) -> Trace {
     let mut trace = Trace::new();
     for op in &plan.program(stage).ops {
         rank.execute(op, &mut Blank);
-        let transfers = log.borrow_mut().take().iter().flat_map(|(entry, n)| vec![entry; n as usize]).collect();
+        let transfers =
+            log.borrow_mut().take().iter().flat_map(|(entry, n)| vec![entry; n as usize]).collect();
         trace.insert(kind(*op), Traced { kernels: paper.take_trace(), transfers });
     }
     trace
