@@ -8,6 +8,7 @@ mod random;
 mod sampler;
 
 pub use demo::Demo;
+pub use random::Stream;
 pub use sampler::Sampler;
 
 /// Which part of a dataset: the two never share a sample.

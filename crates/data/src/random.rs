@@ -8,13 +8,13 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The random numbers of one key.
 #[derive(Clone, Debug)]
-pub(crate) struct Stream {
+pub struct Stream {
     counter: u64,
 }
 
 impl Stream {
     /// The stream of a key; keys that differ in any part give unrelated streams.
-    pub(crate) fn new(key: &[u64]) -> Stream {
+    pub fn new(key: &[u64]) -> Stream {
         Stream { counter: key.iter().fold(0, |hash, &part| mix((hash ^ part).wrapping_add(GOLDEN))) }
     }
 
@@ -24,8 +24,13 @@ impl Stream {
         mix(self.counter)
     }
 
+    /// A number from 0 up to 1, but not 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
     /// A number below `bound`, by the high half of a product: the bias is at most `bound` / 2^64.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 }

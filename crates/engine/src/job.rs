@@ -13,7 +13,7 @@ use std::thread;
 use kintsugi_comm::threads::{Failure, World};
 use kintsugi_comm::{Communicator, Solo};
 use kintsugi_plan::{Coordinate, DeviceKind, Op, Plan, Program};
-use kintsugi_rank::{Groups, Rank, Source};
+use kintsugi_rank::{Groups, Kept, Purpose, Rank, Source, Store};
 use kintsugi_tensor::cpu::memory::{Heap, Slab};
 use kintsugi_tensor::cpu::{CpuBackend, counting};
 use kintsugi_tensor::cuda::CudaBackend;
@@ -68,6 +68,15 @@ pub fn device(plan: &Plan) -> Device {
 
 /// Runs `body` once on every rank; gives back what each returned, in order of rank.
 pub fn run_job<T: Send>(job: &Job, body: impl Fn(&mut Worker) -> T + Sync) -> Result<Vec<T>, JobError> {
+    run_for(Purpose::Training, job, body)
+}
+
+/// The same with ranks for this purpose.
+pub fn run_for<T: Send>(
+    purpose: Purpose,
+    job: &Job,
+    body: impl Fn(&mut Worker) -> T + Sync,
+) -> Result<Vec<T>, JobError> {
     silence_rank_panics();
     let ranks = job.plan.mesh.ranks();
     let world = World::new(job.plan.cluster.topology, ranks);
@@ -75,7 +84,7 @@ pub fn run_job<T: Send>(job: &Job, body: impl Fn(&mut Worker) -> T + Sync) -> Re
         let start = |number: usize| {
             let (world, body) = (&world, &body);
             let builder = thread::Builder::new().name(format!("rank {number}"));
-            let thread = builder.spawn_scoped(scope, move || run_rank(job, number, world, body));
+            let thread = builder.spawn_scoped(scope, move || run_rank(purpose, job, number, world, body));
             thread.map_err(|error| fail(world, number, format!("no thread could be started: {error}"))).ok()
         };
         let threads: Vec<_> = (0..ranks).map(start).collect();
@@ -88,6 +97,7 @@ pub fn run_job<T: Send>(job: &Job, body: impl Fn(&mut Worker) -> T + Sync) -> Re
 }
 
 fn run_rank<T: Send>(
+    purpose: Purpose,
     job: &Job,
     number: usize,
     world: &Arc<World>,
@@ -97,7 +107,7 @@ fn run_rank<T: Send>(
     let guarded = || {
         counting::attribute(number);
         IS_RANK.set(true);
-        catch_unwind(AssertUnwindSafe(|| body(&mut Worker::new(job, number, world, device))))
+        catch_unwind(AssertUnwindSafe(|| body(&mut Worker::new(purpose, job, number, world, device))))
             .map_err(|panic| fail(world, number, message(&*panic)))
             .ok()
     };
@@ -118,7 +128,7 @@ fn fail(world: &World, rank: usize, reason: String) {
 }
 
 impl Worker {
-    fn new(job: &Job, number: usize, world: &Arc<World>, device: Device) -> Self {
+    fn new(purpose: Purpose, job: &Job, number: usize, world: &Arc<World>, device: Device) -> Self {
         let at = job.plan.mesh.coordinate(number);
         let backend = backend(&job.memory, at.pp, device);
         let groups = Groups::new(&job.plan, at, |name, members, _| {
@@ -134,11 +144,16 @@ impl Worker {
             Some(fault) => fault.in_groups(groups, Rc::clone(&backend)),
             None => groups,
         };
-        let mut rank = Rank::new(Arc::clone(&job.plan), at, Rc::clone(&backend), groups);
+        let mut rank = Rank::for_purpose(Arc::clone(&job.plan), at, Rc::clone(&backend), groups, purpose);
         if let Some(fault) = job.fault {
             fault.in_rank(&mut rank, &job.plan, at);
         }
         Worker { rank, number, at, world: Arc::clone(world), backend, fault: job.fault }
+    }
+
+    /// Sets the weights; one that cannot be read takes the job down.
+    pub(crate) fn load(&self, weights: &dyn Store) {
+        self.rank.load(weights, &[Kept::Weights]).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// The training program of this rank's stage.

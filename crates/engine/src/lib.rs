@@ -1,7 +1,10 @@
-//! Runs programs with real tensors: a thread per rank, the training loop, and the check that layouts agree.
+//! Runs programs with real tensors: a thread per rank, the training loop, evaluation, generation, and the check
+//! that layouts agree.
 #![forbid(unsafe_code)]
 
 mod error;
+mod evaluate;
+mod generate;
 mod job;
 mod report;
 mod source;
@@ -10,7 +13,9 @@ mod train;
 pub mod verify;
 
 pub use error::{JobError, TrainError};
-pub use job::{Job, MemoryChoice, Worker, device, run_job};
+pub use evaluate::{EvaluateOptions, Evaluated, evaluate};
+pub use generate::{GenerateError, GenerateOptions, Generated, NewToken, Sampling, check_prompts, generate};
+pub use job::{Job, MemoryChoice, Worker, device, run_for, run_job};
 pub use report::{Outcome, StepReport};
 pub use trace::Span;
 pub use train::{TrainOptions, dataset, train};

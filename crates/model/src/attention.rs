@@ -3,12 +3,13 @@
 use kintsugi_plan::parameters::Slot;
 use kintsugi_plan::{AttentionKind, Part};
 use kintsugi_tensor::ops::{
-    Attention, AttentionBackward, AttentionSaved, Linear, LinearBackwardInput, LinearBackwardWeight, Rotary,
+    Attention, AttentionBackward, AttentionSaved, CachedAttention, Linear, LinearBackwardInput,
+    LinearBackwardWeight, Rotary,
 };
 use kintsugi_tensor::{Buffer, View};
 
 use crate::stream::Ending;
-use crate::{Context, Gradients, Weights};
+use crate::{Cache, Context, Gradients, Weights};
 
 /// What attention keeps for its backward.
 #[derive(Debug)]
@@ -36,19 +37,8 @@ pub(crate) fn forward(
     ending: Option<Ending>,
 ) -> (Option<Buffer>, Saved) {
     let shape = ctx.shape;
-    let qkv = ctx.activation(shape.rows * shape.attention.qkv_width());
-    ctx.backend.linear(Linear {
-        x,
-        weight: w.span(Slot::QueryWeight, Slot::ValueWeight),
-        bias: w.find_span(Slot::QueryBias, Slot::ValueBias),
-        gelu: None,
-        residual: None,
-        out: qkv.view(),
-        rows: shape.rows,
-        inputs: shape.hidden,
-        outputs: shape.attention.qkv_width(),
-    });
-    rotate(ctx, qkv.view(), false);
+    let qkv = projections(ctx, x, w);
+    rotate(ctx, qkv.view(), None, false);
     let out = ctx.activation(shape.rows * shape.attention_width());
     let softmax = match shape.attention_kind {
         AttentionKind::Flash => ctx.statistics(shape.rows * shape.attention.heads),
@@ -61,9 +51,54 @@ pub(crate) fn forward(
         saved: softmax_view(ctx, &saved),
         shape: shape.attention,
     });
-    let weight = w.get(Slot::AttentionOutWeight);
-    let end = ending.map(|ending| ending.project(ctx, saved.out.view(), weight, shape.attention_width()));
+    let end = ending.map(|ending| end(ctx, ending, saved.out.view(), w));
     (end, saved)
+}
+
+/// The same for new tokens at `positions`, over what the cache holds of those before them; keeps nothing else.
+pub(crate) fn decode(
+    ctx: &Context,
+    x: View,
+    w: &Weights,
+    cache: &Cache,
+    positions: View,
+    ending: Ending,
+) -> Buffer {
+    let shape = ctx.shape;
+    let qkv = projections(ctx, x, w);
+    rotate(ctx, qkv.view(), Some(positions), false);
+    let out = ctx.activation(shape.rows * shape.attention_width());
+    ctx.backend.cached_attention(CachedAttention {
+        qkv: qkv.view(),
+        positions,
+        keys: cache.keys.view(),
+        values: cache.values.view(),
+        out: out.view(),
+        shape: shape.attention,
+        capacity: cache.capacity,
+    });
+    end(ctx, ending, out.view(), w)
+}
+
+fn projections(ctx: &Context, x: View, w: &Weights) -> Buffer {
+    let shape = ctx.shape;
+    let qkv = ctx.activation(shape.rows * shape.attention.qkv_width());
+    ctx.backend.linear(Linear {
+        x,
+        weight: w.span(Slot::QueryWeight, Slot::ValueWeight),
+        bias: w.find_span(Slot::QueryBias, Slot::ValueBias),
+        gelu: None,
+        residual: None,
+        out: qkv.view(),
+        rows: shape.rows,
+        inputs: shape.hidden,
+        outputs: shape.attention.qkv_width(),
+    });
+    qkv
+}
+
+fn end(ctx: &Context, ending: Ending, out: View, w: &Weights) -> Buffer {
+    ending.project(ctx, out, w.get(Slot::AttentionOutWeight), ctx.shape.attention_width())
 }
 
 /// From the gradient of the output to this rank's part of the gradient of `x`, to be summed over tp.
@@ -103,7 +138,7 @@ pub(crate) fn backward(
     });
     let Saved { qkv, out, softmax } = saved;
     drop((dout, qkv, softmax));
-    rotate(ctx, dqkv.view(), true);
+    rotate(ctx, dqkv.view(), None, true);
     let dx = ctx.activation(shape.rows * shape.hidden);
     ctx.backend.linear_backward_input(LinearBackwardInput {
         dy: dqkv.view(),
@@ -151,11 +186,11 @@ fn qkv_weight_gradient(ctx: &Context, x: View, dqkv: View, g: &Gradients) {
     });
 }
 
-fn rotate(ctx: &Context, qkv: View, inverse: bool) {
+fn rotate(ctx: &Context, qkv: View, positions: Option<View>, inverse: bool) {
     let shape = ctx.shape;
     if shape.rotary_dims > 0 {
         let (dims, base) = (shape.rotary_dims, shape.rotary_base);
-        ctx.backend.rotary(Rotary { qkv, shape: shape.attention, dims, base, inverse });
+        ctx.backend.rotary(Rotary { qkv, shape: shape.attention, dims, base, inverse, positions });
     }
 }
 

@@ -9,21 +9,7 @@ use crate::{Context, Gradients, Weights};
 /// From token ids to this rank's rows of the stream. Each tp rank looks up its own tokens; the sum has them all.
 pub fn forward(ctx: &Context, tokens: View, table: &Weights, positions: Option<&Weights>) -> Buffer {
     let shape = ctx.shape;
-    let partial = ctx.activation(shape.rows * shape.hidden);
-    ctx.backend.embedding(Embedding {
-        tokens,
-        table: table.get(Slot::Table),
-        first: shape.first_token,
-        out: partial.view(),
-        rows: shape.rows,
-        width: shape.hidden,
-    });
-    let reduced = ctx.reduced(partial);
-    let x = ctx.trimmed(reduced, |rows, out| {
-        if shape.sequence_parallel {
-            ctx.backend.copy(rows, out);
-        }
-    });
+    let x = look_up(ctx, tokens, table);
     if let Some(positions) = positions {
         ctx.backend.positions(Positions {
             x: x.view(),
@@ -35,6 +21,37 @@ pub fn forward(ctx: &Context, tokens: View, table: &Weights, positions: Option<&
         });
     }
     x
+}
+
+/// The same for new tokens at positions `at` of their samples.
+pub fn decode(ctx: &Context, tokens: View, at: View, table: &Weights, positions: Option<&Weights>) -> Buffer {
+    let (rows, width) = (ctx.shape.rows, ctx.shape.hidden);
+    let x = look_up(ctx, tokens, table);
+    if let Some(positions) = positions {
+        let (table, own) = (positions.get(Slot::Positions), ctx.activation(rows * width));
+        ctx.backend.embedding(Embedding { tokens: at, table, first: 0, out: own.view(), rows, width });
+        ctx.backend.add(own.view(), x.view());
+    }
+    x
+}
+
+fn look_up(ctx: &Context, tokens: View, table: &Weights) -> Buffer {
+    let shape = ctx.shape;
+    let partial = ctx.activation(shape.rows * shape.hidden);
+    ctx.backend.embedding(Embedding {
+        tokens,
+        table: table.get(Slot::Table),
+        first: shape.first_token,
+        out: partial.view(),
+        rows: shape.rows,
+        width: shape.hidden,
+    });
+    let reduced = ctx.reduced(partial);
+    ctx.trimmed(reduced, |rows, out| {
+        if shape.sequence_parallel {
+            ctx.backend.copy(rows, out);
+        }
+    })
 }
 
 /// From the gradient of this rank's rows to the gradients of table and positions.

@@ -7,7 +7,7 @@ use kintsugi_comm::Collective;
 use kintsugi_plan::Part;
 use kintsugi_plan::parameters::Slot;
 use kintsugi_tensor::ops::{
-    CrossEntropy, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, NormBackward,
+    CrossEntropy, Embedding, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, NormBackward,
 };
 use kintsugi_tensor::{Buffer, Category, View};
 
@@ -69,6 +69,34 @@ pub fn evaluate(ctx: &Context, x: &Buffer, w: &HeadWeights, loss: Loss) {
     let normed = ctx.normed(x.view(), norm_weights(w), statistics.view());
     let logits = logits(ctx, normed.view(), w);
     cross_entropy(ctx, logits.view(), loss, false);
+}
+
+/// The logits of one row of each sample, `[tp, samples, part of the vocabulary]`, on every tp rank; `last` says which
+/// rows of the context's.
+pub fn decode(ctx: &Context, x: &Buffer, last: View, w: &HeadWeights) -> Buffer {
+    let (samples, width) = (last.len(), ctx.shape.hidden);
+    let (chosen, statistics) = (ctx.activation(samples * width), ctx.statistics(2 * samples));
+    // Rows are looked up like tokens.
+    ctx.backend.embedding(Embedding {
+        tokens: last,
+        table: x.view(),
+        first: 0,
+        out: chosen.view(),
+        rows: samples,
+        width,
+    });
+    let shape = ctx.shape.with_new_tokens(samples, 1);
+    let ctx = Context { shape: &shape, ..*ctx };
+    let normed = ctx.normed(chosen.view(), norm_weights(w), statistics.view());
+    let own = logits(&ctx, normed.view(), w);
+    let parts = ctx.tensor.size();
+    if parts == 1 {
+        return own;
+    }
+    let all = ctx.backend.allocate(parts * own.len(), shape.compute, Category::Communication);
+    let start = ctx.tensor.rank() * own.len();
+    ctx.backend.copy(own.view(), all.slice(start..start + own.len()));
+    ctx.tensor.run(Collective::AllGather, all)
 }
 
 /// Runs the head's backward: the gradient of its input, and what the weight part needs unless it is done too.

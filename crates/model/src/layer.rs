@@ -9,8 +9,8 @@ use kintsugi_tensor::ops::{ColumnSum, NormBackward};
 use kintsugi_tensor::{Buffer, View};
 
 use crate::context::NormWeights;
-use crate::stream::{Ending, add_to_stream};
-use crate::{Context, Gradients, Weights, attention, mlp};
+use crate::stream::{Ending, add_both_to_stream, add_to_stream};
+use crate::{Cache, Context, Gradients, Weights, attention, mlp};
 
 /// What a layer keeps for its backward.
 #[derive(Debug)]
@@ -60,6 +60,27 @@ pub fn rebuild(ctx: &Context, x: Buffer, w: &Weights) -> Saved {
     run(ctx, x, w, false).1
 }
 
+/// Runs the layer on new tokens at `positions`, over the cache of those before them, and keeps nothing else.
+pub fn decode(ctx: &Context, x: &Buffer, w: &Weights, cache: &Cache, positions: View) -> Buffer {
+    let biases = [w.find(Slot::AttentionOutBias), w.find(Slot::MlpOutBias)];
+    let (normed, _) = norm(ctx, x.view(), attention_norm(w));
+    let ending = Ending::new(ctx, x.view(), biases[0]);
+    let attention_end = attention::decode(ctx, normed.view(), w, cache, positions, ending);
+    drop(normed);
+    let mlp = |x: View, stream: View| {
+        let (normed, _) = norm(ctx, x, mlp_norm(w));
+        let ending = Ending::new(ctx, stream, biases[1]);
+        mlp::forward(ctx, normed.view(), w, Some(ending)).0.expect("the output was asked for")
+    };
+    if ctx.shape.parallel_residual {
+        let mlp_end = mlp(x.view(), attention_end.view());
+        return add_both_to_stream(ctx, x.view(), attention_end, mlp_end, biases);
+    }
+    let middle = add_to_stream(ctx, x.view(), attention_end, [biases[0], None]);
+    let mlp_end = mlp(middle.view(), middle.view());
+    add_to_stream(ctx, middle.view(), mlp_end, [biases[1], None])
+}
+
 fn run(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, Saved) {
     if ctx.shape.parallel_residual { parallel(ctx, x, w, output) } else { sequential(ctx, x, w, output) }
 }
@@ -95,13 +116,8 @@ fn parallel(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buff
     let ending = attention_end.as_ref().map(|end| Ending::new(ctx, end.view(), biases[1]));
     let (mlp_end, mlp) = mlp::forward(ctx, normed.view(), w, ending);
     let mlp_norm = NormSaved { statistics: mlp_statistics, out: kept(ctx, normed) };
-    let y = attention_end.zip(mlp_end).map(|(attention_end, end)| {
-        if ctx.tensor.size() > 1 {
-            ctx.backend.add(attention_end.view(), end.view());
-        }
-        drop(attention_end);
-        add_to_stream(ctx, x.view(), end, biases)
-    });
+    let ends = attention_end.zip(mlp_end);
+    let y = ends.map(|(attention, mlp)| add_both_to_stream(ctx, x.view(), attention, mlp, biases));
     (y, Saved { x, middle: None, attention_norm, attention, mlp_norm, mlp })
 }
 

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod cache;
 mod context;
 mod mlp;
 mod shape;
@@ -16,6 +17,7 @@ pub mod embedding;
 pub mod head;
 pub mod layer;
 
+pub use cache::Cache;
 pub use context::Context;
 pub use shape::{Shape, compute_type};
 pub use weights::{Gradients, Weights};

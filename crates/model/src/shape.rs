@@ -84,6 +84,15 @@ impl Shape {
         }
     }
 
+    /// The same for `tokens` new tokens of each of `samples` samples, as generation runs them: every tp rank holds all
+    /// rows, for a single token could not be split.
+    #[must_use]
+    pub fn with_new_tokens(&self, samples: usize, tokens: usize) -> Shape {
+        let rows = samples * tokens;
+        let attention = AttentionShape { batch: samples, sequence: tokens, ..self.attention };
+        Shape { rows, own_rows: rows, sequence: tokens, attention, sequence_parallel: false, ..self.clone() }
+    }
+
     /// Columns of the first MLP product: gate and up for SwiGLU.
     pub fn mlp_in_width(&self) -> usize {
         match self.activation {

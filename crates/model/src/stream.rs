@@ -60,3 +60,18 @@ pub(crate) fn add_to_stream(ctx: &Context, stream: View, end: Buffer, biases: [O
         ctx.backend.residual(Residual { x: branch, addends: &[stream], biases, out, rows, width });
     })
 }
+
+/// The stream after two branches from the same input, where the second's ending was made with the first's end.
+pub(crate) fn add_both_to_stream(
+    ctx: &Context,
+    stream: View,
+    first: Buffer,
+    second: Buffer,
+    biases: [Option<View>; 2],
+) -> Buffer {
+    if ctx.tensor.size() > 1 {
+        ctx.backend.add(first.view(), second.view());
+    }
+    drop(first);
+    add_to_stream(ctx, stream, second, biases)
+}

@@ -7,6 +7,7 @@
 
 pub mod config;
 mod flops;
+mod generation;
 mod mesh;
 mod op;
 pub mod parameters;
@@ -15,6 +16,7 @@ mod program;
 pub mod schedule;
 
 pub use flops::Flops;
+pub use generation::Round;
 pub use mesh::{Axis, Coordinate, Mesh};
 pub use op::{Block, Message, MessageKind, Op, Over, Part, Program, Unit};
 pub use plan::{

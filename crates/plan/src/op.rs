@@ -88,6 +88,16 @@ pub enum Op {
     Forward { block: Block, micro: usize },
     /// Runs a block and keeps nothing: evaluation.
     Evaluate { block: Block, micro: usize },
+    /// Brings a micro-batch's new tokens to the device, and where they are in their samples: generation.
+    Feed { micro: usize },
+    /// Runs a block on new tokens, over the cache of those before them.
+    Decode { block: Block, micro: usize },
+    /// Chooses the token that follows each sample of a micro-batch, from the head's logits.
+    Choose { micro: usize },
+    /// Starts telling all stages which tokens were chosen.
+    ShareStart,
+    /// Waits until they know.
+    ShareWait,
     /// Runs a layer again from its kept input, before its backward.
     Recompute { block: Block, micro: usize },
     /// Runs a block's backward, or a part of it.
@@ -178,6 +188,11 @@ impl fmt::Display for Op {
             Op::Load { micro } => write!(f, "load micro-batch {micro}"),
             Op::Forward { block, micro } => write!(f, "forward {block}, micro-batch {micro}"),
             Op::Evaluate { block, micro } => write!(f, "evaluate {block}, micro-batch {micro}"),
+            Op::Feed { micro } => write!(f, "feed micro-batch {micro}"),
+            Op::Decode { block, micro } => write!(f, "decode {block}, micro-batch {micro}"),
+            Op::Choose { micro } => write!(f, "choose the next tokens of micro-batch {micro}"),
+            Op::ShareStart => f.write_str("start sharing the chosen tokens"),
+            Op::ShareWait => f.write_str("wait for the chosen tokens"),
             Op::Recompute { block, micro } => write!(f, "recompute {block}, micro-batch {micro}"),
             Op::Backward { block, micro, part } => {
                 let part = match part {

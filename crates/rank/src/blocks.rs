@@ -161,7 +161,7 @@ impl Rank {
         embedding::forward(&self.context(), self.flow.tokens[&micro].view(), &table, positions.as_ref())
     }
 
-    fn head_weights(&self) -> head::HeadWeights<'_> {
+    pub(crate) fn head_weights(&self) -> head::HeadWeights<'_> {
         let norm = self.unit(Unit::Head).weights();
         let output = if self.plan.model.tied {
             self.unit(Unit::Table).weights().get(Slot::Table)
@@ -185,7 +185,7 @@ impl Rank {
         }
     }
 
-    fn take_input(&mut self, block: Block, micro: usize) -> Buffer {
+    pub(crate) fn take_input(&mut self, block: Block, micro: usize) -> Buffer {
         self.flow.inputs.remove(&(block, micro)).expect("a block's input comes before it")
     }
 
@@ -198,7 +198,7 @@ impl Rank {
     }
 
     /// The block after this one in the model.
-    fn next(&self, block: Block) -> Block {
+    pub(crate) fn next(&self, block: Block) -> Block {
         let after = match block {
             Block::Embedding => 0,
             Block::Layer(i) => i + 1,

@@ -6,7 +6,9 @@ use kintsugi_plan::parameters::{Initial as Start, Parameter};
 use crate::{Kept, Store, StoreError};
 
 /// The initial weights of a seed.
-pub(crate) struct Initial {
+#[derive(Clone, Copy, Debug)]
+pub struct Initial {
+    /// The seed.
     pub seed: u64,
 }
 

@@ -7,6 +7,7 @@
 mod blocks;
 mod figures;
 mod flow;
+mod generation;
 mod groups;
 mod initial;
 mod optimizer;
@@ -17,7 +18,9 @@ mod transfers;
 mod unit;
 
 pub use figures::{Figures, RankMemory};
+pub use generation::NewTokens;
 pub use groups::{Groups, paper_groups};
+pub use initial::Initial;
 pub use pieces::{Piece, Whole, assemble};
-pub use rank::{Bad, Rank, Source};
+pub use rank::{Bad, Purpose, Rank, Source};
 pub use store::{Kept, Store, StoreError};

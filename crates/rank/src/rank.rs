@@ -11,6 +11,7 @@ use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
 use crate::flow::Flow;
+use crate::generation::{Generation, NewTokens};
 use crate::initial::Initial;
 use crate::unit::{Types, UnitState};
 use crate::{Groups, Kept, Piece, Store, StoreError};
@@ -19,6 +20,26 @@ use crate::{Groups, Kept, Piece, Store, StoreError};
 pub trait Source {
     /// The inputs and the targets of a micro-batch of the running step, `[rows]` each; `None` on paper.
     fn batch(&mut self, micro: usize) -> Option<(&[u32], &[u32])>;
+
+    /// The new tokens of a micro-batch of the running step of a generation; `None` on paper.
+    fn new_tokens(&mut self, _micro: usize) -> Option<NewTokens<'_>> {
+        None
+    }
+
+    /// The token that follows each sample of a micro-batch, from its logits, `[samples, vocabulary]`; `None` on
+    /// paper. All tp ranks are asked, with the same logits, and must give the same answer.
+    fn choose(&mut self, _micro: usize, _logits: &[f32]) -> Option<Vec<u32>> {
+        None
+    }
+}
+
+/// What a rank is for, and so what it holds beside its weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Gradients and states too.
+    Training,
+    /// Nothing: evaluation and generation.
+    Inference,
 }
 
 /// A part of a rank that is not finite.
@@ -53,6 +74,8 @@ pub struct Rank {
     pub(crate) control: Buffer,
     /// The squared norm of each unit's own contribution, before any reduction: tells who went bad first.
     pub(crate) health: Buffer,
+    /// What generation keeps, while there is one.
+    pub(crate) generation: Option<Generation>,
 }
 
 /// Index of the squared norm in the sums.
@@ -67,11 +90,22 @@ const SUMS: usize = 3;
 impl Rank {
     /// Takes the memory of everything that stays: weights, states, gradients that are not sharded.
     pub fn new(plan: Arc<Plan>, at: Coordinate, backend: Rc<dyn Backend>, groups: Groups) -> Self {
+        Self::for_purpose(plan, at, backend, groups, Purpose::Training)
+    }
+
+    /// Takes the memory of what its purpose needs.
+    pub fn for_purpose(
+        plan: Arc<Plan>,
+        at: Coordinate,
+        backend: Rc<dyn Backend>,
+        groups: Groups,
+        purpose: Purpose,
+    ) -> Self {
         let shape = Shape::new(&plan, at.tp);
         let types = Types::new(&plan, shape.compute);
         let names = plan.stage_units(at.pp);
         let units: Vec<UnitState> =
-            names.iter().map(|&unit| UnitState::new(&*backend, &plan, at, unit, types)).collect();
+            names.iter().map(|&unit| UnitState::new(&*backend, &plan, at, unit, types, purpose)).collect();
         let accumulator = shape.compute.accumulator();
         let scalars = |len| {
             let buffer = backend.allocate(len, accumulator, Category::States);
@@ -104,6 +138,7 @@ impl Rank {
             wants_to_stop: false,
             control,
             health,
+            generation: None,
         }
     }
 
@@ -143,6 +178,11 @@ impl Rank {
             Op::Load { micro } => self.load_batch(micro, source),
             Op::Forward { block, micro } => self.forward(block, micro),
             Op::Evaluate { block, micro } => self.evaluate(block, micro),
+            Op::Feed { micro } => self.feed(micro, source),
+            Op::Decode { block, micro } => self.decode(block, micro),
+            Op::Choose { micro } => self.choose(micro, source),
+            Op::ShareStart => self.share_start(),
+            Op::ShareWait => self.share_wait(),
             Op::Recompute { block, micro } => self.recompute(block, micro),
             Op::Backward { block, micro, part } => self.backward(block, micro, part),
             Op::GatherStart { unit } => {
@@ -255,6 +295,7 @@ impl Rank {
         self.units.iter_mut().for_each(UnitState::begin);
         self.backend.fill(0.0, self.sums().view());
         self.backend.fill(0.0, self.health.view());
+        self.begin_generation_step();
     }
 
     /// Records the squared norm of this rank's own gradient before the first reduction mixes it with others'.

@@ -11,7 +11,7 @@ use kintsugi_tensor::ops::{Parameters, Segment};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
 use crate::store::read_part;
-use crate::{Kept, Store, StoreError};
+use crate::{Kept, Purpose, Store, StoreError};
 
 /// The element types of a rank's parameters.
 #[derive(Clone, Copy, Debug)]
@@ -70,16 +70,26 @@ pub(crate) struct UnitState {
 }
 
 impl UnitState {
-    pub fn new(backend: &dyn Backend, plan: &Plan, at: Coordinate, unit: Unit, types: Types) -> Self {
+    pub fn new(
+        backend: &dyn Backend,
+        plan: &Plan,
+        at: Coordinate,
+        unit: Unit,
+        types: Types,
+        purpose: Purpose,
+    ) -> Self {
+        let trains = purpose == Purpose::Training;
         let layout = plan.layout(unit);
         let shard = |shards: usize| if shards > 1 { layout.shard(shards, at.dp) } else { 0..layout.len };
-        let (resident, owned) = (shard(plan.sharding.weights), shard(plan.sharding.states));
-        let gradients_sharded = plan.sharding.gradients > 1;
+        let resident = shard(plan.sharding.weights);
+        // A rank that does not train owns no states.
+        let owned = if trains { shard(plan.sharding.states) } else { 0..0 };
+        let gradients_sharded = trains && plan.sharding.gradients > 1;
         let allocate = |len, dtype, category| backend.allocate(len, dtype, category);
         let weights = allocate(resident.len(), types.compute, Category::Weights);
         let accumulator = types.compute.accumulator();
-        let master =
-            (types.compute != accumulator).then(|| allocate(owned.len(), accumulator, Category::States));
+        let master = (trains && types.compute != accumulator)
+            .then(|| allocate(owned.len(), accumulator, Category::States));
         let moment = || {
             let moment = allocate(owned.len(), types.moments, Category::States);
             backend.fill(0.0, moment.view());
@@ -107,7 +117,7 @@ impl UnitState {
             reducing: None,
             segments,
         };
-        if !gradients_sharded {
+        if trains && !gradients_sharded {
             state.make_gradient(backend);
         }
         state

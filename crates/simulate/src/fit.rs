@@ -46,24 +46,29 @@ impl fmt::Display for Misfit {
 /// Checks every rank against its device and, where ranks share this machine's memory, all of them against
 /// `host_memory`.
 pub fn check_fit(plan: &Plan, prediction: &Prediction, host_memory: Option<u64>) -> Result<(), Misfit> {
+    check_memory(plan, &prediction.stages, host_memory)
+}
+
+/// The same for ranks of which only the memory is known, by stage.
+pub fn check_memory(plan: &Plan, stages: &[RankMemory], host_memory: Option<u64>) -> Result<(), Misfit> {
     let ranks_per_stage = plan.mesh.dp * plan.mesh.tp;
     let misfit = |stage: usize, available, holder: String, sharing| Misfit {
         rank: stage * ranks_per_stage,
-        memory: prediction.stages[stage],
+        memory: stages[stage],
         available,
         holder,
         sharing,
     };
     if let Some(available) = plan.cluster.device.memory {
-        let too_large = prediction.stages.iter().position(|memory| memory.reserved > available);
+        let too_large = stages.iter().position(|memory| memory.reserved > available);
         if let Some(stage) = too_large {
             return Err(misfit(stage, available, plan.cluster.device.name.clone(), 1));
         }
     }
     if let Some(available) = host_memory {
-        let one_of_each: u128 = prediction.stages.iter().map(|memory| u128::from(memory.reserved)).sum();
+        let one_of_each: u128 = stages.iter().map(|memory| u128::from(memory.reserved)).sum();
         if one_of_each * ranks_per_stage as u128 > u128::from(available) {
-            let largest = (0..prediction.stages.len()).max_by_key(|&s| prediction.stages[s].reserved);
+            let largest = (0..stages.len()).max_by_key(|&s| stages[s].reserved);
             return Err(misfit(largest.unwrap_or(0), available, "this machine".into(), plan.mesh.ranks()));
         }
     }

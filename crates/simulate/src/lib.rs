@@ -6,11 +6,13 @@
 
 pub mod calibrate;
 mod fit;
+mod inference;
 mod predict;
 pub mod time;
 pub mod timeline;
 mod traffic;
 
-pub use fit::{Misfit, check_fit};
+pub use fit::{Misfit, check_fit, check_memory};
+pub use inference::{evaluation_memory, generation_memory};
 pub use predict::{Play, Prediction, predict};
 pub use time::{Timing, time};

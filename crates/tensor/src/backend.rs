@@ -2,9 +2,10 @@
 
 use crate::memory::Memory;
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, ColumnSum, CrossEntropy, Embedding, EmbeddingBackward, Linear,
-    LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
-    PositionsBackward, Residual, Rotary, Squares, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, CachedAttention, ColumnSum, CrossEntropy, Embedding,
+    EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
+    Positions, PositionsBackward, Residual, Rotary, Squares, SumsOfSquares, Swiglu, SwigluBackward,
+    UpdateControl,
 };
 use crate::{Buffer, Category, DType, View};
 
@@ -91,6 +92,8 @@ pub trait Backend {
     fn attention(&self, op: Attention);
     /// See [`AttentionBackward`].
     fn attention_backward(&self, op: AttentionBackward);
+    /// See [`CachedAttention`].
+    fn cached_attention(&self, op: CachedAttention);
     /// See [`Rotary`].
     fn rotary(&self, op: Rotary);
     /// See [`Swiglu`].

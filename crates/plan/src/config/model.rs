@@ -78,7 +78,8 @@ fn default_ffn(family: Family, hidden: usize) -> usize {
 fn positions(raw: Option<usize>, family: Family, sequence: usize) -> Result<usize, ConfigError> {
     let positions = within("model.positions", raw.unwrap_or(sequence.max(1)), 1..=1 << 24)?;
     if family == Family::Gpt && sequence > positions {
-        let rule = format!("is less than batch.sequence = {sequence}, and learned positions cannot be exceeded");
+        let rule =
+            format!("is less than batch.sequence = {sequence}, and learned positions cannot be exceeded");
         return Err(invalid("model.positions", positions, rule));
     }
     Ok(positions.max(sequence))

@@ -11,6 +11,7 @@ use crate::{Block, Op, Part, Plan, Recompute};
 pub(super) enum Mode {
     Train,
     Evaluate,
+    Generate,
 }
 
 /// One slot per block computation, in order.
@@ -24,8 +25,8 @@ pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
         let blocks = blocks.entry(chunk).or_insert_with(|| plan.chunk_blocks(chunk));
         let first = draft.slots.len();
         for op in computations(pass, blocks, mode, plan.memory.recompute) {
-            let load = load_for(op).filter(|&micro| loaded.insert(micro));
-            let needs = load.map(|micro| Op::Load { micro }).into_iter().collect();
+            let load = load_for(op).filter(|&(micro, _)| loaded.insert(micro));
+            let needs = load.map(|(_, load)| load).into_iter().collect();
             draft.slots.push(Slot { starts: Vec::new(), needs, op, then: Vec::new() });
         }
         draft.stretches.push(Stretch { pass, slots: first..draft.slots.len() });
@@ -49,8 +50,11 @@ fn computations(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute) 
             let forward = |&block| match mode {
                 Mode::Train => Op::Forward { block, micro },
                 Mode::Evaluate => Op::Evaluate { block, micro },
+                Mode::Generate => Op::Decode { block, micro },
             };
-            blocks.iter().map(forward).collect()
+            let chooses = mode == Mode::Generate && blocks.last() == Some(&Block::Head);
+            let choose = chooses.then_some(Op::Choose { micro });
+            blocks.iter().map(forward).chain(choose).collect()
         }
         Pass::Backward { micro, .. } => backward(micro, Part::Both),
         Pass::BackwardInput { micro, .. } => backward(micro, Part::Input),
@@ -58,11 +62,13 @@ fn computations(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute) 
     }
 }
 
-/// The micro-batch whose tokens or targets this forward reads. A backward finds them loaded.
-fn load_for(op: Op) -> Option<usize> {
+/// The micro-batch whose tokens or targets this forward reads, and what loads them. A backward finds them loaded;
+/// every block of a generation asks for its tokens' positions.
+fn load_for(op: Op) -> Option<(usize, Op)> {
     match op {
         Op::Forward { block: Block::Embedding | Block::Head, micro }
-        | Op::Evaluate { block: Block::Embedding | Block::Head, micro } => Some(micro),
+        | Op::Evaluate { block: Block::Embedding | Block::Head, micro } => Some((micro, Op::Load { micro })),
+        Op::Decode { micro, .. } => Some((micro, Op::Feed { micro })),
         _ => None,
     }
 }

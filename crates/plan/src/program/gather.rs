@@ -49,6 +49,7 @@ fn reads_weights(op: Op) -> Option<Block> {
     match op {
         Op::Forward { block, .. }
         | Op::Evaluate { block, .. }
+        | Op::Decode { block, .. }
         | Op::Recompute { block, .. }
         | Op::Backward { block, part: Part::Both | Part::Input, .. } => Some(block),
         _ => None,

@@ -61,6 +61,18 @@ impl Plan {
         finish::sums(self, &mut draft.tail);
         draft.into_program(stage)
     }
+
+    /// One step of generation on a stage: `micro_batches` of new tokens, and the choice of the token after each.
+    pub fn generation(&self, stage: usize, micro_batches: usize) -> Program {
+        let passes = schedule::forward_only(self.mesh.pp, stage, micro_batches, self.pipeline.virtual_stages);
+        let mut draft = compute::lower(self, passes, compute::Mode::Generate);
+        transfers::insert(self, stage, &mut draft);
+        gather::insert(self, &mut draft);
+        if self.mesh.pp > 1 {
+            draft.tail.extend([Op::ShareStart, Op::ShareWait]);
+        }
+        draft.into_program(stage)
+    }
 }
 
 impl Draft {

@@ -37,6 +37,9 @@ impl Category {
             | Op::Load { .. }
             | Op::Forward { .. }
             | Op::Evaluate { .. }
+            | Op::Feed { .. }
+            | Op::Decode { .. }
+            | Op::Choose { .. }
             | Op::Recompute { .. }
             | Op::Backward { .. }
             | Op::Release { .. }
@@ -51,6 +54,8 @@ impl Category {
             | Op::SendWait { .. }
             | Op::ReceiveStart { .. }
             | Op::ReceiveWait { .. }
+            | Op::ShareStart
+            | Op::ShareWait
             | Op::NormStart { .. }
             | Op::NormWait { .. }
             | Op::RefreshStart { .. }

@@ -36,9 +36,10 @@ impl Costs {
     /// The time that an op keeps its stage busy.
     pub fn of(&self, op: Op) -> f64 {
         match op {
-            Op::Forward { block, .. } | Op::Evaluate { block, .. } | Op::Recompute { block, .. } => {
-                self.block(block).forward
-            }
+            Op::Forward { block, .. }
+            | Op::Evaluate { block, .. }
+            | Op::Decode { block, .. }
+            | Op::Recompute { block, .. } => self.block(block).forward,
             Op::Backward { block, part, .. } => {
                 let BlockCosts { backward_input, backward_weight, .. } = *self.block(block);
                 match part {

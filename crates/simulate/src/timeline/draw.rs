@@ -72,7 +72,9 @@ fn bars(spans: &[Span]) -> Vec<Bar> {
     let mut recomputed_from = None;
     for span in spans {
         let (kind, micro) = match span.op {
-            Op::Forward { micro, .. } | Op::Evaluate { micro, .. } => (Kind::Forward, micro),
+            Op::Forward { micro, .. } | Op::Evaluate { micro, .. } | Op::Decode { micro, .. } => {
+                (Kind::Forward, micro)
+            }
             Op::Backward { micro, part: Part::Both, .. } => (Kind::Backward, micro),
             Op::Backward { micro, part: Part::Input, .. } => (Kind::BackwardInput, micro),
             Op::Backward { micro, part: Part::Weight, .. } => (Kind::BackwardWeight, micro),

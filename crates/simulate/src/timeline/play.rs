@@ -121,7 +121,7 @@ impl Player {
                 self.sent.get(&incoming(stage, message)).map(|at| at + self.message)
             }
             Op::ReduceWait { over: Over::Tied, .. } => self.complete(Joint::Tied, 2),
-            Op::NormWait { axis: Axis::Pipeline } => self.complete(Joint::Sum, self.stages),
+            Op::NormWait { axis: Axis::Pipeline } | Op::ShareWait => self.complete(Joint::Sum, self.stages),
             _ => Some(0.0),
         }
     }
@@ -137,7 +137,7 @@ impl Player {
             Op::ReceiveStart { message } => _ = self.expected.insert(incoming(stage, message), now),
             Op::ReceiveWait { message } => _ = self.taken.insert(incoming(stage, message), now),
             Op::ReduceStart { over: Over::Tied, .. } => self.join(Joint::Tied, now),
-            Op::NormStart { axis: Axis::Pipeline } => self.join(Joint::Sum, now),
+            Op::NormStart { axis: Axis::Pipeline } | Op::ShareStart => self.join(Joint::Sum, now),
             _ => {}
         }
     }

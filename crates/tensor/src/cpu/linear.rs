@@ -2,15 +2,21 @@
 
 use super::access::{Access, Scatter};
 use super::activation::{gelu, gelu_derivative};
-use super::element::Element;
+use super::element::{Element, Real};
 use super::elementwise::sum_rows;
 use super::gemm::{NoEpilogue, Operand, Output, Product, gemm};
 use super::lanes;
-use super::parallel::Threads;
+use super::parallel::{Rows, Threads};
 use crate::ops::{Linear, LinearBackwardInput, LinearBackwardWeight};
+
+/// With so few rows, packing the weights would take longer than using them once: dot products read them as they lie.
+const FEW_ROWS: usize = 4;
 
 /// See [`Linear`].
 pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Linear) {
+    if op.rows <= FEW_ROWS {
+        return few_rows::<T>(threads, op);
+    }
     let access = Access::new();
     let bias = op.bias.map(|bias| access.read::<T>(bias));
     let outputs = op.outputs;
@@ -42,6 +48,46 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Linear) {
         }
     };
     gemm(product, &epilogue, scratch, threads.0);
+}
+
+/// The same for at most [`FEW_ROWS`], as a generated token has them: threads share the columns.
+fn few_rows<T: Element>(threads: Threads, op: &Linear) {
+    const AT_ONCE: usize = 16;
+    let access = Access::new();
+    let (x, weight) = (access.read::<T>(op.x), access.read::<T>(op.weight));
+    let bias = op.bias.map(|bias| access.read::<T>(bias));
+    let (rows, inputs, outputs) = (op.rows, op.inputs, op.outputs);
+    let residual = op.residual.map(|residual| access.read::<T>(residual));
+    let kept = op.gelu.map(|kept| Scatter::new(access.write::<T>(kept)));
+    let out = Scatter::new(access.write::<T>(op.out));
+    threads.each(outputs, rows * inputs, Rows(weight, inputs), |columns, Rows(weight, _)| {
+        for (first, weight) in columns.step_by(AT_ONCE).zip(weight.chunks(AT_ONCE * inputs)) {
+            let count = weight.len() / inputs;
+            let mut sums = [[T::Accumulator::ZERO; AT_ONCE]; FEW_ROWS];
+            for (column, weight) in weight.chunks_exact(inputs).enumerate() {
+                for (sums, x) in sums.iter_mut().zip(x.chunks_exact(inputs)) {
+                    sums[column] = lanes::sum_pairs(x, weight, |x, weight| x.widen() * weight.widen());
+                }
+            }
+            for (row, sums) in sums[..rows].iter_mut().enumerate() {
+                let (sums, here) = (&mut sums[..count], row * outputs + first..row * outputs + first + count);
+                if let Some(bias) = bias {
+                    lanes::map_pairs(sums, &bias[first..], |sum, bias| sum + bias);
+                }
+                if let Some(residual) = residual {
+                    lanes::map_pairs(sums, &residual[here.clone()], |sum, residual| sum + residual);
+                }
+                if let Some(kept) = &kept {
+                    // SAFETY: threads have different columns.
+                    activate(sums, unsafe { kept.part(here.clone()) });
+                }
+                // SAFETY: as above.
+                for (to, &sum) in unsafe { out.part(here) }.iter_mut().zip(&*sums) {
+                    *to = T::narrow(sum);
+                }
+            }
+        }
+    });
 }
 
 /// Keeps the sums, rounded, and makes them GELU of what was kept, which is what the backward will see.
@@ -111,7 +157,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::testing::{Lab, added, assert_gradient, dot, fresh, random};
+    use crate::cpu::testing::{Lab, added, assert_close, assert_gradient, dot, fresh, random};
     use crate::{Backend, DType};
 
     const ROWS: usize = 5;
@@ -156,22 +202,55 @@ mod tests {
         let stream = random(ROWS * OUTPUTS, 4);
         let [x_buffer, weight_buffer, bias_buffer, residual] =
             [&x, &weight, &bias, &stream].map(|values| lab.buffer(values, DType::F64));
-        let out = lab.blank(ROWS * OUTPUTS, DType::F64);
-        lab.backend.linear(Linear {
-            x: x_buffer.view(),
-            weight: weight_buffer.view(),
-            bias: Some(bias_buffer.view()),
-            gelu: None,
-            residual: Some(residual.view()),
-            out: out.view(),
-            rows: ROWS,
-            inputs: INPUTS,
-            outputs: OUTPUTS,
-        });
-        for (i, out) in lab.values(out.view()).into_iter().enumerate() {
-            let (row, column) = (i / OUTPUTS, i % OUTPUTS);
-            let product = dot(&x[row * INPUTS..][..INPUTS], &weight[column * INPUTS..][..INPUTS]);
-            assert!((out - product - bias[column] - stream[i]).abs() < 1e-13);
+        for rows in [FEW_ROWS, ROWS] {
+            let out = lab.blank(rows * OUTPUTS, DType::F64);
+            lab.backend.linear(Linear {
+                x: x_buffer.slice(0..rows * INPUTS),
+                weight: weight_buffer.view(),
+                bias: Some(bias_buffer.view()),
+                gelu: None,
+                residual: Some(residual.slice(0..rows * OUTPUTS)),
+                out: out.view(),
+                rows,
+                inputs: INPUTS,
+                outputs: OUTPUTS,
+            });
+            for (i, out) in lab.values(out.view()).into_iter().enumerate() {
+                let (row, column) = (i / OUTPUTS, i % OUTPUTS);
+                let product = dot(&x[row * INPUTS..][..INPUTS], &weight[column * INPUTS..][..INPUTS]);
+                assert!((out - product - bias[column] - stream[i]).abs() < 1e-13);
+            }
+        }
+    }
+
+    #[test]
+    fn few_rows_are_the_first_of_many() {
+        for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
+            let (inputs, outputs) = (70, 150);
+            let run = |lab: &Lab, rows: usize| {
+                let [x, weight, bias] = [(6 * inputs, 1), (outputs * inputs, 2), (outputs, 3)]
+                    .map(|(len, seed)| lab.buffer(&random(len, seed), dtype));
+                let [kept, out] = [(); 2].map(|()| lab.blank(rows * outputs, dtype));
+                lab.backend.linear(Linear {
+                    x: x.slice(0..rows * inputs),
+                    weight: weight.view(),
+                    bias: Some(bias.view()),
+                    gelu: Some(kept.view()),
+                    residual: None,
+                    out: out.view(),
+                    rows,
+                    inputs,
+                    outputs,
+                });
+                [lab.values(kept.view()), lab.values(out.view())].concat()
+            };
+            let tolerance = if matches!(dtype, DType::F64 | DType::F32) { 1e-5 } else { 1e-2 };
+            let many = run(&Lab::new(1), 6);
+            for rows in 1..=FEW_ROWS {
+                let few = Lab::same_for_all_threads(|lab| run(lab, rows));
+                let first = [&many[..rows * outputs], &many[6 * outputs..][..rows * outputs]].concat();
+                assert_close(&few, &first, tolerance);
+            }
         }
     }
 

@@ -35,9 +35,9 @@ use half::{bf16, f16};
 use parallel::Threads;
 
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, Check, ColumnSum, CrossEntropy, Embedding, EmbeddingBackward,
-    Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
-    PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CrossEntropy, Embedding,
+    EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
+    Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{Backend, Buffer, Category, DType, Memory, Place, View};
 
@@ -261,6 +261,11 @@ impl Backend for CpuBackend {
         self.with_scratch(|scratch| {
             with_float!(op.qkv.dtype(), T => attention::backward::<T>(self.threads, scratch, &op));
         });
+    }
+
+    fn cached_attention(&self, op: CachedAttention) {
+        op.check();
+        with_float!(op.qkv.dtype(), T => attention::cached::<T>(self.threads, &op));
     }
 
     fn rotary(&self, op: Rotary) {

@@ -18,11 +18,11 @@ pub fn rotary<T: Element>(threads: Threads, op: &Rotary) {
     let width = shape.qkv_width();
     let rotated = (shape.heads + shape.kv_heads) * shape.head_dim;
     let fresh = Angles::new(op);
-    let dims = op.dims;
+    let (dims, positions) = (op.dims, op.positions.map(|positions| access.tokens(positions)));
     threads.each(shape.rows(), width, Rows(qkv, width), |rows, qkv| {
         let mut angles = fresh.clone();
         for (row, qkv) in rows.zip(qkv.0.chunks_exact_mut(width)) {
-            angles.move_to(row % shape.sequence);
+            angles.move_to(positions.map_or(row % shape.sequence, |positions| positions[row] as usize));
             let (cosines, sines) = angles.rounded::<T::Accumulator>();
             for head in qkv[..rotated].chunks_exact_mut(shape.head_dim) {
                 let (low, high) = head[..dims].split_at_mut(dims / 2);
@@ -96,7 +96,7 @@ mod tests {
         let (lab, dims, base) = (Lab::new(1), 4, 100.0);
         let x = random(shape.rows() * shape.qkv_width(), 1);
         let qkv = lab.buffer(&x, DType::F64);
-        lab.backend.rotary(Rotary { qkv: qkv.view(), shape, dims, base, inverse: false });
+        lab.backend.rotary(Rotary { qkv: qkv.view(), shape, dims, base, inverse: false, positions: None });
         let expected: Vec<f64> = (0..x.len())
             .map(|i| {
                 let (row, head, dim) = (i / 24, i % 24 / 6, i % 6);
@@ -109,7 +109,22 @@ mod tests {
             })
             .collect();
         assert_close(&lab.values(qkv.view()), &expected, 1e-13);
-        lab.backend.rotary(Rotary { qkv: qkv.view(), shape, dims, base, inverse: true });
+        lab.backend.rotary(Rotary { qkv: qkv.view(), shape, dims, base, inverse: true, positions: None });
         assert_close(&lab.values(qkv.view()), &x, 1e-13);
+    }
+
+    #[test]
+    fn rows_may_say_where_they_are() {
+        let whole = AttentionShape { batch: 1, sequence: 75, heads: 2, kv_heads: 1, head_dim: 6 };
+        let (lab, dims, base, inverse) = (Lab::new(1), 4, 100.0, false);
+        let x = random(whole.rows() * whole.qkv_width(), 1);
+        let qkv = lab.buffer(&x, DType::F64);
+        lab.backend.rotary(Rotary { qkv: qkv.view(), shape: whole, dims, base, inverse, positions: None });
+        let at = [70_u32, 3, 33];
+        let rows = |of: &[f64]| at.map(|row| of[row as usize * 24..][..24].to_vec()).concat();
+        let (some, positions) = (lab.buffer(&rows(&x), DType::F64), lab.tokens(&at));
+        let (shape, positions) = (AttentionShape { sequence: 3, ..whole }, Some(positions.view()));
+        lab.backend.rotary(Rotary { qkv: some.view(), shape, dims, base, inverse, positions });
+        assert_eq!(lab.values(some.view()), rows(&lab.values(qkv.view())));
     }
 }

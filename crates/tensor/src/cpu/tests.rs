@@ -113,7 +113,7 @@ impl Recorder<'_> {
             AttentionSaved::LogSumExp(log_sums.view())
         };
         let (qkv, out, shape) = (qkv.view(), out.view(), SHAPE);
-        backend.rotary(Rotary { qkv, shape, dims: 8, base: 1e4, inverse: false });
+        backend.rotary(Rotary { qkv, shape, dims: 8, base: 1e4, inverse: false, positions: None });
         backend.attention(Attention { qkv, out, saved, shape });
         let dqkv = dqkv.view();
         backend.attention_backward(AttentionBackward { qkv, out, dout: dout.view(), saved, dqkv, shape });

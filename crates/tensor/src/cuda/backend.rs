@@ -6,12 +6,13 @@
 use half::{bf16, f16};
 
 use super::{
-    CudaBackend, CudaError, activation, column_sum, elementwise, embedding, loss, norm, optimizer, rotary,
+    CudaBackend, CudaError, activation, cached_attention, column_sum, elementwise, embedding, loss, norm,
+    optimizer, rotary,
 };
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, Check, ColumnSum, CrossEntropy, Embedding, EmbeddingBackward,
-    Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward, Positions,
-    PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CrossEntropy, Embedding,
+    EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
+    Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{Backend, Buffer, Category, DType, Memory, Place, View};
 
@@ -156,6 +157,7 @@ impl Backend for CudaBackend {
     }
 
     launched! {
+        cached_attention: CachedAttention => cached_attention::cached_attention,
         residual: Residual => elementwise::residual,
         column_sum: ColumnSum => column_sum::column_sum,
         norm: Norm => norm::forward,

@@ -44,6 +44,7 @@ sources! {
     OPTIMIZER = "optimizer",
     EPILOGUE = "epilogue",
     ATTENTION = "attention",
+    CACHED_ATTENTION = "cached_attention",
 }
 
 /// The kernels of one device; files are compiled and loaded when first needed.

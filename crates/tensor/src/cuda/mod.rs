@@ -9,6 +9,7 @@ mod activation;
 mod attention;
 mod backend;
 mod cache;
+mod cached_attention;
 mod card;
 mod column_sum;
 mod elementwise;

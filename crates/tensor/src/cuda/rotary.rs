@@ -2,7 +2,7 @@
 
 use super::error::CudaError;
 use super::kernels::{ROTARY, suffix};
-use super::launcher::{Launcher, PACK, aligned, pointer, size};
+use super::launcher::{Launcher, PACK, aligned, pointer, pointer_or_null, size};
 use super::stream::Grid;
 use crate::ops::Rotary;
 
@@ -20,6 +20,7 @@ pub(super) fn rotary(launcher: &Launcher, op: &Rotary) -> Result<(), CudaError> 
     let rotated = op.shape.heads + op.shape.kv_heads;
     let arguments = [
         pointer(op.qkv),
+        pointer_or_null(op.positions),
         size(op.shape.rows()),
         size(op.shape.sequence),
         size(op.shape.qkv_width()),

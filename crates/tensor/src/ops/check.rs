@@ -152,6 +152,10 @@ impl Check for Rotary<'_> {
     fn check(&self) {
         expect("qkv", self.qkv, self.shape.rows() * self.shape.qkv_width());
         assert!(self.dims.is_multiple_of(2) && self.dims <= self.shape.head_dim, "{} rotary dims", self.dims);
+        if let Some(positions) = self.positions {
+            expect("positions", positions, self.shape.rows());
+            expect_type("positions", positions, DType::U32);
+        }
     }
 }
 

@@ -2,9 +2,11 @@
 //!
 //! All matrices are row-major. `rows` are tokens. A backend may assume that [`Check::check`] has passed.
 
+mod cached;
 mod check;
 mod step;
 
+pub use cached::CachedAttention;
 pub use check::Check;
 pub use step::{
     AdamW, LearningRate, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control,
@@ -238,7 +240,7 @@ pub struct AttentionBackward<'a> {
 /// Rotates the first `dims` dims of every query and key head in place, by position (arXiv 2104.09864).
 ///
 /// Dim `i` is paired with dim `i + dims/2`, as Hugging Face's checkpoints expect; the angle of pair `i` at position
-/// `t` is `t · base^(−2i/dims)`.
+/// `t` is `t · base^(−2i/dims)`. A row's position is its place in its sample, or what `positions` says.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary<'a> {
     /// Read and written, as [`AttentionShape`] says.
@@ -251,6 +253,8 @@ pub struct Rotary<'a> {
     pub base: f64,
     /// Rotate back: the backward of the rotation.
     pub inverse: bool,
+    /// Read, `[rows]`, u32: where each row is in its sample, if that does not begin with these rows.
+    pub positions: Option<View<'a>>,
 }
 
 /// `out = silu(gate) ∘ up` where `x` is `[rows, 2·width]`: gate, then up.

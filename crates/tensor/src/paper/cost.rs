@@ -5,10 +5,10 @@
 use super::{Kernel, Work};
 use crate::View;
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
-    EmbeddingBackward, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
-    NormBackward, Parameters, Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu,
-    SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, CachedAttention, ColumnSum,
+    CrossEntropy, Embedding, EmbeddingBackward, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight,
+    LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward, Residual, Rotary,
+    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 
 /// Operations of one GELU.
@@ -132,6 +132,13 @@ pub fn attention_backward(op: &AttentionBackward) -> Kernel {
     let flops = products * 2 * op.shape.head_dim * pairs(op.shape);
     moved("attention backward", flops, &[op.qkv, op.out, op.dout, saved_view(op.saved), op.dqkv])
         .attention(op.shape, op.qkv, op.saved, true)
+}
+
+/// As if the cache were full: where the new tokens are is data, which paper does not have.
+pub fn cached_attention(op: &CachedAttention) -> Kernel {
+    let products = 2;
+    let pairs = op.shape.rows() * op.shape.heads * op.capacity;
+    moved("cached attention", products * 2 * op.shape.head_dim * pairs, &[op.qkv, op.keys, op.values, op.out])
 }
 
 pub fn rotary(op: &Rotary) -> Kernel {

@@ -10,10 +10,10 @@ use std::rc::Rc;
 
 use crate::cuda::{Pass, attention_workspace_bytes};
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, Check, ColumnSum, CrossEntropy,
-    Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
-    NormBackward, Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
-    UpdateControl,
+    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, CachedAttention, Check, ColumnSum,
+    CrossEntropy, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
+    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Residual, Rotary, SumsOfSquares,
+    Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
@@ -217,6 +217,7 @@ impl Backend for Paper {
         column_sum: ColumnSum,
         norm: Norm,
         norm_backward: NormBackward,
+        cached_attention: CachedAttention,
         rotary: Rotary,
         swiglu: Swiglu,
         swiglu_backward: SwigluBackward,

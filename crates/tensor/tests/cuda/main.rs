@@ -2,6 +2,7 @@
 //!
 //! The tests need a card. Where there is none they say so and pass.
 
+mod cached_attention;
 mod elementwise;
 mod lab;
 mod loss;

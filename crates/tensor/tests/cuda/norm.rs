@@ -84,8 +84,13 @@ fn rotary_turns_queries_and_keys_and_back() {
             for inverse in [false, true] {
                 agree(&card, dtype, &format!("rotary of {dims}, inverse {inverse}"), |lab| {
                     let qkv = lab.input(shape.rows() * shape.qkv_width(), 1);
-                    lab.backend.rotary(Rotary { qkv: qkv.view(), shape, dims, base: 1e4, inverse });
-                    vec![qkv]
+                    let (base, positions) = (1e4, None);
+                    lab.backend.rotary(Rotary { qkv: qkv.view(), shape, dims, base, inverse, positions });
+                    let at: Vec<u32> = (0..shape.rows() as u32).map(|row| 3 * row + 1).collect();
+                    let (moved, at) = (lab.input(qkv.len(), 2), lab.tokens(&at));
+                    let positions = Some(at.view());
+                    lab.backend.rotary(Rotary { qkv: moved.view(), shape, dims, base, inverse, positions });
+                    vec![qkv, moved]
                 });
             }
         }

@@ -4,12 +4,14 @@
 //! where flash attention computes them again.
 
 mod backward;
+mod cached;
 mod forward;
 #[cfg(test)]
 mod tests;
 mod tile;
 
 pub use backward::backward;
+pub use cached::cached;
 pub use forward::forward;
 
 use super::element::{Element, Real};

@@ -1,0 +1,39 @@
+//! Attention of new tokens over all that came before them: what generation runs on.
+
+use super::{AttentionShape, Check};
+use crate::{DType, View};
+
+/// Puts the keys and values of new tokens into the cache at their positions; then
+/// `out = softmax(q·kᵀ / √head_dim) · v` for each new query over the cached keys up to its own position.
+///
+/// A prompt is many new tokens of a sample, and each token after it is one. What the cache holds beyond a query's
+/// position is never read, so the samples of a batch may be of different lengths.
+#[derive(Clone, Copy, Debug)]
+pub struct CachedAttention<'a> {
+    /// Read, as [`AttentionShape`] says: the new tokens.
+    pub qkv: View<'a>,
+    /// Read, `[batch, sequence]`, u32: where each new token is in its sample; below `capacity`.
+    pub positions: View<'a>,
+    /// Read and written, `[batch, kv_heads, capacity, head_dim]`.
+    pub keys: View<'a>,
+    /// Read and written, `[batch, kv_heads, capacity, head_dim]`.
+    pub values: View<'a>,
+    /// Written, `[batch, sequence, heads, head_dim]`.
+    pub out: View<'a>,
+    /// The new tokens: `sequence` of them in every sample.
+    pub shape: AttentionShape,
+    /// Tokens of a sample that the cache has room for.
+    pub capacity: usize,
+}
+
+impl Check for CachedAttention<'_> {
+    fn check(&self) {
+        let AttentionShape { batch, heads, kv_heads, head_dim, .. } = self.shape;
+        let (rows, cache) = (self.shape.rows(), batch * kv_heads * self.capacity * head_dim);
+        assert_eq!(self.qkv.len(), rows * self.shape.qkv_width(), "elements of qkv");
+        assert_eq!(self.positions.len(), rows, "positions");
+        assert_eq!(self.positions.dtype(), DType::U32, "positions are whole numbers");
+        assert_eq!([self.keys.len(), self.values.len()], [cache; 2], "elements of the cache");
+        assert_eq!(self.out.len(), rows * heads * head_dim, "elements of out");
+    }
+}
