@@ -12,6 +12,7 @@ mod fit;
 mod host;
 mod output;
 mod plan;
+mod prepare;
 mod table;
 mod train;
 mod verify;
@@ -41,6 +42,7 @@ enum Command {
     Train(train::Arguments),
     Plan(plan::Arguments),
     Verify(verify::Arguments),
+    Prepare(prepare::Arguments),
     Doctor(doctor::Arguments),
 }
 
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         Some(Command::Train(arguments)) => train::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),
         Some(Command::Verify(arguments)) => verify::run(&arguments),
+        Some(Command::Prepare(arguments)) => prepare::run(&arguments),
         Some(Command::Doctor(arguments)) => doctor::run(&arguments),
         None => output::stdout(&Cli::command().render_help().to_string()),
     };

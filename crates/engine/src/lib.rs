@@ -12,5 +12,6 @@ pub mod verify;
 pub use error::{JobError, TrainError};
 pub use job::{Job, MemoryChoice, Worker, device, run_job};
 pub use report::{Outcome, StepReport};
+pub use source::dataset;
 pub use trace::Span;
-pub use train::{TrainOptions, dataset, train};
+pub use train::{TrainOptions, train};

@@ -4,6 +4,7 @@
 //! `--set`. Every mistake is one sentence with the field, its value and what is allowed.
 
 mod cluster;
+mod data;
 mod deserialize;
 mod error;
 mod layers;
@@ -16,8 +17,8 @@ mod training;
 mod words;
 mod write;
 
+pub use data::DEMO_VOCAB;
 pub use error::ConfigError;
-pub use model::DEMO_VOCAB;
 
 use crate::{Batch, Plan};
 use error::{ConfigError as Error, invalid, within};
@@ -60,7 +61,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
         precision: training::precision(&raw.precision)?,
         memory: training::memory(&raw.memory),
         optimizer: training::optimizer(&raw.optimizer)?,
-        data: training::data(&raw.data)?,
+        data: data::resolve(&raw.data, model.vocab)?,
         run: training::run(&raw.run, mesh)?,
         model,
         batch,
