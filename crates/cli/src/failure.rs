@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
+use kintsugi_data::DataError;
 use kintsugi_engine::TrainError;
 use kintsugi_plan::config::ConfigError;
 
@@ -48,6 +49,15 @@ impl From<ConfigError> for Failure {
 
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
-        Failure::Run(error.to_string())
+        match error {
+            TrainError::Data(error) => error.into(),
+            error => Failure::Run(error.to_string()),
+        }
+    }
+}
+
+impl From<DataError> for Failure {
+    fn from(error: DataError) -> Self {
+        Failure::Mistake(error.to_string())
     }
 }

@@ -13,6 +13,7 @@ mod fit;
 mod host;
 mod output;
 mod plan;
+mod prepare;
 mod table;
 mod train;
 mod verify;
@@ -43,6 +44,7 @@ enum Command {
     Plan(plan::Arguments),
     Verify(verify::Arguments),
     Calibrate(calibrate::Arguments),
+    Prepare(prepare::Arguments),
     Doctor(doctor::Arguments),
 }
 
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Some(Command::Plan(arguments)) => plan::run(&arguments),
         Some(Command::Verify(arguments)) => verify::run(&arguments),
         Some(Command::Calibrate(arguments)) => calibrate::run(&arguments),
+        Some(Command::Prepare(arguments)) => prepare::run(&arguments),
         Some(Command::Doctor(arguments)) => doctor::run(&arguments),
         None => output::stdout(&Cli::command().render_help().to_string()),
     };

@@ -62,7 +62,7 @@ Examples:
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let plan = arguments.config.resolve()?;
-    let floor = dataset(&plan).floor(plan.batch.sequence);
+    let floor = dataset(&plan)?.floor(plan.batch.sequence);
     let prediction = predict(&plan, device(&plan), Play::Full);
     fit::here(&plan, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
     let predicted = prediction.figures();
@@ -142,7 +142,7 @@ fn train_with_progress(
 }
 
 /// A flag that SIGINT and SIGTERM set; the second of them has its usual effect.
-fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
+pub fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         // The order matters: the first signal must find the flag unset.

@@ -97,8 +97,7 @@ impl Reference {
         let (_, recording) = match self.0.take() {
             Some(known) if known.0 == plan => self.0.insert(known),
             _ => {
-                let recording = record(&plan, base::memory(&plan), None)
-                    .map_err(|error| Failure::Run(error.to_string()))?;
+                let recording = record(&plan, base::memory(&plan), None)?;
                 self.0.insert((plan, recording))
             }
         };

@@ -1,15 +1,31 @@
-//! Where training tokens come from: datasets, and the sampler that deals them out to replicas.
+//! Where training tokens come from: text made into token files, datasets, and the sampler that deals them out to
+//! replicas.
 //!
 //! A dataset answers for one sample at a time, by index; nothing here depends on the layout of the ranks.
 #![forbid(unsafe_code)]
 
+mod blend;
+mod corpus;
 mod demo;
+mod error;
+mod packed;
+mod permutation;
+pub mod prepare;
 mod random;
 mod sampler;
+#[cfg(test)]
+mod testing;
+mod tokenizer;
+mod tokens;
 
 pub use demo::Demo;
+pub use error::DataError;
+pub use packed::{Packed, PackedOptions};
+pub use permutation::Permutation;
 pub use random::Stream;
 pub use sampler::Sampler;
+pub use tokenizer::{Encoder, Tokenizer};
+pub use tokens::{About, TokenFile, TokenType, TokenWriter};
 
 /// Which part of a dataset: the two never share a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,5 +47,5 @@ pub trait Dataset: Send + Sync {
     fn floor(&self, sequence: usize) -> Option<f64>;
 
     /// Fills `out` with sample `index`: as many inputs as the model sees, and one token more for the last target.
-    fn sample(&self, split: Split, index: u64, out: &mut [u32]);
+    fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError>;
 }

@@ -19,7 +19,7 @@ impl Stream {
     }
 
     /// The next 64 random bits.
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.counter = self.counter.wrapping_add(GOLDEN);
         mix(self.counter)
     }
@@ -36,7 +36,7 @@ impl Stream {
 }
 
 /// The finaliser of SplitMix64: a bijection in which every input bit flips each output bit half of the time.
-fn mix(mut z: u64) -> u64 {
+pub(crate) fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::{Dataset, Split};
+use crate::{DataError, Dataset, Split};
 
 /// How a global batch is dealt out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Sampler {
         micro: usize,
         tokens: &mut Vec<u32>,
         targets: &mut Vec<u32>,
-    ) {
+    ) -> Result<(), DataError> {
         let elements = self.micro_batch * self.sequence;
         // A sample's last token is a target only: it lies where the next sample's first token will overwrite it.
         tokens.resize(elements + 1, 0);
@@ -61,10 +61,11 @@ impl Sampler {
         for (row, index) in self.indices(step, replica, micro).enumerate() {
             let first = row * self.sequence;
             let sample = &mut tokens[first..=first + self.sequence];
-            dataset.sample(split, index, sample);
+            dataset.sample(split, index, sample)?;
             targets.extend_from_slice(&sample[1..]);
         }
         tokens.truncate(elements);
+        Ok(())
     }
 }
 
@@ -84,11 +85,12 @@ mod tests {
             None
         }
 
-        fn sample(&self, split: Split, index: u64, out: &mut [u32]) {
+        fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
             let first = 100 * index as u32 + if split == Split::Train { 0 } else { 1_000_000 };
             for (token, value) in out.iter_mut().zip(first..) {
                 *token = value;
             }
+            Ok(())
         }
     }
 
@@ -98,7 +100,7 @@ mod tests {
         let (mut all_tokens, mut all_targets) = (Vec::new(), Vec::new());
         for replica in 0..sampler.dp {
             for micro in 0..sampler.micro_batches() {
-                sampler.batch(&Numbers, split, step, replica, micro, &mut tokens, &mut targets);
+                sampler.batch(&Numbers, split, step, replica, micro, &mut tokens, &mut targets).unwrap();
                 assert_eq!([tokens.len(), targets.len()], [sampler.micro_batch * sampler.sequence; 2]);
                 all_tokens.extend_from_slice(&tokens);
                 all_targets.extend_from_slice(&targets);
@@ -130,9 +132,9 @@ mod tests {
     fn the_vectors_are_reused() {
         let sampler = Sampler::new(64, 8, 4, 1);
         let (mut tokens, mut targets) = (Vec::new(), Vec::new());
-        sampler.batch(&Numbers, Split::Train, 0, 0, 0, &mut tokens, &mut targets);
+        sampler.batch(&Numbers, Split::Train, 0, 0, 0, &mut tokens, &mut targets).unwrap();
         let before = (tokens.as_ptr(), targets.as_ptr());
-        sampler.batch(&Numbers, Split::Train, 1, 0, 1, &mut tokens, &mut targets);
+        sampler.batch(&Numbers, Split::Train, 1, 0, 1, &mut tokens, &mut targets).unwrap();
         assert_eq!((tokens.as_ptr(), targets.as_ptr()), before);
     }
 

@@ -1,5 +1,6 @@
 //! What can go wrong in a run, as a sentence.
 
+use kintsugi_data::DataError;
 use kintsugi_rank::Bad;
 use thiserror::Error;
 
@@ -9,6 +10,9 @@ pub use kintsugi_comm::threads::Failure as JobError;
 /// Why training ended early.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum TrainError {
+    /// The data cannot be used.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// A rank failed.
     #[error(transparent)]
     Job(#[from] JobError),

@@ -17,5 +17,6 @@ pub use evaluate::{EvaluateOptions, Evaluated, evaluate};
 pub use generate::{GenerateError, GenerateOptions, Generated, NewToken, Sampling, check_prompts, generate};
 pub use job::{Job, MemoryChoice, Worker, device, run_for, run_job};
 pub use report::{Outcome, StepReport};
+pub use source::dataset;
 pub use trace::Span;
-pub use train::{TrainOptions, dataset, train};
+pub use train::{TrainOptions, train};

@@ -1,8 +1,41 @@
-//! A rank's micro-batches, from the dataset.
+//! A plan's dataset, and a rank's micro-batches from it.
 
-use kintsugi_data::{Dataset, Sampler, Split};
-use kintsugi_plan::Plan;
+use kintsugi_data::{DataError, Dataset, Demo, Packed, PackedOptions, Sampler, Split, Tokenizer};
+use kintsugi_plan::{Data, Plan, TokenData};
 use kintsugi_rank::Source;
+
+/// The plan's dataset. Files that are not there, are something else or do not go with the model are refused.
+pub fn dataset(plan: &Plan) -> Result<Box<dyn Dataset>, DataError> {
+    match &plan.data {
+        Data::Demo => Ok(Box::new(Demo::new(plan.run.seed))),
+        Data::Tokens(tokens) => {
+            check_tokenizer(plan, tokens)?;
+            let packed = Packed::open(&PackedOptions {
+                sources: tokens.sources.iter().map(|source| (source.path.clone(), source.weight)).collect(),
+                validation: tokens.split,
+                sequence: plan.batch.sequence,
+                vocab: plan.model.vocab,
+                seed: plan.run.seed,
+            })?;
+            if plan.run.eval_every > 0 {
+                packed.check_length(Split::Validation)?;
+            }
+            Ok(Box::new(packed))
+        }
+    }
+}
+
+/// A tokenizer that was named must be one that the model can have.
+fn check_tokenizer(plan: &Plan, tokens: &TokenData) -> Result<(), DataError> {
+    let Some(name) = &tokens.tokenizer else { return Ok(()) };
+    let (needed, vocab) = (Tokenizer::open(name)?.vocab(), plan.model.vocab);
+    if needed > vocab {
+        return Err(DataError::Value(format!(
+            "model.vocab = {vocab} is less than the {needed} tokens of data.tokenizer = \"{name}\"; use {needed} or more"
+        )));
+    }
+    Ok(())
+}
 
 /// The samples of one replica, step by step.
 pub(crate) struct Batches<'a> {
@@ -38,7 +71,9 @@ impl<'a> Batches<'a> {
 
     fn make(&mut self, step: u64, micro: usize) {
         let Batches { dataset, sampler, split, replica, tokens, targets, .. } = self;
-        sampler.batch(*dataset, *split, step, *replica, micro, tokens, targets);
+        // A rank has no other way to fail: this takes the job down with the sentence.
+        let made = sampler.batch(*dataset, *split, step, *replica, micro, tokens, targets);
+        made.unwrap_or_else(|error| panic!("{error}"));
     }
 }
 

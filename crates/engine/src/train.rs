@@ -7,14 +7,14 @@ use std::thread;
 use std::time::Instant;
 
 use kintsugi_comm::Traffic;
-use kintsugi_data::{Dataset, Demo, Split};
-use kintsugi_plan::{Data, Plan, Program};
+use kintsugi_data::{Dataset, Split};
+use kintsugi_plan::{Plan, Program};
 use kintsugi_rank::RankMemory;
 use kintsugi_tensor::cpu::counting;
 use kintsugi_tensor::ops::control;
 
 use crate::report::{History, RankResult};
-use crate::source::Batches;
+use crate::source::{Batches, dataset};
 use crate::trace::Timer;
 use crate::{Job, MemoryChoice, Outcome, StepReport, TrainError, Worker, run_job};
 
@@ -29,13 +29,6 @@ pub struct TrainOptions {
     pub trace_step: Option<u64>,
 }
 
-/// The plan's dataset.
-pub fn dataset(plan: &Plan) -> Box<dyn Dataset> {
-    match plan.data {
-        Data::Demo => Box::new(Demo::new(plan.run.seed)),
-    }
-}
-
 /// Trains a plan to its end, or until it is asked to stop; `on_step` hears of every step.
 pub fn train(
     plan: &Plan,
@@ -43,7 +36,7 @@ pub fn train(
     on_step: impl FnMut(StepReport),
 ) -> Result<Outcome, TrainError> {
     let plan = Arc::new(plan.clone());
-    let dataset = dataset(&plan);
+    let dataset = dataset(&plan)?;
     let job = Job { plan: Arc::clone(&plan), memory: options.memory.clone(), fault: None };
     let (reports, received) = channel();
     // Only rank 0 speaks; the sender is handed to it, so that the channel closes when it is done.

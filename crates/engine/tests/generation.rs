@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use kintsugi_data::{Dataset, Demo, Split};
+use kintsugi_data::{DataError, Dataset, Demo, Split};
 use kintsugi_engine::{
     EvaluateOptions, GenerateOptions, Generated, Job, MemoryChoice, Sampling, TrainOptions, device, evaluate,
     generate, run_for, train, verify,
@@ -141,8 +141,9 @@ impl Dataset for One {
         None
     }
 
-    fn sample(&self, _: Split, _: u64, out: &mut [u32]) {
+    fn sample(&self, _: Split, _: u64, out: &mut [u32]) -> Result<(), DataError> {
         out.copy_from_slice(&self.0);
+        Ok(())
     }
 }
 

@@ -20,6 +20,7 @@ pub use generation::Round;
 pub use mesh::{Axis, Coordinate, Mesh};
 pub use op::{Block, Message, MessageKind, Op, Over, Part, Program, Unit};
 pub use plan::{
-    AttentionKind, Batch, Compute, Data, DeviceKind, GradientType, LossScale, MemoryOptions, Optimizer,
-    Pipeline, Plan, Precision, RateSchedule, Recompute, Run, ScheduleKind, Sharding, Transport, When,
+    AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LossScale, MemoryOptions,
+    Optimizer, Pipeline, Plan, Precision, RateSchedule, Recompute, Run, ScheduleKind, Sharding, TokenData,
+    Transport, When,
 };

@@ -223,6 +223,28 @@ pub enum RateSchedule {
 pub enum Data {
     /// The built-in generated corpus.
     Demo,
+    /// Token files.
+    Tokens(TokenData),
+}
+
+/// A blend of token files.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TokenData {
+    /// The files.
+    pub sources: Vec<DataSource>,
+    /// What made their tokens, where it was named: a file, a folder or `bytes`.
+    pub tokenizer: Option<String>,
+    /// The share of the tokens that is kept for validation.
+    pub split: f64,
+}
+
+/// Token files and how often they are drawn from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DataSource {
+    /// The prefix of the `.bin` and the `.idx`.
+    pub path: PathBuf,
+    /// The weight among all sources.
+    pub weight: f64,
 }
 
 /// The run.

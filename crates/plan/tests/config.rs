@@ -1,7 +1,7 @@
 //! Configurations that are right: what they resolve to, and that a plan written out resolves to itself.
 
 use kintsugi_plan::config::{self, resolve, resolve_without};
-use kintsugi_plan::{Mesh, Plan, ScheduleKind, Unit, When};
+use kintsugi_plan::{Data, DataSource, Mesh, Plan, ScheduleKind, TokenData, Unit, When};
 use kintsugi_spec::{ModelSpec, presets};
 
 fn plan(text: &str, sets: &[&str]) -> Plan {
@@ -99,6 +99,9 @@ fn a_plan_written_out_resolves_to_itself() {
         "demo",
         &["parallel.schedule=interleaved", "parallel.pp=2", "batch.global=4", "parallel.overlap=false"],
     ));
+    plans.push(preset("demo", &["data.source=corpus/a", "data.split=0"]));
+    let blend = "data.source=[{ path = \"a b\", weight = 0.1 }, { path = \"c\", weight = 3 }]";
+    plans.push(preset("demo", &[blend, "data.tokenizer=bytes", "model.vocab=64"]));
     for plan in plans {
         let text = plan.to_toml();
         assert_eq!(resolve(Some(&text), "again.toml", &[]), Ok(plan), "{text}");
@@ -195,4 +198,18 @@ fn a_folder_of_weights_brings_its_model() {
         refused(&["model.preset=gpt2-124m"]),
         "model.family = \"gpt\" is not what model.init holds, which is \"llama\"; leave it out"
     );
+}
+
+#[test]
+fn data_comes_from_files_with_weights() {
+    let tokens = |set: &str| match preset("demo", &[set]).data {
+        Data::Tokens(tokens) => tokens,
+        Data::Demo => panic!("{set} is the demo"),
+    };
+    let source = |path: &str, weight| DataSource { path: path.into(), weight };
+    let one = TokenData { sources: vec![source("corpus/a", 1.0)], tokenizer: None, split: 0.01 };
+    assert_eq!(tokens("data.source=corpus/a"), one);
+    let two = tokens("data.source=[\"a\", { path = \"b\", weight = 2 }]");
+    assert_eq!(two.sources, [source("a", 1.0), source("b", 2.0)]);
+    assert_eq!(preset("demo", &["data.source=demo"]).data, Data::Demo);
 }

@@ -3,6 +3,7 @@
 mod help;
 mod mistakes;
 mod plan;
+mod prepare;
 mod support;
 mod train;
 mod verify;

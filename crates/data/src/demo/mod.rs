@@ -9,7 +9,7 @@ mod words;
 
 use self::automaton::Automaton;
 use crate::random::Stream;
-use crate::{Dataset, Split};
+use crate::{DataError, Dataset, Split};
 
 /// The demo language with a seed.
 #[derive(Clone, Debug)]
@@ -59,9 +59,10 @@ impl Dataset for Demo {
         Some(total / sequence as f64)
     }
 
-    fn sample(&self, split: Split, index: u64, out: &mut [u32]) {
+    fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
         let mut random = Stream::new(&[self.seed, split as u64, index]);
         self.automaton.generate(&mut random, out);
+        Ok(())
     }
 }
 
@@ -73,7 +74,7 @@ mod tests {
 
     fn sample(seed: u64, split: Split, index: u64) -> Vec<u32> {
         let mut tokens = vec![0; SEQUENCE + 1];
-        Demo::new(seed).sample(split, index, &mut tokens);
+        Demo::new(seed).sample(split, index, &mut tokens).unwrap();
         tokens
     }
 
@@ -84,7 +85,7 @@ mod tests {
         let mut tokens = [0; SEQUENCE + 1];
         let losses: Vec<f64> = (0..SAMPLES as u64)
             .map(|index| {
-                demo.sample(Split::Train, index, &mut tokens);
+                demo.sample(Split::Train, index, &mut tokens).unwrap();
                 let surprisals: Vec<f64> = demo.surprisals(&tokens).collect();
                 assert_eq!(surprisals.len(), tokens.len());
                 surprisals[1..].iter().sum::<f64>() / SEQUENCE as f64
@@ -110,7 +111,7 @@ mod tests {
     #[test]
     fn a_shorter_sample_is_the_beginning_of_a_longer_one() {
         let mut short = [0; 10];
-        Demo::new(1).sample(Split::Train, 1, &mut short);
+        Demo::new(1).sample(Split::Train, 1, &mut short).unwrap();
         assert_eq!(short, sample(1, Split::Train, 1)[..10]);
     }
 

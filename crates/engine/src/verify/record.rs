@@ -7,10 +7,9 @@ use kintsugi_plan::{Op, Plan};
 use kintsugi_rank::{Piece, Whole, assemble};
 use kintsugi_tensor::ops::control;
 
-use crate::source::Batches;
-use crate::train::dataset;
+use crate::source::{Batches, dataset};
 use crate::verify::Fault;
-use crate::{Job, JobError, MemoryChoice, run_job};
+use crate::{Job, MemoryChoice, TrainError, run_job};
 
 /// What a layout did.
 #[derive(Clone, Debug)]
@@ -33,8 +32,8 @@ struct RankRecording {
 }
 
 /// Runs a plan for `plan.run.steps` steps.
-pub fn record(plan: &Plan, memory: MemoryChoice, fault: Option<Fault>) -> Result<Recording, JobError> {
-    let dataset = dataset(plan);
+pub fn record(plan: &Plan, memory: MemoryChoice, fault: Option<Fault>) -> Result<Recording, TrainError> {
+    let dataset = dataset(plan)?;
     let job = Job { plan: Arc::new(plan.clone()), memory, fault };
     let ranks = run_job(&job, |worker| {
         worker.rank.initialise(plan.run.seed);

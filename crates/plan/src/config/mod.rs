@@ -4,6 +4,7 @@
 //! `--set`. Every mistake is one sentence with the field, its value and what is allowed.
 
 mod cluster;
+mod data;
 mod deserialize;
 mod error;
 mod framework;
@@ -18,9 +19,9 @@ mod training;
 mod words;
 mod write;
 
+pub use data::DEMO_VOCAB;
 pub use error::ConfigError;
 pub use init::{init, with_model_of_init};
-pub use model::DEMO_VOCAB;
 
 use crate::{Batch, Plan};
 use error::{ConfigError as Error, invalid, within};
@@ -63,7 +64,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
         precision: training::precision(&raw.precision)?,
         memory: training::memory(&raw.memory),
         optimizer: training::optimizer(&raw.optimizer)?,
-        data: training::data(&raw.data)?,
+        data: data::resolve(&raw.data, model.vocab)?,
         run: training::run(&raw.run)?,
         framework: framework::resolve(&raw.framework)?,
         init: raw.model.init.as_ref().map(Into::into),

@@ -5,9 +5,6 @@ use kintsugi_spec::{Activation, Family, ModelSpec};
 use super::error::{ConfigError, between, divisors, either, invalid, within};
 use super::raw::RawModel;
 
-/// The vocabulary of the demo corpus.
-pub const DEMO_VOCAB: usize = 128;
-
 /// The model. It is made for samples of `sequence` tokens, or longer ones where that is asked for.
 pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, ConfigError> {
     let family = raw.family.unwrap_or(Family::Gpt);
@@ -120,7 +117,7 @@ fn rotary_fraction(raw: Option<f64>, family: Family) -> Result<f64, ConfigError>
 }
 
 fn check_shape(model: &ModelSpec) -> Result<(), ConfigError> {
-    let &ModelSpec { heads, kv_heads, head_dim, vocab, .. } = model;
+    let &ModelSpec { heads, kv_heads, head_dim, .. } = model;
     if !heads.is_multiple_of(kv_heads) {
         let allowed: Vec<usize> = divisors(heads).collect();
         let rule = format!("does not divide model.heads = {heads}; use {}", either(&allowed));
@@ -128,12 +125,6 @@ fn check_shape(model: &ModelSpec) -> Result<(), ConfigError> {
     }
     if model.family != Family::Gpt && head_dim % 2 == 1 {
         return Err(invalid("model.head_dim", head_dim, "must be even: rotary positions turn pairs"));
-    }
-    if vocab < DEMO_VOCAB {
-        let rule = format!(
-            "is less than the {DEMO_VOCAB} tokens of data.source = \"demo\"; use {DEMO_VOCAB} or more"
-        );
-        return Err(invalid("model.vocab", vocab, rule));
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use kintsugi_spec::{Activation, AttentionPoint, Family, ProductPoint, Wire};
 use serde::{Deserialize, Serialize};
 
-use super::words::{Device, OptimizerName, Quantize, Replicas, Scale, ShardLevel, Transport};
+use super::words::{Device, OptimizerName, Quantize, Replicas, Scale, ShardLevel, Sources, Transport};
 use crate::{AttentionKind, Compute, GradientType, RateSchedule, Recompute, ScheduleKind, When};
 
 /// Declares a table of the configuration: all keys optional, unknown ones refused.
@@ -96,7 +96,7 @@ table!(RawOptimizer {
     clip: f64,
 });
 
-table!(RawData { source: toml::Value, tokenizer: toml::Value, split: toml::Value });
+table!(RawData { source: Sources, tokenizer: String, split: f64, mask_documents: bool });
 
 table!(RawCluster {
     preset: String,

@@ -1,10 +1,10 @@
-//! The rest of a configuration: precision, memory, optimizer, data and run.
+//! The rest of a configuration: precision, memory, optimizer and run.
 
 use super::error::{ConfigError, between, invalid, short, unavailable, within};
-use super::raw::{RawData, RawMemory, RawOptimizer, RawPrecision, RawRun};
+use super::raw::{RawMemory, RawOptimizer, RawPrecision, RawRun};
 use super::words::{Device, Scale, Transport as TransportName};
 use crate::{
-    AttentionKind, Compute, Data, DeviceKind, GradientType, LossScale, MemoryOptions, Optimizer, Precision,
+    AttentionKind, Compute, DeviceKind, GradientType, LossScale, MemoryOptions, Optimizer, Precision,
     RateSchedule, Recompute, Run, Transport,
 };
 
@@ -76,18 +76,6 @@ fn clip(norm: f64) -> Result<f64, ConfigError> {
         return Ok(norm);
     }
     Err(invalid("optimizer.clip", short(norm), "must be 0, for no clipping, or from 1e-30 to 1e30"))
-}
-
-pub(super) fn data(raw: &RawData) -> Result<Data, ConfigError> {
-    if let Some(source) = raw.source.as_ref().filter(|source| source.as_str() != Some("demo")) {
-        return Err(unavailable("data.source", source, "\"demo\""));
-    }
-    for (field, given) in [("data.tokenizer", &raw.tokenizer), ("data.split", &raw.split)] {
-        if let Some(value) = given {
-            return Err(invalid(field, value, "is not available yet; leave it out"));
-        }
-    }
-    Ok(Data::Demo)
 }
 
 pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {

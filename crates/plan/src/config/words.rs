@@ -19,6 +19,13 @@ pub(super) enum Scale {
     Fixed(f64),
 }
 
+/// Where tokens come from: a word or a path, or several paths with their weights.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Sources {
+    One(String),
+    Blend(Vec<(String, f64)>),
+}
+
 /// The level a tensor is sharded over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -132,4 +139,45 @@ impl Serialize for Scale {
             Scale::Fixed(x) => serializer.serialize_f64(*x),
         }
     }
+}
+
+impl<'de> Deserialize<'de> for Sources {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let part = |value: &toml::Value| match value {
+            toml::Value::String(path) => Some((path.clone(), 1.0)),
+            toml::Value::Table(table) if table.keys().all(|key| key == "path" || key == "weight") => {
+                let weight = table.get("weight").map_or(Some(1.0), number)?;
+                Some((table.get("path")?.as_str()?.to_owned(), weight))
+            }
+            _ => None,
+        };
+        let sources = match toml::Value::deserialize(deserializer)? {
+            toml::Value::String(word) => Some(Sources::One(word)),
+            toml::Value::Array(parts) if !parts.is_empty() => {
+                parts.iter().map(part).collect::<Option<_>>().map(Sources::Blend)
+            }
+            _ => None,
+        };
+        let expected =
+            "\"demo\", the prefix of token files, or a list of { path = \"prefix\", weight = 1.0 }";
+        sources.ok_or_else(|| de::Error::custom(expected))
+    }
+}
+
+impl Serialize for Sources {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Sources::One(word) => serializer.serialize_str(word),
+            Sources::Blend(parts) => serializer.collect_seq(parts.iter().map(|(path, weight)| {
+                toml::Table::from_iter([
+                    ("path".to_owned(), path.as_str().into()),
+                    ("weight".to_owned(), (*weight).into()),
+                ])
+            })),
+        }
+    }
+}
+
+fn number(value: &toml::Value) -> Option<f64> {
+    value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
 }

@@ -7,8 +7,8 @@ use super::raw::{
     RawBatch, RawCluster, RawConfig, RawData, RawDevice, RawFramework, RawLink, RawLinks, RawMemory,
     RawModel, RawOptimizer, RawParallel, RawPrecision, RawRun, RawSharding,
 };
-use super::words::{Device, OptimizerName, Replicas, Scale, ShardLevel, Transport};
-use crate::{DeviceKind, LossScale, Plan};
+use super::words::{Device, OptimizerName, Replicas, Scale, ShardLevel, Sources, Transport};
+use crate::{Data, DataSource, DeviceKind, LossScale, Plan};
 
 impl Plan {
     /// The TOML text that resolves to this plan, whatever the defaults.
@@ -31,7 +31,7 @@ impl Plan {
                 attention: Some(self.memory.attention),
             },
             optimizer: optimizer(self),
-            data: RawData { source: Some("demo".into()), ..RawData::default() },
+            data: data(&self.data),
             cluster: cluster(&self.cluster),
             framework: framework(&self.framework),
             run: run(self),
@@ -118,6 +118,21 @@ fn optimizer(plan: &Plan) -> RawOptimizer {
         eps: Some(optimizer.eps),
         weight_decay: Some(optimizer.weight_decay),
         clip: Some(optimizer.clip),
+    }
+}
+
+fn data(data: &Data) -> RawData {
+    match data {
+        Data::Demo => RawData { source: Some(Sources::One("demo".to_owned())), ..RawData::default() },
+        Data::Tokens(tokens) => {
+            let part = |source: &DataSource| (source.path.display().to_string(), source.weight);
+            RawData {
+                source: Some(Sources::Blend(tokens.sources.iter().map(part).collect())),
+                tokenizer: tokens.tokenizer.clone(),
+                split: Some(tokens.split),
+                mask_documents: Some(false),
+            }
+        }
     }
 }
 

@@ -1,0 +1,188 @@
+//! `kintsugi prepare`: text to token files.
+
+mod progress;
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use clap::{ArgGroup, Args};
+use kintsugi_data::Tokenizer;
+use kintsugi_data::prepare::{
+    Input, PrepareOptions, Summary, TrainedTokenizer, check_outputs, prepare, train_tokenizer,
+};
+use kintsugi_spec::units;
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::train::stop_on_signal;
+use progress::Progress;
+
+/// Turns text into token files that `train` reads, in Megatron's .bin/.idx format.
+///
+/// An input is a file, a folder (every .txt, .md, .jsonl, .ndjson and .json file in it) or a quoted pattern such as
+/// 'shards/*.jsonl.zst'; each may end in .gz or .zst too. A text file is one document; of JSON lines, each is one,
+/// under --json-key. PREFIX.bin, PREFIX.idx and PREFIX.meta.json appear whole at the end, or not at all.
+///
+/// A line that is no JSON object with that key, or no UTF-8, is left out, counted, and told with its file and
+/// number; with --strict it ends the command. Memory does not grow with the text.
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
+#[command(group = ArgGroup::new("which").required(true).args(["tokenizer", "train_tokenizer"]))]
+pub struct Arguments {
+    /// Files, folders or quoted patterns
+    #[arg(required = true, value_name = "INPUT")]
+    inputs: Vec<String>,
+    /// Prefix of the files to write
+    #[arg(long, value_name = "PREFIX")]
+    out: PathBuf,
+    /// A Hugging Face tokenizer.json, a folder with one or with vocab.json and merges.txt, or the word bytes
+    #[arg(long, value_name = "FILE|FOLDER|bytes")]
+    tokenizer: Option<String>,
+    /// Makes a BPE tokenizer of N tokens from the text first, into PREFIX.tokenizer.json, and uses it
+    #[arg(long, value_name = "N")]
+    train_tokenizer: Option<usize>,
+    /// The key under which a JSON line has its text
+    #[arg(long, value_name = "KEY", default_value = "text")]
+    json_key: String,
+    /// Appends the tokenizer's end-of-document token to every document
+    #[arg(long)]
+    append_eod: bool,
+    /// The token that --append-eod appends, where the tokenizer does not say which
+    #[arg(long, value_name = "TOKEN", requires = "append_eod")]
+    eod: Option<String>,
+    /// Ends at the first bad line, with nothing written
+    #[arg(long)]
+    strict: bool,
+    /// Replaces files that are there
+    #[arg(long)]
+    overwrite: bool,
+    /// Threads that encode; as many as there are cores unless given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: Option<u16>,
+    /// Prints the summary as JSON, and nothing else to stdout
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  kintsugi prepare book.txt --out data/book --train-tokenizer 8192 --append-eod
+      a text of your own, and a tokenizer made for it
+  kintsugi prepare 'shards/*.jsonl.zst' --out data/web --tokenizer llama/tokenizer.json --append-eod
+      JSON lines with a Hugging Face tokenizer
+  kintsugi train run.toml --set data.source=data/book
+      train on it; model.vocab must be at least the vocabulary that was printed";
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let output = Output { json: arguments.json };
+    let mut options = options(arguments)?;
+    check_outputs(&options)?;
+    let name = match (arguments.train_tokenizer, &arguments.tokenizer) {
+        (None, Some(name)) => name.clone(),
+        (vocab, _) => {
+            make_tokenizer(arguments, &options, vocab.expect("one of the two is required"), output)?
+        }
+    };
+    let tokenizer = Tokenizer::open(&name)?;
+    options.end_of_document = end_of_document(arguments, &tokenizer)?;
+    let stop = stop_on_signal()?;
+    let mut progress = Progress::new();
+    let summary = prepare(&options, &tokenizer, |state| {
+        progress.update(state);
+        !stop.load(Ordering::Relaxed)
+    });
+    progress.finish();
+    let summary = summary?;
+    output.text(&conclusion(&summary))?;
+    output.result(&summary)
+}
+
+fn options(arguments: &Arguments) -> Result<PrepareOptions, Failure> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    Ok(PrepareOptions {
+        inputs: Input::find(&arguments.inputs)?,
+        out: arguments.out.clone(),
+        json_key: arguments.json_key.clone(),
+        end_of_document: None,
+        strict: arguments.strict,
+        overwrite: arguments.overwrite,
+        workers: arguments.workers.map_or(cores, usize::from),
+    })
+}
+
+/// Makes a tokenizer of the text; gives back its path.
+fn make_tokenizer(
+    arguments: &Arguments,
+    options: &PrepareOptions,
+    vocab: usize,
+    output: Output,
+) -> Result<String, Failure> {
+    let mut path = arguments.out.clone().into_os_string();
+    path.push(".tokenizer.json");
+    let path = PathBuf::from(path);
+    let name = path.display().to_string();
+    if path.exists() && !options.overwrite {
+        let reason = "it exists; use it with --tokenizer, or give --overwrite";
+        return Err(Failure::Mistake(format!("cannot write {name}: {reason}")));
+    }
+    let TrainedTokenizer { vocab, text } = train_tokenizer(&options.inputs, &options.json_key, vocab, &path)?;
+    output.text(&format!("tokenizer  {name}: {vocab} tokens, of {} of text\n", units::bytes(text)))?;
+    Ok(name)
+}
+
+/// The token that ends every document, if one was asked for.
+fn end_of_document(arguments: &Arguments, tokenizer: &Tokenizer) -> Result<Option<u32>, Failure> {
+    if !arguments.append_eod {
+        return Ok(None);
+    }
+    let found = match &arguments.eod {
+        Some(word) => {
+            tokenizer.special(word).ok_or_else(|| format!("has no token {word} that is never split"))
+        }
+        None => tokenizer
+            .end_of_document()
+            .ok_or_else(|| "does not say which token ends a document; give --eod".to_owned()),
+    };
+    found.map(Some).map_err(|reason| Failure::Mistake(format!("the tokenizer {} {reason}", tokenizer.name())))
+}
+
+fn conclusion(summary: &Summary) -> String {
+    let Summary { files, text_bytes, documents, tokens, bad_lines, empty_documents, .. } = summary;
+    let left_out = match (bad_lines, empty_documents) {
+        (0, 0) => String::new(),
+        (&bad, &empty) => {
+            format!("left out   {}, {}\n", counted(bad, "bad line"), counted(empty, "empty document"))
+        }
+    };
+    let told = summary
+        .bad
+        .iter()
+        .map(|bad| format!("  {}, line {}: {}\n", bad.file.display(), bad.line, bad.reason));
+    let untold = *bad_lines as usize - summary.bad.len();
+    let more = if untold > 0 { format!("  … and {untold} more\n") } else { String::new() };
+    format!(
+        "text       {} in {}, {:.1} MB/s\n\
+         tokens     {} in {}, {:.2} bytes each\n\
+         vocabulary {} ({}), stored as {}\n\
+         {left_out}{}{more}\
+         files      {}, {}\n",
+        units::bytes(*text_bytes),
+        counted(*files as u64, "file"),
+        summary.mb_per_s,
+        units::count(*tokens as f64),
+        counted(*documents, "document"),
+        *text_bytes as f64 / *tokens as f64,
+        summary.vocab,
+        summary.tokenizer,
+        summary.token_type,
+        told.collect::<String>(),
+        summary.bin.display(),
+        summary.idx.display(),
+    )
+}
+
+fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}

@@ -1,0 +1,149 @@
+//! Text becomes token files, and these train.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::support::{folder, json_lines, kintsugi, stdout, tiny};
+
+/// A text with something to learn.
+fn text(lines: usize) -> String {
+    let line = |n: usize| {
+        format!("line {n}: the {} follows the {}.\n", ["cat", "dog", "owl"][n % 3], ["hen", "fox"][n % 2])
+    };
+    (0..lines).map(line).collect()
+}
+
+fn refused(folder: &Path, arguments: &[&str]) -> String {
+    let output = kintsugi(folder, arguments);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn losses(folder: &Path) -> Vec<f64> {
+    json_lines(&folder.join("out/metrics.jsonl")).iter().map(|line| line["loss"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn a_prepared_text_trains_the_same_on_every_layout() {
+    let folder = folder("prepare-train");
+    fs::write(folder.join("book.txt"), text(4000)).unwrap();
+    let arguments =
+        ["prepare", "book.txt", "--out", "data/book", "--train-tokenizer", "300", "--append-eod", "--json"];
+    let summary: Value = serde_json::from_str(&stdout(&kintsugi(&folder, &arguments))).unwrap();
+    assert_eq!(
+        (&summary["vocab"], &summary["documents"], &summary["bad_lines"]),
+        (&json!(300), &json!(1), &json!(0))
+    );
+    assert_eq!(summary["text_bytes"], text(4000).len());
+    let data = ["data.source=data/book", "data.tokenizer=data/book.tokenizer.json", "model.vocab=300"];
+    let settings = |more: &[&'static str]| [&data[..], &["run.steps=30", "optimizer.lr=0.01"], more].concat();
+    stdout(&tiny(&folder, &["train"], &settings(&[])));
+    let eight = losses(&folder);
+    assert!(eight[29] < eight[0] - 1.0, "it learns: {eight:?}");
+    assert!(json_lines(&folder.join("out/metrics.jsonl"))[29]["validation_loss"].is_f64());
+    let one = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "batch.micro=2"];
+    stdout(&tiny(&folder, &["train"], &settings(&one)));
+    for (a, b) in losses(&folder).iter().zip(&eight) {
+        assert!((a - b).abs() < 1e-4, "the same samples in the same order: {a} {b}");
+    }
+    // The configuration that a run leaves names the files.
+    let left = losses(&folder);
+    stdout(&kintsugi(&folder, &["train", "out/config.toml"]));
+    assert_eq!(losses(&folder), left);
+}
+
+#[test]
+fn what_was_left_out_is_told() {
+    let folder = folder("prepare-told");
+    fs::write(folder.join("a.jsonl"), "{\"body\": \"good\"}\nbad\n{\"body\": \"\"}\n{\"body\": \"fine\"}\n")
+        .unwrap();
+    let arguments = ["prepare", "a.jsonl", "--out", "a", "--tokenizer", "bytes", "--json-key", "body"];
+    let said = stdout(&kintsugi(&folder, &arguments));
+    assert!(said.contains("tokens     8 in 2 documents"), "{said}");
+    assert!(
+        said.contains(
+            "left out   1 bad line, 1 empty document\n  a.jsonl, line 2: expected value in column 1\n"
+        ),
+        "{said}"
+    );
+    assert!(said.ends_with("files      a.bin, a.idx\n"), "{said}");
+    let said = refused(&folder, &[&arguments[..], &["--strict", "--overwrite"]].concat());
+    assert_eq!(said, "error: a.jsonl, line 2: expected value in column 1\n");
+    assert_eq!(
+        refused(&folder, &arguments),
+        "error: cannot write a.bin: it exists; give another --out, or --overwrite\n"
+    );
+}
+
+#[test]
+fn mistakes_are_one_sentence() {
+    let folder = folder("prepare-mistakes");
+    fs::write(folder.join("a.txt"), "text").unwrap();
+    let prepare = |more: &[&str]| refused(&folder, &[&["prepare", "a.txt", "--out", "out/a"], more].concat());
+    assert!(prepare(&[]).contains("--tokenizer"), "one of the two is required");
+    assert!(prepare(&["--tokenizer", "absent.json"]).starts_with("error: cannot read absent.json: "));
+    let said = prepare(&["--tokenizer", "bytes", "--append-eod", "--eod", "</s>"]);
+    assert_eq!(said, "error: the tokenizer bytes has no token </s> that is never split\n");
+    let said = prepare(&["--train-tokenizer", "5"]);
+    assert_eq!(
+        said,
+        "error: --train-tokenizer 5 must be from 257 (every byte, and <|endoftext|>) to 16777216\n"
+    );
+    assert!(
+        refused(&folder, &["prepare", "*.csv", "--out", "b", "--tokenizer", "bytes"])
+            .contains("no file matches")
+    );
+}
+
+#[test]
+fn data_that_does_not_go_with_the_model_is_refused_before_the_run() {
+    let folder = folder("prepare-refused");
+    fs::write(folder.join("a.txt"), text(100)).unwrap();
+    stdout(&kintsugi(&folder, &["prepare", "a.txt", "--out", "a", "--tokenizer", "bytes"]));
+    let train = |settings: &[&str]| {
+        let output = tiny(&folder, &["train"], settings);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(!folder.join("out").exists());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = train(&["data.source=a", "model.vocab=200"]);
+    assert_eq!(
+        said,
+        "error: model.vocab = 200 is less than the 257 tokens of a.bin (tokenizer bytes); use 257 or more\n"
+    );
+    let said = train(&["data.source=a", "data.tokenizer=bytes", "model.vocab=256"]);
+    assert_eq!(
+        said,
+        "error: model.vocab = 256 is less than the 257 tokens of data.tokenizer = \"bytes\"; use 257 or more\n"
+    );
+    let said = train(&["data.source=absent"]);
+    assert!(said.starts_with("error: cannot read absent.bin: No such file"), "{said}");
+    let bytes = fs::read(folder.join("a.bin")).unwrap();
+    fs::write(folder.join("a.bin"), &bytes[..100]).unwrap();
+    let said = train(&["data.source=a", "model.vocab=257"]);
+    assert!(said.starts_with("error: a.bin: found 100 bytes, expected "), "{said}");
+}
+
+#[test]
+fn a_token_of_a_foreign_file_that_the_model_does_not_have_ends_the_run() {
+    let folder = folder("prepare-foreign");
+    fs::write(folder.join("a.txt"), text(300)).unwrap();
+    stdout(&kintsugi(&folder, &["prepare", "a.txt", "--out", "a", "--tokenizer", "bytes"]));
+    fs::remove_file(folder.join("a.meta.json")).unwrap();
+    let mut bytes = fs::read(folder.join("a.bin")).unwrap();
+    for token in bytes.chunks_exact_mut(8) {
+        token[1] = 3;
+    }
+    fs::write(folder.join("a.bin"), bytes).unwrap();
+    let output = tiny(&folder, &["train"], &["data.source=a", "model.vocab=257"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("a.bin: found token ") && said.ends_with(", expected tokens from 0 to 256\n"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+}

@@ -1,0 +1,181 @@
+//! Files are found, unpacked and cut into pieces that lose nothing.
+
+use std::convert::Infallible;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use flate2::Compression as Level;
+use flate2::write::GzEncoder;
+use proptest::prelude::*;
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+
+use super::{Batch, Batches, Input, Refused, documents};
+use crate::testing::Folder;
+
+fn gzip(text: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Level::fast());
+    encoder.write_all(text).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zstd(text: &[u8]) -> Vec<u8> {
+    compress_to_vec(text, CompressionLevel::Fastest)
+}
+
+/// Names of the inputs within a folder.
+fn found(folder: &Folder, arguments: &[&str]) -> Vec<String> {
+    let arguments: Vec<String> =
+        arguments.iter().map(|name| folder.join(name).display().to_string()).collect();
+    let inputs = Input::find(&arguments).unwrap();
+    inputs.iter().map(|input| input.path.strip_prefix(&**folder).unwrap().display().to_string()).collect()
+}
+
+/// All pieces of a file, put together, and how many there were.
+fn read(path: &str) -> Result<(Vec<u8>, usize), String> {
+    let inputs = Input::find(&[path.to_owned()]).unwrap();
+    let counter = Arc::new(AtomicU64::new(0));
+    let mut batches = Batches::new(&inputs, Arc::clone(&counter));
+    let (mut batch, mut whole, mut pieces, mut line) = (Batch::default(), Vec::new(), 0, 1);
+    while batches.next(&mut batch).map_err(|error| error.to_string())? {
+        assert_eq!((batch.number, batch.begins, batch.line), (pieces, pieces == 0, line));
+        line += batch.bytes.iter().filter(|&&byte| byte == b'\n').count() as u64;
+        whole.extend_from_slice(&batch.bytes);
+        pieces += 1;
+    }
+    assert_eq!(counter.load(Ordering::Relaxed), inputs[0].bytes, "the whole file was read");
+    Ok((whole, pieces as usize))
+}
+
+fn parsed(name: &str, bytes: &[u8]) -> (Vec<String>, Vec<(u64, String)>) {
+    let folder = Folder::new("corpus-parsed");
+    let inputs = Input::find(&[folder.write(name, bytes)]).unwrap();
+    let mut batches = Batches::new(&inputs, Arc::default());
+    let (mut batch, mut texts, mut bad) = (Batch::default(), Vec::new(), Vec::new());
+    while batches.next(&mut batch).unwrap() {
+        let keep = |_, text: &str| {
+            texts.push(text.to_owned());
+            Ok::<(), Infallible>(())
+        };
+        let Ok(refused) = documents(&batch, inputs[0].format, "text", keep);
+        bad.extend(refused.into_iter().map(|Refused { line, reason, .. }| (line, reason)));
+    }
+    (texts, bad)
+}
+
+#[test]
+fn folders_and_patterns_are_searched() {
+    let folder = Folder::new("corpus-found");
+    for name in ["b.txt", "a.jsonl", "sub/c.md.gz", "sub/d.json.zst", "sub/picture.png", ".hidden.txt", "odd"]
+    {
+        folder.write(name, "x");
+    }
+    assert_eq!(found(&folder, &["."]), ["a.jsonl", "b.txt", "sub/c.md.gz", "sub/d.json.zst"]);
+    assert_eq!(found(&folder, &["sub", "odd", "b.txt"]), ["sub/c.md.gz", "sub/d.json.zst", "odd", "b.txt"]);
+    assert_eq!(found(&folder, &["**/*.json*"]), ["a.jsonl", "sub/d.json.zst"]);
+    let refused =
+        |name: &str| Input::find(&[folder.join(name).display().to_string()]).unwrap_err().to_string();
+    assert!(refused("absent.txt").contains("cannot read "));
+    assert!(refused("*.csv").ends_with("no file matches"));
+    folder.write("bare/x.png", "x");
+    assert!(refused("bare").contains("no file in it ends in .txt"));
+}
+
+#[test]
+fn compressed_files_are_read_to_their_end() {
+    let folder = Folder::new("corpus-compressed");
+    let text = "line upon line\n".repeat(300_000);
+    let (first, second) = text.as_bytes().split_at(1_000_000);
+    let skippable = [&[0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"abc"].concat();
+    let files = [
+        ("plain.txt", text.as_bytes().to_vec()),
+        ("one.txt.gz", gzip(text.as_bytes())),
+        ("two.txt.gz", [gzip(first), gzip(second)].concat()),
+        ("one.txt.zst", zstd(text.as_bytes())),
+        ("two.txt.zst", [zstd(first), skippable, zstd(second)].concat()),
+    ];
+    for (name, bytes) in files {
+        let (whole, pieces) = read(&folder.write(name, &bytes)).unwrap();
+        assert!(whole == text.as_bytes(), "{name}");
+        assert_eq!(pieces, 5, "{name}");
+    }
+}
+
+#[test]
+fn compressed_files_that_are_cut_or_changed_are_errors() {
+    let folder = Folder::new("corpus-corrupt");
+    let text: Vec<u8> = (0..200_000_u32)
+        .flat_map(|n| format!("line {}\n", n.wrapping_mul(2_654_435_761)).into_bytes())
+        .collect();
+    for (name, bytes) in [("a.txt.gz", gzip(&text)), ("a.txt.zst", zstd(&text))] {
+        assert!(read(&folder.write(name, &bytes[..bytes.len() - 5])).is_err(), "{name}");
+        assert!(read(&folder.write(name, &bytes[..bytes.len() / 2])).is_err(), "{name}");
+        let mut changed = bytes.clone();
+        changed[bytes.len() / 2] ^= 0x10;
+        let said = read(&folder.write(name, &changed)).unwrap_err();
+        assert!(said.contains(name), "{said}");
+        assert!(read(&folder.write(name, "not compressed at all, and long enough")).is_err());
+    }
+}
+
+#[test]
+fn texts_are_cut_where_a_line_begins() {
+    let folder = Folder::new("corpus-cuts");
+    let text = "word, and another\n\n  more\n".repeat(100_000);
+    let inputs = Input::find(&[folder.write("a.txt", &text)]).unwrap();
+    let mut batches = Batches::new(&inputs, Arc::default());
+    let mut batch = Batch::default();
+    while batches.next(&mut batch).unwrap() {
+        assert!(batch.bytes.starts_with(b"word"), "{:?}", String::from_utf8_lossy(&batch.bytes[..20]));
+        assert!(batch.bytes.len() <= 1 << 20);
+    }
+    let (whole, _) = read(&folder.write("long.txt", "ä".repeat(5_000_000))).unwrap();
+    assert!(whole == "ä".repeat(5_000_000).as_bytes());
+}
+
+#[test]
+fn bad_lines_are_told_with_their_number() {
+    let lines = b"\xef\xbb\xbf{\"text\": \"one\"}\n\nnot json\n{\"other\": 1}\r\n{\"text\": 5}\n[1]\n{\"text\": \"a\"} x\n\
+                  {\"x\": {\"text\": \"in\"}, \"text\": \"t\\u0077o\"}\n{\"text\": \"\xff\"}\n{\"text\": \"last\"}";
+    let (texts, bad) = parsed("a.jsonl", lines);
+    assert_eq!(texts, ["one", "two", "last"]);
+    let numbers: Vec<u64> = bad.iter().map(|(line, _)| *line).collect();
+    assert_eq!(numbers, [3, 4, 5, 6, 7, 9], "{bad:?}");
+    let reasons: Vec<&str> = bad.iter().map(|(_, reason)| reason.as_str()).collect();
+    assert_eq!(
+        reasons,
+        [
+            "expected ident in column 2",
+            "there is no key \"text\"",
+            "invalid type: integer `5`, expected a string in column 10",
+            "invalid type: sequence, expected a JSON object in column 0",
+            "trailing characters in column 15",
+            "the line is not UTF-8",
+        ]
+    );
+    let (texts, bad) = parsed("a.txt", b"good\nb\xffd\nfine\n");
+    assert_eq!(texts, ["good\nfine\n"]);
+    assert_eq!(bad, [(2, "the line is not UTF-8".to_owned())]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_lines_are_documents_or_told(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let (texts, bad) = parsed("a.jsonl", &bytes);
+        prop_assert!(texts.len() + bad.len() <= bytes.split(|&byte| byte == b'\n').count());
+        parsed("a.txt", &bytes);
+    }
+
+    #[test]
+    fn any_bytes_are_unpacked_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let folder = Folder::new("corpus-any");
+        for (name, magic) in [("a.txt.gz", &[0x1f, 0x8b, 8, 0][..]), ("a.txt.zst", &[0x28, 0xb5, 0x2f, 0xfd])] {
+            let inputs = Input::find(&[folder.write(name, [magic, &bytes].concat())]).unwrap();
+            let mut batches = Batches::new(&inputs, Arc::default());
+            let mut batch = Batch::default();
+            while batches.next(&mut batch).unwrap_or(false) {}
+        }
+    }
+}

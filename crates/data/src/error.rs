@@ -1,0 +1,52 @@
+//! What can be wrong with data, in one sentence: the file, what was found, and what was expected.
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+/// A mistake in the data, or a file that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DataError {
+    /// A file or folder that cannot be read or written.
+    #[error("cannot {action} {}: {reason}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system says.
+        reason: String,
+    },
+    /// A file that is not what it should be.
+    #[error("{}: found {found}, expected {expected}", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+        /// What should be.
+        expected: String,
+    },
+    /// A line that cannot be used, where none is allowed.
+    #[error("{}, line {line}: {reason}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A value that does not go with the others.
+    #[error("{0}")]
+    Value(String),
+}
+
+impl DataError {
+    pub(crate) fn file(action: &'static str, path: &Path, reason: impl Display) -> Self {
+        DataError::File { action, path: path.to_owned(), reason: reason.to_string() }
+    }
+
+    pub(crate) fn foreign(path: &Path, found: impl Into<String>, expected: impl Into<String>) -> Self {
+        DataError::Foreign { path: path.to_owned(), found: found.into(), expected: expected.into() }
+    }
+}

@@ -1,0 +1,280 @@
+//! Samples of token files: documents packed end to end, and a sample is a window of that stream.
+//!
+//! Which tokens sample `i` has is a function of the seed and `i` alone: the blend names the source, and a keyed
+//! permutation per epoch the window. Nothing is built at the start and nothing depends on the layout, so the
+//! position of a run in its data is its step.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use crate::blend::Blend;
+use crate::permutation::Permutation;
+use crate::{DataError, Dataset, Split, TokenFile};
+
+/// What samples are made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PackedOptions {
+    /// Token files by prefix, with their weights.
+    pub sources: Vec<(PathBuf, f64)>,
+    /// The share of every source's tokens, at its end, that is kept for validation.
+    pub validation: f64,
+    /// Targets of a sample.
+    pub sequence: usize,
+    /// The model's vocabulary: every token must be below it.
+    pub vocab: usize,
+    /// Seed of the order.
+    pub seed: u64,
+}
+
+/// A blend of token files.
+#[derive(Debug)]
+pub struct Packed {
+    sources: Vec<Source>,
+    blend: Blend,
+    sequence: usize,
+    vocab: usize,
+    seed: u64,
+}
+
+#[derive(Debug)]
+struct Source {
+    file: TokenFile,
+    /// The tokens from here on are for validation.
+    cut: u64,
+}
+
+impl Packed {
+    /// Opens the files. How many documents they hold makes no difference to the time this takes.
+    pub fn open(options: &PackedOptions) -> Result<Packed, DataError> {
+        let &PackedOptions { sequence, vocab, seed, validation, .. } = options;
+        let open = |(prefix, _): &(PathBuf, f64)| {
+            let source = Source::open(TokenFile::open(prefix)?, validation)?;
+            source.check_vocab(vocab)?;
+            Ok(source)
+        };
+        let sources = options.sources.iter().map(open).collect::<Result<_, DataError>>()?;
+        let weights: Vec<f64> = options.sources.iter().map(|&(_, weight)| weight).collect();
+        let packed = Packed { sources, blend: Blend::new(&weights), sequence, vocab, seed };
+        packed.check_length(Split::Train)?;
+        Ok(packed)
+    }
+
+    /// Refuses a split in which a source has no whole sample.
+    pub fn check_length(&self, split: Split) -> Result<(), DataError> {
+        let short = self.sources.iter().find(|source| source.samples(split, self.sequence) == 0);
+        short.map_or(Ok(()), |source| Err(source.too_short(split, self.sequence)))
+    }
+
+    /// Samples of a split, over all sources, each counted once.
+    pub fn samples(&self, split: Split) -> u64 {
+        self.sources.iter().map(|source| source.samples(split, self.sequence)).sum()
+    }
+}
+
+impl Dataset for Packed {
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn floor(&self, _sequence: usize) -> Option<f64> {
+        None
+    }
+
+    fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
+        assert_eq!(out.len(), self.sequence + 1, "a sample has one token more than targets");
+        let (number, within) = self.blend.place(index);
+        let source = &self.sources[number];
+        let samples = source.samples(split, self.sequence);
+        if samples == 0 {
+            return Err(source.too_short(split, self.sequence));
+        }
+        let (epoch, place) = (within / samples, within % samples);
+        let order = Permutation::new(samples, &[self.seed, split as u64, number as u64, epoch]);
+        let first = source.range(split).start + order.at(place) * self.sequence as u64;
+        source.file.read(first, self.vocab, out)
+    }
+}
+
+impl Source {
+    fn open(file: TokenFile, validation: f64) -> Result<Source, DataError> {
+        let tokens = file.tokens();
+        let kept = (tokens as f64 * validation).round() as u64;
+        let cut = tokens - kept.min(tokens);
+        // Half a document in training would tell of its other half: where documents are not too long, the cut falls
+        // between two of them.
+        let between = file.document_from(cut)?;
+        Ok(Source { file, cut: if between < cut + kept / 2 { between } else { cut } })
+    }
+
+    fn range(&self, split: Split) -> Range<u64> {
+        match split {
+            Split::Train => 0..self.cut,
+            Split::Validation => self.cut..self.file.tokens(),
+        }
+    }
+
+    /// Whole samples: each begins with the last token of the one before, as that is a target only.
+    fn samples(&self, split: Split, sequence: usize) -> u64 {
+        let Range { start, end } = self.range(split);
+        (end - start).saturating_sub(1) / sequence as u64
+    }
+
+    fn check_vocab(&self, vocab: usize) -> Result<(), DataError> {
+        match self.file.about() {
+            Some(about) if about.vocab > vocab => Err(DataError::Value(format!(
+                "model.vocab = {vocab} is less than the {} tokens of {} (tokenizer {}); use {} or more",
+                about.vocab,
+                self.file.path().display(),
+                about.tokenizer,
+                about.vocab
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn too_short(&self, split: Split, sequence: usize) -> DataError {
+        let Range { start, end } = self.range(split);
+        let (what, remedy) = match split {
+            Split::Train => ("training", "use more text, or lower batch.sequence or data.split"),
+            Split::Validation => ("validation", "raise data.split, or set run.eval_every = 0"),
+        };
+        let found = format!("{} tokens for {what}", end - start);
+        let expected =
+            format!("at least {}, one more than batch.sequence = {sequence}; {remedy}", sequence + 1);
+        DataError::foreign(self.file.path(), found, expected)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::path::Path;
+
+    use super::*;
+    use crate::testing::Folder;
+    use crate::{About, TokenType, TokenWriter};
+
+    /// Documents of ten tokens each: token `t` of the file is `first + t`.
+    fn write(prefix: &Path, first: u32, tokens: u32) {
+        let mut writer = TokenWriter::create(prefix, TokenType::U16).unwrap();
+        let all: Vec<u32> = (first..first + tokens).collect();
+        for document in all.chunks(10) {
+            let mut bytes = Vec::new();
+            TokenType::U16.write(document, &mut bytes);
+            writer.append(&bytes, &[document.len() as u32], true).unwrap();
+        }
+        let (documents, tokenizer) = (writer.documents(), "none".to_owned());
+        let vocab = (first + tokens) as usize;
+        writer
+            .finish(&About { vocab, tokenizer, end_of_document: None, documents, tokens: tokens.into() })
+            .unwrap();
+    }
+
+    fn options(sources: &[(&Path, f64)]) -> PackedOptions {
+        PackedOptions {
+            sources: sources.iter().map(|&(path, weight)| (path.to_owned(), weight)).collect(),
+            validation: 0.1,
+            sequence: 8,
+            vocab: 30_000,
+            seed: 1,
+        }
+    }
+
+    fn first_tokens(packed: &Packed, split: Split, samples: Range<u64>) -> Vec<u32> {
+        let first = |index| {
+            let mut out = [0; 9];
+            packed.sample(split, index, &mut out).unwrap();
+            assert!(out.windows(2).all(|pair| pair[1] == pair[0] + 1), "a window of the stream: {out:?}");
+            out[0]
+        };
+        samples.map(first).collect()
+    }
+
+    #[test]
+    fn an_epoch_has_every_window_once_and_the_next_another_order() {
+        let folder = Folder::new("packed-epoch");
+        let prefix = folder.join("a");
+        write(&prefix, 0, 1000);
+        let packed = Packed::open(&options(&[(&prefix, 1.0)])).unwrap();
+        // Of 900 tokens, 112 windows of 8 and one more.
+        assert_eq!((packed.samples(Split::Train), packed.samples(Split::Validation)), (112, 12));
+        let epochs = [0..112, 112..224].map(|samples| first_tokens(&packed, Split::Train, samples));
+        assert_ne!(epochs[0], epochs[1]);
+        let windows: HashSet<u32> = (0..112).map(|window| 8 * window).collect();
+        for epoch in epochs {
+            assert_eq!(epoch.into_iter().collect::<HashSet<_>>(), windows);
+        }
+        let validation = first_tokens(&packed, Split::Validation, 0..12);
+        assert!(validation.iter().all(|&first| first >= 900), "{validation:?}");
+        let mut other = options(&[(&prefix, 1.0)]);
+        other.seed = 2;
+        let other = Packed::open(&other).unwrap();
+        assert_ne!(first_tokens(&other, Split::Train, 0..112), first_tokens(&packed, Split::Train, 0..112));
+    }
+
+    #[test]
+    fn the_split_falls_between_documents() {
+        let folder = Folder::new("packed-split");
+        let prefix = folder.join("a");
+        write(&prefix, 0, 1000);
+        for (validation, cut) in [(0.1, 900), (0.057, 950), (0.5, 500), (0.0, 1000), (0.001, 999)] {
+            let source = Source::open(TokenFile::open(&prefix).unwrap(), validation).unwrap();
+            assert_eq!(source.cut, cut, "{validation}");
+        }
+    }
+
+    #[test]
+    fn sources_are_blended_by_weight() {
+        let folder = Folder::new("packed-blend");
+        let (a, b) = (folder.join("a"), folder.join("b"));
+        write(&a, 0, 200);
+        write(&b, 10_000, 5000);
+        let packed = Packed::open(&options(&[(&a, 1.0), (&b, 3.0)])).unwrap();
+        let firsts = first_tokens(&packed, Split::Train, 0..400);
+        assert_eq!(firsts.iter().filter(|&&first| first < 10_000).count(), 100);
+        // The small source is read four times over, each time whole.
+        let small: Vec<u32> = firsts.into_iter().filter(|&first| first < 10_000).collect();
+        for epoch in small.chunks_exact(22) {
+            assert_eq!(epoch.iter().collect::<HashSet<_>>().len(), 22);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_at_the_start() {
+        let folder = Folder::new("packed-refused");
+        let prefix = folder.join("a");
+        write(&prefix, 0, 100);
+        let refused = |change: fn(&mut PackedOptions)| {
+            let mut options = options(&[(&prefix, 1.0)]);
+            change(&mut options);
+            let opened = Packed::open(&options).and_then(|packed| packed.check_length(Split::Validation));
+            opened.unwrap_err().to_string().replace(&format!("{}/", folder.display()), "")
+        };
+        assert_eq!(
+            refused(|options| options.vocab = 99),
+            "model.vocab = 99 is less than the 100 tokens of a.bin (tokenizer none); use 100 or more"
+        );
+        assert_eq!(
+            refused(|options| options.sequence = 90),
+            "a.bin: found 90 tokens for training, expected at least 91, one more than batch.sequence = 90; \
+             use more text, or lower batch.sequence or data.split"
+        );
+        assert_eq!(
+            refused(|options| options.sequence = 10),
+            "a.bin: found 10 tokens for validation, expected at least 11, one more than batch.sequence = 10; \
+             raise data.split, or set run.eval_every = 0"
+        );
+    }
+
+    #[test]
+    fn a_file_that_shrinks_is_an_error_and_no_panic() {
+        let folder = Folder::new("packed-shrinks");
+        let prefix = folder.join("a");
+        write(&prefix, 0, 100);
+        let packed = Packed::open(&options(&[(&prefix, 1.0)])).unwrap();
+        std::fs::write(folder.join("a.bin"), [0; 6]).unwrap();
+        let mut out = [0; 9];
+        let said = packed.sample(Split::Train, 0, &mut out).unwrap_err().to_string();
+        assert!(said.contains("a.bin: found the end of the file, expected 18 more at byte "), "{said}");
+    }
+}

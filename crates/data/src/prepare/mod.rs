@@ -1,0 +1,144 @@
+//! Text to token files: one thread reads and cuts, several encode, one writes in order.
+//!
+//! The pieces go round in a ring of fixed size, so memory does not grow with the text, and what is written does not
+//! depend on the number of workers.
+
+mod ring;
+mod summary;
+mod work;
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+pub use crate::corpus::Input;
+pub use crate::tokenizer::{TrainedTokenizer, train_tokenizer};
+pub use summary::{BadLine, Progress, Summary};
+
+use crate::corpus::{Format, Refused};
+use crate::tokens::Outputs;
+use crate::{About, DataError, TokenType, TokenWriter, Tokenizer};
+use ring::Ring;
+use work::{Encode, Work};
+
+/// What to prepare, and how.
+#[derive(Clone, Debug)]
+pub struct PrepareOptions {
+    /// The text.
+    pub inputs: Vec<Input>,
+    /// `PREFIX` of the files that are written.
+    pub out: PathBuf,
+    /// The key of a JSON line's text.
+    pub json_key: String,
+    /// The token to append to every document, if any.
+    pub end_of_document: Option<u32>,
+    /// Whether the first bad line ends it.
+    pub strict: bool,
+    /// Whether files that are there may be replaced.
+    pub overwrite: bool,
+    /// Threads that encode.
+    pub workers: usize,
+}
+
+/// Bad lines that are told one by one; the rest are only counted.
+const MOST_TOLD: usize = 20;
+
+/// Makes token files of text. `on_progress` hears of every piece, and ends it by answering `false`.
+pub fn prepare(
+    options: &PrepareOptions,
+    tokenizer: &Tokenizer,
+    mut on_progress: impl FnMut(&Progress) -> bool,
+) -> Result<Summary, DataError> {
+    let begun = Instant::now();
+    check_outputs(options)?;
+    let kind = TokenType::for_vocab(tokenizer.vocab());
+    let mut writer = TokenWriter::create(&options.out, kind)?;
+    let mut progress =
+        Progress { total: options.inputs.iter().map(|input| input.bytes).sum(), ..Progress::default() };
+    let mut bad = Vec::new();
+    let encode = Encode { tokenizer, kind, key: &options.json_key, end_of_document: options.end_of_document };
+    let read = Arc::new(AtomicU64::new(0));
+    Ring { inputs: &options.inputs, workers: options.workers, read: Arc::clone(&read) }.run(
+        &encode,
+        |work| {
+            append(work, &options.inputs, &mut writer)?;
+            progress.read = read.load(Ordering::Relaxed);
+            progress.text += work.batch.bytes.len() as u64;
+            (progress.documents, progress.tokens) = (writer.documents(), writer.tokens());
+            progress.empty += work.empty;
+            for refused in &work.refused {
+                let line = bad_line(refused, &options.inputs);
+                if options.strict {
+                    return Err(DataError::Line { path: line.file, line: line.line, reason: line.reason });
+                }
+                progress.bad_lines += 1;
+                if bad.len() < MOST_TOLD {
+                    bad.push(line);
+                }
+            }
+            if on_progress(&progress) {
+                Ok(())
+            } else {
+                Err(DataError::Value("stopped when asked to".to_owned()))
+            }
+        },
+    )?;
+    if progress.tokens == 0 {
+        let first =
+            bad.first().map(|line| format!("; {}, line {}: {}", line.file.display(), line.line, line.reason));
+        let files = options.inputs.len();
+        let text = format!(
+            "there is no text in the {files} files: {} bad lines{}",
+            progress.bad_lines,
+            first.unwrap_or_default()
+        );
+        return Err(DataError::Value(text));
+    }
+    let outputs = writer.finish(&About {
+        vocab: tokenizer.vocab(),
+        tokenizer: tokenizer.name().to_owned(),
+        end_of_document: options.end_of_document,
+        documents: progress.documents,
+        tokens: progress.tokens,
+    })?;
+    Ok(Summary::new(&progress, bad, options, tokenizer, kind, &outputs, begun.elapsed()))
+}
+
+/// Refuses to write over files that are there, and over the text itself in any case.
+pub fn check_outputs(options: &PrepareOptions) -> Result<(), DataError> {
+    let outputs = Outputs::new(&options.out);
+    let inputs: HashSet<PathBuf> =
+        options.inputs.iter().filter_map(|input| input.path.canonicalize().ok()).collect();
+    for path in outputs.paths() {
+        if path.canonicalize().is_ok_and(|path| inputs.contains(&path)) {
+            return Err(DataError::file("write", path, "it is one of the inputs; give another --out"));
+        }
+        if path.is_dir() {
+            return Err(DataError::file("write", path, "it is a folder; give another --out"));
+        }
+        if path.exists() && !options.overwrite {
+            return Err(DataError::file("write", path, "it exists; give another --out, or --overwrite"));
+        }
+    }
+    match options.out.parent() {
+        Some(folder) if folder != Path::new("") => {
+            fs::create_dir_all(folder).map_err(|error| DataError::file("create", folder, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes what a worker made of a piece.
+fn append(work: &Work, inputs: &[Input], writer: &mut TokenWriter) -> Result<(), DataError> {
+    let lines = inputs[work.batch.file].format == Format::JsonLines;
+    writer.append(&work.tokens, &work.lengths, lines)?;
+    if work.batch.ends { writer.end_document() } else { Ok(()) }
+}
+
+fn bad_line(refused: &Refused, inputs: &[Input]) -> BadLine {
+    let Refused { file, line, reason } = refused;
+    BadLine { file: inputs[*file].path.clone(), line: *line, reason: reason.clone() }
+}

@@ -1,0 +1,106 @@
+//! How a preparation goes, and what it came to.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::PrepareOptions;
+use crate::tokens::Outputs;
+use crate::{TokenType, Tokenizer};
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    /// Bytes on disk, in all.
+    pub total: u64,
+    /// Of these, read.
+    pub read: u64,
+    /// Bytes of text, after decompression.
+    pub text: u64,
+    /// Documents written.
+    pub documents: u64,
+    /// Tokens written.
+    pub tokens: u64,
+    /// Documents without text, which are left out.
+    pub empty: u64,
+    /// Lines that could not be used.
+    pub bad_lines: u64,
+}
+
+/// A line that could not be used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BadLine {
+    /// The file.
+    pub file: PathBuf,
+    /// The line, from 1.
+    pub line: u64,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// What was made.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Files read.
+    pub files: usize,
+    /// Bytes of text, after decompression.
+    pub text_bytes: u64,
+    /// Documents.
+    pub documents: u64,
+    /// Tokens.
+    pub tokens: u64,
+    /// Documents without text, which are left out.
+    pub empty_documents: u64,
+    /// Lines that could not be used, which are left out.
+    pub bad_lines: u64,
+    /// The first of them.
+    pub bad: Vec<BadLine>,
+    /// The tokenizer.
+    pub tokenizer: String,
+    /// Size of its vocabulary.
+    pub vocab: usize,
+    /// How a token is stored.
+    pub token_type: String,
+    /// The token appended to every document.
+    pub end_of_document: Option<u32>,
+    /// The tokens.
+    pub bin: PathBuf,
+    /// The index.
+    pub idx: PathBuf,
+    /// Seconds it took.
+    pub seconds: f64,
+    /// Million bytes of text a second.
+    pub mb_per_s: f64,
+}
+
+impl Summary {
+    pub(super) fn new(
+        progress: &Progress,
+        bad: Vec<BadLine>,
+        options: &PrepareOptions,
+        tokenizer: &Tokenizer,
+        kind: TokenType,
+        outputs: &Outputs,
+        took: Duration,
+    ) -> Summary {
+        let seconds = took.as_secs_f64();
+        Summary {
+            files: options.inputs.len(),
+            text_bytes: progress.text,
+            documents: progress.documents,
+            tokens: progress.tokens,
+            empty_documents: progress.empty,
+            bad_lines: progress.bad_lines,
+            bad,
+            tokenizer: tokenizer.name().to_owned(),
+            vocab: tokenizer.vocab(),
+            token_type: kind.to_string(),
+            end_of_document: options.end_of_document,
+            bin: outputs.bin.clone(),
+            idx: outputs.idx.clone(),
+            seconds,
+            mb_per_s: progress.text as f64 / 1e6 / seconds,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The JSON that describes a tokenizer, from whichever files it is kept in, checked before the library sees it.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tokenizers::canonicalize_value;
+
+use super::unusable;
+use crate::DataError;
+
+/// A tokenizer's description.
+pub(super) struct Description {
+    /// The file it comes from.
+    pub(super) path: PathBuf,
+    /// In the form that the library reads.
+    pub(super) json: String,
+    pub(super) vocab: usize,
+    pub(super) end_of_document: Option<u32>,
+}
+
+/// Longer than any tokenizer, and short enough to be held in memory.
+const MOST_BYTES: u64 = 512 << 20;
+
+/// The largest vocabulary that a model may have.
+const MOST_TOKENS: u64 = 1 << 24;
+
+/// What the end of a text is called where no configuration names it.
+pub(super) const END: &str = "<|endoftext|>";
+const ENDS: [&str; 5] = [END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]"];
+
+impl Description {
+    /// Reads a `tokenizer.json`, or what is in a folder.
+    pub(super) fn read(given: &Path) -> Result<Description, DataError> {
+        let (path, mut value) = find(given)?;
+        canonicalize_value(&mut value).map_err(|error| unusable(&path, &error.to_string()))?;
+        let tokens = tokens(&value);
+        let vocab = vocab(&path, &tokens)?;
+        let configured = configured_end(&path)?;
+        let token = |word: &str| tokens.iter().find(|(known, _)| *known == word).map(|&(_, id)| id as u32);
+        let end_of_document = match &configured {
+            Some(word) => token(word),
+            None => ENDS.into_iter().find_map(token),
+        };
+        Ok(Description { json: value.to_string(), path, vocab, end_of_document })
+    }
+}
+
+/// The file, and what it says.
+fn find(given: &Path) -> Result<(PathBuf, Value), DataError> {
+    if !given.is_dir() {
+        return Ok((given.to_owned(), read_json(given)?));
+    }
+    let [whole, vocab, merges] = ["tokenizer.json", "vocab.json", "merges.txt"].map(|name| given.join(name));
+    if whole.is_file() {
+        return Ok((whole.clone(), read_json(&whole)?));
+    }
+    if vocab.is_file() && merges.is_file() {
+        return Ok((vocab.clone(), gpt2(&read_json(&vocab)?, &read_text(&merges)?)));
+    }
+    let found = if vocab.is_file() { "only a vocab.json" } else { "none of them" };
+    Err(DataError::foreign(given, found, "a tokenizer.json, or a vocab.json and a merges.txt"))
+}
+
+/// GPT-2's own two files as one description: bytes as letters, merged in the order of the list.
+fn gpt2(vocab: &Value, merges: &str) -> Value {
+    let merges: Vec<&str> =
+        merges.lines().filter(|line| !line.starts_with("#version") && !line.trim().is_empty()).collect();
+    byte_level(vocab, &json!(merges), vocab.get(END).cloned())
+}
+
+/// The description of a byte-level BPE tokenizer, with GPT-2's rule for words; `end` is the token of
+/// `<|endoftext|>`.
+pub(super) fn byte_level(vocab: &Value, merges: &Value, end: Option<Value>) -> Value {
+    let added = end.map(|id| {
+        json!({ "id": id, "content": END, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true })
+    });
+    let bytes =
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": Vec::from_iter(added),
+        "normalizer": null,
+        "pre_tokenizer": bytes,
+        "post_processor": bytes,
+        "decoder": bytes,
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": null,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": false,
+            "byte_fallback": false,
+            "ignore_merges": false,
+            "vocab": vocab,
+            "merges": merges,
+        },
+    })
+}
+
+/// Every word with its token: those of the model, and those added to it.
+fn tokens(value: &Value) -> Vec<(&str, u64)> {
+    let vocab = &value["model"]["vocab"];
+    let named = vocab.as_object().into_iter().flatten();
+    let named = named.filter_map(|(word, id)| Some((word.as_str(), id.as_u64()?)));
+    // A unigram model's vocabulary is a list of words and scores.
+    let listed = vocab.as_array().into_iter().flatten().zip(0..);
+    let listed = listed.map(|(entry, id)| (entry[0].as_str().unwrap_or_default(), id));
+    let added = value["added_tokens"].as_array().into_iter().flatten();
+    let added = added.filter_map(|token| Some((token["content"].as_str()?, token["id"].as_u64()?)));
+    named.chain(listed).chain(added).collect()
+}
+
+/// The size of the vocabulary. The library's tables are as long as the largest token, so that is held to the number
+/// of words.
+fn vocab(path: &Path, tokens: &[(&str, u64)]) -> Result<usize, DataError> {
+    let Some(largest) = tokens.iter().map(|&(_, id)| id).max() else {
+        return Err(DataError::foreign(path, "a vocabulary without words", "a tokenizer"));
+    };
+    let most = MOST_TOKENS.min(4 * tokens.len() as u64 + (1 << 16));
+    if largest >= most {
+        let found = format!("token {largest} in a vocabulary of {} words", tokens.len());
+        return Err(DataError::foreign(path, found, format!("tokens below {most}")));
+    }
+    Ok(largest as usize + 1)
+}
+
+/// The end of a text as `tokenizer_config.json`, beside the tokenizer, names it.
+fn configured_end(path: &Path) -> Result<Option<String>, DataError> {
+    let config = path.with_file_name("tokenizer_config.json");
+    if !config.is_file() {
+        return Ok(None);
+    }
+    let end = &read_json(&config)?["eos_token"];
+    Ok(end.as_str().or(end["content"].as_str()).map(str::to_owned))
+}
+
+fn read_json(path: &Path) -> Result<Value, DataError> {
+    serde_json::from_str(&read_text(path)?)
+        .map_err(|error| DataError::foreign(path, format!("no JSON ({error})"), "a tokenizer.json"))
+}
+
+fn read_text(path: &Path) -> Result<String, DataError> {
+    let failed = |error: &dyn std::fmt::Display| DataError::file("read", path, error);
+    let file = File::open(path).map_err(|error| failed(&error))?;
+    let bytes = file.metadata().map_err(|error| failed(&error))?.len();
+    if bytes > MOST_BYTES {
+        return Err(DataError::foreign(path, format!("{bytes} bytes"), format!("at most {MOST_BYTES}")));
+    }
+    let mut text = String::new();
+    file.take(MOST_BYTES).read_to_string(&mut text).map_err(|error| failed(&error))?;
+    Ok(text)
+}

@@ -1,0 +1,140 @@
+//! Text to tokens and back: any Hugging Face `tokenizer.json`, GPT-2's `vocab.json` with `merges.txt`, or bytes.
+
+mod describe;
+mod train;
+
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use tokenizers::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer};
+
+use self::describe::Description;
+use crate::DataError;
+
+pub use train::{TrainedTokenizer, train_tokenizer};
+
+/// A tokenizer that has been read.
+#[derive(Clone)]
+pub struct Tokenizer {
+    name: String,
+    kind: Kind,
+    vocab: usize,
+    end_of_document: Option<u32>,
+}
+
+#[derive(Clone)]
+enum Kind {
+    Bytes,
+    Pipeline { path: PathBuf, pipeline: PipelineTokenizer },
+}
+
+/// Encodes one text after the other into memory that it keeps.
+pub struct Encoder<'a> {
+    tokenizer: &'a Tokenizer,
+    tokens: Vec<PipelineToken>,
+}
+
+impl Tokenizer {
+    /// The name of the tokenizer whose tokens are the bytes of the text, and one for the end of a document.
+    pub const BYTES: &'static str = "bytes";
+
+    /// The tokenizer that a name stands for: `bytes`, a `tokenizer.json`, a folder with one, or a folder with
+    /// `vocab.json` and `merges.txt`.
+    pub fn open(name: &str) -> Result<Tokenizer, DataError> {
+        if name == Self::BYTES {
+            let (kind, end_of_document) = (Kind::Bytes, Some(256));
+            return Ok(Tokenizer { name: name.to_owned(), kind, vocab: 257, end_of_document });
+        }
+        let Description { path, json, vocab, end_of_document } = Description::read(Path::new(name))?;
+        let pipeline = guarded(|| tokenizers::from_json(&json)).map_err(|reason| unusable(&path, &reason))?;
+        let kind = Kind::Pipeline { path, pipeline };
+        Ok(Tokenizer { name: name.to_owned(), kind, vocab, end_of_document })
+    }
+
+    /// What it was opened as.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Size of the vocabulary: every token is below it.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// The token that ends a document, where the tokenizer says or is known to have one.
+    pub fn end_of_document(&self) -> Option<u32> {
+        self.end_of_document
+    }
+
+    /// The token of a word of the vocabulary that is never split, such as `<|endoftext|>`.
+    pub fn special(&self, word: &str) -> Option<u32> {
+        match &self.kind {
+            Kind::Bytes => None,
+            Kind::Pipeline { pipeline, .. } => pipeline.get_added_vocabulary().token_to_id(word),
+        }
+    }
+
+    /// An encoder, one per thread.
+    pub fn encoder(&self) -> Encoder<'_> {
+        Encoder { tokenizer: self, tokens: Vec::new() }
+    }
+
+    /// The text that tokens stand for. Tokens that end in the middle of a character give U+FFFD there.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, DataError> {
+        match &self.kind {
+            Kind::Bytes => {
+                let bytes: Vec<u8> = tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Kind::Pipeline { path, pipeline } => {
+                guarded(|| pipeline.decode(tokens, false)).map_err(|reason| unusable(path, &reason))
+            }
+        }
+    }
+}
+
+impl Encoder<'_> {
+    /// The tokens of a text, without any at its ends: a document's end is appended by those who pack documents.
+    pub fn encode(&mut self, text: &str) -> Result<&[u32], DataError> {
+        self.tokens.clear();
+        match &self.tokenizer.kind {
+            Kind::Bytes => self.tokens.extend(text.bytes().map(|byte| PipelineToken::from(u32::from(byte)))),
+            Kind::Pipeline { path, pipeline } => {
+                // A tokenizer that was saved to cut or pad its input would lose text without a word.
+                let options = EncodeOptions {
+                    add_special_tokens: false,
+                    encode_special_tokens: false,
+                    padding: Override::Off,
+                    truncation: Override::Off,
+                };
+                guarded(|| pipeline.encode_into(text, &options, &mut self.tokens))
+                    .map_err(|reason| unusable(path, &reason))?;
+            }
+        }
+        let tokens = PipelineToken::cast_slice(&self.tokens);
+        match tokens.iter().find(|&&token| token as usize >= self.tokenizer.vocab) {
+            Some(token) => Err(DataError::Value(format!(
+                "the tokenizer {} made token {token} of a vocabulary of {}",
+                self.tokenizer.name, self.tokenizer.vocab
+            ))),
+            None => Ok(tokens),
+        }
+    }
+}
+
+/// A tokenizer.json is anybody's file: what the library does not survive is an error of the file.
+fn guarded<T, E: Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("the tokenizers library gave up on it".to_owned()),
+    }
+}
+
+fn unusable(path: &Path, reason: &str) -> DataError {
+    // Library messages may have several lines; ours have one.
+    DataError::file("use", path, reason.lines().map(str::trim).collect::<Vec<_>>().join(" "))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+//! Makes a tokenizer of a text: byte-level BPE (arXiv 1508.07909) with GPT-2's rule for words.
+
+use std::collections::{HashSet, VecDeque};
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use serde_json::{Map, Value, json};
+use tokenizers::pipeline::{PipelinePreTokenizer, PreTokenizer, PreTokenizerScratch};
+use tokenizers::trainers::BpeTrainer;
+use tokenizers::vocab::bucket_added_vocabulary::AddedToken;
+use tokenizers::{Trainer, canonicalize_value};
+
+use super::describe::{END, byte_level};
+use super::unusable;
+use crate::DataError;
+use crate::corpus::{Batch, Batches, Input, documents};
+use crate::tokens::write_whole;
+
+/// A tokenizer that was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrainedTokenizer {
+    /// Size of its vocabulary, which a short text may not fill.
+    pub vocab: usize,
+    /// Bytes of text that it was made of.
+    pub text: u64,
+}
+
+/// The bytes themselves, and the end of a document.
+const LEAST_VOCAB: usize = 257;
+const MOST_VOCAB: usize = 1 << 24;
+
+/// Text beyond this changes hardly any merge, and the words of all of it would have to be held in memory.
+const MOST_TEXT: u64 = 1 << 30;
+
+/// Makes a tokenizer with a vocabulary of `vocab`, of the first GiB of a text, and writes it to `out` as a
+/// `tokenizer.json`.
+pub fn train_tokenizer(
+    inputs: &[Input],
+    json_key: &str,
+    vocab: usize,
+    out: &Path,
+) -> Result<TrainedTokenizer, DataError> {
+    if !(LEAST_VOCAB..=MOST_VOCAB).contains(&vocab) {
+        let rule = format!("must be from {LEAST_VOCAB} (every byte, and {END}) to {MOST_VOCAB}");
+        return Err(DataError::Value(format!("--train-tokenizer {vocab} {rule}")));
+    }
+    let letters = letters();
+    let mut trainer = BpeTrainer::builder()
+        .show_progress(false)
+        .vocab_size(vocab)
+        .special_tokens(vec![AddedToken::from(END, true)])
+        .initial_alphabet(HashSet::from(letters))
+        .build();
+    let mut texts = Texts::new(inputs, json_key);
+    let words = word_rule(&letters);
+    let fed = trainer.feed(&mut texts, |text| split(&words, &letters, text));
+    texts.failed.map_or(Ok(()), Err)?;
+    let failed = |error: tokenizers::Error| unusable(out, &error.to_string());
+    fed.map_err(failed)?;
+    if texts.bytes == 0 {
+        return Err(DataError::Value("there is no text to make a tokenizer of".to_owned()));
+    }
+    let (tokens, merges, _) = trainer.train_vocab().map_err(failed)?;
+    let mut tokens: Vec<(String, u32)> = tokens.into_iter().collect();
+    tokens.sort_by_key(|&(_, id)| id);
+    let trained = TrainedTokenizer { vocab: tokens.len(), text: texts.bytes };
+    let tokens: Map<String, Value> = tokens.into_iter().map(|(word, id)| (word, id.into())).collect();
+    let end = tokens[END].clone();
+    let description = byte_level(&Value::Object(tokens), &json!(merges), Some(end));
+    write_whole(out, format!("{description:#}\n").as_bytes())?;
+    Ok(trained)
+}
+
+/// The letter that stands for each byte: itself where it can be seen, and one from U+0100 on where not. This is
+/// how GPT-2 keeps its vocabulary readable.
+fn letters() -> [char; 256] {
+    let mut unseen = '\u{100}'..;
+    std::array::from_fn(|byte| match byte as u8 {
+        seen @ (b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff) => char::from(seen),
+        _ => unseen.next().expect("there are more letters than bytes"),
+    })
+}
+
+/// GPT-2's rule for what a word is, as the library has it.
+fn word_rule(letters: &[char; 256]) -> PipelinePreTokenizer {
+    let vocab: Map<String, Value> =
+        letters.iter().zip(0..).map(|(l, id)| (l.to_string(), json!(id))).collect();
+    let mut description = byte_level(&Value::Object(vocab), &json!([]), None);
+    canonicalize_value(&mut description).expect("the description is ours");
+    let tokenizer = tokenizers::from_json(&description.to_string()).expect("the description is ours");
+    tokenizer.get_pre_tokenizer().clone()
+}
+
+fn split(words: &PipelinePreTokenizer, letters: &[char; 256], text: &str) -> tokenizers::Result<Vec<String>> {
+    let mut spans = Vec::new();
+    words.pre_tokenize(text, &mut PreTokenizerScratch::default(), &mut spans)?;
+    let word = |bytes: &[u8]| bytes.iter().map(|&byte| letters[usize::from(byte)]).collect();
+    Ok(spans.into_iter().map(|span| word(&text.as_bytes()[span.range()])).collect())
+}
+
+/// The documents of files, or parts of them, up to a limit.
+struct Texts<'a> {
+    inputs: &'a [Input],
+    json_key: &'a str,
+    batches: Batches<'a>,
+    batch: Batch,
+    ready: VecDeque<String>,
+    bytes: u64,
+    failed: Option<DataError>,
+}
+
+impl<'a> Texts<'a> {
+    fn new(inputs: &'a [Input], json_key: &'a str) -> Self {
+        let batches = Batches::new(inputs, Arc::new(AtomicU64::new(0)));
+        let (batch, ready) = (Batch::default(), VecDeque::new());
+        Texts { inputs, json_key, batches, batch, ready, bytes: 0, failed: None }
+    }
+
+    /// Reads the next piece; `false` if there is none.
+    fn refill(&mut self) -> Result<bool, DataError> {
+        if self.bytes >= MOST_TEXT || !self.batches.next(&mut self.batch)? {
+            return Ok(false);
+        }
+        let format = self.inputs[self.batch.file].format;
+        let keep = |_, text: &str| {
+            self.bytes += text.len() as u64;
+            self.ready.push_back(text.to_owned());
+            Ok::<(), Infallible>(())
+        };
+        let Ok(_bad_lines) = documents(&self.batch, format, self.json_key, keep);
+        Ok(true)
+    }
+}
+
+impl Iterator for Texts<'_> {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        while self.ready.is_empty() {
+            match self.refill() {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => {
+                    self.failed = Some(error);
+                    return None;
+                }
+            }
+        }
+        self.ready.pop_front()
+    }
+}

@@ -1,0 +1,190 @@
+//! A pair of token files, open for reading.
+//!
+//! Opening reads a few dozen bytes, however many documents there are, and a token is read where it is asked for
+//! with `pread`: the system's page cache holds what is used, as it would for a mapping, without `unsafe` and
+//! without a signal when a file shrinks under it.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::index::Head;
+use super::{About, TokenType, with_suffix};
+use crate::DataError;
+
+/// Tokens end to end, and where documents begin among them.
+#[derive(Debug)]
+pub struct TokenFile {
+    bin: (PathBuf, File),
+    idx: (PathBuf, File),
+    head: Head,
+    tokens: u64,
+    about: Option<About>,
+}
+
+/// Bytes that are read at once, on the stack.
+const CHUNK: usize = 8 << 10;
+
+impl TokenFile {
+    /// Opens `PREFIX.bin` and `PREFIX.idx`, and refuses what is truncated or something else.
+    pub fn open(prefix: &Path) -> Result<TokenFile, DataError> {
+        let prefix = without_suffix(prefix);
+        let (bin, bin_bytes) = open(with_suffix(&prefix, ".bin"))?;
+        let (idx, idx_bytes) = open(with_suffix(&prefix, ".idx"))?;
+        let mut head = [0; Head::BYTES];
+        let head_bytes = idx_bytes.min(Head::BYTES as u64) as usize;
+        read_at(&idx, &mut head[..head_bytes], 0)?;
+        let head = Head::read(&idx.0, &head[..head_bytes], idx_bytes)?;
+        let about = About::read(&with_suffix(&prefix, ".meta.json"))?;
+        let tokens = bin_bytes / head.kind.bytes() as u64;
+        let file = TokenFile { bin, idx, head, tokens, about };
+        file.check_end(bin_bytes)?;
+        file.check_about(&with_suffix(&prefix, ".meta.json"))?;
+        Ok(file)
+    }
+
+    /// Tokens in all.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Documents.
+    pub fn documents(&self) -> u64 {
+        self.head.documents.saturating_sub(1)
+    }
+
+    /// How a token is stored.
+    pub fn token_type(&self) -> TokenType {
+        self.head.kind
+    }
+
+    /// What `kintsugi prepare` noted beside the files.
+    pub fn about(&self) -> Option<&About> {
+        self.about.as_ref()
+    }
+
+    /// The path of the tokens.
+    pub fn path(&self) -> &Path {
+        &self.bin.0
+    }
+
+    /// Fills `out` with the tokens from `first` on; one that is negative or not below `vocab` is refused.
+    pub fn read(&self, first: u64, vocab: usize, out: &mut [u32]) -> Result<(), DataError> {
+        let size = self.head.kind.bytes();
+        let mut chunk = [0; CHUNK];
+        let mut at = first;
+        for tokens in out.chunks_mut(CHUNK / size) {
+            let bytes = &mut chunk[..tokens.len() * size];
+            read_at(&self.bin, bytes, at * size as u64)?;
+            for (token, bytes) in tokens.iter_mut().zip(bytes.chunks_exact(size)) {
+                let value = self.head.kind.read(bytes);
+                if !usize::try_from(value).is_ok_and(|value| value < vocab) {
+                    return Err(self.outside(at, value, vocab));
+                }
+                *token = value as u32;
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first token of the document that begins next at or after token `at`; the end where there is none.
+    ///
+    /// A binary search in the index: a few dozen small reads, however many documents there are.
+    pub fn document_from(&self, at: u64) -> Result<u64, DataError> {
+        let (mut low, mut high) = (0, self.documents());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.document_start(middle)? < at {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        if low == self.documents() { Ok(self.tokens) } else { self.document_start(low) }
+    }
+
+    fn document_start(&self, document: u64) -> Result<u64, DataError> {
+        let sequence = self.number(self.head.document_at(document))?;
+        let wrong = |found: String| {
+            DataError::foreign(&self.idx.0, format!("{found} of document {document}"), "a place in the .bin")
+        };
+        let Some(sequence) = u64::try_from(sequence).ok().filter(|&n| n <= self.head.sequences) else {
+            return Err(wrong(format!("sequence {sequence}")));
+        };
+        if sequence == self.head.sequences {
+            return Ok(self.tokens);
+        }
+        let (size, pointer) = (self.head.kind.bytes() as i64, self.number(self.head.pointer_at(sequence))?);
+        match u64::try_from(pointer / size) {
+            Ok(start) if pointer >= 0 && pointer % size == 0 && start <= self.tokens => Ok(start),
+            _ => Err(wrong(format!("byte {pointer}"))),
+        }
+    }
+
+    /// The last sequence must end where the tokens do.
+    fn check_end(&self, bin_bytes: u64) -> Result<(), DataError> {
+        let expected = match self.head.sequences.checked_sub(1) {
+            None => 0,
+            Some(last) => {
+                let mut length = [0; 4];
+                read_at(&self.idx, &mut length, self.head.length_at(last))?;
+                let length = i64::from(i32::from_le_bytes(length)) * self.head.kind.bytes() as i64;
+                self.number(self.head.pointer_at(last))?.saturating_add(length)
+            }
+        };
+        if u64::try_from(expected) == Ok(bin_bytes) {
+            return Ok(());
+        }
+        let expected = format!("{expected}, where the last of {} sequences ends", self.head.sequences);
+        Err(DataError::foreign(&self.bin.0, format!("{bin_bytes} bytes"), expected))
+    }
+
+    fn check_about(&self, path: &Path) -> Result<(), DataError> {
+        match &self.about {
+            Some(about) if about.tokens != self.tokens => {
+                let found = format!("{} tokens", about.tokens);
+                Err(DataError::foreign(path, found, format!("the {} of the .bin beside it", self.tokens)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn number(&self, at: u64) -> Result<i64, DataError> {
+        let mut bytes = [0; 8];
+        read_at(&self.idx, &mut bytes, at)?;
+        Ok(i64::from_le_bytes(bytes))
+    }
+
+    fn outside(&self, at: u64, value: i64, vocab: usize) -> DataError {
+        let found = format!("token {value} at place {at}");
+        DataError::foreign(&self.bin.0, found, format!("tokens from 0 to {}", vocab.saturating_sub(1)))
+    }
+}
+
+/// A prefix may be written with the suffix of either file.
+fn without_suffix(prefix: &Path) -> PathBuf {
+    match prefix.extension() {
+        Some(suffix) if suffix == "bin" || suffix == "idx" => prefix.with_extension(""),
+        _ => prefix.to_owned(),
+    }
+}
+
+fn open(path: PathBuf) -> Result<((PathBuf, File), u64), DataError> {
+    let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
+    match opened {
+        Ok((bytes, file)) => Ok(((path, file), bytes)),
+        Err(error) => Err(DataError::file("read", &path, error)),
+    }
+}
+
+fn read_at((path, file): &(PathBuf, File), bytes: &mut [u8], at: u64) -> Result<(), DataError> {
+    file.read_exact_at(bytes, at).map_err(|error| match error.kind() {
+        ErrorKind::UnexpectedEof => {
+            let expected = format!("{} more at byte {at}", bytes.len());
+            DataError::foreign(path, "the end of the file", expected)
+        }
+        _ => DataError::file("read", path, error),
+    })
+}

@@ -1,0 +1,27 @@
+//! Token files in Megatron's format: `PREFIX.bin` holds tokens end to end, `PREFIX.idx` says where sequences and
+//! documents begin. Files made by Megatron-LM or GPT-NeoX are read here, and ours there.
+
+mod about;
+mod file;
+mod index;
+mod kind;
+mod writer;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+pub use about::About;
+pub use file::TokenFile;
+pub use kind::TokenType;
+pub use writer::TokenWriter;
+pub(crate) use writer::{Outputs, write_whole};
+
+/// The path of a prefix's file: `corpus` with `.bin` is `corpus.bin`, and `corpus.v1` is `corpus.v1.bin`.
+fn with_suffix(prefix: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(prefix);
+    name.push(suffix);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,227 @@
+//! Writes token files: whole under their names, or not there at all.
+//!
+//! Everything goes to names that end in `.partial` first. Lengths and documents are kept in files too, not in
+//! memory, as there may be billions. At the end all is synced, and the index, without which nobody reads the rest,
+//! is moved into place last.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::index::Head;
+use super::{About, TokenType, with_suffix};
+use crate::DataError;
+
+/// Where the files of a prefix go.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// The tokens.
+    pub bin: PathBuf,
+    /// The index.
+    pub idx: PathBuf,
+    /// The description.
+    pub meta: PathBuf,
+}
+
+/// Token files in the making.
+#[derive(Debug)]
+pub struct TokenWriter {
+    outputs: Outputs,
+    kind: TokenType,
+    bin: Partial,
+    lengths: Partial,
+    starts: Partial,
+    sequences: u64,
+    documents: u64,
+    tokens: u64,
+    /// Whether sequences have come since the last document ended.
+    open: bool,
+}
+
+/// A file under a name of its own, which goes away with it unless it is moved into place.
+#[derive(Debug)]
+struct Partial {
+    path: PathBuf,
+    file: BufWriter<File>,
+    published: bool,
+}
+
+impl Outputs {
+    /// The files of a prefix.
+    pub fn new(prefix: &Path) -> Outputs {
+        let [bin, idx, meta] = [".bin", ".idx", ".meta.json"].map(|suffix| with_suffix(prefix, suffix));
+        Outputs { bin, idx, meta }
+    }
+
+    /// All of them.
+    pub fn paths(&self) -> [&Path; 3] {
+        [&self.bin, &self.idx, &self.meta]
+    }
+}
+
+impl TokenWriter {
+    /// Starts the files of a prefix. Nothing that has its names is touched before the end.
+    pub fn create(prefix: &Path, kind: TokenType) -> Result<TokenWriter, DataError> {
+        let outputs = Outputs::new(prefix);
+        let bin = Partial::create(&outputs.bin)?;
+        let lengths = Partial::create(&with_suffix(prefix, ".lengths"))?;
+        let mut starts = Partial::create(&with_suffix(prefix, ".documents"))?;
+        starts.write(&0_i64.to_le_bytes())?;
+        let (sequences, documents, tokens) = (0, 0, 0);
+        Ok(TokenWriter { outputs, kind, bin, lengths, starts, sequences, documents, tokens, open: false })
+    }
+
+    /// Appends tokens, as bytes, and the lengths of the sequences they form; each is a document if `whole`.
+    pub fn append(&mut self, bytes: &[u8], lengths: &[u32], whole: bool) -> Result<(), DataError> {
+        self.bin.write(bytes)?;
+        for &length in lengths {
+            let length =
+                i32::try_from(length).expect("a piece of text has fewer tokens than an i32 can count");
+            self.lengths.write(&length.to_le_bytes())?;
+            self.tokens += length as u64;
+            self.sequences += 1;
+            self.open = true;
+            if whole {
+                self.end_document()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the document that the last sequences form; without any, there is none.
+    pub fn end_document(&mut self) -> Result<(), DataError> {
+        if !std::mem::take(&mut self.open) {
+            return Ok(());
+        }
+        self.documents += 1;
+        self.starts.write(&self.sequences.to_le_bytes())
+    }
+
+    /// Tokens so far.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Documents so far.
+    pub fn documents(&self) -> u64 {
+        self.documents
+    }
+
+    /// Writes the index and the description, and moves all three into place.
+    pub fn finish(mut self, about: &About) -> Result<Outputs, DataError> {
+        let mut idx = Partial::create(&self.outputs.idx)?;
+        let mut meta = Partial::create(&self.outputs.meta)?;
+        self.write_index(&mut idx)?;
+        meta.write(&serde_json::to_vec_pretty(about).expect("a description has string keys"))?;
+        meta.write(b"\n")?;
+        for partial in [&mut self.bin, &mut idx, &mut meta] {
+            partial.sync()?;
+        }
+        // An older index must not stand beside new tokens, not even for a moment.
+        remove(&self.outputs.idx)?;
+        self.bin.publish(&self.outputs.bin)?;
+        meta.publish(&self.outputs.meta)?;
+        idx.publish(&self.outputs.idx)?;
+        Ok(self.outputs.clone())
+    }
+
+    fn write_index(&mut self, idx: &mut Partial) -> Result<(), DataError> {
+        let head = Head { kind: self.kind, sequences: self.sequences, documents: self.documents + 1 };
+        idx.write(&head.to_bytes())?;
+        let mut lengths = self.lengths.rewind()?;
+        idx.copy(&mut lengths)?;
+        let mut lengths = BufReader::new(self.lengths.rewind()?);
+        let mut place = 0_i64;
+        for _ in 0..self.sequences {
+            idx.write(&place.to_le_bytes())?;
+            let mut length = [0; 4];
+            lengths.read_exact(&mut length).map_err(|error| self.lengths.failed("read", &error))?;
+            place += i64::from(i32::from_le_bytes(length)) * self.kind.bytes() as i64;
+        }
+        let mut starts = self.starts.rewind()?;
+        idx.copy(&mut starts)
+    }
+}
+
+/// Writes a file that is whole or absent.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
+    let mut partial = Partial::create(path)?;
+    partial.write(bytes)?;
+    partial.sync()?;
+    partial.publish(path)
+}
+
+impl Partial {
+    /// Begins the file that will be `path`. Another process that writes it at the same time is refused.
+    fn create(path: &Path) -> Result<Partial, DataError> {
+        let path = with_suffix(path, ".partial");
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.open(&path).map_err(|error| DataError::file("write", &path, error))?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                return Err(DataError::file("write", &path, "another process is writing it"));
+            }
+            // Where there are no locks, two processes at once are the user's own care.
+            Err(TryLockError::Error(_)) | Ok(()) => {}
+        }
+        let same = |named: fs::Metadata, opened: fs::Metadata| named.ino() == opened.ino();
+        if !fs::metadata(&path).is_ok_and(|named| file.metadata().is_ok_and(|opened| same(named, opened))) {
+            return Err(DataError::file("write", &path, "another process has just moved it into place"));
+        }
+        file.set_len(0).map_err(|error| DataError::file("write", &path, error))?;
+        Ok(Partial { path, file: BufWriter::with_capacity(1 << 16, file), published: false })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+        self.file.write_all(bytes).map_err(|error| self.failed("write", &error))
+    }
+
+    fn copy(&mut self, from: &mut File) -> Result<(), DataError> {
+        io::copy(from, &mut self.file).map(drop).map_err(|error| self.failed("write", &error))
+    }
+
+    /// What was written so far, from its beginning.
+    fn rewind(&mut self) -> Result<File, DataError> {
+        let rewound = self.file.flush().and_then(|()| {
+            let mut file = self.file.get_ref().try_clone()?;
+            file.rewind()?;
+            Ok(file)
+        });
+        rewound.map_err(|error| self.failed("read", &error))
+    }
+
+    fn sync(&mut self) -> Result<(), DataError> {
+        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        synced.map_err(|error| self.failed("write", &error))
+    }
+
+    /// Moves a synced file into place, for good.
+    fn publish(&mut self, path: &Path) -> Result<(), DataError> {
+        let failed = |error| DataError::file("write", path, error);
+        fs::rename(&self.path, path).map_err(failed)?;
+        self.published = true;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all()).map_err(failed)
+    }
+
+    fn failed(&self, action: &'static str, error: &io::Error) -> DataError {
+        DataError::file(action, &self.path, error)
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.published {
+            fs::remove_file(&self.path).ok();
+        }
+    }
+}
+
+fn remove(path: &Path) -> Result<(), DataError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(DataError::file("replace", path, error)),
+        _ => Ok(()),
+    }
+}

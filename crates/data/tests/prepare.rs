@@ -1,0 +1,157 @@
+//! Text in, token files out: whatever the number of workers, and whole or not at all.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kintsugi_data::prepare::{Input, PrepareOptions, Progress, Summary, prepare};
+use kintsugi_data::{DataError, TokenFile, Tokenizer};
+
+/// An empty folder for one test.
+fn folder(name: &str) -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let name = format!("{name}-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("prepare").join(name);
+    fs::remove_dir_all(&folder).ok();
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn options(folder: &Path, inputs: &[&str]) -> PrepareOptions {
+    let inputs: Vec<String> = inputs.iter().map(|name| folder.join(name).display().to_string()).collect();
+    PrepareOptions {
+        inputs: Input::find(&inputs).unwrap(),
+        out: folder.join("out/corpus"),
+        json_key: "text".to_owned(),
+        end_of_document: Some(256),
+        strict: false,
+        overwrite: false,
+        workers: 2,
+    }
+}
+
+fn run(options: &PrepareOptions) -> Result<Summary, DataError> {
+    prepare(options, &Tokenizer::open("bytes").unwrap(), |_| true)
+}
+
+/// The tokens of the files, with the end of a document as `|`.
+fn text(prefix: &Path) -> String {
+    let file = TokenFile::open(prefix).unwrap();
+    let mut tokens = vec![0; file.tokens() as usize];
+    file.read(0, 257, &mut tokens).unwrap();
+    let bytes = tokens.into_iter().map(|token| u8::try_from(token).unwrap_or(b'|')).collect();
+    String::from_utf8(bytes).unwrap()
+}
+
+/// Everything that is in the folder of the output.
+fn left(options: &PrepareOptions) -> Vec<String> {
+    let entries = fs::read_dir(options.out.parent().unwrap()).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn documents_are_packed_in_the_order_of_the_inputs() {
+    let folder = folder("order");
+    fs::write(folder.join("a.txt"), "first\nfile\n").unwrap();
+    fs::write(
+        folder.join("b.jsonl"),
+        "{\"text\": \"one\"}\n{\"text\": \"\"}\n{\"id\": 1, \"text\": \"two\"}\n",
+    )
+    .unwrap();
+    fs::write(folder.join("empty.txt"), "").unwrap();
+    let options = options(&folder, &["b.jsonl", "empty.txt", "a.txt"]);
+    let summary = run(&options).unwrap();
+    assert_eq!(text(&options.out), "one|two|first\nfile\n|");
+    let file = TokenFile::open(&options.out).unwrap();
+    assert_eq!((summary.files, summary.documents, summary.tokens), (3, 3, 20));
+    assert_eq!((file.documents(), file.tokens()), (3, 20));
+    assert_eq!((summary.empty_documents, summary.bad_lines), (1, 0));
+    assert_eq!((summary.vocab, summary.token_type.as_str()), (257, "u16"));
+    assert_eq!(left(&options), ["corpus.bin", "corpus.idx", "corpus.meta.json"]);
+    let starts = [0, 1, 4, 5, 8, 9].map(|at| file.document_from(at).unwrap());
+    assert_eq!(starts, [0, 4, 4, 8, 8, 20]);
+}
+
+#[test]
+fn the_number_of_workers_makes_no_difference() {
+    let folder = folder("workers");
+    let line = |n: usize| format!("{{\"text\": \"document {n} {}\"}}\n", "word ".repeat(n % 50));
+    fs::write(folder.join("a.jsonl"), (0..40_000).map(line).collect::<String>()).unwrap();
+    fs::write(folder.join("b.txt"), "some text\n".repeat(300_000)).unwrap();
+    let written = [1, 2, 7].map(|workers| {
+        let mut options = options(&folder, &["a.jsonl", "b.txt"]);
+        (options.workers, options.overwrite) = (workers, true);
+        let mut seen = Vec::new();
+        let tokenizer = Tokenizer::open("bytes").unwrap();
+        let summary = prepare(&options, &tokenizer, |progress: &Progress| {
+            seen.push((progress.text, progress.tokens));
+            true
+        });
+        assert!(seen.is_sorted(), "{seen:?}");
+        assert_eq!(seen.last().unwrap().0, summary.unwrap().text_bytes);
+        [".bin", ".idx"].map(|suffix| fs::read(folder.join(format!("out/corpus{suffix}"))).unwrap())
+    });
+    assert!(written[0] == written[1] && written[1] == written[2]);
+    // A long text is several sequences and one document.
+    assert_eq!(TokenFile::open(&folder.join("out/corpus")).unwrap().documents(), 40_001);
+}
+
+#[test]
+fn bad_lines_are_counted_and_strict_stops_at_the_first() {
+    let folder = folder("bad");
+    let good = "{\"text\": \"x\"}\n".repeat(30);
+    fs::write(folder.join("a.jsonl"), format!("{good}oops\n{good}{}", "nope\n".repeat(40))).unwrap();
+    let mut options = options(&folder, &["a.jsonl"]);
+    let summary = run(&options).unwrap();
+    assert_eq!((summary.documents, summary.bad_lines, summary.bad.len()), (60, 41, 20));
+    assert_eq!((summary.bad[0].line, summary.bad[1].line), (31, 62));
+    (options.strict, options.overwrite) = (true, true);
+    let before = fs::read(folder.join("out/corpus.bin")).unwrap();
+    let said = run(&options).unwrap_err().to_string();
+    assert!(said.ends_with("a.jsonl, line 31: expected value in column 1"), "{said}");
+    assert_eq!(fs::read(folder.join("out/corpus.bin")).unwrap(), before, "what was there stays");
+    assert_eq!(left(&options), ["corpus.bin", "corpus.idx", "corpus.meta.json"]);
+}
+
+#[test]
+fn nothing_is_left_of_what_did_not_end_well() {
+    let folder = folder("failed");
+    fs::write(folder.join("a.txt"), "text\n".repeat(1_000_000)).unwrap();
+    fs::write(folder.join("b.jsonl.gz"), "this is no gzip").unwrap();
+    fs::write(folder.join("c.jsonl"), "bad\n").unwrap();
+    let failed = options(&folder, &["a.txt", "b.jsonl.gz"]);
+    let said = run(&failed).unwrap_err().to_string();
+    assert!(said.contains("b.jsonl.gz: "), "{said}");
+    assert_eq!(left(&failed), Vec::<String>::new());
+    let empty = options(&folder, &["c.jsonl"]);
+    let said = run(&empty).unwrap_err().to_string();
+    assert!(said.starts_with("there is no text in the 1 files: 1 bad lines; "), "{said}");
+    assert_eq!(left(&empty), Vec::<String>::new());
+    let stopped = options(&folder, &["a.txt"]);
+    let tokenizer = Tokenizer::open("bytes").unwrap();
+    let said = prepare(&stopped, &tokenizer, |progress| progress.text < 2_000_000).unwrap_err().to_string();
+    assert_eq!(said, "stopped when asked to");
+    assert_eq!(left(&stopped), Vec::<String>::new());
+}
+
+#[test]
+fn files_that_are_there_are_safe() {
+    let folder = folder("safe");
+    fs::write(folder.join("a.txt"), "text").unwrap();
+    let mut options = options(&folder, &["a.txt"]);
+    run(&options).unwrap();
+    let said = run(&options).unwrap_err().to_string();
+    assert!(said.ends_with("corpus.bin: it exists; give another --out, or --overwrite"), "{said}");
+    options.overwrite = true;
+    run(&options).unwrap();
+    // A text with the very name of an output.
+    fs::write(folder.join("mine.bin"), "text").unwrap();
+    options.inputs = Input::find(&[folder.join("mine.bin").display().to_string()]).unwrap();
+    options.out = folder.join("mine");
+    let said = run(&options).unwrap_err().to_string();
+    assert!(said.ends_with("it is one of the inputs; give another --out"), "{said}");
+    assert_eq!(fs::read(folder.join("mine.bin")).unwrap(), b"text");
+}
