@@ -41,7 +41,17 @@ pub fn with<'a, T>(
     match pass {
         Pass::Forward => measure(bench, &|| {
             let (x, weight, out) = (x.view(), weight.view(), y.view());
-            backend.linear(Linear { x, weight, bias: None, gelu: None, out, rows, inputs, outputs });
+            backend.linear(Linear {
+                x,
+                weight,
+                bias: None,
+                gelu: None,
+                residual: None,
+                out,
+                rows,
+                inputs,
+                outputs,
+            });
         }),
         Pass::Input => measure(bench, &|| {
             let (dy, weight, dx) = (y.view(), weight.view(), x.view());
