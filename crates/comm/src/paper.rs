@@ -53,6 +53,12 @@ impl Log {
         }
     }
 
+    /// What was counted so far, and forgets it.
+    #[must_use]
+    pub fn take(&mut self) -> Log {
+        std::mem::take(self)
+    }
+
     /// Every kind of transfer with its count, in order of first use.
     pub fn iter(&self) -> impl Iterator<Item = (Entry, u64)> + '_ {
         self.counts.iter().copied()

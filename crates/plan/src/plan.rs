@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kintsugi_spec::{ClusterSpec, ModelSpec};
+use kintsugi_spec::{ClusterSpec, FrameworkSpec, ModelSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::{Axis, Block, Mesh, Unit};
@@ -32,6 +32,8 @@ pub struct Plan {
     pub data: Data,
     /// The machine.
     pub cluster: ClusterSpec,
+    /// What runs the plan, and what it adds to the plan's own work.
+    pub framework: FrameworkSpec,
     /// The run.
     pub run: Run,
 }

@@ -6,8 +6,10 @@
 
 mod fit;
 mod predict;
+pub mod time;
 pub mod timeline;
 mod traffic;
 
 pub use fit::{Misfit, check_fit};
 pub use predict::{Play, Prediction, predict};
+pub use time::{Timing, time};

@@ -136,7 +136,7 @@ fn play_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>)
 }
 
 /// Micro-batches with nothing in them.
-struct Blank;
+pub(crate) struct Blank;
 
 impl Source for Blank {
     fn batch(&mut self, _micro: usize) -> Option<(&[u32], &[u32])> {

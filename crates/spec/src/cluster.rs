@@ -2,35 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Level;
-
-/// One device (GPU, GCD or CPU rank) as the planner sees it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DeviceSpec {
-    /// Product name.
-    pub name: String,
-    /// Memory in bytes; `None` where it is whatever the machine has.
-    pub memory: Option<u64>,
-    /// Peak of the 16-bit matrix units, FLOP/s.
-    pub peak_16bit: Option<f64>,
-    /// Peak in fp32, FLOP/s.
-    pub peak_fp32: Option<f64>,
-    /// Memory bandwidth, bytes/s.
-    pub memory_bandwidth: Option<f64>,
-}
-
-/// The links of one level, as one rank sees them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LinkSpec {
-    /// Which level.
-    pub level: Level,
-    /// Bytes per second in one direction, per rank.
-    pub bandwidth: Option<f64>,
-    /// Seconds per message.
-    pub latency: Option<f64>,
-}
+use crate::{DeviceSpec, Level, LinkSpec, Wire};
 
 /// A cluster: its nodes, its devices and its links.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -45,6 +17,17 @@ pub struct ClusterSpec {
     pub device: DeviceSpec,
     /// Links, innermost level first.
     pub links: Vec<LinkSpec>,
+    /// The links inside a node one by one, where two ranks of it are not joined like any other two.
+    pub graph: Vec<Wire>,
+    /// Money for one rank and one hour.
+    pub price: Option<f64>,
+}
+
+impl ClusterSpec {
+    /// The links of a level, if anything is known of them.
+    pub fn link(&self, level: Level) -> Option<&LinkSpec> {
+        self.links.iter().find(|link| link.level == level)
+    }
 }
 
 /// Which ranks share a package and a node: enough to tell the level between any two ranks.

@@ -4,11 +4,17 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+mod device;
+mod framework;
 mod level;
+mod link;
 mod model;
 pub mod presets;
 pub mod units;
 
-pub use cluster::{ClusterSpec, DeviceSpec, LinkSpec, Topology};
+pub use cluster::{ClusterSpec, Topology};
+pub use device::{AttentionPoint, DeviceSpec, ProductPoint};
+pub use framework::FrameworkSpec;
+pub use link::{LinkSpec, Wire};
 pub use level::Level;
 pub use model::{Activation, Family, ModelSpec};

@@ -33,7 +33,13 @@ pub const MODELS: &[Preset] = presets!("models":
     "llama2-7b", "llama3-8b", "llama3-70b");
 
 /// The clusters.
-pub const CLUSTERS: &[Preset] = presets!("clusters": "local", "frontier", "a100", "h100", "h200");
+pub const CLUSTERS: &[Preset] =
+    presets!("clusters": "local", "frontier", "v100", "a100", "h100", "h200", "b200");
+
+/// How others ran.
+pub const FRAMEWORKS: &[Preset] = presets!("frameworks":
+    "megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspeed-zero3", "frontier-megatron", "nanotron",
+    "llm-foundry", "torchtitan", "megatron-core");
 
 /// The model called `name`.
 pub fn model(name: &str) -> Result<Preset, UnknownPreset> {
@@ -43,6 +49,11 @@ pub fn model(name: &str) -> Result<Preset, UnknownPreset> {
 /// The cluster called `name`.
 pub fn cluster(name: &str) -> Result<Preset, UnknownPreset> {
     find(CLUSTERS, name)
+}
+
+/// The framework called `name`.
+pub fn framework(name: &str) -> Result<Preset, UnknownPreset> {
+    find(FRAMEWORKS, name)
 }
 
 fn find(presets: &[Preset], name: &str) -> Result<Preset, UnknownPreset> {
@@ -58,7 +69,7 @@ mod tests {
 
     #[test]
     fn every_preset_has_its_own_table() {
-        for (presets, table) in [(MODELS, "model"), (CLUSTERS, "cluster")] {
+        for (presets, table) in [(MODELS, "model"), (CLUSTERS, "cluster"), (FRAMEWORKS, "framework")] {
             for preset in presets {
                 let text: toml::Table = toml::from_str(preset.text).expect(preset.name);
                 assert!(text[table].is_table(), "{}", preset.name);
@@ -71,7 +82,7 @@ mod tests {
         assert_eq!(model("gpt-175b").unwrap().name, "gpt-175b");
         assert_eq!(
             cluster("fronteir").unwrap_err().to_string(),
-            "\"fronteir\" is no preset; there are local, frontier, a100, h100, h200"
+            "\"fronteir\" is no preset; there are local, frontier, v100, a100, h100, h200, b200"
         );
     }
 }

@@ -1,8 +1,8 @@
 //! The machine of a configuration: a preset's, or one described key by key.
 
-use kintsugi_spec::{ClusterSpec, DeviceSpec, Level, LinkSpec, Topology};
+use kintsugi_spec::{AttentionPoint, ClusterSpec, DeviceSpec, Level, LinkSpec, ProductPoint, Topology, Wire};
 
-use super::error::{ConfigError, invalid, not_negative, positive, within};
+use super::error::{ConfigError, invalid, not_negative, positive, share, within};
 use super::layers::Layers;
 use super::raw::{RawCluster, RawDevice, RawLink};
 
@@ -14,21 +14,20 @@ pub(super) fn preset(given: &RawCluster) -> Option<&str> {
     let described = given.per_package.is_some()
         || given.per_node.is_some()
         || given.device.is_some()
-        || given.links.is_some();
+        || given.links.is_some()
+        || given.graph.is_some();
     given.preset.as_deref().or((!described).then_some("local"))
 }
 
 /// The cluster.
 pub(super) fn resolve(layers: &Layers) -> Result<ClusterSpec, ConfigError> {
     let raw = &layers.merged.cluster;
-    if let Some(price) = raw.price {
-        return Err(invalid("cluster.price", price, "is not available yet; leave it out"));
-    }
+    let price = raw.price.map(|price| not_negative("cluster.price", price)).transpose()?;
     let topology = topology(raw)?;
     let name = preset(&layers.given.cluster).unwrap_or(CUSTOM).to_owned();
     let nodes = nodes(raw, layers.presets.cluster.nodes, &name, topology)?;
     let device = device(raw.device.clone().unwrap_or_default())?;
-    Ok(ClusterSpec { name, topology, nodes, device, links: links(raw)? })
+    Ok(ClusterSpec { name, topology, nodes, device, links: links(raw)?, graph: graph(raw)?, price })
 }
 
 fn topology(raw: &RawCluster) -> Result<Topology, ConfigError> {
@@ -64,13 +63,57 @@ fn device(raw: RawDevice) -> Result<DeviceSpec, ConfigError> {
     if raw.memory == Some(0) {
         return Err(invalid("cluster.device.memory", 0, "must be above 0"));
     }
+    let share = |field, value: Option<f64>| value.map(|x| share(field, x)).transpose();
+    let at_least_zero = |field, value: Option<f64>| value.map(|x| not_negative(field, x)).transpose();
     Ok(DeviceSpec {
         name: raw.name.unwrap_or_else(|| CUSTOM.to_owned()),
         memory: raw.memory,
         peak_16bit: above_zero("cluster.device.peak_16bit", raw.peak_16bit)?,
         peak_fp32: above_zero("cluster.device.peak_fp32", raw.peak_fp32)?,
         memory_bandwidth: above_zero("cluster.device.memory_bandwidth", raw.memory_bandwidth)?,
+        units: raw.units.map(|n| within("cluster.device.units", n, 1..=1 << 16)).transpose()?,
+        matmul: share("cluster.device.matmul", raw.matmul)?,
+        ramp: at_least_zero("cluster.device.ramp", raw.ramp)?,
+        streaming: share("cluster.device.streaming", raw.streaming)?,
+        launch: at_least_zero("cluster.device.launch", raw.launch)?,
+        power_idle: at_least_zero("cluster.device.power_idle", raw.power_idle)?,
+        power_max: above_zero("cluster.device.power_max", raw.power_max)?,
+        power_links: at_least_zero("cluster.device.power_links", raw.power_links)?,
+        attention: attention(raw.attention.unwrap_or_default())?,
+        products: products(raw.products.unwrap_or_default())?,
     })
+}
+
+fn attention(points: Vec<AttentionPoint>) -> Result<Vec<AttentionPoint>, ConfigError> {
+    for point in &points {
+        within("cluster.device.attention.head_dim", point.head_dim, 1..=1 << 16)?;
+        within("cluster.device.attention.sequence", point.sequence, 1..=1 << 30)?;
+        positive("cluster.device.attention.forward", point.forward)?;
+        positive("cluster.device.attention.backward", point.backward)?;
+    }
+    Ok(points)
+}
+
+fn products(points: Vec<ProductPoint>) -> Result<Vec<ProductPoint>, ConfigError> {
+    for point in &points {
+        for (field, size) in [("m", point.m), ("n", point.n), ("k", point.k)] {
+            within(&format!("cluster.device.products.{field}"), size, 1..=1 << 30)?;
+        }
+        positive("cluster.device.products.flops", point.flops)?;
+    }
+    Ok(points)
+}
+
+/// The wires of a node; they need to know how many ranks there are in it.
+fn graph(raw: &RawCluster) -> Result<Vec<Wire>, ConfigError> {
+    let wires = raw.graph.clone().unwrap_or_default();
+    for wire in &wires {
+        let last = raw.per_node.unwrap_or(usize::MAX) - 1;
+        within("cluster.graph.a", wire.a, 0..=last)?;
+        within("cluster.graph.b", wire.b, 0..=last)?;
+        positive("cluster.graph.bandwidth", wire.bandwidth)?;
+    }
+    Ok(wires)
 }
 
 fn links(raw: &RawCluster) -> Result<Vec<LinkSpec>, ConfigError> {
@@ -86,5 +129,7 @@ fn link(level: Level, raw: &RawLink) -> Result<LinkSpec, ConfigError> {
         level,
         bandwidth: raw.bandwidth.map(|x| positive(&field("bandwidth"), x)).transpose()?,
         latency: raw.latency.map(|x| not_negative(&field("latency"), x)).transpose()?,
+        efficiency: raw.efficiency.map(|x| share(&field("efficiency"), x)).transpose()?,
+        start: raw.start.map(|x| not_negative(&field("start"), x)).transpose()?,
     })
 }

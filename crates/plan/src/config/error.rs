@@ -122,6 +122,14 @@ pub(super) fn not_negative(field: &str, value: f64) -> Result<f64, ConfigError> 
     }
 }
 
+/// `value`, if it is above 0 and at most 1.
+pub(super) fn share(field: &str, value: f64) -> Result<f64, ConfigError> {
+    match positive(field, value)? {
+        x if x <= 1.0 => Ok(x),
+        x => Err(invalid(field, x, "must be at most 1")),
+    }
+}
+
 fn finite(field: &str, value: f64) -> Result<f64, ConfigError> {
     if value.is_finite() { Ok(value) } else { Err(invalid(field, value, "must be a finite number")) }
 }

@@ -70,7 +70,12 @@ fn preset_layer(given: &RawConfig) -> Result<Table, ConfigError> {
     let error = |field| move |unknown| ConfigError::Preset { field, unknown };
     let model = given.model.preset.as_deref().map(presets::model).transpose();
     let cluster = cluster::preset(&given.cluster).map(presets::cluster).transpose();
-    let named = [model.map_err(error("model.preset"))?, cluster.map_err(error("cluster.preset"))?];
+    let framework = given.framework.preset.as_deref().map(presets::framework).transpose();
+    let named = [
+        model.map_err(error("model.preset"))?,
+        cluster.map_err(error("cluster.preset"))?,
+        framework.map_err(error("framework.preset"))?,
+    ];
     let mut layer = Table::new();
     for preset in named.into_iter().flatten() {
         overlay(&mut layer, parse(preset.text, preset.name)?);

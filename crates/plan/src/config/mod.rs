@@ -6,6 +6,7 @@
 mod cluster;
 mod deserialize;
 mod error;
+mod framework;
 mod layers;
 mod mesh;
 mod model;
@@ -62,6 +63,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
         optimizer: training::optimizer(&raw.optimizer)?,
         data: training::data(&raw.data)?,
         run: training::run(&raw.run, mesh)?,
+        framework: framework::resolve(&raw.framework)?,
         model,
         batch,
         mesh,

@@ -1,6 +1,6 @@
 //! The configuration as it is written: every key optional, nothing checked but names and types.
 
-use kintsugi_spec::{Activation, Family};
+use kintsugi_spec::{Activation, AttentionPoint, Family, ProductPoint, Wire};
 use serde::{Deserialize, Serialize};
 
 use super::words::{Device, OptimizerName, Quantize, Replicas, Scale, ShardLevel, Transport};
@@ -29,6 +29,7 @@ pub(super) struct RawConfig {
     pub(super) optimizer: RawOptimizer,
     pub(super) data: RawData,
     pub(super) cluster: RawCluster,
+    pub(super) framework: RawFramework,
     pub(super) run: RawRun,
 }
 
@@ -103,13 +104,44 @@ table!(RawCluster {
     price: f64,
     device: RawDevice,
     links: RawLinks,
+    graph: Vec<Wire>,
 });
 
-table!(RawDevice { name: String, memory: u64, peak_16bit: f64, peak_fp32: f64, memory_bandwidth: f64 });
+table!(RawDevice {
+    name: String,
+    memory: u64,
+    peak_16bit: f64,
+    peak_fp32: f64,
+    memory_bandwidth: f64,
+    units: usize,
+    matmul: f64,
+    ramp: f64,
+    streaming: f64,
+    launch: f64,
+    power_idle: f64,
+    power_max: f64,
+    power_links: f64,
+    attention: Vec<AttentionPoint>,
+    products: Vec<ProductPoint>,
+});
 
 table!(RawLinks { package: RawLink, node: RawLink, cluster: RawLink });
 
-table!(RawLink { bandwidth: f64, latency: f64 });
+table!(RawLink { bandwidth: f64, latency: f64, efficiency: f64, start: f64 });
+
+table!(RawFramework {
+    preset: String,
+    step: f64,
+    host: f64,
+    elementwise: f64,
+    dropout: f64,
+    attention_again: f64,
+    scatter_messages: bool,
+    interference: f64,
+    reserve: f64,
+    logit_bytes: f64,
+    kept: f64,
+});
 
 table!(RawRun {
     steps: u64,

@@ -1,10 +1,10 @@
 //! A plan written out as a configuration, every key given.
 
-use kintsugi_spec::{ClusterSpec, Level, LinkSpec, ModelSpec};
+use kintsugi_spec::{ClusterSpec, FrameworkSpec, Level, LinkSpec, ModelSpec};
 
 use super::cluster::CUSTOM;
 use super::raw::{
-    RawBatch, RawCluster, RawConfig, RawData, RawDevice, RawLink, RawLinks, RawMemory, RawModel,
+    RawBatch, RawCluster, RawConfig, RawData, RawDevice, RawFramework, RawLink, RawLinks, RawMemory, RawModel,
     RawOptimizer, RawParallel, RawPrecision, RawRun, RawSharding,
 };
 use super::words::{Device, OptimizerName, Replicas, Scale, ShardLevel, Transport};
@@ -30,6 +30,7 @@ impl Plan {
             optimizer: optimizer(self),
             data: RawData { source: Some("demo".into()), ..RawData::default() },
             cluster: cluster(&self.cluster),
+            framework: framework(&self.framework),
             run: run(self),
         };
         toml::to_string(&raw).expect("a configuration is made of tables, numbers and words")
@@ -117,7 +118,12 @@ fn optimizer(plan: &Plan) -> RawOptimizer {
 fn cluster(cluster: &ClusterSpec) -> RawCluster {
     let link = |level: Level| {
         let found: Option<&LinkSpec> = cluster.links.iter().find(|link| link.level == level);
-        found.map(|link| RawLink { bandwidth: link.bandwidth, latency: link.latency })
+        found.map(|link| RawLink {
+            bandwidth: link.bandwidth,
+            latency: link.latency,
+            efficiency: link.efficiency,
+            start: link.start,
+        })
     };
     let device = cluster.device.clone();
     RawCluster {
@@ -125,19 +131,47 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
         nodes: cluster.nodes,
         per_package: Some(cluster.topology.per_package),
         per_node: cluster.topology.per_node,
-        price: None,
+        price: cluster.price,
         device: Some(RawDevice {
             name: Some(device.name),
             memory: device.memory,
             peak_16bit: device.peak_16bit,
             peak_fp32: device.peak_fp32,
             memory_bandwidth: device.memory_bandwidth,
+            units: device.units,
+            matmul: device.matmul,
+            ramp: device.ramp,
+            streaming: device.streaming,
+            launch: device.launch,
+            power_idle: device.power_idle,
+            power_max: device.power_max,
+            power_links: device.power_links,
+            attention: Some(device.attention),
+            products: Some(device.products),
         }),
         links: Some(RawLinks {
             package: link(Level::Package),
             node: link(Level::Node),
             cluster: link(Level::Cluster),
         }),
+        graph: Some(cluster.graph.clone()),
+    }
+}
+
+fn framework(framework: &FrameworkSpec) -> RawFramework {
+    let own = framework.name == FrameworkSpec::default().name;
+    RawFramework {
+        preset: (!own).then(|| framework.name.clone()),
+        step: Some(framework.step),
+        host: Some(framework.host),
+        elementwise: Some(framework.elementwise),
+        dropout: Some(framework.dropout),
+        attention_again: Some(framework.attention_again),
+        scatter_messages: Some(framework.scatter_messages),
+        interference: Some(framework.interference),
+        reserve: Some(framework.reserve),
+        logit_bytes: Some(framework.logit_bytes),
+        kept: Some(framework.kept),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Exponentials and roots count as one operation. What is read and written counts twice.
 
-use super::Kernel;
+use super::{Kernel, Work};
 use crate::View;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
@@ -17,10 +17,21 @@ const GELU_DERIVATIVE: usize = 13;
 /// A kernel that touches whole views.
 pub fn moved(name: &'static str, flops: usize, views: &[View]) -> Kernel {
     let bytes: usize = views.iter().map(View::bytes).sum();
-    Kernel { name, flops: flops as u64, bytes: bytes as u64 }
+    Kernel { name, flops: flops as u64, bytes: bytes as u64, work: Work::Memory }
 }
 
 impl Kernel {
+    /// A matrix product of `m × n` sums of `k` terms of `x`'s type.
+    fn product(self, m: usize, n: usize, k: usize, x: View) -> Self {
+        Kernel { work: Work::Product { m, n, k, dtype: x.dtype() }, ..self }
+    }
+
+    /// Attention.
+    fn attention(self, shape: AttentionShape, qkv: View, saved: AttentionSaved, backward: bool) -> Self {
+        let flash = matches!(saved, AttentionSaved::LogSumExp(_));
+        Kernel { work: Work::Attention { shape, dtype: qkv.dtype(), flash, backward }, ..self }
+    }
+
     /// Touches another view.
     fn and(mut self, view: Option<View>) -> Self {
         self.bytes += view.map_or(0, |view| view.bytes()) as u64;
@@ -40,13 +51,18 @@ pub fn linear(op: &Linear) -> Kernel {
     let sums = op.rows * op.outputs;
     let epilogue = usize::from(op.bias.is_some()) + if op.gelu.is_some() { GELU } else { 0 };
     let flops = 2 * sums * op.inputs + epilogue * sums;
-    moved("linear", flops, &[op.x, op.weight, op.out]).and(op.bias).and(op.gelu)
+    moved("linear", flops, &[op.x, op.weight, op.out])
+        .and(op.bias)
+        .and(op.gelu)
+        .product(op.rows, op.outputs, op.inputs, op.x)
 }
 
 pub fn linear_backward_input(op: &LinearBackwardInput) -> Kernel {
     let sums = op.rows * op.inputs;
     let flops = 2 * sums * op.outputs + if op.gelu.is_some() { GELU_DERIVATIVE * sums } else { 0 };
-    moved("linear backward input", flops, &[op.dy, op.weight, op.dx]).and(op.gelu)
+    moved("linear backward input", flops, &[op.dy, op.weight, op.dx])
+        .and(op.gelu)
+        .product(op.rows, op.inputs, op.outputs, op.dy)
 }
 
 pub fn linear_backward_weight(op: &LinearBackwardWeight) -> Kernel {
@@ -55,6 +71,7 @@ pub fn linear_backward_weight(op: &LinearBackwardWeight) -> Kernel {
     moved("linear backward weight", flops, &[op.dy, op.x])
         .with_gradient(Some(op.dweight))
         .with_gradient(op.dbias)
+        .product(op.outputs, op.inputs, op.rows, op.dy)
 }
 
 pub fn residual(op: &Residual) -> Kernel {
@@ -95,6 +112,7 @@ pub fn attention(op: &Attention) -> Kernel {
     let products = 2;
     let flops = products * 2 * op.shape.head_dim * pairs(op.shape);
     moved("attention", flops, &[op.qkv, op.out, saved_view(op.saved)])
+        .attention(op.shape, op.qkv, op.saved, false)
 }
 
 pub fn attention_backward(op: &AttentionBackward) -> Kernel {
@@ -104,12 +122,13 @@ pub fn attention_backward(op: &AttentionBackward) -> Kernel {
     };
     let flops = products * 2 * op.shape.head_dim * pairs(op.shape);
     moved("attention backward", flops, &[op.qkv, op.out, op.dout, saved_view(op.saved), op.dqkv])
+        .attention(op.shape, op.qkv, op.saved, true)
 }
 
 pub fn rotary(op: &Rotary) -> Kernel {
     let rotated = op.shape.rows() * (op.shape.heads + op.shape.kv_heads) * op.dims;
     let bytes = 2 * rotated * op.qkv.dtype().bytes();
-    Kernel { name: "rotary", flops: 3 * rotated as u64, bytes: bytes as u64 }
+    Kernel { name: "rotary", flops: 3 * rotated as u64, bytes: bytes as u64, work: Work::Memory }
 }
 
 pub fn swiglu(op: &Swiglu) -> Kernel {

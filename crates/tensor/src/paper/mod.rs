@@ -25,6 +25,37 @@ pub struct Kernel {
     pub flops: u64,
     /// Bytes that must be read or written at least once.
     pub bytes: u64,
+    /// What kind of work it is, and so what bounds its speed.
+    pub work: Work,
+}
+
+/// What bounds the speed of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// The bytes it moves.
+    Memory,
+    /// A matrix product: `m × n` sums of `k` terms.
+    Product {
+        /// Rows of the result.
+        m: usize,
+        /// Columns of the result.
+        n: usize,
+        /// Terms of each sum.
+        k: usize,
+        /// Type of what is multiplied.
+        dtype: DType,
+    },
+    /// Causal attention.
+    Attention {
+        /// Its sizes.
+        shape: AttentionShape,
+        /// Type of what is multiplied.
+        dtype: DType,
+        /// Tiled, as opposed to through scores in memory.
+        flash: bool,
+        /// The backward, as opposed to the forward.
+        backward: bool,
+    },
 }
 
 /// Sums over kernels.
@@ -231,7 +262,8 @@ mod tests {
     fn kernels_are_counted_and_on_request_kept() {
         let paper = Paper::new(DEVICE).tracing();
         play(&paper);
-        let linear = Kernel { name: "linear", flops: 2 * 3 * 4 * 5, bytes: 4 * (12 + 20 + 15) };
+        let work = Work::Product { m: 3, n: 5, k: 4, dtype: DType::F32 };
+        let linear = Kernel { name: "linear", flops: 2 * 3 * 4 * 5, bytes: 4 * (12 + 20 + 15), work };
         assert_eq!(paper.take_trace(), [linear]);
         assert_eq!(paper.totals(), Totals { kernels: 1, flops: linear.flops, bytes: linear.bytes });
         assert_eq!(paper.take_trace(), []);

@@ -1,0 +1,243 @@
+//! How long a kernel takes on a device: products by tiles and waves, everything else by the bytes it moves.
+//!
+//! A product is cut into tiles, the tiles are dealt out to the device's units in waves, and a wave takes as long as
+//! one tile. A tile takes as long as its terms plus a ramp for its beginning and end. Of a few tile shapes, and of a
+//! few ways of splitting the sums, the fastest is taken, as libraries do.
+
+use kintsugi_spec::{AttentionPoint, DeviceSpec, FrameworkSpec, ProductPoint};
+use kintsugi_tensor::DType;
+use kintsugi_tensor::ops::AttentionShape;
+use kintsugi_tensor::paper::{Kernel, Work};
+
+/// A device's speed, as run by a framework.
+#[derive(Clone, Debug)]
+pub struct DeviceModel {
+    peak_16bit: f64,
+    peak_fp32: f64,
+    bandwidth: f64,
+    units: f64,
+    matmul: f64,
+    ramp: f64,
+    launch: f64,
+    attention: Vec<AttentionPoint>,
+    corrections: Vec<Correction>,
+    framework: FrameworkSpec,
+}
+
+/// How much faster a product was measured than the model says.
+#[derive(Clone, Copy, Debug)]
+struct Correction {
+    point: ProductPoint,
+    factor: f64,
+}
+
+/// A product: `batch` times `m × n` sums of `k` terms.
+#[derive(Clone, Copy, Debug)]
+struct Product {
+    batch: f64,
+    m: f64,
+    n: f64,
+    k: f64,
+    /// Bytes of an element.
+    width: f64,
+    fp32: bool,
+}
+
+/// Tile shapes and the share of a unit's rate that each reaches.
+const TILES: [(f64, f64, f64); 5] =
+    [(256.0, 128.0, 1.0), (128.0, 256.0, 1.0), (128.0, 128.0, 0.94), (128.0, 64.0, 0.82), (64.0, 64.0, 0.65)];
+/// In how many parts the sums may be cut.
+const SPLITS: [f64; 4] = [1.0, 2.0, 4.0, 8.0];
+/// Rows of a block of queries in flash attention.
+const QUERY_BLOCK: f64 = 128.0;
+
+impl DeviceModel {
+    /// The model of a device; `None` where its peaks are not known.
+    pub fn new(device: &DeviceSpec, framework: &FrameworkSpec) -> Option<Self> {
+        let peak_fp32 = device.peak_fp32?;
+        let mut model = DeviceModel {
+            peak_16bit: device.peak_16bit.unwrap_or(peak_fp32),
+            peak_fp32,
+            bandwidth: device.memory_bandwidth? * device.streaming.unwrap_or(0.8),
+            units: device.units.unwrap_or(1) as f64,
+            matmul: device.matmul.unwrap_or(0.8),
+            ramp: device.ramp.unwrap_or(128.0),
+            launch: device.launch.unwrap_or(4e-6),
+            attention: device.attention.clone(),
+            corrections: Vec::new(),
+            framework: framework.clone(),
+        };
+        let correction = |&point: &ProductPoint| {
+            let width = if point.fp32 { 4.0 } else { 2.0 };
+            let [m, n, k] = [point.m, point.n, point.k].map(|size| size as f64);
+            let product = Product { batch: 1.0, m, n, k, width, fp32: point.fp32 };
+            Correction { point, factor: point.flops * model.tiled(product) / (2.0 * m * n * k) }
+        };
+        model.corrections = device.products.iter().map(correction).collect();
+        Some(model)
+    }
+
+    /// Seconds of a kernel.
+    pub fn seconds(&self, kernel: &Kernel) -> f64 {
+        let moving = kernel.bytes as f64 / self.bandwidth;
+        match kernel.work {
+            Work::Memory => moving * self.framework.elementwise + self.launch,
+            Work::Product { m, n, k, dtype } => {
+                let [m, n, k] = [m, n, k].map(|size| size as f64);
+                let (width, fp32) = (dtype.bytes() as f64, is_fp32(dtype));
+                self.product(Product { batch: 1.0, m, n, k, width, fp32 }).max(moving) + self.launch
+            }
+            Work::Attention { shape, dtype, flash: true, backward } => {
+                self.flash(kernel, shape, dtype, backward).max(moving) + self.launch
+            }
+            Work::Attention { shape, dtype, flash: false, backward } => self.plain(shape, dtype, backward),
+        }
+    }
+
+    /// Seconds that the host needs to ask for a kernel.
+    pub fn host_seconds(&self) -> f64 {
+        self.framework.host
+    }
+
+    fn flash(&self, kernel: &Kernel, shape: AttentionShape, dtype: DType, backward: bool) -> f64 {
+        let rate = self.attention_rate(shape, is_fp32(dtype), backward);
+        let blocks = (shape.batch * shape.heads) as f64 * (shape.sequence as f64 / QUERY_BLOCK).ceil();
+        let waves = (blocks / self.units).ceil() * self.units / blocks;
+        kernel.flops as f64 / rate * waves.max(1.0)
+    }
+
+    /// FLOP/s of flash attention: between the points that are known, by how near they are.
+    fn attention_rate(&self, shape: AttentionShape, fp32: bool, backward: bool) -> f64 {
+        let peak = if fp32 { self.peak_fp32 } else { self.peak_16bit };
+        if self.attention.is_empty() || fp32 {
+            return peak * if backward { 0.35 } else { 0.45 };
+        }
+        let near = |point: &AttentionPoint| {
+            let sequence = log_distance(point.sequence, shape.sequence);
+            let head = log_distance(point.head_dim, shape.head_dim);
+            1.0 / (sequence * sequence + 4.0 * head * head + 1e-3)
+        };
+        let rate = |point: &AttentionPoint| if backward { point.backward } else { point.forward };
+        let weights: f64 = self.attention.iter().map(near).sum();
+        self.attention.iter().map(|point| near(point) * rate(point).ln()).sum::<f64>().div(weights).exp()
+    }
+
+    /// Attention through scores in memory: products over the whole square, and passes over the scores.
+    fn plain(&self, shape: AttentionShape, dtype: DType, backward: bool) -> f64 {
+        let (width, fp32) = (dtype.bytes() as f64, is_fp32(dtype));
+        let batch = (shape.batch * shape.heads) as f64;
+        let [s, d] = [shape.sequence, shape.head_dim].map(|size| size as f64);
+        let scores = Product { batch, m: s, n: s, k: d, width, fp32 };
+        let sums = Product { batch, m: s, n: d, k: s, width, fp32 };
+        let elements = shape.scores() as f64;
+        let softmax = |passes: f64| {
+            elements * (passes * width + self.framework.dropout) / self.bandwidth + self.launch
+        };
+        let forward = self.bound(scores) + self.bound(sums) + softmax(2.0);
+        if backward {
+            let own = self.bound(scores) + 3.0 * self.bound(sums) + softmax(3.0);
+            own + self.framework.attention_again * forward
+        } else {
+            forward
+        }
+    }
+
+    /// A product with its launch, not faster than its bytes.
+    fn bound(&self, product: Product) -> f64 {
+        let Product { batch, m, n, k, width, .. } = product;
+        let bytes = batch * width * (m * n + m * k + n * k);
+        self.product(product).max(bytes / self.bandwidth) + self.launch
+    }
+
+    fn product(&self, product: Product) -> f64 {
+        self.tiled(product) / self.correction(product)
+    }
+
+    /// What was measured over what the model says, between the measured points.
+    fn correction(&self, product: Product) -> f64 {
+        let alike = self.corrections.iter().filter(|c| c.point.fp32 == product.fp32);
+        let near = |c: &Correction| {
+            let along = |a: usize, b: f64| ((a as f64).ln() - b.ln()).powi(2);
+            let distance = along(c.point.m, product.m) + along(c.point.n, product.n) + along(c.point.k, product.k);
+            1.0 / (distance + 1e-3)
+        };
+        let (sum, weights) = alike.fold((0.0, 0.0), |(sum, weights), c| {
+            let weight = near(c);
+            (sum + weight * c.factor.ln(), weights + weight)
+        });
+        if weights > 0.0 { (sum / weights).exp() } else { 1.0 }
+    }
+
+    /// The best tiling of a product.
+    fn tiled(&self, product: Product) -> f64 {
+        let Product { batch, m, n, k, fp32, .. } = product;
+        let peak = self.matmul * if fp32 { self.peak_fp32 } else { self.peak_16bit };
+        let mut best = f64::INFINITY;
+        for (rows, columns, share) in TILES {
+            let tiles = batch * (m / rows).ceil() * (n / columns).ceil();
+            for parts in SPLITS {
+                let waves = (tiles * parts / self.units).ceil();
+                let tile = 2.0 * rows * columns * (k / parts + self.ramp) * self.units / (peak * share);
+                let sums = if parts > 1.0 { 8.0 * batch * parts * m * n / self.bandwidth } else { 0.0 };
+                best = best.min(waves * tile + sums);
+            }
+        }
+        best
+    }
+}
+
+use std::ops::Div;
+
+fn log_distance(a: usize, b: usize) -> f64 {
+    (a as f64).ln() - (b as f64).ln()
+}
+
+fn is_fp32(dtype: DType) -> bool {
+    dtype.bytes() >= 4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device() -> DeviceSpec {
+        DeviceSpec {
+            peak_16bit: Some(100e12),
+            peak_fp32: Some(10e12),
+            memory_bandwidth: Some(1e12),
+            units: Some(100),
+            matmul: Some(0.8),
+            ramp: Some(0.0),
+            launch: Some(0.0),
+            ..DeviceSpec::default()
+        }
+    }
+
+    fn seconds(device: &DeviceSpec, m: usize, n: usize, k: usize) -> f64 {
+        let work = Work::Product { m, n, k, dtype: DType::BF16 };
+        let kernel = Kernel { name: "linear", flops: (2 * m * n * k) as u64, bytes: 0, work };
+        DeviceModel::new(device, &FrameworkSpec::default()).unwrap().seconds(&kernel)
+    }
+
+    #[test]
+    fn a_product_of_whole_waves_reaches_the_given_share() {
+        let (m, n, k) = (2560, 1280, 4096);
+        let flops = (2 * m * n * k) as f64;
+        assert!((flops / seconds(&device(), m, n, k) / 80e12 - 1.0).abs() < 1e-9);
+        let one_more = flops / seconds(&device(), m + 1, n, k) / 80e12;
+        assert!(one_more < 0.95, "a wave more for one row: {one_more}");
+    }
+
+    #[test]
+    fn a_measured_product_is_predicted_as_it_was_measured() {
+        let point = ProductPoint { m: 512, n: 768, k: 1024, fp32: false, flops: 33e12, burst: None };
+        let device = DeviceSpec { products: vec![point], ..device() };
+        let predicted = (2 * 512 * 768 * 1024) as f64 / seconds(&device, 512, 768, 1024);
+        assert!((predicted / 33e12 - 1.0).abs() < 1e-6, "{predicted}");
+    }
+
+    #[test]
+    fn a_device_without_peaks_has_no_model() {
+        assert!(DeviceModel::new(&DeviceSpec::default(), &FrameworkSpec::default()).is_none());
+    }
+}

@@ -1,0 +1,116 @@
+//! How long a step takes and what it consumes: the programs of a plan played against clocks.
+//!
+//! Kernels come from the paper trace and are priced by the device, transfers by the links, and everything else
+//! (overlap, bubbles, stragglers, contention) follows from the programs.
+
+mod costs;
+mod energy;
+mod kernel;
+mod links;
+mod play;
+mod trace;
+
+pub use costs::{Costs, Spent, Time};
+pub use energy::{Consumption, Training};
+pub use kernel::DeviceModel;
+pub use links::{Among, Links};
+pub use play::{Account, play};
+
+use kintsugi_plan::{Plan, Program, ScheduleKind};
+use kintsugi_spec::Level;
+use serde::Serialize;
+
+/// How long a step takes, and what the time goes into: means over the stages, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Timing {
+    /// One step.
+    pub step_s: f64,
+    /// Kernels.
+    pub compute_s: f64,
+    /// Transfers of tensor parallelism, which nothing overlaps.
+    pub tensor_s: f64,
+    /// Waiting for weights and gradients over the links of a package, a node and the cluster.
+    pub exposed_s: [f64; 3],
+    /// Waiting for other stages and their messages.
+    pub idle_s: f64,
+    /// What the framework adds to every step.
+    pub fixed_s: f64,
+    /// The share of the step in which a stage waits for others.
+    pub bubble: f64,
+}
+
+impl Timing {
+    /// Waiting for weights and gradients over a level.
+    pub fn exposed(&self, level: Level) -> f64 {
+        self.exposed_s[level as usize]
+    }
+}
+
+/// How long a step of a plan takes; `None` where its device's speed is not known.
+pub fn time(plan: &Plan) -> Option<Timing> {
+    let device = DeviceModel::new(&plan.cluster.device, &plan.framework)?;
+    Some(with_costs(plan, &Costs::new(plan, &device)))
+}
+
+/// How long a step takes with given costs.
+pub fn with_costs(plan: &Plan, costs: &Costs) -> Timing {
+    let (micro_batches, period) = (plan.micro_batches(), plan.period());
+    let enough = match plan.pipeline.schedule {
+        ScheduleKind::GPipe => micro_batches,
+        _ => 2 * plan.chunks() + 4 * plan.mesh.pp,
+    };
+    let short = enough + micro_batches.saturating_sub(enough) % period;
+    let played = |m: usize| {
+        let plan = plan.with_micro_batches(m);
+        let programs: Vec<Program> = (0..plan.mesh.pp).map(|stage| plan.program(stage)).collect();
+        totals(&play(&programs, costs))
+    };
+    if micro_batches <= short + period {
+        return timing(played(micro_batches), plan.mesh.pp, costs.fixed);
+    }
+    // In the steady part every period takes what the one before took.
+    let (first, second) = (played(short), played(short + period));
+    let periods = ((micro_batches - short) / period) as u64;
+    timing(first.extended(second, periods), plan.mesh.pp, costs.fixed)
+}
+
+/// Sums over the stages, and when the last is done.
+#[derive(Clone, Copy)]
+struct Totals([Time; 7]);
+
+impl Totals {
+    fn extended(self, after: Totals, periods: u64) -> Totals {
+        Totals(std::array::from_fn(|i| self.0[i] + periods * (after.0[i] - self.0[i])))
+    }
+}
+
+fn totals(stages: &[Account]) -> Totals {
+    let sum = |of: fn(&Account) -> Time| stages.iter().map(of).sum::<Time>();
+    let end = stages.iter().map(|stage| stage.end).max().unwrap_or(0);
+    let late: Time = stages.iter().map(|stage| end - stage.end).sum();
+    Totals([
+        end,
+        sum(|s| s.compute),
+        sum(|s| s.tensor),
+        sum(|s| s.exposed[0]),
+        sum(|s| s.exposed[1]),
+        sum(|s| s.exposed[2]),
+        sum(|s| s.idle) + late,
+    ])
+}
+
+fn timing(totals: Totals, stages: usize, fixed: Time) -> Timing {
+    let [end, compute, tensor, package, node, cluster, idle] = totals.0.map(|time| time as f64 * 1e-12);
+    let mean = |sum: f64| sum / stages as f64;
+    let fixed_s = fixed as f64 * 1e-12;
+    let step_s = end + fixed_s;
+    Timing {
+        step_s,
+        compute_s: mean(compute),
+        tensor_s: mean(tensor),
+        exposed_s: [package, node, cluster].map(mean),
+        idle_s: mean(idle),
+        fixed_s,
+        bubble: if step_s > 0.0 { mean(idle) / step_s } else { 0.0 },
+    }
+}

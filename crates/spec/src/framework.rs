@@ -1,0 +1,52 @@
+//! How a framework runs a plan: what its kernels and its host add to what the plan itself asks for.
+//!
+//! A framework profile is a piece of a configuration: knobs that this engine can run too, and these few scalars.
+
+use serde::{Deserialize, Serialize};
+
+/// The overheads of a framework. The default adds nothing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrameworkSpec {
+    /// Its name.
+    pub name: String,
+    /// Seconds of every step in which no rank computes: data, host, logging.
+    pub step: f64,
+    /// Seconds of the host for each kernel; a block is never faster than its host.
+    pub host: f64,
+    /// How many times more bytes its memory-bound kernels move, for lack of fusion.
+    pub elementwise: f64,
+    /// Bytes that dropout moves for each element it is applied to (attention scores and both branches of a layer).
+    pub dropout: f64,
+    /// How often the attention of the forward is repeated in the backward: selective recomputation as in
+    /// arXiv 2205.05198, where the scores are in memory.
+    pub attention_again: f64,
+    /// Whether ranks that hold the same rows each send one part of a message (arXiv 2104.04473, section 4.1).
+    pub scatter_messages: bool,
+    /// How much slower kernels are while a collective runs beside them.
+    pub interference: f64,
+    /// Bytes of memory that it takes beside tensors: context, library and collective buffers.
+    pub reserve: f64,
+    /// Bytes for each of this rank's logits beyond ours, at the peak of the head.
+    pub logit_bytes: f64,
+    /// Activations it keeps, as a multiple of ours.
+    pub kept: f64,
+}
+
+impl Default for FrameworkSpec {
+    fn default() -> Self {
+        FrameworkSpec {
+            name: "kintsugi".to_owned(),
+            step: 0.0,
+            host: 0.0,
+            elementwise: 1.0,
+            dropout: 0.0,
+            attention_again: 0.0,
+            scatter_messages: false,
+            interference: 0.0,
+            reserve: 0.0,
+            logit_bytes: 0.0,
+            kept: 1.0,
+        }
+    }
+}
