@@ -5,11 +5,14 @@
 #![forbid(unsafe_code)]
 
 mod fit;
+mod footprint;
 mod predict;
 pub mod time;
 pub mod timeline;
 mod traffic;
+pub mod validate;
 
 pub use fit::{Misfit, check_fit};
+pub use footprint::memory_of;
 pub use predict::{Play, Prediction, predict};
 pub use time::{Timing, time};
