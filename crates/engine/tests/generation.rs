@@ -37,7 +37,7 @@ sequence = 64
 
 fn sample(tokens: usize, index: u64) -> Vec<u32> {
     let mut sample = vec![0; tokens];
-    Demo::new(5).sample(Split::Train, index, &mut sample);
+    Demo::new(5).sample(Split::Train, index, &mut sample).expect("the demo never fails");
     sample
 }
 

@@ -6,13 +6,16 @@
 
 pub mod calibrate;
 mod fit;
+mod footprint;
 mod inference;
 mod predict;
 pub mod time;
 pub mod timeline;
 mod traffic;
+pub mod validate;
 
 pub use fit::{Misfit, check_fit, check_memory};
+pub use footprint::memory_of;
 pub use inference::{evaluation_memory, generation_memory};
 pub use predict::{Play, Prediction, predict};
 pub use time::{Timing, time};

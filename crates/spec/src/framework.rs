@@ -21,6 +21,8 @@ pub struct FrameworkSpec {
     /// How often the attention of the forward is repeated in the backward: selective recomputation as in
     /// arXiv 2205.05198, where the scores are in memory.
     pub attention_again: f64,
+    /// Whether full recomputation runs the whole layer again, its last product and sum included.
+    pub recompute_whole: bool,
     /// Whether ranks that hold the same rows each send one part of a message (arXiv 2104.04473, section 4.1).
     pub scatter_messages: bool,
     /// How much slower kernels are while a collective runs beside them.
@@ -42,6 +44,7 @@ impl Default for FrameworkSpec {
             elementwise: 1.0,
             dropout: 0.0,
             attention_again: 0.0,
+            recompute_whole: false,
             scatter_messages: false,
             interference: 0.0,
             reserve: 0.0,

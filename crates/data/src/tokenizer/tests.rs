@@ -188,7 +188,7 @@ fn nearly_a_tokenizer() -> impl Strategy<Value = Value> {
         json!(true),
     ];
     let changes =
-        prop::collection::vec((prop::sample::select(&paths[..]), prop::sample::select(values)), 0..4);
+        prop::collection::vec((prop::sample::select(paths.to_vec()), prop::sample::select(values)), 0..4);
     changes.prop_map(|changes| {
         let mut value = small();
         for (path, new) in changes {

@@ -20,6 +20,7 @@ pub(super) fn resolve(raw: &RawFramework) -> Result<FrameworkSpec, ConfigError> 
         elementwise: factor("elementwise", raw.elementwise, none.elementwise)?,
         dropout: or("dropout", raw.dropout, none.dropout)?,
         attention_again: or("attention_again", raw.attention_again, none.attention_again)?,
+        recompute_whole: raw.recompute_whole.unwrap_or(none.recompute_whole),
         scatter_messages: raw.scatter_messages.unwrap_or(none.scatter_messages),
         interference: or("interference", raw.interference, none.interference)?,
         reserve: or("reserve", raw.reserve, none.reserve)?,

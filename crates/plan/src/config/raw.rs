@@ -138,6 +138,7 @@ table!(RawFramework {
     elementwise: f64,
     dropout: f64,
     attention_again: f64,
+    recompute_whole: bool,
     scatter_messages: bool,
     interference: f64,
     reserve: f64,

@@ -188,6 +188,7 @@ fn framework(framework: &FrameworkSpec) -> RawFramework {
         elementwise: Some(framework.elementwise),
         dropout: Some(framework.dropout),
         attention_again: Some(framework.attention_again),
+        recompute_whole: Some(framework.recompute_whole),
         scatter_messages: Some(framework.scatter_messages),
         interference: Some(framework.interference),
         reserve: Some(framework.reserve),

@@ -84,6 +84,11 @@ impl Costs {
         let mut ops = first.clone();
         ops.extend(&layer);
         ops.extend(&last);
+        if plan.framework.recompute_whole {
+            let layer = Block::Layer(0);
+            let forward = ops[&Op::Forward { block: layer, micro: 0 }];
+            ops.insert(Op::Recompute { block: layer, micro: 0 }, forward);
+        }
         // One stage has both ends, and a tied table only once.
         let (first_ends, last_ends) = if plan.mesh.pp == 1 {
             let one = price(&trace(&cut_down(plan, 1), 0));

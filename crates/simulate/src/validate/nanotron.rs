@@ -1,0 +1,116 @@
+//! nanotron's runs on H100: thousands of layouts of three models, whose repeats differ by 5 to 25 %.
+//!
+//! So what counts is the order of the layouts, how good the predicted best one is, and which layouts fit.
+
+use std::collections::BTreeMap;
+
+use kintsugi_plan::Plan;
+use kintsugi_tensor::Device;
+use rayon::prelude::*;
+
+use super::csv::Row;
+use super::score::{Figure, Report, errors, spearman};
+use super::{plan, predicted};
+use crate::memory_of;
+
+/// The table.
+pub const FILE: &str = "nanotron_h100.csv";
+
+struct Run {
+    model: String,
+    nodes: String,
+    fits: bool,
+    /// Tokens per second and rank.
+    predicted: f64,
+    measured: Option<f64>,
+    memory: f64,
+    measured_memory: Option<f64>,
+}
+
+/// One report for each model.
+pub fn reports(rows: &[Row], over: &[String]) -> Vec<Report> {
+    let runs: Vec<Option<Run>> = rows.par_iter().map(|row| run(row, over)).collect();
+    let left_out = runs.iter().filter(|run| run.is_none()).count();
+    let mut models: BTreeMap<String, Vec<Run>> = BTreeMap::new();
+    for run in runs.into_iter().flatten() {
+        models.entry(run.model.clone()).or_default().push(run);
+    }
+    models.into_iter().map(|(model, runs)| report(&model, &runs, left_out)).collect()
+}
+
+fn report(model: &str, runs: &[Run], left_out: usize) -> Report {
+    let worked: Vec<&Run> = runs.iter().filter(|run| run.measured.is_some()).collect();
+    let pairs: Vec<(f64, f64)> =
+        worked.iter().map(|run| (run.predicted, run.measured.unwrap_or(0.0))).collect();
+    let memories: Vec<(f64, f64)> =
+        worked.iter().filter_map(|run| Some((run.memory, run.measured_memory?))).collect();
+    let fitting = worked.iter().filter(|run| run.fits).count() as f64 / worked.len() as f64;
+    let agreed =
+        runs.iter().filter(|run| run.fits == run.measured.is_some()).count() as f64 / runs.len() as f64;
+    Report {
+        set: format!("nanotron {model}"),
+        rows: runs.len(),
+        left_out,
+        fitted_on: "a handful of 8B layouts".to_owned(),
+        figures: vec![
+            Figure::at_least("rank correlation", spearman(&pairs), Some(0.85)),
+            Figure::at_least("pick, share of the best", pick(&worked), Some(0.95)),
+            Figure::at_least("runs that worked said to fit", fitting, Some(0.98)),
+            Figure::at_least("fit agreement", agreed, None),
+            Figure::at_most("memory, mean error %", errors(&memories).0, Some(8.0)),
+            Figure::at_most("time, mean error %", errors(&pairs).0, None),
+        ],
+        runs: worked
+            .iter()
+            .map(|run| (run.nodes.clone(), run.predicted, run.measured.unwrap_or(0.0)))
+            .collect(),
+    }
+}
+
+/// What the layout predicted to be best measured, as a share of the best: the mean over the numbers of nodes.
+fn pick(worked: &[&Run]) -> f64 {
+    let mut nodes: BTreeMap<&str, Vec<&&Run>> = BTreeMap::new();
+    for run in worked {
+        nodes.entry(&run.nodes).or_default().push(run);
+    }
+    let share = |runs: &Vec<&&Run>| {
+        let measured = |run: &&&Run| run.measured.unwrap_or(0.0);
+        let best = runs.iter().map(|run| measured(run)).fold(0.0, f64::max);
+        let picked =
+            runs.iter().max_by(|a, b| a.predicted.total_cmp(&b.predicted)).map_or(0.0, |run| measured(run));
+        picked / best
+    };
+    nodes.values().map(share).sum::<f64>() / nodes.len() as f64
+}
+
+fn run(row: &Row, over: &[String]) -> Option<Run> {
+    let plan = row_plan(row, over)?;
+    let memory = memory_of(&plan, Device::Cuda { deterministic: false });
+    let worked = row.text("status") == "ok";
+    let tokens = plan.tokens_per_step() as f64 / plan.mesh.ranks() as f64;
+    Some(Run {
+        model: row.text("model").to_owned(),
+        nodes: row.text("nodes").to_owned(),
+        fits: plan.cluster.device.memory.is_none_or(|most| memory <= most as f64),
+        predicted: if worked { tokens / predicted(&plan) } else { 0.0 },
+        measured: row.number("tokens_per_s_per_gpu").filter(|_| worked),
+        memory,
+        measured_memory: row.number("peak_mem_gb").filter(|_| worked).map(|gb| gb * GB),
+    })
+}
+
+const GB: f64 = 1_073_741_824.0;
+
+fn row_plan(row: &Row, over: &[String]) -> Option<Plan> {
+    let keys = ["layers", "hidden", "heads", "kv_heads", "ffn", "vocab"];
+    let mut sets = vec!["model.family=llama".to_owned()];
+    sets.extend(keys.map(|key| format!("model.{key}={}", row.count(key))));
+    sets.push(format!("model.tied={}", row.text("tied_embeddings").to_lowercase()));
+    sets.push(format!("batch.sequence={}", row.count("seq_len")));
+    sets.extend(["tp", "pp", "dp"].map(|key| format!("parallel.{key}={}", row.count(key))));
+    sets.push(format!("batch.micro={}", row.count("micro_batch")));
+    sets.push(format!("batch.global={}", row.count("global_batch")));
+    sets.push(format!("sharding.zero={}", row.number("zero").unwrap_or(0.0)));
+    sets.extend(["cluster.preset=h100", "framework.preset=nanotron"].map(str::to_owned));
+    plan(&sets, over)
+}

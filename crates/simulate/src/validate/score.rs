@@ -1,0 +1,93 @@
+//! How far predictions are from measurements, in the figures that each set is judged by.
+
+use serde::Serialize;
+
+/// One figure beside its aim.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    /// What it is.
+    pub name: String,
+    /// What it is for our predictions.
+    pub value: f64,
+    /// What it should be at most, or at least.
+    pub aim: Option<f64>,
+    /// Whether the aim is a lower bound.
+    pub at_least: bool,
+}
+
+/// What a set of runs says.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The set.
+    pub set: String,
+    /// How many runs were predicted.
+    pub rows: usize,
+    /// How many the engine cannot express.
+    pub left_out: usize,
+    /// How many of the rows the constants were fitted on.
+    pub fitted_on: String,
+    /// The figures.
+    pub figures: Vec<Figure>,
+    /// Each run: its name, predicted and measured.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub runs: Vec<(String, f64, f64)>,
+}
+
+impl Figure {
+    /// A figure that should be at most `aim`.
+    pub fn at_most(name: impl Into<String>, value: f64, aim: Option<f64>) -> Self {
+        Figure { name: name.into(), value, aim, at_least: false }
+    }
+
+    /// A figure that should be at least `aim`.
+    pub fn at_least(name: impl Into<String>, value: f64, aim: Option<f64>) -> Self {
+        Figure { name: name.into(), value, aim, at_least: true }
+    }
+
+    /// Whether the aim is met; true without one.
+    pub fn met(&self) -> bool {
+        self.aim.is_none_or(|aim| if self.at_least { self.value >= aim } else { self.value <= aim })
+    }
+}
+
+/// Mean and worst distance in percent of predicted from measured.
+pub fn errors(pairs: &[(f64, f64)]) -> (f64, f64) {
+    let distances = pairs.iter().map(|(predicted, measured)| 100.0 * (predicted / measured - 1.0).abs());
+    let (sum, worst) = distances.fold((0.0, 0.0_f64), |(sum, worst), d| (sum + d, worst.max(d)));
+    (sum / pairs.len().max(1) as f64, worst)
+}
+
+/// Spearman's rank correlation; ties share their mean rank.
+pub fn spearman(pairs: &[(f64, f64)]) -> f64 {
+    let x = ranks(pairs.iter().map(|pair| pair.0));
+    let y = ranks(pairs.iter().map(|pair| pair.1));
+    let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len() as f64;
+    let (mx, my) = (mean(&x), mean(&y));
+    let product = |a: &[f64], ma: f64, b: &[f64], mb: f64| -> f64 {
+        a.iter().zip(b).map(|(a, b)| (a - ma) * (b - mb)).sum()
+    };
+    product(&x, mx, &y, my) / (product(&x, mx, &x, mx) * product(&y, my, &y, my)).sqrt()
+}
+
+fn ranks(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let values: Vec<f64> = values.collect();
+    let below = |v: f64| values.iter().filter(|&&w| w < v).count() as f64;
+    let equal = |v: f64| values.iter().filter(|&&w| w.total_cmp(&v).is_eq()).count() as f64;
+    values.iter().map(|&v| below(v) + (equal(v) - 1.0) / 2.0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_is_all_that_a_rank_correlation_sees() {
+        assert!((spearman(&[(1.0, 10.0), (2.0, 100.0), (3.0, 1000.0)]) - 1.0).abs() < 1e-12);
+        assert!((spearman(&[(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]) + 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn errors_are_distances() {
+        assert_eq!(errors(&[(110.0, 100.0), (95.0, 100.0)]), (7.500000000000007, 10.000000000000009));
+    }
+}
