@@ -151,9 +151,13 @@ impl Stream {
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
         if grid.shared > DEFAULT_SHARED_BYTES {
-            let attribute = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: a loaded kernel.
-            unsafe { result::function::set_function_attribute(function.0, attribute, grid.shared as i32)? };
+            let room = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // All of a multiprocessor's memory that can be shared, so that as many blocks fit as can.
+            let share = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            for (attribute, value) in [(room, grid.shared as i32), (share, 100)] {
+                // SAFETY: a loaded kernel.
+                unsafe { result::function::set_function_attribute(function.0, attribute, value)? };
+            }
         }
         let words = table.first().into_iter().chain(arguments.iter().map(|argument| &argument.0));
         let mut parameters: Vec<*mut c_void> =
