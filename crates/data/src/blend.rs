@@ -26,12 +26,12 @@ impl Blend {
         let mut total: u128 = self.weights.iter().map(|&weight| u128::from(weight)).sum();
         let mut index = index;
         for (source, &weight) in self.weights.iter().enumerate() {
-            let taken_of = |samples: u128| (samples * u128::from(weight) / total) as u64;
+            let taken_of = |samples: u128| samples * u128::from(weight) / total;
             let taken = taken_of(u128::from(index));
             if taken_of(u128::from(index) + 1) > taken {
-                return (source, taken);
+                return (source, taken as u64);
             }
-            index -= taken;
+            index -= taken as u64;
             total -= u128::from(weight);
         }
         unreachable!("the last source takes all that is left")

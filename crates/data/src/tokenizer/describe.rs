@@ -17,7 +17,8 @@ pub(super) struct Description {
     /// In the form that the library reads.
     pub(super) json: String,
     pub(super) vocab: usize,
-    pub(super) end_of_document: Option<u32>,
+    /// The word that ends a text, and its token.
+    pub(super) end: Option<(String, u32)>,
 }
 
 /// Longer than any tokenizer, and short enough to be held in memory.
@@ -38,12 +39,13 @@ impl Description {
         let tokens = tokens(&value);
         let vocab = vocab(&path, &tokens)?;
         let configured = configured_end(&path)?;
-        let token = |word: &str| tokens.iter().find(|(known, _)| *known == word).map(|&(_, id)| id as u32);
-        let end_of_document = match &configured {
-            Some(word) => token(word),
-            None => ENDS.into_iter().find_map(token),
+        let known = |word: &str| tokens.iter().find(|(known, _)| *known == word);
+        let end = match &configured {
+            Some(word) => known(word),
+            None => ENDS.into_iter().find_map(known),
         };
-        Ok(Description { json: value.to_string(), path, vocab, end_of_document })
+        let end = end.map(|&(word, id)| (word.to_owned(), id as u32));
+        Ok(Description { json: value.to_string(), path, vocab, end })
     }
 }
 

@@ -14,6 +14,9 @@ use crate::DataError;
 
 pub use train::{TrainedTokenizer, train_tokenizer};
 
+/// Characters of a library's message.
+const MOST_REASON: usize = 200;
+
 /// A tokenizer that has been read.
 #[derive(Clone)]
 pub struct Tokenizer {
@@ -46,8 +49,12 @@ impl Tokenizer {
             let (kind, end_of_document) = (Kind::Bytes, Some(256));
             return Ok(Tokenizer { name: name.to_owned(), kind, vocab: 257, end_of_document });
         }
-        let Description { path, json, vocab, end_of_document } = Description::read(Path::new(name))?;
+        let Description { path, json, vocab, end } = Description::read(Path::new(name))?;
         let pipeline = guarded(|| tokenizers::from_json(&json)).map_err(|reason| unusable(&path, &reason))?;
+        // Added tokens that the vocabulary does not have are numbered by the library, whatever the file says.
+        let added = pipeline.get_added_vocabulary();
+        let end_of_document = end.map(|(word, id)| added.token_to_id(&word).unwrap_or(id));
+        let vocab = added.get_vocab().into_values().map(|id| id as usize + 1).fold(vocab, usize::max);
         let kind = Kind::Pipeline { path, pipeline };
         Ok(Tokenizer { name: name.to_owned(), kind, vocab, end_of_document })
     }
@@ -132,8 +139,11 @@ fn guarded<T, E: Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, Stri
 }
 
 fn unusable(path: &Path, reason: &str) -> DataError {
-    // Library messages may have several lines; ours have one.
-    DataError::file("use", path, reason.lines().map(str::trim).collect::<Vec<_>>().join(" "))
+    // Library messages may have several lines, or list every byte; ours are one sentence.
+    let line = reason.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let short: String = line.chars().take(MOST_REASON).collect();
+    let more = if short.len() < line.len() { "…" } else { "" };
+    DataError::file("use", path, format!("{short}{more}"))
 }
 
 #[cfg(test)]

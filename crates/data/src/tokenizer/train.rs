@@ -75,7 +75,7 @@ pub fn train_tokenizer(
 
 /// The letter that stands for each byte: itself where it can be seen, and one from U+0100 on where not. This is
 /// how GPT-2 keeps its vocabulary readable.
-fn letters() -> [char; 256] {
+pub(super) fn letters() -> [char; 256] {
     let mut unseen = '\u{100}'..;
     std::array::from_fn(|byte| match byte as u8 {
         seen @ (b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff) => char::from(seen),
