@@ -7,6 +7,7 @@ use toml::{Table, Value};
 
 use super::error::{ConfigError, invalid};
 use super::layers::{Layers, parse};
+use super::raw::RawModel;
 use super::{read, text_and_name, write};
 
 /// The folder of weights that a configuration starts from, if it does.
@@ -29,7 +30,9 @@ pub fn with_model_of_init(
         table.remove("model");
     }
     let said = Layers::read(&text_of(&table), name, sets)?.merged.model;
-    let (said, folder) = (table_of(&said), table_of(&write::model(model)));
+    // Its sizes are the folder's, whatever preset has the same.
+    let folder = RawModel { preset: None, ..write::model(model) };
+    let (said, folder) = (table_of(&said), table_of(&folder));
     let written = table.entry("model").or_insert_with(|| Value::Table(Table::new()));
     let Value::Table(written) = written else { unreachable!("the model has been read as a table") };
     for (key, value) in folder {
@@ -53,7 +56,7 @@ fn may_differ(model: &ModelSpec, key: &str, given: &Value) -> bool {
     key == "vocab_multiple" || (key == "positions" && (fewer || model.family != Family::Gpt))
 }
 
-fn table_of(raw: &super::raw::RawModel) -> Table {
+fn table_of(raw: &RawModel) -> Table {
     Table::try_from(raw).expect("a model is a table of numbers and words")
 }
 

@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn every_shape_of_a_model_gets_a_rate() {
         let backend = CpuBackend::new(Rc::new(Heap::default()), 1);
-        let model = config::resolve(None, "", &["model.vocab=100".to_owned()]).expect("the demo").model;
+        let model = config::resolve(None, "", &["model.vocab=128".to_owned()]).expect("the demo").model;
         let shapes = Shapes::of(&[model], &[8], &[16], DType::F32);
         let patience = Patience { warm_up: Duration::ZERO, sustained: Duration::ZERO, rest: Duration::ZERO };
         let mut seen = Vec::new();
