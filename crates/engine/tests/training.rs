@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kintsugi_engine::verify::{Fault, record};
 use kintsugi_engine::{Job, MemoryChoice, StepReport, TrainError, TrainOptions, run_job, train};
 use kintsugi_plan::{Plan, Unit, config};
-use kintsugi_rank::{Source, assemble};
+use kintsugi_rank::{Kept, Source, assemble};
 use kintsugi_tensor::ops::control;
 
 /// A small model on eight ranks, with `settings` laid over it.
@@ -67,7 +67,7 @@ fn loaded_weights_are_the_weights() {
     let other = plan(&["sharding.zero=3", "parallel.sequence_parallel=true", "model.hidden=128"]);
     let job = Job { plan: Arc::new(other.clone()), memory: MemoryChoice::Heap, fault: None };
     let ranks = run_job(&job, |worker| {
-        worker.rank.set_weights(&weights);
+        worker.rank.load(&weights, &[Kept::Weights]).expect("all is there");
         worker.rank.weights()
     });
     let pieces: Vec<_> = ranks.expect("no rank fails").into_iter().flatten().collect();
@@ -127,7 +127,7 @@ fn the_rank_and_the_unit_that_went_bad_first_are_named() {
                 .expect("a parameter")
                 .iter_mut()
                 .for_each(|w| *w *= f32::NAN);
-            worker.rank.set_weights(&whole);
+            worker.rank.load(&whole, &[Kept::Weights]).expect("all is there");
         }
         worker.run(&worker.program(&plan), &mut Ones(vec![1; plan.rows()]), |_, _| {});
         assert!(worker.rank.control(control::SKIP) > 0.0);

@@ -10,7 +10,7 @@ use crate::flow::{Deferred, Saved};
 use crate::rank::{LOSS, Rank, Source};
 
 impl Rank {
-    pub(crate) fn load(&mut self, micro: usize, source: &mut dyn Source) {
+    pub(crate) fn load_batch(&mut self, micro: usize, source: &mut dyn Source) {
         let batch = source.batch(micro);
         let upload = |ids: Option<&[u32]>| {
             let buffer = self.backend.allocate(self.shape.rows, DType::U32, Category::Activations);

@@ -1,20 +1,34 @@
 //! Initial weights from a counter-based generator: an element's value depends on the seed, its parameter and its
 //! index in the whole parameter, never on the layout.
 
-use kintsugi_plan::parameters::{Initial, Parameter};
+use kintsugi_plan::parameters::{Initial as Start, Parameter};
 
-/// What the values of a parameter are drawn with.
-pub(crate) fn key(parameter: &Parameter, seed: u64) -> u64 {
-    mix(seed ^ name_hash(&parameter.name()))
+use crate::{Kept, Store, StoreError};
+
+/// The initial weights of a seed.
+pub(crate) struct Initial {
+    pub seed: u64,
 }
 
-/// The initial value of element `index` of a whole parameter.
-pub(crate) fn value(parameter: &Parameter, key: u64, index: usize) -> f32 {
-    match parameter.initial {
-        Initial::Zeros => 0.0,
-        Initial::Ones => 1.0,
-        Initial::Normal(_) if index >= parameter.valid_elements() => 0.0,
-        Initial::Normal(deviation) => (deviation * normal(key, index as u64)) as f32,
+impl Store for Initial {
+    fn read(
+        &self,
+        parameter: &Parameter,
+        kept: Kept,
+        start: usize,
+        out: &mut [f32],
+    ) -> Result<(), StoreError> {
+        match (kept, parameter.initial) {
+            (Kept::Weights, Start::Ones) => out.fill(1.0),
+            (Kept::Weights, Start::Normal(deviation)) => {
+                let key = mix(self.seed ^ name_hash(&parameter.name()));
+                for (value, index) in out.iter_mut().zip(start as u64..) {
+                    *value = (deviation * normal(key, index)) as f32;
+                }
+            }
+            (Kept::Weights, Start::Zeros) | (Kept::FirstMoment | Kept::SecondMoment, _) => out.fill(0.0),
+        }
+        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ mod initial;
 mod optimizer;
 mod pieces;
 mod rank;
+mod store;
 mod transfers;
 mod unit;
 
@@ -19,3 +20,4 @@ pub use figures::{Figures, RankMemory};
 pub use groups::{Groups, paper_groups};
 pub use pieces::{Piece, Whole, assemble};
 pub use rank::{Bad, Rank, Source};
+pub use store::{Kept, Store, StoreError};

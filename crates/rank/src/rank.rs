@@ -11,8 +11,9 @@ use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
 use crate::flow::Flow;
+use crate::initial::Initial;
 use crate::unit::{Types, UnitState};
-use crate::{Groups, Piece, Whole};
+use crate::{Groups, Kept, Piece, Store, StoreError};
 
 /// Where a rank's tokens come from.
 pub trait Source {
@@ -123,9 +124,7 @@ impl Rank {
 
     /// Sets the weights to their initial values.
     pub fn initialise(&self, seed: u64) {
-        for unit in &self.units {
-            unit.initialise(&*self.backend, seed, self.plan.mesh.tp, self.at.tp);
-        }
+        self.load(&Initial { seed }, &[Kept::Weights]).expect("initial weights are made, not read");
     }
 
     /// Runs a whole program, telling `watch` of every op before it runs.
@@ -141,7 +140,7 @@ impl Rank {
     pub fn execute(&mut self, op: &Op, source: &mut dyn Source) {
         match *op {
             Op::Begin => self.begin(),
-            Op::Load { micro } => self.load(micro, source),
+            Op::Load { micro } => self.load_batch(micro, source),
             Op::Forward { block, micro } => self.forward(block, micro),
             Op::Evaluate { block, micro } => self.evaluate(block, micro),
             Op::Recompute { block, micro } => self.recompute(block, micro),
@@ -211,11 +210,15 @@ impl Rank {
         weights.or_else(|| gradient.map(|i| bad("gradient", &self.units[i])))
     }
 
-    /// Sets weights and master weights from whole parameters, by name.
-    pub fn set_weights(&self, whole: &Whole) {
+    /// Reads this rank's part of what is kept of every parameter; what is not asked for stays as it is.
+    pub fn load(&self, store: &dyn Store, kept: &[Kept]) -> Result<(), StoreError> {
+        let part = (self.plan.mesh.tp, self.at.tp);
         for unit in &self.units {
-            unit.load(&*self.backend, whole, self.plan.mesh.tp, self.at.tp);
+            for &kept in kept {
+                unit.load(&*self.backend, store, part, kept)?;
+            }
         }
+        Ok(())
     }
 
     /// This rank's part of the reduced gradients, as the host sees it.

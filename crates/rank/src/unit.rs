@@ -5,13 +5,13 @@ use std::ops::Range;
 
 use kintsugi_comm::{Collective, Communicator, Pending};
 use kintsugi_model::{Gradients, Weights};
-use kintsugi_plan::parameters::{Parameter, UnitLayout};
+use kintsugi_plan::parameters::UnitLayout;
 use kintsugi_plan::{Coordinate, GradientType, Over, Plan, Unit};
 use kintsugi_tensor::ops::Segment;
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
-use rayon::prelude::*;
 
-use crate::{Whole, initial};
+use crate::store::read_part;
+use crate::{Kept, Store, StoreError};
 
 /// The element types of a rank's parameters.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,9 @@ impl Types {
         Types { compute, gradient, moments }
     }
 }
+
+/// Elements that are read from a store before they go to the device.
+const PIECE: usize = 1 << 18;
 
 /// A unit on one rank.
 pub(crate) struct UnitState {
@@ -110,59 +113,46 @@ impl UnitState {
         state
     }
 
-    /// Sets weights and master to their initial values.
-    pub fn initialise(&self, backend: &dyn Backend, seed: u64, tp: usize, part: usize) {
-        self.fill(backend, tp, part, |parameter| {
-            let key = initial::key(parameter, seed);
-            move |index| initial::value(parameter, key, index)
-        });
-    }
-
-    /// Sets weights and master from whole parameters, by name; the padding of the vocabulary is zero.
-    pub fn load(&self, backend: &dyn Backend, whole: &Whole, tp: usize, part: usize) {
-        self.fill(backend, tp, part, |parameter| {
-            let values = &whole[&parameter.name()];
-            move |index| values.get(index).copied().unwrap_or(0.0)
-        });
-    }
-
-    /// Sets weights and master: `value` gives, for a parameter, the elements of the whole of it.
-    fn fill<'a, F: Fn(usize) -> f32 + Sync>(
-        &'a self,
+    /// Reads what is kept of this unit: `tp` and `part` say which part of the tensor-parallel split is here.
+    pub fn load(
+        &self,
         backend: &dyn Backend,
-        tp: usize,
-        part: usize,
-        value: impl Fn(&'a Parameter) -> F,
-    ) {
-        // A bounded piece at a time: a large unit's values would otherwise be twice in memory.
-        const PIECE: usize = 1 << 16;
+        store: &dyn Store,
+        (tp, part): (usize, usize),
+        kept: Kept,
+    ) -> Result<(), StoreError> {
         let fill = |range: &Range<usize>, buffer: &Buffer| {
+            // A bounded piece at a time: a large unit's values would otherwise be twice in memory.
+            let mut values = vec![0.0; PIECE.min(range.len())];
             for start in range.clone().step_by(PIECE) {
                 let piece = start..(start + PIECE).min(range.end);
-                let mut values = vec![0.0; piece.len()];
+                let values = &mut values[..piece.len()];
+                values.fill(0.0);
                 for placed in &self.layout.placed {
-                    let value = value(&placed.parameter);
-                    let start = placed.range.start.clamp(piece.start, piece.end);
-                    let end = placed.range.end.clamp(piece.start, piece.end);
-                    let own = &mut values[start - piece.start..end - piece.start];
-                    own.par_iter_mut().enumerate().with_min_len(4096).for_each(|(i, to)| {
-                        let local = start + i - placed.range.start;
-                        *to = value(placed.parameter.global_index(tp, part, local));
-                    });
+                    let start = placed.range.start.max(piece.start);
+                    let end = placed.range.end.min(piece.end);
+                    if start < end {
+                        let own = &mut values[start - piece.start..end - piece.start];
+                        read_part(store, placed, (tp, part), kept, start - placed.range.start, own)?;
+                    }
                 }
-                backend.upload(&values, buffer.slice(piece.start - range.start..piece.end - range.start));
+                backend.upload(values, buffer.slice(piece.start - range.start..piece.end - range.start));
             }
+            Ok(())
         };
-        match &self.master {
-            Some(master) if self.owned == self.resident => {
-                fill(&self.owned, master);
+        match (kept, &self.master) {
+            (Kept::FirstMoment, _) => fill(&self.owned, &self.first_moment),
+            (Kept::SecondMoment, _) => fill(&self.owned, &self.second_moment),
+            (Kept::Weights, Some(master)) if self.owned == self.resident => {
+                fill(&self.owned, master)?;
                 backend.copy(master.view(), self.weights.view());
+                Ok(())
             }
-            Some(master) => {
-                fill(&self.owned, master);
-                fill(&self.resident, &self.weights);
+            (Kept::Weights, Some(master)) => {
+                fill(&self.owned, master)?;
+                fill(&self.resident, &self.weights)
             }
-            None => fill(&self.resident, &self.weights),
+            (Kept::Weights, None) => fill(&self.resident, &self.weights),
         }
     }
 
