@@ -19,5 +19,5 @@ pub use mesh::{Axis, Coordinate, Mesh};
 pub use op::{Block, Message, MessageKind, Op, Over, Part, Program, Unit};
 pub use plan::{
     AttentionKind, Batch, Compute, Data, DeviceKind, GradientType, LossScale, MemoryOptions, Optimizer,
-    Pipeline, Plan, Precision, RateSchedule, Recompute, Run, ScheduleKind, Sharding, Transport, When,
+    Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run, ScheduleKind, Sharding, Transport, When,
 };

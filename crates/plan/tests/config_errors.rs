@@ -130,8 +130,6 @@ const SETS: &[&[&str]] = &[
     &["run.device=cuda"],
     &["run.transport=mpi"],
     &["run.transport=nccl"],
-    &["run.resume=true"],
-    &["run.checkpoint_every=100"],
 ];
 
 /// Files.

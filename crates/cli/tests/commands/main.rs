@@ -1,8 +1,10 @@
 //! The built binary, as a person or a script meets it.
 
+mod faults;
 mod help;
 mod mistakes;
 mod plan;
+mod resume;
 mod support;
 mod train;
 mod verify;
