@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
+use kintsugi_checkpoint::CheckpointError;
 use kintsugi_data::DataError;
 use kintsugi_engine::TrainError;
 use kintsugi_plan::config::ConfigError;
@@ -43,6 +44,12 @@ impl Failure {
 
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
+        Failure::Mistake(error.to_string())
+    }
+}
+
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Self {
         Failure::Mistake(error.to_string())
     }
 }

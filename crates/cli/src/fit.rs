@@ -1,7 +1,9 @@
 //! Whether a plan fits into the devices it is for, and into this machine.
 
+use kintsugi_checkpoint::snapshot_bytes;
 use kintsugi_plan::{DeviceKind, Plan};
 use kintsugi_simulate::{Misfit, Prediction, check_fit};
+use kintsugi_spec::units;
 
 use crate::host;
 
@@ -22,6 +24,13 @@ pub fn here(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
         DeviceKind::Cuda => host::card_memory(),
     };
     let Some(bound) = bound else { return Ok(()) };
-    check_fit(plan, prediction, Some(bound.bytes))
-        .map_err(|misfit| Misfit { holder: bound.holder.to_owned(), ..misfit })
+    let fits = |bytes, holder: String| {
+        check_fit(plan, prediction, Some(bytes)).map_err(|misfit| Misfit { holder, ..misfit })
+    };
+    fits(bound.bytes, bound.holder.to_owned())?;
+    // The copy of a checkpoint is always the host's.
+    let saves = plan.run.keep > 0 && plan.run.device == DeviceKind::Cpu;
+    let copy = if saves { snapshot_bytes(plan) } else { 0 };
+    let less = format!("{}, less {} for the copy of a checkpoint", bound.holder, units::bytes(copy));
+    fits(bound.bytes.saturating_sub(copy), less)
 }

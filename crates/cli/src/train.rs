@@ -1,5 +1,6 @@
 //! `kintsugi train`: prediction, run, and the two side by side.
 
+mod begin;
 mod compare;
 mod progress;
 mod record;
@@ -10,19 +11,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
-use kintsugi_engine::{MemoryChoice, Outcome, TrainOptions, dataset, device, train};
-use kintsugi_plan::Plan;
+use kintsugi_checkpoint::{Folder, Saved};
+use kintsugi_engine::{Event, MemoryChoice, Outcome, Start, TrainOptions, dataset, device, train};
+use kintsugi_plan::{Plan, Resume};
 use kintsugi_rank::Figures;
 use kintsugi_simulate::{Play, Prediction, predict};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
 use crate::config::ConfigArguments;
 use crate::describe;
 use crate::failure::Failure;
-use crate::files;
 use crate::fit;
 use crate::output::Output;
+use begin::Beginning;
 use progress::Progress;
 use record::{Metrics, Summary};
 
@@ -33,12 +35,21 @@ use record::{Metrics, Summary};
 /// whole configuration with nothing left to defaults, metrics.jsonl, a line per step as it goes, and at the end
 /// summary.json. The same configuration and seed give the same losses, bit for bit.
 ///
-/// Ctrl-C ends the run after the running step, with a whole summary; a second one ends it at once.
+/// Weights and states are saved to run.out/checkpoints at the end, and with --set `run.checkpoint_every=N` every N steps
+/// while training goes on; the newest run.keep are kept. --resume goes on from the newest one that is whole, on the
+/// same layout bit for bit, or on any other: tp, pp, dp, ZeRO, recomputation and precision may all change.
+///
+/// Ctrl-C, SIGTERM or SIGUSR1 (Slurm's --signal) end the run after the running step, with a checkpoint and a whole
+/// summary; a second signal ends it at once. Two runs cannot use one folder at the same time.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
     config: ConfigArguments,
+    /// Goes on from the newest whole checkpoint in run.out, or from the one given; as run.resume
+    #[arg(long, value_name = "CHECKPOINT", require_equals = true)]
+    #[expect(clippy::option_option, reason = "not given, given, and given with a value")]
+    resume: Option<Option<PathBuf>>,
     /// Writes what every rank did in one step, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -56,47 +67,45 @@ Examples:
   kintsugi train --set parallel.schedule=zero-bubble --trace step.json
       another schedule, and a picture of one step of it
   kintsugi train out/config.toml
-      the same run again";
+      the same run again
+  kintsugi train out/config.toml --resume --set run.steps=2000 --set parallel.tp=1
+      further, from where it stopped, on another layout";
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
-    let plan = arguments.config.resolve()?;
+    let plan = resolve(arguments)?;
     let floor = dataset(&plan)?.floor(plan.batch.sequence);
     let prediction = predict(&plan, device(&plan), Play::Full);
     fit::here(&plan, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
     let predicted = prediction.figures();
-    let mut metrics = begin_record(&plan, arguments)?;
+    let mut beginning = Beginning::new(&plan, &arguments.config, arguments.trace.as_deref())?;
     output.text(&introduction(&plan, &predicted))?;
-    let options = options(&plan, &prediction, arguments.trace.is_some())?;
-    let outcome = train_with_progress(&plan, &options, floor, &mut metrics)?;
-    let summary = Summary::new(&plan, &predicted, &outcome, floor);
+    output.text(&beginning.notes)?;
+    let options = options(&plan, &prediction, &beginning.start, arguments.trace.is_some())?;
+    let outcome = train_with_progress(&plan, &options, floor, &mut beginning.metrics)?;
+    let summary = Summary::new(&plan, &predicted, &outcome, floor, &options.start);
     summary.write(&plan.run.out)?;
     output.text(&compare::table(&predicted, &outcome.measured))?;
     output.text(&conclusion(&plan, &outcome, floor))?;
     if let Some(path) = &arguments.trace {
         output.text(&trace::write(&plan, &outcome.spans, path)?)?;
     }
-    output.result(&summary)
+    output.result(&summary)?;
+    match outcome.saves.failure {
+        // The run is done, and what it came to is lost.
+        Some(failure) => Err(Failure::Run(failure.to_string())),
+        None => Ok(()),
+    }
 }
 
-/// Makes the run's folder ready, and sees to it that nothing stands in the way of what is written at the end.
-fn begin_record(plan: &Plan, Arguments { config, trace, .. }: &Arguments) -> Result<Metrics, Failure> {
-    let out = &plan.run.out;
-    record::create_folder(out)?;
-    trace.as_deref().map(files::check_writable).transpose()?;
-    let path = record::config_path(out);
-    match (config.is_file(&path), config.has_sets()) {
-        (false, _) => files::write_whole(&path, &plan.to_toml())?,
-        // The user's own file stays as it is.
-        (true, false) => {}
-        (true, true) => {
-            let path = path.display();
-            let rule = "is the configuration itself, and --set would change it; give another run.out";
-            return Err(Failure::Mistake(format!("{path} {rule}")));
-        }
+/// The plan, with `--resume` laid over it.
+fn resolve(arguments: &Arguments) -> Result<Plan, Failure> {
+    let mut plan = arguments.config.resolve()?;
+    if let Some(path) = &arguments.resume {
+        plan.run.resume = path.clone().map_or(Resume::Newest, Resume::From);
     }
-    Metrics::create(out)
+    Ok(plan)
 }
 
 /// What is about to be run, and what it will take.
@@ -110,11 +119,18 @@ fn introduction(plan: &Plan, predicted: &Figures) -> String {
     )
 }
 
-fn options(plan: &Plan, prediction: &Prediction, traced: bool) -> Result<TrainOptions, Failure> {
+fn options(
+    plan: &Plan,
+    prediction: &Prediction,
+    start: &Start,
+    traced: bool,
+) -> Result<TrainOptions, Failure> {
     Ok(TrainOptions {
         memory: MemoryChoice::Slab(prediction.stages.iter().map(|memory| memory.reserved).collect()),
         stop: stop_on_signal()?,
-        trace_step: traced.then(|| trace::step(plan)),
+        trace_step: traced.then(|| trace::step(plan.run.steps - start.progress().step)),
+        start: start.clone(),
+        checkpoints: (plan.run.keep > 0).then(|| Folder::of_run(&plan.run.out)),
     })
 }
 
@@ -126,10 +142,10 @@ fn train_with_progress(
 ) -> Result<Outcome, Failure> {
     let mut progress = Progress::new(plan, floor);
     let mut written = Ok(());
-    let outcome = train(plan, options, |report| {
-        progress.step(&report);
-        if written.is_ok() {
-            written = metrics.step(&report);
+    let outcome = train(plan, options, |event| {
+        progress.tell(event);
+        if let (Event::Step(report), true) = (event, written.is_ok()) {
+            written = metrics.step(report);
         }
         // A run whose metrics are lost is not worth its time.
         if written.is_err() {
@@ -141,10 +157,10 @@ fn train_with_progress(
     Ok(outcome?)
 }
 
-/// A flag that SIGINT and SIGTERM set; the second of them has its usual effect.
+/// A flag that SIGINT, SIGTERM and SIGUSR1 set; the second of them has its usual effect.
 pub fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    for signal in [SIGINT, SIGTERM, SIGUSR1] {
         // The order matters: the first signal must find the flag unset.
         flag::register_conditional_default(signal, Arc::clone(&stop))
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))
@@ -167,10 +183,20 @@ fn conclusion(plan: &Plan, outcome: &Outcome, floor: Option<f64>) -> String {
         (false, skipped) => format!("{}, of which {skipped} were skipped", outcome.steps),
     };
     let out = plan.run.out.display();
+    let saved = outcome.saves.last.as_ref().map(|saved| checkpoint_line(outcome, saved)).unwrap_or_default();
     format!(
         "loss     {}\n\
          steps    {steps}\n\
+         {saved}\
          files    {out}/metrics.jsonl, {out}/summary.json, {out}/config.toml (to repeat this run)\n",
         losses.join(", ")
     )
+}
+
+/// Where the last checkpoint is, and what saving took.
+fn checkpoint_line(outcome: &Outcome, saved: &Saved) -> String {
+    let (path, saves) = (saved.path.display(), &outcome.saves);
+    let blocked = compare::duration(saves.blocked_s);
+    let written = compare::duration(saves.write_s);
+    format!("saved    {path} ({} in all; training stood still for {blocked} of {written})\n", saves.saved)
 }

@@ -5,10 +5,8 @@
 //! command that prints a line of JSON with `tok_s` and `peak_mib`.
 
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use kintsugi_engine::{MemoryChoice, TrainOptions, device, train};
+use kintsugi_engine::{Event, MemoryChoice, TrainOptions, device, train};
 use kintsugi_plan::config;
 use kintsugi_simulate::{Play, predict};
 use serde_json::{Value, json};
@@ -67,13 +65,13 @@ fn run(layout: &str) -> Value {
     let plan = config::resolve(None, "demo", &settings).expect("a legal layout");
     let reserved =
         predict(&plan, device(&plan), Play::Full).stages.iter().map(|stage| stage.reserved).collect();
-    let options = TrainOptions {
-        memory: MemoryChoice::Slab(reserved),
-        stop: Arc::new(AtomicBool::new(false)),
-        trace_step: None,
-    };
     let mut seconds = Vec::with_capacity(STEPS);
-    train(&plan, &options, |report| seconds.push(report.step_s)).expect("it trains");
+    train(&plan, &TrainOptions::new(MemoryChoice::Slab(reserved)), |event| {
+        if let Event::Step(report) = event {
+            seconds.push(report.step_s);
+        }
+    })
+    .expect("it trains");
     let step = median(seconds.split_off(WARM_UP));
     json!({ "tok_s": (plan.tokens_per_step() as f64 / step).round(), "step_s": step, "peak_mib": peak_mib() })
 }

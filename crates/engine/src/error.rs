@@ -1,5 +1,6 @@
 //! What can go wrong in a run, as a sentence.
 
+use kintsugi_checkpoint::CheckpointError;
 use kintsugi_data::DataError;
 use kintsugi_rank::Bad;
 use thiserror::Error;
@@ -16,6 +17,9 @@ pub enum TrainError {
     /// A rank failed.
     #[error(transparent)]
     Job(#[from] JobError),
+    /// The checkpoint that it should go on from is none for this plan.
+    #[error(transparent)]
+    Start(#[from] CheckpointError),
     /// Too many steps in a row had a loss or gradient that was not finite.
     #[error(
         "{steps} steps in a row, up to step {step}, had a loss or a gradient that is not finite: {}; lower \

@@ -8,6 +8,7 @@ mod generate;
 mod job;
 mod report;
 mod source;
+mod start;
 mod trace;
 mod train;
 pub mod verify;
@@ -18,5 +19,6 @@ pub use generate::{GenerateError, GenerateOptions, Generated, NewToken, Sampling
 pub use job::{Job, MemoryChoice, Worker, device, run_for, run_job};
 pub use report::{Outcome, StepReport};
 pub use source::dataset;
+pub use start::Start;
 pub use trace::Span;
-pub use train::{TrainOptions, train};
+pub use train::{Event, Saves, TrainOptions, train};

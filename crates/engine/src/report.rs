@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
+use kintsugi_checkpoint::Progress;
 use kintsugi_comm::Traffic;
 use kintsugi_plan::Plan;
 use kintsugi_rank::{Bad, Figures, Rank, RankMemory};
 use kintsugi_tensor::ops::control;
 use serde::Serialize;
 
-use crate::{Span, TrainError};
+use crate::{Saves, Span, TrainError};
 
 /// One step, as a person or a script sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -33,6 +34,9 @@ pub struct StepReport {
     pub loss_scale: f64,
     /// Whether the update was skipped because something was not finite.
     pub skipped: bool,
+    /// Seconds that training stood still for a checkpoint, on the steps that have one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_s: Option<f64>,
     /// Mean loss on the validation split, on the steps that evaluate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
@@ -56,6 +60,7 @@ impl StepReport {
             mfu: None,
             loss_scale: rank.control(control::LOSS_SCALE),
             skipped: rank.control(control::SKIP) > 0.0,
+            checkpoint_s: None,
             validation_loss: None,
         }
     }
@@ -66,6 +71,10 @@ impl StepReport {
 pub(crate) struct History {
     first: Option<StepReport>,
     last: Option<StepReport>,
+    /// Steps of this run.
+    count: u64,
+    /// The loss of the very first step, before this run too.
+    loss_first: Option<f64>,
     validation_loss: Option<f64>,
     skipped: u64,
     /// Seconds of all steps but the first, which warms caches and pages.
@@ -73,7 +82,18 @@ pub(crate) struct History {
 }
 
 impl History {
+    /// The history of a run that goes on from `before`.
+    pub fn new(before: &Progress) -> Self {
+        History {
+            loss_first: before.loss_first.map(f64::from),
+            skipped: before.skipped,
+            ..History::default()
+        }
+    }
+
     pub fn add(&mut self, report: &StepReport) {
+        self.count += 1;
+        self.loss_first = self.loss_first.or(Some(report.loss));
         if self.first.is_some() {
             self.seconds += report.step_s;
         } else {
@@ -84,15 +104,26 @@ impl History {
         self.validation_loss = report.validation_loss.or(self.validation_loss);
     }
 
+    /// Steps skipped, before this run too.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// The loss of the first step, if it is a number.
+    pub fn loss_first(&self) -> Option<f32> {
+        // A device keeps it as `f32`, so nothing is lost.
+        self.loss_first.filter(|loss| loss.is_finite()).map(|loss| loss as f32)
+    }
+
     fn steps(&self) -> u64 {
         self.last.map_or(0, |report| report.step)
     }
 
     fn step_seconds(&self) -> Option<f64> {
-        match self.steps() {
+        match self.count {
             0 => None,
             1 => self.first.map(|report| report.step_s),
-            steps => Some(self.seconds / (steps - 1) as f64),
+            count => Some(self.seconds / (count - 1) as f64),
         }
     }
 }
@@ -116,24 +147,26 @@ pub(crate) struct RankResult {
 pub struct Outcome {
     /// What was measured.
     pub measured: Figures,
-    /// Loss of the first step.
+    /// Loss of the first step, that of the run before where this one goes on.
     pub loss_first: f64,
     /// Loss of the last step.
     pub loss_last: f64,
     /// Loss on the validation split at the last evaluation.
     pub validation_loss: Option<f64>,
-    /// Steps done.
+    /// Steps done, those before this run included.
     pub steps: u64,
     /// Steps whose update was skipped.
     pub skipped: u64,
     /// Whether it was asked to stop before the end.
     pub stopped: bool,
+    /// How saving went.
+    pub saves: Saves,
     /// The ops of the traced step.
     pub spans: Vec<Span>,
 }
 
 impl Outcome {
-    pub(crate) fn new(plan: &Plan, results: Vec<RankResult>) -> Result<Self, TrainError> {
+    pub(crate) fn new(plan: &Plan, results: Vec<RankResult>, saves: Saves) -> Result<Self, TrainError> {
         if results[0].gave_up {
             return Err(not_finite(plan, &results));
         }
@@ -145,15 +178,15 @@ impl Outcome {
         let mut measured = Figures::new(results.iter().map(|result| result.memory).collect(), &traffic);
         measured.step_s = history.step_seconds();
         measured.tokens_per_s = measured.step_s.map(|seconds| plan.tokens_per_step() as f64 / seconds);
-        let loss = |report: Option<StepReport>| report.map_or(f64::NAN, |report| report.loss);
         Ok(Outcome {
             measured,
-            loss_first: loss(history.first),
-            loss_last: loss(history.last),
+            loss_first: history.loss_first.unwrap_or(f64::NAN),
+            loss_last: history.last.map_or(f64::NAN, |report| report.loss),
             validation_loss: history.validation_loss,
             steps: history.steps(),
             skipped: history.skipped,
             stopped,
+            saves,
             spans: results.into_iter().flat_map(|result| result.spans).collect(),
         })
     }
@@ -195,7 +228,7 @@ mod tests {
         let named = |bad: &[(usize, &'static str, Unit)]| {
             let find = |rank| bad.iter().find(|b| b.0 == rank).map(|&(_, what, unit)| Bad { what, unit });
             let results: Vec<RankResult> = (0..8).map(|rank| result(find(rank))).collect();
-            match Outcome::new(&plan, results) {
+            match Outcome::new(&plan, results, Saves::default()) {
                 Err(TrainError::NotFinite { first: Some((rank, bad)), .. }) => (rank, bad.unit),
                 other => panic!("{other:?}"),
             }
@@ -230,6 +263,7 @@ mod tests {
             mfu: None,
             loss_scale: 1.0,
             skipped: false,
+            checkpoint_s: None,
             validation_loss: None,
         }
     }

@@ -276,7 +276,7 @@ fn an_evaluation_finds_what_training_found() {
         ["run.steps=3", "run.eval_every=3", "batch.micro=2", "batch.global=8", "batch.sequence=16"];
     let family = [FAMILIES[3], &settings].concat();
     let trained = plan(&[&family[..], &["parallel.tp=2", "parallel.pp=2"]].concat());
-    let options = TrainOptions { memory: MemoryChoice::Heap, stop: Arc::default(), trace_step: None };
+    let options = TrainOptions::new(MemoryChoice::Heap);
     let outcome = train(&trained, &options, |_| {}).expect("no rank fails");
     let expected = outcome.validation_loss.expect("an evaluation at the end");
     let weights = verify::record(&trained, MemoryChoice::Heap, None).expect("no rank fails").weights;

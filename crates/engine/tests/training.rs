@@ -1,10 +1,10 @@
 //! Whole runs: they repeat bit for bit, and what goes wrong is noticed by every rank.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use kintsugi_engine::verify::{Fault, record};
-use kintsugi_engine::{Job, MemoryChoice, StepReport, TrainError, TrainOptions, run_job, train};
+use kintsugi_engine::{Event, Job, MemoryChoice, StepReport, TrainError, TrainOptions, run_job, train};
 use kintsugi_plan::{Plan, Unit, config};
 use kintsugi_rank::{Kept, Source, assemble};
 use kintsugi_tensor::ops::control;
@@ -25,14 +25,15 @@ fn plan(settings: &[&str]) -> Plan {
     config::resolve(None, "demo", &settings).expect("a legal config")
 }
 
-fn options() -> TrainOptions {
-    TrainOptions { memory: MemoryChoice::Heap, stop: Arc::new(AtomicBool::new(false)), trace_step: None }
-}
-
 fn reports(plan: &Plan) -> Vec<StepReport> {
     let mut reports = Vec::new();
-    train(plan, &options(), |report| reports.push(report)).expect("it trains");
+    let options = TrainOptions::new(MemoryChoice::Heap);
+    train(plan, &options, |event| reports.extend(step(event))).expect("it trains");
     reports
+}
+
+fn step(event: &Event) -> Option<StepReport> {
+    if let Event::Step(report) = event { Some(*report) } else { None }
 }
 
 struct Ones(Vec<u32>);
@@ -103,7 +104,8 @@ fn weights_that_are_not_finite_stop_the_run_and_are_named() {
         "optimizer.clip=0",
         "run.max_skipped=3",
     ]);
-    let error = train(&plan, &options(), |_| {}).expect_err("nothing finite comes of this");
+    let error = train(&plan, &TrainOptions::new(MemoryChoice::Heap), |_| {})
+        .expect_err("nothing finite comes of this");
     let TrainError::NotFinite { steps: 3, step, first: Some((rank, bad)) } = error else {
         panic!("{error}");
     };
@@ -159,11 +161,11 @@ fn a_rank_that_panics_takes_the_job_down_with_its_number_and_op() {
 fn a_request_to_stop_ends_every_rank_after_the_same_step() {
     for evaluation in ["run.eval_every=0", "run.eval_every=1"] {
         let plan = plan(&["run.steps=1000", evaluation]);
-        let options = options();
+        let options = TrainOptions::new(MemoryChoice::Heap);
         let mut steps = 0;
-        let outcome = train(&plan, &options, |report| {
-            steps = report.step;
-            if report.step == 3 {
+        let outcome = train(&plan, &options, |event| {
+            steps = step(event).expect("nothing is saved").step;
+            if steps == 3 {
                 options.stop.store(true, Ordering::Relaxed);
             }
         })

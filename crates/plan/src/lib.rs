@@ -21,6 +21,6 @@ pub use mesh::{Axis, Coordinate, Mesh};
 pub use op::{Block, Message, MessageKind, Op, Over, Part, Program, Unit};
 pub use plan::{
     AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LossScale, MemoryOptions,
-    Optimizer, Pipeline, Plan, Precision, RateSchedule, Recompute, Run, ScheduleKind, Sharding, TokenData,
-    Transport, When,
+    Optimizer, Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run, ScheduleKind, Sharding,
+    TokenData, Transport, When,
 };

@@ -256,6 +256,12 @@ pub struct Run {
     pub seed: u64,
     /// Output folder.
     pub out: PathBuf,
+    /// Where it goes on from.
+    pub resume: Resume,
+    /// Steps between checkpoints; 0 for one at the end alone.
+    pub checkpoint_every: u64,
+    /// Checkpoints that are kept, the newest ones; 0 for none at all.
+    pub keep: u64,
     /// Steps between evaluations; 0 for none.
     pub eval_every: u64,
     /// Non-finite steps in a row before the run stops.
@@ -266,6 +272,18 @@ pub struct Run {
     pub device: DeviceKind,
     /// Transport.
     pub transport: Transport,
+}
+
+/// Where a run goes on from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Resume {
+    /// It starts at the beginning.
+    No,
+    /// From the newest whole checkpoint in its output folder.
+    Newest,
+    /// From this checkpoint, or the newest whole one in this folder.
+    From(PathBuf),
 }
 
 /// Kind of device.

@@ -143,8 +143,6 @@ const SETS: &[&[&str]] = &[
     &["cluster.price=-2.5"],
     &["run.transport=mpi"],
     &["run.transport=nccl"],
-    &["run.resume=true"],
-    &["run.checkpoint_every=100"],
 ];
 
 /// Files.

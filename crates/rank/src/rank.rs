@@ -1,6 +1,7 @@
 //! The rank itself: what it holds, and the one place where an op becomes a call.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -229,6 +230,11 @@ impl Rank {
         self.backend.read_scalar(self.control.view(), slot)
     }
 
+    /// Sets a slot of the control buffer, as when a run goes on from where another stopped.
+    pub fn set_control(&self, slot: usize, value: f64) {
+        self.backend.fill(value, self.control.slice(slot..slot + 1));
+    }
+
     /// The mean loss that an evaluation program has just summed over `tokens` tokens.
     pub fn mean_loss(&self, tokens: usize) -> f64 {
         self.backend.read_scalar(self.sums().view(), LOSS) / tokens as f64
@@ -259,6 +265,12 @@ impl Rank {
             }
         }
         Ok(())
+    }
+
+    /// Copies elements `range` of a unit's flat buffer to the host, bit for bit in the type they are kept in. This rank
+    /// must hold their states: all of them, or its shard.
+    pub fn download(&self, unit: Unit, kept: Kept, range: &Range<usize>, to: &mut [u8]) {
+        self.backend.download(self.unit(unit).kept(kept, range), to);
     }
 
     /// This rank's part of the reduced gradients, as the host sees it.

@@ -3,11 +3,13 @@
 
 use kintsugi_plan::parameters::{Parameter, Placed};
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
 use crate::Whole;
 
 /// What is kept of a parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kept {
     /// The most precise copy of the weights: the master weights where there are any.
     Weights,
@@ -20,6 +22,15 @@ pub enum Kept {
 impl Kept {
     /// All of it.
     pub const ALL: [Kept; 3] = [Kept::Weights, Kept::FirstMoment, Kept::SecondMoment];
+
+    /// Its name: `first_moment`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kept::Weights => "weights",
+            Kept::FirstMoment => "first_moment",
+            Kept::SecondMoment => "second_moment",
+        }
+    }
 }
 
 /// Why something could not be read, as a sentence.

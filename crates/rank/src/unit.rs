@@ -166,6 +166,17 @@ impl UnitState {
         }
     }
 
+    /// Elements `range` of the flat buffer as they lie in memory; this rank must hold their states.
+    pub fn kept(&self, kept: Kept, range: &Range<usize>) -> View<'_> {
+        let states = self.parameters();
+        let own = match kept {
+            Kept::Weights => states.master,
+            Kept::FirstMoment => states.first_moment,
+            Kept::SecondMoment => states.second_moment,
+        };
+        own.slice(range.start - self.owned.start..range.end - self.owned.start)
+    }
+
     /// The weights, whole.
     pub fn weights(&self) -> Weights<'_> {
         Weights::new(self.gathered.as_ref().unwrap_or(&self.weights).view(), &self.layout)

@@ -36,7 +36,7 @@ impl Device {
 
 /// One rank's device: its memory and the operations on it.
 ///
-/// Operations are enqueued in order; only [`Backend::read`] and [`Backend::read_scalar`] wait. No operation looks
+/// Operations are enqueued in order; only [`Backend::read`], [`Backend::download`] and [`Backend::read_scalar`] wait. No operation looks
 /// at data to decide what to do, so the same calls serve a device that runs later and paper that never runs.
 pub trait Backend {
     /// The rank's memory.
@@ -53,6 +53,8 @@ pub trait Backend {
     fn upload(&self, values: &[f32], to: View);
     /// Waits, then copies numbers to the host. Paper answers with zeros.
     fn read(&self, from: View) -> Vec<f32>;
+    /// Waits, then copies to the host, bit for bit in the type of `from`, which `to` has the bytes for.
+    fn download(&self, from: View, to: &mut [u8]);
     /// Waits, then reads element `index`. Paper answers zero.
     fn read_scalar(&self, from: View, index: usize) -> f64;
 

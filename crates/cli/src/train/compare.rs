@@ -77,6 +77,6 @@ fn difference(predicted: u64, measured: u64) -> String {
 }
 
 /// `12.3 ms` or `4.56 s`.
-fn duration(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     if seconds < 1.0 { format!("{:.1} ms", seconds * 1e3) } else { format!("{seconds:.2} s") }
 }

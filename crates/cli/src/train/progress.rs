@@ -3,9 +3,12 @@
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kintsugi_engine::StepReport;
+use kintsugi_checkpoint::Saved;
+use kintsugi_engine::{Event, StepReport};
 use kintsugi_plan::{Compute, Plan};
 use kintsugi_spec::units;
+
+use super::compare::duration;
 
 /// Shows how a run goes.
 pub struct Progress {
@@ -31,8 +34,17 @@ impl Progress {
         Progress { steps, floor, scaled: plan.precision.compute == Compute::Fp16, bar }
     }
 
+    /// Something has happened.
+    pub fn tell(&mut self, event: &Event) {
+        match event {
+            Event::Step(report) => self.step(report),
+            Event::Saved(saved) => self.saved(saved),
+            Event::NotSaved(failure) => self.warn(&failure.to_string()),
+        }
+    }
+
     /// A step has ended.
-    pub fn step(&mut self, report: &StepReport) {
+    fn step(&mut self, report: &StepReport) {
         if let Some(bar) = &self.bar {
             bar.set_message(self.state(report));
             bar.set_position(report.step);
@@ -71,9 +83,28 @@ impl Progress {
         format!("skipped: the loss or a gradient is not finite, so no weight was changed{scale}")
     }
 
+    fn saved(&self, saved: &Saved) {
+        let (path, bytes) = (saved.path.display(), units::bytes(saved.bytes));
+        let [blocked, written] = [saved.blocked, saved.seconds].map(duration);
+        self.line(
+            saved.step,
+            &format!("saved {path}, {bytes} in {written}; training stood still for {blocked}"),
+        );
+        if let Some(left) = &saved.left {
+            self.warn(&format!("an old checkpoint cannot be removed: {left}"));
+        }
+    }
+
+    fn warn(&self, text: &str) {
+        self.print(&format!("warning: {text}"));
+    }
+
     fn line(&self, step: u64, text: &str) {
         let width = self.steps.to_string().len();
-        let line = format!("step {step:>width$}/{}  {text}", self.steps);
+        self.print(&format!("step {step:>width$}/{}  {text}", self.steps));
+    }
+
+    fn print(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
             None => eprintln!("{line}"),

@@ -1,10 +1,10 @@
 //! The files of a run: its configuration, a line of metrics per step as it goes, and a summary at the end.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use kintsugi_engine::{Outcome, StepReport};
+use kintsugi_engine::{Outcome, Start, StepReport};
 use kintsugi_plan::Plan;
 use kintsugi_rank::Figures;
 use serde::Serialize;
@@ -32,8 +32,20 @@ pub struct Summary<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     loss_floor: Option<f64>,
     validation_loss: Option<f64>,
+    resumed_after: Option<u64>,
+    checkpoints: Checkpoints<'a>,
     predicted: &'a Figures,
     measured: &'a Figures,
+}
+
+/// How saving went.
+#[derive(Serialize)]
+struct Checkpoints<'a> {
+    last: Option<&'a Path>,
+    saved: u64,
+    failed: u64,
+    blocked_s: f64,
+    write_s: f64,
 }
 
 /// Makes the run's folder.
@@ -47,8 +59,9 @@ pub fn config_path(out: &Path) -> PathBuf {
 }
 
 impl Metrics {
-    /// Starts a run's metrics in its folder. An older run's summary goes: it does not belong to them.
-    pub fn create(out: &Path) -> Result<Self, Failure> {
+    /// Starts a run's metrics in its folder, after those of the first `steps` steps, which stay. Lines beyond them go:
+    /// those steps are done again. An older summary goes too: it does not belong to them.
+    pub fn create(out: &Path, steps: u64) -> Result<Self, Failure> {
         let summary = summary_path(out);
         match fs::remove_file(&summary) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -57,22 +70,33 @@ impl Metrics {
             _ => {}
         }
         let path = out.join("metrics.jsonl");
-        let file = File::create(&path).map_err(|error| Failure::file("create", &path, &error))?;
+        let failed = |error| Failure::file("create", &path, &error);
+        write_whole(&path, &lines_up_to(&path, steps).map_err(failed)?)?;
+        let file = OpenOptions::new().append(true).open(&path).map_err(failed)?;
         Ok(Metrics { path, file })
     }
 
     /// Adds a step: one write, so that a reader never sees half a line for long.
     pub fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
         let line = serde_json::to_string(report).expect("reports have string keys") + "\n";
-        self.file
+        // Where a run may go on from a step, its line has to be on the disk.
+        let sync = || if report.checkpoint_s.is_some() { self.file.sync_data() } else { Ok(()) };
+        (&self.file)
             .write_all(line.as_bytes())
+            .and_then(|()| sync())
             .map_err(|error| Failure::Run(format!("cannot write {}: {error}", self.path.display())))
     }
 }
 
 impl<'a> Summary<'a> {
     /// The summary of a finished run.
-    pub fn new(plan: &Plan, predicted: &'a Figures, outcome: &'a Outcome, floor: Option<f64>) -> Self {
+    pub fn new(
+        plan: &Plan,
+        predicted: &'a Figures,
+        outcome: &'a Outcome,
+        floor: Option<f64>,
+        start: &Start,
+    ) -> Self {
         Summary {
             params: plan.parameter_count(),
             ranks: plan.mesh.ranks(),
@@ -83,6 +107,14 @@ impl<'a> Summary<'a> {
             loss_last: outcome.loss_last,
             loss_floor: floor,
             validation_loss: outcome.validation_loss,
+            resumed_after: Some(start.progress().step).filter(|&step| step > 0),
+            checkpoints: Checkpoints {
+                last: outcome.saves.last.as_ref().map(|saved| saved.path.as_path()),
+                saved: outcome.saves.saved,
+                failed: outcome.saves.failed,
+                blocked_s: outcome.saves.blocked_s,
+                write_s: outcome.saves.write_s,
+            },
             predicted,
             measured: &outcome.measured,
         }
@@ -92,6 +124,23 @@ impl<'a> Summary<'a> {
     pub fn write(&self, out: &Path) -> Result<(), Failure> {
         write_whole(&summary_path(out), &json(self))
     }
+}
+
+/// The whole lines of a file of metrics that tell of the first `steps` steps.
+fn lines_up_to(path: &Path, steps: u64) -> std::io::Result<String> {
+    if steps == 0 {
+        return Ok(String::new());
+    }
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(String::new()),
+        text => text?,
+    };
+    let tells = |line: &&str| {
+        let step =
+            serde_json::from_str::<serde_json::Value>(line).ok().and_then(|line| line["step"].as_u64());
+        step.is_some_and(|step| step <= steps)
+    };
+    Ok(text.lines().filter(tells).flat_map(|line| [line, "\n"]).collect())
 }
 
 fn summary_path(out: &Path) -> PathBuf {

@@ -1,9 +1,11 @@
 //! The built binary, as a person or a script meets it.
 
+mod faults;
 mod help;
 mod mistakes;
 mod plan;
 mod prepare;
+mod resume;
 mod support;
 mod train;
 mod verify;

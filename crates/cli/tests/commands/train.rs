@@ -40,6 +40,7 @@ fn a_run_leaves_metrics_and_a_summary() {
     ];
     assert_eq!(keys(&metrics[0]), names);
     assert_eq!(keys(&metrics[1]), [&names[..], &["validation_loss"]].concat());
+    assert_eq!(keys(&metrics[3]), [&names[..], &["checkpoint_s", "validation_loss"]].concat());
     assert_eq!(metrics.len(), 4);
     let names = [
         "params",
@@ -51,6 +52,8 @@ fn a_run_leaves_metrics_and_a_summary() {
         "loss_last",
         "loss_floor",
         "validation_loss",
+        "resumed_after",
+        "checkpoints",
         "predicted",
         "measured",
     ];
@@ -60,7 +63,12 @@ fn a_run_leaves_metrics_and_a_summary() {
     assert_eq!(summary["loss_first"], metrics[0]["loss"]);
     assert_eq!(summary["loss_last"], metrics[3]["loss"]);
     assert_eq!(summary["validation_loss"], metrics[3]["validation_loss"]);
-    assert_eq!(fs::read_dir(folder.join("out")).unwrap().count(), 3, "nothing half-written is left");
+    assert_eq!(keys(&summary["checkpoints"]), ["last", "saved", "failed", "blocked_s", "write_s"]);
+    let left = ["checkpoints", "config.toml", "metrics.jsonl", "run.lock", "summary.json"];
+    let mut found: Vec<_> =
+        fs::read_dir(folder.join("out")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    found.sort();
+    assert_eq!(found, left, "nothing half-written is left");
 }
 
 #[test]

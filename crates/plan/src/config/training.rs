@@ -5,11 +5,14 @@ use super::raw::{RawMemory, RawOptimizer, RawPrecision, RawRun};
 use super::words::{Device, Scale, Transport as TransportName};
 use crate::{
     AttentionKind, Compute, DeviceKind, GradientType, LossScale, MemoryOptions, Optimizer, Precision,
-    RateSchedule, Recompute, Run, Transport,
+    RateSchedule, Recompute, Resume, Run, Transport,
 };
 
 /// Counters of steps are `f32` on the device: beyond this they stand still.
 const MOST_STEPS: u64 = 1 << 24;
+
+/// Checkpoints that are kept where nothing is said.
+const DEFAULT_KEEP: u64 = 2;
 
 /// What rounds to 1 in `f32` would never forget.
 const MOST_BETA: f64 = 0.999_999_9;
@@ -88,6 +91,9 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
         steps: within("run.steps", raw.steps.unwrap_or(100), 1..=MOST_STEPS)?,
         seed: raw.seed.unwrap_or(1),
         out: raw.out.clone().unwrap_or_else(|| "out".to_owned()).into(),
+        resume: resume(raw)?,
+        checkpoint_every: raw.checkpoint_every.unwrap_or(0),
+        keep: raw.keep.unwrap_or(DEFAULT_KEEP),
         eval_every: raw.eval_every.unwrap_or(0),
         max_skipped: within("run.max_skipped", raw.max_skipped.unwrap_or(20), 1..=MOST_STEPS)?,
         // It costs nothing on a CPU; on a GPU it does.
@@ -103,13 +109,14 @@ fn check_available(raw: &RawRun) -> Result<(), ConfigError> {
         Some(TransportName::Nccl) => return Err(unavailable("run.transport", "\"nccl\"", "\"threads\"")),
         Some(TransportName::Threads) | None => {}
     }
-    if let Some(value) = raw.resume.as_ref().filter(|value| value.as_bool() != Some(false)) {
-        return Err(unavailable("run.resume", value, "false"));
-    }
-    for (field, given) in [("run.checkpoint_every", raw.checkpoint_every), ("run.keep", raw.keep)] {
-        if let Some(count) = given.filter(|&count| count != 0) {
-            return Err(unavailable(field, count, 0));
-        }
-    }
     Ok(())
+}
+
+fn resume(raw: &RawRun) -> Result<Resume, ConfigError> {
+    match &raw.resume {
+        None | Some(toml::Value::Boolean(false)) => Ok(Resume::No),
+        Some(toml::Value::Boolean(true)) => Ok(Resume::Newest),
+        Some(toml::Value::String(path)) if !path.is_empty() => Ok(Resume::From(path.into())),
+        Some(value) => Err(invalid("run.resume", value, "must be true, false or the path of a checkpoint")),
+    }
 }

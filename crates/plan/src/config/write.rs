@@ -8,7 +8,7 @@ use super::raw::{
     RawModel, RawOptimizer, RawParallel, RawPrecision, RawRun, RawSharding,
 };
 use super::words::{Device, OptimizerName, Replicas, Scale, ShardLevel, Sources, Transport};
-use crate::{Data, DataSource, DeviceKind, LossScale, Plan};
+use crate::{Data, DataSource, DeviceKind, LossScale, Plan, Resume};
 
 impl Plan {
     /// The TOML text that resolves to this plan, whatever the defaults.
@@ -203,6 +203,13 @@ fn run(plan: &Plan) -> RawRun {
         steps: Some(run.steps),
         seed: Some(run.seed),
         out: Some(run.out.display().to_string()),
+        resume: match &run.resume {
+            Resume::No => None,
+            Resume::Newest => Some(true.into()),
+            Resume::From(path) => Some(path.display().to_string().into()),
+        },
+        checkpoint_every: Some(run.checkpoint_every),
+        keep: Some(run.keep),
         eval_every: Some(run.eval_every),
         max_skipped: Some(run.max_skipped),
         deterministic: Some(run.deterministic),
@@ -213,6 +220,5 @@ fn run(plan: &Plan) -> RawRun {
         transport: Some(match run.transport {
             crate::Transport::Threads => Transport::Threads,
         }),
-        ..RawRun::default()
     }
 }

@@ -4,12 +4,9 @@ use kintsugi_tensor::DType;
 
 use super::bench::Bench;
 
-/// Elements of the buffer that is copied: far more than any cache holds.
-const LARGE: usize = 1 << 28;
-
-/// Bytes per second, read and written, of a copy that is kept up.
-pub fn streaming(bench: &mut Bench) -> f64 {
-    let (from, to) = (bench.numbers(LARGE, DType::F32), bench.numbers(LARGE, DType::F32));
+/// Bytes per second, read and written, of a copy of so many numbers that is kept up.
+pub fn streaming(bench: &mut Bench, count: usize) -> f64 {
+    let (from, to) = (bench.numbers(count, DType::F32), bench.numbers(count, DType::F32));
     let backend = bench.backend;
     let seconds = bench.sustained(&|| backend.copy(from.view(), to.view()));
     2.0 * from.view().bytes() as f64 / seconds

@@ -56,7 +56,7 @@ pub fn calibrate(
     let launch = bytes::launch(&mut bench);
     let bursts = rates(&mut bench, shapes, Bench::burst);
     let heat = bench.warm_up(shapes.dtype, shapes.warm);
-    let bandwidth = bytes::streaming(&mut bench);
+    let bandwidth = bytes::streaming(&mut bench, shapes.copied);
     let sustained = rates(&mut bench, shapes, Bench::sustained);
     let products: Vec<ProductPoint> = sustained
         .products
@@ -122,8 +122,8 @@ mod tests {
     #[test]
     fn every_shape_of_a_model_gets_a_rate() {
         let backend = CpuBackend::new(Rc::new(Heap::default()), 1);
-        let model = config::resolve(None, "", &["model.vocab=128".to_owned()]).expect("the demo").model;
-        let shapes = Shapes::of(&[model], &[8], &[16], DType::F32);
+        let model = config::resolve(None, "", &["model.vocab=200".to_owned()]).expect("the demo").model;
+        let shapes = Shapes { copied: 1 << 10, ..Shapes::of(&[model], &[8], &[16], DType::F32) };
         let patience = Patience { warm_up: Duration::ZERO, sustained: Duration::ZERO, rest: Duration::ZERO };
         let mut seen = Vec::new();
         let device = calibrate(&backend, None, &shapes, patience, DeviceSpec::default(), |progress| {

@@ -39,6 +39,8 @@ pub struct Shapes {
     pub products: Vec<ProductShape>,
     /// Attentions.
     pub attention: Vec<AttentionShape>,
+    /// Numbers that are copied to see how fast bytes move: far more than any cache holds.
+    pub copied: usize,
 }
 
 impl Shapes {
@@ -49,6 +51,7 @@ impl Shapes {
             warm: ProductShape { rows: rows[0], inputs: 1024, outputs: 1024, pass: Pass::Forward },
             products: Vec::new(),
             attention: Vec::new(),
+            copied: 1 << 26,
         };
         for model in models {
             let warm =

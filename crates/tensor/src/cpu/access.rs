@@ -41,6 +41,13 @@ impl Access {
         unsafe { std::slice::from_raw_parts(pointer, view.len()) }
     }
 
+    /// The bytes of a view that is only read, whatever its type.
+    pub fn bytes<'s>(&'s self, view: View<'s>) -> &'s [u8] {
+        let pointer = self.claim::<u8>(view, view.dtype(), false);
+        // SAFETY: as in `read`, and every type of a view is plain numbers without padding.
+        unsafe { std::slice::from_raw_parts(pointer, view.bytes()) }
+    }
+
     /// A view that is written, or read and written.
     pub fn write<'s, T: Element>(&'s self, view: View<'s>) -> &'s mut [T] {
         let pointer = self.claim::<T>(view, T::DTYPE, true);

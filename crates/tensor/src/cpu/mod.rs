@@ -165,6 +165,13 @@ impl Backend for CpuBackend {
         })
     }
 
+    fn download(&self, from: View, to: &mut [u8]) {
+        let access = Access::new();
+        let from = access.bytes(from);
+        assert_eq!(from.len(), to.len(), "a download of another length");
+        self.threads.each(to.len(), 1, (from, to), |_, (from, to)| to.copy_from_slice(from));
+    }
+
     fn read_scalar(&self, from: View, index: usize) -> f64 {
         with_float!(from.dtype(), T => Access::new().read::<T>(from)[index].widen().to_f64())
     }

@@ -40,10 +40,8 @@ impl CudaBackend {
     }
 
     fn download_bytes(&self, from: View) -> Vec<u8> {
-        assert_eq!(from.place(), Place::Device, "the card cannot reach this memory");
         let mut bytes = vec![0; from.bytes()];
-        // SAFETY: the view is device memory of this length.
-        enqueued(unsafe { self.stream.download(from.address(), &mut bytes) });
+        self.download(from, &mut bytes);
         bytes
     }
 }
@@ -96,6 +94,13 @@ impl Backend for CudaBackend {
 
     fn read(&self, from: View) -> Vec<f32> {
         decode(&self.download_bytes(from), from.dtype()).into_iter().map(|x| x as f32).collect()
+    }
+
+    fn download(&self, from: View, to: &mut [u8]) {
+        assert_eq!(to.len(), from.bytes(), "a download of another length");
+        assert_eq!(from.place(), Place::Device, "the card cannot reach this memory");
+        // SAFETY: the view is device memory of this length.
+        enqueued(unsafe { self.stream.download(from.address(), to) });
     }
 
     fn read_scalar(&self, from: View, index: usize) -> f64 {

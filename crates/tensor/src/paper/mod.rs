@@ -163,6 +163,8 @@ impl Backend for Paper {
         vec![0.0; from.len()]
     }
 
+    fn download(&self, _from: View, _to: &mut [u8]) {}
+
     fn read_scalar(&self, _from: View, _index: usize) -> f64 {
         0.0
     }

@@ -1,0 +1,223 @@
+//! A checkpoint that has been checked to the last byte, as a store of whole parameters for any layout.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use half::{bf16, f16};
+use kintsugi_plan::parameters::Parameter;
+use kintsugi_plan::{Plan, config};
+use kintsugi_rank::{Kept, Store, StoreError};
+use rayon::prelude::*;
+use safetensors::tensor::{Dtype, Metadata};
+
+use crate::manifest::FileRecord;
+use crate::slice::{Slice, check_cover};
+use crate::{CheckpointError, Manifest, Progress, files, header};
+
+/// An open checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    manifest: Manifest,
+    plan: Plan,
+    files: Vec<OpenFile>,
+    /// Where every parameter lies.
+    tensors: HashMap<(String, Kept), Tensor>,
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    path: PathBuf,
+    metadata: Metadata,
+    /// Where its data begins.
+    data: u64,
+    /// Opened when it is first read.
+    handle: OnceLock<File>,
+}
+
+/// A whole parameter.
+#[derive(Debug, Default)]
+struct Tensor {
+    columns: usize,
+    elements: usize,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+struct Part {
+    slice: Slice,
+    dtype: Dtype,
+    /// Where it lies in its file.
+    offset: u64,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in a folder. Every file is read once, and nothing is believed that its checksum does not
+    /// bear out.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let manifest = Manifest::read(path)?;
+        let plan = config::resolve(Some(&manifest.config), "its configuration", &[])
+            .map_err(|error| CheckpointError::new(path, error.to_string()))?;
+        let files: Result<Vec<OpenFile>, CheckpointError> =
+            manifest.files.par_iter().map(|record| OpenFile::check(path, record)).collect();
+        let files = files?;
+        let tensors =
+            tensors(&manifest, &plan, &files).map_err(|reason| CheckpointError::new(path, reason))?;
+        Ok(Checkpoint { path: path.to_owned(), manifest, plan, files, tensors })
+    }
+
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How far the run was.
+    pub fn progress(&self) -> &Progress {
+        &self.manifest.progress
+    }
+
+    /// The plan of the run that wrote it: its model, and the layout it happened to have.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What is kept of every parameter: a converted model has weights and no states.
+    pub fn kept(&self) -> &[Kept] {
+        &self.manifest.kept
+    }
+
+    /// Bytes of its files, without the manifest.
+    pub fn bytes(&self) -> u64 {
+        self.manifest.files.iter().map(|file| file.bytes).sum()
+    }
+}
+
+impl Store for Checkpoint {
+    fn read(
+        &self,
+        parameter: &Parameter,
+        kept: Kept,
+        start: usize,
+        out: &mut [f32],
+    ) -> Result<(), StoreError> {
+        let name = parameter.name();
+        let failed = |reason: String| StoreError(format!("{}: {reason}", self.path.display()));
+        let tensor = self.tensors.get(&(name.clone(), kept));
+        let tensor = tensor.ok_or_else(|| failed(format!("it has no {} of {name}", kept.name())))?;
+        let (elements, columns) = (parameter.valid_elements(), parameter.shape[1]);
+        if (tensor.elements, tensor.columns) != (elements, columns) {
+            let found = format!("{} elements in {} columns", tensor.elements, tensor.columns);
+            return Err(failed(format!("its {name} has {found}, and not {elements} in {columns}")));
+        }
+        let wanted = start..start + out.len();
+        for part in &tensor.parts {
+            let overlap = part.slice.overlap(columns, &wanted);
+            if overlap.is_empty() {
+                continue;
+            }
+            let file = &self.files[part.slice.file];
+            let numbers = part.read(file, &overlap).map_err(|error| StoreError(error.to_string()))?;
+            for (at, run) in part.slice.runs(columns, overlap.clone()) {
+                let from = &numbers[run.start - overlap.start..run.end - overlap.start];
+                out[at - start..at - start + run.len()].copy_from_slice(from);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Part {
+    fn read(&self, file: &OpenFile, elements: &std::ops::Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+        let size = self.dtype.bitsize() / 8;
+        let mut bytes = vec![0; elements.len() * size];
+        let io = |error| CheckpointError::io(&file.path, &error);
+        file.handle()
+            .map_err(io)?
+            .read_exact_at(&mut bytes, self.offset + (elements.start * size) as u64)
+            .map_err(io)?;
+        Ok(decode(&bytes, self.dtype))
+    }
+}
+
+impl OpenFile {
+    /// Checks a file against its record.
+    fn check(folder: &Path, record: &FileRecord) -> Result<Self, CheckpointError> {
+        let path = folder.join(&record.name);
+        let wrong = |reason: String| CheckpointError::new(&path, reason);
+        let (bytes, checksum) = files::measure(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+        if bytes != record.bytes {
+            return Err(wrong(format!("it has {bytes} bytes and should have {}", record.bytes)));
+        }
+        if checksum != record.checksum {
+            return Err(wrong(format!("its checksum is {checksum} and should be {}", record.checksum)));
+        }
+        let (metadata, data) = header::read(&path)?;
+        Ok(OpenFile { path, metadata, data, handle: OnceLock::new() })
+    }
+
+    fn handle(&self) -> std::io::Result<&File> {
+        if let Some(handle) = self.handle.get() {
+            return Ok(handle);
+        }
+        let opened = File::open(&self.path)?;
+        Ok(self.handle.get_or_init(|| opened))
+    }
+}
+
+/// Finds every slice in its file, and every element of the model in exactly one slice.
+fn tensors(
+    manifest: &Manifest,
+    plan: &Plan,
+    files: &[OpenFile],
+) -> Result<HashMap<(String, Kept), Tensor>, String> {
+    let mut tensors: HashMap<(String, Kept), Tensor> = HashMap::new();
+    for slice in &manifest.slices {
+        let tensor = slice.tensor();
+        let file = files
+            .get(slice.file)
+            .ok_or_else(|| format!("{tensor} is in file {}, which is none", slice.file))?;
+        let info = file.metadata.info(&tensor);
+        let info = info.ok_or_else(|| format!("{tensor} is not in {}", file.path.display()))?;
+        let known = matches!(info.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16);
+        if !known || info.shape.iter().product::<usize>() != slice.len {
+            return Err(format!(
+                "{tensor} is {:?} of {:?} and should have {}",
+                info.dtype, info.shape, slice.len
+            ));
+        }
+        let offset = file.data + info.data_offsets.0 as u64;
+        let part = Part { slice: slice.clone(), dtype: info.dtype, offset };
+        tensors.entry((slice.parameter.clone(), slice.kept)).or_default().parts.push(part);
+    }
+    let parameters = plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed);
+    let mut expected = 0;
+    for (parameter, &kept) in
+        parameters.flat_map(|placed| manifest.kept.iter().map(move |kept| (placed.parameter, kept)))
+    {
+        let tensor = tensors.entry((parameter.name(), kept)).or_default();
+        check_cover(&parameter, &mut tensor.parts.iter().map(|part| &part.slice).collect::<Vec<_>>())?;
+        (tensor.columns, tensor.elements) = (parameter.shape[1], parameter.valid_elements());
+        expected += 1;
+    }
+    let found = tensors.len();
+    if found == expected {
+        Ok(tensors)
+    } else {
+        Err(format!("it has {found} tensors, and its model {expected}"))
+    }
+}
+
+fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+    let pairs = || bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
+    match dtype {
+        Dtype::BF16 => pairs().map(|pair| bf16::from_le_bytes(pair).to_f32()).collect(),
+        Dtype::F16 => pairs().map(|pair| f16::from_le_bytes(pair).to_f32()).collect(),
+        _ => bytes
+            .chunks_exact(4)
+            .map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]))
+            .collect(),
+    }
+}

@@ -1,0 +1,155 @@
+//! The checkpoints of a run: a folder with one folder for each, named after its step.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::manifest::MANIFEST;
+use crate::{Checkpoint, CheckpointError, files};
+
+/// A run's checkpoints, in `<out>/checkpoints`.
+#[derive(Clone, Debug)]
+pub struct Folder {
+    path: PathBuf,
+}
+
+const NAME: &str = "checkpoints";
+const STEP: &str = "step-";
+/// What is not whole yet, or about to go, is called so.
+const PARTIAL: &str = ".partial";
+
+impl Folder {
+    /// The checkpoints of the run in `out`.
+    pub fn of_run(out: &Path) -> Self {
+        Folder { path: out.join(NAME) }
+    }
+
+    /// The checkpoint of a step.
+    pub fn of_step(&self, step: u64) -> PathBuf {
+        self.path.join(format!("{STEP}{step:08}"))
+    }
+
+    /// Steps and folders of all checkpoints, the newest first. Nothing is said about what is in them.
+    pub fn list(&self) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+        let mut found = Vec::new();
+        for name in self.names()? {
+            let step = name.strip_prefix(STEP).and_then(|digits| digits.parse().ok());
+            found.extend(step.map(|step| (step, self.path.join(&name))));
+        }
+        found.sort_by(|a: &(u64, PathBuf), b| b.cmp(a));
+        Ok(found)
+    }
+
+    /// The newest checkpoint that is whole; `broken` hears of every newer one that is not. If there are some and none
+    /// is whole, that is an error, not a reason to begin anew.
+    pub fn newest(
+        &self,
+        mut broken: impl FnMut(&CheckpointError),
+    ) -> Result<Option<Checkpoint>, CheckpointError> {
+        let mut last = None;
+        for (_, path) in self.list()? {
+            match Checkpoint::open(&path) {
+                Ok(checkpoint) => return Ok(Some(checkpoint)),
+                Err(error) => {
+                    broken(&error);
+                    last = Some(error);
+                }
+            }
+        }
+        match last {
+            Some(_) => Err(CheckpointError::new(&self.path, "none of its checkpoints is whole")),
+            None => Ok(None),
+        }
+    }
+
+    /// Makes room for a run that goes on after `step`, or starts (`None`): checkpoints beyond it, which that run will
+    /// write again, are moved to another folder, whose path is given; remains of unfinished ones are removed.
+    pub fn set_aside(&self, step: Option<u64>) -> Result<Option<PathBuf>, CheckpointError> {
+        for name in self.names()?.iter().filter(|name| name.ends_with(PARTIAL)) {
+            let path = self.path.join(name);
+            fs::remove_dir_all(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+        }
+        let beyond = |found: &u64| step.is_none_or(|step| *found > step);
+        let beyond: Vec<PathBuf> =
+            self.list()?.into_iter().filter(|(found, _)| beyond(found)).map(|(_, path)| path).collect();
+        if beyond.is_empty() {
+            return Ok(None);
+        }
+        let aside = (1..u64::MAX)
+            .map(|number| self.path.with_file_name(format!("{NAME}-{number}")))
+            .find(|path| !path.exists())
+            .expect("there are numbers enough");
+        fs::create_dir(&aside).map_err(|error| CheckpointError::io(&aside, &error))?;
+        for path in beyond {
+            let name = path.file_name().expect("a checkpoint has a name");
+            fs::rename(&path, aside.join(name)).map_err(|error| CheckpointError::io(&path, &error))?;
+        }
+        Ok(Some(aside))
+    }
+
+    /// A new folder for what will be the checkpoint of a step.
+    pub(crate) fn begin(&self, step: u64) -> io::Result<PathBuf> {
+        let partial = partial(&self.of_step(step));
+        fs::create_dir_all(&self.path)?;
+        match fs::remove_dir_all(&partial) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::create_dir(&partial)?;
+        Ok(partial)
+    }
+
+    /// Gives a finished checkpoint its name. Its files are on the disk already.
+    pub(crate) fn finish(&self, step: u64) -> io::Result<PathBuf> {
+        let path = self.of_step(step);
+        publish(&partial(&path), &path)?;
+        Ok(path)
+    }
+
+    /// Removes all but the `keep` newest. One that goes loses its name first, so that none is seen half removed.
+    pub(crate) fn prune(&self, keep: u64) -> Result<(), CheckpointError> {
+        for (_, path) in self.list()?.into_iter().skip(keep as usize) {
+            let going = partial(&path);
+            fs::rename(&path, &going)
+                .and_then(|()| fs::remove_dir_all(&going))
+                .map_err(|error| CheckpointError::io(&path, &error))?;
+        }
+        Ok(())
+    }
+
+    fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        let io = |error| CheckpointError::io(&self.path, &error);
+        let entries = match fs::read_dir(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(io)?,
+        };
+        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        names.collect::<io::Result<Vec<String>>>().map_err(io)
+    }
+}
+
+/// The name of something unfinished.
+pub(crate) fn partial(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(PARTIAL);
+    name.into()
+}
+
+/// Renames a folder, on the disk too.
+pub(crate) fn publish(from: &Path, to: &Path) -> io::Result<()> {
+    files::sync_folder(from)?;
+    fs::rename(from, to)?;
+    let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
+    files::sync_folder(parent.unwrap_or(Path::new(".")))
+}
+
+/// Opens what a path means: a checkpoint, or the newest whole one of a run or of a folder of checkpoints.
+pub fn find(path: &Path, broken: impl FnMut(&CheckpointError)) -> Result<Checkpoint, CheckpointError> {
+    if path.join(MANIFEST).exists() {
+        return Checkpoint::open(path);
+    }
+    let run = Folder::of_run(path);
+    let folder = if run.path.is_dir() { run } else { Folder { path: path.to_owned() } };
+    let newest = folder.newest(broken)?;
+    newest.ok_or_else(|| CheckpointError::new(path, "there is no checkpoint here"))
+}

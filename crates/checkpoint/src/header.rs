@@ -1,0 +1,103 @@
+//! The header of a safetensors file: eight bytes of length, then JSON that says where each tensor lies.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use crate::CheckpointError;
+
+/// Bytes of the length in front.
+const LENGTH: usize = 8;
+/// The data of a file is aligned to this.
+const ALIGNMENT: usize = 8;
+
+/// A header's bytes, the length in front, for tensors in order of their offsets.
+pub(crate) fn encode(tensors: Vec<(String, TensorInfo)>) -> Vec<u8> {
+    let metadata = Metadata::new(None, tensors).expect("tensors lie one after the other");
+    let mut json = serde_json::to_vec(&metadata).expect("a header has string keys");
+    json.resize(json.len().next_multiple_of(ALIGNMENT), b' ');
+    [&(json.len() as u64).to_le_bytes()[..], &json].concat()
+}
+
+/// Reads a file's header; gives it and where the data begins.
+pub(crate) fn read(path: &Path) -> Result<(Metadata, u64), CheckpointError> {
+    let io = |error| CheckpointError::io(path, &error);
+    let mut file = File::open(path).map_err(io)?;
+    let bytes = file.metadata().map_err(io)?.len();
+    decode(&mut file, bytes).map_err(|reason| CheckpointError::new(path, reason))
+}
+
+/// The header of a file of `bytes` bytes.
+fn decode(file: &mut impl Read, bytes: u64) -> Result<(Metadata, u64), String> {
+    let mut length = [0; LENGTH];
+    file.read_exact(&mut length).map_err(|error| error.to_string())?;
+    let length = u64::from_le_bytes(length);
+    // No more is allocated than the file has, whatever its first bytes say.
+    let data = length
+        .checked_add(LENGTH as u64)
+        .filter(|&start| start <= bytes)
+        .ok_or_else(|| format!("its header of {length} bytes is longer than the file of {bytes}"))?;
+    let mut json = vec![0; length as usize];
+    file.read_exact(&mut json).map_err(|error| error.to_string())?;
+    let metadata: Metadata = serde_json::from_slice(&json)
+        .map_err(|error| format!("its header is no safetensors header: {error}"))?;
+    let told = metadata.data_len() as u64;
+    if data.checked_add(told) != Some(bytes) {
+        return Err(format!("its header tells of {told} bytes of data, the file has {}", bytes - data));
+    }
+    Ok((metadata, data))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use safetensors::Dtype;
+
+    use super::*;
+
+    fn decode(bytes: &[u8]) -> Result<(Metadata, u64), String> {
+        super::decode(&mut &bytes[..], bytes.len() as u64)
+    }
+
+    #[test]
+    fn it_reads_what_it_wrote_and_other_programs_do() {
+        let info = |shape: &[usize], data_offsets| TensorInfo {
+            dtype: Dtype::F32,
+            shape: shape.to_vec(),
+            data_offsets,
+        };
+        let tensors = vec![("b".to_owned(), info(&[2, 3], (0, 24))), ("a".to_owned(), info(&[1], (24, 28)))];
+        let file = [encode(tensors), vec![7; 28]].concat();
+        let (metadata, data) = decode(&file).expect("a header");
+        assert_eq!(
+            (metadata.info("a").expect("a tensor").data_offsets, data as usize + 28),
+            ((24, 28), file.len())
+        );
+        let tensors = safetensors::SafeTensors::deserialize(&file).expect("a safetensors file");
+        assert_eq!(tensors.tensor("b").expect("a tensor").shape(), [2, 3]);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_are_an_error(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            prop_assert!(decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn an_arbitrary_length_allocates_no_more_than_there_is(length in any::<u64>(), json in "[{}a-z0-9:\",\\[\\]]{0,60}") {
+            let bytes = [&length.to_le_bytes()[..], json.as_bytes()].concat();
+            prop_assert!(length == json.len() as u64 || decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn arbitrary_tensors_are_an_error_or_lie_in_the_file(
+            shape in prop::collection::vec(any::<u64>(), 0..4), start in any::<u64>(), end in any::<u64>()
+        ) {
+            let json = format!(r#"{{"a":{{"dtype":"F32","shape":{shape:?},"data_offsets":[{start},{end}]}}}}"#);
+            let bytes = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[0; 16]].concat();
+            prop_assert!(decode(&bytes).is_err() || (start, end) == (0, 16));
+        }
+    }
+}

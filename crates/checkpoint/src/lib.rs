@@ -1,0 +1,30 @@
+//! Checkpoints: every rank writes its own shards, a manifest says which slice of which parameter lies where, and any
+//! layout reads them back.
+//!
+//! A checkpoint is whole or absent: it is written under another name, synced, and renamed. What can break afterwards
+//! is found by checksums before a single number is used.
+#![forbid(unsafe_code)]
+
+mod checkpoint;
+mod error;
+mod files;
+mod folder;
+mod header;
+mod lock;
+mod manifest;
+mod resume;
+mod save;
+mod shard;
+mod slice;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use checkpoint::Checkpoint;
+pub use error::CheckpointError;
+pub use folder::{Folder, find};
+pub use lock::RunLock;
+pub use manifest::{Manifest, Progress};
+pub use save::{SaveFailure, Saved, Saver, Writer, saver};
+pub use shard::snapshot_bytes;
+pub use write::write;

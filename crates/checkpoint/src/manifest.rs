@@ -1,0 +1,195 @@
+//! The manifest: what a checkpoint is made of, and what a run needs to go on from it.
+//!
+//! It is JSON in an envelope with a format version and a checksum of the rest, so that no digit of it can change
+//! unnoticed.
+
+use std::fs;
+use std::path::Path;
+
+use kintsugi_rank::Kept;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::slice::Slice;
+use crate::{CheckpointError, files};
+
+/// Name of the manifest in a checkpoint's folder.
+pub(crate) const MANIFEST: &str = "manifest.json";
+const FORMAT: &str = "kintsugi checkpoint";
+const VERSION: u32 = 1;
+
+/// What is in a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// How far the run is.
+    pub progress: Progress,
+    /// The model, for other programs; here the configuration says it.
+    pub model: serde_json::Value,
+    /// The whole configuration that it was written with, as TOML.
+    pub config: String,
+    /// What is kept of every parameter.
+    pub kept: Vec<Kept>,
+    /// The files beside the manifest.
+    pub files: Vec<FileRecord>,
+    /// Where every element is.
+    pub slices: Vec<Slice>,
+}
+
+/// How far a run is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Steps done, skipped ones included.
+    pub step: u64,
+    /// Samples consumed.
+    pub samples: u64,
+    /// Updates made, for the bias corrections.
+    pub updates: u64,
+    /// Loss scale of the next step.
+    pub loss_scale: f64,
+    /// Good steps since the loss scale last moved.
+    pub good_steps: u64,
+    /// Steps skipped in a row.
+    pub skipped_in_a_row: u64,
+    /// Steps skipped in all.
+    pub skipped: u64,
+    /// Loss of the run's first step, where it is a number.
+    pub loss_first: Option<f32>,
+}
+
+/// A file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// Its name in the checkpoint's folder.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// Its checksum.
+    pub checksum: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Envelope {
+    format: String,
+    version: u32,
+    checksum: String,
+    manifest: Box<RawValue>,
+}
+
+impl Manifest {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let manifest = serde_json::value::to_raw_value(self).expect("a manifest has string keys");
+        let checksum = files::checksum(manifest.get().as_bytes());
+        let envelope = Envelope { format: FORMAT.into(), version: VERSION, checksum, manifest };
+        serde_json::to_vec(&envelope).expect("an envelope has string keys")
+    }
+
+    /// Reads the manifest of the checkpoint in `folder`.
+    pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
+        let path = folder.join(MANIFEST);
+        let bytes = fs::read(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+        Manifest::decode(&bytes).map_err(|reason| CheckpointError::new(&path, reason))
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let broken = |error: serde_json::Error| format!("it is no whole manifest: {error}");
+        let envelope: Envelope = serde_json::from_slice(bytes).map_err(broken)?;
+        if envelope.format != FORMAT {
+            return Err(format!("its format is {:?} and not {FORMAT:?}", envelope.format));
+        }
+        if envelope.version != VERSION {
+            return Err(format!("its version is {}; this program reads version {VERSION}", envelope.version));
+        }
+        let text = envelope.manifest.get();
+        let found = files::checksum(text.as_bytes());
+        if found != envelope.checksum {
+            return Err(format!("its checksum is {found} and should be {}", envelope.checksum));
+        }
+        let manifest: Manifest = serde_json::from_str(text).map_err(broken)?;
+        let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\', '\0']) && name != "..";
+        match manifest.files.iter().find(|file| !plain(&file.name)) {
+            Some(file) => Err(format!("{:?} is no name of a file in its folder", file.name)),
+            None => Ok(manifest),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn manifest() -> Manifest {
+        let slice = Slice {
+            parameter: "p".into(),
+            kept: Kept::FirstMoment,
+            file: 0,
+            columns: [0, 4],
+            start: 3,
+            len: 8,
+        };
+        Manifest {
+            progress: Progress {
+                step: 120,
+                loss_scale: 65536.0,
+                loss_first: Some(4.5),
+                ..Progress::default()
+            },
+            model: serde_json::json!({ "layers": 2 }),
+            config: "[run]\nsteps = 200\n".into(),
+            kept: Kept::ALL.to_vec(),
+            files: vec![FileRecord {
+                name: "rank-0000.safetensors".into(),
+                bytes: 99,
+                checksum: "xxh3:0".into(),
+            }],
+            slices: vec![slice],
+        }
+    }
+
+    #[test]
+    fn it_reads_what_it_wrote() {
+        assert_eq!(Manifest::decode(&manifest().encode()), Ok(manifest()));
+    }
+
+    #[test]
+    fn no_byte_of_it_changes_unnoticed() {
+        let bytes = manifest().encode();
+        for at in 0..bytes.len() {
+            for flip in [1_u8, 0x10, 0x80] {
+                let mut changed = bytes.clone();
+                changed[at] ^= flip;
+                let error = Manifest::decode(&changed).expect_err("it was changed");
+                assert!(error.contains("its ") || error.contains("whole manifest"), "{error}");
+            }
+        }
+        for len in 0..bytes.len() {
+            assert!(Manifest::decode(&bytes[..len]).is_err(), "cut to {len}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_another_folder_is_refused() {
+        for name in ["../../etc/passwd", "/etc/passwd", "", ".."] {
+            let mut manifest = manifest();
+            manifest.files[0].name = name.into();
+            assert!(Manifest::decode(&manifest.encode()).unwrap_err().contains("no name of a file"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_are_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(Manifest::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn arbitrary_contents_are_an_error_or_a_manifest(text in r#"[\[\]{}:,"0-9a-z]{0,80}"#) {
+            let envelope = format!(
+                r#"{{"format":"{FORMAT}","version":1,"checksum":"{}","manifest":{text}}}"#,
+                files::checksum(text.as_bytes())
+            );
+            prop_assert!(Manifest::decode(envelope.as_bytes()).is_err());
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Saving while training goes on: ranks copy what they have and run on, one thread writes the copies.
+//!
+//! There is one copy per rank. A rank that comes with the next checkpoint before its copy has been written waits for
+//! it, so a save is late but never left out, and memory is bounded.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+use kintsugi_plan::Plan;
+use kintsugi_rank::{Kept, Rank};
+
+use crate::files::Durable;
+use crate::manifest::{FileRecord, MANIFEST};
+use crate::shard::Shard;
+use crate::write::manifest;
+use crate::{CheckpointError, Folder, Progress};
+
+/// A checkpoint that is whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Saved {
+    /// Its step.
+    pub step: u64,
+    /// Its folder.
+    pub path: PathBuf,
+    /// Bytes of its shards.
+    pub bytes: u64,
+    /// Seconds from the first copy to the last sync.
+    pub seconds: f64,
+    /// Seconds that training stood still for it: those of the rank that waited and copied longest.
+    pub blocked: f64,
+    /// Why an old checkpoint could not be removed, if so.
+    pub left: Option<CheckpointError>,
+}
+
+/// A checkpoint that could not be written; the ones before it are as they were.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the checkpoint of step {step} was not written: {reason}")]
+pub struct SaveFailure {
+    /// Its step.
+    pub step: u64,
+    /// What went wrong.
+    pub reason: String,
+}
+
+/// The ranks' end: takes copies.
+pub struct Saver {
+    shards: Arc<Vec<Shard>>,
+    copies: Arc<Copies>,
+    filled: Sender<Filled>,
+}
+
+/// The disk's end: writes them, on a thread of its own.
+pub struct Writer {
+    plan: Plan,
+    folder: Folder,
+    shards: Arc<Vec<Shard>>,
+    copies: Arc<Copies>,
+    filled: Receiver<Filled>,
+}
+
+/// One rank's copy at one step.
+struct Filled {
+    rank: usize,
+    bytes: Vec<u8>,
+    progress: Progress,
+    /// Seconds that the rank stood still.
+    blocked: f64,
+}
+
+/// Makes both ends for a run of `plan` whose checkpoints lie in `folder`.
+pub fn saver(plan: &Plan, folder: Folder) -> (Saver, Writer) {
+    let shards: Vec<Shard> = (0..plan.mesh.ranks()).map(|rank| Shard::new(plan, rank, &Kept::ALL)).collect();
+    // The system gives the memory when it is first written, so a run that never saves takes none.
+    let copies = shards.iter().map(|shard| Some(vec![0; shard.bytes])).collect();
+    let copies =
+        Arc::new(Copies { state: Mutex::new(State { free: copies, ended: false }), given: Condvar::new() });
+    let (sender, filled) = channel();
+    let shards = Arc::new(shards);
+    let saver = Saver { shards: Arc::clone(&shards), copies: Arc::clone(&copies), filled: sender };
+    (saver, Writer { plan: plan.clone(), folder, shards, copies, filled })
+}
+
+impl Saver {
+    /// Copies what a rank has; every rank calls it after the same step. Gives the seconds that it took, waiting for the
+    /// copy before to be written included. Panics if the writer is gone.
+    pub fn save(&self, number: usize, rank: &Rank, progress: Progress) -> f64 {
+        let begun = Instant::now();
+        let mut bytes = self.copies.take(number);
+        self.shards[number].copy(rank, &mut bytes);
+        let blocked = begun.elapsed().as_secs_f64();
+        let filled = Filled { rank: number, bytes, progress, blocked };
+        assert!(self.filled.send(filled).is_ok(), "the thread that writes checkpoints is gone");
+        blocked
+    }
+}
+
+impl Writer {
+    /// Writes until the ranks' end is dropped; `report` hears of every checkpoint. Before the checkpoint of a step gets
+    /// its name, `before_naming` may wait for what has to be on the disk by then.
+    pub fn run(self, before_naming: impl Fn(u64), mut report: impl FnMut(Result<Saved, SaveFailure>)) {
+        let _ended = Ended(&self.copies);
+        let mut open: BTreeMap<u64, Unfinished> = BTreeMap::new();
+        for Filled { rank, bytes, progress, blocked } in &self.filled {
+            let step = progress.step;
+            let unfinished = open.entry(step).or_insert_with(|| Unfinished::begin(&self.folder, step));
+            unfinished.blocked = unfinished.blocked.max(blocked);
+            unfinished.add(&self.shards[rank], rank, &bytes);
+            self.copies.give_back(rank, bytes);
+            if unfinished.files.len() == self.shards.len()
+                && let Some(unfinished) = open.remove(&step)
+            {
+                before_naming(step);
+                report(unfinished.finish(&self, &progress));
+            }
+        }
+        // The run failed before all ranks came.
+        open.values_mut().for_each(Unfinished::abandon);
+    }
+}
+
+/// A checkpoint of which some shards are written.
+struct Unfinished {
+    step: u64,
+    begun: Instant,
+    blocked: f64,
+    /// Where it is written, if that folder could be made.
+    folder: Option<PathBuf>,
+    /// By rank; empty records once something has gone wrong.
+    files: BTreeMap<usize, FileRecord>,
+    failure: Option<io::Error>,
+}
+
+impl Unfinished {
+    fn begin(folder: &Folder, step: u64) -> Self {
+        let (folder, failure) = match folder.begin(step) {
+            Ok(path) => (Some(path), None),
+            Err(error) => (None, Some(error)),
+        };
+        Unfinished { step, begun: Instant::now(), blocked: 0.0, folder, files: BTreeMap::new(), failure }
+    }
+
+    /// Writes one rank's shard, unless something has gone wrong already.
+    fn add(&mut self, shard: &Shard, rank: usize, bytes: &[u8]) {
+        let mut record = FileRecord { name: shard.name.clone(), bytes: 0, checksum: String::new() };
+        if let Some(folder) = &self.folder {
+            match write_file(&folder.join(&shard.name), &[&shard.header, bytes]) {
+                Ok((bytes, checksum)) => record = FileRecord { bytes, checksum, ..record },
+                Err(error) => {
+                    self.failure = Some(error);
+                    self.abandon();
+                }
+            }
+        }
+        self.files.insert(rank, record);
+    }
+
+    /// Writes the manifest and gives the checkpoint its name, all ranks' shards being there.
+    fn finish(mut self, writer: &Writer, progress: &Progress) -> Result<Saved, SaveFailure> {
+        let files: Vec<FileRecord> = std::mem::take(&mut self.files).into_values().collect();
+        let bytes = files.iter().map(|file| file.bytes).sum();
+        let result = match (self.failure.take(), &self.folder) {
+            (None, Some(folder)) => {
+                let manifest = manifest(&writer.plan, &writer.shards, files, &Kept::ALL, progress);
+                write_file(&folder.join(MANIFEST), &[&manifest.encode()])
+                    .and_then(|_| writer.folder.finish(self.step))
+            }
+            (failure, _) => Err(failure.unwrap_or_else(|| io::ErrorKind::Other.into())),
+        };
+        let path = result.map_err(|error| {
+            self.abandon();
+            SaveFailure { step: self.step, reason: error.to_string() }
+        })?;
+        let left = writer.folder.prune(writer.plan.run.keep).err();
+        let (seconds, blocked) = (self.begun.elapsed().as_secs_f64(), self.blocked);
+        Ok(Saved { step: self.step, path, bytes, seconds, blocked, left })
+    }
+
+    /// Gives the room on the disk back: others may need it. What cannot be removed now goes when the next run begins.
+    fn abandon(&mut self) {
+        if let Some(folder) = self.folder.take() {
+            std::fs::remove_dir_all(folder).ok();
+        }
+    }
+}
+
+fn write_file(path: &Path, parts: &[&[u8]]) -> io::Result<(u64, String)> {
+    let mut file = Durable::create(path)?;
+    parts.iter().try_for_each(|part| file.write(part))?;
+    file.finish()
+}
+
+/// The ranks' copies, while nobody fills or writes them.
+struct Copies {
+    state: Mutex<State>,
+    given: Condvar,
+}
+
+struct State {
+    free: Vec<Option<Vec<u8>>>,
+    /// Whether the writer is gone.
+    ended: bool,
+}
+
+impl Copies {
+    fn take(&self, rank: usize) -> Vec<u8> {
+        let mut state = self.lock();
+        loop {
+            if let Some(copy) = state.free[rank].take() {
+                return copy;
+            }
+            assert!(!state.ended, "the thread that writes checkpoints is gone");
+            state = self.given.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn give_back(&self, rank: usize, copy: Vec<u8>) {
+        self.lock().free[rank] = Some(copy);
+        self.given.notify_all();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wakes the ranks that wait for a writer, however it ends.
+struct Ended<'a>(&'a Copies);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.lock().ended = true;
+        self.0.given.notify_all();
+    }
+}

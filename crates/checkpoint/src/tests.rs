@@ -1,0 +1,238 @@
+//! Checkpoints that broke: each is refused with the file and the reason, and nothing is read from it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kintsugi_plan::parameters::Parameter;
+use kintsugi_plan::{Plan, config};
+use kintsugi_rank::{Kept, Store, StoreError};
+use proptest::prelude::*;
+
+use crate::manifest::MANIFEST;
+use crate::{Checkpoint, CheckpointError, Folder, Manifest, Progress, RunLock, find, write};
+
+/// Every element of every parameter is another number.
+struct Numbers;
+
+impl Store for Numbers {
+    fn read(
+        &self,
+        parameter: &Parameter,
+        kept: Kept,
+        start: usize,
+        out: &mut [f32],
+    ) -> Result<(), StoreError> {
+        let base = parameter.name().bytes().map(u32::from).sum::<u32>() + kept as u32;
+        for (value, index) in out.iter_mut().zip(start..) {
+            *value = (base as usize * 1000 + index) as f32;
+        }
+        Ok(())
+    }
+}
+
+/// A folder that goes when the test ends.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("kintsugi-{}-{name}", std::process::id()));
+        fs::remove_dir_all(&path).ok();
+        fs::create_dir_all(&path).expect("a folder for tests");
+        Temporary(path)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+fn plan() -> Plan {
+    let settings =
+        ["model.hidden=8", "model.heads=2", "model.layers=2", "batch.sequence=4", "batch.global=8"];
+    config::resolve(None, "demo", &settings.map(String::from)).expect("a legal config")
+}
+
+/// A run with checkpoints of these steps.
+fn saved(out: &Path, steps: &[u64]) -> Folder {
+    let folder = Folder::of_run(out);
+    for &step in steps {
+        let progress = Progress { step, ..Progress::default() };
+        write(&folder.of_step(step), &plan(), &Numbers, &Kept::ALL, &progress).expect("it is written");
+    }
+    folder
+}
+
+/// The newest whole step, and what was said of the others.
+fn newest(folder: &Folder) -> (Result<Option<u64>, CheckpointError>, Vec<CheckpointError>) {
+    let mut broken = Vec::new();
+    let newest = folder.newest(|error| broken.push(error.clone()));
+    (newest.map(|checkpoint| checkpoint.map(|checkpoint| checkpoint.progress().step)), broken)
+}
+
+fn flip(path: &Path, at: usize) {
+    let mut bytes = fs::read(path).expect("a file");
+    bytes[at] ^= 1;
+    fs::write(path, bytes).expect("it is changed");
+}
+
+#[test]
+fn every_layout_reads_every_number() {
+    let out = Temporary::new("numbers");
+    let folder = saved(&out.0, &[1]);
+    let checkpoint = Checkpoint::open(&folder.of_step(1)).expect("it is whole");
+    let plan = plan();
+    for parameter in plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed).map(|p| p.parameter) {
+        for kept in Kept::ALL {
+            let len = parameter.valid_elements();
+            for range in [0..len, len / 3..len / 2, len - 1..len] {
+                let [mut expected, mut found] = [vec![0.0; range.len()], vec![0.0; range.len()]];
+                Numbers.read(&parameter, kept, range.start, &mut expected).expect("numbers");
+                checkpoint.read(&parameter, kept, range.start, &mut found).expect("it is there");
+                assert_eq!(expected, found, "{} {kept:?} {range:?}", parameter.name());
+            }
+        }
+    }
+    let foreign =
+        Parameter { shape: [9, 9], valid_rows: 9, ..plan.layout(plan.units()[0]).placed[0].parameter };
+    let error = checkpoint.read(&foreign, Kept::Weights, 0, &mut [0.0]).expect_err("another shape");
+    assert!(error.0.contains("and not"), "{error}");
+}
+
+#[test]
+fn what_is_broken_is_named_and_passed_over() {
+    type Break = fn(&Path);
+    let breaks: [(&str, Break, &str); 8] = [
+        ("rank-00003.safetensors", |path| flip(path, 20), "its checksum is xxh3:"),
+        ("rank-00000.safetensors", |path| flip(path, 0), "its checksum is xxh3:"),
+        (
+            "rank-00007.safetensors",
+            |path| flip(path, fs::read(path).unwrap().len() - 1),
+            "its checksum is xxh3:",
+        ),
+        ("rank-00002.safetensors", |path| fs::remove_file(path).unwrap(), "No such file"),
+        ("rank-00001.safetensors", |path| fs::write(path, [0; 5]).unwrap(), "it has 5 bytes and should have"),
+        (MANIFEST, |path| flip(path, 64), "its checksum is xxh3:"),
+        (
+            MANIFEST,
+            |path| fs::write(path, &fs::read(path).unwrap()[..999]).unwrap(),
+            "it is no whole manifest: EOF",
+        ),
+        (MANIFEST, |path| fs::remove_file(path).unwrap(), "No such file"),
+    ];
+    for (file, do_break, reason) in breaks {
+        let out = Temporary::new("broken");
+        let folder = saved(&out.0, &[5, 10]);
+        let path = folder.of_step(10).join(file);
+        do_break(&path);
+        let (step, broken) = newest(&folder);
+        assert_eq!(step, Ok(Some(5)), "{file}");
+        assert_eq!(broken.len(), 1);
+        assert_eq!(broken[0].path, path);
+        assert!(broken[0].reason.contains(reason), "{}", broken[0]);
+        assert_eq!(find(&out.0, |_| {}).expect("the one before").progress().step, 5);
+    }
+}
+
+#[test]
+fn where_none_is_whole_nothing_begins_anew() {
+    let out = Temporary::new("none-whole");
+    assert_eq!(newest(&Folder::of_run(&out.0)), (Ok(None), vec![]));
+    let folder = saved(&out.0, &[5, 10]);
+    for step in [5, 10] {
+        flip(&folder.of_step(step).join(MANIFEST), 300);
+    }
+    let (step, broken) = newest(&folder);
+    assert!(step.expect_err("all are broken").to_string().contains("none of its checkpoints is whole"));
+    assert_eq!(broken.len(), 2);
+}
+
+#[test]
+fn what_a_run_does_not_go_on_from_is_set_aside() {
+    let out = Temporary::new("aside");
+    let folder = saved(&out.0, &[5, 10, 15]);
+    fs::create_dir(out.0.join("checkpoints/step-00000020.partial")).expect("a folder");
+    let aside = folder.set_aside(Some(10)).expect("it can be moved");
+    assert_eq!(aside, Some(out.0.join("checkpoints-1")));
+    let steps =
+        |folder: &Folder| folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>();
+    assert_eq!(steps(&folder), [10, 5]);
+    assert!(Checkpoint::open(&out.0.join("checkpoints-1/step-00000015")).is_ok());
+    assert_eq!(folder.set_aside(Some(10)), Ok(None));
+    assert_eq!(folder.set_aside(None), Ok(Some(out.0.join("checkpoints-2"))));
+    assert_eq!(fs::read_dir(out.0.join("checkpoints")).expect("a folder").count(), 0, "no remains");
+}
+
+#[test]
+fn the_newest_are_kept() {
+    let out = Temporary::new("prune");
+    let folder = saved(&out.0, &[5, 10, 15]);
+    folder.prune(2).expect("it can be removed");
+    assert_eq!(fs::read_dir(out.0.join("checkpoints")).expect("a folder").count(), 2);
+    assert_eq!(newest(&folder), (Ok(Some(15)), vec![]));
+}
+
+#[test]
+fn a_folder_is_locked_once() {
+    let out = Temporary::new("lock");
+    let lock = RunLock::take(&out.0).expect("nobody has it");
+    let error = RunLock::take(&out.0).expect_err("it is taken").to_string();
+    assert!(error.contains(&format!("another run, process {}, is using", std::process::id())), "{error}");
+    drop(lock);
+    RunLock::take(&out.0).expect("it is free again");
+}
+
+/// What a manifest can say wrongly with a checksum that is right.
+#[derive(Clone, Debug)]
+enum Lie {
+    Slice { at: usize, field: usize, value: usize },
+    Missing(usize),
+    Twice(usize),
+    Config(String),
+    Kept(Vec<Kept>),
+}
+
+fn lie() -> impl Strategy<Value = Lie> {
+    let number = prop_oneof![0..10_usize, any::<usize>(), Just(usize::MAX)];
+    prop_oneof![
+        (any::<usize>(), 0..5_usize, number).prop_map(|(at, field, value)| Lie::Slice { at, field, value }),
+        any::<usize>().prop_map(Lie::Missing),
+        any::<usize>().prop_map(Lie::Twice),
+        "[a-z\\[\\]=.0-9\n]{0,40}".prop_map(Lie::Config),
+        Just(Lie::Kept(vec![])),
+    ]
+}
+
+#[test]
+fn a_manifest_that_lies_is_refused_or_right() {
+    let out = Temporary::new("lies");
+    let path = saved(&out.0, &[1]).of_step(1);
+    let original = Manifest::read(&path).expect("it is whole");
+    let config = ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() };
+    let result = proptest::test_runner::TestRunner::new(config).run(&lie(), |lie| {
+        let mut manifest = original.clone();
+        let count = manifest.slices.len();
+        match lie {
+            Lie::Slice { at, field, value } => {
+                let slice = &mut manifest.slices[at % count];
+                *match field {
+                    0 => &mut slice.file,
+                    1 => &mut slice.columns[0],
+                    2 => &mut slice.columns[1],
+                    3 => &mut slice.start,
+                    _ => &mut slice.len,
+                } = value;
+            }
+            Lie::Missing(at) => drop(manifest.slices.remove(at % count)),
+            Lie::Twice(at) => manifest.slices.push(manifest.slices[at % count].clone()),
+            Lie::Config(text) => manifest.config = text,
+            Lie::Kept(kept) => manifest.kept = kept,
+        }
+        fs::write(path.join(MANIFEST), manifest.encode()).expect("it is changed");
+        let opened = Checkpoint::open(&path);
+        prop_assert!(opened.is_err() || manifest == original, "{lie:?}", lie = manifest.kept);
+        Ok(())
+    });
+    result.expect("no lie is believed");
+}

@@ -1,0 +1,95 @@
+//! A checkpoint made from any store, at any layout, with no rank running: conversion and resharding.
+
+use std::ops::Range;
+use std::path::Path;
+
+use half::{bf16, f16};
+use kintsugi_plan::Plan;
+use kintsugi_rank::{Kept, Store, StoreError};
+use safetensors::tensor::Dtype;
+
+use crate::files::Durable;
+use crate::folder::{partial, publish};
+use crate::manifest::{FileRecord, MANIFEST};
+use crate::shard::{Piece, Shard};
+use crate::{CheckpointError, Manifest, Progress};
+
+/// Elements that are in memory at a time.
+const CHUNK: usize = 1 << 18;
+
+/// Writes what `store` has as the checkpoint `path`, cut for the ranks of `plan`. It is whole or absent, and what is
+/// there already stays.
+pub fn write(
+    path: &Path,
+    plan: &Plan,
+    store: &dyn Store,
+    kept: &[Kept],
+    progress: &Progress,
+) -> Result<(), CheckpointError> {
+    let io = |error: std::io::Error| CheckpointError::io(path, &error);
+    if path.exists() {
+        return Err(CheckpointError::new(path, "it is there already"));
+    }
+    let folder = partial(path);
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).map_err(io)?;
+    }
+    std::fs::create_dir_all(&folder).map_err(io)?;
+    let shards: Vec<Shard> = (0..plan.mesh.ranks()).map(|rank| Shard::new(plan, rank, kept)).collect();
+    let mut records = Vec::new();
+    for shard in &shards {
+        let mut file = Durable::create(&folder.join(&shard.name)).map_err(io)?;
+        file.write(&shard.header).map_err(io)?;
+        for piece in &shard.pieces {
+            let read = |error: StoreError| CheckpointError::new(path, error.to_string());
+            for start in (0..piece.slice.len).step_by(CHUNK) {
+                let chunk = start..(start + CHUNK).min(piece.slice.len);
+                file.write(&encode(&read_chunk(store, piece, chunk).map_err(read)?, piece.dtype))
+                    .map_err(io)?;
+            }
+        }
+        let (bytes, checksum) = file.finish().map_err(io)?;
+        records.push(FileRecord { name: shard.name.clone(), bytes, checksum });
+    }
+    let mut file = Durable::create(&folder.join(MANIFEST)).map_err(io)?;
+    file.write(&manifest(plan, &shards, records, kept, progress).encode()).map_err(io)?;
+    file.finish().map_err(io)?;
+    publish(&folder, path).map_err(io)
+}
+
+/// The manifest of shards that have been written.
+pub(crate) fn manifest(
+    plan: &Plan,
+    shards: &[Shard],
+    files: Vec<FileRecord>,
+    kept: &[Kept],
+    progress: &Progress,
+) -> Manifest {
+    let slices = shards.iter().flat_map(|shard| &shard.pieces).map(|piece| piece.slice.clone());
+    Manifest {
+        progress: progress.clone(),
+        model: serde_json::to_value(&plan.model).expect("a model has string keys"),
+        config: plan.to_toml(),
+        kept: kept.to_vec(),
+        files,
+        slices: slices.collect(),
+    }
+}
+
+fn read_chunk(store: &dyn Store, piece: &Piece, chunk: Range<usize>) -> Result<Vec<f32>, StoreError> {
+    let mut values = vec![0.0; chunk.len()];
+    let first = chunk.start;
+    for (at, run) in piece.slice.runs(piece.parameter.shape[1], chunk) {
+        let to = &mut values[run.start - first..run.end - first];
+        store.read(&piece.parameter, piece.slice.kept, at, to)?;
+    }
+    Ok(values)
+}
+
+fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    match dtype {
+        Dtype::BF16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+        Dtype::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+    }
+}

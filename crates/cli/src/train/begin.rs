@@ -1,0 +1,95 @@
+//! The beginning of a run: its folder is locked and made ready, and what it goes on from is found.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use kintsugi_checkpoint::{Checkpoint, CheckpointError, Folder, RunLock, find};
+use kintsugi_engine::Start;
+use kintsugi_plan::{Plan, Resume};
+
+use super::record::{self, Metrics};
+use crate::config::ConfigArguments;
+use crate::failure::Failure;
+use crate::files;
+
+/// A run that is ready.
+pub struct Beginning {
+    /// What it starts from.
+    pub start: Start,
+    /// Its metrics, those of the steps before included.
+    pub metrics: Metrics,
+    /// What a person should know of it, in lines.
+    pub notes: String,
+    /// Nobody else uses its folder.
+    _lock: RunLock,
+}
+
+impl Beginning {
+    /// Makes a run ready, and sees to it that nothing stands in the way of what is written at the end.
+    pub fn new(plan: &Plan, config: &ConfigArguments, trace: Option<&Path>) -> Result<Self, Failure> {
+        let out = &plan.run.out;
+        record::create_folder(out)?;
+        let lock = RunLock::take(out)?;
+        trace.map(files::check_writable).transpose()?;
+        let mut notes = String::new();
+        let checkpoint = resumed(plan, &mut notes)?;
+        write_config(plan, config, checkpoint.is_some())?;
+        let step = checkpoint.as_ref().map(|checkpoint| checkpoint.progress().step);
+        // A run that goes on from elsewhere has nothing to do with what is in its folder.
+        let own = checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.path().starts_with(out));
+        if let Some(aside) = Folder::of_run(out).set_aside(step.filter(|_| own))? {
+            let aside = aside.display();
+            note(
+                &mut notes,
+                &format!("checkpoints of steps that this run does not go on from are now in {aside}"),
+            );
+        }
+        let metrics = Metrics::create(out, step.filter(|_| own).unwrap_or(0))?;
+        let start = checkpoint.map_or(Start::Seed, |checkpoint| Start::Checkpoint(Arc::new(checkpoint)));
+        Ok(Beginning { start, metrics, notes, _lock: lock })
+    }
+}
+
+fn note(notes: &mut String, text: &str) {
+    writeln!(notes, "note     {text}").expect("a string takes any text");
+}
+
+/// The checkpoint to go on from, if that was asked for. Broken ones are passed over, and said to be.
+fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failure> {
+    let broken = |error: &CheckpointError| eprintln!("warning: {error}; trying the checkpoint before it");
+    let checkpoint = match &plan.run.resume {
+        Resume::No => None,
+        Resume::Newest => Folder::of_run(&plan.run.out).newest(broken)?,
+        Resume::From(path) => Some(find(path, broken)?),
+    };
+    match &checkpoint {
+        Some(checkpoint) => {
+            checkpoint.batches_behind(plan)?;
+            let step = checkpoint.progress().step;
+            note(notes, &format!("goes on after step {step} from {}", checkpoint.path().display()));
+        }
+        None if plan.run.resume == Resume::Newest => {
+            note(notes, &format!("no checkpoint in {}: starts at the beginning", plan.run.out.display()));
+        }
+        None => {}
+    }
+    Ok(checkpoint)
+}
+
+/// Leaves the whole configuration in the run's folder, and the user's own file as it is.
+fn write_config(plan: &Plan, config: &ConfigArguments, resumed: bool) -> Result<(), Failure> {
+    let path = record::config_path(&plan.run.out);
+    if !config.is_file(&path) {
+        let mut plan = plan.clone();
+        // It repeats the run, from the beginning.
+        plan.run.resume = Resume::No;
+        return files::write_whole(&path, &plan.to_toml());
+    }
+    if config.has_sets() && !resumed {
+        let path = path.display();
+        let rule = "is the configuration itself, and --set would change it; give another run.out";
+        return Err(Failure::Mistake(format!("{path} {rule}")));
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! Runs that stop and go on: from the newest whole checkpoint, on any layout, with one file of metrics.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::{TINY, command, folder, json_lines, stdout, tiny};
+
+/// The metrics that do not depend on the clock.
+pub fn numbers(folder: &Path) -> Vec<[Value; 5]> {
+    let of = |line: &Value| ["step", "loss", "grad_norm", "lr", "tokens"].map(|key| line[key].clone());
+    json_lines(&folder.join("out/metrics.jsonl")).iter().map(of).collect()
+}
+
+/// The checkpoints of a run, oldest first.
+pub fn checkpoints(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder.join("out/checkpoints")).map(|entries| entries.flatten().collect());
+    let entries: Vec<fs::DirEntry> = entries.unwrap_or_default();
+    let mut names: Vec<String> =
+        entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn summary(folder: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(folder.join("out/summary.json")).unwrap()).unwrap()
+}
+
+/// Starts the tiny model with more settings and leaves it running.
+pub fn start(folder: &Path, arguments: &[&str], settings: &[&str]) -> Child {
+    let settings = TINY.iter().chain(settings).flat_map(|setting| ["--set", setting]);
+    let arguments: Vec<&str> = arguments.iter().copied().chain(settings).collect();
+    command(folder, &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits until a run has written so many lines of metrics.
+fn wait_for_steps(run: &mut Child, folder: &Path, steps: usize) {
+    while fs::read_to_string(folder.join("out/metrics.jsonl")).map_or(0, |text| text.lines().count()) < steps
+    {
+        assert!(run.try_wait().unwrap().is_none(), "it ended by itself");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(run: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &run.id().to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn a_run_in_two_parts_is_the_run_in_one() {
+    let [whole, parts] = ["resume-whole", "resume-parts"].map(folder);
+    let settings = ["run.steps=8", "run.checkpoint_every=3", "sharding.zero=1"];
+    stdout(&tiny(&whole, &["train"], &settings));
+    assert_eq!(checkpoints(&whole), ["step-00000006", "step-00000008"], "the newest two are kept");
+
+    // As if it had been killed after step 7, with the checkpoint of step 6 behind it.
+    stdout(&tiny(&parts, &["train"], &settings));
+    fs::remove_dir_all(parts.join("out/checkpoints/step-00000008")).unwrap();
+    let said = stdout(&tiny(&parts, &["train", "--resume"], &settings));
+    assert!(said.contains("note     goes on after step 6 from out/checkpoints/step-00000006\n"), "{said}");
+    assert!(
+        said.contains("saved    out/checkpoints/step-00000008 (1 in all; training stood still for "),
+        "{said}"
+    );
+    assert_eq!(numbers(&parts), numbers(&whole), "no line is lost, none is there twice");
+    let summary = summary(&parts);
+    assert_eq!((&summary["resumed_after"], &summary["steps"]), (&6.into(), &8.into()));
+    assert_eq!(summary["loss_first"], json_lines(&whole.join("out/metrics.jsonl"))[0]["loss"]);
+    assert_eq!(summary["checkpoints"]["last"], "out/checkpoints/step-00000008");
+    let shard = |folder: &Path| {
+        fs::read(folder.join("out/checkpoints/step-00000008/rank-00003.safetensors")).unwrap()
+    };
+    assert_eq!(shard(&parts), shard(&whole));
+}
+
+#[test]
+fn a_run_goes_on_on_another_layout() {
+    let folder = folder("resume-layout");
+    stdout(&tiny(&folder, &["train"], &[]));
+    let before = numbers(&folder);
+    let other = ["run.steps=6", "parallel.tp=1", "parallel.pp=2", "parallel.dp=4", "sharding.zero=3"];
+    let resume = ["train", "out/config.toml", "--resume"];
+    let sets = other.iter().flat_map(|set| ["--set", set]);
+    let arguments: Vec<&str> = resume.into_iter().chain(sets).collect();
+    let said = stdout(&command(&folder, &arguments).output().unwrap());
+    assert!(said.contains("goes on after step 4"), "{said}");
+    let after = numbers(&folder);
+    assert_eq!((after.len(), &after[..4]), (6, &before[..]));
+    assert_eq!(checkpoints(&folder), ["step-00000004", "step-00000006"]);
+}
+
+#[test]
+fn a_checkpoint_of_another_run_can_be_gone_on_from() {
+    let folder = folder("resume-path");
+    stdout(&tiny(&folder, &["train"], &[]));
+    let settings = ["run.out=other", "run.steps=6", "run.keep=0"];
+    for path in ["out", "out/checkpoints", "out/checkpoints/step-00000004"] {
+        let said = stdout(&tiny(&folder, &["train", &format!("--resume={path}")], &settings));
+        assert!(said.contains("goes on after step 4 from out/checkpoints/step-00000004"), "{said}");
+    }
+    assert_eq!(json_lines(&folder.join("other/metrics.jsonl")).len(), 2, "its own steps alone");
+    assert!(!folder.join("other/checkpoints").exists(), "none shall be kept");
+    let output = tiny(&folder, &["train", "--resume=absent"], &settings);
+    assert_eq!(
+        (output.status.code(), stderr(&output)),
+        (Some(2), "error: absent: there is no checkpoint here\n".into())
+    );
+}
+
+#[test]
+fn a_new_run_never_goes_on_from_an_old_ones_checkpoints() {
+    let folder = folder("resume-anew");
+    let said = stdout(&tiny(&folder, &["train", "--resume"], &["run.steps=6"]));
+    assert!(said.contains("note     no checkpoint in out: starts at the beginning\n"), "{said}");
+    let said = stdout(&tiny(&folder, &["train"], &["run.seed=5"]));
+    assert!(said.contains("does not go on from are now in out/checkpoints-1\n"), "{said}");
+    assert_eq!(checkpoints(&folder), ["step-00000004"]);
+    assert!(folder.join("out/checkpoints-1/step-00000006/manifest.json").exists(), "nothing is lost");
+}
+
+#[test]
+fn every_signal_saves_and_a_resumed_run_goes_on_from_there() {
+    for (name, signal_name) in [("term", "-TERM"), ("int", "-INT"), ("usr1", "-USR1")] {
+        let folder = folder(&format!("resume-signal-{name}"));
+        let endless = ["run.steps=1000000", "run.eval_every=0"];
+        let mut run = start(&folder, &["train"], &endless);
+        wait_for_steps(&mut run, &folder, 2);
+        signal(&run, signal_name);
+        assert!(run.wait().unwrap().success());
+        let steps = json_lines(&folder.join("out/metrics.jsonl")).len();
+        assert_eq!(checkpoints(&folder), [format!("step-{steps:08}")]);
+        let mut run = start(&folder, &["train", "--resume"], &endless);
+        wait_for_steps(&mut run, &folder, steps + 1);
+        signal(&run, signal_name);
+        assert!(run.wait().unwrap().success());
+        let lines = json_lines(&folder.join("out/metrics.jsonl"));
+        let expected: Vec<Value> = (1..=lines.len() as u64).map(Value::from).collect();
+        assert_eq!(lines.iter().map(|line| line["step"].clone()).collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
+fn a_mistake_is_one_sentence() {
+    let folder = folder("resume-mistakes");
+    stdout(&tiny(&folder, &["train"], &[]));
+    let metrics = fs::read(folder.join("out/metrics.jsonl")).unwrap();
+    for (arguments, settings, said) in [
+        (
+            &["train", "--resume"][..],
+            &["model.hidden=64"][..],
+            "it has model.hidden = 32, and this run model.hidden = 64; the model must be the same\n",
+        ),
+        (&["train", "--resume"], &["run.steps=3"], "it has 4 steps, and run.steps = 3 asks for no more\n"),
+        (
+            &["train", "--resume"],
+            &["batch.global=12", "run.steps=9"],
+            "it has seen 16 samples, which is no multiple of batch.global = 12; use 4\n",
+        ),
+        (&["train"], &["run.resume=7"], "run.resume = 7 must be true, false or the path of a checkpoint\n"),
+    ] {
+        let output = tiny(&folder, arguments, settings);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(stderr(&output).ends_with(said) && stderr(&output).lines().count() == 1, "{output:?}");
+    }
+    assert_eq!(fs::read(folder.join("out/metrics.jsonl")).unwrap(), metrics, "what is there stays");
+}

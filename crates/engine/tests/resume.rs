@@ -1,0 +1,245 @@
+//! A run that stops and goes on is the run that never stopped: bit for bit on the same layout, to rounding on any other.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kintsugi_checkpoint::{Checkpoint, Folder, write};
+use kintsugi_engine::{Event, MemoryChoice, Start, StepReport, TrainError, TrainOptions, train};
+use kintsugi_plan::{Plan, config};
+use kintsugi_rank::{Kept, Store};
+
+const PAIRS: usize = 40;
+
+/// An empty folder for one test.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::remove_dir_all(&folder).ok();
+    fs::create_dir_all(&folder).expect("a folder for tests");
+    folder
+}
+
+/// A small model on eight ranks, with `settings` laid over it.
+fn plan(settings: &[&str]) -> Plan {
+    let small = [
+        "model.hidden=32",
+        "model.ffn=64",
+        "model.vocab=200",
+        "batch.sequence=8",
+        "batch.micro=1",
+        "batch.global=4",
+        "run.steps=6",
+        "run.checkpoint_every=3",
+        "run.keep=9",
+        "optimizer.warmup=2",
+    ];
+    let settings: Vec<String> = small.iter().chain(settings).map(ToString::to_string).collect();
+    config::resolve(None, "demo", &settings).expect("a legal config")
+}
+
+/// Trains from a checkpoint, or from the seed; saves into `out`.
+fn run(plan: &Plan, from: Option<&Path>, out: &Path) -> Vec<StepReport> {
+    let start = from.map_or(Start::Seed, |path| {
+        Start::Checkpoint(Arc::new(Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"))))
+    });
+    let checkpoints = Some(Folder::of_run(out));
+    let options = TrainOptions { start, checkpoints, ..TrainOptions::new(MemoryChoice::Heap) };
+    let mut reports = Vec::new();
+    let outcome = train(plan, &options, |event| match event {
+        Event::Step(report) => reports.push(*report),
+        Event::Saved(saved) => assert!(saved.left.is_none(), "{saved:?}"),
+        Event::NotSaved(failure) => panic!("{failure}"),
+    });
+    assert_eq!(outcome.expect("it trains").saves.failed, 0);
+    reports
+}
+
+/// The files of a checkpoint by name.
+fn files(path: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(path).expect("a checkpoint").map(|entry| entry.expect("an entry").path());
+    let read = |path: PathBuf| {
+        (path.file_name().expect("a name").to_string_lossy().into_owned(), fs::read(&path).expect("a file"))
+    };
+    entries.map(read).collect()
+}
+
+#[test]
+fn on_the_same_layout_not_a_bit_is_different() {
+    for settings in [
+        &["sharding.zero=0"][..],
+        &["sharding.zero=2", "precision.compute=bf16", "precision.states=bf16"],
+        &["sharding.zero=3", "precision.compute=fp16", "parallel.schedule=zero-bubble"],
+        &[
+            "sharding.zero=1",
+            "precision.compute=bf16",
+            "model.family=llama",
+            "model.kv_heads=2",
+            "model.tied=false",
+        ],
+    ] {
+        let plan = plan(settings);
+        let (whole, parts) = (folder("resume-whole"), folder("resume-parts"));
+        let uninterrupted = run(&plan, None, &whole);
+        let resumed = run(&plan, Some(&Folder::of_run(&whole).of_step(3)), &parts);
+        let numbers = |reports: &[StepReport]| -> Vec<_> {
+            reports
+                .iter()
+                .map(|r| (r.step, r.loss.to_bits(), r.grad_norm.to_bits(), r.lr.to_bits(), r.tokens))
+                .collect()
+        };
+        assert_eq!(numbers(&uninterrupted[3..]), numbers(&resumed), "{settings:?}");
+        let [first, second] = [&whole, &parts].map(|out| files(&Folder::of_run(out).of_step(6)));
+        let differing: Vec<&String> =
+            first.keys().filter(|&name| first.get(name) != second.get(name)).collect();
+        assert!(differing.is_empty(), "other files at the end: {differing:?}, {settings:?}");
+        assert_eq!(first.len(), 9, "a file per rank, and the manifest");
+    }
+}
+
+/// A small linear congruential generator: the same layouts on every run.
+struct Choices(u64);
+
+impl Choices {
+    fn of<'a>(&mut self, options: &[&'a str]) -> &'a str {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        options[(self.0 >> 33) as usize % options.len()]
+    }
+
+    /// A random layout of a model, legal or not.
+    fn layout(&mut self, model: &str) -> String {
+        let mut text = format!(
+            "[model]\npreset = \"demo\"\nlayers = 4\nhidden = 32\nffn = 64\nheads = 4\nvocab = 200\n{model}\n\
+             [optimizer]\nwarmup = 2\n[run]\nsteps = 4\ncheckpoint_every = 2\n"
+        );
+        let schedule = self.of(&["gpipe", "1f1b", "interleaved", "zero-bubble"]);
+        let chunks = if schedule == "interleaved" { "2" } else { "1" };
+        let (tp, pp, dp) =
+            (self.of(&["1", "2", "4"]), self.of(&["1", "2", "3", "4"]), self.of(&["1", "2", "3", "4"]));
+        write!(
+            text,
+            "[parallel]\ntp = {tp}\npp = {pp}\ndp = {dp}\nschedule = \"{schedule}\"\nvirtual_stages = {chunks}\n\
+             sequence_parallel = {}\n[batch]\nsequence = 8\nmicro = {}\nglobal = 12\n[sharding]\nzero = {}\n\
+             [memory]\nrecompute = \"{}\"\nattention = \"{}\"\n",
+            self.of(&["true", "false"]),
+            self.of(&["1", "2", "3"]),
+            self.of(&["0", "1", "2", "3"]),
+            self.of(&["none", "selective", "full"]),
+            self.of(&["flash", "plain"]),
+        )
+        .expect("a string");
+        text
+    }
+
+    /// The next legal one.
+    fn legal(&mut self, model: &str) -> (String, Plan) {
+        loop {
+            let text = self.layout(model);
+            match config::resolve(Some(&text), "random", &[]) {
+                Ok(plan) if plan.mesh.ranks() <= 12 => return (text, plan),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn on_any_other_layout_the_curve_is_the_same() {
+    let mut choices = Choices(11);
+    for _ in 0..PAIRS {
+        let model = choices.of(&[
+            "family = \"gpt\"",
+            "family = \"neox\"\ntied = false",
+            "family = \"llama\"\nkv_heads = 4",
+        ]);
+        let ((first_text, first), (second_text, second)) = (choices.legal(model), choices.legal(model));
+        let (whole, parts) = (folder("reshard-whole"), folder("reshard-parts"));
+        let uninterrupted = run(&first, None, &whole);
+        let resumed = run(&second, Some(&Folder::of_run(&whole).of_step(2)), &parts);
+        assert_eq!(resumed.len(), 2);
+        for (expected, found) in uninterrupted[2..].iter().zip(&resumed) {
+            let relative = (expected.loss - found.loss).abs() / expected.loss;
+            assert!(
+                relative <= 1e-5
+                    && expected.step == found.step
+                    && expected.lr.to_bits() == found.lr.to_bits(),
+                "{expected:?}\n{found:?}\n{first_text}\n{second_text}"
+            );
+        }
+    }
+}
+
+/// Everything that a checkpoint keeps, by parameter.
+fn contents(checkpoint: &Checkpoint, plan: &Plan) -> BTreeMap<(String, Kept), Vec<u32>> {
+    let parameters = plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed).map(|p| p.parameter);
+    let all = parameters.flat_map(|parameter| Kept::ALL.map(|kept| (parameter, kept)));
+    all.map(|(parameter, kept)| {
+        let mut values = vec![0.0; parameter.valid_elements()];
+        checkpoint.read(&parameter, kept, 0, &mut values).expect("all is there");
+        ((parameter.name(), kept), values.into_iter().map(f32::to_bits).collect())
+    })
+    .collect()
+}
+
+#[test]
+fn cut_anew_it_holds_the_same_numbers() {
+    let out = folder("reshard-write");
+    let first = plan(&["parallel.tp=2", "parallel.pp=2", "sharding.zero=1", "precision.states=bf16"]);
+    run(&first, None, &out);
+    let original = Checkpoint::open(&Folder::of_run(&out).of_step(6)).expect("it is whole");
+    let before = contents(&original, &first);
+    assert!(
+        before.iter().all(|(key, values)| key.1 == Kept::Weights || values.iter().any(|&bits| bits != 0))
+    );
+    for settings in [
+        ["parallel.tp=4", "parallel.pp=1", "parallel.dp=1"],
+        ["parallel.tp=1", "parallel.pp=3", "parallel.dp=2"],
+    ] {
+        let other = plan(&[&settings[..], &["precision.states=bf16"]].concat());
+        let path = out.join(format!("cut-{}", settings[0]));
+        write(&path, &other, &original, &Kept::ALL, original.progress()).expect("it is written");
+        let cut = Checkpoint::open(&path).expect("it is whole");
+        assert_eq!((cut.progress(), contents(&cut, &other)), (original.progress(), before.clone()));
+        let again = write(&path, &other, &original, &Kept::ALL, original.progress());
+        assert!(again.expect_err("what is there stays").to_string().ends_with("it is there already"));
+    }
+}
+
+#[test]
+fn a_checkpoint_goes_on_in_another_precision() {
+    let out = folder("resume-precision");
+    run(&plan(&["precision.compute=fp16", "precision.states=bf16"]), None, &out);
+    let path = Folder::of_run(&out).of_step(3);
+    let losses = |settings: &[&str]| run(&plan(settings), Some(&path), &folder("resume-precision-other"));
+    let same = losses(&["precision.compute=fp16", "precision.states=bf16"]);
+    for settings in [&["precision.compute=fp32"][..], &["precision.compute=bf16"]] {
+        let other = losses(settings);
+        assert_eq!(other[0].loss_scale.to_bits(), 1_f64.to_bits(), "a scale is for fp16");
+        assert!((other[0].loss - same[0].loss).abs() < 0.02, "{} and {}", other[0].loss, same[0].loss);
+    }
+}
+
+#[test]
+fn a_run_that_does_not_fit_its_checkpoint_is_refused() {
+    let out = folder("resume-refused");
+    run(&plan(&[]), None, &out);
+    let path = Folder::of_run(&out).of_step(3);
+    let refused = |settings: &[&str]| {
+        let start = Start::Checkpoint(Arc::new(Checkpoint::open(&path).expect("it is whole")));
+        let options = TrainOptions { start, ..TrainOptions::new(MemoryChoice::Heap) };
+        match train(&plan(settings), &options, |_| {}) {
+            Err(TrainError::Start(error)) => error.reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(
+        refused(&["model.hidden=64"]),
+        "it has model.hidden = 32, and this run model.hidden = 64; the model must be the same"
+    );
+    let sequence = "it has batch.sequence = 8, and this run batch.sequence = 16; the model must be the same";
+    assert_eq!(refused(&["batch.sequence=16"]), sequence);
+    assert_eq!(refused(&["run.steps=3"]), "it has 3 steps, and run.steps = 3 asks for no more");
+    let batch = "it has seen 12 samples, which is no multiple of batch.global = 8; use 4";
+    assert_eq!(refused(&["batch.global=8"]), batch);
+}
