@@ -2,6 +2,7 @@
 //! that layouts agree.
 #![forbid(unsafe_code)]
 
+mod card;
 mod error;
 mod evaluate;
 mod generate;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use kintsugi_checkpoint::Progress;
 use kintsugi_comm::Traffic;
-use kintsugi_plan::Plan;
+use kintsugi_plan::{Compute, Plan};
 use kintsugi_rank::{Bad, Figures, Rank, RankMemory};
 use kintsugi_tensor::ops::control;
 use serde::Serialize;
@@ -34,6 +34,12 @@ pub struct StepReport {
     pub loss_scale: f64,
     /// Whether the update was skipped because something was not finite.
     pub skipped: bool,
+    /// Joules that the device used in this step, where it has a meter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy_j: Option<f64>,
+    /// The same for a token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub joules_per_token: Option<f64>,
     /// Seconds that training stood still for a checkpoint, on the steps that have one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_s: Option<f64>,
@@ -57,12 +63,30 @@ impl StepReport {
             tokens: (step + 1) * tokens,
             tokens_per_s: tokens as f64 / step_s,
             step_s,
-            mfu: None,
+            mfu: peak(plan).map(|peak| plan.flops().model / step_s / peak),
             loss_scale: rank.control(control::LOSS_SCALE),
             skipped: rank.control(control::SKIP) > 0.0,
+            energy_j: None,
+            joules_per_token: None,
             checkpoint_s: None,
             validation_loss: None,
         }
+    }
+}
+
+/// FLOP/s of all devices together in the precision of the run, where that is known.
+fn peak(plan: &Plan) -> Option<f64> {
+    let device = &plan.cluster.device;
+    let peak = if plan.precision.compute == Compute::Fp32 { device.peak_fp32 } else { device.peak_16bit };
+    peak.map(|peak| peak * plan.mesh.ranks() as f64)
+}
+
+impl StepReport {
+    /// Adds what the card's meter said before and after the step.
+    pub(crate) fn with_energy(mut self, before: Option<f64>, after: Option<f64>, plan: &Plan) -> Self {
+        self.energy_j = before.zip(after).map(|(before, after)| after - before);
+        self.joules_per_token = self.energy_j.map(|joules| joules / plan.tokens_per_step() as f64);
+        self
     }
 }
 
@@ -79,6 +103,8 @@ pub(crate) struct History {
     skipped: u64,
     /// Seconds of all steps but the first, which warms caches and pages.
     seconds: f64,
+    /// Joules of the same steps, where all of them were metered.
+    joules: Option<f64>,
 }
 
 impl History {
@@ -96,7 +122,9 @@ impl History {
         self.loss_first = self.loss_first.or(Some(report.loss));
         if self.first.is_some() {
             self.seconds += report.step_s;
+            self.joules = self.joules.zip(report.energy_j).map(|(sum, joules)| sum + joules);
         } else {
+            self.joules = report.energy_j.map(|_| 0.0);
             self.first = Some(*report);
         }
         self.last = Some(*report);
@@ -124,6 +152,14 @@ impl History {
             0 => None,
             1 => self.first.map(|report| report.step_s),
             count => Some(self.seconds / (count - 1) as f64),
+        }
+    }
+
+    fn step_joules(&self) -> Option<f64> {
+        match self.count {
+            0 => None,
+            1 => self.first.and_then(|report| report.energy_j),
+            count => self.joules.map(|joules| joules / (count - 1) as f64),
         }
     }
 }
@@ -177,6 +213,7 @@ impl Outcome {
         let (history, stopped) = (results[0].history, results[0].stopped);
         let mut measured = Figures::new(results.iter().map(|result| result.memory).collect(), &traffic);
         measured.step_s = history.step_seconds();
+        measured.energy_j = history.step_joules();
         measured.tokens_per_s = measured.step_s.map(|seconds| plan.tokens_per_step() as f64 / seconds);
         Ok(Outcome {
             measured,
@@ -263,6 +300,8 @@ mod tests {
             mfu: None,
             loss_scale: 1.0,
             skipped: false,
+            energy_j: None,
+            joules_per_token: None,
             checkpoint_s: None,
             validation_loss: None,
         }

@@ -14,6 +14,7 @@ use kintsugi_rank::RankMemory;
 use kintsugi_tensor::cpu::counting;
 use kintsugi_tensor::ops::control;
 
+use crate::card::CardWatch;
 use crate::report::{History, RankResult};
 use crate::source::{Batches, dataset};
 use crate::trace::Timer;
@@ -62,6 +63,7 @@ pub fn train(
     let plan = Arc::new(plan.clone());
     let dataset = dataset(&plan)?;
     let job = Job { plan: Arc::clone(&plan), memory: options.memory.clone(), fault: None };
+    let card = CardWatch::new(&plan);
     let (events, received) = channel();
     let (mut saver, writer) = options.checkpoints.clone().map(|folder| saver(&plan, folder)).unzip();
     // Only rank 0 speaks; the sender is handed to it, so that the channel closes when it is done.
@@ -84,7 +86,8 @@ pub fn train(
         let running = scope.spawn(|| {
             let results = run_job(&job, |worker| {
                 let voice = (worker.number == 0).then(|| voice.lock().expect("taken once").take()).flatten();
-                let run = RankRun { plan: &plan, dataset: &*dataset, options, behind, saver: saver.as_ref() };
+                let (saver, card) = (saver.as_ref(), card.as_ref());
+                let run = RankRun { plan: &plan, dataset: &*dataset, options, behind, saver, card };
                 run.train(worker, voice.as_ref())
             });
             drop(voice.lock().map(|mut voice| voice.take()));
@@ -177,6 +180,7 @@ struct RankRun<'a> {
     /// Global batches that were read before this run.
     behind: u64,
     saver: Option<&'a Saver>,
+    card: Option<&'a CardWatch>,
 }
 
 impl RankRun<'_> {
@@ -198,7 +202,7 @@ impl RankRun<'_> {
             if options.trace_step == Some(step - before.step) {
                 timer.begin();
             }
-            let begun = Instant::now();
+            let (begun, joules) = (Instant::now(), self.joules());
             let batch = self.behind + step - before.step;
             batches.begin(batch);
             worker.run(&program, &mut batches, |_, op| timer.op(*op));
@@ -207,7 +211,8 @@ impl RankRun<'_> {
             if step == before.step {
                 traffic = worker.world.traffic(worker.number);
             }
-            let mut report = StepReport::read(&worker.rank, plan, step, begun);
+            let report = StepReport::read(&worker.rank, plan, step, begun);
+            let mut report = report.with_energy(joules, self.joules(), plan);
             report.tokens = (batch + 1) * plan.tokens_per_step() as u64;
             gave_up = worker.rank.control(control::SKIPPED_IN_A_ROW) >= plan.run.max_skipped as f64;
             stopped = worker.rank.stop_agreed() && step + 1 < plan.run.steps;
@@ -228,13 +233,31 @@ impl RankRun<'_> {
         let bad = if gave_up { worker.rank.first_bad() } else { None };
         RankResult {
             history,
-            memory: measured_memory(worker),
+            memory: self.measured_memory(worker),
             traffic,
             stopped,
             gave_up,
             bad,
             spans: timer.spans,
         }
+    }
+
+    fn joules(&self) -> Option<f64> {
+        self.card.and_then(CardWatch::joules)
+    }
+
+    /// By category this is the arena's account of what the run asked for. What was really taken is the allocator's
+    /// word, where it is installed, or the driver's, where one rank has a card to itself: the slab, and whatever was
+    /// allocated beside it.
+    fn measured_memory(&self, worker: &Worker) -> RankMemory {
+        let counted = counting::measured(worker.number);
+        let alone = self.plan.mesh.ranks() == 1;
+        let reserved = match self.card.filter(|_| alone).and_then(CardWatch::taken) {
+            Some(taken) => taken,
+            None if counted.reserved > 0 => counted.reserved + counted.untracked_peak.max(0) as u64,
+            None => worker.backend.memory().reserved(),
+        };
+        RankMemory::new(worker.backend.memory().peak(), reserved)
     }
 
     /// Whether there is a checkpoint after a step: now and then, and at the end, however it comes.
@@ -291,16 +314,4 @@ impl<'a> Evaluation<'a> {
         });
         Some(losses.sum::<f64>() / Self::BATCHES as f64)
     }
-}
-
-/// By category this is the arena's account of what the run asked for. What was really taken is the allocator's word,
-/// where it is installed: the slab, and whatever was allocated beside it.
-fn measured_memory(worker: &Worker) -> RankMemory {
-    let counted = counting::measured(worker.number);
-    let reserved = if counted.reserved > 0 {
-        counted.reserved + counted.untracked_peak.max(0) as u64
-    } else {
-        worker.backend.memory().reserved()
-    };
-    RankMemory::new(worker.backend.memory().peak(), reserved)
 }

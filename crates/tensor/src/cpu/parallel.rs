@@ -102,7 +102,7 @@ impl Threads {
 
     /// The sum over `0..len` of what `body` sums up over a range, in an order that depends on `len` alone.
     pub fn sum(self, len: usize, body: impl Fn(Range<usize>) -> f64 + Sync) -> f64 {
-        let size = len.div_ceil(CHUNKS).next_multiple_of(64);
+        let size = len.div_ceil(CHUNKS).next_multiple_of(64).max(64);
         let chunks = len.div_ceil(size);
         let mut sums = [0.0; CHUNKS];
         self.each(chunks, size, &mut sums[..chunks], |range, sums| {
