@@ -129,7 +129,7 @@ impl TokenFile {
             None => 0,
             Some(last) => {
                 let mut length = [0; 4];
-                read_at(&self.idx, &mut length, self.head.length_at(last))?;
+                read_at(&self.idx, &mut length, Head::length_at(last))?;
                 let length = i64::from(i32::from_le_bytes(length)) * self.head.kind.bytes() as i64;
                 self.number(self.head.pointer_at(last))?.saturating_add(length)
             }

@@ -78,7 +78,7 @@ impl Head {
     }
 
     /// Where the length of a sequence stands.
-    pub(super) fn length_at(self, sequence: u64) -> u64 {
+    pub(super) fn length_at(sequence: u64) -> u64 {
         Self::BYTES as u64 + 4 * sequence
     }
 

@@ -89,7 +89,9 @@ fn attend<T: Element>(
         let shrink = (maximum - highest).exp();
         maximum = highest;
         total = total * shrink;
-        sums.iter_mut().for_each(|sum| *sum = *sum * shrink);
+        for sum in sums.iter_mut() {
+            *sum = *sum * shrink;
+        }
         for (&score, token) in scores.iter().zip(first..) {
             let weight = (score - maximum).exp();
             total += weight;

@@ -55,13 +55,16 @@ struct Call<'a> {
     addend: Option<View<'a>>,
 }
 
+/// A kernel of ours that ends an operation.
+type Finish<'a> = dyn Fn(&Launcher) -> Result<(), CudaError> + 'a;
+
 /// One way to do an operation: a product with an epilogue, and what a kernel of ours does after it.
 struct Way<'a> {
     call: Call<'a>,
     epilogue: Epilogue,
     bias: Option<View<'a>>,
     kept: Option<View<'a>>,
-    finish: Option<&'a dyn Fn(&Launcher) -> Result<(), CudaError>>,
+    finish: Option<&'a Finish<'a>>,
 }
 
 impl<'a> Way<'a> {
