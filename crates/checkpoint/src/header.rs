@@ -1,5 +1,6 @@
 //! The header of a safetensors file: eight bytes of length, then JSON that says where each tensor lies.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -13,9 +14,9 @@ const LENGTH: usize = 8;
 /// The data of a file is aligned to this.
 const ALIGNMENT: usize = 8;
 
-/// A header's bytes, the length in front, for tensors in order of their offsets.
-pub(crate) fn encode(tensors: Vec<(String, TensorInfo)>) -> Vec<u8> {
-    let metadata = Metadata::new(None, tensors).expect("tensors lie one after the other");
+/// A header's bytes, the length in front, for tensors in order of their offsets; `notes` say what the file is.
+pub(crate) fn encode(notes: Option<HashMap<String, String>>, tensors: Vec<(String, TensorInfo)>) -> Vec<u8> {
+    let metadata = Metadata::new(notes, tensors).expect("tensors lie one after the other");
     let mut json = serde_json::to_vec(&metadata).expect("a header has string keys");
     json.resize(json.len().next_multiple_of(ALIGNMENT), b' ');
     [&(json.len() as u64).to_le_bytes()[..], &json].concat()
@@ -69,7 +70,7 @@ mod tests {
             data_offsets,
         };
         let tensors = vec![("b".to_owned(), info(&[2, 3], (0, 24))), ("a".to_owned(), info(&[1], (24, 28)))];
-        let file = [encode(tensors), vec![7; 28]].concat();
+        let file = [encode(None, tensors), vec![7; 28]].concat();
         let (metadata, data) = decode(&file).expect("a header");
         assert_eq!(
             (metadata.info("a").expect("a tensor").data_offsets, data as usize + 28),

@@ -18,7 +18,11 @@ mod shard;
 mod slice;
 #[cfg(test)]
 mod tests;
+mod weights;
 mod write;
+
+pub mod convert;
+pub mod huggingface;
 
 pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
@@ -27,4 +31,5 @@ pub use lock::RunLock;
 pub use manifest::{Manifest, Progress};
 pub use save::{SaveFailure, Saved, Saver, Writer, saver};
 pub use shard::snapshot_bytes;
+pub use weights::WeightsFolder;
 pub use write::write;

@@ -65,7 +65,12 @@ impl Shard {
             }
         }
         let tensors = pieces.iter().map(Piece::tensor).collect();
-        Shard { name: format!("rank-{rank:05}.safetensors"), header: header::encode(tensors), pieces, bytes }
+        Shard {
+            name: format!("rank-{rank:05}.safetensors"),
+            header: header::encode(None, tensors),
+            pieces,
+            bytes,
+        }
     }
 
     /// Copies what this rank has at this moment.

@@ -86,7 +86,8 @@ fn read_chunk(store: &dyn Store, piece: &Piece, chunk: Range<usize>) -> Result<V
     Ok(values)
 }
 
-fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
+/// Numbers as a file has them.
+pub(crate) fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
     match dtype {
         Dtype::BF16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
         Dtype::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::{ConfigError, notes, resolve, resolve_without};
+use kintsugi_plan::config::{ConfigError, init, notes, resolve, resolve_without, with_model_of_init};
 
 use crate::failure::Failure;
 
@@ -47,14 +48,15 @@ impl ConfigArguments {
         !self.sets.is_empty()
     }
 
-    /// Reads the file.
+    /// Reads the file, and the model of the folder of weights that it names.
     pub fn read(&self) -> Result<Config, Failure> {
         let profile = self.profile.as_deref().map(profile).transpose()?;
-        Ok(Config {
+        let config = Config {
             text: self.file.as_deref().map(read).transpose()?,
             name: self.file.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
             sets: profile.into_iter().chain(self.sets.iter().cloned()).collect(),
-        })
+        };
+        config.with_model_of_init()
     }
 
     /// The plan it means.
@@ -100,6 +102,20 @@ impl Config {
         over: &[String],
     ) -> Result<Plan, ConfigError> {
         resolve_without(tables, self.text.as_deref(), &self.name, &self.sets_over(under), over)
+    }
+
+    /// The same with the model of the folder of weights that it names, if it names one.
+    fn with_model_of_init(self) -> Result<Config, Failure> {
+        let Some(folder) = init(self.text.as_deref(), &self.name, &self.sets)? else { return Ok(self) };
+        let model = match WeightsFolder::read_model(&folder) {
+            Ok(model) => model,
+            // A file that says everything needs the folder only for the weights, and to resume not even for those.
+            Err(_) if self.text.is_some() && self.resolve(&[], &[]).is_ok() => return Ok(self),
+            Err(error) => return Err(Failure::Mistake(format!("model.init: {error}"))),
+        };
+        let text = with_model_of_init(self.text.as_deref(), &self.name, &self.sets, &model)?;
+        let name = if self.text.is_some() { self.name } else { "the built-in demo".to_owned() };
+        Ok(Config { text: Some(text), name, sets: self.sets })
     }
 
     fn sets_over(&self, under: &[&str]) -> Vec<String> {

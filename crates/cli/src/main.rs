@@ -5,6 +5,7 @@
 
 mod calibrate;
 mod config;
+mod convert;
 mod describe;
 mod doctor;
 mod failure;
@@ -45,6 +46,7 @@ enum Command {
     Verify(verify::Arguments),
     Calibrate(calibrate::Arguments),
     Prepare(prepare::Arguments),
+    Convert(convert::Arguments),
     Doctor(doctor::Arguments),
 }
 
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
         Some(Command::Verify(arguments)) => verify::run(&arguments),
         Some(Command::Calibrate(arguments)) => calibrate::run(&arguments),
         Some(Command::Prepare(arguments)) => prepare::run(&arguments),
+        Some(Command::Convert(arguments)) => convert::run(&arguments),
         Some(Command::Doctor(arguments)) => doctor::run(&arguments),
         None => output::stdout(&Cli::command().render_help().to_string()),
     };

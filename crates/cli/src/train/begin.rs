@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use kintsugi_checkpoint::{Checkpoint, CheckpointError, Folder, RunLock, find};
+use kintsugi_checkpoint::{Checkpoint, CheckpointError, Folder, RunLock, WeightsFolder, find};
 use kintsugi_engine::Start;
 use kintsugi_plan::{Plan, Resume};
 
@@ -34,6 +34,7 @@ impl Beginning {
         trace.map(files::check_writable).transpose()?;
         let mut notes = String::new();
         let checkpoint = resumed(plan, &mut notes)?;
+        let weights = if checkpoint.is_none() { initial_weights(plan, &mut notes)? } else { None };
         write_config(plan, config, checkpoint.is_some())?;
         let step = checkpoint.as_ref().map(|checkpoint| checkpoint.progress().step);
         // A run that goes on from elsewhere has nothing to do with what is in its folder.
@@ -46,9 +47,25 @@ impl Beginning {
             );
         }
         let metrics = Metrics::create(out, step.filter(|_| own).unwrap_or(0))?;
-        let start = checkpoint.map_or(Start::Seed, |checkpoint| Start::Checkpoint(Arc::new(checkpoint)));
-        Ok(Beginning { start, metrics, notes, _lock: lock })
+        Ok(Beginning { start: start(checkpoint, weights), metrics, notes, _lock: lock })
     }
+}
+
+fn start(checkpoint: Option<Checkpoint>, weights: Option<WeightsFolder>) -> Start {
+    match (checkpoint, weights) {
+        (Some(checkpoint), _) => Start::Checkpoint(Arc::new(checkpoint)),
+        (None, Some(weights)) => Start::Weights(Arc::new(weights)),
+        (None, None) => Start::Seed,
+    }
+}
+
+/// The folder of weights to start from, if there is one.
+fn initial_weights(plan: &Plan, notes: &mut String) -> Result<Option<WeightsFolder>, Failure> {
+    let Some(folder) = &plan.init else { return Ok(None) };
+    let weights =
+        WeightsFolder::open(folder).map_err(|error| Failure::Mistake(format!("model.init: {error}")))?;
+    note(notes, &format!("starts from the weights in {}", folder.display()));
+    Ok(Some(weights))
 }
 
 fn note(notes: &mut String, text: &str) {

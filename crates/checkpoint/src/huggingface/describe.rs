@@ -1,0 +1,133 @@
+//! A model as a `config.json`, for older and newer versions of transformers alike.
+
+use kintsugi_plan::Compute;
+use kintsugi_spec::{Activation, Family, ModelSpec};
+use serde_json::{Map, Value, json};
+
+/// The description of a model whose weights have this type; the error says what Hugging Face has no word for.
+pub(super) fn describe(model: &ModelSpec, dtype: Compute) -> Result<Map<String, Value>, String> {
+    let mut description = match model.family {
+        Family::Gpt => gpt2(model)?,
+        Family::Neox => neox(model)?,
+        Family::Llama => llama(model)?,
+    };
+    let dtype = match dtype {
+        Compute::Fp32 => "float32",
+        Compute::Bf16 => "bfloat16",
+        Compute::Fp16 => "float16",
+    };
+    description.extend(object(json!({
+        "vocab_size": model.vocab,
+        "tie_word_embeddings": model.tied,
+        "torch_dtype": dtype,
+        "bos_token_id": null,
+        "eos_token_id": null,
+    })));
+    Ok(description)
+}
+
+fn gpt2(model: &ModelSpec) -> Result<Map<String, Value>, String> {
+    plain_heads(model, "GPT-2")?;
+    Ok(object(json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_layer": model.layers,
+        "n_embd": model.hidden,
+        "n_head": model.heads,
+        "n_inner": model.ffn,
+        "n_positions": model.positions,
+        "n_ctx": model.positions,
+        "activation_function": gelu(model),
+        "layer_norm_epsilon": model.norm_eps,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    })))
+}
+
+fn neox(model: &ModelSpec) -> Result<Map<String, Value>, String> {
+    plain_heads(model, "GPT-NeoX")?;
+    let dims = model.rotary_dims();
+    if dims == 0 {
+        return Err(format!("model.rotary_fraction = {} rotates nothing", model.rotary_fraction));
+    }
+    // transformers cuts the fraction of a head off.
+    let exact = dims as f64 / model.head_dim as f64;
+    let cut = (model.head_dim as f64 * exact) as usize;
+    let fraction = if cut == dims { exact } else { (dims as f64 + 0.5) / model.head_dim as f64 };
+    Ok(object(json!({
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "intermediate_size": model.ffn,
+        "max_position_embeddings": model.positions,
+        "hidden_act": gelu(model),
+        "layer_norm_eps": model.norm_eps,
+        "use_parallel_residual": model.parallel_residual,
+        "attention_bias": true,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "rotary_pct": fraction,
+        "rotary_emb_base": model.rotary_base,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": model.rotary_base,
+            "partial_rotary_factor": fraction,
+        },
+    })))
+}
+
+fn llama(model: &ModelSpec) -> Result<Map<String, Value>, String> {
+    if model.activation != Activation::Swiglu {
+        return Err("model.activation is not \"swiglu\"".into());
+    }
+    if model.rotary_dims() != model.head_dim {
+        return Err(format!("model.rotary_fraction = {} is not 1", model.rotary_fraction));
+    }
+    Ok(object(json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.ffn,
+        "max_position_embeddings": model.positions,
+        "hidden_act": "silu",
+        "rms_norm_eps": model.norm_eps,
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "mlp_bias": false,
+        "rope_theta": model.rotary_base,
+        "rope_parameters": { "rope_type": "default", "rope_theta": model.rotary_base },
+    })))
+}
+
+/// GPT-2 and GPT-NeoX of Hugging Face know neither grouped heads nor heads of another width.
+fn plain_heads(model: &ModelSpec, name: &str) -> Result<(), String> {
+    let &ModelSpec { hidden, heads, kv_heads, head_dim, .. } = model;
+    if kv_heads != heads {
+        return Err(format!("model.kv_heads = {kv_heads} is not model.heads = {heads}, which {name} needs"));
+    }
+    if heads * head_dim != hidden {
+        let rule = "model.heads · model.head_dim";
+        return Err(format!(
+            "{rule} = {heads} · {head_dim} is not model.hidden = {hidden}, which {name} needs"
+        ));
+    }
+    Ok(())
+}
+
+fn gelu(model: &ModelSpec) -> &'static str {
+    if model.activation == Activation::ExactGelu { "gelu" } else { "gelu_new" }
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        _ => unreachable!("it is written as an object"),
+    }
+}

@@ -1,0 +1,291 @@
+//! A Hugging Face folder made from any store: what transformers loads as it is.
+//!
+//! Tensors are written one after the other, a bounded piece at a time; only GPT-2's matrices, which lie by columns there,
+//! are in memory whole, one at a time.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kintsugi_plan::Compute;
+use kintsugi_plan::parameters::Parameter;
+use kintsugi_rank::{Kept, Store};
+use kintsugi_spec::ModelSpec;
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use serde_json::{Map, Value, json};
+
+use super::describe::describe;
+use super::folder::CONFIG;
+use super::names::{Part, Place, all_parameters, base, place};
+use super::tensors::{INDEX, SINGLE};
+use crate::files::Durable;
+use crate::folder::{partial, publish};
+use crate::write::encode;
+use crate::{CheckpointError, header};
+
+/// How a folder is written.
+#[derive(Clone, Debug)]
+pub struct ExportOptions {
+    /// The type of the weights.
+    pub dtype: Compute,
+    /// The size above which weights go into several files.
+    pub file_bytes: u64,
+    /// A Hugging Face folder whose tokenizer is copied along.
+    pub like: Option<PathBuf>,
+}
+
+impl ExportOptions {
+    /// The size of files that transformers cuts a model into.
+    pub const FILE_BYTES: u64 = 5_000_000_000;
+}
+
+/// The files of a tokenizer, and what belongs to it.
+const TOKENIZER: [&str; 9] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+];
+/// The fields of a `config.json` that belong to the tokenizer.
+const TOKENS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
+/// Elements that are in memory at a time.
+const CHUNK: usize = 1 << 18;
+
+/// Writes the weights of `store` as the folder `path`. It is whole or absent, and what is there already stays.
+pub fn export(
+    path: &Path,
+    model: &ModelSpec,
+    store: &dyn Store,
+    options: &ExportOptions,
+) -> Result<(), CheckpointError> {
+    let mut description = describe(model, options.dtype)
+        .map_err(|reason| CheckpointError::new(path, format!("Hugging Face has no such model: {reason}")))?;
+    if path.exists() && !is_empty_folder(path) {
+        return Err(CheckpointError::new(path, "it is there already"));
+    }
+    let unfinished = partial(path);
+    let io = |error: std::io::Error| CheckpointError::io(&unfinished, &error);
+    if unfinished.exists() {
+        fs::remove_dir_all(&unfinished).map_err(io)?;
+    }
+    fs::create_dir_all(&unfinished).map_err(io)?;
+    let result = (|| {
+        if let Some(like) = &options.like {
+            copy_tokenizer(like, &unfinished, &mut description)?;
+        }
+        write_json(&unfinished.join(CONFIG), &Value::Object(description))?;
+        write_weights(&unfinished, model, store, options)?;
+        publish(&unfinished, path).map_err(io)
+    })();
+    if result.is_err() {
+        // Nobody is served by half of it; if it cannot be removed, the next export will.
+        fs::remove_dir_all(&unfinished).ok();
+    }
+    result
+}
+
+fn is_empty_folder(path: &Path) -> bool {
+    fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+fn copy_tokenizer(
+    like: &Path,
+    folder: &Path,
+    description: &mut Map<String, Value>,
+) -> Result<(), CheckpointError> {
+    for name in TOKENIZER {
+        let from = like.join(name);
+        if from.is_file() {
+            fs::copy(&from, folder.join(name)).map_err(|error| CheckpointError::io(&from, &error))?;
+        }
+    }
+    let text = fs::read(like.join(CONFIG)).unwrap_or_default();
+    let Ok(Value::Object(fields)) = serde_json::from_slice(&text) else { return Ok(()) };
+    for token in TOKENS {
+        if let Some(id) = fields.get(token) {
+            description.insert(token.to_owned(), id.clone());
+        }
+    }
+    Ok(())
+}
+
+/// A tensor of the folder, and the parameters in it.
+struct Output {
+    name: String,
+    shape: Vec<usize>,
+    parts: Vec<(Parameter, Place)>,
+}
+
+impl Output {
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+fn outputs(model: &ModelSpec) -> Vec<Output> {
+    let model = &ModelSpec { vocab_multiple: 1, ..model.clone() };
+    let mut outputs: Vec<Output> = Vec::new();
+    for parameter in all_parameters(model) {
+        let place = place(model, base(model.family), parameter.unit, parameter.slot);
+        match outputs.last_mut() {
+            Some(last) if last.name == place.name => last.parts.push((parameter, place)),
+            _ => {
+                let shape = place.tensor_shape(&parameter);
+                outputs.push(Output { name: place.name.clone(), shape, parts: vec![(parameter, place)] });
+            }
+        }
+    }
+    outputs
+}
+
+fn write_weights(
+    folder: &Path,
+    model: &ModelSpec,
+    store: &dyn Store,
+    options: &ExportOptions,
+) -> Result<(), CheckpointError> {
+    let dtype = match options.dtype {
+        Compute::Fp32 => Dtype::F32,
+        Compute::Bf16 => Dtype::BF16,
+        Compute::Fp16 => Dtype::F16,
+    };
+    let width = dtype.bitsize() as u64 / 8;
+    let files = cut(outputs(model), options.file_bytes / width);
+    let (mut weight_map, mut total) = (Map::new(), 0);
+    for (i, outputs) in files.iter().enumerate() {
+        let name = match files.len() {
+            1 => SINGLE.to_owned(),
+            many => format!("model-{:05}-of-{many:05}.safetensors", i + 1),
+        };
+        write_file(&folder.join(&name), outputs, store, dtype)?;
+        for output in outputs {
+            total += output.elements() as u64 * width;
+            weight_map.insert(output.name.clone(), name.clone().into());
+        }
+    }
+    if files.len() > 1 {
+        let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
+        write_json(&folder.join(INDEX), &index)?;
+    }
+    Ok(())
+}
+
+/// Fills one file after the other with up to so many elements; a tensor is never cut.
+fn cut(outputs: Vec<Output>, elements: u64) -> Vec<Vec<Output>> {
+    let mut files: Vec<Vec<Output>> = vec![Vec::new()];
+    let mut filled = 0;
+    for output in outputs {
+        let more = output.elements() as u64;
+        if filled > 0 && filled + more > elements {
+            files.push(Vec::new());
+            filled = 0;
+        }
+        filled += more;
+        files.last_mut().expect("there is a first file").push(output);
+    }
+    files
+}
+
+fn write_file(
+    path: &Path,
+    outputs: &[Output],
+    store: &dyn Store,
+    dtype: Dtype,
+) -> Result<(), CheckpointError> {
+    let mut end = 0;
+    let infos = outputs.iter().map(|output| {
+        let start = end;
+        end += output.elements() * dtype.bitsize() / 8;
+        (output.name.clone(), TensorInfo { dtype, shape: output.shape.clone(), data_offsets: (start, end) })
+    });
+    // transformers refuses a file that does not say what wrote it.
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let header = header::encode(Some(format), infos.collect());
+    let io = |error: std::io::Error| CheckpointError::io(path, &error);
+    let mut file = Durable::create(path).map_err(io)?;
+    file.write(&header).map_err(io)?;
+    for output in outputs {
+        write_tensor(output, store, &mut |values| file.write(&encode(values, dtype)).map_err(io))?;
+    }
+    file.finish().map(|_| ()).map_err(io)
+}
+
+/// Hands out a tensor's numbers in the order of the file.
+fn write_tensor(
+    output: &Output,
+    store: &dyn Store,
+    write: &mut dyn FnMut(&[f32]) -> Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    let mut values = Vec::new();
+    let read = |parameter: &Parameter, start: usize, len: usize, values: &mut Vec<f32>| {
+        let before = values.len();
+        values.resize(before + len, 0.0);
+        store
+            .read(parameter, Kept::Weights, start, &mut values[before..])
+            .map_err(|error| CheckpointError::new(Path::new(&output.name), error.to_string()))
+    };
+    let (first, place) = &output.parts[0];
+    if place.transposed {
+        for (parameter, _) in &output.parts {
+            read(parameter, 0, parameter.valid_elements(), &mut values)?;
+        }
+        return write_turned(&values, first.shape[1], write);
+    }
+    if let Part::ThirdOfHeads { head_dim, .. } = place.part {
+        let head = head_dim * first.shape[1];
+        for start in (0..first.valid_elements()).step_by(head) {
+            values.clear();
+            for (parameter, _) in &output.parts {
+                read(parameter, start, head, &mut values)?;
+            }
+            write(&values)?;
+        }
+        return Ok(());
+    }
+    for (parameter, _) in &output.parts {
+        let len = parameter.valid_elements();
+        for start in (0..len).step_by(CHUNK) {
+            values.clear();
+            read(parameter, start, CHUNK.min(len - start), &mut values)?;
+            write(&values)?;
+        }
+    }
+    Ok(())
+}
+
+/// Hands out a matrix of so many columns by its columns.
+fn write_turned(
+    values: &[f32],
+    columns: usize,
+    write: &mut dyn FnMut(&[f32]) -> Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    // Some columns at a time: one by one, every number would be fetched from memory with its neighbours in vain.
+    const SOME: usize = 16;
+    let rows = values.len() / columns;
+    let mut turned = vec![0.0; SOME.min(columns) * rows];
+    for first in (0..columns).step_by(SOME) {
+        let some = SOME.min(columns - first);
+        for (row, values) in values.chunks_exact(columns).enumerate() {
+            for (i, &value) in values[first..first + some].iter().enumerate() {
+                turned[i * rows + row] = value;
+            }
+        }
+        write(&turned[..some * rows])?;
+    }
+    Ok(())
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<(), CheckpointError> {
+    let text = serde_json::to_vec_pretty(value).expect("JSON has string keys");
+    let written = Durable::create(path).and_then(|mut file| {
+        file.write(&text)?;
+        file.finish()
+    });
+    written.map(|_| ()).map_err(|error| CheckpointError::io(path, &error))
+}

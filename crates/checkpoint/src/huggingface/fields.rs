@@ -1,0 +1,104 @@
+//! The fields of a `config.json`, with the defaults that transformers has for those that are missing.
+
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::CheckpointError;
+
+/// A JSON object of a file, and what it is called there.
+pub(super) struct Fields {
+    path: PathBuf,
+    /// `""`, or the outer field and a dot.
+    prefix: String,
+    map: Map<String, Value>,
+}
+
+impl Fields {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self, CheckpointError> {
+        let text = fs::read(path).map_err(|error| CheckpointError::io(path, &error))?;
+        match serde_json::from_slice(&text) {
+            Ok(Value::Object(map)) => Ok(Fields { path: path.to_owned(), prefix: String::new(), map }),
+            Ok(_) => Err(CheckpointError::new(path, "is no JSON object")),
+            Err(error) => Err(CheckpointError::new(path, format!("is no JSON: {error}"))),
+        }
+    }
+
+    /// A field that is there and not null.
+    pub fn get(&self, field: &str) -> Option<&Value> {
+        self.map.get(field).filter(|value| !value.is_null())
+    }
+
+    /// The object in a field; an empty one where it is missing.
+    pub fn object(&self, field: &str) -> Result<Fields, CheckpointError> {
+        let map = match self.get(field) {
+            Some(Value::Object(map)) => map.clone(),
+            Some(_) => return Err(self.refused(field, "must be an object")),
+            None => Map::new(),
+        };
+        Ok(Fields { path: self.path.clone(), prefix: format!("{}{field}.", self.prefix), map })
+    }
+
+    /// A size that has no default.
+    pub fn size(&self, field: &str, range: RangeInclusive<usize>) -> Result<usize, CheckpointError> {
+        let missing = || CheckpointError::new(&self.path, format!("{}{field} is missing", self.prefix));
+        self.optional_size(field, range)?.ok_or_else(missing)
+    }
+
+    /// A size that may be missing.
+    pub fn optional_size(
+        &self,
+        field: &str,
+        range: RangeInclusive<usize>,
+    ) -> Result<Option<usize>, CheckpointError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
+        let rule = || format!("must be a whole number from {} to {}", range.start(), range.end());
+        size.filter(|size| range.contains(size)).map(Some).ok_or_else(|| self.refused(field, &rule()))
+    }
+
+    /// A number.
+    pub fn number(
+        &self,
+        field: &str,
+        default: f64,
+        range: RangeInclusive<f64>,
+    ) -> Result<f64, CheckpointError> {
+        let Some(value) = self.get(field) else { return Ok(default) };
+        let rule = || format!("must be a number from {:e} to {:e}", range.start(), range.end());
+        value.as_f64().filter(|number| range.contains(number)).ok_or_else(|| self.refused(field, &rule()))
+    }
+
+    /// A yes or no.
+    pub fn flag(&self, field: &str, default: bool) -> Result<bool, CheckpointError> {
+        match self.get(field) {
+            None => Ok(default),
+            Some(value) => value.as_bool().ok_or_else(|| self.refused(field, "must be true or false")),
+        }
+    }
+
+    /// A word.
+    pub fn word<'a>(&'a self, field: &str, default: &'a str) -> Result<&'a str, CheckpointError> {
+        match self.get(field) {
+            None => Ok(default),
+            Some(value) => value.as_str().ok_or_else(|| self.refused(field, "must be a word")),
+        }
+    }
+
+    /// Refuses any value of a flag but this one, which is also the default.
+    pub fn only(&self, field: &str, supported: bool) -> Result<(), CheckpointError> {
+        if self.flag(field, supported)? == supported {
+            return Ok(());
+        }
+        Err(self.refused(field, &format!("is not supported; only {supported} is")))
+    }
+
+    /// The error for a field's value.
+    pub fn refused(&self, field: &str, rule: &str) -> CheckpointError {
+        let value = self.map.get(field).map_or_else(|| "null".into(), Value::to_string);
+        CheckpointError::new(&self.path, format!("{}{field} = {value} {rule}", self.prefix))
+    }
+}

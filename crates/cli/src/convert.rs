@@ -1,0 +1,185 @@
+//! `kintsugi convert`: weights from one kind of folder, or layout, into another.
+
+use std::fs;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use kintsugi_checkpoint::WeightsFolder;
+use kintsugi_checkpoint::convert::{Target, convert, elements, plan_for};
+use kintsugi_plan::Compute;
+use kintsugi_spec::units;
+use serde::Serialize;
+
+use crate::describe::word;
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// Converts weights between Hugging Face folders and checkpoints of any layout.
+///
+/// FROM is a Hugging Face folder (GPT-2, GPT-NeoX or Llama, as safetensors), a checkpoint, or the folder of a run, whose
+/// newest checkpoint is taken. A Hugging Face folder becomes a checkpoint, and a checkpoint a Hugging Face folder that
+/// transformers loads as it is, with the tokenizer of the folder that training started from. With --set a checkpoint
+/// becomes one for other ranks, optimizer states included; for training that is never needed, as --resume reads a
+/// checkpoint of any layout.
+///
+/// Weights are read and written piece by piece, so a model need not fit into memory. TO must not be there yet, and is
+/// whole or absent.
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// A Hugging Face folder, a checkpoint, or the folder of a run
+    from: PathBuf,
+    /// The folder to write
+    to: PathBuf,
+    /// What to write; without it, the other kind, and a checkpoint where --set is given
+    #[arg(long = "to", value_name = "KIND")]
+    kind: Option<Kind>,
+    /// Type of the weights in a Hugging Face folder; fp32 without it
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<DType>,
+    /// Sets a value of the checkpoint's configuration, as in --set parallel.tp=4
+    #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
+    sets: Vec<String>,
+    /// Prints the result as JSON, and nothing else to stdout
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  kintsugi convert gpt2 start
+      a Hugging Face folder into a checkpoint for one rank
+  kintsugi convert llama start --set parallel.tp=2 --set parallel.pp=4
+      the same, cut for eight ranks
+  kintsugi convert out model --dtype bf16
+      the newest checkpoint of the run in out into a Hugging Face folder
+  kintsugi convert out again --set parallel.tp=8
+      the newest checkpoint of the run in out, for other ranks";
+
+/// A kind of folder.
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    /// A Hugging Face folder
+    Hf,
+    /// A checkpoint
+    Checkpoint,
+}
+
+/// A type of weights.
+#[derive(Clone, Copy, ValueEnum)]
+enum DType {
+    Fp32,
+    Bf16,
+    Fp16,
+}
+
+/// What was done.
+#[derive(Serialize)]
+struct Converted {
+    from: PathBuf,
+    to: PathBuf,
+    kind: &'static str,
+    family: String,
+    parameters: u64,
+    ranks: Option<usize>,
+    files: usize,
+    bytes: u64,
+    seconds: f64,
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let output = Output { json: arguments.json };
+    let begun = Instant::now();
+    // Without a slash at its end, which would make another folder of the unfinished one.
+    let to: PathBuf = arguments.to.components().collect();
+    check_free(&to)?;
+    let from = WeightsFolder::open(&arguments.from)?;
+    let target = target(arguments, &from)?;
+    let bar = bar(elements(&from, &target));
+    convert(&from, &to, &target, &|moved| bar.inc(moved))?;
+    bar.finish_and_clear();
+    let (files, bytes) = measure(&to).map_err(|error| Failure::file("read", &to, &error))?;
+    let converted = Converted {
+        from: arguments.from.clone(),
+        to,
+        kind: if matches!(target, Target::HuggingFace(_)) { "hf" } else { "checkpoint" },
+        family: word(&from.model().family),
+        parameters: elements(&from, &Target::HuggingFace(Compute::Fp32)),
+        ranks: match &target {
+            Target::HuggingFace(_) => None,
+            Target::Checkpoint(plan) => Some(plan.mesh.ranks()),
+        },
+        files,
+        bytes,
+        seconds: begun.elapsed().as_secs_f64(),
+    };
+    output.text(&sentence(&converted))?;
+    output.result(&converted)
+}
+
+fn check_free(to: &Path) -> Result<(), Failure> {
+    let free = !to.exists() || fs::read_dir(to).is_ok_and(|mut entries| entries.next().is_none());
+    if free {
+        Ok(())
+    } else {
+        Err(Failure::Mistake(format!("{} is there already; give another folder", to.display())))
+    }
+}
+
+fn target(arguments: &Arguments, from: &WeightsFolder) -> Result<Target, Failure> {
+    let other = match from {
+        WeightsFolder::Checkpoint(_) if arguments.sets.is_empty() => Kind::Hf,
+        _ => Kind::Checkpoint,
+    };
+    match (arguments.kind.unwrap_or(other), arguments.dtype) {
+        (Kind::Hf, _) if !arguments.sets.is_empty() => {
+            Err(Failure::Mistake("--set is for a checkpoint; a Hugging Face folder has no layout".into()))
+        }
+        (Kind::Hf, dtype) => Ok(Target::HuggingFace(match dtype {
+            None | Some(DType::Fp32) => Compute::Fp32,
+            Some(DType::Bf16) => Compute::Bf16,
+            Some(DType::Fp16) => Compute::Fp16,
+        })),
+        (Kind::Checkpoint, Some(_)) => {
+            Err(Failure::Mistake("--dtype is for a Hugging Face folder; a checkpoint keeps fp32".into()))
+        }
+        (Kind::Checkpoint, None) => Ok(Target::Checkpoint(Box::new(plan_for(from, &arguments.sets)?))),
+    }
+}
+
+fn bar(elements: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:30} {percent}% of {human_len} numbers  {eta} left")
+        .expect("the template is valid")
+        .progress_chars("━╸ ");
+    ProgressBar::new(elements).with_style(style)
+}
+
+/// The files of a folder and their bytes.
+fn measure(folder: &Path) -> std::io::Result<(usize, u64)> {
+    fs::read_dir(folder)?
+        .try_fold((0, 0), |(files, bytes), entry| Ok((files + 1, bytes + entry?.metadata()?.len())))
+}
+
+fn sentence(converted: &Converted) -> String {
+    let kind = match converted.ranks {
+        None => "a Hugging Face folder".to_owned(),
+        Some(1) => "a checkpoint for one rank".to_owned(),
+        Some(ranks) => format!("a checkpoint for {ranks} ranks"),
+    };
+    format!(
+        "{} is {kind}: {}, {} parameters, {} in {} files, {:.1} s\n",
+        converted.to.display(),
+        converted.family,
+        units::count(converted.parameters as f64),
+        units::bytes(converted.bytes),
+        converted.files,
+        converted.seconds,
+    )
+}

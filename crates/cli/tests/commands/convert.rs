@@ -1,0 +1,131 @@
+//! Weights in and out: Hugging Face folders, checkpoints, and training from either.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kintsugi_checkpoint::huggingface::HuggingFaceFolder;
+
+use crate::support::{folder, json_lines, kintsugi, stdout};
+
+fn fixture(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures").join(name);
+    path.canonicalize().unwrap().display().to_string()
+}
+
+/// The bytes of a folder's weights.
+fn weights(folder: &Path) -> Vec<u8> {
+    fs::read(folder.join("model.safetensors")).unwrap()
+}
+
+fn convert(folder: &Path, arguments: &[&str]) -> String {
+    stdout(&kintsugi(folder, &[&["convert"], arguments].concat()))
+}
+
+fn mistake(folder: &Path, arguments: &[&str]) -> String {
+    let output = kintsugi(folder, arguments);
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8(output.stderr).unwrap().trim().trim_start_matches("error: ").to_owned()
+}
+
+#[test]
+fn weights_survive_every_layout() {
+    let folder = folder("convert-layouts");
+    for name in ["gpt2", "neox", "llama"] {
+        let (start, again, one) = (format!("{name}-8"), format!("{name}-3"), format!("{name}-1"));
+        let eight =
+            ["parallel.tp=2", "parallel.pp=2", "parallel.dp=2", "sharding.zero=3", "model.vocab_multiple=64"];
+        let sets: Vec<&str> = eight.iter().flat_map(|set| ["--set", set]).collect();
+        let text = convert(&folder, &[&[fixture(name).as_str(), &start], &sets[..]].concat());
+        assert!(text.contains(" is a checkpoint for 8 ranks: "), "{text}");
+        convert(
+            &folder,
+            &[
+                &start,
+                &again,
+                "--set",
+                "parallel.dp=3",
+                "--set",
+                "sharding.zero=1",
+                "--set",
+                "batch.global=3",
+            ],
+        );
+        convert(&folder, &[&again, &one, "--to", "checkpoint"]);
+        for (from, to) in [(&start, "from-8"), (&again, "from-3"), (&one, "from-1")] {
+            convert(&folder, &[from, &format!("{name}-{to}")]);
+        }
+        let straight = format!("{name}-straight");
+        convert(&folder, &[&fixture(name), &straight, "--to", "hf"]);
+        let before = HuggingFaceFolder::open(Path::new(&fixture(name))).unwrap();
+        let expected = weights(&folder.join(&straight));
+        for to in ["from-8", "from-3", "from-1"] {
+            let path = folder.join(format!("{name}-{to}"));
+            assert_eq!(HuggingFaceFolder::open(&path).unwrap().model(), before.model(), "{name} {to}");
+            assert!(weights(&path) == expected, "{name} {to}: other weights");
+        }
+    }
+}
+
+#[test]
+fn training_starts_from_a_folder_and_comes_back() {
+    let folder = folder("convert-train");
+    let init = format!("model.init={}", fixture("llama"));
+    let run = |out: &str, more: &[&str]| {
+        let out = format!("run.out={out}");
+        let short =
+            ["batch.sequence=16", "batch.global=8", "batch.micro=1", "run.steps=2", "run.eval_every=0", &out];
+        let sets = short.iter().chain(more).flat_map(|set| ["--set", set]);
+        stdout(&kintsugi(&folder, &["train"].into_iter().chain(sets).collect::<Vec<_>>()))
+    };
+    let text = run("a", &[&init]);
+    assert!(text.contains("note     starts from the weights in "), "{text}");
+    let loss = |out: &str| json_lines(&folder.join(out).join("metrics.jsonl"))[0]["loss"].as_f64().unwrap();
+    run("b", &[&init, "parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "sharding.zero=0"]);
+    assert!((loss("a") - loss("b")).abs() < 1e-5, "{} and {}", loss("a"), loss("b"));
+    run("c", &[&init, "run.seed=2"]);
+
+    // Out of the run, and into another one: the last weights of the first are the first of the second.
+    let json = convert(&folder, &["a", "exported", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((json["kind"].as_str(), json["family"].as_str()), (Some("hf"), Some("llama")));
+    assert_eq!((json["parameters"].as_u64(), json["files"].as_u64()), (Some(15_576), Some(2)));
+    run("d", &["model.init=exported"]);
+    run("e", &["model.init=a"]);
+    assert_eq!(loss("d").to_bits(), loss("e").to_bits());
+    assert!((loss("d") - loss("a")).abs() > 1e-3, "two steps change the loss");
+
+    let half = convert(&folder, &["a", "half", "--dtype", "bf16"]);
+    assert!(half.contains("half is a Hugging Face folder: llama, 15.6 k parameters"), "{half}");
+}
+
+#[test]
+fn mistakes_are_answered_in_a_sentence() {
+    let folder = folder("convert-mistakes");
+    let gpt2 = fixture("gpt2");
+    fs::create_dir_all(folder.join("full")).unwrap();
+    fs::write(folder.join("full/mine"), "").unwrap();
+    let full = mistake(&folder, &["convert", &gpt2, "full"]);
+    assert_eq!(full, "full is there already; give another folder");
+    assert_eq!(fs::read_dir(folder.join("full")).unwrap().count(), 1);
+
+    assert_eq!(mistake(&folder, &["convert", "nothing", "to"]), "nothing: there is no checkpoint here");
+    let layout = mistake(&folder, &["convert", &gpt2, "to", "--set", "parallel.tp=3"]);
+    assert_eq!(layout, "parallel.tp = 3 does not divide model.heads = 4; use 1, 2 or 4");
+    let dtype = mistake(&folder, &["convert", &gpt2, "to", "--dtype", "bf16"]);
+    assert_eq!(dtype, "--dtype is for a Hugging Face folder; a checkpoint keeps fp32");
+    let set = mistake(&folder, &["convert", &gpt2, "to", "--to", "hf", "--set", "parallel.tp=2"]);
+    assert_eq!(set, "--set is for a checkpoint; a Hugging Face folder has no layout");
+
+    let init = format!("model.init={gpt2}");
+    let hidden = mistake(&folder, &["plan", "--set", &init, "--set", "model.hidden=32"]);
+    assert_eq!(hidden, "model.hidden = 32 is not what model.init holds, which is 24; leave it out");
+    let long = mistake(&folder, &["plan", "--set", &init]);
+    assert_eq!(
+        long,
+        "model.positions = 24 is less than batch.sequence = 64, and learned positions cannot be exceeded"
+    );
+    let absent = mistake(&folder, &["train", "--set", "model.init=nowhere", "--set", "model.layers=2"]);
+    assert_eq!(absent, "model.init: nowhere: there is no checkpoint here");
+    let left: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(left, [folder.join("full")], "nothing is left behind");
+}

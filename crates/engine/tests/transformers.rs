@@ -1,0 +1,203 @@
+//! Hugging Face's weights compute here what they compute in transformers: logits, loss, and twenty steps of AdamW.
+//!
+//! The fixtures are made by `scripts/make-fixtures`.
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use kintsugi_checkpoint::huggingface::HuggingFaceFolder;
+use kintsugi_comm::Solo;
+use kintsugi_engine::{Job, MemoryChoice, run_job};
+use kintsugi_model::{Context, Shape, Weights, embedding, layer};
+use kintsugi_plan::parameters::{Slot, UnitLayout};
+use kintsugi_plan::{Plan, Unit, config};
+use kintsugi_rank::{Kept, Source, Store};
+use kintsugi_tensor::cpu::CpuBackend;
+use kintsugi_tensor::cpu::memory::Heap;
+use kintsugi_tensor::ops::{Linear, Norm, control};
+use kintsugi_tensor::{Backend, Buffer, Category, DType};
+use serde_json::Value;
+
+const FIXTURES: [&str; 5] = ["gpt2", "neox", "neox-sequential", "llama", "llama-tied"];
+const TOLERANCE: f64 = 1e-4;
+
+/// A folder that transformers saved, and what transformers computes with it.
+struct Fixture {
+    folder: HuggingFaceFolder,
+    expected: Value,
+}
+
+impl Fixture {
+    fn open(name: &str) -> Self {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures").join(name);
+        let expected = std::fs::read(path.join("expected.json")).expect("the fixture is there");
+        let expected = serde_json::from_slice(&expected).expect("the fixture is JSON");
+        Fixture { folder: HuggingFaceFolder::open(&path).expect(name), expected }
+    }
+
+    fn numbers(&self, field: &str) -> Vec<f64> {
+        let list = self.expected[field].as_array().expect(field);
+        list.iter().map(|number| number.as_f64().expect(field)).collect()
+    }
+
+    /// Samples with one token more than a sequence.
+    fn windows(&self) -> Vec<Vec<u32>> {
+        serde_json::from_value(self.expected["windows"].clone()).expect("lists of tokens")
+    }
+
+    /// The plan of the folder's model, with the optimizer of the fixture.
+    fn plan(&self, settings: &[&str]) -> Plan {
+        let optimizer = &self.expected["optimizer"];
+        let setting = |key: &str| format!("optimizer.{key}={}", optimizer[key]);
+        let mut sets: Vec<String> = ["lr", "betas", "eps", "weight_decay", "clip"].map(setting).into();
+        sets.push("optimizer.schedule=constant".into());
+        sets.extend(settings.iter().map(ToString::to_string));
+        let text = format!("batch = {{ sequence = {}, global = 4 }}", self.windows()[0].len() - 1);
+        let text = config::with_model_of_init(Some(&text), "the fixture's", &sets, self.folder.model());
+        config::resolve(Some(&text.expect("nothing is given twice")), "the fixture's", &sets)
+            .expect("a legal config")
+    }
+}
+
+/// A unit's weights as one rank has them.
+fn unit(backend: &dyn Backend, folder: &HuggingFaceFolder, layout: &UnitLayout) -> Buffer {
+    let mut flat = vec![0.0; layout.len];
+    for placed in &layout.placed {
+        let valid = placed.parameter.valid_elements();
+        let values = &mut flat[placed.range.clone()][..valid];
+        folder.read(&placed.parameter, Kept::Weights, 0, values).expect("it is there");
+    }
+    let buffer = backend.allocate(flat.len(), DType::F32, Category::Weights);
+    backend.upload(&flat, buffer.view());
+    buffer
+}
+
+fn logits(fixture: &Fixture) -> Vec<f32> {
+    let plan = fixture.plan(&[]);
+    let backend = CpuBackend::new(Rc::new(Heap::default()), 1);
+    let shape = Shape::new(&plan, 0);
+    let ctx = Context { backend: &backend, tensor: &Solo, shape: &shape };
+    let load = |name: Unit| {
+        let layout = plan.layout(name);
+        (unit(&backend, &fixture.folder, &layout), layout)
+    };
+    let tokens: Vec<u32> = fixture.numbers("tokens").into_iter().map(|token| token as u32).collect();
+    let ids = backend.allocate(tokens.len(), DType::U32, Category::Activations);
+    backend.upload_tokens(&tokens, ids.view());
+
+    let (table, positions) = (load(Unit::Table), plan.units().contains(&Unit::Positions));
+    let positions = positions.then(|| load(Unit::Positions));
+    let positions = positions.as_ref().map(|(flat, layout)| Weights::new(flat.view(), layout));
+    let table_weights = Weights::new(table.0.view(), &table.1);
+    let mut x = embedding::forward(&ctx, ids.view(), &table_weights, positions.as_ref());
+    for i in 0..plan.model.layers {
+        let (flat, layout) = load(Unit::Layer(i));
+        x = layer::evaluate(&ctx, x, &Weights::new(flat.view(), &layout)).0;
+    }
+
+    let (flat, layout) = load(Unit::Head);
+    let head = Weights::new(flat.view(), &layout);
+    let activation = |len| backend.allocate(len, DType::F32, Category::Activations);
+    let (rows, width, vocab) = (tokens.len(), plan.model.hidden, plan.model.vocab);
+    let (normed, statistics) = (activation(rows * width), activation(2 * rows));
+    backend.norm(Norm {
+        x: x.view(),
+        weight: head.get(Slot::FinalNormWeight),
+        bias: head.find(Slot::FinalNormBias),
+        out: normed.view(),
+        statistics: statistics.view(),
+        epsilon: plan.model.norm_eps,
+        rows,
+        width,
+    });
+    let out = activation(rows * vocab);
+    backend.linear(Linear {
+        x: normed.view(),
+        weight: head.find(Slot::Output).unwrap_or_else(|| table_weights.get(Slot::Table)),
+        bias: None,
+        gelu: None,
+        out: out.view(),
+        rows,
+        inputs: width,
+        outputs: vocab,
+    });
+    backend.read(out.view())
+}
+
+/// The fixture's batches, again and again.
+struct Batches<'a> {
+    windows: &'a [Vec<u32>],
+    /// Samples of a micro-batch, of which a step has `per_step`.
+    micro: usize,
+    per_step: usize,
+    step: &'a Cell<usize>,
+    tokens: Vec<u32>,
+    targets: Vec<u32>,
+}
+
+impl Source for Batches<'_> {
+    fn batch(&mut self, micro: usize) -> Option<(&[u32], &[u32])> {
+        let first = self.step.get() * self.per_step + micro * self.micro;
+        let sample = |i: usize| &self.windows[(first + i) % self.windows.len()];
+        self.tokens = (0..self.micro).flat_map(|i| sample(i)[..sample(i).len() - 1].to_vec()).collect();
+        self.targets = (0..self.micro).flat_map(|i| sample(i)[1..].to_vec()).collect();
+        Some((&self.tokens, &self.targets))
+    }
+}
+
+/// The losses of as many steps as the fixture has.
+fn losses(fixture: &Fixture, settings: &[&str]) -> Vec<f64> {
+    let plan = Arc::new(fixture.plan(settings));
+    let job = Job { plan: Arc::clone(&plan), memory: MemoryChoice::Heap, fault: None };
+    let (windows, steps) = (fixture.windows(), fixture.numbers("losses").len());
+    let ranks = run_job(&job, |worker| {
+        worker.rank.load(&fixture.folder, &[Kept::Weights]).expect("the fixture has all weights");
+        let (program, step) = (worker.program(&plan), Cell::new(0));
+        let (micro, per_step) = (plan.batch.micro, plan.batch.global);
+        let mut batches =
+            Batches { windows: &windows, micro, per_step, step: &step, tokens: vec![], targets: vec![] };
+        let run = |i| {
+            step.set(i);
+            worker.run(&program, &mut batches, |_, _| {});
+            worker.rank.control(control::LOSS)
+        };
+        (0..steps).map(run).collect::<Vec<f64>>()
+    });
+    ranks.expect("no rank fails").swap_remove(0)
+}
+
+fn assert_close(what: &str, ours: &[f64], theirs: &[f64]) {
+    assert_eq!(ours.len(), theirs.len(), "{what}");
+    let worst = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(worst <= TOLERANCE, "{what} differ by {worst:e}");
+    println!("{what}: at most {worst:.1e} apart");
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for name in FIXTURES {
+        let fixture = Fixture::open(name);
+        let ours: Vec<f64> = logits(&fixture).into_iter().map(f64::from).collect();
+        assert_close(&format!("{name}: logits"), &ours, &fixture.numbers("logits"));
+    }
+}
+
+#[test]
+fn twenty_steps_have_the_losses_of_transformers() {
+    for name in FIXTURES {
+        let fixture = Fixture::open(name);
+        let theirs = fixture.numbers("losses");
+        let first = fixture.expected["loss"].as_f64().expect("a number");
+        let mut layouts = vec![&["batch.micro=4"][..], &["parallel.pp=2", "batch.micro=1"]];
+        if fixture.folder.model().kv_heads > 1 {
+            layouts.push(&["parallel.tp=2", "parallel.sequence_parallel=true", "batch.micro=2"]);
+        }
+        for layout in layouts {
+            let ours = losses(&fixture, layout);
+            assert_close(&format!("{name}, {layout:?}: loss"), &ours[..1], &[first]);
+            assert_close(&format!("{name}, {layout:?}: losses"), &ours, &theirs);
+        }
+    }
+}
