@@ -99,13 +99,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     output.result(&device)
 }
 
+/// Models that people train on one GPU.
+const GPU_MODELS: [&str; 5] = ["gpt2-124m", "gpt2-1558m", "gpt-1.3b", "gpt-1.4b", "llama2-7b"];
+
 fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
     /// More than the largest product and the largest copy take.
     const MEMORY: u64 = 12 << 30;
     let failure = |error: kintsugi_tensor::cuda::CudaError| Failure::Run(error.to_string());
     let card = Card::new(0).map_err(failure)?;
     let backend = CudaBackend::new(0, MEMORY, false).map_err(failure)?;
-    let models = ["gpt2-124m", "gpt2-1558m", "gpt-1.3b", "gpt-1.4b", "llama2-7b"].map(model);
+    let models = GPU_MODELS.map(model);
     let shapes = Shapes::of(&models, &[8192, 32768], &[1024, 2048], DType::BF16);
     let known = DeviceSpec {
         name: card.name().map_err(failure)?,
@@ -132,8 +135,11 @@ fn cpu(plan: &Plan, patience: Patience) -> DeviceSpec {
     })
 }
 
+/// A preset's model; on one rank, which every model can be on.
 fn model(preset: &str) -> ModelSpec {
-    resolve(None, "", &[format!("model.preset={preset}")]).expect("a preset is a legal model").model
+    let one_rank = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1"].map(str::to_owned);
+    let sets: Vec<String> = one_rank.into_iter().chain([format!("model.preset={preset}")]).collect();
+    resolve(None, "", &sets).expect("a preset is a legal model").model
 }
 
 /// A bar on a terminal, nothing elsewhere.
@@ -176,4 +182,16 @@ fn report(device: &DeviceSpec) -> String {
         attention.row(vec![point.head_dim.to_string(), point.sequence.to_string(), forward, backward]);
     }
     format!("{text}\n{products}\n{attention}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_measured_are_models_that_there_are() {
+        for name in GPU_MODELS {
+            assert_eq!(model(name).name, name);
+        }
+    }
 }

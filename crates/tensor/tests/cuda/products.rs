@@ -59,6 +59,9 @@ fn ending(lab: &Lab, (rows, inputs, outputs): (usize, usize, usize), bias: bool)
     vec![out]
 }
 
+/// What is run on both backends.
+type Operation<'a> = dyn Fn(&Lab) -> Vec<Buffer> + 'a;
+
 #[test]
 fn branches_end_in_the_stream() {
     let Some(card) = card() else { return };
@@ -79,7 +82,7 @@ fn all_candidates_of_a_product_give_its_result() {
     let Some(card) = tuning_card() else { return };
     for dtype in [DType::BF16, DType::F32] {
         for shape in [(300, 88, 136), (256, 256, 1024)] {
-            let results: [(&str, &dyn Fn(&Lab) -> Vec<Buffer>); 3] = [
+            let results: [(&str, &Operation); 3] = [
                 ("linear", &|lab| linear(lab, shape, true, true)),
                 ("linear without bias", &|lab| linear(lab, shape, false, true)),
                 ("ending", &|lab| ending(lab, shape, true)),
