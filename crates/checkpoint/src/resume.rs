@@ -1,6 +1,7 @@
 //! Whether a run may go on from a checkpoint, and with which samples.
 
 use kintsugi_plan::Plan;
+use kintsugi_spec::Family;
 
 use crate::{Checkpoint, CheckpointError};
 
@@ -12,16 +13,16 @@ impl Checkpoint {
     pub fn check_model(&self, plan: &Plan) -> Result<(), CheckpointError> {
         let fields = |plan: &Plan| serde_json::to_value(&plan.model).expect("a model has string keys");
         let (ours, theirs) = (fields(plan), fields(self.plan()));
+        // Only learned positions are parameters.
+        let free =
+            |key: &str| FREE.contains(&key) || (key == "positions" && plan.model.family != Family::Gpt);
         for (key, ours) in ours.as_object().expect("a model is an object") {
-            if FREE.contains(&key.as_str()) || theirs[key] == *ours {
+            let theirs = &theirs[key];
+            if free(key) || theirs == ours {
                 continue;
             }
-            // The learned positions are as many as a sample has tokens.
-            let field = if key == "positions" { "batch.sequence".to_owned() } else { format!("model.{key}") };
-            let reason = format!(
-                "it has {field} = {}, and this run {field} = {ours}; the model must be the same",
-                theirs[key]
-            );
+            let reason =
+                format!("it has model.{key} = {theirs}, and this run {ours}; the model must be the same");
             return Err(CheckpointError::new(self.path(), reason));
         }
         Ok(())

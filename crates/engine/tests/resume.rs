@@ -235,10 +235,12 @@ fn a_run_that_does_not_fit_its_checkpoint_is_refused() {
     };
     assert_eq!(
         refused(&["model.hidden=64"]),
-        "it has model.hidden = 32, and this run model.hidden = 64; the model must be the same"
+        "it has model.hidden = 32, and this run 64; the model must be the same"
     );
-    let sequence = "it has batch.sequence = 8, and this run batch.sequence = 16; the model must be the same";
-    assert_eq!(refused(&["batch.sequence=16"]), sequence);
+    let positions = "it has model.positions = 8, and this run 16; the model must be the same";
+    assert_eq!(refused(&["batch.sequence=16"]), positions);
+    let sequence = "it was trained with batch.sequence = 8, and with 4 its place in the data is lost";
+    assert_eq!(refused(&["batch.sequence=4", "model.positions=8"]), sequence);
     assert_eq!(refused(&["run.steps=3"]), "it has 3 steps, and run.steps = 3 asks for no more");
     let batch = "it has seen 12 samples, which is no multiple of batch.global = 8; use 4";
     assert_eq!(refused(&["batch.global=8"]), batch);

@@ -168,13 +168,13 @@ impl UnitState {
 
     /// Elements `range` of the flat buffer as they lie in memory; this rank must hold their states.
     pub fn kept(&self, kept: Kept, range: &Range<usize>) -> View<'_> {
-        let states = self.parameters();
-        let own = match kept {
-            Kept::Weights => states.master,
-            Kept::FirstMoment => states.first_moment,
-            Kept::SecondMoment => states.second_moment,
+        let (buffer, held) = match (kept, &self.master) {
+            (Kept::Weights, None) => (&self.weights, &self.resident),
+            (Kept::Weights, Some(master)) => (master, &self.owned),
+            (Kept::FirstMoment, _) => (&self.first_moment, &self.owned),
+            (Kept::SecondMoment, _) => (&self.second_moment, &self.owned),
         };
-        own.slice(range.start - self.owned.start..range.end - self.owned.start)
+        buffer.slice(range.start - held.start..range.end - held.start)
     }
 
     /// The weights, whole.

@@ -156,7 +156,7 @@ fn a_mistake_is_one_sentence() {
         (
             &["train", "--resume"][..],
             &["model.hidden=64"][..],
-            "it has model.hidden = 32, and this run model.hidden = 64; the model must be the same\n",
+            "it has model.hidden = 32, and this run 64; the model must be the same\n",
         ),
         (&["train", "--resume"], &["run.steps=3"], "it has 4 steps, and run.steps = 3 asks for no more\n"),
         (
