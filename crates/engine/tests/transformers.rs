@@ -118,6 +118,7 @@ fn logits(fixture: &Fixture) -> Vec<f32> {
         weight: head.find(Slot::Output).unwrap_or_else(|| table_weights.get(Slot::Table)),
         bias: None,
         gelu: None,
+        residual: None,
         out: out.view(),
         rows,
         inputs: width,

@@ -64,8 +64,19 @@ fn initial_weights(plan: &Plan, notes: &mut String) -> Result<Option<WeightsFold
     let Some(folder) = &plan.init else { return Ok(None) };
     let weights =
         WeightsFolder::open(folder).map_err(|error| Failure::Mistake(format!("model.init: {error}")))?;
+    if matches!(weights, WeightsFolder::Checkpoint(_)) && lies_in(folder, &plan.run.out) {
+        let (folder, out) = (folder.display(), plan.run.out.display());
+        let rule = "whose checkpoints make way for a new run; give another run.out";
+        return Err(Failure::Mistake(format!(
+            "model.init = \"{folder}\" lies in run.out = \"{out}\", {rule}"
+        )));
+    }
     note(notes, &format!("starts from the weights in {}", folder.display()));
     Ok(Some(weights))
+}
+
+fn lies_in(path: &Path, folder: &Path) -> bool {
+    matches!((path.canonicalize(), folder.canonicalize()), (Ok(path), Ok(folder)) if path.starts_with(&folder))
 }
 
 fn note(notes: &mut String, text: &str) {

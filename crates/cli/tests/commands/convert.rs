@@ -92,6 +92,11 @@ fn training_starts_from_a_folder_and_comes_back() {
     run("d", &["model.init=exported"]);
     run("e", &["model.init=a"]);
     assert_eq!(loss("d").to_bits(), loss("e").to_bits());
+    let own = mistake(
+        &folder,
+        &["train", "--set", "model.init=a", "--set", "run.out=a", "--set", "batch.sequence=16"],
+    );
+    assert!(own.starts_with("model.init = \"a\" lies in run.out = \"a\""), "{own}");
     assert!((loss("d") - loss("a")).abs() > 1e-3, "two steps change the loss");
 
     let half = convert(&folder, &["a", "half", "--dtype", "bf16"]);
