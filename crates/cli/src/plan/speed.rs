@@ -59,9 +59,9 @@ impl Speed {
         );
         let energy = self.consumption.map_or(String::new(), |energy| {
             format!(
-                "energy   {}J per step, {}J per token, {:.0} W for each rank\n",
+                "energy   {}J per step, {:.3} J per token, {:.0} W for each rank\n",
                 units::count(energy.joules),
-                units::count(energy.joules / plan.tokens_per_step() as f64),
+                energy.joules / plan.tokens_per_step() as f64,
                 energy.power_w,
             )
         });
