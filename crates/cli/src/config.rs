@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::{ConfigError, init, notes, resolve, resolve_without, with_model_of_init};
+use kintsugi_plan::config::{
+    ConfigError, Profile, ProfilePlace, init, notes, profile, resolve_on, resolve_without_on,
+    with_model_of_init,
+};
 
 use crate::failure::Failure;
 
@@ -29,6 +32,8 @@ pub struct Config {
     text: Option<String>,
     name: String,
     sets: Vec<String>,
+    /// The profile of the cluster: its file and what is in it.
+    profile: Option<(String, String)>,
 }
 
 impl ConfigArguments {
@@ -50,12 +55,16 @@ impl ConfigArguments {
 
     /// Reads the file, and the model of the folder of weights that it names.
     pub fn read(&self) -> Result<Config, Failure> {
-        let profile = self.profile.as_deref().map(profile).transpose()?;
-        let config = Config {
-            text: self.file.as_deref().map(read).transpose()?,
-            name: self.file.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
-            sets: profile.into_iter().chain(self.sets.iter().cloned()).collect(),
+        let text = self.file.as_deref().map(read).transpose()?;
+        let name = self.file.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        let path = match (&self.profile, profile(text.as_deref(), &name, &self.sets)?) {
+            (Some(path), _) => Some(path.clone()),
+            (None, ProfilePlace::File(path)) => Some(PathBuf::from(path)),
+            (None, ProfilePlace::Default) => default_profile().filter(|path| path.exists()),
+            (None, ProfilePlace::None) => None,
         };
+        let profile = path.map(|path| Ok::<_, Failure>((path.display().to_string(), read(&path)?)));
+        let config = Config { text, name, sets: self.sets.clone(), profile: profile.transpose()? };
         config.with_model_of_init()
     }
 
@@ -77,21 +86,11 @@ fn read(path: &Path) -> Result<String, Failure> {
     fs::read_to_string(path).map_err(|error| Failure::file("read", path, &error))
 }
 
-/// The device of a profile, as a setting.
-fn profile(path: &Path) -> Result<String, Failure> {
-    let wrong = |reason: String| Failure::Mistake(format!("{} is no profile: {reason}", path.display()));
-    let table: toml::Table =
-        toml::from_str(&read(path)?).map_err(|error| wrong(error.message().to_owned()))?;
-    let device = table.get("cluster").and_then(|cluster| cluster.get("device"));
-    let device = device.ok_or_else(|| wrong("it has no table [cluster.device]".to_owned()))?;
-    Ok(format!("cluster.device={device}"))
-}
-
 impl Config {
     /// The plan with `under` laid under what `--set` gave, and `over` over it.
     pub fn resolve(&self, under: &[&str], over: &[String]) -> Result<Plan, ConfigError> {
         let sets = [self.sets_over(under), over.to_vec()].concat();
-        resolve(self.text.as_deref(), &self.name, &sets)
+        resolve_on(self.profile(), self.text.as_deref(), &self.name, &sets)
     }
 
     /// The same without what was given in `tables`, file and `--set` alike.
@@ -101,7 +100,18 @@ impl Config {
         under: &[&str],
         over: &[String],
     ) -> Result<Plan, ConfigError> {
-        resolve_without(tables, self.text.as_deref(), &self.name, &self.sets_over(under), over)
+        resolve_without_on(
+            self.profile(),
+            tables,
+            self.text.as_deref(),
+            &self.name,
+            &self.sets_over(under),
+            over,
+        )
+    }
+
+    fn profile(&self) -> Option<Profile<'_>> {
+        self.profile.as_ref().map(|(name, text)| Profile { name, text })
     }
 
     /// The same with the model of the folder of weights that it names, if it names one.
@@ -115,10 +125,21 @@ impl Config {
         };
         let text = with_model_of_init(self.text.as_deref(), &self.name, &self.sets, &model)?;
         let name = if self.text.is_some() { self.name } else { "the built-in demo".to_owned() };
-        Ok(Config { text: Some(text), name, sets: self.sets })
+        Ok(Config { text: Some(text), name, sets: self.sets, profile: self.profile })
     }
 
     fn sets_over(&self, under: &[&str]) -> Vec<String> {
         under.iter().map(ToString::to_string).chain(self.sets.iter().cloned()).collect()
     }
+}
+
+/// Where the profile of this machine lies: `KINTSUGI_PROFILE`, or `kintsugi/local.toml` in the folder for
+/// configurations.
+pub fn default_profile() -> Option<PathBuf> {
+    let named = std::env::var_os("KINTSUGI_PROFILE").map(PathBuf::from);
+    let folder = || {
+        let configured = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
+        configured.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".config")))
+    };
+    named.or_else(|| Some(folder()?.join("kintsugi").join("local.toml")))
 }

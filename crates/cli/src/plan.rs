@@ -2,6 +2,8 @@
 
 mod answer;
 mod report;
+mod speed;
+mod validation;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -17,12 +19,14 @@ use crate::files::{check_writable, write_whole};
 use crate::fit;
 use crate::output::Output;
 use answer::Answer;
+use speed::Speed;
 
-/// Predicts what a step takes: parameters, FLOPs, memory, traffic and the schedule's bubble.
+/// Predicts what a step takes: parameters, FLOPs, memory, traffic, time, energy and the schedule's bubble.
 ///
 /// The program that `train` would run is played on paper, one rank for each stage, so memory and traffic are exact.
 /// Nothing is allocated: a laptop can plan for a supercomputer. The bubble is the share of time in which stages
-/// wait, with a layer's forward, input gradient and weight gradient taken as equally long.
+/// wait, with a layer's forward, input gradient and weight gradient taken as equally long. Time and energy are
+/// estimates from the cluster's profile (a preset, or a file named by cluster.profile); --validate shows how good.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -34,6 +38,12 @@ pub struct Arguments {
     /// Draws the pipeline schedule
     #[arg(long, conflicts_with = "json")]
     draw: bool,
+    /// Predicts published runs instead, from the tables in this folder, and shows how far off we are
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["draw", "trace"])]
+    validate: Option<PathBuf>,
+    /// Writes a page that sets our figures beside those of a published study
+    #[arg(long, value_name = "STUDY", conflicts_with_all = ["draw", "trace", "json", "validate"])]
+    reproduce: Option<validation::Study>,
     /// Writes the schedule in unit time, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -48,7 +58,9 @@ Examples:
       --set batch.global=512 --set memory.recompute=full --set precision.compute=bf16
       a large model on a supercomputer
   kintsugi plan run.toml --json
-      for scripts";
+      for scripts
+  kintsugi plan --reproduce frontier
+      the Frontier study's figures beside ours";
 
 /// Columns of a picture that does not go to a terminal.
 const WIDTH: usize = 100;
@@ -56,15 +68,22 @@ const WIDTH: usize = 100;
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
+    if let Some(folder) = &arguments.validate {
+        return validation::run(folder, output);
+    }
+    if let Some(study) = arguments.reproduce {
+        return output.text(&study.page());
+    }
     let (plan, notes) = arguments.config.resolve_with_notes()?;
     arguments.trace.as_deref().map(check_writable).transpose()?;
     let prediction = predict(&plan, device(&plan), Play::quick(&plan));
     let bubble = bubble(&plan, &unit_costs()).map_err(|deadlock| deadlocked(&deadlock))?;
     let misfit = fit::planned(&plan, &prediction).err();
+    let speed = Speed::of(&plan);
     if arguments.json {
-        output.result(&Answer::new(&plan, &prediction, bubble, misfit.is_none()))?;
+        output.result(&Answer::new(&plan, &prediction, speed.as_ref(), bubble, misfit.is_none()))?;
     } else {
-        output.text(&report::text(&plan, &prediction, bubble, misfit.as_ref()))?;
+        output.text(&report::text(&plan, &prediction, speed.as_ref(), bubble, misfit.as_ref()))?;
         for note in notes {
             output.text(&format!("note: {note}\n"))?;
         }

@@ -1,20 +1,41 @@
 //! The memory of the fullest rank under a framework: the engine's own, and what the framework adds to it.
 
-use kintsugi_plan::Plan;
+use kintsugi_plan::{Plan, Unit};
+use kintsugi_rank::RankMemory;
+use kintsugi_spec::Activation;
 use kintsugi_tensor::Device;
 
 use crate::{Play, predict};
 
 /// Bytes at the peak of the fullest rank.
 pub fn memory_of(plan: &Plan, device: Device) -> f64 {
-    let framework = &plan.framework;
-    let last = plan.mesh.pp - 1;
-    let logits = plan.rows() as f64 * plan.model.padded_vocab(plan.mesh.tp) as f64 / plan.mesh.tp as f64;
-    let stage = |(stage, memory): (usize, &kintsugi_rank::RankMemory)| {
-        let more = memory.activations as f64 * (framework.kept - 1.0);
-        let head = if stage == last { logits * framework.logit_bytes } else { 0.0 };
-        memory.total as f64 + more + head + framework.reserve
-    };
     let prediction = predict(plan, device, Play::Short);
-    prediction.stages.iter().enumerate().map(stage).fold(0.0, f64::max)
+    prediction.stages.iter().enumerate().map(|(i, memory)| stage(plan, i, memory)).fold(0.0, f64::max)
+}
+
+fn stage(plan: &Plan, stage: usize, memory: &RankMemory) -> f64 {
+    let framework = &plan.framework;
+    let more = memory.activations as f64 * (framework.kept - 1.0);
+    let logits = plan.rows() as f64 * plan.model.padded_vocab(plan.mesh.tp) as f64 / plan.mesh.tp as f64;
+    let head = if stage + 1 == plan.mesh.pp { logits * framework.logit_bytes } else { 0.0 };
+    memory.total as f64 + more + head + gathered(plan, stage) + temporary(plan) + framework.reserve
+}
+
+/// What the gradient of the first MLP product takes on its way.
+fn temporary(plan: &Plan) -> f64 {
+    let model = &plan.model;
+    let matrices = if model.activation == Activation::Swiglu { 2 } else { 1 };
+    let elements = matrices * model.ffn * model.hidden / plan.mesh.tp;
+    plan.framework.temporary * elements as f64
+}
+
+/// What layers keep of all rows, 16 bits each, for every micro-batch that is in flight.
+fn gathered(plan: &Plan, stage: usize) -> f64 {
+    if !plan.sequence_parallel {
+        return 0.0;
+    }
+    let layers = plan.stage_units(stage).iter().filter(|unit| matches!(unit, Unit::Layer(_))).count();
+    let in_flight = (plan.mesh.pp - stage).min(plan.micro_batches());
+    let tensor = 2.0 * (plan.rows() * plan.model.hidden) as f64;
+    plan.framework.gathered * tensor * (layers * in_flight) as f64
 }

@@ -7,6 +7,7 @@
 pub mod calibrate;
 mod fit;
 mod footprint;
+pub mod frontier;
 mod inference;
 mod predict;
 pub mod time;

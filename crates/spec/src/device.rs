@@ -26,11 +26,11 @@ pub struct DeviceSpec {
     pub streaming: Option<f64>,
     /// Seconds from the end of one kernel to the beginning of the next.
     pub launch: Option<f64>,
-    /// Watts of a rank that waits.
+    /// Watts of a rank that has nothing to do.
     pub power_idle: Option<f64>,
     /// Watts of a rank that computes without a pause.
     pub power_max: Option<f64>,
-    /// Watts of a rank that only sends and receives.
+    /// Watts of a rank that only sends, receives or waits for others.
     pub power_links: Option<f64>,
     /// Rates of flash attention.
     pub attention: Vec<AttentionPoint>,

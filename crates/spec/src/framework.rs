@@ -12,12 +12,20 @@ pub struct FrameworkSpec {
     pub name: String,
     /// Seconds of every step in which no rank computes: data, host, logging.
     pub step: f64,
+    /// How often the pipeline is filled and drained in a step: the micro-batches are run in so many portions.
+    pub fills: usize,
     /// Seconds of the host for each kernel; a block is never faster than its host.
     pub host: f64,
+    /// Seconds of the host for each collective of tp and rank of its group.
+    pub host_collective: f64,
+    /// The same where the stages of a pipeline are on several nodes.
+    pub host_staged: f64,
     /// How many times more bytes its memory-bound kernels move, for lack of fusion.
     pub elementwise: f64,
     /// Bytes that dropout moves for each element it is applied to (attention scores and both branches of a layer).
     pub dropout: f64,
+    /// The share of the device's rate that its flash attention reaches.
+    pub attention: f64,
     /// How often the attention of the forward is repeated in the backward: selective recomputation as in
     /// arXiv 2205.05198, where the scores are in memory.
     pub attention_again: f64,
@@ -25,6 +33,10 @@ pub struct FrameworkSpec {
     pub recompute_whole: bool,
     /// Whether ranks that hold the same rows each send one part of a message (arXiv 2104.04473, section 4.1).
     pub scatter_messages: bool,
+    /// Seconds that a message between stages costs beside its travel: both hosts agree on it and wait.
+    pub message: f64,
+    /// The share of its links between nodes that a collective reaches where several ranks of a node take part.
+    pub between_nodes: f64,
     /// How much slower kernels are while a collective runs beside them.
     pub interference: f64,
     /// Bytes of memory that it takes beside tensors: context, library and collective buffers.
@@ -33,6 +45,10 @@ pub struct FrameworkSpec {
     pub logit_bytes: f64,
     /// Activations it keeps, as a multiple of ours.
     pub kept: f64,
+    /// Tensors of all rows that each layer keeps under sequence parallelism, where we gather them again.
+    pub gathered: f64,
+    /// Bytes that the gradient of a layer's first MLP product takes beside the gradient itself, for each element.
+    pub temporary: f64,
 }
 
 impl Default for FrameworkSpec {
@@ -40,16 +56,24 @@ impl Default for FrameworkSpec {
         FrameworkSpec {
             name: "kintsugi".to_owned(),
             step: 0.0,
+            fills: 1,
             host: 0.0,
+            host_collective: 0.0,
+            host_staged: 0.0,
             elementwise: 1.0,
             dropout: 0.0,
+            attention: 1.0,
             attention_again: 0.0,
             recompute_whole: false,
             scatter_messages: false,
+            message: 0.0,
+            between_nodes: 1.0,
             interference: 0.0,
             reserve: 0.0,
             logit_bytes: 0.0,
             kept: 1.0,
+            gathered: 0.0,
+            temporary: 0.0,
         }
     }
 }

@@ -3,8 +3,10 @@
 use kintsugi_plan::{Flops, Plan};
 use kintsugi_rank::RankMemory;
 use kintsugi_simulate::Prediction;
+use kintsugi_simulate::time::{Timing, Training};
 use serde::Serialize;
 
+use super::speed::Speed;
 use crate::describe::CommBytes;
 
 /// What `plan --json` prints; what is not predicted is null.
@@ -25,27 +27,32 @@ pub struct Answer {
     comm: CommBytes,
     energy_j_per_step: Option<f64>,
     power_w_per_gpu: Option<f64>,
+    timing: Option<Timing>,
+    training: Option<Training>,
 }
 
 impl Answer {
     /// The answer for a plan.
-    pub fn new(plan: &Plan, prediction: &Prediction, bubble: f64, fits: bool) -> Self {
+    pub fn new(plan: &Plan, prediction: &Prediction, speed: Option<&Speed>, bubble: f64, fits: bool) -> Self {
+        let energy = speed.and_then(|speed| speed.consumption);
         Answer {
             fits,
             params: plan.parameter_count(),
             ranks: plan.mesh.ranks(),
             micro_batches: plan.micro_batches(),
             flops: plan.flops(),
-            step_s: None,
-            tokens_per_s_per_gpu: None,
-            model_tflops_per_gpu: None,
-            hardware_tflops_per_gpu: None,
-            mfu: None,
+            step_s: speed.map(|speed| speed.timing.step_s),
+            tokens_per_s_per_gpu: speed.map(|speed| speed.tokens),
+            model_tflops_per_gpu: speed.map(|speed| speed.model_flops / 1e12),
+            hardware_tflops_per_gpu: speed.map(|speed| speed.hardware_flops / 1e12),
+            mfu: speed.and_then(|speed| speed.mfu),
             bubble,
             memory: prediction.stages.clone(),
             comm: prediction.figures().comm_bytes,
-            energy_j_per_step: None,
-            power_w_per_gpu: None,
+            energy_j_per_step: energy.map(|energy| energy.joules),
+            power_w_per_gpu: energy.map(|energy| energy.power_w),
+            timing: speed.map(|speed| speed.timing),
+            training: speed.map(|speed| speed.training),
         }
     }
 }

@@ -5,11 +5,18 @@ use kintsugi_rank::RankMemory;
 use kintsugi_simulate::{Misfit, Prediction};
 use kintsugi_spec::units;
 
+use super::speed::Speed;
 use crate::describe;
 use crate::table::Table;
 
 /// The whole report.
-pub fn text(plan: &Plan, prediction: &Prediction, bubble: f64, misfit: Option<&Misfit>) -> String {
+pub fn text(
+    plan: &Plan,
+    prediction: &Prediction,
+    speed: Option<&Speed>,
+    bubble: f64,
+    misfit: Option<&Misfit>,
+) -> String {
     let flops = plan.flops();
     let fits = match misfit {
         None => "yes".to_owned(),
@@ -18,13 +25,14 @@ pub fn text(plan: &Plan, prediction: &Prediction, bubble: f64, misfit: Option<&M
     format!(
         "{}{}\
          FLOPs    model {}, hardware {} per step\n\
-         bubble   {:.1} % of the time, with unit costs\n\
+         bubble   {:.1} % of the time, with unit costs\n{}\
          fits     {fits}\n\n{}\n{}",
         describe::model(plan),
         describe::layout(plan),
         units::count(flops.model),
         units::count(flops.hardware),
         100.0 * bubble,
+        speed.map_or(String::new(), |speed| speed.text(plan)),
         stages(plan, prediction),
         describe::traffic_table(&prediction.figures().comm_bytes),
     )

@@ -27,6 +27,8 @@ fn scripts_get_every_key() {
         "comm",
         "energy_j_per_step",
         "power_w_per_gpu",
+        "timing",
+        "training",
     ];
     assert_eq!(keys(&answer), names);
     assert_eq!(answer["memory"].as_array().unwrap().len(), 2);
@@ -103,4 +105,49 @@ fn the_trace_is_that_of_the_schedule() {
     let events = trace["traceEvents"].as_array().unwrap();
     // Two stages of two layers, four micro-batches, forward and backward.
     assert_eq!(events.iter().filter(|event| event["cat"] == "compute").count(), 2 * 2 * 4 * 2);
+}
+
+#[test]
+fn a_cluster_with_a_profile_gets_time_and_energy() {
+    let settings = [
+        "--json",
+        "--set",
+        "model.preset=gpt-22b",
+        "--set",
+        "cluster.preset=frontier",
+        "--set",
+        "parallel.pp=8",
+        "--set",
+        "parallel.tp=1",
+        "--set",
+        "batch.sequence=2048",
+        "--set",
+        "batch.global=16",
+        "--set",
+        "cluster.price=2",
+    ];
+    let answer: Value = serde_json::from_str(&plan("plan-time", &settings)).unwrap();
+    let number = |key: &str| answer[key].as_f64().unwrap_or_else(|| panic!("{key} is {}", answer[key]));
+    let per_rank = number("hardware_tflops_per_gpu") * 1e12 * number("step_s") * number("ranks");
+    assert!((per_rank / answer["flops"]["hardware"].as_f64().unwrap() - 1.0).abs() < 1e-9);
+    assert!((45.0..=280.0).contains(&number("power_w_per_gpu")));
+    assert!(
+        (number("energy_j_per_step") / number("power_w_per_gpu") / number("step_s") - number("ranks")).abs()
+            < 1e-6
+    );
+    let training = &answer["training"];
+    assert!(
+        (training["cost"].as_f64().unwrap() / training["gpu_hours"].as_f64().unwrap() - 2.0).abs() < 1e-9
+    );
+}
+
+#[test]
+fn a_profile_in_a_file_describes_the_cluster() {
+    let folder = folder("plan-profile");
+    let profile = "[cluster]\nper_node = 4\n[cluster.device]\nname = \"mine\"\npeak_fp32 = 1e12\nmemory_bandwidth = 1e11\n";
+    std::fs::write(folder.join("mine.toml"), profile).unwrap();
+    let report = stdout(&kintsugi(&folder, &["plan", "--set", "cluster.profile=mine.toml"]));
+    assert!(report.contains("\ntime "), "{report}");
+    let missing = kintsugi(&folder, &["plan", "--set", "cluster.profile=none.toml"]);
+    assert_eq!(missing.status.code(), Some(2));
 }

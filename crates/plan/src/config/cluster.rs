@@ -15,7 +15,8 @@ pub(super) fn preset(given: &RawCluster) -> Option<&str> {
         || given.per_node.is_some()
         || given.device.is_some()
         || given.links.is_some()
-        || given.graph.is_some();
+        || given.graph.is_some()
+        || given.profile.is_some();
     given.preset.as_deref().or((!described).then_some("local"))
 }
 

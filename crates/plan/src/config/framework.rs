@@ -2,7 +2,7 @@
 
 use kintsugi_spec::FrameworkSpec;
 
-use super::error::{ConfigError, not_negative, positive};
+use super::error::{ConfigError, not_negative, positive, within};
 use super::raw::RawFramework;
 
 /// The framework: a preset's, scalar by scalar, or this engine itself.
@@ -16,16 +16,24 @@ pub(super) fn resolve(raw: &RawFramework) -> Result<FrameworkSpec, ConfigError> 
     };
     Ok(FrameworkSpec {
         step: or("step", raw.step, none.step)?,
+        fills: within("framework.fills", raw.fills.unwrap_or(none.fills), 1..=1 << 10)?,
         host: or("host", raw.host, none.host)?,
+        host_collective: or("host_collective", raw.host_collective, none.host_collective)?,
+        host_staged: or("host_staged", raw.host_staged, none.host_staged)?,
         elementwise: factor("elementwise", raw.elementwise, none.elementwise)?,
         dropout: or("dropout", raw.dropout, none.dropout)?,
+        attention: factor("attention", raw.attention, none.attention)?,
         attention_again: or("attention_again", raw.attention_again, none.attention_again)?,
         recompute_whole: raw.recompute_whole.unwrap_or(none.recompute_whole),
         scatter_messages: raw.scatter_messages.unwrap_or(none.scatter_messages),
+        message: or("message", raw.message, none.message)?,
+        between_nodes: factor("between_nodes", raw.between_nodes, none.between_nodes)?,
         interference: or("interference", raw.interference, none.interference)?,
         reserve: or("reserve", raw.reserve, none.reserve)?,
         logit_bytes: or("logit_bytes", raw.logit_bytes, none.logit_bytes)?,
         kept: factor("kept", raw.kept, none.kept)?,
+        gathered: or("gathered", raw.gathered, none.gathered)?,
+        temporary: or("temporary", raw.temporary, none.temporary)?,
         name: raw.preset.clone().unwrap_or(none.name),
     })
 }

@@ -12,7 +12,7 @@ use super::{read, text_and_name, write};
 
 /// The folder of weights that a configuration starts from, if it does.
 pub fn init(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<Option<PathBuf>, ConfigError> {
-    Ok(read(file, file_name, sets)?.merged.model.init.map(PathBuf::from))
+    Ok(read(None, file, file_name, sets)?.merged.model.init.map(PathBuf::from))
 }
 
 /// The text of a configuration with `model`, the model of its folder of weights, written into it. What the
@@ -29,7 +29,7 @@ pub fn with_model_of_init(
         // The demo's own model gives way.
         table.remove("model");
     }
-    let said = Layers::read(&text_of(&table), name, sets)?.merged.model;
+    let said = Layers::read(None, &text_of(&table), name, sets)?.merged.model;
     // Its sizes are the folder's, whatever preset has the same.
     let folder = RawModel { preset: None, ..write::model(model) };
     let (said, folder) = (table_of(&said), table_of(&folder));

@@ -8,6 +8,7 @@ use super::cluster;
 use super::deserialize::{Node, Problem, ProblemKind};
 use super::error::{ConfigError, either, invalid};
 use super::raw::RawConfig;
+use super::{Profile, ProfilePlace};
 
 /// The layers, laid over each other.
 pub(super) struct Layers {
@@ -21,12 +22,18 @@ pub(super) struct Layers {
 
 impl Layers {
     /// Reads the file and the `--set` arguments, and lays them over the presets they name.
-    pub(super) fn read(text: &str, file_name: &str, sets: &[String]) -> Result<Self, ConfigError> {
-        Layers::over_presets(written(text, file_name, sets)?, file_name)
+    pub(super) fn read(
+        profile: Option<Profile>,
+        text: &str,
+        file_name: &str,
+        sets: &[String],
+    ) -> Result<Self, ConfigError> {
+        Layers::over_presets(profile, written(text, file_name, sets)?, file_name)
     }
 
     /// The same without what was written in `tables`, and with the `--set` arguments `over` laid over the rest.
     pub(super) fn read_without(
+        profile: Option<Profile>,
         tables: &[&str],
         text: &str,
         file_name: &str,
@@ -36,16 +43,31 @@ impl Layers {
         let mut table = written(text, file_name, sets)?;
         table.retain(|name, _| !tables.contains(&name));
         overlay_sets(&mut table, over)?;
-        Layers::over_presets(table, file_name)
+        Layers::over_presets(profile, table, file_name)
     }
 
-    fn over_presets(table: Table, file_name: &str) -> Result<Self, ConfigError> {
+    fn over_presets(profile: Option<Profile>, table: Table, file_name: &str) -> Result<Self, ConfigError> {
         let given = read(&table, file_name)?;
         let mut below = preset_layer(&given)?;
+        if let Some(profile) = profile {
+            let layer = parse(profile.text, profile.name)?;
+            read(&layer, profile.name)?;
+            overlay(&mut below, layer);
+        }
         let presets = read(&below, "a preset")?;
         overlay(&mut below, table);
         Ok(Layers { merged: read(&below, file_name)?, given, presets })
     }
+}
+
+/// The file that the user's layers name as the profile of their cluster, or nothing for the default place.
+pub(super) fn profile(text: &str, file_name: &str, sets: &[String]) -> Result<ProfilePlace, ConfigError> {
+    let given = read(&written(text, file_name, sets)?, file_name)?;
+    Ok(match (given.cluster.profile.clone(), cluster::preset(&given.cluster)) {
+        (Some(path), _) => ProfilePlace::File(path),
+        (None, Some("local")) => ProfilePlace::Default,
+        _ => ProfilePlace::None,
+    })
 }
 
 /// What the user wrote: the file under the `--set` arguments.

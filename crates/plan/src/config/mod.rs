@@ -34,7 +34,44 @@ const DEMO: &str = include_str!("demo.toml");
 /// The plan that a configuration means: the TOML text `file` (without one, the built-in demo), called `file_name` in
 /// messages, under the `--set` arguments `sets`, each `table.key=value`.
 pub fn resolve(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<Plan, ConfigError> {
-    plan(&read(file, file_name, sets)?)
+    resolve_on(None, file, file_name, sets)
+}
+
+/// The same on a cluster whose profile was read from a file.
+pub fn resolve_on(
+    profile: Option<Profile>,
+    file: Option<&str>,
+    file_name: &str,
+    sets: &[String],
+) -> Result<Plan, ConfigError> {
+    plan(&read(profile, file, file_name, sets)?)
+}
+
+/// A cluster's profile that was read from a file: a piece of a configuration, laid over the presets and under the
+/// user's own file.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile<'a> {
+    /// The file's name, for messages.
+    pub name: &'a str,
+    /// Its TOML text.
+    pub text: &'a str,
+}
+
+/// Where a configuration's profile is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProfilePlace {
+    /// In this file: `cluster.profile`.
+    File(String),
+    /// Where `calibrate` leaves the profile of this machine, if it has.
+    Default,
+    /// Nowhere: a preset or the configuration itself describes the cluster.
+    None,
+}
+
+/// Where the profile is that a configuration asks for.
+pub fn profile(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<ProfilePlace, ConfigError> {
+    let (text, name) = text_and_name(file, file_name);
+    layers::profile(text, name, sets)
 }
 
 /// The plan without what the configuration says in `tables`, and with `over` laid over what is left.
@@ -45,8 +82,20 @@ pub fn resolve_without(
     sets: &[String],
     over: &[String],
 ) -> Result<Plan, ConfigError> {
+    resolve_without_on(None, tables, file, file_name, sets, over)
+}
+
+/// The same on a cluster whose profile was read from a file.
+pub fn resolve_without_on(
+    profile: Option<Profile>,
+    tables: &[&str],
+    file: Option<&str>,
+    file_name: &str,
+    sets: &[String],
+    over: &[String],
+) -> Result<Plan, ConfigError> {
     let (text, name) = text_and_name(file, file_name);
-    plan(&Layers::read_without(tables, text, name, sets, over)?)
+    plan(&Layers::read_without(profile, tables, text, name, sets, over)?)
 }
 
 fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
@@ -82,13 +131,18 @@ pub fn notes(
     sets: &[String],
     plan: &Plan,
 ) -> Result<Vec<String>, ConfigError> {
-    let layers = read(file, file_name, sets)?;
+    let layers = read(None, file, file_name, sets)?;
     Ok(sharding::notes(&layers.merged.sharding, &plan.sharding, plan.mesh))
 }
 
-fn read(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<Layers, ConfigError> {
+fn read(
+    profile: Option<Profile>,
+    file: Option<&str>,
+    file_name: &str,
+    sets: &[String],
+) -> Result<Layers, ConfigError> {
     let (text, name) = text_and_name(file, file_name);
-    Layers::read(text, name, sets)
+    Layers::read(profile, text, name, sets)
 }
 
 fn text_and_name<'a>(file: Option<&'a str>, file_name: &'a str) -> (&'a str, &'a str) {

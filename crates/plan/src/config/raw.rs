@@ -100,6 +100,7 @@ table!(RawData { source: Sources, tokenizer: String, split: f64, mask_documents:
 
 table!(RawCluster {
     preset: String,
+    profile: String,
     nodes: usize,
     per_package: usize,
     per_node: usize,
@@ -134,16 +135,24 @@ table!(RawLink { bandwidth: f64, latency: f64, efficiency: f64, start: f64 });
 table!(RawFramework {
     preset: String,
     step: f64,
+    fills: usize,
     host: f64,
+    host_collective: f64,
+    host_staged: f64,
     elementwise: f64,
     dropout: f64,
+    attention: f64,
     attention_again: f64,
     recompute_whole: bool,
     scatter_messages: bool,
+    message: f64,
+    between_nodes: f64,
     interference: f64,
     reserve: f64,
     logit_bytes: f64,
     kept: f64,
+    gathered: f64,
+    temporary: f64,
 });
 
 table!(RawRun {

@@ -149,6 +149,7 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
     let device = cluster.device.clone();
     RawCluster {
         preset: preset(&cluster.name),
+        profile: None,
         nodes: cluster.nodes,
         per_package: Some(cluster.topology.per_package),
         per_node: cluster.topology.per_node,
@@ -184,16 +185,24 @@ fn framework(framework: &FrameworkSpec) -> RawFramework {
     RawFramework {
         preset: (!own).then(|| framework.name.clone()),
         step: Some(framework.step),
+        fills: Some(framework.fills),
         host: Some(framework.host),
+        host_collective: Some(framework.host_collective),
+        host_staged: Some(framework.host_staged),
         elementwise: Some(framework.elementwise),
         dropout: Some(framework.dropout),
+        attention: Some(framework.attention),
         attention_again: Some(framework.attention_again),
         recompute_whole: Some(framework.recompute_whole),
         scatter_messages: Some(framework.scatter_messages),
+        message: Some(framework.message),
+        between_nodes: Some(framework.between_nodes),
         interference: Some(framework.interference),
         reserve: Some(framework.reserve),
         logit_bytes: Some(framework.logit_bytes),
         kept: Some(framework.kept),
+        gathered: Some(framework.gathered),
+        temporary: Some(framework.temporary),
     }
 }
 

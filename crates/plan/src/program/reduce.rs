@@ -1,6 +1,6 @@
 //! Gradients: summed over tp where sequence parallelism leaves parts of them, then over dp.
 //!
-//! Once a step, a unit is reduced after its last write. For every micro-batch (ZeRO-2 and -3 with little memory), it
+//! Once a step, a unit is reduced after its last write (without overlap: after the last pass). For every micro-batch (ZeRO-2 and -3 with little memory), it
 //! is reduced after each micro-batch's last write, and at most one whole gradient is under way while the next is made.
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,6 +12,8 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     let reductions = reductions(plan, stage);
     let every_micro = plan.sharding.gradients > 1 && plan.sharding.reduce == When::MicroBatch;
     let key = |unit, micro| (unit, every_micro.then_some(micro));
+    // Without overlap a reduction inside the last pass would keep the stage before from its own.
+    let at_the_end = !plan.pipeline.overlap && !every_micro;
     let mut last_write = HashMap::new();
     for (index, slot) in draft.slots.iter().enumerate() {
         if let Some((block, micro)) = writes_gradient(slot.op) {
@@ -24,7 +26,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
         let Some((block, micro)) = writes_gradient(draft.slots[index].op) else { continue };
         for unit in plan.block_units(block).into_iter().filter(|&u| last_write[&key(u, micro)] == index) {
             let Some((last, others)) = reductions[&unit].split_last() else { continue };
-            let then = &mut draft.slots[index].then;
+            let then = if at_the_end { &mut draft.tail } else { &mut draft.slots[index].then };
             for &over in others {
                 then.extend([Op::ReduceStart { unit, over }, Op::ReduceWait { unit, over }]);
             }
@@ -53,10 +55,10 @@ fn wait_place<'a>(
     index: usize,
     every_micro: bool,
 ) -> &'a mut Vec<Op> {
-    if !plan.pipeline.overlap {
-        return &mut draft.slots[index].then;
-    }
     let Draft { slots, tail, .. } = draft;
+    if !plan.pipeline.overlap {
+        return if every_micro { &mut slots[index].then } else { tail };
+    }
     match slots.get_mut(index + 1) {
         Some(next) if every_micro => {
             let block = writes_gradient(next.op).map(|(block, _)| block);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use kintsugi_comm::paper::{Entry, Transfer};
 use kintsugi_plan::{Axis, Block, Message, MessageKind, Op, Over, Part, Plan, Unit};
-use kintsugi_spec::Level;
+use kintsugi_spec::{FrameworkSpec, Level};
 
 use super::kernel::DeviceModel;
 use super::links::{Among, Links};
@@ -70,11 +70,15 @@ impl Spent {
 impl Costs {
     /// Traces a plan and prices what it does.
     pub fn new(plan: &Plan, device: &DeviceModel) -> Self {
-        let links = Links::new(&plan.cluster, plan.mesh);
+        let links = Links::new(&plan.cluster, plan.mesh, &plan.framework);
+        let host_collective = host_collective(plan);
         let small = cut_down(plan, 3);
         let traces: Vec<Trace> = (0..3).map(|stage| trace(&small, stage)).collect();
         let price = |trace: &Trace| -> HashMap<Op, Spent> {
-            trace.iter().map(|(&op, traced)| (op, price(op, traced, device, &links))).collect()
+            trace
+                .iter()
+                .map(|(&op, traced)| (op, price(op, traced, device, &links, host_collective)))
+                .collect()
         };
         let [first, layer, last] = [0, 1, 2].map(|stage| price(&traces[stage]));
         let whole = |of: &HashMap<Op, Spent>| -> HashMap<Op, Spent> {
@@ -191,9 +195,17 @@ fn stage_layers(plan: &Plan, stage: usize) -> usize {
     (0..plan.chunks()).filter(|&c| plan.stage_of_chunk(c) == stage).map(|c| plan.pipeline.layers[c]).sum()
 }
 
-fn price(op: Op, traced: &Traced, device: &DeviceModel, links: &Links) -> Spent {
+/// Seconds of the host for each collective of tp.
+fn host_collective(plan: &Plan) -> f64 {
+    let staged = plan.mesh.pp > 1 && plan.cluster.topology.per_node.is_some_and(|n| plan.mesh.ranks() > n);
+    let FrameworkSpec { host_collective, host_staged, .. } = plan.framework;
+    plan.mesh.tp as f64 * if staged { host_staged } else { host_collective }
+}
+
+fn price(op: Op, traced: &Traced, device: &DeviceModel, links: &Links, host_collective: f64) -> Spent {
     let kernels: f64 = traced.kernels.iter().map(|kernel| device.seconds(kernel)).sum();
-    let host = traced.kernels.len() as f64 * device.host_seconds();
+    let host =
+        traced.kernels.len() as f64 * device.host_seconds() + traced.transfers.len() as f64 * host_collective;
     let transfers = traced.transfers.iter().filter_map(|&entry| collective(entry, links));
     if starts_a_transfer(op) {
         let started = transfers.map(|(level, seconds)| (level, picoseconds(seconds))).next();

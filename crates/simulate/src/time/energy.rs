@@ -1,4 +1,4 @@
-//! Energy: idle power for as long as a step takes, and more while a rank computes or sends.
+//! Energy: idle power for as long as a step takes, and more while a rank computes, sends or waits for others.
 
 use kintsugi_plan::Plan;
 use serde::Serialize;
@@ -35,7 +35,8 @@ impl Consumption {
         let device = &plan.cluster.device;
         let (idle, most) = (device.power_idle?, device.power_max?);
         let links = device.power_links.unwrap_or(idle);
-        let sending = timing.tensor_s + timing.exposed_s.iter().sum::<f64>();
+        // A rank that waits for others does so in kernels that ask again and again.
+        let sending = timing.tensor_s + timing.exposed_s.iter().sum::<f64>() + timing.idle_s;
         let above = (most - idle) * timing.compute_s + (links - idle).max(0.0) * sending;
         let power_w = idle + above / timing.step_s;
         Some(Consumption { power_w, joules: power_w * timing.step_s * plan.mesh.ranks() as f64 })

@@ -103,7 +103,7 @@ impl DeviceModel {
         let rate = self.attention_rate(shape, is_fp32(dtype), backward);
         let blocks = (shape.batch * shape.heads) as f64 * (shape.sequence as f64 / QUERY_BLOCK).ceil();
         let waves = (blocks / self.units).ceil() * self.units / blocks;
-        kernel.flops as f64 / rate * waves.max(1.0)
+        kernel.flops as f64 / (rate * self.framework.attention) * waves.max(1.0)
     }
 
     /// FLOP/s of flash attention: between the points that are known, by how near they are.

@@ -1,12 +1,12 @@
 //! How long collectives and messages take: by the level they cross, what they share, and the better algorithm.
 //!
-//! Inside a node a group's bandwidth is that of its thinnest cut; between nodes it is that of the adapters of its
+//! Inside a node a group's bandwidth is that of the best ring over its wires; between nodes it is that of the adapters of its
 //! ranks in one node, which other groups of the node leave to it. Rings send the fewest bytes, trees take the
 //! fewest steps; both are hierarchical, one step for each rank of a node and one for each node.
 
 use kintsugi_comm::Collective;
 use kintsugi_plan::{Coordinate, Mesh};
-use kintsugi_spec::{ClusterSpec, Level, LinkSpec, Topology};
+use kintsugi_spec::{ClusterSpec, FrameworkSpec, Level, LinkSpec, Topology};
 
 /// The links of a cluster under a mesh.
 #[derive(Clone, Debug)]
@@ -14,6 +14,8 @@ pub struct Links {
     topology: Topology,
     mesh: Mesh,
     levels: [Speed; 3],
+    /// Seconds of a message beside its travel.
+    handshake: f64,
     tensor: Group,
     data: Group,
     tied: Group,
@@ -52,9 +54,15 @@ pub enum Among {
 
 impl Links {
     /// The links of a cluster; what is not known of them is taken as it is on common machines.
-    pub fn new(cluster: &ClusterSpec, mesh: Mesh) -> Self {
+    pub fn new(cluster: &ClusterSpec, mesh: Mesh, framework: &FrameworkSpec) -> Self {
         let levels = Level::ALL.map(|level| speed(cluster, level));
-        let group = |stride, ranks, beside| group(cluster, &levels, mesh, stride, ranks, beside);
+        let group = |stride, ranks, beside| {
+            let mut group = group(cluster, &levels, mesh, stride, ranks, beside);
+            if group.nodes > 1 && group.nodes < ranks {
+                group.bandwidth *= framework.between_nodes;
+            }
+            group
+        };
         let stage = mesh.dp * mesh.tp;
         Links {
             topology: cluster.topology,
@@ -62,6 +70,7 @@ impl Links {
             levels,
             tensor: group(1, mesh.tp, 1),
             data: group(mesh.tp, mesh.dp, mesh.tp),
+            handshake: framework.message,
             tied: group(stage * (mesh.pp - 1).max(1), 2.min(mesh.pp), 1),
             pipeline: group(stage, mesh.pp, 1),
         }
@@ -95,7 +104,7 @@ impl Links {
         let parts = if scattered { self.mesh.tp as f64 } else { 1.0 };
         let gather =
             if scattered { self.collective(Among::Tensor, Collective::AllGather, bytes).1 } else { 0.0 };
-        (level, speed.start + speed.latency + bytes / parts / speed.bandwidth + gather)
+        (level, self.handshake + speed.start + speed.latency + bytes / parts / speed.bandwidth + gather)
     }
 
     fn group(&self, among: Among) -> Group {
@@ -152,7 +161,8 @@ fn group(
             inner if cluster.graph.is_empty() || ranks < 2 => levels[inner as usize].bandwidth,
             inner => {
                 let reached = cluster.link(inner).and_then(|link| link.efficiency).unwrap_or(0.8);
-                thinnest_cut(cluster, &members, stride, beside, per_node) * reached
+                let ring = ring(cluster, &members, stride, per_node).unwrap_or(cluster_node(cluster));
+                ring / beside as f64 * reached
             }
         };
         Group { ranks, nodes: count, level, bandwidth }
@@ -161,28 +171,49 @@ fn group(
     slowest.unwrap_or(Group { ranks, nodes: 1, level: Level::Package, bandwidth: f64::INFINITY })
 }
 
-/// Bytes per second over the thinnest cut between the members of a group inside a node, shared with the `beside`
-/// groups that run along it: every member takes the ranks up to the next one to its side.
-fn thinnest_cut(
-    cluster: &ClusterSpec,
-    members: &[usize],
-    stride: usize,
-    beside: usize,
-    per_node: usize,
-) -> f64 {
+/// Bytes per second around the best ring over the members of a group inside a node, both ways; every member has the
+/// wires of the ranks up to the next one. A pair has its wires alone, and `None` is where no wires close a ring.
+fn ring(cluster: &ClusterSpec, members: &[usize], stride: usize, per_node: usize) -> Option<f64> {
+    let n = members.len();
     let side =
         |rank: usize| members.iter().position(|&m| (m % per_node..m % per_node + stride).contains(&rank));
-    let wires: Vec<(usize, usize, f64)> = cluster
-        .graph
-        .iter()
-        .filter_map(|wire| Some((side(wire.a)?, side(wire.b)?, wire.bandwidth)))
-        .filter(|(a, b, _)| a != b)
-        .collect();
-    let cuts = 1..(1_usize << (members.len() - 1).min(15));
-    let across = |cut: usize| -> f64 {
-        wires.iter().filter(|(a, b, _)| (cut >> a ^ cut >> b) & 1 == 1).map(|wire| wire.2).sum()
-    };
-    cuts.map(across).fold(f64::INFINITY, f64::min) / beside as f64
+    let mut between = vec![vec![0.0; n]; n];
+    for wire in &cluster.graph {
+        if let (Some(a), Some(b)) = (side(wire.a), side(wire.b)) {
+            between[a][b] += wire.bandwidth;
+            between[b][a] += wire.bandwidth;
+        }
+    }
+    if n == 2 {
+        return Some(between[0][1]).filter(|&bandwidth| bandwidth > 0.0);
+    }
+    let mut thinnest: Vec<f64> =
+        between.iter().flatten().copied().filter(|&bandwidth| bandwidth > 0.0).collect();
+    thinnest.sort_by(|a, b| b.total_cmp(a));
+    thinnest.into_iter().find(|&least| closes(&between, least)).map(|least| 2.0 * least)
+}
+
+/// Whether hops of at least this bandwidth lead around all members: which sets of members a path from the first one
+/// can visit, and where it can end.
+fn closes(between: &[Vec<f64>], least: f64) -> bool {
+    let n = between.len();
+    let hop = |a: usize, b: usize| between[a][b] >= least;
+    let mut ends = vec![0_usize; 1 << n];
+    ends[1] = 1;
+    for visited in 1..1 << n {
+        let here = ends[visited];
+        for last in (0..n).filter(|last| here >> last & 1 == 1) {
+            for next in (0..n).filter(|&next| visited >> next & 1 == 0 && hop(last, next)) {
+                ends[visited | 1 << next] |= 1 << next;
+            }
+        }
+    }
+    (1..n).any(|last| ends[(1 << n) - 1] >> last & 1 == 1 && hop(last, 0))
+}
+
+/// What two ranks of a node reach that no wire joins.
+fn cluster_node(cluster: &ClusterSpec) -> f64 {
+    cluster.link(Level::Node).and_then(|link| link.bandwidth).unwrap_or(DEFAULT_NODE)
 }
 
 #[cfg(test)]
@@ -194,14 +225,19 @@ mod tests {
     fn frontier(tp: usize, pp: usize, dp: usize) -> Links {
         let cluster =
             resolve(Some("[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\""), "test", &[]);
-        Links::new(&cluster.unwrap().cluster, Mesh { pp, dp, tp })
+        Links::new(&cluster.unwrap().cluster, Mesh { pp, dp, tp }, &FrameworkSpec::default())
     }
 
     #[test]
-    fn a_group_has_the_bandwidth_of_its_thinnest_cut() {
-        let bandwidth = |tp| frontier(tp, 1, 1).tensor.bandwidth;
-        // Four links in a package; 0–2 and 1–3 between two; {0, 1} against the rest of all eight.
-        assert_eq!([2, 4, 8].map(bandwidth), [0.75 * 200e9, 0.75 * 100e9, 0.75 * 250e9]);
+    fn a_group_has_the_bandwidth_of_its_best_ring() {
+        let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"";
+        let cluster = resolve(Some(file), "test", &[]).unwrap().cluster;
+        let over = |members: &[usize]| ring(&cluster, members, 1, 8).map(|bandwidth| bandwidth / 1e9);
+        // Four wires in a package; 0–1–3–2 and 0–1–3–2–4–5–7–6 have hops of one wire, used both ways.
+        assert_eq!(over(&[0, 1]), Some(200.0));
+        assert_eq!(over(&[0, 1, 2, 3]), Some(100.0));
+        assert_eq!(over(&[0, 1, 2, 3, 4, 5, 6, 7]), Some(100.0));
+        assert_eq!(over(&[0, 3]), None, "no wire joins them");
     }
 
     #[test]
@@ -209,19 +245,21 @@ mod tests {
         let links = frontier(4, 1, 8);
         let (level, bandwidth) = (links.data.level, links.data.bandwidth);
         assert_eq!((level, links.data.nodes), (Level::Cluster, 4));
-        assert_eq!(bandwidth, 2.0 * 0.8 * 12.5e9);
+        let one = links.levels[Level::Cluster as usize].bandwidth;
+        assert!((bandwidth / one - 2.0).abs() < 1e-12, "{bandwidth}");
     }
 
     #[test]
     fn a_group_of_one_takes_no_time() {
-        assert_eq!(frontier(1, 1, 1).collective(Among::Data, Collective::AllReduce, 1e9).1, 0.0);
+        assert!(frontier(1, 1, 1).collective(Among::Data, Collective::AllReduce, 1e9).1 <= 0.0);
     }
 
     #[test]
     fn trees_serve_small_sums_and_rings_large_ones() {
         let links = frontier(8, 1, 256);
         let time = |bytes| links.collective(Among::Data, Collective::AllReduce, bytes).1;
-        assert!(time(8.0) < 2.0 * 255.0 * 10e-6, "{}", time(8.0));
+        let hop = links.levels[Level::Cluster as usize].latency;
+        assert!(time(8.0) < 2.0 * 255.0 * hop, "{}", time(8.0));
         let gather = |bytes| links.collective(Among::Data, Collective::AllGather, bytes).1;
         assert!((time(1e9) / gather(1e9) - 2.0).abs() < 0.05);
     }

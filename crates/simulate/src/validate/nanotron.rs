@@ -19,6 +19,7 @@ pub const FILE: &str = "nanotron_h100.csv";
 struct Run {
     model: String,
     nodes: String,
+    name: String,
     fits: bool,
     /// Tokens per second and rank.
     predicted: f64,
@@ -62,7 +63,7 @@ fn report(model: &str, runs: &[Run], left_out: usize) -> Report {
         ],
         runs: worked
             .iter()
-            .map(|run| (run.nodes.clone(), run.predicted, run.measured.unwrap_or(0.0)))
+            .map(|run| (run.name.clone(), run.predicted, run.measured.unwrap_or(0.0)))
             .collect(),
     }
 }
@@ -75,9 +76,11 @@ fn pick(worked: &[&Run]) -> f64 {
     }
     let share = |runs: &Vec<&&Run>| {
         let measured = |run: &&&Run| run.measured.unwrap_or(0.0);
-        let best = runs.iter().map(|run| measured(run)).fold(0.0, f64::max);
-        let picked =
-            runs.iter().max_by(|a, b| a.predicted.total_cmp(&b.predicted)).map_or(0.0, |run| measured(run));
+        let best = runs.iter().map(measured).fold(0.0, f64::max);
+        let picked = runs
+            .iter()
+            .max_by(|a, b| a.predicted.total_cmp(&b.predicted))
+            .map_or(0.0, |run| run.measured.unwrap_or(0.0));
         picked / best
     };
     nodes.values().map(share).sum::<f64>() / nodes.len() as f64
@@ -91,6 +94,7 @@ fn run(row: &Row, over: &[String]) -> Option<Run> {
     Some(Run {
         model: row.text("model").to_owned(),
         nodes: row.text("nodes").to_owned(),
+        name: ["nodes", "tp", "pp", "dp", "zero", "micro_batch", "grad_accum"].map(|c| row.text(c)).join(" "),
         fits: plan.cluster.device.memory.is_none_or(|most| memory <= most as f64),
         predicted: if worked { tokens / predicted(&plan) } else { 0.0 },
         measured: row.number("tokens_per_s_per_gpu").filter(|_| worked),

@@ -1,0 +1,122 @@
+//! How fast a plan runs and what it consumes, in the figures that people compare.
+
+use kintsugi_plan::{Compute, Plan};
+use kintsugi_simulate::time::{Consumption, Timing, Training, time};
+use kintsugi_spec::{Level, units};
+
+/// Tokens per parameter of a whole training: arXiv 2203.15556, and the energy figures of arXiv 2312.12705.
+const TOKENS_PER_PARAMETER: f64 = 20.0;
+
+/// Speed and consumption of a plan.
+pub struct Speed {
+    /// What a step takes.
+    pub timing: Timing,
+    /// Tokens per second and rank.
+    pub tokens: f64,
+    /// FLOP/s of a rank, without and with recomputation.
+    pub model_flops: f64,
+    /// With recomputation.
+    pub hardware_flops: f64,
+    /// Model FLOPs as a share of the peak.
+    pub mfu: Option<f64>,
+    /// Energy.
+    pub consumption: Option<Consumption>,
+    /// A whole training.
+    pub training: Training,
+}
+
+impl Speed {
+    /// The speed of a plan; `None` where nothing is known of its device's.
+    pub fn of(plan: &Plan) -> Option<Self> {
+        let timing = time(plan)?;
+        let (flops, ranks) = (plan.flops(), plan.mesh.ranks() as f64);
+        let device = &plan.cluster.device;
+        let peak = if plan.precision.compute == Compute::Fp32 { device.peak_fp32 } else { device.peak_16bit };
+        let model_flops = flops.model / timing.step_s / ranks;
+        let tokens = TOKENS_PER_PARAMETER * plan.parameter_count() as f64;
+        Some(Speed {
+            tokens: plan.tokens_per_step() as f64 / timing.step_s / ranks,
+            model_flops,
+            hardware_flops: flops.hardware / timing.step_s / ranks,
+            mfu: peak.map(|peak| model_flops / peak),
+            consumption: Consumption::new(plan, &timing),
+            training: Training::new(plan, &timing, tokens),
+            timing,
+        })
+    }
+
+    /// The lines of the report.
+    pub fn text(&self, plan: &Plan) -> String {
+        let mfu = self.mfu.map_or(String::new(), |mfu| format!(", MFU {:.1} %", 100.0 * mfu));
+        let text = format!(
+            "time     {} per step: {}\n\
+             speed    {} tokens/s and {}FLOP/s (hardware {}FLOP/s) for each rank{mfu}\n",
+            duration(self.timing.step_s),
+            self.shares(),
+            units::count(self.tokens.round()),
+            units::count(self.model_flops),
+            units::count(self.hardware_flops),
+        );
+        let energy = self.consumption.map_or(String::new(), |energy| {
+            format!(
+                "energy   {}J per step, {:.3} J per token, {:.0} W for each rank\n",
+                units::count(energy.joules),
+                energy.joules / plan.tokens_per_step() as f64,
+                energy.power_w,
+            )
+        });
+        text + &energy + &self.whole()
+    }
+
+    /// What the step's time goes into, the largest part first.
+    fn shares(&self) -> String {
+        let t = &self.timing;
+        let exposed =
+            Level::ALL.map(|level| (format!("waiting for the {}'s links", level.name()), t.exposed(level)));
+        let mut parts = vec![
+            ("kernels".to_owned(), t.compute_s),
+            ("tensor-parallel links".to_owned(), t.tensor_s),
+            ("waiting for other stages".to_owned(), t.idle_s),
+            ("the framework".to_owned(), t.fixed_s),
+        ];
+        parts.extend(exposed);
+        parts.retain(|(_, seconds)| seconds / t.step_s >= 0.0005);
+        parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let share = |(name, seconds): &(String, f64)| format!("{name} {:.1} %", 100.0 * seconds / t.step_s);
+        parts.iter().map(share).collect::<Vec<_>>().join(", ")
+    }
+
+    fn whole(&self) -> String {
+        let t = &self.training;
+        let energy = t.joules.map_or(String::new(), |joules| format!(", {}J", units::count(joules)));
+        let cost = t.cost.map_or(String::new(), |cost| format!(", {} of money", units::count(cost)));
+        format!(
+            "training {} tokens (20 per parameter): {}, {} rank-hours{energy}{cost}\n",
+            units::count(t.tokens),
+            duration(t.days * 86400.0),
+            units::count(t.gpu_hours.round()),
+        )
+    }
+}
+
+/// Seconds as people say them.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-3 => format!("{:.1} µs", s * 1e6),
+        s if s < 1.0 => format!("{:.1} ms", s * 1e3),
+        s if s < 600.0 => format!("{s:.2} s"),
+        s if s < 86400.0 => format!("{:.1} h", s / 3600.0),
+        s => format!("{:.1} days", s / 86400.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_the_unit_that_fits() {
+        let said = [2e-5, 0.25, 12.0, 7200.0, 864_000.0].map(duration);
+        assert_eq!(said, ["20.0 µs", "250.0 ms", "12.00 s", "2.0 h", "10.0 days"]);
+    }
+}

@@ -1,0 +1,62 @@
+//! Predictions beside what others measured: `--validate` and `--reproduce`.
+
+use std::path::Path;
+
+use clap::ValueEnum;
+use kintsugi_simulate::frontier;
+use kintsugi_simulate::validate::{Figure, Report, validate};
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::table::Table;
+
+/// The studies whose figures can be set beside ours.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Study {
+    /// Training up to 1T parameters on Frontier, arXiv 2312.12705
+    Frontier,
+}
+
+impl Study {
+    /// The page, in Markdown.
+    pub fn page(self) -> String {
+        match self {
+            Study::Frontier => frontier::page(),
+        }
+    }
+}
+
+/// Predicts the runs of every table in the folder.
+pub fn run(folder: &Path, output: Output) -> Result<(), Failure> {
+    let reports = validate(folder, &[], 1).map_err(|error| Failure::file("read", folder, &error))?;
+    if reports.is_empty() {
+        let reason = format!("{} has none of the tables that are known", folder.display());
+        return Err(Failure::Mistake(reason));
+    }
+    output.result(&reports)?;
+    if output.json { Ok(()) } else { output.text(&table(&reports).to_string()) }
+}
+
+fn table(reports: &[Report]) -> Table {
+    let mut table = Table::new(["set", "runs", "figure", "ours", "aim", "met"]);
+    for report in reports {
+        for (i, figure) in report.figures.iter().enumerate() {
+            let name = if i == 0 { report.set.clone() } else { String::new() };
+            let runs = if i == 0 { report.rows.to_string() } else { String::new() };
+            let [ours, aim, met] = cells(figure);
+            table.row([name, runs, figure.name.clone(), ours, aim, met]);
+        }
+    }
+    table
+}
+
+fn cells(figure: &Figure) -> [String; 3] {
+    let sign = if figure.at_least { "≥" } else { "≤" };
+    match figure.aim {
+        None => [format!("{:.2}", figure.value), String::new(), String::new()],
+        Some(aim) => {
+            let met = if figure.met() { "yes" } else { "no" };
+            [format!("{:.2}", figure.value), format!("{sign} {aim}"), met.to_owned()]
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Predictions of published runs may not get worse unseen.
+//!
+//! The tables lie beside the repository, in `shared/validation`; without them there is nothing to hold, and the test
+//! says so.
+
+use std::path::PathBuf;
+
+use kintsugi_simulate::validate::{Report, validate};
+
+/// What each set reached when its constants were fitted, rounded up (down where more is better).
+const HELD: &[(&str, &str, f64)] = &[
+    ("korthikanti", "time, mean error %", 3.0),
+    ("korthikanti", "time, worst error %", 6.5),
+    ("sc21 table 1", "time, mean error %", 5.0),
+    ("sc21 table 2, PTD-P", "time, mean error %", 5.0),
+    ("sc21 table 2, ZeRO-3", "time, mean error %", 6.0),
+    ("megascale's megatron", "time, mean error %", 5.0),
+    ("vtrain", "time, mean error %", 9.0),
+    ("llm-foundry A100", "time, mean error %", 11.0),
+    ("llm-foundry H100", "time, mean error %", 5.5),
+    ("simumax B200", "time, mean error %", 3.0),
+    ("simumax B200", "memory, mean error %", 1.5),
+    ("torchtitan H100", "time, mean error %", 8.0),
+    ("torchtitan H100", "memory, mean error %", 4.5),
+    ("nanotron llama-1B", "rank correlation", 0.88),
+    ("nanotron llama-8B", "rank correlation", 0.74),
+];
+
+#[test]
+fn published_runs_are_predicted_as_well_as_ever() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/validation");
+    if !folder.exists() {
+        println!("skipped: there are no published runs in {}", folder.display());
+        return;
+    }
+    let reports = validate(&folder, &[], 12).expect("the tables can be read");
+    let value = |set: &str, figure: &str| {
+        let report: Option<&Report> = reports.iter().find(|report| report.set == set);
+        let figure = report.and_then(|report| report.figures.iter().find(|f| f.name == figure));
+        figure.unwrap_or_else(|| panic!("no figure of {set}")).clone()
+    };
+    let worse: Vec<String> = HELD
+        .iter()
+        .map(|&(set, name, held)| (set, held, value(set, name)))
+        .filter(|(_, held, figure)| if figure.at_least { figure.value < *held } else { figure.value > *held })
+        .map(|(set, held, figure)| format!("{set}: {} is {:.2}, was {held}", figure.name, figure.value))
+        .collect();
+    assert!(worse.is_empty(), "{worse:#?}");
+}
