@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use kintsugi_checkpoint::CheckpointError;
 use kintsugi_data::DataError;
-use kintsugi_engine::TrainError;
+use kintsugi_engine::{GenerateError, TrainError};
 use kintsugi_plan::config::ConfigError;
 
 /// Why a command did not succeed.
@@ -51,6 +51,15 @@ impl From<ConfigError> for Failure {
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
         Failure::Mistake(error.to_string())
+    }
+}
+
+impl From<GenerateError> for Failure {
+    fn from(error: GenerateError) -> Self {
+        match error {
+            GenerateError::Job(error) => Failure::Run(error.to_string()),
+            mistake => Failure::Mistake(mistake.to_string()),
+        }
     }
 }
 

@@ -2,7 +2,8 @@
 
 use kintsugi_checkpoint::snapshot_bytes;
 use kintsugi_plan::{DeviceKind, Plan};
-use kintsugi_simulate::{Misfit, Prediction, check_fit};
+use kintsugi_rank::RankMemory;
+use kintsugi_simulate::{Misfit, Prediction, check_fit, check_memory};
 use kintsugi_spec::units;
 
 use crate::host;
@@ -19,11 +20,7 @@ pub fn planned(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
 /// Against the plan's devices and this machine's memory: the ranks are threads here, whatever the plan is for.
 pub fn here(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
     check_fit(plan, prediction, None)?;
-    let bound = match plan.run.device {
-        DeviceKind::Cpu => host::memory(),
-        DeviceKind::Cuda => host::card_memory(),
-    };
-    let Some(bound) = bound else { return Ok(()) };
+    let Some(bound) = bound(plan) else { return Ok(()) };
     let fits = |bytes, holder: String| {
         check_fit(plan, prediction, Some(bytes)).map_err(|misfit| Misfit { holder, ..misfit })
     };
@@ -33,4 +30,20 @@ pub fn here(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
     let copy = if saves { snapshot_bytes(plan) } else { 0 };
     let less = format!("{}, less {} for the copy of a checkpoint", bound.holder, units::bytes(copy));
     fits(bound.bytes.saturating_sub(copy), less)
+}
+
+/// The same for ranks that do not train, of which the memory is known by stage.
+pub fn inference_here(plan: &Plan, stages: &[RankMemory]) -> Result<(), Misfit> {
+    check_memory(plan, stages, None)?;
+    let Some(bound) = bound(plan) else { return Ok(()) };
+    check_memory(plan, stages, Some(bound.bytes))
+        .map_err(|misfit| Misfit { holder: bound.holder.to_owned(), ..misfit })
+}
+
+/// What the ranks share on this machine.
+fn bound(plan: &Plan) -> Option<host::Bound> {
+    match plan.run.device {
+        DeviceKind::Cpu => host::memory(),
+        DeviceKind::Cuda => host::card_memory(),
+    }
 }

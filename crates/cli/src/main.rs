@@ -8,10 +8,13 @@ mod config;
 mod convert;
 mod describe;
 mod doctor;
+mod eval;
 mod failure;
 mod files;
 mod fit;
+mod generate;
 mod host;
+mod model;
 mod output;
 mod plan;
 mod prepare;
@@ -47,6 +50,8 @@ enum Command {
     Calibrate(calibrate::Arguments),
     Prepare(prepare::Arguments),
     Convert(convert::Arguments),
+    Generate(generate::Arguments),
+    Eval(eval::Arguments),
     Doctor(doctor::Arguments),
 }
 
@@ -74,6 +79,8 @@ fn main() -> ExitCode {
         Some(Command::Calibrate(arguments)) => calibrate::run(&arguments),
         Some(Command::Prepare(arguments)) => prepare::run(&arguments),
         Some(Command::Convert(arguments)) => convert::run(&arguments),
+        Some(Command::Generate(arguments)) => generate::run(&arguments),
+        Some(Command::Eval(arguments)) => eval::run(&arguments),
         Some(Command::Doctor(arguments)) => doctor::run(&arguments),
         None => output::stdout(&Cli::command().render_help().to_string()),
     };

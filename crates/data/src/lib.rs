@@ -15,6 +15,7 @@ mod random;
 mod sampler;
 #[cfg(test)]
 mod testing;
+mod text;
 mod tokenizer;
 mod tokens;
 
@@ -24,6 +25,7 @@ pub use packed::{Packed, PackedOptions};
 pub use permutation::Permutation;
 pub use random::Stream;
 pub use sampler::Sampler;
+pub use text::{GrowingText, Text};
 pub use tokenizer::{Encoder, Tokenizer};
 pub use tokens::{About, TokenFile, TokenType, TokenWriter};
 
@@ -45,6 +47,11 @@ pub trait Dataset: Send + Sync {
     ///
     /// `None` where nobody knows it, as for any natural text.
     fn floor(&self, sequence: usize) -> Option<f64>;
+
+    /// How many different samples a split has; `None` where they have no end.
+    fn samples(&self, _split: Split) -> Option<u64> {
+        None
+    }
 
     /// Fills `out` with sample `index`: as many inputs as the model sees, and one token more for the last target.
     fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError>;

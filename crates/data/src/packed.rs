@@ -64,11 +64,6 @@ impl Packed {
         let short = self.sources.iter().find(|source| source.samples(split, self.sequence) == 0);
         short.map_or(Ok(()), |source| Err(source.too_short(split, self.sequence)))
     }
-
-    /// Samples of a split, over all sources, each counted once.
-    pub fn samples(&self, split: Split) -> u64 {
-        self.sources.iter().map(|source| source.samples(split, self.sequence)).sum()
-    }
 }
 
 impl Dataset for Packed {
@@ -78,6 +73,11 @@ impl Dataset for Packed {
 
     fn floor(&self, _sequence: usize) -> Option<f64> {
         None
+    }
+
+    /// Over all sources, each counted once.
+    fn samples(&self, split: Split) -> Option<u64> {
+        Some(self.sources.iter().map(|source| source.samples(split, self.sequence)).sum())
     }
 
     fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
@@ -197,7 +197,7 @@ mod tests {
         write(&prefix, 0, 1000);
         let packed = Packed::open(&options(&[(&prefix, 1.0)])).unwrap();
         // Of 900 tokens, 112 windows of 8 and one more.
-        assert_eq!((packed.samples(Split::Train), packed.samples(Split::Validation)), (112, 12));
+        assert_eq!((packed.samples(Split::Train), packed.samples(Split::Validation)), (Some(112), Some(12)));
         let epochs = [0..112, 112..224].map(|samples| first_tokens(&packed, Split::Train, samples));
         assert_ne!(epochs[0], epochs[1]);
         let windows: HashSet<u32> = (0..112).map(|window| 8 * window).collect();

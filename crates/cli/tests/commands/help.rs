@@ -14,11 +14,14 @@ fn alone_it_prints_help() {
 
     Commands:
       train      Trains a model; shows the prediction before the run and "predicted / measured" after it
-      plan       Predicts what a step takes: parameters, FLOPs, memory, traffic and the schedule's bubble
+      plan       Predicts what a step takes: parameters, FLOPs, memory, traffic and the schedule's
+                 bubble
       verify     Trains the same model under many layouts and shows that they agree with one rank
       calibrate  Measures this machine's device into a profile that `plan --profile` predicts time with
       prepare    Turns text into token files that `train` reads, in Megatron's .bin/.idx format
       convert    Converts weights between Hugging Face folders and checkpoints of any layout
+      generate   Continues text with a model, token by token
+      eval       Measures the loss and the perplexity of a model on token files
       doctor     Shows what this machine has, and what is missing
       help       Print this message or the help of the given subcommand(s)
 
@@ -36,7 +39,7 @@ fn alone_it_prints_help() {
 #[test]
 fn every_command_teaches_with_examples() {
     let folder = folder("help-commands");
-    for command in ["train", "plan", "verify", "convert"] {
+    for command in ["train", "plan", "verify", "convert", "generate", "eval"] {
         let help = stdout(&kintsugi(&folder, &[command, "--help"]));
         assert!(help.contains(&format!("Examples:\n  kintsugi {command}")), "{help}");
         assert!(help.contains("--set <TABLE.KEY=VALUE>"), "{help}");

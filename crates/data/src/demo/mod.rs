@@ -30,10 +30,32 @@ impl Demo {
         &self.words
     }
 
-    /// Tokens as text, with a space between any two words.
+    /// Tokens as text, with a space between any two words. A token of no word, which a model may have more of, is its
+    /// number in brackets.
     pub fn text(&self, tokens: &[u32]) -> String {
-        let words: Vec<&str> = tokens.iter().map(|&token| self.words[token as usize]).collect();
-        words.join(" ")
+        let word = |&token: &u32| match self.words.get(token as usize) {
+            Some(&word) => word.to_owned(),
+            None => format!("[{token}]"),
+        };
+        tokens.iter().map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The tokens of a text whose words are apart; the word that every text begins with may be left out.
+    pub fn tokens(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        let token = |word: &str| self.words.iter().position(|&known| known == word).map(|token| token as u32);
+        let mut tokens = vec![0];
+        for word in text.split_whitespace() {
+            let unknown = || {
+                let words = self.words.join(" ");
+                DataError::Value(format!("\"{word}\" is no word of the demo's language, which are: {words}"))
+            };
+            tokens.push(token(word).ok_or_else(unknown)?);
+        }
+        // Token 0 is that first word.
+        if tokens.get(1) == Some(&0) {
+            tokens.remove(0);
+        }
+        Ok(tokens)
     }
 
     /// The loss of a perfect model on each of `tokens` given all those before it, in nats; the first is always 0.
@@ -152,6 +174,25 @@ mod tests {
             demo.surprisals(&tokens("<s> Ada gives a bell to Ben , who thanks Ada .")).collect();
         let free: Vec<usize> = (0..surprisals.len()).filter(|&i| surprisals[i] == 0.0).collect();
         assert_eq!(free, [0, 5, 7, 8, 10, 11]);
+    }
+
+    #[test]
+    fn text_becomes_tokens_and_text_again() {
+        let demo = Demo::new(1);
+        for text in
+            ["the dogs near a small river sleep", "<s> the dogs near a small river sleep", " the  dogs "]
+        {
+            let tokens = demo.tokens(text).unwrap();
+            let words: Vec<&str> = text.trim_start_matches("<s> ").split_whitespace().collect();
+            assert_eq!(demo.text(&tokens), format!("<s> {}", words.join(" ")));
+        }
+        assert_eq!(demo.tokens("").unwrap(), [0]);
+        assert_eq!(demo.text(&[0, 128]), "<s> [128]");
+        let unknown = demo.tokens("the unicorn").unwrap_err().to_string();
+        assert!(
+            unknown.starts_with("\"unicorn\" is no word of the demo's language, which are: <s> "),
+            "{unknown}"
+        );
     }
 
     #[test]

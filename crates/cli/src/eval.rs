@@ -1,0 +1,158 @@
+//! `kintsugi eval`: the loss and the perplexity of a model on token files.
+
+use std::io::IsTerminal;
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use kintsugi_checkpoint::WeightsFolder;
+use kintsugi_data::{Dataset, Split};
+use kintsugi_engine::{EvaluateOptions, Evaluated, dataset, device, evaluate};
+use kintsugi_plan::Plan;
+use kintsugi_simulate::evaluation_memory;
+use kintsugi_spec::units;
+
+use crate::failure::Failure;
+use crate::model::{self, ModelArguments};
+use crate::output::Output;
+
+/// Measures the loss and the perplexity of a model on token files.
+///
+/// FOLDER is the folder of a run, a checkpoint or a Hugging Face folder. With --data all of the files is read, in
+/// samples of batch.sequence tokens that follow each other; without it, the validation split of the data that the run
+/// was trained on. Every token but the first of a sample is a target once. What does not fill a whole batch is left
+/// out: with batch.micro = 1 and one replica, less than one sample.
+///
+/// The model runs on one rank, or on the layout that --set parallel.… gives.
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(flatten)]
+    model: ModelArguments,
+    /// Token files, as `kintsugi prepare` or Megatron-LM writes them: PREFIX.bin and PREFIX.idx
+    #[arg(long, value_name = "PREFIX")]
+    data: Option<String>,
+    /// Which part of the data, by data.split; without it, all of --data, else the validation split
+    #[arg(long, value_name = "SPLIT")]
+    split: Option<SplitName>,
+    /// Samples to read, from the first on; all of them without it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    samples: Option<u64>,
+    /// Prints the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  kintsugi eval out
+      the newest checkpoint of the run in out, on its own validation split
+  kintsugi eval gpt2 --data data/book --set batch.sequence=1024
+      a Hugging Face folder on token files made with its tokenizer
+  kintsugi eval out --data data/book --set parallel.tp=2 --json
+      the same number from two ranks, for a script";
+
+/// The longest sample that is taken without being asked for.
+const LONGEST: usize = 2048;
+
+/// Global batches of the demo, which has no end: as many as an evaluation in training has.
+const ENDLESS_BATCHES: u64 = 4;
+
+#[derive(Clone, Copy, ValueEnum)]
+enum SplitName {
+    Train,
+    Validation,
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let output = Output { json: arguments.json };
+    let weights = arguments.model.open()?;
+    let plan = plan(arguments, &weights)?;
+    let dataset = dataset(&plan)?;
+    let split = match (arguments.split, &arguments.data) {
+        (Some(SplitName::Train), _) | (None, Some(_)) => Split::Train,
+        (Some(SplitName::Validation), _) | (None, None) => Split::Validation,
+    };
+    let samples = samples(arguments, &plan, &*dataset, split)?;
+    let (plan, batches) = in_batches(&plan, samples)?;
+    let memory = model::memory(&plan, &evaluation_memory(&plan, device(&plan)))?;
+    let evaluated = with_progress(&plan, &weights, &*dataset, &EvaluateOptions { split, batches, memory })?;
+    output.text(&sentence(&evaluated))?;
+    output.result(&evaluated)
+}
+
+fn plan(arguments: &Arguments, weights: &WeightsFolder) -> Result<Plan, Failure> {
+    let sequence = weights.model().positions.min(LONGEST);
+    let under = match weights {
+        WeightsFolder::HuggingFace(_) => vec![format!("batch.sequence={sequence}")],
+        WeightsFolder::Checkpoint(_) => Vec::new(),
+    };
+    // The validation split is looked at only if it is asked for.
+    let mut over = vec!["run.eval_every=0".to_owned()];
+    if let Some(data) = &arguments.data {
+        over.push(format!("data.source={}", serde_json::Value::from(data.as_str())));
+        // Nothing is kept back of files that are evaluated whole.
+        over.extend(arguments.split.is_none().then(|| "data.split=0".to_owned()));
+    } else if matches!(weights, WeightsFolder::HuggingFace(_)) {
+        return Err(Failure::Mistake("a Hugging Face folder has no data; give --data PREFIX".to_owned()));
+    }
+    arguments.model.plan(weights, &under, &over)
+}
+
+/// How many samples are read.
+fn samples(arguments: &Arguments, plan: &Plan, dataset: &dyn Dataset, split: Split) -> Result<u64, Failure> {
+    let endless = ENDLESS_BATCHES * plan.batch.global as u64;
+    match (dataset.samples(split), arguments.samples) {
+        (Some(there), Some(wanted)) if wanted > there => {
+            Err(Failure::Mistake(format!("--samples {wanted} is more than the {there} that there are")))
+        }
+        (there, wanted) => Ok(wanted.or(there).unwrap_or(endless)),
+    }
+}
+
+/// The plan with global batches that fill its pipeline, and how many of them the samples make.
+fn in_batches(plan: &Plan, samples: u64) -> Result<(Plan, u64), Failure> {
+    let one = (plan.batch.micro * plan.mesh.dp) as u64;
+    let micro_batches = if samples.is_multiple_of(one * plan.mesh.pp as u64) { plan.mesh.pp } else { 1 };
+    let plan = plan.with_micro_batches(micro_batches);
+    let batches = samples / plan.batch.global as u64;
+    if batches == 0 {
+        return Err(Failure::Mistake(format!(
+            "there are {samples} samples of {} tokens, fewer than batch.micro · dp = {one}; lower one of them",
+            plan.batch.sequence
+        )));
+    }
+    Ok((plan, batches))
+}
+
+fn with_progress(
+    plan: &Plan,
+    weights: &WeightsFolder,
+    dataset: &dyn Dataset,
+    options: &EvaluateOptions,
+) -> Result<Evaluated, Failure> {
+    let bar = if std::io::stderr().is_terminal() {
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
+            .expect("the template is valid")
+            .progress_chars("━╸ ");
+        ProgressBar::new(options.batches).with_style(style)
+    } else {
+        ProgressBar::hidden()
+    };
+    let evaluated = evaluate(plan, weights, dataset, options, |loss| {
+        bar.set_message(format!("loss {loss:.4}"));
+        bar.inc(1);
+    });
+    bar.finish_and_clear();
+    evaluated.map_err(|error| Failure::Run(error.to_string()))
+}
+
+fn sentence(evaluated: &Evaluated) -> String {
+    format!(
+        "loss        {:.4} nats per token\nperplexity  {:.4}\ntokens      {}, {} a second\n",
+        evaluated.loss,
+        evaluated.perplexity,
+        units::count(evaluated.tokens as f64),
+        units::count(evaluated.tokens_per_s.round()),
+    )
+}

@@ -1,0 +1,236 @@
+//! `kintsugi generate`: text from a model.
+
+mod show;
+
+use std::fs;
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kintsugi_checkpoint::WeightsFolder;
+use kintsugi_data::Text;
+use kintsugi_engine::{GenerateOptions, Generated, MemoryChoice, Sampling, check_prompts, device, generate};
+use kintsugi_plan::Plan;
+use kintsugi_simulate::generation_memory;
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::model::{self, ModelArguments};
+use crate::output::Output;
+use show::Show;
+
+/// Continues text with a model, token by token.
+///
+/// FOLDER is the folder of a run, a checkpoint or a Hugging Face folder. Without --prompt the prompt is read from
+/// stdin. Every prompt is run once, and then each new token over a cache of the keys and values of those before it.
+/// The model runs on one rank, or on the layout that --set parallel.… gives; prompts go round the replicas, and
+/// batch.micro of them at a time through every stage.
+///
+/// The same seed gives the same text, whatever the layout and whichever other prompts there are.
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(flatten)]
+    model: ModelArguments,
+    /// Text to go on from; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    prompt: Vec<String>,
+    /// A file that is one prompt
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Vec<PathBuf>,
+    /// A prompt as token numbers, as in --prompt-tokens "15 7 301"; tokens are printed then
+    #[arg(long, value_name = "TOKENS", conflicts_with_all = ["prompt", "prompt_file", "tokenizer"])]
+    prompt_tokens: Vec<String>,
+    /// New tokens of every text, at most
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    tokens: u32,
+    /// Logits are divided by it: below 1 the probable becomes more so; 0 always takes the most probable token
+    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    temperature: f64,
+    /// Draws from the K most probable tokens only; 0 for all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    top_k: usize,
+    /// Draws from the fewest most probable tokens whose probabilities add up to P
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    top_p: f64,
+    /// Another seed gives another text
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// The tokenizer, where it is not the one that the model was trained with: a tokenizer.json, a folder, or bytes
+    #[arg(long, value_name = "FILE|FOLDER|bytes")]
+    tokenizer: Option<String>,
+    /// Goes on after a token that ends the text
+    #[arg(long)]
+    ignore_end: bool,
+    /// Prints the texts as JSON, and nothing else to stdout
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  kintsugi generate out --prompt 'the dog near a river'
+      the newest checkpoint of the run in out goes on from a prompt
+  kintsugi generate gpt2 --prompt 'Once upon a time' --temperature 0.8 --top-p 0.95 --tokens 200
+      a Hugging Face folder, with less chance
+  echo 'Once upon a time' | kintsugi generate gpt2 --temperature 0
+      a prompt from stdin, and always the most probable token
+  kintsugi generate llama --prompt 'One' --prompt 'Two' --set parallel.tp=2 --set precision.compute=bf16
+      two texts at once, on two ranks, in 16 bits";
+
+/// Prompts that a Hugging Face folder's model runs at a time.
+const PROMPTS_AT_A_TIME: &str = "batch.micro=8";
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let output = Output { json: arguments.json };
+    let weights = arguments.model.open()?;
+    let under = match weights {
+        WeightsFolder::HuggingFace(_) => vec![PROMPTS_AT_A_TIME.to_owned()],
+        WeightsFolder::Checkpoint(_) => Vec::new(),
+    };
+    let plan = arguments.model.plan(&weights, &under, &[])?.for_generation();
+    let Prompts { text, texts, tokens: prompts } = Prompts::read(arguments, &weights)?;
+    let mut options = GenerateOptions {
+        tokens: arguments.tokens as usize,
+        end_at: text.as_ref().and_then(Text::end).filter(|_| !arguments.ignore_end).into_iter().collect(),
+        sampling: Sampling {
+            temperature: arguments.temperature,
+            top_k: arguments.top_k,
+            top_p: arguments.top_p,
+            seed: arguments.seed,
+        },
+        memory: MemoryChoice::Heap,
+    };
+    check_prompts(&plan, &prompts, &options)?;
+    options.memory = memory(&plan, &prompts, options.tokens)?;
+    warn_beyond_positions(&plan, &prompts, options.tokens);
+    let mut show = Show::new(output, text.as_ref(), &texts, &prompts);
+    let mut shown = Ok(());
+    let generated = generate(&plan, &weights, &prompts, &options, |new| {
+        if shown.is_ok() {
+            shown = show.token(new);
+        }
+    })?;
+    shown?;
+    show.finish(&generated.tokens)?;
+    eprintln!("{}", speed(&generated, &prompts));
+    output.result(&Answer::new(text.as_ref(), texts, &prompts, &generated)?)
+}
+
+/// The prompts as they were given, and as tokens.
+struct Prompts {
+    /// What turned the one into the other; none where tokens were given.
+    text: Option<Text>,
+    texts: Vec<String>,
+    tokens: Vec<Vec<u32>>,
+}
+
+impl Prompts {
+    fn read(arguments: &Arguments, weights: &WeightsFolder) -> Result<Self, Failure> {
+        if !arguments.prompt_tokens.is_empty() {
+            let texts = arguments.prompt_tokens.clone();
+            let tokens = texts.iter().map(|text| numbers(text)).collect::<Result<_, _>>()?;
+            return Ok(Prompts { text: None, texts, tokens });
+        }
+        let text = model::text(weights, arguments.tokenizer.as_deref())?;
+        let mut texts = arguments.prompt.clone();
+        for path in &arguments.prompt_file {
+            texts.push(read(path)?);
+        }
+        if texts.is_empty() {
+            texts.push(from_stdin()?);
+        }
+        if let Some(number) = texts.iter().position(String::is_empty) {
+            return Err(Failure::Mistake(format!("prompt {} is empty; give at least a word", number + 1)));
+        }
+        let tokens = texts.iter().map(|prompt| text.encode(prompt)).collect::<Result<_, _>>()?;
+        Ok(Prompts { text: Some(text), texts, tokens })
+    }
+}
+
+fn numbers(text: &str) -> Result<Vec<u32>, Failure> {
+    let number = |word: &str| {
+        let wrong = |_| Failure::Mistake(format!("--prompt-tokens has \"{word}\", which is no token number"));
+        word.parse().map_err(wrong)
+    };
+    text.split([' ', ',', '\n']).filter(|word| !word.is_empty()).map(number).collect()
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|error| Failure::file("read", path, &error))
+}
+
+/// The text on stdin, without the end of its last line.
+fn from_stdin() -> Result<String, Failure> {
+    let mut text = String::new();
+    if std::io::stdin().is_terminal() {
+        return Err(Failure::Mistake("there is no prompt; give --prompt TEXT or pipe one in".to_owned()));
+    }
+    let read = std::io::stdin().read_to_string(&mut text);
+    read.map_err(|error| Failure::Mistake(format!("cannot read the prompt from stdin: {error}")))?;
+    Ok(text.strip_suffix('\n').unwrap_or(&text).to_owned())
+}
+
+fn memory(plan: &Plan, prompts: &[Vec<u32>], tokens: usize) -> Result<MemoryChoice, Failure> {
+    let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
+    model::memory(plan, &generation_memory(plan, device(plan), &lengths, tokens))
+}
+
+/// Rotary positions have no end, but nobody trained what comes after these.
+fn warn_beyond_positions(plan: &Plan, prompts: &[Vec<u32>], tokens: usize) {
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + tokens;
+    let made_for = plan.model.positions;
+    if longest > made_for + 1 {
+        eprintln!("warning: texts of up to {longest} tokens from a model that was made for {made_for}");
+    }
+}
+
+fn speed(generated: &Generated, prompts: &[Vec<u32>]) -> String {
+    let prompt_tokens: usize = prompts.iter().map(Vec::len).sum();
+    let tokens: usize = generated.tokens.iter().map(Vec::len).sum();
+    let rate = generated.tokens_per_s().map_or(String::new(), |rate| format!(", {rate:.1} tokens/s"));
+    format!("{prompt_tokens} tokens of prompt in {:.2} s; {tokens} new tokens{rate}", generated.prompts_s)
+}
+
+/// The result for scripts.
+#[derive(Serialize)]
+struct Answer {
+    texts: Vec<Continued>,
+    prompt_tokens: usize,
+    prompt_s: f64,
+    new_tokens: usize,
+    tokens_per_s: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Continued {
+    prompt: String,
+    /// What follows the prompt; `null` where no tokenizer is known.
+    text: Option<String>,
+    prompt_tokens: Vec<u32>,
+    tokens: Vec<u32>,
+}
+
+impl Answer {
+    fn new(
+        text: Option<&Text>,
+        texts: Vec<String>,
+        prompts: &[Vec<u32>],
+        generated: &Generated,
+    ) -> Result<Self, Failure> {
+        let mut continued = Vec::new();
+        for ((prompt, prompt_tokens), tokens) in texts.into_iter().zip(prompts).zip(&generated.tokens) {
+            let text = text.map(|text| show::continuation(text, prompt_tokens, tokens)).transpose()?;
+            let (prompt_tokens, tokens) = (prompt_tokens.clone(), tokens.clone());
+            continued.push(Continued { prompt, text, prompt_tokens, tokens });
+        }
+        Ok(Answer {
+            texts: continued,
+            prompt_tokens: prompts.iter().map(Vec::len).sum(),
+            prompt_s: generated.prompts_s,
+            new_tokens: generated.tokens.iter().map(Vec::len).sum(),
+            tokens_per_s: generated.tokens_per_s(),
+        })
+    }
+}

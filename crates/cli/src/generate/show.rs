@@ -1,0 +1,71 @@
+//! Texts for people: one as it grows, several when they are done.
+
+use kintsugi_data::{GrowingText, Text};
+use kintsugi_engine::NewToken;
+
+use crate::failure::Failure;
+use crate::output::{self, Output};
+
+/// Shows what is generated.
+pub struct Show<'a> {
+    output: Output,
+    text: Option<&'a Text>,
+    texts: &'a [String],
+    prompts: &'a [Vec<u32>],
+    /// The only text, unless stdout is kept for JSON.
+    growing: Option<Growing<'a>>,
+}
+
+enum Growing<'a> {
+    Text(GrowingText<'a>),
+    Numbers,
+}
+
+impl<'a> Show<'a> {
+    /// Shows the continuations of these prompts.
+    pub fn new(output: Output, text: Option<&'a Text>, texts: &'a [String], prompts: &'a [Vec<u32>]) -> Self {
+        let alone = prompts.len() == 1 && !output.json;
+        let growing = alone.then(|| match text {
+            Some(text) => Growing::Text(GrowingText::new(text, &prompts[0])),
+            None => Growing::Numbers,
+        });
+        Show { output, text, texts, prompts, growing }
+    }
+
+    /// A token has come.
+    pub fn token(&mut self, new: NewToken) -> Result<(), Failure> {
+        match &mut self.growing {
+            Some(Growing::Text(growing)) => output::stdout(&growing.push(new.token)?),
+            Some(Growing::Numbers) => output::stdout(&format!("{} ", new.token)),
+            None => Ok(()),
+        }
+    }
+
+    /// All have come.
+    pub fn finish(self, generated: &[Vec<u32>]) -> Result<(), Failure> {
+        match self.growing {
+            Some(Growing::Text(growing)) => return output::stdout(&(growing.finish()? + "\n")),
+            Some(Growing::Numbers) => return output::stdout("\n"),
+            None if self.output.json => return Ok(()),
+            None => {}
+        }
+        for ((prompt, given), new) in self.prompts.iter().zip(self.texts).zip(generated) {
+            let continued = match self.text {
+                Some(text) => continuation(text, prompt, new)?,
+                None => new.iter().map(|token| format!(" {token}")).collect(),
+            };
+            output::stdout(&format!("── {given}\n{continued}\n"))?;
+        }
+        Ok(())
+    }
+}
+
+/// What the new tokens add to the text of a prompt.
+pub fn continuation(text: &Text, prompt: &[u32], new: &[u32]) -> Result<String, Failure> {
+    let mut growing = GrowingText::new(text, prompt);
+    let mut continued = String::new();
+    for &token in new {
+        continued += &growing.push(token)?;
+    }
+    Ok(continued + &growing.finish()?)
+}

@@ -1,0 +1,73 @@
+//! The model in a folder, ready to be run: what `generate` and `eval` have in common.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kintsugi_checkpoint::WeightsFolder;
+use kintsugi_checkpoint::convert::plan_for;
+use kintsugi_data::{Text, TokenFile};
+use kintsugi_engine::MemoryChoice;
+use kintsugi_plan::{Data, Plan};
+use kintsugi_rank::RankMemory;
+
+use crate::failure::Failure;
+use crate::fit;
+
+/// Which model, on which layout.
+#[derive(Args)]
+pub struct ModelArguments {
+    /// The folder of a run, whose newest checkpoint is taken, a checkpoint, or a Hugging Face folder
+    folder: PathBuf,
+    /// Sets a value of the configuration, as in --set parallel.tp=2; without any the model runs on one rank
+    #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+impl ModelArguments {
+    /// Opens the folder.
+    pub fn open(&self) -> Result<WeightsFolder, Failure> {
+        Ok(WeightsFolder::open(&self.folder)?)
+    }
+
+    /// The plan of its model, with `under` laid under what `--set` gave and `over` over it.
+    pub fn plan(&self, weights: &WeightsFolder, under: &[String], over: &[String]) -> Result<Plan, Failure> {
+        Ok(plan_for(weights, &[under, &self.sets, over].concat())?)
+    }
+}
+
+/// The memory of the ranks, if they fit.
+pub fn memory(plan: &Plan, stages: &[RankMemory]) -> Result<MemoryChoice, Failure> {
+    fit::inference_here(plan, stages).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
+    Ok(MemoryChoice::Slab(stages.iter().map(|memory| memory.reserved).collect()))
+}
+
+/// What turns text into the model's tokens: what was named, or what the model was trained with.
+pub fn text(weights: &WeightsFolder, named: Option<&str>) -> Result<Text, Failure> {
+    let name = match (named, weights) {
+        (Some(name), _) => Some(name.to_owned()),
+        (None, WeightsFolder::HuggingFace(folder)) => in_folder(folder.path()),
+        (None, WeightsFolder::Checkpoint(checkpoint)) => trained_with(checkpoint.plan())?,
+    };
+    let missing = || {
+        let rule = "no tokenizer is known for this model; name one with --tokenizer, or give --prompt-tokens";
+        Failure::Mistake(rule.to_owned())
+    };
+    Ok(Text::open(&name.ok_or_else(missing)?)?)
+}
+
+/// The name of the tokenizer of a run.
+fn trained_with(plan: &Plan) -> Result<Option<String>, Failure> {
+    let of_data = match &plan.data {
+        Data::Demo if plan.init.is_some() => None,
+        Data::Demo => Some("demo".to_owned()),
+        Data::Tokens(tokens) => match &tokens.tokenizer {
+            Some(name) => Some(name.clone()),
+            None => TokenFile::open(&tokens.sources[0].path)?.about().map(|about| about.tokenizer.clone()),
+        },
+    };
+    Ok(of_data.or_else(|| plan.init.as_deref().and_then(in_folder)))
+}
+
+fn in_folder(folder: &Path) -> Option<String> {
+    Text::is_in(folder).then(|| folder.display().to_string())
+}
