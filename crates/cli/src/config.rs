@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::{ConfigError, init, notes, resolve, resolve_without, with_model_of_init};
+use kintsugi_plan::config::{
+    ConfigError, init, notes, resolve, resolve_open, resolve_without, with_model_of_init,
+};
 
 use crate::failure::Failure;
 
@@ -92,6 +94,11 @@ impl Config {
     pub fn resolve(&self, under: &[&str], over: &[String]) -> Result<Plan, ConfigError> {
         let sets = [self.sets_over(under), over.to_vec()].concat();
         resolve(self.text.as_deref(), &self.name, &sets)
+    }
+
+    /// The plan with its strategy left open, and the ranks that strategies are for.
+    pub fn resolve_open(&self) -> Result<(Plan, usize), ConfigError> {
+        resolve_open(self.text.as_deref(), &self.name, &self.sets)
     }
 
     /// The same without what was given in `tables`, file and `--set` alike.

@@ -2,6 +2,8 @@
 
 mod answer;
 mod report;
+mod rows;
+mod search;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -37,6 +39,10 @@ pub struct Arguments {
     /// Writes the schedule in unit time, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    #[command(flatten)]
+    search: search::SearchArguments,
+    #[command(flatten)]
+    rows: rows::RowArguments,
 }
 
 const EXAMPLES: &str = "\
@@ -47,6 +53,12 @@ Examples:
       --set parallel.pp=16 --set parallel.dp=8 --set batch.sequence=2048 --set batch.micro=1 \\
       --set batch.global=512 --set memory.recompute=full --set precision.compute=bf16
       a large model on a supercomputer
+  kintsugi plan run.toml --search --out best.toml
+      every strategy that fits, ranked, and the best as a configuration
+  kintsugi plan run.toml --scale strong --nodes 16,32,64,128 --plot strong.svg
+      the same batch on more and more nodes
+  kintsugi plan run.toml --sweep batch.micro=1,2,4,8
+      what one setting changes
   kintsugi plan run.toml --json
       for scripts";
 
@@ -56,6 +68,13 @@ const WIDTH: usize = 100;
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
+    arguments.rows.check()?;
+    if arguments.search.wanted() {
+        return search::run(&arguments.search, &arguments.config, output);
+    }
+    if arguments.rows.wanted() {
+        return rows::run(&arguments.rows, &arguments.config, output);
+    }
     let (plan, notes) = arguments.config.resolve_with_notes()?;
     arguments.trace.as_deref().map(check_writable).transpose()?;
     let prediction = predict(&plan, device(&plan), Play::quick(&plan));
