@@ -44,10 +44,10 @@ pub fn svg(chart: &Chart) -> String {
     let axis = Axis::new(values.copied().fold(0.0, f64::max));
     let mut out = String::new();
     let place = Place { axis, count: chart.ticks.len() };
-    write!(
+    writeln!(
         out,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         font-family=\"system-ui, 'DejaVu Sans', sans-serif\" font-size=\"13\" fill=\"{TEXT}\">\n"
+         font-family=\"system-ui, 'DejaVu Sans', sans-serif\" font-size=\"13\" fill=\"{TEXT}\">"
     )
     .expect("a string");
     text(&mut out, LEFT, 26.0, "start", "font-size=\"16\" font-weight=\"600\"", &chart.title);
@@ -113,7 +113,7 @@ fn grid(out: &mut String, place: &Place, chart: &Chart) {
     for (i, tick) in chart.ticks.iter().enumerate() {
         text(out, place.x(i), HEIGHT - BOTTOM + 20.0, "middle", "", tick);
     }
-    text(out, (left + right) / 2.0, HEIGHT - 14.0, "middle", "", &chart.x_label);
+    text(out, f64::midpoint(left, right), HEIGHT - 14.0, "middle", "", &chart.x_label);
     let turned = format!("transform=\"rotate(-90 18 {0})\"", (TOP + HEIGHT - BOTTOM) / 2.0);
     text(out, 18.0, (TOP + HEIGHT - BOTTOM) / 2.0, "middle", &turned, &chart.y_label);
 }

@@ -192,7 +192,7 @@ fn period(stages: &[Stage]) -> Option<Totals> {
     let mut sum = [0; 7];
     for phase in 0..phases {
         let mut length = None;
-        for stage in stages.iter() {
+        for stage in stages {
             if stage.seen[phase] < CUTS {
                 return None;
             }

@@ -42,6 +42,7 @@ pub(super) struct Tables<'a> {
 
 /// All that decides what blocks cost.
 #[derive(PartialEq, Eq, Hash)]
+#[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
 struct BlockKey {
     ranks: usize,
     tp: usize,

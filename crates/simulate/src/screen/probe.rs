@@ -76,10 +76,10 @@ fn train(probe: &mut Probe, plan: &Plan, parts: &[Part], weights: &mut Weights) 
     let kept = probe.work(Op::Forward { block: layer, micro }, weights).added();
     let head = probe.work(Op::Forward { block: Block::Head, micro }, weights).added_to(stream + ids);
     let head_parts = probe.backward(Block::Head, parts, weights);
-    let recompute = plan.memory.recompute == Recompute::Full;
-    let saved = match recompute {
-        true => probe.work(Op::Recompute { block: layer, micro }, weights).added_to(kept),
-        false => kept,
+    let saved = if plan.memory.recompute == Recompute::Full {
+        probe.work(Op::Recompute { block: layer, micro }, weights).added_to(kept)
+    } else {
+        kept
     };
     let layer_parts = probe.backward(layer, parts, weights);
     probe.backward(Block::Embedding, parts, weights);
