@@ -15,7 +15,7 @@ use crate::{Checkpoint, CheckpointError, Manifest, find};
 #[derive(Debug)]
 pub enum WeightsFolder {
     /// Hugging Face's.
-    HuggingFace(HuggingFaceFolder),
+    HuggingFace(Box<HuggingFaceFolder>),
     /// A checkpoint.
     Checkpoint(Box<Checkpoint>),
 }
@@ -24,7 +24,7 @@ impl WeightsFolder {
     /// Opens what a path means: a Hugging Face folder, a checkpoint, or the newest whole checkpoint of a run.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         if HuggingFaceFolder::is_one(path) {
-            return Ok(WeightsFolder::HuggingFace(HuggingFaceFolder::open(path)?));
+            return Ok(WeightsFolder::HuggingFace(Box::new(HuggingFaceFolder::open(path)?)));
         }
         Ok(WeightsFolder::Checkpoint(Box::new(newest(path)?)))
     }

@@ -154,16 +154,15 @@ fn bar() -> ProgressBar {
 /// What a person wants to know first.
 fn report(device: &DeviceSpec) -> String {
     let tera = |rate: f64| format!("{:.1}", rate / 1e12);
-    let mut text = format!("device   {}\n", device.name);
-    let mut line = |name: &str, value: String| text += &format!("{name:<9}{value}\n");
+    let mut lines = vec![format!("device   {}", device.name)];
     if let (Some(bandwidth), Some(share)) = (device.memory_bandwidth, device.streaming) {
-        line("copies", format!("{}/s read and written", units::bytes((bandwidth * share) as u64)));
+        lines.push(format!("copies   {}/s read and written", units::bytes((bandwidth * share) as u64)));
     }
     if let Some(launch) = device.launch {
-        line("launch", format!("{:.2} µs from one small operation to the next", launch * 1e6));
+        lines.push(format!("launch   {:.2} µs from one small operation to the next", launch * 1e6));
     }
     if let (Some(idle), Some(most)) = (device.power_idle, device.power_max) {
-        line("power", format!("{idle:.0} W at rest, {most:.0} W at work"));
+        lines.push(format!("power    {idle:.0} W at rest, {most:.0} W at work"));
     }
     let mut products = Table::new(["m", "n", "k", "TFLOP/s sustained", "in bursts"]);
     for point in &device.products {
@@ -181,7 +180,7 @@ fn report(device: &DeviceSpec) -> String {
         let (forward, backward) = (tera(point.forward), tera(point.backward));
         attention.row(vec![point.head_dim.to_string(), point.sequence.to_string(), forward, backward]);
     }
-    format!("{text}\n{products}\n{attention}")
+    format!("{}\n\n{products}\n{attention}", lines.join("\n"))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use clap::Args;
 use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::{
-    ConfigError, Profile, ProfilePlace, init, notes, profile, resolve_on, resolve_without_on,
+    ConfigError, Profile, ProfilePlace, init, notes, profile, resolve_on, resolve_open, resolve_without_on,
     with_model_of_init,
 };
 
@@ -91,6 +91,11 @@ impl Config {
     pub fn resolve(&self, under: &[&str], over: &[String]) -> Result<Plan, ConfigError> {
         let sets = [self.sets_over(under), over.to_vec()].concat();
         resolve_on(self.profile(), self.text.as_deref(), &self.name, &sets)
+    }
+
+    /// The plan with its strategy left open, and the ranks that strategies are for.
+    pub fn resolve_open(&self) -> Result<(Plan, usize), ConfigError> {
+        resolve_open(self.profile(), self.text.as_deref(), &self.name, &self.sets)
     }
 
     /// The same without what was given in `tables`, file and `--set` alike.

@@ -2,6 +2,8 @@
 
 mod answer;
 mod report;
+mod rows;
+mod search;
 mod speed;
 mod validation;
 
@@ -47,6 +49,10 @@ pub struct Arguments {
     /// Writes the schedule in unit time, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    #[command(flatten)]
+    search: search::SearchArguments,
+    #[command(flatten)]
+    rows: rows::RowArguments,
 }
 
 const EXAMPLES: &str = "\
@@ -57,6 +63,12 @@ Examples:
       --set parallel.pp=16 --set parallel.dp=8 --set batch.sequence=2048 --set batch.micro=1 \\
       --set batch.global=512 --set memory.recompute=full --set precision.compute=bf16
       a large model on a supercomputer
+  kintsugi plan run.toml --search --out best.toml
+      every strategy that fits, ranked, and the best as a configuration
+  kintsugi plan run.toml --scale strong --nodes 16,32,64,128 --plot strong.svg
+      the same batch on more and more nodes
+  kintsugi plan run.toml --sweep batch.micro=1,2,4,8
+      what one setting changes
   kintsugi plan run.toml --json
       for scripts
   kintsugi plan --reproduce frontier
@@ -73,6 +85,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     if let Some(study) = arguments.reproduce {
         return output.text(&study.page());
+    }
+    arguments.rows.check()?;
+    if arguments.search.wanted() {
+        return search::run(&arguments.search, &arguments.config, output);
+    }
+    if arguments.rows.wanted() {
+        return rows::run(&arguments.rows, &arguments.config, output);
     }
     let (plan, notes) = arguments.config.resolve_with_notes()?;
     arguments.trace.as_deref().map(check_writable).transpose()?;

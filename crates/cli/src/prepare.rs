@@ -29,6 +29,7 @@ use progress::Progress;
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 #[command(group = ArgGroup::new("which").required(true).args(["tokenizer", "train_tokenizer"]))]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command")]
 pub struct Arguments {
     /// Files, folders or quoted patterns
     #[arg(required = true, value_name = "INPUT")]

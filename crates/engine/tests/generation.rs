@@ -62,7 +62,7 @@ fn run(plan: &Plan, prompts: &[Vec<u32>], tokens: usize, sampling: Sampling) -> 
 /// Feeds a text in pieces and keeps the logits after each.
 struct Pieces<'a> {
     text: &'a [u32],
-    pieces: Vec<usize>,
+    lengths: Vec<usize>,
     fed: usize,
     positions: Vec<u32>,
     last: [u32; 1],
@@ -75,7 +75,7 @@ impl Source for Pieces<'_> {
     }
 
     fn new_tokens(&mut self, _: usize) -> Option<NewTokens<'_>> {
-        let new = self.pieces[self.logits.len()];
+        let new = self.lengths[self.logits.len()];
         let first = self.fed;
         self.fed += new;
         self.positions = (first as u32..self.fed as u32).collect();
@@ -96,7 +96,7 @@ fn logits(plan: &Plan, text: &[u32], pieces: &[usize]) -> Vec<Vec<f32>> {
         worker.rank.load(&WEIGHTS, &[Kept::Weights]).expect("made, not read");
         let (last, logits) = ([0], Vec::new());
         let mut source =
-            Pieces { text, pieces: pieces.to_vec(), fed: 0, positions: Vec::new(), last, logits };
+            Pieces { text, lengths: pieces.to_vec(), fed: 0, positions: Vec::new(), last, logits };
         worker.rank.start_generation(1, 1, text.len());
         for &piece in pieces {
             worker.rank.expect_tokens(piece);

@@ -6,7 +6,7 @@
 use kintsugi_spec::{Activation, ModelSpec};
 use serde::Serialize;
 
-use crate::{Plan, Recompute};
+use crate::{Compute, Plan, Recompute};
 
 /// FLOPs of one step, over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -23,6 +23,15 @@ impl Plan {
         let passes = if self.memory.recompute == Recompute::Full { 4.0 } else { 3.0 };
         let pass = self.tokens_per_step() as f64 * pass_per_token(&self.model, self.batch.sequence);
         Flops { model: 3.0 * pass, hardware: passes * pass }
+    }
+
+    /// The peak of one rank in the plan's compute type, FLOP/s, where it is known.
+    pub fn peak_flops(&self) -> Option<f64> {
+        let device = &self.cluster.device;
+        match self.precision.compute {
+            Compute::Fp32 => device.peak_fp32,
+            Compute::Bf16 | Compute::Fp16 => device.peak_16bit,
+        }
     }
 }
 

@@ -366,15 +366,18 @@ impl Plan {
 
     /// The units whose weights a block uses.
     pub fn block_units(&self, block: Block) -> Vec<Unit> {
-        match block {
-            Block::Embedding if self.model.family == kintsugi_spec::Family::Gpt => {
-                vec![Unit::Table, Unit::Positions]
-            }
-            Block::Embedding => vec![Unit::Table],
-            Block::Layer(i) => vec![Unit::Layer(i)],
-            Block::Head if self.model.tied => vec![Unit::Table, Unit::Head],
-            Block::Head => vec![Unit::Head],
-        }
+        self.units_of(block).collect()
+    }
+
+    /// The same one by one: programs ask for every computation.
+    pub(crate) fn units_of(&self, block: Block) -> impl Iterator<Item = Unit> + use<> {
+        let gpt = self.model.family == kintsugi_spec::Family::Gpt;
+        let units = match block {
+            Block::Embedding => [Some(Unit::Table), gpt.then_some(Unit::Positions)],
+            Block::Layer(i) => [Some(Unit::Layer(i)), None],
+            Block::Head => [self.model.tied.then_some(Unit::Table), Some(Unit::Head)],
+        };
+        units.into_iter().flatten()
     }
 
     /// The units that a stage holds, each once, in model order.

@@ -5,18 +5,23 @@
 #![forbid(unsafe_code)]
 
 pub mod calibrate;
+mod clock;
 mod fit;
 mod footprint;
 pub mod frontier;
 mod inference;
+mod kept;
 mod predict;
+mod screen;
 pub mod time;
 pub mod timeline;
 mod traffic;
 pub mod validate;
 
+pub use clock::{Clock, Score, ScoreKey};
 pub use fit::{Misfit, check_fit, check_memory};
 pub use footprint::memory_of;
 pub use inference::{evaluation_memory, generation_memory};
 pub use predict::{Play, Prediction, predict};
+pub use screen::Screen;
 pub use time::{Timing, time};

@@ -75,13 +75,11 @@ impl Tensors {
 
     /// Whether a tensor's numbers can be read.
     pub fn check_type(&self, name: &str, tensor: &Tensor) -> Result<(), CheckpointError> {
-        match width(tensor.dtype) {
-            Some(_) => Ok(()),
-            None => {
-                let problem = format!("{name} has type {}; F32, F16 and BF16 are supported", tensor.dtype);
-                Err(CheckpointError::new(self.path(tensor), problem))
-            }
+        if width(tensor.dtype).is_some() {
+            return Ok(());
         }
+        let problem = format!("{name} has type {}; F32, F16 and BF16 are supported", tensor.dtype);
+        Err(CheckpointError::new(self.path(tensor), problem))
     }
 
     /// Elements from `start` on, of a tensor whose type has been checked.
@@ -150,7 +148,7 @@ fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     let pairs = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
     match dtype {
         Dtype::F16 => {
-            out.iter_mut().zip(pairs).for_each(|(out, pair)| *out = f16::from_le_bytes(pair).to_f32())
+            out.iter_mut().zip(pairs).for_each(|(out, pair)| *out = f16::from_le_bytes(pair).to_f32());
         }
         Dtype::BF16 => {
             out.iter_mut().zip(pairs).for_each(|(out, pair)| *out = bf16::from_le_bytes(pair).to_f32());

@@ -52,7 +52,7 @@ impl<'a> Show<'a> {
         for ((prompt, given), new) in self.prompts.iter().zip(self.texts).zip(generated) {
             let continued = match self.text {
                 Some(text) => continuation(text, prompt, new)?,
-                None => new.iter().map(|token| format!(" {token}")).collect(),
+                None => new.iter().fold(String::new(), |text, token| text + " " + &token.to_string()),
             };
             output::stdout(&format!("── {given}\n{continued}\n"))?;
         }

@@ -67,7 +67,7 @@ fn a_text_is_shown_as_it_grows_and_several_when_they_are_done() {
     let file = ["generate", "out", "--tokens", "6", "--temperature", "0", "--prompt-file", "prompt.txt"];
     assert_eq!(stdout(&kintsugi(&folder, &file)), format!("{text}\n"));
     let tokens = answer["texts"][0]["tokens"].as_array().unwrap();
-    let numbers: String = tokens.iter().map(|token| format!("{token} ")).collect();
+    let numbers = tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ") + " ";
     let prompt = answer["texts"][0]["prompt_tokens"].to_string();
     let prompt = prompt.trim_matches(['[', ']']);
     let by_number = ["generate", "out", "--tokens", "6", "--temperature", "0", "--prompt-tokens", prompt];

@@ -8,6 +8,7 @@ mod mistakes;
 mod plan;
 mod prepare;
 mod resume;
+mod search;
 mod support;
 mod train;
 mod verify;

@@ -15,6 +15,7 @@ mod model;
 mod pipeline;
 mod raw;
 mod sharding;
+mod strategy;
 mod training;
 mod words;
 mod write;
@@ -22,11 +23,13 @@ mod write;
 pub use data::DEMO_VOCAB;
 pub use error::ConfigError;
 pub use init::{init, with_model_of_init};
+pub use strategy::{ShardingChoice, Strategy};
 
 use crate::{Batch, Plan};
 use error::{ConfigError as Error, invalid, within};
 use layers::Layers;
-use raw::RawConfig;
+use raw::{RawBatch, RawParallel, RawSharding};
+use words::Replicas;
 
 /// The configuration that stands in for a file where there is none.
 const DEMO: &str = include_str!("demo.toml");
@@ -98,17 +101,47 @@ pub fn resolve_without_on(
     plan(&Layers::read_without(profile, tables, text, name, sets, over)?)
 }
 
+/// The plan on a single rank, with all that a [`Strategy`] names left open, and the number of ranks that strategies
+/// are for: those of `cluster.nodes` where the configuration says it, else those of its own layout.
+pub fn resolve_open(
+    profile: Option<Profile>,
+    file: Option<&str>,
+    file_name: &str,
+    sets: &[String],
+) -> Result<(Plan, usize), ConfigError> {
+    let mut layers = read(profile, file, file_name, sets)?;
+    let (cluster, asked) = (cluster::resolve(&layers)?, layers.given.cluster.nodes);
+    let raw = &mut layers.merged;
+    let ranks = match (asked, cluster.topology.per_node) {
+        (Some(nodes), Some(per_node)) => nodes * per_node,
+        _ => mesh::resolve(&raw.parallel, &cluster, None)?.ranks(),
+    };
+    if raw.batch.global.is_none() {
+        let hint = "give the samples of one step: strategies are compared at the same batch".to_owned();
+        return Err(Error::Missing { field: "batch.global", hint });
+    }
+    raw.batch.micro = Some(1);
+    raw.parallel = RawParallel {
+        dp: Some(Replicas::Count(1)),
+        prefetch: raw.parallel.prefetch,
+        overlap: raw.parallel.overlap,
+        ..RawParallel::default()
+    };
+    raw.sharding = RawSharding::default();
+    Ok((plan(&layers)?, ranks))
+}
+
 fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     let raw = &layers.merged;
     let cluster = cluster::resolve(layers)?;
     let mesh = mesh::resolve(&raw.parallel, &cluster, layers.given.cluster.nodes)?;
     // A missing model is the first thing to say; a missing sequence is refused right after.
     let model = model::resolve(&raw.model, raw.batch.sequence.unwrap_or_default())?;
-    let batch = batch(raw, mesh.dp)?;
+    let batch = batch(&raw.batch, mesh.dp)?;
     model::check_split(&model, mesh.tp)?;
     Ok(Plan {
         pipeline: pipeline::resolve(&raw.parallel, mesh, model.layers, batch)?,
-        sequence_parallel: sequence_parallel(raw, mesh.tp, batch)?,
+        sequence_parallel: sequence_parallel(&raw.parallel, mesh.tp, batch)?,
         sharding: sharding::resolve(&raw.sharding, mesh, cluster.topology)?,
         precision: training::precision(&raw.precision)?,
         memory: training::memory(&raw.memory),
@@ -149,16 +182,16 @@ fn text_and_name<'a>(file: Option<&'a str>, file_name: &'a str) -> (&'a str, &'a
     file.map_or((DEMO, "the built-in demo"), |text| (text, file_name))
 }
 
-fn batch(raw: &RawConfig, dp: usize) -> Result<Batch, Error> {
-    let sequence = raw.batch.sequence.ok_or_else(|| Error::Missing {
+fn batch(raw: &RawBatch, dp: usize) -> Result<Batch, Error> {
+    let sequence = raw.sequence.ok_or_else(|| Error::Missing {
         field: "batch.sequence",
         hint: "give the tokens of one sample, or a model.preset".to_owned(),
     })?;
     let sequence = within("batch.sequence", sequence, 1..=1 << 20)?;
-    let micro = within("batch.micro", raw.batch.micro.unwrap_or(1), 1..=1 << 20)?;
+    let micro = within("batch.micro", raw.micro.unwrap_or(1), 1..=1 << 20)?;
     within("batch.micro · batch.sequence", micro * sequence, 1..=1 << 26)?;
     let per_pass = micro * dp;
-    let global = within("batch.global", raw.batch.global.unwrap_or(per_pass), 1..=1 << 32)?;
+    let global = within("batch.global", raw.global.unwrap_or(per_pass), 1..=1 << 32)?;
     if !global.is_multiple_of(per_pass) {
         let below = global - global % per_pass;
         let nearest =
@@ -170,8 +203,8 @@ fn batch(raw: &RawConfig, dp: usize) -> Result<Batch, Error> {
     Ok(Batch { sequence, micro, global })
 }
 
-fn sequence_parallel(raw: &RawConfig, tp: usize, batch: Batch) -> Result<bool, Error> {
-    let wanted = raw.parallel.sequence_parallel.unwrap_or(false) && tp > 1;
+fn sequence_parallel(raw: &RawParallel, tp: usize, batch: Batch) -> Result<bool, Error> {
+    let wanted = raw.sequence_parallel.unwrap_or(false) && tp > 1;
     let rows = batch.micro * batch.sequence;
     if wanted && !rows.is_multiple_of(tp) {
         let rule = format!(

@@ -86,6 +86,16 @@ impl ShardLevel {
     }
 }
 
+impl From<Level> for ShardLevel {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Package => ShardLevel::Package,
+            Level::Node => ShardLevel::Node,
+            Level::Cluster => ShardLevel::Cluster,
+        }
+    }
+}
+
 impl fmt::Display for ShardLevel {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "\"{}\"", self.name())

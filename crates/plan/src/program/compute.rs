@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Draft, Slot, Stretch};
+use super::{Draft, Place, Stretch};
 use crate::schedule::Pass;
 use crate::{Block, Op, Part, Plan, Recompute};
 
@@ -16,8 +16,12 @@ pub(super) enum Mode {
 
 /// One slot per block computation, in order.
 pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
-    let mut draft =
-        Draft { slots: Vec::new(), stretches: Vec::with_capacity(passes.len()), tail: Vec::new() };
+    let mut draft = Draft {
+        slots: Vec::new(),
+        stretches: Vec::with_capacity(passes.len()),
+        inserted: Vec::new(),
+        tail: Vec::new(),
+    };
     let mut blocks = BTreeMap::new();
     let mut loaded = BTreeSet::new();
     for pass in passes {
@@ -25,9 +29,10 @@ pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
         let blocks = blocks.entry(chunk).or_insert_with(|| plan.chunk_blocks(chunk));
         let first = draft.slots.len();
         for op in computations(pass, blocks, mode, plan.memory.recompute) {
-            let load = load_for(op).filter(|&(micro, _)| loaded.insert(micro));
-            let needs = load.map(|(_, load)| load).into_iter().collect();
-            draft.slots.push(Slot { starts: Vec::new(), needs, op, then: Vec::new() });
+            if let Some((_, load)) = load_for(op).filter(|&(micro, _)| loaded.insert(micro)) {
+                draft.insert(draft.slots.len(), Place::Needs, load);
+            }
+            draft.slots.push(op);
         }
         draft.stretches.push(Stretch { pass, slots: first..draft.slots.len() });
     }

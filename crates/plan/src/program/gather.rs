@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Draft;
+use super::{Draft, Place};
 use crate::{Block, Op, Part, Plan, Unit, When};
 
 pub(super) fn insert(plan: &Plan, draft: &mut Draft) {
@@ -17,31 +17,31 @@ pub(super) fn insert(plan: &Plan, draft: &mut Draft) {
     // The slot that last used each unit that is whole.
     let mut whole: BTreeMap<Unit, usize> = BTreeMap::new();
     for index in 0..draft.slots.len() {
-        let Some(block) = reads_weights(draft.slots[index].op) else { continue };
-        for unit in plan.block_units(block) {
+        let Some(block) = reads_weights(draft.slots[index]) else { continue };
+        for unit in plan.units_of(block) {
             let last = whole.insert(unit, index);
             if last.is_some_and(|last| stays(last, index)) {
                 continue;
             }
             if let Some(last) = last {
-                draft.slots[last].then.push(Op::Release { unit });
+                draft.insert(last, Place::Then, Op::Release { unit });
             }
             gather(draft, unit, index, ahead);
         }
     }
     for (unit, last) in whole {
-        draft.slots[last].then.push(Op::Release { unit });
+        draft.insert(last, Place::Then, Op::Release { unit });
     }
 }
 
 fn gather(draft: &mut Draft, unit: Unit, index: usize, ahead: usize) {
     let start = Op::GatherStart { unit };
     if ahead == 0 {
-        draft.slots[index].needs.push(start);
+        draft.insert(index, Place::Needs, start);
     } else {
-        draft.slots[index.saturating_sub(ahead)].starts.push(start);
+        draft.insert(index.saturating_sub(ahead), Place::Starts, start);
     }
-    draft.slots[index].needs.push(Op::GatherWait { unit });
+    draft.insert(index, Place::Needs, Op::GatherWait { unit });
 }
 
 /// The block whose weights this computation reads. The weight part of a backward reads none.

@@ -15,17 +15,20 @@ use std::ops::Range;
 use crate::schedule::{self, Pass};
 use crate::{Op, Plan, Program};
 
-/// A block computation and what has been put around it.
-struct Slot {
-    /// Transfers begun early, for later slots.
-    starts: Vec<Op>,
-    /// What the computation needs.
-    needs: Vec<Op>,
-    /// The computation.
-    op: Op,
-    /// What follows from it.
-    then: Vec<Op>,
+/// Where an op is put around a block computation.
+#[derive(Clone, Copy)]
+enum Place {
+    /// First: a transfer begun early, for a later computation.
+    Starts = 0,
+    /// Before it: what the computation needs.
+    Needs = 1,
+    /// After it: what follows from it.
+    Then = 3,
 }
+
+/// The place of the computation itself.
+const COMPUTATION: usize = 2;
+const PLACES: usize = 4;
 
 /// A pass and its slots.
 struct Stretch {
@@ -33,10 +36,12 @@ struct Stretch {
     slots: Range<usize>,
 }
 
-/// A program being made.
+/// A program being made: a slot for each block computation, and what has been put around it.
 struct Draft {
-    slots: Vec<Slot>,
+    slots: Vec<Op>,
     stretches: Vec<Stretch>,
+    /// What was put where: the slot and the place in it as one number, in the order of insertion.
+    inserted: Vec<(usize, Op)>,
     /// What comes after the last slot.
     tail: Vec<Op>,
 }
@@ -76,18 +81,31 @@ impl Plan {
 }
 
 impl Draft {
+    fn insert(&mut self, slot: usize, place: Place, op: Op) {
+        self.inserted.push((PLACES * slot + place as usize, op));
+    }
+
+    /// Lays everything out in order: what was put in the same place keeps the order of its insertion.
     fn into_program(self, stage: usize) -> Program {
-        let around = |slot: &Slot| slot.starts.len() + slot.needs.len() + 1 + slot.then.len();
-        let len = 1 + self.slots.iter().map(around).sum::<usize>() + self.tail.len();
-        let mut ops = Vec::with_capacity(len);
-        ops.push(Op::Begin);
-        for slot in self.slots {
-            ops.extend(slot.starts);
-            ops.extend(slot.needs);
-            ops.push(slot.op);
-            ops.extend(slot.then);
+        let mut next = vec![0; PLACES * self.slots.len()];
+        for &(place, _) in &self.inserted {
+            next[place] += 1;
         }
-        ops.extend(self.tail);
+        let mut end = 1;
+        for (place, count) in next.iter_mut().enumerate() {
+            let start = end;
+            end += if place % PLACES == COMPUTATION { 1 } else { *count };
+            *count = start;
+        }
+        let mut ops = vec![Op::Begin; end + self.tail.len()];
+        for (slot, op) in self.slots.into_iter().enumerate() {
+            ops[next[PLACES * slot + COMPUTATION]] = op;
+        }
+        for (place, op) in self.inserted {
+            ops[next[place]] = op;
+            next[place] += 1;
+        }
+        ops[end..].copy_from_slice(&self.tail);
         Program { stage, ops }
     }
 }

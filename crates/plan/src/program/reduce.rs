@@ -1,38 +1,75 @@
 //! Gradients: summed over tp where sequence parallelism leaves parts of them, then over dp.
 //!
-//! Once a step, a unit is reduced after its last write (without overlap: after the last pass). For every micro-batch (ZeRO-2 and -3 with little memory), it
-//! is reduced after each micro-batch's last write, and at most one whole gradient is under way while the next is made.
+//! Once a step, a unit is reduced after its last write (without overlap: after the last pass). For every micro-batch
+//! (ZeRO-2 and -3 with little memory), it is reduced after each micro-batch's last write, and at most one whole
+//! gradient is under way while the next is made.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
-use super::Draft;
+use super::{Draft, Place};
 use crate::{Block, Op, Over, Part, Plan, Unit, When};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     let reductions = reductions(plan, stage);
     let every_micro = plan.sharding.gradients > 1 && plan.sharding.reduce == When::MicroBatch;
-    let key = |unit, micro| (unit, every_micro.then_some(micro));
     // Without overlap a reduction inside the last pass would keep the stage before from its own.
     let at_the_end = !plan.pipeline.overlap && !every_micro;
-    let mut last_write = HashMap::new();
-    for (index, slot) in draft.slots.iter().enumerate() {
-        if let Some((block, micro)) = writes_gradient(slot.op) {
-            for unit in plan.block_units(block) {
-                last_write.insert(key(unit, micro), index);
+    let writes = LastWrites::of(plan, stage, draft, every_micro);
+    for index in 0..draft.slots.len() {
+        let Some((block, micro)) = writes_gradient(draft.slots[index]) else { continue };
+        for unit in plan.units_of(block).filter(|&unit| writes.is_last(index, unit, micro)) {
+            let Some((&last, others)) = reductions[&unit].split_last() else { continue };
+            let mut then = |op| {
+                if at_the_end {
+                    draft.tail.push(op);
+                } else {
+                    draft.insert(index, Place::Then, op);
+                }
+            };
+            for &over in others {
+                then(Op::ReduceStart { unit, over });
+                then(Op::ReduceWait { unit, over });
+            }
+            then(Op::ReduceStart { unit, over: last });
+            let wait = Op::ReduceWait { unit, over: last };
+            match wait_place(plan, draft, unit, index, every_micro) {
+                Some((slot, place)) => draft.insert(slot, place, wait),
+                None => draft.tail.push(wait),
             }
         }
     }
-    for index in 0..draft.slots.len() {
-        let Some((block, micro)) = writes_gradient(draft.slots[index].op) else { continue };
-        for unit in plan.block_units(block).into_iter().filter(|&u| last_write[&key(u, micro)] == index) {
-            let Some((last, others)) = reductions[&unit].split_last() else { continue };
-            let then = if at_the_end { &mut draft.tail } else { &mut draft.slots[index].then };
-            for &over in others {
-                then.extend([Op::ReduceStart { unit, over }, Op::ReduceWait { unit, over }]);
+}
+
+/// The slot that writes each unit last: in the step, or for each micro-batch.
+struct LastWrites {
+    units: BTreeMap<Unit, usize>,
+    /// Micro-batches that are told apart.
+    rows: usize,
+    slots: Vec<usize>,
+}
+
+impl LastWrites {
+    fn of(plan: &Plan, stage: usize, draft: &Draft, every_micro: bool) -> Self {
+        let units: BTreeMap<Unit, usize> =
+            plan.stage_units(stage).into_iter().enumerate().map(|(i, unit)| (unit, i)).collect();
+        let rows = if every_micro { plan.micro_batches() } else { 1 };
+        let mut writes = LastWrites { slots: vec![0; rows * units.len()], units, rows };
+        for (index, &op) in draft.slots.iter().enumerate() {
+            let Some((block, micro)) = writes_gradient(op) else { continue };
+            for unit in plan.units_of(block) {
+                let at = writes.at(unit, micro);
+                writes.slots[at] = index;
             }
-            then.push(Op::ReduceStart { unit, over: *last });
-            wait_place(plan, draft, unit, index, every_micro).push(Op::ReduceWait { unit, over: *last });
         }
+        writes
+    }
+
+    fn is_last(&self, index: usize, unit: Unit, micro: usize) -> bool {
+        self.slots[self.at(unit, micro)] == index
+    }
+
+    fn at(&self, unit: Unit, micro: usize) -> usize {
+        self.units[&unit] * self.rows + micro % self.rows
     }
 }
 
@@ -47,26 +84,21 @@ fn reductions(plan: &Plan, stage: usize) -> BTreeMap<Unit, Vec<Over>> {
     plan.stage_units(stage).into_iter().map(one).collect()
 }
 
-/// Where to wait for the reduction of `unit` that was started after slot `index`.
-fn wait_place<'a>(
+/// Where to wait for the reduction of `unit` that was started after slot `index`; `None` is at the end of the step.
+fn wait_place(
     plan: &Plan,
-    draft: &'a mut Draft,
+    draft: &Draft,
     unit: Unit,
     index: usize,
     every_micro: bool,
-) -> &'a mut Vec<Op> {
-    let Draft { slots, tail, .. } = draft;
+) -> Option<(usize, Place)> {
     if !plan.pipeline.overlap {
-        return if every_micro { &mut slots[index].then } else { tail };
+        return every_micro.then_some((index, Place::Then));
     }
-    match slots.get_mut(index + 1) {
-        Some(next) if every_micro => {
-            let block = writes_gradient(next.op).map(|(block, _)| block);
-            let writes_again = block.is_some_and(|block| plan.block_units(block).contains(&unit));
-            if writes_again { &mut next.needs } else { &mut next.then }
-        }
-        _ => tail,
-    }
+    let next = draft.slots.get(index + 1).filter(|_| every_micro)?;
+    let block = writes_gradient(*next).map(|(block, _)| block);
+    let writes_again = block.is_some_and(|block| plan.units_of(block).any(|other| other == unit));
+    Some((index + 1, if writes_again { Place::Needs } else { Place::Then }))
 }
 
 /// The block and micro-batch whose weight gradients this computation adds.

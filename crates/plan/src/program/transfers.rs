@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Draft;
+use super::{Draft, Place};
 use crate::schedule::Pass;
 use crate::{Block, Message, MessageKind, Op, Plan};
 
@@ -21,29 +21,30 @@ fn receive(ends: &ChunkEnds, overlap: bool, draft: &mut Draft) {
     for index in 0..draft.stretches.len() {
         let stretch = &draft.stretches[index];
         let Some(message) = ends.received(stretch.pass) else { continue };
-        let reader =
-            stretch.slots.clone().find(|&slot| !matches!(draft.slots[slot].op, Op::Recompute { .. }));
+        let reader = stretch.slots.clone().find(|&slot| !matches!(draft.slots[slot], Op::Recompute { .. }));
         let reader = reader.expect("a pass computes something");
         let start = Op::ReceiveStart { message };
         if overlap {
             let earlier = draft.stretches[index.saturating_sub(1)].slots.start;
-            draft.slots[earlier].starts.push(start);
+            draft.insert(earlier, Place::Starts, start);
         } else {
-            draft.slots[reader].needs.push(start);
+            draft.insert(reader, Place::Needs, start);
         }
-        draft.slots[reader].needs.push(Op::ReceiveWait { message });
+        draft.insert(reader, Place::Needs, Op::ReceiveWait { message });
     }
 }
 
 /// Puts every send right after what makes it.
 fn send(ends: &ChunkEnds, draft: &mut Draft) {
     let mut outstanding: BTreeMap<(usize, MessageKind), Message> = BTreeMap::new();
-    for stretch in &draft.stretches {
+    for index in 0..draft.stretches.len() {
+        let stretch = &draft.stretches[index];
         let Some(message) = ends.sent(stretch.pass) else { continue };
-        let then = &mut draft.slots[stretch.slots.end - 1].then;
-        let before = outstanding.insert((message.peer, message.kind), message);
-        then.extend(before.map(|message| Op::SendWait { message }));
-        then.push(Op::SendStart { message });
+        let last = stretch.slots.end - 1;
+        if let Some(message) = outstanding.insert((message.peer, message.kind), message) {
+            draft.insert(last, Place::Then, Op::SendWait { message });
+        }
+        draft.insert(last, Place::Then, Op::SendStart { message });
     }
     draft.tail.extend(outstanding.into_values().map(|message| Op::SendWait { message }));
 }
@@ -59,10 +60,11 @@ struct ChunkEnds<'a> {
 impl<'a> ChunkEnds<'a> {
     fn of(plan: &'a Plan, stage: usize) -> Self {
         let (mut first, mut last) = (Vec::new(), Vec::new());
-        for chunk in 0..plan.chunks() {
-            let blocks = plan.chunk_blocks(chunk);
-            first.push(*blocks.first().expect("a chunk has a block"));
-            last.push(*blocks.last().expect("a chunk has a block"));
+        let mut layers = 0;
+        for (chunk, count) in plan.pipeline.layers.iter().enumerate() {
+            first.push(if chunk == 0 { Block::Embedding } else { Block::Layer(layers) });
+            layers += count;
+            last.push(if layers == plan.model.layers { Block::Head } else { Block::Layer(layers - 1) });
         }
         ChunkEnds { plan, stage, first, last }
     }

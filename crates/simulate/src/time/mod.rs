@@ -117,15 +117,20 @@ fn steadily(plan: &Plan, played: impl Fn(&Plan) -> Totals) -> Totals {
 
 /// Sums over the stages, and when the last is done.
 #[derive(Clone, Copy)]
-struct Totals([Time; 7]);
+pub(crate) struct Totals(pub(crate) [Time; 7]);
 
 impl Totals {
+    /// These and so many periods more.
+    pub(crate) fn and(self, period: Totals, periods: u64) -> Totals {
+        Totals(std::array::from_fn(|i| self.0[i] + periods * period.0[i]))
+    }
+
     fn extended(self, after: Totals, periods: u64) -> Totals {
         Totals(std::array::from_fn(|i| self.0[i] + periods * (after.0[i] - self.0[i])))
     }
 }
 
-fn totals(stages: &[Account]) -> Totals {
+pub(crate) fn totals(stages: &[Account]) -> Totals {
     let sum = |of: fn(&Account) -> Time| stages.iter().map(of).sum::<Time>();
     let end = stages.iter().map(|stage| stage.end).max().unwrap_or(0);
     let late: Time = stages.iter().map(|stage| end - stage.end).sum();
@@ -140,7 +145,7 @@ fn totals(stages: &[Account]) -> Totals {
     ])
 }
 
-fn timing(totals: Totals, stages: usize, fixed: Time) -> Timing {
+pub(crate) fn timing(totals: Totals, stages: usize, fixed: Time) -> Timing {
     let [end, compute, tensor, package, node, cluster, idle] = totals.0.map(|time| time as f64 * 1e-12);
     let mean = |sum: f64| sum / stages as f64;
     let fixed_s = fixed as f64 * 1e-12;

@@ -83,7 +83,11 @@ pub struct Paper {
 impl Paper {
     /// Paper of `device`, with the device's workspace taken.
     pub fn new(device: Device) -> Self {
-        let memory: Rc<dyn Memory> = Rc::new(Arena::on_paper());
+        Paper::over(device, Rc::new(Arena::on_paper()))
+    }
+
+    /// The same, with another account of memory than an arena.
+    pub fn over(device: Device, memory: Rc<dyn Memory>) -> Self {
         let elements = device.workspace_bytes() as usize / DType::F64.bytes();
         let workspace = Buffer::new(&memory, elements, DType::F64, Category::Workspace);
         Paper { device, memory, totals: Cell::default(), trace: None, _workspace: workspace }

@@ -1,0 +1,247 @@
+//! `kintsugi plan --scale` and `--sweep`: one strategy on more and more nodes, or under one setting after another.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use kintsugi_engine::device;
+use kintsugi_plan::Plan;
+use kintsugi_simulate::{Play, predict, time};
+use kintsugi_spec::units;
+use kintsugi_tune::chart::{Chart, Line, svg};
+use kintsugi_tune::{Outcome, efficiency, outcome};
+use serde::Serialize;
+
+use super::search::unknown_speed;
+use crate::config::{Config, ConfigArguments};
+use crate::describe;
+use crate::failure::Failure;
+use crate::files::{check_writable, write_whole};
+use crate::fit;
+use crate::output::Output;
+use crate::table::Table;
+
+/// Which table.
+#[derive(Args)]
+pub struct RowArguments {
+    /// Shows how the strategy scales over --nodes: weak keeps each replica's batch, strong the whole batch
+    #[arg(long, value_enum, requires = "nodes", conflicts_with_all = ["draw", "trace", "sweep"])]
+    scale: Option<Scaling>,
+    /// The numbers of nodes
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', requires = "scale")]
+    nodes: Vec<usize>,
+    /// Shows what a setting changes, as in --sweep parallel.tp=1,2,4,8
+    #[arg(long, value_name = "KEY=VALUE,…", conflicts_with_all = ["draw", "trace"])]
+    sweep: Option<String>,
+    /// Draws the table as a picture
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Scaling {
+    /// The batch of each replica stays
+    Weak,
+    /// The whole batch stays
+    Strong,
+}
+
+/// A row of either table.
+#[derive(Serialize)]
+struct Row {
+    /// The nodes, or the value of the setting.
+    at: String,
+    #[serde(flatten)]
+    outcome: Option<Outcome>,
+    /// Tokens per second and rank against the first row.
+    efficiency: Option<f64>,
+    /// Why there is no such plan.
+    refused: Option<String>,
+}
+
+impl RowArguments {
+    /// Whether a table was asked for.
+    pub fn wanted(&self) -> bool {
+        self.scale.is_some() || self.sweep.is_some()
+    }
+
+    /// Refuses a picture of nothing.
+    pub fn check(&self) -> Result<(), Failure> {
+        match &self.plot {
+            Some(_) if !self.wanted() => {
+                Err(Failure::Mistake("--plot draws a table: give --scale or --sweep with it".to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Makes the table and prints it.
+pub fn run(arguments: &RowArguments, config: &ConfigArguments, output: Output) -> Result<(), Failure> {
+    let config = config.read()?;
+    arguments.plot.as_deref().map(check_writable).transpose()?;
+    let (rows, titles) = match (arguments.scale, &arguments.sweep) {
+        (Some(scaling), _) => scale(&config, scaling, &arguments.nodes)?,
+        (None, Some(text)) => sweep(&config, text)?,
+        (None, None) => unreachable!("a table was asked for"),
+    };
+    output.result(&rows)?;
+    if !output.json {
+        output.text(&text(&rows, &titles))?;
+    }
+    if let Some(path) = &arguments.plot {
+        write_whole(path, &svg(&chart(&rows, titles)))?;
+        output.text(&format!("plot     {}\n", path.display()))?;
+    }
+    Ok(())
+}
+
+/// What stands above a table and its picture.
+struct Titles {
+    heading: String,
+    title: String,
+    at: String,
+    scaling: bool,
+}
+
+fn scale(config: &Config, scaling: Scaling, nodes: &[usize]) -> Result<(Vec<Row>, Titles), Failure> {
+    let base = config.resolve(&[], &[])?;
+    let replica = base.mesh.tp * base.mesh.pp;
+    let mut rows: Vec<Row> = Vec::new();
+    for &count in nodes {
+        let ranks = count * base.cluster.topology.per_node.unwrap_or(1);
+        let global = match scaling {
+            Scaling::Weak => base.batch.global / base.mesh.dp * (ranks / replica).max(1),
+            Scaling::Strong => base.batch.global,
+        };
+        let over = [
+            format!("cluster.nodes={count}"),
+            "parallel.dp=auto".to_owned(),
+            format!("batch.global={global}"),
+        ];
+        let plan = config.resolve(&[], &over)?;
+        let outcome = evaluate(&plan)?;
+        let first = rows.first().and_then(|row| row.outcome.as_ref()).unwrap_or(&outcome);
+        let efficiency = Some(efficiency(first, &outcome));
+        rows.push(Row { at: count.to_string(), outcome: Some(outcome), efficiency, refused: None });
+    }
+    let word = if scaling == Scaling::Weak { "weak" } else { "strong" };
+    let kept = if scaling == Scaling::Weak { "each replica's batch" } else { "the whole batch" };
+    let titles = Titles {
+        heading: format!(
+            "{}{}scaling  {word}: {kept} is kept\n\n",
+            describe::model(&base),
+            describe::layout(&base)
+        ),
+        title: format!("{} on {}: {word} scaling", base.model.name, base.cluster.name),
+        at: "nodes".to_owned(),
+        scaling: true,
+    };
+    Ok((rows, titles))
+}
+
+fn sweep(config: &Config, text: &str) -> Result<(Vec<Row>, Titles), Failure> {
+    let mistake = || Failure::Mistake(format!("--sweep: \"{text}\" must be table.key=value,value"));
+    let (key, values) = text.split_once('=').ok_or_else(mistake)?;
+    let values: Vec<&str> = values.split(',').map(str::trim).collect();
+    if key.trim().is_empty() || values.iter().any(|value| value.is_empty()) {
+        return Err(mistake());
+    }
+    let mut rows = Vec::new();
+    let mut described = None;
+    for value in values {
+        let (outcome, refused) = match config.resolve(&[], &[format!("{}={value}", key.trim())]) {
+            Ok(plan) => {
+                let outcome = evaluate(&plan)?;
+                described.get_or_insert(plan);
+                (Some(outcome), None)
+            }
+            Err(error) => (None, Some(error.to_string())),
+        };
+        rows.push(Row { at: value.to_owned(), outcome, efficiency: None, refused });
+    }
+    // A key that no value of which is allowed is a mistake of its own.
+    let Some(base) = described else {
+        let last = rows.pop().and_then(|row| row.refused);
+        return Err(Failure::Mistake(last.unwrap_or_default()));
+    };
+    let titles = Titles {
+        heading: format!("{}sweep    {}\n\n", describe::model(&base), key.trim()),
+        title: format!("{} on {}: {}", base.model.name, base.cluster.name, key.trim()),
+        at: key.trim().to_owned(),
+        scaling: false,
+    };
+    Ok((rows, titles))
+}
+
+fn evaluate(plan: &Plan) -> Result<Outcome, Failure> {
+    let timing = time(plan).ok_or_else(unknown_speed)?;
+    let prediction = predict(plan, device(plan), Play::quick(plan));
+    let reserved = prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0);
+    Ok(outcome(plan, &timing, reserved, fit::planned(plan, &prediction).is_ok()))
+}
+
+fn text(rows: &[Row], titles: &Titles) -> String {
+    let mut header = vec![
+        titles.at.as_str(),
+        "ranks",
+        "batch",
+        "step",
+        "tokens/s/rank",
+        "TFLOP/s",
+        "MFU",
+        "bubble",
+        "memory",
+        "fits",
+    ];
+    header.extend(titles.scaling.then_some("efficiency"));
+    let mut table = Table::new(header);
+    for row in rows {
+        match &row.outcome {
+            Some(outcome) => table.row(cells(row, outcome)),
+            None => table.row([format!("{}  {}", row.at, row.refused.as_deref().unwrap_or_default())]),
+        }
+    }
+    format!("{}{table}\n", titles.heading)
+}
+
+fn cells(row: &Row, outcome: &Outcome) -> Vec<String> {
+    let mut cells = vec![
+        row.at.clone(),
+        outcome.ranks.to_string(),
+        outcome.global_batch.to_string(),
+        format!("{:.3} s", outcome.step_s),
+        format!("{:.0}", outcome.tokens_per_s_per_gpu),
+        format!("{:.1}", outcome.model_tflops_per_gpu),
+        outcome.mfu.map_or("–".to_owned(), |mfu| format!("{:.1} %", 100.0 * mfu)),
+        format!("{:.1} %", 100.0 * outcome.bubble),
+        units::bytes(outcome.reserved),
+        if outcome.fits { "yes" } else { "no" }.to_owned(),
+    ];
+    cells.extend(row.efficiency.map(|share| format!("{:.1} %", 100.0 * share)));
+    cells
+}
+
+/// Model TFLOP/s of a rank over the rows; what does not fit is left out.
+fn chart(rows: &[Row], titles: Titles) -> Chart {
+    let value = |row: &Row| {
+        let fitting = row.outcome.as_ref().filter(|outcome| outcome.fits)?;
+        Some(fitting.model_tflops_per_gpu)
+    };
+    let values: Vec<Option<f64>> = rows.iter().map(value).collect();
+    let ideal = values.iter().flatten().next().copied();
+    let mut lines = vec![Line { name: "model TFLOP/s per rank".to_owned(), values, guide: false }];
+    if titles.scaling {
+        lines.push(Line { name: "ideal".to_owned(), values: vec![ideal; rows.len()], guide: true });
+    }
+    let tick = |row: &Row| match &row.outcome {
+        Some(outcome) if titles.scaling => format!("{} ({} ranks)", row.at, outcome.ranks),
+        _ => row.at.clone(),
+    };
+    Chart {
+        ticks: rows.iter().map(tick).collect(),
+        title: titles.title,
+        x_label: titles.at,
+        y_label: "TFLOP/s".to_owned(),
+        lines,
+    }
+}

@@ -1,0 +1,320 @@
+//! `kintsugi plan --search`: every strategy that fits, ranked.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use kintsugi_engine::device;
+use kintsugi_plan::{Plan, When};
+use kintsugi_simulate::{Play, Timing, predict, time};
+use kintsugi_spec::units;
+use kintsugi_tune::{
+    By, Candidate, Counts, Found, Limit, Only, Outcome, Phase, Settings, outcome, reason, search,
+};
+use serde::Serialize;
+
+use crate::config::{Config, ConfigArguments};
+use crate::describe;
+use crate::failure::Failure;
+use crate::files::{check_writable, write_whole};
+use crate::fit;
+use crate::host;
+use crate::output::Output;
+use crate::table::Table;
+
+/// What is searched for, and how the result is shown.
+#[derive(Args)]
+pub struct SearchArguments {
+    /// Ranks every strategy that fits: tp, pp, dp, micro-batch, schedule, chunks, sharding, recomputation
+    #[arg(long, conflicts_with_all = ["draw", "trace", "scale", "sweep"])]
+    search: bool,
+    /// What the best is best in
+    #[arg(long, value_enum, default_value = "time", requires = "search")]
+    by: ByName,
+    /// How many of the best are shown
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "search")]
+    top: usize,
+    /// Searches only where a key has one of these values, as in --only parallel.tp=4,8
+    #[arg(long, value_name = "KEY=VALUE,…", requires = "search")]
+    only: Vec<String>,
+    /// Writes the best as a configuration that train takes
+    #[arg(long, value_name = "FILE.toml", requires = "search")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum ByName {
+    /// The shortest step
+    Time,
+    /// The fewest joules
+    Energy,
+    /// Those that none beats in both
+    Pareto,
+}
+
+impl SearchArguments {
+    /// Whether a search was asked for.
+    pub fn wanted(&self) -> bool {
+        self.search
+    }
+}
+
+/// Searches and prints what was found.
+pub fn run(arguments: &SearchArguments, config: &ConfigArguments, output: Output) -> Result<(), Failure> {
+    let config = config.read()?;
+    let (base, ranks) = config.resolve_open()?;
+    arguments.out.as_deref().map(check_writable).transpose()?;
+    let only: Result<Vec<Only>, String> = arguments.only.iter().map(|text| Only::parse(text)).collect();
+    let only = only.map_err(|mistake| Failure::Mistake(format!("--only: {mistake}")))?;
+    let yours = yours(&config, ranks);
+    let progress = Progress::default();
+    let found = search(
+        &Settings {
+            base: &base,
+            ranks,
+            only: &only,
+            by: match arguments.by {
+                ByName::Time => By::Time,
+                ByName::Energy => By::Energy,
+                ByName::Pareto => By::Pareto,
+            },
+            top: arguments.top.max(1),
+            limit: limit(&base),
+            device: device(&base),
+            fits: &|plan, prediction| fit::planned(plan, prediction).is_ok(),
+        },
+        &|phase, done| progress.advance(phase, done),
+    );
+    progress.finish();
+    let found = found.ok_or_else(unknown_speed)?;
+    let rows = rows(&base, &found, yours);
+    output.result(&Answer { ranks, counts: found.counts, yours: rows.yours.as_ref(), best: &rows.best })?;
+    if !output.json {
+        output.text(&text(&base, ranks, &found.counts, &rows))?;
+    }
+    if let (Some(path), Some(best)) = (&arguments.out, rows.best.first()) {
+        write_whole(path, &best.plan.to_toml())?;
+        output.text(&format!("written  {}\n", path.display()))?;
+    }
+    Ok(())
+}
+
+/// What cannot be done without the speed of a device.
+pub fn unknown_speed() -> Failure {
+    let text = "cluster.device says nothing of its speed (peak_fp32, memory_bandwidth), so that no time is known; \
+                give both, or a cluster.preset such as \"frontier\"";
+    Failure::Mistake(text.to_owned())
+}
+
+/// The memory of the plan's devices, or of this machine where the plan is for this machine.
+fn limit(base: &Plan) -> Option<Limit> {
+    let of_device = base.cluster.device.memory.map(Limit::PerRank);
+    of_device.or_else(|| host::memory().map(|bound| Limit::Shared(bound.bytes)))
+}
+
+/// What the configuration itself says, where that is a layout of the same ranks.
+fn yours(config: &Config, ranks: usize) -> Option<(Plan, Timing)> {
+    let plan = config.resolve(&[], &[]).ok().filter(|plan| plan.mesh.ranks() == ranks)?;
+    let timing = time(&plan)?;
+    Some((plan, timing))
+}
+
+/// A strategy as it is shown.
+#[derive(Serialize)]
+struct Row {
+    tp: usize,
+    pp: usize,
+    dp: usize,
+    micro: usize,
+    micro_batches: usize,
+    schedule: String,
+    virtual_stages: usize,
+    sequence_parallel: bool,
+    zero: usize,
+    gather: Option<When>,
+    reduce: Option<When>,
+    recompute: String,
+    #[serde(flatten)]
+    outcome: Outcome,
+    reason: String,
+    #[serde(skip)]
+    plan: Plan,
+}
+
+struct Rows {
+    best: Vec<Row>,
+    yours: Option<Row>,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    ranks: usize,
+    counts: Counts,
+    yours: Option<&'a Row>,
+    best: &'a [Row],
+}
+
+fn rows(base: &Plan, found: &Found, yours: Option<(Plan, Timing)>) -> Rows {
+    let plan =
+        |candidate: &Candidate| base.with_strategy(&candidate.strategy).expect("a strategy that was found");
+    let Some(first) = found.best.first() else {
+        return Rows { best: Vec::new(), yours: None };
+    };
+    let winner = (plan(first), first.timing);
+    let lost = |plan: &Plan, timing: &Timing| reason((&winner.0, &winner.1), (plan, timing));
+    let best = found.best.iter().enumerate().map(|(i, candidate)| {
+        let plan = plan(candidate);
+        let reserved = candidate.reserved.unwrap_or(candidate.peak);
+        let reason = if i == 0 { "the best".to_owned() } else { lost(&plan, &candidate.timing) };
+        row(plan, &candidate.timing, reserved, true, reason)
+    });
+    let best = best.collect();
+    let yours = yours.map(|(plan, timing)| {
+        let prediction = predict(&plan, device(&plan), Play::quick(&plan));
+        let fits = fit::planned(&plan, &prediction).is_ok();
+        let reserved = prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0);
+        let reason = lost(&plan, &timing);
+        row(plan, &timing, reserved, fits, reason)
+    });
+    Rows { best, yours }
+}
+
+fn row(plan: Plan, timing: &Timing, reserved: u64, fits: bool, reason: String) -> Row {
+    let (mesh, sharding) = (plan.mesh, plan.sharding);
+    let sharded = [sharding.states, sharding.gradients, sharding.weights];
+    Row {
+        tp: mesh.tp,
+        pp: mesh.pp,
+        dp: mesh.dp,
+        micro: plan.batch.micro,
+        micro_batches: plan.micro_batches(),
+        schedule: describe::word(&plan.pipeline.schedule),
+        virtual_stages: plan.pipeline.virtual_stages,
+        sequence_parallel: plan.sequence_parallel,
+        zero: sharded.iter().rposition(|&shards| shards > 1).map_or(0, |last| last + 1),
+        gather: (sharding.weights > 1).then_some(sharding.gather),
+        reduce: (sharding.gradients > 1).then_some(sharding.reduce),
+        recompute: describe::word(&plan.memory.recompute),
+        outcome: outcome(&plan, timing, reserved, fits),
+        reason,
+        plan,
+    }
+}
+
+fn text(base: &Plan, ranks: usize, counts: &Counts, rows: &Rows) -> String {
+    let each = |count: usize, seconds: f64| units::count((count as f64 / seconds.max(1e-9)).round());
+    let refused = match counts.refused {
+        0 => String::new(),
+        some => format!(", {some} of the best refused by their full play"),
+    };
+    let mut text = format!(
+        "{}search   {ranks} ranks ({}), {} samples a step: {} strategies, {} do not fit, {} timed{refused}\n\
+         speed    {} per second screened for memory, {} timed\n\n",
+        describe::model(base),
+        base.cluster.name,
+        base.batch.global,
+        counts.enumerated,
+        counts.dropped,
+        counts.timed,
+        each(counts.enumerated, counts.enumeration_s + counts.screening_s),
+        each(counts.timed, counts.timing_s),
+    );
+    if rows.best.is_empty() {
+        return text + "none fits: use more nodes, or let --only through more\n";
+    }
+    let mut table = Table::new(HEADER);
+    for (i, row) in rows.best.iter().enumerate() {
+        table.row(cells(&(i + 1).to_string(), row));
+    }
+    if let Some(row) = &rows.yours {
+        table.row(cells(if row.outcome.fits { "yours" } else { "yours*" }, row));
+    }
+    text.push_str(&table.to_string());
+    if rows.yours.as_ref().is_some_and(|row| !row.outcome.fits) {
+        text.push_str("  * does not fit\n");
+    }
+    text.push('\n');
+    text
+}
+
+const HEADER: [&str; 18] = [
+    "",
+    "tp",
+    "pp",
+    "dp",
+    "micro",
+    "schedule",
+    "chunks",
+    "sequence",
+    "ZeRO",
+    "gather",
+    "reduce",
+    "recompute",
+    "step",
+    "TFLOP/s",
+    "MFU",
+    "bubble",
+    "memory",
+    "why not first",
+];
+
+fn cells(name: &str, row: &Row) -> Vec<String> {
+    let when = |when: Option<When>| when.map_or("–".to_owned(), |when| describe::word(&when));
+    let outcome = &row.outcome;
+    vec![
+        name.to_owned(),
+        row.tp.to_string(),
+        row.pp.to_string(),
+        row.dp.to_string(),
+        row.micro.to_string(),
+        row.schedule.clone(),
+        row.virtual_stages.to_string(),
+        if row.sequence_parallel { "yes" } else { "–" }.to_owned(),
+        row.zero.to_string(),
+        when(row.gather),
+        when(row.reduce),
+        row.recompute.clone(),
+        format!("{:.3} s", outcome.step_s),
+        format!("{:.1}", outcome.model_tflops_per_gpu),
+        outcome.mfu.map_or("–".to_owned(), |mfu| format!("{:.1} %", 100.0 * mfu)),
+        format!("{:.1} %", 100.0 * outcome.bubble),
+        units::bytes(outcome.reserved),
+        row.reason.clone(),
+    ]
+}
+
+/// A bar for each phase, on a terminal.
+#[derive(Default)]
+struct Progress(std::sync::Mutex<Option<(Phase, ProgressBar)>>);
+
+impl Progress {
+    fn advance(&self, phase: Phase, done: usize) {
+        if !std::io::stderr().is_terminal() {
+            return;
+        }
+        let mut shown = self.0.lock().expect("no bar panics");
+        if shown.as_ref().is_none_or(|(other, _)| *other != phase) {
+            let (what, count) = match phase {
+                Phase::Screening(count) => ("screening", count),
+                Phase::Timing(count) => ("timing", count),
+            };
+            let style = ProgressStyle::with_template("{msg:10} {bar:30} {pos}/{len}  {per_sec}")
+                .expect("the template is valid")
+                .progress_chars("━╸ ");
+            let bar = ProgressBar::new(count as u64).with_style(style).with_message(what);
+            if let Some((_, before)) = shown.replace((phase, bar)) {
+                before.finish_and_clear();
+            }
+        }
+        if let Some((_, bar)) = &*shown {
+            bar.inc(done as u64);
+        }
+    }
+
+    fn finish(&self) {
+        if let Some((_, bar)) = &*self.0.lock().expect("no bar panics") {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Searches, scaling and sweeps.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::support::{folder, keys, kintsugi, stdout};
+
+/// A small model on half a node of Frontier, where some strategies fit and others do not.
+const CONFIG: &str = "\
+[model]
+layers = 4
+hidden = 64
+heads = 4
+vocab = 256
+[batch]
+sequence = 32
+global = 8
+[parallel]
+tp = 2
+pp = 2
+dp = 1
+[cluster]
+preset = \"frontier\"
+[run]
+steps = 2
+";
+
+fn plan(name: &str, arguments: &[&str]) -> std::process::Output {
+    let folder = folder(name);
+    fs::write(folder.join("small.toml"), CONFIG).unwrap();
+    kintsugi(&folder, &[&["plan", "small.toml"], arguments].concat())
+}
+
+fn said(name: &str, arguments: &[&str]) -> String {
+    let output = plan(name, arguments);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_search_ranks_what_fits_and_writes_what_trains() {
+    let folder = folder("search");
+    fs::write(folder.join("small.toml"), CONFIG).unwrap();
+    let search = ["plan", "small.toml", "--search", "--json", "--top", "3", "--out", "best.toml"];
+    let answer: Value = serde_json::from_str(&stdout(&kintsugi(&folder, &search))).unwrap();
+    assert_eq!(keys(&answer), ["ranks", "counts", "yours", "best"]);
+    assert_eq!(answer["ranks"], 4);
+    let best = answer["best"].as_array().unwrap();
+    assert_eq!(best.len(), 3);
+    let step = |row: &Value| row["step_s"].as_f64().unwrap();
+    assert!(step(&best[0]) <= step(&best[1]) && step(&best[1]) <= step(&best[2]));
+    assert!(step(&best[0]) <= step(&answer["yours"]), "the configuration's own strategy is one of them");
+    assert_eq!(best[0]["reason"], "the best");
+    assert_eq!(answer["yours"]["tp"], 2);
+
+    let again: Value =
+        serde_json::from_str(&stdout(&kintsugi(&folder, &["plan", "best.toml", "--json"]))).unwrap();
+    assert_eq!(again["fits"], true);
+    assert_eq!(again["ranks"], 4);
+    stdout(&kintsugi(&folder, &["train", "best.toml"]));
+}
+
+#[test]
+fn people_get_a_table_with_reasons() {
+    let table = stdout(&plan("search-table", &["--search", "--top", "4", "--only", "parallel.tp=1,2"]));
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(lines[1].starts_with("search   4 ranks (frontier), 8 samples a step: "), "{table}");
+    assert!(lines[2].contains(" per second screened for memory, "), "{table}");
+    let header = lines[4].split_whitespace().take(4).collect::<Vec<_>>();
+    assert_eq!(header, ["tp", "pp", "dp", "micro"]);
+    assert!(lines[5].ends_with("the best"), "{table}");
+    assert!(lines.iter().any(|line| line.starts_with("  yours")), "{table}");
+}
+
+#[test]
+fn nothing_that_fits_is_an_answer() {
+    let settings = ["--search", "--set", "cluster.device.memory=100000"];
+    assert!(stdout(&plan("search-none", &settings)).contains("none fits"));
+}
+
+#[test]
+fn a_strategy_scales_over_nodes() {
+    let folder = folder("scale");
+    fs::write(folder.join("small.toml"), CONFIG).unwrap();
+    for (scaling, batches) in [("weak", [16, 32, 64]), ("strong", [8, 8, 8])] {
+        let arguments =
+            ["plan", "small.toml", "--scale", scaling, "--nodes", "1,2,4", "--json", "--plot", "scale.svg"];
+        let rows: Value = serde_json::from_str(&stdout(&kintsugi(&folder, &arguments))).unwrap();
+        let rows = rows.as_array().unwrap();
+        let column = |key: &str| rows.iter().map(|row| row[key].as_u64().unwrap()).collect::<Vec<_>>();
+        assert_eq!(column("ranks"), [8, 16, 32]);
+        assert_eq!(column("global_batch"), batches);
+        assert_eq!(rows[0]["efficiency"], 1.0);
+        assert!(rows[2]["efficiency"].as_f64().unwrap() < 1.0);
+    }
+    let picture = fs::read_to_string(folder.join("scale.svg")).unwrap();
+    assert!(picture.contains("custom on frontier: strong scaling") && picture.contains("4 (32 ranks)"));
+}
+
+#[test]
+fn a_sweep_shows_every_value_and_why_some_are_refused() {
+    let table = stdout(&plan("sweep", &["--sweep", "parallel.tp=1,2,3"]));
+    let rows: Vec<&str> = table.lines().skip(4).collect();
+    assert!(rows[0].starts_with("  1 ") && rows[1].starts_with("  2 "), "{table}");
+    assert!(rows[2].contains("parallel.tp = 3 does not divide model.heads = 4"), "{table}");
+}
+
+#[test]
+fn mistakes_are_one_sentence() {
+    insta::assert_snapshot!(
+        said("search-only", &["--search", "--only", "model.layers=3"]),
+        @"error: --only: model.layers is not searched over; there are parallel.tp, parallel.pp, parallel.dp, parallel.schedule, parallel.virtual_stages, parallel.sequence_parallel, batch.micro, sharding.zero, memory.recompute"
+    );
+    insta::assert_snapshot!(
+        said("sweep-empty", &["--sweep", "parallel.tp"]),
+        @r#"error: --sweep: "parallel.tp" must be table.key=value,value"#
+    );
+    insta::assert_snapshot!(
+        said("plot-alone", &["--plot", "x.svg"]),
+        @"error: --plot draws a table: give --scale or --sweep with it"
+    );
+    insta::assert_snapshot!(
+        said("sweep-refused", &["--sweep", "parallel.tp=3,5"]),
+        @"error: parallel.tp = 5 does not divide model.heads = 4; use 1, 2 or 4"
+    );
+    assert!(
+        said(
+            "scale-uneven",
+            &["--scale", "weak", "--nodes", "1", "--set", "parallel.tp=4", "--set", "parallel.pp=3"]
+        )
+        .starts_with("error: ")
+    );
+    let unknown = said("search-speed", &["--search", "--set", "cluster.preset=local"]);
+    assert!(unknown.contains("says nothing of its speed"), "{unknown}");
+}

@@ -1,0 +1,107 @@
+//! A strategy: what can be chosen for a model, a batch and a machine that are given.
+//!
+//! A search varies strategies by the thousand. They go through the checks of a configuration, without its text.
+
+use kintsugi_spec::Level;
+
+use super::error::ConfigError;
+use super::raw::{RawBatch, RawMemory, RawParallel, RawSharding};
+use super::words::{Replicas, ShardLevel};
+use super::{batch, mesh, model, pipeline, sequence_parallel, sharding, training};
+use crate::{Mesh, Plan, Recompute, ScheduleKind, Sharding, When};
+
+/// How a model is broken into pieces: one point of the space that a search goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Strategy {
+    /// The grid of ranks.
+    pub mesh: Mesh,
+    /// Samples per micro-batch.
+    pub micro: usize,
+    /// The schedule.
+    pub schedule: ScheduleKind,
+    /// Chunks per stage.
+    pub virtual_stages: usize,
+    /// Whether rows are split over tp between the tensor-parallel regions.
+    pub sequence_parallel: bool,
+    /// What is sharded.
+    pub sharding: ShardingChoice,
+    /// Recomputation.
+    pub recompute: Recompute,
+}
+
+/// Over which level weights, gradients and states are sharded, `None` for not at all, and when they move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ShardingChoice {
+    /// The level of the weights.
+    pub weights: Option<Level>,
+    /// The level of the gradients.
+    pub gradients: Option<Level>,
+    /// The level of the states.
+    pub states: Option<Level>,
+    /// When sharded weights are gathered.
+    pub gather: When,
+    /// When gradients are reduced.
+    pub reduce: When,
+}
+
+impl ShardingChoice {
+    /// Each rank holds everything.
+    pub const NONE: ShardingChoice = ShardingChoice {
+        weights: None,
+        gradients: None,
+        states: None,
+        gather: When::MicroBatch,
+        reduce: When::Step,
+    };
+}
+
+impl Plan {
+    /// This plan under another strategy, or why that is not allowed. Model, global batch, precision, machine and
+    /// what else a strategy does not name stay; the layers are spread evenly.
+    pub fn with_strategy(&self, strategy: &Strategy) -> Result<Plan, ConfigError> {
+        let parallel = RawParallel {
+            tp: Some(strategy.mesh.tp),
+            pp: Some(strategy.mesh.pp),
+            dp: Some(Replicas::Count(strategy.mesh.dp)),
+            schedule: Some(strategy.schedule),
+            virtual_stages: Some(strategy.virtual_stages),
+            layers_per_stage: None,
+            sequence_parallel: Some(strategy.sequence_parallel),
+            prefetch: Some(self.pipeline.prefetch),
+            overlap: Some(self.pipeline.overlap),
+        };
+        let raw_batch = RawBatch {
+            sequence: Some(self.batch.sequence),
+            micro: Some(strategy.micro),
+            global: Some(self.batch.global),
+        };
+        let memory =
+            RawMemory { recompute: Some(strategy.recompute), attention: Some(self.memory.attention) };
+        let mesh = mesh::resolve(&parallel, &self.cluster, None)?;
+        let batch = batch(&raw_batch, mesh.dp)?;
+        model::check_split(&self.model, mesh.tp)?;
+        Ok(Plan {
+            pipeline: pipeline::resolve(&parallel, mesh, self.model.layers, batch)?,
+            sequence_parallel: sequence_parallel(&parallel, mesh.tp, batch)?,
+            sharding: self.resolve_sharding(mesh, strategy.sharding)?,
+            memory: training::memory(&memory),
+            batch,
+            mesh,
+            ..self.clone()
+        })
+    }
+
+    /// What a choice of sharding means on a mesh of this plan's machine, or why it is not allowed.
+    pub fn resolve_sharding(&self, mesh: Mesh, choice: ShardingChoice) -> Result<Sharding, ConfigError> {
+        let level = |level: Option<Level>| Some(level.map_or(ShardLevel::None, ShardLevel::from));
+        let raw = RawSharding {
+            weights: level(choice.weights),
+            gradients: level(choice.gradients),
+            states: level(choice.states),
+            gather: Some(choice.gather),
+            reduce: Some(choice.reduce),
+            ..RawSharding::default()
+        };
+        sharding::resolve(&raw, mesh, self.cluster.topology)
+    }
+}

@@ -1,0 +1,97 @@
+//! Random layouts of small models.
+
+use kintsugi_plan::config::{self, ShardingChoice, Strategy};
+use kintsugi_plan::{Mesh, Plan, Recompute, ScheduleKind, When};
+use kintsugi_spec::Level;
+use proptest::prelude::any;
+use proptest::sample::select;
+use proptest::strategy::Strategy as Generator;
+
+/// A model without structure in its sizes.
+const MODEL: &str = "[model]\nhidden = 24\nffn = 88\nheads = 4\nvocab = 211\n[batch]\nsequence = 10\n";
+
+/// What no strategy changes.
+pub fn bases() -> impl Generator<Value = Plan> {
+    let family = select(vec![
+        "family = \"gpt\"",
+        "family = \"gpt\"\ntied = false",
+        "family = \"neox\"",
+        "family = \"llama\"\nkv_heads = 2\nhead_dim = 6",
+    ]);
+    let options = (select(vec!["flash", "plain"]), any::<bool>(), 0..=3_usize, 0..=1_usize);
+    let types = (select(vec!["fp32", "bf16"]), select(vec!["fp32", "compute"]), select(vec!["0.0", "0.3"]));
+    (family, 2..=9_usize, options, types).prop_map(
+        |(family, layers, (attention, overlap, prefetch, eval_every), (compute, gradients, interference))| {
+            let text = format!(
+                "{MODEL}[memory]\nattention = \"{attention}\"\n\
+                 [parallel]\noverlap = {overlap}\nprefetch = {prefetch}\n[run]\neval_every = {eval_every}\n\
+                 [precision]\ncompute = \"{compute}\"\ngradients = \"{gradients}\"\n\
+                 [cluster]\npreset = \"frontier\"\n[framework]\ninterference = {interference}\n"
+            );
+            let text = text.replacen("[model]", &format!("[model]\nlayers = {layers}\n{family}"), 1);
+            config::resolve(Some(&text), "random", &[]).unwrap_or_else(|error| panic!("{error}\n{text}"))
+        },
+    )
+}
+
+/// A strategy and the number of micro-batches it runs.
+pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
+    let meshes = (select(vec![1, 2, 4]), 1..=5_usize, 1..=3_usize);
+    let schedule = select(vec![
+        ScheduleKind::GPipe,
+        ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::Interleaved,
+        ScheduleKind::ZeroBubble,
+    ]);
+    let when = || select(vec![When::MicroBatch, When::Step]);
+    let recompute = select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
+    (
+        meshes,
+        schedule,
+        2..=3_usize,
+        (0..=3_usize, when(), when()),
+        recompute,
+        any::<bool>(),
+        1..=2_usize,
+        1..=24_usize,
+    )
+        .prop_map(
+            |(
+                (tp, pp, dp),
+                schedule,
+                chunks,
+                (zero, gather, reduce),
+                recompute,
+                sequence,
+                micro,
+                batches,
+            )| {
+                let level = |from| (zero >= from).then_some(Level::Cluster);
+                let interleaved = schedule == ScheduleKind::Interleaved;
+                let sharding = ShardingChoice {
+                    weights: level(3),
+                    gradients: level(2),
+                    states: level(1),
+                    gather,
+                    reduce: if zero >= 2 { reduce } else { When::Step },
+                };
+                let strategy = Strategy {
+                    mesh: Mesh { pp, dp, tp },
+                    micro,
+                    schedule,
+                    virtual_stages: if interleaved { chunks } else { 1 },
+                    sequence_parallel: sequence,
+                    sharding,
+                    recompute,
+                };
+                (strategy, if interleaved { batches.next_multiple_of(pp) } else { batches })
+            },
+        )
+}
+
+/// The base under a strategy, if that is allowed.
+pub fn plan(base: &Plan, (strategy, micro_batches): &(Strategy, usize)) -> Option<Plan> {
+    let mut base = base.clone();
+    base.batch.global = micro_batches * strategy.micro * strategy.mesh.dp;
+    base.with_strategy(strategy).ok()
+}

@@ -1,0 +1,5 @@
+//! Every shortcut equals the full play.
+
+mod clock;
+mod layouts;
+mod screen;

@@ -1,0 +1,90 @@
+//! A restriction of a search: one key of the configuration, and the values it may have.
+
+use kintsugi_plan::config::Strategy;
+use kintsugi_plan::{Recompute, ScheduleKind};
+
+/// A key and the values that are let through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Only {
+    key: &'static str,
+    values: Vec<String>,
+}
+
+type Value = fn(&Strategy) -> String;
+
+/// The keys that a strategy decides.
+const KEYS: [(&str, Value); 9] = [
+    ("parallel.tp", |strategy| strategy.mesh.tp.to_string()),
+    ("parallel.pp", |strategy| strategy.mesh.pp.to_string()),
+    ("parallel.dp", |strategy| strategy.mesh.dp.to_string()),
+    ("parallel.schedule", |strategy| schedule_word(strategy.schedule).to_owned()),
+    ("parallel.virtual_stages", |strategy| strategy.virtual_stages.to_string()),
+    ("parallel.sequence_parallel", |strategy| strategy.sequence_parallel.to_string()),
+    ("batch.micro", |strategy| strategy.micro.to_string()),
+    ("sharding.zero", |strategy| zero(strategy).to_string()),
+    ("memory.recompute", |strategy| recompute_word(strategy.recompute).to_owned()),
+];
+
+impl Only {
+    /// Reads `table.key=value,value`; what is wrong is one sentence.
+    pub fn parse(text: &str) -> Result<Only, String> {
+        let (key, values) =
+            text.split_once('=').ok_or_else(|| format!("\"{text}\" must be table.key=value,value"))?;
+        let known = KEYS.iter().map(|(name, _)| *name);
+        let Some(key) = known.clone().find(|name| *name == key.trim()) else {
+            let known: Vec<&str> = known.collect();
+            return Err(format!("{} is not searched over; there are {}", key.trim(), known.join(", ")));
+        };
+        let values: Vec<String> = values.split(',').map(|value| value.trim().to_owned()).collect();
+        if values.iter().any(String::is_empty) {
+            return Err(format!("\"{text}\" must be table.key=value,value"));
+        }
+        Ok(Only { key, values })
+    }
+
+    /// Whether a strategy has one of the values.
+    pub fn lets(&self, strategy: &Strategy) -> bool {
+        let (_, value) = KEYS.iter().find(|(name, _)| *name == self.key).expect("a key that was parsed");
+        self.values.contains(&value(strategy))
+    }
+}
+
+/// The ZeRO stage that shards the same.
+pub fn zero(strategy: &Strategy) -> usize {
+    let sharding = &strategy.sharding;
+    let sharded = [sharding.states, sharding.gradients, sharding.weights];
+    sharded.iter().rposition(Option::is_some).map_or(0, |last| last + 1)
+}
+
+/// The word that a configuration has for a schedule.
+pub fn schedule_word(schedule: ScheduleKind) -> &'static str {
+    match schedule {
+        ScheduleKind::GPipe => "gpipe",
+        ScheduleKind::OneForwardOneBackward => "1f1b",
+        ScheduleKind::Interleaved => "interleaved",
+        ScheduleKind::ZeroBubble => "zero-bubble",
+    }
+}
+
+/// The word that a configuration has for recomputation.
+pub fn recompute_word(recompute: Recompute) -> &'static str {
+    match recompute {
+        Recompute::None => "none",
+        Recompute::Selective => "selective",
+        Recompute::Full => "full",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restriction_is_a_key_and_values() {
+        let only = Only::parse("parallel.tp = 1, 8").expect("right");
+        assert_eq!((only.key, only.values), ("parallel.tp", vec!["1".to_owned(), "8".to_owned()]));
+        assert!(Only::parse("parallel.tp").is_err());
+        assert!(Only::parse("parallel.tp=").is_err());
+        assert!(Only::parse("model.layers=3").unwrap_err().contains("parallel.tp"));
+    }
+}

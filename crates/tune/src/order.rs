@@ -1,0 +1,37 @@
+//! The order of candidates: by time, by energy, or the front where neither can be had without the other.
+
+use crate::Candidate;
+
+/// What the best is best in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The shortest step.
+    Time,
+    /// The fewest joules.
+    Energy,
+    /// Those that no other beats in both, the fastest first.
+    Pareto,
+}
+
+/// Best first. Equals are told apart by memory, then by how little they need.
+pub fn order(mut candidates: Vec<Candidate>, by: By) -> Vec<Candidate> {
+    let joules = |candidate: &Candidate| candidate.consumption.map_or(f64::INFINITY, |used| used.joules);
+    let seconds = |candidate: &Candidate| candidate.timing.step_s;
+    let keys = |candidate: &Candidate| match by {
+        By::Time | By::Pareto => [seconds(candidate), joules(candidate)],
+        By::Energy => [joules(candidate), seconds(candidate)],
+    };
+    candidates.sort_by(|a, b| {
+        let ([a1, a2], [b1, b2]) = (keys(a), keys(b));
+        a1.total_cmp(&b1).then(a2.total_cmp(&b2)).then(a.peak.cmp(&b.peak))
+    });
+    if by == By::Pareto {
+        let mut fewest = f64::INFINITY;
+        candidates.retain(|candidate| {
+            let better = joules(candidate) < fewest;
+            fewest = fewest.min(joules(candidate));
+            better
+        });
+    }
+    candidates
+}

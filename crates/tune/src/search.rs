@@ -1,0 +1,210 @@
+//! The search: enumerate, drop what does not fit, time the rest, and play the best in full.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::Strategy;
+use kintsugi_simulate::time::{Consumption, DeviceModel};
+use kintsugi_simulate::{Clock, Play, Prediction, Score, ScoreKey, Screen, Timing, predict};
+use kintsugi_tensor::Device;
+use rayon::prelude::*;
+
+use crate::{By, Only, order, strategies};
+
+/// What is searched for.
+pub struct Settings<'a> {
+    /// The model, the batch and the machine, on a single rank.
+    pub base: &'a Plan,
+    /// Over how many ranks it is spread.
+    pub ranks: usize,
+    /// Restrictions.
+    pub only: &'a [Only],
+    /// What the best is best in.
+    pub by: By,
+    /// How many of the best are given back.
+    pub top: usize,
+    /// The memory that must be enough.
+    pub limit: Option<Limit>,
+    /// What paper is paper of.
+    pub device: Device,
+    /// Whether a strategy that was played in full fits.
+    pub fits: &'a (dyn Fn(&Plan, &Prediction) -> bool + Sync),
+}
+
+/// The memory that a strategy must fit into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// So many bytes for each rank.
+    PerRank(u64),
+    /// So many bytes for all ranks together.
+    Shared(u64),
+}
+
+/// What a search is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Finding out what fits, of so many strategies.
+    Screening(usize),
+    /// Timing so many that do.
+    Timing(usize),
+}
+
+/// A strategy and what it takes.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// How long a step takes.
+    pub timing: Timing,
+    /// What a step consumes, where the device's power is known.
+    pub consumption: Option<Consumption>,
+    /// The peak of the fullest rank.
+    pub peak: u64,
+    /// What the fullest rank takes from its device; of those that were played in full.
+    pub reserved: Option<u64>,
+}
+
+/// How many strategies there were, and how quickly they were gone through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Counts {
+    /// Allowed.
+    pub enumerated: usize,
+    /// That do not fit by the screen.
+    pub dropped: usize,
+    /// Timed.
+    pub timed: usize,
+    /// Among the best that the full play showed not to fit after all: gaps between buffers.
+    pub refused: usize,
+    /// Seconds of the enumeration.
+    pub enumeration_s: f64,
+    /// Seconds of the screening.
+    pub screening_s: f64,
+    /// Seconds of the timing.
+    pub timing_s: f64,
+}
+
+/// What a search found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The best, best first.
+    pub best: Vec<Candidate>,
+    /// How many there were.
+    pub counts: Counts,
+}
+
+/// Searches; `progress` hears of the phases and of every strategy that is done with. `None` where the speed of the
+/// device is not known.
+pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> Option<Found> {
+    let model = DeviceModel::new(&settings.base.cluster.device, &settings.base.framework)?;
+    let mut counts = Counts::default();
+    let all = clocked(&mut counts.enumeration_s, || strategies(settings.base, settings.ranks, settings.only));
+    counts.enumerated = all.len();
+    let done = |done| progress(Phase::Screening(all.len()), done);
+    let fitting = clocked(&mut counts.screening_s, || {
+        screened(settings.base, settings.device, &all, settings.limit, &done)
+    });
+    counts.dropped = all.len() - fitting.len();
+    counts.timed = fitting.len();
+    let timed = clocked(&mut counts.timing_s, || {
+        let strategies: Vec<Strategy> = fitting.iter().map(|&(strategy, _)| strategy).collect();
+        timings(settings.base, &model, &strategies, &|done| progress(Phase::Timing(fitting.len()), done))
+    });
+    let candidates = fitting.into_iter().zip(timed).map(|((strategy, peak), timing)| {
+        let plan = settings.base.with_strategy(&strategy).expect("strategies are allowed");
+        let consumption = Consumption::new(&plan, &timing);
+        Candidate { strategy, timing, consumption, peak, reserved: None }
+    });
+    let ordered = order(candidates.collect(), settings.by);
+    Some(Found { best: verified(settings, ordered, &mut counts.refused), counts })
+}
+
+/// What fits by the screen, each with its peak. The screen is never above what the full play reserves, so nothing
+/// that fits is dropped.
+pub fn screened(
+    base: &Plan,
+    device: Device,
+    all: &[Strategy],
+    limit: Option<Limit>,
+    done: &(dyn Fn(usize) + Sync),
+) -> Vec<(Strategy, u64)> {
+    let screen = Screen::new(device);
+    let one = |strategy: &Strategy| {
+        let plan = base.with_strategy(strategy).expect("strategies are allowed");
+        let limit = limit.map_or(u64::MAX, |limit| limit.per_rank(&plan));
+        if screen.resident(&plan) > limit {
+            return None;
+        }
+        Some((*strategy, screen.peak(&plan))).filter(|&(_, peak)| peak <= limit)
+    };
+    let chunks = all.par_chunks(CHUNK).flat_map_iter(|chunk| {
+        done(chunk.len());
+        chunk.iter().filter_map(one).collect::<Vec<_>>()
+    });
+    chunks.collect()
+}
+
+/// Strategies that are screened together.
+const CHUNK: usize = 64;
+
+/// How long a step takes under each strategy, in order. Those that run the same programs are timed one after the
+/// other, so that these are made once.
+pub fn timings(
+    base: &Plan,
+    model: &DeviceModel,
+    strategies: &[Strategy],
+    done: &(dyn Fn(usize) + Sync),
+) -> Vec<Timing> {
+    let plan = |i: usize| base.with_strategy(&strategies[i]).expect("strategies are allowed");
+    let mut groups: HashMap<ScoreKey, Vec<usize>> = HashMap::new();
+    for i in 0..strategies.len() {
+        groups.entry(ScoreKey::of(&plan(i))).or_default().push(i);
+    }
+    let clock = Clock::new(model);
+    let groups: Vec<Vec<usize>> = groups.into_values().collect();
+    let timed = groups.par_iter().flat_map_iter(|group| {
+        let score = Score::of(&plan(group[0]));
+        let timed: Vec<_> = group.iter().map(|&i| (i, clock.time_with(&plan(i), &score))).collect();
+        done(group.len());
+        timed
+    });
+    let mut timed: Vec<(usize, Timing)> = timed.collect();
+    timed.sort_by_key(|&(i, _)| i);
+    timed.into_iter().map(|(_, timing)| timing).collect()
+}
+
+/// The first that the full play shows to fit.
+fn verified(settings: &Settings, ordered: Vec<Candidate>, refused: &mut usize) -> Vec<Candidate> {
+    let mut best = Vec::new();
+    for candidate in ordered {
+        if best.len() == settings.top {
+            break;
+        }
+        let plan = settings.base.with_strategy(&candidate.strategy).expect("strategies are allowed");
+        let prediction = predict(&plan, settings.device, Play::quick(&plan));
+        if (settings.fits)(&plan, &prediction) {
+            let reserved = prediction.stages.iter().map(|stage| stage.reserved).max();
+            best.push(Candidate { reserved, ..candidate });
+        } else {
+            *refused += 1;
+        }
+    }
+    best
+}
+
+impl Limit {
+    /// What one rank may take at most. Of memory that is shared, the ranks of the fullest stage may take all.
+    fn per_rank(self, plan: &Plan) -> u64 {
+        match self {
+            Limit::PerRank(bytes) => bytes,
+            Limit::Shared(bytes) => bytes / (plan.mesh.dp * plan.mesh.tp) as u64,
+        }
+    }
+}
+
+fn clocked<T>(seconds: &mut f64, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = work();
+    *seconds = start.elapsed().as_secs_f64();
+    result
+}

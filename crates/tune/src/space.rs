@@ -1,0 +1,129 @@
+//! Every strategy that a model, a batch and a number of ranks allow.
+//!
+//! What is allowed is asked of the plan, never decided here: this only proposes. A proposal's simplest form is asked
+//! first, so that a mesh or a schedule that is refused is refused once and not with every sharding.
+
+use kintsugi_plan::config::{ShardingChoice, Strategy};
+use kintsugi_plan::{Mesh, Plan, Recompute, ScheduleKind, Sharding, When};
+use kintsugi_spec::Level;
+use rayon::prelude::*;
+
+use crate::Only;
+
+/// Every strategy for `base` on `ranks` ranks that `only` lets through, no two of which mean the same.
+pub fn strategies(base: &Plan, ranks: usize, only: &[Only]) -> Vec<Strategy> {
+    meshes(ranks).into_par_iter().flat_map_iter(|mesh| of_mesh(base, mesh, only)).collect()
+}
+
+fn meshes(ranks: usize) -> Vec<Mesh> {
+    let of_tp = |tp| divisors(ranks / tp).map(move |pp| Mesh { pp, dp: ranks / tp / pp, tp });
+    divisors(ranks).flat_map(of_tp).collect()
+}
+
+fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
+    let global = base.batch.global;
+    let plainest = Strategy {
+        mesh,
+        micro: 1,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        virtual_stages: 1,
+        sequence_parallel: false,
+        sharding: ShardingChoice::NONE,
+        recompute: Recompute::None,
+    };
+    let allowed = |strategy: &Strategy| base.with_strategy(strategy).is_ok();
+    let mut found = Vec::new();
+    if !allowed(&plainest) {
+        return found;
+    }
+    let shardings = shardings(base, mesh);
+    for micro in divisors(global / mesh.dp) {
+        for (schedule, virtual_stages) in pipelines(mesh.pp, base.model.layers) {
+            for sequence_parallel in [false, true].into_iter().filter(|&wanted| !wanted || mesh.tp > 1) {
+                let plain = Strategy { micro, schedule, virtual_stages, sequence_parallel, ..plainest };
+                if !allowed(&plain) {
+                    continue;
+                }
+                for &sharding in &shardings {
+                    let full = RECOMPUTE.map(|recompute| Strategy { sharding, recompute, ..plain });
+                    found.extend(full.into_iter().filter(|strategy| only.iter().all(|o| o.lets(strategy))));
+                }
+            }
+        }
+    }
+    found
+}
+
+const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+
+/// Schedules with the chunks per stage that cut the layers evenly.
+fn pipelines(pp: usize, layers: usize) -> Vec<(ScheduleKind, usize)> {
+    let plain = [ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble, ScheduleKind::GPipe];
+    let even = |chunks: &usize| layers.is_multiple_of(pp * chunks);
+    let interleaved = (2..=layers / pp).filter(even).map(|chunks| (ScheduleKind::Interleaved, chunks));
+    plain.into_iter().map(|schedule| (schedule, 1)).chain(interleaved).collect()
+}
+
+/// The choices of sharding that differ on a mesh.
+fn shardings(base: &Plan, mesh: Mesh) -> Vec<ShardingChoice> {
+    let levels = levels(base, mesh);
+    let mut found: Vec<(Sharding, ShardingChoice)> = Vec::new();
+    for &states in &levels {
+        for &gradients in &levels {
+            for &weights in &levels {
+                for (gather, reduce) in timings(weights, gradients) {
+                    let choice = ShardingChoice { weights, gradients, states, gather, reduce };
+                    let Ok(means) = base.resolve_sharding(mesh, choice) else { continue };
+                    if found.iter().all(|(other, _)| *other != means) {
+                        found.push((means, choice));
+                    }
+                }
+            }
+        }
+    }
+    found.into_iter().map(|(_, choice)| choice).collect()
+}
+
+/// When things move, where that makes a difference.
+fn timings(weights: Option<Level>, gradients: Option<Level>) -> Vec<(When, When)> {
+    let both = [When::MicroBatch, When::Step];
+    let gathers = if weights.is_some() { &both[..] } else { &both[..1] };
+    let reduces = if gradients.is_some() { &both[..] } else { &both[1..] };
+    gathers.iter().flat_map(|&gather| reduces.iter().map(move |&reduce| (gather, reduce))).collect()
+}
+
+/// The levels over which states can be sharded, those that mean the same left out.
+fn levels(base: &Plan, mesh: Mesh) -> Vec<Option<Level>> {
+    let mut found: Vec<(usize, Option<Level>)> = Vec::new();
+    let levels = Level::ALL.into_iter().rev().map(Some);
+    for level in std::iter::once(None).chain(levels) {
+        let choice = ShardingChoice { states: level, ..ShardingChoice::NONE };
+        let Ok(means) = base.resolve_sharding(mesh, choice) else { continue };
+        if found.iter().all(|&(states, _)| states != means.states) {
+            found.push((means.states, level));
+        }
+    }
+    found.into_iter().map(|(_, level)| level).collect()
+}
+
+fn divisors(n: usize) -> impl Iterator<Item = usize> {
+    (1..=n).filter(move |d| n.is_multiple_of(*d))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mesh_has_all_ranks() {
+        let meshes = meshes(12);
+        assert_eq!(meshes.len(), 18, "ordered products of three factors");
+        assert!(meshes.iter().all(|mesh| mesh.ranks() == 12));
+    }
+
+    #[test]
+    fn chunks_cut_the_layers_evenly() {
+        let chunks: Vec<usize> = pipelines(4, 24).into_iter().map(|(_, chunks)| chunks).collect();
+        assert_eq!(chunks, [1, 1, 1, 2, 3, 6]);
+    }
+}

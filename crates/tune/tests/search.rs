@@ -1,0 +1,153 @@
+//! A search finds what trying every configuration finds.
+#![allow(clippy::float_cmp, reason = "a shortcut gives the same bits")]
+
+use std::collections::BTreeMap;
+
+use kintsugi_plan::config::{resolve, resolve_open};
+use kintsugi_plan::{Plan, When};
+use kintsugi_simulate::{Play, Prediction, predict, time};
+use kintsugi_tensor::Device;
+use kintsugi_tune::{By, Found, Limit, Only, Settings, search};
+
+const DEVICE: Device = Device::Cpu { threads: 1 };
+const CONFIG: &str = "
+[model]
+layers = 4
+hidden = 32
+heads = 4
+vocab = 200
+[batch]
+sequence = 16
+micro = 1
+global = 4
+[parallel]
+dp = 4
+[cluster]
+preset = \"frontier\"
+";
+
+fn reserved(prediction: &Prediction) -> u64 {
+    prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0)
+}
+
+/// A search where each rank has so many bytes.
+fn found_in(memory: u64, by: By, only: &[Only]) -> Found {
+    let (base, ranks) = resolve_open(None, Some(CONFIG), "test", &[]).expect("a right configuration");
+    assert_eq!(ranks, 4);
+    let limit = Some(Limit::PerRank(memory));
+    let fits = |_: &Plan, prediction: &Prediction| reserved(prediction) <= memory;
+    let settings =
+        Settings { base: &base, ranks, only, by, top: usize::MAX, limit, device: DEVICE, fits: &fits };
+    search(&settings, &|_, _| {}).expect("Frontier's speed is known")
+}
+
+fn found(by: By, only: &[Only]) -> Found {
+    found_in(u64::MAX, by, only)
+}
+
+/// What tells strategies apart: things that make no difference to a plan are left out.
+fn name(plan: &Plan) -> String {
+    let mut sharding = plan.sharding;
+    if sharding.weights == 1 {
+        sharding.gather = When::MicroBatch;
+    }
+    let micro = plan.batch.micro;
+    format!(
+        "{:?} {micro} {:?} {} {sharding:?} {:?}",
+        plan.mesh, plan.pipeline, plan.sequence_parallel, plan.memory.recompute
+    )
+}
+
+/// Every configuration that is accepted, by name.
+fn every_plan() -> BTreeMap<String, Plan> {
+    let mut plans = BTreeMap::new();
+    let mut try_one = |sets: Vec<String>| {
+        if let Ok(plan) = resolve(Some(CONFIG), "test", &sets) {
+            plans.insert(name(&plan), plan);
+        }
+    };
+    for mesh in [[4, 1, 1], [1, 4, 1], [1, 1, 4], [2, 2, 1], [2, 1, 2], [1, 2, 2], [3, 1, 1]] {
+        for micro in 1..=4 {
+            for pipeline in ["gpipe 1", "1f1b 1", "zero-bubble 1", "interleaved 2", "interleaved 4", "1f1b 2"]
+            {
+                for sharding in 0..16 {
+                    for recompute in ["none", "selective", "full"] {
+                        for sequence_parallel in [false, true] {
+                            let (schedule, chunks) = pipeline.split_once(' ').expect("two words");
+                            let when = |bit: usize| if sharding & bit == 0 { "micro-batch" } else { "step" };
+                            let zero = sharding / 4;
+                            let mut sets = vec![
+                                format!("parallel.tp={}", mesh[0]),
+                                format!("parallel.pp={}", mesh[1]),
+                                format!("parallel.dp={}", mesh[2]),
+                                format!("batch.micro={micro}"),
+                                format!("parallel.schedule={schedule}"),
+                                format!("parallel.virtual_stages={chunks}"),
+                                format!("parallel.sequence_parallel={sequence_parallel}"),
+                                format!("sharding.zero={zero}"),
+                                format!("sharding.gather={}", when(1)),
+                                format!("memory.recompute={recompute}"),
+                            ];
+                            sets.extend((zero >= 2).then(|| format!("sharding.reduce={}", when(2))));
+                            try_one(sets);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    plans.retain(|_, plan| plan.mesh.ranks() == 4);
+    plans
+}
+
+#[test]
+fn a_search_equals_trying_every_configuration() {
+    let (base, _) = resolve_open(None, Some(CONFIG), "test", &[]).expect("a right configuration");
+    let all = every_plan();
+    let needs = |plan: &Plan| reserved(&predict(plan, DEVICE, Play::Full));
+    let needed: BTreeMap<&str, u64> = all.iter().map(|(name, plan)| (name.as_str(), needs(plan))).collect();
+    let mut sorted: Vec<u64> = needed.values().copied().collect();
+    sorted.sort_unstable();
+    let memory = sorted[sorted.len() / 2];
+    let fitting: BTreeMap<&str, f64> = all
+        .iter()
+        .filter(|(name, _)| needed[name.as_str()] <= memory)
+        .map(|(name, plan)| (name.as_str(), time(plan).expect("a known speed").step_s))
+        .collect();
+    let found = found_in(memory, By::Time, &[]);
+    assert_eq!(found.counts.enumerated, all.len());
+    assert!(found.counts.dropped > 0 && fitting.len() > 20, "{:?}", found.counts);
+    assert_eq!(found.best.len(), fitting.len());
+    for candidate in &found.best {
+        let plan = base.with_strategy(&candidate.strategy).expect("a legal strategy");
+        assert_eq!(fitting[name(&plan).as_str()], candidate.timing.step_s, "{}", name(&plan));
+    }
+    assert!(found.best.is_sorted_by_key(|candidate| candidate.timing.step_s.to_bits()));
+}
+
+#[test]
+fn the_front_is_what_nothing_beats_in_both() {
+    let all = found(By::Time, &[]).best;
+    let front = found(By::Pareto, &[]).best;
+    let of = |candidate: &kintsugi_tune::Candidate| {
+        (candidate.timing.step_s, candidate.consumption.expect("Frontier's power is known").joules)
+    };
+    assert!(!front.is_empty());
+    for (seconds, joules) in front.iter().map(of) {
+        let beaten =
+            all.iter().map(of).any(|(s, j)| s <= seconds && j <= joules && (s, j) != (seconds, joules));
+        assert!(!beaten, "{seconds} s, {joules} J");
+    }
+    let least = found(By::Energy, &[]).best;
+    assert_eq!(of(&least[0]).1, front.iter().map(|candidate| of(candidate).1).fold(f64::INFINITY, f64::min));
+}
+
+#[test]
+fn a_restriction_leaves_only_what_it_names() {
+    let only =
+        [Only::parse("parallel.pp=2").expect("right"), Only::parse("sharding.zero=0,1").expect("right")];
+    let restricted = found(By::Time, &only);
+    assert!(restricted.counts.enumerated > 0);
+    assert!(restricted.best.iter().all(|candidate| candidate.strategy.mesh.pp == 2));
+    assert!(restricted.best.iter().all(|candidate| candidate.strategy.sharding.gradients.is_none()));
+}
