@@ -14,8 +14,8 @@ fn alone_it_prints_help() {
 
     Commands:
       train      Trains a model; shows the prediction before the run and "predicted / measured" after it
-      plan       Predicts what a step takes: parameters, FLOPs, memory, traffic and the schedule's
-                 bubble
+      plan       Predicts what a step takes: parameters, FLOPs, memory, traffic, time, energy and the
+                 schedule's bubble
       verify     Trains the same model under many layouts and shows that they agree with one rank
       calibrate  Measures this machine's device into a profile that `plan --profile` predicts time with
       prepare    Turns text into token files that `train` reads, in Megatron's .bin/.idx format
