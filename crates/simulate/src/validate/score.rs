@@ -24,7 +24,7 @@ pub struct Report {
     pub rows: usize,
     /// How many the engine cannot express.
     pub left_out: usize,
-    /// How many of the rows the constants were fitted on.
+    /// The rows that the constants were set on first; the errors of all were in view.
     pub fitted_on: String,
     /// The figures.
     pub figures: Vec<Figure>,

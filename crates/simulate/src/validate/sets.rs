@@ -14,7 +14,7 @@ pub struct Set {
     name: &'static str,
     /// Its file.
     pub file: &'static str,
-    /// The rows that constants were fitted on, in words.
+    /// The rows that constants were set on first, in words; the errors of all were in view.
     fitted_on: &'static str,
     /// Aims in percent: mean time, worst time, mean memory.
     aims: [Option<f64>; 3],
