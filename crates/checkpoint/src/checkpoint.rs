@@ -1,6 +1,6 @@
 //! A checkpoint that has been checked to the last byte, as a store of whole parameters for any layout.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -167,15 +167,19 @@ impl OpenFile {
     }
 }
 
-/// Finds every slice in its file, and every element of the model in exactly one slice.
+/// Finds every slice in its file, no two in the same place, and every element of the model in exactly one slice.
 fn tensors(
     manifest: &Manifest,
     plan: &Plan,
     files: &[OpenFile],
 ) -> Result<HashMap<(String, Kept), Tensor>, String> {
     let mut tensors: HashMap<(String, Kept), Tensor> = HashMap::new();
+    let mut taken = HashSet::new();
     for slice in &manifest.slices {
         let tensor = slice.tensor();
+        if !taken.insert((slice.file, tensor.clone())) {
+            return Err(format!("{tensor} of file {} stands for two slices", slice.file));
+        }
         let file = files
             .get(slice.file)
             .ok_or_else(|| format!("{tensor} is in file {}, which is none", slice.file))?;
