@@ -91,7 +91,7 @@ impl Codes {
 }
 
 /// The periods at the end of the steady part whose beginnings are marked.
-pub(super) const CUTS: usize = 4;
+pub(super) const CUTS: usize = 16;
 
 fn codes(plan: &Plan, stage: usize, names: &Names) -> Vec<Code> {
     let program = plan.program(stage);

@@ -186,8 +186,10 @@ impl Player<'_> {
     }
 }
 
-/// What one more period adds to all stages, if the last ones add the same.
+/// What one more period adds to all stages, if the last ones add the same: as many as there are stages and one more, since
+/// a message may be under way for so long, and only then have all that are under way kept step too.
 fn period(stages: &[Stage]) -> Option<Totals> {
+    let alike = (stages.len() + 1).min(CUTS - 1);
     let phases = usize::from(stages[0].seen[0] > 0) + usize::from(stages[0].seen[1] > 0);
     let mut sum = [0; 7];
     for phase in 0..phases {
@@ -196,13 +198,14 @@ fn period(stages: &[Stage]) -> Option<Totals> {
             if stage.seen[phase] < CUTS {
                 return None;
             }
-            let [.., before, middle, after] = stage.cuts[phase];
-            let (first, second) = (change(before, middle), change(middle, after));
-            if first != second || length.is_some_and(|length| length != second[0]) {
+            let cuts = &stage.cuts[phase][CUTS - 1 - alike..];
+            let last = change(cuts[alike - 1], cuts[alike]);
+            let differs = cuts.windows(2).any(|pair| change(pair[0], pair[1]) != last);
+            if differs || length.is_some_and(|length| length != last[0]) {
                 return None;
             }
-            length = Some(second[0]);
-            sum.iter_mut().zip(second).skip(1).for_each(|(sum, change)| *sum += change);
+            length = Some(last[0]);
+            sum.iter_mut().zip(last).skip(1).for_each(|(sum, change)| *sum += change);
         }
         sum[0] += length.unwrap_or(0);
     }
