@@ -1,7 +1,5 @@
 //! Passes to block computations, with loads and recomputation.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use super::{Draft, Place, Stretch};
 use crate::schedule::Pass;
 use crate::{Block, Op, Part, Plan, Recompute};
@@ -22,48 +20,49 @@ pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
         inserted: Vec::new(),
         tail: Vec::new(),
     };
-    let mut blocks = BTreeMap::new();
-    let mut loaded = BTreeSet::new();
+    let chunks: Vec<Vec<Block>> = (0..plan.chunks()).map(|chunk| plan.chunk_blocks(chunk)).collect();
+    let mut loaded = Vec::new();
     for pass in passes {
-        let chunk = pass.chunk();
-        let blocks = blocks.entry(chunk).or_insert_with(|| plan.chunk_blocks(chunk));
         let first = draft.slots.len();
-        for op in computations(pass, blocks, mode, plan.memory.recompute) {
-            if let Some((_, load)) = load_for(op).filter(|&(micro, _)| loaded.insert(micro)) {
-                draft.insert(draft.slots.len(), Place::Needs, load);
+        compute(pass, &chunks[pass.chunk()], mode, plan.memory.recompute, &mut draft.slots);
+        let slots = first..draft.slots.len();
+        for slot in slots.clone() {
+            let Some((micro, load)) = load_for(draft.slots[slot]) else { continue };
+            if loaded.len() <= micro {
+                loaded.resize(micro + 1, false);
             }
-            draft.slots.push(op);
+            if !std::mem::replace(&mut loaded[micro], true) {
+                draft.insert(slot, Place::Needs, load);
+            }
         }
-        draft.stretches.push(Stretch { pass, slots: first..draft.slots.len() });
+        draft.stretches.push(Stretch { pass, slots });
     }
     draft
 }
 
-fn computations(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute) -> Vec<Op> {
-    let backward = |micro, part| {
-        let again = move |block| {
-            recompute == Recompute::Full && part != Part::Weight && matches!(block, Block::Layer(_))
-        };
-        let ops = blocks.iter().rev().flat_map(move |&block| {
-            let recompute = again(block).then_some(Op::Recompute { block, micro });
-            recompute.into_iter().chain([Op::Backward { block, micro, part }])
-        });
-        ops.collect()
-    };
-    match pass {
+fn compute(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute, slots: &mut Vec<Op>) {
+    let (micro, part) = match pass {
         Pass::Forward { micro, .. } => {
-            let forward = |&block| match mode {
+            slots.extend(blocks.iter().map(|&block| match mode {
                 Mode::Train => Op::Forward { block, micro },
                 Mode::Evaluate => Op::Evaluate { block, micro },
                 Mode::Generate => Op::Decode { block, micro },
-            };
-            let chooses = mode == Mode::Generate && blocks.last() == Some(&Block::Head);
-            let choose = chooses.then_some(Op::Choose { micro });
-            blocks.iter().map(forward).chain(choose).collect()
+            }));
+            if mode == Mode::Generate && blocks.last() == Some(&Block::Head) {
+                slots.push(Op::Choose { micro });
+            }
+            return;
         }
-        Pass::Backward { micro, .. } => backward(micro, Part::Both),
-        Pass::BackwardInput { micro, .. } => backward(micro, Part::Input),
-        Pass::BackwardWeight { micro, .. } => backward(micro, Part::Weight),
+        Pass::Backward { micro, .. } => (micro, Part::Both),
+        Pass::BackwardInput { micro, .. } => (micro, Part::Input),
+        Pass::BackwardWeight { micro, .. } => (micro, Part::Weight),
+    };
+    let again = recompute == Recompute::Full && part != Part::Weight;
+    for &block in blocks.iter().rev() {
+        if again && matches!(block, Block::Layer(_)) {
+            slots.push(Op::Recompute { block, micro });
+        }
+        slots.push(Op::Backward { block, micro, part });
     }
 }
 

@@ -3,23 +3,22 @@
 //! Weights are gathered a few computations ahead. A unit that is used again by the time its next gather would be
 //! started stays; so no unit is gathered twice without a release between.
 
-use std::collections::BTreeMap;
-
+use super::by_unit::ByUnit;
 use super::{Draft, Place};
 use crate::{Block, Op, Part, Plan, Unit, When};
 
-pub(super) fn insert(plan: &Plan, draft: &mut Draft) {
+pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     if plan.sharding.weights == 1 {
         return;
     }
     let ahead = if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 };
     let stays = |from: usize, to: usize| plan.sharding.gather == When::Step || to - from <= ahead + 1;
     // The slot that last used each unit that is whole.
-    let mut whole: BTreeMap<Unit, usize> = BTreeMap::new();
+    let mut whole: ByUnit<Option<usize>> = ByUnit::all(plan, None);
     for index in 0..draft.slots.len() {
         let Some(block) = reads_weights(draft.slots[index]) else { continue };
         for unit in plan.units_of(block) {
-            let last = whole.insert(unit, index);
+            let last = whole[unit].replace(index);
             if last.is_some_and(|last| stays(last, index)) {
                 continue;
             }
@@ -29,8 +28,10 @@ pub(super) fn insert(plan: &Plan, draft: &mut Draft) {
             gather(draft, unit, index, ahead);
         }
     }
-    for (unit, last) in whole {
-        draft.insert(last, Place::Then, Op::Release { unit });
+    for unit in plan.stage_units(stage) {
+        if let Some(last) = whole[unit] {
+            draft.insert(last, Place::Then, Op::Release { unit });
+        }
     }
 }
 

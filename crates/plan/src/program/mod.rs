@@ -4,6 +4,7 @@
 //! `gather` the sharded weights and `reduce` the gradients; `finish` ends the step. Every insertion is one sweep, so
 //! a program takes time in proportion to its length.
 
+mod by_unit;
 mod compute;
 mod finish;
 mod gather;
@@ -41,7 +42,7 @@ struct Draft {
     slots: Vec<Op>,
     stretches: Vec<Stretch>,
     /// What was put where: the slot and the place in it as one number, in the order of insertion.
-    inserted: Vec<(usize, Op)>,
+    inserted: Vec<(u32, Op)>,
     /// What comes after the last slot.
     tail: Vec<Op>,
 }
@@ -51,7 +52,7 @@ impl Plan {
     pub fn program(&self, stage: usize) -> Program {
         let mut draft = compute::lower(self, self.passes(stage), compute::Mode::Train);
         transfers::insert(self, stage, &mut draft);
-        gather::insert(self, &mut draft);
+        gather::insert(self, stage, &mut draft);
         reduce::insert(self, stage, &mut draft);
         finish::step(self, stage, &mut draft.tail);
         draft.into_program(stage)
@@ -62,7 +63,7 @@ impl Plan {
         let passes = schedule::forward_only(self.mesh.pp, stage, micro_batches, self.pipeline.virtual_stages);
         let mut draft = compute::lower(self, passes, compute::Mode::Evaluate);
         transfers::insert(self, stage, &mut draft);
-        gather::insert(self, &mut draft);
+        gather::insert(self, stage, &mut draft);
         finish::sums(self, &mut draft.tail);
         draft.into_program(stage)
     }
@@ -72,7 +73,7 @@ impl Plan {
         let passes = schedule::forward_only(self.mesh.pp, stage, micro_batches, self.pipeline.virtual_stages);
         let mut draft = compute::lower(self, passes, compute::Mode::Generate);
         transfers::insert(self, stage, &mut draft);
-        gather::insert(self, &mut draft);
+        gather::insert(self, stage, &mut draft);
         if self.mesh.pp > 1 {
             draft.tail.extend([Op::ShareStart, Op::ShareWait]);
         }
@@ -82,28 +83,33 @@ impl Plan {
 
 impl Draft {
     fn insert(&mut self, slot: usize, place: Place, op: Op) {
-        self.inserted.push((PLACES * slot + place as usize, op));
+        self.inserted.push(((PLACES * slot + place as usize) as u32, op));
     }
 
     /// Lays everything out in order: what was put in the same place keeps the order of its insertion.
     fn into_program(self, stage: usize) -> Program {
-        let mut next = vec![0; PLACES * self.slots.len()];
+        // Where the next op of each place goes: first how many there are, then where they begin.
+        let mut next = vec![0_u32; PLACES * self.slots.len()];
         for &(place, _) in &self.inserted {
-            next[place] += 1;
+            next[place as usize] += 1;
         }
-        let mut end = 1;
-        for (place, count) in next.iter_mut().enumerate() {
-            let start = end;
-            end += if place % PLACES == COMPUTATION { 1 } else { *count };
-            *count = start;
-        }
+        let end = 1 + self.slots.len() + self.inserted.len();
         let mut ops = vec![Op::Begin; end + self.tail.len()];
-        for (slot, op) in self.slots.into_iter().enumerate() {
-            ops[next[PLACES * slot + COMPUTATION]] = op;
+        let mut begin = 1;
+        for (places, op) in next.chunks_exact_mut(PLACES).zip(self.slots) {
+            for (place, count) in places.iter_mut().enumerate() {
+                if place == COMPUTATION {
+                    ops[begin as usize] = op;
+                    begin += 1;
+                } else {
+                    begin += std::mem::replace(count, begin);
+                }
+            }
         }
         for (place, op) in self.inserted {
-            ops[next[place]] = op;
-            next[place] += 1;
+            let at = &mut next[place as usize];
+            ops[*at as usize] = op;
+            *at += 1;
         }
         ops[end..].copy_from_slice(&self.tail);
         Program { stage, ops }

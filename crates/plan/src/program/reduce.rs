@@ -4,12 +4,14 @@
 //! (ZeRO-2 and -3 with little memory), it is reduced after each micro-batch's last write, and at most one whole
 //! gradient is under way while the next is made.
 
-use std::collections::BTreeMap;
-
+use super::by_unit::ByUnit;
 use super::{Draft, Place};
 use crate::{Block, Op, Over, Part, Plan, Unit, When};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
+    if plan.mesh.dp == 1 && !(plan.sequence_parallel && plan.mesh.tp > 1) {
+        return;
+    }
     let reductions = reductions(plan, stage);
     let every_micro = plan.sharding.gradients > 1 && plan.sharding.reduce == When::MicroBatch;
     // Without overlap a reduction inside the last pass would keep the stage before from its own.
@@ -18,7 +20,11 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     for index in 0..draft.slots.len() {
         let Some((block, micro)) = writes_gradient(draft.slots[index]) else { continue };
         for unit in plan.units_of(block).filter(|&unit| writes.is_last(index, unit, micro)) {
-            let Some((&last, others)) = reductions[&unit].split_last() else { continue };
+            let (others, last) = match reductions[unit] {
+                [others, Some(last)] => (others, last),
+                [Some(last), None] => (None, last),
+                [None, None] => continue,
+            };
             let mut then = |op| {
                 if at_the_end {
                     draft.tail.push(op);
@@ -26,7 +32,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
                     draft.insert(index, Place::Then, op);
                 }
             };
-            for &over in others {
+            if let Some(over) = others {
                 then(Op::ReduceStart { unit, over });
                 then(Op::ReduceWait { unit, over });
             }
@@ -42,7 +48,8 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
 
 /// The slot that writes each unit last: in the step, or for each micro-batch.
 struct LastWrites {
-    units: BTreeMap<Unit, usize>,
+    /// Where each unit's slots are.
+    units: ByUnit<usize>,
     /// Micro-batches that are told apart.
     rows: usize,
     slots: Vec<usize>,
@@ -50,10 +57,13 @@ struct LastWrites {
 
 impl LastWrites {
     fn of(plan: &Plan, stage: usize, draft: &Draft, every_micro: bool) -> Self {
-        let units: BTreeMap<Unit, usize> =
-            plan.stage_units(stage).into_iter().enumerate().map(|(i, unit)| (unit, i)).collect();
         let rows = if every_micro { plan.micro_batches() } else { 1 };
-        let mut writes = LastWrites { slots: vec![0; rows * units.len()], units, rows };
+        let (mut units, mut end) = (ByUnit::all(plan, 0), 0);
+        for unit in plan.stage_units(stage) {
+            units[unit] = end;
+            end += rows;
+        }
+        let mut writes = LastWrites { units, rows, slots: vec![0; end] };
         for (index, &op) in draft.slots.iter().enumerate() {
             let Some((block, micro)) = writes_gradient(op) else { continue };
             for unit in plan.units_of(block) {
@@ -69,19 +79,21 @@ impl LastWrites {
     }
 
     fn at(&self, unit: Unit, micro: usize) -> usize {
-        self.units[&unit] * self.rows + micro % self.rows
+        self.units[unit] + if self.rows > 1 { micro } else { 0 }
     }
 }
 
 /// What each unit of a stage is reduced over, in order. Copies of a tied table are left to the end of the step.
-fn reductions(plan: &Plan, stage: usize) -> BTreeMap<Unit, Vec<Over>> {
+fn reductions(plan: &Plan, stage: usize) -> ByUnit<[Option<Over>; 2]> {
     let parts = plan.sequence_parallel && plan.mesh.tp > 1;
-    let one = |unit: Unit| {
-        let tensor = (parts && plan.layout(unit).replicated > 0).then_some(Over::Tensor);
-        let data = (plan.mesh.dp > 1).then_some(Over::Data);
-        (unit, tensor.into_iter().chain(data).collect())
-    };
-    plan.stage_units(stage).into_iter().map(one).collect()
+    let data = (plan.mesh.dp > 1).then_some(Over::Data);
+    let mut all = ByUnit::all(plan, [None, data]);
+    if parts {
+        for unit in plan.stage_units(stage) {
+            all[unit][0] = (plan.layout(unit).replicated > 0).then_some(Over::Tensor);
+        }
+    }
+    all
 }
 
 /// Where to wait for the reduction of `unit` that was started after slot `index`; `None` is at the end of the step.

@@ -2,11 +2,12 @@
 
 use kintsugi_plan::{Axis, Block, Message, MessageKind, Op, Over, Part, Plan, ScheduleKind, Unit};
 
-/// One op as the player sees it. `u8`s name kinds of ops, `u16`s transfers of the stage's own, `u32`s messages.
-#[derive(Clone, Copy, Debug)]
+/// One op as the player sees it. `u8`s name kinds of ops, `u16`s transfers of the stage's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
-    /// Kernels, and the transfers between them.
+    /// Kernels, and the transfers between them: of one kind of op, or of several in a row.
     Run(u8),
+    RunAll(u16),
     /// The same for all that the stage holds.
     Whole(u8),
     /// Runs something and then starts a transfer.
@@ -19,34 +20,55 @@ pub(super) enum Code {
     Wait(u16),
     /// Waits for a transfer and then runs something.
     WaitRun(u8, u16),
-    SendActivation(u32),
-    SendGradient(u32),
-    Expect(u32),
-    Arrive(u32),
+    SendActivation(Name),
+    SendGradient(Name),
+    Expect(Name),
+    Arrive(Name),
     /// What stages do together.
     JoinTied(u8),
     WaitTied(u8),
     JoinSum,
     WaitSum,
-    /// The beginning of a period of the steady part: of its forwards, or where these are apart, of its backwards.
-    Cut(Phase),
 }
 
-/// Which part of a schedule repeats itself.
+/// Which message: to which chunk, of what kind, and of which micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    Forward = 0,
-    Backward = 1,
+pub(super) struct Name {
+    pub row: u16,
+    pub micro: u32,
 }
 
-/// The codes of every stage of a plan.
-#[derive(Debug)]
-pub(super) struct Codes {
-    pub stages: Vec<Vec<Code>>,
-    /// The most transfers of its own that a stage may have under way.
-    pub transfers: usize,
-    /// Messages in all.
-    pub messages: usize,
+impl Code {
+    /// The same code for a micro-batch that comes `by` later.
+    pub(super) fn later(self, by: u32) -> Code {
+        let later = |Name { row, micro }| Name { row, micro: micro + by };
+        match self {
+            Code::SendActivation(name) => Code::SendActivation(later(name)),
+            Code::SendGradient(name) => Code::SendGradient(later(name)),
+            Code::Expect(name) => Code::Expect(later(name)),
+            Code::Arrive(name) => Code::Arrive(later(name)),
+            other => other,
+        }
+    }
+
+    /// Whether this is about a transfer of the stage's own.
+    pub(super) fn transfers(self) -> bool {
+        matches!(self, Code::Start(..) | Code::StartOnly(..) | Code::Wait(_) | Code::WaitRun(..))
+    }
+
+    /// Whether stages do this together, once a step.
+    pub(super) fn joins(self) -> bool {
+        matches!(self, Code::JoinTied(_) | Code::WaitTied(_) | Code::JoinSum | Code::WaitSum)
+    }
+}
+
+/// The codes of one stage, and where its micro-batches begin.
+pub(super) struct Flat {
+    pub codes: Vec<Code>,
+    /// Where each period's first forward is.
+    pub forwards: Vec<usize>,
+    /// Where each period's first backward is, if these follow all forwards.
+    pub backwards: Vec<usize>,
 }
 
 /// Kinds of ops that cost the same on every stage.
@@ -78,87 +100,85 @@ pub(super) fn representatives() -> [Op; KINDS] {
     ops.try_into().expect("as many as there are kinds")
 }
 
-impl Codes {
-    /// The programs of a plan.
-    pub(super) fn of(plan: &Plan) -> Self {
-        let names = Names::of(plan);
-        Codes {
-            stages: (0..plan.mesh.pp).map(|stage| codes(plan, stage, &names)).collect(),
-            transfers: 3 * (plan.model.layers + 3) + 1,
-            messages: 2 * plan.chunks() * plan.micro_batches(),
-        }
-    }
+/// How much of a program is meant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// All of it.
+    Step,
+    /// Up to the last backward, and the message that follows from it.
+    Passes,
 }
 
-/// The periods at the end of the steady part whose beginnings are marked.
-pub(super) const CUTS: usize = 16;
-
-fn codes(plan: &Plan, stage: usize, names: &Names) -> Vec<Code> {
-    let program = plan.program(stage);
+/// The program of a stage, flat.
+pub(super) fn flat(plan: &Plan, stage: usize, extent: Extent, names: &Names) -> Flat {
+    let mut program = plan.program(stage);
+    if extent == Extent::Passes {
+        let last = program.ops.iter().rposition(|op| matches!(op, Op::Backward { .. })).unwrap_or(0);
+        let rest = program.ops.split_off(last + 1);
+        program.ops.extend(rest.into_iter().filter(|op| matches!(op, Op::SendStart { .. })));
+    }
     let first = plan.stage_blocks(stage)[0];
-    let mut marks = Marks::new(plan);
-    let mut codes = Vec::with_capacity(program.ops.len() + 2 * CUTS);
+    let (period, apart) = (plan.period(), plan.pipeline.schedule == ScheduleKind::GPipe);
+    let mut flat =
+        Flat { codes: Vec::with_capacity(program.ops.len()), forwards: Vec::new(), backwards: Vec::new() };
+    let (mut forward, mut backward) = (None, None);
     for &op in &program.ops {
-        codes.extend(marks.before(op, first).map(Code::Cut));
-        codes.extend(names.code(op));
-    }
-    codes
-}
-
-/// Where periods begin.
-struct Marks {
-    period: usize,
-    /// The first micro-batch whose period is marked.
-    from: usize,
-    gpipe: bool,
-    /// The micro-batch whose backwards have been marked last.
-    backward: Option<usize>,
-}
-
-impl Marks {
-    fn new(plan: &Plan) -> Self {
-        let (micro_batches, period) = (plan.micro_batches(), plan.period());
-        Marks {
-            period,
-            from: micro_batches.saturating_sub(CUTS * period),
-            gpipe: plan.pipeline.schedule == ScheduleKind::GPipe,
-            backward: None,
-        }
-    }
-
-    fn before(&mut self, op: Op, first: Block) -> Option<Phase> {
+        // A period begins with the message that it waits for.
         match op {
-            Op::Forward { block, micro } if block == first => {
-                (micro >= self.from && micro.is_multiple_of(self.period)).then_some(Phase::Forward)
-            }
-            Op::Recompute { micro, .. } | Op::Backward { micro, .. }
-                if self.gpipe && micro >= self.from && self.backward != Some(micro) =>
+            Op::ReceiveWait { message: Message { kind: MessageKind::Activation, block, micro, .. } }
+            | Op::Forward { block, micro }
+                if block == first && forward != Some(micro) && micro.is_multiple_of(period) =>
             {
-                self.backward = Some(micro);
-                Some(Phase::Backward)
+                forward = Some(micro);
+                flat.forwards.push(flat.codes.len());
             }
-            _ => None,
+            Op::ReceiveWait { message: Message { kind: MessageKind::Gradient, micro, .. } }
+            | Op::Recompute { micro, .. }
+            | Op::Backward { micro, .. }
+                if apart && backward != Some(micro) =>
+            {
+                backward = Some(micro);
+                flat.backwards.push(flat.codes.len());
+            }
+            _ => {}
         }
+        flat.codes.extend(names.code(op));
     }
+    flat
 }
 
 /// The numbers of blocks, units and messages.
-struct Names {
-    micro_batches: u32,
-    chunks: u32,
-    chunk_of_layer: Vec<u32>,
+pub(super) struct Names {
+    chunks: u16,
+    chunk_of_layer: Vec<u16>,
+    /// The number of each layer among those of its stage.
+    place_of_layer: Vec<u16>,
     norm: u16,
 }
 
 impl Names {
-    fn of(plan: &Plan) -> Self {
+    pub(super) fn of(plan: &Plan) -> Self {
         let layers = plan.pipeline.layers.iter().enumerate();
-        Names {
-            micro_batches: plan.micro_batches() as u32,
-            chunks: plan.chunks() as u32,
-            chunk_of_layer: layers.flat_map(|(chunk, &count)| vec![chunk as u32; count]).collect(),
-            norm: 3 * (plan.model.layers as u16 + 3),
-        }
+        let chunk_of_layer: Vec<u16> = layers.flat_map(|(chunk, &count)| vec![chunk as u16; count]).collect();
+        let mut held = vec![0; plan.mesh.pp];
+        let place = |&chunk: &u16| {
+            let held = &mut held[plan.stage_of_chunk(chunk.into())];
+            *held += 1;
+            *held - 1
+        };
+        let place_of_layer = chunk_of_layer.iter().map(place).collect();
+        let most = held.iter().max().copied().unwrap_or(0);
+        Names { chunks: plan.chunks() as u16, chunk_of_layer, place_of_layer, norm: 3 * (most + 3) }
+    }
+
+    /// The transfers that a stage may have under way.
+    pub(super) fn transfers(&self) -> usize {
+        usize::from(self.norm) + 1
+    }
+
+    /// The rows of messages.
+    pub(super) fn rows(&self) -> usize {
+        2 * usize::from(self.chunks)
     }
 
     fn code(&self, op: Op) -> Option<Code> {
@@ -172,18 +192,18 @@ impl Names {
             Op::Forward { block, .. } => Some(Code::Run(1 + kind(block))),
             Op::Recompute { .. } => Some(Code::Run(4)),
             Op::Backward { block, part, .. } => Some(Code::Run(5 + 3 * part as u8 + kind(block))),
-            Op::GatherStart { unit } => Some(Code::Start(14 + unit_kind(unit), transfer(unit, 0))),
-            Op::GatherWait { unit } => Some(Code::Wait(transfer(unit, 0))),
+            Op::GatherStart { unit } => Some(Code::Start(14 + unit_kind(unit), self.transfer(unit, 0))),
+            Op::GatherWait { unit } => Some(Code::Wait(self.transfer(unit, 0))),
             Op::ReduceStart { over: Over::Tied, .. } => Some(Code::JoinTied(38)),
             Op::ReduceWait { over: Over::Tied, .. } => Some(Code::WaitTied(39)),
             Op::ReduceStart { unit, over } => {
-                Some(Code::Start(18 + reduction(over) + unit_kind(unit), transfer(unit, 1)))
+                Some(Code::Start(18 + reduction(over) + unit_kind(unit), self.transfer(unit, 1)))
             }
             Op::ReduceWait { unit, over } => {
-                Some(Code::WaitRun(22 + reduction(over) + unit_kind(unit), transfer(unit, 1)))
+                Some(Code::WaitRun(22 + reduction(over) + unit_kind(unit), self.transfer(unit, 1)))
             }
-            Op::RefreshStart { unit } => Some(Code::StartOnly(34 + unit_kind(unit), transfer(unit, 2))),
-            Op::RefreshWait { unit } => Some(Code::Wait(transfer(unit, 2))),
+            Op::RefreshStart { unit } => Some(Code::StartOnly(34 + unit_kind(unit), self.transfer(unit, 2))),
+            Op::RefreshWait { unit } => Some(Code::Wait(self.transfer(unit, 2))),
             Op::SendStart { message } => Some(match message.kind {
                 MessageKind::Activation => Code::SendActivation(self.message(message)),
                 MessageKind::Gradient => Code::SendGradient(self.message(message)),
@@ -202,10 +222,21 @@ impl Names {
     }
 
     /// Both stages name a message by the block that receives it, so its chunk tells it from all others of its kind.
-    fn message(&self, message: Message) -> u32 {
+    fn message(&self, message: Message) -> Name {
         let Block::Layer(layer) = message.block else { unreachable!("chunks meet between layers") };
-        let row = message.kind as u32 * self.chunks + self.chunk_of_layer[layer];
-        row * self.micro_batches + message.micro as u32
+        let row = message.kind as u16 * self.chunks + self.chunk_of_layer[layer];
+        Name { row, micro: message.micro as u32 }
+    }
+
+    /// The number of a transfer on its stage: of which unit, and which of three kinds.
+    fn transfer(&self, unit: Unit, which: u16) -> u16 {
+        let unit = match unit {
+            Unit::Table => 0,
+            Unit::Positions => 1,
+            Unit::Head => 2,
+            Unit::Layer(i) => 3 + self.place_of_layer[i],
+        };
+        3 * unit + which
     }
 }
 
@@ -228,17 +259,6 @@ fn unit_kind(unit: Unit) -> u8 {
 
 fn reduction(over: Over) -> u8 {
     if over == Over::Data { 8 } else { 0 }
-}
-
-/// The number of a transfer: of which unit, and which of three kinds.
-fn transfer(unit: Unit, which: u16) -> u16 {
-    let unit = match unit {
-        Unit::Table => 0,
-        Unit::Positions => 1,
-        Unit::Head => 2,
-        Unit::Layer(i) => 3 + i as u16,
-    };
-    3 * unit + which
 }
 
 #[cfg(test)]

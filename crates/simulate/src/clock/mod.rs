@@ -1,22 +1,23 @@
 //! How long a step takes, in microseconds: for a search over many plans of one model and one batch.
 //!
 //! The play is that of `time`, to the picosecond. It is quicker in three ways: what ops cost is put together from
-//! parts that many plans share (`table`), programs are made flat once for all plans that run the same ones (`code`),
-//! and once the stages do the same in every period, the periods that are left are skipped (`play`).
+//! parts that many plans share (`table`), programs are made flat once for all plans that run the same ones (`code`,
+//! `loops`), and what repeats is played (`play`) only as long as it cannot be told beforehand (`steady`).
 
 mod code;
+mod loops;
 mod play;
+mod stage;
+mod steady;
 mod table;
-
-use std::sync::Arc;
 
 use kintsugi_plan::{Plan, Recompute, ScheduleKind, When};
 
 use crate::Timing;
-use crate::kept::Kept;
 use crate::time::{DeviceModel, timing};
-use code::{CUTS, Codes};
-use play::{Played, play};
+use code::Extent;
+use loops::{Codes, enough};
+use play::play;
 use table::Tables;
 
 /// Times plans that differ in their strategy only.
@@ -24,11 +25,13 @@ pub struct Clock<'a> {
     tables: Tables<'a>,
 }
 
-/// The programs of plans that run the same ones, as far as they need to be played.
+/// The programs of plans that run the same ones but for how often they do what they repeat.
 pub struct Score {
-    short: Codes,
-    /// Longer ones, by their micro-batches.
-    long: Kept<usize, Codes>,
+    /// How many micro-batches the codes are for.
+    micro_batches: usize,
+    step: Codes,
+    /// The passes alone, where the micro-batches go through the pipeline in portions.
+    passes: Option<Codes>,
 }
 
 /// What decides the programs of a plan, for one model and one choice of prefetch and overlap.
@@ -59,45 +62,28 @@ impl<'a> Clock<'a> {
     /// The same, with a score that was made for a plan with the same key.
     pub fn time_with(&self, plan: &Plan, score: &Score) -> Timing {
         let table = self.tables.of(plan);
-        let (stages, fixed) = (plan.mesh.pp, table.units.fixed);
-        let micro_batches = plan.micro_batches();
-        let extended = |played: usize, result: Played| {
-            let periods = ((micro_batches - played) / plan.period()) as u64;
-            match (periods, result.period) {
-                (0, _) => Some(result.totals),
-                (_, period) => period.map(|period| result.totals.and(period, periods)),
-            }
+        let (fills, portion) = portions(plan);
+        let play = |codes: &Codes, extent: Extent| {
+            let more = (portion - score.micro_batches) / plan.period();
+            let played =
+                if more == 0 || !codes.loops.is_empty() { play(codes, &table, 1 + more) } else { None };
+            let whole = || play(&Codes::whole(&plan.with_micro_batches(portion), extent), &table, 1);
+            played.or_else(whole).expect("a schedule that ends")
         };
-        let short = Length::Short.micro_batches(plan);
-        let totals = extended(short, play(&score.short, &table)).or_else(|| {
-            let long = Length::Long.micro_batches(plan);
-            extended(long, play(&score.long(plan, long), &table))
-        });
-        let totals = totals.unwrap_or_else(|| play(&Codes::of(plan), &table).totals);
-        timing(totals, stages, fixed)
+        let step = play(&score.step, Extent::Step);
+        // One portion after the other, and only the last is followed by the end of the step.
+        let totals = match &score.passes {
+            Some(passes) => step.and(play(passes, Extent::Passes), fills as u64 - 1),
+            None => step,
+        };
+        timing(totals, plan.mesh.pp, table.units.fixed)
     }
 }
 
-/// How much of a step is played.
-#[derive(Clone, Copy)]
-enum Length {
-    Short,
-    Long,
-}
-
-impl Length {
-    /// Micro-batches that fill the pipeline, and some periods more, but never more than there are.
-    fn micro_batches(self, plan: &Plan) -> usize {
-        let (pp, period) = (plan.mesh.pp, plan.period());
-        let filling = if period > 1 { 2 * pp } else { pp };
-        // A gather may be started so many blocks, and so at most so many micro-batches, ahead.
-        let ahead = if plan.sharding.weights > 1 { plan.pipeline.prefetch } else { 0 };
-        let enough = match self {
-            Length::Short => filling + (CUTS + 2) * period,
-            Length::Long => 4 * filling + (CUTS + 8) * period,
-        };
-        plan.micro_batches().min((enough + ahead).next_multiple_of(period))
-    }
+/// In how many portions the micro-batches go through the pipeline, and how large each is.
+fn portions(plan: &Plan) -> (usize, usize) {
+    let fills = plan.framework.fills.clamp(1, plan.micro_batches());
+    (fills, plan.micro_batches().div_ceil(fills).next_multiple_of(plan.period()))
 }
 
 impl ScoreKey {
@@ -108,7 +94,7 @@ impl ScoreKey {
             pp: mesh.pp,
             schedule: plan.pipeline.schedule,
             virtual_stages: plan.pipeline.virtual_stages,
-            micro_batches: Length::Short.micro_batches(plan),
+            micro_batches: enough(plan, portions(plan).1),
             several: (mesh.tp > 1, mesh.dp > 1),
             sequence_parallel: plan.sequence_parallel,
             recompute: plan.memory.recompute == Recompute::Full,
@@ -121,11 +107,11 @@ impl ScoreKey {
 impl Score {
     /// The score of a plan.
     pub fn of(plan: &Plan) -> Self {
-        let short = Codes::of(&plan.with_micro_batches(Length::Short.micro_batches(plan)));
-        Score { short, long: Kept::default() }
-    }
-
-    fn long(&self, plan: &Plan, micro_batches: usize) -> Arc<Codes> {
-        self.long.get(micro_batches, || Codes::of(&plan.with_micro_batches(micro_batches)))
+        let (fills, portion) = portions(plan);
+        let micro_batches = enough(plan, portion);
+        let plan = plan.with_micro_batches(micro_batches);
+        let codes = |extent| Codes::looped(&plan, extent).unwrap_or_else(|| Codes::whole(&plan, extent));
+        let passes = (fills > 1).then(|| codes(Extent::Passes));
+        Score { micro_batches, step: codes(Extent::Step), passes }
     }
 }

@@ -1,26 +1,22 @@
-//! Plays codes against clocks: what `time::play` does with programs, without a name or a map in its way.
+//! Plays codes against clocks: what `time::play` does with programs, without a name or a map in its way, and without
+//! playing what `steady` can tell.
 
 use std::cell::RefCell;
 
 use kintsugi_plan::Axis;
 
-use super::code::{CUTS, Code, Codes};
-use super::table::{Table, Transfer};
+use super::code::{Code, Name};
+use super::loops::{Codes, Loop};
+use super::stage::{Pending, Stage};
+use super::steady::{Alike, Trace, account_after};
+use super::table::Table;
 use crate::time::{Account, Spent, Time, Totals, totals};
 
-/// A step of as many micro-batches as there are codes for.
-pub(super) struct Played {
-    pub totals: Totals,
-    /// What one more period adds, in the forwards and, where these are apart, in the backwards; `None` if the last
-    /// periods differ, so that it is not known.
-    pub period: Option<Totals>,
-}
-
-/// Plays the codes.
-pub(super) fn play(codes: &Codes, table: &Table) -> Played {
+/// Plays the codes, what repeats so many times; `None` if the stages cannot get to the end of a repetition together.
+pub(super) fn play(codes: &Codes, table: &Table, repetitions: usize) -> Option<Totals> {
     SCRATCH.with_borrow_mut(|scratch| {
-        scratch.clear(codes);
-        Player { codes, table, scratch, tied: (0, 0), sum: (0, 0) }.run()
+        scratch.begin(codes, table);
+        Player { codes, table, scratch, tied: (0, 0), sum: (0, 0) }.run(repetitions)
     })
 }
 
@@ -34,46 +30,56 @@ struct Scratch {
     stages: Vec<Stage>,
     messages: Vec<Message>,
     /// When each stage's own transfers end, a row for each stage.
-    transfers: Vec<Transfer>,
+    transfers: Vec<Pending>,
+    /// What the ops take together that are run in a row.
+    runs: Vec<Spent>,
+    /// Stages that may get further.
+    ready: Vec<usize>,
+    trace: Trace,
+    /// How many plays there have been: what is left of an earlier one is told by its number.
+    plays: u32,
 }
 
-#[derive(Clone, Copy)]
+/// A message between stages.
+#[derive(Clone, Copy, Default)]
 struct Message {
-    /// When it can leave.
-    sent: Time,
+    /// When it can leave, and when its receiver has made room.
+    sides: [Side; 2],
     /// How long it travels.
     time: Time,
-    /// When its receiver has made room.
-    expected: Time,
+    /// The play and the stage that waits for it.
+    waiting: (u32, u32),
 }
 
-/// Not yet known.
-const UNKNOWN: Time = Time::MAX;
+const SENT: usize = 0;
+const EXPECTED: usize = 1;
 
-#[derive(Clone, Default)]
-struct Stage {
-    next: usize,
-    now: Time,
-    free: [Time; 3],
-    account: Account,
-    /// The time and the account at the beginning of each marked period, by phase.
-    cuts: [[Account; CUTS]; 2],
-    seen: [usize; 2],
+/// What one side of a message has done, and when.
+#[derive(Clone, Copy, Default)]
+struct Side {
+    at: Time,
+    /// The play and the micro-batch that this is about.
+    key: u64,
 }
 
 impl Scratch {
-    fn clear(&mut self, codes: &Codes) {
+    fn begin(&mut self, codes: &Codes, table: &Table) {
+        self.plays += 1;
+        self.ready.clear();
         self.stages.clear();
         self.stages.resize(codes.stages.len(), Stage::default());
-        self.messages.clear();
-        self.messages.resize(codes.messages, Message { sent: UNKNOWN, time: 0, expected: UNKNOWN });
+        let messages = codes.rows * codes.ring;
+        if self.messages.len() < messages {
+            self.messages.resize(messages, Message::default());
+        }
         self.transfers.clear();
-        self.transfers.resize(codes.stages.len() * codes.transfers, NONE);
+        self.transfers.resize(codes.stages.len() * codes.transfers, Pending::default());
+        self.runs.clear();
+        let plus = |sum: Spent, &kind: &u8| sum.plus(table.kinds[usize::from(kind)]);
+        self.runs.extend(codes.rows_of_runs.iter().map(|kinds| kinds.iter().fold(Spent::default(), plus)));
+        self.trace.make_room(codes.stages.len(), 1);
     }
 }
-
-/// No transfer.
-const NONE: Transfer = (kintsugi_spec::Level::Package, 0);
 
 struct Player<'a> {
     codes: &'a Codes,
@@ -85,138 +91,181 @@ struct Player<'a> {
 }
 
 impl Player<'_> {
-    fn run(mut self) -> Played {
+    fn run(mut self, repetitions: usize) -> Option<Totals> {
+        let codes = self.codes;
+        for part in &codes.loops {
+            self.until::<false>(|stage| part.spans[stage].start)?;
+            self.repeat(part, repetitions)?;
+        }
+        self.until::<false>(|stage| codes.stages[stage].len())?;
+        let account = |stage: &Stage| Account { end: stage.now, ..stage.account };
+        Some(totals(&self.scratch.stages.iter().map(account).collect::<Vec<_>>()))
+    }
+
+    /// Plays a part over and over, all stages together, and skips what can be told.
+    fn repeat(&mut self, part: &Loop, mut left: usize) -> Option<()> {
+        let clear = |trace: &mut Trace| trace.clear(part.spans.len(), self.codes.cycle, part.age);
+        clear(&mut self.scratch.trace);
+        loop {
+            let Scratch { stages, transfers, trace, .. } = &mut *self.scratch;
+            trace.begin(stages, part.transfers.then_some(transfers));
+            self.until::<true>(|stage| part.spans[stage].end)?;
+            left -= 1;
+            if let Some(Alike { cycle, times }) = self.scratch.trace.alike() {
+                let times = times.min(left / cycle);
+                self.skip(part, cycle, times as u64);
+                left -= times * cycle;
+                clear(&mut self.scratch.trace);
+            }
+            if left == 0 {
+                return Some(());
+            }
+            for (stage, span) in self.scratch.stages.iter_mut().zip(&part.spans) {
+                stage.next = span.start;
+                part.kinds.clone().for_each(|kind| stage.later[kind] += self.codes.period);
+            }
+        }
+    }
+
+    /// Moves everything on by cycles in which everything advances as much as in the last.
+    fn skip(&mut self, part: &Loop, cycle: usize, times: u64) {
+        let Scratch { stages, transfers, trace, messages, plays, .. } = &mut *self.scratch;
+        let on = |now: &mut Time, before: Time| *now += times * (*now - before);
+        let own = self.codes.transfers;
+        for (number, stage) in stages.iter_mut().enumerate() {
+            let (one, ends, two) = trace.before(number, cycle);
+            on(&mut stage.now, one.now);
+            stage.free.iter_mut().zip(one.free).for_each(|(now, before)| on(now, before));
+            stage.account = account_after([&stage.account, &one.account, two], times);
+            transfers[number * own..]
+                .iter_mut()
+                .zip(ends)
+                .for_each(|(now, &before)| on(&mut now.end, before));
+        }
+        let (ring, period) = (self.codes.ring, cycle as u64 * u64::from(self.codes.period));
+        let of_kind = self.codes.rows / 2 * ring;
+        let moved = part.kinds.start * of_kind..part.kinds.end * of_kind;
+        for row in messages[moved].chunks_mut(ring) {
+            let before: Vec<[Side; 2]> = row.iter().map(|message| message.sides).collect();
+            for (side, kind) in
+                row.iter_mut().flat_map(|message| message.sides.iter_mut().zip([SENT, EXPECTED]))
+            {
+                let one = before[side.key.wrapping_sub(period) as usize & (ring - 1)][kind];
+                if side.key >> 32 == u64::from(*plays) && one.key + period == side.key {
+                    on(&mut side.at, one.at);
+                }
+            }
+        }
+    }
+
+    /// Plays every stage up to its limit; `None` if they wait for what comes after it.
+    fn until<const TRACED: bool>(&mut self, limit: impl Fn(usize) -> usize) -> Option<()> {
         let stages = self.codes.stages.len();
-        let mut moved = true;
-        while moved {
-            moved = false;
-            // Activations go down the stages, gradients up: each way is gone in one sweep.
-            for stage in (0..stages).chain((0..stages).rev()) {
-                moved |= self.advance(stage);
-            }
+        self.scratch.ready.extend((0..stages).rev());
+        while let Some(stage) = self.scratch.ready.pop() {
+            self.advance::<TRACED>(stage, limit(stage));
         }
-        let ended = |(stage, codes): (&Stage, &Vec<Code>)| stage.next == codes.len();
-        assert!(self.scratch.stages.iter().zip(&self.codes.stages).all(ended), "a schedule that deadlocks");
-        let accounts: Vec<Account> =
-            self.scratch.stages.iter().map(|stage| Account { end: stage.now, ..stage.account }).collect();
-        Played { totals: totals(&accounts), period: period(&self.scratch.stages) }
+        (0..stages).all(|stage| self.scratch.stages[stage].next == limit(stage)).then_some(())
     }
 
-    /// Runs a stage until it must wait for another; whether it got anywhere.
-    fn advance(&mut self, number: usize) -> bool {
-        let codes = &self.codes.stages[number];
-        let from = self.scratch.stages[number].next;
-        let mut next = from;
-        while let Some(&code) = codes.get(next) {
-            if !self.execute(number, code) {
-                break;
-            }
-            next += 1;
-        }
-        self.scratch.stages[number].next = next;
-        next > from
-    }
-
-    /// Runs a code; whether what it waits for is known.
-    #[inline]
-    fn execute(&mut self, number: usize, code: Code) -> bool {
-        let (table, interference) = (self.table, self.table.units.interference);
-        let stage = &mut self.scratch.stages[number];
-        let first = number * self.codes.transfers;
-        let transfers = &mut self.scratch.transfers[first..first + self.codes.transfers];
-        match code {
-            Code::Run(kind) => stage.run(table.kinds[usize::from(kind)], interference),
-            Code::Whole(i) => stage.run(table.units.whole[number][usize::from(i)], interference),
-            Code::Start(kind, transfer) => {
-                let spent = table.kinds[usize::from(kind)];
-                stage.run(spent, interference);
-                transfers[usize::from(transfer)] = spent.started.map_or(NONE, |started| stage.start(started));
-            }
-            Code::StartOnly(kind, transfer) => {
-                let started = table.kinds[usize::from(kind)].started;
-                transfers[usize::from(transfer)] = started.map_or(NONE, |started| stage.start(started));
-            }
-            Code::StartSum(axis, transfer) => {
-                transfers[usize::from(transfer)] = stage.start(table.units.sums[sum_of(axis)]);
-            }
-            Code::Wait(transfer) => stage.wait(transfers[usize::from(transfer)]),
-            Code::WaitRun(kind, transfer) => {
-                stage.wait(transfers[usize::from(transfer)]);
-                stage.run(table.kinds[usize::from(kind)], interference);
-            }
-            Code::SendActivation(message) => {
-                self.scratch.messages[message as usize].send(stage, table.messages[number][0]);
-            }
-            Code::SendGradient(message) => {
-                self.scratch.messages[message as usize].send(stage, table.messages[number][1]);
-            }
-            Code::Expect(message) => self.scratch.messages[message as usize].expected = stage.now,
-            Code::Arrive(message) => {
-                let message = self.scratch.messages[message as usize];
-                if message.sent == UNKNOWN || message.expected == UNKNOWN {
-                    return false;
+    /// Runs a stage until it must wait for another.
+    fn advance<const TRACED: bool>(&mut self, number: usize, limit: usize) {
+        let (codes, table, interference) = (self.codes, self.table, self.table.units.interference);
+        let Scratch { stages, transfers, messages, runs, ready, trace, plays } = &mut *self.scratch;
+        let count = stages.len();
+        let mut stage = stages[number];
+        let transfers = &mut transfers[number * codes.transfers..][..codes.transfers];
+        let mut decisions = trace.decisions::<TRACED>(number, interference > 0);
+        let play = u64::from(*plays) << 32;
+        let named = |later: [u32; 2], Name { row, micro }: Name| {
+            let micro = micro + later[usize::from(usize::from(row) >= codes.rows / 2)];
+            let place = usize::from(row) * codes.ring + (micro as usize & (codes.ring - 1));
+            (place, play | u64::from(micro))
+        };
+        for &code in &codes.stages[number][stage.next..limit] {
+            match code {
+                Code::Run(kind) => stage.run(table.kinds[usize::from(kind)], interference, &mut decisions),
+                Code::RunAll(row) => {
+                    let row = usize::from(row);
+                    let each = codes.rows_of_runs[row].iter().map(|&kind| table.kinds[usize::from(kind)]);
+                    stage.run_all(runs[row], each, interference, &mut decisions);
                 }
-                stage.idle_until(message.sent.max(message.expected) + message.time);
-            }
-            Code::JoinTied(kind) => {
-                stage.run(table.kinds[usize::from(kind)], interference);
-                self.tied = (self.tied.0 + 1, self.tied.1.max(stage.now));
-            }
-            Code::WaitTied(kind) => {
-                if self.tied.0 < 2 {
-                    return false;
+                Code::Whole(i) => {
+                    stage.run(table.units.whole[number][usize::from(i)], interference, &mut decisions);
                 }
-                stage.idle_until(self.tied.1 + table.units.tied.1);
-                stage.run(table.kinds[usize::from(kind)], interference);
-            }
-            Code::JoinSum => self.sum = (self.sum.0 + 1, self.sum.1.max(stage.now)),
-            Code::WaitSum => {
-                if self.sum.0 < self.codes.stages.len() {
-                    return false;
+                Code::Start(kind, i) => {
+                    let spent = table.kinds[usize::from(kind)];
+                    stage.run(spent, interference, &mut decisions);
+                    transfers[usize::from(i)] = stage.start(spent.started, &mut decisions);
                 }
-                stage.idle_until(self.sum.1 + table.units.sums[sum_of(Axis::Pipeline)].1);
+                Code::StartOnly(kind, i) => {
+                    let started = table.kinds[usize::from(kind)].started;
+                    transfers[usize::from(i)] = stage.start(started, &mut decisions);
+                }
+                Code::StartSum(axis, i) => {
+                    transfers[usize::from(i)] =
+                        stage.start(Some(table.units.sums[sum_of(axis)]), &mut decisions);
+                }
+                Code::Wait(i) => stage.wait(transfers[usize::from(i)], &mut decisions),
+                Code::WaitRun(kind, i) => {
+                    stage.wait(transfers[usize::from(i)], &mut decisions);
+                    stage.run(table.kinds[usize::from(kind)], interference, &mut decisions);
+                }
+                Code::SendActivation(name) | Code::SendGradient(name) => {
+                    let way = usize::from(matches!(code, Code::SendGradient(_)));
+                    let (level, time) = table.messages[number][way];
+                    let (place, key) = named(stage.later, name);
+                    messages[place].time = time;
+                    messages[place].done(
+                        SENT,
+                        Side { at: stage.occupy(level, time, &mut decisions), key },
+                        ready,
+                    );
+                }
+                Code::Expect(name) => {
+                    let (place, key) = named(stage.later, name);
+                    messages[place].done(EXPECTED, Side { at: stage.now, key }, ready);
+                }
+                Code::Arrive(name) => {
+                    let (place, key) = named(stage.later, name);
+                    let message = &mut messages[place];
+                    let [sent, expected] = message.sides;
+                    if sent.key != key || expected.key != key {
+                        message.waiting = (*plays, number as u32);
+                        break;
+                    }
+                    let begin = decisions.later(sent.at, expected.at);
+                    stage.idle_until(begin + message.time, &mut decisions);
+                }
+                Code::JoinTied(kind) => {
+                    stage.run(table.kinds[usize::from(kind)], interference, &mut decisions);
+                    self.tied = (self.tied.0 + 1, self.tied.1.max(stage.now));
+                    ready.extend(0..count);
+                }
+                Code::WaitTied(kind) => {
+                    if self.tied.0 < 2 {
+                        break;
+                    }
+                    stage.idle_until(self.tied.1 + table.units.tied.1, &mut decisions);
+                    stage.run(table.kinds[usize::from(kind)], interference, &mut decisions);
+                }
+                Code::JoinSum => {
+                    self.sum = (self.sum.0 + 1, self.sum.1.max(stage.now));
+                    if self.sum.0 == count {
+                        ready.extend(0..count);
+                    }
+                }
+                Code::WaitSum => {
+                    if self.sum.0 < count {
+                        break;
+                    }
+                    stage.idle_until(self.sum.1 + table.units.sums[sum_of(Axis::Pipeline)].1, &mut decisions);
+                }
             }
-            Code::Cut(phase) => {
-                let phase = phase as usize;
-                stage.cuts[phase][stage.seen[phase]] = Account { end: stage.now, ..stage.account };
-                stage.seen[phase] += 1;
-            }
+            stage.next += 1;
         }
-        true
+        stages[number] = stage;
     }
-}
-
-/// What one more period adds to all stages, if the last ones add the same: as many as there are stages and one more, since
-/// a message may be under way for so long, and only then have all that are under way kept step too.
-fn period(stages: &[Stage]) -> Option<Totals> {
-    let alike = (stages.len() + 1).min(CUTS - 1);
-    let phases = usize::from(stages[0].seen[0] > 0) + usize::from(stages[0].seen[1] > 0);
-    let mut sum = [0; 7];
-    for phase in 0..phases {
-        let mut length = None;
-        for stage in stages {
-            if stage.seen[phase] < CUTS {
-                return None;
-            }
-            let cuts = &stage.cuts[phase][CUTS - 1 - alike..];
-            let last = change(cuts[alike - 1], cuts[alike]);
-            let differs = cuts.windows(2).any(|pair| change(pair[0], pair[1]) != last);
-            if differs || length.is_some_and(|length| length != last[0]) {
-                return None;
-            }
-            length = Some(last[0]);
-            sum.iter_mut().zip(last).skip(1).for_each(|(sum, change)| *sum += change);
-        }
-        sum[0] += length.unwrap_or(0);
-    }
-    (phases > 0).then_some(Totals(sum))
-}
-
-/// What was spent between two moments, in the order of [`Totals`].
-fn change(before: Account, after: Account) -> [Time; 7] {
-    let list = |a: Account| [a.end, a.compute, a.tensor, a.exposed[0], a.exposed[1], a.exposed[2], a.idle];
-    let (before, after) = (list(before), list(after));
-    std::array::from_fn(|i| after[i] - before[i])
 }
 
 fn sum_of(axis: Axis) -> usize {
@@ -228,46 +277,13 @@ fn sum_of(axis: Axis) -> usize {
 }
 
 impl Message {
+    /// One side has done its part: the other may be waiting for that.
     #[inline]
-    fn send(&mut self, stage: &mut Stage, (level, time): Transfer) {
-        self.sent = stage.now.max(stage.free[level as usize]);
-        self.time = time;
-        stage.free[level as usize] = self.sent + time;
-    }
-}
-
-impl Stage {
-    /// Begins a transfer as soon as its level is free; when it ends.
-    #[inline]
-    fn start(&mut self, (level, time): Transfer) -> Transfer {
-        let end = self.now.max(self.free[level as usize]) + time;
-        self.free[level as usize] = end;
-        (level, end)
-    }
-
-    #[inline]
-    fn wait(&mut self, (level, end): Transfer) {
-        self.account.exposed[level as usize] += end.saturating_sub(self.now);
-        self.now = self.now.max(end);
-    }
-
-    #[inline]
-    fn idle_until(&mut self, then: Time) {
-        self.account.idle += then.saturating_sub(self.now);
-        self.now = self.now.max(then);
-    }
-
-    /// Runs kernels, slower while a transfer goes on beside them, and the transfers between them.
-    #[inline]
-    fn run(&mut self, spent: Spent, interference: u64) {
-        let busy = self.free.iter().map(|free| free.saturating_sub(self.now)).max().unwrap_or(0);
-        let slowed = spent.compute + spent.compute.min(busy) * interference / 1024;
-        self.now += slowed + spent.links;
-        self.account.compute += slowed;
-        self.account.tensor += spent.links;
-        // What the transfers inside the op take of a level is missing to what goes on beside it.
-        if spent.links > 0 && busy > 0 {
-            self.free.iter_mut().filter(|free| **free > self.now).for_each(|free| *free += spent.links);
+    fn done(&mut self, kind: usize, side: Side, ready: &mut Vec<usize>) {
+        self.sides[kind] = side;
+        if u64::from(self.waiting.0) == side.key >> 32 {
+            ready.push(self.waiting.1 as usize);
+            self.waiting.0 = 0;
         }
     }
 }

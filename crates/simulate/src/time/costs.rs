@@ -50,7 +50,7 @@ pub fn picoseconds(seconds: f64) -> Time {
 }
 
 impl Spent {
-    fn plus(self, other: Spent) -> Spent {
+    pub(crate) fn plus(self, other: Spent) -> Spent {
         Spent { compute: self.compute + other.compute, links: self.links + other.links, started: None }
     }
 

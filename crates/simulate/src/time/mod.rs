@@ -16,7 +16,7 @@ pub use kernel::DeviceModel;
 pub use links::{Among, Links};
 pub use play::{Account, play};
 
-use kintsugi_plan::{Op, Plan, Program, ScheduleKind};
+use kintsugi_plan::Plan;
 use kintsugi_spec::Level;
 use serde::Serialize;
 
@@ -49,70 +49,7 @@ impl Timing {
 /// How long a step of a plan takes; `None` where its device's speed is not known.
 pub fn time(plan: &Plan) -> Option<Timing> {
     let device = DeviceModel::new(&plan.cluster.device, &plan.framework)?;
-    let costs = Costs::new(plan, &device);
-    Some(if plan.framework.fills > 1 { filled(plan, &costs) } else { with_costs(plan, &costs) })
-}
-
-/// How long a step takes whose micro-batches go through the pipeline in portions: one after the other, and only the
-/// last is followed by the end of the step.
-fn filled(plan: &Plan, costs: &Costs) -> Timing {
-    let fills = plan.framework.fills.min(plan.micro_batches());
-    let portion = plan.micro_batches().div_ceil(fills).next_multiple_of(plan.period());
-    let plan = plan.with_micro_batches(portion);
-    let last = with_costs(&plan, costs);
-    let passes = steadily(&plan, |plan| totals(&play(&passes_alone(plan), costs)));
-    let one = timing(passes, plan.mesh.pp, 0);
-    let times = (fills - 1) as f64;
-    let step_s = last.step_s + times * one.step_s;
-    let idle_s = last.idle_s + times * one.idle_s;
-    Timing {
-        step_s,
-        compute_s: last.compute_s + times * one.compute_s,
-        tensor_s: last.tensor_s + times * one.tensor_s,
-        exposed_s: std::array::from_fn(|i| last.exposed_s[i] + times * one.exposed_s[i]),
-        idle_s,
-        bubble: idle_s / step_s,
-        ..last
-    }
-}
-
-/// The programs up to the last backward, and the message that follows from it.
-fn passes_alone(plan: &Plan) -> Vec<Program> {
-    let cut = |stage: usize| {
-        let mut program = plan.program(stage);
-        let last = program.ops.iter().rposition(|op| matches!(op, Op::Backward { .. })).unwrap_or(0);
-        let sends = program.ops.split_off(last + 1);
-        program.ops.extend(sends.into_iter().filter(|op| matches!(op, Op::SendStart { .. })));
-        program
-    };
-    (0..plan.mesh.pp).map(cut).collect()
-}
-
-/// How long a step takes with given costs.
-pub fn with_costs(plan: &Plan, costs: &Costs) -> Timing {
-    let whole = |plan: &Plan| {
-        let programs: Vec<Program> = (0..plan.mesh.pp).map(|stage| plan.program(stage)).collect();
-        totals(&play(&programs, costs))
-    };
-    timing(steadily(plan, whole), plan.mesh.pp, costs.fixed)
-}
-
-/// What a play of all micro-batches adds up to, from plays that are long enough to be steady.
-fn steadily(plan: &Plan, played: impl Fn(&Plan) -> Totals) -> Totals {
-    let (micro_batches, period) = (plan.micro_batches(), plan.period());
-    let enough = match plan.pipeline.schedule {
-        ScheduleKind::GPipe => micro_batches,
-        _ => 2 * plan.chunks() + 4 * plan.mesh.pp,
-    };
-    let short = enough + micro_batches.saturating_sub(enough) % period;
-    let played = |m: usize| played(&plan.with_micro_batches(m));
-    if micro_batches <= short + period {
-        return played(micro_batches);
-    }
-    // In the steady part every period takes what the one before took.
-    let (first, second) = (played(short), played(short + period));
-    let periods = ((micro_batches - short) / period) as u64;
-    first.extended(second, periods)
+    Some(crate::Clock::new(&device).time(plan))
 }
 
 /// Sums over the stages, and when the last is done.
@@ -120,13 +57,9 @@ fn steadily(plan: &Plan, played: impl Fn(&Plan) -> Totals) -> Totals {
 pub(crate) struct Totals(pub(crate) [Time; 7]);
 
 impl Totals {
-    /// These and so many periods more.
-    pub(crate) fn and(self, period: Totals, periods: u64) -> Totals {
-        Totals(std::array::from_fn(|i| self.0[i] + periods * period.0[i]))
-    }
-
-    fn extended(self, after: Totals, periods: u64) -> Totals {
-        Totals(std::array::from_fn(|i| self.0[i] + periods * (after.0[i] - self.0[i])))
+    /// These, and others so many times.
+    pub(crate) fn and(self, other: Totals, times: u64) -> Totals {
+        Totals(std::array::from_fn(|i| self.0[i] + times * other.0[i]))
     }
 }
 

@@ -20,7 +20,7 @@ pub fn bases() -> impl Generator<Value = Plan> {
     ]);
     let options = (select(vec!["flash", "plain"]), any::<bool>(), 0..=3_usize, 0..=1_usize);
     let types = (select(vec!["fp32", "bf16"]), select(vec!["fp32", "compute"]), select(vec!["0.0", "0.3"]));
-    (family, 2..=9_usize, options, types).prop_map(
+    (family, 2..=16_usize, options, types).prop_map(
         |(family, layers, (attention, overlap, prefetch, eval_every), (compute, gradients, interference))| {
             let text = format!(
                 "{MODEL}[memory]\nattention = \"{attention}\"\n\
@@ -36,7 +36,7 @@ pub fn bases() -> impl Generator<Value = Plan> {
 
 /// A strategy and the number of micro-batches it runs.
 pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
-    let meshes = (select(vec![1, 2, 4]), 1..=5_usize, 1..=3_usize);
+    let meshes = (select(vec![1, 2, 4]), 1..=8_usize, 1..=3_usize);
     let schedule = select(vec![
         ScheduleKind::GPipe,
         ScheduleKind::OneForwardOneBackward,
