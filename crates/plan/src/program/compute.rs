@@ -29,7 +29,9 @@ pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
         let blocks = blocks.entry(chunk).or_insert_with(|| plan.chunk_blocks(chunk));
         let first = draft.slots.len();
         for op in computations(pass, blocks, mode, plan.memory.recompute) {
-            if let Some((_, load)) = load_for(op).filter(|&(micro, _)| loaded.insert(micro)) {
+            if let Some((_, load)) =
+                load_for(op, plan.masks_documents()).filter(|&(micro, _)| loaded.insert(micro))
+            {
                 draft.insert(draft.slots.len(), Place::Needs, load);
             }
             draft.slots.push(op);
@@ -67,12 +69,14 @@ fn computations(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute) 
     }
 }
 
-/// The micro-batch whose tokens or targets this forward reads, and what loads them. A backward finds them loaded;
-/// every block of a generation asks for its tokens' positions.
-fn load_for(op: Op) -> Option<(usize, Op)> {
+/// The micro-batch whose tokens, targets or beginnings of documents this forward reads, and what loads them. A backward
+/// finds them loaded; every block of a generation asks for its tokens' positions.
+fn load_for(op: Op, masks_documents: bool) -> Option<(usize, Op)> {
     match op {
-        Op::Forward { block: Block::Embedding | Block::Head, micro }
-        | Op::Evaluate { block: Block::Embedding | Block::Head, micro } => Some((micro, Op::Load { micro })),
+        Op::Forward { block, micro } | Op::Evaluate { block, micro } => {
+            let reads = masks_documents || !matches!(block, Block::Layer(_));
+            reads.then_some((micro, Op::Load { micro }))
+        }
         Op::Decode { micro, .. } => Some((micro, Op::Feed { micro })),
         _ => None,
     }
