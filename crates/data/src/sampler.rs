@@ -162,8 +162,7 @@ mod tests {
     #[test]
     fn the_vectors_are_reused() {
         let sampler = Sampler::new(64, 8, 4, 1).with_starts(true);
-        let pointers =
-            |batch: &MicroBatch| [&batch.tokens, &batch.targets, &batch.starts].map(|v| v.as_ptr());
+        let pointers = |batch: &MicroBatch| [&batch.tokens, &batch.targets, &batch.starts].map(Vec::as_ptr);
         let mut batch = MicroBatch::default();
         sampler.batch(&Numbers, Split::Train, 0, 0, 0, &mut batch).unwrap();
         let before = pointers(&batch);

@@ -134,5 +134,6 @@ fn evaluation_is_the_same_on_every_layout() {
         let loss = corpus.loss(&[&[MASKED], layout].concat(), 3);
         assert!((loss - one).abs() < 1e-6, "{layout:?}: {loss}, on one rank {one}");
     }
-    assert!((corpus.loss(&[], 3) - one).abs() > 1e-4, "a mask that hides nothing");
+    let unmasked = corpus.loss(&[], 3);
+    assert!((unmasked - one).abs() > 1e-5, "a mask that hides nothing: {one}, without it {unmasked}");
 }

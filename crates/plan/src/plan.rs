@@ -376,7 +376,7 @@ impl Plan {
         let blocks = self.stage_blocks(stage);
         let mut layers = blocks.into_iter().filter(|block| matches!(block, Block::Layer(_)));
         let first = layers.next().expect("every chunk has a layer");
-        [first, layers.last().unwrap_or(first)]
+        [first, layers.next_back().unwrap_or(first)]
     }
 
     /// The units whose weights a block uses.

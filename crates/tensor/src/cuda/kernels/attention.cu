@@ -304,8 +304,9 @@ __device__ void attention_dkeys_dvalues(const T *qkv, const T *dout, const float
     clear(dvalues);
     for (int head = kv * group; head < (kv + 1) * group; ++head) {
         const Saved<T> saved = saved_of(log_sums, probabilities, dots, sample, head, shape);
-        // Later tiles of queries start later still.
-        for (int first = first_key; first < shape.sequence && sight.first_tile(first) <= first_key; first += TILE) {
+        for (int first = first_key; first < shape.sequence; first += TILE) {
+            // Later tiles of queries start later still.
+            if (masked && sight.first_tile(first) > first_key) break;
             __syncthreads();
             load_tile(queries, qkv + shape.start(sample, head, row), row, first, shape, shape.scale);
             load_tile(gradients, dout + shape.start(sample, head, out_row), out_row, first, shape, 1.0f);
