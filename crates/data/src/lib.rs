@@ -24,7 +24,7 @@ pub use error::DataError;
 pub use packed::{Packed, PackedOptions};
 pub use permutation::Permutation;
 pub use random::Stream;
-pub use sampler::Sampler;
+pub use sampler::{MicroBatch, Sampler};
 pub use text::{GrowingText, Text};
 pub use tokenizer::{Encoder, Tokenizer};
 pub use tokens::{About, TokenFile, TokenType, TokenWriter};
@@ -55,4 +55,11 @@ pub trait Dataset: Send + Sync {
 
     /// Fills `out` with sample `index`: as many inputs as the model sees, and one token more for the last target.
     fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError>;
+
+    /// Fills `out` with where the document of each input of sample `index` begins in the sample: 0 for one that began
+    /// before it. A source that knows no documents has one to a sample.
+    fn starts(&self, _split: Split, _index: u64, out: &mut [u32]) -> Result<(), DataError> {
+        out.fill(0);
+        Ok(())
+    }
 }

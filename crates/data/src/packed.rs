@@ -64,6 +64,19 @@ impl Packed {
         let short = self.sources.iter().find(|source| source.samples(split, self.sequence) == 0);
         short.map_or(Ok(()), |source| Err(source.too_short(split, self.sequence)))
     }
+
+    /// The source of a sample, and its first token there.
+    fn window(&self, split: Split, index: u64) -> Result<(&Source, u64), DataError> {
+        let (number, within) = self.blend.place(index);
+        let source = &self.sources[number];
+        let samples = source.samples(split, self.sequence);
+        if samples == 0 {
+            return Err(source.too_short(split, self.sequence));
+        }
+        let (epoch, place) = (within / samples, within % samples);
+        let order = Permutation::new(samples, &[self.seed, split as u64, number as u64, epoch]);
+        Ok((source, source.range(split).start + order.at(place) * self.sequence as u64))
+    }
 }
 
 impl Dataset for Packed {
@@ -82,16 +95,13 @@ impl Dataset for Packed {
 
     fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
         assert_eq!(out.len(), self.sequence + 1, "a sample has one token more than targets");
-        let (number, within) = self.blend.place(index);
-        let source = &self.sources[number];
-        let samples = source.samples(split, self.sequence);
-        if samples == 0 {
-            return Err(source.too_short(split, self.sequence));
-        }
-        let (epoch, place) = (within / samples, within % samples);
-        let order = Permutation::new(samples, &[self.seed, split as u64, number as u64, epoch]);
-        let first = source.range(split).start + order.at(place) * self.sequence as u64;
+        let (source, first) = self.window(split, index)?;
         source.file.read(first, self.vocab, out)
+    }
+
+    fn starts(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
+        let (source, first) = self.window(split, index)?;
+        source.file.read_starts(first, out)
     }
 }
 
@@ -220,6 +230,26 @@ mod tests {
         for (validation, cut) in [(0.1, 900), (0.057, 950), (0.5, 500), (0.0, 1000), (0.001, 999)] {
             let source = Source::open(TokenFile::open(&prefix).unwrap(), validation).unwrap();
             assert_eq!(source.cut, cut, "{validation}");
+        }
+    }
+
+    #[test]
+    fn starts_are_those_of_the_sample_in_any_blend() {
+        let folder = Folder::new("packed-starts");
+        let (a, b) = (folder.join("a"), folder.join("b"));
+        write(&a, 0, 200);
+        write(&b, 10_000, 5000);
+        let packed = Packed::open(&options(&[(&a, 1.0), (&b, 3.0)])).unwrap();
+        for (split, index) in
+            [Split::Train, Split::Validation].into_iter().flat_map(|s| (0..40).map(move |i| (s, i)))
+        {
+            let (mut tokens, mut starts) = ([0; 9], [99; 8]);
+            packed.sample(split, index, &mut tokens).unwrap();
+            packed.starts(split, index, &mut starts).unwrap();
+            // Documents begin with every tenth token, and tokens count up.
+            let expected: Vec<u32> =
+                tokens[..8].iter().map(|token| (token / 10 * 10).saturating_sub(tokens[0])).collect();
+            assert_eq!(starts[..], expected, "{split:?} {index}");
         }
     }
 

@@ -7,6 +7,18 @@ use std::ops::Range;
 
 use crate::{DataError, Dataset, Split};
 
+/// One micro-batch, `[micro_batch, sequence]` each. The vectors keep their memory: after the first micro-batch nothing
+/// is allocated.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MicroBatch {
+    /// What the model reads.
+    pub tokens: Vec<u32>,
+    /// What it is to predict.
+    pub targets: Vec<u32>,
+    /// Where each token's document begins in its sample; empty unless asked for.
+    pub starts: Vec<u32>,
+}
+
 /// How a global batch is dealt out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampler {
@@ -14,6 +26,7 @@ pub struct Sampler {
     global_batch: usize,
     micro_batch: usize,
     dp: usize,
+    starts: bool,
 }
 
 impl Sampler {
@@ -24,7 +37,13 @@ impl Sampler {
             global_batch.is_multiple_of(micro_batch * dp),
             "a global batch of {global_batch} is no multiple of {micro_batch} samples x {dp} replicas"
         );
-        Sampler { sequence, global_batch, micro_batch, dp }
+        Sampler { sequence, global_batch, micro_batch, dp, starts: false }
+    }
+
+    /// Also says, if so, where documents begin.
+    #[must_use]
+    pub fn with_starts(self, starts: bool) -> Sampler {
+        Sampler { starts, ..self }
     }
 
     /// Micro-batches of one replica in one step.
@@ -40,10 +59,7 @@ impl Sampler {
         first..first + self.micro_batch as u64
     }
 
-    /// Fills `tokens` and `targets`, both `[micro_batch, sequence]`, with one micro-batch.
-    ///
-    /// The vectors keep their memory: after the first call nothing is allocated.
-    #[expect(clippy::too_many_arguments, reason = "a micro-batch has three coordinates")]
+    /// Fills `batch` with one micro-batch.
     pub fn batch(
         &self,
         dataset: &dyn Dataset,
@@ -51,18 +67,22 @@ impl Sampler {
         step: u64,
         replica: usize,
         micro: usize,
-        tokens: &mut Vec<u32>,
-        targets: &mut Vec<u32>,
+        batch: &mut MicroBatch,
     ) -> Result<(), DataError> {
+        let MicroBatch { tokens, targets, starts } = batch;
         let elements = self.micro_batch * self.sequence;
         // A sample's last token is a target only: it lies where the next sample's first token will overwrite it.
         tokens.resize(elements + 1, 0);
         targets.clear();
+        starts.resize(if self.starts { elements } else { 0 }, 0);
         for (row, index) in self.indices(step, replica, micro).enumerate() {
             let first = row * self.sequence;
             let sample = &mut tokens[first..=first + self.sequence];
             dataset.sample(split, index, sample)?;
             targets.extend_from_slice(&sample[1..]);
+            if self.starts {
+                dataset.starts(split, index, &mut starts[first..first + self.sequence])?;
+            }
         }
         tokens.truncate(elements);
         Ok(())
@@ -92,21 +112,27 @@ mod tests {
             }
             Ok(())
         }
+
+        fn starts(&self, _split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
+            out.fill(index as u32);
+            Ok(())
+        }
     }
 
-    /// The inputs and targets of a whole step, replica after replica, micro-batch after micro-batch.
-    fn step(sampler: Sampler, split: Split, step: u64) -> (Vec<u32>, Vec<u32>) {
-        let (mut tokens, mut targets) = (Vec::new(), Vec::new());
-        let (mut all_tokens, mut all_targets) = (Vec::new(), Vec::new());
+    /// A whole step as one micro-batch, replica after replica, micro-batch after micro-batch.
+    fn step(sampler: Sampler, split: Split, step: u64) -> MicroBatch {
+        let (mut batch, mut all) = (MicroBatch::default(), MicroBatch::default());
         for replica in 0..sampler.dp {
             for micro in 0..sampler.micro_batches() {
-                sampler.batch(&Numbers, split, step, replica, micro, &mut tokens, &mut targets).unwrap();
+                sampler.batch(&Numbers, split, step, replica, micro, &mut batch).unwrap();
+                let MicroBatch { tokens, targets, starts } = &batch;
                 assert_eq!([tokens.len(), targets.len()], [sampler.micro_batch * sampler.sequence; 2]);
-                all_tokens.extend_from_slice(&tokens);
-                all_targets.extend_from_slice(&targets);
+                all.tokens.extend_from_slice(tokens);
+                all.targets.extend_from_slice(targets);
+                all.starts.extend_from_slice(starts);
             }
         }
-        (all_tokens, all_targets)
+        all
     }
 
     #[test]
@@ -114,28 +140,34 @@ mod tests {
         for number in 0..3_u64 {
             let samples = 24 * number as u32..24 * (number as u32 + 1);
             let tokens: Vec<u32> = samples.flat_map(|i| 100 * i..100 * i + 5).collect();
-            let targets: Vec<u32> = tokens.iter().map(|token| token + 1).collect();
+            let targets = tokens.iter().map(|token| token + 1).collect();
+            let starts = tokens.iter().map(|token| token / 100).collect();
+            let expected = MicroBatch { tokens, targets, starts };
             for (micro_batch, dp) in [(24, 1), (1, 1), (4, 1), (4, 2), (1, 24), (2, 3), (3, 8), (12, 2)] {
-                let dealt = step(Sampler::new(5, 24, micro_batch, dp), Split::Train, number);
-                assert_eq!(dealt, (tokens.clone(), targets.clone()), "micro {micro_batch}, dp {dp}");
+                let sampler = Sampler::new(5, 24, micro_batch, dp);
+                let dealt = step(sampler.with_starts(true), Split::Train, number);
+                assert_eq!(dealt, expected, "micro {micro_batch}, dp {dp}");
+                let without = MicroBatch { starts: Vec::new(), ..expected.clone() };
+                assert_eq!(step(sampler, Split::Train, number), without, "nobody asked for starts");
             }
         }
     }
 
     #[test]
     fn the_split_is_passed_on() {
-        let (tokens, _) = step(Sampler::new(2, 2, 1, 2), Split::Validation, 0);
+        let tokens = step(Sampler::new(2, 2, 1, 2), Split::Validation, 0).tokens;
         assert_eq!(tokens, [1_000_000, 1_000_001, 1_000_100, 1_000_101]);
     }
 
     #[test]
     fn the_vectors_are_reused() {
-        let sampler = Sampler::new(64, 8, 4, 1);
-        let (mut tokens, mut targets) = (Vec::new(), Vec::new());
-        sampler.batch(&Numbers, Split::Train, 0, 0, 0, &mut tokens, &mut targets).unwrap();
-        let before = (tokens.as_ptr(), targets.as_ptr());
-        sampler.batch(&Numbers, Split::Train, 1, 0, 1, &mut tokens, &mut targets).unwrap();
-        assert_eq!((tokens.as_ptr(), targets.as_ptr()), before);
+        let sampler = Sampler::new(64, 8, 4, 1).with_starts(true);
+        let pointers = |batch: &MicroBatch| [&batch.tokens, &batch.targets, &batch.starts].map(Vec::as_ptr);
+        let mut batch = MicroBatch::default();
+        sampler.batch(&Numbers, Split::Train, 0, 0, 0, &mut batch).unwrap();
+        let before = pointers(&batch);
+        sampler.batch(&Numbers, Split::Train, 1, 0, 1, &mut batch).unwrap();
+        assert_eq!(pointers(&batch), before);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! A plan's dataset, and a rank's micro-batches from it.
 
-use kintsugi_data::{DataError, Dataset, Demo, Packed, PackedOptions, Sampler, Split, Tokenizer};
+use kintsugi_data::{DataError, Dataset, Demo, MicroBatch, Packed, PackedOptions, Sampler, Split, Tokenizer};
 use kintsugi_plan::{Data, Plan, TokenData};
-use kintsugi_rank::Source;
+use kintsugi_rank::{Source, Tokens};
 
 /// The plan's dataset. Files that are not there, are something else or do not go with the model are refused.
 pub fn dataset(plan: &Plan) -> Result<Box<dyn Dataset>, DataError> {
@@ -47,15 +47,14 @@ pub(crate) struct Batches<'a> {
     step: u64,
     /// The step whose first micro-batch is made already.
     ahead: Option<u64>,
-    tokens: Vec<u32>,
-    targets: Vec<u32>,
+    made: MicroBatch,
 }
 
 impl<'a> Batches<'a> {
     pub fn new(plan: &Plan, dataset: &'a dyn Dataset, split: Split, replica: usize) -> Self {
-        let sampler = Sampler::new(plan.batch.sequence, plan.batch.global, plan.batch.micro, plan.mesh.dp);
-        let (tokens, targets) = (Vec::new(), Vec::new());
-        Batches { dataset, sampler, split, replica, step: 0, ahead: None, tokens, targets }
+        let sampler = Sampler::new(plan.batch.sequence, plan.batch.global, plan.batch.micro, plan.mesh.dp)
+            .with_starts(plan.masks_documents());
+        Batches { dataset, sampler, split, replica, step: 0, ahead: None, made: MicroBatch::default() }
     }
 
     /// Reads the global batch of `step` from now on.
@@ -70,19 +69,20 @@ impl<'a> Batches<'a> {
     }
 
     fn make(&mut self, step: u64, micro: usize) {
-        let Batches { dataset, sampler, split, replica, tokens, targets, .. } = self;
+        let Batches { dataset, sampler, split, replica, made, .. } = self;
         // A rank has no other way to fail: this takes the job down with the sentence.
-        let made = sampler.batch(*dataset, *split, step, *replica, micro, tokens, targets);
-        made.unwrap_or_else(|error| panic!("{error}"));
+        let result = sampler.batch(*dataset, *split, step, *replica, micro, made);
+        result.unwrap_or_else(|error| panic!("{error}"));
     }
 }
 
 impl Source for Batches<'_> {
-    fn batch(&mut self, micro: usize) -> Option<(&[u32], &[u32])> {
+    fn batch(&mut self, micro: usize) -> Option<Tokens<'_>> {
         let made = micro == 0 && self.ahead.take() == Some(self.step);
         if !made {
             self.make(self.step, micro);
         }
-        Some((&self.tokens, &self.targets))
+        let MicroBatch { tokens, targets, starts } = &self.made;
+        Some(Tokens { inputs: tokens, targets, starts })
     }
 }

@@ -8,7 +8,7 @@ use kintsugi_engine::{
     generate, run_for, train, verify,
 };
 use kintsugi_plan::{Plan, config};
-use kintsugi_rank::{Initial, Kept, NewTokens, Purpose, Source};
+use kintsugi_rank::{Initial, Kept, NewTokens, Purpose, Source, Tokens};
 use kintsugi_simulate::{evaluation_memory, generation_memory};
 
 const WEIGHTS: Initial = Initial { seed: 11 };
@@ -70,7 +70,7 @@ struct Pieces<'a> {
 }
 
 impl Source for Pieces<'_> {
-    fn batch(&mut self, _: usize) -> Option<(&[u32], &[u32])> {
+    fn batch(&mut self, _: usize) -> Option<Tokens<'_>> {
         None
     }
 

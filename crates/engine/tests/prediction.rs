@@ -9,7 +9,7 @@ use std::sync::Arc;
 use kintsugi_comm::Traffic;
 use kintsugi_engine::{Job, MemoryChoice, Worker, device, run_job};
 use kintsugi_plan::{Plan, config};
-use kintsugi_rank::{RankMemory, Source};
+use kintsugi_rank::{RankMemory, Source, Tokens};
 use kintsugi_simulate::{Play, Prediction, predict};
 use kintsugi_tensor::cpu::counting::{self, CountingAllocator, Measured};
 
@@ -61,7 +61,8 @@ impl Choices {
         write!(
             text,
             "[memory]\nrecompute = \"{}\"\nattention = \"{}\"\n[precision]\ncompute = \"{}\"\ngradients = \"{}\"\n\
-             states = \"{}\"\n[cluster]\npreset = \"{}\"\n[run]\neval_every = {}\n",
+             states = \"{}\"\n[cluster]\npreset = \"{}\"\n[run]\neval_every = {}\n\
+             [data]\nsource = \"corpus\"\nmask_documents = {}\n",
             self.of(&["none", "selective", "full"]),
             self.of(&["flash", "plain"]),
             self.of(&["fp32", "bf16", "fp16"]),
@@ -69,6 +70,7 @@ impl Choices {
             self.of(&["fp32", "bf16"]),
             self.of(&["local", "frontier"]),
             self.of(&["0", "1"]),
+            self.of(&["true", "false"]),
         )
         .expect("a string");
         text
@@ -82,11 +84,22 @@ struct RankMeasure {
     traffic: Traffic,
 }
 
-struct Ones(Vec<u32>);
+/// Samples of one token again and again; of a sample's tokens every second one begins a document.
+struct Ones {
+    ids: Vec<u32>,
+    starts: Vec<u32>,
+}
+
+impl Ones {
+    fn new(plan: &Plan) -> Self {
+        let start = |row: usize| (row % plan.batch.sequence / 2 * 2) as u32;
+        Ones { ids: vec![1; plan.rows()], starts: (0..plan.rows()).map(start).collect() }
+    }
+}
 
 impl Source for Ones {
-    fn batch(&mut self, _micro: usize) -> Option<(&[u32], &[u32])> {
-        Some((&self.0, &self.0))
+    fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
+        Some(Tokens { inputs: &self.ids, targets: &self.ids, starts: &self.starts })
     }
 }
 
@@ -97,7 +110,7 @@ fn measure(plan: &Plan, memory: MemoryChoice, meddle: impl Fn(&Worker) + Sync) -
         worker.rank.initialise(1);
         let (program, evaluation) =
             (worker.program(plan), plan.evaluation(worker.at.pp, plan.micro_batches()));
-        let mut ones = Ones(vec![1; plan.rows()]);
+        let mut ones = Ones::new(plan);
         worker.run(&program, &mut ones, |_, _| {});
         let mut traffic = worker.world.traffic(worker.number);
         // Everything that grows with use has grown after a few steps.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use kintsugi_engine::verify::{Fault, record};
 use kintsugi_engine::{Event, Job, MemoryChoice, StepReport, TrainError, TrainOptions, run_job, train};
 use kintsugi_plan::{Plan, Unit, config};
-use kintsugi_rank::{Kept, Source, assemble};
+use kintsugi_rank::{Kept, Source, Tokens, assemble};
 use kintsugi_tensor::ops::control;
 
 /// A small model on eight ranks, with `settings` laid over it.
@@ -39,8 +39,8 @@ fn step(event: &Event) -> Option<StepReport> {
 struct Ones(Vec<u32>);
 
 impl Source for Ones {
-    fn batch(&mut self, _micro: usize) -> Option<(&[u32], &[u32])> {
-        Some((&self.0, &self.0))
+    fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
+        Some(Tokens { inputs: &self.0, targets: &self.0, starts: &[] })
     }
 }
 

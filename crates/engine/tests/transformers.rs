@@ -13,7 +13,7 @@ use kintsugi_engine::{Job, MemoryChoice, run_job};
 use kintsugi_model::{Context, Shape, Weights, embedding, layer};
 use kintsugi_plan::parameters::{Slot, UnitLayout};
 use kintsugi_plan::{Plan, Unit, config};
-use kintsugi_rank::{Kept, Source, Store};
+use kintsugi_rank::{Kept, Source, Store, Tokens};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::ops::{Linear, Norm, control};
@@ -78,7 +78,7 @@ fn logits(fixture: &Fixture) -> Vec<f32> {
     let plan = fixture.plan(&[]);
     let backend = CpuBackend::new(Rc::new(Heap::default()), 1);
     let shape = Shape::new(&plan, 0);
-    let ctx = Context { backend: &backend, tensor: &Solo, shape: &shape };
+    let ctx = Context { backend: &backend, tensor: &Solo, shape: &shape, starts: None };
     let load = |name: Unit| {
         let layout = plan.layout(name);
         (unit(&backend, &fixture.folder, &layout), layout)
@@ -139,12 +139,12 @@ struct Batches<'a> {
 }
 
 impl Source for Batches<'_> {
-    fn batch(&mut self, micro: usize) -> Option<(&[u32], &[u32])> {
+    fn batch(&mut self, micro: usize) -> Option<Tokens<'_>> {
         let first = self.step.get() * self.per_step + micro * self.micro;
         let sample = |i: usize| &self.windows[(first + i) % self.windows.len()];
         self.tokens = (0..self.micro).flat_map(|i| sample(i)[..sample(i).len() - 1].to_vec()).collect();
         self.targets = (0..self.micro).flat_map(|i| sample(i)[1..].to_vec()).collect();
-        Some((&self.tokens, &self.targets))
+        Some(Tokens { inputs: &self.tokens, targets: &self.targets, starts: &[] })
     }
 }
 

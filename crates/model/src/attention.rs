@@ -47,6 +47,7 @@ pub(crate) fn forward(
     let saved = Saved { qkv, out, softmax };
     ctx.backend.attention(Attention {
         qkv: saved.qkv.view(),
+        starts: ctx.starts,
         out: saved.out.view(),
         saved: softmax_view(ctx, &saved),
         shape: shape.attention,
@@ -130,6 +131,7 @@ pub(crate) fn backward(
     let dqkv = ctx.activation(saved.qkv.len());
     ctx.backend.attention_backward(AttentionBackward {
         qkv: saved.qkv.view(),
+        starts: ctx.starts,
         out: saved.out.view(),
         dout: dout.view(),
         saved: softmax_view(ctx, &saved),

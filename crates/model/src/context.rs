@@ -9,7 +9,7 @@ use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
 use crate::Shape;
 
-/// A rank's device, its tensor-parallel group and its sizes.
+/// A rank's device, its tensor-parallel group, its sizes, and the documents of the micro-batch.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// The device.
@@ -18,6 +18,8 @@ pub struct Context<'a> {
     pub tensor: &'a dyn Communicator,
     /// The sizes.
     pub shape: &'a Shape,
+    /// `[rows]`, u32: where each token's document begins in its sample, if it sees no other. All rows, on every rank.
+    pub starts: Option<View<'a>>,
 }
 
 /// The parameters of a norm.

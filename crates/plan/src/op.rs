@@ -82,7 +82,8 @@ pub struct Message {
 pub enum Op {
     /// Clears the sums of the step (loss, squared norm).
     Begin,
-    /// Brings a micro-batch's tokens (for the embedding) and targets (for the head) to the device.
+    /// Brings a micro-batch's tokens (for the embedding), targets (for the head) and, where documents are masked, their
+    /// beginnings (for every layer) to the device.
     Load { micro: usize },
     /// Runs a block and keeps what its backward needs, or only its input under full recomputation.
     Forward { block: Block, micro: usize },

@@ -236,6 +236,8 @@ pub struct TokenData {
     pub tokenizer: Option<String>,
     /// The share of the tokens that is kept for validation.
     pub split: f64,
+    /// Whether a token sees only tokens of its own document.
+    pub mask_documents: bool,
 }
 
 /// Token files and how often they are drawn from.
@@ -333,6 +335,11 @@ impl Plan {
         self.batch.global * self.batch.sequence
     }
 
+    /// Whether a token sees only tokens of its own document: every layer then needs to know where documents begin.
+    pub fn masks_documents(&self) -> bool {
+        matches!(&self.data, Data::Tokens(tokens) if tokens.mask_documents)
+    }
+
     /// Number of chunks of the whole pipeline.
     pub fn chunks(&self) -> usize {
         self.mesh.pp * self.pipeline.virtual_stages
@@ -362,6 +369,14 @@ impl Plan {
             .filter(|&chunk| self.stage_of_chunk(chunk) == stage)
             .flat_map(|chunk| self.chunk_blocks(chunk))
             .collect()
+    }
+
+    /// The first and the last layer of a stage, in model order: every stage has one.
+    pub fn outer_layers(&self, stage: usize) -> [Block; 2] {
+        let blocks = self.stage_blocks(stage);
+        let mut layers = blocks.into_iter().filter(|block| matches!(block, Block::Layer(_)));
+        let first = layers.next().expect("every chunk has a layer");
+        [first, layers.next_back().unwrap_or(first)]
     }
 
     /// The units whose weights a block uses.

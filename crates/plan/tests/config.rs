@@ -207,8 +207,12 @@ fn data_comes_from_files_with_weights() {
         Data::Demo => panic!("{set} is the demo"),
     };
     let source = |path: &str, weight| DataSource { path: path.into(), weight };
-    let one = TokenData { sources: vec![source("corpus/a", 1.0)], tokenizer: None, split: 0.01 };
+    let sources = vec![source("corpus/a", 1.0)];
+    let one = TokenData { sources, tokenizer: None, split: 0.01, mask_documents: false };
     assert_eq!(tokens("data.source=corpus/a"), one);
+    let masked = preset("demo", &["data.source=corpus/a", "data.mask_documents=true"]);
+    assert_eq!(masked.data, Data::Tokens(TokenData { mask_documents: true, ..one }));
+    assert!(masked.masks_documents() && !preset("demo", &[]).masks_documents());
     let two = tokens("data.source=[\"a\", { path = \"b\", weight = 2 }]");
     assert_eq!(two.sources, [source("a", 1.0), source("b", 2.0)]);
     assert_eq!(preset("demo", &["data.source=demo"]).data, Data::Demo);

@@ -135,11 +135,11 @@ const SETS: &[&[&str]] = &[
     &["data.source=a", "data.tokenizer=\"\""],
     &["data.tokenizer=gpt2"],
     &["data.split=0.1"],
+    &["data.mask_documents=true"],
     // Not there yet.
     &["sharding.quantize_weights=int8"],
     &["sharding.quantize_gradients=int4"],
     &["sharding.secondary=node"],
-    &["data.mask_documents=true"],
     &["cluster.price=-2.5"],
     &["run.transport=mpi"],
     &["run.transport=nccl"],

@@ -43,6 +43,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("data.source", &["demo", "corpus/a", "[{ path = \"a\", weight = 0.7 }, \"b\"]", "[]", "7"]),
     ("data.tokenizer", &["bytes", "folder/tokenizer.json", "7"]),
     ("data.split", &["0", "0.1", "1", "nan"]),
+    ("data.mask_documents", &["true", "false"]),
     ("cluster.preset", &["local", "frontier", "h200"]),
     ("cluster.nodes", &NUMBERS),
     ("cluster.per_node", &NUMBERS),

@@ -114,16 +114,16 @@ fn layers_are_recomputed_right_before_their_backward(plan: &Plan, program: &Prog
 
 fn micro_batches_are_loaded_once(plan: &Plan, program: &Program) {
     assert_eq!(program.ops[0], Op::Begin);
-    let reads = plan.stage_blocks(program.stage).iter().any(|b| matches!(b, Block::Embedding | Block::Head));
+    let reads = |block: &Block| plan.masks_documents() || matches!(block, Block::Embedding | Block::Head);
+    let stage_reads = plan.stage_blocks(program.stage).iter().any(reads);
     let mut loaded = Vec::new();
     for op in &program.ops {
         match *op {
             Op::Load { micro } => {
-                assert!(reads && !loaded.contains(&micro));
+                assert!(stage_reads && !loaded.contains(&micro));
                 loaded.push(micro);
             }
-            Op::Forward { block: Block::Embedding | Block::Head, micro }
-            | Op::Evaluate { block: Block::Embedding | Block::Head, micro } => {
+            Op::Forward { block, micro } | Op::Evaluate { block, micro } if reads(&block) => {
                 assert!(loaded.contains(&micro));
             }
             _ => {}

@@ -20,10 +20,13 @@ impl Rank {
             buffer
         };
         if self.at.pp == 0 {
-            self.flow.tokens.insert(micro, upload(batch.map(|(tokens, _)| tokens)));
+            self.flow.tokens.insert(micro, upload(batch.map(|batch| batch.inputs)));
         }
         if self.at.pp + 1 == self.plan.mesh.pp {
-            self.flow.targets.insert(micro, upload(batch.map(|(_, targets)| targets)));
+            self.flow.targets.insert(micro, upload(batch.map(|batch| batch.targets)));
+        }
+        if self.plan.masks_documents() {
+            self.flow.starts.insert(micro, upload(batch.map(|batch| batch.starts)));
         }
     }
 
@@ -36,7 +39,7 @@ impl Rank {
             }
             Block::Layer(i) => {
                 let x = self.take_input(block, micro);
-                let (ctx, unit) = (self.context(), self.unit(Unit::Layer(i)));
+                let (ctx, unit) = (self.layer_context(micro), self.unit(Unit::Layer(i)));
                 let (y, saved) = if self.shape.recompute == Recompute::Full {
                     let (y, x) = layer::evaluate(&ctx, x, &unit.weights());
                     (y, Saved::Input(x))
@@ -64,7 +67,11 @@ impl Rank {
             }
             Block::Layer(i) => {
                 let x = self.take_input(block, micro);
-                let (y, _) = layer::evaluate(&self.context(), x, &self.unit(Unit::Layer(i)).weights());
+                let unit = self.unit(Unit::Layer(i));
+                let (y, _) = layer::evaluate(&self.layer_context(micro), x, &unit.weights());
+                if block == self.outer_layers[1] {
+                    self.flow.starts.remove(&micro);
+                }
                 self.flow.inputs.insert((self.next(block), micro), y);
             }
             Block::Head => {
@@ -79,7 +86,7 @@ impl Rank {
         else {
             panic!("{block} kept no input to recompute from");
         };
-        let saved = layer::rebuild(&self.context(), x, &self.unit(Unit::Layer(i)).weights());
+        let saved = layer::rebuild(&self.layer_context(micro), x, &self.unit(Unit::Layer(i)).weights());
         self.flow.saved.insert((block, micro), Saved::Layer(saved));
     }
 
@@ -103,9 +110,12 @@ impl Rank {
                 let Some(Saved::Layer(saved)) = self.flow.saved.remove(&(block, micro)) else {
                     panic!("{block} kept nothing for its backward");
                 };
-                let (ctx, unit) = (self.context(), self.unit(Unit::Layer(i)));
+                let (ctx, unit) = (self.layer_context(micro), self.unit(Unit::Layer(i)));
                 let (dx, deferred) =
                     layer::backward(&ctx, dy, saved, &unit.weights(), &unit.gradients(), part);
+                if block == self.outer_layers[0] {
+                    self.flow.starts.remove(&micro);
+                }
                 (dx, deferred.map(Deferred::Layer))
             }
             Block::Head => {

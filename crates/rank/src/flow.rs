@@ -41,6 +41,8 @@ pub(crate) struct Flow {
     pub tokens: HashMap<usize, Buffer>,
     /// Target ids by micro-batch, until the head's forward.
     pub targets: HashMap<usize, Buffer>,
+    /// Beginnings of documents by micro-batch, from the first forward to the last backward of a layer.
+    pub starts: HashMap<usize, Buffer>,
     /// Inputs that wait for their block.
     pub inputs: HashMap<At, Buffer>,
     /// Gradients of outputs that wait for their block's backward.
@@ -56,6 +58,7 @@ impl Flow {
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
             && self.targets.is_empty()
+            && self.starts.is_empty()
             && self.inputs.is_empty()
             && self.gradients.is_empty()
             && self.saved.is_empty()

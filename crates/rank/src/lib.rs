@@ -22,5 +22,5 @@ pub use generation::NewTokens;
 pub use groups::{Groups, paper_groups};
 pub use initial::Initial;
 pub use pieces::{Piece, Whole, assemble};
-pub use rank::{Bad, Purpose, Rank, Source};
+pub use rank::{Bad, Purpose, Rank, Source, Tokens};
 pub use store::{Kept, Store, StoreError};

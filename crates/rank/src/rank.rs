@@ -17,10 +17,21 @@ use crate::initial::Initial;
 use crate::unit::{Types, UnitState};
 use crate::{Groups, Kept, Piece, Store, StoreError};
 
+/// The tokens of a micro-batch, `[rows]` each.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a> {
+    /// What the model reads.
+    pub inputs: &'a [u32],
+    /// What it is to predict.
+    pub targets: &'a [u32],
+    /// Where each input's document begins in its sample; asked for where documents are masked.
+    pub starts: &'a [u32],
+}
+
 /// Where a rank's tokens come from.
 pub trait Source {
-    /// The inputs and the targets of a micro-batch of the running step, `[rows]` each; `None` on paper.
-    fn batch(&mut self, micro: usize) -> Option<(&[u32], &[u32])>;
+    /// The tokens of a micro-batch of the running step; `None` on paper.
+    fn batch(&mut self, micro: usize) -> Option<Tokens<'_>>;
 
     /// The new tokens of a micro-batch of the running step of a generation; `None` on paper.
     fn new_tokens(&mut self, _micro: usize) -> Option<NewTokens<'_>> {
@@ -64,6 +75,8 @@ pub struct Rank {
     /// The indices of the units that each block writes.
     pub(crate) written_by: HashMap<Block, Vec<usize>>,
     pub(crate) has_positions: bool,
+    /// The first and the last layer here: from one to the other the beginnings of documents are needed.
+    pub(crate) outer_layers: [Block; 2],
     /// The units whose gradients this rank counts in the global norm.
     pub(crate) answers_for: Vec<Unit>,
     pub(crate) flow: Flow,
@@ -126,6 +139,7 @@ impl Rank {
             answers_for: plan.answers_for(at.pp),
             written_by: plan.stage_blocks(at.pp).into_iter().map(|block| (block, units_of(block))).collect(),
             has_positions: index.contains_key(&Unit::Positions),
+            outer_layers: plan.outer_layers(at.pp),
             index,
             plan,
             at,
@@ -284,7 +298,13 @@ impl Rank {
     }
 
     pub(crate) fn context(&self) -> Context<'_> {
-        Context { backend: &*self.backend, tensor: &*self.groups.tensor, shape: &self.shape }
+        let (backend, tensor) = (&*self.backend, &*self.groups.tensor);
+        Context { backend, tensor, shape: &self.shape, starts: None }
+    }
+
+    /// The same for the layers of a micro-batch, which may see one document at a time only.
+    pub(crate) fn layer_context(&self, micro: usize) -> Context<'_> {
+        Context { starts: self.flow.starts.get(&micro).map(Buffer::view), ..self.context() }
     }
 
     pub(crate) fn unit(&self, unit: Unit) -> &UnitState {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kintsugi_comm::paper::Log;
 use kintsugi_plan::{Coordinate, Plan};
-use kintsugi_rank::{Purpose, Rank, RankMemory, Source, paper_groups};
+use kintsugi_rank::{Purpose, Rank, RankMemory, Source, Tokens, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Device};
 use rayon::prelude::*;
@@ -60,7 +60,7 @@ fn on_paper(plan: &Plan, at: Coordinate, device: Device, play: impl FnOnce(&mut 
 struct Blank;
 
 impl Source for Blank {
-    fn batch(&mut self, _micro: usize) -> Option<(&[u32], &[u32])> {
+    fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
         None
     }
 }

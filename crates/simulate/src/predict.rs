@@ -10,7 +10,7 @@ use std::sync::Arc;
 use kintsugi_comm::Traffic;
 use kintsugi_comm::paper::{Entry, Log};
 use kintsugi_plan::{Coordinate, Op, Plan, ScheduleKind};
-use kintsugi_rank::{Figures, Rank, RankMemory, Source, paper_groups};
+use kintsugi_rank::{Figures, Rank, RankMemory, Source, Tokens, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Device};
 use rayon::prelude::*;
@@ -139,7 +139,7 @@ fn play_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>)
 pub(crate) struct Blank;
 
 impl Source for Blank {
-    fn batch(&mut self, _micro: usize) -> Option<(&[u32], &[u32])> {
+    fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
         None
     }
 }

@@ -93,6 +93,35 @@ impl TokenFile {
     ///
     /// A binary search in the index: a few dozen small reads, however many documents there are.
     pub fn document_from(&self, at: u64) -> Result<u64, DataError> {
+        let next = self.next_document(at)?;
+        if next == self.documents() { Ok(self.tokens) } else { self.document_start(next) }
+    }
+
+    /// Fills `out`, a window from token `first` on, with where each token's document begins in the window: 0 for one
+    /// that began before it.
+    pub fn read_starts(&self, first: u64, out: &mut [u32]) -> Result<(), DataError> {
+        let mut start = 0;
+        for document in self.next_document(first)?..self.documents() {
+            let at = self.document_start(document)?;
+            let Some(next) = at.checked_sub(first).filter(|&next| next >= start as u64) else {
+                let found = format!("token {at} as the first of document {document}");
+                let expected =
+                    format!("{} or a later one: documents follow each other", first + start as u64);
+                return Err(DataError::foreign(&self.idx.0, found, expected));
+            };
+            let end = next.min(out.len() as u64) as usize;
+            out[start..end].fill(start as u32);
+            start = end;
+            if start == out.len() {
+                return Ok(());
+            }
+        }
+        out[start..].fill(start as u32);
+        Ok(())
+    }
+
+    /// The first document that begins at or after token `at`; the number of documents where there is none.
+    fn next_document(&self, at: u64) -> Result<u64, DataError> {
         let (mut low, mut high) = (0, self.documents());
         while low < high {
             let middle = low + (high - low) / 2;
@@ -102,7 +131,7 @@ impl TokenFile {
                 high = middle;
             }
         }
-        if low == self.documents() { Ok(self.tokens) } else { self.document_start(low) }
+        Ok(low)
     }
 
     fn document_start(&self, document: u64) -> Result<u64, DataError> {

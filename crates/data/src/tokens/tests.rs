@@ -73,6 +73,79 @@ fn megatrons_files_are_read() {
     }
 }
 
+/// Documents of these lengths, each of two sequences where it can be.
+fn documents(prefix: &Path, lengths: &[u32]) -> TokenFile {
+    let mut writer = TokenWriter::create(prefix, TokenType::U16).unwrap();
+    for &length in lengths {
+        for part in [length / 2, length - length / 2].into_iter().filter(|&part| part > 0) {
+            writer.append(&vec![0; 2 * part as usize], &[part], false).unwrap();
+        }
+        writer.end_document().unwrap();
+    }
+    let tokens = lengths.iter().copied().map(u64::from).sum();
+    writer.finish(&About { documents: lengths.len() as u64, ..about(tokens) }).unwrap();
+    TokenFile::open(prefix).unwrap()
+}
+
+#[test]
+fn starts_are_where_the_index_has_documents() {
+    let folder = Folder::new("tokens-starts");
+    // They begin at 0, 3, 4, 9 and 11.
+    let file = documents(&folder.join("a"), &[3, 1, 5, 2, 4]);
+    let starts = |first, len| {
+        let mut out = vec![99; len];
+        file.read_starts(first, &mut out).unwrap();
+        out
+    };
+    assert_eq!(starts(0, 15), [0, 0, 0, 3, 4, 4, 4, 4, 4, 9, 9, 11, 11, 11, 11]);
+    assert_eq!(starts(1, 4), [0, 0, 2, 3], "it begins inside a document and ends inside another");
+    assert_eq!(starts(3, 6), [0, 1, 1, 1, 1, 1], "it begins with a document of one token and ends at an end");
+    assert_eq!(starts(5, 4), [0; 4], "all of it is inside a document");
+    assert_eq!(starts(8, 1), [0]);
+    assert_eq!(starts(12, 3), [0; 3], "it is the end of the last document");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn starts_of_any_window_are_those_of_the_whole(
+        lengths in prop::collection::vec(1..9_u32, 1..12),
+        cut in (0.0..1.0, 0.0..1.0),
+    ) {
+        let folder = Folder::new("tokens-windows");
+        let file = documents(&folder.join("a"), &lengths);
+        let firsts = lengths.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length)));
+        let whole: Vec<u32> =
+            firsts.zip(&lengths).flat_map(|(first, &length)| vec![first; length as usize]).collect();
+        let first = (cut.0 * whole.len() as f64) as usize;
+        let len = 1 + (cut.1 * (whole.len() - first) as f64) as usize;
+        let window = &whole[first..whole.len().min(first + len)];
+        let mut out = vec![99; window.len()];
+        file.read_starts(first as u64, &mut out).unwrap();
+        let expected: Vec<u32> = window.iter().map(|start| start.saturating_sub(first as u32)).collect();
+        prop_assert_eq!(out, expected);
+    }
+}
+
+#[test]
+fn documents_out_of_order_are_refused() {
+    let folder = Folder::new("tokens-order");
+    let mut idx = IDX;
+    // The second document begins with the last sequence, and the end before it.
+    (idx[78], idx[86]) = (2, 1);
+    let three = |idx: &[u8]| {
+        let mut idx = idx.to_vec();
+        idx[26] = 4;
+        idx.extend(3_i64.to_le_bytes());
+        TokenFile::open(&files(&folder, &BIN, &idx)).unwrap()
+    };
+    let said = three(&idx).read_starts(0, &mut [0; 6]).unwrap_err().to_string();
+    let expected = "any.idx: found token 3 as the first of document 2, \
+                    expected 4 or a later one: documents follow each other";
+    assert!(said.ends_with(expected), "{said}");
+}
+
 #[test]
 fn every_integer_type_is_read() {
     let folder = Folder::new("tokens-types");
@@ -178,6 +251,7 @@ proptest! {
             for place in places {
                 file.document_from(place).ok();
                 let inside = place % (file.tokens() + 1);
+                file.read_starts(inside, &mut [0; 8]).ok();
                 file.read(inside, 50_000, &mut [0; 8]).ok();
             }
         }

@@ -1,7 +1,7 @@
 //! The texts of one round while they grow: what each step feeds, and what becomes of the tokens it chose.
 
 use kintsugi_plan::Round;
-use kintsugi_rank::{NewTokens, Source};
+use kintsugi_rank::{NewTokens, Source, Tokens};
 
 use super::Sampling;
 
@@ -80,7 +80,7 @@ impl<'a> Batch<'a> {
 }
 
 impl Source for Batch<'_> {
-    fn batch(&mut self, _micro: usize) -> Option<(&[u32], &[u32])> {
+    fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
         unreachable!("generation has no targets")
     }
 

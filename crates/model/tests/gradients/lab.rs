@@ -55,7 +55,7 @@ impl Lab {
     }
 
     pub fn context<'a>(&'a self, tensor: &'a dyn Communicator, shape: &'a Shape) -> Context<'a> {
-        Context { backend: &self.backend, tensor, shape }
+        Context { backend: &self.backend, tensor, shape, starts: None }
     }
 
     pub fn buffer(&self, values: &[f64]) -> Buffer {

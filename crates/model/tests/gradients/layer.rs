@@ -1,9 +1,10 @@
 //! A whole layer: its derivative, and the ways to it that have to give the same bits.
 
 use kintsugi_comm::Solo;
-use kintsugi_model::{Shape, layer};
+use kintsugi_model::{Context, Shape, layer};
 use kintsugi_plan::parameters::UnitLayout;
 use kintsugi_plan::{AttentionKind, Part, Recompute, Unit};
+use kintsugi_tensor::Buffer;
 
 use crate::lab::{Lab, MODELS, plan, shape};
 use crate::numbers::{
@@ -28,6 +29,8 @@ struct Point {
     x: Vec<f64>,
     weights: Vec<f64>,
     dy: Vec<f64>,
+    /// Where each token's document begins, if it sees no other.
+    starts: Option<Vec<u32>>,
 }
 
 /// What a layer gives.
@@ -43,19 +46,20 @@ impl Point {
         let (shape, layout) = (shape(&plan, 0), plan.layout(Unit::Layer(0)));
         let len = shape.rows * shape.hidden;
         let weights = random_weights(&layout, 1, 0);
-        Point { shape, layout, x: random(len, 1), weights, dy: random(len, 2) }
+        Point { shape, layout, x: random(len, 1), weights, dy: random(len, 2), starts: None }
     }
 
     fn y(&self, lab: &Lab, x: &[f64], weights: &[f64]) -> Vec<f64> {
-        let unit = lab.unit(&self.layout, weights);
-        let (y, _) = layer::forward(&lab.context(&Solo, &self.shape), lab.buffer(x), &unit.weights());
+        let (unit, starts) = (lab.unit(&self.layout, weights), self.starts(lab));
+        let (y, _) = layer::forward(&self.context(lab, starts.as_ref()), lab.buffer(x), &unit.weights());
         lab.values(y.view())
     }
 
     /// The layer in memory that is all NaN, and its gradients summed up over so many passes.
     fn outcome(&self, way: Way, passes: usize) -> Outcome {
         let lab = Lab::new();
-        let ctx = lab.context(&Solo, &self.shape);
+        let starts = self.starts(&lab);
+        let ctx = self.context(&lab, starts.as_ref());
         let unit = lab.unit(&self.layout, &self.weights);
         let (w, g) = (unit.weights(), unit.gradients());
         let mut ends = None;
@@ -79,20 +83,40 @@ impl Point {
         let (y, dx) = ends.expect("at least one pass");
         Outcome { y, dx, gradient: lab.values(unit.gradient()) }
     }
+
+    fn starts(&self, lab: &Lab) -> Option<Buffer> {
+        self.starts.as_ref().map(|starts| lab.tokens(starts))
+    }
+
+    fn context<'a>(&'a self, lab: &'a Lab, starts: Option<&'a Buffer>) -> Context<'a> {
+        Context { starts: starts.map(Buffer::view), ..lab.context(&Solo, &self.shape) }
+    }
 }
 
-/// Every model with either attention, keeping everything or not.
+/// Every model with either attention, keeping everything or not; one of them with documents, too.
 fn points() -> impl Iterator<Item = (String, Point)> {
     let attention = [AttentionKind::Flash, AttentionKind::Plain];
     let recompute = [Recompute::None, Recompute::Selective];
     let options = attention.into_iter().flat_map(move |a| recompute.map(|r| (a, r)));
-    MODELS.into_iter().flat_map(move |model| {
+    let masked = MODELS.map(|model| (model, false)).into_iter().chain([(MODELS[1], true)]);
+    masked.flat_map(move |(model, masked)| {
         options.clone().map(move |(attention, recompute)| {
             let mut point = Point::new(model);
             (point.shape.attention_kind, point.shape.recompute) = (attention, recompute);
-            (format!("{model:?}, {attention:?}, {recompute:?}"), point)
+            point.starts = masked.then(|| starts(&point.shape));
+            (format!("{model:?}, {attention:?}, {recompute:?}, masked {masked}"), point)
         })
     })
+}
+
+/// Documents of 70 tokens, of 1, and of what is left.
+fn starts(shape: &Shape) -> Vec<u32> {
+    let start = |row| match row % shape.sequence {
+        0..70 => 0,
+        70 => 70,
+        _ => 71,
+    };
+    (0..shape.rows).map(start).collect()
 }
 
 fn assert_same_outcome(what: &str, left: &Outcome, right: &Outcome) {

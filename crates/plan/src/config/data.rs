@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::error::{ConfigError, invalid, short, unavailable};
+use super::error::{ConfigError, invalid, short};
 use super::raw::RawData;
 use super::words::Sources;
 use crate::{Data, DataSource, TokenData};
@@ -15,9 +15,6 @@ const USUAL_SPLIT: f64 = 0.01;
 
 /// The data. The demo corpus needs its own vocabulary at the least.
 pub(super) fn resolve(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> {
-    if raw.mask_documents == Some(true) {
-        return Err(unavailable("data.mask_documents", true, false));
-    }
     let sources = match &raw.source {
         None => return demo(raw, vocab),
         Some(Sources::One(word)) if word == "demo" => return demo(raw, vocab),
@@ -34,7 +31,12 @@ pub(super) fn resolve(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> 
     if raw.tokenizer.as_deref() == Some("") {
         return Err(invalid("data.tokenizer", "\"\"", "must be a file, a folder or \"bytes\""));
     }
-    Ok(Data::Tokens(TokenData { sources, tokenizer: raw.tokenizer.clone(), split: split(raw.split)? }))
+    Ok(Data::Tokens(TokenData {
+        sources,
+        tokenizer: raw.tokenizer.clone(),
+        split: split(raw.split)?,
+        mask_documents: raw.mask_documents.unwrap_or(false),
+    }))
 }
 
 fn demo(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> {
@@ -46,6 +48,11 @@ fn demo(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> {
     }
     if let Some(split) = raw.split {
         return only_files("data.split", short(split));
+    }
+    if raw.mask_documents == Some(true) {
+        let rule =
+            "has no meaning for data.source = \"demo\", where every sample is one document; leave it out";
+        return Err(invalid("data.mask_documents", true, rule));
     }
     if vocab < DEMO_VOCAB {
         let rule = format!(

@@ -130,7 +130,7 @@ fn data(data: &Data) -> RawData {
                 source: Some(Sources::Blend(tokens.sources.iter().map(part).collect())),
                 tokenizer: tokens.tokenizer.clone(),
                 split: Some(tokens.split),
-                mask_documents: Some(false),
+                mask_documents: Some(tokens.mask_documents),
             }
         }
     }

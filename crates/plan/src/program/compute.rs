@@ -27,7 +27,7 @@ pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
         compute(pass, &chunks[pass.chunk()], mode, plan.memory.recompute, &mut draft.slots);
         let slots = first..draft.slots.len();
         for slot in slots.clone() {
-            let Some((micro, load)) = load_for(draft.slots[slot]) else { continue };
+            let Some((micro, load)) = load_for(draft.slots[slot], plan.masks_documents()) else { continue };
             if loaded.len() <= micro {
                 loaded.resize(micro + 1, false);
             }
@@ -66,12 +66,14 @@ fn compute(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute, slots
     }
 }
 
-/// The micro-batch whose tokens or targets this forward reads, and what loads them. A backward finds them loaded;
-/// every block of a generation asks for its tokens' positions.
-fn load_for(op: Op) -> Option<(usize, Op)> {
+/// The micro-batch whose tokens, targets or beginnings of documents this forward reads, and what loads them. A backward
+/// finds them loaded; every block of a generation asks for its tokens' positions.
+fn load_for(op: Op, masks_documents: bool) -> Option<(usize, Op)> {
     match op {
-        Op::Forward { block: Block::Embedding | Block::Head, micro }
-        | Op::Evaluate { block: Block::Embedding | Block::Head, micro } => Some((micro, Op::Load { micro })),
+        Op::Forward { block, micro } | Op::Evaluate { block, micro } => {
+            let reads = masks_documents || !matches!(block, Block::Layer(_));
+            reads.then_some((micro, Op::Load { micro }))
+        }
         Op::Decode { micro, .. } => Some((micro, Op::Feed { micro })),
         _ => None,
     }

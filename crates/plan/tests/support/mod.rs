@@ -72,11 +72,13 @@ fn options() -> impl Strategy<Value = Vec<String>> {
     let recompute = select(vec!["none", "selective", "full"]);
     let family = select(vec!["gpt", "llama"]);
     let flag = any::<bool>;
-    (recompute, family, flag(), flag(), flag(), 1..=2_usize, 0..=3_usize).prop_map(
-        |(recompute, family, tied, overlap, sequence_parallel, tp, prefetch)| {
+    (recompute, family, flag(), flag(), flag(), flag(), 1..=2_usize, 0..=3_usize).prop_map(
+        |(recompute, family, masked, tied, overlap, sequence_parallel, tp, prefetch)| {
             vec![
                 format!("memory.recompute={recompute}"),
                 format!("model.family={family}"),
+                "data.source=corpus".to_owned(),
+                format!("data.mask_documents={masked}"),
                 format!("model.tied={tied}"),
                 format!("parallel.overlap={overlap}"),
                 format!("parallel.sequence_parallel={sequence_parallel}"),

@@ -25,11 +25,11 @@ pub fn rate<'a>(
     // Two FLOPs for each of `head_dim` terms, over half of the scores.
     let product = shape.scores() as f64 * shape.head_dim as f64;
     let forward = timing(bench, &|| {
-        backend.attention(Attention { qkv: qkv.view(), out: out.view(), saved, shape });
+        backend.attention(Attention { qkv: qkv.view(), starts: None, out: out.view(), saved, shape });
     });
     let backward = timing(bench, &|| {
         let (qkv, out, dout, dqkv) = (qkv.view(), out.view(), dout.view(), dqkv.view());
-        backend.attention_backward(AttentionBackward { qkv, out, dout, saved, dqkv, shape });
+        backend.attention_backward(AttentionBackward { qkv, starts: None, out, dout, saved, dqkv, shape });
     });
     AttentionPoint {
         head_dim: shape.head_dim,

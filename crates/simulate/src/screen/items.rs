@@ -10,7 +10,7 @@ use kintsugi_plan::{Block, Part, Unit};
 pub(super) enum Item {
     /// A block's input, a gradient of one, or a message.
     Stream,
-    /// Token or target ids of a micro-batch.
+    /// Tokens, targets or beginnings of documents of a micro-batch: a number for each row.
     Ids,
     /// What a layer keeps under full recomputation: its input.
     KeptLayer,

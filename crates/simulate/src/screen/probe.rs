@@ -70,8 +70,8 @@ pub(super) fn units(plan: &Plan, device: Device) -> [u64; ITEMS] {
 /// Runs embedding, layer and head forward and backward.
 fn train(probe: &mut Probe, plan: &Plan, parts: &[Part], weights: &mut Weights) {
     let (layer, micro) = (Block::Layer(0), 0);
-    // On a single stage both the tokens and the targets are loaded.
-    let ids = probe.run(Op::Load { micro }).added() / 2;
+    // On a single stage both the tokens and the targets are loaded, and where documents begin if they are masked.
+    let ids = probe.run(Op::Load { micro }).added() / if plan.masks_documents() { 3 } else { 2 };
     let stream = probe.work(Op::Forward { block: Block::Embedding, micro }, weights).added();
     let kept = probe.work(Op::Forward { block: layer, micro }, weights).added();
     let head = probe.work(Op::Forward { block: Block::Head, micro }, weights).added_to(stream + ids);

@@ -95,6 +95,8 @@ struct Walk<'a> {
     plan: &'a Plan,
     first_stage: bool,
     last_stage: bool,
+    /// Between which layers the beginnings of documents are needed, if at all.
+    masked: Option<[Block; 2]>,
     /// What a layer leaves behind in its forward.
     layer: Item,
     held: Holding,
@@ -110,6 +112,7 @@ impl<'a> Walk<'a> {
             plan,
             first_stage: stage == 0,
             last_stage: stage + 1 == plan.mesh.pp,
+            masked: plan.masks_documents().then(|| plan.outer_layers(stage)),
             layer: if full { Item::KeptLayer } else { Item::SavedLayer },
             held: [0; ITEMS],
             gradients: Vec::new(),
@@ -132,8 +135,8 @@ impl<'a> Walk<'a> {
     fn step(&mut self, op: Op) {
         match op {
             Op::Load { .. } => {
-                let ids = i32::from(self.first_stage) + i32::from(self.last_stage);
-                self.add(Item::Ids, ids);
+                let loaded = [self.first_stage, self.last_stage, self.masked.is_some()];
+                self.add(Item::Ids, loaded.map(i32::from).iter().sum());
                 self.note(Work::Rest);
             }
             Op::Forward { block, .. } => self.forward(block),
@@ -178,7 +181,7 @@ impl<'a> Walk<'a> {
                 self.add(Item::Stream, 1);
                 self.add(Item::Ids, -1);
             }
-            Block::Layer(_) => {}
+            Block::Layer(_) => self.forget_documents(block, 1),
             Block::Head => {
                 self.add(Item::Stream, -1);
                 self.add(Item::Ids, -1);
@@ -204,6 +207,7 @@ impl<'a> Walk<'a> {
             BlockKind::Head => (Item::SavedHead, Item::DeferredHead),
         };
         if part != Part::Weight {
+            self.forget_documents(block, 0);
             self.add(saved, -1);
             self.add(Item::Stream, i32::from(kind == BlockKind::Head));
         }
@@ -211,6 +215,13 @@ impl<'a> Walk<'a> {
             Part::Both => {}
             Part::Input => self.add(deferred, 1),
             Part::Weight => self.add(deferred, -1),
+        }
+    }
+
+    /// Where documents begin is not needed after the last evaluation or backward of a layer.
+    fn forget_documents(&mut self, block: Block, end: usize) {
+        if self.masked.is_some_and(|layers| layers[end] == block) {
+            self.add(Item::Ids, -1);
         }
     }
 

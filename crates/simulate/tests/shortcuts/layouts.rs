@@ -18,15 +18,21 @@ pub fn bases() -> impl Generator<Value = Plan> {
         "family = \"neox\"",
         "family = \"llama\"\nkv_heads = 2\nhead_dim = 6",
     ]);
-    let options = (select(vec!["flash", "plain"]), any::<bool>(), 0..=3_usize, 0..=1_usize);
+    let options = (select(vec!["flash", "plain"]), any::<bool>(), any::<bool>(), 0..=3_usize, 0..=1_usize);
     let types = (select(vec!["fp32", "bf16"]), select(vec!["fp32", "compute"]), select(vec!["0.0", "0.3"]));
     (family, 2..=16_usize, options, types).prop_map(
-        |(family, layers, (attention, overlap, prefetch, eval_every), (compute, gradients, interference))| {
+        |(
+            family,
+            layers,
+            (attention, masked, overlap, prefetch, eval_every),
+            (compute, gradients, interference),
+        )| {
             let text = format!(
                 "{MODEL}[memory]\nattention = \"{attention}\"\n\
                  [parallel]\noverlap = {overlap}\nprefetch = {prefetch}\n[run]\neval_every = {eval_every}\n\
                  [precision]\ncompute = \"{compute}\"\ngradients = \"{gradients}\"\n\
-                 [cluster]\npreset = \"frontier\"\n[framework]\ninterference = {interference}\n"
+                 [cluster]\npreset = \"frontier\"\n[framework]\ninterference = {interference}\n\
+                 [data]\nsource = \"corpus\"\nmask_documents = {masked}\n"
             );
             let text = text.replacen("[model]", &format!("[model]\nlayers = {layers}\n{family}"), 1);
             config::resolve(Some(&text), "random", &[]).unwrap_or_else(|error| panic!("{error}\n{text}"))

@@ -6,7 +6,7 @@ use super::CpuBackend;
 use super::access::Access;
 use super::element::{Element, Real};
 use super::memory::Heap;
-use crate::ops::Gradient;
+use crate::ops::{AttentionShape, Gradient};
 use crate::{Backend, Buffer, Category, DType, View};
 use half::{bf16, f16};
 
@@ -85,6 +85,20 @@ pub fn random(len: usize, seed: u64) -> Vec<f64> {
         (state >> 40) as f64 / f64::from(1 << 23) - 1.0
     };
     (0..len).map(|_| next() + next()).collect()
+}
+
+/// Where each token's document begins in its sample: documents of these lengths, again and again, end to end through
+/// all samples.
+pub fn starts(shape: AttentionShape, lengths: &[usize]) -> Vec<u32> {
+    let mut lengths = lengths.iter().cycle();
+    let (mut first, mut end) = (0, 0);
+    let start = |row: usize| {
+        if row == end {
+            (first, end) = (row, row + lengths.next().expect("at least one length"));
+        }
+        first.saturating_sub(row - row % shape.sequence) as u32
+    };
+    (0..shape.rows()).map(start).collect()
 }
 
 /// Expects `left` and `right` to agree to `tolerance`, relative to numbers above one.

@@ -2,7 +2,7 @@
 //! to f32 as their rounding.
 
 use super::counting;
-use super::testing::{Lab, fresh, random};
+use super::testing::{Lab, fresh, random, starts};
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
@@ -101,7 +101,7 @@ impl Recorder<'_> {
         self.keep(out);
     }
 
-    fn attention(&mut self, plain: bool) {
+    fn attention(&mut self, plain: bool, masked: bool) {
         let backend = &self.lab.backend;
         let qkv = self.input(ROWS * SHAPE.qkv_width(), 6);
         let dout = self.input(ROWS * 64, 7);
@@ -114,9 +114,11 @@ impl Recorder<'_> {
         };
         let (qkv, out, shape) = (qkv.view(), out.view(), SHAPE);
         backend.rotary(Rotary { qkv, shape, dims: 8, base: 1e4, inverse: false, positions: None });
-        backend.attention(Attention { qkv, out, saved, shape });
-        let dqkv = dqkv.view();
-        backend.attention_backward(AttentionBackward { qkv, out, dout: dout.view(), saved, dqkv, shape });
+        let starts = self.lab.tokens(&starts(SHAPE, &[30, 1, 90]));
+        let starts = masked.then_some(starts.view());
+        backend.attention(Attention { qkv, starts, out, saved, shape });
+        let (dout, dqkv) = (dout.view(), dqkv.view());
+        backend.attention_backward(AttentionBackward { qkv, starts, out, dout, saved, dqkv, shape });
         for view in [qkv, out, dqkv, if plain { scores.view() } else { log_sums.view() }] {
             self.keep(view);
         }
@@ -207,8 +209,9 @@ impl Recorder<'_> {
 fn everything(lab: &Lab, dtype: DType) -> Vec<f64> {
     let mut recorder = Recorder { lab, dtype, outputs: Vec::new() };
     recorder.linear_and_norm();
-    recorder.attention(false);
-    recorder.attention(true);
+    for (plain, masked) in [(false, false), (true, false), (false, true), (true, true)] {
+        recorder.attention(plain, masked);
+    }
     recorder.activation_and_tables();
     recorder.loss_and_update();
     recorder.outputs
@@ -229,8 +232,9 @@ fn scratch_users(lab: &Lab, buffers: &[Buffer; 4], log_sums: &Buffer) {
     lab.backend.linear(Linear { x, weight, bias, gelu, residual: None, out: y, rows, inputs, outputs });
     let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 32, ..SHAPE };
     let (saved, out) = (AttentionSaved::LogSumExp(log_sums.view()), y.slice(0..ROWS * 64));
-    lab.backend.attention(Attention { qkv: x, out, saved, shape });
-    lab.backend.attention_backward(AttentionBackward { qkv: x, out, dout: out, saved, dqkv: dx, shape });
+    let (qkv, starts) = (x, None);
+    lab.backend.attention(Attention { qkv, starts, out, saved, shape });
+    lab.backend.attention_backward(AttentionBackward { qkv, starts, out, dout: out, saved, dqkv: dx, shape });
 }
 
 #[test]

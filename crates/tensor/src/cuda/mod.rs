@@ -29,7 +29,7 @@ mod stream;
 pub use card::{Card, Meter};
 pub use error::CudaError;
 
-pub(crate) use attention::{Pass, workspace_bytes as attention_workspace_bytes};
+pub(crate) use attention::{Pass, asks_cudnn, workspace_bytes as attention_workspace_bytes};
 
 use std::rc::Rc;
 

@@ -129,11 +129,19 @@ impl AttentionSaved<'_> {
     }
 }
 
+fn check_starts(starts: Option<View>, shape: AttentionShape) {
+    if let Some(starts) = starts {
+        expect("starts", starts, shape.rows());
+        expect_type("starts", starts, DType::U32);
+    }
+}
+
 impl Check for Attention<'_> {
     fn check(&self) {
         expect("qkv", self.qkv, self.shape.rows() * self.shape.qkv_width());
         expect("out", self.out, self.shape.rows() * self.shape.heads * self.shape.head_dim);
         self.saved.check(self.shape, self.qkv.dtype());
+        check_starts(self.starts, self.shape);
     }
 }
 
@@ -145,6 +153,7 @@ impl Check for AttentionBackward<'_> {
         expect("out", self.out, out);
         expect("dout", self.dout, out);
         self.saved.check(self.shape, self.qkv.dtype());
+        check_starts(self.starts, self.shape);
     }
 }
 

@@ -202,6 +202,9 @@ impl AttentionShape {
 pub struct Attention<'a> {
     /// Read, as [`AttentionShape`] says.
     pub qkv: View<'a>,
+    /// Read, `[batch, sequence]`, u32: the first token of its sample that each token sees, where it does not see all
+    /// before it. Never after the token itself, and never before that of the token before it.
+    pub starts: Option<View<'a>>,
     /// Written, `[batch, sequence, heads, head_dim]`.
     pub out: View<'a>,
     /// What is kept for the backward, and so which algorithm runs.
@@ -225,6 +228,8 @@ pub enum AttentionSaved<'a> {
 pub struct AttentionBackward<'a> {
     /// Read, as the forward's.
     pub qkv: View<'a>,
+    /// Read, as the forward's.
+    pub starts: Option<View<'a>>,
     /// Read: the forward's output.
     pub out: View<'a>,
     /// Read: the gradient of the output.

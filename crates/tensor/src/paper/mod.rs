@@ -8,12 +8,12 @@ mod cost;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::cuda::{Pass, attention_workspace_bytes};
+use crate::cuda::{Pass, asks_cudnn, attention_workspace_bytes};
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, CachedAttention, Check, ColumnSum,
-    CrossEntropy, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
-    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Residual, Rotary, SumsOfSquares,
-    Swiglu, SwigluBackward, UpdateControl,
+    AdamW, Attention, AttentionBackward, AttentionShape, CachedAttention, Check, ColumnSum, CrossEntropy,
+    Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
+    NormBackward, Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
+    UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
@@ -121,11 +121,10 @@ impl Paper {
     }
 
     /// Takes what attention needs beside the workspace, and gives it back, as the device does.
-    fn take_scratch(&self, shape: AttentionShape, dtype: DType, saved: &AttentionSaved, backward: bool) {
+    fn take_scratch(&self, shape: AttentionShape, dtype: DType, cudnn: bool, backward: bool) {
         let Device::Cuda { deterministic } = self.device else { return };
-        let flash = matches!(saved, AttentionSaved::LogSumExp(_));
         let pass = if backward { Pass::Backward { deterministic } } else { Pass::Forward };
-        let bytes = attention_workspace_bytes(shape, dtype, flash, pass);
+        let bytes = attention_workspace_bytes(shape, dtype, cudnn, pass);
         if bytes > 0 {
             self.memory.release(self.memory.allocate(bytes, Category::Workspace));
         }
@@ -205,13 +204,13 @@ impl Backend for Paper {
 
     fn attention(&self, op: Attention) {
         op.check();
-        self.take_scratch(op.shape, op.qkv.dtype(), &op.saved, false);
+        self.take_scratch(op.shape, op.qkv.dtype(), asks_cudnn(&op.saved, op.starts), false);
         self.record(cost::attention(&op));
     }
 
     fn attention_backward(&self, op: AttentionBackward) {
         op.check();
-        self.take_scratch(op.shape, op.qkv.dtype(), &op.saved, true);
+        self.take_scratch(op.shape, op.qkv.dtype(), asks_cudnn(&op.saved, op.starts), true);
         self.record(cost::attention_backward(&op));
     }
 
@@ -244,6 +243,7 @@ mod tests {
     use super::*;
     use crate::cpu::CpuBackend;
     use crate::cpu::memory::Slab;
+    use crate::ops::AttentionSaved;
 
     const DEVICE: Device = Device::Cpu { threads: 3 };
 
@@ -295,7 +295,7 @@ mod tests {
         let [qkv, out, sums] =
             [6 * 64, 6 * 32, 24].map(|len| paper.allocate(len, DType::F32, Category::Activations));
         let saved = AttentionSaved::LogSumExp(sums.view());
-        paper.attention(Attention { qkv: qkv.view(), out: out.view(), saved, shape });
+        paper.attention(Attention { qkv: qkv.view(), starts: None, out: out.view(), saved, shape });
         // 6 pairs of 3 tokens, 8 heads, two products of 8 multiplications and additions.
         assert_eq!(paper.totals().flops, 6 * 8 * 2 * 8 * 2);
     }
@@ -310,7 +310,8 @@ mod tests {
         let sums = paper.allocate(rows * heads, DType::F32, Category::Activations);
         let (saved, before) = (AttentionSaved::LogSumExp(sums.view()), paper.memory().peak().total());
         let (qkv, out) = (qkv.view(), out.view());
-        paper.attention_backward(AttentionBackward { qkv, out, dout: out, saved, dqkv: qkv, shape });
+        let op = AttentionBackward { qkv, starts: None, out, dout: out, saved, dqkv: qkv, shape };
+        paper.attention_backward(op);
         let peak = paper.memory().peak();
         assert!(peak.total() - before >= 2 * shape.scores() as u64, "the scores' gradients, in bf16");
         assert_eq!(
@@ -319,6 +320,12 @@ mod tests {
         );
         let next = paper.allocate(1, DType::F32, Category::Weights).address();
         assert_eq!(next, before, "the scratch was given back");
+
+        let masked = Paper::new(Device::Cuda { deterministic: true });
+        let starts = paper.allocate(rows, DType::U32, Category::Activations);
+        masked.attention_backward(AttentionBackward { starts: Some(starts.view()), ..op });
+        let dots = masked.memory().peak().total() - Device::Cuda { deterministic: true }.workspace_bytes();
+        assert_eq!(dots, 4 * (rows * heads) as u64, "our own kernels run, and need no more");
     }
 
     #[test]

@@ -30,8 +30,12 @@ fn play(backend: &dyn Backend) -> u64 {
     backend.fill(0.5, qkv.view());
     let (qkv, out, dqkv) = (qkv.view(), out.view(), dqkv.view());
     let saved = AttentionSaved::LogSumExp(sums.view());
-    backend.attention(Attention { qkv, out, saved, shape });
-    backend.attention_backward(AttentionBackward { qkv, out, dout: out, saved, dqkv, shape });
+    let documents = backend.allocate(shape.rows(), DType::U32, Category::Activations);
+    backend.upload_tokens(&vec![0; shape.rows()], documents.view());
+    for starts in [None, Some(documents.view())] {
+        backend.attention(Attention { qkv, starts, out, saved, shape });
+        backend.attention_backward(AttentionBackward { qkv, starts, out, dout: out, saved, dqkv, shape });
+    }
     backend.allocate(40, DType::F16, Category::Weights).address()
 }
 

@@ -140,7 +140,8 @@ fn gradients_of_linear_layers_are_written_or_added() {
     }
 }
 
-fn attention(lab: &Lab, shape: AttentionShape, plain: bool) -> Vec<Buffer> {
+/// Documents of these lengths, again and again, if any, do not see each other.
+fn attention(lab: &Lab, shape: AttentionShape, plain: bool, documents: &[usize]) -> Vec<Buffer> {
     let out_len = shape.rows() * shape.heads * shape.head_dim;
     let (qkv, dout) = (lab.input(shape.rows() * shape.qkv_width(), 1), lab.input(out_len, 2));
     let (out, dqkv) = (lab.output(out_len), lab.output(qkv.len()));
@@ -150,9 +151,12 @@ fn attention(lab: &Lab, shape: AttentionShape, plain: bool) -> Vec<Buffer> {
     } else {
         AttentionSaved::LogSumExp(kept.view())
     };
-    lab.backend.attention(Attention { qkv: qkv.view(), out: out.view(), saved, shape });
+    let starts = (!documents.is_empty()).then(|| lab.tokens(&starts(shape, documents)));
+    let starts = starts.as_ref().map(Buffer::view);
+    lab.backend.attention(Attention { qkv: qkv.view(), starts, out: out.view(), saved, shape });
     lab.backend.attention_backward(AttentionBackward {
         qkv: qkv.view(),
+        starts,
         out: out.view(),
         dout: dout.view(),
         saved,
@@ -160,6 +164,16 @@ fn attention(lab: &Lab, shape: AttentionShape, plain: bool) -> Vec<Buffer> {
         shape,
     });
     vec![out, kept, dqkv]
+}
+
+/// Where each token's document begins in its sample: end to end through all samples.
+fn starts(shape: AttentionShape, lengths: &[usize]) -> Vec<u32> {
+    let lengths: Vec<usize> = lengths.iter().copied().cycle().take(shape.rows()).collect();
+    let firsts = lengths.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length)));
+    let documents: Vec<usize> =
+        firsts.zip(&lengths).flat_map(|(first, &length)| vec![first; length]).collect();
+    let start = |row: usize| documents[row].saturating_sub(row - row % shape.sequence) as u32;
+    (0..shape.rows()).map(start).collect()
 }
 
 /// Batch, sequence, heads, key and value heads, width of a head.
@@ -180,7 +194,7 @@ fn attention_keeps_log_sums() {
     for dtype in COMPUTE {
         for [batch, sequence, heads, kv_heads, head_dim] in ATTENTIONS {
             let shape = AttentionShape { batch, sequence, heads, kv_heads, head_dim };
-            agree(&card, dtype, &format!("{shape:?}"), |lab| attention(lab, shape, false));
+            agree(&card, dtype, &format!("{shape:?}"), |lab| attention(lab, shape, false, &[]));
         }
     }
 }
@@ -191,7 +205,23 @@ fn attention_keeps_probabilities() {
     for dtype in [DType::F32, DType::BF16] {
         for [batch, sequence, heads, kv_heads, head_dim] in ATTENTIONS {
             let shape = AttentionShape { batch, sequence, heads, kv_heads, head_dim };
-            agree(&card, dtype, &format!("plain {shape:?}"), |lab| attention(lab, shape, true));
+            agree(&card, dtype, &format!("plain {shape:?}"), |lab| attention(lab, shape, true, &[]));
+        }
+    }
+}
+
+#[test]
+fn attention_within_documents() {
+    let Some(card) = card() else { return };
+    for dtype in COMPUTE {
+        for [batch, sequence, heads, kv_heads, head_dim] in ATTENTIONS {
+            let shape = AttentionShape { batch, sequence, heads, kv_heads, head_dim };
+            for documents in [&[3, 1][..], &[40, 1, 100], &[64, 200]] {
+                for plain in [false, true] {
+                    let what = format!("documents of {documents:?} in {shape:?}, plain {plain}");
+                    agree(&card, dtype, &what, |lab| attention(lab, shape, plain, documents));
+                }
+            }
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::tile::{Part, Product, ROWS, TILE};
-use super::{Head, Scratch, pack, pack_transposed, padded, softmax_scale};
+use super::{Head, Scratch, first_tile, pack, pack_transposed, padded, softmax_scale};
 use crate::cpu::access::{Access, Scatter, scratch_of};
 use crate::cpu::element::{Element, Real};
 use crate::cpu::lanes;
@@ -21,6 +21,7 @@ pub fn backward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Attention
     let inputs = Inputs::<T> {
         shape,
         qkv: access.read(op.qkv),
+        starts: op.starts.map(|starts| access.tokens(starts)),
         out: access.read(op.out),
         dout: access.read(op.dout),
         saved: match op.saved {
@@ -40,9 +41,18 @@ pub fn backward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Attention
 struct Inputs<'a, T: Element> {
     shape: AttentionShape,
     qkv: &'a [T],
+    starts: Option<&'a [u32]>,
     out: &'a [T],
     dout: &'a [T],
     saved: Saved<'a, T>,
+}
+
+impl<'a, T: Element> Inputs<'a, T> {
+    /// The first key that each query of a sample sees, if that is not the first of all.
+    fn starts_of(&self, batch: usize) -> Option<&'a [u32]> {
+        let sequence = self.shape.sequence;
+        self.starts.map(|starts| &starts[batch * sequence..][..sequence])
+    }
 }
 
 enum Saved<'a, T: Element> {
@@ -113,7 +123,7 @@ impl<'a, A: Real> Tiles<'a, A> {
         }
     }
 
-    /// All keys against the queries of a strip.
+    /// All keys that are seen against the queries of a strip.
     fn strip<T>(&mut self, inputs: &Inputs<T>, dqkv: &Scatter<T>, strip: &Strip, first_heads: bool)
     where
         T: Element<Accumulator = A>,
@@ -124,7 +134,8 @@ impl<'a, A: Real> Tiles<'a, A> {
         let value_head = Head::of_qkv(shape, *batch, shape.heads + shape.kv_heads + kv);
         let head_len = rows.len().next_multiple_of(TILE) * padded(self.dim);
         self.dqueries[..heads.len() * head_len].fill(A::ZERO);
-        for first in (0..rows.end).step_by(TILE) {
+        let starts = inputs.starts_of(*batch);
+        for first in (first_tile(starts, rows.start)..rows.end).step_by(TILE) {
             let keys = (first, (shape.sequence - first).min(TILE));
             pack(inputs.qkv, key_head, keys, A::ONE, self.keys);
             pack_transposed(inputs.qkv, key_head, keys, A::ONE, self.keys_transposed);
@@ -133,6 +144,10 @@ impl<'a, A: Real> Tiles<'a, A> {
             self.dvalues.fill(A::ZERO);
             for (i, head) in heads.clone().enumerate() {
                 for query in (rows.start.max(first)..rows.end).step_by(TILE) {
+                    // All later queries start later still.
+                    if first_tile(starts, query) > first {
+                        break;
+                    }
                     let at = i * head_len + (query - rows.start) * padded(self.dim);
                     self.tile(inputs, (*batch, head), query, keys, at);
                 }
@@ -188,6 +203,9 @@ impl<'a, A: Real> Tiles<'a, A> {
             Saved::LogSumExp(sums) => {
                 scores(&*self.queries, &*self.keys_transposed).run((self.probabilities, TILE));
                 soften(self.probabilities, &sums[row..][..queries.1], keys.1);
+                if let Some(starts) = inputs.starts_of(batch) {
+                    hide_earlier(self.probabilities, &starts[first..], keys);
+                }
             }
             Saved::Probabilities(saved) => {
                 let saved = &saved[row * shape.sequence..][..queries.1 * shape.sequence];
@@ -247,6 +265,13 @@ fn soften<A: Real>(scores: &mut [A], log_sums: &[A], keys: usize) {
         for score in &mut row[..keys] {
             *score = (*score - log_sum).exp();
         }
+    }
+}
+
+/// Zero where the key comes before what the query sees; `starts` has the first key of each query.
+fn hide_earlier<A: Real>(probabilities: &mut [A], starts: &[u32], (first, count): (usize, usize)) {
+    for (row, &start) in probabilities.chunks_exact_mut(TILE).zip(starts) {
+        row[..(start as usize).saturating_sub(first).min(count)].fill(A::ZERO);
     }
 }
 

@@ -117,7 +117,13 @@ mod tests {
         let (qkv, out) = (lab.buffer(qkv, dtype), lab.blank(SHAPE.rows() * 72, dtype));
         let sums = lab.blank(SHAPE.rows() * SHAPE.heads, dtype.accumulator());
         let saved = AttentionSaved::LogSumExp(sums.view());
-        lab.backend.attention(Attention { qkv: qkv.view(), out: out.view(), saved, shape: SHAPE });
+        lab.backend.attention(Attention {
+            qkv: qkv.view(),
+            starts: None,
+            out: out.view(),
+            saved,
+            shape: SHAPE,
+        });
         lab.values(out.view())
     }
 

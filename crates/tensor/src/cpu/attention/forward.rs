@@ -3,7 +3,7 @@
 //! Scores are kept transposed, `[keys, queries]`, so that every step of the softmax runs along the queries.
 
 use super::tile::{LANES, Part, Product, TILE};
-use super::{Head, Scratch, pack, pack_transposed, padded, softmax_scale};
+use super::{Head, Scratch, first_tile, pack, pack_transposed, padded, softmax_scale};
 use crate::cpu::access::{Access, Scatter, scratch_of};
 use crate::cpu::element::{Element, Real};
 use crate::cpu::lanes;
@@ -16,6 +16,7 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Attention)
     let shape = op.shape;
     assert!(shape.head_dim <= super::HEAD_DIM, "heads of {} are too wide", shape.head_dim);
     let qkv = access.read::<T>(op.qkv);
+    let starts = op.starts.map(|starts| access.tokens(starts));
     let out = Scatter::new(access.write::<T>(op.out));
     let (sums, probabilities) = match op.saved {
         AttentionSaved::LogSumExp(view) => (Some(access.write::<T::Accumulator>(view)), None),
@@ -38,6 +39,7 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Attention)
                     key: Head::of_qkv(shape, batch, shape.heads + kv),
                     value: Head::of_qkv(shape, batch, shape.heads + shape.kv_heads + kv),
                     scale: softmax_scale(shape),
+                    starts: starts.map(|starts| &starts[batch * sequence..][..sequence]),
                 };
                 for first in (0..sequence).step_by(TILE) {
                     let queries = (first, (sequence - first).min(TILE));
@@ -59,11 +61,20 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Attention)
 }
 
 /// The heads of one task.
-struct Heads<A> {
+struct Heads<'a, A> {
     query: Head,
     key: Head,
     value: Head,
     scale: A,
+    /// The first key that each query sees, if that is not the first of all.
+    starts: Option<&'a [u32]>,
+}
+
+impl<A> Heads<'_, A> {
+    /// The first keys of the tiles that a tile of queries sees.
+    fn key_tiles(&self, queries: (usize, usize)) -> impl Iterator<Item = usize> {
+        (first_tile(self.starts, queries.0)..=queries.0).step_by(TILE)
+    }
 }
 
 /// A thread's scratch: one tile of queries and what is summed up for it.
@@ -111,10 +122,10 @@ impl<'a, A: Real> Tiles<'a, A> {
         self.out.fill(A::ZERO);
         self.maximum.fill(A::NEG_INFINITY);
         self.sum.fill(A::ZERO);
-        for first in (0..=queries.0).step_by(TILE) {
+        for first in heads.key_tiles(queries) {
             let diagonal = first == queries.0;
             let count = if diagonal { queries.1 } else { TILE };
-            self.score(qkv, heads, (first, count), diagonal);
+            self.score(qkv, heads, queries, (first, count));
             self.soften(count);
             pack(qkv, heads.value, (first, count), A::ONE, self.values);
             self.add_values(queries.1, count, diagonal);
@@ -124,8 +135,8 @@ impl<'a, A: Real> Tiles<'a, A> {
         }
     }
 
-    /// Scores of a tile of keys, −∞ where the key comes after the query.
-    fn score<T>(&mut self, qkv: &[T], heads: &Heads<A>, keys: (usize, usize), diagonal: bool)
+    /// Scores of a tile of keys, −∞ where the query does not see the key.
+    fn score<T>(&mut self, qkv: &[T], heads: &Heads<A>, queries: (usize, usize), keys: (usize, usize))
     where
         T: Element<Accumulator = A>,
     {
@@ -140,10 +151,13 @@ impl<'a, A: Real> Tiles<'a, A> {
             accumulate: false,
         };
         product.run((self.scores, TILE));
-        if diagonal {
+        if keys.0 == queries.0 {
             for (key, row) in self.scores.chunks_exact_mut(TILE).take(keys.1).enumerate() {
                 row[..key].fill(A::NEG_INFINITY);
             }
+        }
+        if let Some(starts) = heads.starts {
+            hide_earlier(self.scores, &starts[queries.0..][..queries.1], keys);
         }
     }
 
@@ -157,15 +171,17 @@ impl<'a, A: Real> Tiles<'a, A> {
                 *maximum = score.max(*maximum);
             }
         }
+        // A query that has seen no key yet has no maximum: its exponentials are 0, not those of ∞ − ∞.
+        let shift = maximum.map(|maximum| if maximum == A::NEG_INFINITY { A::ZERO } else { maximum });
         let mut sum = [A::ZERO; TILE];
         for row in scores {
-            for ((score, &maximum), sum) in row.iter_mut().zip(&maximum).zip(&mut sum) {
-                *score = (*score - maximum).exp();
+            for ((score, &shift), sum) in row.iter_mut().zip(&shift).zip(&mut sum) {
+                *score = (*score - shift).exp();
                 *sum += *score;
             }
         }
         for i in 0..TILE {
-            self.shrink[i] = (before[i] - maximum[i]).exp();
+            self.shrink[i] = (before[i] - shift[i]).exp();
             self.sum[i] = self.sum[i].mul_add(self.shrink[i], sum[i]);
         }
         self.maximum.copy_from_slice(&maximum);
@@ -209,10 +225,9 @@ impl<'a, A: Real> Tiles<'a, A> {
     {
         rows.fill(T::default());
         let sequence = rows.len() / queries.1;
-        for first in (0..=queries.0).step_by(TILE) {
-            let diagonal = first == queries.0;
-            let count = if diagonal { queries.1 } else { TILE };
-            self.score(qkv, heads, (first, count), diagonal);
+        for first in heads.key_tiles(queries) {
+            let count = if first == queries.0 { queries.1 } else { TILE };
+            self.score(qkv, heads, queries, (first, count));
             for row in &mut self.scores.as_chunks_mut::<TILE>().0[..count] {
                 lanes::map_pairs(row, self.log_sum, |score, log_sum| (score - log_sum).exp());
             }
@@ -222,6 +237,18 @@ impl<'a, A: Real> Tiles<'a, A> {
                 }
             }
         }
+    }
+}
+
+/// −∞ where the key comes before what the query sees; `starts` has the first key of each query.
+fn hide_earlier<A: Real>(scores: &mut [A], starts: &[u32], (first, count): (usize, usize)) {
+    let sees_all = |start: &u32| *start as usize <= first;
+    if starts.last().is_none_or(sees_all) {
+        return;
+    }
+    for (key, row) in scores.chunks_exact_mut(TILE).take(count).enumerate() {
+        let seeing = starts.partition_point(|&start| start as usize <= first + key);
+        row[seeing..starts.len()].fill(A::NEG_INFINITY);
     }
 }
 

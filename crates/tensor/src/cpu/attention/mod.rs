@@ -1,7 +1,7 @@
 //! Causal self-attention in tiles of 64 queries by 64 keys (arXiv 2205.14135), with grouped key and value heads.
 //!
 //! "Plain" attention runs the same tiles and writes the probabilities out as it goes; its backward reads them back
-//! where flash attention computes them again.
+//! where flash attention computes them again. Tiles of keys that no query of a tile sees are skipped.
 
 mod backward;
 mod cached;
@@ -62,6 +62,11 @@ fn padded(dim: usize) -> usize {
 
 fn softmax_scale<A: Real>(shape: AttentionShape) -> A {
     A::from_f64(1.0 / (shape.head_dim as f64).sqrt())
+}
+
+/// The first key of the first tile that a query, and so any later one, sees.
+fn first_tile(starts: Option<&[u32]>, query: usize) -> usize {
+    starts.map_or(0, |starts| starts[query] as usize / TILE * TILE)
 }
 
 /// Copies vectors `first..first + count` into rows of `tile`, multiplied by `factor`; the padding becomes zero.

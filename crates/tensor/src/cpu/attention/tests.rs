@@ -1,31 +1,50 @@
-//! Attention against its definition, and its backward against the definition's derivative, in f64.
+//! Attention against its definition, and its backward against the definition's derivative, in f64; documents in one
+//! sample against documents by themselves, in every type.
 
 use crate::cpu::attention;
 use crate::cpu::parallel::Threads;
-use crate::cpu::testing::{Lab, assert_close, assert_gradient, dot, random};
+use crate::cpu::testing::{Lab, assert_close, assert_gradient, dot, random, starts};
 use crate::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
-use crate::{Backend, Buffer, DType};
+use crate::{Backend, Buffer, DType, View};
 
 /// More than one tile with a rest, grouped heads, and a width that needs padding.
 const LONG: AttentionShape = AttentionShape { batch: 2, sequence: 150, heads: 4, kv_heads: 2, head_dim: 5 };
 const SHORT: AttentionShape = AttentionShape { batch: 2, sequence: 7, heads: 3, kv_heads: 1, head_dim: 18 };
 
+/// Documents within a tile, over several tiles, of one token, and across the end of a sample. None is one of all.
+const DOCUMENTS: [Option<&[usize]>; 4] = [None, Some(&[3, 1]), Some(&[70, 1, 90]), Some(&[128, 4])];
+
+/// Which keys are seen: with documents, those of the same.
+type Documents<'a> = Option<&'a [usize]>;
+
 struct Run<'a> {
     lab: &'a Lab,
     shape: AttentionShape,
+    starts: Option<Buffer>,
     out: Buffer,
     saved: Buffer,
     plain: bool,
 }
 
 impl<'a> Run<'a> {
-    fn new(lab: &'a Lab, shape: AttentionShape, plain: bool, qkv: &[f64]) -> Self {
+    fn new(lab: &'a Lab, shape: AttentionShape, documents: Documents, plain: bool, qkv: &[f64]) -> Self {
+        let starts = documents.map(|lengths| lab.tokens(&starts(shape, lengths)));
         let out = lab.blank(shape.rows() * shape.heads * shape.head_dim, DType::F64);
         let saved = lab.blank(if plain { shape.scores() } else { shape.rows() * shape.heads }, DType::F64);
-        let run = Run { lab, shape, out, saved, plain };
+        let run = Run { lab, shape, starts, out, saved, plain };
         let qkv = lab.buffer(qkv, DType::F64);
-        lab.backend.attention(Attention { qkv: qkv.view(), out: run.out.view(), saved: run.saved(), shape });
+        lab.backend.attention(Attention {
+            qkv: qkv.view(),
+            starts: run.starts(),
+            out: run.out.view(),
+            saved: run.saved(),
+            shape,
+        });
         run
+    }
+
+    fn starts(&self) -> Option<View<'_>> {
+        self.starts.as_ref().map(Buffer::view)
     }
 
     fn saved(&self) -> AttentionSaved<'_> {
@@ -44,6 +63,7 @@ impl<'a> Run<'a> {
         let mut scratch = vec![0.0_f64; scratch_bytes / 8];
         let op = AttentionBackward {
             qkv: qkv.view(),
+            starts: self.starts(),
             out: self.out.view(),
             dout: dout.view(),
             saved: self.saved(),
@@ -60,7 +80,8 @@ fn input(shape: AttentionShape, seed: u64) -> Vec<f64> {
 }
 
 /// Output, log-sum-exp and probabilities by the definition.
-fn by_definition(shape: AttentionShape, qkv: &[f64]) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+fn by_definition(shape: AttentionShape, documents: Documents, qkv: &[f64]) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    let starts = documents.map(|lengths| starts(shape, lengths));
     let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = shape;
     let vector = |b: usize, t: usize, head: usize| {
         &qkv[(b * sequence + t) * shape.qkv_width() + head * head_dim..][..head_dim]
@@ -72,9 +93,10 @@ fn by_definition(shape: AttentionShape, qkv: &[f64]) -> (Vec<f64>, Vec<f64>, Vec
     {
         let kv = h * kv_heads / heads;
         let score = |s| dot(vector(b, t, h), vector(b, s, heads + kv)) / (head_dim as f64).sqrt();
-        let sum: f64 = (0..=t).map(|s| f64::exp(score(s))).sum();
+        let seen = starts.as_ref().map_or(0, |starts| starts[b * sequence + t] as usize)..=t;
+        let sum: f64 = seen.clone().map(|s| f64::exp(score(s))).sum();
         log_sums.push(sum.ln());
-        for s in 0..=t {
+        for s in seen {
             let probability = score(s).exp() / sum;
             probabilities[((b * heads + h) * sequence + t) * sequence + s] = probability;
             for (i, value) in vector(b, s, heads + kv_heads + kv).iter().enumerate() {
@@ -88,11 +110,11 @@ fn by_definition(shape: AttentionShape, qkv: &[f64]) -> (Vec<f64>, Vec<f64>, Vec
 #[test]
 fn forward_is_the_definition() {
     let lab = Lab::new(1);
-    for shape in [SHORT, LONG] {
+    for (shape, documents) in [SHORT, LONG].into_iter().flat_map(|shape| DOCUMENTS.map(|d| (shape, d))) {
         let qkv = input(shape, 1);
-        let (out, log_sums, probabilities) = by_definition(shape, &qkv);
+        let (out, log_sums, probabilities) = by_definition(shape, documents, &qkv);
         for (plain, saved) in [(false, log_sums), (true, probabilities)] {
-            let run = Run::new(&lab, shape, plain, &qkv);
+            let run = Run::new(&lab, shape, documents, plain, &qkv);
             assert_close(&run.out(), &out, 1e-12);
             assert_close(&lab.values(run.saved.view()), &saved, 1e-12);
         }
@@ -103,9 +125,10 @@ fn forward_is_the_definition() {
 fn backward_is_the_derivative() {
     let lab = Lab::new(1);
     let (qkv, dout) = (input(SHORT, 1), random(SHORT.rows() * SHORT.heads * SHORT.head_dim, 2));
-    for plain in [false, true] {
-        let gradient = Run::new(&lab, SHORT, plain, &qkv).backward(&qkv, &dout, attention::SCRATCH_BYTES);
-        assert_gradient(&qkv, &gradient, |qkv| dot(&Run::new(&lab, SHORT, plain, qkv).out(), &dout));
+    for (plain, documents) in [false, true].into_iter().flat_map(|plain| DOCUMENTS.map(|d| (plain, d))) {
+        let run = |qkv: &[f64]| Run::new(&lab, SHORT, documents, plain, qkv);
+        let gradient = run(&qkv).backward(&qkv, &dout, attention::SCRATCH_BYTES);
+        assert_gradient(&qkv, &gradient, |qkv| dot(&run(qkv).out(), &dout));
     }
 }
 
@@ -113,12 +136,13 @@ fn backward_is_the_derivative() {
 fn backward_is_the_derivative_across_tiles() {
     let lab = Lab::new(1);
     let (qkv, dout) = (input(LONG, 1), random(LONG.rows() * LONG.heads * LONG.head_dim, 2));
-    for plain in [false, true] {
-        let gradient = Run::new(&lab, LONG, plain, &qkv).backward(&qkv, &dout, attention::SCRATCH_BYTES);
+    for (plain, documents) in [false, true].into_iter().flat_map(|plain| DOCUMENTS.map(|d| (plain, d))) {
+        let run = |qkv: &[f64]| Run::new(&lab, LONG, documents, plain, qkv);
+        let gradient = run(&qkv).backward(&qkv, &dout, attention::SCRATCH_BYTES);
         for direction in (3..9).map(|seed| input(LONG, seed)) {
             let along = |by: &[f64]| {
                 let moved: Vec<f64> = qkv.iter().zip(&direction).map(|(x, d)| x + by[0] * d).collect();
-                dot(&Run::new(&lab, LONG, plain, &moved).out(), &dout)
+                dot(&run(&moved).out(), &dout)
             };
             assert_gradient(&[0.0], &[dot(&gradient, &direction)], along);
         }
@@ -129,12 +153,69 @@ fn backward_is_the_derivative_across_tiles() {
 fn strips_change_nothing_but_rounding() {
     let lab = Lab::new(1);
     let (qkv, dout) = (input(LONG, 1), random(LONG.rows() * LONG.heads * LONG.head_dim, 2));
-    let run = Run::new(&lab, LONG, false, &qkv);
-    let whole = run.backward(&qkv, &dout, attention::SCRATCH_BYTES);
-    let tile = 8 * 64 * 16;
-    let tiles = 7 * tile + 2 * 8 * 64 * 64;
-    // Room for the gradients of one, two and four tiles of queries: one head at a time, then both in two strips.
-    for room in [1, 2, 4] {
-        assert_close(&run.backward(&qkv, &dout, tiles + room * tile), &whole, 1e-12);
+    for documents in DOCUMENTS {
+        let run = Run::new(&lab, LONG, documents, false, &qkv);
+        let whole = run.backward(&qkv, &dout, attention::SCRATCH_BYTES);
+        let tile = 8 * 64 * 16;
+        let tiles = 7 * tile + 2 * 8 * 64 * 64;
+        // Room for the gradients of one, two and four tiles of queries: one head at a time, then both in two strips.
+        for room in [1, 2, 4] {
+            assert_close(&run.backward(&qkv, &dout, tiles + room * tile), &whole, 1e-12);
+        }
+    }
+}
+
+/// Output and gradient of one sample in any type, from and as rows of the sample.
+fn pass(
+    dtype: DType,
+    shape: AttentionShape,
+    documents: Documents,
+    plain: bool,
+    qkv: &[f64],
+    dout: &[f64],
+) -> [Vec<f64>; 2] {
+    let lab = Lab::new(1);
+    let starts = documents.map(|lengths| lab.tokens(&starts(shape, lengths)));
+    let starts = starts.as_ref().map(Buffer::view);
+    let [qkv, dout] = [qkv, dout].map(|values| lab.buffer(values, dtype));
+    let [out, dqkv] = [dout.len(), qkv.len()].map(|len| lab.blank(len, dtype));
+    let (sums, scores) =
+        (lab.blank(shape.rows() * shape.heads, dtype.accumulator()), lab.blank(shape.scores(), dtype));
+    let saved = if plain {
+        AttentionSaved::Probabilities(scores.view())
+    } else {
+        AttentionSaved::LogSumExp(sums.view())
+    };
+    let (qkv, out, dout, dqkv) = (qkv.view(), out.view(), dout.view(), dqkv.view());
+    lab.backend.attention(Attention { qkv, starts, out, saved, shape });
+    lab.backend.attention_backward(AttentionBackward { qkv, starts, out, dout, saved, dqkv, shape });
+    [lab.values(out), lab.values(dqkv)]
+}
+
+#[test]
+fn documents_of_a_sample_are_documents_by_themselves() {
+    let whole = AttentionShape { batch: 1, sequence: 231, ..LONG };
+    let lengths = [70, 1, 63, 2, 95];
+    let [qkv_width, out_width] = [whole.qkv_width(), whole.heads * whole.head_dim];
+    let (qkv, dout) = (input(whole, 1), random(whole.rows() * out_width, 2));
+    let types = [(DType::F64, 1e-12), (DType::F32, 1e-5), (DType::F16, 1e-2), (DType::BF16, 8e-2)];
+    for ((dtype, tolerance), plain) in types.into_iter().flat_map(|t| [false, true].map(|plain| (t, plain))) {
+        let packed = pass(dtype, whole, Some(&lengths), plain, &qkv, &dout);
+        let mut alone = [Vec::new(), Vec::new()];
+        let mut first = 0;
+        for length in lengths {
+            let rows = first..first + length;
+            let of = |values: &[f64], width: usize| values[rows.start * width..rows.end * width].to_vec();
+            let shape = AttentionShape { sequence: length, ..whole };
+            let document = pass(dtype, shape, None, plain, &of(&qkv, qkv_width), &of(&dout, out_width));
+            for (all, document) in alone.iter_mut().zip(document) {
+                all.extend(document);
+            }
+            first += length;
+        }
+        for (packed, alone) in packed.iter().zip(&alone) {
+            assert_close(packed, alone, tolerance);
+        }
+        assert_ne!(packed, pass(dtype, whole, None, plain, &qkv, &dout), "a mask that hides nothing");
     }
 }

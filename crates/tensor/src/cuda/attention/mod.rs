@@ -1,4 +1,5 @@
-//! Causal self-attention on the card: cuDNN's fused kernels where they can, our own everywhere else.
+//! Causal self-attention on the card: cuDNN's fused kernels where they can, our own everywhere else, as for documents
+//! that do not see each other.
 //!
 //! Both keep the same log-sum-exp, so a forward of the one and a backward of the other go together.
 
@@ -12,7 +13,7 @@ mod plan;
 mod tests;
 mod workspace;
 
-pub use workspace::{Pass, workspace_bytes};
+pub use workspace::{Pass, asks_cudnn, workspace_bytes};
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -69,8 +70,9 @@ impl Attentions {
     /// See [`Attention`]. Scratch is taken from `memory` and given back before this returns, which is sound because
     /// whoever gets it next is enqueued later.
     pub(crate) fn forward(&self, op: &Attention, memory: &Rc<dyn Memory>) -> Result<(), CudaError> {
-        let scratch = Scratch::new(op.shape, op.qkv.dtype(), &op.saved, Pass::Forward, memory);
-        let AttentionSaved::LogSumExp(log_sums) = op.saved else {
+        let cudnn = asks_cudnn(&op.saved, op.starts);
+        let scratch = Scratch::new(op.shape, op.qkv.dtype(), cudnn, Pass::Forward, memory);
+        let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
             return own::forward(&self.kernels, op);
         };
         let [query, key, value] = heads(op.shape, op.qkv.address(), op.qkv.dtype());
@@ -89,9 +91,10 @@ impl Attentions {
     /// See [`AttentionBackward`]. Scratch as in [`Attentions::forward`].
     pub(crate) fn backward(&self, op: &AttentionBackward, memory: &Rc<dyn Memory>) -> Result<(), CudaError> {
         let pass = Pass::Backward { deterministic: self.deterministic };
-        let scratch = Scratch::new(op.shape, op.qkv.dtype(), &op.saved, pass, memory);
+        let cudnn = asks_cudnn(&op.saved, op.starts);
+        let scratch = Scratch::new(op.shape, op.qkv.dtype(), cudnn, pass, memory);
         let [row_dots, dquery_sums, _] = scratch.addresses;
-        let AttentionSaved::LogSumExp(log_sums) = op.saved else {
+        let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
             return own::backward(&self.kernels, op, row_dots);
         };
         let [query, key, value] = heads(op.shape, op.qkv.address(), op.qkv.dtype());
@@ -175,15 +178,8 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(
-        shape: AttentionShape,
-        dtype: DType,
-        saved: &AttentionSaved,
-        pass: Pass,
-        memory: &Rc<dyn Memory>,
-    ) -> Self {
-        let flash = matches!(saved, AttentionSaved::LogSumExp(_));
-        let workspace = Workspace::new(shape, dtype, flash, pass);
+    fn new(shape: AttentionShape, dtype: DType, cudnn: bool, pass: Pass, memory: &Rc<dyn Memory>) -> Self {
+        let workspace = Workspace::new(shape, dtype, cudnn, pass);
         let elements = workspace.bytes() as usize / DType::F32.bytes();
         let buffer = (elements > 0).then(|| Buffer::new(memory, elements, DType::F32, Category::Workspace));
         let base = buffer.as_ref().map_or(0, Buffer::address);

@@ -1,5 +1,7 @@
-//! Launches of our own attention kernels: for f32, for plain attention, and wherever cuDNN cannot.
+//! Launches of our own attention kernels: for f32, for plain attention, for documents that do not see each other, and
+//! wherever cuDNN cannot.
 
+use crate::View;
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::{ATTENTION, Kernels, suffix};
 use crate::cuda::launcher::{pointer, size};
@@ -16,8 +18,10 @@ const HEAD_DIM: usize = 256;
 pub fn forward(kernels: &Kernels, op: &Attention) -> Result<(), CudaError> {
     check(op.shape)?;
     let [log_sums, probabilities] = saved(&op.saved);
+    let (kind, starts) = starts(op.starts);
     let arguments = [pointer(op.qkv), pointer(op.out), log_sums, probabilities];
-    let name = format!("attention_forward_{}", suffix(op.qkv.dtype())?);
+    let arguments: Vec<Argument> = arguments.into_iter().chain(starts).collect();
+    let name = format!("attention_forward_{kind}{}", suffix(op.qkv.dtype())?);
     let grid = grid(op.shape, op.shape.heads, shared_bytes(op.shape, 2, 1));
     // SAFETY: the arguments are those of the kernel, and the views were checked against the shape.
     unsafe { kernels.launch(&ATTENTION, &name, grid, &with_shape(&arguments, op.shape)) }
@@ -32,17 +36,24 @@ pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<
     let launch = |name: &str, grid, arguments: &[Argument]| {
         let arguments = with_shape(arguments, shape);
         // SAFETY: as in `forward`; `dots` has room for every query.
-        unsafe { kernels.launch(&ATTENTION, &format!("{name}_{suffix}"), grid, &arguments) }
+        unsafe { kernels.launch(&ATTENTION, &format!("{name}{suffix}"), grid, &arguments) }
     };
-    launch("attention_dots", Grid::new(rows.div_ceil(ROWS_PER_BLOCK), THREADS), &arguments)?;
+    launch("attention_dots_", Grid::new(rows.div_ceil(ROWS_PER_BLOCK), THREADS), &arguments)?;
 
     let [log_sums, probabilities] = saved(&op.saved);
+    let (kind, starts) = starts(op.starts);
     let arguments =
         [pointer(op.qkv), pointer(op.dout), log_sums, probabilities, dots.into(), pointer(op.dqkv)];
+    let arguments: Vec<Argument> = arguments.into_iter().chain(starts).collect();
     let by_key = grid(shape, shape.kv_heads, shared_bytes(shape, 4, 2));
-    launch("attention_dkeys_dvalues", by_key, &arguments)?;
+    launch(&format!("attention_dkeys_dvalues_{kind}"), by_key, &arguments)?;
     let by_query = grid(shape, shape.heads, shared_bytes(shape, 4, 1));
-    launch("attention_dqueries", by_query, &arguments)
+    launch(&format!("attention_dqueries_{kind}"), by_query, &arguments)
+}
+
+/// How the kernel of that kind is called, and where each token starts to see, which the masked ones take.
+fn starts(starts: Option<View>) -> (&'static str, Option<Argument>) {
+    if let Some(starts) = starts { ("masked_", Some(pointer(starts))) } else { ("", None) }
 }
 
 fn check(shape: AttentionShape) -> Result<(), CudaError> {

@@ -1,7 +1,7 @@
 //! How much scratch attention takes, by formula: paper must know it where no card is.
 
-use crate::ops::AttentionShape;
-use crate::{Arena, DType};
+use crate::ops::{AttentionSaved, AttentionShape};
+use crate::{Arena, DType, View};
 
 /// What cuDNN's kernels take beside what depends on the shape.
 const FIXED_BYTES: u64 = 256;
@@ -30,13 +30,13 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// The scratch of a pass. `flash` says that no probabilities are kept.
+    /// The scratch of a pass. `cudnn` is what [`asks_cudnn`] says.
     ///
     /// It does not depend on whether cuDNN is there: where it is not, our kernels leave some of it unused.
-    pub fn new(shape: AttentionShape, dtype: DType, flash: bool, pass: Pass) -> Self {
+    pub fn new(shape: AttentionShape, dtype: DType, cudnn: bool, pass: Pass) -> Self {
         let queries = (shape.rows() * shape.heads) as u64;
         let vectors = queries * shape.head_dim as u64;
-        let library = flash && fits_library(shape, dtype, pass);
+        let library = cudnn && fits_library(shape, dtype, pass);
         let Pass::Backward { deterministic } = pass else {
             return Workspace { library: if library { FIXED_BYTES } else { 0 }, ..Workspace::default() };
         };
@@ -65,8 +65,13 @@ impl Workspace {
 }
 
 /// Bytes of scratch that a pass takes from the arena and gives back, in one buffer; none if zero.
-pub fn workspace_bytes(shape: AttentionShape, dtype: DType, flash: bool, pass: Pass) -> u64 {
-    Workspace::new(shape, dtype, flash, pass).bytes()
+pub fn workspace_bytes(shape: AttentionShape, dtype: DType, cudnn: bool, pass: Pass) -> u64 {
+    Workspace::new(shape, dtype, cudnn, pass).bytes()
+}
+
+/// Whether cuDNN is asked for this kind of attention: no probabilities are kept, and every token sees all before it.
+pub fn asks_cudnn(saved: &AttentionSaved, starts: Option<View>) -> bool {
+    matches!(saved, AttentionSaved::LogSumExp(_)) && starts.is_none()
 }
 
 /// Whether cuDNN's kernels can do it: sixteen-bit types, heads of a width they have, and a backward without padding.

@@ -2,12 +2,13 @@
 //
 // qkv, dqkv: [batch, sequence, heads + 2·kv_heads, dim]; out, dout: [batch, sequence, heads, dim], dim ≤ 256;
 // log_sums, dots: [batch, heads, sequence] f32. `probabilities` [batch, heads, sequence, sequence] is null for flash
-// attention; plain attention writes it in the forward and reads it in the backward.
+// attention; plain attention writes it in the forward and reads it in the backward. The masked kernels also take
+// starts [batch, sequence]: the first key that each query sees, never less than that of the query before.
 // Grid (tiles, heads or kv_heads, batch), 256 threads: 16 × 16, and a thread owns rows y, y+16 and columns x, x+16, …
 // of a product. Shared memory holds tiles in f32, [TILE, dim + 1]: with an odd stride, columns hit different banks.
 // Every sum is taken by one thread, or over the same lanes, in a fixed order: results are the same bits every time.
 // dkeys_dvalues goes through the query heads of its group in order and needs no atomics; queries' gradients have a
-// kernel of their own, so scores are computed twice. Tiles beyond the diagonal are skipped.
+// kernel of their own, so scores are computed twice. Tiles beyond the diagonal or before all starts are skipped.
 // Per tile of queries all earlier keys and values are read once: 2·dim·sequence elements, mostly from L2.
 
 constexpr int TILE = 32;
@@ -30,6 +31,31 @@ struct Shape {
     __device__ size out_row() const { return (size)heads * dim; }
     __device__ size first_score(int sample, int head) const { return ((size)sample * heads + head) * sequence; }
 };
+
+// What a query sees of the keys before it: all of them, or with a mask those from its start on.
+template <bool masked> struct Sight {
+    const token *starts;  // of one sample; null without a mask
+
+    // The first key of the first tile that a query, and so any later one, sees.
+    __device__ int first_tile(int query) const {
+        if constexpr (masked) {
+            return (int)starts[query] / TILE * TILE;
+        } else {
+            return 0;
+        }
+    }
+    __device__ bool hides(int query, int key) const {
+        if constexpr (masked) {
+            return key < (int)starts[query];
+        } else {
+            return false;
+        }
+    }
+};
+
+template <bool masked> __device__ Sight<masked> sight_of(const token *starts, int sample, Shape shape) {
+    return Sight<masked>{masked ? starts + (size)sample * shape.sequence : nullptr};
+}
 
 // Over the 16 threads that share a row of a tile.
 template <class Operation> __device__ inline float side_reduce(float x, Operation operation) {
@@ -109,13 +135,13 @@ __device__ inline void clear(float (&sum)[OWN][COLUMNS]) {
 }
 
 // Goes through the keys once more, now that the sums are known.
-template <class T>
+template <bool masked, class T>
 __device__ void write_probabilities(T *rows, const T *key, int first, const float (&log_sum)[OWN], float *queries,
-                                    float *keys, Shape shape) {
+                                    float *keys, Sight<masked> sight, Shape shape) {
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
     for (int first_key = 0; first_key < shape.sequence; first_key += TILE) {
         float score[OWN][OWN];
-        if (first_key <= first) {
+        if (first_key <= first && first_key >= sight.first_tile(first)) {
             __syncthreads();
             load_tile(keys, key, shape.qkv_row(), first_key, shape, 1.0f);
             __syncthreads();
@@ -126,13 +152,14 @@ __device__ void write_probabilities(T *rows, const T *key, int first, const floa
                 const int query = first + y + SIDE * i, at = first_key + x + SIDE * j;
                 if (query >= shape.sequence || at >= shape.sequence) continue;
                 rows[(size)query * shape.sequence + at] =
-                    narrow<T>(at <= query ? expf(score[i][j] - log_sum[i]) : 0.0f);
+                    narrow<T>(at <= query && !sight.hides(query, at) ? expf(score[i][j] - log_sum[i]) : 0.0f);
             }
     }
 }
 
-template <class T>
-__device__ void attention_forward(const T *qkv, T *out, float *log_sums, T *probabilities, Shape shape) {
+template <bool masked, class T>
+__device__ void attention_forward(const T *qkv, T *out, float *log_sums, T *probabilities, const token *starts,
+                                  Shape shape) {
     extern __shared__ float shared[];
     float *queries = shared, *keys = queries + TILE * shape.stride(), *pairs = keys + TILE * shape.stride();
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
@@ -142,12 +169,13 @@ __device__ void attention_forward(const T *qkv, T *out, float *log_sums, T *prob
     const size row = shape.qkv_row();
     const T *key = qkv + shape.start(sample, shape.heads + kv, row);
     const T *value = qkv + shape.start(sample, shape.heads + shape.kv_heads + kv, row);
+    const Sight<masked> sight = sight_of<masked>(starts, sample, shape);
     load_tile(queries, qkv + shape.start(sample, head, row), row, first, shape, shape.scale);
 
     float sum[OWN][COLUMNS], maximum[OWN], total[OWN];
     clear(sum);
     for (int i = 0; i < OWN; ++i) maximum[i] = -INFINITE, total[i] = 0.0f;
-    for (int first_key = 0; first_key <= first; first_key += TILE) {
+    for (int first_key = sight.first_tile(first); first_key <= first; first_key += TILE) {
         __syncthreads();
         load_tile(keys, key, row, first_key, shape, 1.0f);
         __syncthreads();
@@ -155,19 +183,23 @@ __device__ void attention_forward(const T *qkv, T *out, float *log_sums, T *prob
         dot_tiles(score, queries, keys, shape);
         for (int i = 0; i < OWN; ++i) {
             float highest = maximum[i];
+            const int query = first + y + SIDE * i;
             for (int j = 0; j < OWN; ++j) {
-                if (first_key + x + SIDE * j > first + y + SIDE * i) score[i][j] = -INFINITE;
+                const int at = first_key + x + SIDE * j;
+                if (at > query || (query < shape.sequence && sight.hides(query, at))) score[i][j] = -INFINITE;
                 highest = fmaxf(highest, score[i][j]);
             }
-            // Key 0 is in the first tile, so every maximum is finite from then on.
             highest = side_reduce(highest, Maximum());
+            // Without a mask key 0 is in the first tile, so every maximum is finite from then on. With one, a query may
+            // have seen no key yet: its exponentials are 0, not those of ∞ − ∞.
+            const float shift = masked && highest == -INFINITE ? 0.0f : highest;
             float here = 0.0f;
             for (int j = 0; j < OWN; ++j) {
-                const float exponential = expf(score[i][j] - highest);
+                const float exponential = expf(score[i][j] - shift);
                 pairs[(y + SIDE * i) * SCORE_STRIDE + x + SIDE * j] = exponential;
                 here += exponential;
             }
-            const float shrink = expf(maximum[i] - highest);
+            const float shrink = expf(maximum[i] - shift);
             total[i] = total[i] * shrink + side_reduce(here, Sum());
             maximum[i] = highest;
             for (int c = 0; c < COLUMNS; ++c) sum[i][c] *= shrink;
@@ -183,7 +215,7 @@ __device__ void attention_forward(const T *qkv, T *out, float *log_sums, T *prob
     store_vectors(sum, out + shape.start(sample, head, shape.out_row()), shape.out_row(), first, shape, inverse);
     const size score = shape.first_score(sample, head);
     if (probabilities) {
-        write_probabilities(probabilities + score * shape.sequence, key, first, log_sum, queries, keys, shape);
+        write_probabilities(probabilities + score * shape.sequence, key, first, log_sum, queries, keys, sight, shape);
         return;
     }
     for (int i = 0; i < OWN; ++i) {
@@ -214,10 +246,10 @@ template <class T> struct Saved {
 };
 
 // Probabilities and gradients of the scores for a tile of queries against a tile of keys, zero where there is none.
-template <class T>
+template <bool masked, class T>
 __device__ void score_gradients(float (&probability)[OWN][OWN], float (&dscore)[OWN][OWN], const float *queries,
                                 const float *dout, const float *keys, const float *values, int first, int first_key,
-                                Saved<T> saved, Shape shape) {
+                                Saved<T> saved, Sight<masked> sight, Shape shape) {
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
     dot_tiles(dscore, dout, values, shape);
     if (!saved.probabilities) dot_tiles(probability, queries, keys, shape);
@@ -225,7 +257,7 @@ __device__ void score_gradients(float (&probability)[OWN][OWN], float (&dscore)[
         const int query = first + y + SIDE * i;
         for (int j = 0; j < OWN; ++j) {
             const int key = first_key + x + SIDE * j;
-            if (query >= shape.sequence || key > query) {
+            if (query >= shape.sequence || key > query || sight.hides(query, key)) {
                 probability[i][j] = dscore[i][j] = 0.0f;
                 continue;
             }
@@ -251,9 +283,9 @@ __device__ Saved<T> saved_of(const float *log_sums, const T *probabilities, cons
                     dots + score};
 }
 
-template <class T>
+template <bool masked, class T>
 __device__ void attention_dkeys_dvalues(const T *qkv, const T *dout, const float *log_sums, const T *probabilities,
-                                        const float *dots, T *dqkv, Shape shape) {
+                                        const float *dots, T *dqkv, const token *starts, Shape shape) {
     extern __shared__ float shared[];
     const int tile = TILE * shape.stride();
     float *keys = shared, *values = keys + tile, *queries = values + tile, *gradients = queries + tile;
@@ -263,6 +295,7 @@ __device__ void attention_dkeys_dvalues(const T *qkv, const T *dout, const float
     const size row = shape.qkv_row(), out_row = shape.out_row();
     const size key = shape.start(sample, shape.heads + kv, row);
     const size value = shape.start(sample, shape.heads + shape.kv_heads + kv, row);
+    const Sight<masked> sight = sight_of<masked>(starts, sample, shape);
     load_tile(keys, qkv + key, row, first_key, shape, 1.0f);
     load_tile(values, qkv + value, row, first_key, shape, 1.0f);
 
@@ -272,12 +305,15 @@ __device__ void attention_dkeys_dvalues(const T *qkv, const T *dout, const float
     for (int head = kv * group; head < (kv + 1) * group; ++head) {
         const Saved<T> saved = saved_of(log_sums, probabilities, dots, sample, head, shape);
         for (int first = first_key; first < shape.sequence; first += TILE) {
+            // Later tiles of queries start later still.
+            if (masked && sight.first_tile(first) > first_key) break;
             __syncthreads();
             load_tile(queries, qkv + shape.start(sample, head, row), row, first, shape, shape.scale);
             load_tile(gradients, dout + shape.start(sample, head, out_row), out_row, first, shape, 1.0f);
             __syncthreads();
             float probability[OWN][OWN], dscore[OWN][OWN];
-            score_gradients(probability, dscore, queries, gradients, keys, values, first, first_key, saved, shape);
+            score_gradients(probability, dscore, queries, gradients, keys, values, first, first_key, saved, sight,
+                            shape);
             store_pairs(pairs, probability);
             store_pairs(dpairs, dscore);
             __syncthreads();
@@ -291,9 +327,9 @@ __device__ void attention_dkeys_dvalues(const T *qkv, const T *dout, const float
     store_vectors(dvalues, dqkv + value, row, first_key, shape, one);
 }
 
-template <class T>
+template <bool masked, class T>
 __device__ void attention_dqueries(const T *qkv, const T *dout, const float *log_sums, const T *probabilities,
-                                   const float *dots, T *dqkv, Shape shape) {
+                                   const float *dots, T *dqkv, const token *starts, Shape shape) {
     extern __shared__ float shared[];
     const int tile = TILE * shape.stride();
     float *keys = shared, *values = keys + tile, *queries = values + tile, *gradients = queries + tile;
@@ -304,18 +340,19 @@ __device__ void attention_dqueries(const T *qkv, const T *dout, const float *log
     const T *key = qkv + shape.start(sample, shape.heads + kv, row);
     const T *value = qkv + shape.start(sample, shape.heads + shape.kv_heads + kv, row);
     const Saved<T> saved = saved_of(log_sums, probabilities, dots, sample, head, shape);
+    const Sight<masked> sight = sight_of<masked>(starts, sample, shape);
     load_tile(queries, qkv + shape.start(sample, head, row), row, first, shape, shape.scale);
     load_tile(gradients, dout + shape.start(sample, head, out_row), out_row, first, shape, 1.0f);
 
     float dqueries[OWN][COLUMNS];
     clear(dqueries);
-    for (int first_key = 0; first_key <= first; first_key += TILE) {
+    for (int first_key = sight.first_tile(first); first_key <= first; first_key += TILE) {
         __syncthreads();
         load_tile(keys, key, row, first_key, shape, 1.0f);
         load_tile(values, value, row, first_key, shape, 1.0f);
         __syncthreads();
         float probability[OWN][OWN], dscore[OWN][OWN];
-        score_gradients(probability, dscore, queries, gradients, keys, values, first, first_key, saved, shape);
+        score_gradients(probability, dscore, queries, gradients, keys, values, first, first_key, saved, sight, shape);
         store_pairs(dpairs, dscore);
         __syncthreads();
         add_weighted<false>(dqueries, dpairs, keys, shape);
@@ -324,29 +361,35 @@ __device__ void attention_dqueries(const T *qkv, const T *dout, const float *log
     store_vectors(dqueries, dqkv + shape.start(sample, head, row), row, first, shape, scale);
 }
 
-#define DEFINE(NAME, T)                                                                                               \
+// The kernels of one type without a mask, and with it.
+#define MASK , const token *starts
+#define DEFINE_SIGHT(NAME, T, MASKED, PARAMETER, STARTS)                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
-        attention_forward_##NAME(const T *qkv, T *out, float *log_sums, T *probabilities, int sequence, int heads,    \
-                                 int kv_heads, int dim, float scale) {                                                \
-        attention_forward(qkv, out, log_sums, probabilities, Shape{sequence, heads, kv_heads, dim, scale});           \
+        attention_forward_##NAME(const T *qkv, T *out, float *log_sums, T *probabilities PARAMETER, int sequence,     \
+                                 int heads, int kv_heads, int dim, float scale) {                                     \
+        attention_forward<MASKED>(qkv, out, log_sums, probabilities, STARTS,                                          \
+                                  Shape{sequence, heads, kv_heads, dim, scale});                                      \
     }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
+        attention_dkeys_dvalues_##NAME(const T *qkv, const T *dout, const float *log_sums, const T *probabilities,    \
+                                       const float *dots, T *dqkv PARAMETER, int sequence, int heads, int kv_heads,   \
+                                       int dim, float scale) {                                                        \
+        attention_dkeys_dvalues<MASKED>(qkv, dout, log_sums, probabilities, dots, dqkv, STARTS,                       \
+                                        Shape{sequence, heads, kv_heads, dim, scale});                                \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
+        attention_dqueries_##NAME(const T *qkv, const T *dout, const float *log_sums, const T *probabilities,         \
+                                  const float *dots, T *dqkv PARAMETER, int sequence, int heads, int kv_heads,        \
+                                  int dim, float scale) {                                                             \
+        attention_dqueries<MASKED>(qkv, dout, log_sums, probabilities, dots, dqkv, STARTS,                            \
+                                   Shape{sequence, heads, kv_heads, dim, scale});                                     \
+    }
+#define DEFINE(NAME, T)                                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
         attention_dots_##NAME(const T *out, const T *dout, float *dots, size rows, int sequence, int heads,           \
                               int kv_heads, int dim, float scale) {                                                   \
         attention_dots(out, dout, dots, rows, Shape{sequence, heads, kv_heads, dim, scale});                          \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
-        attention_dkeys_dvalues_##NAME(const T *qkv, const T *dout, const float *log_sums, const T *probabilities,    \
-                                       const float *dots, T *dqkv, int sequence, int heads, int kv_heads, int dim,    \
-                                       float scale) {                                                                 \
-        attention_dkeys_dvalues(qkv, dout, log_sums, probabilities, dots, dqkv,                                       \
-                                Shape{sequence, heads, kv_heads, dim, scale});                                        \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
-        attention_dqueries_##NAME(const T *qkv, const T *dout, const float *log_sums, const T *probabilities,         \
-                                  const float *dots, T *dqkv, int sequence, int heads, int kv_heads, int dim,         \
-                                  float scale) {                                                                      \
-        attention_dqueries(qkv, dout, log_sums, probabilities, dots, dqkv,                                            \
-                           Shape{sequence, heads, kv_heads, dim, scale});                                             \
-    }
+    DEFINE_SIGHT(NAME, T, false, , nullptr)                                                                           \
+    DEFINE_SIGHT(masked_##NAME, T, true, MASK, starts)
 FOR_TYPES(DEFINE)
