@@ -130,7 +130,10 @@ impl Player<'_> {
     /// Moves everything on by cycles in which everything advances as much as in the last.
     fn skip(&mut self, part: &Loop, cycle: usize, times: u64) {
         let Scratch { stages, transfers, trace, messages, plays, .. } = &mut *self.scratch;
-        let on = |now: &mut Time, before: Time| *now += times * (*now - before);
+        // What is left of messages that nobody waits for any more is moved too, to wherever that is.
+        let on = |now: &mut Time, before: Time| {
+            *now = now.wrapping_add(times.wrapping_mul(now.wrapping_sub(before)));
+        };
         let own = self.codes.transfers;
         for (number, stage) in stages.iter_mut().enumerate() {
             let (one, ends, two) = trace.before(number, cycle);
