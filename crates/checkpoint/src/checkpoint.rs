@@ -1,18 +1,15 @@
 //! A checkpoint that has been checked to the last byte, as a store of whole parameters for any layout.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
-use half::{bf16, f16};
 use kintsugi_plan::parameters::Parameter;
 use kintsugi_plan::{Plan, config};
 use kintsugi_rank::{Kept, Store, StoreError};
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata};
 
+use crate::files::ManyFiles;
 use crate::manifest::FileRecord;
 use crate::slice::{Slice, check_cover};
 use crate::{CheckpointError, Manifest, Progress, files, header};
@@ -23,19 +20,17 @@ pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
     plan: Plan,
-    files: Vec<OpenFile>,
+    files: ManyFiles,
     /// Where every parameter lies.
     tensors: HashMap<(String, Kept), Tensor>,
 }
 
-#[derive(Debug)]
-struct OpenFile {
+/// A file that has been checked.
+struct Checked {
     path: PathBuf,
     metadata: Metadata,
     /// Where its data begins.
     data: u64,
-    /// Opened when it is first read.
-    handle: OnceLock<File>,
 }
 
 /// A whole parameter.
@@ -61,11 +56,12 @@ impl Checkpoint {
         let manifest = Manifest::read(path)?;
         let plan = config::resolve(Some(&manifest.config), "its configuration", &[])
             .map_err(|error| CheckpointError::new(path, error.to_string()))?;
-        let files: Result<Vec<OpenFile>, CheckpointError> =
-            manifest.files.par_iter().map(|record| OpenFile::check(path, record)).collect();
+        let files: Result<Vec<Checked>, CheckpointError> =
+            manifest.files.par_iter().map(|record| Checked::new(path, record)).collect();
         let files = files?;
         let tensors =
             tensors(&manifest, &plan, &files).map_err(|reason| CheckpointError::new(path, reason))?;
+        let files = ManyFiles::new(files.into_iter().map(|file| file.path).collect());
         Ok(Checkpoint { path: path.to_owned(), manifest, plan, files, tensors })
     }
 
@@ -118,8 +114,17 @@ impl Store for Checkpoint {
             if overlap.is_empty() {
                 continue;
             }
-            let file = &self.files[part.slice.file];
-            let numbers = part.read(file, &overlap).map_err(|error| StoreError(error.to_string()))?;
+            let read = |to: &mut [f32]| {
+                part.read(&self.files, overlap.start, to).map_err(|error| StoreError(error.to_string()))
+            };
+            if part.slice.width() == columns {
+                let at = part.slice.start + overlap.start - start;
+                read(&mut out[at..at + overlap.len()])?;
+                continue;
+            }
+            // A strip is read in one go and then laid out row by row.
+            let mut numbers = vec![0.0; overlap.len()];
+            read(&mut numbers)?;
             for (at, run) in part.slice.runs(columns, overlap.clone()) {
                 let from = &numbers[run.start - overlap.start..run.end - overlap.start];
                 out[at - start..at - start + run.len()].copy_from_slice(from);
@@ -130,21 +135,16 @@ impl Store for Checkpoint {
 }
 
 impl Part {
-    fn read(&self, file: &OpenFile, elements: &std::ops::Range<usize>) -> Result<Vec<f32>, CheckpointError> {
-        let size = self.dtype.bitsize() / 8;
-        let mut bytes = vec![0; elements.len() * size];
-        let io = |error| CheckpointError::io(&file.path, &error);
-        file.handle()
-            .map_err(io)?
-            .read_exact_at(&mut bytes, self.offset + (elements.start * size) as u64)
-            .map_err(io)?;
-        Ok(decode(&bytes, self.dtype))
+    /// Elements of the part, from `first` on.
+    fn read(&self, files: &ManyFiles, first: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
+        let offset = self.offset + (first * self.dtype.bitsize() / 8) as u64;
+        files.read(self.slice.file, self.dtype, offset, out)
     }
 }
 
-impl OpenFile {
+impl Checked {
     /// Checks a file against its record.
-    fn check(folder: &Path, record: &FileRecord) -> Result<Self, CheckpointError> {
+    fn new(folder: &Path, record: &FileRecord) -> Result<Self, CheckpointError> {
         let path = folder.join(&record.name);
         let wrong = |reason: String| CheckpointError::new(&path, reason);
         let (bytes, checksum) = files::measure(&path).map_err(|error| CheckpointError::io(&path, &error))?;
@@ -155,15 +155,7 @@ impl OpenFile {
             return Err(wrong(format!("its checksum is {checksum} and should be {}", record.checksum)));
         }
         let (metadata, data) = header::read(&path)?;
-        Ok(OpenFile { path, metadata, data, handle: OnceLock::new() })
-    }
-
-    fn handle(&self) -> std::io::Result<&File> {
-        if let Some(handle) = self.handle.get() {
-            return Ok(handle);
-        }
-        let opened = File::open(&self.path)?;
-        Ok(self.handle.get_or_init(|| opened))
+        Ok(Checked { path, metadata, data })
     }
 }
 
@@ -171,7 +163,7 @@ impl OpenFile {
 fn tensors(
     manifest: &Manifest,
     plan: &Plan,
-    files: &[OpenFile],
+    files: &[Checked],
 ) -> Result<HashMap<(String, Kept), Tensor>, String> {
     let mut tensors: HashMap<(String, Kept), Tensor> = HashMap::new();
     let mut taken = HashSet::new();
@@ -211,17 +203,5 @@ fn tensors(
         Ok(tensors)
     } else {
         Err(format!("it has {found} tensors, and its model {expected}"))
-    }
-}
-
-fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
-    let pairs = || bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
-    match dtype {
-        Dtype::BF16 => pairs().map(|pair| bf16::from_le_bytes(pair).to_f32()).collect(),
-        Dtype::F16 => pairs().map(|pair| f16::from_le_bytes(pair).to_f32()).collect(),
-        _ => bytes
-            .chunks_exact(4)
-            .map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]))
-            .collect(),
     }
 }

@@ -8,7 +8,7 @@ use kintsugi_plan::{Compute, Plan};
 use kintsugi_rank::{Kept, Store, StoreError};
 
 use crate::huggingface::{ExportOptions, HuggingFaceFolder, export, parameter_count};
-use crate::{CheckpointError, Progress, WeightsFolder, write};
+use crate::{CheckpointError, Progress, WeightsFolder, tokenizer, write};
 
 /// What weights are converted into.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub fn convert(
     match target {
         Target::HuggingFace(dtype) => {
             let options =
-                ExportOptions { dtype: *dtype, file_bytes: ExportOptions::FILE_BYTES, like: tokenizer(from) };
+                ExportOptions { dtype: *dtype, file_bytes: ExportOptions::FILE_BYTES, like: like(from) };
             export(to, from.model(), &store, &options)
         }
         Target::Checkpoint(plan) => {
@@ -38,7 +38,9 @@ pub fn convert(
                 WeightsFolder::HuggingFace(_) => Progress::default(),
                 WeightsFolder::Checkpoint(checkpoint) => checkpoint.progress().clone(),
             };
-            write(to, plan, &store, from.kept(), &progress)
+            write(to, plan, &store, from.kept(), &progress)?;
+            // It may be moved anywhere, far from its run.
+            from.tokenizer().map_or(Ok(()), |folder| tokenizer::copy(&folder, to))
         }
     }
 }
@@ -71,14 +73,13 @@ pub fn plan_for(from: &WeightsFolder, sets: &[String]) -> Result<Plan, ConfigErr
     }
 }
 
-/// The Hugging Face folder whose tokenizer these weights go with, where that is known and still there.
-fn tokenizer(from: &WeightsFolder) -> Option<PathBuf> {
-    match from {
+/// The folder whose tokenizer and special tokens these weights go with, where that is known and still there.
+fn like(from: &WeightsFolder) -> Option<PathBuf> {
+    let origin = match from {
         WeightsFolder::HuggingFace(folder) => Some(folder.path().to_owned()),
-        WeightsFolder::Checkpoint(checkpoint) => {
-            checkpoint.plan().init.clone().filter(|folder| HuggingFaceFolder::is_one(folder))
-        }
-    }
+        WeightsFolder::Checkpoint(checkpoint) => checkpoint.plan().init.clone(),
+    };
+    from.tokenizer().or_else(|| origin.filter(|folder| HuggingFaceFolder::is_one(folder)))
 }
 
 fn absolute(path: &Path) -> PathBuf {

@@ -1,10 +1,17 @@
-//! Files that are on the disk when they are said to be, with a checksum of what was written.
+//! Files that are on the disk when they are said to be, with a checksum of what was written; and many files to read, of
+//! which only some are open at a time.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use half::{bf16, f16};
+use safetensors::Dtype;
 use xxhash_rust::xxh3::Xxh3;
+
+use crate::CheckpointError;
 
 /// Bytes that are hashed and moved at a time, so that both find them in the cache.
 const CHUNK: usize = 1 << 20;
@@ -62,6 +69,86 @@ pub(crate) fn measure(path: &Path) -> io::Result<(u64, String)> {
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Files that are read at offsets: a checkpoint of a large job has more than a process may open at a time.
+#[derive(Debug, Default)]
+pub(crate) struct ManyFiles {
+    pub paths: Vec<PathBuf>,
+    /// Those that are open, the one that was used last at the end.
+    open: Mutex<Vec<(usize, Arc<File>)>>,
+}
+
+/// Numbers that are read at a time: they are still in the cache when they are widened.
+const NUMBERS: usize = 1 << 14;
+
+/// Far below what a system usually allows, and more than a few threads read in turn.
+const MOST_OPEN: usize = 128;
+
+impl ManyFiles {
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        ManyFiles { paths, open: Mutex::default() }
+    }
+
+    /// Fills `out` with the numbers of this type that lie from `offset` of a file on.
+    pub fn read(
+        &self,
+        number: usize,
+        dtype: Dtype,
+        mut offset: u64,
+        out: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let io = |error| CheckpointError::io(&self.paths[number], &error);
+        let file = self.file(number).map_err(io)?;
+        let size = dtype.bitsize() / 8;
+        let mut bytes = vec![0; out.len().min(NUMBERS) * size];
+        for out in out.chunks_mut(NUMBERS) {
+            let bytes = &mut bytes[..out.len() * size];
+            file.read_exact_at(bytes, offset).map_err(io)?;
+            widen(dtype, bytes, out);
+            offset += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn file(&self, number: usize) -> io::Result<Arc<File>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = if let Some(at) = open.iter().position(|(found, _)| *found == number) {
+            open.remove(at)
+        } else {
+            if open.len() == MOST_OPEN {
+                open.remove(0);
+            }
+            let file = File::open(&self.paths[number]).or_else(|error| {
+                if open.is_empty() {
+                    return Err(error);
+                }
+                // The limit may be lower than ours, or others may have used it up.
+                open.clear();
+                File::open(&self.paths[number])
+            })?;
+            (number, Arc::new(file))
+        };
+        let file = Arc::clone(&entry.1);
+        open.push(entry);
+        Ok(file)
+    }
+}
+
+fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    let pairs = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
+    match dtype {
+        Dtype::F16 => {
+            out.iter_mut().zip(pairs).for_each(|(out, pair)| *out = f16::from_le_bytes(pair).to_f32());
+        }
+        Dtype::BF16 => {
+            out.iter_mut().zip(pairs).for_each(|(out, pair)| *out = bf16::from_le_bytes(pair).to_f32());
+        }
+        _ => {
+            let fours = bytes.chunks_exact(4).map(|four| [four[0], four[1], four[2], four[3]]);
+            out.iter_mut().zip(fours).for_each(|(out, four)| *out = f32::from_le_bytes(four));
         }
     }
 }

@@ -128,6 +128,13 @@ impl Folder {
     }
 }
 
+/// The folder of the run that a checkpoint is one of, by where it lies.
+pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
+    let folder = checkpoint.parent()?;
+    let step = checkpoint.file_name()?.to_str()?.starts_with(STEP);
+    (step && folder.file_name()? == NAME).then(|| folder.parent()).flatten()
+}
+
 /// The name of something unfinished.
 pub(crate) fn partial(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();

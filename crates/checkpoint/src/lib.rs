@@ -18,6 +18,7 @@ mod shard;
 mod slice;
 #[cfg(test)]
 mod tests;
+mod tokenizer;
 mod weights;
 mod write;
 

@@ -1,6 +1,6 @@
-//! Whether a run may go on from a checkpoint, and with which samples.
+//! Whether a run may go on from a checkpoint, with which samples, and what of its data is not as it was.
 
-use kintsugi_plan::Plan;
+use kintsugi_plan::{Data, Plan, TokenData};
 use kintsugi_spec::Family;
 
 use crate::{Checkpoint, CheckpointError};
@@ -42,6 +42,7 @@ impl Checkpoint {
                 "it was trained with batch.sequence = {theirs}, and with {ours} its place in the data is lost"
             ));
         }
+        self.check_split(plan)?;
         let (samples, global) = (self.progress().samples, plan.batch.global as u64);
         if !samples.is_multiple_of(global) {
             return refuse(format!(
@@ -51,4 +52,70 @@ impl Checkpoint {
         }
         Ok(samples / global)
     }
+
+    /// What of the plan's data is not as it was, a sentence each. Training goes on nevertheless: with samples that an
+    /// uninterrupted run would not have had next.
+    pub fn data_changes(&self, plan: &Plan) -> Vec<String> {
+        let (before, step) = (self.plan(), self.progress().step);
+        let mut changes = Vec::new();
+        let mut tell = |field: &str, was: String, is: String, meaning: &str| {
+            if was != is {
+                changes.push(format!("{field} = {is}, and was {was} up to step {step}: {meaning}"));
+            }
+        };
+        let (was, is) = (before.run.seed.to_string(), plan.run.seed.to_string());
+        tell("run.seed", was, is, "samples come in another order from here on, some of them again");
+        let place = format!("it goes on at sample {} of the new order", self.progress().samples);
+        tell("data.source", sources(&before.data), sources(&plan.data), &place);
+        if let (Data::Tokens(before), Data::Tokens(now)) = (&before.data, &plan.data)
+            && share_a_file(before, now)
+        {
+            let (was, is) = (before.split.to_string(), now.split.to_string());
+            tell(
+                "data.split",
+                was,
+                is,
+                "what was kept for validation is trained on, in another order of samples",
+            );
+        }
+        changes
+    }
+
+    /// Refuses a validation split that has tokens in it which the model was trained on.
+    fn check_split(&self, plan: &Plan) -> Result<(), CheckpointError> {
+        let (Data::Tokens(before), Data::Tokens(now)) = (&self.plan().data, &plan.data) else {
+            return Ok(());
+        };
+        if now.split <= before.split || !share_a_file(before, now) {
+            return Ok(());
+        }
+        let (was, is) = (before.split, now.split);
+        let reason = format!(
+            "it was trained with data.split = {was}, and with {is} it would be validated on what it was trained on"
+        );
+        Err(CheckpointError::new(self.path(), reason))
+    }
+}
+
+/// The sources of a dataset as they are written, with shares in place of weights: 3 and 1 are the same as 6 and 2.
+fn sources(data: &Data) -> String {
+    let tokens = match data {
+        Data::Demo => return "\"demo\"".to_owned(),
+        Data::Tokens(tokens) => tokens,
+    };
+    let whole: f64 = tokens.sources.iter().map(|source| source.weight).sum();
+    let one = |path: &std::path::Path| format!("\"{}\"", path.display());
+    match &tokens.sources[..] {
+        [source] => one(&source.path),
+        sources => {
+            let share = |weight: f64| (1000.0 * weight / whole).round() / 10.0;
+            let parts =
+                sources.iter().map(|source| format!("{} % {}", share(source.weight), one(&source.path)));
+            parts.collect::<Vec<_>>().join(" and ")
+        }
+    }
+}
+
+fn share_a_file(one: &TokenData, other: &TokenData) -> bool {
+    one.sources.iter().any(|source| other.sources.iter().any(|found| found.path == source.path))
 }

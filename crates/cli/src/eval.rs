@@ -19,8 +19,8 @@ use crate::output::Output;
 ///
 /// FOLDER is the folder of a run, a checkpoint or a Hugging Face folder. With --data all of the files is read, in
 /// samples of batch.sequence tokens that follow each other; without it, the validation split of the data that the run
-/// was trained on. Every token but the first of a sample is a target once. What does not fill a whole batch is left
-/// out: with batch.micro = 1 and one replica, less than one sample.
+/// was trained on. Every token but the first of a sample is a target once, whatever the batch sizes; only what does not
+/// fill a sample at the end of a file is left out.
 ///
 /// The model runs on one rank, or on the layout that --set parallel.… gives.
 #[derive(Args)]
@@ -74,9 +74,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         (Some(SplitName::Validation), _) | (None, None) => Split::Validation,
     };
     let samples = samples(arguments, &plan, &*dataset, split)?;
-    let (plan, batches) = in_batches(&plan, samples)?;
+    let plan = filled(&plan, samples);
     let memory = model::memory(&plan, &evaluation_memory(&plan, device(&plan)))?;
-    let evaluated = with_progress(&plan, &weights, &*dataset, &EvaluateOptions { split, batches, memory })?;
+    let evaluated = with_progress(&plan, &weights, &*dataset, &EvaluateOptions { split, samples, memory })?;
     output.text(&sentence(&evaluated))?;
     output.result(&evaluated)
 }
@@ -106,23 +106,20 @@ fn samples(arguments: &Arguments, plan: &Plan, dataset: &dyn Dataset, split: Spl
         (Some(there), Some(wanted)) if wanted > there => {
             Err(Failure::Mistake(format!("--samples {wanted} is more than the {there} that there are")))
         }
+        (Some(0), _) => {
+            let sequence = plan.batch.sequence;
+            Err(Failure::Mistake(format!(
+                "there is no whole sample of batch.sequence = {sequence} tokens; lower it"
+            )))
+        }
         (there, wanted) => Ok(wanted.or(there).unwrap_or(endless)),
     }
 }
 
-/// The plan with global batches that fill its pipeline, and how many of them the samples make.
-fn in_batches(plan: &Plan, samples: u64) -> Result<(Plan, u64), Failure> {
+/// The plan with global batches that fill its pipeline, where there are samples enough.
+fn filled(plan: &Plan, samples: u64) -> Plan {
     let one = (plan.batch.micro * plan.mesh.dp) as u64;
-    let micro_batches = if samples.is_multiple_of(one * plan.mesh.pp as u64) { plan.mesh.pp } else { 1 };
-    let plan = plan.with_micro_batches(micro_batches);
-    let batches = samples / plan.batch.global as u64;
-    if batches == 0 {
-        return Err(Failure::Mistake(format!(
-            "there are {samples} samples of {} tokens, fewer than batch.micro · dp = {one}; lower one of them",
-            plan.batch.sequence
-        )));
-    }
-    Ok((plan, batches))
+    plan.with_micro_batches(if samples >= one * plan.mesh.pp as u64 { plan.mesh.pp } else { 1 })
 }
 
 fn with_progress(
@@ -135,7 +132,7 @@ fn with_progress(
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
             .expect("the template is valid")
             .progress_chars("━╸ ");
-        ProgressBar::new(options.batches).with_style(style)
+        ProgressBar::new(options.batches(plan)).with_style(style)
     } else {
         ProgressBar::hidden()
     };

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
@@ -12,6 +13,14 @@ pub fn write_whole(path: &Path, text: &str) -> Result<(), Failure> {
     fs::write(&partial, text)
         .and_then(|()| fs::rename(&partial, path))
         .map_err(|error| Failure::file("write", path, &error))
+}
+
+/// Removes a file, if it is there.
+pub fn remove(path: &Path) -> Result<(), Failure> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Failure::file("replace", path, &error)),
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a path that could not be written later, before hours are spent on what shall be written there.

@@ -93,7 +93,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Prompts { text, texts, tokens: prompts } = Prompts::read(arguments, &weights)?;
     let mut options = GenerateOptions {
         tokens: arguments.tokens as usize,
-        end_at: text.as_ref().and_then(Text::end).filter(|_| !arguments.ignore_end).into_iter().collect(),
+        end_at: if arguments.ignore_end { Vec::new() } else { ends(&weights, text.as_ref()) },
         sampling: Sampling {
             temperature: arguments.temperature,
             top_k: arguments.top_k,
@@ -144,9 +144,20 @@ impl Prompts {
         if let Some(number) = texts.iter().position(String::is_empty) {
             return Err(Failure::Mistake(format!("prompt {} is empty; give at least a word", number + 1)));
         }
-        let tokens = texts.iter().map(|prompt| text.encode(prompt)).collect::<Result<_, _>>()?;
+        // What a run was trained on has nothing around it; what others were is in their tokenizer.
+        let encode = match weights {
+            WeightsFolder::HuggingFace(_) => Text::encode_prompt,
+            WeightsFolder::Checkpoint(_) => Text::encode,
+        };
+        let tokens = texts.iter().map(|prompt| encode(&text, prompt)).collect::<Result<_, _>>()?;
         Ok(Prompts { text: Some(text), texts, tokens })
     }
+}
+
+/// The tokens that end a text: those of the model's own files, or else the tokenizer's.
+fn ends(weights: &WeightsFolder, text: Option<&Text>) -> Vec<u32> {
+    let named = weights.end_tokens();
+    if named.is_empty() { text.and_then(Text::end).into_iter().collect() } else { named }
 }
 
 fn numbers(text: &str) -> Result<Vec<u32>, Failure> {

@@ -1,12 +1,12 @@
 //! The model in a folder, ready to be run: what `generate` and `eval` have in common.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_checkpoint::convert::plan_for;
-use kintsugi_data::{Text, TokenFile};
-use kintsugi_engine::MemoryChoice;
+use kintsugi_data::Text;
+use kintsugi_engine::{MemoryChoice, tokenizer};
 use kintsugi_plan::{Data, Plan};
 use kintsugi_rank::RankMemory;
 
@@ -43,10 +43,10 @@ pub fn memory(plan: &Plan, stages: &[RankMemory]) -> Result<MemoryChoice, Failur
 
 /// What turns text into the model's tokens: what was named, or what the model was trained with.
 pub fn text(weights: &WeightsFolder, named: Option<&str>) -> Result<Text, Failure> {
-    let name = match (named, weights) {
-        (Some(name), _) => Some(name.to_owned()),
-        (None, WeightsFolder::HuggingFace(folder)) => in_folder(folder.path()),
+    let kept = || weights.tokenizer().map(|folder| folder.display().to_string());
+    let name = match (named.map(str::to_owned).or_else(kept), weights) {
         (None, WeightsFolder::Checkpoint(checkpoint)) => trained_with(checkpoint.plan())?,
+        (name, _) => name,
     };
     let missing = || {
         let rule = "no tokenizer is known for this model; name one with --tokenizer, or give --prompt-tokens";
@@ -55,19 +55,10 @@ pub fn text(weights: &WeightsFolder, named: Option<&str>) -> Result<Text, Failur
     Ok(Text::open(&name.ok_or_else(missing)?)?)
 }
 
-/// The name of the tokenizer of a run.
+/// The name of the tokenizer of a run that has kept none.
 fn trained_with(plan: &Plan) -> Result<Option<String>, Failure> {
-    let of_data = match &plan.data {
-        Data::Demo if plan.init.is_some() => None,
-        Data::Demo => Some("demo".to_owned()),
-        Data::Tokens(tokens) => match &tokens.tokenizer {
-            Some(name) => Some(name.clone()),
-            None => TokenFile::open(&tokens.sources[0].path)?.about().map(|about| about.tokenizer.clone()),
-        },
-    };
-    Ok(of_data.or_else(|| plan.init.as_deref().and_then(in_folder)))
-}
-
-fn in_folder(folder: &Path) -> Option<String> {
-    Text::is_in(folder).then(|| folder.display().to_string())
+    match &plan.data {
+        Data::Demo => Ok(plan.init.is_none().then(|| "demo".to_owned())),
+        Data::Tokens(_) => Ok(tokenizer(plan)?),
+    }
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use kintsugi_checkpoint::{Folder, Saved};
+use kintsugi_data::{BatchRange, write_batches};
 use kintsugi_engine::{Event, MemoryChoice, Outcome, Start, TrainOptions, dataset, device, train};
 use kintsugi_plan::{Plan, Resume};
 use kintsugi_rank::Figures;
@@ -37,7 +38,8 @@ use record::{Metrics, Summary};
 ///
 /// Weights and states are saved to run.out/checkpoints at the end, and with --set `run.checkpoint_every=N` every N steps
 /// while training goes on; the newest run.keep are kept. --resume goes on from the newest one that is whole, on the
-/// same layout bit for bit, or on any other: tp, pp, dp, ZeRO, recomputation and precision may all change.
+/// same layout bit for bit, or on any other: tp, pp, dp, ZeRO, recomputation and precision may all change. With
+/// --set run.steps=0 nothing is trained, and what is saved are the initial weights.
 ///
 /// Ctrl-C, SIGTERM or SIGUSR1 (Slurm's --signal) end the run after the running step, with a checkpoint and a whole
 /// summary; a second signal ends it at once. Two runs cannot use one folder at the same time.
@@ -53,6 +55,9 @@ pub struct Arguments {
     /// Writes what every rank did in one step, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Writes the batches of all steps of this run, as an array of 32-bit tokens: [step, sample, sequence + 1]
+    #[arg(long, value_name = "FILE.npy")]
+    write_batches: Option<PathBuf>,
     /// Prints the summary as JSON, and nothing else to stdout
     #[arg(long)]
     json: bool,
@@ -75,18 +80,26 @@ Examples:
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let plan = resolve(arguments)?;
-    let floor = dataset(&plan)?.floor(plan.batch.sequence);
+    let dataset = dataset(&plan)?;
+    let floor = dataset.floor(plan.batch.sequence);
     let prediction = predict(&plan, device(&plan), Play::Full);
     fit::here(&plan, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
     let predicted = prediction.figures();
     let mut beginning = Beginning::new(&plan, &arguments.config, arguments.trace.as_deref())?;
     output.text(&introduction(&plan, &predicted))?;
     output.text(&beginning.notes)?;
+    if let Some(path) = &arguments.write_batches {
+        let batches = batches(&plan, &beginning.start);
+        write_batches(path, &*dataset, batches)?;
+        output.text(&format!("batches  {}: {} steps\n", path.display(), batches.steps))?;
+    }
     let options = options(&plan, &prediction, &beginning.start, arguments.trace.is_some())?;
     let outcome = train_with_progress(&plan, &options, floor, &mut beginning.metrics)?;
     let summary = Summary::new(&plan, &predicted, &outcome, floor, &options.start);
     summary.write(&plan.run.out)?;
-    output.text(&compare::table(&predicted, &outcome.measured))?;
+    if outcome.steps > 0 {
+        output.text(&compare::table(&predicted, &outcome.measured))?;
+    }
     output.text(&conclusion(&plan, &outcome, floor))?;
     if let Some(path) = &arguments.trace {
         output.text(&trace::write(&plan, &outcome.spans, path)?)?;
@@ -97,6 +110,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(failure) => Err(Failure::Run(failure.to_string())),
         None => Ok(()),
     }
+}
+
+/// The batches that a run is about to read.
+fn batches(plan: &Plan, start: &Start) -> BatchRange {
+    let before = start.progress();
+    let steps = plan.run.steps.saturating_sub(before.step);
+    BatchRange { first: before.samples, steps, global: plan.batch.global, sequence: plan.batch.sequence }
 }
 
 /// The plan, with `--resume` laid over it.
@@ -171,6 +191,10 @@ pub fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
 
 /// How the loss went, and where the files are.
 fn conclusion(plan: &Plan, outcome: &Outcome, floor: Option<f64>) -> String {
+    if outcome.steps == 0 {
+        let saved = outcome.saves.last.as_ref().map(|saved| checkpoint_line(outcome, saved));
+        return format!("steps    0: nothing was trained\n{}", saved.unwrap_or_default());
+    }
     let mut losses = vec![format!("{:.4} → {:.4}", outcome.loss_first, outcome.loss_last)];
     losses.extend(outcome.validation_loss.map(|loss| format!("validation {loss:.4}")));
     losses.extend(floor.map(|floor| {

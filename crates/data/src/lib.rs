@@ -4,6 +4,7 @@
 //! A dataset answers for one sample at a time, by index; nothing here depends on the layout of the ranks.
 #![forbid(unsafe_code)]
 
+mod batches;
 mod blend;
 mod corpus;
 mod demo;
@@ -19,6 +20,7 @@ mod text;
 mod tokenizer;
 mod tokens;
 
+pub use batches::{BatchRange, write_batches};
 pub use demo::Demo;
 pub use error::DataError;
 pub use packed::{Packed, PackedOptions};
@@ -26,7 +28,7 @@ pub use permutation::Permutation;
 pub use random::Stream;
 pub use sampler::{MicroBatch, Sampler};
 pub use text::{GrowingText, Text};
-pub use tokenizer::{Encoder, Tokenizer};
+pub use tokenizer::{Encoder, TOKENIZER_FILES, Tokenizer};
 pub use tokens::{About, TokenFile, TokenType, TokenWriter};
 
 /// Which part of a dataset: the two never share a sample.

@@ -1,7 +1,5 @@
 //! Text for a model and back: its tokenizer, or the words of the demo language.
 
-use std::path::Path;
-
 use crate::{DataError, Demo, Tokenizer};
 
 /// What turns text into a model's tokens.
@@ -20,16 +18,19 @@ impl Text {
         if name == "demo" { Ok(Text::Demo(Demo::new(0))) } else { Tokenizer::open(name).map(Text::Tokenizer) }
     }
 
-    /// Whether a folder has a tokenizer in it.
-    pub fn is_in(folder: &Path) -> bool {
-        ["tokenizer.json", "vocab.json"].iter().any(|name| folder.join(name).is_file())
-    }
-
     /// The tokens of a text to go on from. A text of the demo's language begins with the word that all of them do.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         match self {
             Text::Demo(demo) => demo.tokens(text),
             Text::Tokenizer(tokenizer) => tokenizer.encoder().encode(text).map(<[u32]>::to_vec),
+        }
+    }
+
+    /// The same with what the tokenizer itself puts around a text, such as a token that begins every one.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        match self {
+            Text::Demo(_) => self.encode(text),
+            Text::Tokenizer(tokenizer) => tokenizer.encoder().encode_prompt(text).map(<[u32]>::to_vec),
         }
     }
 
@@ -129,6 +130,5 @@ mod tests {
     #[test]
     fn a_tokenizer_that_is_not_there_is_an_error() {
         assert!(Text::open("/nowhere/tokenizer.json").is_err());
-        assert!(!Text::is_in(Path::new("/nowhere")));
     }
 }

@@ -19,7 +19,7 @@ pub use evaluate::{EvaluateOptions, Evaluated, evaluate};
 pub use generate::{GenerateError, GenerateOptions, Generated, NewToken, Sampling, check_prompts, generate};
 pub use job::{Job, MemoryChoice, Worker, device, run_for, run_job};
 pub use report::{Outcome, StepReport};
-pub use source::dataset;
+pub use source::{dataset, tokenizer};
 pub use start::Start;
 pub use trace::Span;
 pub use train::{Event, Saves, TrainOptions, train};

@@ -1,6 +1,8 @@
 //! A plan's dataset, and a rank's micro-batches from it.
 
-use kintsugi_data::{DataError, Dataset, Demo, MicroBatch, Packed, PackedOptions, Sampler, Split, Tokenizer};
+use kintsugi_data::{
+    DataError, Dataset, Demo, MicroBatch, Packed, PackedOptions, Sampler, Split, TokenFile, Tokenizer,
+};
 use kintsugi_plan::{Data, Plan, TokenData};
 use kintsugi_rank::{Source, Tokens};
 
@@ -22,6 +24,16 @@ pub fn dataset(plan: &Plan) -> Result<Box<dyn Dataset>, DataError> {
             }
             Ok(Box::new(packed))
         }
+    }
+}
+
+/// The name of the tokenizer of a plan's data: the one that the configuration names, or else the one that the first
+/// source's files were made with, where that is known.
+pub fn tokenizer(plan: &Plan) -> Result<Option<String>, DataError> {
+    match &plan.data {
+        Data::Demo => Ok(None),
+        Data::Tokens(TokenData { tokenizer: Some(name), .. }) => Ok(Some(name.clone())),
+        Data::Tokens(tokens) => Ok(TokenFile::open(&tokens.sources[0].path)?.tokenizer()),
     }
 }
 

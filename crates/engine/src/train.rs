@@ -230,6 +230,9 @@ impl RankRun<'_> {
                 break;
             }
         }
+        if plan.run.steps == 0 {
+            self.save(worker, &history, 0);
+        }
         let bad = if gave_up { worker.rank.first_bad() } else { None };
         RankResult {
             history,

@@ -64,7 +64,8 @@ impl Corpus {
     fn loss(&self, settings: &[&str], batches: u64) -> f64 {
         let settings: Vec<String> = settings.iter().map(|&setting| setting.to_owned()).collect();
         let plan = self.plan(&settings);
-        let options = EvaluateOptions { split: Split::Train, batches, memory: MemoryChoice::Heap };
+        let samples = batches * plan.batch.global as u64;
+        let options = EvaluateOptions { split: Split::Train, samples, memory: MemoryChoice::Heap };
         let dataset = dataset(&plan).expect("the corpus");
         let evaluated = evaluate(&plan, &Initial { seed: 1 }, &*dataset, &options, |_| {});
         evaluated.expect("no rank fails").loss

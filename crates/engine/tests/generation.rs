@@ -160,7 +160,7 @@ fn the_logits_are_those_that_training_has_its_loss_from() {
         let mean = cached.iter().zip(&text[1..]).map(loss).sum::<f64>() / 64.0;
         let memory = evaluation_memory(&plan, device(&plan));
         let memory = MemoryChoice::Slab(memory.iter().map(|memory| memory.reserved).collect());
-        let options = EvaluateOptions { split: Split::Train, batches: 1, memory };
+        let options = EvaluateOptions { split: Split::Train, samples: 1, memory };
         let trained = evaluate(&plan, &WEIGHTS, &One(text.clone()), &options, |_| {}).expect("no rank fails");
         assert!((trained.loss - mean).abs() < 1e-6, "{} against {mean}", trained.loss);
         assert_eq!(trained.tokens, 64);
@@ -281,7 +281,8 @@ fn an_evaluation_finds_what_training_found() {
     let expected = outcome.validation_loss.expect("an evaluation at the end");
     let weights = verify::record(&trained, MemoryChoice::Heap, None).expect("no rank fails").weights;
     let evaluate = |plan: &Plan| {
-        let options = EvaluateOptions { split: Split::Validation, batches: 4, memory: MemoryChoice::Heap };
+        let options =
+            EvaluateOptions { split: Split::Validation, samples: 4 * 8, memory: MemoryChoice::Heap };
         let heard = Mutex::new(Vec::new());
         let demo = Demo::new(plan.run.seed);
         let found = evaluate(plan, &weights, &demo, &options, |loss| heard.lock().unwrap().push(loss));

@@ -22,7 +22,7 @@ use super::tensors::{INDEX, SINGLE};
 use crate::files::Durable;
 use crate::folder::{partial, publish};
 use crate::write::encode;
-use crate::{CheckpointError, header};
+use crate::{CheckpointError, header, tokenizer};
 
 /// How a folder is written.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub struct ExportOptions {
     pub dtype: Compute,
     /// The size above which weights go into several files.
     pub file_bytes: u64,
-    /// A Hugging Face folder whose tokenizer is copied along.
+    /// A folder whose tokenizer is copied along.
     pub like: Option<PathBuf>,
 }
 
@@ -40,20 +40,6 @@ impl ExportOptions {
     pub const FILE_BYTES: u64 = 5_000_000_000;
 }
 
-/// The files of a tokenizer, and what belongs to it.
-const TOKENIZER: [&str; 9] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-];
-/// The fields of a `config.json` that belong to the tokenizer.
-const TOKENS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 /// Elements that are in memory at a time.
 const CHUNK: usize = 1 << 18;
 
@@ -77,7 +63,8 @@ pub fn export(
     fs::create_dir_all(&unfinished).map_err(io)?;
     let result = (|| {
         if let Some(like) = &options.like {
-            copy_tokenizer(like, &unfinished, &mut description)?;
+            tokenizer::copy(like, &unfinished)?;
+            description.extend(tokenizer::special_tokens(like));
         }
         write_json(&unfinished.join(CONFIG), &Value::Object(description))?;
         write_weights(&unfinished, model, store, options)?;
@@ -92,27 +79,6 @@ pub fn export(
 
 fn is_empty_folder(path: &Path) -> bool {
     fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
-}
-
-fn copy_tokenizer(
-    like: &Path,
-    folder: &Path,
-    description: &mut Map<String, Value>,
-) -> Result<(), CheckpointError> {
-    for name in TOKENIZER {
-        let from = like.join(name);
-        if from.is_file() {
-            fs::copy(&from, folder.join(name)).map_err(|error| CheckpointError::io(&from, &error))?;
-        }
-    }
-    let text = fs::read(like.join(CONFIG)).unwrap_or_default();
-    let Ok(Value::Object(fields)) = serde_json::from_slice(&text) else { return Ok(()) };
-    for token in TOKENS {
-        if let Some(id) = fields.get(token) {
-            description.insert(token.to_owned(), id.clone());
-        }
-    }
-    Ok(())
 }
 
 /// A tensor of the folder, and the parameters in it.

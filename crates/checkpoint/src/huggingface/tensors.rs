@@ -4,20 +4,19 @@
 //! error and never a large allocation.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use half::{bf16, f16};
 use safetensors::Dtype;
 use serde::Deserialize;
 
+use crate::files::ManyFiles;
 use crate::{CheckpointError, header};
 
 /// The tensors of a folder.
 #[derive(Debug)]
 pub(super) struct Tensors {
-    files: Vec<(PathBuf, File)>,
+    files: ManyFiles,
     by_name: BTreeMap<String, Tensor>,
 }
 
@@ -36,14 +35,12 @@ pub(super) struct Tensor {
 pub(super) const SINGLE: &str = "model.safetensors";
 /// The file that says which file a tensor is in.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-/// Elements that are read at a time.
-const CHUNK: usize = 1 << 16;
 
 impl Tensors {
     /// Reads the headers of all files.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
-        let mut tensors = Tensors { files: Vec::new(), by_name: BTreeMap::new() };
+        let mut tensors = Tensors { files: ManyFiles::default(), by_name: BTreeMap::new() };
         if single.exists() || !index.exists() {
             tensors.add_file(single)?;
             return Ok(tensors);
@@ -70,12 +67,12 @@ impl Tensors {
 
     /// The file that a tensor is in.
     pub fn path(&self, tensor: &Tensor) -> &Path {
-        &self.files[tensor.file].0
+        &self.files.paths[tensor.file]
     }
 
     /// Whether a tensor's numbers can be read.
     pub fn check_type(&self, name: &str, tensor: &Tensor) -> Result<(), CheckpointError> {
-        if width(tensor.dtype).is_some() {
+        if matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
             return Ok(());
         }
         let problem = format!("{name} has type {}; F32, F16 and BF16 are supported", tensor.dtype);
@@ -84,28 +81,19 @@ impl Tensors {
 
     /// Elements from `start` on, of a tensor whose type has been checked.
     pub fn read(&self, tensor: &Tensor, start: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
-        let (path, file) = &self.files[tensor.file];
-        let width = width(tensor.dtype).expect("the type has been checked");
-        let mut bytes = vec![0; CHUNK.min(out.len()) * width];
-        for (i, out) in out.chunks_mut(CHUNK).enumerate() {
-            let bytes = &mut bytes[..out.len() * width];
-            let offset = tensor.offset + ((start + i * CHUNK) * width) as u64;
-            file.read_exact_at(bytes, offset).map_err(|error| CheckpointError::io(path, &error))?;
-            widen(tensor.dtype, bytes, out);
-        }
-        Ok(())
+        let offset = tensor.offset + (start * tensor.dtype.bitsize() / 8) as u64;
+        self.files.read(tensor.file, tensor.dtype, offset, out)
     }
 
     fn add_file(&mut self, path: PathBuf) -> Result<(), CheckpointError> {
-        let file = File::open(&path).map_err(|error| CheckpointError::io(&path, &error))?;
-        let number = self.files.len();
+        let number = self.files.paths.len();
         let (metadata, data) = header::read(&path)?;
         for (name, info) in metadata.tensors() {
             let offset = data + info.data_offsets.0 as u64;
             let tensor = Tensor { shape: info.shape.clone(), dtype: info.dtype, file: number, offset };
             self.by_name.insert(name, tensor);
         }
-        self.files.push((path, file));
+        self.files.paths.push(path);
         Ok(())
     }
 }
@@ -133,29 +121,4 @@ fn weight_map(path: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointEr
         files.entry(file).or_default().push(name);
     }
     Ok(files)
-}
-
-/// Bytes of a number, if it is of a type that weights have.
-fn width(dtype: Dtype) -> Option<usize> {
-    match dtype {
-        Dtype::F32 => Some(4),
-        Dtype::F16 | Dtype::BF16 => Some(2),
-        _ => None,
-    }
-}
-
-fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    let pairs = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
-    match dtype {
-        Dtype::F16 => {
-            out.iter_mut().zip(pairs).for_each(|(out, pair)| *out = f16::from_le_bytes(pair).to_f32());
-        }
-        Dtype::BF16 => {
-            out.iter_mut().zip(pairs).for_each(|(out, pair)| *out = bf16::from_le_bytes(pair).to_f32());
-        }
-        _ => {
-            let fours = bytes.chunks_exact(4).map(|four| [four[0], four[1], four[2], four[3]]);
-            out.iter_mut().zip(fours).for_each(|(out, four)| *out = f32::from_le_bytes(four));
-        }
-    }
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kintsugi_checkpoint::{Checkpoint, CheckpointError, Folder, RunLock, WeightsFolder, find};
-use kintsugi_engine::Start;
+use kintsugi_data::{TOKENIZER_FILES, Tokenizer};
+use kintsugi_engine::{Start, tokenizer};
 use kintsugi_plan::{Plan, Resume};
 
 use super::record::{self, Metrics};
@@ -46,6 +47,7 @@ impl Beginning {
                 &format!("checkpoints of steps that this run does not go on from are now in {aside}"),
             );
         }
+        keep_tokenizer(plan, own, &mut notes)?;
         let metrics = Metrics::create(out, step.filter(|_| own).unwrap_or(0))?;
         Ok(Beginning { start: start(checkpoint, weights), metrics, notes, _lock: lock })
     }
@@ -94,6 +96,9 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
     match &checkpoint {
         Some(checkpoint) => {
             checkpoint.batches_behind(plan)?;
+            for change in checkpoint.data_changes(plan) {
+                eprintln!("warning: {change}");
+            }
             let step = checkpoint.progress().step;
             note(notes, &format!("goes on after step {step} from {}", checkpoint.path().display()));
         }
@@ -103,6 +108,22 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
         None => {}
     }
     Ok(checkpoint)
+}
+
+/// Leaves a copy of the data's tokenizer in the run's folder, for whoever speaks with the model or exports it.
+/// One that is there already is this run's if it goes on from its own checkpoint, and otherwise another's.
+fn keep_tokenizer(plan: &Plan, own: bool, notes: &mut String) -> Result<(), Failure> {
+    let opened = tokenizer(plan)?.map(|name| Tokenizer::open(&name));
+    match opened {
+        Some(Ok(tokenizer)) => return Ok(tokenizer.save(&plan.run.out)?),
+        // Training needs no text, and token files outlive the tokenizer that they were made with.
+        Some(Err(error)) if !own => note(notes, &format!("the tokenizer of the data is not kept: {error}")),
+        Some(Err(_)) | None => {}
+    }
+    if !own {
+        TOKENIZER_FILES.iter().try_for_each(|name| files::remove(&plan.run.out.join(name)))?;
+    }
+    Ok(())
 }
 
 /// Leaves the whole configuration in the run's folder, and the user's own file as it is.

@@ -10,7 +10,7 @@ use kintsugi_rank::Figures;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::files::write_whole;
+use crate::files::{remove, write_whole};
 use crate::output::json;
 
 /// `metrics.jsonl`, open.
@@ -62,13 +62,7 @@ impl Metrics {
     /// Starts a run's metrics in its folder, after those of the first `steps` steps, which stay. Lines beyond them go:
     /// those steps are done again. An older summary goes too: it does not belong to them.
     pub fn create(out: &Path, steps: u64) -> Result<Self, Failure> {
-        let summary = summary_path(out);
-        match fs::remove_file(&summary) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(Failure::file("replace", &summary, &error));
-            }
-            _ => {}
-        }
+        remove(&summary_path(out))?;
         let path = out.join("metrics.jsonl");
         let failed = |error| Failure::file("create", &path, &error);
         write_whole(&path, &lines_up_to(&path, steps).map_err(failed)?)?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use kintsugi_checkpoint::huggingface::HuggingFaceFolder;
 
-use crate::support::{folder, json_lines, kintsugi, stdout};
+use crate::support::{folder, json_lines, kintsugi, stdout, under};
 
 fn fixture(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures").join(name);
@@ -101,6 +101,35 @@ fn training_starts_from_a_folder_and_comes_back() {
 
     let half = convert(&folder, &["a", "half", "--dtype", "bf16"]);
     assert!(half.contains("half is a Hugging Face folder: llama, 15.58 k parameters"), "{half}");
+}
+
+#[test]
+fn more_files_than_may_be_open_are_read() {
+    let folder = folder("convert-many");
+    let gpt2 = fixture("gpt2");
+    stdout(&kintsugi(&folder, &["convert", &gpt2, "many", "--set", "parallel.dp=150"]));
+    assert_eq!(fs::read_dir(folder.join("many")).unwrap().count(), 151, "a file per rank, and the manifest");
+    let few = |arguments: &[&str]| stdout(&under(&folder, "-n 24", arguments));
+    few(&["convert", "many", "back"]);
+    convert(&folder, &[&gpt2, "straight", "--to", "hf"]);
+    let expected = weights(&folder.join("straight"));
+    assert!(weights(&folder.join("back")) == expected);
+
+    // A Hugging Face folder with a file for every tensor.
+    fs::create_dir(folder.join("cut")).unwrap();
+    fs::copy(folder.join("back/config.json"), folder.join("cut/config.json")).unwrap();
+    let bytes = fs::read(folder.join("back/model.safetensors")).unwrap();
+    let mut weight_map = serde_json::Map::new();
+    for (name, tensor) in safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors() {
+        let file = format!("{name}.safetensors");
+        safetensors::serialize_to_file([(&name, tensor)], None, &folder.join("cut").join(&file)).unwrap();
+        weight_map.insert(name, file.into());
+    }
+    assert!(weight_map.len() > 24);
+    let index = serde_json::json!({ "weight_map": weight_map }).to_string();
+    fs::write(folder.join("cut/model.safetensors.index.json"), index).unwrap();
+    few(&["convert", "cut", "whole", "--to", "hf"]);
+    assert!(weights(&folder.join("whole")) == expected);
 }
 
 #[test]

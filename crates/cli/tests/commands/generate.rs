@@ -113,6 +113,80 @@ fn a_model_of_token_files_speaks_their_tokenizers_language() {
 }
 
 #[test]
+fn every_sample_counts_whatever_the_batches() {
+    let folder = folder("eval-samples");
+    fs::write(folder.join("text.txt"), "abcdefgh, some words and 12 numbers. ".repeat(50)).unwrap();
+    stdout(&kintsugi(&folder, &["prepare", "text.txt", "--out", "data", "--tokenizer", "bytes"]));
+    stdout(&tiny(&folder, &["train"], &["model.vocab=257", "data.source=data", "data.split=0.1"]));
+    let eval = |sets: &[&str], more: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        json(
+            &folder,
+            &["eval", "out", "--data", "data"]
+                .into_iter()
+                .chain(sets)
+                .chain(more.iter().copied())
+                .collect::<Vec<_>>(),
+        )
+    };
+    for samples in [&[][..], &["--samples", "1"], &["--samples", "5"]] {
+        let one = eval(&["batch.micro=1"], samples);
+        for layout in [
+            &["batch.micro=7", "batch.global=7"][..],
+            &["batch.micro=3", "parallel.dp=3", "batch.global=9"],
+            &["batch.micro=5", "parallel.pp=2", "parallel.tp=2", "batch.global=5"],
+            &["batch.micro=2", "parallel.dp=4", "parallel.pp=2", "sharding.zero=3", "batch.global=8"],
+        ] {
+            let other = eval(layout, samples);
+            assert_eq!(other["tokens"], one["tokens"], "{layout:?}");
+            let losses = [&one, &other].map(|answer| answer["loss"].as_f64().unwrap());
+            assert!((losses[0] - losses[1]).abs() < 2e-6, "{losses:?} {layout:?}");
+        }
+    }
+    assert_eq!(eval(&[], &[])["tokens"], (37 * 50 - 1) / 16 * 16);
+}
+
+#[test]
+fn a_folders_special_tokens_begin_and_end_its_texts() {
+    let folder = trained("generate-special");
+    fs::write(folder.join("text.txt"), "ab").unwrap();
+    stdout(&kintsugi(&folder, &["prepare", "text.txt", "--out", "bytes", "--tokenizer", "bytes"]));
+    stdout(&kintsugi(&folder, &["convert", "out", "model"]));
+    // The tokenizer puts "a", token 97, before every text.
+    let tokenizer = fs::read_to_string(folder.join("bytes.tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&tokenizer).unwrap();
+    tokenizer["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing",
+        "single": [{ "SpecialToken": { "id": "a", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+        "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 1 } }],
+        "special_tokens": { "a": { "id": "a", "ids": [97], "tokens": ["a"] } },
+    });
+    fs::write(folder.join("model/tokenizer.json"), tokenizer.to_string()).unwrap();
+    let generate = |more: &[&str]| {
+        let arguments = ["generate", "model", "--prompt", "b", "--tokens", "9", "--temperature", "0"];
+        json(&folder, &[&arguments, more].concat())["texts"][0].clone()
+    };
+    let endless = generate(&[]);
+    assert_eq!(endless["prompt_tokens"], serde_json::json!([97, 98]));
+    let tokens: Vec<u64> =
+        endless["tokens"].as_array().unwrap().iter().map(|token| token.as_u64().unwrap()).collect();
+    assert_eq!(tokens.len(), 9);
+    let until = |end: u64| {
+        let place = tokens.iter().position(|&token| token == end).unwrap();
+        serde_json::json!(tokens[..=place])
+    };
+    let path = folder.join("model/config.json");
+    let mut config: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    config["eos_token_id"] = tokens[4].into();
+    fs::write(&path, config.to_string()).unwrap();
+    assert_eq!(generate(&[])["tokens"], until(tokens[4]), "a number in config.json");
+    let ends = serde_json::json!({ "eos_token_id": [127, tokens[2]] });
+    fs::write(folder.join("model/generation_config.json"), ends.to_string()).unwrap();
+    assert_eq!(generate(&[])["tokens"], until(tokens[2]), "a list in generation_config.json comes first");
+    assert_eq!(generate(&["--ignore-end"])["tokens"], endless["tokens"]);
+}
+
+#[test]
 fn a_hugging_face_folder_is_as_good_as_a_checkpoint() {
     let folder = trained("generate-huggingface");
     stdout(&kintsugi(&folder, &["convert", "out", "model"]));

@@ -56,6 +56,77 @@ fn a_prepared_text_trains_the_same_on_every_layout() {
 }
 
 #[test]
+fn the_tokenizer_goes_wherever_the_model_goes() {
+    let folder = folder("prepare-tokenizer");
+    fs::write(folder.join("book.txt"), text(400)).unwrap();
+    stdout(&kintsugi(&folder, &["prepare", "book.txt", "--out", "data/book", "--train-tokenizer", "300"]));
+    let files =
+        |place: &str| ["tokenizer.json", "tokenizer_config.json"].map(|name| format!("{place}{name}"));
+    let read = |place: &str| files(place).map(|name| fs::read(folder.join(&name)).expect(&name));
+    let made = read("data/book.");
+    let config: Value = serde_json::from_slice(&made[1]).unwrap();
+    assert_eq!(config["eos_token"], "<|endoftext|>");
+
+    // Another preparation with it has a copy of its own, and none takes another's place.
+    let again = ["prepare", "book.txt", "--out", "data/again", "--tokenizer", "data/book.tokenizer.json"];
+    stdout(&kintsugi(&folder, &again));
+    assert_eq!(read("data/again."), made);
+    fs::remove_file(folder.join("data/again.idx")).unwrap();
+    fs::remove_file(folder.join("data/again.bin")).unwrap();
+    fs::remove_file(folder.join("data/again.meta.json")).unwrap();
+    let said = refused(&folder, &["prepare", "book.txt", "--out", "data/again", "--tokenizer", "bytes"]);
+    assert!(
+        said.contains("data/again.tokenizer.json: it is another tokenizer; give another --out"),
+        "{said}"
+    );
+
+    // The run keeps it, so nothing else is needed afterwards.
+    stdout(&tiny(&folder, &["train"], &["model.vocab=300", "data.source=data/book", "data.split=0.1"]));
+    assert_eq!(read("out/"), made);
+    fs::rename(folder.join("data"), folder.join("moved")).unwrap();
+    let generate = |from: &str| {
+        let arguments =
+            ["generate", from, "--prompt", "line 7: the", "--tokens", "4", "--temperature", "0", "--json"];
+        let answer: Value = serde_json::from_str(&stdout(&kintsugi(&folder, &arguments))).unwrap();
+        answer["texts"][0].clone()
+    };
+    let answer = generate("out");
+    stdout(&kintsugi(&folder, &["convert", "out", "model"]));
+    stdout(&kintsugi(&folder, &["convert", "out", "resharded", "--set", "parallel.tp=2"]));
+    stdout(&kintsugi(&folder, &["convert", "resharded", "once-more"]));
+    for place in ["model", "resharded", "once-more"] {
+        assert_eq!(read(&format!("{place}/")), made);
+        assert_eq!(generate(place), answer, "{place}");
+    }
+    let described: Value =
+        serde_json::from_slice(&fs::read(folder.join("model/config.json")).unwrap()).unwrap();
+    assert_eq!((&described["eos_token_id"], &described["bos_token_id"]), (&json!(0), &Value::Null));
+
+    // A tokenizer that is named is the one that is kept, and a run on the demo keeps none.
+    let named = ["model.vocab=300", "data.source=moved/book", "data.split=0.1", "data.tokenizer=bytes"];
+    let output = stdout(&tiny(&folder, &["train"], &named));
+    assert!(!output.contains("not kept"), "{output}");
+    assert_ne!(read("out/"), made);
+    stdout(&kintsugi(&folder, &["convert", "out", "bytes"]));
+    let bytes: Value = serde_json::from_slice(&read("bytes/")[0]).unwrap();
+    assert_eq!(bytes["model"]["vocab"]["A"], 65);
+    stdout(&tiny(&folder, &["train"], &[]));
+    assert!(files("out/").iter().all(|name| !folder.join(name).exists()), "another run's tokenizer is gone");
+
+    // Without its tokenizer a token file still trains.
+    for name in files("moved/book.") {
+        fs::remove_file(folder.join(name)).unwrap();
+    }
+    let output =
+        stdout(&tiny(&folder, &["train"], &["model.vocab=300", "data.source=moved/book", "data.split=0.1"]));
+    assert!(
+        output
+            .contains("note     the tokenizer of the data is not kept: cannot read data/book.tokenizer.json"),
+        "{output}"
+    );
+}
+
+#[test]
 fn what_was_left_out_is_told() {
     let folder = folder("prepare-told");
     fs::write(folder.join("a.jsonl"), "{\"body\": \"good\"}\nbad\n{\"body\": \"\"}\n{\"body\": \"fine\"}\n")

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::{TINY, command, folder, json_lines, stdout, tiny};
+use crate::support::{TINY, command, folder, json_lines, kintsugi, stdout, tiny};
 
 /// The metrics that do not depend on the clock.
 pub fn numbers(folder: &Path) -> Vec<[Value; 5]> {
@@ -144,6 +144,55 @@ fn every_signal_saves_and_a_resumed_run_goes_on_from_there() {
         let lines = json_lines(&folder.join("out/metrics.jsonl"));
         let expected: Vec<Value> = (1..=lines.len() as u64).map(Value::from).collect();
         assert_eq!(lines.iter().map(|line| line["step"].clone()).collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
+fn what_is_not_as_it_was_is_said() {
+    let folder = folder("resume-changes");
+    for name in ["a", "b"] {
+        fs::write(folder.join("text.txt"), format!("{name} fish swims. ").repeat(300)).unwrap();
+        stdout(&kintsugi(&folder, &["prepare", "text.txt", "--out", name, "--tokenizer", "bytes"]));
+    }
+    let of_a = ["model.vocab=257", "data.source=a", "data.split=0.1"];
+    let one = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1"];
+    stdout(&tiny(&folder, &["train"], &[&of_a[..], &one].concat()));
+    let resume = |settings: &[&str]| {
+        let settings = [&of_a[..], &one, &["run.steps=5", "run.out=other"], settings].concat();
+        tiny(&folder, &["train", "--resume=out"], &settings)
+    };
+    let said = |settings: &[&str]| {
+        let output = resume(settings);
+        stdout(&output);
+        let warnings = stderr(&output);
+        warnings.lines().filter(|line| line.starts_with("warning: ")).collect::<Vec<_>>().join("\n")
+    };
+    assert_eq!(said(&[]), "");
+    insta::assert_snapshot!(
+        said(&["run.seed=7"]),
+        @"warning: run.seed = 7, and was 1 up to step 4: samples come in another order from here on, some of them again"
+    );
+    insta::assert_snapshot!(
+        said(&["data.source=b"]),
+        @r#"warning: data.source = "b", and was "a" up to step 4: it goes on at sample 16 of the new order"#
+    );
+    insta::assert_snapshot!(
+        said(&["data.source=[{ path = \"a\", weight = 3 }, { path = \"b\", weight = 1 }]", "data.split=0.05"]),
+        @r#"
+    warning: data.source = 75 % "a" and 25 % "b", and was "a" up to step 4: it goes on at sample 16 of the new order
+    warning: data.split = 0.05, and was 0.1 up to step 4: what was kept for validation is trained on, in another order of samples
+    "#
+    );
+    for (setting, said) in [
+        (
+            "data.split=0.2",
+            "trained with data.split = 0.1, and with 0.2 it would be validated on what it was trained on\n",
+        ),
+        ("batch.sequence=8", "with batch.sequence = 16, and with 8 its place in the data is lost\n"),
+    ] {
+        let output = resume(&[setting, "model.positions=16"]);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(stderr(&output).ends_with(said) && stderr(&output).lines().count() == 1, "{output:?}");
     }
 }
 

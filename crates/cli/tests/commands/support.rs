@@ -41,10 +41,15 @@ pub fn kintsugi(folder: &Path, arguments: &[&str]) -> Output {
 
 /// Runs the binary to its end in two GiB of address space.
 pub fn limited(folder: &Path, arguments: &[&str]) -> Output {
+    under(folder, "-v 2097152", arguments)
+}
+
+/// Runs the binary to its end under a limit of the shell's `ulimit`.
+pub fn under(folder: &Path, limit: &str, arguments: &[&str]) -> Output {
     let binary = command(folder, arguments);
-    let script = "ulimit -v 2097152 && exec \"$@\"";
+    let script = format!("ulimit {limit} && exec \"$@\"");
     let mut shell = Command::new("sh");
-    shell.args(["-c", script, "sh"]).arg(binary.get_program()).args(binary.get_args());
+    shell.args(["-c", &script, "sh"]).arg(binary.get_program()).args(binary.get_args());
     shell.current_dir(folder).output().unwrap()
 }
 

@@ -20,6 +20,26 @@ fn losses(folder: &Path) -> Vec<Value> {
 }
 
 #[test]
+fn no_steps_leave_the_initial_weights_and_batches_are_written_down() {
+    let folder = folder("train-none");
+    let said = stdout(&tiny(&folder, &["train"], &["run.steps=0"]));
+    assert!(
+        said.contains("steps    0: nothing was trained\nsaved    out/checkpoints/step-00000000 "),
+        "{said}"
+    );
+    let straight = [&["train", "--write-batches", "batches.npy"][..]].concat();
+    stdout(&tiny(&folder, &straight, &["run.out=a"]));
+    // Four steps of four samples, each of seventeen tokens.
+    let bytes = fs::read(folder.join("batches.npy")).unwrap();
+    assert_eq!(bytes.len(), 128 + 4 * 4 * 4 * 17);
+    stdout(&tiny(&folder, &["train", "--resume=out"], &["run.out=b"]));
+    let losses = |out: &str| -> Vec<Value> {
+        json_lines(&folder.join(out).join("metrics.jsonl")).iter().map(|line| line["loss"].clone()).collect()
+    };
+    assert_eq!(losses("a"), losses("b"), "they are the weights that training starts with");
+}
+
+#[test]
 fn a_run_leaves_metrics_and_a_summary() {
     let folder = folder("train-files");
     let printed: Value = serde_json::from_str(&stdout(&tiny(&folder, &["train", "--json"], &[]))).unwrap();

@@ -54,6 +54,7 @@ pub fn prepare(
 ) -> Result<Summary, DataError> {
     let begun = Instant::now();
     check_outputs(options)?;
+    check_tokenizer(options, tokenizer)?;
     let kind = TokenType::for_vocab(tokenizer.vocab());
     let mut writer = TokenWriter::create(&options.out, kind)?;
     let mut progress =
@@ -97,6 +98,9 @@ pub fn prepare(
         );
         return Err(DataError::Value(text));
     }
+    for (path, bytes) in Outputs::tokenizer(&options.out).into_iter().zip(tokenizer.files()) {
+        writer.add(path, bytes)?;
+    }
     let outputs = writer.finish(&About {
         vocab: tokenizer.vocab(),
         tokenizer: tokenizer.name().to_owned(),
@@ -129,6 +133,21 @@ pub fn check_outputs(options: &PrepareOptions) -> Result<(), DataError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses to write over another tokenizer.
+fn check_tokenizer(options: &PrepareOptions, tokenizer: &Tokenizer) -> Result<(), DataError> {
+    for (path, bytes) in Outputs::tokenizer(&options.out).iter().zip(tokenizer.files()) {
+        let other = path.exists() && fs::read(path).is_ok_and(|there| there != bytes);
+        if other && !options.overwrite {
+            return Err(DataError::file(
+                "write",
+                path,
+                "it is another tokenizer; give another --out, or --overwrite",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Writes what a worker made of a piece.

@@ -16,6 +16,10 @@ pub(super) struct Description {
     pub(super) path: PathBuf,
     /// In the form that the library reads.
     pub(super) json: String,
+    /// As any Hugging Face program reads it.
+    pub(super) file: Vec<u8>,
+    /// The `tokenizer_config.json` beside it, where there is one.
+    pub(super) config: Option<Value>,
     pub(super) vocab: usize,
     /// The word that ends a text, and its token.
     pub(super) end: Option<(String, u32)>,
@@ -34,32 +38,34 @@ const ENDS: [&str; 5] = [END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]"];
 impl Description {
     /// Reads a `tokenizer.json`, or what is in a folder.
     pub(super) fn read(given: &Path) -> Result<Description, DataError> {
-        let (path, mut value) = find(given)?;
+        let (path, file) = find(given)?;
+        let mut value = parse(&path, &file)?;
         canonicalize_value(&mut value).map_err(|error| unusable(&path, &error.to_string()))?;
         let tokens = tokens(&value);
         let vocab = vocab(&path, &tokens)?;
-        let configured = configured_end(&path)?;
+        let config = config(&path)?;
+        let configured = config.as_ref().and_then(|config| word(config, "eos_token"));
         let known = |word: &str| tokens.iter().find(|(known, _)| *known == word);
-        let end = match &configured {
+        let end = match configured {
             Some(word) => known(word),
             None => ENDS.into_iter().find_map(known),
         };
         let end = end.map(|&(word, id)| (word.to_owned(), id as u32));
-        Ok(Description { json: value.to_string(), path, vocab, end })
+        Ok(Description { json: value.to_string(), file: file.into_bytes(), config, path, vocab, end })
     }
 }
 
-/// The file, and what it says.
-fn find(given: &Path) -> Result<(PathBuf, Value), DataError> {
+/// The file, and what it says, letter by letter: a copy is to be the same tokenizer to the last digit.
+fn find(given: &Path) -> Result<(PathBuf, String), DataError> {
     if !given.is_dir() {
-        return Ok((given.to_owned(), read_json(given)?));
+        return Ok((given.to_owned(), read_text(given)?));
     }
     let [whole, vocab, merges] = ["tokenizer.json", "vocab.json", "merges.txt"].map(|name| given.join(name));
     if whole.is_file() {
-        return Ok((whole.clone(), read_json(&whole)?));
+        return Ok((whole.clone(), read_text(&whole)?));
     }
     if vocab.is_file() && merges.is_file() {
-        return Ok((vocab.clone(), gpt2(&read_json(&vocab)?, &read_text(&merges)?)));
+        return Ok((vocab.clone(), pretty(&gpt2(&read_json(&vocab)?, &read_text(&merges)?))));
     }
     let found = if vocab.is_file() { "only a vocab.json" } else { "none of them" };
     Err(DataError::foreign(given, found, "a tokenizer.json, or a vocab.json and a merges.txt"))
@@ -132,18 +138,36 @@ fn vocab(path: &Path, tokens: &[(&str, u64)]) -> Result<usize, DataError> {
     Ok(largest as usize + 1)
 }
 
-/// The end of a text as `tokenizer_config.json`, beside the tokenizer, names it.
-fn configured_end(path: &Path) -> Result<Option<String>, DataError> {
-    let config = path.with_file_name("tokenizer_config.json");
-    if !config.is_file() {
-        return Ok(None);
-    }
-    let end = &read_json(&config)?["eos_token"];
-    Ok(end.as_str().or(end["content"].as_str()).map(str::to_owned))
+/// A description as it is written to a file.
+pub(super) fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
+/// The configuration beside a tokenizer: `tokenizer_config.json`, and `book.tokenizer_config.json` for a
+/// `book.tokenizer.json`.
+pub(super) fn config_path(path: &Path) -> PathBuf {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let prefix = name.strip_suffix("tokenizer.json").unwrap_or_default();
+    path.with_file_name(format!("{prefix}tokenizer_config.json"))
+}
+
+fn config(path: &Path) -> Result<Option<Value>, DataError> {
+    let config = config_path(path);
+    if config.is_file() { read_json(&config).map(Some) } else { Ok(None) }
+}
+
+/// A special word that a configuration names.
+fn word<'a>(config: &'a Value, role: &str) -> Option<&'a str> {
+    let word = &config[role];
+    word.as_str().or(word["content"].as_str())
 }
 
 fn read_json(path: &Path) -> Result<Value, DataError> {
-    serde_json::from_str(&read_text(path)?)
+    parse(path, &read_text(path)?)
+}
+
+fn parse(path: &Path, text: &str) -> Result<Value, DataError> {
+    serde_json::from_str(text)
         .map_err(|error| DataError::foreign(path, format!("no JSON ({error})"), "a tokenizer.json"))
 }
 

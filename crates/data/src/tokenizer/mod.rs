@@ -1,6 +1,7 @@
 //! Text to tokens and back: any Hugging Face `tokenizer.json`, GPT-2's `vocab.json` with `merges.txt`, or bytes.
 
 mod describe;
+mod files;
 mod train;
 
 use std::fmt::Display;
@@ -10,8 +11,10 @@ use std::path::{Path, PathBuf};
 use tokenizers::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer};
 
 use self::describe::Description;
+use self::files::Files;
 use crate::DataError;
 
+pub use files::TOKENIZER_FILES;
 pub use train::{TrainedTokenizer, train_tokenizer};
 
 /// Characters of a library's message.
@@ -24,6 +27,7 @@ pub struct Tokenizer {
     kind: Kind,
     vocab: usize,
     end_of_document: Option<u32>,
+    files: Files,
 }
 
 #[derive(Clone)]
@@ -47,16 +51,18 @@ impl Tokenizer {
     pub fn open(name: &str) -> Result<Tokenizer, DataError> {
         if name == Self::BYTES {
             let (kind, end_of_document) = (Kind::Bytes, Some(256));
-            return Ok(Tokenizer { name: name.to_owned(), kind, vocab: 257, end_of_document });
+            let files = Files::of_bytes();
+            return Ok(Tokenizer { name: name.to_owned(), kind, vocab: 257, end_of_document, files });
         }
-        let Description { path, json, vocab, end } = Description::read(Path::new(name))?;
+        let Description { path, json, file, config, vocab, end } = Description::read(Path::new(name))?;
+        let files = Files::new(file, config, end.as_ref().map(|(word, _)| word.as_str()));
         let pipeline = guarded(|| tokenizers::from_json(&json)).map_err(|reason| unusable(&path, &reason))?;
         // Added tokens that the vocabulary does not have are numbered by the library, whatever the file says.
         let added = pipeline.get_added_vocabulary();
         let end_of_document = end.map(|(word, id)| added.token_to_id(&word).unwrap_or(id));
         let vocab = added.get_vocab().into_values().map(|id| id as usize + 1).fold(vocab, usize::max);
         let kind = Kind::Pipeline { path, pipeline };
-        Ok(Tokenizer { name: name.to_owned(), kind, vocab, end_of_document })
+        Ok(Tokenizer { name: name.to_owned(), kind, vocab, end_of_document, files })
     }
 
     /// What it was opened as.
@@ -104,13 +110,23 @@ impl Tokenizer {
 impl Encoder<'_> {
     /// The tokens of a text, without any at its ends: a document's end is appended by those who pack documents.
     pub fn encode(&mut self, text: &str) -> Result<&[u32], DataError> {
+        self.encode_with(text, false)
+    }
+
+    /// The tokens of a prompt: with those around them that the tokenizer's own post-processor asks for, such as one that
+    /// begins every text.
+    pub fn encode_prompt(&mut self, text: &str) -> Result<&[u32], DataError> {
+        self.encode_with(text, true)
+    }
+
+    fn encode_with(&mut self, text: &str, add_special_tokens: bool) -> Result<&[u32], DataError> {
         self.tokens.clear();
         match &self.tokenizer.kind {
             Kind::Bytes => self.tokens.extend(text.bytes().map(|byte| PipelineToken::from(u32::from(byte)))),
             Kind::Pipeline { path, pipeline } => {
                 // A tokenizer that was saved to cut or pad its input would lose text without a word.
                 let options = EncodeOptions {
-                    add_special_tokens: false,
+                    add_special_tokens,
                     encode_special_tokens: false,
                     padding: Override::Off,
                     truncation: Override::Off,

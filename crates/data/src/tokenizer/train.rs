@@ -12,11 +12,11 @@ use tokenizers::trainers::BpeTrainer;
 use tokenizers::vocab::bucket_added_vocabulary::AddedToken;
 use tokenizers::{Trainer, canonicalize_value};
 
-use super::describe::{END, byte_level};
+use super::describe::{END, byte_level, pretty};
+use super::files::Files;
 use super::unusable;
 use crate::DataError;
 use crate::corpus::{Batch, Batches, Input, documents};
-use crate::tokens::write_whole;
 
 /// A tokenizer that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub fn train_tokenizer(
     let tokens: Map<String, Value> = tokens.into_iter().map(|(word, id)| (word, id.into())).collect();
     let end = tokens[END].clone();
     let description = byte_level(&Value::Object(tokens), &json!(merges), Some(end));
-    write_whole(out, format!("{description:#}\n").as_bytes())?;
+    Files::new(pretty(&description).into_bytes(), None, Some(END)).write(out)?;
     Ok(trained)
 }
 

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::index::Head;
-use super::{About, TokenType, with_suffix};
+use super::{About, Outputs, TokenType, with_suffix};
 use crate::DataError;
 
 /// Tokens end to end, and where documents begin among them.
@@ -62,6 +62,15 @@ impl TokenFile {
     /// What `kintsugi prepare` noted beside the files.
     pub fn about(&self) -> Option<&About> {
         self.about.as_ref()
+    }
+
+    /// The tokenizer that they were made with, where it is known: the copy beside them, or what it was called then.
+    pub fn tokenizer(&self) -> Option<String> {
+        let [copy, _] = Outputs::tokenizer(&self.bin.0.with_extension(""));
+        if copy.is_file() {
+            return Some(copy.display().to_string());
+        }
+        self.about.as_ref().map(|about| about.tokenizer.clone())
     }
 
     /// The path of the tokens.

@@ -14,7 +14,7 @@ pub use about::About;
 pub use file::TokenFile;
 pub use kind::TokenType;
 pub use writer::TokenWriter;
-pub(crate) use writer::{Outputs, write_whole};
+pub(crate) use writer::{Outputs, Partial, write_whole};
 
 /// The path of a prefix's file: `corpus` with `.bin` is `corpus.bin`, and `corpus.v1` is `corpus.v1.bin`.
 fn with_suffix(prefix: &Path, suffix: &str) -> PathBuf {

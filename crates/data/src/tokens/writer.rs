@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use super::index::Head;
 use super::{About, TokenType, with_suffix};
-use crate::DataError;
+use crate::{DataError, TOKENIZER_FILES};
 
 /// Where the files of a prefix go.
 #[derive(Clone, Debug)]
@@ -32,6 +32,8 @@ pub struct TokenWriter {
     bin: Partial,
     lengths: Partial,
     starts: Partial,
+    /// Files that appear with the others, and their final names.
+    further: Vec<(PathBuf, Partial)>,
     sequences: u64,
     documents: u64,
     tokens: u64,
@@ -41,7 +43,7 @@ pub struct TokenWriter {
 
 /// A file under a name of its own, which goes away with it unless it is moved into place.
 #[derive(Debug)]
-struct Partial {
+pub(crate) struct Partial {
     path: PathBuf,
     file: BufWriter<File>,
     published: bool,
@@ -58,6 +60,11 @@ impl Outputs {
     pub fn paths(&self) -> [&Path; 3] {
         [&self.bin, &self.idx, &self.meta]
     }
+
+    /// Where a copy of the tokenizer goes, one path for each of its files.
+    pub fn tokenizer(prefix: &Path) -> [PathBuf; 2] {
+        TOKENIZER_FILES.map(|name| with_suffix(prefix, &format!(".{name}")))
+    }
 }
 
 impl TokenWriter {
@@ -69,7 +76,8 @@ impl TokenWriter {
         let mut starts = Partial::create(&with_suffix(prefix, ".documents"))?;
         starts.write(&0_i64.to_le_bytes())?;
         let (sequences, documents, tokens) = (0, 0, 0);
-        Ok(TokenWriter { outputs, kind, bin, lengths, starts, sequences, documents, tokens, open: false })
+        let (further, open) = (Vec::new(), false);
+        Ok(TokenWriter { outputs, kind, bin, lengths, starts, further, sequences, documents, tokens, open })
     }
 
     /// Appends tokens, as bytes, and the lengths of the sequences they form; each is a document if `whole`.
@@ -98,6 +106,14 @@ impl TokenWriter {
         self.starts.write(&self.sequences.to_le_bytes())
     }
 
+    /// Adds a file that appears with the others.
+    pub(crate) fn add(&mut self, path: PathBuf, bytes: &[u8]) -> Result<(), DataError> {
+        let mut partial = Partial::create(&path)?;
+        partial.write(bytes)?;
+        self.further.push((path, partial));
+        Ok(())
+    }
+
     /// Tokens so far.
     pub fn tokens(&self) -> u64 {
         self.tokens
@@ -108,20 +124,22 @@ impl TokenWriter {
         self.documents
     }
 
-    /// Writes the index and the description, and moves all three into place.
+    /// Writes the index and the description, and moves all into place.
     pub fn finish(mut self, about: &About) -> Result<Outputs, DataError> {
         let mut idx = Partial::create(&self.outputs.idx)?;
         let mut meta = Partial::create(&self.outputs.meta)?;
         self.write_index(&mut idx)?;
         meta.write(&serde_json::to_vec_pretty(about).expect("a description has string keys"))?;
         meta.write(b"\n")?;
-        for partial in [&mut self.bin, &mut idx, &mut meta] {
+        let further = self.further.iter_mut().map(|(_, partial)| partial);
+        for partial in further.chain([&mut self.bin, &mut idx, &mut meta]) {
             partial.sync()?;
         }
         // An older index must not stand beside new tokens, not even for a moment.
         remove(&self.outputs.idx)?;
         self.bin.publish(&self.outputs.bin)?;
         meta.publish(&self.outputs.meta)?;
+        self.further.iter_mut().try_for_each(|(path, partial)| partial.publish(path))?;
         idx.publish(&self.outputs.idx)?;
         Ok(self.outputs.clone())
     }
@@ -154,7 +172,7 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
 
 impl Partial {
     /// Begins the file that will be `path`. Another process that writes it at the same time is refused.
-    fn create(path: &Path) -> Result<Partial, DataError> {
+    pub fn create(path: &Path) -> Result<Partial, DataError> {
         let path = with_suffix(path, ".partial");
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
@@ -174,7 +192,7 @@ impl Partial {
         Ok(Partial { path, file: BufWriter::with_capacity(1 << 16, file), published: false })
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
         self.file.write_all(bytes).map_err(|error| self.failed("write", &error))
     }
 
@@ -192,13 +210,13 @@ impl Partial {
         rewound.map_err(|error| self.failed("read", &error))
     }
 
-    fn sync(&mut self) -> Result<(), DataError> {
+    pub fn sync(&mut self) -> Result<(), DataError> {
         let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
         synced.map_err(|error| self.failed("write", &error))
     }
 
     /// Moves a synced file into place, for good.
-    fn publish(&mut self, path: &Path) -> Result<(), DataError> {
+    pub fn publish(&mut self, path: &Path) -> Result<(), DataError> {
         let failed = |error| DataError::file("write", path, error);
         fs::rename(&self.path, path).map_err(failed)?;
         self.published = true;

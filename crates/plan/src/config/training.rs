@@ -88,7 +88,7 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
         Some(Device::Cpu) | None => DeviceKind::Cpu,
     };
     Ok(Run {
-        steps: within("run.steps", raw.steps.unwrap_or(100), 1..=MOST_STEPS)?,
+        steps: within("run.steps", raw.steps.unwrap_or(100), 0..=MOST_STEPS)?,
         seed: raw.seed.unwrap_or(1),
         out: raw.out.clone().unwrap_or_else(|| "out".to_owned()).into(),
         resume: resume(raw)?,

@@ -32,6 +32,17 @@ pub fn copy<S: Element, T: Element>(threads: Threads, from: View, to: View) {
     });
 }
 
+/// Copies numbers of the host's, converting them to `T`.
+pub fn upload<T: Element>(threads: Threads, values: &[f32], to: View) {
+    let access = Access::new();
+    let to = access.write::<T>(to);
+    threads.each(to.len(), 1, (values, to), |_, (values, to)| {
+        for (to, &value) in to.iter_mut().zip(values) {
+            *to = T::narrow(T::Accumulator::from_f64(value.into()));
+        }
+    });
+}
+
 /// `to += from`, converting from `S` to `T`.
 pub fn add<S: Element, T: Element>(threads: Threads, from: View, to: View) {
     let access = Access::new();

@@ -152,11 +152,7 @@ impl Backend for CpuBackend {
 
     fn upload(&self, values: &[f32], to: View) {
         assert_eq!(values.len(), to.len(), "an upload of another length");
-        with_float!(to.dtype(), T => {
-            for (to, &value) in Access::new().write::<T>(to).iter_mut().zip(values) {
-                *to = T::narrow(<T as Element>::Accumulator::from_f64(value.into()));
-            }
-        });
+        with_float!(to.dtype(), T => elementwise::upload::<T>(self.threads, values, to));
     }
 
     fn read(&self, from: View) -> Vec<f32> {

@@ -1,0 +1,116 @@
+//! The tokenizer that goes with weights: where it is kept, and how it comes along when they are converted.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::folder::run_of;
+use crate::huggingface::HuggingFaceFolder;
+use crate::{Checkpoint, CheckpointError, WeightsFolder};
+
+/// The file that any tokenizer has.
+const TOKENIZER: &str = "tokenizer.json";
+/// What is said about a tokenizer's special tokens.
+const CONFIG: &str = "tokenizer_config.json";
+/// The files of a tokenizer, and what belongs to it.
+const FILES: [&str; 9] = [
+    TOKENIZER,
+    CONFIG,
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+];
+/// The fields of a `config.json` that belong to the tokenizer, and the words that a `tokenizer_config.json` has for them.
+const TOKENS: [(&str, &str); 3] =
+    [("bos_token_id", "bos_token"), ("eos_token_id", "eos_token"), ("pad_token_id", "pad_token")];
+
+impl WeightsFolder {
+    /// The folder that has the tokenizer of these weights, where one is known and still there.
+    pub fn tokenizer(&self) -> Option<PathBuf> {
+        match self {
+            WeightsFolder::HuggingFace(folder) => Some(folder.path().to_owned()).filter(|path| has_one(path)),
+            WeightsFolder::Checkpoint(checkpoint) => checkpoint.tokenizer(),
+        }
+    }
+
+    /// The tokens that end a text, as the files of Hugging Face that these weights come from or go with name them: one or
+    /// several, in `generation_config.json`, or else in `config.json`.
+    pub fn end_tokens(&self) -> Vec<u32> {
+        let folder = match self {
+            WeightsFolder::HuggingFace(folder) => Some(folder.path().to_owned()),
+            WeightsFolder::Checkpoint(checkpoint) => checkpoint.tokenizer(),
+        };
+        let named = |name: &str| folder.as_deref().map(|folder| numbers(&read(folder, name)["eos_token_id"]));
+        let named = ["generation_config.json", "config.json"].into_iter().filter_map(named);
+        named.into_iter().find(|tokens| !tokens.is_empty()).unwrap_or_default()
+    }
+}
+
+/// A number, or a list of them.
+fn numbers(value: &Value) -> Vec<u32> {
+    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    list.iter().filter_map(|value| value.as_u64()?.try_into().ok()).collect()
+}
+
+/// A file of JSON in a folder; nothing where there is none.
+fn read(folder: &Path, name: &str) -> Value {
+    fs::read(folder.join(name)).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+}
+
+impl Checkpoint {
+    /// What was put beside it, or its run has; where that is the very tokenizer of the folder that training started from,
+    /// that folder, which may have more to say about it.
+    fn tokenizer(&self) -> Option<PathBuf> {
+        let init = self.plan().init.clone().filter(|init| HuggingFaceFolder::is_one(init) && has_one(init));
+        let own = [Some(self.path()), run_of(self.path())].into_iter().flatten().find(|path| has_one(path));
+        let same =
+            |own: &Path, init: &Path| match (fs::read(own.join(TOKENIZER)), fs::read(init.join(TOKENIZER))) {
+                (Ok(own), Ok(init)) => own == init,
+                _ => false,
+            };
+        match (own, init) {
+            (Some(own), Some(init)) if !same(own, &init) => Some(own.to_owned()),
+            (Some(own), None) => Some(own.to_owned()),
+            (_, init) => init,
+        }
+    }
+}
+
+/// Whether a folder has a tokenizer in it.
+fn has_one(folder: &Path) -> bool {
+    [TOKENIZER, "vocab.json", "tokenizer.model"].iter().any(|name| folder.join(name).is_file())
+}
+
+/// Copies a tokenizer from one folder to another.
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), CheckpointError> {
+    for name in FILES {
+        let file = from.join(name);
+        if file.is_file() {
+            fs::copy(&file, to.join(name)).map_err(|error| CheckpointError::io(&file, &error))?;
+        }
+    }
+    Ok(())
+}
+
+/// The special tokens of the tokenizer in a folder, as fields of a `config.json`: those of the folder's own, or else the
+/// words that its tokenizer has for them.
+pub(crate) fn special_tokens(folder: &Path) -> Map<String, Value> {
+    let (fields, config) = (read(folder, "config.json"), read(folder, CONFIG));
+    let tokenizer = if fields.is_null() { read(folder, TOKENIZER) } else { Value::Null };
+    let number = |word: &str| {
+        let added = tokenizer["added_tokens"].as_array().into_iter().flatten();
+        let added = added.filter(|token| token["content"] == word).map(|token| &token["id"]);
+        added.chain(tokenizer["model"]["vocab"].get(word)).next().cloned()
+    };
+    let token = |(field, role): (&str, &str)| {
+        let word = config[role].as_str().or(config[role]["content"].as_str());
+        let id = fields.get(field).cloned().or_else(|| number(word?))?;
+        Some((field.to_owned(), id))
+    };
+    TOKENS.into_iter().filter_map(token).collect()
+}
