@@ -52,6 +52,10 @@ fn left(options: &PrepareOptions) -> Vec<String> {
     names
 }
 
+/// What a preparation leaves: the tokens, and the tokenizer that made them.
+const FILES: [&str; 5] =
+    ["corpus.bin", "corpus.idx", "corpus.meta.json", "corpus.tokenizer.json", "corpus.tokenizer_config.json"];
+
 #[test]
 fn documents_are_packed_in_the_order_of_the_inputs() {
     let folder = folder("order");
@@ -70,7 +74,7 @@ fn documents_are_packed_in_the_order_of_the_inputs() {
     assert_eq!((file.documents(), file.tokens()), (3, 20));
     assert_eq!((summary.empty_documents, summary.bad_lines), (1, 0));
     assert_eq!((summary.vocab, summary.token_type.as_str()), (257, "u16"));
-    assert_eq!(left(&options), ["corpus.bin", "corpus.idx", "corpus.meta.json"]);
+    assert_eq!(left(&options), FILES);
     let starts = [0, 1, 4, 5, 8, 9].map(|at| file.document_from(at).unwrap());
     assert_eq!(starts, [0, 4, 4, 8, 8, 20]);
 }
@@ -113,7 +117,7 @@ fn bad_lines_are_counted_and_strict_stops_at_the_first() {
     let said = run(&options).unwrap_err().to_string();
     assert!(said.ends_with("a.jsonl, line 31: expected value in column 1"), "{said}");
     assert_eq!(fs::read(folder.join("out/corpus.bin")).unwrap(), before, "what was there stays");
-    assert_eq!(left(&options), ["corpus.bin", "corpus.idx", "corpus.meta.json"]);
+    assert_eq!(left(&options), FILES);
 }
 
 #[test]
