@@ -9,8 +9,8 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_plan::config::resolve;
 use kintsugi_plan::{DeviceKind, Plan};
-use kintsugi_simulate::calibrate::{Patience, Shapes, calibrate};
-use kintsugi_spec::{DeviceSpec, ModelSpec, units};
+use kintsugi_simulate::calibrate::{Patience, Rows, Shapes, calibrate, in_company, thread_links};
+use kintsugi_spec::{DeviceSpec, LinkSpec, ModelSpec, units};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::cuda::{Card, CudaBackend};
@@ -30,7 +30,9 @@ use crate::table::Table;
 /// short test. Where the card has a meter, its power at rest and at work is read too. Peaks of the data sheet are
 /// taken from cluster.preset, where one is given.
 ///
-/// run.device says what is measured: "cpu", one thread as one rank has it, or "cuda", the first GPU.
+/// run.device says what is measured: "cpu", one thread as one rank has it while the other cores are at work, with the
+/// copies between ranks that are threads; or "cuda", the first GPU. On a CPU the shapes are those of the
+/// configuration's model and micro-batch.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -74,7 +76,32 @@ struct Profile<'a> {
 
 #[derive(Serialize)]
 struct Cluster<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cores: Option<usize>,
     device: &'a DeviceSpec,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    links: Option<Links>,
+}
+
+/// What is measured beside the device, where ranks are threads.
+#[derive(Serialize)]
+struct Links {
+    node: Link,
+}
+
+#[derive(Serialize)]
+struct Link {
+    bandwidth: Option<f64>,
+    efficiency: Option<f64>,
+    latency: Option<f64>,
+    start: Option<f64>,
+}
+
+impl From<LinkSpec> for Link {
+    fn from(link: LinkSpec) -> Self {
+        let LinkSpec { bandwidth, efficiency, latency, start, .. } = link;
+        Link { bandwidth, efficiency, latency, start }
+    }
 }
 
 /// Runs the command.
@@ -86,15 +113,19 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         warm_up: Duration::from_secs_f64(arguments.warm_up),
         sustained: Duration::from_secs_f64(arguments.sustained),
         rest: Duration::from_millis(50),
+        shared: plan.run.device == DeviceKind::Cpu,
     };
-    let device = match plan.run.device {
-        DeviceKind::Cpu => cpu(&plan, patience),
-        DeviceKind::Cuda => gpu(&plan, patience)?,
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (device, cores, link) = match plan.run.device {
+        DeviceKind::Cpu => (cpu(&plan, patience, cores), Some(cores), Some(thread_links(cores))),
+        DeviceKind::Cuda => (gpu(&plan, patience)?, None, None),
     };
-    let profile = toml::to_string(&Profile { cluster: Cluster { device: &device } })
+    let shared = link.as_ref().map_or_else(String::new, |link| sharing(cores, link));
+    let links = link.map(|link| Links { node: link.into() });
+    let profile = toml::to_string(&Profile { cluster: Cluster { cores, device: &device, links } })
         .map_err(|error| Failure::Run(format!("the profile cannot be written as TOML: {error}")))?;
     files::write_whole(&arguments.out, &profile)?;
-    output.text(&report(&device))?;
+    output.text(&(shared + &report(&device)))?;
     output.text(&format!("\nprofile  {}\n", arguments.out.display()))?;
     output.result(&device)
 }
@@ -109,7 +140,7 @@ fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
     let card = Card::new(0).map_err(failure)?;
     let backend = CudaBackend::new(0, MEMORY, false).map_err(failure)?;
     let models = GPU_MODELS.map(model);
-    let shapes = Shapes::of(&models, &[8192, 32768], &[1024, 2048], DType::BF16);
+    let shapes = Shapes::of(&models, &[1], &[8192, 32768], &[1024, 2048], DType::BF16);
     let known = DeviceSpec {
         name: card.name().map_err(failure)?,
         memory: Some(card.memory().map_err(failure)?.1),
@@ -124,14 +155,23 @@ fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
     }))
 }
 
-fn cpu(plan: &Plan, patience: Patience) -> DeviceSpec {
+/// One thread, with the other cores at work; models of a size that people try layouts out with.
+fn cpu(plan: &Plan, patience: Patience, cores: usize) -> DeviceSpec {
     let backend: Box<dyn Backend> = Box::new(CpuBackend::new(Rc::new(Heap::default()), 1));
-    let shapes = Shapes::of(&[model("demo"), model("gpt2-124m")], &[64, 512], &[64, 256], DType::F32);
+    let sequence = plan.batch.sequence;
+    let rows = sequence * plan.batch.micro;
+    let models = [plan.model.clone(), model("gpt2-124m")];
+    let shapes = Shapes {
+        kernels: Some(Rows { rows, width: plan.model.hidden }),
+        ..Shapes::of(&models, &[1, 2, 4], &[rows], &[sequence, 256], DType::F32)
+    };
     let known = DeviceSpec { units: Some(1), ..plan.cluster.device.clone() };
     let bar = bar();
-    calibrate(&*backend, None, &shapes, patience, known, |progress| {
-        bar.set_length(progress.all as u64);
-        bar.set_position(progress.done as u64);
+    in_company(cores - 1, || {
+        calibrate(&*backend, None, &shapes, patience, known, |progress| {
+            bar.set_length(progress.all as u64);
+            bar.set_position(progress.done as u64);
+        })
     })
 }
 
@@ -149,6 +189,18 @@ fn bar() -> ProgressBar {
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} measurements  {eta} left");
     ProgressBar::new(0).with_style(style.expect("the template is valid").progress_chars("━╸ "))
+}
+
+/// What ranks that are threads have between them.
+fn sharing(cores: Option<usize>, link: &LinkSpec) -> String {
+    let micro = |seconds: Option<f64>| seconds.unwrap_or(0.0) * 1e6;
+    format!(
+        "cores    {}, shared by ranks that are threads\nlinks    {}/s between them, {:.1} µs to begin, {:.1} µs a hop\n",
+        cores.unwrap_or(1),
+        units::bytes(link.bandwidth.unwrap_or(0.0) as u64),
+        micro(link.start),
+        micro(link.latency),
+    )
 }
 
 /// What a person wants to know first.

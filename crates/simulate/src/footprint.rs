@@ -1,5 +1,6 @@
 //! The memory of the fullest rank under a framework: the engine's own, and what the framework adds to it.
 
+use kintsugi_model::compute_type;
 use kintsugi_plan::{Plan, Unit};
 use kintsugi_rank::RankMemory;
 use kintsugi_spec::Activation;
@@ -18,7 +19,15 @@ fn stage(plan: &Plan, stage: usize, memory: &RankMemory) -> f64 {
     let more = memory.activations as f64 * (framework.kept - 1.0);
     let logits = plan.rows() as f64 * plan.model.padded_vocab(plan.mesh.tp) as f64 / plan.mesh.tp as f64;
     let head = if stage + 1 == plan.mesh.pp { logits * framework.logit_bytes } else { 0.0 };
-    memory.total as f64 + more + head + gathered(plan, stage) + temporary(plan) + framework.reserve
+    let parameters = memory.weights as f64 / compute_type(plan.precision.compute).bytes() as f64;
+    let gradients = framework.parameter_bytes * parameters;
+    memory.total as f64
+        + more
+        + gradients
+        + head
+        + gathered(plan, stage)
+        + temporary(plan)
+        + framework.reserve
 }
 
 /// What the gradient of the first MLP product takes on its way.

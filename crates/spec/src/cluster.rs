@@ -19,6 +19,8 @@ pub struct ClusterSpec {
     pub links: Vec<LinkSpec>,
     /// The links inside a node one by one, where two ranks of it are not joined like any other two.
     pub graph: Vec<Wire>,
+    /// Cores of a node that its ranks share, where ranks are threads of a CPU; `None` where each has a device.
+    pub cores: Option<usize>,
     /// Money for one rank and one hour.
     pub price: Option<f64>,
 }

@@ -32,10 +32,24 @@ pub struct DeviceSpec {
     pub power_max: Option<f64>,
     /// Watts of a rank that only sends, receives or waits for others.
     pub power_links: Option<f64>,
+    /// Operations per second of what is fused behind a product (GELU, its derivative, biases); `None` where it is free.
+    pub epilogue: Option<f64>,
     /// Rates of flash attention.
     pub attention: Vec<AttentionPoint>,
     /// Rates of matrix products as they were measured; they correct the model near them.
     pub products: Vec<ProductPoint>,
+    /// Kernels that only move bytes, as they were measured; the others reach the streaming share of the bandwidth.
+    pub kernels: Vec<KernelPoint>,
+}
+
+/// How fast a kernel is that only moves bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelPoint {
+    /// The operation.
+    pub name: String,
+    /// Bytes per second, each counted once that must be read or written.
+    pub bandwidth: f64,
 }
 
 /// How fast flash attention is for one shape, with only the causal half of the scores counted.
@@ -46,6 +60,9 @@ pub struct AttentionPoint {
     pub head_dim: usize,
     /// Tokens of a sample.
     pub sequence: usize,
+    /// Whether it is of 32-bit numbers, as opposed to 16-bit ones.
+    #[serde(default)]
+    pub fp32: bool,
     /// FLOP/s of the forward.
     pub forward: f64,
     /// FLOP/s of the backward (five products).

@@ -43,6 +43,8 @@ pub struct FrameworkSpec {
     pub reserve: f64,
     /// Bytes for each of this rank's logits beyond ours, at the peak of the head.
     pub logit_bytes: f64,
+    /// Bytes for each of this rank's parameters beyond ours: gradients in 16 bits beside the fp32 ones they are added to.
+    pub parameter_bytes: f64,
     /// Activations it keeps, as a multiple of ours.
     pub kept: f64,
     /// Tensors of all rows that each layer keeps under sequence parallelism, where we gather them again.
@@ -71,6 +73,7 @@ impl Default for FrameworkSpec {
             interference: 0.0,
             reserve: 0.0,
             logit_bytes: 0.0,
+            parameter_bytes: 0.0,
             kept: 1.0,
             gathered: 0.0,
             temporary: 0.0,

@@ -13,7 +13,7 @@ pub mod presets;
 pub mod units;
 
 pub use cluster::{ClusterSpec, Topology};
-pub use device::{AttentionPoint, DeviceSpec, ProductPoint};
+pub use device::{AttentionPoint, DeviceSpec, KernelPoint, ProductPoint};
 pub use framework::FrameworkSpec;
 pub use level::Level;
 pub use link::{LinkSpec, Wire};

@@ -54,7 +54,7 @@ pub fn svg(chart: &Chart) -> String {
     legend(&mut out, &chart.lines);
     grid(&mut out, &place, chart);
     for (line, colour) in chart.lines.iter().zip(COLOURS.iter().cycle()) {
-        draw(&mut out, &place, line, colour);
+        draw(&mut out, &place, line, colour, &chart.lines);
     }
     out.push_str("</svg>\n");
     out
@@ -133,12 +133,21 @@ fn legend(out: &mut String, lines: &[Line]) {
     }
 }
 
-fn draw(out: &mut String, place: &Place, line: &Line, colour: &str) {
-    let point = |(i, value): (usize, &Option<f64>)| value.map(|value| (place.x(i), place.y(value), value));
-    let points: Vec<Option<(f64, f64, f64)>> = line.values.iter().enumerate().map(point).collect();
+/// A line, its points, and the figure of each: above it, or below where a guide would strike it through.
+fn draw(out: &mut String, place: &Place, line: &Line, colour: &str, all: &[Line]) {
+    let guides = || all.iter().filter(|line| line.guide);
+    let struck = |i: usize, y: f64| {
+        let above = |guide: &Line| guide.values[i].is_some_and(|v| (y - 26.0..y - 1.0).contains(&place.y(v)));
+        guides().any(above)
+    };
+    let label = |i: usize, y: f64| if struck(i, y) { y + 20.0 } else { y - 10.0 };
+    let point = |(i, value): (usize, &Option<f64>)| {
+        value.map(|value| (place.x(i), place.y(value), label(i, place.y(value)), value))
+    };
+    let points: Vec<Option<(f64, f64, f64, f64)>> = line.values.iter().enumerate().map(point).collect();
     let dash = if line.guide { " stroke-dasharray=\"5 4\"" } else { "" };
     for piece in points.split(Option::is_none).filter(|piece| piece.len() > 1) {
-        let path: Vec<String> = piece.iter().flatten().map(|(x, y, _)| format!("{x:.1},{y:.1}")).collect();
+        let path: Vec<String> = piece.iter().flatten().map(|(x, y, ..)| format!("{x:.1},{y:.1}")).collect();
         writeln!(
             out,
             "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2.5\"{dash}/>",
@@ -149,9 +158,9 @@ fn draw(out: &mut String, place: &Place, line: &Line, colour: &str) {
     if line.guide {
         return;
     }
-    for &(x, y, value) in points.iter().flatten() {
+    for &(x, y, label, value) in points.iter().flatten() {
         writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>").expect("a string");
-        text(out, x, y - 10.0, "middle", &format!("font-size=\"12\" fill=\"{colour}\""), &figure(value));
+        text(out, x, label, "middle", &format!("font-size=\"12\" fill=\"{colour}\""), &figure(value));
     }
 }
 
@@ -182,6 +191,24 @@ mod tests {
         assert_eq!(Axis::new(73.5), Axis { step: 20.0, steps: 4 });
         assert_eq!(Axis::new(1.0), Axis { step: 0.2, steps: 5 });
         assert_eq!(Axis::new(0.0).steps, 1);
+    }
+
+    #[test]
+    fn a_figure_that_a_guide_would_strike_through_is_below_its_point() {
+        let line =
+            |name: &str, value, guide| Line { name: name.to_owned(), values: vec![Some(value)], guide };
+        let chart = |value| Chart {
+            title: String::new(),
+            x_label: String::new(),
+            y_label: String::new(),
+            ticks: vec!["1".to_owned()],
+            lines: vec![line("ours", value, false), line("ideal", 100.0, true)],
+        };
+        let place = Place { axis: Axis::new(100.0), count: 1 };
+        for (value, offset) in [(100.0, -10.0), (96.0, 20.0), (50.0, -10.0)] {
+            let at = format!("y=\"{:.1}\" text-anchor=\"middle\" font-size", place.y(value) + offset);
+            assert!(svg(&chart(value)).contains(&at), "{value}");
+        }
     }
 
     #[test]

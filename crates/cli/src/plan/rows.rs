@@ -99,7 +99,10 @@ pub fn run(arguments: &RowArguments, config: &ConfigArguments, output: Output) -
 struct Titles {
     heading: String,
     title: String,
+    /// The first column.
     at: String,
+    /// Under the picture.
+    along: String,
     scaling: bool,
 }
 
@@ -134,6 +137,10 @@ fn scale(config: &Config, scaling: Scaling, nodes: &[usize]) -> Result<(Vec<Row>
         ),
         title: format!("{} on {}: {word} scaling", base.model.name, base.cluster.name),
         at: "nodes".to_owned(),
+        along: match base.cluster.topology.per_node {
+            Some(ranks) => format!("nodes of {ranks} ranks"),
+            None => "nodes".to_owned(),
+        },
         scaling: true,
     };
     Ok((rows, titles))
@@ -168,6 +175,7 @@ fn sweep(config: &Config, text: &str) -> Result<(Vec<Row>, Titles), Failure> {
         heading: format!("{}sweep    {}\n\n", describe::model(&base), key.trim()),
         title: format!("{} on {}: {}", base.model.name, base.cluster.name, key.trim()),
         at: key.trim().to_owned(),
+        along: key.trim().to_owned(),
         scaling: false,
     };
     Ok((rows, titles))
@@ -221,27 +229,27 @@ fn cells(row: &Row, outcome: &Outcome) -> Vec<String> {
     cells
 }
 
-/// Model TFLOP/s of a rank over the rows; what does not fit is left out.
+/// Model FLOP/s of a rank over the rows; what does not fit is left out, and its place is marked.
 fn chart(rows: &[Row], titles: Titles) -> Chart {
-    let value = |row: &Row| {
+    let tera = |row: &Row| {
         let fitting = row.outcome.as_ref().filter(|outcome| outcome.fits)?;
         Some(fitting.model_tflops_per_gpu)
     };
-    let values: Vec<Option<f64>> = rows.iter().map(value).collect();
+    let best = rows.iter().filter_map(tera).fold(0.0, f64::max);
+    let (unit, factor) = if best < 1.0 { ("GFLOP/s", 1e3) } else { ("TFLOP/s", 1.0) };
+    let values: Vec<Option<f64>> = rows.iter().map(|row| tera(row).map(|value| factor * value)).collect();
+    let missing = values.iter().any(Option::is_none);
     let ideal = values.iter().flatten().next().copied();
-    let mut lines = vec![Line { name: "model TFLOP/s per rank".to_owned(), values, guide: false }];
+    let mut lines = vec![Line { name: format!("model {unit} per rank"), values, guide: false }];
     if titles.scaling {
         lines.push(Line { name: "ideal".to_owned(), values: vec![ideal; rows.len()], guide: true });
     }
-    let tick = |row: &Row| match &row.outcome {
-        Some(outcome) if titles.scaling => format!("{} ({} ranks)", row.at, outcome.ranks),
-        _ => row.at.clone(),
-    };
+    let tick = |row: &Row| if tera(row).is_some() { row.at.clone() } else { format!("{} ×", row.at) };
     Chart {
         ticks: rows.iter().map(tick).collect(),
         title: titles.title,
-        x_label: titles.at,
-        y_label: "TFLOP/s".to_owned(),
+        x_label: titles.along + if missing { ";  × does not fit or is refused" } else { "" },
+        y_label: unit.to_owned(),
         lines,
     }
 }

@@ -96,7 +96,7 @@ fn a_strategy_scales_over_nodes() {
         assert!(rows[2]["efficiency"].as_f64().unwrap() < 1.0);
     }
     let picture = fs::read_to_string(folder.join("scale.svg")).unwrap();
-    assert!(picture.contains("custom on frontier: strong scaling") && picture.contains("4 (32 ranks)"));
+    assert!(picture.contains("custom on frontier: strong scaling") && picture.contains(">nodes of 8 ranks<"));
 }
 
 #[test]

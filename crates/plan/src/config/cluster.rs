@@ -1,6 +1,8 @@
 //! The machine of a configuration: a preset's, or one described key by key.
 
-use kintsugi_spec::{AttentionPoint, ClusterSpec, DeviceSpec, Level, LinkSpec, ProductPoint, Topology, Wire};
+use kintsugi_spec::{
+    AttentionPoint, ClusterSpec, DeviceSpec, KernelPoint, Level, LinkSpec, ProductPoint, Topology, Wire,
+};
 
 use super::error::{ConfigError, invalid, not_negative, positive, share, within};
 use super::layers::Layers;
@@ -14,6 +16,7 @@ pub(super) fn preset(given: &RawCluster) -> Option<&str> {
     let described = given.per_package.is_some()
         || given.per_node.is_some()
         || given.device.is_some()
+        || given.cores.is_some()
         || given.links.is_some()
         || given.graph.is_some()
         || given.profile.is_some();
@@ -28,7 +31,8 @@ pub(super) fn resolve(layers: &Layers) -> Result<ClusterSpec, ConfigError> {
     let name = preset(&layers.given.cluster).unwrap_or(CUSTOM).to_owned();
     let nodes = nodes(raw, layers.presets.cluster.nodes, &name, topology)?;
     let device = device(raw.device.clone().unwrap_or_default())?;
-    Ok(ClusterSpec { name, topology, nodes, device, links: links(raw)?, graph: graph(raw)?, price })
+    let cores = raw.cores.map(|n| within("cluster.cores", n, 1..=1 << 16)).transpose()?;
+    Ok(ClusterSpec { name, topology, nodes, device, links: links(raw)?, graph: graph(raw)?, cores, price })
 }
 
 fn topology(raw: &RawCluster) -> Result<Topology, ConfigError> {
@@ -80,8 +84,10 @@ fn device(raw: RawDevice) -> Result<DeviceSpec, ConfigError> {
         power_idle: at_least_zero("cluster.device.power_idle", raw.power_idle)?,
         power_max: above_zero("cluster.device.power_max", raw.power_max)?,
         power_links: at_least_zero("cluster.device.power_links", raw.power_links)?,
+        epilogue: above_zero("cluster.device.epilogue", raw.epilogue)?,
         attention: attention(raw.attention.unwrap_or_default())?,
         products: products(raw.products.unwrap_or_default())?,
+        kernels: kernels(raw.kernels.unwrap_or_default())?,
     })
 }
 
@@ -101,6 +107,13 @@ fn products(points: Vec<ProductPoint>) -> Result<Vec<ProductPoint>, ConfigError>
             within(&format!("cluster.device.products.{field}"), size, 1..=1 << 30)?;
         }
         positive("cluster.device.products.flops", point.flops)?;
+    }
+    Ok(points)
+}
+
+fn kernels(points: Vec<KernelPoint>) -> Result<Vec<KernelPoint>, ConfigError> {
+    for point in &points {
+        positive("cluster.device.kernels.bandwidth", point.bandwidth)?;
     }
     Ok(points)
 }

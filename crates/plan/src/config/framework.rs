@@ -31,6 +31,7 @@ pub(super) fn resolve(raw: &RawFramework) -> Result<FrameworkSpec, ConfigError> 
         interference: or("interference", raw.interference, none.interference)?,
         reserve: or("reserve", raw.reserve, none.reserve)?,
         logit_bytes: or("logit_bytes", raw.logit_bytes, none.logit_bytes)?,
+        parameter_bytes: or("parameter_bytes", raw.parameter_bytes, none.parameter_bytes)?,
         kept: factor("kept", raw.kept, none.kept)?,
         gathered: or("gathered", raw.gathered, none.gathered)?,
         temporary: or("temporary", raw.temporary, none.temporary)?,

@@ -1,6 +1,6 @@
 //! The configuration as it is written: every key optional, nothing checked but names and types.
 
-use kintsugi_spec::{Activation, AttentionPoint, Family, ProductPoint, Wire};
+use kintsugi_spec::{Activation, AttentionPoint, Family, KernelPoint, ProductPoint, Wire};
 use serde::{Deserialize, Serialize};
 
 use super::words::{Device, OptimizerName, Quantize, Replicas, Scale, ShardLevel, Sources, Transport};
@@ -104,6 +104,7 @@ table!(RawCluster {
     nodes: usize,
     per_package: usize,
     per_node: usize,
+    cores: usize,
     price: f64,
     device: RawDevice,
     links: RawLinks,
@@ -124,8 +125,10 @@ table!(RawDevice {
     power_idle: f64,
     power_max: f64,
     power_links: f64,
+    epilogue: f64,
     attention: Vec<AttentionPoint>,
     products: Vec<ProductPoint>,
+    kernels: Vec<KernelPoint>,
 });
 
 table!(RawLinks { package: RawLink, node: RawLink, cluster: RawLink });
@@ -150,6 +153,7 @@ table!(RawFramework {
     interference: f64,
     reserve: f64,
     logit_bytes: f64,
+    parameter_bytes: f64,
     kept: f64,
     gathered: f64,
     temporary: f64,

@@ -153,6 +153,7 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
         nodes: cluster.nodes,
         per_package: Some(cluster.topology.per_package),
         per_node: cluster.topology.per_node,
+        cores: cluster.cores,
         price: cluster.price,
         device: Some(RawDevice {
             name: Some(device.name),
@@ -168,8 +169,10 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
             power_idle: device.power_idle,
             power_max: device.power_max,
             power_links: device.power_links,
+            epilogue: device.epilogue,
             attention: Some(device.attention),
             products: Some(device.products),
+            kernels: Some(device.kernels),
         }),
         links: Some(RawLinks {
             package: link(Level::Package),
@@ -200,6 +203,7 @@ fn framework(framework: &FrameworkSpec) -> RawFramework {
         interference: Some(framework.interference),
         reserve: Some(framework.reserve),
         logit_bytes: Some(framework.logit_bytes),
+        parameter_bytes: Some(framework.parameter_bytes),
         kept: Some(framework.kept),
         gathered: Some(framework.gathered),
         temporary: Some(framework.temporary),

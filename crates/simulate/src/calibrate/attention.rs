@@ -34,6 +34,7 @@ pub fn rate<'a>(
     AttentionPoint {
         head_dim: shape.head_dim,
         sequence: shape.sequence,
+        fp32: dtype == DType::F32,
         forward: 2.0 * product / forward,
         backward: 5.0 * product / backward,
     }

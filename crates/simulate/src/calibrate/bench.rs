@@ -72,11 +72,15 @@ impl<'a> Bench<'a> {
     /// Seconds of one run when many follow each other.
     pub fn sustained(&mut self, work: &dyn Fn()) -> f64 {
         let first = self.runs(work, 2) / 2.0;
-        let count = (self.patience.sustained.as_secs_f64() / 4.0 / first).clamp(1.0, 1e6) as usize;
+        // Shorter than what a program gets at a time, if there are others.
+        let longest = if self.patience.shared { 2e-3 } else { f64::INFINITY };
+        let at_once = (self.patience.sustained.as_secs_f64() / 4.0).min(longest);
+        let count = (at_once / first).clamp(1.0, 1e6) as usize;
         let begun = Instant::now();
         let mut last = first;
         while begun.elapsed() < self.patience.sustained {
-            last = self.runs(work, count) / count as f64;
+            let run = self.runs(work, count) / count as f64;
+            last = if self.patience.shared { last.min(run) } else { run };
         }
         self.step();
         last

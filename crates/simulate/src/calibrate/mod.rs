@@ -7,10 +7,15 @@
 mod attention;
 mod bench;
 mod bytes;
+mod company;
+mod kernels;
+mod links;
 mod products;
 mod shapes;
 
-pub use shapes::Shapes;
+pub use company::in_company;
+pub use links::thread_links;
+pub use shapes::{Rows, Shapes};
 
 use std::time::Duration;
 
@@ -29,6 +34,9 @@ pub struct Patience {
     pub sustained: Duration,
     /// Rest before every burst.
     pub rest: Duration,
+    /// Whether other programs may run on the device. Then the best of many short runs counts: they are what makes
+    /// the others longer.
+    pub shared: bool,
 }
 
 /// What is being measured, for a person who waits.
@@ -58,6 +66,8 @@ pub fn calibrate(
     let heat = bench.warm_up(shapes.dtype, shapes.warm);
     let bandwidth = bytes::streaming(&mut bench, shapes.copied);
     let sustained = rates(&mut bench, shapes, Bench::sustained);
+    let kernels = shapes.kernels.map(|shape| kernels::rates(&mut bench, shape));
+    let epilogue = shapes.kernels.and_then(|shape| kernels::epilogue(&mut bench, shape));
     let products: Vec<ProductPoint> = sustained
         .products
         .iter()
@@ -81,6 +91,8 @@ pub fn calibrate(
         power_max: heat.or(known.power_max),
         attention: sustained.attention,
         products,
+        kernels: kernels.unwrap_or_default(),
+        epilogue,
         ..known
     }
 }
@@ -123,8 +135,15 @@ mod tests {
     fn every_shape_of_a_model_gets_a_rate() {
         let backend = CpuBackend::new(Rc::new(Heap::default()), 1);
         let model = config::resolve(None, "", &["model.vocab=200".to_owned()]).expect("the demo").model;
-        let shapes = Shapes { copied: 1 << 10, ..Shapes::of(&[model], &[8], &[16], DType::F32) };
-        let patience = Patience { warm_up: Duration::ZERO, sustained: Duration::ZERO, rest: Duration::ZERO };
+        let kernels = Some(Rows { rows: 8, width: 16 });
+        let shapes =
+            Shapes { copied: 1 << 10, kernels, ..Shapes::of(&[model], &[1], &[8], &[16], DType::F32) };
+        let patience = Patience {
+            warm_up: Duration::ZERO,
+            sustained: Duration::ZERO,
+            rest: Duration::ZERO,
+            shared: true,
+        };
         let mut seen = Vec::new();
         let device = calibrate(&backend, None, &shapes, patience, DeviceSpec::default(), |progress| {
             seen.push((progress.done, progress.all));
@@ -136,6 +155,8 @@ mod tests {
         assert!(
             rates.chain(device.peak_fp32).chain(device.launch).all(|rate| rate > 0.0 && rate.is_finite())
         );
+        let rates = device.kernels.iter().map(|point| point.bandwidth);
+        assert!(rates.clone().count() > 5 && rates.into_iter().all(|rate| rate > 0.0 && rate.is_finite()));
         assert!(device.attention.iter().all(|point| point.forward > 0.0 && point.backward > 0.0));
     }
 }

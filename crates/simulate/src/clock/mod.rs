@@ -14,7 +14,7 @@ mod table;
 use kintsugi_plan::{Plan, Recompute, ScheduleKind, When};
 
 use crate::Timing;
-use crate::time::{DeviceModel, timing};
+use crate::time::{DeviceModel, Sharing, timing};
 use code::Extent;
 use loops::{Codes, enough};
 use play::play;
@@ -76,7 +76,8 @@ impl<'a> Clock<'a> {
             Some(passes) => step.and(play(passes, Extent::Passes), fills as u64 - 1),
             None => step,
         };
-        timing(totals, plan.mesh.pp, table.units.fixed)
+        let timing = timing(totals, plan.mesh.pp, table.units.fixed);
+        Sharing::of(plan).map_or(timing, |sharing| sharing.crowd(timing, plan.mesh.pp))
     }
 }
 

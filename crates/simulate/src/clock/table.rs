@@ -47,6 +47,8 @@ struct BlockKey {
     ranks: usize,
     tp: usize,
     one_stage: bool,
+    /// Stages, where they share cores.
+    sharing: Option<usize>,
     micro: usize,
     sequence_parallel: bool,
     recompute: Recompute,
@@ -127,6 +129,7 @@ fn block_key(plan: &Plan) -> BlockKey {
         ranks: plan.mesh.ranks(),
         tp: plan.mesh.tp,
         one_stage: plan.mesh.pp == 1,
+        sharing: plan.cluster.cores.map(|_| plan.mesh.pp),
         micro: plan.batch.micro,
         sequence_parallel: plan.sequence_parallel,
         recompute: plan.memory.recompute,

@@ -8,6 +8,7 @@ use kintsugi_spec::{FrameworkSpec, Level};
 
 use super::kernel::DeviceModel;
 use super::links::{Among, Links};
+use super::sharing::Sharing;
 use super::trace::{Trace, Traced, cut_down, kind, trace};
 
 /// Picoseconds.
@@ -62,6 +63,13 @@ impl Spent {
         }
     }
 
+    /// What it costs a rank that shares its core and copies what it sends by itself.
+    fn shared(self, sharing: Sharing) -> Spent {
+        let slower = |time: Time| (time as f64 * sharing.slower).round() as Time;
+        let copied = self.started.map_or(0, |(_, time)| time);
+        Spent { compute: slower(self.compute + copied), links: slower(self.links), started: None }
+    }
+
     fn times(self, n: u64) -> Spent {
         Spent { compute: self.compute * n, links: self.links * n, started: None }
     }
@@ -72,12 +80,17 @@ impl Costs {
     pub fn new(plan: &Plan, device: &DeviceModel) -> Self {
         let links = Links::new(&plan.cluster, plan.mesh, &plan.framework);
         let host_collective = host_collective(plan);
+        let sharing = Sharing::of(plan);
+        let slower = sharing.map_or(1.0, |sharing| sharing.slower);
         let small = cut_down(plan, 3);
         let traces: Vec<Trace> = (0..3).map(|stage| trace(&small, stage)).collect();
         let price = |trace: &Trace| -> HashMap<Op, Spent> {
             trace
                 .iter()
-                .map(|(&op, traced)| (op, price(op, traced, device, &links, host_collective)))
+                .map(|(&op, traced)| {
+                    let spent = price(op, traced, device, &links, host_collective);
+                    (op, sharing.map_or(spent, |sharing| spent.shared(sharing)))
+                })
                 .collect()
         };
         let [first, layer, last] = [0, 1, 2].map(|stage| price(&traces[stage]));
@@ -105,13 +118,13 @@ impl Costs {
             let bytes = message_bytes(&traces[0]);
             let scattered = plan.framework.scatter_messages && !plan.sequence_parallel && plan.mesh.tp > 1;
             let (level, seconds) = links.message(stage, to, bytes, scattered);
-            (level, picoseconds(seconds))
+            (level, picoseconds(seconds * slower))
         };
         let pp = plan.mesh.pp;
         let around = |stage: usize| [message(stage, (stage + 1) % pp), message(stage, (stage + pp - 1) % pp)];
         let sum = |among| {
             let (level, seconds) = links.collective(among, kintsugi_comm::Collective::AllReduce, 12.0);
-            (level, picoseconds(seconds))
+            (level, picoseconds(seconds * slower))
         };
         let table = ops.get(&Op::ReduceStart { unit: Unit::Table, over: Over::Tied });
         Costs {

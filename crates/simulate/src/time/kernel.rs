@@ -4,7 +4,7 @@
 //! one tile. A tile takes as long as its terms plus a ramp for its beginning and end. Of a few tile shapes, and of a
 //! few ways of splitting the sums, the fastest is taken, as libraries do.
 
-use kintsugi_spec::{AttentionPoint, DeviceSpec, FrameworkSpec, ProductPoint};
+use kintsugi_spec::{AttentionPoint, DeviceSpec, FrameworkSpec, KernelPoint, ProductPoint};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
 use kintsugi_tensor::paper::{Kernel, Work};
@@ -19,8 +19,10 @@ pub struct DeviceModel {
     matmul: f64,
     ramp: f64,
     launch: f64,
+    epilogue: Option<f64>,
     attention: Vec<AttentionPoint>,
     corrections: Vec<Correction>,
+    kernels: Vec<KernelPoint>,
     framework: FrameworkSpec,
 }
 
@@ -63,8 +65,10 @@ impl DeviceModel {
             matmul: device.matmul.unwrap_or(0.8),
             ramp: device.ramp.unwrap_or(128.0),
             launch: device.launch.unwrap_or(4e-6),
+            epilogue: device.epilogue,
             attention: device.attention.clone(),
             corrections: Vec::new(),
+            kernels: device.kernels.clone(),
             framework: framework.clone(),
         };
         let correction = |&point: &ProductPoint| {
@@ -81,11 +85,17 @@ impl DeviceModel {
     pub fn seconds(&self, kernel: &Kernel) -> f64 {
         let moving = kernel.bytes as f64 / self.bandwidth;
         match kernel.work {
-            Work::Memory => moving * self.framework.elementwise + self.launch,
+            Work::Memory => {
+                let measured = self.kernels.iter().find(|point| point.name == kernel.name);
+                let moving = measured.map_or(moving, |point| kernel.bytes as f64 / point.bandwidth);
+                moving * self.framework.elementwise + self.launch
+            }
             Work::Product { m, n, k, dtype } => {
                 let [m, n, k] = [m, n, k].map(|size| size as f64);
                 let (width, fp32) = (dtype.bytes() as f64, is_fp32(dtype));
-                self.product(Product { batch: 1.0, m, n, k, width, fp32 }).max(moving) + self.launch
+                let product = self.product(Product { batch: 1.0, m, n, k, width, fp32 }).max(moving);
+                let fused = kernel.flops as f64 - 2.0 * m * n * k;
+                product + self.epilogue.map_or(0.0, |rate| fused / rate) + self.launch
             }
             Work::Attention { shape, dtype, flash: true, backward } => {
                 self.flash(kernel, shape, dtype, backward).max(moving) + self.launch
@@ -109,7 +119,8 @@ impl DeviceModel {
     /// FLOP/s of flash attention: between the points that are known, by how near they are.
     fn attention_rate(&self, shape: AttentionShape, fp32: bool, backward: bool) -> f64 {
         let peak = if fp32 { self.peak_fp32 } else { self.peak_16bit };
-        if self.attention.is_empty() || fp32 {
+        let known = || self.attention.iter().filter(|point| point.fp32 == fp32);
+        if known().next().is_none() {
             return peak * if backward { 0.35 } else { 0.45 };
         }
         let near = |point: &AttentionPoint| {
@@ -118,8 +129,8 @@ impl DeviceModel {
             1.0 / (sequence * sequence + 4.0 * head * head + 1e-3)
         };
         let rate = |point: &AttentionPoint| if backward { point.backward } else { point.forward };
-        let weights: f64 = self.attention.iter().map(near).sum();
-        self.attention.iter().map(|point| near(point) * rate(point).ln()).sum::<f64>().div(weights).exp()
+        let weights: f64 = known().map(near).sum();
+        known().map(|point| near(point) * rate(point).ln()).sum::<f64>().div(weights).exp()
     }
 
     /// Attention through scores in memory: products over the whole square, and passes over the scores.

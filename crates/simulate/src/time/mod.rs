@@ -8,6 +8,7 @@ mod energy;
 mod kernel;
 mod links;
 mod play;
+mod sharing;
 mod trace;
 
 pub use costs::{Costs, Spent, Time};
@@ -15,6 +16,7 @@ pub use energy::{Consumption, Training};
 pub use kernel::DeviceModel;
 pub use links::{Among, Links};
 pub use play::{Account, play};
+pub use sharing::Sharing;
 
 use kintsugi_plan::Plan;
 use kintsugi_spec::Level;

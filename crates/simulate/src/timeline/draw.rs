@@ -1,7 +1,7 @@
 //! A picture of a timeline for the terminal: one row per stage, time from left to right.
 //!
 //! A bar is one pass over one micro-batch, labelled with its number. Where the picture is too wide its middle is
-//! left out.
+//! left out, and it is drawn so small that what is left shows every stage at work.
 
 use std::fmt::Write;
 
@@ -33,6 +33,8 @@ struct Bar {
     micro: usize,
     start: f64,
     end: f64,
+    /// Recomputation that waits for its gradient: the pass itself comes later and has the label.
+    ahead: bool,
 }
 
 /// One character of the picture.
@@ -57,20 +59,22 @@ pub fn draw(timeline: &Timeline, width: usize, ink: Ink) -> String {
     let room = width.saturating_sub(margin).max(1);
     let columns = columns(timeline.makespan, &stages, room, ink);
     let scale = columns as f64 / timeline.makespan.max(f64::MIN_POSITIVE);
+    let narrow = typical(&stages).is_some_and(|forward| forward * scale < 0.99);
+    let row = if narrow { mixed } else { cells };
     let mut picture = String::new();
     for (stage, bars) in stages.iter().enumerate() {
-        let row = paint(cells(bars, columns, scale, ink), room, ink);
+        let row = paint(row(bars, columns, scale, ink), room, ink);
         let row = format!("{:<margin$}{row}", format!("stage {stage}"));
         writeln!(picture, "{}", row.trim_end()).expect("a string takes it");
     }
     picture + &legend(timeline, &stages, width, ink)
 }
 
-/// The passes of a stage; recomputation counts as a part of the backward that follows it.
+/// The passes of a stage. Recomputation counts as a part of the backward that follows it, a wait between them as idle.
 fn bars(spans: &[Span]) -> Vec<Bar> {
     let mut bars: Vec<Bar> = Vec::new();
-    let mut recomputed_from = None;
-    for span in spans {
+    let mut recomputed: Option<Span> = None;
+    for &span in spans {
         let (kind, micro) = match span.op {
             Op::Forward { micro, .. } | Op::Evaluate { micro, .. } | Op::Decode { micro, .. } => {
                 (Kind::Forward, micro)
@@ -79,31 +83,52 @@ fn bars(spans: &[Span]) -> Vec<Bar> {
             Op::Backward { micro, part: Part::Input, .. } => (Kind::BackwardInput, micro),
             Op::Backward { micro, part: Part::Weight, .. } => (Kind::BackwardWeight, micro),
             Op::Recompute { .. } => {
-                recomputed_from = Some(span.start);
+                recomputed = Some(span);
                 continue;
             }
             _ => continue,
         };
-        let start = recomputed_from.take().unwrap_or(span.start);
-        match bars.last_mut() {
-            Some(bar) if bar.kind == kind && bar.micro == micro => bar.end = span.end,
-            _ => bars.push(Bar { kind, micro, start, end: span.end }),
+        let mut bar = |start, end, ahead| match bars.last_mut() {
+            Some(bar) if bar.kind == kind && bar.micro == micro && bar.end >= start => {
+                (bar.end, bar.ahead) = (end, bar.ahead && ahead);
+            }
+            _ => bars.push(Bar { kind, micro, start, end, ahead }),
+        };
+        if let Some(recomputed) = recomputed.take() {
+            bar(recomputed.start, recomputed.end, true);
         }
+        bar(span.start, span.end, false);
     }
     bars.retain(|bar| bar.end > bar.start);
     bars
 }
 
 /// How many columns the whole picture has: so many that a forward has room for its label, and more if there is room.
+/// Where there is less, so many that the parts that are shown have the first bar and the last of every stage.
 fn columns(makespan: f64, stages: &[Vec<Bar>], room: usize, ink: Ink) -> usize {
-    let all = || stages.iter().flatten();
-    let mut forwards: Vec<f64> =
-        all().filter(|bar| bar.kind == Kind::Forward).map(|bar| bar.end - bar.start).collect();
+    let Some(typical) = typical(stages) else { return room };
+    let label = stages.iter().flatten().map(|bar| label(bar.kind, bar.micro, ink).len()).max().unwrap_or(1);
+    let at = |per_forward: f64| (makespan / typical * per_forward).ceil() as usize;
+    let roomy = (label..=label + 2).rev().map(|per_forward| at(per_forward as f64));
+    if let Some(whole) = roomy.into_iter().find(|&columns| columns <= room) {
+        return whole;
+    }
+    let filled = stages.iter().filter_map(|bars| bars.first()).map(|bar| bar.end).fold(0.0, f64::max);
+    let drained = stages.iter().filter_map(|bars| bars.last()).map(|bar| makespan - bar.start);
+    let longest = filled.max(drained.fold(0.0, f64::max));
+    let (_, tail) = ends(room);
+    let shown = |&columns: &usize| columns <= room || longest * columns as f64 <= tail as f64 * makespan;
+    let whole_columns = (1..=label.max(3)).rev().map(|per_forward| per_forward as f64);
+    let shares = (2..).map(|forwards| 1.0 / f64::from(forwards));
+    whole_columns.chain(shares).map(at).find(shown).unwrap_or(room)
+}
+
+/// How long a forward takes: the median.
+fn typical(stages: &[Vec<Bar>]) -> Option<f64> {
+    let forwards = stages.iter().flatten().filter(|bar| bar.kind == Kind::Forward);
+    let mut forwards: Vec<f64> = forwards.map(|bar| bar.end - bar.start).collect();
     forwards.sort_by(f64::total_cmp);
-    let Some(&typical) = forwards.get(forwards.len() / 2) else { return room };
-    let label = all().map(|bar| label(bar.kind, bar.micro, ink).len()).max().unwrap_or(1);
-    let at = |per_forward: usize| (makespan / typical * per_forward as f64).ceil() as usize;
-    (label..=label + 2).rev().map(at).find(|&columns| columns <= room).unwrap_or_else(|| at(label.max(3)))
+    forwards.get(forwards.len() / 2).copied()
 }
 
 fn label(kind: Kind, micro: usize, ink: Ink) -> String {
@@ -118,7 +143,7 @@ fn cells(bars: &[Bar], columns: usize, scale: f64, ink: Ink) -> Vec<Cell> {
     for (index, bar) in bars.iter().enumerate() {
         let column = |time: f64| ((time * scale).round() as usize).min(columns);
         let (start, end) = (column(bar.start), column(bar.end));
-        let label = label(bar.kind, bar.micro, ink);
+        let label = if bar.ahead { String::new() } else { label(bar.kind, bar.micro, ink) };
         // A cut number would be another number.
         let text = if label.len() <= end - start { label.as_str() } else { "" };
         let characters = text.chars().chain(std::iter::repeat(bar.kind.fill(ink)));
@@ -129,16 +154,42 @@ fn cells(bars: &[Bar], columns: usize, scale: f64, ink: Ink) -> Vec<Cell> {
     cells
 }
 
+/// A row whose bars are narrower than a column: each column shows what takes most of it, or is idle for the most part.
+fn mixed(bars: &[Bar], columns: usize, scale: f64, ink: Ink) -> Vec<Cell> {
+    let mut shares = vec![[0.0; Kind::ALL.len()]; columns];
+    for bar in bars {
+        let (start, end) = (bar.start * scale, bar.end * scale);
+        let (first, last) = (start as usize, (end.ceil() as usize).min(columns));
+        for (column, shares) in shares.iter_mut().enumerate().take(last).skip(first) {
+            let left = column as f64;
+            shares[bar.kind as usize] += end.min(left + 1.0) - start.max(left);
+        }
+    }
+    let cell = |shares: &[f64; Kind::ALL.len()]| {
+        let busy: f64 = shares.iter().sum();
+        let most =
+            Kind::ALL.into_iter().max_by(|&a, &b| shares[a as usize].total_cmp(&shares[b as usize]))?;
+        (busy > 1.0 / 3.0).then(|| Mark { kind: most, bar: 0, character: most.fill(ink) })
+    };
+    shares.iter().map(cell).collect()
+}
+
 /// A row as text, its middle left out where it is wider than `room`.
 fn paint(mut cells: Vec<Cell>, room: usize, ink: Ink) -> String {
     if cells.len() <= room {
         return run(&cells, ink);
     }
-    let kept = room.saturating_sub(GAP.chars().count());
-    let (head, tail) = (kept - kept / 2, cells.len() - kept / 2);
+    let (head, tail) = ends(room);
+    let tail = cells.len() - tail;
     hide_cut_label(&mut cells, head, ink);
     hide_cut_label(&mut cells, tail, ink);
     format!("{}{GAP}{}", run(&cells[..head], ink), run(&cells[tail..], ink))
+}
+
+/// How many columns are shown of the beginning and of the end of a row that is wider than `room`.
+fn ends(room: usize) -> (usize, usize) {
+    let kept = room.saturating_sub(GAP.chars().count());
+    (kept - kept / 2, kept / 2)
 }
 
 /// Removes the label of a bar that is cut before column `cut`.

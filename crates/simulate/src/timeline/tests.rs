@@ -182,6 +182,32 @@ F░ forward   B▒ backward   bubble 1.0 %
 }
 
 #[test]
+fn the_wait_between_recomputation_and_backward_is_idle() {
+    let plan = pipeline("1f1b", 2, 2, 1, &["memory.recompute=full"]);
+    let picture = draw(&play(&plan, &Costs::layers(1.0, 1.0, 1.0)).unwrap(), 72, Ink::Plain);
+    let expected = "\
+stage 0  F0░░F1░░▒▒          B0▒▒▒▒▒▒▒▒▒▒    B1▒▒▒▒▒▒▒▒
+stage 1      F0░░B0▒▒▒▒▒▒▒▒▒▒F1░░B1▒▒▒▒▒▒▒▒▒▒
+F░ forward   B▒ backward   bubble 30.4 %
+";
+    assert_eq!(picture, expected);
+}
+
+#[test]
+fn every_stage_of_a_deep_pipeline_is_seen_at_both_ends() {
+    for (pp, micro_batches) in [(16, 64), (32, 256), (64, 64)] {
+        let plan = pipeline("1f1b", pp, micro_batches, 1, &[]);
+        let picture = draw(&play(&plan, &Costs::layers(1.0, 1.0, 1.0)).unwrap(), 100, Ink::Plain);
+        for row in picture.lines().take(pp) {
+            let bars = row.split_once("  ").expect("a margin").1;
+            let (head, tail) = bars.split_once('…').unwrap_or((bars, bars));
+            let drawn = |part: &str| part.chars().any(|c| c == '░' || c == '▒' || c.is_alphanumeric());
+            assert!(drawn(head) && drawn(tail), "a blank stage in\n{picture}");
+        }
+    }
+}
+
+#[test]
 fn colours_take_the_place_of_letters() {
     let expected = "\
 stage 0  \x1b[97;44m0  1  \x1b[0m\x1b[30;43m0     1     \x1b[0m

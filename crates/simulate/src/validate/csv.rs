@@ -27,10 +27,14 @@ impl Row {
 
 /// The rows of a file.
 pub fn read(path: &Path) -> io::Result<Vec<Row>> {
-    let text = fs::read_to_string(path)?;
-    let mut lines = text.lines().map(cells);
+    Ok(rows(&fs::read_to_string(path)?))
+}
+
+/// The rows of a text; lines that begin with `#` say where it comes from.
+pub fn rows(text: &str) -> Vec<Row> {
+    let mut lines = text.lines().filter(|line| !line.starts_with('#')).map(cells);
     let header = lines.next().unwrap_or_default();
-    Ok(lines.map(|cells| Row(header.iter().cloned().zip(cells).collect())).collect())
+    lines.map(|cells| Row(header.iter().cloned().zip(cells).collect())).collect()
 }
 
 fn cells(line: &str) -> Vec<String> {

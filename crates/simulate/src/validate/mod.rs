@@ -1,10 +1,11 @@
-//! Predictions beside published measurements: one set of runs for each source, and how far off we are.
+//! Predictions beside published measurements and our own: one set of runs for each source, and how far off we are.
 //!
 //! A row of a table becomes a configuration: the model's shape, the layout, the cluster it ran on and the profile of
 //! the framework that ran it. No constant belongs to a row.
 
 mod csv;
 mod nanotron;
+mod own;
 mod score;
 mod sets;
 
@@ -44,7 +45,15 @@ pub fn validate(folder: &Path, sets: &[String], every: usize) -> io::Result<Vec<
         let rows: Vec<Row> = csv::read(&path)?.into_iter().step_by(every).collect();
         reports.extend(nanotron::reports(&rows, sets));
     }
+    if !reports.is_empty() {
+        reports.extend(own(sets));
+    }
     Ok(reports)
+}
+
+/// Our own runs, whose tables are in the binary.
+pub fn own(sets: &[String]) -> Vec<Report> {
+    own::reports(sets)
 }
 
 /// The plan of a row's configuration; `None` where the engine cannot express it.

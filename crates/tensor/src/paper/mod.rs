@@ -5,6 +5,8 @@
 
 mod cost;
 
+pub use cost::GELU;
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 

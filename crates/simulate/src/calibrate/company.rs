@@ -1,0 +1,56 @@
+//! Company for what is measured: the other cores at work, as they are in training.
+
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use kintsugi_tensor::cpu::CpuBackend;
+use kintsugi_tensor::cpu::memory::Heap;
+use kintsugi_tensor::ops::Linear;
+use kintsugi_tensor::{Backend, Category, DType};
+
+/// Does `work` while so many other threads multiply matrices.
+pub fn in_company<T>(others: usize, work: impl FnOnce() -> T) -> T {
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..others {
+            scope.spawn(|| multiply_until(&done));
+        }
+        // The others end also if `work` panics.
+        let _end = End(&done);
+        work()
+    })
+}
+
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn multiply_until(done: &AtomicBool) {
+    const SIDE: usize = 256;
+    let backend = CpuBackend::new(Rc::new(Heap::default()), 1);
+    let matrices = [(); 3].map(|()| {
+        let matrix = backend.allocate(SIDE * SIDE, DType::F32, Category::Activations);
+        backend.fill(1e-3, matrix.view());
+        matrix
+    });
+    let [x, weight, out] = matrices.each_ref().map(|matrix| matrix.view());
+    let (rows, inputs, outputs) = (SIDE, SIDE, SIDE);
+    while !done.load(Ordering::Relaxed) {
+        backend.linear(Linear {
+            x,
+            weight,
+            bias: None,
+            gelu: None,
+            residual: None,
+            out,
+            rows,
+            inputs,
+            outputs,
+        });
+    }
+}

@@ -1,0 +1,91 @@
+//! What transfers between ranks cost that are threads: copies through shared memory, and falling asleep and waking.
+//!
+//! There are more ranks than cores here, as where a layout is tried out, so what is measured is work of a core, not
+//! the time that a rank sleeps: that core has another rank to run meanwhile.
+
+use std::rc::Rc;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Instant;
+
+use kintsugi_comm::threads::World;
+use kintsugi_comm::{Collective, Communicator};
+use kintsugi_spec::{Level, LinkSpec, Topology};
+use kintsugi_tensor::cpu::CpuBackend;
+use kintsugi_tensor::cpu::memory::Heap;
+use kintsugi_tensor::{Backend, Category, DType};
+
+/// The links between ranks that are threads and share `cores` cores.
+pub fn thread_links(cores: usize) -> LinkSpec {
+    let ranks = (2 * cores).clamp(8, 64);
+    let work = |members: usize, elements: usize, times: usize| {
+        let seconds = (0..RUNS).map(|_| all_reduces(ranks, members, elements, times));
+        let best = seconds.fold(f64::INFINITY, f64::min);
+        best * (cores as f64 / ranks as f64).min(1.0)
+    };
+    let pairs = work(2, SMALL, 400);
+    let all = work(ranks, SMALL, 100);
+    let large = work(ranks, LARGE, 10);
+    // An all-reduce over n ranks takes a start, 2(n − 1) hops, and its bytes 2(n − 1)/n times.
+    let hops = |members: usize| 2.0 * (members - 1) as f64;
+    let latency = ((all - pairs) / (hops(ranks) - hops(2))).max(0.0);
+    let start = (pairs - hops(2) * latency).max(0.0);
+    let bytes = (LARGE * DType::F32.bytes()) as f64 * hops(ranks) / ranks as f64;
+    LinkSpec {
+        level: Level::Node,
+        bandwidth: Some(bytes / (large - all).max(f64::MIN_POSITIVE)),
+        latency: Some(latency),
+        efficiency: Some(1.0),
+        start: Some(start),
+    }
+}
+
+/// How often each is measured; the best counts.
+const RUNS: usize = 5;
+/// Numbers of a long transfer.
+const LARGE: usize = 1 << 18;
+/// A number for each of the ranks and no more.
+const SMALL: usize = 64;
+
+/// Seconds of one all-reduce in groups of `members`, all groups at once.
+fn all_reduces(ranks: usize, members: usize, elements: usize, times: usize) -> f64 {
+    let world = World::new(Topology::ONE_NODE, ranks);
+    let barrier = Arc::new(Barrier::new(ranks));
+    let run = |rank: usize| {
+        let first = rank / members * members;
+        let group: Vec<usize> = (first..(first + members).min(ranks)).collect();
+        let group = world.group("calibrate", &group, rank);
+        let backend = CpuBackend::new(Rc::new(Heap::default()), 1);
+        let mut buffer = backend.allocate(elements, DType::F32, Category::Communication);
+        backend.fill(0.0, buffer.view());
+        let mut reduce = |times| {
+            for _ in 0..times {
+                let taken =
+                    std::mem::replace(&mut buffer, backend.allocate(0, DType::F32, Category::Communication));
+                buffer = group.run(Collective::AllReduce, taken);
+            }
+        };
+        reduce(times.div_ceil(10));
+        barrier.wait();
+        let begun = Instant::now();
+        reduce(times);
+        barrier.wait();
+        begun.elapsed().as_secs_f64() / times as f64
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || run(rank))).collect();
+        let seconds = threads.into_iter().map(|thread| thread.join().expect("no rank failed"));
+        seconds.fold(0.0, f64::max)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_between_threads_has_a_bandwidth() {
+        let seconds = all_reduces(4, 2, 64, 3);
+        assert!(seconds > 0.0 && seconds.is_finite(), "{seconds}");
+    }
+}
