@@ -5,7 +5,7 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-use super::collective::Round;
+use super::collective::{Round, Seat};
 use super::lock;
 use super::message::Message;
 
@@ -27,21 +27,25 @@ pub(super) struct Posts {
     pub(super) started: Vec<u64>,
     /// Collectives that some member has started and not all have left.
     pub(super) rounds: Vec<Round>,
-    /// Finished rounds, whose memory is used again.
-    pub(super) spare: Vec<Round>,
+    /// Seats of finished rounds, whose memory is used again.
+    pub(super) spare: Vec<Vec<Seat>>,
     /// Messages that one end has started and not both have left, oldest first.
     pub(super) messages: Vec<Message>,
     /// How many messages there have been.
     pub(super) message_count: u64,
 }
 
+/// Transfers for which there is room from the start. How many are under way at once depends on how far ranks drift apart,
+/// which may be further in a later step than in the first; a step should not allocate for that.
+const ROOM: usize = 32;
+
 impl Board {
     pub(super) fn new(name: &'static str, members: Vec<usize>) -> Self {
         let posts = Posts {
             started: vec![0; members.len()],
-            rounds: Vec::new(),
-            spare: Vec::new(),
-            messages: Vec::new(),
+            rounds: Vec::with_capacity(ROOM),
+            spare: (0..ROOM).map(|_| Vec::with_capacity(members.len())).collect(),
+            messages: Vec::with_capacity(ROOM),
             message_count: 0,
         };
         let bells = members.iter().map(|_| Condvar::new()).collect();

@@ -47,7 +47,7 @@ struct Kind {
 
 /// One member's part in a collective.
 #[derive(Clone, Debug, Default)]
-struct Seat {
+pub(super) struct Seat {
     /// Its memory, once it has started.
     region: Option<Region>,
     /// Whether it waits for it, or has waited.
@@ -73,7 +73,7 @@ impl Posts {
         if let Some(index) = self.rounds.iter().position(|round| round.sequence == sequence) {
             return &mut self.rounds[index];
         }
-        let mut seats = self.spare.pop().map_or_else(Vec::new, |round| round.seats);
+        let mut seats = self.spare.pop().unwrap_or_default();
         seats.clear();
         seats.resize(self.started.len(), Seat::default());
         self.rounds.push(Round { sequence, kind, seats, left: 0 });
@@ -88,7 +88,7 @@ impl Posts {
         if round.left == members {
             let index = self.rounds.iter().position(|round| round.sequence == sequence);
             let round = self.rounds.swap_remove(index.expect("found above"));
-            self.spare.push(round);
+            self.spare.push(round.seats);
         }
     }
 }
