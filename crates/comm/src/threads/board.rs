@@ -37,7 +37,7 @@ pub(super) struct Posts {
 
 /// Transfers for which there is room from the start. How many are under way at once depends on how far ranks drift apart,
 /// which may be further in a later step than in the first; a step should not allocate for that.
-const ROOM: usize = 32;
+pub(super) const ROOM: usize = 32;
 
 impl Board {
     pub(super) fn new(name: &'static str, members: Vec<usize>) -> Self {
