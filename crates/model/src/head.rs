@@ -119,6 +119,7 @@ pub fn backward(
         weight: w.output,
         gelu: None,
         dx: dnormed.view(),
+        dbias: None,
         rows: shape.rows,
         inputs: shape.hidden,
         outputs: shape.vocab,

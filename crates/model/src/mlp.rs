@@ -5,7 +5,9 @@
 use kintsugi_plan::parameters::Slot;
 use kintsugi_plan::{Part, Recompute};
 use kintsugi_spec::Activation;
-use kintsugi_tensor::ops::{Linear, LinearBackwardInput, LinearBackwardWeight, Swiglu, SwigluBackward};
+use kintsugi_tensor::ops::{
+    Gradient, Linear, LinearBackwardInput, LinearBackwardWeight, Swiglu, SwigluBackward,
+};
 use kintsugi_tensor::{Buffer, View};
 
 use crate::stream::Ending;
@@ -80,19 +82,24 @@ pub(crate) fn backward(
     } else {
         Some(act)
     };
-    let dpre = input_gradient(ctx, dy, pre, w);
+    // GELU's derivative can sum the bias's gradient in passing.
+    let in_passing = part == Part::Both && shape.activation == Activation::Gelu;
+    let dbias = if in_passing { g.find(Slot::MlpInBias) } else { None };
+    let dpre = input_gradient(ctx, dy, pre, w, dbias);
     let dx = ctx.activation(shape.rows * shape.hidden);
     ctx.backend.linear_backward_input(LinearBackwardInput {
         dy: dpre.view(),
         weight: in_weight(ctx, w),
         gelu: None,
         dx: dx.view(),
+        dbias: None,
         rows: shape.rows,
         inputs: shape.hidden,
         outputs: shape.mlp_in_width(),
     });
     if part == Part::Both {
-        in_weight_gradient(ctx, x, dpre.view(), g);
+        let dbias = if in_passing { None } else { g.find(Slot::MlpInBias) };
+        in_weight_gradient(ctx, x, dpre.view(), g, dbias);
     }
     (dx, act.map(|act| Deferred { act, dpre }))
 }
@@ -100,11 +107,11 @@ pub(crate) fn backward(
 /// The weight part, from what was deferred and the two gradients' other factors.
 pub(crate) fn weight_part(ctx: &Context, deferred: &Deferred, x: View, dy: View, g: &Gradients) {
     out_weight_gradient(ctx, deferred.act.view(), dy, g);
-    in_weight_gradient(ctx, x, deferred.dpre.view(), g);
+    in_weight_gradient(ctx, x, deferred.dpre.view(), g, g.find(Slot::MlpInBias));
 }
 
-/// The gradient of the pre-activation.
-fn input_gradient(ctx: &Context, dy: View, pre: Buffer, w: &Weights) -> Buffer {
+/// The gradient of the pre-activation, and with `dbias`, which is for GELU only, its sum over the rows.
+fn input_gradient(ctx: &Context, dy: View, pre: Buffer, w: &Weights, dbias: Option<Gradient>) -> Buffer {
     let shape = ctx.shape;
     let gelu = shape.activation == Activation::Gelu;
     let dact = ctx.activation(shape.rows * shape.ffn);
@@ -113,6 +120,7 @@ fn input_gradient(ctx: &Context, dy: View, pre: Buffer, w: &Weights) -> Buffer {
         weight: w.get(Slot::MlpOutWeight),
         gelu: gelu.then(|| pre.view()),
         dx: dact.view(),
+        dbias,
         rows: shape.rows,
         inputs: shape.ffn,
         outputs: shape.hidden,
@@ -171,7 +179,7 @@ fn out_weight_gradient(ctx: &Context, act: View, dy: View, g: &Gradients) {
     });
 }
 
-fn in_weight_gradient(ctx: &Context, x: View, dpre: View, g: &Gradients) {
+fn in_weight_gradient(ctx: &Context, x: View, dpre: View, g: &Gradients, dbias: Option<Gradient>) {
     ctx.backend.linear_backward_weight(LinearBackwardWeight {
         dy: dpre,
         x,
@@ -179,7 +187,7 @@ fn in_weight_gradient(ctx: &Context, x: View, dpre: View, g: &Gradients) {
             Activation::Gelu | Activation::ExactGelu => g.get(Slot::MlpInWeight),
             Activation::Swiglu => g.span(Slot::MlpGateWeight, Slot::MlpInWeight),
         },
-        dbias: g.find(Slot::MlpInBias),
+        dbias,
         rows: ctx.shape.rows,
         inputs: ctx.shape.hidden,
         outputs: ctx.shape.mlp_in_width(),

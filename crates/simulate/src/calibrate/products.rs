@@ -60,6 +60,7 @@ pub fn with<'a, T>(
                 weight,
                 gelu: None,
                 dx,
+                dbias: None,
                 rows,
                 inputs,
                 outputs,

@@ -217,6 +217,9 @@ impl Backend for CpuBackend {
         self.with_scratch(|scratch| {
             with_float!(op.dy.dtype(), T => linear::backward_input::<T>(self.threads, scratch, &op));
         });
+        if let Some(out) = op.dbias {
+            self.column_sum(ColumnSum { x: op.dx, out, rows: op.rows, width: op.inputs });
+        }
     }
 
     fn linear_backward_weight(&self, op: LinearBackwardWeight) {

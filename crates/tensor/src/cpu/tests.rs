@@ -58,6 +58,7 @@ impl Recorder<'_> {
             weight,
             gelu,
             dx: dx.view(),
+            dbias: None,
             rows,
             inputs,
             outputs,

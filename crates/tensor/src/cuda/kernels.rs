@@ -21,8 +21,13 @@ pub(crate) const COMMON: &str = include_str!("kernels/common.cuh");
 pub(crate) struct Source {
     /// File name without ending.
     pub(crate) name: &'static str,
-    /// CUDA C++ that hipcc also takes.
+    /// CUDA C++ that hipcc also takes, unless it is for one architecture.
     pub(crate) text: &'static str,
+}
+
+/// The one architecture that a kernel file is for, if it says so in a line of its own.
+pub(crate) fn architecture(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| line.strip_prefix("// architecture: "))
 }
 
 /// Declares kernel files.
@@ -45,6 +50,7 @@ sources! {
     EPILOGUE = "epilogue",
     ATTENTION = "attention",
     CACHED_ATTENTION = "cached_attention",
+    HOPPER_PRODUCT = "hopper_product",
 }
 
 /// The kernels of one device; files are compiled and loaded when first needed.
@@ -117,7 +123,8 @@ impl Kernels {
 
     fn load(&self, source: &'static Source) -> Result<CUmodule, CudaError> {
         let (major, minor) = self.stream.capability();
-        let image = nvrtc::cubin(source.name, source.text, &format!("sm_{major}{minor}"))?;
+        let portable = format!("sm_{major}{minor}");
+        let image = nvrtc::cubin(source.name, source.text, architecture(source.text).unwrap_or(&portable))?;
         // SAFETY: a whole image made for this architecture, and the context is current.
         Ok(unsafe { result::module::load_data(image.as_ptr().cast())? })
     }

@@ -60,6 +60,11 @@ impl Launcher {
         self.multiprocessors
     }
 
+    /// Compute capability, major and minor.
+    pub(crate) fn capability(&self) -> (i32, i32) {
+        self.stream.capability()
+    }
+
     /// Most shared memory that a block can ask for.
     pub(crate) fn shared_bytes(&self) -> usize {
         self.stream.shared_bytes()

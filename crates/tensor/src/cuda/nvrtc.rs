@@ -126,6 +126,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::cuda::kernels::architecture;
 
     /// Every kernel file of the folder, with its name.
     fn kernel_files() -> Vec<(String, String)> {
@@ -146,7 +147,8 @@ mod tests {
         let files = kernel_files();
         assert!(!files.is_empty(), "no kernels were found");
         for (name, text) in &files {
-            for architecture in ["sm_80", "sm_90"] {
+            let architectures = architecture(text).map_or(vec!["sm_80", "sm_90"], |only| vec![only]);
+            for architecture in architectures {
                 let image = cubin(name, text, architecture).unwrap_or_else(|error| panic!("{error}"));
                 assert!(image.starts_with(b"\x7fELF"), "{name} gave no machine code");
             }

@@ -48,6 +48,9 @@ impl Check for LinearBackwardInput<'_> {
         if let Some(gelu) = self.gelu {
             expect("gelu", gelu, self.rows * self.inputs);
         }
+        if let Some(dbias) = self.dbias {
+            expect("dbias", dbias.view, self.inputs);
+        }
     }
 }
 

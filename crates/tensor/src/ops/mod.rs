@@ -47,7 +47,8 @@ pub struct Linear<'a> {
     pub outputs: usize,
 }
 
-/// `dx = dy · weight`, and with `gelu`: `dx = dx ∘ GELU'(gelu)`.
+/// `dx = dy · weight`, and with `gelu`: `dx = dx ∘ GELU'(gelu)`; `dbias (+)= Σ_rows dx`, which is the gradient of the bias
+/// before that GELU.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearBackwardInput<'a> {
     /// Read, `[rows, outputs]`.
@@ -58,6 +59,8 @@ pub struct LinearBackwardInput<'a> {
     pub gelu: Option<View<'a>>,
     /// Written, `[rows, inputs]`.
     pub dx: View<'a>,
+    /// Written, `[inputs]`, in the gradients' type.
+    pub dbias: Option<Gradient<'a>>,
     /// Tokens.
     pub rows: usize,
     /// Input features.

@@ -66,9 +66,11 @@ pub fn linear(op: &Linear) -> Kernel {
 
 pub fn linear_backward_input(op: &LinearBackwardInput) -> Kernel {
     let sums = op.rows * op.inputs;
-    let flops = 2 * sums * op.outputs + if op.gelu.is_some() { GELU_DERIVATIVE * sums } else { 0 };
+    let epilogue = usize::from(op.dbias.is_some()) + if op.gelu.is_some() { GELU_DERIVATIVE } else { 0 };
+    let flops = 2 * sums * op.outputs + epilogue * sums;
     moved("linear backward input", flops, &[op.dy, op.weight, op.dx])
         .and(op.gelu)
+        .with_gradient(op.dbias)
         .product(op.rows, op.inputs, op.outputs, op.dy)
 }
 

@@ -28,16 +28,18 @@ fn linear(lab: &Lab, (rows, inputs, outputs): (usize, usize, usize), bias: bool,
         outputs,
     });
     let (before, dx) = (lab.input(rows * inputs, 5), lab.output(rows * inputs));
+    let dbias = lab.output(inputs);
     lab.backend.linear_backward_input(LinearBackwardInput {
         dy: dy.view(),
         weight: weight.view(),
         gelu: gelu.then_some(before.view()),
         dx: dx.view(),
+        dbias: bias.then_some(gradient(&dbias, false)),
         rows,
         inputs,
         outputs,
     });
-    vec![kept, out, dx]
+    vec![kept, out, dx, dbias]
 }
 
 /// The last product of a branch, which ends in the stream.

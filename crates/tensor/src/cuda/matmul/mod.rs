@@ -6,6 +6,7 @@
 //! every kind of product.
 
 mod epilogue;
+mod hopper;
 mod library;
 mod product;
 mod store;
@@ -23,7 +24,7 @@ use super::{activation, column_sum};
 use crate::ops::{ColumnSum, Linear, LinearBackwardInput, LinearBackwardWeight};
 use crate::{DType, View};
 use library::{Addresses, Algorithm, Described, Handle};
-use product::{Addend, Choice, Chosen, Epilogue, Extras, Key, Product};
+use product::{Addend, Choice, Chosen, Epilogue, Extras, Key, Maker, Product};
 use store::Store;
 
 /// The products of one stream.
@@ -58,8 +59,10 @@ struct Call<'a> {
 /// A kernel of ours that ends an operation.
 type Finish<'a> = dyn Fn(&Launcher) -> Result<(), CudaError> + 'a;
 
-/// One way to do an operation: a product with an epilogue, and what a kernel of ours does after it.
+/// One way to do an operation: cuBLASLt's product with an epilogue, and what a kernel of ours does after it; or a kernel of
+/// ours alone.
 struct Way<'a> {
+    maker: Maker,
     call: Call<'a>,
     epilogue: Epilogue,
     bias: Option<View<'a>>,
@@ -70,7 +73,7 @@ struct Way<'a> {
 impl<'a> Way<'a> {
     /// A product without epilogue.
     fn plain(call: Call<'a>) -> Self {
-        Way { call, epilogue: Epilogue::Nothing, bias: None, kept: None, finish: None }
+        Way { maker: Maker::Library, call, epilogue: Epilogue::Nothing, bias: None, kept: None, finish: None }
     }
 
     fn extras(&self) -> Extras {
@@ -98,6 +101,7 @@ impl<'a> Way<'a> {
             Some(_) => Addend::Other,
         };
         Ok(Key {
+            maker: self.maker,
             m,
             n,
             k,
@@ -154,7 +158,7 @@ impl Products {
             (Some(_), Some(_)) => Epilogue::BiasGelu,
         };
         let fused = Call { addend: op.residual, ..call };
-        let mut ways = vec![Way { call: fused, epilogue, bias: op.bias, kept: op.gelu, finish: None }];
+        let mut ways = vec![Way { epilogue, bias: op.bias, kept: op.gelu, ..Way::plain(fused) }];
         let activate = |launcher: &Launcher| match op.gelu {
             Some(kept) => activation::gelu(launcher, kept, op.out),
             None => Ok(()),
@@ -162,16 +166,21 @@ impl Products {
         if let Some(kept) = op.gelu {
             let epilogue = if op.bias.is_some() { Epilogue::Bias } else { Epilogue::Nothing };
             let call = Call { d: kept, ..call };
-            ways.push(Way { call, epilogue, bias: op.bias, kept: None, finish: Some(&activate) });
+            ways.push(Way { epilogue, bias: op.bias, finish: Some(&activate), ..Way::plain(call) });
         }
         let finish = |launcher: &Launcher| epilogue::finish(launcher, op);
         if epilogue != Epilogue::Nothing || op.residual.is_some() {
             ways.push(Way { finish: Some(&finish), ..Way::plain(call) });
         }
+        let ours = |launcher: &Launcher| hopper::gelu(launcher, op);
+        if hopper::has_gelu(&self.launcher, op) {
+            ways.push(Way { maker: Maker::Ours, finish: Some(&ours), ..Way::plain(call) });
+        }
         self.run(ways)
     }
 
-    /// See [`LinearBackwardInput`]. GELU's derivative is cuBLASLt's epilogue, or a pass over the product.
+    /// See [`LinearBackwardInput`]. GELU's derivative is cuBLASLt's epilogue, or a pass over the product, and the
+    /// bias's gradient a pass of its own; or all of it is one kernel of ours.
     pub(crate) fn linear_backward_input(&self, op: &LinearBackwardInput) -> Result<(), CudaError> {
         let call = Call {
             size: [op.inputs, op.rows, op.outputs],
@@ -181,13 +190,32 @@ impl Products {
             d: op.dx,
             addend: None,
         };
-        let plain = Way::plain(call);
-        let Some(kept) = op.gelu else {
-            return self.run(vec![plain]);
+        let sum = |launcher: &Launcher| match op.dbias {
+            Some(out) => {
+                let sum = ColumnSum { x: op.dx, out, rows: op.rows, width: op.inputs };
+                column_sum::column_sum(launcher, &sum)
+            }
+            None => Ok(()),
         };
-        let fused = Way { epilogue: Epilogue::GeluDerivative, kept: Some(kept), ..Way::plain(call) };
-        let finish = |launcher: &Launcher| epilogue::gelu_derivative(launcher, kept, op.dx);
-        self.run(vec![fused, Way { finish: Some(&finish), ..plain }])
+        let Some(kept) = op.gelu else {
+            return self.run(vec![Way { finish: Some(&sum), ..Way::plain(call) }]);
+        };
+        let finish = |launcher: &Launcher| {
+            epilogue::gelu_derivative(launcher, kept, op.dx)?;
+            sum(launcher)
+        };
+        let fused = Way {
+            epilogue: Epilogue::GeluDerivative,
+            kept: Some(kept),
+            finish: Some(&sum),
+            ..Way::plain(call)
+        };
+        let mut ways = vec![fused, Way { finish: Some(&finish), ..Way::plain(call) }];
+        let ours = |launcher: &Launcher| hopper::gelu_derivative(launcher, op, kept);
+        if hopper::has_gelu_derivative(&self.launcher, op, kept) {
+            ways.push(Way { maker: Maker::Ours, finish: Some(&ours), ..Way::plain(call) });
+        }
+        self.run(ways)
     }
 
     /// See [`LinearBackwardWeight`]. The bias's gradient is a kernel of its own: cuBLASLt's epilogue for it cannot
@@ -245,20 +273,29 @@ impl Products {
             }
         }
         let Product { described, choice } = product;
-        let run = |chosen: Chosen| self.run_way(&described[chosen.way], &ways[chosen.way], &chosen.algorithm);
+        let run = |chosen: Chosen| {
+            self.run_way(described[chosen.way].as_ref(), &ways[chosen.way], &chosen.algorithm)
+        };
         match choice {
             Choice::Made(chosen) => run(*chosen),
             Choice::Trial(trial) => trial.run(&self.stream, run),
         }
     }
 
-    fn run_way(&self, described: &Described, way: &Way, algorithm: &Algorithm) -> Result<(), CudaError> {
-        described.operation.set_extras(way.epilogue, way.extras(), way.call.size[0])?;
-        let add = way.call.addend.is_some();
-        // SAFETY: the operation's views were checked against its shape, from which the key was made, and a rank's
-        // memory outlives what is enqueued on its stream.
-        unsafe {
-            described.run(&self.handle, &self.stream, algorithm, way.addresses(), add, self.workspace)?;
+    fn run_way(
+        &self,
+        described: Option<&Described>,
+        way: &Way,
+        algorithm: &Algorithm,
+    ) -> Result<(), CudaError> {
+        if let Some(described) = described {
+            described.operation.set_extras(way.epilogue, way.extras(), way.call.size[0])?;
+            let add = way.call.addend.is_some();
+            // SAFETY: the operation's views were checked against its shape, from which the key was made, and a rank's
+            // memory outlives what is enqueued on its stream.
+            unsafe {
+                described.run(&self.handle, &self.stream, algorithm, way.addresses(), add, self.workspace)?;
+            }
         }
         way.finish.map_or(Ok(()), |finish| finish(&self.launcher))
     }

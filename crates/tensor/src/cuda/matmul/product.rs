@@ -15,6 +15,15 @@ pub const ALIGNMENT: u32 = 16;
 /// Candidates that are tried when tuning.
 const CANDIDATES: usize = 8;
 
+/// Whose kernel it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Maker {
+    /// cuBLASLt's.
+    Library,
+    /// Ours.
+    Ours,
+}
+
 /// What happens to finished sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
@@ -56,6 +65,8 @@ pub enum Addend {
 /// All that decides which algorithm is best. Matrices are column-major: `D[m, n] = A[m, k] · B[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
+    /// Whose kernel it is.
+    pub maker: Maker,
     /// Rows of the result.
     pub m: usize,
     /// Columns of the result.
@@ -78,7 +89,7 @@ pub struct Key {
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Key { m, n, k, transposed, input, output, epilogue, addend, alignments } = self;
+        let Key { m, n, k, transposed, input, output, epilogue, addend, alignments, .. } = self;
         let [a, b] = transposed.map(|yes| if yes { 'T' } else { 'N' });
         let add = match addend {
             Addend::Nothing => "=",
@@ -101,8 +112,8 @@ pub struct Extras {
 /// A product that cuBLASLt can do in at least one way.
 #[derive(Debug)]
 pub struct Product {
-    /// One for each way.
-    pub(super) described: Vec<Described>,
+    /// One for each way, if it is cuBLASLt's.
+    pub(super) described: Vec<Option<Described>>,
     pub(super) choice: Choice,
 }
 
@@ -135,12 +146,17 @@ impl Product {
         stored: Option<Chosen>,
         tune: bool,
     ) -> Result<Option<Self>, CudaError> {
-        let described =
-            ways.iter().map(|(key, extras)| describe(key, *extras)).collect::<Result<Vec<_>, _>>()?;
+        let describe = |(key, extras): &(Key, Extras)| match key.maker {
+            Maker::Library => describe(key, *extras).map(Some),
+            Maker::Ours => Ok(None),
+        };
+        let described = ways.iter().map(describe).collect::<Result<Vec<_>, _>>()?;
+        let accepts = |way: &Option<Described>, algorithm| match way {
+            Some(described) => described.accepts(handle, algorithm, workspace_bytes),
+            None => true,
+        };
         if let Some(chosen) = stored
-            && described
-                .get(chosen.way)
-                .is_some_and(|way| way.accepts(handle, &chosen.algorithm, workspace_bytes))
+            && described.get(chosen.way).is_some_and(|way| accepts(way, &chosen.algorithm))
         {
             return Ok(Some(Product { described, choice: Choice::Made(chosen) }));
         }
@@ -152,7 +168,10 @@ impl Product {
                 (false, _) if candidates.is_empty() => 1,
                 (false, _) => break,
             };
-            let found = described.candidates(handle, workspace_bytes, key.alignments, count)?;
+            let found = match described {
+                Some(described) => described.candidates(handle, workspace_bytes, key.alignments, count)?,
+                None => vec![Algorithm { data: [0; 8] }],
+            };
             candidates.extend(found.into_iter().map(|algorithm| Chosen { way, algorithm }));
         }
         let choice = match *candidates {

@@ -11,6 +11,9 @@ use super::library::Algorithm;
 use super::product::Chosen;
 use crate::cuda::cache;
 
+/// Counted up when the ways to do a product change, so that choices among others are not taken for them.
+const WAYS: u32 = 2;
+
 /// Algorithms that were found to be the fastest.
 #[derive(Debug)]
 pub struct Store {
@@ -22,7 +25,7 @@ impl Store {
     /// What was kept for a card and a version, empty if nothing was. `None` if this user has no cache folder.
     pub fn open(device: &str, version: usize) -> Option<Self> {
         let name: String = device.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        Some(Self::at(&cache::folder("products")?.join(format!("{name}-{version}.txt"))))
+        Some(Self::at(&cache::folder("products")?.join(format!("{name}-{version}-{WAYS}.txt"))))
     }
 
     fn at(path: &Path) -> Self {

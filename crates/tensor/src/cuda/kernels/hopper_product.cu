@@ -1,0 +1,446 @@
+// A product with GELU after it, or with GELU's derivative, on Hopper's tensor cores (wgmma) and its copy engine (TMA).
+//
+//   product_gelu         kept = x · weightᵀ + bias, out = GELU(kept)                   weight [n, k]
+//   product_derivative   out = (x · weight) ∘ GELU'(kept), partial = sums over its rows  weight [k, n]
+//
+// x [m, k]; kept, out [m, n]; bias [n]; partial [⌈m / 128⌉, n] f32: one row of sums for every row of tiles. All bf16 but
+// the sums; n and k are multiples of 8 and all pointers of 16 bytes.
+// architecture: sm_90a
+//
+// A block's first group of warps fetches tiles of x and weight, in slices of 64 along k, into a ring of six. The other two
+// groups take the tiles of the result in turns: while one multiplies, the other applies GELU to what it has multiplied,
+// so that the tensor cores do not wait for it. Two blocks are a cluster: they work on tiles that lie below one another
+// and fetch half of the weights' tile each, for both. One buffer is where tiles of kept and out come and go; the groups
+// hand it over, too.
+//
+// Barriers count their uses by a parity only, so whoever waits for a use must know that the one before it is over. Taking
+// turns sees to that.
+//
+// [65536, 3072] = [65536, 768] · [768, 3072]: 309 GFLOP, 0.45 ms at 680 TFLOP/s; the derivative's sums take no pass of
+// their own, which would read 403 MB in 94 µs.
+
+typedef unsigned int word;
+typedef unsigned long long barrier;
+
+// CUtensorMap: what the copy engine knows of a matrix in global memory.
+struct alignas(64) Matrix {
+    unsigned char opaque[128];
+};
+
+struct Matrices {
+    Matrix x, weight, kept, out;
+};
+
+constexpr int TILE = 128;  // rows and columns of the result
+constexpr int SLICE = 64;  // along k: rows of 128 bytes, which the copy engine swizzles in groups of eight
+constexpr int RING = 6;    // slices that are under way or being multiplied
+constexpr int CLUSTER = 2; // blocks that share the weights' slices
+constexpr int GROUP = 128; // threads that issue a product together
+constexpr int BAND = 8;    // rows of tiles, for a whole cluster, that are worked on together so that caches hold them
+constexpr int HALF_BYTES = 64 * 128;                 // 64 rows of a slice, or a slice of 64 columns
+constexpr int SLICE_BYTES = 4 * HALF_BYTES;          // x's and the weights'
+constexpr int STAGING_BYTES = TILE * TILE * 2;       // two halves of 64 columns
+constexpr int COLUMN_BYTES = 64 * 128 * 2;           // one of them
+enum Turn { MULTIPLY = 1, FINISH = 3, WITHIN = 5 };  // named barriers, for each of the two groups
+
+struct Shared {
+    unsigned char ring[RING][SLICE_BYTES];
+    unsigned char staging[STAGING_BYTES];
+    float sums[GROUP / WARP][TILE];
+    barrier full[RING], empty[RING], loaded;
+};
+static_assert(sizeof(Shared) == 231528, "not what is launched");
+
+__device__ inline word shared_address(const void *at) { return (word)__cvta_generic_to_shared(at); }
+
+__device__ inline void begin_barrier(barrier *at, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(at)), "r"(arrivals));
+}
+
+// Arrives, and says how many bytes the copy engine will bring before the barrier's use is over.
+__device__ inline void expect_bytes(barrier *at, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(at)), "r"(bytes) : "memory");
+}
+
+__device__ inline void arrive_at(barrier *at, int block_of_cluster) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+                 "}" ::"r"(shared_address(at)), "r"(block_of_cluster)
+                 : "memory");
+}
+
+__device__ inline void await(barrier *at, int parity) {
+    asm volatile("{\n"
+                 ".reg .pred over;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+                 "@!over bra again;\n"
+                 "}" ::"r"(shared_address(at)), "r"(parity)
+                 : "memory");
+}
+
+// All threads of the cluster.
+__device__ inline void await_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// A group waits for its turn, and gives the other its turn.
+__device__ inline void await_turn(int turn, int group) {
+    asm volatile("bar.sync %0, %1;" ::"r"(turn + group), "n"(2 * GROUP) : "memory");
+}
+
+__device__ inline void pass_turn(int turn, int group) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(turn + 1 - group), "n"(2 * GROUP) : "memory");
+}
+
+__device__ inline void await_group(int group) {
+    asm volatile("bar.sync %0, %1;" ::"r"(WITHIN + group), "n"(GROUP) : "memory");
+}
+
+// Fetches the box of a matrix at a column and row.
+__device__ inline void fetch(void *to, const Matrix &from, int column, int row, barrier *at) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+                 ::"r"(shared_address(to)), "l"(&from), "r"(column), "r"(row), "r"(shared_address(at))
+                 : "memory");
+}
+
+// The same to the same place in all blocks of the cluster, each of which hears of it at its own barrier.
+__device__ inline void fetch_for_all(void *to, const Matrix &from, int column, int row, barrier *at) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3}], [%4], %5;"
+                 ::"r"(shared_address(to)), "l"(&from), "r"(column), "r"(row), "r"(shared_address(at)),
+                   "h"((unsigned short)((1 << CLUSTER) - 1))
+                 : "memory");
+}
+
+__device__ inline void put(const Matrix &to, const void *from, int column, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
+                 ::"l"(&to), "r"(column), "r"(row), "r"(shared_address(from))
+                 : "memory");
+}
+
+// Where wgmma finds a factor: address, distance of its chunks of 64 columns (where rows lie along k), distance of groups
+// of eight rows, swizzled rows of 128 bytes.
+__device__ inline unsigned long long factor(word at, int chunk) {
+    constexpr unsigned long long EIGHT_ROWS = 1024, SWIZZLED = 1ull << 62;
+    return (at & 0x3ffff) >> 4 | (unsigned long long)(chunk >> 4) << 16 | EIGHT_ROWS >> 4 << 32 | SWIZZLED;
+}
+
+// d += left · right: [64, 128] += [64, 16] · [16, 128]. Rows of the right factor lie along k if it is `ROWS_ALONG_K`.
+template <bool ROWS_ALONG_K> __device__ inline void multiply(float (&d)[64], unsigned long long left, unsigned long long right) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21, "
+        "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43, "
+        "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+        "%64, %65, 1, 1, 1, 0, %66;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(left), "l"(right), "n"(ROWS_ALONG_K ? 1 : 0));
+}
+
+template <int PENDING> __device__ inline void await_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Four 8 × 8 matrices; lane l names row l % 8 of matrix l / 8, and has elements 2·(l % 4) and the next of row l / 4.
+__device__ inline void load_matrices(word (&words)[4], word at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+__device__ inline void store_matrices(word at, const word (&words)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(at), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+}
+
+constexpr float SLOPE = 0.7978845608028654f; // √(2/π)
+constexpr float CUBIC = 0.044715f;
+
+// In one instruction, to 2^-11.
+__device__ inline float quick_tanh(float x) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ inline float gelu(float x) {
+    const float half = 0.5f * x;
+    return half + half * quick_tanh(x * (x * x * (SLOPE * CUBIC) + SLOPE));
+}
+
+__device__ inline float gelu_derivative(float x) {
+    const float square = x * x, t = quick_tanh(x * (square * (SLOPE * CUBIC) + SLOPE));
+    return 0.5f + 0.5f * t + 0.5f * x * (1.0f - t * t) * (square * (3.0f * SLOPE * CUBIC) + SLOPE);
+}
+
+// The tiles of a block, in bands from left to right, each column from top to bottom.
+struct Tiles {
+    int rows, columns;
+
+    __device__ Tiles(int m, int n) : rows((m + TILE * CLUSTER - 1) / (TILE * CLUSTER)), columns((n + TILE - 1) / TILE) {}
+
+    // The tile that a block has at a position, if any: its first row and column.
+    __device__ bool at(int position, int &row, int &column) const {
+        const int index = blockIdx.x / CLUSTER + position * (gridDim.x / CLUSTER);
+        const int band = index / (BAND * columns), within = index % (BAND * columns);
+        const int height = rows - band * BAND < BAND ? rows - band * BAND : BAND;
+        if (index >= rows * columns) return false;
+        row = ((band * BAND + within % height) * CLUSTER + blockIdx.x % CLUSTER) * TILE;
+        column = within / height * TILE;
+        return true;
+    }
+};
+
+// A place in the ring, and how often it was passed, modulo 2.
+struct Place {
+    int slice, parity;
+
+    __device__ Place(int steps) : slice(steps % RING), parity(steps / RING % 2) {}
+
+    __device__ void next() {
+        if (++slice < RING) return;
+        slice = 0;
+        parity ^= 1;
+    }
+};
+
+template <bool DERIVATIVE> struct Product {
+    const Matrices &matrices;
+    const word *bias;
+    float *partial;
+    int m, n, slices;
+    Shared &shared;
+
+    // One thread of a block: keeps the ring full.
+    __device__ void fetch_slices() const {
+        const Tiles tiles(m, n);
+        const int member = blockIdx.x % CLUSTER;
+        Place place(0);
+        for (int position = 0, row, column; tiles.at(position, row, column); ++position) {
+            for (int slice = 0; slice < slices; ++slice, place.next()) {
+                unsigned char *to = shared.ring[place.slice];
+                barrier *full = &shared.full[place.slice];
+                await(&shared.empty[place.slice], place.parity ^ 1);
+                expect_bytes(full, SLICE_BYTES);
+                fetch(to, matrices.x, slice * SLICE, row, full);
+                const int along_n = column + 64 * member, along_k = slice * SLICE;
+                fetch_for_all(to + (2 + member) * HALF_BYTES, matrices.weight, DERIVATIVE ? along_n : along_k,
+                              DERIVATIVE ? along_k : along_n, full);
+            }
+        }
+    }
+
+    // A group of warps: every other tile.
+    __device__ void make_tiles(int group) const {
+        const Tiles tiles(m, n);
+        const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
+        int row, column;
+        if (group == 0) fetch_kept(0, thread);
+        if (group == 1) {
+            pass_turn(MULTIPLY, group);
+            pass_turn(FINISH, group);
+        }
+        for (int position = group; tiles.at(position, row, column); position += 2) {
+            float d[2][64];
+            for (int i = 0; i < 64; ++i) d[0][i] = d[1][i] = 0;
+            word shift[16] = {};
+            if (!DERIVATIVE && bias) load_bias(shift, column, lane);
+            await_turn(MULTIPLY, group);
+            multiply_slices(d, Place(position * slices), lane, [=] { pass_turn(MULTIPLY, group); });
+            await_turn(FINISH, group);
+            if constexpr (DERIVATIVE) {
+                await(&shared.loaded, position % 2);
+                finish_derivative(d, row, column, warp, lane, group);
+            } else {
+                finish_gelu(d, shift, row, column, warp, lane, group);
+            }
+            if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+            fetch_kept(position + 1, thread);
+            pass_turn(FINISH, group);
+        }
+        if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    }
+
+    // The derivative's other factor, for the group whose turn is next.
+    __device__ void fetch_kept(int position, int thread) const {
+        int row, column;
+        if (!DERIVATIVE || thread > 0 || !Tiles(m, n).at(position, row, column)) return;
+        expect_bytes(&shared.loaded, STAGING_BYTES);
+        for (int half = 0; half < 2; ++half)
+            fetch(shared.staging + half * COLUMN_BYTES, matrices.kept, column + 64 * half, row, &shared.loaded);
+    }
+
+    // Of the lane's columns 8·j + 2·(lane % 4) and the next, before it is needed.
+    __device__ void load_bias(word (&shift)[16], int column, int lane) const {
+#pragma unroll
+        for (int j = 0; j < 16; ++j)
+            if (column + 8 * j < n) shift[j] = __ldg(bias + column / 2 + 4 * j + lane % 4);
+    }
+
+    // `issued` is called when the last product is under way.
+    template <class Issued> __device__ void multiply_slices(float (&d)[2][64], Place place, int lane, Issued issued) const {
+        int before = 0;
+        for (int slice = 0; slice < slices; ++slice, place.next()) {
+            await(&shared.full[place.slice], place.parity);
+            const word x = shared_address(shared.ring[place.slice]), weight = x + 2 * HALF_BYTES;
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+            for (int step = 0; step < SLICE / 16; ++step) {
+                const auto right = DERIVATIVE ? factor(weight + step * 16 * 128, HALF_BYTES) : factor(weight + step * 32, 16);
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    multiply<DERIVATIVE>(d[half], factor(x + half * HALF_BYTES + step * 32, 16), right);
+            }
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            await_products<1>();
+            if (slice > 0) release(before, lane);
+            before = place.slice;
+        }
+        issued();
+        await_products<0>();
+        release(before, lane);
+    }
+
+    // A warp tells both blocks of the cluster that it has read a slice.
+    __device__ void release(int slice, int lane) const {
+        if (lane < CLUSTER) arrive_at(&shared.empty[slice], lane);
+    }
+
+    // d[half][4·j + i] is at row 64·half + 16·warp + lane / 4 + 8·(i / 2), column 8·j + 2·(lane % 4) + i % 2. Columns 8·j to
+    // 8·j + 15 of the warp's 16 rows are four matrices, in the order of i / 2; the lane's row of them:
+    __device__ word place_of(int half, int j, int warp, int lane) const {
+        const int row = 64 * half + 16 * warp + lane / 8 % 2 * 8 + lane % 8, chunk = j + lane / 16;
+        return shared_address(shared.staging) + chunk / 8 * COLUMN_BYTES + row * 128 + (chunk % 8 ^ lane % 8) * 16;
+    }
+
+    __device__ void put_staging(const Matrix &to, int row, int column, int group) const {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        await_group(group);
+        if (threadIdx.x % GROUP > 0) return;
+        for (int half = 0; half < 2; ++half) put(to, shared.staging + half * COLUMN_BYTES, column + 64 * half, row);
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+
+    __device__ void finish_gelu(const float (&d)[2][64], const word (&shift)[16], int row, int column, int warp, int lane,
+                                int group) const {
+        // Matrices p of a warp: half p % 2, columns 16·(p / 2) on.
+#pragma unroll
+        for (int p = 0; p < 16; ++p) {
+            const int j = p / 2 * 2;
+            word words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float x[2];
+                widen_word<bf16>(shift[j + i / 2], x);
+                x[0] += d[p % 2][4 * j + 2 * i], x[1] += d[p % 2][4 * j + 2 * i + 1];
+                words[i] = narrow_word<bf16>(x);
+            }
+            store_matrices(place_of(p % 2, j, warp, lane), words);
+        }
+        put_staging(matrices.kept, row, column, group);
+        word words[16][4];
+#pragma unroll
+        for (int p = 0; p < 16; ++p) load_matrices(words[p], place_of(p % 2, p / 2 * 2, warp, lane));
+#pragma unroll
+        for (int p = 0; p < 16; ++p)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float x[2];
+                widen_word<bf16>(words[p][i], x);
+                x[0] = gelu(x[0]), x[1] = gelu(x[1]);
+                words[p][i] = narrow_word<bf16>(x);
+            }
+        if (threadIdx.x % GROUP == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        await_group(group);
+#pragma unroll
+        for (int p = 0; p < 16; ++p) store_matrices(place_of(p % 2, p / 2 * 2, warp, lane), words[p]);
+        put_staging(matrices.out, row, column, group);
+    }
+
+    __device__ void finish_derivative(const float (&d)[2][64], int row, int column, int warp, int lane, int group) const {
+        float sums[32] = {};
+        // Four matrices of both halves at once, so that loads are not waited for one by one.
+#pragma unroll
+        for (int j = 0; j < 16; j += 4) {
+            word words[4][4];
+#pragma unroll
+            for (int p = 0; p < 4; ++p) load_matrices(words[p], place_of(p % 2, j + p / 2 * 2, warp, lane));
+#pragma unroll
+            for (int p = 0; p < 4; ++p)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int at = j + p / 2 * 2;
+                    float x[2];
+                    widen_word<bf16>(words[p][i], x);
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        x[e] = d[p % 2][4 * at + 2 * i + e] * gelu_derivative(x[e]);
+                        sums[2 * (at + i / 2) + e] += x[e];
+                    }
+                    words[p][i] = narrow_word<bf16>(x);
+                }
+            SYNCHRONIZE_WARP();
+#pragma unroll
+            for (int p = 0; p < 4; ++p) store_matrices(place_of(p % 2, j + p / 2 * 2, warp, lane), words[p]);
+        }
+        put_staging(matrices.out, row, column, group);
+#pragma unroll
+        for (int i = 0; i < 32; ++i)
+#pragma unroll
+            for (int mask = 4; mask < WARP; mask *= 2) sums[i] += SHUFFLE_XOR(sums[i], mask);
+        if (lane < 4)
+#pragma unroll
+            for (int i = 0; i < 32; ++i) shared.sums[warp][i / 2 * 8 + 2 * lane + i % 2] = sums[i];
+        await_group(group);
+        const int thread = threadIdx.x % GROUP;
+        float sum = 0;
+        for (int other = 0; other < GROUP / WARP; ++other) sum += shared.sums[other][thread];
+        if (column + thread < n && row < m) partial[row / TILE * (size)n + column + thread] = sum;
+    }
+
+    __device__ void run() const {
+        // The same for a whole warp, and the compiler shall know it.
+        const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0);
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < RING; ++i) {
+                begin_barrier(&shared.full[i], 1);
+                begin_barrier(&shared.empty[i], CLUSTER * 4);
+            }
+            begin_barrier(&shared.loaded, 1);
+            asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+        }
+        await_cluster();
+        if (group == 0) {
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+            if (threadIdx.x == 0) fetch_slices();
+            SYNCHRONIZE_WARP();
+        } else {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+            make_tiles(group - 1);
+        }
+        // Nobody leaves while another block may still arrive at its barriers.
+        await_cluster();
+    }
+};
+
+#define DEFINE(NAME, DERIVATIVE)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) __cluster_dims__(CLUSTER, 1, 1)                        \
+        NAME(const __grid_constant__ Matrices matrices, const word *bias, float *partial, int m, int n, int k) {      \
+        extern __shared__ __align__(1024) unsigned char memory[];                                                     \
+        const int slices = (k + SLICE - 1) / SLICE;                                                                   \
+        Product<DERIVATIVE>{matrices, bias, partial, m, n, slices, *(Shared *)memory}.run();                          \
+    }
+DEFINE(product_gelu, false)
+DEFINE(product_derivative, true)

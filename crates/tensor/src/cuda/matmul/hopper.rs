@@ -1,0 +1,135 @@
+//! Products with GELU or its derivative at their end that are kernels of ours, for compute capability 9.0: the tensor
+//! cores go on with the next tile while GELU is applied to the last one, and bias gradients are summed in passing.
+
+use std::mem::MaybeUninit;
+
+use cudarc::driver::sys::{self, CUtensorMap};
+
+use crate::cuda::column_sum::sum_partials;
+use crate::cuda::error::CudaError;
+use crate::cuda::kernels::HOPPER_PRODUCT;
+use crate::cuda::launcher::{Launcher, aligned_flat, pointer, pointer_or_null};
+use crate::cuda::stream::{Argument, Grid};
+use crate::ops::{Linear, LinearBackwardInput};
+use crate::{DType, View};
+
+/// Rows and columns of a tile (`TILE` of `hopper_product.cu`).
+const TILE: usize = 128;
+
+/// Rows or columns of what the copy engine fetches of the weights at once.
+const CHUNK: usize = 64;
+
+/// Blocks of a cluster (`CLUSTER`).
+const CLUSTER: usize = 2;
+
+/// Threads of a block.
+const THREADS: u32 = 384;
+
+/// Shared memory of a block (the kernel's `Shared`).
+const SHARED_BYTES: u32 = 231_528;
+
+/// Widths that the copy engine takes are multiples of so many elements.
+const UNIT: usize = 8;
+
+/// Whether there is a kernel for this product with GELU.
+pub fn has_gelu(launcher: &Launcher, op: &Linear) -> bool {
+    let Some(kept) = op.gelu else { return false };
+    let views: Vec<View> = [op.x, op.weight, op.out, kept].into_iter().chain(op.bias).collect();
+    fits(launcher, &views, [op.outputs, op.inputs])
+}
+
+/// Whether there is a kernel for this product with GELU's derivative.
+pub fn has_gelu_derivative(launcher: &Launcher, op: &LinearBackwardInput, kept: View) -> bool {
+    let views = [op.dy, op.weight, op.dx, kept];
+    fits(launcher, &views, [op.inputs, op.outputs])
+        && partial_bytes(op.rows, op.inputs) <= launcher.scratch_bytes()
+}
+
+fn fits(launcher: &Launcher, views: &[View], widths: [usize; 2]) -> bool {
+    launcher.capability() == (9, 0)
+        && views.iter().all(|view| view.dtype() == DType::BF16)
+        && aligned_flat(views)
+        && widths.iter().all(|width| width.is_multiple_of(UNIT))
+}
+
+/// See [`Linear`], with GELU.
+pub fn gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
+    let kept = op.gelu.expect("a product with GELU keeps what it is applied to");
+    let matrices = [
+        matrix(op.x, op.inputs, TILE)?,
+        matrix(op.weight, op.inputs, CHUNK)?,
+        matrix(kept, op.outputs, TILE)?,
+        matrix(op.out, op.outputs, TILE)?,
+    ];
+    let pointers = [pointer_or_null(op.bias), 0_u64.into()];
+    launch(launcher, "product_gelu", &matrices, pointers, [op.rows, op.outputs, op.inputs])
+}
+
+/// See [`LinearBackwardInput`], with GELU's derivative.
+pub fn gelu_derivative(launcher: &Launcher, op: &LinearBackwardInput, kept: View) -> Result<(), CudaError> {
+    let matrices = [
+        matrix(op.dy, op.outputs, TILE)?,
+        matrix(op.weight, op.inputs, CHUNK)?,
+        matrix(kept, op.inputs, TILE)?,
+        matrix(op.dx, op.inputs, TILE)?,
+    ];
+    let partial = launcher.scratch(partial_bytes(op.rows, op.inputs))?;
+    let pointers = [0_u64.into(), partial.into()];
+    launch(launcher, "product_derivative", &matrices, pointers, [op.rows, op.inputs, op.outputs])?;
+    match op.dbias {
+        Some(dbias) => sum_partials(launcher, partial, op.rows.div_ceil(TILE), op.inputs, &[dbias]),
+        None => Ok(()),
+    }
+}
+
+/// One row of sums for every row of tiles.
+fn partial_bytes(rows: usize, width: usize) -> usize {
+    rows.div_ceil(TILE) * width * size_of::<f32>()
+}
+
+fn launch(
+    launcher: &Launcher,
+    name: &str,
+    matrices: &[CUtensorMap; 4],
+    pointers: [Argument; 2],
+    size: [usize; 3],
+) -> Result<(), CudaError> {
+    let table: Vec<u64> = matrices.iter().flat_map(|matrix| matrix.opaque).collect();
+    let size =
+        size.map(|length| Argument::from(u32::try_from(length).expect("a product of more than 2³² rows")));
+    let arguments: Vec<Argument> = pointers.into_iter().chain(size).collect();
+    let blocks = launcher.multiprocessors() / CLUSTER * CLUSTER;
+    let grid = Grid { shared: SHARED_BYTES, ..Grid::new(blocks, THREADS) };
+    // SAFETY: as the kernel declares; the matrices are the operation's, whose shapes were checked, and the partial sums
+    // fit into the scratch.
+    unsafe { launcher.launch_with_table(&HOPPER_PRODUCT, name, grid, &table, &arguments) }
+}
+
+/// What the copy engine must know of a row-major matrix to move [`CHUNK`] columns of `rows` rows at once.
+fn matrix(view: View, width: usize, rows: usize) -> Result<CUtensorMap, CudaError> {
+    let _ = pointer(view);
+    let lengths = [width as u64, (view.len() / width) as u64];
+    let stride = [(width * view.dtype().bytes()) as u64];
+    let chunk = [CHUNK as u32, rows as u32];
+    let mut map = MaybeUninit::<CUtensorMap>::uninit();
+    // SAFETY: the arrays are as long as the matrix has dimensions, and the driver only writes to the map.
+    let status = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            map.as_mut_ptr(),
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            lengths.len() as u32,
+            view.address() as *mut _,
+            lengths.as_ptr(),
+            stride.as_ptr(),
+            chunk.as_ptr(),
+            [1, 1].as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    status.result()?;
+    // SAFETY: the driver has written it.
+    Ok(unsafe { map.assume_init() })
+}
