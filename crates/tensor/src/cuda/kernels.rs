@@ -16,12 +16,18 @@ use crate::DType;
 /// What every kernel file begins with: types, conversions, reductions.
 pub(crate) const COMMON: &str = include_str!("kernels/common.cuh");
 
+/// What files for the tensor cores include, by name.
+pub(crate) const HEADERS: [(&str, &str); 2] = [
+    ("tensor_core.cuh", include_str!("kernels/tensor_core.cuh")),
+    ("matrix_instructions.cuh", include_str!("kernels/matrix_instructions.cuh")),
+];
+
 /// A kernel file, without [`COMMON`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     /// File name without ending.
     pub(crate) name: &'static str,
-    /// CUDA C++ that hipcc also takes, unless it is for one architecture.
+    /// CUDA C++ that hipcc also takes, unless it includes [`HEADERS`] or is for one architecture.
     pub(crate) text: &'static str,
 }
 
@@ -51,6 +57,8 @@ sources! {
     ATTENTION = "attention",
     CACHED_ATTENTION = "cached_attention",
     HOPPER_PRODUCT = "hopper_product",
+    TENSOR_ATTENTION_FORWARD = "tensor_attention_forward",
+    TENSOR_ATTENTION_BACKWARD = "tensor_attention_backward",
 }
 
 /// The kernels of one device; files are compiled and loaded when first needed.
@@ -62,7 +70,8 @@ pub(crate) struct Kernels {
 
 #[derive(Debug, Default)]
 struct Loaded {
-    modules: HashMap<&'static str, CUmodule>,
+    /// By name and definitions, as functions are.
+    modules: HashMap<String, CUmodule>,
     functions: HashMap<String, Function>,
 }
 
@@ -72,20 +81,36 @@ impl Kernels {
         Kernels { stream: stream.clone(), loaded: Rc::default() }
     }
 
+    /// The stream that kernels are enqueued on.
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
     /// The kernel `name` of a file. Names are unique over all files.
     pub(crate) fn function(&self, source: &'static Source, name: &str) -> Result<Function, CudaError> {
+        self.defined(source, &[], name)
+    }
+
+    /// The kernel `name` of a file that is compiled with these definitions, `NAME=value`.
+    fn defined(
+        &self,
+        source: &'static Source,
+        definitions: &[String],
+        name: &str,
+    ) -> Result<Function, CudaError> {
         let loaded = &mut *self.loaded.borrow_mut();
-        if let Some(&function) = loaded.functions.get(name) {
+        let key = |name: &str| format!("{name} {}", definitions.join(" "));
+        if let Some(&function) = loaded.functions.get(&key(name)) {
             return Ok(function);
         }
-        let module = match loaded.modules.get(source.name) {
+        let module = match loaded.modules.get(&key(source.name)) {
             Some(&module) => module,
-            None => *loaded.modules.entry(source.name).or_insert(self.load(source)?),
+            None => *loaded.modules.entry(key(source.name)).or_insert(self.load(source, definitions)?),
         };
         let symbol = CString::new(name).expect("kernel names hold no zero");
         // SAFETY: the module is loaded and is never unloaded before its context ends.
         let function = Function(unsafe { result::module::get_function(module, symbol)? });
-        loaded.functions.insert(name.to_owned(), function);
+        loaded.functions.insert(key(name), function);
         Ok(function)
     }
 
@@ -121,10 +146,28 @@ impl Kernels {
         unsafe { self.stream.launch(function, grid, table, arguments) }
     }
 
-    fn load(&self, source: &'static Source) -> Result<CUmodule, CudaError> {
+    /// The same for a file that is compiled with definitions.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`].
+    pub(crate) unsafe fn launch_defined(
+        &self,
+        source: &'static Source,
+        definitions: &[String],
+        name: &str,
+        grid: Grid,
+        arguments: &[Argument],
+    ) -> Result<(), CudaError> {
+        let function = self.defined(source, definitions, name)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.launch(function, grid, &[], arguments) }
+    }
+
+    fn load(&self, source: &'static Source, definitions: &[String]) -> Result<CUmodule, CudaError> {
         let (major, minor) = self.stream.capability();
         let portable = format!("sm_{major}{minor}");
-        let image = nvrtc::cubin(source.name, source.text, architecture(source.text).unwrap_or(&portable))?;
+        let architecture = architecture(source.text).unwrap_or(&portable);
+        let image = nvrtc::cubin(source.name, source.text, architecture, definitions)?;
         // SAFETY: a whole image made for this architecture, and the context is current.
         Ok(unsafe { result::module::load_data(image.as_ptr().cast())? })
     }

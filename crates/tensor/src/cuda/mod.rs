@@ -81,4 +81,11 @@ impl CudaBackend {
             _workspace: workspace,
         })
     }
+
+    /// The same backend with attention by our own kernels, as where cuDNN is missing. Memory is asked for as with it.
+    #[must_use]
+    pub fn without_cudnn(mut self) -> Self {
+        self.attentions.forget_cudnn();
+        self
+    }
 }

@@ -4,23 +4,31 @@
 
 use std::ffi::{CString, c_char};
 use std::fs;
+use std::iter;
 use std::path::PathBuf;
 
 use cudarc::nvrtc::{result, sys};
 
 use super::cache;
 use super::error::CudaError;
-use super::kernels::COMMON;
+use super::kernels::{COMMON, HEADERS};
 use super::libraries;
 
-/// The machine code of a kernel file for `architecture` (such as `sm_90`), from disk where it was compiled before. What all
-/// files begin with is put before its text, and messages name the file's own lines.
-pub(crate) fn cubin(name: &str, text: &str, architecture: &str) -> Result<Vec<u8>, CudaError> {
+/// The machine code of a kernel file for `architecture` (such as `sm_90`) and definitions (`NAME=value`), from disk where
+/// it was compiled before. What all files begin with is put before its text, and messages name the file's own lines.
+pub(crate) fn cubin(
+    name: &str,
+    text: &str,
+    architecture: &str,
+    definitions: &[String],
+) -> Result<Vec<u8>, CudaError> {
     libraries::NVRTC.require()?;
     let text = format!("{COMMON}\n#line 1 \"{name}.cu\"\n{text}");
-    let options = options(architecture);
+    let options = options(architecture, definitions);
     let kept = cache::folder("kernels").map(|folder| {
-        let key = fingerprint(&[&text, &options.join(" "), &version()]);
+        let included = HEADERS.iter().map(|(_, text)| *text).filter(|_| includes_headers(&text));
+        let whole: String = iter::once(text.as_str()).chain(included).collect();
+        let key = fingerprint(&[&whole, &options.join(" "), &version()]);
         folder.join(format!("{name}-{architecture}-{key:032x}.cubin"))
     });
     if let Some(image) = kept.as_ref().and_then(|path| fs::read(path).ok()) {
@@ -38,8 +46,14 @@ pub(crate) fn cubin(name: &str, text: &str, architecture: &str) -> Result<Vec<u8
 }
 
 /// Lambdas carry no annotation, so what has none is device code.
-fn options(architecture: &str) -> [String; 3] {
-    [format!("--gpu-architecture={architecture}"), "-std=c++17".to_owned(), "-default-device".to_owned()]
+fn options(architecture: &str, definitions: &[String]) -> Vec<String> {
+    let all = [format!("--gpu-architecture={architecture}"), "-std=c++17".into(), "-default-device".into()];
+    all.into_iter().chain(definitions.iter().map(|definition| format!("-D{definition}"))).collect()
+}
+
+/// Whether a kernel file is for the tensor cores.
+fn includes_headers(text: &str) -> bool {
+    text.contains("#include \"tensor_core.cuh\"")
 }
 
 /// NVRTC's version, "13.0". NVRTC must be there.
@@ -68,8 +82,19 @@ fn compile(text: &str, options: &[String]) -> Result<Vec<u8>, String> {
 struct Program(sys::nvrtcProgram);
 
 impl Program {
+    /// A program that can include [`HEADERS`].
     fn new(text: &CString) -> Result<Self, String> {
-        result::create_program(text, None).map(Program).map_err(|error| error.to_string())
+        let zero_ended = |text: &str| CString::new(text).expect("kernel sources hold no zero");
+        let headers = HEADERS.map(|(name, text)| (zero_ended(name), zero_ended(text)));
+        let names = headers.each_ref().map(|(name, _)| name.as_ptr());
+        let texts = headers.each_ref().map(|(_, text)| text.as_ptr());
+        let mut program = std::ptr::null_mut();
+        // SAFETY: texts and names end with zeros, there are as many of each, and NVRTC copies them.
+        let status = unsafe {
+            let (count, texts, names) = (HEADERS.len() as i32, texts.as_ptr(), names.as_ptr());
+            sys::nvrtcCreateProgram(&raw mut program, text.as_ptr(), std::ptr::null(), count, texts, names)
+        };
+        status.result().map(|()| Program(program)).map_err(|error| error.to_string())
     }
 
     fn log(&self) -> Option<String> {
@@ -93,7 +118,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: made by `create_program`, destroyed once.
+        // SAFETY: made by NVRTC, destroyed once.
         let _ = unsafe { result::destroy_program(self.0) };
     }
 }
@@ -126,6 +151,8 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::DType;
+    use crate::cuda::attention::tensor_attention_definitions;
     use crate::cuda::kernels::architecture;
 
     /// Every kernel file of the folder, with its name.
@@ -146,13 +173,42 @@ mod tests {
         }
         let files = kernel_files();
         assert!(!files.is_empty(), "no kernels were found");
-        for (name, text) in &files {
+        for (name, text) in files.iter().filter(|(_, text)| !includes_headers(text)) {
             let architectures = architecture(text).map_or(vec!["sm_80", "sm_90"], |only| vec![only]);
             for architecture in architectures {
-                let image = cubin(name, text, architecture).unwrap_or_else(|error| panic!("{error}"));
-                assert!(image.starts_with(b"\x7fELF"), "{name} gave no machine code");
+                compiles(name, text, architecture, &[]);
             }
         }
+    }
+
+    fn compiles(name: &str, text: &str, architecture: &str, definitions: &[String]) {
+        let image = cubin(name, text, architecture, definitions).unwrap_or_else(|error| panic!("{error}"));
+        assert!(image.starts_with(b"\x7fELF"), "{name} gave no machine code");
+    }
+
+    /// That they are for the tiles that are launched is asserted in the files themselves.
+    #[test]
+    fn every_file_for_the_tensor_cores_compiles() {
+        if let Err(missing) = libraries::NVRTC.require() {
+            eprintln!("skipped: {missing}");
+            return;
+        }
+        let mut files = kernel_files();
+        files.retain(|(_, text)| includes_headers(text));
+        assert!(!files.is_empty(), "no kernels were found");
+        std::thread::scope(|threads| {
+            for architecture in ["sm_80", "sm_90"] {
+                let files = &files;
+                threads.spawn(move || {
+                    for (head_dim, dtype) in [(64, DType::BF16), (88, DType::F16), (128, DType::BF16)] {
+                        let definitions = tensor_attention_definitions(head_dim, dtype).expect("a type");
+                        for (name, text) in files {
+                            compiles(name, text, architecture, &definitions);
+                        }
+                    }
+                });
+            }
+        });
     }
 
     #[test]
@@ -162,7 +218,7 @@ mod tests {
             return;
         }
         let text = "\nextern \"C\" __global__ void broken() { nothing(); }";
-        let message = cubin("broken", text, "sm_90").expect_err("there is no such function").to_string();
+        let message = cubin("broken", text, "sm_90", &[]).expect_err("there is no such function").to_string();
         assert!(message.contains("broken.cu(2)") && message.contains("nothing"), "{message}");
     }
 

@@ -2,6 +2,8 @@
 //!
 //! The tests need a card. Where there is none they say so and pass.
 
+mod attention;
+mod attention_rates;
 mod cached_attention;
 mod elementwise;
 mod lab;

@@ -1,9 +1,6 @@
-//! Linear layers and attention.
+//! Linear layers.
 
-use kintsugi_tensor::ops::{
-    Attention, AttentionBackward, AttentionSaved, AttentionShape, Linear, LinearBackwardInput,
-    LinearBackwardWeight,
-};
+use kintsugi_tensor::ops::{Linear, LinearBackwardInput, LinearBackwardWeight};
 use kintsugi_tensor::{Buffer, DType};
 
 use crate::lab::{COMPUTE, Lab, agree, card, close, gradient, gradient_types, tuning_card};
@@ -136,92 +133,6 @@ fn gradients_of_linear_layers_are_written_or_added() {
                         }
                         written
                     });
-                }
-            }
-        }
-    }
-}
-
-/// Documents of these lengths, again and again, if any, do not see each other.
-fn attention(lab: &Lab, shape: AttentionShape, plain: bool, documents: &[usize]) -> Vec<Buffer> {
-    let out_len = shape.rows() * shape.heads * shape.head_dim;
-    let (qkv, dout) = (lab.input(shape.rows() * shape.qkv_width(), 1), lab.input(out_len, 2));
-    let (out, dqkv) = (lab.output(out_len), lab.output(qkv.len()));
-    let kept = if plain { lab.output(shape.scores()) } else { lab.sums(shape.rows() * shape.heads) };
-    let saved = if plain {
-        AttentionSaved::Probabilities(kept.view())
-    } else {
-        AttentionSaved::LogSumExp(kept.view())
-    };
-    let starts = (!documents.is_empty()).then(|| lab.tokens(&starts(shape, documents)));
-    let starts = starts.as_ref().map(Buffer::view);
-    lab.backend.attention(Attention { qkv: qkv.view(), starts, out: out.view(), saved, shape });
-    lab.backend.attention_backward(AttentionBackward {
-        qkv: qkv.view(),
-        starts,
-        out: out.view(),
-        dout: dout.view(),
-        saved,
-        dqkv: dqkv.view(),
-        shape,
-    });
-    vec![out, kept, dqkv]
-}
-
-/// Where each token's document begins in its sample: end to end through all samples.
-fn starts(shape: AttentionShape, lengths: &[usize]) -> Vec<u32> {
-    let lengths: Vec<usize> = lengths.iter().copied().cycle().take(shape.rows()).collect();
-    let firsts = lengths.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length)));
-    let documents: Vec<usize> =
-        firsts.zip(&lengths).flat_map(|(first, &length)| vec![first; length]).collect();
-    let start = |row: usize| documents[row].saturating_sub(row - row % shape.sequence) as u32;
-    (0..shape.rows()).map(start).collect()
-}
-
-/// Batch, sequence, heads, key and value heads, width of a head.
-const ATTENTIONS: [[usize; 5]; 8] = [
-    [2, 128, 4, 4, 64],
-    [1, 256, 4, 2, 64],
-    [2, 256, 3, 3, 88],
-    [1, 256, 8, 2, 128],
-    [1, 1024, 2, 2, 64],
-    [1, 1024, 2, 1, 128],
-    [2, 70, 4, 2, 16],
-    [1, 1, 1, 1, 8],
-];
-
-#[test]
-fn attention_keeps_log_sums() {
-    let Some(card) = card() else { return };
-    for dtype in COMPUTE {
-        for [batch, sequence, heads, kv_heads, head_dim] in ATTENTIONS {
-            let shape = AttentionShape { batch, sequence, heads, kv_heads, head_dim };
-            agree(&card, dtype, &format!("{shape:?}"), |lab| attention(lab, shape, false, &[]));
-        }
-    }
-}
-
-#[test]
-fn attention_keeps_probabilities() {
-    let Some(card) = card() else { return };
-    for dtype in [DType::F32, DType::BF16] {
-        for [batch, sequence, heads, kv_heads, head_dim] in ATTENTIONS {
-            let shape = AttentionShape { batch, sequence, heads, kv_heads, head_dim };
-            agree(&card, dtype, &format!("plain {shape:?}"), |lab| attention(lab, shape, true, &[]));
-        }
-    }
-}
-
-#[test]
-fn attention_within_documents() {
-    let Some(card) = card() else { return };
-    for dtype in COMPUTE {
-        for [batch, sequence, heads, kv_heads, head_dim] in ATTENTIONS {
-            let shape = AttentionShape { batch, sequence, heads, kv_heads, head_dim };
-            for documents in [&[3, 1][..], &[40, 1, 100], &[64, 200]] {
-                for plain in [false, true] {
-                    let what = format!("documents of {documents:?} in {shape:?}, plain {plain}");
-                    agree(&card, dtype, &what, |lab| attention(lab, shape, plain, documents));
                 }
             }
         }

@@ -9,10 +9,13 @@ mod forward;
 mod graph;
 mod own;
 mod plan;
+mod tensor;
 #[cfg(test)]
 mod tests;
 mod workspace;
 
+#[cfg(test)]
+pub use tensor::definitions as tensor_attention_definitions;
 pub use workspace::{Pass, asks_cudnn, workspace_bytes};
 
 use std::cell::RefCell;
@@ -65,6 +68,11 @@ impl Attentions {
         let handle = usable.then(|| Handle::new(stream.handle())).transpose()?;
         let library = handle.map(|handle| Library { plans: RefCell::default(), handle });
         Ok(Attentions { kernels: kernels.clone(), deterministic, library })
+    }
+
+    /// Leaves everything to our own kernels.
+    pub(crate) fn forget_cudnn(&mut self) {
+        self.library = None;
     }
 
     /// See [`Attention`]. Scratch is taken from `memory` and given back before this returns, which is sound because

@@ -1,6 +1,7 @@
-//! Launches of our own attention kernels: for f32, for plain attention, for documents that do not see each other, and
-//! wherever cuDNN cannot.
+//! Launches of our own attention kernels, for documents that do not see each other and wherever cuDNN cannot: on the
+//! tensor cores where they can, and otherwise, as in f32 and for plain attention, with arithmetic in f32.
 
+use super::tensor;
 use crate::View;
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::{ATTENTION, Kernels, suffix};
@@ -16,6 +17,11 @@ const HEAD_DIM: usize = 256;
 
 /// See [`Attention`].
 pub fn forward(kernels: &Kernels, op: &Attention) -> Result<(), CudaError> {
+    if let AttentionSaved::LogSumExp(log_sums) = op.saved
+        && tensor::does_forward(kernels, op)
+    {
+        return tensor::forward(kernels, op, log_sums);
+    }
     check(op.shape)?;
     let [log_sums, probabilities] = saved(&op.saved);
     let (kind, starts) = starts(op.starts);
@@ -29,6 +35,11 @@ pub fn forward(kernels: &Kernels, op: &Attention) -> Result<(), CudaError> {
 
 /// See [`AttentionBackward`]; `dots` is scratch, one fp32 number for every query.
 pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<(), CudaError> {
+    if let AttentionSaved::LogSumExp(log_sums) = op.saved
+        && tensor::does_backward(kernels, op)
+    {
+        return tensor::backward(kernels, op, log_sums, dots);
+    }
     check(op.shape)?;
     let (shape, suffix) = (op.shape, suffix(op.qkv.dtype())?);
     let rows = shape.rows() * shape.heads;

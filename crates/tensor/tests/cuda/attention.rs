@@ -1,0 +1,143 @@
+//! Attention: by cuDNN where it is asked, and by our own kernels for everything.
+
+use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
+use kintsugi_tensor::{Buffer, DType};
+
+use crate::lab::{COMPUTE, Lab, agree, card, random};
+
+/// Documents of these lengths, again and again, if any, do not see each other.
+fn attention(lab: &Lab, shape: AttentionShape, plain: bool, documents: &[usize]) -> Vec<Buffer> {
+    let out_len = shape.rows() * shape.heads * shape.head_dim;
+    let (qkv, dout) = (lab.input(shape.rows() * shape.qkv_width(), 1), lab.input(out_len, 2));
+    let (out, dqkv) = (lab.output(out_len), lab.output(qkv.len()));
+    let kept = if plain { lab.output(shape.scores()) } else { lab.sums(shape.rows() * shape.heads) };
+    let saved = if plain {
+        AttentionSaved::Probabilities(kept.view())
+    } else {
+        AttentionSaved::LogSumExp(kept.view())
+    };
+    let starts = (!documents.is_empty()).then(|| lab.tokens(&starts(shape, documents)));
+    let starts = starts.as_ref().map(Buffer::view);
+    lab.backend.attention(Attention { qkv: qkv.view(), starts, out: out.view(), saved, shape });
+    lab.backend.attention_backward(AttentionBackward {
+        qkv: qkv.view(),
+        starts,
+        out: out.view(),
+        dout: dout.view(),
+        saved,
+        dqkv: dqkv.view(),
+        shape,
+    });
+    vec![out, kept, dqkv]
+}
+
+/// Where each token's document begins in its sample: end to end through all samples.
+fn starts(shape: AttentionShape, lengths: &[usize]) -> Vec<u32> {
+    let lengths: Vec<usize> = lengths.iter().copied().cycle().take(shape.rows()).collect();
+    let firsts = lengths.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length)));
+    let documents: Vec<usize> =
+        firsts.zip(&lengths).flat_map(|(first, &length)| vec![first; length]).collect();
+    let start = |row: usize| documents[row].saturating_sub(row - row % shape.sequence) as u32;
+    (0..shape.rows()).map(start).collect()
+}
+
+pub fn shape([batch, sequence, heads, kv_heads, head_dim]: [usize; 5]) -> AttentionShape {
+    AttentionShape { batch, sequence, heads, kv_heads, head_dim }
+}
+
+/// Batch, sequence, heads, key and value heads, width of a head.
+const SHAPES: [[usize; 5]; 8] = [
+    [2, 128, 4, 4, 64],
+    [1, 256, 4, 2, 64],
+    [2, 256, 3, 3, 88],
+    [1, 256, 8, 2, 128],
+    [1, 1024, 2, 2, 64],
+    [1, 1024, 2, 1, 128],
+    [2, 70, 4, 2, 16],
+    [1, 1, 1, 1, 8],
+];
+
+/// Lengths that fill no tile, groups, heads of every kind of tile, and one that the tensor cores are not used for.
+const ODD_SHAPES: [[usize; 5]; 8] = [
+    [2, 129, 4, 2, 64],
+    [1, 333, 3, 3, 88],
+    [1, 1000, 4, 1, 128],
+    [2, 77, 4, 1, 80],
+    [1, 257, 2, 2, 96],
+    [3, 33, 2, 1, 24],
+    [1, 520, 2, 2, 104],
+    [1, 65, 2, 1, 136],
+];
+
+#[test]
+fn attention_keeps_log_sums() {
+    let Some(card) = card() else { return };
+    for dtype in COMPUTE {
+        for shape in SHAPES.map(shape) {
+            agree(&card, dtype, &format!("{shape:?}"), |lab| attention(lab, shape, false, &[]));
+        }
+    }
+}
+
+#[test]
+fn attention_keeps_probabilities() {
+    let Some(card) = card() else { return };
+    for dtype in [DType::F32, DType::BF16] {
+        for shape in SHAPES.map(shape) {
+            agree(&card, dtype, &format!("plain {shape:?}"), |lab| attention(lab, shape, true, &[]));
+        }
+    }
+}
+
+#[test]
+fn attention_within_documents() {
+    let Some(card) = card() else { return };
+    for dtype in COMPUTE {
+        for shape in SHAPES.into_iter().chain(ODD_SHAPES).map(shape) {
+            for documents in [&[3, 1][..], &[40, 1, 100], &[64, 200]] {
+                for plain in [false, true] {
+                    let what = format!("documents of {documents:?} in {shape:?}, plain {plain}");
+                    agree(&card, dtype, &what, |lab| attention(lab, shape, plain, documents));
+                }
+            }
+        }
+    }
+}
+
+/// In sixteen bits on the tensor cores, in f32 without them.
+#[test]
+fn our_own_attention() {
+    let Some(card) = card() else { return };
+    let card = card.without_cudnn();
+    for dtype in COMPUTE {
+        for shape in SHAPES.into_iter().chain(ODD_SHAPES).map(shape) {
+            agree(&card, dtype, &format!("our own {shape:?}"), |lab| attention(lab, shape, false, &[]));
+        }
+    }
+}
+
+#[test]
+fn heads_that_begin_anywhere() {
+    let Some(card) = card() else { return };
+    let (card, shape) = (card.without_cudnn(), shape([1, 70, 2, 1, 64]));
+    let (width, out_width) = (shape.rows() * shape.qkv_width(), shape.rows() * shape.heads * shape.head_dim);
+    for dtype in COMPUTE {
+        agree(&card, dtype, "attention from the second element on", |lab| {
+            let (qkv, dout) = (lab.numbers(&random(width + 1, 1), dtype), lab.input(out_width, 2));
+            let [out, dqkv] = [out_width, width].map(|len| lab.output(len));
+            let (sums, qkv) = (lab.sums(shape.rows() * shape.heads), qkv.slice(1..width + 1));
+            let saved = AttentionSaved::LogSumExp(sums.view());
+            lab.backend.attention(Attention { qkv, starts: None, out: out.view(), saved, shape });
+            lab.backend.attention_backward(AttentionBackward {
+                qkv,
+                starts: None,
+                out: out.view(),
+                dout: dout.view(),
+                saved,
+                dqkv: dqkv.view(),
+                shape,
+            });
+            vec![out, sums, dqkv]
+        });
+    }
+}

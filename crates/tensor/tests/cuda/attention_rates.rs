@@ -1,0 +1,87 @@
+//! How fast attention is, by cuDNN and by our own kernels; printed, and nothing is decided by it.
+
+use std::time::Instant;
+
+use kintsugi_tensor::cuda::{CudaBackend, libraries};
+use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
+use kintsugi_tensor::{Backend, Buffer, DType};
+
+use crate::attention::shape;
+use crate::lab::{Lab, random};
+
+const MEMORY: u64 = 4 << 30;
+
+/// Batch, sequence, heads, key and value heads, width of a head.
+const SHAPES: [[usize; 5]; 5] = [
+    [8, 2048, 16, 16, 128],
+    [64, 1024, 12, 12, 64],
+    [12, 2048, 24, 24, 88],
+    [8, 2048, 32, 8, 128],
+    [16, 1024, 25, 25, 64],
+];
+
+/// Seconds of one of `body`'s turns.
+fn seconds(backend: &CudaBackend, body: impl Fn()) -> f64 {
+    const TURNS: usize = 20;
+    let flag = Lab { backend, dtype: DType::F32 }.sums(1);
+    let run = |turns: usize| {
+        let begin = Instant::now();
+        (0..turns).for_each(|_| body());
+        backend.read_scalar(flag.view(), 0);
+        begin.elapsed().as_secs_f64()
+    };
+    run(3);
+    run(TURNS) / TURNS as f64
+}
+
+/// Milliseconds of the forward and of the backward, for documents of a length if they do not see each other.
+fn times(backend: &CudaBackend, shape: AttentionShape, document: Option<usize>) -> [f64; 2] {
+    let lab = Lab { backend, dtype: DType::BF16 };
+    let (width, out_width) = (shape.rows() * shape.qkv_width(), shape.rows() * shape.heads * shape.head_dim);
+    let (qkv, dout) =
+        (lab.numbers(&random(width, 1), lab.dtype), lab.numbers(&random(out_width, 2), lab.dtype));
+    let (out, dqkv) = (lab.output(out_width), lab.output(width));
+    let sums = lab.sums(shape.rows() * shape.heads);
+    let start = |row: usize, length: usize| (row % shape.sequence / length * length) as u32;
+    let starts = document.map(|length| (0..shape.rows()).map(|row| start(row, length)).collect::<Vec<_>>());
+    let starts = starts.map(|starts| lab.tokens(&starts));
+    let starts = starts.as_ref().map(Buffer::view);
+    let saved = AttentionSaved::LogSumExp(sums.view());
+    let (qkv, out, dout, dqkv) = (qkv.view(), out.view(), dout.view(), dqkv.view());
+    let forward = seconds(backend, || backend.attention(Attention { qkv, starts, out, saved, shape }));
+    let backward = seconds(backend, || {
+        backend.attention_backward(AttentionBackward { qkv, starts, out, dout, saved, dqkv, shape });
+    });
+    [1e3 * forward, 1e3 * backward]
+}
+
+#[test]
+#[ignore = "prints times, for a card that does nothing else"]
+fn rates_of_attention() {
+    if !matches!(libraries::devices(), Ok(1..)) {
+        eprintln!("skipped: the driver shows no device");
+        return;
+    }
+    let backend = || CudaBackend::new(0, MEMORY, false).expect("a backend on the card");
+    let (library, own) = (backend(), backend().without_cudnn());
+    println!("bf16, causal; TFLOP/s of half the scores, five products in the backward");
+    for shape in SHAPES.map(shape) {
+        let product = shape.scores() as f64 * shape.head_dim as f64;
+        println!("{shape:?}");
+        let kinds = [
+            ("cuDNN", &library, None),
+            ("ours", &own, None),
+            ("ours, one document", &own, Some(shape.sequence)),
+            ("ours, documents of 500", &own, Some(500)),
+        ];
+        for (kind, backend, document) in kinds {
+            let [forward, backward] = times(backend, shape, document);
+            let rate = |products: f64, milliseconds: f64| products * product / milliseconds / 1e9;
+            println!(
+                "  {kind:24} forward {forward:7.3} ms {:4.0}  backward {backward:7.3} ms {:4.0}",
+                rate(2.0, forward),
+                rate(5.0, backward),
+            );
+        }
+    }
+}

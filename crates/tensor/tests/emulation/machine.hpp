@@ -1,0 +1,126 @@
+// A GPU for kernels that are compiled as C++: what common.cuh has, the grid, and what lanes do together.
+//
+// Every thread of a block is a fiber; a warp meets at whatever its lanes do together, a block at its barriers. The
+// order in which warps run in between is the caller's choice. What kernels read and write is watched through the calls
+// that -fsanitize=thread puts before every access: outside of all buffers, what another thread has written or read
+// since the two last met, and where a copy is under way all end the program. Shared memory begins as bytes that are no
+// numbers.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+using std::min;
+
+#define __device__
+#define __global__
+#define __shared__
+#define __launch_bounds__(...)
+
+struct Index {
+    unsigned int x, y, z;
+};
+extern Index threadIdx, blockIdx, blockDim, gridDim;
+
+struct alignas(16) uint4 {
+    unsigned int x, y, z, w;
+};
+inline uint4 make_uint4(unsigned int x, unsigned int y, unsigned int z, unsigned int w) { return {x, y, z, w}; }
+
+typedef unsigned int token;
+typedef long long size;
+
+constexpr int WARP = 32;
+constexpr int PACK = 8;
+constexpr float LOG2_E = 1.4426950408889634f;
+#define INFINITE INFINITY
+
+struct bf16 {
+    unsigned short bits;
+};
+
+struct f16 {
+    unsigned short bits;
+};
+
+inline float widen(bf16 x) {
+    const unsigned int bits = (unsigned int)x.bits << 16;
+    float wide;
+    memcpy(&wide, &bits, 4);
+    return wide;
+}
+
+inline float widen(f16 x) {
+    _Float16 half;
+    memcpy(&half, &x.bits, 2);
+    return (float)half;
+}
+
+template <class T> T narrow(float x);
+
+template <> inline bf16 narrow<bf16>(float x) {
+    unsigned int bits;
+    memcpy(&bits, &x, 4);
+    if (x != x) return bf16{(unsigned short)(bits >> 16 | 0x40)};
+    return bf16{(unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
+template <> inline f16 narrow<f16>(float x) {
+    const _Float16 half = (_Float16)x;
+    f16 rounded;
+    memcpy(&rounded.bits, &half, 2);
+    return rounded;
+}
+
+template <class T> inline unsigned int narrow_word(const float *x) {
+    return narrow<T>(x[0]).bits | (unsigned int)narrow<T>(x[1]).bits << 16;
+}
+
+template <int N, class T> inline void load(const T *from, float (&x)[N]) {
+    for (int i = 0; i < N; ++i) x[i] = widen(from[i]);
+}
+
+struct Sum {
+    float operator()(float a, float b) const { return a + b; }
+};
+
+struct Maximum {
+    float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+// Results too small for a normal number are 0.
+inline float power_of_two(float x) {
+    const float power = exp2f(x);
+    return power < 1.17549435e-38f ? 0.0f : power;
+}
+
+inline int __popc(unsigned int x) { return __builtin_popcount(x); }
+
+// What lanes of a warp, or threads of a block, do together.
+float shuffle_xor(float value, int mask);
+unsigned long long ballot(bool predicate);
+#define SHUFFLE_XOR(value, mask) shuffle_xor(value, mask)
+#define BALLOT(predicate) ballot(predicate)
+void __syncwarp();
+void __syncthreads();
+
+void end_group_of_copies();
+void await_groups(int pending);
+template <int PENDING> inline void await_copies() { await_groups(PENDING); }
+
+// The host's side.
+
+enum class Order { Ascending, Descending, Shuffled, Interleaved };
+
+// How the next launches run: in which order warps do, and whether copies arrive at the last moment or at once.
+void play(Order order, bool late_copies);
+
+// Memory that kernels may read, and perhaps write; nothing else until `forget`.
+void allow(const void *memory, size_t bytes, bool writable);
+void forget();
+
+// Runs a kernel's body for every thread of every block, with so many bytes of shared memory.
+void launch(Index grid, int threads, size_t shared_bytes, std::function<void()> body);

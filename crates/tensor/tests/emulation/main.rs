@@ -1,0 +1,85 @@
+//! Kernels for the tensor cores, compiled as C++ and run lane by lane on the CPU: their numbers against the plain
+//! definition, every access to memory within bounds, and no two threads at the same place without a barrier between.
+//!
+//! What stands in for the GPU is in `machine.hpp`. Where there is no C++ compiler the tests say so and pass.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Files of this folder, and kernels as they are; those in PTX have a counterpart here.
+const FILES: [(&str, &str); 7] = [
+    ("machine.hpp", include_str!("machine.hpp")),
+    ("machine.cpp", include_str!("machine.cpp")),
+    ("attention.cpp", include_str!("attention.cpp")),
+    ("matrix_instructions.cuh", include_str!("matrix_instructions.cuh")),
+    ("tensor_core.cuh", include_str!("../../src/cuda/kernels/tensor_core.cuh")),
+    ("forward.cpp", include_str!("../../src/cuda/kernels/tensor_attention_forward.cu")),
+    ("backward.cpp", include_str!("../../src/cuda/kernels/tensor_attention_backward.cu")),
+];
+
+/// Heads of both kinds of tiles, which fill no whole number of columns.
+#[test]
+fn attention_with_small_heads() {
+    attention("small", 40, "f16");
+}
+
+#[test]
+fn attention_with_large_heads() {
+    attention("large", 88, "bf16");
+}
+
+fn attention(name: &str, head_dim: usize, element: &str) {
+    if Command::new("c++").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no C++ compiler (c++)");
+        return;
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::create_dir_all(&folder).expect("a folder for the build");
+    for (file, text) in FILES {
+        fs::write(folder.join(file), text).expect("a file of the build");
+    }
+    let definitions = definitions(head_dim, element);
+    // Only what kernels do is watched.
+    let watched = ["-fsanitize=thread", "-include", "machine.hpp", "-O1"];
+    let objects = [
+        compile(&folder, "forward", &watched, &definitions),
+        compile(&folder, "backward", &watched, &definitions),
+        compile(&folder, "machine", &["-O2"], &[]),
+        compile(&folder, "attention", &["-O2"], &definitions),
+    ];
+    let program = folder.join("attention");
+    succeed(Command::new("c++").args(&objects).arg("-o").arg(&program));
+    succeed(&mut Command::new(&program));
+}
+
+/// As `tensor.rs` launches the kernels, which assert that it is so.
+fn definitions(head_dim: usize, element: &str) -> Vec<String> {
+    let padded = head_dim.next_multiple_of(16);
+    let (key_threads, queries, keys) = if padded <= 64 { (128, 32, 64) } else { (256, 64, 32) };
+    let vectors = |count: usize| count * (padded + 8) * 2;
+    vec![
+        format!("-DHEAD_DIM={head_dim}"),
+        format!("-DELEMENT={element}"),
+        "-DLAUNCH_QUERY_THREADS=128".to_owned(),
+        format!("-DLAUNCH_KEY_THREADS={key_threads}"),
+        format!("-DLAUNCH_FORWARD_SHARED={}", vectors(128 + 2 * 64)),
+        format!("-DLAUNCH_DKEYS_SHARED={}", vectors(2 * 128 + 4 * queries) + 2 * 12 * queries),
+        format!("-DLAUNCH_DQUERIES_SHARED={}", vectors(2 * 128 + 4 * keys)),
+    ]
+}
+
+fn compile(folder: &Path, file: &str, options: &[&str], definitions: &[String]) -> PathBuf {
+    let object = folder.join(file).with_extension("o");
+    let source = format!("{file}.cpp");
+    let mut compiler = Command::new("c++");
+    compiler.current_dir(folder).args(["-std=c++17", "-w", "-c", &source, "-o"]).arg(&object);
+    succeed(compiler.args(options).args(definitions));
+    object
+}
+
+fn succeed(command: &mut Command) {
+    let output = command.output().expect("the command starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{command:?}\n{}{}", text(&output.stdout), text(&output.stderr));
+}
