@@ -6,6 +6,7 @@ mod progress;
 mod record;
 mod trace;
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -151,6 +152,7 @@ fn options(
         trace_step: traced.then(|| trace::step(plan.run.steps - start.progress().step)),
         start: start.clone(),
         checkpoints: (plan.run.keep > 0).then(|| Folder::of_run(&plan.run.out)),
+        late: None,
     })
 }
 
@@ -201,11 +203,14 @@ fn conclusion(plan: &Plan, outcome: &Outcome, floor: Option<f64>) -> String {
         let distance = outcome.validation_loss.unwrap_or(outcome.loss_last) - floor;
         format!("{distance:.4} above the {floor:.4} of a perfect model")
     }));
-    let steps = match (outcome.stopped, outcome.skipped) {
+    let mut steps = match (outcome.stopped, outcome.skipped) {
         (true, _) => format!("{} of {}: stopped when asked to", outcome.steps, plan.run.steps),
         (false, 0) => outcome.steps.to_string(),
         (false, skipped) => format!("{}, of which {skipped} were skipped", outcome.steps),
     };
+    if outcome.replayed > 0 {
+        write!(steps, "; {} replayed as a graph", outcome.replayed).expect("a string");
+    }
     let out = plan.run.out.display();
     let saved = outcome.saves.last.as_ref().map(|saved| checkpoint_line(outcome, saved)).unwrap_or_default();
     format!(

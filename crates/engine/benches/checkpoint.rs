@@ -62,6 +62,7 @@ fn saving(plan: &Plan, out: &Path) -> PathBuf {
             writing = false;
         }
         Event::NotSaved(failure) => panic!("{failure}"),
+        Event::NotRepeated(reason) => panic!("{reason}"),
     });
     let Saves { last, .. } = outcome.expect("it trains").saves;
     let last = last.expect("it is saved");

@@ -17,7 +17,7 @@ use kintsugi_rank::{Groups, Kept, Purpose, Rank, Source, Store};
 use kintsugi_tensor::cpu::memory::{Heap, Slab};
 use kintsugi_tensor::cpu::{CpuBackend, counting};
 use kintsugi_tensor::cuda::CudaBackend;
-use kintsugi_tensor::{Backend, Device};
+use kintsugi_tensor::{Backend, Device, Repeated};
 
 use crate::JobError;
 use crate::verify::Fault;
@@ -172,6 +172,21 @@ impl Worker {
             watch(rank, op);
         });
         DURING.set(None);
+    }
+
+    /// The same for a program that is run again and again: see [`Rank::repeat`].
+    pub fn repeat(
+        &mut self,
+        program: &Program,
+        source: &mut dyn Source,
+        mut watch: impl FnMut(&Rank, &Op),
+    ) -> Repeated {
+        let repeated = self.rank.repeat(program, source, |rank, op| {
+            DURING.set(Some(*op));
+            watch(rank, op);
+        });
+        DURING.set(None);
+        repeated
     }
 }
 

@@ -5,11 +5,13 @@
 mod card;
 mod error;
 mod evaluate;
+mod flight;
 mod generate;
 mod job;
 mod report;
 mod source;
 mod start;
+mod steps;
 mod trace;
 mod train;
 pub mod verify;

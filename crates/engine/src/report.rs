@@ -1,14 +1,13 @@
 //! What a run says of itself: a line per step, and the outcome at the end.
 
-use std::time::Instant;
-
 use kintsugi_checkpoint::Progress;
 use kintsugi_comm::Traffic;
 use kintsugi_plan::{Compute, Plan};
-use kintsugi_rank::{Bad, Figures, Rank, RankMemory};
+use kintsugi_rank::{Bad, Figures, RankMemory};
 use kintsugi_tensor::ops::control;
 use serde::Serialize;
 
+use crate::flight::Landed;
 use crate::{Saves, Span, TrainError};
 
 /// One step, as a person or a script sees it.
@@ -26,7 +25,7 @@ pub struct StepReport {
     pub tokens: u64,
     /// Tokens per second of this step.
     pub tokens_per_s: f64,
-    /// Seconds of this step.
+    /// Seconds of this step: from its beginning, or the end of the one before it if that is later, to its end.
     pub step_s: f64,
     /// Model FLOPs utilisation, where the device's peak is known.
     pub mfu: Option<f64>,
@@ -49,25 +48,22 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// Reads a rank's control buffer after 0-based step `step`, which began at `begun`.
-    pub(crate) fn read(rank: &Rank, plan: &Plan, step: u64, begun: Instant) -> Self {
-        let tokens = plan.tokens_per_step() as u64;
-        // Reading waits for the device, so the step is over only now.
-        let loss = rank.control(control::LOSS);
-        let step_s = begun.elapsed().as_secs_f64();
+    /// What there is to say of a step that has run, before anything else is done after it.
+    pub(crate) fn new(plan: &Plan, landed: &Landed) -> Self {
+        let (tokens, step_s, decided) = (plan.tokens_per_step(), landed.seconds, &landed.decided);
         StepReport {
-            step: step + 1,
-            loss,
-            grad_norm: rank.control(control::NORM),
-            lr: rank.control(control::RATE),
-            tokens: (step + 1) * tokens,
+            step: landed.step + 1,
+            loss: decided.control(control::LOSS),
+            grad_norm: decided.control(control::NORM),
+            lr: decided.control(control::RATE),
+            tokens: (landed.batch + 1) * tokens as u64,
             tokens_per_s: tokens as f64 / step_s,
             step_s,
             mfu: peak(plan).map(|peak| plan.flops().model / step_s / peak),
-            loss_scale: rank.control(control::LOSS_SCALE),
-            skipped: rank.control(control::SKIP) > 0.0,
-            energy_j: None,
-            joules_per_token: None,
+            loss_scale: decided.control(control::LOSS_SCALE),
+            skipped: decided.control(control::SKIP) > 0.0,
+            energy_j: landed.joules,
+            joules_per_token: landed.joules.map(|joules| joules / tokens as f64),
             checkpoint_s: None,
             validation_loss: None,
         }
@@ -79,15 +75,6 @@ fn peak(plan: &Plan) -> Option<f64> {
     let device = &plan.cluster.device;
     let peak = if plan.precision.compute == Compute::Fp32 { device.peak_fp32 } else { device.peak_16bit };
     peak.map(|peak| peak * plan.mesh.ranks() as f64)
-}
-
-impl StepReport {
-    /// Adds what the card's meter said before and after the step.
-    pub(crate) fn with_energy(mut self, before: Option<f64>, after: Option<f64>, plan: &Plan) -> Self {
-        self.energy_j = before.zip(after).map(|(before, after)| after - before);
-        self.joules_per_token = self.energy_j.map(|joules| joules / plan.tokens_per_step() as f64);
-        self
-    }
 }
 
 /// What is kept of the steps of a run, however many there are.
@@ -167,6 +154,8 @@ impl History {
 /// What one rank brings home.
 pub(crate) struct RankResult {
     pub history: History,
+    /// Steps that the device repeated by heart.
+    pub replayed: u64,
     pub memory: RankMemory,
     /// Sent in the first step.
     pub traffic: Traffic,
@@ -193,6 +182,8 @@ pub struct Outcome {
     pub steps: u64,
     /// Steps whose update was skipped.
     pub skipped: u64,
+    /// Steps of this run that the device repeated by heart instead of having their operations enqueued.
+    pub replayed: u64,
     /// Whether it was asked to stop before the end.
     pub stopped: bool,
     /// How saving went.
@@ -222,6 +213,7 @@ impl Outcome {
             validation_loss: history.validation_loss,
             steps: history.steps(),
             skipped: history.skipped,
+            replayed: results[0].replayed,
             stopped,
             saves,
             spans: results.into_iter().flat_map(|result| result.spans).collect(),
@@ -249,6 +241,7 @@ mod tests {
     fn result(bad: Option<Bad>) -> RankResult {
         RankResult {
             history: History::default(),
+            replayed: 0,
             memory: RankMemory::default(),
             traffic: Traffic::default(),
             stopped: false,

@@ -51,6 +51,7 @@ fn run(plan: &Plan, from: Option<&Path>, out: &Path) -> Vec<StepReport> {
         Event::Step(report) => reports.push(*report),
         Event::Saved(saved) => assert!(saved.left.is_none(), "{saved:?}"),
         Event::NotSaved(failure) => panic!("{failure}"),
+        Event::NotRepeated(reason) => panic!("{reason}"),
     });
     assert_eq!(outcome.expect("it trains").saves.failed, 0);
     reports

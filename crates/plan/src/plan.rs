@@ -270,6 +270,8 @@ pub struct Run {
     pub max_skipped: u64,
     /// Bit-identical repeats.
     pub deterministic: bool,
+    /// Whether one rank that has a GPU to itself captures its step as a graph and replays it.
+    pub graph: bool,
     /// Device.
     pub device: DeviceKind,
     /// Transport.

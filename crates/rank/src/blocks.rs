@@ -7,27 +7,35 @@ use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Buffer, Category, DType};
 
 use crate::flow::{Deferred, Saved};
-use crate::rank::{LOSS, Rank, Source};
+use crate::rank::{LOSS, Rank, Source, Tokens};
 
 impl Rank {
     pub(crate) fn load_batch(&mut self, micro: usize, source: &mut dyn Source) {
         let batch = source.batch(micro);
-        let upload = |ids: Option<&[u32]>| {
-            let buffer = self.backend.allocate(self.shape.rows, DType::U32, Category::Activations);
-            if let Some(ids) = ids {
+        let [inputs, targets, starts] = self.loads();
+        let upload = |loads: bool, ids: Option<&[u32]>| {
+            let allocate = || self.backend.allocate(self.shape.rows, DType::U32, Category::Activations);
+            let buffer = loads.then(allocate);
+            if let (Some(buffer), Some(ids)) = (&buffer, ids) {
                 self.backend.upload_tokens(ids, buffer.view());
             }
-            buffer
+            buffer.map(|buffer| (micro, buffer))
         };
-        if self.at.pp == 0 {
-            self.flow.tokens.insert(micro, upload(batch.map(|batch| batch.inputs)));
-        }
-        if self.at.pp + 1 == self.plan.mesh.pp {
-            self.flow.targets.insert(micro, upload(batch.map(|batch| batch.targets)));
-        }
-        if self.plan.masks_documents() {
-            self.flow.starts.insert(micro, upload(batch.map(|batch| batch.starts)));
-        }
+        self.flow.tokens.extend(upload(inputs, batch.map(|batch| batch.inputs)));
+        self.flow.targets.extend(upload(targets, batch.map(|batch| batch.targets)));
+        self.flow.starts.extend(upload(starts, batch.map(|batch| batch.starts)));
+    }
+
+    /// Hands over what [`Rank::load_batch`] uploads, in the same order.
+    pub(crate) fn hand_over(&self, micro: usize, source: &mut dyn Source, put: &mut dyn FnMut(&[u32])) {
+        let Some(Tokens { inputs, targets, starts }) = source.batch(micro) else { return };
+        let all = [inputs, targets, starts].into_iter().zip(self.loads());
+        all.filter(|(_, loads)| *loads).for_each(|(ids, _)| put(ids));
+    }
+
+    /// Whether this rank loads inputs, targets, and the beginnings of documents.
+    fn loads(&self) -> [bool; 3] {
+        [self.at.pp == 0, self.at.pp + 1 == self.plan.mesh.pp, self.plan.masks_documents()]
     }
 
     pub(crate) fn forward(&mut self, block: Block, micro: usize) {
@@ -224,6 +232,62 @@ impl Rank {
             Block::Layer(0) => Block::Embedding,
             Block::Layer(i) => Block::Layer(i - 1),
             Block::Head => Block::Layer(self.plan.model.layers - 1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+    use std::sync::Arc;
+
+    use kintsugi_comm::Solo;
+    use kintsugi_plan::config;
+    use kintsugi_tensor::Backend;
+    use kintsugi_tensor::cpu::CpuBackend;
+    use kintsugi_tensor::cpu::memory::Heap;
+
+    use super::*;
+    use crate::Groups;
+    use crate::flow::Flow;
+
+    struct Counted([Vec<u32>; 3]);
+
+    impl Source for Counted {
+        fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
+            let [inputs, targets, starts] = &self.0;
+            Some(Tokens { inputs, targets, starts })
+        }
+    }
+
+    #[test]
+    fn what_is_handed_over_is_what_is_uploaded_in_its_order() {
+        for mask in [false, true] {
+            let mask = format!("data.mask_documents={mask}");
+            let settings = ["data.source=corpus", "batch.sequence=8", &mask]
+                .into_iter()
+                .chain(["parallel.tp=1", "parallel.pp=1", "parallel.dp=1"])
+                .map(String::from);
+            let settings: Vec<String> = settings.collect();
+            let plan = Arc::new(config::resolve(None, "demo", &settings).expect("a legal config"));
+            let at = plan.mesh.coordinate(0);
+            let backend: Rc<dyn Backend> = Rc::new(CpuBackend::new(Rc::new(Heap::default()), 1));
+            let groups = Groups::new(&plan, at, |_, _, _| Box::new(Solo));
+            let rows = plan.rows() as u32;
+            let mut source = Counted([0, 1, 2].map(|i| (i * rows..(i + 1) * rows).collect()));
+            let mut rank = Rank::new(Arc::clone(&plan), at, backend, groups);
+            rank.load_batch(0, &mut source);
+            let Flow { tokens, targets, starts, .. } = &rank.flow;
+            let mut uploaded = Vec::new();
+            for buffer in [tokens, targets, starts].into_iter().filter_map(|loaded| loaded.get(&0)) {
+                let mut bytes = vec![0; buffer.view().bytes()];
+                rank.backend.download(buffer.view(), &mut bytes);
+                uploaded.extend(bytes.as_chunks().0.iter().map(|&id| u32::from_ne_bytes(id)));
+            }
+            let mut handed = Vec::new();
+            rank.hand_over(0, &mut source, &mut |ids| handed.extend_from_slice(ids));
+            assert_eq!(handed, uploaded);
+            assert_eq!(handed.len(), plan.rows() * if plan.masks_documents() { 3 } else { 2 });
         }
     }
 }

@@ -9,7 +9,7 @@ use kintsugi_comm::Pending;
 use kintsugi_model::{Context, Shape};
 use kintsugi_plan::{Block, Coordinate, LossScale, Op, Over, Plan, Program, Unit};
 use kintsugi_tensor::ops::control;
-use kintsugi_tensor::{Backend, Buffer, Category, DType};
+use kintsugi_tensor::{Backend, Buffer, Category, DType, Repeat, Repeated};
 
 use crate::flow::Flow;
 use crate::generation::{Generation, NewTokens};
@@ -162,14 +162,9 @@ impl Rank {
         self.answers_for = units;
     }
 
-    /// Asks every rank to stop after the running step; they agree through the sums.
+    /// Asks every rank to stop; they agree through the sums of the next step and of those after it.
     pub fn ask_to_stop(&mut self) {
         self.wants_to_stop = true;
-    }
-
-    /// Whether some rank asked to stop in the step that has just ended. All ranks get the same answer.
-    pub fn stop_agreed(&self) -> bool {
-        self.backend.read_scalar(self.sums().view(), STOP) > 0.0
     }
 
     /// Sets the weights to their initial values.
@@ -184,6 +179,32 @@ impl Rank {
             self.execute(op, source);
         }
         debug_assert!(self.flow.is_empty(), "something was left in flight");
+    }
+
+    /// Runs a whole program that is run again and again, with other tokens each time; a device that knows it by heart
+    /// needs the tokens alone, and `watch` hears of no op then.
+    pub fn repeat(
+        &mut self,
+        program: &Program,
+        source: &mut dyn Source,
+        mut watch: impl FnMut(&Self, &Op),
+    ) -> Repeated {
+        // A step that asks to stop is not like the others.
+        if self.wants_to_stop {
+            self.run(program, source, watch);
+            return Repeated::Enqueued;
+        }
+        let backend = Rc::clone(&self.backend);
+        backend.repeat(&mut |what| match what {
+            Repeat::Whole => self.run(program, source, &mut watch),
+            Repeat::Tokens(put) => {
+                for op in &program.ops {
+                    if let Op::Load { micro } = *op {
+                        self.hand_over(micro, source, put);
+                    }
+                }
+            }
+        })
     }
 
     /// Runs one op.

@@ -7,7 +7,7 @@ use crate::ops::{
     Positions, PositionsBackward, Residual, Rotary, Squares, SumsOfSquares, Swiglu, SwigluBackward,
     UpdateControl,
 };
-use crate::{Buffer, Category, DType, View};
+use crate::{Buffer, Category, DType, Fetch, Repeat, Repeated, View};
 
 /// What a device needs beside the tensors, the same for the device and for its paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +36,9 @@ impl Device {
 
 /// One rank's device: its memory and the operations on it.
 ///
-/// Operations are enqueued in order; only [`Backend::read`], [`Backend::download`] and [`Backend::read_scalar`] wait. No operation looks
-/// at data to decide what to do, so the same calls serve a device that runs later and paper that never runs.
+/// Operations are enqueued in order; only [`Backend::read`], [`Backend::download`] and [`Backend::read_scalar`] wait, and
+/// whoever waits for a [`Fetch`]. No operation looks at data to decide what to do, so the same calls serve a device that
+/// runs later and paper that never runs.
 pub trait Backend {
     /// The rank's memory.
     fn memory(&self) -> &dyn Memory;
@@ -46,6 +47,14 @@ pub trait Backend {
 
     /// Waits until everything enqueued has run.
     fn settle(&self);
+
+    /// Runs a step that is repeated: every time the same operations on the same buffers, with other tokens. A device may
+    /// learn it by heart and then ask for its tokens alone; so whatever else changes from step to step must live on the
+    /// device. `step` may be asked for the whole step a second time if the first was for nothing.
+    fn repeat(&self, step: &mut dyn FnMut(Repeat)) -> Repeated {
+        step(Repeat::Whole);
+        Repeated::Enqueued
+    }
 
     /// Copies token ids from the host.
     fn upload_tokens(&self, tokens: &[u32], to: View);
@@ -57,6 +66,10 @@ pub trait Backend {
     fn download(&self, from: View, to: &mut [u8]);
     /// Waits, then reads element `index`. Paper answers zero.
     fn read_scalar(&self, from: View, index: usize) -> f64;
+    /// Asks for a few numbers, up to a page of them, as they are when everything enqueued so far has run. Does not wait.
+    fn fetch(&self, from: View) -> Fetch {
+        Fetch::here((0..from.len()).map(|i| self.read_scalar(from, i)).collect())
+    }
 
     /// Sets every element.
     fn fill(&self, value: f64, to: View);

@@ -7,7 +7,9 @@
 mod backend;
 mod buffer;
 mod dtype;
+mod fetch;
 mod memory;
+mod repeat;
 
 pub mod cpu;
 pub mod cuda;
@@ -17,4 +19,6 @@ pub mod paper;
 pub use backend::{Backend, Device};
 pub use buffer::{Buffer, View};
 pub use dtype::DType;
+pub use fetch::Fetch;
 pub use memory::{Arena, Block, CATEGORIES, Category, Foreign, Ledger, Memory, Place, Usage};
+pub use repeat::{Repeat, Repeated};

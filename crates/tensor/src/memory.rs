@@ -194,6 +194,13 @@ impl Arena {
         Arena::new(Place::Paper, 0, u64::MAX)
     }
 
+    /// What is free, as ranges of offsets; two arenas with the same answer the same requests with the same offsets.
+    pub fn free(&self) -> Vec<(u64, u64)> {
+        let state = self.state.borrow();
+        let above = (state.top, self.capacity - state.top);
+        state.holes.iter().copied().chain([above]).collect()
+    }
+
     /// The bytes that a request really takes.
     pub fn rounded(bytes: u64) -> u64 {
         bytes.max(1).next_multiple_of(Self::ALIGNMENT)
@@ -278,6 +285,7 @@ mod tests {
         assert_eq!((a.address, b.address, c.address), (0, 512, 768));
         arena.release(a);
         arena.release(b);
+        assert_eq!(arena.free(), [(0, 768), (1024, u64::MAX - 1024)]);
         assert_eq!(arena.allocate(700, Category::Weights).address, 0, "768 bytes are free in one piece");
         arena.release(c);
         assert_eq!(arena.allocate(1, Category::Weights).address, 768, "the top came down");

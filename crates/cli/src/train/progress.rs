@@ -40,6 +40,11 @@ impl Progress {
             Event::Step(report) => self.step(report),
             Event::Saved(saved) => self.saved(saved),
             Event::NotSaved(failure) => self.warn(&failure.to_string()),
+            Event::NotRepeated(reason) => {
+                self.warn(&format!(
+                    "steps cannot be captured as a graph, so each is enqueued anew: {reason}"
+                ));
+            }
         }
     }
 

@@ -169,6 +169,7 @@ table!(RawRun {
     eval_every: u64,
     max_skipped: u64,
     deterministic: bool,
+    graph: bool,
     device: Device,
     transport: Transport,
 });

@@ -98,6 +98,7 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
         max_skipped: within("run.max_skipped", raw.max_skipped.unwrap_or(20), 1..=MOST_STEPS)?,
         // It costs nothing on a CPU; on a GPU it does.
         deterministic: raw.deterministic.unwrap_or(device == DeviceKind::Cpu),
+        graph: raw.graph.unwrap_or(true),
         device,
         transport: Transport::Threads,
     })

@@ -226,6 +226,7 @@ fn run(plan: &Plan) -> RawRun {
         eval_every: Some(run.eval_every),
         max_skipped: Some(run.max_skipped),
         deterministic: Some(run.deterministic),
+        graph: Some(run.graph),
         device: Some(match run.device {
             DeviceKind::Cpu => Device::Cpu,
             DeviceKind::Cuda => Device::Cuda,

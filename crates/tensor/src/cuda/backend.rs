@@ -5,6 +5,7 @@
 
 use half::{bf16, f16};
 
+use super::replay::token_bytes;
 use super::{
     CudaBackend, CudaError, activation, cached_attention, column_sum, elementwise, embedding, loss, norm,
     optimizer, rotary,
@@ -14,10 +15,10 @@ use crate::ops::{
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
     Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
-use crate::{Backend, Buffer, Category, DType, Memory, Place, View};
+use crate::{Backend, Buffer, Category, DType, Fetch, Memory, Place, Repeat, Repeated, View};
 
-/// Ends the rank if an operation could not be enqueued, or an earlier one failed.
-fn enqueued<T>(result: Result<T, CudaError>) -> T {
+/// Ends the rank if something failed.
+fn done<T>(result: Result<T, CudaError>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -26,17 +27,15 @@ macro_rules! launched {
     ($($name:ident: $op:ident => $function:path),+ $(,)?) => {
         $(fn $name(&self, op: $op) {
             op.check();
-            enqueued($function(&self.launcher, &op));
+            self.enqueued($function(&self.launcher, &op));
         })+
     };
 }
 
 impl CudaBackend {
-    fn upload_bytes(&self, bytes: &[u8], to: View) {
-        assert_eq!(bytes.len(), to.bytes(), "an upload of another length");
-        assert_eq!(to.place(), Place::Device, "the card cannot reach this memory");
-        // SAFETY: the view is device memory of this length.
-        enqueued(unsafe { self.stream.upload(bytes, to.address()) });
+    /// Ends the rank if an operation could not be enqueued, or an earlier one failed; a failed capture alone does not.
+    fn enqueued(&self, result: Result<(), CudaError>) {
+        done(result.or_else(|error| self.replay.keep(error)));
     }
 
     fn download_bytes(&self, from: View) -> Vec<u8> {
@@ -44,6 +43,12 @@ impl CudaBackend {
         self.download(from, &mut bytes);
         bytes
     }
+}
+
+/// Whether the card can copy so many bytes to or from a view.
+fn check_copy(bytes: usize, view: View) {
+    assert_eq!(bytes, view.bytes(), "a copy of another length");
+    assert_eq!(view.place(), Place::Device, "the card cannot reach this memory");
 }
 
 /// Numbers as the bytes of a type.
@@ -78,18 +83,34 @@ impl Backend for CudaBackend {
     }
 
     fn settle(&self) {
-        enqueued(self.stream.synchronize());
+        self.stream.novel();
+        self.enqueued(self.stream.synchronize());
+    }
+
+    fn repeat(&self, step: &mut dyn FnMut(Repeat)) -> Repeated {
+        done(self.replay.repeat(step))
     }
 
     fn upload_tokens(&self, tokens: &[u32], to: View) {
         assert_eq!(to.dtype(), DType::U32, "token ids into another type");
-        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();
-        self.upload_bytes(&bytes, to);
+        let bytes = token_bytes(tokens);
+        check_copy(bytes.len(), to);
+        self.stream.note([to.address(), bytes.len() as u64]);
+        // SAFETY: the view is device memory of this length.
+        let uploaded = unsafe {
+            self.replay.upload(&bytes, to.address()).and_then(|captured| {
+                if captured { Ok(()) } else { self.staging.upload(&bytes, to.address()) }
+            })
+        };
+        self.enqueued(uploaded);
     }
 
     fn upload(&self, values: &[f32], to: View) {
-        assert_eq!(values.len(), to.len(), "an upload of another length");
-        self.upload_bytes(&encode(values, to.dtype()), to);
+        let bytes = encode(values, to.dtype());
+        check_copy(bytes.len(), to);
+        self.stream.novel();
+        // SAFETY: the view is device memory of this length.
+        self.enqueued(unsafe { self.staging.upload(&bytes, to.address()) });
     }
 
     fn read(&self, from: View) -> Vec<f32> {
@@ -97,68 +118,77 @@ impl Backend for CudaBackend {
     }
 
     fn download(&self, from: View, to: &mut [u8]) {
-        assert_eq!(to.len(), from.bytes(), "a download of another length");
-        assert_eq!(from.place(), Place::Device, "the card cannot reach this memory");
+        check_copy(to.len(), from);
+        self.stream.novel();
         // SAFETY: the view is device memory of this length.
-        enqueued(unsafe { self.stream.download(from.address(), to) });
+        self.enqueued(unsafe { self.staging.download(from.address(), to) });
     }
 
     fn read_scalar(&self, from: View, index: usize) -> f64 {
         decode(&self.download_bytes(from.slice(index..index + 1)), from.dtype())[0]
     }
 
+    fn fetch(&self, from: View) -> Fetch {
+        check_copy(from.bytes(), from);
+        self.stream.novel();
+        // SAFETY: the view is device memory of this length.
+        let coming = done(unsafe { self.landings.fetch(from.address(), from.bytes()) });
+        let dtype = from.dtype();
+        Fetch::coming(move || decode(&done(coming.wait()), dtype))
+    }
+
     fn fill(&self, value: f64, to: View) {
-        enqueued(elementwise::fill(&self.launcher, value, to));
+        self.enqueued(elementwise::fill(&self.launcher, value, to));
     }
 
     fn copy(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "a copy between different lengths");
-        enqueued(elementwise::copy(&self.launcher, from, to));
+        self.enqueued(elementwise::copy(&self.launcher, from, to));
     }
 
     fn add(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "an addition of different lengths");
-        enqueued(elementwise::add(&self.launcher, from, to));
+        self.enqueued(elementwise::add(&self.launcher, from, to));
     }
 
     fn gelu(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "a GELU between different lengths");
-        enqueued(activation::gelu(&self.launcher, from, to));
+        self.enqueued(activation::gelu(&self.launcher, from, to));
     }
 
     fn exact_gelu(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "a GELU between different lengths");
-        enqueued(activation::exact_gelu(&self.launcher, from, to));
+        self.enqueued(activation::exact_gelu(&self.launcher, from, to));
     }
 
     fn exact_gelu_backward(&self, from: View, d: View) {
         assert_eq!(from.len(), d.len(), "a GELU between different lengths");
-        enqueued(activation::exact_gelu_backward(&self.launcher, from, d));
+        self.enqueued(activation::exact_gelu_backward(&self.launcher, from, d));
     }
 
     fn linear(&self, op: Linear) {
         op.check();
-        enqueued(self.products.linear(&op));
+        self.enqueued(self.products.linear(&op));
     }
 
     fn linear_backward_input(&self, op: LinearBackwardInput) {
         op.check();
-        enqueued(self.products.linear_backward_input(&op));
+        self.enqueued(self.products.linear_backward_input(&op));
     }
 
     fn linear_backward_weight(&self, op: LinearBackwardWeight) {
         op.check();
-        enqueued(self.products.linear_backward_weight(&op));
+        self.enqueued(self.products.linear_backward_weight(&op));
     }
 
     fn attention(&self, op: Attention) {
         op.check();
-        enqueued(self.attentions.forward(&op, &self.memory));
+        self.enqueued(self.attentions.forward(&op, &self.memory));
     }
 
     fn attention_backward(&self, op: AttentionBackward) {
         op.check();
-        enqueued(self.attentions.backward(&op, &self.memory));
+        self.enqueued(self.attentions.backward(&op, &self.memory));
     }
 
     launched! {

@@ -103,6 +103,7 @@ impl Kernels {
         if let Some(&function) = loaded.functions.get(&key(name)) {
             return Ok(function);
         }
+        self.stream.novel();
         let module = match loaded.modules.get(&key(source.name)) {
             Some(&module) => module,
             None => *loaded.modules.entry(key(source.name)).or_insert(self.load(source, definitions)?),

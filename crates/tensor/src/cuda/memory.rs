@@ -27,6 +27,11 @@ impl DeviceSlab {
         let arena = Arena::new(Place::Device, address, bytes);
         Ok(DeviceSlab { stream: stream.clone(), address, bytes, arena })
     }
+
+    /// What is free: the same requests from here on get the same addresses.
+    pub(crate) fn free(&self) -> Vec<(u64, u64)> {
+        self.arena.free()
+    }
 }
 
 impl Memory for DeviceSlab {
@@ -35,7 +40,9 @@ impl Memory for DeviceSlab {
     }
 
     fn allocate(&self, bytes: u64, category: Category) -> Block {
-        self.arena.allocate(bytes, category)
+        let block = self.arena.allocate(bytes, category);
+        self.stream.note([block.address, block.bytes]);
+        block
     }
 
     fn release(&self, block: Block) {

@@ -16,6 +16,7 @@ mod elementwise;
 mod embedding;
 mod error;
 mod kernels;
+mod landing;
 mod launcher;
 mod loss;
 mod matmul;
@@ -23,7 +24,10 @@ mod memory;
 mod norm;
 mod nvrtc;
 mod optimizer;
+mod pinned;
+mod replay;
 mod rotary;
+mod staging;
 mod stream;
 
 pub use card::{Card, Meter};
@@ -35,9 +39,12 @@ use std::rc::Rc;
 
 use attention::Attentions;
 use kernels::Kernels;
+use landing::Landings;
 use launcher::Launcher;
 use matmul::Products;
 use memory::DeviceSlab;
+use replay::Replay;
+use staging::Staging;
 use stream::{DeviceRange, Stream};
 
 use crate::{Buffer, Category, DType, Device, Memory};
@@ -51,6 +58,9 @@ pub const WORKSPACE_BYTES: u64 = 32 << 20;
 pub struct CudaBackend {
     memory: Rc<dyn Memory>,
     stream: Stream,
+    staging: Staging,
+    landings: Landings,
+    replay: Replay,
     launcher: Launcher,
     products: Products,
     attentions: Attentions,
@@ -64,7 +74,8 @@ impl CudaBackend {
     /// products run what cuBLASLt thinks best instead of what proves fastest.
     pub fn new(device: usize, capacity: u64, deterministic: bool) -> Result<Self, CudaError> {
         let stream = Stream::new(device)?;
-        let memory: Rc<dyn Memory> = Rc::new(DeviceSlab::new(&stream, capacity)?);
+        let slab = Rc::new(DeviceSlab::new(&stream, capacity)?);
+        let memory: Rc<dyn Memory> = Rc::clone(&slab) as Rc<dyn Memory>;
         let bytes = Device::Cuda { deterministic }.workspace_bytes();
         let elements = bytes as usize / DType::F64.bytes();
         let workspace = Buffer::new(&memory, elements, DType::F64, Category::Workspace);
@@ -76,6 +87,9 @@ impl CudaBackend {
             products,
             attentions: Attentions::new(&stream, &kernels, deterministic)?,
             launcher: Launcher::new(&stream, kernels, scratch),
+            staging: Staging::new(&stream)?,
+            landings: Landings::new(&stream),
+            replay: Replay::new(&stream, &slab),
             memory,
             stream,
             _workspace: workspace,

@@ -1,6 +1,8 @@
 //! One device, one stream on it, and what is enqueued there: kernels and copies, in order.
 
+use std::cell::Cell;
 use std::ffi::c_void;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute_enum};
@@ -91,6 +93,9 @@ pub(crate) struct Stream {
     multiprocessors: u32,
     shared_bytes: u32,
     capability: (i32, i32),
+    /// Of what was enqueued, and how often something was new.
+    digest: Rc<Cell<u64>>,
+    news: Rc<Cell<u64>>,
 }
 
 impl Stream {
@@ -105,7 +110,8 @@ impl Stream {
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
             as u32;
         let capability = context.compute_capability()?;
-        Ok(Stream { context, queue, multiprocessors, shared_bytes, capability })
+        let (digest, news) = (Rc::default(), Rc::default());
+        Ok(Stream { context, queue, multiprocessors, shared_bytes, capability, digest, news })
     }
 
     /// The device's primary context.
@@ -116,6 +122,11 @@ impl Stream {
     /// The raw handle, for libraries.
     pub(crate) fn handle(&self) -> sys::CUstream {
         self.queue.cu_stream()
+    }
+
+    /// The stream itself, for events and captures.
+    pub(crate) fn queue(&self) -> &Arc<CudaStream> {
+        &self.queue
     }
 
     /// Streaming multiprocessors of the device.
@@ -131,6 +142,30 @@ impl Stream {
     /// Compute capability, major and minor: (9, 0) on an H200.
     pub(crate) fn capability(&self) -> (i32, i32) {
         self.capability
+    }
+
+    /// Forgets what was enqueued.
+    pub(crate) fn begin_digest(&self) {
+        self.digest.set(0);
+    }
+
+    /// Of what was enqueued since: two that are the same stand for the same work, but for the tokens that are copied.
+    pub(crate) fn digest(&self) -> u64 {
+        self.digest.get()
+    }
+
+    /// Something is enqueued, or an address given out, that these words describe.
+    pub(crate) fn note(&self, words: impl IntoIterator<Item = u64>) {
+        /// Odd, with bits everywhere: 2⁶⁴ divided by the golden ratio.
+        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mix = |digest: u64, word: u64| (digest.rotate_left(23) ^ word).wrapping_mul(FACTOR);
+        self.digest.set(words.into_iter().fold(self.digest.get(), mix));
+    }
+
+    /// Something is done that is not done every time, or that waits: no digest is the same with it.
+    pub(crate) fn novel(&self) {
+        self.news.set(self.news.get() + 1);
+        self.note([self.news.get()]);
     }
 
     /// Waits until everything enqueued is done; an earlier kernel's failure shows here.
@@ -159,6 +194,9 @@ impl Stream {
                 unsafe { result::function::set_function_attribute(function.0, attribute, value)? };
             }
         }
+        let (x, y, z) = grid.blocks;
+        self.note([function.0 as u64, x.into(), y.into(), z.into(), grid.threads.into(), grid.shared.into()]);
+        self.note(table.iter().copied().chain(arguments.iter().map(|argument| argument.0)));
         let words = table.first().into_iter().chain(arguments.iter().map(|argument| &argument.0));
         let mut parameters: Vec<*mut c_void> =
             words.map(|word| std::ptr::from_ref(word).cast_mut().cast()).collect();
@@ -176,24 +214,30 @@ impl Stream {
         Ok(())
     }
 
-    /// Copies from the host, staged by the driver: `bytes` may be reused when this returns.
+    /// Enqueues a copy of `bytes` from page-locked memory.
     ///
     /// # Safety
-    /// `to` must be device memory with room for `bytes`.
-    pub(crate) unsafe fn upload(&self, bytes: &[u8], to: u64) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise; from pageable memory the driver copies before it returns.
-        unsafe { result::memcpy_htod_async(to, bytes, self.handle())? };
+    /// Both must have so many bytes, live until the copy has run, and `from` must not be written before.
+    pub(crate) unsafe fn upload(&self, from: *const u8, bytes: usize, to: u64) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let from = std::slice::from_raw_parts(from, bytes);
+            result::memcpy_htod_async(to, from, self.handle())?;
+        }
         Ok(())
     }
 
-    /// Waits for all work before it, then copies to the host.
+    /// Enqueues a copy of `bytes` to page-locked memory.
     ///
     /// # Safety
-    /// `from` must be device memory of at least as many bytes as `bytes` has.
-    pub(crate) unsafe fn download(&self, from: u64, bytes: &mut [u8]) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise, and the copy is waited for while `bytes` is borrowed.
-        unsafe { result::memcpy_dtoh_async(bytes, from, self.handle())? };
-        self.synchronize()
+    /// Both must have so many bytes, live until the copy has run, and `to` must not be used before.
+    pub(crate) unsafe fn download(&self, from: u64, to: *mut u8, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let to = std::slice::from_raw_parts_mut(to, bytes);
+            result::memcpy_dtoh_async(to, from, self.handle())?;
+        }
+        Ok(())
     }
 
     /// Sets every byte to zero.
@@ -201,6 +245,7 @@ impl Stream {
     /// # Safety
     /// `to` must be device memory of at least `bytes`.
     pub(crate) unsafe fn clear(&self, to: u64, bytes: usize) -> Result<(), CudaError> {
+        self.note([to, bytes as u64]);
         // SAFETY: the caller's promise.
         unsafe { result::memset_d8_async(to, 0, bytes, self.handle())? };
         Ok(())

@@ -11,5 +11,6 @@ mod loss;
 mod memory;
 mod norm;
 mod products;
+mod replay;
 mod step;
 mod tables;

@@ -20,6 +20,45 @@ fn numbers_come_back_as_they_were_put() {
     }
 }
 
+#[test]
+fn copies_longer_than_their_staging_are_whole() {
+    let Some(card) = card() else { return };
+    let lab = Lab { backend: &card, dtype: DType::F32 };
+    // 22 MB go through slots of 8 MiB, with small copies in both directions before, between and after.
+    let numbers: Vec<f32> = (0..5_500_003).map(|i| i as f32).collect();
+    let tokens: Vec<u32> = (0..70_001).collect();
+    for _ in 0..3 {
+        let (small, large) = (lab.tokens(&tokens), lab.numbers(&numbers, DType::F32));
+        assert_eq!(card.read_scalar(large.view(), 5_500_002).to_bits(), 5_500_002_f64.to_bits());
+        let again = lab.tokens(&tokens);
+        assert!(card.read(large.view()) == numbers, "a long copy came back changed");
+        for buffer in [small, again] {
+            let mut bytes = vec![0; buffer.view().bytes()];
+            card.download(buffer.view(), &mut bytes);
+            let ids: Vec<u32> = bytes.as_chunks().0.iter().map(|&id| u32::from_ne_bytes(id)).collect();
+            assert!(ids == tokens, "token ids came back changed");
+        }
+    }
+}
+
+#[test]
+fn what_is_fetched_is_what_was_there_when_it_was_asked_for() {
+    let Some(card) = card() else { return };
+    let lab = Lab { backend: &card, dtype: DType::F32 };
+    let buffer = lab.numbers(&[0.0; 1000], DType::F32);
+    let values = [1.5, 2.5, 3.5, 4.5];
+    let fetches = values.map(|value| {
+        card.fill(value, buffer.view());
+        // One that nobody waits for gives its place to the next.
+        drop(card.fetch(buffer.slice(0..3)));
+        card.fetch(buffer.slice(1..1000))
+    });
+    card.fill(-1.0, buffer.view());
+    for (fetch, value) in fetches.into_iter().zip(values) {
+        assert_eq!(fetch.wait(), vec![value; 999]);
+    }
+}
+
 /// Attention forward and backward, and where the next buffer would lie.
 fn play(backend: &dyn Backend) -> u64 {
     let shape = AttentionShape { batch: 2, sequence: 128, heads: 4, kv_heads: 2, head_dim: 64 };

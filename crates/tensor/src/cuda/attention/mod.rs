@@ -139,12 +139,18 @@ impl Attentions {
         };
         let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = shape;
         let key = Key { shape: [batch, sequence, heads, kv_heads, head_dim], dtype, pass };
-        let mut plans = library.plans.borrow_mut();
-        let plan = plans
-            .entry(key)
-            .or_insert_with(|| compile(&library.handle, shape, dtype, pass, scratch.library_bytes).ok());
+        let (mut plans, stream) = (library.plans.borrow_mut(), self.kernels.stream());
+        let plan = plans.entry(key).or_insert_with(|| {
+            stream.novel();
+            compile(&library.handle, shape, dtype, pass, scratch.library_bytes).ok()
+        });
         let Some(plan) = plan else {
             return Ok(false);
+        };
+        let address = |role| {
+            let address = address(role);
+            stream.note([address]);
+            address
         };
         // SAFETY: the views were checked against the shape, the scratch is as large as the plan was allowed, and a
         // rank's memory outlives what is enqueued on its stream.

@@ -251,6 +251,7 @@ impl Products {
     }
 
     fn prepare(&self, keys: &[Key], ways: &[Way], store: Option<&Store>) -> Result<Product, CudaError> {
+        self.stream.novel();
         let tune = self.tuning.get();
         let stored = store.filter(|_| tune).and_then(|store| store.get(&keys[0].to_string()));
         let ways: Vec<(Key, Extras)> = keys.iter().copied().zip(ways.iter().map(Way::extras)).collect();
@@ -289,12 +290,15 @@ impl Products {
         algorithm: &Algorithm,
     ) -> Result<(), CudaError> {
         if let Some(described) = described {
-            described.operation.set_extras(way.epilogue, way.extras(), way.call.size[0])?;
+            let (extras, at) = (way.extras(), way.addresses());
+            described.operation.set_extras(way.epilogue, extras, way.call.size[0])?;
             let add = way.call.addend.is_some();
+            self.stream.note([at.a, at.b, at.c, at.d, extras.bias, extras.kept, add.into()]);
+            self.stream.note(algorithm.data);
             // SAFETY: the operation's views were checked against its shape, from which the key was made, and a rank's
             // memory outlives what is enqueued on its stream.
             unsafe {
-                described.run(&self.handle, &self.stream, algorithm, way.addresses(), add, self.workspace)?;
+                described.run(&self.handle, &self.stream, algorithm, at, add, self.workspace)?;
             }
         }
         way.finish.map_or(Ok(()), |finish| finish(&self.launcher))

@@ -54,6 +54,7 @@ impl Trial {
         stream: &Stream,
         product: impl Fn(Chosen) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
+        stream.novel();
         let event = || stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
         let (start, end) = (event()?, event()?);
         record(&start, stream)?;

@@ -1,0 +1,270 @@
+//! The training loop of one rank.
+//!
+//! A device that runs later has at most two steps enqueued: the host enqueues one, then reads what the one before it has
+//! decided. Wherever something depends on the newest step (an evaluation, a checkpoint, the end) it is read first.
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+use kintsugi_checkpoint::{Progress, Saver};
+use kintsugi_comm::Traffic;
+use kintsugi_data::{Dataset, Split};
+use kintsugi_plan::{DeviceKind, Plan, Program};
+use kintsugi_rank::{Decided, RankMemory};
+use kintsugi_tensor::Repeated;
+use kintsugi_tensor::cpu::counting;
+use kintsugi_tensor::ops::control;
+
+use crate::card::CardWatch;
+use crate::flight::{Flight, Moment};
+use crate::report::{History, RankResult};
+use crate::source::Batches;
+use crate::trace::Timer;
+use crate::{Event, StepReport, TrainOptions, Worker};
+
+/// A rank's run.
+pub(crate) struct RankRun<'a> {
+    pub plan: &'a Plan,
+    pub dataset: &'a dyn Dataset,
+    pub options: &'a TrainOptions,
+    /// Global batches that were read before this run.
+    pub behind: u64,
+    pub saver: Option<&'a Saver>,
+    pub card: Option<&'a CardWatch>,
+    /// Hears what the rank has to say; one rank's alone.
+    pub voice: Option<&'a Sender<Event>>,
+}
+
+/// How far a rank is.
+struct Course {
+    history: History,
+    /// Steps that the device repeated by heart.
+    replayed: u64,
+    /// When the last step that was read had ended.
+    ended: Option<Moment>,
+    /// What it said.
+    skipped_in_a_row: u64,
+    stop_agreed: bool,
+    /// How the run ends before its time, if it does.
+    stopped: bool,
+    gave_up: bool,
+}
+
+impl RankRun<'_> {
+    /// Trains a rank to the end.
+    pub fn train(&self, worker: &mut Worker) -> RankResult {
+        let RankRun { plan, dataset, options, .. } = *self;
+        options.start.load(worker, plan);
+        let before = options.start.progress();
+        let program = worker.program(plan);
+        let mut batches = Batches::new(plan, dataset, Split::Train, worker.at.dp);
+        let mut evaluation = Evaluation::new(worker, plan, dataset);
+        let mut timer = Timer::new(worker.number);
+        let (mut course, mut traffic) = (Course::new(&before), Traffic::default());
+        let mut in_flight = None;
+        counting::reset(worker.number);
+        for step in before.step..plan.run.steps {
+            if options.stop.load(Ordering::Relaxed) {
+                worker.rank.ask_to_stop();
+            }
+            let (begun, batch) = (self.now(), self.behind + step - before.step);
+            batches.begin(batch);
+            if options.trace_step == Some(step - before.step) {
+                timer.begin();
+                worker.run(&program, &mut batches, |_, op| timer.op(*op));
+                timer.end();
+            } else {
+                course.replayed += self.enqueue(worker, &program, &mut batches);
+            }
+            let newest = Flight { step, batch, begun, snapshot: worker.rank.snapshot() };
+            // The first micro-batch of the next step is made while the device is busy.
+            batches.prepare(batch + 1);
+            if step == before.step {
+                traffic = worker.world.traffic(worker.number);
+            }
+            if let Some(earlier) = in_flight.take() {
+                let (report, _) = self.read(earlier, &mut course);
+                course.history.add(&report);
+                self.tell(Event::Step(report));
+            }
+            if self.may_wait(step, &course) {
+                in_flight = Some(newest);
+                continue;
+            }
+            self.tell(Event::Step(self.finish(newest, worker, &mut course, &mut evaluation)));
+            if course.gave_up || course.stopped {
+                break;
+            }
+        }
+        if plan.run.steps == 0 {
+            self.save(worker, &worker.rank.snapshot().wait(), &course.history, 0);
+        }
+        RankResult {
+            bad: if course.gave_up { worker.rank.first_bad() } else { None },
+            history: course.history,
+            replayed: course.replayed,
+            memory: self.measured_memory(worker),
+            traffic,
+            stopped: course.stopped,
+            gave_up: course.gave_up,
+            spans: timer.spans,
+        }
+    }
+
+    /// Enqueues a step, from memory if the device can; gives how many it repeated so.
+    fn enqueue(&self, worker: &mut Worker, program: &Program, batches: &mut Batches) -> u64 {
+        if !(self.plan.run.graph && self.plan.mesh.ranks() == 1) {
+            worker.run(program, batches, |_, _| {});
+            return 0;
+        }
+        match worker.repeat(program, batches, |_, _| {}) {
+            Repeated::Enqueued => 0,
+            Repeated::Replayed => 1,
+            Repeated::Refused(reason) => {
+                self.tell(Event::NotRepeated(reason));
+                0
+            }
+        }
+    }
+
+    /// Whether a step may be read after the next one is enqueued: nothing is done after it that depends on it, and it
+    /// cannot be the one at which the run gives up. The same on every rank.
+    fn may_wait(&self, step: u64, course: &Course) -> bool {
+        let run = &self.plan.run;
+        self.options.late.unwrap_or(run.device == DeviceKind::Cuda)
+            && step + 1 < run.steps
+            && !course.stop_agreed
+            && course.skipped_in_a_row + 1 < run.max_skipped
+            && !self.evaluates_after(step)
+            && !self.saves_after(step, false)
+    }
+
+    /// Waits for a step.
+    fn read(&self, flight: Flight, course: &mut Course) -> (StepReport, Decided) {
+        let landed = flight.land(&mut course.ended, || self.now());
+        let report = StepReport::new(self.plan, &landed);
+        course.skipped_in_a_row = landed.decided.control(control::SKIPPED_IN_A_ROW) as u64;
+        course.stop_agreed = landed.decided.stop_agreed();
+        (report, landed.decided)
+    }
+
+    /// Waits for the newest step, and does what is to be done after it.
+    fn finish(
+        &self,
+        flight: Flight,
+        worker: &mut Worker,
+        course: &mut Course,
+        evaluation: &mut Evaluation,
+    ) -> StepReport {
+        let (step, batches) = (flight.step, flight.batch + 1);
+        let (mut report, decided) = self.read(flight, course);
+        course.gave_up = course.skipped_in_a_row >= self.plan.run.max_skipped;
+        course.stopped = course.stop_agreed && step + 1 < self.plan.run.steps;
+        // An evaluation would wipe out the traces of what went wrong.
+        if !course.gave_up && self.evaluates_after(step) {
+            report.validation_loss = Some(evaluation.run(worker, self.plan));
+        }
+        course.history.add(&report);
+        if !course.gave_up && self.saves_after(step, course.stopped) {
+            report.checkpoint_s = self.save(worker, &decided, &course.history, batches);
+        }
+        report
+    }
+
+    fn tell(&self, event: Event) {
+        if let Some(voice) = self.voice {
+            // Nobody listens any more only if the caller has panicked.
+            voice.send(event).ok();
+        }
+    }
+
+    fn now(&self) -> Moment {
+        Moment { at: Instant::now(), joules: self.card.and_then(CardWatch::joules) }
+    }
+
+    /// By category this is the arena's account of what the run asked for. What was really taken is the allocator's
+    /// word, where it is installed, or the driver's, where one rank has a card to itself: the slab, and whatever was
+    /// allocated beside it.
+    fn measured_memory(&self, worker: &Worker) -> RankMemory {
+        let counted = counting::measured(worker.number);
+        let alone = self.plan.mesh.ranks() == 1;
+        let reserved = match self.card.filter(|_| alone).and_then(CardWatch::taken) {
+            Some(taken) => taken,
+            None if counted.reserved > 0 => counted.reserved + counted.untracked_peak.max(0) as u64,
+            None => worker.backend.memory().reserved(),
+        };
+        RankMemory::new(worker.backend.memory().peak(), reserved)
+    }
+
+    /// Whether there is an evaluation after a step: now and then, and at the end.
+    fn evaluates_after(&self, step: u64) -> bool {
+        let (done, every) = (step + 1, self.plan.run.eval_every);
+        every > 0 && (done.is_multiple_of(every) || done == self.plan.run.steps)
+    }
+
+    /// Whether there is a checkpoint after a step: now and then, and at the end, however it comes.
+    fn saves_after(&self, step: u64, stopped: bool) -> bool {
+        let (done, every) = (step + 1, self.plan.run.checkpoint_every);
+        stopped || done == self.plan.run.steps || every > 0 && done.is_multiple_of(every)
+    }
+
+    /// Hands this rank's copy to the writer; gives the seconds that it took.
+    fn save(&self, worker: &Worker, decided: &Decided, history: &History, batches: u64) -> Option<f64> {
+        let saver = self.saver?;
+        let count = |slot| decided.control(slot) as u64;
+        let progress = Progress {
+            step: count(control::STEP),
+            samples: batches * self.plan.batch.global as u64,
+            updates: count(control::UPDATES),
+            loss_scale: decided.control(control::LOSS_SCALE),
+            good_steps: count(control::GOOD_STEPS),
+            skipped_in_a_row: count(control::SKIPPED_IN_A_ROW),
+            skipped: history.skipped(),
+            loss_first: history.loss_first(),
+        };
+        Some(saver.save(worker.number, &worker.rank, progress))
+    }
+}
+
+impl Course {
+    fn new(before: &Progress) -> Self {
+        Course {
+            history: History::new(before),
+            replayed: 0,
+            ended: None,
+            skipped_in_a_row: before.skipped_in_a_row,
+            stop_agreed: false,
+            stopped: false,
+            gave_up: false,
+        }
+    }
+}
+
+/// The loss on the validation split, now and then: always over the same samples.
+struct Evaluation<'a> {
+    program: Program,
+    batches: Batches<'a>,
+}
+
+impl<'a> Evaluation<'a> {
+    /// Global batches that one evaluation reads.
+    const BATCHES: u64 = 4;
+
+    fn new(worker: &Worker, plan: &Plan, dataset: &'a dyn Dataset) -> Self {
+        Evaluation {
+            program: plan.evaluation(worker.at.pp, plan.micro_batches()),
+            batches: Batches::new(plan, dataset, Split::Validation, worker.at.dp),
+        }
+    }
+
+    /// The mean loss.
+    fn run(&mut self, worker: &mut Worker, plan: &Plan) -> f64 {
+        let losses = (0..Self::BATCHES).map(|batch| {
+            self.batches.begin(batch);
+            worker.run(&self.program, &mut self.batches, |_, _| {});
+            worker.rank.mean_loss(plan.tokens_per_step())
+        });
+        losses.sum::<f64>() / Self::BATCHES as f64
+    }
+}

@@ -1,0 +1,124 @@
+//! Whole runs on a card: however steps are enqueued and read, the numbers are the same to the last bit.
+//!
+//! The tests need a card. Where there is none they say so and pass.
+
+use std::sync::atomic::Ordering;
+
+use kintsugi_engine::{Event, MemoryChoice, TrainOptions, device, train};
+use kintsugi_plan::{Plan, config};
+use kintsugi_simulate::{Play, predict};
+use kintsugi_tensor::cuda::libraries;
+
+/// A small model on one card whose attention cuDNN has, with two micro-batches a step and an evaluation now and then.
+fn plan(settings: &[&str]) -> Plan {
+    let small = [
+        "run.device=cuda",
+        "run.deterministic=true",
+        "parallel.tp=1",
+        "parallel.pp=1",
+        "parallel.dp=1",
+        "model.hidden=256",
+        "model.heads=4",
+        "model.ffn=512",
+        "batch.sequence=128",
+        "batch.micro=4",
+        "batch.global=8",
+        "run.steps=20",
+        "run.eval_every=7",
+        "optimizer.warmup=2",
+    ];
+    let settings: Vec<String> = small.iter().chain(settings).map(ToString::to_string).collect();
+    config::resolve(None, "demo", &settings).expect("a legal config")
+}
+
+/// Whether there is a card; if not, says why not.
+fn card() -> bool {
+    match libraries::devices() {
+        Ok(0) => eprintln!("skipped: the driver shows no device"),
+        Err(error) => eprintln!("skipped: {error}"),
+        Ok(_) => return true,
+    }
+    false
+}
+
+/// Loss, norm, scale and validation loss of every step, bit for bit, and how many steps were replayed.
+fn run(plan: &Plan, late: bool) -> (Vec<[u64; 4]>, u64) {
+    let mut bits = Vec::new();
+    let outcome = train(plan, &options(plan, late), |event| match event {
+        Event::Step(step) => {
+            assert_eq!(step.step, 1 + bits.len() as u64, "steps are told of in their order");
+            let numbers = [step.loss, step.grad_norm, step.loss_scale, step.validation_loss.unwrap_or(0.0)];
+            bits.push(numbers.map(f64::to_bits));
+        }
+        Event::NotRepeated(reason) => panic!("{reason}"),
+        Event::Saved(_) | Event::NotSaved(_) => unreachable!("nothing is saved"),
+    });
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((outcome.steps, bits.len()), (plan.run.steps, plan.run.steps as usize));
+    (bits, outcome.replayed)
+}
+
+fn options(plan: &Plan, late: bool) -> TrainOptions {
+    let stages = predict(plan, device(plan), Play::Short).stages;
+    let memory = MemoryChoice::Slab(stages.iter().map(|memory| memory.reserved).collect());
+    TrainOptions { late: Some(late), ..TrainOptions::new(memory) }
+}
+
+#[test]
+fn steps_that_are_read_late_or_replayed_have_the_same_bits() {
+    if !card() {
+        return;
+    }
+    for settings in [
+        &["precision.compute=fp32"][..],
+        &["precision.compute=bf16"],
+        &["precision.compute=fp16"],
+        &["precision.compute=bf16", "memory.recompute=full", "batch.global=4"],
+        &["precision.compute=bf16", "model.family=llama", "model.kv_heads=2", "model.tied=false"],
+    ] {
+        let [eager, graph] =
+            ["run.graph=false", "run.graph=true"].map(|graph| plan(&[settings, &[graph]].concat()));
+        let (expected, none) = run(&eager, false);
+        assert_eq!(none, 0);
+        assert_eq!(run(&eager, true).0, expected, "read late, {settings:?}");
+        for late in [false, true] {
+            let (found, replayed) = run(&graph, late);
+            assert_eq!(found, expected, "replayed, late {late}, {settings:?}");
+            // The first step loads kernels, the next two are the same, and then two are captured.
+            assert!(replayed >= 10, "{replayed} replayed, late {late}, {settings:?}");
+        }
+    }
+}
+
+#[test]
+fn tuned_products_are_replayed_once_they_are_chosen() {
+    if card() {
+        let plan = plan(&["precision.compute=bf16", "run.deterministic=false", "run.steps=120"]);
+        let (bits, replayed) = run(&plan, true);
+        let last = f64::from_bits(bits[119][0]);
+        assert!(replayed > 0 && last < f64::from_bits(bits[0][0]), "{replayed} replayed, loss {last}");
+    }
+}
+
+#[test]
+fn a_replayed_run_stops_when_asked_to() {
+    if !card() {
+        return;
+    }
+    let plan = plan(&["precision.compute=bf16", "run.steps=1000", "run.eval_every=0"]);
+    let (options, mut steps) = (options(&plan, true), 0);
+    let outcome = train(&plan, &options, |event| {
+        if let Event::Step(report) = event {
+            steps = report.step;
+            options.stop.store(steps >= 12, Ordering::Relaxed);
+        }
+    });
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+    assert!(
+        outcome.stopped && outcome.replayed > 0,
+        "{} steps, {} replayed",
+        outcome.steps,
+        outcome.replayed
+    );
+    assert!(outcome.steps == steps && (13..1000).contains(&steps), "{steps} steps");
+}

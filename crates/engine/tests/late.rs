@@ -1,0 +1,158 @@
+//! Steps that are read after the next one is enqueued: what a run does, writes and says is what it does without.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use kintsugi_checkpoint::Folder;
+use kintsugi_engine::{Event, MemoryChoice, Outcome, StepReport, TrainError, TrainOptions, train};
+use kintsugi_plan::{Plan, config};
+
+/// A small model on one rank, with `settings` laid over it.
+fn plan(settings: &[&str]) -> Plan {
+    let small = [
+        "parallel.tp=1",
+        "parallel.pp=1",
+        "parallel.dp=1",
+        "model.hidden=32",
+        "model.ffn=64",
+        "batch.sequence=16",
+        "batch.micro=1",
+        "batch.global=2",
+        "run.steps=9",
+        "run.eval_every=0",
+        "optimizer.warmup=2",
+    ];
+    let settings: Vec<String> = small.iter().chain(settings).map(ToString::to_string).collect();
+    config::resolve(None, "demo", &settings).expect("a legal config")
+}
+
+/// What a run said, one line for every event, and how it ended. Times are not compared.
+struct Run {
+    lines: Vec<String>,
+    outcome: Result<Outcome, TrainError>,
+}
+
+fn run(
+    plan: &Plan,
+    late: bool,
+    out: Option<&Path>,
+    mut on_step: impl FnMut(&StepReport, &TrainOptions),
+) -> Run {
+    let checkpoints = out.map(Folder::of_run);
+    let options = TrainOptions { late: Some(late), checkpoints, ..TrainOptions::new(MemoryChoice::Heap) };
+    let mut lines = Vec::new();
+    let outcome = train(plan, &options, |event| match event {
+        Event::Step(report) => {
+            on_step(report, &options);
+            lines.push(line(report));
+        }
+        Event::Saved(_) => {}
+        Event::NotSaved(failure) => panic!("{failure}"),
+        Event::NotRepeated(reason) => panic!("{reason}"),
+    });
+    Run { lines, outcome }
+}
+
+fn line(report: &StepReport) -> String {
+    let timeless = StepReport {
+        tokens_per_s: 0.0,
+        step_s: 0.0,
+        mfu: None,
+        checkpoint_s: report.checkpoint_s.map(|_| 0.0),
+        ..*report
+    };
+    // Enough digits that two numbers with the same text are the same number.
+    format!("{timeless:?}")
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::remove_dir_all(&folder).ok();
+    fs::create_dir_all(&folder).expect("a folder for tests");
+    folder
+}
+
+/// Every file below a folder, by its path from there.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut open = vec![folder.to_owned()];
+    while let Some(at) = open.pop() {
+        for entry in fs::read_dir(at).expect("a folder").map(|entry| entry.expect("an entry").path()) {
+            if entry.is_dir() {
+                open.push(entry);
+            } else {
+                let name = entry.strip_prefix(folder).expect("inside").to_owned();
+                found.insert(name, fs::read(&entry).expect("a file"));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn reports_evaluations_and_checkpoints_are_the_same() {
+    for settings in [
+        &["run.eval_every=3", "run.checkpoint_every=4", "run.keep=9"][..],
+        &["run.checkpoint_every=1", "run.keep=9"],
+        &["precision.compute=fp16", "run.keep=9", "parallel.pp=2"],
+        &["run.max_skipped=1", "run.keep=9"],
+    ] {
+        let plan = plan(settings);
+        let [(at_once, first), (late, second)] = [false, true].map(|late| {
+            let out = folder(if late { "late-late" } else { "late-at-once" });
+            (run(&plan, late, Some(&out), |_, _| {}), files(&out))
+        });
+        assert_eq!(at_once.lines.len(), 9);
+        assert_eq!(at_once.lines, late.lines, "{settings:?}");
+        assert!(!first.is_empty() && first == second, "other checkpoints: {settings:?}");
+        let [at_once, late] = [at_once, late].map(|run| run.outcome.expect("it trains"));
+        assert_eq!(
+            (at_once.saves.saved, at_once.validation_loss, at_once.steps),
+            (late.saves.saved, late.validation_loss, late.steps)
+        );
+        assert_eq!(at_once.measured.peak_bytes[0].total, late.measured.peak_bytes[0].total);
+    }
+}
+
+#[test]
+fn a_run_gives_up_at_the_same_step() {
+    for max_skipped in [1, 2, 4] {
+        let skipped = format!("run.max_skipped={max_skipped}");
+        let plan = plan(&[
+            "precision.compute=fp16",
+            "optimizer.lr=1e6",
+            "optimizer.min_lr=0",
+            "optimizer.clip=0",
+            "run.eval_every=3",
+            &skipped,
+        ]);
+        let [at_once, late] = [false, true].map(|late| run(&plan, late, None, |_, _| {}));
+        assert_eq!(at_once.lines, late.lines);
+        assert_eq!(at_once.lines.len(), 1 + max_skipped, "the first update is too large for fp16");
+        let [at_once, late] =
+            [at_once, late].map(|run| run.outcome.expect_err("nothing finite comes of this"));
+        assert_eq!(at_once.to_string(), late.to_string());
+    }
+}
+
+#[test]
+fn a_request_to_stop_ends_the_run_and_saves_it() {
+    for settings in [&[][..], &["parallel.pp=2", "parallel.dp=2"], &["run.eval_every=2"]] {
+        let plan = plan(&[&["run.steps=1000"], settings].concat());
+        let out = folder("late-stop");
+        let (mut steps, mut asked) = (0, None);
+        let Run { outcome, .. } = run(&plan, true, Some(&out), |report, options| {
+            assert_eq!(report.step, steps + 1, "steps are told of in their order");
+            steps = report.step;
+            if steps == 3 {
+                options.stop.store(true, Ordering::Relaxed);
+                asked = Some(steps);
+            }
+        });
+        let outcome = outcome.expect("stopping is not an error");
+        assert!(outcome.stopped && outcome.steps == steps && (4..1000).contains(&steps), "{steps} steps");
+        assert_eq!((asked, outcome.saves.last.map(|saved| saved.step)), (Some(3), Some(steps)));
+    }
+}

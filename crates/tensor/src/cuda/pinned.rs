@@ -1,0 +1,114 @@
+//! Page-locked host memory: the card reads and writes it by itself, at the speed of the bus, while the host does other
+//! things. Copies to and from any other memory are staged by the driver, which waits for the stream first.
+
+use std::ffi::c_void;
+
+use cudarc::driver::result;
+use rayon::prelude::*;
+
+use super::error::CudaError;
+use super::stream::Stream;
+
+/// Bytes that one thread moves at a time; less than two of it are not worth a second thread.
+const CHUNK: usize = 512 << 10;
+
+/// One `cuMemHostAlloc`. Its address never changes.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    stream: Stream,
+    address: *mut u8,
+    bytes: usize,
+}
+
+impl Pinned {
+    /// Takes `bytes` from the host, all zero, for copies on `stream`.
+    pub(crate) fn new(stream: &Stream, bytes: usize) -> Result<Self, CudaError> {
+        // SAFETY: the stream's context is current on this thread; the memory is freed in `drop` only.
+        let address = unsafe { result::malloc_host(bytes, 0) }.map_err(|error| {
+            CudaError::Driver(format!("{bytes} bytes of page-locked memory were refused: {error:?}"))
+        })?;
+        let address = address.cast::<u8>();
+        // SAFETY: just allocated, and nobody else knows it.
+        unsafe { address.write_bytes(0, bytes) };
+        Ok(Pinned { stream: stream.clone(), address, bytes })
+    }
+
+    /// Enqueues a copy of `bytes` from place `at` to the card.
+    ///
+    /// # Safety
+    /// `to` must be device memory with room for them.
+    pub(crate) unsafe fn upload(&self, at: usize, bytes: usize, to: u64) -> Result<(), CudaError> {
+        self.check(at, bytes);
+        // SAFETY: inside the allocation, which lives until the stream has run; the rest is the caller's promise.
+        unsafe { self.stream.upload(self.address.add(at), bytes, to) }
+    }
+
+    /// Enqueues a copy of the first `bytes` from the card.
+    ///
+    /// # Safety
+    /// `from` must be device memory of at least so many.
+    pub(crate) unsafe fn download(&self, from: u64, bytes: usize) -> Result<(), CudaError> {
+        self.check(0, bytes);
+        // SAFETY: as in `upload`.
+        unsafe { self.stream.download(from, self.address, bytes) }
+    }
+
+    /// Puts bytes at place `at`.
+    ///
+    /// # Safety
+    /// No copy that is enqueued and has not run may read or write that place.
+    pub(crate) unsafe fn put(&self, at: usize, from: &[u8]) {
+        self.check(at, from.len());
+        // SAFETY: inside the allocation, and by the caller's promise nobody else uses it.
+        let to = unsafe { std::slice::from_raw_parts_mut(self.address.add(at), from.len()) };
+        copy(from, to);
+    }
+
+    /// Reads the first bytes.
+    ///
+    /// # Safety
+    /// No copy that is enqueued and has not run may write them.
+    pub(crate) unsafe fn get(&self, to: &mut [u8]) {
+        self.check(0, to.len());
+        // SAFETY: inside the allocation, and by the caller's promise nobody writes it.
+        let from = unsafe { std::slice::from_raw_parts(self.address, to.len()) };
+        copy(from, to);
+    }
+
+    fn check(&self, at: usize, bytes: usize) {
+        assert!(at + bytes <= self.bytes, "{bytes} bytes from {at} of {} that are page-locked", self.bytes);
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // A failure here is an earlier kernel's, and has been or will be reported by the next call that waits.
+        let _ = self.stream.synchronize();
+        // SAFETY: the address came from `malloc_host`, and nothing enqueued uses it any more.
+        let _ = unsafe { result::free_host(self.address.cast::<c_void>()) };
+    }
+}
+
+/// Copies on as many threads as it is worth: one alone is slower than the bus.
+fn copy(from: &[u8], to: &mut [u8]) {
+    if to.len() < 2 * CHUNK {
+        to.copy_from_slice(from);
+    } else {
+        to.par_chunks_mut(CHUNK).zip(from.par_chunks(CHUNK)).for_each(|(to, from)| to.copy_from_slice(from));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_whole_whatever_their_length() {
+        for len in [0, 1, CHUNK, 2 * CHUNK - 1, 2 * CHUNK, 5 * CHUNK + 3] {
+            let from: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+            let mut to = vec![0; len];
+            copy(&from, &mut to);
+            assert!(from == to, "{len} bytes");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The way between the card and memory that is not page-locked: through two page-locked slots in turn, so that the card
+//! fills one while the host empties the other.
+
+use std::cell::Cell;
+
+use cudarc::driver::CudaEvent;
+use cudarc::driver::sys::CUevent_flags;
+
+use super::error::CudaError;
+use super::pinned::Pinned;
+use super::stream::Stream;
+
+/// Bytes of a slot: long enough on the bus, about 150 µs, that starting a copy does not count.
+const SLOT: usize = 8 << 20;
+
+/// Where uploads begin in a slot is a multiple of this.
+const ALIGNMENT: usize = 256;
+
+/// The slots of one stream.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    stream: Stream,
+    slots: [Slot; 2],
+    /// The slot that uploads go through, and the bytes of it that they have taken.
+    place: Cell<(usize, usize)>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    memory: Pinned,
+    /// The last copy through this slot, once it has been left for the other.
+    done: CudaEvent,
+}
+
+impl Staging {
+    /// Takes both slots.
+    pub(crate) fn new(stream: &Stream) -> Result<Self, CudaError> {
+        let slot = || -> Result<Slot, CudaError> {
+            let done = stream.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
+            Ok(Slot { memory: Pinned::new(stream, SLOT)?, done })
+        };
+        Ok(Staging { stream: stream.clone(), slots: [slot()?, slot()?], place: Cell::default() })
+    }
+
+    /// Enqueues a copy to the card; `bytes` may be reused when this returns. Waits only if both slots are full of what
+    /// has not been copied yet.
+    ///
+    /// # Safety
+    /// `to` must be device memory with room for `bytes`.
+    pub(crate) unsafe fn upload(&self, bytes: &[u8], to: u64) -> Result<(), CudaError> {
+        for (i, part) in bytes.chunks(SLOT).enumerate() {
+            let (slot, at) = self.reserve(part.len())?;
+            // SAFETY: the place was reserved; the rest is the caller's promise.
+            unsafe {
+                slot.memory.put(at, part);
+                slot.memory.upload(at, part.len(), to + (i * SLOT) as u64)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A place that nothing enqueued uses any more.
+    fn reserve(&self, bytes: usize) -> Result<(&Slot, usize), CudaError> {
+        let (mut slot, mut at) = self.place.get();
+        if at + bytes > SLOT {
+            self.slots[slot].done.record(self.stream.queue())?;
+            (slot, at) = (1 - slot, 0);
+            self.slots[slot].done.synchronize()?;
+        }
+        self.place.set((slot, (at + bytes).next_multiple_of(ALIGNMENT)));
+        Ok((&self.slots[slot], at))
+    }
+
+    /// Waits for all work before it, then copies to the host.
+    ///
+    /// # Safety
+    /// `from` must be device memory of at least as many bytes as `to` has.
+    pub(crate) unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<(), CudaError> {
+        // Uploads from the slots come before on the stream, so their bytes may be overwritten.
+        let mut coming: Option<(&Slot, &mut [u8])> = None;
+        for (i, part) in to.chunks_mut(SLOT).enumerate() {
+            let slot = &self.slots[i % 2];
+            // SAFETY: the caller's promise.
+            unsafe { slot.memory.download(from + (i * SLOT) as u64, part.len())? };
+            slot.done.record(self.stream.queue())?;
+            if let Some((slot, part)) = coming.replace((slot, part)) {
+                slot.empty(part)?;
+            }
+        }
+        if let Some((slot, part)) = coming {
+            slot.empty(part)?;
+            // Everything enqueued has run, so both slots are free.
+            self.place.set((0, 0));
+        }
+        Ok(())
+    }
+}
+
+impl Slot {
+    /// Waits for the slot's last copy, then reads what it brought.
+    fn empty(&self, to: &mut [u8]) -> Result<(), CudaError> {
+        self.done.synchronize()?;
+        // SAFETY: the copy to this slot has run, and the next is enqueued after this.
+        unsafe { self.memory.get(to) };
+        Ok(())
+    }
+}
