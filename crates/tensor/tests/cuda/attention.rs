@@ -58,14 +58,12 @@ const SHAPES: [[usize; 5]; 8] = [
 ];
 
 /// Lengths that fill no tile, groups, heads of every kind of tile, and one that the tensor cores are not used for.
-const ODD_SHAPES: [[usize; 5]; 8] = [
+const ODD_SHAPES: [[usize; 5]; 6] = [
     [2, 129, 4, 2, 64],
     [1, 333, 3, 3, 88],
-    [1, 1000, 4, 1, 128],
+    [1, 600, 4, 1, 128],
     [2, 77, 4, 1, 80],
-    [1, 257, 2, 2, 96],
     [3, 33, 2, 1, 24],
-    [1, 520, 2, 2, 104],
     [1, 65, 2, 1, 136],
 ];
 
@@ -93,9 +91,9 @@ fn attention_keeps_probabilities() {
 fn attention_within_documents() {
     let Some(card) = card() else { return };
     for dtype in COMPUTE {
-        for shape in SHAPES.into_iter().chain(ODD_SHAPES).map(shape) {
-            for documents in [&[3, 1][..], &[40, 1, 100], &[64, 200]] {
-                for plain in [false, true] {
+        for (shapes, plain) in [(&SHAPES[..], false), (&ODD_SHAPES, false), (&SHAPES, true)] {
+            for shape in shapes.iter().map(|&sizes| shape(sizes)) {
+                for documents in [&[3, 1][..], &[40, 1, 100], &[64, 200]] {
                     let what = format!("documents of {documents:?} in {shape:?}, plain {plain}");
                     agree(&card, dtype, &what, |lab| attention(lab, shape, plain, documents));
                 }

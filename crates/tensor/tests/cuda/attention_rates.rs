@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use kintsugi_tensor::cuda::{CudaBackend, libraries};
 use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
-use kintsugi_tensor::{Backend, Buffer, DType};
+use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
 use crate::attention::shape;
 use crate::lab::{Lab, random};
@@ -19,6 +19,20 @@ const SHAPES: [[usize; 5]; 5] = [
     [8, 2048, 32, 8, 128],
     [16, 1024, 25, 25, 64],
 ];
+
+/// Many numbers in little time: a block of them, doubled on the card.
+fn numbers(lab: &Lab, len: usize) -> Buffer {
+    const BLOCK: usize = 1 << 20;
+    let buffer = lab.backend.allocate(len, lab.dtype, Category::Activations);
+    lab.backend.upload(&random(BLOCK, 1), buffer.slice(0..BLOCK));
+    let mut filled = BLOCK;
+    while filled < len {
+        let more = filled.min(len - filled);
+        lab.backend.copy(buffer.slice(0..more), buffer.slice(filled..filled + more));
+        filled += more;
+    }
+    buffer
+}
 
 /// Seconds of one of `body`'s turns.
 fn seconds(backend: &CudaBackend, body: impl Fn()) -> f64 {
@@ -38,9 +52,8 @@ fn seconds(backend: &CudaBackend, body: impl Fn()) -> f64 {
 fn times(backend: &CudaBackend, shape: AttentionShape, document: Option<usize>) -> [f64; 2] {
     let lab = Lab { backend, dtype: DType::BF16 };
     let (width, out_width) = (shape.rows() * shape.qkv_width(), shape.rows() * shape.heads * shape.head_dim);
-    let (qkv, dout) =
-        (lab.numbers(&random(width, 1), lab.dtype), lab.numbers(&random(out_width, 2), lab.dtype));
-    let (out, dqkv) = (lab.output(out_width), lab.output(width));
+    let [qkv, dqkv] = [(); 2].map(|()| numbers(&lab, width));
+    let [out, dout] = [(); 2].map(|()| numbers(&lab, out_width));
     let sums = lab.sums(shape.rows() * shape.heads);
     let start = |row: usize, length: usize| (row % shape.sequence / length * length) as u32;
     let starts = document.map(|length| (0..shape.rows()).map(|row| start(row, length)).collect::<Vec<_>>());

@@ -198,10 +198,9 @@ int main() {
     const std::vector<Case> cases = {
         {1, 7, 2, 1, {3, 4}, Order::Descending, true},
         {2, 70, 2, 1, {40, 2, 100}, Order::Shuffled, false},
-        {1, 257, 1, 1, {}, Order::Shuffled, true},
-        {1, 130, 2, 1, {}, Order::Descending, false},
-        {2, 193, 1, 1, {3, 2}, Order::Interleaved, true},
-        {1, 300, 2, 1, {64, 200}, Order::Ascending, true},
+        {1, 257, 1, 1, {}, Order::Descending, true},
+        {1, 193, 2, 1, {3, 2}, Order::Interleaved, true},
+        {1, 200, 2, 1, {64, 100}, Order::Ascending, false},
     };
     bool good = true;
     for (const Case &c : cases) good = agrees(c) && good;

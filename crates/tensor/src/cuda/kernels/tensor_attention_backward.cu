@@ -13,8 +13,8 @@
 // about 60 % of an H200's 800 TFLOP/s: batch 8, heads 16, sequence 2048, HEAD_DIM 128 (481 GFLOP) take at least 1.0 ms,
 // batch 64, heads 12, sequence 1024, HEAD_DIM 64 (361 GFLOP) 0.75 ms. In heads over 64 a warp of dkeys_dvalues has
 // registers for 16 keys only: it reads 9 kB of shared memory for 32 mma, which at 128 bytes a clock takes 1.35 times as
-// long. Bytes: out, dout and then twice qkv and dout read, dqkv written: 30·HEAD_DIM a query and head if kv_heads =
-// heads, 1.0 GB and 1.5 GB, 0.23 ms and 0.35 ms at 4.3 TB/s.
+// long. Bytes: out, dout and then twice qkv and dout read, dqkv written: 26·HEAD_DIM a query and head if kv_heads =
+// heads, 0.9 GB and 1.3 GB, 0.20 ms and 0.30 ms at 4.3 TB/s.
 
 #include "tensor_core.cuh"
 
