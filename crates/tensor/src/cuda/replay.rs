@@ -124,6 +124,7 @@ impl Replay {
         };
         if let Err(error) = self.capture(expected, step).and_then(|captured| self.first_launch(captured)) {
             self.refused.set(true);
+            self.graphs.borrow_mut().clear();
             step(Repeat::Whole);
             return Ok(Repeated::Refused(error.to_string()));
         }

@@ -111,20 +111,35 @@ template <> __device__ inline unsigned int narrow_word<f16>(const float *x) {
 }
 #endif
 
+// A pack as it lies in memory: fewer registers than its numbers, while it is waited for.
+template <class T> struct Raw {
+    uint4 pieces[PACK * sizeof(T) / 16];
+};
+
+template <class T> __device__ inline Raw<T> load_raw(const T *from) {
+    Raw<T> raw;
+#pragma unroll
+    for (int piece = 0; piece < sizeof(raw) / 16; ++piece) raw.pieces[piece] = reinterpret_cast<const uint4 *>(from)[piece];
+    return raw;
+}
+
+template <class T> __device__ inline void widen(const Raw<T> &raw, float (&x)[PACK]) {
+    constexpr int PIECE = 16 / sizeof(T), WORD = 4 / sizeof(T);
+#pragma unroll
+    for (int piece = 0; piece < PACK / PIECE; ++piece) {
+        const uint4 from = raw.pieces[piece];
+        const unsigned int words[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) widen_word<T>(words[i], x + piece * PIECE + i * WORD);
+    }
+}
+
 // N is 1 or PACK.
 template <int N, class T> __device__ inline void load(const T *from, float (&x)[N]) {
     if constexpr (N == 1) {
         x[0] = widen(from[0]);
     } else {
-        constexpr int PIECE = 16 / sizeof(T);
-#pragma unroll
-        for (int piece = 0; piece < N / PIECE; ++piece) {
-            constexpr int WORD = 4 / sizeof(T);
-            const uint4 raw = reinterpret_cast<const uint4 *>(from)[piece];
-            const unsigned int words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) widen_word<T>(words[i], x + piece * PIECE + i * WORD);
-        }
+        widen(load_raw(from), x);
     }
 }
 

@@ -7,11 +7,10 @@
 // the sums; n and k are multiples of 8 and all pointers of 16 bytes.
 // architecture: sm_90a
 //
-// A block's first group of warps fetches tiles of x and weight, in slices of 64 along k, into a ring of six. The other two
+// A block's first group of warps fetches tiles of x and weight, in slices of 64 along k, into a ring of five. The other two
 // groups take the tiles of the result in turns: while one multiplies, the other applies GELU to what it has multiplied,
 // so that the tensor cores do not wait for it. Two blocks are a cluster: they work on tiles that lie below one another
-// and fetch half of the weights' tile each, for both. One buffer is where tiles of kept and out come and go; the groups
-// hand it over, too.
+// and fetch half of the weights' tile each, for both. Tiles of kept and out come and go through a buffer of the group's.
 //
 // Barriers count their uses by a parity only, so whoever waits for a use must know that the one before it is over. Taking
 // turns sees to that.
@@ -33,7 +32,7 @@ struct Matrices {
 
 constexpr int TILE = 128;  // rows and columns of the result
 constexpr int SLICE = 64;  // along k: rows of 128 bytes, which the copy engine swizzles in groups of eight
-constexpr int RING = 6;    // slices that are under way or being multiplied
+constexpr int RING = 5;    // slices that are under way or being multiplied
 constexpr int CLUSTER = 2; // blocks that share the weights' slices
 constexpr int GROUP = 128; // threads that issue a product together
 constexpr int BAND = 8;    // rows of tiles, for a whole cluster, that are worked on together so that caches hold them
@@ -41,15 +40,14 @@ constexpr int HALF_BYTES = 64 * 128;                 // 64 rows of a slice, or a
 constexpr int SLICE_BYTES = 4 * HALF_BYTES;          // x's and the weights'
 constexpr int STAGING_BYTES = TILE * TILE * 2;       // two halves of 64 columns
 constexpr int COLUMN_BYTES = 64 * 128 * 2;           // one of them
-enum Turn { MULTIPLY = 1, FINISH = 3, WITHIN = 5 };  // named barriers, for each of the two groups
+enum Named { TURN = 1, WITHIN = 3 };                 // barriers, for each of the two groups
 
 struct Shared {
     unsigned char ring[RING][SLICE_BYTES];
-    unsigned char staging[STAGING_BYTES];
-    float sums[GROUP / WARP][TILE];
-    barrier full[RING], empty[RING], loaded;
+    unsigned char staging[2][STAGING_BYTES];
+    barrier full[RING], empty[RING], loaded[2];
 };
-static_assert(sizeof(Shared) == 231528, "not what is launched");
+static_assert(sizeof(Shared) == 229472, "not what is launched");
 
 __device__ inline word shared_address(const void *at) { return (word)__cvta_generic_to_shared(at); }
 
@@ -86,13 +84,13 @@ __device__ inline void await_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// A group waits for its turn, and gives the other its turn.
-__device__ inline void await_turn(int turn, int group) {
-    asm volatile("bar.sync %0, %1;" ::"r"(turn + group), "n"(2 * GROUP) : "memory");
+// A group waits for its turn to multiply, and gives the other its turn.
+__device__ inline void await_turn(int group) {
+    asm volatile("bar.sync %0, %1;" ::"r"(TURN + group), "n"(2 * GROUP) : "memory");
 }
 
-__device__ inline void pass_turn(int turn, int group) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(turn + 1 - group), "n"(2 * GROUP) : "memory");
+__device__ inline void pass_turn(int group) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(TURN + 1 - group), "n"(2 * GROUP) : "memory");
 }
 
 __device__ inline void await_group(int group) {
@@ -114,6 +112,9 @@ __device__ inline void fetch_for_all(void *to, const Matrix &from, int column, i
                    "h"((unsigned short)((1 << CLUSTER) - 1))
                  : "memory");
 }
+
+// Waits until what the thread has put was read from shared memory.
+__device__ inline void await_puts() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 __device__ inline void put(const Matrix &to, const void *from, int column, int row) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
@@ -247,39 +248,32 @@ template <bool DERIVATIVE> struct Product {
         const Tiles tiles(m, n);
         const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
         int row, column;
-        if (group == 0) fetch_kept(0, thread);
-        if (group == 1) {
-            pass_turn(MULTIPLY, group);
-            pass_turn(FINISH, group);
-        }
+        if (group == 1) pass_turn(group);
         for (int position = group; tiles.at(position, row, column); position += 2) {
             float d[2][64];
             for (int i = 0; i < 64; ++i) d[0][i] = d[1][i] = 0;
             word shift[16] = {};
             if (!DERIVATIVE && bias) load_bias(shift, column, lane);
-            await_turn(MULTIPLY, group);
-            multiply_slices(d, Place(position * slices), lane, [=] { pass_turn(MULTIPLY, group); });
-            await_turn(FINISH, group);
+            if (DERIVATIVE && thread == 0) fetch_kept(row, column, group);
+            await_turn(group);
+            multiply_slices(d, Place(position * slices), lane, [=] { pass_turn(group); });
             if constexpr (DERIVATIVE) {
-                await(&shared.loaded, position % 2);
+                await(&shared.loaded[group], position / 2 % 2);
                 finish_derivative(d, row, column, warp, lane, group);
             } else {
                 finish_gelu(d, shift, row, column, warp, lane, group);
             }
-            if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-            fetch_kept(position + 1, thread);
-            pass_turn(FINISH, group);
         }
         if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     }
 
-    // The derivative's other factor, for the group whose turn is next.
-    __device__ void fetch_kept(int position, int thread) const {
-        int row, column;
-        if (!DERIVATIVE || thread > 0 || !Tiles(m, n).at(position, row, column)) return;
-        expect_bytes(&shared.loaded, STAGING_BYTES);
-        for (int half = 0; half < 2; ++half)
-            fetch(shared.staging + half * COLUMN_BYTES, matrices.kept, column + 64 * half, row, &shared.loaded);
+    // The derivative's other factor.
+    __device__ void fetch_kept(int row, int column, int group) const {
+        expect_bytes(&shared.loaded[group], STAGING_BYTES);
+        for (int half = 0; half < 2; ++half) {
+            unsigned char *to = shared.staging[group] + half * COLUMN_BYTES;
+            fetch(to, matrices.kept, column + 64 * half, row, &shared.loaded[group]);
+        }
     }
 
     // Of the lane's columns 8·j + 2·(lane % 4) and the next, before it is needed.
@@ -320,21 +314,24 @@ template <bool DERIVATIVE> struct Product {
 
     // d[half][4·j + i] is at row 64·half + 16·warp + lane / 4 + 8·(i / 2), column 8·j + 2·(lane % 4) + i % 2. Columns 8·j to
     // 8·j + 15 of the warp's 16 rows are four matrices, in the order of i / 2; the lane's row of them:
-    __device__ word place_of(int half, int j, int warp, int lane) const {
+    __device__ word place_of(int half, int j, int warp, int lane, int group) const {
         const int row = 64 * half + 16 * warp + lane / 8 % 2 * 8 + lane % 8, chunk = j + lane / 16;
-        return shared_address(shared.staging) + chunk / 8 * COLUMN_BYTES + row * 128 + (chunk % 8 ^ lane % 8) * 16;
+        return shared_address(shared.staging[group]) + chunk / 8 * COLUMN_BYTES + row * 128 + (chunk % 8 ^ lane % 8) * 16;
     }
 
     __device__ void put_staging(const Matrix &to, int row, int column, int group) const {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         await_group(group);
         if (threadIdx.x % GROUP > 0) return;
-        for (int half = 0; half < 2; ++half) put(to, shared.staging + half * COLUMN_BYTES, column + 64 * half, row);
+        for (int half = 0; half < 2; ++half) put(to, shared.staging[group] + half * COLUMN_BYTES, column + 64 * half, row);
         asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     }
 
     __device__ void finish_gelu(const float (&d)[2][64], const word (&shift)[16], int row, int column, int warp, int lane,
                                 int group) const {
+        // The last tile may still be on its way.
+        if (threadIdx.x % GROUP == 0) await_puts();
+        await_group(group);
         // Matrices p of a warp: half p % 2, columns 16·(p / 2) on.
 #pragma unroll
         for (int p = 0; p < 16; ++p) {
@@ -347,12 +344,12 @@ template <bool DERIVATIVE> struct Product {
                 x[0] += d[p % 2][4 * j + 2 * i], x[1] += d[p % 2][4 * j + 2 * i + 1];
                 words[i] = narrow_word<bf16>(x);
             }
-            store_matrices(place_of(p % 2, j, warp, lane), words);
+            store_matrices(place_of(p % 2, j, warp, lane, group), words);
         }
         put_staging(matrices.kept, row, column, group);
         word words[16][4];
 #pragma unroll
-        for (int p = 0; p < 16; ++p) load_matrices(words[p], place_of(p % 2, p / 2 * 2, warp, lane));
+        for (int p = 0; p < 16; ++p) load_matrices(words[p], place_of(p % 2, p / 2 * 2, warp, lane, group));
 #pragma unroll
         for (int p = 0; p < 16; ++p)
 #pragma unroll
@@ -362,10 +359,10 @@ template <bool DERIVATIVE> struct Product {
                 x[0] = gelu(x[0]), x[1] = gelu(x[1]);
                 words[p][i] = narrow_word<bf16>(x);
             }
-        if (threadIdx.x % GROUP == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        if (threadIdx.x % GROUP == 0) await_puts();
         await_group(group);
 #pragma unroll
-        for (int p = 0; p < 16; ++p) store_matrices(place_of(p % 2, p / 2 * 2, warp, lane), words[p]);
+        for (int p = 0; p < 16; ++p) store_matrices(place_of(p % 2, p / 2 * 2, warp, lane, group), words[p]);
         put_staging(matrices.out, row, column, group);
     }
 
@@ -376,7 +373,7 @@ template <bool DERIVATIVE> struct Product {
         for (int j = 0; j < 16; j += 4) {
             word words[4][4];
 #pragma unroll
-            for (int p = 0; p < 4; ++p) load_matrices(words[p], place_of(p % 2, j + p / 2 * 2, warp, lane));
+            for (int p = 0; p < 4; ++p) load_matrices(words[p], place_of(p % 2, j + p / 2 * 2, warp, lane, group));
 #pragma unroll
             for (int p = 0; p < 4; ++p)
 #pragma unroll
@@ -393,21 +390,27 @@ template <bool DERIVATIVE> struct Product {
                 }
             SYNCHRONIZE_WARP();
 #pragma unroll
-            for (int p = 0; p < 4; ++p) store_matrices(place_of(p % 2, j + p / 2 * 2, warp, lane), words[p]);
+            for (int p = 0; p < 4; ++p) store_matrices(place_of(p % 2, j + p / 2 * 2, warp, lane, group), words[p]);
         }
         put_staging(matrices.out, row, column, group);
 #pragma unroll
         for (int i = 0; i < 32; ++i)
 #pragma unroll
             for (int mask = 4; mask < WARP; mask *= 2) sums[i] += SHUFFLE_XOR(sums[i], mask);
+        const int thread = threadIdx.x % GROUP;
+        if (thread == 0) await_puts();
+        await_group(group);
+        float(*columns)[TILE] = (float(*)[TILE])shared.staging[group];
         if (lane < 4)
 #pragma unroll
-            for (int i = 0; i < 32; ++i) shared.sums[warp][i / 2 * 8 + 2 * lane + i % 2] = sums[i];
+            for (int i = 0; i < 32; ++i) columns[warp][i / 2 * 8 + 2 * lane + i % 2] = sums[i];
         await_group(group);
-        const int thread = threadIdx.x % GROUP;
         float sum = 0;
-        for (int other = 0; other < GROUP / WARP; ++other) sum += shared.sums[other][thread];
+        for (int other = 0; other < GROUP / WARP; ++other) sum += columns[other][thread];
         if (column + thread < n && row < m) partial[row / TILE * (size)n + column + thread] = sum;
+        // The copy engine will write here next.
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        await_group(group);
     }
 
     __device__ void run() const {
@@ -418,7 +421,7 @@ template <bool DERIVATIVE> struct Product {
                 begin_barrier(&shared.full[i], 1);
                 begin_barrier(&shared.empty[i], CLUSTER * 4);
             }
-            begin_barrier(&shared.loaded, 1);
+            for (int i = 0; i < 2; ++i) begin_barrier(&shared.loaded[i], 1);
             asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
         }
         await_cluster();

@@ -104,16 +104,13 @@ template <class T> struct NormBackward {
         store<N>(dx + at, g);
     }
 
-    template <int N> __device__ void load_residual(float (&past)[N], size at) const {
-        for (int j = 0; j < N; ++j) past[j] = 0;
-        if (residual) load<N>(residual + at, past);
-    }
-
     template <int K, bool SUM> __device__ void held() const {
         float dweight[K][PACK] = {}, dbias[K][PACK] = {}, past_sum[K][PACK] = {};
         for (size row = blockIdx.x; row < rows; row += gridDim.x) {
             const float mean = statistics[2 * row], rstd = statistics[2 * row + 1];
             float g[K][PACK], normal[K][PACK];
+            // Asked for before the sums over the row are waited for.
+            Raw<T> stream[K] = {};
             float sum = 0, along = 0;
 #pragma unroll
             for (int k = 0; k < K; ++k) {
@@ -123,6 +120,7 @@ template <class T> struct NormBackward {
                 load<PACK>(dy + row * width + column, g[k]);
                 load<PACK>(x + row * width + column, normal[k]);
                 load<PACK>(weight + column, scale);
+                if (residual) stream[k] = load_raw(residual + row * width + column);
                 for (int j = 0; j < PACK; ++j) {
                     normal[k][j] = (normal[k][j] - mean) * rstd;
                     dweight[k][j] += g[k][j] * normal[k][j];
@@ -138,7 +136,7 @@ template <class T> struct NormBackward {
                 const size column = (k * blockDim.x + threadIdx.x) * (size)PACK;
                 if (column >= width) continue;
                 float past[PACK];
-                load_residual(past, row * width + column);
+                widen(stream[k], past);
                 if constexpr (SUM)
                     for (int j = 0; j < PACK; ++j) past_sum[k][j] += past[j];
                 finish(g[k], normal[k], past, rstd, sum, along, row * width + column);
@@ -168,8 +166,7 @@ template <class T> struct NormBackward {
         for (size i = threadIdx.x; i < width; i += blockDim.x) {
             float g[1] = {widen(dy[first + i]) * widen(weight[i])};
             const float normal[1] = {(widen(x[first + i]) - mean) * rstd};
-            float past[1];
-            load_residual(past, first + i);
+            const float past[1] = {residual ? widen(residual[first + i]) : 0};
             finish(g, normal, past, rstd, sum, along, first + i);
         }
     }
