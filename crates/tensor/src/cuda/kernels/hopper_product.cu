@@ -57,7 +57,9 @@ __device__ inline void begin_barrier(barrier *at, int arrivals) {
 
 // Arrives, and says how many bytes the copy engine will bring before the barrier's use is over.
 __device__ inline void expect_bytes(barrier *at, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(at)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 ::"r"(shared_address(at)), "r"(bytes)
+                 : "memory");
 }
 
 __device__ inline void arrive_at(barrier *at, int block_of_cluster) {
@@ -99,7 +101,8 @@ __device__ inline void await_group(int group) {
 
 // Fetches the box of a matrix at a column and row.
 __device__ inline void fetch(void *to, const Matrix &from, int column, int row, barrier *at) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];"
                  ::"r"(shared_address(to)), "l"(&from), "r"(column), "r"(row), "r"(shared_address(at))
                  : "memory");
 }
@@ -130,7 +133,8 @@ __device__ inline unsigned long long factor(word at, int chunk) {
 }
 
 // d += left · right: [64, 128] += [64, 16] · [16, 128]. Rows of the right factor lie along k if it is `ROWS_ALONG_K`.
-template <bool ROWS_ALONG_K> __device__ inline void multiply(float (&d)[64], unsigned long long left, unsigned long long right) {
+template <bool ROWS_ALONG_K>
+__device__ inline void multiply(float (&d)[64], unsigned long long left, unsigned long long right) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21, "
@@ -284,7 +288,8 @@ template <bool DERIVATIVE> struct Product {
     }
 
     // `issued` is called when the last product is under way.
-    template <class Issued> __device__ void multiply_slices(float (&d)[2][64], Place place, int lane, Issued issued) const {
+    template <class Issued>
+    __device__ void multiply_slices(float (&d)[2][64], Place place, int lane, Issued issued) const {
         int before = 0;
         for (int slice = 0; slice < slices; ++slice, place.next()) {
             await(&shared.full[place.slice], place.parity);
