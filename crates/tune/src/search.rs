@@ -156,17 +156,18 @@ pub fn timings(
     done: &(dyn Fn(usize) + Sync),
 ) -> Vec<Timing> {
     let plan = |i: usize| base.with_strategy(&strategies[i]).expect("strategies are allowed");
+    let keys: Vec<ScoreKey> = (0..strategies.len()).into_par_iter().map(|i| ScoreKey::of(&plan(i))).collect();
     let mut groups: HashMap<ScoreKey, Vec<usize>> = HashMap::new();
-    for i in 0..strategies.len() {
-        groups.entry(ScoreKey::of(&plan(i))).or_default().push(i);
+    for (i, key) in keys.into_iter().enumerate() {
+        groups.entry(key).or_default().push(i);
     }
     let clock = Clock::new(model);
     let groups: Vec<Vec<usize>> = groups.into_values().collect();
-    let timed = groups.par_iter().flat_map_iter(|group| {
-        let score = Score::of(&plan(group[0]));
-        let timed: Vec<_> = group.iter().map(|&i| (i, clock.time_with(&plan(i), &score))).collect();
+    let timed = groups.par_iter().with_max_len(1).flat_map_iter(|group| {
+        let plans: Vec<Plan> = group.iter().map(|&i| plan(i)).collect();
+        let times = clock.times(&plans, &Score::of(&plans[0]));
         done(group.len());
-        timed
+        group.iter().copied().zip(times).collect::<Vec<_>>()
     });
     let mut timed: Vec<(usize, Timing)> = timed.collect();
     timed.sort_by_key(|&(i, _)| i);

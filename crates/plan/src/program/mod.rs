@@ -88,30 +88,37 @@ impl Draft {
 
     /// Lays everything out in order: what was put in the same place keeps the order of its insertion.
     fn into_program(self, stage: usize) -> Program {
+        let Draft { slots, inserted, tail, .. } = self;
         // Where the next op of each place goes: first how many there are, then where they begin.
-        let mut next = vec![0_u32; PLACES * self.slots.len()];
-        for &(place, _) in &self.inserted {
+        let mut next = vec![0_u32; PLACES * slots.len()];
+        for &(place, _) in &inserted {
             next[place as usize] += 1;
         }
-        let end = 1 + self.slots.len() + self.inserted.len();
-        let mut ops = vec![Op::Begin; end + self.tail.len()];
-        let mut begin = 1;
-        for (places, op) in next.chunks_exact_mut(PLACES).zip(self.slots) {
+        // Which op goes where: the slots are numbered first, then what was inserted.
+        let mut order = vec![0_u32; slots.len() + inserted.len()];
+        let mut begin = 0;
+        for (slot, places) in next.chunks_exact_mut(PLACES).enumerate() {
             for (place, count) in places.iter_mut().enumerate() {
                 if place == COMPUTATION {
-                    ops[begin as usize] = op;
+                    order[begin as usize] = slot as u32;
                     begin += 1;
                 } else {
                     begin += std::mem::replace(count, begin);
                 }
             }
         }
-        for (place, op) in self.inserted {
+        for (number, &(place, _)) in inserted.iter().enumerate() {
             let at = &mut next[place as usize];
-            ops[*at as usize] = op;
+            order[*at as usize] = (slots.len() + number) as u32;
             *at += 1;
         }
-        ops[end..].copy_from_slice(&self.tail);
+        let mut ops = Vec::with_capacity(1 + order.len() + tail.len());
+        ops.push(Op::Begin);
+        ops.extend(order.into_iter().map(|number| {
+            let number = number as usize;
+            slots.get(number).copied().unwrap_or_else(|| inserted[number - slots.len()].1)
+        }));
+        ops.extend(tail);
         Program { stage, ops }
     }
 }

@@ -2,33 +2,25 @@
 
 use kintsugi_plan::{Axis, Block, Message, MessageKind, Op, Over, Part, Plan, ScheduleKind, Unit};
 
-/// One op as the player sees it. `u8`s name kinds of ops, `u16`s transfers of the stage's own.
+/// One op, or one of the two things that an op does. `u8`s name kinds of ops, `u16`s what is the stage's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
-    /// Kernels, and the transfers between them: of one kind of op, or of several in a row.
-    Run(u8),
-    RunAll(u16),
+    /// Kernels, and the transfers between them: of the ops of a row.
+    Run(u16),
     /// The same for all that the stage holds.
     Whole(u8),
-    /// Runs something and then starts a transfer.
+    /// Starts a transfer.
     Start(u8, u16),
-    /// Only starts a transfer.
-    StartOnly(u8, u16),
-    /// Starts a sum of a few numbers.
-    StartSum(Axis, u16),
-    /// Waits for a transfer.
-    Wait(u16),
-    /// Waits for a transfer and then runs something.
-    WaitRun(u8, u16),
-    SendActivation(Name),
-    SendGradient(Name),
+    /// Waits for it.
+    Wait(u8, u16),
+    Send(Name),
     Expect(Name),
+    /// Waits for a message, as its sender or as its receiver.
     Arrive(Name),
-    /// What stages do together.
-    JoinTied(u8),
-    WaitTied(u8),
-    JoinSum,
-    WaitSum,
+    /// Begins what stages do together.
+    Join(Joint),
+    /// Waits until all have.
+    Meet(Joint),
 }
 
 /// Which message: to which chunk, of what kind, and of which micro-batch.
@@ -38,36 +30,63 @@ pub(super) struct Name {
     pub micro: u32,
 }
 
+/// What stages do together, once a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Joint {
+    Tied,
+    Sum,
+}
+
+impl Name {
+    /// The same message of a micro-batch that comes `by` later.
+    pub(super) fn later(self, by: u32) -> Name {
+        Name { micro: self.micro + by, ..self }
+    }
+}
+
 impl Code {
     /// The same code for a micro-batch that comes `by` later.
     pub(super) fn later(self, by: u32) -> Code {
-        let later = |Name { row, micro }| Name { row, micro: micro + by };
         match self {
-            Code::SendActivation(name) => Code::SendActivation(later(name)),
-            Code::SendGradient(name) => Code::SendGradient(later(name)),
-            Code::Expect(name) => Code::Expect(later(name)),
-            Code::Arrive(name) => Code::Arrive(later(name)),
+            Code::Send(name) => Code::Send(name.later(by)),
+            Code::Expect(name) => Code::Expect(name.later(by)),
+            Code::Arrive(name) => Code::Arrive(name.later(by)),
             other => other,
         }
     }
 
-    /// Whether this is about a transfer of the stage's own.
-    pub(super) fn transfers(self) -> bool {
-        matches!(self, Code::Start(..) | Code::StartOnly(..) | Code::Wait(_) | Code::WaitRun(..))
+    /// The same code for another micro-batch.
+    #[cfg(test)]
+    pub(super) fn renamed(self, micro: u32) -> Code {
+        match self {
+            Code::Send(name) => Code::Send(Name { micro, ..name }),
+            Code::Expect(name) => Code::Expect(Name { micro, ..name }),
+            Code::Arrive(name) => Code::Arrive(Name { micro, ..name }),
+            other => other,
+        }
     }
 
-    /// Whether stages do this together, once a step.
+    /// The message that this is about.
+    pub(super) fn message(self) -> Option<Name> {
+        match self {
+            Code::Send(name) | Code::Expect(name) | Code::Arrive(name) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Whether stages do this together.
     pub(super) fn joins(self) -> bool {
-        matches!(self, Code::JoinTied(_) | Code::WaitTied(_) | Code::JoinSum | Code::WaitSum)
+        matches!(self, Code::Join(_) | Code::Meet(_))
     }
 }
 
 /// The codes of one stage, and where its micro-batches begin.
 pub(super) struct Flat {
     pub codes: Vec<Code>,
-    /// Where each period's first forward is.
+    /// Where each period's first forward is; not of interleaved schedules.
     pub forwards: Vec<usize>,
-    /// Where each period's first backward is, if these follow all forwards.
+    /// Where each period's first backward is, where these follow all forwards. Interleaved schedules do the same from
+    /// their second backward on, which is the first to wait until the one before it is sent.
     pub backwards: Vec<usize>,
 }
 
@@ -75,6 +94,8 @@ pub(super) struct Flat {
 pub(super) const KINDS: usize = 40;
 /// The first kind that is about a unit and not about a block.
 pub(super) const UNIT_KINDS: usize = 14;
+/// Kinds of transfers: those that ops of a kind start, and the sums over each axis.
+pub(super) const TRANSFERS: usize = KINDS + 3;
 /// The ops over a whole stage.
 pub(super) const WHOLE: [Op; 4] = [Op::Begin, Op::Measure, Op::Clip, Op::Step];
 
@@ -110,15 +131,18 @@ pub(super) enum Extent {
 }
 
 /// The program of a stage, flat.
-pub(super) fn flat(plan: &Plan, stage: usize, extent: Extent, names: &Names) -> Flat {
+pub(super) fn flat(plan: &Plan, stage: usize, extent: Extent, names: &Names, rows: &mut Rows) -> Flat {
     let mut program = plan.program(stage);
     if extent == Extent::Passes {
         let last = program.ops.iter().rposition(|op| matches!(op, Op::Backward { .. })).unwrap_or(0);
         let rest = program.ops.split_off(last + 1);
         program.ops.extend(rest.into_iter().filter(|op| matches!(op, Op::SendStart { .. })));
     }
-    let first = plan.stage_blocks(stage)[0];
-    let (period, apart) = (plan.period(), plan.pipeline.schedule == ScheduleKind::GPipe);
+    let blocks = plan.stage_blocks(stage);
+    let (first, last) = (blocks.first().copied(), blocks.last().copied());
+    let (period, schedule) = (plan.period(), plan.pipeline.schedule);
+    let by_forward = schedule != ScheduleKind::Interleaved;
+    let by_backward = matches!(schedule, ScheduleKind::GPipe | ScheduleKind::Interleaved);
     let mut flat =
         Flat { codes: Vec::with_capacity(program.ops.len()), forwards: Vec::new(), backwards: Vec::new() };
     let (mut forward, mut backward) = (None, None);
@@ -127,24 +151,53 @@ pub(super) fn flat(plan: &Plan, stage: usize, extent: Extent, names: &Names) -> 
         match op {
             Op::ReceiveWait { message: Message { kind: MessageKind::Activation, block, micro, .. } }
             | Op::Forward { block, micro }
-                if block == first && forward != Some(micro) && micro.is_multiple_of(period) =>
+                if by_forward && Some(block) == first && forward != Some(micro) =>
             {
                 forward = Some(micro);
+                rows.finish(&mut flat.codes);
                 flat.forwards.push(flat.codes.len());
             }
-            Op::ReceiveWait { message: Message { kind: MessageKind::Gradient, micro, .. } }
-            | Op::Recompute { micro, .. }
-            | Op::Backward { micro, .. }
-                if apart && backward != Some(micro) =>
+            Op::ReceiveWait { message: Message { kind: MessageKind::Gradient, block, micro, .. } }
+            | Op::Recompute { block, micro }
+            | Op::Backward { block, micro, .. }
+                if by_backward
+                    && Some(block) == last
+                    && backward != Some(micro)
+                    && micro % period == 1 % period =>
             {
                 backward = Some(micro);
+                rows.finish(&mut flat.codes);
                 flat.backwards.push(flat.codes.len());
             }
             _ => {}
         }
-        flat.codes.extend(names.code(op));
+        names.write(op, &mut flat.codes, rows);
     }
+    rows.finish(&mut flat.codes);
     flat
+}
+
+/// Kinds of ops that are run in a row: there are few such rows.
+#[derive(Default)]
+pub(super) struct Rows {
+    pub all: Vec<Vec<u8>>,
+    /// The row that goes on.
+    row: Vec<u8>,
+}
+
+impl Rows {
+    /// Ends the row that goes on.
+    fn finish(&mut self, codes: &mut Vec<Code>) {
+        if self.row.is_empty() {
+            return;
+        }
+        let number = self.all.iter().position(|row| *row == self.row).unwrap_or_else(|| {
+            self.all.push(self.row.clone());
+            self.all.len() - 1
+        });
+        codes.push(Code::Run(number as u16));
+        self.row.clear();
+    }
 }
 
 /// The numbers of blocks, units and messages.
@@ -168,7 +221,12 @@ impl Names {
         };
         let place_of_layer = chunk_of_layer.iter().map(place).collect();
         let most = held.iter().max().copied().unwrap_or(0);
-        Names { chunks: plan.chunks() as u16, chunk_of_layer, place_of_layer, norm: 3 * (most + 3) }
+        Names {
+            chunks: plan.chunks() as u16,
+            chunk_of_layer,
+            place_of_layer,
+            norm: UNIT_TRANSFERS * (most + 3),
+        }
     }
 
     /// The transfers that a stage may have under way.
@@ -176,48 +234,64 @@ impl Names {
         usize::from(self.norm) + 1
     }
 
-    /// The rows of messages.
-    pub(super) fn rows(&self) -> usize {
-        2 * usize::from(self.chunks)
-    }
-
-    fn code(&self, op: Op) -> Option<Code> {
-        let whole = |i: u8| Some(Code::Whole(i));
+    /// Writes down what an op does.
+    fn write(&self, op: Op, codes: &mut Vec<Code>, rows: &mut Rows) {
+        let run = |rows: &mut Rows, kind: u8| rows.row.push(kind);
+        let mut then = |rows: &mut Rows, code: Code| {
+            rows.finish(codes);
+            codes.push(code);
+        };
         match op {
-            Op::Begin => whole(0),
-            Op::Measure => whole(1),
-            Op::Clip => whole(2),
-            Op::Step => whole(3),
-            Op::Load { .. } => Some(Code::Run(0)),
-            Op::Forward { block, .. } => Some(Code::Run(1 + kind(block))),
-            Op::Recompute { .. } => Some(Code::Run(4)),
-            Op::Backward { block, part, .. } => Some(Code::Run(5 + 3 * part as u8 + kind(block))),
-            Op::GatherStart { unit } => Some(Code::Start(14 + unit_kind(unit), self.transfer(unit, 0))),
-            Op::GatherWait { unit } => Some(Code::Wait(self.transfer(unit, 0))),
-            Op::ReduceStart { over: Over::Tied, .. } => Some(Code::JoinTied(38)),
-            Op::ReduceWait { over: Over::Tied, .. } => Some(Code::WaitTied(39)),
+            Op::Begin => then(rows, Code::Whole(0)),
+            Op::Measure => then(rows, Code::Whole(1)),
+            Op::Clip => then(rows, Code::Whole(2)),
+            Op::Step => then(rows, Code::Whole(3)),
+            Op::Load { .. } => run(rows, 0),
+            Op::Forward { block, .. } => run(rows, 1 + kind(block)),
+            Op::Recompute { .. } => run(rows, 4),
+            Op::Backward { block, part, .. } => run(rows, 5 + 3 * part as u8 + kind(block)),
+            Op::GatherStart { unit } => {
+                run(rows, 14 + unit_kind(unit));
+                then(rows, Code::Start(14 + unit_kind(unit), self.transfer(unit, 0)));
+            }
+            Op::GatherWait { unit } => {
+                then(rows, Code::Wait(14 + unit_kind(unit), self.transfer(unit, 0)));
+            }
+            Op::ReduceStart { over: Over::Tied, .. } => {
+                run(rows, 38);
+                then(rows, Code::Join(Joint::Tied));
+            }
+            Op::ReduceWait { over: Over::Tied, .. } => {
+                then(rows, Code::Meet(Joint::Tied));
+                run(rows, 39);
+            }
             Op::ReduceStart { unit, over } => {
-                Some(Code::Start(18 + reduction(over) + unit_kind(unit), self.transfer(unit, 1)))
+                let (reduce, transfer) = self.reduction(unit, over);
+                run(rows, reduce);
+                then(rows, Code::Start(reduce, transfer));
             }
             Op::ReduceWait { unit, over } => {
-                Some(Code::WaitRun(22 + reduction(over) + unit_kind(unit), self.transfer(unit, 1)))
+                let (reduce, transfer) = self.reduction(unit, over);
+                then(rows, Code::Wait(reduce, transfer));
+                run(rows, 4 + reduce);
             }
-            Op::RefreshStart { unit } => Some(Code::StartOnly(34 + unit_kind(unit), self.transfer(unit, 2))),
-            Op::RefreshWait { unit } => Some(Code::Wait(self.transfer(unit, 2))),
-            Op::SendStart { message } => Some(match message.kind {
-                MessageKind::Activation => Code::SendActivation(self.message(message)),
-                MessageKind::Gradient => Code::SendGradient(self.message(message)),
-            }),
-            Op::ReceiveStart { message } => Some(Code::Expect(self.message(message))),
+            Op::RefreshStart { unit } => {
+                then(rows, Code::Start(34 + unit_kind(unit), self.transfer(unit, 3)));
+            }
+            Op::RefreshWait { unit } => {
+                then(rows, Code::Wait(34 + unit_kind(unit), self.transfer(unit, 3)));
+            }
+            Op::SendStart { message } => then(rows, Code::Send(self.message(message))),
+            Op::ReceiveStart { message } => then(rows, Code::Expect(self.message(message))),
             Op::SendWait { message } | Op::ReceiveWait { message } => {
-                Some(Code::Arrive(self.message(message)))
+                then(rows, Code::Arrive(self.message(message)));
             }
-            Op::NormStart { axis: Axis::Pipeline } => Some(Code::JoinSum),
-            Op::NormWait { axis: Axis::Pipeline } => Some(Code::WaitSum),
-            Op::NormStart { axis } => Some(Code::StartSum(axis, self.norm)),
-            Op::NormWait { .. } => Some(Code::Wait(self.norm)),
+            Op::NormStart { axis: Axis::Pipeline } => then(rows, Code::Join(Joint::Sum)),
+            Op::NormWait { axis: Axis::Pipeline } => then(rows, Code::Meet(Joint::Sum)),
+            Op::NormStart { axis } => then(rows, Code::Start(sum_over(axis), self.norm)),
+            Op::NormWait { axis } => then(rows, Code::Wait(sum_over(axis), self.norm)),
             // What takes no time, and what no training step has.
-            _ => None,
+            _ => {}
         }
     }
 
@@ -228,7 +302,7 @@ impl Names {
         Name { row, micro: message.micro as u32 }
     }
 
-    /// The number of a transfer on its stage: of which unit, and which of three kinds.
+    /// The number of a transfer on its stage: of which unit, and which of its kinds.
     fn transfer(&self, unit: Unit, which: u16) -> u16 {
         let unit = match unit {
             Unit::Table => 0,
@@ -236,8 +310,30 @@ impl Names {
             Unit::Head => 2,
             Unit::Layer(i) => 3 + self.place_of_layer[i],
         };
-        3 * unit + which
+        UNIT_TRANSFERS * unit + which
     }
+
+    /// The kind that starts a reduction, and the number of its transfer.
+    fn reduction(&self, unit: Unit, over: Over) -> (u8, u16) {
+        if over == Over::Data {
+            (26 + unit_kind(unit), self.transfer(unit, 2))
+        } else {
+            (18 + unit_kind(unit), self.transfer(unit, 1))
+        }
+    }
+}
+
+/// Transfers that a unit may have: its gather, its two reductions and its refresh.
+const UNIT_TRANSFERS: u16 = 4;
+
+/// The kind of the transfer that sums over an axis.
+pub(super) fn sum_over(axis: Axis) -> u8 {
+    KINDS as u8
+        + match axis {
+            Axis::Pipeline => 0,
+            Axis::Data => 1,
+            Axis::Tensor => 2,
+        }
 }
 
 fn kind(block: Block) -> u8 {
@@ -257,36 +353,35 @@ fn unit_kind(unit: Unit) -> u8 {
     }
 }
 
-fn reduction(over: Over) -> u8 {
-    if over == Over::Data { 8 } else { 0 }
-}
-
 #[cfg(test)]
 mod tests {
     use kintsugi_plan::config::resolve;
 
     use super::*;
 
+    /// The codes of an op, and the kinds that it runs.
+    fn written(names: &Names, op: Op) -> (Vec<Code>, Vec<u8>) {
+        let (mut codes, mut rows) = (Vec::new(), Rows::default());
+        names.write(op, &mut codes, &mut rows);
+        rows.finish(&mut codes);
+        codes.retain(|code| !matches!(code, Code::Run(_)));
+        (codes, rows.all.concat())
+    }
+
     #[test]
     fn every_kind_is_where_its_representative_is() {
         let plan = resolve(None, "", &[]).expect("the demo");
         let names = Names::of(&plan);
         for (i, op) in representatives().into_iter().enumerate() {
-            let kind = match names.code(op) {
-                Some(
-                    Code::Run(kind)
-                    | Code::Start(kind, _)
-                    | Code::StartOnly(kind, _)
-                    | Code::WaitRun(kind, _)
-                    | Code::JoinTied(kind)
-                    | Code::WaitTied(kind),
-                ) => kind,
+            let (codes, runs) = written(&names, op);
+            let kind = match (&runs[..], &codes[..]) {
+                ([kind], _) | ([], [Code::Start(kind, _)]) => *kind,
                 other => panic!("{op} is {other:?}"),
             };
             assert_eq!(usize::from(kind), i, "{op}");
         }
         for (i, op) in WHOLE.into_iter().enumerate() {
-            assert!(matches!(names.code(op), Some(Code::Whole(kind)) if usize::from(kind) == i));
+            assert_eq!(written(&names, op).0, [Code::Whole(i as u8)]);
         }
     }
 }

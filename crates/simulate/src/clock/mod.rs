@@ -1,24 +1,30 @@
 //! How long a step takes, in microseconds: for a search over many plans of one model and one batch.
 //!
-//! The play is that of `time`, to the picosecond. It is quicker in three ways: what ops cost is put together from
-//! parts that many plans share (`table`), programs are made flat once for all plans that run the same ones (`code`,
-//! `loops`), and what repeats is played (`play`) only as long as it cannot be told beforehand (`steady`).
+//! The play is that of `time`, to the picosecond. It is quicker in four ways: what ops cost is put together from
+//! parts that many plans share (`table`), programs are made flat (`code`, `loops`) and put in order (`order`, `sheet`) once
+//! for all plans that run the same ones, several plans are played side by side (`play`, `stage`, `lanes`, `prices`), and
+//! what repeats is played only until it is sure how it goes on (`steady`).
 
 mod code;
+mod lanes;
 mod loops;
+mod order;
 mod play;
+mod prices;
+mod sheet;
 mod stage;
 mod steady;
 mod table;
 
-use kintsugi_plan::{Plan, Recompute, ScheduleKind, When};
+use kintsugi_plan::{Mesh, Plan, Recompute, ScheduleKind, Sharding, When};
 
 use crate::Timing;
-use crate::time::{DeviceModel, Sharing, timing};
+use crate::time::{DeviceModel, Sharing, Totals, timing};
 use code::Extent;
 use loops::{Codes, enough};
-use play::play;
-use table::Tables;
+use play::{Voice, play};
+use sheet::Sheet;
+use table::{Table, Tables};
 
 /// Times plans that differ in their strategy only.
 pub struct Clock<'a> {
@@ -29,23 +35,23 @@ pub struct Clock<'a> {
 pub struct Score {
     /// How many micro-batches the codes are for.
     micro_batches: usize,
-    step: Codes,
+    step: Sheet,
     /// The passes alone, where the micro-batches go through the pipeline in portions.
-    passes: Option<Codes>,
+    passes: Option<Sheet>,
 }
 
-/// What decides the programs of a plan, for one model and one choice of prefetch and overlap.
+/// What decides the programs of a plan, for one model and one choice of prefetch and overlap, but for ops that some of
+/// the plans with the same key have and others lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ScoreKey {
     pp: usize,
     schedule: ScheduleKind,
     virtual_stages: usize,
     micro_batches: usize,
-    several: (bool, bool),
-    sequence_parallel: bool,
+    replicas: bool,
     recompute: bool,
-    sharded: (bool, bool, bool),
-    when: (Option<When>, When),
+    gather: Option<When>,
+    reduce: When,
 }
 
 impl<'a> Clock<'a> {
@@ -56,28 +62,22 @@ impl<'a> Clock<'a> {
 
     /// How long a step of a plan takes.
     pub fn time(&self, plan: &Plan) -> Timing {
-        self.time_with(plan, &Score::of(plan))
+        self.times(std::slice::from_ref(plan), &Score::of(plan))[0]
     }
 
-    /// The same, with a score that was made for a plan with the same key.
-    pub fn time_with(&self, plan: &Plan, score: &Score) -> Timing {
-        let table = self.tables.of(plan);
-        let (fills, portion) = portions(plan);
-        let play = |codes: &Codes, extent: Extent| {
-            let more = (portion - score.micro_batches) / plan.period();
-            let played =
-                if more == 0 || !codes.loops.is_empty() { play(codes, &table, 1 + more) } else { None };
-            let whole = || play(&Codes::whole(&plan.with_micro_batches(portion), extent), &table, 1);
-            played.or_else(whole).expect("a schedule that ends")
+    /// How long a step of each plan takes, with a score that was made for a plan with the same key.
+    pub fn times(&self, plans: &[Plan], score: &Score) -> Vec<Timing> {
+        let tables: Vec<Table> = plans.iter().map(|plan| self.tables.of(plan)).collect();
+        let steps = score.play(Extent::Step, plans, &tables);
+        let passes = score.passes.is_some().then(|| score.play(Extent::Passes, plans, &tables));
+        let one = |(i, plan): (usize, &Plan)| {
+            // One portion after the other, and only the last is followed by the end of the step.
+            let others = portions(plan).0 as u64 - 1;
+            let totals = passes.as_ref().map_or(steps[i], |passes| steps[i].and(passes[i], others));
+            let timing = timing(totals, plan.mesh.pp, tables[i].units.fixed);
+            Sharing::of(plan).map_or(timing, |sharing| sharing.crowd(timing, plan.mesh.pp))
         };
-        let step = play(&score.step, Extent::Step);
-        // One portion after the other, and only the last is followed by the end of the step.
-        let totals = match &score.passes {
-            Some(passes) => step.and(play(passes, Extent::Passes), fills as u64 - 1),
-            None => step,
-        };
-        let timing = timing(totals, plan.mesh.pp, table.units.fixed);
-        Sharing::of(plan).map_or(timing, |sharing| sharing.crowd(timing, plan.mesh.pp))
+        plans.iter().enumerate().map(one).collect()
     }
 }
 
@@ -90,19 +90,28 @@ fn portions(plan: &Plan) -> (usize, usize) {
 impl ScoreKey {
     /// The key of a plan.
     pub fn of(plan: &Plan) -> Self {
-        let (mesh, sharding) = (plan.mesh, &plan.sharding);
+        let Sharding { weights, gradients, gather, reduce, .. } = plan.sharding;
         ScoreKey {
-            pp: mesh.pp,
+            pp: plan.mesh.pp,
             schedule: plan.pipeline.schedule,
             virtual_stages: plan.pipeline.virtual_stages,
             micro_batches: enough(plan, portions(plan).1),
-            several: (mesh.tp > 1, mesh.dp > 1),
-            sequence_parallel: plan.sequence_parallel,
+            replicas: plan.mesh.dp > 1,
             recompute: plan.memory.recompute == Recompute::Full,
-            sharded: (sharding.weights > 1, sharding.gradients > 1, sharding.states > 1),
-            when: ((sharding.weights > 1).then_some(sharding.gather), sharding.reduce),
+            gather: (weights > 1).then_some(gather),
+            reduce: if gradients > 1 { reduce } else { When::Step },
         }
     }
+}
+
+/// The plan with so many micro-batches whose programs have every op in them that those of any plan with the same key
+/// have. What a plan lacks of that takes it no time: neither kernels nor a transfer.
+fn fullest(plan: &Plan, micro_batches: usize) -> Plan {
+    let mesh = Mesh { dp: plan.mesh.dp.min(2), tp: plan.mesh.tp.max(2), ..plan.mesh };
+    let Sharding { weights, gradients, .. } = plan.sharding;
+    let [weights, gradients] = [weights, gradients].map(|shards| shards.min(mesh.dp));
+    let sharding = Sharding { weights, gradients, states: mesh.dp, ..plan.sharding };
+    Plan { mesh, sharding, sequence_parallel: true, ..plan.clone() }.with_micro_batches(micro_batches)
 }
 
 impl Score {
@@ -110,9 +119,34 @@ impl Score {
     pub fn of(plan: &Plan) -> Self {
         let (fills, portion) = portions(plan);
         let micro_batches = enough(plan, portion);
-        let plan = plan.with_micro_batches(micro_batches);
-        let codes = |extent| Codes::looped(&plan, extent).unwrap_or_else(|| Codes::whole(&plan, extent));
-        let passes = (fills > 1).then(|| codes(Extent::Passes));
-        Score { micro_batches, step: codes(Extent::Step), passes }
+        let plan = fullest(plan, micro_batches);
+        let sheet =
+            |extent| Sheet::of(Codes::looped(&plan, extent)).unwrap_or_else(|| Score::whole(&plan, extent));
+        let passes = (fills > 1).then(|| sheet(Extent::Passes));
+        Score { micro_batches, step: sheet(Extent::Step), passes }
+    }
+
+    /// All that a plan does, in which nothing repeats.
+    fn whole(plan: &Plan, extent: Extent) -> Sheet {
+        Sheet::of(Codes::whole(plan, extent)).expect("a schedule that ends")
+    }
+
+    /// Plays plans.
+    fn play(&self, extent: Extent, plans: &[Plan], tables: &[Table]) -> Vec<Totals> {
+        let sheet = match (extent, &self.passes) {
+            (Extent::Passes, Some(passes)) => passes,
+            _ => &self.step,
+        };
+        let repetitions =
+            |plan: &Plan| (portions(plan).1 + plan.period() - self.micro_batches) / plan.period();
+        if sheet.repeats() || plans.iter().all(|plan| repetitions(plan) == 1) {
+            let voice = |(plan, table)| Voice { table, repetitions: repetitions(plan) };
+            return play(sheet, &plans.iter().zip(tables).map(voice).collect::<Vec<_>>());
+        }
+        let alone = |(plan, table): (&Plan, _)| {
+            let whole = Score::whole(&fullest(plan, portions(plan).1), extent);
+            play(&whole, &[Voice { table, repetitions: 1 }])[0]
+        };
+        plans.iter().zip(tables).map(alone).collect()
     }
 }

@@ -1,292 +1,276 @@
-//! Plays codes against clocks: what `time::play` does with programs, without a name or a map in its way, and without
-//! playing what `steady` can tell.
+//! Plays a sheet against clocks, for several plans side by side: what `time::play` does with programs, without a name
+//! or a map in its way, and without playing what `steady` can tell.
 
-use std::cell::RefCell;
-
-use kintsugi_plan::Axis;
-
-use super::code::{Code, Name};
-use super::loops::{Codes, Loop};
-use super::stage::{Pending, Stage};
-use super::steady::{Alike, Trace, account_after};
+use super::lanes::Lanes;
+use super::prices::{LEVELS, Prices};
+use super::sheet::{Part, Repeats, Sheet, Step};
+use super::stage::Stage;
+use super::steady::{History, SPENT};
 use super::table::Table;
-use crate::time::{Account, Spent, Time, Totals, totals};
+use crate::time::{Spent, Time, Totals};
 
-/// Plays the codes, what repeats so many times; `None` if the stages cannot get to the end of a repetition together.
-pub(super) fn play(codes: &Codes, table: &Table, repetitions: usize) -> Option<Totals> {
-    SCRATCH.with_borrow_mut(|scratch| {
-        scratch.begin(codes, table);
-        Player { codes, table, scratch, tied: (0, 0), sum: (0, 0) }.run(repetitions)
-    })
+/// A plan to be played: what its ops cost, and how often it does what repeats.
+pub(super) struct Voice<'a> {
+    pub table: &'a Table,
+    pub repetitions: usize,
 }
 
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-}
-
-/// Room that is used again from play to play.
-#[derive(Default)]
-struct Scratch {
-    stages: Vec<Stage>,
-    messages: Vec<Message>,
-    /// When each stage's own transfers end, a row for each stage.
-    transfers: Vec<Pending>,
-    /// What the ops take together that are run in a row.
-    runs: Vec<Spent>,
-    /// Stages that may get further.
-    ready: Vec<usize>,
-    trace: Trace,
-    /// How many plays there have been: what is left of an earlier one is told by its number.
-    plays: u32,
-}
-
-/// A message between stages.
-#[derive(Clone, Copy, Default)]
-struct Message {
-    /// When it can leave, and when its receiver has made room.
-    sides: [Side; 2],
-    /// How long it travels.
-    time: Time,
-    /// The play and the stage that waits for it.
-    waiting: (u32, u32),
-}
-
-const SENT: usize = 0;
-const EXPECTED: usize = 1;
-
-/// What one side of a message has done, and when.
-#[derive(Clone, Copy, Default)]
-struct Side {
-    at: Time,
-    /// The play and the micro-batch that this is about.
-    key: u64,
-}
-
-impl Scratch {
-    fn begin(&mut self, codes: &Codes, table: &Table) {
-        self.plays += 1;
-        self.ready.clear();
-        self.stages.clear();
-        self.stages.resize(codes.stages.len(), Stage::default());
-        let messages = codes.rows * codes.ring;
-        if self.messages.len() < messages {
-            self.messages.resize(messages, Message::default());
-        }
-        self.transfers.clear();
-        self.transfers.resize(codes.stages.len() * codes.transfers, Pending::default());
-        self.runs.clear();
-        let plus = |sum: Spent, &kind: &u8| sum.plus(table.kinds[usize::from(kind)]);
-        self.runs.extend(codes.rows_of_runs.iter().map(|kinds| kinds.iter().fold(Spent::default(), plus)));
-        self.trace.make_room(codes.stages.len(), 1);
+/// Plays a sheet for each plan.
+pub(super) fn play(sheet: &Sheet, voices: &[Voice]) -> Vec<Totals> {
+    match voices {
+        [] => Vec::new(),
+        [_] => Player::<1>::new(sheet, voices).play(voices),
+        _ => Player::<VECTORS>::new(sheet, voices).play(voices),
     }
 }
 
-struct Player<'a> {
-    codes: &'a Codes,
-    table: &'a Table,
-    scratch: &'a mut Scratch,
-    /// How many stages have joined, and when the last did.
-    tied: (usize, Time),
-    sum: (usize, Time),
+/// As many vectors of plans are played side by side as hide how long a step takes.
+const VECTORS: usize = 2;
+
+struct Player<'a, const V: usize> {
+    sheet: &'a Sheet,
+    prices: Prices<V>,
+    now: State<V>,
 }
 
-impl Player<'_> {
-    fn run(mut self, repetitions: usize) -> Option<Totals> {
-        let codes = self.codes;
-        for part in &codes.loops {
-            self.until::<false>(|stage| part.spans[stage].start)?;
-            self.repeat(part, repetitions)?;
-        }
-        self.until::<false>(|stage| codes.stages[stage].len())?;
-        let account = |stage: &Stage| Account { end: stage.now, ..stage.account };
-        Some(totals(&self.scratch.stages.iter().map(account).collect::<Vec<_>>()))
+/// How far plans have got.
+struct State<const V: usize> {
+    /// Waiting for transfers over each level, and what kernels took longer beside transfers.
+    spent: [Lanes<V>; SPENT],
+    stages: Vec<Stage<V>>,
+    /// Where they are is for the sheet to know.
+    moments: Vec<Lanes<V>>,
+}
+
+const SLOWED: usize = 3;
+
+/// How far one plan has got: the numbers of a state, in order.
+type Column = Vec<i64>;
+
+/// A plan among those that are being played.
+struct Seat {
+    voice: usize,
+    /// Repetitions that are left.
+    left: usize,
+    /// Repetitions that can be compared.
+    played: usize,
+}
+
+impl<'a, const V: usize> Player<'a, V> {
+    fn new(sheet: &'a Sheet, voices: &[Voice]) -> Self {
+        let interference = voices[0].table.units.interference as i64;
+        let now = State {
+            spent: [Lanes::ZERO; SPENT],
+            stages: vec![Stage::START; sheet.stages],
+            moments: vec![Lanes::ZERO; sheet.moments],
+        };
+        Player { sheet, prices: Prices::new(sheet, interference), now }
     }
 
-    /// Plays a part over and over, all stages together, and skips what can be told.
-    fn repeat(&mut self, part: &Loop, mut left: usize) -> Option<()> {
-        let clear = |trace: &mut Trace| trace.clear(part.spans.len(), self.codes.cycle, part.age);
-        clear(&mut self.scratch.trace);
+    fn play(mut self, voices: &[Voice]) -> Vec<Totals> {
+        let mut columns = vec![vec![0; self.now.numbers().count()]; voices.len()];
+        for part in &self.sheet.parts {
+            match &part.repeats {
+                None => self.once(part, voices, &mut columns),
+                Some(repeats) => self.repeat(part, repeats, voices, &mut columns),
+            }
+        }
+        voices.iter().zip(&columns).map(|(voice, column)| self.totals(voice, column)).collect()
+    }
+
+    fn once(&mut self, part: &Part, voices: &[Voice], columns: &mut [Column]) {
+        for (voices, columns) in voices.chunks(Lanes::<V>::COUNT).zip(columns.chunks_mut(Lanes::<V>::COUNT)) {
+            for (lane, (voice, column)) in voices.iter().zip(&*columns).enumerate() {
+                self.sit_down(lane, voice, column);
+            }
+            self.prices.settle();
+            self.perform(part);
+            for (lane, column) in columns.iter_mut().enumerate() {
+                self.get_up(lane, column);
+            }
+        }
+    }
+
+    /// Plays a part over and over and skips what can be told. Whoever is done leaves the seat to the next.
+    fn repeat(&mut self, part: &Part, repeats: &Repeats, voices: &[Voice], columns: &mut [Column]) {
+        let mut next = (0..voices.len()).filter(|&voice| voices[voice].repetitions > 0);
+        let mut seats: Vec<Option<Seat>> = (0..Lanes::<V>::COUNT).map(|_| None).collect();
+        let mut history = History::new(repeats.cycle);
+        let mut moved = Vec::new();
         loop {
-            let Scratch { stages, transfers, trace, .. } = &mut *self.scratch;
-            trace.begin(stages, part.transfers.then_some(transfers));
-            self.until::<true>(|stage| part.spans[stage].end)?;
-            left -= 1;
-            if let Some(Alike { cycle, times }) = self.scratch.trace.alike() {
-                let times = times.min(left / cycle);
-                self.skip(part, cycle, times as u64);
-                left -= times * cycle;
-                clear(&mut self.scratch.trace);
+            self.skip(repeats, &history, &mut seats);
+            let mut taken = false;
+            for (lane, seat) in seats.iter_mut().enumerate() {
+                if let Some(done) = seat.take_if(|seat| seat.left == 0) {
+                    self.get_up(lane, &mut columns[done.voice]);
+                }
+                if seat.is_none()
+                    && let Some(voice) = next.next()
+                {
+                    self.sit_down(lane, &voices[voice], &columns[voice]);
+                    *seat = Some(Seat { voice, left: voices[voice].repetitions, played: 0 });
+                    taken = true;
+                }
             }
-            if left == 0 {
-                return Some(());
+            if taken {
+                self.prices.settle();
             }
-            for (stage, span) in self.scratch.stages.iter_mut().zip(&part.spans) {
-                stage.next = span.start;
-                part.kinds.clone().for_each(|kind| stage.later[kind] += self.codes.period);
+            if seats.iter().all(Option::is_none) {
+                return;
+            }
+            history.note(&self.now.spent, self.now.live(repeats));
+            self.perform(part);
+            moved.clear();
+            moved.extend(repeats.moves.iter().map(|&(from, _)| self.now.moments[from as usize]));
+            for (&(_, to), &moment) in repeats.moves.iter().zip(&moved) {
+                self.now.moments[to as usize] = moment;
+            }
+            for seat in seats.iter_mut().flatten() {
+                seat.left -= 1;
+                seat.played += 1;
             }
         }
     }
 
-    /// Moves everything on by cycles in which everything advances as much as in the last.
-    fn skip(&mut self, part: &Loop, cycle: usize, times: u64) {
-        let Scratch { stages, transfers, trace, messages, plays, .. } = &mut *self.scratch;
-        // What is left of messages that nobody waits for any more is moved too, to wherever that is.
-        let on = |now: &mut Time, before: Time| {
-            *now = now.wrapping_add(times.wrapping_mul(now.wrapping_sub(before)));
+    /// Takes every plan that is in a cycle to where fewer repetitions than one cycle are left.
+    fn skip(&mut self, repeats: &Repeats, history: &History<V>, seats: &mut [Option<Seat>]) {
+        let played: Vec<usize> =
+            seats.iter().map(|seat| seat.as_ref().map_or(0, |seat| seat.played)).collect();
+        let cycles = history.cycles(&played, &self.now.spent, &self.now.live(repeats));
+        for (lane, (seat, cycle)) in seats.iter_mut().zip(cycles).enumerate() {
+            let (Some(seat), Some(cycle)) = (seat, cycle) else { continue };
+            let times = seat.left / cycle.length;
+            seat.left -= times * cycle.length;
+            // What is left is less than a cycle: nothing to look for.
+            seat.played = 0;
+            let later = [times as i64 * cycle.later].into_iter().cycle();
+            let more = cycle.spent.into_iter().map(|spent| times as i64 * spent).chain(later);
+            self.now.numbers_mut().zip(more).for_each(|(number, more)| number[lane] += more);
+        }
+    }
+
+    fn sit_down(&mut self, lane: usize, voice: &Voice, column: &Column) {
+        self.prices.set(lane, self.sheet, voice.table);
+        self.now.stages.iter_mut().for_each(Stage::forget);
+        self.now.numbers_mut().zip(column).for_each(|(number, &of_plan)| number[lane] = of_plan);
+    }
+
+    fn get_up(&self, lane: usize, column: &mut Column) {
+        column.iter_mut().zip(self.now.numbers()).for_each(|(of_plan, number)| *of_plan = number[lane]);
+    }
+
+    /// Plays a part once.
+    fn perform(&mut self, part: &Part) {
+        let Player { sheet, prices, now: State { spent, stages, moments } } = self;
+        let mut steps = part.steps.as_slice();
+        for &(number, count) in &part.turns {
+            let mut stage = stages[usize::from(number)];
+            let (turn, others) = steps.split_at(count as usize);
+            steps = others;
+            for &step in turn {
+                match step {
+                    Step::Run(row) => {
+                        let row = usize::from(row);
+                        stage.run(row, &sheet.rows[row], prices, &mut spent[SLOWED]);
+                    }
+                    Step::Whole(kind) => {
+                        let cost = &prices.whole[usize::from(number)][usize::from(kind)];
+                        stage.run_beside(cost, prices.interference, &mut spent[SLOWED]);
+                    }
+                    Step::Start(transfer, moment) => {
+                        // For plans without this transfer that is now, which nothing has to wait for.
+                        let way = &prices.transfers[usize::from(transfer)];
+                        moments[moment as usize] = stage.occupy(way) + way.time;
+                    }
+                    Step::Wait(transfer, moment) => {
+                        let way = &prices.transfers[usize::from(transfer)];
+                        if !way.exists() {
+                            continue;
+                        }
+                        let then = stage.now.max(moments[moment as usize]);
+                        for (level, spent) in spent[..LEVELS].iter_mut().enumerate() {
+                            if let Some(plans) = way.over(level) {
+                                *spent += (then - stage.now).only(plans);
+                            }
+                        }
+                        stage.now = then;
+                    }
+                    Step::SendFirst(link, moment) => {
+                        moments[moment as usize] = stage.occupy(&prices.links[usize::from(link)]);
+                    }
+                    Step::Send(link, moment) => {
+                        let way = &prices.links[usize::from(link)];
+                        let begin = stage.occupy(way).max(moments[moment as usize]);
+                        moments[moment as usize] = begin + way.time;
+                    }
+                    Step::ExpectFirst(moment) => moments[moment as usize] = stage.now,
+                    Step::Expect(link, moment) => {
+                        let begin = stage.now.max(moments[moment as usize]);
+                        moments[moment as usize] = begin + prices.links[usize::from(link)].time;
+                    }
+                    Step::Arrive(moment) => stage.now = stage.now.max(moments[moment as usize]),
+                    Step::Join(joint) => {
+                        let last = &mut moments[joint as usize];
+                        *last = last.max(stage.now);
+                    }
+                    Step::Meet(joint) => {
+                        let end = moments[joint as usize] + prices.joints[joint as usize];
+                        stage.now = stage.now.max(end);
+                    }
+                }
+            }
+            stages[usize::from(number)] = stage;
+        }
+    }
+
+    /// What all stages have spent their time on, and when the last is done.
+    fn totals(&self, voice: &Voice, column: &Column) -> Totals {
+        let (spent, moments) = column.split_at(SPENT);
+        let stages = self.sheet.stages;
+        let ends = moments[..stages * STAGE].iter().step_by(STAGE);
+        let end = ends.copied().max().unwrap_or(0);
+        let (mut compute, mut tensor) = (spent[SLOWED], 0);
+        let mut add = |times: usize, each: Spent| {
+            compute += times as i64 * each.compute as i64;
+            tensor += times as i64 * each.links as i64;
         };
-        let own = self.codes.transfers;
-        for (number, stage) in stages.iter_mut().enumerate() {
-            let (one, ends, two) = trace.before(number, cycle);
-            on(&mut stage.now, one.now);
-            stage.free.iter_mut().zip(one.free).for_each(|(now, before)| on(now, before));
-            stage.account = account_after([&stage.account, &one.account, two], times);
-            transfers[number * own..]
-                .iter_mut()
-                .zip(ends)
-                .for_each(|(now, &before)| on(&mut now.end, before));
-        }
-        let (ring, period) = (self.codes.ring, cycle as u64 * u64::from(self.codes.period));
-        let of_kind = self.codes.rows / 2 * ring;
-        let moved = part.kinds.start * of_kind..part.kinds.end * of_kind;
-        for row in messages[moved].chunks_mut(ring) {
-            let before: Vec<[Side; 2]> = row.iter().map(|message| message.sides).collect();
-            for (side, kind) in
-                row.iter_mut().flat_map(|message| message.sides.iter_mut().zip([SENT, EXPECTED]))
-            {
-                let one = before[side.key.wrapping_sub(period) as usize & (ring - 1)][kind];
-                if side.key >> 32 == u64::from(*plays) && one.key + period == side.key {
-                    on(&mut side.at, one.at);
-                }
+        for part in &self.sheet.parts {
+            let times = if part.repeats.is_some() { voice.repetitions } else { 1 };
+            for (spent, &runs) in voice.table.kinds.iter().zip(&part.runs) {
+                add(times * runs, *spent);
+            }
+            for &(stage, kind) in &part.whole {
+                add(times, voice.table.units.whole[usize::from(stage)][usize::from(kind)]);
             }
         }
-    }
-
-    /// Plays every stage up to its limit; `None` if they wait for what comes after it.
-    fn until<const TRACED: bool>(&mut self, limit: impl Fn(usize) -> usize) -> Option<()> {
-        let stages = self.codes.stages.len();
-        self.scratch.ready.extend((0..stages).rev());
-        while let Some(stage) = self.scratch.ready.pop() {
-            self.advance::<TRACED>(stage, limit(stage));
-        }
-        (0..stages).all(|stage| self.scratch.stages[stage].next == limit(stage)).then_some(())
-    }
-
-    /// Runs a stage until it must wait for another.
-    fn advance<const TRACED: bool>(&mut self, number: usize, limit: usize) {
-        let (codes, table, interference) = (self.codes, self.table, self.table.units.interference);
-        let Scratch { stages, transfers, messages, runs, ready, trace, plays } = &mut *self.scratch;
-        let count = stages.len();
-        let mut stage = stages[number];
-        let transfers = &mut transfers[number * codes.transfers..][..codes.transfers];
-        let mut decisions = trace.decisions::<TRACED>(number, interference > 0);
-        let play = u64::from(*plays) << 32;
-        let named = |later: [u32; 2], Name { row, micro }: Name| {
-            let micro = micro + later[usize::from(usize::from(row) >= codes.rows / 2)];
-            let place = usize::from(row) * codes.ring + (micro as usize & (codes.ring - 1));
-            (place, play | u64::from(micro))
-        };
-        for &code in &codes.stages[number][stage.next..limit] {
-            match code {
-                Code::Run(kind) => stage.run(table.kinds[usize::from(kind)], interference, &mut decisions),
-                Code::RunAll(row) => {
-                    let row = usize::from(row);
-                    let each = codes.rows_of_runs[row].iter().map(|&kind| table.kinds[usize::from(kind)]);
-                    stage.run_all(runs[row], each, interference, &mut decisions);
-                }
-                Code::Whole(i) => {
-                    stage.run(table.units.whole[number][usize::from(i)], interference, &mut decisions);
-                }
-                Code::Start(kind, i) => {
-                    let spent = table.kinds[usize::from(kind)];
-                    stage.run(spent, interference, &mut decisions);
-                    transfers[usize::from(i)] = stage.start(spent.started, &mut decisions);
-                }
-                Code::StartOnly(kind, i) => {
-                    let started = table.kinds[usize::from(kind)].started;
-                    transfers[usize::from(i)] = stage.start(started, &mut decisions);
-                }
-                Code::StartSum(axis, i) => {
-                    transfers[usize::from(i)] =
-                        stage.start(Some(table.units.sums[sum_of(axis)]), &mut decisions);
-                }
-                Code::Wait(i) => stage.wait(transfers[usize::from(i)], &mut decisions),
-                Code::WaitRun(kind, i) => {
-                    stage.wait(transfers[usize::from(i)], &mut decisions);
-                    stage.run(table.kinds[usize::from(kind)], interference, &mut decisions);
-                }
-                Code::SendActivation(name) | Code::SendGradient(name) => {
-                    let way = usize::from(matches!(code, Code::SendGradient(_)));
-                    let (level, time) = table.messages[number][way];
-                    let (place, key) = named(stage.later, name);
-                    messages[place].time = time;
-                    messages[place].done(
-                        SENT,
-                        Side { at: stage.occupy(level, time, &mut decisions), key },
-                        ready,
-                    );
-                }
-                Code::Expect(name) => {
-                    let (place, key) = named(stage.later, name);
-                    messages[place].done(EXPECTED, Side { at: stage.now, key }, ready);
-                }
-                Code::Arrive(name) => {
-                    let (place, key) = named(stage.later, name);
-                    let message = &mut messages[place];
-                    let [sent, expected] = message.sides;
-                    if sent.key != key || expected.key != key {
-                        message.waiting = (*plays, number as u32);
-                        break;
-                    }
-                    let begin = decisions.later(sent.at, expected.at);
-                    stage.idle_until(begin + message.time, &mut decisions);
-                }
-                Code::JoinTied(kind) => {
-                    stage.run(table.kinds[usize::from(kind)], interference, &mut decisions);
-                    self.tied = (self.tied.0 + 1, self.tied.1.max(stage.now));
-                    ready.extend(0..count);
-                }
-                Code::WaitTied(kind) => {
-                    if self.tied.0 < 2 {
-                        break;
-                    }
-                    stage.idle_until(self.tied.1 + table.units.tied.1, &mut decisions);
-                    stage.run(table.kinds[usize::from(kind)], interference, &mut decisions);
-                }
-                Code::JoinSum => {
-                    self.sum = (self.sum.0 + 1, self.sum.1.max(stage.now));
-                    if self.sum.0 == count {
-                        ready.extend(0..count);
-                    }
-                }
-                Code::WaitSum => {
-                    if self.sum.0 < count {
-                        break;
-                    }
-                    stage.idle_until(self.sum.1 + table.units.sums[sum_of(Axis::Pipeline)].1, &mut decisions);
-                }
-            }
-            stage.next += 1;
-        }
-        stages[number] = stage;
+        let [package, node, cluster] = [spent[0], spent[1], spent[2]];
+        let idle = stages as i64 * end - compute - tensor - package - node - cluster;
+        Totals([end, compute, tensor, package, node, cluster, idle].map(|time| time as Time))
     }
 }
 
-fn sum_of(axis: Axis) -> usize {
-    match axis {
-        Axis::Pipeline => 0,
-        Axis::Data => 1,
-        Axis::Tensor => 2,
-    }
-}
+/// Numbers of a stage in a column, its clock first.
+const STAGE: usize = 1 + LEVELS;
 
-impl Message {
-    /// One side has done its part: the other may be waiting for that.
-    #[inline]
-    fn done(&mut self, kind: usize, side: Side, ready: &mut Vec<usize>) {
-        self.sides[kind] = side;
-        if u64::from(self.waiting.0) == side.key >> 32 {
-            ready.push(self.waiting.1 as usize);
-            self.waiting.0 = 0;
-        }
+impl<const V: usize> State<V> {
+    fn numbers(&self) -> impl Iterator<Item = &Lanes<V>> {
+        let stages = self.stages.iter().flat_map(|stage| [&stage.now].into_iter().chain(&stage.free));
+        self.spent.iter().chain(stages).chain(&self.moments)
+    }
+
+    fn numbers_mut(&mut self) -> impl Iterator<Item = &mut Lanes<V>> {
+        let stages = self.stages.iter_mut().flat_map(|Stage { now, free, .. }| [now].into_iter().chain(free));
+        self.spent.iter_mut().chain(stages).chain(&mut self.moments)
+    }
+
+    /// The moments that matter between repetitions, as far as they do.
+    fn live(&self, repeats: &Repeats) -> impl Iterator<Item = Lanes<V>> + Clone {
+        let clocks = self.stages.iter().map(|stage| stage.now);
+        let levels = self.stages.iter().flat_map(|stage| stage.free.iter().map(|free| free.max(stage.now)));
+        let others = repeats.live.iter().map(|&(moment, asks)| {
+            let moment = self.moments[moment as usize];
+            asks.map_or(moment, |stage| moment.max(self.stages[usize::from(stage)].now))
+        });
+        clocks.chain(levels).chain(others)
     }
 }

@@ -1,119 +1,87 @@
-//! A stage on its way through its codes, with a clock for its kernels and one for each level of links.
+//! The clocks of a stage, under several plans side by side: one for its kernels and one for each level of links.
+#![allow(clippy::inline_always, reason = "a call would take the numbers out of the registers")]
 
-use kintsugi_spec::Level;
+use super::lanes::Lanes;
+use super::prices::{Cost, LEVELS, Prices, Way};
 
-use super::steady::Decisions;
-use super::table::Transfer;
-use crate::time::{Account, Spent, Time};
+/// All levels.
+const ALL: u8 = (1 << LEVELS) - 1;
 
-/// A stage on its way through its codes.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Stage {
-    /// The next code.
-    pub next: usize,
-    /// What is added to the micro-batches of the codes, for activations and for gradients.
-    pub later: [u32; 2],
-    pub now: Time,
+/// A stage's clocks.
+#[derive(Clone, Copy)]
+pub(super) struct Stage<const V: usize> {
+    pub now: Lanes<V>,
     /// When each level is free.
-    pub free: [Time; 3],
-    /// No level is busy.
-    quiet: bool,
-    pub account: Account,
+    pub free: [Lanes<V>; LEVELS],
+    /// The levels that may be busy under some plan: a bit for each.
+    busy: u8,
 }
 
-/// One of a stage's own transfers.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Pending {
-    level: usize,
-    pub end: Time,
-}
+impl<const V: usize> Stage<V> {
+    /// Everything is at its beginning.
+    pub(super) const START: Self = Stage { now: Lanes::ZERO, free: [Lanes::ZERO; LEVELS], busy: ALL };
 
-impl Stage {
-    /// Takes a level as soon as it is free; when that is.
-    #[inline]
-    pub(super) fn occupy<const TRACED: bool>(
-        &mut self,
-        level: Level,
-        time: Time,
-        decisions: &mut Decisions<TRACED>,
-    ) -> Time {
-        let free = &mut self.free[level as usize];
-        let begin = decisions.later(self.now, *free);
-        *free = begin + time;
-        self.quiet = false;
+    /// Another plan is played, of which nothing is known yet.
+    pub(super) fn forget(&mut self) {
+        self.busy = ALL;
+    }
+
+    /// Takes levels as soon as they are free; when that is.
+    #[inline(always)]
+    pub(super) fn occupy(&mut self, way: &Way<V>) -> Lanes<V> {
+        let mut begin = self.now;
+        for (level, free) in self.free.iter_mut().enumerate() {
+            if let Some(plans) = way.over(level) {
+                begin = self.now.max(*free).or(plans, begin);
+                *free = (begin + way.time).or(plans, *free);
+                self.busy |= 1 << level;
+            }
+        }
         begin
     }
 
-    /// Begins a transfer, if there is one.
-    #[inline]
-    pub(super) fn start<const TRACED: bool>(
-        &mut self,
-        transfer: Option<Transfer>,
-        decisions: &mut Decisions<TRACED>,
-    ) -> Pending {
-        let Some((level, time)) = transfer else { return Pending::default() };
-        Pending { level: level as usize, end: self.occupy(level, time, decisions) + time }
-    }
-
-    /// Waits for a transfer of its own.
-    #[inline]
-    pub(super) fn wait<const TRACED: bool>(&mut self, transfer: Pending, decisions: &mut Decisions<TRACED>) {
-        let then = decisions.later(self.now, transfer.end);
-        self.account.exposed[transfer.level] += then - self.now;
-        self.now = then;
-    }
-
-    /// Waits for other stages.
-    #[inline]
-    pub(super) fn idle_until<const TRACED: bool>(&mut self, then: Time, decisions: &mut Decisions<TRACED>) {
-        let then = decisions.later(self.now, then);
-        self.account.idle += then - self.now;
-        self.now = then;
+    /// Runs the ops of a row. `slowed` is what kernels take longer beside transfers.
+    #[inline(always)]
+    pub(super) fn run(&mut self, row: usize, kinds: &[u8], prices: &Prices<V>, slowed: &mut Lanes<V>) {
+        let together = &prices.rows[row];
+        if together.alone || !self.beside_transfers() {
+            self.now += together.total;
+            return;
+        }
+        for &kind in kinds {
+            let cost = &prices.kinds[usize::from(kind)];
+            if !cost.nothing {
+                self.run_beside(cost, prices.interference, slowed);
+            }
+        }
     }
 
     /// Runs kernels, slower while a transfer goes on beside them, and the transfers between them.
-    #[inline]
-    pub(super) fn run<const TRACED: bool>(
-        &mut self,
-        spent: Spent,
-        interference: u64,
-        decisions: &mut Decisions<TRACED>,
-    ) {
-        if self.quiet {
-            return self.run_alone(spent);
+    #[inline(always)]
+    pub(super) fn run_beside(&mut self, cost: &Cost<V>, interference: i64, slowed: &mut Lanes<V>) {
+        if interference > 0 {
+            let busy = self.free.iter().fold(Lanes::ZERO, |busy, &free| busy.max(free - self.now));
+            let longer = cost.compute.min(busy).in_1024ths(interference);
+            *slowed += longer;
+            self.now += longer;
         }
-        decisions.beside(self.now, self.free);
-        let busy = self.free.iter().map(|free| free.saturating_sub(self.now)).max().unwrap_or(0);
-        self.quiet = busy == 0;
-        let slowed = spent.compute + spent.compute.min(busy) * interference / 1024;
-        self.run_alone(Spent { compute: slowed, ..spent });
+        self.now += cost.compute + cost.links;
         // What the transfers inside the op take of a level is missing to what goes on beside it.
-        if spent.links > 0 && busy > 0 {
-            decisions.beside(self.now, self.free);
-            self.free.iter_mut().filter(|free| **free > self.now).for_each(|free| *free += spent.links);
+        for (level, free) in self.free.iter_mut().enumerate() {
+            if self.busy >> level & 1 == 1 {
+                *free += cost.links.only(free.above(self.now));
+            }
         }
     }
 
-    /// Runs several ops in a row, which take `all` together.
-    #[inline]
-    pub(super) fn run_all<const TRACED: bool>(
-        &mut self,
-        all: Spent,
-        each: impl Iterator<Item = Spent>,
-        interference: u64,
-        decisions: &mut Decisions<TRACED>,
-    ) {
-        if self.quiet {
-            self.run_alone(all);
-        } else {
-            each.for_each(|spent| self.run(spent, interference, decisions));
+    /// Whether any level is busy under any plan.
+    #[inline(always)]
+    fn beside_transfers(&mut self) -> bool {
+        for (level, free) in self.free.iter().enumerate() {
+            if self.busy >> level & 1 == 1 && !free.above(self.now).any() {
+                self.busy ^= 1 << level;
+            }
         }
-    }
-
-    #[inline]
-    fn run_alone(&mut self, spent: Spent) {
-        self.now += spent.compute + spent.links;
-        self.account.compute += spent.compute;
-        self.account.tensor += spent.links;
+        self.busy != 0
     }
 }

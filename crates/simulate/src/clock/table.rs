@@ -8,7 +8,7 @@ use kintsugi_spec::Level;
 
 use super::code::{KINDS, UNIT_KINDS, WHOLE, representatives};
 use crate::kept::Kept;
-use crate::time::{Costs, DeviceModel, Spent, Time};
+use crate::time::{Costs, DeviceModel, Links, Spent, Time};
 
 /// A transfer: the level it keeps busy, and for how long.
 pub(super) type Transfer = (Level, Time);
@@ -26,7 +26,8 @@ pub(super) struct Units {
     kinds: Vec<Spent>,
     /// Of each stage, in the order of [`WHOLE`].
     pub whole: Vec<[Spent; 4]>,
-    pub sums: [Transfer; 3],
+    /// Over each axis that has several ranks.
+    sums: [Option<Transfer>; 3],
     pub tied: Transfer,
     pub interference: u64,
     pub fixed: Time,
@@ -35,6 +36,7 @@ pub(super) struct Units {
 /// Tables that have parts in common.
 pub(super) struct Tables<'a> {
     model: &'a DeviceModel,
+    links: Kept<Mesh, Links>,
     blocks: Kept<BlockKey, Vec<Spent>>,
     units: Kept<UnitKey, Units>,
     messages: Kept<(Mesh, usize, bool), Vec<[Transfer; 2]>>,
@@ -71,13 +73,20 @@ struct UnitKey {
 
 impl<'a> Tables<'a> {
     pub(super) fn new(model: &'a DeviceModel) -> Self {
-        Tables { model, blocks: Kept::default(), units: Kept::default(), messages: Kept::default() }
+        Tables {
+            model,
+            links: Kept::default(),
+            blocks: Kept::default(),
+            units: Kept::default(),
+            messages: Kept::default(),
+        }
     }
 
     /// The costs of a plan's ops.
     pub(super) fn of(&self, plan: &Plan) -> Table {
         let found = OnceCell::new();
-        let costs = || found.get_or_init(|| Costs::new(plan, self.model));
+        let links = || self.links.get(plan.mesh, || Links::new(&plan.cluster, plan.mesh, &plan.framework));
+        let costs = || found.get_or_init(|| Costs::over(&links(), plan, self.model));
         let blocks = self.blocks.get(block_key(plan), || {
             representatives()[..UNIT_KINDS].iter().map(|&op| costs().of(0, op)).collect()
         });
@@ -91,12 +100,23 @@ impl<'a> Tables<'a> {
     }
 }
 
+impl Table {
+    /// A kind of transfer, if there is one.
+    pub(super) fn transfer(&self, kind: usize) -> Option<Transfer> {
+        match kind.checked_sub(KINDS) {
+            None => self.kinds[kind].started,
+            Some(axis) => self.units.sums[axis],
+        }
+    }
+}
+
 impl Units {
     fn new(plan: &Plan, costs: &Costs) -> Self {
         Units {
             kinds: representatives()[UNIT_KINDS..].iter().map(|&op| costs.of(0, op)).collect(),
             whole: (0..plan.mesh.pp).map(|stage| WHOLE.map(|op| costs.of(stage, op))).collect(),
-            sums: [Axis::Pipeline, Axis::Data, Axis::Tensor].map(|axis| costs.sum(axis)),
+            sums: [Axis::Pipeline, Axis::Data, Axis::Tensor]
+                .map(|axis| (plan.mesh.size(axis) > 1).then(|| costs.sum(axis))),
             tied: costs.tied(),
             interference: costs.interference,
             fixed: costs.fixed,

@@ -78,7 +78,11 @@ impl Spent {
 impl Costs {
     /// Traces a plan and prices what it does.
     pub fn new(plan: &Plan, device: &DeviceModel) -> Self {
-        let links = Links::new(&plan.cluster, plan.mesh, &plan.framework);
+        Costs::over(&Links::new(&plan.cluster, plan.mesh, &plan.framework), plan, device)
+    }
+
+    /// The same over the links of the plan's mesh, which many plans have in common.
+    pub(crate) fn over(links: &Links, plan: &Plan, device: &DeviceModel) -> Self {
         let host_collective = host_collective(plan);
         let sharing = Sharing::of(plan);
         let slower = sharing.map_or(1.0, |sharing| sharing.slower);
@@ -88,7 +92,7 @@ impl Costs {
             trace
                 .iter()
                 .map(|(&op, traced)| {
-                    let spent = price(op, traced, device, &links, host_collective);
+                    let spent = price(op, traced, device, links, host_collective);
                     (op, sharing.map_or(spent, |sharing| spent.shared(sharing)))
                 })
                 .collect()

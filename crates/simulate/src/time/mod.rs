@@ -65,21 +65,6 @@ impl Totals {
     }
 }
 
-pub(crate) fn totals(stages: &[Account]) -> Totals {
-    let sum = |of: fn(&Account) -> Time| stages.iter().map(of).sum::<Time>();
-    let end = stages.iter().map(|stage| stage.end).max().unwrap_or(0);
-    let late: Time = stages.iter().map(|stage| end - stage.end).sum();
-    Totals([
-        end,
-        sum(|s| s.compute),
-        sum(|s| s.tensor),
-        sum(|s| s.exposed[0]),
-        sum(|s| s.exposed[1]),
-        sum(|s| s.exposed[2]),
-        sum(|s| s.idle) + late,
-    ])
-}
-
 pub(crate) fn timing(totals: Totals, stages: usize, fixed: Time) -> Timing {
     let [end, compute, tensor, package, node, cluster, idle] = totals.0.map(|time| time as f64 * 1e-12);
     let mean = |sum: f64| sum / stages as f64;
