@@ -1,4 +1,4 @@
-//! The memory of the fullest rank under a framework: the engine's own, and what the framework adds to it.
+//! The memory of ranks under a framework: the engine's own, and what the framework adds to it.
 
 use kintsugi_model::compute_type;
 use kintsugi_plan::{Plan, Unit};
@@ -10,8 +10,13 @@ use crate::{Play, predict};
 
 /// Bytes at the peak of the fullest rank.
 pub fn memory_of(plan: &Plan, device: Device) -> f64 {
+    memory_by_stage(plan, device).into_iter().fold(0.0, f64::max)
+}
+
+/// Bytes at the peak of a rank of each stage.
+pub fn memory_by_stage(plan: &Plan, device: Device) -> Vec<f64> {
     let prediction = predict(plan, device, Play::Short);
-    prediction.stages.iter().enumerate().map(|(i, memory)| stage(plan, i, memory)).fold(0.0, f64::max)
+    prediction.stages.iter().enumerate().map(|(i, memory)| stage(plan, i, memory)).collect()
 }
 
 fn stage(plan: &Plan, stage: usize, memory: &RankMemory) -> f64 {

@@ -20,7 +20,7 @@ pub mod validate;
 
 pub use clock::{Clock, Score, ScoreKey};
 pub use fit::{Misfit, check_fit, check_memory};
-pub use footprint::memory_of;
+pub use footprint::{memory_by_stage, memory_of};
 pub use inference::{evaluation_memory, generation_memory};
 pub use predict::{Play, Prediction, predict};
 pub use screen::Screen;

@@ -37,6 +37,10 @@ pub struct FrameworkSpec {
     pub message: f64,
     /// The share of its links between nodes that a collective reaches where several ranks of a node take part.
     pub between_nodes: f64,
+    /// The same for collectives of replicas, whose transfers are larger.
+    pub replicas_between_nodes: f64,
+    /// Whether every rank sums whole gradients, though it updates a shard only: ZeRO-1 without a reduce-scatter.
+    pub whole_sums: bool,
     /// How much slower kernels are while a collective runs beside them.
     pub interference: f64,
     /// Bytes of memory that it takes beside tensors: context, library and collective buffers.
@@ -70,6 +74,8 @@ impl Default for FrameworkSpec {
             scatter_messages: false,
             message: 0.0,
             between_nodes: 1.0,
+            replicas_between_nodes: 1.0,
+            whole_sums: false,
             interference: 0.0,
             reserve: 0.0,
             logit_bytes: 0.0,

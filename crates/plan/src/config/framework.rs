@@ -28,6 +28,12 @@ pub(super) fn resolve(raw: &RawFramework) -> Result<FrameworkSpec, ConfigError> 
         scatter_messages: raw.scatter_messages.unwrap_or(none.scatter_messages),
         message: or("message", raw.message, none.message)?,
         between_nodes: factor("between_nodes", raw.between_nodes, none.between_nodes)?,
+        replicas_between_nodes: factor(
+            "replicas_between_nodes",
+            raw.replicas_between_nodes.or(raw.between_nodes),
+            none.replicas_between_nodes,
+        )?,
+        whole_sums: raw.whole_sums.unwrap_or(none.whole_sums),
         interference: or("interference", raw.interference, none.interference)?,
         reserve: or("reserve", raw.reserve, none.reserve)?,
         logit_bytes: or("logit_bytes", raw.logit_bytes, none.logit_bytes)?,

@@ -150,6 +150,8 @@ table!(RawFramework {
     scatter_messages: bool,
     message: f64,
     between_nodes: f64,
+    replicas_between_nodes: f64,
+    whole_sums: bool,
     interference: f64,
     reserve: f64,
     logit_bytes: f64,

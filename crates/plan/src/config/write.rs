@@ -200,6 +200,8 @@ fn framework(framework: &FrameworkSpec) -> RawFramework {
         scatter_messages: Some(framework.scatter_messages),
         message: Some(framework.message),
         between_nodes: Some(framework.between_nodes),
+        replicas_between_nodes: Some(framework.replicas_between_nodes),
+        whole_sums: Some(framework.whole_sums),
         interference: Some(framework.interference),
         reserve: Some(framework.reserve),
         logit_bytes: Some(framework.logit_bytes),

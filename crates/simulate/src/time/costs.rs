@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use kintsugi_comm::Collective;
 use kintsugi_comm::paper::{Entry, Transfer};
 use kintsugi_plan::{Axis, Block, Message, MessageKind, Op, Over, Part, Plan, Unit};
 use kintsugi_spec::{FrameworkSpec, Level};
@@ -127,7 +128,7 @@ impl Costs {
         let pp = plan.mesh.pp;
         let around = |stage: usize| [message(stage, (stage + 1) % pp), message(stage, (stage + pp - 1) % pp)];
         let sum = |among| {
-            let (level, seconds) = links.collective(among, kintsugi_comm::Collective::AllReduce, 12.0);
+            let (level, seconds) = links.collective(among, Collective::AllReduce, 12.0);
             (level, picoseconds(seconds * slower))
         };
         let table = ops.get(&Op::ReduceStart { unit: Unit::Table, over: Over::Tied });
@@ -223,7 +224,8 @@ fn price(op: Op, traced: &Traced, device: &DeviceModel, links: &Links, host_coll
     let kernels: f64 = traced.kernels.iter().map(|kernel| device.seconds(kernel)).sum();
     let host =
         traced.kernels.len() as f64 * device.host_seconds() + traced.transfers.len() as f64 * host_collective;
-    let transfers = traced.transfers.iter().filter_map(|&entry| collective(entry, links));
+    let whole = links.whole_sums() && matches!(op, Op::ReduceStart { .. });
+    let transfers = traced.transfers.iter().filter_map(|&entry| collective(entry, links, whole));
     if starts_a_transfer(op) {
         let started = transfers.map(|(level, seconds)| (level, picoseconds(seconds))).next();
         return Spent { compute: picoseconds(kernels), links: 0, started };
@@ -240,8 +242,10 @@ fn starts_a_transfer(op: Op) -> bool {
     )
 }
 
-fn collective(entry: Entry, links: &Links) -> Option<(Level, f64)> {
+/// Seconds of a collective; with `whole` no rank is left with a shard of a sum only.
+fn collective(entry: Entry, links: &Links, whole: bool) -> Option<(Level, f64)> {
     let Transfer::Collective(collective) = entry.transfer else { return None };
+    let collective = if whole { Collective::AllReduce } else { collective };
     let among = match entry.group {
         "tp" => Among::Tensor,
         "dp" => Among::Data,
@@ -256,4 +260,25 @@ fn message_bytes(first: &Trace) -> f64 {
     let sends = first.iter().filter(|(op, _)| matches!(op, Op::SendStart { .. }));
     let entries = sends.flat_map(|(_, traced)| &traced.transfers);
     entries.map(|entry| (entry.len * entry.dtype.bytes()) as f64).fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_plan::config::resolve;
+
+    use super::*;
+
+    #[test]
+    fn a_whole_sum_takes_up_to_twice_a_shard_of_it() {
+        let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"h100\"\n\
+                    [parallel]\ndp = 16\n[batch]\nglobal = 16\nmicro = 1\n[sharding]\nzero = 1";
+        let sum = |whole: bool| {
+            let plan = resolve(Some(file), "test", &[format!("framework.whole_sums={whole}")]).unwrap();
+            let device = DeviceModel::new(&plan.cluster.device, &plan.framework).unwrap();
+            let op = Op::ReduceStart { unit: Unit::Layer(0), over: Over::Data };
+            Costs::new(&plan, &device).of(0, op).started.expect("it starts a transfer").1
+        };
+        let (whole, shard) = (sum(true), sum(false));
+        assert!(whole > shard && whole <= 2 * shard, "{whole} {shard}");
+    }
 }

@@ -16,6 +16,7 @@ pub struct Links {
     levels: [Speed; 3],
     /// Seconds of a message beside its travel.
     handshake: f64,
+    whole_sums: bool,
     tensor: Group,
     data: Group,
     tied: Group,
@@ -56,24 +57,31 @@ impl Links {
     /// The links of a cluster; what is not known of them is taken as it is on common machines.
     pub fn new(cluster: &ClusterSpec, mesh: Mesh, framework: &FrameworkSpec) -> Self {
         let levels = Level::ALL.map(|level| speed(cluster, level));
-        let group = |stride, ranks, beside| {
+        let reached = |share: f64, stride, ranks, beside| {
             let mut group = group(cluster, &levels, mesh, stride, ranks, beside);
             if group.nodes > 1 && group.nodes < ranks {
-                group.bandwidth *= framework.between_nodes;
+                group.bandwidth *= share;
             }
             group
         };
+        let group = |stride, ranks, beside| reached(framework.between_nodes, stride, ranks, beside);
         let stage = mesh.dp * mesh.tp;
         Links {
             topology: cluster.topology,
             mesh,
             levels,
             tensor: group(1, mesh.tp, 1),
-            data: group(mesh.tp, mesh.dp, mesh.tp),
+            data: reached(framework.replicas_between_nodes, mesh.tp, mesh.dp, mesh.tp),
             handshake: framework.message,
+            whole_sums: framework.whole_sums,
             tied: group(stage * (mesh.pp - 1).max(1), 2.min(mesh.pp), 1),
             pipeline: group(stage, mesh.pp, 1),
         }
+    }
+
+    /// Whether gradients are summed whole on every rank, though it may need a shard only.
+    pub fn whole_sums(&self) -> bool {
+        self.whole_sums
     }
 
     /// Seconds of a collective over `bytes` in sum, and the level it keeps busy.
@@ -247,6 +255,21 @@ mod tests {
         assert_eq!((level, links.data.nodes), (Level::Cluster, 4));
         let one = links.levels[Level::Cluster as usize].bandwidth;
         assert!((bandwidth / one - 2.0).abs() < 1e-12, "{bandwidth}");
+    }
+
+    #[test]
+    fn replicas_reach_their_own_share_of_the_links_between_nodes() {
+        let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"";
+        let with = |sets: &[&str]| {
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            let plan = resolve(Some(file), "test", &sets).unwrap();
+            let links = Links::new(&plan.cluster, Mesh { pp: 1, dp: 8, tp: 4 }, &plan.framework);
+            links.data.bandwidth
+        };
+        let whole = with(&[]);
+        let half = with(&["framework.between_nodes=0.5"]);
+        let own = with(&["framework.between_nodes=0.5", "framework.replicas_between_nodes=0.25"]);
+        assert!((half / whole - 0.5).abs() < 1e-12 && (own / whole - 0.25).abs() < 1e-12, "{half} {own}");
     }
 
     #[test]
