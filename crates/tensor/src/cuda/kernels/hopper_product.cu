@@ -18,6 +18,8 @@
 // [65536, 3072] = [65536, 768] · [768, 3072]: 309 GFLOP, 0.45 ms at 680 TFLOP/s; the derivative's sums take no pass of
 // their own, which would read 403 MB in 94 µs.
 
+#include "matrix_instructions.cuh"
+
 typedef unsigned int word;
 typedef unsigned long long barrier;
 
@@ -48,8 +50,6 @@ struct Shared {
     barrier full[RING], empty[RING], loaded[2];
 };
 static_assert(sizeof(Shared) == 229472, "not what is launched");
-
-__device__ inline word shared_address(const void *at) { return (word)__cvta_generic_to_shared(at); }
 
 __device__ inline void begin_barrier(barrier *at, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(at)), "r"(arrivals));
@@ -156,14 +156,7 @@ template <int PENDING> __device__ inline void await_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Four 8 × 8 matrices; lane l names row l % 8 of matrix l / 8, and has elements 2·(l % 4) and the next of row l / 4.
-__device__ inline void load_matrices(word (&words)[4], word at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(at)
-                 : "memory");
-}
-
+// The inverse of load_matrices.
 __device__ inline void store_matrices(word at, const word (&words)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(at), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])

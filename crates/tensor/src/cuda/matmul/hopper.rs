@@ -8,10 +8,10 @@ use cudarc::driver::sys::{self, CUtensorMap};
 use crate::cuda::column_sum::sum_partials;
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::HOPPER_PRODUCT;
-use crate::cuda::launcher::{Launcher, aligned_flat, pointer, pointer_or_null};
+use crate::cuda::launcher::{Launcher, aligned_flat, pointer_or_null};
 use crate::cuda::stream::{Argument, Grid};
 use crate::ops::{Linear, LinearBackwardInput};
-use crate::{DType, View};
+use crate::{DType, Place, View};
 
 /// Rows and columns of a tile (`TILE` of `hopper_product.cu`).
 const TILE: usize = 128;
@@ -107,7 +107,7 @@ fn launch(
 
 /// What the copy engine must know of a row-major matrix to move [`CHUNK`] columns of `rows` rows at once.
 fn matrix(view: View, width: usize, rows: usize) -> Result<CUtensorMap, CudaError> {
-    let _ = pointer(view);
+    assert_eq!(view.place(), Place::Device, "the card cannot reach this memory");
     let lengths = [width as u64, (view.len() / width) as u64];
     let stride = [(width * view.dtype().bytes()) as u64];
     let chunk = [CHUNK as u32, rows as u32];
