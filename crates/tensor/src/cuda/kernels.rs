@@ -17,9 +17,10 @@ use crate::DType;
 pub(crate) const COMMON: &str = include_str!("kernels/common.cuh");
 
 /// What files for the tensor cores include, by name.
-pub(crate) const HEADERS: [(&str, &str); 2] = [
+pub(crate) const HEADERS: [(&str, &str); 3] = [
     ("tensor_core.cuh", include_str!("kernels/tensor_core.cuh")),
     ("matrix_instructions.cuh", include_str!("kernels/matrix_instructions.cuh")),
+    ("hopper_instructions.cuh", include_str!("kernels/hopper_instructions.cuh")),
 ];
 
 /// A kernel file, without [`COMMON`].
@@ -57,6 +58,7 @@ sources! {
     ATTENTION = "attention",
     CACHED_ATTENTION = "cached_attention",
     HOPPER_PRODUCT = "hopper_product",
+    HOPPER_ATTENTION_BACKWARD = "hopper_attention_backward",
     TENSOR_ATTENTION_FORWARD = "tensor_attention_forward",
     TENSOR_ATTENTION_BACKWARD = "tensor_attention_backward",
 }
@@ -86,12 +88,7 @@ impl Kernels {
         &self.stream
     }
 
-    /// The kernel `name` of a file. Names are unique over all files.
-    pub(crate) fn function(&self, source: &'static Source, name: &str) -> Result<Function, CudaError> {
-        self.defined(source, &[], name)
-    }
-
-    /// The kernel `name` of a file that is compiled with these definitions, `NAME=value`.
+    /// The kernel `name` of a file that is compiled with these definitions, `NAME=value`. Names are unique over all files.
     fn defined(
         &self,
         source: &'static Source,
@@ -142,9 +139,8 @@ impl Kernels {
         table: Table,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
-        let function = self.function(source, name)?;
         // SAFETY: the caller's promise.
-        unsafe { self.stream.launch(function, grid, table, arguments) }
+        unsafe { self.launch_defined(source, &[], name, grid, table, arguments) }
     }
 
     /// The same for a file that is compiled with definitions.
@@ -157,11 +153,12 @@ impl Kernels {
         definitions: &[String],
         name: &str,
         grid: Grid,
+        table: Table,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
         let function = self.defined(source, definitions, name)?;
         // SAFETY: the caller's promise.
-        unsafe { self.stream.launch(function, grid, &[], arguments) }
+        unsafe { self.stream.launch(function, grid, table, arguments) }
     }
 
     fn load(&self, source: &'static Source, definitions: &[String]) -> Result<CUmodule, CudaError> {

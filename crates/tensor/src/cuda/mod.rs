@@ -29,6 +29,7 @@ mod replay;
 mod rotary;
 mod staging;
 mod stream;
+mod tensor_map;
 
 pub use card::{Card, Meter};
 pub use error::CudaError;
@@ -100,6 +101,14 @@ impl CudaBackend {
     #[must_use]
     pub fn without_cudnn(mut self) -> Self {
         self.attentions.forget_cudnn();
+        self
+    }
+
+    /// The same backend without kernels of ours that are for compute capability 9.0 alone, so that attention is cuDNN's
+    /// where it can be.
+    #[must_use]
+    pub fn without_hopper_attention(mut self) -> Self {
+        self.attentions.forget_hopper();
         self
     }
 }

@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
     use crate::DType;
-    use crate::cuda::attention::tensor_attention_definitions;
+    use crate::cuda::attention::{hopper_attention_definitions, tensor_attention_definitions};
     use crate::cuda::kernels::architecture;
 
     /// Every kernel file of the folder, with its name.
@@ -173,13 +173,20 @@ mod tests {
         }
         let files = kernel_files();
         assert!(!files.is_empty(), "no kernels were found");
-        let portable_or_alone = |text: &str| !includes_headers(text) || architecture(text).is_some();
-        for (name, text) in files.iter().filter(|(_, text)| portable_or_alone(text)) {
-            let architectures = architecture(text).map_or(vec!["sm_80", "sm_90"], |only| vec![only]);
-            for architecture in architectures {
+        for (name, text) in files.iter().filter(|(_, text)| !is_for_one_head(text)) {
+            for architecture in architectures(text) {
                 compiles(name, text, architecture, &[]);
             }
         }
+    }
+
+    /// Whether a file is compiled for each width of a head by itself.
+    fn is_for_one_head(text: &str) -> bool {
+        text.contains("HEAD_DIM")
+    }
+
+    fn architectures(text: &str) -> Vec<&str> {
+        architecture(text).map_or(vec!["sm_80", "sm_90"], |only| vec![only])
     }
 
     fn compiles(name: &str, text: &str, architecture: &str, definitions: &[String]) {
@@ -189,23 +196,23 @@ mod tests {
 
     /// That they are for the tiles that are launched is asserted in the files themselves.
     #[test]
-    fn every_file_for_the_tensor_cores_compiles() {
+    fn every_file_for_one_head_compiles() {
         if let Err(missing) = libraries::NVRTC.require() {
             eprintln!("skipped: {missing}");
             return;
         }
         let mut files = kernel_files();
-        files.retain(|(_, text)| includes_headers(text) && architecture(text).is_none());
+        files.retain(|(_, text)| is_for_one_head(text));
         assert!(!files.is_empty(), "no kernels were found");
         std::thread::scope(|threads| {
-            for architecture in ["sm_80", "sm_90"] {
-                let files = &files;
+            for (name, text) in &files {
                 threads.spawn(move || {
                     for (head_dim, dtype) in [(64, DType::BF16), (88, DType::F16), (128, DType::BF16)] {
                         let definitions = tensor_attention_definitions(head_dim, dtype).expect("a type");
-                        for (name, text) in files {
-                            compiles(name, text, architecture, &definitions);
-                        }
+                        let all = [definitions, hopper_attention_definitions(head_dim)].concat();
+                        architectures(text)
+                            .iter()
+                            .for_each(|architecture| compiles(name, text, architecture, &all));
                     }
                 });
             }

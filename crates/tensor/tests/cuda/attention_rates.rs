@@ -76,7 +76,8 @@ fn rates_of_attention() {
         return;
     }
     let backend = || CudaBackend::new(0, MEMORY, false).expect("a backend on the card");
-    let (library, own) = (backend(), backend().without_cudnn());
+    let library = backend().without_hopper_attention();
+    let (own, portable) = (backend().without_cudnn(), backend().without_cudnn().without_hopper_attention());
     println!("bf16, causal; TFLOP/s of half the scores, five products in the backward");
     for shape in SHAPES.map(shape) {
         let product = shape.scores() as f64 * shape.head_dim as f64;
@@ -84,8 +85,9 @@ fn rates_of_attention() {
         let kinds = [
             ("cuDNN", &library, None),
             ("ours", &own, None),
-            ("ours, one document", &own, Some(shape.sequence)),
-            ("ours, documents of 500", &own, Some(500)),
+            ("ours without Hopper's", &portable, None),
+            ("ours, one document", &portable, Some(shape.sequence)),
+            ("ours, documents of 500", &portable, Some(500)),
         ];
         for (kind, backend, document) in kinds {
             let [forward, backward] = times(backend, shape, document);

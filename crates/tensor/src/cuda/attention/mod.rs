@@ -7,6 +7,7 @@ mod backward;
 mod descriptor;
 mod forward;
 mod graph;
+mod hopper;
 mod own;
 mod plan;
 mod tensor;
@@ -14,6 +15,8 @@ mod tensor;
 mod tests;
 mod workspace;
 
+#[cfg(test)]
+pub use hopper::definitions as hopper_attention_definitions;
 #[cfg(test)]
 pub use tensor::definitions as tensor_attention_definitions;
 pub use workspace::{Pass, asks_cudnn, workspace_bytes};
@@ -43,6 +46,8 @@ const OLDEST_VERSION: usize = 91_002;
 pub(crate) struct Attentions {
     kernels: Kernels,
     deterministic: bool,
+    /// Whether our kernels for Hopper may run.
+    hopper: bool,
     /// `None` where there is no cuDNN, or too old a one.
     library: Option<Library>,
 }
@@ -67,12 +72,17 @@ impl Attentions {
         let usable = libraries::CUDNN.require().is_ok() && descriptor::version() >= OLDEST_VERSION;
         let handle = usable.then(|| Handle::new(stream.handle())).transpose()?;
         let library = handle.map(|handle| Library { plans: RefCell::default(), handle });
-        Ok(Attentions { kernels: kernels.clone(), deterministic, library })
+        Ok(Attentions { kernels: kernels.clone(), deterministic, hopper: true, library })
     }
 
     /// Leaves everything to our own kernels.
     pub(crate) fn forget_cudnn(&mut self) {
         self.library = None;
+    }
+
+    /// Does without our kernels for Hopper.
+    pub(crate) fn forget_hopper(&mut self) {
+        self.hopper = false;
     }
 
     /// See [`Attention`]. Scratch is taken from `memory` and given back before this returns, which is sound because
@@ -105,6 +115,9 @@ impl Attentions {
         let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
             return own::backward(&self.kernels, op, row_dots);
         };
+        if self.prefers_hopper(op) {
+            return hopper::backward(&self.kernels, op, log_sums, scratch.addresses);
+        }
         let [query, key, value] = heads(op.shape, op.qkv.address(), op.qkv.dtype());
         let [dquery, dkey, dvalue] = heads(op.shape, op.dqkv.address(), op.qkv.dtype());
         let address = |role| match role {
@@ -123,6 +136,12 @@ impl Attentions {
         };
         let done = self.run_library(op.shape, op.qkv.dtype(), pass, &scratch, address)?;
         if done { Ok(()) } else { own::backward(&self.kernels, op, row_dots) }
+    }
+
+    /// Whether our backward for Hopper runs instead of cuDNN's: wherever it can, since it was faster at all shapes that
+    /// were measured. It works in the scratch that was planned for cuDNN's.
+    fn prefers_hopper(&self, op: &AttentionBackward) -> bool {
+        self.hopper && !self.deterministic && hopper::does_backward(&self.kernels, op)
     }
 
     /// Enqueues cuDNN's kernel, or answers `false` if it has none.

@@ -132,7 +132,7 @@ impl Launches<'_> {
             arguments.iter().copied().chain(starts.map(pointer)).chain(sizes).chain([scale]).collect();
         // SAFETY: the arguments are those of the kernel, the views were checked against the shape, and scratch is as
         // large as every query needs.
-        unsafe { self.kernels.launch_defined(self.source, &definitions, &name, grid, &arguments) }
+        unsafe { self.kernels.launch_defined(self.source, &definitions, &name, grid, &[], &arguments) }
     }
 }
 

@@ -12,31 +12,21 @@
 // so that the tensor cores do not wait for it. Two blocks are a cluster: they work on tiles that lie below one another
 // and fetch half of the weights' tile each, for both. Tiles of kept and out come and go through a buffer of the group's.
 //
-// Barriers count their uses by a parity only, so whoever waits for a use must know that the one before it is over. Taking
-// turns sees to that.
+// Taking turns sees to it that a barrier's use is over before the next is waited for.
 //
 // [65536, 3072] = [65536, 768] · [768, 3072]: 309 GFLOP, 0.45 ms at 680 TFLOP/s; the derivative's sums take no pass of
 // their own, which would read 403 MB in 94 µs.
 
-#include "matrix_instructions.cuh"
-
-typedef unsigned int word;
-typedef unsigned long long barrier;
-
-// CUtensorMap: what the copy engine knows of a matrix in global memory.
-struct alignas(64) Matrix {
-    unsigned char opaque[128];
-};
+#include "hopper_instructions.cuh"
 
 struct Matrices {
-    Matrix x, weight, kept, out;
+    Tensor x, weight, kept, out;
 };
 
 constexpr int TILE = 128;  // rows and columns of the result
 constexpr int SLICE = 64;  // along k: rows of 128 bytes, which the copy engine swizzles in groups of eight
 constexpr int RING = 5;    // slices that are under way or being multiplied
 constexpr int CLUSTER = 2; // blocks that share the weights' slices
-constexpr int GROUP = 128; // threads that issue a product together
 constexpr int BAND = 8;    // rows of tiles, for a whole cluster, that are worked on together so that caches hold them
 constexpr int HALF_BYTES = 64 * 128;                 // 64 rows of a slice, or a slice of 64 columns
 constexpr int SLICE_BYTES = 4 * HALF_BYTES;          // x's and the weights'
@@ -51,33 +41,12 @@ struct Shared {
 };
 static_assert(sizeof(Shared) == 229472, "not what is launched");
 
-__device__ inline void begin_barrier(barrier *at, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(at)), "r"(arrivals));
-}
-
-// Arrives, and says how many bytes the copy engine will bring before the barrier's use is over.
-__device__ inline void expect_bytes(barrier *at, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                 ::"r"(shared_address(at)), "r"(bytes)
-                 : "memory");
-}
-
 __device__ inline void arrive_at(barrier *at, int block_of_cluster) {
     asm volatile("{\n"
                  ".reg .b32 there;\n"
                  "mapa.shared::cluster.u32 there, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
                  "}" ::"r"(shared_address(at)), "r"(block_of_cluster)
-                 : "memory");
-}
-
-__device__ inline void await(barrier *at, int parity) {
-    asm volatile("{\n"
-                 ".reg .pred over;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
-                 "@!over bra again;\n"
-                 "}" ::"r"(shared_address(at)), "r"(parity)
                  : "memory");
 }
 
@@ -99,67 +68,12 @@ __device__ inline void await_group(int group) {
     asm volatile("bar.sync %0, %1;" ::"r"(WITHIN + group), "n"(GROUP) : "memory");
 }
 
-// Fetches the box of a matrix at a column and row.
-__device__ inline void fetch(void *to, const Matrix &from, int column, int row, barrier *at) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3}], [%4];"
-                 ::"r"(shared_address(to)), "l"(&from), "r"(column), "r"(row), "r"(shared_address(at))
-                 : "memory");
-}
-
-// The same to the same place in all blocks of the cluster, each of which hears of it at its own barrier.
-__device__ inline void fetch_for_all(void *to, const Matrix &from, int column, int row, barrier *at) {
+// Fetches the box of a matrix to the same place in all blocks of the cluster, each of which hears of it at its own barrier.
+__device__ inline void fetch_for_all(void *to, const Tensor &from, int column, int row, barrier *at) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%2, %3}], [%4], %5;"
                  ::"r"(shared_address(to)), "l"(&from), "r"(column), "r"(row), "r"(shared_address(at)),
                    "h"((unsigned short)((1 << CLUSTER) - 1))
-                 : "memory");
-}
-
-// Waits until what the thread has put was read from shared memory.
-__device__ inline void await_puts() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
-__device__ inline void put(const Matrix &to, const void *from, int column, int row) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
-                 ::"l"(&to), "r"(column), "r"(row), "r"(shared_address(from))
-                 : "memory");
-}
-
-// Where wgmma finds a factor: address, distance of its chunks of 64 columns (where rows lie along k), distance of groups
-// of eight rows, swizzled rows of 128 bytes.
-__device__ inline unsigned long long factor(word at, int chunk) {
-    constexpr unsigned long long EIGHT_ROWS = 1024, SWIZZLED = 1ull << 62;
-    return (at & 0x3ffff) >> 4 | (unsigned long long)(chunk >> 4) << 16 | EIGHT_ROWS >> 4 << 32 | SWIZZLED;
-}
-
-// d += left · right: [64, 128] += [64, 16] · [16, 128]. Rows of the right factor lie along k if it is `ROWS_ALONG_K`.
-template <bool ROWS_ALONG_K>
-__device__ inline void multiply(float (&d)[64], unsigned long long left, unsigned long long right) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21, "
-        "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43, "
-        "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
-        "%64, %65, 1, 1, 1, 0, %66;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(left), "l"(right), "n"(ROWS_ALONG_K ? 1 : 0));
-}
-
-template <int PENDING> __device__ inline void await_products() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-// The inverse of load_matrices.
-__device__ inline void store_matrices(word at, const word (&words)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 ::"r"(at), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                  : "memory");
 }
 
@@ -261,7 +175,7 @@ template <bool DERIVATIVE> struct Product {
                 finish_gelu(d, shift, row, column, warp, lane, group);
             }
         }
-        if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+        if (thread == 0) await_all_puts();
     }
 
     // The derivative's other factor.
@@ -287,15 +201,16 @@ template <bool DERIVATIVE> struct Product {
         for (int slice = 0; slice < slices; ++slice, place.next()) {
             await(&shared.full[place.slice], place.parity);
             const word x = shared_address(shared.ring[place.slice]), weight = x + 2 * HALF_BYTES;
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+            begin_products();
 #pragma unroll
             for (int step = 0; step < SLICE / 16; ++step) {
-                const auto right = DERIVATIVE ? factor(weight + step * 16 * 128, HALF_BYTES) : factor(weight + step * 32, 16);
+                const auto right =
+                    DERIVATIVE ? factor<SLICE>(weight + step * 16 * 128, HALF_BYTES) : factor<SLICE>(weight + step * 32);
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    multiply<DERIVATIVE>(d[half], factor(x + half * HALF_BYTES + step * 32, 16), right);
+                    multiply<false, DERIVATIVE>(d[half], factor<SLICE>(x + half * HALF_BYTES + step * 32), right, true);
             }
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            end_products();
             await_products<1>();
             if (slice > 0) release(before, lane);
             before = place.slice;
@@ -317,12 +232,12 @@ template <bool DERIVATIVE> struct Product {
         return shared_address(shared.staging[group]) + chunk / 8 * COLUMN_BYTES + row * 128 + (chunk % 8 ^ lane % 8) * 16;
     }
 
-    __device__ void put_staging(const Matrix &to, int row, int column, int group) const {
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __device__ void put_staging(const Tensor &to, int row, int column, int group) const {
+        publish_shared();
         await_group(group);
         if (threadIdx.x % GROUP > 0) return;
         for (int half = 0; half < 2; ++half) put(to, shared.staging[group] + half * COLUMN_BYTES, column + 64 * half, row);
-        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        end_puts();
     }
 
     __device__ void finish_gelu(const float (&d)[2][64], const word (&shift)[16], int row, int column, int warp, int lane,
@@ -407,7 +322,7 @@ template <bool DERIVATIVE> struct Product {
         for (int other = 0; other < GROUP / WARP; ++other) sum += columns[other][thread];
         if (column + thread < n && row < m) partial[row / TILE * (size)n + column + thread] = sum;
         // The copy engine will write here next.
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        publish_shared();
         await_group(group);
     }
 

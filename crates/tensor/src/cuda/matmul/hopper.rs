@@ -1,17 +1,16 @@
 //! Products with GELU or its derivative at their end that are kernels of ours, for compute capability 9.0: the tensor
 //! cores go on with the next tile while GELU is applied to the last one, and bias gradients are summed in passing.
 
-use std::mem::MaybeUninit;
-
-use cudarc::driver::sys::{self, CUtensorMap};
+use cudarc::driver::sys::CUtensorMap;
 
 use crate::cuda::column_sum::sum_partials;
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::HOPPER_PRODUCT;
 use crate::cuda::launcher::{Launcher, aligned_flat, pointer_or_null};
 use crate::cuda::stream::{Argument, Grid};
+use crate::cuda::tensor_map;
 use crate::ops::{Linear, LinearBackwardInput};
-use crate::{DType, Place, View};
+use crate::{DType, View};
 
 /// Rows and columns of a tile (`TILE` of `hopper_product.cu`).
 const TILE: usize = 128;
@@ -94,7 +93,6 @@ fn launch(
     pointers: [Argument; 2],
     size: [usize; 3],
 ) -> Result<(), CudaError> {
-    let table: Vec<u64> = matrices.iter().flat_map(|matrix| matrix.opaque).collect();
     let size =
         size.map(|length| Argument::from(u32::try_from(length).expect("a product of more than 2³² rows")));
     let arguments: Vec<Argument> = pointers.into_iter().chain(size).collect();
@@ -102,34 +100,12 @@ fn launch(
     let grid = Grid { shared: SHARED_BYTES, ..Grid::new(blocks, THREADS) };
     // SAFETY: as the kernel declares; the matrices are the operation's, whose shapes were checked, and the partial sums
     // fit into the scratch.
-    unsafe { launcher.launch_with_table(&HOPPER_PRODUCT, name, grid, &table, &arguments) }
+    unsafe {
+        launcher.launch_with_table(&HOPPER_PRODUCT, name, grid, &tensor_map::table(matrices), &arguments)
+    }
 }
 
-/// What the copy engine must know of a row-major matrix to move [`CHUNK`] columns of `rows` rows at once.
+/// A row-major matrix of which [`CHUNK`] columns of `rows` rows are moved at once.
 fn matrix(view: View, width: usize, rows: usize) -> Result<CUtensorMap, CudaError> {
-    assert_eq!(view.place(), Place::Device, "the card cannot reach this memory");
-    let lengths = [width as u64, (view.len() / width) as u64];
-    let stride = [(width * view.dtype().bytes()) as u64];
-    let chunk = [CHUNK as u32, rows as u32];
-    let mut map = MaybeUninit::<CUtensorMap>::uninit();
-    // SAFETY: the arrays are as long as the matrix has dimensions, and the driver only writes to the map.
-    let status = unsafe {
-        sys::cuTensorMapEncodeTiled(
-            map.as_mut_ptr(),
-            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            lengths.len() as u32,
-            view.address() as *mut _,
-            lengths.as_ptr(),
-            stride.as_ptr(),
-            chunk.as_ptr(),
-            [1, 1].as_ptr(),
-            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    };
-    status.result()?;
-    // SAFETY: the driver has written it.
-    Ok(unsafe { map.assume_init() })
+    tensor_map::encode(view, [width, view.len() / width], [CHUNK, rows])
 }

@@ -1,0 +1,444 @@
+// Causal flash attention, backward, on Hopper's tensor cores and with its copy engine (arXiv 2205.14135, 2407.08608).
+//
+// qkv, dqkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out, dout: [batch, sequence, heads, HEAD_DIM]; all bf16, at
+// multiples of 16 bytes. log_sums, from the forward, and dots, scratch: [batch, heads, sequence] f32. dquery_sums, scratch:
+// an f32 for every element of out. The sequence is a multiple of 128, HEAD_DIM of 8 and at most 128.
+// architecture: sm_90a
+//
+//   hopper_attention_prepare    dots = Σ dout ∘ out, dquery_sums = 0
+//   hopper_attention_gradients  dkeys and dvalues, and to dquery_sums what each block of keys adds
+//   hopper_attention_dqueries   dquery_sums, scaled and rounded
+//
+// A block takes 128 keys at a time, and tiles of 64 queries pass by, fetched by its first group of warps. The other two
+// own 64 keys each. Keys are the rows of their products, so that weights in registers are the left factor of dvalues and
+// dkeys as they are. Only dscores go through shared memory: dqueries sum over the keys of both groups. Those of a tile are
+// multiplied with the next tile's dkeys, so that no group waits for the other's dscores. Blocks of keys are given out by a
+// counter, within each head those with the most queries first.
+//
+// Sums of dqueries are taken in any order, and lie as the tensor cores leave them: for 64 queries and eight columns, four
+// numbers of each of 128 threads.
+//
+// FLOPs for each score that is seen: 10·HEAD_DIM. Batch 64, heads 12, sequence 1024, HEAD_DIM 64: 258 GFLOP, 0.32 ms at
+// 800 TFLOP/s; for every score 8 bytes of shared memory pass at 128 a clock, and an exponential takes a sixteenth of a
+// clock. Bytes of all three: 36·HEAD_DIM a query and head if kv_heads = heads: 1.8 GB, 0.42 ms at 4.3 TB/s, much of it
+// while the tensor cores work.
+
+#include "hopper_instructions.cuh"
+
+constexpr int PADDED = HEAD_DIM <= 64 ? 64 : HEAD_DIM <= 96 ? 96 : 128;
+constexpr int CHUNK = PADDED % 64 == 0 ? 64 : 32; // columns that are swizzled together
+constexpr int CHUNKS = PADDED / CHUNK;
+constexpr int KEYS = 128, QUERIES = 64;     // of a block and of a tile
+constexpr int HALF_BYTES = 64 * PADDED * 2; // a tile of queries, or a group's keys
+constexpr int CHUNK_BYTES = 64 * CHUNK * 2; // of them
+constexpr int PIECES = HEAD_DIM / 8;
+// Blocks of keys, tiles and tiles of dscores that are under way or in use.
+constexpr int BLOCKS = PADDED == 128 ? 1 : 2, TILES = PADDED == 64 ? 3 : 2, SLOTS = 3;
+// Columns of dqueries that each group of warps makes: whole chunks, if there are several.
+constexpr int FIRST_COLUMNS = PADDED == 64 ? 32 : 64, SECOND_COLUMNS = PADDED - FIRST_COLUMNS;
+
+struct Tensors {
+    Tensor qkv, dout, dqkv;
+};
+
+struct Shared {
+    // Vectors lie in chunks: [CHUNKS][vectors][CHUNK].
+    unsigned char keys[BLOCKS][2 * HALF_BYTES], values[BLOCKS][2 * HALF_BYTES];
+    unsigned char queries[TILES][HALF_BYTES], gradients[TILES][HALF_BYTES];
+    unsigned char dscores[SLOTS][KEYS * QUERIES * 2]; // [keys][queries]
+    unsigned char staging[2][HALF_BYTES];             // dvalues and dkeys of each group, on their way out
+    float log_sums[TILES][QUERIES], dots[TILES][QUERIES];
+    barrier block_full[BLOCKS], block_empty[BLOCKS], tile_full[TILES], tile_empty[TILES];
+    barrier slot_full[SLOTS], slot_empty[SLOTS];
+    int items[BLOCKS];
+};
+static_assert(sizeof(Shared) == LAUNCH_GRADIENTS_SHARED && GROUP == LAUNCH_GROUP, "not what is launched");
+
+struct Shape {
+    int batch, sequence, heads, kv_heads;
+    float scale;
+
+    __device__ int blocks() const { return sequence / KEYS; }
+    __device__ int tiles() const { return sequence / QUERIES; }
+    __device__ int group() const { return heads / kv_heads; }
+};
+
+// A block of keys of one head of one sample.
+struct Item {
+    int sample, kv, block;
+
+    __device__ Item(int index, const Shape &shape)
+        : sample(index / shape.blocks() / shape.kv_heads), kv(index / shape.blocks() % shape.kv_heads),
+          block(index % shape.blocks()) {}
+    __device__ int row(const Shape &shape) const { return sample * shape.sequence + block * KEYS; }
+};
+
+// A place in a ring, and how often it was passed, modulo 2.
+template <int LENGTH> struct Place {
+    int index = 0, parity = 0;
+
+    __device__ void next() {
+        if (++index < LENGTH) return;
+        index = 0;
+        parity ^= 1;
+    }
+};
+
+__device__ inline void add_to_memory(float *to, const float *x) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+                 ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+                 : "memory");
+}
+
+// One arrival for every warp, when all of its lanes are there.
+__device__ inline void arrive_warp(barrier *at) {
+    SYNCHRONIZE_WARP();
+    if (threadIdx.x % WARP == 0) arrive(at);
+}
+
+// All threads of one of the two groups.
+__device__ inline void await_group(int group) {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(GROUP) : "memory");
+}
+
+struct Gradients {
+    const Tensors &tensors;
+    const float *log_sums, *dots;
+    float *dquery_sums;
+    int *counter;
+    Shape shape;
+    Shared &shared;
+
+    // One thread of a block: takes blocks of keys until there are no more, and keeps the rings full.
+    __device__ void fetch_all() const {
+        Place<BLOCKS> block;
+        Place<TILES> tile;
+        for (;; block.next()) {
+            barrier *full = &shared.block_full[block.index];
+            await(&shared.block_empty[block.index], block.parity ^ 1);
+            const int index = atomicAdd(counter, 1);
+            if (index >= shape.batch * shape.kv_heads * shape.blocks()) {
+                shared.items[block.index] = -1;
+                arrive(full);
+                return;
+            }
+            shared.items[block.index] = index;
+            const Item item(index, shape);
+            expect_bytes(full, 4 * HALF_BYTES);
+            for (int half = 0; half < 2; ++half) {
+                const int at = half * CHUNK_BYTES, row = item.row(shape) + 64 * half, key = shape.heads + item.kv;
+                fetch_vectors(shared.keys[block.index] + at, KEYS, tensors.qkv, key, row, full);
+                fetch_vectors(shared.values[block.index] + at, KEYS, tensors.qkv, key + shape.kv_heads, row, full);
+            }
+            for (int head = item.kv * shape.group(); head < (item.kv + 1) * shape.group(); ++head)
+                for (int query = item.block * KEYS; query < shape.sequence; query += QUERIES, tile.next())
+                    fetch_tile(tile, item.sample, head, query);
+        }
+    }
+
+    // 64 vectors of a head; in shared memory chunks of `vectors` follow each other.
+    __device__ void fetch_vectors(unsigned char *to, int vectors, const Tensor &from, int head, int row, barrier *at) const {
+        for (int chunk = 0; chunk < CHUNKS; ++chunk)
+            fetch(to + chunk * vectors * CHUNK * 2, from, chunk * CHUNK, head, row, at);
+    }
+
+    __device__ void fetch_tile(const Place<TILES> &tile, int sample, int head, int query) const {
+        barrier *full = &shared.tile_full[tile.index];
+        await(&shared.tile_empty[tile.index], tile.parity ^ 1);
+        expect_bytes(full, 2 * HALF_BYTES + 2 * QUERIES * 4);
+        const int row = sample * shape.sequence + query;
+        fetch_vectors(shared.queries[tile.index], QUERIES, tensors.qkv, head, row, full);
+        fetch_vectors(shared.gradients[tile.index], QUERIES, tensors.dout, head, row, full);
+        const size score = (size)(sample * shape.heads + head) * shape.sequence + query;
+        fetch_floats(shared.log_sums[tile.index], log_sums + score, QUERIES, full);
+        fetch_floats(shared.dots[tile.index], dots + score, QUERIES, full);
+    }
+
+    // A group of warps: its half of every block of keys.
+    template <int INDEX> __device__ void make_gradients() const {
+        Place<BLOCKS> block;
+        Place<TILES> tile;
+        Place<SLOTS> slot;
+        for (;; block.next()) {
+            await(&shared.block_full[block.index], block.parity);
+            const int index = shared.items[block.index];
+            if (index < 0) break;
+            const Item item(index, shape);
+            const int first = item.block * (KEYS / QUERIES), end = shape.tiles();
+            const size head = item.sample * shape.heads + item.kv * shape.group();
+            Half<INDEX> half(*this, block.index);
+            float *sums = dquery_sums + (head * end + first) * (QUERIES * HEAD_DIM);
+            half.template take<false>(tile, 0, slot, slot, false, sums);
+            const int tiles = shape.group() * (end - first);
+            for (int i = 1, here = first; i < tiles; ++i) {
+                const Place<SLOTS> before = slot;
+                float *sums_before = sums;
+                tile.next(), slot.next();
+                sums += QUERIES * HEAD_DIM;
+                if (++here == end) here = first, sums += first * (QUERIES * HEAD_DIM);
+                // The second group sees nothing of the first tile, so that its sums begin with the second.
+                half.template take<true>(tile, here - first, slot, before, INDEX == 0 || i > 1, sums_before);
+            }
+            half.issue_dqueries(slot);
+            await_products<0>();
+            half.add_dqueries(slot, sums);
+            tile.next(), slot.next();
+            arrive_warp(&shared.block_empty[block.index]);
+            half.store(item);
+        }
+        if (threadIdx.x % GROUP == 0) await_all_puts();
+    }
+
+    // What a group of warps has of a block of keys.
+    template <int INDEX> struct Half {
+        static constexpr int COLUMNS = INDEX == 0 ? FIRST_COLUMNS : SECOND_COLUMNS, FIRST = INDEX * FIRST_COLUMNS;
+        const Gradients &of;
+        Shared &shared;
+        const int block;
+        float dkeys[PADDED / 2], dvalues[PADDED / 2];
+        // Keys along the rows, queries along the columns; and 64 queries along the rows.
+        float scores[QUERIES / 2], dscores[QUERIES / 2], dqueries[COLUMNS / 2];
+
+        __device__ Half(const Gradients &of, int block) : of(of), shared(of.shared), block(block) {}
+
+        __device__ static int thread() { return threadIdx.x % GROUP; }
+        __device__ static int warp() { return thread() / WARP; }
+        __device__ static int lane() { return thread() % WARP; }
+
+        // One tile of queries, which come `after` times 64 after the block's first key, and if there was one, dqueries of
+        // the tile before.
+        template <bool BEFORE>
+        __device__ void take(Place<TILES> tile, int after, Place<SLOTS> slot, Place<SLOTS> before, bool add, float *sums) {
+            await(&shared.tile_full[tile.index], tile.parity);
+            // Either way ends with products under way, which the compiler follows in one path only.
+            if (INDEX == 1 && after == 0) {
+                const word none[QUERIES / 16][4] = {};
+                pass_dscores(none, slot);
+                if (BEFORE) issue_dqueries(before);
+            } else {
+                add_tile(tile, after == INDEX, slot, add);
+                if (BEFORE) issue_dqueries(before);
+            }
+            await_products<0>();
+            arrive_warp(&shared.tile_empty[tile.index]);
+            if (BEFORE) add_dqueries(before, sums);
+        }
+
+        // Leaves products of dvalues and dkeys under way.
+        __device__ void add_tile(Place<TILES> tile, bool diagonal, Place<SLOTS> slot, bool add) {
+            issue_dots(scores, shared.keys[block], shared.queries[tile.index]);
+            issue_dots(dscores, shared.values[block], shared.gradients[tile.index]);
+            await_products<1>();
+            const float factor = of.shape.scale * LOG2_E;
+            with_columns(shared.log_sums[tile.index], [&](int i, float log_sum) {
+                scores[i] = power_of_two(scores[i] * factor - log_sum * LOG2_E);
+            });
+            if (diagonal) hide();
+            word weights[QUERIES / 16][4], slopes[QUERIES / 16][4];
+            narrow_all(weights, scores);
+            issue_sums(dvalues, weights, shared.gradients[tile.index], add);
+            await_products<1>();
+            with_columns(shared.dots[tile.index],
+                         [&](int i, float dot) { dscores[i] = scores[i] * (dscores[i] - dot); });
+            narrow_all(slopes, dscores);
+            issue_sums(dkeys, slopes, shared.queries[tile.index], add);
+            pass_dscores(slopes, slot);
+        }
+
+        // The group's 64 vectors times all of a tile's, each along its columns.
+        __device__ void issue_dots(float (&d)[QUERIES / 2], const unsigned char *left, const unsigned char *right) const {
+            const word rows = shared_address(left) + INDEX * CHUNK_BYTES, columns = shared_address(right);
+            begin_products();
+#pragma unroll
+            for (int k = 0; k < PADDED; k += 16) {
+                const int chunk = k / CHUNK, within = k % CHUNK * 2;
+                multiply<false, false>(d, factor<CHUNK>(rows + chunk * 2 * CHUNK_BYTES + within),
+                                       factor<CHUNK>(columns + chunk * CHUNK_BYTES + within), k > 0);
+            }
+            end_products();
+        }
+
+        // sum += weights · vectors of a tile, or = if there is nothing to add to.
+        __device__ void issue_sums(float (&sum)[PADDED / 2], const word (&weights)[QUERIES / 16][4],
+                                   const unsigned char *vectors, bool add) const {
+            const word at = shared_address(vectors);
+            begin_products();
+#pragma unroll
+            for (int k = 0; k < QUERIES / 16; ++k)
+                multiply<true>(sum, weights[k], factor<CHUNK>(at + k * 16 * CHUNK * 2, CHUNK_BYTES), add || k > 0);
+            end_products();
+        }
+
+        // dqueries = dscores of both groups · keys, the group's columns.
+        __device__ void issue_dqueries(Place<SLOTS> slot) {
+            await(&shared.slot_full[slot.index], slot.parity);
+            const word left = shared_address(shared.dscores[slot.index]);
+            const word right =
+                shared_address(shared.keys[block]) + FIRST / CHUNK * 2 * CHUNK_BYTES + FIRST % CHUNK * 2;
+            begin_products();
+#pragma unroll
+            for (int k = 0; k < KEYS / 16; ++k)
+                multiply<true, true>(dqueries, factor<64>(left + k * 16 * QUERIES * 2),
+                                     factor<CHUNK>(right + k * 16 * CHUNK * 2, 2 * CHUNK_BYTES), k > 0);
+            end_products();
+        }
+
+        __device__ void add_dqueries(Place<SLOTS> slot, float *sums) const {
+            arrive_warp(&shared.slot_empty[slot.index]);
+#pragma unroll
+            for (int j = 0; j < COLUMNS / 8; ++j)
+                if (FIRST / 8 + j < PIECES) add_to_memory(sums + ((FIRST / 8 + j) * GROUP + thread()) * 4, &dqueries[4 * j]);
+        }
+
+        // Calls body(i, number of its column) for what the thread has of a product with queries along its columns.
+        template <class Body> __device__ void with_columns(const float (&numbers)[QUERIES], Body body) const {
+#pragma unroll
+            for (int j = 0; j < QUERIES / 8; ++j) {
+                const float2 pair = *(const float2 *)&numbers[8 * j + lane() % 4 * 2];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) body(4 * j + i, i % 2 == 0 ? pair.x : pair.y);
+            }
+        }
+
+        // Keys that come after a query have no weight.
+        __device__ void hide() {
+            const int row = 16 * warp() + lane() / 4, column = lane() % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < QUERIES / 2; ++i)
+                if (row + i / 2 % 2 * 8 > i / 4 * 8 + column + i % 2) scores[i] = 0.0f;
+        }
+
+        __device__ static void narrow_all(word (&words)[QUERIES / 16][4], const float (&x)[QUERIES / 2]) {
+#pragma unroll
+            for (int i = 0; i < QUERIES / 4; ++i) words[i / 4][i % 4] = narrow_word<bf16>(&x[2 * i]);
+        }
+
+        // The group's half of a slot. A lane names a row of four matrices of 8 × 8, those of columns 16·k on.
+        __device__ void pass_dscores(const word (&dscores)[QUERIES / 16][4], Place<SLOTS> slot) const {
+            const int row = 64 * INDEX + 16 * warp() + lane() % 16;
+            const word at = shared_address(shared.dscores[slot.index]) + row * QUERIES * 2;
+            await(&shared.slot_empty[slot.index], slot.parity ^ 1);
+#pragma unroll
+            for (int k = 0; k < QUERIES / 16; ++k) store_matrices(at + ((2 * k + lane() / 16) ^ lane() % 8) * 16, dscores[k]);
+            publish_shared();
+            arrive_warp(&shared.slot_full[slot.index]);
+        }
+
+        __device__ void store(const Item &item) const {
+            const Shape &shape = of.shape;
+            const int key = shape.heads + item.kv, row = item.row(shape) + 64 * INDEX;
+            store_vectors(dvalues, 1.0f, key + shape.kv_heads, row);
+            store_vectors(dkeys, shape.scale, key, row);
+        }
+
+        __device__ void store_vectors(const float (&x)[PADDED / 2], float scale, int head, int row) const {
+            unsigned char *staging = shared.staging[INDEX];
+            // The last vectors may still be on their way.
+            if (thread() == 0) await_puts();
+            await_group(INDEX);
+            const int vector = 16 * warp() + lane() % 16, swizzle = CHUNK == 64 ? lane() % 8 : lane() / 2 % 4;
+#pragma unroll
+            for (int k = 0; k < PADDED / 16; ++k) {
+                word words[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float pair[2] = {x[8 * k + 2 * i] * scale, x[8 * k + 2 * i + 1] * scale};
+                    words[i] = narrow_word<bf16>(pair);
+                }
+                const int chunk = 16 * k / CHUNK, piece = 16 * k % CHUNK / 8 + lane() / 16;
+                store_matrices(shared_address(staging) + chunk * CHUNK_BYTES + vector * CHUNK * 2 + (piece ^ swizzle) * 16,
+                               words);
+            }
+            publish_shared();
+            await_group(INDEX);
+            if (thread() > 0) return;
+            for (int chunk = 0; chunk < CHUNKS; ++chunk)
+                put(of.tensors.dqkv, staging + chunk * CHUNK_BYTES, chunk * CHUNK, head, row);
+            end_puts();
+        }
+    };
+
+    __device__ void run() const {
+        // The same for a whole warp, and the compiler shall know it.
+        const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0);
+        if (threadIdx.x == 0) {
+            constexpr int WARPS = 2 * GROUP / WARP;
+            const auto begin_ring = [](barrier *full, int fillers, barrier *empty, int length) {
+                for (int i = 0; i < length; ++i) begin_barrier(full + i, fillers), begin_barrier(empty + i, WARPS);
+            };
+            begin_ring(shared.block_full, 1, shared.block_empty, BLOCKS);
+            begin_ring(shared.tile_full, 1, shared.tile_empty, TILES);
+            begin_ring(shared.slot_full, WARPS, shared.slot_empty, SLOTS);
+            publish_shared();
+        }
+        __syncthreads();
+        if (group == 0) {
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+            if (threadIdx.x == 0) fetch_all();
+        } else {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+            if (group == 1)
+                make_gradients<0>();
+            else
+                make_gradients<1>();
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(3 * GROUP, 1)
+    hopper_attention_gradients(const __grid_constant__ Tensors tensors, const float *log_sums, const float *dots,
+                               float *dquery_sums, int *counter, int batch, int sequence, int heads, int kv_heads,
+                               float scale) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const Shape shape{batch, sequence, heads, kv_heads, scale};
+    Gradients{tensors, log_sums, dots, dquery_sums, counter, shape, *(Shared *)memory}.run();
+}
+
+// 16 threads a row, rows as they lie in memory.
+extern "C" __global__ void __launch_bounds__(GROUP)
+    hopper_attention_prepare(const bf16 *out, const bf16 *dout, float *dots, float *dquery_sums, int *counter, int batch,
+                             int sequence, int heads) {
+    constexpr int SIDE = 16;
+    static_assert(GROUP / SIDE == LAUNCH_ROWS, "not what is launched");
+    const int piece = threadIdx.x % SIDE;
+    const size row = blockIdx.x * (size)LAUNCH_ROWS + threadIdx.x / SIDE;
+    const bool exists = row < (size)batch * sequence * heads && piece < PIECES;
+    float sum = 0.0f;
+    if (exists) {
+        float left[PACK], right[PACK];
+        load(out + row * HEAD_DIM + piece * PACK, left);
+        load(dout + row * HEAD_DIM + piece * PACK, right);
+#pragma unroll
+        for (int i = 0; i < PACK; ++i) sum += left[i] * right[i];
+        float4 *sums = (float4 *)(dquery_sums + row * HEAD_DIM + piece * PACK);
+        sums[0] = sums[1] = make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int mask = SIDE / 2; mask > 0; mask /= 2) sum += SHUFFLE_XOR(sum, mask);
+    const size token = row / heads, sample = token / sequence;
+    if (piece == 0 && exists) dots[(sample * heads + row % heads) * sequence + token % sequence] = sum;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *counter = 0;
+}
+
+// A block rounds one tile of a head.
+extern "C" __global__ void __launch_bounds__(GROUP)
+    hopper_attention_dqueries(const float *dquery_sums, bf16 *dqkv, int sequence, int heads, int kv_heads, float scale) {
+    constexpr int ROW = HEAD_DIM + 8; // rows begin in different banks
+    __shared__ alignas(16) bf16 rows[QUERIES * ROW];
+    const int tile = blockIdx.x, head = blockIdx.y, sample = blockIdx.z;
+    const size index = (size)(sample * heads + head) * (sequence / QUERIES) + tile;
+    const float4 *from = (const float4 *)(dquery_sums + index * (QUERIES * HEAD_DIM)) + threadIdx.x;
+    const int row = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4, column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < PIECES; ++j) {
+        const float4 x = from[j * GROUP];
+        const float upper[2] = {x.x * scale, x.y * scale}, lower[2] = {x.z * scale, x.w * scale};
+        *(word *)&rows[row * ROW + 8 * j + column] = narrow_word<bf16>(upper);
+        *(word *)&rows[(row + 8) * ROW + 8 * j + column] = narrow_word<bf16>(lower);
+    }
+    __syncthreads();
+    const int stride = (heads + 2 * kv_heads) * HEAD_DIM;
+    bf16 *to = dqkv + ((size)sample * sequence + tile * QUERIES) * stride + head * HEAD_DIM;
+    for (int i = threadIdx.x; i < QUERIES * PIECES; i += GROUP)
+        *(uint4 *)(to + (size)(i / PIECES) * stride + i % PIECES * 8) = *(const uint4 *)&rows[i / PIECES * ROW + i % PIECES * 8];
+}

@@ -1,0 +1,198 @@
+// What Hopper's cards have and older ones have not, in PTX: barriers that count bytes, the copy engine (TMA), and products
+// that a group of four warps issues together (wgmma). For compute capability 9.0 only, sm_90a.
+
+#include "matrix_instructions.cuh"
+
+typedef unsigned int word;
+typedef unsigned long long barrier;
+
+// CUtensorMap: what the copy engine knows of a tensor in global memory.
+struct alignas(64) Tensor {
+    unsigned char opaque[128];
+};
+
+constexpr int GROUP = 128; // threads that issue a product together
+
+__device__ inline void begin_barrier(barrier *at, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(at)), "r"(arrivals));
+}
+
+__device__ inline void arrive(barrier *at) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(at)) : "memory");
+}
+
+// Arrives, and says how many bytes the copy engine will bring before the barrier's use is over.
+__device__ inline void expect_bytes(barrier *at, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 ::"r"(shared_address(at)), "r"(bytes)
+                 : "memory");
+}
+
+// Barriers count their uses by a parity only, so whoever waits for a use must know that the one before it is over.
+__device__ inline void await(barrier *at, int parity) {
+    asm volatile("{\n"
+                 ".reg .pred over;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+                 "@!over bra again;\n"
+                 "}" ::"r"(shared_address(at)), "r"(parity)
+                 : "memory");
+}
+
+// Fetches the box of a matrix at a column and row, or of a tensor of three dimensions; beyond its end are zeros.
+__device__ inline void fetch(void *to, const Tensor &from, int column, int row, barrier *at) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];"
+                 ::"r"(shared_address(to)), "l"(&from), "r"(column), "r"(row), "r"(shared_address(at))
+                 : "memory");
+}
+
+__device__ inline void fetch(void *to, const Tensor &from, int column, int row, int layer, barrier *at) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];"
+                 ::"r"(shared_address(to)), "l"(&from), "r"(column), "r"(row), "r"(layer), "r"(shared_address(at))
+                 : "memory");
+}
+
+__device__ inline void fetch_floats(float *to, const float *from, int count, barrier *at) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(shared_address(to)), "l"(from), "r"(count * 4), "r"(shared_address(at))
+                 : "memory");
+}
+
+// The inverse of fetch; what lies beyond the end is left out.
+__device__ inline void put(const Tensor &to, const void *from, int column, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
+                 ::"l"(&to), "r"(column), "r"(row), "r"(shared_address(from))
+                 : "memory");
+}
+
+__device__ inline void put(const Tensor &to, const void *from, int column, int row, int layer) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];"
+                 ::"l"(&to), "r"(column), "r"(row), "r"(layer), "r"(shared_address(from))
+                 : "memory");
+}
+
+// What threads have written to shared memory will be seen by the copy engine and by products.
+__device__ inline void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Waits until what the thread has put was read from shared memory.
+__device__ inline void await_puts() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Waits until it has arrived.
+__device__ inline void await_all_puts() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+__device__ inline void end_puts() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Of the products that were issued in groups, waits for all but the last PENDING.
+template <int PENDING> __device__ inline void await_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Registers that products will read or add to are as they should be.
+__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ inline void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Where wgmma finds a factor in shared memory: rows of CHUNK elements of two bytes, swizzled by the copy engine, in
+// groups of eight; `chunk` is the distance of chunks, where rows lie along k and a factor is wider than one.
+template <int CHUNK> __device__ inline unsigned long long factor(word at, int chunk = 16) {
+    static_assert(CHUNK == 64 || CHUNK == 32, "no such swizzle");
+    constexpr unsigned long long EIGHT_ROWS = 8 * CHUNK * 2, SWIZZLE = CHUNK == 64 ? 1 : 2;
+    return (at & 0x3ffff) >> 4 | (unsigned long long)(chunk >> 4) << 16 | EIGHT_ROWS >> 4 << 32 | SWIZZLE << 62;
+}
+
+// The inverse of load_matrices.
+__device__ inline void store_matrices(word at, const word (&words)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(at), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+}
+
+#define FLOATS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define FLOATS_16(d, i) FLOATS_4(d, i), FLOATS_4(d, i + 4), FLOATS_4(d, i + 8), FLOATS_4(d, i + 12)
+
+// d = left · right, or d += left · right where `add`: [64, 16] and [16, 2·floats], bf16. A thread has of row 16·warp +
+// lane / 4 + 8·(i / 2) and column 8·j + 2·(lane % 4) + i % 2 the number d[4·j + i]. A factor lies in shared memory with
+// its rows along k or across it; the left one may be in registers instead, where a product has left it, rounded.
+template <bool LEFT_ALONG_K, bool RIGHT_ALONG_K>
+__device__ inline void multiply(float (&d)[16], unsigned long long left, unsigned long long right, bool add) {
+    asm volatile("{\n.reg .pred add;\n"
+                 "setp.ne.b32 add, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "%16, %17, add, 1, 1, %19, %20;\n}"
+                 : FLOATS_16(d, 0)
+                 : "l"(left), "l"(right), "r"((int)add), "n"(LEFT_ALONG_K ? 1 : 0),
+                   "n"(RIGHT_ALONG_K ? 1 : 0));
+}
+
+template <bool LEFT_ALONG_K, bool RIGHT_ALONG_K>
+__device__ inline void multiply(float (&d)[32], unsigned long long left, unsigned long long right, bool add) {
+    asm volatile("{\n.reg .pred add;\n"
+                 "setp.ne.b32 add, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "%32, %33, add, 1, 1, %35, %36;\n}"
+                 : FLOATS_16(d, 0), FLOATS_16(d, 16)
+                 : "l"(left), "l"(right), "r"((int)add), "n"(LEFT_ALONG_K ? 1 : 0),
+                   "n"(RIGHT_ALONG_K ? 1 : 0));
+}
+
+template <bool RIGHT_ALONG_K>
+__device__ inline void multiply(float (&d)[32], const word (&left)[4], unsigned long long right, bool add) {
+    asm volatile("{\n.reg .pred add;\n"
+                 "setp.ne.b32 add, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, add, 1, 1, %38;\n}"
+                 : FLOATS_16(d, 0), FLOATS_16(d, 16)
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"((int)add),
+                   "n"(RIGHT_ALONG_K ? 1 : 0));
+}
+
+template <bool RIGHT_ALONG_K>
+__device__ inline void multiply(float (&d)[48], const word (&left)[4], unsigned long long right, bool add) {
+    asm volatile("{\n.reg .pred add;\n"
+                 "setp.ne.b32 add, %53, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+                 "{%48, %49, %50, %51}, %52, add, 1, 1, %54;\n}"
+                 : FLOATS_16(d, 0), FLOATS_16(d, 16), FLOATS_16(d, 32)
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"((int)add),
+                   "n"(RIGHT_ALONG_K ? 1 : 0));
+}
+
+template <bool LEFT_ALONG_K, bool RIGHT_ALONG_K>
+__device__ inline void multiply(float (&d)[64], unsigned long long left, unsigned long long right, bool add) {
+    asm volatile("{\n.reg .pred add;\n"
+                 "setp.ne.b32 add, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, add, 1, 1, %67, %68;\n}"
+                 : FLOATS_16(d, 0), FLOATS_16(d, 16), FLOATS_16(d, 32), FLOATS_16(d, 48)
+                 : "l"(left), "l"(right), "r"((int)add), "n"(LEFT_ALONG_K ? 1 : 0),
+                   "n"(RIGHT_ALONG_K ? 1 : 0));
+}
+
+template <bool RIGHT_ALONG_K>
+__device__ inline void multiply(float (&d)[64], const word (&left)[4], unsigned long long right, bool add) {
+    asm volatile("{\n.reg .pred add;\n"
+                 "setp.ne.b32 add, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "{%64, %65, %66, %67}, %68, add, 1, 1, %70;\n}"
+                 : FLOATS_16(d, 0), FLOATS_16(d, 16), FLOATS_16(d, 32), FLOATS_16(d, 48)
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"((int)add),
+                   "n"(RIGHT_ALONG_K ? 1 : 0));
+}

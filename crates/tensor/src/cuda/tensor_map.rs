@@ -1,0 +1,55 @@
+//! What Hopper's copy engine (TMA) must know of a tensor to move boxes of it between global and shared memory.
+
+use std::mem::MaybeUninit;
+
+use cudarc::driver::sys::{self, CUtensorMap, CUtensorMapSwizzle};
+
+use super::error::CudaError;
+use crate::{DType, Place, View};
+
+/// A tensor of bf16 without gaps, by the lengths of its dimensions and of the boxes that are moved, innermost first. Rows
+/// of a box are 64 or 32 elements, and swizzled as the tensor cores want them.
+pub(crate) fn encode<const N: usize>(
+    view: View,
+    lengths: [usize; N],
+    boxes: [usize; N],
+) -> Result<CUtensorMap, CudaError> {
+    assert_eq!(view.place(), Place::Device, "the card cannot reach this memory");
+    assert_eq!((view.dtype(), view.len()), (DType::BF16, lengths.iter().product()), "another tensor");
+    let swizzle = match boxes[0] {
+        64 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        32 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        width => panic!("no swizzle for rows of {width}"),
+    };
+    let bytes = |elements: usize| (elements * view.dtype().bytes()) as u64;
+    // From one index to the next, of all dimensions but the innermost.
+    let strides: Vec<u64> = (1..N).map(|i| bytes(lengths[..i].iter().product())).collect();
+    let lengths = lengths.map(|length| length as u64);
+    let boxes = boxes.map(|length| length as u32);
+    let mut map = MaybeUninit::<CUtensorMap>::uninit();
+    // SAFETY: the arrays are as long as the tensor has dimensions, and the driver only writes to the map.
+    let status = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            map.as_mut_ptr(),
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            N as u32,
+            view.address() as *mut _,
+            lengths.as_ptr(),
+            strides.as_ptr(),
+            boxes.as_ptr(),
+            [1; N].as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    status.result()?;
+    // SAFETY: the driver has written it.
+    Ok(unsafe { map.assume_init() })
+}
+
+/// The maps as a table of words, as a kernel takes them.
+pub(crate) fn table(maps: &[CUtensorMap]) -> Vec<u64> {
+    maps.iter().flat_map(|map| map.opaque).collect()
+}
