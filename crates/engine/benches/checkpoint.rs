@@ -63,6 +63,7 @@ fn saving(plan: &Plan, out: &Path) -> PathBuf {
         }
         Event::NotSaved(failure) => panic!("{failure}"),
         Event::NotRepeated(reason) => panic!("{reason}"),
+        Event::Trying => unreachable!("a CPU has nothing to try"),
     });
     let Saves { last, .. } = outcome.expect("it trains").saves;
     let last = last.expect("it is saved");

@@ -130,7 +130,7 @@ fn fail(world: &World, rank: usize, reason: String) {
 impl Worker {
     fn new(purpose: Purpose, job: &Job, number: usize, world: &Arc<World>, device: Device) -> Self {
         let at = job.plan.mesh.coordinate(number);
-        let backend = backend(&job.memory, at.pp, device);
+        let backend = backend(purpose, &job.memory, at.pp, device);
         let groups = Groups::new(&job.plan, at, |name, members, _| {
             let group = || world.group(name, members, number);
             let group: Box<dyn Communicator> = match device {
@@ -191,7 +191,7 @@ impl Worker {
 }
 
 /// A rank's device, with memory for a rank of stage `stage`.
-fn backend(memory: &MemoryChoice, stage: usize, device: Device) -> Rc<dyn Backend> {
+fn backend(purpose: Purpose, memory: &MemoryChoice, stage: usize, device: Device) -> Rc<dyn Backend> {
     match (device, memory) {
         (Device::Cpu { threads }, MemoryChoice::Slab(bytes)) => {
             Rc::new(CpuBackend::new(Rc::new(Slab::new(bytes[stage])), threads))
@@ -201,7 +201,11 @@ fn backend(memory: &MemoryChoice, stage: usize, device: Device) -> Rc<dyn Backen
         }
         (Device::Cuda { deterministic }, MemoryChoice::Slab(bytes)) => {
             let backend = CudaBackend::new(0, bytes[stage], deterministic);
-            Rc::new(backend.unwrap_or_else(|error| panic!("{error}")))
+            let backend = backend.unwrap_or_else(|error| panic!("{error}"));
+            Rc::new(match purpose {
+                Purpose::Training => backend,
+                Purpose::Inference => backend.for_short_work(),
+            })
         }
         (Device::Cuda { .. }, MemoryChoice::Heap) => panic!("a GPU's memory is planned, not found"),
     }

@@ -56,6 +56,7 @@ impl RankRun<'_> {
     pub fn train(&self, worker: &mut Worker) -> RankResult {
         let RankRun { plan, dataset, options, .. } = *self;
         options.start.load(worker, plan);
+        self.listen(worker);
         let before = options.start.progress();
         let program = worker.program(plan);
         let mut batches = Batches::new(plan, dataset, Split::Train, worker.at.dp);
@@ -170,6 +171,15 @@ impl RankRun<'_> {
             report.checkpoint_s = self.save(worker, &decided, &course.history, batches);
         }
         report
+    }
+
+    /// Passes on that the device is busy with itself.
+    fn listen(&self, worker: &Worker) {
+        if let Some(voice) = self.voice.cloned() {
+            worker.backend.on_trial(Box::new(move || {
+                voice.send(Event::Trying).ok();
+            }));
+        }
     }
 
     fn tell(&self, event: Event) {

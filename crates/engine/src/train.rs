@@ -56,6 +56,8 @@ pub enum Event {
     NotSaved(SaveFailure),
     /// The device cannot repeat a step by heart, for this reason; the run goes on, and every step is enqueued anew.
     NotRepeated(String),
+    /// The device tries out how it does the run's operations best; first steps take longer for that.
+    Trying,
 }
 
 /// Trains a plan to its end, or until it is asked to stop; `on_event` hears of every step and checkpoint.
@@ -161,7 +163,7 @@ pub struct Saves {
 impl Saves {
     fn add(&mut self, event: &Event) {
         match event {
-            Event::Step(_) | Event::NotRepeated(_) => {}
+            Event::Step(_) | Event::NotRepeated(_) | Event::Trying => {}
             Event::Saved(saved) => {
                 self.saved += 1;
                 self.blocked_s += saved.blocked;

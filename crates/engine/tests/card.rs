@@ -51,6 +51,7 @@ fn run(plan: &Plan, late: bool) -> (Vec<[u64; 4]>, u64) {
             bits.push(numbers.map(f64::to_bits));
         }
         Event::NotRepeated(reason) => panic!("{reason}"),
+        Event::Trying => {}
         Event::Saved(_) | Event::NotSaved(_) => unreachable!("nothing is saved"),
     });
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
@@ -93,11 +94,12 @@ fn steps_that_are_read_late_or_replayed_have_the_same_bits() {
 
 #[test]
 fn tuned_products_are_replayed_once_they_are_chosen() {
-    let plan = plan(&["precision.compute=bf16", "run.deterministic=false", "run.steps=120"]);
+    let plan = plan(&["precision.compute=bf16", "run.deterministic=false", "run.steps=40"]);
     if card() {
         let (bits, replayed) = run(&plan, true);
-        let last = f64::from_bits(bits[119][0]);
-        assert!(replayed > 0 && last < f64::from_bits(bits[0][0]), "{replayed} replayed, loss {last}");
+        let [first, last] = [bits[0][0], bits[39][0]].map(f64::from_bits);
+        // All are chosen in the first step.
+        assert!(replayed >= 25 && last < first, "{replayed} replayed, loss {first} to {last}");
     }
 }
 

@@ -51,6 +51,7 @@ fn run(
         Event::Saved(_) => {}
         Event::NotSaved(failure) => panic!("{failure}"),
         Event::NotRepeated(reason) => panic!("{reason}"),
+        Event::Trying => unreachable!("a CPU has nothing to try"),
     });
     Run { lines, outcome }
 }

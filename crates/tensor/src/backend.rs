@@ -48,6 +48,12 @@ pub trait Backend {
     /// Waits until everything enqueued has run.
     fn settle(&self);
 
+    /// Has `hear` called, at most once, when the device begins to try out how it does operations best, for which first
+    /// calls take longer. One that never does forgets it.
+    fn on_trial(&self, hear: Box<dyn FnOnce()>) {
+        drop(hear);
+    }
+
     /// Runs a step that is repeated: every time the same operations on the same buffers, with other tokens. A device may
     /// learn it by heart and then ask for its tokens alone; so whatever else changes from step to step must live on the
     /// device. `step` may be asked for the whole step a second time if the first was for nothing.

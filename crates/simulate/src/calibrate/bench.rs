@@ -57,8 +57,7 @@ impl<'a> Bench<'a> {
     pub fn burst(&mut self, work: &dyn Fn()) -> f64 {
         const RUNS: usize = 3;
         let runs = |count| self.runs(work, count);
-        // The first run of a kind compiles, chooses and warms; that is not its time.
-        let first = runs(2) / 2.0;
+        let first = self.first(work);
         let count = (0.01 / first).clamp(1.0, 100.0) as usize;
         let seconds = (0..RUNS).map(|_| {
             thread::sleep(self.patience.rest);
@@ -71,7 +70,7 @@ impl<'a> Bench<'a> {
 
     /// Seconds of one run when many follow each other.
     pub fn sustained(&mut self, work: &dyn Fn()) -> f64 {
-        let first = self.runs(work, 2) / 2.0;
+        let first = self.first(work);
         // Shorter than what a program gets at a time, if there are others.
         let longest = if self.patience.shared { 2e-3 } else { f64::INFINITY };
         let at_once = (self.patience.sustained.as_secs_f64() / 4.0).min(longest);
@@ -116,6 +115,12 @@ impl<'a> Bench<'a> {
         while begun.elapsed() < time {
             self.runs(work, 20);
         }
+    }
+
+    /// About the seconds of a run. The very first compiles, and chooses, which may take a second; that is not its time.
+    fn first(&self, work: &dyn Fn()) -> f64 {
+        self.runs(work, 1);
+        self.runs(work, 1)
     }
 
     /// Seconds of `count` runs, the wait for the last one included.

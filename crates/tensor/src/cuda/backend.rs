@@ -87,6 +87,10 @@ impl Backend for CudaBackend {
         self.enqueued(self.stream.synchronize());
     }
 
+    fn on_trial(&self, hear: Box<dyn FnOnce()>) {
+        self.products.on_trial(hear);
+    }
+
     fn repeat(&self, step: &mut dyn FnMut(Repeat)) -> Repeated {
         done(self.replay.repeat(step))
     }

@@ -97,6 +97,14 @@ impl CudaBackend {
         })
     }
 
+    /// The same backend for work that is soon over, as a prompt, whose length may be no other's: products that are not
+    /// known from training are then chosen in milliseconds and not in a second each, on a card that is not at its power cap.
+    #[must_use]
+    pub fn for_short_work(self) -> Self {
+        self.products.tune_in_bursts();
+        self
+    }
+
     /// The same backend with attention by our own kernels, as where cuDNN is missing. Memory is asked for as with it.
     #[must_use]
     pub fn without_cudnn(mut self) -> Self {

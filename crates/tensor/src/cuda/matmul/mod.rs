@@ -10,11 +10,14 @@ mod hopper;
 mod library;
 mod product;
 mod store;
+#[cfg(test)]
+mod tests;
 mod tune;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::fmt;
 
 use super::error::CudaError;
 use super::kernels::Kernels;
@@ -24,7 +27,7 @@ use super::{activation, column_sum};
 use crate::ops::{ColumnSum, Linear, LinearBackwardInput, LinearBackwardWeight};
 use crate::{DType, View};
 use library::{Addresses, Algorithm, Described, Handle};
-use product::{Addend, Choice, Chosen, Epilogue, Extras, Key, Maker, Product};
+use product::{Addend, Chosen, Epilogue, Extras, Key, Maker, Product};
 use store::Store;
 
 /// The products of one stream.
@@ -34,6 +37,8 @@ pub(crate) struct Products {
     workspace: DeviceRange,
     launcher: Launcher,
     tuning: Cell<bool>,
+    in_bursts: Cell<bool>,
+    listener: Listener,
     state: RefCell<State>,
     handle: Handle,
 }
@@ -43,6 +48,16 @@ struct State {
     /// By the keys of all ways.
     products: HashMap<Vec<Key>, Product>,
     store: Option<Store>,
+}
+
+/// Whoever wants to hear when candidates are tried.
+#[derive(Default)]
+struct Listener(Cell<Option<Box<dyn FnOnce()>>>);
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("Listener")
+    }
 }
 
 /// Matrices and what is computed with them; `m`, `n`, `k` as in [`Key`].
@@ -96,9 +111,8 @@ impl<'a> Way<'a> {
     fn key(&self) -> Result<Key, CudaError> {
         let [m, n, k] = self.call.size;
         let addend = match self.call.addend {
-            None => Addend::Nothing,
-            Some(view) if view.address() == self.call.d.address() => Addend::Result,
-            Some(_) => Addend::Other,
+            Some(view) if view.address() != self.call.d.address() => Addend::Other,
+            Some(_) | None => Addend::Nothing,
         };
         Ok(Key {
             maker: self.maker,
@@ -128,16 +142,29 @@ impl Products {
             workspace,
             launcher: Launcher::new(stream, kernels.clone(), workspace),
             tuning: Cell::new(false),
+            in_bursts: Cell::new(false),
+            listener: Listener::default(),
             state: RefCell::new(State { products: HashMap::new(), store }),
         })
     }
 
-    /// Whether to look for the fastest algorithms, on disk and by trying them. Results then depend, in their last
-    /// bits, on how fast the candidates were.
+    /// Whether to look for the fastest algorithms, on disk and by trying them when a product is first met. Results then
+    /// depend, in their last bits, on how fast the candidates were.
     pub(crate) fn tune(&self, tuning: bool) {
         if self.tuning.replace(tuning) != tuning {
             self.state.borrow_mut().products.clear();
         }
+    }
+
+    /// From now on products that are tuned are tried in bursts alone. Such choices are not kept: work that lasts would take
+    /// them for its own.
+    pub(crate) fn tune_in_bursts(&self) {
+        self.in_bursts.set(true);
+    }
+
+    /// Has `hear` called when candidates are tried for the first time from now on.
+    pub(crate) fn on_trial(&self, hear: Box<dyn FnOnce()>) {
+        self.listener.0.set(Some(hear));
     }
 
     /// See [`Linear`]. What follows the product can be cuBLASLt's epilogue, or for GELU a pass from the kept values
@@ -176,7 +203,7 @@ impl Products {
         if hopper::has_gelu(&self.launcher, op) {
             ways.push(Way { maker: Maker::Ours, finish: Some(&ours), ..Way::plain(call) });
         }
-        self.run(ways)
+        self.run(ways, true)
     }
 
     /// See [`LinearBackwardInput`]. GELU's derivative is cuBLASLt's epilogue, or a pass over the product, and the
@@ -197,8 +224,9 @@ impl Products {
             }
             None => Ok(()),
         };
+        let repeatable = op.dbias.is_none_or(|dbias| !dbias.accumulate);
         let Some(kept) = op.gelu else {
-            return self.run(vec![Way { finish: Some(&sum), ..Way::plain(call) }]);
+            return self.run(vec![Way { finish: Some(&sum), ..Way::plain(call) }], repeatable);
         };
         let finish = |launcher: &Launcher| {
             epilogue::gelu_derivative(launcher, kept, op.dx)?;
@@ -215,7 +243,7 @@ impl Products {
         if hopper::has_gelu_derivative(&self.launcher, op, kept) {
             ways.push(Way { maker: Maker::Ours, finish: Some(&ours), ..Way::plain(call) });
         }
-        self.run(ways)
+        self.run(ways, repeatable)
     }
 
     /// See [`LinearBackwardWeight`]. The bias's gradient is a kernel of its own: cuBLASLt's epilogue for it cannot
@@ -225,29 +253,47 @@ impl Products {
         if let Some(out) = op.dbias {
             column_sum::column_sum(&self.launcher, &ColumnSum { x: dy, out, rows, width: outputs })?;
         }
-        self.run(vec![Way::plain(Call {
+        let product = Way::plain(Call {
             size: [op.inputs, outputs, rows],
             transposed: [false, true],
             a: op.x,
             b: dy,
             d: dweight.view,
             addend: dweight.accumulate.then_some(dweight.view),
-        })])
+        });
+        self.run(vec![product], !dweight.accumulate)
     }
 
     /// Enqueues an operation in one of its ways: the fastest if products are tuned, else the first that there is.
-    fn run(&self, mut ways: Vec<Way>) -> Result<(), CudaError> {
+    ///
+    /// One that is `repeatable`, since it adds to nothing that is there, is done by all candidates to find the fastest.
+    /// The others of its kind share what was found, and before that run the first candidate.
+    fn run(&self, mut ways: Vec<Way>, repeatable: bool) -> Result<(), CudaError> {
         ways.retain(Way::is_aligned);
         let keys = ways.iter().map(Way::key).collect::<Result<Vec<_>, _>>()?;
         let State { products, store } = &mut *self.state.borrow_mut();
-        let product = match products.entry(keys) {
+        let Product { described, candidates } = match products.entry(keys) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => {
                 let prepared = self.prepare(unknown.key(), &ways, store.as_ref())?;
                 unknown.insert(prepared)
             }
         };
-        self.enqueue(product, &ways, store.as_mut())
+        let run = |chosen: Chosen| {
+            self.run_way(described[chosen.way].as_ref(), &ways[chosen.way], &chosen.algorithm)
+        };
+        if repeatable && candidates.len() > 1 {
+            if let Some(hear) = self.listener.0.take() {
+                hear();
+            }
+            let in_bursts = self.in_bursts.get();
+            let fastest = tune::fastest(&self.stream, candidates, in_bursts, run)?;
+            *candidates = vec![fastest];
+            if let Some(store) = store.as_mut().filter(|_| !in_bursts) {
+                store.put(&ways[0].key()?.to_string(), fastest);
+            }
+        }
+        run(candidates[0])
     }
 
     fn prepare(&self, keys: &[Key], ways: &[Way], store: Option<&Store>) -> Result<Product, CudaError> {
@@ -257,30 +303,6 @@ impl Products {
         let ways: Vec<(Key, Extras)> = keys.iter().copied().zip(ways.iter().map(Way::extras)).collect();
         Product::new(&self.handle, &ways, self.workspace.bytes, stored, tune)?
             .ok_or_else(|| CudaError::Unsupported(format!("cuBLASLt has no product {}", keys[0])))
-    }
-
-    fn enqueue(
-        &self,
-        product: &mut Product,
-        ways: &[Way],
-        store: Option<&mut Store>,
-    ) -> Result<(), CudaError> {
-        if let Choice::Trial(trial) = &mut product.choice
-            && let Some(fastest) = trial.verdict()?
-        {
-            product.choice = Choice::Made(fastest);
-            if let Some(store) = store {
-                store.put(&ways[0].key()?.to_string(), fastest);
-            }
-        }
-        let Product { described, choice } = product;
-        let run = |chosen: Chosen| {
-            self.run_way(described[chosen.way].as_ref(), &ways[chosen.way], &chosen.algorithm)
-        };
-        match choice {
-            Choice::Made(chosen) => run(*chosen),
-            Choice::Trial(trial) => trial.run(&self.stream, run),
-        }
     }
 
     fn run_way(

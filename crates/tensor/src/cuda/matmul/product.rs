@@ -5,7 +5,6 @@ use std::fmt;
 use cudarc::cublaslt::sys::cublasLtEpilogue_t;
 
 use super::library::{Addresses, Algorithm, Described, Handle, Matrix, Operation};
-use super::tune::Trial;
 use crate::DType;
 use crate::cuda::error::CudaError;
 
@@ -54,10 +53,9 @@ impl Epilogue {
 /// What is added to the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Addend {
-    /// Nothing.
+    /// Nothing, or what the result holds. A product that adds to its result cannot be repeated to find its algorithm, so
+    /// it shares that of the one that does not.
     Nothing,
-    /// What the result holds.
-    Result,
     /// Another matrix of the result's shape and type.
     Other,
 }
@@ -93,7 +91,6 @@ impl fmt::Display for Key {
         let [a, b] = transposed.map(|yes| if yes { 'T' } else { 'N' });
         let add = match addend {
             Addend::Nothing => "=",
-            Addend::Result => "+=",
             Addend::Other => "+ other =",
         };
         write!(f, "{a}{b} {m}x{n}x{k} {input:?} {add} {output:?} {epilogue:?} {alignments:?}")
@@ -114,16 +111,8 @@ pub struct Extras {
 pub struct Product {
     /// One for each way, if it is cuBLASLt's.
     pub(super) described: Vec<Option<Described>>,
-    pub(super) choice: Choice,
-}
-
-/// How a product's way and algorithm are chosen.
-#[derive(Debug)]
-pub enum Choice {
-    /// They are.
-    Made(Chosen),
-    /// Candidates are being timed.
-    Trial(Trial),
+    /// At least one, the most promising first; one alone is the choice.
+    pub(super) candidates: Vec<Chosen>,
 }
 
 /// A way to do a product, and the algorithm for it.
@@ -137,7 +126,7 @@ pub struct Chosen {
 
 impl Product {
     /// Prepares a product that can be done in several ways, or answers `None` if cuBLASLt has no algorithm for any.
-    /// `stored` is the choice of an earlier run; with `tune` candidates of all ways are tried when there is none,
+    /// `stored` is the choice of an earlier run; where there is none, `tune` asks for candidates of all ways, and
     /// otherwise the first way that there is an algorithm for is taken.
     pub fn new(
         handle: &Handle,
@@ -158,7 +147,7 @@ impl Product {
         if let Some(chosen) = stored
             && described.get(chosen.way).is_some_and(|way| accepts(way, &chosen.algorithm))
         {
-            return Ok(Some(Product { described, choice: Choice::Made(chosen) }));
+            return Ok(Some(Product { described, candidates: vec![chosen] }));
         }
         let mut candidates = Vec::new();
         for (way, (described, (key, _))) in described.iter().zip(ways).enumerate() {
@@ -174,12 +163,7 @@ impl Product {
             };
             candidates.extend(found.into_iter().map(|algorithm| Chosen { way, algorithm }));
         }
-        let choice = match *candidates {
-            [] => return Ok(None),
-            [only] => Choice::Made(only),
-            _ => Choice::Trial(Trial::new(candidates)),
-        };
-        Ok(Some(Product { described, choice }))
+        Ok((!candidates.is_empty()).then_some(Product { described, candidates }))
     }
 }
 

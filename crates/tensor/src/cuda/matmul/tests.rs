@@ -1,0 +1,95 @@
+//! What tuning chooses among, on a card: whatever wins, the result is the same. Where there is no card the test says so and
+//! passes.
+
+use super::Key;
+use super::product::{Extras, Product};
+use crate::cuda::{CudaBackend, libraries};
+use crate::ops::{Linear, LinearBackwardInput};
+use crate::{Backend, Buffer, Category, DType};
+
+const MEMORY: u64 = 256 << 20;
+const ROWS: usize = 300;
+const INPUTS: usize = 88;
+const OUTPUTS: usize = 136;
+
+fn numbers(backend: &CudaBackend, len: usize, dtype: DType) -> Buffer {
+    let values: Vec<f32> = (0..len).map(|i| ((i * 7919 % 257) as f32 - 128.0) / 128.0).collect();
+    let buffer = backend.allocate(len, dtype, Category::Activations);
+    backend.upload(&values, buffer.view());
+    buffer
+}
+
+/// Products of all ways: with a bias and GELU, with a bias and the stream, and with GELU's derivative.
+fn products(backend: &CudaBackend, dtype: DType) -> Vec<Vec<f32>> {
+    let buffer = |len| numbers(backend, len, dtype);
+    let (x, weight, bias) = (buffer(ROWS * INPUTS), buffer(OUTPUTS * INPUTS), buffer(OUTPUTS));
+    let (dy, stream) = (buffer(ROWS * OUTPUTS), buffer(ROWS * OUTPUTS));
+    let [kept, active, end] = [(); 3].map(|()| buffer(ROWS * OUTPUTS));
+    let dx = buffer(ROWS * INPUTS);
+    let linear = Linear {
+        x: x.view(),
+        weight: weight.view(),
+        bias: Some(bias.view()),
+        gelu: Some(kept.view()),
+        residual: None,
+        out: active.view(),
+        rows: ROWS,
+        inputs: INPUTS,
+        outputs: OUTPUTS,
+    };
+    backend.linear(linear);
+    backend.linear(Linear { gelu: None, residual: Some(stream.view()), out: end.view(), ..linear });
+    backend.linear_backward_input(LinearBackwardInput {
+        dy: dy.view(),
+        weight: weight.view(),
+        gelu: Some(x.view()),
+        dx: dx.view(),
+        dbias: None,
+        rows: ROWS,
+        inputs: INPUTS,
+        outputs: OUTPUTS,
+    });
+    [&kept, &active, &end, &dx].map(|buffer| backend.read(buffer.view())).into()
+}
+
+#[test]
+fn all_candidates_of_a_product_give_its_result() {
+    if !matches!(libraries::devices(), Ok(1..)) {
+        eprintln!("skipped: no card");
+        return;
+    }
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 1e-2)] {
+        let backend = CudaBackend::new(0, MEMORY, false).expect("a backend on the card");
+        let expected = products(&backend, dtype);
+        let state = &backend.products.state;
+        let known: Vec<Vec<Key>> = state.borrow().products.keys().cloned().collect();
+        assert_eq!(known.len(), expected.len() - 1, "a kind for each product");
+        for keys in known {
+            for chosen in candidates(&backend, &keys) {
+                state.borrow_mut().products.get_mut(&keys).expect("it is known").candidates = vec![chosen];
+                for (i, (found, expected)) in products(&backend, dtype).iter().zip(&expected).enumerate() {
+                    let error = distance(found, expected);
+                    assert!(error <= tolerance, "{}, {chosen:?}, result {i}: {error}", keys[0]);
+                }
+            }
+        }
+    }
+}
+
+/// What there was to choose from.
+fn candidates(backend: &CudaBackend, keys: &[Key]) -> Vec<super::Chosen> {
+    let products = &backend.products;
+    // Any memory that is aligned: it is only asked what there is.
+    let address = products.workspace.address;
+    let ways: Vec<(Key, Extras)> =
+        keys.iter().map(|&key| (key, Extras { bias: address, kept: address })).collect();
+    let product = Product::new(&products.handle, &ways, products.workspace.bytes, None, true);
+    let candidates = product.expect("it can be described").expect("it was run").candidates;
+    assert!(candidates.len() > 1, "{} has no choice", keys[0]);
+    candidates
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+    norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
+}
