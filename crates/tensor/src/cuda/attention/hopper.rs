@@ -90,29 +90,29 @@ pub fn definitions(head_dim: usize) -> Vec<String> {
 struct Tiles {
     padded: usize,
     chunk: usize,
-    key_blocks: usize,
-    query_tiles: usize,
+    keys_held: usize,
+    queries_held: usize,
 }
 
 impl Tiles {
     fn new(head_dim: usize) -> Self {
         match head_dim {
-            0..=64 => Tiles { padded: 64, chunk: 64, key_blocks: 2, query_tiles: 3 },
-            65..=96 => Tiles { padded: 96, chunk: 32, key_blocks: 2, query_tiles: 2 },
-            _ => Tiles { padded: 128, chunk: 64, key_blocks: 1, query_tiles: 2 },
+            0..=64 => Tiles { padded: 64, chunk: 64, keys_held: 2, queries_held: 3 },
+            65..=96 => Tiles { padded: 96, chunk: 32, keys_held: 2, queries_held: 2 },
+            _ => Tiles { padded: 128, chunk: 64, keys_held: 1, queries_held: 2 },
         }
     }
 
     /// The kernel's `Shared`.
     fn shared_bytes(&self) -> u32 {
-        let Tiles { padded, key_blocks, query_tiles, .. } = *self;
+        let Tiles { padded, keys_held, queries_held, .. } = *self;
         let (number, barrier, slots) = (DType::F32.bytes(), size_of::<u64>(), 3);
         let vectors = |count: usize| count * padded * DType::BF16.bytes();
         // Keys and values, queries and their gradients, dscores, and what is on its way out.
         let tensors =
-            vectors(2 * key_blocks * KEYS + 2 * query_tiles * QUERIES + KEYS) + slots * KEYS * QUERIES * 2;
-        let numbers = 2 * query_tiles * QUERIES * number;
-        let rings = 2 * (key_blocks + query_tiles + slots) * barrier + key_blocks * number;
+            vectors(2 * keys_held * KEYS + 2 * queries_held * QUERIES + KEYS) + slots * KEYS * QUERIES * 2;
+        let numbers = 2 * queries_held * QUERIES * number;
+        let rings = 2 * (keys_held + queries_held + slots) * barrier + keys_held * number;
         (tensors + numbers + rings).next_multiple_of(barrier) as u32
     }
 }
