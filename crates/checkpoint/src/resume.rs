@@ -78,6 +78,10 @@ impl Checkpoint {
                 "what was kept for validation is trained on, in another order of samples",
             );
         }
+        let [was, is] = [before, plan].map(Plan::masks_documents);
+        let sight = if is { "its own document only" } else { "the documents before its own as well" };
+        let sight = format!("from here on a token sees {sight}");
+        tell("data.mask_documents", was.to_string(), is.to_string(), &sight);
         changes
     }
 

@@ -216,7 +216,8 @@ impl RankRun<'_> {
     /// Whether there is a checkpoint after a step: now and then, and at the end, however it comes.
     fn saves_after(&self, step: u64, stopped: bool) -> bool {
         let (done, every) = (step + 1, self.plan.run.checkpoint_every);
-        stopped || done == self.plan.run.steps || every > 0 && done.is_multiple_of(every)
+        self.saver.is_some()
+            && (stopped || done == self.plan.run.steps || every > 0 && done.is_multiple_of(every))
     }
 
     /// Hands this rank's copy to the writer; gives the seconds that it took.

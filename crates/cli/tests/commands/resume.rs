@@ -183,6 +183,10 @@ fn what_is_not_as_it_was_is_said() {
     warning: data.split = 0.05, and was 0.1 up to step 4: what was kept for validation is trained on, in another order of samples
     "#
     );
+    insta::assert_snapshot!(
+        said(&["data.mask_documents=true"]),
+        @"warning: data.mask_documents = true, and was false up to step 4: from here on a token sees its own document only"
+    );
     for (setting, said) in [
         (
             "data.split=0.2",

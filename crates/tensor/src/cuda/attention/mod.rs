@@ -1,7 +1,7 @@
-//! Causal self-attention on the card: cuDNN's fused kernels where they can, our own everywhere else, as for documents
-//! that do not see each other.
+//! Causal self-attention on the card: cuDNN's fused kernels where they can, but for a backward of ours on Hopper, and our own
+//! everywhere else, as for documents that do not see each other.
 //!
-//! Both keep the same log-sum-exp, so a forward of the one and a backward of the other go together.
+//! All keep the same log-sum-exp, so a forward of the one and a backward of another go together.
 
 mod backward;
 mod descriptor;
