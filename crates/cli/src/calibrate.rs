@@ -205,7 +205,9 @@ fn sharing(cores: Option<usize>, link: &LinkSpec) -> String {
 
 /// What a person wants to know first.
 fn report(device: &DeviceSpec) -> String {
-    let tera = |rate: f64| format!("{:.1}", rate / 1e12);
+    let fastest = device.products.iter().map(|point| point.flops).fold(0.0, f64::max);
+    let (unit, factor) = if fastest < 1e12 { ("GFLOP/s", 1e9) } else { ("TFLOP/s", 1e12) };
+    let rate = |rate: f64| format!("{:.1}", rate / factor);
     let mut lines = vec![format!("device   {}", device.name)];
     if let (Some(bandwidth), Some(share)) = (device.memory_bandwidth, device.streaming) {
         lines.push(format!("copies   {}/s read and written", units::bytes((bandwidth * share) as u64)));
@@ -216,20 +218,20 @@ fn report(device: &DeviceSpec) -> String {
     if let (Some(idle), Some(most)) = (device.power_idle, device.power_max) {
         lines.push(format!("power    {idle:.0} W at rest, {most:.0} W at work"));
     }
-    let mut products = Table::new(["m", "n", "k", "TFLOP/s sustained", "in bursts"]);
+    let mut products = Table::new(["m", "n", "k", &format!("{unit} sustained"), "in bursts"]);
     for point in &device.products {
-        let burst = point.burst.map_or_else(String::new, tera);
+        let burst = point.burst.map_or_else(String::new, rate);
         products.row(vec![
             point.m.to_string(),
             point.n.to_string(),
             point.k.to_string(),
-            tera(point.flops),
+            rate(point.flops),
             burst,
         ]);
     }
-    let mut attention = Table::new(["head", "sequence", "TFLOP/s forward", "backward"]);
+    let mut attention = Table::new(["head", "sequence", &format!("{unit} forward"), "backward"]);
     for point in &device.attention {
-        let (forward, backward) = (tera(point.forward), tera(point.backward));
+        let (forward, backward) = (rate(point.forward), rate(point.backward));
         attention.row(vec![point.head_dim.to_string(), point.sequence.to_string(), forward, backward]);
     }
     format!("{}\n\n{products}\n{attention}", lines.join("\n"))

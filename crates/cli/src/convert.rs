@@ -21,7 +21,8 @@ use crate::output::Output;
 ///
 /// FROM is a Hugging Face folder (GPT-2, GPT-NeoX or Llama, as safetensors), a checkpoint, or the folder of a run, whose
 /// newest checkpoint is taken. A Hugging Face folder becomes a checkpoint, and a checkpoint a Hugging Face folder that
-/// transformers loads as it is, with the tokenizer of the folder that training started from. With --set a checkpoint
+/// transformers loads as it is, with the tokenizer of the data that it was trained on, or of the folder that training started
+/// from. With --set a checkpoint
 /// becomes one for other ranks, optimizer states included; for training that is never needed, as --resume reads a
 /// checkpoint of any layout.
 ///

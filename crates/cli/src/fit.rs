@@ -17,6 +17,11 @@ pub fn planned(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
     }
 }
 
+/// Whether anything is known of the memory that [`planned`] looks at: not for a GPU where there is none.
+pub fn is_known(plan: &Plan) -> bool {
+    plan.cluster.device.memory.is_some() || bound(plan).is_some()
+}
+
 /// Against the plan's devices and this machine's memory: the ranks are threads here, whatever the plan is for.
 pub fn here(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
     check_fit(plan, prediction, None)?;

@@ -98,11 +98,19 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let prediction = predict(&plan, device(&plan), Play::quick(&plan));
     let bubble = bubble(&plan, &unit_costs()).map_err(|deadlock| deadlocked(&deadlock))?;
     let misfit = fit::planned(&plan, &prediction).err();
+    let fits = fit::is_known(&plan).then_some(misfit.is_none());
     let speed = Speed::of(&plan);
     if arguments.json {
-        output.result(&Answer::new(&plan, &prediction, speed.as_ref(), bubble, misfit.is_none()))?;
+        output.result(&Answer::new(&plan, &prediction, speed.as_ref(), bubble, fits))?;
     } else {
-        output.text(&report::text(&plan, &prediction, speed.as_ref(), bubble, misfit.as_ref()))?;
+        let fits = match (fits, misfit) {
+            (_, Some(misfit)) => format!("no: {misfit}"),
+            (Some(_), None) => "yes".to_owned(),
+            (None, None) => {
+                "not known: no GPU is here; give cluster.preset or cluster.device.memory".to_owned()
+            }
+        };
+        output.text(&report::text(&plan, &prediction, speed.as_ref(), bubble, &fits))?;
         for note in notes {
             output.text(&format!("note: {note}\n"))?;
         }

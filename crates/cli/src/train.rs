@@ -35,7 +35,8 @@ use record::{Metrics, Summary};
 /// Every rank is a thread of this process. Before anything is allocated, memory and traffic of a step are predicted
 /// to the byte and the run is refused if it does not fit. Into the folder run.out it writes config.toml, the
 /// whole configuration with nothing left to defaults, metrics.jsonl, a line per step as it goes, and at the end
-/// summary.json. The same configuration and seed give the same losses, bit for bit.
+/// summary.json. The same configuration and seed give the same losses, bit for bit; on a GPU with --set
+/// run.deterministic=true.
 ///
 /// Weights and states are saved to run.out/checkpoints at the end, and with --set `run.checkpoint_every=N` every N steps
 /// while training goes on; the newest run.keep are kept. --resume goes on from the newest one that is whole, on the

@@ -130,7 +130,9 @@ fn fail(world: &World, rank: usize, reason: String) {
 impl Worker {
     fn new(purpose: Purpose, job: &Job, number: usize, world: &Arc<World>, device: Device) -> Self {
         let at = job.plan.mesh.coordinate(number);
-        let backend = backend(purpose, &job.memory, at.pp, device);
+        // Ranks that share a card would time each other's work.
+        let lasting = purpose == Purpose::Training && job.plan.mesh.ranks() == 1;
+        let backend = backend(&job.memory, at.pp, device, lasting);
         let groups = Groups::new(&job.plan, at, |name, members, _| {
             let group = || world.group(name, members, number);
             let group: Box<dyn Communicator> = match device {
@@ -190,8 +192,9 @@ impl Worker {
     }
 }
 
-/// A rank's device, with memory for a rank of stage `stage`.
-fn backend(purpose: Purpose, memory: &MemoryChoice, stage: usize, device: Device) -> Rc<dyn Backend> {
+/// A rank's device, with memory for a rank of stage `stage`; it may take its time to find out how it works best if the
+/// work is `lasting`.
+fn backend(memory: &MemoryChoice, stage: usize, device: Device, lasting: bool) -> Rc<dyn Backend> {
     match (device, memory) {
         (Device::Cpu { threads }, MemoryChoice::Slab(bytes)) => {
             Rc::new(CpuBackend::new(Rc::new(Slab::new(bytes[stage])), threads))
@@ -202,10 +205,7 @@ fn backend(purpose: Purpose, memory: &MemoryChoice, stage: usize, device: Device
         (Device::Cuda { deterministic }, MemoryChoice::Slab(bytes)) => {
             let backend = CudaBackend::new(0, bytes[stage], deterministic);
             let backend = backend.unwrap_or_else(|error| panic!("{error}"));
-            Rc::new(match purpose {
-                Purpose::Training => backend,
-                Purpose::Inference => backend.for_short_work(),
-            })
+            Rc::new(if lasting { backend } else { backend.for_short_work() })
         }
         (Device::Cuda { .. }, MemoryChoice::Heap) => panic!("a GPU's memory is planned, not found"),
     }

@@ -12,7 +12,7 @@ use crate::describe::CommBytes;
 /// What `plan --json` prints; what is not predicted is null.
 #[derive(Serialize)]
 pub struct Answer {
-    fits: bool,
+    fits: Option<bool>,
     params: u64,
     ranks: usize,
     micro_batches: usize,
@@ -33,7 +33,13 @@ pub struct Answer {
 
 impl Answer {
     /// The answer for a plan.
-    pub fn new(plan: &Plan, prediction: &Prediction, speed: Option<&Speed>, bubble: f64, fits: bool) -> Self {
+    pub fn new(
+        plan: &Plan,
+        prediction: &Prediction,
+        speed: Option<&Speed>,
+        bubble: f64,
+        fits: Option<bool>,
+    ) -> Self {
         let energy = speed.and_then(|speed| speed.consumption);
         Answer {
             fits,

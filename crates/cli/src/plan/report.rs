@@ -2,26 +2,16 @@
 
 use kintsugi_plan::{Plan, Unit};
 use kintsugi_rank::RankMemory;
-use kintsugi_simulate::{Misfit, Prediction};
+use kintsugi_simulate::Prediction;
 use kintsugi_spec::units;
 
 use super::speed::Speed;
 use crate::describe;
 use crate::table::Table;
 
-/// The whole report.
-pub fn text(
-    plan: &Plan,
-    prediction: &Prediction,
-    speed: Option<&Speed>,
-    bubble: f64,
-    misfit: Option<&Misfit>,
-) -> String {
+/// The whole report; `fits` says whether it does.
+pub fn text(plan: &Plan, prediction: &Prediction, speed: Option<&Speed>, bubble: f64, fits: &str) -> String {
     let flops = plan.flops();
-    let fits = match misfit {
-        None => "yes".to_owned(),
-        Some(misfit) => format!("no: {misfit}"),
-    };
     format!(
         "{}{}\
          FLOPs    model {}, hardware {} per step\n\

@@ -59,9 +59,9 @@ impl Speed {
         );
         let energy = self.consumption.map_or(String::new(), |energy| {
             format!(
-                "energy   {}J per step, {:.3} J per token, {:.0} W for each rank\n",
-                units::count(energy.joules),
-                energy.joules / plan.tokens_per_step() as f64,
+                "energy   {} per step, {} per token, {:.0} W for each rank\n",
+                joules(energy.joules),
+                joules(energy.joules / plan.tokens_per_step() as f64),
                 energy.power_w,
             )
         });
@@ -99,6 +99,16 @@ impl Speed {
     }
 }
 
+/// Joules in the unit that fits.
+fn joules(joules: f64) -> String {
+    match joules {
+        0.0..0.1 => format!("{:.2} mJ", 1e3 * joules),
+        0.1..10.0 => format!("{joules:.3} J"),
+        10.0..1000.0 => format!("{joules:.1} J"),
+        _ => format!("{}J", units::count(joules)),
+    }
+}
+
 /// Seconds as people say them.
 fn duration(seconds: f64) -> String {
     match seconds {
@@ -113,6 +123,12 @@ fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn energy_has_the_unit_that_fits() {
+        let said = [0.001_12, 3.5, 73.165_277, 4_530_000.0].map(joules);
+        assert_eq!(said, ["1.12 mJ", "3.500 J", "73.2 J", "4.53 MJ"]);
+    }
 
     #[test]
     fn durations_have_the_unit_that_fits() {

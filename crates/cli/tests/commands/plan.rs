@@ -46,6 +46,25 @@ fn a_plan_that_does_not_fit_is_an_answer() {
     assert_eq!(answer["fits"], false);
 }
 
+/// Where there is a GPU, its memory decides.
+#[test]
+fn what_fits_on_a_gpu_that_nobody_knows_is_not_known() {
+    let one = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "run.device=cuda"];
+    let set = |settings: &[&str]| -> Vec<String> {
+        settings.iter().chain(&one).flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]).collect()
+    };
+    let ask = |settings: &[&str], json: bool| {
+        let arguments =
+            set(settings).into_iter().chain(json.then(|| "--json".to_owned())).collect::<Vec<_>>();
+        plan("plan-unknown", &arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let fits =
+        |settings: &[&str]| serde_json::from_str::<Value>(&ask(settings, true)).unwrap()["fits"].as_bool();
+    assert_eq!(ask(&[], false).contains("fits     not known: no GPU is here"), fits(&[]).is_none());
+    assert_eq!(fits(&["cluster.preset=h200"]), Some(true));
+    assert_eq!(fits(&["cluster.device.memory=1000000"]), Some(false));
+}
+
 #[test]
 fn people_get_tables_and_a_picture() {
     let settings =

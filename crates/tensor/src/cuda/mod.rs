@@ -112,8 +112,8 @@ impl CudaBackend {
         self
     }
 
-    /// The same backend without kernels of ours that are for compute capability 9.0 alone, so that attention is cuDNN's
-    /// where it can be.
+    /// The same backend without attention of ours that is for compute capability 9.0 alone, so that it is cuDNN's where
+    /// it can be.
     #[must_use]
     pub fn without_hopper_attention(mut self) -> Self {
         self.attentions.forget_hopper();

@@ -219,6 +219,29 @@ mod tests {
         });
     }
 
+    /// A compiler that cannot follow products under way waits for each, which costs half the speed and fails nothing.
+    #[test]
+    fn products_under_way_are_not_waited_for_one_by_one() {
+        if let Err(missing) = libraries::NVRTC.require() {
+            eprintln!("skipped: {missing}");
+            return;
+        }
+        let files = kernel_files();
+        for (name, text) in files.iter().filter(|(_, text)| architecture(text) == Some("sm_90a")) {
+            for head_dim in [64, 96, 128] {
+                let text = CString::new(format!("{COMMON}\n{text}")).expect("no zero");
+                let mut options = options("sm_90a", &hopper_attention_definitions(head_dim));
+                options.push("--ptxas-options=-v".to_owned());
+                let program = Program::new(&text).expect("a program");
+                // SAFETY: the program lives.
+                unsafe { result::compile_program(program.0, &options) }.expect("it compiles");
+                let log = program.log().expect("a log");
+                assert!(log.contains("registers"), "{name}: no word of ptxas in {log:?}");
+                assert!(!log.contains("serialized"), "{name} with heads of {head_dim}: {log}");
+            }
+        }
+    }
+
     #[test]
     fn what_is_wrong_with_a_kernel_is_said_with_file_and_line() {
         if let Err(missing) = libraries::NVRTC.require() {

@@ -18,13 +18,13 @@ const ROWS: usize = 8;
 const LARGEST_HEAD: usize = 128;
 
 /// Whether these kernels can compute it.
-pub fn does_backward(kernels: &Kernels, op: &AttentionBackward) -> bool {
+pub fn does_backward(kernels: &Kernels, op: &AttentionBackward, log_sums: View) -> bool {
     kernels.stream().capability() == (9, 0)
         && op.qkv.dtype() == DType::BF16
         && op.shape.head_dim.is_multiple_of(8)
         && op.shape.head_dim <= LARGEST_HEAD
         && op.shape.sequence.is_multiple_of(KEYS)
-        && aligned_flat(&[op.qkv, op.out, op.dout, op.dqkv])
+        && aligned_flat(&[op.qkv, op.out, op.dout, op.dqkv, log_sums])
 }
 
 /// See [`AttentionBackward`]. Scratch: a number for every query, another for every element of the output, and a counter.

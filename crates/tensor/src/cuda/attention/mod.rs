@@ -1,5 +1,5 @@
-//! Causal self-attention on the card: cuDNN's fused kernels where they can, but for a backward of ours on Hopper, and our own
-//! everywhere else, as for documents that do not see each other.
+//! Causal self-attention on the card: cuDNN's fused kernels where they can, but for a backward of ours on Hopper, and
+//! our own everywhere else, as for documents that do not see each other.
 //!
 //! All keep the same log-sum-exp, so a forward of the one and a backward of another go together.
 
@@ -32,7 +32,7 @@ use super::kernels::Kernels;
 use super::libraries;
 use super::stream::Stream;
 use crate::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
-use crate::{Buffer, Category, DType, Memory};
+use crate::{Buffer, Category, DType, Memory, View};
 use descriptor::Handle;
 use graph::Role;
 use plan::Plan;
@@ -115,7 +115,7 @@ impl Attentions {
         let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
             return own::backward(&self.kernels, op, row_dots);
         };
-        if self.prefers_hopper(op) {
+        if self.prefers_hopper(op, log_sums) {
             return hopper::backward(&self.kernels, op, log_sums, scratch.addresses);
         }
         let [query, key, value] = heads(op.shape, op.qkv.address(), op.qkv.dtype());
@@ -140,8 +140,8 @@ impl Attentions {
 
     /// Whether our backward for Hopper runs instead of cuDNN's: wherever it can, since it was faster at all shapes that
     /// were measured. It works in the scratch that was planned for cuDNN's.
-    fn prefers_hopper(&self, op: &AttentionBackward) -> bool {
-        self.hopper && !self.deterministic && hopper::does_backward(&self.kernels, op)
+    fn prefers_hopper(&self, op: &AttentionBackward, log_sums: View) -> bool {
+        self.hopper && !self.deterministic && hopper::does_backward(&self.kernels, op, log_sums)
     }
 
     /// Enqueues cuDNN's kernel, or answers `false` if it has none.

@@ -1,8 +1,8 @@
 // Causal flash attention, backward, on Hopper's tensor cores and with its copy engine (arXiv 2205.14135, 2407.08608).
 //
 // qkv, dqkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out, dout: [batch, sequence, heads, HEAD_DIM]; all bf16, at
-// multiples of 16 bytes. log_sums, from the forward, and dots, scratch: [batch, heads, sequence] f32. dquery_sums, scratch:
-// an f32 for every element of out. The sequence is a multiple of 128, HEAD_DIM of 8 and at most 128.
+// multiples of 16 bytes, as all else. log_sums, from the forward, and dots, scratch: [batch, heads, sequence] f32.
+// dquery_sums, scratch: an f32 for every element of out. The sequence is a multiple of 128, HEAD_DIM of 8 and at most 128.
 // architecture: sm_90a
 //
 //   hopper_attention_prepare    dots = Σ dout ∘ out, dquery_sums = 0
@@ -60,7 +60,7 @@ struct Shape {
 
     __device__ int blocks() const { return sequence / KEYS; }
     __device__ int tiles() const { return sequence / QUERIES; }
-    __device__ int group() const { return heads / kv_heads; }
+    __device__ int heads_per_key() const { return heads / kv_heads; }
 };
 
 // A block of keys of one head of one sample.
@@ -130,7 +130,7 @@ struct Gradients {
                 fetch_vectors(shared.keys[block.index] + at, KEYS, tensors.qkv, key, row, full);
                 fetch_vectors(shared.values[block.index] + at, KEYS, tensors.qkv, key + shape.kv_heads, row, full);
             }
-            for (int head = item.kv * shape.group(); head < (item.kv + 1) * shape.group(); ++head)
+            for (int head = item.kv * shape.heads_per_key(); head < (item.kv + 1) * shape.heads_per_key(); ++head)
                 for (int query = item.block * KEYS; query < shape.sequence; query += QUERIES, tile.next())
                     fetch_tile(tile, item.sample, head, query);
         }
@@ -165,11 +165,11 @@ struct Gradients {
             if (index < 0) break;
             const Item item(index, shape);
             const int first = item.block * (KEYS / QUERIES), end = shape.tiles();
-            const size head = item.sample * shape.heads + item.kv * shape.group();
+            const size head = item.sample * shape.heads + item.kv * shape.heads_per_key();
             Half<INDEX> half(*this, block.index);
             float *sums = dquery_sums + (head * end + first) * (QUERIES * HEAD_DIM);
             half.template take<false>(tile, 0, slot, slot, false, sums);
-            const int tiles = shape.group() * (end - first);
+            const int tiles = shape.heads_per_key() * (end - first);
             for (int i = 1, here = first; i < tiles; ++i) {
                 const Place<SLOTS> before = slot;
                 float *sums_before = sums;
@@ -210,7 +210,7 @@ struct Gradients {
         template <bool BEFORE>
         __device__ void take(Place<TILES> tile, int after, Place<SLOTS> slot, Place<SLOTS> before, bool add, float *sums) {
             await(&shared.tile_full[tile.index], tile.parity);
-            // Either way ends with products under way, which the compiler follows in one path only.
+            // Products are issued in both ways, since the compiler follows those under way along one path only.
             if (INDEX == 1 && after == 0) {
                 const word none[QUERIES / 16][4] = {};
                 pass_dscores(none, slot);

@@ -203,7 +203,8 @@ impl Products {
         if hopper::has_gelu(&self.launcher, op) {
             ways.push(Way { maker: Maker::Ours, finish: Some(&ours), ..Way::plain(call) });
         }
-        self.run(ways, true)
+        let apart = op.residual.is_none_or(|residual| residual.address() != op.out.address());
+        self.run(ways, apart)
     }
 
     /// See [`LinearBackwardInput`]. GELU's derivative is cuBLASLt's epilogue, or a pass over the product, and the
@@ -224,7 +225,8 @@ impl Products {
             }
             None => Ok(()),
         };
-        let repeatable = op.dbias.is_none_or(|dbias| !dbias.accumulate);
+        let apart = op.gelu.is_none_or(|kept| kept.address() != op.dx.address());
+        let repeatable = apart && op.dbias.is_none_or(|dbias| !dbias.accumulate);
         let Some(kept) = op.gelu else {
             return self.run(vec![Way { finish: Some(&sum), ..Way::plain(call) }], repeatable);
         };
@@ -266,8 +268,9 @@ impl Products {
 
     /// Enqueues an operation in one of its ways: the fastest if products are tuned, else the first that there is.
     ///
-    /// One that is `repeatable`, since it adds to nothing that is there, is done by all candidates to find the fastest.
-    /// The others of its kind share what was found, and before that run the first candidate.
+    /// One that is `repeatable`, since it adds to nothing that is there and overwrites nothing that it reads, is done by all
+    /// candidates to find the fastest. The others of its kind share what was found, and before that run the first
+    /// candidate.
     fn run(&self, mut ways: Vec<Way>, repeatable: bool) -> Result<(), CudaError> {
         ways.retain(Way::is_aligned);
         let keys = ways.iter().map(Way::key).collect::<Result<Vec<_>, _>>()?;
