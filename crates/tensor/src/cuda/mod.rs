@@ -105,6 +105,13 @@ impl CudaBackend {
         self
     }
 
+    /// The same backend without choices of products that were kept on disk: it makes its own, and keeps none.
+    #[must_use]
+    pub fn without_kept_products(self) -> Self {
+        self.products.forget_kept();
+        self
+    }
+
     /// The same backend with attention by our own kernels, as where cuDNN is missing. Memory is asked for as with it.
     #[must_use]
     pub fn without_cudnn(mut self) -> Self {

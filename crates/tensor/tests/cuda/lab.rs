@@ -18,9 +18,9 @@ pub fn card() -> Option<CudaBackend> {
     backend(true)
 }
 
-/// One that looks for the fastest products, so that bits may change from call to call.
+/// One that looks for the fastest products, every time anew, so that bits may change from call to call.
 pub fn tuning_card() -> Option<CudaBackend> {
-    backend(false)
+    backend(false).map(CudaBackend::without_kept_products)
 }
 
 fn backend(deterministic: bool) -> Option<CudaBackend> {

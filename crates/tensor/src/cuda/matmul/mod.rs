@@ -162,6 +162,11 @@ impl Products {
         self.in_bursts.set(true);
     }
 
+    /// Forgets the choices of earlier runs, and keeps none for later ones.
+    pub(crate) fn forget_kept(&self) {
+        self.state.borrow_mut().store = None;
+    }
+
     /// Has `hear` called when candidates are tried for the first time from now on.
     pub(crate) fn on_trial(&self, hear: Box<dyn FnOnce()>) {
         self.listener.0.set(Some(hear));
