@@ -17,10 +17,11 @@ use crate::DType;
 pub(crate) const COMMON: &str = include_str!("kernels/common.cuh");
 
 /// What files for the tensor cores include, by name.
-pub(crate) const HEADERS: [(&str, &str); 3] = [
+pub(crate) const HEADERS: [(&str, &str); 4] = [
     ("tensor_core.cuh", include_str!("kernels/tensor_core.cuh")),
     ("matrix_instructions.cuh", include_str!("kernels/matrix_instructions.cuh")),
     ("hopper_instructions.cuh", include_str!("kernels/hopper_instructions.cuh")),
+    ("hopper_attention.cuh", include_str!("kernels/hopper_attention.cuh")),
 ];
 
 /// A kernel file, without [`COMMON`].
@@ -58,6 +59,7 @@ sources! {
     ATTENTION = "attention",
     CACHED_ATTENTION = "cached_attention",
     HOPPER_PRODUCT = "hopper_product",
+    HOPPER_ATTENTION_FORWARD = "hopper_attention_forward",
     HOPPER_ATTENTION_BACKWARD = "hopper_attention_backward",
     TENSOR_ATTENTION_FORWARD = "tensor_attention_forward",
     TENSOR_ATTENTION_BACKWARD = "tensor_attention_backward",

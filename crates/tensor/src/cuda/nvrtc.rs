@@ -228,7 +228,7 @@ mod tests {
         }
         let files = kernel_files();
         for (name, text) in files.iter().filter(|(_, text)| architecture(text) == Some("sm_90a")) {
-            let heads: &[usize] = if is_for_one_head(text) { &[64, 96, 128] } else { &[64] };
+            let heads: &[usize] = if is_for_one_head(text) { &[64, 88, 128] } else { &[64] };
             for &head_dim in heads {
                 let text = CString::new(format!("{COMMON}\n{text}")).expect("no zero");
                 let mut options = options("sm_90a", &hopper_attention_definitions(head_dim));

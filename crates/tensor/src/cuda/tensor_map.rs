@@ -7,8 +7,10 @@ use cudarc::driver::sys::{self, CUtensorMap, CUtensorMapSwizzle};
 use super::error::CudaError;
 use crate::{DType, Place, View};
 
-/// A tensor of bf16 without gaps, by the lengths of its dimensions and of the boxes that are moved, innermost first. Rows
-/// of a box are 64 or 32 elements, and swizzled as the tensor cores want them.
+/// Elements of a box's rows, which are swizzled as the tensor cores want them.
+pub(crate) const CHUNK: usize = 64;
+
+/// A tensor of bf16 without gaps, by the lengths of its dimensions and of the boxes that are moved, innermost first.
 pub(crate) fn encode<const N: usize>(
     view: View,
     lengths: [usize; N],
@@ -16,11 +18,7 @@ pub(crate) fn encode<const N: usize>(
 ) -> Result<CUtensorMap, CudaError> {
     assert_eq!(view.place(), Place::Device, "the card cannot reach this memory");
     assert_eq!((view.dtype(), view.len()), (DType::BF16, lengths.iter().product()), "another tensor");
-    let swizzle = match boxes[0] {
-        64 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-        32 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
-        width => panic!("no swizzle for rows of {width}"),
-    };
+    assert_eq!(boxes[0], CHUNK, "no swizzle for such rows");
     let bytes = |elements: usize| (elements * view.dtype().bytes()) as u64;
     // From one index to the next, of all dimensions but the innermost.
     let strides: Vec<u64> = (1..N).map(|i| bytes(lengths[..i].iter().product())).collect();
@@ -39,7 +37,7 @@ pub(crate) fn encode<const N: usize>(
             boxes.as_ptr(),
             [1; N].as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
+            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
             sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -1,30 +1,45 @@
-//! Launches of our backward for compute capability 9.0, whose sums of the queries' gradients are taken in any order.
+//! Launches of our attention for compute capability 9.0. The backward takes sums of the queries' gradients in any order.
+
+use cudarc::driver::sys::CUtensorMap;
 
 use super::own;
 use crate::cuda::error::CudaError;
-use crate::cuda::kernels::{HOPPER_ATTENTION_BACKWARD, Kernels};
+use crate::cuda::kernels::{HOPPER_ATTENTION_BACKWARD, HOPPER_ATTENTION_FORWARD, Kernels, Source};
 use crate::cuda::launcher::{aligned_flat, pointer};
 use crate::cuda::stream::{Argument, Grid, Table};
-use crate::cuda::tensor_map;
-use crate::ops::{AttentionBackward, AttentionShape};
+use crate::cuda::tensor_map::{self, CHUNK};
+use crate::ops::{Attention, AttentionBackward, AttentionShape};
 use crate::{DType, View};
 
 // As in the kernels.
 const GROUP: u32 = 128;
 const GROUPS: u32 = 3;
-const KEYS: usize = 128;
+const BLOCK: usize = 128;
 const QUERIES: usize = 64;
-const ROWS: usize = 8;
 const LARGEST_HEAD: usize = 128;
 
-/// Whether these kernels can compute it.
-pub fn does_backward(kernels: &Kernels, op: &AttentionBackward, log_sums: View) -> bool {
+/// Whether these kernels can compute attention of a shape on these tensors, of which the first is `qkv`.
+pub fn can(kernels: &Kernels, shape: AttentionShape, tensors: &[View]) -> bool {
     kernels.stream().capability() == (9, 0)
-        && op.qkv.dtype() == DType::BF16
-        && op.shape.head_dim.is_multiple_of(8)
-        && op.shape.head_dim <= LARGEST_HEAD
-        && op.shape.sequence.is_multiple_of(KEYS)
-        && aligned_flat(&[op.qkv, op.out, op.dout, op.dqkv, log_sums])
+        && tensors[0].dtype() == DType::BF16
+        && shape.head_dim.is_multiple_of(8)
+        && shape.head_dim <= LARGEST_HEAD
+        && shape.sequence.is_multiple_of(BLOCK)
+        && aligned_flat(tensors)
+}
+
+/// See [`Attention`]. Scratch: a counter.
+pub fn forward(kernels: &Kernels, op: &Attention, log_sums: View, counter: u64) -> Result<(), CudaError> {
+    let AttentionShape { heads, kv_heads, head_dim, .. } = op.shape;
+    // SAFETY: scratch has room for a counter.
+    unsafe { kernels.stream().clear(counter, size_of::<u32>())? };
+    let columns = (heads + 2 * kv_heads) * head_dim;
+    let qkv = tensor_map::encode(op.qkv, [columns, op.shape.rows()], [CHUNK, BLOCK])?;
+    let maps = [qkv, by_head(op.out, op.shape, heads)?];
+    let arguments = [&[pointer(log_sums), counter.into()], &sizes(op.shape)[..]].concat();
+    let grid = persistent(kernels, Tiles::new(head_dim).out_shared());
+    let launch = Launcher { kernels, source: &HOPPER_ATTENTION_FORWARD, head_dim };
+    launch.run("hopper_attention_forward", grid, &tensor_map::table(&maps), &arguments)
 }
 
 /// See [`AttentionBackward`]. Scratch: a number for every query, another for every element of the output, and a counter.
@@ -35,84 +50,122 @@ pub fn backward(
     [dots, dquery_sums, counter]: [u64; 3],
 ) -> Result<(), CudaError> {
     let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = op.shape;
-    let [batch_size, sequence_size, heads_size, kv_heads_size] =
-        [batch, sequence, heads, kv_heads].map(|size| Argument::from(size as u32));
+    let sizes = sizes(op.shape);
+    let [batch_size, sequence_size, heads_size, kv_heads_size, scale] = sizes;
     let (dots, dquery_sums, counter) = (dots.into(), dquery_sums.into(), counter.into());
-    let scale = Argument::from(own::scale(op.shape));
-    let definitions = definitions(head_dim);
-    let launch = |name, grid, table: Table, arguments: &[Argument]| {
-        // SAFETY: the arguments are those of the kernel, the views were checked against the shape, and scratch is as large
-        // as it says.
-        unsafe {
-            kernels.launch_defined(&HOPPER_ATTENTION_BACKWARD, &definitions, name, grid, table, arguments)
-        }
-    };
+    let launch = Launcher { kernels, source: &HOPPER_ATTENTION_BACKWARD, head_dim };
 
-    let by_row = Grid::new((op.shape.rows() * heads).div_ceil(ROWS), GROUP);
+    let by_row = Grid::new((op.shape.rows() * heads).div_ceil(rows_prepared(head_dim)), GROUP);
     let arguments = [pointer(op.out), pointer(op.dout), dots, dquery_sums, counter];
-    let sizes = [batch_size, sequence_size, heads_size];
-    launch("hopper_attention_prepare", by_row, &[], &[&arguments[..], &sizes].concat())?;
+    let arguments = [&arguments[..], &[batch_size, sequence_size, heads_size]].concat();
+    launch.run("hopper_attention_prepare", by_row, &[], &arguments)?;
 
-    let tensor = |view, heads| {
-        let lengths = [head_dim, heads, op.shape.rows()];
-        tensor_map::encode(view, lengths, [Tiles::new(head_dim).chunk, 1, QUERIES])
-    };
     let all_heads = heads + 2 * kv_heads;
-    let maps = [tensor(op.qkv, all_heads)?, tensor(op.dout, heads)?, tensor(op.dqkv, all_heads)?];
-    let blocks = Grid::new(kernels.stream().multiprocessors(), GROUPS * GROUP);
-    let blocks = Grid { shared: Tiles::new(head_dim).shared_bytes(), ..blocks };
-    let arguments = [pointer(log_sums), dots, dquery_sums, counter];
-    let sizes = [batch_size, sequence_size, heads_size, kv_heads_size, scale];
-    launch(
-        "hopper_attention_gradients",
-        blocks,
-        &tensor_map::table(&maps),
-        &[&arguments[..], &sizes].concat(),
-    )?;
+    let [qkv, dqkv] = [op.qkv, op.dqkv].map(|view| by_head(view, op.shape, all_heads));
+    let maps = [qkv?, by_head(op.dout, op.shape, heads)?, dqkv?];
+    let arguments = [&[pointer(log_sums), dots, dquery_sums, counter], &sizes[..]].concat();
+    let grid = persistent(kernels, Tiles::new(head_dim).gradients_shared());
+    launch.run("hopper_attention_gradients", grid, &tensor_map::table(&maps), &arguments)?;
 
     let blocks = ((sequence / QUERIES) as u32, heads as u32, batch as u32);
     let by_tile = Grid { blocks, threads: GROUP, shared: 0 };
     let arguments = [dquery_sums, pointer(op.dqkv), sequence_size, heads_size, kv_heads_size, scale];
-    launch("hopper_attention_dqueries", by_tile, &[], &arguments)
+    launch.run("hopper_attention_dqueries", by_tile, &[], &arguments)
 }
 
-/// What the kernel file is compiled with: the head, and how it will be launched.
+fn sizes(shape: AttentionShape) -> [Argument; 5] {
+    let AttentionShape { batch, sequence, heads, kv_heads, .. } = shape;
+    let size = |size: usize| Argument::from(size as u32);
+    [size(batch), size(sequence), size(heads), size(kv_heads), own::scale(shape).into()]
+}
+
+/// Boxes of 64 vectors of one head; what is wider than a head is zeros.
+fn by_head(view: View, shape: AttentionShape, heads: usize) -> Result<CUtensorMap, CudaError> {
+    tensor_map::encode(view, [shape.head_dim, heads, shape.rows()], [CHUNK, 1, QUERIES])
+}
+
+/// As many blocks as can run at a time; each takes work until there is none.
+fn persistent(kernels: &Kernels, shared: u32) -> Grid {
+    Grid { shared, ..Grid::new(kernels.stream().multiprocessors(), GROUPS * GROUP) }
+}
+
+struct Launcher<'a> {
+    kernels: &'a Kernels,
+    source: &'static Source,
+    head_dim: usize,
+}
+
+impl Launcher<'_> {
+    fn run(&self, name: &str, grid: Grid, table: Table, arguments: &[Argument]) -> Result<(), CudaError> {
+        // SAFETY: the arguments are those of the kernel, the views were checked against the shape, and scratch is as large
+        // as it says.
+        unsafe {
+            self.kernels.launch_defined(
+                self.source,
+                &definitions(self.head_dim),
+                name,
+                grid,
+                table,
+                arguments,
+            )
+        }
+    }
+}
+
+/// What the kernel files are compiled with: the head, and how they will be launched.
 pub fn definitions(head_dim: usize) -> Vec<String> {
+    let tiles = Tiles::new(head_dim);
     vec![
         format!("HEAD_DIM={head_dim}"),
         format!("LAUNCH_GROUP={GROUP}"),
-        format!("LAUNCH_ROWS={ROWS}"),
-        format!("LAUNCH_GRADIENTS_SHARED={}", Tiles::new(head_dim).shared_bytes()),
+        format!("LAUNCH_ROWS={}", rows_prepared(head_dim)),
+        format!("LAUNCH_OUT_SHARED={}", tiles.out_shared()),
+        format!("LAUNCH_GRADIENTS_SHARED={}", tiles.gradients_shared()),
     ]
+}
+
+/// Rows of a block of `hopper_attention_prepare`, which has 8 or 16 threads for each.
+fn rows_prepared(head_dim: usize) -> usize {
+    if head_dim <= 64 { 16 } else { 8 }
 }
 
 /// What a launch has to know of the kernels' tiles; they assert that it is so.
 struct Tiles {
-    padded: usize,
-    chunk: usize,
+    /// Of a vector in shared memory.
+    vector_bytes: usize,
+    /// Tiles that pass by, in use or under way.
+    passing: usize,
+    /// Blocks of keys in the backward, likewise.
     keys_held: usize,
-    queries_held: usize,
 }
 
 impl Tiles {
     fn new(head_dim: usize) -> Self {
-        match head_dim {
-            0..=64 => Tiles { padded: 64, chunk: 64, keys_held: 2, queries_held: 3 },
-            65..=96 => Tiles { padded: 96, chunk: 32, keys_held: 2, queries_held: 2 },
-            _ => Tiles { padded: 128, chunk: 64, keys_held: 1, queries_held: 2 },
-        }
+        let vector_bytes = head_dim.next_multiple_of(CHUNK) * DType::BF16.bytes();
+        let (passing, keys_held) = if head_dim <= 64 { (3, 2) } else { (2, 1) };
+        Tiles { vector_bytes, passing, keys_held }
     }
 
-    /// The kernel's `Shared`.
-    fn shared_bytes(&self) -> u32 {
-        let Tiles { padded, keys_held, queries_held, .. } = *self;
-        let (number, barrier, slots) = (DType::F32.bytes(), size_of::<u64>(), 3);
-        let vectors = |count: usize| count * padded * DType::BF16.bytes();
-        // Keys and values, queries and their gradients, dscores, and what is on its way out.
-        let tensors =
-            vectors(2 * keys_held * KEYS + 2 * queries_held * QUERIES + KEYS) + slots * KEYS * QUERIES * 2;
-        let numbers = 2 * queries_held * QUERIES * number;
-        let rings = 2 * (keys_held + queries_held + slots) * barrier + keys_held * number;
-        (tensors + numbers + rings).next_multiple_of(barrier) as u32
+    /// The forward's `Shared`: queries, and keys and values.
+    fn out_shared(&self) -> u32 {
+        let (blocks, passing) = (2, 2 * self.passing);
+        shared_bytes((blocks + passing) * BLOCK * self.vector_bytes, blocks + passing, blocks)
     }
+
+    /// The backward's: keys and values, queries and their gradients with two numbers each, dscores, and what is on its
+    /// way out.
+    fn gradients_shared(&self) -> u32 {
+        let Tiles { vector_bytes, passing: tiles, keys_held: blocks } = *self;
+        let slots = 3;
+        let vectors = 2 * blocks * BLOCK + 2 * tiles * QUERIES + BLOCK;
+        let numbers = 2 * tiles * QUERIES * DType::F32.bytes();
+        let dscores = slots * BLOCK * QUERIES * DType::BF16.bytes();
+        shared_bytes(vectors * vector_bytes + dscores + numbers, blocks + tiles + slots, blocks)
+    }
+}
+
+/// With two barriers for each place of a ring, and three numbers for each item.
+fn shared_bytes(tensors: usize, places: usize, items: usize) -> u32 {
+    let barrier = size_of::<u64>();
+    (tensors + 2 * places * barrier + 3 * items * size_of::<u32>()).next_multiple_of(barrier) as u32
 }

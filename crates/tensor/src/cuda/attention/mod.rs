@@ -1,5 +1,5 @@
-//! Causal self-attention on the card: cuDNN's fused kernels where they can, but for a backward of ours on Hopper, and
-//! our own everywhere else, as for documents that do not see each other.
+//! Causal self-attention on the card: ours for Hopper where they can, else cuDNN's fused kernels where they can, and our own
+//! everywhere else, as for documents that do not see each other.
 //!
 //! All keep the same log-sum-exp, so a forward of the one and a backward of another go together.
 
@@ -93,6 +93,9 @@ impl Attentions {
         let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
             return own::forward(&self.kernels, op);
         };
+        if self.prefers_hopper(op.shape, &[op.qkv, op.out, log_sums]) {
+            return hopper::forward(&self.kernels, op, log_sums, scratch.addresses[2]);
+        }
         let [query, key, value] = heads(op.shape, op.qkv.address(), op.qkv.dtype());
         let address = |role| match role {
             Role::Query => query,
@@ -115,7 +118,8 @@ impl Attentions {
         let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
             return own::backward(&self.kernels, op, row_dots);
         };
-        if self.prefers_hopper(op, log_sums) {
+        let tensors = [op.qkv, op.out, op.dout, op.dqkv, log_sums];
+        if !self.deterministic && self.prefers_hopper(op.shape, &tensors) {
             return hopper::backward(&self.kernels, op, log_sums, scratch.addresses);
         }
         let [query, key, value] = heads(op.shape, op.qkv.address(), op.qkv.dtype());
@@ -138,10 +142,10 @@ impl Attentions {
         if done { Ok(()) } else { own::backward(&self.kernels, op, row_dots) }
     }
 
-    /// Whether our backward for Hopper runs instead of cuDNN's: wherever it can, since it was faster at all shapes that
-    /// were measured. It works in the scratch that was planned for cuDNN's.
-    fn prefers_hopper(&self, op: &AttentionBackward, log_sums: View) -> bool {
-        self.hopper && !self.deterministic && hopper::does_backward(&self.kernels, op, log_sums)
+    /// Whether our kernels for Hopper run instead of cuDNN's: wherever they can, since they were faster at all shapes that
+    /// were measured. They work in the scratch that was planned for cuDNN's.
+    fn prefers_hopper(&self, shape: AttentionShape, tensors: &[View]) -> bool {
+        self.hopper && hopper::can(&self.kernels, shape, tensors)
     }
 
     /// Enqueues cuDNN's kernel, or answers `false` if it has none.

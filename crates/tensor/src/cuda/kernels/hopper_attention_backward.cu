@@ -12,8 +12,7 @@
 // A block takes 128 keys at a time, and tiles of 64 queries pass by, fetched by its first group of warps. The other two
 // own 64 keys each. Keys are the rows of their products, so that weights in registers are the left factor of dvalues and
 // dkeys as they are. Only dscores go through shared memory: dqueries sum over the keys of both groups. Those of a tile are
-// multiplied with the next tile's dkeys, so that no group waits for the other's dscores. Blocks of keys are given out by a
-// counter, within each head those with the most queries first.
+// multiplied with the next tile's dkeys, so that no group waits for the other's dscores.
 //
 // Sums of dqueries are taken in any order, and lie as the tensor cores leave them: for 64 queries and eight columns, four
 // numbers of each of 128 threads.
@@ -23,17 +22,13 @@
 // read 144 kB of shared memory, 1150 clocks, and its exponentials take 512. Bytes of all three kernels: 34·HEAD_DIM for
 // a query of a head if kv_heads = heads, 1.7 GB or 0.40 ms at 4.3 TB/s, of which half while the tensor cores work.
 
-#include "hopper_instructions.cuh"
+#include "hopper_attention.cuh"
 
-constexpr int PADDED = HEAD_DIM <= 64 ? 64 : HEAD_DIM <= 96 ? 96 : 128;
-constexpr int CHUNK = PADDED % 64 == 0 ? 64 : 32; // columns that are swizzled together
-constexpr int CHUNKS = PADDED / CHUNK;
-constexpr int KEYS = 128, QUERIES = 64;     // of a block and of a tile
-constexpr int HALF_BYTES = 64 * PADDED * 2; // a tile of queries, or a group's keys
-constexpr int CHUNK_BYTES = 64 * CHUNK * 2; // of them
-constexpr int PIECES = HEAD_DIM / 8;
+constexpr int KEYS = BLOCK, QUERIES = 64;   // of a block and of a tile
+constexpr int CHUNK_BYTES = 64 * CHUNK * 2; // of a tile of queries, or of a group's keys
+constexpr int HALF_BYTES = CHUNKS * CHUNK_BYTES;
 // Blocks of keys, tiles and tiles of dscores that are under way or in use.
-constexpr int BLOCKS = PADDED == 128 ? 1 : 2, TILES = PADDED == 64 ? 3 : 2, SLOTS = 3;
+constexpr int BLOCKS = PADDED == 64 ? 2 : 1, TILES = PADDED == 64 ? 3 : 2, SLOTS = 3;
 // Columns of dqueries that each group of warps makes: whole chunks, if there are several.
 constexpr int FIRST_COLUMNS = PADDED == 64 ? 32 : 64, SECOND_COLUMNS = PADDED - FIRST_COLUMNS;
 
@@ -50,55 +45,14 @@ struct Shared {
     float log_sums[TILES][QUERIES], dots[TILES][QUERIES];
     barrier block_full[BLOCKS], block_empty[BLOCKS], tile_full[TILES], tile_empty[TILES];
     barrier slot_full[SLOTS], slot_empty[SLOTS];
-    int items[BLOCKS];
+    Item items[BLOCKS]; // none left: rank -1
 };
 static_assert(sizeof(Shared) == LAUNCH_GRADIENTS_SHARED && GROUP == LAUNCH_GROUP, "not what is launched");
-
-struct Shape {
-    int batch, sequence, heads, kv_heads;
-    float scale;
-
-    __device__ int blocks() const { return sequence / KEYS; }
-    __device__ int tiles() const { return sequence / QUERIES; }
-    __device__ int heads_per_key() const { return heads / kv_heads; }
-};
-
-// A block of keys of one head of one sample.
-struct Item {
-    int sample, kv, block;
-
-    __device__ Item(int index, const Shape &shape)
-        : sample(index / shape.blocks() / shape.kv_heads), kv(index / shape.blocks() % shape.kv_heads),
-          block(index % shape.blocks()) {}
-    __device__ int row(const Shape &shape) const { return sample * shape.sequence + block * KEYS; }
-};
-
-// A place in a ring, and how often it was passed, modulo 2.
-template <int LENGTH> struct Place {
-    int index = 0, parity = 0;
-
-    __device__ void next() {
-        if (++index < LENGTH) return;
-        index = 0;
-        parity ^= 1;
-    }
-};
 
 __device__ inline void add_to_memory(float *to, const float *x) {
     asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
                  ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
                  : "memory");
-}
-
-// One arrival for every warp, when all of its lanes are there.
-__device__ inline void arrive_warp(barrier *at) {
-    SYNCHRONIZE_WARP();
-    if (threadIdx.x % WARP == 0) arrive(at);
-}
-
-// All threads of one of the two groups.
-__device__ inline void await_group(int group) {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(GROUP) : "memory");
 }
 
 struct Gradients {
@@ -109,6 +63,9 @@ struct Gradients {
     Shape shape;
     Shared &shared;
 
+    // The first of its keys; those with the most queries are the first of a sequence.
+    __device__ int row_of(const Item &item) const { return item.sample * shape.sequence + item.rank * KEYS; }
+
     // One thread of a block: takes blocks of keys until there are no more, and keeps the rings full.
     __device__ void fetch_all() const {
         Place<BLOCKS> block;
@@ -118,20 +75,20 @@ struct Gradients {
             await(&shared.block_empty[block.index], block.parity ^ 1);
             const int index = atomicAdd(counter, 1);
             if (index >= shape.batch * shape.kv_heads * shape.blocks()) {
-                shared.items[block.index] = -1;
+                shared.items[block.index].rank = -1;
                 arrive(full);
                 return;
             }
-            shared.items[block.index] = index;
-            const Item item(index, shape);
+            const Item item(index, shape.kv_heads, shape);
+            shared.items[block.index] = item;
             expect_bytes(full, 4 * HALF_BYTES);
             for (int half = 0; half < 2; ++half) {
-                const int at = half * CHUNK_BYTES, row = item.row(shape) + 64 * half, key = shape.heads + item.kv;
+                const int at = half * CHUNK_BYTES, row = row_of(item) + 64 * half, key = shape.heads + item.head;
                 fetch_vectors(shared.keys[block.index] + at, KEYS, tensors.qkv, key, row, full);
                 fetch_vectors(shared.values[block.index] + at, KEYS, tensors.qkv, key + shape.kv_heads, row, full);
             }
-            for (int head = item.kv * shape.heads_per_key(); head < (item.kv + 1) * shape.heads_per_key(); ++head)
-                for (int query = item.block * KEYS; query < shape.sequence; query += QUERIES, tile.next())
+            for (int i = 0, head = item.head * shape.heads_per_key(); i < shape.heads_per_key(); ++i, ++head)
+                for (int query = item.rank * KEYS; query < shape.sequence; query += QUERIES, tile.next())
                     fetch_tile(tile, item.sample, head, query);
         }
     }
@@ -161,11 +118,10 @@ struct Gradients {
         Place<SLOTS> slot;
         for (;; block.next()) {
             await(&shared.block_full[block.index], block.parity);
-            const int index = shared.items[block.index];
-            if (index < 0) break;
-            const Item item(index, shape);
-            const int first = item.block * (KEYS / QUERIES), end = shape.tiles();
-            const size head = item.sample * shape.heads + item.kv * shape.heads_per_key();
+            const Item item = shared.items[block.index];
+            if (item.rank < 0) break;
+            const int first = item.rank * (KEYS / QUERIES), end = shape.sequence / QUERIES;
+            const size head = item.sample * shape.heads + item.head * shape.heads_per_key();
             Half<INDEX> half(*this, block.index);
             float *sums = dquery_sums + (head * end + first) * (QUERIES * HEAD_DIM);
             half.template take<false>(tile, 0, slot, slot, false, sums);
@@ -200,10 +156,6 @@ struct Gradients {
         float scores[QUERIES / 2], dscores[QUERIES / 2], dqueries[COLUMNS / 2];
 
         __device__ Half(const Gradients &of, int block) : of(of), shared(of.shared), block(block) {}
-
-        __device__ static int thread() { return threadIdx.x % GROUP; }
-        __device__ static int warp() { return thread() / WARP; }
-        __device__ static int lane() { return thread() % WARP; }
 
         // One tile of queries, which come `after` times 64 after the block's first key, and if there was one, dqueries of
         // the tile before.
@@ -252,8 +204,8 @@ struct Gradients {
 #pragma unroll
             for (int k = 0; k < PADDED; k += 16) {
                 const int chunk = k / CHUNK, within = k % CHUNK * 2;
-                multiply<false, false>(d, factor<CHUNK>(rows + chunk * 2 * CHUNK_BYTES + within),
-                                       factor<CHUNK>(columns + chunk * CHUNK_BYTES + within), k > 0);
+                multiply<false, false>(d, factor(rows + chunk * 2 * CHUNK_BYTES + within),
+                                       factor(columns + chunk * CHUNK_BYTES + within), k > 0);
             }
             end_products();
         }
@@ -265,7 +217,7 @@ struct Gradients {
             begin_products();
 #pragma unroll
             for (int k = 0; k < QUERIES / 16; ++k)
-                multiply<true>(sum, weights[k], factor<CHUNK>(at + k * 16 * CHUNK * 2, CHUNK_BYTES), add || k > 0);
+                multiply<true>(sum, weights[k], factor(at + k * 16 * CHUNK * 2, CHUNK_BYTES), add || k > 0);
             end_products();
         }
 
@@ -278,8 +230,8 @@ struct Gradients {
             begin_products();
 #pragma unroll
             for (int k = 0; k < KEYS / 16; ++k)
-                multiply<true, true>(dqueries, factor<64>(left + k * 16 * QUERIES * 2),
-                                     factor<CHUNK>(right + k * 16 * CHUNK * 2, 2 * CHUNK_BYTES), k > 0);
+                multiply<true, true>(dqueries, factor(left + k * 16 * QUERIES * 2),
+                                     factor(right + k * 16 * CHUNK * 2, 2 * CHUNK_BYTES), k > 0);
             end_products();
         }
 
@@ -326,7 +278,7 @@ struct Gradients {
 
         __device__ void store(const Item &item) const {
             const Shape &shape = of.shape;
-            const int key = shape.heads + item.kv, row = item.row(shape) + 64 * INDEX;
+            const int key = shape.heads + item.head, row = of.row_of(item) + 64 * INDEX;
             store_vectors(dvalues, 1.0f, key + shape.kv_heads, row);
             store_vectors(dkeys, shape.scale, key, row);
         }
@@ -336,18 +288,11 @@ struct Gradients {
             // The last vectors may still be on their way.
             if (thread() == 0) await_puts();
             await_group(INDEX);
-            const int vector = 16 * warp() + lane() % 16, swizzle = CHUNK == 64 ? lane() % 8 : lane() / 2 % 4;
 #pragma unroll
             for (int k = 0; k < PADDED / 16; ++k) {
                 word words[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float pair[2] = {x[8 * k + 2 * i] * scale, x[8 * k + 2 * i + 1] * scale};
-                    words[i] = narrow_word<bf16>(pair);
-                }
-                const int chunk = 16 * k / CHUNK, piece = 16 * k % CHUNK / 8 + lane() / 16;
-                store_matrices(shared_address(staging) + chunk * CHUNK_BYTES + vector * CHUNK * 2 + (piece ^ swizzle) * 16,
-                               words);
+                narrow_columns(words, x, k, scale, scale);
+                store_matrices(piece_of_vector(shared_address(staging), CHUNK_BYTES, 2 * k + lane() / 16), words);
             }
             publish_shared();
             await_group(INDEX);
@@ -362,13 +307,9 @@ struct Gradients {
         // The same for a whole warp, and the compiler shall know it.
         const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0);
         if (threadIdx.x == 0) {
-            constexpr int WARPS = 2 * GROUP / WARP;
-            const auto begin_ring = [](barrier *full, int fillers, barrier *empty, int length) {
-                for (int i = 0; i < length; ++i) begin_barrier(full + i, fillers), begin_barrier(empty + i, WARPS);
-            };
-            begin_ring(shared.block_full, 1, shared.block_empty, BLOCKS);
-            begin_ring(shared.tile_full, 1, shared.tile_empty, TILES);
-            begin_ring(shared.slot_full, WARPS, shared.slot_empty, SLOTS);
+            begin_ring(shared.block_full, 1, shared.block_empty);
+            begin_ring(shared.tile_full, 1, shared.tile_empty);
+            begin_ring(shared.slot_full, 2 * GROUP / WARP, shared.slot_empty);
             publish_shared();
         }
         __syncthreads();
@@ -394,11 +335,11 @@ extern "C" __global__ void __launch_bounds__(3 * GROUP, 1)
     Gradients{tensors, log_sums, dots, dquery_sums, counter, shape, *(Shared *)memory}.run();
 }
 
-// 16 threads a row, rows as they lie in memory.
+// 8 or 16 threads a row, rows as they lie in memory.
 extern "C" __global__ void __launch_bounds__(GROUP)
     hopper_attention_prepare(const bf16 *out, const bf16 *dout, float *dots, float *dquery_sums, int *counter, int batch,
                              int sequence, int heads) {
-    constexpr int SIDE = 16;
+    constexpr int SIDE = PIECES <= 8 ? 8 : 16;
     static_assert(GROUP / SIDE == LAUNCH_ROWS, "not what is launched");
     const int piece = threadIdx.x % SIDE;
     const size row = blockIdx.x * (size)LAUNCH_ROWS + threadIdx.x / SIDE;

@@ -94,11 +94,10 @@ __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned
 
 __device__ inline void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Where wgmma finds a factor in shared memory: rows of CHUNK elements of two bytes, swizzled by the copy engine, in
-// groups of eight; `chunk` is the distance of chunks, where rows lie along k and a factor is wider than one.
-template <int CHUNK> __device__ inline unsigned long long factor(word at, int chunk = 16) {
-    static_assert(CHUNK == 64 || CHUNK == 32, "no such swizzle");
-    constexpr unsigned long long EIGHT_ROWS = 8 * CHUNK * 2, SWIZZLE = CHUNK == 64 ? 1 : 2;
+// Where wgmma finds a factor in shared memory: rows of 64 elements of two bytes, swizzled by the copy engine, in groups of
+// eight; `chunk` is the distance of chunks of 64 columns, where rows lie along k and a factor is wider than one.
+__device__ inline unsigned long long factor(word at, int chunk = 16) {
+    constexpr unsigned long long EIGHT_ROWS = 8 * 128, SWIZZLE = 1;
     return (at & 0x3ffff) >> 4 | (unsigned long long)(chunk >> 4) << 16 | EIGHT_ROWS >> 4 << 32 | SWIZZLE << 62;
 }
 

@@ -205,10 +205,10 @@ template <bool DERIVATIVE> struct Product {
 #pragma unroll
             for (int step = 0; step < SLICE / 16; ++step) {
                 const auto right =
-                    DERIVATIVE ? factor<SLICE>(weight + step * 16 * 128, HALF_BYTES) : factor<SLICE>(weight + step * 32);
+                    DERIVATIVE ? factor(weight + step * 16 * 128, HALF_BYTES) : factor(weight + step * 32);
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    multiply<false, DERIVATIVE>(d[half], factor<SLICE>(x + half * HALF_BYTES + step * 32), right, true);
+                    multiply<false, DERIVATIVE>(d[half], factor(x + half * HALF_BYTES + step * 32), right, true);
             }
             end_products();
             await_products<1>();

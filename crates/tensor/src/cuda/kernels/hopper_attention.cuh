@@ -1,0 +1,79 @@
+// What attention's forward and backward on Hopper share: how vectors lie in shared memory, and who takes which.
+
+#include "hopper_instructions.cuh"
+
+constexpr int BLOCK = 128; // vectors that a block of threads takes at a time: queries forward, keys backward
+constexpr int PADDED = HEAD_DIM <= 64 ? 64 : HEAD_DIM <= 96 ? 96 : 128; // columns that are multiplied
+constexpr int CHUNK = 64;                                               // columns that are swizzled together
+constexpr int CHUNKS = (PADDED + CHUNK - 1) / CHUNK;
+constexpr int PIECES = HEAD_DIM / 8; // of 16 bytes
+
+struct Shape {
+    int batch, sequence, heads, kv_heads;
+    float scale;
+
+    __device__ int blocks() const { return sequence / BLOCK; }
+    __device__ int heads_per_key() const { return heads / kv_heads; }
+};
+
+// 128 vectors of one head of one sample; the rank of those with the most work is 0. They are given out by a counter, the
+// largest first, but within as many heads only as are worked on at a time anyway: so the last are small, and caches hold
+// what those of a head share.
+struct Item {
+    int sample, head, rank;
+
+    __device__ Item(int index, int heads, const Shape &shape) {
+        const int blocks = shape.blocks(), together = blocks < gridDim.x ? gridDim.x / blocks : 1;
+        const int first = index / (together * blocks) * together, within = index - first * blocks;
+        const int here = min(together, shape.batch * heads - first), at = first + within % here;
+        sample = at / heads, head = at % heads, rank = within / here;
+    }
+};
+
+// A place in a ring, and how often it was passed, modulo 2.
+template <int LENGTH> struct Place {
+    int index = 0, parity = 0;
+
+    __device__ void next() {
+        if (++index < LENGTH) return;
+        index = 0;
+        parity ^= 1;
+    }
+};
+
+// Filled by so many arrivals, and emptied by all warps of two groups.
+template <int LENGTH> __device__ inline void begin_ring(barrier (&full)[LENGTH], int fillers, barrier (&empty)[LENGTH]) {
+    for (int i = 0; i < LENGTH; ++i) begin_barrier(&full[i], fillers), begin_barrier(&empty[i], 2 * GROUP / WARP);
+}
+
+// Of a group of warps.
+__device__ inline int thread() { return threadIdx.x % GROUP; }
+__device__ inline int warp() { return thread() / WARP; }
+__device__ inline int lane() { return thread() % WARP; }
+
+// One arrival for every warp, when all of its lanes are there.
+__device__ inline void arrive_warp(barrier *at) {
+    SYNCHRONIZE_WARP();
+    if (lane() == 0) arrive(at);
+}
+
+// All threads of one of the two groups.
+__device__ inline void await_group(int group) {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(GROUP) : "memory");
+}
+
+// Where 64 vectors in chunks have a piece of the vector that a lane names to store_matrices.
+__device__ inline word piece_of_vector(word vectors, int chunk_bytes, int piece) {
+    const int vector = 16 * warp() + lane() % 16;
+    return vectors + piece / 8 * chunk_bytes + vector * CHUNK * 2 + (piece % 8 ^ vector % 8) * 16;
+}
+
+// 16 columns of a product, from 16·k on, scaled and rounded: what the thread has of store_matrices' four.
+__device__ inline void narrow_columns(word (&words)[4], const float (&x)[PADDED / 2], int k, float upper, float lower) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float scale = i % 2 == 0 ? upper : lower;
+        const float pair[2] = {x[8 * k + 2 * i] * scale, x[8 * k + 2 * i + 1] * scale};
+        words[i] = narrow_word<bf16>(pair);
+    }
+}
