@@ -3,7 +3,7 @@
 use kintsugi_plan::parameters::Slot;
 use kintsugi_plan::{AttentionKind, Part};
 use kintsugi_tensor::ops::{
-    Attention, AttentionBackward, AttentionSaved, CachedAttention, Linear, LinearBackwardInput,
+    Attention, AttentionBackward, AttentionSaved, CachedAttention, Gradient, Linear, LinearBackwardInput,
     LinearBackwardWeight, Rotary,
 };
 use kintsugi_tensor::{Buffer, View};
@@ -130,6 +130,9 @@ pub(crate) fn backward(
         output_weight_gradient(ctx, saved.out.view(), dy, g);
     }
     let dqkv = ctx.activation(saved.qkv.len());
+    // Unless its sums are of what is rotated afterwards.
+    let in_passing = part == Part::Both && shape.rotary_dims == 0;
+    let dbias = |wanted: bool| if wanted { g.find_span(Slot::QueryBias, Slot::ValueBias) } else { None };
     ctx.backend.attention_backward(AttentionBackward {
         qkv: saved.qkv.view(),
         starts: ctx.starts,
@@ -137,6 +140,7 @@ pub(crate) fn backward(
         dout: dout.view(),
         saved: softmax_view(ctx, &saved),
         dqkv: dqkv.view(),
+        dbias: dbias(in_passing),
         shape: shape.attention,
     });
     let Saved { qkv, out, softmax } = saved;
@@ -154,7 +158,7 @@ pub(crate) fn backward(
         outputs: shape.attention.qkv_width(),
     });
     if part == Part::Both {
-        qkv_weight_gradient(ctx, x, dqkv.view(), g);
+        qkv_weight_gradient(ctx, x, dqkv.view(), g, dbias(!in_passing));
         return (dx, None);
     }
     (dx, Some(Deferred { out, dqkv }))
@@ -163,7 +167,7 @@ pub(crate) fn backward(
 /// The weight part, from what was deferred and the two gradients' other factors.
 pub(crate) fn weight_part(ctx: &Context, deferred: &Deferred, x: View, dy: View, g: &Gradients) {
     output_weight_gradient(ctx, deferred.out.view(), dy, g);
-    qkv_weight_gradient(ctx, x, deferred.dqkv.view(), g);
+    qkv_weight_gradient(ctx, x, deferred.dqkv.view(), g, g.find_span(Slot::QueryBias, Slot::ValueBias));
 }
 
 fn output_weight_gradient(ctx: &Context, out: View, dy: View, g: &Gradients) {
@@ -178,12 +182,12 @@ fn output_weight_gradient(ctx: &Context, out: View, dy: View, g: &Gradients) {
     });
 }
 
-fn qkv_weight_gradient(ctx: &Context, x: View, dqkv: View, g: &Gradients) {
+fn qkv_weight_gradient(ctx: &Context, x: View, dqkv: View, g: &Gradients, dbias: Option<Gradient>) {
     ctx.backend.linear_backward_weight(LinearBackwardWeight {
         dy: dqkv,
         x,
         dweight: g.span(Slot::QueryWeight, Slot::ValueWeight),
-        dbias: g.find_span(Slot::QueryBias, Slot::ValueBias),
+        dbias,
         rows: ctx.shape.rows,
         inputs: ctx.shape.hidden,
         outputs: ctx.shape.attention.qkv_width(),

@@ -29,7 +29,16 @@ pub fn rate<'a>(
     });
     let backward = timing(bench, &|| {
         let (qkv, out, dout, dqkv) = (qkv.view(), out.view(), dout.view(), dqkv.view());
-        backend.attention_backward(AttentionBackward { qkv, starts: None, out, dout, saved, dqkv, shape });
+        backend.attention_backward(AttentionBackward {
+            qkv,
+            starts: None,
+            out,
+            dout,
+            saved,
+            dqkv,
+            dbias: None,
+            shape,
+        });
     });
     AttentionPoint {
         head_dim: shape.head_dim,

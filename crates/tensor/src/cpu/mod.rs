@@ -267,6 +267,10 @@ impl Backend for CpuBackend {
         self.with_scratch(|scratch| {
             with_float!(op.qkv.dtype(), T => attention::backward::<T>(self.threads, scratch, &op));
         });
+        if let Some(out) = op.dbias {
+            let (rows, width) = (op.shape.rows(), op.shape.qkv_width());
+            self.column_sum(ColumnSum { x: op.dqkv, out, rows, width });
+        }
     }
 
     fn cached_attention(&self, op: CachedAttention) {

@@ -119,7 +119,16 @@ impl Recorder<'_> {
         let starts = masked.then_some(starts.view());
         backend.attention(Attention { qkv, starts, out, saved, shape });
         let (dout, dqkv) = (dout.view(), dqkv.view());
-        backend.attention_backward(AttentionBackward { qkv, starts, out, dout, saved, dqkv, shape });
+        backend.attention_backward(AttentionBackward {
+            qkv,
+            starts,
+            out,
+            dout,
+            saved,
+            dqkv,
+            dbias: None,
+            shape,
+        });
         for view in [qkv, out, dqkv, if plain { scores.view() } else { log_sums.view() }] {
             self.keep(view);
         }
@@ -235,7 +244,16 @@ fn scratch_users(lab: &Lab, buffers: &[Buffer; 4], log_sums: &Buffer) {
     let (saved, out) = (AttentionSaved::LogSumExp(log_sums.view()), y.slice(0..ROWS * 64));
     let (qkv, starts) = (x, None);
     lab.backend.attention(Attention { qkv, starts, out, saved, shape });
-    lab.backend.attention_backward(AttentionBackward { qkv, starts, out, dout: out, saved, dqkv: dx, shape });
+    lab.backend.attention_backward(AttentionBackward {
+        qkv,
+        starts,
+        out,
+        dout: out,
+        saved,
+        dqkv: dx,
+        dbias: None,
+        shape,
+    });
 }
 
 #[test]

@@ -192,7 +192,7 @@ impl Backend for CudaBackend {
 
     fn attention_backward(&self, op: AttentionBackward) {
         op.check();
-        self.enqueued(self.attentions.backward(&op, &self.memory));
+        self.enqueued(self.attentions.backward(&op, &self.memory, &self.launcher));
     }
 
     launched! {

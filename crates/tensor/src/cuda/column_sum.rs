@@ -26,6 +26,9 @@ pub(super) fn column_sum(launcher: &Launcher, op: &ColumnSum) -> Result<(), Cuda
 /// Most gradients whose partial sums are added in one launch.
 const TOGETHER: usize = 3;
 
+/// Groups of threads that share the parts (`column_sum.cu`).
+const PART_GROUPS: usize = 32;
+
 /// `to (+)= Σ_parts partial` for each gradient, where `partial` is `[gradients, parts, width]` in f32, in the scratch.
 pub(super) fn sum_partials(
     launcher: &Launcher,
@@ -42,7 +45,8 @@ pub(super) fn sum_partials(
     let adding = to.iter().enumerate().map(|(i, to)| u32::from(to.accumulate) << i).sum::<u32>();
     arguments.extend([size(parts), size(width), adding.into()]);
     let columns = width.div_ceil(LANES);
-    let grid = Grid { blocks: (columns as u32, to.len() as u32, 1), ..Grid::new(columns, COLUMN_THREADS) };
+    let blocks = (columns as u32, to.len() as u32, 1);
+    let grid = Grid { blocks, threads: (LANES * PART_GROUPS) as u32, shared: 0 };
     // SAFETY: as the kernel declares; the caller has written the partial sums.
     unsafe { launcher.launch(&COLUMN_SUM, &name, grid, &arguments) }
 }

@@ -11,7 +11,7 @@ use crate::View;
 use crate::ops::{Gradient, Norm, NormBackward};
 
 /// Packs of a row that a thread of the forward holds (`HELD` of `norm.cu`).
-const HELD: usize = 4;
+const HELD: usize = 2;
 
 /// Most threads of a block.
 const MOST_THREADS: usize = 1024;
@@ -34,11 +34,14 @@ pub(super) fn forward(launcher: &Launcher, op: &Norm) -> Result<(), CudaError> {
         pointer_or_null(op.bias),
         pointer(op.out),
         pointer(op.statistics),
+        size(op.rows),
         size(op.width),
         (op.epsilon as f32).into(),
     ];
+    let by_row = per_row(op.rows, items, MOST_THREADS);
+    let blocks = op.rows.min(launcher.multiprocessors() * (MOST_THREADS / by_row.threads as usize));
     // SAFETY: as the kernel declares; the operation's shapes were checked.
-    unsafe { launcher.launch(&NORM, &name, per_row(op.rows, items, MOST_THREADS), &arguments) }
+    unsafe { launcher.launch(&NORM, &name, Grid::new(blocks, by_row.threads), &arguments) }
 }
 
 /// See [`NormBackward`].

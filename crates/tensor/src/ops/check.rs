@@ -155,6 +155,9 @@ impl Check for AttentionBackward<'_> {
         expect("dqkv", self.dqkv, self.qkv.len());
         expect("out", self.out, out);
         expect("dout", self.dout, out);
+        if let Some(dbias) = self.dbias {
+            expect("dbias", dbias.view, self.shape.qkv_width());
+        }
         self.saved.check(self.shape, self.qkv.dtype());
         check_starts(self.starts, self.shape);
     }

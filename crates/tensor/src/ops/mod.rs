@@ -226,7 +226,7 @@ pub enum AttentionSaved<'a> {
     Probabilities(View<'a>),
 }
 
-/// Backward of [`Attention`].
+/// Backward of [`Attention`]; `dbias (+)= Σ_rows dqkv`, which is the gradient of a bias that was added to `qkv`.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionBackward<'a> {
     /// Read, as the forward's.
@@ -241,6 +241,8 @@ pub struct AttentionBackward<'a> {
     pub saved: AttentionSaved<'a>,
     /// Written, like `qkv`.
     pub dqkv: View<'a>,
+    /// Written or added to: `[width of qkv]`.
+    pub dbias: Option<Gradient<'a>>,
     /// Shape.
     pub shape: AttentionShape,
 }

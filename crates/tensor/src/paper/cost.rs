@@ -131,8 +131,10 @@ pub fn attention_backward(op: &AttentionBackward) -> Kernel {
         AttentionSaved::LogSumExp(_) => 5,
         AttentionSaved::Probabilities(_) => 4,
     };
-    let flops = products * 2 * op.shape.head_dim * pairs(op.shape);
+    let bias = if op.dbias.is_some() { op.dqkv.len() } else { 0 };
+    let flops = products * 2 * op.shape.head_dim * pairs(op.shape) + bias;
     moved("attention backward", flops, &[op.qkv, op.out, op.dout, saved_view(op.saved), op.dqkv])
+        .with_gradient(op.dbias)
         .attention(op.shape, op.qkv, op.saved, true)
 }
 

@@ -312,7 +312,8 @@ mod tests {
         let sums = paper.allocate(rows * heads, DType::F32, Category::Activations);
         let (saved, before) = (AttentionSaved::LogSumExp(sums.view()), paper.memory().peak().total());
         let (qkv, out) = (qkv.view(), out.view());
-        let op = AttentionBackward { qkv, starts: None, out, dout: out, saved, dqkv: qkv, shape };
+        let op =
+            AttentionBackward { qkv, starts: None, out, dout: out, saved, dqkv: qkv, dbias: None, shape };
         paper.attention_backward(op);
         let peak = paper.memory().peak();
         assert!(peak.total() - before >= 2 * shape.scores() as u64, "the scores' gradients, in bf16");

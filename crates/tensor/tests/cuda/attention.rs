@@ -1,15 +1,16 @@
 //! Attention: by kernels of ours for Hopper, by cuDNN, and by our own kernels for everything.
 
-use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
+use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, Gradient};
 use kintsugi_tensor::{Buffer, DType};
 
 use crate::lab::{COMPUTE, Lab, agree, card, close, random, tuning_card};
 
-/// Documents of these lengths, again and again, if any, do not see each other.
+/// Documents of these lengths, again and again, if any, do not see each other. Of batches of two the bias's gradient is added
+/// to what is there.
 fn attention(lab: &Lab, shape: AttentionShape, plain: bool, documents: &[usize]) -> Vec<Buffer> {
     let out_len = shape.rows() * shape.heads * shape.head_dim;
     let (qkv, dout) = (lab.input(shape.rows() * shape.qkv_width(), 1), lab.input(out_len, 2));
-    let (out, dqkv) = (lab.output(out_len), lab.output(qkv.len()));
+    let (out, dqkv, dbias) = (lab.output(out_len), lab.output(qkv.len()), lab.sums(shape.qkv_width()));
     let kept = if plain { lab.output(shape.scores()) } else { lab.sums(shape.rows() * shape.heads) };
     let saved = if plain {
         AttentionSaved::Probabilities(kept.view())
@@ -26,9 +27,10 @@ fn attention(lab: &Lab, shape: AttentionShape, plain: bool, documents: &[usize])
         dout: dout.view(),
         saved,
         dqkv: dqkv.view(),
+        dbias: Some(Gradient { view: dbias.view(), accumulate: shape.batch == 2 }),
         shape,
     });
-    vec![out, kept, dqkv]
+    vec![out, kept, dqkv, dbias]
 }
 
 /// Where each token's document begins in its sample: end to end through all samples.
@@ -178,6 +180,7 @@ fn heads_that_begin_anywhere() {
                 dout: dout.view(),
                 saved,
                 dqkv: dqkv.view(),
+                dbias: None,
                 shape,
             });
             vec![out, sums, dqkv]

@@ -73,7 +73,16 @@ fn play(backend: &dyn Backend) -> u64 {
     backend.upload_tokens(&vec![0; shape.rows()], documents.view());
     for starts in [None, Some(documents.view())] {
         backend.attention(Attention { qkv, starts, out, saved, shape });
-        backend.attention_backward(AttentionBackward { qkv, starts, out, dout: out, saved, dqkv, shape });
+        backend.attention_backward(AttentionBackward {
+            qkv,
+            starts,
+            out,
+            dout: out,
+            saved,
+            dqkv,
+            dbias: None,
+            shape,
+        });
     }
     backend.allocate(40, DType::F16, Category::Weights).address()
 }

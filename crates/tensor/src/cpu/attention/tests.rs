@@ -68,6 +68,7 @@ impl<'a> Run<'a> {
             dout: dout.view(),
             saved: self.saved(),
             dqkv: dqkv.view(),
+            dbias: None,
             shape: self.shape,
         };
         attention::backward::<f64>(Threads(1), crate::cpu::access::bytes_of(&mut scratch), &op);
@@ -188,7 +189,16 @@ fn pass(
     };
     let (qkv, out, dout, dqkv) = (qkv.view(), out.view(), dout.view(), dqkv.view());
     lab.backend.attention(Attention { qkv, starts, out, saved, shape });
-    lab.backend.attention_backward(AttentionBackward { qkv, starts, out, dout, saved, dqkv, shape });
+    lab.backend.attention_backward(AttentionBackward {
+        qkv,
+        starts,
+        out,
+        dout,
+        saved,
+        dqkv,
+        dbias: None,
+        shape,
+    });
     [lab.values(out), lab.values(dqkv)]
 }
 

@@ -3,12 +3,13 @@
 use cudarc::driver::sys::CUtensorMap;
 
 use super::own;
+use crate::cuda::column_sum::sum_partials;
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::{HOPPER_ATTENTION_BACKWARD, HOPPER_ATTENTION_FORWARD, Kernels, Source};
-use crate::cuda::launcher::{aligned_flat, pointer};
+use crate::cuda::launcher::{Launcher, aligned_flat, pointer};
 use crate::cuda::stream::{Argument, Grid, Table};
 use crate::cuda::tensor_map::{self, CHUNK};
-use crate::ops::{Attention, AttentionBackward, AttentionShape};
+use crate::ops::{Attention, AttentionBackward, AttentionShape, Gradient};
 use crate::{DType, View};
 
 // As in the kernels.
@@ -38,27 +39,32 @@ pub fn forward(kernels: &Kernels, op: &Attention, log_sums: View, counter: u64) 
     let maps = [qkv, by_head(op.out, op.shape, heads)?];
     let arguments = [&[pointer(log_sums), counter.into()], &sizes(op.shape)[..]].concat();
     let grid = persistent(kernels, Tiles::new(head_dim).out_shared());
-    let launch = Launcher { kernels, source: &HOPPER_ATTENTION_FORWARD, head_dim };
+    let launch = Launch { kernels, source: &HOPPER_ATTENTION_FORWARD, head_dim };
     launch.run("hopper_attention_forward", grid, &tensor_map::table(&maps), &arguments)
 }
 
-/// See [`AttentionBackward`]. Scratch: a number for every query, another for every element of the output, and a counter.
+/// See [`AttentionBackward`], without the bias's gradient. Scratch: a number for every query, another for every element of
+/// the output, and a counter. `sums`: where to leave partial sums.
 pub fn backward(
     kernels: &Kernels,
     op: &AttentionBackward,
     log_sums: View,
     [dots, dquery_sums, counter]: [u64; 3],
+    sums: Option<&BiasSums>,
 ) -> Result<(), CudaError> {
     let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = op.shape;
     let sizes = sizes(op.shape);
     let [batch_size, sequence_size, heads_size, kv_heads_size, scale] = sizes;
     let (dots, dquery_sums, counter) = (dots.into(), dquery_sums.into(), counter.into());
-    let launch = Launcher { kernels, source: &HOPPER_ATTENTION_BACKWARD, head_dim };
+    let launch = Launch { kernels, source: &HOPPER_ATTENTION_BACKWARD, head_dim };
 
-    let by_row = Grid::new((op.shape.rows() * heads).div_ceil(rows_prepared(head_dim)), GROUP);
-    let arguments = [pointer(op.out), pointer(op.dout), dots, dquery_sums, counter];
+    let chunks = prepare_chunks(kernels, op.shape) as u32;
+    let blocks = (heads.div_ceil(heads_prepared(head_dim)) as u32, chunks, 1);
+    let by_chunk = Grid { blocks, threads: GROUP, shared: 0 };
+    let dout_sums = sums.map_or(0, |sums| sums.of_dout).into();
+    let arguments = [pointer(op.out), pointer(op.dout), dots, dquery_sums, dout_sums, counter];
     let arguments = [&arguments[..], &[batch_size, sequence_size, heads_size]].concat();
-    launch.run("hopper_attention_prepare", by_row, &[], &arguments)?;
+    launch.run("hopper_attention_prepare", by_chunk, &[], &arguments)?;
 
     let all_heads = heads + 2 * kv_heads;
     let [qkv, dqkv] = [op.qkv, op.dqkv].map(|view| by_head(view, op.shape, all_heads));
@@ -69,8 +75,48 @@ pub fn backward(
 
     let blocks = ((sequence / QUERIES) as u32, heads as u32, batch as u32);
     let by_tile = Grid { blocks, threads: GROUP, shared: 0 };
-    let arguments = [dquery_sums, pointer(op.dqkv), sequence_size, heads_size, kv_heads_size, scale];
+    let partials = sums.map_or(0, |sums| sums.of_dqueries).into();
+    let arguments =
+        [dquery_sums, pointer(op.dqkv), partials, sequence_size, heads_size, kv_heads_size, scale];
     launch.run("hopper_attention_dqueries", by_tile, &[], &arguments)
+}
+
+/// Partial sums of the gradient of qkv's bias, where each query head has keys of its own.
+pub struct BiasSums {
+    /// Partial sums of the output's gradient, and so many of them.
+    of_dout: u64,
+    chunks: usize,
+    /// Of the queries' gradients, one for each tile.
+    of_dqueries: u64,
+    shape: AttentionShape,
+}
+
+impl BiasSums {
+    /// In the launcher's scratch, if they are wanted and fit.
+    pub fn new(launcher: &Launcher, kernels: &Kernels, op: &AttentionBackward) -> Option<Self> {
+        let (shape, chunks) = (op.shape, prepare_chunks(kernels, op.shape));
+        let part = shape.heads * shape.head_dim * DType::F32.bytes();
+        let bytes = (chunks + shape.rows() / QUERIES) * part;
+        let scratch =
+            launcher.scratch(bytes).ok().filter(|_| op.dbias.is_some() && shape.heads == shape.kv_heads)?;
+        Some(BiasSums { of_dout: scratch, chunks, of_dqueries: scratch + (chunks * part) as u64, shape })
+    }
+
+    /// Adds them up, once [`backward`] is enqueued. The sum of the keys' gradients is zero.
+    pub fn finish(&self, launcher: &Launcher, dbias: Gradient) -> Result<(), CudaError> {
+        let width = self.shape.heads * self.shape.head_dim;
+        let part = |i: usize| Gradient { view: dbias.view.slice(i * width..(i + 1) * width), ..dbias };
+        sum_partials(launcher, self.of_dqueries, self.shape.rows() / QUERIES, width, &[part(0)])?;
+        sum_partials(launcher, self.of_dout, 0, width, &[part(1)])?;
+        sum_partials(launcher, self.of_dout, self.chunks, width, &[part(2)])
+    }
+}
+
+/// Chunks of tokens that fill the card.
+fn prepare_chunks(kernels: &Kernels, shape: AttentionShape) -> usize {
+    const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
+    let heads = shape.heads.div_ceil(heads_prepared(shape.head_dim));
+    (kernels.stream().multiprocessors() * BLOCKS_PER_MULTIPROCESSOR).div_ceil(heads).clamp(1, shape.rows())
 }
 
 fn sizes(shape: AttentionShape) -> [Argument; 5] {
@@ -89,13 +135,13 @@ fn persistent(kernels: &Kernels, shared: u32) -> Grid {
     Grid { shared, ..Grid::new(kernels.stream().multiprocessors(), GROUPS * GROUP) }
 }
 
-struct Launcher<'a> {
+struct Launch<'a> {
     kernels: &'a Kernels,
     source: &'static Source,
     head_dim: usize,
 }
 
-impl Launcher<'_> {
+impl Launch<'_> {
     fn run(&self, name: &str, grid: Grid, table: Table, arguments: &[Argument]) -> Result<(), CudaError> {
         // SAFETY: the arguments are those of the kernel, the views were checked against the shape, and scratch is as large
         // as it says.
@@ -118,14 +164,14 @@ pub fn definitions(head_dim: usize) -> Vec<String> {
     vec![
         format!("HEAD_DIM={head_dim}"),
         format!("LAUNCH_GROUP={GROUP}"),
-        format!("LAUNCH_ROWS={}", rows_prepared(head_dim)),
+        format!("LAUNCH_HEADS={}", heads_prepared(head_dim)),
         format!("LAUNCH_OUT_SHARED={}", tiles.out_shared()),
         format!("LAUNCH_GRADIENTS_SHARED={}", tiles.gradients_shared()),
     ]
 }
 
-/// Rows of a block of `hopper_attention_prepare`, which has 8 or 16 threads for each.
-fn rows_prepared(head_dim: usize) -> usize {
+/// Heads of a block of `hopper_attention_prepare`, which has 8 or 16 threads for each.
+fn heads_prepared(head_dim: usize) -> usize {
     if head_dim <= 64 { 16 } else { 8 }
 }
 

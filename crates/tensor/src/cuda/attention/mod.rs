@@ -27,14 +27,17 @@ use std::rc::Rc;
 
 use cudarc::cudnn::sys::cudnnDataType_t;
 
+use super::column_sum::column_sum;
 use super::error::CudaError;
 use super::kernels::Kernels;
+use super::launcher::Launcher;
 use super::libraries;
 use super::stream::Stream;
-use crate::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
+use crate::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum};
 use crate::{Buffer, Category, DType, Memory, View};
 use descriptor::Handle;
 use graph::Role;
+use hopper::BiasSums;
 use plan::Plan;
 use workspace::{Workspace, fits_library};
 
@@ -109,18 +112,29 @@ impl Attentions {
         if done { Ok(()) } else { own::forward(&self.kernels, op) }
     }
 
-    /// See [`AttentionBackward`]. Scratch as in [`Attentions::forward`].
-    pub(crate) fn backward(&self, op: &AttentionBackward, memory: &Rc<dyn Memory>) -> Result<(), CudaError> {
+    /// See [`AttentionBackward`]. Scratch as in [`Attentions::forward`], but for sums of the bias's gradient.
+    pub(crate) fn backward(
+        &self,
+        op: &AttentionBackward,
+        memory: &Rc<dyn Memory>,
+        launcher: &Launcher,
+    ) -> Result<(), CudaError> {
         let pass = Pass::Backward { deterministic: self.deterministic };
         let cudnn = asks_cudnn(&op.saved, op.starts);
         let scratch = Scratch::new(op.shape, op.qkv.dtype(), cudnn, pass, memory);
         let [row_dots, dquery_sums, _] = scratch.addresses;
         let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
-            return own::backward(&self.kernels, op, row_dots);
+            own::backward(&self.kernels, op, row_dots)?;
+            return sum_bias(launcher, op);
         };
         let tensors = [op.qkv, op.out, op.dout, op.dqkv, log_sums];
         if !self.deterministic && self.prefers_hopper(op.shape, &tensors) {
-            return hopper::backward(&self.kernels, op, log_sums, scratch.addresses);
+            let sums = BiasSums::new(launcher, &self.kernels, op);
+            hopper::backward(&self.kernels, op, log_sums, scratch.addresses, sums.as_ref())?;
+            return match (sums, op.dbias) {
+                (Some(sums), Some(dbias)) => sums.finish(launcher, dbias),
+                _ => sum_bias(launcher, op),
+            };
         }
         let [query, key, value] = heads(op.shape, op.qkv.address(), op.qkv.dtype());
         let [dquery, dkey, dvalue] = heads(op.shape, op.dqkv.address(), op.qkv.dtype());
@@ -138,8 +152,10 @@ impl Attentions {
             Role::DValue => dvalue,
             Role::Scalar(scalar) => unreachable!("{scalar:?} is passed by value"),
         };
-        let done = self.run_library(op.shape, op.qkv.dtype(), pass, &scratch, address)?;
-        if done { Ok(()) } else { own::backward(&self.kernels, op, row_dots) }
+        if !self.run_library(op.shape, op.qkv.dtype(), pass, &scratch, address)? {
+            own::backward(&self.kernels, op, row_dots)?;
+        }
+        sum_bias(launcher, op)
     }
 
     /// Whether our kernels for Hopper run instead of cuDNN's: wherever they can, since they were faster at all shapes that
@@ -180,6 +196,12 @@ impl Attentions {
         unsafe { plan.run(&library.handle, scratch.addresses[2], address)? };
         Ok(true)
     }
+}
+
+/// The gradient of qkv's bias, if it is wanted.
+fn sum_bias(launcher: &Launcher, op: &AttentionBackward) -> Result<(), CudaError> {
+    let (rows, width) = (op.shape.rows(), op.shape.qkv_width());
+    op.dbias.map_or(Ok(()), |out| column_sum(launcher, &ColumnSum { x: op.dqkv, out, rows, width }))
 }
 
 fn compile(

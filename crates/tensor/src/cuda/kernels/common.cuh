@@ -239,12 +239,12 @@ constexpr int LANES = 32;
 constexpr int GROUPS = 8;
 
 // Adds the groups' sums in their order; group 0 holds the total. Once per kernel and N.
-template <int N> __device__ inline void add_groups(float (&sum)[N], int lane, int group) {
-    __shared__ float shared[GROUPS][LANES * N];
+template <int COUNT = GROUPS, int N> __device__ inline void add_groups(float (&sum)[N], int lane, int group) {
+    __shared__ float shared[COUNT][LANES * N];
     for (int j = 0; j < N; ++j) shared[group][lane * N + j] = sum[j];
     __syncthreads();
     if (group > 0) return;
-    for (int other = 1; other < GROUPS; ++other)
+    for (int other = 1; other < COUNT; ++other)
         for (int j = 0; j < N; ++j) sum[j] += shared[other][lane * N + j];
 }
 

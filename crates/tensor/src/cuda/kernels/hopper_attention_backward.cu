@@ -9,6 +9,10 @@
 //   hopper_attention_gradients  dkeys and dvalues, and to dquery_sums what each block of keys adds
 //   hopper_attention_dqueries   dquery_sums, scaled and rounded
 //
+// Where the gradient of qkv's bias is wanted, the first and the last also sum what they read anyway, over tokens: weights
+// of a query add up to 1, so that the sum of dvalues is that of dout; the sum of dkeys is 0, since softmax does not see what
+// is added to all scores of a query. dout_sums and dquery_partials: [parts, heads · HEAD_DIM] f32, or null.
+//
 // A block takes 128 keys at a time, and tiles of 64 queries pass by, fetched by its first group of warps. The other two
 // own 64 keys each. Keys are the rows of their products, so that weights in registers are the left factor of dvalues and
 // dkeys as they are. Only dscores go through shared memory: dqueries sum over the keys of both groups. Those of a tile are
@@ -335,39 +339,51 @@ extern "C" __global__ void __launch_bounds__(3 * GROUP, 1)
     Gradients{tensors, log_sums, dots, dquery_sums, counter, shape, *(Shared *)memory}.run();
 }
 
-// 8 or 16 threads a row, rows as they lie in memory.
+// A thread has 16 bytes of a head, for all tokens of a chunk; 8 or 16 threads are a head's. Grid: heads, chunks.
 extern "C" __global__ void __launch_bounds__(GROUP)
-    hopper_attention_prepare(const bf16 *out, const bf16 *dout, float *dots, float *dquery_sums, int *counter, int batch,
-                             int sequence, int heads) {
+    hopper_attention_prepare(const bf16 *out, const bf16 *dout, float *dots, float *dquery_sums, float *dout_sums, int *counter,
+                             int batch, int sequence, int heads) {
     constexpr int SIDE = PIECES <= 8 ? 8 : 16;
-    static_assert(GROUP / SIDE == LAUNCH_ROWS, "not what is launched");
-    const int piece = threadIdx.x % SIDE;
-    const size row = blockIdx.x * (size)LAUNCH_ROWS + threadIdx.x / SIDE;
-    const bool exists = row < (size)batch * sequence * heads && piece < PIECES;
-    float sum = 0.0f;
-    if (exists) {
-        float left[PACK], right[PACK];
-        load(out + row * HEAD_DIM + piece * PACK, left);
-        load(dout + row * HEAD_DIM + piece * PACK, right);
+    static_assert(GROUP / SIDE == LAUNCH_HEADS, "not what is launched");
+    const int head = blockIdx.x * LAUNCH_HEADS + threadIdx.x / SIDE, piece = threadIdx.x % SIDE;
+    const bool exists = head < heads && piece < PIECES;
+    const int tokens = batch * sequence, chunk = (tokens + gridDim.y - 1) / gridDim.y;
+    const int first = blockIdx.y * chunk, end = min(first + chunk, tokens);
+    const size row = heads * HEAD_DIM, column = head * HEAD_DIM + piece * PACK;
+    // Dots of a head lie together.
+    float *end_of_sample = dots + ((size)(first / sequence) * heads + head + 1) * sequence;
+    float *to = end_of_sample - sequence + first % sequence;
+    float sums[PACK] = {};
+#pragma unroll 4
+    for (int token = first; token < end; ++token) {
+        const size at = token * row + column;
+        float dot = 0.0f;
+        if (exists) {
+            float left[PACK], right[PACK];
+            load(out + at, left);
+            load(dout + at, right);
 #pragma unroll
-        for (int i = 0; i < PACK; ++i) sum += left[i] * right[i];
-        float4 *sums = (float4 *)(dquery_sums + row * HEAD_DIM + piece * PACK);
-        sums[0] = sums[1] = make_float4(0, 0, 0, 0);
+            for (int i = 0; i < PACK; ++i) dot += left[i] * right[i], sums[i] += right[i];
+            float4 *cleared = (float4 *)(dquery_sums + at);
+            cleared[0] = cleared[1] = make_float4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int mask = SIDE / 2; mask > 0; mask /= 2) dot += SHUFFLE_XOR(dot, mask);
+        if (piece == 0 && exists) *to = dot;
+        if (++to == end_of_sample) to += (heads - 1) * sequence, end_of_sample += heads * sequence;
     }
-#pragma unroll
-    for (int mask = SIDE / 2; mask > 0; mask /= 2) sum += SHUFFLE_XOR(sum, mask);
-    const size token = row / heads, sample = token / sequence;
-    if (piece == 0 && exists) dots[(sample * heads + row % heads) * sequence + token % sequence] = sum;
-    if (blockIdx.x == 0 && threadIdx.x == 0) *counter = 0;
+    if (dout_sums && exists) store(dout_sums + blockIdx.y * row + column, sums);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *counter = 0;
 }
 
 // A block rounds one tile of a head.
 extern "C" __global__ void __launch_bounds__(GROUP)
-    hopper_attention_dqueries(const float *dquery_sums, bf16 *dqkv, int sequence, int heads, int kv_heads, float scale) {
+    hopper_attention_dqueries(const float *dquery_sums, bf16 *dqkv, float *dquery_partials, int sequence, int heads,
+                              int kv_heads, float scale) {
     constexpr int ROW = HEAD_DIM + 8; // rows begin in different banks
     __shared__ alignas(16) bf16 rows[QUERIES * ROW];
-    const int tile = blockIdx.x, head = blockIdx.y, sample = blockIdx.z;
-    const size index = (size)(sample * heads + head) * (sequence / QUERIES) + tile;
+    const int tile = blockIdx.x, head = blockIdx.y, sample = blockIdx.z, tiles = sequence / QUERIES;
+    const size index = (size)(sample * heads + head) * tiles + tile;
     const float4 *from = (const float4 *)(dquery_sums + index * (QUERIES * HEAD_DIM)) + threadIdx.x;
     const int row = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4, column = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -382,4 +398,9 @@ extern "C" __global__ void __launch_bounds__(GROUP)
     bf16 *to = dqkv + ((size)sample * sequence + tile * QUERIES) * stride + head * HEAD_DIM;
     for (int i = threadIdx.x; i < QUERIES * PIECES; i += GROUP)
         *(uint4 *)(to + (size)(i / PIECES) * stride + i % PIECES * 8) = *(const uint4 *)&rows[i / PIECES * ROW + i % PIECES * 8];
+    if (!dquery_partials || threadIdx.x >= HEAD_DIM) return;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int i = 0; i < QUERIES; ++i) sum += widen(rows[i * ROW + threadIdx.x]);
+    dquery_partials[((size)sample * tiles + tile) * (heads * HEAD_DIM) + head * HEAD_DIM + threadIdx.x] = sum;
 }
