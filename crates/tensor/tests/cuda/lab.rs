@@ -112,7 +112,7 @@ fn tolerance(dtype: DType) -> f64 {
 }
 
 /// `‖a − b‖ / ‖b‖`. Numbers that are not finite must be the same on both sides, and count as none.
-fn distance(a: &[f32], b: &[f32]) -> f64 {
+pub fn distance(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let (mut difference, mut norm) = (0.0, 0.0);
     for (i, (&a, &b)) in a.iter().zip(b).enumerate() {

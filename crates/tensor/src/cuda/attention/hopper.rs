@@ -19,6 +19,9 @@ const BLOCK: usize = 128;
 const QUERIES: usize = 64;
 const LARGEST_HEAD: usize = 128;
 
+/// Groups of heads whose sums of queries' gradients are held; half of them later they are rounded.
+const RING: usize = 4;
+
 /// Whether these kernels can compute attention of a shape on these tensors, of which the first is `qkv`.
 pub fn can(kernels: &Kernels, shape: AttentionShape, tensors: &[View]) -> bool {
     kernels.stream().capability() == (9, 0)
@@ -44,41 +47,62 @@ pub fn forward(kernels: &Kernels, op: &Attention, log_sums: View, counter: u64) 
 }
 
 /// See [`AttentionBackward`], without the bias's gradient. Scratch: a number for every query, another for every element of
-/// the output, and a counter. `sums`: where to leave partial sums.
+/// the output, and counters. `sums`: where to leave partial sums.
 pub fn backward(
     kernels: &Kernels,
     op: &AttentionBackward,
     log_sums: View,
-    [dots, dquery_sums, counter]: [u64; 3],
+    [dots, dquery_sums, counters]: [u64; 3],
     sums: Option<&BiasSums>,
 ) -> Result<(), CudaError> {
     let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = op.shape;
     let sizes = sizes(op.shape);
     let [batch_size, sequence_size, heads_size, kv_heads_size, scale] = sizes;
-    let (dots, dquery_sums, counter) = (dots.into(), dquery_sums.into(), counter.into());
+    let (dots, dquery_sums, counters) = (dots.into(), dquery_sums.into(), counters.into());
     let launch = Launch { kernels, source: &HOPPER_ATTENTION_BACKWARD, head_dim };
 
+    let ring = Ring::new(kernels, op.shape);
     let chunks = prepare_chunks(kernels, op.shape) as u32;
     let blocks = (heads.div_ceil(heads_prepared(head_dim)) as u32, chunks, 1);
     let by_chunk = Grid { blocks, threads: GROUP, shared: 0 };
     let dout_sums = sums.map_or(0, |sums| sums.of_dout).into();
-    let arguments = [pointer(op.out), pointer(op.dout), dots, dquery_sums, dout_sums, counter];
-    let arguments = [&arguments[..], &[batch_size, sequence_size, heads_size]].concat();
+    let ring_rows = Argument::from((ring.heads.min(batch * heads) * sequence) as u32);
+    let arguments = [pointer(op.out), pointer(op.dout), dots, dquery_sums, dout_sums, counters];
+    let arguments = [&arguments[..], &[batch_size, sequence_size, heads_size, ring_rows]].concat();
     launch.run("hopper_attention_prepare", by_chunk, &[], &arguments)?;
 
     let all_heads = heads + 2 * kv_heads;
     let [qkv, dqkv] = [op.qkv, op.dqkv].map(|view| by_head(view, op.shape, all_heads));
     let maps = [qkv?, by_head(op.dout, op.shape, heads)?, dqkv?];
-    let arguments = [&[pointer(log_sums), dots, dquery_sums, counter], &sizes[..]].concat();
+    let partials = sums.map_or(0, |sums| sums.of_dqueries).into();
+    let arguments = [&[pointer(log_sums), dots, dquery_sums, partials, counters], &sizes[..]].concat();
     let grid = persistent(kernels, Tiles::new(head_dim).gradients_shared());
     launch.run("hopper_attention_gradients", grid, &tensor_map::table(&maps), &arguments)?;
 
-    let blocks = ((sequence / QUERIES) as u32, heads as u32, batch as u32);
+    let blocks = ((sequence / QUERIES) as u32, (batch * heads - ring.first_left) as u32, 1);
     let by_tile = Grid { blocks, threads: GROUP, shared: 0 };
-    let partials = sums.map_or(0, |sums| sums.of_dqueries).into();
-    let arguments =
-        [dquery_sums, pointer(op.dqkv), partials, sequence_size, heads_size, kv_heads_size, scale];
+    let [first, ring_heads] = [ring.first_left, ring.heads].map(|heads| Argument::from(heads as u32));
+    let arguments = [dquery_sums, pointer(op.dqkv), partials];
+    let sizes = [sequence_size, heads_size, kv_heads_size, first, ring_heads, scale];
+    let arguments = [&arguments[..], &sizes].concat();
     launch.run("hopper_attention_dqueries", by_tile, &[], &arguments)
+}
+
+/// Sums of the queries' gradients, as the backward's kernels divide them: there is room for some heads at a time.
+struct Ring {
+    /// Query heads that there is room for.
+    heads: usize,
+    /// The first head that is left to the last kernel.
+    first_left: usize,
+}
+
+impl Ring {
+    fn new(kernels: &Kernels, shape: AttentionShape) -> Self {
+        let AttentionShape { batch, sequence, heads, kv_heads, .. } = shape;
+        let together = (kernels.stream().multiprocessors() / (sequence / BLOCK)).max(1) * (heads / kv_heads);
+        let groups = (batch * heads).div_ceil(together);
+        Ring { heads: RING * together, first_left: groups.saturating_sub(RING / 2) * together }
+    }
 }
 
 /// Partial sums of the gradient of qkv's bias, where each query head has keys of its own.
@@ -86,7 +110,7 @@ pub struct BiasSums {
     /// Partial sums of the output's gradient, and so many of them.
     of_dout: u64,
     chunks: usize,
-    /// Of the queries' gradients, one for each tile.
+    /// Of the queries' gradients, two for each tile.
     of_dqueries: u64,
     shape: AttentionShape,
 }
@@ -96,17 +120,21 @@ impl BiasSums {
     pub fn new(launcher: &Launcher, kernels: &Kernels, op: &AttentionBackward) -> Option<Self> {
         let (shape, chunks) = (op.shape, prepare_chunks(kernels, op.shape));
         let part = shape.heads * shape.head_dim * DType::F32.bytes();
-        let bytes = (chunks + shape.rows() / QUERIES) * part;
+        let bytes = (chunks + Self::parts_of_dqueries(shape)) * part;
         let scratch =
             launcher.scratch(bytes).ok().filter(|_| op.dbias.is_some() && shape.heads == shape.kv_heads)?;
         Some(BiasSums { of_dout: scratch, chunks, of_dqueries: scratch + (chunks * part) as u64, shape })
+    }
+
+    fn parts_of_dqueries(shape: AttentionShape) -> usize {
+        2 * shape.rows() / QUERIES
     }
 
     /// Adds them up, once [`backward`] is enqueued. The sum of the keys' gradients is zero.
     pub fn finish(&self, launcher: &Launcher, dbias: Gradient) -> Result<(), CudaError> {
         let width = self.shape.heads * self.shape.head_dim;
         let part = |i: usize| Gradient { view: dbias.view.slice(i * width..(i + 1) * width), ..dbias };
-        sum_partials(launcher, self.of_dqueries, self.shape.rows() / QUERIES, width, &[part(0)])?;
+        sum_partials(launcher, self.of_dqueries, Self::parts_of_dqueries(self.shape), width, &[part(0)])?;
         sum_partials(launcher, self.of_dout, 0, width, &[part(1)])?;
         sum_partials(launcher, self.of_dout, self.chunks, width, &[part(2)])
     }
@@ -165,6 +193,7 @@ pub fn definitions(head_dim: usize) -> Vec<String> {
         format!("HEAD_DIM={head_dim}"),
         format!("LAUNCH_GROUP={GROUP}"),
         format!("LAUNCH_HEADS={}", heads_prepared(head_dim)),
+        format!("LAUNCH_RING={RING}"),
         format!("LAUNCH_OUT_SHARED={}", tiles.out_shared()),
         format!("LAUNCH_GRADIENTS_SHARED={}", tiles.gradients_shared()),
     ]
@@ -195,23 +224,27 @@ impl Tiles {
     /// The forward's `Shared`: queries, and keys and values.
     fn out_shared(&self) -> u32 {
         let (blocks, passing) = (2, 2 * self.passing);
-        shared_bytes((blocks + passing) * BLOCK * self.vector_bytes, blocks + passing, blocks)
+        shared_bytes((blocks + passing) * BLOCK * self.vector_bytes, 2 * (blocks + passing), ITEM * blocks)
     }
 
     /// The backward's: keys and values, queries and their gradients with two numbers each, dscores, and what is on its
     /// way out.
     fn gradients_shared(&self) -> u32 {
         let Tiles { vector_bytes, passing: tiles, keys_held: blocks } = *self;
-        let slots = 3;
+        let (slots, over) = (3, 2);
         let vectors = 2 * blocks * BLOCK + 2 * tiles * QUERIES + BLOCK;
         let numbers = 2 * tiles * QUERIES * DType::F32.bytes();
         let dscores = slots * BLOCK * QUERIES * DType::BF16.bytes();
-        shared_bytes(vectors * vector_bytes + dscores + numbers, blocks + tiles + slots, blocks)
+        let rings = 2 * (blocks + tiles + slots + over) + blocks;
+        shared_bytes(vectors * vector_bytes + dscores + numbers, rings, ITEM * blocks + over)
     }
 }
 
-/// With two barriers for each place of a ring, and three numbers for each item.
-fn shared_bytes(tensors: usize, places: usize, items: usize) -> u32 {
+/// Numbers of an item.
+const ITEM: usize = 6;
+
+/// With so many barriers and whole numbers.
+fn shared_bytes(tensors: usize, barriers: usize, numbers: usize) -> u32 {
     let barrier = size_of::<u64>();
-    (tensors + 2 * places * barrier + 3 * items * size_of::<u32>()).next_multiple_of(barrier) as u32
+    (tensors + barriers * barrier + numbers * size_of::<u32>()).next_multiple_of(barrier) as u32
 }

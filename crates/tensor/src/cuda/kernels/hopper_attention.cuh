@@ -17,17 +17,21 @@ struct Shape {
 };
 
 // 128 vectors of one head of one sample; the rank of those with the most work is 0. They are given out by a counter, the
-// largest first, but within as many heads only as are worked on at a time anyway: so the last are small, and caches hold
-// what those of a head share.
+// largest first, but in groups of only as many heads as are worked on at a time anyway: so the last are small, and caches
+// hold what those of a head share.
 struct Item {
     int sample, head, rank;
+    int group, within, count; // the item's place in its group, which has so many
 
     __device__ Item(int index, int heads, const Shape &shape) {
-        const int blocks = shape.blocks(), together = blocks < gridDim.x ? gridDim.x / blocks : 1;
-        const int first = index / (together * blocks) * together, within = index - first * blocks;
-        const int here = min(together, shape.batch * heads - first), at = first + within % here;
+        const int blocks = shape.blocks(), together = heads_together(shape), first = index / (together * blocks) * together;
+        const int here = min(together, shape.batch * heads - first);
+        group = first / together, within = index - first * blocks, count = here * blocks;
+        const int at = first + within % here;
         sample = at / heads, head = at % heads, rank = within / here;
     }
+
+    __device__ static int heads_together(const Shape &shape) { return max(1, (int)gridDim.x / shape.blocks()); }
 };
 
 // A place in a ring, and how often it was passed, modulo 2.

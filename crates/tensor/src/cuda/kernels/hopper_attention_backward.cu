@@ -6,12 +6,12 @@
 // architecture: sm_90a
 //
 //   hopper_attention_prepare    dots = Σ dout ∘ out, dquery_sums = 0
-//   hopper_attention_gradients  dkeys and dvalues, and to dquery_sums what each block of keys adds
-//   hopper_attention_dqueries   dquery_sums, scaled and rounded
+//   hopper_attention_gradients  dkeys and dvalues, to dquery_sums what each block of keys adds, and dqueries from these
+//   hopper_attention_dqueries   dqueries of the last heads
 //
-// Where the gradient of qkv's bias is wanted, the first and the last also sum what they read anyway, over tokens: weights
-// of a query add up to 1, so that the sum of dvalues is that of dout; the sum of dkeys is 0, since softmax does not see what
-// is added to all scores of a query. dout_sums and dquery_partials: [parts, heads · HEAD_DIM] f32, or null.
+// Where the gradient of qkv's bias is wanted, what is read anyway is also summed over tokens: weights of a query add up to
+// 1, so that the sum of dvalues is that of dout; the sum of dkeys is 0, since softmax does not see what is added to all
+// scores of a query. dout_sums and dquery_partials, two parts for every tile: [parts, heads · HEAD_DIM] f32, or null.
 //
 // A block takes 128 keys at a time, and tiles of 64 queries pass by, fetched by its first group of warps. The other two
 // own 64 keys each. Keys are the rows of their products, so that weights in registers are the left factor of dvalues and
@@ -19,12 +19,14 @@
 // multiplied with the next tile's dkeys, so that no group waits for the other's dscores.
 //
 // Sums of dqueries are taken in any order, and lie as the tensor cores leave them: for 64 queries and eight columns, four
-// numbers of each of 128 threads.
+// numbers of each of 128 threads. There is room for the heads of RING groups only, which stays in the cache: each item
+// also rounds, and clears for others, its share of the sums of the group LAG before its own, all of whose items are over by
+// then. Whose are over is counted for each group by a thread that has nothing else to do.
 //
 // FLOPs for each score that is seen: 10·HEAD_DIM. Batch 64, heads 12, sequence 1024, HEAD_DIM 64: 258 GFLOP, 0.32 ms at
 // 800 TFLOP/s. A tile of 64 by 128 scores takes 1280 clocks of a multiprocessor's tensor cores; meanwhile its products
-// read 144 kB of shared memory, 1150 clocks, and its exponentials take 512. Bytes of all three kernels: 34·HEAD_DIM for
-// a query of a head if kv_heads = heads, 1.7 GB or 0.40 ms at 4.3 TB/s, of which half while the tensor cores work.
+// read 144 kB of shared memory, 1150 clocks, and its exponentials take 512. Bytes of all three kernels: 18·HEAD_DIM for
+// a query of a head if kv_heads = heads, 0.9 GB or 0.21 ms at 4.3 TB/s, most of it while the tensor cores work.
 
 #include "hopper_attention.cuh"
 
@@ -33,6 +35,8 @@ constexpr int CHUNK_BYTES = 64 * CHUNK * 2; // of a tile of queries, or of a gro
 constexpr int HALF_BYTES = CHUNKS * CHUNK_BYTES;
 // Blocks of keys, tiles and tiles of dscores that are under way or in use.
 constexpr int BLOCKS = PADDED == 64 ? 2 : 1, TILES = PADDED == 64 ? 3 : 2, SLOTS = 3;
+// Groups of heads whose sums of dqueries there is room for, and how long after a group they are rounded.
+constexpr int RING = LAUNCH_RING, LAG = RING / 2, COUNTED = 2 * RING;
 // Columns of dqueries that each group of warps makes: whole chunks, if there are several.
 constexpr int FIRST_COLUMNS = PADDED == 64 ? 32 : 64, SECOND_COLUMNS = PADDED - FIRST_COLUMNS;
 
@@ -49,7 +53,9 @@ struct Shared {
     float log_sums[TILES][QUERIES], dots[TILES][QUERIES];
     barrier block_full[BLOCKS], block_empty[BLOCKS], tile_full[TILES], tile_empty[TILES];
     barrier slot_full[SLOTS], slot_empty[SLOTS];
+    barrier over_full[2], over_empty[2], sums_free[BLOCKS];
     Item items[BLOCKS]; // none left: rank -1
+    int over[2];        // groups of items that are over; none left: -1
 };
 static_assert(sizeof(Shared) == LAUNCH_GRADIENTS_SHARED && GROUP == LAUNCH_GROUP, "not what is launched");
 
@@ -59,11 +65,16 @@ __device__ inline void add_to_memory(float *to, const float *x) {
                  : "memory");
 }
 
+// Where the sums of a group of heads begin, in tiles.
+__device__ inline int first_sums(int group, const Shape &shape) {
+    return group % RING * Item::heads_together(shape) * shape.heads_per_key() * (shape.sequence / QUERIES);
+}
+
 struct Gradients {
     const Tensors &tensors;
     const float *log_sums, *dots;
-    float *dquery_sums;
-    int *counter;
+    float *dquery_sums, *dquery_partials;
+    int *counter, *over; // items that were taken, and for COUNTED groups in turn how many are over
     Shape shape;
     Shared &shared;
 
@@ -92,8 +103,33 @@ struct Gradients {
                 fetch_vectors(shared.values[block.index] + at, KEYS, tensors.qkv, key + shape.kv_heads, row, full);
             }
             for (int i = 0, head = item.head * shape.heads_per_key(); i < shape.heads_per_key(); ++i, ++head)
-                for (int query = item.rank * KEYS; query < shape.sequence; query += QUERIES, tile.next())
+                for (int query = item.rank * KEYS; query < shape.sequence; query += QUERIES, tile.next()) {
                     fetch_tile(tile, item.sample, head, query);
+                    if (i > 0 || query > item.rank * KEYS) continue;
+                    await_over(item.group - LAG);
+                    arrive(&shared.sums_free[block.index]);
+                }
+        }
+    }
+
+    // All items of a group, which is not the last.
+    __device__ void await_over(int group) const {
+        if (group < 0) return;
+        const int all = (group / COUNTED + 1) * Item::heads_together(shape) * shape.blocks();
+        int now;
+        do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(over + group % COUNTED) : "memory");
+        while (now < all);
+    }
+
+    // One thread: tells other blocks when all that an item's two groups of warps have written is there.
+    __device__ void count_over() const {
+        for (Place<2> place;; place.next()) {
+            await(&shared.over_full[place.index], place.parity);
+            const int group = shared.over[place.index];
+            arrive(&shared.over_empty[place.index]);
+            if (group < 0) return;
+            __threadfence();
+            atomicAdd(over + group % COUNTED, 1);
         }
     }
 
@@ -120,14 +156,15 @@ struct Gradients {
         Place<BLOCKS> block;
         Place<TILES> tile;
         Place<SLOTS> slot;
+        Place<2> over;
         for (;; block.next()) {
             await(&shared.block_full[block.index], block.parity);
             const Item item = shared.items[block.index];
             if (item.rank < 0) break;
             const int first = item.rank * (KEYS / QUERIES), end = shape.sequence / QUERIES;
-            const size head = item.sample * shape.heads + item.head * shape.heads_per_key();
+            const int head = item.within % (item.count / shape.blocks()) * shape.heads_per_key();
             Half<INDEX> half(*this, block.index);
-            float *sums = dquery_sums + (head * end + first) * (QUERIES * HEAD_DIM);
+            float *sums = sums_of(first_sums(item.group, shape) + head * end + first);
             half.template take<false>(tile, 0, slot, slot, false, sums);
             const int tiles = shape.heads_per_key() * (end - first);
             for (int i = 1, here = first; i < tiles; ++i) {
@@ -136,6 +173,7 @@ struct Gradients {
                 tile.next(), slot.next();
                 sums += QUERIES * HEAD_DIM;
                 if (++here == end) here = first, sums += first * (QUERIES * HEAD_DIM);
+                if (i == 1) await(&shared.sums_free[block.index], block.parity);
                 // The second group sees nothing of the first tile, so that its sums begin with the second.
                 half.template take<true>(tile, here - first, slot, before, INDEX == 0 || i > 1, sums_before);
             }
@@ -145,9 +183,22 @@ struct Gradients {
             tile.next(), slot.next();
             arrive_warp(&shared.block_empty[block.index]);
             half.store(item);
+            half.round_share(item);
+            tell_over<INDEX>(over, item.group);
         }
+        tell_over<INDEX>(over, -1);
         if (threadIdx.x % GROUP == 0) await_all_puts();
     }
+
+    template <int INDEX> __device__ void tell_over(Place<2> &place, int group) const {
+        await(&shared.over_empty[place.index], place.parity ^ 1);
+        if (INDEX == 0 && thread() == 0) shared.over[place.index] = group;
+        arrive_warp(&shared.over_full[place.index]);
+        place.next();
+    }
+
+    // Of a tile of the ring.
+    __device__ float *sums_of(int tile) const { return dquery_sums + (size)tile * (QUERIES * HEAD_DIM); }
 
     // What a group of warps has of a block of keys.
     template <int INDEX> struct Half {
@@ -287,6 +338,46 @@ struct Gradients {
             store_vectors(dkeys, shape.scale, key, row);
         }
 
+        // The item's share of the group LAG before: rounds sums, and leaves zeros.
+        __device__ void round_share(const Item &item) const {
+            const Shape &shape = of.shape;
+            const int group = item.group - LAG, heads = Item::heads_together(shape) * shape.heads_per_key();
+            const int tiles = shape.sequence / QUERIES;
+            if (group < 0) return;
+            for (int i = 2 * item.within + INDEX; i < heads * tiles; i += 2 * item.count) {
+                float4 *from = (float4 *)of.sums_of(first_sums(group, shape) + i) + thread();
+                float x[PADDED / 2] = {};
+#pragma unroll
+                for (int j = 0; j < PIECES; ++j) {
+                    const float4 four = __ldcg(from + j * GROUP);
+                    x[4 * j] = four.x, x[4 * j + 1] = four.y, x[4 * j + 2] = four.z, x[4 * j + 3] = four.w;
+                }
+#pragma unroll
+                for (int j = 0; j < PIECES; ++j) __stcg(from + j * GROUP, make_float4(0, 0, 0, 0));
+                // Query heads of all samples are numbered as those of keys are, each with as many.
+                const int head = group * heads + i / tiles, sample = head / shape.heads, row = sample * shape.sequence + i % tiles * QUERIES;
+                store_vectors(x, shape.scale, head % shape.heads, row);
+                if (of.dquery_partials) sum_vectors(row / QUERIES, head % shape.heads);
+            }
+        }
+
+        // Over the tokens of what was just stored: a thread has two columns of 32 vectors.
+        __device__ void sum_vectors(int tile, int head) const {
+            const int column = thread() % 64 * 2, half = thread() / 64;
+            if (column >= HEAD_DIM) return;
+            const unsigned char *from = shared.staging[INDEX] + column / CHUNK * CHUNK_BYTES + column % 8 * 2;
+            float sum[2] = {};
+#pragma unroll 8
+            for (int vector = 32 * half; vector < 32 * half + 32; ++vector) {
+                float pair[2];
+                widen_word<bf16>(*(const word *)(from + vector * CHUNK * 2 + (column % CHUNK / 8 ^ vector % 8) * 16), pair);
+                sum[0] += pair[0], sum[1] += pair[1];
+            }
+            const size part = 2 * tile + half;
+            *(float2 *)(of.dquery_partials + part * (of.shape.heads * HEAD_DIM) + head * HEAD_DIM + column) =
+                make_float2(sum[0], sum[1]);
+        }
+
         __device__ void store_vectors(const float (&x)[PADDED / 2], float scale, int head, int row) const {
             unsigned char *staging = shared.staging[INDEX];
             // The last vectors may still be on their way.
@@ -314,12 +405,15 @@ struct Gradients {
             begin_ring(shared.block_full, 1, shared.block_empty);
             begin_ring(shared.tile_full, 1, shared.tile_empty);
             begin_ring(shared.slot_full, 2 * GROUP / WARP, shared.slot_empty);
+            for (int i = 0; i < 2; ++i) begin_barrier(&shared.over_full[i], 2 * GROUP / WARP), begin_barrier(&shared.over_empty[i], 1);
+            for (int i = 0; i < BLOCKS; ++i) begin_barrier(&shared.sums_free[i], 1);
             publish_shared();
         }
         __syncthreads();
         if (group == 0) {
             asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
             if (threadIdx.x == 0) fetch_all();
+            if (threadIdx.x == WARP) count_over();
         } else {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
             if (group == 1)
@@ -332,17 +426,18 @@ struct Gradients {
 
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1)
     hopper_attention_gradients(const __grid_constant__ Tensors tensors, const float *log_sums, const float *dots,
-                               float *dquery_sums, int *counter, int batch, int sequence, int heads, int kv_heads,
-                               float scale) {
+                               float *dquery_sums, float *dquery_partials, int *counters, int batch, int sequence, int heads,
+                               int kv_heads, float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const Shape shape{batch, sequence, heads, kv_heads, scale};
-    Gradients{tensors, log_sums, dots, dquery_sums, counter, shape, *(Shared *)memory}.run();
+    Gradients{tensors, log_sums, dots, dquery_sums, dquery_partials, counters, counters + 1, shape, *(Shared *)memory}.run();
 }
 
 // A thread has 16 bytes of a head, for all tokens of a chunk; 8 or 16 threads are a head's. Grid: heads, chunks.
 extern "C" __global__ void __launch_bounds__(GROUP)
-    hopper_attention_prepare(const bf16 *out, const bf16 *dout, float *dots, float *dquery_sums, float *dout_sums, int *counter,
-                             int batch, int sequence, int heads) {
+    hopper_attention_prepare(const bf16 *__restrict__ out, const bf16 *__restrict__ dout, float *__restrict__ dots,
+                             float *__restrict__ dquery_sums, float *__restrict__ dout_sums, int *__restrict__ counters,
+                             int batch, int sequence, int heads, int ring_rows) {
     constexpr int SIDE = PIECES <= 8 ? 8 : 16;
     static_assert(GROUP / SIDE == LAUNCH_HEADS, "not what is launched");
     const int head = blockIdx.x * LAUNCH_HEADS + threadIdx.x / SIDE, piece = threadIdx.x % SIDE;
@@ -364,8 +459,6 @@ extern "C" __global__ void __launch_bounds__(GROUP)
             load(dout + at, right);
 #pragma unroll
             for (int i = 0; i < PACK; ++i) dot += left[i] * right[i], sums[i] += right[i];
-            float4 *cleared = (float4 *)(dquery_sums + at);
-            cleared[0] = cleared[1] = make_float4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int mask = SIDE / 2; mask > 0; mask /= 2) dot += SHUFFLE_XOR(dot, mask);
@@ -373,17 +466,19 @@ extern "C" __global__ void __launch_bounds__(GROUP)
         if (++to == end_of_sample) to += (heads - 1) * sequence, end_of_sample += heads * sequence;
     }
     if (dout_sums && exists) store(dout_sums + blockIdx.y * row + column, sums);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *counter = 0;
+    const int thread = (blockIdx.y * gridDim.x + blockIdx.x) * GROUP + threadIdx.x, threads = gridDim.x * gridDim.y * GROUP;
+    for (size i = thread; i < (size)ring_rows * HEAD_DIM / 4; i += threads) ((float4 *)dquery_sums)[i] = make_float4(0, 0, 0, 0);
+    if (thread <= COUNTED) counters[thread] = 0;
 }
 
-// A block rounds one tile of a head.
+// A block rounds one tile of a head, from `first` on: those of the last LAG groups.
 extern "C" __global__ void __launch_bounds__(GROUP)
     hopper_attention_dqueries(const float *dquery_sums, bf16 *dqkv, float *dquery_partials, int sequence, int heads,
-                              int kv_heads, float scale) {
+                              int kv_heads, int first, int ring_heads, float scale) {
     constexpr int ROW = HEAD_DIM + 8; // rows begin in different banks
     __shared__ alignas(16) bf16 rows[QUERIES * ROW];
-    const int tile = blockIdx.x, head = blockIdx.y, sample = blockIdx.z, tiles = sequence / QUERIES;
-    const size index = (size)(sample * heads + head) * tiles + tile;
+    const int tile = blockIdx.x, tiles = sequence / QUERIES, sample = (first + blockIdx.y) / heads, head = (first + blockIdx.y) % heads;
+    const size index = (size)((first + blockIdx.y) % ring_heads) * tiles + tile;
     const float4 *from = (const float4 *)(dquery_sums + index * (QUERIES * HEAD_DIM)) + threadIdx.x;
     const int row = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4, column = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -399,8 +494,11 @@ extern "C" __global__ void __launch_bounds__(GROUP)
     for (int i = threadIdx.x; i < QUERIES * PIECES; i += GROUP)
         *(uint4 *)(to + (size)(i / PIECES) * stride + i % PIECES * 8) = *(const uint4 *)&rows[i / PIECES * ROW + i % PIECES * 8];
     if (!dquery_partials || threadIdx.x >= HEAD_DIM) return;
-    float sum = 0.0f;
+    for (int half = 0; half < 2; ++half) {
+        float sum = 0.0f;
 #pragma unroll 8
-    for (int i = 0; i < QUERIES; ++i) sum += widen(rows[i * ROW + threadIdx.x]);
-    dquery_partials[((size)sample * tiles + tile) * (heads * HEAD_DIM) + head * HEAD_DIM + threadIdx.x] = sum;
+        for (int i = 0; i < QUERIES / 2; ++i) sum += widen(rows[(QUERIES / 2 * half + i) * ROW + threadIdx.x]);
+        const size part = ((size)sample * tiles + tile) * 2 + half;
+        dquery_partials[part * (heads * HEAD_DIM) + head * HEAD_DIM + threadIdx.x] = sum;
+    }
 }
