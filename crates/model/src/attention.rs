@@ -130,7 +130,7 @@ pub(crate) fn backward(
         output_weight_gradient(ctx, saved.out.view(), dy, g);
     }
     let dqkv = ctx.activation(saved.qkv.len());
-    // Unless its sums are of what is rotated afterwards.
+    // The bias's gradient is summed in passing, unless queries and keys must be rotated back first.
     let in_passing = part == Part::Both && shape.rotary_dims == 0;
     let dbias = |wanted: bool| if wanted { g.find_span(Slot::QueryBias, Slot::ValueBias) } else { None };
     ctx.backend.attention_backward(AttentionBackward {

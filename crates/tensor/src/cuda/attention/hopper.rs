@@ -19,7 +19,7 @@ const BLOCK: usize = 128;
 const QUERIES: usize = 64;
 const LARGEST_HEAD: usize = 128;
 
-/// Groups of heads whose sums of queries' gradients are held; half of them later they are rounded.
+/// Bands of heads whose sums of queries' gradients there is room for; they are rounded by the band half as many later.
 const RING: usize = 4;
 
 /// Whether these kernels can compute attention of a shape on these tensors, of which the first is `qkv`.
@@ -46,8 +46,8 @@ pub fn forward(kernels: &Kernels, op: &Attention, log_sums: View, counter: u64) 
     launch.run("hopper_attention_forward", grid, &tensor_map::table(&maps), &arguments)
 }
 
-/// See [`AttentionBackward`], without the bias's gradient. Scratch: a number for every query, another for every element of
-/// the output, and counters. `sums`: where to leave partial sums.
+/// See [`AttentionBackward`], without the bias's gradient. Scratch: a number for every query, up to one for every element
+/// of the output, and counters. `sums`: where to leave partial sums.
 pub fn backward(
     kernels: &Kernels,
     op: &AttentionBackward,
@@ -100,8 +100,8 @@ impl Ring {
     fn new(kernels: &Kernels, shape: AttentionShape) -> Self {
         let AttentionShape { batch, sequence, heads, kv_heads, .. } = shape;
         let together = (kernels.stream().multiprocessors() / (sequence / BLOCK)).max(1) * (heads / kv_heads);
-        let groups = (batch * heads).div_ceil(together);
-        Ring { heads: RING * together, first_left: groups.saturating_sub(RING / 2) * together }
+        let bands = (batch * heads).div_ceil(together);
+        Ring { heads: RING * together, first_left: bands.saturating_sub(RING / 2) * together }
     }
 }
 
@@ -119,10 +119,11 @@ impl BiasSums {
     /// In the launcher's scratch, if they are wanted and fit.
     pub fn new(launcher: &Launcher, kernels: &Kernels, op: &AttentionBackward) -> Option<Self> {
         let (shape, chunks) = (op.shape, prepare_chunks(kernels, op.shape));
+        if op.dbias.is_none() || shape.heads != shape.kv_heads {
+            return None;
+        }
         let part = shape.heads * shape.head_dim * DType::F32.bytes();
-        let bytes = (chunks + Self::parts_of_dqueries(shape)) * part;
-        let scratch =
-            launcher.scratch(bytes).ok().filter(|_| op.dbias.is_some() && shape.heads == shape.kv_heads)?;
+        let scratch = launcher.scratch((chunks + Self::parts_of_dqueries(shape)) * part).ok()?;
         Some(BiasSums { of_dout: scratch, chunks, of_dqueries: scratch + (chunks * part) as u64, shape })
     }
 
@@ -135,7 +136,10 @@ impl BiasSums {
         let width = self.shape.heads * self.shape.head_dim;
         let part = |i: usize| Gradient { view: dbias.view.slice(i * width..(i + 1) * width), ..dbias };
         sum_partials(launcher, self.of_dqueries, Self::parts_of_dqueries(self.shape), width, &[part(0)])?;
-        sum_partials(launcher, self.of_dout, 0, width, &[part(1)])?;
+        if !dbias.accumulate {
+            // No parts: zeros.
+            sum_partials(launcher, self.of_dout, 0, width, &[part(1)])?;
+        }
         sum_partials(launcher, self.of_dout, self.chunks, width, &[part(2)])
     }
 }
@@ -235,8 +239,8 @@ impl Tiles {
         let vectors = 2 * blocks * BLOCK + 2 * tiles * QUERIES + BLOCK;
         let numbers = 2 * tiles * QUERIES * DType::F32.bytes();
         let dscores = slots * BLOCK * QUERIES * DType::BF16.bytes();
-        let rings = 2 * (blocks + tiles + slots + over) + blocks;
-        shared_bytes(vectors * vector_bytes + dscores + numbers, rings, ITEM * blocks + over)
+        let barriers = 2 * (blocks + tiles + slots + over) + blocks;
+        shared_bytes(vectors * vector_bytes + dscores + numbers, barriers, ITEM * blocks + over)
     }
 }
 

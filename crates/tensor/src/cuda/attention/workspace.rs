@@ -25,7 +25,7 @@ pub struct Workspace {
     pub row_dots: u64,
     /// Gradients of the queries in fp32.
     pub dquery_sums: u64,
-    /// What cuDNN's plan may take.
+    /// What cuDNN's plan may take, or the counters of ours for Hopper.
     pub library: u64,
 }
 

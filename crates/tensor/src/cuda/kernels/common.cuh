@@ -238,7 +238,7 @@ template <class A> __device__ inline A block_sum(A x) { return block_reduce(x, (
 constexpr int LANES = 32;
 constexpr int GROUPS = 8;
 
-// Adds the groups' sums in their order; group 0 holds the total. Once per kernel and N.
+// Adds the groups' sums in their order; group 0 holds the total. Once per kernel, COUNT and N.
 template <int COUNT = GROUPS, int N> __device__ inline void add_groups(float (&sum)[N], int lane, int group) {
     __shared__ float shared[COUNT][LANES * N];
     for (int j = 0; j < N; ++j) shared[group][lane * N + j] = sum[j];

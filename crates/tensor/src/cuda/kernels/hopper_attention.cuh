@@ -16,17 +16,18 @@ struct Shape {
     __device__ int heads_per_key() const { return heads / kv_heads; }
 };
 
-// 128 vectors of one head of one sample; the rank of those with the most work is 0. They are given out by a counter, the
-// largest first, but in groups of only as many heads as are worked on at a time anyway: so the last are small, and caches
-// hold what those of a head share.
+// 128 vectors of one head of one sample; the rank of those with the most work is 0. They are given out by a counter,
+// the largest first, but in bands of only as many heads as are worked on at a time anyway: so the last are small, and
+// caches hold what those of a head share.
 struct Item {
     int sample, head, rank;
-    int group, within, count; // the item's place in its group, which has so many
+    int band, within, count; // the item's place in its band, which has so many
 
     __device__ Item(int index, int heads, const Shape &shape) {
-        const int blocks = shape.blocks(), together = heads_together(shape), first = index / (together * blocks) * together;
+        const int blocks = shape.blocks(), together = heads_together(shape);
+        const int first = index / (together * blocks) * together;
         const int here = min(together, shape.batch * heads - first);
-        group = first / together, within = index - first * blocks, count = here * blocks;
+        band = first / together, within = index - first * blocks, count = here * blocks;
         const int at = first + within % here;
         sample = at / heads, head = at % heads, rank = within / here;
     }
@@ -46,7 +47,8 @@ template <int LENGTH> struct Place {
 };
 
 // Filled by so many arrivals, and emptied by all warps of two groups.
-template <int LENGTH> __device__ inline void begin_ring(barrier (&full)[LENGTH], int fillers, barrier (&empty)[LENGTH]) {
+template <int LENGTH>
+__device__ inline void begin_ring(barrier (&full)[LENGTH], int fillers, barrier (&empty)[LENGTH]) {
     for (int i = 0; i < LENGTH; ++i) begin_barrier(&full[i], fillers), begin_barrier(&empty[i], 2 * GROUP / WARP);
 }
 

@@ -1,27 +1,30 @@
 // Causal flash attention, backward, on Hopper's tensor cores and with its copy engine (arXiv 2205.14135, 2407.08608).
 //
-// qkv, dqkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out, dout: [batch, sequence, heads, HEAD_DIM]; all bf16, at
-// multiples of 16 bytes, as all else. log_sums, from the forward, and dots, scratch: [batch, heads, sequence] f32.
-// dquery_sums, scratch: an f32 for every element of out. The sequence is a multiple of 128, HEAD_DIM of 8 and at most 128.
+// qkv, dqkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out, dout: [batch, sequence, heads, HEAD_DIM]; all bf16,
+// at multiples of 16 bytes, as all else. log_sums, from the forward, and dots, scratch: [batch, heads, sequence] f32.
+// dquery_sums, scratch: an f32 for every element of the heads of RING bands, or of all. counters, scratch: 1 + COUNTED
+// integers. The sequence is a multiple of 128, HEAD_DIM of 8 and at most 128.
 // architecture: sm_90a
 //
 //   hopper_attention_prepare    dots = Σ dout ∘ out, dquery_sums = 0
 //   hopper_attention_gradients  dkeys and dvalues, to dquery_sums what each block of keys adds, and dqueries from these
 //   hopper_attention_dqueries   dqueries of the last heads
 //
-// Where the gradient of qkv's bias is wanted, what is read anyway is also summed over tokens: weights of a query add up to
-// 1, so that the sum of dvalues is that of dout; the sum of dkeys is 0, since softmax does not see what is added to all
-// scores of a query. dout_sums and dquery_partials, two parts for every tile: [parts, heads · HEAD_DIM] f32, or null.
+// Where the gradient of qkv's bias is wanted, what is read anyway is also summed over tokens: weights of a query add up
+// to 1, so that the sum of dvalues is that of dout; the sum of dkeys is 0, since softmax does not see what is added to
+// all scores of a query. dout_sums and dquery_partials, two parts for every tile: [parts, heads · HEAD_DIM] f32, or
+// null.
 //
 // A block takes 128 keys at a time, and tiles of 64 queries pass by, fetched by its first group of warps. The other two
-// own 64 keys each. Keys are the rows of their products, so that weights in registers are the left factor of dvalues and
-// dkeys as they are. Only dscores go through shared memory: dqueries sum over the keys of both groups. Those of a tile are
-// multiplied with the next tile's dkeys, so that no group waits for the other's dscores.
+// own 64 keys each. Keys are the rows of their products, so that weights in registers are the left factor of dvalues
+// and dkeys as they are. Only dscores go through shared memory: dqueries sum over the keys of both groups. Those of a
+// tile are multiplied with the next tile's dkeys, so that no group waits for the other's dscores.
 //
-// Sums of dqueries are taken in any order, and lie as the tensor cores leave them: for 64 queries and eight columns, four
-// numbers of each of 128 threads. There is room for the heads of RING groups only, which stays in the cache: each item
-// also rounds, and clears for others, its share of the sums of the group LAG before its own, all of whose items are over by
-// then. Whose are over is counted for each group by a thread that has nothing else to do.
+// Sums of dqueries are taken in any order, and lie as the tensor cores leave them: for 64 queries and eight columns,
+// four numbers of each of 128 threads. There is room for the heads of RING bands of items only, which stays in the
+// cache unless sequences are very long or many heads share keys: each item also rounds, and clears for others, its
+// share of the sums of the band LAG before its own, all of whose items are over by then. How many are over is counted
+// for each band by a thread that has nothing else to do.
 //
 // FLOPs for each score that is seen: 10·HEAD_DIM. Batch 64, heads 12, sequence 1024, HEAD_DIM 64: 258 GFLOP, 0.32 ms at
 // 800 TFLOP/s. A tile of 64 by 128 scores takes 1280 clocks of a multiprocessor's tensor cores; meanwhile its products
@@ -31,11 +34,11 @@
 #include "hopper_attention.cuh"
 
 constexpr int KEYS = BLOCK, QUERIES = 64;   // of a block and of a tile
-constexpr int CHUNK_BYTES = 64 * CHUNK * 2; // of a tile of queries, or of a group's keys
-constexpr int HALF_BYTES = CHUNKS * CHUNK_BYTES;
+constexpr int CHUNK_BYTES = 64 * CHUNK * 2, VECTORS_BYTES = CHUNKS * CHUNK_BYTES; // of 64 vectors
 // Blocks of keys, tiles and tiles of dscores that are under way or in use.
 constexpr int BLOCKS = PADDED == 64 ? 2 : 1, TILES = PADDED == 64 ? 3 : 2, SLOTS = 3;
-// Groups of heads whose sums of dqueries there is room for, and how long after a group they are rounded.
+// Bands of heads whose sums of dqueries there is room for, how long after a band they are rounded, and counters in
+// turn.
 constexpr int RING = LAUNCH_RING, LAG = RING / 2, COUNTED = 2 * RING;
 // Columns of dqueries that each group of warps makes: whole chunks, if there are several.
 constexpr int FIRST_COLUMNS = PADDED == 64 ? 32 : 64, SECOND_COLUMNS = PADDED - FIRST_COLUMNS;
@@ -46,16 +49,16 @@ struct Tensors {
 
 struct Shared {
     // Vectors lie in chunks: [CHUNKS][vectors][CHUNK].
-    unsigned char keys[BLOCKS][2 * HALF_BYTES], values[BLOCKS][2 * HALF_BYTES];
-    unsigned char queries[TILES][HALF_BYTES], gradients[TILES][HALF_BYTES];
+    unsigned char keys[BLOCKS][2 * VECTORS_BYTES], values[BLOCKS][2 * VECTORS_BYTES];
+    unsigned char queries[TILES][VECTORS_BYTES], gradients[TILES][VECTORS_BYTES];
     unsigned char dscores[SLOTS][KEYS * QUERIES * 2]; // [keys][queries]
-    unsigned char staging[2][HALF_BYTES];             // dvalues and dkeys of each group, on their way out
+    unsigned char staging[2][VECTORS_BYTES];             // what each group of warps makes, on its way out
     float log_sums[TILES][QUERIES], dots[TILES][QUERIES];
     barrier block_full[BLOCKS], block_empty[BLOCKS], tile_full[TILES], tile_empty[TILES];
     barrier slot_full[SLOTS], slot_empty[SLOTS];
     barrier over_full[2], over_empty[2], sums_free[BLOCKS];
     Item items[BLOCKS]; // none left: rank -1
-    int over[2];        // groups of items that are over; none left: -1
+    int over[2];        // bands of items that are over; none left: -1
 };
 static_assert(sizeof(Shared) == LAUNCH_GRADIENTS_SHARED && GROUP == LAUNCH_GROUP, "not what is launched");
 
@@ -65,16 +68,16 @@ __device__ inline void add_to_memory(float *to, const float *x) {
                  : "memory");
 }
 
-// Where the sums of a group of heads begin, in tiles.
-__device__ inline int first_sums(int group, const Shape &shape) {
-    return group % RING * Item::heads_together(shape) * shape.heads_per_key() * (shape.sequence / QUERIES);
+// Where the sums of a band of heads begin, in tiles.
+__device__ inline int first_sums(int band, const Shape &shape) {
+    return band % RING * Item::heads_together(shape) * shape.heads_per_key() * (shape.sequence / QUERIES);
 }
 
 struct Gradients {
     const Tensors &tensors;
     const float *log_sums, *dots;
     float *dquery_sums, *dquery_partials;
-    int *counter, *over; // items that were taken, and for COUNTED groups in turn how many are over
+    int *counter, *over; // items that were taken, and for COUNTED bands in turn how many are over
     Shape shape;
     Shared &shared;
 
@@ -96,7 +99,7 @@ struct Gradients {
             }
             const Item item(index, shape.kv_heads, shape);
             shared.items[block.index] = item;
-            expect_bytes(full, 4 * HALF_BYTES);
+            expect_bytes(full, 4 * VECTORS_BYTES);
             for (int half = 0; half < 2; ++half) {
                 const int at = half * CHUNK_BYTES, row = row_of(item) + 64 * half, key = shape.heads + item.head;
                 fetch_vectors(shared.keys[block.index] + at, KEYS, tensors.qkv, key, row, full);
@@ -106,35 +109,39 @@ struct Gradients {
                 for (int query = item.rank * KEYS; query < shape.sequence; query += QUERIES, tile.next()) {
                     fetch_tile(tile, item.sample, head, query);
                     if (i > 0 || query > item.rank * KEYS) continue;
-                    await_over(item.group - LAG);
+                    // Sums of that band are then whole, to be rounded, and its items have cleared the place of this
+                    // one's.
+                    await_over(item.band - LAG);
                     arrive(&shared.sums_free[block.index]);
                 }
         }
     }
 
-    // All items of a group, which is not the last.
-    __device__ void await_over(int group) const {
-        if (group < 0) return;
-        const int all = (group / COUNTED + 1) * Item::heads_together(shape) * shape.blocks();
+    // Waits until all items of a band are over. The last band, which may have fewer, is never waited for.
+    __device__ void await_over(int band) const {
+        if (band < 0) return;
+        const int all = (band / COUNTED + 1) * Item::heads_together(shape) * shape.blocks();
         int now;
-        do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(over + group % COUNTED) : "memory");
+        do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(over + band % COUNTED) : "memory");
         while (now < all);
     }
 
-    // One thread: tells other blocks when all that an item's two groups of warps have written is there.
+    // One thread: tells other blocks when all that an item's two groups of warps have added to sums, or cleared, is
+    // there.
     __device__ void count_over() const {
         for (Place<2> place;; place.next()) {
             await(&shared.over_full[place.index], place.parity);
-            const int group = shared.over[place.index];
+            const int band = shared.over[place.index];
             arrive(&shared.over_empty[place.index]);
-            if (group < 0) return;
+            if (band < 0) return;
             __threadfence();
-            atomicAdd(over + group % COUNTED, 1);
+            atomicAdd(over + band % COUNTED, 1);
         }
     }
 
     // 64 vectors of a head; in shared memory chunks of `vectors` follow each other.
-    __device__ void fetch_vectors(unsigned char *to, int vectors, const Tensor &from, int head, int row, barrier *at) const {
+    __device__ void fetch_vectors(unsigned char *to, int vectors, const Tensor &from, int head, int row,
+                                  barrier *at) const {
         for (int chunk = 0; chunk < CHUNKS; ++chunk)
             fetch(to + chunk * vectors * CHUNK * 2, from, chunk * CHUNK, head, row, at);
     }
@@ -142,7 +149,7 @@ struct Gradients {
     __device__ void fetch_tile(const Place<TILES> &tile, int sample, int head, int query) const {
         barrier *full = &shared.tile_full[tile.index];
         await(&shared.tile_empty[tile.index], tile.parity ^ 1);
-        expect_bytes(full, 2 * HALF_BYTES + 2 * QUERIES * 4);
+        expect_bytes(full, 2 * VECTORS_BYTES + 2 * QUERIES * 4);
         const int row = sample * shape.sequence + query;
         fetch_vectors(shared.queries[tile.index], QUERIES, tensors.qkv, head, row, full);
         fetch_vectors(shared.gradients[tile.index], QUERIES, tensors.dout, head, row, full);
@@ -156,7 +163,7 @@ struct Gradients {
         Place<BLOCKS> block;
         Place<TILES> tile;
         Place<SLOTS> slot;
-        Place<2> over;
+        Place<2> told;
         for (;; block.next()) {
             await(&shared.block_full[block.index], block.parity);
             const Item item = shared.items[block.index];
@@ -164,7 +171,7 @@ struct Gradients {
             const int first = item.rank * (KEYS / QUERIES), end = shape.sequence / QUERIES;
             const int head = item.within % (item.count / shape.blocks()) * shape.heads_per_key();
             Half<INDEX> half(*this, block.index);
-            float *sums = sums_of(first_sums(item.group, shape) + head * end + first);
+            float *sums = sums_of(first_sums(item.band, shape) + head * end + first);
             half.template take<false>(tile, 0, slot, slot, false, sums);
             const int tiles = shape.heads_per_key() * (end - first);
             for (int i = 1, here = first; i < tiles; ++i) {
@@ -184,15 +191,15 @@ struct Gradients {
             arrive_warp(&shared.block_empty[block.index]);
             half.store(item);
             half.round_share(item);
-            tell_over<INDEX>(over, item.group);
+            tell_over<INDEX>(told, item.band);
         }
-        tell_over<INDEX>(over, -1);
-        if (threadIdx.x % GROUP == 0) await_all_puts();
+        tell_over<INDEX>(told, -1);
+        if (thread() == 0) await_all_puts();
     }
 
-    template <int INDEX> __device__ void tell_over(Place<2> &place, int group) const {
+    template <int INDEX> __device__ void tell_over(Place<2> &place, int band) const {
         await(&shared.over_empty[place.index], place.parity ^ 1);
-        if (INDEX == 0 && thread() == 0) shared.over[place.index] = group;
+        if (INDEX == 0 && thread() == 0) shared.over[place.index] = band;
         arrive_warp(&shared.over_full[place.index]);
         place.next();
     }
@@ -212,10 +219,11 @@ struct Gradients {
 
         __device__ Half(const Gradients &of, int block) : of(of), shared(of.shared), block(block) {}
 
-        // One tile of queries, which come `after` times 64 after the block's first key, and if there was one, dqueries of
-        // the tile before.
+        // One tile of queries, which come `after` times 64 after the block's first key, and if there was one, dqueries
+        // of the tile before.
         template <bool BEFORE>
-        __device__ void take(Place<TILES> tile, int after, Place<SLOTS> slot, Place<SLOTS> before, bool add, float *sums) {
+        __device__ void take(Place<TILES> tile, int after, Place<SLOTS> slot, Place<SLOTS> before, bool add,
+                             float *sums) {
             await(&shared.tile_full[tile.index], tile.parity);
             // Products are issued in both ways, since the compiler follows those under way along one path only.
             if (INDEX == 1 && after == 0) {
@@ -253,7 +261,8 @@ struct Gradients {
         }
 
         // The group's 64 vectors times all of a tile's, each along its columns.
-        __device__ void issue_dots(float (&d)[QUERIES / 2], const unsigned char *left, const unsigned char *right) const {
+        __device__ void issue_dots(float (&d)[QUERIES / 2], const unsigned char *left,
+                                   const unsigned char *right) const {
             const word rows = shared_address(left) + INDEX * CHUNK_BYTES, columns = shared_address(right);
             begin_products();
 #pragma unroll
@@ -293,8 +302,10 @@ struct Gradients {
         __device__ void add_dqueries(Place<SLOTS> slot, float *sums) const {
             arrive_warp(&shared.slot_empty[slot.index]);
 #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; ++j)
-                if (FIRST / 8 + j < PIECES) add_to_memory(sums + ((FIRST / 8 + j) * GROUP + thread()) * 4, &dqueries[4 * j]);
+            for (int j = 0; j < COLUMNS / 8; ++j) {
+                const int piece = FIRST / 8 + j;
+                if (piece < PIECES) add_to_memory(sums + (piece * GROUP + thread()) * 4, &dqueries[4 * j]);
+            }
         }
 
         // Calls body(i, number of its column) for what the thread has of a product with queries along its columns.
@@ -326,7 +337,8 @@ struct Gradients {
             const word at = shared_address(shared.dscores[slot.index]) + row * QUERIES * 2;
             await(&shared.slot_empty[slot.index], slot.parity ^ 1);
 #pragma unroll
-            for (int k = 0; k < QUERIES / 16; ++k) store_matrices(at + ((2 * k + lane() / 16) ^ lane() % 8) * 16, dscores[k]);
+            for (int k = 0; k < QUERIES / 16; ++k)
+                store_matrices(at + ((2 * k + lane() / 16) ^ lane() % 8) * 16, dscores[k]);
             publish_shared();
             arrive_warp(&shared.slot_full[slot.index]);
         }
@@ -338,14 +350,14 @@ struct Gradients {
             store_vectors(dkeys, shape.scale, key, row);
         }
 
-        // The item's share of the group LAG before: rounds sums, and leaves zeros.
+        // The item's share of the band LAG before: rounds sums, and leaves zeros.
         __device__ void round_share(const Item &item) const {
             const Shape &shape = of.shape;
-            const int group = item.group - LAG, heads = Item::heads_together(shape) * shape.heads_per_key();
+            const int band = item.band - LAG, heads = Item::heads_together(shape) * shape.heads_per_key();
             const int tiles = shape.sequence / QUERIES;
-            if (group < 0) return;
+            if (band < 0) return;
             for (int i = 2 * item.within + INDEX; i < heads * tiles; i += 2 * item.count) {
-                float4 *from = (float4 *)of.sums_of(first_sums(group, shape) + i) + thread();
+                float4 *from = (float4 *)of.sums_of(first_sums(band, shape) + i) + thread();
                 float x[PADDED / 2] = {};
 #pragma unroll
                 for (int j = 0; j < PIECES; ++j) {
@@ -354,8 +366,9 @@ struct Gradients {
                 }
 #pragma unroll
                 for (int j = 0; j < PIECES; ++j) __stcg(from + j * GROUP, make_float4(0, 0, 0, 0));
-                // Query heads of all samples are numbered as those of keys are, each with as many.
-                const int head = group * heads + i / tiles, sample = head / shape.heads, row = sample * shape.sequence + i % tiles * QUERIES;
+                // Counted over all samples, as heads of keys are.
+                const int head = band * heads + i / tiles;
+                const int row = head / shape.heads * shape.sequence + i % tiles * QUERIES;
                 store_vectors(x, shape.scale, head % shape.heads, row);
                 if (of.dquery_partials) sum_vectors(row / QUERIES, head % shape.heads);
             }
@@ -369,8 +382,9 @@ struct Gradients {
             float sum[2] = {};
 #pragma unroll 8
             for (int vector = 32 * half; vector < 32 * half + 32; ++vector) {
+                const int piece = column % CHUNK / 8 ^ vector % 8;
                 float pair[2];
-                widen_word<bf16>(*(const word *)(from + vector * CHUNK * 2 + (column % CHUNK / 8 ^ vector % 8) * 16), pair);
+                widen_word<bf16>(*(const word *)(from + vector * CHUNK * 2 + piece * 16), pair);
                 sum[0] += pair[0], sum[1] += pair[1];
             }
             const size part = 2 * tile + half;
@@ -405,7 +419,10 @@ struct Gradients {
             begin_ring(shared.block_full, 1, shared.block_empty);
             begin_ring(shared.tile_full, 1, shared.tile_empty);
             begin_ring(shared.slot_full, 2 * GROUP / WARP, shared.slot_empty);
-            for (int i = 0; i < 2; ++i) begin_barrier(&shared.over_full[i], 2 * GROUP / WARP), begin_barrier(&shared.over_empty[i], 1);
+            for (int i = 0; i < 2; ++i) {
+                begin_barrier(&shared.over_full[i], 2 * GROUP / WARP);
+                begin_barrier(&shared.over_empty[i], 1);
+            }
             for (int i = 0; i < BLOCKS; ++i) begin_barrier(&shared.sums_free[i], 1);
             publish_shared();
         }
@@ -426,11 +443,13 @@ struct Gradients {
 
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1)
     hopper_attention_gradients(const __grid_constant__ Tensors tensors, const float *log_sums, const float *dots,
-                               float *dquery_sums, float *dquery_partials, int *counters, int batch, int sequence, int heads,
-                               int kv_heads, float scale) {
+                               float *dquery_sums, float *dquery_partials, int *counters, int batch, int sequence,
+                               int heads, int kv_heads, float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const Shape shape{batch, sequence, heads, kv_heads, scale};
-    Gradients{tensors, log_sums, dots, dquery_sums, dquery_partials, counters, counters + 1, shape, *(Shared *)memory}.run();
+    Gradients{tensors,  log_sums,     dots,  dquery_sums, dquery_partials,
+              counters, counters + 1, shape, *(Shared *)memory}
+        .run();
 }
 
 // A thread has 16 bytes of a head, for all tokens of a chunk; 8 or 16 threads are a head's. Grid: heads, chunks.
@@ -466,19 +485,23 @@ extern "C" __global__ void __launch_bounds__(GROUP)
         if (++to == end_of_sample) to += (heads - 1) * sequence, end_of_sample += heads * sequence;
     }
     if (dout_sums && exists) store(dout_sums + blockIdx.y * row + column, sums);
-    const int thread = (blockIdx.y * gridDim.x + blockIdx.x) * GROUP + threadIdx.x, threads = gridDim.x * gridDim.y * GROUP;
-    for (size i = thread; i < (size)ring_rows * HEAD_DIM / 4; i += threads) ((float4 *)dquery_sums)[i] = make_float4(0, 0, 0, 0);
+    const int threads = gridDim.x * gridDim.y * GROUP;
+    const int thread = (blockIdx.y * gridDim.x + blockIdx.x) * GROUP + threadIdx.x;
+    float4 *cleared = (float4 *)dquery_sums;
+    for (size i = thread; i < (size)ring_rows * HEAD_DIM / 4; i += threads) cleared[i] = make_float4(0, 0, 0, 0);
     if (thread <= COUNTED) counters[thread] = 0;
 }
 
-// A block rounds one tile of a head, from `first` on: those of the last LAG groups.
+// A block rounds one tile of a head, from `first` on: those of the last LAG bands.
 extern "C" __global__ void __launch_bounds__(GROUP)
     hopper_attention_dqueries(const float *dquery_sums, bf16 *dqkv, float *dquery_partials, int sequence, int heads,
                               int kv_heads, int first, int ring_heads, float scale) {
     constexpr int ROW = HEAD_DIM + 8; // rows begin in different banks
     __shared__ alignas(16) bf16 rows[QUERIES * ROW];
-    const int tile = blockIdx.x, tiles = sequence / QUERIES, sample = (first + blockIdx.y) / heads, head = (first + blockIdx.y) % heads;
-    const size index = (size)((first + blockIdx.y) % ring_heads) * tiles + tile;
+    const int tile = blockIdx.x, tiles = sequence / QUERIES;
+    const unsigned int counted = first + blockIdx.y; // over all samples
+    const int sample = counted / heads, head = counted % heads;
+    const size index = (size)(counted % ring_heads) * tiles + tile;
     const float4 *from = (const float4 *)(dquery_sums + index * (QUERIES * HEAD_DIM)) + threadIdx.x;
     const int row = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4, column = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -491,8 +514,10 @@ extern "C" __global__ void __launch_bounds__(GROUP)
     __syncthreads();
     const int stride = (heads + 2 * kv_heads) * HEAD_DIM;
     bf16 *to = dqkv + ((size)sample * sequence + tile * QUERIES) * stride + head * HEAD_DIM;
-    for (int i = threadIdx.x; i < QUERIES * PIECES; i += GROUP)
-        *(uint4 *)(to + (size)(i / PIECES) * stride + i % PIECES * 8) = *(const uint4 *)&rows[i / PIECES * ROW + i % PIECES * 8];
+    for (int i = threadIdx.x; i < QUERIES * PIECES; i += GROUP) {
+        const int query = i / PIECES, piece = i % PIECES;
+        *(uint4 *)(to + (size)query * stride + piece * 8) = *(const uint4 *)&rows[query * ROW + piece * 8];
+    }
     if (!dquery_partials || threadIdx.x >= HEAD_DIM) return;
     for (int half = 0; half < 2; ++half) {
         float sum = 0.0f;

@@ -1,18 +1,18 @@
 // Causal flash attention, forward, on Hopper's tensor cores and with its copy engine (arXiv 2205.14135, 2407.08608).
 //
-// qkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out: [batch, sequence, heads, HEAD_DIM]; both bf16, at multiples of
-// 16 bytes. log_sums: [batch, heads, sequence] f32. counter: 0. The sequence is a multiple of 128, HEAD_DIM of 8 and at most
-// 128.
+// qkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out: [batch, sequence, heads, HEAD_DIM]; both bf16, at
+// multiples of 16 bytes. log_sums: [batch, heads, sequence] f32. counter: 0. The sequence is a multiple of 128,
+// HEAD_DIM of 8 and at most 128.
 // architecture: sm_90a
 //
 // A block takes 128 queries at a time, of which its second and third group of warps own 64 each. Tiles of 128 keys and
-// their values pass by, from the last that is seen to the first, fetched by the first group. Scores stay in registers and
-// become the weights that are the left factor of the next product. The two groups issue products in turns, so that one
-// takes exponentials while the other multiplies.
+// their values pass by, from the last that is seen to the first, fetched by the first group. Scores stay in registers
+// and become the weights that are the left factor of the next product. The two groups issue products in turns, so that
+// one takes exponentials while the other multiplies.
 //
 // FLOPs for each score that is seen: 4·HEAD_DIM. Batch 64, heads 12, sequence 1024, HEAD_DIM 64: 103 GFLOP, 0.13 ms at
-// 800 TFLOP/s, and 403 million exponentials, 0.10 ms at 16 a clock of each multiprocessor. Bytes: 8·HEAD_DIM for a query of a
-// head if kv_heads = heads, 0.40 GB or 0.09 ms at 4.3 TB/s.
+// 800 TFLOP/s, and 403 million exponentials, 0.10 ms at 16 a clock of each multiprocessor. Bytes: 8·HEAD_DIM for a
+// query of a head if kv_heads = heads, 0.40 GB or 0.09 ms at 4.3 TB/s.
 
 #include "hopper_attention.cuh"
 
@@ -43,8 +43,8 @@ __device__ inline void pass_turn(int group) {
     asm volatile("bar.arrive %0, %1;" ::"r"(3 + 1 - group), "n"(2 * GROUP) : "memory");
 }
 
-// Heads that begin in the middle of 32 bytes would be fetched in many small pieces. So tiles begin one piece earlier, with
-// the end of another head; and tiles that are wider than a head end with the next one.
+// Heads that begin in the middle of 32 bytes would be fetched in many small pieces. So tiles begin one piece earlier,
+// with the end of another head; and tiles that are wider than a head end with the next one.
 struct Columns {
     int first;  // of a tile, in a row of all heads
     int before; // pieces of a tile that come before the head
@@ -61,7 +61,7 @@ struct Forward {
 
     __device__ int key_of(const Item &item) const { return shape.heads + item.head / shape.heads_per_key(); }
     __device__ int value_of(const Item &item) const { return key_of(item) + shape.kv_heads; }
-    // The first with the most keys is the last of a sequence.
+    // Those of rank 0, with the most keys, are the last of a sequence.
     __device__ int block_of(const Item &item) const { return shape.blocks() - 1 - item.rank; }
 
     // One thread of a block: takes queries until there are no more, and keeps the rings full.
@@ -85,10 +85,11 @@ struct Forward {
             fetch_vectors(shared.queries[block.index], queries, first + last * BLOCK, full);
             for (int i = last; i >= 0; --i, tile.next()) {
                 if (i == 0) index = atomicAdd(counter, 1); // whose answer comes while the ring is full
+                const int row = first + i * BLOCK;
                 await(&shared.keys_empty[tile.index], tile.parity ^ 1);
-                fetch_vectors(shared.keys[tile.index], keys.first, first + i * BLOCK, &shared.keys_full[tile.index]);
+                fetch_vectors(shared.keys[tile.index], keys.first, row, &shared.keys_full[tile.index]);
                 await(&shared.values_empty[tile.index], tile.parity ^ 1);
-                fetch_vectors(shared.values[tile.index], values.first, first + i * BLOCK, &shared.values_full[tile.index]);
+                fetch_vectors(shared.values[tile.index], values.first, row, &shared.values_full[tile.index]);
             }
         }
     }
@@ -127,18 +128,18 @@ struct Forward {
 
     // What a group of warps has of a block of queries.
     template <int INDEX> struct Half {
-        static constexpr int SEEN = INDEX == 0 ? BLOCK / 2 : BLOCK; // keys of the first tile that any of its queries sees
+        static constexpr int SEEN = INDEX == 0 ? BLOCK / 2 : BLOCK; // keys of the first tile that its queries see
         const Forward &of;
         Shared &shared;
         const int block;
         // Queries along the rows: of each of its two, a thread has the largest score, the sum of the weights in its own
-        // columns, and by how much the last tile made both smaller.
+        // columns, and what the last tile multiplied sums and results with.
         float out[PADDED / 2], most[2], sums[2], shrink[2];
         word weights[BLOCK / 16][4];
 
         __device__ Half(const Forward &of, int block) : of(of), shared(of.shared), block(block) {}
 
-        // Columns of other heads count for nothing if the queries have zeros there.
+        // Columns of other heads count for nothing if the queries have zeros there and the keys are finite.
         __device__ void hide_other_heads(int before) const {
             if (HEAD_DIM == PADDED) return;
             for (int i = thread(); i < 64 * (PADDED / 8 - PIECES); i += GROUP) {
@@ -257,7 +258,8 @@ struct Forward {
         __device__ void store(const Item &item) {
             const Shape &shape = of.shape;
             const int first = of.block_of(item) * BLOCK + 64 * INDEX, before = Columns(of.value_of(item)).before;
-            const size row = ((size)item.sample * shape.heads + item.head) * shape.sequence + first + 16 * warp() + lane() / 4;
+            const size of_head = ((size)item.sample * shape.heads + item.head) * shape.sequence;
+            const size row = of_head + first + 16 * warp() + lane() / 4;
             float inverse[2];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -315,8 +317,8 @@ struct Forward {
 };
 
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1)
-    hopper_attention_forward(const __grid_constant__ Tensors tensors, float *log_sums, int *counter, int batch, int sequence,
-                             int heads, int kv_heads, float scale) {
+    hopper_attention_forward(const __grid_constant__ Tensors tensors, float *log_sums, int *counter, int batch,
+                             int sequence, int heads, int kv_heads, float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const Shape shape{batch, sequence, heads, kv_heads, scale};
     Forward{tensors, log_sums, counter, shape, *(Shared *)memory}.run();

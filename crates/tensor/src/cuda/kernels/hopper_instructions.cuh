@@ -1,5 +1,5 @@
-// What Hopper's cards have and older ones have not, in PTX: barriers that count bytes, the copy engine (TMA), and products
-// that a group of four warps issues together (wgmma). For compute capability 9.0 only, sm_90a.
+// What Hopper's cards have and older ones have not, in PTX: barriers that count bytes, the copy engine (TMA), and
+// products that a group of four warps issues together (wgmma). For compute capability 9.0 only, sm_90a.
 
 #include "matrix_instructions.cuh"
 
@@ -94,8 +94,8 @@ __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned
 
 __device__ inline void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Where wgmma finds a factor in shared memory: rows of 64 elements of two bytes, swizzled by the copy engine, in groups of
-// eight; `chunk` is the distance of chunks of 64 columns, where rows lie along k and a factor is wider than one.
+// Where wgmma finds a factor in shared memory: rows of 64 elements of two bytes, swizzled by the copy engine, in groups
+// of eight; `chunk` is the distance of chunks of 64 columns, where rows lie along k and a factor is wider than one.
 __device__ inline unsigned long long factor(word at, int chunk = 16) {
     constexpr unsigned long long EIGHT_ROWS = 8 * 128, SWIZZLE = 1;
     return (at & 0x3ffff) >> 4 | (unsigned long long)(chunk >> 4) << 16 | EIGHT_ROWS >> 4 << 32 | SWIZZLE << 62;
