@@ -21,10 +21,9 @@ use crate::output::Output;
 ///
 /// FROM is a Hugging Face folder (GPT-2, GPT-NeoX or Llama, as safetensors), a checkpoint, or the folder of a run, whose
 /// newest checkpoint is taken. A Hugging Face folder becomes a checkpoint, and a checkpoint a Hugging Face folder that
-/// transformers loads as it is, with the tokenizer of the data that it was trained on, or of the folder that training started
-/// from. With --set a checkpoint
-/// becomes one for other ranks, optimizer states included; for training that is never needed, as --resume reads a
-/// checkpoint of any layout.
+/// transformers loads as it is, with the tokenizer of the data that it was trained on, or of the folder that training
+/// started from. With --set a checkpoint becomes one for other ranks, optimizer states included; for training that is
+/// never needed, as --resume reads a checkpoint of any layout.
 ///
 /// Weights are read and written piece by piece, so a model need not fit into memory. TO must not be there yet, and is
 /// whole or absent.

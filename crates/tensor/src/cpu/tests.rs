@@ -119,16 +119,8 @@ impl Recorder<'_> {
         let starts = masked.then_some(starts.view());
         backend.attention(Attention { qkv, starts, out, saved, shape });
         let (dout, dqkv) = (dout.view(), dqkv.view());
-        backend.attention_backward(AttentionBackward {
-            qkv,
-            starts,
-            out,
-            dout,
-            saved,
-            dqkv,
-            dbias: None,
-            shape,
-        });
+        let dbias = None;
+        backend.attention_backward(AttentionBackward { qkv, starts, out, dout, saved, dqkv, dbias, shape });
         for view in [qkv, out, dqkv, if plain { scores.view() } else { log_sums.view() }] {
             self.keep(view);
         }
@@ -244,6 +236,7 @@ fn scratch_users(lab: &Lab, buffers: &[Buffer; 4], log_sums: &Buffer) {
     let (saved, out) = (AttentionSaved::LogSumExp(log_sums.view()), y.slice(0..ROWS * 64));
     let (qkv, starts) = (x, None);
     lab.backend.attention(Attention { qkv, starts, out, saved, shape });
+    let dbias = None;
     lab.backend.attention_backward(AttentionBackward {
         qkv,
         starts,
@@ -251,7 +244,7 @@ fn scratch_users(lab: &Lab, buffers: &[Buffer; 4], log_sums: &Buffer) {
         dout: out,
         saved,
         dqkv: dx,
-        dbias: None,
+        dbias,
         shape,
     });
 }

@@ -63,16 +63,8 @@ fn times(backend: &CudaBackend, shape: AttentionShape, document: Option<usize>) 
     let (qkv, out, dout, dqkv) = (qkv.view(), out.view(), dout.view(), dqkv.view());
     let forward = seconds(backend, || backend.attention(Attention { qkv, starts, out, saved, shape }));
     let backward = seconds(backend, || {
-        backend.attention_backward(AttentionBackward {
-            qkv,
-            starts,
-            out,
-            dout,
-            saved,
-            dqkv,
-            dbias: None,
-            shape,
-        });
+        let dbias = None;
+        backend.attention_backward(AttentionBackward { qkv, starts, out, dout, saved, dqkv, dbias, shape });
     });
     [1e3 * forward, 1e3 * backward]
 }

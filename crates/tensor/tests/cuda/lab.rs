@@ -103,7 +103,7 @@ pub fn close(card: &CudaBackend, dtype: DType, what: &str, times: usize, body: i
     }
 }
 
-fn tolerance(dtype: DType) -> f64 {
+pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 1e-2,
         DType::F16 => 2e-3,

@@ -189,16 +189,8 @@ fn pass(
     };
     let (qkv, out, dout, dqkv) = (qkv.view(), out.view(), dout.view(), dqkv.view());
     lab.backend.attention(Attention { qkv, starts, out, saved, shape });
-    lab.backend.attention_backward(AttentionBackward {
-        qkv,
-        starts,
-        out,
-        dout,
-        saved,
-        dqkv,
-        dbias: None,
-        shape,
-    });
+    let dbias = None;
+    lab.backend.attention_backward(AttentionBackward { qkv, starts, out, dout, saved, dqkv, dbias, shape });
     [lab.values(out), lab.values(dqkv)]
 }
 

@@ -52,6 +52,27 @@ __device__ inline void begin_ring(barrier (&full)[LENGTH], int fillers, barrier 
     for (int i = 0; i < LENGTH; ++i) begin_barrier(&full[i], fillers), begin_barrier(&empty[i], 2 * GROUP / WARP);
 }
 
+// The first group of warps serves the other two, which have most of its registers and one half of the work each.
+template <class Work> __device__ inline void divide(const Work &work) {
+    // The same for a whole warp, and the compiler shall know it.
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0);
+    if (threadIdx.x == 0) {
+        work.begin_barriers();
+        publish_shared();
+    }
+    __syncthreads();
+    if (group == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        work.serve();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        if (group == 1)
+            work.template make<0>();
+        else
+            work.template make<1>();
+    }
+}
+
 // Of a group of warps.
 __device__ inline int thread() { return threadIdx.x % GROUP; }
 __device__ inline int warp() { return thread() / WARP; }

@@ -33,12 +33,11 @@
 
 #include "hopper_attention.cuh"
 
-constexpr int KEYS = BLOCK, QUERIES = 64;   // of a block and of a tile
+constexpr int KEYS = BLOCK, QUERIES = 64; // of a block and of a tile
 constexpr int CHUNK_BYTES = 64 * CHUNK * 2, VECTORS_BYTES = CHUNKS * CHUNK_BYTES; // of 64 vectors
 // Blocks of keys, tiles and tiles of dscores that are under way or in use.
 constexpr int BLOCKS = PADDED == 64 ? 2 : 1, TILES = PADDED == 64 ? 3 : 2, SLOTS = 3;
-// Bands of heads whose sums of dqueries there is room for, how long after a band they are rounded, and counters in
-// turn.
+// Bands of heads whose sums of dqueries there is room for, how long after a band they are rounded, and counters.
 constexpr int RING = LAUNCH_RING, LAG = RING / 2, COUNTED = 2 * RING;
 // Columns of dqueries that each group of warps makes: whole chunks, if there are several.
 constexpr int FIRST_COLUMNS = PADDED == 64 ? 32 : 64, SECOND_COLUMNS = PADDED - FIRST_COLUMNS;
@@ -52,7 +51,7 @@ struct Shared {
     unsigned char keys[BLOCKS][2 * VECTORS_BYTES], values[BLOCKS][2 * VECTORS_BYTES];
     unsigned char queries[TILES][VECTORS_BYTES], gradients[TILES][VECTORS_BYTES];
     unsigned char dscores[SLOTS][KEYS * QUERIES * 2]; // [keys][queries]
-    unsigned char staging[2][VECTORS_BYTES];             // what each group of warps makes, on its way out
+    unsigned char staging[2][VECTORS_BYTES];          // what each group of warps makes, on its way out
     float log_sums[TILES][QUERIES], dots[TILES][QUERIES];
     barrier block_full[BLOCKS], block_empty[BLOCKS], tile_full[TILES], tile_empty[TILES];
     barrier slot_full[SLOTS], slot_empty[SLOTS];
@@ -159,7 +158,7 @@ struct Gradients {
     }
 
     // A group of warps: its half of every block of keys.
-    template <int INDEX> __device__ void make_gradients() const {
+    template <int INDEX> __device__ void make() const {
         Place<BLOCKS> block;
         Place<TILES> tile;
         Place<SLOTS> slot;
@@ -412,32 +411,20 @@ struct Gradients {
         }
     };
 
-    __device__ void run() const {
-        // The same for a whole warp, and the compiler shall know it.
-        const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0);
-        if (threadIdx.x == 0) {
-            begin_ring(shared.block_full, 1, shared.block_empty);
-            begin_ring(shared.tile_full, 1, shared.tile_empty);
-            begin_ring(shared.slot_full, 2 * GROUP / WARP, shared.slot_empty);
-            for (int i = 0; i < 2; ++i) {
-                begin_barrier(&shared.over_full[i], 2 * GROUP / WARP);
-                begin_barrier(&shared.over_empty[i], 1);
-            }
-            for (int i = 0; i < BLOCKS; ++i) begin_barrier(&shared.sums_free[i], 1);
-            publish_shared();
+    __device__ void begin_barriers() const {
+        begin_ring(shared.block_full, 1, shared.block_empty);
+        begin_ring(shared.tile_full, 1, shared.tile_empty);
+        begin_ring(shared.slot_full, 2 * GROUP / WARP, shared.slot_empty);
+        for (int i = 0; i < 2; ++i) {
+            begin_barrier(&shared.over_full[i], 2 * GROUP / WARP);
+            begin_barrier(&shared.over_empty[i], 1);
         }
-        __syncthreads();
-        if (group == 0) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-            if (threadIdx.x == 0) fetch_all();
-            if (threadIdx.x == WARP) count_over();
-        } else {
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-            if (group == 1)
-                make_gradients<0>();
-            else
-                make_gradients<1>();
-        }
+        for (int i = 0; i < BLOCKS; ++i) begin_barrier(&shared.sums_free[i], 1);
+    }
+
+    __device__ void serve() const {
+        if (threadIdx.x == 0) fetch_all();
+        if (threadIdx.x == WARP) count_over();
     }
 };
 
@@ -447,9 +434,8 @@ extern "C" __global__ void __launch_bounds__(3 * GROUP, 1)
                                int heads, int kv_heads, float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const Shape shape{batch, sequence, heads, kv_heads, scale};
-    Gradients{tensors,  log_sums,     dots,  dquery_sums, dquery_partials,
-              counters, counters + 1, shape, *(Shared *)memory}
-        .run();
+    divide(Gradients{tensors, log_sums, dots, dquery_sums, dquery_partials, counters, counters + 1, shape,
+                     *(Shared *)memory});
 }
 
 // A thread has 16 bytes of a head, for all tokens of a chunk; 8 or 16 threads are a head's. Grid: heads, chunks.

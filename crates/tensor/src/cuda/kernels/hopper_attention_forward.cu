@@ -101,7 +101,7 @@ struct Forward {
     }
 
     // A group of warps: its half of every block of queries.
-    template <int INDEX> __device__ void make_out() const {
+    template <int INDEX> __device__ void make() const {
         Place<BLOCKS> block;
         Place<TILES> tile;
         if (INDEX == 1) pass_turn(1);
@@ -293,26 +293,14 @@ struct Forward {
         }
     };
 
-    __device__ void run() const {
-        // The same for a whole warp, and the compiler shall know it.
-        const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0);
-        if (threadIdx.x == 0) {
-            begin_ring(shared.block_full, 1, shared.block_empty);
-            begin_ring(shared.keys_full, 1, shared.keys_empty);
-            begin_ring(shared.values_full, 1, shared.values_empty);
-            publish_shared();
-        }
-        __syncthreads();
-        if (group == 0) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-            if (threadIdx.x == 0) fetch_all();
-        } else {
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-            if (group == 1)
-                make_out<0>();
-            else
-                make_out<1>();
-        }
+    __device__ void begin_barriers() const {
+        begin_ring(shared.block_full, 1, shared.block_empty);
+        begin_ring(shared.keys_full, 1, shared.keys_empty);
+        begin_ring(shared.values_full, 1, shared.values_empty);
+    }
+
+    __device__ void serve() const {
+        if (threadIdx.x == 0) fetch_all();
     }
 };
 
@@ -321,5 +309,5 @@ extern "C" __global__ void __launch_bounds__(3 * GROUP, 1)
                              int sequence, int heads, int kv_heads, float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const Shape shape{batch, sequence, heads, kv_heads, scale};
-    Forward{tensors, log_sums, counter, shape, *(Shared *)memory}.run();
+    divide(Forward{tensors, log_sums, counter, shape, *(Shared *)memory});
 }
