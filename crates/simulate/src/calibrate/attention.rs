@@ -29,7 +29,6 @@ pub fn rate<'a>(
     });
     let backward = timing(bench, &|| {
         let (qkv, out, dout, dqkv) = (qkv.view(), out.view(), dout.view(), dqkv.view());
-        let dbias = None;
         backend.attention_backward(AttentionBackward {
             qkv,
             starts: None,
@@ -37,7 +36,7 @@ pub fn rate<'a>(
             dout,
             saved,
             dqkv,
-            dbias,
+            dbias: None,
             shape,
         });
     });

@@ -236,7 +236,6 @@ fn scratch_users(lab: &Lab, buffers: &[Buffer; 4], log_sums: &Buffer) {
     let (saved, out) = (AttentionSaved::LogSumExp(log_sums.view()), y.slice(0..ROWS * 64));
     let (qkv, starts) = (x, None);
     lab.backend.attention(Attention { qkv, starts, out, saved, shape });
-    let dbias = None;
     lab.backend.attention_backward(AttentionBackward {
         qkv,
         starts,
@@ -244,7 +243,7 @@ fn scratch_users(lab: &Lab, buffers: &[Buffer; 4], log_sums: &Buffer) {
         dout: out,
         saved,
         dqkv: dx,
-        dbias,
+        dbias: None,
         shape,
     });
 }

@@ -73,7 +73,6 @@ fn play(backend: &dyn Backend) -> u64 {
     backend.upload_tokens(&vec![0; shape.rows()], documents.view());
     for starts in [None, Some(documents.view())] {
         backend.attention(Attention { qkv, starts, out, saved, shape });
-        let dbias = None;
         backend.attention_backward(AttentionBackward {
             qkv,
             starts,
@@ -81,7 +80,7 @@ fn play(backend: &dyn Backend) -> u64 {
             dout: out,
             saved,
             dqkv,
-            dbias,
+            dbias: None,
             shape,
         });
     }
