@@ -3,6 +3,7 @@
 //! The tests need a card. Where there is none they say so and pass.
 
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kintsugi_engine::{Event, MemoryChoice, TrainOptions, device, train};
 use kintsugi_plan::{Plan, config};
@@ -31,14 +32,16 @@ fn plan(settings: &[&str]) -> Plan {
     config::resolve(None, "demo", &settings).expect("a legal config")
 }
 
-/// Whether there is a card; if not, says why not.
-fn card() -> bool {
+/// The card, which runs of this process have in turns: one that ends waits for all of the card, and that would end the
+/// capture of another. Where there is none, says why not.
+fn card() -> Option<MutexGuard<'static, ()>> {
+    static CARD: Mutex<()> = Mutex::new(());
     match libraries::devices() {
         Ok(0) => eprintln!("skipped: the driver shows no device"),
         Err(error) => eprintln!("skipped: {error}"),
-        Ok(_) => return true,
+        Ok(_) => return Some(CARD.lock().unwrap_or_else(PoisonError::into_inner)),
     }
-    false
+    None
 }
 
 /// Loss, norm, scale and validation loss of every step, bit for bit, and how many steps were replayed.
@@ -77,9 +80,7 @@ fn steps_that_are_read_late_or_replayed_have_the_same_bits() {
         let [eager, graph] =
             ["run.graph=false", "run.graph=true"].map(|graph| plan(&[settings, &[graph]].concat()));
         let _legal_without_a_card = [&eager, &graph].map(|plan| options(plan, false));
-        if !card() {
-            continue;
-        }
+        let Some(_turn) = card() else { continue };
         let (expected, none) = run(&eager, false);
         assert_eq!(none, 0);
         assert_eq!(run(&eager, true).0, expected, "read late, {settings:?}");
@@ -95,7 +96,7 @@ fn steps_that_are_read_late_or_replayed_have_the_same_bits() {
 #[test]
 fn tuned_products_are_replayed_once_they_are_chosen() {
     let plan = plan(&["precision.compute=bf16", "run.deterministic=false", "run.steps=40"]);
-    if card() {
+    if let Some(_turn) = card() {
         let (bits, replayed) = run(&plan, true);
         let [first, last] = [bits[0][0], bits[39][0]].map(f64::from_bits);
         // All are chosen in the first step.
@@ -107,9 +108,7 @@ fn tuned_products_are_replayed_once_they_are_chosen() {
 fn a_replayed_run_stops_when_asked_to() {
     let plan = plan(&["precision.compute=bf16", "run.steps=1000", "run.eval_every=0"]);
     let (options, mut steps) = (options(&plan, true), 0);
-    if !card() {
-        return;
-    }
+    let Some(_turn) = card() else { return };
     let outcome = train(&plan, &options, |event| {
         if let Event::Step(report) = event {
             steps = report.step;

@@ -55,20 +55,18 @@ pub fn backward(
     [dots, dquery_sums, counters]: [u64; 3],
     sums: Option<&BiasSums>,
 ) -> Result<(), CudaError> {
-    let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = op.shape;
+    let AttentionShape { heads, kv_heads, head_dim, .. } = op.shape;
     let sizes = sizes(op.shape);
-    let [batch_size, sequence_size, heads_size, kv_heads_size, scale] = sizes;
+    let grid = persistent(kernels, Tiles::new(head_dim).gradients_shared());
     let (dots, dquery_sums, counters) = (dots.into(), dquery_sums.into(), counters.into());
     let launch = Launch { kernels, source: &HOPPER_ATTENTION_BACKWARD, head_dim };
 
-    let ring = Ring::new(kernels, op.shape);
     let chunks = prepare_chunks(kernels, op.shape) as u32;
     let blocks = (heads.div_ceil(heads_prepared(head_dim)) as u32, chunks, 1);
     let by_chunk = Grid { blocks, threads: GROUP, shared: 0 };
     let dout_sums = sums.map_or(0, |sums| sums.of_dout).into();
-    let ring_rows = Argument::from((ring.heads.min(batch * heads) * sequence) as u32);
     let arguments = [pointer(op.out), pointer(op.dout), dots, dquery_sums, dout_sums, counters];
-    let arguments = [&arguments[..], &[batch_size, sequence_size, heads_size, ring_rows]].concat();
+    let arguments = [&arguments[..], &sizes[..4], &[grid.blocks.0.into()]].concat();
     launch.run("hopper_attention_prepare", by_chunk, &[], &arguments)?;
 
     let all_heads = heads + 2 * kv_heads;
@@ -76,33 +74,7 @@ pub fn backward(
     let maps = [qkv?, by_head(op.dout, op.shape, heads)?, dqkv?];
     let partials = sums.map_or(0, |sums| sums.of_dqueries).into();
     let arguments = [&[pointer(log_sums), dots, dquery_sums, partials, counters], &sizes[..]].concat();
-    let grid = persistent(kernels, Tiles::new(head_dim).gradients_shared());
-    launch.run("hopper_attention_gradients", grid, &tensor_map::table(&maps), &arguments)?;
-
-    let blocks = ((sequence / QUERIES) as u32, (batch * heads - ring.first_left) as u32, 1);
-    let by_tile = Grid { blocks, threads: GROUP, shared: 0 };
-    let [first, ring_heads] = [ring.first_left, ring.heads].map(|heads| Argument::from(heads as u32));
-    let arguments = [dquery_sums, pointer(op.dqkv), partials];
-    let sizes = [sequence_size, heads_size, kv_heads_size, first, ring_heads, scale];
-    let arguments = [&arguments[..], &sizes].concat();
-    launch.run("hopper_attention_dqueries", by_tile, &[], &arguments)
-}
-
-/// Sums of the queries' gradients, as the backward's kernels divide them: there is room for some heads at a time.
-struct Ring {
-    /// Query heads that there is room for.
-    heads: usize,
-    /// The first head that is left to the last kernel.
-    first_left: usize,
-}
-
-impl Ring {
-    fn new(kernels: &Kernels, shape: AttentionShape) -> Self {
-        let AttentionShape { batch, sequence, heads, kv_heads, .. } = shape;
-        let together = (kernels.stream().multiprocessors() / (sequence / BLOCK)).max(1) * (heads / kv_heads);
-        let bands = (batch * heads).div_ceil(together);
-        Ring { heads: RING * together, first_left: bands.saturating_sub(RING / 2) * together }
-    }
+    launch.run("hopper_attention_gradients", grid, &tensor_map::table(&maps), &arguments)
 }
 
 /// Partial sums of the gradient of qkv's bias, where each query head has keys of its own.

@@ -24,7 +24,7 @@ struct Item {
     int band, within, count; // the item's place in its band, which has so many
 
     __device__ Item(int index, int heads, const Shape &shape) {
-        const int blocks = shape.blocks(), together = heads_together(shape);
+        const int blocks = shape.blocks(), together = heads_together(shape, gridDim.x);
         const int first = index / (together * blocks) * together;
         const int here = min(together, shape.batch * heads - first);
         band = first / together, within = index - first * blocks, count = here * blocks;
@@ -32,7 +32,8 @@ struct Item {
         sample = at / heads, head = at % heads, rank = within / here;
     }
 
-    __device__ static int heads_together(const Shape &shape) { return max(1, (int)gridDim.x / shape.blocks()); }
+    // Of so many blocks of threads.
+    __device__ static int heads_together(const Shape &shape, int blocks) { return max(1, blocks / shape.blocks()); }
 };
 
 // A place in a ring, and how often it was passed, modulo 2.

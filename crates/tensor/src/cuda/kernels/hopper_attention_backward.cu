@@ -8,7 +8,6 @@
 //
 //   hopper_attention_prepare    dots = Σ dout ∘ out, dquery_sums = 0
 //   hopper_attention_gradients  dkeys and dvalues, to dquery_sums what each block of keys adds, and dqueries from these
-//   hopper_attention_dqueries   dqueries of the last heads
 //
 // Where the gradient of qkv's bias is wanted, what is read anyway is also summed over tokens: weights of a query add up
 // to 1, so that the sum of dvalues is that of dout; the sum of dkeys is 0, since softmax does not see what is added to
@@ -28,7 +27,7 @@
 //
 // FLOPs for each score that is seen: 10·HEAD_DIM. Batch 64, heads 12, sequence 1024, HEAD_DIM 64: 258 GFLOP, 0.32 ms at
 // 800 TFLOP/s. A tile of 64 by 128 scores takes 1280 clocks of a multiprocessor's tensor cores; meanwhile its products
-// read 144 kB of shared memory, 1150 clocks, and its exponentials take 512. Bytes of all three kernels: 18·HEAD_DIM for
+// read 144 kB of shared memory, 1150 clocks, and its exponentials take 512. Bytes of both kernels: 18·HEAD_DIM for
 // a query of a head if kv_heads = heads, 0.9 GB or 0.21 ms at 4.3 TB/s, most of it while the tensor cores work.
 
 #include "hopper_attention.cuh"
@@ -67,11 +66,6 @@ __device__ inline void add_to_memory(float *to, const float *x) {
                  : "memory");
 }
 
-// Where the sums of a band of heads begin, in tiles.
-__device__ inline int first_sums(int band, const Shape &shape) {
-    return band % RING * Item::heads_together(shape) * shape.heads_per_key() * (shape.sequence / QUERIES);
-}
-
 struct Gradients {
     const Tensors &tensors;
     const float *log_sums, *dots;
@@ -80,8 +74,16 @@ struct Gradients {
     Shape shape;
     Shared &shared;
 
+    // Heads of keys of a band.
+    __device__ int heads_together() const { return Item::heads_together(shape, gridDim.x); }
+    // Tiles of queries of a whole band.
+    __device__ int band_tiles() const { return heads_together() * shape.heads_per_key() * (shape.sequence / QUERIES); }
+
     // The first of its keys; those with the most queries are the first of a sequence.
     __device__ int row_of(const Item &item) const { return item.sample * shape.sequence + item.rank * KEYS; }
+
+    // Of all samples.
+    __device__ int heads_of_keys() const { return shape.batch * shape.kv_heads; }
 
     // One thread of a block: takes blocks of keys until there are no more, and keeps the rings full.
     __device__ void fetch_all() const {
@@ -91,7 +93,7 @@ struct Gradients {
             barrier *full = &shared.block_full[block.index];
             await(&shared.block_empty[block.index], block.parity ^ 1);
             const int index = atomicAdd(counter, 1);
-            if (index >= shape.batch * shape.kv_heads * shape.blocks()) {
+            if (index >= heads_of_keys() * shape.blocks()) {
                 shared.items[block.index].rank = -1;
                 arrive(full);
                 return;
@@ -116,10 +118,11 @@ struct Gradients {
         }
     }
 
-    // Waits until all items of a band are over. The last band, which may have fewer, is never waited for.
+    // Waits until all items of a band are over.
     __device__ void await_over(int band) const {
         if (band < 0) return;
-        const int all = (band / COUNTED + 1) * Item::heads_together(shape) * shape.blocks();
+        const int before = band / COUNTED * heads_together(), here = min(heads_together(), heads_of_keys() - band * heads_together());
+        const int all = (before + here) * shape.blocks();
         int now;
         do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(over + band % COUNTED) : "memory");
         while (now < all);
@@ -170,7 +173,7 @@ struct Gradients {
             const int first = item.rank * (KEYS / QUERIES), end = shape.sequence / QUERIES;
             const int head = item.within % (item.count / shape.blocks()) * shape.heads_per_key();
             Half<INDEX> half(*this, block.index);
-            float *sums = sums_of(first_sums(item.band, shape) + head * end + first);
+            float *sums = sums_of(item.band) + (size)(head * end + first) * (QUERIES * HEAD_DIM);
             half.template take<false>(tile, 0, slot, slot, false, sums);
             const int tiles = shape.heads_per_key() * (end - first);
             for (int i = 1, here = first; i < tiles; ++i) {
@@ -189,10 +192,17 @@ struct Gradients {
             tile.next(), slot.next();
             arrive_warp(&shared.block_empty[block.index]);
             half.store(item);
-            half.round_share(item);
+            half.round_band(item.band - LAG, 2 * item.within, 2 * item.count);
             tell_over<INDEX>(told, item.band);
         }
         tell_over<INDEX>(told, -1);
+        // The last bands have no items after them.
+        const int bands = (heads_of_keys() + heads_together() - 1) / heads_together();
+        for (int band = bands - LAG; band < bands; ++band) {
+            if (thread() == 0) await_over(band);
+            await_group(INDEX);
+            Half<INDEX>(*this, 0).round_band(band, 2 * blockIdx.x, 2 * gridDim.x);
+        }
         if (thread() == 0) await_all_puts();
     }
 
@@ -203,8 +213,10 @@ struct Gradients {
         place.next();
     }
 
-    // Of a tile of the ring.
-    __device__ float *sums_of(int tile) const { return dquery_sums + (size)tile * (QUERIES * HEAD_DIM); }
+    // Those of a band.
+    __device__ float *sums_of(int band) const {
+        return dquery_sums + (size)(band % RING) * band_tiles() * (QUERIES * HEAD_DIM);
+    }
 
     // What a group of warps has of a block of keys.
     template <int INDEX> struct Half {
@@ -349,14 +361,14 @@ struct Gradients {
             store_vectors(dkeys, shape.scale, key, row);
         }
 
-        // The item's share of the band LAG before: rounds sums, and leaves zeros.
-        __device__ void round_share(const Item &item) const {
+        // Rounds sums of a band, if there is one, and leaves zeros: of each `step` tiles from the first on, those of the group.
+        __device__ void round_band(int band, int first, int step) const {
             const Shape &shape = of.shape;
-            const int band = item.band - LAG, heads = Item::heads_together(shape) * shape.heads_per_key();
-            const int tiles = shape.sequence / QUERIES;
+            const int tiles = shape.sequence / QUERIES, begin = band * of.heads_together() * shape.heads_per_key();
+            const int end = min(of.band_tiles(), (shape.batch * shape.heads - begin) * tiles);
             if (band < 0) return;
-            for (int i = 2 * item.within + INDEX; i < heads * tiles; i += 2 * item.count) {
-                float4 *from = (float4 *)of.sums_of(first_sums(band, shape) + i) + thread();
+            for (int i = first + INDEX; i < end; i += step) {
+                float4 *from = (float4 *)(of.sums_of(band) + (size)i * (QUERIES * HEAD_DIM)) + thread();
                 float x[PADDED / 2] = {};
 #pragma unroll
                 for (int j = 0; j < PIECES; ++j) {
@@ -366,7 +378,7 @@ struct Gradients {
 #pragma unroll
                 for (int j = 0; j < PIECES; ++j) __stcg(from + j * GROUP, make_float4(0, 0, 0, 0));
                 // Counted over all samples, as heads of keys are.
-                const int head = band * heads + i / tiles;
+                const int head = begin + i / tiles;
                 const int row = head / shape.heads * shape.sequence + i % tiles * QUERIES;
                 store_vectors(x, shape.scale, head % shape.heads, row);
                 if (of.dquery_partials) sum_vectors(row / QUERIES, head % shape.heads);
@@ -442,7 +454,7 @@ extern "C" __global__ void __launch_bounds__(3 * GROUP, 1)
 extern "C" __global__ void __launch_bounds__(GROUP)
     hopper_attention_prepare(const bf16 *__restrict__ out, const bf16 *__restrict__ dout, float *__restrict__ dots,
                              float *__restrict__ dquery_sums, float *__restrict__ dout_sums, int *__restrict__ counters,
-                             int batch, int sequence, int heads, int ring_rows) {
+                             int batch, int sequence, int heads, int kv_heads, int blocks) {
     constexpr int SIDE = PIECES <= 8 ? 8 : 16;
     static_assert(GROUP / SIDE == LAUNCH_HEADS, "not what is launched");
     const int head = blockIdx.x * LAUNCH_HEADS + threadIdx.x / SIDE, piece = threadIdx.x % SIDE;
@@ -473,43 +485,9 @@ extern "C" __global__ void __launch_bounds__(GROUP)
     if (dout_sums && exists) store(dout_sums + blockIdx.y * row + column, sums);
     const int threads = gridDim.x * gridDim.y * GROUP;
     const int thread = (blockIdx.y * gridDim.x + blockIdx.x) * GROUP + threadIdx.x;
+    const int together = Item::heads_together(Shape{batch, sequence, heads, kv_heads}, blocks) * (heads / kv_heads);
+    const size room = (size)min(RING * together, batch * heads) * sequence * HEAD_DIM / 4;
     float4 *cleared = (float4 *)dquery_sums;
-    for (size i = thread; i < (size)ring_rows * HEAD_DIM / 4; i += threads) cleared[i] = make_float4(0, 0, 0, 0);
+    for (size i = thread; i < room; i += threads) cleared[i] = make_float4(0, 0, 0, 0);
     if (thread <= COUNTED) counters[thread] = 0;
-}
-
-// A block rounds one tile of a head, from `first` on: those of the last LAG bands.
-extern "C" __global__ void __launch_bounds__(GROUP)
-    hopper_attention_dqueries(const float *dquery_sums, bf16 *dqkv, float *dquery_partials, int sequence, int heads,
-                              int kv_heads, int first, int ring_heads, float scale) {
-    constexpr int ROW = HEAD_DIM + 8; // rows begin in different banks
-    __shared__ alignas(16) bf16 rows[QUERIES * ROW];
-    const int tile = blockIdx.x, tiles = sequence / QUERIES;
-    const unsigned int counted = first + blockIdx.y; // over all samples
-    const int sample = counted / heads, head = counted % heads;
-    const size index = (size)(counted % ring_heads) * tiles + tile;
-    const float4 *from = (const float4 *)(dquery_sums + index * (QUERIES * HEAD_DIM)) + threadIdx.x;
-    const int row = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4, column = threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < PIECES; ++j) {
-        const float4 x = from[j * GROUP];
-        const float upper[2] = {x.x * scale, x.y * scale}, lower[2] = {x.z * scale, x.w * scale};
-        *(word *)&rows[row * ROW + 8 * j + column] = narrow_word<bf16>(upper);
-        *(word *)&rows[(row + 8) * ROW + 8 * j + column] = narrow_word<bf16>(lower);
-    }
-    __syncthreads();
-    const int stride = (heads + 2 * kv_heads) * HEAD_DIM;
-    bf16 *to = dqkv + ((size)sample * sequence + tile * QUERIES) * stride + head * HEAD_DIM;
-    for (int i = threadIdx.x; i < QUERIES * PIECES; i += GROUP) {
-        const int query = i / PIECES, piece = i % PIECES;
-        *(uint4 *)(to + (size)query * stride + piece * 8) = *(const uint4 *)&rows[query * ROW + piece * 8];
-    }
-    if (!dquery_partials || threadIdx.x >= HEAD_DIM) return;
-    for (int half = 0; half < 2; ++half) {
-        float sum = 0.0f;
-#pragma unroll 8
-        for (int i = 0; i < QUERIES / 2; ++i) sum += widen(rows[(QUERIES / 2 * half + i) * ROW + threadIdx.x]);
-        const size part = ((size)sample * tiles + tile) * 2 + half;
-        dquery_partials[part * (heads * HEAD_DIM) + head * HEAD_DIM + threadIdx.x] = sum;
-    }
 }
