@@ -274,13 +274,13 @@ struct Gradients {
         // The group's 64 vectors times all of a tile's, each along its columns.
         __device__ void issue_dots(float (&d)[QUERIES / 2], const unsigned char *left,
                                    const unsigned char *right) const {
-            const word rows = shared_address(left) + INDEX * CHUNK_BYTES, columns = shared_address(right);
+            const Factor rows(left + INDEX * CHUNK_BYTES), columns(right);
             begin_products();
 #pragma unroll
             for (int k = 0; k < PADDED; k += 16) {
                 const int chunk = k / CHUNK, within = k % CHUNK * 2;
-                multiply<false, false>(d, factor(rows + chunk * 2 * CHUNK_BYTES + within),
-                                       factor(columns + chunk * CHUNK_BYTES + within), k > 0);
+                multiply<false, false>(d, rows + (chunk * 2 * CHUNK_BYTES + within),
+                                       columns + (chunk * CHUNK_BYTES + within), k > 0);
             }
             end_products();
         }
@@ -288,25 +288,24 @@ struct Gradients {
         // sum += weights · vectors of a tile, or = if there is nothing to add to.
         __device__ void issue_sums(float (&sum)[PADDED / 2], const word (&weights)[QUERIES / 16][4],
                                    const unsigned char *vectors, bool add) const {
-            const word at = shared_address(vectors);
+            const Factor columns(vectors, CHUNK_BYTES);
             begin_products();
 #pragma unroll
             for (int k = 0; k < QUERIES / 16; ++k)
-                multiply<true>(sum, weights[k], factor(at + k * 16 * CHUNK * 2, CHUNK_BYTES), add || k > 0);
+                multiply<true>(sum, weights[k], columns + k * 16 * CHUNK * 2, add || k > 0);
             end_products();
         }
 
         // dqueries = dscores of both groups · keys, the group's columns.
         __device__ void issue_dqueries(Place<SLOTS> slot) {
             await(&shared.slot_full[slot.index], slot.parity);
-            const word left = shared_address(shared.dscores[slot.index]);
-            const word right =
-                shared_address(shared.keys[block]) + FIRST / CHUNK * 2 * CHUNK_BYTES + FIRST % CHUNK * 2;
+            const Factor left(shared.dscores[slot.index]);
+            const Factor right(shared.keys[block] + FIRST / CHUNK * 2 * CHUNK_BYTES + FIRST % CHUNK * 2,
+                               2 * CHUNK_BYTES);
             begin_products();
 #pragma unroll
             for (int k = 0; k < KEYS / 16; ++k)
-                multiply<true, true>(dqueries, factor(left + k * 16 * QUERIES * 2),
-                                     factor(right + k * 16 * CHUNK * 2, 2 * CHUNK_BYTES), k > 0);
+                multiply<true, true>(dqueries, left + k * 16 * QUERIES * 2, right + k * 16 * CHUNK * 2, k > 0);
             end_products();
         }
 

@@ -195,23 +195,22 @@ struct Forward {
         }
 
         template <int COUNT> __device__ void issue_scores(float (&scores)[COUNT], int tile) const {
-            const word rows = shared_address(shared.queries[block]) + INDEX * HALF_BYTES;
-            const word columns = shared_address(shared.keys[tile]);
+            const Factor rows(shared.queries[block] + INDEX * HALF_BYTES), columns(shared.keys[tile]);
             begin_products();
 #pragma unroll
             for (int k = 0; k < PADDED; k += 16) {
                 const int at = k / CHUNK * CHUNK_BYTES + k % CHUNK * 2;
-                multiply<false, false>(scores, factor(rows + at), factor(columns + at), k > 0);
+                multiply<false, false>(scores, rows + at, columns + at, k > 0);
             }
             end_products();
         }
 
         template <bool FIRST> __device__ void issue_out(int tile) {
-            const word at = shared_address(shared.values[tile]);
+            const Factor columns(shared.values[tile], CHUNK_BYTES);
             begin_products();
 #pragma unroll
             for (int k = 0; k < (FIRST ? SEEN : BLOCK) / 16; ++k)
-                multiply<true>(out, weights[k], factor(at + k * 16 * CHUNK * 2, CHUNK_BYTES), !FIRST || k > 0);
+                multiply<true>(out, weights[k], columns + k * 16 * CHUNK * 2, !FIRST || k > 0);
             end_products();
         }
 

@@ -95,11 +95,23 @@ __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned
 __device__ inline void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // Where wgmma finds a factor in shared memory: rows of 64 elements of two bytes, swizzled by the copy engine, in groups
-// of eight; `chunk` is the distance of chunks of 64 columns, where rows lie along k and a factor is wider than one.
-__device__ inline unsigned long long factor(word at, int chunk = 16) {
-    constexpr unsigned long long EIGHT_ROWS = 8 * 128, SWIZZLE = 1;
-    return (at & 0x3ffff) >> 4 | (unsigned long long)(chunk >> 4) << 16 | EIGHT_ROWS >> 4 << 32 | SWIZZLE << 62;
-}
+// of eight. That is a descriptor of 64 bits, of which the upper half is the same for all.
+struct Factor {
+    word lower;
+
+    // `chunk` is the distance of chunks of 64 columns, where rows lie along k and a factor is wider than one.
+    __device__ explicit Factor(const void *at, int chunk = 16)
+        : lower((shared_address(at) & 0x3ffff) >> 4 | (word)(chunk >> 4) << 16) {}
+
+    // So many bytes further: one instruction, where a new descriptor would be four.
+    __device__ Factor operator+(int bytes) const {
+        Factor there = *this;
+        there.lower += bytes >> 4;
+        return there;
+    }
+};
+
+#define FACTOR(NAME, LOWER) "mov.b64 " NAME ", {" LOWER ", 0x40000040};\n" // groups of 1024 bytes; swizzled
 
 // The inverse of load_matrices.
 __device__ inline void store_matrices(word at, const word (&words)[4]) {
@@ -115,83 +127,86 @@ __device__ inline void store_matrices(word at, const word (&words)[4]) {
 // lane / 4 + 8·(i / 2) and column 8·j + 2·(lane % 4) + i % 2 the number d[4·j + i]. A factor lies in shared memory with
 // its rows along k or across it; the left one may be in registers instead, where a product has left it, rounded.
 template <bool LEFT_ALONG_K, bool RIGHT_ALONG_K>
-__device__ inline void multiply(float (&d)[16], unsigned long long left, unsigned long long right, bool add) {
-    asm volatile("{\n.reg .pred add;\n"
+__device__ inline void multiply(float (&d)[16], Factor left, Factor right, bool add) {
+    asm volatile("{\n.reg .pred add;\n.reg .b64 left, right;\n"
+                 FACTOR("left", "%16") FACTOR("right", "%17")
                  "setp.ne.b32 add, %18, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "%16, %17, add, 1, 1, %19, %20;\n}"
+                 "left, right, add, 1, 1, %19, %20;\n}"
                  : FLOATS_16(d, 0)
-                 : "l"(left), "l"(right), "r"((int)add), "n"(LEFT_ALONG_K ? 1 : 0),
+                 : "r"(left.lower), "r"(right.lower), "r"((int)add), "n"(LEFT_ALONG_K ? 1 : 0),
                    "n"(RIGHT_ALONG_K ? 1 : 0));
 }
 
 template <bool LEFT_ALONG_K, bool RIGHT_ALONG_K>
-__device__ inline void multiply(float (&d)[32], unsigned long long left, unsigned long long right, bool add) {
-    asm volatile("{\n.reg .pred add;\n"
+__device__ inline void multiply(float (&d)[32], Factor left, Factor right, bool add) {
+    asm volatile("{\n.reg .pred add;\n.reg .b64 left, right;\n"
+                 FACTOR("left", "%32") FACTOR("right", "%33")
                  "setp.ne.b32 add, %34, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "%32, %33, add, 1, 1, %35, %36;\n}"
+                 "left, right, add, 1, 1, %35, %36;\n}"
                  : FLOATS_16(d, 0), FLOATS_16(d, 16)
-                 : "l"(left), "l"(right), "r"((int)add), "n"(LEFT_ALONG_K ? 1 : 0),
+                 : "r"(left.lower), "r"(right.lower), "r"((int)add), "n"(LEFT_ALONG_K ? 1 : 0),
                    "n"(RIGHT_ALONG_K ? 1 : 0));
 }
 
 template <bool RIGHT_ALONG_K>
-__device__ inline void multiply(float (&d)[32], const word (&left)[4], unsigned long long right, bool add) {
-    asm volatile("{\n.reg .pred add;\n"
+__device__ inline void multiply(float (&d)[32], const word (&left)[4], Factor right, bool add) {
+    asm volatile("{\n.reg .pred add;\n.reg .b64 right;\n" FACTOR("right", "%36")
                  "setp.ne.b32 add, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, add, 1, 1, %38;\n}"
+                 "{%32, %33, %34, %35}, right, add, 1, 1, %38;\n}"
                  : FLOATS_16(d, 0), FLOATS_16(d, 16)
-                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"((int)add),
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right.lower), "r"((int)add),
                    "n"(RIGHT_ALONG_K ? 1 : 0));
 }
 
 template <bool RIGHT_ALONG_K>
-__device__ inline void multiply(float (&d)[48], const word (&left)[4], unsigned long long right, bool add) {
-    asm volatile("{\n.reg .pred add;\n"
+__device__ inline void multiply(float (&d)[48], const word (&left)[4], Factor right, bool add) {
+    asm volatile("{\n.reg .pred add;\n.reg .b64 right;\n" FACTOR("right", "%52")
                  "setp.ne.b32 add, %53, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-                 "{%48, %49, %50, %51}, %52, add, 1, 1, %54;\n}"
+                 "{%48, %49, %50, %51}, right, add, 1, 1, %54;\n}"
                  : FLOATS_16(d, 0), FLOATS_16(d, 16), FLOATS_16(d, 32)
-                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"((int)add),
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right.lower), "r"((int)add),
                    "n"(RIGHT_ALONG_K ? 1 : 0));
 }
 
 template <bool LEFT_ALONG_K, bool RIGHT_ALONG_K>
-__device__ inline void multiply(float (&d)[64], unsigned long long left, unsigned long long right, bool add) {
-    asm volatile("{\n.reg .pred add;\n"
+__device__ inline void multiply(float (&d)[64], Factor left, Factor right, bool add) {
+    asm volatile("{\n.reg .pred add;\n.reg .b64 left, right;\n"
+                 FACTOR("left", "%64") FACTOR("right", "%65")
                  "setp.ne.b32 add, %66, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, add, 1, 1, %67, %68;\n}"
+                 "left, right, add, 1, 1, %67, %68;\n}"
                  : FLOATS_16(d, 0), FLOATS_16(d, 16), FLOATS_16(d, 32), FLOATS_16(d, 48)
-                 : "l"(left), "l"(right), "r"((int)add), "n"(LEFT_ALONG_K ? 1 : 0),
+                 : "r"(left.lower), "r"(right.lower), "r"((int)add), "n"(LEFT_ALONG_K ? 1 : 0),
                    "n"(RIGHT_ALONG_K ? 1 : 0));
 }
 
 template <bool RIGHT_ALONG_K>
-__device__ inline void multiply(float (&d)[64], const word (&left)[4], unsigned long long right, bool add) {
-    asm volatile("{\n.reg .pred add;\n"
+__device__ inline void multiply(float (&d)[64], const word (&left)[4], Factor right, bool add) {
+    asm volatile("{\n.reg .pred add;\n.reg .b64 right;\n" FACTOR("right", "%68")
                  "setp.ne.b32 add, %69, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "{%64, %65, %66, %67}, %68, add, 1, 1, %70;\n}"
+                 "{%64, %65, %66, %67}, right, add, 1, 1, %70;\n}"
                  : FLOATS_16(d, 0), FLOATS_16(d, 16), FLOATS_16(d, 32), FLOATS_16(d, 48)
-                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"((int)add),
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right.lower), "r"((int)add),
                    "n"(RIGHT_ALONG_K ? 1 : 0));
 }
