@@ -4,8 +4,8 @@ use crate::memory::Memory;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, CachedAttention, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Positions, PositionsBackward, Residual, Rotary, Squares, SumsOfSquares, Swiglu, SwigluBackward,
-    UpdateControl,
+    Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, Squares, SumsOfSquares, Swiglu,
+    SwigluBackward, UpdateControl,
 };
 use crate::{Buffer, Category, DType, Fetch, Repeat, Repeated, View};
 
@@ -133,6 +133,10 @@ pub trait Backend {
     fn loss_statistics(&self, op: LossStatistics);
     /// See [`CrossEntropy`].
     fn cross_entropy(&self, op: CrossEntropy);
+    /// See [`Quantize`].
+    fn quantize(&self, op: Quantize);
+    /// See [`Restore`].
+    fn restore(&self, op: Restore);
     /// See [`SumsOfSquares`].
     fn sums_of_squares(&self, op: SumsOfSquares);
     /// See [`UpdateControl`].

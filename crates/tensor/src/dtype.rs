@@ -11,7 +11,7 @@ pub enum DType {
     BF16,
     /// IEEE half.
     F16,
-    /// Token ids.
+    /// Token ids, and words of small integers.
     U32,
 }
 

@@ -20,6 +20,7 @@ mod loss;
 mod norm;
 mod optimizer;
 mod parallel;
+mod quantize;
 mod rotary;
 #[cfg(test)]
 mod testing;
@@ -37,7 +38,8 @@ use parallel::Threads;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
+    UpdateControl,
 };
 use crate::{Backend, Buffer, Category, DType, Memory, Place, View};
 
@@ -325,6 +327,16 @@ impl Backend for CpuBackend {
     fn cross_entropy(&self, op: CrossEntropy) {
         op.check();
         with_float!(op.logits.dtype(), T => loss::cross_entropy::<T>(self.threads, &op));
+    }
+
+    fn quantize(&self, op: Quantize) {
+        op.check();
+        with_float!(op.x.dtype(), T => quantize::quantize::<T>(self.threads, &op));
+    }
+
+    fn restore(&self, op: Restore) {
+        op.check();
+        with_float!(op.out.dtype(), T => quantize::restore::<T>(self.threads, &op));
     }
 
     fn sums_of_squares(&self, op: SumsOfSquares) {

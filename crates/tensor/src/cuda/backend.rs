@@ -8,12 +8,13 @@ use half::{bf16, f16};
 use super::replay::token_bytes;
 use super::{
     CudaBackend, CudaError, activation, cached_attention, column_sum, elementwise, embedding, loss, norm,
-    optimizer, rotary,
+    optimizer, quantize, rotary,
 };
 use crate::ops::{
     AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
+    UpdateControl,
 };
 use crate::{Backend, Buffer, Category, DType, Fetch, Memory, Place, Repeat, Repeated, View};
 
@@ -210,6 +211,8 @@ impl Backend for CudaBackend {
         positions_backward: PositionsBackward => embedding::positions_backward,
         loss_statistics: LossStatistics => loss::statistics,
         cross_entropy: CrossEntropy => loss::cross_entropy,
+        quantize: Quantize => quantize::quantize,
+        restore: Restore => quantize::restore,
         sums_of_squares: SumsOfSquares => optimizer::sums_of_squares,
         update_control: UpdateControl => optimizer::update_control,
         adamw: AdamW => optimizer::adamw,

@@ -55,6 +55,7 @@ sources! {
     EMBEDDING = "embedding",
     LOSS = "loss",
     OPTIMIZER = "optimizer",
+    QUANTIZE = "quantize",
     EPILOGUE = "epilogue",
     ATTENTION = "attention",
     CACHED_ATTENTION = "cached_attention",

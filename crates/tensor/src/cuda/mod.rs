@@ -25,6 +25,7 @@ mod norm;
 mod nvrtc;
 mod optimizer;
 mod pinned;
+mod quantize;
 mod replay;
 mod rotary;
 mod staging;

@@ -14,11 +14,11 @@ pub trait Check {
     fn check(&self);
 }
 
-fn expect(name: &str, view: View, len: usize) {
+pub(super) fn expect(name: &str, view: View, len: usize) {
     assert_eq!(view.len(), len, "{name} has the wrong number of elements");
 }
 
-fn expect_type(name: &str, view: View, dtype: DType) {
+pub(super) fn expect_type(name: &str, view: View, dtype: DType) {
     assert_eq!(view.dtype(), dtype, "{name} has the wrong type");
 }
 

@@ -4,10 +4,12 @@
 
 mod cached;
 mod check;
+mod quantize;
 mod step;
 
 pub use cached::CachedAttention;
 pub use check::Check;
+pub use quantize::{Bits, LEAST, Quantize, Restore, UNIT};
 pub use step::{
     AdamW, LearningRate, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control,
 };

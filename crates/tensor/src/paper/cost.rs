@@ -7,8 +7,8 @@ use crate::View;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, CachedAttention, ColumnSum,
     CrossEntropy, Embedding, EmbeddingBackward, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight,
-    LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward, Residual, Rotary,
-    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward, Quantize, Residual,
+    Restore, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 
 /// Operations of one GELU.
@@ -196,6 +196,15 @@ pub fn cross_entropy(op: &CrossEntropy) -> Kernel {
 
 pub fn update_control(op: &UpdateControl) -> Kernel {
     moved("update control", 0, &[op.control, op.control, op.sum_of_squares, op.loss_sum])
+}
+
+pub fn quantize(op: &Quantize) -> Kernel {
+    moved("quantize", 3 * op.x.len(), &[op.x, op.codes, op.scales])
+}
+
+pub fn restore(op: &Restore) -> Kernel {
+    let kernel = moved("restore", 2 * op.out.len(), &[op.codes, op.scales, op.out]);
+    kernel.and(op.accumulate.then_some(op.out))
 }
 
 pub fn sums_of_squares(op: &SumsOfSquares) -> Kernel {

@@ -14,8 +14,8 @@ use crate::cuda::{Pass, asks_cudnn, attention_workspace_bytes};
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionShape, CachedAttention, Check, ColumnSum, CrossEntropy,
     Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
-    NormBackward, Positions, PositionsBackward, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
-    UpdateControl,
+    NormBackward, Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, SumsOfSquares, Swiglu,
+    SwigluBackward, UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
@@ -234,6 +234,8 @@ impl Backend for Paper {
         positions_backward: PositionsBackward,
         loss_statistics: LossStatistics,
         cross_entropy: CrossEntropy,
+        quantize: Quantize,
+        restore: Restore,
         sums_of_squares: SumsOfSquares,
         update_control: UpdateControl,
         adamw: AdamW,

@@ -11,6 +11,7 @@ mod loss;
 mod memory;
 mod norm;
 mod products;
+mod quantize;
 mod replay;
 mod step;
 mod tables;

@@ -1,0 +1,100 @@
+//! Numbers as small integers with a scale for every block of them, as they travel in quantised collectives.
+
+use super::Check;
+use super::check::{expect, expect_type};
+use crate::{DType, View};
+
+/// Bits of an integer, in two's complement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bits {
+    /// From −7 to 7.
+    Four,
+    /// From −127 to 127.
+    Eight,
+}
+
+impl Bits {
+    /// How many there are.
+    pub const fn count(self) -> usize {
+        match self {
+            Bits::Four => 4,
+            Bits::Eight => 8,
+        }
+    }
+
+    /// The largest integer that is used. The smallest is its negative, so that numbers and their negatives round alike.
+    pub const fn largest(self) -> u8 {
+        match self {
+            Bits::Four => 7,
+            Bits::Eight => 127,
+        }
+    }
+
+    /// Integers in a word of 32 bits.
+    pub const fn per_word(self) -> usize {
+        32 / self.count()
+    }
+}
+
+/// Numbers come in multiples of so many: at least one word.
+pub const UNIT: usize = 8;
+
+/// Blocks whose numbers are all smaller, in magnitude, are zeros.
+pub const LEAST: f32 = f32::from_bits(27 << 23); // 2^-100
+
+/// `scales = max |x| / largest` for each block, and `codes = x / scale`, rounded to nearest, ties to even.
+///
+/// The scale of a block with a number that is not finite is NaN, so that such a block does not go unnoticed.
+#[derive(Clone, Copy, Debug)]
+pub struct Quantize<'a> {
+    /// Read, fp32, bf16 or fp16, `[elements]`, of which there is a multiple of [`UNIT`].
+    pub x: View<'a>,
+    /// Written, u32: words of integers, the first in the lowest bits.
+    pub codes: View<'a>,
+    /// Written, fp32, `[⌈elements / block⌉]`.
+    pub scales: View<'a>,
+    /// Numbers that share a scale, a multiple of [`UNIT`]; the last block may have fewer.
+    pub block: usize,
+    /// Bits of a code.
+    pub bits: Bits,
+}
+
+/// `out (+)= codes · scales`, the inverse of [`Quantize`] but for rounding.
+#[derive(Clone, Copy, Debug)]
+pub struct Restore<'a> {
+    /// Read, as [`Quantize`] wrote it.
+    pub codes: View<'a>,
+    /// Read, likewise.
+    pub scales: View<'a>,
+    /// Written, or added to, fp32, bf16 or fp16, `[elements]`.
+    pub out: View<'a>,
+    /// Add to `out` instead of overwriting it.
+    pub accumulate: bool,
+    /// Numbers that share a scale.
+    pub block: usize,
+    /// Bits of a code.
+    pub bits: Bits,
+}
+
+impl Check for Quantize<'_> {
+    fn check(&self) {
+        check(self.x, self.codes, self.scales, self.block, self.bits);
+    }
+}
+
+impl Check for Restore<'_> {
+    fn check(&self) {
+        check(self.out, self.codes, self.scales, self.block, self.bits);
+    }
+}
+
+fn check(numbers: View, codes: View, scales: View, block: usize, bits: Bits) {
+    let elements = numbers.len();
+    assert!(!matches!(numbers.dtype(), DType::F64 | DType::U32), "{:?} in blocks", numbers.dtype());
+    assert!(block > 0 && block.is_multiple_of(UNIT), "blocks of {block}");
+    assert!(elements.is_multiple_of(UNIT), "blocks of {elements} numbers in all");
+    expect("codes", codes, elements / bits.per_word());
+    expect_type("codes", codes, DType::U32);
+    expect("scales", scales, elements.div_ceil(block));
+    expect_type("scales", scales, DType::F32);
+}
