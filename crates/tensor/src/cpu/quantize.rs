@@ -18,7 +18,7 @@ pub fn quantize<T: Element>(threads: Threads, op: &Quantize) {
             let inverse;
             (*scale, inverse) = scale_and_inverse(x, bits);
             for (x, word) in x.chunks(bits.per_word()).zip(codes) {
-                *word = pack(x.iter().map(|&x| (narrow(x) * inverse).round_ties_even() as i32), bits);
+                *word = pack(x.iter().map(|&x| (to_f32(x) * inverse).round_ties_even() as i32), bits);
             }
         }
     });
@@ -36,7 +36,7 @@ pub fn restore<T: Element>(threads: Threads, op: &Restore) {
         for ((codes, &scale), out) in codes.0.chunks(words).zip(scales).zip(out.0.chunks_mut(block)) {
             for (&word, out) in codes.iter().zip(out.chunks_mut(bits.per_word())) {
                 for (out, code) in out.iter_mut().zip(unpack(word, bits)) {
-                    let before = if accumulate { narrow(*out) } else { 0.0 };
+                    let before = if accumulate { to_f32(*out) } else { 0.0 };
                     *out = T::narrow(T::Accumulator::from_f64((code as f32 * scale + before).into()));
                 }
             }
@@ -44,7 +44,7 @@ pub fn restore<T: Element>(threads: Threads, op: &Restore) {
     });
 }
 
-fn narrow<T: Element>(x: T) -> f32 {
+fn to_f32<T: Element>(x: T) -> f32 {
     x.widen().to_f64() as f32
 }
 
@@ -52,7 +52,7 @@ fn narrow<T: Element>(x: T) -> f32 {
 fn scale_and_inverse<T: Element>(x: &[T], bits: Bits) -> (f32, f32) {
     let largest = f32::from(bits.largest());
     // Bits of what is not finite are above those of all else.
-    let most = f32::from_bits(x.iter().map(|&x| narrow(x).abs().to_bits()).max().unwrap_or(0));
+    let most = f32::from_bits(x.iter().map(|&x| to_f32(x).abs().to_bits()).max().unwrap_or(0));
     if !most.is_finite() {
         (f32::NAN, 0.0)
     } else if most < LEAST {

@@ -137,9 +137,16 @@ impl Backend for CudaBackend {
         check_copy(from.bytes(), from);
         self.stream.novel();
         // SAFETY: the view is device memory of this length.
-        let coming = done(unsafe { self.landings.fetch(from.address(), from.bytes()) });
-        let dtype = from.dtype();
-        Fetch::coming(move || decode(&done(coming.wait()), dtype))
+        match unsafe { self.landings.fetch(from.address(), from.bytes()) } {
+            Ok(coming) => {
+                let dtype = from.dtype();
+                Fetch::coming(move || decode(&done(coming.wait()), dtype))
+            }
+            Err(error) => {
+                self.enqueued(Err(error));
+                Fetch::here(vec![f64::NAN; from.len()])
+            }
+        }
     }
 
     fn fill(&self, value: f64, to: View) {

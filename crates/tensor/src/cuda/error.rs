@@ -1,5 +1,7 @@
 //! What can go wrong between Kintsugi and the card.
 
+use std::fmt;
+
 use cudarc::driver::result::DriverError;
 
 /// A failure of the driver, of one of NVIDIA's libraries or of a kernel's compilation.
@@ -41,6 +43,16 @@ pub enum CudaError {
     /// An operation or a type that this backend does not have.
     #[error("{0}")]
     Unsupported(String),
+}
+
+impl CudaError {
+    /// Says what the driver was asked for.
+    pub(crate) fn during(self, what: impl fmt::Display) -> Self {
+        match self {
+            CudaError::Driver(reason) => CudaError::Driver(format!("{what}: {reason}")),
+            other => other,
+        }
+    }
 }
 
 impl From<DriverError> for CudaError {

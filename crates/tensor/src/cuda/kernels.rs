@@ -161,7 +161,8 @@ impl Kernels {
     ) -> Result<(), CudaError> {
         let function = self.defined(source, definitions, name)?;
         // SAFETY: the caller's promise.
-        unsafe { self.stream.launch(function, grid, table, arguments) }
+        let launched = unsafe { self.stream.launch(function, grid, table, arguments) };
+        launched.map_err(|error| error.during(format_args!("{name}, {grid:?}")))
     }
 
     fn load(&self, source: &'static Source, definitions: &[String]) -> Result<CUmodule, CudaError> {
@@ -170,7 +171,9 @@ impl Kernels {
         let architecture = architecture(source.text).unwrap_or(&portable);
         let image = nvrtc::cubin(source.name, source.text, architecture, definitions)?;
         // SAFETY: a whole image made for this architecture, and the context is current.
-        Ok(unsafe { result::module::load_data(image.as_ptr().cast())? })
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+        module
+            .map_err(|error| CudaError::from(error).during(format_args!("the kernels of {}.cu", source.name)))
     }
 }
 

@@ -145,10 +145,15 @@ pub(crate) fn common_suffix(views: &[View]) -> Result<&'static str, CudaError> {
     suffix(dtype)
 }
 
-/// The device pointer of a view, as an argument.
-pub(crate) fn pointer(view: View) -> Argument {
+/// The address of a view that a card can reach.
+pub(crate) fn device_address(view: View) -> u64 {
     assert_eq!(view.place(), Place::Device, "the card cannot reach this memory");
-    view.address().into()
+    view.address()
+}
+
+/// The same, as an argument.
+pub(crate) fn pointer(view: View) -> Argument {
+    device_address(view).into()
 }
 
 /// The device pointer of a view, or null.

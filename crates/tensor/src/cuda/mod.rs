@@ -1,6 +1,6 @@
 //! The CUDA backend: every operation is enqueued on one stream, and only reads wait.
 //!
-//! Matrix products are cuBLASLt's, attention is cuDNN's or our own, everything else is a kernel of `kernels/`,
+//! Matrix products are cuBLASLt's or our own, attention is cuDNN's or our own, everything else is a kernel of `kernels/`,
 //! compiled at run time. Libraries are loaded at run time too: where one is missing, [`CudaBackend::new`] says so.
 
 pub mod libraries;

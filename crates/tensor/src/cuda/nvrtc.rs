@@ -5,7 +5,8 @@
 use std::ffi::{CString, c_char};
 use std::fs;
 use std::iter;
-use std::path::PathBuf;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::nvrtc::{result, sys};
 
@@ -123,10 +124,12 @@ impl Drop for Program {
     }
 }
 
-/// Writes under another name first: ranks that compile the same file at once never read half of one. That nothing
-/// can be kept is no failure.
-fn keep(path: &PathBuf, image: &[u8]) {
-    let unfinished = path.with_extension(format!("{}.part", std::process::id()));
+/// Writes under a name of its own first: ranks, threads of one process or not, that compile the same file at once never
+/// read half of one. That nothing can be kept is no failure.
+fn keep(path: &Path, image: &[u8]) {
+    static WRITTEN: AtomicU64 = AtomicU64::new(0);
+    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    let unfinished = path.with_extension(format!("{}-{number}.part", std::process::id()));
     let written =
         path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&unfinished, image));
     if written.and_then(|()| fs::rename(&unfinished, path)).is_err() {

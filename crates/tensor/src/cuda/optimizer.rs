@@ -2,7 +2,7 @@
 
 use super::error::CudaError;
 use super::kernels::{OPTIMIZER, suffix};
-use super::launcher::{Launcher, pointer, pointer_or_null};
+use super::launcher::{Launcher, device_address, pointer, pointer_or_null};
 use super::stream::Grid;
 use crate::ops::{AdamW, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl};
 use crate::{DType, View};
@@ -37,9 +37,9 @@ fn some_squares(launcher: &Launcher, parts: &[Squares], total: Option<View>) -> 
     let name = format!("squares_{}", suffix(parts[0].from.dtype())?);
     let (mut table, mut blocks) = ([0; SQUARES_PARTS * SQUARES_WORDS], 0);
     for (words, part) in table.as_chunks_mut::<SQUARES_WORDS>().0.iter_mut().zip(parts) {
-        pointer(part.from);
-        let own = part.own.map_or(0, |own| own.address());
-        *words = [part.from.address(), own, part.from.len() as u64, block_and_flag(blocks, part.counts)];
+        let own = part.own.map_or(0, device_address);
+        *words =
+            [device_address(part.from), own, part.from.len() as u64, block_and_flag(blocks, part.counts)];
         blocks += part.from.len().div_ceil(SQUARES_CHUNK);
     }
     let partial = launcher.scratch(blocks * size_of::<f64>())?;
@@ -111,10 +111,7 @@ fn update(
 ) -> Result<(), CudaError> {
     let (mut table, mut blocks) = ([0; UPDATE_SEGMENTS * UPDATE_WORDS], 0);
     for (words, (of, segment)) in table.as_chunks_mut::<UPDATE_WORDS>().0.iter_mut().zip(segments) {
-        let run = |view: View| {
-            pointer(view);
-            view.address() + (segment.start * view.dtype().bytes()) as u64
-        };
+        let run = |view: View| device_address(view) + (segment.start * view.dtype().bytes()) as u64;
         let addresses = [of.gradient, of.master, of.first_moment, of.second_moment].map(run);
         let weights = of.weights.map_or(0, run);
         let [gradient, master, first, second] = addresses;

@@ -33,6 +33,11 @@ impl Pinned {
         Ok(Pinned { stream: stream.clone(), address, bytes })
     }
 
+    /// How many bytes there are.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Enqueues a copy of `bytes` from place `at` to the card.
     ///
     /// # Safety

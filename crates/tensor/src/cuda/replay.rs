@@ -21,6 +21,9 @@ use crate::{Repeat, Repeated};
 /// Graphs that take turns.
 const GRAPHS: usize = 2;
 
+/// Why what was captured is no use.
+const DIFFERS: &str = "a step differs from the two before it";
+
 /// The repeated step of one stream.
 pub(crate) struct Replay {
     stream: Stream,
@@ -145,6 +148,9 @@ impl Replay {
             Mode::Capturing { tokens, .. } => {
                 let at = tokens.bytes;
                 tokens.bytes += bytes.len();
+                if tokens.bytes > tokens.memory.bytes() {
+                    return Err(CudaError::Unsupported(DIFFERS.to_owned()));
+                }
                 // SAFETY: nothing reads these bytes before the graph is launched; the rest is the caller's promise.
                 unsafe {
                     tokens.memory.put(at, bytes);
@@ -195,7 +201,7 @@ impl Replay {
         }
         let graph = graph?.ok_or_else(|| CudaError::Driver("a captured step has no graph".to_owned()))?;
         if (self.stream.digest(), tokens.bytes) != (expected.digest, expected.bytes) {
-            return Err(CudaError::Unsupported("a step differs from the two before it".to_owned()));
+            return Err(CudaError::Unsupported(DIFFERS.to_owned()));
         }
         Ok(Captured { graph, tokens, free: expected.free, ran })
     }

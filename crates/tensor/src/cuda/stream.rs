@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -160,6 +161,13 @@ impl Stream {
         const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
         let mix = |digest: u64, word: u64| (digest.rotate_left(23) ^ word).wrapping_mul(FACTOR);
         self.digest.set(words.into_iter().fold(self.digest.get(), mix));
+    }
+
+    /// The same for what is described by more than numbers.
+    pub(crate) fn note_all_of(&self, what: &impl Hash) {
+        let mut hasher = DefaultHasher::new();
+        what.hash(&mut hasher);
+        self.note([hasher.finish()]);
     }
 
     /// Something is done that is not done every time, or that waits: no digest is the same with it.

@@ -5,7 +5,8 @@ use std::mem::MaybeUninit;
 use cudarc::driver::sys::{self, CUtensorMap, CUtensorMapSwizzle};
 
 use super::error::CudaError;
-use crate::{DType, Place, View};
+use super::launcher::device_address;
+use crate::{DType, View};
 
 /// Elements of a box's rows, which are swizzled as the tensor cores want them.
 pub(crate) const CHUNK: usize = 64;
@@ -16,7 +17,6 @@ pub(crate) fn encode<const N: usize>(
     lengths: [usize; N],
     boxes: [usize; N],
 ) -> Result<CUtensorMap, CudaError> {
-    assert_eq!(view.place(), Place::Device, "the card cannot reach this memory");
     assert_eq!((view.dtype(), view.len()), (DType::BF16, lengths.iter().product()), "another tensor");
     assert_eq!(boxes[0], CHUNK, "no swizzle for such rows");
     let bytes = |elements: usize| (elements * view.dtype().bytes()) as u64;
@@ -31,7 +31,7 @@ pub(crate) fn encode<const N: usize>(
             map.as_mut_ptr(),
             sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             N as u32,
-            view.address() as *mut _,
+            device_address(view) as *mut _,
             lengths.as_ptr(),
             strides.as_ptr(),
             boxes.as_ptr(),
@@ -42,7 +42,9 @@ pub(crate) fn encode<const N: usize>(
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     };
-    status.result()?;
+    let refused =
+        |error| CudaError::from(error).during(format_args!("a tensor of {lengths:?} in boxes of {boxes:?}"));
+    status.result().map_err(refused)?;
     // SAFETY: the driver has written it.
     Ok(unsafe { map.assume_init() })
 }

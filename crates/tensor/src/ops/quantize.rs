@@ -42,7 +42,8 @@ pub const UNIT: usize = 8;
 /// Blocks whose numbers are all smaller, in magnitude, are zeros.
 pub const LEAST: f32 = f32::from_bits(27 << 23); // 2^-100
 
-/// `scales = max |x| / largest` for each block, and `codes = x / scale`, rounded to nearest, ties to even.
+/// For each block `scale = max |x| / largest` and `codes = x · (largest / max |x|)`, rounded to nearest, ties to even: all in
+/// fp32, so that codes have the same bits on every device.
 ///
 /// The scale of a block with a number that is not finite is NaN, so that such a block does not go unnoticed.
 #[derive(Clone, Copy, Debug)]
@@ -90,9 +91,13 @@ impl Check for Restore<'_> {
 
 fn check(numbers: View, codes: View, scales: View, block: usize, bits: Bits) {
     let elements = numbers.len();
-    assert!(!matches!(numbers.dtype(), DType::F64 | DType::U32), "{:?} in blocks", numbers.dtype());
-    assert!(block > 0 && block.is_multiple_of(UNIT), "blocks of {block}");
-    assert!(elements.is_multiple_of(UNIT), "blocks of {elements} numbers in all");
+    assert!(
+        !matches!(numbers.dtype(), DType::F64 | DType::U32),
+        "blocks are of fp32, bf16 or fp16, and not of {:?}",
+        numbers.dtype()
+    );
+    assert!(block > 0 && block.is_multiple_of(UNIT), "blocks of {block}, which is no multiple of {UNIT}");
+    assert!(elements.is_multiple_of(UNIT), "{elements} numbers in blocks, which is no multiple of {UNIT}");
     expect("codes", codes, elements / bits.per_word());
     expect_type("codes", codes, DType::U32);
     expect("scales", scales, elements.div_ceil(block));

@@ -9,9 +9,9 @@ use kintsugi_tensor::{Backend, View};
 
 use crate::lab::{COMPUTE, Lab, card, random};
 
-/// Elements, the first of them, and a block: aligned and not, with a shorter last block, and more than threads have turns.
+/// Elements, the first of them, and a block: aligned and not, with a shorter last block, and more than threads do at once.
 const SHAPES: [(usize, usize, usize); 5] =
-    [(8, 0, 8), (4096, 0, 2048), (1000, 0, 64), (1000, 3, 4096), (1 << 20, 0, 2048)];
+    [(8, 0, 8), (4096, 0, 2048), (1000, 0, 64), (1000, 3, 4096), (3 << 20, 0, 4096)];
 
 /// Bits of the codes, the scales, and what comes back, written and added.
 fn there_and_back(lab: &Lab, (len, first, block): (usize, usize, usize), bits: Bits) -> [Vec<u32>; 4] {

@@ -41,7 +41,7 @@ pub fn backward(shape: AttentionShape, compute: DataType, deterministic: bool) -
         graph.matmul(dscores, rows_of_keys, sums)?;
         graph.unary(Pointwise::CUDNN_POINTWISE_IDENTITY, sums, dquery)?;
     }
-    Ok(std::mem::replace(&mut graph, Graph::new(compute)))
+    Ok(graph)
 }
 
 /// `Σ dout ∘ out` for every query, kept in memory.

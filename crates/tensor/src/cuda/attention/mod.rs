@@ -30,7 +30,7 @@ use cudarc::cudnn::sys::cudnnDataType_t;
 use super::column_sum::column_sum;
 use super::error::CudaError;
 use super::kernels::Kernels;
-use super::launcher::Launcher;
+use super::launcher::{Launcher, device_address};
 use super::libraries;
 use super::stream::Stream;
 use crate::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum};
@@ -96,16 +96,16 @@ impl Attentions {
         let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
             return own::forward(&self.kernels, op);
         };
-        if self.prefers_hopper(op.shape, &[op.qkv, op.out, log_sums]) {
+        if self.prefers_hopper(op.shape, Pass::Forward, &[op.qkv, op.out, log_sums]) {
             return hopper::forward(&self.kernels, op, log_sums, scratch.addresses[2]);
         }
-        let [query, key, value] = heads(op.shape, op.qkv.address(), op.qkv.dtype());
+        let [query, key, value] = heads(op.shape, device_address(op.qkv), op.qkv.dtype());
         let address = |role| match role {
             Role::Query => query,
             Role::Key => key,
             Role::Value => value,
-            Role::Out => op.out.address(),
-            Role::LogSumExp => log_sums.address(),
+            Role::Out => device_address(op.out),
+            Role::LogSumExp => device_address(log_sums),
             role => unreachable!("{role:?} in the forward"),
         };
         let done = self.run_library(op.shape, op.qkv.dtype(), Pass::Forward, &scratch, address)?;
@@ -128,7 +128,7 @@ impl Attentions {
             return sum_bias(launcher, op);
         };
         let tensors = [op.qkv, op.out, op.dout, op.dqkv, log_sums];
-        if !self.deterministic && self.prefers_hopper(op.shape, &tensors) {
+        if !self.deterministic && self.prefers_hopper(op.shape, pass, &tensors) {
             let sums = BiasSums::new(launcher, &self.kernels, op);
             hopper::backward(&self.kernels, op, log_sums, scratch.addresses, sums.as_ref())?;
             return match (sums, op.dbias) {
@@ -136,15 +136,15 @@ impl Attentions {
                 _ => sum_bias(launcher, op),
             };
         }
-        let [query, key, value] = heads(op.shape, op.qkv.address(), op.qkv.dtype());
-        let [dquery, dkey, dvalue] = heads(op.shape, op.dqkv.address(), op.qkv.dtype());
+        let [query, key, value] = heads(op.shape, device_address(op.qkv), op.qkv.dtype());
+        let [dquery, dkey, dvalue] = heads(op.shape, device_address(op.dqkv), op.qkv.dtype());
         let address = |role| match role {
             Role::Query => query,
             Role::Key => key,
             Role::Value => value,
-            Role::Out => op.out.address(),
-            Role::DOut => op.dout.address(),
-            Role::LogSumExp => log_sums.address(),
+            Role::Out => device_address(op.out),
+            Role::DOut => device_address(op.dout),
+            Role::LogSumExp => device_address(log_sums),
             Role::RowDots => row_dots,
             Role::DQuerySums => dquery_sums,
             Role::DQuery => dquery,
@@ -159,9 +159,10 @@ impl Attentions {
     }
 
     /// Whether our kernels for Hopper run instead of cuDNN's: wherever they can, since they were faster at all shapes that
-    /// were measured. They work in the scratch that was planned for cuDNN's.
-    fn prefers_hopper(&self, shape: AttentionShape, tensors: &[View]) -> bool {
-        self.hopper && hopper::can(&self.kernels, shape, tensors)
+    /// were measured. They work in the scratch that is planned for cuDNN's, and so where that is planned for alone.
+    fn prefers_hopper(&self, shape: AttentionShape, pass: Pass, tensors: &[View]) -> bool {
+        let planned = fits_library(shape, tensors[0].dtype(), pass);
+        self.hopper && planned && hopper::can(&self.kernels, shape, tensors)
     }
 
     /// Enqueues cuDNN's kernel, or answers `false` if it has none.
@@ -186,6 +187,7 @@ impl Attentions {
         let Some(plan) = plan else {
             return Ok(false);
         };
+        stream.note_all_of(&key);
         let address = |role| {
             let address = address(role);
             stream.note([address]);

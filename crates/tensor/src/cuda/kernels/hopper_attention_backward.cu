@@ -6,13 +6,13 @@
 // integers. The sequence is a multiple of 128, HEAD_DIM of 8 and at most 128.
 // architecture: sm_90a
 //
-//   hopper_attention_prepare    dots = Σ dout ∘ out, dquery_sums = 0
+//   hopper_attention_prepare    dots = Σ dout ∘ out, dquery_sums = 0, counters = 0, and dout_sums
 //   hopper_attention_gradients  dkeys and dvalues, to dquery_sums what each block of keys adds, and dqueries from these
 //
 // Where the gradient of qkv's bias is wanted, what is read anyway is also summed over tokens: weights of a query add up
 // to 1, so that the sum of dvalues is that of dout; the sum of dkeys is 0, since softmax does not see what is added to
-// all scores of a query. dout_sums and dquery_partials, two parts for every tile: [parts, heads · HEAD_DIM] f32, or
-// null.
+// all scores of a query. dout_sums, a part for every chunk of tokens that a block of prepare has, and dquery_partials, two
+// for every tile: [parts, heads · HEAD_DIM] f32, or null.
 //
 // A block takes 128 keys at a time, and tiles of 64 queries pass by, fetched by its first group of warps. The other two
 // own 64 keys each. Keys are the rows of their products, so that weights in registers are the left factor of dvalues
@@ -360,7 +360,7 @@ struct Gradients {
             store_vectors(dkeys, shape.scale, key, row);
         }
 
-        // Rounds sums of a band, if there is one, and leaves zeros: of each `step` tiles from the first on, those of the group.
+        // Rounds sums of a band, if there is one, and leaves zeros: the group's one of every `step` tiles, from `first` on.
         __device__ void round_band(int band, int first, int step) const {
             const Shape &shape = of.shape;
             const int tiles = shape.sequence / QUERIES, begin = band * of.heads_together() * shape.heads_per_key();

@@ -3,8 +3,8 @@
 use crate::View;
 use crate::cuda::elementwise;
 use crate::cuda::error::CudaError;
-use crate::cuda::kernels::{EPILOGUE, suffix};
-use crate::cuda::launcher::{Launcher, aligned, aligned_flat, pointer, pointer_or_null, size};
+use crate::cuda::kernels::EPILOGUE;
+use crate::cuda::launcher::{Launcher, aligned, aligned_flat, common_suffix, pointer, pointer_or_null, size};
 use crate::cuda::stream::Argument;
 use crate::ops::{Linear, Residual};
 
@@ -30,24 +30,26 @@ fn bias_gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
         size(op.outputs),
         wide.into(),
     ];
-    launch(launcher, "bias_gelu", op.out, wide, &arguments)
+    launch(launcher, "bias_gelu", &views, wide, &arguments)
 }
 
 /// `dx ∘ GELU'(kept)`, in place.
 pub fn gelu_derivative(launcher: &Launcher, kept: View, dx: View) -> Result<(), CudaError> {
     let wide = aligned_flat(&[dx, kept]);
     let arguments = [pointer(dx), pointer(kept), size(dx.len()), wide.into()];
-    launch(launcher, "gelu_derivative", dx, wide, &arguments)
+    launch(launcher, "gelu_derivative", &[dx, kept], wide, &arguments)
 }
 
+/// The first of the views is written.
 fn launch(
     launcher: &Launcher,
     name: &str,
-    to: View,
+    views: &[View],
     wide: bool,
     arguments: &[Argument],
 ) -> Result<(), CudaError> {
-    let name = format!("{name}_{}", suffix(to.dtype())?);
+    let name = format!("{name}_{}", common_suffix(views)?);
+    let grid = launcher.flat(views[0].len(), wide);
     // SAFETY: the arguments are those of the kernel, and the views were checked against the operation's shape.
-    unsafe { launcher.launch(&EPILOGUE, &name, launcher.flat(to.len(), wide), arguments) }
+    unsafe { launcher.launch(&EPILOGUE, &name, grid, arguments) }
 }

@@ -94,7 +94,7 @@ fn launch(
     size: [usize; 3],
 ) -> Result<(), CudaError> {
     let size =
-        size.map(|length| Argument::from(u32::try_from(length).expect("a product of more than 2³² rows")));
+        size.map(|length| Argument::from(i32::try_from(length).expect("a side below 2³¹").cast_unsigned()));
     let arguments: Vec<Argument> = pointers.into_iter().chain(size).collect();
     let blocks = launcher.multiprocessors() / CLUSTER * CLUSTER;
     let grid = Grid { shared: SHARED_BYTES, ..Grid::new(blocks, THREADS) };

@@ -1,5 +1,5 @@
-//! Matrix products through cuBLASLt, with bias, residual and GELU in the same kernel where cuBLASLt can and that is
-//! faster than a kernel of ours after it.
+//! Matrix products: cuBLASLt's, with bias, residual and GELU in the same kernel where it can and that is faster than a
+//! kernel of ours after it; and on Hopper, with GELU or its derivative, one of ours altogether.
 //!
 //! cuBLASLt's matrices are column-major, so a row-major matrix is seen as its transpose: `out = x · weightᵀ` becomes
 //! `outᵀ = weight · xᵀ`, whose factors lie in memory as they are. Descriptions and algorithms are made once for
@@ -21,7 +21,7 @@ use std::fmt;
 
 use super::error::CudaError;
 use super::kernels::Kernels;
-use super::launcher::Launcher;
+use super::launcher::{Launcher, device_address};
 use super::stream::{DeviceRange, Stream};
 use super::{activation, column_sum};
 use crate::ops::{ColumnSum, Linear, LinearBackwardInput, LinearBackwardWeight};
@@ -92,7 +92,7 @@ impl<'a> Way<'a> {
     }
 
     fn extras(&self) -> Extras {
-        let address = |view: Option<View>| view.map_or(0, |view| view.address());
+        let address = |view: Option<View>| view.map_or(0, device_address);
         Extras { bias: address(self.bias), kept: address(self.kept) }
     }
 
@@ -104,12 +104,15 @@ impl<'a> Way<'a> {
 
     fn addresses(&self) -> Addresses {
         let Call { a, b, d, addend, .. } = self.call;
-        let [a, b, c, d] = [a, b, addend.unwrap_or(d), d].map(|view| view.address());
+        let [a, b, c, d] = [a, b, addend.unwrap_or(d), d].map(device_address);
         Addresses { a, b, c, d }
     }
 
     fn key(&self) -> Result<Key, CudaError> {
         let [m, n, k] = self.call.size;
+        for view in [self.bias, self.kept, self.call.addend].into_iter().flatten() {
+            same_type(view, self.call.d)?;
+        }
         let addend = match self.call.addend {
             Some(view) if view.address() != self.call.d.address() => Addend::Other,
             Some(_) | None => Addend::Nothing,
@@ -173,7 +176,8 @@ impl Products {
     }
 
     /// See [`Linear`]. What follows the product can be cuBLASLt's epilogue, or for GELU a pass from the kept values
-    /// to their GELU, or a pass over the plain product. The first two round at the same places.
+    /// to their GELU, or a pass over the plain product; or product and GELU are one kernel of ours. All but the third round
+    /// at the same places.
     pub(crate) fn linear(&self, op: &Linear) -> Result<(), CudaError> {
         let call = Call {
             size: [op.outputs, op.rows, op.inputs],
@@ -209,6 +213,10 @@ impl Products {
             ways.push(Way { maker: Maker::Ours, finish: Some(&ours), ..Way::plain(call) });
         }
         let apart = op.residual.is_none_or(|residual| residual.address() != op.out.address());
+        if !apart {
+            // The others would overwrite what they add.
+            ways.truncate(1);
+        }
         self.run(ways, apart)
     }
 
@@ -250,6 +258,9 @@ impl Products {
         if hopper::has_gelu_derivative(&self.launcher, op, kept) {
             ways.push(Way { maker: Maker::Ours, finish: Some(&ours), ..Way::plain(call) });
         }
+        if !apart {
+            ways.truncate(1);
+        }
         self.run(ways, repeatable)
     }
 
@@ -279,6 +290,7 @@ impl Products {
     fn run(&self, mut ways: Vec<Way>, repeatable: bool) -> Result<(), CudaError> {
         ways.retain(Way::is_aligned);
         let keys = ways.iter().map(Way::key).collect::<Result<Vec<_>, _>>()?;
+        self.stream.note_all_of(&keys);
         let State { products, store } = &mut *self.state.borrow_mut();
         let Product { described, candidates } = match products.entry(keys) {
             Entry::Occupied(known) => known.into_mut(),

@@ -106,7 +106,7 @@ pub struct Extras {
     pub kept: u64,
 }
 
-/// A product that cuBLASLt can do in at least one way.
+/// A product that can be done in at least one way.
 #[derive(Debug)]
 pub struct Product {
     /// One for each way, if it is cuBLASLt's.
@@ -125,7 +125,7 @@ pub struct Chosen {
 }
 
 impl Product {
-    /// Prepares a product that can be done in several ways, or answers `None` if cuBLASLt has no algorithm for any.
+    /// Prepares a product that can be done in several ways, or answers `None` if there is an algorithm for none.
     /// `stored` is the choice of an earlier run; where there is none, `tune` asks for candidates of all ways, and
     /// otherwise the first way that there is an algorithm for is taken.
     pub fn new(

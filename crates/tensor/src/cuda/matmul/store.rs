@@ -11,9 +11,9 @@ use super::library::Algorithm;
 use super::product::Chosen;
 use crate::cuda::cache;
 
-/// Counted up when the ways to do a product change, or how they are compared, so that choices among others, or made in
-/// another manner, are not taken for them.
-const WAYS: u32 = 3;
+/// Counted up when the ways to do a product change, how fast ours is, or how they are compared, so that choices among
+/// others, or made in another manner, are not taken for them.
+const WAYS: u32 = 4;
 
 /// Algorithms that were found to be the fastest.
 #[derive(Debug)]
