@@ -8,17 +8,17 @@ use crate::cuda::error::CudaError;
 use crate::cuda::kernels::HOPPER_PRODUCT;
 use crate::cuda::launcher::{Launcher, aligned_flat, pointer_or_null};
 use crate::cuda::stream::{Argument, Grid};
-use crate::cuda::tensor_map;
+use crate::cuda::tensor_map::{self, CHUNK};
 use crate::ops::{Linear, LinearBackwardInput};
 use crate::{DType, View};
 
 /// Rows and columns of a tile (`TILE` of `hopper_product.cu`).
 const TILE: usize = 128;
 
-/// Rows or columns of what the copy engine fetches of the weights at once.
-const CHUNK: usize = 64;
+/// Length of the sums that are fetched at once (`SLICE`).
+const SLICE: usize = 64;
 
-/// Blocks of a cluster (`CLUSTER`).
+/// Blocks of a cluster (`CLUSTER`), which fetch the weights of a tile together.
 const CLUSTER: usize = 2;
 
 /// Threads of a block.
@@ -56,7 +56,7 @@ pub fn gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
     let kept = op.gelu.expect("a product with GELU keeps what it is applied to");
     let matrices = [
         matrix(op.x, op.inputs, TILE)?,
-        matrix(op.weight, op.inputs, CHUNK)?,
+        matrix(op.weight, op.inputs, TILE / CLUSTER)?,
         matrix(kept, op.outputs, TILE)?,
         matrix(op.out, op.outputs, TILE)?,
     ];
@@ -68,7 +68,7 @@ pub fn gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
 pub fn gelu_derivative(launcher: &Launcher, op: &LinearBackwardInput, kept: View) -> Result<(), CudaError> {
     let matrices = [
         matrix(op.dy, op.outputs, TILE)?,
-        matrix(op.weight, op.inputs, CHUNK)?,
+        matrix(op.weight, op.inputs, SLICE)?,
         matrix(kept, op.inputs, TILE)?,
         matrix(op.dx, op.inputs, TILE)?,
     ];
@@ -108,4 +108,22 @@ fn launch(
 /// A row-major matrix of which [`CHUNK`] columns of `rows` rows are moved at once.
 fn matrix(view: View, width: usize, rows: usize) -> Result<CUtensorMap, CudaError> {
     tensor_map::encode(view, [width, view.len() / width], [CHUNK, rows])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_has_the_sizes_that_are_launched() {
+        for size in [
+            format!("constexpr int TILE = {TILE};"),
+            format!("constexpr int SLICE = {SLICE};"),
+            format!("constexpr int CLUSTER = {CLUSTER};"),
+            format!("static_assert(sizeof(Shared) == {SHARED_BYTES},"),
+            format!("__launch_bounds__({} * GROUP, 1)", THREADS / 128),
+        ] {
+            assert!(HOPPER_PRODUCT.text.contains(&size), "{size}");
+        }
+    }
 }
