@@ -62,7 +62,7 @@ fn saving(plan: &Plan, out: &Path) -> PathBuf {
             writing = false;
         }
         Event::NotSaved(failure) => panic!("{failure}"),
-        Event::NotRepeated(reason) => panic!("{reason}"),
+        Event::NotRepeated(reason) | Event::Replaced(reason) => panic!("{reason}"),
         Event::Trying => unreachable!("a CPU has nothing to try"),
     });
     let Saves { last, .. } = outcome.expect("it trains").saves;

@@ -12,9 +12,9 @@ use kintsugi_comm::Traffic;
 use kintsugi_data::{Dataset, Split};
 use kintsugi_plan::{DeviceKind, Plan, Program};
 use kintsugi_rank::{Decided, RankMemory};
-use kintsugi_tensor::Repeated;
 use kintsugi_tensor::cpu::counting;
 use kintsugi_tensor::ops::control;
+use kintsugi_tensor::{Notice, Repeated};
 
 use crate::card::CardWatch;
 use crate::flight::{Flight, Moment};
@@ -173,11 +173,15 @@ impl RankRun<'_> {
         report
     }
 
-    /// Passes on that the device is busy with itself.
+    /// Passes on what the device has to tell.
     fn listen(&self, worker: &Worker) {
         if let Some(voice) = self.voice.cloned() {
-            worker.backend.on_trial(Box::new(move || {
-                voice.send(Event::Trying).ok();
+            worker.backend.listen(Box::new(move |notice| {
+                let event = match notice {
+                    Notice::Trying => Event::Trying,
+                    Notice::Replaced(reason) => Event::Replaced(reason),
+                };
+                voice.send(event).ok();
             }));
         }
     }

@@ -58,6 +58,8 @@ pub enum Event {
     NotRepeated(String),
     /// The device tries out how it does the run's operations best; first steps take longer for that.
     Trying,
+    /// A library of the device's cannot do what it was meant for, for this reason; kernels of ours do it.
+    Replaced(String),
 }
 
 /// Trains a plan to its end, or until it is asked to stop; `on_event` hears of every step and checkpoint.
@@ -163,7 +165,7 @@ pub struct Saves {
 impl Saves {
     fn add(&mut self, event: &Event) {
         match event {
-            Event::Step(_) | Event::NotRepeated(_) | Event::Trying => {}
+            Event::Step(_) | Event::NotRepeated(_) | Event::Trying | Event::Replaced(_) => {}
             Event::Saved(saved) => {
                 self.saved += 1;
                 self.blocked_s += saved.blocked;

@@ -53,7 +53,7 @@ fn run(plan: &Plan, late: bool) -> (Vec<[u64; 4]>, u64) {
             let numbers = [step.loss, step.grad_norm, step.loss_scale, step.validation_loss.unwrap_or(0.0)];
             bits.push(numbers.map(f64::to_bits));
         }
-        Event::NotRepeated(reason) => panic!("{reason}"),
+        Event::NotRepeated(reason) | Event::Replaced(reason) => panic!("{reason}"),
         Event::Trying => {}
         Event::Saved(_) | Event::NotSaved(_) => unreachable!("nothing is saved"),
     });

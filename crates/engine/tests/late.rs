@@ -50,7 +50,7 @@ fn run(
         }
         Event::Saved(_) => {}
         Event::NotSaved(failure) => panic!("{failure}"),
-        Event::NotRepeated(reason) => panic!("{reason}"),
+        Event::NotRepeated(reason) | Event::Replaced(reason) => panic!("{reason}"),
         Event::Trying => unreachable!("a CPU has nothing to try"),
     });
     Run { lines, outcome }

@@ -51,7 +51,7 @@ fn run(plan: &Plan, from: Option<&Path>, out: &Path) -> Vec<StepReport> {
         Event::Step(report) => reports.push(*report),
         Event::Saved(saved) => assert!(saved.left.is_none(), "{saved:?}"),
         Event::NotSaved(failure) => panic!("{failure}"),
-        Event::NotRepeated(reason) => panic!("{reason}"),
+        Event::NotRepeated(reason) | Event::Replaced(reason) => panic!("{reason}"),
         Event::Trying => unreachable!("a CPU has nothing to try"),
     });
     assert_eq!(outcome.expect("it trains").saves.failed, 0);

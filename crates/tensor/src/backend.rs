@@ -7,7 +7,7 @@ use crate::ops::{
     Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, Squares, SumsOfSquares, Swiglu,
     SwigluBackward, UpdateControl,
 };
-use crate::{Buffer, Category, DType, Fetch, Repeat, Repeated, View};
+use crate::{Buffer, Category, DType, Fetch, Notice, Repeat, Repeated, View};
 
 /// What a device needs beside the tensors, the same for the device and for its paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +48,8 @@ pub trait Backend {
     /// Waits until everything enqueued has run.
     fn settle(&self);
 
-    /// Has `hear` called, at most once, when the device begins to try out how it does operations best, for which first
-    /// calls take longer. One that never does forgets it.
-    fn on_trial(&self, hear: Box<dyn FnOnce()>) {
+    /// Has `hear` called from now on when the device has something to tell. One that never has forgets it.
+    fn listen(&self, hear: Box<dyn Fn(Notice)>) {
         drop(hear);
     }
 

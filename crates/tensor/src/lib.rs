@@ -9,6 +9,7 @@ mod buffer;
 mod dtype;
 mod fetch;
 mod memory;
+mod notice;
 mod repeat;
 
 pub mod cpu;
@@ -21,4 +22,5 @@ pub use buffer::{Buffer, View};
 pub use dtype::DType;
 pub use fetch::Fetch;
 pub use memory::{Arena, Block, CATEGORIES, Category, Foreign, Ledger, Memory, Place, Usage};
+pub use notice::Notice;
 pub use repeat::{Repeat, Repeated};

@@ -45,6 +45,9 @@ impl Progress {
                     "steps cannot be captured as a graph, so each is enqueued anew: {reason}"
                 ));
             }
+            Event::Replaced(reason) => {
+                self.warn(&format!("our own kernels, which are slower here, stand in: {reason}"));
+            }
             Event::Trying => {
                 self.print("matrix products are tried out on this card, so the first step takes longer");
             }

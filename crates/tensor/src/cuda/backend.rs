@@ -16,7 +16,7 @@ use crate::ops::{
     Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
     UpdateControl,
 };
-use crate::{Backend, Buffer, Category, DType, Fetch, Memory, Place, Repeat, Repeated, View};
+use crate::{Backend, Buffer, Category, DType, Fetch, Memory, Notice, Place, Repeat, Repeated, View};
 
 /// Ends the rank if something failed.
 fn done<T>(result: Result<T, CudaError>) -> T {
@@ -88,8 +88,8 @@ impl Backend for CudaBackend {
         self.enqueued(self.stream.synchronize());
     }
 
-    fn on_trial(&self, hear: Box<dyn FnOnce()>) {
-        self.products.on_trial(hear);
+    fn listen(&self, hear: Box<dyn Fn(Notice)>) {
+        self.listener.set(hear);
     }
 
     fn repeat(&self, step: &mut dyn FnMut(Repeat)) -> Repeated {

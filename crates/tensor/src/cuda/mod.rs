@@ -18,6 +18,7 @@ mod error;
 mod kernels;
 mod landing;
 mod launcher;
+mod listener;
 mod loss;
 mod matmul;
 mod memory;
@@ -43,6 +44,7 @@ use attention::Attentions;
 use kernels::Kernels;
 use landing::Landings;
 use launcher::Launcher;
+use listener::Listener;
 use matmul::Products;
 use memory::DeviceSlab;
 use replay::Replay;
@@ -66,6 +68,7 @@ pub struct CudaBackend {
     launcher: Launcher,
     products: Products,
     attentions: Attentions,
+    listener: Listener,
     _workspace: Buffer,
 }
 
@@ -83,15 +86,17 @@ impl CudaBackend {
         let workspace = Buffer::new(&memory, elements, DType::F64, Category::Workspace);
         let scratch = DeviceRange { address: workspace.address(), bytes };
         let kernels = Kernels::new(&stream);
-        let products = Products::new(&stream, &kernels, scratch)?;
+        let listener = Listener::default();
+        let products = Products::new(&stream, &kernels, scratch, &listener)?;
         products.tune(!deterministic);
         Ok(CudaBackend {
             products,
-            attentions: Attentions::new(&stream, &kernels, deterministic)?,
+            attentions: Attentions::new(&stream, &kernels, deterministic, &listener)?,
             launcher: Launcher::new(&stream, kernels, scratch),
             staging: Staging::new(&stream)?,
             landings: Landings::new(&stream),
             replay: Replay::new(&stream, &slab),
+            listener,
             memory,
             stream,
             _workspace: workspace,

@@ -32,9 +32,10 @@ use super::error::CudaError;
 use super::kernels::Kernels;
 use super::launcher::{Launcher, device_address};
 use super::libraries;
+use super::listener::Listener;
 use super::stream::Stream;
 use crate::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum};
-use crate::{Buffer, Category, DType, Memory, View};
+use crate::{Buffer, Category, DType, Memory, Notice, View};
 use descriptor::Handle;
 use graph::Role;
 use hopper::BiasSums;
@@ -53,6 +54,7 @@ pub(crate) struct Attentions {
     hopper: bool,
     /// `None` where there is no cuDNN, or too old a one.
     library: Option<Library>,
+    listener: Listener,
 }
 
 /// cuDNN, and what it has compiled so far; `None` for what it refused.
@@ -71,11 +73,17 @@ struct Key {
 
 impl Attentions {
     /// Attention on a stream. With `deterministic` the backward takes sums in the same order every time.
-    pub(crate) fn new(stream: &Stream, kernels: &Kernels, deterministic: bool) -> Result<Self, CudaError> {
+    pub(crate) fn new(
+        stream: &Stream,
+        kernels: &Kernels,
+        deterministic: bool,
+        listener: &Listener,
+    ) -> Result<Self, CudaError> {
         let usable = libraries::CUDNN.require().is_ok() && descriptor::version() >= OLDEST_VERSION;
         let handle = usable.then(|| Handle::new(stream.handle())).transpose()?;
         let library = handle.map(|handle| Library { plans: RefCell::default(), handle });
-        Ok(Attentions { kernels: kernels.clone(), deterministic, hopper: true, library })
+        let (kernels, listener) = (kernels.clone(), listener.clone());
+        Ok(Attentions { kernels, deterministic, hopper: true, library, listener })
     }
 
     /// Leaves everything to our own kernels.
@@ -182,7 +190,8 @@ impl Attentions {
         let (mut plans, stream) = (library.plans.borrow_mut(), self.kernels.stream());
         let plan = plans.entry(key).or_insert_with(|| {
             stream.novel();
-            compile(&library.handle, shape, dtype, pass, scratch.library_bytes).ok()
+            let plan = compile(&library.handle, shape, dtype, pass, scratch.library_bytes);
+            plan.map_err(|error| self.listener.tell(Notice::Replaced(format!("attention by {error}")))).ok()
         });
         let Some(plan) = plan else {
             return Ok(false);

@@ -17,15 +17,15 @@ mod tune;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fmt;
 
 use super::error::CudaError;
 use super::kernels::Kernels;
 use super::launcher::{Launcher, device_address};
+use super::listener::Listener;
 use super::stream::{DeviceRange, Stream};
 use super::{activation, column_sum};
 use crate::ops::{ColumnSum, Linear, LinearBackwardInput, LinearBackwardWeight};
-use crate::{DType, View};
+use crate::{DType, Notice, View};
 use library::{Addresses, Algorithm, Described, Handle};
 use product::{Addend, Chosen, Epilogue, Extras, Key, Maker, Product};
 use store::Store;
@@ -39,6 +39,7 @@ pub(crate) struct Products {
     tuning: Cell<bool>,
     in_bursts: Cell<bool>,
     listener: Listener,
+    has_tried: Cell<bool>,
     state: RefCell<State>,
     handle: Handle,
 }
@@ -48,16 +49,6 @@ struct State {
     /// By the keys of all ways.
     products: HashMap<Vec<Key>, Product>,
     store: Option<Store>,
-}
-
-/// Whoever wants to hear when candidates are tried.
-#[derive(Default)]
-struct Listener(Cell<Option<Box<dyn FnOnce()>>>);
-
-impl fmt::Debug for Listener {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("Listener")
-    }
 }
 
 /// Matrices and what is computed with them; `m`, `n`, `k` as in [`Key`].
@@ -136,7 +127,12 @@ impl Products {
     /// Products on a stream, which shares `workspace` with everything else that is enqueued on it.
     ///
     /// They are not tuned: each runs the algorithm that cuBLASLt thinks best, the same in every run.
-    pub(crate) fn new(stream: &Stream, kernels: &Kernels, workspace: DeviceRange) -> Result<Self, CudaError> {
+    pub(crate) fn new(
+        stream: &Stream,
+        kernels: &Kernels,
+        workspace: DeviceRange,
+        listener: &Listener,
+    ) -> Result<Self, CudaError> {
         let handle = Handle::new()?;
         let store = Store::open(&stream.context().name()?, library::version());
         Ok(Products {
@@ -146,7 +142,8 @@ impl Products {
             launcher: Launcher::new(stream, kernels.clone(), workspace),
             tuning: Cell::new(false),
             in_bursts: Cell::new(false),
-            listener: Listener::default(),
+            listener: listener.clone(),
+            has_tried: Cell::new(false),
             state: RefCell::new(State { products: HashMap::new(), store }),
         })
     }
@@ -168,11 +165,6 @@ impl Products {
     /// Forgets the choices of earlier runs, and keeps none for later ones.
     pub(crate) fn forget_kept(&self) {
         self.state.borrow_mut().store = None;
-    }
-
-    /// Has `hear` called when candidates are tried for the first time from now on.
-    pub(crate) fn on_trial(&self, hear: Box<dyn FnOnce()>) {
-        self.listener.0.set(Some(hear));
     }
 
     /// See [`Linear`]. What follows the product can be cuBLASLt's epilogue, or for GELU a pass from the kept values
@@ -289,6 +281,10 @@ impl Products {
     /// candidate.
     fn run(&self, mut ways: Vec<Way>, repeatable: bool) -> Result<(), CudaError> {
         ways.retain(Way::is_aligned);
+        if ways.is_empty() {
+            let why = "a product in place whose bias or kept values are not at multiples of 16 bytes";
+            return Err(CudaError::Unsupported(why.to_owned()));
+        }
         let keys = ways.iter().map(Way::key).collect::<Result<Vec<_>, _>>()?;
         self.stream.note_all_of(&keys);
         let State { products, store } = &mut *self.state.borrow_mut();
@@ -303,8 +299,8 @@ impl Products {
             self.run_way(described[chosen.way].as_ref(), &ways[chosen.way], &chosen.algorithm)
         };
         if repeatable && candidates.len() > 1 {
-            if let Some(hear) = self.listener.0.take() {
-                hear();
+            if !self.has_tried.replace(true) {
+                self.listener.tell(Notice::Trying);
             }
             let in_bursts = self.in_bursts.get();
             let fastest = tune::fastest(&self.stream, candidates, in_bursts, run)?;
