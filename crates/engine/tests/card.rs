@@ -32,8 +32,8 @@ fn plan(settings: &[&str]) -> Plan {
     config::resolve(None, "demo", &settings).expect("a legal config")
 }
 
-/// The card, which runs of this process have in turns: one that ends waits for all of the card, and that would end the
-/// capture of another. Where there is none, says why not.
+/// The card, which runs of this process have in turns: the capture of one was found invalid while others ran, presumably
+/// since one that ends waits for all of the card. Where there is none, says why not.
 fn card() -> Option<MutexGuard<'static, ()>> {
     static CARD: Mutex<()> = Mutex::new(());
     match libraries::devices() {

@@ -11,8 +11,8 @@
 //
 // Where the gradient of qkv's bias is wanted, what is read anyway is also summed over tokens: weights of a query add up
 // to 1, so that the sum of dvalues is that of dout; the sum of dkeys is 0, since softmax does not see what is added to
-// all scores of a query. dout_sums, a part for every chunk of tokens that a block of prepare has, and dquery_partials, two
-// for every tile: [parts, heads · HEAD_DIM] f32, or null.
+// all scores of a query. dout_sums, a part for every chunk of tokens that a block of prepare has, and dquery_partials,
+// two for every tile: [parts, heads · HEAD_DIM] f32, or null.
 //
 // A block takes 128 keys at a time, and tiles of 64 queries pass by, fetched by its first group of warps. The other two
 // own 64 keys each. Keys are the rows of their products, so that weights in registers are the left factor of dvalues
@@ -121,8 +121,9 @@ struct Gradients {
     // Waits until all items of a band are over.
     __device__ void await_over(int band) const {
         if (band < 0) return;
-        const int before = band / COUNTED * heads_together(), here = min(heads_together(), heads_of_keys() - band * heads_together());
-        const int all = (before + here) * shape.blocks();
+        // Of heads in this band, and in those before it that share its counter.
+        const int together = heads_together(), here = min(together, heads_of_keys() - band * together);
+        const int all = (band / COUNTED * together + here) * shape.blocks();
         int now;
         do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(over + band % COUNTED) : "memory");
         while (now < all);
@@ -360,7 +361,8 @@ struct Gradients {
             store_vectors(dkeys, shape.scale, key, row);
         }
 
-        // Rounds sums of a band, if there is one, and leaves zeros: the group's one of every `step` tiles, from `first` on.
+        // Rounds sums of a band, if there is one, and leaves zeros: the group's one of every `step` tiles, from
+        // `first` on.
         __device__ void round_band(int band, int first, int step) const {
             const Shape &shape = of.shape;
             const int tiles = shape.sequence / QUERIES, begin = band * of.heads_together() * shape.heads_per_key();
