@@ -35,7 +35,7 @@ const MACHINES: [Machine; 2] = [
         ordered: true,
     },
     Machine {
-        name: "our H200, two batch sizes each",
+        name: "our H200, one or two batch sizes each",
         table: include_str!("../../measured/h200.csv"),
         profile: include_str!("../../../../profiles/h200.toml"),
         settings: &["cluster.preset=h200", "run.device=cuda", "precision.compute=bf16"],

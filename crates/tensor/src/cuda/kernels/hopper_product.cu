@@ -163,9 +163,9 @@ template <bool DERIVATIVE> struct Product {
     __device__ void make_tiles(int group) const {
         const Tiles tiles(m, n);
         const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
-        int row, column;
+        int position = group, row, column;
         if (group == 1) pass_turn(group);
-        for (int position = group; tiles.at(position, row, column); position += 2) {
+        for (; tiles.at(position, row, column); position += 2) {
             float d[2][64];
             for (int i = 0; i < 64; ++i) d[0][i] = d[1][i] = 0;
             word shift[16] = {};
@@ -181,6 +181,8 @@ template <bool DERIVATIVE> struct Product {
                 finish_gelu(d, shift, row, column, warp, lane, group);
             }
         }
+        // The turn that was passed last is this group's, if the other made the last tile or there was none.
+        if (position == 0 || tiles.at(position - 1, row, column)) await_turn(group);
         if (thread == 0) await_all_puts();
     }
 

@@ -15,8 +15,9 @@ const LONG: [usize; 3] = [300, 136, 1416];
 /// Blocks of our kernels have several tiles each, on cards of up to 140 multiprocessors: four of the derivative's.
 const LARGE: [usize; 3] = [3072, 2312, 1416];
 
+/// Their mean is 1/8: sums over many rows would otherwise be of what rounding leaves.
 fn numbers(backend: &CudaBackend, len: usize, dtype: DType) -> Buffer {
-    let values: Vec<f32> = (0..len).map(|i| ((i * 7919 % 257) as f32 - 128.0) / 128.0).collect();
+    let values: Vec<f32> = (0..len).map(|i| ((i * 7919 % 257) as f32 - 112.0) / 128.0).collect();
     let buffer = backend.allocate(len, dtype, Category::Activations);
     backend.upload(&values, buffer.view());
     buffer
