@@ -29,6 +29,7 @@ use crate::output::Output;
 use begin::Beginning;
 use progress::Progress;
 use record::{Metrics, Summary};
+use trace::TraceArguments;
 
 /// Trains a model; shows the prediction before the run and "predicted / measured" after it.
 ///
@@ -54,9 +55,8 @@ pub struct Arguments {
     #[arg(long, value_name = "CHECKPOINT", require_equals = true)]
     #[expect(clippy::option_option, reason = "not given, given, and given with a value")]
     resume: Option<Option<PathBuf>>,
-    /// Writes what every rank did in one step, for ui.perfetto.dev
-    #[arg(long, value_name = "FILE")]
-    trace: Option<PathBuf>,
+    #[command(flatten)]
+    trace: TraceArguments,
     /// Writes the batches of all steps of this run, as an array of 32-bit tokens: [step, sample, sequence + 1]
     #[arg(long, value_name = "FILE.npy")]
     write_batches: Option<PathBuf>,
@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let prediction = predict(&plan, device(&plan), Play::Full);
     fit::here(&plan, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
     let predicted = prediction.figures();
-    let mut beginning = Beginning::new(&plan, &arguments.config, arguments.trace.as_deref())?;
+    let mut beginning = Beginning::new(&plan, &arguments.config, &arguments.trace)?;
     output.text(&introduction(&plan, &predicted))?;
     output.text(&beginning.notes)?;
     if let Some(path) = &arguments.write_batches {
@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         write_batches(path, &*dataset, batches)?;
         output.text(&format!("batches  {}: {} steps\n", path.display(), batches.steps))?;
     }
-    let options = options(&plan, &prediction, &beginning.start, arguments.trace.is_some())?;
+    let options = options(&plan, &prediction, &beginning)?;
     let outcome = train_with_progress(&plan, &options, floor, &mut beginning.metrics)?;
     let summary = Summary::new(&plan, &predicted, &outcome, floor, &options.start);
     summary.write(&plan.run.out)?;
@@ -103,7 +103,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         output.text(&compare::table(&predicted, &outcome.measured))?;
     }
     output.text(&conclusion(&plan, &outcome, floor))?;
-    if let Some(path) = &arguments.trace {
+    if let Some(path) = &arguments.trace.path {
         output.text(&trace::write(&plan, &outcome.spans, path)?)?;
     }
     output.result(&summary)?;
@@ -141,17 +141,12 @@ fn introduction(plan: &Plan, predicted: &Figures) -> String {
     )
 }
 
-fn options(
-    plan: &Plan,
-    prediction: &Prediction,
-    start: &Start,
-    traced: bool,
-) -> Result<TrainOptions, Failure> {
+fn options(plan: &Plan, prediction: &Prediction, beginning: &Beginning) -> Result<TrainOptions, Failure> {
     Ok(TrainOptions {
         memory: MemoryChoice::Slab(prediction.stages.iter().map(|memory| memory.reserved).collect()),
         stop: stop_on_signal()?,
-        trace_step: traced.then(|| trace::step(plan.run.steps - start.progress().step)),
-        start: start.clone(),
+        trace_step: beginning.trace_step,
+        start: beginning.start.clone(),
         checkpoints: (plan.run.keep > 0).then(|| Folder::of_run(&plan.run.out)),
         late: None,
     })

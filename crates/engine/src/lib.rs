@@ -23,5 +23,5 @@ pub use job::{Job, MemoryChoice, Worker, device, run_for, run_job};
 pub use report::{Outcome, StepReport};
 pub use source::{dataset, tokenizer};
 pub use start::Start;
-pub use trace::Span;
+pub use trace::{Span, Work};
 pub use train::{Event, Saves, TrainOptions, train};

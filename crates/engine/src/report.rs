@@ -188,7 +188,7 @@ pub struct Outcome {
     pub stopped: bool,
     /// How saving went.
     pub saves: Saves,
-    /// The ops of the traced step.
+    /// The traced step: its ops, and kernels where the device has them.
     pub spans: Vec<Span>,
 }
 

@@ -61,8 +61,7 @@ impl RankRun<'_> {
         let program = worker.program(plan);
         let mut batches = Batches::new(plan, dataset, Split::Train, worker.at.dp);
         let mut evaluation = Evaluation::new(worker, plan, dataset);
-        let mut timer = Timer::new(worker.number);
-        let (mut course, mut traffic) = (Course::new(&before), Traffic::default());
+        let (mut course, mut traffic, mut spans) = (Course::new(&before), Traffic::default(), Vec::new());
         let mut in_flight = None;
         counting::reset(worker.number);
         for step in before.step..plan.run.steps {
@@ -72,9 +71,9 @@ impl RankRun<'_> {
             let (begun, batch) = (self.now(), self.behind + step - before.step);
             batches.begin(batch);
             if options.trace_step == Some(step - before.step) {
-                timer.begin();
+                let mut timer = Timer::begin(worker.number, &worker.backend);
                 worker.run(&program, &mut batches, |_, op| timer.op(*op));
-                timer.end();
+                spans = timer.end();
             } else {
                 course.replayed += self.enqueue(worker, &program, &mut batches);
             }
@@ -109,7 +108,7 @@ impl RankRun<'_> {
             traffic,
             stopped: course.stopped,
             gave_up: course.gave_up,
-            spans: timer.spans,
+            spans,
         }
     }
 

@@ -7,7 +7,7 @@ use crate::ops::{
     Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, Squares, SumsOfSquares, Swiglu,
     SwigluBackward, UpdateControl,
 };
-use crate::{Buffer, Category, DType, Fetch, Notice, Repeat, Repeated, View};
+use crate::{Buffer, Category, DType, Fetch, Launch, Mark, Notice, Repeat, Repeated, View};
 
 /// What a device needs beside the tensors, the same for the device and for its paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,19 @@ pub trait Backend {
     /// Has `hear` called from now on when the device has something to tell. One that never has forgets it.
     fn listen(&self, hear: Box<dyn Fn(Notice)>) {
         drop(hear);
+    }
+
+    /// Marks the end of what is enqueued so far. Does not wait.
+    fn mark(&self) -> Mark {
+        Mark::now()
+    }
+
+    /// Notes from now on what the device is told to run, with marks around each, until [`Backend::launches`] is asked.
+    fn note_launches(&self) {}
+
+    /// What was noted, in order; nothing from a device whose operations have run when they return.
+    fn launches(&self) -> Vec<Launch> {
+        Vec::new()
     }
 
     /// Runs a step that is repeated: every time the same operations on the same buffers, with other tokens. A device may

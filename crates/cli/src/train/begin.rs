@@ -10,6 +10,7 @@ use kintsugi_engine::{Start, tokenizer};
 use kintsugi_plan::{Plan, Resume};
 
 use super::record::{self, Metrics};
+use super::trace::TraceArguments;
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
 use crate::files;
@@ -18,6 +19,8 @@ use crate::files;
 pub struct Beginning {
     /// What it starts from.
     pub start: Start,
+    /// Which of its steps is traced, from 0.
+    pub trace_step: Option<u64>,
     /// Its metrics, those of the steps before included.
     pub metrics: Metrics,
     /// What a person should know of it, in lines.
@@ -28,16 +31,16 @@ pub struct Beginning {
 
 impl Beginning {
     /// Makes a run ready, and sees to it that nothing stands in the way of what is written at the end.
-    pub fn new(plan: &Plan, config: &ConfigArguments, trace: Option<&Path>) -> Result<Self, Failure> {
+    pub fn new(plan: &Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Self, Failure> {
         let out = &plan.run.out;
         record::create_folder(out)?;
         let lock = RunLock::take(out)?;
-        trace.map(files::check_writable).transpose()?;
         let mut notes = String::new();
         let checkpoint = resumed(plan, &mut notes)?;
+        let step = checkpoint.as_ref().map(|checkpoint| checkpoint.progress().step);
+        let trace_step = trace.step(plan.run.steps.saturating_sub(step.unwrap_or(0)))?;
         let weights = if checkpoint.is_none() { initial_weights(plan, &mut notes)? } else { None };
         write_config(plan, config, checkpoint.is_some())?;
-        let step = checkpoint.as_ref().map(|checkpoint| checkpoint.progress().step);
         // A run that goes on from elsewhere has nothing to do with what is in its folder.
         let own = checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.path().starts_with(out));
         if let Some(aside) = Folder::of_run(out).set_aside(step.filter(|_| own))? {
@@ -49,7 +52,7 @@ impl Beginning {
         }
         keep_tokenizer(plan, own, &mut notes)?;
         let metrics = Metrics::create(out, step.filter(|_| own).unwrap_or(0))?;
-        Ok(Beginning { start: start(checkpoint, weights), metrics, notes, _lock: lock })
+        Ok(Beginning { start: start(checkpoint, weights), trace_step, metrics, notes, _lock: lock })
     }
 }
 

@@ -1,36 +1,151 @@
 //! The measured trace of one step.
 
-use std::path::Path;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
-use kintsugi_engine::Span;
+use clap::Args;
+use kintsugi_engine::{Span, Work};
 use kintsugi_plan::Plan;
 use kintsugi_simulate::timeline::{Category, TraceSpan, chrome};
 
 use crate::failure::Failure;
-use crate::files::write_whole;
+use crate::files::{check_writable, write_whole};
 
-/// The step of a run of `steps` that is traced, from 0: the third, when caches are warm, or the last of fewer.
-pub fn step(steps: u64) -> u64 {
-    steps.clamp(1, 3) - 1
+/// Kernels that are named, those that took longest; the others are summed.
+const NAMED: usize = 24;
+
+/// What is to be traced.
+#[derive(Args)]
+pub struct TraceArguments {
+    /// Writes what every rank did in one step, for ui.perfetto.dev
+    #[arg(long = "trace", value_name = "FILE")]
+    pub path: Option<PathBuf>,
+    /// Which step of this run is traced, from 1: the third if not given, when caches are warm, or the last of fewer
+    #[arg(long = "trace-step", value_name = "N", requires = "path")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    step: Option<u64>,
 }
 
-/// Writes the trace and says so.
+impl TraceArguments {
+    /// The step of a run of `steps` that is traced, from 0, if there is one and a place to write it.
+    pub fn step(&self, steps: u64) -> Result<Option<u64>, Failure> {
+        let Some(path) = &self.path else { return Ok(None) };
+        check_writable(path)?;
+        match self.step {
+            Some(step) if step > steps => {
+                Err(Failure::Mistake(format!("--trace-step {step}: this run has {steps} steps")))
+            }
+            Some(step) => Ok(Some(step - 1)),
+            None => Ok(Some(steps.clamp(1, 3) - 1)),
+        }
+    }
+}
+
+/// Writes the trace and says so, and what a GPU did most.
 pub fn write(plan: &Plan, spans: &[Span], path: &Path) -> Result<String, Failure> {
     if spans.is_empty() {
         return Ok("trace    none: the run ended before the step that is traced\n".to_owned());
     }
-    let spans: Vec<TraceSpan> = spans.iter().map(|span| trace_span(plan, span)).collect();
-    write_whole(path, &chrome(&spans))?;
-    Ok(format!("trace    {}\n", path.display()))
+    let of_trace: Vec<TraceSpan> = spans.iter().map(|span| trace_span(plan, span)).collect();
+    write_whole(path, &chrome(&of_trace))?;
+    Ok(format!("{}trace    {}\n", kernels(spans), path.display()))
 }
 
 fn trace_span(plan: &Plan, span: &Span) -> TraceSpan {
+    let (name, category) = match &span.work {
+        Work::Op(op) => (op.to_string(), Category::of(*op)),
+        Work::Kernel(name) => (name.clone(), Category::Kernels),
+    };
     TraceSpan {
         rank: span.rank,
         stage: plan.mesh.coordinate(span.rank).pp,
-        name: span.op.to_string(),
-        category: Category::of(span.op),
+        name,
+        category,
         start_us: span.start.as_secs_f64() * 1e6,
         duration_us: span.duration.as_secs_f64() * 1e6,
+    }
+}
+
+/// How long the kernels of each name took on rank 0, longest first; nothing where there are none.
+fn kernels(spans: &[Span]) -> String {
+    let mut sums: HashMap<&str, (u64, f64)> = HashMap::new();
+    for span in spans.iter().filter(|span| span.rank == 0) {
+        if let Work::Kernel(name) = &span.work {
+            let (count, ms) = sums.entry(name).or_default();
+            *count += 1;
+            *ms += span.duration.as_secs_f64() * 1e3;
+        }
+    }
+    if sums.is_empty() {
+        return String::new();
+    }
+    let step = spans.iter().filter(|span| span.rank == 0).map(|span| span.start + span.duration).max();
+    let step = step.unwrap_or_default().as_secs_f64() * 1e3;
+    let mut sums: Vec<(&str, (u64, f64))> = sums.into_iter().collect();
+    sums.sort_by(|(a, (_, x)), (b, (_, y))| y.total_cmp(x).then(a.cmp(b)));
+    let row = |name: &str, count: u64, ms: f64| {
+        format!("  {name:<56} {count:>6} {ms:>9.3} ms {:>6.1} %\n", 100.0 * ms / step)
+    };
+    let mut table = format!("kernels  of rank 0 in the traced step of {step:.1} ms\n");
+    let (named, others) = sums.split_at(sums.len().min(NAMED));
+    table.extend(named.iter().map(|&(name, (count, ms))| row(name, count, ms)));
+    let add = |(count, ms), &(_, (more, longer)): &(&str, (u64, f64))| (count + more, ms + longer);
+    let (count, ms) = others.iter().fold((0, 0.0), add);
+    if count > 0 {
+        table += &row("others", count, ms);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kintsugi_plan::Op;
+
+    use super::*;
+
+    fn span(rank: usize, work: Work, start: u64, duration: u64) -> Span {
+        Span { rank, work, start: Duration::from_millis(start), duration: Duration::from_millis(duration) }
+    }
+
+    fn kernel(rank: usize, name: &str, start: u64, duration: u64) -> Span {
+        span(rank, Work::Kernel(name.to_owned()), start, duration)
+    }
+
+    #[test]
+    fn kernels_are_summed_by_name_and_the_longest_come_first() {
+        let spans = [
+            span(0, Work::Op(Op::Begin), 0, 10),
+            kernel(0, "norm", 0, 1),
+            kernel(0, "product", 1, 5),
+            kernel(0, "norm", 6, 2),
+            kernel(1, "product", 0, 100),
+        ];
+        let said: Vec<String> = kernels(&spans)
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        assert_eq!(
+            said,
+            [
+                "kernels of rank 0 in the traced step of 10.0 ms",
+                "product 1 5.000 ms 50.0 %",
+                "norm 2 3.000 ms 30.0 %"
+            ]
+        );
+    }
+
+    #[test]
+    fn many_kernels_are_named_in_part() {
+        let spans: Vec<Span> = (0..40).map(|i| kernel(0, &format!("kernel {i}"), i, 1)).collect();
+        let said = kernels(&spans);
+        assert_eq!(said.lines().count(), 1 + NAMED + 1, "{said}");
+        assert!(said.lines().last().is_some_and(|line| line.trim_start().starts_with("others")), "{said}");
+    }
+
+    #[test]
+    fn a_device_without_kernels_has_no_table() {
+        assert_eq!(kernels(&[span(0, Work::Op(Op::Begin), 0, 10)]), "");
     }
 }

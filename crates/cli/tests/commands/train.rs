@@ -187,6 +187,16 @@ fn the_trace_has_every_rank() {
 }
 
 #[test]
+fn another_step_can_be_traced_but_none_that_is_not_run() {
+    let folder = folder("train-trace-step");
+    let said = stdout(&tiny(&folder, &["train", "--trace", "step.json", "--trace-step", "4"], &[]));
+    assert!(said.ends_with("trace    step.json\n"), "{said}");
+    let output = tiny(&folder, &["train", "--trace", "step.json", "--trace-step", "5"], &[]);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "error: --trace-step 5: this run has 4 steps\n");
+    assert_eq!(losses(&folder).len(), 4, "the run before it is as it was");
+}
+
+#[test]
 fn a_signal_ends_a_run_with_a_whole_summary() {
     let folder = folder("train-signal");
     let settings = TINY.iter().chain(&["run.steps=1000000", "run.eval_every=0"]);

@@ -10,6 +10,8 @@ pub enum Category {
     Compute,
     /// Transfers between ranks, and waiting for them.
     Communication,
+    /// What the device ran for both.
+    Kernels,
 }
 
 /// Something that a rank did, predicted or measured.
@@ -67,6 +69,7 @@ impl Category {
         match self {
             Category::Compute => "compute",
             Category::Communication => "communication",
+            Category::Kernels => "kernels",
         }
     }
 }
@@ -76,10 +79,12 @@ pub fn chrome(spans: &[TraceSpan]) -> String {
     let mut ranks: Vec<(usize, usize)> = spans.iter().map(|span| (span.rank, span.stage)).collect();
     ranks.sort_unstable();
     ranks.dedup();
-    let mut events = Vec::with_capacity(3 * ranks.len() + spans.len());
+    let mut events = Vec::with_capacity(4 * ranks.len() + spans.len());
     for (rank, stage) in ranks {
         events.push(label("process_name", rank, 0, &format!("rank {rank}, stage {stage}")));
-        for category in [Category::Compute, Category::Communication] {
+        let has_kernels = |span: &TraceSpan| span.rank == rank && span.category == Category::Kernels;
+        let kernels = spans.iter().any(has_kernels).then_some(Category::Kernels);
+        for category in [Category::Compute, Category::Communication].into_iter().chain(kernels) {
             events.push(label("thread_name", rank, category as usize, category.name()));
         }
     }

@@ -16,7 +16,9 @@ use crate::ops::{
     Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
     UpdateControl,
 };
-use crate::{Backend, Buffer, Category, DType, Fetch, Memory, Notice, Place, Repeat, Repeated, View};
+use crate::{
+    Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, Place, Repeat, Repeated, View,
+};
 
 /// Ends the rank if something failed.
 fn done<T>(result: Result<T, CudaError>) -> T {
@@ -90,6 +92,20 @@ impl Backend for CudaBackend {
 
     fn listen(&self, hear: Box<dyn Fn(Notice)>) {
         self.listener.set(hear);
+    }
+
+    fn mark(&self) -> Mark {
+        self.stream.novel();
+        Mark::on_card(done(self.stream.moment()))
+    }
+
+    fn note_launches(&self) {
+        self.stream.note_launches();
+    }
+
+    fn launches(&self) -> Vec<Launch> {
+        self.stream.novel();
+        self.stream.launches()
     }
 
     fn repeat(&self, step: &mut dyn FnMut(Repeat)) -> Repeated {

@@ -160,8 +160,13 @@ impl Kernels {
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
         let function = self.defined(source, definitions, name)?;
-        // SAFETY: the caller's promise.
-        let launched = unsafe { self.stream.launch(function, grid, table, arguments) };
+        let launched = self.stream.launching(
+            || name.to_owned(),
+            || {
+                // SAFETY: the caller's promise.
+                unsafe { self.stream.launch(function, grid, table, arguments) }
+            },
+        );
         launched.map_err(|error| error.during(format_args!("{name}, {grid:?}")))
     }
 

@@ -37,6 +37,7 @@ pub use card::{Card, Meter};
 pub use error::CudaError;
 
 pub(crate) use attention::{Pass, asks_cudnn, workspace_bytes as attention_workspace_bytes};
+pub(crate) use stream::Moment;
 
 use std::rc::Rc;
 

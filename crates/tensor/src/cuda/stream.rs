@@ -1,16 +1,18 @@
 //! One device, one stream on it, and what is enqueued there: kernels and copies, in order.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
-use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute_enum};
-use cudarc::driver::{CudaContext, CudaStream, result};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUevent_flags, CUfunction_attribute_enum};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
 use super::error::CudaError;
 use super::libraries;
+use crate::{Launch, Mark};
 
 /// Shared memory that a block gets without being asked for by name.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
@@ -84,6 +86,18 @@ impl From<f64> for Argument {
     }
 }
 
+/// A moment of a stream, by the card's clock.
+#[derive(Debug)]
+pub(crate) struct Moment(CudaEvent);
+
+impl Moment {
+    /// How long after an earlier one. Waits for both.
+    pub(crate) fn since(&self, earlier: &Moment) -> Result<Duration, CudaError> {
+        let ms = earlier.0.elapsed_ms(&self.0)?;
+        Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
+    }
+}
+
 /// A device and the one stream on which a rank's work is enqueued.
 ///
 /// The device's primary context is made current on the thread that makes the stream, and a rank stays on its thread.
@@ -97,6 +111,8 @@ pub(crate) struct Stream {
     /// Of what was enqueued, and how often something was new.
     digest: Rc<Cell<u64>>,
     news: Rc<Cell<u64>>,
+    /// What was enqueued, if somebody wants to know.
+    launches: Rc<RefCell<Option<Vec<Launch>>>>,
 }
 
 impl Stream {
@@ -111,8 +127,16 @@ impl Stream {
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
             as u32;
         let capability = context.compute_capability()?;
-        let (digest, news) = (Rc::default(), Rc::default());
-        Ok(Stream { context, queue, multiprocessors, shared_bytes, capability, digest, news })
+        Ok(Stream {
+            context,
+            queue,
+            multiprocessors,
+            shared_bytes,
+            capability,
+            digest: Rc::default(),
+            news: Rc::default(),
+            launches: Rc::default(),
+        })
     }
 
     /// The device's primary context.
@@ -176,6 +200,37 @@ impl Stream {
         self.note([self.news.get()]);
     }
 
+    /// Marks the end of what is enqueued so far.
+    pub(crate) fn moment(&self) -> Result<Moment, CudaError> {
+        Ok(Moment(self.queue.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))?))
+    }
+
+    /// Notes from now on what is enqueued.
+    pub(crate) fn note_launches(&self) {
+        *self.launches.borrow_mut() = Some(Vec::new());
+    }
+
+    /// What was noted; no more is.
+    pub(crate) fn launches(&self) -> Vec<Launch> {
+        self.launches.borrow_mut().take().unwrap_or_default()
+    }
+
+    /// Enqueues something, between marks if launches are noted.
+    pub(crate) fn launching<T>(
+        &self,
+        name: impl FnOnce() -> String,
+        enqueue: impl FnOnce() -> Result<T, CudaError>,
+    ) -> Result<T, CudaError> {
+        if self.launches.borrow().is_none() {
+            return enqueue();
+        }
+        let begun = Mark::on_card(self.moment()?);
+        let enqueued = enqueue()?;
+        let launch = Launch { name: name(), begun, ended: Mark::on_card(self.moment()?) };
+        self.launches.borrow_mut().as_mut().expect("they are noted").push(launch);
+        Ok(enqueued)
+    }
+
     /// Waits until everything enqueued is done; an earlier kernel's failure shows here.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         Ok(self.queue.synchronize()?)
@@ -228,11 +283,13 @@ impl Stream {
     /// Both must have so many bytes, live until the copy has run, and `from` must not be written before.
     pub(crate) unsafe fn upload(&self, from: *const u8, bytes: usize, to: u64) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        unsafe {
-            let from = std::slice::from_raw_parts(from, bytes);
-            result::memcpy_htod_async(to, from, self.handle())?;
-        }
-        Ok(())
+        self.launching(
+            || "upload".to_owned(),
+            || unsafe {
+                let from = std::slice::from_raw_parts(from, bytes);
+                Ok(result::memcpy_htod_async(to, from, self.handle())?)
+            },
+        )
     }
 
     /// Enqueues a copy of `bytes` to page-locked memory.
@@ -241,11 +298,13 @@ impl Stream {
     /// Both must have so many bytes, live until the copy has run, and `to` must not be used before.
     pub(crate) unsafe fn download(&self, from: u64, to: *mut u8, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        unsafe {
-            let to = std::slice::from_raw_parts_mut(to, bytes);
-            result::memcpy_dtoh_async(to, from, self.handle())?;
-        }
-        Ok(())
+        self.launching(
+            || "download".to_owned(),
+            || unsafe {
+                let to = std::slice::from_raw_parts_mut(to, bytes);
+                Ok(result::memcpy_dtoh_async(to, from, self.handle())?)
+            },
+        )
     }
 
     /// Sets every byte to zero.
@@ -255,7 +314,9 @@ impl Stream {
     pub(crate) unsafe fn clear(&self, to: u64, bytes: usize) -> Result<(), CudaError> {
         self.note([to, bytes as u64]);
         // SAFETY: the caller's promise.
-        unsafe { result::memset_d8_async(to, 0, bytes, self.handle())? };
-        Ok(())
+        self.launching(
+            || "clear".to_owned(),
+            || unsafe { Ok(result::memset_d8_async(to, 0, bytes, self.handle())?) },
+        )
     }
 }

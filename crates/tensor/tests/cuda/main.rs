@@ -7,6 +7,7 @@ mod attention_rates;
 mod cached_attention;
 mod elementwise;
 mod lab;
+mod launches;
 mod loss;
 mod memory;
 mod norm;

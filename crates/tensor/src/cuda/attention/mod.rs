@@ -202,9 +202,14 @@ impl Attentions {
             stream.note([address]);
             address
         };
-        // SAFETY: the views were checked against the shape, the scratch is as large as the plan was allowed, and a
-        // rank's memory outlives what is enqueued on its stream.
-        unsafe { plan.run(&library.handle, scratch.addresses[2], address)? };
+        stream.launching(
+            || format!("cuDNN attention, {pass:?}"),
+            || {
+                // SAFETY: the views were checked against the shape, the scratch is as large as the plan was allowed, and a
+                // rank's memory outlives what is enqueued on its stream.
+                unsafe { plan.run(&library.handle, scratch.addresses[2], address) }
+            },
+        )?;
         Ok(true)
     }
 }

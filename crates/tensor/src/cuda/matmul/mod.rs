@@ -99,6 +99,20 @@ impl<'a> Way<'a> {
         Addresses { a, b, c, d }
     }
 
+    /// What cuBLASLt does of it, for people: rows, columns, and what is summed over.
+    fn name(&self) -> String {
+        let [columns, rows, inner] = self.call.size;
+        let behind = match self.epilogue {
+            Epilogue::Nothing => "",
+            Epilogue::Bias => " + bias",
+            Epilogue::Gelu => ", GELU",
+            Epilogue::BiasGelu => " + bias, GELU",
+            Epilogue::GeluDerivative => ", GELU's derivative",
+        };
+        let add = if self.call.addend.is_some() { ", added" } else { "" };
+        format!("product {rows} × {columns} × {inner}{behind}{add}")
+    }
+
     fn key(&self) -> Result<Key, CudaError> {
         let [m, n, k] = self.call.size;
         for view in [self.bias, self.kept, self.call.addend].into_iter().flatten() {
@@ -333,11 +347,14 @@ impl Products {
             let add = way.call.addend.is_some();
             self.stream.note([at.a, at.b, at.c, at.d, extras.bias, extras.kept, add.into()]);
             self.stream.note(algorithm.data);
-            // SAFETY: the operation's views were checked against its shape, from which the key was made, and a rank's
-            // memory outlives what is enqueued on its stream.
-            unsafe {
-                described.run(&self.handle, &self.stream, algorithm, at, add, self.workspace)?;
-            }
+            self.stream.launching(
+                || way.name(),
+                || {
+                    // SAFETY: the operation's views were checked against its shape, from which the key was made, and a rank's
+                    // memory outlives what is enqueued on its stream.
+                    unsafe { described.run(&self.handle, &self.stream, algorithm, at, add, self.workspace) }
+                },
+            )?;
         }
         way.finish.map_or(Ok(()), |finish| finish(&self.launcher))
     }

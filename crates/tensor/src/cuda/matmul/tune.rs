@@ -5,8 +5,7 @@
 //! it takes alone on a cool card. So bursts only sort out what is far behind, and the others run back to back, on the
 //! buffers and numbers of training, for as long as the card needs to settle.
 
-use cudarc::driver::sys::CUevent_flags;
-use cudarc::driver::{CudaEvent, result};
+use std::time::Duration;
 
 use super::product::Chosen;
 use crate::cuda::error::CudaError;
@@ -104,21 +103,14 @@ impl<P: Fn(Chosen) -> Result<(), CudaError>> Trial<'_, P> {
 
     /// Milliseconds of a call in each run. The host waits only when all are enqueued, so the card never rests.
     fn time(&self, runs: &[Run]) -> Result<Vec<f32>, CudaError> {
-        let mut marks = vec![self.mark()?];
+        let mut moments = vec![self.stream.moment()?];
         for run in runs {
             (0..run.calls).try_for_each(|_| (self.product)(self.candidates[run.candidate]))?;
-            marks.push(self.mark()?);
+            moments.push(self.stream.moment()?);
         }
-        let times = runs.iter().zip(marks.windows(2));
-        times.map(|(run, ends)| Ok(ends[0].elapsed_ms(&ends[1])? / run.calls as f32)).collect()
-    }
-
-    /// An event after all that is enqueued.
-    fn mark(&self) -> Result<CudaEvent, CudaError> {
-        let event = self.stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT))?;
-        // SAFETY: both belong to the stream's context, and both live.
-        unsafe { result::event::record(event.cu_event(), self.stream.handle())? };
-        Ok(event)
+        let times = runs.iter().zip(moments.windows(2));
+        let ms = |between: Duration| between.as_secs_f32() * 1e3;
+        times.map(|(run, ends)| Ok(ms(ends[1].since(&ends[0])?) / run.calls as f32)).collect()
     }
 }
 
