@@ -10,6 +10,7 @@
 
 constexpr int SQUARES_CHUNK = 16384, SQUARES_PARTS = 96;
 constexpr int UPDATE_CHUNK = 4096, UPDATE_SEGMENTS = 56;
+constexpr int THREADS = 256; // of a block, but for squares_end
 
 // A table stays where arguments are: without this a kernel would copy it to look up an entry.
 #if defined(__HIP__) || defined(__HIPCC__)
@@ -55,14 +56,21 @@ template <class Table> __device__ inline int entry_of_block(const Table &table, 
 
 __device__ inline bool aligned(const void *at) { return (unsigned long long)at % 16 == 0; }
 
-// Calls body(Width<N>, index) for every element of this block's chunk of an entry.
-template <int CHUNK, class Body>
+// Calls body(Width<n>, index) for every element of this block's chunk of an entry: where `wide` N at a time, and in whole
+// chunks AT_ONCE of these without a branch between them, so that what they load is under way together.
+template <int CHUNK, int N, int AT_ONCE, class Body>
 __device__ inline void each_of_chunk(unsigned int first_block, size elements, bool wide, Body body) {
     const size begin = (blockIdx.x - first_block) * (size)CHUNK;
-    const int here = (int)(elements - begin < CHUNK ? elements - begin : CHUNK), packs = wide ? here / PACK : 0;
-#pragma unroll 2
-    for (int i = threadIdx.x; i < packs; i += blockDim.x) body(Width<PACK>(), begin + i * PACK);
-    for (int i = packs * PACK + threadIdx.x; i < here; i += blockDim.x) body(Width<1>(), begin + i);
+    const int here = (int)(elements - begin < CHUNK ? elements - begin : CHUNK), packs = wide ? here / N : 0;
+    if (wide && here == CHUNK) {
+#pragma unroll AT_ONCE
+        for (int i = 0; i < CHUNK / N / THREADS; ++i) body(Width<N>(), begin + (i * THREADS + threadIdx.x) * N);
+        return;
+    }
+#pragma unroll 1
+    for (int i = threadIdx.x; i < packs; i += THREADS) body(Width<N>(), begin + i * N);
+#pragma unroll 1
+    for (int i = packs * N + threadIdx.x; i < here; i += THREADS) body(Width<1>(), begin + i);
 }
 
 enum Slot {
@@ -84,7 +92,7 @@ template <class T> __device__ void squares(const SquaresTable &table, int count,
     const Squares &of = table.at[entry_of_block(table, count)];
     const T *from = (const T *)of.from;
     double sum = 0;
-    each_of_chunk<SQUARES_CHUNK>(of.first_block, of.elements, aligned(from), [&](auto lanes, size i) {
+    each_of_chunk<SQUARES_CHUNK, piece<T>(), 4>(of.first_block, of.elements, aligned(from), [&](auto lanes, size i) {
         constexpr int N = decltype(lanes)::value;
         float x[N];
         load<N>(from + i, x);
@@ -167,6 +175,10 @@ extern "C" __global__ void update_control(float *slots, const float *squares, co
     slots[LOSS_SCALE] = (float)next_scale;
 }
 
+// To 3 units in the last place; too small by up to 1e-19 below 1e-38. Exact roots and quotients branch, and loads do not move
+// past branches.
+__device__ inline float root(float x) { return x * rsqrtf(fmaxf(x, 1.2e-38f)); }
+
 template <class G, class M, class W>
 __device__ void adamw(const SegmentTable &table, int count, const float *__restrict__ slots, float beta1, float beta2,
                       float epsilon, float decay) {
@@ -180,7 +192,7 @@ __device__ void adamw(const SegmentTable &table, int count, const float *__restr
         aligned(gradient) && aligned(master) && aligned(first) && aligned(second) && aligned(weights);
     const float factor = slots[FACTOR], rate = slots[RATE], keep = of.decays ? 1.0f - rate * decay : 1.0f;
     const float correction1 = 1.0f / slots[CORRECTION_1], correction2 = 1.0f / slots[CORRECTION_2];
-    each_of_chunk<UPDATE_CHUNK>(of.first_block, of.elements, wide, [=](auto lanes, size i) {
+    each_of_chunk<UPDATE_CHUNK, piece<G, float>(), 1>(of.first_block, of.elements, wide, [=](auto lanes, size i) {
         constexpr int N = decltype(lanes)::value;
         float g[N], w[N], m[N], v[N];
         load<N>(gradient + i, g);
@@ -191,7 +203,7 @@ __device__ void adamw(const SegmentTable &table, int count, const float *__restr
             const float scaled = g[j] * factor;
             m[j] = beta1 * m[j] + (1.0f - beta1) * scaled;
             v[j] = beta2 * v[j] + (1.0f - beta2) * scaled * scaled;
-            w[j] = w[j] * keep - rate * (m[j] * correction1 / (sqrtf(v[j] * correction2) + epsilon));
+            w[j] = w[j] * keep - rate * __fdividef(m[j] * correction1, root(v[j] * correction2) + epsilon);
         }
         store<N>(first + i, m);
         store<N>(second + i, v);
