@@ -248,6 +248,19 @@ template <class A, class Operation> __device__ inline A block_reduce(A x, A neut
 
 template <class A> __device__ inline A block_sum(A x) { return block_reduce(x, (A)0, Sum()); }
 
+// Two sums as block_sum takes them, at the same time.
+__device__ inline void block_sums(float &x, float &y) {
+    __shared__ float2 partial[32];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    x = warp_reduce(x, Sum()), y = warp_reduce(y, Sum());
+    if (warps == 1) return;
+    if (lane == 0) partial[warp] = make_float2(x, y);
+    __syncthreads();
+    const float2 pair = lane < warps ? partial[lane] : make_float2(0, 0);
+    x = warp_reduce(pair.x, Sum()), y = warp_reduce(pair.y, Sum());
+    __syncthreads();
+}
+
 // Column sums: LANES threads side by side own N columns each, GROUPS of them share out the rows.
 constexpr int LANES = 32;
 constexpr int GROUPS = 8;

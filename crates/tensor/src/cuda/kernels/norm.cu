@@ -29,8 +29,8 @@ template <class T> struct Norm {
         store<N>(out + row * width + column, x);
     }
 
-    __device__ float keep(float mean, float squares, size row) const {
-        const float rstd = 1.0f / sqrtf(squares / width + epsilon);
+    __device__ float keep(float mean, float variance, size row) const {
+        const float rstd = rsqrtf(variance + epsilon);
         if (threadIdx.x == 0) {
             statistics[2 * row] = mean;
             statistics[2 * row + 1] = rstd;
@@ -48,6 +48,7 @@ template <class T> struct Norm {
 
     // The next row is on its way while one is worked on.
     __device__ void held() const {
+        const float share = 1.0f / width;
         Raw<T> packs[HELD];
         fetch(packs, blockIdx.x);
         for (size row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -60,13 +61,13 @@ template <class T> struct Norm {
                 for (int j = 0; j < PACK; ++j) sum += held[k][j];
             }
             if (row + gridDim.x < rows) fetch(packs, row + gridDim.x);
-            const float mean = bias ? block_sum(sum) / width : 0;
+            const float mean = bias ? block_sum(sum) * share : 0;
 #pragma unroll
             for (int k = 0; k < HELD; ++k) {
                 if (column(k) >= width) continue;
                 for (int j = 0; j < PACK; ++j) squares += (held[k][j] - mean) * (held[k][j] - mean);
             }
-            const float rstd = keep(mean, block_sum(squares), row);
+            const float rstd = keep(mean, block_sum(squares) * share, row);
 #pragma unroll
             for (int k = 0; k < HELD; ++k)
                 if (column(k) < width) finish(held[k], mean, rstd, row, column(k));
@@ -74,17 +75,18 @@ template <class T> struct Norm {
     }
 
     __device__ void any() const {
+        const float share = 1.0f / width;
         for (size row = blockIdx.x; row < rows; row += gridDim.x) {
             const T *from = x + row * width;
             float sum = 0, squares = 0;
             if (bias)
                 for (size i = threadIdx.x; i < width; i += blockDim.x) sum += widen(from[i]);
-            const float mean = bias ? block_sum(sum) / width : 0;
+            const float mean = bias ? block_sum(sum) * share : 0;
             for (size i = threadIdx.x; i < width; i += blockDim.x) {
                 const float centred = widen(from[i]) - mean;
                 squares += centred * centred;
             }
-            const float rstd = keep(mean, block_sum(squares), row);
+            const float rstd = keep(mean, block_sum(squares) * share, row);
             for (size i = threadIdx.x; i < width; i += blockDim.x) {
                 float element[1] = {widen(from[i])};
                 finish(element, mean, rstd, row, i);
@@ -103,10 +105,11 @@ template <class T> struct NormBackward {
     size rows, width;
     bool centred;
 
-    // mean(g) and mean(g ∘ x̂) over the row, from the thread's sums.
-    __device__ void means(float &sum, float &along) const {
-        sum = centred ? block_sum(sum) / width : 0;
-        along = block_sum(along) / width;
+    // mean(g) and mean(g ∘ x̂) over the row, from the thread's sums; `share` is that of one column.
+    __device__ void means(float &sum, float &along, float share) const {
+        block_sums(sum, along);
+        sum = centred ? sum * share : 0;
+        along *= share;
     }
 
     // dx = residual + rstd · (g − mean(g) − x̂ · mean(g ∘ x̂)) with g = dy ∘ weight.
@@ -118,6 +121,7 @@ template <class T> struct NormBackward {
     }
 
     template <int K, bool SUM> __device__ void held() const {
+        const float share = 1.0f / width;
         float dweight[K][PACK] = {}, dbias[K][PACK] = {}, past_sum[K][PACK] = {};
         for (size row = blockIdx.x; row < rows; row += gridDim.x) {
             const float mean = statistics[2 * row], rstd = statistics[2 * row + 1];
@@ -143,7 +147,7 @@ template <class T> struct NormBackward {
                     along += g[k][j] * normal[k][j];
                 }
             }
-            means(sum, along);
+            means(sum, along, share);
 #pragma unroll
             for (int k = 0; k < K; ++k) {
                 const size column = (k * blockDim.x + threadIdx.x) * (size)PACK;
@@ -175,7 +179,7 @@ template <class T> struct NormBackward {
             sum += g;
             along += g * (widen(x[first + i]) - mean) * rstd;
         }
-        means(sum, along);
+        means(sum, along, 1.0f / width);
         for (size i = threadIdx.x; i < width; i += blockDim.x) {
             float g[1] = {widen(dy[first + i]) * widen(weight[i])};
             const float normal[1] = {(widen(x[first + i]) - mean) * rstd};
