@@ -1,7 +1,8 @@
 //! Saving while training goes on: ranks copy what they have and run on, one thread writes the copies.
 //!
-//! There is one copy per rank. A rank that comes with the next checkpoint before its copy has been written waits for
-//! it, so a save is late but never left out, and memory is bounded.
+//! There is one copy per rank. Ranks that come with the next checkpoint before all copies have been written wait for
+//! them, so a save is late but never left out, and memory is bounded. All wait here, and none for another in a collective,
+//! which would take the job down if the disk is slow enough.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -76,8 +77,10 @@ struct Filled {
 pub fn saver(plan: &Plan, folder: Folder) -> (Saver, Writer) {
     let shards: Vec<Shard> = (0..plan.mesh.ranks()).map(|rank| Shard::new(plan, rank, &Kept::ALL)).collect();
     let copies = shards.iter().map(|shard| Some(vec![0; shard.bytes])).collect();
-    let copies =
-        Arc::new(Copies { state: Mutex::new(State { free: copies, ended: false }), given: Condvar::new() });
+    let copies = Arc::new(Copies {
+        state: Mutex::new(State { free: copies, taken: 0, unwritten: 0, ended: false }),
+        given: Condvar::new(),
+    });
     let (sender, filled) = channel();
     let shards = Arc::new(shards);
     let saver = Saver { shards: Arc::clone(&shards), copies: Arc::clone(&copies), filled: sender };
@@ -100,8 +103,8 @@ impl Saver {
 
 impl Writer {
     /// Writes until the ranks' end is dropped; `report` hears of every checkpoint. Before the checkpoint of a step gets
-    /// its name, `before_naming` may wait for what has to be on the disk by then.
-    pub fn run(self, before_naming: impl Fn(u64), mut report: impl FnMut(Result<Saved, SaveFailure>)) {
+    /// its name, `may_name` may wait for what has to be on the disk by then; if that will not come, it gets none.
+    pub fn run(self, may_name: impl Fn(u64) -> bool, mut report: impl FnMut(Result<Saved, SaveFailure>)) {
         let _ended = Ended(&self.copies);
         self.copies.touch();
         let mut open: BTreeMap<u64, Unfinished> = BTreeMap::new();
@@ -110,15 +113,15 @@ impl Writer {
             let unfinished = open.entry(step).or_insert_with(|| Unfinished::begin(&self.folder, step));
             unfinished.blocked = unfinished.blocked.max(blocked);
             unfinished.add(&self.shards[rank], rank, &bytes);
-            self.copies.give_back(rank, bytes);
+            self.copies.written(rank, bytes);
             if unfinished.files.len() == self.shards.len()
+                && may_name(step)
                 && let Some(unfinished) = open.remove(&step)
             {
-                before_naming(step);
                 report(unfinished.finish(&self, &progress));
             }
         }
-        // The run failed before all ranks came.
+        // The run failed before all ranks came, or nobody hears of it any more.
         open.values_mut().for_each(Unfinished::abandon);
     }
 }
@@ -208,6 +211,10 @@ struct Copies {
 
 struct State {
     free: Vec<Option<Vec<u8>>>,
+    /// Ranks that have taken theirs for a checkpoint for which others have not.
+    taken: usize,
+    /// Copies that ranks have taken and the writer has not written.
+    unwritten: usize,
     /// Whether the writer is gone.
     ended: bool,
 }
@@ -216,7 +223,11 @@ impl Copies {
     fn take(&self, rank: usize) -> Vec<u8> {
         let mut state = self.lock();
         loop {
-            if let Some(copy) = state.free[rank].take() {
+            let begun = state.taken > 0 || state.unwritten == 0;
+            if begun && let Some(copy) = state.free[rank].take() {
+                state.taken = (state.taken + 1) % state.free.len();
+                state.unwritten += 1;
+                self.given.notify_all();
                 return copy;
             }
             assert!(!state.ended, "the thread that writes checkpoints is gone");
@@ -238,6 +249,12 @@ impl Copies {
         }
     }
 
+    /// A rank's copy is on the disk, or will never be.
+    fn written(&self, rank: usize, copy: Vec<u8>) {
+        self.lock().unwritten -= 1;
+        self.give_back(rank, copy);
+    }
+
     fn give_back(&self, rank: usize, copy: Vec<u8>) {
         self.lock().free[rank] = Some(copy);
         self.given.notify_all();
@@ -255,5 +272,32 @@ impl Drop for Ended<'_> {
     fn drop(&mut self) {
         self.0.lock().ended = true;
         self.0.given.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::RecvTimeoutError;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn no_rank_begins_a_checkpoint_before_all_copies_of_the_last_are_written() {
+        let state = State { free: vec![Some(vec![0]), Some(vec![1])], taken: 0, unwritten: 0, ended: false };
+        let copies = Copies { state: Mutex::new(state), given: Condvar::new() };
+        let [first, second] = [0, 1].map(|rank| copies.take(rank));
+        copies.written(0, first);
+        thread::scope(|scope| {
+            let (taken, came) = channel();
+            let copies = &copies;
+            scope.spawn(move || taken.send(copies.take(0)));
+            let early = came.recv_timeout(Duration::from_millis(50));
+            assert_eq!(early, Err(RecvTimeoutError::Timeout), "the other's copy is not on the disk");
+            copies.written(1, second);
+            assert_eq!(came.recv(), Ok(vec![0]));
+        });
+        assert_eq!(copies.take(1), [1]);
     }
 }

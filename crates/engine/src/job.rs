@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::cell::Cell;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, Once};
@@ -123,8 +124,37 @@ fn run_rank<T: Send>(
 
 /// Takes the job down.
 fn fail(world: &World, rank: usize, reason: String) {
-    let during = DURING.get().map_or_else(|| "its set-up".to_string(), |op| op.to_string());
-    world.abort(Failure { rank, during, reason });
+    world.abort(Failure { rank, during: DURING.get().to_string(), reason });
+}
+
+/// What this thread's rank is doing, for the error message.
+#[derive(Clone, Copy)]
+pub(crate) enum During {
+    SetUp,
+    Loading,
+    Op(Op),
+    /// After the last op of a program, when what devices ran late is waited for, and copies are saved.
+    EndOfStep,
+    /// Reading the batch of the next step.
+    Data,
+}
+
+impl During {
+    pub fn set(self) {
+        DURING.set(self);
+    }
+}
+
+impl fmt::Display for During {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            During::SetUp => f.write_str("its set-up"),
+            During::Loading => f.write_str("loading"),
+            During::Op(op) => op.fmt(f),
+            During::EndOfStep => f.write_str("the end of a step"),
+            During::Data => f.write_str("reading data"),
+        }
+    }
 }
 
 impl Worker {
@@ -155,6 +185,7 @@ impl Worker {
 
     /// Sets the weights; one that cannot be read takes the job down.
     pub(crate) fn load(&self, weights: &dyn Store) {
+        During::Loading.set();
         self.rank.load(weights, &[Kept::Weights]).unwrap_or_else(|error| panic!("{error}"));
     }
 
@@ -170,10 +201,10 @@ impl Worker {
     /// Runs a program, remembering the op for the error message.
     pub fn run(&mut self, program: &Program, source: &mut dyn Source, mut watch: impl FnMut(&Rank, &Op)) {
         self.rank.run(program, source, |rank, op| {
-            DURING.set(Some(*op));
+            During::Op(*op).set();
             watch(rank, op);
         });
-        DURING.set(None);
+        During::EndOfStep.set();
     }
 
     /// The same for a program that is run again and again: see [`Rank::repeat`].
@@ -184,10 +215,10 @@ impl Worker {
         mut watch: impl FnMut(&Rank, &Op),
     ) -> Repeated {
         let repeated = self.rank.repeat(program, source, |rank, op| {
-            DURING.set(Some(*op));
+            During::Op(*op).set();
             watch(rank, op);
         });
-        DURING.set(None);
+        During::EndOfStep.set();
         repeated
     }
 }
@@ -212,8 +243,7 @@ fn backend(memory: &MemoryChoice, stage: usize, device: Device, lasting: bool) -
 }
 
 thread_local! {
-    /// The op that this thread's rank is in.
-    static DURING: Cell<Option<Op>> = const { Cell::new(None) };
+    static DURING: Cell<During> = const { Cell::new(During::SetUp) };
     /// Whether this thread runs a rank, whose panics become the job's error.
     static IS_RANK: Cell<bool> = const { Cell::new(false) };
 }

@@ -1,5 +1,7 @@
 //! What a run says of itself: a line per step, and the outcome at the end.
 
+use std::cmp::Reverse;
+
 use kintsugi_checkpoint::Progress;
 use kintsugi_comm::Traffic;
 use kintsugi_plan::{Compute, Plan};
@@ -221,14 +223,12 @@ impl Outcome {
     }
 }
 
-/// Where it began: bad weights spread forwards, so the first stage that has them is named; bad gradients spread
+/// Where it began: bad weights spread forwards, so the first unit of the model that has them is named; bad gradients spread
 /// backwards, so the last one is.
 fn not_finite(plan: &Plan, results: &[RankResult]) -> TrainError {
-    let bad = results.iter().enumerate().filter_map(|(rank, result)| result.bad.map(|bad| (rank, bad)));
-    let first = bad.min_by_key(|&(rank, bad)| {
-        let (stage, weights) = (plan.mesh.coordinate(rank).pp, bad.what == "weights");
-        (!weights, if weights { stage } else { plan.mesh.pp - stage }, rank)
-    });
+    let bad = || results.iter().enumerate().filter_map(|(rank, result)| Some((rank, result.bad?)));
+    let weights = bad().filter(|(_, bad)| bad.what == "weights").min_by_key(|&(rank, bad)| (bad.unit, rank));
+    let first = weights.or_else(|| bad().max_by_key(|&(rank, bad)| (bad.unit, Reverse(rank))));
     TrainError::NotFinite { steps: plan.run.max_skipped, step: results[0].history.steps(), first }
 }
 
@@ -268,6 +268,10 @@ mod tests {
         assert_eq!(named(&gradients), (6, Unit::Head), "gradients go bad from the last stage down");
         let weights = [(5, "weights", Unit::Layer(3)), (2, "weights", Unit::Layer(0)), gradients[1]];
         assert_eq!(named(&weights), (2, Unit::Layer(0)), "bad weights come first");
+        // As where schedules interleave: layers 0 and 2 are on stage 0, layers 1 and 3 on stage 1.
+        let interleaved = |what| [(0, what, Unit::Layer(2)), (4, what, Unit::Layer(1))];
+        assert_eq!(named(&interleaved("gradient")), (0, Unit::Layer(2)));
+        assert_eq!(named(&interleaved("weights")), (4, Unit::Layer(1)));
     }
 
     #[test]

@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use kintsugi_checkpoint::{Checkpoint, CheckpointError, Progress};
-use kintsugi_comm::threads::Failure;
 use kintsugi_plan::Plan;
 use kintsugi_rank::{Kept, Rank, Store, StoreError};
 use kintsugi_tensor::ops::control;
 
 use crate::Worker;
+use crate::job::During;
 
 /// What a run starts from.
 #[derive(Clone, Default)]
@@ -52,6 +52,7 @@ impl Start {
 
     /// Sets a rank's weights and states. If that fails, the job does: a rank without weights cannot run.
     pub(crate) fn load(&self, worker: &Worker, plan: &Plan) {
+        During::Loading.set();
         let rank = &worker.rank;
         let loaded = match self {
             Start::Seed => {
@@ -61,12 +62,7 @@ impl Start {
             Start::Weights(store) => rank.load(&**store, &[Kept::Weights]),
             Start::Checkpoint(checkpoint) => resume(rank, plan, checkpoint),
         };
-        if let Err(error) = loaded {
-            let failure =
-                Failure { rank: worker.number, during: "loading".into(), reason: error.to_string() };
-            worker.world.abort(failure);
-            panic!("{error}");
-        }
+        loaded.unwrap_or_else(|error| panic!("{error}"));
     }
 }
 

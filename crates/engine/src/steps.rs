@@ -10,7 +10,7 @@ use std::time::Instant;
 use kintsugi_checkpoint::{Progress, Saver};
 use kintsugi_comm::Traffic;
 use kintsugi_data::{Dataset, Split};
-use kintsugi_plan::{DeviceKind, Plan, Program};
+use kintsugi_plan::{DeviceKind, Op, Plan, Program};
 use kintsugi_rank::{Decided, RankMemory};
 use kintsugi_tensor::cpu::counting;
 use kintsugi_tensor::ops::control;
@@ -18,6 +18,7 @@ use kintsugi_tensor::{Notice, Repeated};
 
 use crate::card::CardWatch;
 use crate::flight::{Flight, Moment};
+use crate::job::During;
 use crate::report::{History, RankResult};
 use crate::source::Batches;
 use crate::trace::Timer;
@@ -59,6 +60,7 @@ impl RankRun<'_> {
         self.listen(worker);
         let before = options.start.progress();
         let program = worker.program(plan);
+        let loads = program.ops.iter().any(|op| matches!(op, Op::Load { .. }));
         let mut batches = Batches::new(plan, dataset, Split::Train, worker.at.dp);
         let mut evaluation = Evaluation::new(worker, plan, dataset);
         let (mut course, mut traffic, mut spans) = (Course::new(&before), Traffic::default(), Vec::new());
@@ -79,7 +81,11 @@ impl RankRun<'_> {
             }
             let newest = Flight { step, batch, begun, snapshot: worker.rank.snapshot() };
             // The first micro-batch of the next step is made while the device is busy.
-            batches.prepare(batch + 1);
+            if loads && step + 1 < plan.run.steps {
+                During::Data.set();
+                batches.prepare(batch + 1);
+                During::EndOfStep.set();
+            }
             if step == before.step {
                 traffic = worker.world.traffic(worker.number);
             }

@@ -1,6 +1,6 @@
 //! Training a plan: its ranks on their threads, the thread that writes checkpoints, and what the caller hears.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -77,11 +77,10 @@ pub fn train(
     let (mut saver, writer) = options.checkpoints.clone().map(|folder| saver(&plan, folder)).unzip();
     // Only rank 0 speaks; the sender is handed to it, so that the channel closes when it is done.
     let voice = Mutex::new(Some(events.clone()));
-    let (heard, mut saves) = (Heard::default(), Saves::default());
+    let (heard, mut saves) = (Heard { step: Mutex::new(Some(0)), told: Condvar::new() }, Saves::default());
     let results = thread::scope(|scope| {
         let heard = &heard;
-        // Whoever listens may panic, and the writer must not wait for it then.
-        let _deaf = Deaf(heard);
+        let _deaf = Deaf { heard, stop: &options.stop };
         if let Some(writer) = writer {
             scope.spawn(move || {
                 let report = |result: Result<_, _>| {
@@ -108,7 +107,7 @@ pub fn train(
             saves.add(&event);
             on_event(&event);
             if let Event::Step(report) = event {
-                heard.tell(report.step);
+                heard.tell(Some(report.step));
             }
         }
         running.join().expect("the job's thread only waits")
@@ -118,30 +117,38 @@ pub fn train(
 
 /// The last step of which the caller has heard. A checkpoint has its name only then, so that nothing that the caller
 /// writes down of a step is missing where a run goes on from it.
-#[derive(Default)]
 struct Heard {
-    step: Mutex<u64>,
+    /// `None` once the caller hears nothing more.
+    step: Mutex<Option<u64>>,
     told: Condvar,
 }
 
 impl Heard {
-    fn tell(&self, step: u64) {
+    fn tell(&self, step: Option<u64>) {
         *self.step.lock().unwrap_or_else(PoisonError::into_inner) = step;
         self.told.notify_all();
     }
 
-    fn wait_for(&self, step: u64) {
+    /// Waits until the caller has heard of a step, or answers `false` if it never will.
+    fn wait_for(&self, step: u64) -> bool {
         let heard = self.step.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.told.wait_while(heard, |heard| *heard < step));
+        let heard = self.told.wait_while(heard, |heard| heard.is_some_and(|heard| heard < step));
+        heard.unwrap_or_else(PoisonError::into_inner).is_some()
     }
 }
 
-/// Ends all waiting for the caller.
-struct Deaf<'a>(&'a Heard);
+/// Where the caller panics nobody hears of the run any more: it ends after the running step.
+struct Deaf<'a> {
+    heard: &'a Heard,
+    stop: &'a AtomicBool,
+}
 
 impl Drop for Deaf<'_> {
     fn drop(&mut self) {
-        self.0.tell(u64::MAX);
+        if thread::panicking() {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        self.heard.tell(None);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -246,4 +247,18 @@ fn a_run_that_does_not_fit_its_checkpoint_is_refused() {
     assert_eq!(refused(&["run.steps=3"]), "it has 3 steps, and run.steps = 3 asks for no more");
     let batch = "it has seen 12 samples, which is no multiple of batch.global = 8; use 4";
     assert_eq!(refused(&["batch.global=8"]), batch);
+}
+
+#[test]
+fn a_run_that_nobody_hears_of_any_more_ends_and_names_no_further_checkpoint() {
+    let folder = Folder::of_run(&folder("resume-deaf"));
+    let plan = plan(&["run.steps=100000", "run.checkpoint_every=1"]);
+    let options = TrainOptions { checkpoints: Some(folder.clone()), ..TrainOptions::new(MemoryChoice::Heap) };
+    let listen = |event: &Event| match event {
+        Event::Step(report) if report.step == 3 => panic!("the third step is not written down"),
+        _ => {}
+    };
+    assert!(catch_unwind(AssertUnwindSafe(|| train(&plan, &options, listen))).is_err());
+    let named: Vec<u64> = folder.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect();
+    assert!(named.iter().all(|&step| step < 3), "{named:?}");
 }

@@ -1,10 +1,14 @@
 //! Whole runs: they repeat bit for bit, and what goes wrong is noticed by every rank.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use kintsugi_data::{About, MicroBatch, Sampler, Split, TokenType, TokenWriter};
 use kintsugi_engine::verify::{Fault, record};
-use kintsugi_engine::{Event, Job, MemoryChoice, StepReport, TrainError, TrainOptions, run_job, train};
+use kintsugi_engine::{
+    Event, Job, MemoryChoice, StepReport, TrainError, TrainOptions, dataset, run_job, train,
+};
 use kintsugi_plan::{Plan, Unit, config};
 use kintsugi_rank::{Kept, Source, Tokens, assemble};
 use kintsugi_tensor::ops::control;
@@ -124,7 +128,6 @@ fn the_rank_and_the_unit_that_went_bad_first_are_named() {
         if worker.number == bad_rank {
             let mut whole =
                 record(&self::plan(&["run.steps=1"]), MemoryChoice::Heap, None).expect("it runs").weights;
-            whole.get_mut("layer.3.mlp_in_weight").expect("a parameter")[0] = f32::NAN;
             whole
                 .get_mut("layer.3.mlp_in_weight")
                 .expect("a parameter")
@@ -172,4 +175,43 @@ fn a_request_to_stop_ends_every_rank_after_the_same_step() {
         .expect("stopping is not an error");
         assert!(outcome.stopped && outcome.steps == steps && (4..1000).contains(&steps), "{steps} steps");
     }
+}
+
+#[test]
+fn data_that_no_step_needs_is_not_read() {
+    const TOKENS: u32 = 4096;
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("training-one-bad-token");
+    let mut writer = TokenWriter::create(&path, TokenType::U16).expect("a new file");
+    let mut ids = vec![1; TOKENS as usize];
+    ids[TOKENS as usize / 2] = 60_000;
+    let mut bytes = Vec::new();
+    TokenType::U16.write(&ids, &mut bytes);
+    writer.append(&bytes, &[TOKENS], true).expect("a document");
+    let tokens = u64::from(TOKENS);
+    let about =
+        About { vocab: 97, tokenizer: "none".to_owned(), end_of_document: None, documents: 1, tokens };
+    writer.finish(&about).expect("whole files");
+
+    let source = format!("data.source={}", path.display());
+    let with = |steps: u64| {
+        let steps = format!("run.steps={steps}");
+        plan(&[
+            "parallel.tp=1",
+            "parallel.pp=1",
+            "parallel.dp=1",
+            "run.eval_every=0",
+            "data.split=0",
+            &source,
+            &steps,
+        ])
+    };
+    let (plan, mut batch) = (with(1), MicroBatch::default());
+    let (files, sampler) = (dataset(&plan).expect("the file"), Sampler::new(16, 8, 1, 1));
+    let mut is_bad =
+        |step| (0..8).any(|micro| sampler.batch(&*files, Split::Train, step, 0, micro, &mut batch).is_err());
+    let bad = (1..100).find(|&step| is_bad(step)).expect("every token is read within an epoch");
+    assert_eq!(reports(&with(bad)).len() as u64, bad);
+    let error =
+        train(&with(bad + 1), &TrainOptions::new(MemoryChoice::Heap), |_| {}).expect_err("it is read");
+    assert!(error.to_string().contains("60000"), "{error}");
 }

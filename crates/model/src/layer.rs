@@ -76,9 +76,9 @@ pub fn decode(ctx: &Context, x: &Buffer, w: &Weights, cache: &Cache, positions: 
         let mlp_end = mlp(x.view(), attention_end.view());
         return add_both_to_stream(ctx, x.view(), attention_end, mlp_end, biases);
     }
-    let middle = add_to_stream(ctx, x.view(), attention_end, [biases[0], None]);
+    let middle = add_to_stream(ctx, x.view(), attention_end, biases[0].as_slice());
     let mlp_end = mlp(middle.view(), middle.view());
-    add_to_stream(ctx, middle.view(), mlp_end, [biases[1], None])
+    add_to_stream(ctx, middle.view(), mlp_end, biases[1].as_slice())
 }
 
 fn run(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, Saved) {
@@ -92,14 +92,14 @@ fn sequential(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Bu
     let ending = Ending::new(ctx, x.view(), bias);
     let (end, attention) = attention::forward(ctx, normed.view(), w, Some(ending));
     let attention_norm = NormSaved { statistics: attention_statistics, out: kept(ctx, normed) };
-    let middle = add_to_stream(ctx, x.view(), end.expect("the output was asked for"), [bias, None]);
+    let middle = add_to_stream(ctx, x.view(), end.expect("the output was asked for"), bias.as_slice());
 
     let (normed, mlp_statistics) = norm(ctx, middle.view(), mlp_norm(w));
     let bias = w.find(Slot::MlpOutBias);
     let ending = output.then(|| Ending::new(ctx, middle.view(), bias));
     let (end, mlp) = mlp::forward(ctx, normed.view(), w, ending);
     let mlp_norm = NormSaved { statistics: mlp_statistics, out: kept(ctx, normed) };
-    let y = end.map(|end| add_to_stream(ctx, middle.view(), end, [bias, None]));
+    let y = end.map(|end| add_to_stream(ctx, middle.view(), end, bias.as_slice()));
     (y, Saved { x, middle: Some(middle), attention_norm, attention, mlp_norm, mlp })
 }
 

@@ -45,15 +45,10 @@ impl<'a> Ending<'a> {
 }
 
 /// The stream after a branch: `end` itself where it has the stream in it, else the sum over tp with stream and biases.
-pub(crate) fn add_to_stream(ctx: &Context, stream: View, end: Buffer, biases: [Option<View>; 2]) -> Buffer {
+pub(crate) fn add_to_stream(ctx: &Context, stream: View, end: Buffer, biases: &[View]) -> Buffer {
     if ctx.tensor.size() == 1 {
         return end;
     }
-    let biases: &[View] = match &biases {
-        [Some(first), Some(second)] => &[*first, *second],
-        [Some(one), None] => &[*one],
-        _ => &[],
-    };
     let (rows, width) = (ctx.shape.own_rows, ctx.shape.hidden);
     let reduced = ctx.reduced(end);
     ctx.trimmed(reduced, |branch, out| {
@@ -73,5 +68,8 @@ pub(crate) fn add_both_to_stream(
         ctx.backend.add(first.view(), second.view());
     }
     drop(first);
-    add_to_stream(ctx, stream, second, biases)
+    match biases {
+        [Some(one), Some(other)] => add_to_stream(ctx, stream, second, &[one, other]),
+        [one, other] => add_to_stream(ctx, stream, second, one.or(other).as_slice()),
+    }
 }

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use kintsugi_comm::{Collective, Pending};
-use kintsugi_model::{Cache, embedding, head, layer};
+use kintsugi_model::{Cache, Context, Shape, embedding, head, layer};
 use kintsugi_plan::{Axis, Block, Unit};
 use kintsugi_tensor::{Buffer, Category, DType};
 
@@ -25,6 +25,8 @@ pub struct NewTokens<'a> {
 
 /// What generation keeps on a rank.
 pub(crate) struct Generation {
+    /// Of a step's new tokens.
+    pub shape: Shape,
     samples: usize,
     /// By layer and micro-batch.
     caches: HashMap<(usize, usize), Cache>,
@@ -47,17 +49,20 @@ impl Rank {
     pub fn start_generation(&mut self, micro_batches: usize, samples: usize, capacity: usize) {
         assert!(self.plan.model.vocab <= MOST_TOKENS, "tokens are shared as numbers below {MOST_TOKENS}");
         self.generation = None;
-        self.shape = self.shape.with_new_tokens(samples, 1);
+        let shape = self.shape.with_new_tokens(samples, 1);
         let mut caches = HashMap::new();
         for block in self.plan.stage_blocks(self.at.pp) {
             if let Block::Layer(layer) = block {
-                let cache = |micro| ((layer, micro), Cache::new(&self.context(), capacity));
+                let cache = |micro| {
+                    ((layer, micro), Cache::new(&Context { shape: &shape, ..self.context() }, capacity))
+                };
                 caches.extend((0..micro_batches).map(cache));
             }
         }
-        let accumulator = self.shape.compute.accumulator();
+        let accumulator = shape.compute.accumulator();
         let chosen = self.backend.allocate(micro_batches * samples, accumulator, Category::Communication);
         self.generation = Some(Generation {
+            shape,
             samples,
             caches,
             positions: HashMap::new(),
@@ -70,8 +75,8 @@ impl Rank {
 
     /// From now on a step brings `tokens` new tokens of every sample.
     pub fn expect_tokens(&mut self, tokens: usize) {
-        let samples = self.generation_mut().samples;
-        self.shape = self.shape.with_new_tokens(samples, tokens);
+        let shape = self.shape.with_new_tokens(self.generation().samples, tokens);
+        self.generation_mut().shape = shape;
     }
 
     /// The tokens that the last step chose, `[micro-batches, samples]`; every rank of a replica has the same.
@@ -104,11 +109,11 @@ impl Rank {
             }
             buffer
         };
-        let rows = self.shape.rows;
+        let rows = self.shape().rows;
         let tokens = (self.at.pp == 0).then(|| upload(rows, new.map(|new| new.tokens)));
         let positions = upload(rows, new.map(|new| new.positions));
         let is_last = self.at.pp + 1 == self.plan.mesh.pp;
-        let last = is_last.then(|| upload(self.shape.attention.batch, new.map(|new| new.last)));
+        let last = is_last.then(|| upload(self.shape().attention.batch, new.map(|new| new.last)));
         self.flow.tokens.extend(tokens.map(|tokens| (micro, tokens)));
         let generation = self.generation_mut();
         generation.positions.insert(micro, positions);
@@ -144,7 +149,7 @@ impl Rank {
 
     pub(crate) fn choose(&mut self, micro: usize, source: &mut dyn Source) {
         let logits = self.generation_mut().logits.remove(&micro).expect("the head has run");
-        let (samples, part) = (self.generation().samples, self.shape.vocab);
+        let (samples, part) = (self.generation().samples, self.shape().vocab);
         let parts = self.backend.read(logits.view());
         let parts: Vec<&[f32]> = parts.chunks_exact(part).collect();
         // [tp, samples, part of the vocabulary] to [samples, vocabulary], without the padding.

@@ -23,6 +23,6 @@ pub use generation::NewTokens;
 pub use groups::{Groups, paper_groups};
 pub use initial::Initial;
 pub use pieces::{Piece, Whole, assemble};
-pub use rank::{Bad, Purpose, Rank, Source, Tokens};
+pub use rank::{Bad, Purpose, Rank, SUMS, Source, Tokens};
 pub use snapshot::{Decided, Snapshot};
 pub use store::{Kept, Store, StoreError};

@@ -99,7 +99,7 @@ pub(crate) const LOSS: usize = 1;
 /// Index of the number of ranks that want to stop in the sums.
 pub(crate) const STOP: usize = 2;
 /// Number of sums.
-const SUMS: usize = 3;
+pub const SUMS: usize = 3;
 
 impl Rank {
     /// Takes the memory of everything that stays: weights, states, gradients that are not sharded.
@@ -320,12 +320,18 @@ impl Rank {
 
     pub(crate) fn context(&self) -> Context<'_> {
         let (backend, tensor) = (&*self.backend, &*self.groups.tensor);
-        Context { backend, tensor, shape: &self.shape, starts: None }
+        Context { backend, tensor, shape: self.shape(), starts: None }
+    }
+
+    /// What a micro-batch is: that of the plan, or while texts are generated their new tokens.
+    pub(crate) fn shape(&self) -> &Shape {
+        self.generation.as_ref().map_or(&self.shape, |generation| &generation.shape)
     }
 
     /// The same for the layers of a micro-batch, which may see one document at a time only.
     pub(crate) fn layer_context(&self, micro: usize) -> Context<'_> {
-        Context { starts: self.flow.starts.get(&micro).map(Buffer::view), ..self.context() }
+        let starts = self.plan.masks_documents().then(|| self.flow.starts[&micro].view());
+        Context { starts, ..self.context() }
     }
 
     pub(crate) fn unit(&self, unit: Unit) -> &UnitState {

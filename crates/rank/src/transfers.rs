@@ -23,8 +23,9 @@ impl Rank {
     }
 
     pub(crate) fn receive_start(&mut self, message: Message) {
-        let len = self.shape.own_rows * self.shape.hidden;
-        let buffer = self.backend.allocate(len, self.shape.compute, Category::Activations);
+        let shape = self.shape();
+        let len = shape.own_rows * shape.hidden;
+        let buffer = self.backend.allocate(len, shape.compute, Category::Activations);
         let pending = self.groups.pipeline.receive(message.peer, self.tag(message), buffer);
         self.flow.receiving.insert(message, pending);
     }

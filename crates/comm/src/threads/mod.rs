@@ -4,7 +4,8 @@
 //! place where bytes go from one rank to another. A [`World`] is shared by all ranks; each rank makes its own
 //! [`ThreadsGroup`]s. Starting a transfer posts an address on the group's board; waiting for it moves the data.
 //!
-//! A rank blocks only in [`crate::Communicator::wait`]: a collective is done when every rank of the group waits for
+//! A rank waits for others only in [`crate::Communicator::wait`], and on a GPU, when it starts a transfer, for its own
+//! stream: a collective is done when every rank of the group waits for
 //! it, a message as soon as one end waits and both have started it. So ranks that share several collectives have to
 //! wait for them in the same order.
 

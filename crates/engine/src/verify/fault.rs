@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use kintsugi_comm::{Collective, Communicator, Pending, Tag};
 use kintsugi_plan::{Coordinate, Op, Over, Plan, Program};
-use kintsugi_rank::{Groups, Rank};
+use kintsugi_rank::{Groups, Rank, SUMS};
 use kintsugi_tensor::{Backend, Buffer};
 
 /// A mistake that a distributed trainer could make.
@@ -98,8 +98,8 @@ impl Communicator for Scaled {
     }
 
     fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
-        // Gradients only: the norm's three sums would give the fault away too easily.
-        if collective != Collective::AllGather && buffer.len() > 3 {
+        // Gradients only: the norm's sums would give the fault away too easily.
+        if collective != Collective::AllGather && buffer.len() > SUMS {
             let view = buffer.slice(range.clone());
             let scaled: Vec<f32> = self.backend.read(view).iter().map(|x| x * self.factor as f32).collect();
             self.backend.upload(&scaled, view);

@@ -125,7 +125,7 @@ const PRECISIONS: [Short; 3] = [
     Short("dp 4, ZeRO-3, full", [1, 1, 4], 3, "memory.recompute=full"),
 ];
 
-/// Every layout: the given model's family in fp32, and with `all_families` the other families and the 16-bit types.
+/// Every layout: those of the given model's family, with `all_families` some of the others', and some in each 16-bit type.
 pub fn layouts(all_families: bool) -> Vec<Layout> {
     let mut layouts: Vec<Layout> = COMMON.iter().map(|short| layout("", "", short)).collect();
     if all_families {

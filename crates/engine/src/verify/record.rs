@@ -22,6 +22,8 @@ pub struct Recording {
     pub gradients: Whole,
     /// Every parameter at the end.
     pub weights: Whole,
+    /// Of the features of a key, those that are rotated, and all.
+    pub rotated: [usize; 2],
 }
 
 struct RankRecording {
@@ -66,5 +68,6 @@ pub fn record(plan: &Plan, memory: MemoryChoice, fault: Option<Fault>) -> Result
         norms,
         gradients: assemble(plan, &all(|rank| &rank.gradients)),
         weights: assemble(plan, &all(|rank| &rank.weights)),
+        rotated: [plan.model.rotary_dims(), plan.model.head_dim],
     })
 }
