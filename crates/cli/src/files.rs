@@ -7,12 +7,36 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// Writes a file under another name and moves it into place.
+/// Writes a file under another name and moves it into place. What is no file, like a pipe, is written to as it is.
 pub fn write_whole(path: &Path, text: &str) -> Result<(), Failure> {
-    let partial = partial(path);
-    fs::write(&partial, text)
-        .and_then(|()| fs::rename(&partial, path))
-        .map_err(|error| Failure::file("write", path, &error))
+    let written = match place(path) {
+        Place::Stream => fs::write(path, text),
+        Place::File(path) => {
+            let partial = partial(&path);
+            let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, &path));
+            if written.is_err() {
+                fs::remove_file(&partial).ok();
+            }
+            written
+        }
+    };
+    written.map_err(|error| Failure::file("write", path, &error))
+}
+
+/// What a path leads to.
+enum Place {
+    /// A file, or nothing yet, where links end.
+    File(PathBuf),
+    /// A device, or a pipe.
+    Stream,
+}
+
+fn place(path: &Path) -> Place {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => Place::Stream,
+        Ok(_) => Place::File(path.canonicalize().unwrap_or_else(|_| path.to_owned())),
+        Err(_) => Place::File(path.to_owned()),
+    }
 }
 
 /// Removes a file, if it is there.
@@ -28,7 +52,8 @@ pub fn check_writable(path: &Path) -> Result<(), Failure> {
     if path.is_dir() {
         return Err(Failure::Mistake(format!("cannot write {}: it is a folder", path.display())));
     }
-    let partial = partial(path);
+    let Place::File(file) = place(path) else { return Ok(()) };
+    let partial = partial(&file);
     fs::write(&partial, "")
         .and_then(|()| fs::remove_file(&partial))
         .map_err(|error| Failure::file("write", path, &error))

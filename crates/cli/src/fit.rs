@@ -5,7 +5,9 @@ use kintsugi_plan::{DeviceKind, Plan};
 use kintsugi_rank::RankMemory;
 use kintsugi_simulate::{Misfit, Prediction, check_fit, check_memory};
 use kintsugi_spec::units;
+use kintsugi_tensor::cuda::libraries;
 
+use crate::failure::Failure;
 use crate::host;
 
 /// Against the plan's devices, or this machine's memory where the plan is for this machine.
@@ -14,6 +16,18 @@ pub fn planned(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
         check_fit(plan, prediction, None)
     } else {
         here(plan, prediction)
+    }
+}
+
+/// Refuses a plan whose device is not here.
+pub fn check_device(plan: &Plan) -> Result<(), Failure> {
+    if plan.run.device == DeviceKind::Cpu {
+        return Ok(());
+    }
+    match libraries::devices() {
+        Ok(0) => Err(Failure::Run("the CUDA driver shows no device".to_owned())),
+        Ok(_) => Ok(()),
+        Err(error) => Err(Failure::Run(error.to_string())),
     }
 }
 

@@ -12,6 +12,7 @@ use kintsugi_data::Text;
 use kintsugi_engine::{GenerateOptions, Generated, MemoryChoice, Sampling, check_prompts, device, generate};
 use kintsugi_plan::Plan;
 use kintsugi_simulate::generation_memory;
+use kintsugi_spec::Family;
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -41,9 +42,9 @@ pub struct Arguments {
     /// A prompt as token numbers, as in --prompt-tokens "15 7 301"; tokens are printed then
     #[arg(long, value_name = "TOKENS", conflicts_with_all = ["prompt", "prompt_file", "tokenizer"])]
     prompt_tokens: Vec<String>,
-    /// New tokens of every text, at most
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    tokens: u32,
+    /// New tokens of every text, at most; if not given 100, or as many as the model has learned positions for
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    tokens: Option<u32>,
     /// Logits are divided by it: below 1 the probable becomes more so; 0 always takes the most probable token
     #[arg(long, value_name = "T", default_value_t = 1.0)]
     temperature: f64,
@@ -92,7 +93,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let plan = arguments.model.plan(&weights, &under, &[])?.for_generation();
     let Prompts { text, texts, tokens: prompts } = Prompts::read(arguments, &weights)?;
     let mut options = GenerateOptions {
-        tokens: arguments.tokens as usize,
+        tokens: arguments.tokens.map_or_else(|| default_tokens(&plan, &prompts), |tokens| tokens as usize),
         end_at: if arguments.ignore_end { Vec::new() } else { ends(&weights, text.as_ref()) },
         sampling: Sampling {
             temperature: arguments.temperature,
@@ -186,6 +187,15 @@ fn from_stdin() -> Result<String, Failure> {
 fn memory(plan: &Plan, prompts: &[Vec<u32>], tokens: usize) -> Result<MemoryChoice, Failure> {
     let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
     model::memory(plan, &generation_memory(plan, device(plan), &lengths, tokens))
+}
+
+/// As many new tokens as people look at, where there are positions for them.
+fn default_tokens(plan: &Plan, prompts: &[Vec<u32>]) -> usize {
+    const USUAL: usize = 100;
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+    // The last token of a text is never fed.
+    let room = (plan.model.positions + 1).saturating_sub(longest);
+    if plan.model.family == Family::Gpt { room.clamp(1, USUAL) } else { USUAL }
 }
 
 /// Rotary positions have no end, but nobody trained what comes after these.

@@ -24,6 +24,7 @@ use signal_hook::flag;
 use crate::config::ConfigArguments;
 use crate::describe;
 use crate::failure::Failure;
+use crate::files::check_writable;
 use crate::fit;
 use crate::output::Output;
 use begin::Beginning;
@@ -87,6 +88,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let prediction = predict(&plan, device(&plan), Play::Full);
     fit::here(&plan, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
     let predicted = prediction.figures();
+    // Whatever cannot be is found out before anything of an earlier run is touched.
+    fit::check_device(&plan)?;
+    arguments.write_batches.as_deref().map(check_writable).transpose()?;
     let mut beginning = Beginning::new(&plan, &arguments.config, &arguments.trace)?;
     output.text(&introduction(&plan, &predicted))?;
     output.text(&beginning.notes)?;

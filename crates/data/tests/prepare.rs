@@ -132,7 +132,7 @@ fn nothing_is_left_of_what_did_not_end_well() {
     assert_eq!(left(&failed), Vec::<String>::new());
     let empty = options(&folder, &["c.jsonl"]);
     let said = run(&empty).unwrap_err().to_string();
-    assert!(said.starts_with("there is no text in the 1 files: 1 bad lines; "), "{said}");
+    assert!(said.starts_with("there is no text in the file: 1 bad line; "), "{said}");
     assert_eq!(left(&empty), Vec::<String>::new());
     let stopped = options(&folder, &["a.txt"]);
     let tokenizer = Tokenizer::open("bytes").unwrap();

@@ -21,7 +21,11 @@ pub fn count(n: f64) -> String {
         value /= 1000.0;
         unit += 1;
     }
-    if unit == 0 { format!("{value}") } else { format!("{value:.2} {}", UNITS[unit]) }
+    match unit {
+        0 if value.fract() == 0.0 => format!("{value}"),
+        0 => format!("{value:.2}"),
+        _ => format!("{value:.2} {}", UNITS[unit]),
+    }
 }
 
 #[cfg(test)]
@@ -34,5 +38,6 @@ mod tests {
         assert_eq!(bytes(1536), "1.50 KiB");
         assert_eq!(count(1_234_567.0), "1.23 M");
         assert_eq!(count(12.0), "12");
+        assert_eq!(count(10.785_234), "10.79");
     }
 }

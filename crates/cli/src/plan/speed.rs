@@ -91,10 +91,13 @@ impl Speed {
         let energy = t.joules.map_or(String::new(), |joules| format!(", {}J", units::count(joules)));
         let cost = t.cost.map_or(String::new(), |cost| format!(", {} of money", units::count(cost)));
         format!(
-            "training {} tokens (20 per parameter): {}, {} rank-hours{energy}{cost}\n",
+            "training {} tokens (20 per parameter): {}, {}{energy}{cost}\n",
             units::count(t.tokens),
             duration(t.days * 86400.0),
-            units::count(t.gpu_hours.round()),
+            match t.gpu_hours.round() {
+                1.0 => "1 rank-hour".to_owned(),
+                hours => format!("{} rank-hours", units::count(hours)),
+            },
         )
     }
 }
@@ -115,6 +118,7 @@ fn duration(seconds: f64) -> String {
         s if s < 1e-3 => format!("{:.1} µs", s * 1e6),
         s if s < 1.0 => format!("{:.1} ms", s * 1e3),
         s if s < 600.0 => format!("{s:.2} s"),
+        s if s < 7200.0 => format!("{:.1} min", s / 60.0),
         s if s < 86400.0 => format!("{:.1} h", s / 3600.0),
         s => format!("{:.1} days", s / 86400.0),
     }

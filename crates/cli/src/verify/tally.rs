@@ -131,7 +131,7 @@ impl Tally {
         };
         format!(
             "\n{result}{skipped}\n\
-             The key bias is left out: softmax does not see it, so its gradient is rounding alone.\n"
+             A key bias is left out where it is not rotated: softmax does not see it, so its gradient is rounding alone.\n"
         )
     }
 

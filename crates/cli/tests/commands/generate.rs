@@ -204,12 +204,20 @@ fn a_hugging_face_folder_is_as_good_as_a_checkpoint() {
 }
 
 #[test]
+fn texts_grow_as_long_as_there_are_positions_unless_told_otherwise() {
+    let folder = trained("generate-default");
+    let answer = json(&folder, &["generate", "out", "--prompt", "the dog", "--ignore-end"]);
+    // Sixteen positions: three tokens are there, and the last is never fed.
+    assert_eq!(answer["new_tokens"], 14);
+}
+
+#[test]
 fn mistakes_get_a_sentence() {
     let folder = trained("generate-mistakes");
     let said = |arguments: &[&str]| refused(&folder, &[&["generate", "out"], arguments].concat());
     insta::assert_snapshot!(said(&["--prompt", ""]), @"error: prompt 1 is empty; give at least a word");
     insta::assert_snapshot!(
-        said(&["--prompt", "the dog"]),
+        said(&["--prompt", "the dog", "--tokens", "100"]),
         @"error: prompt 1 has 3 tokens and is to grow by 100, but the model has learned 16 positions; shorten it or ask for fewer tokens"
     );
     let unknown = said(&["--prompt", "the unicorn"]);

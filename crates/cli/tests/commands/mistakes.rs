@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use kintsugi_tensor::cuda::libraries;
+
 use crate::support::{folder, kintsugi, limited, tiny};
 
 /// What is said about a mistake.
@@ -71,6 +73,34 @@ fn a_trace_that_is_a_folder_is_refused_before_the_run() {
         assert!(output.stdout.is_empty(), "{output:?}");
         assert!(!folder.join("out/metrics.jsonl").exists());
     }
+}
+
+#[test]
+fn a_run_that_cannot_begin_leaves_the_one_before_it_as_it_was() {
+    let folder = folder("mistakes-keep");
+    assert!(tiny(&folder, &["train"], &[]).status.success());
+    let before = fs::read(folder.join("out/metrics.jsonl")).unwrap();
+    let output = tiny(&folder, &["train", "--write-batches", "absent/batches.npy"], &[]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    if libraries::devices().is_err() {
+        let one = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "run.device=cuda"];
+        assert_eq!(tiny(&folder, &["train"], &one).status.code(), Some(1));
+    }
+    assert_eq!(fs::read(folder.join("out/metrics.jsonl")).unwrap(), before);
+    assert!(folder.join("out/summary.json").exists() && folder.join("out/checkpoints").exists());
+}
+
+#[test]
+#[cfg(unix)]
+fn links_are_followed_and_pipes_written_to() {
+    let folder = folder("mistakes-links");
+    fs::write(folder.join("target.json"), "old").unwrap();
+    std::os::unix::fs::symlink("target.json", folder.join("link.json")).unwrap();
+    assert!(tiny(&folder, &["plan", "--trace", "link.json"], &[]).status.success());
+    assert!(folder.join("link.json").is_symlink());
+    assert!(fs::read_to_string(folder.join("target.json")).unwrap().starts_with('{'));
+    let piped = tiny(&folder, &["plan", "--trace", "/dev/stdout"], &[]);
+    assert!(String::from_utf8_lossy(&piped.stdout).contains("traceEvents"), "{piped:?}");
 }
 
 #[test]

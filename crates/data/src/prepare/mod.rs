@@ -91,11 +91,9 @@ pub fn prepare(
         let first =
             bad.first().map(|line| format!("; {}, line {}: {}", line.file.display(), line.line, line.reason));
         let files = options.inputs.len();
-        let text = format!(
-            "there is no text in the {files} files: {} bad lines{}",
-            progress.bad_lines,
-            first.unwrap_or_default()
-        );
+        let of = if files == 1 { "the file".to_owned() } else { format!("the {files} files") };
+        let (bad, lines) = (progress.bad_lines, if progress.bad_lines == 1 { "line" } else { "lines" });
+        let text = format!("there is no text in {of}: {bad} bad {lines}{}", first.unwrap_or_default());
         return Err(DataError::Value(text));
     }
     for (path, bytes) in Outputs::tokenizer(&options.out).into_iter().zip(tokenizer.files()) {

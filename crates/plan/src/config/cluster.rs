@@ -4,9 +4,12 @@ use kintsugi_spec::{
     AttentionPoint, ClusterSpec, DeviceSpec, KernelPoint, Level, LinkSpec, ProductPoint, Topology, Wire,
 };
 
-use super::error::{ConfigError, invalid, not_negative, positive, share, within};
+use super::error::{ConfigError, at_least, invalid, not_negative, positive, share, within};
 use super::layers::Layers;
 use super::raw::{RawCluster, RawDevice, RawLink};
+
+/// No device does less in a second, FLOPs or bytes: who writes less has left out a power of ten.
+const LEAST_RATE: f64 = 1e6;
 
 /// The name of a cluster that no preset describes.
 pub(super) const CUSTOM: &str = "custom";
@@ -65,6 +68,7 @@ fn nodes(
 
 fn device(raw: RawDevice) -> Result<DeviceSpec, ConfigError> {
     let above_zero = |field, value: Option<f64>| value.map(|x| positive(field, x)).transpose();
+    let rate = |field, value: Option<f64>| value.map(|x| at_least(field, x, LEAST_RATE)).transpose();
     if raw.memory == Some(0) {
         return Err(invalid("cluster.device.memory", 0, "must be above 0"));
     }
@@ -73,9 +77,9 @@ fn device(raw: RawDevice) -> Result<DeviceSpec, ConfigError> {
     Ok(DeviceSpec {
         name: raw.name.unwrap_or_else(|| CUSTOM.to_owned()),
         memory: raw.memory,
-        peak_16bit: above_zero("cluster.device.peak_16bit", raw.peak_16bit)?,
-        peak_fp32: above_zero("cluster.device.peak_fp32", raw.peak_fp32)?,
-        memory_bandwidth: above_zero("cluster.device.memory_bandwidth", raw.memory_bandwidth)?,
+        peak_16bit: rate("cluster.device.peak_16bit", raw.peak_16bit)?,
+        peak_fp32: rate("cluster.device.peak_fp32", raw.peak_fp32)?,
+        memory_bandwidth: rate("cluster.device.memory_bandwidth", raw.memory_bandwidth)?,
         units: raw.units.map(|n| within("cluster.device.units", n, 1..=1 << 16)).transpose()?,
         matmul: share("cluster.device.matmul", raw.matmul)?,
         ramp: at_least_zero("cluster.device.ramp", raw.ramp)?,

@@ -114,6 +114,14 @@ pub(super) fn positive(field: &str, value: f64) -> Result<f64, ConfigError> {
     }
 }
 
+/// `value`, if it is a finite number of at least `least`.
+pub(super) fn at_least(field: &str, value: f64, least: f64) -> Result<f64, ConfigError> {
+    match finite(field, value)? {
+        x if x >= least => Ok(x),
+        x => Err(invalid(field, x, format!("must be {least:e} or above: it is per second"))),
+    }
+}
+
 /// `value`, if it is a finite number of at least 0.
 pub(super) fn not_negative(field: &str, value: f64) -> Result<f64, ConfigError> {
     match finite(field, value)? {

@@ -114,8 +114,9 @@ impl Paper {
     fn record(&self, kernel: Kernel) {
         let mut totals = self.totals.get();
         totals.kernels += 1;
-        totals.flops += kernel.flops;
-        totals.bytes += kernel.bytes;
+        // The largest plans that can be written down have more than can be counted.
+        totals.flops = totals.flops.saturating_add(kernel.flops);
+        totals.bytes = totals.bytes.saturating_add(kernel.bytes);
         self.totals.set(totals);
         if let Some(trace) = &self.trace {
             trace.borrow_mut().push(kernel);
