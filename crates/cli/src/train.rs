@@ -17,7 +17,8 @@ use kintsugi_data::{BatchRange, write_batches};
 use kintsugi_engine::{Event, MemoryChoice, Outcome, Start, TrainOptions, dataset, device, train};
 use kintsugi_plan::{Plan, Resume};
 use kintsugi_rank::Figures;
-use kintsugi_simulate::{Play, Prediction, predict};
+use kintsugi_simulate::time::Consumption;
+use kintsugi_simulate::{Play, Prediction, predict, time};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
@@ -87,7 +88,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let floor = dataset.floor(plan.batch.sequence);
     let prediction = predict(&plan, device(&plan), Play::Full);
     fit::here(&plan, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
-    let predicted = prediction.figures();
+    let predicted = predicted(&plan, &prediction);
     // Whatever cannot be is found out before anything of an earlier run is touched.
     fit::check_device(&plan)?;
     arguments.write_batches.as_deref().map(check_writable).transpose()?;
@@ -132,6 +133,17 @@ fn resolve(arguments: &Arguments) -> Result<Plan, Failure> {
         plan.run.resume = path.clone().map_or(Resume::Newest, Resume::From);
     }
     Ok(plan)
+}
+
+/// What a step will take; time and energy too where the speed of its devices is known.
+fn predicted(plan: &Plan, prediction: &Prediction) -> Figures {
+    let mut figures = prediction.figures();
+    if let Some(timing) = time(plan) {
+        figures.step_s = Some(timing.step_s);
+        figures.tokens_per_s = Some(plan.tokens_per_step() as f64 / timing.step_s);
+        figures.energy_j = Consumption::new(plan, &timing).map(|used| used.joules);
+    }
+    figures
 }
 
 /// What is about to be run, and what it will take.

@@ -34,16 +34,27 @@ pub fn table(predicted: &Figures, measured: &Figures) -> String {
         table.row(bytes_row(&name, before, after));
     }
     table.row(["time"]);
-    let seconds = |value: Option<f64>| value.map_or_else(|| NONE.to_owned(), duration);
-    let rate = |value: Option<f64>| value.map_or_else(|| NONE.to_owned(), |x| units::count(x.round()));
-    table.row(["  step".to_owned(), seconds(predicted.step_s), seconds(measured.step_s), String::new()]);
-    table.row([
-        "  tokens/s".to_owned(),
-        rate(predicted.tokens_per_s),
-        rate(measured.tokens_per_s),
-        String::new(),
-    ]);
+    let rate = |x: f64| units::count(x.round());
+    table.row(row("step", duration, predicted.step_s, measured.step_s));
+    table.row(row("tokens/s", rate, predicted.tokens_per_s, measured.tokens_per_s));
+    if predicted.energy_j.or(measured.energy_j).is_some() {
+        table.row(row("energy", |x| format!("{}J", units::count(x)), predicted.energy_j, measured.energy_j));
+    }
     format!("{table}\n")
+}
+
+fn row(
+    name: &str,
+    show: impl Fn(f64) -> String,
+    predicted: Option<f64>,
+    measured: Option<f64>,
+) -> [String; 4] {
+    let difference = match (predicted, measured) {
+        (Some(before), Some(after)) => format!("{:+.1} %", 100.0 * (after / before - 1.0)),
+        _ => String::new(),
+    };
+    let shown = |value: Option<f64>| value.map_or_else(|| NONE.to_owned(), &show);
+    [format!("  {name}"), shown(predicted), shown(measured), difference]
 }
 
 /// The traffic of both, under the names of either, innermost level first.

@@ -137,6 +137,18 @@ fn a_step_that_is_skipped_is_said_plainly() {
 }
 
 #[test]
+fn time_and_energy_are_predicted_where_the_machine_is_known() {
+    let folder = folder("train-time");
+    stdout(&tiny(&folder, &["train"], &["cluster.preset=a100"]));
+    let predicted = summary(&folder)["predicted"].clone();
+    let plan: Value =
+        serde_json::from_str(&stdout(&tiny(&folder, &["plan", "--json"], &["cluster.preset=a100"]))).unwrap();
+    assert!(plan["step_s"].as_f64().unwrap() > 0.0);
+    assert_eq!(predicted["step_s"], plan["step_s"]);
+    assert_eq!(predicted["energy_j"], plan["energy_j_per_step"]);
+}
+
+#[test]
 fn traffic_and_memory_are_as_predicted() {
     let folder = folder("train-predicted");
     stdout(&tiny(&folder, &["train"], &["sharding.zero=3", "cluster.preset=frontier"]));
