@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::ValueEnum;
 use kintsugi_simulate::frontier;
-use kintsugi_simulate::validate::{Figure, Report, validate};
+use kintsugi_simulate::validate::{Figure, Report, tables, validate};
 
 use crate::failure::Failure;
 use crate::output::Output;
@@ -30,8 +30,8 @@ impl Study {
 pub fn run(folder: &Path, output: Output) -> Result<(), Failure> {
     let reports = validate(folder, &[], 1).map_err(|error| Failure::file("read", folder, &error))?;
     if reports.is_empty() {
-        let reason = format!("{} has none of the tables that are known", folder.display());
-        return Err(Failure::Mistake(reason));
+        let (folder, known) = (folder.display(), tables().join(", "));
+        return Err(Failure::Mistake(format!("{folder} has none of the tables that are known: {known}")));
     }
     output.result(&reports)?;
     if output.json { Ok(()) } else { output.text(&table(&reports).to_string()) }

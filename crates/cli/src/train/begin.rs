@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kintsugi_checkpoint::{Checkpoint, CheckpointError, Folder, RunLock, WeightsFolder, find};
 use kintsugi_data::{TOKENIZER_FILES, Tokenizer};
 use kintsugi_engine::{Start, tokenizer};
-use kintsugi_plan::{Plan, Resume};
+use kintsugi_plan::{Plan, RateSchedule, Resume};
 
 use super::record::{self, Metrics};
 use super::trace::TraceArguments;
@@ -104,6 +104,11 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
             }
             let step = checkpoint.progress().step;
             note(notes, &format!("goes on after step {step} from {}", checkpoint.path().display()));
+            let (was, is) = (checkpoint.plan().run.steps, plan.run.steps);
+            if was != is && plan.optimizer.schedule == RateSchedule::Cosine {
+                let curve = "the learning rate goes on along the curve of";
+                note(notes, &format!("{curve} {is} steps; it came along that of {was}"));
+            }
         }
         None if plan.run.resume == Resume::Newest => {
             note(notes, &format!("no checkpoint in {}: starts at the beginning", plan.run.out.display()));

@@ -1,5 +1,7 @@
 //! The rest of a configuration: precision, memory, optimizer and run.
 
+use std::path::PathBuf;
+
 use super::error::{ConfigError, between, invalid, short, unavailable, within};
 use super::raw::{RawMemory, RawOptimizer, RawPrecision, RawRun};
 use super::words::{Device, Scale, Transport as TransportName};
@@ -90,7 +92,7 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
     Ok(Run {
         steps: within("run.steps", raw.steps.unwrap_or(100), 0..=MOST_STEPS)?,
         seed: raw.seed.unwrap_or(1),
-        out: raw.out.clone().unwrap_or_else(|| "out".to_owned()).into(),
+        out: folder(raw.out.as_deref())?,
         resume: resume(raw)?,
         checkpoint_every: raw.checkpoint_every.unwrap_or(0),
         keep: raw.keep.unwrap_or(DEFAULT_KEEP),
@@ -119,5 +121,13 @@ fn resume(raw: &RawRun) -> Result<Resume, ConfigError> {
         Some(toml::Value::Boolean(true)) => Ok(Resume::Newest),
         Some(toml::Value::String(path)) if !path.is_empty() => Ok(Resume::From(path.into())),
         Some(value) => Err(invalid("run.resume", value, "must be true, false or the path of a checkpoint")),
+    }
+}
+
+/// Where a run writes.
+fn folder(given: Option<&str>) -> Result<PathBuf, ConfigError> {
+    match given {
+        Some("") => Err(invalid("run.out", "\"\"", "names no folder; \".\" is the one you are in")),
+        given => Ok(given.unwrap_or("out").into()),
     }
 }

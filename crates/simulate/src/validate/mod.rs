@@ -51,6 +51,13 @@ pub fn validate(folder: &Path, sets: &[String], every: usize) -> io::Result<Vec<
     Ok(reports)
 }
 
+/// The names of the tables that are known.
+pub fn tables() -> Vec<&'static str> {
+    let mut names: Vec<&str> = sets::SETS.iter().map(|set| set.file).chain([nanotron::FILE]).collect();
+    names.dedup();
+    names
+}
+
 /// Our own runs, whose tables are in the binary.
 pub fn own(sets: &[String]) -> Vec<Report> {
     own::reports(sets)
