@@ -11,7 +11,7 @@ use kintsugi_checkpoint::{Progress, Saver};
 use kintsugi_comm::Traffic;
 use kintsugi_data::{Dataset, Split};
 use kintsugi_plan::{DeviceKind, Op, Plan, Program};
-use kintsugi_rank::{Decided, RankMemory};
+use kintsugi_rank::{Bad, Decided, RankMemory};
 use kintsugi_tensor::cpu::counting;
 use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Notice, Repeated};
@@ -50,6 +50,8 @@ struct Course {
     /// How the run ends before its time, if it does.
     stopped: bool,
     gave_up: bool,
+    /// Why on this rank, if it gave up.
+    bad: Option<Bad>,
 }
 
 impl RankRun<'_> {
@@ -107,7 +109,7 @@ impl RankRun<'_> {
             self.save(worker, &worker.rank.snapshot().wait(), &course.history, 0);
         }
         RankResult {
-            bad: if course.gave_up { worker.rank.first_bad() } else { None },
+            bad: course.bad,
             history: course.history,
             replayed: course.replayed,
             memory: self.measured_memory(worker),
@@ -168,11 +170,16 @@ impl RankRun<'_> {
         course.gave_up = course.skipped_in_a_row >= self.plan.run.max_skipped;
         course.stopped = course.stop_agreed && step + 1 < self.plan.run.steps;
         // An evaluation would wipe out the traces of what went wrong.
-        if !course.gave_up && self.evaluates_after(step) {
+        if course.gave_up {
+            course.bad = worker.rank.first_bad();
+        } else if self.evaluates_after(step) {
             report.validation_loss = Some(evaluation.run(worker, self.plan));
         }
         course.history.add(&report);
-        if !course.gave_up && self.saves_after(step, course.stopped) {
+        // Steps that were skipped have left weights and states as they were. Where some rank's weights are bad already, its
+        // shard is missing, and there is no checkpoint.
+        let healthy = course.bad.is_none_or(|bad| bad.what != "weights");
+        if healthy && self.saves_after(step, course.stopped || course.gave_up) {
             report.checkpoint_s = self.save(worker, &decided, &course.history, batches);
         }
         report
@@ -257,6 +264,7 @@ impl Course {
             stop_agreed: false,
             stopped: false,
             gave_up: false,
+            bad: None,
         }
     }
 }

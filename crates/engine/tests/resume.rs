@@ -262,3 +262,21 @@ fn a_run_that_nobody_hears_of_any_more_ends_and_names_no_further_checkpoint() {
     let named: Vec<u64> = folder.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect();
     assert!(named.iter().all(|&step| step < 3), "{named:?}");
 }
+
+#[test]
+fn a_run_that_gives_up_leaves_what_it_had_unless_that_is_bad() {
+    let saved = |name: &str, settings: &[&str]| {
+        let folder = Folder::of_run(&folder(name));
+        let plan = plan(
+            &[&["precision.compute=fp16", "run.max_skipped=2", "run.checkpoint_every=0"], settings].concat(),
+        );
+        let options =
+            TrainOptions { checkpoints: Some(folder.clone()), ..TrainOptions::new(MemoryChoice::Heap) };
+        let outcome = train(&plan, &options, |_| {});
+        assert!(matches!(outcome, Err(TrainError::NotFinite { .. })), "{outcome:?}");
+        folder.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect::<Vec<_>>()
+    };
+    assert_eq!(saved("gives-up-gradients", &["precision.loss_scale=1e9"]), [2]);
+    let diverges = ["optimizer.lr=1e6", "optimizer.min_lr=0", "optimizer.clip=0"];
+    assert_eq!(saved("gives-up-weights", &diverges), Vec::<u64>::new());
+}

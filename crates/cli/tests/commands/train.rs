@@ -133,7 +133,7 @@ fn a_step_that_is_skipped_is_said_plainly() {
     let skipped = "step 1/4  skipped: the loss or a gradient is not finite, so no weight was changed; \
                    loss scale now 1000000000\n";
     assert!(said.starts_with(skipped), "{said}");
-    assert_eq!(said.lines().count(), 3, "two steps, and the end\n{said}");
+    assert_eq!(said.lines().count(), 4, "two steps, a checkpoint, and the end\n{said}");
 }
 
 #[test]
