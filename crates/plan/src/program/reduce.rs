@@ -2,7 +2,8 @@
 //!
 //! Once a step, a unit is reduced after its last write (without overlap: after the last pass). For every micro-batch
 //! (ZeRO-2 and -3 with little memory), it is reduced after each micro-batch's last write, and at most one whole
-//! gradient is under way while the next is made.
+//! gradient is under way while the next is made. Where the backward is split, a whole gradient is there from a block's
+//! input part, which writes those of its norms, to its weight part.
 
 use super::by_unit::ByUnit;
 use super::{Draft, Place};
