@@ -93,14 +93,12 @@ pub fn run(arguments: &SearchArguments, config: &ConfigArguments, output: Output
     if !output.json {
         output.text(&text(&base, ranks, &found.counts, &rows))?;
     }
-    if let (Some(path), true) = (&arguments.out, rows.best.is_empty()) {
+    let Some(path) = &arguments.out else { return Ok(()) };
+    let Some(best) = rows.best.first() else {
         return Err(Failure::Run(format!("no strategy fits, so {} is not written", path.display())));
-    }
-    if let (Some(path), Some(best)) = (&arguments.out, rows.best.first()) {
-        write_whole(path, &best.plan.to_toml())?;
-        output.text(&format!("written  {}\n", path.display()))?;
-    }
-    Ok(())
+    };
+    write_whole(path, &best.plan.to_toml())?;
+    output.text(&format!("written  {}\n", path.display()))
 }
 
 /// What cannot be done without the speed of a device.

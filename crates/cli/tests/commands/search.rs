@@ -75,6 +75,15 @@ fn people_get_a_table_with_reasons() {
 }
 
 #[test]
+fn a_search_that_finds_nothing_to_write_fails() {
+    let settings = ["--search", "--set", "cluster.device.memory=100000", "--out", "best.toml"];
+    let output = plan("search-nothing", &settings);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.ends_with("error: no strategy fits, so best.toml is not written\n"), "{said}");
+}
+
+#[test]
 fn nothing_that_fits_is_an_answer() {
     let settings = ["--search", "--set", "cluster.device.memory=100000"];
     assert!(stdout(&plan("search-none", &settings)).contains("none fits"));

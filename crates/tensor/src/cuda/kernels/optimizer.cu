@@ -175,8 +175,8 @@ extern "C" __global__ void update_control(float *slots, const float *squares, co
     slots[LOSS_SCALE] = (float)next_scale;
 }
 
-// To 3 units in the last place; too small by up to 1e-19 below 1e-38. Exact roots and quotients branch, and loads do not move
-// past branches.
+// To 3 units in the last place; too small by up to 1e-19 below 1e-38. Exact roots and quotients branch, and loads do
+// not move past branches.
 __device__ inline float root(float x) { return x * rsqrtf(fmaxf(x, 1.2e-38f)); }
 
 template <class G, class M, class W>

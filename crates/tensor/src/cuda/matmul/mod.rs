@@ -350,8 +350,8 @@ impl Products {
             self.stream.launching(
                 || way.name(),
                 || {
-                    // SAFETY: the operation's views were checked against its shape, from which the key was made, and a rank's
-                    // memory outlives what is enqueued on its stream.
+                    // SAFETY: the operation's views were checked against its shape, from which the key was made,
+                    // and a rank's memory outlives what is enqueued on its stream.
                     unsafe { described.run(&self.handle, &self.stream, algorithm, at, add, self.workspace) }
                 },
             )?;
