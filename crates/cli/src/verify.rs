@@ -18,8 +18,8 @@ use tally::{Tally, Verdict};
 ///
 /// Compared are the loss and the gradient norm of every step, every parameter's whole gradient at the first step
 /// (Adam hides a constant factor in the gradient, so losses alone prove little) and every weight at the end; each
-/// as the largest relative difference. The key bias is left out where it is not rotated: softmax does not see it, so its
-/// true gradient is zero and what is computed is rounding alone.
+/// as the largest relative difference. Copies that several ranks hold must be the same bits. The key bias is left out
+/// where it is not rotated: softmax does not see it, so its true gradient is zero and what is computed is rounding alone.
 ///
 /// With a CONFIG its model is trained: each layout stands in place of its tables parallel, sharding and memory, and
 /// those that the model or the batch cannot have are skipped. Without one the demo is used, with batch.micro = 1,

@@ -76,7 +76,7 @@ fn loaded_weights_are_the_weights() {
         worker.rank.weights()
     });
     let pieces: Vec<_> = ranks.expect("no rank fails").into_iter().flatten().collect();
-    assert_eq!(assemble(&other, &pieces), weights);
+    assert_eq!(assemble(&other, &pieces).whole, weights);
 }
 
 #[test]

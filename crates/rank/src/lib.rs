@@ -22,7 +22,7 @@ pub use figures::{Figures, RankMemory};
 pub use generation::NewTokens;
 pub use groups::{Groups, paper_groups};
 pub use initial::Initial;
-pub use pieces::{Piece, Whole, assemble};
+pub use pieces::{Assembled, Piece, Whole, assemble};
 pub use rank::{Bad, Purpose, Rank, SUMS, Source, Tokens};
 pub use snapshot::{Decided, Snapshot};
 pub use store::{Kept, Store, StoreError};

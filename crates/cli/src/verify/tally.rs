@@ -1,5 +1,7 @@
 //! What came out of each layout, as rows for people and an answer for scripts.
 
+use std::collections::BTreeSet;
+
 use kintsugi_engine::verify::{Bounds, Difference, WeightBound, worse};
 use kintsugi_plan::{Compute, Plan};
 use serde::Serialize;
@@ -78,6 +80,7 @@ impl Verdict {
                     ("gradient", _) => format!("gradient of {}", difference.gradient_of),
                     ("weight", WeightBound::Each(_)) => format!("weight of {}", difference.weight_of),
                     ("weight", WeightBound::Together(_)) => "all weights together".to_owned(),
+                    ("copies", _) => torn(&difference.torn),
                     _ => name.to_owned(),
                 });
                 let named: Vec<String> = named.collect();
@@ -100,6 +103,15 @@ impl Verdict {
             Verdict::Broken(_) => mark,
             Verdict::Skipped(reason) => format!("skipped: {reason}"),
         }
+    }
+}
+
+/// Copies that differ, by the first one's name.
+fn torn(names: &BTreeSet<String>) -> String {
+    let first = names.first().map_or("", String::as_str);
+    match names.len() {
+        0 | 1 => format!("copies of {first} differ"),
+        n => format!("copies of {first} and {} more differ", n - 1),
     }
 }
 

@@ -1,5 +1,7 @@
 //! How far two recordings are apart, and how far they may be.
 
+use std::collections::BTreeSet;
+
 use kintsugi_plan::Compute;
 use kintsugi_rank::Whole;
 use serde::Serialize;
@@ -23,6 +25,8 @@ pub struct Difference {
     pub weight_of: String,
     /// Of all parameters at the end together, in L2.
     pub all_weights: f64,
+    /// Parameters of which ranks hold copies that are not the same bits: nothing brings such copies together again.
+    pub torn: BTreeSet<String>,
 }
 
 /// How large each difference may be.
@@ -86,7 +90,8 @@ impl Bounds {
         // Written so that a NaN breaks them.
         let broken =
             pairs.into_iter().filter(|(_, is, bound)| !matches!(is.partial_cmp(bound), Some(o) if o.is_le()));
-        broken.map(|(name, ..)| name).collect()
+        let torn = (!difference.torn.is_empty()).then_some("copies");
+        broken.map(|(name, ..)| name).chain(torn).collect()
     }
 }
 
@@ -110,6 +115,7 @@ pub fn compare(reference: &Recording, other: &Recording) -> Difference {
         weight,
         weight_of,
         all_weights: together(&reference.weights, &other.weights),
+        torn: other.torn.clone(),
     }
 }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use kintsugi_comm::{Collective, Communicator, Pending, Tag};
 use kintsugi_plan::{Coordinate, Op, Over, Plan, Program};
 use kintsugi_rank::{Groups, Rank, SUMS};
-use kintsugi_tensor::{Backend, Buffer};
+use kintsugi_tensor::{Backend, Buffer, View};
 
 /// A mistake that a distributed trainer could make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,28 +23,32 @@ pub enum Fault {
     TiedNormTwice,
     /// One rank's gradients overflow.
     Overflow,
+    /// What collectives over dp give differs in its last bits on one rank, as where every rank adds in its own order.
+    Drift,
 }
 
 impl Fault {
     /// Every fault with its name on the command line.
-    pub const ALL: [(&'static str, Fault); 6] = [
+    pub const ALL: [(&'static str, Fault); 7] = [
         ("drop-rank", Fault::DropRank),
         ("missing-average", Fault::MissingAverage),
         ("unreduced-norm", Fault::UnreducedNorm),
         ("tied-twice", Fault::TiedTwice),
         ("tied-norm-twice", Fault::TiedNormTwice),
         ("overflow", Fault::Overflow),
+        ("drift", Fault::Drift),
     ];
 
     pub(crate) fn in_groups(self, mut groups: Groups, backend: Rc<dyn Backend>) -> Groups {
-        let factor = match self {
-            Fault::DropRank if groups.data.rank() == 0 => 0.0,
-            Fault::MissingAverage => groups.data.size() as f64,
-            Fault::Overflow if groups.data.rank() == 1 => f64::INFINITY,
+        let (given, taken) = match self {
+            Fault::DropRank if groups.data.rank() == 0 => (0.0, 1.0),
+            Fault::MissingAverage => (groups.data.size() as f32, 1.0),
+            Fault::Overflow if groups.data.rank() == 1 => (f32::INFINITY, 1.0),
+            Fault::Drift if groups.data.rank() == 0 => (1.0, 1.0 + 2.0 * f32::EPSILON),
             _ => return groups,
         };
         if groups.data.size() > 1 {
-            groups.data = Box::new(Scaled { group: groups.data, backend, factor });
+            groups.data = Box::new(Scaled { group: groups.data, backend, given, taken });
         }
         groups
     }
@@ -58,7 +62,11 @@ impl Fault {
                 program.ops = program.ops.into_iter().flat_map(twice).collect();
                 alternate(&mut program.ops);
             }
-            Fault::DropRank | Fault::MissingAverage | Fault::TiedNormTwice | Fault::Overflow => {}
+            Fault::DropRank
+            | Fault::MissingAverage
+            | Fault::TiedNormTwice
+            | Fault::Overflow
+            | Fault::Drift => {}
         }
         program
     }
@@ -81,11 +89,19 @@ fn alternate(ops: &mut [Op]) {
     }
 }
 
-/// A group whose sums see this rank's contribution multiplied.
+/// A group whose sums see what this rank gives multiplied, or which gives this rank a multiple.
 struct Scaled {
     group: Box<dyn Communicator>,
     backend: Rc<dyn Backend>,
-    factor: f64,
+    given: f32,
+    taken: f32,
+}
+
+impl Scaled {
+    fn scale(&self, view: View<'_>, factor: f32) {
+        let scaled: Vec<f32> = self.backend.read(view).iter().map(|x| x * factor).collect();
+        self.backend.upload(&scaled, view);
+    }
 }
 
 impl Communicator for Scaled {
@@ -100,9 +116,7 @@ impl Communicator for Scaled {
     fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
         // Gradients only: the norm's sums would give the fault away too easily.
         if collective != Collective::AllGather && buffer.len() > SUMS {
-            let view = buffer.slice(range.clone());
-            let scaled: Vec<f32> = self.backend.read(view).iter().map(|x| x * self.factor as f32).collect();
-            self.backend.upload(&scaled, view);
+            self.scale(buffer.slice(range.clone()), self.given);
         }
         self.group.start(collective, buffer, range)
     }
@@ -116,6 +130,10 @@ impl Communicator for Scaled {
     }
 
     fn wait(&self, pending: Pending) -> Buffer {
-        self.group.wait(pending)
+        let buffer = self.group.wait(pending);
+        if buffer.len() > SUMS {
+            self.scale(buffer.view(), self.taken);
+        }
+        buffer
     }
 }

@@ -1,5 +1,6 @@
 //! A short run with everything that is compared written down.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kintsugi_data::Split;
@@ -22,6 +23,8 @@ pub struct Recording {
     pub gradients: Whole,
     /// Every parameter at the end.
     pub weights: Whole,
+    /// Parameters of which two ranks hold copies whose gradients, or at the end whose values, differ in any bit.
+    pub torn: BTreeSet<String>,
     /// Of the features of a key, those that are rotated, and all.
     pub rotated: [usize; 2],
 }
@@ -63,11 +66,14 @@ pub fn record(plan: &Plan, memory: MemoryChoice, fault: Option<Fault>) -> Result
     let all = |pieces: fn(&RankRecording) -> &Vec<Piece>| {
         ranks.iter().flat_map(pieces).cloned().collect::<Vec<_>>()
     };
+    let gradients = assemble(plan, &all(|rank| &rank.gradients));
+    let weights = assemble(plan, &all(|rank| &rank.weights));
     Ok(Recording {
         losses,
         norms,
-        gradients: assemble(plan, &all(|rank| &rank.gradients)),
-        weights: assemble(plan, &all(|rank| &rank.weights)),
+        gradients: gradients.whole,
+        weights: weights.whole,
+        torn: &gradients.torn | &weights.torn,
         rotated: [plan.model.rotary_dims(), plan.model.head_dim],
     })
 }
