@@ -88,6 +88,12 @@ const SETS: &[&[&str]] = &[
     &["cluster.preset=frontier", "cluster.per_package=3"],
     &["cluster.device.memory=0"],
     &["cluster.links.node.bandwidth=0"],
+    &["cluster.links.node.bandwidth=450"],
+    &["cluster.links.cluster.latency=100"],
+    &["cluster.graph=[{ a = 0, b = 1, bandwidth = 50e9 }]"],
+    &["cluster.per_node=64", "cluster.graph=[{ a = 0, b = 1, bandwidth = 50e9 }]"],
+    &["cluster.per_node=8", "cluster.graph=[{ a = 0, b = 8, bandwidth = 50e9 }]"],
+    &["framework.message=1e6"],
     &["parallel.dp=2000000"],
     &["parallel.dp=1000000"],
     // Sharding.

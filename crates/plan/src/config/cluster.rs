@@ -4,11 +4,11 @@ use kintsugi_spec::{
     AttentionPoint, ClusterSpec, DeviceSpec, KernelPoint, Level, LinkSpec, ProductPoint, Topology, Wire,
 };
 
-use super::error::{ConfigError, at_least, invalid, not_negative, positive, share, within};
+use super::error::{ConfigError, at_least, invalid, moment, not_negative, positive, share, within};
 use super::layers::Layers;
 use super::raw::{RawCluster, RawDevice, RawLink};
 
-/// No device does less in a second, FLOPs or bytes: who writes less has left out a power of ten.
+/// No device or link does less in a second, FLOPs or bytes: who writes less has left out a power of ten.
 const LEAST_RATE: f64 = 1e6;
 
 /// The name of a cluster that no preset describes.
@@ -35,7 +35,16 @@ pub(super) fn resolve(layers: &Layers) -> Result<ClusterSpec, ConfigError> {
     let nodes = nodes(raw, layers.presets.cluster.nodes, &name, topology)?;
     let device = device(raw.device.clone().unwrap_or_default())?;
     let cores = raw.cores.map(|n| within("cluster.cores", n, 1..=1 << 16)).transpose()?;
-    Ok(ClusterSpec { name, topology, nodes, device, links: links(raw)?, graph: graph(raw)?, cores, price })
+    Ok(ClusterSpec {
+        name,
+        topology,
+        nodes,
+        device,
+        links: links(raw)?,
+        graph: graph(raw, topology)?,
+        cores,
+        price,
+    })
 }
 
 fn topology(raw: &RawCluster) -> Result<Topology, ConfigError> {
@@ -84,7 +93,7 @@ fn device(raw: RawDevice) -> Result<DeviceSpec, ConfigError> {
         matmul: share("cluster.device.matmul", raw.matmul)?,
         ramp: at_least_zero("cluster.device.ramp", raw.ramp)?,
         streaming: share("cluster.device.streaming", raw.streaming)?,
-        launch: at_least_zero("cluster.device.launch", raw.launch)?,
+        launch: raw.launch.map(|x| moment("cluster.device.launch", x)).transpose()?,
         power_idle: at_least_zero("cluster.device.power_idle", raw.power_idle)?,
         power_max: above_zero("cluster.device.power_max", raw.power_max)?,
         power_links: at_least_zero("cluster.device.power_links", raw.power_links)?,
@@ -122,14 +131,27 @@ fn kernels(points: Vec<KernelPoint>) -> Result<Vec<KernelPoint>, ConfigError> {
     Ok(points)
 }
 
+/// Ranks of a node whose wires can be told: the best ring is searched among all that there are.
+const MOST_WIRED: usize = 16;
+
 /// The wires of a node; they need to know how many ranks there are in it.
-fn graph(raw: &RawCluster) -> Result<Vec<Wire>, ConfigError> {
+fn graph(raw: &RawCluster, topology: Topology) -> Result<Vec<Wire>, ConfigError> {
     let wires = raw.graph.clone().unwrap_or_default();
+    if wires.is_empty() {
+        return Ok(wires);
+    }
+    let Some(per_node) = topology.per_node else {
+        return Err(invalid("cluster.graph", "[…]", "needs cluster.per_node"));
+    };
+    if per_node > MOST_WIRED {
+        let rule =
+            format!("has wires, which are for nodes of up to {MOST_WIRED} ranks: use cluster.links.node");
+        return Err(invalid("cluster.per_node", per_node, rule));
+    }
     for wire in &wires {
-        let last = raw.per_node.unwrap_or(usize::MAX) - 1;
-        within("cluster.graph.a", wire.a, 0..=last)?;
-        within("cluster.graph.b", wire.b, 0..=last)?;
-        positive("cluster.graph.bandwidth", wire.bandwidth)?;
+        within("cluster.graph.a", wire.a, 0..=per_node - 1)?;
+        within("cluster.graph.b", wire.b, 0..=per_node - 1)?;
+        at_least("cluster.graph.bandwidth", wire.bandwidth, LEAST_RATE)?;
     }
     Ok(wires)
 }
@@ -145,9 +167,9 @@ fn link(level: Level, raw: &RawLink) -> Result<LinkSpec, ConfigError> {
     let field = |key: &str| format!("cluster.links.{}.{key}", level.name());
     Ok(LinkSpec {
         level,
-        bandwidth: raw.bandwidth.map(|x| positive(&field("bandwidth"), x)).transpose()?,
-        latency: raw.latency.map(|x| not_negative(&field("latency"), x)).transpose()?,
+        bandwidth: raw.bandwidth.map(|x| at_least(&field("bandwidth"), x, LEAST_RATE)).transpose()?,
+        latency: raw.latency.map(|x| moment(&field("latency"), x)).transpose()?,
         efficiency: raw.efficiency.map(|x| share(&field("efficiency"), x)).transpose()?,
-        start: raw.start.map(|x| not_negative(&field("start"), x)).transpose()?,
+        start: raw.start.map(|x| moment(&field("start"), x)).transpose()?,
     })
 }

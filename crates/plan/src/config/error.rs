@@ -130,6 +130,14 @@ pub(super) fn not_negative(field: &str, value: f64) -> Result<f64, ConfigError> 
     }
 }
 
+/// `value`, if it is a time that an op may take beside its work: who writes more has left out a power of ten.
+pub(super) fn moment(field: &str, value: f64) -> Result<f64, ConfigError> {
+    match not_negative(field, value)? {
+        x if x <= 60.0 => Ok(x),
+        x => Err(invalid(field, x, "must be at most 60: it is in seconds")),
+    }
+}
+
 /// `value`, if it is above 0 and at most 1.
 pub(super) fn share(field: &str, value: f64) -> Result<f64, ConfigError> {
     match positive(field, value)? {

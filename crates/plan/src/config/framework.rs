@@ -2,7 +2,7 @@
 
 use kintsugi_spec::FrameworkSpec;
 
-use super::error::{ConfigError, not_negative, positive, within};
+use super::error::{ConfigError, moment, not_negative, positive, within};
 use super::raw::RawFramework;
 
 /// The framework: a preset's, scalar by scalar, or this engine itself.
@@ -11,22 +11,25 @@ pub(super) fn resolve(raw: &RawFramework) -> Result<FrameworkSpec, ConfigError> 
     let or = |field: &str, value: Option<f64>, default: f64| {
         not_negative(&format!("framework.{field}"), value.unwrap_or(default))
     };
+    let seconds = |field: &str, value: Option<f64>, default: f64| {
+        moment(&format!("framework.{field}"), value.unwrap_or(default))
+    };
     let factor = |field: &str, value: Option<f64>, default: f64| {
         positive(&format!("framework.{field}"), value.unwrap_or(default))
     };
     Ok(FrameworkSpec {
-        step: or("step", raw.step, none.step)?,
+        step: seconds("step", raw.step, none.step)?,
         fills: within("framework.fills", raw.fills.unwrap_or(none.fills), 1..=1 << 10)?,
-        host: or("host", raw.host, none.host)?,
-        host_collective: or("host_collective", raw.host_collective, none.host_collective)?,
-        host_staged: or("host_staged", raw.host_staged, none.host_staged)?,
+        host: seconds("host", raw.host, none.host)?,
+        host_collective: seconds("host_collective", raw.host_collective, none.host_collective)?,
+        host_staged: seconds("host_staged", raw.host_staged, none.host_staged)?,
         elementwise: factor("elementwise", raw.elementwise, none.elementwise)?,
         dropout: or("dropout", raw.dropout, none.dropout)?,
         attention: factor("attention", raw.attention, none.attention)?,
         attention_again: or("attention_again", raw.attention_again, none.attention_again)?,
         recompute_whole: raw.recompute_whole.unwrap_or(none.recompute_whole),
         scatter_messages: raw.scatter_messages.unwrap_or(none.scatter_messages),
-        message: or("message", raw.message, none.message)?,
+        message: seconds("message", raw.message, none.message)?,
         between_nodes: factor("between_nodes", raw.between_nodes, none.between_nodes)?,
         replicas_between_nodes: factor(
             "replicas_between_nodes",

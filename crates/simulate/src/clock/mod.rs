@@ -33,11 +33,15 @@ pub struct Clock<'a> {
 
 /// The programs of plans that run the same ones but for how often they do what they repeat.
 pub struct Score {
-    /// How many micro-batches the codes are for.
+    step: Scored,
+    /// The passes alone, of the portions before the last, where micro-batches go through the pipeline in portions.
+    passes: Option<Scored>,
+}
+
+/// A sheet, and how many micro-batches it is for.
+struct Scored {
     micro_batches: usize,
-    step: Sheet,
-    /// The passes alone, where the micro-batches go through the pipeline in portions.
-    passes: Option<Sheet>,
+    sheet: Sheet,
 }
 
 /// What decides the programs of a plan, for one model and one choice of prefetch and overlap, but for ops that some of
@@ -47,7 +51,8 @@ pub struct ScoreKey {
     pp: usize,
     schedule: ScheduleKind,
     virtual_stages: usize,
-    micro_batches: usize,
+    /// What is played of the last portion and of the others.
+    micro_batches: [usize; 2],
     replicas: bool,
     recompute: bool,
     gather: Option<When>,
@@ -68,11 +73,13 @@ impl<'a> Clock<'a> {
     /// How long a step of each plan takes, with a score that was made for a plan with the same key.
     pub fn times(&self, plans: &[Plan], score: &Score) -> Vec<Timing> {
         let tables: Vec<Table> = plans.iter().map(|plan| self.tables.of(plan)).collect();
-        let steps = score.play(Extent::Step, plans, &tables);
-        let passes = score.passes.is_some().then(|| score.play(Extent::Passes, plans, &tables));
+        let steps = score.step.play(Extent::Step, plans, &tables, |portions| portions.last);
+        let passes = score.passes.as_ref();
+        let passes =
+            passes.map(|passes| passes.play(Extent::Passes, plans, &tables, |portions| portions.each));
         let one = |(i, plan): (usize, &Plan)| {
             // One portion after the other, and only the last is followed by the end of the step.
-            let others = portions(plan).0 as u64 - 1;
+            let others = Portions::of(plan).others as u64;
             let totals = passes.as_ref().map_or(steps[i], |passes| steps[i].and(passes[i], others));
             let timing = timing(totals, plan.mesh.pp, tables[i].units.fixed);
             Sharing::of(plan).map_or(timing, |sharing| sharing.crowd(timing, plan.mesh.pp))
@@ -81,21 +88,36 @@ impl<'a> Clock<'a> {
     }
 }
 
-/// In how many portions the micro-batches go through the pipeline, and how large each is.
-fn portions(plan: &Plan) -> (usize, usize) {
-    let fills = plan.framework.fills.clamp(1, plan.micro_batches());
-    (fills, plan.micro_batches().div_ceil(fills).next_multiple_of(plan.period()))
+/// The portions in which micro-batches go through the pipeline, which is drained after each.
+struct Portions {
+    /// How many there are before the last.
+    others: usize,
+    /// How large each of these is.
+    each: usize,
+    /// How large the last is: what is left.
+    last: usize,
+}
+
+impl Portions {
+    /// As many portions as the framework makes, or as there are periods of the schedule.
+    fn of(plan: &Plan) -> Self {
+        let periods = plan.micro_batches() / plan.period();
+        let fills = plan.framework.fills.clamp(1, periods.max(1));
+        let each = periods / fills * plan.period();
+        Portions { others: fills - 1, each, last: plan.micro_batches() - each * (fills - 1) }
+    }
 }
 
 impl ScoreKey {
     /// The key of a plan.
     pub fn of(plan: &Plan) -> Self {
         let Sharding { weights, gradients, gather, reduce, .. } = plan.sharding;
+        let Portions { others, each, last } = Portions::of(plan);
         ScoreKey {
             pp: plan.mesh.pp,
             schedule: plan.pipeline.schedule,
             virtual_stages: plan.pipeline.virtual_stages,
-            micro_batches: enough(plan, portions(plan).1),
+            micro_batches: [enough(plan, last), if others > 0 { enough(plan, each) } else { 0 }],
             replicas: plan.mesh.dp > 1,
             recompute: plan.memory.recompute == Recompute::Full,
             gather: (weights > 1).then_some(gather),
@@ -117,13 +139,19 @@ fn fullest(plan: &Plan, micro_batches: usize) -> Plan {
 impl Score {
     /// The score of a plan.
     pub fn of(plan: &Plan) -> Self {
-        let (fills, portion) = portions(plan);
-        let micro_batches = enough(plan, portion);
+        let Portions { others, each, last } = Portions::of(plan);
+        let passes = (others > 0).then(|| Scored::new(plan, Extent::Passes, each));
+        Score { step: Scored::new(plan, Extent::Step, last), passes }
+    }
+}
+
+impl Scored {
+    /// What a plan does with so many micro-batches.
+    fn new(plan: &Plan, extent: Extent, micro_batches: usize) -> Self {
+        let micro_batches = enough(plan, micro_batches);
         let plan = fullest(plan, micro_batches);
-        let sheet =
-            |extent| Sheet::of(Codes::looped(&plan, extent)).unwrap_or_else(|| Score::whole(&plan, extent));
-        let passes = (fills > 1).then(|| sheet(Extent::Passes));
-        Score { micro_batches, step: sheet(Extent::Step), passes }
+        let sheet = Sheet::of(Codes::looped(&plan, extent)).unwrap_or_else(|| Scored::whole(&plan, extent));
+        Scored { micro_batches, sheet }
     }
 
     /// All that a plan does, in which nothing repeats.
@@ -131,20 +159,22 @@ impl Score {
         Sheet::of(Codes::whole(plan, extent)).expect("a schedule that ends")
     }
 
-    /// Plays plans.
-    fn play(&self, extent: Extent, plans: &[Plan], tables: &[Table]) -> Vec<Totals> {
-        let sheet = match (extent, &self.passes) {
-            (Extent::Passes, Some(passes)) => passes,
-            _ => &self.step,
-        };
-        let repetitions =
-            |plan: &Plan| (portions(plan).1 + plan.period() - self.micro_batches) / plan.period();
-        if sheet.repeats() || plans.iter().all(|plan| repetitions(plan) == 1) {
+    /// Plays one portion of each plan, of the size that `of` says.
+    fn play(
+        &self,
+        extent: Extent,
+        plans: &[Plan],
+        tables: &[Table],
+        of: fn(Portions) -> usize,
+    ) -> Vec<Totals> {
+        let portion = |plan: &Plan| of(Portions::of(plan));
+        let repetitions = |plan: &Plan| (portion(plan) + plan.period() - self.micro_batches) / plan.period();
+        if self.sheet.repeats() || plans.iter().all(|plan| repetitions(plan) == 1) {
             let voice = |(plan, table)| Voice { table, repetitions: repetitions(plan) };
-            return play(sheet, &plans.iter().zip(tables).map(voice).collect::<Vec<_>>());
+            return play(&self.sheet, &plans.iter().zip(tables).map(voice).collect::<Vec<_>>());
         }
         let alone = |(plan, table): (&Plan, _)| {
-            let whole = Score::whole(&fullest(plan, portions(plan).1), extent);
+            let whole = Scored::whole(&fullest(plan, portion(plan)), extent);
             play(&whole, &[Voice { table, repetitions: 1 }])[0]
         };
         plans.iter().zip(tables).map(alone).collect()

@@ -196,11 +196,11 @@ impl<'a, const V: usize> Player<'a, V> {
                         stage.now = then;
                     }
                     Step::SendFirst(link, moment) => {
-                        moments[moment as usize] = stage.occupy(&prices.links[usize::from(link)]);
+                        moments[moment as usize] = stage.send(&prices.links[usize::from(link)]);
                     }
                     Step::Send(link, moment) => {
                         let way = &prices.links[usize::from(link)];
-                        let begin = stage.occupy(way).max(moments[moment as usize]);
+                        let begin = stage.send(way).max(moments[moment as usize]);
                         moments[moment as usize] = begin + way.time;
                     }
                     Step::ExpectFirst(moment) => moments[moment as usize] = stage.now,
@@ -250,23 +250,32 @@ impl<'a, const V: usize> Player<'a, V> {
 }
 
 /// Numbers of a stage in a column, its clock first.
-const STAGE: usize = 1 + LEVELS;
+const STAGE: usize = 1 + 2 * LEVELS;
 
 impl<const V: usize> State<V> {
     fn numbers(&self) -> impl Iterator<Item = &Lanes<V>> {
-        let stages = self.stages.iter().flat_map(|stage| [&stage.now].into_iter().chain(&stage.free));
+        let stages = self
+            .stages
+            .iter()
+            .flat_map(|Stage { now, free, quiet, .. }| [now].into_iter().chain(free).chain(quiet));
         self.spent.iter().chain(stages).chain(&self.moments)
     }
 
     fn numbers_mut(&mut self) -> impl Iterator<Item = &mut Lanes<V>> {
-        let stages = self.stages.iter_mut().flat_map(|Stage { now, free, .. }| [now].into_iter().chain(free));
+        let stages = self
+            .stages
+            .iter_mut()
+            .flat_map(|Stage { now, free, quiet, .. }| [now].into_iter().chain(free).chain(quiet));
         self.spent.iter_mut().chain(stages).chain(&mut self.moments)
     }
 
     /// The moments that matter between repetitions, as far as they do.
     fn live(&self, repeats: &Repeats) -> impl Iterator<Item = Lanes<V>> + Clone {
         let clocks = self.stages.iter().map(|stage| stage.now);
-        let levels = self.stages.iter().flat_map(|stage| stage.free.iter().map(|free| free.max(stage.now)));
+        let levels = self
+            .stages
+            .iter()
+            .flat_map(|stage| stage.free.iter().chain(&stage.quiet).map(|busy| busy.max(stage.now)));
         let others = repeats.live.iter().map(|&(moment, asks)| {
             let moment = self.moments[moment as usize];
             asks.map_or(moment, |stage| moment.max(self.stages[usize::from(stage)].now))

@@ -13,13 +13,16 @@ pub(super) struct Stage<const V: usize> {
     pub now: Lanes<V>,
     /// When each level is free.
     pub free: [Lanes<V>; LEVELS],
+    /// When each level has no message left.
+    pub quiet: [Lanes<V>; LEVELS],
     /// The levels that may be busy under some plan: a bit for each.
     busy: u8,
 }
 
 impl<const V: usize> Stage<V> {
     /// Everything is at its beginning.
-    pub(super) const START: Self = Stage { now: Lanes::ZERO, free: [Lanes::ZERO; LEVELS], busy: ALL };
+    pub(super) const START: Self =
+        Stage { now: Lanes::ZERO, free: [Lanes::ZERO; LEVELS], quiet: [Lanes::ZERO; LEVELS], busy: ALL };
 
     /// Another plan is played, of which nothing is known yet.
     pub(super) fn forget(&mut self) {
@@ -34,6 +37,21 @@ impl<const V: usize> Stage<V> {
             if let Some(plans) = way.over(level) {
                 begin = self.now.max(*free).or(plans, begin);
                 *free = (begin + way.time).or(plans, *free);
+                self.busy |= 1 << level;
+            }
+        }
+        begin
+    }
+
+    /// Begins a message before transfers that wait, and beside those that are under way; when that is.
+    #[inline(always)]
+    pub(super) fn send(&mut self, way: &Way<V>) -> Lanes<V> {
+        let mut begin = self.now;
+        for (level, (free, quiet)) in self.free.iter_mut().zip(&mut self.quiet).enumerate() {
+            if let Some(plans) = way.over(level) {
+                begin = self.now.max(*quiet).or(plans, begin);
+                *quiet = (begin + way.time).or(plans, *quiet);
+                *free = (begin.max(*free) + way.time).or(plans, *free);
                 self.busy |= 1 << level;
             }
         }

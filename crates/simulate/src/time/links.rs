@@ -4,6 +4,8 @@
 //! ranks in one node, which other groups of the node leave to it. Rings send the fewest bytes, trees take the
 //! fewest steps; both are hierarchical, one step for each rank of a node and one for each node.
 
+use std::collections::BTreeMap;
+
 use kintsugi_comm::Collective;
 use kintsugi_plan::{Coordinate, Mesh};
 use kintsugi_spec::{ClusterSpec, FrameworkSpec, Level, LinkSpec, Topology};
@@ -102,12 +104,16 @@ impl Links {
         (group.level, self.levels[group.level as usize].start + phases * one)
     }
 
-    /// Seconds of a message from `stage` to the rank of the same place in `to`, and the level it crosses.
+    /// Seconds of a message from `stage` to the rank of the same place in `to`, and the level it crosses: the outermost
+    /// of any rank of the stage, which goes on together.
     ///
     /// With `scattered` each tensor-parallel rank sends one part and the receivers gather them.
     pub fn message(&self, stage: usize, to: usize, bytes: f64, scattered: bool) -> (Level, f64) {
-        let rank = |pp| self.mesh.rank(Coordinate { pp, dp: 0, tp: 0 });
-        let level = self.topology.level(rank(stage), rank(to));
+        let first = |pp| self.mesh.rank(Coordinate { pp, dp: 0, tp: 0 });
+        let places = (self.mesh.dp * self.mesh.tp).min(places(self.topology));
+        let level =
+            (0..places).map(|place| self.topology.level(first(stage) + place, first(to) + place)).max();
+        let level = level.unwrap_or(Level::Package);
         let speed = self.levels[level as usize];
         let parts = if scattered { self.mesh.tp as f64 } else { 1.0 };
         let gather =
@@ -143,6 +149,11 @@ fn speed(cluster: &ClusterSpec, level: Level) -> Speed {
 const DEFAULT_NODE: f64 = 20e9;
 const DEFAULT_CLUSTER: f64 = 10e9;
 
+/// After how many ranks the places in nodes and packages repeat.
+fn places(topology: Topology) -> usize {
+    topology.per_node.unwrap_or(topology.per_package)
+}
+
 /// The slowest of the groups of `ranks` ranks, `stride` apart, of which `beside` run at the same time.
 fn group(
     cluster: &ClusterSpec,
@@ -154,8 +165,11 @@ fn group(
 ) -> Group {
     let per_node = cluster.topology.per_node.unwrap_or(usize::MAX);
     let span = stride * ranks;
-    // Groups that begin at the same place of a node are alike.
-    let starts = (0..mesh.ranks()).step_by(span.max(1)).take(8);
+    let first = (0..mesh.ranks()).step_by(span).flat_map(|block| block..block + stride);
+    let starts = first.filter(|first| first + (ranks - 1) * stride < mesh.ranks());
+    // Groups that begin at the same place are alike.
+    let starts: BTreeMap<usize, usize> =
+        starts.map(|first| (first % places(cluster.topology), first)).collect();
     let one = |first: usize| {
         let members: Vec<usize> = (0..ranks).map(|i| first + i * stride).collect();
         let nodes = members.chunk_by(|a, b| a / per_node == b / per_node);
@@ -175,7 +189,7 @@ fn group(
         };
         Group { ranks, nodes: count, level, bandwidth }
     };
-    let slowest = starts.map(one).min_by(|a, b| a.bandwidth.total_cmp(&b.bandwidth));
+    let slowest = starts.into_values().map(one).min_by(|a, b| a.bandwidth.total_cmp(&b.bandwidth));
     slowest.unwrap_or(Group { ranks, nodes: 1, level: Level::Package, bandwidth: f64::INFINITY })
 }
 
@@ -270,6 +284,16 @@ mod tests {
         let half = with(&["framework.between_nodes=0.5"]);
         let own = with(&["framework.between_nodes=0.5", "framework.replicas_between_nodes=0.25"]);
         assert!((half / whole - 0.5).abs() < 1e-12 && (own / whole - 0.25).abs() < 1e-12, "{half} {own}");
+    }
+
+    #[test]
+    fn stages_go_on_together_so_that_the_slowest_message_counts() {
+        // Of six ranks a stage, four have their next one on another node of eight.
+        let links = frontier(1, 2, 6);
+        assert_eq!(links.message(0, 1, 1e6, false).0, Level::Cluster);
+        assert_eq!((links.tied.level, links.pipeline.level), (Level::Cluster, Level::Cluster));
+        assert_eq!(frontier(1, 2, 4).message(0, 1, 1e6, false).0, Level::Node);
+        assert_eq!(frontier(1, 8, 1).message(0, 1, 1e6, false).0, Level::Package);
     }
 
     #[test]

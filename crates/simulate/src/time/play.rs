@@ -2,8 +2,10 @@
 //! one for each level of links that it sends over.
 //!
 //! All ranks of a stage do the same at the same time, so one stands for all. A transfer begins when it is started
-//! and its level is free, and ends after its own time; a message begins when both sides are ready. What stages do
-//! together, the tied table and the sums over pp, begins when the last of them is there.
+//! and its level is free, and ends after its own time; a message begins when both sides are ready, after the stage's
+//! earlier ones over that level, and what else goes on over it goes on later by that much: another stage waits for a
+//! message, and shares the links with transfers that are under way for long. What stages do together, the tied table and
+//! the sums over pp, begins when the last of them is there.
 
 use std::collections::HashMap;
 
@@ -55,6 +57,8 @@ struct Stage<'a> {
     now: Time,
     /// When each level is free.
     free: [Time; 3],
+    /// When each level has no message left.
+    quiet: [Time; 3],
     pending: HashMap<Pending, (Level, Time)>,
     account: Account,
 }
@@ -86,7 +90,24 @@ struct Player<'a> {
 
 impl<'a> Stage<'a> {
     fn new(program: &'a Program) -> Self {
-        Stage { program, next: 0, now: 0, free: [0; 3], pending: HashMap::new(), account: Account::default() }
+        Stage {
+            program,
+            next: 0,
+            now: 0,
+            free: [0; 3],
+            quiet: [0; 3],
+            pending: HashMap::new(),
+            account: Account::default(),
+        }
+    }
+
+    /// Begins a message before transfers that wait, and beside one that is under way; when that is.
+    fn send(&mut self, (level, time): (Level, Time)) -> Time {
+        let (free, quiet) = (&mut self.free[level as usize], &mut self.quiet[level as usize]);
+        let begin = self.now.max(*quiet);
+        *quiet = begin + time;
+        *free = begin.max(*free) + time;
+        begin
     }
 
     /// Begins a transfer as soon as its level is free.
@@ -141,9 +162,7 @@ impl Player<'_> {
         match op {
             Op::SendStart { message } => {
                 let (level, time) = self.costs.message(stage, message);
-                let begin = rank.now.max(rank.free[level as usize]);
-                rank.free[level as usize] = begin + time;
-                self.sent.insert((stage, message), (begin, time));
+                self.sent.insert((stage, message), (rank.send((level, time)), time));
             }
             Op::ReceiveStart { message } => {
                 self.expected.insert(incoming(stage, message), rank.now);

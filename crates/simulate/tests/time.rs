@@ -1,0 +1,47 @@
+//! What a step takes follows rules that no constant can break.
+
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::resolve;
+use kintsugi_simulate::time;
+
+const BASE: &[&str] =
+    &["model.preset=gpt-1.3b", "batch.sequence=2048", "cluster.preset=h100", "precision.compute=bf16"];
+
+fn plan(settings: &[&str]) -> Plan {
+    let sets: Vec<String> = BASE.iter().chain(settings).map(|set| (*set).to_owned()).collect();
+    resolve(None, "test", &sets).expect("it is allowed")
+}
+
+fn seconds(settings: &[&str]) -> f64 {
+    time(&plan(settings)).expect("the device's speed is known").step_s
+}
+
+#[test]
+fn overlap_is_not_slower_where_stages_and_replicas_share_links() {
+    for mesh in [[2, 4, 3], [8, 4, 8], [2, 4, 4]] {
+        let [tp, pp, dp] = mesh.map(|n: usize| n.to_string());
+        let [tp, pp, dp] = [("tp", tp), ("pp", pp), ("dp", dp)].map(|(key, n)| format!("parallel.{key}={n}"));
+        let settings =
+            [tp.as_str(), pp.as_str(), dp.as_str(), "batch.global=48", "batch.micro=1", "sharding.zero=1"];
+        let with = |overlap: &'static str| seconds(&[&settings[..], &[overlap]].concat());
+        let (together, apart) = (with("parallel.overlap=true"), with("parallel.overlap=false"));
+        assert!(together <= apart, "{mesh:?}: {together} s with overlap, {apart} s without");
+    }
+}
+
+#[test]
+fn every_micro_batch_takes_time_however_often_the_pipeline_is_drained() {
+    for (schedule, step) in [("1f1b", 1), ("interleaved", 4)] {
+        let with = |micro_batches: usize| {
+            let global = format!("batch.global={micro_batches}");
+            let schedule = format!("parallel.schedule={schedule}");
+            let mut settings =
+                vec!["parallel.tp=1", "parallel.pp=4", "parallel.dp=1", "batch.micro=1", "framework.fills=4"];
+            settings.extend([global.as_str(), schedule.as_str()]);
+            settings.extend((step > 1).then_some("parallel.virtual_stages=2"));
+            seconds(&settings)
+        };
+        let times: Vec<f64> = (1..=9).map(|n| with(n * step)).collect();
+        assert!(times.is_sorted_by(|a, b| a < b), "{schedule}: {times:?}");
+    }
+}
