@@ -31,9 +31,10 @@ pub fn check_device(plan: &Plan) -> Result<(), Failure> {
     }
 }
 
-/// Whether anything is known of the memory that [`planned`] looks at: not for a GPU where there is none.
-pub fn is_known(plan: &Plan) -> bool {
-    plan.cluster.device.memory.is_some() || bound(plan).is_some()
+/// Whether a plan fits, if anything is known of the memory that [`planned`] looks at: not for a GPU where there is none.
+pub fn known(plan: &Plan, prediction: &Prediction) -> Option<bool> {
+    let known = plan.cluster.device.memory.is_some() || bound(plan).is_some();
+    known.then(|| planned(plan, prediction).is_ok())
 }
 
 /// Against the plan's devices and this machine's memory: the ranks are threads here, whatever the plan is for.
@@ -60,7 +61,7 @@ pub fn inference_here(plan: &Plan, stages: &[RankMemory]) -> Result<(), Misfit> 
 }
 
 /// What the ranks share on this machine.
-fn bound(plan: &Plan) -> Option<host::Bound> {
+pub fn bound(plan: &Plan) -> Option<host::Bound> {
     match plan.run.device {
         DeviceKind::Cpu => host::memory(),
         DeviceKind::Cuda => host::card_memory(),

@@ -12,8 +12,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kintsugi_engine::device;
+use kintsugi_plan::Plan;
 use kintsugi_simulate::timeline::{Costs, Deadlock, Ink, Timeline, bubble, chrome, draw, play};
-use kintsugi_simulate::{Play, predict};
+use kintsugi_simulate::{Play, Prediction, memory_of, predict};
+use kintsugi_spec::units;
 
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
@@ -98,7 +100,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let prediction = predict(&plan, device(&plan), Play::quick(&plan));
     let bubble = bubble(&plan, &unit_costs()).map_err(|deadlock| deadlocked(&deadlock))?;
     let misfit = fit::planned(&plan, &prediction).err();
-    let fits = fit::is_known(&plan).then_some(misfit.is_none());
+    let fits = fit::known(&plan, &prediction);
     let speed = Speed::of(&plan);
     if arguments.json {
         output.result(&Answer::new(&plan, &prediction, speed.as_ref(), bubble, fits))?;
@@ -111,7 +113,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         };
         output.text(&report::text(&plan, &prediction, speed.as_ref(), bubble, &fits))?;
-        for note in notes {
+        for note in notes.into_iter().chain(memory_of_others(&plan, &prediction)) {
             output.text(&format!("note: {note}\n"))?;
         }
     }
@@ -124,6 +126,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         output.text(&format!("trace    {}\n", path.display()))?;
     }
     Ok(())
+}
+
+/// What a framework of others takes of its fullest rank, where that is more than this engine: what the table shows.
+fn memory_of_others(plan: &Plan, prediction: &Prediction) -> Option<String> {
+    let ours = prediction.stages.iter().map(|stage| stage.total).max().unwrap_or(0);
+    let theirs = memory_of(plan, device(plan)) as u64;
+    (theirs > ours).then(|| {
+        let theirs = units::bytes(theirs);
+        format!("memory and whether it fits are this engine's own; with [framework] the fullest rank takes about {theirs}")
+    })
 }
 
 /// A layer's forward and the two parts of its backward, taken as equally long.

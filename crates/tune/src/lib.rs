@@ -12,7 +12,7 @@ mod search;
 mod space;
 mod table;
 
-pub use only::{Only, recompute_word, schedule_word, zero};
+pub use only::Only;
 pub use order::{By, order};
 pub use reason::reason;
 pub use search::{Candidate, Counts, Found, Limit, Phase, Settings, screened, search, timings};

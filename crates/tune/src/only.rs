@@ -12,17 +12,30 @@ pub struct Only {
 
 type Value = fn(&Strategy) -> String;
 
+/// What a key may be.
+enum Allowed {
+    /// A number from 1.
+    Count,
+    Words(&'static [&'static str]),
+}
+
 /// The keys that a strategy decides.
-const KEYS: [(&str, Value); 9] = [
-    ("parallel.tp", |strategy| strategy.mesh.tp.to_string()),
-    ("parallel.pp", |strategy| strategy.mesh.pp.to_string()),
-    ("parallel.dp", |strategy| strategy.mesh.dp.to_string()),
-    ("parallel.schedule", |strategy| schedule_word(strategy.schedule).to_owned()),
-    ("parallel.virtual_stages", |strategy| strategy.virtual_stages.to_string()),
-    ("parallel.sequence_parallel", |strategy| strategy.sequence_parallel.to_string()),
-    ("batch.micro", |strategy| strategy.micro.to_string()),
-    ("sharding.zero", |strategy| zero(strategy).to_string()),
-    ("memory.recompute", |strategy| recompute_word(strategy.recompute).to_owned()),
+const KEYS: [(&str, Allowed, Value); 9] = [
+    ("parallel.tp", Allowed::Count, |strategy| strategy.mesh.tp.to_string()),
+    ("parallel.pp", Allowed::Count, |strategy| strategy.mesh.pp.to_string()),
+    ("parallel.dp", Allowed::Count, |strategy| strategy.mesh.dp.to_string()),
+    ("parallel.schedule", Allowed::Words(&["gpipe", "1f1b", "interleaved", "zero-bubble"]), |strategy| {
+        schedule_word(strategy.schedule).to_owned()
+    }),
+    ("parallel.virtual_stages", Allowed::Count, |strategy| strategy.virtual_stages.to_string()),
+    ("parallel.sequence_parallel", Allowed::Words(&["false", "true"]), |strategy| {
+        strategy.sequence_parallel.to_string()
+    }),
+    ("batch.micro", Allowed::Count, |strategy| strategy.micro.to_string()),
+    ("sharding.zero", Allowed::Words(&["0", "1", "2", "3"]), |strategy| zero(strategy).to_string()),
+    ("memory.recompute", Allowed::Words(&["none", "selective", "full"]), |strategy| {
+        recompute_word(strategy.recompute).to_owned()
+    }),
 ];
 
 impl Only {
@@ -30,34 +43,45 @@ impl Only {
     pub fn parse(text: &str) -> Result<Only, String> {
         let (key, values) =
             text.split_once('=').ok_or_else(|| format!("\"{text}\" must be table.key=value,value"))?;
-        let known = KEYS.iter().map(|(name, _)| *name);
-        let Some(key) = known.clone().find(|name| *name == key.trim()) else {
-            let known: Vec<&str> = known.collect();
+        let Some((key, allowed, _)) = KEYS.iter().find(|(name, ..)| *name == key.trim()) else {
+            let known: Vec<&str> = KEYS.iter().map(|(name, ..)| *name).collect();
             return Err(format!("{} is not searched over; there are {}", key.trim(), known.join(", ")));
         };
         let values: Vec<String> = values.split(',').map(|value| value.trim().to_owned()).collect();
         if values.iter().any(String::is_empty) {
             return Err(format!("\"{text}\" must be table.key=value,value"));
         }
+        values.iter().try_for_each(|value| allowed.check(key, value))?;
         Ok(Only { key, values })
     }
 
     /// Whether a strategy has one of the values.
     pub fn lets(&self, strategy: &Strategy) -> bool {
-        let (_, value) = KEYS.iter().find(|(name, _)| *name == self.key).expect("a key that was parsed");
+        let (.., value) = KEYS.iter().find(|(name, ..)| *name == self.key).expect("a key that was parsed");
         self.values.contains(&value(strategy))
     }
 }
 
+impl Allowed {
+    fn check(&self, key: &str, value: &str) -> Result<(), String> {
+        match self {
+            Allowed::Count if value.parse::<usize>().is_ok_and(|n| n > 0 && n.to_string() == value) => Ok(()),
+            Allowed::Words(words) if words.contains(&value) => Ok(()),
+            Allowed::Count => Err(format!("{key} = {value} must be a number from 1")),
+            Allowed::Words(words) => Err(format!("{key} = {value} must be one of {}", words.join(", "))),
+        }
+    }
+}
+
 /// The ZeRO stage that shards the same.
-pub fn zero(strategy: &Strategy) -> usize {
+fn zero(strategy: &Strategy) -> usize {
     let sharding = &strategy.sharding;
     let sharded = [sharding.states, sharding.gradients, sharding.weights];
     sharded.iter().rposition(Option::is_some).map_or(0, |last| last + 1)
 }
 
 /// The word that a configuration has for a schedule.
-pub fn schedule_word(schedule: ScheduleKind) -> &'static str {
+fn schedule_word(schedule: ScheduleKind) -> &'static str {
     match schedule {
         ScheduleKind::GPipe => "gpipe",
         ScheduleKind::OneForwardOneBackward => "1f1b",
@@ -67,7 +91,7 @@ pub fn schedule_word(schedule: ScheduleKind) -> &'static str {
 }
 
 /// The word that a configuration has for recomputation.
-pub fn recompute_word(recompute: Recompute) -> &'static str {
+fn recompute_word(recompute: Recompute) -> &'static str {
     match recompute {
         Recompute::None => "none",
         Recompute::Selective => "selective",
@@ -86,5 +110,12 @@ mod tests {
         assert!(Only::parse("parallel.tp").is_err());
         assert!(Only::parse("parallel.tp=").is_err());
         assert!(Only::parse("model.layers=3").unwrap_err().contains("parallel.tp"));
+        let said = |text| Only::parse(text).unwrap_err();
+        assert_eq!(
+            said("memory.recompute=ful"),
+            "memory.recompute = ful must be one of none, selective, full"
+        );
+        assert_eq!(said("parallel.tp=2,0"), "parallel.tp = 0 must be a number from 1");
+        assert!(Only::parse("sharding.zero=7").is_err() && Only::parse("sharding.zero=3").is_ok());
     }
 }

@@ -13,9 +13,9 @@ pub enum By {
     Pareto,
 }
 
-/// Best first. Equals are told apart by memory, then by how little they need.
+/// Best first, and the fastest first of a front. Equals are told apart by memory.
 pub fn order(mut candidates: Vec<Candidate>, by: By) -> Vec<Candidate> {
-    let joules = |candidate: &Candidate| candidate.consumption.map_or(f64::INFINITY, |used| used.joules);
+    let joules = Candidate::joules;
     let seconds = |candidate: &Candidate| candidate.timing.step_s;
     let keys = |candidate: &Candidate| match by {
         By::Time | By::Pareto => [seconds(candidate), joules(candidate)],
@@ -25,13 +25,5 @@ pub fn order(mut candidates: Vec<Candidate>, by: By) -> Vec<Candidate> {
         let ([a1, a2], [b1, b2]) = (keys(a), keys(b));
         a1.total_cmp(&b1).then(a2.total_cmp(&b2)).then(a.peak.cmp(&b.peak))
     });
-    if by == By::Pareto {
-        let mut fewest = f64::INFINITY;
-        candidates.retain(|candidate| {
-            let better = joules(candidate) < fewest;
-            fewest = fewest.min(joules(candidate));
-            better
-        });
-    }
     candidates
 }

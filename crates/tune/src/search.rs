@@ -174,12 +174,16 @@ pub fn timings(
     timed.into_iter().map(|(_, timing)| timing).collect()
 }
 
-/// The first that the full play shows to fit.
+/// The first that the full play shows to fit; of a front, those that need fewer joules than all that are faster and fit.
 fn verified(settings: &Settings, ordered: Vec<Candidate>, refused: &mut usize) -> Vec<Candidate> {
-    let mut best = Vec::new();
+    let mut best: Vec<Candidate> = Vec::new();
     for candidate in ordered {
         if best.len() == settings.top {
             break;
+        }
+        let beaten = best.last().is_some_and(|faster| candidate.joules() >= faster.joules());
+        if settings.by == By::Pareto && beaten {
+            continue;
         }
         let plan = settings.base.with_strategy(&candidate.strategy).expect("strategies are allowed");
         let prediction = predict(&plan, settings.device, Play::quick(&plan));
@@ -191,6 +195,13 @@ fn verified(settings: &Settings, ordered: Vec<Candidate>, refused: &mut usize) -
         }
     }
     best
+}
+
+impl Candidate {
+    /// Joules of a step; without end where they are not known.
+    pub(crate) fn joules(&self) -> f64 {
+        self.consumption.map_or(f64::INFINITY, |used| used.joules)
+    }
 }
 
 impl Limit {

@@ -38,7 +38,7 @@ fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
     }
     let shardings = shardings(base, mesh);
     for micro in divisors(global / mesh.dp) {
-        for (schedule, virtual_stages) in pipelines(mesh.pp, base.model.layers) {
+        for (schedule, virtual_stages) in pipelines(mesh.pp, base.model.layers, global / mesh.dp / micro) {
             for sequence_parallel in [false, true].into_iter().filter(|&wanted| !wanted || mesh.tp > 1) {
                 let plain = Strategy { micro, schedule, virtual_stages, sequence_parallel, ..plainest };
                 if !allowed(&plain) {
@@ -56,12 +56,17 @@ fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
 
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
-/// Schedules with the chunks per stage that cut the layers evenly.
-fn pipelines(pp: usize, layers: usize) -> Vec<(ScheduleKind, usize)> {
-    let plain = [ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble, ScheduleKind::GPipe];
+/// Schedules with the chunks per stage that cut the layers evenly. A stage that is alone has nothing to wait for, and a
+/// micro-batch that is alone goes forward and back under GPipe as under 1F1B.
+fn pipelines(pp: usize, layers: usize, micro_batches: usize) -> Vec<(ScheduleKind, usize)> {
+    let plain: &[ScheduleKind] = match (pp, micro_batches) {
+        (1, _) => return vec![(ScheduleKind::OneForwardOneBackward, 1)],
+        (_, 1) => &[ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble],
+        _ => &[ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble, ScheduleKind::GPipe],
+    };
     let even = |chunks: &usize| layers.is_multiple_of(pp * chunks);
     let interleaved = (2..=layers / pp).filter(even).map(|chunks| (ScheduleKind::Interleaved, chunks));
-    plain.into_iter().map(|schedule| (schedule, 1)).chain(interleaved).collect()
+    plain.iter().map(|&schedule| (schedule, 1)).chain(interleaved).collect()
 }
 
 /// The choices of sharding that differ on a mesh.
@@ -123,7 +128,13 @@ mod tests {
 
     #[test]
     fn chunks_cut_the_layers_evenly() {
-        let chunks: Vec<usize> = pipelines(4, 24).into_iter().map(|(_, chunks)| chunks).collect();
+        let chunks: Vec<usize> = pipelines(4, 24, 8).into_iter().map(|(_, chunks)| chunks).collect();
         assert_eq!(chunks, [1, 1, 1, 2, 3, 6]);
+    }
+
+    #[test]
+    fn schedules_that_mean_the_same_are_proposed_once() {
+        assert_eq!(pipelines(1, 24, 8), [(ScheduleKind::OneForwardOneBackward, 1)]);
+        assert!(pipelines(4, 24, 1).iter().all(|&(schedule, _)| schedule != ScheduleKind::GPipe));
     }
 }

@@ -12,8 +12,8 @@ pub struct Outcome {
     pub ranks: usize,
     /// Samples of a step.
     pub global_batch: usize,
-    /// Whether it fits.
-    pub fits: bool,
+    /// Whether it fits, where that is known.
+    pub fits: Option<bool>,
     /// The most that a rank takes from its device.
     pub reserved: u64,
     /// Seconds of a step.
@@ -33,7 +33,7 @@ pub struct Outcome {
 }
 
 /// The figures of a plan whose fullest rank takes `reserved` bytes from its device.
-pub fn outcome(plan: &Plan, timing: &Timing, reserved: u64, fits: bool) -> Outcome {
+pub fn outcome(plan: &Plan, timing: &Timing, reserved: u64, fits: Option<bool>) -> Outcome {
     let ranks = plan.mesh.ranks();
     let (flops, each) = (plan.flops(), 1.0 / (timing.step_s * ranks as f64));
     Outcome {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use kintsugi_plan::config::{resolve, resolve_open};
-use kintsugi_plan::{Plan, When};
+use kintsugi_plan::{Plan, ScheduleKind, When};
 use kintsugi_simulate::{Play, Prediction, predict, time};
 use kintsugi_tensor::Device;
 use kintsugi_tune::{By, Found, Limit, Only, Settings, search};
@@ -43,6 +43,15 @@ fn found_in(memory: u64, by: By, only: &[Only]) -> Found {
 
 fn found(by: By, only: &[Only]) -> Found {
     found_in(u64::MAX, by, only)
+}
+
+/// Whether a search proposes a plan: not a schedule for one stage, nor GPipe for one micro-batch.
+fn is_proposed(plan: &Plan) -> bool {
+    match plan.pipeline.schedule {
+        ScheduleKind::OneForwardOneBackward => true,
+        ScheduleKind::GPipe => plan.mesh.pp > 1 && plan.micro_batches() > 1,
+        ScheduleKind::Interleaved | ScheduleKind::ZeroBubble => plan.mesh.pp > 1,
+    }
 }
 
 /// What tells strategies apart: things that make no difference to a plan are left out.
@@ -96,7 +105,7 @@ fn every_plan() -> BTreeMap<String, Plan> {
             }
         }
     }
-    plans.retain(|_, plan| plan.mesh.ranks() == 4);
+    plans.retain(|_, plan| plan.mesh.ranks() == 4 && is_proposed(plan));
     plans
 }
 
@@ -140,6 +149,19 @@ fn the_front_is_what_nothing_beats_in_both() {
     }
     let least = found(By::Energy, &[]).best;
     assert_eq!(of(&least[0]).1, front.iter().map(|candidate| of(candidate).1).fold(f64::INFINITY, f64::min));
+}
+
+#[test]
+fn what_the_full_play_refuses_hides_nothing_from_the_front() {
+    let (base, ranks) = resolve_open(None, Some(CONFIG), "test", &[]).expect("a right configuration");
+    let first = found(By::Pareto, &[]).best.remove(0);
+    // All that is at the front is refused, and so is what has its mesh.
+    let fits = |plan: &Plan, _: &Prediction| plan.mesh != first.strategy.mesh;
+    let (by, top, limit) = (By::Pareto, usize::MAX, None);
+    let settings = Settings { base: &base, ranks, only: &[], by, top, limit, device: DEVICE, fits: &fits };
+    let front = search(&settings, &|_, _| {}).expect("Frontier's speed is known");
+    assert!(front.counts.refused > 0 && !front.best.is_empty(), "{:?}", front.counts);
+    assert!(front.best.iter().all(|candidate| candidate.strategy.mesh != first.strategy.mesh));
 }
 
 #[test]

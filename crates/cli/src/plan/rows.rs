@@ -121,12 +121,20 @@ fn scale(config: &Config, scaling: Scaling, nodes: &[usize]) -> Result<(Vec<Row>
             "parallel.dp=auto".to_owned(),
             format!("batch.global={global}"),
         ];
-        let plan = config.resolve(&[], &over)?;
-        let outcome = evaluate(&plan)?;
-        let first = rows.first().and_then(|row| row.outcome.as_ref()).unwrap_or(&outcome);
-        let efficiency = Some(efficiency(first, &outcome));
-        rows.push(Row { at: count.to_string(), outcome: Some(outcome), efficiency, refused: None });
+        let at = count.to_string();
+        match config.resolve(&[], &over) {
+            Ok(plan) => {
+                let outcome = evaluate(&plan)?;
+                let first = rows.iter().find_map(|row| row.outcome.as_ref()).unwrap_or(&outcome);
+                let efficiency = Some(efficiency(first, &outcome));
+                rows.push(Row { at, outcome: Some(outcome), efficiency, refused: None });
+            }
+            Err(error) => {
+                rows.push(Row { at, outcome: None, efficiency: None, refused: Some(error.to_string()) });
+            }
+        }
     }
+    check_any(&rows)?;
     let word = if scaling == Scaling::Weak { "weak" } else { "strong" };
     let kept = if scaling == Scaling::Weak { "each replica's batch" } else { "the whole batch" };
     let titles = Titles {
@@ -166,11 +174,8 @@ fn sweep(config: &Config, text: &str) -> Result<(Vec<Row>, Titles), Failure> {
         };
         rows.push(Row { at: value.to_owned(), outcome, efficiency: None, refused });
     }
-    // A key that no value of which is allowed is a mistake of its own.
-    let Some(base) = described else {
-        let last = rows.pop().and_then(|row| row.refused);
-        return Err(Failure::Mistake(last.unwrap_or_default()));
-    };
+    check_any(&rows)?;
+    let base = described.expect("a row that is not refused has a plan");
     let titles = Titles {
         heading: format!("{}sweep    {}\n\n", describe::model(&base), key.trim()),
         title: format!("{} on {}: {}", base.model.name, base.cluster.name, key.trim()),
@@ -181,11 +186,21 @@ fn sweep(config: &Config, text: &str) -> Result<(Vec<Row>, Titles), Failure> {
     Ok((rows, titles))
 }
 
+/// A table of which every row is refused is a mistake, and the last one's is as good as any.
+fn check_any(rows: &[Row]) -> Result<(), Failure> {
+    match rows.last() {
+        Some(Row { refused: Some(reason), .. }) if rows.iter().all(|row| row.refused.is_some()) => {
+            Err(Failure::Mistake(reason.clone()))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn evaluate(plan: &Plan) -> Result<Outcome, Failure> {
     let timing = time(plan).ok_or_else(unknown_speed)?;
     let prediction = predict(plan, device(plan), Play::quick(plan));
     let reserved = prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0);
-    Ok(outcome(plan, &timing, reserved, fit::planned(plan, &prediction).is_ok()))
+    Ok(outcome(plan, &timing, reserved, fit::known(plan, &prediction)))
 }
 
 fn text(rows: &[Row], titles: &Titles) -> String {
@@ -223,7 +238,7 @@ fn cells(row: &Row, outcome: &Outcome) -> Vec<String> {
         outcome.mfu.map_or("–".to_owned(), |mfu| format!("{:.1} %", 100.0 * mfu)),
         format!("{:.1} %", 100.0 * outcome.bubble),
         units::bytes(outcome.reserved),
-        if outcome.fits { "yes" } else { "no" }.to_owned(),
+        outcome.fits.map_or("–", |fits| if fits { "yes" } else { "no" }).to_owned(),
     ];
     cells.extend(row.efficiency.map(|share| format!("{:.1} %", 100.0 * share)));
     cells
@@ -232,7 +247,7 @@ fn cells(row: &Row, outcome: &Outcome) -> Vec<String> {
 /// Model FLOP/s of a rank over the rows; what does not fit is left out, and its place is marked.
 fn chart(rows: &[Row], titles: Titles) -> Chart {
     let tera = |row: &Row| {
-        let fitting = row.outcome.as_ref().filter(|outcome| outcome.fits)?;
+        let fitting = row.outcome.as_ref().filter(|outcome| outcome.fits != Some(false))?;
         Some(fitting.model_tflops_per_gpu)
     };
     let best = rows.iter().filter_map(tera).fold(0.0, f64::max);

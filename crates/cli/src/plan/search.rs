@@ -19,7 +19,6 @@ use crate::describe;
 use crate::failure::Failure;
 use crate::files::{check_writable, write_whole};
 use crate::fit;
-use crate::host;
 use crate::output::Output;
 use crate::table::Table;
 
@@ -67,6 +66,12 @@ pub fn run(arguments: &SearchArguments, config: &ConfigArguments, output: Output
     arguments.out.as_deref().map(check_writable).transpose()?;
     let only: Result<Vec<Only>, String> = arguments.only.iter().map(|text| Only::parse(text)).collect();
     let only = only.map_err(|mistake| Failure::Mistake(format!("--only: {mistake}")))?;
+    let power = base.cluster.device.power_idle.and(base.cluster.device.power_max);
+    if power.is_none() && !matches!(arguments.by, ByName::Time) {
+        let text =
+            "--by energy and pareto need cluster.device.power_idle and power_max, and the device has none";
+        return Err(Failure::Mistake(text.to_owned()));
+    }
     let yours = yours(&config, ranks);
     let progress = Progress::default();
     let found = search(
@@ -111,7 +116,7 @@ pub fn unknown_speed() -> Failure {
 /// The memory of the plan's devices, or of this machine where the plan is for this machine.
 fn limit(base: &Plan) -> Option<Limit> {
     let of_device = base.cluster.device.memory.map(Limit::PerRank);
-    of_device.or_else(|| host::memory().map(|bound| Limit::Shared(bound.bytes)))
+    of_device.or_else(|| fit::bound(base).map(|bound| Limit::Shared(bound.bytes)))
 }
 
 /// What the configuration itself says, where that is a layout of the same ranks.
@@ -168,12 +173,13 @@ fn rows(base: &Plan, found: &Found, yours: Option<(Plan, Timing)>) -> Rows {
         let plan = plan(candidate);
         let reserved = candidate.reserved.unwrap_or(candidate.peak);
         let reason = if i == 0 { "the best".to_owned() } else { lost(&plan, &candidate.timing) };
-        row(plan, &candidate.timing, reserved, true, reason)
+        let fits = limit(base).map(|_| true);
+        row(plan, &candidate.timing, reserved, fits, reason)
     });
     let best = best.collect();
     let yours = yours.map(|(plan, timing)| {
         let prediction = predict(&plan, device(&plan), Play::quick(&plan));
-        let fits = fit::planned(&plan, &prediction).is_ok();
+        let fits = fit::known(&plan, &prediction);
         let reserved = prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0);
         let reason = lost(&plan, &timing);
         row(plan, &timing, reserved, fits, reason)
@@ -181,7 +187,7 @@ fn rows(base: &Plan, found: &Found, yours: Option<(Plan, Timing)>) -> Rows {
     Rows { best, yours }
 }
 
-fn row(plan: Plan, timing: &Timing, reserved: u64, fits: bool, reason: String) -> Row {
+fn row(plan: Plan, timing: &Timing, reserved: u64, fits: Option<bool>, reason: String) -> Row {
     let (mesh, sharding) = (plan.mesh, plan.sharding);
     let sharded = [sharding.states, sharding.gradients, sharding.weights];
     Row {
@@ -221,6 +227,12 @@ fn text(base: &Plan, ranks: usize, counts: &Counts, rows: &Rows) -> String {
         each(counts.enumerated, counts.enumeration_s + counts.screening_s),
         each(counts.timed, counts.timing_s),
     );
+    if limit(base).is_none() {
+        text.push_str("memory   not known (cluster.device.memory), so that nothing was left out\n\n");
+    }
+    if counts.enumerated == 0 {
+        return text + "no strategy is allowed: give another number of ranks, or let --only through more\n";
+    }
     if rows.best.is_empty() {
         return text + "none fits: use more nodes, or let --only through more\n";
     }
@@ -229,10 +241,10 @@ fn text(base: &Plan, ranks: usize, counts: &Counts, rows: &Rows) -> String {
         table.row(cells(&(i + 1).to_string(), row));
     }
     if let Some(row) = &rows.yours {
-        table.row(cells(if row.outcome.fits { "yours" } else { "yours*" }, row));
+        table.row(cells(if row.outcome.fits == Some(false) { "yours*" } else { "yours" }, row));
     }
     text.push_str(&table.to_string());
-    if rows.yours.as_ref().is_some_and(|row| !row.outcome.fits) {
+    if rows.yours.as_ref().is_some_and(|row| row.outcome.fits == Some(false)) {
         text.push_str("  * does not fit\n");
     }
     text.push('\n');

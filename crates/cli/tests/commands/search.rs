@@ -90,6 +90,35 @@ fn nothing_that_fits_is_an_answer() {
 }
 
 #[test]
+fn what_no_strategy_can_have_is_a_mistake_or_said_so() {
+    let wrong = plan("search-only", &["--search", "--only", "memory.recompute=ful"]);
+    assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(said.contains("memory.recompute = ful must be one of none, selective, full"), "{said}");
+    let none = stdout(&plan("search-only-none", &["--search", "--only", "parallel.tp=3"]));
+    assert!(none.contains("no strategy is allowed"), "{none}");
+}
+
+#[test]
+fn energy_needs_the_power_of_a_device() {
+    let device = "cluster.device={ peak_fp32 = 1e12, peak_16bit = 1e12, memory_bandwidth = 1e11 }";
+    let arguments = ["--search", "--by", "pareto", "--set", "cluster.preset=\"local\"", "--set", device];
+    let output = plan("search-power", &arguments);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("power_idle and power_max"), "{output:?}");
+}
+
+#[test]
+fn nodes_that_a_strategy_cannot_have_are_a_row_of_their_own() {
+    let arguments = ["--scale", "strong", "--nodes", "1,3", "--json"];
+    let rows: Value = serde_json::from_str(&stdout(&plan("scale-refused", &arguments))).unwrap();
+    assert!(rows[0]["step_s"].is_number() && rows[0]["refused"].is_null(), "{rows}");
+    assert!(rows[1]["refused"].as_str().unwrap().contains("batch.global"), "{rows}");
+    let all = plan("scale-all-refused", &["--scale", "strong", "--nodes", "3"]);
+    assert_eq!(all.status.code(), Some(2), "{all:?}");
+}
+
+#[test]
 fn a_strategy_scales_over_nodes() {
     let folder = folder("scale");
     fs::write(folder.join("small.toml"), CONFIG).unwrap();

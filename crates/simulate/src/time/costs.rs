@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use kintsugi_comm::Collective;
 use kintsugi_comm::paper::{Entry, Transfer};
-use kintsugi_plan::{Axis, Block, Message, MessageKind, Op, Over, Part, Plan, Unit};
+use kintsugi_plan::{Axis, Block, Message, MessageKind, Op, Over, Plan, Unit};
 use kintsugi_spec::{FrameworkSpec, Level};
 
 use super::kernel::DeviceModel;
@@ -179,18 +179,6 @@ impl Costs {
     /// How long the two copies of a tied table take to be summed.
     pub fn tied(&self) -> (Level, Time) {
         self.tied
-    }
-
-    /// One pass of a chunk's blocks.
-    pub fn block(&self, block: Block, part: Option<Part>) -> Spent {
-        let micro = 0;
-        self.of(
-            0,
-            match part {
-                None => Op::Forward { block, micro },
-                Some(part) => Op::Backward { block, micro, part },
-            },
-        )
     }
 
     fn whole(&self, stage: usize, op: Op) -> Spent {
