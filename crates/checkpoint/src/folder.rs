@@ -62,16 +62,26 @@ impl Folder {
         }
     }
 
-    /// Makes room for a run that goes on after `step`, or starts (`None`): checkpoints beyond it, which that run will
-    /// write again, are moved to another folder, whose path is given; remains of unfinished ones are removed.
-    pub fn set_aside(&self, step: Option<u64>) -> Result<Option<PathBuf>, CheckpointError> {
+    /// Whether a checkpoint lies here, however its path is written: relative, absolute or through links.
+    pub fn holds(&self, checkpoint: &Path) -> bool {
+        let lies_here = |path: PathBuf| path.parent().is_some_and(|parent| same(parent, &self.path));
+        [std::path::absolute(checkpoint), checkpoint.canonicalize()].into_iter().flatten().any(lies_here)
+    }
+
+    /// Makes room for a run that goes on from one of these, or starts (`None`): checkpoints beyond it, which that run
+    /// will write again, are moved to another folder, whose path is given; remains of unfinished ones are removed.
+    pub fn set_aside(&self, goes_on: Option<&Checkpoint>) -> Result<Option<PathBuf>, CheckpointError> {
+        // Whatever its name says: it is still to be read.
+        let stays = |path: &Path| goes_on.is_some_and(|checkpoint| same(path, checkpoint.path()));
         for name in self.names()?.iter().filter(|name| name.ends_with(PARTIAL)) {
             let path = self.path.join(name);
-            fs::remove_dir_all(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+            if !stays(&path) {
+                fs::remove_dir_all(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+            }
         }
-        let beyond = |found: &u64| step.is_none_or(|step| *found > step);
-        let beyond: Vec<PathBuf> =
-            self.list()?.into_iter().filter(|(found, _)| beyond(found)).map(|(_, path)| path).collect();
+        let beyond = |found: u64| goes_on.is_none_or(|checkpoint| found > checkpoint.progress().step);
+        let found = self.list()?.into_iter().filter(|(found, path)| beyond(*found) && !stays(path));
+        let beyond: Vec<PathBuf> = found.map(|(_, path)| path).collect();
         if beyond.is_empty() {
             return Ok(None);
         }
@@ -133,6 +143,11 @@ pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
     let folder = checkpoint.parent()?;
     let step = checkpoint.file_name()?.to_str()?.starts_with(STEP);
     (step && folder.file_name()? == NAME).then(|| folder.parent()).flatten()
+}
+
+/// Whether two paths lead to the same place, which is there.
+fn same(one: &Path, other: &Path) -> bool {
+    matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
 /// The name of something unfinished.

@@ -1,6 +1,7 @@
 //! Checkpoints that broke: each is refused with the file and the reason, and nothing is read from it.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use kintsugi_plan::parameters::Parameter;
@@ -153,15 +154,40 @@ fn what_a_run_does_not_go_on_from_is_set_aside() {
     let out = Temporary::new("aside");
     let folder = saved(&out.0, &[5, 10, 15]);
     fs::create_dir(out.0.join("checkpoints/step-00000020.partial")).expect("a folder");
-    let aside = folder.set_aside(Some(10)).expect("it can be moved");
+    let tenth = Checkpoint::open(&folder.of_step(10)).expect("it is whole");
+    let aside = folder.set_aside(Some(&tenth)).expect("it can be moved");
     assert_eq!(aside, Some(out.0.join("checkpoints-1")));
     let steps =
         |folder: &Folder| folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>();
     assert_eq!(steps(&folder), [10, 5]);
     assert!(Checkpoint::open(&out.0.join("checkpoints-1/step-00000015")).is_ok());
-    assert_eq!(folder.set_aside(Some(10)), Ok(None));
+    assert_eq!(folder.set_aside(Some(&tenth)), Ok(None));
     assert_eq!(folder.set_aside(None), Ok(Some(out.0.join("checkpoints-2"))));
     assert_eq!(fs::read_dir(out.0.join("checkpoints")).expect("a folder").count(), 0, "no remains");
+}
+
+#[test]
+fn what_a_run_goes_on_from_stays_whatever_it_is_called() {
+    let out = Temporary::new("stays");
+    let folder = saved(&out.0, &[5, 10]);
+    fs::rename(folder.of_step(10), folder.of_step(99)).expect("it is renamed");
+    let renamed = Checkpoint::open(&folder.of_step(99)).expect("it is whole");
+    assert_eq!(folder.set_aside(Some(&renamed)), Ok(None));
+    assert!(Checkpoint::open(renamed.path()).is_ok());
+}
+
+#[test]
+fn a_folder_knows_its_checkpoints_by_any_path() {
+    let out = Temporary::new("holds");
+    let folder = saved(&out.0, &[5]);
+    let elsewhere = saved(&out.0.join("else"), &[5]);
+    symlink(folder.of_step(5), out.0.join("link")).expect("a link");
+    symlink(elsewhere.of_step(5), folder.of_step(6)).expect("a link");
+    let around = out.0.join("else/../checkpoints/step-00000005");
+    for own in [folder.of_step(5), folder.of_step(6), out.0.join("link"), around] {
+        assert!(folder.holds(&own), "{}", own.display());
+    }
+    assert!(!folder.holds(&elsewhere.of_step(5)), "another run's");
 }
 
 #[test]

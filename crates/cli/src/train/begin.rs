@@ -42,16 +42,17 @@ impl Beginning {
         let weights = if checkpoint.is_none() { initial_weights(plan, &mut notes)? } else { None };
         write_config(plan, config, checkpoint.is_some())?;
         // A run that goes on from elsewhere has nothing to do with what is in its folder.
-        let own = checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.path().starts_with(out));
-        if let Some(aside) = Folder::of_run(out).set_aside(step.filter(|_| own))? {
+        let folder = Folder::of_run(out);
+        let own = checkpoint.as_ref().filter(|checkpoint| folder.holds(checkpoint.path()));
+        if let Some(aside) = folder.set_aside(own)? {
             let aside = aside.display();
             note(
                 &mut notes,
                 &format!("checkpoints of steps that this run does not go on from are now in {aside}"),
             );
         }
-        keep_tokenizer(plan, own, &mut notes)?;
-        let metrics = Metrics::create(out, step.filter(|_| own).unwrap_or(0))?;
+        keep_tokenizer(plan, own.is_some(), &mut notes)?;
+        let metrics = Metrics::create(out, own.map_or(0, |checkpoint| checkpoint.progress().step))?;
         Ok(Beginning { start: start(checkpoint, weights), trace_step, metrics, notes, _lock: lock })
     }
 }

@@ -116,6 +116,22 @@ fn a_checkpoint_of_another_run_can_be_gone_on_from() {
 }
 
 #[test]
+fn a_run_knows_its_own_checkpoints_by_any_path() {
+    let folder = folder("resume-own");
+    stdout(&tiny(&folder, &["train"], &[]));
+    for (steps, path) in [(5, folder.join("out").display().to_string()), (6, "./out".to_owned())] {
+        let settings = [&format!("run.steps={steps}")[..]];
+        let said = stdout(&tiny(&folder, &["train", &format!("--resume={path}")], &settings));
+        assert!(!said.contains("are now in"), "{said}");
+        assert_eq!(numbers(&folder).len(), steps, "its metrics go on");
+    }
+    stdout(&tiny(&folder, &["train"], &[]));
+    let said = stdout(&tiny(&folder, &["train", "--resume=out/checkpoints-1"], &["run.steps=7"]));
+    assert!(said.contains("are now in out/checkpoints-2\n"), "what was set aside is another run's: {said}");
+    assert_eq!(numbers(&folder).len(), 1, "its own steps alone");
+}
+
+#[test]
 fn a_new_run_never_goes_on_from_an_old_ones_checkpoints() {
     let folder = folder("resume-anew");
     let said = stdout(&tiny(&folder, &["train", "--resume"], &["run.steps=6"]));
