@@ -72,9 +72,10 @@ fn resume(rank: &Rank, plan: &Plan, checkpoint: &Checkpoint) -> Result<(), Store
     rank.set_control(control::STEP, progress.step as f64);
     rank.set_control(control::UPDATES, progress.updates as f64);
     rank.set_control(control::SKIPPED_IN_A_ROW, progress.skipped_in_a_row as f64);
-    // A scale that was found for fp16 means nothing elsewhere, and a fixed one is the configuration's.
+    // A scale that was found for fp16 means nothing elsewhere, and a fixed one is the configuration's. Weights that were
+    // converted into a checkpoint have come without any.
     let scaling = |plan: &Plan| (plan.precision.compute, plan.precision.loss_scale);
-    if scaling(plan) == scaling(checkpoint.plan()) {
+    if progress.step > 0 && scaling(plan) == scaling(checkpoint.plan()) {
         rank.set_control(control::LOSS_SCALE, progress.loss_scale);
         rank.set_control(control::GOOD_STEPS, progress.good_steps as f64);
     }

@@ -104,6 +104,26 @@ fn training_starts_from_a_folder_and_comes_back() {
 }
 
 #[test]
+fn training_goes_on_from_a_converted_checkpoint() {
+    let folder = folder("convert-resume");
+    convert(&folder, &[&fixture("llama"), "start"]);
+    let train = |out: &str, resume: &[&str]| {
+        let sets = ["model.init=start", "batch.sequence=24", "batch.global=8", "run.steps=2", "run.keep=0"];
+        let out = format!("run.out={out}");
+        let sets = sets.iter().copied().chain(["run.eval_every=0", &out]).flat_map(|set| ["--set", set]);
+        let arguments: Vec<&str> = ["train"].into_iter().chain(resume.iter().copied()).chain(sets).collect();
+        stdout(&kintsugi(&folder, &arguments));
+    };
+    train("anew", &[]);
+    train("resumed", &["--resume=start"]);
+    let numbers = |out: &str| {
+        let of = |line: &serde_json::Value| ["loss", "grad_norm", "skipped"].map(|key| line[key].clone());
+        json_lines(&folder.join(out).join("metrics.jsonl")).iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers("resumed"), numbers("anew"));
+}
+
+#[test]
 fn more_files_than_may_be_open_are_read() {
     let folder = folder("convert-many");
     let gpt2 = fixture("gpt2");
