@@ -111,6 +111,14 @@ pub fn scratch_of<A: Real>(bytes: &mut [u8]) -> &mut [A] {
     numbers
 }
 
+/// A thread's scratch as indices, with undefined contents.
+pub fn indices_of(bytes: &mut [u8]) -> &mut [u32] {
+    // SAFETY: every bit pattern is an integer.
+    let (before, indices, _) = unsafe { bytes.align_to_mut::<u32>() };
+    assert!(before.is_empty(), "scratch is not aligned");
+    indices
+}
+
 /// A written slice of which several threads take disjoint parts that are not contiguous, such as heads.
 pub struct Scatter<'a, T> {
     cells: &'a [UnsafeCell<T>],

@@ -1,6 +1,6 @@
 //! Token and position tables, forward and backward.
 
-use super::access::Access;
+use super::access::{Access, indices_of};
 use super::element::Element;
 use super::elementwise::sum_rows;
 use super::parallel::{Rows, Threads};
@@ -23,7 +23,20 @@ pub fn forward<T: Element>(threads: Threads, op: &Embedding) {
 }
 
 /// See [`EmbeddingBackward`]. Each thread owns some rows of the table and goes through all tokens in order.
-pub fn backward<T, G>(threads: Threads, op: &EmbeddingBackward)
+pub fn backward<T, G>(threads: Threads, scratch: &mut [u8], op: &EmbeddingBackward)
+where
+    T: Element,
+    G: Element<Accumulator = T::Accumulator>,
+{
+    if G::DTYPE == T::Accumulator::DTYPE {
+        add_as_they_come::<T, G>(threads, op);
+    } else {
+        add_by_token::<T, G>(threads, scratch, op);
+    }
+}
+
+/// The table keeps the sums themselves.
+fn add_as_they_come<T, G>(threads: Threads, op: &EmbeddingBackward)
 where
     T: Element,
     G: Element<Accumulator = T::Accumulator>,
@@ -40,6 +53,42 @@ where
             let row = (token as usize).checked_sub(first + owned.start);
             if let Some(row) = row.filter(|&row| row < owned.len()) {
                 add_row(dout, &mut dtable[row * width..][..width]);
+            }
+        }
+    });
+}
+
+/// The table rounds: added to it one by one, the rows of a frequent token would soon change nothing. They are found by
+/// sorting instead, and summed before they are rounded; once, if scratch has room for the places of all tokens.
+fn add_by_token<T, G>(threads: Threads, scratch: &mut [u8], op: &EmbeddingBackward)
+where
+    T: Element,
+    G: Element<Accumulator = T::Accumulator>,
+{
+    let access = Access::new();
+    let (tokens, dout) = (access.tokens(op.tokens), access.read::<T>(op.dout));
+    let (dtable, width) = (access.write::<G>(op.dtable.view), op.width);
+    let (vocabulary, first, accumulate) = (dtable.len() / width, op.first, op.dtable.accumulate);
+    threads.each_with_scratch(vocabulary, scratch, Rows(dtable, width), |owned, Rows(dtable, _), scratch| {
+        if !accumulate {
+            dtable.fill(G::default());
+        }
+        let places = indices_of(scratch);
+        let owned = first + owned.start..first + owned.end;
+        // Cut by tokens and not by owned ones, so that every number of threads rounds the same sums.
+        for (tokens, dout) in tokens.chunks(places.len()).zip(dout.chunks(places.len() * width)) {
+            let token = |place: &u32| tokens[*place as usize];
+            let mut found = 0;
+            for place in (0..tokens.len() as u32).filter(|place| owned.contains(&(token(place) as usize))) {
+                places[found] = place;
+                found += 1;
+            }
+            let places = &mut places[..found];
+            places.sort_unstable_by_key(|place| (token(place), *place));
+            for same in places.chunk_by(|one, other| token(one) == token(other)) {
+                let row = token(&same[0]) as usize - owned.start;
+                let rows = same.iter().map(|&place| &dout[place as usize * width..][..width]);
+                sum_rows(&rows, &mut dtable[row * width..][..width], true);
             }
         }
     });
@@ -93,6 +142,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::SCRATCH_BYTES;
     use crate::cpu::testing::{Lab, added, assert_close, assert_gradient, dot, fresh, random};
     use crate::{Backend, DType};
 
@@ -130,6 +180,36 @@ mod tests {
         }
         let half: Vec<f64> = lab.values(dtable.view()).iter().map(|twice| twice / 2.0).collect();
         assert_gradient(&table, &half, scalar);
+    }
+
+    #[test]
+    fn a_frequent_token_is_rounded_once() {
+        // More rows than scratch has room for the places of.
+        let (rows, width, vocabulary) = (SCRATCH_BYTES / 4 + 1000, 3, 5);
+        let tokens: Vec<u32> = (0..rows as u32).map(|i| if i % 7 == 0 { 1 + i / 7 % 6 } else { 3 }).collect();
+        let dout: Vec<f64> = random(rows * width, 4).iter().map(|x| 1.0 + x / 4.0).collect();
+        let gradient = |lab: &Lab, dtype| {
+            let (tokens, dout_rounded) = (lab.tokens(&tokens), lab.buffer(&dout, DType::BF16));
+            let dout = lab.buffer(&lab.values(dout_rounded.view()), dtype);
+            let dtable = lab.buffer(&vec![100.0; vocabulary * width], dtype);
+            for accumulate in [false, true] {
+                let dtable = crate::ops::Gradient { view: dtable.view(), accumulate };
+                let (tokens, dout, first) = (tokens.view(), dout.view(), 2);
+                lab.backend.embedding_backward(EmbeddingBackward {
+                    tokens,
+                    dout,
+                    first,
+                    dtable,
+                    rows,
+                    width,
+                });
+            }
+            lab.values(dtable.view())
+        };
+        let exact = gradient(&Lab::new(1), DType::F64);
+        let rounded = Lab::same_for_all_threads(|lab| gradient(lab, DType::BF16));
+        // Four roundings to eight bits.
+        assert_close(&rounded, &exact, 4.0 / 256.0);
     }
 
     #[test]

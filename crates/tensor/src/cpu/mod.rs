@@ -302,9 +302,11 @@ impl Backend for CpuBackend {
 
     fn embedding_backward(&self, op: EmbeddingBackward) {
         op.check();
-        with_float!(op.dout.dtype(), T => with_gradient!(T, op.dtable.view.dtype(), G => {
-            embedding::backward::<T, G>(self.threads, &op);
-        }));
+        self.with_scratch(|scratch| {
+            with_float!(op.dout.dtype(), T => with_gradient!(T, op.dtable.view.dtype(), G => {
+                embedding::backward::<T, G>(self.threads, scratch, &op);
+            }));
+        });
     }
 
     fn positions(&self, op: Positions) {
