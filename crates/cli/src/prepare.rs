@@ -80,13 +80,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let mut options = options(arguments)?;
     check_outputs(&options)?;
-    let name = match (arguments.train_tokenizer, &arguments.tokenizer) {
-        (None, Some(name)) => name.clone(),
-        (vocab, _) => {
-            make_tokenizer(arguments, &options, vocab.expect("one of the two is required"), output)?
-        }
+    let tokenizer = match (arguments.train_tokenizer, &arguments.tokenizer) {
+        (None, Some(name)) => Tokenizer::open(name)?,
+        (vocab, _) => make_tokenizer(&options, vocab.expect("one of the two is required"), output)?,
     };
-    let tokenizer = Tokenizer::open(&name)?;
     options.end_of_document = end_of_document(arguments, &tokenizer)?;
     let stop = stop_on_signal()?;
     let mut progress = Progress::new();
@@ -113,14 +110,9 @@ fn options(arguments: &Arguments) -> Result<PrepareOptions, Failure> {
     })
 }
 
-/// Makes a tokenizer of the text; gives back its path.
-fn make_tokenizer(
-    arguments: &Arguments,
-    options: &PrepareOptions,
-    vocab: usize,
-    output: Output,
-) -> Result<String, Failure> {
-    let mut path = arguments.out.clone().into_os_string();
+/// Makes a tokenizer of the text. It is written with the tokens: an older one stays with its own if anything fails.
+fn make_tokenizer(options: &PrepareOptions, vocab: usize, output: Output) -> Result<Tokenizer, Failure> {
+    let mut path = options.out.clone().into_os_string();
     path.push(".tokenizer.json");
     let path = PathBuf::from(path);
     let name = path.display().to_string();
@@ -128,9 +120,11 @@ fn make_tokenizer(
         let reason = "it exists; use it with --tokenizer, or give --overwrite";
         return Err(Failure::Mistake(format!("cannot write {name}: {reason}")));
     }
-    let TrainedTokenizer { vocab, text } = train_tokenizer(&options.inputs, &options.json_key, vocab, &path)?;
-    output.text(&format!("tokenizer  {name}: {vocab} tokens, of {} of text\n", units::bytes(text)))?;
-    Ok(name)
+    let TrainedTokenizer { tokenizer, text } =
+        train_tokenizer(&options.inputs, &options.json_key, vocab, &path)?;
+    let (vocab, text) = (tokenizer.vocab(), units::bytes(text));
+    output.text(&format!("tokenizer  {name}: {vocab} tokens, of {text} of text\n"))?;
+    Ok(tokenizer)
 }
 
 /// The token that ends every document, if one was asked for.

@@ -150,6 +150,24 @@ fn what_was_left_out_is_told() {
 }
 
 #[test]
+fn a_preparation_that_fails_leaves_the_tokenizer_of_the_one_before() {
+    let folder = folder("prepare-failed");
+    fs::write(folder.join("a.txt"), text(100)).unwrap();
+    fs::write(folder.join("b.jsonl"), "{\"text\": \"other words\"}\nbad\n").unwrap();
+    let arguments =
+        |input| ["prepare", input, "--out", "a", "--train-tokenizer", "280", "--overwrite", "--strict"];
+    stdout(&kintsugi(&folder, &arguments("a.txt")));
+    let files = || {
+        ["a.tokenizer.json", "a.tokenizer_config.json", "a.bin"]
+            .map(|name| fs::read(folder.join(name)).unwrap())
+    };
+    let before = files();
+    let output = kintsugi(&folder, &arguments("b.jsonl"));
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert_eq!(files(), before);
+}
+
+#[test]
 fn mistakes_are_one_sentence() {
     let folder = folder("prepare-mistakes");
     fs::write(folder.join("a.txt"), "text").unwrap();

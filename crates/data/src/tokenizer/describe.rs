@@ -12,7 +12,7 @@ use crate::DataError;
 
 /// A tokenizer's description.
 pub(super) struct Description {
-    /// The file it comes from.
+    /// The file it comes from, or goes to.
     pub(super) path: PathBuf,
     /// In the form that the library reads.
     pub(super) json: String,
@@ -39,11 +39,16 @@ impl Description {
     /// Reads a `tokenizer.json`, or what is in a folder.
     pub(super) fn read(given: &Path) -> Result<Description, DataError> {
         let (path, file) = find(given)?;
+        let config = config(&path)?;
+        Description::new(path, file, config)
+    }
+
+    /// A description that is, or will be, in a file.
+    pub(super) fn new(path: PathBuf, file: String, config: Option<Value>) -> Result<Description, DataError> {
         let mut value = parse(&path, &file)?;
         canonicalize_value(&mut value).map_err(|error| unusable(&path, &error.to_string()))?;
         let tokens = tokens(&value);
         let vocab = vocab(&path, &tokens)?;
-        let config = config(&path)?;
         let configured = config.as_ref().and_then(|config| word(config, "eos_token"));
         let known = |word: &str| tokens.iter().find(|(known, _)| *known == word);
         let end = match configured {

@@ -54,7 +54,11 @@ impl Tokenizer {
             let files = Files::of_bytes();
             return Ok(Tokenizer { name: name.to_owned(), kind, vocab: 257, end_of_document, files });
         }
-        let Description { path, json, file, config, vocab, end } = Description::read(Path::new(name))?;
+        Tokenizer::described(name.to_owned(), Description::read(Path::new(name))?)
+    }
+
+    fn described(name: String, description: Description) -> Result<Tokenizer, DataError> {
+        let Description { path, json, file, config, vocab, end } = description;
         let files = Files::new(file, config, end.as_ref().map(|(word, _)| word.as_str()));
         let pipeline = guarded(|| tokenizers::from_json(&json)).map_err(|reason| unusable(&path, &reason))?;
         // Added tokens that the vocabulary does not have are numbered by the library, whatever the file says.
@@ -62,7 +66,7 @@ impl Tokenizer {
         let end_of_document = end.map(|(word, id)| added.token_to_id(&word).unwrap_or(id));
         let vocab = added.get_vocab().into_values().map(|id| id as usize + 1).fold(vocab, usize::max);
         let kind = Kind::Pipeline { path, pipeline };
-        Ok(Tokenizer { name: name.to_owned(), kind, vocab, end_of_document, files })
+        Ok(Tokenizer { name, kind, vocab, end_of_document, files })
     }
 
     /// What it was opened as.

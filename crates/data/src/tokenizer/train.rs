@@ -12,17 +12,15 @@ use tokenizers::trainers::BpeTrainer;
 use tokenizers::vocab::bucket_added_vocabulary::AddedToken;
 use tokenizers::{Trainer, canonicalize_value};
 
-use super::describe::{END, byte_level, pretty};
-use super::files::Files;
-use super::unusable;
+use super::describe::{Description, END, byte_level, pretty};
+use super::{Tokenizer, unusable};
 use crate::DataError;
 use crate::corpus::{Batch, Batches, Input, documents};
 
 /// A tokenizer that was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainedTokenizer {
-    /// Size of its vocabulary, which a short text may not fill.
-    pub vocab: usize,
+    /// The tokenizer. A short text may not fill its vocabulary.
+    pub tokenizer: Tokenizer,
     /// Bytes of text that it was made of.
     pub text: u64,
 }
@@ -34,8 +32,8 @@ const MOST_VOCAB: usize = 1 << 24;
 /// Text beyond this changes hardly any merge, and the words of all of it would have to be held in memory.
 const MOST_TEXT: u64 = 1 << 30;
 
-/// Makes a tokenizer with a vocabulary of `vocab`, of the first GiB of a text, and writes it to `out` as a
-/// `tokenizer.json`.
+/// Makes a tokenizer with a vocabulary of `vocab`, of the first GiB of a text. Nothing is written: `out` is where its
+/// `tokenizer.json` will be.
 pub fn train_tokenizer(
     inputs: &[Input],
     json_key: &str,
@@ -65,12 +63,12 @@ pub fn train_tokenizer(
     let (tokens, merges, _) = trainer.train_vocab().map_err(failed)?;
     let mut tokens: Vec<(String, u32)> = tokens.into_iter().collect();
     tokens.sort_by_key(|&(_, id)| id);
-    let trained = TrainedTokenizer { vocab: tokens.len(), text: texts.bytes };
     let tokens: Map<String, Value> = tokens.into_iter().map(|(word, id)| (word, id.into())).collect();
     let end = tokens[END].clone();
     let description = byte_level(&Value::Object(tokens), &json!(merges), Some(end));
-    Files::new(pretty(&description).into_bytes(), None, Some(END)).write(out)?;
-    Ok(trained)
+    let description = Description::new(out.to_owned(), pretty(&description), None)?;
+    let tokenizer = Tokenizer::described(out.display().to_string(), description)?;
+    Ok(TrainedTokenizer { tokenizer, text: texts.bytes })
 }
 
 /// The letter that stands for each byte: itself where it can be seen, and one from U+0100 on where not. This is
