@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use kintsugi_plan::config;
 use kintsugi_plan::parameters::Parameter;
+use kintsugi_plan::{Plan, config};
 use kintsugi_rank::{Kept, Store, StoreError};
 use kintsugi_spec::ModelSpec;
 
@@ -49,6 +49,14 @@ impl WeightsFolder {
         match self {
             WeightsFolder::HuggingFace(folder) => folder.model(),
             WeightsFolder::Checkpoint(checkpoint) => &checkpoint.plan().model,
+        }
+    }
+
+    /// Refuses a plan of another model. One of a Hugging Face folder's is made from the folder itself.
+    pub fn check_model(&self, plan: &Plan) -> Result<(), CheckpointError> {
+        match self {
+            WeightsFolder::HuggingFace(_) => Ok(()),
+            WeightsFolder::Checkpoint(checkpoint) => checkpoint.check_model(plan),
         }
     }
 

@@ -147,7 +147,11 @@ fn target(arguments: &Arguments, from: &WeightsFolder) -> Result<Target, Failure
         (Kind::Checkpoint, Some(_)) => {
             Err(Failure::Mistake("--dtype is for a Hugging Face folder; a checkpoint keeps fp32".into()))
         }
-        (Kind::Checkpoint, None) => Ok(Target::Checkpoint(Box::new(plan_for(from, &arguments.sets)?))),
+        (Kind::Checkpoint, None) => {
+            let plan = plan_for(from, &arguments.sets)?;
+            from.check_model(&plan)?;
+            Ok(Target::Checkpoint(Box::new(plan)))
+        }
     }
 }
 

@@ -31,7 +31,9 @@ impl ModelArguments {
 
     /// The plan of its model, with `under` laid under what `--set` gave and `over` over it.
     pub fn plan(&self, weights: &WeightsFolder, under: &[String], over: &[String]) -> Result<Plan, Failure> {
-        Ok(plan_for(weights, &[under, &self.sets, over].concat())?)
+        let plan = plan_for(weights, &[under, &self.sets, over].concat())?;
+        weights.check_model(&plan)?;
+        Ok(plan)
     }
 }
 

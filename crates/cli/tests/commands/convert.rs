@@ -170,6 +170,22 @@ fn mistakes_are_answered_in_a_sentence() {
     let set = mistake(&folder, &["convert", &gpt2, "to", "--to", "hf", "--set", "parallel.tp=2"]);
     assert_eq!(set, "--set is for a checkpoint; a Hugging Face folder has no layout");
 
+    convert(&folder, &[&gpt2, "start"]);
+    for command in
+        [&["convert", "start", "to"][..], &["eval", "start"], &["generate", "start", "--prompt", "a"]]
+    {
+        for (set, said) in [
+            ("model.layers=1", "start: it has model.layers = 2, and this run 1; the model must be the same"),
+            (
+                "model.norm_eps=0.1",
+                "start: it has model.norm_eps = 0.00001, and this run 0.1; the model must be the same",
+            ),
+        ] {
+            assert_eq!(mistake(&folder, &[command, &["--set", set]].concat()), said, "{command:?}");
+        }
+    }
+    fs::remove_dir_all(folder.join("start")).unwrap();
+
     let init = format!("model.init={gpt2}");
     let hidden = mistake(&folder, &["plan", "--set", &init, "--set", "model.hidden=32"]);
     assert_eq!(hidden, "model.hidden = 32 is not what model.init holds, which is 24; leave it out");
