@@ -18,13 +18,22 @@ pub struct RunLock {
 const NAME: &str = "run.lock";
 
 impl RunLock {
-    /// Locks a run's folder, which must be there.
-    pub fn take(out: &Path) -> Result<Self, CheckpointError> {
+    /// Locks a run's folder, which must be there. Not every file system has locks: `unguarded` hears why this one has
+    /// none, and the run goes on without.
+    pub fn take(out: &Path, unguarded: impl FnOnce(&CheckpointError)) -> Result<Self, CheckpointError> {
+        Self::take_by(File::try_lock, out, unguarded)
+    }
+
+    fn take_by(
+        try_lock: impl FnOnce(&File) -> Result<(), TryLockError>,
+        out: &Path,
+        unguarded: impl FnOnce(&CheckpointError),
+    ) -> Result<Self, CheckpointError> {
         let path = out.join(NAME);
         let io = |error| CheckpointError::io(&path, &error);
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
-        match file.try_lock() {
+        match try_lock(&file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
@@ -33,9 +42,34 @@ impl RunLock {
                     format!("another run, {}, is using this folder; give another run.out", holder.trim());
                 return Err(CheckpointError::new(out, reason));
             }
-            Err(TryLockError::Error(error)) => return Err(io(error)),
+            Err(TryLockError::Error(error)) => {
+                let reason = format!("it cannot be locked ({error}), so nothing keeps another run away");
+                unguarded(&CheckpointError::new(out, reason));
+            }
         }
         file.set_len(0).and_then(|()| writeln!(file, "process {}", std::process::id())).map_err(io)?;
         Ok(RunLock { _file: file })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_run_goes_on_where_there_are_no_locks() {
+        let out = std::env::temp_dir().join(format!("kintsugi-{}-no-locks", std::process::id()));
+        std::fs::create_dir_all(&out).expect("a folder for tests");
+        let none = |_: &File| Err(TryLockError::Error(io::ErrorKind::Unsupported.into()));
+        let mut said = None;
+        RunLock::take_by(none, &out, |error| said = Some(error.to_string())).expect("it goes on");
+        let said = said.expect("it is said");
+        assert!(
+            said.ends_with("it cannot be locked (unsupported), so nothing keeps another run away"),
+            "{said}"
+        );
+        std::fs::remove_dir_all(&out).expect("it can be removed");
     }
 }

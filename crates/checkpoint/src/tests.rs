@@ -202,11 +202,12 @@ fn the_newest_are_kept() {
 #[test]
 fn a_folder_is_locked_once() {
     let out = Temporary::new("lock");
-    let lock = RunLock::take(&out.0).expect("nobody has it");
-    let error = RunLock::take(&out.0).expect_err("it is taken").to_string();
+    let take = || RunLock::take(&out.0, |error| panic!("{error}"));
+    let lock = take().expect("nobody has it");
+    let error = take().expect_err("it is taken").to_string();
     assert!(error.contains(&format!("another run, process {}, is using", std::process::id())), "{error}");
     drop(lock);
-    RunLock::take(&out.0).expect("it is free again");
+    take().expect("it is free again");
 }
 
 /// What a manifest can say wrongly with a checksum that is right.

@@ -25,7 +25,7 @@ pub struct Beginning {
     pub metrics: Metrics,
     /// What a person should know of it, in lines.
     pub notes: String,
-    /// Nobody else uses its folder.
+    /// Nobody else uses its folder, where the file system can see to that.
     _lock: RunLock,
 }
 
@@ -34,7 +34,7 @@ impl Beginning {
     pub fn new(plan: &Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Self, Failure> {
         let out = &plan.run.out;
         record::create_folder(out)?;
-        let lock = RunLock::take(out)?;
+        let lock = RunLock::take(out, |error| eprintln!("warning: {error}"))?;
         let mut notes = String::new();
         let checkpoint = resumed(plan, &mut notes)?;
         let step = checkpoint.as_ref().map(|checkpoint| checkpoint.progress().step);
