@@ -85,16 +85,27 @@ impl Folder {
         if beyond.is_empty() {
             return Ok(None);
         }
+        let aside = self.new_aside()?;
+        let moved = beyond.iter().try_for_each(|path| {
+            let name = path.file_name().expect("a checkpoint has a name");
+            fs::rename(path, aside.join(name)).map_err(|error| CheckpointError::io(path, &error))
+        });
+        // It may still be needed for what was moved before; if nothing was, it is empty and goes.
+        moved.inspect_err(|_| drop(fs::remove_dir(&aside)))?;
+        Ok(Some(aside))
+    }
+
+    /// Makes a folder for what is set aside: beside this one, or where this is a link to, which may be another disk.
+    fn new_aside(&self) -> Result<PathBuf, CheckpointError> {
+        let target = if self.path.is_symlink() { self.path.canonicalize() } else { Ok(self.path.clone()) };
+        let target = target.map_err(|error| CheckpointError::io(&self.path, &error))?;
+        let name = target.file_name().unwrap_or(NAME.as_ref()).to_string_lossy();
         let aside = (1..u64::MAX)
-            .map(|number| self.path.with_file_name(format!("{NAME}-{number}")))
+            .map(|number| target.with_file_name(format!("{name}-{number}")))
             .find(|path| !path.exists())
             .expect("there are numbers enough");
         fs::create_dir(&aside).map_err(|error| CheckpointError::io(&aside, &error))?;
-        for path in beyond {
-            let name = path.file_name().expect("a checkpoint has a name");
-            fs::rename(&path, aside.join(name)).map_err(|error| CheckpointError::io(&path, &error))?;
-        }
-        Ok(Some(aside))
+        Ok(aside)
     }
 
     /// A new folder for what will be the checkpoint of a step.

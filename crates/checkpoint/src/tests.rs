@@ -167,6 +167,17 @@ fn what_a_run_does_not_go_on_from_is_set_aside() {
 }
 
 #[test]
+fn what_is_set_aside_stays_on_its_disk() {
+    let [out, disk] = ["linked", "disk"].map(Temporary::new);
+    fs::create_dir(disk.0.join("large")).expect("a folder");
+    symlink(disk.0.join("large"), out.0.join("checkpoints")).expect("a link");
+    let folder = saved(&out.0, &[5]);
+    let aside = disk.0.canonicalize().expect("a folder").join("large-1");
+    assert_eq!(folder.set_aside(None), Ok(Some(aside.clone())));
+    assert!(Checkpoint::open(&aside.join("step-00000005")).is_ok());
+}
+
+#[test]
 fn what_a_run_goes_on_from_stays_whatever_it_is_called() {
     let out = Temporary::new("stays");
     let folder = saved(&out.0, &[5, 10]);
