@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::manifest::MANIFEST;
-use crate::{Checkpoint, CheckpointError, files};
+use crate::{Checkpoint, CheckpointError, files, tokenizer};
 
 /// A run's checkpoints, in `<out>/checkpoints`.
 #[derive(Clone, Debug)]
@@ -92,6 +92,8 @@ impl Folder {
         });
         // It may still be needed for what was moved before; if nothing was, it is empty and goes.
         moved.inspect_err(|_| drop(fs::remove_dir(&aside)))?;
+        // The run's own tokenizer may make way for another's.
+        self.path.parent().map_or(Ok(()), |run| tokenizer::copy(run, &aside))?;
         Ok(Some(aside))
     }
 
@@ -149,11 +151,16 @@ impl Folder {
     }
 }
 
-/// The folder of the run that a checkpoint is one of, by where it lies.
-pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
-    let folder = checkpoint.parent()?;
-    let step = checkpoint.file_name()?.to_str()?.starts_with(STEP);
-    (step && folder.file_name()? == NAME).then(|| folder.parent()).flatten()
+/// The folders that may have the tokenizer of a run's checkpoint, by where it lies: its own, that of what was set aside
+/// with it, and the run's.
+pub(crate) fn places_of_tokenizer(checkpoint: &Path) -> Vec<PathBuf> {
+    let absolute = std::path::absolute(checkpoint).unwrap_or_else(|_| checkpoint.to_owned());
+    let is_step = |path: &Path| {
+        path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(STEP.as_bytes()))
+    };
+    let folder = absolute.parent().filter(|_| is_step(&absolute));
+    let run = folder.filter(|folder| folder.file_name() == Some(NAME.as_ref())).and_then(Path::parent);
+    [Some(absolute.as_path()), folder, run].into_iter().flatten().map(Path::to_owned).collect()
 }
 
 /// Whether two paths lead to the same place, which is there.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::folder::run_of;
+use crate::folder::places_of_tokenizer;
 use crate::huggingface::HuggingFaceFolder;
 use crate::{Checkpoint, CheckpointError, WeightsFolder};
 
@@ -67,15 +67,15 @@ impl Checkpoint {
     /// that folder, which may have more to say about it.
     fn tokenizer(&self) -> Option<PathBuf> {
         let init = self.plan().init.clone().filter(|init| HuggingFaceFolder::is_one(init) && has_one(init));
-        let own = [Some(self.path()), run_of(self.path())].into_iter().flatten().find(|path| has_one(path));
+        let own = places_of_tokenizer(self.path()).into_iter().find(|path| has_one(path));
         let same =
             |own: &Path, init: &Path| match (fs::read(own.join(TOKENIZER)), fs::read(init.join(TOKENIZER))) {
                 (Ok(own), Ok(init)) => own == init,
                 _ => false,
             };
         match (own, init) {
-            (Some(own), Some(init)) if !same(own, &init) => Some(own.to_owned()),
-            (Some(own), None) => Some(own.to_owned()),
+            (Some(own), Some(init)) if !same(&own, &init) => Some(own),
+            (Some(own), None) => Some(own),
             (_, init) => init,
         }
     }

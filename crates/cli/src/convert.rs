@@ -118,6 +118,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         seconds: begun.elapsed().as_secs_f64(),
     };
     output.text(&sentence(&converted))?;
+    if from.tokenizer().is_none() {
+        output.text("no tokenizer goes along: none is known for these weights\n")?;
+    }
     output.result(&converted)
 }
 

@@ -102,16 +102,30 @@ fn the_tokenizer_goes_wherever_the_model_goes() {
         serde_json::from_slice(&fs::read(folder.join("model/config.json")).unwrap()).unwrap();
     assert_eq!((&described["eos_token_id"], &described["bos_token_id"]), (&json!(0), &Value::Null));
 
+    // A checkpoint has it from wherever it is named, and takes it along when it is set aside.
+    fs::create_dir(folder.join("named")).unwrap();
+    let here = |from: &str, to: &str| {
+        let output =
+            kintsugi(&folder.join("out/checkpoints"), &["convert", from, &format!("../../named/{to}")]);
+        assert!(!stdout(&output).contains("no tokenizer"), "{output:?}");
+        assert_eq!(read(&format!("named/{to}/")), made);
+    };
+    here("step-00000004", "step");
+    here(".", "folder");
+
     // A tokenizer that is named is the one that is kept, and a run on the demo keeps none.
     let named = ["model.vocab=300", "data.source=moved/book", "data.split=0.1", "data.tokenizer=bytes"];
     let output = stdout(&tiny(&folder, &["train"], &named));
     assert!(!output.contains("not kept"), "{output}");
     assert_ne!(read("out/"), made);
+    here("../checkpoints-1/step-00000004", "aside");
     stdout(&kintsugi(&folder, &["convert", "out", "bytes"]));
     let bytes: Value = serde_json::from_slice(&read("bytes/")[0]).unwrap();
     assert_eq!(bytes["model"]["vocab"]["A"], 65);
     stdout(&tiny(&folder, &["train"], &[]));
     assert!(files("out/").iter().all(|name| !folder.join(name).exists()), "another run's tokenizer is gone");
+    let said = stdout(&kintsugi(&folder, &["convert", "out", "demo"]));
+    assert!(said.ends_with("no tokenizer goes along: none is known for these weights\n"), "{said}");
 
     // Without its tokenizer a token file still trains.
     for name in files("moved/book.") {
