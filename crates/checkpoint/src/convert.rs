@@ -8,7 +8,7 @@ use kintsugi_plan::{Compute, Plan};
 use kintsugi_rank::{Kept, Store, StoreError};
 
 use crate::huggingface::{ExportOptions, HuggingFaceFolder, export, parameter_count};
-use crate::{CheckpointError, Progress, WeightsFolder, tokenizer, write};
+use crate::{CheckpointError, Progress, WeightsFolder, write};
 
 /// What weights are converted into.
 #[derive(Clone, Debug)]
@@ -38,9 +38,8 @@ pub fn convert(
                 WeightsFolder::HuggingFace(_) => Progress::default(),
                 WeightsFolder::Checkpoint(checkpoint) => checkpoint.progress().clone(),
             };
-            write(to, plan, &store, from.kept(), &progress)?;
             // It may be moved anywhere, far from its run.
-            from.tokenizer().map_or(Ok(()), |folder| tokenizer::copy(&folder, to))
+            write(to, plan, &store, from.kept(), &progress, from.tokenizer().as_deref())
         }
     }
 }

@@ -19,6 +19,7 @@ mod slice;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
+mod unfinished;
 mod weights;
 mod write;
 

@@ -31,6 +31,15 @@ impl Store for Numbers {
     }
 }
 
+/// Has nothing.
+struct Nothing;
+
+impl Store for Nothing {
+    fn read(&self, parameter: &Parameter, _: Kept, _: usize, _: &mut [f32]) -> Result<(), StoreError> {
+        Err(StoreError(format!("there is no {}", parameter.name())))
+    }
+}
+
 /// A folder that goes when the test ends.
 struct Temporary(PathBuf);
 
@@ -60,7 +69,7 @@ fn saved(out: &Path, steps: &[u64]) -> Folder {
     let folder = Folder::of_run(out);
     for &step in steps {
         let progress = Progress { step, ..Progress::default() };
-        write(&folder.of_step(step), &plan(), &Numbers, &Kept::ALL, &progress).expect("it is written");
+        write(&folder.of_step(step), &plan(), &Numbers, &Kept::ALL, &progress, None).expect("it is written");
     }
     folder
 }
@@ -99,6 +108,27 @@ fn every_layout_reads_every_number() {
         Parameter { shape: [9, 9], valid_rows: 9, ..plan.layout(plan.units()[0]).placed[0].parameter };
     let error = checkpoint.read(&foreign, Kept::Weights, 0, &mut [0.0]).expect_err("another shape");
     assert!(error.0.contains("and not"), "{error}");
+}
+
+#[test]
+fn a_checkpoint_is_whole_or_absent_and_leaves_others_alone() {
+    let out = Temporary::new("unfinished");
+    let foreign = out.0.join("to.partial");
+    fs::create_dir(&foreign).expect("a folder");
+    fs::write(foreign.join("mine"), "").expect("a file");
+    let to = out.0.join("to");
+    let written = |store: &dyn Store| {
+        let done = write(&to, &plan(), store, &Kept::ALL, &Progress::default(), Some(&foreign));
+        let entries = fs::read_dir(&out.0).expect("a folder").flatten();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        (done.map_err(|error| error.reason.contains("there is no ")), names.join(" "))
+    };
+    assert_eq!(written(&Nothing), (Err(true), "to.partial".to_owned()));
+    fs::write(foreign.join("tokenizer.json"), "{}").expect("a file");
+    assert_eq!(written(&Numbers), (Ok(()), "to to.partial".to_owned()));
+    assert!(to.join("tokenizer.json").is_file() && foreign.join("mine").is_file());
 }
 
 #[test]

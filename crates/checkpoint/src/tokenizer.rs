@@ -1,6 +1,6 @@
 //! The tokenizer that goes with weights: where it is kept, and how it comes along when they are converted.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -86,12 +86,13 @@ fn has_one(folder: &Path) -> bool {
     [TOKENIZER, "vocab.json", "tokenizer.model"].iter().any(|name| folder.join(name).is_file())
 }
 
-/// Copies a tokenizer from one folder to another.
+/// Copies a tokenizer from one folder to another, where the disk has it then.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     for name in FILES {
-        let file = from.join(name);
+        let (file, copy) = (from.join(name), to.join(name));
         if file.is_file() {
-            fs::copy(&file, to.join(name)).map_err(|error| CheckpointError::io(&file, &error))?;
+            let copied = fs::copy(&file, &copy).and_then(|_| File::open(&copy)?.sync_all());
+            copied.map_err(|error| CheckpointError::io(&file, &error))?;
         }
     }
     Ok(())

@@ -9,32 +9,27 @@ use kintsugi_rank::{Kept, Store, StoreError};
 use safetensors::tensor::Dtype;
 
 use crate::files::Durable;
-use crate::folder::{partial, publish};
 use crate::manifest::{FileRecord, MANIFEST};
 use crate::shard::{Piece, Shard};
-use crate::{CheckpointError, Manifest, Progress};
+use crate::unfinished::Unfinished;
+use crate::{CheckpointError, Manifest, Progress, tokenizer};
 
 /// Elements that are in memory at a time.
 const CHUNK: usize = 1 << 18;
 
-/// Writes what `store` has as the checkpoint `path`, cut for the ranks of `plan`. It is whole or absent, and what is
-/// there already stays.
+/// Writes what `store` has as the checkpoint `path`, cut for the ranks of `plan`, with a copy of the tokenizer that a
+/// folder has. It is whole or absent, and what is there already stays.
 pub fn write(
     path: &Path,
     plan: &Plan,
     store: &dyn Store,
     kept: &[Kept],
     progress: &Progress,
+    tokenizer: Option<&Path>,
 ) -> Result<(), CheckpointError> {
     let io = |error: std::io::Error| CheckpointError::io(path, &error);
-    if path.exists() {
-        return Err(CheckpointError::new(path, "it is there already"));
-    }
-    let folder = partial(path);
-    if folder.exists() {
-        std::fs::remove_dir_all(&folder).map_err(io)?;
-    }
-    std::fs::create_dir_all(&folder).map_err(io)?;
+    let unfinished = Unfinished::begin(path)?;
+    let folder = unfinished.path();
     let shards: Vec<Shard> = (0..plan.mesh.ranks()).map(|rank| Shard::new(plan, rank, kept)).collect();
     let mut records = Vec::new();
     for shard in &shards {
@@ -54,7 +49,8 @@ pub fn write(
     let mut file = Durable::create(&folder.join(MANIFEST)).map_err(io)?;
     file.write(&manifest(plan, &shards, records, kept, progress).encode()).map_err(io)?;
     file.finish().map_err(io)?;
-    publish(&folder, path).map_err(io)
+    tokenizer.map_or(Ok(()), |from| tokenizer::copy(from, folder))?;
+    unfinished.publish()
 }
 
 /// The manifest of shards that have been written.

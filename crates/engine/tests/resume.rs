@@ -201,10 +201,10 @@ fn cut_anew_it_holds_the_same_numbers() {
     ] {
         let other = plan(&[&settings[..], &["precision.states=bf16"]].concat());
         let path = out.join(format!("cut-{}", settings[0]));
-        write(&path, &other, &original, &Kept::ALL, original.progress()).expect("it is written");
+        write(&path, &other, &original, &Kept::ALL, original.progress(), None).expect("it is written");
         let cut = Checkpoint::open(&path).expect("it is whole");
         assert_eq!((cut.progress(), contents(&cut, &other)), (original.progress(), before.clone()));
-        let again = write(&path, &other, &original, &Kept::ALL, original.progress());
+        let again = write(&path, &other, &original, &Kept::ALL, original.progress(), None);
         assert!(again.expect_err("what is there stays").to_string().ends_with("it is there already"));
     }
 }

@@ -4,7 +4,6 @@
 //! are in memory whole, one at a time.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use kintsugi_plan::Compute;
@@ -20,7 +19,7 @@ use super::folder::CONFIG;
 use super::names::{Part, Place, all_parameters, base, place};
 use super::tensors::{INDEX, SINGLE};
 use crate::files::Durable;
-use crate::folder::{partial, publish};
+use crate::unfinished::Unfinished;
 use crate::write::encode;
 use crate::{CheckpointError, header, tokenizer};
 
@@ -52,33 +51,15 @@ pub fn export(
 ) -> Result<(), CheckpointError> {
     let mut description = describe(model, options.dtype)
         .map_err(|reason| CheckpointError::new(path, format!("Hugging Face has no such model: {reason}")))?;
-    if path.exists() && !is_empty_folder(path) {
-        return Err(CheckpointError::new(path, "it is there already"));
+    let unfinished = Unfinished::begin(path)?;
+    let folder = unfinished.path();
+    if let Some(like) = &options.like {
+        tokenizer::copy(like, folder)?;
+        description.extend(tokenizer::special_tokens(like));
     }
-    let unfinished = partial(path);
-    let io = |error: std::io::Error| CheckpointError::io(&unfinished, &error);
-    if unfinished.exists() {
-        fs::remove_dir_all(&unfinished).map_err(io)?;
-    }
-    fs::create_dir_all(&unfinished).map_err(io)?;
-    let result = (|| {
-        if let Some(like) = &options.like {
-            tokenizer::copy(like, &unfinished)?;
-            description.extend(tokenizer::special_tokens(like));
-        }
-        write_json(&unfinished.join(CONFIG), &Value::Object(description))?;
-        write_weights(&unfinished, model, store, options)?;
-        publish(&unfinished, path).map_err(io)
-    })();
-    if result.is_err() {
-        // Nobody is served by half of it; if it cannot be removed, the next export will.
-        fs::remove_dir_all(&unfinished).ok();
-    }
-    result
-}
-
-fn is_empty_folder(path: &Path) -> bool {
-    fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
+    write_json(&folder.join(CONFIG), &Value::Object(description))?;
+    write_weights(folder, model, store, options)?;
+    unfinished.publish()
 }
 
 /// A tensor of the folder, and the parameters in it.

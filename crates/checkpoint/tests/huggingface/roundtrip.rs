@@ -1,6 +1,7 @@
 //! What is exported is what was read, in every type and number of files.
 
 use std::fs;
+use std::path::PathBuf;
 
 use half::{bf16, f16};
 use kintsugi_checkpoint::huggingface::{ExportOptions, HuggingFaceFolder, export};
@@ -96,11 +97,15 @@ fn nothing_is_overwritten_and_nothing_is_left_half_written() {
     let error = write(folder.model()).unwrap_err();
     assert_eq!((error.path.as_path(), error.reason.as_str()), (path.as_path(), "it is there already"));
 
-    let path = fresh("impossible");
+    let path = fresh("impossible").join("to");
+    let foreign = path.with_extension("partial");
+    fs::create_dir_all(&foreign).unwrap();
     let larger = ModelSpec { ffn: 80, ..folder.model().clone() };
     let error = export(&path, &larger, &folder, &options(Compute::Fp32, 1 << 30)).unwrap_err();
     assert!(error.reason.contains("is larger than"), "{error}");
-    assert!(!path.exists() && !path.with_extension("partial").exists());
+    let left: Vec<PathBuf> =
+        fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(left, [foreign], "only what was there");
 }
 
 #[test]
