@@ -79,8 +79,9 @@ enum DType {
 /// What was done.
 #[derive(Serialize)]
 struct Converted {
-    from: PathBuf,
-    to: PathBuf,
+    /// Paths as people see them: JSON has no word for bytes that are no text.
+    from: String,
+    to: String,
     kind: &'static str,
     family: String,
     parameters: u64,
@@ -104,8 +105,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     bar.finish_and_clear();
     let (files, bytes) = measure(&to).map_err(|error| Failure::file("read", &to, &error))?;
     let converted = Converted {
-        from: arguments.from.clone(),
-        to,
+        from: arguments.from.display().to_string(),
+        to: to.display().to_string(),
         kind: if matches!(target, Target::HuggingFace(_)) { "hf" } else { "checkpoint" },
         family: word(&from.model().family),
         parameters: elements(&from, &Target::HuggingFace(Compute::Fp32)),
@@ -182,7 +183,7 @@ fn sentence(converted: &Converted) -> String {
     };
     format!(
         "{} is {kind}: {}, {} parameters, {} in {} files, {:.1} s\n",
-        converted.to.display(),
+        converted.to,
         converted.family,
         units::count(converted.parameters as f64),
         units::bytes(converted.bytes),

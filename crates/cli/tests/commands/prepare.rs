@@ -1,11 +1,13 @@
 //! Text becomes token files, and these train.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::support::{folder, json_lines, kintsugi, stdout, tiny};
+use crate::support::{command, folder, json_lines, kintsugi, stdout, tiny};
 
 /// A text with something to learn.
 fn text(lines: usize) -> String {
@@ -179,6 +181,21 @@ fn a_preparation_that_fails_leaves_the_tokenizer_of_the_one_before() {
     let output = kintsugi(&folder, &arguments("b.jsonl"));
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert_eq!(files(), before);
+}
+
+#[test]
+fn names_that_are_no_text_are_told_as_well_as_may_be() {
+    let folder = folder("prepare-names");
+    let name = OsStr::from_bytes(b"\xff.jsonl");
+    fs::create_dir(folder.join("in")).unwrap();
+    fs::write(folder.join("in").join(name), "{\"text\": \"good\"}\nbad\n").unwrap();
+    let arguments = ["prepare", "in", "--tokenizer", "bytes", "--json", "--out"];
+    let output = command(&folder, &arguments).arg(OsStr::from_bytes(b"out-\xff")).output().unwrap();
+    let summary: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(
+        (&summary["bad"][0]["file"], &summary["bin"]),
+        (&json!("in/\u{fffd}.jsonl"), &json!("out-\u{fffd}.bin"))
+    );
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! How a preparation goes, and what it came to.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::PrepareOptions;
 use crate::tokens::Outputs;
@@ -32,6 +32,7 @@ pub struct Progress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BadLine {
     /// The file.
+    #[serde(serialize_with = "displayed")]
     pub file: PathBuf,
     /// The line, from 1.
     pub line: u64,
@@ -65,8 +66,10 @@ pub struct Summary {
     /// The token appended to every document.
     pub end_of_document: Option<u32>,
     /// The tokens.
+    #[serde(serialize_with = "displayed")]
     pub bin: PathBuf,
     /// The index.
+    #[serde(serialize_with = "displayed")]
     pub idx: PathBuf,
     /// Seconds it took.
     pub seconds: f64,
@@ -103,4 +106,9 @@ impl Summary {
             mb_per_s: progress.text as f64 / 1e6 / seconds,
         }
     }
+}
+
+/// A path as people see it: JSON has no word for bytes that are no text.
+fn displayed<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
 }
