@@ -1,5 +1,7 @@
 //! Whether a run may go on from a checkpoint, with which samples, and what of its data is not as it was.
 
+use std::path::{Path, PathBuf};
+
 use kintsugi_plan::{Data, Plan, TokenData};
 use kintsugi_spec::Family;
 
@@ -108,7 +110,7 @@ fn sources(data: &Data) -> String {
         Data::Tokens(tokens) => tokens,
     };
     let whole: f64 = tokens.sources.iter().map(|source| source.weight).sum();
-    let one = |path: &std::path::Path| format!("\"{}\"", path.display());
+    let one = |path: &Path| format!("\"{}\"", path.display());
     match &tokens.sources[..] {
         [source] => one(&source.path),
         sources => {
@@ -121,5 +123,21 @@ fn sources(data: &Data) -> String {
 }
 
 fn share_a_file(one: &TokenData, other: &TokenData) -> bool {
-    one.sources.iter().any(|source| other.sources.iter().any(|found| found.path == source.path))
+    let files =
+        |data: &TokenData| -> Vec<PathBuf> { data.sources.iter().map(|source| file(&source.path)).collect() };
+    let others = files(other);
+    files(one).iter().any(|file| others.contains(file))
+}
+
+/// The file with the tokens of a source, however it is written, where it still is.
+fn file(source: &Path) -> PathBuf {
+    let bin = match source.extension() {
+        Some(suffix) if suffix == "bin" || suffix == "idx" => source.with_extension("bin"),
+        _ => {
+            let mut name = source.as_os_str().to_owned();
+            name.push(".bin");
+            name.into()
+        }
+    };
+    bin.canonicalize().unwrap_or(bin)
 }

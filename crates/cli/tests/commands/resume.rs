@@ -203,6 +203,10 @@ fn what_is_not_as_it_was_is_said() {
         said(&["data.mask_documents=true"]),
         @"warning: data.mask_documents = true, and was false up to step 4: from here on a token sees its own document only"
     );
+    for source in ["data.source=./a", "data.source=a.bin", "data.source=./a.idx"] {
+        let output = resume(&["data.split=0.2", source]);
+        assert!(stderr(&output).ends_with("it would be validated on what it was trained on\n"), "{output:?}");
+    }
     for (setting, said) in [
         (
             "data.split=0.2",
