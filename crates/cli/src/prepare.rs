@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use clap::{ArgGroup, Args};
-use kintsugi_data::Tokenizer;
 use kintsugi_data::prepare::{
     Input, PrepareOptions, Summary, TrainedTokenizer, check_outputs, prepare, train_tokenizer,
 };
+use kintsugi_data::{Tokenizer, without_suffix};
 use kintsugi_spec::units;
 
 use crate::failure::Failure;
@@ -101,7 +101,7 @@ fn options(arguments: &Arguments) -> Result<PrepareOptions, Failure> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     Ok(PrepareOptions {
         inputs: Input::find(&arguments.inputs)?,
-        out: arguments.out.clone(),
+        out: without_suffix(&arguments.out),
         json_key: arguments.json_key.clone(),
         end_of_document: None,
         strict: arguments.strict,

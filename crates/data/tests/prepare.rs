@@ -152,10 +152,13 @@ fn files_that_are_there_are_safe() {
     options.overwrite = true;
     run(&options).unwrap();
     // A text with the very name of an output.
-    fs::write(folder.join("mine.bin"), "text").unwrap();
-    options.inputs = Input::find(&[folder.join("mine.bin").display().to_string()]).unwrap();
-    options.out = folder.join("mine");
-    let said = run(&options).unwrap_err().to_string();
-    assert!(said.ends_with("it is one of the inputs; give another --out"), "{said}");
-    assert_eq!(fs::read(folder.join("mine.bin")).unwrap(), b"text");
+    for name in ["mine.bin", "mine.tokenizer.json"] {
+        let text = "{\"text\": \"text\"}";
+        fs::write(folder.join(name), text).unwrap();
+        options.inputs = Input::find(&[folder.join(name).display().to_string()]).unwrap();
+        options.out = folder.join("mine");
+        let said = run(&options).unwrap_err().to_string();
+        assert!(said.ends_with("it is one of the inputs; give another --out"), "{said}");
+        assert_eq!(fs::read_to_string(folder.join(name)).unwrap(), text);
+    }
 }

@@ -184,6 +184,17 @@ fn a_preparation_that_fails_leaves_the_tokenizer_of_the_one_before() {
 }
 
 #[test]
+fn a_prefix_may_be_written_as_either_file() {
+    let folder = folder("prepare-suffix");
+    fs::write(folder.join("a.txt"), text(10)).unwrap();
+    for out in ["a", "a.bin", "a.idx"] {
+        let arguments = ["prepare", "a.txt", "--out", out, "--tokenizer", "bytes", "--overwrite"];
+        let said = stdout(&kintsugi(&folder, &arguments));
+        assert!(said.ends_with("files      a.bin, a.idx\n"), "{said}");
+    }
+}
+
+#[test]
 fn names_that_are_no_text_are_told_as_well_as_may_be() {
     let folder = folder("prepare-names");
     let name = OsStr::from_bytes(b"\xff.jsonl");

@@ -158,6 +158,16 @@ fn bad_lines_are_told_with_their_number() {
     assert_eq!(bad, [(2, "the line is not UTF-8".to_owned())]);
 }
 
+#[test]
+fn a_line_is_refused_by_its_own_length() {
+    let line = |letter: &str, bytes: usize| format!("{{\"text\": \"{}\"}}\n", letter.repeat(bytes));
+    // What is read beyond the first line is no power of two.
+    let lines = [line("a", 2_900 << 10), line("b", 5 << 20), line("c", 9 << 20), line("d", 1)];
+    let (texts, bad) = parsed("a.jsonl", lines.concat().as_bytes());
+    assert_eq!(texts.iter().map(String::len).collect::<Vec<_>>(), [2_900 << 10, 5 << 20, 1]);
+    assert_eq!(bad, [(3, "the line is longer than 8 MiB".to_owned())]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 

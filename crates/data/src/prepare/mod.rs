@@ -114,13 +114,16 @@ pub fn check_outputs(options: &PrepareOptions) -> Result<(), DataError> {
     let outputs = Outputs::new(&options.out);
     let inputs: HashSet<PathBuf> =
         options.inputs.iter().filter_map(|input| input.path.canonicalize().ok()).collect();
-    for path in outputs.paths() {
+    let tokenizer = Outputs::tokenizer(&options.out);
+    for path in outputs.paths().into_iter().chain(tokenizer.iter().map(PathBuf::as_path)) {
         if path.canonicalize().is_ok_and(|path| inputs.contains(&path)) {
             return Err(DataError::file("write", path, "it is one of the inputs; give another --out"));
         }
         if path.is_dir() {
             return Err(DataError::file("write", path, "it is a folder; give another --out"));
         }
+    }
+    for path in outputs.paths() {
         if path.exists() && !options.overwrite {
             return Err(DataError::file("write", path, "it exists; give another --out, or --overwrite"));
         }

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::index::Head;
-use super::{About, Outputs, TokenType, with_suffix};
+use super::{About, Outputs, TokenType, with_suffix, without_suffix};
 use crate::DataError;
 
 /// Tokens end to end, and where documents begin among them.
@@ -198,14 +198,6 @@ impl TokenFile {
     fn outside(&self, at: u64, value: i64, vocab: usize) -> DataError {
         let found = format!("token {value} at place {at}");
         DataError::foreign(&self.bin.0, found, format!("tokens from 0 to {}", vocab.saturating_sub(1)))
-    }
-}
-
-/// A prefix may be written with the suffix of either file.
-fn without_suffix(prefix: &Path) -> PathBuf {
-    match prefix.extension() {
-        Some(suffix) if suffix == "bin" || suffix == "idx" => prefix.with_extension(""),
-        _ => prefix.to_owned(),
     }
 }
 

@@ -23,5 +23,13 @@ fn with_suffix(prefix: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
+/// The prefix that is meant, which may be written with the suffix of either file.
+pub fn without_suffix(prefix: &Path) -> PathBuf {
+    match prefix.extension() {
+        Some(suffix) if suffix == "bin" || suffix == "idx" => prefix.with_extension(""),
+        _ => prefix.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests;
