@@ -1,5 +1,6 @@
 //! The files that arguments name: files themselves, folders with all that is in them, and patterns.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,7 +48,7 @@ impl Input {
             let before = inputs.len();
             let path = Path::new(argument);
             if path.is_dir() {
-                add_folder(path, &mut inputs)?;
+                add_folder(path, &mut HashSet::new(), &mut inputs)?;
             } else if path.exists() || !argument.contains(['*', '?', '[']) {
                 inputs.push(Input::open(path)?);
             } else {
@@ -89,18 +90,35 @@ fn kind(path: &Path) -> (Option<Format>, Compression) {
     (format, compression)
 }
 
-/// Everything in a folder that has a known name; other files and hidden ones are not text.
-fn add_folder(folder: &Path, inputs: &mut Vec<Input>) -> Result<(), DataError> {
+/// What a folder may have beside text that ends like it: what this program and others keep of a tokenizer, and of token
+/// files.
+const NO_TEXT: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", ".meta.json"];
+
+/// Everything in a folder that has a known name; other files and hidden ones are not text. Links are followed, and no
+/// folder is `entered` twice: one that leads to a folder above would never end.
+fn add_folder(
+    folder: &Path,
+    entered: &mut HashSet<PathBuf>,
+    inputs: &mut Vec<Input>,
+) -> Result<(), DataError> {
     let failed = |error| DataError::file("read", folder, error);
+    if !entered.insert(folder.canonicalize().map_err(failed)?) {
+        return Ok(());
+    }
     let entries = fs::read_dir(folder).map_err(failed)?;
     let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, _>>().map_err(failed)?;
     paths.sort();
     for path in paths {
-        let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        // A link to a folder above would never end.
-        if path.is_dir() && !path.is_symlink() && !hidden {
-            add_folder(&path, inputs)?;
-        } else if path.is_file() && !hidden && kind(&path).0.is_some() {
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        if name.starts_with(b".") {
+            continue;
+        }
+        if path.is_dir() {
+            add_folder(&path, entered, inputs)?;
+        } else if path.is_file()
+            && kind(&path).0.is_some()
+            && !NO_TEXT.iter().any(|ending| name.ends_with(ending.as_bytes()))
+        {
             inputs.push(Input::open(&path)?);
         }
     }

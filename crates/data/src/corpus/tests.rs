@@ -77,6 +77,15 @@ fn folders_and_patterns_are_searched() {
         |name: &str| Input::find(&[folder.join(name).display().to_string()]).unwrap_err().to_string();
     assert!(refused("absent.txt").contains("cannot read "));
     assert!(refused("*.csv").ends_with("no file matches"));
+    std::os::unix::fs::symlink(&*folder, folder.join("sub/above")).unwrap();
+    let elsewhere = Folder::new("corpus-linked");
+    elsewhere.write("e.txt", "x");
+    std::os::unix::fs::symlink(&*elsewhere, folder.join("sub/linked")).unwrap();
+    for name in ["sub/b.meta.json", "sub/b.tokenizer.json", "tokenizer.json", "tokenizer_config.json"] {
+        folder.write(name, "{}");
+    }
+    let linked = ["a.jsonl", "b.txt", "sub/c.md.gz", "sub/d.json.zst", "sub/linked/e.txt"];
+    assert_eq!(found(&folder, &["."]), linked, "links are followed, and what belongs to tokens is no text");
     folder.write("bare/x.png", "x");
     assert!(refused("bare").contains("no file in it ends in .txt"));
 }
