@@ -1,9 +1,11 @@
 //! Kernel files compiled at run time for the card that is there, and kept on disk.
 //!
-//! A compiled file is found again by the hash of source, options and NVRTC version, so a stale one is never loaded.
+//! A compiled file is found again by the hash of source, options and NVRTC version, so a stale one is never loaded. It
+//! ends with a hash of its own: the driver believes whatever machine code it is given.
 
 use std::ffi::{CString, c_char};
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::iter;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,10 +31,10 @@ pub(crate) fn cubin(
     let kept = cache::folder("kernels").map(|folder| {
         let included = HEADERS.iter().map(|(_, text)| *text).filter(|_| includes_headers(&text));
         let whole: String = iter::once(text.as_str()).chain(included).collect();
-        let key = fingerprint(&[&whole, &options.join(" "), &version()]);
+        let key = fingerprint(&[whole.as_bytes(), options.join(" ").as_bytes(), version().as_bytes()]);
         folder.join(format!("{name}-{architecture}-{key:032x}.cubin"))
     });
-    if let Some(image) = kept.as_ref().and_then(|path| fs::read(path).ok()) {
+    if let Some(image) = kept.as_deref().and_then(find) {
         return Ok(image);
     }
     let image = compile(&text, &options).map_err(|log| CudaError::Compile {
@@ -124,26 +126,44 @@ impl Drop for Program {
     }
 }
 
+/// The image of a file that was kept, unless a crash or a full disk has left something else there.
+fn find(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = fs::read(path).ok()?;
+    let (image, hash) = bytes.split_last_chunk()?;
+    (fingerprint(&[image]) == u128::from_le_bytes(*hash)).then(|| {
+        bytes.truncate(bytes.len() - size_of::<u128>());
+        bytes
+    })
+}
+
 /// Writes under a name of its own first: ranks, threads of one process or not, that compile the same file at once never
 /// read half of one. That nothing can be kept is no failure.
 fn keep(path: &Path, image: &[u8]) {
     static WRITTEN: AtomicU64 = AtomicU64::new(0);
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
     let unfinished = path.with_extension(format!("{}-{number}.part", std::process::id()));
-    let written =
-        path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&unfinished, image));
-    if written.and_then(|()| fs::rename(&unfinished, path)).is_err() {
+    let write = || {
+        path.parent().map_or(Ok(()), fs::create_dir_all)?;
+        let mut file = File::create(&unfinished)?;
+        file.write_all(image)?;
+        file.write_all(&fingerprint(&[image]).to_le_bytes())?;
+        // A name that reaches the disk before what it stands for would be one of nothing after a crash.
+        file.sync_all()?;
+        fs::rename(&unfinished, path)
+    };
+    let written: io::Result<()> = write();
+    if written.is_err() {
         let _ = fs::remove_file(&unfinished);
     }
 }
 
 /// FNV-1a with 128 bits, over the parts and their lengths.
-fn fingerprint(parts: &[&str]) -> u128 {
+fn fingerprint(parts: &[&[u8]]) -> u128 {
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     for part in parts {
-        for byte in part.len().to_le_bytes().into_iter().chain(part.bytes()) {
-            hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+        for byte in part.len().to_le_bytes().iter().chain(*part) {
+            hash = (hash ^ u128::from(*byte)).wrapping_mul(PRIME);
         }
     }
     hash
@@ -258,9 +278,30 @@ mod tests {
     }
 
     #[test]
+    fn what_was_kept_is_found_whole_or_not_at_all() {
+        let folder = std::env::temp_dir().join(format!("kintsugi-cubin-{}", std::process::id()));
+        let path = folder.join("kernel.cubin");
+        assert_eq!(find(&path), None);
+        let image: Vec<u8> = (0..1000_u32).map(|i| (i * i % 251) as u8).collect();
+        keep(&path, &image);
+        assert_eq!(find(&path).as_ref(), Some(&image));
+        let whole = fs::read(&path).expect("a file");
+        let mut changed = whole.clone();
+        changed[500] ^= 1;
+        for broken in [&whole[..999], &whole[..15], &[], &image[..], &changed[..]] {
+            fs::write(&path, broken).expect("it is changed");
+            assert_eq!(find(&path), None, "{} bytes", broken.len());
+        }
+        keep(&path, &image);
+        assert_eq!(find(&path), Some(image), "what is compiled again takes its place");
+        assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 1, "nothing unfinished is left");
+        fs::remove_dir_all(&folder).expect("it can be removed");
+    }
+
+    #[test]
     fn fingerprints_differ_by_content_and_by_where_parts_end() {
-        assert_ne!(fingerprint(&["ab", "c"]), fingerprint(&["a", "bc"]));
-        assert_ne!(fingerprint(&["ab"]), fingerprint(&["ac"]));
-        assert_eq!(fingerprint(&["ab", "c"]), fingerprint(&["ab", "c"]));
+        assert_ne!(fingerprint(&[b"ab", b"c"]), fingerprint(&[b"a", b"bc"]));
+        assert_ne!(fingerprint(&[b"ab"]), fingerprint(&[b"ac"]));
+        assert_eq!(fingerprint(&[b"ab", b"c"]), fingerprint(&[b"ab", b"c"]));
     }
 }

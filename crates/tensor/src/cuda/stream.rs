@@ -260,9 +260,11 @@ impl Stream {
         let (x, y, z) = grid.blocks;
         self.note([function.0 as u64, x.into(), y.into(), z.into(), grid.threads.into(), grid.shared.into()]);
         self.note(table.iter().copied().chain(arguments.iter().map(|argument| argument.0)));
-        let words = table.first().into_iter().chain(arguments.iter().map(|argument| &argument.0));
+        // The driver reads all of the table from the one pointer, so it has to be one to all of it.
+        let table = (!table.is_empty()).then_some(table.as_ptr());
+        let words = arguments.iter().map(|argument| std::ptr::from_ref(&argument.0));
         let mut parameters: Vec<*mut c_void> =
-            words.map(|word| std::ptr::from_ref(word).cast_mut().cast()).collect();
+            table.into_iter().chain(words).map(|word| word.cast_mut().cast()).collect();
         // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
         unsafe {
             result::launch_kernel(

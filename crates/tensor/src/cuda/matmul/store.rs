@@ -31,7 +31,7 @@ impl Store {
 
     fn at(path: &Path) -> Self {
         let text = fs::read_to_string(path).unwrap_or_default();
-        Store { path: path.to_owned(), choices: text.lines().filter_map(parse).collect() }
+        Store { path: path.to_owned(), choices: text.split_inclusive('\n').filter_map(parse).collect() }
     }
 
     /// The choice for a product.
@@ -57,9 +57,9 @@ fn line(key: &str, chosen: &Chosen) -> String {
     line
 }
 
-/// The inverse of [`line`]; lines that were cut short are none.
+/// The inverse of [`line`]; lines that were cut short are none, even if what is left of the last word is a number too.
 fn parse(line: &str) -> Option<(String, Chosen)> {
-    let (key, rest) = line.rsplit_once(':')?;
+    let (key, rest) = line.strip_suffix('\n')?.rsplit_once(':')?;
     let (way, words) = rest.trim_start().split_once(' ')?;
     let words = words.split_whitespace().map(|word| u64::from_str_radix(word, 16));
     let words = words.collect::<Result<Vec<_>, _>>().ok()?;
@@ -77,11 +77,9 @@ mod tests {
         let _ = fs::remove_file(&path);
         let algorithm = Algorithm { data: [0, 1, 2, 3, 4, 5, 6, u64::MAX] };
         Store::at(&path).put("NN 1x2x3 [16, 16, 16]", Chosen { way: 1, algorithm });
-        OpenOptions::new()
-            .append(true)
-            .open(&path)
-            .and_then(|mut f| f.write_all(b"TN 4x5x6: 0 1 2"))
-            .unwrap();
+        for torn in [&b"TN 4x5x6: 0 1 2\n"[..], b"TN 4x5x6: 0 1 2 3 4 5 6 7 8"] {
+            OpenOptions::new().append(true).open(&path).and_then(|mut f| f.write_all(torn)).unwrap();
+        }
         let store = Store::at(&path);
         let found = store.get("NN 1x2x3 [16, 16, 16]");
         assert_eq!(found.map(|chosen| (chosen.way, chosen.algorithm.data)), Some((1, algorithm.data)));
