@@ -185,6 +185,9 @@ pub(crate) fn publish(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Opens what a path means: a checkpoint, or the newest whole one of a run or of a folder of checkpoints.
 pub fn find(path: &Path, broken: impl FnMut(&CheckpointError)) -> Result<Checkpoint, CheckpointError> {
+    if !path.exists() {
+        return Err(CheckpointError::new(path, "there is no such folder"));
+    }
     if path.join(MANIFEST).exists() {
         return Checkpoint::open(path);
     }

@@ -11,6 +11,8 @@ use crate::CheckpointError;
 
 /// Bytes of the length in front.
 const LENGTH: usize = 8;
+/// What a file of Git LFS begins with that stands for another.
+const LFS_POINTER: &[u8; LENGTH] = b"version ";
 /// The data of a file is aligned to this.
 const ALIGNMENT: usize = 8;
 
@@ -32,8 +34,16 @@ pub(crate) fn read(path: &Path) -> Result<(Metadata, u64), CheckpointError> {
 
 /// The header of a file of `bytes` bytes.
 fn decode(file: &mut impl Read, bytes: u64) -> Result<(Metadata, u64), String> {
+    if bytes == 0 {
+        return Err("it is empty".to_owned());
+    }
     let mut length = [0; LENGTH];
     file.read_exact(&mut length).map_err(|error| error.to_string())?;
+    if length == *LFS_POINTER {
+        return Err(
+            "it is a pointer of Git LFS to the file that is meant; get that with git lfs pull".to_owned()
+        );
+    }
     let length = u64::from_le_bytes(length);
     // No more is allocated than the file has, whatever its first bytes say.
     let data = length

@@ -35,12 +35,19 @@ pub(super) struct Tensor {
 pub(super) const SINGLE: &str = "model.safetensors";
 /// The file that says which file a tensor is in.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// The same two of PyTorch's own format, which is a program more than a file.
+const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 impl Tensors {
     /// Reads the headers of all files.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
         let mut tensors = Tensors { files: ManyFiles::default(), by_name: BTreeMap::new() };
+        let pickled = PICKLED.iter().find(|name| folder.join(name).exists());
+        if let (Some(name), false, false) = (pickled, single.exists(), index.exists()) {
+            let problem = format!("it has {name} and no {SINGLE}; only safetensors is read");
+            return Err(CheckpointError::new(folder, problem));
+        }
         if single.exists() || !index.exists() {
             tensors.add_file(single)?;
             return Ok(tensors);

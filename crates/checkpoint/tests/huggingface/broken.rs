@@ -49,8 +49,20 @@ fn files_that_are_missing_or_cut_are_named() {
         let error = HuggingFaceFolder::open(&folder).unwrap_err();
         assert_eq!(error.path, path, "{error}");
     }
+    fs::write(&path, "").unwrap();
+    assert_eq!(refusal(&folder), "it is empty");
+    fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n").unwrap();
+    assert_eq!(
+        refusal(&folder),
+        "it is a pointer of Git LFS to the file that is meant; get that with git lfs pull"
+    );
     fs::remove_file(&path).unwrap();
     assert_eq!(HuggingFaceFolder::open(&folder).unwrap_err().path, path);
+    fs::write(folder.join("pytorch_model.bin"), "pickled").unwrap();
+    assert_eq!(
+        refusal(&folder),
+        "it has pytorch_model.bin and no model.safetensors; only safetensors is read"
+    );
 }
 
 #[test]

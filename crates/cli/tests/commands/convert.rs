@@ -161,8 +161,11 @@ fn mistakes_are_answered_in_a_sentence() {
     let full = mistake(&folder, &["convert", &gpt2, "full"]);
     assert_eq!(full, "full is there already; give another folder");
     assert_eq!(fs::read_dir(folder.join("full")).unwrap().count(), 1);
+    fs::create_dir(folder.join("none")).unwrap();
+    assert_eq!(mistake(&folder, &["convert", "none", "to"]), "none: there is no checkpoint here");
+    fs::remove_dir(folder.join("none")).unwrap();
 
-    assert_eq!(mistake(&folder, &["convert", "nothing", "to"]), "nothing: there is no checkpoint here");
+    assert_eq!(mistake(&folder, &["convert", "nothing", "to"]), "nothing: there is no such folder");
     let layout = mistake(&folder, &["convert", &gpt2, "to", "--set", "parallel.tp=3"]);
     assert_eq!(layout, "parallel.tp = 3 does not divide model.heads = 4; use 1, 2 or 4");
     let dtype = mistake(&folder, &["convert", &gpt2, "to", "--dtype", "bf16"]);
@@ -195,7 +198,7 @@ fn mistakes_are_answered_in_a_sentence() {
         "model.positions = 24 is less than batch.sequence = 64, and learned positions cannot be exceeded"
     );
     let absent = mistake(&folder, &["train", "--set", "model.init=nowhere", "--set", "model.layers=2"]);
-    assert_eq!(absent, "model.init: nowhere: there is no checkpoint here");
+    assert_eq!(absent, "model.init: nowhere: there is no such folder");
     let left: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(left, [folder.join("full")], "nothing is left behind");
 }

@@ -111,7 +111,7 @@ fn a_checkpoint_of_another_run_can_be_gone_on_from() {
     let output = tiny(&folder, &["train", "--resume=absent"], &settings);
     assert_eq!(
         (output.status.code(), stderr(&output)),
-        (Some(2), "error: absent: there is no checkpoint here\n".into())
+        (Some(2), "error: absent: there is no such folder\n".into())
     );
 }
 
