@@ -25,6 +25,12 @@ impl Plan {
         Flops { model: 3.0 * pass, hardware: passes * pass }
     }
 
+    /// How many layers the head is worth, by the products of a forward pass.
+    pub fn head_in_layers(&self) -> f64 {
+        2.0 * self.model.hidden as f64 * self.model.vocab as f64
+            / layer_per_token(&self.model, self.batch.sequence)
+    }
+
     /// The peak of one rank in the plan's compute type, FLOP/s, where it is known.
     pub fn peak_flops(&self) -> Option<f64> {
         let device = &self.cluster.device;
@@ -37,14 +43,18 @@ impl Plan {
 
 /// FLOPs of one pass for one token, every pass of a step alike.
 fn pass_per_token(model: &ModelSpec, sequence: usize) -> f64 {
-    let [hidden, ffn, vocab] = [model.hidden, model.ffn, model.vocab].map(|n| n as f64);
+    // The output matrix is never recomputed: 6·h·V in all, which the formula spreads over four passes.
+    let output = 1.5 * model.hidden as f64 * model.vocab as f64;
+    model.layers as f64 * layer_per_token(model, sequence) + output
+}
+
+/// The same of one layer.
+fn layer_per_token(model: &ModelSpec, sequence: usize) -> f64 {
+    let [hidden, ffn] = [model.hidden, model.ffn].map(|n| n as f64);
     let [queries, keys] = [model.heads, model.kv_heads].map(|heads| (heads * model.head_dim) as f64);
     let mlp_matrices = if model.activation == Activation::Swiglu { 3.0 } else { 2.0 };
     let matrices = 2.0 * hidden * (2.0 * queries + 2.0 * keys + mlp_matrices * ffn);
-    let attention = 4.0 * sequence as f64 * queries;
-    // The output matrix is never recomputed: 6·h·V in all, which the formula spreads over four passes.
-    let output = 1.5 * hidden * vocab;
-    model.layers as f64 * (matrices + attention) + output
+    matrices + 4.0 * sequence as f64 * queries
 }
 
 #[cfg(test)]

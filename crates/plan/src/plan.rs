@@ -314,6 +314,11 @@ impl Plan {
         self.batch.global / (self.batch.micro * self.mesh.dp)
     }
 
+    /// The layers of the last chunk, which has the head.
+    pub fn last_layers(&self) -> usize {
+        self.pipeline.layers.last().copied().unwrap_or(0)
+    }
+
     /// Micro-batches after which the steady part of the schedule does the same again.
     pub fn period(&self) -> usize {
         // Interleaving deals them out in groups of pp.

@@ -27,6 +27,7 @@ fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
         micro: 1,
         schedule: ScheduleKind::OneForwardOneBackward,
         virtual_stages: 1,
+        last_layers: None,
         sequence_parallel: false,
         sharding: ShardingChoice::NONE,
         recompute: Recompute::None,
@@ -38,9 +39,10 @@ fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
     }
     let shardings = shardings(base, mesh);
     for micro in divisors(global / mesh.dp) {
-        for (schedule, virtual_stages) in pipelines(mesh.pp, base.model.layers, global / mesh.dp / micro) {
+        for (schedule, virtual_stages, last_layers) in pipelines(base, mesh.pp, global / mesh.dp / micro) {
             for sequence_parallel in [false, true].into_iter().filter(|&wanted| !wanted || mesh.tp > 1) {
-                let plain = Strategy { micro, schedule, virtual_stages, sequence_parallel, ..plainest };
+                let plain =
+                    Strategy { micro, schedule, virtual_stages, last_layers, sequence_parallel, ..plainest };
                 if !allowed(&plain) {
                     continue;
                 }
@@ -56,17 +58,28 @@ fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
 
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
-/// Schedules with the chunks per stage that cut the layers evenly. A stage that is alone has nothing to wait for, and a
-/// micro-batch that is alone goes forward and back under GPipe as under 1F1B.
-fn pipelines(pp: usize, layers: usize, micro_batches: usize) -> Vec<(ScheduleKind, usize)> {
+/// Schedules with the chunks per stage that cut the layers evenly; those with one also with fewer layers in the last, where
+/// that leaves it no longer than the others with its head. A stage that is alone has nothing to wait for, and a micro-batch
+/// that is alone goes forward and back under GPipe as under 1F1B.
+fn pipelines(base: &Plan, pp: usize, micro_batches: usize) -> Vec<(ScheduleKind, usize, Option<usize>)> {
     let plain: &[ScheduleKind] = match (pp, micro_batches) {
-        (1, _) => return vec![(ScheduleKind::OneForwardOneBackward, 1)],
+        (1, _) => return vec![(ScheduleKind::OneForwardOneBackward, 1, None)],
         (_, 1) => &[ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble],
         _ => &[ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble, ScheduleKind::GPipe],
     };
+    let layers = base.model.layers;
+    let lasts = std::iter::once(None).chain(lighter(layers, pp, base.head_in_layers()).map(Some));
+    let plain = lasts.flat_map(|last| plain.iter().map(move |&schedule| (schedule, 1, last)));
     let even = |chunks: &usize| layers.is_multiple_of(pp * chunks);
-    let interleaved = (2..=layers / pp).filter(even).map(|chunks| (ScheduleKind::Interleaved, chunks));
-    plain.iter().map(|&schedule| (schedule, 1)).chain(interleaved).collect()
+    let interleaved = (2..=layers / pp).filter(even).map(|chunks| (ScheduleKind::Interleaved, chunks, None));
+    plain.chain(interleaved).collect()
+}
+
+/// How many layers the last stage has where the longest stage is shortest, if that is not its even share.
+fn lighter(layers: usize, pp: usize, head: f64) -> Option<usize> {
+    let longest = |&last: &usize| (last as f64 + head).max((layers - last).div_ceil(pp - 1) as f64);
+    let best = (1..=layers / pp).rev().min_by(|a, b| longest(a).total_cmp(&longest(b)))?;
+    Some(best).filter(|&best| best != layers / pp)
 }
 
 /// The choices of sharding that differ on a mesh.
@@ -117,6 +130,8 @@ fn divisors(n: usize) -> impl Iterator<Item = usize> {
 
 #[cfg(test)]
 mod tests {
+    use kintsugi_plan::config::resolve;
+
     use super::*;
 
     #[test]
@@ -126,15 +141,30 @@ mod tests {
         assert!(meshes.iter().all(|mesh| mesh.ranks() == 12));
     }
 
+    fn base() -> Plan {
+        let sets = ["model.preset=gpt-22b", "batch.sequence=2048"].map(str::to_owned);
+        resolve(None, "test", &sets).expect("a right configuration")
+    }
+
     #[test]
     fn chunks_cut_the_layers_evenly() {
-        let chunks: Vec<usize> = pipelines(4, 24, 8).into_iter().map(|(_, chunks)| chunks).collect();
-        assert_eq!(chunks, [1, 1, 1, 2, 3, 6]);
+        let chunks: Vec<usize> = pipelines(&base(), 4, 8).into_iter().map(|(_, chunks, _)| chunks).collect();
+        assert_eq!(chunks, [1, 1, 1, 2, 3, 4, 6, 12]);
     }
 
     #[test]
     fn schedules_that_mean_the_same_are_proposed_once() {
-        assert_eq!(pipelines(1, 24, 8), [(ScheduleKind::OneForwardOneBackward, 1)]);
-        assert!(pipelines(4, 24, 1).iter().all(|&(schedule, _)| schedule != ScheduleKind::GPipe));
+        assert_eq!(pipelines(&base(), 1, 8), [(ScheduleKind::OneForwardOneBackward, 1, None)]);
+        assert!(pipelines(&base(), 4, 1).iter().all(|&(schedule, ..)| schedule != ScheduleKind::GPipe));
+    }
+
+    #[test]
+    fn a_heavy_head_takes_layers_from_the_last_stage() {
+        // 9, 9, 8 and 6 with a head of 2.4; without one all are alike.
+        assert_eq!(lighter(32, 4, 2.4), Some(6));
+        assert_eq!(lighter(32, 4, 0.3), None);
+        // There are no fewer than one.
+        assert_eq!(lighter(32, 16, 5.0), Some(1));
+        assert_eq!(lighter(4, 4, 5.0), None);
     }
 }

@@ -165,6 +165,32 @@ fn what_the_full_play_refuses_hides_nothing_from_the_front() {
 }
 
 #[test]
+fn a_heavy_head_leaves_the_last_stage_fewer_layers() {
+    let larger = [
+        ("hidden = 32", "hidden = 1024"),
+        ("vocab = 200", "vocab = 32000"),
+        ("sequence = 16", "sequence = 512"),
+    ];
+    let config = larger.iter().fold(CONFIG.to_owned(), |config, (small, large)| config.replace(small, large));
+    let (base, ranks) = resolve_open(None, Some(&config), "test", &[]).expect("a right configuration");
+    let only =
+        [Only::parse("parallel.pp=2").expect("right"), Only::parse("parallel.schedule=1f1b").expect("right")];
+    let (by, top, limit, fits) = (By::Time, usize::MAX, None, |_: &Plan, _: &Prediction| true);
+    let settings = Settings { base: &base, ranks, only: &only, by, top, limit, device: DEVICE, fits: &fits };
+    let found = search(&settings, &|_, _| {}).expect("Frontier's speed is known");
+    let plans: Vec<Plan> =
+        found.best.iter().map(|one| base.with_strategy(&one.strategy).expect("a legal strategy")).collect();
+    assert_eq!(plans[0].pipeline.layers, [3, 1], "the fastest");
+    assert!(plans.iter().any(|plan| plan.pipeline.layers == [2, 2]));
+    for (plan, candidate) in plans.iter().zip(&found.best) {
+        assert_eq!(time(plan).expect("a known speed").step_s, candidate.timing.step_s, "{}", name(plan));
+        let prediction = predict(plan, DEVICE, Play::Full);
+        let peak = prediction.stages.iter().map(|stage| stage.total).max();
+        assert_eq!(peak, Some(candidate.peak), "{}", name(plan));
+    }
+}
+
+#[test]
 fn a_restriction_leaves_only_what_it_names() {
     let only =
         [Only::parse("parallel.pp=2").expect("right"), Only::parse("sharding.zero=0,1").expect("right")];

@@ -136,6 +136,7 @@ struct Row {
     micro_batches: usize,
     schedule: String,
     virtual_stages: usize,
+    layers_per_stage: Vec<usize>,
     sequence_parallel: bool,
     zero: usize,
     gather: Option<When>,
@@ -198,6 +199,7 @@ fn row(plan: Plan, timing: &Timing, reserved: u64, fits: Option<bool>, reason: S
         micro_batches: plan.micro_batches(),
         schedule: describe::word(&plan.pipeline.schedule),
         virtual_stages: plan.pipeline.virtual_stages,
+        layers_per_stage: plan.pipeline.layers.clone(),
         sequence_parallel: plan.sequence_parallel,
         zero: sharded.iter().rposition(|&shards| shards > 1).map_or(0, |last| last + 1),
         gather: (sharding.weights > 1).then_some(sharding.gather),
@@ -251,7 +253,7 @@ fn text(base: &Plan, ranks: usize, counts: &Counts, rows: &Rows) -> String {
     text
 }
 
-const HEADER: [&str; 18] = [
+const HEADER: [&str; 19] = [
     "",
     "tp",
     "pp",
@@ -259,6 +261,7 @@ const HEADER: [&str; 18] = [
     "micro",
     "schedule",
     "chunks",
+    "layers",
     "sequence",
     "ZeRO",
     "gather",
@@ -283,6 +286,7 @@ fn cells(name: &str, row: &Row) -> Vec<String> {
         row.micro.to_string(),
         row.schedule.clone(),
         row.virtual_stages.to_string(),
+        layers(&row.layers_per_stage),
         if row.sequence_parallel { "yes" } else { "–" }.to_owned(),
         row.zero.to_string(),
         when(row.gather),
@@ -295,6 +299,14 @@ fn cells(name: &str, row: &Row) -> Vec<String> {
         units::bytes(outcome.reserved),
         row.reason.clone(),
     ]
+}
+
+/// The layers of a chunk: the first one's, and the last one's where that has others.
+fn layers(chunks: &[usize]) -> String {
+    match (chunks.first(), chunks.last()) {
+        (Some(first), Some(last)) if first != last => format!("{first}–{last}"),
+        (first, _) => first.map_or_else(String::new, usize::to_string),
+    }
 }
 
 /// A bar for each phase, on a terminal.

@@ -21,6 +21,8 @@ pub struct Strategy {
     pub schedule: ScheduleKind,
     /// Chunks per stage.
     pub virtual_stages: usize,
+    /// The layers of the last chunk, which has the head; the others share the rest evenly. `None` for all alike.
+    pub last_layers: Option<usize>,
     /// Whether rows are split over tp between the tensor-parallel regions.
     pub sequence_parallel: bool,
     /// What is sharded.
@@ -55,17 +57,25 @@ impl ShardingChoice {
     };
 }
 
+/// The layers of every chunk, of which the last has so many. What is no such split is left to the configuration's checks.
+fn lighter_end(layers: usize, chunks: usize, last: usize) -> Vec<usize> {
+    let (others, rest) = (chunks - 1, layers.saturating_sub(last));
+    let share = |chunk: usize| rest / others + usize::from(chunk < rest % others);
+    (0..others).map(share).chain([last]).collect()
+}
+
 impl Plan {
     /// This plan under another strategy, or why that is not allowed. Model, global batch, precision, machine and
-    /// what else a strategy does not name stay; the layers are spread evenly.
+    /// what else a strategy does not name stay.
     pub fn with_strategy(&self, strategy: &Strategy) -> Result<Plan, ConfigError> {
+        let (layers, chunks) = (self.model.layers, strategy.mesh.pp * strategy.virtual_stages);
         let parallel = RawParallel {
             tp: Some(strategy.mesh.tp),
             pp: Some(strategy.mesh.pp),
             dp: Some(Replicas::Count(strategy.mesh.dp)),
             schedule: Some(strategy.schedule),
             virtual_stages: Some(strategy.virtual_stages),
-            layers_per_stage: None,
+            layers_per_stage: strategy.last_layers.map(|last| lighter_end(layers, chunks, last)),
             sequence_parallel: Some(strategy.sequence_parallel),
             prefetch: Some(self.pipeline.prefetch),
             overlap: Some(self.pipeline.overlap),

@@ -51,6 +51,7 @@ pub struct ScoreKey {
     pp: usize,
     schedule: ScheduleKind,
     virtual_stages: usize,
+    last_layers: usize,
     /// What is played of the last portion and of the others.
     micro_batches: [usize; 2],
     replicas: bool,
@@ -117,6 +118,7 @@ impl ScoreKey {
             pp: plan.mesh.pp,
             schedule: plan.pipeline.schedule,
             virtual_stages: plan.pipeline.virtual_stages,
+            last_layers: plan.last_layers(),
             micro_batches: [enough(plan, last), if others > 0 { enough(plan, each) } else { 0 }],
             replicas: plan.mesh.dp > 1,
             recompute: plan.memory.recompute == Recompute::Full,

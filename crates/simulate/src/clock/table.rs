@@ -64,6 +64,7 @@ struct BlockKey {
 #[derive(PartialEq, Eq, Hash)]
 struct UnitKey {
     mesh: Mesh,
+    last_layers: usize,
     sharded: [usize; 3],
     when: [When; 2],
     sequence_parallel: bool,
@@ -163,6 +164,7 @@ fn unit_key(plan: &Plan) -> UnitKey {
     let Sharding { weights, gradients, states, gather, reduce } = plan.sharding;
     UnitKey {
         mesh: plan.mesh,
+        last_layers: plan.last_layers(),
         sharded: [weights, gradients, states],
         when: [gather, reduce],
         sequence_parallel: plan.sequence_parallel,

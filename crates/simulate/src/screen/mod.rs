@@ -23,8 +23,8 @@ pub struct Screen {
     device: Device,
     blocks: Kept<(usize, usize, bool, Recompute), Weights>,
     units: Kept<(usize, usize), [u64; ITEMS]>,
-    resident: Kept<(Mesh, usize, [usize; 3], usize), u64>,
-    stages: Kept<(usize, usize), Vec<usize>>,
+    resident: Kept<(Mesh, [usize; 2], [usize; 3], usize), u64>,
+    stages: Kept<(usize, [usize; 2]), Vec<usize>>,
     moments: Kept<Structure, Vec<(usize, Vec<Moment>)>>,
 }
 
@@ -74,15 +74,19 @@ impl Screen {
     fn resident_on(&self, plan: &Plan, stage: usize) -> u64 {
         let sharding = &plan.sharding;
         let sharding = [sharding.weights, sharding.gradients, sharding.states];
-        let key = (plan.mesh, plan.pipeline.virtual_stages, sharding, stage);
+        let key = (plan.mesh, cut(plan), sharding, stage);
         *self.resident.get(key, || probe::resident(plan, stage, self.device))
     }
 
     /// The stages among which the fullest is.
     fn stages(&self, plan: &Plan) -> Arc<Vec<usize>> {
-        let key = (plan.mesh.pp, plan.pipeline.virtual_stages);
-        self.stages.get(key, || ends_of_runs(plan))
+        self.stages.get((plan.mesh.pp, cut(plan)), || ends_of_runs(plan))
     }
+}
+
+/// What decides, with pp, which layers a stage holds: chunks per stage, and the layers of the last.
+fn cut(plan: &Plan) -> [usize; 2] {
+    [plan.pipeline.virtual_stages, plan.last_layers()]
 }
 
 /// The first and the last of every run of stages that hold the same blocks. Along such a run, what is in flight

@@ -51,10 +51,11 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
     ]);
     let when = || select(vec![When::MicroBatch, When::Step]);
     let recompute = select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
+    let last = select(vec![None, None, Some(1), Some(2)]);
     (
         meshes,
         schedule,
-        2..=3_usize,
+        (2..=3_usize, last),
         (0..=3_usize, when(), when()),
         recompute,
         any::<bool>(),
@@ -65,7 +66,7 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
             |(
                 (tp, pp, dp),
                 schedule,
-                chunks,
+                (chunks, last_layers),
                 (zero, gather, reduce),
                 recompute,
                 sequence,
@@ -86,6 +87,7 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
                     micro,
                     schedule,
                     virtual_stages: if interleaved { chunks } else { 1 },
+                    last_layers: last_layers.filter(|_| pp > 1),
                     sequence_parallel: sequence,
                     sharding,
                     recompute,
