@@ -30,6 +30,24 @@ fn overlap_is_not_slower_where_stages_and_replicas_share_links() {
 }
 
 #[test]
+fn a_step_of_years_takes_as_long_as_it_takes() {
+    let slow =
+        ["cluster.device.peak_16bit=1e9", "cluster.device.memory_bandwidth=1e9", "cluster.device.launch=0"];
+    let with = |settings: &[&str]| {
+        let shape = ["model.preset=gpt-175b", "batch.micro=1", "parallel.dp=1", "parallel.tp=1"];
+        let plan = plan(&[&shape[..], &slow, settings].concat());
+        (time(&plan).expect("the device's speed is known").step_s, plan.flops().hardware / 1e9)
+    };
+    for pp in ["parallel.pp=1", "parallel.pp=8"] {
+        let (one, _) = with(&[pp, "batch.global=64"]);
+        let (many, floor) = with(&[pp, "batch.global=6400"]);
+        let stages = if pp.ends_with('8') { 8.0 } else { 1.0 };
+        assert!(many > floor / stages && many < 4.0 * floor / stages, "{pp}: {many} s, {floor} s of FLOPs");
+        assert!(many > 85.0 * one && many < 100.0 * one, "{pp}: {many} s, {one} s for a hundredth");
+    }
+}
+
+#[test]
 fn every_micro_batch_takes_time_however_often_the_pipeline_is_drained() {
     for (schedule, step) in [("1f1b", 1), ("interleaved", 4)] {
         let with = |micro_batches: usize| {

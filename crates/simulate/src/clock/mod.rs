@@ -73,16 +73,17 @@ impl<'a> Clock<'a> {
 
     /// How long a step of each plan takes, with a score that was made for a plan with the same key.
     pub fn times(&self, plans: &[Plan], score: &Score) -> Vec<Timing> {
-        let tables: Vec<Table> = plans.iter().map(|plan| self.tables.of(plan)).collect();
+        let tables = plans.iter().map(|plan| self.tables.of(plan).scaled(plan));
+        let (tables, scales): (Vec<Table>, Vec<u32>) = tables.unzip();
         let steps = score.step.play(Extent::Step, plans, &tables, |portions| portions.last);
         let passes = score.passes.as_ref();
         let passes =
             passes.map(|passes| passes.play(Extent::Passes, plans, &tables, |portions| portions.each));
         let one = |(i, plan): (usize, &Plan)| {
             // One portion after the other, and only the last is followed by the end of the step.
-            let others = Portions::of(plan).others as u64;
+            let others = Portions::of(plan).others as u128;
             let totals = passes.as_ref().map_or(steps[i], |passes| steps[i].and(passes[i], others));
-            let timing = timing(totals, plan.mesh.pp, tables[i].units.fixed);
+            let timing = timing(totals.unscaled(scales[i]), plan.mesh.pp, tables[i].units.fixed);
             Sharing::of(plan).map_or(timing, |sharing| sharing.crowd(timing, plan.mesh.pp))
         };
         plans.iter().enumerate().map(one).collect()

@@ -7,7 +7,7 @@ use super::sheet::{Part, Repeats, Sheet, Step};
 use super::stage::Stage;
 use super::steady::{History, SPENT};
 use super::table::Table;
-use crate::time::{Spent, Time, Totals};
+use crate::time::{Spent, Totals};
 
 /// A plan to be played: what its ops cost, and how often it does what repeats.
 pub(super) struct Voice<'a> {
@@ -245,7 +245,7 @@ impl<'a, const V: usize> Player<'a, V> {
         }
         let [package, node, cluster] = [spent[0], spent[1], spent[2]];
         let idle = stages as i64 * end - compute - tensor - package - node - cluster;
-        Totals([end, compute, tensor, package, node, cluster, idle].map(|time| time as Time))
+        Totals([end, compute, tensor, package, node, cluster, idle].map(|time| time as u128))
     }
 }
 

@@ -102,6 +102,49 @@ impl<'a> Tables<'a> {
 }
 
 impl Table {
+    /// The same in units of 2ⁿ picoseconds, and n: 0, unless a step is so long that its picoseconds, or those that all
+    /// stages wait, could be more than the clocks count.
+    pub(super) fn scaled(self, plan: &Plan) -> (Table, u32) {
+        let most = self.at_most(plan) * plan.mesh.pp as f64;
+        let n = (most.log2().ceil() as u32).saturating_sub(62);
+        if n == 0 {
+            return (self, 0);
+        }
+        let transfer = |(level, time): Transfer| (level, time >> n);
+        let spent = |spent: Spent| Spent {
+            compute: spent.compute >> n,
+            links: spent.links >> n,
+            started: spent.started.map(transfer),
+        };
+        let units = Units {
+            kinds: Vec::new(),
+            whole: self.units.whole.iter().map(|stage| stage.map(spent)).collect(),
+            sums: self.units.sums.map(|sum| sum.map(transfer)),
+            tied: transfer(self.units.tied),
+            ..*self.units
+        };
+        let messages = self.messages.iter().map(|to_both| to_both.map(transfer)).collect();
+        let table =
+            Table { kinds: self.kinds.map(spent), units: Arc::new(units), messages: Arc::new(messages) };
+        (table, n)
+    }
+
+    /// Picoseconds that no clock of the plan goes past: those of everything that any stage does, one after the other.
+    fn at_most(&self, plan: &Plan) -> f64 {
+        let all = |spent: &Spent| {
+            let started = spent.started.map_or(0.0, |(_, time)| time as f64);
+            spent.compute as f64 + spent.links as f64 + started
+        };
+        let (micro_batches, layers) = (plan.micro_batches() as f64, plan.model.layers as f64);
+        let blocks: f64 = self.kinds.iter().map(all).sum::<f64>() * layers * micro_batches;
+        let stages: f64 = self.units.whole.iter().flatten().map(all).sum();
+        let messages: f64 = self.messages.iter().flatten().map(|&(_, time)| time as f64).sum();
+        let sums: f64 = self.units.sums.iter().flatten().map(|&(_, time)| time as f64).sum();
+        let interference = 1.0 + self.units.interference as f64 / 1024.0;
+        let chunks = plan.pipeline.virtual_stages as f64;
+        interference * (blocks + stages) + messages * micro_batches * chunks + sums + self.units.tied.1 as f64
+    }
+
     /// A kind of transfer, if there is one.
     pub(super) fn transfer(&self, kind: usize) -> Option<Transfer> {
         match kind.checked_sub(KINDS) {

@@ -53,7 +53,11 @@ pub fn picoseconds(seconds: f64) -> Time {
 
 impl Spent {
     pub(crate) fn plus(self, other: Spent) -> Spent {
-        Spent { compute: self.compute + other.compute, links: self.links + other.links, started: None }
+        Spent {
+            compute: self.compute.saturating_add(other.compute),
+            links: self.links.saturating_add(other.links),
+            started: None,
+        }
     }
 
     fn minus(self, other: Spent) -> Spent {
@@ -72,7 +76,7 @@ impl Spent {
     }
 
     fn times(self, n: u64) -> Spent {
-        Spent { compute: self.compute * n, links: self.links * n, started: None }
+        Spent { compute: self.compute.saturating_mul(n), links: self.links.saturating_mul(n), started: None }
     }
 }
 

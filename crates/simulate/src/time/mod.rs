@@ -56,12 +56,17 @@ pub fn time(plan: &Plan) -> Option<Timing> {
 
 /// Sums over the stages, and when the last is done.
 #[derive(Clone, Copy)]
-pub(crate) struct Totals(pub(crate) [Time; 7]);
+pub(crate) struct Totals(pub(crate) [u128; 7]);
 
 impl Totals {
     /// These, and others so many times.
-    pub(crate) fn and(self, other: Totals, times: u64) -> Totals {
+    pub(crate) fn and(self, other: Totals, times: u128) -> Totals {
         Totals(std::array::from_fn(|i| self.0[i] + times * other.0[i]))
+    }
+
+    /// In picoseconds, where they were counted in 2ⁿ of them.
+    pub(crate) fn unscaled(self, n: u32) -> Totals {
+        Totals(self.0.map(|time| time << n))
     }
 }
 
