@@ -31,13 +31,16 @@ impl Plan {
             / layer_per_token(&self.model, self.batch.sequence)
     }
 
-    /// The peak of one rank in the plan's compute type, FLOP/s, where it is known.
+    /// The peak of one rank in the plan's compute type, FLOP/s, where it is known: its device's, or its share of cores.
     pub fn peak_flops(&self) -> Option<f64> {
         let device = &self.cluster.device;
-        match self.precision.compute {
+        let peak = match self.precision.compute {
             Compute::Fp32 => device.peak_fp32,
             Compute::Bf16 | Compute::Fp16 => device.peak_16bit,
-        }
+        };
+        let ranks = self.cluster.topology.per_node.map_or(self.mesh.ranks(), |n| n.min(self.mesh.ranks()));
+        let share = self.cluster.cores.map_or(1.0, |cores| cores as f64 / ranks as f64);
+        peak.map(|peak| share * peak)
     }
 }
 
@@ -79,6 +82,17 @@ mod tests {
         assert!(close(full.hardware, paper(4.0)), "{full:?}");
         let selective = flops(&["model.preset=gpt-175b", "batch.global=640", "memory.recompute=selective"]);
         assert!(close(selective.hardware, selective.model), "{selective:?}");
+    }
+
+    #[test]
+    fn ranks_that_share_cores_share_their_peak() {
+        let peak = |dp: usize| {
+            let file = "[model]\npreset = \"demo\"\n[cluster]\ncores = 2\ndevice.peak_fp32 = 1e9\n";
+            let sets = ["parallel.tp=1", "parallel.pp=1", "batch.global=32"].map(str::to_owned);
+            let sets = [&sets[..], &[format!("parallel.dp={dp}")]].concat();
+            resolve(Some(file), "test", &sets).unwrap().peak_flops()
+        };
+        assert_eq!([1, 2, 8].map(peak), [Some(2e9), Some(1e9), Some(0.25e9)]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! How fast a plan runs and what it consumes, in the figures that people compare.
 
-use kintsugi_plan::{Compute, Plan};
+use kintsugi_plan::Plan;
 use kintsugi_simulate::time::{Consumption, Timing, Training, time};
 use kintsugi_spec::{Level, units};
 
@@ -30,15 +30,13 @@ impl Speed {
     pub fn of(plan: &Plan) -> Option<Self> {
         let timing = time(plan)?;
         let (flops, ranks) = (plan.flops(), plan.mesh.ranks() as f64);
-        let device = &plan.cluster.device;
-        let peak = if plan.precision.compute == Compute::Fp32 { device.peak_fp32 } else { device.peak_16bit };
         let model_flops = flops.model / timing.step_s / ranks;
         let tokens = TOKENS_PER_PARAMETER * plan.parameter_count() as f64;
         Some(Speed {
             tokens: plan.tokens_per_step() as f64 / timing.step_s / ranks,
             model_flops,
             hardware_flops: flops.hardware / timing.step_s / ranks,
-            mfu: peak.map(|peak| model_flops / peak),
+            mfu: plan.peak_flops().map(|peak| model_flops / peak),
             consumption: Consumption::new(plan, &timing),
             training: Training::new(plan, &timing, tokens),
             timing,
