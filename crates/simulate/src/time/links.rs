@@ -170,8 +170,10 @@ fn group(
     // Groups that begin at the same place are alike.
     let starts: BTreeMap<usize, usize> =
         starts.map(|first| (first % places(cluster.topology), first)).collect();
+    let members = |first: usize| -> Vec<usize> { (0..ranks).map(|i| first + i * stride).collect() };
     let one = |first: usize| {
-        let members: Vec<usize> = (0..ranks).map(|i| first + i * stride).collect();
+        let first_beside = members(first / span * span);
+        let members = members(first);
         let nodes = members.chunk_by(|a, b| a / per_node == b / per_node);
         let (count, fewest) = nodes.fold((0, usize::MAX), |(n, few), node| (n + 1, few.min(node.len())));
         let level = cluster.topology.level(members[0], members[ranks - 1]);
@@ -183,7 +185,8 @@ fn group(
             inner if cluster.graph.is_empty() || ranks < 2 => levels[inner as usize].bandwidth,
             inner => {
                 let reached = cluster.link(inner).and_then(|link| link.efficiency).unwrap_or(0.8);
-                let ring = ring(cluster, &members, stride, per_node).unwrap_or(cluster_node(cluster));
+                // Groups side by side share their wires, which are told by the first of them.
+                let ring = ring(cluster, &first_beside, stride, per_node).unwrap_or(cluster_node(cluster));
                 ring / beside as f64 * reached
             }
         };
@@ -284,6 +287,17 @@ mod tests {
         let half = with(&["framework.between_nodes=0.5"]);
         let own = with(&["framework.between_nodes=0.5", "framework.replicas_between_nodes=0.25"]);
         assert!((half / whole - 0.5).abs() < 1e-12 && (own / whole - 0.25).abs() < 1e-12, "{half} {own}");
+    }
+
+    #[test]
+    fn groups_side_by_side_share_the_wires_between_their_parts() {
+        let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"";
+        let cluster = resolve(Some(file), "test", &[]).unwrap().cluster;
+        let efficiency = cluster.link(Level::Node).and_then(|link| link.efficiency).unwrap();
+        let between_halves = ring(&cluster, &[0, 4], 4, 8).unwrap();
+        // Four groups of two: 0 and 4, 1 and 5, 2 and 6, 3 and 7.
+        let data = frontier(4, 1, 2).data.bandwidth;
+        assert!((data / (between_halves / 4.0 * efficiency) - 1.0).abs() < 1e-12, "{data}");
     }
 
     #[test]
