@@ -314,6 +314,15 @@ impl Plan {
         self.batch.global / (self.batch.micro * self.mesh.dp)
     }
 
+    /// The layers of every stage.
+    pub fn stage_layers(&self) -> Vec<usize> {
+        let mut layers = vec![0; self.mesh.pp];
+        for (chunk, count) in self.pipeline.layers.iter().enumerate() {
+            layers[self.stage_of_chunk(chunk)] += count;
+        }
+        layers
+    }
+
     /// The layers of the last chunk, which has the head.
     pub fn last_layers(&self) -> usize {
         self.pipeline.layers.last().copied().unwrap_or(0)

@@ -64,7 +64,8 @@ struct BlockKey {
 #[derive(PartialEq, Eq, Hash)]
 struct UnitKey {
     mesh: Mesh,
-    last_layers: usize,
+    /// Of each stage.
+    layers: Vec<usize>,
     sharded: [usize; 3],
     when: [When; 2],
     sequence_parallel: bool,
@@ -207,7 +208,7 @@ fn unit_key(plan: &Plan) -> UnitKey {
     let Sharding { weights, gradients, states, gather, reduce } = plan.sharding;
     UnitKey {
         mesh: plan.mesh,
-        last_layers: plan.last_layers(),
+        layers: plan.stage_layers(),
         sharded: [weights, gradients, states],
         when: [gather, reduce],
         sequence_parallel: plan.sequence_parallel,

@@ -141,7 +141,7 @@ impl Costs {
             first: first_ends,
             last: last_ends,
             stages: pp,
-            layers: (0..pp).map(|stage| stage_layers(plan, stage)).collect(),
+            layers: plan.stage_layers(),
             messages: (0..pp).map(around).collect(),
             sums: [sum(Among::Pipeline), sum(Among::Data), sum(Among::Tensor)],
             tied: table.and_then(|spent| spent.started).unwrap_or((Level::Node, 0)),
@@ -200,10 +200,6 @@ impl Costs {
 
 /// The ops that a stage does for all it holds at once.
 const WHOLE: [Op; 4] = [Op::Begin, Op::Measure, Op::Clip, Op::Step];
-
-fn stage_layers(plan: &Plan, stage: usize) -> usize {
-    (0..plan.chunks()).filter(|&c| plan.stage_of_chunk(c) == stage).map(|c| plan.pipeline.layers[c]).sum()
-}
 
 /// Seconds of the host for each collective of tp.
 fn host_collective(plan: &Plan) -> f64 {
