@@ -131,7 +131,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// What a framework of others takes of its fullest rank, where that is more than this engine: what the table shows.
 fn memory_of_others(plan: &Plan, prediction: &Prediction) -> Option<String> {
     let ours = prediction.stages.iter().map(|stage| stage.total).max().unwrap_or(0);
-    let theirs = memory_of(plan, device(plan)) as u64;
+    let theirs = memory_of(plan, prediction) as u64;
     (theirs > ours).then(|| {
         let theirs = units::bytes(theirs);
         format!("memory and whether it fits are this engine's own; with [framework] the fullest rank takes about {theirs}")

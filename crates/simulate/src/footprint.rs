@@ -4,18 +4,16 @@ use kintsugi_model::compute_type;
 use kintsugi_plan::{Plan, Unit};
 use kintsugi_rank::RankMemory;
 use kintsugi_spec::Activation;
-use kintsugi_tensor::Device;
 
-use crate::{Play, predict};
+use crate::Prediction;
 
 /// Bytes at the peak of the fullest rank.
-pub fn memory_of(plan: &Plan, device: Device) -> f64 {
-    memory_by_stage(plan, device).into_iter().fold(0.0, f64::max)
+pub fn memory_of(plan: &Plan, prediction: &Prediction) -> f64 {
+    memory_by_stage(plan, prediction).into_iter().fold(0.0, f64::max)
 }
 
 /// Bytes at the peak of a rank of each stage.
-pub fn memory_by_stage(plan: &Plan, device: Device) -> Vec<f64> {
-    let prediction = predict(plan, device, Play::Short);
+pub fn memory_by_stage(plan: &Plan, prediction: &Prediction) -> Vec<f64> {
     prediction.stages.iter().enumerate().map(|(i, memory)| stage(plan, i, memory)).collect()
 }
 

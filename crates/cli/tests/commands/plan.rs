@@ -170,3 +170,15 @@ fn a_profile_in_a_file_describes_the_cluster() {
     let missing = kintsugi(&folder, &["plan", "--set", "cluster.profile=none.toml"]);
     assert_eq!(missing.status.code(), Some(2));
 }
+
+#[test]
+fn what_a_framework_would_take_is_a_note() {
+    let folder = folder("plan-framework");
+    let note = |settings: &[&str]| {
+        let text = stdout(&kintsugi(&folder, &[&["plan"], settings].concat()));
+        text.lines().find(|line| line.contains("with [framework]")).map(str::to_owned)
+    };
+    assert_eq!(note(&[]), None);
+    let said = note(&["--set", "framework.reserve=1e9"]).expect("a note");
+    assert!(said.starts_with("note: memory and whether it fits are this engine's own"), "{said}");
+}

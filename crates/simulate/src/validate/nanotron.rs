@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::csv::Row;
 use super::score::{Figure, Report, errors, spearman};
 use super::{plan, predicted};
-use crate::memory_by_stage;
+use crate::{Play, memory_by_stage, predict};
 
 /// The table.
 pub const FILE: &str = "nanotron_h100.csv";
@@ -90,7 +90,8 @@ fn pick(worked: &[&Run]) -> f64 {
 fn run(row: &Row, over: &[String]) -> Option<Run> {
     let plan = row_plan(row, over, &[])?;
     let dealt = row_plan(row, over, &layers_per_stage(row))?;
-    let memory = memory_by_stage(&dealt, Device::Cuda { deterministic: false });
+    let memory =
+        memory_by_stage(&dealt, &predict(&dealt, Device::Cuda { deterministic: false }, Play::Short));
     let fullest = memory.iter().copied().fold(0.0, f64::max);
     let worked = row.text("status") == "ok";
     let tokens = plan.tokens_per_step() as f64 / plan.mesh.ranks() as f64;

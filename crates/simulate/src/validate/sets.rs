@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::csv::Row;
 use super::score::{Figure, Report, errors};
 use super::{Case, gpt, plan, predicted};
-use crate::memory_of;
+use crate::{Play, memory_of, predict};
 
 /// A table and its aims.
 pub struct Set {
@@ -133,7 +133,8 @@ impl Set {
             .iter()
             .filter_map(|case| {
                 let measured = case.memory?;
-                Some((memory_of(&case.plan, Device::Cuda { deterministic: false }), measured))
+                let prediction = predict(&case.plan, Device::Cuda { deterministic: false }, Play::Short);
+                Some((memory_of(&case.plan, &prediction), measured))
             })
             .collect();
         if !memories.is_empty() {
