@@ -1,5 +1,7 @@
 //! Token and position tables, forward and backward.
 
+use std::ops::Range;
+
 use super::access::{Access, indices_of};
 use super::element::Element;
 use super::elementwise::sum_rows;
@@ -28,43 +30,6 @@ where
     T: Element,
     G: Element<Accumulator = T::Accumulator>,
 {
-    if G::DTYPE == T::Accumulator::DTYPE {
-        add_as_they_come::<T, G>(threads, op);
-    } else {
-        add_by_token::<T, G>(threads, scratch, op);
-    }
-}
-
-/// The table keeps the sums themselves.
-fn add_as_they_come<T, G>(threads: Threads, op: &EmbeddingBackward)
-where
-    T: Element,
-    G: Element<Accumulator = T::Accumulator>,
-{
-    let access = Access::new();
-    let (tokens, dout) = (access.tokens(op.tokens), access.read::<T>(op.dout));
-    let (dtable, width) = (access.write::<G>(op.dtable.view), op.width);
-    let (vocabulary, first, accumulate) = (dtable.len() / width, op.first, op.dtable.accumulate);
-    threads.each(vocabulary, width, Rows(dtable, width), |owned, Rows(dtable, _)| {
-        if !accumulate {
-            dtable.fill(G::default());
-        }
-        for (&token, dout) in tokens.iter().zip(dout.chunks_exact(width)) {
-            let row = (token as usize).checked_sub(first + owned.start);
-            if let Some(row) = row.filter(|&row| row < owned.len()) {
-                add_row(dout, &mut dtable[row * width..][..width]);
-            }
-        }
-    });
-}
-
-/// The table rounds: added to it one by one, the rows of a frequent token would soon change nothing. They are found by
-/// sorting instead, and summed before they are rounded; once, if scratch has room for the places of all tokens.
-fn add_by_token<T, G>(threads: Threads, scratch: &mut [u8], op: &EmbeddingBackward)
-where
-    T: Element,
-    G: Element<Accumulator = T::Accumulator>,
-{
     let access = Access::new();
     let (tokens, dout) = (access.tokens(op.tokens), access.read::<T>(op.dout));
     let (dtable, width) = (access.write::<G>(op.dtable.view), op.width);
@@ -73,25 +38,58 @@ where
         if !accumulate {
             dtable.fill(G::default());
         }
-        let places = indices_of(scratch);
         let owned = first + owned.start..first + owned.end;
-        // Cut by tokens and not by owned ones, so that every number of threads rounds the same sums.
-        for (tokens, dout) in tokens.chunks(places.len()).zip(dout.chunks(places.len() * width)) {
-            let token = |place: &u32| tokens[*place as usize];
-            let mut found = 0;
-            for place in (0..tokens.len() as u32).filter(|place| owned.contains(&(token(place) as usize))) {
-                places[found] = place;
-                found += 1;
-            }
-            let places = &mut places[..found];
-            places.sort_unstable_by_key(|place| (token(place), *place));
-            for same in places.chunk_by(|one, other| token(one) == token(other)) {
-                let row = token(&same[0]) as usize - owned.start;
-                let rows = same.iter().map(|&place| &dout[place as usize * width..][..width]);
-                sum_rows(&rows, &mut dtable[row * width..][..width], true);
-            }
+        if G::DTYPE == T::Accumulator::DTYPE {
+            add_as_they_come(tokens, dout, owned, dtable, width);
+        } else {
+            add_by_token(tokens, dout, owned, dtable, width, indices_of(scratch));
         }
     });
+}
+
+/// Adds the rows of owned tokens to a table that keeps the sums themselves.
+fn add_as_they_come<T, G>(tokens: &[u32], dout: &[T], owned: Range<usize>, dtable: &mut [G], width: usize)
+where
+    T: Element,
+    G: Element<Accumulator = T::Accumulator>,
+{
+    for (&token, dout) in tokens.iter().zip(dout.chunks_exact(width)) {
+        let row = (token as usize).checked_sub(owned.start);
+        if let Some(row) = row.filter(|&row| row < owned.len()) {
+            add_row(dout, &mut dtable[row * width..][..width]);
+        }
+    }
+}
+
+/// The same for a table that rounds: added to it one by one, the rows of a frequent token would soon change nothing. They
+/// are found by sorting instead, and summed before they are rounded; once, if there is room for the places of all tokens.
+fn add_by_token<T, G>(
+    tokens: &[u32],
+    dout: &[T],
+    owned: Range<usize>,
+    dtable: &mut [G],
+    width: usize,
+    places: &mut [u32],
+) where
+    T: Element,
+    G: Element<Accumulator = T::Accumulator>,
+{
+    // Cut by tokens and not by owned ones, so that every number of threads rounds the same sums.
+    for (tokens, dout) in tokens.chunks(places.len()).zip(dout.chunks(places.len() * width)) {
+        let token = |place: &u32| tokens[*place as usize];
+        let mut found = 0;
+        for place in (0..tokens.len() as u32).filter(|place| owned.contains(&(token(place) as usize))) {
+            places[found] = place;
+            found += 1;
+        }
+        let places = &mut places[..found];
+        places.sort_unstable_by_key(|place| (token(place), *place));
+        for same in places.chunk_by(|one, other| token(one) == token(other)) {
+            let row = token(&same[0]) as usize - owned.start;
+            let rows = same.iter().map(|&place| &dout[place as usize * width..][..width]);
+            sum_rows(&rows, &mut dtable[row * width..][..width], true);
+        }
+    }
 }
 
 /// See [`Positions`].
