@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata};
 
 use crate::files::ManyFiles;
+use crate::folder::step_of;
 use crate::manifest::FileRecord;
 use crate::slice::{Slice, check_cover};
 use crate::{CheckpointError, Manifest, Progress, files, header};
@@ -54,6 +55,14 @@ impl Checkpoint {
     /// bear out.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let manifest = Manifest::read(path)?;
+        if let (Some(named), step) = (step_of(path), manifest.progress.step)
+            && named != step
+        {
+            let reason = format!(
+                "its name says step {named}, and its manifest step {step}; rename the folder or move it away"
+            );
+            return Err(CheckpointError::new(path, reason));
+        }
         let plan = config::resolve(Some(&manifest.config), "its configuration", &[])
             .map_err(|error| CheckpointError::new(path, error.to_string()))?;
         let files: Result<Vec<Checked>, CheckpointError> =

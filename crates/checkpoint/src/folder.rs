@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::manifest::MANIFEST;
-use crate::{Checkpoint, CheckpointError, files, tokenizer};
+use crate::{Checkpoint, CheckpointError, RunLock, files};
 
 /// A run's checkpoints, in `<out>/checkpoints`.
 #[derive(Clone, Debug)]
@@ -15,8 +15,11 @@ pub struct Folder {
 
 const NAME: &str = "checkpoints";
 const STEP: &str = "step-";
-/// What is not whole yet, or about to go, is called so.
+/// A folder that is not whole yet, or is being removed, ends in this.
 const PARTIAL: &str = ".partial";
+/// Such a folder among the checkpoints of a run also begins with this, so that no folder of another program is taken
+/// for one.
+const OWN: &str = "kintsugi-";
 
 impl Folder {
     /// The checkpoints of the run in `out`.
@@ -24,23 +27,31 @@ impl Folder {
         Folder { path: out.join(NAME) }
     }
 
+    /// Makes the folder, and locks it: the `checkpoints` of two runs may be links to the same folder. Where the file
+    /// system has no locks, `unguarded` is called with the reason.
+    pub fn lock(&self, unguarded: impl FnOnce(&CheckpointError)) -> Result<RunLock, CheckpointError> {
+        self.check_link()?;
+        self.create().map_err(|error| CheckpointError::io(&self.path, &error))?;
+        RunLock::take_checkpoints(&self.path, unguarded)
+    }
+
     /// The checkpoint of a step.
     pub fn of_step(&self, step: u64) -> PathBuf {
         self.path.join(format!("{STEP}{step:08}"))
     }
 
-    /// Steps and folders of all checkpoints, the newest first. Nothing is said about what is in them.
+    /// Steps and folders of all checkpoints, the newest first, by their names alone. Other files and folders are ignored.
     pub fn list(&self) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
         let mut found = Vec::new();
         for name in self.names()? {
-            let step = name.strip_prefix(STEP).and_then(|digits| digits.parse().ok());
-            found.extend(step.map(|step| (step, self.path.join(&name))));
+            let path = self.path.join(&name);
+            found.extend(step_of(&path).filter(|_| path.is_dir()).map(|step| (step, path)));
         }
         found.sort_by(|a: &(u64, PathBuf), b| b.cmp(a));
         Ok(found)
     }
 
-    /// The newest checkpoint that is whole; `broken` hears of every newer one that is not. If there are some and none
+    /// The newest checkpoint that is whole; `broken` is called for every newer one that is not. If there are some and none
     /// is whole, that is an error, not a reason to begin anew.
     pub fn newest(
         &self,
@@ -68,52 +79,10 @@ impl Folder {
         [std::path::absolute(checkpoint), checkpoint.canonicalize()].into_iter().flatten().any(lies_here)
     }
 
-    /// Makes room for a run that goes on from one of these, or starts (`None`): checkpoints beyond it, which that run
-    /// will write again, are moved to another folder, whose path is given; remains of unfinished ones are removed.
-    pub fn set_aside(&self, goes_on: Option<&Checkpoint>) -> Result<Option<PathBuf>, CheckpointError> {
-        // Whatever its name says: it is still to be read.
-        let stays = |path: &Path| goes_on.is_some_and(|checkpoint| same(path, checkpoint.path()));
-        for name in self.names()?.iter().filter(|name| name.ends_with(PARTIAL)) {
-            let path = self.path.join(name);
-            if !stays(&path) {
-                fs::remove_dir_all(&path).map_err(|error| CheckpointError::io(&path, &error))?;
-            }
-        }
-        let beyond = |found: u64| goes_on.is_none_or(|checkpoint| found > checkpoint.progress().step);
-        let found = self.list()?.into_iter().filter(|(found, path)| beyond(*found) && !stays(path));
-        let beyond: Vec<PathBuf> = found.map(|(_, path)| path).collect();
-        if beyond.is_empty() {
-            return Ok(None);
-        }
-        let aside = self.new_aside()?;
-        let moved = beyond.iter().try_for_each(|path| {
-            let name = path.file_name().expect("a checkpoint has a name");
-            fs::rename(path, aside.join(name)).map_err(|error| CheckpointError::io(path, &error))
-        });
-        // It may still be needed for what was moved before; if nothing was, it is empty and goes.
-        moved.inspect_err(|_| drop(fs::remove_dir(&aside)))?;
-        // The run's own tokenizer may make way for another's.
-        self.path.parent().map_or(Ok(()), |run| tokenizer::copy(run, &aside))?;
-        Ok(Some(aside))
-    }
-
-    /// Makes a folder for what is set aside: beside this one, or where this is a link to, which may be another disk.
-    fn new_aside(&self) -> Result<PathBuf, CheckpointError> {
-        let target = if self.path.is_symlink() { self.path.canonicalize() } else { Ok(self.path.clone()) };
-        let target = target.map_err(|error| CheckpointError::io(&self.path, &error))?;
-        let name = target.file_name().unwrap_or(NAME.as_ref()).to_string_lossy();
-        let aside = (1..u64::MAX)
-            .map(|number| target.with_file_name(format!("{name}-{number}")))
-            .find(|path| !path.exists())
-            .expect("there are numbers enough");
-        fs::create_dir(&aside).map_err(|error| CheckpointError::io(&aside, &error))?;
-        Ok(aside)
-    }
-
     /// A new folder for what will be the checkpoint of a step.
     pub(crate) fn begin(&self, step: u64) -> io::Result<PathBuf> {
-        let partial = partial(&self.of_step(step));
-        fs::create_dir_all(&self.path)?;
+        let partial = self.unfinished(step);
+        self.create()?;
         match fs::remove_dir_all(&partial) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -125,23 +94,38 @@ impl Folder {
     /// Gives a finished checkpoint its name. Its files are on the disk already.
     pub(crate) fn finish(&self, step: u64) -> io::Result<PathBuf> {
         let path = self.of_step(step);
-        publish(&partial(&path), &path)?;
+        publish(&self.unfinished(step), &path)?;
         Ok(path)
     }
 
-    /// Removes all but the `keep` newest. One that goes loses its name first, so that none is seen half removed.
-    pub(crate) fn prune(&self, keep: u64) -> Result<(), CheckpointError> {
-        for (_, path) in self.list()?.into_iter().skip(keep as usize) {
-            let going = partial(&path);
-            fs::rename(&path, &going)
-                .and_then(|()| fs::remove_dir_all(&going))
-                .map_err(|error| CheckpointError::io(&path, &error))?;
+    /// The folder of a checkpoint that is being written or removed.
+    pub(crate) fn unfinished(&self, step: u64) -> PathBuf {
+        self.path.join(format!("{OWN}{STEP}{step:08}{PARTIAL}"))
+    }
+
+    /// The folders that an interrupted save or removal has left.
+    pub(crate) fn remains(&self) -> Result<Vec<PathBuf>, CheckpointError> {
+        let names = self.names()?.into_iter();
+        let own = names.filter(|name| name.starts_with(OWN) && name.ends_with(PARTIAL));
+        Ok(own.map(|name| self.path.join(name)).filter(|path| path.is_dir()).collect())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes the folder, and waits until the disk has its name.
+    fn create(&self) -> io::Result<()> {
+        if self.path.is_dir() {
+            return Ok(());
         }
-        Ok(())
+        fs::create_dir_all(&self.path)?;
+        files::sync_folder(parent(&self.path))
     }
 
     fn names(&self) -> Result<Vec<String>, CheckpointError> {
         let io = |error| CheckpointError::io(&self.path, &error);
+        self.check_link()?;
         let entries = match fs::read_dir(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(io)?,
@@ -149,6 +133,25 @@ impl Folder {
         let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
         names.collect::<io::Result<Vec<String>>>().map_err(io)
     }
+
+    /// Refuses a link that leads nowhere: the checkpoints are on a disk that is not there now.
+    fn check_link(&self) -> Result<(), CheckpointError> {
+        match fs::read_link(&self.path) {
+            Ok(target) if !self.path.exists() => {
+                let target = target.display();
+                let reason = format!("it is a link to {target}, which is not there; is its disk mounted?");
+                Err(CheckpointError::new(&self.path, reason))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The step in the name of a checkpoint's folder, if it is named as a run names it.
+pub(crate) fn step_of(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_str()?;
+    let step = name.strip_prefix(STEP)?.parse().ok()?;
+    (name == format!("{STEP}{step:08}")).then_some(step)
 }
 
 /// The folders that may have the tokenizer of a run's checkpoint, by where it lies: its own, that of what was set aside
@@ -164,7 +167,7 @@ pub(crate) fn places_of_tokenizer(checkpoint: &Path) -> Vec<PathBuf> {
 }
 
 /// Whether two paths lead to the same place, which is there.
-fn same(one: &Path, other: &Path) -> bool {
+pub(crate) fn same(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
@@ -179,8 +182,12 @@ pub(crate) fn partial(path: &Path) -> PathBuf {
 pub(crate) fn publish(from: &Path, to: &Path) -> io::Result<()> {
     files::sync_folder(from)?;
     fs::rename(from, to)?;
-    let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
-    files::sync_folder(parent.unwrap_or(Path::new(".")))
+    files::sync_folder(parent(to))
+}
+
+/// The folder that a path lies in.
+pub(crate) fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Opens what a path means: a checkpoint, or the newest whole one of a run or of a folder of checkpoints.

@@ -5,6 +5,7 @@
 //! is found by checksums before a single number is used.
 #![forbid(unsafe_code)]
 
+mod aside;
 mod checkpoint;
 mod error;
 mod files;
@@ -12,6 +13,8 @@ mod folder;
 mod header;
 mod lock;
 mod manifest;
+mod paths;
+mod prune;
 mod resume;
 mod save;
 mod shard;
@@ -31,6 +34,7 @@ pub use error::CheckpointError;
 pub use folder::{Folder, find};
 pub use lock::RunLock;
 pub use manifest::{Manifest, Progress};
+pub use paths::with_absolute_paths;
 pub use save::{SaveFailure, Saved, Saver, Writer, saver};
 pub use shard::snapshot_bytes;
 pub use weights::WeightsFolder;

@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use crate::CheckpointError;
+use crate::folder::parent;
 
 /// Held for as long as this value lives.
 #[derive(Debug)]
@@ -15,36 +16,54 @@ pub struct RunLock {
 }
 
 /// Name of the file in the run's folder.
-const NAME: &str = "run.lock";
+const RUN: &str = "run.lock";
+/// Name of the file among the run's checkpoints.
+const CHECKPOINTS: &str = ".run.lock";
 
 impl RunLock {
-    /// Locks a run's folder, which must be there. Not every file system has locks: `unguarded` hears why this one has
-    /// none, and the run goes on without.
+    /// Locks a run's folder, which must be there. Not every file system has locks: `unguarded` is called with the reason
+    /// if this one has none, and the run goes on without.
     pub fn take(out: &Path, unguarded: impl FnOnce(&CheckpointError)) -> Result<Self, CheckpointError> {
-        Self::take_by(File::try_lock, out, unguarded)
+        let advice = "is using this folder; give another run.out";
+        Self::take_by(File::try_lock, &out.join(RUN), advice, unguarded)
+    }
+
+    /// Locks the folder of a run's checkpoints.
+    pub(crate) fn take_checkpoints(
+        folder: &Path,
+        unguarded: impl FnOnce(&CheckpointError),
+    ) -> Result<Self, CheckpointError> {
+        let advice = "writes its checkpoints to this folder; link it to another, or give another run.out";
+        Self::take_by(File::try_lock, &folder.join(CHECKPOINTS), advice, unguarded)
+    }
+
+    /// Whether a run has used this folder before.
+    pub fn was_taken(out: &Path) -> bool {
+        out.join(RUN).is_file()
     }
 
     fn take_by(
         try_lock: impl FnOnce(&File) -> Result<(), TryLockError>,
-        out: &Path,
+        path: &Path,
+        advice: &str,
         unguarded: impl FnOnce(&CheckpointError),
     ) -> Result<Self, CheckpointError> {
-        let path = out.join(NAME);
-        let io = |error| CheckpointError::io(&path, &error);
+        let (io, folder) = (|error| CheckpointError::io(path, &error), parent(path));
         let mut file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(io)?;
         match try_lock(&file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
                 file.read_to_string(&mut holder).ok();
-                let reason =
-                    format!("another run, {}, is using this folder; give another run.out", holder.trim());
-                return Err(CheckpointError::new(out, reason));
+                return Err(CheckpointError::new(
+                    folder,
+                    format!("another run, {}, {advice}", holder.trim()),
+                ));
             }
             Err(TryLockError::Error(error)) => {
                 let reason = format!("it cannot be locked ({error}), so nothing keeps another run away");
-                unguarded(&CheckpointError::new(out, reason));
+                unguarded(&CheckpointError::new(folder, reason));
             }
         }
         file.set_len(0).and_then(|()| writeln!(file, "process {}", std::process::id())).map_err(io)?;
@@ -64,7 +83,8 @@ mod tests {
         std::fs::create_dir_all(&out).expect("a folder for tests");
         let none = |_: &File| Err(TryLockError::Error(io::ErrorKind::Unsupported.into()));
         let mut said = None;
-        RunLock::take_by(none, &out, |error| said = Some(error.to_string())).expect("it goes on");
+        RunLock::take_by(none, &out.join(RUN), "", |error| said = Some(error.to_string()))
+            .expect("it goes on");
         let said = said.expect("it is said");
         assert!(
             said.ends_with("it cannot be locked (unsupported), so nothing keeps another run away"),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use kintsugi_plan::{Data, Plan, TokenData};
 use kintsugi_spec::Family;
 
+use crate::paths::from_here;
 use crate::{Checkpoint, CheckpointError};
 
 /// What of a model does not decide its parameters or what they compute.
@@ -110,7 +111,7 @@ fn sources(data: &Data) -> String {
         Data::Tokens(tokens) => tokens,
     };
     let whole: f64 = tokens.sources.iter().map(|source| source.weight).sum();
-    let one = |path: &Path| format!("\"{}\"", path.display());
+    let one = |path: &Path| format!("\"{}\"", from_here(path).display());
     match &tokens.sources[..] {
         [source] => one(&source.path),
         sources => {

@@ -135,14 +135,14 @@ struct Unfinished {
     folder: Option<PathBuf>,
     /// By rank; empty records once something has gone wrong.
     files: BTreeMap<usize, FileRecord>,
-    failure: Option<io::Error>,
+    failure: Option<String>,
 }
 
 impl Unfinished {
     fn begin(folder: &Folder, step: u64) -> Self {
         let (folder, failure) = match folder.begin(step) {
             Ok(path) => (Some(path), None),
-            Err(error) => (None, Some(error)),
+            Err(error) => (None, Some(error.to_string())),
         };
         Unfinished { step, begun: Instant::now(), blocked: 0.0, folder, files: BTreeMap::new(), failure }
     }
@@ -151,10 +151,10 @@ impl Unfinished {
     fn add(&mut self, shard: &Shard, rank: usize, bytes: &[u8]) {
         let mut record = FileRecord { name: shard.name.clone(), bytes: 0, checksum: String::new() };
         if let Some(folder) = &self.folder {
-            match write_file(&folder.join(&shard.name), &[&shard.header, bytes]) {
+            match write_shard(folder, shard, bytes) {
                 Ok((bytes, checksum)) => record = FileRecord { bytes, checksum, ..record },
-                Err(error) => {
-                    self.failure = Some(error);
+                Err(reason) => {
+                    self.failure = Some(reason);
                     self.abandon();
                 }
             }
@@ -171,14 +171,15 @@ impl Unfinished {
                 let manifest = manifest(&writer.plan, &writer.shards, files, &Kept::ALL, progress);
                 write_file(&folder.join(MANIFEST), &[&manifest.encode()])
                     .and_then(|_| writer.folder.finish(self.step))
+                    .map_err(|error| error.to_string())
             }
-            (failure, _) => Err(failure.unwrap_or_else(|| io::ErrorKind::Other.into())),
+            (failure, _) => Err(failure.unwrap_or_else(|| "its folder is gone".to_owned())),
         };
-        let path = result.map_err(|error| {
+        let path = result.map_err(|reason| {
             self.abandon();
-            SaveFailure { step: self.step, reason: error.to_string() }
+            SaveFailure { step: self.step, reason }
         })?;
-        let left = writer.folder.prune(writer.plan.run.keep).err();
+        let left = writer.folder.prune(writer.plan.run.keep, progress).err();
         let (seconds, blocked) = (self.begun.elapsed().as_secs_f64(), self.blocked);
         Ok(Saved { step: self.step, path, bytes, seconds, blocked, left })
     }
@@ -189,6 +190,14 @@ impl Unfinished {
             std::fs::remove_dir_all(folder).ok();
         }
     }
+}
+
+/// Writes one rank's shard, or says why not. Numbers that are not finite are never written: a run cannot go on from them.
+fn write_shard(folder: &Path, shard: &Shard, bytes: &[u8]) -> Result<(u64, String), String> {
+    if let Some(tensor) = shard.not_finite(bytes) {
+        return Err(format!("{tensor} in {} has numbers that are not finite", shard.name));
+    }
+    write_file(&folder.join(&shard.name), &[&shard.header, bytes]).map_err(|error| error.to_string())
 }
 
 fn write_file(path: &Path, parts: &[&[u8]]) -> io::Result<(u64, String)> {

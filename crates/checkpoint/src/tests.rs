@@ -183,17 +183,21 @@ fn where_none_is_whole_nothing_begins_anew() {
 fn what_a_run_does_not_go_on_from_is_set_aside() {
     let out = Temporary::new("aside");
     let folder = saved(&out.0, &[5, 10, 15]);
-    fs::create_dir(out.0.join("checkpoints/step-00000020.partial")).expect("a folder");
+    fs::create_dir(folder.unfinished(20)).expect("a folder");
+    let foreign = out.0.join("checkpoints/download.partial");
+    fs::create_dir(&foreign).expect("a folder");
     let tenth = Checkpoint::open(&folder.of_step(10)).expect("it is whole");
-    let aside = folder.set_aside(Some(&tenth)).expect("it can be moved");
+    let aside = folder.set_aside(Some(&tenth), &[]).expect("it can be moved");
     assert_eq!(aside, Some(out.0.join("checkpoints-1")));
     let steps =
         |folder: &Folder| folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>();
     assert_eq!(steps(&folder), [10, 5]);
     assert!(Checkpoint::open(&out.0.join("checkpoints-1/step-00000015")).is_ok());
-    assert_eq!(folder.set_aside(Some(&tenth)), Ok(None));
-    assert_eq!(folder.set_aside(None), Ok(Some(out.0.join("checkpoints-2"))));
-    assert_eq!(fs::read_dir(out.0.join("checkpoints")).expect("a folder").count(), 0, "no remains");
+    assert_eq!(folder.set_aside(Some(&tenth), &[]), Ok(None));
+    assert_eq!(folder.set_aside(None, &[]), Ok(Some(out.0.join("checkpoints-2"))));
+    let left = fs::read_dir(out.0.join("checkpoints")).expect("a folder");
+    let left: Vec<PathBuf> = left.map(|entry| entry.expect("an entry").path()).collect();
+    assert_eq!(left, [foreign], "what no run has made stays");
 }
 
 #[test]
@@ -203,17 +207,24 @@ fn what_is_set_aside_stays_on_its_disk() {
     symlink(disk.0.join("large"), out.0.join("checkpoints")).expect("a link");
     let folder = saved(&out.0, &[5]);
     let aside = disk.0.canonicalize().expect("a folder").join("large-1");
-    assert_eq!(folder.set_aside(None), Ok(Some(aside.clone())));
+    assert_eq!(folder.set_aside(None, &[]), Ok(Some(aside.clone())));
     assert!(Checkpoint::open(&aside.join("step-00000005")).is_ok());
 }
 
 #[test]
-fn what_a_run_goes_on_from_stays_whatever_it_is_called() {
-    let out = Temporary::new("stays");
+fn a_name_that_contradicts_the_manifest_is_refused() {
+    let out = Temporary::new("renamed");
     let folder = saved(&out.0, &[5, 10]);
     fs::rename(folder.of_step(10), folder.of_step(99)).expect("it is renamed");
-    let renamed = Checkpoint::open(&folder.of_step(99)).expect("it is whole");
-    assert_eq!(folder.set_aside(Some(&renamed)), Ok(None));
+    let (step, broken) = newest(&folder);
+    assert_eq!((step, broken.len()), (Ok(Some(5)), 1));
+    let reason = "its name says step 99, and its manifest step 10; rename the folder or move it away";
+    assert_eq!(broken[0], CheckpointError::new(&folder.of_step(99), reason));
+    // A name that says nothing is no contradiction, and what a run goes on from stays.
+    let best = folder.path().join("best");
+    fs::rename(folder.of_step(99), &best).expect("it is renamed");
+    let renamed = Checkpoint::open(&best).expect("it is whole");
+    assert_eq!(folder.set_aside(Some(&renamed), &[]), Ok(None));
     assert!(Checkpoint::open(renamed.path()).is_ok());
 }
 
@@ -235,9 +246,26 @@ fn a_folder_knows_its_checkpoints_by_any_path() {
 fn the_newest_are_kept() {
     let out = Temporary::new("prune");
     let folder = saved(&out.0, &[5, 10, 15]);
-    folder.prune(2).expect("it can be removed");
+    folder.prune(2, &Progress { step: 15, ..Progress::default() }).expect("it can be removed");
     assert_eq!(fs::read_dir(out.0.join("checkpoints")).expect("a folder").count(), 2);
     assert_eq!(newest(&folder), (Ok(Some(15)), vec![]));
+}
+
+#[test]
+fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
+    let out = Temporary::new("prune-streak");
+    let folder = saved(&out.0, &[5, 10]);
+    let steps = || folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>();
+    let save = |step, skipped_in_a_row| {
+        let progress = Progress { step, skipped_in_a_row, ..Progress::default() };
+        write(&folder.of_step(step), &plan(), &Numbers, &Kept::ALL, &progress, None).expect("it is written");
+        folder.prune(1, &progress).expect("it can be removed");
+        steps()
+    };
+    assert_eq!(save(15, 3), [15, 10]);
+    // A run that goes on counts skipped steps from 0, and what it goes on from was saved in a streak too.
+    assert_eq!(save(20, 1), [20, 10]);
+    assert_eq!(save(25, 0), [25]);
 }
 
 #[test]

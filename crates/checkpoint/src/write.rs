@@ -12,7 +12,7 @@ use crate::files::Durable;
 use crate::manifest::{FileRecord, MANIFEST};
 use crate::shard::{Piece, Shard};
 use crate::unfinished::Unfinished;
-use crate::{CheckpointError, Manifest, Progress, tokenizer};
+use crate::{CheckpointError, Manifest, Progress, tokenizer, with_absolute_paths};
 
 /// Elements that are in memory at a time.
 const CHUNK: usize = 1 << 18;
@@ -65,7 +65,7 @@ pub(crate) fn manifest(
     Manifest {
         progress: progress.clone(),
         model: serde_json::to_value(&plan.model).expect("a model has string keys"),
-        config: plan.to_toml(),
+        config: with_absolute_paths(plan).to_toml(),
         kept: kept.to_vec(),
         files,
         slices: slices.collect(),

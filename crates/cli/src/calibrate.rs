@@ -124,7 +124,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let links = link.map(|link| Links { node: link.into() });
     let profile = toml::to_string(&Profile { cluster: Cluster { cores, device: &device, links } })
         .map_err(|error| Failure::Run(format!("the profile cannot be written as TOML: {error}")))?;
-    files::write_whole(&arguments.out, &profile)?;
+    files::write_whole(&arguments.out, profile.as_bytes())?;
     output.text(&(shared + &report(&device)))?;
     output.text(&format!("\nprofile  {}\n", arguments.out.display()))?;
     output.result(&device)

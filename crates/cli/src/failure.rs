@@ -1,6 +1,6 @@
 //! How a command fails: whose fault it is decides the exit code.
 
-use std::fmt::Display;
+use std::fmt::{self, Display, Formatter};
 use std::process::ExitCode;
 
 use kintsugi_checkpoint::CheckpointError;
@@ -25,7 +25,7 @@ impl Failure {
         Failure::Mistake(format!("cannot {action} {}: {error}", path.display()))
     }
 
-    /// Says it in one sentence, and gives the exit code.
+    /// Prints it in one sentence, and gives the exit code.
     pub fn report(&self) -> ExitCode {
         let sentence = |text: &dyn Display| eprintln!("error: {text}");
         match self {
@@ -38,6 +38,15 @@ impl Failure {
                 ExitCode::FAILURE
             }
             Failure::Shown => ExitCode::FAILURE,
+        }
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        match self {
+            Failure::Mistake(text) | Failure::Run(text) => f.write_str(text),
+            Failure::Shown => f.write_str("see above"),
         }
     }
 }

@@ -1,26 +1,39 @@
 //! Files that are whole or absent.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// Writes a file under another name and moves it into place. What is no file, like a pipe, is written to as it is.
-pub fn write_whole(path: &Path, text: &str) -> Result<(), Failure> {
+/// Writes a file under another name and moves it into place; the disk has it then. What is no file, like a pipe, is
+/// written to as it is.
+pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), Failure> {
     let written = match place(path) {
         Place::Stream => fs::write(path, text),
         Place::File(path) => {
             let partial = partial(&path);
-            let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, &path));
+            let written = write_synced(&partial, text).and_then(|()| fs::rename(&partial, &path));
             if written.is_err() {
                 fs::remove_file(&partial).ok();
             }
-            written
+            written.and_then(|()| sync_parent(&path))
         }
     };
     written.map_err(|error| Failure::file("write", path, &error))
+}
+
+/// Waits until the disk has the names in the folder that a path lies in.
+pub fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+fn write_synced(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(text)?;
+    file.sync_all()
 }
 
 /// What a path leads to.
@@ -61,6 +74,6 @@ pub fn check_writable(path: &Path) -> Result<(), Failure> {
 
 fn partial(path: &Path) -> PathBuf {
     let mut name = OsString::from(path);
-    name.push(".partial");
+    name.push(".kintsugi-partial");
     name.into()
 }

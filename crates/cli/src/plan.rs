@@ -122,7 +122,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     if let Some(path) = &arguments.trace {
         let timeline = play(&plan, &unit_costs()).map_err(|deadlock| deadlocked(&deadlock))?;
-        write_whole(path, &chrome(&timeline.trace(plan.mesh.dp * plan.mesh.tp)))?;
+        write_whole(path, chrome(&timeline.trace(plan.mesh.dp * plan.mesh.tp)).as_bytes())?;
         output.text(&format!("trace    {}\n", path.display()))?;
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 mod begin;
 mod compare;
+mod metrics;
 mod progress;
 mod record;
 mod trace;
@@ -9,7 +10,7 @@ mod trace;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use kintsugi_checkpoint::{Folder, Saved};
@@ -29,8 +30,9 @@ use crate::files::check_writable;
 use crate::fit;
 use crate::output::Output;
 use begin::Beginning;
+use metrics::Metrics;
 use progress::Progress;
-use record::{Metrics, Summary};
+use record::Summary;
 use trace::TraceArguments;
 
 /// Trains a model; shows the prediction before the run and "predicted / measured" after it.
@@ -175,20 +177,22 @@ fn train_with_progress(
     metrics: &mut Metrics,
 ) -> Result<Outcome, Failure> {
     let mut progress = Progress::new(plan, floor);
-    let mut written = Ok(());
+    let mut failing = false;
     let outcome = train(plan, options, |event| {
         progress.tell(event);
-        if let (Event::Step(report), true) = (event, written.is_ok()) {
-            written = metrics.step(report);
-        }
-        // A run whose metrics are lost is not worth its time.
-        if written.is_err() {
-            options.stop.store(true, Ordering::Relaxed);
+        if let Event::Step(report) = event {
+            let written = metrics.step(report);
+            if let (Err(failure), false) = (&written, failing) {
+                progress
+                    .warn(&format!("{failure}; the run goes on, and its lines are written when they can be"));
+            }
+            failing = written.is_err();
         }
     });
     progress.finish();
-    written?;
-    Ok(outcome?)
+    let outcome = outcome?;
+    metrics.flush()?;
+    Ok(outcome)
 }
 
 /// A flag that SIGINT, SIGTERM and SIGUSR1 set; the second of them has its usual effect.

@@ -71,7 +71,6 @@ fn resume(rank: &Rank, plan: &Plan, checkpoint: &Checkpoint) -> Result<(), Store
     let progress = checkpoint.progress();
     rank.set_control(control::STEP, progress.step as f64);
     rank.set_control(control::UPDATES, progress.updates as f64);
-    rank.set_control(control::SKIPPED_IN_A_ROW, progress.skipped_in_a_row as f64);
     // A scale that was found for fp16 means nothing elsewhere, and a fixed one is the configuration's. Weights that were
     // converted into a checkpoint have come without any.
     let scaling = |plan: &Plan| (plan.precision.compute, plan.precision.loss_scale);

@@ -46,6 +46,8 @@ struct Course {
     ended: Option<Moment>,
     /// What it said.
     skipped_in_a_row: u64,
+    /// Whether a checkpoint is due that fell on a skipped step.
+    save_due: bool,
     stop_agreed: bool,
     /// How the run ends before its time, if it does.
     stopped: bool,
@@ -145,7 +147,8 @@ impl RankRun<'_> {
             && !course.stop_agreed
             && course.skipped_in_a_row + 1 < run.max_skipped
             && !self.evaluates_after(step)
-            && !self.saves_after(step, false)
+            && !course.save_due
+            && !self.saves_after(step)
     }
 
     /// Waits for a step.
@@ -176,11 +179,15 @@ impl RankRun<'_> {
             report.validation_loss = Some(evaluation.run(worker, self.plan));
         }
         course.history.add(&report);
-        // Steps that were skipped have left weights and states as they were. Where some rank's weights are bad already, its
-        // shard is missing, and there is no checkpoint.
-        let healthy = course.bad.is_none_or(|bad| bad.what != "weights");
-        if healthy && self.saves_after(step, course.stopped || course.gave_up) {
+        // After a skipped step the weights are those of the step before, and may have diverged: a checkpoint that falls on
+        // one is saved after the next good step, or when the run ends.
+        let ends = course.stopped || course.gave_up || step + 1 == self.plan.run.steps;
+        let due = course.save_due || self.saves_after(step);
+        if due && !report.skipped || ends {
+            course.save_due = false;
             report.checkpoint_s = self.save(worker, &decided, &course.history, batches);
+        } else {
+            course.save_due = due;
         }
         report
     }
@@ -229,11 +236,10 @@ impl RankRun<'_> {
         every > 0 && (done.is_multiple_of(every) || done == self.plan.run.steps)
     }
 
-    /// Whether there is a checkpoint after a step: now and then, and at the end, however it comes.
-    fn saves_after(&self, step: u64, stopped: bool) -> bool {
+    /// Whether a checkpoint falls on a step, as `run.checkpoint_every` says.
+    fn saves_after(&self, step: u64) -> bool {
         let (done, every) = (step + 1, self.plan.run.checkpoint_every);
-        self.saver.is_some()
-            && (stopped || done == self.plan.run.steps || every > 0 && done.is_multiple_of(every))
+        self.saver.is_some() && every > 0 && done.is_multiple_of(every)
     }
 
     /// Hands this rank's copy to the writer; gives the seconds that it took.
@@ -260,7 +266,8 @@ impl Course {
             history: History::new(before),
             replayed: 0,
             ended: None,
-            skipped_in_a_row: before.skipped_in_a_row,
+            skipped_in_a_row: 0,
+            save_due: false,
             stop_agreed: false,
             stopped: false,
             gave_up: false,

@@ -89,7 +89,7 @@ pub fn run(arguments: &RowArguments, config: &ConfigArguments, output: Output) -
         output.text(&text(&rows, &titles))?;
     }
     if let Some(path) = &arguments.plot {
-        write_whole(path, &svg(&chart(&rows, titles)))?;
+        write_whole(path, svg(&chart(&rows, titles)).as_bytes())?;
         output.text(&format!("plot     {}\n", path.display()))?;
     }
     Ok(())

@@ -102,7 +102,7 @@ pub fn run(arguments: &SearchArguments, config: &ConfigArguments, output: Output
     let Some(best) = rows.best.first() else {
         return Err(Failure::Run(format!("no strategy fits, so {} is not written", path.display())));
     };
-    write_whole(path, &best.plan.to_toml())?;
+    write_whole(path, best.plan.to_toml().as_bytes())?;
     output.text(&format!("written  {}\n", path.display()))
 }
 

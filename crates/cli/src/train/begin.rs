@@ -1,15 +1,19 @@
 //! The beginning of a run: its folder is locked and made ready, and what it goes on from is found.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kintsugi_checkpoint::{Checkpoint, CheckpointError, Folder, RunLock, WeightsFolder, find};
+use kintsugi_checkpoint::{
+    Checkpoint, CheckpointError, Folder, Manifest, RunLock, WeightsFolder, find, with_absolute_paths,
+};
 use kintsugi_data::{TOKENIZER_FILES, Tokenizer};
 use kintsugi_engine::{Start, tokenizer};
 use kintsugi_plan::{Plan, RateSchedule, Resume};
 
-use super::record::{self, Metrics};
+use super::metrics::{self, Metrics};
+use super::record;
 use super::trace::TraceArguments;
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
@@ -25,36 +29,83 @@ pub struct Beginning {
     pub metrics: Metrics,
     /// What a person should know of it, in lines.
     pub notes: String,
-    /// Nobody else uses its folder, where the file system can see to that.
-    _lock: RunLock,
+    /// Nobody else uses its folder or that of its checkpoints, where the file system can see to that.
+    _locks: (RunLock, Option<RunLock>),
 }
 
 impl Beginning {
-    /// Makes a run ready, and sees to it that nothing stands in the way of what is written at the end.
+    /// Makes a run ready, and sees to it that nothing stands in the way of what is written at the end. Whatever is wrong
+    /// is found before a file is moved or written.
     pub fn new(plan: &Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Self, Failure> {
-        let out = &plan.run.out;
+        let (out, folder) = (&plan.run.out, Folder::of_run(&plan.run.out));
         record::create_folder(out)?;
-        let lock = RunLock::take(out, |error| eprintln!("warning: {error}"))?;
+        check_files(plan, config, &folder)?;
+        let warn = |error: &CheckpointError| eprintln!("warning: {error}");
+        let lock = RunLock::take(out, warn)?;
+        let moves = plan.run.resume != Resume::Newest && !folder.list()?.is_empty();
+        let checkpoints = (plan.run.keep > 0 || moves).then(|| folder.lock(warn)).transpose()?;
         let mut notes = String::new();
         let checkpoint = resumed(plan, &mut notes)?;
         let step = checkpoint.as_ref().map(|checkpoint| checkpoint.progress().step);
         let trace_step = trace.step(plan.run.steps.saturating_sub(step.unwrap_or(0)))?;
         let weights = if checkpoint.is_none() { initial_weights(plan, &mut notes)? } else { None };
-        write_config(plan, config, checkpoint.is_some())?;
+        check_config(plan, config, checkpoint.is_some())?;
         // A run that goes on from elsewhere has nothing to do with what is in its folder.
-        let folder = Folder::of_run(out);
         let own = checkpoint.as_ref().filter(|checkpoint| folder.holds(checkpoint.path()));
-        if let Some(aside) = folder.set_aside(own)? {
-            let aside = aside.display();
-            note(
-                &mut notes,
-                &format!("checkpoints of steps that this run does not go on from are now in {aside}"),
-            );
-        }
+        set_aside(plan, config, &folder, own, &mut notes)?;
+        write_config(plan, config)?;
         keep_tokenizer(plan, own.is_some(), &mut notes)?;
-        let metrics = Metrics::create(out, own.map_or(0, |checkpoint| checkpoint.progress().step))?;
-        Ok(Beginning { start: start(checkpoint, weights), trace_step, metrics, notes, _lock: lock })
+        let (metrics, missing) =
+            Metrics::create(out, own.map_or(0, |checkpoint| checkpoint.progress().step))?;
+        missing.inspect(|missing| eprintln!("warning: {missing}"));
+        let start = start(checkpoint, weights);
+        Ok(Beginning { start, trace_step, metrics, notes, _locks: (lock, checkpoints) })
     }
+}
+
+/// Refuses a folder that has files under the names of a run's, but that no run has used.
+fn check_files(plan: &Plan, config: &ConfigArguments, folder: &Folder) -> Result<(), Failure> {
+    let out = &plan.run.out;
+    let is_run = RunLock::was_taken(out)
+        || folder.list()?.iter().any(|(_, checkpoint)| Manifest::read(checkpoint).is_ok());
+    let own = run_files(out).into_iter().chain(TOKENIZER_FILES.map(|name| out.join(name)));
+    match own.into_iter().find(|path| path.symlink_metadata().is_ok() && !config.is_file(path)) {
+        Some(path) if !is_run => Err(Failure::Mistake(format!(
+            "{} is there, and no run has written it; a run would replace it, so give another run.out",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The files of a run, beside its checkpoints and its tokenizer.
+fn run_files(out: &Path) -> [PathBuf; 3] {
+    [record::config_path(out), metrics::path(out), record::summary_path(out)]
+}
+
+/// Moves what an earlier run has left, and this one does not go on from, to a folder of its own.
+fn set_aside(
+    plan: &Plan,
+    config: &ConfigArguments,
+    folder: &Folder,
+    own: Option<&Checkpoint>,
+    notes: &mut String,
+) -> Result<(), Failure> {
+    let given = |path: &PathBuf| config.is_file(path);
+    let (copied, moved): (Vec<PathBuf>, Vec<PathBuf>) = run_files(&plan.run.out).into_iter().partition(given);
+    let Some(aside) = folder.set_aside(own, &moved)? else { return Ok(()) };
+    if own.is_none() {
+        for path in copied {
+            let copy = aside.join(path.file_name().expect("a file has a name"));
+            fs::copy(&path, &copy).map_err(|error| Failure::file("write", &copy, &error))?;
+        }
+    }
+    let what = match own {
+        Some(_) => "checkpoints of steps that this run does not go on from",
+        None => "the checkpoints and files of the run that was here before",
+    };
+    note(notes, &format!("{what} are now in {}", aside.display()));
+    Ok(())
 }
 
 fn start(checkpoint: Option<Checkpoint>, weights: Option<WeightsFolder>) -> Start {
@@ -135,19 +186,25 @@ fn keep_tokenizer(plan: &Plan, own: bool, notes: &mut String) -> Result<(), Fail
     Ok(())
 }
 
-/// Leaves the whole configuration in the run's folder, and the user's own file as it is.
-fn write_config(plan: &Plan, config: &ConfigArguments, resumed: bool) -> Result<(), Failure> {
+/// Refuses to change the user's own file, where that lies in the run's folder.
+fn check_config(plan: &Plan, config: &ConfigArguments, resumed: bool) -> Result<(), Failure> {
     let path = record::config_path(&plan.run.out);
-    if !config.is_file(&path) {
-        let mut plan = plan.clone();
-        // It repeats the run, from the beginning.
-        plan.run.resume = Resume::No;
-        return files::write_whole(&path, &plan.to_toml());
-    }
-    if config.has_sets() && !resumed {
+    if config.is_file(&path) && config.has_sets() && !resumed {
         let path = path.display();
         let rule = "is the configuration itself, and --set would change it; give another run.out";
         return Err(Failure::Mistake(format!("{path} {rule}")));
     }
     Ok(())
+}
+
+/// Leaves the whole configuration in the run's folder, and the user's own file as it is.
+fn write_config(plan: &Plan, config: &ConfigArguments) -> Result<(), Failure> {
+    let path = record::config_path(&plan.run.out);
+    if config.is_file(&path) {
+        return Ok(());
+    }
+    let mut plan = with_absolute_paths(plan);
+    // It repeats the run, from the beginning.
+    plan.run.resume = Resume::No;
+    files::write_whole(&path, plan.to_toml().as_bytes())
 }

@@ -106,7 +106,8 @@ impl Progress {
         }
     }
 
-    fn warn(&self, text: &str) {
+    /// Something that a person should know, on a line of its own.
+    pub fn warn(&self, text: &str) {
         self.print(&format!("warning: {text}"));
     }
 

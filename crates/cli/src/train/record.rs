@@ -1,23 +1,16 @@
-//! The files of a run: its configuration, a line of metrics per step as it goes, and a summary at the end.
+//! The files of a run: its folder, its configuration, and a summary at the end.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use kintsugi_engine::{Outcome, Start, StepReport};
+use kintsugi_engine::{Outcome, Start};
 use kintsugi_plan::Plan;
 use kintsugi_rank::Figures;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::files::{remove, write_whole};
+use crate::files::{sync_parent, write_whole};
 use crate::output::json;
-
-/// `metrics.jsonl`, open.
-pub struct Metrics {
-    path: PathBuf,
-    file: File,
-}
 
 /// What `summary.json` holds.
 #[derive(Serialize)]
@@ -48,9 +41,13 @@ struct Checkpoints<'a> {
     write_s: f64,
 }
 
-/// Makes the run's folder.
+/// Makes the run's folder; the disk has its name then.
 pub fn create_folder(out: &Path) -> Result<(), Failure> {
-    fs::create_dir_all(out).map_err(|error| Failure::file("create", out, &error))
+    if out.is_dir() {
+        return Ok(());
+    }
+    let created = fs::create_dir_all(out).and_then(|()| sync_parent(out));
+    created.map_err(|error| Failure::file("create", out, &error))
 }
 
 /// The whole configuration of a run, which repeats it.
@@ -58,28 +55,9 @@ pub fn config_path(out: &Path) -> PathBuf {
     out.join("config.toml")
 }
 
-impl Metrics {
-    /// Starts a run's metrics in its folder, after those of the first `steps` steps, which stay. Lines beyond them go:
-    /// those steps are done again. An older summary goes too: it does not belong to them.
-    pub fn create(out: &Path, steps: u64) -> Result<Self, Failure> {
-        remove(&summary_path(out))?;
-        let path = out.join("metrics.jsonl");
-        let failed = |error| Failure::file("create", &path, &error);
-        write_whole(&path, &lines_up_to(&path, steps).map_err(failed)?)?;
-        let file = OpenOptions::new().append(true).open(&path).map_err(failed)?;
-        Ok(Metrics { path, file })
-    }
-
-    /// Adds a step: one write, so that a reader never sees half a line for long.
-    pub fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
-        let line = serde_json::to_string(report).expect("reports have string keys") + "\n";
-        // Where a run may go on from a step, its line has to be on the disk.
-        let sync = || if report.checkpoint_s.is_some() { self.file.sync_data() } else { Ok(()) };
-        (&self.file)
-            .write_all(line.as_bytes())
-            .and_then(|()| sync())
-            .map_err(|error| Failure::Run(format!("cannot write {}: {error}", self.path.display())))
-    }
+/// The summary of a run.
+pub fn summary_path(out: &Path) -> PathBuf {
+    out.join("summary.json")
 }
 
 impl<'a> Summary<'a> {
@@ -116,27 +94,6 @@ impl<'a> Summary<'a> {
 
     /// Writes it into the run's folder.
     pub fn write(&self, out: &Path) -> Result<(), Failure> {
-        write_whole(&summary_path(out), &json(self))
+        write_whole(&summary_path(out), json(self).as_bytes())
     }
-}
-
-/// The whole lines of a file of metrics that tell of the first `steps` steps.
-fn lines_up_to(path: &Path, steps: u64) -> std::io::Result<String> {
-    if steps == 0 {
-        return Ok(String::new());
-    }
-    let text = match fs::read_to_string(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(String::new()),
-        text => text?,
-    };
-    let tells = |line: &&str| {
-        let step =
-            serde_json::from_str::<serde_json::Value>(line).ok().and_then(|line| line["step"].as_u64());
-        step.is_some_and(|step| step <= steps)
-    };
-    Ok(text.lines().filter(tells).flat_map(|line| [line, "\n"]).collect())
-}
-
-fn summary_path(out: &Path) -> PathBuf {
-    out.join("summary.json")
 }

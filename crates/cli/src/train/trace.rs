@@ -47,7 +47,7 @@ pub fn write(plan: &Plan, spans: &[Span], path: &Path) -> Result<String, Failure
         return Ok("trace    none: the run ended before the step that is traced\n".to_owned());
     }
     let of_trace: Vec<TraceSpan> = spans.iter().map(|span| trace_span(plan, span)).collect();
-    write_whole(path, &chrome(&of_trace))?;
+    write_whole(path, chrome(&of_trace).as_bytes())?;
     Ok(format!("{}trace    {}\n", kernels(spans), path.display()))
 }
 

@@ -5,6 +5,7 @@ mod faults;
 mod generate;
 mod help;
 mod mistakes;
+mod nothing_lost;
 mod plan;
 mod prepare;
 mod resume;

@@ -16,12 +16,13 @@ pub fn numbers(folder: &Path) -> Vec<[Value; 5]> {
     json_lines(&folder.join("out/metrics.jsonl")).iter().map(of).collect()
 }
 
-/// The checkpoints of a run, oldest first.
+/// What lies among the checkpoints of a run, oldest first; their lock is hidden.
 pub fn checkpoints(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder.join("out/checkpoints")).map(|entries| entries.flatten().collect());
     let entries: Vec<fs::DirEntry> = entries.unwrap_or_default();
     let mut names: Vec<String> =
         entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.retain(|name| !name.starts_with('.'));
     names.sort();
     names
 }
@@ -137,7 +138,7 @@ fn a_new_run_never_goes_on_from_an_old_ones_checkpoints() {
     let said = stdout(&tiny(&folder, &["train", "--resume"], &["run.steps=6"]));
     assert!(said.contains("note     no checkpoint in out: starts at the beginning\n"), "{said}");
     let said = stdout(&tiny(&folder, &["train"], &["run.seed=5"]));
-    assert!(said.contains("does not go on from are now in out/checkpoints-1\n"), "{said}");
+    assert!(said.contains("of the run that was here before are now in out/checkpoints-1\n"), "{said}");
     assert_eq!(checkpoints(&folder), ["step-00000004"]);
     assert!(folder.join("out/checkpoints-1/step-00000006/manifest.json").exists(), "nothing is lost");
 }

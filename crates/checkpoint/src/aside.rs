@@ -1,0 +1,71 @@
+//! Making room for a run in a folder that another run has used: nothing is deleted, everything is moved to a folder beside it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::folder::{parent, same};
+use crate::{Checkpoint, CheckpointError, Folder, files, tokenizer};
+
+impl Folder {
+    /// Makes room for a run that goes on from one of these checkpoints, or starts (`None`). Checkpoints beyond that one,
+    /// which the run will write again, are moved to another folder, whose path is given. If the run starts, so are
+    /// `run_files`, which belong to the earlier run. What is left of interrupted saves is removed.
+    pub fn set_aside(
+        &self,
+        goes_on: Option<&Checkpoint>,
+        run_files: &[PathBuf],
+    ) -> Result<Option<PathBuf>, CheckpointError> {
+        // Whatever its name says: it is still to be read.
+        let stays = |path: &Path| goes_on.is_some_and(|checkpoint| same(path, checkpoint.path()));
+        for path in self.remains()?.into_iter().filter(|path| !stays(path)) {
+            fs::remove_dir_all(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+        }
+        let beyond = |found: u64| goes_on.is_none_or(|checkpoint| found > checkpoint.progress().step);
+        let found = self.list()?.into_iter().filter(|(found, path)| beyond(*found) && !stays(path));
+        let checkpoints = found.map(|(_, path)| path);
+        let run_files = run_files.iter().filter(|path| goes_on.is_none() && path.exists()).cloned();
+        let moving: Vec<PathBuf> = checkpoints.chain(run_files).collect();
+        if moving.is_empty() {
+            return Ok(None);
+        }
+        let aside = self.new_aside()?;
+        let moved = moving.iter().try_for_each(|path| {
+            let name = path.file_name().expect("a file or checkpoint has a name");
+            move_to(path, &aside.join(name)).map_err(|error| CheckpointError::io(path, &error))
+        });
+        // It may still be needed for what was moved before; if nothing was, it is empty and goes.
+        moved.inspect_err(|_| drop(fs::remove_dir(&aside)))?;
+        // The run's own tokenizer may make way for another's.
+        tokenizer::copy(parent(self.path()), &aside)?;
+        let synced = files::sync_folder(&aside).and_then(|()| files::sync_folder(parent(&aside)));
+        synced.map_err(|error| CheckpointError::io(&aside, &error))?;
+        Ok(Some(aside))
+    }
+
+    /// Makes a folder for what is set aside: beside this one, or where this is a link to, which may be another disk.
+    fn new_aside(&self) -> Result<PathBuf, CheckpointError> {
+        let target =
+            if self.path().is_symlink() { self.path().canonicalize() } else { Ok(self.path().to_owned()) };
+        let target = target.map_err(|error| CheckpointError::io(self.path(), &error))?;
+        let name = target.file_name().unwrap_or("checkpoints".as_ref()).to_string_lossy();
+        let aside = (1..u64::MAX)
+            .map(|number| target.with_file_name(format!("{name}-{number}")))
+            .find(|path| !path.exists())
+            .expect("there are numbers enough");
+        fs::create_dir(&aside).map_err(|error| CheckpointError::io(&aside, &error))?;
+        Ok(aside)
+    }
+}
+
+/// Moves a file or folder. A file may go to another disk: it is copied there, and removed when that disk has it.
+fn move_to(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::rename(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::CrossesDevices && from.is_file() => {
+            fs::copy(from, to)?;
+            fs::File::open(to)?.sync_all()?;
+            fs::remove_file(from)
+        }
+        result => result,
+    }
+}

@@ -1,0 +1,129 @@
+//! `metrics.jsonl`: a line per step as a run goes.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use kintsugi_engine::StepReport;
+use serde::Deserialize;
+
+use super::record::summary_path;
+use crate::failure::Failure;
+use crate::files::{remove, write_whole};
+
+/// The file, open.
+pub struct Metrics {
+    path: PathBuf,
+    file: File,
+    /// Bytes of the lines that were written.
+    length: u64,
+    /// Lines that could not be written yet.
+    unwritten: Vec<u8>,
+}
+
+/// The metrics of a run's folder.
+pub fn path(out: &Path) -> PathBuf {
+    out.join("metrics.jsonl")
+}
+
+impl Metrics {
+    /// Starts a run's metrics in its folder, after those of the first `steps` steps, which stay. Lines beyond them go:
+    /// those steps are done again. An older summary goes too: it does not belong to them. The second result says what is
+    /// missing among the lines that stay.
+    pub fn create(out: &Path, steps: u64) -> Result<(Self, Option<String>), Failure> {
+        remove(&summary_path(out))?;
+        let path = path(out);
+        let failed = |error| Failure::file("create", &path, &error);
+        let lines = if steps == 0 { Lines::default() } else { Lines::read(&path, steps).map_err(failed)? };
+        write_whole(&path, &lines.text)?;
+        let file = OpenOptions::new().append(true).open(&path).map_err(failed)?;
+        let missing = lines.missing(&path, steps);
+        let length = lines.text.len() as u64;
+        Ok((Metrics { path, file, length, unwritten: Vec::new() }, missing))
+    }
+
+    /// Adds a step. If its line cannot be written, it is kept and tried again with the next one.
+    pub fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
+        serde_json::to_writer(&mut self.unwritten, report).expect("reports have string keys");
+        self.unwritten.push(b'\n');
+        self.flush()?;
+        // Where a run may go on from a step, its line has to be on the disk.
+        if report.checkpoint_s.is_some() {
+            self.file.sync_data().map_err(|error| self.failed(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Writes what could not be written before.
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        if let Err(error) = self.file.write_all(&self.unwritten) {
+            // No reader shall see half a line, and the next attempt starts after the last whole one.
+            if self.file.metadata().is_ok_and(|found| found.len() > self.length) {
+                self.file.set_len(self.length).ok();
+            }
+            return Err(self.failed(&error));
+        }
+        self.length += self.unwritten.len() as u64;
+        self.unwritten.clear();
+        Ok(())
+    }
+
+    fn failed(&self, error: &io::Error) -> Failure {
+        Failure::Run(format!("cannot write {}: {error}", self.path.display()))
+    }
+}
+
+/// The lines of the first steps of a run.
+#[derive(Default)]
+struct Lines {
+    text: Vec<u8>,
+    steps: Vec<u64>,
+    /// Lines that are damaged.
+    damaged: usize,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    step: u64,
+}
+
+impl Lines {
+    fn read(path: &Path, steps: u64) -> io::Result<Self> {
+        let text = match fs::read(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            text => text?,
+        };
+        let mut lines = Lines::default();
+        // A run that was killed may have left half of a last line.
+        for line in text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+            match serde_json::from_slice::<Line>(line) {
+                Ok(Line { step }) if step <= steps => {
+                    lines.text.extend(line);
+                    lines.steps.push(step);
+                }
+                Ok(_) => {}
+                Err(_) => lines.damaged += 1,
+            }
+        }
+        Ok(lines)
+    }
+
+    /// What a reader of the file should know of the lines up to a step, if anything is missing.
+    fn missing(&self, path: &Path, steps: u64) -> Option<String> {
+        let path = path.display();
+        // The lines of a run that went on from elsewhere begin after that checkpoint's step.
+        let gap = match self.steps.first() {
+            None => (1..=steps).next().map(|first| (first, steps)),
+            Some(_) => {
+                let next = self.steps.iter().skip(1).copied().chain([steps + 1]);
+                let gap = |(&step, next): (&u64, u64)| (next > step + 1).then_some((step + 1, next - 1));
+                self.steps.iter().zip(next).find_map(gap)
+            }
+        };
+        match (gap, self.damaged) {
+            (Some((first, last)), _) => Some(format!("{path} has no lines for steps {first} to {last}")),
+            (None, 0) => None,
+            (None, damaged) => Some(format!("{damaged} damaged lines of {path} were removed")),
+        }
+    }
+}
