@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, Once};
 use std::thread;
+use std::time::Duration;
 
 use kintsugi_comm::threads::{Failure, World};
 use kintsugi_comm::{Communicator, Solo};
@@ -81,6 +82,7 @@ pub fn run_for<T: Send>(
     silence_rank_panics();
     let ranks = job.plan.mesh.ranks();
     let world = World::new(job.plan.cluster.topology, ranks);
+    world.set_timeout(Duration::from_secs(job.plan.run.communication_timeout));
     let results: Vec<Option<T>> = thread::scope(|scope| {
         let start = |number: usize| {
             let (world, body) = (&world, &body);

@@ -9,6 +9,7 @@ mod plan;
 mod prepare;
 mod resume;
 mod search;
+mod signals;
 mod support;
 mod train;
 mod verify;
