@@ -31,7 +31,7 @@ pub use error::CheckpointError;
 pub use folder::{Folder, find};
 pub use lock::RunLock;
 pub use manifest::{Manifest, Progress};
-pub use save::{SaveFailure, Saved, Saver, Writer, saver};
+pub use save::{SaveFailure, Saved, Saver, Writer, WriterEnded, saver};
 pub use shard::snapshot_bytes;
 pub use weights::WeightsFolder;
 pub use write::write;

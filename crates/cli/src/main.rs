@@ -26,6 +26,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use kintsugi_engine::start_shared_threads;
 use kintsugi_tensor::cpu::counting::CountingAllocator;
 
 use failure::Failure;
@@ -83,6 +84,7 @@ fn main() -> ExitCode {
 
 fn run(command: Option<Command>) -> Result<(), Failure> {
     signals::fail_writes_beyond_the_limit()?;
+    start_shared_threads()?;
     match command {
         Some(Command::Train(arguments)) => train::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),

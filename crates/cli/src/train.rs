@@ -111,10 +111,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         output.text(&trace::write(&plan, &outcome.spans, path)?)?;
     }
     output.result(&summary)?;
-    match outcome.saves.failure {
+    match (outcome.data_error, outcome.saves.failure) {
+        (Some(error), _) => {
+            let step = outcome.steps;
+            Err(Failure::Run(format!("training ended after step {step} because of its data: {error}")))
+        }
         // The run is done, and what it came to is lost.
-        Some(failure) => Err(Failure::Run(failure.to_string())),
-        None => Ok(()),
+        (None, Some(failure)) => Err(Failure::Run(failure.to_string())),
+        (None, None) => Ok(()),
     }
 }
 
@@ -203,7 +207,10 @@ fn conclusion(plan: &Plan, outcome: &Outcome, floor: Option<f64>) -> String {
         format!("{distance:.4} above the {floor:.4} of a perfect model")
     }));
     let mut steps = match (outcome.stopped, outcome.skipped) {
-        (true, _) => format!("{} of {}: stopped when asked to", outcome.steps, plan.run.steps),
+        (true, _) => {
+            let why = if outcome.data_error.is_some() { "because of its data" } else { "when asked to" };
+            format!("{} of {}: stopped {why}", outcome.steps, plan.run.steps)
+        }
         (false, 0) => outcome.steps.to_string(),
         (false, skipped) => format!("{}, of which {skipped} were skipped", outcome.steps),
     };

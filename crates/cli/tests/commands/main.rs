@@ -1,9 +1,11 @@
 //! The built binary, as a person or a script meets it.
 
 mod convert;
+mod data_errors;
 mod faults;
 mod generate;
 mod help;
+mod limits;
 mod mistakes;
 mod plan;
 mod prepare;
