@@ -35,7 +35,7 @@ pub use folder::{Folder, find};
 pub use lock::RunLock;
 pub use manifest::{Manifest, Progress};
 pub use paths::with_absolute_paths;
-pub use save::{SaveFailure, Saved, Saver, Writer, saver};
+pub use save::{SaveFailure, Saved, Saver, Writer, WriterEnded, saver};
 pub use shard::snapshot_bytes;
 pub use weights::WeightsFolder;
 pub use write::write;

@@ -48,6 +48,11 @@ pub struct SaveFailure {
     pub reason: String,
 }
 
+/// The thread that writes checkpoints has ended while ranks had something to save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the thread that writes checkpoints has ended")]
+pub struct WriterEnded;
+
 /// The ranks' end: takes copies.
 pub struct Saver {
     shards: Arc<Vec<Shard>>,
@@ -89,15 +94,15 @@ pub fn saver(plan: &Plan, folder: Folder) -> (Saver, Writer) {
 
 impl Saver {
     /// Copies what a rank has; every rank calls it after the same step. Gives the seconds that it took, waiting for the
-    /// copy before to be written included. Panics if the writer is gone.
-    pub fn save(&self, number: usize, rank: &Rank, progress: Progress) -> f64 {
+    /// copy before to be written included.
+    pub fn save(&self, number: usize, rank: &Rank, progress: Progress) -> Result<f64, WriterEnded> {
         let begun = Instant::now();
-        let mut bytes = self.copies.take(number);
+        let mut bytes = self.copies.take(number)?;
         self.shards[number].copy(rank, &mut bytes);
         let blocked = begun.elapsed().as_secs_f64();
         let filled = Filled { rank: number, bytes, progress, blocked };
-        assert!(self.filled.send(filled).is_ok(), "the thread that writes checkpoints is gone");
-        blocked
+        self.filled.send(filled).map_err(|_| WriterEnded)?;
+        Ok(blocked)
     }
 }
 
@@ -229,7 +234,7 @@ struct State {
 }
 
 impl Copies {
-    fn take(&self, rank: usize) -> Vec<u8> {
+    fn take(&self, rank: usize) -> Result<Vec<u8>, WriterEnded> {
         let mut state = self.lock();
         loop {
             let begun = state.taken > 0 || state.unwritten == 0;
@@ -237,9 +242,11 @@ impl Copies {
                 state.taken = (state.taken + 1) % state.free.len();
                 state.unwritten += 1;
                 self.given.notify_all();
-                return copy;
+                return Ok(copy);
             }
-            assert!(!state.ended, "the thread that writes checkpoints is gone");
+            if state.ended {
+                return Err(WriterEnded);
+            }
             state = self.given.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -296,17 +303,17 @@ mod tests {
     fn no_rank_begins_a_checkpoint_before_all_copies_of_the_last_are_written() {
         let state = State { free: vec![Some(vec![0]), Some(vec![1])], taken: 0, unwritten: 0, ended: false };
         let copies = Copies { state: Mutex::new(state), given: Condvar::new() };
-        let [first, second] = [0, 1].map(|rank| copies.take(rank));
+        let [first, second] = [0, 1].map(|rank| copies.take(rank).unwrap());
         copies.written(0, first);
         thread::scope(|scope| {
             let (taken, came) = channel();
             let copies = &copies;
-            scope.spawn(move || taken.send(copies.take(0)));
+            scope.spawn(move || taken.send(copies.take(0).unwrap()));
             let early = came.recv_timeout(Duration::from_millis(50));
             assert_eq!(early, Err(RecvTimeoutError::Timeout), "the other's copy is not on the disk");
             copies.written(1, second);
             assert_eq!(came.recv(), Ok(vec![0]));
         });
-        assert_eq!(copies.take(1), [1]);
+        assert_eq!(copies.take(1).unwrap(), [1]);
     }
 }

@@ -1,12 +1,13 @@
 //! `kintsugi calibrate`: this machine's device, measured into a profile.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use kintsugi_engine::ThreadError;
 use kintsugi_plan::config::resolve;
 use kintsugi_plan::{DeviceKind, Plan};
 use kintsugi_simulate::calibrate::{Patience, Rows, Shapes, calibrate, in_company, thread_links};
@@ -117,7 +118,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (device, cores, link) = match plan.run.device {
-        DeviceKind::Cpu => (cpu(&plan, patience, cores), Some(cores), Some(thread_links(cores))),
+        DeviceKind::Cpu => {
+            let no_thread = |error| ThreadError::new("a thread to measure with", error);
+            let device = cpu(&plan, patience, cores).map_err(no_thread)?;
+            (device, Some(cores), Some(thread_links(cores).map_err(no_thread)?))
+        }
         DeviceKind::Cuda => (gpu(&plan, patience)?, None, None),
     };
     let shared = link.as_ref().map_or_else(String::new, |link| sharing(cores, link));
@@ -156,7 +161,7 @@ fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
 }
 
 /// One thread, with the other cores at work; models of a size that people try layouts out with.
-fn cpu(plan: &Plan, patience: Patience, cores: usize) -> DeviceSpec {
+fn cpu(plan: &Plan, patience: Patience, cores: usize) -> io::Result<DeviceSpec> {
     let backend: Box<dyn Backend> = Box::new(CpuBackend::new(Rc::new(Heap::default()), 1));
     let sequence = plan.batch.sequence;
     let rows = sequence * plan.batch.micro;
@@ -184,7 +189,7 @@ fn model(preset: &str) -> ModelSpec {
 
 /// A bar on a terminal, nothing elsewhere.
 fn bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
+    if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} measurements  {eta} left");

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use kintsugi_checkpoint::CheckpointError;
 use kintsugi_data::DataError;
-use kintsugi_engine::{GenerateError, TrainError};
+use kintsugi_engine::{GenerateError, ThreadError, TrainError};
 use kintsugi_plan::config::ConfigError;
 
 /// Why a command did not succeed.
@@ -63,6 +63,12 @@ impl From<CheckpointError> for Failure {
     }
 }
 
+impl From<ThreadError> for Failure {
+    fn from(error: ThreadError) -> Self {
+        Failure::Run(error.to_string())
+    }
+}
+
 impl From<GenerateError> for Failure {
     fn from(error: GenerateError) -> Self {
         match error {
@@ -83,6 +89,9 @@ impl From<TrainError> for Failure {
 
 impl From<DataError> for Failure {
     fn from(error: DataError) -> Self {
-        Failure::Mistake(error.to_string())
+        match error {
+            DataError::Thread { .. } => Failure::Run(error.to_string()),
+            mistake => Failure::Mistake(mistake.to_string()),
+        }
     }
 }

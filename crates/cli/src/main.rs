@@ -18,6 +18,7 @@ mod model;
 mod output;
 mod plan;
 mod prepare;
+mod signals;
 mod table;
 mod train;
 mod verify;
@@ -25,7 +26,10 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use kintsugi_engine::start_shared_threads;
 use kintsugi_tensor::cpu::counting::CountingAllocator;
+
+use failure::Failure;
 
 /// Measures the memory of every rank: what `predicted / measured` compares.
 #[global_allocator]
@@ -72,7 +76,16 @@ Exit codes:
   0 all well, 1 the run or the check failed, 2 a mistake in the configuration or the arguments";
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(command: Option<Command>) -> Result<(), Failure> {
+    signals::fail_writes_beyond_the_limit()?;
+    start_shared_threads()?;
+    match command {
         Some(Command::Train(arguments)) => train::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),
         Some(Command::Verify(arguments)) => verify::run(&arguments),
@@ -83,9 +96,5 @@ fn main() -> ExitCode {
         Some(Command::Eval(arguments)) => eval::run(&arguments),
         Some(Command::Doctor(arguments)) => doctor::run(&arguments),
         None => output::stdout(&Cli::command().render_help().to_string()),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
     }
 }

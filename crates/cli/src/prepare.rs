@@ -15,7 +15,7 @@ use kintsugi_spec::units;
 
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::train::stop_on_signal;
+use crate::signals::stop_on_signal;
 use progress::Progress;
 
 /// Turns text into token files that `train` reads, in Megatron's .bin/.idx format.

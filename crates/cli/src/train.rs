@@ -9,8 +9,6 @@ mod trace;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use kintsugi_checkpoint::{Folder, Saved};
@@ -20,8 +18,6 @@ use kintsugi_plan::{Plan, Resume};
 use kintsugi_rank::Figures;
 use kintsugi_simulate::time::Consumption;
 use kintsugi_simulate::{Play, Prediction, predict, time};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::flag;
 
 use crate::config::ConfigArguments;
 use crate::describe;
@@ -29,6 +25,7 @@ use crate::failure::Failure;
 use crate::files::check_writable;
 use crate::fit;
 use crate::output::Output;
+use crate::signals::stop_on_signal;
 use begin::Beginning;
 use metrics::Metrics;
 use progress::Progress;
@@ -48,8 +45,9 @@ use trace::TraceArguments;
 /// same layout bit for bit, or on any other: tp, pp, dp, ZeRO, recomputation and precision may all change. With
 /// --set run.steps=0 nothing is trained, and what is saved are the initial weights.
 ///
-/// Ctrl-C, SIGTERM or SIGUSR1 (Slurm's --signal) end the run after the running step, with a checkpoint and a whole
-/// summary; a second signal ends it at once. Two runs cannot use one folder at the same time.
+/// Ctrl-C, SIGTERM, SIGUSR1 (Slurm's --signal) or SIGHUP (a terminal that is closed) end the run after the running
+/// step, with a checkpoint and a whole summary; a second signal other than SIGHUP ends it at once. Under nohup,
+/// SIGHUP is ignored. Two runs cannot use one folder at the same time.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -114,10 +112,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         output.text(&trace::write(&plan, &outcome.spans, path)?)?;
     }
     output.result(&summary)?;
-    match outcome.saves.failure {
+    match (outcome.data_error, outcome.saves.failure) {
+        (Some(error), _) => {
+            let step = outcome.steps;
+            Err(Failure::Run(format!("training ended after step {step} because of its data: {error}")))
+        }
         // The run is done, and what it came to is lost.
-        Some(failure) => Err(Failure::Run(failure.to_string())),
-        None => Ok(()),
+        (None, Some(failure)) => Err(Failure::Run(failure.to_string())),
+        (None, None) => Ok(()),
     }
 }
 
@@ -195,18 +197,6 @@ fn train_with_progress(
     Ok(outcome)
 }
 
-/// A flag that SIGINT, SIGTERM and SIGUSR1 set; the second of them has its usual effect.
-pub fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGUSR1] {
-        // The order matters: the first signal must find the flag unset.
-        flag::register_conditional_default(signal, Arc::clone(&stop))
-            .and_then(|_| flag::register(signal, Arc::clone(&stop)))
-            .map_err(|error| Failure::Run(format!("cannot listen for signal {signal}: {error}")))?;
-    }
-    Ok(stop)
-}
-
 /// How the loss went, and where the files are.
 fn conclusion(plan: &Plan, outcome: &Outcome, floor: Option<f64>) -> String {
     if outcome.steps == 0 {
@@ -220,7 +210,10 @@ fn conclusion(plan: &Plan, outcome: &Outcome, floor: Option<f64>) -> String {
         format!("{distance:.4} above the {floor:.4} of a perfect model")
     }));
     let mut steps = match (outcome.stopped, outcome.skipped) {
-        (true, _) => format!("{} of {}: stopped when asked to", outcome.steps, plan.run.steps),
+        (true, _) => {
+            let why = if outcome.data_error.is_some() { "because of its data" } else { "when asked to" };
+            format!("{} of {}: stopped {why}", outcome.steps, plan.run.steps)
+        }
         (false, 0) => outcome.steps.to_string(),
         (false, skipped) => format!("{}, of which {skipped} were skipped", outcome.steps),
     };

@@ -36,6 +36,14 @@ pub enum DataError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A thread that the system did not start.
+    #[error(
+        "a thread that encodes text cannot be started: {reason}; raise the limit on processes and threads (ulimit -u)"
+    )]
+    Thread {
+        /// The answer of the system.
+        reason: String,
+    },
     /// A value that does not go with the others.
     #[error("{0}")]
     Value(String),

@@ -100,7 +100,7 @@ fn loading(plan: &Plan, path: &Path, cold: bool) {
     let (checkpoint, opening) = timed(|| Checkpoint::open(path).expect("it is whole"));
     let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault: None };
     let loaded = run_job(&job, |worker| {
-        timed(|| worker.rank.load(&checkpoint, checkpoint.kept()).expect("all is there")).1
+        Ok(timed(|| worker.rank.load(&checkpoint, checkpoint.kept()).expect("all is there")).1)
     });
     let loading = loaded.expect("no rank fails")[0];
     let all = bytes as f64 / 1e9 / (opening + loading);

@@ -1,15 +1,57 @@
 //! What can go wrong in a run, as a sentence.
 
-use kintsugi_checkpoint::CheckpointError;
+use kintsugi_checkpoint::{CheckpointError, WriterEnded};
+use kintsugi_comm::threads::Failure;
 use kintsugi_data::DataError;
-use kintsugi_rank::Bad;
+use kintsugi_rank::{Bad, StoreError};
+use kintsugi_tensor::cuda::CudaError;
 use thiserror::Error;
 
-/// A rank failed and took the job down.
-pub use kintsugi_comm::threads::Failure as JobError;
+use crate::ThreadError;
+
+/// Why a rank cannot go on: a disk, a file, a device or the operating system.
+#[derive(Clone, Debug, Error)]
+pub enum RankError {
+    /// Its tokens cannot be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// Its weights or states cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Its GPU cannot be used.
+    #[error(transparent)]
+    Device(#[from] CudaError),
+    /// Its threads cannot be started.
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
+    /// Its copy cannot be handed to the thread that writes checkpoints.
+    #[error(transparent)]
+    Writer(#[from] WriterEnded),
+}
+
+/// Why a job failed.
+#[derive(Clone, Debug, Error)]
+pub enum JobError {
+    /// A rank could not go on, and so the others could not either.
+    #[error("rank {rank} failed in {during}: {source}")]
+    Rank {
+        /// The first rank that failed.
+        rank: usize,
+        /// What it was doing.
+        during: String,
+        /// Why.
+        source: RankError,
+    },
+    /// A rank panicked, or waited too long for another.
+    #[error(transparent)]
+    Failure(#[from] Failure),
+    /// A thread beside the ranks' cannot be started.
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
+}
 
 /// Why training ended early.
-#[derive(Clone, Debug, Error, PartialEq)]
+#[derive(Clone, Debug, Error)]
 pub enum TrainError {
     /// The data cannot be used.
     #[error(transparent)]

@@ -11,8 +11,9 @@ use kintsugi_rank::{Purpose, Store};
 use serde::Serialize;
 
 use crate::job::run_for;
-use crate::source::Batches;
-use crate::{Job, JobError, MemoryChoice, Worker};
+use crate::source::{Batches, StepTokens};
+use crate::threads::spawn;
+use crate::{Job, JobError, MemoryChoice, RankError, Worker};
 
 /// What was found.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -59,15 +60,15 @@ pub fn evaluate(
     let deal = Deal { samples: options.samples, global: plan.batch.global as u64 };
     let dataset = Dealt { dataset, deal };
     let results = thread::scope(|scope| {
-        let running = scope.spawn(|| {
+        let running = spawn(scope, "job", || {
             let results = run_for(Purpose::Inference, &job, |worker| {
-                worker.load(weights);
+                worker.load(weights)?;
                 let voice = (worker.number == 0).then(|| voice.lock().expect("taken once").take()).flatten();
                 evaluate_rank(worker, plan, &dataset, options.split, voice.as_ref())
             });
             drop(voice.lock().map(|mut voice| voice.take()));
             results
-        });
+        })?;
         received.iter().for_each(on_batch);
         running.join().expect("the job's thread only waits")
     })?;
@@ -80,14 +81,15 @@ fn evaluate_rank(
     dealt: &Dealt,
     split: Split,
     voice: Option<&Sender<f64>>,
-) -> Evaluated {
+) -> Result<Evaluated, RankError> {
     let program = plan.evaluation(worker.at.pp, plan.micro_batches());
-    let mut batches = Batches::new(plan, dealt, split, worker.at.dp);
+    let batches = Batches::new(plan, dealt, split, worker, &program);
+    let mut tokens = StepTokens::default();
     let begun = Instant::now();
     let (mut sum, mut samples) = (0.0, 0);
     for (batch, part) in (0..).zip(dealt.deal.batches()) {
-        batches.begin(batch);
-        worker.run(&program, &mut batches, |_, _| {});
+        batches.read(batch, &mut tokens)?;
+        worker.run(&program, &mut tokens, |_, _| {});
         sum += part.samples as f64 * worker.rank.mean_loss(plan.tokens_per_step());
         samples += part.samples;
         if let Some(voice) = voice {
@@ -97,7 +99,7 @@ fn evaluate_rank(
     }
     let (loss, tokens) = (sum / samples as f64, samples * plan.batch.sequence as u64);
     let tokens_per_s = tokens as f64 / begun.elapsed().as_secs_f64();
-    Evaluated { loss, perplexity: loss.exp(), tokens, tokens_per_s }
+    Ok(Evaluated { loss, perplexity: loss.exp(), tokens, tokens_per_s })
 }
 
 /// Samples dealt out in global batches of a fixed size, each counted once.

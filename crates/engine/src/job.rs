@@ -1,6 +1,6 @@
 //! A job: a thread per rank, each with its own memory, backend and groups, in one world.
 //!
-//! A rank that panics aborts the world, so that every other rank's wait ends at once; the first failure is the
+//! A rank that fails or panics aborts the world, so that every other rank's wait ends at once; the first failure is the
 //! job's.
 
 use std::any::Any;
@@ -9,19 +9,21 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, Once};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Duration;
 
 use kintsugi_comm::threads::{Failure, World};
 use kintsugi_comm::{Communicator, Solo};
 use kintsugi_plan::{Coordinate, DeviceKind, Op, Plan, Program};
-use kintsugi_rank::{Groups, Kept, Purpose, Rank, Source, Store};
+use kintsugi_rank::{Groups, Kept, Purpose, Rank, Source, Store, StoreError};
 use kintsugi_tensor::cpu::memory::{Heap, Slab};
 use kintsugi_tensor::cpu::{CpuBackend, counting};
-use kintsugi_tensor::cuda::CudaBackend;
+use kintsugi_tensor::cuda::{CudaBackend, CudaError};
 use kintsugi_tensor::{Backend, Device, Repeated};
 
-use crate::JobError;
+use crate::threads::spawn;
 use crate::verify::Fault;
+use crate::{JobError, RankError, ThreadError};
 
 /// Where ranks keep their tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +70,10 @@ pub fn device(plan: &Plan) -> Device {
 }
 
 /// Runs `body` once on every rank; gives back what each returned, in order of rank.
-pub fn run_job<T: Send>(job: &Job, body: impl Fn(&mut Worker) -> T + Sync) -> Result<Vec<T>, JobError> {
+pub fn run_job<T: Send>(
+    job: &Job,
+    body: impl Fn(&mut Worker) -> Result<T, RankError> + Sync,
+) -> Result<Vec<T>, JobError> {
     run_for(Purpose::Training, job, body)
 }
 
@@ -76,24 +81,28 @@ pub fn run_job<T: Send>(job: &Job, body: impl Fn(&mut Worker) -> T + Sync) -> Re
 pub fn run_for<T: Send>(
     purpose: Purpose,
     job: &Job,
-    body: impl Fn(&mut Worker) -> T + Sync,
+    body: impl Fn(&mut Worker) -> Result<T, RankError> + Sync,
 ) -> Result<Vec<T>, JobError> {
     silence_rank_panics();
     let ranks = job.plan.mesh.ranks();
     let world = World::new(job.plan.cluster.topology, ranks);
-    let results: Vec<Option<T>> = thread::scope(|scope| {
+    world.set_timeout(Duration::from_secs(job.plan.run.communication_timeout));
+    let results: Vec<Result<T, JobError>> = thread::scope(|scope| {
         let start = |number: usize| {
             let (world, body) = (&world, &body);
-            let builder = thread::Builder::new().name(format!("rank {number}"));
-            let thread = builder.spawn_scoped(scope, move || run_rank(purpose, job, number, world, body));
-            thread.map_err(|error| fail(world, number, format!("no thread could be started: {error}"))).ok()
+            let run = move || run_rank(purpose, job, number, world, body);
+            spawn(scope, &format!("rank {number}"), run).map_err(|error| fail(world, number, error.into()))
         };
         let threads: Vec<_> = (0..ranks).map(start).collect();
-        threads.into_iter().map(|thread| thread?.join().ok().flatten()).collect()
+        let joined = |thread: ScopedJoinHandle<_>| thread.join().expect("a rank's panic is caught");
+        threads.into_iter().map(|thread| thread.and_then(joined)).collect()
     });
+    // The error of the first rank that failed: those of the others follow from it.
     match world.failure() {
-        Some(failure) => Err(failure.clone()),
-        None => Ok(results.into_iter().map(|result| result.expect("no rank failed")).collect()),
+        None => results.into_iter().collect(),
+        Some(first) => {
+            Err(results.into_iter().nth(first.rank).and_then(Result::err).unwrap_or(first.clone().into()))
+        }
     }
 }
 
@@ -102,15 +111,17 @@ fn run_rank<T: Send>(
     job: &Job,
     number: usize,
     world: &Arc<World>,
-    body: &(impl Fn(&mut Worker) -> T + Sync),
-) -> Option<T> {
+    body: &(impl Fn(&mut Worker) -> Result<T, RankError> + Sync),
+) -> Result<T, JobError> {
     let device = device(&job.plan);
     let guarded = || {
         counting::attribute(number);
         IS_RANK.set(true);
-        catch_unwind(AssertUnwindSafe(|| body(&mut Worker::new(purpose, job, number, world, device))))
-            .map_err(|panic| fail(world, number, message(&*panic)))
-            .ok()
+        let run = || body(&mut Worker::new(purpose, job, number, world, device)?);
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(result) => result.map_err(|error| fail(world, number, error)),
+            Err(panic) => Err(panicked(world, number, message(&*panic))),
+        }
     };
     let threads = match device {
         Device::Cpu { threads } if threads > 1 => threads,
@@ -119,12 +130,23 @@ fn run_rank<T: Send>(
     // The rank itself is one of the pool's threads, so handing work to the others costs little.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
     let pool = pool.start_handler(move |_| counting::attribute(number)).build();
-    pool.map_err(|error| fail(world, number, error.to_string())).ok()?.install(guarded)
+    match pool {
+        Ok(pool) => pool.install(guarded),
+        Err(error) => Err(fail(world, number, ThreadError::new("its pool of threads", error).into())),
+    }
 }
 
-/// Takes the job down.
-fn fail(world: &World, rank: usize, reason: String) {
+/// Stops the world because a rank cannot go on.
+fn fail(world: &World, rank: usize, source: RankError) -> JobError {
+    let during = DURING.get().to_string();
+    world.abort(Failure { rank, during: during.clone(), reason: source.to_string() });
+    JobError::Rank { rank, during, source }
+}
+
+/// Stops the world because a rank panicked. If the world had stopped already, that is why it did.
+fn panicked(world: &World, rank: usize, reason: String) -> JobError {
     world.abort(Failure { rank, during: DURING.get().to_string(), reason });
+    world.failure().expect("it has just stopped").clone().into()
 }
 
 /// What this thread's rank is doing, for the error message.
@@ -158,11 +180,17 @@ impl fmt::Display for During {
 }
 
 impl Worker {
-    fn new(purpose: Purpose, job: &Job, number: usize, world: &Arc<World>, device: Device) -> Self {
+    fn new(
+        purpose: Purpose,
+        job: &Job,
+        number: usize,
+        world: &Arc<World>,
+        device: Device,
+    ) -> Result<Self, CudaError> {
         let at = job.plan.mesh.coordinate(number);
         // Ranks that share a card would time each other's work.
         let lasting = purpose == Purpose::Training && job.plan.mesh.ranks() == 1;
-        let backend = backend(&job.memory, at.pp, device, lasting);
+        let backend = backend(&job.memory, at.pp, device, lasting)?;
         let groups = Groups::new(&job.plan, at, |name, members, _| {
             let group = || world.group(name, members, number);
             let group: Box<dyn Communicator> = match device {
@@ -180,13 +208,13 @@ impl Worker {
         if let Some(fault) = job.fault {
             fault.in_rank(&mut rank, &job.plan, at);
         }
-        Worker { rank, number, at, world: Arc::clone(world), backend, fault: job.fault }
+        Ok(Worker { rank, number, at, world: Arc::clone(world), backend, fault: job.fault })
     }
 
-    /// Sets the weights; one that cannot be read takes the job down.
-    pub(crate) fn load(&self, weights: &dyn Store) {
+    /// Sets the weights.
+    pub(crate) fn load(&self, weights: &dyn Store) -> Result<(), StoreError> {
         During::Loading.set();
-        self.rank.load(weights, &[Kept::Weights]).unwrap_or_else(|error| panic!("{error}"));
+        self.rank.load(weights, &[Kept::Weights])
     }
 
     /// The training program of this rank's stage.
@@ -225,8 +253,13 @@ impl Worker {
 
 /// A rank's device, with memory for a rank of stage `stage`; it may take its time to find out how it works best if the
 /// work is `lasting`.
-fn backend(memory: &MemoryChoice, stage: usize, device: Device, lasting: bool) -> Rc<dyn Backend> {
-    match (device, memory) {
+fn backend(
+    memory: &MemoryChoice,
+    stage: usize,
+    device: Device,
+    lasting: bool,
+) -> Result<Rc<dyn Backend>, CudaError> {
+    Ok(match (device, memory) {
         (Device::Cpu { threads }, MemoryChoice::Slab(bytes)) => {
             Rc::new(CpuBackend::new(Rc::new(Slab::new(bytes[stage])), threads))
         }
@@ -234,12 +267,11 @@ fn backend(memory: &MemoryChoice, stage: usize, device: Device, lasting: bool) -
             Rc::new(CpuBackend::new(Rc::new(Heap::default()), threads))
         }
         (Device::Cuda { deterministic }, MemoryChoice::Slab(bytes)) => {
-            let backend = CudaBackend::new(0, bytes[stage], deterministic);
-            let backend = backend.unwrap_or_else(|error| panic!("{error}"));
+            let backend = CudaBackend::new(0, bytes[stage], deterministic)?;
             Rc::new(if lasting { backend } else { backend.for_short_work() })
         }
         (Device::Cuda { .. }, MemoryChoice::Heap) => panic!("a GPU's memory is planned, not found"),
-    }
+    })
 }
 
 thread_local! {

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use kintsugi_checkpoint::Progress;
 use kintsugi_comm::Traffic;
+use kintsugi_data::DataError;
 use kintsugi_plan::{Compute, Plan};
 use kintsugi_rank::{Bad, Figures, RankMemory};
 use kintsugi_tensor::ops::control;
@@ -166,6 +167,8 @@ pub(crate) struct RankResult {
     pub gave_up: bool,
     /// If so, what on this rank is not finite.
     pub bad: Option<Bad>,
+    /// Why this rank could not read the tokens of the next step, if so.
+    pub data_error: Option<DataError>,
     pub spans: Vec<Span>,
 }
 
@@ -186,8 +189,10 @@ pub struct Outcome {
     pub skipped: u64,
     /// Steps of this run that the device repeated by heart instead of having their operations enqueued.
     pub replayed: u64,
-    /// Whether it was asked to stop before the end.
+    /// Whether it stopped before the end, because it was asked to or because of its data.
     pub stopped: bool,
+    /// Why the tokens of the next step could not be read, if so. The steps before it are whole, and saved.
+    pub data_error: Option<DataError>,
     /// How saving went.
     pub saves: Saves,
     /// The traced step: its ops, and kernels where the device has them.
@@ -195,7 +200,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    pub(crate) fn new(plan: &Plan, results: Vec<RankResult>, saves: Saves) -> Result<Self, TrainError> {
+    pub(crate) fn new(plan: &Plan, mut results: Vec<RankResult>, saves: Saves) -> Result<Self, TrainError> {
         if results[0].gave_up {
             return Err(not_finite(plan, &results));
         }
@@ -217,6 +222,7 @@ impl Outcome {
             skipped: history.skipped,
             replayed: results[0].replayed,
             stopped,
+            data_error: results.iter_mut().find_map(|result| result.data_error.take()),
             saves,
             spans: results.into_iter().flat_map(|result| result.spans).collect(),
         })
@@ -247,6 +253,7 @@ mod tests {
             stopped: false,
             gave_up: true,
             bad,
+            data_error: None,
             spans: Vec::new(),
         }
     }

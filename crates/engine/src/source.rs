@@ -1,10 +1,16 @@
-//! A plan's dataset, and a rank's micro-batches from it.
+//! A plan's dataset, and the tokens that a rank reads from it.
+
+use std::collections::VecDeque;
+use std::ops::Range;
 
 use kintsugi_data::{
     DataError, Dataset, Demo, MicroBatch, Packed, PackedOptions, Sampler, Split, TokenFile, Tokenizer,
 };
-use kintsugi_plan::{Data, Plan, TokenData};
+use kintsugi_plan::{Data, Op, Plan, Program, TokenData};
 use kintsugi_rank::{Source, Tokens};
+
+use crate::Worker;
+use crate::job::During;
 
 /// The plan's dataset. Files that are not there, are something else or do not go with the model are refused.
 pub fn dataset(plan: &Plan) -> Result<Box<dyn Dataset>, DataError> {
@@ -49,52 +55,112 @@ fn check_tokenizer(plan: &Plan, tokens: &TokenData) -> Result<(), DataError> {
     Ok(())
 }
 
-/// The samples of one replica, step by step.
+/// Reads a replica's share of global batches.
 pub(crate) struct Batches<'a> {
     dataset: &'a dyn Dataset,
     sampler: Sampler,
     split: Split,
     replica: usize,
-    /// The step whose global batch is read.
-    step: u64,
-    /// The step whose first micro-batch is made already.
-    ahead: Option<u64>,
-    made: MicroBatch,
+    /// Whether this rank's program loads any tokens: stages in the middle of a pipeline do not.
+    loads: bool,
 }
+
+/// A replica's share of one global batch, by micro-batch. It is whole before the first op that needs it, so that a
+/// program never fails for its data.
+#[derive(Default)]
+pub(crate) struct StepTokens(Vec<MicroBatch>);
 
 impl<'a> Batches<'a> {
-    pub fn new(plan: &Plan, dataset: &'a dyn Dataset, split: Split, replica: usize) -> Self {
+    /// What `program` of a rank loads.
+    pub fn new(
+        plan: &Plan,
+        dataset: &'a dyn Dataset,
+        split: Split,
+        worker: &Worker,
+        program: &Program,
+    ) -> Self {
         let sampler = Sampler::new(plan.batch.sequence, plan.batch.global, plan.batch.micro, plan.mesh.dp)
             .with_starts(plan.masks_documents());
-        Batches { dataset, sampler, split, replica, step: 0, ahead: None, made: MicroBatch::default() }
+        let loads = program.ops.iter().any(|op| matches!(op, Op::Load { .. }));
+        Batches { dataset, sampler, split, replica: worker.at.dp, loads }
     }
 
-    /// Reads the global batch of `step` from now on.
-    pub fn begin(&mut self, step: u64) {
-        self.step = step;
-    }
-
-    /// Makes the first micro-batch of `step` now, while the device is busy with the step before.
-    pub fn prepare(&mut self, step: u64) {
-        self.make(step, 0);
-        self.ahead = Some(step);
-    }
-
-    fn make(&mut self, step: u64, micro: usize) {
-        let Batches { dataset, sampler, split, replica, made, .. } = self;
-        // A rank has no other way to fail: this takes the job down with the sentence.
-        let result = sampler.batch(*dataset, *split, step, *replica, micro, made);
-        result.unwrap_or_else(|error| panic!("{error}"));
+    /// Reads the global batch of `step` into `tokens`, whose memory is used again.
+    pub fn read(&self, step: u64, tokens: &mut StepTokens) -> Result<(), DataError> {
+        if !self.loads {
+            return Ok(());
+        }
+        During::Data.set();
+        tokens.0.resize_with(self.sampler.micro_batches(), MicroBatch::default);
+        for (micro, batch) in tokens.0.iter_mut().enumerate() {
+            self.sampler.batch(self.dataset, self.split, step, self.replica, micro, batch)?;
+        }
+        Ok(())
     }
 }
 
-impl Source for Batches<'_> {
+impl Source for StepTokens {
     fn batch(&mut self, micro: usize) -> Option<Tokens<'_>> {
-        let made = micro == 0 && self.ahead.take() == Some(self.step);
-        if !made {
-            self.make(self.step, micro);
-        }
-        let MicroBatch { tokens, targets, starts } = &self.made;
+        let MicroBatch { tokens, targets, starts } = &self.0[micro];
         Some(Tokens { inputs: tokens, targets, starts })
+    }
+}
+
+/// The tokens of the running step and of those after it.
+///
+/// A rank that cannot read its tokens cannot run the step, and all ranks must end after the same step. So tokens are
+/// read early enough for the failure to travel with the request to stop, in the sums of an earlier step.
+pub(crate) struct ReadAhead<'a> {
+    batches: Batches<'a>,
+    /// Global batches that have not been read.
+    unread: Range<u64>,
+    /// Those that have been read, oldest first.
+    ready: VecDeque<StepTokens>,
+    /// Tokens of a step that has run.
+    spare: StepTokens,
+    failure: Option<DataError>,
+}
+
+impl<'a> ReadAhead<'a> {
+    /// Reads the first `ahead` of the global batches `all`. If that fails, no step has run and nothing is lost.
+    pub fn new(batches: Batches<'a>, all: Range<u64>, ahead: u64) -> Result<Self, DataError> {
+        let mut ready = VecDeque::new();
+        let first = all.start..all.end.min(all.start + ahead);
+        let unread = first.end..all.end;
+        for batch in first {
+            let mut tokens = StepTokens::default();
+            batches.read(batch, &mut tokens)?;
+            ready.push_back(tokens);
+        }
+        Ok(ReadAhead { batches, unread, ready, spare: StepTokens::default(), failure: None })
+    }
+
+    /// Reads one more global batch, if there is one; gives whether all could be read so far.
+    pub fn read_next(&mut self) -> bool {
+        if self.failure.is_none()
+            && let Some(batch) = self.unread.next()
+        {
+            let mut tokens = std::mem::take(&mut self.spare);
+            match self.batches.read(batch, &mut tokens) {
+                Ok(()) => self.ready.push_back(tokens),
+                Err(error) => self.failure = Some(error),
+            }
+        }
+        self.failure.is_none()
+    }
+
+    /// The tokens of the running step.
+    pub fn current(&mut self) -> &mut StepTokens {
+        self.ready.front_mut().expect("a step begins when its tokens are here")
+    }
+
+    /// The running step needs its tokens no longer.
+    pub fn finish_step(&mut self) {
+        self.spare = self.ready.pop_front().unwrap_or_default();
+    }
+
+    /// Why the next global batch could not be read, if so.
+    pub fn into_failure(self) -> Option<DataError> {
+        self.failure
     }
 }

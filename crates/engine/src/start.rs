@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kintsugi_checkpoint::{Checkpoint, CheckpointError, Progress};
 use kintsugi_plan::Plan;
-use kintsugi_rank::{Kept, Rank, Store, StoreError};
+use kintsugi_rank::{Rank, Store, StoreError};
 use kintsugi_tensor::ops::control;
 
 use crate::Worker;
@@ -50,19 +50,17 @@ impl Start {
         }
     }
 
-    /// Sets a rank's weights and states. If that fails, the job does: a rank without weights cannot run.
-    pub(crate) fn load(&self, worker: &Worker, plan: &Plan) {
+    /// Sets a rank's weights and states.
+    pub(crate) fn load(&self, worker: &Worker, plan: &Plan) -> Result<(), StoreError> {
         During::Loading.set();
-        let rank = &worker.rank;
-        let loaded = match self {
+        match self {
             Start::Seed => {
-                rank.initialise(plan.run.seed);
+                worker.rank.initialise(plan.run.seed);
                 Ok(())
             }
-            Start::Weights(store) => rank.load(&**store, &[Kept::Weights]),
-            Start::Checkpoint(checkpoint) => resume(rank, plan, checkpoint),
-        };
-        loaded.unwrap_or_else(|error| panic!("{error}"));
+            Start::Weights(store) => worker.load(&**store),
+            Start::Checkpoint(checkpoint) => resume(&worker.rank, plan, checkpoint),
+        }
     }
 }
 

@@ -2,6 +2,9 @@
 //!
 //! A device that runs later has at most two steps enqueued: the host enqueues one, then reads what the one before it has
 //! decided. Wherever something depends on the newest step (an evaluation, a checkpoint, the end) it is read first.
+//!
+//! No step fails for its data: a rank reads the tokens of a step before an earlier step begins. If it cannot, it asks all
+//! ranks to stop in that earlier step. They agree as they do for a signal, and save what they have.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
@@ -9,8 +12,8 @@ use std::time::Instant;
 
 use kintsugi_checkpoint::{Progress, Saver};
 use kintsugi_comm::Traffic;
-use kintsugi_data::{Dataset, Split};
-use kintsugi_plan::{DeviceKind, Op, Plan, Program};
+use kintsugi_data::{DataError, Dataset, Split};
+use kintsugi_plan::{DeviceKind, Plan, Program};
 use kintsugi_rank::{Bad, Decided, RankMemory};
 use kintsugi_tensor::cpu::counting;
 use kintsugi_tensor::ops::control;
@@ -18,11 +21,10 @@ use kintsugi_tensor::{Notice, Repeated};
 
 use crate::card::CardWatch;
 use crate::flight::{Flight, Moment};
-use crate::job::During;
 use crate::report::{History, RankResult};
-use crate::source::Batches;
+use crate::source::{Batches, ReadAhead, StepTokens};
 use crate::trace::Timer;
-use crate::{Event, StepReport, TrainOptions, Worker};
+use crate::{Event, RankError, StepReport, TrainOptions, Worker};
 
 /// A rank's run.
 pub(crate) struct RankRun<'a> {
@@ -58,38 +60,34 @@ struct Course {
 
 impl RankRun<'_> {
     /// Trains a rank to the end.
-    pub fn train(&self, worker: &mut Worker) -> RankResult {
+    pub fn train(&self, worker: &mut Worker) -> Result<RankResult, RankError> {
         let RankRun { plan, dataset, options, .. } = *self;
-        options.start.load(worker, plan);
+        options.start.load(worker, plan)?;
         self.listen(worker);
         let before = options.start.progress();
         let program = worker.program(plan);
-        let loads = program.ops.iter().any(|op| matches!(op, Op::Load { .. }));
-        let mut batches = Batches::new(plan, dataset, Split::Train, worker.at.dp);
-        let mut evaluation = Evaluation::new(worker, plan, dataset);
+        let batches = Batches::new(plan, dataset, Split::Train, worker, &program);
+        let all = self.behind..self.behind + plan.run.steps.saturating_sub(before.step);
+        let mut reader = ReadAhead::new(batches, all, self.steps_to_stop())?;
+        let mut evaluation = Evaluation::new(worker, plan, dataset)?;
         let (mut course, mut traffic, mut spans) = (Course::new(&before), Traffic::default(), Vec::new());
         let mut in_flight = None;
         counting::reset(worker.number);
         for step in before.step..plan.run.steps {
-            if options.stop.load(Ordering::Relaxed) {
+            let can_go_on = reader.read_next();
+            if !can_go_on || options.stop.load(Ordering::Relaxed) {
                 worker.rank.ask_to_stop();
             }
             let (begun, batch) = (self.now(), self.behind + step - before.step);
-            batches.begin(batch);
             if options.trace_step == Some(step - before.step) {
                 let mut timer = Timer::begin(worker.number, &worker.backend);
-                worker.run(&program, &mut batches, |_, op| timer.op(*op));
+                worker.run(&program, reader.current(), |_, op| timer.op(*op));
                 spans = timer.end();
             } else {
-                course.replayed += self.enqueue(worker, &program, &mut batches);
+                course.replayed += self.enqueue(worker, &program, reader.current());
             }
+            reader.finish_step();
             let newest = Flight { step, batch, begun, snapshot: worker.rank.snapshot() };
-            // The first micro-batch of the next step is made while the device is busy.
-            if loads && step + 1 < plan.run.steps {
-                During::Data.set();
-                batches.prepare(batch + 1);
-                During::EndOfStep.set();
-            }
             if step == before.step {
                 traffic = worker.world.traffic(worker.number);
             }
@@ -102,15 +100,15 @@ impl RankRun<'_> {
                 in_flight = Some(newest);
                 continue;
             }
-            self.tell(Event::Step(self.finish(newest, worker, &mut course, &mut evaluation)));
+            self.tell(Event::Step(self.finish(newest, worker, &mut course, &mut evaluation)?));
             if course.gave_up || course.stopped {
                 break;
             }
         }
         if plan.run.steps == 0 {
-            self.save(worker, &worker.rank.snapshot().wait(), &course.history, 0);
+            self.save(worker, &worker.rank.snapshot().wait(), &course.history, 0)?;
         }
-        RankResult {
+        Ok(RankResult {
             bad: course.bad,
             history: course.history,
             replayed: course.replayed,
@@ -118,17 +116,18 @@ impl RankRun<'_> {
             traffic,
             stopped: course.stopped,
             gave_up: course.gave_up,
+            data_error: reader.into_failure(),
             spans,
-        }
+        })
     }
 
     /// Enqueues a step, from memory if the device can; gives how many it repeated so.
-    fn enqueue(&self, worker: &mut Worker, program: &Program, batches: &mut Batches) -> u64 {
+    fn enqueue(&self, worker: &mut Worker, program: &Program, tokens: &mut StepTokens) -> u64 {
         if !(self.plan.run.graph && self.plan.mesh.ranks() == 1) {
-            worker.run(program, batches, |_, _| {});
+            worker.run(program, tokens, |_, _| {});
             return 0;
         }
-        match worker.repeat(program, batches, |_, _| {}) {
+        match worker.repeat(program, tokens, |_, _| {}) {
             Repeated::Enqueued => 0,
             Repeated::Replayed => 1,
             Repeated::Refused(reason) => {
@@ -142,13 +141,24 @@ impl RankRun<'_> {
     /// cannot be the one at which the run gives up. The same on every rank.
     fn may_wait(&self, step: u64, course: &Course) -> bool {
         let run = &self.plan.run;
-        self.options.late.unwrap_or(run.device == DeviceKind::Cuda)
+        self.is_late()
             && step + 1 < run.steps
             && !course.stop_agreed
             && course.skipped_in_a_row + 1 < run.max_skipped
             && !self.evaluates_after(step)
             && !course.save_due
             && !self.saves_after(step)
+    }
+
+    /// Whether a step is enqueued before the one before it is read.
+    fn is_late(&self) -> bool {
+        self.options.late.unwrap_or(self.plan.run.device == DeviceKind::Cuda)
+    }
+
+    /// Steps that are certain to run when a rank asks to stop: the running one, and the next if that is enqueued before
+    /// the running one is read.
+    fn steps_to_stop(&self) -> u64 {
+        if self.is_late() { 2 } else { 1 }
     }
 
     /// Waits for a step.
@@ -167,7 +177,7 @@ impl RankRun<'_> {
         worker: &mut Worker,
         course: &mut Course,
         evaluation: &mut Evaluation,
-    ) -> StepReport {
+    ) -> Result<StepReport, RankError> {
         let (step, batches) = (flight.step, flight.batch + 1);
         let (mut report, decided) = self.read(flight, course);
         course.gave_up = course.skipped_in_a_row >= self.plan.run.max_skipped;
@@ -185,11 +195,11 @@ impl RankRun<'_> {
         let due = course.save_due || self.saves_after(step);
         if due && !report.skipped || ends {
             course.save_due = false;
-            report.checkpoint_s = self.save(worker, &decided, &course.history, batches);
+            report.checkpoint_s = self.save(worker, &decided, &course.history, batches)?;
         } else {
             course.save_due = due;
         }
-        report
+        Ok(report)
     }
 
     /// Passes on what the device has to tell.
@@ -243,8 +253,14 @@ impl RankRun<'_> {
     }
 
     /// Hands this rank's copy to the writer; gives the seconds that it took.
-    fn save(&self, worker: &Worker, decided: &Decided, history: &History, batches: u64) -> Option<f64> {
-        let saver = self.saver?;
+    fn save(
+        &self,
+        worker: &Worker,
+        decided: &Decided,
+        history: &History,
+        batches: u64,
+    ) -> Result<Option<f64>, RankError> {
+        let Some(saver) = self.saver else { return Ok(None) };
         let count = |slot| decided.control(slot) as u64;
         let progress = Progress {
             step: count(control::STEP),
@@ -256,7 +272,7 @@ impl RankRun<'_> {
             skipped: history.skipped(),
             loss_first: history.loss_first(),
         };
-        Some(saver.save(worker.number, &worker.rank, progress))
+        Ok(Some(saver.save(worker.number, &worker.rank, progress)?))
     }
 }
 
@@ -276,28 +292,33 @@ impl Course {
     }
 }
 
-/// The loss on the validation split, now and then: always over the same samples.
-struct Evaluation<'a> {
+/// The loss on the validation split, now and then: always over the same samples. They are read once, before the first
+/// step, so that no evaluation fails for its data.
+struct Evaluation {
     program: Program,
-    batches: Batches<'a>,
+    batches: Vec<StepTokens>,
 }
 
-impl<'a> Evaluation<'a> {
+impl Evaluation {
     /// Global batches that one evaluation reads.
     const BATCHES: u64 = 4;
 
-    fn new(worker: &Worker, plan: &Plan, dataset: &'a dyn Dataset) -> Self {
-        Evaluation {
-            program: plan.evaluation(worker.at.pp, plan.micro_batches()),
-            batches: Batches::new(plan, dataset, Split::Validation, worker.at.dp),
-        }
+    fn new(worker: &Worker, plan: &Plan, dataset: &dyn Dataset) -> Result<Self, DataError> {
+        let program = plan.evaluation(worker.at.pp, plan.micro_batches());
+        let reader = Batches::new(plan, dataset, Split::Validation, worker, &program);
+        let read = |batch| {
+            let mut tokens = StepTokens::default();
+            reader.read(batch, &mut tokens).map(|()| tokens)
+        };
+        let count = if plan.run.eval_every > 0 { Self::BATCHES } else { 0 };
+        let batches = (0..count).map(read).collect::<Result<_, _>>()?;
+        Ok(Evaluation { program, batches })
     }
 
     /// The mean loss.
     fn run(&mut self, worker: &mut Worker, plan: &Plan) -> f64 {
-        let losses = (0..Self::BATCHES).map(|batch| {
-            self.batches.begin(batch);
-            worker.run(&self.program, &mut self.batches, |_, _| {});
+        let losses = self.batches.iter_mut().map(|tokens| {
+            worker.run(&self.program, tokens, |_, _| {});
             worker.rank.mean_loss(plan.tokens_per_step())
         });
         losses.sum::<f64>() / Self::BATCHES as f64

@@ -11,6 +11,7 @@ use kintsugi_plan::Plan;
 use crate::card::CardWatch;
 use crate::source::dataset;
 use crate::steps::RankRun;
+use crate::threads::spawn;
 use crate::{Job, MemoryChoice, Outcome, Start, StepReport, TrainError, run_job};
 
 /// How to train.
@@ -74,7 +75,7 @@ pub fn train(
     let job = Job { plan: Arc::clone(&plan), memory: options.memory.clone(), fault: None };
     let card = CardWatch::new(&plan);
     let (events, received) = channel();
-    let (mut saver, writer) = options.checkpoints.clone().map(|folder| saver(&plan, folder)).unzip();
+    let (saver, writer) = options.checkpoints.clone().map(|folder| saver(&plan, folder)).unzip();
     // Only rank 0 speaks; the sender is handed to it, so that the channel closes when it is done.
     let voice = Mutex::new(Some(events.clone()));
     let (heard, mut saves) = (Heard { step: Mutex::new(Some(0)), told: Condvar::new() }, Saves::default());
@@ -82,27 +83,27 @@ pub fn train(
         let heard = &heard;
         let _deaf = Deaf { heard, stop: &options.stop };
         if let Some(writer) = writer {
-            scope.spawn(move || {
+            spawn(scope, "writer", move || {
                 let report = |result: Result<_, _>| {
                     events.send(result.map_or_else(Event::NotSaved, Event::Saved)).ok();
                 };
                 writer.run(|step| heard.wait_for(step), report);
-            });
+            })?;
         } else {
             drop(events);
         }
-        let running = scope.spawn(|| {
-            let results = run_job(&job, |worker| {
+        let (job, plan, dataset, card, voice) = (&job, &plan, &*dataset, card.as_ref(), &voice);
+        // The writer ends when the saver is dropped, with this thread or if it cannot be started, and it has written what
+        // it was given.
+        let running = spawn(scope, "job", move || {
+            let results = run_job(job, |worker| {
                 let voice = (worker.number == 0).then(|| voice.lock().expect("taken once").take()).flatten();
-                let (saver, card) = (saver.as_ref(), card.as_ref());
-                let (dataset, voice) = (&*dataset, voice.as_ref());
-                RankRun { plan: &plan, dataset, options, behind, saver, card, voice }.train(worker)
+                let (saver, voice) = (saver.as_ref(), voice.as_ref());
+                RankRun { plan, dataset, options, behind, saver, card, voice }.train(worker)
             });
             drop(voice.lock().map(|mut voice| voice.take()));
-            // The writer ends when it has written what it was given.
-            saver = None;
             results
-        });
+        })?;
         for event in received {
             saves.add(&event);
             on_event(&event);

@@ -102,7 +102,7 @@ fn logits(plan: &Plan, text: &[u32], pieces: &[usize]) -> Vec<Vec<f32>> {
             worker.rank.expect_tokens(piece);
             worker.run(&plan.generation(0, 1), &mut source, |_, _| {});
         }
-        source.logits
+        Ok(source.logits)
     });
     result.expect("no rank fails").remove(0)
 }

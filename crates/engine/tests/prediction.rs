@@ -126,11 +126,11 @@ fn measure(plan: &Plan, memory: MemoryChoice, meddle: impl Fn(&Worker) + Sync) -
         if plan.run.eval_every > 0 {
             worker.run(&evaluation, &mut ones, |_, _| {});
         }
-        RankMeasure {
+        Ok(RankMeasure {
             stage: worker.at.pp,
             allocator: counting::measured(worker.number),
             traffic: std::mem::take(&mut traffic),
-        }
+        })
     })
     .expect("no rank fails")
 }

@@ -164,7 +164,7 @@ fn losses(fixture: &Fixture, settings: &[&str]) -> Vec<f64> {
             worker.run(&program, &mut batches, |_, _| {});
             worker.rank.control(control::LOSS)
         };
-        (0..steps).map(run).collect::<Vec<f64>>()
+        Ok((0..steps).map(run).collect::<Vec<f64>>())
     });
     ranks.expect("no rank fails").swap_remove(0)
 }

@@ -268,6 +268,8 @@ pub struct Run {
     pub eval_every: u64,
     /// Non-finite steps in a row before the run stops.
     pub max_skipped: u64,
+    /// Seconds that a rank waits for another before the run fails.
+    pub communication_timeout: u64,
     /// Bit-identical repeats.
     pub deterministic: bool,
     /// Whether one rank that has a GPU to itself captures its step as a graph and replays it.

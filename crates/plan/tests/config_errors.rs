@@ -127,6 +127,7 @@ const SETS: &[&[&str]] = &[
     &["run.steps=20000000"],
     &["run.max_skipped=0"],
     &["run.max_skipped=20000000"],
+    &["run.communication_timeout=0"],
     // Data.
     &["data.source=5"],
     &["data.source=[]"],

@@ -50,6 +50,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("cluster.per_package", &NUMBERS),
     ("run.steps", &NUMBERS),
     ("run.max_skipped", &NUMBERS),
+    ("run.communication_timeout", &NUMBERS),
     ("run.graph", &["true", "false", "7"]),
 ];
 

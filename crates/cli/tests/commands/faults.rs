@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use kintsugi_checkpoint::{Checkpoint, Folder};
 
 use crate::resume::{checkpoints, numbers, start, stderr};
-use crate::support::{TINY, command, folder, stdout, tiny};
+use crate::support::{TINY, folder, stdout, tiny, under};
 
 const KILLS: usize = 50;
 /// One rank, which starts in no time, and saves as often as it can.
@@ -148,12 +148,7 @@ fn a_file_that_may_not_grow_loses_nothing() {
     let resume = |settings: &[&str]| {
         let settings = TINY.iter().chain(settings).flat_map(|setting| ["--set", setting]);
         let arguments: Vec<&str> = ["train", "--resume"].into_iter().chain(settings).collect();
-        let binary = command(&folder, &arguments);
-        // Without the trap the signal of the limit would end the process.
-        let script = "trap '' XFSZ; ulimit -f 16 && exec \"$@\"";
-        let mut shell = Command::new("sh");
-        shell.args(["-c", script, "sh"]).arg(binary.get_program()).args(binary.get_args());
-        shell.current_dir(&folder).output().unwrap()
+        under(&folder, "-f 16", &arguments)
     };
     no_room(&folder, resume, "File too large");
 }

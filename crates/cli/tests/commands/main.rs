@@ -1,15 +1,18 @@
 //! The built binary, as a person or a script meets it.
 
 mod convert;
+mod data_errors;
 mod faults;
 mod generate;
 mod help;
+mod limits;
 mod mistakes;
 mod nothing_lost;
 mod plan;
 mod prepare;
 mod resume;
 mod search;
+mod signals;
 mod support;
 mod train;
 mod verify;

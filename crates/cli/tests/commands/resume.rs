@@ -43,7 +43,7 @@ pub fn start(folder: &Path, arguments: &[&str], settings: &[&str]) -> Child {
 }
 
 /// Waits until a run has written so many lines of metrics.
-fn wait_for_steps(run: &mut Child, folder: &Path, steps: usize) {
+pub fn wait_for_steps(run: &mut Child, folder: &Path, steps: usize) {
     while fs::read_to_string(folder.join("out/metrics.jsonl")).map_or(0, |text| text.lines().count()) < steps
     {
         assert!(run.try_wait().unwrap().is_none(), "it ended by itself");
@@ -51,7 +51,8 @@ fn wait_for_steps(run: &mut Child, folder: &Path, steps: usize) {
     }
 }
 
-fn signal(run: &Child, name: &str) {
+/// Sends a signal, such as `-TERM`, to a run.
+pub fn signal(run: &Child, name: &str) {
     assert!(Command::new("kill").args([name, &run.id().to_string()]).status().unwrap().success());
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kintsugi_tensor::{Backend, Buffer, View};
 
@@ -25,6 +25,9 @@ pub struct ThreadsGroup {
     /// Moves what lies in a GPU's memory.
     gpu: Option<Gpu>,
 }
+
+/// The longest time that a rank sleeps before it looks at the clock.
+const SLICE: Duration = Duration::from_millis(200);
 
 /// What a rank is doing, for messages.
 #[derive(Clone, Copy, Debug)]
@@ -85,28 +88,34 @@ impl ThreadsGroup {
         self.board.members[member]
     }
 
-    /// Sleeps until `ready` finds what it looks for on the board. Panics if the world stops, or when patience ends;
-    /// then `missing` says who is to blame.
+    /// Sleeps until `ready` finds what it looks for on the board. Panics if the world stops, or at the timeout; then
+    /// `missing` says which ranks did not come.
+    ///
+    /// The rank sleeps in slices, and each counts for at most its own length. So the time during which the whole
+    /// process is stopped, as by SIGSTOP, is not counted: it makes one slice longer.
     pub(super) fn sleep_until<T>(
         &self,
         during: Activity,
         mut ready: impl FnMut(&mut Posts) -> Option<T>,
         missing: impl Fn(&mut Posts) -> String,
     ) -> T {
-        let (begun, patience) = (Instant::now(), self.world.patience());
+        let timeout = self.world.timeout();
+        let mut left = timeout;
         let mut posts = self.board.lock();
         loop {
             self.assert_running(during);
             if let Some(found) = ready(&mut posts) {
                 return found;
             }
-            let Some(left) = patience.checked_sub(begun.elapsed()) else {
-                let reason = format!("after {patience:?}, {}", missing(&mut posts));
+            if left.is_zero() {
+                let reason = format!("after {timeout:?}, {}", missing(&mut posts));
                 drop(posts);
                 self.fail(during, reason);
-            };
+            }
+            let (begun, slice) = (Instant::now(), left.min(SLICE));
             let bell = self.board.bell(self.me);
-            posts = bell.wait_timeout(posts, left).unwrap_or_else(PoisonError::into_inner).0;
+            posts = bell.wait_timeout(posts, slice).unwrap_or_else(PoisonError::into_inner).0;
+            left -= begun.elapsed().min(slice);
         }
     }
 

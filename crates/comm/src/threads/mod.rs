@@ -51,7 +51,7 @@ pub struct World {
     /// What each rank has sent.
     meters: Vec<Meter>,
     boards: Mutex<HashMap<GroupKey, Arc<Board>>>,
-    patience: Mutex<Duration>,
+    timeout: Mutex<Duration>,
     failure: OnceLock<Failure>,
 }
 
@@ -62,7 +62,7 @@ impl World {
             topology,
             meters: (0..ranks).map(|_| Meter::default()).collect(),
             boards: Mutex::default(),
-            patience: Mutex::new(Duration::from_secs(600)),
+            timeout: Mutex::new(Duration::from_secs(600)),
             failure: OnceLock::new(),
         })
     }
@@ -109,13 +109,13 @@ impl World {
         self.failure.get()
     }
 
-    /// How long a rank waits for another before it gives up: ten minutes if nothing else is said.
-    pub fn set_patience(&self, patience: Duration) {
-        *lock(&self.patience) = patience;
+    /// Sets how long a rank waits for another before it fails. The default is ten minutes.
+    pub fn set_timeout(&self, timeout: Duration) {
+        *lock(&self.timeout) = timeout;
     }
 
-    fn patience(&self) -> Duration {
-        *lock(&self.patience)
+    fn timeout(&self) -> Duration {
+        *lock(&self.timeout)
     }
 
     /// Charges the rank that bytes come from.

@@ -4,6 +4,7 @@
 //! pieces to work on.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -41,13 +42,16 @@ impl Ring<'_> {
         for _ in 0..PIECES * self.workers {
             free.send(Work::default()).expect("the other end is here");
         }
+        let no_thread = |error: io::Error| DataError::Thread { reason: error.to_string() };
         thread::scope(|scope| {
             for _ in 0..self.workers {
                 let (waiting, done, inputs) = (&waiting, done.clone(), self.inputs);
-                scope.spawn(move || encode_all(*encode, inputs, waiting, &done));
+                let encode_all = move || encode_all(*encode, inputs, waiting, &done);
+                thread::Builder::new().spawn_scoped(scope, encode_all).map_err(no_thread)?;
             }
             let batches = Batches::new(self.inputs, self.read);
-            scope.spawn(move || read_all(batches, &empty, &full, &done));
+            let read_all = move || read_all(batches, &empty, &full, &done);
+            thread::Builder::new().spawn_scoped(scope, read_all).map_err(no_thread)?;
             in_order(&finished, move |work| {
                 write(&work)?;
                 // Nobody takes it any more once everything is read.

@@ -8,7 +8,7 @@ use super::GenerateOptions;
 use crate::JobError;
 
 /// Why generation was refused or failed.
-#[derive(Clone, Debug, Error, PartialEq)]
+#[derive(Clone, Debug, Error)]
 pub enum GenerateError {
     /// A prompt without tokens.
     #[error("prompt {number} is empty; give at least one token to go on from")]

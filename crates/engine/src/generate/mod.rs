@@ -19,7 +19,8 @@ use kintsugi_plan::Plan;
 use kintsugi_rank::{Purpose, Store};
 
 use crate::job::run_for;
-use crate::{Job, MemoryChoice, Worker};
+use crate::threads::spawn;
+use crate::{Job, JobError, MemoryChoice, Worker};
 use batch::{Batch, End};
 
 /// What to generate.
@@ -79,17 +80,18 @@ pub fn generate(
     let (sender, received) = channel();
     let voice = Mutex::new(Some(sender));
     let times = thread::scope(|scope| {
-        let running = scope.spawn(|| {
+        let running = spawn(scope, "job", || {
             let times = run_for(Purpose::Inference, &job, |worker| {
-                worker.load(weights);
+                worker.load(weights)?;
                 // One rank of each replica speaks.
                 let speaks = worker.at.pp == 0 && worker.at.tp == 0;
                 let voice = speaks.then(|| voice.lock().expect("nobody panics with it").clone()).flatten();
-                generate_rank(worker, plan, prompts, options, voice.as_ref())
+                Ok(generate_rank(worker, plan, prompts, options, voice.as_ref()))
             });
             drop(voice.lock().map(|mut voice| voice.take()));
             times
-        });
+        })
+        .map_err(JobError::from)?;
         for new in received {
             tokens[new.prompt].push(new.token);
             on_token(new);

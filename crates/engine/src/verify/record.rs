@@ -8,7 +8,7 @@ use kintsugi_plan::{Op, Plan};
 use kintsugi_rank::{Piece, Whole, assemble};
 use kintsugi_tensor::ops::control;
 
-use crate::source::{Batches, dataset};
+use crate::source::{Batches, StepTokens, dataset};
 use crate::verify::Fault;
 use crate::{Job, MemoryChoice, TrainError, run_job};
 
@@ -43,12 +43,13 @@ pub fn record(plan: &Plan, memory: MemoryChoice, fault: Option<Fault>) -> Result
     let ranks = run_job(&job, |worker| {
         worker.rank.initialise(plan.run.seed);
         let program = worker.program(plan);
-        let mut batches = Batches::new(plan, &*dataset, Split::Train, worker.at.dp);
+        let batches = Batches::new(plan, &*dataset, Split::Train, worker, &program);
+        let mut tokens = StepTokens::default();
         let mut recording =
             RankRecording { losses: vec![], norms: vec![], gradients: vec![], weights: vec![] };
         for step in 0..plan.run.steps {
-            batches.begin(step);
-            worker.run(&program, &mut batches, |rank, op| {
+            batches.read(step, &mut tokens)?;
+            worker.run(&program, &mut tokens, |rank, op| {
                 if step == 0 && *op == Op::Measure {
                     let scale = rank.control(control::LOSS_SCALE) as f32;
                     recording.gradients = rank.gradients();
@@ -60,7 +61,7 @@ pub fn record(plan: &Plan, memory: MemoryChoice, fault: Option<Fault>) -> Result
             recording.norms.push(worker.rank.control(control::NORM));
         }
         recording.weights = worker.rank.weights();
-        recording
+        Ok(recording)
     })?;
     let (losses, norms) = (ranks[0].losses.clone(), ranks[0].norms.clone());
     let all = |pieces: fn(&RankRecording) -> &Vec<Piece>| {

@@ -108,7 +108,7 @@ impl Model<'_> {
 fn parallel_passes(plan: &Plan, part: Part) -> Vec<Pass> {
     let world = World::new(Topology::ONE_NODE, TP);
     // A rank whose peer has panicked would otherwise wait for minutes.
-    world.set_patience(Duration::from_secs(60));
+    world.set_timeout(Duration::from_secs(60));
     let members: Vec<usize> = (0..TP).collect();
     let (world, members) = (&world, &members);
     thread::scope(|scope| {

@@ -170,6 +170,7 @@ table!(RawRun {
     keep: u64,
     eval_every: u64,
     max_skipped: u64,
+    communication_timeout: u64,
     deterministic: bool,
     graph: bool,
     device: Device,

@@ -12,6 +12,8 @@ use crate::{
 
 /// Counters of steps are `f32` on the device: beyond this they stand still.
 const MOST_STEPS: u64 = 1 << 24;
+/// A year.
+const MOST_SECONDS: u64 = 365 * 24 * 3600;
 
 /// Checkpoints that are kept where nothing is said.
 const DEFAULT_KEEP: u64 = 2;
@@ -98,6 +100,11 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
         keep: raw.keep.unwrap_or(DEFAULT_KEEP),
         eval_every: raw.eval_every.unwrap_or(0),
         max_skipped: within("run.max_skipped", raw.max_skipped.unwrap_or(20), 1..=MOST_STEPS)?,
+        communication_timeout: within(
+            "run.communication_timeout",
+            raw.communication_timeout.unwrap_or(600),
+            1..=MOST_SECONDS,
+        )?,
         // It costs nothing on a CPU; on a GPU it does.
         deterministic: raw.deterministic.unwrap_or(device == DeviceKind::Cpu),
         graph: raw.graph.unwrap_or(true),

@@ -227,6 +227,7 @@ fn run(plan: &Plan) -> RawRun {
         keep: Some(run.keep),
         eval_every: Some(run.eval_every),
         max_skipped: Some(run.max_skipped),
+        communication_timeout: Some(run.communication_timeout),
         deterministic: Some(run.deterministic),
         graph: Some(run.graph),
         device: Some(match run.device {

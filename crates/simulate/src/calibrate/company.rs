@@ -1,5 +1,6 @@
 //! Company for what is measured: the other cores at work, as they are in training.
 
+use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -9,16 +10,16 @@ use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::ops::Linear;
 use kintsugi_tensor::{Backend, Category, DType};
 
-/// Does `work` while so many other threads multiply matrices.
-pub fn in_company<T>(others: usize, work: impl FnOnce() -> T) -> T {
+/// Does `work` while so many other threads multiply matrices. Fails if one of them cannot be started.
+pub fn in_company<T>(others: usize, work: impl FnOnce() -> T) -> io::Result<T> {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        for _ in 0..others {
-            scope.spawn(|| multiply_until(&done));
-        }
         // The others end also if `work` panics.
         let _end = End(&done);
-        work()
+        for _ in 0..others {
+            thread::Builder::new().spawn_scoped(scope, || multiply_until(&done))?;
+        }
+        Ok(work())
     })
 }
 

@@ -3,7 +3,9 @@
 //! There are more ranks than cores here, as where a layout is tried out, so what is measured is work of a core, not
 //! the time that a rank sleeps: that core has another rank to run meanwhile.
 
+use std::io;
 use std::rc::Rc;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Instant;
@@ -15,29 +17,31 @@ use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::{Backend, Category, DType};
 
-/// The links between ranks that are threads and share `cores` cores.
-pub fn thread_links(cores: usize) -> LinkSpec {
+/// The links between ranks that are threads and share `cores` cores. Fails if a thread cannot be started.
+pub fn thread_links(cores: usize) -> io::Result<LinkSpec> {
     let ranks = (2 * cores).clamp(8, 64);
     let work = |members: usize, elements: usize, times: usize| {
-        let seconds = (0..RUNS).map(|_| all_reduces(ranks, members, elements, times));
-        let best = seconds.fold(f64::INFINITY, f64::min);
-        best * (cores as f64 / ranks as f64).min(1.0)
+        let mut best = f64::INFINITY;
+        for _ in 0..RUNS {
+            best = best.min(all_reduces(ranks, members, elements, times)?);
+        }
+        io::Result::Ok(best * (cores as f64 / ranks as f64).min(1.0))
     };
-    let pairs = work(2, SMALL, 400);
-    let all = work(ranks, SMALL, 100);
-    let large = work(ranks, LARGE, 10);
+    let pairs = work(2, SMALL, 400)?;
+    let all = work(ranks, SMALL, 100)?;
+    let large = work(ranks, LARGE, 10)?;
     // An all-reduce over n ranks takes a start, 2(n − 1) hops, and its bytes 2(n − 1)/n times.
     let hops = |members: usize| 2.0 * (members - 1) as f64;
     let latency = ((all - pairs) / (hops(ranks) - hops(2))).max(0.0);
     let start = (pairs - hops(2) * latency).max(0.0);
     let bytes = (LARGE * DType::F32.bytes()) as f64 * hops(ranks) / ranks as f64;
-    LinkSpec {
+    Ok(LinkSpec {
         level: Level::Node,
         bandwidth: Some(bytes / (large - all).max(f64::MIN_POSITIVE)),
         latency: Some(latency),
         efficiency: Some(1.0),
         start: Some(start),
-    }
+    })
 }
 
 /// How often each is measured; the best counts.
@@ -48,7 +52,7 @@ const LARGE: usize = 1 << 18;
 const SMALL: usize = 64;
 
 /// Seconds of one all-reduce in groups of `members`, all groups at once.
-fn all_reduces(ranks: usize, members: usize, elements: usize, times: usize) -> f64 {
+fn all_reduces(ranks: usize, members: usize, elements: usize, times: usize) -> io::Result<f64> {
     let world = World::new(Topology::ONE_NODE, ranks);
     let barrier = Arc::new(Barrier::new(ranks));
     let run = |rank: usize| {
@@ -72,10 +76,23 @@ fn all_reduces(ranks: usize, members: usize, elements: usize, times: usize) -> f
         barrier.wait();
         begun.elapsed().as_secs_f64() / times as f64
     };
+    let run = &run;
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || run(rank))).collect();
+        // Ranks wait for each other, so none begins before all threads are there. If one cannot be started, the senders
+        // are dropped, and the threads that were started end.
+        let mut ranks_to_begin = Vec::with_capacity(ranks);
+        let mut threads = Vec::with_capacity(ranks);
+        for rank in 0..ranks {
+            let (begin, begun) = channel();
+            let wait_and_run = move || begun.recv().is_ok().then(|| run(rank));
+            threads.push(thread::Builder::new().spawn_scoped(scope, wait_and_run)?);
+            ranks_to_begin.push(begin);
+        }
+        for begin in ranks_to_begin {
+            begin.send(()).expect("the thread waits for it");
+        }
         let seconds = threads.into_iter().map(|thread| thread.join().expect("no rank failed"));
-        seconds.fold(0.0, f64::max)
+        Ok(seconds.flatten().fold(0.0, f64::max))
     })
 }
 
@@ -85,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_link_between_threads_has_a_bandwidth() {
-        let seconds = all_reduces(4, 2, 64, 3);
+        let seconds = all_reduces(4, 2, 64, 3).expect("four threads");
         assert!(seconds > 0.0 && seconds.is_finite(), "{seconds}");
     }
 }

@@ -1,6 +1,6 @@
 //! How a world ends: a rank that dies, a rank that never comes, ranks that disagree.
 //!
-//! Patience is an hour where it must not matter: a wake-up that is lost would hang the test.
+//! The timeout is an hour where it must not matter: a wake-up that is lost would hang the test.
 
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -12,9 +12,9 @@ use super::{Lab, run, try_run};
 use crate::threads::{Failure, ThreadsGroup, World};
 use crate::{Collective, Communicator};
 
-fn world(ranks: usize, patience: Duration) -> Arc<World> {
+fn world(ranks: usize, timeout: Duration) -> Arc<World> {
     let world = World::new(Topology::ONE_NODE, ranks);
-    world.set_patience(patience);
+    world.set_timeout(timeout);
     world
 }
 
@@ -91,8 +91,8 @@ fn nothing_starts_in_a_world_that_has_stopped() {
     }
 }
 
-/// Four ranks start or not, as `starts` says, and then wait or not; gives what the first to lose patience says.
-fn lose_patience(starts: [bool; 4], waits: [bool; 4]) -> Failure {
+/// Four ranks start or not, as `starts` says, and then wait or not; gives the failure of the first that times out.
+fn time_out(starts: [bool; 4], waits: [bool; 4]) -> Failure {
     let world = world(4, Duration::from_millis(20));
     let started = Barrier::new(4);
     try_run(&world, 4, |rank| {
@@ -103,27 +103,27 @@ fn lose_patience(starts: [bool; 4], waits: [bool; 4]) -> Failure {
             drop(group.wait(pending));
         }
     });
-    world.failure().expect("patience has ended").clone()
+    world.failure().expect("the timeout has passed").clone()
 }
 
 #[test]
-fn patience_ends_with_the_name_of_who_did_not_start() {
+fn a_timeout_ends_with_the_name_of_who_did_not_start() {
     let starts = [true, true, false, true];
-    let failure = lose_patience(starts, starts);
+    let failure = time_out(starts, starts);
     assert_eq!(failure.during, "all_reduce number 0 of group dp");
     assert_eq!(failure.reason, "after 20ms, not started by rank 2");
 }
 
 #[test]
-fn patience_ends_with_the_name_of_who_does_not_wait() {
-    let failure = lose_patience([true; 4], [false, true, true, true]);
+fn a_timeout_ends_with_the_name_of_who_does_not_wait() {
+    let failure = time_out([true; 4], [false, true, true, true]);
     // On a busy machine others may not have come to wait either; rank 0 is always among them.
     let expected = "after 20ms, started but not waited for by rank 0";
     assert!(failure.reason.starts_with(expected), "{}", failure.reason);
 }
 
 #[test]
-fn patience_ends_with_the_name_of_who_does_not_send() {
+fn a_timeout_ends_with_the_name_of_who_does_not_send() {
     let world = world(3, Duration::from_millis(20));
     try_run(&world, 3, |rank| {
         if rank == 1 {

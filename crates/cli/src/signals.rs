@@ -1,0 +1,49 @@
+//! Signals: those that ask a command to stop, and the one of a file that may not grow.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
+use signal_hook::flag;
+
+use crate::failure::Failure;
+
+/// Makes a write beyond the limit on a file's size (`ulimit -f`) fail with an error. By default the system sends
+/// SIGXFSZ, which ends the process before the error can be handled.
+pub fn fail_writes_beyond_the_limit() -> Result<(), Failure> {
+    // Any handler will do, so the flag is never read.
+    flag::register(SIGXFSZ, Arc::default()).map_err(|error| unhandled(SIGXFSZ, &error))?;
+    Ok(())
+}
+
+/// A flag that SIGINT, SIGTERM, SIGUSR1 and SIGHUP set. The second SIGINT, SIGTERM or SIGUSR1 ends the process.
+///
+/// A second SIGHUP does not: when a terminal is closed, the shell sends one and the kernel another. If the process was
+/// started with SIGHUP ignored, as by nohup, it stays ignored.
+pub fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGUSR1] {
+        // The order matters: the first signal must find the flag unset.
+        flag::register_conditional_default(signal, Arc::clone(&stop))
+            .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+            .map_err(|error| unhandled(signal, &error))?;
+    }
+    if !is_ignored(SIGHUP) {
+        flag::register(SIGHUP, Arc::clone(&stop)).map_err(|error| unhandled(SIGHUP, &error))?;
+    }
+    Ok(stop)
+}
+
+fn unhandled(signal: i32, error: &io::Error) -> Failure {
+    Failure::Run(format!("cannot handle signal {signal}: {error}"))
+}
+
+/// Whether the process ignores a signal, by the mask in `/proc/self/status`. `false` if there is no such file.
+fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
