@@ -12,3 +12,4 @@ mod search;
 mod support;
 mod train;
 mod verify;
+mod weights;
