@@ -24,6 +24,8 @@ pub struct PackedOptions {
     pub vocab: usize,
     /// Seed of the order.
     pub seed: u64,
+    /// Whether it is asked where documents begin, so that the index must be sound.
+    pub documents: bool,
 }
 
 /// A blend of token files.
@@ -48,7 +50,11 @@ impl Packed {
     pub fn open(options: &PackedOptions) -> Result<Packed, DataError> {
         let &PackedOptions { sequence, vocab, seed, validation, .. } = options;
         let open = |(prefix, _): &(PathBuf, f64)| {
-            let source = Source::open(TokenFile::open(prefix)?, validation)?;
+            let file = TokenFile::open(prefix)?;
+            if options.documents {
+                file.check_documents()?;
+            }
+            let source = Source::open(file, validation)?;
             source.check_vocab(vocab)?;
             Ok(source)
         };
@@ -187,6 +193,7 @@ mod tests {
             sequence: 8,
             vocab: 30_000,
             seed: 1,
+            documents: false,
         }
     }
 

@@ -18,6 +18,7 @@ pub fn dataset(plan: &Plan) -> Result<Box<dyn Dataset>, DataError> {
                 sequence: plan.batch.sequence,
                 vocab: plan.model.vocab,
                 seed: plan.run.seed,
+                documents: tokens.mask_documents,
             })?;
             if plan.run.eval_every > 0 {
                 packed.check_length(Split::Validation)?;

@@ -1,6 +1,7 @@
 //! The built binary, as a person or a script meets it.
 
 mod convert;
+mod documents;
 mod faults;
 mod generate;
 mod help;
