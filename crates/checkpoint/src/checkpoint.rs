@@ -54,6 +54,9 @@ impl Checkpoint {
     /// bear out.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let manifest = Manifest::read(path)?;
+        if !manifest.kept.contains(&Kept::Weights) {
+            return Err(CheckpointError::new(path, "its manifest has no weights"));
+        }
         let plan = config::resolve(Some(&manifest.config), "its configuration", &[])
             .map_err(|error| CheckpointError::new(path, error.to_string()))?;
         let files: Result<Vec<Checked>, CheckpointError> =

@@ -8,6 +8,7 @@ use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_data::{Dataset, Split};
 use kintsugi_engine::{EvaluateOptions, Evaluated, dataset, device, evaluate};
 use kintsugi_plan::Plan;
+use kintsugi_rank::Store;
 use kintsugi_simulate::evaluation_memory;
 use kintsugi_spec::units;
 
@@ -76,7 +77,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let samples = samples(arguments, &plan, &*dataset, split)?;
     let plan = filled(&plan, samples);
     let memory = model::memory(&plan, &evaluation_memory(&plan, device(&plan)))?;
-    let evaluated = with_progress(&plan, &weights, &*dataset, &EvaluateOptions { split, samples, memory })?;
+    let options = EvaluateOptions { split, samples, memory };
+    let evaluated =
+        arguments.model.with_store(&weights, |weights| with_progress(&plan, weights, &*dataset, &options))?;
     output.text(&sentence(&evaluated))?;
     output.result(&evaluated)
 }
@@ -124,7 +127,7 @@ fn filled(plan: &Plan, samples: u64) -> Plan {
 
 fn with_progress(
     plan: &Plan,
-    weights: &WeightsFolder,
+    weights: &dyn Store,
     dataset: &dyn Dataset,
     options: &EvaluateOptions,
 ) -> Result<Evaluated, Failure> {

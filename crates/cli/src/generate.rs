@@ -108,10 +108,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     warn_beyond_positions(&plan, &prompts, options.tokens);
     let mut show = Show::new(output, text.as_ref(), &texts, &prompts);
     let mut shown = Ok(());
-    let generated = generate(&plan, &weights, &prompts, &options, |new| {
-        if shown.is_ok() {
-            shown = show.token(new);
-        }
+    let generated = arguments.model.with_store(&weights, |weights| {
+        generate(&plan, weights, &prompts, &options, |new| {
+            if shown.is_ok() {
+                shown = show.token(new);
+            }
+        })
     })?;
     shown?;
     show.finish(&generated.tokens)?;

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use half::{bf16, f16};
 use kintsugi_plan::Compute;
 use kintsugi_plan::parameters::Parameter;
 use kintsugi_rank::{Kept, Store};
@@ -32,6 +33,8 @@ pub struct ExportOptions {
     pub file_bytes: u64,
     /// A folder whose tokenizer is copied along.
     pub like: Option<PathBuf>,
+    /// Whether numbers may be written that the type cannot hold, which become infinite.
+    pub non_finite: bool,
 }
 
 impl ExportOptions {
@@ -110,7 +113,7 @@ fn write_weights(
             1 => SINGLE.to_owned(),
             many => format!("model-{:05}-of-{many:05}.safetensors", i + 1),
         };
-        write_file(&folder.join(&name), outputs, store, dtype)?;
+        write_file(&folder.join(&name), outputs, store, dtype, options.non_finite)?;
         for output in outputs {
             total += output.elements() as u64 * width;
             weight_map.insert(output.name.clone(), name.clone().into());
@@ -144,6 +147,7 @@ fn write_file(
     outputs: &[Output],
     store: &dyn Store,
     dtype: Dtype,
+    non_finite: bool,
 ) -> Result<(), CheckpointError> {
     let mut end = 0;
     let infos = outputs.iter().map(|output| {
@@ -158,9 +162,25 @@ fn write_file(
     let mut file = Durable::create(path).map_err(io)?;
     file.write(&header).map_err(io)?;
     for output in outputs {
-        write_tensor(output, store, &mut |values| file.write(&encode(values, dtype)).map_err(io))?;
+        write_tensor(output, store, &mut |values| {
+            if !non_finite && let Some(value) = beyond(values, dtype) {
+                let problem = format!("it has the value {value:e}, which is infinite in {dtype}");
+                return Err(CheckpointError::new(Path::new(&output.name), problem));
+            }
+            file.write(&encode(values, dtype)).map_err(io)
+        })?;
     }
     file.finish().map(|_| ()).map_err(io)
+}
+
+/// The first number that the type cannot hold.
+fn beyond(values: &[f32], dtype: Dtype) -> Option<f32> {
+    let fits = |value: f32| match dtype {
+        Dtype::BF16 => bf16::from_f32(value).is_finite(),
+        Dtype::F16 => f16::from_f32(value).is_finite(),
+        _ => true,
+    };
+    values.iter().copied().find(|&value| !fits(value))
 }
 
 /// Hands out a tensor's numbers in the order of the file.

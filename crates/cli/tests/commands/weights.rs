@@ -1,14 +1,17 @@
-//! Weights that are not what they seem: two files with the same tensor.
+//! Weights that are not what they seem: two files with the same tensor, numbers that are not finite, a checkpoint without
+//! weights.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kintsugi_checkpoint::Checkpoint;
+use kintsugi_rank::Kept;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
-use crate::support::{folder, kintsugi, stdout};
+use crate::support::{folder, kintsugi, stdout, tiny};
 
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -96,4 +99,67 @@ fn a_tensor_in_two_files_is_taken_from_the_one_that_the_index_names() {
         files[1], moved[0], files[0]
     );
     assert_eq!(change(&|map| drop(map.remove(&moved[0]))), (2, said));
+}
+
+/// A run of the tiny model on the bytes of a text, and its weights as the Hugging Face folder `model`.
+fn exported(name: &str) -> PathBuf {
+    let folder = folder(name);
+    fs::write(folder.join("text.txt"), "some words, again and again. ".repeat(60)).unwrap();
+    stdout(&kintsugi(&folder, &["prepare", "text.txt", "--out", "data", "--tokenizer", "bytes"]));
+    stdout(&tiny(&folder, &["train"], &["model.vocab=257", "data.source=data", "data.split=0.1"]));
+    stdout(&kintsugi(&folder, &["convert", "out", "model"]));
+    folder
+}
+
+#[test]
+fn weights_that_are_not_finite_run_only_if_they_are_allowed() {
+    let folder = exported("weights-not-finite");
+    let generate = ["generate", "model", "--prompt", "some", "--tokens", "3"];
+    let eval = ["eval", "model", "--data", "data", "--set", "batch.sequence=16", "--samples", "2"];
+    stdout(&kintsugi(&folder, &generate));
+    rewrite(&folder.join("model/model.safetensors"), |tensors| {
+        tensors.get_mut("transformer.h.1.mlp.c_fc.weight").unwrap().1[5] = f32::NAN;
+    });
+    for command in
+        [&generate[..], &eval, &["convert", "model", "checkpoint"], &["convert", "model", "hf", "--to", "hf"]]
+    {
+        let (code, said) = failure(&folder, command);
+        assert_eq!(code, 1, "{command:?}: {said}");
+        assert!(
+            said.contains("the weights of layer.1.mlp_in_weight are not finite: one of them is NaN"),
+            "{said}"
+        );
+        stdout(&kintsugi(&folder, &[command, &["--allow-non-finite"]].concat()));
+    }
+}
+
+#[test]
+fn a_number_that_a_type_cannot_hold_is_an_error() {
+    let folder = folder("weights-too-large");
+    let model = fixture("gpt2", &folder);
+    rewrite(&model.join("model.safetensors"), |tensors| {
+        tensors.get_mut("transformer.h.0.ln_1.weight").unwrap().1[3] = -1e6;
+    });
+    let to =
+        |to: &'static str, more: &[&'static str]| [&["convert", "gpt2", to, "--to", "hf"], more].concat();
+    let said =
+        "error: transformer.h.0.ln_1.weight: it has the value -1e6, which is infinite in F16".to_owned();
+    assert_eq!(failure(&folder, &to("half", &["--dtype", "fp16"])), (1, said));
+    assert!(!folder.join("half").exists());
+    stdout(&kintsugi(&folder, &to("wide", &["--dtype", "bf16"])));
+    stdout(&kintsugi(&folder, &to("half", &["--dtype", "fp16", "--allow-non-finite"])));
+}
+
+#[test]
+fn a_checkpoint_without_weights_is_refused() {
+    let folder = folder("weights-none");
+    stdout(&tiny(&folder, &["train"], &[]));
+    let checkpoint = Checkpoint::open(&folder.join("out/checkpoints/step-00000004")).unwrap();
+    let moments = [Kept::FirstMoment, Kept::SecondMoment];
+    let (to, progress) = (folder.join("moments"), checkpoint.progress());
+    kintsugi_checkpoint::write(&to, checkpoint.plan(), &checkpoint, &moments, progress, None).unwrap();
+    let output = tiny(&folder, &["train", "--resume=moments"], &["run.steps=6", "run.out=resumed"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("moments: its manifest has no weights"), "{said}");
 }
