@@ -33,7 +33,13 @@ pub fn convert(
     match target {
         Target::HuggingFace(dtype) => {
             let file_bytes = ExportOptions::FILE_BYTES;
-            let options = ExportOptions { dtype: *dtype, file_bytes, like: like(from), non_finite };
+            let options = ExportOptions {
+                dtype: *dtype,
+                file_bytes,
+                like: like(from),
+                end_of_document: from.end_of_document(),
+                non_finite,
+            };
             export(to, from.model(), store, &options)
         }
         Target::Checkpoint(plan) => {

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_data::{Dataset, Split};
-use kintsugi_engine::{EvaluateOptions, Evaluated, dataset, device, evaluate};
+use kintsugi_engine::{EvaluateOptions, Evaluated, check_tokenizers, dataset, device, evaluate};
 use kintsugi_plan::Plan;
 use kintsugi_rank::Store;
 use kintsugi_simulate::evaluation_memory;
@@ -69,6 +69,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let weights = arguments.model.open()?;
     let plan = plan(arguments, &weights)?;
+    check_tokenizers(&plan, weights.tokenizer().as_deref())?;
     let dataset = dataset(&plan)?;
     let split = match (arguments.split, &arguments.data) {
         (Some(SplitName::Train), _) | (None, Some(_)) => Split::Train,

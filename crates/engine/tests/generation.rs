@@ -51,7 +51,7 @@ fn run(plan: &Plan, prompts: &[Vec<u32>], tokens: usize, sampling: Sampling) -> 
     let plan = plan.for_generation();
     let memory = generation_memory(&plan, device(&plan), &lengths, tokens);
     let memory = MemoryChoice::Slab(memory.iter().map(|memory| memory.reserved).collect());
-    let options = GenerateOptions { tokens, end_at: vec![], sampling, memory };
+    let options = GenerateOptions { tokens, end_at: vec![], vocab: plan.model.vocab, sampling, memory };
     let mut heard = vec![Vec::new(); prompts.len()];
     let generated = generate(&plan, &WEIGHTS, prompts, &options, |new| heard[new.prompt].push(new.token));
     let generated = generated.expect("no rank fails");

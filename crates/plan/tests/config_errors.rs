@@ -125,6 +125,7 @@ const SETS: &[&[&str]] = &[
     &["optimizer.warmup=20000000"],
     &["run.steps=-1"],
     &["run.steps=20000000"],
+    &["run.eval_tokens=0"],
     &["run.max_skipped=0"],
     &["run.max_skipped=20000000"],
     // Data.
@@ -142,6 +143,12 @@ const SETS: &[&[&str]] = &[
     &["data.tokenizer=gpt2"],
     &["data.split=0.1"],
     &["data.mask_documents=true"],
+    &["data.end_of_document=0"],
+    &["data.source=a", "data.end_of_document=50000"],
+    &["data.validation=a"],
+    &["data.source=a", "data.validation=a"],
+    &["data.source=a", "data.validation=\"\""],
+    &["data.source=a", "data.validation=b", "data.split=0.1"],
     // Not there yet.
     &["sharding.quantize_weights=int8"],
     &["sharding.quantize_gradients=int4"],

@@ -42,6 +42,9 @@ const KEYS: &[(&str, &[&str])] = &[
     ("optimizer.eps", &["1", "1e-30", "1e-40"]),
     ("data.source", &["demo", "corpus/a", "[{ path = \"a\", weight = 0.7 }, \"b\"]", "[]", "7"]),
     ("data.tokenizer", &["bytes", "folder/tokenizer.json", "7"]),
+    ("data.allow_other_tokenizer", &["true", "false", "7"]),
+    ("data.end_of_document", &NUMBERS),
+    ("data.validation", &["corpus/a", "corpus/b", "[]", "[\"a\", { path = \"v\", weight = 2 }]", "7"]),
     ("data.split", &["0", "0.1", "1", "nan"]),
     ("data.mask_documents", &["true", "false"]),
     ("cluster.preset", &["local", "frontier", "h200"]),
@@ -49,6 +52,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("cluster.per_node", &NUMBERS),
     ("cluster.per_package", &NUMBERS),
     ("run.steps", &NUMBERS),
+    ("run.eval_tokens", &NUMBERS),
     ("run.max_skipped", &NUMBERS),
     ("run.graph", &["true", "false", "7"]),
 ];

@@ -19,7 +19,7 @@ use super::describe::describe;
 use super::folder::CONFIG;
 use super::names::{Part, Place, all_parameters, base, place};
 use super::tensors::{INDEX, SINGLE};
-use crate::files::Durable;
+use crate::files::{Durable, write_json};
 use crate::unfinished::Unfinished;
 use crate::write::encode;
 use crate::{CheckpointError, header, tokenizer};
@@ -33,6 +33,8 @@ pub struct ExportOptions {
     pub file_bytes: u64,
     /// A folder whose tokenizer is copied along.
     pub like: Option<PathBuf>,
+    /// The token that ends a text, where it is known.
+    pub end_of_document: Option<u32>,
     /// Whether numbers may be written that the type cannot hold, which become infinite.
     pub non_finite: bool,
 }
@@ -59,6 +61,9 @@ pub fn export(
     if let Some(like) = &options.like {
         tokenizer::copy(like, folder)?;
         description.extend(tokenizer::special_tokens(like));
+    }
+    if let Some(end) = options.end_of_document {
+        tokenizer::set_end(folder, &mut description, end)?;
     }
     write_json(&folder.join(CONFIG), &Value::Object(description))?;
     write_weights(folder, model, store, options)?;
@@ -246,13 +251,4 @@ fn write_turned(
         write(&turned[..some * rows])?;
     }
     Ok(())
-}
-
-fn write_json(path: &Path, value: &Value) -> Result<(), CheckpointError> {
-    let text = serde_json::to_vec_pretty(value).expect("JSON has string keys");
-    let written = Durable::create(path).and_then(|mut file| {
-        file.write(&text)?;
-        file.finish()
-    });
-    written.map(|_| ()).map_err(|error| CheckpointError::io(path, &error))
 }

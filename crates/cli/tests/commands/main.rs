@@ -11,6 +11,7 @@ mod prepare;
 mod resume;
 mod search;
 mod support;
+mod tokenizers;
 mod train;
 mod verify;
 mod weights;
