@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod card;
+mod deal;
 mod error;
 mod evaluate;
 mod flight;
@@ -18,11 +19,11 @@ mod train;
 pub mod verify;
 
 pub use error::{JobError, TrainError};
-pub use evaluate::{EvaluateOptions, Evaluated, evaluate};
+pub use evaluate::{EvaluateOptions, Evaluated, SourceLoss, evaluate};
 pub use generate::{GenerateError, GenerateOptions, Generated, NewToken, Sampling, check_prompts, generate};
 pub use job::{Job, MemoryChoice, Worker, device, run_for, run_job};
 pub use report::{Outcome, StepReport};
-pub use source::{dataset, tokenizer};
+pub use source::{dataset, evaluation_dataset, tokenizer};
 pub use start::Start;
 pub use tokenizers::{check_tokenizers, with_end_of_document};
 pub use trace::{Span, Work};

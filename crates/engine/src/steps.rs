@@ -17,6 +17,8 @@ use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Notice, Repeated};
 
 use crate::card::CardWatch;
+use crate::deal::Dealt;
+use crate::evaluate::Evaluation;
 use crate::flight::{Flight, Moment};
 use crate::job::During;
 use crate::report::{History, RankResult};
@@ -64,7 +66,8 @@ impl RankRun<'_> {
         let program = worker.program(plan);
         let loads = program.ops.iter().any(|op| matches!(op, Op::Load { .. }));
         let mut batches = Batches::new(plan, dataset, Split::Train, worker.at.dp);
-        let mut evaluation = Evaluation::new(worker, plan, dataset);
+        let dealt = Dealt::new(dataset, Some(plan.evaluation_samples()), plan);
+        let mut evaluation = Evaluation::new(worker, plan, &dealt);
         let (mut course, mut traffic, mut spans) = (Course::new(&before), Traffic::default(), Vec::new());
         let mut in_flight = None;
         counting::reset(worker.number);
@@ -173,7 +176,7 @@ impl RankRun<'_> {
         if course.gave_up {
             course.bad = worker.rank.first_bad();
         } else if self.evaluates_after(step) {
-            report.validation_loss = Some(evaluation.run(worker, self.plan));
+            report.set_validation(evaluation.run(worker, self.plan, |_| {}));
         }
         course.history.add(&report);
         // Steps that were skipped have left weights and states as they were. Where some rank's weights are bad already, its
@@ -266,33 +269,5 @@ impl Course {
             gave_up: false,
             bad: None,
         }
-    }
-}
-
-/// The loss on the validation split, now and then: always over the same samples.
-struct Evaluation<'a> {
-    program: Program,
-    batches: Batches<'a>,
-}
-
-impl<'a> Evaluation<'a> {
-    /// Global batches that one evaluation reads.
-    const BATCHES: u64 = 4;
-
-    fn new(worker: &Worker, plan: &Plan, dataset: &'a dyn Dataset) -> Self {
-        Evaluation {
-            program: plan.evaluation(worker.at.pp, plan.micro_batches()),
-            batches: Batches::new(plan, dataset, Split::Validation, worker.at.dp),
-        }
-    }
-
-    /// The mean loss.
-    fn run(&mut self, worker: &mut Worker, plan: &Plan) -> f64 {
-        let losses = (0..Self::BATCHES).map(|batch| {
-            self.batches.begin(batch);
-            worker.run(&self.program, &mut self.batches, |_, _| {});
-            worker.rank.mean_loss(plan.tokens_per_step())
-        });
-        losses.sum::<f64>() / Self::BATCHES as f64
     }
 }

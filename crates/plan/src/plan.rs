@@ -359,6 +359,11 @@ impl Plan {
         self.batch.global * self.batch.sequence
     }
 
+    /// Samples of the validation split that an evaluation in training reads.
+    pub fn evaluation_samples(&self) -> u64 {
+        self.run.eval_tokens.div_ceil(self.batch.sequence as u64)
+    }
+
     /// The token that ends a document, where it is known.
     pub fn end_of_document(&self) -> Option<u32> {
         match &self.data {

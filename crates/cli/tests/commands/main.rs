@@ -2,6 +2,7 @@
 
 mod convert;
 mod documents;
+mod evaluation;
 mod faults;
 mod generate;
 mod help;
