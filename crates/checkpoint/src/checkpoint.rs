@@ -55,6 +55,9 @@ impl Checkpoint {
     /// bear out.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let manifest = Manifest::read(path)?;
+        if !manifest.kept.contains(&Kept::Weights) {
+            return Err(CheckpointError::new(path, "its manifest has no weights"));
+        }
         if let (Some(named), step) = (step_of(path), manifest.progress.step)
             && named != step
         {

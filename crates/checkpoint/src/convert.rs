@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use kintsugi_plan::config::{self, ConfigError};
 use kintsugi_plan::parameters::Parameter;
 use kintsugi_plan::{Compute, Plan};
-use kintsugi_rank::{Kept, Store, StoreError};
+use kintsugi_rank::{Finite, Kept, Store, StoreError};
 
 use crate::huggingface::{ExportOptions, HuggingFaceFolder, export, parameter_count};
 use crate::{CheckpointError, Progress, WeightsFolder, write};
@@ -19,19 +19,28 @@ pub enum Target {
     Checkpoint(Box<Plan>),
 }
 
-/// Writes `from` as the folder `to`, which is whole or absent; `moved` hears of every number of elements that was read.
+/// Writes `from` as the folder `to`, which is whole or absent. Numbers that are not finite are an error unless `non_finite`
+/// allows them; `moved` is called with every number of elements that was read.
 pub fn convert(
     from: &WeightsFolder,
     to: &Path,
     target: &Target,
+    non_finite: bool,
     moved: &(dyn Fn(u64) + Sync),
 ) -> Result<(), CheckpointError> {
-    let store = Watched { store: from, moved };
+    let watched = Watched { store: from, moved };
+    let store: &dyn Store = if non_finite { &watched } else { &Finite(&watched) };
     match target {
         Target::HuggingFace(dtype) => {
-            let options =
-                ExportOptions { dtype: *dtype, file_bytes: ExportOptions::FILE_BYTES, like: like(from) };
-            export(to, from.model(), &store, &options)
+            let file_bytes = ExportOptions::FILE_BYTES;
+            let options = ExportOptions {
+                dtype: *dtype,
+                file_bytes,
+                like: like(from),
+                end_of_document: from.end_of_document(),
+                non_finite,
+            };
+            export(to, from.model(), store, &options)
         }
         Target::Checkpoint(plan) => {
             let progress = match from {
@@ -39,7 +48,7 @@ pub fn convert(
                 WeightsFolder::Checkpoint(checkpoint) => checkpoint.progress().clone(),
             };
             // It may be moved anywhere, far from its run.
-            write(to, plan, &store, from.kept(), &progress, from.tokenizer().as_deref())
+            write(to, plan, store, from.kept(), &progress, from.tokenizer().as_deref())
         }
     }
 }

@@ -157,3 +157,13 @@ fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
 pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
+
+/// Writes JSON to a file, where the disk has it then.
+pub(crate) fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), CheckpointError> {
+    let text = serde_json::to_vec_pretty(value).expect("JSON has string keys");
+    let written = Durable::create(path).and_then(|mut file| {
+        file.write(&text)?;
+        file.finish()
+    });
+    written.map(|_| ()).map_err(|error| CheckpointError::io(path, &error))
+}

@@ -10,7 +10,7 @@ pub fn with_absolute_paths(plan: &Plan) -> Plan {
     let mut plan = plan.clone();
     plan.init = plan.init.as_deref().map(anchored);
     if let Data::Tokens(tokens) = &mut plan.data {
-        for source in &mut tokens.sources {
+        for source in tokens.sources.iter_mut().chain(&mut tokens.validation) {
             source.path = anchored(&source.path);
         }
         // The name of a built-in tokenizer is no path.

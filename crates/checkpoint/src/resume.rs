@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kintsugi_plan::{Data, Plan, TokenData};
+use kintsugi_plan::{Data, DataSource, Plan};
 use kintsugi_spec::Family;
 
 use crate::paths::from_here;
@@ -71,7 +71,7 @@ impl Checkpoint {
         let place = format!("it goes on at sample {} of the new order", self.progress().samples);
         tell("data.source", sources(&before.data), sources(&plan.data), &place);
         if let (Data::Tokens(before), Data::Tokens(now)) = (&before.data, &plan.data)
-            && share_a_file(before, now)
+            && shares_a_file(&before.sources, &now.sources)
         {
             let (was, is) = (before.split.to_string(), now.split.to_string());
             tell(
@@ -81,6 +81,11 @@ impl Checkpoint {
                 "what was kept for validation is trained on, in another order of samples",
             );
         }
+        let own = |plan: &Plan| match &plan.data {
+            Data::Tokens(tokens) if !tokens.validation.is_empty() => blend(&tokens.validation),
+            _ => "none".to_owned(),
+        };
+        tell("data.validation", own(before), own(plan), "validation losses are of other text from here on");
         let [was, is] = [before, plan].map(Plan::masks_documents);
         let sight = if is { "its own document only" } else { "the documents before its own as well" };
         let sight = format!("from here on a token sees {sight}");
@@ -93,7 +98,13 @@ impl Checkpoint {
         let (Data::Tokens(before), Data::Tokens(now)) = (&self.plan().data, &plan.data) else {
             return Ok(());
         };
-        if now.split <= before.split || !share_a_file(before, now) {
+        if let Some(file) =
+            now.validation.iter().find(|file| shares_a_file(&before.sources, std::slice::from_ref(*file)))
+        {
+            let reason = format!("it was trained on {}, which data.validation names", file.path.display());
+            return Err(CheckpointError::new(self.path(), reason));
+        }
+        if now.split <= before.split || !shares_a_file(&before.sources, &now.sources) {
             return Ok(());
         }
         let (was, is) = (before.split, now.split);
@@ -106,13 +117,16 @@ impl Checkpoint {
 
 /// The sources of a dataset as they are written, with shares in place of weights: 3 and 1 are the same as 6 and 2.
 fn sources(data: &Data) -> String {
-    let tokens = match data {
-        Data::Demo => return "\"demo\"".to_owned(),
-        Data::Tokens(tokens) => tokens,
-    };
-    let whole: f64 = tokens.sources.iter().map(|source| source.weight).sum();
+    match data {
+        Data::Demo => "\"demo\"".to_owned(),
+        Data::Tokens(tokens) => blend(&tokens.sources),
+    }
+}
+
+fn blend(sources: &[DataSource]) -> String {
+    let whole: f64 = sources.iter().map(|source| source.weight).sum();
     let one = |path: &Path| format!("\"{}\"", from_here(path).display());
-    match &tokens.sources[..] {
+    match sources {
         [source] => one(&source.path),
         sources => {
             let share = |weight: f64| (1000.0 * weight / whole).round() / 10.0;
@@ -123,9 +137,10 @@ fn sources(data: &Data) -> String {
     }
 }
 
-fn share_a_file(one: &TokenData, other: &TokenData) -> bool {
-    let files =
-        |data: &TokenData| -> Vec<PathBuf> { data.sources.iter().map(|source| file(&source.path)).collect() };
+fn shares_a_file(one: &[DataSource], other: &[DataSource]) -> bool {
+    let files = |sources: &[DataSource]| -> Vec<PathBuf> {
+        sources.iter().map(|source| file(&source.path)).collect()
+    };
     let others = files(other);
     files(one).iter().any(|file| others.contains(file))
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use crate::files::write_json;
 use crate::folder::places_of_tokenizer;
 use crate::huggingface::HuggingFaceFolder;
 use crate::{Checkpoint, CheckpointError, WeightsFolder};
@@ -13,6 +14,10 @@ use crate::{Checkpoint, CheckpointError, WeightsFolder};
 const TOKENIZER: &str = "tokenizer.json";
 /// What is said about a tokenizer's special tokens.
 const CONFIG: &str = "tokenizer_config.json";
+/// What is said about how a model generates text.
+const GENERATION: &str = "generation_config.json";
+/// The field, here and in `config.json`, with the tokens that end a text.
+const END: &str = "eos_token_id";
 /// The files of a tokenizer, and what belongs to it.
 const FILES: [&str; 9] = [
     TOKENIZER,
@@ -23,11 +28,11 @@ const FILES: [&str; 9] = [
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
-    "generation_config.json",
+    GENERATION,
 ];
 /// The fields of a `config.json` that belong to the tokenizer, and the words that a `tokenizer_config.json` has for them.
 const TOKENS: [(&str, &str); 3] =
-    [("bos_token_id", "bos_token"), ("eos_token_id", "eos_token"), ("pad_token_id", "pad_token")];
+    [("bos_token_id", "bos_token"), (END, "eos_token"), ("pad_token_id", "pad_token")];
 
 impl WeightsFolder {
     /// The folder that has the tokenizer of these weights, where one is known and still there.
@@ -38,17 +43,48 @@ impl WeightsFolder {
         }
     }
 
-    /// The tokens that end a text, as the files of Hugging Face that these weights come from or go with name them: one or
-    /// several, in `generation_config.json`, or else in `config.json`.
+    /// The token that ended every document of the data that the weights were trained on, where it is known.
+    pub fn end_of_document(&self) -> Option<u32> {
+        match self {
+            WeightsFolder::HuggingFace(_) => None,
+            WeightsFolder::Checkpoint(checkpoint) => checkpoint.plan().end_of_document(),
+        }
+    }
+
+    /// The tokens that end a text: the one that ended documents in training, and those that the files of Hugging Face
+    /// which these weights come from or go with name beside it, in `generation_config.json` or else in `config.json`.
     pub fn end_tokens(&self) -> Vec<u32> {
         let folder = match self {
             WeightsFolder::HuggingFace(folder) => Some(folder.path().to_owned()),
             WeightsFolder::Checkpoint(checkpoint) => checkpoint.tokenizer(),
         };
-        let named = |name: &str| folder.as_deref().map(|folder| numbers(&read(folder, name)["eos_token_id"]));
-        let named = ["generation_config.json", "config.json"].into_iter().filter_map(named);
-        named.into_iter().find(|tokens| !tokens.is_empty()).unwrap_or_default()
+        let named = |name: &str| folder.as_deref().map(|folder| numbers(&read(folder, name)[END]));
+        let named = [GENERATION, "config.json"].into_iter().filter_map(named);
+        let named = named.into_iter().find(|tokens| !tokens.is_empty()).unwrap_or_default();
+        match self.end_of_document() {
+            Some(end) if !named.contains(&end) => vec![end],
+            _ => named,
+        }
     }
+}
+
+/// Makes the files of Hugging Face in `folder` say that `end` ends a text, unless they do so already: its
+/// `generation_config.json`, and the fields of the `config.json` to be written.
+pub(crate) fn set_end(
+    folder: &Path,
+    config: &mut Map<String, Value>,
+    end: u32,
+) -> Result<(), CheckpointError> {
+    let mut generation = match read(folder, GENERATION) {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    };
+    for fields in [config, &mut generation] {
+        if !fields.get(END).is_some_and(|named| numbers(named).contains(&end)) {
+            fields.insert(END.to_owned(), end.into());
+        }
+    }
+    write_json(&folder.join(GENERATION), &Value::Object(generation))
 }
 
 /// A number, or a list of them.
@@ -63,9 +99,9 @@ fn read(folder: &Path, name: &str) -> Value {
 }
 
 impl Checkpoint {
-    /// What was put beside it, or its run has; where that is the very tokenizer of the folder that training started from,
+    /// The folder of its tokenizer: what was put beside it, or its run has; where that is the very tokenizer of the folder that training started from,
     /// that folder, which may have more to say about it.
-    fn tokenizer(&self) -> Option<PathBuf> {
+    pub fn tokenizer(&self) -> Option<PathBuf> {
         let init = self.plan().init.clone().filter(|init| HuggingFaceFolder::is_one(init) && has_one(init));
         let own = places_of_tokenizer(self.path()).into_iter().find(|path| has_one(path));
         let same =

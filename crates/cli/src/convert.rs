@@ -43,6 +43,9 @@ pub struct Arguments {
     /// Sets a value of the checkpoint's configuration, as in --set parallel.tp=4
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     sets: Vec<String>,
+    /// Writes numbers that are not finite, or that become infinite in the type of --dtype; without it they are an error
+    #[arg(long)]
+    allow_non_finite: bool,
     /// Prints the result as JSON, and nothing else to stdout
     #[arg(long)]
     json: bool,
@@ -101,8 +104,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let from = WeightsFolder::open(&arguments.from)?;
     let target = target(arguments, &from)?;
     let bar = bar(elements(&from, &target));
-    convert(&from, &to, &target, &|moved| bar.inc(moved))?;
+    let converted = convert(&from, &to, &target, arguments.allow_non_finite, &|moved| bar.inc(moved));
     bar.finish_and_clear();
+    converted.map_err(|error| Failure::Run(error.to_string()))?;
     let (files, bytes) = measure(&to).map_err(|error| Failure::file("read", &to, &error))?;
     let converted = Converted {
         from: arguments.from.display().to_string(),

@@ -6,8 +6,11 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_data::{Dataset, Split};
-use kintsugi_engine::{EvaluateOptions, Evaluated, dataset, device, evaluate};
+use kintsugi_engine::{
+    EvaluateOptions, Evaluated, SourceLoss, check_tokenizers, device, evaluate, evaluation_dataset,
+};
 use kintsugi_plan::Plan;
+use kintsugi_rank::Store;
 use kintsugi_simulate::evaluation_memory;
 use kintsugi_spec::units;
 
@@ -22,6 +25,8 @@ use crate::output::Output;
 /// was trained on. Every token but the first of a sample is a target once, whatever the batch sizes; only what does not
 /// fill a sample at the end of a file is left out.
 ///
+/// Samples come in the order of the files. Of several sources each has its own loss, and their mean is by weight.
+///
 /// The model runs on one rank, or on the layout that --set parallel.… gives.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -34,7 +39,7 @@ pub struct Arguments {
     /// Which part of the data, by data.split; without it, all of --data, else the validation split
     #[arg(long, value_name = "SPLIT")]
     split: Option<SplitName>,
-    /// Samples to read, from the first on; all of them without it
+    /// Samples to read, from the first on, of several sources by weight; all of them without it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     samples: Option<u64>,
     /// Prints the result as JSON
@@ -54,9 +59,6 @@ Examples:
 /// The longest sample that is taken without being asked for.
 const LONGEST: usize = 2048;
 
-/// Global batches of the demo, which has no end: as many as an evaluation in training has.
-const ENDLESS_BATCHES: u64 = 4;
-
 #[derive(Clone, Copy, ValueEnum)]
 enum SplitName {
     Train,
@@ -68,15 +70,19 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let weights = arguments.model.open()?;
     let plan = plan(arguments, &weights)?;
-    let dataset = dataset(&plan)?;
+    check_tokenizers(&plan, weights.tokenizer().as_deref())?;
     let split = match (arguments.split, &arguments.data) {
         (Some(SplitName::Train), _) | (None, Some(_)) => Split::Train,
         (Some(SplitName::Validation), _) | (None, None) => Split::Validation,
     };
-    let samples = samples(arguments, &plan, &*dataset, split)?;
-    let plan = filled(&plan, samples);
+    let dataset = evaluation_dataset(&plan, split)?;
+    let samples = samples(arguments, &plan, &*dataset)?;
+    let there = dataset.validation().iter().filter_map(|part| part.samples).sum();
+    let plan = filled(&plan, samples.unwrap_or(there));
     let memory = model::memory(&plan, &evaluation_memory(&plan, device(&plan)))?;
-    let evaluated = with_progress(&plan, &weights, &*dataset, &EvaluateOptions { split, samples, memory })?;
+    let options = EvaluateOptions { samples, memory };
+    let evaluated =
+        arguments.model.with_store(&weights, |weights| with_progress(&plan, weights, &*dataset, &options))?;
     output.text(&sentence(&evaluated))?;
     output.result(&evaluated)
 }
@@ -87,10 +93,10 @@ fn plan(arguments: &Arguments, weights: &WeightsFolder) -> Result<Plan, Failure>
         WeightsFolder::HuggingFace(_) => vec![format!("batch.sequence={sequence}")],
         WeightsFolder::Checkpoint(_) => Vec::new(),
     };
-    // The validation split is looked at only if it is asked for.
-    let mut over = vec!["run.eval_every=0".to_owned()];
+    let mut over = Vec::new();
     if let Some(data) = &arguments.data {
         over.push(format!("data.source={}", serde_json::Value::from(data.as_str())));
+        over.push("data.validation=[]".to_owned());
         // Nothing is kept back of files that are evaluated whole.
         over.extend(arguments.split.is_none().then(|| "data.split=0".to_owned()));
     } else if matches!(weights, WeightsFolder::HuggingFace(_)) {
@@ -99,20 +105,15 @@ fn plan(arguments: &Arguments, weights: &WeightsFolder) -> Result<Plan, Failure>
     arguments.model.plan(weights, &under, &over)
 }
 
-/// How many samples are read.
-fn samples(arguments: &Arguments, plan: &Plan, dataset: &dyn Dataset, split: Split) -> Result<u64, Failure> {
-    let endless = ENDLESS_BATCHES * plan.batch.global as u64;
-    match (dataset.samples(split), arguments.samples) {
+/// How many samples are read, where not all are. The demo has no end: as many as an evaluation in training has.
+fn samples(arguments: &Arguments, plan: &Plan, dataset: &dyn Dataset) -> Result<Option<u64>, Failure> {
+    let there: Option<u64> = dataset.validation().iter().map(|part| part.samples).sum();
+    match (there, arguments.samples) {
         (Some(there), Some(wanted)) if wanted > there => {
             Err(Failure::Mistake(format!("--samples {wanted} is more than the {there} that there are")))
         }
-        (Some(0), _) => {
-            let sequence = plan.batch.sequence;
-            Err(Failure::Mistake(format!(
-                "there is no whole sample of batch.sequence = {sequence} tokens; lower it"
-            )))
-        }
-        (there, wanted) => Ok(wanted.or(there).unwrap_or(endless)),
+        (None, None) => Ok(Some(plan.evaluation_samples())),
+        (_, wanted) => Ok(wanted),
     }
 }
 
@@ -124,7 +125,7 @@ fn filled(plan: &Plan, samples: u64) -> Plan {
 
 fn with_progress(
     plan: &Plan,
-    weights: &WeightsFolder,
+    weights: &dyn Store,
     dataset: &dyn Dataset,
     options: &EvaluateOptions,
 ) -> Result<Evaluated, Failure> {
@@ -132,7 +133,7 @@ fn with_progress(
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
             .expect("the template is valid")
             .progress_chars("━╸ ");
-        ProgressBar::new(options.batches(plan)).with_style(style)
+        ProgressBar::new(options.batches(plan, dataset)).with_style(style)
     } else {
         ProgressBar::hidden()
     };
@@ -145,9 +146,15 @@ fn with_progress(
 }
 
 fn sentence(evaluated: &Evaluated) -> String {
+    let width = evaluated.sources.iter().map(|source| source.source.len()).max().unwrap_or(0);
+    let source = |one: &SourceLoss| {
+        let (name, tokens) = (&one.source, units::count(one.tokens as f64));
+        format!("  {name:width$}  {:.4} in {tokens} tokens\n", one.loss)
+    };
     format!(
-        "loss        {:.4} nats per token\nperplexity  {:.4}\ntokens      {}, {} a second\n",
+        "loss        {:.4} nats per token\n{}perplexity  {:.4}\ntokens      {}, {} a second\n",
         evaluated.loss,
+        evaluated.sources.iter().map(source).collect::<String>(),
         evaluated.perplexity,
         units::count(evaluated.tokens as f64),
         units::count(evaluated.tokens_per_s.round()),

@@ -92,9 +92,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let plan = arguments.model.plan(&weights, &under, &[])?.for_generation();
     let Prompts { text, texts, tokens: prompts } = Prompts::read(arguments, &weights)?;
+    // A prompt of numbers needs no tokenizer; the model's own still says which tokens there are.
+    let known = match &text {
+        Some(text) => text.vocab(),
+        None => model::text(&weights, None).map_or(plan.model.vocab, |text| text.vocab()),
+    };
     let mut options = GenerateOptions {
         tokens: arguments.tokens.map_or_else(|| default_tokens(&plan, &prompts), |tokens| tokens as usize),
         end_at: if arguments.ignore_end { Vec::new() } else { ends(&weights, text.as_ref()) },
+        vocab: known.min(plan.model.vocab),
         sampling: Sampling {
             temperature: arguments.temperature,
             top_k: arguments.top_k,
@@ -108,10 +114,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     warn_beyond_positions(&plan, &prompts, options.tokens);
     let mut show = Show::new(output, text.as_ref(), &texts, &prompts);
     let mut shown = Ok(());
-    let generated = generate(&plan, &weights, &prompts, &options, |new| {
-        if shown.is_ok() {
-            shown = show.token(new);
-        }
+    let generated = arguments.model.with_store(&weights, |weights| {
+        generate(&plan, weights, &prompts, &options, |new| {
+            if shown.is_ok() {
+                shown = show.token(new);
+            }
+        })
     })?;
     shown?;
     show.finish(&generated.tokens)?;

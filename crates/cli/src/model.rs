@@ -8,7 +8,7 @@ use kintsugi_checkpoint::convert::plan_for;
 use kintsugi_data::Text;
 use kintsugi_engine::{MemoryChoice, tokenizer};
 use kintsugi_plan::{Data, Plan};
-use kintsugi_rank::RankMemory;
+use kintsugi_rank::{Finite, RankMemory, Store};
 
 use crate::failure::Failure;
 use crate::fit;
@@ -21,12 +21,20 @@ pub struct ModelArguments {
     /// Sets a value of the configuration, as in --set parallel.tp=2; without any the model runs on one rank
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     sets: Vec<String>,
+    /// Runs a model with weights that are not finite; without it they are an error
+    #[arg(long)]
+    allow_non_finite: bool,
 }
 
 impl ModelArguments {
     /// Opens the folder.
     pub fn open(&self) -> Result<WeightsFolder, Failure> {
         Ok(WeightsFolder::open(&self.folder)?)
+    }
+
+    /// Runs `work` with weights as ranks read them: those that are not finite are an error, unless they are allowed.
+    pub fn with_store<T>(&self, weights: &WeightsFolder, work: impl FnOnce(&dyn Store) -> T) -> T {
+        if self.allow_non_finite { work(weights) } else { work(&Finite(weights)) }
     }
 
     /// The plan of its model, with `under` laid under what `--set` gave and `over` over it.

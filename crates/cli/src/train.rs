@@ -13,7 +13,9 @@ use std::path::PathBuf;
 use clap::Args;
 use kintsugi_checkpoint::{Folder, Saved};
 use kintsugi_data::{BatchRange, write_batches};
-use kintsugi_engine::{Event, MemoryChoice, Outcome, Start, TrainOptions, dataset, device, train};
+use kintsugi_engine::{
+    Event, MemoryChoice, Outcome, Start, TrainOptions, dataset, device, train, with_end_of_document,
+};
 use kintsugi_plan::{Plan, Resume};
 use kintsugi_rank::Figures;
 use kintsugi_simulate::time::Consumption;
@@ -83,7 +85,7 @@ Examples:
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
-    let plan = resolve(arguments)?;
+    let plan = with_end_of_document(resolve(arguments)?)?;
     let dataset = dataset(&plan)?;
     let floor = dataset.floor(plan.batch.sequence);
     let prediction = predict(&plan, device(&plan), Play::Full);

@@ -21,6 +21,19 @@ impl Blend {
         Blend { weights: weights.iter().map(whole).collect() }
     }
 
+    /// How many of the first `samples` samples are of each source.
+    pub fn counts(&self, samples: u64) -> Vec<u64> {
+        let mut total: u128 = self.weights.iter().map(|&weight| u128::from(weight)).sum();
+        let mut left = u128::from(samples);
+        let count = |&weight: &u64| {
+            let taken = left * u128::from(weight) / total;
+            left -= taken;
+            total -= u128::from(weight);
+            taken as u64
+        };
+        self.weights.iter().map(count).collect()
+    }
+
     /// The source of sample `index`, and how many samples of that source come before it.
     pub fn place(&self, index: u64) -> (usize, u64) {
         let mut total: u128 = self.weights.iter().map(|&weight| u128::from(weight)).sum();
@@ -68,6 +81,7 @@ mod tests {
             for index in 0..2000 {
                 let (source, before) = blend.place(index);
                 prop_assert_eq!(before, counts[source]);
+                prop_assert_eq!(&blend.counts(index), &counts);
                 counts[source] += 1;
                 for (count, weight) in counts.iter().zip(&weights) {
                     let share = (index + 1) as f64 * weight / sum;

@@ -21,6 +21,7 @@ mod tokenizer;
 mod tokens;
 
 pub use batches::{BatchRange, write_batches};
+pub use blend::Blend;
 pub use demo::Demo;
 pub use error::DataError;
 pub use packed::{Packed, PackedOptions};
@@ -34,10 +35,21 @@ pub use tokens::{About, TokenFile, TokenType, TokenWriter, without_suffix};
 /// Which part of a dataset: the two never share a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Split {
-    /// What the model is trained on.
+    /// What the model is trained on, in an order by seed.
     Train,
-    /// What it is only evaluated on.
+    /// What it is only evaluated on, always in the same order.
     Validation,
+}
+
+/// A source of the validation split.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValidationPart {
+    /// What it is called.
+    pub name: String,
+    /// Its weight in the mean over all sources.
+    pub weight: f64,
+    /// How many samples it has; `None` where they have no end.
+    pub samples: Option<u64>,
 }
 
 /// A source of samples, addressed by index.
@@ -50,9 +62,9 @@ pub trait Dataset: Send + Sync {
     /// `None` where nobody knows it, as for any natural text.
     fn floor(&self, sequence: usize) -> Option<f64>;
 
-    /// How many different samples a split has; `None` where they have no end.
-    fn samples(&self, _split: Split) -> Option<u64> {
-        None
+    /// The sources of the validation split: its samples are those of the first, then those of the second, and so on.
+    fn validation(&self) -> Vec<ValidationPart> {
+        vec![ValidationPart { name: String::new(), weight: 1.0, samples: None }]
     }
 
     /// Fills `out` with sample `index`: as many inputs as the model sees, and one token more for the last target.

@@ -1,15 +1,16 @@
 //! Samples of token files: documents packed end to end, and a sample is a window of that stream.
 //!
-//! Which tokens sample `i` has is a function of the seed and `i` alone: the blend names the source, and a keyed
-//! permutation per epoch the window. Nothing is built at the start and nothing depends on the layout, so the
-//! position of a run in its data is its step.
+//! Which tokens sample `i` of training has is a function of the seed and `i` alone: the blend names the source, and a keyed
+//! permutation per epoch the window. Nothing is built at the start and nothing depends on the layout, so the position of a
+//! run in its data is its step. The samples for validation come in the order of the files.
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::blend::Blend;
 use crate::permutation::Permutation;
-use crate::{DataError, Dataset, Split, TokenFile};
+use crate::{DataError, Dataset, Split, TokenFile, ValidationPart};
 
 /// What samples are made of.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,65 +18,103 @@ pub struct PackedOptions {
     /// Token files by prefix, with their weights.
     pub sources: Vec<(PathBuf, f64)>,
     /// The share of every source's tokens, at its end, that is kept for validation.
-    pub validation: f64,
+    pub split: f64,
+    /// Token files for validation alone, with their weights; without any, that share is for validation.
+    pub validation: Vec<(PathBuf, f64)>,
     /// Targets of a sample.
     pub sequence: usize,
     /// The model's vocabulary: every token must be below it.
     pub vocab: usize,
     /// Seed of the order.
     pub seed: u64,
+    /// Whether it is asked where documents begin, so that the index must be sound.
+    pub documents: bool,
 }
 
 /// A blend of token files.
 #[derive(Debug)]
 pub struct Packed {
-    sources: Vec<Source>,
+    training: Vec<Source>,
+    validation: Vec<Source>,
     blend: Blend,
     sequence: usize,
     vocab: usize,
     seed: u64,
 }
 
-#[derive(Debug)]
+/// A part of a pair of token files.
+#[derive(Clone, Debug)]
 struct Source {
-    file: TokenFile,
-    /// The tokens from here on are for validation.
-    cut: u64,
+    file: Arc<TokenFile>,
+    name: String,
+    weight: f64,
+    /// Its tokens.
+    range: Range<u64>,
 }
 
 impl Packed {
-    /// Opens the files. How many documents they hold makes no difference to the time this takes.
+    /// Opens the files. How many documents they hold makes no difference to the time this takes, unless it is asked where
+    /// they begin.
     pub fn open(options: &PackedOptions) -> Result<Packed, DataError> {
-        let &PackedOptions { sequence, vocab, seed, validation, .. } = options;
-        let open = |(prefix, _): &(PathBuf, f64)| {
-            let source = Source::open(TokenFile::open(prefix)?, validation)?;
-            source.check_vocab(vocab)?;
-            Ok(source)
-        };
-        let sources = options.sources.iter().map(open).collect::<Result<_, DataError>>()?;
-        let weights: Vec<f64> = options.sources.iter().map(|&(_, weight)| weight).collect();
-        let packed = Packed { sources, blend: Blend::new(&weights), sequence, vocab, seed };
+        let &PackedOptions { sequence, vocab, seed, split, .. } = options;
+        let open = |source: &(PathBuf, f64)| Source::open(source, options);
+        let mut training = options.sources.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        let mut validation = options.validation.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        if validation.is_empty() {
+            validation = training.iter_mut().map(|source| source.cut(split)).collect::<Result<_, _>>()?;
+        }
+        let weights: Vec<f64> = training.iter().map(|source| source.weight).collect();
+        let packed = Packed { training, validation, blend: Blend::new(&weights), sequence, vocab, seed };
         packed.check_length(Split::Train)?;
         Ok(packed)
     }
 
+    /// The files with `split` in the place of their validation split.
+    #[must_use]
+    pub fn validated_on(self, split: Split) -> Packed {
+        match split {
+            Split::Train => Packed { validation: self.training.clone(), ..self },
+            Split::Validation => self,
+        }
+    }
+
     /// Refuses a split in which a source has no whole sample.
     pub fn check_length(&self, split: Split) -> Result<(), DataError> {
-        let short = self.sources.iter().find(|source| source.samples(split, self.sequence) == 0);
+        let sources = match split {
+            Split::Train => &self.training,
+            Split::Validation => &self.validation,
+        };
+        let short = sources.iter().find(|source| source.samples(self.sequence) == 0);
         short.map_or(Ok(()), |source| Err(source.too_short(split, self.sequence)))
     }
 
     /// The source of a sample, and its first token there.
-    fn window(&self, split: Split, index: u64) -> Result<(&Source, u64), DataError> {
+    fn window(&self, split: Split, index: u64) -> (&Source, u64) {
+        let (source, window) = match split {
+            Split::Train => self.shuffled(index),
+            Split::Validation => self.in_order(index),
+        };
+        (source, source.range.start + window * self.sequence as u64)
+    }
+
+    fn shuffled(&self, index: u64) -> (&Source, u64) {
         let (number, within) = self.blend.place(index);
-        let source = &self.sources[number];
-        let samples = source.samples(split, self.sequence);
-        if samples == 0 {
-            return Err(source.too_short(split, self.sequence));
-        }
+        let source = &self.training[number];
+        let samples = source.samples(self.sequence);
         let (epoch, place) = (within / samples, within % samples);
-        let order = Permutation::new(samples, &[self.seed, split as u64, number as u64, epoch]);
-        Ok((source, source.range(split).start + order.at(place) * self.sequence as u64))
+        let order = Permutation::new(samples, &[self.seed, Split::Train as u64, number as u64, epoch]);
+        (source, order.at(place))
+    }
+
+    fn in_order(&self, index: u64) -> (&Source, u64) {
+        let mut left = index;
+        for source in &self.validation {
+            match left.checked_sub(source.samples(self.sequence)) {
+                Some(after) => left = after,
+                None => return (source, left),
+            }
+        }
+        panic!("sample {index} is after the last of the validation split")
     }
 }
 
@@ -88,45 +127,56 @@ impl Dataset for Packed {
         None
     }
 
-    /// Over all sources, each counted once.
-    fn samples(&self, split: Split) -> Option<u64> {
-        Some(self.sources.iter().map(|source| source.samples(split, self.sequence)).sum())
+    fn validation(&self) -> Vec<ValidationPart> {
+        let part = |source: &Source| ValidationPart {
+            name: source.name.clone(),
+            weight: source.weight,
+            samples: Some(source.samples(self.sequence)),
+        };
+        self.validation.iter().map(part).collect()
     }
 
     fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
         assert_eq!(out.len(), self.sequence + 1, "a sample has one token more than targets");
-        let (source, first) = self.window(split, index)?;
+        let (source, first) = self.window(split, index);
         source.file.read(first, self.vocab, out)
     }
 
     fn starts(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
-        let (source, first) = self.window(split, index)?;
+        let (source, first) = self.window(split, index);
         source.file.read_starts(first, out)
     }
 }
 
 impl Source {
-    fn open(file: TokenFile, validation: f64) -> Result<Source, DataError> {
-        let tokens = file.tokens();
-        let kept = (tokens as f64 * validation).round() as u64;
+    /// Opens files of which all tokens are taken.
+    fn open((prefix, weight): &(PathBuf, f64), options: &PackedOptions) -> Result<Source, DataError> {
+        let file = TokenFile::open(prefix)?;
+        if options.documents {
+            file.check_documents()?;
+        }
+        let (name, range) = (prefix.display().to_string(), 0..file.tokens());
+        let source = Source { file: Arc::new(file), name, weight: *weight, range };
+        source.check_vocab(options.vocab)?;
+        Ok(source)
+    }
+
+    /// Cuts off the share of the tokens that is kept for validation, and gives it.
+    fn cut(&mut self, split: f64) -> Result<Source, DataError> {
+        let tokens = self.file.tokens();
+        let kept = (tokens as f64 * split).round() as u64;
         let cut = tokens - kept.min(tokens);
         // Half a document in training would tell of its other half: where documents are not too long, the cut falls
         // between two of them.
-        let between = file.document_from(cut)?;
-        Ok(Source { file, cut: if between < cut + kept / 2 { between } else { cut } })
-    }
-
-    fn range(&self, split: Split) -> Range<u64> {
-        match split {
-            Split::Train => 0..self.cut,
-            Split::Validation => self.cut..self.file.tokens(),
-        }
+        let between = self.file.document_from(cut)?;
+        let cut = if between < cut + kept / 2 { between } else { cut };
+        self.range = 0..cut;
+        Ok(Source { range: cut..tokens, ..self.clone() })
     }
 
     /// Whole samples: each begins with the last token of the one before, as that is a target only.
-    fn samples(&self, split: Split, sequence: usize) -> u64 {
-        let Range { start, end } = self.range(split);
-        (end - start).saturating_sub(1) / sequence as u64
+    fn samples(&self, sequence: usize) -> u64 {
+        (self.range.end - self.range.start).saturating_sub(1) / sequence as u64
     }
 
     fn check_vocab(&self, vocab: usize) -> Result<(), DataError> {
@@ -143,9 +193,11 @@ impl Source {
     }
 
     fn too_short(&self, split: Split, sequence: usize) -> DataError {
-        let Range { start, end } = self.range(split);
+        let Range { start, end } = self.range;
         let (what, remedy) = match split {
             Split::Train => ("training", "use more text, or lower batch.sequence or data.split"),
+            // Files of their own begin at their first token.
+            Split::Validation if start == 0 => ("validation", "use more text, or set run.eval_every = 0"),
             Split::Validation => ("validation", "raise data.split, or set run.eval_every = 0"),
         };
         let found = format!("{} tokens for {what}", end - start);
@@ -183,10 +235,12 @@ mod tests {
     fn options(sources: &[(&Path, f64)]) -> PackedOptions {
         PackedOptions {
             sources: sources.iter().map(|&(path, weight)| (path.to_owned(), weight)).collect(),
-            validation: 0.1,
+            split: 0.1,
+            validation: Vec::new(),
             sequence: 8,
             vocab: 30_000,
             seed: 1,
+            documents: false,
         }
     }
 
@@ -207,15 +261,16 @@ mod tests {
         write(&prefix, 0, 1000);
         let packed = Packed::open(&options(&[(&prefix, 1.0)])).unwrap();
         // Of 900 tokens, 112 windows of 8 and one more.
-        assert_eq!((packed.samples(Split::Train), packed.samples(Split::Validation)), (Some(112), Some(12)));
+        assert_eq!(packed.training[0].samples(8), 112);
+        assert_eq!(packed.validation()[0].samples, Some(12));
         let epochs = [0..112, 112..224].map(|samples| first_tokens(&packed, Split::Train, samples));
         assert_ne!(epochs[0], epochs[1]);
         let windows: HashSet<u32> = (0..112).map(|window| 8 * window).collect();
         for epoch in epochs {
             assert_eq!(epoch.into_iter().collect::<HashSet<_>>(), windows);
         }
-        let validation = first_tokens(&packed, Split::Validation, 0..12);
-        assert!(validation.iter().all(|&first| first >= 900), "{validation:?}");
+        let validation: Vec<u32> = (900..).step_by(8).take(12).collect();
+        assert_eq!(first_tokens(&packed, Split::Validation, 0..12), validation, "in the order of the file");
         let mut other = options(&[(&prefix, 1.0)]);
         other.seed = 2;
         let other = Packed::open(&other).unwrap();

@@ -42,6 +42,14 @@ impl Text {
         }
     }
 
+    /// Size of the vocabulary: every token is below it.
+    pub fn vocab(&self) -> usize {
+        match self {
+            Text::Demo(demo) => demo.words().len(),
+            Text::Tokenizer(tokenizer) => tokenizer.vocab(),
+        }
+    }
+
     /// The token that ends a text, where there is one.
     pub fn end(&self) -> Option<u32> {
         match self {

@@ -54,7 +54,7 @@ fn saving(plan: &Plan, out: &Path) -> PathBuf {
     let mut writing = false;
     let outcome = train(plan, &options, |event| match event {
         Event::Step(report) => {
-            steps.push((*report, writing));
+            steps.push((report.clone(), writing));
             writing |= report.checkpoint_s.is_some();
         }
         Event::Saved(saved) => {

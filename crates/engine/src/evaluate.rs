@@ -1,24 +1,25 @@
-//! Evaluation: the mean loss of a model on a part of a dataset, on any layout.
+//! Evaluation: the mean loss of a model on the validation split of a dataset, on any layout.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-use kintsugi_data::{DataError, Dataset, Split};
-use kintsugi_plan::Plan;
+use kintsugi_data::{DataError, Dataset, Split, ValidationPart};
+use kintsugi_plan::{Plan, Program};
 use kintsugi_rank::{Purpose, Store};
 use serde::Serialize;
 
+use crate::deal::{Deal, Dealt};
 use crate::job::run_for;
 use crate::source::{Batches, StepTokens};
 use crate::threads::spawn;
 use crate::{Job, JobError, MemoryChoice, RankError, Worker};
 
 /// What was found.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Evaluated {
-    /// Mean loss, in nats per token.
+    /// Mean loss, in nats per token: that of the sources by their weights.
     pub loss: f64,
     /// `e` to the loss.
     pub perplexity: f64,
@@ -26,27 +27,41 @@ pub struct Evaluated {
     pub tokens: u64,
     /// How many of them a second.
     pub tokens_per_s: f64,
+    /// The same for every source, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<SourceLoss>,
 }
 
-/// What to evaluate on.
+/// The mean loss on one source.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SourceLoss {
+    /// What it is called.
+    pub source: String,
+    /// Mean loss, in nats per token.
+    pub loss: f64,
+    /// Tokens whose loss was taken.
+    pub tokens: u64,
+}
+
+/// How much to evaluate on.
 #[derive(Clone, Debug)]
 pub struct EvaluateOptions {
-    /// Which part of the dataset.
-    pub split: Split,
-    /// How many samples, from the first on.
-    pub samples: u64,
+    /// How many samples of the validation split, from the first on, shared among its sources by weight; without a number,
+    /// all of them.
+    pub samples: Option<u64>,
     /// Memory of the ranks.
     pub memory: MemoryChoice,
 }
 
 impl EvaluateOptions {
     /// How many global batches of a plan are run.
-    pub fn batches(&self, plan: &Plan) -> u64 {
-        Deal { samples: self.samples, global: plan.batch.global as u64 }.batches().count() as u64
+    pub fn batches(&self, plan: &Plan, dataset: &dyn Dataset) -> u64 {
+        Deal::new(dataset.validation(), self.samples, plan.batch.global as u64).batches()
     }
 }
 
-/// Evaluates a model with weights from a store; `on_batch` hears of the mean loss so far after every global batch.
+/// Evaluates a model with weights from a store; `on_batch` is called with the mean loss of the running source so far after
+/// every global batch.
 pub fn evaluate(
     plan: &Plan,
     weights: &dyn Store,
@@ -57,14 +72,13 @@ pub fn evaluate(
     let job = Job { plan: Arc::new(plan.clone()), memory: options.memory.clone(), fault: None };
     let (sender, received) = channel();
     let voice = Mutex::new(Some(sender));
-    let deal = Deal { samples: options.samples, global: plan.batch.global as u64 };
-    let dataset = Dealt { dataset, deal };
+    let dealt = Dealt::new(dataset, options.samples, plan);
     let results = thread::scope(|scope| {
         let running = spawn(scope, "job", || {
             let results = run_for(Purpose::Inference, &job, |worker| {
                 worker.load(weights)?;
                 let voice = (worker.number == 0).then(|| voice.lock().expect("taken once").take()).flatten();
-                evaluate_rank(worker, plan, &dataset, options.split, voice.as_ref())
+                evaluate_rank(worker, plan, &dealt, voice.as_ref())
             });
             drop(voice.lock().map(|mut voice| voice.take()));
             results
@@ -72,127 +86,95 @@ pub fn evaluate(
         received.iter().for_each(on_batch);
         running.join().expect("the job's thread only waits")
     })?;
-    Ok(results[0])
+    Ok(results.into_iter().next().expect("there is a rank"))
 }
 
 fn evaluate_rank(
     worker: &mut Worker,
     plan: &Plan,
     dealt: &Dealt,
-    split: Split,
     voice: Option<&Sender<f64>>,
 ) -> Result<Evaluated, RankError> {
-    let program = plan.evaluation(worker.at.pp, plan.micro_batches());
-    let batches = Batches::new(plan, dealt, split, worker, &program);
-    let mut tokens = StepTokens::default();
+    let mut evaluation = Evaluation::new(worker, plan, dealt);
     let begun = Instant::now();
-    let (mut sum, mut samples) = (0.0, 0);
-    for (batch, part) in (0..).zip(dealt.deal.batches()) {
-        batches.read(batch, &mut tokens)?;
-        worker.run(&program, &mut tokens, |_, _| {});
-        sum += part.samples as f64 * worker.rank.mean_loss(plan.tokens_per_step());
-        samples += part.samples;
+    let Losses { loss, mut sources } = evaluation.run(worker, plan, |loss| {
         if let Some(voice) = voice {
             // Nobody listens any more only if the caller has panicked.
-            voice.send(sum / samples as f64).ok();
+            voice.send(loss).ok();
         }
-    }
-    let (loss, tokens) = (sum / samples as f64, samples * plan.batch.sequence as u64);
+    })?;
+    let tokens = sources.iter().map(|source| source.tokens).sum();
     let tokens_per_s = tokens as f64 / begun.elapsed().as_secs_f64();
-    Ok(Evaluated { loss, perplexity: loss.exp(), tokens, tokens_per_s })
+    if sources.len() == 1 {
+        sources.clear();
+    }
+    Ok(Evaluated { loss, perplexity: loss.exp(), tokens, tokens_per_s, sources })
 }
 
-/// Samples dealt out in global batches of a fixed size, each counted once.
-///
-/// What is left when all whole batches are full goes into further ones, each with as many samples as divide it, so that
-/// every sample is in it equally often and the batch's mean is the mean of those samples.
-#[derive(Clone, Copy, Debug)]
-struct Deal {
-    samples: u64,
-    global: u64,
+/// A rank's evaluations: always over the same samples.
+pub(crate) struct Evaluation<'a> {
+    program: Program,
+    batches: Batches<'a>,
+    deal: &'a Deal,
+    /// The tokens of all batches, if they were read beforehand.
+    loaded: Vec<StepTokens>,
 }
 
-/// The samples of a batch: so many, from the first on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
-    first: u64,
-    samples: u64,
+/// What an evaluation came to.
+pub(crate) struct Losses {
+    /// The mean of the sources by their weights.
+    pub loss: f64,
+    pub sources: Vec<SourceLoss>,
 }
 
-impl Deal {
-    fn batches(self) -> impl Iterator<Item = Part> {
-        let mut first = 0;
-        std::iter::from_fn(move || {
-            let most = self.global.min(self.samples - first);
-            let samples = (1..=most).rev().find(|&samples| self.global.is_multiple_of(samples))?;
-            let part = Part { first, samples };
-            first += samples;
-            Some(part)
-        })
+impl<'a> Evaluation<'a> {
+    pub fn new(worker: &Worker, plan: &Plan, dealt: &'a Dealt) -> Self {
+        let program = plan.evaluation(worker.at.pp, plan.micro_batches());
+        let batches = Batches::new(plan, dealt, Split::Validation, worker, &program);
+        Evaluation { program, batches, deal: &dealt.deal, loaded: Vec::new() }
     }
 
-    /// The sample in place `index` of all batches laid end to end.
-    fn sample(self, index: u64) -> u64 {
-        let (batch, place) = (index / self.global, index % self.global);
-        let whole = self.samples / self.global;
-        if batch < whole {
-            return index;
-        }
-        let left = Deal { samples: self.samples % self.global, ..self };
-        let part = left.batches().nth((batch - whole) as usize).expect("no more batches are read than dealt");
-        whole * self.global + part.first + place % part.samples
-    }
-}
-
-/// A dataset as a deal has it.
-struct Dealt<'a> {
-    dataset: &'a dyn Dataset,
-    deal: Deal,
-}
-
-impl Dataset for Dealt<'_> {
-    fn vocab(&self) -> usize {
-        self.dataset.vocab()
+    /// Reads the tokens of all batches now, so that no evaluation fails for its data.
+    pub fn load(&mut self) -> Result<(), DataError> {
+        let read = |batch| {
+            let mut tokens = StepTokens::default();
+            self.batches.read(batch, &mut tokens).map(|()| tokens)
+        };
+        self.loaded = (0..self.deal.batches()).map(read).collect::<Result<_, _>>()?;
+        Ok(())
     }
 
-    fn floor(&self, sequence: usize) -> Option<f64> {
-        self.dataset.floor(sequence)
-    }
-
-    fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
-        self.dataset.sample(split, self.deal.sample(index), out)
-    }
-
-    fn starts(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
-        self.dataset.starts(split, self.deal.sample(index), out)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use super::*;
-
-    #[test]
-    fn every_sample_is_counted_once() {
-        for (samples, global) in
-            [(0, 4), (1, 1), (1, 8), (7, 8), (8, 8), (23, 12), (112, 9), (5, 24), (30, 7)]
-        {
-            let deal = Deal { samples, global };
-            let parts: Vec<Part> = deal.batches().collect();
-            assert_eq!(parts.iter().map(|part| part.samples).sum::<u64>(), samples);
-            let mut shares = BTreeMap::new();
-            for (batch, part) in (0..).zip(&parts) {
-                for place in 0..global {
-                    let sample = deal.sample(batch * global + place);
-                    assert!((part.first..part.first + part.samples).contains(&sample));
-                    *shares.entry(sample).or_insert(0) += part.samples;
+    /// Runs all batches; `on_batch` is called with the mean loss of the running source so far.
+    pub fn run(
+        &mut self,
+        worker: &mut Worker,
+        plan: &Plan,
+        mut on_batch: impl FnMut(f64),
+    ) -> Result<Losses, DataError> {
+        let mut sums = vec![(0.0, 0); self.deal.sources.len()];
+        let mut read = StepTokens::default();
+        for (batch, run) in self.deal.iter() {
+            let tokens = match self.loaded.get_mut(batch as usize) {
+                Some(tokens) => tokens,
+                None => {
+                    self.batches.read(batch, &mut read)?;
+                    &mut read
                 }
-            }
-            // A batch's mean counts as often as it has samples, and a place in it is one of `global`.
-            let expected: BTreeMap<u64, u64> = (0..samples).map(|sample| (sample, global)).collect();
-            assert_eq!(shares, expected, "{samples} samples in batches of {global}");
+            };
+            worker.run(&self.program, tokens, |_, _| {});
+            let (sum, samples) = &mut sums[run.source];
+            *sum += run.samples as f64 * worker.rank.mean_loss(plan.tokens_per_step());
+            *samples += run.samples;
+            on_batch(*sum / *samples as f64);
         }
+        let loss = |((part, _), (sum, samples)): (&(ValidationPart, u64), (f64, u64))| SourceLoss {
+            source: part.name.clone(),
+            loss: sum / samples as f64,
+            tokens: samples * plan.batch.sequence as u64,
+        };
+        let sources: Vec<SourceLoss> = self.deal.sources.iter().zip(sums).map(loss).collect();
+        let weights = || self.deal.sources.iter().map(|(part, _)| part.weight);
+        let sum: f64 = weights().zip(&sources).map(|(weight, source)| weight * source.loss).sum();
+        Ok(Losses { loss: sum / weights().sum::<f64>(), sources })
     }
 }

@@ -1,6 +1,7 @@
 //! What a run says of itself: a line per step, and the outcome at the end.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use kintsugi_checkpoint::Progress;
 use kintsugi_comm::Traffic;
@@ -10,11 +11,12 @@ use kintsugi_rank::{Bad, Figures, RankMemory};
 use kintsugi_tensor::ops::control;
 use serde::Serialize;
 
+use crate::evaluate::Losses;
 use crate::flight::Landed;
 use crate::{Saves, Span, TrainError};
 
 /// One step, as a person or a script sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepReport {
     /// 1-based.
     pub step: u64,
@@ -48,9 +50,21 @@ pub struct StepReport {
     /// Mean loss on the validation split, on the steps that evaluate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
+    /// The same for every source of it, where there are several.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub validation_losses: BTreeMap<String, f64>,
 }
 
 impl StepReport {
+    /// Adds the losses of an evaluation after the step.
+    pub(crate) fn set_validation(&mut self, losses: Losses) {
+        self.validation_loss = Some(losses.loss);
+        if losses.sources.len() > 1 {
+            let losses = losses.sources.into_iter().map(|source| (source.source, source.loss));
+            self.validation_losses = losses.collect();
+        }
+    }
+
     /// What there is to say of a step that has run, before anything else is done after it.
     pub(crate) fn new(plan: &Plan, landed: &Landed) -> Self {
         let (tokens, step_s, decided) = (plan.tokens_per_step(), landed.seconds, &landed.decided);
@@ -69,6 +83,7 @@ impl StepReport {
             joules_per_token: landed.joules.map(|joules| joules / tokens as f64),
             checkpoint_s: None,
             validation_loss: None,
+            validation_losses: BTreeMap::new(),
         }
     }
 }
@@ -81,7 +96,7 @@ fn peak(plan: &Plan) -> Option<f64> {
 }
 
 /// What is kept of the steps of a run, however many there are.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct History {
     first: Option<StepReport>,
     last: Option<StepReport>,
@@ -115,9 +130,9 @@ impl History {
             self.joules = self.joules.zip(report.energy_j).map(|(sum, joules)| sum + joules);
         } else {
             self.joules = report.energy_j.map(|_| 0.0);
-            self.first = Some(*report);
+            self.first = Some(report.clone());
         }
-        self.last = Some(*report);
+        self.last = Some(report.clone());
         self.skipped += u64::from(report.skipped);
         self.validation_loss = report.validation_loss.or(self.validation_loss);
     }
@@ -134,13 +149,13 @@ impl History {
     }
 
     fn steps(&self) -> u64 {
-        self.last.map_or(0, |report| report.step)
+        self.last.as_ref().map_or(0, |report| report.step)
     }
 
     fn step_seconds(&self) -> Option<f64> {
         match self.count {
             0 => None,
-            1 => self.first.map(|report| report.step_s),
+            1 => self.first.as_ref().map(|report| report.step_s),
             count => Some(self.seconds / (count - 1) as f64),
         }
     }
@@ -148,7 +163,7 @@ impl History {
     fn step_joules(&self) -> Option<f64> {
         match self.count {
             0 => None,
-            1 => self.first.and_then(|report| report.energy_j),
+            1 => self.first.as_ref().and_then(|report| report.energy_j),
             count => self.joules.map(|joules| joules / (count - 1) as f64),
         }
     }
@@ -208,7 +223,7 @@ impl Outcome {
         for result in &results {
             traffic.merge(&result.traffic);
         }
-        let (history, stopped) = (results[0].history, results[0].stopped);
+        let (history, stopped) = (results[0].history.clone(), results[0].stopped);
         let mut measured = Figures::new(results.iter().map(|result| result.memory).collect(), &traffic);
         measured.step_s = history.step_seconds();
         measured.energy_j = history.step_joules();
@@ -216,7 +231,7 @@ impl Outcome {
         Ok(Outcome {
             measured,
             loss_first: history.loss_first.unwrap_or(f64::NAN),
-            loss_last: history.last.map_or(f64::NAN, |report| report.loss),
+            loss_last: history.last.as_ref().map_or(f64::NAN, |report| report.loss),
             validation_loss: history.validation_loss,
             steps: history.steps(),
             skipped: history.skipped,
@@ -308,6 +323,7 @@ mod tests {
             joules_per_token: None,
             checkpoint_s: None,
             validation_loss: None,
+            validation_losses: BTreeMap::new(),
         }
     }
 }

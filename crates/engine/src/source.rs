@@ -6,7 +6,7 @@ use std::ops::Range;
 use kintsugi_data::{
     DataError, Dataset, Demo, MicroBatch, Packed, PackedOptions, Sampler, Split, TokenFile, Tokenizer,
 };
-use kintsugi_plan::{Data, Op, Plan, Program, TokenData};
+use kintsugi_plan::{Data, DataSource, Op, Plan, Program, TokenData};
 use kintsugi_rank::{Source, Tokens};
 
 use crate::Worker;
@@ -14,18 +14,34 @@ use crate::job::During;
 
 /// The plan's dataset. Files that are not there, are something else or do not go with the model are refused.
 pub fn dataset(plan: &Plan) -> Result<Box<dyn Dataset>, DataError> {
+    open(plan, Split::Validation, plan.run.eval_every > 0)
+}
+
+/// The plan's dataset for an evaluation on one of its splits, which is the validation split of what is given.
+pub fn evaluation_dataset(plan: &Plan, split: Split) -> Result<Box<dyn Dataset>, DataError> {
+    open(plan, split, true)
+}
+
+/// The plan's dataset with `validation` as its validation split, which is looked at if it `evaluates`.
+fn open(plan: &Plan, validation: Split, evaluates: bool) -> Result<Box<dyn Dataset>, DataError> {
     match &plan.data {
-        Data::Demo => Ok(Box::new(Demo::new(plan.run.seed))),
+        Data::Demo => Ok(Box::new(Demo::new(plan.run.seed).validated_on(validation))),
         Data::Tokens(tokens) => {
             check_tokenizer(plan, tokens)?;
+            let files = |sources: &[DataSource]| {
+                sources.iter().map(|source| (source.path.clone(), source.weight)).collect()
+            };
             let packed = Packed::open(&PackedOptions {
-                sources: tokens.sources.iter().map(|source| (source.path.clone(), source.weight)).collect(),
-                validation: tokens.split,
+                sources: files(&tokens.sources),
+                split: tokens.split,
+                validation: files(&tokens.validation),
                 sequence: plan.batch.sequence,
                 vocab: plan.model.vocab,
                 seed: plan.run.seed,
+                documents: tokens.mask_documents,
             })?;
-            if plan.run.eval_every > 0 {
+            let packed = packed.validated_on(validation);
+            if evaluates {
                 packed.check_length(Split::Validation)?;
             }
             Ok(Box::new(packed))

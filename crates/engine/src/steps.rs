@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use kintsugi_checkpoint::{Progress, Saver};
 use kintsugi_comm::Traffic;
-use kintsugi_data::{DataError, Dataset, Split};
+use kintsugi_data::{Dataset, Split};
 use kintsugi_plan::{DeviceKind, Plan, Program};
 use kintsugi_rank::{Bad, Decided, RankMemory};
 use kintsugi_tensor::cpu::counting;
@@ -20,6 +20,8 @@ use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Notice, Repeated};
 
 use crate::card::CardWatch;
+use crate::deal::Dealt;
+use crate::evaluate::Evaluation;
 use crate::flight::{Flight, Moment};
 use crate::report::{History, RankResult};
 use crate::source::{Batches, ReadAhead, StepTokens};
@@ -69,7 +71,11 @@ impl RankRun<'_> {
         let batches = Batches::new(plan, dataset, Split::Train, worker, &program);
         let all = self.behind..self.behind + plan.run.steps.saturating_sub(before.step);
         let mut reader = ReadAhead::new(batches, all, self.steps_to_stop())?;
-        let mut evaluation = Evaluation::new(worker, plan, dataset)?;
+        let dealt = Dealt::new(dataset, Some(plan.evaluation_samples()), plan);
+        let mut evaluation = Evaluation::new(worker, plan, &dealt);
+        if plan.run.eval_every > 0 {
+            evaluation.load()?;
+        }
         let (mut course, mut traffic, mut spans) = (Course::new(&before), Traffic::default(), Vec::new());
         let mut in_flight = None;
         counting::reset(worker.number);
@@ -186,7 +192,7 @@ impl RankRun<'_> {
         if course.gave_up {
             course.bad = worker.rank.first_bad();
         } else if self.evaluates_after(step) {
-            report.validation_loss = Some(evaluation.run(worker, self.plan));
+            report.set_validation(evaluation.run(worker, self.plan, |_| {})?);
         }
         course.history.add(&report);
         // After a skipped step the weights are those of the step before, and may have diverged: a checkpoint that falls on
@@ -289,38 +295,5 @@ impl Course {
             gave_up: false,
             bad: None,
         }
-    }
-}
-
-/// The loss on the validation split, now and then: always over the same samples. They are read once, before the first
-/// step, so that no evaluation fails for its data.
-struct Evaluation {
-    program: Program,
-    batches: Vec<StepTokens>,
-}
-
-impl Evaluation {
-    /// Global batches that one evaluation reads.
-    const BATCHES: u64 = 4;
-
-    fn new(worker: &Worker, plan: &Plan, dataset: &dyn Dataset) -> Result<Self, DataError> {
-        let program = plan.evaluation(worker.at.pp, plan.micro_batches());
-        let reader = Batches::new(plan, dataset, Split::Validation, worker, &program);
-        let read = |batch| {
-            let mut tokens = StepTokens::default();
-            reader.read(batch, &mut tokens).map(|()| tokens)
-        };
-        let count = if plan.run.eval_every > 0 { Self::BATCHES } else { 0 };
-        let batches = (0..count).map(read).collect::<Result<_, _>>()?;
-        Ok(Evaluation { program, batches })
-    }
-
-    /// The mean loss.
-    fn run(&mut self, worker: &mut Worker, plan: &Plan) -> f64 {
-        let losses = self.batches.iter_mut().map(|tokens| {
-            worker.run(&self.program, tokens, |_, _| {});
-            worker.rank.mean_loss(plan.tokens_per_step())
-        });
-        losses.sum::<f64>() / Self::BATCHES as f64
     }
 }

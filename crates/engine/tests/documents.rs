@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use kintsugi_data::{About, Split, TokenType, TokenWriter};
 use kintsugi_engine::verify::{Bounds, compare, layouts, record};
-use kintsugi_engine::{EvaluateOptions, MemoryChoice, dataset, evaluate};
+use kintsugi_engine::{EvaluateOptions, MemoryChoice, evaluate, evaluation_dataset};
 use kintsugi_plan::{Plan, config};
 use kintsugi_rank::Initial;
 
@@ -65,8 +65,8 @@ impl Corpus {
         let settings: Vec<String> = settings.iter().map(|&setting| setting.to_owned()).collect();
         let plan = self.plan(&settings);
         let samples = batches * plan.batch.global as u64;
-        let options = EvaluateOptions { split: Split::Train, samples, memory: MemoryChoice::Heap };
-        let dataset = dataset(&plan).expect("the corpus");
+        let options = EvaluateOptions { samples: Some(samples), memory: MemoryChoice::Heap };
+        let dataset = evaluation_dataset(&plan, Split::Train).expect("the corpus");
         let evaluated = evaluate(&plan, &Initial { seed: 1 }, &*dataset, &options, |_| {});
         evaluated.expect("no rank fails").loss
     }

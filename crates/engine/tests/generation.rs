@@ -51,7 +51,7 @@ fn run(plan: &Plan, prompts: &[Vec<u32>], tokens: usize, sampling: Sampling) -> 
     let plan = plan.for_generation();
     let memory = generation_memory(&plan, device(&plan), &lengths, tokens);
     let memory = MemoryChoice::Slab(memory.iter().map(|memory| memory.reserved).collect());
-    let options = GenerateOptions { tokens, end_at: vec![], sampling, memory };
+    let options = GenerateOptions { tokens, end_at: vec![], vocab: plan.model.vocab, sampling, memory };
     let mut heard = vec![Vec::new(); prompts.len()];
     let generated = generate(&plan, &WEIGHTS, prompts, &options, |new| heard[new.prompt].push(new.token));
     let generated = generated.expect("no rank fails");
@@ -160,7 +160,7 @@ fn the_logits_are_those_that_training_has_its_loss_from() {
         let mean = cached.iter().zip(&text[1..]).map(loss).sum::<f64>() / 64.0;
         let memory = evaluation_memory(&plan, device(&plan));
         let memory = MemoryChoice::Slab(memory.iter().map(|memory| memory.reserved).collect());
-        let options = EvaluateOptions { split: Split::Train, samples: 1, memory };
+        let options = EvaluateOptions { samples: Some(1), memory };
         let trained = evaluate(&plan, &WEIGHTS, &One(text.clone()), &options, |_| {}).expect("no rank fails");
         assert!((trained.loss - mean).abs() < 1e-6, "{} against {mean}", trained.loss);
         assert_eq!(trained.tokens, 64);
@@ -272,8 +272,14 @@ fn what_cannot_be_generated_is_refused_in_a_sentence() {
 
 #[test]
 fn an_evaluation_finds_what_training_found() {
-    let settings =
-        ["run.steps=3", "run.eval_every=3", "batch.micro=2", "batch.global=8", "batch.sequence=16"];
+    let settings = [
+        "run.steps=3",
+        "run.eval_every=3",
+        "run.eval_tokens=512",
+        "batch.micro=2",
+        "batch.global=8",
+        "batch.sequence=16",
+    ];
     let family = [FAMILIES[3], &settings].concat();
     let trained = plan(&[&family[..], &["parallel.tp=2", "parallel.pp=2"]].concat());
     let options = TrainOptions::new(MemoryChoice::Heap);
@@ -281,8 +287,7 @@ fn an_evaluation_finds_what_training_found() {
     let expected = outcome.validation_loss.expect("an evaluation at the end");
     let weights = verify::record(&trained, MemoryChoice::Heap, None).expect("no rank fails").weights;
     let evaluate = |plan: &Plan| {
-        let options =
-            EvaluateOptions { split: Split::Validation, samples: 4 * 8, memory: MemoryChoice::Heap };
+        let options = EvaluateOptions { samples: Some(4 * 8), memory: MemoryChoice::Heap };
         let heard = Mutex::new(Vec::new());
         let demo = Demo::new(plan.run.seed);
         let found = evaluate(plan, &weights, &demo, &options, |loss| heard.lock().unwrap().push(loss));

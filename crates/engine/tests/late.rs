@@ -22,6 +22,7 @@ fn plan(settings: &[&str]) -> Plan {
         "batch.global=2",
         "run.steps=9",
         "run.eval_every=0",
+        "run.eval_tokens=128",
         "optimizer.warmup=2",
     ];
     let settings: Vec<String> = small.iter().chain(settings).map(ToString::to_string).collect();
@@ -62,7 +63,7 @@ fn line(report: &StepReport) -> String {
         step_s: 0.0,
         mfu: None,
         checkpoint_s: report.checkpoint_s.map(|_| 0.0),
-        ..*report
+        ..report.clone()
     };
     // Enough digits that two numbers with the same text are the same number.
     format!("{timeless:?}")

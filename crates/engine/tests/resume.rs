@@ -49,7 +49,7 @@ fn run(plan: &Plan, from: Option<&Path>, out: &Path) -> Vec<StepReport> {
     let options = TrainOptions { start, checkpoints, ..TrainOptions::new(MemoryChoice::Heap) };
     let mut reports = Vec::new();
     let outcome = train(plan, &options, |event| match event {
-        Event::Step(report) => reports.push(*report),
+        Event::Step(report) => reports.push(report.clone()),
         Event::Saved(saved) => assert!(saved.left.is_none(), "{saved:?}"),
         Event::NotSaved(failure) => panic!("{failure}"),
         Event::NotRepeated(reason) | Event::Replaced(reason) => panic!("{reason}"),

@@ -23,6 +23,7 @@ fn plan(settings: &[&str]) -> Plan {
         "batch.global=8",
         "run.steps=6",
         "run.eval_every=3",
+        "run.eval_tokens=512",
         "optimizer.warmup=2",
     ];
     let settings: Vec<String> = small.iter().chain(settings).map(ToString::to_string).collect();
@@ -37,7 +38,7 @@ fn reports(plan: &Plan) -> Vec<StepReport> {
 }
 
 fn step(event: &Event) -> Option<StepReport> {
-    if let Event::Step(report) = event { Some(*report) } else { None }
+    if let Event::Step(report) = event { Some(report.clone()) } else { None }
 }
 
 struct Ones(Vec<u32>);

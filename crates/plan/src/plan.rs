@@ -234,6 +234,12 @@ pub struct TokenData {
     pub sources: Vec<DataSource>,
     /// What made their tokens, where it was named: a file, a folder or `bytes`.
     pub tokenizer: Option<String>,
+    /// Whether tokenizers that differ are accepted: of the files, of `tokenizer` and of the weights.
+    pub allow_other_tokenizer: bool,
+    /// The token that ends a document, where it is known.
+    pub end_of_document: Option<u32>,
+    /// Files for validation alone; if there are none, a share of every source is.
+    pub validation: Vec<DataSource>,
     /// The share of the tokens that is kept for validation.
     pub split: f64,
     /// Whether a token sees only tokens of its own document.
@@ -266,6 +272,8 @@ pub struct Run {
     pub keep: u64,
     /// Steps between evaluations; 0 for none.
     pub eval_every: u64,
+    /// Tokens of the validation split that an evaluation reads; all of it if it has fewer.
+    pub eval_tokens: u64,
     /// Non-finite steps in a row before the run stops.
     pub max_skipped: u64,
     /// Seconds that a rank waits for another before the run fails.
@@ -351,6 +359,19 @@ impl Plan {
     /// Tokens of one step over all replicas.
     pub fn tokens_per_step(&self) -> usize {
         self.batch.global * self.batch.sequence
+    }
+
+    /// Samples of the validation split that an evaluation in training reads.
+    pub fn evaluation_samples(&self) -> u64 {
+        self.run.eval_tokens.div_ceil(self.batch.sequence as u64)
+    }
+
+    /// The token that ends a document, where it is known.
+    pub fn end_of_document(&self) -> Option<u32> {
+        match &self.data {
+            Data::Demo => None,
+            Data::Tokens(tokens) => tokens.end_of_document,
+        }
     }
 
     /// Whether a token sees only tokens of its own document: every layer then needs to know where documents begin.

@@ -208,7 +208,15 @@ fn data_comes_from_files_with_weights() {
     };
     let source = |path: &str, weight| DataSource { path: path.into(), weight };
     let sources = vec![source("corpus/a", 1.0)];
-    let one = TokenData { sources, tokenizer: None, split: 0.01, mask_documents: false };
+    let one = TokenData {
+        sources,
+        tokenizer: None,
+        allow_other_tokenizer: false,
+        end_of_document: None,
+        validation: Vec::new(),
+        split: 0.01,
+        mask_documents: false,
+    };
     assert_eq!(tokens("data.source=corpus/a"), one);
     let masked = preset("demo", &["data.source=corpus/a", "data.mask_documents=true"]);
     assert_eq!(masked.data, Data::Tokens(TokenData { mask_documents: true, ..one }));
@@ -216,4 +224,10 @@ fn data_comes_from_files_with_weights() {
     let two = tokens("data.source=[\"a\", { path = \"b\", weight = 2 }]");
     assert_eq!(two.sources, [source("a", 1.0), source("b", 2.0)]);
     assert_eq!(preset("demo", &["data.source=demo"]).data, Data::Demo);
+    let own = match preset("demo", &["data.source=a", "data.validation=b"]).data {
+        Data::Tokens(tokens) => (tokens.validation, tokens.split),
+        Data::Demo => panic!("the demo"),
+    };
+    assert_eq!(own, (vec![source("b", 1.0)], 0.0), "nothing is kept back of what is trained on");
+    assert_eq!(tokens("data.source=a").validation, []);
 }

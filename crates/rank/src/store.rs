@@ -72,6 +72,28 @@ impl Store for Whole {
     }
 }
 
+/// A store that refuses numbers that are not finite: a model that has them computes nothing.
+pub struct Finite<'a>(pub &'a dyn Store);
+
+impl Store for Finite<'_> {
+    fn read(
+        &self,
+        parameter: &Parameter,
+        kept: Kept,
+        start: usize,
+        out: &mut [f32],
+    ) -> Result<(), StoreError> {
+        self.0.read(parameter, kept, start, out)?;
+        match out.iter().find(|value| !value.is_finite()) {
+            Some(value) => {
+                let (kept, name) = (kept.name(), parameter.name());
+                Err(StoreError(format!("the {kept} of {name} are not finite: one of them is {value}")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 /// Elements that one thread reads at a time.
 const CHUNK: usize = 1 << 14;
 

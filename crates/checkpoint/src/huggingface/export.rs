@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use half::{bf16, f16};
 use kintsugi_plan::Compute;
 use kintsugi_plan::parameters::Parameter;
 use kintsugi_rank::{Kept, Store};
@@ -18,7 +19,7 @@ use super::describe::describe;
 use super::folder::CONFIG;
 use super::names::{Part, Place, all_parameters, base, place};
 use super::tensors::{INDEX, SINGLE};
-use crate::files::Durable;
+use crate::files::{Durable, write_json};
 use crate::unfinished::Unfinished;
 use crate::write::encode;
 use crate::{CheckpointError, header, tokenizer};
@@ -32,6 +33,10 @@ pub struct ExportOptions {
     pub file_bytes: u64,
     /// A folder whose tokenizer is copied along.
     pub like: Option<PathBuf>,
+    /// The token that ends a text, where it is known.
+    pub end_of_document: Option<u32>,
+    /// Whether numbers may be written that the type cannot hold, which become infinite.
+    pub non_finite: bool,
 }
 
 impl ExportOptions {
@@ -56,6 +61,9 @@ pub fn export(
     if let Some(like) = &options.like {
         tokenizer::copy(like, folder)?;
         description.extend(tokenizer::special_tokens(like));
+    }
+    if let Some(end) = options.end_of_document {
+        tokenizer::set_end(folder, &mut description, end)?;
     }
     write_json(&folder.join(CONFIG), &Value::Object(description))?;
     write_weights(folder, model, store, options)?;
@@ -110,7 +118,7 @@ fn write_weights(
             1 => SINGLE.to_owned(),
             many => format!("model-{:05}-of-{many:05}.safetensors", i + 1),
         };
-        write_file(&folder.join(&name), outputs, store, dtype)?;
+        write_file(&folder.join(&name), outputs, store, dtype, options.non_finite)?;
         for output in outputs {
             total += output.elements() as u64 * width;
             weight_map.insert(output.name.clone(), name.clone().into());
@@ -144,6 +152,7 @@ fn write_file(
     outputs: &[Output],
     store: &dyn Store,
     dtype: Dtype,
+    non_finite: bool,
 ) -> Result<(), CheckpointError> {
     let mut end = 0;
     let infos = outputs.iter().map(|output| {
@@ -158,9 +167,25 @@ fn write_file(
     let mut file = Durable::create(path).map_err(io)?;
     file.write(&header).map_err(io)?;
     for output in outputs {
-        write_tensor(output, store, &mut |values| file.write(&encode(values, dtype)).map_err(io))?;
+        write_tensor(output, store, &mut |values| {
+            if !non_finite && let Some(value) = beyond(values, dtype) {
+                let problem = format!("it has the value {value:e}, which is infinite in {dtype}");
+                return Err(CheckpointError::new(Path::new(&output.name), problem));
+            }
+            file.write(&encode(values, dtype)).map_err(io)
+        })?;
     }
     file.finish().map(|_| ()).map_err(io)
+}
+
+/// The first number that the type cannot hold.
+fn beyond(values: &[f32], dtype: Dtype) -> Option<f32> {
+    let fits = |value: f32| match dtype {
+        Dtype::BF16 => bf16::from_f32(value).is_finite(),
+        Dtype::F16 => f16::from_f32(value).is_finite(),
+        _ => true,
+    };
+    values.iter().copied().find(|&value| !fits(value))
 }
 
 /// Hands out a tensor's numbers in the order of the file.
@@ -226,13 +251,4 @@ fn write_turned(
         write(&turned[..some * rows])?;
     }
     Ok(())
-}
-
-fn write_json(path: &Path, value: &Value) -> Result<(), CheckpointError> {
-    let text = serde_json::to_vec_pretty(value).expect("JSON has string keys");
-    let written = Durable::create(path).and_then(|mut file| {
-        file.write(&text)?;
-        file.finish()
-    });
-    written.map(|_| ()).map_err(|error| CheckpointError::io(path, &error))
 }

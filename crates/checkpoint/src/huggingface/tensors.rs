@@ -3,7 +3,7 @@
 //! Nothing in a header is believed before it is checked against the length of the file, so that arbitrary bytes are an
 //! error and never a large allocation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
@@ -49,17 +49,21 @@ impl Tensors {
             return Err(CheckpointError::new(folder, problem));
         }
         if single.exists() || !index.exists() {
-            tensors.add_file(single)?;
+            tensors.add_file(single, |_| true)?;
             return Ok(tensors);
         }
-        for (file, names) in weight_map(&index)? {
-            tensors.add_file(folder.join(&file))?;
-            if let Some(missing) = names.iter().find(|&name| !tensors.by_name.contains_key(name)) {
-                let problem = format!("{missing} is said to be in {file}, which does not have it");
-                return Err(CheckpointError::new(&index, problem));
-            }
+        let map = weight_map(&index)?;
+        for file in map.values().collect::<BTreeSet<_>>() {
+            // A tensor may be in several files; the index says which of them counts.
+            tensors.add_file(folder.join(file), |name| map.get(name).is_none_or(|mapped| mapped == file))?;
         }
-        Ok(tensors)
+        match map.iter().find(|&(name, _)| !tensors.by_name.contains_key(name)) {
+            Some((missing, file)) => {
+                let problem = format!("{missing} is said to be in {file}, which does not have it");
+                Err(CheckpointError::new(&index, problem))
+            }
+            None => Ok(tensors),
+        }
     }
 
     /// All names.
@@ -92,13 +96,18 @@ impl Tensors {
         self.files.read(tensor.file, tensor.dtype, offset, out)
     }
 
-    fn add_file(&mut self, path: PathBuf) -> Result<(), CheckpointError> {
+    /// Adds the tensors of a file that `wanted` picks. Two files may not have the same one.
+    fn add_file(&mut self, path: PathBuf, wanted: impl Fn(&str) -> bool) -> Result<(), CheckpointError> {
         let number = self.files.paths.len();
         let (metadata, data) = header::read(&path)?;
-        for (name, info) in metadata.tensors() {
+        for (name, info) in metadata.tensors().into_iter().filter(|(name, _)| wanted(name)) {
             let offset = data + info.data_offsets.0 as u64;
             let tensor = Tensor { shape: info.shape.clone(), dtype: info.dtype, file: number, offset };
-            self.by_name.insert(name, tensor);
+            if let Some(other) = self.by_name.insert(name.clone(), tensor) {
+                let other = self.path(&other).display();
+                let problem = format!("{name} is also in {other}, and {INDEX} does not say which one counts");
+                return Err(CheckpointError::new(&path, problem));
+            }
         }
         self.files.paths.push(path);
         Ok(())
@@ -111,21 +120,19 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The tensors that each file is said to have.
-fn weight_map(path: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
+/// The file that each tensor is said to be in.
+fn weight_map(path: &Path) -> Result<BTreeMap<String, String>, CheckpointError> {
     let text = fs::read(path).map_err(|error| CheckpointError::io(path, &error))?;
     let index: Index = serde_json::from_slice(&text)
         .map_err(|error| CheckpointError::new(path, format!("is no index: {error}")))?;
-    let mut files = BTreeMap::<String, Vec<String>>::new();
-    for (name, file) in index.weight_map {
-        let mut parts = Path::new(&file).components();
+    for (name, file) in &index.weight_map {
+        let mut parts = Path::new(file).components();
         if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
             return Err(CheckpointError::new(
                 path,
                 format!("{name} is said to be in {file:?}, which is no file of this folder"),
             ));
         }
-        files.entry(file).or_default().push(name);
     }
-    Ok(files)
+    Ok(index.weight_map)
 }

@@ -12,7 +12,7 @@ use kintsugi_spec::{Activation, Family, ModelSpec};
 use crate::support::{FIXTURES, copy, fixture, fresh, values};
 
 fn options(dtype: Compute, file_bytes: u64) -> ExportOptions {
-    ExportOptions { dtype, file_bytes, like: None }
+    ExportOptions { dtype, file_bytes, like: None, end_of_document: None, non_finite: false }
 }
 
 #[test]

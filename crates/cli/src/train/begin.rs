@@ -9,7 +9,7 @@ use kintsugi_checkpoint::{
     Checkpoint, CheckpointError, Folder, Manifest, RunLock, WeightsFolder, find, with_absolute_paths,
 };
 use kintsugi_data::{TOKENIZER_FILES, Tokenizer};
-use kintsugi_engine::{Start, tokenizer};
+use kintsugi_engine::{Start, check_tokenizers, tokenizer};
 use kintsugi_plan::{Plan, RateSchedule, Resume};
 
 use super::metrics::{self, Metrics};
@@ -49,6 +49,11 @@ impl Beginning {
         let step = checkpoint.as_ref().map(|checkpoint| checkpoint.progress().step);
         let trace_step = trace.step(plan.run.steps.saturating_sub(step.unwrap_or(0)))?;
         let weights = if checkpoint.is_none() { initial_weights(plan, &mut notes)? } else { None };
+        let known = match (&checkpoint, &weights) {
+            (Some(checkpoint), _) => checkpoint.tokenizer(),
+            (None, weights) => weights.as_ref().and_then(WeightsFolder::tokenizer),
+        };
+        check_tokenizers(plan, known.as_deref())?;
         check_config(plan, config, checkpoint.is_some())?;
         // A run that goes on from elsewhere has nothing to do with what is in its folder.
         let own = checkpoint.as_ref().filter(|checkpoint| folder.holds(checkpoint.path()));

@@ -66,7 +66,10 @@ impl Progress {
             self.line(report.step, &self.state(report));
         }
         if let Some(loss) = report.validation_loss {
-            self.line(report.step, &format!("validation loss {loss:.4}"));
+            let each = report.validation_losses.iter().map(|(source, loss)| format!("{source} {loss:.4}"));
+            let each = each.collect::<Vec<_>>().join(", ");
+            let sources = if each.is_empty() { each } else { format!(" ({each})") };
+            self.line(report.step, &format!("validation loss {loss:.4}{sources}"));
         }
     }
 

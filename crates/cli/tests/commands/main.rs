@@ -2,6 +2,8 @@
 
 mod convert;
 mod data_errors;
+mod documents;
+mod evaluation;
 mod faults;
 mod generate;
 mod help;
@@ -14,5 +16,7 @@ mod resume;
 mod search;
 mod signals;
 mod support;
+mod tokenizers;
 mod train;
 mod verify;
+mod weights;

@@ -116,7 +116,13 @@ fn the_tokenizer_goes_wherever_the_model_goes() {
     here(".", "folder");
 
     // A tokenizer that is named is the one that is kept, and a run on the demo keeps none.
-    let named = ["model.vocab=300", "data.source=moved/book", "data.split=0.1", "data.tokenizer=bytes"];
+    let named = [
+        "model.vocab=300",
+        "data.source=moved/book",
+        "data.split=0.1",
+        "data.tokenizer=bytes",
+        "data.allow_other_tokenizer=true",
+    ];
     let output = stdout(&tiny(&folder, &["train"], &named));
     assert!(!output.contains("not kept"), "{output}");
     assert_ne!(read("out/"), made);

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 /// A model that trains in no time.
-pub const TINY: [&str; 9] = [
+pub const TINY: [&str; 10] = [
     "model.layers=2",
     "model.hidden=32",
     "model.heads=2",
@@ -16,6 +16,7 @@ pub const TINY: [&str; 9] = [
     "batch.global=4",
     "run.steps=4",
     "run.eval_every=2",
+    "run.eval_tokens=256",
     "optimizer.warmup=2",
 ];
 

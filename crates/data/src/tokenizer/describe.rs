@@ -117,7 +117,7 @@ pub(super) fn byte_level(vocab: &Value, merges: &Value, end: Option<Value>) -> V
 }
 
 /// Every word with its token: those of the model, and those added to it.
-fn tokens(value: &Value) -> Vec<(&str, u64)> {
+pub(super) fn tokens(value: &Value) -> Vec<(&str, u64)> {
     let vocab = &value["model"]["vocab"];
     let named = vocab.as_object().into_iter().flatten();
     let named = named.filter_map(|(word, id)| Some((word.as_str(), id.as_u64()?)));

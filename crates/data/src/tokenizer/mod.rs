@@ -1,5 +1,6 @@
 //! Text to tokens and back: any Hugging Face `tokenizer.json`, GPT-2's `vocab.json` with `merges.txt`, or bytes.
 
+mod compare;
 mod describe;
 mod files;
 mod train;

@@ -17,8 +17,8 @@ use crate::DataError;
 #[derive(Debug)]
 pub struct TokenFile {
     bin: (PathBuf, File),
-    idx: (PathBuf, File),
-    head: Head,
+    pub(super) idx: (PathBuf, File),
+    pub(super) head: Head,
     tokens: u64,
     about: Option<About>,
 }
@@ -209,7 +209,7 @@ fn open(path: PathBuf) -> Result<((PathBuf, File), u64), DataError> {
     }
 }
 
-fn read_at((path, file): &(PathBuf, File), bytes: &mut [u8], at: u64) -> Result<(), DataError> {
+pub(super) fn read_at((path, file): &(PathBuf, File), bytes: &mut [u8], at: u64) -> Result<(), DataError> {
     file.read_exact_at(bytes, at).map_err(|error| match error.kind() {
         ErrorKind::UnexpectedEof => {
             let expected = format!("{} more at byte {at}", bytes.len());

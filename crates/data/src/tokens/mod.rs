@@ -5,6 +5,7 @@ mod about;
 mod file;
 mod index;
 mod kind;
+mod tables;
 mod writer;
 
 use std::ffi::OsString;

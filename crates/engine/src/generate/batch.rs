@@ -19,6 +19,8 @@ pub(super) struct Batch<'a> {
     round: &'a Round,
     texts: Vec<Text>,
     sampling: Sampling,
+    /// Tokens that may be chosen are below it.
+    vocab: usize,
     end: &'a End,
     /// New tokens of every sample in the running step.
     width: usize,
@@ -38,7 +40,13 @@ struct Text {
 }
 
 impl<'a> Batch<'a> {
-    pub fn new(round: &'a Round, prompts: &[Vec<u32>], sampling: Sampling, end: &'a End) -> Self {
+    pub fn new(
+        round: &'a Round,
+        prompts: &[Vec<u32>],
+        sampling: Sampling,
+        vocab: usize,
+        end: &'a End,
+    ) -> Self {
         let text = |&prompt: &usize| Text {
             prompt,
             tokens: prompts[prompt].clone(),
@@ -50,6 +58,7 @@ impl<'a> Batch<'a> {
             texts: round.prompts.iter().map(text).collect(),
             round,
             sampling,
+            vocab,
             end,
             width: round.prompt,
             tokens: Vec::new(),
@@ -107,7 +116,9 @@ impl Source for Batch<'_> {
         let samples = self.round.samples;
         let vocabulary = logits.len() / samples;
         let choose = |(sample, logits): (usize, &[f32])| match self.texts.get(micro * samples + sample) {
-            Some(text) if !text.done => self.sampling.choose(logits, text.prompt, text.tokens.len()),
+            Some(text) if !text.done => {
+                self.sampling.choose(&logits[..self.vocab.min(vocabulary)], text.prompt, text.tokens.len())
+            }
             _ => 0,
         };
         Some(logits.chunks_exact(vocabulary).enumerate().map(choose).collect())

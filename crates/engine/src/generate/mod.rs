@@ -30,6 +30,8 @@ pub struct GenerateOptions {
     pub tokens: usize,
     /// Tokens that end a text. They are part of it.
     pub end_at: Vec<u32>,
+    /// Tokens from this one on are never chosen: a model may have more than its tokenizer has words for.
+    pub vocab: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// Memory of the ranks.
@@ -125,7 +127,7 @@ fn generate_rank(
     let mut times = Times::default();
     for round in plan.rounds(worker.at.dp, &lengths, options.tokens) {
         let program = plan.generation(worker.at.pp, round.micro_batches);
-        let mut batch = Batch::new(&round, prompts, options.sampling, &end);
+        let mut batch = Batch::new(&round, prompts, options.sampling, options.vocab, &end);
         worker.rank.start_generation(round.micro_batches, round.samples, round.capacity);
         let mut time = &mut times.prompts;
         while let Some(new) = batch.next_step() {

@@ -18,23 +18,28 @@ pub(super) fn resolve(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> 
     let sources = match &raw.source {
         None => return demo(raw, vocab),
         Some(Sources::One(word)) if word == "demo" => return demo(raw, vocab),
-        Some(Sources::One(path)) => vec![source(path, 1.0)?],
-        Some(Sources::Blend(parts)) => {
-            parts.iter().map(|(path, weight)| source(path, *weight)).collect::<Result<_, _>>()?
-        }
+        Some(given) => sources("data.source", given)?,
     };
-    let mut paths = HashSet::new();
-    if let Some(twice) = sources.iter().find(|source| !paths.insert(&source.path)) {
-        let rule = "is in the list twice; add the weights";
-        return Err(invalid("data.source", format!("\"{}\"", twice.path.display()), rule));
+    if sources.is_empty() {
+        let rule =
+            "must be \"demo\", the prefix of token files, or a list of { path = \"prefix\", weight = 1.0 }";
+        return Err(invalid("data.source", "[]", rule));
     }
+    let validation = validation(raw, &sources)?;
     if raw.tokenizer.as_deref() == Some("") {
         return Err(invalid("data.tokenizer", "\"\"", "must be a file, a folder or \"bytes\""));
+    }
+    if let Some(end) = raw.end_of_document.filter(|&end| end as usize >= vocab) {
+        let rule = format!("must be a token below model.vocab = {vocab}");
+        return Err(invalid("data.end_of_document", end, rule));
     }
     Ok(Data::Tokens(TokenData {
         sources,
         tokenizer: raw.tokenizer.clone(),
-        split: split(raw.split)?,
+        allow_other_tokenizer: raw.allow_other_tokenizer.unwrap_or(false),
+        end_of_document: raw.end_of_document,
+        split: if validation.is_empty() { split(raw.split)? } else { 0.0 },
+        validation,
         mask_documents: raw.mask_documents.unwrap_or(false),
     }))
 }
@@ -45,6 +50,12 @@ fn demo(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> {
     };
     if let Some(tokenizer) = &raw.tokenizer {
         return only_files("data.tokenizer", format!("\"{tokenizer}\""));
+    }
+    if let Some(end) = raw.end_of_document {
+        return only_files("data.end_of_document", end.to_string());
+    }
+    if raw.validation.as_ref().is_some_and(|given| *given != Sources::Blend(Vec::new())) {
+        return only_files("data.validation", "files".to_owned());
     }
     if let Some(split) = raw.split {
         return only_files("data.split", short(split));
@@ -63,17 +74,47 @@ fn demo(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> {
     Ok(Data::Demo)
 }
 
-fn source(path: &str, weight: f64) -> Result<DataSource, ConfigError> {
+/// The files for validation alone. Where there are some, nothing is kept back of the others.
+fn validation(raw: &RawData, training: &[DataSource]) -> Result<Vec<DataSource>, ConfigError> {
+    let files = raw.validation.as_ref().map_or(Ok(Vec::new()), |given| sources("data.validation", given))?;
+    if let Some(both) = files.iter().find(|file| training.iter().any(|source| source.path == file.path)) {
+        let rule = "is in data.source too, so it would be trained on";
+        return Err(invalid("data.validation", format!("\"{}\"", both.path.display()), rule));
+    }
+    match raw.split {
+        Some(split) if split != 0.0 && !files.is_empty() => {
+            let rule = "has no meaning where data.validation names files; leave it out";
+            Err(invalid("data.split", short(split), rule))
+        }
+        _ => Ok(files),
+    }
+}
+
+fn sources(field: &'static str, given: &Sources) -> Result<Vec<DataSource>, ConfigError> {
+    let sources: Vec<DataSource> = match given {
+        Sources::One(path) => vec![source(field, path, 1.0)?],
+        Sources::Blend(parts) => {
+            parts.iter().map(|(path, weight)| source(field, path, *weight)).collect::<Result<_, _>>()?
+        }
+    };
+    let mut paths = HashSet::new();
+    match sources.iter().find(|source| !paths.insert(&source.path)) {
+        Some(twice) => {
+            let rule = "is in the list twice; add the weights";
+            Err(invalid(field, format!("\"{}\"", twice.path.display()), rule))
+        }
+        None => Ok(sources),
+    }
+}
+
+fn source(field: &'static str, path: &str, weight: f64) -> Result<DataSource, ConfigError> {
     if path.is_empty() {
-        return Err(invalid("data.source", "\"\"", "must be \"demo\" or the prefix of token files"));
+        let demo = if field == "data.source" { "\"demo\" or " } else { "" };
+        return Err(invalid(field, "\"\"", format!("must be {demo}the prefix of token files")));
     }
     if !(1e-9..=1e9).contains(&weight) {
         let rule = "has a weight that is not from 1e-9 to 1e9";
-        return Err(invalid(
-            "data.source",
-            format!("{{ path = \"{path}\", weight = {} }}", short(weight)),
-            rule,
-        ));
+        return Err(invalid(field, format!("{{ path = \"{path}\", weight = {} }}", short(weight)), rule));
     }
     Ok(DataSource { path: path.into(), weight })
 }

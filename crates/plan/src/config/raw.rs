@@ -96,7 +96,15 @@ table!(RawOptimizer {
     clip: f64,
 });
 
-table!(RawData { source: Sources, tokenizer: String, split: f64, mask_documents: bool });
+table!(RawData {
+    source: Sources,
+    tokenizer: String,
+    allow_other_tokenizer: bool,
+    end_of_document: u32,
+    validation: Sources,
+    split: f64,
+    mask_documents: bool,
+});
 
 table!(RawCluster {
     preset: String,
@@ -169,6 +177,7 @@ table!(RawRun {
     checkpoint_every: u64,
     keep: u64,
     eval_every: u64,
+    eval_tokens: u64,
     max_skipped: u64,
     communication_timeout: u64,
     deterministic: bool,

@@ -18,6 +18,9 @@ const MOST_SECONDS: u64 = 365 * 24 * 3600;
 /// Checkpoints that are kept where nothing is said.
 const DEFAULT_KEEP: u64 = 2;
 
+/// Tokens of an evaluation where nothing is said: enough for a mean to two digits, and few beside a training run's.
+const USUAL_EVALUATION: u64 = 1 << 16;
+
 /// What rounds to 1 in `f32` would never forget.
 const MOST_BETA: f64 = 0.999_999_9;
 
@@ -99,6 +102,7 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
         checkpoint_every: raw.checkpoint_every.unwrap_or(0),
         keep: raw.keep.unwrap_or(DEFAULT_KEEP),
         eval_every: raw.eval_every.unwrap_or(0),
+        eval_tokens: within("run.eval_tokens", raw.eval_tokens.unwrap_or(USUAL_EVALUATION), 1..=1 << 50)?,
         max_skipped: within("run.max_skipped", raw.max_skipped.unwrap_or(20), 1..=MOST_STEPS)?,
         communication_timeout: within(
             "run.communication_timeout",

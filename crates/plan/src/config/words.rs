@@ -163,9 +163,7 @@ impl<'de> Deserialize<'de> for Sources {
         };
         let sources = match toml::Value::deserialize(deserializer)? {
             toml::Value::String(word) => Some(Sources::One(word)),
-            toml::Value::Array(parts) if !parts.is_empty() => {
-                parts.iter().map(part).collect::<Option<_>>().map(Sources::Blend)
-            }
+            toml::Value::Array(parts) => parts.iter().map(part).collect::<Option<_>>().map(Sources::Blend),
             _ => None,
         };
         let expected =

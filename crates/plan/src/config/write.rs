@@ -126,9 +126,13 @@ fn data(data: &Data) -> RawData {
         Data::Demo => RawData { source: Some(Sources::One("demo".to_owned())), ..RawData::default() },
         Data::Tokens(tokens) => {
             let part = |source: &DataSource| (source.path.display().to_string(), source.weight);
+            let blend = |sources: &[DataSource]| Sources::Blend(sources.iter().map(part).collect());
             RawData {
-                source: Some(Sources::Blend(tokens.sources.iter().map(part).collect())),
+                source: Some(blend(&tokens.sources)),
                 tokenizer: tokens.tokenizer.clone(),
+                allow_other_tokenizer: Some(tokens.allow_other_tokenizer),
+                end_of_document: tokens.end_of_document,
+                validation: Some(blend(&tokens.validation)).filter(|_| !tokens.validation.is_empty()),
                 split: Some(tokens.split),
                 mask_documents: Some(tokens.mask_documents),
             }
@@ -226,6 +230,7 @@ fn run(plan: &Plan) -> RawRun {
         checkpoint_every: Some(run.checkpoint_every),
         keep: Some(run.keep),
         eval_every: Some(run.eval_every),
+        eval_tokens: Some(run.eval_tokens),
         max_skipped: Some(run.max_skipped),
         communication_timeout: Some(run.communication_timeout),
         deterministic: Some(run.deterministic),

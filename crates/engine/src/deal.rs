@@ -1,0 +1,174 @@
+//! Which samples an evaluation reads, and in which global batches.
+//!
+//! The samples are the first ones of every source of the validation split, whatever the seed, the layout and the batch
+//! size. A global batch holds samples of one source alone, so that its mean loss is that source's. What is left when all
+//! whole batches are full goes into further ones, each with as many samples as divide it: every sample is in such a batch
+//! equally often, and the batch's mean is the mean of those samples.
+
+use kintsugi_data::{Blend, DataError, Dataset, Split, ValidationPart};
+use kintsugi_plan::Plan;
+
+/// Samples dealt out in global batches of a fixed size, each counted once.
+#[derive(Clone, Debug)]
+pub(crate) struct Deal {
+    /// The sources, and how many samples are read of each.
+    pub sources: Vec<(ValidationPart, u64)>,
+    runs: Vec<Run>,
+    global: u64,
+}
+
+/// Global batches that follow each other, with the same number of samples in each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// The number of the source.
+    pub source: usize,
+    /// Different samples of each batch.
+    pub samples: u64,
+    /// How many batches.
+    pub batches: u64,
+    first_batch: u64,
+    first_sample: u64,
+}
+
+impl Deal {
+    /// Deals `samples` samples, shared among the sources by weight, at least one of each and at most all; or all there
+    /// are.
+    pub fn new(parts: Vec<ValidationPart>, samples: Option<u64>, global: u64) -> Deal {
+        let weights: Vec<f64> = parts.iter().map(|part| part.weight).collect();
+        let shares = Blend::new(&weights).counts(samples.unwrap_or(u64::MAX));
+        let share = |(part, share): (ValidationPart, u64)| {
+            let there = part.samples.unwrap_or(u64::MAX);
+            let wanted = if samples.is_some() { share.max(1) } else { u64::MAX };
+            (part, wanted.min(there))
+        };
+        let sources: Vec<(ValidationPart, u64)> = parts.into_iter().zip(shares).map(share).collect();
+        let mut deal = Deal { sources, runs: Vec::new(), global };
+        let mut first_sample = 0;
+        for source in 0..deal.sources.len() {
+            let (part, samples) = &deal.sources[source];
+            let (there, samples) = (part.samples.unwrap_or(*samples), *samples);
+            deal.add(source, first_sample, samples);
+            first_sample += there;
+        }
+        deal
+    }
+
+    /// Deals out samples of a source.
+    fn add(&mut self, source: usize, mut first_sample: u64, mut left: u64) {
+        while left > 0 {
+            let most = self.global.min(left);
+            let divides = |&samples: &u64| self.global.is_multiple_of(samples);
+            let samples = (1..=most).rev().find(divides).expect("one sample divides any batch");
+            let batches = if samples == self.global { left / samples } else { 1 };
+            let first_batch = self.batches();
+            self.runs.push(Run { source, samples, batches, first_batch, first_sample });
+            first_sample += batches * samples;
+            left -= batches * samples;
+        }
+    }
+
+    /// Batches in all.
+    pub fn batches(&self) -> u64 {
+        self.runs.last().map_or(0, |run| run.first_batch + run.batches)
+    }
+
+    /// The batches, each by its number and the run that it belongs to.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, Run)> {
+        let of = |run: &Run| (run.first_batch..run.first_batch + run.batches).zip(std::iter::repeat(*run));
+        self.runs.iter().flat_map(of)
+    }
+
+    /// The sample in place `index` of all batches laid end to end.
+    fn sample(&self, index: u64) -> u64 {
+        let (batch, place) = (index / self.global, index % self.global);
+        let after = self.runs.partition_point(|run| run.first_batch <= batch);
+        let run = self.runs[after - 1];
+        run.first_sample + (batch - run.first_batch) * run.samples + place % run.samples
+    }
+}
+
+/// The validation split of a dataset as a deal has it.
+pub(crate) struct Dealt<'a> {
+    dataset: &'a dyn Dataset,
+    pub deal: Deal,
+}
+
+impl<'a> Dealt<'a> {
+    /// Deals samples of a dataset's validation split in the global batches of a plan.
+    pub fn new(dataset: &'a dyn Dataset, samples: Option<u64>, plan: &Plan) -> Self {
+        Dealt { dataset, deal: Deal::new(dataset.validation(), samples, plan.batch.global as u64) }
+    }
+}
+
+impl Dataset for Dealt<'_> {
+    fn vocab(&self) -> usize {
+        self.dataset.vocab()
+    }
+
+    fn floor(&self, sequence: usize) -> Option<f64> {
+        self.dataset.floor(sequence)
+    }
+
+    fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
+        self.dataset.sample(split, self.deal.sample(index), out)
+    }
+
+    fn starts(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
+        self.dataset.starts(split, self.deal.sample(index), out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn part(name: &str, weight: f64, samples: Option<u64>) -> ValidationPart {
+        ValidationPart { name: name.to_owned(), weight, samples }
+    }
+
+    #[test]
+    fn every_sample_is_counted_once() {
+        for (samples, global) in
+            [(0, 4), (1, 1), (1, 8), (7, 8), (8, 8), (23, 12), (112, 9), (5, 24), (30, 7)]
+        {
+            let deal = Deal::new(vec![part("a", 1.0, Some(samples))], None, global);
+            assert_eq!(deal.iter().map(|(_, run)| run.samples).sum::<u64>(), samples);
+            assert_eq!(deal.iter().count() as u64, deal.batches());
+            let mut shares = BTreeMap::new();
+            for (batch, run) in deal.iter() {
+                for place in 0..global {
+                    *shares.entry(deal.sample(batch * global + place)).or_insert(0) += run.samples;
+                }
+            }
+            // A batch's mean counts as often as it has samples, and a place in it is one of `global`.
+            let expected: BTreeMap<u64, u64> = (0..samples).map(|sample| (sample, global)).collect();
+            assert_eq!(shares, expected, "{samples} samples in batches of {global}");
+        }
+    }
+
+    #[test]
+    fn sources_share_the_samples_and_no_batch() {
+        let parts = || vec![part("a", 3.0, Some(100)), part("b", 1.0, Some(2)), part("c", 4.0, None)];
+        let read = |samples, global| {
+            let deal = Deal::new(parts(), Some(samples), global);
+            let mut read = BTreeMap::<usize, Vec<u64>>::new();
+            for (batch, run) in deal.iter() {
+                let samples = read.entry(run.source).or_default();
+                for place in 0..global {
+                    samples.push(deal.sample(batch * global + place));
+                }
+                samples.sort_unstable();
+                samples.dedup();
+            }
+            read.into_values().collect::<Vec<_>>()
+        };
+        let counts = |samples, global| read(samples, global).iter().map(Vec::len).collect::<Vec<_>>();
+        for global in [1, 4, 7] {
+            assert_eq!(counts(32, global), [12, 2, 16], "the second has no more");
+            assert_eq!(counts(1, global), [1, 1, 1], "at least one of each");
+        }
+        assert_eq!(read(8, 4), [vec![0, 1, 2], vec![100], vec![102, 103, 104, 105]]);
+    }
+}

@@ -1,0 +1,67 @@
+//! The tokenizers of a run: whether those at hand are the same, and the token that ends its documents.
+
+use std::collections::{BTreeSet, HashSet};
+use std::path::Path;
+
+use kintsugi_data::{DataError, TokenFile, Tokenizer};
+use kintsugi_plan::{Data, DataSource, Plan};
+
+/// Refuses tokens that mean something else to the weights, or in another file of the run: compares the tokenizer in the
+/// folder `weights`, that of every pair of token files, and `data.tokenizer`. One that is not known, or not there any more,
+/// is left out.
+pub fn check_tokenizers(plan: &Plan, weights: Option<&Path>) -> Result<(), DataError> {
+    let Data::Tokens(tokens) = &plan.data else { return Ok(()) };
+    if tokens.allow_other_tokenizer {
+        return Ok(());
+    }
+    let mut named: Vec<(String, String)> = Vec::new();
+    named.extend(weights.map(|path| ("the weights".to_owned(), path.display().to_string())));
+    named.extend(tokens.tokenizer.iter().map(|name| ("data.tokenizer".to_owned(), name.clone())));
+    for DataSource { path, .. } in tokens.sources.iter().chain(&tokens.validation) {
+        let name = TokenFile::open(path)?.tokenizer();
+        named.extend(name.map(|name| (path.display().to_string(), name)));
+    }
+    let mut seen = HashSet::new();
+    let mut first: Option<(String, Tokenizer)> = None;
+    for (what, name) in named {
+        if !seen.insert(name.clone()) {
+            continue;
+        }
+        let Ok(tokenizer) = Tokenizer::open(&name) else { continue };
+        let Some((of, one)) = &first else {
+            first = Some((what, tokenizer));
+            continue;
+        };
+        if let Some(difference) = one.difference(&tokenizer) {
+            return Err(DataError::Value(format!(
+                "the tokenizer of {what} is not that of {of}: {difference}; prepare the text with the same tokenizer, or \
+                 set data.allow_other_tokenizer = true"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The plan with the token that ends its documents: `data.end_of_document`, or else what its token files say.
+pub fn with_end_of_document(mut plan: Plan) -> Result<Plan, DataError> {
+    let Data::Tokens(tokens) = &mut plan.data else { return Ok(plan) };
+    let mut ends = BTreeSet::new();
+    for source in &tokens.sources {
+        ends.extend(TokenFile::open(&source.path)?.about().and_then(|about| about.end_of_document));
+    }
+    let listed = || ends.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
+    match (tokens.end_of_document, ends.len()) {
+        (Some(end), 1..) if !ends.contains(&end) => Err(DataError::Value(format!(
+            "data.end_of_document = {end} is not the token that ends documents in data.source, which is {}; leave it out",
+            listed()
+        ))),
+        (None, 2..) => Err(DataError::Value(format!(
+            "the documents of data.source end with tokens {}; set data.end_of_document to the one that ends a text",
+            listed()
+        ))),
+        (end, _) => {
+            tokens.end_of_document = end.or_else(|| ends.first().copied());
+            Ok(plan)
+        }
+    }
+}
