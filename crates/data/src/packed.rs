@@ -283,8 +283,9 @@ mod tests {
         let prefix = folder.join("a");
         write(&prefix, 0, 1000);
         for (validation, cut) in [(0.1, 900), (0.057, 950), (0.5, 500), (0.0, 1000), (0.001, 999)] {
-            let source = Source::open(TokenFile::open(&prefix).unwrap(), validation).unwrap();
-            assert_eq!(source.cut, cut, "{validation}");
+            let mut training = Source::open(&(prefix.clone(), 1.0), &options(&[(&prefix, 1.0)])).unwrap();
+            let kept = training.cut(validation).unwrap();
+            assert_eq!((training.range, kept.range), (0..cut, cut..1000), "{validation}");
         }
     }
 

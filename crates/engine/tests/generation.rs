@@ -226,7 +226,8 @@ fn a_text_ends_where_it_is_told_to() {
     let plan = plan(FAMILIES[0]).for_generation();
     let generate = |tokens, end_at: Vec<u32>| {
         let memory = MemoryChoice::Heap;
-        let options = GenerateOptions { tokens, end_at, sampling: Sampling::GREEDY, memory };
+        let options =
+            GenerateOptions { tokens, end_at, vocab: plan.model.vocab, sampling: Sampling::GREEDY, memory };
         generate(&plan, &WEIGHTS, &prompts(), &options, |_| {}).expect("no rank fails").tokens
     };
     let free = generate(12, vec![]);
@@ -242,7 +243,13 @@ fn a_text_ends_where_it_is_told_to() {
 #[test]
 fn what_cannot_be_generated_is_refused_in_a_sentence() {
     let refused = |family: &[&str], prompts: &[Vec<u32>], tokens, sampling| {
-        let options = GenerateOptions { tokens, end_at: vec![], sampling, memory: MemoryChoice::Heap };
+        let options = GenerateOptions {
+            tokens,
+            end_at: vec![],
+            vocab: usize::MAX,
+            sampling,
+            memory: MemoryChoice::Heap,
+        };
         let generated = generate(&plan(family).for_generation(), &WEIGHTS, prompts, &options, |_| {});
         generated.expect_err("a mistake").to_string()
     };
