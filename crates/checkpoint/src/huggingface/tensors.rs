@@ -4,9 +4,9 @@
 //! error and never a large allocation.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use kintsugi_spec::input;
 use safetensors::Dtype;
 use serde::Deserialize;
 
@@ -113,7 +113,8 @@ struct Index {
 
 /// The tensors that each file is said to have.
 fn weight_map(path: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
-    let text = fs::read(path).map_err(|error| CheckpointError::io(path, &error))?;
+    let text = input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS)
+        .map_err(|error| CheckpointError::io(path, &error))?;
     let index: Index = serde_json::from_slice(&text)
         .map_err(|error| CheckpointError::new(path, format!("is no index: {error}")))?;
     let mut files = BTreeMap::<String, Vec<String>>::new();
