@@ -13,7 +13,7 @@ use super::record::{self, Metrics};
 use super::trace::TraceArguments;
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
-use crate::files;
+use crate::{files, output};
 
 /// A run that is ready.
 pub struct Beginning {
@@ -34,7 +34,7 @@ impl Beginning {
     pub fn new(plan: &Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Self, Failure> {
         let out = &plan.run.out;
         record::create_folder(out)?;
-        let lock = RunLock::take(out, |error| eprintln!("warning: {error}"))?;
+        let lock = RunLock::take(out, |error| output::stderr(&format!("warning: {error}")))?;
         let mut notes = String::new();
         let checkpoint = resumed(plan, &mut notes)?;
         let step = checkpoint.as_ref().map(|checkpoint| checkpoint.progress().step);
@@ -91,7 +91,9 @@ fn note(notes: &mut String, text: &str) {
 
 /// The checkpoint to go on from, if that was asked for. Broken ones are passed over, and said to be.
 fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failure> {
-    let broken = |error: &CheckpointError| eprintln!("warning: {error}; trying the checkpoint before it");
+    let broken = |error: &CheckpointError| {
+        output::stderr(&format!("warning: {error}; trying the checkpoint before it"));
+    };
     let checkpoint = match &plan.run.resume {
         Resume::No => None,
         Resume::Newest => Folder::of_run(&plan.run.out).newest(broken)?,
@@ -101,7 +103,7 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
         Some(checkpoint) => {
             checkpoint.batches_behind(plan)?;
             for change in checkpoint.data_changes(plan) {
-                eprintln!("warning: {change}");
+                output::stderr(&format!("warning: {change}"));
             }
             let step = checkpoint.progress().step;
             note(notes, &format!("goes on after step {step} from {}", checkpoint.path().display()));

@@ -2,6 +2,7 @@
 
 mod convert;
 mod faults;
+mod foreign;
 mod generate;
 mod help;
 mod mistakes;
@@ -9,6 +10,7 @@ mod plan;
 mod prepare;
 mod resume;
 mod search;
+mod streams;
 mod support;
 mod train;
 mod verify;
