@@ -6,6 +6,7 @@ mod foreign;
 mod generate;
 mod help;
 mod mistakes;
+mod notes;
 mod plan;
 mod prepare;
 mod resume;
