@@ -5,6 +5,7 @@ mod faults;
 mod foreign;
 mod generate;
 mod help;
+mod limits;
 mod mistakes;
 mod notes;
 mod plan;
