@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::{bf16, f16};
+use kintsugi_spec::input;
 use safetensors::Dtype;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -57,7 +58,7 @@ impl Durable {
 
 /// The length and checksum of a file.
 pub(crate) fn measure(path: &Path) -> io::Result<(u64, String)> {
-    let mut file = File::open(path)?;
+    let mut file = input::open(path)?;
     let (mut hash, mut bytes) = (Xxh3::new(), 0);
     let mut chunk = vec![0; CHUNK];
     loop {
@@ -121,13 +122,13 @@ impl ManyFiles {
             if open.len() == MOST_OPEN {
                 open.remove(0);
             }
-            let file = File::open(&self.paths[number]).or_else(|error| {
+            let file = input::open(&self.paths[number]).or_else(|error| {
                 if open.is_empty() {
                     return Err(error);
                 }
                 // The limit may be lower than ours, or others may have used it up.
                 open.clear();
-                File::open(&self.paths[number])
+                input::open(&self.paths[number])
             })?;
             (number, Arc::new(file))
         };

@@ -1,10 +1,10 @@
 //! The header of a safetensors file: eight bytes of length, then JSON that says where each tensor lies.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use kintsugi_spec::input;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::CheckpointError;
@@ -27,7 +27,7 @@ pub(crate) fn encode(notes: Option<HashMap<String, String>>, tensors: Vec<(Strin
 /// Reads a file's header; gives it and where the data begins.
 pub(crate) fn read(path: &Path) -> Result<(Metadata, u64), CheckpointError> {
     let io = |error| CheckpointError::io(path, &error);
-    let mut file = File::open(path).map_err(io)?;
+    let mut file = input::open(path).map_err(io)?;
     let bytes = file.metadata().map_err(io)?.len();
     decode(&mut file, bytes).map_err(|reason| CheckpointError::new(path, reason))
 }

@@ -3,10 +3,10 @@
 //! It is JSON in an envelope with a format version and a checksum of the rest, so that no digit of it can change
 //! unnoticed.
 
-use std::fs;
 use std::path::Path;
 
 use kintsugi_rank::Kept;
+use kintsugi_spec::input;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -86,7 +86,8 @@ impl Manifest {
     /// Reads the manifest of the checkpoint in `folder`.
     pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(MANIFEST);
-        let bytes = fs::read(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+        let bytes = input::bytes(&path, input::MOST_WRITTEN_BY_PROGRAMS)
+            .map_err(|error| CheckpointError::io(&path, &error))?;
         Manifest::decode(&bytes).map_err(|reason| CheckpointError::new(&path, reason))
     }
 

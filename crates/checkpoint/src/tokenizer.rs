@@ -1,8 +1,10 @@
 //! The tokenizer that goes with weights: where it is kept, and how it comes along when they are converted.
 
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use kintsugi_spec::input;
 use serde_json::{Map, Value};
 
 use crate::files::write_json;
@@ -95,7 +97,11 @@ fn numbers(value: &Value) -> Vec<u32> {
 
 /// A file of JSON in a folder; nothing where there is none.
 fn read(folder: &Path, name: &str) -> Value {
-    fs::read(folder.join(name)).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+    whole(&folder.join(name)).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+}
+
+fn whole(path: &Path) -> io::Result<Vec<u8>> {
+    input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS)
 }
 
 impl Checkpoint {
@@ -104,11 +110,11 @@ impl Checkpoint {
     pub fn tokenizer(&self) -> Option<PathBuf> {
         let init = self.plan().init.clone().filter(|init| HuggingFaceFolder::is_one(init) && has_one(init));
         let own = places_of_tokenizer(self.path()).into_iter().find(|path| has_one(path));
-        let same =
-            |own: &Path, init: &Path| match (fs::read(own.join(TOKENIZER)), fs::read(init.join(TOKENIZER))) {
-                (Ok(own), Ok(init)) => own == init,
-                _ => false,
-            };
+        let same = |own: &Path, init: &Path| match (whole(&own.join(TOKENIZER)), whole(&init.join(TOKENIZER)))
+        {
+            (Ok(own), Ok(init)) => own == init,
+            _ => false,
+        };
         match (own, init) {
             (Some(own), Some(init)) if !same(&own, &init) => Some(own),
             (Some(own), None) => Some(own),

@@ -1,6 +1,5 @@
 //! The configuration that every command takes: a file and `--set`.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -12,6 +11,7 @@ use kintsugi_plan::config::{
 };
 
 use crate::failure::Failure;
+use crate::files::read_text;
 
 /// Which configuration.
 #[derive(Args)]
@@ -55,7 +55,7 @@ impl ConfigArguments {
 
     /// Reads the file, and the model of the folder of weights that it names.
     pub fn read(&self) -> Result<Config, Failure> {
-        let text = self.file.as_deref().map(read).transpose()?;
+        let text = self.file.as_deref().map(read_text).transpose()?;
         let name = self.file.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
         let path = match (&self.profile, profile(text.as_deref(), &name, &self.sets)?) {
             (Some(path), _) => Some(path.clone()),
@@ -63,7 +63,7 @@ impl ConfigArguments {
             (None, ProfilePlace::Default) => default_profile().filter(|path| path.exists()),
             (None, ProfilePlace::None) => None,
         };
-        let profile = path.map(|path| Ok::<_, Failure>((path.display().to_string(), read(&path)?)));
+        let profile = path.map(|path| Ok::<_, Failure>((path.display().to_string(), read_text(&path)?)));
         let config = Config { text, name, sets: self.sets.clone(), profile: profile.transpose()? };
         config.with_model_of_init()
     }
@@ -73,17 +73,13 @@ impl ConfigArguments {
         Ok(self.read()?.resolve(&[], &[])?)
     }
 
-    /// The plan, and what in the configuration makes no difference to it.
+    /// The plan, and what the configuration asks for and does not get.
     pub fn resolve_with_notes(&self) -> Result<(Plan, Vec<String>), Failure> {
         let config = self.read()?;
         let plan = config.resolve(&[], &[])?;
         let notes = notes(config.text.as_deref(), &config.name, &config.sets, &plan)?;
         Ok((plan, notes))
     }
-}
-
-fn read(path: &Path) -> Result<String, Failure> {
-    fs::read_to_string(path).map_err(|error| Failure::file("read", path, &error))
 }
 
 impl Config {

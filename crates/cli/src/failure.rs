@@ -8,6 +8,8 @@ use kintsugi_data::DataError;
 use kintsugi_engine::{GenerateError, ThreadError, TrainError};
 use kintsugi_plan::config::ConfigError;
 
+use crate::output;
+
 /// Why a command did not succeed.
 #[derive(Debug)]
 pub enum Failure {
@@ -27,7 +29,7 @@ impl Failure {
 
     /// Prints it in one sentence, and gives the exit code.
     pub fn report(&self) -> ExitCode {
-        let sentence = |text: &dyn Display| eprintln!("error: {text}");
+        let sentence = |text: &dyn Display| output::stderr(&format!("error: {text}"));
         match self {
             Failure::Mistake(text) => {
                 sentence(text);

@@ -1,11 +1,22 @@
-//! Files that are whole or absent.
+//! Files that people name: texts that are read, and files that are written whole or not at all.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use kintsugi_spec::input;
+
 use crate::failure::Failure;
+
+/// The text of a regular file, or of what the shell has opened for the program: `/dev/stdin`, or `/dev/fd/63` for `<(…)`.
+/// A pipe of any other name is refused: it might never have a writer.
+pub fn read_text(path: &Path) -> Result<String, Failure> {
+    let opened_by_shell = path == Path::new("/dev/stdin") || path.starts_with("/dev/fd");
+    let file = if opened_by_shell { File::open(path) } else { input::open(path) };
+    file.and_then(|file| input::text_of(file, input::MOST_WRITTEN_BY_HAND))
+        .map_err(|error| Failure::file("read", path, &error))
+}
 
 /// Writes a file under another name and moves it into place; the disk has it then. What is no file, like a pipe, is
 /// written to as it is.

@@ -2,9 +2,8 @@
 
 mod show;
 
-use std::fs;
-use std::io::{IsTerminal, Read};
-use std::path::{Path, PathBuf};
+use std::io::IsTerminal;
+use std::path::PathBuf;
 
 use clap::Args;
 use kintsugi_checkpoint::WeightsFolder;
@@ -12,12 +11,13 @@ use kintsugi_data::Text;
 use kintsugi_engine::{GenerateOptions, Generated, MemoryChoice, Sampling, check_prompts, device, generate};
 use kintsugi_plan::Plan;
 use kintsugi_simulate::generation_memory;
-use kintsugi_spec::Family;
+use kintsugi_spec::{Family, input};
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::files::read_text;
 use crate::model::{self, ModelArguments};
-use crate::output::Output;
+use crate::output::{self, Output};
 use show::Show;
 
 /// Continues text with a model, token by token.
@@ -123,7 +123,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     })?;
     shown?;
     show.finish(&generated.tokens)?;
-    eprintln!("{}", speed(&generated, &prompts));
+    output::stderr(&speed(&generated, &prompts));
     output.result(&Answer::new(text.as_ref(), texts, &prompts, &generated)?)
 }
 
@@ -145,7 +145,7 @@ impl Prompts {
         let text = model::text(weights, arguments.tokenizer.as_deref())?;
         let mut texts = arguments.prompt.clone();
         for path in &arguments.prompt_file {
-            texts.push(read(path)?);
+            texts.push(read_text(path)?);
         }
         if texts.is_empty() {
             texts.push(from_stdin()?);
@@ -177,18 +177,14 @@ fn numbers(text: &str) -> Result<Vec<u32>, Failure> {
     text.split([' ', ',', '\n']).filter(|word| !word.is_empty()).map(number).collect()
 }
 
-fn read(path: &Path) -> Result<String, Failure> {
-    fs::read_to_string(path).map_err(|error| Failure::file("read", path, &error))
-}
-
 /// The text on stdin, without the end of its last line.
 fn from_stdin() -> Result<String, Failure> {
-    let mut text = String::new();
     if std::io::stdin().is_terminal() {
         return Err(Failure::Mistake("there is no prompt; give --prompt TEXT or pipe one in".to_owned()));
     }
-    let read = std::io::stdin().read_to_string(&mut text);
-    read.map_err(|error| Failure::Mistake(format!("cannot read the prompt from stdin: {error}")))?;
+    let read = input::text_of(std::io::stdin(), input::MOST_WRITTEN_BY_HAND);
+    let text =
+        read.map_err(|error| Failure::Mistake(format!("cannot read the prompt from stdin: {error}")))?;
     Ok(text.strip_suffix('\n').unwrap_or(&text).to_owned())
 }
 
@@ -211,7 +207,9 @@ fn warn_beyond_positions(plan: &Plan, prompts: &[Vec<u32>], tokens: usize) {
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + tokens;
     let made_for = plan.model.positions;
     if longest > made_for + 1 {
-        eprintln!("warning: texts of up to {longest} tokens from a model that was made for {made_for}");
+        output::stderr(&format!(
+            "warning: texts of up to {longest} tokens from a model that was made for {made_for}"
+        ));
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Exit codes: 0 all well, 1 the run or the check failed, 2 the user's mistake.
 #![forbid(unsafe_code)]
+// These panic where the output is full or closed: `output` has what does not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod calibrate;
 mod config;

@@ -14,9 +14,13 @@ pub struct Output {
 }
 
 impl Output {
-    /// Text for people.
+    /// Text for people. Under `--json` it is lost where stderr does not take it: the result is on stdout.
     pub fn text(self, text: &str) -> Result<(), Failure> {
-        if self.json { write(std::io::stderr(), text) } else { stdout(text) }
+        if self.json {
+            std::io::stderr().write_all(text.as_bytes()).ok();
+            return Ok(());
+        }
+        stdout(text)
     }
 
     /// The result as JSON, where it was asked for.
@@ -28,6 +32,11 @@ impl Output {
 /// A result as JSON text.
 pub fn json(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).expect("results have string keys") + "\n"
+}
+
+/// Writes a line to stderr, if it takes it: neither a command nor its exit code depends on whether anybody reads this.
+pub fn stderr(line: &str) {
+    writeln!(std::io::stderr(), "{line}").ok();
 }
 
 /// Writes to stdout. A reader that has gone, as in `kintsugi plan | head`, is no error.

@@ -102,8 +102,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let misfit = fit::planned(&plan, &prediction).err();
     let fits = fit::known(&plan, &prediction);
     let speed = Speed::of(&plan);
+    let notes: Vec<String> = notes.into_iter().chain(memory_of_others(&plan, &prediction)).collect();
     if arguments.json {
-        output.result(&Answer::new(&plan, &prediction, speed.as_ref(), bubble, fits))?;
+        output.result(&Answer::new(&plan, &prediction, speed.as_ref(), bubble, fits, notes))?;
     } else {
         let fits = match (fits, misfit) {
             (_, Some(misfit)) => format!("no: {misfit}"),
@@ -113,7 +114,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         };
         output.text(&report::text(&plan, &prediction, speed.as_ref(), bubble, &fits))?;
-        for note in notes.into_iter().chain(memory_of_others(&plan, &prediction)) {
+        for note in notes {
             output.text(&format!("note: {note}\n"))?;
         }
     }

@@ -85,7 +85,8 @@ Examples:
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
-    let plan = with_end_of_document(resolve(arguments)?)?;
+    let (plan, notes) = resolve(arguments)?;
+    let plan = with_end_of_document(plan)?;
     let dataset = dataset(&plan)?;
     let floor = dataset.floor(plan.batch.sequence);
     let prediction = predict(&plan, device(&plan), Play::Full);
@@ -96,6 +97,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.write_batches.as_deref().map(check_writable).transpose()?;
     let mut beginning = Beginning::new(&plan, &arguments.config, &arguments.trace)?;
     output.text(&introduction(&plan, &predicted))?;
+    for note in notes {
+        output.text(&format!("note     {note}\n"))?;
+    }
     output.text(&beginning.notes)?;
     if let Some(path) = &arguments.write_batches {
         let batches = batches(&plan, &beginning.start);
@@ -132,13 +136,13 @@ fn batches(plan: &Plan, start: &Start) -> BatchRange {
     BatchRange { first: before.samples, steps, global: plan.batch.global, sequence: plan.batch.sequence }
 }
 
-/// The plan, with `--resume` laid over it.
-fn resolve(arguments: &Arguments) -> Result<Plan, Failure> {
-    let mut plan = arguments.config.resolve()?;
+/// The plan, with `--resume` laid over it, and what in the configuration has no effect.
+fn resolve(arguments: &Arguments) -> Result<(Plan, Vec<String>), Failure> {
+    let (mut plan, notes) = arguments.config.resolve_with_notes()?;
     if let Some(path) = &arguments.resume {
         plan.run.resume = path.clone().map_or(Resume::Newest, Resume::From);
     }
-    Ok(plan)
+    Ok((plan, notes))
 }
 
 /// What a step will take; time and energy too where the speed of its devices is known.

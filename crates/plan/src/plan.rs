@@ -66,6 +66,21 @@ pub struct Pipeline {
     pub overlap: bool,
 }
 
+impl Pipeline {
+    /// About how many ops of all stages a prediction lays out. It takes as many micro-batches as fill and drain the
+    /// pipeline, or all where there are fewer; GPipe has all of them in the pipeline.
+    pub fn laid_out_ops(&self, micro_batches: usize) -> usize {
+        let (chunks, layers) = (self.layers.len(), self.layers.iter().sum::<usize>());
+        let laid_out = match self.schedule {
+            ScheduleKind::GPipe => micro_batches,
+            _ => micro_batches.min(2 * chunks + 2 * chunks / self.virtual_stages),
+        };
+        // A layer has a forward and a backward; a chunk sends and receives an activation and a gradient, each of which
+        // is started and waited for.
+        laid_out * (2 * layers + 8 * chunks)
+    }
+}
+
 /// Pipeline schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ScheduleKind {

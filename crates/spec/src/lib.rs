@@ -6,6 +6,7 @@
 mod cluster;
 mod device;
 mod framework;
+pub mod input;
 mod level;
 mod link;
 mod model;

@@ -30,7 +30,7 @@ fn main() {
     println!("{} on {ranks} ranks", base.model.name);
 
     let watch = Watch::start();
-    let all = strategies(&base, ranks, &[]);
+    let all = strategies(&base, ranks, &[], usize::MAX);
     watch.report("enumerated", all.len());
 
     let limit = base.cluster.device.memory.map(Limit::PerRank);

@@ -15,6 +15,6 @@ mod table;
 pub use only::Only;
 pub use order::{By, order};
 pub use reason::reason;
-pub use search::{Candidate, Counts, Found, Limit, Phase, Settings, screened, search, timings};
+pub use search::{Candidate, Counts, Found, Limit, Phase, SearchError, Settings, screened, search, timings};
 pub use space::strategies;
 pub use table::{Outcome, efficiency, outcome};

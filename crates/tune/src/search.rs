@@ -93,12 +93,41 @@ pub struct Found {
     pub counts: Counts,
 }
 
-/// Searches; `progress` hears of the phases and of every strategy that is done with. `None` where the speed of the
-/// device is not known.
-pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> Option<Found> {
-    let model = DeviceModel::new(&settings.base.cluster.device, &settings.base.framework)?;
+/// Why there is no search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SearchError {
+    /// Nothing can be timed.
+    #[error("the speed of the device is not known")]
+    UnknownSpeed,
+    /// It would take minutes, or gigabytes.
+    #[error(
+        "{strategies} strategies or more, which take {ops} ops or more to compare, are too many for one search (at most \
+         {MOST_STRATEGIES} and {MOST_OPS})"
+    )]
+    TooLarge {
+        /// The strategies that were counted.
+        strategies: usize,
+        /// Ops that they take in all.
+        ops: usize,
+    },
+}
+
+/// Strategies of one search.
+const MOST_STRATEGIES: usize = 500_000;
+/// Ops of one search: two cores take about two minutes for them.
+const MOST_OPS: usize = 1 << 29;
+/// What finding out whether one layer of a strategy fits takes, in ops.
+const OPS_PER_LAYER: usize = 4;
+
+/// Searches; `progress` is told of the phases and of every strategy that is done with.
+pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> Result<Found, SearchError> {
+    let model = DeviceModel::new(&settings.base.cluster.device, &settings.base.framework)
+        .ok_or(SearchError::UnknownSpeed)?;
     let mut counts = Counts::default();
-    let all = clocked(&mut counts.enumeration_s, || strategies(settings.base, settings.ranks, settings.only));
+    let all = clocked(&mut counts.enumeration_s, || {
+        let all = strategies(settings.base, settings.ranks, settings.only, MOST_STRATEGIES + 1);
+        check_size(settings.base, &all).map(|()| all)
+    })?;
     counts.enumerated = all.len();
     let done = |done| progress(Phase::Screening(all.len()), done);
     let fitting = clocked(&mut counts.screening_s, || {
@@ -116,7 +145,22 @@ pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> 
         Candidate { strategy, timing, consumption, peak, reserved: None }
     });
     let ordered = order(candidates.collect(), settings.by);
-    Some(Found { best: verified(settings, ordered, &mut counts.refused), counts })
+    Ok(Found { best: verified(settings, ordered, &mut counts.refused), counts })
+}
+
+/// Refuses a search that would take too long. Each strategy is screened layer by layer; programs are laid out once for all
+/// strategies that run the same ones.
+fn check_size(base: &Plan, all: &[Strategy]) -> Result<(), SearchError> {
+    let one = |strategy: &Strategy| {
+        let plan = base.with_strategy(strategy).expect("strategies are allowed");
+        (ScoreKey::of(&plan), plan.pipeline.laid_out_ops(plan.micro_batches()))
+    };
+    let programs: HashMap<ScoreKey, usize> = all.par_iter().map(one).collect();
+    let ops = programs.into_values().sum::<usize>() + OPS_PER_LAYER * base.model.layers * all.len();
+    if all.len() > MOST_STRATEGIES || ops > MOST_OPS {
+        return Err(SearchError::TooLarge { strategies: all.len(), ops });
+    }
+    Ok(())
 }
 
 /// What fits by the screen, each with its peak. The screen is never above what the full play reserves, so nothing

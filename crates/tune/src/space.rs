@@ -10,9 +10,10 @@ use rayon::prelude::*;
 
 use crate::Only;
 
-/// Every strategy for `base` on `ranks` ranks that `only` lets through, no two of which mean the same.
-pub fn strategies(base: &Plan, ranks: usize, only: &[Only]) -> Vec<Strategy> {
-    meshes(ranks).into_par_iter().flat_map_iter(|mesh| of_mesh(base, mesh, only)).collect()
+/// Every strategy for `base` on `ranks` ranks that `only` lets through, no two of which mean the same; any `most` of them
+/// where there are more.
+pub fn strategies(base: &Plan, ranks: usize, only: &[Only], most: usize) -> Vec<Strategy> {
+    meshes(ranks).into_par_iter().flat_map_iter(|mesh| of_mesh(base, mesh, only)).take_any(most).collect()
 }
 
 fn meshes(ranks: usize) -> Vec<Mesh> {

@@ -1,9 +1,9 @@
 //! The fields of a `config.json`, with the defaults that transformers has for those that are missing.
 
-use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use kintsugi_spec::input;
 use serde_json::{Map, Value};
 
 use crate::CheckpointError;
@@ -19,7 +19,8 @@ pub(super) struct Fields {
 impl Fields {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, CheckpointError> {
-        let text = fs::read(path).map_err(|error| CheckpointError::io(path, &error))?;
+        let text = input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS)
+            .map_err(|error| CheckpointError::io(path, &error))?;
         match serde_json::from_slice(&text) {
             Ok(Value::Object(map)) => Ok(Fields { path: path.to_owned(), prefix: String::new(), map }),
             Ok(_) => Err(CheckpointError::new(path, "is no JSON object")),

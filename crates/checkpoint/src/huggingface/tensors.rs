@@ -4,9 +4,9 @@
 //! error and never a large allocation.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use kintsugi_spec::input;
 use safetensors::Dtype;
 use serde::Deserialize;
 
@@ -122,7 +122,8 @@ struct Index {
 
 /// The file that each tensor is said to be in.
 fn weight_map(path: &Path) -> Result<BTreeMap<String, String>, CheckpointError> {
-    let text = fs::read(path).map_err(|error| CheckpointError::io(path, &error))?;
+    let text = input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS)
+        .map_err(|error| CheckpointError::io(path, &error))?;
     let index: Index = serde_json::from_slice(&text)
         .map_err(|error| CheckpointError::new(path, format!("is no index: {error}")))?;
     for (name, file) in &index.weight_map {

@@ -29,6 +29,7 @@ pub struct Answer {
     power_w_per_gpu: Option<f64>,
     timing: Option<Timing>,
     training: Option<Training>,
+    notes: Vec<String>,
 }
 
 impl Answer {
@@ -39,6 +40,7 @@ impl Answer {
         speed: Option<&Speed>,
         bubble: f64,
         fits: Option<bool>,
+        notes: Vec<String>,
     ) -> Self {
         let energy = speed.and_then(|speed| speed.consumption);
         Answer {
@@ -59,6 +61,7 @@ impl Answer {
             power_w_per_gpu: energy.map(|energy| energy.power_w),
             timing: speed.map(|speed| speed.timing),
             training: speed.map(|speed| speed.training),
+            notes,
         }
     }
 }

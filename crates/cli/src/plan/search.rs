@@ -10,7 +10,7 @@ use kintsugi_plan::{Plan, When};
 use kintsugi_simulate::{Play, Timing, predict, time};
 use kintsugi_spec::units;
 use kintsugi_tune::{
-    By, Candidate, Counts, Found, Limit, Only, Outcome, Phase, Settings, outcome, reason, search,
+    By, Candidate, Counts, Found, Limit, Only, Outcome, Phase, SearchError, Settings, outcome, reason, search,
 };
 use serde::Serialize;
 
@@ -92,7 +92,12 @@ pub fn run(arguments: &SearchArguments, config: &ConfigArguments, output: Output
         &|phase, done| progress.advance(phase, done),
     );
     progress.finish();
-    let found = found.ok_or_else(unknown_speed)?;
+    let found = found.map_err(|error| match error {
+        SearchError::UnknownSpeed => unknown_speed(),
+        too_large @ SearchError::TooLarge { .. } => Failure::Mistake(format!(
+            "{too_large}; restrict it with --only, as in --only parallel.tp=1,2,4,8 --only parallel.schedule=1f1b"
+        )),
+    })?;
     let rows = rows(&base, &found, yours);
     output.result(&Answer { ranks, counts: found.counts, yours: rows.yours.as_ref(), best: &rows.best })?;
     if !output.json {

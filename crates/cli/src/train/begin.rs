@@ -17,7 +17,7 @@ use super::record;
 use super::trace::TraceArguments;
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
-use crate::files;
+use crate::{files, output};
 
 /// A run that is ready.
 pub struct Beginning {
@@ -40,7 +40,7 @@ impl Beginning {
         let (out, folder) = (&plan.run.out, Folder::of_run(&plan.run.out));
         record::create_folder(out)?;
         check_files(plan, config, &folder)?;
-        let warn = |error: &CheckpointError| eprintln!("warning: {error}");
+        let warn = |error: &CheckpointError| output::stderr(&format!("warning: {error}"));
         let lock = RunLock::take(out, warn)?;
         let moves = plan.run.resume != Resume::Newest && !folder.list()?.is_empty();
         let checkpoints = (plan.run.keep > 0 || moves).then(|| folder.lock(warn)).transpose()?;
@@ -62,7 +62,7 @@ impl Beginning {
         keep_tokenizer(plan, own.is_some(), &mut notes)?;
         let (metrics, missing) =
             Metrics::create(out, own.map_or(0, |checkpoint| checkpoint.progress().step))?;
-        missing.inspect(|missing| eprintln!("warning: {missing}"));
+        missing.inspect(|missing| output::stderr(&format!("warning: {missing}")));
         let start = start(checkpoint, weights);
         Ok(Beginning { start, trace_step, metrics, notes, _locks: (lock, checkpoints) })
     }
@@ -147,7 +147,9 @@ fn note(notes: &mut String, text: &str) {
 
 /// The checkpoint to go on from, if that was asked for. Broken ones are passed over, and said to be.
 fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failure> {
-    let broken = |error: &CheckpointError| eprintln!("warning: {error}; trying the checkpoint before it");
+    let broken = |error: &CheckpointError| {
+        output::stderr(&format!("warning: {error}; trying the checkpoint before it"));
+    };
     let checkpoint = match &plan.run.resume {
         Resume::No => None,
         Resume::Newest => Folder::of_run(&plan.run.out).newest(broken)?,
@@ -157,7 +159,7 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
         Some(checkpoint) => {
             checkpoint.batches_behind(plan)?;
             for change in checkpoint.data_changes(plan) {
-                eprintln!("warning: {change}");
+                output::stderr(&format!("warning: {change}"));
             }
             let step = checkpoint.progress().step;
             note(notes, &format!("goes on after step {step} from {}", checkpoint.path().display()));

@@ -1,6 +1,6 @@
 //! Progress of a run on stderr: a bar on a terminal, a line now and then elsewhere.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_checkpoint::Saved;
@@ -9,6 +9,7 @@ use kintsugi_plan::{Compute, Plan};
 use kintsugi_spec::units;
 
 use super::compare::duration;
+use crate::output;
 
 /// Shows how a run goes.
 pub struct Progress {
@@ -122,8 +123,7 @@ impl Progress {
     fn print(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
-            // Nobody reads it any more, which is no reason to end a run.
-            None => drop(writeln!(io::stderr(), "{line}")),
+            None => output::stderr(line),
         }
     }
 }

@@ -1,111 +1,148 @@
-//! Under a limit on threads a command says so and ends; it neither waits for ever nor panics.
+//! Requests that no machine could answer in time or memory are refused with the reason, at once.
 
-use std::fs;
-use std::io::{ErrorKind, Read};
-use std::os::unix::fs::{MetadataExt, chown};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread::{available_parallelism, sleep};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output};
 
-use crate::support::TINY;
+use serde_json::Value;
 
-/// A user that has no other processes: the limit counts all processes of a user, and none of root.
-const USER: u32 = 61_234;
+use crate::resume::stderr;
+use crate::support::{command, folder, kintsugi, stdout};
 
-/// A folder of that user, with the binary in it: those of the build may be closed to others. It goes with this value.
-struct Home(PathBuf);
-
-impl Home {
-    fn new() -> Home {
-        let home = Home(std::env::temp_dir().join(format!("kintsugi-limits-{}", std::process::id())));
-        fs::create_dir(&home.0).unwrap();
-        fs::copy(env!("CARGO_BIN_EXE_kintsugi"), home.0.join("kintsugi")).unwrap();
-        fs::write(home.0.join("text.txt"), "All the fish swim in the sea. ".repeat(200)).unwrap();
-        chown(&home.0, Some(USER), Some(USER)).unwrap();
-        home
-    }
-
-    /// Runs a command under a limit on threads. Gives its exit code and its stderr, or `None` if no other user can be
-    /// had here.
-    fn run(&self, threads: usize, arguments: &[&str]) -> Option<(Option<i32>, String)> {
-        let mut limited = Command::new("prlimit");
-        limited.arg(format!("--nproc={threads}")).arg(self.0.join("kintsugi")).args(arguments);
-        limited.current_dir(&self.0).uid(USER).gid(USER).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut run = match limited.spawn() {
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => return None,
-            run => run.unwrap(),
-        };
-        let begun = Instant::now();
-        let status = loop {
-            if let Some(status) = run.try_wait().unwrap() {
-                break status;
-            }
-            if begun.elapsed() > Duration::from_secs(60) {
-                run.kill().unwrap();
-                panic!("under a limit of {threads} threads {arguments:?} does not end");
-            }
-            sleep(Duration::from_millis(5));
-        };
-        let mut said = String::new();
-        run.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        Some((status.code(), said))
-    }
-}
-
-impl Drop for Home {
-    fn drop(&mut self) {
-        fs::remove_dir_all(&self.0).ok();
-    }
+/// Plans in two GiB and at most a minute.
+fn bounded(name: &str, settings: &[&str], arguments: &[&str]) -> Output {
+    let folder = folder(name);
+    let sets = settings.iter().flat_map(|setting| ["--set", setting]);
+    let binary = command(
+        &folder,
+        &["plan"].into_iter().chain(sets).chain(arguments.iter().copied()).collect::<Vec<_>>(),
+    );
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -v 2097152 && exec timeout 60 \"$@\"", "sh"]);
+    shell.arg(binary.get_program()).args(binary.get_args()).current_dir(&folder).output().unwrap()
 }
 
 #[test]
-fn a_limit_on_threads_is_an_error_that_names_it() {
-    let root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
-    if !root {
-        println!("skipped: only root can become a user that has no other processes");
-        return;
-    }
-    let home = Home::new();
-    let settings = TINY.iter().flat_map(|setting| ["--set", setting]);
-    let train: Vec<&str> = ["train"].into_iter().chain(settings).collect();
-    let prepare = ["prepare", "text.txt", "--out", "text", "--tokenizer", "bytes"];
-    // Every command has its first thread and the shared ones. Training adds a writer, a job and eight ranks.
-    let cores = available_parallelism().unwrap().get();
-    let shared = 1 + cores;
-    let mut cases = vec![
-        (&train[..], vec![1, 4, shared, shared + 1, shared + 2, shared + 5, shared + 9]),
-        (&["plan"], vec![1]),
-        (&prepare, vec![shared, shared + 1]),
-    ];
-    if cores > 1 {
-        cases.push((&["calibrate", "--out", "profile.toml"], vec![shared]));
-    }
-    for (arguments, limits) in cases {
-        for threads in limits {
-            let Some((code, said)) = home.run(threads, arguments) else {
-                println!("skipped: no process of another user can be started here");
-                return;
-            };
-            assert_eq!(code, Some(1), "{threads} threads, {arguments:?}: {said}");
-            let error = said.lines().last().unwrap_or_default();
-            assert!(
-                error.starts_with("error: ")
-                    && error.contains("cannot be started: ")
-                    && error.contains("ulimit -u"),
-                "{threads} threads, {arguments:?}: {said}"
-            );
-        }
-    }
-    let (_, said) = home.run(4, &train).unwrap();
-    assert!(said.contains("(ulimit -u, which is 4;"), "{said}");
-    // Nothing of a failed run is in the way of the next.
-    let (code, said) = home.run(4096, &train).unwrap();
-    assert_eq!(code, Some(0), "{said}");
-    assert!(is_saved(&home.0), "{said}");
+fn the_deepest_model_is_planned_on_one_stage() {
+    let settings = ["model.layers=16384", "parallel.pp=1", "cluster.preset=frontier"];
+    let said = stdout(&bounded("limits-layers", &settings, &[]));
+    assert!(said.contains("16384 layers") && said.contains("\ntime     "), "{said}");
 }
 
-fn is_saved(folder: &Path) -> bool {
-    folder.join("out/checkpoints/step-00000004/manifest.json").exists()
+#[test]
+fn a_pipeline_that_is_too_long_to_lay_out_is_refused() {
+    let settings = |pp: &'static str, schedule: &'static str| {
+        [
+            "model.layers=1024",
+            pp,
+            schedule,
+            "parallel.dp=1",
+            "parallel.tp=1",
+            "batch.micro=1",
+            "batch.global=4096",
+        ]
+    };
+    for schedule in ["parallel.schedule=1f1b", "parallel.schedule=gpipe"] {
+        let output = bounded("limits-pipeline", &settings("parallel.pp=1024", schedule), &[]);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let said = stderr(&output);
+        assert!(
+            said.starts_with("error: parallel.pp · micro-batches = 1024 · 4096 needs 41943040 ops "),
+            "{said}"
+        );
+    }
+    stdout(&bounded("limits-shorter", &settings("parallel.pp=32", "parallel.schedule=1f1b"), &[]));
+}
+
+#[test]
+fn a_search_that_would_take_minutes_is_refused() {
+    let settings = |layers: &'static str, batch: &'static str| {
+        [
+            "model.preset=gpt-22b",
+            layers,
+            "batch.sequence=2048",
+            batch,
+            "precision.compute=fp16",
+            "cluster.preset=frontier",
+            "cluster.nodes=630",
+        ]
+    };
+    // Long programs, and many strategies.
+    for (layers, batch) in
+        [("model.layers=720", "batch.global=5040"), ("model.layers=240", "batch.global=50400")]
+    {
+        let output = bounded("limits-search", &settings(layers, batch), &["--search"]);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let said = stderr(&output);
+        assert!(said.contains(" are too many for one search ") && said.contains("--only"), "{said}");
+    }
+    let narrow = ["--search", "--top", "1", "--only", "parallel.pp=1", "--only", "sharding.zero=1"];
+    let narrow = [&narrow[..], &["--only", "memory.recompute=full", "--only", "batch.micro=1"]].concat();
+    let found =
+        stdout(&bounded("limits-narrow", &settings("model.layers=720", "batch.global=5040"), &narrow));
+    assert!(found.contains("search   5040 ranks"), "{found}");
+}
+
+#[test]
+fn figures_beyond_what_a_machine_can_be_are_refused() {
+    let folder = folder("limits-figures");
+    let refused = |setting: &str| {
+        let output = kintsugi(&folder, &["plan", "--set", "cluster.preset=frontier", "--set", setting]);
+        assert_eq!(output.status.code(), Some(2), "{setting}: {output:?}");
+        stderr(&output)
+    };
+    let said = refused("framework.interference=1e30");
+    assert_eq!(said, "error: framework.interference = 1e30 must be from 0 to 1000\n");
+    for setting in [
+        "framework.interference=inf",
+        "framework.elementwise=1e30",
+        "framework.elementwise=1e-30",
+        "framework.attention=1e30",
+        "framework.attention_again=1e30",
+        "framework.dropout=1e30",
+        "framework.between_nodes=1e-30",
+        "framework.replicas_between_nodes=1e30",
+        "framework.reserve=1e30",
+        "framework.logit_bytes=1e30",
+        "framework.parameter_bytes=nan",
+        "framework.kept=1e30",
+        "framework.gathered=1e30",
+        "framework.temporary=1e30",
+        "cluster.price=1e30",
+        "cluster.device.peak_16bit=1e30",
+        "cluster.device.peak_fp32=inf",
+        "cluster.device.memory_bandwidth=1e30",
+        "cluster.device.matmul=1e-30",
+        "cluster.device.streaming=1e-30",
+        "cluster.device.ramp=1e30",
+        "cluster.device.epilogue=1e-30",
+        "cluster.device.power_idle=1e30",
+        "cluster.device.power_max=1e30",
+        "cluster.device.power_links=nan",
+        "cluster.links.node.bandwidth=1e30",
+        "cluster.links.node.efficiency=1e-30",
+        "cluster.device.attention=[{ head_dim = 64, sequence = 64, forward = 1e-30, backward = 1e12 }]",
+        "cluster.device.products=[{ m = 1, n = 1, k = 1, flops = 1e30 }]",
+        "cluster.device.kernels=[{ name = \"a\", bandwidth = 1e30 }]",
+    ] {
+        let (field, said) = (setting.split('=').next().unwrap(), refused(setting));
+        assert!(said.contains(field) && said.contains(" must be from "), "{setting}: {said}");
+    }
+}
+
+/// The slowest machine that is allowed: its times are long, and none of them overflows.
+#[test]
+fn the_largest_figures_give_a_long_time_and_not_none() {
+    let step = |name: &str, settings: &[&str]| -> f64 {
+        let settings = [&["cluster.preset=frontier", "parallel.dp=16", "batch.global=64"], settings].concat();
+        let answer: Value = serde_json::from_str(&stdout(&bounded(name, &settings, &["--json"]))).unwrap();
+        answer["step_s"].as_f64().unwrap()
+    };
+    let usual = step("limits-usual", &[]);
+    let beside = step("limits-beside", &["framework.interference=1000"]);
+    assert!(beside > usual, "{beside} {usual}");
+    let slow = ["framework.interference=1000", "framework.elementwise=1000", "cluster.device.peak_fp32=1e6"];
+    let slow = step(
+        "limits-slow",
+        &[&slow[..], &["cluster.device.memory_bandwidth=1e6", "framework.host=60"]].concat(),
+    );
+    assert!(slow > 1000.0 * beside, "{slow} {beside}");
 }

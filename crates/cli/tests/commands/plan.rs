@@ -29,6 +29,7 @@ fn scripts_get_every_key() {
         "power_w_per_gpu",
         "timing",
         "training",
+        "notes",
     ];
     assert_eq!(keys(&answer), names);
     assert_eq!(answer["memory"].as_array().unwrap().len(), 2);

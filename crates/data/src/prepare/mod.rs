@@ -18,6 +18,8 @@ pub use crate::corpus::Input;
 pub use crate::tokenizer::{TrainedTokenizer, train_tokenizer};
 pub use summary::{BadLine, Progress, Summary};
 
+use kintsugi_spec::input;
+
 use crate::corpus::{Format, Refused};
 use crate::tokens::Outputs;
 use crate::{About, DataError, TokenType, TokenWriter, Tokenizer};
@@ -139,7 +141,7 @@ pub fn check_outputs(options: &PrepareOptions) -> Result<(), DataError> {
 /// Refuses to write over another tokenizer.
 fn check_tokenizer(options: &PrepareOptions, tokenizer: &Tokenizer) -> Result<(), DataError> {
     for (path, bytes) in Outputs::tokenizer(&options.out).iter().zip(tokenizer.files()) {
-        let other = path.exists() && fs::read(path).is_ok_and(|there| there != bytes);
+        let other = input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS).is_ok_and(|there| there != bytes);
         if other && !options.overwrite {
             return Err(DataError::file(
                 "write",

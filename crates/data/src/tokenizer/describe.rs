@@ -1,9 +1,8 @@
 //! The JSON that describes a tokenizer, from whichever files it is kept in, checked before the library sees it.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use kintsugi_spec::input;
 use serde_json::{Value, json};
 use tokenizers::canonicalize_value;
 
@@ -177,13 +176,5 @@ fn parse(path: &Path, text: &str) -> Result<Value, DataError> {
 }
 
 fn read_text(path: &Path) -> Result<String, DataError> {
-    let failed = |error: &dyn std::fmt::Display| DataError::file("read", path, error);
-    let file = File::open(path).map_err(|error| failed(&error))?;
-    let bytes = file.metadata().map_err(|error| failed(&error))?.len();
-    if bytes > MOST_BYTES {
-        return Err(DataError::foreign(path, format!("{bytes} bytes"), format!("at most {MOST_BYTES}")));
-    }
-    let mut text = String::new();
-    file.take(MOST_BYTES).read_to_string(&mut text).map_err(|error| failed(&error))?;
-    Ok(text)
+    input::text(path, MOST_BYTES).map_err(|error| DataError::file("read", path, error))
 }

@@ -2,10 +2,10 @@
 //!
 //! Files of others do not have it; nothing but early and clear words about a vocabulary depends on it.
 
-use std::fs::File;
-use std::io::Read;
+use std::io::ErrorKind;
 use std::path::Path;
 
+use kintsugi_spec::input;
 use serde::{Deserialize, Serialize};
 
 use crate::DataError;
@@ -31,13 +31,11 @@ const MOST_BYTES: u64 = 1 << 20;
 impl About {
     /// Reads the description, where there is one.
     pub(super) fn read(path: &Path) -> Result<Option<About>, DataError> {
-        let file = match File::open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        let text = match input::bytes(path, MOST_BYTES) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(DataError::file("read", path, error)),
         };
-        let mut text = Vec::new();
-        file.take(MOST_BYTES).read_to_end(&mut text).map_err(|error| DataError::file("read", path, error))?;
         serde_json::from_slice(&text)
             .map(Some)
             .map_err(|error| DataError::foreign(path, error.to_string(), "what `kintsugi prepare` writes"))

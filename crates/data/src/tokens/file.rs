@@ -9,6 +9,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use kintsugi_spec::input;
+
 use super::index::Head;
 use super::{About, Outputs, TokenType, with_suffix, without_suffix};
 use crate::DataError;
@@ -202,7 +204,7 @@ impl TokenFile {
 }
 
 fn open(path: PathBuf) -> Result<((PathBuf, File), u64), DataError> {
-    let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
+    let opened = input::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
     match opened {
         Ok((bytes, file)) => Ok(((path, file), bytes)),
         Err(error) => Err(DataError::file("read", &path, error)),

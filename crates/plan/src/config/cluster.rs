@@ -4,12 +4,9 @@ use kintsugi_spec::{
     AttentionPoint, ClusterSpec, DeviceSpec, KernelPoint, Level, LinkSpec, ProductPoint, Topology, Wire,
 };
 
-use super::error::{ConfigError, at_least, invalid, moment, not_negative, positive, share, within};
+use super::error::{ConfigError, between, invalid, rate, seconds, share, watts, within};
 use super::layers::Layers;
 use super::raw::{RawCluster, RawDevice, RawLink};
-
-/// No device or link does less in a second, FLOPs or bytes: who writes less has left out a power of ten.
-const LEAST_RATE: f64 = 1e6;
 
 /// The name of a cluster that no preset describes.
 pub(super) const CUSTOM: &str = "custom";
@@ -29,7 +26,7 @@ pub(super) fn preset(given: &RawCluster) -> Option<&str> {
 /// The cluster.
 pub(super) fn resolve(layers: &Layers) -> Result<ClusterSpec, ConfigError> {
     let raw = &layers.merged.cluster;
-    let price = raw.price.map(|price| not_negative("cluster.price", price)).transpose()?;
+    let price = raw.price.map(|price| between("cluster.price", price, 0.0..=1e9)).transpose()?;
     let topology = topology(raw)?;
     let name = preset(&layers.given.cluster).unwrap_or(CUSTOM).to_owned();
     let nodes = nodes(raw, layers.presets.cluster.nodes, &name, topology)?;
@@ -76,13 +73,12 @@ fn nodes(
 }
 
 fn device(raw: RawDevice) -> Result<DeviceSpec, ConfigError> {
-    let above_zero = |field, value: Option<f64>| value.map(|x| positive(field, x)).transpose();
-    let rate = |field, value: Option<f64>| value.map(|x| at_least(field, x, LEAST_RATE)).transpose();
+    let rate = |field, value: Option<f64>| value.map(|x| rate(field, x)).transpose();
     if raw.memory == Some(0) {
         return Err(invalid("cluster.device.memory", 0, "must be above 0"));
     }
     let share = |field, value: Option<f64>| value.map(|x| share(field, x)).transpose();
-    let at_least_zero = |field, value: Option<f64>| value.map(|x| not_negative(field, x)).transpose();
+    let watts = |field, value: Option<f64>| value.map(|x| watts(field, x)).transpose();
     Ok(DeviceSpec {
         name: raw.name.unwrap_or_else(|| CUSTOM.to_owned()),
         memory: raw.memory,
@@ -91,13 +87,13 @@ fn device(raw: RawDevice) -> Result<DeviceSpec, ConfigError> {
         memory_bandwidth: rate("cluster.device.memory_bandwidth", raw.memory_bandwidth)?,
         units: raw.units.map(|n| within("cluster.device.units", n, 1..=1 << 16)).transpose()?,
         matmul: share("cluster.device.matmul", raw.matmul)?,
-        ramp: at_least_zero("cluster.device.ramp", raw.ramp)?,
+        ramp: raw.ramp.map(|x| between("cluster.device.ramp", x, 0.0..=1e6)).transpose()?,
         streaming: share("cluster.device.streaming", raw.streaming)?,
-        launch: raw.launch.map(|x| moment("cluster.device.launch", x)).transpose()?,
-        power_idle: at_least_zero("cluster.device.power_idle", raw.power_idle)?,
-        power_max: above_zero("cluster.device.power_max", raw.power_max)?,
-        power_links: at_least_zero("cluster.device.power_links", raw.power_links)?,
-        epilogue: above_zero("cluster.device.epilogue", raw.epilogue)?,
+        launch: raw.launch.map(|x| seconds("cluster.device.launch", x)).transpose()?,
+        power_idle: watts("cluster.device.power_idle", raw.power_idle)?,
+        power_max: watts("cluster.device.power_max", raw.power_max)?,
+        power_links: watts("cluster.device.power_links", raw.power_links)?,
+        epilogue: rate("cluster.device.epilogue", raw.epilogue)?,
         attention: attention(raw.attention.unwrap_or_default())?,
         products: products(raw.products.unwrap_or_default())?,
         kernels: kernels(raw.kernels.unwrap_or_default())?,
@@ -108,8 +104,8 @@ fn attention(points: Vec<AttentionPoint>) -> Result<Vec<AttentionPoint>, ConfigE
     for point in &points {
         within("cluster.device.attention.head_dim", point.head_dim, 1..=1 << 16)?;
         within("cluster.device.attention.sequence", point.sequence, 1..=1 << 30)?;
-        positive("cluster.device.attention.forward", point.forward)?;
-        positive("cluster.device.attention.backward", point.backward)?;
+        rate("cluster.device.attention.forward", point.forward)?;
+        rate("cluster.device.attention.backward", point.backward)?;
     }
     Ok(points)
 }
@@ -119,14 +115,15 @@ fn products(points: Vec<ProductPoint>) -> Result<Vec<ProductPoint>, ConfigError>
         for (field, size) in [("m", point.m), ("n", point.n), ("k", point.k)] {
             within(&format!("cluster.device.products.{field}"), size, 1..=1 << 30)?;
         }
-        positive("cluster.device.products.flops", point.flops)?;
+        rate("cluster.device.products.flops", point.flops)?;
+        point.burst.map(|flops| rate("cluster.device.products.burst", flops)).transpose()?;
     }
     Ok(points)
 }
 
 fn kernels(points: Vec<KernelPoint>) -> Result<Vec<KernelPoint>, ConfigError> {
     for point in &points {
-        positive("cluster.device.kernels.bandwidth", point.bandwidth)?;
+        rate("cluster.device.kernels.bandwidth", point.bandwidth)?;
     }
     Ok(points)
 }
@@ -151,7 +148,7 @@ fn graph(raw: &RawCluster, topology: Topology) -> Result<Vec<Wire>, ConfigError>
     for wire in &wires {
         within("cluster.graph.a", wire.a, 0..=per_node - 1)?;
         within("cluster.graph.b", wire.b, 0..=per_node - 1)?;
-        at_least("cluster.graph.bandwidth", wire.bandwidth, LEAST_RATE)?;
+        rate("cluster.graph.bandwidth", wire.bandwidth)?;
     }
     Ok(wires)
 }
@@ -167,9 +164,9 @@ fn link(level: Level, raw: &RawLink) -> Result<LinkSpec, ConfigError> {
     let field = |key: &str| format!("cluster.links.{}.{key}", level.name());
     Ok(LinkSpec {
         level,
-        bandwidth: raw.bandwidth.map(|x| at_least(&field("bandwidth"), x, LEAST_RATE)).transpose()?,
-        latency: raw.latency.map(|x| moment(&field("latency"), x)).transpose()?,
+        bandwidth: raw.bandwidth.map(|x| rate(&field("bandwidth"), x)).transpose()?,
+        latency: raw.latency.map(|x| seconds(&field("latency"), x)).transpose()?,
         efficiency: raw.efficiency.map(|x| share(&field("efficiency"), x)).transpose()?,
-        start: raw.start.map(|x| moment(&field("start"), x)).transpose()?,
+        start: raw.start.map(|x| seconds(&field("start"), x)).transpose()?,
     })
 }

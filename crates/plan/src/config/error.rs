@@ -91,7 +91,7 @@ where
     Err(invalid(field, value, rule))
 }
 
-/// `value`, if it lies in `range`: one that `f32` can hold, as devices compute in no more.
+/// `value`, if it lies in `range`.
 pub(super) fn between(field: &str, value: f64, range: RangeInclusive<f64>) -> Result<f64, ConfigError> {
     if range.contains(&value) {
         return Ok(value);
@@ -106,48 +106,35 @@ pub(super) fn short(value: f64) -> String {
     if plain { value.to_string() } else { format!("{value:e}") }
 }
 
-/// `value`, if it is a finite number above 0.
-pub(super) fn positive(field: &str, value: f64) -> Result<f64, ConfigError> {
-    match finite(field, value)? {
-        x if x > 0.0 => Ok(x),
-        x => Err(invalid(field, x, "must be above 0")),
-    }
+/// `value`, if it is a rate of a device or link, FLOPs or bytes per second. A value outside of the range has a wrong power
+/// of ten, and times computed from it would overflow.
+pub(super) fn rate(field: &str, value: f64) -> Result<f64, ConfigError> {
+    between_in(field, value, 1e6..=1e18, "per second")
 }
 
-/// `value`, if it is a finite number of at least `least`.
-pub(super) fn at_least(field: &str, value: f64, least: f64) -> Result<f64, ConfigError> {
-    match finite(field, value)? {
-        x if x >= least => Ok(x),
-        x => Err(invalid(field, x, format!("must be {least:e} or above: it is per second"))),
-    }
+/// `value`, if it is a time that an op may take beside its work.
+pub(super) fn seconds(field: &str, value: f64) -> Result<f64, ConfigError> {
+    between_in(field, value, 0.0..=60.0, "in seconds")
 }
 
-/// `value`, if it is a finite number of at least 0.
-pub(super) fn not_negative(field: &str, value: f64) -> Result<f64, ConfigError> {
-    match finite(field, value)? {
-        x if x >= 0.0 => Ok(x),
-        x => Err(invalid(field, x, "must be 0 or above")),
-    }
+/// `value`, if it is a power.
+pub(super) fn watts(field: &str, value: f64) -> Result<f64, ConfigError> {
+    between_in(field, value, 0.0..=1e6, "in watts")
 }
 
-/// `value`, if it is a time that an op may take beside its work: who writes more has left out a power of ten.
-pub(super) fn moment(field: &str, value: f64) -> Result<f64, ConfigError> {
-    match not_negative(field, value)? {
-        x if x <= 60.0 => Ok(x),
-        x => Err(invalid(field, x, "must be at most 60: it is in seconds")),
-    }
-}
-
-/// `value`, if it is above 0 and at most 1.
+/// `value`, if it is a share of what is possible.
 pub(super) fn share(field: &str, value: f64) -> Result<f64, ConfigError> {
-    match positive(field, value)? {
-        x if x <= 1.0 => Ok(x),
-        x => Err(invalid(field, x, "must be at most 1")),
-    }
+    between(field, value, 1e-6..=1.0)
 }
 
-fn finite(field: &str, value: f64) -> Result<f64, ConfigError> {
-    if value.is_finite() { Ok(value) } else { Err(invalid(field, value, "must be a finite number")) }
+/// `value`, if it lies in `range`; the error names the unit.
+fn between_in(field: &str, value: f64, range: RangeInclusive<f64>, unit: &str) -> Result<f64, ConfigError> {
+    between(field, value, range).map_err(|error| match error {
+        ConfigError::Value { field, value, rule } => {
+            ConfigError::Value { field, value, rule: format!("{rule}: it is {unit}") }
+        }
+        other => other,
+    })
 }
 
 /// `a, b or c`.

@@ -2,20 +2,25 @@
 
 use kintsugi_spec::FrameworkSpec;
 
-use super::error::{ConfigError, moment, not_negative, positive, within};
+use super::error::{ConfigError, between, seconds, within};
 use super::raw::RawFramework;
+
+/// No framework is this many times slower, or takes this many bytes for a number: times and sizes computed from more
+/// would overflow.
+const LARGEST_FACTOR: f64 = 1e3;
 
 /// The framework: a preset's, scalar by scalar, or this engine itself.
 pub(super) fn resolve(raw: &RawFramework) -> Result<FrameworkSpec, ConfigError> {
     let none = FrameworkSpec::default();
     let or = |field: &str, value: Option<f64>, default: f64| {
-        not_negative(&format!("framework.{field}"), value.unwrap_or(default))
+        between(&format!("framework.{field}"), value.unwrap_or(default), 0.0..=LARGEST_FACTOR)
     };
     let seconds = |field: &str, value: Option<f64>, default: f64| {
-        moment(&format!("framework.{field}"), value.unwrap_or(default))
+        seconds(&format!("framework.{field}"), value.unwrap_or(default))
     };
     let factor = |field: &str, value: Option<f64>, default: f64| {
-        positive(&format!("framework.{field}"), value.unwrap_or(default))
+        let range = 1.0 / LARGEST_FACTOR..=LARGEST_FACTOR;
+        between(&format!("framework.{field}"), value.unwrap_or(default), range)
     };
     Ok(FrameworkSpec {
         step: seconds("step", raw.step, none.step)?,
@@ -38,7 +43,7 @@ pub(super) fn resolve(raw: &RawFramework) -> Result<FrameworkSpec, ConfigError> 
         )?,
         whole_sums: raw.whole_sums.unwrap_or(none.whole_sums),
         interference: or("interference", raw.interference, none.interference)?,
-        reserve: or("reserve", raw.reserve, none.reserve)?,
+        reserve: between("framework.reserve", raw.reserve.unwrap_or(none.reserve), 0.0..=1e15)?,
         logit_bytes: or("logit_bytes", raw.logit_bytes, none.logit_bytes)?,
         parameter_bytes: or("parameter_bytes", raw.parameter_bytes, none.parameter_bytes)?,
         kept: factor("kept", raw.kept, none.kept)?,

@@ -38,6 +38,25 @@ pub(super) fn resolve(
     Ok(mesh)
 }
 
+/// Which ranks of the nodes that the user asks for have nothing to do, as a sentence.
+pub(super) fn note(mesh: Mesh, cluster: &ClusterSpec, asked: Option<usize>) -> Option<String> {
+    let (nodes, per_node) = (asked?, cluster.topology.per_node?);
+    let (Mesh { pp, dp, tp }, ranks) = (mesh, nodes * per_node);
+    if mesh.ranks() >= ranks {
+        return None;
+    }
+    let all = ranks / (tp * pp);
+    let advice = if all * tp * pp == ranks {
+        format!("; parallel.dp = {all} uses all of them")
+    } else {
+        String::new()
+    };
+    Some(format!(
+        "tp · pp · dp = {tp} · {pp} · {dp} uses {} of the {ranks} ranks of cluster.nodes = {nodes}, the others are idle{advice}",
+        mesh.ranks()
+    ))
+}
+
 /// The replicas that fill the nodes.
 fn replicas(tp: usize, pp: usize, nodes: usize, per_node: usize) -> Result<usize, ConfigError> {
     let (ranks, replica) = (nodes * per_node, tp * pp);

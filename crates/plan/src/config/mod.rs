@@ -157,7 +157,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     })
 }
 
-/// What a configuration asks for that changes nothing, in sentences; `plan` is what it resolves to.
+/// What a configuration asks for and does not get, in sentences; `plan` is what it resolves to.
 pub fn notes(
     file: Option<&str>,
     file_name: &str,
@@ -165,7 +165,13 @@ pub fn notes(
     plan: &Plan,
 ) -> Result<Vec<String>, ConfigError> {
     let layers = read(None, file, file_name, sets)?;
-    Ok(sharding::notes(&layers.merged.sharding, &plan.sharding, plan.mesh))
+    let mut notes = sharding::notes(&layers.merged.sharding, &plan.sharding, plan.mesh);
+    // All nodes of a preset are in the file that a run leaves behind; they are what there is, not what to use.
+    let preset = layers.presets.cluster.nodes;
+    let asked = layers.given.cluster.nodes.filter(|&nodes| preset != Some(nodes));
+    notes.extend(mesh::note(plan.mesh, &plan.cluster, asked));
+    notes.extend(training::note(&plan.optimizer, &plan.run));
+    Ok(notes)
 }
 
 fn read(

@@ -13,13 +13,15 @@ pub(super) fn resolve(
 ) -> Result<Pipeline, ConfigError> {
     let schedule = raw.schedule.unwrap_or(ScheduleKind::OneForwardOneBackward);
     let virtual_stages = virtual_stages(raw, schedule, mesh, batch)?;
-    Ok(Pipeline {
+    let pipeline = Pipeline {
         schedule,
         virtual_stages,
         layers: chunks(raw, mesh.pp, virtual_stages, layers)?,
         prefetch: within("parallel.prefetch", raw.prefetch.unwrap_or(1), 0..=1 << 14)?,
         overlap: raw.overlap.unwrap_or(true),
-    })
+    };
+    check_length(&pipeline, mesh, batch)?;
+    Ok(pipeline)
 }
 
 fn virtual_stages(
@@ -49,6 +51,23 @@ fn virtual_stages(
         ));
     }
     within("parallel.virtual_stages", stages, 2..=1 << 14)
+}
+
+/// Ops of all stages that a prediction may lay out at once: they take about a gigabyte and ten seconds.
+const MOST_OPS: usize = 1 << 24;
+
+/// Refuses a pipeline whose prediction would take too long.
+fn check_length(pipeline: &Pipeline, mesh: Mesh, batch: Batch) -> Result<(), ConfigError> {
+    let micro_batches = batch.global / (batch.micro * mesh.dp);
+    let ops = pipeline.laid_out_ops(micro_batches);
+    if ops <= MOST_OPS {
+        return Ok(());
+    }
+    let rule = format!(
+        "needs {ops} ops to be laid out, more than the {MOST_OPS} that a prediction may take; use fewer stages, or \
+         fewer micro-batches by a larger batch.micro or a smaller batch.global"
+    );
+    Err(invalid("parallel.pp · micro-batches", format!("{} · {micro_batches}", mesh.pp), rule))
 }
 
 /// The layers of every chunk: as given, or as even as can be with what is left over in the first chunks.

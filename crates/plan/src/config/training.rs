@@ -67,6 +67,19 @@ pub(super) fn optimizer(raw: &RawOptimizer) -> Result<Optimizer, ConfigError> {
     })
 }
 
+/// What the optimizer will not do in a run this short, as a sentence.
+pub(super) fn note(optimizer: &Optimizer, run: &Run) -> Option<String> {
+    let (warmup, steps, lr) = (optimizer.warmup, run.steps, optimizer.lr);
+    (0 < steps && steps < warmup).then(|| {
+        let last = short(lr * steps as f64 / warmup as f64);
+        format!(
+            "optimizer.warmup = {warmup} is longer than run.steps = {steps}: the learning rate ends at {last} and does \
+             not reach optimizer.lr = {}",
+            short(lr)
+        )
+    })
+}
+
 fn betas(raw: &RawOptimizer) -> Result<(f64, f64), ConfigError> {
     let Some(betas) = &raw.betas else { return Ok((0.9, 0.95)) };
     match betas[..] {

@@ -2,7 +2,7 @@
 
 use kintsugi_plan::{Axis, Block, Message, MessageKind, Op, Over, Part, Plan, ScheduleKind, Unit};
 
-/// One op, or one of the two things that an op does. `u8`s name kinds of ops, `u16`s what is the stage's own.
+/// One op, or one of the two things that an op does. `u8`s name kinds of ops, `u32`s transfers of the stage's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
     /// Kernels, and the transfers between them: of the ops of a row.
@@ -10,9 +10,9 @@ pub(super) enum Code {
     /// The same for all that the stage holds.
     Whole(u8),
     /// Starts a transfer.
-    Start(u8, u16),
+    Start(u8, u32),
     /// Waits for it.
-    Wait(u8, u16),
+    Wait(u8, u32),
     Send(Name),
     Expect(Name),
     /// Waits for a message, as its sender or as its receiver.
@@ -205,15 +205,15 @@ pub(super) struct Names {
     chunks: u16,
     chunk_of_layer: Vec<u16>,
     /// The number of each layer among those of its stage.
-    place_of_layer: Vec<u16>,
-    norm: u16,
+    place_of_layer: Vec<u32>,
+    norm: u32,
 }
 
 impl Names {
     pub(super) fn of(plan: &Plan) -> Self {
         let layers = plan.pipeline.layers.iter().enumerate();
         let chunk_of_layer: Vec<u16> = layers.flat_map(|(chunk, &count)| vec![chunk as u16; count]).collect();
-        let mut held = vec![0; plan.mesh.pp];
+        let mut held = vec![0_u32; plan.mesh.pp];
         let place = |&chunk: &u16| {
             let held = &mut held[plan.stage_of_chunk(chunk.into())];
             *held += 1;
@@ -231,7 +231,7 @@ impl Names {
 
     /// The transfers that a stage may have under way.
     pub(super) fn transfers(&self) -> usize {
-        usize::from(self.norm) + 1
+        self.norm as usize + 1
     }
 
     /// Writes down what an op does.
@@ -303,7 +303,7 @@ impl Names {
     }
 
     /// The number of a transfer on its stage: of which unit, and which of its kinds.
-    fn transfer(&self, unit: Unit, which: u16) -> u16 {
+    fn transfer(&self, unit: Unit, which: u32) -> u32 {
         let unit = match unit {
             Unit::Table => 0,
             Unit::Positions => 1,
@@ -314,7 +314,7 @@ impl Names {
     }
 
     /// The kind that starts a reduction, and the number of its transfer.
-    fn reduction(&self, unit: Unit, over: Over) -> (u8, u16) {
+    fn reduction(&self, unit: Unit, over: Over) -> (u8, u32) {
         if over == Over::Data {
             (26 + unit_kind(unit), self.transfer(unit, 2))
         } else {
@@ -324,7 +324,7 @@ impl Names {
 }
 
 /// Transfers that a unit may have: its gather, its two reductions and its refresh.
-const UNIT_TRANSFERS: u16 = 4;
+const UNIT_TRANSFERS: u32 = 4;
 
 /// The kind of the transfer that sums over an axis.
 pub(super) fn sum_over(axis: Axis) -> u8 {

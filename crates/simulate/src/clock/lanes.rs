@@ -59,7 +59,9 @@ impl<const V: usize> Lanes<V> {
     /// So many 1024ths, rounded down.
     #[inline(always)]
     pub(super) fn in_1024ths(self, count: i64) -> Self {
-        self.with(self, |a, _| i64x4::new(a.to_array().map(|number| (number * count) >> 10)))
+        // In two parts, as the product may not fit where the result does.
+        let part = |number: i64| (number >> 10) * count + (((number & 1023) * count) >> 10);
+        self.with(self, |a, _| i64x4::new(a.to_array().map(part)))
     }
 
     #[inline(always)]

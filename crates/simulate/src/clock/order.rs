@@ -196,13 +196,13 @@ impl<'a> Order<'a> {
                     self.steps.push(Step::Whole(kind));
                 }
                 Code::Start(transfer, own) => {
-                    let own = number * codes.transfers + usize::from(own);
+                    let own = number * codes.transfers + own as usize;
                     let place = self.under_way[own].unwrap_or_else(|| self.place());
                     self.under_way[own] = Some(place);
                     self.steps.push(Step::Start(transfer, place));
                 }
                 Code::Wait(transfer, own) => {
-                    let own = number * codes.transfers + usize::from(own);
+                    let own = number * codes.transfers + own as usize;
                     if let Some(place) = self.under_way[own].take() {
                         self.vacant.push(place);
                         self.steps.push(Step::Wait(transfer, place));

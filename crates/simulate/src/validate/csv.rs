@@ -1,8 +1,10 @@
 //! Tables of comma-separated values, as spreadsheets write them: a header, and quotes around cells with commas.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
-use std::{fs, io};
+
+use kintsugi_spec::input;
 
 /// One row, by the names of the columns.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +29,7 @@ impl Row {
 
 /// The rows of a file.
 pub fn read(path: &Path) -> io::Result<Vec<Row>> {
-    Ok(rows(&fs::read_to_string(path)?))
+    Ok(rows(&input::text(path, input::MOST_WRITTEN_BY_HAND)?))
 }
 
 /// The rows of a text; lines that begin with `#` say where it comes from.

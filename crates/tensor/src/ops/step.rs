@@ -87,12 +87,13 @@ pub struct UpdateControl<'a> {
     pub scaler: Option<LossScaler>,
 }
 
-/// Warm-up from zero, then cosine from `peak` to `floor` (or constant).
+/// Warm-up from zero to `peak`, which its last step has, then half a cosine to `floor`, which the last step has (or
+/// constant). Without a warm-up the first step has `peak`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearningRate {
     /// Highest rate.
     pub peak: f64,
-    /// Rate at the end.
+    /// Rate of the last step.
     pub floor: f64,
     /// Steps of warm-up.
     pub warmup: u64,
@@ -111,8 +112,9 @@ impl LearningRate {
         if !self.cosine {
             return self.peak;
         }
-        let span = self.steps.saturating_sub(self.warmup).max(1) as f64;
-        let progress = ((step - self.warmup) as f64 / span).min(1.0);
+        let first_at_peak = self.warmup.saturating_sub(1);
+        let span = self.steps.saturating_sub(first_at_peak + 1).max(1) as f64;
+        let progress = ((step - first_at_peak) as f64 / span).min(1.0);
         self.floor + (self.peak - self.floor) * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
     }
 }

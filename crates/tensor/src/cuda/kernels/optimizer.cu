@@ -130,12 +130,13 @@ extern "C" __global__ void squares_end(const CONSTANT SquaresTable table, int co
     own[0] += (float)sum;
 }
 
-// Warm-up from zero, then cosine from `peak` to `floor` (or constant).
+// Warm-up from zero to `peak`, then half a cosine to `floor` (or constant), as `LearningRate::at`.
 __device__ inline double rate_at(double step, double peak, double floor, double warmup, double steps, bool cosine) {
     constexpr double PI = 3.14159265358979323846;
     if (step < warmup) return peak * (step + 1) / warmup;
     if (!cosine) return peak;
-    const double progress = fmin((step - warmup) / fmax(steps - warmup, 1.0), 1.0);
+    const double first_at_peak = fmax(warmup - 1.0, 0.0);
+    const double progress = fmin((step - first_at_peak) / fmax(steps - first_at_peak - 1.0, 1.0), 1.0);
     return floor + (peak - floor) * 0.5 * (1.0 + cos(PI * progress));
 }
 

@@ -1,0 +1,65 @@
+//! What a configuration asks for and does not get is said, in `plan` and in `train`.
+
+use serde_json::Value;
+
+use crate::support::{folder, json_lines, kintsugi, stdout, tiny};
+
+fn sets<'a>(settings: &[&'a str]) -> Vec<&'a str> {
+    settings.iter().flat_map(|setting| ["--set", setting]).collect()
+}
+
+#[test]
+fn ranks_that_stay_idle_are_counted() {
+    let folder = folder("notes-idle");
+    let nodes = ["cluster.preset=frontier", "cluster.nodes=4"];
+    let note = "tp · pp · dp = 2 · 2 · 2 uses 8 of the 32 ranks of cluster.nodes = 4, the others are idle; \
+                parallel.dp = 8 uses all of them";
+    let plan = |more: &[&str]| stdout(&kintsugi(&folder, &[&["plan"], more, &sets(&nodes)].concat()));
+    assert!(plan(&[]).ends_with(&format!("\nnote: {note}\n")), "{}", plan(&[]));
+    let answer: Value = serde_json::from_str(&plan(&["--json"])).unwrap();
+    assert_eq!(answer["notes"][0], note);
+    let said = stdout(&tiny(&folder, &["train"], &nodes));
+    assert!(said.contains(&format!("\nnote     {note}\n")), "{said}");
+    // All ranks are used, or no nodes were asked for: the run's own file has all nodes that a preset has.
+    assert!(!plan(&["--set", "parallel.dp=8"]).contains("idle"));
+    stdout(&tiny(&folder, &["train"], &["cluster.preset=frontier"]));
+    assert!(!stdout(&kintsugi(&folder, &["plan", "out/config.toml"])).contains("idle"));
+}
+
+#[test]
+fn a_warm_up_that_is_longer_than_the_run_is_said() {
+    let folder = folder("notes-warmup");
+    let note = "note     optimizer.warmup = 8 is longer than run.steps = 4: the learning rate ends at 0.0015 and does not \
+                reach optimizer.lr = 0.003\n";
+    let said = stdout(&tiny(&folder, &["train"], &["optimizer.warmup=8"]));
+    assert!(said.contains(note), "{said}");
+    assert!(!stdout(&tiny(&folder, &["train"], &["optimizer.warmup=4"])).contains("warmup"));
+}
+
+/// The rates of the steps of a run with the tiny model.
+fn rates(name: &str, settings: &[&str]) -> Vec<f64> {
+    let folder = folder(name);
+    let given = ["run.keep=0", "optimizer.lr=0.5", "optimizer.min_lr=0.25"];
+    stdout(&tiny(&folder, &["train"], &[&given, settings].concat()));
+    json_lines(&folder.join("out/metrics.jsonl")).iter().map(|line| line["lr"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn a_cosine_ends_at_its_last_rate() {
+    let near = |rates: Vec<f64>, expected: &[f64]| {
+        assert_eq!(rates.len(), expected.len());
+        assert!(
+            rates.iter().zip(expected).all(|(rate, expected)| (rate - expected).abs() < 1e-6),
+            "{rates:?}"
+        );
+        assert_eq!(rates.last(), expected.last(), "the last rate is exact");
+    };
+    near(rates("rates-plain", &["optimizer.warmup=0", "run.steps=3"]), &[0.5, 0.375, 0.25]);
+    near(
+        rates("rates-warm", &["optimizer.warmup=2", "run.steps=6"]),
+        &[0.25, 0.5, 0.463_388, 0.375, 0.286_612, 0.25],
+    );
+    near(rates("rates-two", &["optimizer.warmup=1", "run.steps=2"]), &[0.5, 0.25]);
+    near(rates("rates-one", &["optimizer.warmup=0", "run.steps=1"]), &[0.5]);
+    near(rates("rates-constant", &["optimizer.schedule=constant", "run.steps=3"]), &[0.25, 0.5, 0.5]);
+}
