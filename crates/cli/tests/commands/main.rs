@@ -2,6 +2,7 @@
 
 mod convert;
 mod faults;
+mod formats;
 mod generate;
 mod help;
 mod mistakes;

@@ -46,7 +46,7 @@ impl Ring<'_> {
                 let (waiting, done, inputs) = (&waiting, done.clone(), self.inputs);
                 scope.spawn(move || encode_all(*encode, inputs, waiting, &done));
             }
-            let batches = Batches::new(self.inputs, self.read);
+            let batches = Batches::new(self.inputs, encode.key, self.read);
             scope.spawn(move || read_all(batches, &empty, &full, &done));
             in_order(&finished, move |work| {
                 write(&work)?;

@@ -111,7 +111,7 @@ struct Texts<'a> {
 
 impl<'a> Texts<'a> {
     fn new(inputs: &'a [Input], json_key: &'a str) -> Self {
-        let batches = Batches::new(inputs, Arc::new(AtomicU64::new(0)));
+        let batches = Batches::new(inputs, json_key, Arc::new(AtomicU64::new(0)));
         let (batch, ready) = (Batch::default(), VecDeque::new());
         Texts { inputs, json_key, batches, batch, ready, bytes: 0, failed: None }
     }
@@ -127,7 +127,7 @@ impl<'a> Texts<'a> {
             self.ready.push_back(text.to_owned());
             Ok::<(), Infallible>(())
         };
-        let Ok(_bad_lines) = documents(&self.batch, format, self.json_key, keep);
+        let Ok(_) = documents(&self.batch, format, self.json_key, keep);
         Ok(true)
     }
 }
