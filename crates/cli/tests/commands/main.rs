@@ -11,5 +11,6 @@ mod prepare;
 mod resume;
 mod search;
 mod support;
+mod tokenizers;
 mod train;
 mod verify;
