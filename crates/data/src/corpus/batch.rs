@@ -56,7 +56,7 @@ pub(crate) struct Batches<'a> {
 /// A file that is being read.
 enum Source {
     Lines(Box<dyn Read + Send>),
-    Rows(Table),
+    Rows(Box<Table>),
 }
 
 impl<'a> Batches<'a> {
@@ -106,7 +106,7 @@ impl<'a> Batches<'a> {
     fn open(&mut self, input: &Input) -> Result<Source, DataError> {
         self.line = 1;
         if input.format == Format::Parquet {
-            return Table::open(input, self.key, &self.counter).map(Source::Rows);
+            return Table::open(input, self.key, &self.counter).map(|table| Source::Rows(Box::new(table)));
         }
         decompress::open(&input.path, input.compression, &self.counter)
             .map(Source::Lines)

@@ -1,6 +1,7 @@
 //! The text column of a Parquet file, a page at a time.
 
 use std::fs::File;
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -75,9 +76,9 @@ impl Table {
                 self.values = None;
             }
             let mut present = values.iter();
-            for place in 0..rows {
-                let null = self.defined > 0 && levels[place] < self.defined;
-                add_row(batch, row, if null { None } else { present.next() });
+            // A column without nulls has no levels.
+            for level in levels.iter().chain(iter::repeat(&self.defined)).take(rows) {
+                add_row(batch, row, if *level < self.defined { None } else { present.next() });
                 row += 1;
             }
         }
@@ -164,9 +165,9 @@ mod tests {
     use super::super::tests::try_parsed;
     use super::*;
 
-    /// A table of texts with nulls, in row groups of these rows.
-    fn table(groups: &[&[Option<&str>]]) -> Vec<u8> {
-        let schema = parse_message_type("message rows { optional binary text (UTF8); }").unwrap();
+    /// A table of texts in row groups of these rows; nulls go into an `optional` column only.
+    fn table(column: &str, groups: &[&[Option<&str>]]) -> Vec<u8> {
+        let schema = parse_message_type(&format!("message rows {{ {column} binary text (UTF8); }}")).unwrap();
         let properties = WriterProperties::builder().set_data_page_size_limit(4096).build();
         let mut writer =
             SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties)).unwrap();
@@ -187,20 +188,23 @@ mod tests {
         let long = "long ".repeat(50_000);
         let groups: [&[Option<&str>]; 4] =
             [&[Some("one\ntwo"), None, Some("")], &[], &[Some(long.as_str()); 9], &[None, Some("last")]];
-        let (texts, bad) = try_parsed("a.parquet", &table(&groups)).unwrap();
+        let (texts, bad) = try_parsed("a.parquet", &table("optional", &groups)).unwrap();
         assert_eq!(texts.len(), 12);
         assert_eq!((texts[0].as_str(), texts[1].as_str(), texts[11].as_str()), ("one\ntwo", "", "last"));
         assert!(texts[2..11].iter().all(|text| *text == long));
         let null = "the row has no text".to_owned();
         assert_eq!(bad, [(2, null.clone()), (13, null)]);
-        assert_eq!(try_parsed("a.parquet", &table(&[])).unwrap().0.len(), 0);
+        assert_eq!(try_parsed("a.parquet", &table("optional", &[])).unwrap().0.len(), 0);
+        let (texts, bad) =
+            try_parsed("a.parquet", &table("required", &[&[Some("one"), Some("two")]])).unwrap();
+        assert_eq!((texts, bad), (vec!["one".to_owned(), "two".to_owned()], Vec::new()));
     }
 
     #[test]
     fn a_damaged_table_is_an_error_or_other_rows() {
         let rows: Vec<String> = (0..200).map(|n| format!("row {n}")).collect();
         let rows: Vec<Option<&str>> = rows.iter().map(|row| Some(row.as_str())).collect();
-        let bytes = table(&[&rows]);
+        let bytes = table("optional", &[&rows]);
         for cut in [4, 11, bytes.len() / 2, bytes.len() - 1] {
             assert!(try_parsed("a.parquet", &bytes[..cut]).is_err(), "{cut}");
         }

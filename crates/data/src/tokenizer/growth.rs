@@ -5,7 +5,7 @@ use tokenizers::normalizers::replace::ReplacePattern;
 use tokenizers::pipeline::PipelineNormalizer;
 
 /// More than any normalizers in use make of a text: Unicode's forms make up to 11 bytes of one, and two of them with
-/// SentencePiece's marks may follow each other.
+/// `SentencePiece`'s marks may follow each other.
 const MOST_GROWTH: usize = 256;
 
 /// Bytes beyond this, for short texts.
@@ -58,7 +58,7 @@ impl Growth {
     }
 }
 
-/// The longest replacement in a SentencePiece map: the size of a search tree, the tree, and replacements that end in
+/// The longest replacement in a `SentencePiece` map: the size of a search tree, the tree, and replacements that end in
 /// zeros.
 fn longest_entry(map: &[u8]) -> usize {
     let tree = map.first_chunk().map_or(0, |size| u32::from_le_bytes(*size) as usize / 4 * 4 + 4);
