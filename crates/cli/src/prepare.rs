@@ -20,12 +20,15 @@ use progress::Progress;
 
 /// Turns text into token files that `train` reads, in Megatron's .bin/.idx format.
 ///
-/// An input is a file, a folder (every .txt, .md, .jsonl, .ndjson and .json file in it) or a quoted pattern such as
-/// 'shards/*.jsonl.zst'; each may end in .gz or .zst too. A text file is one document; of JSON lines, each is one,
-/// under --json-key. PREFIX.bin, PREFIX.idx and PREFIX.meta.json appear whole at the end, or not at all.
+/// An input is a file, a folder (every .txt, .md, .jsonl, .ndjson, .json and .parquet file in it) or a quoted pattern
+/// such as 'shards/*.jsonl.zst'. Text and JSON lines may be compressed by gzip, zstd, bzip2 or xz. A text file is one
+/// document; of JSON lines and of a Parquet file, each line or row is one, under --json-key. The first bytes of a
+/// file say what it is; one that is none of these, such as a PDF or UTF-16 text, is refused by name. PREFIX.bin,
+/// PREFIX.idx and PREFIX.meta.json appear whole at the end, or not at all.
 ///
 /// A line that is no JSON object with that key, or no UTF-8, is left out, counted, and told with its file and
-/// number; with --strict it ends the command. Memory does not grow with the text.
+/// number; with --strict it ends the command. A file with more than 10 % of such lines ends it too, unless
+/// --allow-bad-lines is given. Memory does not grow with the text.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 #[command(group = ArgGroup::new("which").required(true).args(["tokenizer", "train_tokenizer"]))]
@@ -43,7 +46,7 @@ pub struct Arguments {
     /// Makes a BPE tokenizer of N tokens from the text first, into PREFIX.tokenizer.json, and uses it
     #[arg(long, value_name = "N")]
     train_tokenizer: Option<usize>,
-    /// The key under which a JSON line has its text
+    /// The key under which a JSON line has its text, and the text column of a Parquet file
     #[arg(long, value_name = "KEY", default_value = "text")]
     json_key: String,
     /// Appends the tokenizer's end-of-document token to every document
@@ -55,6 +58,9 @@ pub struct Arguments {
     /// Ends at the first bad line, with nothing written
     #[arg(long)]
     strict: bool,
+    /// Leaves bad lines out even where they are more than 10 % of a file
+    #[arg(long, conflicts_with = "strict")]
+    allow_bad_lines: bool,
     /// Replaces files that are there
     #[arg(long)]
     overwrite: bool,
@@ -105,6 +111,7 @@ fn options(arguments: &Arguments) -> Result<PrepareOptions, Failure> {
         json_key: arguments.json_key.clone(),
         end_of_document: None,
         strict: arguments.strict,
+        allow_bad_lines: arguments.allow_bad_lines,
         overwrite: arguments.overwrite,
         workers: arguments.workers.map_or(cores, usize::from),
     })

@@ -9,6 +9,7 @@ mod blend;
 mod corpus;
 mod demo;
 mod error;
+mod guard;
 mod packed;
 mod permutation;
 pub mod prepare;

@@ -1,9 +1,12 @@
 //! Text in, token files out: whatever the number of workers, and whole or not at all.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use kintsugi_data::prepare::{Input, PrepareOptions, Progress, Summary, prepare};
 use kintsugi_data::{DataError, TokenFile, Tokenizer};
 
@@ -25,6 +28,7 @@ fn options(folder: &Path, inputs: &[&str]) -> PrepareOptions {
         json_key: "text".to_owned(),
         end_of_document: Some(256),
         strict: false,
+        allow_bad_lines: false,
         overwrite: false,
         workers: 2,
     }
@@ -109,6 +113,13 @@ fn bad_lines_are_counted_and_strict_stops_at_the_first() {
     let good = "{\"text\": \"x\"}\n".repeat(30);
     fs::write(folder.join("a.jsonl"), format!("{good}oops\n{good}{}", "nope\n".repeat(40))).unwrap();
     let mut options = options(&folder, &["a.jsonl"]);
+    let said = run(&options).unwrap_err().to_string();
+    assert!(
+        said.contains("a.jsonl: 41 of its 101 lines are bad, more than 10 %; the first is line 31: "),
+        "{said}"
+    );
+    assert_eq!(left(&options), Vec::<String>::new());
+    options.allow_bad_lines = true;
     let summary = run(&options).unwrap();
     assert_eq!((summary.documents, summary.bad_lines, summary.bad.len()), (60, 41, 20));
     assert_eq!((summary.bad[0].line, summary.bad[1].line), (31, 62));
@@ -120,17 +131,29 @@ fn bad_lines_are_counted_and_strict_stops_at_the_first() {
     assert_eq!(left(&options), FILES);
 }
 
+/// JSON lines, compressed, without the second half.
+fn half_of_a_gzip() -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    for number in 0..20_000_u32 {
+        writeln!(encoder, "{{\"text\": \"{}\"}}", number.wrapping_mul(2_654_435_761)).unwrap();
+    }
+    let mut bytes = encoder.finish().unwrap();
+    bytes.truncate(bytes.len() / 2);
+    bytes
+}
+
 #[test]
 fn nothing_is_left_of_what_did_not_end_well() {
     let folder = folder("failed");
     fs::write(folder.join("a.txt"), "text\n".repeat(1_000_000)).unwrap();
-    fs::write(folder.join("b.jsonl.gz"), "this is no gzip").unwrap();
+    fs::write(folder.join("b.jsonl.gz"), half_of_a_gzip()).unwrap();
     fs::write(folder.join("c.jsonl"), "bad\n").unwrap();
     let failed = options(&folder, &["a.txt", "b.jsonl.gz"]);
     let said = run(&failed).unwrap_err().to_string();
     assert!(said.contains("b.jsonl.gz: "), "{said}");
     assert_eq!(left(&failed), Vec::<String>::new());
-    let empty = options(&folder, &["c.jsonl"]);
+    let mut empty = options(&folder, &["c.jsonl"]);
+    empty.allow_bad_lines = true;
     let said = run(&empty).unwrap_err().to_string();
     assert!(said.starts_with("there is no text in the file: 1 bad line; "), "{said}");
     assert_eq!(left(&empty), Vec::<String>::new());

@@ -6,6 +6,8 @@ mod documents;
 mod evaluation;
 mod faults;
 mod foreign;
+mod foreign_tokenizers;
+mod formats;
 mod generate;
 mod help;
 mod limits;

@@ -154,7 +154,8 @@ fn what_was_left_out_is_told() {
     fs::write(folder.join("a.jsonl"), "{\"body\": \"good\"}\nbad\n{\"body\": \"\"}\n{\"body\": \"fine\"}\n")
         .unwrap();
     let arguments = ["prepare", "a.jsonl", "--out", "a", "--tokenizer", "bytes", "--json-key", "body"];
-    let said = stdout(&kintsugi(&folder, &arguments));
+    let allowed = [&arguments[..], &["--allow-bad-lines"]].concat();
+    let said = stdout(&kintsugi(&folder, &allowed));
     assert!(said.contains("tokens     8 in 2 documents"), "{said}");
     assert!(
         said.contains(
@@ -206,7 +207,7 @@ fn names_that_are_no_text_are_told_as_well_as_may_be() {
     let name = OsStr::from_bytes(b"\xff.jsonl");
     fs::create_dir(folder.join("in")).unwrap();
     fs::write(folder.join("in").join(name), "{\"text\": \"good\"}\nbad\n").unwrap();
-    let arguments = ["prepare", "in", "--tokenizer", "bytes", "--json", "--out"];
+    let arguments = ["prepare", "in", "--tokenizer", "bytes", "--json", "--allow-bad-lines", "--out"];
     let output = command(&folder, &arguments).arg(OsStr::from_bytes(b"out-\xff")).output().unwrap();
     let summary: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(

@@ -3,14 +3,17 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bzip2::bufread::MultiBzDecoder;
 use flate2::bufread::MultiGzDecoder;
+use lzma_rust2::XzReader;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-use super::inputs::{Compression, Input};
+use super::inputs::Compression;
 
 /// Bytes read from disk at once.
 const BUFFER: usize = 1 << 17;
@@ -18,14 +21,23 @@ const BUFFER: usize = 1 << 17;
 /// The largest window of a zstd frame, which is held in memory: that of `zstd --long=27`.
 const MOST_WINDOW: u64 = 1 << 27;
 
+/// KiB of memory for an xz stream, most of which is its dictionary: `xz -9` has one of 64 MiB.
+const MOST_XZ: u32 = 256 << 10;
+
 /// Opens a file; `counter` counts the bytes that are read from disk.
-pub(super) fn open(input: &Input, counter: &Arc<AtomicU64>) -> io::Result<Box<dyn Read + Send>> {
-    let file = Counted { file: File::open(&input.path)?, counter: Arc::clone(counter) };
+pub(super) fn open(
+    path: &Path,
+    compression: Compression,
+    counter: &Arc<AtomicU64>,
+) -> io::Result<Box<dyn Read + Send>> {
+    let file = Counted { file: File::open(path)?, counter: Arc::clone(counter) };
     let file = BufReader::with_capacity(BUFFER, file);
-    Ok(match input.compression {
+    Ok(match compression {
         Compression::None => Box::new(file),
         Compression::Gzip => Box::new(MultiGzDecoder::new(file)),
         Compression::Zstd => Box::new(Zstd::new(file)),
+        Compression::Bzip2 => Box::new(MultiBzDecoder::new(file)),
+        Compression::Xz => Box::new(XzReader::new_mem_limit(file, true, MOST_XZ)),
     })
 }
 

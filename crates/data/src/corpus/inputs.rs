@@ -3,8 +3,12 @@
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::decompress;
+use super::magic::{Content, HEAD, content};
 use crate::DataError;
 
 /// A file of text.
@@ -27,6 +31,8 @@ pub enum Format {
     Text,
     /// A JSON object on every line, each a document.
     JsonLines,
+    /// A Parquet table with a column of text, each row a document.
+    Parquet,
 }
 
 /// How a file is compressed.
@@ -38,6 +44,10 @@ pub enum Compression {
     Gzip,
     /// Zstandard.
     Zstd,
+    /// bzip2.
+    Bzip2,
+    /// xz.
+    Xz,
 }
 
 impl Input {
@@ -55,7 +65,8 @@ impl Input {
                 add_matches(argument, &mut inputs)?;
             }
             if inputs.len() == before {
-                let reason = "no file in it ends in .txt, .md, .jsonl, .ndjson or .json, or in one of these and .gz or .zst";
+                let reason = "no file in it ends in .txt, .md, .jsonl, .ndjson, .json or .parquet, or in one of the first \
+                              five and .gz, .zst, .bz2 or .xz";
                 return Err(DataError::file("use", path, reason));
             }
         }
@@ -67,10 +78,60 @@ impl Input {
         if !about.is_file() {
             return Err(DataError::file("read", path, "it is no file"));
         }
-        let (format, compression) = kind(path);
-        let format = format.unwrap_or(Format::Text);
+        let (format, compression) = recognize(path)?;
         Ok(Input { path: path.to_owned(), format, compression, bytes: about.len() })
     }
+}
+
+/// What is in a file: its first bytes say how it is compressed and whether it is text at all; its name says which text
+/// has JSON on every line.
+fn recognize(path: &Path) -> Result<(Format, Compression), DataError> {
+    let (named, named_compression) = kind(path);
+    let text = match named {
+        Some(Format::JsonLines) => Format::JsonLines,
+        _ => Format::Text,
+    };
+    match content(&head(path, Compression::None)?) {
+        Content::Parquet => Ok((Format::Parquet, Compression::None)),
+        Content::Compressed(compression) => match content(&head(path, compression)?) {
+            Content::Text => Ok((text, compression)),
+            Content::Parquet => Err(refused(path, "a Parquet file within a compressed file")),
+            Content::Compressed(_) => Err(refused(path, "a compressed file within another")),
+            Content::Encoded(encoding) => Err(encoded(path, encoding)),
+            Content::Other(what) => Err(refused(path, &format!("{what}, compressed"))),
+        },
+        Content::Text if named_compression != Compression::None => Err(DataError::file(
+            "use",
+            path,
+            "its name is that of a compressed file, but it is not compressed",
+        )),
+        Content::Text if named == Some(Format::Parquet) => {
+            Err(DataError::file("use", path, "its name is that of a Parquet file, but it is none"))
+        }
+        Content::Text => Ok((text, Compression::None)),
+        Content::Encoded(encoding) => Err(encoded(path, encoding)),
+        Content::Other(what) => Err(refused(path, what)),
+    }
+}
+
+fn refused(path: &Path, what: &str) -> DataError {
+    let wanted = "UTF-8 text or JSON lines, also compressed by gzip, zstd, bzip2 or xz, and Parquet files";
+    DataError::file("use", path, format!("it is {what}; prepare reads {wanted}"))
+}
+
+fn encoded(path: &Path, encoding: &str) -> DataError {
+    let remedy = format!("convert it to UTF-8 first, for example with iconv -f {encoding} -t UTF-8");
+    DataError::file("use", path, format!("it is {encoding} text; {remedy}"))
+}
+
+/// The first bytes of a file, after decompression.
+fn head(path: &Path, compression: Compression) -> Result<Vec<u8>, DataError> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut head = Vec::with_capacity(HEAD);
+        decompress::open(path, compression, &Arc::default())?.take(HEAD as u64).read_to_end(&mut head)?;
+        Ok(head)
+    };
+    read().map_err(|error| DataError::file("read", path, error))
 }
 
 /// What the name of a file says. A format that it does not say is `None`.
@@ -79,12 +140,15 @@ fn kind(path: &Path) -> (Option<Format>, Compression) {
     let compression = match extension(path).as_deref() {
         Some("gz") => Compression::Gzip,
         Some("zst") => Compression::Zstd,
+        Some("bz2") => Compression::Bzip2,
+        Some("xz") => Compression::Xz,
         _ => Compression::None,
     };
     let inner = if compression == Compression::None { path.to_owned() } else { path.with_extension("") };
     let format = match extension(&inner).as_deref() {
         Some("txt" | "md") => Some(Format::Text),
         Some("jsonl" | "ndjson" | "json") => Some(Format::JsonLines),
+        Some("parquet") if compression == Compression::None => Some(Format::Parquet),
         _ => None,
     };
     (format, compression)

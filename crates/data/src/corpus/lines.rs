@@ -1,4 +1,4 @@
-//! The documents of a piece: a text is one, or a part of one; JSON lines are one each.
+//! The documents of a piece: a text is one, or a part of one; JSON lines and rows are one each.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,7 +9,16 @@ use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
 use super::inputs::Format;
 use super::{Batch, Refused};
 
-/// Calls `each` with every document of a piece, and gives back the lines that could not be used.
+/// The lines or rows of a piece.
+#[derive(Debug, Default)]
+pub(crate) struct Parsed {
+    /// How many there are, without blank lines of JSON.
+    pub(crate) lines: u64,
+    /// Those that could not be used.
+    pub(crate) refused: Vec<Refused>,
+}
+
+/// Calls `each` with every document of a piece.
 ///
 /// Of a text that is a piece or a part of it; lines that are not UTF-8 are left out. Blank lines of JSON are nothing.
 pub(crate) fn documents<E>(
@@ -17,22 +26,37 @@ pub(crate) fn documents<E>(
     format: Format,
     key: &str,
     mut each: impl FnMut(u64, &str) -> Result<(), E>,
-) -> Result<Vec<Refused>, E> {
-    let mut refused: Vec<Refused> = batch.refused.iter().cloned().collect();
+) -> Result<Parsed, E> {
+    let mut refused = batch.refused.clone();
     let mut refuse = |line, reason| refused.push(Refused { file: batch.file, line, reason });
+    let mut count = batch.refused.len();
     match format {
-        Format::Text => each(batch.line, &text(batch, &mut refuse))?,
+        Format::Text => {
+            count += lines(batch).count();
+            each(batch.line, &text(batch, &mut refuse))?;
+        }
         Format::JsonLines => {
-            for (number, line) in lines(batch) {
+            for (number, line) in lines(batch).filter(|(_, line)| !line.trim_ascii().is_empty()) {
+                count += 1;
                 match value(line, key) {
-                    Ok(None) => {}
-                    Ok(Some(document)) => each(number, &document)?,
+                    Ok(document) => each(number, &document)?,
                     Err(reason) => refuse(number, reason),
                 }
             }
         }
+        Format::Parquet => {
+            count += batch.rows.len();
+            let mut from = 0;
+            for &(number, end) in &batch.rows {
+                match std::str::from_utf8(&batch.bytes[from..end]) {
+                    Ok(document) => each(number, document)?,
+                    Err(_) => refuse(number, "the text is not UTF-8".to_owned()),
+                }
+                from = end;
+            }
+        }
     }
-    Ok(refused)
+    Ok(Parsed { lines: count as u64, refused })
 }
 
 fn lines(batch: &Batch) -> impl Iterator<Item = (u64, &[u8])> {
@@ -53,16 +77,13 @@ fn text<'a>(batch: &'a Batch, refuse: &mut impl FnMut(u64, String)) -> Cow<'a, s
     Cow::Owned(kept)
 }
 
-/// The text that a line of JSON has under a key; nothing if the line is blank.
-fn value<'a>(line: &'a [u8], key: &str) -> Result<Option<Cow<'a, str>>, String> {
-    if line.trim_ascii().is_empty() {
-        return Ok(None);
-    }
+/// The text that a line of JSON has under a key.
+fn value<'a>(line: &'a [u8], key: &str) -> Result<Cow<'a, str>, String> {
     let line = std::str::from_utf8(line).map_err(|_| "the line is not UTF-8".to_owned())?;
     let mut json = serde_json::Deserializer::from_str(line);
     let found = Field(key).deserialize(&mut json).and_then(|text| json.end().map(|()| text));
     match found {
-        Ok(Some(text)) => Ok(Some(text)),
+        Ok(Some(text)) => Ok(text),
         Ok(None) => Err(format!("there is no key \"{key}\"")),
         // The library counts lines and columns of what it was given, which is one line.
         Err(error) => {

@@ -4,17 +4,19 @@ mod batch;
 mod decompress;
 mod inputs;
 mod lines;
+mod magic;
+mod table;
 
 pub(crate) use batch::{Batch, Batches};
 pub use inputs::{Format, Input};
-pub(crate) use lines::documents;
+pub(crate) use lines::{Parsed, documents};
 
-/// A line that cannot be used.
+/// A line, or a row of a table, that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     /// Number of the input.
     pub(crate) file: usize,
-    /// The line, from 1.
+    /// The line or row, from 1.
     pub(crate) line: u64,
     /// What is wrong with it.
     pub(crate) reason: String,

@@ -5,12 +5,14 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bzip2::write::BzEncoder;
 use flate2::Compression as Level;
 use flate2::write::GzEncoder;
 use proptest::prelude::*;
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 use super::{Batch, Batches, Input, Refused, documents};
+use crate::DataError;
 use crate::testing::Folder;
 
 fn gzip(text: &[u8]) -> Vec<u8> {
@@ -23,6 +25,12 @@ fn zstd(text: &[u8]) -> Vec<u8> {
     compress_to_vec(text, CompressionLevel::Fastest)
 }
 
+fn bzip2(text: &[u8]) -> Vec<u8> {
+    let mut encoder = BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    encoder.write_all(text).unwrap();
+    encoder.finish().unwrap()
+}
+
 /// Names of the inputs within a folder.
 fn found(folder: &Folder, arguments: &[&str]) -> Vec<String> {
     let arguments: Vec<String> =
@@ -33,9 +41,9 @@ fn found(folder: &Folder, arguments: &[&str]) -> Vec<String> {
 
 /// All pieces of a file, put together, and how many there were.
 fn read(path: &str) -> Result<(Vec<u8>, usize), String> {
-    let inputs = Input::find(&[path.to_owned()]).unwrap();
+    let inputs = Input::find(&[path.to_owned()]).map_err(|error| error.to_string())?;
     let counter = Arc::new(AtomicU64::new(0));
-    let mut batches = Batches::new(&inputs, Arc::clone(&counter));
+    let mut batches = Batches::new(&inputs, "text", Arc::clone(&counter));
     let (mut batch, mut whole, mut pieces, mut line) = (Batch::default(), Vec::new(), 0, 1);
     while batches.next(&mut batch).map_err(|error| error.to_string())? {
         assert_eq!((batch.number, batch.begins, batch.line), (pieces, pieces == 0, line));
@@ -47,29 +55,43 @@ fn read(path: &str) -> Result<(Vec<u8>, usize), String> {
     Ok((whole, pieces as usize))
 }
 
-fn parsed(name: &str, bytes: &[u8]) -> (Vec<String>, Vec<(u64, String)>) {
+/// The documents of a file, and the lines that could not be used.
+pub(super) type Parts = (Vec<String>, Vec<(u64, String)>);
+
+fn parsed(name: &str, bytes: &[u8]) -> Parts {
+    try_parsed(name, bytes).unwrap()
+}
+
+pub(super) fn try_parsed(name: &str, bytes: &[u8]) -> Result<Parts, DataError> {
     let folder = Folder::new("corpus-parsed");
-    let inputs = Input::find(&[folder.write(name, bytes)]).unwrap();
-    let mut batches = Batches::new(&inputs, Arc::default());
-    let (mut batch, mut texts, mut bad) = (Batch::default(), Vec::new(), Vec::new());
-    while batches.next(&mut batch).unwrap() {
+    let inputs = Input::find(&[folder.write(name, bytes)])?;
+    let counter = Arc::new(AtomicU64::new(0));
+    let mut batches = Batches::new(&inputs, "text", Arc::clone(&counter));
+    let (mut batch, mut texts, mut bad, mut lines) = (Batch::default(), Vec::new(), Vec::new(), 0);
+    while batches.next(&mut batch)? {
         let keep = |_, text: &str| {
             texts.push(text.to_owned());
             Ok::<(), Infallible>(())
         };
-        let Ok(refused) = documents(&batch, inputs[0].format, "text", keep);
-        bad.extend(refused.into_iter().map(|Refused { line, reason, .. }| (line, reason)));
+        let Ok(parsed) = documents(&batch, inputs[0].format, "text", keep);
+        lines += parsed.lines as usize;
+        bad.extend(parsed.refused.into_iter().map(|Refused { line, reason, .. }| (line, reason)));
     }
-    (texts, bad)
+    if !name.contains(".txt") {
+        assert_eq!(lines, texts.len() + bad.len(), "every line is one or the other");
+    }
+    assert_eq!(counter.load(Ordering::Relaxed), inputs[0].bytes, "the whole file was read");
+    Ok((texts, bad))
 }
 
 #[test]
 fn folders_and_patterns_are_searched() {
     let folder = Folder::new("corpus-found");
-    for name in ["b.txt", "a.jsonl", "sub/c.md.gz", "sub/d.json.zst", "sub/picture.png", ".hidden.txt", "odd"]
-    {
+    for name in ["b.txt", "a.jsonl", "sub/picture.png", ".hidden.txt", "odd"] {
         folder.write(name, "x");
     }
+    folder.write("sub/c.md.gz", gzip(b"x"));
+    folder.write("sub/d.json.zst", zstd(b"x"));
     assert_eq!(found(&folder, &["."]), ["a.jsonl", "b.txt", "sub/c.md.gz", "sub/d.json.zst"]);
     assert_eq!(found(&folder, &["sub", "odd", "b.txt"]), ["sub/c.md.gz", "sub/d.json.zst", "odd", "b.txt"]);
     assert_eq!(found(&folder, &["**/*.json*"]), ["a.jsonl", "sub/d.json.zst"]);
@@ -101,7 +123,12 @@ fn compressed_files_are_read_to_their_end() {
         ("one.txt.gz", gzip(text.as_bytes())),
         ("two.txt.gz", [gzip(first), gzip(second)].concat()),
         ("one.txt.zst", zstd(text.as_bytes())),
-        ("two.txt.zst", [zstd(first), skippable, zstd(second)].concat()),
+        ("two.txt.zst", [zstd(first), skippable.clone(), zstd(second)].concat()),
+        ("skipped.txt.zst", [skippable, zstd(text.as_bytes())].concat()),
+        ("one.txt.bz2", bzip2(text.as_bytes())),
+        ("two.txt.bz2", [bzip2(first), bzip2(second)].concat()),
+        ("gzip-called.txt", gzip(text.as_bytes())),
+        ("gzip-called.txt.xz", gzip(text.as_bytes())),
     ];
     for (name, bytes) in files {
         let (whole, pieces) = read(&folder.write(name, &bytes)).unwrap();
@@ -116,14 +143,16 @@ fn compressed_files_that_are_cut_or_changed_are_errors() {
     let text: Vec<u8> = (0..200_000_u32)
         .flat_map(|n| format!("line {}\n", n.wrapping_mul(2_654_435_761)).into_bytes())
         .collect();
-    for (name, bytes) in [("a.txt.gz", gzip(&text)), ("a.txt.zst", zstd(&text))] {
+    for (name, bytes) in [("a.txt.gz", gzip(&text)), ("a.txt.zst", zstd(&text)), ("a.txt.bz2", bzip2(&text))]
+    {
         assert!(read(&folder.write(name, &bytes[..bytes.len() - 5])).is_err(), "{name}");
         assert!(read(&folder.write(name, &bytes[..bytes.len() / 2])).is_err(), "{name}");
         let mut changed = bytes.clone();
         changed[bytes.len() / 2] ^= 0x10;
         let said = read(&folder.write(name, &changed)).unwrap_err();
         assert!(said.contains(name), "{said}");
-        assert!(read(&folder.write(name, "not compressed at all, and long enough")).is_err());
+        let said = read(&folder.write(name, "not compressed at all, and long enough")).unwrap_err();
+        assert!(said.ends_with("its name is that of a compressed file, but it is not compressed"), "{said}");
     }
 }
 
@@ -132,7 +161,7 @@ fn texts_are_cut_where_a_line_begins() {
     let folder = Folder::new("corpus-cuts");
     let text = "word, and another\n\n  more\n".repeat(100_000);
     let inputs = Input::find(&[folder.write("a.txt", &text)]).unwrap();
-    let mut batches = Batches::new(&inputs, Arc::default());
+    let mut batches = Batches::new(&inputs, "text", Arc::default());
     let mut batch = Batch::default();
     while batches.next(&mut batch).unwrap() {
         assert!(batch.bytes.starts_with(b"word"), "{:?}", String::from_utf8_lossy(&batch.bytes[..20]));
@@ -182,17 +211,20 @@ proptest! {
 
     #[test]
     fn any_lines_are_documents_or_told(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        let (texts, bad) = parsed("a.jsonl", &bytes);
-        prop_assert!(texts.len() + bad.len() <= bytes.split(|&byte| byte == b'\n').count());
-        parsed("a.txt", &bytes);
+        if let Ok((texts, bad)) = try_parsed("a.jsonl", &bytes) {
+            prop_assert!(texts.len() + bad.len() <= bytes.split(|&byte| byte == b'\n').count());
+        }
+        try_parsed("a.txt", &bytes).ok();
     }
 
     #[test]
     fn any_bytes_are_unpacked_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let folder = Folder::new("corpus-any");
-        for (name, magic) in [("a.txt.gz", &[0x1f, 0x8b, 8, 0][..]), ("a.txt.zst", &[0x28, 0xb5, 0x2f, 0xfd])] {
-            let inputs = Input::find(&[folder.write(name, [magic, &bytes].concat())]).unwrap();
-            let mut batches = Batches::new(&inputs, Arc::default());
+        for magic in [&b"\x1f\x8b\x08\0"[..], b"\x28\xb5\x2f\xfd", b"BZh91AY&SY", b"\xfd7zXZ\0", b"PAR1"] {
+            let end = if magic == b"PAR1" { magic } else { b"" };
+            let path = folder.write("a.txt", [magic, &bytes, end].concat());
+            let Ok(inputs) = Input::find(&[path]) else { continue };
+            let mut batches = Batches::new(&inputs, "text", Arc::default());
             let mut batch = Batch::default();
             while batches.next(&mut batch).unwrap_or(false) {}
         }

@@ -3,6 +3,7 @@
 //! The pieces go round in a ring of fixed size, so memory does not grow with the text, and what is written does not
 //! depend on the number of workers.
 
+mod bad_lines;
 mod ring;
 mod summary;
 mod work;
@@ -20,9 +21,10 @@ pub use summary::{BadLine, Progress, Summary};
 
 use kintsugi_spec::input;
 
-use crate::corpus::{Format, Refused};
+use crate::corpus::Format;
 use crate::tokens::Outputs;
 use crate::{About, DataError, TokenType, TokenWriter, Tokenizer};
+use bad_lines::BadLines;
 use ring::Ring;
 use work::{Encode, Work};
 
@@ -33,20 +35,19 @@ pub struct PrepareOptions {
     pub inputs: Vec<Input>,
     /// `PREFIX` of the files that are written.
     pub out: PathBuf,
-    /// The key of a JSON line's text.
+    /// The key of a JSON line's text, and the text column of a Parquet file.
     pub json_key: String,
     /// The token to append to every document, if any.
     pub end_of_document: Option<u32>,
     /// Whether the first bad line ends it.
     pub strict: bool,
+    /// Whether more than one line in ten of a file may be bad.
+    pub allow_bad_lines: bool,
     /// Whether files that are there may be replaced.
     pub overwrite: bool,
     /// Threads that encode.
     pub workers: usize,
 }
-
-/// Bad lines that are told one by one; the rest are only counted.
-const MOST_TOLD: usize = 20;
 
 /// Makes token files of text. `on_progress` hears of every piece, and ends it by answering `false`.
 pub fn prepare(
@@ -61,7 +62,7 @@ pub fn prepare(
     let mut writer = TokenWriter::create(&options.out, kind)?;
     let mut progress =
         Progress { total: options.inputs.iter().map(|input| input.bytes).sum(), ..Progress::default() };
-    let mut bad = Vec::new();
+    let mut bad = BadLines::new(options);
     let encode = Encode { tokenizer, kind, key: &options.json_key, end_of_document: options.end_of_document };
     let read = Arc::new(AtomicU64::new(0));
     Ring { inputs: &options.inputs, workers: options.workers, read: Arc::clone(&read) }.run(
@@ -72,16 +73,8 @@ pub fn prepare(
             progress.text += work.batch.bytes.len() as u64;
             (progress.documents, progress.tokens) = (writer.documents(), writer.tokens());
             progress.empty += work.empty;
-            for refused in &work.refused {
-                let line = bad_line(refused, &options.inputs);
-                if options.strict {
-                    return Err(DataError::Line { path: line.file, line: line.line, reason: line.reason });
-                }
-                progress.bad_lines += 1;
-                if bad.len() < MOST_TOLD {
-                    bad.push(line);
-                }
-            }
+            bad.add(work.batch.file, &work.parsed)?;
+            progress.bad_lines = bad.count();
             if on_progress(&progress) {
                 Ok(())
             } else {
@@ -89,6 +82,8 @@ pub fn prepare(
             }
         },
     )?;
+    bad.end_file()?;
+    let bad = bad.into_first();
     if progress.tokens == 0 {
         let first =
             bad.first().map(|line| format!("; {}, line {}: {}", line.file.display(), line.line, line.reason));
@@ -155,12 +150,7 @@ fn check_tokenizer(options: &PrepareOptions, tokenizer: &Tokenizer) -> Result<()
 
 /// Writes what a worker made of a piece.
 fn append(work: &Work, inputs: &[Input], writer: &mut TokenWriter) -> Result<(), DataError> {
-    let lines = inputs[work.batch.file].format == Format::JsonLines;
-    writer.append(&work.tokens, &work.lengths, lines)?;
+    let separate = inputs[work.batch.file].format != Format::Text;
+    writer.append(&work.tokens, &work.lengths, separate)?;
     if work.batch.ends { writer.end_document() } else { Ok(()) }
-}
-
-fn bad_line(refused: &Refused, inputs: &[Input]) -> BadLine {
-    let Refused { file, line, reason } = refused;
-    BadLine { file: inputs[*file].path.clone(), line: *line, reason: reason.clone() }
 }

@@ -49,7 +49,7 @@ impl Ring<'_> {
                 let encode_all = move || encode_all(*encode, inputs, waiting, &done);
                 thread::Builder::new().spawn_scoped(scope, encode_all).map_err(no_thread)?;
             }
-            let batches = Batches::new(self.inputs, self.read);
+            let batches = Batches::new(self.inputs, encode.key, self.read);
             let read_all = move || read_all(batches, &empty, &full, &done);
             thread::Builder::new().spawn_scoped(scope, read_all).map_err(no_thread)?;
             in_order(&finished, move |work| {

@@ -1,6 +1,6 @@
 //! What a worker does: the documents of a piece, as tokens.
 
-use crate::corpus::{Batch, Format, Input, Refused, documents};
+use crate::corpus::{Batch, Format, Input, Parsed, documents};
 use crate::{DataError, TokenType, Tokenizer};
 
 /// A piece of text, and what became of it. Its memory is used again and again.
@@ -11,8 +11,8 @@ pub(super) struct Work {
     pub(super) tokens: Vec<u8>,
     /// Tokens of each sequence.
     pub(super) lengths: Vec<u32>,
-    /// Lines that could not be used.
-    pub(super) refused: Vec<Refused>,
+    /// The lines or rows of the piece.
+    pub(super) parsed: Parsed,
     /// Documents without text.
     pub(super) empty: u64,
 }
@@ -40,15 +40,15 @@ impl Encode<'_> {
         work.clear();
         let Work { batch, tokens, lengths, empty, .. } = work;
         let format = input.format;
-        // The end is appended where a document ends: every JSON line, and the last piece of a text.
-        let end = self.end_of_document.filter(|_| format == Format::JsonLines || batch.ends);
-        work.refused = documents(batch, format, self.key, |line, text| {
+        // The end is appended where a document ends: every JSON line or row, and the last piece of a text.
+        let end = self.end_of_document.filter(|_| format != Format::Text || batch.ends);
+        work.parsed = documents(batch, format, self.key, |line, text| {
             let encoded = encoder.encode(text).map_err(|error| DataError::Line {
                 path: input.path.clone(),
                 line,
                 reason: error.to_string(),
             })?;
-            let whole = format == Format::JsonLines || batch.begins;
+            let whole = format != Format::Text || batch.begins;
             if encoded.is_empty() && whole {
                 *empty += 1;
                 return Ok(());

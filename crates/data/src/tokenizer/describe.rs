@@ -14,7 +14,7 @@ pub(super) struct Description {
     /// The file it comes from, or goes to.
     pub(super) path: PathBuf,
     /// In the form that the library reads.
-    pub(super) json: String,
+    pub(super) value: Value,
     /// As any Hugging Face program reads it.
     pub(super) file: Vec<u8>,
     /// The `tokenizer_config.json` beside it, where there is one.
@@ -55,7 +55,7 @@ impl Description {
             None => ENDS.into_iter().find_map(known),
         };
         let end = end.map(|&(word, id)| (word.to_owned(), id as u32));
-        Ok(Description { json: value.to_string(), file: file.into_bytes(), config, path, vocab, end })
+        Ok(Description { value, file: file.into_bytes(), config, path, vocab, end })
     }
 }
 

@@ -3,17 +3,20 @@
 mod compare;
 mod describe;
 mod files;
+mod growth;
+mod pipeline;
 mod train;
 
-use std::fmt::Display;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use tokenizers::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer};
+use tokenizers::pipeline::PipelineToken;
 
 use self::describe::Description;
 use self::files::Files;
+use self::pipeline::{Pipeline, Scratch};
 use crate::DataError;
+use crate::guard::guarded;
 
 pub use files::TOKENIZER_FILES;
 pub use train::{TrainedTokenizer, train_tokenizer};
@@ -34,12 +37,13 @@ pub struct Tokenizer {
 #[derive(Clone)]
 enum Kind {
     Bytes,
-    Pipeline { path: PathBuf, pipeline: PipelineTokenizer },
+    Pipeline { path: PathBuf, pipeline: Arc<Pipeline> },
 }
 
 /// Encodes one text after the other into memory that it keeps.
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
+    scratch: Option<Scratch>,
     tokens: Vec<PipelineToken>,
 }
 
@@ -59,14 +63,14 @@ impl Tokenizer {
     }
 
     fn described(name: String, description: Description) -> Result<Tokenizer, DataError> {
-        let Description { path, json, file, config, vocab, end } = description;
+        let Description { path, value, file, config, vocab, end } = description;
         let files = Files::new(file, config, end.as_ref().map(|(word, _)| word.as_str()));
-        let pipeline = guarded(|| tokenizers::from_json(&json)).map_err(|reason| unusable(&path, &reason))?;
+        let pipeline = survived(&path, || Pipeline::new(&value))?;
         // Added tokens that the vocabulary does not have are numbered by the library, whatever the file says.
-        let added = pipeline.get_added_vocabulary();
+        let added = pipeline.library().get_added_vocabulary();
         let end_of_document = end.map(|(word, id)| added.token_to_id(&word).unwrap_or(id));
         let vocab = added.get_vocab().into_values().map(|id| id as usize + 1).fold(vocab, usize::max);
-        let kind = Kind::Pipeline { path, pipeline };
+        let kind = Kind::Pipeline { path, pipeline: Arc::new(pipeline) };
         Ok(Tokenizer { name, kind, vocab, end_of_document, files })
     }
 
@@ -89,13 +93,17 @@ impl Tokenizer {
     pub fn special(&self, word: &str) -> Option<u32> {
         match &self.kind {
             Kind::Bytes => None,
-            Kind::Pipeline { pipeline, .. } => pipeline.get_added_vocabulary().token_to_id(word),
+            Kind::Pipeline { pipeline, .. } => pipeline.library().get_added_vocabulary().token_to_id(word),
         }
     }
 
     /// An encoder, one per thread.
     pub fn encoder(&self) -> Encoder<'_> {
-        Encoder { tokenizer: self, tokens: Vec::new() }
+        let scratch = match &self.kind {
+            Kind::Bytes => None,
+            Kind::Pipeline { pipeline, .. } => Some(pipeline.scratch()),
+        };
+        Encoder { tokenizer: self, scratch, tokens: Vec::new() }
     }
 
     /// The text that tokens stand for. Tokens that end in the middle of a character give U+FFFD there.
@@ -105,9 +113,7 @@ impl Tokenizer {
                 let bytes: Vec<u8> = tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Kind::Pipeline { path, pipeline } => {
-                guarded(|| pipeline.decode(tokens, false)).map_err(|reason| unusable(path, &reason))
-            }
+            Kind::Pipeline { path, pipeline } => survived(path, || pipeline.library().decode(tokens, false)),
         }
     }
 }
@@ -124,21 +130,13 @@ impl Encoder<'_> {
         self.encode_with(text, true)
     }
 
-    fn encode_with(&mut self, text: &str, add_special_tokens: bool) -> Result<&[u32], DataError> {
+    fn encode_with(&mut self, text: &str, around: bool) -> Result<&[u32], DataError> {
         self.tokens.clear();
-        match &self.tokenizer.kind {
-            Kind::Bytes => self.tokens.extend(text.bytes().map(|byte| PipelineToken::from(u32::from(byte)))),
-            Kind::Pipeline { path, pipeline } => {
-                // A tokenizer that was saved to cut or pad its input would lose text without a word.
-                let options = EncodeOptions {
-                    add_special_tokens,
-                    encode_special_tokens: false,
-                    padding: Override::Off,
-                    truncation: Override::Off,
-                };
-                guarded(|| pipeline.encode_into(text, &options, &mut self.tokens))
-                    .map_err(|reason| unusable(path, &reason))?;
+        match (&self.tokenizer.kind, &mut self.scratch) {
+            (Kind::Pipeline { path, pipeline }, Some(scratch)) => {
+                survived(path, || pipeline.encode(text, around, scratch, &mut self.tokens))?;
             }
+            _ => self.tokens.extend(text.bytes().map(|byte| PipelineToken::from(u32::from(byte)))),
         }
         let tokens = PipelineToken::cast_slice(&self.tokens);
         match tokens.iter().find(|&&token| token as usize >= self.tokenizer.vocab) {
@@ -151,11 +149,11 @@ impl Encoder<'_> {
     }
 }
 
-/// A tokenizer.json is anybody's file: what the library does not survive is an error of the file.
-fn guarded<T, E: Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err("the tokenizers library gave up on it".to_owned()),
+/// A tokenizer.json is anybody's file: a panic of the library is an error of the file.
+fn survived<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
+    match guarded(work) {
+        Some(result) => result.map_err(|error| unusable(path, &error.to_string())),
+        None => Err(unusable(path, "the tokenizers library cannot use this description")),
     }
 }
 

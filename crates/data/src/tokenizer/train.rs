@@ -32,6 +32,10 @@ const MOST_VOCAB: usize = 1 << 24;
 /// Text beyond this changes hardly any merge, and the words of all of it would have to be held in memory.
 const MOST_TEXT: u64 = 1 << 30;
 
+/// Bytes of a piece of a long word. Training takes time quadratic in the length of a word, and no token that is worth
+/// having is as long as this.
+const MOST_WORD: usize = 256;
+
 /// Makes a tokenizer with a vocabulary of `vocab`, of the first GiB of a text. Nothing is written: `out` is where its
 /// `tokenizer.json` will be.
 pub fn train_tokenizer(
@@ -94,8 +98,18 @@ fn word_rule(letters: &[char; 256]) -> PipelinePreTokenizer {
 fn split(words: &PipelinePreTokenizer, letters: &[char; 256], text: &str) -> tokenizers::Result<Vec<String>> {
     let mut spans = Vec::new();
     words.pre_tokenize(text, &mut PreTokenizerScratch::default(), &mut spans)?;
-    let word = |bytes: &[u8]| bytes.iter().map(|&byte| letters[usize::from(byte)]).collect();
-    Ok(spans.into_iter().map(|span| word(&text.as_bytes()[span.range()])).collect())
+    let word = |text: &str| text.bytes().map(|byte| letters[usize::from(byte)]).collect();
+    Ok(spans.into_iter().flat_map(|span| pieces(&text[span.range()])).map(word).collect())
+}
+
+/// A word, or the pieces of a long one, cut between characters.
+fn pieces(mut word: &str) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let end = (0..=MOST_WORD.min(word.len())).rev().find(|&end| word.is_char_boundary(end));
+        let (piece, rest) = word.split_at(end.unwrap_or(0));
+        word = rest;
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
 /// The documents of files, or parts of them, up to a limit.
@@ -111,7 +125,7 @@ struct Texts<'a> {
 
 impl<'a> Texts<'a> {
     fn new(inputs: &'a [Input], json_key: &'a str) -> Self {
-        let batches = Batches::new(inputs, Arc::new(AtomicU64::new(0)));
+        let batches = Batches::new(inputs, json_key, Arc::new(AtomicU64::new(0)));
         let (batch, ready) = (Batch::default(), VecDeque::new());
         Texts { inputs, json_key, batches, batch, ready, bytes: 0, failed: None }
     }
@@ -127,7 +141,7 @@ impl<'a> Texts<'a> {
             self.ready.push_back(text.to_owned());
             Ok::<(), Infallible>(())
         };
-        let Ok(_bad_lines) = documents(&self.batch, format, self.json_key, keep);
+        let Ok(_) = documents(&self.batch, format, self.json_key, keep);
         Ok(true)
     }
 }

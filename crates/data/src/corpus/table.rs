@@ -1,0 +1,217 @@
+//! The text column of a Parquet file, a page at a time.
+
+use std::fs::File;
+use std::iter;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parquet::basic::{ConvertedType, LogicalType, Type};
+use parquet::column::reader::{ColumnReaderImpl, get_typed_column_reader};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::schema::types::{ColumnDescriptor, SchemaDescriptor};
+
+use super::Refused;
+use super::batch::{Batch, MOST_BYTES, PIECE};
+use super::inputs::Input;
+use crate::DataError;
+use crate::guard::guarded;
+
+/// Rows that are read at once. Their values point into the page.
+const ROWS: usize = 256;
+
+/// A Parquet file, read up to some row.
+pub(super) struct Table {
+    file: SerializedFileReader<File>,
+    /// The number of the text column, and the level at which its values are not null.
+    column: usize,
+    defined: i16,
+    /// The row group to open next.
+    group: usize,
+    values: Option<ColumnReaderImpl<ByteArrayType>>,
+    /// Bytes of the file before the row group that is open, and where these are counted.
+    bytes: u64,
+    counter: Arc<AtomicU64>,
+}
+
+impl Table {
+    /// Opens the column with this name; `counter` counts the bytes of the row groups that are done.
+    pub(super) fn open(input: &Input, name: &str, counter: &Arc<AtomicU64>) -> Result<Table, DataError> {
+        let failed = |error| DataError::file("read", &input.path, error);
+        let file = File::open(&input.path).map_err(|error| DataError::file("read", &input.path, error))?;
+        let file = survived(|| SerializedFileReader::new(file)).map_err(failed)?;
+        let schema = file.metadata().file_metadata().schema_descr();
+        let column = find(schema, name).map_err(|reason| DataError::file("use", &input.path, reason))?;
+        let defined = schema.column(column).max_def_level();
+        Ok(Table {
+            column,
+            defined,
+            group: 0,
+            values: None,
+            bytes: input.bytes,
+            counter: Arc::clone(counter),
+            file,
+        })
+    }
+
+    /// Adds rows to `batch` until it is a whole piece, or the file ends. The first row is `batch.line`.
+    pub(super) fn fill(&mut self, batch: &mut Batch) -> Result<(), String> {
+        survived(|| self.add_rows(batch))
+    }
+
+    fn add_rows(&mut self, batch: &mut Batch) -> Result<(), ParquetError> {
+        let (mut levels, mut values) = (Vec::new(), Vec::new());
+        let mut row = batch.line;
+        while batch.bytes.len() < PIECE {
+            if self.values.is_none() && !self.next_group()? {
+                batch.ends = true;
+                return Ok(());
+            }
+            let reader = self.values.as_mut().expect("a row group is open");
+            levels.clear();
+            values.clear();
+            let (rows, ..) = reader.read_records(ROWS, Some(&mut levels), None, &mut values)?;
+            if rows == 0 {
+                self.values = None;
+            }
+            let mut present = values.iter();
+            // A column without nulls has no levels.
+            for level in levels.iter().chain(iter::repeat(&self.defined)).take(rows) {
+                add_row(batch, row, if *level < self.defined { None } else { present.next() });
+                row += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the column in the next row group; `false` if there is none.
+    fn next_group(&mut self) -> Result<bool, ParquetError> {
+        let groups = self.file.metadata().row_groups();
+        let done = match self.group.checked_sub(1) {
+            _ if self.group == groups.len() => self.bytes,
+            None => 0,
+            Some(last) => u64::try_from(groups[last].compressed_size()).unwrap_or(0).min(self.bytes),
+        };
+        self.bytes -= done;
+        self.counter.fetch_add(done, Ordering::Relaxed);
+        if self.group == groups.len() {
+            return Ok(false);
+        }
+        let column = self.file.get_row_group(self.group)?.get_column_reader(self.column)?;
+        self.values = Some(get_typed_column_reader(column));
+        self.group += 1;
+        Ok(true)
+    }
+}
+
+fn add_row(batch: &mut Batch, row: u64, value: Option<&ByteArray>) {
+    let reason = match value {
+        None => "the row has no text".to_owned(),
+        Some(value) if value.len() > MOST_BYTES => {
+            format!("the text is longer than {} MiB", MOST_BYTES >> 20)
+        }
+        Some(value) => {
+            batch.bytes.extend_from_slice(value.data());
+            batch.rows.push((row, batch.bytes.len()));
+            return;
+        }
+    };
+    batch.refused.push(Refused { file: batch.file, line: row, reason });
+}
+
+/// The number of the column with this name, or why it cannot be used.
+fn find(schema: &SchemaDescriptor, name: &str) -> Result<usize, String> {
+    let columns = schema.columns();
+    let Some(found) = columns.iter().position(|column| column.path().string() == name) else {
+        let strings: Vec<String> =
+            columns.iter().filter(|column| is_text(column)).map(|column| column.path().string()).collect();
+        let has = match &strings[..] {
+            [] => "none of its columns is text".to_owned(),
+            names => format!("its text columns are {}; name one with --json-key", names.join(", ")),
+        };
+        return Err(format!("it has no column \"{name}\"; {has}"));
+    };
+    let column = &columns[found];
+    match column.physical_type() {
+        _ if column.max_rep_level() > 0 => {
+            Err(format!("its column \"{name}\" has lists of values, not text"))
+        }
+        Type::BYTE_ARRAY => Ok(found),
+        other => Err(format!("its column \"{name}\" has values of type {other}, not text")),
+    }
+}
+
+fn is_text(column: &ColumnDescriptor) -> bool {
+    let text = matches!(column.logical_type_ref(), Some(LogicalType::String))
+        || column.converted_type() == ConvertedType::UTF8;
+    text && column.max_rep_level() == 0
+}
+
+/// A Parquet file is anybody's: a panic of the library is an error of the file.
+fn survived<T>(work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
+    match guarded(work) {
+        Some(result) => result.map_err(|error| error.to_string()),
+        None => Err("the parquet library could not read it; it is damaged".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use parquet::file::properties::WriterProperties;
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+
+    use super::super::tests::try_parsed;
+    use super::*;
+
+    /// A table of texts in row groups of these rows; nulls go into an `optional` column only.
+    fn table(column: &str, groups: &[&[Option<&str>]]) -> Vec<u8> {
+        let schema = parse_message_type(&format!("message rows {{ {column} binary text (UTF8); }}")).unwrap();
+        let properties = WriterProperties::builder().set_data_page_size_limit(4096).build();
+        let mut writer =
+            SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties)).unwrap();
+        for rows in groups {
+            let mut group = writer.next_row_group().unwrap();
+            let mut column = group.next_column().unwrap().unwrap();
+            let values: Vec<ByteArray> = rows.iter().flatten().map(|text| ByteArray::from(*text)).collect();
+            let levels: Vec<i16> = rows.iter().map(|row| i16::from(row.is_some())).collect();
+            column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
+            column.close().unwrap();
+            group.close().unwrap();
+        }
+        writer.into_inner().unwrap()
+    }
+
+    #[test]
+    fn rows_are_documents_across_row_groups_and_pieces() {
+        let long = "long ".repeat(50_000);
+        let groups: [&[Option<&str>]; 4] =
+            [&[Some("one\ntwo"), None, Some("")], &[], &[Some(long.as_str()); 9], &[None, Some("last")]];
+        let (texts, bad) = try_parsed("a.parquet", &table("optional", &groups)).unwrap();
+        assert_eq!(texts.len(), 12);
+        assert_eq!((texts[0].as_str(), texts[1].as_str(), texts[11].as_str()), ("one\ntwo", "", "last"));
+        assert!(texts[2..11].iter().all(|text| *text == long));
+        let null = "the row has no text".to_owned();
+        assert_eq!(bad, [(2, null.clone()), (13, null)]);
+        assert_eq!(try_parsed("a.parquet", &table("optional", &[])).unwrap().0.len(), 0);
+        let (texts, bad) =
+            try_parsed("a.parquet", &table("required", &[&[Some("one"), Some("two")]])).unwrap();
+        assert_eq!((texts, bad), (vec!["one".to_owned(), "two".to_owned()], Vec::new()));
+    }
+
+    #[test]
+    fn a_damaged_table_is_an_error_or_other_rows() {
+        let rows: Vec<String> = (0..200).map(|n| format!("row {n}")).collect();
+        let rows: Vec<Option<&str>> = rows.iter().map(|row| Some(row.as_str())).collect();
+        let bytes = table("optional", &[&rows]);
+        for cut in [4, 11, bytes.len() / 2, bytes.len() - 1] {
+            assert!(try_parsed("a.parquet", &bytes[..cut]).is_err(), "{cut}");
+        }
+        for place in 4..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[place] ^= 0x41;
+            try_parsed("a.parquet", &changed).ok();
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Lines that cannot be used: the first are kept to be shown, and a file with too many of them is refused.
+
+use super::{BadLine, PrepareOptions};
+use crate::DataError;
+use crate::corpus::Parsed;
+
+/// Bad lines that are shown one by one; the rest are only counted.
+const MOST_SHOWN: usize = 20;
+
+/// One bad line in so many lines of a file is too many: the file is not what it was taken for.
+const ONE_IN: u64 = 10;
+
+/// The bad lines of all files so far.
+pub(super) struct BadLines<'a> {
+    options: &'a PrepareOptions,
+    first: Vec<BadLine>,
+    count: u64,
+    /// The file that is being read, with its lines, its bad lines, and the first of these.
+    file: usize,
+    lines: u64,
+    bad: u64,
+    example: Option<BadLine>,
+}
+
+impl<'a> BadLines<'a> {
+    pub(super) fn new(options: &'a PrepareOptions) -> Self {
+        BadLines { options, first: Vec::new(), count: 0, file: 0, lines: 0, bad: 0, example: None }
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The first of them.
+    pub(super) fn into_first(self) -> Vec<BadLine> {
+        self.first
+    }
+
+    /// Adds those of a piece. Pieces come in the order of the files.
+    pub(super) fn add(&mut self, file: usize, parsed: &Parsed) -> Result<(), DataError> {
+        if file != self.file {
+            self.end_file()?;
+            self.file = file;
+        }
+        self.lines += parsed.lines;
+        for refused in &parsed.refused {
+            let file = self.options.inputs[file].path.clone();
+            let bad = BadLine { file, line: refused.line, reason: refused.reason.clone() };
+            if self.options.strict {
+                return Err(DataError::Line { path: bad.file, line: bad.line, reason: bad.reason });
+            }
+            (self.bad, self.count) = (self.bad + 1, self.count + 1);
+            if self.first.len() < MOST_SHOWN {
+                self.first.push(bad.clone());
+            }
+            self.example.get_or_insert(bad);
+        }
+        Ok(())
+    }
+
+    /// Refuses the file that was read if too many of its lines are bad.
+    pub(super) fn end_file(&mut self) -> Result<(), DataError> {
+        let (lines, bad) = (std::mem::take(&mut self.lines), std::mem::take(&mut self.bad));
+        match self.example.take() {
+            Some(first) if bad * ONE_IN > lines && !self.options.allow_bad_lines => {
+                let (line, reason) = (first.line, first.reason);
+                let share = 100 / ONE_IN;
+                Err(DataError::file(
+                    "use",
+                    &first.file,
+                    format!(
+                        "{bad} of its {lines} lines are bad, more than {share} %; the first is line {line}: {reason}; \
+                         give --allow-bad-lines to leave them out"
+                    ),
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
