@@ -14,6 +14,7 @@ mod lock;
 mod manifest;
 mod resume;
 mod save;
+mod seeded;
 mod shard;
 mod slice;
 #[cfg(test)]

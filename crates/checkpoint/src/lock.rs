@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use crate::CheckpointError;
+use crate::seeded::{self, Bug};
 
 /// Held for as long as this value lives.
 #[derive(Debug)]
@@ -21,7 +22,8 @@ impl RunLock {
     /// Locks a run's folder, which must be there. Not every file system has locks: `unguarded` hears why this one has
     /// none, and the run goes on without.
     pub fn take(out: &Path, unguarded: impl FnOnce(&CheckpointError)) -> Result<Self, CheckpointError> {
-        Self::take_by(File::try_lock, out, unguarded)
+        let try_lock = |file: &File| if seeded::has(Bug::Lock) { Ok(()) } else { file.try_lock() };
+        Self::take_by(try_lock, out, unguarded)
     }
 
     fn take_by(
