@@ -169,9 +169,8 @@ def corrupt(trial):
         files += [os.path.relpath(os.path.join(folder, name), trial.folder) for name in names]
     files = sorted(path for path in files if not path.startswith((".", "texts/", "run.toml")))
     # A kind first, so that a rare file is as likely as one of many shards.
-    kind = random.choice(sorted({kind_of(path)[0] for path in files}))
-    if trial.only_files:
-        kind = trial.only_files
+    kind = random.choice(sorted({kind_of(path)[0] for path in files}) + ["manifest", "shard"])
+    kind = trial.only_files or kind
     path = random.choice([path for path in files if kind_of(path)[0] == kind])
     _, actions, protected = kind_of(path)
     action = random.choice(actions)
@@ -190,8 +189,11 @@ def corrupt(trial):
 
 
 def judge(trial, finished, path, protected, expected, read):
-    parent, name = os.path.split(path)
-    named = name in finished.stderr or (parent and os.path.basename(parent) in finished.stderr)
+    name = os.path.basename(path)
+    complaints = [line for line in finished.stderr.splitlines() if line.startswith(("warning:", "error:"))]
+    # What is wrong with a checkpoint as a whole is said of its folder.
+    places = (name, os.path.dirname(path)) if path.startswith("out/checkpoints/") else (name,)
+    named = any(place in line for line in complaints for place in places)
     if finished.code != 0:
         if finished.arguments[0] == "train" and (protected or name == "metrics.jsonl"):
             raise Wrong(f"one bad file ended the run: {finished.said()}")
