@@ -12,6 +12,7 @@ use safetensors::tensor::{Dtype, Metadata};
 use crate::files::ManyFiles;
 use crate::folder::step_of;
 use crate::manifest::FileRecord;
+use crate::seeded::{self, Bug};
 use crate::slice::{Slice, check_cover};
 use crate::{CheckpointError, Manifest, Progress, files, header};
 
@@ -163,7 +164,7 @@ impl Checked {
         if bytes != record.bytes {
             return Err(wrong(format!("it has {bytes} bytes and should have {}", record.bytes)));
         }
-        if checksum != record.checksum {
+        if checksum != record.checksum && !seeded::has(Bug::Checksum) {
             return Err(wrong(format!("its checksum is {checksum} and should be {}", record.checksum)));
         }
         let (metadata, data) = header::read(&path)?;

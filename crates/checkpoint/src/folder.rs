@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::manifest::MANIFEST;
+use crate::seeded::{self, Bug};
 use crate::{Checkpoint, CheckpointError, RunLock, files};
 
 /// A run's checkpoints, in `<out>/checkpoints`.
@@ -174,7 +175,7 @@ pub(crate) fn same(one: &Path, other: &Path) -> bool {
 /// The name of something unfinished.
 pub(crate) fn partial(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(PARTIAL);
+    name.push(if seeded::has(Bug::Rename) { "" } else { PARTIAL });
     name.into()
 }
 

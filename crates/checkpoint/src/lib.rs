@@ -17,6 +17,7 @@ mod paths;
 mod prune;
 mod resume;
 mod save;
+mod seeded;
 mod shard;
 mod slice;
 #[cfg(test)]

@@ -1,0 +1,134 @@
+"""Runs that are killed, stopped or asked to end at random moments, and several runs in one folder."""
+
+import os
+import signal
+import time
+
+from trials.program import Wrong, wait_until
+from trials.runs import check_whole, configuration, draw_settings, read_numbers, resume_to_end
+
+# A run that was killed so often has shown what it can.
+MOST_KILLS = 12
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+def wait_for_a_moment(trial, process, out, seconds):
+    """A moment of a run of so many seconds: anywhere, or in the middle of a save."""
+    if trial.random.random() < 0.6:
+        time.sleep(trial.random.uniform(0, 1.1 * seconds))
+        return
+    checkpoints = os.path.join(out, "checkpoints")
+
+    def saving():
+        try:
+            return any(name.endswith(".partial") for name in os.listdir(checkpoints))
+        except FileNotFoundError:
+            return False
+
+    time.sleep(trial.random.uniform(0, 0.5 * seconds))
+    wait_until(saving, process, 5.0)
+    time.sleep(trial.random.uniform(0, 0.004))
+
+
+def kill(trial):
+    """kill -9 again and again, then to the end."""
+    settings = draw_settings(trial)
+    reference, seconds = trial.references.of(settings)
+    out = os.path.join(trial.folder, "out")
+    newest = 0
+    for _ in range(trial.random.randint(1, MOST_KILLS)):
+        if newest >= settings["run.steps"]:
+            break
+        process = trial.program.start(["train", configuration(trial.folder, settings), "--resume"], trial.folder)
+        wait_for_a_moment(trial, process, out, seconds)
+        killed = process.poll() is None
+        process.kill()
+        finished = trial.program.finish(process)
+        finished.check((0, -signal.SIGKILL))
+        if "trying the checkpoint before" in finished.stderr:
+            raise Wrong(f"a checkpoint was published and is not whole: {finished.said()}")
+        trial.fault("kill -9", killed)
+        now = check_whole(out)
+        if now < newest:
+            raise Wrong(f"what was saved is lost: step {now} after step {newest}")
+        newest = now
+    resume_to_end(trial, settings, trial.folder, reference)
+
+
+def lines(out):
+    try:
+        return read_numbers(os.path.join(out, "metrics.jsonl"))
+    except (OSError, ValueError):
+        return []
+
+
+def ask(trial):
+    """SIGTERM and the like at random moments: the run saves, ends with exit code 0, and goes on."""
+    settings = draw_settings(trial)
+    reference, seconds = trial.references.of(settings)
+    out = os.path.join(trial.folder, "out")
+    for _ in range(trial.random.randint(1, 4)):
+        newest = check_whole(out)
+        if newest >= settings["run.steps"]:
+            break
+        process = trial.program.start(["train", configuration(trial.folder, settings), "--resume"], trial.folder)
+        wait_for_a_moment(trial, process, out, seconds)
+        number = trial.random.choice(ASKING)
+        asked = process.poll() is None
+        process.send_signal(number)
+        twice = trial.random.random() < 0.15
+        if twice:
+            time.sleep(trial.random.uniform(0, 0.002))
+            process.send_signal(number)
+        finished = trial.program.finish(process).check((0, -number))
+        trial.fault(number.name, asked)
+        if finished.code == 0:
+            done = len(lines(out))
+            if done and check_whole(out) != done:
+                raise Wrong(f"{number.name} after step {done}: the newest checkpoint is {check_whole(out)}")
+        elif not twice and len(lines(out)) > newest:
+            raise Wrong(f"{number.name} ended a training run with nothing saved after step {newest}")
+        check_whole(out)
+    resume_to_end(trial, settings, trial.folder, reference)
+
+
+def pause(trial):
+    """SIGSTOP and SIGCONT at random moments: the run ends as if nothing had happened."""
+    settings = draw_settings(trial)
+    reference, seconds = trial.references.of(settings)
+    process = trial.program.start(["train", configuration(trial.folder, settings)], trial.folder)
+    for _ in range(trial.random.randint(1, 3)):
+        time.sleep(trial.random.uniform(0, 0.6 * seconds))
+        trial.fault("SIGSTOP", process.poll() is None)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(trial.random.uniform(0, 0.3))
+        process.send_signal(signal.SIGCONT)
+    trial.program.finish(process).check((0,))
+    resume_to_end(trial, settings, trial.folder, reference)
+
+
+def pair(trial):
+    """Several runs are started in one folder at one time: one has it, the others are refused and change nothing."""
+    settings = draw_settings(trial)
+    settings["run.steps"] = 60
+    reference, _ = trial.references.of(settings)
+    folders = [trial.subfolder(f"from-{number}") for number in range(trial.random.randint(2, 3))]
+    shared = {**settings, "run.out": "../out"}
+    processes = []
+    for folder in folders:
+        processes.append(trial.program.start(["train", configuration(folder, shared), "--resume"], folder))
+        time.sleep(trial.random.choice((0, 0, trial.random.uniform(0, 0.03))))
+    ended = [trial.program.finish(process).check((0, 2)) for process in processes]
+    refused = [finished for finished in ended if finished.code == 2]
+    for finished in refused:
+        late = "leaves nothing to train" in finished.stderr or "asks for no more" in finished.stderr
+        if "another run" not in finished.stderr and not late:
+            raise Wrong(f"refused for another reason: {finished.said()}")
+    for finished in ended:
+        if "trying the checkpoint before" in finished.stderr:
+            raise Wrong(f"a checkpoint was published and is not whole: {finished.said()}")
+    trial.fault("second run", True, len(ended) - 1)
+    trial.found("refused", len(refused))
+    if len(refused) < len(ended) - 1:
+        raise Wrong(f"{len(ended) - len(refused)} of {len(ended)} runs had one folder at one time")
+    resume_to_end(trial, settings, trial.folder, reference)
