@@ -1,4 +1,4 @@
-//! Removing old checkpoints.
+//! Removing old checkpoints, and finding the one that must stay.
 
 use std::fs;
 use std::path::PathBuf;
@@ -27,6 +27,15 @@ impl Folder {
             surplus.remove(last_good);
         }
         surplus.into_iter().try_for_each(|(progress, path)| self.remove(progress.step, path))
+    }
+
+    /// The newest checkpoint before `step` that was saved after a good step, by its manifest.
+    pub fn last_good(&self, step: u64) -> Result<Option<PathBuf>, CheckpointError> {
+        let older = self.list()?.into_iter().filter(|(found, _)| *found < step);
+        let is_good = |path: &PathBuf| {
+            Manifest::read(path).is_ok_and(|manifest| manifest.progress.skipped_in_a_row == 0)
+        };
+        Ok(older.map(|(_, path)| path).find(is_good))
     }
 
     /// Removes a checkpoint. It loses its name first, so that nobody sees half of it.

@@ -26,7 +26,7 @@ use crate::describe;
 use crate::failure::Failure;
 use crate::files::check_writable;
 use crate::fit;
-use crate::output::Output;
+use crate::output::{self, Output};
 use crate::signals::stop_on_signal;
 use begin::Beginning;
 use metrics::Metrics;
@@ -107,9 +107,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         output.text(&format!("batches  {}: {} steps\n", path.display(), batches.steps))?;
     }
     let options = options(&plan, &prediction, &beginning)?;
-    let outcome = train_with_progress(&plan, &options, floor, &mut beginning.metrics)?;
+    let (outcome, metrics) = train_with_progress(&plan, &options, floor, &mut beginning.metrics)?;
     let summary = Summary::new(&plan, &predicted, &outcome, floor, &options.start);
-    summary.write(&plan.run.out)?;
+    let written = summary.write(&plan.run.out);
     if outcome.steps > 0 {
         output.text(&compare::table(&predicted, &outcome.measured))?;
     }
@@ -118,15 +118,18 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         output.text(&trace::write(&plan, &outcome.spans, path)?)?;
     }
     output.result(&summary)?;
-    match (outcome.data_error, outcome.saves.failure) {
-        (Some(error), _) => {
-            let step = outcome.steps;
-            Err(Failure::Run(format!("training ended after step {step} because of its data: {error}")))
-        }
-        // The run is done, and what it came to is lost.
-        (None, Some(failure)) => Err(Failure::Run(failure.to_string())),
-        (None, None) => Ok(()),
-    }
+    // One failure does not hide another. Where the last checkpoint failed, the run is done and what it came to is lost.
+    let of_run = outcome.failure.map(|error| error.to_string());
+    let of_saving = outcome.saves.failure.map(|failure| failure.to_string());
+    let of_files = [metrics, written].map(|result| result.err().map(|failure| failure.to_string()));
+    report([of_run, of_saving].into_iter().chain(of_files).flatten().collect())
+}
+
+/// Prints what went wrong in a run, a line each.
+fn report(mut failures: Vec<String>) -> Result<(), Failure> {
+    let Some(last) = failures.pop() else { return Ok(()) };
+    failures.iter().for_each(|failure| output::stderr(&format!("error: {failure}")));
+    Err(Failure::Run(last))
 }
 
 /// The batches that a run is about to read.
@@ -178,12 +181,13 @@ fn options(plan: &Plan, prediction: &Prediction, beginning: &Beginning) -> Resul
     })
 }
 
+/// Trains; gives how it went, and whether all metrics could be written in the end.
 fn train_with_progress(
     plan: &Plan,
     options: &TrainOptions,
     floor: Option<f64>,
     metrics: &mut Metrics,
-) -> Result<Outcome, Failure> {
+) -> Result<(Outcome, Result<(), Failure>), Failure> {
     let mut progress = Progress::new(plan, floor);
     let mut failing = false;
     let outcome = train(plan, options, |event| {
@@ -198,9 +202,7 @@ fn train_with_progress(
         }
     });
     progress.finish();
-    let outcome = outcome?;
-    metrics.flush()?;
-    Ok(outcome)
+    Ok((outcome?, metrics.flush()))
 }
 
 /// How the loss went, and where the files are.
@@ -215,13 +217,11 @@ fn conclusion(plan: &Plan, outcome: &Outcome, floor: Option<f64>) -> String {
         let distance = outcome.validation_loss.unwrap_or(outcome.loss_last) - floor;
         format!("{distance:.4} above the {floor:.4} of a perfect model")
     }));
-    let mut steps = match (outcome.stopped, outcome.skipped) {
-        (true, _) => {
-            let why = if outcome.data_error.is_some() { "because of its data" } else { "when asked to" };
-            format!("{} of {}: stopped {why}", outcome.steps, plan.run.steps)
-        }
-        (false, 0) => outcome.steps.to_string(),
-        (false, skipped) => format!("{}, of which {skipped} were skipped", outcome.steps),
+    let mut steps = match (&outcome.failure, outcome.stopped, outcome.skipped) {
+        (Some(_), ..) => format!("{} of {}: ended early", outcome.steps, plan.run.steps),
+        (None, true, _) => format!("{} of {}: stopped when asked to", outcome.steps, plan.run.steps),
+        (None, false, 0) => outcome.steps.to_string(),
+        (None, false, skipped) => format!("{}, of which {skipped} were skipped", outcome.steps),
     };
     if outcome.replayed > 0 {
         write!(steps, "; {} replayed as a graph", outcome.replayed).expect("a string");

@@ -62,6 +62,14 @@ pub enum TrainError {
     /// The checkpoint that it should go on from is none for this plan.
     #[error(transparent)]
     Start(#[from] CheckpointError),
+    /// The tokens of the next step cannot be read.
+    #[error("training ended after step {step} because of its data: {source}")]
+    NextBatch {
+        /// The last step that was done, 1-based.
+        step: u64,
+        /// What is wrong with the data.
+        source: DataError,
+    },
     /// Too many steps in a row had a loss or gradient that was not finite.
     #[error(
         "{steps} steps in a row, up to step {step}, had a loss or a gradient that is not finite: {}; lower \

@@ -206,8 +206,8 @@ pub struct Outcome {
     pub replayed: u64,
     /// Whether it stopped before the end, because it was asked to or because of its data.
     pub stopped: bool,
-    /// Why the tokens of the next step could not be read, if so. The steps before it are whole, and saved.
-    pub data_error: Option<DataError>,
+    /// Why it ended before its time, if something went wrong. Its steps up to there are done, and saved if they can be.
+    pub failure: Option<TrainError>,
     /// How saving went.
     pub saves: Saves,
     /// The traced step: its ops, and kernels where the device has them.
@@ -215,10 +215,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    pub(crate) fn new(plan: &Plan, mut results: Vec<RankResult>, saves: Saves) -> Result<Self, TrainError> {
-        if results[0].gave_up {
-            return Err(not_finite(plan, &results));
-        }
+    pub(crate) fn new(plan: &Plan, mut results: Vec<RankResult>, saves: Saves) -> Self {
+        let failure = failure(plan, &mut results);
         let mut traffic = Traffic::default();
         for result in &results {
             traffic.merge(&result.traffic);
@@ -228,7 +226,7 @@ impl Outcome {
         measured.step_s = history.step_seconds();
         measured.energy_j = history.step_joules();
         measured.tokens_per_s = measured.step_s.map(|seconds| plan.tokens_per_step() as f64 / seconds);
-        Ok(Outcome {
+        Outcome {
             measured,
             loss_first: history.loss_first.unwrap_or(f64::NAN),
             loss_last: history.last.as_ref().map_or(f64::NAN, |report| report.loss),
@@ -237,11 +235,21 @@ impl Outcome {
             skipped: history.skipped,
             replayed: results[0].replayed,
             stopped,
-            data_error: results.iter_mut().find_map(|result| result.data_error.take()),
+            failure,
             saves,
             spans: results.into_iter().flat_map(|result| result.spans).collect(),
-        })
+        }
     }
+}
+
+/// Why a run ended before its time, if something went wrong.
+fn failure(plan: &Plan, results: &mut [RankResult]) -> Option<TrainError> {
+    if results[0].gave_up {
+        return Some(not_finite(plan, results));
+    }
+    let step = results[0].history.steps();
+    let source = results.iter_mut().find_map(|result| result.data_error.take())?;
+    Some(TrainError::NextBatch { step, source })
 }
 
 /// Where it began: bad weights spread forwards, so the first unit of the model that has them is named; bad gradients spread
@@ -280,8 +288,8 @@ mod tests {
         let named = |bad: &[(usize, &'static str, Unit)]| {
             let find = |rank| bad.iter().find(|b| b.0 == rank).map(|&(_, what, unit)| Bad { what, unit });
             let results: Vec<RankResult> = (0..8).map(|rank| result(find(rank))).collect();
-            match Outcome::new(&plan, results, Saves::default()) {
-                Err(TrainError::NotFinite { first: Some((rank, bad)), .. }) => (rank, bad.unit),
+            match Outcome::new(&plan, results, Saves::default()).failure {
+                Some(TrainError::NotFinite { first: Some((rank, bad)), .. }) => (rank, bad.unit),
                 other => panic!("{other:?}"),
             }
         };

@@ -113,7 +113,7 @@ pub fn train(
         }
         running.join().expect("the job's thread only waits")
     })?;
-    Outcome::new(&plan, results, saves)
+    Ok(Outcome::new(&plan, results, saves))
 }
 
 /// The last step of which the caller has heard. A checkpoint has its name only then, so that nothing that the caller

@@ -110,7 +110,9 @@ fn weights_that_are_not_finite_stop_the_run_and_are_named() {
         "run.max_skipped=3",
     ]);
     let error = train(&plan, &TrainOptions::new(MemoryChoice::Heap), |_| {})
-        .expect_err("nothing finite comes of this");
+        .expect("it ends")
+        .failure
+        .expect("nothing finite comes of this");
     let TrainError::NotFinite { steps: 3, step, first: Some((rank, bad)) } = error else {
         panic!("{error}");
     };
@@ -214,6 +216,6 @@ fn data_that_no_step_needs_is_not_read() {
     assert_eq!(reports(&with(bad)).len() as u64, bad);
     let outcome = train(&with(bad + 1), &TrainOptions::new(MemoryChoice::Heap), |_| {});
     let outcome = outcome.expect("the steps before are whole");
-    let error = outcome.data_error.expect("it is read").to_string();
+    let error = outcome.failure.expect("it is read").to_string();
     assert!(outcome.stopped && outcome.steps == bad && error.contains("60000"), "{error}");
 }

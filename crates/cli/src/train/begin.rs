@@ -163,6 +163,18 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
             }
             let step = checkpoint.progress().step;
             note(notes, &format!("goes on after step {step} from {}", checkpoint.path().display()));
+            let skipped = checkpoint.progress().skipped_in_a_row;
+            if skipped > 0
+                && let Some(good) = Folder::of_run(&plan.run.out).last_good(step)?
+            {
+                let good = good.display();
+                note(
+                    notes,
+                    &format!(
+                        "it was saved after {skipped} skipped steps in a row; the last checkpoint of a good step is {good}"
+                    ),
+                );
+            }
             let (was, is) = (checkpoint.plan().run.steps, plan.run.steps);
             if was != is && plan.optimizer.schedule == RateSchedule::Cosine {
                 let curve = "the learning rate goes on along the curve of";

@@ -20,6 +20,7 @@ pub struct Summary<'a> {
     steps: u64,
     skipped: u64,
     stopped: bool,
+    failure: Option<String>,
     loss_first: f64,
     loss_last: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,6 +76,7 @@ impl<'a> Summary<'a> {
             steps: outcome.steps,
             skipped: outcome.skipped,
             stopped: outcome.stopped,
+            failure: outcome.failure.as_ref().map(ToString::to_string),
             loss_first: outcome.loss_first,
             loss_last: outcome.loss_last,
             loss_floor: floor,

@@ -102,7 +102,7 @@ fn every_source_of_a_blend_has_its_own_loss() {
     let mean = (3.0 * losses[0] + losses[1]) / 4.0;
     assert!((mean - all["loss"].as_f64().unwrap()).abs() < 1e-9, "the mean is by weight");
     let text = stdout(&kintsugi(&folder, &["eval", "out"]));
-    assert!(text.contains(&format!("\n  one  {:.4} in ", losses[0])), "{text}");
+    assert!(text.contains(&format!("one  {:.4} in ", losses[0])), "{text}");
 }
 
 #[test]

@@ -117,3 +117,18 @@ fn a_tokenizer_is_made_of_a_text_without_spaces() {
     assert_eq!((&summary["vocab"], &summary["text_bytes"]), (&json!(1000), &json!(400_000)));
     assert!(summary["tokens"].as_u64().unwrap() < 250_000, "pairs of letters are tokens: {summary}");
 }
+
+#[test]
+fn a_word_of_any_length_is_no_reason_to_take_all_memory() {
+    let folder = folder("tokenizers-word");
+    let mut words = letters(&Value::Null, "x");
+    words["model"] = json!({ "type": "WordPiece", "vocab": { "a": 0, "b": 1 }, "unk_token": "b",
+                             "continuing_subword_prefix": "##", "max_input_chars_per_word": 4_294_967_295_u32 });
+    let output = tokenize(&folder, &words, "abc");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("max_input_chars_per_word = 4294967295") && said.contains("at most 65536"),
+        "{said}"
+    );
+}

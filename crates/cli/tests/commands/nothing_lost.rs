@@ -73,6 +73,10 @@ fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
             Checkpoint::open(&folder.join("out/checkpoints").join(&name)).unwrap();
         }
     }
+    let settings = [&every[..], &["run.steps=90"]].concat();
+    let output = small(&folder, &["train", "--resume"], &settings);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("the last checkpoint of a good step is out/checkpoints/step-00000040\n"), "{said}");
     let good = ["--resume=out/checkpoints/step-00000040"];
     let settings = [&every[..], &["run.steps=60"]].concat();
     stdout(&small(&folder, &[&["train"], &good[..]].concat(), &settings));
@@ -292,4 +296,46 @@ fn a_run_is_evaluated_from_any_folder() {
     let there = stdout(&kintsugi(&folder.join("elsewhere"), &["eval", "../out"]));
     let loss = |said: &str| said.lines().find(|line| line.starts_with("loss")).map(str::to_owned);
     assert!(loss(&here).is_some() && loss(&here) == loss(&there), "{here}\n{there}");
+}
+
+#[test]
+fn a_run_that_gave_up_leaves_a_summary() {
+    let folder = folder("lost-summary");
+    let overflows = ["precision.compute=fp16", "precision.loss_scale=1e9", "run.max_skipped=3"];
+    let output = small(&folder, &["train"], &overflows);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let summary = json_file(&folder.join("out/summary.json"));
+    assert_eq!((&summary["steps"], &summary["skipped"]), (&3.into(), &3.into()));
+    let failure = summary["failure"].as_str().unwrap();
+    assert!(stderr(&output).ends_with(&format!("error: {failure}\n")), "{output:?}");
+    stdout(&small(&folder, &["train"], &[]));
+    assert!(json_file(&folder.join("out/summary.json"))["failure"].is_null());
+}
+
+#[test]
+fn a_summary_that_cannot_be_written_hides_no_other_failure() {
+    let folder = folder("lost-both");
+    fs::create_dir_all(folder.join("out/checkpoints")).unwrap();
+    let endless = [&SMALL[..], &["run.steps=1000000"]].concat();
+    let mut run = start(&folder, &["train"], &endless);
+    while !fs::metadata(folder.join("out/metrics.jsonl")).is_ok_and(|file| file.len() > 0) {
+        assert!(run.try_wait().unwrap().is_none(), "it ended by itself");
+        sleep(Duration::from_millis(5));
+    }
+    // From now on neither a checkpoint nor a summary can be written.
+    fs::remove_dir_all(folder.join("out/checkpoints")).unwrap();
+    fs::write(folder.join("out/checkpoints"), "a file").unwrap();
+    fs::create_dir(folder.join("out/summary.json.kintsugi-partial")).unwrap();
+    assert!(Command::new("kill").args(["-TERM", &run.id().to_string()]).status().unwrap().success());
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = stderr(&output);
+    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 2, "{said}");
+    assert!(errors[0].starts_with("error: the checkpoint of step "), "{said}");
+    assert!(errors[1].starts_with("error: cannot write out/summary.json: "), "{said}");
+}
+
+fn json_file(path: &Path) -> serde_json::Value {
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }

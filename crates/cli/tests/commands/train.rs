@@ -68,6 +68,7 @@ fn a_run_leaves_metrics_and_a_summary() {
         "steps",
         "skipped",
         "stopped",
+        "failure",
         "loss_first",
         "loss_last",
         "loss_floor",

@@ -27,6 +27,8 @@ pub(super) struct Description {
 /// Longer than any tokenizer, and short enough to be held in memory.
 const MOST_BYTES: u64 = 512 << 20;
 
+/// Characters of the longest word that a WordPiece model may take; usual ones take 100.
+const LONGEST_WORD: u64 = 1 << 16;
 /// The largest vocabulary that a model may have.
 const MOST_TOKENS: u64 = 1 << 24;
 
@@ -46,6 +48,7 @@ impl Description {
     pub(super) fn new(path: PathBuf, file: String, config: Option<Value>) -> Result<Description, DataError> {
         let mut value = parse(&path, &file)?;
         canonicalize_value(&mut value).map_err(|error| unusable(&path, &error.to_string()))?;
+        check_word_length(&path, &value)?;
         let tokens = tokens(&value);
         let vocab = vocab(&path, &tokens)?;
         let configured = config.as_ref().and_then(|config| word(config, "eos_token"));
@@ -140,6 +143,17 @@ fn vocab(path: &Path, tokens: &[(&str, u64)]) -> Result<usize, DataError> {
         return Err(DataError::foreign(path, found, format!("tokens below {most}")));
     }
     Ok(largest as usize + 1)
+}
+
+/// Refuses a WordPiece model for very long words: the library reserves memory for the longest.
+fn check_word_length(path: &Path, value: &Value) -> Result<(), DataError> {
+    match value["model"]["max_input_chars_per_word"].as_u64() {
+        Some(longest) if longest > LONGEST_WORD => {
+            let found = format!("max_input_chars_per_word = {longest}");
+            Err(DataError::foreign(path, found, format!("at most {LONGEST_WORD}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A description as it is written to a file.
