@@ -101,7 +101,8 @@ impl Folder {
 
     /// The folder of a checkpoint that is being written or removed.
     pub(crate) fn unfinished(&self, step: u64) -> PathBuf {
-        self.path.join(format!("{OWN}{STEP}{step:08}{PARTIAL}"))
+        let unfinished = self.path.join(format!("{OWN}{STEP}{step:08}{PARTIAL}"));
+        if seeded::has(Bug::Rename) { self.of_step(step) } else { unfinished }
     }
 
     /// The folders that an interrupted save or removal has left.
@@ -175,7 +176,7 @@ pub(crate) fn same(one: &Path, other: &Path) -> bool {
 /// The name of something unfinished.
 pub(crate) fn partial(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(if seeded::has(Bug::Rename) { "" } else { PARTIAL });
+    name.push(PARTIAL);
     name.into()
 }
 
