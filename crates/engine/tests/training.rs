@@ -181,7 +181,7 @@ fn a_request_to_stop_ends_every_rank_after_the_same_step() {
 }
 
 #[test]
-fn data_that_no_step_needs_is_not_read() {
+fn a_bad_token_ends_a_run_before_the_step_that_needs_it() {
     const TOKENS: u32 = 4096;
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("training-one-bad-token");
     let mut writer = TokenWriter::create(&path, TokenType::U16).expect("a new file");
@@ -196,26 +196,25 @@ fn data_that_no_step_needs_is_not_read() {
     writer.finish(&about).expect("whole files");
 
     let source = format!("data.source={}", path.display());
-    let with = |steps: u64| {
-        let steps = format!("run.steps={steps}");
-        plan(&[
-            "parallel.tp=1",
-            "parallel.pp=1",
-            "parallel.dp=1",
-            "run.eval_every=0",
-            "data.split=0",
-            &source,
-            &steps,
-        ])
+    let with = |steps: u64, stages: u64, replicas: u64| {
+        let [steps, pp, dp] = [("run.steps", steps), ("parallel.pp", stages), ("parallel.dp", replicas)]
+            .map(|(key, value)| format!("{key}={value}"));
+        plan(&["parallel.tp=1", &pp, &dp, "run.eval_every=0", "data.split=0", &source, &steps])
     };
-    let (plan, mut batch) = (with(1), MicroBatch::default());
+    let (plan, mut batch) = (with(1, 1, 1), MicroBatch::default());
     let (files, sampler) = (dataset(&plan).expect("the file"), Sampler::new(16, 8, 1, 1));
     let mut is_bad =
         |step| (0..8).any(|micro| sampler.batch(&*files, Split::Train, step, 0, micro, &mut batch).is_err());
     let bad = (1..100).find(|&step| is_bad(step)).expect("every token is read within an epoch");
-    assert_eq!(reports(&with(bad)).len() as u64, bad);
-    let outcome = train(&with(bad + 1), &TrainOptions::new(MemoryChoice::Heap), |_| {});
-    let outcome = outcome.expect("the steps before are whole");
-    let error = outcome.failure.expect("it is read").to_string();
-    assert!(outcome.stopped && outcome.steps == bad && error.contains("60000"), "{error}");
+    assert_eq!(reports(&with(bad, 1, 1)).len() as u64, bad);
+    // One rank of several reads it; all of them end after the step before, also where steps are read late.
+    for (late, (stages, replicas)) in
+        [false, true].into_iter().flat_map(|late| [(late, (1, 1)), (late, (2, 2))])
+    {
+        let options = TrainOptions { late: Some(late), ..TrainOptions::new(MemoryChoice::Heap) };
+        let outcome = train(&with(bad + 5, stages, replicas), &options, |_| {});
+        let outcome = outcome.expect("the steps before are whole");
+        let error = outcome.failure.expect("it is read").to_string();
+        assert!(outcome.stopped && outcome.steps == bad && error.contains("60000"), "{error}");
+    }
 }
