@@ -1,7 +1,7 @@
 //! Removing old checkpoints, and finding the one that must stay.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{CheckpointError, Folder, Manifest, Progress};
 
@@ -26,7 +26,7 @@ impl Folder {
         {
             surplus.remove(last_good);
         }
-        surplus.into_iter().try_for_each(|(progress, path)| self.remove(progress.step, path))
+        surplus.into_iter().try_for_each(|(progress, path)| self.remove(progress.step, &path))
     }
 
     /// The newest checkpoint before `step` that was saved after a good step, by its manifest.
@@ -39,10 +39,10 @@ impl Folder {
     }
 
     /// Removes a checkpoint. It loses its name first, so that nobody sees half of it.
-    fn remove(&self, step: u64, path: PathBuf) -> Result<(), CheckpointError> {
+    fn remove(&self, step: u64, path: &Path) -> Result<(), CheckpointError> {
         let unfinished = self.unfinished(step);
-        fs::rename(&path, &unfinished)
+        fs::rename(path, &unfinished)
             .and_then(|()| fs::remove_dir_all(&unfinished))
-            .map_err(|error| CheckpointError::io(&path, &error))
+            .map_err(|error| CheckpointError::io(path, &error))
     }
 }

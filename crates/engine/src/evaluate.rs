@@ -154,12 +154,11 @@ impl<'a> Evaluation<'a> {
         let mut sums = vec![(0.0, 0); self.deal.sources.len()];
         let mut read = StepTokens::default();
         for (batch, run) in self.deal.iter() {
-            let tokens = match self.loaded.get_mut(batch as usize) {
-                Some(tokens) => tokens,
-                None => {
-                    self.batches.read(batch, &mut read)?;
-                    &mut read
-                }
+            let tokens = if let Some(tokens) = self.loaded.get_mut(batch as usize) {
+                tokens
+            } else {
+                self.batches.read(batch, &mut read)?;
+                &mut read
             };
             worker.run(&self.program, tokens, |_, _| {});
             let (sum, samples) = &mut sums[run.source];

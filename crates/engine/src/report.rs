@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::evaluate::Losses;
 use crate::flight::Landed;
+use crate::steps::EarlyEnd;
 use crate::{Saves, Span, TrainError};
 
 /// One step, as a person or a script sees it.
@@ -177,10 +178,9 @@ pub(crate) struct RankResult {
     pub memory: RankMemory,
     /// Sent in the first step.
     pub traffic: Traffic,
-    pub stopped: bool,
-    /// Whether too many steps in a row were skipped.
-    pub gave_up: bool,
-    /// If so, what on this rank is not finite.
+    /// Why the run ended before its last step, if it did.
+    pub early_end: Option<EarlyEnd>,
+    /// If it gave up, what on this rank is not finite.
     pub bad: Option<Bad>,
     /// Why this rank could not read the tokens of the next step, if so.
     pub data_error: Option<DataError>,
@@ -221,7 +221,8 @@ impl Outcome {
         for result in &results {
             traffic.merge(&result.traffic);
         }
-        let (history, stopped) = (results[0].history.clone(), results[0].stopped);
+        let history = results[0].history.clone();
+        let stopped = results[0].early_end == Some(EarlyEnd::Stopped);
         let mut measured = Figures::new(results.iter().map(|result| result.memory).collect(), &traffic);
         measured.step_s = history.step_seconds();
         measured.energy_j = history.step_joules();
@@ -244,7 +245,7 @@ impl Outcome {
 
 /// Why a run ended before its time, if something went wrong.
 fn failure(plan: &Plan, results: &mut [RankResult]) -> Option<TrainError> {
-    if results[0].gave_up {
+    if results[0].early_end == Some(EarlyEnd::GaveUp) {
         return Some(not_finite(plan, results));
     }
     let step = results[0].history.steps();
@@ -273,8 +274,7 @@ mod tests {
             replayed: 0,
             memory: RankMemory::default(),
             traffic: Traffic::default(),
-            stopped: false,
-            gave_up: true,
+            early_end: Some(EarlyEnd::GaveUp),
             bad,
             data_error: None,
             spans: Vec::new(),

@@ -53,11 +53,19 @@ struct Course {
     /// Whether a checkpoint is due that fell on a skipped step.
     save_due: bool,
     stop_agreed: bool,
-    /// How the run ends before its time, if it does.
-    stopped: bool,
-    gave_up: bool,
+    /// How the run ends before its last step, if it does.
+    early_end: Option<EarlyEnd>,
     /// Why on this rank, if it gave up.
     bad: Option<Bad>,
+}
+
+/// Why a run ends before its last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EarlyEnd {
+    /// It was asked to, or a rank cannot read its tokens.
+    Stopped,
+    /// Too many steps in a row were skipped.
+    GaveUp,
 }
 
 impl RankRun<'_> {
@@ -107,7 +115,7 @@ impl RankRun<'_> {
                 continue;
             }
             self.tell(Event::Step(self.finish(newest, worker, &mut course, &mut evaluation)?));
-            if course.gave_up || course.stopped {
+            if course.early_end.is_some() {
                 break;
             }
         }
@@ -120,8 +128,7 @@ impl RankRun<'_> {
             replayed: course.replayed,
             memory: self.measured_memory(worker),
             traffic,
-            stopped: course.stopped,
-            gave_up: course.gave_up,
+            early_end: course.early_end,
             data_error: reader.into_failure(),
             spans,
         })
@@ -186,10 +193,13 @@ impl RankRun<'_> {
     ) -> Result<StepReport, RankError> {
         let (step, batches) = (flight.step, flight.batch + 1);
         let (mut report, decided) = self.read(flight, course);
-        course.gave_up = course.skipped_in_a_row >= self.plan.run.max_skipped;
-        course.stopped = course.stop_agreed && step + 1 < self.plan.run.steps;
+        course.early_end = if course.skipped_in_a_row >= self.plan.run.max_skipped {
+            Some(EarlyEnd::GaveUp)
+        } else {
+            (course.stop_agreed && step + 1 < self.plan.run.steps).then_some(EarlyEnd::Stopped)
+        };
         // An evaluation would wipe out the traces of what went wrong.
-        if course.gave_up {
+        if course.early_end == Some(EarlyEnd::GaveUp) {
             course.bad = worker.rank.first_bad();
         } else if self.evaluates_after(step) {
             report.set_validation(evaluation.run(worker, self.plan, |_| {})?);
@@ -197,7 +207,7 @@ impl RankRun<'_> {
         course.history.add(&report);
         // After a skipped step the weights are those of the step before, and may have diverged: a checkpoint that falls on
         // one is saved after the next good step, or when the run ends.
-        let ends = course.stopped || course.gave_up || step + 1 == self.plan.run.steps;
+        let ends = course.early_end.is_some() || step + 1 == self.plan.run.steps;
         let due = course.save_due || self.saves_after(step);
         if due && !report.skipped || ends {
             course.save_due = false;
@@ -291,8 +301,7 @@ impl Course {
             skipped_in_a_row: 0,
             save_due: false,
             stop_agreed: false,
-            stopped: false,
-            gave_up: false,
+            early_end: None,
             bad: None,
         }
     }

@@ -40,12 +40,10 @@ fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
     while let Some(at) = open.pop() {
         for path in fs::read_dir(at).unwrap().map(|entry| entry.unwrap().path()) {
             let name = path.strip_prefix(folder).unwrap().display().to_string();
-            if name.ends_with("run.lock") {
-                continue;
-            } else if path.is_symlink() || path.is_file() {
-                found.push((name, fs::read(&path).unwrap_or_default()));
-            } else {
+            if path.is_dir() && !path.is_symlink() {
                 open.push(path);
+            } else if !name.ends_with("run.lock") {
+                found.push((name, fs::read(&path).unwrap_or_default()));
             }
         }
     }

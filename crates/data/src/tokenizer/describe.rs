@@ -27,7 +27,7 @@ pub(super) struct Description {
 /// Longer than any tokenizer, and short enough to be held in memory.
 const MOST_BYTES: u64 = 512 << 20;
 
-/// Characters of the longest word that a WordPiece model may take; usual ones take 100.
+/// Characters of the longest word that a `WordPiece` model may take; usual ones take 100.
 const LONGEST_WORD: u64 = 1 << 16;
 /// The largest vocabulary that a model may have.
 const MOST_TOKENS: u64 = 1 << 24;
@@ -145,7 +145,7 @@ fn vocab(path: &Path, tokens: &[(&str, u64)]) -> Result<usize, DataError> {
     Ok(largest as usize + 1)
 }
 
-/// Refuses a WordPiece model for very long words: the library reserves memory for the longest.
+/// Refuses a `WordPiece` model for very long words: the library reserves memory for the longest.
 fn check_word_length(path: &Path, value: &Value) -> Result<(), DataError> {
     match value["model"]["max_input_chars_per_word"].as_u64() {
         Some(longest) if longest > LONGEST_WORD => {

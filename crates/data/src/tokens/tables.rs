@@ -27,14 +27,12 @@ impl TokenFile {
             let first = i64::from_le_bytes(bytes);
             let least = if place + 1 == documents { sequences } else { before };
             let most = if place == 0 { 0 } else { sequences };
-            match u64::try_from(first).ok().filter(|first| (least..=most).contains(first)) {
-                Some(first) => before = first,
-                None => {
-                    let found = format!("sequence {first} in place {place} of the table of documents");
-                    let range = if least == most { least.to_string() } else { format!("{least} to {most}") };
-                    return wrong(found, format!("{range}: documents follow each other"));
-                }
-            }
+            let Some(found) = u64::try_from(first).ok().filter(|first| (least..=most).contains(first)) else {
+                let found = format!("sequence {first} in place {place} of the table of documents");
+                let range = if least == most { least.to_string() } else { format!("{least} to {most}") };
+                return wrong(found, format!("{range}: documents follow each other"));
+            };
+            before = found;
             Ok(())
         })
     }
