@@ -128,7 +128,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// Prints what went wrong in a run, a line each.
 fn report(mut failures: Vec<String>) -> Result<(), Failure> {
     let Some(last) = failures.pop() else { return Ok(()) };
-    failures.iter().for_each(|failure| output::stderr(&format!("error: {failure}")));
+    for failure in failures {
+        output::stderr(&format!("error: {failure}"));
+    }
     Err(Failure::Run(last))
 }
 

@@ -112,13 +112,12 @@ impl Lines {
     fn missing(&self, path: &Path, steps: u64) -> Option<String> {
         let path = path.display();
         // The lines of a run that went on from elsewhere begin after that checkpoint's step.
-        let gap = match self.steps.first() {
-            None => (1..=steps).next().map(|first| (first, steps)),
-            Some(_) => {
-                let next = self.steps.iter().skip(1).copied().chain([steps + 1]);
-                let gap = |(&step, next): (&u64, u64)| (next > step + 1).then_some((step + 1, next - 1));
-                self.steps.iter().zip(next).find_map(gap)
-            }
+        let gap = if self.steps.is_empty() {
+            (steps > 0).then_some((1, steps))
+        } else {
+            let next = self.steps.iter().skip(1).copied().chain([steps + 1]);
+            let gap = |(&step, next): (&u64, u64)| (next > step + 1).then_some((step + 1, next - 1));
+            self.steps.iter().zip(next).find_map(gap)
         };
         match (gap, self.damaged) {
             (Some((first, last)), _) => Some(format!("{path} has no lines for steps {first} to {last}")),

@@ -54,8 +54,12 @@ fn demo(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> {
     if let Some(end) = raw.end_of_document {
         return only_files("data.end_of_document", end.to_string());
     }
-    if raw.validation.as_ref().is_some_and(|given| *given != Sources::Blend(Vec::new())) {
-        return only_files("data.validation", "files".to_owned());
+    match &raw.validation {
+        Some(Sources::One(path)) => return only_files("data.validation", format!("\"{path}\"")),
+        Some(Sources::Blend(parts)) if !parts.is_empty() => {
+            return only_files("data.validation", "[…]".to_owned());
+        }
+        _ => {}
     }
     if let Some(split) = raw.split {
         return only_files("data.split", short(split));
