@@ -19,7 +19,7 @@ impl Folder {
         // Whatever its name says: it is still to be read.
         let stays = |path: &Path| goes_on.is_some_and(|checkpoint| same(path, checkpoint.path()));
         for path in self.remains()?.into_iter().filter(|path| !stays(path)) {
-            fs::remove_dir_all(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+            fs::remove_dir_all(&path).map_err(|error| CheckpointError::new(&path, error))?;
         }
         let beyond = |found: u64| goes_on.is_none_or(|checkpoint| found > checkpoint.progress().step);
         let found = self.list()?.into_iter().filter(|(found, path)| beyond(*found) && !stays(path));
@@ -32,14 +32,14 @@ impl Folder {
         let aside = self.new_aside()?;
         let moved = moving.iter().try_for_each(|path| {
             let name = path.file_name().expect("a file or checkpoint has a name");
-            move_to(path, &aside.join(name)).map_err(|error| CheckpointError::io(path, &error))
+            move_to(path, &aside.join(name)).map_err(|error| CheckpointError::new(path, error))
         });
         // It may still be needed for what was moved before; if nothing was, it is empty and goes.
         moved.inspect_err(|_| drop(fs::remove_dir(&aside)))?;
         // The run's own tokenizer may make way for another's.
         tokenizer::copy(parent(self.path()), &aside)?;
         let synced = files::sync_folder(&aside).and_then(|()| files::sync_folder(parent(&aside)));
-        synced.map_err(|error| CheckpointError::io(&aside, &error))?;
+        synced.map_err(|error| CheckpointError::new(&aside, error))?;
         Ok(Some(aside))
     }
 
@@ -47,13 +47,13 @@ impl Folder {
     fn new_aside(&self) -> Result<PathBuf, CheckpointError> {
         let target =
             if self.path().is_symlink() { self.path().canonicalize() } else { Ok(self.path().to_owned()) };
-        let target = target.map_err(|error| CheckpointError::io(self.path(), &error))?;
+        let target = target.map_err(|error| CheckpointError::new(self.path(), error))?;
         let name = target.file_name().unwrap_or("checkpoints".as_ref()).to_string_lossy();
         let aside = (1..u64::MAX)
             .map(|number| target.with_file_name(format!("{name}-{number}")))
             .find(|path| !path.exists())
             .expect("there are numbers enough");
-        fs::create_dir(&aside).map_err(|error| CheckpointError::io(&aside, &error))?;
+        fs::create_dir(&aside).map_err(|error| CheckpointError::new(&aside, error))?;
         Ok(aside)
     }
 }

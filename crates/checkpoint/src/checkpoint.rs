@@ -68,7 +68,7 @@ impl Checkpoint {
             return Err(CheckpointError::new(path, reason));
         }
         let plan = config::resolve(Some(&manifest.config), "its configuration", &[])
-            .map_err(|error| CheckpointError::new(path, error.to_string()))?;
+            .map_err(|error| CheckpointError::new(path, error))?;
         let files: Result<Vec<Checked>, CheckpointError> =
             manifest.files.par_iter().map(|record| Checked::new(path, record)).collect();
         let files = files?;
@@ -113,7 +113,7 @@ impl Store for Checkpoint {
         out: &mut [f32],
     ) -> Result<(), StoreError> {
         let name = parameter.name();
-        let failed = |reason: String| StoreError(format!("{}: {reason}", self.path.display()));
+        let failed = |reason: String| StoreError::new(format!("{}: {reason}", self.path.display()));
         let tensor = self.tensors.get(&(name.clone(), kept));
         let tensor = tensor.ok_or_else(|| failed(format!("it has no {} of {name}", kept.name())))?;
         let (elements, columns) = (parameter.valid_elements(), parameter.shape[1]);
@@ -127,9 +127,7 @@ impl Store for Checkpoint {
             if overlap.is_empty() {
                 continue;
             }
-            let read = |to: &mut [f32]| {
-                part.read(&self.files, overlap.start, to).map_err(|error| StoreError(error.to_string()))
-            };
+            let read = |to: &mut [f32]| part.read(&self.files, overlap.start, to).map_err(StoreError::new);
             if part.slice.width() == columns {
                 let at = part.slice.start + overlap.start - start;
                 read(&mut out[at..at + overlap.len()])?;
@@ -160,7 +158,7 @@ impl Checked {
     fn new(folder: &Path, record: &FileRecord) -> Result<Self, CheckpointError> {
         let path = folder.join(&record.name);
         let wrong = |reason: String| CheckpointError::new(&path, reason);
-        let (bytes, checksum) = files::measure(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+        let (bytes, checksum) = files::measure(&path).map_err(|error| CheckpointError::new(&path, error))?;
         if bytes != record.bytes {
             return Err(wrong(format!("it has {bytes} bytes and should have {}", record.bytes)));
         }

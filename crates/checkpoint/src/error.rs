@@ -1,24 +1,24 @@
 //! What is wrong with a checkpoint, as a sentence with the path.
 
-use std::io;
+use std::error::Error;
 use std::path::{Path, PathBuf};
+
+use kintsugi_spec::Cause;
 
 /// Something that cannot be read, written or used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}: {reason}", path.display())]
+#[error("{}: {cause}", path.display())]
 pub struct CheckpointError {
     /// The file or folder.
     pub path: PathBuf,
     /// What is wrong with it.
-    pub reason: String,
+    #[source]
+    pub cause: Cause,
 }
 
 impl CheckpointError {
-    pub(crate) fn new(path: &Path, reason: impl Into<String>) -> Self {
-        CheckpointError { path: path.to_owned(), reason: reason.into() }
-    }
-
-    pub(crate) fn io(path: &Path, error: &io::Error) -> Self {
-        CheckpointError::new(path, error.to_string())
+    /// A sentence about a file or folder, or the error of whoever uses it.
+    pub(crate) fn new(path: &Path, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        CheckpointError { path: path.to_owned(), cause: Cause::new(cause) }
     }
 }

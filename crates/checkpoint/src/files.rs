@@ -104,7 +104,7 @@ impl ManyFiles {
         mut offset: u64,
         out: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        let io = |error| CheckpointError::io(&self.paths[number], &error);
+        let io = |error| CheckpointError::new(&self.paths[number], error);
         let file = self.file(number).map_err(io)?;
         let size = dtype.bitsize() / 8;
         let mut bytes = vec![0; out.len().min(NUMBERS) * size];
@@ -169,5 +169,5 @@ pub(crate) fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), C
         file.write(&text)?;
         file.finish()
     });
-    written.map(|_| ()).map_err(|error| CheckpointError::io(path, &error))
+    written.map(|_| ()).map_err(|error| CheckpointError::new(path, error))
 }

@@ -32,7 +32,7 @@ impl Folder {
     /// system has no locks, `unguarded` is called with the reason.
     pub fn lock(&self, unguarded: impl FnOnce(&CheckpointError)) -> Result<RunLock, CheckpointError> {
         self.check_link()?;
-        self.create().map_err(|error| CheckpointError::io(&self.path, &error))?;
+        self.create().map_err(|error| CheckpointError::new(&self.path, error))?;
         RunLock::take_checkpoints(&self.path, unguarded)
     }
 
@@ -126,7 +126,7 @@ impl Folder {
     }
 
     fn names(&self) -> Result<Vec<String>, CheckpointError> {
-        let io = |error| CheckpointError::io(&self.path, &error);
+        let io = |error| CheckpointError::new(&self.path, error);
         self.check_link()?;
         let entries = match fs::read_dir(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -26,7 +26,7 @@ pub(crate) fn encode(notes: Option<HashMap<String, String>>, tensors: Vec<(Strin
 
 /// Reads a file's header; gives it and where the data begins.
 pub(crate) fn read(path: &Path) -> Result<(Metadata, u64), CheckpointError> {
-    let io = |error| CheckpointError::io(path, &error);
+    let io = |error| CheckpointError::new(path, error);
     let mut file = input::open(path).map_err(io)?;
     let bytes = file.metadata().map_err(io)?.len();
     decode(&mut file, bytes).map_err(|reason| CheckpointError::new(path, reason))

@@ -49,7 +49,7 @@ impl RunLock {
         advice: &str,
         unguarded: impl FnOnce(&CheckpointError),
     ) -> Result<Self, CheckpointError> {
-        let (io, folder) = (|error| CheckpointError::io(path, &error), parent(path));
+        let (io, folder) = (|error| CheckpointError::new(path, error), parent(path));
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(io)?;
         match try_lock(&file) {

@@ -87,7 +87,7 @@ impl Manifest {
     pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(MANIFEST);
         let bytes = input::bytes(&path, input::MOST_WRITTEN_BY_PROGRAMS)
-            .map_err(|error| CheckpointError::io(&path, &error))?;
+            .map_err(|error| CheckpointError::new(&path, error))?;
         Manifest::decode(&bytes).map_err(|reason| CheckpointError::new(&path, reason))
     }
 

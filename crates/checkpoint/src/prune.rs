@@ -43,6 +43,6 @@ impl Folder {
         let unfinished = self.unfinished(step);
         fs::rename(path, &unfinished)
             .and_then(|()| fs::remove_dir_all(&unfinished))
-            .map_err(|error| CheckpointError::io(path, &error))
+            .map_err(|error| CheckpointError::new(path, error))
     }
 }

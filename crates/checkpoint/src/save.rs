@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use kintsugi_plan::Plan;
 use kintsugi_rank::{Kept, Rank};
+use kintsugi_spec::Cause;
 use rayon::prelude::*;
 
 use crate::files::Durable;
@@ -40,12 +41,13 @@ pub struct Saved {
 
 /// A checkpoint that could not be written; the ones before it are as they were.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the checkpoint of step {step} was not written: {reason}")]
+#[error("the checkpoint of step {step} was not written: {cause}")]
 pub struct SaveFailure {
     /// Its step.
     pub step: u64,
     /// What went wrong.
-    pub reason: String,
+    #[source]
+    pub cause: Cause,
 }
 
 /// The thread that writes checkpoints has ended while ranks had something to save.
@@ -140,14 +142,14 @@ struct Unfinished {
     folder: Option<PathBuf>,
     /// By rank; empty records once something has gone wrong.
     files: BTreeMap<usize, FileRecord>,
-    failure: Option<String>,
+    failure: Option<Cause>,
 }
 
 impl Unfinished {
     fn begin(folder: &Folder, step: u64) -> Self {
         let (folder, failure) = match folder.begin(step) {
             Ok(path) => (Some(path), None),
-            Err(error) => (None, Some(error.to_string())),
+            Err(error) => (None, Some(Cause::new(error))),
         };
         Unfinished { step, begun: Instant::now(), blocked: 0.0, folder, files: BTreeMap::new(), failure }
     }
@@ -158,8 +160,8 @@ impl Unfinished {
         if let Some(folder) = &self.folder {
             match write_shard(folder, shard, bytes) {
                 Ok((bytes, checksum)) => record = FileRecord { bytes, checksum, ..record },
-                Err(reason) => {
-                    self.failure = Some(reason);
+                Err(cause) => {
+                    self.failure = Some(cause);
                     self.abandon();
                 }
             }
@@ -176,13 +178,13 @@ impl Unfinished {
                 let manifest = manifest(&writer.plan, &writer.shards, files, &Kept::ALL, progress);
                 write_file(&folder.join(MANIFEST), &[&manifest.encode()])
                     .and_then(|_| writer.folder.finish(self.step))
-                    .map_err(|error| error.to_string())
+                    .map_err(Cause::new)
             }
-            (failure, _) => Err(failure.unwrap_or_else(|| "its folder is gone".to_owned())),
+            (failure, _) => Err(failure.unwrap_or_else(|| Cause::new("its folder is gone"))),
         };
-        let path = result.map_err(|reason| {
+        let path = result.map_err(|cause| {
             self.abandon();
-            SaveFailure { step: self.step, reason }
+            SaveFailure { step: self.step, cause }
         })?;
         let left = writer.folder.prune(writer.plan.run.keep, progress).err();
         let (seconds, blocked) = (self.begun.elapsed().as_secs_f64(), self.blocked);
@@ -198,11 +200,12 @@ impl Unfinished {
 }
 
 /// Writes one rank's shard, or says why not. Numbers that are not finite are never written: a run cannot go on from them.
-fn write_shard(folder: &Path, shard: &Shard, bytes: &[u8]) -> Result<(u64, String), String> {
+fn write_shard(folder: &Path, shard: &Shard, bytes: &[u8]) -> Result<(u64, String), Cause> {
     if let Some(tensor) = shard.not_finite(bytes) {
-        return Err(format!("{tensor} in {} has numbers that are not finite", shard.name));
+        let reason = format!("{tensor} in {} has numbers that are not finite", shard.name);
+        return Err(Cause::new(reason));
     }
-    write_file(&folder.join(&shard.name), &[&shard.header, bytes]).map_err(|error| error.to_string())
+    write_file(&folder.join(&shard.name), &[&shard.header, bytes]).map_err(Cause::new)
 }
 
 fn write_file(path: &Path, parts: &[&[u8]]) -> io::Result<(u64, String)> {

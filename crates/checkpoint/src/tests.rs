@@ -36,7 +36,7 @@ struct Nothing;
 
 impl Store for Nothing {
     fn read(&self, parameter: &Parameter, _: Kept, _: usize, _: &mut [f32]) -> Result<(), StoreError> {
-        Err(StoreError(format!("there is no {}", parameter.name())))
+        Err(StoreError::new(format!("there is no {}", parameter.name())))
     }
 }
 
@@ -107,7 +107,7 @@ fn every_layout_reads_every_number() {
     let foreign =
         Parameter { shape: [9, 9], valid_rows: 9, ..plan.layout(plan.units()[0]).placed[0].parameter };
     let error = checkpoint.read(&foreign, Kept::Weights, 0, &mut [0.0]).expect_err("another shape");
-    assert!(error.0.contains("and not"), "{error}");
+    assert!(error.to_string().contains("and not"), "{error}");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_checkpoint_is_whole_or_absent_and_leaves_others_alone() {
         let mut names: Vec<String> =
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         names.sort();
-        (done.map_err(|error| error.reason.contains("there is no ")), names.join(" "))
+        (done.map_err(|error| error.cause.to_string().contains("there is no ")), names.join(" "))
     };
     assert_eq!(written(&Nothing), (Err(true), "to.partial".to_owned()));
     fs::write(foreign.join("tokenizer.json"), "{}").expect("a file");
@@ -161,7 +161,7 @@ fn what_is_broken_is_named_and_passed_over() {
         assert_eq!(step, Ok(Some(5)), "{file}");
         assert_eq!(broken.len(), 1);
         assert_eq!(broken[0].path, path);
-        assert!(broken[0].reason.contains(reason), "{}", broken[0]);
+        assert!(broken[0].cause.to_string().contains(reason), "{}", broken[0]);
         assert_eq!(find(&out.0, |_| {}).expect("the one before").progress().step, 5);
     }
 }

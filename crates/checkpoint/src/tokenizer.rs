@@ -134,7 +134,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), CheckpointError> {
         let (file, copy) = (from.join(name), to.join(name));
         if file.is_file() {
             let copied = fs::copy(&file, &copy).and_then(|_| File::open(&copy)?.sync_all());
-            copied.map_err(|error| CheckpointError::io(&file, &error))?;
+            copied.map_err(|error| CheckpointError::new(&file, error))?;
         }
     }
     Ok(())

@@ -20,7 +20,7 @@ impl Unfinished {
         if to.exists() && !is_empty_folder(to) {
             return Err(CheckpointError::new(to, "it is there already"));
         }
-        let failed = |error: io::Error| CheckpointError::io(to, &error);
+        let failed = |error: io::Error| CheckpointError::new(to, error);
         to.parent().map_or(Ok(()), fs::create_dir_all).map_err(failed)?;
         for number in 0_u64.. {
             let mut own = to.as_os_str().to_owned();
@@ -42,7 +42,7 @@ impl Unfinished {
 
     /// Gives it its name. Its files are on the disk already.
     pub fn publish(mut self) -> Result<(), CheckpointError> {
-        publish(&self.path, &self.to).map_err(|error| CheckpointError::io(&self.to, &error))?;
+        publish(&self.path, &self.to).map_err(|error| CheckpointError::new(&self.to, error))?;
         self.published = true;
         Ok(())
     }

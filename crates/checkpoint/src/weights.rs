@@ -37,9 +37,7 @@ impl WeightsFolder {
         if path.join(MANIFEST).exists() {
             let text = Manifest::read(path)?.config;
             let plan = config::resolve(Some(&text), "its configuration", &[]);
-            return plan
-                .map(|plan| plan.model)
-                .map_err(|error| CheckpointError::new(path, error.to_string()));
+            return plan.map(|plan| plan.model).map_err(|error| CheckpointError::new(path, error));
         }
         Ok(newest(path)?.plan().model.clone())
     }

@@ -27,7 +27,7 @@ pub fn write(
     progress: &Progress,
     tokenizer: Option<&Path>,
 ) -> Result<(), CheckpointError> {
-    let io = |error: std::io::Error| CheckpointError::io(path, &error);
+    let io = |error: std::io::Error| CheckpointError::new(path, error);
     let unfinished = Unfinished::begin(path)?;
     let folder = unfinished.path();
     let shards: Vec<Shard> = (0..plan.mesh.ranks()).map(|rank| Shard::new(plan, rank, kept)).collect();
@@ -36,7 +36,7 @@ pub fn write(
         let mut file = Durable::create(&folder.join(&shard.name)).map_err(io)?;
         file.write(&shard.header).map_err(io)?;
         for piece in &shard.pieces {
-            let read = |error: StoreError| CheckpointError::new(path, error.to_string());
+            let read = |error: StoreError| CheckpointError::new(path, error);
             for start in (0..piece.slice.len).step_by(CHUNK) {
                 let chunk = start..(start + CHUNK).min(piece.slice.len);
                 file.write(&encode(&read_chunk(store, piece, chunk).map_err(read)?, piece.dtype))

@@ -1,20 +1,23 @@
 //! What can be wrong with data, in one sentence: the file, what was found, and what was expected.
 
-use std::fmt::Display;
+use std::error::Error;
 use std::path::{Path, PathBuf};
+
+use kintsugi_spec::Cause;
 
 /// A mistake in the data, or a file that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DataError {
     /// A file or folder that cannot be read or written.
-    #[error("cannot {action} {}: {reason}", path.display())]
+    #[error("cannot {action} {}: {cause}", path.display())]
     File {
         /// What was tried.
         action: &'static str,
         /// On what.
         path: PathBuf,
-        /// What the system says.
-        reason: String,
+        /// What the system says, or what is wrong with it.
+        #[source]
+        cause: Cause,
     },
     /// A file that is not what it should be.
     #[error("{}: found {found}, expected {expected}", path.display())]
@@ -38,11 +41,12 @@ pub enum DataError {
     },
     /// A thread that the system did not start.
     #[error(
-        "a thread that encodes text cannot be started: {reason}; raise the limit on processes and threads (ulimit -u)"
+        "a thread that encodes text cannot be started: {cause}; raise the limit on processes and threads (ulimit -u)"
     )]
     Thread {
-        /// The answer of the system.
-        reason: String,
+        /// What the system says.
+        #[source]
+        cause: Cause,
     },
     /// A value that does not go with the others.
     #[error("{0}")]
@@ -50,8 +54,12 @@ pub enum DataError {
 }
 
 impl DataError {
-    pub(crate) fn file(action: &'static str, path: &Path, reason: impl Display) -> Self {
-        DataError::File { action, path: path.to_owned(), reason: reason.to_string() }
+    pub(crate) fn file(
+        action: &'static str,
+        path: &Path,
+        cause: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        DataError::File { action, path: path.to_owned(), cause: Cause::new(cause) }
     }
 
     pub(crate) fn foreign(path: &Path, found: impl Into<String>, expected: impl Into<String>) -> Self {

@@ -232,7 +232,7 @@ fn a_run_that_does_not_fit_its_checkpoint_is_refused() {
         let start = Start::Checkpoint(Arc::new(Checkpoint::open(&path).expect("it is whole")));
         let options = TrainOptions { start, ..TrainOptions::new(MemoryChoice::Heap) };
         match train(&plan(settings), &options, |_| {}) {
-            Err(TrainError::Start(error)) => error.reason,
+            Err(TrainError::Start(error)) => error.cause.to_string(),
             other => panic!("{other:?}"),
         }
     };

@@ -1,7 +1,10 @@
 //! Where whole parameters are read from: a checkpoint, a folder of another program's weights, memory, or the
 //! generator of initial weights. A rank reads the elements of its own part, whatever the layout.
 
+use std::error::Error;
+
 use kintsugi_plan::parameters::{Parameter, Placed};
+use kintsugi_spec::Cause;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -33,10 +36,17 @@ impl Kept {
     }
 }
 
-/// Why something could not be read, as a sentence.
+/// Why something could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct StoreError(pub String);
+#[error(transparent)]
+pub struct StoreError(#[from] Cause);
+
+impl StoreError {
+    /// A sentence, or the error of what is read from.
+    pub fn new(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        StoreError(Cause::new(cause))
+    }
+}
 
 /// A source of whole parameters.
 pub trait Store: Sync {
@@ -60,12 +70,12 @@ impl Store for Whole {
     ) -> Result<(), StoreError> {
         let name = parameter.name();
         if kept != Kept::Weights {
-            return Err(StoreError(format!("{name} has weights here and no states")));
+            return Err(StoreError::new(format!("{name} has weights here and no states")));
         }
-        let values = self.get(&name).ok_or_else(|| StoreError(format!("{name} is missing")))?;
+        let values = self.get(&name).ok_or_else(|| StoreError::new(format!("{name} is missing")))?;
         let wanted = values.get(start..start + out.len()).ok_or_else(|| {
             let (has, needs) = (values.len(), parameter.valid_elements());
-            StoreError(format!("{name} has {has} elements and not {needs}"))
+            StoreError::new(format!("{name} has {has} elements and not {needs}"))
         })?;
         out.copy_from_slice(wanted);
         Ok(())
@@ -87,7 +97,7 @@ impl Store for Finite<'_> {
         match out.iter().find(|value| !value.is_finite()) {
             Some(value) => {
                 let (kept, name) = (kept.name(), parameter.name());
-                Err(StoreError(format!("the {kept} of {name} are not finite: one of them is {value}")))
+                Err(StoreError::new(format!("the {kept} of {name} are not finite: one of them is {value}")))
             }
             None => Ok(()),
         }
@@ -184,8 +194,9 @@ mod tests {
         let plan = config::resolve(None, "demo", &[]).expect("the demo");
         let parameter = plan.layout(plan.units()[0]).placed[0].parameter;
         let mut out = [0.0];
-        let read =
-            |whole: &Whole, kept, out: &mut [f32]| whole.read(&parameter, kept, 0, out).map_err(|e| e.0);
+        let read = |whole: &Whole, kept, out: &mut [f32]| {
+            whole.read(&parameter, kept, 0, out).map_err(|e| e.to_string())
+        };
         let missing = read(&Whole::new(), Kept::Weights, &mut out);
         assert_eq!(missing.unwrap_err(), "table.table is missing");
         let short = Whole::from([("table.table".to_owned(), vec![])]);

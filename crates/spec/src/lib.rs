@@ -3,6 +3,7 @@
 //! Presets are data files under `presets/`; units are parsed and printed in one place.
 #![forbid(unsafe_code)]
 
+mod cause;
 mod cluster;
 mod device;
 mod framework;
@@ -13,6 +14,7 @@ mod model;
 pub mod presets;
 pub mod units;
 
+pub use cause::Cause;
 pub use cluster::{ClusterSpec, Topology};
 pub use device::{AttentionPoint, DeviceSpec, KernelPoint, ProductPoint};
 pub use framework::FrameworkSpec;

@@ -163,7 +163,7 @@ fn write_file(
     // transformers refuses a file that does not say what wrote it.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let header = header::encode(Some(format), infos.collect());
-    let io = |error: std::io::Error| CheckpointError::io(path, &error);
+    let io = |error: std::io::Error| CheckpointError::new(path, error);
     let mut file = Durable::create(path).map_err(io)?;
     file.write(&header).map_err(io)?;
     for output in outputs {
@@ -200,7 +200,7 @@ fn write_tensor(
         values.resize(before + len, 0.0);
         store
             .read(parameter, Kept::Weights, start, &mut values[before..])
-            .map_err(|error| CheckpointError::new(Path::new(&output.name), error.to_string()))
+            .map_err(|error| CheckpointError::new(Path::new(&output.name), error))
     };
     let (first, place) = &output.parts[0];
     if place.transposed {

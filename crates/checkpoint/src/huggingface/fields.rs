@@ -20,7 +20,7 @@ impl Fields {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, CheckpointError> {
         let text = input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS)
-            .map_err(|error| CheckpointError::io(path, &error))?;
+            .map_err(|error| CheckpointError::new(path, error))?;
         match serde_json::from_slice(&text) {
             Ok(Value::Object(map)) => Ok(Fields { path: path.to_owned(), prefix: String::new(), map }),
             Ok(_) => Err(CheckpointError::new(path, "is no JSON object")),

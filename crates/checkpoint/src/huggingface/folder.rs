@@ -97,7 +97,7 @@ impl HuggingFaceFolder {
     }
 
     fn tensor(&self, place: &Place) -> Result<&Tensor, StoreError> {
-        let missing = || StoreError(format!("{} has no tensor {}", self.path.display(), place.name));
+        let missing = || StoreError::new(format!("{} has no tensor {}", self.path.display(), place.name));
         self.tensors.get(&place.name).ok_or_else(missing)
     }
 
@@ -121,7 +121,7 @@ impl HuggingFaceFolder {
             out.copy_from_slice(&self.turned(&place.name, tensor)?[start..start + out.len()]);
             return Ok(());
         }
-        self.tensors.read(tensor, start, out).map_err(|error| StoreError(error.to_string()))
+        self.tensors.read(tensor, start, out).map_err(StoreError::new)
     }
 
     fn turned(&self, name: &str, tensor: &Tensor) -> Result<Arc<Vec<f32>>, StoreError> {
@@ -131,7 +131,7 @@ impl HuggingFaceFolder {
             let found = turned.remove(i);
             turned.push(found);
         } else {
-            let values = self.turn(tensor).map_err(|error| StoreError(error.to_string()))?;
+            let values = self.turn(tensor).map_err(StoreError::new)?;
             let mut kept: usize = turned.iter().map(|(_, values)| values.len()).sum();
             while kept > TURNED.saturating_sub(values.len()) && !turned.is_empty() {
                 kept -= turned.remove(0).1.len();
@@ -180,7 +180,7 @@ impl Store for HuggingFaceFolder {
         if end > self.elements(&place, columns)? {
             let name = parameter.name();
             let folder = self.path.display();
-            return Err(StoreError(format!("{name} is larger than {} in {folder}", place.name)));
+            return Err(StoreError::new(format!("{name} is larger than {} in {folder}", place.name)));
         }
         match place.part {
             Part::Whole => self.read_tensor(&place, start, out),

@@ -123,7 +123,7 @@ struct Index {
 /// The file that each tensor is said to be in.
 fn weight_map(path: &Path) -> Result<BTreeMap<String, String>, CheckpointError> {
     let text = input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS)
-        .map_err(|error| CheckpointError::io(path, &error))?;
+        .map_err(|error| CheckpointError::new(path, error))?;
     let index: Index = serde_json::from_slice(&text)
         .map_err(|error| CheckpointError::new(path, format!("is no index: {error}")))?;
     for (name, file) in &index.weight_map {

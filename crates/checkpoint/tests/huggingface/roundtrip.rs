@@ -95,14 +95,14 @@ fn nothing_is_overwritten_and_nothing_is_left_half_written() {
     let write = |model: &ModelSpec| export(&path, model, &folder, &options(Compute::Fp32, 1 << 30));
     write(folder.model()).expect("an empty folder is no obstacle");
     let error = write(folder.model()).unwrap_err();
-    assert_eq!((error.path.as_path(), error.reason.as_str()), (path.as_path(), "it is there already"));
+    assert_eq!((error.path.as_path(), &error.cause.to_string()[..]), (path.as_path(), "it is there already"));
 
     let path = fresh("impossible").join("to");
     let foreign = path.with_extension("partial");
     fs::create_dir_all(&foreign).unwrap();
     let larger = ModelSpec { ffn: 80, ..folder.model().clone() };
     let error = export(&path, &larger, &folder, &options(Compute::Fp32, 1 << 30)).unwrap_err();
-    assert!(error.reason.contains("is larger than"), "{error}");
+    assert!(error.cause.to_string().contains("is larger than"), "{error}");
     let left: Vec<PathBuf> =
         fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(left, [foreign], "only what was there");
@@ -116,7 +116,12 @@ fn what_hugging_face_has_no_word_for_is_refused() {
         change(&mut model);
         let path = fresh("no-word");
         let error = export(&path, &model, &folder, &options(Compute::Fp32, 1 << 30)).unwrap_err();
-        error.reason.strip_prefix("Hugging Face has no such model: ").expect("that is why").to_owned()
+        error
+            .cause
+            .to_string()
+            .strip_prefix("Hugging Face has no such model: ")
+            .expect("that is why")
+            .to_owned()
     };
     let grouped = refused("neox", &|model| model.kv_heads = 2);
     assert_eq!(grouped, "model.kv_heads = 2 is not model.heads = 4, which GPT-NeoX needs");

@@ -44,7 +44,7 @@ pub fn change(folder: &Path, change: impl FnOnce(&mut Map<String, Value>)) {
 
 /// Why a folder is refused, without the path in front.
 pub fn refusal(folder: &Path) -> String {
-    HuggingFaceFolder::open(folder).expect_err("it is to be refused").reason
+    HuggingFaceFolder::open(folder).expect_err("it is to be refused").cause.to_string()
 }
 
 /// All parameters of a folder, with their values.

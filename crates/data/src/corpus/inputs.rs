@@ -194,7 +194,10 @@ fn add_matches(pattern: &str, inputs: &mut Vec<Input>) -> Result<(), DataError> 
     let matches = glob::glob(pattern).map_err(|error| DataError::file("use", path, error.msg))?;
     let before = inputs.len();
     for found in matches {
-        let found = found.map_err(|error| DataError::file("read", error.path(), error.error()))?;
+        let found = found.map_err(|error| {
+            let path = error.path().to_owned();
+            DataError::file("read", &path, io::Error::from(error))
+        })?;
         if found.is_file() {
             inputs.push(Input::open(&found)?);
         }

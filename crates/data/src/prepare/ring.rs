@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use super::work::{Encode, Work};
+use kintsugi_spec::Cause;
+
 use crate::DataError;
 use crate::corpus::{Batches, Input};
 
@@ -42,7 +44,7 @@ impl Ring<'_> {
         for _ in 0..PIECES * self.workers {
             free.send(Work::default()).expect("the other end is here");
         }
-        let no_thread = |error: io::Error| DataError::Thread { reason: error.to_string() };
+        let no_thread = |error: io::Error| DataError::Thread { cause: Cause::new(error) };
         thread::scope(|scope| {
             for _ in 0..self.workers {
                 let (waiting, done, inputs) = (&waiting, done.clone(), self.inputs);

@@ -154,7 +154,7 @@ impl TokenWriter {
         for _ in 0..self.sequences {
             idx.write(&place.to_le_bytes())?;
             let mut length = [0; 4];
-            lengths.read_exact(&mut length).map_err(|error| self.lengths.failed("read", &error))?;
+            lengths.read_exact(&mut length).map_err(|error| self.lengths.failed("read", error))?;
             place += i64::from(i32::from_le_bytes(length)) * self.kind.bytes() as i64;
         }
         let mut starts = self.starts.rewind()?;
@@ -193,11 +193,11 @@ impl Partial {
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
-        self.file.write_all(bytes).map_err(|error| self.failed("write", &error))
+        self.file.write_all(bytes).map_err(|error| self.failed("write", error))
     }
 
     fn copy(&mut self, from: &mut File) -> Result<(), DataError> {
-        io::copy(from, &mut self.file).map(drop).map_err(|error| self.failed("write", &error))
+        io::copy(from, &mut self.file).map(drop).map_err(|error| self.failed("write", error))
     }
 
     /// What was written so far, from its beginning.
@@ -207,12 +207,12 @@ impl Partial {
             file.rewind()?;
             Ok(file)
         });
-        rewound.map_err(|error| self.failed("read", &error))
+        rewound.map_err(|error| self.failed("read", error))
     }
 
     pub fn sync(&mut self) -> Result<(), DataError> {
         let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
-        synced.map_err(|error| self.failed("write", &error))
+        synced.map_err(|error| self.failed("write", error))
     }
 
     /// Moves a synced file into place, for good.
@@ -224,7 +224,7 @@ impl Partial {
         File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all()).map_err(failed)
     }
 
-    fn failed(&self, action: &'static str, error: &io::Error) -> DataError {
+    fn failed(&self, action: &'static str, error: io::Error) -> DataError {
         DataError::file(action, &self.path, error)
     }
 }
