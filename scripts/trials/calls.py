@@ -88,7 +88,7 @@ def call(trial):
             finished.check()
     check_nothing_lost(trial, before, settings)
     trial.found("run went on" if finished.code == 0 else "error told")
-    resume_to_end(trial, settings, trial.folder, reference)
+    resume_to_end(trial, settings, trial.folder, reference, finished)
 
 
 def limit(trial):
@@ -107,7 +107,7 @@ def limit(trial):
         finished.check()
     check_nothing_lost(trial, before, settings)
     trial.found("run went on" if finished.code == 0 else "error told")
-    resume_to_end(trial, settings, trial.folder, reference)
+    resume_to_end(trial, settings, trial.folder, reference, finished)
 
 
 def disk(trial):
@@ -130,7 +130,7 @@ def disk(trial):
             if finished.code == 0:
                 break
         subprocess.run(["mount", "-o", "remount,size=64m", out], check=True)
-        resume_to_end(trial, settings, trial.folder, reference)
+        resume_to_end(trial, settings, trial.folder, reference, finished)
     finally:
         kept = trial.folder + "-out"
         shutil.copytree(out, kept, dirs_exist_ok=True)

@@ -79,12 +79,17 @@ class Result:
         manifest = json.load(open(os.path.join(newest, "manifest.json")))["manifest"]
         self.progress = manifest["progress"]
 
-    def differs_from(self, other):
-        """In which respect two results differ, or None."""
+    def steps_missing(self, other):
+        """The steps that have a line there and none here."""
+        return {line[0] for line in other.numbers} - {line[0] for line in self.numbers}
+
+    def differs_from(self, other, without=()):
+        """In which respect two results differ, or None; the lines of some steps may be missing here."""
         if self.weights != other.weights:
             return "its final weights differ"
-        if self.numbers != other.numbers:
-            pairs = zip(self.numbers, other.numbers)
+        expected = [line for line in other.numbers if line[0] not in without]
+        if self.numbers != expected:
+            pairs = zip(self.numbers, expected)
             first = next((pair for pair in pairs if pair[0] != pair[1]), None)
             return f"its metrics differ: {len(self.numbers)} and {len(other.numbers)} lines, first {first}"
         if self.progress != other.progress:
@@ -156,11 +161,22 @@ def check_whole(folder):
     return newest
 
 
-def resume_to_end(trial, settings, folder, reference):
-    """Goes on to the end, undisturbed, and compares with the run that was never disturbed."""
+def steps_said_missing(said):
+    """The steps for which a run said that it found no metrics."""
+    steps = set()
+    for gaps in re.findall(r"has no lines for steps ([\d to,]+)", said):
+        for first, last in re.findall(r"(\d+) to (\d+)", gaps):
+            steps.update(range(int(first), int(last) + 1))
+    return steps
+
+
+def resume_to_end(trial, settings, folder, reference, disturbed=None):
+    """Goes on to the end, undisturbed, and compares with the run that was never disturbed. Metrics that could not be
+    written may be missing if that was said: by the run that goes on, or by the `disturbed` one if it came to its end."""
     out = os.path.join(folder, "out")
     steps = settings["run.steps"]
     newest = check_whole(out)
+    said = None
     if newest < steps:
         finished = trial.program.run(["train", configuration(folder, settings), "--resume"], folder).check((0,))
         if "trying the checkpoint before" in finished.stderr:
@@ -168,7 +184,15 @@ def resume_to_end(trial, settings, folder, reference):
         note = f"goes on after step {newest} "
         if newest and note not in finished.stdout:
             raise Wrong(f"it did not go on from step {newest}: {finished.stdout[-400:]}")
-    difference = Result(out, steps).differs_from(reference)
+        said = steps_said_missing(finished.stderr)
+    result = Result(out, steps)
+    missing = result.steps_missing(reference)
+    if missing and said is None and (disturbed is None or disturbed.code == 0):
+        raise Wrong(f"metrics of steps {sorted(missing)} are missing, and the run ended without an error")
+    if said is not None and missing != said:
+        raise Wrong(f"metrics of steps {sorted(missing)} are missing, and those of {sorted(said)} were said to be")
+    difference = result.differs_from(reference, missing)
     if difference:
         raise Wrong(f"not the run that was never disturbed: {difference}")
+    trial.found("gap in metrics told", 1 if missing else 0)
     trial.found("bit-identical")

@@ -111,18 +111,23 @@ impl Lines {
     /// What a reader of the file should know of the lines up to a step, if anything is missing.
     fn missing(&self, path: &Path, steps: u64) -> Option<String> {
         let path = path.display();
-        // The lines of a run that went on from elsewhere begin after that checkpoint's step.
-        let gap = if self.steps.is_empty() {
-            (steps > 0).then_some((1, steps))
-        } else {
-            let next = self.steps.iter().skip(1).copied().chain([steps + 1]);
-            let gap = |(&step, next): (&u64, u64)| (next > step + 1).then_some((step + 1, next - 1));
-            self.steps.iter().zip(next).find_map(gap)
-        };
-        match (gap, self.damaged) {
-            (Some((first, last)), _) => Some(format!("{path} has no lines for steps {first} to {last}")),
-            (None, 0) => None,
-            (None, damaged) => Some(format!("{damaged} damaged lines of {path} were removed")),
+        let gaps: Vec<String> =
+            self.gaps(steps).iter().map(|(first, last)| format!("{first} to {last}")).collect();
+        match (gaps.len(), self.damaged) {
+            (0, 0) => None,
+            (0, damaged) => Some(format!("{damaged} damaged lines of {path} were removed")),
+            _ => Some(format!("{path} has no lines for steps {}", gaps.join(", "))),
         }
+    }
+
+    /// The first and the last step of every gap. The lines of a run that went on from elsewhere begin after that
+    /// checkpoint's step.
+    fn gaps(&self, steps: u64) -> Vec<(u64, u64)> {
+        if self.steps.is_empty() && steps > 0 {
+            return vec![(1, steps)];
+        }
+        let next = self.steps.iter().skip(1).copied().chain([steps + 1]);
+        let gap = |(&step, next): (&u64, u64)| (next > step + 1).then_some((step + 1, next - 1));
+        self.steps.iter().zip(next).filter_map(gap).collect()
     }
 }

@@ -132,3 +132,16 @@ fn a_word_of_any_length_is_no_reason_to_take_all_memory() {
         "{said}"
     );
 }
+
+#[test]
+fn a_token_of_any_length_is_no_reason_to_overflow_the_stack() {
+    let folder = folder("tokenizers-token");
+    let mut pieces = letters(&Value::Null, "x");
+    let long = "a".repeat(1 << 20);
+    pieces["model"] = json!({ "type": "Unigram", "unk_id": 0, "byte_fallback": false,
+                              "vocab": [["b", -1.0], ["a", -1.0], [long, -2.0]] });
+    let output = tokenize(&folder, &pieces, "ab");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("token 2 of 1048576 bytes") && said.contains("at most 1024"), "{said}");
+}

@@ -66,9 +66,12 @@ fn read_tokens(folder: &Path) -> bool {
     file.is_ok()
 }
 
+/// The key of texts in the files that other programs have written.
+const KEY: &str = "body";
+
 /// What `prepare` reads, by the program itself.
 pub fn documents(_: &Path) -> Target {
-    let lines = format!("{{\"text\": {TEXT:?}}}\n").replace("\\u{", "{").repeat(3);
+    let lines = format!("{{\"{KEY}\": {TEXT:?}}}\n").replace("\\u{", "{").repeat(3);
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     packed.write_all(TEXT.repeat(9).as_bytes()).unwrap();
     let one = |name: &str, bytes: Vec<u8>| Files::from([(name.to_owned(), bytes)]);
@@ -78,11 +81,21 @@ pub fn documents(_: &Path) -> Target {
             one("a.jsonl", lines.into_bytes()),
             one("a.txt.gz", packed.finish().unwrap()),
             one("a.txt.zst", zstd(TEXT.as_bytes())),
+            fixture("rows.jsonl.bz2"),
+            fixture("rows.jsonl.xz"),
+            fixture("rows-snappy.parquet"),
+            fixture("rows-zstd.parquet"),
         ],
         changed: &[],
         repair: as_it_is,
         read: prepare,
     }
+}
+
+/// A file that other programs have written.
+fn fixture(name: &str) -> Files {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    Files::from([(name.to_owned(), fs::read(path).unwrap())])
 }
 
 /// A Zstandard frame with one block that is stored as it is (RFC 8878).
@@ -104,6 +117,8 @@ fn prepare(folder: &Path) -> bool {
         "1",
         "--out",
         "../prepared",
+        "--json-key",
+        KEY,
     ]);
     let output = command.current_dir(folder).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -145,7 +160,7 @@ fn unigram() -> Files {
     let text = r#"{"version": "1.0", "truncation": null, "padding": null,
  "added_tokens": [{"id": 0, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
  "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Replace", "pattern": {"String": " "}, "content": "_"}]},
- "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"String": "_"}, "behavior": "MergedWithNext", "invert": false}, {"type": "Digits", "individual_digits": true}]},
+ "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"String": "_"}, "behavior": "MergedWithNext", "invert": false}, {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}"}, "behavior": "Isolated", "invert": false}, {"type": "Digits", "individual_digits": true}]},
  "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
   "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
   "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}},

@@ -27,6 +27,8 @@ pub(super) struct Description {
 /// Longer than any tokenizer, and short enough to be held in memory.
 const MOST_BYTES: u64 = 512 << 20;
 
+/// Bytes of the longest token: the library's tables of tokens are built by a recursion over them.
+const LONGEST_TOKEN: usize = 1 << 10;
 /// Characters of the longest word that a `WordPiece` model may take; usual ones take 100.
 const LONGEST_WORD: u64 = 1 << 16;
 /// The largest vocabulary that a model may have.
@@ -137,6 +139,10 @@ fn vocab(path: &Path, tokens: &[(&str, u64)]) -> Result<usize, DataError> {
     let Some(largest) = tokens.iter().map(|&(_, id)| id).max() else {
         return Err(DataError::foreign(path, "a vocabulary without words", "a tokenizer"));
     };
+    if let Some((token, id)) = tokens.iter().find(|(token, _)| token.len() > LONGEST_TOKEN) {
+        let found = format!("token {id} of {} bytes", token.len());
+        return Err(DataError::foreign(path, found, format!("at most {LONGEST_TOKEN}")));
+    }
     let most = MOST_TOKENS.min(4 * tokens.len() as u64 + (1 << 16));
     if largest >= most {
         let found = format!("token {largest} in a vocabulary of {} words", tokens.len());
