@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kintsugi_checkpoint::Progress;
 use kintsugi_comm::Traffic;
 use kintsugi_data::DataError;
-use kintsugi_plan::{Compute, Plan};
+use kintsugi_plan::Plan;
 use kintsugi_rank::{Bad, Figures, RankMemory};
 use kintsugi_tensor::ops::control;
 use serde::Serialize;
@@ -77,7 +77,7 @@ impl StepReport {
             tokens: (landed.batch + 1) * tokens as u64,
             tokens_per_s: tokens as f64 / step_s,
             step_s,
-            mfu: peak(plan).map(|peak| plan.flops().model / step_s / peak),
+            mfu: plan.mfu(step_s),
             loss_scale: decided.control(control::LOSS_SCALE),
             skipped: decided.control(control::SKIP) > 0.0,
             energy_j: landed.joules,
@@ -87,13 +87,6 @@ impl StepReport {
             validation_losses: BTreeMap::new(),
         }
     }
-}
-
-/// FLOP/s of all devices together in the precision of the run, where that is known.
-fn peak(plan: &Plan) -> Option<f64> {
-    let device = &plan.cluster.device;
-    let peak = if plan.precision.compute == Compute::Fp32 { device.peak_fp32 } else { device.peak_16bit };
-    peak.map(|peak| peak * plan.mesh.ranks() as f64)
 }
 
 /// What is kept of the steps of a run, however many there are.

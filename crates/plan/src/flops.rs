@@ -31,8 +31,14 @@ impl Plan {
             / layer_per_token(&self.model, self.batch.sequence)
     }
 
+    /// Model FLOPs utilisation of a step that takes so many seconds, where the peak of the devices is known.
+    pub fn mfu(&self, step_s: f64) -> Option<f64> {
+        let ranks = self.mesh.ranks() as f64;
+        self.peak_flops().map(|peak| self.flops().model / step_s / ranks / peak)
+    }
+
     /// The peak of one rank in the plan's compute type, FLOP/s, where it is known: its device's, or its share of cores.
-    pub fn peak_flops(&self) -> Option<f64> {
+    fn peak_flops(&self) -> Option<f64> {
         let device = &self.cluster.device;
         let peak = match self.precision.compute {
             Compute::Fp32 => device.peak_fp32,

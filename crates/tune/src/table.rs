@@ -45,7 +45,7 @@ pub fn outcome(plan: &Plan, timing: &Timing, reserved: u64, fits: Option<bool>) 
         tokens_per_s_per_gpu: plan.tokens_per_step() as f64 * each,
         model_tflops_per_gpu: 1e-12 * flops.model * each,
         hardware_tflops_per_gpu: 1e-12 * flops.hardware * each,
-        mfu: plan.peak_flops().map(|peak| flops.model * each / peak),
+        mfu: plan.mfu(timing.step_s),
         bubble: timing.bubble,
         energy_j_per_step: Consumption::new(plan, timing).map(|used| used.joules),
     }

@@ -30,13 +30,12 @@ impl Speed {
     pub fn of(plan: &Plan) -> Option<Self> {
         let timing = time(plan)?;
         let (flops, ranks) = (plan.flops(), plan.mesh.ranks() as f64);
-        let model_flops = flops.model / timing.step_s / ranks;
         let tokens = TOKENS_PER_PARAMETER * plan.parameter_count() as f64;
         Some(Speed {
             tokens: plan.tokens_per_step() as f64 / timing.step_s / ranks,
-            model_flops,
+            model_flops: flops.model / timing.step_s / ranks,
             hardware_flops: flops.hardware / timing.step_s / ranks,
-            mfu: plan.peak_flops().map(|peak| model_flops / peak),
+            mfu: plan.mfu(timing.step_s),
             consumption: Consumption::new(plan, &timing),
             training: Training::new(plan, &timing, tokens),
             timing,

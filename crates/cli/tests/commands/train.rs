@@ -228,3 +228,22 @@ fn a_signal_ends_a_run_with_a_whole_summary() {
     assert_eq!(summary["steps"], steps.len());
     assert_eq!(summary["loss_last"], steps.last().unwrap()["loss"]);
 }
+
+#[test]
+fn a_run_and_its_plan_count_mfu_alike() {
+    let folder = folder("train-mfu");
+    fs::write(
+        folder.join("run.toml"),
+        "[model]\npreset = \"demo\"\n[cluster]\ncores = 2\n[cluster.device]\npeak_fp32 = 1e11\nmemory_bandwidth = 1e10\n",
+    )
+    .unwrap();
+    let settings = ["parallel.tp=2", "parallel.pp=2", "parallel.dp=2"];
+    stdout(&tiny(&folder, &["train", "run.toml"], &settings));
+    let plan: Value =
+        serde_json::from_str(&stdout(&tiny(&folder, &["plan", "run.toml", "--json"], &settings))).unwrap();
+    // Seconds of a step at the peak.
+    let at_peak = |figures: &Value| figures["mfu"].as_f64().unwrap() * figures["step_s"].as_f64().unwrap();
+    for line in json_lines(&folder.join("out/metrics.jsonl")) {
+        assert!((at_peak(&line) / at_peak(&plan) - 1.0).abs() < 1e-9, "{line} {plan}");
+    }
+}
