@@ -1,4 +1,4 @@
-//! Making room for a run in a folder that another run has used: nothing is deleted, everything is moved to a folder beside it.
+//! Making room for a run in a folder that another run has used: its checkpoints and files are moved to a folder beside it.
 
 use std::fs;
 use std::io;
@@ -13,19 +13,14 @@ impl Folder {
     /// `run_files`, which belong to the earlier run. What is left of interrupted saves is removed.
     pub fn set_aside(
         &self,
-        goes_on: Option<&Checkpoint>,
+        resumed_from: Option<&Checkpoint>,
         run_files: &[PathBuf],
     ) -> Result<Option<PathBuf>, CheckpointError> {
-        // Whatever its name says: it is still to be read.
-        let stays = |path: &Path| goes_on.is_some_and(|checkpoint| same(path, checkpoint.path()));
-        for path in self.remains()?.into_iter().filter(|path| !stays(path)) {
+        for path in self.remains_beside(resumed_from)? {
             fs::remove_dir_all(&path).map_err(|error| CheckpointError::new(&path, error))?;
         }
-        let beyond = |found: u64| goes_on.is_none_or(|checkpoint| found > checkpoint.progress().step);
-        let found = self.list()?.into_iter().filter(|(found, path)| beyond(*found) && !stays(path));
-        let checkpoints = found.map(|(_, path)| path);
-        let run_files = run_files.iter().filter(|path| goes_on.is_none() && path.exists()).cloned();
-        let moving: Vec<PathBuf> = checkpoints.chain(run_files).collect();
+        let run_files = run_files.iter().filter(|path| resumed_from.is_none() && path.exists()).cloned();
+        let moving: Vec<PathBuf> = self.beyond(resumed_from)?.into_iter().chain(run_files).collect();
         if moving.is_empty() {
             return Ok(None);
         }
@@ -41,6 +36,24 @@ impl Folder {
         let synced = files::sync_folder(&aside).and_then(|()| files::sync_folder(parent(&aside)));
         synced.map_err(|error| CheckpointError::new(&aside, error))?;
         Ok(Some(aside))
+    }
+
+    /// Whether [`Folder::set_aside`] would move or remove anything here.
+    pub fn is_in_the_way(&self, resumed_from: Option<&Checkpoint>) -> Result<bool, CheckpointError> {
+        Ok(!self.remains_beside(resumed_from)?.is_empty() || !self.beyond(resumed_from)?.is_empty())
+    }
+
+    /// What interrupted saves have left, but for the folder that is resumed from.
+    fn remains_beside(&self, resumed_from: Option<&Checkpoint>) -> Result<Vec<PathBuf>, CheckpointError> {
+        let stays = |path: &Path| resumed_from.is_some_and(|checkpoint| same(path, checkpoint.path()));
+        Ok(self.remains()?.into_iter().filter(|path| !stays(path)).collect())
+    }
+
+    /// The checkpoints beyond the one that is resumed from; all of them if none is.
+    fn beyond(&self, resumed_from: Option<&Checkpoint>) -> Result<Vec<PathBuf>, CheckpointError> {
+        let beyond = |step: u64| resumed_from.is_none_or(|checkpoint| step > checkpoint.progress().step);
+        let found = self.list()?.into_iter().filter(|(step, _)| beyond(*step));
+        Ok(found.map(|(_, path)| path).collect())
     }
 
     /// Makes a folder for what is set aside: beside this one, or where this is a link to, which may be another disk.

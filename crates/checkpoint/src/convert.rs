@@ -29,7 +29,8 @@ pub fn convert(
     moved: &(dyn Fn(u64) + Sync),
 ) -> Result<(), CheckpointError> {
     let watched = Watched { store: from, moved };
-    let store: &dyn Store = if non_finite { &watched } else { &Finite(&watched) };
+    let store: &dyn Store =
+        if non_finite { &watched } else { &Finite { store: &watched, compute: Compute::Fp32 } };
     match target {
         Target::HuggingFace(dtype) => {
             let file_bytes = ExportOptions::FILE_BYTES;

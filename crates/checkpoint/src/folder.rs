@@ -28,6 +28,11 @@ impl Folder {
         Folder { path: out.join(NAME) }
     }
 
+    /// The folder that a checkpoint lies in.
+    pub fn around(checkpoint: &Checkpoint) -> Self {
+        Folder { path: parent(checkpoint.path()).to_owned() }
+    }
+
     /// Makes the folder, and locks it: the `checkpoints` of two runs may be links to the same folder. Where the file
     /// system has no locks, `unguarded` is called with the reason.
     pub fn lock(&self, unguarded: impl FnOnce(&CheckpointError)) -> Result<RunLock, CheckpointError> {

@@ -4,6 +4,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::CheckpointError;
@@ -18,6 +19,8 @@ pub struct RunLock {
 
 /// Name of the file in the run's folder.
 const RUN: &str = "run.lock";
+/// What is in it before the number of the process.
+const HOLDER: &str = "process ";
 /// Name of the file among the run's checkpoints.
 const CHECKPOINTS: &str = ".run.lock";
 
@@ -38,9 +41,9 @@ impl RunLock {
         Self::take_by(try_lock, &folder.join(CHECKPOINTS), advice, unguarded)
     }
 
-    /// Whether a run has used this folder before.
+    /// Whether a run has used this folder before: its lock says which process did.
     pub fn was_taken(out: &Path) -> bool {
-        out.join(RUN).is_file()
+        File::open(out.join(RUN)).is_ok_and(|file| is_ours(&file))
     }
 
     fn take_by(
@@ -52,6 +55,12 @@ impl RunLock {
         let (io, folder) = (|error| CheckpointError::new(path, error), parent(path));
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(io)?;
+        if !is_ours(&file) {
+            return Err(CheckpointError::new(
+                path,
+                "no run has written it; a run needs this name, so move it away",
+            ));
+        }
         match try_lock(&file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -67,8 +76,17 @@ impl RunLock {
                 unguarded(&CheckpointError::new(folder, reason));
             }
         }
-        file.set_len(0).and_then(|()| writeln!(file, "process {}", std::process::id())).map_err(io)?;
+        file.set_len(0).and_then(|()| writeln!(file, "{HOLDER}{}", std::process::id())).map_err(io)?;
         Ok(RunLock { _file: file })
+    }
+}
+
+/// Whether a lock is one of ours: it is empty, or names a process.
+fn is_ours(file: &File) -> bool {
+    let mut start = [0; HOLDER.len()];
+    match file.read_at(&mut start, 0) {
+        Ok(read) => start[..read] == HOLDER.as_bytes()[..read],
+        Err(_) => false,
     }
 }
 

@@ -4,18 +4,21 @@ use std::path::{Path, PathBuf, absolute};
 
 use kintsugi_plan::{Data, Plan};
 
+/// The tokenizer that is no file.
+const BUILT_IN: &str = "bytes";
+
 /// The same plan with absolute paths to its data, tokenizer and initial weights: a run's configuration and checkpoints are
 /// also read from other folders than the one that it was started in.
 pub fn with_absolute_paths(plan: &Plan) -> Plan {
     let mut plan = plan.clone();
-    plan.init = plan.init.as_deref().map(anchored);
+    plan.init = plan.init.as_deref().map(absolute_or_same);
     if let Data::Tokens(tokens) = &mut plan.data {
         for source in tokens.sources.iter_mut().chain(&mut tokens.validation) {
-            source.path = anchored(&source.path);
+            source.path = absolute_or_same(&source.path);
         }
-        // The name of a built-in tokenizer is no path.
-        let file = tokens.tokenizer.as_deref().map(Path::new).filter(|path| path.exists());
-        if let Some(path) = file.map(anchored).and_then(|path| path.to_str().map(str::to_owned)) {
+        let file = tokens.tokenizer.as_deref().filter(|name| *name != BUILT_IN).map(Path::new);
+        let file = file.filter(|path| path.exists());
+        if let Some(path) = file.map(absolute_or_same).and_then(|path| path.to_str().map(str::to_owned)) {
             tokens.tokenizer = Some(path);
         }
     }
@@ -23,13 +26,13 @@ pub fn with_absolute_paths(plan: &Plan) -> Plan {
 }
 
 /// A path as it reads in the current folder.
-pub(crate) fn from_here(path: &Path) -> PathBuf {
+pub(crate) fn relative_to_current_folder(path: &Path) -> PathBuf {
     let here = std::env::current_dir().ok();
-    let path = anchored(path);
+    let path = absolute_or_same(path);
     here.and_then(|here| path.strip_prefix(here).map(Path::to_owned).ok()).unwrap_or(path)
 }
 
 /// Without a current folder a path stays as it is.
-fn anchored(path: &Path) -> PathBuf {
+fn absolute_or_same(path: &Path) -> PathBuf {
     absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use kintsugi_plan::{Data, DataSource, Plan};
 use kintsugi_spec::Family;
 
-use crate::paths::from_here;
+use crate::paths::relative_to_current_folder;
 use crate::{Checkpoint, CheckpointError};
 
 /// What of a model does not decide its parameters or what they compute.
@@ -125,7 +125,7 @@ fn sources(data: &Data) -> String {
 
 fn blend(sources: &[DataSource]) -> String {
     let whole: f64 = sources.iter().map(|source| source.weight).sum();
-    let one = |path: &Path| format!("\"{}\"", from_here(path).display());
+    let one = |path: &Path| format!("\"{}\"", relative_to_current_folder(path).display());
     match sources {
         [source] => one(&source.path),
         sources => {

@@ -59,7 +59,7 @@ pub struct WriterEnded;
 pub struct Saver {
     shards: Arc<Vec<Shard>>,
     copies: Arc<Copies>,
-    filled: Sender<Filled>,
+    messages: Sender<Message>,
 }
 
 /// The disk's end: writes them, on a thread of its own.
@@ -68,7 +68,15 @@ pub struct Writer {
     folder: Folder,
     shards: Arc<Vec<Shard>>,
     copies: Arc<Copies>,
-    filled: Receiver<Filled>,
+    messages: Receiver<Message>,
+}
+
+/// What ranks send to the writer.
+enum Message {
+    /// One rank's copy at one step.
+    Copy(Filled),
+    /// The step after the last checkpoint was good, so its weights are sound.
+    Sound,
 }
 
 /// One rank's copy at one step.
@@ -88,10 +96,10 @@ pub fn saver(plan: &Plan, folder: Folder) -> (Saver, Writer) {
         state: Mutex::new(State { free: copies, taken: 0, unwritten: 0, ended: false }),
         given: Condvar::new(),
     });
-    let (sender, filled) = channel();
+    let (sender, messages) = channel();
     let shards = Arc::new(shards);
-    let saver = Saver { shards: Arc::clone(&shards), copies: Arc::clone(&copies), filled: sender };
-    (saver, Writer { plan: plan.clone(), folder, shards, copies, filled })
+    let saver = Saver { shards: Arc::clone(&shards), copies: Arc::clone(&copies), messages: sender };
+    (saver, Writer { plan: plan.clone(), folder, shards, copies, messages })
 }
 
 impl Saver {
@@ -103,8 +111,14 @@ impl Saver {
         self.shards[number].copy(rank, &mut bytes);
         let blocked = begun.elapsed().as_secs_f64();
         let filled = Filled { rank: number, bytes, progress, blocked };
-        self.filled.send(filled).map_err(|_| WriterEnded)?;
+        self.messages.send(Message::Copy(filled)).map_err(|_| WriterEnded)?;
         Ok(blocked)
+    }
+
+    /// Says that a step after the last checkpoint was good. One rank calls it. Until then one checkpoint more than
+    /// `run.keep` stays: the update before the last checkpoint may have made the weights diverge.
+    pub fn confirm(&self) -> Result<(), WriterEnded> {
+        self.messages.send(Message::Sound).map_err(|_| WriterEnded)
     }
 }
 
@@ -115,7 +129,12 @@ impl Writer {
         let _ended = Ended(&self.copies);
         self.copies.touch();
         let mut open: BTreeMap<u64, Unfinished> = BTreeMap::new();
-        for Filled { rank, bytes, progress, blocked } in &self.filled {
+        let mut published = None;
+        for message in &self.messages {
+            let Message::Copy(Filled { rank, bytes, progress, blocked }) = message else {
+                self.prune(published.take());
+                continue;
+            };
             let step = progress.step;
             let unfinished = open.entry(step).or_insert_with(|| Unfinished::begin(&self.folder, step));
             unfinished.blocked = unfinished.blocked.max(blocked);
@@ -125,11 +144,24 @@ impl Writer {
                 && may_name(step)
                 && let Some(unfinished) = open.remove(&step)
             {
-                report(unfinished.finish(&self, &progress));
+                let saved = unfinished.finish(&self, &progress);
+                if saved.is_ok() {
+                    published = Some(progress);
+                }
+                report(saved);
             }
         }
+        self.prune(published);
         // The run failed before all ranks came, or nobody hears of it any more.
         open.values_mut().for_each(Unfinished::abandon);
+    }
+
+    /// Removes all but the `run.keep` newest checkpoints, if the last one is not known to be pruned already. What cannot
+    /// be removed is tried again with the next checkpoint, and reported then.
+    fn prune(&self, published: Option<Progress>) {
+        if let Some(published) = published {
+            self.folder.prune(self.plan.run.keep, &published).ok();
+        }
     }
 }
 
@@ -186,7 +218,7 @@ impl Unfinished {
             self.abandon();
             SaveFailure { step: self.step, cause }
         })?;
-        let left = writer.folder.prune(writer.plan.run.keep, progress).err();
+        let left = writer.folder.prune(writer.plan.run.keep + 1, progress).err();
         let (seconds, blocked) = (self.begun.elapsed().as_secs_f64(), self.blocked);
         Ok(Saved { step: self.step, path, bytes, seconds, blocked, left })
     }

@@ -256,16 +256,21 @@ fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
     let out = Temporary::new("prune-streak");
     let folder = saved(&out.0, &[5, 10]);
     let steps = || folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>();
-    let save = |step, skipped_in_a_row| {
-        let progress = Progress { step, skipped_in_a_row, ..Progress::default() };
+    let save = |step, skipped_in_a_row, updates| {
+        let progress = Progress { step, skipped_in_a_row, updates, ..Progress::default() };
         write(&folder.of_step(step), &plan(), &Numbers, &Kept::ALL, &progress, None).expect("it is written");
         folder.prune(1, &progress).expect("it can be removed");
         steps()
     };
-    assert_eq!(save(15, 3), [15, 10]);
+    assert_eq!(save(15, 3, 12), [15, 10]);
     // A run that goes on counts skipped steps from 0, and what it goes on from was saved in a streak too.
-    assert_eq!(save(20, 1), [20, 10]);
-    assert_eq!(save(25, 0), [25]);
+    assert_eq!(save(20, 1, 12), [20, 10]);
+    assert_eq!(save(25, 0, 17), [25]);
+    // The update of step 26 made the weights diverge: that it was a good step does not make its checkpoint one.
+    let progress = Progress { step: 26, updates: 18, ..Progress::default() };
+    write(&folder.of_step(26), &plan(), &Numbers, &Kept::ALL, &progress, None).expect("it is written");
+    folder.prune(2, &progress).expect("it can be removed");
+    assert_eq!(save(30, 4, 18), [30, 25]);
 }
 
 #[test]

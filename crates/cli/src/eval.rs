@@ -81,8 +81,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let plan = filled(&plan, samples.unwrap_or(there));
     let memory = model::memory(&plan, &evaluation_memory(&plan, device(&plan)))?;
     let options = EvaluateOptions { samples, memory };
-    let evaluated =
-        arguments.model.with_store(&weights, |weights| with_progress(&plan, weights, &*dataset, &options))?;
+    let evaluated = arguments
+        .model
+        .with_store(&weights, &plan, |weights| with_progress(&plan, weights, &*dataset, &options))?;
     output.text(&sentence(&evaluated))?;
     output.result(&evaluated)
 }

@@ -18,7 +18,7 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
         .map_err(|error| Failure::file("read", path, &error))
 }
 
-/// Writes a file under another name and moves it into place; the disk has it then. What is no file, like a pipe, is
+/// Writes a file under another name, syncs it to the disk and moves it into place. What is no file, like a pipe, is
 /// written to as it is.
 pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), Failure> {
     let written = match place(path) {

@@ -114,7 +114,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     warn_beyond_positions(&plan, &prompts, options.tokens);
     let mut show = Show::new(output, text.as_ref(), &texts, &prompts);
     let mut shown = Ok(());
-    let generated = arguments.model.with_store(&weights, |weights| {
+    let generated = arguments.model.with_store(&weights, &plan, |weights| {
         generate(&plan, weights, &prompts, &options, |new| {
             if shown.is_ok() {
                 shown = show.token(new);

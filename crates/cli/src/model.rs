@@ -33,8 +33,14 @@ impl ModelArguments {
     }
 
     /// Runs `work` with weights as ranks read them: those that are not finite are an error, unless they are allowed.
-    pub fn with_store<T>(&self, weights: &WeightsFolder, work: impl FnOnce(&dyn Store) -> T) -> T {
-        if self.allow_non_finite { work(weights) } else { work(&Finite(weights)) }
+    pub fn with_store<T>(
+        &self,
+        weights: &WeightsFolder,
+        plan: &Plan,
+        work: impl FnOnce(&dyn Store) -> T,
+    ) -> T {
+        let compute = plan.precision.compute;
+        if self.allow_non_finite { work(weights) } else { work(&Finite { store: weights, compute }) }
     }
 
     /// The plan of its model, with `under` laid under what `--set` gave and `over` over it.

@@ -20,13 +20,15 @@ pub fn fail_writes_beyond_the_limit() -> Result<(), Failure> {
 
 /// A flag that SIGINT, SIGTERM, SIGUSR1 and SIGHUP set. The second SIGINT, SIGTERM or SIGUSR1 ends the process.
 ///
-/// A second SIGHUP does not: when a terminal is closed, the shell sends one and the kernel another. If the process was
-/// started with SIGHUP ignored, as by nohup, it stays ignored.
+/// SIGHUP does not count as the first or the second: when a terminal is closed, the shell sends one and the kernel
+/// another, and the system may send SIGTERM soon after. If the process was started with SIGHUP ignored, as by nohup, it
+/// stays ignored.
 pub fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
+    let [stop, asked] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
     for signal in [SIGINT, SIGTERM, SIGUSR1] {
         // The order matters: the first signal must find the flag unset.
-        flag::register_conditional_default(signal, Arc::clone(&stop))
+        flag::register_conditional_default(signal, Arc::clone(&asked))
+            .and_then(|_| flag::register(signal, Arc::clone(&asked)))
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))
             .map_err(|error| unhandled(signal, &error))?;
     }

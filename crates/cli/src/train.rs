@@ -110,18 +110,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (outcome, metrics) = train_with_progress(&plan, &options, floor, &mut beginning.metrics)?;
     let summary = Summary::new(&plan, &predicted, &outcome, floor, &options.start);
     let written = summary.write(&plan.run.out);
-    if outcome.steps > 0 {
-        output.text(&compare::table(&predicted, &outcome.measured))?;
-    }
-    output.text(&conclusion(&plan, &outcome, floor))?;
-    if let Some(path) = &arguments.trace.path {
-        output.text(&trace::write(&plan, &outcome.spans, path)?)?;
-    }
-    output.result(&summary)?;
-    // One failure does not hide another. Where the last checkpoint failed, the run is done and what it came to is lost.
+    let table = if outcome.steps > 0 { compare::table(&predicted, &outcome.measured) } else { String::new() };
+    let shown = output.text(&(table + &conclusion(&plan, &outcome, floor)));
+    let trace = arguments.trace.path.as_ref().map(|path| trace::write(&plan, &outcome.spans, path));
+    let traced = trace.map_or(Ok(()), |trace| output.text(&trace?));
+    let result = output.result(&summary);
+    // One failure does not hide another. If the last checkpoint failed, the run is done and its result is lost.
     let of_run = outcome.failure.map(|error| error.to_string());
     let of_saving = outcome.saves.failure.map(|failure| failure.to_string());
-    let of_files = [metrics, written].map(|result| result.err().map(|failure| failure.to_string()));
+    let of_files = [metrics, written, shown, traced, result];
+    let of_files = of_files.map(|result| result.err().map(|failure| failure.to_string()));
     report([of_run, of_saving].into_iter().chain(of_files).flatten().collect())
 }
 
@@ -204,7 +202,8 @@ fn train_with_progress(
         }
     });
     progress.finish();
-    Ok((outcome?, metrics.flush()))
+    let flushed = metrics.flush();
+    Ok((outcome?, flushed))
 }
 
 /// How the loss went, and where the files are.

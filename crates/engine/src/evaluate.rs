@@ -111,12 +111,15 @@ fn evaluate_rank(
     Ok(Evaluated { loss, perplexity: loss.exp(), tokens, tokens_per_s, sources })
 }
 
+/// Tokens that all ranks together hold for evaluations: some 200 MiB.
+const MOST_LOADED_TOKENS: usize = 1 << 24;
+
 /// A rank's evaluations: always over the same samples.
 pub(crate) struct Evaluation<'a> {
     program: Program,
     batches: Batches<'a>,
     deal: &'a Deal,
-    /// The tokens of all batches, if they were read beforehand.
+    /// The tokens of the first batches, if they were read beforehand.
     loaded: Vec<StepTokens>,
 }
 
@@ -134,13 +137,16 @@ impl<'a> Evaluation<'a> {
         Evaluation { program, batches, deal: &dealt.deal, loaded: Vec::new() }
     }
 
-    /// Reads the tokens of all batches now, so that no evaluation fails for its data.
-    pub fn load(&mut self) -> Result<(), DataError> {
+    /// Reads tokens now, so that no evaluation fails for its data: those of the first batches, up to a limit for the
+    /// memory of all ranks. The rest is read by every evaluation.
+    pub fn load(&mut self, plan: &Plan) -> Result<(), DataError> {
         let read = |batch| {
             let mut tokens = StepTokens::default();
             self.batches.read(batch, &mut tokens).map(|()| tokens)
         };
-        self.loaded = (0..self.deal.batches()).map(read).collect::<Result<_, _>>()?;
+        let batch_tokens = plan.tokens_per_step() * plan.mesh.tp;
+        let batches = self.deal.batches().min((MOST_LOADED_TOKENS / batch_tokens) as u64);
+        self.loaded = (0..batches).map(read).collect::<Result<_, _>>()?;
         Ok(())
     }
 

@@ -199,7 +199,7 @@ pub struct Outcome {
     pub replayed: u64,
     /// Whether it stopped before the end, because it was asked to or because of its data.
     pub stopped: bool,
-    /// Why it ended before its time, if something went wrong. Its steps up to there are done, and saved if they can be.
+    /// Why it ended early, if something went wrong. Its steps up to there are done, and saved if they can be.
     pub failure: Option<TrainError>,
     /// How saving went.
     pub saves: Saves,
@@ -236,7 +236,7 @@ impl Outcome {
     }
 }
 
-/// Why a run ended before its time, if something went wrong.
+/// Why a run ended early, if something went wrong.
 fn failure(plan: &Plan, results: &mut [RankResult]) -> Option<TrainError> {
     if results[0].early_end == Some(EarlyEnd::GaveUp) {
         return Some(not_finite(plan, results));

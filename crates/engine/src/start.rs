@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kintsugi_checkpoint::{Checkpoint, CheckpointError, Progress};
 use kintsugi_plan::Plan;
-use kintsugi_rank::{Rank, Store, StoreError};
+use kintsugi_rank::{Finite, Rank, Store, StoreError};
 use kintsugi_tensor::ops::control;
 
 use crate::Worker;
@@ -58,7 +58,9 @@ impl Start {
                 worker.rank.initialise(plan.run.seed);
                 Ok(())
             }
-            Start::Weights(store) => worker.load(&**store),
+            Start::Weights(store) => {
+                worker.load(&Finite { store: &**store, compute: plan.precision.compute })
+            }
             Start::Checkpoint(checkpoint) => resume(&worker.rank, plan, checkpoint),
         }
     }

@@ -52,6 +52,8 @@ struct Course {
     skipped_in_a_row: u64,
     /// Whether a checkpoint is due that fell on a skipped step.
     save_due: bool,
+    /// Whether no step was good since the last checkpoint.
+    save_unconfirmed: bool,
     stop_agreed: bool,
     /// How the run ends before its last step, if it does.
     early_end: Option<EarlyEnd>,
@@ -82,7 +84,7 @@ impl RankRun<'_> {
         let dealt = Dealt::new(dataset, Some(plan.evaluation_samples()), plan);
         let mut evaluation = Evaluation::new(worker, plan, &dealt);
         if plan.run.eval_every > 0 {
-            evaluation.load()?;
+            evaluation.load(plan)?;
         }
         let (mut course, mut traffic, mut spans) = (Course::new(&before), Traffic::default(), Vec::new());
         let mut in_flight = None;
@@ -106,7 +108,7 @@ impl RankRun<'_> {
                 traffic = worker.world.traffic(worker.number);
             }
             if let Some(earlier) = in_flight.take() {
-                let (report, _) = self.read(earlier, &mut course);
+                let (report, _) = self.read(earlier, &mut course)?;
                 course.history.add(&report);
                 self.tell(Event::Step(report));
             }
@@ -175,12 +177,19 @@ impl RankRun<'_> {
     }
 
     /// Waits for a step.
-    fn read(&self, flight: Flight, course: &mut Course) -> (StepReport, Decided) {
+    fn read(&self, flight: Flight, course: &mut Course) -> Result<(StepReport, Decided), RankError> {
         let landed = flight.land(&mut course.ended, || self.now());
         let report = StepReport::new(self.plan, &landed);
         course.skipped_in_a_row = landed.decided.control(control::SKIPPED_IN_A_ROW) as u64;
         course.stop_agreed = landed.decided.stop_agreed();
-        (report, landed.decided)
+        if course.save_unconfirmed && !report.skipped {
+            course.save_unconfirmed = false;
+            // One rank speaks for all: whether a step is skipped is the same on every rank.
+            if let (Some(saver), Some(_)) = (self.saver, self.voice) {
+                saver.confirm()?;
+            }
+        }
+        Ok((report, landed.decided))
     }
 
     /// Waits for the newest step, and does what is to be done after it.
@@ -192,7 +201,7 @@ impl RankRun<'_> {
         evaluation: &mut Evaluation,
     ) -> Result<StepReport, RankError> {
         let (step, batches) = (flight.step, flight.batch + 1);
-        let (mut report, decided) = self.read(flight, course);
+        let (mut report, decided) = self.read(flight, course)?;
         course.early_end = if course.skipped_in_a_row >= self.plan.run.max_skipped {
             Some(EarlyEnd::GaveUp)
         } else {
@@ -211,6 +220,7 @@ impl RankRun<'_> {
         let due = course.save_due || self.saves_after(step);
         if due && !report.skipped || ends {
             course.save_due = false;
+            course.save_unconfirmed = true;
             report.checkpoint_s = self.save(worker, &decided, &course.history, batches)?;
         } else {
             course.save_due = due;
@@ -300,6 +310,7 @@ impl Course {
             ended: None,
             skipped_in_a_row: 0,
             save_due: false,
+            save_unconfirmed: false,
             stop_agreed: false,
             early_end: None,
             bad: None,

@@ -151,6 +151,19 @@ pub enum Compute {
     Fp16,
 }
 
+impl Compute {
+    /// Whether a number is finite when it is rounded to this type.
+    pub fn holds(self, number: f32) -> bool {
+        // The smallest magnitude that is rounded to infinity. The comparison is false for NaN.
+        let limit = match self {
+            Compute::Fp32 => f32::INFINITY,
+            Compute::Bf16 => f32::from_bits(0x7F7F_8000),
+            Compute::Fp16 => 65520.0,
+        };
+        number.abs() < limit
+    }
+}
+
 /// The type gradients are kept in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -474,5 +487,25 @@ impl Plan {
     /// The axes over which the gradient norm is summed, in order.
     pub fn norm_axes(&self) -> Vec<Axis> {
         [Axis::Tensor, Axis::Data, Axis::Pipeline].into_iter().filter(|&a| self.mesh.size(a) > 1).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_holds_what_it_does_not_round_to_infinity() {
+        let just_below = |number: f32| f32::from_bits(number.to_bits() - 1);
+        // Half of a step beyond the largest number: 65504 + 16, and (2 - 2^-7 + 2^-8) * 2^127.
+        let largest_bf16 = (2.0 - 2_f32.powi(-7)) * 2_f32.powi(127);
+        let limit = largest_bf16 + 2_f32.powi(119);
+        for (compute, limit) in [(Compute::Fp16, 65520.0), (Compute::Bf16, limit)] {
+            assert!(compute.holds(-just_below(limit)) && !compute.holds(-limit));
+        }
+        assert!(Compute::Fp32.holds(f32::MAX));
+        for number in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(!Compute::Fp32.holds(number) && !Compute::Fp16.holds(number));
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::error::Error;
 
+use kintsugi_plan::Compute;
 use kintsugi_plan::parameters::{Parameter, Placed};
 use kintsugi_spec::Cause;
 use rayon::prelude::*;
@@ -82,8 +83,13 @@ impl Store for Whole {
     }
 }
 
-/// A store that refuses numbers that are not finite: a model that has them computes nothing.
-pub struct Finite<'a>(pub &'a dyn Store);
+/// A store that refuses numbers that are not finite in the type of computation: a model that has them computes nothing.
+pub struct Finite<'a> {
+    /// Where the numbers come from.
+    pub store: &'a dyn Store,
+    /// The type that they are computed with.
+    pub compute: Compute,
+}
 
 impl Store for Finite<'_> {
     fn read(
@@ -93,11 +99,14 @@ impl Store for Finite<'_> {
         start: usize,
         out: &mut [f32],
     ) -> Result<(), StoreError> {
-        self.0.read(parameter, kept, start, out)?;
-        match out.iter().find(|value| !value.is_finite()) {
+        self.store.read(parameter, kept, start, out)?;
+        match out.iter().find(|value| !self.compute.holds(**value)) {
             Some(value) => {
                 let (kept, name) = (kept.name(), parameter.name());
-                Err(StoreError::new(format!("the {kept} of {name} are not finite: one of them is {value}")))
+                let compute = format!("{:?}", self.compute).to_lowercase();
+                Err(StoreError::new(format!(
+                    "the {kept} of {name} are not finite in {compute}: one is {value}"
+                )))
             }
             None => Ok(()),
         }

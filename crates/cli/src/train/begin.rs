@@ -42,8 +42,7 @@ impl Beginning {
         check_files(plan, config, &folder)?;
         let warn = |error: &CheckpointError| output::stderr(&format!("warning: {error}"));
         let lock = RunLock::take(out, warn)?;
-        let moves = plan.run.resume != Resume::Newest && !folder.list()?.is_empty();
-        let checkpoints = (plan.run.keep > 0 || moves).then(|| folder.lock(warn)).transpose()?;
+        let mut checkpoints = (plan.run.keep > 0).then(|| folder.lock(warn)).transpose()?;
         let mut notes = String::new();
         let checkpoint = resumed(plan, &mut notes)?;
         let step = checkpoint.as_ref().map(|checkpoint| checkpoint.progress().step);
@@ -57,6 +56,9 @@ impl Beginning {
         check_config(plan, config, checkpoint.is_some())?;
         // A run that goes on from elsewhere has nothing to do with what is in its folder.
         let own = checkpoint.as_ref().filter(|checkpoint| folder.holds(checkpoint.path()));
+        if checkpoints.is_none() && folder.is_in_the_way(own)? {
+            checkpoints = Some(folder.lock(warn)?);
+        }
         set_aside(plan, config, &folder, own, &mut notes)?;
         write_config(plan, config)?;
         keep_tokenizer(plan, own.is_some(), &mut notes)?;
@@ -71,16 +73,17 @@ impl Beginning {
 /// Refuses a folder that has files under the names of a run's, but that no run has used.
 fn check_files(plan: &Plan, config: &ConfigArguments, folder: &Folder) -> Result<(), Failure> {
     let out = &plan.run.out;
+    let own = run_files(out).into_iter().chain(TOKENIZER_FILES.map(|name| out.join(name)));
+    let mut found = own.filter(|path| path.symlink_metadata().is_ok() && !config.is_file(path));
+    let Some(path) = found.next() else { return Ok(()) };
+    // A run takes its lock before it writes a file, so this comes second.
     let is_run = RunLock::was_taken(out)
         || folder.list()?.iter().any(|(_, checkpoint)| Manifest::read(checkpoint).is_ok());
-    let own = run_files(out).into_iter().chain(TOKENIZER_FILES.map(|name| out.join(name)));
-    match own.into_iter().find(|path| path.symlink_metadata().is_ok() && !config.is_file(path)) {
-        Some(path) if !is_run => Err(Failure::Mistake(format!(
-            "{} is there, and no run has written it; a run would replace it, so give another run.out",
-            path.display()
-        ))),
-        _ => Ok(()),
+    if is_run {
+        return Ok(());
     }
+    let rule = "is there, and no run has written it; a run would replace it, so give another run.out";
+    Err(Failure::Mistake(format!("{} {rule}", path.display())))
 }
 
 /// The files of a run, beside its checkpoints and its tokenizer.
@@ -165,13 +168,13 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
             note(notes, &format!("goes on after step {step} from {}", checkpoint.path().display()));
             let skipped = checkpoint.progress().skipped_in_a_row;
             if skipped > 0
-                && let Some(good) = Folder::of_run(&plan.run.out).last_good(step)?
+                && let Some(good) = Folder::around(checkpoint).last_good(checkpoint.progress())?
             {
                 let good = good.display();
                 note(
                     notes,
                     &format!(
-                        "it was saved after {skipped} skipped steps in a row; the last checkpoint of a good step is {good}"
+                        "it was saved in a streak of {skipped} skipped steps; the last checkpoint of a good step is {good}"
                     ),
                 );
             }

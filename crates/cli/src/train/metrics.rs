@@ -1,10 +1,11 @@
 //! `metrics.jsonl`: a line per step as a run goes.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use kintsugi_engine::StepReport;
+use kintsugi_spec::input;
 use serde::Deserialize;
 
 use super::record::summary_path;
@@ -57,7 +58,7 @@ impl Metrics {
     /// Writes what could not be written before.
     pub fn flush(&mut self) -> Result<(), Failure> {
         if let Err(error) = self.file.write_all(&self.unwritten) {
-            // No reader shall see half a line, and the next attempt starts after the last whole one.
+            // Remove a partly written line: the next attempt starts after the last whole one.
             if self.file.metadata().is_ok_and(|found| found.len() > self.length) {
                 self.file.set_len(self.length).ok();
             }
@@ -89,7 +90,7 @@ struct Line {
 
 impl Lines {
     fn read(path: &Path, steps: u64) -> io::Result<Self> {
-        let text = match fs::read(path) {
+        let text = match input::bytes(path, u64::MAX) {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             text => text?,
         };
@@ -113,11 +114,12 @@ impl Lines {
         let path = path.display();
         let gaps: Vec<String> =
             self.gaps(steps).iter().map(|(first, last)| format!("{first} to {last}")).collect();
-        match (gaps.len(), self.damaged) {
-            (0, 0) => None,
-            (0, damaged) => Some(format!("{damaged} damaged lines of {path} were removed")),
-            _ => Some(format!("{path} has no lines for steps {}", gaps.join(", "))),
-        }
+        let missing =
+            (!gaps.is_empty()).then(|| format!("{path} has no lines for steps {}", gaps.join(", ")));
+        let damaged =
+            (self.damaged > 0).then(|| format!("{} damaged lines of {path} were removed", self.damaged));
+        let both: Vec<String> = [missing, damaged].into_iter().flatten().collect();
+        (!both.is_empty()).then(|| both.join("; "))
     }
 
     /// The first and the last step of every gap. The lines of a run that went on from elsewhere begin after that

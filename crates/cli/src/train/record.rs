@@ -42,7 +42,7 @@ struct Checkpoints<'a> {
     write_s: f64,
 }
 
-/// Makes the run's folder; the disk has its name then.
+/// Makes the run's folder, and syncs its name to the disk.
 pub fn create_folder(out: &Path) -> Result<(), Failure> {
     if out.is_dir() {
         return Ok(());

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use kintsugi_checkpoint::Checkpoint;
 
-use crate::resume::{checkpoints, numbers, start, stderr};
+use crate::resume::{checkpoints, numbers, signal, start, stderr, wait_for_steps};
 use crate::support::{command, folder, json_lines, kintsugi, stdout};
 
 /// A gpt of 2 layers of width 16, on two ranks with ZeRO-1.
@@ -53,32 +53,62 @@ fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
 
 #[test]
 fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
-    let folder = folder("lost-diverged");
-    let every = ["run.checkpoint_every=5", "run.keep=2"];
-    stdout(&small(&folder, &["train"], &[&every[..], &["run.steps=40"]].concat()));
-    assert_eq!(checkpoints(&folder), ["step-00000035", "step-00000040"]);
-    let diverges = ["run.steps=200", "optimizer.lr=1e6", "optimizer.min_lr=0", "optimizer.clip=0"];
-    // What a run has when it gives up is saved if it is finite; nothing is saved on its way there.
-    for _ in 0..2 {
-        let before = checkpoints(&folder);
-        let output = small(&folder, &["train", "--resume"], &[&every[..], &diverges].concat());
-        assert_eq!(output.status.code(), Some(1), "{output:?}");
-        let last = format!("step-{:08}", json_lines(&folder.join("out/metrics.jsonl")).len());
-        let after = checkpoints(&folder);
-        assert!(after.contains(&"step-00000040".to_owned()), "{after:?}");
-        assert!(after.iter().all(|name| before.contains(name) || *name == last), "{before:?}, {after:?}");
-        for name in after {
-            Checkpoint::open(&folder.join("out/checkpoints").join(&name)).unwrap();
+    // Every fifth step is saved, or every step: then the update that makes the weights diverge is saved too.
+    for (name, every, keep) in
+        [("some", "run.checkpoint_every=5", "2"), ("all", "run.checkpoint_every=1", "1")]
+    {
+        let folder = folder(&format!("lost-diverged-{name}"));
+        let saving = [every, &format!("run.keep={keep}")];
+        stdout(&small(&folder, &["train"], &[&saving[..], &["run.steps=40"]].concat()));
+        let diverges = ["run.steps=200", "optimizer.lr=1e6", "optimizer.min_lr=0", "optimizer.clip=0"];
+        // What a run has when it gives up is saved if it is finite.
+        for _ in 0..2 {
+            let output = small(&folder, &["train", "--resume"], &[&saving[..], &diverges].concat());
+            assert_eq!(output.status.code(), Some(1), "{output:?}");
+            let left = checkpoints(&folder);
+            assert!(left.contains(&"step-00000040".to_owned()) && left.len() <= 3, "{left:?}");
+            for name in left {
+                Checkpoint::open(&folder.join("out/checkpoints").join(&name)).unwrap();
+            }
         }
+        let output = small(&folder, &["train", "--resume"], &[&saving[..], &["run.steps=90"]].concat());
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            said.contains("the last checkpoint of a good step is out/checkpoints/step-00000040\n"),
+            "{said}"
+        );
+        let good = ["train", "--resume=out/checkpoints/step-00000040"];
+        stdout(&small(&folder, &good, &[&saving[..], &["run.steps=60"]].concat()));
+        assert_eq!(numbers(&folder).len(), 60);
     }
-    let settings = [&every[..], &["run.steps=90"]].concat();
-    let output = small(&folder, &["train", "--resume"], &settings);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("the last checkpoint of a good step is out/checkpoints/step-00000040\n"), "{said}");
-    let good = ["--resume=out/checkpoints/step-00000040"];
-    let settings = [&every[..], &["run.steps=60"]].concat();
-    stdout(&small(&folder, &[&["train"], &good[..]].concat(), &settings));
-    assert_eq!(numbers(&folder).len(), 60);
+}
+
+#[test]
+fn weights_that_are_not_finite_are_never_published() {
+    let folder = folder("lost-infinite");
+    // The first update is larger than fp16's largest number.
+    let diverges = ["precision.compute=fp16", "optimizer.lr=1e6", "optimizer.min_lr=0", "optimizer.clip=0"];
+    let settings = [&diverges[..], &["run.checkpoint_every=1", "run.max_skipped=3", "run.steps=9"]].concat();
+    let output = small(&folder, &["train"], &settings);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(checkpoints(&folder), Vec::<String>::new());
+    let said = stderr(&output);
+    assert!(said.contains("warning: the checkpoint of step 1 was not written: "), "{said}");
+    assert!(said.contains(" has numbers that are not finite\n"), "{said}");
+}
+
+#[test]
+fn a_run_that_is_asked_to_stop_in_a_streak_of_skipped_steps_saves_its_weights() {
+    let folder = folder("lost-streak");
+    let overflows = ["precision.compute=fp16", "precision.loss_scale=1e9", "run.max_skipped=1000000"];
+    let endless = [&SMALL[..], &overflows, &["run.steps=1000000"]].concat();
+    let mut run = start(&folder, &["train"], &endless);
+    wait_for_steps(&mut run, &folder, 3);
+    signal(&run, "-TERM");
+    let output = run.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let steps = json_lines(&folder.join("out/metrics.jsonl")).len();
+    assert_eq!(checkpoints(&folder), [format!("step-{steps:08}")]);
 }
 
 #[test]
@@ -138,7 +168,7 @@ fn the_checkpoint_just_written_is_never_pruned() {
     let steps = json_lines(&folder.join("out/metrics.jsonl")).len();
     assert_eq!(checkpoints(&folder), [format!("step-{steps:08}"), "step-99999999".to_owned()]);
     Checkpoint::open(&path(&format!("step-{steps:08}"))).unwrap();
-    let output = small(&folder, &["train", "--resume"], &["run.steps=1000000000", "run.keep=1"][1..]);
+    let output = small(&folder, &["train", "--resume"], &["run.keep=1"]);
     let name = "out/checkpoints/step-99999999";
     let refused = format!("warning: {name}: its name says step 99999999, and its manifest step 4; rename");
     assert!(stderr(&output).starts_with(&refused), "{output:?}");
@@ -190,6 +220,7 @@ fn a_file_that_no_run_wrote_is_never_replaced() {
     let folder = folder("lost-foreign");
     stdout(&small(&folder, &["train"], &[]));
     stdout(&kintsugi(&folder, &["convert", "out", "exported"]));
+    fs::write(folder.join("exported/run.lock"), "of another program").unwrap();
     for name in ["tokenizer_config.json", "tokenizer.json", "metrics.jsonl", "summary.json", "config.toml"] {
         let foreign = folder.join("exported").join(name);
         fs::write(&foreign, "{}").unwrap();
@@ -201,6 +232,9 @@ fn a_file_that_no_run_wrote_is_never_replaced() {
         assert_eq!(contents(&folder.join("exported")), before);
         fs::remove_file(foreign).unwrap();
     }
+    let output = small(&folder, &["train"], &["run.out=exported"]);
+    assert!(stderr(&output).starts_with("error: exported/run.lock: no run has written it; "), "{output:?}");
+    assert_eq!(fs::read_to_string(folder.join("exported/run.lock")).unwrap(), "of another program");
 }
 
 #[test]
@@ -215,7 +249,7 @@ fn damaged_metrics_hold_no_resume_up_and_a_gap_is_said() {
     let output = small(&folder, &["train", "--resume"], &["run.steps=8"]);
     stdout(&output);
     assert!(
-        stderr(&output).starts_with("warning: out/metrics.jsonl has no lines for steps 3 to 3\n"),
+        stderr(&output).starts_with("warning: out/metrics.jsonl has no lines for steps 3 to 3; 1 damaged lines of out/metrics.jsonl were removed\n"),
         "{output:?}"
     );
     let steps: Vec<u64> = json_lines(&path).iter().map(|line| line["step"].as_u64().unwrap()).collect();
@@ -308,6 +342,19 @@ fn a_run_that_gave_up_leaves_a_summary() {
     assert!(stderr(&output).ends_with(&format!("error: {failure}\n")), "{output:?}");
     stdout(&small(&folder, &["train"], &[]));
     assert!(json_file(&folder.join("out/summary.json"))["failure"].is_null());
+
+    // An output that cannot be written does not hide it.
+    let sets = SMALL.iter().chain(&overflows).flat_map(|setting| ["--set", setting]);
+    let mut run = command(&folder, &["train", "--json"].into_iter().chain(sets).collect::<Vec<_>>());
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = run.stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = stderr(&output);
+    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 2, "{said}");
+    assert!(
+        errors[0].starts_with("error: 3 steps in a row, ") && errors[1].contains("cannot write the output")
+    );
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn weights_that_are_not_finite_run_only_if_they_are_allowed() {
         let (code, said) = failure(&folder, command);
         assert_eq!(code, 1, "{command:?}: {said}");
         assert!(
-            said.contains("the weights of layer.1.mlp_in_weight are not finite: one of them is NaN"),
+            said.contains("the weights of layer.1.mlp_in_weight are not finite in fp32: one is NaN"),
             "{said}"
         );
         stdout(&kintsugi(&folder, &[command, &["--allow-non-finite"]].concat()));
