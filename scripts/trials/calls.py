@@ -1,4 +1,4 @@
-"""The operating system says no: system calls that fail, files that may not grow, disks that are full."""
+"""Failures of the operating system: system calls that fail, files that may not grow, disks that are full."""
 
 import os
 import shutil

@@ -116,6 +116,8 @@ OF_EXPORT = ("eval export", "generate export", "convert export", "train export")
 def kind_of(path):
     """What a file is to us: its name in the table, the actions that read it, and whether checksums protect it."""
     name = os.path.basename(path)
+    if name.endswith("run.lock"):
+        return "lock", ("resume",), True
     if path.startswith("out/checkpoints/"):
         return ("manifest" if name == "manifest.json" else "shard"), OF_RUN, True
     if path.startswith("exported/"):
@@ -123,7 +125,6 @@ def kind_of(path):
     kinds = {
         "out/metrics.jsonl": ("metrics", ("resume",), False),
         "out/summary.json": ("summary", ("resume",), True),
-        "out/run.lock": ("lock", ("resume",), True),
         "out/config.toml": ("config", ("plan", "resume", "repeat"), False),
         "corpus.tokenizer.json": ("tokenizer", ("prepare", "resume"), False),
         "corpus.tokenizer_config.json": ("tokenizer", ("prepare", "resume"), False),

@@ -7,9 +7,9 @@ import time
 from trials.program import Wrong, wait_until
 from trials.runs import check_whole, configuration, draw_settings, read_numbers, resume_to_end
 
-# A run that was killed so often has shown what it can.
+# Kills of one run, at most.
 MOST_KILLS = 12
-ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def wait_for_a_moment(trial, process, out, seconds):
@@ -62,7 +62,7 @@ def lines(out):
         return []
 
 
-def ask(trial):
+def stop_by_signal(trial):
     """SIGTERM and the like at random moments: the run saves, ends with exit code 0, and goes on."""
     settings = draw_settings(trial)
     reference, seconds = trial.references.of(settings)
@@ -73,7 +73,7 @@ def ask(trial):
             break
         process = trial.program.start(["train", configuration(trial.folder, settings), "--resume"], trial.folder)
         wait_for_a_moment(trial, process, out, seconds)
-        number = trial.random.choice(ASKING)
+        number = trial.random.choice(STOP_SIGNALS)
         asked = process.poll() is None
         process.send_signal(number)
         twice = trial.random.random() < 0.15

@@ -20,7 +20,10 @@ TRIAL_FAILED = "the trial itself failed"
 TRIALS_WITHOUT = 4
 
 
-def run(folder, options, build, Bench, Trial):
+def run(folder, options, build, Bench, Trial, missing):
+    if missing:
+        print(f"skipped: the self-test needs {' and '.join(sorted(missing))}")
+        return 1
     binary = options.kintsugi or build(["seeded-bugs"])
     # The next build without the feature replaces the original.
     copied = os.path.join(folder, "kintsugi-seeded")

@@ -5,7 +5,9 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use kintsugi_spec::input;
 
 use crate::CheckpointError;
 use crate::folder::parent;
@@ -41,9 +43,11 @@ impl RunLock {
         Self::take_by(try_lock, &folder.join(CHECKPOINTS), advice, unguarded)
     }
 
-    /// Whether a run has used this folder before: its lock says which process did.
-    pub fn was_taken(out: &Path) -> bool {
-        File::open(out.join(RUN)).is_ok_and(|file| is_ours(&file))
+    /// The lock of a run's folder, and whether a run has written it: then it is empty or names a process.
+    pub fn of_run(out: &Path) -> (PathBuf, bool) {
+        let path = out.join(RUN);
+        let ours = input::open(&path).is_ok_and(|file| is_ours(&file));
+        (path, ours)
     }
 
     fn take_by(
@@ -55,12 +59,6 @@ impl RunLock {
         let (io, folder) = (|error| CheckpointError::new(path, error), parent(path));
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(io)?;
-        if !is_ours(&file) {
-            return Err(CheckpointError::new(
-                path,
-                "no run has written it; a run needs this name, so move it away",
-            ));
-        }
         match try_lock(&file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -81,7 +79,6 @@ impl RunLock {
     }
 }
 
-/// Whether a lock is one of ours: it is empty, or names a process.
 fn is_ours(file: &File) -> bool {
     let mut start = [0; HOLDER.len()];
     match file.read_at(&mut start, 0) {

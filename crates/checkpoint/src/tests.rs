@@ -257,7 +257,7 @@ fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
     let folder = saved(&out.0, &[5, 10]);
     let steps = || folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>();
     let save = |step, skipped_in_a_row, updates| {
-        let progress = Progress { step, skipped_in_a_row, updates, ..Progress::default() };
+        let progress = Progress { step, updates, skipped_in_a_row, ..Progress::default() };
         write(&folder.of_step(step), &plan(), &Numbers, &Kept::ALL, &progress, None).expect("it is written");
         folder.prune(1, &progress).expect("it can be removed");
         steps()

@@ -23,9 +23,10 @@ fn meshes(ranks: usize) -> Vec<Mesh> {
 
 fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
     let global = base.batch.global;
+    // One micro-batch of all samples: the shortest pipeline that the mesh can have.
     let plainest = Strategy {
         mesh,
-        micro: 1,
+        micro: (global / mesh.dp).max(1),
         schedule: ScheduleKind::OneForwardOneBackward,
         virtual_stages: 1,
         last_layers: None,

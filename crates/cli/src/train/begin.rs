@@ -73,12 +73,15 @@ impl Beginning {
 /// Refuses a folder that has files under the names of a run's, but that no run has used.
 fn check_files(plan: &Plan, config: &ConfigArguments, folder: &Folder) -> Result<(), Failure> {
     let out = &plan.run.out;
-    let own = run_files(out).into_iter().chain(TOKENIZER_FILES.map(|name| out.join(name)));
+    let (lock, _) = RunLock::of_run(out);
+    let tokenizer = TOKENIZER_FILES.map(|name| out.join(name));
+    let own = run_files(out).into_iter().chain(tokenizer).chain([lock]);
     let mut found = own.filter(|path| path.symlink_metadata().is_ok() && !config.is_file(path));
     let Some(path) = found.next() else { return Ok(()) };
     // A run takes its lock before it writes a file, so this comes second.
-    let is_run = RunLock::was_taken(out)
-        || folder.list()?.iter().any(|(_, checkpoint)| Manifest::read(checkpoint).is_ok());
+    let (_, is_lock_ours) = RunLock::of_run(out);
+    let is_run =
+        is_lock_ours || folder.list()?.iter().any(|(_, checkpoint)| Manifest::read(checkpoint).is_ok());
     if is_run {
         return Ok(());
     }

@@ -233,7 +233,10 @@ fn a_file_that_no_run_wrote_is_never_replaced() {
         fs::remove_file(foreign).unwrap();
     }
     let output = small(&folder, &["train"], &["run.out=exported"]);
-    assert!(stderr(&output).starts_with("error: exported/run.lock: no run has written it; "), "{output:?}");
+    assert!(
+        stderr(&output).starts_with("error: exported/run.lock is there, and no run has written it; "),
+        "{output:?}"
+    );
     assert_eq!(fs::read_to_string(folder.join("exported/run.lock")).unwrap(), "of another program");
 }
 

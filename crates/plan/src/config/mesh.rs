@@ -5,7 +5,7 @@ use kintsugi_spec::ClusterSpec;
 use super::error::{ConfigError, invalid, within};
 use super::raw::RawParallel;
 use super::words::Replicas;
-use crate::Mesh;
+use crate::{Batch, Mesh};
 
 /// More ranks than any machine has; it keeps products of sizes from overflowing.
 const MOST: usize = 1 << 20;
@@ -39,14 +39,14 @@ pub(super) fn resolve(
 }
 
 /// Which ranks of the nodes that the user asks for have nothing to do, as a sentence.
-pub(super) fn note(mesh: Mesh, cluster: &ClusterSpec, asked: Option<usize>) -> Option<String> {
+pub(super) fn note(mesh: Mesh, batch: Batch, cluster: &ClusterSpec, asked: Option<usize>) -> Option<String> {
     let (nodes, per_node) = (asked?, cluster.topology.per_node?);
     let (Mesh { pp, dp, tp }, ranks) = (mesh, nodes * per_node);
     if mesh.ranks() >= ranks {
         return None;
     }
     let all = ranks / (tp * pp);
-    let advice = if all * tp * pp == ranks {
+    let advice = if all * tp * pp == ranks && batch.global.is_multiple_of(batch.micro * all) {
         format!("; parallel.dp = {all} uses all of them")
     } else {
         String::new()

@@ -166,10 +166,10 @@ pub fn notes(
 ) -> Result<Vec<String>, ConfigError> {
     let layers = read(None, file, file_name, sets)?;
     let mut notes = sharding::notes(&layers.merged.sharding, &plan.sharding, plan.mesh);
-    // All nodes of a preset are in the file that a run leaves behind; they are what there is, not what to use.
+    // All nodes of a preset are in the file that a run leaves behind; they are its size, not a request.
     let preset = layers.presets.cluster.nodes;
     let asked = layers.given.cluster.nodes.filter(|&nodes| preset != Some(nodes));
-    notes.extend(mesh::note(plan.mesh, &plan.cluster, asked));
+    notes.extend(mesh::note(plan.mesh, plan.batch, &plan.cluster, asked));
     notes.extend(training::note(&plan.optimizer, &plan.run));
     Ok(notes)
 }
