@@ -4,6 +4,7 @@ use kintsugi_checkpoint::{CheckpointError, WriterEnded};
 use kintsugi_comm::threads::Failure;
 use kintsugi_data::DataError;
 use kintsugi_rank::{Bad, StoreError};
+use kintsugi_tensor::cpu::memory::OutOfMemory;
 use kintsugi_tensor::cuda::CudaError;
 use thiserror::Error;
 
@@ -18,6 +19,9 @@ pub enum RankError {
     /// Its weights or states cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The system refuses it memory.
+    #[error(transparent)]
+    Memory(#[from] OutOfMemory),
     /// Its GPU cannot be used.
     #[error(transparent)]
     Device(#[from] CudaError),

@@ -18,7 +18,7 @@ use kintsugi_plan::{Coordinate, DeviceKind, Op, Plan, Program};
 use kintsugi_rank::{Groups, Kept, Purpose, Rank, Source, Store, StoreError};
 use kintsugi_tensor::cpu::memory::{Heap, Slab};
 use kintsugi_tensor::cpu::{CpuBackend, counting};
-use kintsugi_tensor::cuda::{CudaBackend, CudaError};
+use kintsugi_tensor::cuda::CudaBackend;
 use kintsugi_tensor::{Backend, Device, Repeated};
 
 use crate::threads::spawn;
@@ -186,7 +186,7 @@ impl Worker {
         number: usize,
         world: &Arc<World>,
         device: Device,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, RankError> {
         let at = job.plan.mesh.coordinate(number);
         // Ranks that share a card would time each other's work.
         let lasting = purpose == Purpose::Training && job.plan.mesh.ranks() == 1;
@@ -258,10 +258,10 @@ fn backend(
     stage: usize,
     device: Device,
     lasting: bool,
-) -> Result<Rc<dyn Backend>, CudaError> {
+) -> Result<Rc<dyn Backend>, RankError> {
     Ok(match (device, memory) {
         (Device::Cpu { threads }, MemoryChoice::Slab(bytes)) => {
-            Rc::new(CpuBackend::new(Rc::new(Slab::new(bytes[stage])), threads))
+            Rc::new(CpuBackend::new(Rc::new(Slab::new(bytes[stage])?), threads))
         }
         (Device::Cpu { threads }, MemoryChoice::Heap) => {
             Rc::new(CpuBackend::new(Rc::new(Heap::default()), threads))

@@ -47,7 +47,7 @@ pub struct Lab {
 impl Lab {
     pub fn new() -> Self {
         const BUFFERS: u64 = 8 << 20;
-        let memory: Rc<dyn Memory> = Rc::new(Slab::new(workspace_bytes(1) + BUFFERS));
+        let memory: Rc<dyn Memory> = Rc::new(Slab::new(workspace_bytes(1) + BUFFERS).unwrap());
         let backend = CpuBackend::new(Rc::clone(&memory), 1);
         let all = backend.allocate(BUFFERS as usize / 8, DType::F64, Category::Activations);
         backend.fill(f64::NAN, all.view());

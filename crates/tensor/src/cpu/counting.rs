@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn a_slab_counts_as_reserved() {
         let reserved = as_rank(62, || {
-            let slab = Slab::new(10_000);
+            let slab = Slab::new(10_000).unwrap();
             let live = measured(62).reserved;
             drop(slab);
             (live, measured(62).reserved)

@@ -7,6 +7,14 @@ use std::ptr::NonNull;
 use super::counting::{self, Tag};
 use crate::{Arena, Block, Category, Ledger, Memory, Place, Usage};
 
+/// The operating system refused memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the system has no {bytes} bytes of memory to give")]
+pub struct OutOfMemory {
+    /// How much was asked for.
+    pub bytes: u64,
+}
+
 /// One heap allocation of the planned capacity, given out by an [`Arena`].
 #[derive(Debug)]
 pub struct Slab {
@@ -16,10 +24,10 @@ pub struct Slab {
 
 impl Slab {
     /// Takes `capacity` bytes from the heap at once.
-    pub fn new(capacity: u64) -> Self {
-        let piece = counting::tagged(Tag::Reserved, || Piece::new(Arena::rounded(capacity)));
+    pub fn new(capacity: u64) -> Result<Self, OutOfMemory> {
+        let piece = counting::tagged(Tag::Reserved, || Piece::new(Arena::rounded(capacity)))?;
         let arena = Arena::new(Place::Host, piece.address(), piece.bytes());
-        Slab { piece, arena }
+        Ok(Slab { piece, arena })
     }
 }
 
@@ -65,6 +73,7 @@ impl Memory for Heap {
     fn allocate(&self, bytes: u64, category: Category) -> Block {
         let bytes = Arena::rounded(bytes);
         let piece = counting::tagged(Tag::Category(category), || Piece::new(bytes));
+        let piece = piece.unwrap_or_else(|error| panic!("{error}"));
         piece.poison();
         self.ledger.borrow_mut().add(category, bytes);
         Block { address: piece.address(), bytes, category }
@@ -95,14 +104,12 @@ struct Piece {
 
 impl Piece {
     /// `bytes` is not zero.
-    fn new(bytes: u64) -> Self {
+    fn new(bytes: u64) -> Result<Self, OutOfMemory> {
         let layout = layout(bytes);
         assert!(layout.size() > 0);
         // SAFETY: the layout's size is not zero.
         let pointer = unsafe { alloc_zeroed(layout) };
-        let pointer = NonNull::new(pointer);
-        let pointer = pointer.unwrap_or_else(|| panic!("the system has no {bytes} bytes of memory to give"));
-        Piece { pointer, layout }
+        NonNull::new(pointer).map(|pointer| Piece { pointer, layout }).ok_or(OutOfMemory { bytes })
     }
 
     fn address(&self) -> u64 {
@@ -137,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_slab_gives_out_aligned_zeroed_memory_within_its_capacity() {
-        let slab = Slab::new(700);
+        let slab = Slab::new(700).unwrap();
         assert_eq!(slab.reserved(), 768);
         let [a, b] = [300, 1].map(|bytes| slab.allocate(bytes, Category::Weights));
         assert_eq!((a.address % Arena::ALIGNMENT, b.address), (0, a.address + 512));
@@ -147,7 +154,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "out of memory")]
     fn a_slab_refuses_what_was_not_planned() {
-        Slab::new(256).allocate(257, Category::Weights);
+        Slab::new(256).unwrap().allocate(257, Category::Weights);
     }
 
     #[test]

@@ -275,7 +275,7 @@ mod tests {
     fn paper_foresees_the_memory_of_its_device() {
         let paper = Paper::new(DEVICE);
         let foreseen = play(&paper);
-        let slab = Slab::new(paper.memory().reserved());
+        let slab = Slab::new(paper.memory().reserved()).unwrap();
         let cpu = CpuBackend::new(Rc::new(slab), 3);
         let base = cpu.allocate(1, DType::F32, Category::Weights).address() - DEVICE.workspace_bytes();
         assert_eq!(play(&cpu) - base, foreseen);
