@@ -16,7 +16,7 @@ use kintsugi_spec::units;
 
 use crate::failure::Failure;
 use crate::model::{self, ModelArguments};
-use crate::output::Output;
+use crate::output::{self, Output};
 
 /// Measures the loss and the perplexity of a model on token files.
 ///
@@ -70,7 +70,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let weights = arguments.model.open()?;
     let plan = plan(arguments, &weights)?;
-    check_tokenizers(&plan, weights.tokenizer().as_deref())?;
+    for warning in check_tokenizers(&plan, weights.tokenizer().as_deref())? {
+        output::stderr(&format!("warning: {warning}"));
+    }
     let split = match (arguments.split, &arguments.data) {
         (Some(SplitName::Train), _) | (None, Some(_)) => Split::Train,
         (Some(SplitName::Validation), _) | (None, None) => Split::Validation,

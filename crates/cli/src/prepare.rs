@@ -161,7 +161,7 @@ fn conclusion(summary: &Summary) -> String {
     let told = summary
         .bad
         .iter()
-        .map(|bad| format!("  {}, line {}: {}\n", bad.file.display(), bad.line, bad.reason));
+        .map(|bad| format!("  {}, {} {}: {}\n", bad.file.display(), bad.unit, bad.line, bad.reason));
     let untold = *bad_lines as usize - summary.bad.len();
     let more = if untold > 0 { format!("  … and {untold} more\n") } else { String::new() };
     format!(

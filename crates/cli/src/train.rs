@@ -86,7 +86,7 @@ Examples:
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let (plan, notes) = resolve(arguments)?;
-    let plan = with_end_of_document(plan)?;
+    let mut plan = with_end_of_document(plan)?;
     let dataset = dataset(&plan)?;
     let floor = dataset.floor(plan.batch.sequence);
     let prediction = predict(&plan, device(&plan), Play::Full);
@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     // Whatever cannot be is found out before anything of an earlier run is touched.
     fit::check_device(&plan)?;
     arguments.write_batches.as_deref().map(check_writable).transpose()?;
-    let mut beginning = Beginning::new(&plan, &arguments.config, &arguments.trace)?;
+    let mut beginning = Beginning::new(&mut plan, &arguments.config, &arguments.trace)?;
     output.text(&introduction(&plan, &predicted))?;
     for note in notes {
         output.text(&format!("note     {note}\n"))?;

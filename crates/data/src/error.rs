@@ -29,11 +29,26 @@ pub enum DataError {
         /// What should be.
         expected: String,
     },
+    /// A file that could be read up to some line.
+    #[error("{}, {unit} {line}: cannot read: {cause}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What `line` counts: lines or rows.
+        unit: &'static str,
+        /// The line, from 1.
+        line: u64,
+        /// What the system says, or what is wrong with the file.
+        #[source]
+        cause: Cause,
+    },
     /// A line that cannot be used, where none is allowed.
-    #[error("{}, line {line}: {reason}", path.display())]
+    #[error("{}, {unit} {line}: {reason}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
+        /// What `line` counts: lines or rows.
+        unit: &'static str,
         /// The line, from 1.
         line: u64,
         /// What is wrong with it.

@@ -1,6 +1,8 @@
-//! Calls into libraries that read anybody's files: a panic in one of them becomes a value, and its report is not printed.
+//! Calls into libraries that read untrusted files: a panic in one of them becomes an error, and its report is not
+//! printed.
 
 use std::cell::Cell;
+use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
@@ -9,8 +11,11 @@ thread_local! {
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What `work` returns, or nothing if it panicked.
-pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
+/// Runs `work` of a library on an untrusted file. A panic of the library is an error of the file.
+pub(crate) fn catch_panic<T, E: Into<Box<dyn Error + Send + Sync>>>(
+    library: &str,
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<T, Box<dyn Error + Send + Sync>> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let previous = take_hook();
@@ -23,7 +28,10 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     let outer = GUARDED.replace(true);
     let result = catch_unwind(AssertUnwindSafe(work));
     GUARDED.set(outer);
-    result.ok()
+    match result {
+        Ok(result) => result.map_err(Into::into),
+        Err(_) => Err(format!("the {library} library cannot read this file; it may be damaged").into()),
+    }
 }
 
 #[cfg(test)]
@@ -31,9 +39,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_no_value() {
-        assert_eq!(guarded(|| 5), Some(5));
-        assert_eq!(guarded(|| Vec::<u8>::new()[0]), None);
+    fn a_panic_is_an_error() {
+        assert_eq!(catch_panic("test", || Ok::<_, String>(5)).unwrap(), 5);
+        let error = catch_panic("test", || Ok::<_, String>(Vec::<u8>::new()[0])).unwrap_err();
+        assert_eq!(error.to_string(), "the test library cannot read this file; it may be damaged");
         assert!(!GUARDED.get());
     }
 }

@@ -5,7 +5,7 @@
 //! run in its data is its step. The samples for validation come in the order of the files.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{self, Path, PathBuf};
 use std::sync::Arc;
 
 use crate::blend::Blend;
@@ -60,6 +60,9 @@ impl Packed {
         let open = |source: &(PathBuf, f64)| Source::open(source, options);
         let mut training = options.sources.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let mut validation = options.validation.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        check_apart(&training, &validation)?;
+        shorten_names(&mut training);
+        shorten_names(&mut validation);
         if validation.is_empty() {
             validation = training.iter_mut().map(|source| source.cut(split)).collect::<Result<_, _>>()?;
         }
@@ -148,6 +151,36 @@ impl Dataset for Packed {
     }
 }
 
+/// Refuses files for validation that are trained on, whatever they are called.
+fn check_apart(training: &[Source], validation: &[Source]) -> Result<(), DataError> {
+    for (trained, validated) in
+        training.iter().flat_map(|one| validation.iter().map(move |other| (one, other)))
+    {
+        if trained.file.is_same(&validated.file)? {
+            let (validated, trained) = (validated.file.path().display(), trained.file.path().display());
+            return Err(DataError::Value(format!(
+                "{validated} of data.validation is the same file as {trained} of data.source, so it would be trained on"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Gives every source the shortest end of its absolute path that no other has: a run has the same names when it is
+/// resumed with absolute paths.
+fn shorten_names(sources: &mut [Source]) {
+    let names: Vec<String> = sources.iter().map(|source| source.name.clone()).collect();
+    for (number, source) in sources.iter_mut().enumerate() {
+        let own = |end: &str| {
+            (0..names.len()).all(|other| other == number || !Path::new(&names[other]).ends_with(end))
+        };
+        let mut ends = names[number].rmatch_indices('/').map(|(at, _)| &names[number][at + 1..]);
+        if let Some(end) = ends.find(|end| own(end)) {
+            end.clone_into(&mut source.name);
+        }
+    }
+}
+
 impl Source {
     /// Opens files of which all tokens are taken.
     fn open((prefix, weight): &(PathBuf, f64), options: &PackedOptions) -> Result<Source, DataError> {
@@ -155,7 +188,9 @@ impl Source {
         if options.documents {
             file.check_documents()?;
         }
-        let (name, range) = (prefix.display().to_string(), 0..file.tokens());
+        let path =
+            path::absolute(file.path()).map_err(|error| DataError::file("read", file.path(), error))?;
+        let (name, range) = (path.with_extension("").display().to_string(), 0..file.tokens());
         let source = Source { file: Arc::new(file), name, weight: *weight, range };
         source.check_vocab(options.vocab)?;
         Ok(source)
@@ -210,7 +245,6 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
-    use std::path::Path;
 
     use super::*;
     use crate::testing::Folder;
@@ -350,6 +384,23 @@ mod tests {
             "a.bin: found 10 tokens for validation, expected at least 11, one more than batch.sequence = 10; \
              raise data.split, or set run.eval_every = 0"
         );
+    }
+
+    #[test]
+    fn names_are_the_shortest_ends_of_paths_that_differ() {
+        let folder = Folder::new("packed-names");
+        for name in ["en", "de"] {
+            std::fs::create_dir(folder.join(name)).unwrap();
+        }
+        let paths = ["en/a", "de/a", "b"].map(|name| folder.join(name));
+        paths.iter().for_each(|path| write(path, 0, 100));
+        let names = |paths: &[&Path]| {
+            let sources: Vec<(&Path, f64)> = paths.iter().map(|&path| (path, 1.0)).collect();
+            let packed = Packed::open(&options(&sources)).unwrap();
+            packed.validation().into_iter().map(|part| part.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&[&paths[0], &paths[1], &paths[2]]), ["en/a", "de/a", "b"]);
+        assert_eq!(names(&[&paths[0], &folder.join("b.bin")]), ["a", "b"]);
     }
 
     #[test]

@@ -32,16 +32,13 @@ pub(crate) struct Run {
 
 impl Deal {
     /// Deals `samples` samples, shared among the sources by weight, at least one of each and at most all; or all there
-    /// are.
+    /// are. What a source does not have, the others give.
     pub fn new(parts: Vec<ValidationPart>, samples: Option<u64>, global: u64) -> Deal {
-        let weights: Vec<f64> = parts.iter().map(|part| part.weight).collect();
-        let shares = Blend::new(&weights).counts(samples.unwrap_or(u64::MAX));
-        let share = |(part, share): (ValidationPart, u64)| {
-            let there = part.samples.unwrap_or(u64::MAX);
-            let wanted = if samples.is_some() { share.max(1) } else { u64::MAX };
-            (part, wanted.min(there))
+        let counts = match samples {
+            Some(samples) => shared(&parts, samples),
+            None => parts.iter().map(|part| part.samples.unwrap_or(u64::MAX)).collect(),
         };
-        let sources: Vec<(ValidationPart, u64)> = parts.into_iter().zip(shares).map(share).collect();
+        let sources: Vec<(ValidationPart, u64)> = parts.into_iter().zip(counts).collect();
         let mut deal = Deal { sources, runs: Vec::new(), global };
         let mut first_sample = 0;
         for source in 0..deal.sources.len() {
@@ -85,6 +82,28 @@ impl Deal {
         let run = self.runs[after - 1];
         run.first_sample + (batch - run.first_batch) * run.samples + place % run.samples
     }
+}
+
+/// How many samples of every source are read if `samples` are read in all.
+fn shared(parts: &[ValidationPart], samples: u64) -> Vec<u64> {
+    let room = |number: usize, count: u64| parts[number].samples.unwrap_or(u64::MAX) - count;
+    let mut counts = vec![0; parts.len()];
+    let mut left = samples;
+    // Every round uses up the samples that are left, or all samples of a source.
+    while left > 0 {
+        let open: Vec<usize> = (0..parts.len()).filter(|&number| room(number, counts[number]) > 0).collect();
+        if open.is_empty() {
+            break;
+        }
+        let weights: Vec<f64> = open.iter().map(|&number| parts[number].weight).collect();
+        for (&number, share) in open.iter().zip(Blend::new(&weights).counts(left)) {
+            let taken = share.min(room(number, counts[number]));
+            counts[number] += taken;
+            left -= taken;
+        }
+    }
+    let at_least_one = |(part, count): (&ValidationPart, u64)| count.max(part.samples.unwrap_or(1).min(1));
+    parts.iter().zip(counts).map(at_least_one).collect()
 }
 
 /// The validation split of a dataset as a deal has it.
@@ -166,7 +185,11 @@ mod tests {
         };
         let counts = |samples, global| read(samples, global).iter().map(Vec::len).collect::<Vec<_>>();
         for global in [1, 4, 7] {
-            assert_eq!(counts(32, global), [12, 2, 16], "the second has no more");
+            assert_eq!(
+                counts(32, global),
+                [12, 2, 18],
+                "the second has no more, and the others have the rest"
+            );
             assert_eq!(counts(1, global), [1, 1, 1], "at least one of each");
         }
         assert_eq!(read(8, 4), [vec![0, 1, 2], vec![100], vec![102, 103, 104, 105]]);

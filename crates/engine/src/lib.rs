@@ -27,6 +27,6 @@ pub use report::{Outcome, StepReport};
 pub use source::{dataset, evaluation_dataset, tokenizer};
 pub use start::Start;
 pub use threads::{ThreadError, start_shared_threads};
-pub use tokenizers::{check_tokenizers, with_end_of_document};
+pub use tokenizers::{check_tokenizers, resume_end_of_document, with_end_of_document};
 pub use trace::{Span, Work};
 pub use train::{Event, Saves, TrainOptions, train};

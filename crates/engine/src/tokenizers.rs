@@ -8,11 +8,12 @@ use kintsugi_plan::{Data, DataSource, Plan};
 
 /// Refuses tokens that mean something else to the weights, or in another file of the run: compares the tokenizer in the
 /// folder `weights`, that of every pair of token files, and `data.tokenizer`. One that is not known, or not there any more,
-/// is left out.
-pub fn check_tokenizers(plan: &Plan, weights: Option<&Path>) -> Result<(), DataError> {
-    let Data::Tokens(tokens) = &plan.data else { return Ok(()) };
+/// is left out. Returns a warning for each one that is there and cannot be used.
+pub fn check_tokenizers(plan: &Plan, weights: Option<&Path>) -> Result<Vec<String>, DataError> {
+    let mut warnings = Vec::new();
+    let Data::Tokens(tokens) = &plan.data else { return Ok(warnings) };
     if tokens.allow_other_tokenizer {
-        return Ok(());
+        return Ok(warnings);
     }
     let mut named: Vec<(String, String)> = Vec::new();
     named.extend(weights.map(|path| ("the weights".to_owned(), path.display().to_string())));
@@ -27,7 +28,17 @@ pub fn check_tokenizers(plan: &Plan, weights: Option<&Path>) -> Result<(), DataE
         if !seen.insert(name.clone()) {
             continue;
         }
-        let Ok(tokenizer) = Tokenizer::open(&name) else { continue };
+        let tokenizer = match Tokenizer::open(&name) {
+            Ok(tokenizer) => tokenizer,
+            Err(error) => {
+                // A path that cannot be looked up may be there.
+                if Path::new(&name).try_exists().unwrap_or(true) {
+                    warnings
+                        .push(format!("the tokenizer of {what} is not compared with the others: {error}"));
+                }
+                continue;
+            }
+        };
         let Some((of, one)) = &first else {
             first = Some((what, tokenizer));
             continue;
@@ -39,7 +50,20 @@ pub fn check_tokenizers(plan: &Plan, weights: Option<&Path>) -> Result<(), DataE
             )));
         }
     }
-    Ok(())
+    Ok(warnings)
+}
+
+/// Gives a resumed plan that has no end-of-document token the one of its checkpoint. Returns a warning if it has another.
+pub fn resume_end_of_document(plan: &mut Plan, checkpoint: &Plan) -> Option<String> {
+    let before = checkpoint.end_of_document()?;
+    let Data::Tokens(tokens) = &mut plan.data else { return None };
+    let now = *tokens.end_of_document.get_or_insert(before);
+    (now != before).then(|| {
+        format!(
+            "documents end with token {now}, and those that the checkpoint was trained on with token {before}; generated \
+             texts will end with token {now}"
+        )
+    })
 }
 
 /// The plan with the token that ends its documents: `data.end_of_document`, or else what its token files say.

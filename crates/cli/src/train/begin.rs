@@ -9,7 +9,7 @@ use kintsugi_checkpoint::{
     Checkpoint, CheckpointError, Folder, Manifest, RunLock, WeightsFolder, find, with_absolute_paths,
 };
 use kintsugi_data::{TOKENIZER_FILES, Tokenizer};
-use kintsugi_engine::{Start, check_tokenizers, tokenizer};
+use kintsugi_engine::{Start, check_tokenizers, resume_end_of_document, tokenizer};
 use kintsugi_plan::{Plan, RateSchedule, Resume};
 
 use super::metrics::{self, Metrics};
@@ -36,8 +36,8 @@ pub struct Beginning {
 impl Beginning {
     /// Makes a run ready, and sees to it that nothing stands in the way of what is written at the end. Whatever is wrong
     /// is found before a file is moved or written.
-    pub fn new(plan: &Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Self, Failure> {
-        let (out, folder) = (&plan.run.out, Folder::of_run(&plan.run.out));
+    pub fn new(plan: &mut Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Self, Failure> {
+        let (out, folder) = (&plan.run.out.clone(), Folder::of_run(&plan.run.out));
         record::create_folder(out)?;
         check_files(plan, config, &folder)?;
         let warn = |error: &CheckpointError| output::stderr(&format!("warning: {error}"));
@@ -52,7 +52,11 @@ impl Beginning {
             (Some(checkpoint), _) => checkpoint.tokenizer(),
             (None, weights) => weights.as_ref().and_then(WeightsFolder::tokenizer),
         };
-        check_tokenizers(plan, known.as_deref())?;
+        let mut warnings = check_tokenizers(plan, known.as_deref())?;
+        warnings.extend(
+            checkpoint.as_ref().and_then(|checkpoint| resume_end_of_document(plan, checkpoint.plan())),
+        );
+        warnings.iter().for_each(|warning| output::stderr(&format!("warning: {warning}")));
         check_config(plan, config, checkpoint.is_some())?;
         // A run that goes on from elsewhere has nothing to do with what is in its folder.
         let own = checkpoint.as_ref().filter(|checkpoint| folder.holds(checkpoint.path()));

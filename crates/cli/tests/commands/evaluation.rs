@@ -119,6 +119,17 @@ fn files_of_their_own_are_for_validation_alone() {
     };
     let said = refused(&["data.validation=one"]);
     assert_eq!(said, "error: data.validation = \"one\" is in data.source too, so it would be trained on\n");
+    for end in ["bin", "idx"] {
+        std::os::unix::fs::symlink(format!("one.{end}"), folder.join(format!("link.{end}"))).unwrap();
+    }
+    for (name, file) in [("one.bin", "one.bin"), ("./one", "./one.bin"), ("link", "link.bin")] {
+        assert_eq!(
+            refused(&[&format!("data.validation={name}")]),
+            format!(
+                "error: {file} of data.validation is the same file as one.bin of data.source, so it would be trained on\n"
+            )
+        );
+    }
     let said = refused(&["data.validation=two", "data.split=0.2"]);
     assert_eq!(
         said,

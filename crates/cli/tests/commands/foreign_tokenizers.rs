@@ -97,7 +97,7 @@ fn a_panic_of_the_library_is_an_error_in_one_sentence() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert_eq!(
         String::from_utf8(output.stderr).unwrap(),
-        "error: a.txt, line 1: cannot use tokenizer.json: the tokenizers library cannot use this description\n"
+        "error: a.txt, line 1: cannot use tokenizer.json: the tokenizers library cannot read this file; it may be damaged\n"
     );
 }
 

@@ -14,6 +14,7 @@ mod limits;
 mod mistakes;
 mod notes;
 mod nothing_lost;
+mod parquet;
 mod plan;
 mod prepare;
 mod resume;

@@ -1,9 +1,12 @@
 //! Cuts files into pieces of about a mebibyte that end at the end of a line or a row: what one worker encodes at a
 //! time.
 
+use std::error::Error;
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+
+use kintsugi_spec::Cause;
 
 use super::Refused;
 use super::decompress;
@@ -76,14 +79,13 @@ impl<'a> Batches<'a> {
             batch.bytes.clear();
             batch.rows.clear();
             batch.refused.clear();
+            batch.ends = false;
             (batch.number, batch.file, batch.line) = (self.number, self.file, self.line);
             match &mut source {
-                Source::Lines(lines) => {
-                    self.fill(lines, input.format, batch).map_err(|error| error.to_string())
-                }
+                Source::Lines(lines) => self.fill(lines, input.format, batch).map_err(Into::into),
                 Source::Rows(table) => table.fill(batch),
             }
-            .map_err(|reason| unreadable(input, self.line, &reason))?;
+            .map_err(|cause| unreadable(input, self.line, cause))?;
             let lines = match source {
                 Source::Lines(_) => memchr::memchr_iter(b'\n', &batch.bytes).count(),
                 Source::Rows(_) => batch.rows.len(),
@@ -168,10 +170,15 @@ impl<'a> Batches<'a> {
 }
 
 /// A file that could be read up to some line.
-fn unreadable(input: &Input, line: u64, reason: &str) -> DataError {
+fn unreadable(input: &Input, line: u64, cause: Box<dyn Error + Send + Sync>) -> DataError {
     match line {
-        1 => DataError::file("read", &input.path, reason),
-        line => DataError::Line { path: input.path.clone(), line, reason: format!("cannot read: {reason}") },
+        1 => DataError::file("read", &input.path, cause),
+        line => DataError::Unreadable {
+            path: input.path.clone(),
+            unit: input.format.unit(),
+            line,
+            cause: Cause::new(cause),
+        },
     }
 }
 

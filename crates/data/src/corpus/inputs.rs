@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::fs;
-use std::io::{self, Read};
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -33,6 +33,16 @@ pub enum Format {
     JsonLines,
     /// A Parquet table with a column of text, each row a document.
     Parquet,
+}
+
+impl Format {
+    /// What its documents, or the parts of one, are called in messages.
+    pub(crate) fn unit(self) -> &'static str {
+        match self {
+            Format::Text | Format::JsonLines => "line",
+            Format::Parquet => "row",
+        }
+    }
 }
 
 /// How a file is compressed.
@@ -83,7 +93,7 @@ impl Input {
     }
 }
 
-/// What is in a file: its first bytes say how it is compressed and whether it is text at all; its name says which text
+/// What is in a file: its first and last bytes say how it is compressed and whether it is text at all; its name says which text
 /// has JSON on every line.
 fn recognize(path: &Path) -> Result<(Format, Compression), DataError> {
     let (named, named_compression) = kind(path);
@@ -91,9 +101,9 @@ fn recognize(path: &Path) -> Result<(Format, Compression), DataError> {
         Some(Format::JsonLines) => Format::JsonLines,
         _ => Format::Text,
     };
-    match content(&head(path, Compression::None)?) {
+    match content(&head(path, Compression::None)?, Some(&tail(path)?)) {
         Content::Parquet => Ok((Format::Parquet, Compression::None)),
-        Content::Compressed(compression) => match content(&head(path, compression)?) {
+        Content::Compressed(compression) => match content(&head(path, compression)?, None) {
             Content::Text => Ok((text, compression)),
             Content::Parquet => Err(refused(path, "a Parquet file within a compressed file")),
             Content::Compressed(_) => Err(refused(path, "a compressed file within another")),
@@ -130,6 +140,19 @@ fn head(path: &Path, compression: Compression) -> Result<Vec<u8>, DataError> {
         let mut head = Vec::with_capacity(HEAD);
         decompress::open(path, compression, &Arc::default())?.take(HEAD as u64).read_to_end(&mut head)?;
         Ok(head)
+    };
+    read().map_err(|error| DataError::file("read", path, error))
+}
+
+/// The last four bytes of a file, or as many as it has.
+fn tail(path: &Path) -> Result<Vec<u8>, DataError> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let bytes = file.metadata()?.len();
+        file.seek(SeekFrom::Start(bytes.saturating_sub(4)))?;
+        let mut tail = Vec::with_capacity(4);
+        file.take(4).read_to_end(&mut tail)?;
+        Ok(tail)
     };
     read().map_err(|error| DataError::file("read", path, error))
 }

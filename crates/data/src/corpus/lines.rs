@@ -11,7 +11,7 @@ use super::{Batch, Refused};
 
 /// The lines or rows of a piece.
 #[derive(Debug, Default)]
-pub(crate) struct Parsed {
+pub(crate) struct LineCounts {
     /// How many there are, without blank lines of JSON.
     pub(crate) lines: u64,
     /// Those that could not be used.
@@ -26,7 +26,7 @@ pub(crate) fn documents<E>(
     format: Format,
     key: &str,
     mut each: impl FnMut(u64, &str) -> Result<(), E>,
-) -> Result<Parsed, E> {
+) -> Result<LineCounts, E> {
     let mut refused = batch.refused.clone();
     let mut refuse = |line, reason| refused.push(Refused { file: batch.file, line, reason });
     let mut count = batch.refused.len();
@@ -56,7 +56,7 @@ pub(crate) fn documents<E>(
             }
         }
     }
-    Ok(Parsed { lines: count as u64, refused })
+    Ok(LineCounts { lines: count as u64, refused })
 }
 
 fn lines(batch: &Batch) -> impl Iterator<Item = (u64, &[u8])> {

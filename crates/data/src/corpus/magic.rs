@@ -1,4 +1,4 @@
-//! What a file is, by its first bytes. Names are not enough: a Parquet file that is called `.txt` is still no text.
+//! What a file is, by its first and last bytes. Names are not enough: a Parquet file that is called `.txt` is still no text.
 
 use super::inputs::Compression;
 
@@ -20,13 +20,11 @@ pub(super) enum Content {
     Other(&'static str),
 }
 
-/// Formats that begin with bytes of their own. Those that text could begin with need a byte more to tell.
-const MAGIC: [(&[u8], Content); 36] = [
+/// Formats that begin with bytes of their own. Those that text could begin with have a longer magic.
+const MAGIC: [(&[u8], Content); 34] = [
     (b"\x1f\x8b", Content::Compressed(Compression::Gzip)),
     (b"\x28\xb5\x2f\xfd", Content::Compressed(Compression::Zstd)),
     (b"\xfd7zXZ\0", Content::Compressed(Compression::Xz)),
-    (b"PAR1", Content::Parquet),
-    (b"PARE", Content::Other("an encrypted Parquet file")),
     (b"\xff\xfe\0\0", Content::Encoded("UTF-32")),
     (b"\0\0\xfe\xff", Content::Encoded("UTF-32")),
     (b"\xff\xfe", Content::Encoded("UTF-16")),
@@ -60,12 +58,19 @@ const MAGIC: [(&[u8], Content); 36] = [
     (b"\xd0\xcf\x11\xe0", Content::Other("an Office document")),
 ];
 
-/// What a file is that begins with `head`.
-pub(super) fn content(head: &[u8]) -> Content {
+/// What a file is that begins with `head`, and ends with `tail` if its end is known.
+pub(super) fn content(head: &[u8], tail: Option<&[u8]>) -> Content {
     if let Some(&(_, content)) = MAGIC.iter().find(|(magic, _)| head.starts_with(magic)) {
         return content;
     }
     match head {
+        // Text may begin with these letters; a Parquet file ends with them too.
+        [b'P', b'A', b'R', b'1', ..] if tail == Some(b"PAR1") => Content::Parquet,
+        [b'P', b'A', b'R', b'E', ..] if tail == Some(b"PARE") => Content::Other("an encrypted Parquet file"),
+        [b'P', b'A', b'R', b'1' | b'E', ..] if by_zeros(head) != Content::Text => match tail {
+            Some(_) => Content::Other("a Parquet file that is cut short"),
+            None => Content::Parquet,
+        },
         // The magic number of a block, or of the end, follows the block size.
         [b'B', b'Z', b'h', b'1'..=b'9', 0x31 | 0x17, 0x41 | 0x72, ..] => {
             Content::Compressed(Compression::Bzip2)
@@ -99,6 +104,11 @@ fn by_zeros(head: &[u8]) -> Content {
 mod tests {
     use super::*;
 
+    /// What a whole file is.
+    fn content(bytes: &[u8]) -> Content {
+        super::content(bytes, Some(&bytes[bytes.len().saturating_sub(4)..]))
+    }
+
     #[test]
     fn text_is_text() {
         let cut = &"ä".repeat(HEAD).into_bytes()[..HEAD - 1];
@@ -112,6 +122,8 @@ mod tests {
             b"latin \xe9",
             cut,
             b"{\"text\": 1}",
+            b"PARENTS and children",
+            b"PAR1 receptor",
         ] {
             assert_eq!(content(text), Content::Text, "{:?}", text.escape_ascii().to_string());
         }
@@ -127,6 +139,11 @@ mod tests {
         let mut tar = vec![b'a'; 512];
         tar[257..262].copy_from_slice(b"ustar");
         assert_eq!(content(&tar), Content::Other("a tar archive"));
+        assert_eq!(content(b"PAR1\x15\0\x15\0PAR1"), Content::Parquet);
+        assert_eq!(content(b"PARE\x15\0\x15\0PARE"), Content::Other("an encrypted Parquet file"));
+        assert_eq!(content(b"PAR1\x15\0\x15\0"), Content::Other("a Parquet file that is cut short"));
+        assert_eq!(super::content(b"PAR1\x15\0\x15\0", None), Content::Parquet);
+        assert_eq!(super::content(b"PAR1 receptor", None), Content::Text);
         assert_eq!(content(&[1, 2, 0, 4, 5, 6, 0, 8]), Content::Other("a binary file"));
         assert_eq!(content(&[b"\xe9\0", &[b'x'; 500][..]].concat()), Content::Other("a binary file"));
     }

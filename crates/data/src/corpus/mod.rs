@@ -9,7 +9,7 @@ mod table;
 
 pub(crate) use batch::{Batch, Batches};
 pub use inputs::{Format, Input};
-pub(crate) use lines::{Parsed, documents};
+pub(crate) use lines::{LineCounts, documents};
 
 /// A line, or a row of a table, that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! The text column of a Parquet file, a page at a time.
 
+use std::collections::VecDeque;
+use std::error::Error;
 use std::fs::File;
 use std::iter;
 use std::sync::Arc;
@@ -16,10 +18,13 @@ use super::Refused;
 use super::batch::{Batch, MOST_BYTES, PIECE};
 use super::inputs::Input;
 use crate::DataError;
-use crate::guard::guarded;
+use crate::guard::catch_panic;
 
-/// Rows that are read at once. Their values point into the page.
+/// Rows that are decoded at once. Their values point into the page.
 const ROWS: usize = 256;
+
+/// The most rows of a piece, with text or without: null rows take memory though they have no bytes.
+const MOST_ROWS: usize = 1 << 16;
 
 /// A Parquet file, read up to some row.
 pub(super) struct Table {
@@ -29,7 +34,12 @@ pub(super) struct Table {
     defined: i16,
     /// The row group to open next.
     group: usize,
+    /// The text column of the row group that is open.
     values: Option<ColumnReaderImpl<ByteArrayType>>,
+    /// Rows of that row group that are not decoded yet.
+    left: u64,
+    /// Rows that are decoded and in no piece yet.
+    rows: VecDeque<Option<ByteArray>>,
     /// Bytes of the file before the row group that is open, and where these are counted.
     bytes: u64,
     counter: Arc<AtomicU64>,
@@ -38,9 +48,9 @@ pub(super) struct Table {
 impl Table {
     /// Opens the column with this name; `counter` counts the bytes of the row groups that are done.
     pub(super) fn open(input: &Input, name: &str, counter: &Arc<AtomicU64>) -> Result<Table, DataError> {
-        let failed = |error| DataError::file("read", &input.path, error);
         let file = File::open(&input.path).map_err(|error| DataError::file("read", &input.path, error))?;
-        let file = survived(|| SerializedFileReader::new(file)).map_err(failed)?;
+        let file = catch_panic("parquet", || SerializedFileReader::new(file))
+            .map_err(|error| DataError::file("read", &input.path, error))?;
         let schema = file.metadata().file_metadata().schema_descr();
         let column = find(schema, name).map_err(|reason| DataError::file("use", &input.path, reason))?;
         let defined = schema.column(column).max_def_level();
@@ -49,6 +59,8 @@ impl Table {
             defined,
             group: 0,
             values: None,
+            left: 0,
+            rows: VecDeque::new(),
             bytes: input.bytes,
             counter: Arc::clone(counter),
             file,
@@ -56,31 +68,49 @@ impl Table {
     }
 
     /// Adds rows to `batch` until it is a whole piece, or the file ends. The first row is `batch.line`.
-    pub(super) fn fill(&mut self, batch: &mut Batch) -> Result<(), String> {
-        survived(|| self.add_rows(batch))
+    pub(super) fn fill(&mut self, batch: &mut Batch) -> Result<(), Box<dyn Error + Send + Sync>> {
+        catch_panic("parquet", || self.add_rows(batch))
     }
 
     fn add_rows(&mut self, batch: &mut Batch) -> Result<(), ParquetError> {
-        let (mut levels, mut values) = (Vec::new(), Vec::new());
         let mut row = batch.line;
-        while batch.bytes.len() < PIECE {
-            if self.values.is_none() && !self.next_group()? {
+        while batch.bytes.len() < PIECE && batch.rows.len() + batch.refused.len() < MOST_ROWS {
+            if let Some(value) = self.rows.pop_front() {
+                add_row(batch, row, value);
+                row += 1;
+            } else if self.values.is_some() {
+                self.decode_rows()?;
+            } else if !self.next_group()? {
                 batch.ends = true;
                 return Ok(());
             }
-            let reader = self.values.as_mut().expect("a row group is open");
-            levels.clear();
-            values.clear();
-            let (rows, ..) = reader.read_records(ROWS, Some(&mut levels), None, &mut values)?;
-            if rows == 0 {
-                self.values = None;
+        }
+        Ok(())
+    }
+
+    /// Decodes the next rows of the row group that is open, or closes it. The library ends a column at an empty page, so
+    /// its rows are counted.
+    fn decode_rows(&mut self) -> Result<(), ParquetError> {
+        let reader = self.values.as_mut().expect("a row group is open");
+        let (mut levels, mut values) = (Vec::new(), Vec::new());
+        let (rows, ..) = reader.read_records(ROWS, Some(&mut levels), None, &mut values)?;
+        let left = self.left.checked_sub(rows as u64);
+        match left {
+            Some(0) if rows == 0 => self.values = None,
+            Some(left) if rows > 0 => self.left = left,
+            _ => {
+                let expected = self.file.metadata().row_group(self.group - 1).num_rows();
+                let found = if rows == 0 { "fewer" } else { "more" };
+                return Err(ParquetError::General(format!(
+                    "row group {} has {found} rows than the {expected} that the file's metadata says; the file is damaged",
+                    self.group
+                )));
             }
-            let mut present = values.iter();
-            // A column without nulls has no levels.
-            for level in levels.iter().chain(iter::repeat(&self.defined)).take(rows) {
-                add_row(batch, row, if *level < self.defined { None } else { present.next() });
-                row += 1;
-            }
+        }
+        let mut present = values.into_iter();
+        // A column without nulls has no levels.
+        for level in levels.iter().chain(iter::repeat(&self.defined)).take(rows) {
+            self.rows.push_back(if *level < self.defined { None } else { present.next() });
         }
         Ok(())
     }
@@ -98,6 +128,7 @@ impl Table {
         if self.group == groups.len() {
             return Ok(false);
         }
+        self.left = u64::try_from(groups[self.group].num_rows()).unwrap_or(0);
         let column = self.file.get_row_group(self.group)?.get_column_reader(self.column)?;
         self.values = Some(get_typed_column_reader(column));
         self.group += 1;
@@ -105,7 +136,7 @@ impl Table {
     }
 }
 
-fn add_row(batch: &mut Batch, row: u64, value: Option<&ByteArray>) {
+fn add_row(batch: &mut Batch, row: u64, value: Option<ByteArray>) {
     let reason = match value {
         None => "the row has no text".to_owned(),
         Some(value) if value.len() > MOST_BYTES => {
@@ -146,14 +177,6 @@ fn is_text(column: &ColumnDescriptor) -> bool {
     let text = matches!(column.logical_type_ref(), Some(LogicalType::String))
         || column.converted_type() == ConvertedType::UTF8;
     text && column.max_rep_level() == 0
-}
-
-/// A Parquet file is anybody's: a panic of the library is an error of the file.
-fn survived<T>(work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
-    match guarded(work) {
-        Some(result) => result.map_err(|error| error.to_string()),
-        None => Err("the parquet library could not read it; it is damaged".to_owned()),
-    }
 }
 
 #[cfg(test)]

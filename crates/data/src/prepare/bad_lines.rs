@@ -2,7 +2,7 @@
 
 use super::{BadLine, PrepareOptions};
 use crate::DataError;
-use crate::corpus::Parsed;
+use crate::corpus::{Input, LineCounts};
 
 /// Bad lines that are shown one by one; the rest are only counted.
 const MOST_SHOWN: usize = 20;
@@ -38,17 +38,19 @@ impl<'a> BadLines<'a> {
     }
 
     /// Adds those of a piece. Pieces come in the order of the files.
-    pub(super) fn add(&mut self, file: usize, parsed: &Parsed) -> Result<(), DataError> {
+    pub(super) fn add(&mut self, file: usize, parsed: &LineCounts) -> Result<(), DataError> {
         if file != self.file {
             self.end_file()?;
             self.file = file;
         }
         self.lines += parsed.lines;
         for refused in &parsed.refused {
-            let file = self.options.inputs[file].path.clone();
-            let bad = BadLine { file, line: refused.line, reason: refused.reason.clone() };
+            let Input { path, format, .. } = &self.options.inputs[file];
+            let (file, unit) = (path.clone(), format.unit());
+            let bad = BadLine { file, unit, line: refused.line, reason: refused.reason.clone() };
             if self.options.strict {
-                return Err(DataError::Line { path: bad.file, line: bad.line, reason: bad.reason });
+                let BadLine { file: path, unit, line, reason } = bad;
+                return Err(DataError::Line { path, unit, line, reason });
             }
             (self.bad, self.count) = (self.bad + 1, self.count + 1);
             if self.first.len() < MOST_SHOWN {
@@ -64,13 +66,13 @@ impl<'a> BadLines<'a> {
         let (lines, bad) = (std::mem::take(&mut self.lines), std::mem::take(&mut self.bad));
         match self.example.take() {
             Some(first) if bad * ONE_IN > lines && !self.options.allow_bad_lines => {
-                let (line, reason) = (first.line, first.reason);
+                let BadLine { unit, line, reason, .. } = first;
                 let share = 100 / ONE_IN;
                 Err(DataError::file(
                     "use",
                     &first.file,
                     format!(
-                        "{bad} of its {lines} lines are bad, more than {share} %; the first is line {line}: {reason}; \
+                        "{bad} of its {lines} {unit}s are bad, more than {share} %; the first is {unit} {line}: {reason}; \
                          give --allow-bad-lines to leave them out"
                     ),
                 ))

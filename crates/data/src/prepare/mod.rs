@@ -85,8 +85,9 @@ pub fn prepare(
     bad.end_file()?;
     let bad = bad.into_first();
     if progress.tokens == 0 {
-        let first =
-            bad.first().map(|line| format!("; {}, line {}: {}", line.file.display(), line.line, line.reason));
+        let first = bad.first().map(|BadLine { file, unit, line, reason }| {
+            format!("; {}, {unit} {line}: {reason}", file.display())
+        });
         let files = options.inputs.len();
         let of = if files == 1 { "the file".to_owned() } else { format!("the {files} files") };
         let (bad, lines) = (progress.bad_lines, if progress.bad_lines == 1 { "line" } else { "lines" });

@@ -34,6 +34,9 @@ pub struct BadLine {
     /// The file.
     #[serde(serialize_with = "displayed")]
     pub file: PathBuf,
+    /// What `line` counts: lines or rows.
+    #[serde(skip)]
+    pub unit: &'static str,
     /// The line, from 1.
     pub line: u64,
     /// What is wrong with it.

@@ -1,6 +1,6 @@
 //! What a worker does: the documents of a piece, as tokens.
 
-use crate::corpus::{Batch, Format, Input, Parsed, documents};
+use crate::corpus::{Batch, Format, Input, LineCounts, documents};
 use crate::{DataError, TokenType, Tokenizer};
 
 /// A piece of text, and what became of it. Its memory is used again and again.
@@ -12,7 +12,7 @@ pub(super) struct Work {
     /// Tokens of each sequence.
     pub(super) lengths: Vec<u32>,
     /// The lines or rows of the piece.
-    pub(super) parsed: Parsed,
+    pub(super) parsed: LineCounts,
     /// Documents without text.
     pub(super) empty: u64,
 }
@@ -28,6 +28,9 @@ pub(super) struct Encode<'a> {
 
 /// Memory that a piece may keep; what a very long line took is given back.
 const KEEP: usize = 8 << 20;
+
+/// Rows, documents or refused lines whose memory a piece may keep.
+const KEEP_ROWS: usize = 1 << 12;
 
 impl Encode<'_> {
     /// Encodes the documents of a piece.
@@ -45,6 +48,7 @@ impl Encode<'_> {
         work.parsed = documents(batch, format, self.key, |line, text| {
             let encoded = encoder.encode(text).map_err(|error| DataError::Line {
                 path: input.path.clone(),
+                unit: format.unit(),
                 line,
                 reason: error.to_string(),
             })?;
@@ -67,11 +71,15 @@ impl Encode<'_> {
 
 impl Work {
     fn clear(&mut self) {
+        self.tokens.clear();
+        self.lengths.clear();
+        self.parsed = LineCounts::default();
         for bytes in [&mut self.tokens, &mut self.batch.bytes] {
             bytes.shrink_to(KEEP);
         }
-        self.tokens.clear();
-        self.lengths.clear();
+        self.lengths.shrink_to(KEEP_ROWS);
+        self.batch.rows.shrink_to(KEEP_ROWS);
+        self.batch.refused.shrink_to(KEEP_ROWS);
         self.empty = 0;
     }
 }

@@ -1,4 +1,4 @@
-//! How much longer than a text what normalizers make of it may be. Sixteen that double every `a` make gigabytes of a
+//! The limit on how much normalizers may lengthen a text. Sixteen that double every `a` make gigabytes of a
 //! few pages, so the worst case of each is compared with a limit before it runs.
 
 use tokenizers::normalizers::replace::ReplacePattern;
@@ -11,9 +11,9 @@ const MOST_GROWTH: usize = 256;
 /// Bytes beyond this, for short texts.
 const FIXED: usize = 1 << 16;
 
-/// The most bytes that normalizers may make of a text.
+/// The most bytes that normalizers may make of a text; a library's offsets may be of 32 bits.
 pub(super) fn most_bytes(text: &str) -> usize {
-    text.len().saturating_mul(MOST_GROWTH).saturating_add(FIXED)
+    text.len().saturating_mul(MOST_GROWTH).saturating_add(FIXED).min(u32::MAX as usize)
 }
 
 /// The worst case of a normalizer: it inserts `content` bytes at the end of a text and once in `every` bytes of it.
@@ -51,7 +51,7 @@ impl Growth {
         if worst > most {
             return Err(format!(
                 "its normalizers make {bytes} bytes of the text and could make {worst} with the next step; \
-                 the limit is {MOST_GROWTH} bytes for one and {FIXED} more, here {most}"
+                 the limit is {MOST_GROWTH} bytes for one and {FIXED} more, up to 4 GiB, here {most}"
             ));
         }
         Ok(())

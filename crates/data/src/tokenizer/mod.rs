@@ -16,7 +16,7 @@ use self::describe::Description;
 use self::files::Files;
 use self::pipeline::{Pipeline, Scratch};
 use crate::DataError;
-use crate::guard::guarded;
+use crate::guard::catch_panic;
 
 pub use files::TOKENIZER_FILES;
 pub use train::{TrainedTokenizer, train_tokenizer};
@@ -65,7 +65,7 @@ impl Tokenizer {
     fn described(name: String, description: Description) -> Result<Tokenizer, DataError> {
         let Description { path, value, file, config, vocab, end } = description;
         let files = Files::new(file, config, end.as_ref().map(|(word, _)| word.as_str()));
-        let pipeline = survived(&path, || Pipeline::new(&value))?;
+        let pipeline = guarded(&path, || Pipeline::new(&value))?;
         // Added tokens that the vocabulary does not have are numbered by the library, whatever the file says.
         let added = pipeline.library().get_added_vocabulary();
         let end_of_document = end.map(|(word, id)| added.token_to_id(&word).unwrap_or(id));
@@ -113,7 +113,7 @@ impl Tokenizer {
                 let bytes: Vec<u8> = tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Kind::Pipeline { path, pipeline } => survived(path, || pipeline.library().decode(tokens, false)),
+            Kind::Pipeline { path, pipeline } => guarded(path, || pipeline.library().decode(tokens, false)),
         }
     }
 }
@@ -130,11 +130,11 @@ impl Encoder<'_> {
         self.encode_with(text, true)
     }
 
-    fn encode_with(&mut self, text: &str, around: bool) -> Result<&[u32], DataError> {
+    fn encode_with(&mut self, text: &str, add_special_tokens: bool) -> Result<&[u32], DataError> {
         self.tokens.clear();
         match (&self.tokenizer.kind, &mut self.scratch) {
             (Kind::Pipeline { path, pipeline }, Some(scratch)) => {
-                survived(path, || pipeline.encode(text, around, scratch, &mut self.tokens))?;
+                guarded(path, || pipeline.encode(text, add_special_tokens, scratch, &mut self.tokens))?;
             }
             _ => self.tokens.extend(text.bytes().map(|byte| PipelineToken::from(u32::from(byte)))),
         }
@@ -149,12 +149,9 @@ impl Encoder<'_> {
     }
 }
 
-/// A tokenizer.json is anybody's file: a panic of the library is an error of the file.
-fn survived<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
-    match guarded(work) {
-        Some(result) => result.map_err(|error| unusable(path, &error.to_string())),
-        None => Err(unusable(path, "the tokenizers library cannot use this description")),
-    }
+/// Calls the library on the file `path`, which is untrusted.
+fn guarded<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
+    catch_panic("tokenizers", work).map_err(|error| unusable(path, &error.to_string()))
 }
 
 fn unusable(path: &Path, reason: &str) -> DataError {

@@ -53,16 +53,16 @@ impl Pipeline {
         Scratch { model, words: PreTokenizerScratch::default(), spans: Vec::new() }
     }
 
-    /// Appends the tokens of a text to `tokens`; with those around them that the post-processor adds, if `around`.
+    /// Appends the tokens of a text to `tokens`; with those around them that the post-processor adds, if `add_special_tokens`.
     pub(super) fn encode(
         &self,
         text: &str,
-        around: bool,
+        add_special_tokens: bool,
         scratch: &mut Scratch,
         tokens: &mut Vec<PipelineToken>,
     ) -> tokenizers::Result<()> {
         let template = &self.library.get_post_processor().single;
-        if around {
+        if add_special_tokens {
             tokens.extend(template.prefix.iter().map(|&(token, _)| token));
         }
         let added = self.library.get_added_vocabulary();
@@ -84,7 +84,7 @@ impl Pipeline {
                 }
             }
         }
-        if around {
+        if add_special_tokens {
             tokens.extend(template.suffix.iter().map(|&(token, _)| token));
         }
         Ok(())

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use kintsugi_spec::input;
@@ -78,6 +78,15 @@ impl TokenFile {
     /// The path of the tokens.
     pub fn path(&self) -> &Path {
         &self.bin.0
+    }
+
+    /// Whether the tokens are those of `other`: the same file on disk, by whatever path or link.
+    pub(crate) fn is_same(&self, other: &TokenFile) -> Result<bool, DataError> {
+        let identity = |(path, file): &(PathBuf, File)| {
+            let about = file.metadata().map_err(|error| DataError::file("read", path, error))?;
+            Ok((about.dev(), about.ino()))
+        };
+        Ok(identity(&self.bin)? == identity(&other.bin)?)
     }
 
     /// Fills `out` with the tokens from `first` on; one that is negative or not below `vocab` is refused.
