@@ -393,7 +393,9 @@ mod tests {
             std::fs::create_dir(folder.join(name)).unwrap();
         }
         let paths = ["en/a", "de/a", "b"].map(|name| folder.join(name));
-        paths.iter().for_each(|path| write(path, 0, 100));
+        for path in &paths {
+            write(path, 0, 100);
+        }
         let names = |paths: &[&Path]| {
             let sources: Vec<(&Path, f64)> = paths.iter().map(|&path| (path, 1.0)).collect();
             let packed = Packed::open(&options(&sources)).unwrap();
