@@ -24,6 +24,8 @@ TINY = {
     "parallel.dp": 2,
     "sharding.zero": 1,
     "optimizer.warmup": 3,
+    # Evaluations are made of tiny batches too: many of them would be slow under strace.
+    "run.eval_tokens": 256,
     "run.out": "out",
 }
 LAYOUTS = (

@@ -56,7 +56,9 @@ impl Beginning {
         warnings.extend(
             checkpoint.as_ref().and_then(|checkpoint| resume_end_of_document(plan, checkpoint.plan())),
         );
-        warnings.iter().for_each(|warning| output::stderr(&format!("warning: {warning}")));
+        for warning in warnings {
+            output::stderr(&format!("warning: {warning}"));
+        }
         check_config(plan, config, checkpoint.is_some())?;
         // A run that goes on from elsewhere has nothing to do with what is in its folder.
         let own = checkpoint.as_ref().filter(|checkpoint| folder.holds(checkpoint.path()));
