@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::support::{folder, json_lines, kintsugi, stdout, tiny};
+use crate::support::{folder, json_lines, keys, kintsugi, stdout, tiny};
 
 /// A folder with the token files `one` and `two`, and the initial weights `start` of a model for them.
 fn started(name: &str) -> PathBuf {
@@ -60,6 +60,7 @@ fn a_validation_loss_depends_on_neither_seed_nor_batch_nor_layout() {
         &["batch.global=4", "batch.micro=1", "run.seed=2"][..],
         &["batch.global=12", "batch.micro=3"],
         &["batch.global=8", "batch.micro=2", "parallel.dp=2", "run.seed=3"],
+        &["batch.global=4", "batch.micro=1", "parallel.tp=2", "parallel.pp=2"],
     ] {
         let found = validate(&folder, &[&settings[..], &one, other].concat());
         close(&found["validation_loss"], &expected["validation_loss"]);
@@ -101,8 +102,43 @@ fn every_source_of_a_blend_has_its_own_loss() {
     assert!((losses[0] - losses[1]).abs() > 1e-4, "the sources differ: {losses:?}");
     let mean = (3.0 * losses[0] + losses[1]) / 4.0;
     assert!((mean - all["loss"].as_f64().unwrap()).abs() < 1e-9, "the mean is by weight");
+    // 48 samples are 36 and 12; `--samples` is what is read in all.
+    let part = validate(&folder, &[blend, "run.eval_tokens=768", "batch.global=8"]);
+    let found = eval(&folder, &["out", "--samples", "48"]);
+    close(&found["loss"], &part["validation_loss"]);
+    assert_eq!(found["tokens"], 48 * 16);
+    assert_eq!(found["sources"][0]["tokens"], 36 * 16);
     let text = stdout(&kintsugi(&folder, &["eval", "out"]));
     assert!(text.contains(&format!("one  {:.4} in ", losses[0])), "{text}");
+}
+
+#[test]
+fn source_names_stay_the_same_when_a_run_is_resumed() {
+    let folder = started("evaluation-names");
+    let blend = "data.source=[{ path = \"one\", weight = 3 }, { path = \"./two.bin\", weight = 1 }]";
+    let common = ["model.vocab=257", "run.steps=2", "run.eval_every=1"];
+    stdout(&tiny(&folder, &["train"], &[&common[..], &[blend, "data.split=0.2"]].concat()));
+    stdout(&kintsugi(&folder, &["train", "out/config.toml", "--resume", "--set", "run.steps=4"]));
+    let lines = json_lines(&folder.join("out/metrics.jsonl"));
+    assert_eq!(lines.len(), 4);
+    for line in lines {
+        assert_eq!(keys(&line["validation_losses"]), ["one", "two"]);
+    }
+}
+
+#[test]
+fn several_files_for_validation_are_weighted() {
+    let folder = started("evaluation-weighted");
+    fs::write(folder.join("three.txt"), "another text altogether\n".repeat(100)).unwrap();
+    stdout(&kintsugi(&folder, &["prepare", "three.txt", "--out", "three", "--tokenizer", "bytes"]));
+    let files = "data.validation=[{ path = \"two\", weight = 3 }, { path = \"three\", weight = 1 }]";
+    let own = ["data.source=one", files, "data.split=0", "run.eval_tokens=1000000"];
+    let metrics = validate(&folder, &own);
+    let alone =
+        ["two", "three"].map(|name| eval(&folder, &["start", "--data", name])["loss"].as_f64().unwrap());
+    let mean = (3.0 * alone[0] + alone[1]) / 4.0;
+    close(&metrics["validation_loss"], &Value::from(mean));
+    close(&eval(&folder, &["out"])["loss"], &Value::from(mean));
 }
 
 #[test]

@@ -121,12 +121,30 @@ fn what_is_no_text_is_refused_by_name_and_nothing_is_written() {
         assert!(said.starts_with(&format!("error: cannot use {name}: it is {what}")), "{said}");
         assert!(nothing_written(&folder), "{name}");
     }
-    // A file that is cut short is an error when its end is missed.
+    // A file that is cut short is an error when its end is missed, and one with a changed byte when its checksum is.
     let whole = fs::read(fixture("rows.jsonl.xz")).unwrap();
-    fs::write(folder.join("cut.jsonl.xz"), &whole[..whole.len() - 40]).unwrap();
-    let said = prepare(&folder, &["good.txt", "cut.jsonl.xz"], &["--json-key", "body"]).unwrap_err();
-    assert!(said.contains("cut.jsonl.xz"), "{said}");
-    assert!(nothing_written(&folder));
+    let mut changed = whole.clone();
+    changed[whole.len() / 2] ^= 0x10;
+    for (name, bytes) in [("cut.jsonl.xz", &whole[..whole.len() - 40]), ("changed.jsonl.xz", &changed)] {
+        fs::write(folder.join(name), bytes).unwrap();
+        let said = prepare(&folder, &["good.txt", name], &["--json-key", "body"]).unwrap_err();
+        assert!(said.contains(name), "{said}");
+        assert!(nothing_written(&folder));
+    }
+}
+
+#[test]
+fn text_may_begin_like_a_parquet_file_or_with_a_byte_order_mark() {
+    let folder = folder("formats-text");
+    for (text, expected) in [
+        ("PARENTS and children\n", "PARENTS and children\n"),
+        ("PAR1 receptor\n", "PAR1 receptor\n"),
+        ("\u{feff}one\r\ntwo\r\n", "one\r\ntwo\r\n"),
+    ] {
+        fs::write(folder.join("a.txt"), text).unwrap();
+        assert_eq!(prepare(&folder, &["a.txt"], &[]).unwrap()["bad_lines"], 0);
+        assert_eq!(written(&folder), expected);
+    }
 }
 
 #[test]

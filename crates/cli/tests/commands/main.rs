@@ -3,6 +3,7 @@
 mod convert;
 mod data_errors;
 mod documents;
+mod end_of_document;
 mod evaluation;
 mod faults;
 mod foreign;

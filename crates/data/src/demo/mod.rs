@@ -22,9 +22,9 @@ pub struct Demo {
 }
 
 impl Demo {
-    /// The corpus of a seed. All seeds speak the same language, and have the same text for validation.
+    /// The corpus of a seed. All seeds use the same grammar, and have the same text for validation.
     pub fn new(seed: u64) -> Demo {
-        // Whatever the number is, no seed trains on this text: the split is part of what a sample is made from.
+        // Training samples are keyed by another split, so they never equal these.
         let validation = [1, Split::Validation as u64];
         Demo { seed, validation, words: words::vocabulary(), automaton: grammar::automaton() }
     }
