@@ -24,7 +24,7 @@ fn train(folder: &Path, arguments: &[&str], settings: &[&str]) -> Output {
 fn warnings(output: &Output) -> String {
     stdout(output);
     let said = String::from_utf8_lossy(&output.stderr);
-    said.lines().filter(|line| line.starts_with("warning: ")).map(|line| format!("{line}\n")).collect()
+    said.split_inclusive('\n').filter(|line| line.starts_with("warning: ")).collect()
 }
 
 #[test]
@@ -33,10 +33,12 @@ fn a_resumed_run_keeps_the_token_that_ends_documents() {
     let config = || fs::read_to_string(folder.join("out/config.toml")).unwrap();
     stdout(&train(&folder, &[], &["data.source=ended", "run.steps=2"]));
     assert!(config().contains("end_of_document = 256\n"), "{}", config());
-    let output = train(&folder, &["--resume"], &["data.source=plain", "run.steps=3"]);
+    // What says so is gone.
+    fs::remove_file(folder.join("ended.meta.json")).unwrap();
+    let output = train(&folder, &["--resume"], &["data.source=ended", "run.steps=3"]);
     assert_eq!(warnings(&output), "");
     assert!(config().contains("end_of_document = 256\n"), "the files do not say: {}", config());
-    let other = ["data.source=plain", "data.end_of_document=10", "run.steps=4"];
+    let other = ["data.source=ended", "data.end_of_document=10", "run.steps=4"];
     let said = warnings(&train(&folder, &["--resume"], &other));
     let expected = "warning: documents end with token 10, and those that the checkpoint was trained on with token 256; \
                     generated texts will end with token 10\n";
@@ -49,8 +51,8 @@ fn a_tokenizer_that_cannot_be_used_is_named() {
     let source = ["data.source=plain"];
     fs::write(folder.join("plain.tokenizer.json"), "{").unwrap();
     let said = warnings(&train(&folder, &[], &source));
-    let expected = "warning: the tokenizer of plain is not compared with the others: cannot ";
-    assert!(said.starts_with(expected) && said.contains("plain.tokenizer.json"), "{said}");
+    let expected = "warning: the tokenizer of plain is not compared with the others: plain.tokenizer.json: found no JSON";
+    assert!(said.starts_with(expected), "{said}");
     fs::remove_file(folder.join("plain.tokenizer.json")).unwrap();
     let about = fs::read_to_string(folder.join("plain.meta.json")).unwrap();
     fs::write(folder.join("plain.meta.json"), about.replace("\"bytes\"", "\"gone.json\"")).unwrap();
