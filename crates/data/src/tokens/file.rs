@@ -186,7 +186,8 @@ impl TokenFile {
         if u64::try_from(expected) == Ok(bin_bytes) {
             return Ok(());
         }
-        let expected = format!("{expected}, where the last of {} sequences ends", self.head.sequences);
+        let (sequences, idx) = (self.head.sequences, self.idx.0.display());
+        let expected = format!("{expected}, where the last of the {sequences} sequences of {idx} ends");
         Err(DataError::foreign(&self.bin.0, format!("{bin_bytes} bytes"), expected))
     }
 

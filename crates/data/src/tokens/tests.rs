@@ -177,7 +177,7 @@ fn what_is_truncated_or_something_else_is_refused() {
     let cut = &BIN[..10];
     assert_eq!(
         refused(cut, &IDX),
-        "any.bin: found 10 bytes, expected 12, where the last of 3 sequences ends"
+        "any.bin: found 10 bytes, expected 12, where the last of the 3 sequences of any.idx ends"
     );
     assert_eq!(refused(&BIN, &IDX[..20]), "any.idx: found 20 bytes, expected at least the 34 of a head");
     let said = refused(&BIN, &IDX[..90]);
