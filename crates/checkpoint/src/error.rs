@@ -17,7 +17,7 @@ pub struct CheckpointError {
 }
 
 impl CheckpointError {
-    /// A sentence about a file or folder, or the error of whoever uses it.
+    /// A sentence about a file or folder, or the underlying error.
     pub(crate) fn new(path: &Path, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         CheckpointError { path: path.to_owned(), cause: Cause::new(cause) }
     }

@@ -182,7 +182,7 @@ fn shorten_names(sources: &mut [Source]) {
 }
 
 impl Source {
-    /// Opens files of which all tokens are taken.
+    /// Opens token files whole.
     fn open((prefix, weight): &(PathBuf, f64), options: &PackedOptions) -> Result<Source, DataError> {
         let file = TokenFile::open(prefix)?;
         if options.documents {

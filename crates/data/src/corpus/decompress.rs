@@ -21,7 +21,7 @@ const BUFFER: usize = 1 << 17;
 /// The largest window of a zstd frame, which is held in memory: that of `zstd --long=27`.
 const MOST_WINDOW: u64 = 1 << 27;
 
-/// KiB of memory for an xz stream, most of which is its dictionary: `xz -9` has one of 64 MiB.
+/// KiB of memory for an xz stream. Most of it is the dictionary: that of `xz -9` has 64 MiB.
 const MOST_XZ: u32 = 256 << 10;
 
 /// Opens a file; `counter` counts the bytes that are read from disk.

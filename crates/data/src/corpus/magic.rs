@@ -8,7 +8,7 @@ pub(super) const HEAD: usize = 8 << 10;
 /// What the first bytes of a file say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Text, as far as can be seen.
+    /// Text: nothing speaks against it.
     Text,
     /// Something compressed.
     Compressed(Compression),
