@@ -8,7 +8,7 @@ pub(super) const HEAD: usize = 8 << 10;
 /// What the first bytes of a file say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Text: nothing speaks against it.
+    /// Probably text.
     Text,
     /// Something compressed.
     Compressed(Compression),
