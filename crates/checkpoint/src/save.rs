@@ -86,6 +86,8 @@ struct Filled {
     progress: Progress,
     /// Seconds that the rank stood still.
     blocked: f64,
+    /// Whether the run ends with this checkpoint.
+    last: bool,
 }
 
 /// Makes both ends for a run of `plan` whose checkpoints lie in `folder`.
@@ -105,18 +107,24 @@ pub fn saver(plan: &Plan, folder: Folder) -> (Saver, Writer) {
 impl Saver {
     /// Copies what a rank has; every rank calls it after the same step. Gives the seconds that it took, waiting for the
     /// copy before to be written included.
-    pub fn save(&self, number: usize, rank: &Rank, progress: Progress) -> Result<f64, WriterEnded> {
+    pub fn save(
+        &self,
+        number: usize,
+        rank: &Rank,
+        progress: Progress,
+        last: bool,
+    ) -> Result<f64, WriterEnded> {
         let begun = Instant::now();
         let mut bytes = self.copies.take(number)?;
         self.shards[number].copy(rank, &mut bytes);
         let blocked = begun.elapsed().as_secs_f64();
-        let filled = Filled { rank: number, bytes, progress, blocked };
+        let filled = Filled { rank: number, bytes, progress, blocked, last };
         self.messages.send(Message::Copy(filled)).map_err(|_| WriterEnded)?;
         Ok(blocked)
     }
 
     /// Says that a step after the last checkpoint was good. One rank calls it. Until then one checkpoint more than
-    /// `run.keep` stays: the update before the last checkpoint may have made the weights diverge.
+    /// `run.keep` stays, unless the run ends: the update before the last checkpoint may have made the weights diverge.
     pub fn confirm(&self) -> Result<(), WriterEnded> {
         self.messages.send(Message::Sound).map_err(|_| WriterEnded)
     }
@@ -131,7 +139,7 @@ impl Writer {
         let mut open: BTreeMap<u64, Unfinished> = BTreeMap::new();
         let mut published = None;
         for message in &self.messages {
-            let Message::Copy(Filled { rank, bytes, progress, blocked }) = message else {
+            let Message::Copy(Filled { rank, bytes, progress, blocked, last }) = message else {
                 self.prune(published.take());
                 continue;
             };
@@ -149,15 +157,17 @@ impl Writer {
                     published = Some(progress);
                 }
                 report(saved);
+                if last {
+                    self.prune(published.take());
+                }
             }
         }
-        self.prune(published);
         // The run failed before all ranks came, or nobody hears of it any more.
         open.values_mut().for_each(Unfinished::abandon);
     }
 
-    /// Removes all but the `run.keep` newest checkpoints, if the last one is not known to be pruned already. What cannot
-    /// be removed is tried again with the next checkpoint, and reported then.
+    /// Removes all but the `run.keep` newest checkpoints, if one was published since the last time. What cannot be removed
+    /// is tried again with the next checkpoint, and reported then.
     fn prune(&self, published: Option<Progress>) {
         if let Some(published) = published {
             self.folder.prune(self.plan.run.keep, &published).ok();

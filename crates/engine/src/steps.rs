@@ -122,7 +122,7 @@ impl RankRun<'_> {
             }
         }
         if plan.run.steps == 0 {
-            self.save(worker, &worker.rank.snapshot().wait(), &course.history, 0)?;
+            self.save(worker, &worker.rank.snapshot().wait(), &course.history, 0, true)?;
         }
         Ok(RankResult {
             bad: course.bad,
@@ -221,7 +221,7 @@ impl RankRun<'_> {
         if due && !report.skipped || ends {
             course.save_due = false;
             course.save_unconfirmed = true;
-            report.checkpoint_s = self.save(worker, &decided, &course.history, batches)?;
+            report.checkpoint_s = self.save(worker, &decided, &course.history, batches, ends)?;
         } else {
             course.save_due = due;
         }
@@ -285,6 +285,7 @@ impl RankRun<'_> {
         decided: &Decided,
         history: &History,
         batches: u64,
+        last: bool,
     ) -> Result<Option<f64>, RankError> {
         let Some(saver) = self.saver else { return Ok(None) };
         let count = |slot| decided.control(slot) as u64;
@@ -298,7 +299,7 @@ impl RankRun<'_> {
             skipped: history.skipped(),
             loss_first: history.loss_first(),
         };
-        Ok(Some(saver.save(worker.number, &worker.rank, progress)?))
+        Ok(Some(saver.save(worker.number, &worker.rank, progress, last)?))
     }
 }
 
