@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use kintsugi_calibrate::{Patience, Rows, Shapes, calibrate, in_company, thread_links};
 use kintsugi_engine::ThreadError;
 use kintsugi_plan::config::resolve;
 use kintsugi_plan::{DeviceKind, Plan};
-use kintsugi_simulate::calibrate::{Patience, Rows, Shapes, calibrate, in_company, thread_links};
 use kintsugi_spec::{DeviceSpec, LinkSpec, ModelSpec, units};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;

@@ -11,10 +11,10 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use clap::Args;
+use kintsugi_draw::{Ink, chrome, draw, trace};
 use kintsugi_engine::device;
 use kintsugi_plan::Plan;
-use kintsugi_simulate::timeline::{Costs, Deadlock, Ink, Timeline, bubble, chrome, draw, play};
-use kintsugi_simulate::{Play, Prediction, memory_of, predict};
+use kintsugi_simulate::{Play, Prediction, Timeline, bubble, memory_of, predict};
 use kintsugi_spec::units;
 
 use crate::config::ConfigArguments;
@@ -28,9 +28,10 @@ use speed::Speed;
 /// Predicts what a step takes: parameters, FLOPs, memory, traffic, time, energy and the schedule's bubble.
 ///
 /// The program that `train` would run is played on paper, one rank for each stage, so memory and traffic are exact.
-/// Nothing is allocated: a laptop can plan for a supercomputer. The bubble is the share of time in which stages
-/// wait, with a layer's forward, input gradient and weight gradient taken as equally long. Time and energy are
-/// estimates from the cluster's profile (a preset, or a file named by cluster.profile); --validate shows how good.
+/// Nothing is allocated: a laptop can plan for a supercomputer. Time and energy are estimates from the cluster's profile
+/// (a preset, or a file named by cluster.profile); --validate shows how good. The bubble is the share of time in which
+/// stages wait for each other. Without a profile, it is counted with a layer's forward, input gradient and weight gradient
+/// taken as equally long.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -48,7 +49,7 @@ pub struct Arguments {
     /// Writes a page that sets our figures beside those of a published study
     #[arg(long, value_name = "STUDY", conflicts_with_all = ["draw", "trace", "json", "validate"])]
     reproduce: Option<validation::Study>,
-    /// Writes the schedule in unit time, for ui.perfetto.dev
+    /// Writes the predicted schedule, for ui.perfetto.dev (in unit time where the device's speed is not known)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     #[command(flatten)]
@@ -98,10 +99,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (plan, notes) = arguments.config.resolve_with_notes()?;
     arguments.trace.as_deref().map(check_writable).transpose()?;
     let prediction = predict(&plan, device(&plan), Play::quick(&plan));
-    let bubble = bubble(&plan, &unit_costs()).map_err(|deadlock| deadlocked(&deadlock))?;
     let misfit = fit::planned(&plan, &prediction).err();
     let fits = fit::known(&plan, &prediction);
     let speed = Speed::of(&plan);
+    let bubble = speed.as_ref().map_or_else(|| bubble(&plan), |speed| speed.timing.bubble);
     let notes: Vec<String> = notes.into_iter().chain(memory_of_others(&plan, &prediction)).collect();
     if arguments.json {
         output.result(&Answer::new(&plan, &prediction, speed.as_ref(), bubble, fits, notes))?;
@@ -119,11 +120,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     if arguments.draw {
-        output.text(&picture(&play(&plan, &unit_costs()).map_err(|deadlock| deadlocked(&deadlock))?))?;
+        output.text(&picture(&Timeline::of(&plan)))?;
     }
     if let Some(path) = &arguments.trace {
-        let timeline = play(&plan, &unit_costs()).map_err(|deadlock| deadlocked(&deadlock))?;
-        write_whole(path, chrome(&timeline.trace(plan.mesh.dp * plan.mesh.tp)).as_bytes())?;
+        let spans = trace(&Timeline::of(&plan), plan.mesh.dp * plan.mesh.tp);
+        write_whole(path, chrome(&spans).as_bytes())?;
         output.text(&format!("trace    {}\n", path.display()))?;
     }
     Ok(())
@@ -137,15 +138,6 @@ fn memory_of_others(plan: &Plan, prediction: &Prediction) -> Option<String> {
         let theirs = units::bytes(theirs);
         format!("memory and whether it fits are this engine's own; with [framework] the fullest rank takes about {theirs}")
     })
-}
-
-/// A layer's forward and the two parts of its backward, taken as equally long.
-fn unit_costs() -> Costs {
-    Costs::layers(1.0, 1.0, 1.0)
-}
-
-fn deadlocked(deadlock: &Deadlock) -> Failure {
-    Failure::Run(deadlock.to_string())
 }
 
 fn picture(timeline: &Timeline) -> String {

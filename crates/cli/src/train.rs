@@ -18,8 +18,7 @@ use kintsugi_engine::{
 };
 use kintsugi_plan::{Plan, Resume};
 use kintsugi_rank::Figures;
-use kintsugi_simulate::time::Consumption;
-use kintsugi_simulate::{Play, Prediction, predict, time};
+use kintsugi_simulate::{Consumption, Play, Prediction, predict, time};
 
 use crate::config::ConfigArguments;
 use crate::describe;

@@ -4,24 +4,24 @@
 //! its arena gave out is the predicted memory, and what its groups would have sent is the predicted traffic.
 #![forbid(unsafe_code)]
 
-pub mod calibrate;
-mod clock;
+pub mod cost;
+mod energy;
 mod fit;
 mod footprint;
-pub mod frontier;
+mod graph;
 mod inference;
-mod kept;
+mod memo;
 mod predict;
 mod screen;
-pub mod time;
-pub mod timeline;
+mod timeline;
+mod timing;
 mod traffic;
-pub mod validate;
 
-pub use clock::{Clock, Score, ScoreKey};
+pub use energy::{Consumption, Training};
 pub use fit::{Misfit, check_fit, check_memory};
 pub use footprint::{memory_by_stage, memory_of};
 pub use inference::{evaluation_memory, generation_memory};
 pub use predict::{Play, Prediction, predict};
 pub use screen::Screen;
-pub use time::{Timing, time};
+pub use timeline::{Span, Timeline, bubble};
+pub use timing::{CompiledStep, StepKey, StepTimer, Timing, time};

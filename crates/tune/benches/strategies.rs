@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use kintsugi_plan::config::{Strategy, resolve_open};
-use kintsugi_simulate::time::DeviceModel;
+use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_tensor::Device;
 use kintsugi_tune::{Limit, screened, strategies, timings};
 

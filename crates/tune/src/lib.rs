@@ -4,7 +4,6 @@
 //! no formulas of its own.
 #![forbid(unsafe_code)]
 
-pub mod chart;
 mod only;
 mod order;
 mod reason;

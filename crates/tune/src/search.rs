@@ -5,8 +5,10 @@ use std::time::Instant;
 
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::Strategy;
-use kintsugi_simulate::time::{Consumption, DeviceModel};
-use kintsugi_simulate::{Clock, Play, Prediction, Score, ScoreKey, Screen, Timing, predict};
+use kintsugi_simulate::cost::DeviceModel;
+use kintsugi_simulate::{
+    CompiledStep, Consumption, Play, Prediction, Screen, StepKey, StepTimer, Timing, predict,
+};
 use kintsugi_tensor::Device;
 use rayon::prelude::*;
 
@@ -153,9 +155,9 @@ pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> 
 fn check_size(base: &Plan, all: &[Strategy]) -> Result<(), SearchError> {
     let one = |strategy: &Strategy| {
         let plan = base.with_strategy(strategy).expect("strategies are allowed");
-        (ScoreKey::of(&plan), plan.pipeline.laid_out_ops(plan.micro_batches()))
+        (StepKey::of(&plan), plan.pipeline.laid_out_ops(plan.micro_batches()))
     };
-    let programs: HashMap<ScoreKey, usize> = all.par_iter().map(one).collect();
+    let programs: HashMap<StepKey, usize> = all.par_iter().map(one).collect();
     let ops = programs.into_values().sum::<usize>() + OPS_PER_LAYER * base.model.layers * all.len();
     if all.len() > MOST_STRATEGIES || ops > MOST_OPS {
         return Err(SearchError::TooLarge { strategies: all.len(), ops });
@@ -200,18 +202,19 @@ pub fn timings(
     done: &(dyn Fn(usize) + Sync),
 ) -> Vec<Timing> {
     let plan = |i: usize| base.with_strategy(&strategies[i]).expect("strategies are allowed");
-    let keys: Vec<ScoreKey> = (0..strategies.len()).into_par_iter().map(|i| ScoreKey::of(&plan(i))).collect();
-    let mut groups: HashMap<ScoreKey, Vec<usize>> = HashMap::new();
+    let keys: Vec<StepKey> = (0..strategies.len()).into_par_iter().map(|i| StepKey::of(&plan(i))).collect();
+    let mut groups: HashMap<StepKey, Vec<usize>> = HashMap::new();
     for (i, key) in keys.into_iter().enumerate() {
         groups.entry(key).or_default().push(i);
     }
-    let clock = Clock::new(model);
+    let timer = StepTimer::new(model);
     let groups: Vec<Vec<usize>> = groups.into_values().collect();
     let timed = groups.par_iter().with_max_len(1).flat_map_iter(|group| {
-        let plans: Vec<Plan> = group.iter().map(|&i| plan(i)).collect();
-        let times = clock.times(&plans, &Score::of(&plans[0]));
+        let step = CompiledStep::new(&plan(group[0]));
+        let times = group.iter().map(|&i| (i, timer.time_compiled(&plan(i), &step)));
+        let times: Vec<(usize, Timing)> = times.collect();
         done(group.len());
-        group.iter().copied().zip(times).collect::<Vec<_>>()
+        times
     });
     let mut timed: Vec<(usize, Timing)> = timed.collect();
     timed.sort_by_key(|&(i, _)| i);

@@ -1,8 +1,7 @@
 //! What one plan comes to, as a row of a scaling or sensitivity table.
 
 use kintsugi_plan::Plan;
-use kintsugi_simulate::Timing;
-use kintsugi_simulate::time::Consumption;
+use kintsugi_simulate::{Consumption, Timing};
 use serde::Serialize;
 
 /// The figures of a plan that people compare.

@@ -2,8 +2,7 @@
 
 use kintsugi_plan::{Flops, Plan};
 use kintsugi_rank::RankMemory;
-use kintsugi_simulate::Prediction;
-use kintsugi_simulate::time::{Timing, Training};
+use kintsugi_simulate::{Prediction, Timing, Training};
 use serde::Serialize;
 
 use super::speed::Speed;

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use kintsugi_draw::chart::{Chart, Line, svg};
 use kintsugi_engine::device;
 use kintsugi_plan::Plan;
 use kintsugi_simulate::{Play, predict, time};
 use kintsugi_spec::units;
-use kintsugi_tune::chart::{Chart, Line, svg};
 use kintsugi_tune::{Outcome, efficiency, outcome};
 use serde::Serialize;
 

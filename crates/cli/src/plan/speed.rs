@@ -1,7 +1,7 @@
 //! How fast a plan runs and what it consumes, in the figures that people compare.
 
 use kintsugi_plan::Plan;
-use kintsugi_simulate::time::{Consumption, Timing, Training, time};
+use kintsugi_simulate::{Consumption, Timing, Training, time};
 use kintsugi_spec::{Level, units};
 
 /// Tokens per parameter of a whole training: arXiv 2203.15556, and the energy figures of arXiv 2312.12705.

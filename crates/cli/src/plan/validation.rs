@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use clap::ValueEnum;
-use kintsugi_simulate::frontier;
-use kintsugi_simulate::validate::{Figure, Report, tables, validate};
+use kintsugi_validate::{Figure, Report, frontier, tables, validate};
 
 use crate::failure::Failure;
 use crate::output::Output;

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use kintsugi_draw::{Category, TraceSpan, chrome};
 use kintsugi_engine::{Span, Work};
 use kintsugi_plan::Plan;
-use kintsugi_simulate::timeline::{Category, TraceSpan, chrome};
 
 use crate::failure::Failure;
 use crate::files::{check_writable, write_whole};

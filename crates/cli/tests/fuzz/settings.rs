@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kintsugi_plan::config::{Profile, resolve, resolve_on};
-use kintsugi_simulate::{time, validate::validate};
+use kintsugi_simulate::time;
+use kintsugi_validate::validate;
 
 use crate::harness::{Files, Target, as_it_is};
 

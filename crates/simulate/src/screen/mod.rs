@@ -13,7 +13,7 @@ use std::sync::Arc;
 use kintsugi_plan::{Block, Mesh, Plan, Recompute};
 use kintsugi_tensor::Device;
 
-use crate::kept::Kept;
+use crate::memo::Memo;
 use items::ITEMS;
 use probe::Weights;
 use walk::{Moment, Structure, worst_moments};
@@ -21,11 +21,11 @@ use walk::{Moment, Structure, worst_moments};
 /// Answers for plans that differ in their strategy only.
 pub struct Screen {
     device: Device,
-    blocks: Kept<(usize, usize, bool, Recompute), Weights>,
-    units: Kept<(usize, usize), [u64; ITEMS]>,
-    resident: Kept<(Mesh, [usize; 2], [usize; 3], usize), u64>,
-    stages: Kept<(usize, [usize; 2]), Vec<usize>>,
-    moments: Kept<Structure, Vec<(usize, Vec<Moment>)>>,
+    blocks: Memo<(usize, usize, bool, Recompute), Weights>,
+    units: Memo<(usize, usize), [u64; ITEMS]>,
+    resident: Memo<(Mesh, [usize; 2], [usize; 3], usize), u64>,
+    stages: Memo<(usize, [usize; 2]), Arc<Vec<usize>>>,
+    moments: Memo<Structure, Arc<Vec<(usize, Vec<Moment>)>>>,
 }
 
 impl Screen {
@@ -33,11 +33,11 @@ impl Screen {
     pub fn new(device: Device) -> Self {
         Screen {
             device,
-            blocks: Kept::default(),
-            units: Kept::default(),
-            resident: Kept::default(),
-            stages: Kept::default(),
-            moments: Kept::default(),
+            blocks: Memo::default(),
+            units: Memo::default(),
+            resident: Memo::default(),
+            stages: Memo::default(),
+            moments: Memo::default(),
         }
     }
 
@@ -51,7 +51,7 @@ impl Screen {
         let weights = self.weights(plan);
         let moments = self.moments.get(Structure::of(plan), || {
             let one = |&stage: &usize| (stage, worst_moments(plan, stage));
-            self.stages(plan).iter().map(one).collect()
+            Arc::new(self.stages(plan).iter().map(one).collect())
         });
         let of_stage = |(stage, moments): &(usize, Vec<Moment>)| {
             let worst = moments.iter().map(|moment| weigh(moment, &weights)).max();
@@ -64,7 +64,7 @@ impl Screen {
         let key = (plan.mesh.tp, plan.batch.micro, plan.sequence_parallel, plan.memory.recompute);
         let blocks = self.blocks.get(key, || probe::blocks(plan, self.device));
         let units = self.units.get((plan.mesh.tp, plan.mesh.dp), || probe::units(plan, self.device));
-        let mut weights = *blocks;
+        let mut weights = blocks;
         for (bytes, of_unit) in weights.items.iter_mut().zip(units.iter()) {
             *bytes += of_unit;
         }
@@ -75,12 +75,12 @@ impl Screen {
         let sharding = &plan.sharding;
         let sharding = [sharding.weights, sharding.gradients, sharding.states];
         let key = (plan.mesh, cut(plan), sharding, stage);
-        *self.resident.get(key, || probe::resident(plan, stage, self.device))
+        self.resident.get(key, || probe::resident(plan, stage, self.device))
     }
 
     /// The stages among which the fullest is.
     fn stages(&self, plan: &Plan) -> Arc<Vec<usize>> {
-        self.stages.get((plan.mesh.pp, cut(plan)), || ends_of_runs(plan))
+        self.stages.get((plan.mesh.pp, cut(plan)), || Arc::new(ends_of_runs(plan)))
     }
 }
 

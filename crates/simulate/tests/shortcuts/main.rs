@@ -1,5 +1,6 @@
-//! Every shortcut equals the full play.
+//! Every shortcut equals the full computation.
 
-mod clock;
+mod graph;
 mod layouts;
+mod player;
 mod screen;

@@ -1,0 +1,162 @@
+//! Measures devices and links: the rates from which the time of a step is predicted.
+//!
+//! Only the [`Backend`] is used, so whatever trains can be measured, by the same operations. A rate is measured
+//! twice: in *bursts*, on a device that has rested, and *sustained*, back to back on a device that has been kept at
+//! work until it runs as hot and as slow as it does in training. Plans use the sustained ones.
+
+mod attention;
+mod bench;
+mod bytes;
+mod company;
+mod kernels;
+mod links;
+mod products;
+mod shapes;
+
+pub use company::in_company;
+pub use links::thread_links;
+pub use shapes::{Rows, Shapes};
+
+use std::time::Duration;
+
+use kintsugi_spec::{AttentionPoint, DeviceSpec, ProductPoint};
+use kintsugi_tensor::cuda::Meter;
+use kintsugi_tensor::{Backend, DType};
+
+use bench::Bench;
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// Work before anything sustained is measured.
+    pub warm_up: Duration,
+    /// Work for every sustained rate.
+    pub sustained: Duration,
+    /// Rest before every burst.
+    pub rest: Duration,
+    /// Whether other programs may run on the device. Then the best of many short runs counts: they are what makes
+    /// the others longer.
+    pub shared: bool,
+}
+
+/// What is being measured, for a person who waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Measurements that are done.
+    pub done: usize,
+    /// Measurements in all.
+    pub all: usize,
+}
+
+/// Measures a device. What it is called, how much memory it has and what its data sheet says stays as in `known`.
+///
+/// `meter` reads its power, where it has one.
+pub fn calibrate(
+    backend: &dyn Backend,
+    meter: Option<&Meter>,
+    shapes: &Shapes,
+    patience: Patience,
+    known: DeviceSpec,
+    on_progress: impl FnMut(Progress),
+) -> DeviceSpec {
+    let mut bench = Bench::new(backend, meter, patience, on_progress, shapes.count());
+    let power_idle = bench.idle_power().or(known.power_idle);
+    let launch = bytes::launch(&mut bench);
+    let bursts = rates(&mut bench, shapes, Bench::burst);
+    let heat = bench.warm_up(shapes.dtype, shapes.warm);
+    let bandwidth = bytes::streaming(&mut bench, shapes.copied);
+    let sustained = rates(&mut bench, shapes, Bench::sustained);
+    let kernels = shapes.kernels.map(|shape| kernels::rates(&mut bench, shape));
+    let epilogue = shapes.kernels.and_then(|shape| kernels::epilogue(&mut bench, shape));
+    let products: Vec<ProductPoint> = sustained
+        .products
+        .iter()
+        .zip(&bursts.products)
+        .map(|(sustained, burst)| ProductPoint { burst: Some(burst.flops), ..*sustained })
+        .collect();
+    let best = |rate: fn(&ProductPoint) -> f64| products.iter().map(rate).fold(0.0, f64::max);
+    let narrow = shapes.dtype != DType::F32;
+    // Where no data sheet says more, the best that was seen is what there is to reach.
+    let peak = if narrow { known.peak_16bit } else { known.peak_fp32 };
+    let peak = peak.unwrap_or_else(|| best(|point| point.burst.unwrap_or(point.flops)));
+    let memory_bandwidth = known.memory_bandwidth.unwrap_or(bandwidth);
+    DeviceSpec {
+        peak_16bit: if narrow { Some(peak) } else { known.peak_16bit },
+        peak_fp32: if narrow { known.peak_fp32 } else { Some(peak) },
+        matmul: Some((best(|point| point.flops) / peak).min(1.0)),
+        memory_bandwidth: Some(memory_bandwidth),
+        streaming: Some((bandwidth / memory_bandwidth).min(1.0)),
+        launch: Some(launch),
+        power_idle,
+        power_max: heat.or(known.power_max),
+        attention: sustained.attention,
+        products,
+        kernels: kernels.unwrap_or_default(),
+        epilogue,
+        ..known
+    }
+}
+
+/// One pass over all shapes.
+struct Rates {
+    products: Vec<ProductPoint>,
+    attention: Vec<AttentionPoint>,
+}
+
+/// Seconds that one run of some work takes.
+type Timing<'a> = fn(&mut Bench<'a>, &dyn Fn()) -> f64;
+
+fn rates<'a>(bench: &mut Bench<'a>, shapes: &Shapes, timing: Timing<'a>) -> Rates {
+    Rates {
+        products: shapes
+            .products
+            .iter()
+            .map(|&shape| products::rate(bench, shapes.dtype, shape, timing))
+            .collect(),
+        attention: shapes
+            .attention
+            .iter()
+            .map(|&shape| attention::rate(bench, shapes.dtype, shape, timing))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use kintsugi_plan::config;
+    use kintsugi_tensor::cpu::CpuBackend;
+    use kintsugi_tensor::cpu::memory::Heap;
+
+    use super::*;
+
+    #[test]
+    fn every_shape_of_a_model_gets_a_rate() {
+        let backend = CpuBackend::new(Rc::new(Heap::default()), 1);
+        let model = config::resolve(None, "", &["model.vocab=200".to_owned()]).expect("the demo").model;
+        let kernels = Some(Rows { rows: 8, width: 16 });
+        let shapes =
+            Shapes { copied: 1 << 10, kernels, ..Shapes::of(&[model], &[1], &[8], &[16], DType::F32) };
+        let patience = Patience {
+            warm_up: Duration::ZERO,
+            sustained: Duration::ZERO,
+            rest: Duration::ZERO,
+            shared: true,
+        };
+        let mut seen = Vec::new();
+        let device = calibrate(&backend, None, &shapes, patience, DeviceSpec::default(), |progress| {
+            seen.push((progress.done, progress.all));
+        });
+        let last = seen.last().copied();
+        assert_eq!(last, Some((shapes.count(), shapes.count())), "the bar ends where it said");
+        assert_eq!(device.products.len(), 15, "five layers, three products each");
+        let rates = device.products.iter().map(|point| point.flops);
+        assert!(
+            rates.chain(device.peak_fp32).chain(device.launch).all(|rate| rate > 0.0 && rate.is_finite())
+        );
+        let rates = device.kernels.iter().map(|point| point.bandwidth);
+        assert!(rates.clone().count() > 5 && rates.into_iter().all(|rate| rate > 0.0 && rate.is_finite()));
+        assert!(device.attention.iter().all(|point| point.forward > 0.0 && point.backward > 0.0));
+    }
+}

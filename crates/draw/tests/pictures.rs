@@ -1,0 +1,120 @@
+//! Pictures and traces of schedules whose device's speed is not known: in unit time.
+
+use kintsugi_draw::{Ink, chrome, draw, trace};
+use kintsugi_plan::{Plan, config};
+use kintsugi_simulate::Timeline;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+/// The demo as a pipeline of one replica, with two layers in every chunk.
+fn pipeline(schedule: &str, pp: usize, micro_batches: usize, virtual_stages: usize, rest: &[&str]) -> Plan {
+    let mut sets = vec![
+        format!("parallel.schedule={schedule}"),
+        format!("parallel.pp={pp}"),
+        format!("parallel.virtual_stages={virtual_stages}"),
+        format!("model.layers={}", 2 * pp * virtual_stages),
+        "parallel.dp=1".to_owned(),
+        "parallel.tp=1".to_owned(),
+        "batch.micro=1".to_owned(),
+        format!("batch.global={micro_batches}"),
+    ];
+    sets.extend(rest.iter().map(|&set| set.to_owned()));
+    config::resolve(None, "", &sets).unwrap_or_else(|error| panic!("{sets:?}: {error}"))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn pictures_keep_to_the_width(
+        schedule in select(vec!["gpipe", "1f1b", "zero-bubble"]),
+        pp in 1..=12_usize,
+        micro_batches in 1..=120_usize,
+        width in 30..=200_usize,
+    ) {
+        let plan = pipeline(schedule, pp, micro_batches, 1, &[]);
+        let picture = draw(&Timeline::of(&plan), width, Ink::Plain);
+        prop_assert!(picture.lines().all(|line| line.chars().count() <= width), "{picture}");
+        prop_assert!(picture.lines().count() > pp);
+    }
+}
+
+fn picture(schedule: &str, pp: usize, micro_batches: usize, ink: Ink) -> String {
+    let plan = pipeline(schedule, pp, micro_batches, 1, &[]);
+    draw(&Timeline::of(&plan), 72, ink)
+}
+
+#[test]
+fn a_small_picture_is_whole() {
+    let expected = "\
+stage 0  F0F1F2F3      B0W0F4B1W1F5B2W2F6B3W3F7B4W4B5W5B6W6B7W7
+stage 1    F0F1F2    B0F3B1W0F4B2W1F5B3W2F6B4W3F7B5W4B6W5B7W6W7
+stage 2      F0F1  B0F2B1F3B2W0F4B3W1F5B4W2F6B5W3F7B6W4B7W5W6W7
+stage 3        F0B0F1B1F2B2F3B3W0F4B4W1F5B5W2F6B6W3F7B7W4W5W6W7
+F░ forward   B▒ backward, inputs   W▓ backward, weights   bubble 11.1 %
+";
+    assert_eq!(picture("zero-bubble", 4, 8, Ink::Plain), expected);
+}
+
+#[test]
+fn a_long_picture_has_its_ends() {
+    let expected = "\
+stage 0  F0░░F1░░F2░░                ▒▒ … ▒▒▒▒▒▒    B198▒▒▒▒    B199▒▒▒▒
+stage 1      F0░░F1░░        B0▒▒▒▒▒▒░░ … ░░B198▒▒▒▒    B199▒▒▒▒
+stage 2          F0░░B0▒▒▒▒▒▒F1░░▒▒▒▒▒▒ … ▒▒F199B199▒▒▒▒
+F░ forward   B▒ backward   bubble 1.0 %
+";
+    assert_eq!(picture("1f1b", 3, 200, Ink::Plain), expected);
+}
+
+#[test]
+fn the_wait_between_recomputation_and_backward_is_idle() {
+    let plan = pipeline("1f1b", 2, 2, 1, &["memory.recompute=full"]);
+    let picture = draw(&Timeline::of(&plan), 72, Ink::Plain);
+    let expected = "\
+stage 0  F0░░F1░░▒▒          B0▒▒▒▒▒▒▒▒▒▒    B1▒▒▒▒▒▒▒▒
+stage 1      F0░░B0▒▒▒▒▒▒▒▒▒▒F1░░B1▒▒▒▒▒▒▒▒▒▒
+F░ forward   B▒ backward   bubble 30.4 %
+";
+    assert_eq!(picture, expected);
+}
+
+#[test]
+fn every_stage_of_a_deep_pipeline_is_seen_at_both_ends() {
+    for (pp, micro_batches) in [(16, 64), (32, 256), (64, 64)] {
+        let plan = pipeline("1f1b", pp, micro_batches, 1, &[]);
+        let picture = draw(&Timeline::of(&plan), 100, Ink::Plain);
+        for row in picture.lines().take(pp) {
+            let bars = row.split_once("  ").expect("a margin").1;
+            let (head, tail) = bars.split_once('…').unwrap_or((bars, bars));
+            let drawn = |part: &str| part.chars().any(|c| c == '░' || c == '▒' || c.is_alphanumeric());
+            assert!(drawn(head) && drawn(tail), "a blank stage in\n{picture}");
+        }
+    }
+}
+
+#[test]
+fn colours_take_the_place_of_letters() {
+    let expected = "\
+stage 0  \x1b[97;44m0  1  \x1b[0m\x1b[30;43m0     1     \x1b[0m
+\x1b[97;44mF \x1b[0m forward   \x1b[30;43mB \x1b[0m backward   bubble 0.0 %
+";
+    assert_eq!(picture("gpipe", 1, 2, Ink::Colour), expected);
+}
+
+#[test]
+fn a_trace_has_every_span_that_takes_time() {
+    let plan = pipeline("1f1b", 2, 3, 1, &[]);
+    let spans = trace(&Timeline::of(&plan), 4);
+    let trace: serde_json::Value = serde_json::from_str(&chrome(&spans)).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let complete: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+    let computed = complete.iter().filter(|event| event["cat"] == "compute").count();
+    assert_eq!(complete.len(), spans.len());
+    assert_eq!(computed, 2 * 2 * 3 * 2, "stages, layers, micro-batches, forward and backward");
+    let first = complete.iter().find(|event| event["pid"] == 4 && event["cat"] == "compute").unwrap();
+    assert_eq!(first["name"], "forward layer 2, micro-batch 0");
+    assert_eq!((first["ts"].as_f64(), first["dur"].as_f64()), (Some(2e6), Some(1e6)));
+    let name = events.iter().find(|event| event["name"] == "process_name" && event["pid"] == 4).unwrap();
+    assert_eq!(name["args"]["name"], "rank 4, stage 1");
+}

@@ -1,0 +1,119 @@
+//! No schedule deadlocks, however strict the transport is.
+
+use std::collections::HashMap;
+
+use kintsugi_plan::{Axis, Block, Message, MessageKind, Op, Over, Plan, Program, config};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+/// The demo as a pipeline of one replica, with two layers in every chunk.
+fn pipeline(schedule: &str, pp: usize, micro_batches: usize, virtual_stages: usize, rest: &[&str]) -> Plan {
+    let mut sets = vec![
+        format!("parallel.schedule={schedule}"),
+        format!("parallel.pp={pp}"),
+        format!("parallel.virtual_stages={virtual_stages}"),
+        format!("model.layers={}", 2 * pp * virtual_stages),
+        "parallel.dp=1".to_owned(),
+        "parallel.tp=1".to_owned(),
+        "batch.micro=1".to_owned(),
+        format!("batch.global={micro_batches}"),
+    ];
+    sets.extend(rest.iter().map(|&set| set.to_owned()));
+    config::resolve(None, "", &sets).unwrap_or_else(|error| panic!("{sets:?}: {error}"))
+}
+
+/// The ops that stages cannot get past, on a transport whose sends end only when the receiver waits for the message. No
+/// transport is stricter.
+fn stuck(programs: &[Program]) -> Vec<(usize, Op)> {
+    let mut next = vec![0; programs.len()];
+    // How many stages have begun each rendezvous, and of messages whether the receiver waits for it.
+    let mut begun: HashMap<String, usize> = HashMap::new();
+    loop {
+        let before = next.clone();
+        for (program, next) in programs.iter().zip(&mut next) {
+            while let Some(&op) = program.ops.get(*next) {
+                if !passes(program.stage, op, programs.len(), &mut begun) {
+                    break;
+                }
+                *next += 1;
+            }
+        }
+        if next == before {
+            let waiting = |(program, next): (&Program, usize)| Some((program.stage, *program.ops.get(next)?));
+            return programs.iter().zip(next).filter_map(waiting).collect();
+        }
+    }
+}
+
+/// Whether a stage gets past an op, which other stages then know.
+fn passes(stage: usize, op: Op, stages: usize, begun: &mut HashMap<String, usize>) -> bool {
+    let sent =
+        |message: Message| format!("{stage} to {}: {:?}", message.peer, Message { peer: 0, ..message });
+    let received =
+        |message: Message| format!("{} to {stage}: {:?}", message.peer, Message { peer: 0, ..message });
+    let mut begin = |what: String| *begun.entry(what).or_default() += 1;
+    match op {
+        Op::SendStart { message } => begin(format!("send {}", sent(message))),
+        Op::ReceiveWait { message } => {
+            // The receiver waits from here on, which is what the sender waits for.
+            begin(format!("take {}", received(message)));
+            return begun.contains_key(&format!("send {}", received(message)));
+        }
+        Op::SendWait { message } => return begun.contains_key(&format!("take {}", sent(message))),
+        Op::ReduceStart { over: Over::Tied, .. } => begin("tied".into()),
+        Op::ReduceWait { over: Over::Tied, .. } => return begun.get("tied") == Some(&2),
+        Op::NormStart { axis: Axis::Pipeline } | Op::ShareStart => begin("sum".into()),
+        Op::NormWait { axis: Axis::Pipeline } | Op::ShareWait => return begun.get("sum") == Some(&stages),
+        _ => {}
+    }
+    true
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn no_schedule_deadlocks_where_sends_end_when_taken(
+        schedule in select(vec!["gpipe", "1f1b", "interleaved", "zero-bubble"]),
+        pp in 1..=6_usize,
+        micro_batches in 1..=12_usize,
+        v in 2..=3_usize,
+        overlap in any::<bool>(),
+        tied in any::<bool>(),
+        recompute in select(vec!["none", "full"]),
+        evaluated in 1..=9_usize,
+    ) {
+        let (pp, v) = if schedule == "interleaved" { (pp.max(2), v) } else { (pp, 1) };
+        let micro_batches = if v > 1 { micro_batches.next_multiple_of(pp) } else { micro_batches };
+        let rest = [
+            &*format!("parallel.overlap={overlap}"),
+            &*format!("model.tied={tied}"),
+            &*format!("memory.recompute={recompute}"),
+        ];
+        let plan = pipeline(schedule, pp, micro_batches, v, &rest);
+        let evaluations: Vec<Program> = (0..pp).map(|stage| plan.evaluation(stage, evaluated)).collect();
+        let steps: Vec<Program> = (0..pp).map(|stage| plan.program(stage)).collect();
+        for programs in [steps, evaluations] {
+            let stuck = stuck(&programs);
+            prop_assert!(stuck.is_empty(), "{stuck:?}");
+        }
+    }
+}
+
+#[test]
+fn two_stages_that_send_before_they_receive_are_stuck() {
+    let exchange = |stage: usize| {
+        let message =
+            Message { kind: MessageKind::Activation, block: Block::Layer(1), micro: 0, peer: 1 - stage };
+        let ops = vec![
+            Op::SendStart { message },
+            Op::SendWait { message },
+            Op::ReceiveStart { message },
+            Op::ReceiveWait { message },
+        ];
+        Program { stage, ops }
+    };
+    let stuck = stuck(&[exchange(0), exchange(1)]);
+    assert!(stuck.iter().map(|(stage, _)| *stage).eq([0, 1]), "{stuck:?}");
+    assert!(stuck.iter().all(|(_, op)| matches!(op, Op::SendWait { .. })), "{stuck:?}");
+}

@@ -1,0 +1,117 @@
+//! The costs of many plans of one model and one batch: parts that several plans share are found once.
+
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kintsugi_plan::{Mesh, Op, Plan, Recompute, ScheduleKind, Sharding, When};
+
+use super::costs::{Costs, OpCost, Transfer, UnitCosts};
+use super::device::DeviceModel;
+use super::links::Links;
+use crate::memo::Memo;
+
+/// Costs of plans that differ in their strategy only.
+pub struct CostCache<'a> {
+    device: &'a DeviceModel,
+    links: Memo<Mesh, Links>,
+    blocks: Memo<BlockKey, Arc<HashMap<Op, OpCost>>>,
+    units: Memo<UnitKey, Arc<UnitCosts>>,
+    messages: Memo<(Mesh, usize, bool), Arc<Vec<[Transfer; 2]>>>,
+}
+
+/// All that decides what blocks cost.
+#[derive(PartialEq, Eq, Hash)]
+#[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
+struct BlockKey {
+    ranks: usize,
+    tp: usize,
+    one_stage: bool,
+    /// Stages, where they share cores.
+    sharing: Option<usize>,
+    micro: usize,
+    sequence_parallel: bool,
+    recompute: Recompute,
+    split: bool,
+    accumulates: bool,
+    /// Replicas, where every micro-batch begins its gradients anew: their padding is cleared.
+    fresh: Option<usize>,
+}
+
+/// All that decides what units cost.
+#[derive(PartialEq, Eq, Hash)]
+struct UnitKey {
+    mesh: Mesh,
+    /// Of each stage.
+    layers: Vec<usize>,
+    sharded: [usize; 3],
+    when: [When; 2],
+    sequence_parallel: bool,
+    split: bool,
+    accumulates: bool,
+}
+
+impl<'a> CostCache<'a> {
+    /// Costs on a device.
+    pub fn new(device: &'a DeviceModel) -> Self {
+        CostCache {
+            device,
+            links: Memo::default(),
+            blocks: Memo::default(),
+            units: Memo::default(),
+            messages: Memo::default(),
+        }
+    }
+
+    /// The costs of a plan's ops.
+    pub fn of(&self, plan: &Plan) -> Costs {
+        let found = OnceCell::new();
+        let links = || self.links.get(plan.mesh, || Links::new(&plan.cluster, plan.mesh, &plan.framework));
+        let costs = || found.get_or_init(|| Costs::new(plan, self.device, &links()));
+        let message_key = (plan.mesh, plan.batch.micro, plan.sequence_parallel);
+        Costs {
+            blocks: self.blocks.get(block_key(plan), || Arc::clone(&costs().blocks)),
+            units: self.units.get(unit_key(plan), || Arc::clone(&costs().units)),
+            messages: self.messages.get(message_key, || Arc::clone(&costs().messages)),
+        }
+    }
+}
+
+/// Whether a micro-batch adds to the gradients of the one before.
+fn accumulates(plan: &Plan) -> bool {
+    plan.micro_batches() > 1
+}
+
+fn split(plan: &Plan) -> bool {
+    plan.pipeline.schedule == ScheduleKind::ZeroBubble
+}
+
+fn block_key(plan: &Plan) -> BlockKey {
+    let Sharding { gradients, reduce, .. } = plan.sharding;
+    let anew = gradients > 1 && (reduce == When::MicroBatch || !accumulates(plan));
+    BlockKey {
+        ranks: plan.mesh.ranks(),
+        tp: plan.mesh.tp,
+        one_stage: plan.mesh.pp == 1,
+        sharing: plan.cluster.cores.map(|_| plan.mesh.pp),
+        micro: plan.batch.micro,
+        sequence_parallel: plan.sequence_parallel,
+        recompute: plan.memory.recompute,
+        split: split(plan),
+        accumulates: accumulates(plan),
+        fresh: anew.then_some(plan.mesh.dp),
+    }
+}
+
+fn unit_key(plan: &Plan) -> UnitKey {
+    let Sharding { weights, gradients, states, gather, reduce } = plan.sharding;
+    UnitKey {
+        mesh: plan.mesh,
+        layers: plan.stage_layers(),
+        sharded: [weights, gradients, states],
+        when: [gather, reduce],
+        sequence_parallel: plan.sequence_parallel,
+        split: split(plan),
+        accumulates: accumulates(plan),
+    }
+}

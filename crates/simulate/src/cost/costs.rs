@@ -1,0 +1,391 @@
+//! What every op of a plan costs, in picoseconds: kernels priced by the device, transfers by the links.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kintsugi_comm::Collective;
+use kintsugi_comm::paper::{Entry, Transfer as Movement};
+use kintsugi_plan::{Axis, Block, MessageKind, Op, Over, Part, Plan, Unit};
+use kintsugi_spec::{FrameworkSpec, Level};
+
+use super::device::DeviceModel;
+use super::links::{Among, Links};
+use super::sharing::Sharing;
+use super::trace::{OpTrace, Trace, cut_down, kind, trace};
+use crate::graph::StageOp;
+
+/// Picoseconds.
+pub type Time = u64;
+
+/// A transfer: the level it keeps busy, and for how long.
+pub type Transfer = (Level, Time);
+
+/// What an op costs the rank that runs it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpCost {
+    /// In kernels, or waiting for a host that is slower.
+    pub compute: Time,
+    /// In transfers inside the op, which nothing overlaps.
+    pub links: Time,
+    /// The transfer that the op only starts.
+    pub started: Option<Transfer>,
+}
+
+/// What every op costs on every stage of a plan. Many plans share the parts.
+#[derive(Clone, Debug)]
+pub struct Costs {
+    pub(super) blocks: Arc<HashMap<Op, OpCost>>,
+    pub(super) units: Arc<UnitCosts>,
+    /// Of each stage: to the next one, and to the one before.
+    pub(super) messages: Arc<Vec<[Transfer; 2]>>,
+}
+
+/// What follows from the mesh and the sharding: ops about units, and what happens once a step.
+#[derive(Clone, Debug)]
+pub(super) struct UnitCosts {
+    ops: HashMap<Op, OpCost>,
+    /// Of each stage, in the order of [`StageOp::ALL`].
+    stage_ops: Vec<[OpCost; StageOp::ALL.len()]>,
+    /// A sum of a few numbers over each axis.
+    sums: [Transfer; 3],
+    /// The sum of the two copies of a tied table.
+    tied: Transfer,
+    /// How much slower kernels are beside a transfer, in 1/1024.
+    interference: u64,
+    /// At the end of every step.
+    fixed: Time,
+}
+
+/// Which part of [`Costs`] an op's cost is in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Block,
+    Unit,
+    Stage(StageOp),
+    /// The op itself costs nothing: a transfer that it starts or awaits has a cost of its own.
+    Transfer,
+}
+
+fn source(op: Op) -> Source {
+    match op {
+        Op::Begin => Source::Stage(StageOp::Begin),
+        Op::Measure => Source::Stage(StageOp::Measure),
+        Op::Clip => Source::Stage(StageOp::Clip),
+        Op::Step => Source::Stage(StageOp::Step),
+        Op::Load { .. } | Op::Forward { .. } | Op::Recompute { .. } | Op::Backward { .. } => Source::Block,
+        Op::GatherStart { .. }
+        | Op::GatherWait { .. }
+        | Op::Release { .. }
+        | Op::ReduceStart { .. }
+        | Op::ReduceWait { .. }
+        | Op::RefreshStart { .. }
+        | Op::RefreshWait { .. } => Source::Unit,
+        Op::SendStart { .. }
+        | Op::SendWait { .. }
+        | Op::ReceiveStart { .. }
+        | Op::ReceiveWait { .. }
+        | Op::NormStart { .. }
+        | Op::NormWait { .. } => Source::Transfer,
+        Op::Evaluate { .. }
+        | Op::Feed { .. }
+        | Op::Decode { .. }
+        | Op::Choose { .. }
+        | Op::ShareStart
+        | Op::ShareWait => unreachable!("a training step has no \"{op}\""),
+    }
+}
+
+/// Seconds to picoseconds.
+pub fn picoseconds(seconds: f64) -> Time {
+    (seconds * 1e12).round() as Time
+}
+
+impl OpCost {
+    fn plus(self, other: OpCost) -> OpCost {
+        OpCost {
+            compute: self.compute.saturating_add(other.compute),
+            links: self.links.saturating_add(other.links),
+            started: None,
+        }
+    }
+
+    fn minus(self, other: OpCost) -> OpCost {
+        OpCost {
+            compute: self.compute.saturating_sub(other.compute),
+            links: self.links.saturating_sub(other.links),
+            started: None,
+        }
+    }
+
+    /// What it costs a rank that shares its core and copies what it sends by itself.
+    fn shared(self, sharing: Sharing) -> OpCost {
+        let slower = |time: Time| (time as f64 * sharing.slower).round() as Time;
+        let copied = self.started.map_or(0, |(_, time)| time);
+        OpCost { compute: slower(self.compute + copied), links: slower(self.links), started: None }
+    }
+
+    fn times(self, n: u64) -> OpCost {
+        OpCost { compute: self.compute.saturating_mul(n), links: self.links.saturating_mul(n), started: None }
+    }
+}
+
+impl Costs {
+    /// What an op costs on a stage.
+    pub fn of(&self, stage: usize, op: Op) -> OpCost {
+        let known = |costs: &HashMap<Op, OpCost>| {
+            *costs.get(&kind(op)).unwrap_or_else(|| panic!("no trace has \"{op}\""))
+        };
+        match source(op) {
+            Source::Block => known(&self.blocks),
+            Source::Unit => known(&self.units.ops),
+            Source::Stage(op) => self.units.stage_ops[stage][op as usize],
+            Source::Transfer => OpCost::default(),
+        }
+    }
+
+    /// A message from a stage.
+    pub fn message(&self, stage: usize, kind: MessageKind) -> Transfer {
+        self.messages[stage][match kind {
+            MessageKind::Activation => 0,
+            MessageKind::Gradient => 1,
+        }]
+    }
+
+    /// The sum of the norm over an axis.
+    pub fn sum(&self, axis: Axis) -> Transfer {
+        self.units.sums[axis_number(axis)]
+    }
+
+    /// The sum of the two copies of a tied table.
+    pub fn tied(&self) -> Transfer {
+        self.units.tied
+    }
+
+    /// How much slower kernels are beside a transfer, in 1/1024.
+    pub fn interference(&self) -> u64 {
+        self.units.interference
+    }
+
+    /// What the framework adds to every step.
+    pub fn fixed(&self) -> Time {
+        self.units.fixed
+    }
+
+    /// Costs without a device: a layer's forward, its gradient of the input and its gradients of the weights take this
+    /// long, everything else takes no time.
+    pub fn of_layers(plan: &Plan, forward: Time, backward_input: Time, backward_weight: Time) -> Self {
+        let compute = |op| match op {
+            Op::Forward { block: Block::Layer(_), .. } | Op::Recompute { .. } => forward,
+            Op::Backward { block: Block::Layer(_), part, .. } => match part {
+                Part::Both => backward_input + backward_weight,
+                Part::Input => backward_input,
+                Part::Weight => backward_weight,
+            },
+            _ => 0,
+        };
+        let (mut blocks, mut units) = (HashMap::new(), HashMap::new());
+        for op in (0..plan.mesh.pp).flat_map(|stage| plan.program(stage).ops) {
+            let cost = OpCost { compute: compute(op), links: 0, started: None };
+            match source(op) {
+                Source::Block => _ = blocks.insert(kind(op), cost),
+                Source::Unit => _ = units.insert(kind(op), cost),
+                Source::Stage(_) | Source::Transfer => {}
+            }
+        }
+        let at_once = (Level::Package, 0);
+        let units = UnitCosts {
+            ops: units,
+            stage_ops: vec![Default::default(); plan.mesh.pp],
+            sums: [at_once; 3],
+            tied: at_once,
+            interference: 0,
+            fixed: 0,
+        };
+        Costs {
+            blocks: Arc::new(blocks),
+            units: Arc::new(units),
+            messages: Arc::new(vec![[at_once; 2]; plan.mesh.pp]),
+        }
+    }
+
+    /// Traces a plan and prices what it does, over the links of its mesh.
+    pub(super) fn new(plan: &Plan, device: &DeviceModel, links: &Links) -> Self {
+        let pricing = Pricing {
+            plan,
+            device,
+            links,
+            host_collective: host_collective(plan),
+            sharing: Sharing::of(plan),
+        };
+        let small = cut_down(plan, 3);
+        let traces = [0, 1, 2].map(|stage| trace(&small, stage));
+        let [first, layer, last] = traces.each_ref().map(|trace| pricing.ops(trace));
+        // One stage has both ends of the model, and a tied table only once.
+        let (ops, ends) = if plan.mesh.pp == 1 {
+            let one = pricing.ops(&trace(&cut_down(plan, 1), 0));
+            (one.clone(), vec![one])
+        } else {
+            let mut ops = first.clone();
+            ops.extend(&layer);
+            ops.extend(&last);
+            if plan.framework.recompute_whole {
+                let block = Block::Layer(0);
+                let forward = ops[&Op::Forward { block, micro: 0 }];
+                ops.insert(Op::Recompute { block, micro: 0 }, forward);
+            }
+            (ops, vec![first, last])
+        };
+        let layers = plan.stage_layers();
+        let stage_op = |stage: usize, op: Op| {
+            let mut cost = layer[&op].times(layers[stage] as u64);
+            if stage == 0 {
+                cost = cost.plus(ends[0][&op].minus(layer[&op]));
+            }
+            if stage > 0 && stage + 1 == plan.mesh.pp {
+                cost = cost.plus(ends[1][&op].minus(layer[&op]));
+            }
+            cost
+        };
+        let tied = ops.get(&Op::ReduceStart { unit: Unit::Table, over: Over::Tied });
+        let part =
+            |wanted| ops.iter().filter(move |(op, _)| source(**op) == wanted).map(|(&op, &cost)| (op, cost));
+        let units = UnitCosts {
+            stage_ops: (0..plan.mesh.pp)
+                .map(|stage| StageOp::ALL.map(|(_, op)| stage_op(stage, op)))
+                .collect(),
+            sums: [Among::Pipeline, Among::Data, Among::Tensor].map(|among| pricing.sum(among)),
+            tied: tied.and_then(|cost| cost.started).unwrap_or((Level::Node, 0)),
+            interference: (plan.framework.interference * 1024.0) as u64,
+            fixed: picoseconds(plan.framework.step),
+            ops: part(Source::Unit).collect(),
+        };
+        Costs {
+            blocks: Arc::new(part(Source::Block).collect()),
+            units: Arc::new(units),
+            messages: Arc::new(pricing.messages(message_bytes(&traces[0]))),
+        }
+    }
+}
+
+/// Turns what ops do into what they cost.
+struct Pricing<'a> {
+    plan: &'a Plan,
+    device: &'a DeviceModel,
+    links: &'a Links,
+    /// Seconds of the host for each collective of tp.
+    host_collective: f64,
+    sharing: Option<Sharing>,
+}
+
+impl Pricing<'_> {
+    fn ops(&self, trace: &Trace) -> HashMap<Op, OpCost> {
+        trace.iter().map(|(&op, traced)| (op, self.op(op, traced))).collect()
+    }
+
+    fn op(&self, op: Op, traced: &OpTrace) -> OpCost {
+        let OpTrace { kernels, transfers } = traced;
+        let seconds: f64 = kernels.iter().map(|kernel| self.device.seconds(kernel)).sum();
+        let host =
+            kernels.len() as f64 * self.device.host_seconds() + transfers.len() as f64 * self.host_collective;
+        let whole = self.links.whole_sums() && matches!(op, Op::ReduceStart { .. });
+        let transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, whole));
+        let cost = if starts_a_transfer(op) {
+            let started = transfers.map(|(level, seconds)| (level, picoseconds(seconds))).next();
+            OpCost { compute: picoseconds(seconds), links: 0, started }
+        } else {
+            let inside: f64 = transfers.map(|(_, seconds)| seconds).sum();
+            let waiting = (host - seconds - inside).max(0.0);
+            OpCost { compute: picoseconds(seconds + waiting), links: picoseconds(inside), started: None }
+        };
+        self.sharing.map_or(cost, |sharing| cost.shared(sharing))
+    }
+
+    /// How many times longer a transfer takes where ranks share cores.
+    fn slower(&self) -> f64 {
+        self.sharing.map_or(1.0, |sharing| sharing.slower)
+    }
+
+    fn sum(&self, among: Among) -> Transfer {
+        let (level, seconds) = self.links.collective(among, Collective::AllReduce, 12.0);
+        (level, picoseconds(seconds * self.slower()))
+    }
+
+    /// Of each stage: to the next one, and to the one before.
+    fn messages(&self, bytes: f64) -> Vec<[Transfer; 2]> {
+        let Plan { framework, mesh, .. } = self.plan;
+        let scattered = framework.scatter_messages && !self.plan.sequence_parallel && mesh.tp > 1;
+        let message = |stage: usize, to: usize| {
+            let (level, seconds) = self.links.message(stage, to, bytes, scattered);
+            (level, picoseconds(seconds * self.slower()))
+        };
+        let pp = mesh.pp;
+        (0..pp)
+            .map(|stage| [message(stage, (stage + 1) % pp), message(stage, (stage + pp - 1) % pp)])
+            .collect()
+    }
+}
+
+fn axis_number(axis: Axis) -> usize {
+    match axis {
+        Axis::Pipeline => 0,
+        Axis::Data => 1,
+        Axis::Tensor => 2,
+    }
+}
+
+/// Seconds of the host for each collective of tp.
+fn host_collective(plan: &Plan) -> f64 {
+    let staged = plan.mesh.pp > 1 && plan.cluster.topology.per_node.is_some_and(|n| plan.mesh.ranks() > n);
+    let FrameworkSpec { host_collective, host_staged, .. } = plan.framework;
+    plan.mesh.tp as f64 * if staged { host_staged } else { host_collective }
+}
+
+/// Whether an op only starts its transfer.
+fn starts_a_transfer(op: Op) -> bool {
+    matches!(
+        op,
+        Op::GatherStart { .. } | Op::ReduceStart { .. } | Op::RefreshStart { .. } | Op::NormStart { .. }
+    )
+}
+
+/// Seconds of a collective; with `whole` no rank is left with a shard of a sum only.
+fn collective(entry: Entry, links: &Links, whole: bool) -> Option<(Level, f64)> {
+    let Movement::Collective(collective) = entry.transfer else { return None };
+    let collective = if whole { Collective::AllReduce } else { collective };
+    let among = match entry.group {
+        "tp" => Among::Tensor,
+        "dp" => Among::Data,
+        "tied" => Among::Tied,
+        _ => Among::Pipeline,
+    };
+    Some(links.collective(among, collective, (entry.len * entry.dtype.bytes()) as f64))
+}
+
+/// The bytes of a message between stages, as the first stage sends it.
+fn message_bytes(first: &Trace) -> f64 {
+    let sends = first.iter().filter(|(op, _)| matches!(op, Op::SendStart { .. }));
+    let entries = sends.flat_map(|(_, traced)| &traced.transfers);
+    entries.map(|entry| (entry.len * entry.dtype.bytes()) as f64).fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_plan::config::resolve;
+
+    use super::*;
+    use crate::cost::CostCache;
+
+    #[test]
+    fn a_whole_sum_takes_up_to_twice_a_shard_of_it() {
+        let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"h100\"\n\
+                    [parallel]\ndp = 16\n[batch]\nglobal = 16\nmicro = 1\n[sharding]\nzero = 1";
+        let sum = |whole: bool| {
+            let plan = resolve(Some(file), "test", &[format!("framework.whole_sums={whole}")]).unwrap();
+            let device = DeviceModel::new(&plan.cluster.device, &plan.framework).unwrap();
+            let op = Op::ReduceStart { unit: Unit::Layer(0), over: Over::Data };
+            CostCache::new(&device).of(&plan).of(0, op).started.expect("it starts a transfer").1
+        };
+        let (whole, shard) = (sum(true), sum(false));
+        assert!(whole > shard && whole <= 2 * shard, "{whole} {shard}");
+    }
+}

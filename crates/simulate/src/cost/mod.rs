@@ -1,0 +1,14 @@
+//! What ops cost: the kernels and transfers of a paper trace, priced by a device and its links.
+
+mod cache;
+mod costs;
+mod device;
+mod links;
+mod sharing;
+mod trace;
+
+pub use cache::CostCache;
+pub use costs::{Costs, OpCost, Time, Transfer};
+pub use device::DeviceModel;
+pub use sharing::Sharing;
+pub(crate) use trace::kind;

@@ -1,0 +1,101 @@
+//! What each op does, from the paper trace of a model cut down to three stages of one layer each.
+//!
+//! Blocks of one kind do the same, so one of each is traced. The first stage has the embedding, the last the head,
+//! and the one between only a layer, so what an op does for a whole stage adds up from these.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use kintsugi_comm::paper::{Entry, Log};
+use kintsugi_plan::{Batch, Block, Coordinate, Mesh, Message, Op, Pipeline, Plan, ScheduleKind, Unit};
+use kintsugi_rank::{Rank, paper_groups};
+use kintsugi_tensor::paper::{Kernel, Paper};
+use kintsugi_tensor::{Backend, Device};
+
+use crate::predict::Blank;
+
+/// What an op does.
+#[derive(Clone, Debug, Default)]
+pub struct OpTrace {
+    /// The kernels it runs.
+    pub kernels: Vec<Kernel>,
+    /// The transfers it starts.
+    pub transfers: Vec<Entry>,
+}
+
+/// What every kind of op does on one stage. The key is the op with every number in it set to zero.
+pub type Trace = HashMap<Op, OpTrace>;
+
+/// The plan cut down to `stages` stages of one layer.
+pub fn cut_down(plan: &Plan, stages: usize) -> Plan {
+    let mut small = plan.clone();
+    small.model.layers = stages;
+    small.mesh = Mesh { pp: stages, ..plan.mesh };
+    let schedule = match plan.pipeline.schedule {
+        ScheduleKind::ZeroBubble => ScheduleKind::ZeroBubble,
+        _ => ScheduleKind::OneForwardOneBackward,
+    };
+    small.pipeline =
+        Pipeline { schedule, virtual_stages: 1, layers: vec![1; stages], ..plan.pipeline.clone() };
+    // The first micro-batch writes gradients and the others add to them: the last stands for all.
+    let micro_batches = plan.micro_batches().min(2);
+    small.batch = Batch { global: micro_batches * plan.batch.micro * plan.mesh.dp, ..plan.batch };
+    small
+}
+
+/// Plays a stage of a small plan and writes down what each kind of op does, the last time it is done.
+pub fn trace(plan: &Plan, stage: usize) -> Trace {
+    let paper = Rc::new(Paper::new(Device::Cpu { threads: 1 }).tracing());
+    let log = Rc::new(RefCell::new(Log::default()));
+    let at = Coordinate { pp: stage, dp: 0, tp: 0 };
+    let groups = paper_groups(plan, at, &log);
+    let backend: Rc<dyn Backend> = Rc::clone(&paper) as Rc<dyn Backend>;
+    let mut rank = Rank::new(Arc::new(plan.clone()), at, backend, groups);
+    paper.take_trace();
+    let mut trace = Trace::new();
+    for op in &plan.program(stage).ops {
+        rank.execute(op, &mut Blank);
+        let transfers =
+            log.borrow_mut().take().iter().flat_map(|(entry, n)| vec![entry; n as usize]).collect();
+        trace.insert(kind(*op), OpTrace { kernels: paper.take_trace(), transfers });
+    }
+    trace
+}
+
+/// The op with every number in it set to zero.
+pub fn kind(op: Op) -> Op {
+    let block = |block| if matches!(block, Block::Layer(_)) { Block::Layer(0) } else { block };
+    let unit = |unit| if matches!(unit, Unit::Layer(_)) { Unit::Layer(0) } else { unit };
+    let message = |message: Message| Message { block: block(message.block), micro: 0, peer: 0, ..message };
+    match op {
+        Op::Load { .. } => Op::Load { micro: 0 },
+        Op::Feed { .. } => Op::Feed { micro: 0 },
+        Op::Decode { block: b, .. } => Op::Decode { block: block(b), micro: 0 },
+        Op::Choose { .. } => Op::Choose { micro: 0 },
+        Op::Forward { block: b, .. } => Op::Forward { block: block(b), micro: 0 },
+        Op::Evaluate { block: b, .. } => Op::Evaluate { block: block(b), micro: 0 },
+        Op::Recompute { block: b, .. } => Op::Recompute { block: block(b), micro: 0 },
+        Op::Backward { block: b, part, .. } => Op::Backward { block: block(b), micro: 0, part },
+        Op::GatherStart { unit: u } => Op::GatherStart { unit: unit(u) },
+        Op::GatherWait { unit: u } => Op::GatherWait { unit: unit(u) },
+        Op::Release { unit: u } => Op::Release { unit: unit(u) },
+        Op::ReduceStart { unit: u, over } => Op::ReduceStart { unit: unit(u), over },
+        Op::ReduceWait { unit: u, over } => Op::ReduceWait { unit: unit(u), over },
+        Op::RefreshStart { unit: u } => Op::RefreshStart { unit: unit(u) },
+        Op::RefreshWait { unit: u } => Op::RefreshWait { unit: unit(u) },
+        Op::SendStart { message: m } => Op::SendStart { message: message(m) },
+        Op::SendWait { message: m } => Op::SendWait { message: message(m) },
+        Op::ReceiveStart { message: m } => Op::ReceiveStart { message: message(m) },
+        Op::ReceiveWait { message: m } => Op::ReceiveWait { message: message(m) },
+        Op::Begin
+        | Op::ShareStart
+        | Op::ShareWait
+        | Op::Measure
+        | Op::NormStart { .. }
+        | Op::NormWait { .. }
+        | Op::Clip
+        | Op::Step => op,
+    }
+}

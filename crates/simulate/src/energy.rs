@@ -1,0 +1,60 @@
+//! Energy: idle power for as long as a step takes, and more while a rank computes, sends or waits for others.
+
+use kintsugi_plan::Plan;
+use serde::Serialize;
+
+use crate::Timing;
+
+/// What a step consumes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Consumption {
+    /// Watts of one rank, on average over the step.
+    pub power_w: f64,
+    /// Joules of a step, all ranks together.
+    pub joules: f64,
+}
+
+/// What a whole training takes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Training {
+    /// Tokens.
+    pub tokens: f64,
+    /// Days.
+    pub days: f64,
+    /// Hours of all ranks together.
+    pub gpu_hours: f64,
+    /// Joules, where the device's power is known.
+    pub joules: Option<f64>,
+    /// Money, where there is a price.
+    pub cost: Option<f64>,
+}
+
+impl Consumption {
+    /// What a step of `timing` consumes; `None` where the device's power is not known.
+    pub fn new(plan: &Plan, timing: &Timing) -> Option<Self> {
+        let device = &plan.cluster.device;
+        let (idle, most) = (device.power_idle?, device.power_max?);
+        let links = device.power_links.unwrap_or(idle);
+        // A rank that waits for others does so in kernels that ask again and again.
+        let sending = timing.tensor_s + timing.exposed_s.iter().sum::<f64>() + timing.idle_s;
+        let above = (most - idle) * timing.compute_s + (links - idle).max(0.0) * sending;
+        let power_w = idle + above / timing.step_s;
+        Some(Consumption { power_w, joules: power_w * timing.step_s * plan.mesh.ranks() as f64 })
+    }
+}
+
+impl Training {
+    /// A training on `tokens` tokens, step by step as `timing` says.
+    pub fn new(plan: &Plan, timing: &Timing, tokens: f64) -> Self {
+        let steps = tokens / plan.tokens_per_step() as f64;
+        let seconds = steps * timing.step_s;
+        let gpu_hours = seconds * plan.mesh.ranks() as f64 / 3600.0;
+        Training {
+            tokens,
+            days: seconds / 86400.0,
+            gpu_hours,
+            joules: Consumption::new(plan, timing).map(|step| step.joules * steps),
+            cost: plan.cluster.price.map(|price| price * gpu_hours),
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Programs to nodes: the one place beside the interpreter in `rank` that decides what an op does.
+
+use kintsugi_plan::{Axis, Block, Message, MessageKind, Op, Over, Plan, ScheduleKind, Unit};
+use rustc_hash::FxHashMap;
+
+use super::{Node, Rendezvous, StageOp, Step};
+use crate::cost::kind;
+
+/// How much of a program is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// All of it.
+    Step,
+    /// Up to the last backward, and the message that it sends.
+    Passes,
+}
+
+/// Whether ops that run back to back share a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rows {
+    /// They do: fewer nodes to evaluate.
+    Merged,
+    /// Every op has a node of its own: spans of single ops can be told.
+    Single,
+}
+
+/// The nodes of every stage.
+#[derive(Debug)]
+pub(super) struct Compiled {
+    pub stages: Vec<StageNodes>,
+    /// The ops that cost something, one of each kind. Nodes name them by their number.
+    pub kinds: Vec<Op>,
+    /// Kinds that run back to back.
+    pub rows: Vec<Vec<u16>>,
+    /// How many stages take part in the rendezvous of each channel.
+    pub sides: Vec<usize>,
+    /// The stage of each slot for a transfer of a stage's own.
+    pub slots: Vec<u16>,
+}
+
+/// The nodes of one stage, and where the periods of its schedule begin.
+#[derive(Debug, Default)]
+pub(super) struct StageNodes {
+    pub steps: Vec<Step>,
+    /// Where each period's first forward is; not of interleaved schedules.
+    pub forwards: Vec<usize>,
+    /// Where each period's first backward is, where all of them follow the forwards. Interleaved schedules count from
+    /// their second backward: it is the first that waits until the one before it is sent.
+    pub backwards: Vec<usize>,
+}
+
+/// Compiles the programs of all stages.
+pub(super) fn compile(plan: &Plan, extent: Extent, rows: Rows) -> Compiled {
+    let layers = plan.pipeline.layers.iter().enumerate();
+    let mut compiler = Compiler {
+        chunks: plan.chunks(),
+        chunk_of_layer: layers.flat_map(|(chunk, &count)| vec![chunk; count]).collect(),
+        merge: rows == Rows::Merged,
+        kinds: Numbers::default(),
+        rows: Numbers::default(),
+        transfers: Numbers::default(),
+        stage: StageNodes::default(),
+        row: Vec::new(),
+        row_op: 0,
+    };
+    let stages = (0..plan.mesh.pp).map(|stage| compiler.stage(plan, stage, extent)).collect();
+    let mut sides = vec![2; compiler.chunks * 2 + 2];
+    sides[compiler.chunks * 2 + SUM] = plan.mesh.pp;
+    Compiled {
+        stages,
+        kinds: compiler.kinds.all,
+        rows: compiler.rows.all,
+        sides,
+        slots: compiler.transfers.all.iter().map(|&(stage, _)| stage as u16).collect(),
+    }
+}
+
+/// The channels after those of messages.
+const TIED: usize = 0;
+const SUM: usize = 1;
+
+struct Compiler {
+    chunks: usize,
+    chunk_of_layer: Vec<usize>,
+    merge: bool,
+    kinds: Numbers<Op>,
+    rows: Numbers<Vec<u16>>,
+    transfers: Numbers<(usize, Transfer)>,
+    stage: StageNodes,
+    /// The row that is being put together, and its first op.
+    row: Vec<u16>,
+    row_op: u32,
+}
+
+/// A transfer that a stage has of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Transfer {
+    Gather(Unit),
+    Reduce(Unit, Over),
+    Refresh(Unit),
+    Sum(Axis),
+}
+
+/// Numbers for values, in the order in which they are first seen.
+struct Numbers<T> {
+    all: Vec<T>,
+    number: FxHashMap<T, u32>,
+}
+
+impl<T> Default for Numbers<T> {
+    fn default() -> Self {
+        Numbers { all: Vec::new(), number: FxHashMap::default() }
+    }
+}
+
+impl<T: Clone + Eq + std::hash::Hash> Numbers<T> {
+    fn of(&mut self, value: &T) -> u32 {
+        if let Some(&number) = self.number.get(value) {
+            return number;
+        }
+        let number = self.all.len() as u32;
+        self.all.push(value.clone());
+        self.number.insert(value.clone(), number);
+        number
+    }
+}
+
+impl Compiler {
+    fn stage(&mut self, plan: &Plan, stage: usize, extent: Extent) -> StageNodes {
+        let mut program = plan.program(stage);
+        if extent == Extent::Passes {
+            let last = program.ops.iter().rposition(|op| matches!(op, Op::Backward { .. })).unwrap_or(0);
+            let rest = program.ops.split_off(last + 1);
+            program.ops.extend(rest.into_iter().filter(|op| matches!(op, Op::SendStart { .. })));
+        }
+        let mut periods = Periods::new(plan, stage);
+        for (index, &op) in program.ops.iter().enumerate() {
+            if periods.begins_forward(op) {
+                self.finish_row();
+                self.stage.forwards.push(self.stage.steps.len());
+            }
+            if periods.begins_backward(op) {
+                self.finish_row();
+                self.stage.backwards.push(self.stage.steps.len());
+            }
+            self.op(stage, op, index as u32);
+        }
+        self.finish_row();
+        std::mem::take(&mut self.stage)
+    }
+
+    /// Appends the nodes of an op.
+    fn op(&mut self, stage: usize, op: Op, index: u32) {
+        match op {
+            Op::Begin => self.push(Node::RunStage(StageOp::Begin), index),
+            Op::Measure => self.push(Node::RunStage(StageOp::Measure), index),
+            Op::Clip => self.push(Node::RunStage(StageOp::Clip), index),
+            Op::Step => self.push(Node::RunStage(StageOp::Step), index),
+            Op::Load { .. } | Op::Forward { .. } | Op::Recompute { .. } | Op::Backward { .. } => {
+                self.run(op, index);
+            }
+            Op::GatherStart { unit } => {
+                self.run(op, index);
+                self.start(stage, Transfer::Gather(unit), op, index);
+            }
+            Op::GatherWait { unit } => {
+                self.wait(stage, Transfer::Gather(unit), Op::GatherStart { unit }, index);
+            }
+            Op::ReduceStart { over: Over::Tied, .. } => {
+                self.run(op, index);
+                self.join(self.once_a_step(TIED), index);
+            }
+            Op::ReduceWait { over: Over::Tied, .. } => {
+                self.arrive(self.once_a_step(TIED), index);
+                self.run(op, index);
+            }
+            Op::ReduceStart { unit, over } => {
+                self.run(op, index);
+                self.start(stage, Transfer::Reduce(unit, over), op, index);
+            }
+            Op::ReduceWait { unit, over } => {
+                self.wait(stage, Transfer::Reduce(unit, over), Op::ReduceStart { unit, over }, index);
+                self.run(op, index);
+            }
+            Op::RefreshStart { unit } => self.start(stage, Transfer::Refresh(unit), op, index),
+            Op::RefreshWait { unit } => {
+                self.wait(stage, Transfer::Refresh(unit), Op::RefreshStart { unit }, index);
+            }
+            Op::NormStart { axis: Axis::Pipeline } => self.join(self.once_a_step(SUM), index),
+            Op::NormWait { axis: Axis::Pipeline } => self.arrive(self.once_a_step(SUM), index),
+            Op::NormStart { axis } => self.start(stage, Transfer::Sum(axis), op, index),
+            Op::NormWait { axis } => self.wait(stage, Transfer::Sum(axis), Op::NormStart { axis }, index),
+            Op::SendStart { message } => {
+                let rendezvous = self.message(message);
+                self.push(Node::Send { rendezvous, first: false }, index);
+            }
+            Op::ReceiveStart { message } => self.join(self.message(message), index),
+            Op::SendWait { message } | Op::ReceiveWait { message } => {
+                self.arrive(self.message(message), index);
+            }
+            // Frees memory: no kernel, no transfer.
+            Op::Release { .. } => {}
+            Op::Evaluate { .. }
+            | Op::Feed { .. }
+            | Op::Decode { .. }
+            | Op::Choose { .. }
+            | Op::ShareStart
+            | Op::ShareWait => unreachable!("a training step has no \"{op}\""),
+        }
+    }
+
+    fn run(&mut self, op: Op, index: u32) {
+        if self.row.is_empty() {
+            self.row_op = index;
+        }
+        self.row.push(self.kinds.of(&kind(op)) as u16);
+        if !self.merge {
+            self.finish_row();
+        }
+    }
+
+    fn finish_row(&mut self) {
+        if !self.row.is_empty() {
+            let row = self.rows.of(&self.row) as u16;
+            self.stage.steps.push(Step { node: Node::Run(row), op: self.row_op });
+            self.row.clear();
+        }
+    }
+
+    fn push(&mut self, node: Node, op: u32) {
+        self.finish_row();
+        self.stage.steps.push(Step { node, op });
+    }
+
+    /// Starts a transfer. `op` has its cost.
+    fn start(&mut self, stage: usize, transfer: Transfer, op: Op, index: u32) {
+        let (cost, slot) = (self.kinds.of(&kind(op)) as u16, self.transfers.of(&(stage, transfer)));
+        self.push(Node::Start { cost, slot }, index);
+    }
+
+    /// Waits for the transfer that `started` started.
+    fn wait(&mut self, stage: usize, transfer: Transfer, started: Op, index: u32) {
+        let (cost, slot) = (self.kinds.of(&kind(started)) as u16, self.transfers.of(&(stage, transfer)));
+        self.push(Node::Wait { cost, slot }, index);
+    }
+
+    fn join(&mut self, rendezvous: Rendezvous, op: u32) {
+        self.push(Node::Join { rendezvous, first: false }, op);
+    }
+
+    fn arrive(&mut self, rendezvous: Rendezvous, op: u32) {
+        self.push(Node::Arrive { rendezvous, last: false }, op);
+    }
+
+    /// Sender and receiver name a message by the block that receives it, so its chunk tells it from all others of its
+    /// kind and micro-batch.
+    fn message(&self, message: Message) -> Rendezvous {
+        let Block::Layer(layer) = message.block else { unreachable!("chunks meet between layers") };
+        let chunk = self.chunk_of_layer[layer];
+        let channel = match message.kind {
+            MessageKind::Activation => chunk,
+            MessageKind::Gradient => self.chunks + chunk,
+        };
+        Rendezvous { channel: channel as u16, micro: message.micro as u32 }
+    }
+
+    fn once_a_step(&self, what: usize) -> Rendezvous {
+        Rendezvous { channel: (2 * self.chunks + what) as u16, micro: 0 }
+    }
+}
+
+/// Finds where the periods of a stage's schedule begin: with the message that the first pass of a period waits for, or
+/// with that pass.
+struct Periods {
+    first: Option<Block>,
+    last: Option<Block>,
+    period: usize,
+    by_forward: bool,
+    by_backward: bool,
+    forward: Option<usize>,
+    backward: Option<usize>,
+}
+
+impl Periods {
+    fn new(plan: &Plan, stage: usize) -> Self {
+        let (blocks, schedule) = (plan.stage_blocks(stage), plan.pipeline.schedule);
+        Periods {
+            first: blocks.first().copied(),
+            last: blocks.last().copied(),
+            period: plan.period(),
+            by_forward: schedule != ScheduleKind::Interleaved,
+            by_backward: matches!(schedule, ScheduleKind::GPipe | ScheduleKind::Interleaved),
+            forward: None,
+            backward: None,
+        }
+    }
+
+    fn begins_forward(&mut self, op: Op) -> bool {
+        let (Op::ReceiveWait { message: Message { kind: MessageKind::Activation, block, micro, .. } }
+        | Op::Forward { block, micro }) = op
+        else {
+            return false;
+        };
+        let begins = self.by_forward && Some(block) == self.first && self.forward != Some(micro);
+        if begins {
+            self.forward = Some(micro);
+        }
+        begins
+    }
+
+    fn begins_backward(&mut self, op: Op) -> bool {
+        let (Op::ReceiveWait { message: Message { kind: MessageKind::Gradient, block, micro, .. } }
+        | Op::Recompute { block, micro }
+        | Op::Backward { block, micro, .. }) = op
+        else {
+            return false;
+        };
+        let begins = self.by_backward
+            && Some(block) == self.last
+            && self.backward != Some(micro)
+            && micro % self.period == 1 % self.period;
+        if begins {
+            self.backward = Some(micro);
+        }
+        begins
+    }
+}

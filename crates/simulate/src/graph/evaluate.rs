@@ -1,0 +1,418 @@
+//! When every node of a graph begins and ends, in whole picoseconds.
+//!
+//! All ranks of a stage do the same at the same time, so one clock stands for the kernels of a stage and one for each
+//! level of links that it sends over. A transfer begins when it is started and its level is free. A message begins when
+//! both sides are ready, after the stage's earlier messages over that level, and delays the other transfers over it:
+//! another stage waits for a message. What stages do together begins when the last of them is ready.
+
+use std::collections::VecDeque;
+
+use kintsugi_plan::{Axis, MessageKind, Op};
+
+use super::order::{Graph, Section};
+use super::{Node, Rendezvous, StageOp, Step};
+use crate::cost::{Costs, OpCost, Time, Transfer};
+
+/// What all stages together spent their time on, in picoseconds, and when the last of them was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Account {
+    pub end: u128,
+    /// In kernels.
+    pub compute: u128,
+    /// In transfers inside blocks: tensor parallelism.
+    pub tensor: u128,
+    /// Waiting for transfers of weights and gradients, by level.
+    pub exposed: [u128; 3],
+    /// Waiting for other stages, and for messages on their way.
+    pub idle: u128,
+}
+
+impl Account {
+    /// This one, followed by `times` times another.
+    pub(crate) fn plus(self, times: usize, other: Account) -> Account {
+        let plus = |a: u128, b: u128| a + times as u128 * b;
+        Account {
+            end: plus(self.end, other.end),
+            compute: plus(self.compute, other.compute),
+            tensor: plus(self.tensor, other.tensor),
+            exposed: std::array::from_fn(|level| plus(self.exposed[level], other.exposed[level])),
+            idle: plus(self.idle, other.idle),
+        }
+    }
+}
+
+/// When a node of a stage's op ran, in picoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodeSpan {
+    pub stage: usize,
+    /// Number of the op in the stage's program.
+    pub op: usize,
+    pub start: u128,
+    pub end: u128,
+}
+
+/// Evaluates a graph for a plan with these costs. Sections that repeat are run `periods` times.
+pub(crate) fn evaluate(graph: &Graph, costs: &Costs, periods: usize) -> Account {
+    Evaluation::new(graph, costs, periods, |_| {}).run()
+}
+
+/// The same, with the span of every node. `graph` has a node for every op.
+pub(crate) fn spans(graph: &Graph, costs: &Costs) -> (Vec<NodeSpan>, Account) {
+    let mut spans = Vec::new();
+    let account = Evaluation::new(graph, costs, 1, |span| spans.push(span)).run();
+    (spans, account)
+}
+
+/// The costs of a plan, by the numbers that nodes have.
+struct Prices {
+    kinds: Vec<OpCost>,
+    rows: Vec<RowCost>,
+    stage_ops: Vec<[OpCost; StageOp::ALL.len()]>,
+    /// The transfers that ops of a kind start, if they do.
+    transfers: Vec<Option<Transfer>>,
+    channels: Vec<Transfer>,
+    /// How much slower kernels are beside a transfer, in 1/1024.
+    interference: u64,
+}
+
+/// What the ops of a row cost together.
+#[derive(Clone, Copy)]
+struct RowCost {
+    compute: Time,
+    links: Time,
+}
+
+impl Prices {
+    fn new(graph: &Graph, costs: &Costs) -> Self {
+        let kinds: Vec<OpCost> = graph.kinds.iter().map(|&op| costs.of(0, op)).collect();
+        let row = |row: &Vec<u16>| {
+            let costs = || row.iter().map(|&kind| kinds[usize::from(kind)]);
+            RowCost {
+                compute: costs().map(|cost| cost.compute).sum(),
+                links: costs().map(|cost| cost.links).sum(),
+            }
+        };
+        let transfer = |(&op, cost): (&Op, &OpCost)| match op {
+            Op::NormStart { axis } => Some(costs.sum(axis)),
+            _ => cost.started,
+        };
+        Prices {
+            rows: graph.rows.iter().map(row).collect(),
+            stage_ops: (0..graph.stages)
+                .map(|stage| StageOp::ALL.map(|(_, op)| costs.of(stage, op)))
+                .collect(),
+            transfers: graph.kinds.iter().zip(&kinds).map(transfer).collect(),
+            channels: channels(graph, costs),
+            interference: costs.interference(),
+            kinds,
+        }
+    }
+
+    /// The n of a unit of 2ⁿ picoseconds in which no clock overflows.
+    fn unit(&self, graph: &Graph, periods: usize) -> u32 {
+        let rows = self.rows.iter().map(|row| (row.compute, row.links));
+        let stage_ops = self.stage_ops.iter().flatten().map(|cost| (cost.compute, cost.links));
+        let slowed = |compute: Time| u128::from(compute) * (1024 + u128::from(self.interference)) / 1024;
+        let ops = rows.chain(stage_ops).map(|(compute, links)| slowed(compute) + u128::from(links));
+        let transfers =
+            self.transfers.iter().flatten().chain(&self.channels).map(|&(_, time)| u128::from(time));
+        // No step takes longer than all of its nodes one after the other.
+        let longest = ops.chain(transfers).max().unwrap_or(0);
+        let nodes = |section: &Section| section.steps.len() * if section.repeats { periods } else { 1 };
+        let most = longest * graph.sections.iter().map(nodes).sum::<usize>() as u128;
+        (u128::BITS - most.leading_zeros()).saturating_sub(Moment::BITS - 1)
+    }
+
+    /// All times in units of 2ⁿ picoseconds.
+    fn coarsen(&mut self, n: u32) {
+        let ops = self.kinds.iter_mut().chain(self.stage_ops.iter_mut().flatten());
+        ops.for_each(|cost| *cost = OpCost { compute: cost.compute >> n, links: cost.links >> n, ..*cost });
+        self.rows
+            .iter_mut()
+            .for_each(|row| *row = RowCost { compute: row.compute >> n, links: row.links >> n });
+        let transfers = self.transfers.iter_mut().flatten().chain(&mut self.channels);
+        transfers.for_each(|(_, time)| *time >>= n);
+    }
+}
+
+/// The transfer of each channel: activations into every chunk, gradients, the tied table and the sum over stages.
+fn channels(graph: &Graph, costs: &Costs) -> Vec<Transfer> {
+    let (chunks, stages) = ((graph.channels - 2) / 2, graph.stages);
+    // Chunks are dealt out to stages in turn: activations come from the stage before, gradients from the one after.
+    let activations =
+        (0..chunks).map(|chunk| costs.message((chunk + stages - 1) % stages, MessageKind::Activation));
+    let gradients = (0..chunks).map(|chunk| costs.message((chunk + 1) % stages, MessageKind::Gradient));
+    activations.chain(gradients).chain([costs.tied(), costs.sum(Axis::Pipeline)]).collect()
+}
+
+struct Evaluation<'a, R> {
+    graph: &'a Graph,
+    prices: Prices,
+    periods: usize,
+    /// Clocks count in units of 2ⁿ picoseconds: n is 0, unless the step takes months.
+    unit: u32,
+    state: State,
+    /// Micro-batches by which messages are later than in the short step.
+    shift: u32,
+    record: R,
+}
+
+/// Units of time since the step began.
+type Moment = u64;
+
+/// How far a step has got.
+struct State {
+    stages: Vec<Clocks>,
+    /// When the transfers that stages have started end; 0 if there is none.
+    transfers: Vec<Moment>,
+    /// When the last side of each rendezvous was ready, a window for each channel; 0 if none is.
+    rendezvous: Vec<Moment>,
+    spent: Spent,
+}
+
+/// What all stages spent their time on so far.
+#[derive(Clone, Copy, Default)]
+struct Spent {
+    compute: Moment,
+    tensor: Moment,
+    exposed: [u128; 3],
+}
+
+/// How things were when a period began.
+struct Period {
+    begin: Moment,
+    spent: Spent,
+    relative: Vec<Moment>,
+}
+
+/// The clocks of one stage.
+#[derive(Clone, Copy, Default)]
+struct Clocks {
+    now: Moment,
+    /// When each level is free.
+    free: [Moment; 3],
+    /// When each level has sent its last message.
+    quiet: [Moment; 3],
+}
+
+impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
+    fn new(graph: &'a Graph, costs: &Costs, periods: usize, record: R) -> Self {
+        let mut prices = Prices::new(graph, costs);
+        let unit = prices.unit(graph, periods);
+        if unit > 0 {
+            prices.coarsen(unit);
+        }
+        let state = State {
+            stages: vec![Clocks::default(); graph.stages],
+            transfers: vec![0; graph.slots.len()],
+            rendezvous: vec![0; graph.channels * graph.window as usize],
+            spent: Spent::default(),
+        };
+        Evaluation { graph, prices, periods, unit, state, shift: 0, record }
+    }
+
+    fn run(mut self) -> Account {
+        let graph = self.graph;
+        for section in &graph.sections {
+            if section.repeats {
+                self.repeat(section);
+            } else {
+                self.section(section);
+            }
+        }
+        let State { stages, spent, .. } = self.state;
+        let end = u128::from(stages.iter().map(|clocks| clocks.now).max().unwrap_or(0));
+        let (compute, tensor) = (u128::from(spent.compute), u128::from(spent.tensor));
+        let idle = end * stages.len() as u128 - compute - tensor - spent.exposed.iter().sum::<u128>();
+        let in_units = Account { end, compute, tensor, exposed: spent.exposed, idle };
+        Account::default().plus(1 << self.unit, in_units)
+    }
+
+    /// Runs a section for every period.
+    ///
+    /// An evaluation only adds durations to moments and takes the later of two. So if all moments that matter are those of
+    /// an earlier period, shifted by the same time, everything that follows is shifted by as much: whole cycles are
+    /// skipped, to the picosecond.
+    fn repeat(&mut self, section: &Section) {
+        let mut history: VecDeque<Period> = VecDeque::new();
+        let mut left = self.periods;
+        while left > 0 {
+            let period = Period {
+                begin: self.state.stages[0].now,
+                spent: self.state.spent,
+                relative: self.relative(),
+            };
+            let same = history.iter().rev().position(|earlier| earlier.relative == period.relative);
+            if let Some(earlier) = same {
+                let length = earlier + 1;
+                self.state.skip(&history[history.len() - length], left / length);
+                left %= length;
+                history.clear();
+            } else if history.len() == self.graph.cycle {
+                history.pop_front();
+            }
+            if left > 0 {
+                history.push_back(period);
+                self.section(section);
+                self.shift = self.shift.wrapping_add(self.graph.period);
+                left -= 1;
+            }
+        }
+        // The short step has one period of the section in it: its messages keep their numbers after one period.
+        self.shift = self.shift.wrapping_sub(self.graph.period);
+    }
+
+    /// All moments that what follows depends on, relative to the first stage's clock.
+    fn relative(&self) -> Vec<Moment> {
+        let State { stages, transfers, rendezvous, .. } = &self.state;
+        let base = stages[0].now;
+        let mut all = Vec::with_capacity(7 * stages.len() + transfers.len() + rendezvous.len());
+        for &Clocks { now, free, quiet } in stages {
+            all.push(now.wrapping_sub(base));
+            // A level that was free before now might as well be free from now on.
+            all.extend(free.iter().chain(&quiet).map(|&moment| moment.max(now).wrapping_sub(base)));
+        }
+        let end = |(&end, &stage): (&Moment, &u16)| match end {
+            0 => 0,
+            end => end.max(stages[usize::from(stage)].now).wrapping_sub(base),
+        };
+        all.extend(transfers.iter().zip(&self.graph.slots).map(end));
+        let window = self.graph.window;
+        for channel in rendezvous.chunks(window as usize) {
+            let in_order =
+                (0..window).map(|micro| channel[(micro.wrapping_add(self.shift) & (window - 1)) as usize]);
+            all.extend(in_order.map(|moment| if moment == 0 { 0 } else { moment.wrapping_sub(base) }));
+        }
+        all
+    }
+
+    fn section(&mut self, section: &Section) {
+        let mut steps = section.steps.as_slice();
+        for &(stage, count) in &section.turns {
+            let (turn, others) = steps.split_at(count as usize);
+            steps = others;
+            let stage = usize::from(stage);
+            let mut clocks = self.state.stages[stage];
+            for &Step { node, op } in turn {
+                let start = clocks.now;
+                self.node(stage, &mut clocks, node);
+                let in_picoseconds = |moment: Moment| u128::from(moment) << self.unit;
+                let (start, end) = (in_picoseconds(start), in_picoseconds(clocks.now));
+                (self.record)(NodeSpan { stage, op: op as usize, start, end });
+            }
+            self.state.stages[stage] = clocks;
+        }
+    }
+
+    fn node(&mut self, stage: usize, clocks: &mut Clocks, node: Node) {
+        let Evaluation { graph, prices, state, shift, .. } = self;
+        let slot = |Rendezvous { channel, micro }: Rendezvous| {
+            let in_window = micro.wrapping_add(*shift) & (graph.window - 1);
+            usize::from(channel) * graph.window as usize + in_window as usize
+        };
+        match node {
+            Node::Run(row) => {
+                let RowCost { compute, links } = prices.rows[usize::from(row)];
+                if (prices.interference == 0 && links == 0) || !clocks.sends() {
+                    clocks.now += compute + links;
+                    state.spent.compute += compute;
+                    state.spent.tensor += links;
+                } else {
+                    for &kind in &graph.rows[usize::from(row)] {
+                        clocks.run(prices.kinds[usize::from(kind)], prices.interference, &mut state.spent);
+                    }
+                }
+            }
+            Node::RunStage(op) => {
+                clocks.run(prices.stage_ops[stage][op as usize], prices.interference, &mut state.spent);
+            }
+            Node::Start { cost, slot } => {
+                if let Some(transfer) = prices.transfers[usize::from(cost)] {
+                    state.transfers[slot as usize] = clocks.start(transfer);
+                }
+            }
+            Node::Wait { cost, slot } => {
+                let end = std::mem::take(&mut state.transfers[slot as usize]);
+                if let Some((level, _)) = prices.transfers[usize::from(cost)] {
+                    state.spent.exposed[level as usize] += u128::from(end.saturating_sub(clocks.now));
+                    clocks.now = clocks.now.max(end);
+                }
+            }
+            Node::Send { rendezvous, first } => {
+                let begin = clocks.send(prices.channels[usize::from(rendezvous.channel)]);
+                let ready = &mut state.rendezvous[slot(rendezvous)];
+                *ready = if first { begin } else { begin.max(*ready) };
+            }
+            Node::Join { rendezvous, first } => {
+                let ready = &mut state.rendezvous[slot(rendezvous)];
+                *ready = if first { clocks.now } else { clocks.now.max(*ready) };
+            }
+            Node::Arrive { rendezvous, last } => {
+                let ready = &mut state.rendezvous[slot(rendezvous)];
+                let (_, time) = prices.channels[usize::from(rendezvous.channel)];
+                clocks.now = clocks.now.max(*ready + time);
+                if last {
+                    *ready = 0;
+                }
+            }
+        }
+    }
+}
+
+impl Clocks {
+    /// Whether a transfer is under way.
+    fn sends(&self) -> bool {
+        let [package, node, cluster] = self.free;
+        package.max(node).max(cluster) > self.now
+    }
+
+    /// Runs kernels, slower while a transfer goes on beside them, and the transfers between them.
+    fn run(&mut self, cost: OpCost, interference: u64, spent: &mut Spent) {
+        let OpCost { mut compute, links, .. } = cost;
+        if interference > 0 {
+            let busy = self.free.iter().map(|free| free.saturating_sub(self.now)).max().unwrap_or(0);
+            compute += (u128::from(compute.min(busy)) * u128::from(interference) / 1024) as Time;
+        }
+        self.now += compute + links;
+        spent.compute += compute;
+        spent.tensor += links;
+        // The transfers inside the op delay what goes on beside it.
+        if links > 0 {
+            self.free.iter_mut().filter(|free| **free > self.now).for_each(|free| *free += links);
+        }
+    }
+
+    /// Begins a transfer as soon as its level is free; when it ends.
+    fn start(&mut self, (level, time): Transfer) -> Moment {
+        let free = &mut self.free[level as usize];
+        *free = self.now.max(*free) + time;
+        *free
+    }
+
+    /// Begins a message before transfers that wait, and beside one that is under way; when that is.
+    fn send(&mut self, (level, time): Transfer) -> Moment {
+        let (free, quiet) = (&mut self.free[level as usize], &mut self.quiet[level as usize]);
+        let begin = self.now.max(*quiet);
+        *quiet = begin + time;
+        *free = begin.max(*free) + time;
+        begin
+    }
+}
+
+impl State {
+    /// Goes on by `cycles` times what happened since `earlier`.
+    fn skip(&mut self, earlier: &Period, cycles: usize) {
+        let later = cycles as Moment * (self.stages[0].now - earlier.begin);
+        for Clocks { now, free, quiet } in &mut self.stages {
+            std::iter::once(now).chain(free).chain(quiet).for_each(|moment| *moment += later);
+        }
+        let pending = self.transfers.iter_mut().chain(&mut self.rendezvous);
+        pending.filter(|moment| **moment > 0).for_each(|moment| *moment += later);
+        let (now, then) = (&mut self.spent, earlier.spent);
+        now.compute += cycles as Moment * (now.compute - then.compute);
+        now.tensor += cycles as Moment * (now.tensor - then.tensor);
+        for (now, then) in now.exposed.iter_mut().zip(then.exposed) {
+            *now += cycles as u128 * (*now - then);
+        }
+    }
+}

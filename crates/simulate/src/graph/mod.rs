@@ -1,0 +1,85 @@
+//! A training step as a flat graph of timed operations.
+//!
+//! `compile` turns the programs of all stages into nodes, `period` finds the part that repeats for every period of the
+//! schedule, `order` merges the nodes of all stages into one order in which every node follows those it waits for,
+//! and `evaluate` computes when each node begins and ends. Which node waits for which does not depend on costs, so one
+//! graph serves all plans that run the same programs.
+
+mod compile;
+mod evaluate;
+mod order;
+mod period;
+
+pub(crate) use compile::{Extent, Rows};
+pub(crate) use evaluate::{Account, NodeSpan, evaluate, spans};
+pub(crate) use order::Graph;
+pub(crate) use period::short_step;
+
+use kintsugi_plan::Op;
+
+/// A timed operation of one stage. An op is one or more nodes: a block may start and await transfers between its
+/// kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Node {
+    /// Runs the ops of a row back to back.
+    Run(u16),
+    /// Runs an op whose cost depends on all that the stage holds.
+    RunStage(StageOp),
+    /// Starts a transfer of the stage's own. Its end is stored in a slot.
+    Start { cost: u16, slot: u32 },
+    /// Waits for that transfer.
+    Wait { cost: u16, slot: u32 },
+    /// Starts sending a message.
+    Send { rendezvous: Rendezvous, first: bool },
+    /// This side is ready: to receive a message, or for a transfer between stages.
+    Join { rendezvous: Rendezvous, first: bool },
+    /// Waits until all sides are ready and the data has arrived.
+    Arrive { rendezvous: Rendezvous, last: bool },
+}
+
+/// What several stages take part in: a message between two, the sum of a tied table, a sum over all stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rendezvous {
+    /// The activations into chunk `c` have channel `c`; gradients, and what is done once a step, follow.
+    channel: u16,
+    /// Tells the messages of a channel apart.
+    micro: u32,
+}
+
+/// The ops that a stage runs for all that it holds at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StageOp {
+    Begin,
+    Measure,
+    Clip,
+    Step,
+}
+
+impl StageOp {
+    pub(crate) const ALL: [(StageOp, Op); 4] = [
+        (StageOp::Begin, Op::Begin),
+        (StageOp::Measure, Op::Measure),
+        (StageOp::Clip, Op::Clip),
+        (StageOp::Step, Op::Step),
+    ];
+}
+
+/// A node, and the op of the stage's program that it belongs to. A row of several ops has the number of its first.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    node: Node,
+    op: u32,
+}
+
+impl Node {
+    /// The same node for a micro-batch that comes `by` later.
+    fn later(self, by: u32) -> Node {
+        let shift = |at: Rendezvous| Rendezvous { micro: at.micro + by, ..at };
+        match self {
+            Node::Send { rendezvous, first } => Node::Send { rendezvous: shift(rendezvous), first },
+            Node::Join { rendezvous, first } => Node::Join { rendezvous: shift(rendezvous), first },
+            Node::Arrive { rendezvous, last } => Node::Arrive { rendezvous: shift(rendezvous), last },
+            Node::Run(_) | Node::RunStage(_) | Node::Start { .. } | Node::Wait { .. } => self,
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The part of a schedule that repeats.
+//!
+//! After the first micro-batches have filled the pipeline, every stage does the same for each period until the last ones
+//! drain it. So a step of any number of micro-batches is a short one whose repeated part is evaluated more often.
+
+use std::ops::Range;
+
+use kintsugi_plan::{Plan, ScheduleKind};
+
+use super::compile::{Compiled, StageNodes};
+use super::{Node, Step};
+
+/// The steps that repeat, in order: one range for each stage. None if nothing does.
+pub(super) fn repeated(plan: &Plan, compiled: &Compiled) -> Vec<Vec<Range<usize>>> {
+    let forwards = || last_period(plan, &compiled.stages, |stage| &stage.forwards);
+    let backwards = || last_period(plan, &compiled.stages, |stage| &stage.backwards);
+    let all = match plan.pipeline.schedule {
+        ScheduleKind::OneForwardOneBackward | ScheduleKind::ZeroBubble => vec![forwards()],
+        ScheduleKind::Interleaved => vec![backwards()],
+        ScheduleKind::GPipe => vec![forwards(), backwards()],
+    };
+    all.into_iter().collect::<Option<_>>().unwrap_or_default()
+}
+
+/// The last period that every stage runs twice in a row. Periods are alike while the pipeline fills, too, but a longer
+/// step does not have more of those.
+fn last_period(
+    plan: &Plan,
+    stages: &[StageNodes],
+    begins: impl Fn(&StageNodes) -> &Vec<usize>,
+) -> Option<Vec<Range<usize>>> {
+    let period = plan.period();
+    let twice = |stage: &StageNodes, i: usize| {
+        let at = begins(stage);
+        let (one, other) = (&stage.steps[at[i]..at[i + 1]], &stage.steps[at[i + 1]..at[i + 2]]);
+        let same = |(a, b): (&Step, &Step)| {
+            a.node.later(period as u32) == b.node && !matches!(a.node, Node::RunStage(_))
+        };
+        one.len() == other.len() && one.iter().zip(other).all(same)
+    };
+    let filled = filling(plan) / period;
+    let candidates = filled..begins(&stages[0]).len().saturating_sub(2);
+    let found = candidates.rev().find(|&i| stages.iter().all(|stage| twice(stage, i)))?;
+    Some(stages.iter().map(|stage| begins(stage)[found]..begins(stage)[found + 1]).collect())
+}
+
+/// Micro-batches that fill the pipeline before anything can repeat.
+fn filling(plan: &Plan) -> usize {
+    if plan.pipeline.schedule == ScheduleKind::Interleaved { 0 } else { plan.mesh.pp }
+}
+
+/// Micro-batches of the short step that stands for one with `micro_batches`: those that fill the pipeline, run a period
+/// twice and drain it. A step with fewer stands for itself.
+pub(crate) fn short_step(plan: &Plan, micro_batches: usize) -> usize {
+    let period = plan.period();
+    // A gather may be started so many blocks ahead. A micro-batch has at least two blocks of each chunk where its forward
+    // and backward are in one period, else one.
+    let ahead = if plan.sharding.weights > 1 { plan.pipeline.prefetch } else { 0 };
+    let ahead = if period > 1 { ahead / (2 * plan.pipeline.virtual_stages) } else { ahead };
+    let short = filling(plan) + 4 * period + ahead / period * period;
+    if micro_batches + period < short { micro_batches } else { short }
+}

@@ -1,0 +1,76 @@
+//! When every op of a step runs, on every stage.
+
+use kintsugi_plan::{Op, Plan, Program};
+
+use crate::cost::{CostCache, Costs, DeviceModel};
+use crate::graph::{Extent, Graph, NodeSpan, Rows, spans};
+use crate::timing::{CompiledStep, Timing};
+
+/// The spans of one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timeline {
+    /// The spans of each stage, in order. Ops that take no time have none.
+    pub stages: Vec<Vec<Span>>,
+    /// When the last stage is done, in seconds.
+    pub end: f64,
+    /// The share of the step in which a stage waits for others.
+    pub bubble: f64,
+}
+
+/// When an op runs or waits, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// When it begins.
+    pub start: f64,
+    /// When it is over.
+    pub end: f64,
+    /// The op.
+    pub op: Op,
+}
+
+impl Timeline {
+    /// One step by predicted times. Where the device's speed is not known, a layer's forward, its gradient of the input and
+    /// its gradients of the weights take a second each, and everything else takes no time.
+    pub fn of(plan: &Plan) -> Self {
+        Timeline::with(plan, &known_or_unit_costs(plan))
+    }
+
+    /// One step with these costs.
+    pub fn with(plan: &Plan, costs: &Costs) -> Self {
+        let programs: Vec<Program> = (0..plan.mesh.pp).map(|stage| plan.program(stage)).collect();
+        let mut stages: Vec<Vec<Span>> = vec![Vec::new(); programs.len()];
+        let seconds = |time: u128| time as f64 * 1e-12;
+        // The last op of each stage that has a span.
+        let mut last = vec![usize::MAX; programs.len()];
+        let (nodes, account) = spans(&Graph::whole(plan, Extent::Step, Rows::Single), costs);
+        for NodeSpan { stage, op, start, end } in nodes.into_iter().filter(|node| node.end > node.start) {
+            let of_stage = &mut stages[stage];
+            match of_stage.last_mut() {
+                Some(span) if last[stage] == op => span.end = seconds(end),
+                _ => of_stage.push(Span {
+                    start: seconds(start),
+                    end: seconds(end),
+                    op: programs[stage].ops[op],
+                }),
+            }
+            last[stage] = op;
+        }
+        let bubble = CompiledStep::new(plan).time(plan, costs).bubble;
+        Timeline { stages, end: seconds(account.end), bubble }
+    }
+}
+
+/// The share of a step in which a stage waits for others: by predicted times, or in unit time where the device's speed
+/// is not known.
+pub fn bubble(plan: &Plan) -> f64 {
+    let timing: Timing = CompiledStep::new(plan).time(plan, &known_or_unit_costs(plan));
+    timing.bubble
+}
+
+fn known_or_unit_costs(plan: &Plan) -> Costs {
+    const UNIT: u64 = 1_000_000_000_000;
+    match DeviceModel::new(&plan.cluster.device, &plan.framework) {
+        Some(device) => CostCache::new(&device).of(plan),
+        None => Costs::of_layers(plan, UNIT, UNIT, UNIT),
+    }
+}

@@ -1,0 +1,194 @@
+//! How long a step takes and where the time goes: the graph of a plan's programs, evaluated with its costs.
+
+use kintsugi_plan::{Plan, Recompute, ScheduleKind, Sharding, When};
+use kintsugi_spec::Level;
+use serde::Serialize;
+
+use crate::cost::{CostCache, Costs, DeviceModel, Sharing, Time};
+use crate::graph::{Account, Extent, Graph, Rows, evaluate, short_step};
+
+/// How long a step takes, and what the time goes into: means over the stages, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Timing {
+    /// One step.
+    pub step_s: f64,
+    /// Kernels.
+    pub compute_s: f64,
+    /// Transfers of tensor parallelism, which nothing overlaps.
+    pub tensor_s: f64,
+    /// Waiting for weights and gradients over the links of a package, a node and the cluster.
+    pub exposed_s: [f64; 3],
+    /// Waiting for other stages and their messages.
+    pub idle_s: f64,
+    /// What the framework adds to every step.
+    pub fixed_s: f64,
+    /// The share of the step in which a stage waits for others.
+    pub bubble: f64,
+}
+
+impl Timing {
+    /// Waiting for weights and gradients over a level.
+    pub fn exposed(&self, level: Level) -> f64 {
+        self.exposed_s[level as usize]
+    }
+}
+
+/// How long a step of a plan takes; `None` where its device's speed is not known.
+pub fn time(plan: &Plan) -> Option<Timing> {
+    let device = DeviceModel::new(&plan.cluster.device, &plan.framework)?;
+    Some(StepTimer::new(&device).time(plan))
+}
+
+/// Times plans that differ in their strategy only.
+pub struct StepTimer<'a> {
+    costs: CostCache<'a>,
+}
+
+impl<'a> StepTimer<'a> {
+    /// A timer for plans on a device.
+    pub fn new(device: &'a DeviceModel) -> Self {
+        StepTimer { costs: CostCache::new(device) }
+    }
+
+    /// How long a step of a plan takes.
+    pub fn time(&self, plan: &Plan) -> Timing {
+        self.time_compiled(plan, &CompiledStep::new(plan))
+    }
+
+    /// The same with the graph of a plan that has the same [`StepKey`].
+    pub fn time_compiled(&self, plan: &Plan, step: &CompiledStep) -> Timing {
+        step.time(plan, &self.costs.of(plan))
+    }
+}
+
+/// The graphs of plans that run the same programs, but for how often they repeat a period of the schedule.
+pub struct CompiledStep {
+    step: CompiledPortion,
+    /// The passes alone, of the portions before the last.
+    passes: Option<CompiledPortion>,
+}
+
+/// A graph, and how many micro-batches it is for.
+struct CompiledPortion {
+    extent: Extent,
+    micro_batches: usize,
+    graph: Graph,
+}
+
+/// What decides the programs of a plan, for one model and one choice of prefetch and overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
+pub struct StepKey {
+    pp: usize,
+    schedule: ScheduleKind,
+    virtual_stages: usize,
+    last_layers: usize,
+    /// Those of the short steps for the last portion and for the others.
+    micro_batches: [usize; 2],
+    replicas: bool,
+    tensor_parallel: bool,
+    sequence_parallel: bool,
+    recompute: bool,
+    gather: Option<When>,
+    reduce: When,
+    refresh: bool,
+}
+
+/// The portions in which micro-batches go through the pipeline, which is drained after each.
+struct Portions {
+    /// How many there are before the last.
+    others: usize,
+    /// How large each of these is.
+    each: usize,
+    /// How large the last is: what is left.
+    last: usize,
+}
+
+impl Portions {
+    /// As many portions as the framework makes, or as there are periods of the schedule.
+    fn of(plan: &Plan) -> Self {
+        let periods = plan.micro_batches() / plan.period();
+        let fills = plan.framework.fills.clamp(1, periods.max(1));
+        let each = periods / fills * plan.period();
+        Portions { others: fills - 1, each, last: plan.micro_batches() - each * (fills - 1) }
+    }
+}
+
+impl StepKey {
+    /// The key of a plan.
+    pub fn of(plan: &Plan) -> Self {
+        let Sharding { weights, gradients, states, gather, reduce } = plan.sharding;
+        let Portions { others, each, last } = Portions::of(plan);
+        let short = |micro_batches| short_step(plan, micro_batches);
+        StepKey {
+            pp: plan.mesh.pp,
+            schedule: plan.pipeline.schedule,
+            virtual_stages: plan.pipeline.virtual_stages,
+            last_layers: plan.last_layers(),
+            micro_batches: [short(last), if others > 0 { short(each) } else { 0 }],
+            replicas: plan.mesh.dp > 1,
+            tensor_parallel: plan.mesh.tp > 1,
+            sequence_parallel: plan.sequence_parallel,
+            recompute: plan.memory.recompute == Recompute::Full,
+            gather: (weights > 1).then_some(gather),
+            reduce: if gradients > 1 { reduce } else { When::Step },
+            refresh: states > 1 && weights == 1,
+        }
+    }
+}
+
+impl CompiledStep {
+    /// Compiles the programs of a plan.
+    pub fn new(plan: &Plan) -> Self {
+        let Portions { others, each, last } = Portions::of(plan);
+        let passes = (others > 0).then(|| CompiledPortion::new(plan, Extent::Passes, each));
+        CompiledStep { step: CompiledPortion::new(plan, Extent::Step, last), passes }
+    }
+
+    /// How long a step of a plan with these costs takes. The plan has the same [`StepKey`] as the compiled one.
+    pub fn time(&self, plan: &Plan, costs: &Costs) -> Timing {
+        let portions = Portions::of(plan);
+        let mut account = self.step.evaluate(plan, costs, portions.last);
+        // One portion follows the other, and the step ends after the last.
+        if let Some(passes) = &self.passes {
+            account = account.plus(portions.others, passes.evaluate(plan, costs, portions.each));
+        }
+        let timing = Timing::new(account, plan.mesh.pp, costs.fixed());
+        Sharing::of(plan).map_or(timing, |sharing| sharing.crowd(timing, plan.mesh.pp))
+    }
+}
+
+impl CompiledPortion {
+    fn new(plan: &Plan, extent: Extent, micro_batches: usize) -> Self {
+        let micro_batches = short_step(plan, micro_batches);
+        let graph = Graph::short(&plan.with_micro_batches(micro_batches), extent);
+        CompiledPortion { extent, micro_batches, graph }
+    }
+
+    fn evaluate(&self, plan: &Plan, costs: &Costs, micro_batches: usize) -> Account {
+        let periods = (micro_batches + plan.period() - self.micro_batches) / plan.period();
+        if periods == 1 || self.graph.repeats() {
+            return evaluate(&self.graph, costs, periods);
+        }
+        let plan = plan.with_micro_batches(micro_batches);
+        evaluate(&Graph::whole(&plan, self.extent, Rows::Merged), costs, 1)
+    }
+}
+
+impl Timing {
+    fn new(account: Account, stages: usize, fixed: Time) -> Self {
+        let seconds = |time: u128| time as f64 * 1e-12;
+        let mean = |sum: u128| seconds(sum) / stages as f64;
+        let fixed_s = seconds(fixed.into());
+        let (step_s, idle_s) = (seconds(account.end) + fixed_s, mean(account.idle));
+        Timing {
+            step_s,
+            compute_s: mean(account.compute),
+            tensor_s: mean(account.tensor),
+            exposed_s: account.exposed.map(mean),
+            idle_s,
+            fixed_s,
+            bubble: if step_s > 0.0 { idle_s / step_s } else { 0.0 },
+        }
+    }
+}

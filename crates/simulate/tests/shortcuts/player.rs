@@ -1,0 +1,252 @@
+//! A plain discrete-event simulation of a step, op by op: the oracle for the graph.
+//!
+//! There is one clock for each stage's kernels and one for each level of links that it sends over.
+//! All ranks of a stage do the same at the same time, so one stands for all. A transfer begins when it is started
+//! and its level is free, and ends after its own time; a message begins when both sides are ready, after the stage's
+//! earlier ones over that level, and what else goes on over it goes on later by that much: another stage waits for a
+//! message, and shares the links with transfers that are under way for long. What stages do together, the tied table and
+//! the sums over pp, begins when the last of them is there.
+
+use std::collections::HashMap;
+
+use kintsugi_plan::{Axis, Message, Op, Over, Program, Unit};
+use kintsugi_simulate::cost::{Costs, OpCost, Time};
+use kintsugi_spec::Level;
+
+/// How a stage spent its time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// In kernels.
+    pub compute: Time,
+    /// In transfers inside blocks: tensor parallelism.
+    pub tensor: Time,
+    /// Waiting for transfers of weights and gradients that were started before, by level.
+    pub exposed: [Time; 3],
+    /// Waiting for other stages, and for messages on their way.
+    pub idle: Time,
+    /// When it was done.
+    pub end: Time,
+}
+
+/// Plays one step.
+pub fn play(programs: &[Program], costs: &Costs) -> Vec<Account> {
+    let mut player = Player {
+        costs,
+        stages: programs.len(),
+        sent: HashMap::new(),
+        expected: HashMap::new(),
+        joined: HashMap::new(),
+    };
+    let mut ranks: Vec<Stage> = programs.iter().map(Stage::new).collect();
+    let mut moved = true;
+    while moved {
+        moved = false;
+        for rank in &mut ranks {
+            moved |= player.advance(rank);
+        }
+    }
+    assert!(ranks.iter().all(|rank| rank.next == rank.program.ops.len()), "a schedule that deadlocks");
+    ranks.into_iter().map(|rank| Account { end: rank.now, ..rank.account }).collect()
+}
+
+/// A stage on its way through its program.
+struct Stage<'a> {
+    program: &'a Program,
+    next: usize,
+    now: Time,
+    /// When each level is free.
+    free: [Time; 3],
+    /// When each level has no message left.
+    quiet: [Time; 3],
+    pending: HashMap<Pending, (Level, Time)>,
+    account: Account,
+}
+
+/// A transfer of a stage's own that is under way.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Pending {
+    Gather(Unit),
+    Reduce(Unit),
+    Refresh(Unit),
+    Norm,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Joint {
+    Tied,
+    Sum,
+}
+
+struct Player<'a> {
+    costs: &'a Costs,
+    stages: usize,
+    /// When a message can leave, and how long it travels.
+    sent: HashMap<(usize, Message), (Time, Time)>,
+    /// When its receiver has made room.
+    expected: HashMap<(usize, Message), Time>,
+    joined: HashMap<Joint, (usize, Time)>,
+}
+
+impl<'a> Stage<'a> {
+    fn new(program: &'a Program) -> Self {
+        Stage {
+            program,
+            next: 0,
+            now: 0,
+            free: [0; 3],
+            quiet: [0; 3],
+            pending: HashMap::new(),
+            account: Account::default(),
+        }
+    }
+
+    /// Begins a message before transfers that wait, and beside one that is under way; when that is.
+    fn send(&mut self, (level, time): (Level, Time)) -> Time {
+        let (free, quiet) = (&mut self.free[level as usize], &mut self.quiet[level as usize]);
+        let begin = self.now.max(*quiet);
+        *quiet = begin + time;
+        *free = begin.max(*free) + time;
+        begin
+    }
+
+    /// Begins a transfer as soon as its level is free.
+    fn start(&mut self, pending: Pending, (level, time): (Level, Time)) {
+        let end = self.now.max(self.free[level as usize]) + time;
+        self.free[level as usize] = end;
+        self.pending.insert(pending, (level, end));
+    }
+
+    fn wait(&mut self, pending: Pending) {
+        let Some((level, end)) = self.pending.remove(&pending) else { return };
+        self.account.exposed[level as usize] += end.saturating_sub(self.now);
+        self.now = self.now.max(end);
+    }
+
+    fn idle_until(&mut self, then: Time) {
+        self.account.idle += then.saturating_sub(self.now);
+        self.now = self.now.max(then);
+    }
+
+    /// Runs kernels, slower while a transfer goes on beside them, and the transfers between them.
+    fn run(&mut self, cost: OpCost, interference: u64) {
+        let busy = self.free.iter().map(|free| free.saturating_sub(self.now)).max().unwrap_or(0);
+        let slowed = cost.compute + cost.compute.min(busy) * interference / 1024;
+        self.now += slowed + cost.links;
+        self.account.compute += slowed;
+        self.account.tensor += cost.links;
+        // What the transfers inside the op take of a level is missing to what goes on beside it.
+        if cost.links > 0 && busy > 0 {
+            self.free.iter_mut().filter(|free| **free > self.now).for_each(|free| *free += cost.links);
+        }
+    }
+}
+
+impl Player<'_> {
+    /// Runs a stage until it must wait for another; whether it got anywhere.
+    fn advance(&mut self, rank: &mut Stage) -> bool {
+        let from = rank.next;
+        while let Some(&op) = rank.program.ops.get(rank.next) {
+            if !self.execute(rank, op) {
+                break;
+            }
+            rank.next += 1;
+        }
+        rank.next > from
+    }
+
+    /// Runs an op; whether what it waits for is known.
+    fn execute(&mut self, rank: &mut Stage, op: Op) -> bool {
+        let stage = rank.program.stage;
+        let cost = self.costs.of(stage, op);
+        match op {
+            Op::SendStart { message } => {
+                let (level, time) = self.costs.message(stage, message.kind);
+                self.sent.insert((stage, message), (rank.send((level, time)), time));
+            }
+            Op::ReceiveStart { message } => {
+                self.expected.insert(incoming(stage, message), rank.now);
+            }
+            Op::SendWait { message } => {
+                let Some(arrival) = self.arrival((stage, message)) else { return false };
+                rank.idle_until(arrival);
+            }
+            Op::ReceiveWait { message } => {
+                let Some(arrival) = self.arrival(incoming(stage, message)) else { return false };
+                rank.idle_until(arrival);
+            }
+            Op::ReduceStart { unit, over } => {
+                rank.run(cost, self.costs.interference());
+                if over == Over::Tied {
+                    self.join(Joint::Tied, rank.now);
+                } else if let Some(transfer) = cost.started {
+                    rank.start(Pending::Reduce(unit), transfer);
+                }
+            }
+            Op::ReduceWait { unit, over } => {
+                if over == Over::Tied {
+                    let Some(last) = self.complete(Joint::Tied, 2) else { return false };
+                    rank.idle_until(last + self.costs.tied().1);
+                } else {
+                    rank.wait(Pending::Reduce(unit));
+                }
+                rank.run(cost, self.costs.interference());
+            }
+            Op::GatherStart { unit } => {
+                rank.run(cost, self.costs.interference());
+                if let Some(transfer) = cost.started {
+                    rank.start(Pending::Gather(unit), transfer);
+                }
+            }
+            Op::GatherWait { unit } => rank.wait(Pending::Gather(unit)),
+            Op::RefreshStart { unit } => {
+                if let Some(transfer) = cost.started {
+                    rank.start(Pending::Refresh(unit), transfer);
+                }
+            }
+            Op::RefreshWait { unit } => rank.wait(Pending::Refresh(unit)),
+            Op::NormStart { axis: Axis::Pipeline } => self.join(Joint::Sum, rank.now),
+            Op::NormStart { axis } => rank.start(Pending::Norm, self.costs.sum(axis)),
+            Op::NormWait { axis: Axis::Pipeline } => {
+                let Some(last) = self.complete(Joint::Sum, self.stages) else { return false };
+                rank.idle_until(last + self.costs.sum(Axis::Pipeline).1);
+            }
+            Op::NormWait { .. } => rank.wait(Pending::Norm),
+            Op::Begin
+            | Op::Load { .. }
+            | Op::Forward { .. }
+            | Op::Recompute { .. }
+            | Op::Backward { .. }
+            | Op::Measure
+            | Op::Clip
+            | Op::Step => rank.run(cost, self.costs.interference()),
+            Op::Release { .. } => {}
+            Op::Evaluate { .. }
+            | Op::Feed { .. }
+            | Op::Decode { .. }
+            | Op::Choose { .. }
+            | Op::ShareStart
+            | Op::ShareWait => unreachable!("a training step has no {op}"),
+        }
+        true
+    }
+
+    /// When a message is there, once both sides have begun.
+    fn arrival(&self, key: (usize, Message)) -> Option<Time> {
+        let (&(sent, time), &expected) = (self.sent.get(&key)?, self.expected.get(&key)?);
+        Some(sent.max(expected) + time)
+    }
+
+    fn complete(&self, joint: Joint, stages: usize) -> Option<Time> {
+        self.joined.get(&joint).filter(|(count, _)| *count == stages).map(|&(_, last)| last)
+    }
+
+    fn join(&mut self, joint: Joint, now: Time) {
+        let (count, last) = self.joined.entry(joint).or_insert((0, 0));
+        *count += 1;
+        *last = (*last).max(now);
+    }
+}
+
+fn incoming(stage: usize, message: Message) -> (usize, Message) {
+    (message.peer, Message { peer: stage, ..message })
+}

@@ -1,0 +1,283 @@
+//! The Frontier study (arXiv 2312.12705) beside our predictions, as a page.
+//!
+//! What of it is fitted, explained and predicted is said on the page.
+
+use std::fmt::Write;
+
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::resolve;
+use kintsugi_simulate::{Consumption, Play, Timing, Training, predict, time};
+use kintsugi_tensor::Device;
+
+/// A model of the study: layout, samples of a replica, and what was published.
+struct Run {
+    name: &'static str,
+    preset: &'static str,
+    tp: usize,
+    pp: usize,
+    /// Samples of one replica's step.
+    samples: usize,
+    /// Hardware TFLOP/s of a GCD.
+    throughput: f64,
+    /// Joules to train on 20 tokens per parameter.
+    energy: f64,
+    fitted: bool,
+}
+
+const RUNS: [Run; 3] = [
+    Run {
+        name: "22B",
+        preset: "gpt-22b",
+        tp: 1,
+        pp: 8,
+        samples: 640,
+        throughput: 73.5,
+        energy: 284e9,
+        fitted: true,
+    },
+    Run {
+        name: "175B",
+        preset: "gpt-175b",
+        tp: 4,
+        pp: 16,
+        samples: 640,
+        throughput: 69.2,
+        energy: 17.65e12,
+        fitted: true,
+    },
+    Run {
+        name: "1T",
+        preset: "gpt-1t",
+        tp: 8,
+        pp: 64,
+        samples: 1600,
+        throughput: 61.2,
+        energy: 662e12,
+        fitted: false,
+    },
+];
+
+/// Strong scaling: the run, its replicas, the samples of all of them, and the published share of one replica's speed.
+const STRONG: [(usize, usize, usize, f64); 2] = [(1, 16, 8000, 89.93), (2, 6, 8016, 87.05)];
+
+/// The authors' log of 175B with two replicas: MiB allocated at the peak of stages 0, 1, 14 and 15.
+const MEMORY: [(usize, f64); 4] = [(0, 33902.0), (1, 31435.0), (14, 27535.0), (15, 29138.0)];
+
+/// The whole page, in Markdown.
+pub fn page() -> String {
+    let mut page = String::from(HEAD);
+    throughput(&mut page);
+    scaling(&mut page);
+    energy(&mut page);
+    memory(&mut page);
+    sensitivities(&mut page);
+    page
+}
+
+const HEAD: &str = "\
+# Frontier: the published study beside our predictions
+
+`kintsugi plan --reproduce frontier` writes this page. The study is arXiv 2312.12705 (ISC 2024): GPT models of 22B, 175B
+and 1T parameters with Megatron-DeepSpeed on Frontier's MI250X. \"GPU\" is one GCD throughout, and TFLOP/s are hardware
+FLOPs with full recomputation (c = 4).
+
+*Fitted* on the throughput and energy of 22B and 175B: the share of the peak that products reach, the rate of attention,
+the unfused bytes of the framework, the efficiency of the links and the power of a GCD that waits (`cluster.preset =
+\"frontier\"`, `framework.preset = \"frontier-megatron\"`). *Predicted*: everything marked so, from the same constants.
+
+Two choices were made with more in view. The pipeline is filled and drained four times in a step (`framework.fills`): the
+authors' log of 175B shows 160 micro-batches where the batch has 640, and with one fill the bubble alone would leave 97 %
+and 96 % of strong scaling, not the published 90 % and 87 %. So strong scaling is *explained*, not predicted. And rings take
+the best way through a node's wires, which was chosen over the thinnest cut after 1T had come out too fast with that.
+
+";
+
+fn throughput(page: &mut String) {
+    page.push_str("## Throughput\n\n| model | tp | pp | samples | published | ours | error | |\n|---|---|---|---|---|---|---|---|\n");
+    for run in &RUNS {
+        let ours = speed(&plan(run, 1, run.samples)) / 1e12;
+        let how = if run.fitted { "fitted" } else { "predicted" };
+        let error = 100.0 * (ours / run.throughput - 1.0);
+        let Run { name, tp, pp, samples, throughput, .. } = run;
+        line(
+            page,
+            &format!(
+                "| {name} | {tp} | {pp} | {samples} | {throughput} | {ours:.1} | {error:+.1} % | {how} |"
+            ),
+        );
+    }
+    page.push('\n');
+}
+
+fn scaling(page: &mut String) {
+    page.push_str(
+        "## Scaling\n\nWeak: the samples of each replica stay. Strong: the samples of all replicas stay.\n\n",
+    );
+    page.push_str("| | model | GPUs | published | ours | difference | |\n|---|---|---|---|---|---|---|\n");
+    for (index, replicas) in [(1, 16), (2, 6)] {
+        let run = &RUNS[index];
+        let share =
+            100.0 * speed(&plan(run, replicas, replicas * run.samples)) / speed(&plan(run, 1, run.samples));
+        row(page, ("weak", "predicted"), run, replicas, 100.0, share);
+    }
+    for (index, replicas, samples, published) in STRONG {
+        let run = &RUNS[index];
+        let share = 100.0 * speed(&plan(run, replicas, samples)) / speed(&plan(run, 1, samples));
+        row(page, ("strong", "explained"), run, replicas, published, share);
+    }
+    page.push('\n');
+}
+
+fn row(page: &mut String, (kind, how): (&str, &str), run: &Run, replicas: usize, published: f64, ours: f64) {
+    let (name, ranks, difference) = (run.name, run.tp * run.pp * replicas, ours - published);
+    line(
+        page,
+        &format!(
+            "| {kind} | {name} | {ranks} | {published:.2} % | {ours:.2} % | {difference:+.1} points | {how} |"
+        ),
+    );
+}
+
+fn energy(page: &mut String) {
+    page.push_str("## Energy\n\nOf a training on 20 tokens per parameter, GCDs only.\n\n");
+    page.push_str(
+        "| model | published | ours | error | W per GCD | GPU-hours | |\n|---|---|---|---|---|---|---|\n",
+    );
+    for run in &RUNS {
+        let plan = plan(run, 1, run.samples);
+        let timing = timing(&plan);
+        let training = Training::new(&plan, &timing, 20.0 * plan.parameter_count() as f64);
+        let ours = training.joules.expect("Frontier's power is known");
+        let watts = Consumption::new(&plan, &timing).expect("Frontier's power is known").power_w;
+        let (name, how) = (run.name, if run.fitted { "fitted" } else { "predicted" });
+        let error = 100.0 * (ours / run.energy - 1.0);
+        let (published, ours, hours) = (run.energy / 1e12, ours / 1e12, training.gpu_hours / 1e3);
+        line(
+            page,
+            &format!(
+                "| {name} | {published:.3} TJ | {ours:.3} TJ | {error:+.1} % | {watts:.0} | {hours:.0} k | {how} |"
+            ),
+        );
+    }
+    page.push('\n');
+}
+
+fn memory(page: &mut String) {
+    page.push_str("## Memory\n\n175B, tp 4, pp 16, two replicas, ZeRO-1: MiB allocated at the peak. The published figures are from\nthe authors' log, whose states leave room for gradients of 2 bytes; ours have 4, which is 5.1 to 5.4 GiB more. From stage\nto stage both fall by about 300 MiB, a micro-batch in flight less.\n\n");
+    page.push_str("| stage | published | ours | |\n|---|---|---|---|\n");
+    let plan = plan(&RUNS[1], 2, 1280);
+    let stages = predict(&plan, Device::Cuda { deterministic: false }, Play::Short).stages;
+    for (stage, published) in MEMORY {
+        let ours = stages[stage].total as f64 / 1_048_576.0;
+        line(page, &format!("| {stage} | {published:.0} | {ours:.0} | predicted |"));
+    }
+    page.push('\n');
+}
+
+fn sensitivities(page: &mut String) {
+    page.push_str("## Sensitivities\n\nHardware TFLOP/s of a GCD, all predicted. The study shows these as curves: tensor parallelism beyond a\nnode collapses, more stages at a fixed batch lose, and more samples keep the pipeline full.\n\n");
+    let base = |sets: &[String]| {
+        let mut all: Vec<String> =
+            ["model.preset=gpt-22b", "parallel.dp=1"].iter().map(ToString::to_string).collect();
+        all.extend(sets.iter().cloned());
+        resolved(&all).map(|plan| speed(&plan) / 1e12)
+    };
+    let mut table = |title: &str, sets: &dyn Fn(usize) -> Vec<String>, values: &[usize]| {
+        line(
+            page,
+            &format!(
+                "| {title} | {} |",
+                values.iter().map(ToString::to_string).collect::<Vec<_>>().join(" | ")
+            ),
+        );
+        line(page, &format!("|---|{}", "---|".repeat(values.len())));
+        let cells =
+            values.iter().map(|&value| base(&sets(value)).map_or("–".to_owned(), |x| format!("{x:.1}")));
+        line(page, &format!("| 22B | {} |\n", cells.collect::<Vec<_>>().join(" | ")));
+    };
+    let set = |text: String| text;
+    table(
+        "tp, with pp 1 and 64 samples",
+        &|tp| vec![set(format!("parallel.tp={tp}")), set("batch.global=64".into())],
+        &[1, 2, 4, 8, 16],
+    );
+    table(
+        "pp, with 128 samples",
+        &|pp| vec![set(format!("parallel.pp={pp}")), set("batch.global=128".into())],
+        &[1, 2, 4, 8, 16, 24],
+    );
+    table(
+        "pp, with 16 samples for each stage",
+        &|pp| vec![set(format!("parallel.pp={pp}")), set(format!("batch.global={}", 16 * pp))],
+        &[1, 2, 4, 8, 16, 24],
+    );
+    table(
+        "samples, with pp 8",
+        &|samples| vec![set("parallel.pp=8".into()), set(format!("batch.global={samples}"))],
+        &[32, 64, 128, 256, 640],
+    );
+    table(
+        "samples of a micro-batch, with pp 8 and 640 samples",
+        &|micro| {
+            vec![
+                set("parallel.pp=8".into()),
+                set("batch.global=640".into()),
+                set(format!("batch.micro={micro}")),
+            ]
+        },
+        &[1, 2, 4, 8],
+    );
+}
+
+fn plan(run: &Run, dp: usize, samples: usize) -> Plan {
+    let sets = [
+        format!("model.preset={}", run.preset),
+        format!("parallel.tp={}", run.tp),
+        format!("parallel.pp={}", run.pp),
+        format!("parallel.dp={dp}"),
+        format!("batch.global={samples}"),
+    ];
+    resolved(&sets).expect("the study's own layouts are legal")
+}
+
+fn resolved(sets: &[String]) -> Option<Plan> {
+    let on = ["cluster.preset=frontier", "framework.preset=frontier-megatron"].map(str::to_owned);
+    let sets: Vec<String> = on.into_iter().chain(sets.iter().cloned()).collect();
+    resolve(Some(""), "the study", &sets).ok()
+}
+
+fn timing(plan: &Plan) -> Timing {
+    time(plan).expect("Frontier's speed is known")
+}
+
+/// Hardware FLOP/s of a GCD.
+fn speed(plan: &Plan) -> f64 {
+    plan.flops().hardware / timing(plan).step_s / plan.mesh.ranks() as f64
+}
+
+fn line(page: &mut String, text: &str) {
+    writeln!(page, "{text}").expect("a string grows");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is fitted, explained and predicted is said on the page. All published in arXiv 2312.12705.
+    #[test]
+    fn the_studys_figures_are_met() {
+        for run in &RUNS {
+            let plan = plan(run, 1, run.samples);
+            let error = speed(&plan) / 1e12 / run.throughput - 1.0;
+            assert!(error.abs() < 0.04, "{} throughput {error}", run.name);
+            let training = Training::new(&plan, &timing(&plan), 20.0 * plan.parameter_count() as f64);
+            let error = training.joules.unwrap() / run.energy - 1.0;
+            assert!(error.abs() < 0.08, "{} energy {error}", run.name);
+        }
+        for (index, replicas, samples, published) in STRONG {
+            let run = &RUNS[index];
+            let share = 100.0 * speed(&plan(run, replicas, samples)) / speed(&plan(run, 1, samples));
+            assert!((share - published).abs() < 3.0, "{} {share}", run.name);
+        }
+    }
+}

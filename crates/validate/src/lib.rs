@@ -1,0 +1,89 @@
+//! Predictions beside published measurements and our own: one set of runs for each source, and how far off we are.
+//!
+//! A row of a table becomes a configuration: the model's shape, the layout, the cluster it ran on and the profile of
+//! the framework that ran it. No constant belongs to a row.
+
+mod csv;
+pub mod frontier;
+mod nanotron;
+mod own;
+mod score;
+mod sets;
+
+pub use score::{Figure, Report};
+
+use std::io;
+use std::path::Path;
+
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::resolve;
+use kintsugi_simulate::time;
+
+use csv::Row;
+
+/// A run that somebody measured, as a plan.
+struct Case {
+    name: String,
+    plan: Plan,
+    /// Seconds per step.
+    measured: f64,
+    /// Bytes at the peak, where they were measured.
+    memory: Option<f64>,
+}
+
+/// Every set whose table is in `folder`; of the table with thousands of rows only every `every`-th. `sets` are laid
+/// over every row's configuration, for fitting constants.
+pub fn validate(folder: &Path, sets: &[String], every: usize) -> io::Result<Vec<Report>> {
+    let mut reports = Vec::new();
+    for set in sets::SETS {
+        let path = folder.join(set.file);
+        if path.exists() {
+            reports.push(set.report(&csv::read(&path)?, sets));
+        }
+    }
+    let path = folder.join(nanotron::FILE);
+    if path.exists() {
+        let rows: Vec<Row> = csv::read(&path)?.into_iter().step_by(every).collect();
+        reports.extend(nanotron::reports(&rows, sets));
+    }
+    if !reports.is_empty() {
+        reports.extend(own(sets));
+    }
+    Ok(reports)
+}
+
+/// The names of the tables that are known.
+pub fn tables() -> Vec<&'static str> {
+    let mut names: Vec<&str> = sets::SETS.iter().map(|set| set.file).chain([nanotron::FILE]).collect();
+    names.dedup();
+    names
+}
+
+/// Our own runs, whose tables are in the binary.
+pub fn own(sets: &[String]) -> Vec<Report> {
+    own::reports(sets)
+}
+
+/// The plan of a row's configuration; `None` where the engine cannot express it.
+fn plan(lines: &[String], over: &[String]) -> Option<Plan> {
+    let sets: Vec<String> = lines.iter().chain(over).cloned().collect();
+    resolve(Some(""), "a row", &sets).ok()
+}
+
+/// Predicted seconds per step.
+fn predicted(plan: &Plan) -> f64 {
+    time(plan).map_or(f64::NAN, |timing| timing.step_s)
+}
+
+/// The shape of a GPT as a configuration.
+fn gpt(row: &Row, vocab: usize) -> Vec<String> {
+    let count = |column| row.count(column);
+    vec![
+        "model.family=gpt".to_owned(),
+        format!("model.layers={}", count("layers")),
+        format!("model.hidden={}", count("hidden")),
+        format!("model.heads={}", count("heads")),
+        format!("model.vocab={vocab}"),
+        format!("batch.sequence={}", count("seq_len")),
+    ]
+}

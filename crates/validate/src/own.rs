@@ -1,0 +1,101 @@
+//! Our own runs beside what the profiles of their machines predict; the tables and the profiles are in the binary.
+//!
+//! A row is a name, settings as `--set` takes them, and what was measured.
+
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::resolve;
+use kintsugi_simulate::{Consumption, Play, predict, time};
+use kintsugi_tensor::Device;
+
+use super::csv::{self, Row};
+use super::predicted;
+use super::score::{Figure, Report, errors, spearman};
+
+/// A machine of ours.
+struct Machine {
+    name: &'static str,
+    table: &'static str,
+    profile: &'static str,
+    /// Settings of every run.
+    settings: &'static [&'static str],
+    /// Aims in percent: the worst time, joules and memory.
+    aims: [Option<f64>; 3],
+    /// Whether the order of the runs should be right.
+    ordered: bool,
+}
+
+const MACHINES: [Machine; 2] = [
+    Machine {
+        name: "our CPU, 8 threads on 2 cores",
+        table: include_str!("../measured/cpu.csv"),
+        profile: include_str!("../../../profiles/epyc-2-cores.toml"),
+        settings: &["model.preset=demo", "batch.micro=4", "batch.global=32"],
+        aims: [Some(20.0), None, None],
+        ordered: true,
+    },
+    Machine {
+        name: "our H200, one or two batch sizes each",
+        table: include_str!("../measured/h200.csv"),
+        profile: include_str!("../../../profiles/h200.toml"),
+        settings: &["cluster.preset=h200", "run.device=cuda", "precision.compute=bf16"],
+        aims: [Some(5.0), Some(10.0), Some(1.0)],
+        ordered: false,
+    },
+];
+
+/// A report for each machine.
+pub fn reports(over: &[String]) -> Vec<Report> {
+    MACHINES.iter().map(|machine| machine.report(over)).collect()
+}
+
+impl Machine {
+    fn report(&self, over: &[String]) -> Report {
+        let rows = csv::rows(self.table);
+        let plans: Vec<Plan> = rows.iter().map(|row| self.plan(row, over)).collect();
+        let pairs = |of: &dyn Fn(&Plan) -> Option<f64>, column: &str, unit: f64| -> Vec<(f64, f64)> {
+            let pair = |(plan, row): (&Plan, &Row)| Some((of(plan)?, row.number(column)? * unit));
+            plans.iter().zip(&rows).filter_map(pair).collect()
+        };
+        let times = pairs(&|plan| Some(predicted(plan)), "step_ms", 1e-3);
+        let joules =
+            pairs(&|plan| Consumption::new(plan, &time(plan)?).map(|used| used.joules), "joules", 1.0);
+        let memory = pairs(&|plan| Some(reserved(plan)), "reserved_gib", GIB);
+        let mut figures = vec![
+            Figure::at_most("time, mean error %", errors(&times).0, None),
+            Figure::at_most("time, worst error %", errors(&times).1, self.aims[0]),
+        ];
+        if self.ordered {
+            figures.push(Figure::at_least("rank correlation", spearman(&times), Some(1.0)));
+        }
+        for (name, pairs, aim) in [("joules", joules, self.aims[1]), ("memory", memory, self.aims[2])] {
+            if !pairs.is_empty() {
+                figures.push(Figure::at_most(format!("{name}, worst error %"), errors(&pairs).1, aim));
+            }
+        }
+        let named =
+            rows.iter().zip(times).map(|(row, (ours, real))| (row.text("name").to_owned(), ours, real));
+        Report {
+            set: self.name.to_owned(),
+            rows: rows.len(),
+            left_out: 0,
+            fitted_on: "none: calibrate measured the machine".to_owned(),
+            figures,
+            runs: named.collect(),
+        }
+    }
+
+    fn plan(&self, row: &Row, over: &[String]) -> Plan {
+        let settings = self.settings.iter().copied().chain(row.text("settings").split_whitespace());
+        let sets: Vec<String> = settings.map(str::to_owned).chain(over.iter().cloned()).collect();
+        let plan = resolve(Some(self.profile), "a profile", &sets);
+        plan.unwrap_or_else(|error| panic!("{}: {error}", row.text("name")))
+    }
+}
+
+const GIB: f64 = 1_073_741_824.0;
+
+/// Bytes that the fullest rank takes of its device.
+fn reserved(plan: &Plan) -> f64 {
+    let prediction = predict(plan, Device::Cuda { deterministic: false }, Play::quick(plan));
+    prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0) as f64
+}
