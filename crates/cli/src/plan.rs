@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.rows.wanted() {
         return rows::run(&arguments.rows, &arguments.config, output);
     }
-    let (plan, notes) = arguments.config.resolve_with_notes()?;
+    let (plan, notes) = arguments.config.plan_with_notes()?;
     arguments.trace.as_deref().map(check_writable).transpose()?;
     let prediction = predict(&plan, device(&plan), Play::quick(&plan));
     let bubble = bubble(&plan, &unit_costs()).map_err(|deadlock| deadlocked(&deadlock))?;

@@ -355,7 +355,7 @@ fn unit_kind(unit: Unit) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_plan::config::resolve;
+    use kintsugi_plan::config::ConfigSource;
 
     use super::*;
 
@@ -370,7 +370,7 @@ mod tests {
 
     #[test]
     fn every_kind_is_where_its_representative_is() {
-        let plan = resolve(None, "", &[]).expect("the demo");
+        let plan = ConfigSource::demo().plan().expect("the demo");
         let names = Names::of(&plan);
         for (i, op) in representatives().into_iter().enumerate() {
             let (codes, runs) = written(&names, op);

@@ -100,7 +100,7 @@ pub(super) fn enough(plan: &Plan, micro_batches: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_plan::config::resolve;
+    use kintsugi_plan::config::ConfigSource;
     use proptest::prelude::{prop_assert_eq, proptest};
     use proptest::sample::select;
 
@@ -160,7 +160,7 @@ mod tests {
                 pp * chunks * 2,
                 if zero >= 2 { reduce } else { "step" },
             );
-            let plan = resolve(Some(&text), "random", &[]).unwrap_or_else(|error| panic!("{error}\n{text}"));
+            let plan = ConfigSource::text(&text).plan().unwrap_or_else(|error| panic!("{error}\n{text}"));
             let short = enough(&plan, plan.micro_batches());
             let codes = Codes::looped(&plan.with_micro_batches(short), Extent::Step);
             prop_assert_eq!(codes.loops.is_empty(), false);

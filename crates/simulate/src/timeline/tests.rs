@@ -1,6 +1,7 @@
 //! Schedules against their papers' formulas, and pictures and traces of them.
 
-use kintsugi_plan::{Block, Message, MessageKind, Op, Plan, Program, config};
+use kintsugi_plan::config::ConfigSource;
+use kintsugi_plan::{Block, Message, MessageKind, Op, Plan, Program};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -19,7 +20,7 @@ fn pipeline(schedule: &str, pp: usize, micro_batches: usize, virtual_stages: usi
         format!("batch.global={micro_batches}"),
     ];
     sets.extend(rest.iter().map(|&set| set.to_owned()));
-    config::resolve(None, "", &sets).unwrap_or_else(|error| panic!("{sets:?}: {error}"))
+    ConfigSource::demo().sets(&sets).plan().unwrap_or_else(|error| panic!("{sets:?}: {error}"))
 }
 
 fn programs(plan: &Plan) -> Vec<Program> {
