@@ -125,7 +125,7 @@ fn rates<'a>(bench: &mut Bench<'a>, shapes: &Shapes, timing: Timing<'a>) -> Rate
 mod tests {
     use std::rc::Rc;
 
-    use kintsugi_plan::config;
+    use kintsugi_plan::config::ConfigSource;
     use kintsugi_tensor::cpu::CpuBackend;
     use kintsugi_tensor::cpu::memory::Heap;
 
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn every_shape_of_a_model_gets_a_rate() {
         let backend = CpuBackend::new(Rc::new(Heap::default()), 1);
-        let model = config::resolve(None, "", &["model.vocab=200".to_owned()]).expect("the demo").model;
+        let model = ConfigSource::demo().set("model.vocab=200").plan().expect("the demo").model;
         let kernels = Some(Rows { rows: 8, width: 16 });
         let shapes =
             Shapes { copied: 1 << 10, kernels, ..Shapes::of(&[model], &[1], &[8], &[16], DType::F32) };

@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::Parameter;
-use kintsugi_plan::{Plan, config};
 use kintsugi_rank::{Kept, Store, StoreError};
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata};
@@ -67,7 +68,9 @@ impl Checkpoint {
             );
             return Err(CheckpointError::new(path, reason));
         }
-        let plan = config::resolve(Some(&manifest.config), "its configuration", &[])
+        let plan = ConfigSource::text(&manifest.config)
+            .named("its configuration")
+            .plan()
             .map_err(|error| CheckpointError::new(path, error))?;
         let files: Result<Vec<Checked>, CheckpointError> =
             manifest.files.par_iter().map(|record| Checked::new(path, record)).collect();

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kintsugi_plan::config::{self, ConfigError};
+use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::parameters::Parameter;
 use kintsugi_plan::{Compute, Plan};
 use kintsugi_rank::{Finite, Kept, Store, StoreError};
@@ -70,14 +70,13 @@ pub fn plan_for(from: &WeightsFolder, sets: &[String]) -> Result<Plan, ConfigErr
             let model = folder.model();
             let path = toml::Value::from(absolute(folder.path()).display().to_string());
             let text = format!("model.init = {path}\nbatch.sequence = {}", model.positions);
-            let text = config::with_model_of_init(Some(&text), "the conversion", sets, model)?;
-            config::resolve(Some(&text), "the conversion", sets)
+            ConfigSource::text(text).named("the conversion").sets(sets).with_init_model(model)?.plan()
         }
         WeightsFolder::Checkpoint(checkpoint) => {
             // How the run was laid out is not how its checkpoint is.
-            let layout = ["parallel", "sharding", "cluster"];
-            let sets = [&["run.device=cpu".to_owned()], sets].concat();
-            config::resolve_without(&layout, Some(&checkpoint.plan().to_toml()), "the checkpoint", &[], &sets)
+            let source = ConfigSource::text(checkpoint.plan().to_toml()).named("the checkpoint");
+            let source = source.without(&["parallel", "sharding", "cluster"]);
+            source.set("run.device=cpu").sets(sets).plan()
         }
     }
 }

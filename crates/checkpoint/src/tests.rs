@@ -4,8 +4,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::Parameter;
-use kintsugi_plan::{Plan, config};
 use kintsugi_rank::{Kept, Store, StoreError};
 use proptest::prelude::*;
 
@@ -61,7 +62,7 @@ impl Drop for Temporary {
 fn plan() -> Plan {
     let settings =
         ["model.hidden=8", "model.heads=2", "model.layers=2", "batch.sequence=4", "batch.global=8"];
-    config::resolve(None, "demo", &settings.map(String::from)).expect("a legal config")
+    ConfigSource::demo().sets(settings).plan().expect("a legal config")
 }
 
 /// A run with checkpoints of these steps.

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::Parameter;
-use kintsugi_plan::{Plan, config};
 use kintsugi_rank::{Kept, Store, StoreError};
 use kintsugi_spec::ModelSpec;
 
@@ -36,7 +37,7 @@ impl WeightsFolder {
         }
         if path.join(MANIFEST).exists() {
             let text = Manifest::read(path)?.config;
-            let plan = config::resolve(Some(&text), "its configuration", &[]);
+            let plan = ConfigSource::text(text).named("its configuration").plan();
             return plan.map(|plan| plan.model).map_err(|error| CheckpointError::new(path, error));
         }
         Ok(newest(path)?.plan().model.clone())

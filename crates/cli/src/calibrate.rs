@@ -9,7 +9,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_calibrate::{Patience, Rows, Shapes, calibrate, in_company, thread_links};
 use kintsugi_engine::ThreadError;
-use kintsugi_plan::config::resolve;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{DeviceKind, Plan};
 use kintsugi_spec::{DeviceSpec, LinkSpec, ModelSpec, units};
 use kintsugi_tensor::cpu::CpuBackend;
@@ -108,7 +108,7 @@ impl From<LinkSpec> for Link {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
-    let plan = arguments.config.resolve()?;
+    let plan = arguments.config.plan()?;
     files::check_writable(&arguments.out)?;
     let patience = Patience {
         warm_up: Duration::from_secs_f64(arguments.warm_up),
@@ -182,9 +182,9 @@ fn cpu(plan: &Plan, patience: Patience, cores: usize) -> io::Result<DeviceSpec> 
 
 /// A preset's model; on one rank, which every model can be on.
 fn model(preset: &str) -> ModelSpec {
-    let one_rank = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1"].map(str::to_owned);
-    let sets: Vec<String> = one_rank.into_iter().chain([format!("model.preset={preset}")]).collect();
-    resolve(None, "", &sets).expect("a preset is a legal model").model
+    let one_rank = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1"];
+    let source = ConfigSource::demo().sets(one_rank).set(format!("model.preset={preset}"));
+    source.plan().expect("a preset is a legal model").model
 }
 
 /// A bar on a terminal, nothing elsewhere.

@@ -5,10 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::{
-    ConfigError, Profile, ProfilePlace, init, notes, profile, resolve_on, resolve_open, resolve_without_on,
-    with_model_of_init,
-};
+use kintsugi_plan::config::{ConfigSource, ProfilePlace};
 
 use crate::failure::Failure;
 use crate::files::read_text;
@@ -25,15 +22,6 @@ pub struct ConfigArguments {
     /// Sets one value over the file's, as in --set parallel.tp=4
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     sets: Vec<String>,
-}
-
-/// A configuration that has been read: settings can be laid under and over what was given.
-pub struct Config {
-    text: Option<String>,
-    name: String,
-    sets: Vec<String>,
-    /// The profile of the cluster: its file and what is in it.
-    profile: Option<(String, String)>,
 }
 
 impl ConfigArguments {
@@ -53,84 +41,47 @@ impl ConfigArguments {
         !self.sets.is_empty()
     }
 
-    /// Reads the file, and the model of the folder of weights that it names.
-    pub fn read(&self) -> Result<Config, Failure> {
-        let text = self.file.as_deref().map(read_text).transpose()?;
-        let name = self.file.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        let path = match (&self.profile, profile(text.as_deref(), &name, &self.sets)?) {
+    /// Reads the file, the cluster's profile, and the model of the folder of weights that it names.
+    pub fn read(&self) -> Result<ConfigSource, Failure> {
+        let source = match &self.file {
+            Some(path) => ConfigSource::text(read_text(path)?).named(path.display().to_string()),
+            None => ConfigSource::demo(),
+        };
+        let source = source.sets(&self.sets);
+        let path = match (&self.profile, source.profile_place()?) {
             (Some(path), _) => Some(path.clone()),
             (None, ProfilePlace::File(path)) => Some(PathBuf::from(path)),
             (None, ProfilePlace::Default) => default_profile().filter(|path| path.exists()),
             (None, ProfilePlace::None) => None,
         };
-        let profile = path.map(|path| Ok::<_, Failure>((path.display().to_string(), read_text(&path)?)));
-        let config = Config { text, name, sets: self.sets.clone(), profile: profile.transpose()? };
-        config.with_model_of_init()
+        with_init_model(match path {
+            Some(path) => source.profile(path.display().to_string(), read_text(&path)?),
+            None => source,
+        })
     }
 
     /// The plan it means.
-    pub fn resolve(&self) -> Result<Plan, Failure> {
-        Ok(self.read()?.resolve(&[], &[])?)
+    pub fn plan(&self) -> Result<Plan, Failure> {
+        Ok(self.read()?.plan()?)
     }
 
     /// The plan, and what the configuration asks for and does not get.
-    pub fn resolve_with_notes(&self) -> Result<(Plan, Vec<String>), Failure> {
-        let config = self.read()?;
-        let plan = config.resolve(&[], &[])?;
-        let notes = notes(config.text.as_deref(), &config.name, &config.sets, &plan)?;
+    pub fn plan_with_notes(&self) -> Result<(Plan, Vec<String>), Failure> {
+        let source = self.read()?;
+        let plan = source.plan()?;
+        let notes = source.notes(&plan)?;
         Ok((plan, notes))
     }
 }
 
-impl Config {
-    /// The plan with `under` laid under what `--set` gave, and `over` over it.
-    pub fn resolve(&self, under: &[&str], over: &[String]) -> Result<Plan, ConfigError> {
-        let sets = [self.sets_over(under), over.to_vec()].concat();
-        resolve_on(self.profile(), self.text.as_deref(), &self.name, &sets)
-    }
-
-    /// The plan with its strategy left open, and the ranks that strategies are for.
-    pub fn resolve_open(&self) -> Result<(Plan, usize), ConfigError> {
-        resolve_open(self.profile(), self.text.as_deref(), &self.name, &self.sets)
-    }
-
-    /// The same without what was given in `tables`, file and `--set` alike.
-    pub fn resolve_without(
-        &self,
-        tables: &[&str],
-        under: &[&str],
-        over: &[String],
-    ) -> Result<Plan, ConfigError> {
-        resolve_without_on(
-            self.profile(),
-            tables,
-            self.text.as_deref(),
-            &self.name,
-            &self.sets_over(under),
-            over,
-        )
-    }
-
-    fn profile(&self) -> Option<Profile<'_>> {
-        self.profile.as_ref().map(|(name, text)| Profile { name, text })
-    }
-
-    /// The same with the model of the folder of weights that it names, if it names one.
-    fn with_model_of_init(self) -> Result<Config, Failure> {
-        let Some(folder) = init(self.text.as_deref(), &self.name, &self.sets)? else { return Ok(self) };
-        let model = match WeightsFolder::read_model(&folder) {
-            Ok(model) => model,
-            // A file that says everything needs the folder only for the weights, and to resume not even for those.
-            Err(_) if self.text.is_some() && self.resolve(&[], &[]).is_ok() => return Ok(self),
-            Err(error) => return Err(Failure::Mistake(format!("model.init: {error}"))),
-        };
-        let text = with_model_of_init(self.text.as_deref(), &self.name, &self.sets, &model)?;
-        let name = if self.text.is_some() { self.name } else { "the built-in demo".to_owned() };
-        Ok(Config { text: Some(text), name, sets: self.sets, profile: self.profile })
-    }
-
-    fn sets_over(&self, under: &[&str]) -> Vec<String> {
-        under.iter().map(ToString::to_string).chain(self.sets.iter().cloned()).collect()
+/// The configuration with the model of the folder of weights that it names, if it names one.
+fn with_init_model(source: ConfigSource) -> Result<ConfigSource, Failure> {
+    let Some(folder) = source.init_folder()? else { return Ok(source) };
+    match WeightsFolder::read_model(&folder) {
+        Ok(model) => Ok(source.with_init_model(&model)?),
+        // A file that says everything needs the folder only for the weights, and to resume not even for those.
+        Err(_) if !source.is_demo() && source.plan().is_ok() => Ok(source),
+        Err(error) => Err(Failure::Mistake(format!("model.init: {error}"))),
     }
 }
 

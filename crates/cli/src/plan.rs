@@ -96,7 +96,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.rows.wanted() {
         return rows::run(&arguments.rows, &arguments.config, output);
     }
-    let (plan, notes) = arguments.config.resolve_with_notes()?;
+    let (plan, notes) = arguments.config.plan_with_notes()?;
     arguments.trace.as_deref().map(check_writable).transpose()?;
     let prediction = predict(&plan, device(&plan), Play::quick(&plan));
     let misfit = fit::planned(&plan, &prediction).err();

@@ -140,7 +140,7 @@ fn batches(plan: &Plan, start: &Start) -> BatchRange {
 
 /// The plan, with `--resume` laid over it, and what in the configuration has no effect.
 fn resolve(arguments: &Arguments) -> Result<(Plan, Vec<String>), Failure> {
-    let (mut plan, notes) = arguments.config.resolve_with_notes()?;
+    let (mut plan, notes) = arguments.config.plan_with_notes()?;
     if let Some(path) = &arguments.resume {
         plan.run.resume = path.clone().map_or(Resume::Newest, Resume::From);
     }

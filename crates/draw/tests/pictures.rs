@@ -1,7 +1,8 @@
 //! Pictures and traces of schedules whose device's speed is not known: in unit time.
 
 use kintsugi_draw::{Ink, chrome, draw, trace};
-use kintsugi_plan::{Plan, config};
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::Timeline;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -19,7 +20,7 @@ fn pipeline(schedule: &str, pp: usize, micro_batches: usize, virtual_stages: usi
         format!("batch.global={micro_batches}"),
     ];
     sets.extend(rest.iter().map(|&set| set.to_owned()));
-    config::resolve(None, "", &sets).unwrap_or_else(|error| panic!("{sets:?}: {error}"))
+    ConfigSource::demo().sets(&sets).plan().unwrap_or_else(|error| panic!("{sets:?}: {error}"))
 }
 
 proptest! {

@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use kintsugi_checkpoint::{Checkpoint, Folder};
 use kintsugi_engine::{Event, Job, MemoryChoice, Saves, StepReport, TrainOptions, run_job, train};
-use kintsugi_plan::{Plan, config};
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 
 /// GPT-2 small, 1.5 GB of weights and states, with short samples so that a step is shorter than a save.
 const SETTINGS: [&str; 13] = [
@@ -39,7 +40,7 @@ fn main() {
         .map_or("target/checkpoint", String::as_str);
     let out = PathBuf::from(out);
     fs::create_dir_all(&out).expect("a folder to write to");
-    let plan = config::resolve(None, "demo", &SETTINGS.map(String::from)).expect("a legal config");
+    let plan = ConfigSource::demo().sets(SETTINGS).plan().expect("a legal config");
     let path = saving(&plan, &out);
     loading(&plan, &path, cold);
     fs::remove_dir_all(&out).expect("it can be removed");

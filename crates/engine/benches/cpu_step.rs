@@ -7,7 +7,7 @@
 use std::process::Command;
 
 use kintsugi_engine::{Event, MemoryChoice, TrainOptions, device, train};
-use kintsugi_plan::config;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Play, predict};
 use serde_json::{Value, json};
 
@@ -60,9 +60,8 @@ fn measure(command: &str) -> Value {
 }
 
 fn run(layout: &str) -> Value {
-    let settings: Vec<String> =
-        MODEL.split_whitespace().chain(layout.split_whitespace()).map(String::from).collect();
-    let plan = config::resolve(None, "demo", &settings).expect("a legal layout");
+    let settings = MODEL.split_whitespace().chain(layout.split_whitespace());
+    let plan = ConfigSource::demo().sets(settings).plan().expect("a legal layout");
     let reserved =
         predict(&plan, device(&plan), Play::Full).stages.iter().map(|stage| stage.reserved).collect();
     let mut seconds = Vec::with_capacity(STEPS);

@@ -257,7 +257,8 @@ fn not_finite(plan: &Plan, results: &[RankResult]) -> TrainError {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_plan::{Unit, config};
+    use kintsugi_plan::Unit;
+    use kintsugi_plan::config::ConfigSource;
 
     use super::*;
 
@@ -277,7 +278,7 @@ mod tests {
     #[test]
     fn the_place_where_it_began_is_named() {
         // Ranks 0 to 3 are stage 0, ranks 4 to 7 stage 1.
-        let plan = config::resolve(None, "demo", &[]).expect("the demo");
+        let plan = ConfigSource::demo().plan().expect("the demo");
         let named = |bad: &[(usize, &'static str, Unit)]| {
             let find = |rank| bad.iter().find(|b| b.0 == rank).map(|&(_, what, unit)| Bad { what, unit });
             let results: Vec<RankResult> = (0..8).map(|rank| result(find(rank))).collect();

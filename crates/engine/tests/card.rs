@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kintsugi_engine::{Event, MemoryChoice, TrainOptions, device, train};
-use kintsugi_plan::{Plan, config};
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Play, predict};
 use kintsugi_tensor::cuda::libraries;
 
@@ -28,8 +29,7 @@ fn plan(settings: &[&str]) -> Plan {
         "run.eval_every=7",
         "optimizer.warmup=2",
     ];
-    let settings: Vec<String> = small.iter().chain(settings).map(ToString::to_string).collect();
-    config::resolve(None, "demo", &settings).expect("a legal config")
+    ConfigSource::demo().sets(small).sets(settings).plan().expect("a legal config")
 }
 
 /// The card, which runs of this process have in turns: the capture of one was found invalid while others ran, presumably

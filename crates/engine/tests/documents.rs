@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use kintsugi_data::{About, Split, TokenType, TokenWriter};
 use kintsugi_engine::verify::{Bounds, compare, layouts, record};
 use kintsugi_engine::{EvaluateOptions, MemoryChoice, evaluate, evaluation_dataset};
-use kintsugi_plan::{Plan, config};
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_rank::Initial;
 
 const MODEL: &str = r#"
@@ -57,7 +58,7 @@ impl Corpus {
 
     fn plan(&self, settings: &[String]) -> Plan {
         let source = format!("data.source={}", self.0.join("corpus").display());
-        config::resolve(Some(MODEL), "model", &[&[source], settings].concat()).expect("a legal config")
+        ConfigSource::text(MODEL).set(source).sets(settings).plan().expect("a legal config")
     }
 
     /// The mean loss of the first weights over so many global batches.

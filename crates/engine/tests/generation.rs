@@ -7,7 +7,8 @@ use kintsugi_engine::{
     EvaluateOptions, GenerateOptions, Generated, Job, MemoryChoice, Sampling, TrainOptions, device, evaluate,
     generate, run_for, train, verify,
 };
-use kintsugi_plan::{Plan, config};
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_rank::{Initial, Kept, NewTokens, Purpose, Source, Tokens};
 use kintsugi_simulate::{evaluation_memory, generation_memory};
 
@@ -31,8 +32,7 @@ vocab = 130
 [batch]
 sequence = 64
 ";
-    let settings: Vec<String> = settings.iter().map(ToString::to_string).collect();
-    config::resolve(Some(SMALL), "the test", &settings).expect("a legal config")
+    ConfigSource::text(SMALL).sets(settings).plan().expect("a legal config")
 }
 
 fn sample(tokens: usize, index: u64) -> Vec<u32> {

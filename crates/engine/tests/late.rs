@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 
 use kintsugi_checkpoint::Folder;
 use kintsugi_engine::{Event, MemoryChoice, Outcome, StepReport, TrainError, TrainOptions, train};
-use kintsugi_plan::{Plan, config};
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 
 /// A small model on one rank, with `settings` laid over it.
 fn plan(settings: &[&str]) -> Plan {
@@ -25,8 +26,7 @@ fn plan(settings: &[&str]) -> Plan {
         "run.eval_tokens=128",
         "optimizer.warmup=2",
     ];
-    let settings: Vec<String> = small.iter().chain(settings).map(ToString::to_string).collect();
-    config::resolve(None, "demo", &settings).expect("a legal config")
+    ConfigSource::demo().sets(small).sets(settings).plan().expect("a legal config")
 }
 
 /// What a run said, one line for every event, and how it ended. Times are not compared.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use kintsugi_comm::Traffic;
 use kintsugi_engine::{Job, MemoryChoice, Worker, device, run_job};
-use kintsugi_plan::{Plan, config};
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_rank::{RankMemory, Source, Tokens};
 use kintsugi_simulate::{Play, Prediction, predict};
 use kintsugi_tensor::cpu::counting::{self, CountingAllocator, Measured};
@@ -163,7 +164,7 @@ fn check(prediction: &Prediction, measured: &[RankMeasure]) -> Result<(), String
 fn legal_layouts() -> impl Iterator<Item = (String, Plan)> {
     let mut choices = Choices(7);
     std::iter::repeat_with(move || choices.layout())
-        .filter_map(|text| config::resolve(Some(&text), "random", &[]).ok().map(|plan| (text, plan)))
+        .filter_map(|text| ConfigSource::text(&text).plan().ok().map(|plan| (text, plan)))
         .filter(|(_, plan)| plan.mesh.ranks() <= 12)
 }
 

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use kintsugi_checkpoint::{Checkpoint, Folder, write};
 use kintsugi_engine::{Event, MemoryChoice, Start, StepReport, TrainError, TrainOptions, train};
-use kintsugi_plan::{Plan, config};
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_rank::{Kept, Store};
 
 const PAIRS: usize = 40;
@@ -36,8 +37,7 @@ fn plan(settings: &[&str]) -> Plan {
         "run.keep=9",
         "optimizer.warmup=2",
     ];
-    let settings: Vec<String> = small.iter().chain(settings).map(ToString::to_string).collect();
-    config::resolve(None, "demo", &settings).expect("a legal config")
+    ConfigSource::demo().sets(small).sets(settings).plan().expect("a legal config")
 }
 
 /// Trains from a checkpoint, or from the seed; saves into `out`.
@@ -139,7 +139,7 @@ impl Choices {
     fn legal(&mut self, model: &str) -> (String, Plan) {
         loop {
             let text = self.layout(model);
-            match config::resolve(Some(&text), "random", &[]) {
+            match ConfigSource::text(&text).plan() {
                 Ok(plan) if plan.mesh.ranks() <= 12 => return (text, plan),
                 _ => {}
             }

@@ -9,7 +9,8 @@ use kintsugi_engine::verify::{Fault, record};
 use kintsugi_engine::{
     Event, Job, MemoryChoice, StepReport, TrainError, TrainOptions, dataset, run_job, train,
 };
-use kintsugi_plan::{Plan, Unit, config};
+use kintsugi_plan::config::ConfigSource;
+use kintsugi_plan::{Plan, Unit};
 use kintsugi_rank::{Kept, Source, Tokens, assemble};
 use kintsugi_tensor::ops::control;
 
@@ -26,8 +27,7 @@ fn plan(settings: &[&str]) -> Plan {
         "run.eval_tokens=512",
         "optimizer.warmup=2",
     ];
-    let settings: Vec<String> = small.iter().chain(settings).map(ToString::to_string).collect();
-    config::resolve(None, "demo", &settings).expect("a legal config")
+    ConfigSource::demo().sets(small).sets(settings).plan().expect("a legal config")
 }
 
 fn reports(plan: &Plan) -> Vec<StepReport> {

@@ -11,8 +11,9 @@ use kintsugi_checkpoint::huggingface::HuggingFaceFolder;
 use kintsugi_comm::Solo;
 use kintsugi_engine::{Job, MemoryChoice, run_job};
 use kintsugi_model::{Context, Shape, Weights, embedding, layer};
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::{Slot, UnitLayout};
-use kintsugi_plan::{Plan, Unit, config};
+use kintsugi_plan::{Plan, Unit};
 use kintsugi_rank::{Kept, Source, Store, Tokens};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
@@ -51,13 +52,12 @@ impl Fixture {
     fn plan(&self, settings: &[&str]) -> Plan {
         let optimizer = &self.expected["optimizer"];
         let setting = |key: &str| format!("optimizer.{key}={}", optimizer[key]);
-        let mut sets: Vec<String> = ["lr", "betas", "eps", "weight_decay", "clip"].map(setting).into();
-        sets.push("optimizer.schedule=constant".into());
-        sets.extend(settings.iter().map(ToString::to_string));
+        let optimizer = ["lr", "betas", "eps", "weight_decay", "clip"].map(setting);
         let text = format!("batch = {{ sequence = {}, global = 4 }}", self.windows()[0].len() - 1);
-        let text = config::with_model_of_init(Some(&text), "the fixture's", &sets, self.folder.model());
-        config::resolve(Some(&text.expect("nothing is given twice")), "the fixture's", &sets)
-            .expect("a legal config")
+        let source =
+            ConfigSource::text(text).sets(optimizer).set("optimizer.schedule=constant").sets(settings);
+        let source = source.with_init_model(self.folder.model()).expect("nothing is given twice");
+        source.plan().expect("a legal config")
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use kintsugi_engine::MemoryChoice;
 use kintsugi_engine::verify::{Bounds, Fault, Layout, Recording, compare, layouts, record};
-use kintsugi_plan::{Plan, config};
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 
 /// A model small enough that fifty layouts take seconds.
 const SMALL: &str = r#"
@@ -26,7 +27,7 @@ const SMALL: &str = r#"
 "#;
 
 fn plan(settings: &[&[String]]) -> Plan {
-    config::resolve(Some(SMALL), "small", &settings.concat()).expect("a layout of verify is a legal config")
+    ConfigSource::text(SMALL).sets(settings.concat()).plan().expect("a layout of verify is a legal config")
 }
 
 fn reference(layout: &Layout) -> Recording {

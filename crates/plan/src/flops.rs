@@ -68,11 +68,10 @@ fn layer_per_token(model: &ModelSpec, sequence: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::resolve;
+    use crate::config::ConfigSource;
 
     fn flops(sets: &[&str]) -> super::Flops {
-        let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
-        resolve(Some(""), "test", &sets).unwrap().flops()
+        ConfigSource::text("").sets(sets).plan().unwrap().flops()
     }
 
     fn close(a: f64, b: f64) -> bool {
@@ -94,9 +93,8 @@ mod tests {
     fn ranks_that_share_cores_share_their_peak() {
         let peak = |dp: usize| {
             let file = "[model]\npreset = \"demo\"\n[cluster]\ncores = 2\ndevice.peak_fp32 = 1e9\n";
-            let sets = ["parallel.tp=1", "parallel.pp=1", "batch.global=32"].map(str::to_owned);
-            let sets = [&sets[..], &[format!("parallel.dp={dp}")]].concat();
-            resolve(Some(file), "test", &sets).unwrap().peak_flops()
+            let source = ConfigSource::text(file).sets(["parallel.tp=1", "parallel.pp=1", "batch.global=32"]);
+            source.set(format!("parallel.dp={dp}")).plan().unwrap().peak_flops()
         };
         assert_eq!([1, 2, 8].map(peak), [Some(2e9), Some(1e9), Some(0.25e9)]);
     }

@@ -48,12 +48,12 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::resolve;
+    use crate::config::ConfigSource;
 
     #[test]
     fn every_prompt_is_dealt_out_once_and_pipelines_are_filled() {
-        let sets = ["parallel.tp=1", "parallel.pp=2", "parallel.dp=2", "batch.micro=2"].map(str::to_owned);
-        let plan = resolve(None, "", &sets).unwrap();
+        let sets = ["parallel.tp=1", "parallel.pp=2", "parallel.dp=2", "batch.micro=2"];
+        let plan = ConfigSource::demo().sets(sets).plan().unwrap();
         let lengths = [3, 9, 4, 1, 5, 9, 2, 6, 5, 3, 5];
         let rounds: Vec<Vec<Round>> = (0..2).map(|replica| plan.rounds(replica, &lengths, 10)).collect();
         let first = |prompts: &[usize], micro_batches, samples, prompt| Round {

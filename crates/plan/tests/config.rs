@@ -1,12 +1,11 @@
 //! Configurations that are right: what they resolve to, and that a plan written out resolves to itself.
 
-use kintsugi_plan::config::{self, resolve, resolve_without};
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Data, DataSource, Mesh, Plan, ScheduleKind, TokenData, Unit, When};
 use kintsugi_spec::{ModelSpec, presets};
 
 fn plan(text: &str, sets: &[&str]) -> Plan {
-    let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
-    resolve(Some(text), "test.toml", &sets).unwrap_or_else(|error| panic!("{error}"))
+    ConfigSource::text(text).sets(sets).plan().unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn preset(name: &str, sets: &[&str]) -> Plan {
@@ -24,7 +23,7 @@ fn unit_elements(plan: &Plan, unit: Unit) -> usize {
 
 #[test]
 fn without_a_file_there_is_the_demo() {
-    let demo = resolve(None, "", &[]).unwrap();
+    let demo = ConfigSource::demo().plan().unwrap();
     assert_eq!(demo.model.name, "demo");
     assert_eq!(demo.mesh, Mesh { pp: 2, dp: 2, tp: 2 });
     assert_eq!(demo.pipeline.schedule, ScheduleKind::OneForwardOneBackward);
@@ -50,16 +49,16 @@ fn a_table_that_is_dropped_leaves_nothing_behind() {
     let text = "[model]\npreset = \"demo\"\nlayers = 6\n[batch]\nglobal = 8\n\
                 [parallel]\npp = 2\nlayers_per_stage = [1, 5]\n\
                 [sharding]\nweights = \"cluster\"\ngradients = \"cluster\"\nstates = \"cluster\"\nreduce = \"micro-batch\"\n";
-    let strings = |sets: &[&str]| sets.iter().map(|&set| set.to_owned()).collect::<Vec<_>>();
-    let sets = strings(&["parallel.prefetch=3", "model.layers=7", "parallel.layers_per_stage=[1, 6]"]);
-    let over = strings(&["parallel.pp=3", "parallel.dp=2", "sharding.zero=1"]);
-    let plan = resolve_without(&["parallel", "sharding"], Some(text), "test.toml", &sets, &over).unwrap();
+    let source = ConfigSource::text(text)
+        .sets(["parallel.prefetch=3", "model.layers=7", "parallel.layers_per_stage=[1, 6]"])
+        .without(&["parallel", "sharding"])
+        .sets(["parallel.pp=3", "parallel.dp=2", "sharding.zero=1"]);
+    let plan = source.plan().unwrap();
     assert_eq!((plan.mesh, &plan.pipeline.layers[..]), (Mesh { pp: 3, dp: 2, tp: 1 }, &[3, 2, 2][..]));
     assert_eq!((plan.sharding.weights, plan.sharding.gradients, plan.sharding.states), (1, 1, 2));
     assert_eq!((plan.pipeline.prefetch, plan.sharding.reduce, plan.batch.global), (1, When::Step, 8));
     // What is dropped is still read: a key that does not exist stays a mistake.
-    let misspelt = strings(&["parallel.tpp=2"]);
-    assert!(resolve_without(&["parallel"], Some(text), "test.toml", &misspelt, &[]).is_err());
+    assert!(ConfigSource::text(text).set("parallel.tpp=2").without(&["parallel"]).plan().is_err());
 }
 
 #[test]
@@ -93,7 +92,7 @@ fn a_plan_written_out_resolves_to_itself() {
     plans.extend(presets::CLUSTERS.iter().map(|cluster| {
         preset("demo", &[&format!("cluster.preset={}", cluster.name), "parallel.dp=3", "sharding.zero=3"])
     }));
-    plans.push(resolve(None, "", &[]).unwrap());
+    plans.push(ConfigSource::demo().plan().unwrap());
     plans.push(preset("demo", &["precision.loss_scale=1024", "cluster.nodes=3", "cluster.per_node=2"]));
     plans.push(preset(
         "demo",
@@ -104,7 +103,7 @@ fn a_plan_written_out_resolves_to_itself() {
     plans.push(preset("demo", &[blend, "data.tokenizer=bytes", "model.vocab=64"]));
     for plan in plans {
         let text = plan.to_toml();
-        assert_eq!(resolve(Some(&text), "again.toml", &[]), Ok(plan), "{text}");
+        assert_eq!(ConfigSource::text(&text).plan(), Ok(plan), "{text}");
     }
 }
 
@@ -171,25 +170,21 @@ fn a_family_fills_in_its_own_shape() {
 
 #[test]
 fn a_folder_of_weights_brings_its_model() {
-    let sets = |sets: &[&str]| sets.iter().map(ToString::to_string).collect::<Vec<String>>();
     let file = "model = { init = 'weights', vocab_multiple = 64 }\nbatch = { sequence = 32 }";
-    assert_eq!(config::init(Some(file), "f", &[]), Ok(Some("weights".into())));
-    assert_eq!(config::init(None, "", &[]), Ok(None));
+    assert_eq!(ConfigSource::text(file).init_folder(), Ok(Some("weights".into())));
+    assert_eq!(ConfigSource::demo().init_folder(), Ok(None));
 
-    let held = resolve(Some("model = { preset = 'llama2-7b', layers = 3 }"), "held", &[]).unwrap().model;
-    let with = |file: Option<&str>, more: &[&str]| {
-        let text = config::with_model_of_init(file, "f", &sets(more), &held)?;
-        resolve(Some(&text), "f", &sets(more))
-    };
-    let plan = with(Some(file), &["model.layers=3"]).unwrap();
+    let held = plan("model = { preset = 'llama2-7b', layers = 3 }", &[]).model;
+    let with = |source: ConfigSource, more: &[&str]| source.sets(more).with_init_model(&held)?.plan();
+    let plan = with(ConfigSource::text(file), &["model.layers=3"]).unwrap();
     assert_eq!(plan.model, ModelSpec { name: "custom".into(), vocab_multiple: 64, ..held.clone() });
     assert_eq!((plan.batch.sequence, plan.init), (32, Some("weights".into())));
 
     // Without a file the demo's model gives way, and the rest of the demo stays.
-    let plan = with(None, &["model.init=weights", "model.positions=100"]).unwrap();
+    let plan = with(ConfigSource::demo(), &["model.init=weights", "model.positions=100"]).unwrap();
     assert_eq!((plan.model.layers, plan.model.positions, plan.mesh.ranks()), (3, 100, 8));
 
-    let refused = |more: &[&str]| with(Some(file), more).unwrap_err().to_string();
+    let refused = |more: &[&str]| with(ConfigSource::text(file), more).unwrap_err().to_string();
     assert_eq!(
         refused(&["model.hidden=64"]),
         "model.hidden = 64 is not what model.init holds, which is 4096; leave it out"

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use kintsugi_plan::config::resolve;
+use kintsugi_plan::config::ConfigSource;
 
 /// Arguments of `--set` over the demo, one case per line.
 const SETS: &[&[&str]] = &[
@@ -171,8 +171,8 @@ const FILES: &[&str] = &[
 ];
 
 fn sentence(file: Option<&str>, sets: &[&str]) -> String {
-    let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
-    match resolve(file, "run.toml", &sets) {
+    let source = file.map_or_else(ConfigSource::demo, |text| ConfigSource::text(text).named("run.toml"));
+    match source.sets(sets).plan() {
         Err(error) => error.to_string(),
         Ok(_) => panic!("{file:?} {sets:?} is not refused"),
     }

@@ -1,6 +1,6 @@
 //! Any configuration either resolves to a sound plan or is refused with a sentence. None makes it panic.
 
-use kintsugi_plan::config::resolve;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Block, Plan};
 use proptest::prelude::*;
 
@@ -81,7 +81,7 @@ fn check(plan: &Plan) {
         plan.sharding.weights <= plan.sharding.gradients && plan.sharding.gradients <= plan.sharding.states
     );
     assert!(plan.flops().model > 0.0 && plan.parameter_count() > 0);
-    assert_eq!(resolve(Some(&plan.to_toml()), "again.toml", &[]).as_ref(), Ok(plan));
+    assert_eq!(ConfigSource::text(plan.to_toml()).plan().as_ref(), Ok(plan));
 }
 
 proptest! {
@@ -89,7 +89,7 @@ proptest! {
 
     #[test]
     fn a_configuration_is_sound_or_refused(sets in prop::collection::vec(setting(), 0..6)) {
-        match resolve(None, "", &sets) {
+        match ConfigSource::demo().sets(sets).plan() {
             Ok(plan) => check(&plan),
             Err(error) => prop_assert!(!error.to_string().contains('\n')),
         }
@@ -97,7 +97,7 @@ proptest! {
 
     #[test]
     fn any_text_is_refused_on_one_line(text in "\\PC{0,40}", set in "\\PC{0,20}") {
-        for result in [resolve(Some(&text), "any.toml", &[]), resolve(None, "", &[set])] {
+        for result in [ConfigSource::text(text).plan(), ConfigSource::demo().set(set).plan()] {
             if let Err(error) = result {
                 prop_assert!(!error.to_string().contains('\n'));
             }

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use kintsugi_plan::{Axis, Block, Message, MessageKind, Op, Over, Plan, Program, config};
+use kintsugi_plan::config::ConfigSource;
+use kintsugi_plan::{Axis, Block, Message, MessageKind, Op, Over, Plan, Program};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -19,7 +20,7 @@ fn pipeline(schedule: &str, pp: usize, micro_batches: usize, virtual_stages: usi
         format!("batch.global={micro_batches}"),
     ];
     sets.extend(rest.iter().map(|&set| set.to_owned()));
-    config::resolve(None, "", &sets).unwrap_or_else(|error| panic!("{sets:?}: {error}"))
+    ConfigSource::demo().sets(&sets).plan().unwrap_or_else(|error| panic!("{sets:?}: {error}"))
 }
 
 /// The ops that stages cannot get past, on a transport whose sends end only when the receiver waits for the message. No

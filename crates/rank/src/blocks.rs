@@ -242,7 +242,7 @@ mod tests {
     use std::sync::Arc;
 
     use kintsugi_comm::Solo;
-    use kintsugi_plan::config;
+    use kintsugi_plan::config::ConfigSource;
     use kintsugi_tensor::Backend;
     use kintsugi_tensor::cpu::CpuBackend;
     use kintsugi_tensor::cpu::memory::Heap;
@@ -264,12 +264,12 @@ mod tests {
     fn what_is_handed_over_is_what_is_uploaded_in_its_order() {
         for mask in [false, true] {
             let mask = format!("data.mask_documents={mask}");
-            let settings = ["data.source=corpus", "batch.sequence=8", &mask]
-                .into_iter()
-                .chain(["parallel.tp=1", "parallel.pp=1", "parallel.dp=1"])
-                .map(String::from);
-            let settings: Vec<String> = settings.collect();
-            let plan = Arc::new(config::resolve(None, "demo", &settings).expect("a legal config"));
+            let source = ConfigSource::demo().sets(["data.source=corpus", "batch.sequence=8", &mask]).sets([
+                "parallel.tp=1",
+                "parallel.pp=1",
+                "parallel.dp=1",
+            ]);
+            let plan = Arc::new(source.plan().expect("a legal config"));
             let at = plan.mesh.coordinate(0);
             let backend: Rc<dyn Backend> = Rc::new(CpuBackend::new(Rc::new(Heap::default()), 1));
             let groups = Groups::new(&plan, at, |_, _, _| Box::new(Solo));

@@ -154,7 +154,7 @@ fn contiguous(placed: &Placed, local: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_plan::config;
+    use kintsugi_plan::config::ConfigSource;
 
     use super::*;
 
@@ -181,7 +181,7 @@ mod tests {
     fn a_part_has_the_elements_that_its_split_says() {
         for tp in [1, 2, 4] {
             let settings = [format!("parallel.tp={tp}"), "model.vocab=200".into(), "model.hidden=64".into()];
-            let plan = config::resolve(None, "demo", &settings).expect("a legal config");
+            let plan = ConfigSource::demo().sets(settings).plan().expect("a legal config");
             for placed in plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed) {
                 let (parameter, len) = (&placed.parameter, placed.range.len());
                 for (part, first) in (0..tp).flat_map(|part| [(part, 0), (part, len / 3)]) {
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named() {
-        let plan = config::resolve(None, "demo", &[]).expect("the demo");
+        let plan = ConfigSource::demo().plan().expect("the demo");
         let parameter = plan.layout(plan.units()[0]).placed[0].parameter;
         let mut out = [0.0];
         let read = |whole: &Whole, kept, out: &mut [f32]| {

@@ -1,6 +1,7 @@
 //! Schedules against their papers' formulas.
 
-use kintsugi_plan::{Plan, config};
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::Timeline;
 use kintsugi_simulate::cost::Costs;
 use proptest::prelude::*;
@@ -18,7 +19,7 @@ fn pipeline(schedule: &str, pp: usize, micro_batches: usize, virtual_stages: usi
         format!("batch.global={micro_batches}"),
     ];
     sets.extend(rest.iter().map(|&set| set.to_owned()));
-    config::resolve(None, "", &sets).unwrap_or_else(|error| panic!("{sets:?}: {error}"))
+    ConfigSource::demo().sets(&sets).plan().unwrap_or_else(|error| panic!("{sets:?}: {error}"))
 }
 
 /// A second in picoseconds.

@@ -1,15 +1,14 @@
 //! What a step takes follows rules that no constant can break.
 
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::resolve;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::time;
 
 const BASE: &[&str] =
     &["model.preset=gpt-1.3b", "batch.sequence=2048", "cluster.preset=h100", "precision.compute=bf16"];
 
 fn plan(settings: &[&str]) -> Plan {
-    let sets: Vec<String> = BASE.iter().chain(settings).map(|set| (*set).to_owned()).collect();
-    resolve(None, "test", &sets).expect("it is allowed")
+    ConfigSource::demo().sets(BASE).sets(settings).plan().expect("it is allowed")
 }
 
 fn seconds(settings: &[&str]) -> f64 {

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use kintsugi_plan::config::{Strategy, resolve_open};
+use kintsugi_plan::config::{ConfigSource, Strategy};
 use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_tensor::Device;
 use kintsugi_tune::{Limit, screened, strategies, timings};
@@ -26,7 +26,7 @@ const DEVICE: Device = Device::Cpu { threads: 1 };
 
 fn main() {
     let most: usize = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(usize::MAX);
-    let (base, ranks) = resolve_open(None, Some(CONFIG), "bench", &[]).expect("a right configuration");
+    let (base, ranks) = ConfigSource::text(CONFIG).open().expect("a right configuration");
     println!("{} on {ranks} ranks", base.model.name);
 
     let watch = Watch::start();

@@ -60,7 +60,7 @@ fn computing(winner: &Plan, loser: &Plan) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_plan::config::resolve;
+    use kintsugi_plan::config::ConfigSource;
 
     use super::*;
 
@@ -75,8 +75,7 @@ mod tests {
     };
 
     fn plan(sets: &[&str]) -> Plan {
-        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-        resolve(None, "", &sets).expect("the demo")
+        ConfigSource::demo().sets(sets).plan().expect("the demo")
     }
 
     fn told(slow: Timing) -> String {

@@ -132,7 +132,7 @@ fn divisors(n: usize) -> impl Iterator<Item = usize> {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_plan::config::resolve;
+    use kintsugi_plan::config::ConfigSource;
 
     use super::*;
 
@@ -144,8 +144,8 @@ mod tests {
     }
 
     fn base() -> Plan {
-        let sets = ["model.preset=gpt-22b", "batch.sequence=2048"].map(str::to_owned);
-        resolve(None, "test", &sets).expect("a right configuration")
+        let sets = ["model.preset=gpt-22b", "batch.sequence=2048"];
+        ConfigSource::demo().sets(sets).plan().expect("a right configuration")
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::resolve;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Consumption, Play, Timing, Training, predict, time};
 use kintsugi_tensor::Device;
 
@@ -241,9 +241,8 @@ fn plan(run: &Run, dp: usize, samples: usize) -> Plan {
 }
 
 fn resolved(sets: &[String]) -> Option<Plan> {
-    let on = ["cluster.preset=frontier", "framework.preset=frontier-megatron"].map(str::to_owned);
-    let sets: Vec<String> = on.into_iter().chain(sets.iter().cloned()).collect();
-    resolve(Some(""), "the study", &sets).ok()
+    let on = ["cluster.preset=frontier", "framework.preset=frontier-megatron"];
+    ConfigSource::text("").sets(on).sets(sets).plan().ok()
 }
 
 fn timing(plan: &Plan) -> Timing {

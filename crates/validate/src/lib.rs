@@ -16,7 +16,7 @@ use std::io;
 use std::path::Path;
 
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::resolve;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::time;
 
 use csv::Row;
@@ -66,8 +66,7 @@ pub fn own(sets: &[String]) -> Vec<Report> {
 
 /// The plan of a row's configuration; `None` where the engine cannot express it.
 fn plan(lines: &[String], over: &[String]) -> Option<Plan> {
-    let sets: Vec<String> = lines.iter().chain(over).cloned().collect();
-    resolve(Some(""), "a row", &sets).ok()
+    ConfigSource::text("").sets(lines).sets(over).plan().ok()
 }
 
 /// Predicted seconds per step.

@@ -3,7 +3,7 @@
 //! A row is a name, settings as `--set` takes them, and what was measured.
 
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::resolve;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Consumption, Play, predict, time};
 use kintsugi_tensor::Device;
 
@@ -85,9 +85,8 @@ impl Machine {
     }
 
     fn plan(&self, row: &Row, over: &[String]) -> Plan {
-        let settings = self.settings.iter().copied().chain(row.text("settings").split_whitespace());
-        let sets: Vec<String> = settings.map(str::to_owned).chain(over.iter().cloned()).collect();
-        let plan = resolve(Some(self.profile), "a profile", &sets);
+        let source = ConfigSource::text(self.profile).sets(self.settings);
+        let plan = source.sets(row.text("settings").split_whitespace()).sets(over).plan();
         plan.unwrap_or_else(|error| panic!("{}: {error}", row.text("name")))
     }
 }

@@ -6,13 +6,14 @@ use clap::{Args, ValueEnum};
 use kintsugi_draw::chart::{Chart, Line, svg};
 use kintsugi_engine::device;
 use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Play, predict, time};
 use kintsugi_spec::units;
 use kintsugi_tune::{Outcome, efficiency, outcome};
 use serde::Serialize;
 
 use super::search::unknown_speed;
-use crate::config::{Config, ConfigArguments};
+use crate::config::ConfigArguments;
 use crate::describe;
 use crate::failure::Failure;
 use crate::files::{check_writable, write_whole};
@@ -106,8 +107,8 @@ struct Titles {
     scaling: bool,
 }
 
-fn scale(config: &Config, scaling: Scaling, nodes: &[usize]) -> Result<(Vec<Row>, Titles), Failure> {
-    let base = config.resolve(&[], &[])?;
+fn scale(config: &ConfigSource, scaling: Scaling, nodes: &[usize]) -> Result<(Vec<Row>, Titles), Failure> {
+    let base = config.plan()?;
     let replica = base.mesh.tp * base.mesh.pp;
     let mut rows: Vec<Row> = Vec::new();
     for &count in nodes {
@@ -122,7 +123,7 @@ fn scale(config: &Config, scaling: Scaling, nodes: &[usize]) -> Result<(Vec<Row>
             format!("batch.global={global}"),
         ];
         let at = count.to_string();
-        match config.resolve(&[], &over) {
+        match config.clone().sets(over).plan() {
             Ok(plan) => {
                 let outcome = evaluate(&plan)?;
                 let first = rows.iter().find_map(|row| row.outcome.as_ref()).unwrap_or(&outcome);
@@ -154,7 +155,7 @@ fn scale(config: &Config, scaling: Scaling, nodes: &[usize]) -> Result<(Vec<Row>
     Ok((rows, titles))
 }
 
-fn sweep(config: &Config, text: &str) -> Result<(Vec<Row>, Titles), Failure> {
+fn sweep(config: &ConfigSource, text: &str) -> Result<(Vec<Row>, Titles), Failure> {
     let mistake = || Failure::Mistake(format!("--sweep: \"{text}\" must be table.key=value,value"));
     let (key, values) = text.split_once('=').ok_or_else(mistake)?;
     let values: Vec<&str> = values.split(',').map(str::trim).collect();
@@ -164,7 +165,7 @@ fn sweep(config: &Config, text: &str) -> Result<(Vec<Row>, Titles), Failure> {
     let mut rows = Vec::new();
     let mut described = None;
     for value in values {
-        let (outcome, refused) = match config.resolve(&[], &[format!("{}={value}", key.trim())]) {
+        let (outcome, refused) = match config.clone().set(format!("{}={value}", key.trim())).plan() {
             Ok(plan) => {
                 let outcome = evaluate(&plan)?;
                 described.get_or_insert(plan);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_engine::device;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Plan, When};
 use kintsugi_simulate::{Play, Timing, predict, time};
 use kintsugi_spec::units;
@@ -14,7 +15,7 @@ use kintsugi_tune::{
 };
 use serde::Serialize;
 
-use crate::config::{Config, ConfigArguments};
+use crate::config::ConfigArguments;
 use crate::describe;
 use crate::failure::Failure;
 use crate::files::{check_writable, write_whole};
@@ -62,7 +63,7 @@ impl SearchArguments {
 /// Searches and prints what was found.
 pub fn run(arguments: &SearchArguments, config: &ConfigArguments, output: Output) -> Result<(), Failure> {
     let config = config.read()?;
-    let (base, ranks) = config.resolve_open()?;
+    let (base, ranks) = config.open()?;
     arguments.out.as_deref().map(check_writable).transpose()?;
     let only: Result<Vec<Only>, String> = arguments.only.iter().map(|text| Only::parse(text)).collect();
     let only = only.map_err(|mistake| Failure::Mistake(format!("--only: {mistake}")))?;
@@ -125,8 +126,8 @@ fn limit(base: &Plan) -> Option<Limit> {
 }
 
 /// What the configuration itself says, where that is a layout of the same ranks.
-fn yours(config: &Config, ranks: usize) -> Option<(Plan, Timing)> {
-    let plan = config.resolve(&[], &[]).ok().filter(|plan| plan.mesh.ranks() == ranks)?;
+fn yours(config: &ConfigSource, ranks: usize) -> Option<(Plan, Timing)> {
+    let plan = config.plan().ok().filter(|plan| plan.mesh.ranks() == ranks)?;
     let timing = time(&plan)?;
     Some((plan, timing))
 }

@@ -2,14 +2,14 @@
 
 use kintsugi_engine::verify::Layout;
 use kintsugi_engine::{MemoryChoice, device};
-use kintsugi_plan::config::ConfigError;
+use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::{
     AttentionKind, DeviceKind, MemoryOptions, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Sharding, When,
 };
 use kintsugi_simulate::{Play, predict};
 use kintsugi_spec::units;
 
-use crate::config::{Config, ConfigArguments};
+use crate::config::ConfigArguments;
 use crate::failure::Failure;
 use crate::host::{self, Bound};
 
@@ -20,32 +20,28 @@ const QUICK: [&str; 3] = ["batch.micro=1", "batch.global=8", "run.eval_every=0"]
 const LAYOUT_TABLES: [&str; 3] = ["parallel", "sharding", "memory"];
 
 /// The configuration without its layout.
-pub struct Base {
-    config: Config,
-    under: &'static [&'static str],
-    /// Laid over the configuration, under a layout.
-    fixed: Vec<String>,
-}
+pub struct Base(ConfigSource);
 
 impl Base {
     /// Reads the configuration. What is wrong with it is not a reason to skip a layout, so it is resolved as it is.
     pub fn new(arguments: &ConfigArguments, steps: u64) -> Result<Self, Failure> {
-        let config = arguments.read()?;
         let steps = format!("run.steps={steps}");
-        let given = config.resolve(&[], std::slice::from_ref(&steps))?;
-        let quick = if arguments.has_file() { None } else { config.resolve(&QUICK, &[]).ok() };
-        let under: &[&str] = if quick.is_some() { &QUICK } else { &[] };
+        let mut source = arguments.read()?;
+        let mut plan = source.clone().set(&steps).plan()?;
+        let quick = source.clone().sets_below(&QUICK);
+        if !arguments.has_file()
+            && let Ok(quick_plan) = quick.plan()
+        {
+            (source, plan) = (quick, quick_plan);
+        }
         // Left to itself the batch would grow with dp.
-        let global = quick.unwrap_or(given).batch.global;
-        let fixed = vec![steps, format!("batch.global={global}")];
-        Ok(Base { config, under, fixed })
+        let global = format!("batch.global={}", plan.batch.global);
+        Ok(Base(source.without(&LAYOUT_TABLES).set(steps).set(global)))
     }
 
     /// The plan of a layout.
     pub fn plan(&self, layout: &Layout) -> Result<Plan, ConfigError> {
-        let over: Vec<String> =
-            [&self.fixed, &layout.model, &layout.settings].into_iter().flatten().cloned().collect();
-        self.config.resolve_without(&LAYOUT_TABLES, self.under, &over)
+        self.0.clone().sets(&layout.model).sets(&layout.settings).plan()
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use kintsugi_plan::config::resolve;
+use kintsugi_plan::config::ConfigSource;
 use serde_json::Value;
 
 use crate::support::{TINY, command, folder, json_lines, keys, kintsugi, stdout, tiny};
@@ -98,10 +98,9 @@ fn the_configuration_that_is_left_repeats_the_run() {
     let more = ["parallel.schedule=interleaved", "model.layers=4", "sharding.zero=3", "run.seed=9"];
     let said = stdout(&tiny(&folder, &["train"], &more));
     assert!(said.contains("out/config.toml"), "{said}");
-    let sets: Vec<String> = TINY.iter().chain(&more).map(ToString::to_string).collect();
     let left = folder.join("out/config.toml");
     let text = fs::read_to_string(&left).unwrap();
-    assert_eq!(resolve(Some(&text), "config.toml", &[]), resolve(None, "", &sets));
+    assert_eq!(ConfigSource::text(&text).plan(), ConfigSource::demo().sets(TINY).sets(more).plan());
     let before = losses(&folder);
     stdout(&kintsugi(&folder, &["train", "out/config.toml"]));
     assert_eq!(losses(&folder), before);

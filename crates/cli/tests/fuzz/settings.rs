@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kintsugi_plan::config::{Profile, resolve, resolve_on};
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::time;
 use kintsugi_validate::validate;
 
@@ -70,8 +70,8 @@ pub fn configurations(_: &Path) -> Target {
 
 fn read_configuration(folder: &Path) -> bool {
     let Ok(text) = fs::read_to_string(folder.join("run.toml")) else { return false };
-    let Ok(plan) = resolve(Some(&text), "run.toml", &[]) else { return false };
-    resolve(Some(&plan.to_toml()), "config.toml", &[]).expect("a plan's own configuration is a right one");
+    let Ok(plan) = ConfigSource::text(text).plan() else { return false };
+    ConfigSource::text(plan.to_toml()).plan().expect("a plan's own configuration is a right one");
     true
 }
 
@@ -86,8 +86,7 @@ pub fn profiles(_: &Path) -> Target {
 
 fn read_profile(folder: &Path) -> bool {
     let Ok(text) = fs::read_to_string(folder.join("profile.toml")) else { return false };
-    let profile = Profile { name: "profile.toml", text: &text };
-    let plan = resolve_on(Some(profile), None, "", &[]);
+    let plan = ConfigSource::demo().profile("profile.toml", text).plan();
     plan.is_ok_and(|plan| time(&plan).is_some())
 }
 

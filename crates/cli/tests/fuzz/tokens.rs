@@ -7,7 +7,7 @@ use std::process::Command;
 
 use kintsugi_data::{Split, TokenFile, Tokenizer};
 use kintsugi_engine::dataset;
-use kintsugi_plan::config;
+use kintsugi_plan::config::ConfigSource;
 
 use crate::harness::{Files, Target, as_it_is, files_of, kintsugi};
 
@@ -55,7 +55,7 @@ fn read_tokens(folder: &Path) -> bool {
         "data.mask_documents=true".to_owned(),
         "data.split=0.1".to_owned(),
     ];
-    let plan = config::resolve(None, "", &sets).expect("the configuration is right");
+    let plan = ConfigSource::demo().sets(sets).plan().expect("the configuration is right");
     if let Ok(data) = dataset(&plan) {
         let (mut tokens, mut starts) = ([0; 17], [0; 16]);
         for (split, index) in [(Split::Train, 0), (Split::Train, 1 << 40), (Split::Validation, 3)] {

@@ -5,8 +5,9 @@ use std::rc::Rc;
 
 use kintsugi_comm::Communicator;
 use kintsugi_model::{Context, Gradients, Shape, Weights};
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::UnitLayout;
-use kintsugi_plan::{Plan, config};
 use kintsugi_tensor::cpu::memory::Slab;
 use kintsugi_tensor::cpu::{CpuBackend, workspace_bytes};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, Memory, View};
@@ -30,8 +31,8 @@ pub const MODELS: [&[&str]; 5] = [
 
 /// The plan of the small model under these settings.
 pub fn plan(sets: &[&[&str]]) -> Plan {
-    let sets: Vec<String> = sets.concat().into_iter().map(str::to_owned).collect();
-    config::resolve(Some(CONFIG), "the test's", &sets).unwrap_or_else(|error| panic!("{sets:?}: {error}"))
+    let plan = ConfigSource::text(CONFIG).sets(sets.concat()).plan();
+    plan.unwrap_or_else(|error| panic!("{sets:?}: {error}"))
 }
 
 /// The shape of a part of a plan, in f64.

@@ -8,46 +8,46 @@ use toml::{Table, Value};
 use super::error::{ConfigError, invalid};
 use super::layers::{Layers, parse};
 use super::raw::RawModel;
-use super::{read, text_and_name, write};
+use super::source::ConfigSource;
+use super::write;
 
-/// The folder of weights that a configuration starts from, if it does.
-pub fn init(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<Option<PathBuf>, ConfigError> {
-    Ok(read(None, file, file_name, sets)?.merged.model.init.map(PathBuf::from))
-}
-
-/// The text of a configuration with `model`, the model of its folder of weights, written into it. What the
-/// configuration says of the model itself must be the same; only padding, and fewer positions, may differ.
-pub fn with_model_of_init(
-    file: Option<&str>,
-    file_name: &str,
-    sets: &[String],
-    model: &ModelSpec,
-) -> Result<String, ConfigError> {
-    let (text, name) = text_and_name(file, file_name);
-    let mut table = parse(text, name)?;
-    if file.is_none() {
-        // The demo's own model gives way.
-        table.remove("model");
+impl ConfigSource {
+    /// The folder of weights that the configuration starts from, if it does: `model.init`.
+    pub fn init_folder(&self) -> Result<Option<PathBuf>, ConfigError> {
+        Ok(Layers::read_without_profile(self)?.merged.model.init.map(PathBuf::from))
     }
-    let said = Layers::read(None, &text_of(&table), name, sets)?.merged.model;
-    // Its sizes are the folder's, whatever preset has the same.
-    let folder = RawModel { preset: None, ..write::model(model) };
-    let (said, folder) = (table_of(&said), table_of(&folder));
-    let written = table.entry("model").or_insert_with(|| Value::Table(Table::new()));
-    let Value::Table(written) = written else { unreachable!("the model has been read as a table") };
-    for (key, value) in folder {
-        match said.get(&key) {
-            None => {
-                written.insert(key, value);
-            }
-            Some(given) if *given == value || may_differ(model, &key, given) => {}
-            Some(given) => {
-                let rule = format!("is not what model.init holds, which is {value}; leave it out");
-                return Err(invalid(&format!("model.{key}"), given, rule));
+
+    /// The configuration with `model`, the model of its folder of weights, written into its text. What the
+    /// configuration says of the model itself must be the same; only padding, and fewer positions, may differ.
+    pub fn with_init_model(mut self, model: &ModelSpec) -> Result<Self, ConfigError> {
+        let mut table = parse(&self.file.text, &self.file.name)?;
+        if self.is_demo {
+            // The demo's own model gives way.
+            table.remove("model");
+            self.file.text = text_of(&table);
+            self.is_demo = false;
+        }
+        let said = Layers::read_without_profile(&self)?.merged.model;
+        // Its sizes are the folder's, whatever preset has the same.
+        let folder = RawModel { preset: None, ..write::model(model) };
+        let (said, folder) = (table_of(&said), table_of(&folder));
+        let written = table.entry("model").or_insert_with(|| Value::Table(Table::new()));
+        let Value::Table(written) = written else { unreachable!("the model has been read as a table") };
+        for (key, value) in folder {
+            match said.get(&key) {
+                None => {
+                    written.insert(key, value);
+                }
+                Some(given) if *given == value || may_differ(model, &key, given) => {}
+                Some(given) => {
+                    let rule = format!("is not what model.init holds, which is {value}; leave it out");
+                    return Err(invalid(&format!("model.{key}"), given, rule));
+                }
             }
         }
+        self.file.text = text_of(&table);
+        Ok(self)
     }
-    Ok(text_of(&table))
 }
 
 /// Padding is the layout's, and positions that are not wanted can be left behind.

@@ -8,7 +8,7 @@ use super::cluster;
 use super::deserialize::{Node, Problem, ProblemKind};
 use super::error::{ConfigError, either, invalid};
 use super::raw::RawConfig;
-use super::{Profile, ProfilePlace};
+use super::source::{Change, ConfigSource, NamedText};
 
 /// The layers, laid over each other.
 pub(super) struct Layers {
@@ -21,70 +21,54 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Reads the file and the `--set` arguments, and lays them over the presets they name.
-    pub(super) fn read(
-        profile: Option<Profile>,
-        text: &str,
-        file_name: &str,
-        sets: &[String],
-    ) -> Result<Self, ConfigError> {
-        Layers::over_presets(profile, written(text, file_name, sets)?, file_name)
+    /// Reads what was given, and lays it over the profile and the presets.
+    pub(super) fn read(source: &ConfigSource) -> Result<Self, ConfigError> {
+        Layers::over_presets(source, source.profile.as_ref())
     }
 
-    /// The same without what was written in `tables`, and with the `--set` arguments `over` laid over the rest.
-    pub(super) fn read_without(
-        profile: Option<Profile>,
-        tables: &[&str],
-        text: &str,
-        file_name: &str,
-        sets: &[String],
-        over: &[String],
-    ) -> Result<Self, ConfigError> {
-        let mut table = written(text, file_name, sets)?;
-        table.retain(|name, _| !tables.contains(&name));
-        overlay_sets(&mut table, over)?;
-        Layers::over_presets(profile, table, file_name)
+    /// Reads what was given, and lays it over the presets.
+    pub(super) fn read_without_profile(source: &ConfigSource) -> Result<Self, ConfigError> {
+        Layers::over_presets(source, None)
     }
 
-    fn over_presets(profile: Option<Profile>, table: Table, file_name: &str) -> Result<Self, ConfigError> {
-        let given = read(&table, file_name)?;
+    /// Only what the user wrote.
+    pub(super) fn given(source: &ConfigSource) -> Result<RawConfig, ConfigError> {
+        read(&written(source)?, &source.file.name)
+    }
+
+    fn over_presets(source: &ConfigSource, profile: Option<&NamedText>) -> Result<Self, ConfigError> {
+        let (table, name) = (written(source)?, &source.file.name);
+        let given = read(&table, name)?;
         let mut below = preset_layer(&given)?;
-        if let Some(profile) = profile {
-            let layer = parse(profile.text, profile.name)?;
-            read(&layer, profile.name)?;
+        if let Some(NamedText { name, text }) = profile {
+            let layer = parse(text, name)?;
+            read(&layer, name)?;
             overlay(&mut below, layer);
         }
         let presets = read(&below, "a preset")?;
         overlay(&mut below, table);
-        Ok(Layers { merged: read(&below, file_name)?, given, presets })
+        Ok(Layers { merged: read(&below, name)?, given, presets })
     }
 }
 
-/// The file that the user's layers name as the profile of their cluster, or nothing for the default place.
-pub(super) fn profile(text: &str, file_name: &str, sets: &[String]) -> Result<ProfilePlace, ConfigError> {
-    let given = read(&written(text, file_name, sets)?, file_name)?;
-    Ok(match (given.cluster.profile.clone(), cluster::preset(&given.cluster)) {
-        (Some(path), _) => ProfilePlace::File(path),
-        (None, Some("local")) => ProfilePlace::Default,
-        _ => ProfilePlace::None,
-    })
-}
-
-/// What the user wrote: the file under the `--set` arguments.
-fn written(text: &str, file_name: &str, sets: &[String]) -> Result<Table, ConfigError> {
-    let mut table = parse(text, file_name)?;
-    read(&table, file_name)?;
-    overlay_sets(&mut table, sets)?;
+/// What the user wrote: the file with the changes to it.
+fn written(source: &ConfigSource) -> Result<Table, ConfigError> {
+    let NamedText { name, text } = &source.file;
+    let mut table = parse(text, name)?;
+    read(&table, name)?;
+    for change in &source.changes {
+        match change {
+            Change::Set(argument) => {
+                let layer = parse_set(argument)?;
+                read(&layer, "--set")?;
+                overlay(&mut table, layer);
+            }
+            Change::Without(name) => {
+                table.remove(name);
+            }
+        }
+    }
     Ok(table)
-}
-
-fn overlay_sets(table: &mut Table, sets: &[String]) -> Result<(), ConfigError> {
-    for set in sets {
-        let layer = parse_set(set)?;
-        read(&layer, "--set")?;
-        overlay(table, layer);
-    }
-    Ok(())
 }
 
 /// What the presets that a configuration names say.

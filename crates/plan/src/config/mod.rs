@@ -1,7 +1,7 @@
 //! From what was written to what is meant: TOML text to a checked [`Plan`].
 //!
-//! Values are laid over each other: defaults, the presets named by `model.preset` and `cluster.preset`, the file,
-//! `--set`. Every mistake is one sentence with the field, its value and what is allowed.
+//! A [`ConfigSource`] holds what was written. Its values are laid over each other: defaults, the presets named by
+//! `model.preset` and `cluster.preset`, the file, `--set`. Every mistake is one sentence with the field, its value and what is allowed.
 
 mod cluster;
 mod data;
@@ -15,6 +15,7 @@ mod model;
 mod pipeline;
 mod raw;
 mod sharding;
+mod source;
 mod strategy;
 mod training;
 mod words;
@@ -22,7 +23,7 @@ mod write;
 
 pub use data::DEMO_VOCAB;
 pub use error::ConfigError;
-pub use init::{init, with_model_of_init};
+pub use source::{ConfigSource, ProfilePlace};
 pub use strategy::{ShardingChoice, Strategy};
 
 use crate::{Batch, Plan};
@@ -31,85 +32,8 @@ use layers::Layers;
 use raw::{RawBatch, RawParallel, RawSharding};
 use words::Replicas;
 
-/// The configuration that stands in for a file where there is none.
-const DEMO: &str = include_str!("demo.toml");
-
-/// The plan that a configuration means: the TOML text `file` (without one, the built-in demo), called `file_name` in
-/// messages, under the `--set` arguments `sets`, each `table.key=value`.
-pub fn resolve(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<Plan, ConfigError> {
-    resolve_on(None, file, file_name, sets)
-}
-
-/// The same on a cluster whose profile was read from a file.
-pub fn resolve_on(
-    profile: Option<Profile>,
-    file: Option<&str>,
-    file_name: &str,
-    sets: &[String],
-) -> Result<Plan, ConfigError> {
-    plan(&read(profile, file, file_name, sets)?)
-}
-
-/// A cluster's profile that was read from a file: a piece of a configuration, laid over the presets and under the
-/// user's own file.
-#[derive(Clone, Copy, Debug)]
-pub struct Profile<'a> {
-    /// The file's name, for messages.
-    pub name: &'a str,
-    /// Its TOML text.
-    pub text: &'a str,
-}
-
-/// Where a configuration's profile is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProfilePlace {
-    /// In this file: `cluster.profile`.
-    File(String),
-    /// Where `calibrate` leaves the profile of this machine, if it has.
-    Default,
-    /// Nowhere: a preset or the configuration itself describes the cluster.
-    None,
-}
-
-/// Where the profile is that a configuration asks for.
-pub fn profile(file: Option<&str>, file_name: &str, sets: &[String]) -> Result<ProfilePlace, ConfigError> {
-    let (text, name) = text_and_name(file, file_name);
-    layers::profile(text, name, sets)
-}
-
-/// The plan without what the configuration says in `tables`, and with `over` laid over what is left.
-pub fn resolve_without(
-    tables: &[&str],
-    file: Option<&str>,
-    file_name: &str,
-    sets: &[String],
-    over: &[String],
-) -> Result<Plan, ConfigError> {
-    resolve_without_on(None, tables, file, file_name, sets, over)
-}
-
-/// The same on a cluster whose profile was read from a file.
-pub fn resolve_without_on(
-    profile: Option<Profile>,
-    tables: &[&str],
-    file: Option<&str>,
-    file_name: &str,
-    sets: &[String],
-    over: &[String],
-) -> Result<Plan, ConfigError> {
-    let (text, name) = text_and_name(file, file_name);
-    plan(&Layers::read_without(profile, tables, text, name, sets, over)?)
-}
-
-/// The plan on a single rank, with all that a [`Strategy`] names left open, and the number of ranks that strategies
-/// are for: those of `cluster.nodes` where the configuration says it, else those of its own layout.
-pub fn resolve_open(
-    profile: Option<Profile>,
-    file: Option<&str>,
-    file_name: &str,
-    sets: &[String],
-) -> Result<(Plan, usize), ConfigError> {
-    let mut layers = read(profile, file, file_name, sets)?;
+/// The plan on a single rank, and the ranks that strategies are for.
+fn open(mut layers: Layers) -> Result<(Plan, usize), ConfigError> {
     let (cluster, asked) = (cluster::resolve(&layers)?, layers.given.cluster.nodes);
     let raw = &mut layers.merged;
     let ranks = match (asked, cluster.topology.per_node) {
@@ -155,37 +79,6 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
         mesh,
         cluster,
     })
-}
-
-/// What a configuration asks for and does not get, in sentences; `plan` is what it resolves to.
-pub fn notes(
-    file: Option<&str>,
-    file_name: &str,
-    sets: &[String],
-    plan: &Plan,
-) -> Result<Vec<String>, ConfigError> {
-    let layers = read(None, file, file_name, sets)?;
-    let mut notes = sharding::notes(&layers.merged.sharding, &plan.sharding, plan.mesh);
-    // All nodes of a preset are in the file that a run leaves behind; they are its size, not a request.
-    let preset = layers.presets.cluster.nodes;
-    let asked = layers.given.cluster.nodes.filter(|&nodes| preset != Some(nodes));
-    notes.extend(mesh::note(plan.mesh, plan.batch, &plan.cluster, asked));
-    notes.extend(training::note(&plan.optimizer, &plan.run));
-    Ok(notes)
-}
-
-fn read(
-    profile: Option<Profile>,
-    file: Option<&str>,
-    file_name: &str,
-    sets: &[String],
-) -> Result<Layers, ConfigError> {
-    let (text, name) = text_and_name(file, file_name);
-    Layers::read(profile, text, name, sets)
-}
-
-fn text_and_name<'a>(file: Option<&'a str>, file_name: &'a str) -> (&'a str, &'a str) {
-    file.map_or((DEMO, "the built-in demo"), |text| (text, file_name))
 }
 
 fn batch(raw: &RawBatch, dp: usize) -> Result<Batch, Error> {

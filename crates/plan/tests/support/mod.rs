@@ -1,13 +1,14 @@
 //! Random layouts, as `--set` arguments over the built-in demo.
 
-use kintsugi_plan::{Op, Plan, Program, config};
+use kintsugi_plan::config::ConfigSource;
+use kintsugi_plan::{Op, Plan, Program};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
 /// The plan of the demo under these settings.
 pub fn plan(sets: &[String]) -> Plan {
-    config::resolve(None, "", sets).unwrap_or_else(|error| panic!("{sets:?}: {error}"))
+    ConfigSource::demo().sets(sets).plan().unwrap_or_else(|error| panic!("{sets:?}: {error}"))
 }
 
 /// The programs of all stages.

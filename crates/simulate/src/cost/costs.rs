@@ -370,7 +370,7 @@ fn message_bytes(first: &Trace) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_plan::config::resolve;
+    use kintsugi_plan::config::ConfigSource;
 
     use super::*;
     use crate::cost::CostCache;
@@ -380,7 +380,7 @@ mod tests {
         let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"h100\"\n\
                     [parallel]\ndp = 16\n[batch]\nglobal = 16\nmicro = 1\n[sharding]\nzero = 1";
         let sum = |whole: bool| {
-            let plan = resolve(Some(file), "test", &[format!("framework.whole_sums={whole}")]).unwrap();
+            let plan = ConfigSource::text(file).set(format!("framework.whole_sums={whole}")).plan().unwrap();
             let device = DeviceModel::new(&plan.cluster.device, &plan.framework).unwrap();
             let op = Op::ReduceStart { unit: Unit::Layer(0), over: Over::Data };
             CostCache::new(&device).of(&plan).of(0, op).started.expect("it starts a transfer").1

@@ -243,20 +243,20 @@ fn cluster_node(cluster: &ClusterSpec) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_plan::config::resolve;
+    use kintsugi_plan::config::ConfigSource;
 
     use super::*;
 
     fn frontier(tp: usize, pp: usize, dp: usize) -> Links {
         let cluster =
-            resolve(Some("[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\""), "test", &[]);
+            ConfigSource::text("[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"").plan();
         Links::new(&cluster.unwrap().cluster, Mesh { pp, dp, tp }, &FrameworkSpec::default())
     }
 
     #[test]
     fn a_group_has_the_bandwidth_of_its_best_ring() {
         let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"";
-        let cluster = resolve(Some(file), "test", &[]).unwrap().cluster;
+        let cluster = ConfigSource::text(file).plan().unwrap().cluster;
         let over = |members: &[usize]| ring(&cluster, members, 1, 8).map(|bandwidth| bandwidth / 1e9);
         // Four wires in a package; 0–1–3–2 and 0–1–3–2–4–5–7–6 have hops of one wire, used both ways.
         assert_eq!(over(&[0, 1]), Some(200.0));
@@ -278,8 +278,7 @@ mod tests {
     fn replicas_reach_their_own_share_of_the_links_between_nodes() {
         let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"";
         let with = |sets: &[&str]| {
-            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-            let plan = resolve(Some(file), "test", &sets).unwrap();
+            let plan = ConfigSource::text(file).sets(sets).plan().unwrap();
             let links = Links::new(&plan.cluster, Mesh { pp: 1, dp: 8, tp: 4 }, &plan.framework);
             links.data.bandwidth
         };
@@ -292,7 +291,7 @@ mod tests {
     #[test]
     fn groups_side_by_side_share_the_wires_between_their_parts() {
         let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"";
-        let cluster = resolve(Some(file), "test", &[]).unwrap().cluster;
+        let cluster = ConfigSource::text(file).plan().unwrap().cluster;
         let efficiency = cluster.link(Level::Node).and_then(|link| link.efficiency).unwrap();
         let between_halves = ring(&cluster, &[0, 4], 4, 8).unwrap();
         // Four groups of two: 0 and 4, 1 and 5, 2 and 6, 3 and 7.

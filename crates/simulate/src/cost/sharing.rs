@@ -53,7 +53,7 @@ impl Sharing {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_plan::config::resolve;
+    use kintsugi_plan::config::ConfigSource;
 
     use crate::time;
 
@@ -62,7 +62,7 @@ mod tests {
 
     fn step(tp: usize, pp: usize, dp: usize) -> f64 {
         let sets = [format!("parallel.tp={tp}"), format!("parallel.pp={pp}"), format!("parallel.dp={dp}")];
-        let plan = resolve(Some(MACHINE), "test", &[&sets[..], &["batch.global=32".to_owned()]].concat());
+        let plan = ConfigSource::text(MACHINE).sets(sets).set("batch.global=32").plan();
         time(&plan.unwrap()).unwrap().step_s
     }
 

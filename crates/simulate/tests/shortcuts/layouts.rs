@@ -1,6 +1,6 @@
 //! Random layouts of small models.
 
-use kintsugi_plan::config::{self, ShardingChoice, Strategy};
+use kintsugi_plan::config::{ConfigSource, ShardingChoice, Strategy};
 use kintsugi_plan::{Mesh, Plan, Recompute, ScheduleKind, When};
 use kintsugi_spec::Level;
 use proptest::prelude::any;
@@ -35,7 +35,7 @@ pub fn bases() -> impl Generator<Value = Plan> {
                  [data]\nsource = \"corpus\"\nmask_documents = {masked}\n"
             );
             let text = text.replacen("[model]", &format!("[model]\nlayers = {layers}\n{family}"), 1);
-            config::resolve(Some(&text), "random", &[]).unwrap_or_else(|error| panic!("{error}\n{text}"))
+            ConfigSource::text(&text).plan().unwrap_or_else(|error| panic!("{error}\n{text}"))
         },
     )
 }
