@@ -6,17 +6,19 @@ use std::sync::Arc;
 
 use kintsugi_comm::paper::Log;
 use kintsugi_plan::{Coordinate, Plan};
-use kintsugi_rank::{Purpose, Rank, RankMemory, Source, Tokens, paper_groups};
+use kintsugi_rank::{Purpose, Rank, RankMemory, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Device};
 use rayon::prelude::*;
+
+use crate::predict::NoTokens;
 
 /// The memory of a rank of each stage that evaluates.
 pub fn evaluation_memory(plan: &Plan, device: Device) -> Vec<RankMemory> {
     let play = |stage| {
         let at = Coordinate { pp: stage, dp: 0, tp: 0 };
         on_paper(plan, at, device, |rank| {
-            rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut Blank, |_, _| {});
+            rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut NoTokens, |_, _| {});
         })
     };
     (0..plan.mesh.pp).into_par_iter().map(play).collect()
@@ -34,7 +36,7 @@ pub fn generation_memory(plan: &Plan, device: Device, lengths: &[usize], tokens:
                 // Every step after the first is like the second.
                 for new in [round.prompt, 1] {
                     rank.expect_tokens(new);
-                    rank.run(&program, &mut Blank, |_, _| {});
+                    rank.run(&program, &mut NoTokens, |_, _| {});
                 }
                 rank.end_generation();
             }
@@ -54,13 +56,4 @@ fn on_paper(plan: &Plan, at: Coordinate, device: Device, play: impl FnOnce(&mut 
     let mut rank = Rank::for_purpose(Arc::new(plan.clone()), at, backend, groups, Purpose::Inference);
     play(&mut rank);
     RankMemory::new(paper.memory().peak(), paper.memory().reserved())
-}
-
-/// Tokens with nothing in them.
-struct Blank;
-
-impl Source for Blank {
-    fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
-        None
-    }
 }

@@ -15,6 +15,7 @@ use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Device};
 use rayon::prelude::*;
 
+use crate::structure::short_step;
 use crate::traffic;
 
 /// How much of the step is played.
@@ -82,17 +83,12 @@ struct Stage {
 
 fn short_play(plan: &Plan, stage: usize, device: Device) -> Stage {
     let (micro_batches, period) = (plan.micro_batches(), plan.period());
-    let in_flight = match plan.pipeline.schedule {
-        // There is no steady part: every micro-batch is kept to the end.
-        ScheduleKind::GPipe => micro_batches,
-        ScheduleKind::Interleaved => plan.chunks(),
-        ScheduleKind::OneForwardOneBackward | ScheduleKind::ZeroBubble => plan.mesh.pp,
-    };
-    let enough = (in_flight + 4 * period).next_multiple_of(period);
-    if micro_batches <= enough {
+    let short = short_step(plan, micro_batches);
+    // GPipe has no steady part: every micro-batch is kept to the end.
+    if plan.pipeline.schedule == ScheduleKind::GPipe || micro_batches <= short {
         return play_stage(plan, stage, device).0;
     }
-    let short = enough + (micro_batches - enough) % period;
+    let short = short + (micro_batches - short) % period;
     let (played, moments) = play_stage(&plan.with_micro_batches(short), stage, device);
     let periods = ((micro_batches - short) / period) as u64;
     Stage { memory: played.memory, transfers: extrapolate(&played.transfers, &moments, periods) }
@@ -120,7 +116,7 @@ fn play_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>)
     let program = plan.program(stage);
     // The steady part: between the first backward and the last forward.
     let mut steady = false;
-    rank.run(&program, &mut Blank, |_, op| match *op {
+    rank.run(&program, &mut NoTokens, |_, op| match *op {
         Op::Backward { .. } => steady = true,
         Op::Forward { block, micro } if steady && block == first && micro % plan.period() == 0 => {
             moments.push(counts());
@@ -129,16 +125,16 @@ fn play_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>)
     });
     let transfers = counts();
     if plan.run.eval_every > 0 {
-        rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut Blank, |_, _| {});
+        rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut NoTokens, |_, _| {});
     }
     let memory = paper.memory();
     (Stage { memory: RankMemory::new(memory.peak(), memory.reserved()), transfers }, moments)
 }
 
-/// Micro-batches with nothing in them.
-pub(crate) struct Blank;
+/// Micro-batches without tokens: paper has no data.
+pub(crate) struct NoTokens;
 
-impl Source for Blank {
+impl Source for NoTokens {
     fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
         None
     }

@@ -1,11 +1,12 @@
 //! How long a step takes and where the time goes: the graph of a plan's programs, evaluated with its costs.
 
-use kintsugi_plan::{Plan, Recompute, ScheduleKind, Sharding, When};
+use kintsugi_plan::Plan;
 use kintsugi_spec::Level;
 use serde::Serialize;
 
 use crate::cost::{CostCache, Costs, DeviceModel, Sharing, Time};
-use crate::graph::{Account, Extent, Graph, Rows, evaluate, short_step};
+use crate::graph::{Account, Extent, Graph, Rows, evaluate};
+use crate::structure::{ProgramKey, short_step};
 
 /// How long a step takes, and what the time goes into: means over the stages, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -75,23 +76,11 @@ struct CompiledPortion {
     graph: Graph,
 }
 
-/// What decides the programs of a plan, for one model and one choice of prefetch and overlap.
+/// What plans with the same [`CompiledStep`] have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
 pub struct StepKey {
-    pp: usize,
-    schedule: ScheduleKind,
-    virtual_stages: usize,
-    last_layers: usize,
-    /// Those of the short steps for the last portion and for the others.
-    micro_batches: [usize; 2],
-    replicas: bool,
-    tensor_parallel: bool,
-    sequence_parallel: bool,
-    recompute: bool,
-    gather: Option<When>,
-    reduce: When,
-    refresh: bool,
+    last: ProgramKey,
+    others: Option<ProgramKey>,
 }
 
 /// The portions in which micro-batches go through the pipeline, which is drained after each.
@@ -117,23 +106,9 @@ impl Portions {
 impl StepKey {
     /// The key of a plan.
     pub fn of(plan: &Plan) -> Self {
-        let Sharding { weights, gradients, states, gather, reduce } = plan.sharding;
         let Portions { others, each, last } = Portions::of(plan);
-        let short = |micro_batches| short_step(plan, micro_batches);
-        StepKey {
-            pp: plan.mesh.pp,
-            schedule: plan.pipeline.schedule,
-            virtual_stages: plan.pipeline.virtual_stages,
-            last_layers: plan.last_layers(),
-            micro_batches: [short(last), if others > 0 { short(each) } else { 0 }],
-            replicas: plan.mesh.dp > 1,
-            tensor_parallel: plan.mesh.tp > 1,
-            sequence_parallel: plan.sequence_parallel,
-            recompute: plan.memory.recompute == Recompute::Full,
-            gather: (weights > 1).then_some(gather),
-            reduce: if gradients > 1 { reduce } else { When::Step },
-            refresh: states > 1 && weights == 1,
-        }
+        let others = (others > 0).then(|| ProgramKey::short(plan, each));
+        StepKey { last: ProgramKey::short(plan, last), others }
     }
 }
 

@@ -7,7 +7,7 @@ use kintsugi_plan::Plan;
 use kintsugi_plan::config::Strategy;
 use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_simulate::{
-    CompiledStep, Consumption, Play, Prediction, Screen, StepKey, StepTimer, Timing, predict,
+    CompiledStep, Consumption, PeakMemory, Play, Prediction, StepKey, StepTimer, Timing, predict,
 };
 use kintsugi_tensor::Device;
 use rayon::prelude::*;
@@ -174,14 +174,14 @@ pub fn screened(
     limit: Option<Limit>,
     done: &(dyn Fn(usize) + Sync),
 ) -> Vec<(Strategy, u64)> {
-    let screen = Screen::new(device);
+    let peaks = PeakMemory::new(device);
     let one = |strategy: &Strategy| {
         let plan = base.with_strategy(strategy).expect("strategies are allowed");
         let limit = limit.map_or(u64::MAX, |limit| limit.per_rank(&plan));
-        if screen.resident(&plan) > limit {
+        if peaks.resident(&plan) > limit {
             return None;
         }
-        Some((*strategy, screen.peak(&plan))).filter(|&(_, peak)| peak <= limit)
+        Some((*strategy, peaks.of(&plan))).filter(|&(_, peak)| peak <= limit)
     };
     let chunks = all.par_chunks(CHUNK).flat_map_iter(|chunk| {
         done(chunk.len());

@@ -14,7 +14,7 @@ use kintsugi_rank::{Rank, paper_groups};
 use kintsugi_tensor::paper::{Kernel, Paper};
 use kintsugi_tensor::{Backend, Device};
 
-use crate::predict::Blank;
+use crate::predict::NoTokens;
 
 /// What an op does.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +56,7 @@ pub fn trace(plan: &Plan, stage: usize) -> Trace {
     paper.take_trace();
     let mut trace = Trace::new();
     for op in &plan.program(stage).ops {
-        rank.execute(op, &mut Blank);
+        rank.execute(op, &mut NoTokens);
         let transfers =
             log.borrow_mut().take().iter().flat_map(|(entry, n)| vec![entry; n as usize]).collect();
         trace.insert(kind(*op), OpTrace { kernels: paper.take_trace(), transfers });

@@ -13,7 +13,6 @@ mod period;
 pub(crate) use compile::{Extent, Rows};
 pub(crate) use evaluate::{Account, NodeSpan, evaluate, spans};
 pub(crate) use order::Graph;
-pub(crate) use period::short_step;
 
 use kintsugi_plan::Op;
 

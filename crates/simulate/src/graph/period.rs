@@ -9,6 +9,7 @@ use kintsugi_plan::{Plan, ScheduleKind};
 
 use super::compile::{Compiled, StageNodes};
 use super::{Node, Step};
+use crate::structure::filling;
 
 /// The steps that repeat, in order: one range for each stage. None if nothing does.
 pub(super) fn repeated(plan: &Plan, compiled: &Compiled) -> Vec<Vec<Range<usize>>> {
@@ -42,21 +43,4 @@ fn last_period(
     let candidates = filled..begins(&stages[0]).len().saturating_sub(2);
     let found = candidates.rev().find(|&i| stages.iter().all(|stage| twice(stage, i)))?;
     Some(stages.iter().map(|stage| begins(stage)[found]..begins(stage)[found + 1]).collect())
-}
-
-/// Micro-batches that fill the pipeline before anything can repeat.
-fn filling(plan: &Plan) -> usize {
-    if plan.pipeline.schedule == ScheduleKind::Interleaved { 0 } else { plan.mesh.pp }
-}
-
-/// Micro-batches of the short step that stands for one with `micro_batches`: those that fill the pipeline, run a period
-/// twice and drain it. A step with fewer stands for itself.
-pub(crate) fn short_step(plan: &Plan, micro_batches: usize) -> usize {
-    let period = plan.period();
-    // A gather may be started so many blocks ahead. A micro-batch has at least two blocks of each chunk where its forward
-    // and backward are in one period, else one.
-    let ahead = if plan.sharding.weights > 1 { plan.pipeline.prefetch } else { 0 };
-    let ahead = if period > 1 { ahead / (2 * plan.pipeline.virtual_stages) } else { ahead };
-    let short = filling(plan) + 4 * period + ahead / period * period;
-    if micro_batches + period < short { micro_batches } else { short }
 }

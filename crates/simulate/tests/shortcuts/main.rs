@@ -2,5 +2,5 @@
 
 mod graph;
 mod layouts;
+mod peak;
 mod player;
-mod screen;

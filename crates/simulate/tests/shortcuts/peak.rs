@@ -1,6 +1,6 @@
-//! The screen says of every layout what the full play says: the peak of the fullest rank, to the byte.
+//! The search knows the peak of every layout's fullest rank as the full prediction does: to the byte.
 
-use kintsugi_simulate::{Play, Screen, predict};
+use kintsugi_simulate::{PeakMemory, Play, predict};
 use kintsugi_tensor::Device;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
@@ -14,18 +14,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_screen_equals_the_full_play(
+    fn peak_memory_equals_that_of_the_full_prediction(
         base in bases(),
         layouts in vec(strategies(), 12),
         device in select(DEVICES.to_vec()),
     ) {
-        let screen = Screen::new(device);
+        let peaks = PeakMemory::new(device);
         for plan in layouts.iter().filter_map(|layout| plan(&base, layout)) {
             let full = predict(&plan, device, Play::Full);
             let total = full.stages.iter().map(|stage| stage.total).max().unwrap();
             let reserved = full.stages.iter().map(|stage| stage.reserved).max().unwrap();
-            prop_assert_eq!(screen.peak(&plan), total, "{}", plan.to_toml());
-            prop_assert!(screen.resident(&plan) <= total && total <= reserved, "{}", plan.to_toml());
+            prop_assert_eq!(peaks.of(&plan), total, "{}", plan.to_toml());
+            prop_assert!(peaks.resident(&plan) <= total && total <= reserved, "{}", plan.to_toml());
         }
     }
 }

@@ -1,0 +1,137 @@
+//! The largest peak of a plan's ranks, in microseconds: for a search over many plans of one model and one batch.
+//!
+//! What an op adds to memory and what it takes for a moment is read off a rank that runs each kind of op once on paper
+//! (`trace`). What stays is read off a rank that has just been made. A program is compiled once into the kinds of its ops
+//! (`program`), and the peak of a plan is one walk over them with its own sizes.
+
+mod program;
+mod trace;
+
+use std::sync::Arc;
+
+use kintsugi_plan::{Block, Mesh, Plan, Recompute, ScheduleKind, Sharding};
+use kintsugi_tensor::Device;
+use rustc_hash::FxHashMap;
+
+use crate::memo::Memo;
+use crate::structure::ProgramKey;
+use program::MemoryProgram;
+use trace::{MemoryKind, OpMemory, block_ops, resident, unit_ops};
+
+/// Exact peaks of plans that differ in their strategy only.
+pub struct PeakMemory {
+    device: Device,
+    blocks: Memo<BlockKey, Arc<FxHashMap<MemoryKind, OpMemory>>>,
+    units: Memo<UnitKey, Arc<FxHashMap<MemoryKind, OpMemory>>>,
+    resident: Memo<ResidentKey, u64>,
+    stages: Memo<(usize, [usize; 2]), Arc<Vec<usize>>>,
+    programs: Memo<ProgramKey, Arc<Vec<MemoryProgram>>>,
+}
+
+/// What decides the memory of ops about blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
+struct BlockKey {
+    tp: usize,
+    micro: usize,
+    sequence_parallel: bool,
+    recompute: Recompute,
+    split: bool,
+    stages: usize,
+}
+
+/// What decides the memory of ops about units.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
+struct UnitKey {
+    tp: usize,
+    dp: usize,
+    stages: usize,
+    sequence_parallel: bool,
+    split: bool,
+    shards: [usize; 3],
+}
+
+/// What decides the memory that stays on the ranks of a stage.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct ResidentKey {
+    mesh: Mesh,
+    cut: [usize; 2],
+    shards: [usize; 3],
+    stage: usize,
+}
+
+impl PeakMemory {
+    /// Peaks on `device`.
+    pub fn new(device: Device) -> Self {
+        PeakMemory {
+            device,
+            blocks: Memo::default(),
+            units: Memo::default(),
+            resident: Memo::default(),
+            stages: Memo::default(),
+            programs: Memo::default(),
+        }
+    }
+
+    /// The bytes that stay on the fullest rank throughout: less than its peak, and quicker to know.
+    pub fn resident(&self, plan: &Plan) -> u64 {
+        self.stages(plan).iter().map(|&stage| self.resident_on(plan, stage)).max().unwrap_or(0)
+    }
+
+    /// The bytes of the fullest rank at its worst moment: the largest `total` of a full prediction.
+    pub fn of(&self, plan: &Plan) -> u64 {
+        let Mesh { tp, dp, pp } = plan.mesh;
+        let (stages, sequence_parallel) = (pp.min(3), plan.sequence_parallel);
+        let split = plan.pipeline.schedule == ScheduleKind::ZeroBubble;
+        let (micro, recompute) = (plan.batch.micro, plan.memory.recompute);
+        let block_key = BlockKey { tp, micro, sequence_parallel, recompute, split, stages };
+        let blocks = self.blocks.get(block_key, || Arc::new(block_ops(plan, self.device)));
+        let unit_key = UnitKey { tp, dp, stages, sequence_parallel, split, shards: shards(plan) };
+        let units = self.units.get(unit_key, || Arc::new(unit_ops(plan, self.device)));
+        // Sums are made in place.
+        let program_key = ProgramKey::short(plan, plan.micro_batches()).without_tensor_sums();
+        let programs = self.programs.get(program_key, || {
+            Arc::new(self.stages(plan).iter().map(|&stage| MemoryProgram::new(plan, stage)).collect())
+        });
+        let of_stage = |program: &MemoryProgram| {
+            self.resident_on(plan, program.stage) + program.peak(plan.micro_batches(), &blocks, &units)
+        };
+        programs.iter().map(of_stage).max().unwrap_or(0)
+    }
+
+    fn resident_on(&self, plan: &Plan, stage: usize) -> u64 {
+        let key = ResidentKey { mesh: plan.mesh, cut: cut(plan), shards: shards(plan), stage };
+        self.resident.get(key, || resident(plan, stage, self.device))
+    }
+
+    /// The stages among which the fullest is.
+    fn stages(&self, plan: &Plan) -> Arc<Vec<usize>> {
+        self.stages.get((plan.mesh.pp, cut(plan)), || Arc::new(ends_of_runs(plan)))
+    }
+}
+
+fn shards(plan: &Plan) -> [usize; 3] {
+    let Sharding { weights, gradients, states, .. } = plan.sharding;
+    [weights, gradients, states]
+}
+
+/// What decides, with pp, which layers a stage holds: chunks per stage, and the layers of the last.
+fn cut(plan: &Plan) -> [usize; 2] {
+    [plan.pipeline.virtual_stages, plan.last_layers()]
+}
+
+/// The first and the last of every run of stages that hold the same blocks. Along such a run, what is in flight grows or
+/// shrinks evenly from stage to stage, so that none between its ends holds the most.
+fn ends_of_runs(plan: &Plan) -> Vec<usize> {
+    let chunk = |chunk: usize| -> Vec<bool> {
+        plan.chunk_blocks(chunk).into_iter().map(|block| matches!(block, Block::Layer(_))).collect()
+    };
+    let shape = |stage: usize| -> Vec<Vec<bool>> {
+        (stage..plan.chunks()).step_by(plan.mesh.pp).map(chunk).collect()
+    };
+    let shapes: Vec<Vec<Vec<bool>>> = (0..plan.mesh.pp).map(shape).collect();
+    let differs = |a: Option<usize>, b: usize| a.and_then(|a| shapes.get(a)) != shapes.get(b);
+    let end = |&stage: &usize| differs(stage.checked_sub(1), stage) || differs(Some(stage + 1), stage);
+    (0..plan.mesh.pp).filter(end).collect()
+}

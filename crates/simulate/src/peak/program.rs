@@ -1,0 +1,155 @@
+//! A program as the kinds of its ops: all that its memory depends on beside sizes.
+
+use kintsugi_plan::{Op, Over, Plan, Program, ScheduleKind, Unit};
+use rustc_hash::FxHashMap;
+
+use super::trace::{Kinds, MemoryKind, OpMemory};
+use crate::structure::short_step;
+
+/// The training step of a stage and the evaluation after it, for any number of micro-batches.
+pub(super) struct MemoryProgram {
+    pub stage: usize,
+    /// Of the short step that was compiled.
+    micro_batches: usize,
+    /// The kinds of ops, which events name by their number.
+    kinds: Vec<MemoryKind>,
+    events: Vec<Event>,
+}
+
+/// What happens to memory.
+#[derive(Clone, Copy)]
+enum Event {
+    /// An op of a kind runs.
+    Run(u16),
+    /// GPipe keeps every micro-batch. Those that the short step leaves out are added when half of its own have run
+    /// forward: as many times as there are of them, what was added since `MiddleBegins`.
+    MiddleBegins,
+    MiddleEnds,
+    /// The ones left out have run backward, too.
+    MiddleFreed,
+}
+
+impl MemoryProgram {
+    pub(super) fn new(plan: &Plan, stage: usize) -> Self {
+        let micro_batches = short_step(plan, plan.micro_batches());
+        let short = plan.with_micro_batches(micro_batches);
+        let mut compiler = Compiler::new(&short, stage);
+        compiler.step(&short.program(stage));
+        if plan.run.eval_every > 0 {
+            compiler.ops(&short.evaluation(stage, micro_batches));
+        }
+        MemoryProgram { stage, micro_batches, kinds: compiler.kinds, events: compiler.events }
+    }
+
+    /// The most bytes that a step takes beyond what stays.
+    pub(super) fn peak(
+        &self,
+        micro_batches: usize,
+        blocks: &FxHashMap<MemoryKind, OpMemory>,
+        units: &FxHashMap<MemoryKind, OpMemory>,
+    ) -> u64 {
+        let of_kind = |kind: &MemoryKind| {
+            let known = units.get(kind).or_else(|| blocks.get(kind));
+            *known.unwrap_or_else(|| panic!("no trace has {kind:?}"))
+        };
+        let kinds: Vec<OpMemory> = self.kinds.iter().map(of_kind).collect();
+        let left_out = micro_batches as i64 - self.micro_batches as i64;
+        let (mut live, mut peak, mut before, mut each) = (0, 0, 0, 0);
+        for &event in &self.events {
+            match event {
+                Event::Run(kind) => {
+                    let OpMemory { rise, change } = kinds[usize::from(kind)];
+                    peak = peak.max(live + rise);
+                    live += change;
+                }
+                Event::MiddleBegins => before = live,
+                Event::MiddleEnds => {
+                    each = live - before;
+                    live += left_out * each;
+                }
+                Event::MiddleFreed => live -= left_out * each,
+            }
+        }
+        debug_assert_eq!(live, 0, "something is left over");
+        peak as u64
+    }
+}
+
+struct Compiler<'a> {
+    plan: &'a Plan,
+    stage_kinds: Kinds,
+    kinds: Vec<MemoryKind>,
+    numbers: FxHashMap<MemoryKind, u16>,
+    events: Vec<Event>,
+    /// The units whose whole gradient is there, where gradients are sharded.
+    gradients: Vec<Unit>,
+}
+
+impl<'a> Compiler<'a> {
+    fn new(plan: &'a Plan, stage: usize) -> Self {
+        Compiler {
+            plan,
+            stage_kinds: Kinds::new(plan, stage),
+            kinds: Vec::new(),
+            numbers: FxHashMap::default(),
+            events: Vec::new(),
+            gradients: Vec::new(),
+        }
+    }
+
+    /// A training step, of which GPipe's micro-batches in the middle stand for more.
+    fn step(&mut self, program: &Program) {
+        if self.plan.pipeline.schedule != ScheduleKind::GPipe {
+            return self.ops(program);
+        }
+        let half = self.plan.micro_batches() / 2;
+        let forward = |wanted: usize| {
+            program.ops.iter().position(|op| matches!(op, Op::Forward { micro, .. } if *micro == wanted))
+        };
+        let backward = program.ops.iter().position(
+            |op| matches!(op, Op::Backward { micro, .. } | Op::Recompute { micro, .. } if *micro == half),
+        );
+        let marks = [
+            (half.checked_sub(1).and_then(forward), Event::MiddleBegins),
+            (forward(half).filter(|_| half > 0), Event::MiddleEnds),
+            (backward.filter(|_| half > 0), Event::MiddleFreed),
+        ];
+        for (index, &op) in program.ops.iter().enumerate() {
+            self.events.extend(marks.iter().filter(|(at, _)| *at == Some(index)).map(|&(_, event)| event));
+            self.op(op);
+        }
+    }
+
+    fn ops(&mut self, program: &Program) {
+        program.ops.iter().for_each(|&op| self.op(op));
+    }
+
+    fn op(&mut self, op: Op) {
+        // The whole gradient of a unit is made by the first backward that writes to it.
+        if let Op::Backward { block, .. } = op
+            && self.plan.sharding.gradients > 1
+        {
+            for unit in self.plan.block_units(block) {
+                if !self.gradients.contains(&unit) {
+                    self.gradients.push(unit);
+                    self.run(MemoryKind::gradient(unit));
+                }
+            }
+        }
+        if let Op::ReduceStart { unit, over: Over::Data } = op {
+            self.gradients.retain(|&other| other != unit);
+        }
+        if let Some(kind) = self.stage_kinds.of(op) {
+            self.run(kind);
+        }
+    }
+
+    fn run(&mut self, kind: MemoryKind) {
+        let next = self.kinds.len() as u16;
+        let number = *self.numbers.entry(kind).or_insert(next);
+        if number == next {
+            self.kinds.push(kind);
+        }
+        self.events.push(Event::Run(number));
+    }
+}

@@ -1,0 +1,256 @@
+//! What each kind of op does to memory: a rank of a small plan runs its program on paper, and a gauge is read around
+//! every op.
+
+use std::cell::{Cell, RefCell};
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use kintsugi_comm::paper::Log;
+use kintsugi_plan::{Batch, Block, Coordinate, Mesh, Op, Over, Pipeline, Plan, ScheduleKind, Sharding, Unit};
+use kintsugi_rank::{Rank, paper_groups};
+use kintsugi_tensor::paper::Paper;
+use kintsugi_tensor::{Arena, Backend, Block as MemoryBlock, Category, Device, Memory, Place, Usage};
+use rustc_hash::FxHashMap;
+
+use crate::cost::kind;
+use crate::predict::NoTokens;
+
+/// What an op does to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OpMemory {
+    /// Bytes more than before, at the worst moment.
+    pub rise: i64,
+    /// Bytes more or fewer than before, afterwards.
+    pub change: i64,
+}
+
+impl OpMemory {
+    const NONE: OpMemory = OpMemory { rise: 0, change: 0 };
+}
+
+/// Ops of one kind do the same to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum MemoryKind {
+    /// An op with every number in it set to zero.
+    Op(Op),
+    /// The load of a stage that is the first, the last, both or neither: each end has tokens of its own.
+    Load { first: bool, last: bool },
+    /// An op of the layer after which a stage needs the beginnings of documents no longer.
+    LastUseOfDocuments(Op),
+    /// The making of a whole gradient, of a unit whose gradient is sharded.
+    Gradient(Unit),
+}
+
+/// Tells the kinds of a stage's ops.
+pub(super) struct Kinds {
+    first: bool,
+    last: bool,
+    /// The layers whose backward and whose evaluation need the beginnings of documents last, where documents are masked.
+    last_uses: Option<[Block; 2]>,
+}
+
+impl Kinds {
+    pub(super) fn new(plan: &Plan, stage: usize) -> Self {
+        Kinds {
+            first: stage == 0,
+            last: stage + 1 == plan.mesh.pp,
+            last_uses: plan.masks_documents().then(|| plan.outer_layers(stage)),
+        }
+    }
+
+    /// The kind of an op; none if it neither takes nor frees memory.
+    pub(super) fn of(&self, op: Op) -> Option<MemoryKind> {
+        let is_last_use =
+            |block: Block, end: usize| self.last_uses.is_some_and(|layers| layers[end] == block);
+        match op {
+            Op::Load { .. } => Some(MemoryKind::Load { first: self.first, last: self.last }),
+            Op::Backward { block, .. } if is_last_use(block, 0) => {
+                Some(MemoryKind::LastUseOfDocuments(kind(op)))
+            }
+            Op::Evaluate { block, .. } if is_last_use(block, 1) => {
+                Some(MemoryKind::LastUseOfDocuments(kind(op)))
+            }
+            Op::Forward { .. }
+            | Op::Evaluate { .. }
+            | Op::Recompute { .. }
+            | Op::Backward { .. }
+            | Op::GatherStart { .. }
+            | Op::Release { .. }
+            | Op::ReduceWait { over: Over::Data, .. }
+            | Op::SendWait { .. }
+            | Op::ReceiveStart { .. }
+            | Op::RefreshStart { .. }
+            | Op::RefreshWait { .. } => Some(MemoryKind::Op(kind(op))),
+            Op::Begin
+            | Op::GatherWait { .. }
+            | Op::ReduceStart { .. }
+            | Op::ReduceWait { over: Over::Tensor | Over::Tied, .. }
+            | Op::SendStart { .. }
+            | Op::ReceiveWait { .. }
+            | Op::Measure
+            | Op::NormStart { .. }
+            | Op::NormWait { .. }
+            | Op::Clip
+            | Op::Step => None,
+            Op::Feed { .. } | Op::Decode { .. } | Op::Choose { .. } | Op::ShareStart | Op::ShareWait => {
+                unreachable!("a training step has no \"{op}\"")
+            }
+        }
+    }
+}
+
+impl MemoryKind {
+    pub(super) fn gradient(unit: Unit) -> Self {
+        MemoryKind::Gradient(match unit {
+            Unit::Layer(_) => Unit::Layer(0),
+            Unit::Table | Unit::Positions | Unit::Head => unit,
+        })
+    }
+}
+
+/// Whether the memory of an op follows from the sizes of activations. That of the others follows from those of
+/// parameters and their shards.
+fn follows_activations(kind: MemoryKind) -> bool {
+    match kind {
+        MemoryKind::Load { .. } | MemoryKind::LastUseOfDocuments(_) => true,
+        MemoryKind::Gradient(_) => false,
+        MemoryKind::Op(op) => {
+            matches!(
+                op,
+                Op::Forward { .. } | Op::Evaluate { .. } | Op::Recompute { .. } | Op::Backward { .. }
+            ) || matches!(op, Op::SendWait { .. } | Op::ReceiveStart { .. })
+        }
+    }
+}
+
+/// What stays on a rank of a stage throughout.
+pub(super) fn resident(plan: &Plan, stage: usize, device: Device) -> u64 {
+    Probe::new(plan, stage, device).gauge.live.get()
+}
+
+/// The memory of ops about blocks and messages.
+pub(super) fn block_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpMemory> {
+    // Gradients that are not sharded stay, so that no backward makes one.
+    let plan = small(plan, Sharding { weights: 1, gradients: 1, states: 1, ..plan.sharding });
+    let mut ops = FxHashMap::default();
+    for stage in 0..plan.mesh.pp {
+        let (mut probe, kinds) = (Probe::new(&plan, stage, device), Kinds::new(&plan, stage));
+        let mut program = plan.program(stage).ops;
+        if plan.run.eval_every > 0 {
+            program.extend(plan.evaluation(stage, 1).ops);
+        }
+        for op in program {
+            let memory = probe.run(op);
+            let kind = kinds.of(op);
+            assert!(kind.is_some() || memory == OpMemory::NONE, "\"{op}\" takes or frees memory");
+            if let Some(kind) = kind.filter(|&kind| follows_activations(kind)) {
+                insert(&mut ops, kind, memory);
+            }
+        }
+    }
+    ops
+}
+
+/// The memory of ops about units, and of those that are run once a step.
+pub(super) fn unit_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpMemory> {
+    let plan = small(plan, plan.sharding);
+    let mut ops = FxHashMap::default();
+    for stage in 0..plan.mesh.pp {
+        let (mut probe, kinds) = (Probe::new(&plan, stage, device), Kinds::new(&plan, stage));
+        for op in plan.program(stage).ops {
+            let memory = probe.run(op);
+            let kind = kinds.of(op);
+            assert!(kind.is_some() || memory == OpMemory::NONE, "\"{op}\" takes or frees memory");
+            if let Some(kind) = kind.filter(|&kind| !follows_activations(kind)) {
+                insert(&mut ops, kind, memory);
+            }
+            if let Op::ReduceWait { unit, over: Over::Data } = op {
+                // The reduction frees what the backward made.
+                let made = OpMemory { rise: -memory.change, change: -memory.change };
+                insert(&mut ops, MemoryKind::gradient(unit), made);
+            }
+        }
+    }
+    ops
+}
+
+/// Ops of one kind that do not do the same would make every peak wrong.
+fn insert(ops: &mut FxHashMap<MemoryKind, OpMemory>, kind: MemoryKind, memory: OpMemory) {
+    let known = *ops.entry(kind).or_insert(memory);
+    assert_eq!(known, memory, "{kind:?} does not always do the same");
+}
+
+/// The plan with one micro-batch, on up to three stages of two layers: enough for ops of every kind.
+fn small(plan: &Plan, sharding: Sharding) -> Plan {
+    let pp = plan.mesh.pp.min(3);
+    let schedule = match plan.pipeline.schedule {
+        ScheduleKind::ZeroBubble => ScheduleKind::ZeroBubble,
+        ScheduleKind::GPipe | ScheduleKind::OneForwardOneBackward | ScheduleKind::Interleaved => {
+            ScheduleKind::OneForwardOneBackward
+        }
+    };
+    let mut small = plan.clone();
+    small.model.layers = 2 * pp;
+    small.mesh = Mesh { pp, ..plan.mesh };
+    small.batch = Batch { global: plan.batch.micro * plan.mesh.dp, ..plan.batch };
+    small.pipeline = Pipeline { schedule, virtual_stages: 1, layers: vec![2; pp], ..plan.pipeline.clone() };
+    small.sharding = sharding;
+    small
+}
+
+struct Probe {
+    rank: Rank,
+    gauge: Rc<Gauge>,
+}
+
+impl Probe {
+    fn new(plan: &Plan, stage: usize, device: Device) -> Self {
+        let gauge = Rc::new(Gauge::default());
+        let memory: Rc<dyn Memory> = Rc::clone(&gauge) as Rc<dyn Memory>;
+        let backend: Rc<dyn Backend> = Rc::new(Paper::over(device, memory));
+        let at = Coordinate { pp: stage, dp: 0, tp: 0 };
+        let groups = paper_groups(plan, at, &Rc::new(RefCell::new(Log::default())));
+        Probe { rank: Rank::new(Arc::new(plan.clone()), at, backend, groups), gauge }
+    }
+
+    fn run(&mut self, op: Op) -> OpMemory {
+        let before = self.gauge.live.get();
+        self.gauge.highest.set(before);
+        self.rank.execute(&op, &mut NoTokens);
+        let bytes = |after: u64| after as i64 - before as i64;
+        OpMemory { rise: bytes(self.gauge.highest.get()), change: bytes(self.gauge.live.get()) }
+    }
+}
+
+/// Memory that is only counted.
+#[derive(Debug, Default)]
+struct Gauge {
+    live: Cell<u64>,
+    highest: Cell<u64>,
+}
+
+impl Memory for Gauge {
+    fn place(&self) -> Place {
+        Place::Paper
+    }
+
+    fn allocate(&self, bytes: u64, category: Category) -> MemoryBlock {
+        let bytes = Arena::rounded(bytes);
+        self.live.set(self.live.get() + bytes);
+        self.highest.set(self.highest.get().max(self.live.get()));
+        MemoryBlock { address: 0, bytes, category }
+    }
+
+    fn release(&self, block: MemoryBlock) {
+        self.live.set(self.live.get() - block.bytes);
+    }
+
+    fn peak(&self) -> Usage {
+        Usage::default()
+    }
+
+    fn reserved(&self) -> u64 {
+        self.highest.get()
+    }
+}
