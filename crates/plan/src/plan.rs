@@ -175,8 +175,7 @@ pub enum GradientType {
 }
 
 /// The factor that keeps fp16 gradients from vanishing.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScale {
     /// Halved on overflow, doubled after a run of good steps.
     Dynamic,
@@ -317,8 +316,7 @@ pub struct Run {
 }
 
 /// Where a run goes on from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
     /// It starts at the beginning.
     No,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// One device (GPU, GCD or CPU rank) as the planner sees it.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct DeviceSpec {
     /// Product name.
     pub name: String,

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 /// The overheads of a framework. The default adds nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct FrameworkSpec {
-    /// Its name.
-    pub name: String,
+    /// The preset it came from; `None` for this engine itself.
+    pub preset: Option<String>,
     /// Seconds of every step in which no rank computes: data, host, logging.
     pub step: f64,
     /// How often the pipeline is filled and drained in a step: the micro-batches are run in so many portions.
@@ -37,8 +37,8 @@ pub struct FrameworkSpec {
     pub message: f64,
     /// The share of its links between nodes that a collective reaches where several ranks of a node take part.
     pub between_nodes: f64,
-    /// The same for collectives of replicas, whose transfers are larger.
-    pub replicas_between_nodes: f64,
+    /// The same for collectives of replicas, whose transfers are larger; `None` where it is the same share.
+    pub replicas_between_nodes: Option<f64>,
     /// Whether every rank sums whole gradients, though it updates a shard only: ZeRO-1 without a reduce-scatter.
     pub whole_sums: bool,
     /// How much slower kernels are while a collective runs beside them.
@@ -60,7 +60,7 @@ pub struct FrameworkSpec {
 impl Default for FrameworkSpec {
     fn default() -> Self {
         FrameworkSpec {
-            name: "kintsugi".to_owned(),
+            preset: None,
             step: 0.0,
             fills: 1,
             host: 0.0,
@@ -74,7 +74,7 @@ impl Default for FrameworkSpec {
             scatter_messages: false,
             message: 0.0,
             between_nodes: 1.0,
-            replicas_between_nodes: 1.0,
+            replicas_between_nodes: None,
             whole_sums: false,
             interference: 0.0,
             reserve: 0.0,

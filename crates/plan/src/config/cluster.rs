@@ -1,15 +1,16 @@
 //! The machine of a configuration: a preset's, or one described key by key.
 
-use kintsugi_spec::{
-    AttentionPoint, ClusterSpec, DeviceSpec, KernelPoint, Level, LinkSpec, ProductPoint, Topology, Wire,
-};
+use kintsugi_spec::{AttentionPoint, ClusterSpec, DeviceSpec, Level, LinkSpec, ProductPoint, Topology, Wire};
 
 use super::error::{ConfigError, between, invalid, rate, seconds, share, watts, within};
 use super::layers::Layers;
-use super::raw::{RawCluster, RawDevice, RawLink};
+use super::raw::{RawCluster, RawLink};
 
 /// The name of a cluster that no preset describes.
 pub(super) const CUSTOM: &str = "custom";
+
+/// A check of a value, which gets the key for its message.
+type Check = fn(&str, f64) -> Result<f64, ConfigError>;
 
 /// The cluster's preset: the one named or, unless the user describes a machine, `local`.
 pub(super) fn preset(given: &RawCluster) -> Option<&str> {
@@ -30,7 +31,7 @@ pub(super) fn resolve(layers: &Layers) -> Result<ClusterSpec, ConfigError> {
     let topology = topology(raw)?;
     let name = preset(&layers.given.cluster).unwrap_or(CUSTOM).to_owned();
     let nodes = nodes(raw, layers.presets.cluster.nodes, &name, topology)?;
-    let device = device(raw.device.clone().unwrap_or_default())?;
+    let device = device(raw)?;
     let cores = raw.cores.map(|n| within("cluster.cores", n, 1..=1 << 16)).transpose()?;
     Ok(ClusterSpec {
         name,
@@ -72,60 +73,58 @@ fn nodes(
     Ok(Some(nodes))
 }
 
-fn device(raw: RawDevice) -> Result<DeviceSpec, ConfigError> {
-    let rate = |field, value: Option<f64>| value.map(|x| rate(field, x)).transpose();
-    if raw.memory == Some(0) {
+fn device(raw: &RawCluster) -> Result<DeviceSpec, ConfigError> {
+    let mut spec = raw.device.clone().unwrap_or_default();
+    if spec.name.is_empty() {
+        CUSTOM.clone_into(&mut spec.name);
+    }
+    if spec.memory == Some(0) {
         return Err(invalid("cluster.device.memory", 0, "must be above 0"));
     }
-    let share = |field, value: Option<f64>| value.map(|x| share(field, x)).transpose();
-    let watts = |field, value: Option<f64>| value.map(|x| watts(field, x)).transpose();
-    Ok(DeviceSpec {
-        name: raw.name.unwrap_or_else(|| CUSTOM.to_owned()),
-        memory: raw.memory,
-        peak_16bit: rate("cluster.device.peak_16bit", raw.peak_16bit)?,
-        peak_fp32: rate("cluster.device.peak_fp32", raw.peak_fp32)?,
-        memory_bandwidth: rate("cluster.device.memory_bandwidth", raw.memory_bandwidth)?,
-        units: raw.units.map(|n| within("cluster.device.units", n, 1..=1 << 16)).transpose()?,
-        matmul: share("cluster.device.matmul", raw.matmul)?,
-        ramp: raw.ramp.map(|x| between("cluster.device.ramp", x, 0.0..=1e6)).transpose()?,
-        streaming: share("cluster.device.streaming", raw.streaming)?,
-        launch: raw.launch.map(|x| seconds("cluster.device.launch", x)).transpose()?,
-        power_idle: watts("cluster.device.power_idle", raw.power_idle)?,
-        power_max: watts("cluster.device.power_max", raw.power_max)?,
-        power_links: watts("cluster.device.power_links", raw.power_links)?,
-        epilogue: rate("cluster.device.epilogue", raw.epilogue)?,
-        attention: attention(raw.attention.unwrap_or_default())?,
-        products: products(raw.products.unwrap_or_default())?,
-        kernels: kernels(raw.kernels.unwrap_or_default())?,
-    })
+    spec.units.map(|n| within("cluster.device.units", n, 1..=1 << 16)).transpose()?;
+    spec.ramp.map(|x| between("cluster.device.ramp", x, 0.0..=1e6)).transpose()?;
+    let figures: [(&str, Option<f64>, Check); 10] = [
+        ("peak_16bit", spec.peak_16bit, rate),
+        ("peak_fp32", spec.peak_fp32, rate),
+        ("memory_bandwidth", spec.memory_bandwidth, rate),
+        ("matmul", spec.matmul, share),
+        ("streaming", spec.streaming, share),
+        ("launch", spec.launch, seconds),
+        ("power_idle", spec.power_idle, watts),
+        ("power_max", spec.power_max, watts),
+        ("power_links", spec.power_links, watts),
+        ("epilogue", spec.epilogue, rate),
+    ];
+    for (key, value, check) in figures {
+        value.map(|x| check(&format!("cluster.device.{key}"), x)).transpose()?;
+    }
+    attention(&spec.attention)?;
+    products(&spec.products)?;
+    for point in &spec.kernels {
+        rate("cluster.device.kernels.bandwidth", point.bandwidth)?;
+    }
+    Ok(spec)
 }
 
-fn attention(points: Vec<AttentionPoint>) -> Result<Vec<AttentionPoint>, ConfigError> {
-    for point in &points {
+fn attention(points: &[AttentionPoint]) -> Result<(), ConfigError> {
+    for point in points {
         within("cluster.device.attention.head_dim", point.head_dim, 1..=1 << 16)?;
         within("cluster.device.attention.sequence", point.sequence, 1..=1 << 30)?;
         rate("cluster.device.attention.forward", point.forward)?;
         rate("cluster.device.attention.backward", point.backward)?;
     }
-    Ok(points)
+    Ok(())
 }
 
-fn products(points: Vec<ProductPoint>) -> Result<Vec<ProductPoint>, ConfigError> {
-    for point in &points {
+fn products(points: &[ProductPoint]) -> Result<(), ConfigError> {
+    for point in points {
         for (field, size) in [("m", point.m), ("n", point.n), ("k", point.k)] {
             within(&format!("cluster.device.products.{field}"), size, 1..=1 << 30)?;
         }
         rate("cluster.device.products.flops", point.flops)?;
         point.burst.map(|flops| rate("cluster.device.products.burst", flops)).transpose()?;
     }
-    Ok(points)
-}
-
-fn kernels(points: Vec<KernelPoint>) -> Result<Vec<KernelPoint>, ConfigError> {
-    for point in &points {
-        rate("cluster.device.kernels.bandwidth", point.bandwidth)?;
-    }
-    Ok(points)
+    Ok(())
 }
 
 /// Ranks of a node whose wires can be told: the best ring is searched among all that there are.

@@ -1,4 +1,7 @@
 //! What is wrong with a configuration, in one sentence: the field, its value, and what is allowed.
+//!
+//! A check names its key itself: it is about the merged value or its default, and both have lost the path under which the
+//! deserializer read them.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;

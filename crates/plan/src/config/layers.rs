@@ -1,11 +1,12 @@
 //! Layers of a configuration: presets, the file and `--set`, each read on its own and laid over the one before.
 
 use kintsugi_spec::presets;
-use serde::Deserialize;
+use serde_path_to_error::{Path, Segment};
+use strsim::levenshtein;
 use toml::{Table, Value};
 
 use super::cluster;
-use super::deserialize::{Node, Problem, ProblemKind};
+use super::deserialize::{Node, Problem};
 use super::error::{ConfigError, either, invalid};
 use super::raw::RawConfig;
 use super::source::{Change, ConfigSource, NamedText};
@@ -139,54 +140,45 @@ fn overlay(base: &mut Table, layer: Table) {
 }
 
 fn read(table: &Table, origin: &str) -> Result<RawConfig, ConfigError> {
-    RawConfig::deserialize(Node(Value::Table(table.clone())))
-        .map_err(|problem| explain(table, origin, &problem))
+    serde_path_to_error::deserialize(Node(Value::Table(table.clone())))
+        .map_err(|error| explain(table, origin, error.path(), error.inner()))
 }
 
-fn explain(table: &Table, origin: &str, problem: &Problem) -> ConfigError {
-    let path = problem.path();
-    let field = path.join(".");
-    let value = || lookup(table, &path).to_string();
-    match &problem.kind {
-        ProblemKind::UnknownKey { known } => {
-            let key = path.last().expect("an unknown key has a name");
-            ConfigError::UnknownKey { key: field, origin: origin.to_owned(), hint: hint(key, known) }
+fn explain(table: &Table, origin: &str, path: &Path, problem: &Problem) -> ConfigError {
+    let key = |segment: &Segment| match segment {
+        Segment::Map { key } => Some(key.clone()),
+        _ => None,
+    };
+    // A wrong element is a mistake in the whole list.
+    let keys: Vec<String> = path.iter().map_while(key).collect();
+    let in_list = path.iter().len() > keys.len();
+    let rule = match problem {
+        Problem::UnknownKey { known } => {
+            let keys: Vec<String> = path.iter().filter_map(key).collect();
+            let hint = hint(keys.last().expect("an unknown key has a name"), known);
+            return ConfigError::UnknownKey { key: keys.join("."), origin: origin.to_owned(), hint };
         }
-        ProblemKind::UnknownWord { known } => {
+        Problem::UnknownWord { known } => {
             let quoted: Vec<String> = known.iter().map(|word| format!("\"{word}\"")).collect();
-            invalid(&field, value(), format!("is not known; use {}", either(&quoted)))
+            format!("is not known; use {}", either(&quoted))
         }
-        ProblemKind::Negative => invalid(&field, value(), "must not be negative"),
-        ProblemKind::Expected(what) => invalid(&field, value(), format!("must be {what}")),
-    }
-}
-
-fn lookup<'a>(table: &'a Table, path: &[&str]) -> &'a Value {
-    let (first, rest) = path.split_first().expect("a wrong value has a key");
-    rest.iter().fold(&table[*first], |value, key| &value[*key])
+        Problem::Negative if in_list => "must be a list without negative numbers".to_owned(),
+        Problem::Negative => "must not be negative".to_owned(),
+        Problem::Expected(what) if in_list => format!("must be a list whose every element is {what}"),
+        Problem::Expected(what) => format!("must be {what}"),
+    };
+    let (first, rest) = keys.split_first().expect("a wrong value has a key");
+    let value = rest.iter().fold(&table[first], |value, key| &value[key]);
+    invalid(&keys.join("."), value, rule)
 }
 
 /// A near miss of `key`, or else the keys there are.
 fn hint(key: &str, known: &[&str]) -> String {
-    let nearest = known.iter().map(|name| (distance(key, name), name)).min_by_key(|&(edits, _)| edits);
+    let nearest = known.iter().map(|name| (levenshtein(key, name), name)).min_by_key(|&(edits, _)| edits);
     match nearest {
         Some((edits, name)) if edits <= 1 + key.len() / 4 => format!("did you mean {name}?"),
         _ => format!("there are {}", known.join(", ")),
     }
-}
-
-/// How many characters must be inserted, removed or replaced to turn `a` into `b`.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.chars().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[row.len() - 1]
 }
 
 #[cfg(test)]
@@ -204,12 +196,5 @@ mod tests {
             list
         );
         assert_eq!(parse_set("a.b=1\nc=2").unwrap()["a"]["b"], Value::String("1\nc=2".into()));
-    }
-
-    #[test]
-    fn distances_are_levenshteins() {
-        assert_eq!(distance("kitten", "sitting"), 3);
-        assert_eq!(distance("tpp", "tp"), 1);
-        assert_eq!(distance("", "abc"), 3);
     }
 }

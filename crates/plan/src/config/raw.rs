@@ -1,10 +1,13 @@
 //! The configuration as it is written: every key optional, nothing checked but names and types.
 
-use kintsugi_spec::{Activation, AttentionPoint, Family, KernelPoint, ProductPoint, Wire};
+use kintsugi_spec::{Activation, DeviceSpec, Family, FrameworkSpec, Wire};
 use serde::{Deserialize, Serialize};
 
-use super::words::{Device, OptimizerName, Quantize, Replicas, Scale, ShardLevel, Sources, Transport};
-use crate::{AttentionKind, Compute, GradientType, RateSchedule, Recompute, ScheduleKind, When};
+use super::words::{OptimizerName, Quantize, Replicas, ShardLevel, Sources, Transport};
+use crate::{
+    AttentionKind, Compute, DeviceKind, GradientType, LossScale, RateSchedule, Recompute, Resume,
+    ScheduleKind, When,
+};
 
 /// Declares a table of the configuration: all keys optional, unknown ones refused.
 macro_rules! table {
@@ -29,7 +32,7 @@ pub(super) struct RawConfig {
     pub(super) optimizer: RawOptimizer,
     pub(super) data: RawData,
     pub(super) cluster: RawCluster,
-    pub(super) framework: RawFramework,
+    pub(super) framework: FrameworkSpec,
     pub(super) run: RawRun,
 }
 
@@ -80,7 +83,7 @@ table!(RawSharding {
     secondary: ShardLevel,
 });
 
-table!(RawPrecision { compute: Compute, gradients: GradientType, states: Compute, loss_scale: Scale });
+table!(RawPrecision { compute: Compute, gradients: GradientType, states: Compute, loss_scale: LossScale });
 
 table!(RawMemory { recompute: Recompute, attention: AttentionKind });
 
@@ -114,66 +117,20 @@ table!(RawCluster {
     per_node: usize,
     cores: usize,
     price: f64,
-    device: RawDevice,
+    device: DeviceSpec,
     links: RawLinks,
     graph: Vec<Wire>,
-});
-
-table!(RawDevice {
-    name: String,
-    memory: u64,
-    peak_16bit: f64,
-    peak_fp32: f64,
-    memory_bandwidth: f64,
-    units: usize,
-    matmul: f64,
-    ramp: f64,
-    streaming: f64,
-    launch: f64,
-    power_idle: f64,
-    power_max: f64,
-    power_links: f64,
-    epilogue: f64,
-    attention: Vec<AttentionPoint>,
-    products: Vec<ProductPoint>,
-    kernels: Vec<KernelPoint>,
 });
 
 table!(RawLinks { package: RawLink, node: RawLink, cluster: RawLink });
 
 table!(RawLink { bandwidth: f64, latency: f64, efficiency: f64, start: f64 });
 
-table!(RawFramework {
-    preset: String,
-    step: f64,
-    fills: usize,
-    host: f64,
-    host_collective: f64,
-    host_staged: f64,
-    elementwise: f64,
-    dropout: f64,
-    attention: f64,
-    attention_again: f64,
-    recompute_whole: bool,
-    scatter_messages: bool,
-    message: f64,
-    between_nodes: f64,
-    replicas_between_nodes: f64,
-    whole_sums: bool,
-    interference: f64,
-    reserve: f64,
-    logit_bytes: f64,
-    parameter_bytes: f64,
-    kept: f64,
-    gathered: f64,
-    temporary: f64,
-});
-
 table!(RawRun {
     steps: u64,
     seed: u64,
     out: String,
-    resume: toml::Value,
+    resume: Resume,
     checkpoint_every: u64,
     keep: u64,
     eval_every: u64,
@@ -182,6 +139,6 @@ table!(RawRun {
     communication_timeout: u64,
     deterministic: bool,
     graph: bool,
-    device: Device,
+    device: DeviceKind,
     transport: Transport,
 });

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::error::{ConfigError, between, invalid, short, unavailable, within};
 use super::raw::{RawMemory, RawOptimizer, RawPrecision, RawRun};
-use super::words::{Device, Scale, Transport as TransportName};
+use super::words::Transport as TransportName;
 use crate::{
     AttentionKind, Compute, DeviceKind, GradientType, LossScale, MemoryOptions, Optimizer, Precision,
     RateSchedule, Recompute, Resume, Run, Transport,
@@ -30,10 +30,10 @@ pub(super) fn precision(raw: &RawPrecision) -> Result<Precision, ConfigError> {
         let rule = "cannot hold squared gradients; use \"fp32\" or \"bf16\"";
         return Err(invalid("precision.states", "\"fp16\"", rule));
     }
-    let loss_scale = match raw.loss_scale.unwrap_or(Scale::Dynamic) {
-        Scale::Dynamic => LossScale::Dynamic,
-        Scale::Fixed(scale) => LossScale::Fixed(between("precision.loss_scale", scale, 1e-30..=1e30)?),
-    };
+    let loss_scale = raw.loss_scale.unwrap_or(LossScale::Dynamic);
+    if let LossScale::Fixed(scale) = loss_scale {
+        between("precision.loss_scale", scale, 1e-30..=1e30)?;
+    }
     Ok(Precision {
         compute: raw.compute.unwrap_or(Compute::Fp32),
         gradients: raw.gradients.unwrap_or(GradientType::Fp32),
@@ -103,15 +103,12 @@ fn clip(norm: f64) -> Result<f64, ConfigError> {
 
 pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
     check_available(raw)?;
-    let device = match raw.device {
-        Some(Device::Cuda) => DeviceKind::Cuda,
-        Some(Device::Cpu) | None => DeviceKind::Cpu,
-    };
+    let device = raw.device.unwrap_or(DeviceKind::Cpu);
     Ok(Run {
         steps: within("run.steps", raw.steps.unwrap_or(100), 0..=MOST_STEPS)?,
         seed: raw.seed.unwrap_or(1),
         out: folder(raw.out.as_deref())?,
-        resume: resume(raw)?,
+        resume: raw.resume.clone().unwrap_or(Resume::No),
         checkpoint_every: raw.checkpoint_every.unwrap_or(0),
         keep: raw.keep.unwrap_or(DEFAULT_KEEP),
         eval_every: raw.eval_every.unwrap_or(0),
@@ -137,15 +134,6 @@ fn check_available(raw: &RawRun) -> Result<(), ConfigError> {
         Some(TransportName::Threads) | None => {}
     }
     Ok(())
-}
-
-fn resume(raw: &RawRun) -> Result<Resume, ConfigError> {
-    match &raw.resume {
-        None | Some(toml::Value::Boolean(false)) => Ok(Resume::No),
-        Some(toml::Value::Boolean(true)) => Ok(Resume::Newest),
-        Some(toml::Value::String(path)) if !path.is_empty() => Ok(Resume::From(path.into())),
-        Some(value) => Err(invalid("run.resume", value, "must be true, false or the path of a checkpoint")),
-    }
 }
 
 /// Where a run writes.

@@ -5,18 +5,13 @@ use std::fmt;
 use kintsugi_spec::Level;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use crate::{LossScale, Resume};
+
 /// A number of replicas, or what is left of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Replicas {
     Auto,
     Count(usize),
-}
-
-/// A factor for the loss, or one that adapts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Scale {
-    Dynamic,
-    Fixed(f64),
 }
 
 /// Where tokens come from: a word or a path, or several paths with their weights.
@@ -50,14 +45,6 @@ pub(super) enum Quantize {
 #[serde(rename_all = "lowercase")]
 pub(super) enum OptimizerName {
     Adamw,
-}
-
-/// The devices that have a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Device {
-    Cpu,
-    Cuda,
 }
 
 /// The transports that have a name.
@@ -131,22 +118,43 @@ impl Serialize for Replicas {
     }
 }
 
-impl<'de> Deserialize<'de> for Scale {
+impl<'de> Deserialize<'de> for LossScale {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match toml::Value::deserialize(deserializer)? {
-            toml::Value::String(word) if word == "dynamic" => Ok(Scale::Dynamic),
-            toml::Value::Integer(n) => Ok(Scale::Fixed(n as f64)),
-            toml::Value::Float(x) => Ok(Scale::Fixed(x)),
+            toml::Value::String(word) if word == "dynamic" => Ok(LossScale::Dynamic),
+            toml::Value::Integer(n) => Ok(LossScale::Fixed(n as f64)),
+            toml::Value::Float(x) => Ok(LossScale::Fixed(x)),
             _ => Err(de::Error::custom("a number or \"dynamic\"")),
         }
     }
 }
 
-impl Serialize for Scale {
+impl Serialize for LossScale {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Scale::Dynamic => serializer.serialize_str("dynamic"),
-            Scale::Fixed(x) => serializer.serialize_f64(*x),
+            LossScale::Dynamic => serializer.serialize_str("dynamic"),
+            LossScale::Fixed(x) => serializer.serialize_f64(*x),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Resume {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match toml::Value::deserialize(deserializer)? {
+            toml::Value::Boolean(false) => Ok(Resume::No),
+            toml::Value::Boolean(true) => Ok(Resume::Newest),
+            toml::Value::String(path) if !path.is_empty() => Ok(Resume::From(path.into())),
+            _ => Err(de::Error::custom("true, false or the path of a checkpoint")),
+        }
+    }
+}
+
+impl Serialize for Resume {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Resume::No => serializer.serialize_none(),
+            Resume::Newest => serializer.serialize_bool(true),
+            Resume::From(path) => serializer.collect_str(&path.display()),
         }
     }
 }

@@ -67,13 +67,14 @@ impl Links {
             group
         };
         let group = |stride, ranks, beside| reached(framework.between_nodes, stride, ranks, beside);
+        let of_replicas = framework.replicas_between_nodes.unwrap_or(framework.between_nodes);
         let stage = mesh.dp * mesh.tp;
         Links {
             topology: cluster.topology,
             mesh,
             levels,
             tensor: group(1, mesh.tp, 1),
-            data: reached(framework.replicas_between_nodes, mesh.tp, mesh.dp, mesh.tp),
+            data: reached(of_replicas, mesh.tp, mesh.dp, mesh.tp),
             handshake: framework.message,
             whole_sums: framework.whole_sums,
             tied: group(stage * (mesh.pp - 1).max(1), 2.min(mesh.pp), 1),
