@@ -7,23 +7,20 @@ use std::path::{Path, PathBuf};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::Parameter;
-use kintsugi_rank::{Kept, Store, StoreError};
+use kintsugi_rank::{Elements, Kept, Store, StoreError};
 use proptest::prelude::*;
 
 use crate::manifest::MANIFEST;
-use crate::{Checkpoint, CheckpointError, Folder, Manifest, Progress, RunLock, find, write};
+use crate::{
+    Checkpoint, CheckpointError, Folder, Manifest, Progress, RunLock, WeightsFolder, convert, find, write,
+};
 
 /// Every element of every parameter is another number.
 struct Numbers;
 
 impl Store for Numbers {
-    fn read(
-        &self,
-        parameter: &Parameter,
-        kept: Kept,
-        start: usize,
-        out: &mut [f32],
-    ) -> Result<(), StoreError> {
+    fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
+        let Elements { parameter, kept, start } = elements;
         let base = parameter.name().bytes().map(u32::from).sum::<u32>() + kept as u32;
         for (value, index) in out.iter_mut().zip(start..) {
             *value = (base as usize * 1000 + index) as f32;
@@ -36,8 +33,8 @@ impl Store for Numbers {
 struct Nothing;
 
 impl Store for Nothing {
-    fn read(&self, parameter: &Parameter, _: Kept, _: usize, _: &mut [f32]) -> Result<(), StoreError> {
-        Err(StoreError::new(format!("there is no {}", parameter.name())))
+    fn read(&self, elements: Elements, _: &mut [f32]) -> Result<(), StoreError> {
+        Err(StoreError::new(format!("there is no {}", elements.parameter.name())))
     }
 }
 
@@ -99,15 +96,17 @@ fn every_layout_reads_every_number() {
             let len = parameter.valid_elements();
             for range in [0..len, len / 3..len / 2, len - 1..len] {
                 let [mut expected, mut found] = [vec![0.0; range.len()], vec![0.0; range.len()]];
-                Numbers.read(&parameter, kept, range.start, &mut expected).expect("numbers");
-                checkpoint.read(&parameter, kept, range.start, &mut found).expect("it is there");
+                let elements = Elements { parameter: &parameter, kept, start: range.start };
+                Numbers.read(elements, &mut expected).expect("numbers");
+                checkpoint.read(elements, &mut found).expect("it is there");
                 assert_eq!(expected, found, "{} {kept:?} {range:?}", parameter.name());
             }
         }
     }
     let foreign =
         Parameter { shape: [9, 9], valid_rows: 9, ..plan.layout(plan.units()[0]).placed[0].parameter };
-    let error = checkpoint.read(&foreign, Kept::Weights, 0, &mut [0.0]).expect_err("another shape");
+    let error =
+        checkpoint.read(Elements::of(&foreign, Kept::Weights), &mut [0.0]).expect_err("another shape");
     assert!(error.to_string().contains("and not"), "{error}");
 }
 
@@ -291,19 +290,44 @@ enum Lie {
     Slice { at: usize, field: usize, value: usize },
     Missing(usize),
     Twice(usize),
-    Config(String),
+    Model { field: usize, value: usize },
     Kept(Vec<Kept>),
 }
 
 fn lie() -> impl Strategy<Value = Lie> {
     let number = prop_oneof![0..10_usize, any::<usize>(), Just(usize::MAX)];
     prop_oneof![
-        (any::<usize>(), 0..5_usize, number).prop_map(|(at, field, value)| Lie::Slice { at, field, value }),
+        (any::<usize>(), 0..5_usize, number.clone()).prop_map(|(at, field, value)| Lie::Slice {
+            at,
+            field,
+            value
+        }),
         any::<usize>().prop_map(Lie::Missing),
         any::<usize>().prop_map(Lie::Twice),
-        "[a-z\\[\\]=.0-9\n]{0,40}".prop_map(Lie::Config),
+        (0..6_usize, number).prop_map(|(field, value)| Lie::Model { field, value }),
         Just(Lie::Kept(vec![])),
     ]
+}
+
+#[test]
+fn a_layout_that_is_none_is_an_error_where_it_is_used() {
+    let out = Temporary::new("layout-lies");
+    let path = saved(&out.0, &[1]).of_step(1);
+    let original = Manifest::read(&path).expect("it is whole");
+    let changes: [fn(&mut Plan); 4] = [
+        |plan| plan.mesh.tp = 0,
+        |plan| plan.batch.global = usize::MAX,
+        |plan| plan.run.seed = u64::MAX,
+        |plan| plan.pipeline.layers = vec![],
+    ];
+    for change in changes {
+        let mut manifest = original.clone();
+        change(&mut manifest.plan);
+        fs::write(path.join(MANIFEST), manifest.encode()).expect("it is changed");
+        if let Ok(weights) = WeightsFolder::open(&path) {
+            convert::plan_for(&weights, &[]).expect("its layout is not used");
+        }
+    }
 }
 
 #[test]
@@ -328,7 +352,17 @@ fn a_manifest_that_lies_is_refused_or_right() {
             }
             Lie::Missing(at) => drop(manifest.slices.remove(at % count)),
             Lie::Twice(at) => manifest.slices.push(manifest.slices[at % count].clone()),
-            Lie::Config(text) => manifest.config = text,
+            Lie::Model { field, value } => {
+                let model = &mut manifest.plan.model;
+                *match field {
+                    0 => &mut model.layers,
+                    1 => &mut model.hidden,
+                    2 => &mut model.head_dim,
+                    3 => &mut model.ffn,
+                    4 => &mut model.vocab,
+                    _ => &mut model.positions,
+                } = value;
+            }
             Lie::Kept(kept) => manifest.kept = kept,
         }
         fs::write(path.join(MANIFEST), manifest.encode()).expect("it is changed");

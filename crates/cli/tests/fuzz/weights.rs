@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kintsugi_checkpoint::{WeightsFolder, convert};
-use kintsugi_rank::{Kept, Store};
+use kintsugi_rank::{Elements, Kept, Store};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -29,7 +29,7 @@ fn read(folder: &Path) -> bool {
         let elements = placed.parameter.valid_elements();
         for &kept in &Kept::ALL[..weights.kept().len().min(3)] {
             let mut numbers = vec![0.0; elements.min(MOST_ELEMENTS)];
-            if weights.read(&placed.parameter, kept, 0, &mut numbers).is_err() {
+            if weights.read(Elements::of(&placed.parameter, kept), &mut numbers).is_err() {
                 return false;
             }
         }
@@ -113,6 +113,6 @@ fn reseal(files: &mut Files) {
     let Ok(text) = String::from_utf8(text) else { return };
     let sum = checksum(text.as_bytes());
     let Ok(manifest) = RawValue::from_string(text) else { return };
-    let envelope = Envelope { format: "kintsugi checkpoint", version: 1, checksum: sum, manifest };
+    let envelope = Envelope { format: "kintsugi checkpoint", version: 2, checksum: sum, manifest };
     files.insert("manifest.json".to_owned(), serde_json::to_vec(&envelope).unwrap());
 }
