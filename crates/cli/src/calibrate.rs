@@ -11,7 +11,7 @@ use kintsugi_calibrate::{Patience, Rows, Shapes, calibrate, in_company, thread_l
 use kintsugi_engine::ThreadError;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{DeviceKind, Plan};
-use kintsugi_spec::{DeviceSpec, LinkSpec, ModelSpec, units};
+use kintsugi_spec::{DeviceSpec, Hardware, LinkSpec, ModelSpec, units};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::cuda::{Card, CudaBackend};
@@ -21,6 +21,7 @@ use serde::Serialize;
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
 use crate::files;
+use crate::host;
 use crate::output::Output;
 use crate::table::Table;
 
@@ -116,7 +117,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         rest: Duration::from_millis(50),
         shared: plan.run.device == DeviceKind::Cpu,
     };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = host::cores();
     let (device, cores, link) = match plan.run.device {
         DeviceKind::Cpu => {
             let no_thread = |error| ThreadError::new("a thread to measure with", error);
@@ -148,6 +149,7 @@ fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
     let shapes = Shapes::of(&models, &[1], &[8192, 32768], &[1024, 2048], DType::BF16);
     let known = DeviceSpec {
         name: card.name().map_err(failure)?,
+        kind: Some(Hardware::Gpu),
         memory: Some(card.memory().map_err(failure)?.1),
         units: Some(card.multiprocessors().map_err(failure)?),
         ..plan.cluster.device.clone()
@@ -170,7 +172,7 @@ fn cpu(plan: &Plan, patience: Patience, cores: usize) -> io::Result<DeviceSpec> 
         kernels: Some(Rows { rows, width: plan.model.hidden }),
         ..Shapes::of(&models, &[1, 2, 4], &[rows], &[sequence, 256], DType::F32)
     };
-    let known = DeviceSpec { units: Some(1), ..plan.cluster.device.clone() };
+    let known = DeviceSpec { kind: Some(Hardware::Cpu), units: Some(1), ..plan.cluster.device.clone() };
     let bar = bar();
     in_company(cores - 1, || {
         calibrate(&*backend, None, &shapes, patience, known, |progress| {

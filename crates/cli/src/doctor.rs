@@ -55,7 +55,7 @@ impl From<Report> for Library {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let findings = Findings {
-        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        cores: host::cores(),
         host_memory: host::memory().map(|bound| bound.bytes),
         cuda_devices: devices().unwrap_or(0),
         libraries: reports().into_iter().map(Library::from).collect(),

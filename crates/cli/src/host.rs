@@ -2,7 +2,19 @@
 
 use std::fs;
 
+use kintsugi_plan::Plan;
+use kintsugi_tensor::Device;
 use kintsugi_tensor::cuda::Card;
+
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The device of each of `ranks` ranks that a plan is for.
+pub fn planned_device(plan: &Plan, ranks: usize) -> Device {
+    kintsugi_simulate::planned_device(plan, ranks, cores())
+}
 
 /// A bound on memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kintsugi_draw::{Ink, chrome, draw, trace};
-use kintsugi_engine::device;
 use kintsugi_plan::Plan;
 use kintsugi_simulate::{Play, Prediction, Timeline, bubble, memory_of, predict};
 use kintsugi_spec::units;
@@ -21,6 +20,7 @@ use crate::config::ConfigArguments;
 use crate::failure::Failure;
 use crate::files::{check_writable, write_whole};
 use crate::fit;
+use crate::host::planned_device;
 use crate::output::Output;
 use answer::Answer;
 use speed::Speed;
@@ -98,7 +98,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let (plan, notes) = arguments.config.plan_with_notes()?;
     arguments.trace.as_deref().map(check_writable).transpose()?;
-    let prediction = predict(&plan, device(&plan), Play::quick(&plan));
+    let prediction = predict(&plan, planned_device(&plan, plan.mesh.ranks()), Play::quick(&plan));
     let misfit = fit::planned(&plan, &prediction).err();
     let fits = fit::known(&plan, &prediction);
     let speed = Speed::of(&plan);

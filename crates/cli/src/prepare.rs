@@ -4,7 +4,6 @@ mod progress;
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::thread;
 
 use clap::{ArgGroup, Args};
 use kintsugi_data::prepare::{
@@ -14,6 +13,7 @@ use kintsugi_data::{Tokenizer, without_suffix};
 use kintsugi_spec::units;
 
 use crate::failure::Failure;
+use crate::host;
 use crate::output::Output;
 use crate::signals::stop_on_signal;
 use progress::Progress;
@@ -104,7 +104,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 fn options(arguments: &Arguments) -> Result<PrepareOptions, Failure> {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let cores = host::cores();
     Ok(PrepareOptions {
         inputs: Input::find(&arguments.inputs)?,
         out: without_suffix(&arguments.out),

@@ -16,9 +16,10 @@ use kintsugi_data::{BatchRange, Dataset, write_batches};
 use kintsugi_engine::{
     Event, MemoryChoice, Outcome, Start, TrainOptions, dataset, device, train, with_end_of_document,
 };
-use kintsugi_plan::{Plan, Resume};
+use kintsugi_plan::{DeviceKind, Plan, Resume};
 use kintsugi_rank::Figures;
 use kintsugi_simulate::{Consumption, Play, Prediction, predict, time};
+use kintsugi_spec::Hardware;
 
 use crate::config::ConfigArguments;
 use crate::describe;
@@ -96,7 +97,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.write_batches.as_deref().map(check_writable).transpose()?;
     let mut beginning = Beginning::new(&mut plan, &arguments.config, &arguments.trace)?;
     output.text(&introduction(&plan, &predicted))?;
-    for note in notes {
+    for note in notes.into_iter().chain(other_device(&plan)) {
         output.text(&format!("note     {note}\n"))?;
     }
     output.text(&beginning.notes)?;
@@ -145,6 +146,20 @@ fn resolve(arguments: &Arguments) -> Result<(Plan, Vec<String>), Failure> {
         plan.run.resume = path.clone().map_or(Resume::Newest, Resume::From);
     }
     Ok((plan, notes))
+}
+
+/// Says that the ranks do not run on the devices that the cluster describes.
+fn other_device(plan: &Plan) -> Option<String> {
+    let name = &plan.cluster.device.name;
+    let (here, there) = match (plan.run.device, plan.cluster.device.kind?) {
+        (DeviceKind::Cpu, Hardware::Gpu) => ("this machine's CPU", format!("GPUs ({name})")),
+        (DeviceKind::Cuda, Hardware::Cpu) => ("this machine's GPU", format!("CPUs ({name})")),
+        (DeviceKind::Cpu, Hardware::Cpu) | (DeviceKind::Cuda, Hardware::Gpu) => return None,
+    };
+    Some(format!(
+        "the ranks run on {here}, and cluster describes {there}: the predicted memory is that of {here}, the predicted \
+         time that of the cluster"
+    ))
 }
 
 /// What a step will take; time and energy too where the speed of its devices is known.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cost;
+mod device;
 mod energy;
 mod fit;
 mod footprint;
@@ -18,6 +19,7 @@ mod timeline;
 mod timing;
 mod traffic;
 
+pub use device::planned_device;
 pub use energy::{Consumption, Training};
 pub use fit::{Misfit, check_fit, check_memory};
 pub use footprint::{memory_by_stage, memory_of};

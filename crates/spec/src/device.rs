@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 pub struct DeviceSpec {
     /// Product name.
     pub name: String,
+    /// What kind of device it is, which decides its workspace and how operations are lowered; `None` where it is whatever
+    /// the ranks run on here.
+    pub kind: Option<Hardware>,
     /// Memory in bytes; `None` where it is whatever the machine has.
     pub memory: Option<u64>,
     /// Peak of the 16-bit matrix units, FLOP/s.
@@ -40,6 +43,16 @@ pub struct DeviceSpec {
     pub products: Vec<ProductPoint>,
     /// Kernels that only move bytes, as they were measured; the others reach the streaming share of the bandwidth.
     pub kernels: Vec<KernelPoint>,
+}
+
+/// A kind of device. GPUs of all makers run the same kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hardware {
+    /// A rank is one or more threads of a CPU.
+    Cpu,
+    /// A rank is a GPU, or a GCD.
+    Gpu,
 }
 
 /// How fast a kernel is that only moves bytes.

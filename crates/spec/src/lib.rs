@@ -20,7 +20,7 @@ pub mod units;
 
 pub use cause::Cause;
 pub use cluster::{ClusterSpec, Topology};
-pub use device::{AttentionPoint, DeviceSpec, KernelPoint, ProductPoint};
+pub use device::{AttentionPoint, DeviceSpec, Hardware, KernelPoint, ProductPoint};
 pub use framework::FrameworkSpec;
 pub use level::Level;
 pub use link::{LinkSpec, Wire};

@@ -17,7 +17,8 @@ use std::path::Path;
 
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_simulate::time;
+use kintsugi_simulate::{planned_device, time};
+use kintsugi_tensor::Device;
 
 use csv::Row;
 
@@ -67,6 +68,11 @@ pub fn own(sets: &[String]) -> Vec<Report> {
 /// The plan of a row's configuration; `None` where the engine cannot express it.
 fn plan(lines: &[String], over: &[String]) -> Option<Plan> {
     ConfigSource::text("").sets(lines).sets(over).plan().ok()
+}
+
+/// The device of a row's plan, which its cluster describes.
+fn device(plan: &Plan) -> Device {
+    planned_device(plan, plan.mesh.ranks(), 1)
 }
 
 /// Predicted seconds per step.

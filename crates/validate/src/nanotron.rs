@@ -6,12 +6,11 @@ use std::collections::BTreeMap;
 
 use kintsugi_plan::Plan;
 use kintsugi_simulate::{Play, memory_by_stage, predict};
-use kintsugi_tensor::Device;
 use rayon::prelude::*;
 
 use super::csv::Row;
 use super::score::{Figure, Report, errors, spearman};
-use super::{plan, predicted};
+use super::{device, plan, predicted};
 
 /// The table.
 pub const FILE: &str = "nanotron_h100.csv";
@@ -91,7 +90,7 @@ fn run(row: &Row, over: &[String]) -> Option<Run> {
     let plan = row_plan(row, over, &[])?;
     let dealt = row_plan(row, over, &layers_per_stage(row))?;
     let memory =
-        memory_by_stage(&dealt, &predict(&dealt, Device::Cuda { deterministic: false }, Play::Short));
+        memory_by_stage(&dealt, &predict(&dealt, device(&dealt), Play::Short));
     let fullest = memory.iter().copied().fold(0.0, f64::max);
     let worked = row.text("status") == "ok";
     let tokens = plan.tokens_per_step() as f64 / plan.mesh.ranks() as f64;

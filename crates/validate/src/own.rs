@@ -5,10 +5,9 @@
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Consumption, Play, predict, time};
-use kintsugi_tensor::Device;
 
 use super::csv::{self, Row};
-use super::predicted;
+use super::{device, predicted};
 use super::score::{Figure, Report, errors, spearman};
 
 /// A machine of ours.
@@ -95,6 +94,6 @@ const GIB: f64 = 1_073_741_824.0;
 
 /// Bytes that the fullest rank takes of its device.
 fn reserved(plan: &Plan) -> f64 {
-    let prediction = predict(plan, Device::Cuda { deterministic: false }, Play::quick(plan));
+    let prediction = predict(plan, device(plan), Play::quick(plan));
     prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0) as f64
 }

@@ -1,12 +1,11 @@
 //! The published tables, each with how its rows are read.
 
 use kintsugi_simulate::{Play, memory_of, predict};
-use kintsugi_tensor::Device;
 use rayon::prelude::*;
 
 use super::csv::Row;
 use super::score::{Figure, Report, errors};
-use super::{Case, gpt, plan, predicted};
+use super::{Case, device, gpt, plan, predicted};
 
 /// A table and its aims.
 pub struct Set {
@@ -133,7 +132,7 @@ impl Set {
             .iter()
             .filter_map(|case| {
                 let measured = case.memory?;
-                let prediction = predict(&case.plan, Device::Cuda { deterministic: false }, Play::Short);
+                let prediction = predict(&case.plan, device(&case.plan), Play::Short);
                 Some((memory_of(&case.plan, &prediction), measured))
             })
             .collect();

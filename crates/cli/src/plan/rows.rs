@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use kintsugi_draw::chart::{Chart, Line, svg};
-use kintsugi_engine::device;
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Play, predict, time};
@@ -18,6 +17,7 @@ use crate::describe;
 use crate::failure::Failure;
 use crate::files::{check_writable, write_whole};
 use crate::fit;
+use crate::host::planned_device;
 use crate::output::Output;
 use crate::table::Table;
 
@@ -199,7 +199,7 @@ fn check_any(rows: &[Row]) -> Result<(), Failure> {
 
 fn evaluate(plan: &Plan) -> Result<Outcome, Failure> {
     let timing = time(plan).ok_or_else(unknown_speed)?;
-    let prediction = predict(plan, device(plan), Play::quick(plan));
+    let prediction = predict(plan, planned_device(plan, plan.mesh.ranks()), Play::quick(plan));
     let reserved = prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0);
     Ok(outcome(plan, &timing, reserved, fit::known(plan, &prediction)))
 }

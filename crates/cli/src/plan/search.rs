@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use kintsugi_engine::device;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Plan, When};
 use kintsugi_simulate::{Play, Timing, predict, time};
@@ -20,6 +19,7 @@ use crate::describe;
 use crate::failure::Failure;
 use crate::files::{check_writable, write_whole};
 use crate::fit;
+use crate::host::planned_device;
 use crate::output::Output;
 use crate::table::Table;
 
@@ -87,7 +87,7 @@ pub fn run(arguments: &SearchArguments, config: &ConfigArguments, output: Output
             },
             top: arguments.top.max(1),
             limit: limit(&base),
-            device: device(&base),
+            device: planned_device(&base, ranks),
             fits: &|plan, prediction| fit::planned(plan, prediction).is_ok(),
         },
         &|phase, done| progress.advance(phase, done),
@@ -185,7 +185,7 @@ fn rows(base: &Plan, found: &Found, yours: Option<(Plan, Timing)>) -> Rows {
     });
     let best = best.collect();
     let yours = yours.map(|(plan, timing)| {
-        let prediction = predict(&plan, device(&plan), Play::quick(&plan));
+        let prediction = predict(&plan, planned_device(&plan, plan.mesh.ranks()), Play::quick(&plan));
         let fits = fit::known(&plan, &prediction);
         let reserved = prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0);
         let reason = lost(&plan, &timing);

@@ -1,0 +1,52 @@
+//! The device that a plan is for.
+
+use kintsugi_plan::{DeviceKind, Plan};
+use kintsugi_spec::Hardware;
+use kintsugi_tensor::Device;
+
+/// The device of each of `ranks` ranks of a plan's cluster. Where the cluster does not say what its devices are, they are
+/// those of this machine, which has `cores` cores.
+pub fn planned_device(plan: &Plan, ranks: usize, cores: usize) -> Device {
+    let here = match plan.run.device {
+        DeviceKind::Cpu => Hardware::Cpu,
+        DeviceKind::Cuda => Hardware::Gpu,
+    };
+    match plan.cluster.device.kind.unwrap_or(here) {
+        Hardware::Cpu => {
+            let in_node = plan.cluster.topology.per_node.map_or(ranks, |n| n.min(ranks));
+            Device::Cpu { threads: (plan.cluster.cores.unwrap_or(cores) / in_node).max(1) }
+        }
+        // Where the ranks run on a CPU here, what is said of determinism is said of that run.
+        Hardware::Gpu => Device::Cuda { deterministic: here == Hardware::Gpu && plan.run.deterministic },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_plan::config::ConfigSource;
+
+    use super::*;
+    use crate::{Play, predict};
+
+    #[test]
+    fn a_plan_for_gpus_is_the_same_on_every_computer() {
+        let plan = ConfigSource::demo().set("cluster.preset=h200").plan().unwrap();
+        let [one, many] = [1, 64].map(|cores| planned_device(&plan, plan.mesh.ranks(), cores));
+        assert_eq!(one, Device::Cuda { deterministic: false });
+        assert_eq!(predict(&plan, one, Play::Full), predict(&plan, many, Play::Full));
+    }
+
+    #[test]
+    fn ranks_of_a_described_cpu_share_its_cores() {
+        let threads = |settings: &[&str]| {
+            let settings = [&["parallel.dp=2", "parallel.tp=1", "parallel.pp=1"], settings].concat();
+            let plan = ConfigSource::demo().sets(settings).plan().unwrap();
+            planned_device(&plan, plan.mesh.ranks(), 6)
+        };
+        assert_eq!(threads(&[]), Device::Cpu { threads: 3 }, "this machine's");
+        assert_eq!(
+            threads(&["cluster.device.kind=cpu", "cluster.cores=16", "cluster.per_node=2"]),
+            Device::Cpu { threads: 8 }
+        );
+    }
+}
