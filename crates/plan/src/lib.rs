@@ -24,3 +24,4 @@ pub use plan::{
     Optimizer, Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run, ScheduleKind, Sharding,
     TokenData, Transport, When,
 };
+pub use schedule::Pass;

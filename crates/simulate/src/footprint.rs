@@ -1,7 +1,7 @@
 //! The memory of ranks under a framework: the engine's own, and what the framework adds to it.
 
 use kintsugi_model::compute_type;
-use kintsugi_plan::{Plan, Unit};
+use kintsugi_plan::{Pass, Plan};
 use kintsugi_rank::RankMemory;
 use kintsugi_spec::Activation;
 
@@ -46,8 +46,21 @@ fn gathered(plan: &Plan, stage: usize) -> f64 {
     if !plan.sequence_parallel {
         return 0.0;
     }
-    let layers = plan.stage_units(stage).iter().filter(|unit| matches!(unit, Unit::Layer(_))).count();
-    let in_flight = (plan.mesh.pp - stage).min(plan.micro_batches());
     let tensor = 2.0 * (plan.rows() * plan.model.hidden) as f64;
-    plan.framework.gathered * tensor * (layers * in_flight) as f64
+    plan.framework.gathered * tensor * layers_in_flight(plan, stage) as f64
+}
+
+/// The most layers of a stage that have run forward and not yet backward, each micro-batch counted.
+fn layers_in_flight(plan: &Plan, stage: usize) -> usize {
+    let (mut now, mut most) = (0, 0);
+    for pass in plan.passes(stage) {
+        let layers = plan.pipeline.layers[pass.chunk()];
+        match pass {
+            Pass::Forward { .. } => now += layers,
+            Pass::Backward { .. } | Pass::BackwardInput { .. } => now -= layers,
+            Pass::BackwardWeight { .. } => {}
+        }
+        most = most.max(now);
+    }
+    most
 }

@@ -41,6 +41,8 @@ pub struct FrameworkSpec {
     pub replicas_between_nodes: Option<f64>,
     /// Whether every rank sums whole gradients, though it updates a shard only: ZeRO-1 without a reduce-scatter.
     pub whole_sums: bool,
+    /// Whether its library sums over a tree where that is faster than a ring, as NCCL does. Our own transports run rings.
+    pub trees: bool,
     /// How much slower kernels are while a collective runs beside them.
     pub interference: f64,
     /// Bytes of memory that it takes beside tensors: context, library and collective buffers.
@@ -76,6 +78,7 @@ impl Default for FrameworkSpec {
             between_nodes: 1.0,
             replicas_between_nodes: None,
             whole_sums: false,
+            trees: false,
             interference: 0.0,
             reserve: 0.0,
             logit_bytes: 0.0,

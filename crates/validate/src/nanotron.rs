@@ -89,8 +89,7 @@ fn pick(worked: &[&Run]) -> f64 {
 fn run(row: &Row, over: &[String]) -> Option<Run> {
     let plan = row_plan(row, over, &[])?;
     let dealt = row_plan(row, over, &layers_per_stage(row))?;
-    let memory =
-        memory_by_stage(&dealt, &predict(&dealt, device(&dealt), Play::Short));
+    let memory = memory_by_stage(&dealt, &predict(&dealt, device(&dealt), Play::Short));
     let fullest = memory.iter().copied().fold(0.0, f64::max);
     let worked = row.text("status") == "ok";
     let tokens = plan.tokens_per_step() as f64 / plan.mesh.ranks() as f64;

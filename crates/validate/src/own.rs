@@ -7,8 +7,8 @@ use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Consumption, Play, predict, time};
 
 use super::csv::{self, Row};
-use super::{device, predicted};
 use super::score::{Figure, Report, errors, spearman};
+use super::{device, predicted};
 
 /// A machine of ours.
 struct Machine {

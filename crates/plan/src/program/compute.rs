@@ -75,6 +75,27 @@ fn load_for(op: Op, masks_documents: bool) -> Option<(usize, Op)> {
             reads.then_some((micro, Op::Load { micro }))
         }
         Op::Decode { micro, .. } => Some((micro, Op::Feed { micro })),
-        _ => None,
+        Op::Recompute { .. } | Op::Backward { .. } | Op::Choose { .. } => None,
+        Op::Begin
+        | Op::Load { .. }
+        | Op::Feed { .. }
+        | Op::ShareStart
+        | Op::ShareWait
+        | Op::GatherStart { .. }
+        | Op::GatherWait { .. }
+        | Op::Release { .. }
+        | Op::ReduceStart { .. }
+        | Op::ReduceWait { .. }
+        | Op::SendStart { .. }
+        | Op::SendWait { .. }
+        | Op::ReceiveStart { .. }
+        | Op::ReceiveWait { .. }
+        | Op::Measure
+        | Op::NormStart { .. }
+        | Op::NormWait { .. }
+        | Op::Clip
+        | Op::Step
+        | Op::RefreshStart { .. }
+        | Op::RefreshWait { .. } => unreachable!("{op} computes no block"),
     }
 }

@@ -5,7 +5,7 @@
 
 use super::by_unit::ByUnit;
 use super::{Draft, Place};
-use crate::{Block, Op, Part, Plan, Unit, When};
+use crate::{Op, Plan, Unit, When};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     if plan.sharding.weights == 1 {
@@ -16,7 +16,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     // The slot that last used each unit that is whole.
     let mut whole: ByUnit<Option<usize>> = ByUnit::all(plan, None);
     for index in 0..draft.slots.len() {
-        let Some(block) = reads_weights(draft.slots[index]) else { continue };
+        let Some(block) = super::reads_weights(draft.slots[index]) else { continue };
         for unit in plan.units_of(block) {
             let last = whole[unit].replace(index);
             if last.is_some_and(|last| stays(last, index)) {
@@ -43,16 +43,4 @@ fn gather(draft: &mut Draft, unit: Unit, index: usize, ahead: usize) {
         draft.insert(index.saturating_sub(ahead), Place::Starts, start);
     }
     draft.insert(index, Place::Needs, Op::GatherWait { unit });
-}
-
-/// The block whose weights this computation reads. The weight part of a backward reads none.
-fn reads_weights(op: Op) -> Option<Block> {
-    match op {
-        Op::Forward { block, .. }
-        | Op::Evaluate { block, .. }
-        | Op::Decode { block, .. }
-        | Op::Recompute { block, .. }
-        | Op::Backward { block, part: Part::Both | Part::Input, .. } => Some(block),
-        _ => None,
-    }
 }

@@ -14,7 +14,7 @@ mod transfers;
 use std::ops::Range;
 
 use crate::schedule::{self, Pass};
-use crate::{Op, Plan, Program};
+use crate::{Block, Op, Part, Plan, Program};
 
 /// Where an op is put around a block computation.
 #[derive(Clone, Copy)]
@@ -45,6 +45,51 @@ struct Draft {
     inserted: Vec<(u32, Op)>,
     /// What comes after the last slot.
     tail: Vec<Op>,
+}
+
+/// The block whose weights this computation reads.
+fn reads_weights(op: Op) -> Option<Block> {
+    use_of_parameters(op).0
+}
+
+/// The block and micro-batch whose weight gradients this computation adds.
+fn writes_gradient(op: Op) -> Option<(Block, usize)> {
+    use_of_parameters(op).1
+}
+
+/// The weights that an op reads, and the gradients that it adds to.
+fn use_of_parameters(op: Op) -> (Option<Block>, Option<(Block, usize)>) {
+    match op {
+        Op::Forward { block, .. }
+        | Op::Evaluate { block, .. }
+        | Op::Decode { block, .. }
+        | Op::Recompute { block, .. }
+        | Op::Backward { block, part: Part::Input, .. } => (Some(block), None),
+        Op::Backward { block, micro, part: Part::Both } => (Some(block), Some((block, micro))),
+        Op::Backward { block, micro, part: Part::Weight } => (None, Some((block, micro))),
+        Op::Begin
+        | Op::Load { .. }
+        | Op::Feed { .. }
+        | Op::Choose { .. }
+        | Op::ShareStart
+        | Op::ShareWait
+        | Op::GatherStart { .. }
+        | Op::GatherWait { .. }
+        | Op::Release { .. }
+        | Op::ReduceStart { .. }
+        | Op::ReduceWait { .. }
+        | Op::SendStart { .. }
+        | Op::SendWait { .. }
+        | Op::ReceiveStart { .. }
+        | Op::ReceiveWait { .. }
+        | Op::Measure
+        | Op::NormStart { .. }
+        | Op::NormWait { .. }
+        | Op::Clip
+        | Op::Step
+        | Op::RefreshStart { .. }
+        | Op::RefreshWait { .. } => (None, None),
+    }
 }
 
 impl Plan {

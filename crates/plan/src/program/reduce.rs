@@ -7,7 +7,7 @@
 
 use super::by_unit::ByUnit;
 use super::{Draft, Place};
-use crate::{Block, Op, Over, Part, Plan, Unit, When};
+use crate::{Op, Over, Plan, Unit, When};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     if plan.mesh.dp == 1 && !(plan.sequence_parallel && plan.mesh.tp > 1) {
@@ -19,7 +19,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     let at_the_end = !plan.pipeline.overlap && !every_micro;
     let writes = LastWrites::of(plan, stage, draft, every_micro);
     for index in 0..draft.slots.len() {
-        let Some((block, micro)) = writes_gradient(draft.slots[index]) else { continue };
+        let Some((block, micro)) = super::writes_gradient(draft.slots[index]) else { continue };
         for unit in plan.units_of(block).filter(|&unit| writes.is_last(index, unit, micro)) {
             let (others, last) = match reductions[unit] {
                 [others, Some(last)] => (others, last),
@@ -66,7 +66,7 @@ impl LastWrites {
         }
         let mut writes = LastWrites { units, rows, slots: vec![0; end] };
         for (index, &op) in draft.slots.iter().enumerate() {
-            let Some((block, micro)) = writes_gradient(op) else { continue };
+            let Some((block, micro)) = super::writes_gradient(op) else { continue };
             for unit in plan.units_of(block) {
                 let at = writes.at(unit, micro);
                 writes.slots[at] = index;
@@ -107,15 +107,7 @@ fn wait_place(
         return every_micro.then_some((index, Place::Then));
     }
     let next = draft.slots.get(index + 1).filter(|_| every_micro)?;
-    let block = writes_gradient(*next).map(|(block, _)| block);
+    let block = super::writes_gradient(*next).map(|(block, _)| block);
     let writes_again = block.is_some_and(|block| plan.units_of(block).any(|other| other == unit));
     Some((index + 1, if writes_again { Place::Needs } else { Place::Then }))
-}
-
-/// The block and micro-batch whose weight gradients this computation adds.
-fn writes_gradient(op: Op) -> Option<(Block, usize)> {
-    match op {
-        Op::Backward { block, micro, part: Part::Both | Part::Weight } => Some((block, micro)),
-        _ => None,
-    }
 }

@@ -62,8 +62,10 @@ enum Source {
     Block,
     Unit,
     Stage(StageOp),
-    /// The op itself costs nothing: a transfer that it starts or awaits has a cost of its own.
-    Transfer,
+    /// A sum over an axis, which the op only starts.
+    Sum(Axis),
+    /// The op itself costs nothing: it awaits a transfer, or is one side of a message.
+    Nothing,
 }
 
 fn source(op: Op) -> Source {
@@ -84,8 +86,8 @@ fn source(op: Op) -> Source {
         | Op::SendWait { .. }
         | Op::ReceiveStart { .. }
         | Op::ReceiveWait { .. }
-        | Op::NormStart { .. }
-        | Op::NormWait { .. } => Source::Transfer,
+        | Op::NormWait { .. } => Source::Nothing,
+        Op::NormStart { axis } => Source::Sum(axis),
         Op::Evaluate { .. }
         | Op::Feed { .. }
         | Op::Decode { .. }
@@ -139,7 +141,8 @@ impl Costs {
             Source::Block => known(&self.blocks),
             Source::Unit => known(&self.units.ops),
             Source::Stage(op) => self.units.stage_ops[stage][op as usize],
-            Source::Transfer => OpCost::default(),
+            Source::Sum(axis) => OpCost { started: Some(self.sum(axis)), ..OpCost::default() },
+            Source::Nothing => OpCost::default(),
         }
     }
 
@@ -174,14 +177,19 @@ impl Costs {
     /// Costs without a device: a layer's forward, its gradient of the input and its gradients of the weights take this
     /// long, everything else takes no time.
     pub fn of_layers(plan: &Plan, forward: Time, backward_input: Time, backward_weight: Time) -> Self {
-        let compute = |op| match op {
+        let compute = |op: Op| match op {
             Op::Forward { block: Block::Layer(_), .. } | Op::Recompute { .. } => forward,
             Op::Backward { block: Block::Layer(_), part, .. } => match part {
                 Part::Both => backward_input + backward_weight,
                 Part::Input => backward_input,
                 Part::Weight => backward_weight,
             },
-            _ => 0,
+            Op::Forward { .. } | Op::Backward { .. } | Op::Load { .. } => 0,
+            // Whatever is not about a block.
+            op => {
+                debug_assert!(source(op) != Source::Block, "{op}");
+                0
+            }
         };
         let (mut blocks, mut units) = (HashMap::new(), HashMap::new());
         for op in (0..plan.mesh.pp).flat_map(|stage| plan.program(stage).ops) {
@@ -189,7 +197,7 @@ impl Costs {
             match source(op) {
                 Source::Block => _ = blocks.insert(kind(op), cost),
                 Source::Unit => _ = units.insert(kind(op), cost),
-                Source::Stage(_) | Source::Transfer => {}
+                Source::Stage(_) | Source::Sum(_) | Source::Nothing => {}
             }
         }
         let at_once = (Level::Package, 0);
@@ -352,13 +360,7 @@ fn starts_a_transfer(op: Op) -> bool {
 fn collective(entry: Entry, links: &Links, whole: bool) -> Option<(Level, f64)> {
     let Movement::Collective(collective) = entry.transfer else { return None };
     let collective = if whole { Collective::AllReduce } else { collective };
-    let among = match entry.group {
-        "tp" => Among::Tensor,
-        "dp" => Among::Data,
-        "tied" => Among::Tied,
-        _ => Among::Pipeline,
-    };
-    Some(links.collective(among, collective, (entry.len * entry.dtype.bytes()) as f64))
+    Some(links.collective(Among::group(entry.group), collective, (entry.len * entry.dtype.bytes()) as f64))
 }
 
 /// The bytes of a message between stages, as the first stage sends it.

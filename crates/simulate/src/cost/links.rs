@@ -1,4 +1,4 @@
-//! How long collectives and messages take: by the level they cross, what they share, and the better algorithm.
+//! How long collectives and messages take: by the level they cross, what they share, and the algorithm.
 //!
 //! Inside a node a group's bandwidth is that of the best ring over its wires; between nodes it is that of the adapters of its
 //! ranks in one node, which other groups of the node leave to it. Rings send the fewest bytes, trees take the
@@ -19,6 +19,7 @@ pub struct Links {
     /// Seconds of a message beside its travel.
     handshake: f64,
     whole_sums: bool,
+    trees: bool,
     tensor: Group,
     data: Group,
     tied: Group,
@@ -55,6 +56,28 @@ pub enum Among {
     Tied,
 }
 
+impl Among {
+    /// The ranks of a group by its name.
+    pub fn group(name: &str) -> Self {
+        match name {
+            "tp" => Among::Tensor,
+            "dp" => Among::Data,
+            "pp" => Among::Pipeline,
+            "tied" => Among::Tied,
+            other => unreachable!("there is no group {other}"),
+        }
+    }
+}
+
+/// How a collective moves its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Around a ring: the fewest bytes over each link.
+    Ring,
+    /// Up a tree and down again: the fewest steps.
+    Tree,
+}
+
 impl Links {
     /// The links of a cluster; what is not known of them is taken as it is on common machines.
     pub fn new(cluster: &ClusterSpec, mesh: Mesh, framework: &FrameworkSpec) -> Self {
@@ -77,6 +100,7 @@ impl Links {
             data: reached(of_replicas, mesh.tp, mesh.dp, mesh.tp),
             handshake: framework.message,
             whole_sums: framework.whole_sums,
+            trees: framework.trees,
             tied: group(stage * (mesh.pp - 1).max(1), 2.min(mesh.pp), 1),
             pipeline: group(stage, mesh.pp, 1),
         }
@@ -93,16 +117,43 @@ impl Links {
         if group.ranks < 2 {
             return (Level::Package, 0.0);
         }
-        let n = group.ranks as f64;
         let phases = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
-        let inner = self.levels[Level::Node as usize].latency * (n / group.nodes as f64 - 1.0).max(0.0);
-        let outer = self.levels[Level::Cluster as usize].latency;
-        let nodes = group.nodes as f64;
-        let ring = bytes * (n - 1.0) / n / group.bandwidth + inner + outer * (nodes - 1.0);
-        let tree = bytes / group.bandwidth + inner + outer * nodes.log2().ceil();
-        // Trees reduce and broadcast; nobody gathers or scatters over them.
-        let one = if collective == Collective::AllReduce { ring.min(tree) } else { ring };
+        let one = match self.algorithm(among, collective, bytes) {
+            Algorithm::Ring => self.ring(group, bytes),
+            Algorithm::Tree => self.tree(group, bytes),
+        };
         (group.level, self.levels[group.level as usize].start + phases * one)
+    }
+
+    /// The algorithm of a collective over `bytes`: both its seconds and its traffic follow from it.
+    pub fn algorithm(&self, among: Among, collective: Collective, bytes: f64) -> Algorithm {
+        let group = self.group(among);
+        // Trees reduce and broadcast; nobody gathers or scatters over them.
+        let tree = self.trees && collective == Collective::AllReduce;
+        if tree && self.tree(group, bytes) < self.ring(group, bytes) {
+            Algorithm::Tree
+        } else {
+            Algorithm::Ring
+        }
+    }
+
+    /// Seconds of one phase over a ring.
+    fn ring(&self, group: Group, bytes: f64) -> f64 {
+        let (n, nodes) = (group.ranks as f64, group.nodes as f64);
+        let outer = self.levels[Level::Cluster as usize].latency;
+        bytes * (n - 1.0) / n / group.bandwidth + self.inside_a_node(group) + outer * (nodes - 1.0)
+    }
+
+    /// Seconds of one phase over a tree.
+    fn tree(&self, group: Group, bytes: f64) -> f64 {
+        let outer = self.levels[Level::Cluster as usize].latency;
+        bytes / group.bandwidth + self.inside_a_node(group) + outer * (group.nodes as f64).log2().ceil()
+    }
+
+    /// Seconds of the hops inside a node.
+    fn inside_a_node(&self, group: Group) -> f64 {
+        let hops = (group.ranks as f64 / group.nodes as f64 - 1.0).max(0.0);
+        self.levels[Level::Node as usize].latency * hops
     }
 
     /// Seconds of a message from `stage` to the rank of the same place in `to`, and the level it crosses: the outermost
@@ -317,7 +368,7 @@ mod tests {
 
     #[test]
     fn trees_serve_small_sums_and_rings_large_ones() {
-        let links = frontier(8, 1, 256);
+        let links = Links { trees: true, ..frontier(8, 1, 256) };
         let time = |bytes| links.collective(Among::Data, Collective::AllReduce, bytes).1;
         let hop = links.levels[Level::Cluster as usize].latency;
         assert!(time(8.0) < 2.0 * 255.0 * hop, "{}", time(8.0));

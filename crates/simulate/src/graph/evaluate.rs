@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use kintsugi_plan::{Axis, MessageKind, Op};
+use kintsugi_plan::{Axis, MessageKind};
 
 use super::order::{Graph, Section};
 use super::{Node, Rendezvous, StageOp, Step};
@@ -92,16 +92,12 @@ impl Prices {
                 links: costs().map(|cost| cost.links).sum(),
             }
         };
-        let transfer = |(&op, cost): (&Op, &OpCost)| match op {
-            Op::NormStart { axis } => Some(costs.sum(axis)),
-            _ => cost.started,
-        };
         Prices {
             rows: graph.rows.iter().map(row).collect(),
             stage_ops: (0..graph.stages)
                 .map(|stage| StageOp::ALL.map(|(_, op)| costs.of(stage, op)))
                 .collect(),
-            transfers: graph.kinds.iter().zip(&kinds).map(transfer).collect(),
+            transfers: kinds.iter().map(|cost| cost.started).collect(),
             channels: channels(graph, costs),
             interference: costs.interference(),
             kinds,
