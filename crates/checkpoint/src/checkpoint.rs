@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use kintsugi_plan::parameters::Parameter;
-use kintsugi_plan::{Plan, config};
+use kintsugi_plan::Plan;
+use kintsugi_plan::parameters::{Parameter, parameters};
 use kintsugi_rank::{Kept, Store, StoreError};
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata};
@@ -21,7 +21,6 @@ use crate::{CheckpointError, Manifest, Progress, files, header};
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
-    plan: Plan,
     files: ManyFiles,
     /// Where every parameter lies.
     tensors: HashMap<(String, Kept), Tensor>,
@@ -67,15 +66,12 @@ impl Checkpoint {
             );
             return Err(CheckpointError::new(path, reason));
         }
-        let plan = config::resolve(Some(&manifest.config), "its configuration", &[])
-            .map_err(|error| CheckpointError::new(path, error))?;
         let files: Result<Vec<Checked>, CheckpointError> =
             manifest.files.par_iter().map(|record| Checked::new(path, record)).collect();
         let files = files?;
-        let tensors =
-            tensors(&manifest, &plan, &files).map_err(|reason| CheckpointError::new(path, reason))?;
+        let tensors = tensors(&manifest, &files).map_err(|reason| CheckpointError::new(path, reason))?;
         let files = ManyFiles::new(files.into_iter().map(|file| file.path).collect());
-        Ok(Checkpoint { path: path.to_owned(), manifest, plan, files, tensors })
+        Ok(Checkpoint { path: path.to_owned(), manifest, files, tensors })
     }
 
     /// Its folder.
@@ -88,9 +84,10 @@ impl Checkpoint {
         &self.manifest.progress
     }
 
-    /// The plan of the run that wrote it: its model, and the layout it happened to have.
+    /// The plan of the run that wrote it: its model, and the layout it happened to have. Its cluster, its framework and its
+    /// folder are not known.
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.manifest.plan
     }
 
     /// What is kept of every parameter: a converted model has weights and no states.
@@ -171,11 +168,7 @@ impl Checked {
 }
 
 /// Finds every slice in its file, no two in the same place, and every element of the model in exactly one slice.
-fn tensors(
-    manifest: &Manifest,
-    plan: &Plan,
-    files: &[Checked],
-) -> Result<HashMap<(String, Kept), Tensor>, String> {
+fn tensors(manifest: &Manifest, files: &[Checked]) -> Result<HashMap<(String, Kept), Tensor>, String> {
     let mut tensors: HashMap<(String, Kept), Tensor> = HashMap::new();
     let mut taken = HashSet::new();
     for slice in &manifest.slices {
@@ -199,10 +192,11 @@ fn tensors(
         let part = Part { slice: slice.clone(), dtype: info.dtype, offset };
         tensors.entry((slice.parameter.clone(), slice.kept)).or_default().parts.push(part);
     }
-    let parameters = plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed);
+    let plan = &manifest.plan;
+    let parameters = plan.units().into_iter().flat_map(|unit| parameters(&plan.model, unit, 1));
     let mut expected = 0;
     for (parameter, &kept) in
-        parameters.flat_map(|placed| manifest.kept.iter().map(move |kept| (placed.parameter, kept)))
+        parameters.flat_map(|parameter| manifest.kept.iter().map(move |kept| (parameter, kept)))
     {
         let tensor = tensors.entry((parameter.name(), kept)).or_default();
         check_cover(&parameter, &mut tensor.parts.iter().map(|part| &part.slice).collect::<Vec<_>>())?;

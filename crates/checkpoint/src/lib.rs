@@ -15,6 +15,7 @@ mod lock;
 mod manifest;
 mod paths;
 mod prune;
+mod record;
 mod resume;
 mod save;
 mod seeded;

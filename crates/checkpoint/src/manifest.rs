@@ -1,31 +1,34 @@
 //! The manifest: what a checkpoint is made of, and what a run needs to go on from it.
 //!
 //! It is JSON in an envelope with a format version and a checksum of the rest, so that no digit of it can change
-//! unnoticed.
+//! unnoticed. Version 2 stores the plan of the run as data of its own ([`record`]); version 1 stored it as the text of a
+//! configuration alone.
 
 use std::path::Path;
 
+use kintsugi_plan::{Plan, config};
 use kintsugi_rank::Kept;
 use kintsugi_spec::input;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::slice::Slice;
-use crate::{CheckpointError, files};
+use crate::{CheckpointError, files, record};
 
 /// Name of the manifest in a checkpoint's folder.
 pub(crate) const MANIFEST: &str = "manifest.json";
 const FORMAT: &str = "kintsugi checkpoint";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What is in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// How far the run is.
     pub progress: Progress,
-    /// The model, for other programs; here the configuration says it.
-    pub model: serde_json::Value,
-    /// The whole configuration that it was written with, as TOML.
+    /// The plan of the run, but for its cluster and framework.
+    #[serde(with = "record")]
+    pub plan: Plan,
+    /// The whole configuration of the run as TOML, for people; nothing here reads it.
     pub config: String,
     /// What is kept of every parameter.
     pub kept: Vec<Kept>,
@@ -75,6 +78,26 @@ struct Envelope {
     manifest: Box<RawValue>,
 }
 
+/// A manifest of version 1. Its model, which is in the configuration too, is not read.
+#[derive(Deserialize)]
+struct Version1 {
+    progress: Progress,
+    config: String,
+    kept: Vec<Kept>,
+    files: Vec<FileRecord>,
+    slices: Vec<Slice>,
+}
+
+impl Version1 {
+    /// The same manifest with the plan that its configuration means.
+    fn upgrade(self) -> Result<Manifest, String> {
+        let Version1 { progress, config, kept, files, slices } = self;
+        let plan =
+            config::resolve(Some(&config), "its configuration", &[]).map_err(|error| error.to_string())?;
+        Ok(Manifest { progress, plan, config, kept, files, slices })
+    }
+}
+
 impl Manifest {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let manifest = serde_json::value::to_raw_value(self).expect("a manifest has string keys");
@@ -97,15 +120,19 @@ impl Manifest {
         if envelope.format != FORMAT {
             return Err(format!("its format is {:?} and not {FORMAT:?}", envelope.format));
         }
-        if envelope.version != VERSION {
-            return Err(format!("its version is {}; this program reads version {VERSION}", envelope.version));
+        if !(1..=VERSION).contains(&envelope.version) {
+            let version = envelope.version;
+            return Err(format!("its version is {version}; this program reads versions 1 to {VERSION}"));
         }
         let text = envelope.manifest.get();
         let found = files::checksum(text.as_bytes());
         if found != envelope.checksum {
             return Err(format!("its checksum is {found} and should be {}", envelope.checksum));
         }
-        let manifest: Manifest = serde_json::from_str(text).map_err(broken)?;
+        let manifest = match envelope.version {
+            1 => serde_json::from_str::<Version1>(text).map_err(broken)?.upgrade()?,
+            _ => serde_json::from_str(text).map_err(broken)?,
+        };
         let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\', '\0']) && name != "..";
         match manifest.files.iter().find(|file| !plain(&file.name)) {
             Some(file) => Err(format!("{:?} is no name of a file in its folder", file.name)),
@@ -136,7 +163,7 @@ mod tests {
                 loss_first: Some(4.5),
                 ..Progress::default()
             },
-            model: serde_json::json!({ "layers": 2 }),
+            plan: config::resolve(None, "the demo", &[]).expect("the demo"),
             config: "[run]\nsteps = 200\n".into(),
             kept: Kept::ALL.to_vec(),
             files: vec![FileRecord {
@@ -170,6 +197,14 @@ mod tests {
     }
 
     #[test]
+    fn another_version_is_refused() {
+        let text = String::from_utf8(manifest().encode()).expect("JSON");
+        let later = text.replacen("\"version\":2", "\"version\":3", 1);
+        let error = Manifest::decode(later.as_bytes()).expect_err("a later version");
+        assert_eq!(error, "its version is 3; this program reads versions 1 to 2");
+    }
+
+    #[test]
     fn a_file_of_another_folder_is_refused() {
         for name in ["../../etc/passwd", "/etc/passwd", "", ".."] {
             let mut manifest = manifest();
@@ -185,9 +220,9 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_contents_are_an_error_or_a_manifest(text in r#"[\[\]{}:,"0-9a-z]{0,80}"#) {
+        fn arbitrary_contents_are_an_error(text in r#"[\[\]{}:,"0-9a-z]{0,80}"#, version in 0..=3_u32) {
             let envelope = format!(
-                r#"{{"format":"{FORMAT}","version":1,"checksum":"{}","manifest":{text}}}"#,
+                r#"{{"format":"{FORMAT}","version":{version},"checksum":"{}","manifest":{text}}}"#,
                 files::checksum(text.as_bytes())
             );
             prop_assert!(Manifest::decode(envelope.as_bytes()).is_err());

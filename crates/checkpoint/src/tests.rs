@@ -10,7 +10,9 @@ use kintsugi_rank::{Kept, Store, StoreError};
 use proptest::prelude::*;
 
 use crate::manifest::MANIFEST;
-use crate::{Checkpoint, CheckpointError, Folder, Manifest, Progress, RunLock, find, write};
+use crate::{
+    Checkpoint, CheckpointError, Folder, Manifest, Progress, RunLock, WeightsFolder, convert, find, write,
+};
 
 /// Every element of every parameter is another number.
 struct Numbers;
@@ -290,19 +292,44 @@ enum Lie {
     Slice { at: usize, field: usize, value: usize },
     Missing(usize),
     Twice(usize),
-    Config(String),
+    Model { field: usize, value: usize },
     Kept(Vec<Kept>),
 }
 
 fn lie() -> impl Strategy<Value = Lie> {
     let number = prop_oneof![0..10_usize, any::<usize>(), Just(usize::MAX)];
     prop_oneof![
-        (any::<usize>(), 0..5_usize, number).prop_map(|(at, field, value)| Lie::Slice { at, field, value }),
+        (any::<usize>(), 0..5_usize, number.clone()).prop_map(|(at, field, value)| Lie::Slice {
+            at,
+            field,
+            value
+        }),
         any::<usize>().prop_map(Lie::Missing),
         any::<usize>().prop_map(Lie::Twice),
-        "[a-z\\[\\]=.0-9\n]{0,40}".prop_map(Lie::Config),
+        (0..6_usize, number).prop_map(|(field, value)| Lie::Model { field, value }),
         Just(Lie::Kept(vec![])),
     ]
+}
+
+#[test]
+fn a_layout_that_is_none_is_an_error_where_it_is_used() {
+    let out = Temporary::new("layout-lies");
+    let path = saved(&out.0, &[1]).of_step(1);
+    let original = Manifest::read(&path).expect("it is whole");
+    let changes: [fn(&mut Plan); 4] = [
+        |plan| plan.mesh.tp = 0,
+        |plan| plan.batch.global = usize::MAX,
+        |plan| plan.run.seed = u64::MAX,
+        |plan| plan.pipeline.layers = vec![],
+    ];
+    for change in changes {
+        let mut manifest = original.clone();
+        change(&mut manifest.plan);
+        fs::write(path.join(MANIFEST), manifest.encode()).expect("it is changed");
+        if let Ok(weights) = WeightsFolder::open(&path) {
+            convert::plan_for(&weights, &[]).expect("its layout is not used");
+        }
+    }
 }
 
 #[test]
@@ -327,7 +354,17 @@ fn a_manifest_that_lies_is_refused_or_right() {
             }
             Lie::Missing(at) => drop(manifest.slices.remove(at % count)),
             Lie::Twice(at) => manifest.slices.push(manifest.slices[at % count].clone()),
-            Lie::Config(text) => manifest.config = text,
+            Lie::Model { field, value } => {
+                let model = &mut manifest.plan.model;
+                *match field {
+                    0 => &mut model.layers,
+                    1 => &mut model.hidden,
+                    2 => &mut model.head_dim,
+                    3 => &mut model.ffn,
+                    4 => &mut model.vocab,
+                    _ => &mut model.positions,
+                } = value;
+            }
             Lie::Kept(kept) => manifest.kept = kept,
         }
         fs::write(path.join(MANIFEST), manifest.encode()).expect("it is changed");

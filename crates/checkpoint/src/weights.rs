@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use kintsugi_plan::Plan;
 use kintsugi_plan::parameters::Parameter;
-use kintsugi_plan::{Plan, config};
 use kintsugi_rank::{Kept, Store, StoreError};
 use kintsugi_spec::ModelSpec;
 
@@ -35,9 +35,7 @@ impl WeightsFolder {
             return HuggingFaceFolder::read_model(path);
         }
         if path.join(MANIFEST).exists() {
-            let text = Manifest::read(path)?.config;
-            let plan = config::resolve(Some(&text), "its configuration", &[]);
-            return plan.map(|plan| plan.model).map_err(|error| CheckpointError::new(path, error));
+            return Ok(Manifest::read(path)?.plan.model);
         }
         Ok(newest(path)?.plan().model.clone())
     }

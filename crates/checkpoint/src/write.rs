@@ -62,10 +62,11 @@ pub(crate) fn manifest(
     progress: &Progress,
 ) -> Manifest {
     let slices = shards.iter().flat_map(|shard| &shard.pieces).map(|piece| piece.slice.clone());
+    let plan = with_absolute_paths(plan);
     Manifest {
         progress: progress.clone(),
-        model: serde_json::to_value(&plan.model).expect("a model has string keys"),
-        config: with_absolute_paths(plan).to_toml(),
+        config: plan.to_toml(),
+        plan,
         kept: kept.to_vec(),
         files,
         slices: slices.collect(),

@@ -27,4 +27,5 @@ mod thread_limits;
 mod tokenizers;
 mod train;
 mod verify;
+mod versions;
 mod weights;

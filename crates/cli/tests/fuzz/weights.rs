@@ -113,6 +113,6 @@ fn reseal(files: &mut Files) {
     let Ok(text) = String::from_utf8(text) else { return };
     let sum = checksum(text.as_bytes());
     let Ok(manifest) = RawValue::from_string(text) else { return };
-    let envelope = Envelope { format: "kintsugi checkpoint", version: 1, checksum: sum, manifest };
+    let envelope = Envelope { format: "kintsugi checkpoint", version: 2, checksum: sum, manifest };
     files.insert("manifest.json".to_owned(), serde_json::to_vec(&envelope).unwrap());
 }

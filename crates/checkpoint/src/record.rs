@@ -1,0 +1,365 @@
+//! The plan of a run as a manifest of version 2 stores it.
+//!
+//! The definitions here are the format. They repeat the plan's fields, and the compiler compares the two, so that neither a
+//! key of the configuration nor a field of the plan can be renamed in a checkpoint by accident: a field that gets another
+//! name in the plan keeps the old one here with `#[serde(rename)]`, and a new one gets `#[serde(default)]`. The cluster and
+//! the framework are left out: what a checkpoint holds does not depend on them.
+
+use std::path::PathBuf;
+
+use kintsugi_plan::config::{self, ConfigError};
+use kintsugi_plan::{
+    AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LossScale, MemoryOptions,
+    Mesh, Optimizer, Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run, ScheduleKind, Sharding,
+    TokenData, Transport, When,
+};
+use kintsugi_spec::{Activation, Family, ModelSpec, presets};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// What messages call the configuration that a plan is checked as.
+const NAME: &str = "its plan";
+
+/// For `#[serde(with)]`.
+pub(crate) fn serialize<S: Serializer>(plan: &Plan, serializer: S) -> Result<S::Ok, S::Error> {
+    PlanRecord::of(plan).serialize(serializer)
+}
+
+/// For `#[serde(with)]`.
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Plan, D::Error> {
+    PlanRecord::deserialize(deserializer)?.into_plan().map_err(D::Error::custom)
+}
+
+#[derive(Serialize, Deserialize)]
+struct PlanRecord {
+    #[serde(with = "ModelRecord")]
+    model: ModelSpec,
+    init: Option<String>,
+    #[serde(with = "BatchRecord")]
+    batch: Batch,
+    #[serde(with = "MeshRecord")]
+    mesh: Mesh,
+    #[serde(with = "PipelineRecord")]
+    pipeline: Pipeline,
+    sequence_parallel: bool,
+    #[serde(with = "ShardingRecord")]
+    sharding: Sharding,
+    #[serde(with = "PrecisionRecord")]
+    precision: Precision,
+    #[serde(with = "MemoryRecord")]
+    memory: MemoryOptions,
+    #[serde(with = "OptimizerRecord")]
+    optimizer: Optimizer,
+    #[serde(with = "DataRecord")]
+    data: Data,
+    #[serde(with = "RunRecord")]
+    run: Run,
+}
+
+impl PlanRecord {
+    fn of(plan: &Plan) -> Self {
+        PlanRecord {
+            model: plan.model.clone(),
+            init: plan.init.as_ref().map(|folder| folder.display().to_string()),
+            batch: plan.batch,
+            mesh: plan.mesh,
+            pipeline: plan.pipeline.clone(),
+            sequence_parallel: plan.sequence_parallel,
+            sharding: plan.sharding,
+            precision: plan.precision,
+            memory: plan.memory,
+            optimizer: plan.optimizer,
+            data: plan.data.clone(),
+            run: plan.run.clone(),
+        }
+    }
+
+    /// The plan. The model is checked as that of a configuration is: parameters and files follow from it.
+    fn into_plan(self) -> Result<Plan, String> {
+        // A configuration has no larger integers; `plan_for` writes one.
+        toml::Value::try_from(&self).map_err(|error| format!("{NAME} is none: {error}"))?;
+        let defaults = self.defaults().map_err(|error| error.to_string())?;
+        let mut model = self.model;
+        if presets::model(&model.name).is_err() {
+            model.name.clone_from(&defaults.model.name);
+        }
+        Ok(Plan {
+            model,
+            init: self.init.map(PathBuf::from),
+            batch: self.batch,
+            mesh: self.mesh,
+            pipeline: self.pipeline,
+            sequence_parallel: self.sequence_parallel,
+            sharding: self.sharding,
+            precision: self.precision,
+            memory: self.memory,
+            optimizer: self.optimizer,
+            data: self.data,
+            run: Run { out: defaults.run.out, resume: defaults.run.resume, ..self.run },
+            cluster: defaults.cluster,
+            framework: defaults.framework,
+        })
+    }
+
+    /// A plan of the same model with defaults for all else. The demo corpus would refuse a small vocabulary.
+    fn defaults(&self) -> Result<Plan, ConfigError> {
+        let text = format!("batch.sequence = {}\ndata.source = \"tokens\"", self.batch.sequence);
+        let text = config::with_model_of_init(Some(&text), NAME, &[], &self.model)?;
+        config::resolve(Some(&text), NAME, &[])
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "ModelSpec")]
+struct ModelRecord {
+    name: String,
+    family: Family,
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    ffn: usize,
+    vocab: usize,
+    vocab_multiple: usize,
+    positions: usize,
+    tied: bool,
+    parallel_residual: bool,
+    activation: Activation,
+    norm_eps: f64,
+    rotary_base: f64,
+    rotary_fraction: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Batch")]
+struct BatchRecord {
+    sequence: usize,
+    micro: usize,
+    global: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Mesh")]
+struct MeshRecord {
+    pp: usize,
+    dp: usize,
+    tp: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Pipeline")]
+struct PipelineRecord {
+    schedule: ScheduleKind,
+    virtual_stages: usize,
+    layers: Vec<usize>,
+    prefetch: usize,
+    overlap: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Sharding")]
+struct ShardingRecord {
+    weights: usize,
+    gradients: usize,
+    states: usize,
+    gather: When,
+    reduce: When,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Precision")]
+struct PrecisionRecord {
+    compute: Compute,
+    gradients: GradientType,
+    states: Compute,
+    #[serde(with = "LossScaleRecord")]
+    loss_scale: LossScale,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "LossScale", rename_all = "lowercase")]
+enum LossScaleRecord {
+    Dynamic,
+    Fixed(f64),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "MemoryOptions")]
+struct MemoryRecord {
+    recompute: Recompute,
+    attention: AttentionKind,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Optimizer")]
+struct OptimizerRecord {
+    lr: f64,
+    min_lr: f64,
+    warmup: u64,
+    schedule: RateSchedule,
+    betas: (f64, f64),
+    eps: f64,
+    weight_decay: f64,
+    clip: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Data", rename_all = "lowercase")]
+enum DataRecord {
+    Demo,
+    Tokens(#[serde(with = "TokenDataRecord")] TokenData),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "TokenData")]
+struct TokenDataRecord {
+    #[serde(with = "sources")]
+    sources: Vec<DataSource>,
+    tokenizer: Option<String>,
+    allow_other_tokenizer: bool,
+    end_of_document: Option<u32>,
+    #[serde(with = "sources")]
+    validation: Vec<DataSource>,
+    split: f64,
+    mask_documents: bool,
+}
+
+/// Where checkpoints go and where the run went on from is not stored: a reader has its own.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Run")]
+struct RunRecord {
+    steps: u64,
+    seed: u64,
+    #[serde(skip)]
+    out: PathBuf,
+    #[serde(skip, default = "no_resume")]
+    resume: Resume,
+    checkpoint_every: u64,
+    keep: u64,
+    eval_every: u64,
+    eval_tokens: u64,
+    max_skipped: u64,
+    communication_timeout: u64,
+    deterministic: bool,
+    graph: bool,
+    device: DeviceKind,
+    transport: Transport,
+}
+
+fn no_resume() -> Resume {
+    Resume::No
+}
+
+/// Paths as people see them: JSON has no word for bytes that are no text.
+mod sources {
+    use super::{DataSource, Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Source {
+        path: String,
+        weight: f64,
+    }
+
+    pub fn serialize<S: Serializer>(sources: &[DataSource], serializer: S) -> Result<S::Ok, S::Error> {
+        let source =
+            |source: &DataSource| Source { path: source.path.display().to_string(), weight: source.weight };
+        serializer.collect_seq(sources.iter().map(source))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DataSource>, D::Error> {
+        let sources = Vec::<Source>::deserialize(deserializer)?;
+        Ok(sources
+            .into_iter()
+            .map(|source| DataSource { path: source.path.into(), weight: source.weight })
+            .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The format: manifests that were written with it must be read for good. What was added since has a default.
+    const FORMAT: &str = r#"{
+        "model": {
+            "name": "custom", "family": "llama", "layers": 2, "hidden": 8, "heads": 4, "kv_heads": 2, "head_dim": 2,
+            "ffn": 12, "vocab": 100, "vocab_multiple": 1, "positions": 32, "tied": false, "parallel_residual": false,
+            "activation": "swiglu", "norm_eps": 1e-6, "rotary_base": 10000.0, "rotary_fraction": 0.30000000000000004
+        },
+        "init": "/weights",
+        "batch": { "sequence": 16, "micro": 2, "global": 8 },
+        "mesh": { "pp": 1, "dp": 2, "tp": 2 },
+        "pipeline": { "schedule": "1f1b", "virtual_stages": 1, "layers": [2], "prefetch": 1, "overlap": true },
+        "sequence_parallel": true,
+        "sharding": { "weights": 1, "gradients": 2, "states": 2, "gather": "micro-batch", "reduce": "step" },
+        "precision": { "compute": "fp16", "gradients": "compute", "states": "bf16", "loss_scale": { "fixed": 1024.0 } },
+        "memory": { "recompute": "selective", "attention": "plain" },
+        "optimizer": {
+            "lr": 0.001, "min_lr": 0.0001, "warmup": 10, "schedule": "cosine", "betas": [0.9, 0.95], "eps": 1e-8,
+            "weight_decay": 0.1, "clip": 1.0
+        },
+        "data": {
+            "tokens": {
+                "sources": [{ "path": "/data/a", "weight": 3.0 }, { "path": "/data/b", "weight": 1.0 }],
+                "tokenizer": "bytes", "allow_other_tokenizer": false, "end_of_document": 0, "validation": [],
+                "split": 0.05, "mask_documents": true
+            }
+        },
+        "run": {
+            "steps": 100, "seed": 7, "checkpoint_every": 10, "keep": 3, "eval_every": 5, "eval_tokens": 4096,
+            "max_skipped": 20, "communication_timeout": 600, "deterministic": true, "graph": true, "device": "cpu",
+            "transport": "threads"
+        }
+    }"#;
+
+    fn read(text: &str) -> Result<Plan, serde_json::Error> {
+        deserialize(&mut serde_json::Deserializer::from_str(text))
+    }
+
+    #[test]
+    fn the_format_stays() {
+        let plan = read(FORMAT).expect("a plan");
+        let written = serialize(&plan, serde_json::value::Serializer).expect("JSON");
+        assert_eq!(written, serde_json::from_str::<serde_json::Value>(FORMAT).expect("JSON"));
+    }
+
+    /// The words that a manifest has in common with the configuration.
+    #[test]
+    fn the_words_stay() {
+        fn check<T: for<'de> Deserialize<'de> + Serialize>(words: &[&str]) {
+            for word in words {
+                let value = serde_json::from_value::<T>((*word).into()).expect(word);
+                assert_eq!(serde_json::to_value(value).expect("a word"), *word);
+            }
+        }
+        check::<Family>(&["gpt", "neox", "llama"]);
+        check::<Activation>(&["gelu", "gelu-exact", "swiglu"]);
+        check::<ScheduleKind>(&["gpipe", "1f1b", "interleaved", "zero-bubble"]);
+        check::<When>(&["micro-batch", "step"]);
+        check::<Compute>(&["fp32", "bf16", "fp16"]);
+        check::<GradientType>(&["fp32", "compute"]);
+        check::<Recompute>(&["none", "selective", "full"]);
+        check::<AttentionKind>(&["flash", "plain"]);
+        check::<RateSchedule>(&["cosine", "constant"]);
+        check::<DeviceKind>(&["cpu", "cuda"]);
+        check::<Transport>(&["threads"]);
+        assert_eq!(DataRecord::deserialize(serde_json::json!("demo")).expect("a word"), Data::Demo);
+        let scale = LossScaleRecord::deserialize(serde_json::json!("dynamic")).expect("a word");
+        assert_eq!(scale, LossScale::Dynamic);
+    }
+
+    #[test]
+    fn a_plan_is_the_one_that_was_written() {
+        let sets = ["parallel.dp=4", "sharding.zero=3", "run.seed=3", "model.norm_eps=0.1234567890123456789"];
+        let plan = config::resolve(None, "the demo", &sets.map(String::from)).expect("a legal config");
+        let written = serialize(&plan, serde_json::value::Serializer).expect("JSON").to_string();
+        assert_eq!(read(&written).expect("a plan"), plan);
+    }
+
+    #[test]
+    fn a_preset_that_is_gone_leaves_a_custom_model() {
+        let plan = read(&FORMAT.replace("\"custom\"", "\"of-old\"")).expect("a plan");
+        assert_eq!(plan.model.name, "custom");
+    }
+}
