@@ -4,7 +4,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::folder::{parent, same};
+use kintsugi_spec::output::{parent, sync_folder};
+
+use crate::folder::same;
 use crate::{Checkpoint, CheckpointError, Folder, files, tokenizer};
 
 impl Folder {
@@ -33,7 +35,7 @@ impl Folder {
         moved.inspect_err(|_| drop(fs::remove_dir(&aside)))?;
         // The run's own tokenizer may make way for another's.
         tokenizer::copy(parent(self.path()), &aside)?;
-        let synced = files::sync_folder(&aside).and_then(|()| files::sync_folder(parent(&aside)));
+        let synced = sync_folder(&aside).and_then(|()| sync_folder(parent(&aside)));
         synced.map_err(|error| CheckpointError::new(&aside, error))?;
         Ok(Some(aside))
     }
@@ -75,8 +77,7 @@ impl Folder {
 fn move_to(from: &Path, to: &Path) -> io::Result<()> {
     match fs::rename(from, to) {
         Err(error) if error.kind() == io::ErrorKind::CrossesDevices && from.is_file() => {
-            fs::copy(from, to)?;
-            fs::File::open(to)?.sync_all()?;
+            files::copy(from, to)?;
             fs::remove_file(from)
         }
         result => result,

@@ -1,7 +1,7 @@
 //! Files that are on the disk when they are said to be, with a checksum of what was written; and many files to read, of
 //! which only some are open at a time.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -157,9 +157,10 @@ fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Waits until the disk has the names in a folder.
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
+/// Copies a file, and waits until the disk has the copy.
+pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    fs::copy(from, to)?;
+    File::open(to)?.sync_all()
 }
 
 /// Writes JSON to a file, where the disk has it then.

@@ -4,9 +4,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use kintsugi_spec::output::{parent, publish_folder, sync_folder};
+
 use crate::manifest::MANIFEST;
 use crate::seeded::{self, Bug};
-use crate::{Checkpoint, CheckpointError, RunLock, files};
+use crate::{Checkpoint, CheckpointError, RunLock};
 
 /// A run's checkpoints, in `<out>/checkpoints`.
 #[derive(Clone, Debug)]
@@ -17,7 +19,7 @@ pub struct Folder {
 const NAME: &str = "checkpoints";
 const STEP: &str = "step-";
 /// A folder that is not whole yet, or is being removed, ends in this.
-const PARTIAL: &str = ".partial";
+pub(crate) const PARTIAL: &str = ".partial";
 /// Such a folder among the checkpoints of a run also begins with this, so that no folder of another program is taken
 /// for one.
 const OWN: &str = "kintsugi-";
@@ -100,7 +102,7 @@ impl Folder {
     /// Gives a finished checkpoint its name. Its files are on the disk already.
     pub(crate) fn finish(&self, step: u64) -> io::Result<PathBuf> {
         let path = self.of_step(step);
-        publish(&self.unfinished(step), &path)?;
+        publish_folder(&self.unfinished(step), &path)?;
         Ok(path)
     }
 
@@ -127,7 +129,7 @@ impl Folder {
             return Ok(());
         }
         fs::create_dir_all(&self.path)?;
-        files::sync_folder(parent(&self.path))
+        sync_folder(parent(&self.path))
     }
 
     fn names(&self) -> Result<Vec<String>, CheckpointError> {
@@ -176,25 +178,6 @@ pub(crate) fn places_of_tokenizer(checkpoint: &Path) -> Vec<PathBuf> {
 /// Whether two paths lead to the same place, which is there.
 pub(crate) fn same(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
-}
-
-/// The name of something unfinished.
-pub(crate) fn partial(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(PARTIAL);
-    name.into()
-}
-
-/// Renames a folder, on the disk too.
-pub(crate) fn publish(from: &Path, to: &Path) -> io::Result<()> {
-    files::sync_folder(from)?;
-    fs::rename(from, to)?;
-    files::sync_folder(parent(to))
-}
-
-/// The folder that a path lies in.
-pub(crate) fn parent(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Opens what a path means: a checkpoint, or the newest whole one of a run or of a folder of checkpoints.

@@ -8,9 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use kintsugi_spec::input;
+use kintsugi_spec::output::parent;
 
 use crate::CheckpointError;
-use crate::folder::parent;
 use crate::seeded::{self, Bug};
 
 /// Held for as long as this value lives.

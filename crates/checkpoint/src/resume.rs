@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kintsugi_plan::{Data, DataSource, Plan};
 use kintsugi_spec::Family;
+use kintsugi_spec::output::with_suffix;
 
 use crate::paths::relative_to_current_folder;
 use crate::{Checkpoint, CheckpointError};
@@ -149,11 +150,7 @@ fn shares_a_file(one: &[DataSource], other: &[DataSource]) -> bool {
 fn file(source: &Path) -> PathBuf {
     let bin = match source.extension() {
         Some(suffix) if suffix == "bin" || suffix == "idx" => source.with_extension("bin"),
-        _ => {
-            let mut name = source.as_os_str().to_owned();
-            name.push(".bin");
-            name.into()
-        }
+        _ => with_suffix(source, ".bin"),
     };
     bin.canonicalize().unwrap_or(bin)
 }

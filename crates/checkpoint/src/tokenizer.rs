@@ -1,13 +1,12 @@
 //! The tokenizer that goes with weights: where it is kept, and how it comes along when they are converted.
 
-use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use kintsugi_spec::input;
 use serde_json::{Map, Value};
 
-use crate::files::write_json;
+use crate::files::{self, write_json};
 use crate::folder::places_of_tokenizer;
 use crate::huggingface::HuggingFaceFolder;
 use crate::{Checkpoint, CheckpointError, WeightsFolder};
@@ -133,8 +132,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     for name in FILES {
         let (file, copy) = (from.join(name), to.join(name));
         if file.is_file() {
-            let copied = fs::copy(&file, &copy).and_then(|_| File::open(&copy)?.sync_all());
-            copied.map_err(|error| CheckpointError::new(&file, error))?;
+            files::copy(&file, &copy).map_err(|error| CheckpointError::new(&file, error))?;
         }
     }
     Ok(())

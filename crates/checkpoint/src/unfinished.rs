@@ -4,8 +4,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use kintsugi_spec::output::{publish_folder, with_suffix};
+
 use crate::CheckpointError;
-use crate::folder::{partial, publish};
+use crate::folder::PARTIAL;
 
 /// Goes away with this value, unless it is published.
 pub(crate) struct Unfinished {
@@ -23,9 +25,7 @@ impl Unfinished {
         let failed = |error: io::Error| CheckpointError::new(to, error);
         to.parent().map_or(Ok(()), fs::create_dir_all).map_err(failed)?;
         for number in 0_u64.. {
-            let mut own = to.as_os_str().to_owned();
-            own.push(format!(".{}-{number}", std::process::id()));
-            let path = partial(own.as_ref());
+            let path = with_suffix(to, &format!(".{}-{number}{PARTIAL}", std::process::id()));
             match fs::create_dir(&path) {
                 Ok(()) => return Ok(Unfinished { path, to: to.to_owned(), published: false }),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -42,7 +42,7 @@ impl Unfinished {
 
     /// Gives it its name. Its files are on the disk already.
     pub fn publish(mut self) -> Result<(), CheckpointError> {
-        publish(&self.path, &self.to).map_err(|error| CheckpointError::new(&self.to, error))?;
+        publish_folder(&self.path, &self.to).map_err(|error| CheckpointError::new(&self.to, error))?;
         self.published = true;
         Ok(())
     }

@@ -1,11 +1,11 @@
 //! Files that people name: texts that are read, and files that are written whole or not at all.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use kintsugi_spec::input;
+use kintsugi_spec::output::{self, UnfinishedFile, with_suffix};
 
 use crate::failure::Failure;
 
@@ -23,28 +23,9 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
 pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), Failure> {
     let written = match place(path) {
         Place::Stream => fs::write(path, text),
-        Place::File(path) => {
-            let partial = partial(&path);
-            let written = write_synced(&partial, text).and_then(|()| fs::rename(&partial, &path));
-            if written.is_err() {
-                fs::remove_file(&partial).ok();
-            }
-            written.and_then(|()| sync_parent(&path))
-        }
+        Place::File(path) => output::write_whole(&path, unfinished(&path), text),
     };
     written.map_err(|error| Failure::file("write", path, &error))
-}
-
-/// Waits until the disk has the names in the folder that a path lies in.
-pub fn sync_parent(path: &Path) -> io::Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
-}
-
-fn write_synced(path: &Path, text: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(text)?;
-    file.sync_all()
 }
 
 /// What a path leads to.
@@ -77,14 +58,9 @@ pub fn check_writable(path: &Path) -> Result<(), Failure> {
         return Err(Failure::Mistake(format!("cannot write {}: it is a folder", path.display())));
     }
     let Place::File(file) = place(path) else { return Ok(()) };
-    let partial = partial(&file);
-    fs::write(&partial, "")
-        .and_then(|()| fs::remove_file(&partial))
-        .map_err(|error| Failure::file("write", path, &error))
+    UnfinishedFile::create(unfinished(&file)).map(drop).map_err(|error| Failure::file("write", path, &error))
 }
 
-fn partial(path: &Path) -> PathBuf {
-    let mut name = OsString::from(path);
-    name.push(".kintsugi-partial");
-    name.into()
+fn unfinished(path: &Path) -> PathBuf {
+    with_suffix(path, ".kintsugi-partial")
 }

@@ -1,6 +1,7 @@
 //! Descriptions of models and clusters: what they are, not what is done with them.
 //!
-//! Presets are data files under `presets/`; units are parsed and printed in one place.
+//! Presets are data files under `presets/`; units are parsed and printed in one place. What every crate needs for files and
+//! errors is here too: [`input`], [`output`] and [`Cause`].
 #![forbid(unsafe_code)]
 
 mod cause;
@@ -11,6 +12,7 @@ pub mod input;
 mod level;
 mod link;
 mod model;
+pub mod output;
 pub mod presets;
 pub mod units;
 

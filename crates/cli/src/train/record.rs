@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use kintsugi_engine::{Outcome, Start};
 use kintsugi_plan::Plan;
 use kintsugi_rank::Figures;
+use kintsugi_spec::output::{parent, sync_folder};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::files::{sync_parent, write_whole};
+use crate::files::write_whole;
 use crate::output::json;
 
 /// What `summary.json` holds.
@@ -47,7 +48,7 @@ pub fn create_folder(out: &Path) -> Result<(), Failure> {
     if out.is_dir() {
         return Ok(());
     }
-    let created = fs::create_dir_all(out).and_then(|()| sync_parent(out));
+    let created = fs::create_dir_all(out).and_then(|()| sync_folder(parent(out)));
     created.map_err(|error| Failure::file("create", out, &error))
 }
 

@@ -10,9 +10,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use kintsugi_spec::input;
+use kintsugi_spec::output::with_suffix;
 
 use super::index::Head;
-use super::{About, Outputs, TokenType, with_suffix, without_suffix};
+use super::{About, Outputs, TokenType, without_suffix};
 use crate::DataError;
 
 /// Tokens end to end, and where documents begin among them.

@@ -8,7 +8,6 @@ mod kind;
 mod tables;
 mod writer;
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 pub use about::About;
@@ -16,13 +15,6 @@ pub use file::TokenFile;
 pub use kind::TokenType;
 pub use writer::TokenWriter;
 pub(crate) use writer::{Outputs, Partial, write_whole};
-
-/// The path of a prefix's file: `corpus` with `.bin` is `corpus.bin`, and `corpus.v1` is `corpus.v1.bin`.
-fn with_suffix(prefix: &Path, suffix: &str) -> PathBuf {
-    let mut name = OsString::from(prefix);
-    name.push(suffix);
-    name.into()
-}
 
 /// The prefix that is meant, which may be written with the suffix of either file.
 pub fn without_suffix(prefix: &Path) -> PathBuf {

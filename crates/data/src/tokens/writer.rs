@@ -4,13 +4,14 @@
 //! memory, as there may be billions. At the end all is synced, and the index, without which nobody reads the rest,
 //! is moved into place last.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Seek, Write};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File};
+use std::io::{self, BufReader, ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
+use kintsugi_spec::output::{UnfinishedFile, with_suffix};
+
 use super::index::Head;
-use super::{About, TokenType, with_suffix};
+use super::{About, TokenType};
 use crate::{DataError, TOKENIZER_FILES};
 
 /// Where the files of a prefix go.
@@ -41,13 +42,9 @@ pub struct TokenWriter {
     open: bool,
 }
 
-/// A file under a name of its own, which goes away with it unless it is moved into place.
+/// An unfinished file whose errors name it.
 #[derive(Debug)]
-pub(crate) struct Partial {
-    path: PathBuf,
-    file: BufWriter<File>,
-    published: bool,
-}
+pub(crate) struct Partial(UnfinishedFile);
 
 impl Outputs {
     /// The files of a prefix.
@@ -139,9 +136,9 @@ impl TokenWriter {
         remove(&self.outputs.idx)?;
         self.bin.publish(&self.outputs.bin)?;
         meta.publish(&self.outputs.meta)?;
-        self.further.iter_mut().try_for_each(|(path, partial)| partial.publish(path))?;
+        self.further.into_iter().try_for_each(|(path, partial)| partial.publish(&path))?;
         idx.publish(&self.outputs.idx)?;
-        Ok(self.outputs.clone())
+        Ok(self.outputs)
     }
 
     fn write_index(&mut self, idx: &mut Partial) -> Result<(), DataError> {
@@ -174,66 +171,35 @@ impl Partial {
     /// Begins the file that will be `path`. Another process that writes it at the same time is refused.
     pub fn create(path: &Path) -> Result<Partial, DataError> {
         let path = with_suffix(path, ".partial");
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        let file = options.open(&path).map_err(|error| DataError::file("write", &path, error))?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                return Err(DataError::file("write", &path, "another process is writing it"));
-            }
-            // Where there are no locks, two processes at once are the user's own care.
-            Err(TryLockError::Error(_)) | Ok(()) => {}
-        }
-        let same = |named: fs::Metadata, opened: fs::Metadata| named.ino() == opened.ino();
-        if !fs::metadata(&path).is_ok_and(|named| file.metadata().is_ok_and(|opened| same(named, opened))) {
-            return Err(DataError::file("write", &path, "another process has just moved it into place"));
-        }
-        file.set_len(0).map_err(|error| DataError::file("write", &path, error))?;
-        Ok(Partial { path, file: BufWriter::with_capacity(1 << 16, file), published: false })
+        let file = UnfinishedFile::create(path.clone());
+        file.map(Partial).map_err(|error| DataError::file("write", &path, error))
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
-        self.file.write_all(bytes).map_err(|error| self.failed("write", error))
+        self.0.write_all(bytes).map_err(|error| self.failed("write", error))
     }
 
     fn copy(&mut self, from: &mut File) -> Result<(), DataError> {
-        io::copy(from, &mut self.file).map(drop).map_err(|error| self.failed("write", error))
+        io::copy(from, &mut self.0).map(drop).map_err(|error| self.failed("write", error))
     }
 
     /// What was written so far, from its beginning.
     fn rewind(&mut self) -> Result<File, DataError> {
-        let rewound = self.file.flush().and_then(|()| {
-            let mut file = self.file.get_ref().try_clone()?;
-            file.rewind()?;
-            Ok(file)
-        });
+        let rewound = self.0.reopen().and_then(|mut file| file.rewind().map(|()| file));
         rewound.map_err(|error| self.failed("read", error))
     }
 
     pub fn sync(&mut self) -> Result<(), DataError> {
-        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
-        synced.map_err(|error| self.failed("write", error))
+        self.0.sync().map_err(|error| self.failed("write", error))
     }
 
     /// Moves a synced file into place, for good.
-    pub fn publish(&mut self, path: &Path) -> Result<(), DataError> {
-        let failed = |error| DataError::file("write", path, error);
-        fs::rename(&self.path, path).map_err(failed)?;
-        self.published = true;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all()).map_err(failed)
+    pub fn publish(self, path: &Path) -> Result<(), DataError> {
+        self.0.publish(path).map_err(|error| DataError::file("write", path, error))
     }
 
     fn failed(&self, action: &'static str, error: io::Error) -> DataError {
-        DataError::file(action, &self.path, error)
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.published {
-            fs::remove_file(&self.path).ok();
-        }
+        DataError::file(action, self.0.path(), error)
     }
 }
 

@@ -4,13 +4,13 @@
 //! ends with a hash of its own: the driver believes whatever machine code it is given.
 
 use std::ffi::{CString, c_char};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
 use std::iter;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::nvrtc::{result, sys};
+use kintsugi_spec::output;
 
 use super::cache;
 use super::error::CudaError;
@@ -142,19 +142,9 @@ fn keep(path: &Path, image: &[u8]) {
     static WRITTEN: AtomicU64 = AtomicU64::new(0);
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
     let unfinished = path.with_extension(format!("{}-{number}.part", std::process::id()));
-    let write = || {
-        path.parent().map_or(Ok(()), fs::create_dir_all)?;
-        let mut file = File::create(&unfinished)?;
-        file.write_all(image)?;
-        file.write_all(&fingerprint(&[image]).to_le_bytes())?;
-        // A name that reaches the disk before what it stands for would be one of nothing after a crash.
-        file.sync_all()?;
-        fs::rename(&unfinished, path)
-    };
-    let written: io::Result<()> = write();
-    if written.is_err() {
-        let _ = fs::remove_file(&unfinished);
-    }
+    let bytes = [image, &fingerprint(&[image]).to_le_bytes()].concat();
+    let folder = path.parent().map_or(Ok(()), fs::create_dir_all);
+    folder.and_then(|()| output::write_whole(path, unfinished, &bytes)).ok();
 }
 
 /// FNV-1a with 128 bits, over the parts and their lengths.
