@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use kintsugi_spec::input;
+use kintsugi_spec::tokenizer_files::{ALL, CONFIG, GENERATION, SENTENCE_PIECE, TOKENIZER, VOCABULARY};
 use serde_json::{Map, Value};
 
 use crate::files::{self, write_json};
@@ -11,26 +12,8 @@ use crate::folder::places_of_tokenizer;
 use crate::huggingface::HuggingFaceFolder;
 use crate::{Checkpoint, CheckpointError, WeightsFolder};
 
-/// The file that any tokenizer has.
-const TOKENIZER: &str = "tokenizer.json";
-/// What is said about a tokenizer's special tokens.
-const CONFIG: &str = "tokenizer_config.json";
-/// What is said about how a model generates text.
-const GENERATION: &str = "generation_config.json";
-/// The field, here and in `config.json`, with the tokens that end a text.
+/// The field of `generation_config.json` and of `config.json` with the tokens that end a text.
 const END: &str = "eos_token_id";
-/// The files of a tokenizer, and what belongs to it.
-const FILES: [&str; 9] = [
-    TOKENIZER,
-    CONFIG,
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    GENERATION,
-];
 /// The fields of a `config.json` that belong to the tokenizer, and the words that a `tokenizer_config.json` has for them.
 const TOKENS: [(&str, &str); 3] =
     [("bos_token_id", "bos_token"), (END, "eos_token"), ("pad_token_id", "pad_token")];
@@ -124,12 +107,12 @@ impl Checkpoint {
 
 /// Whether a folder has a tokenizer in it.
 fn has_one(folder: &Path) -> bool {
-    [TOKENIZER, "vocab.json", "tokenizer.model"].iter().any(|name| folder.join(name).is_file())
+    [TOKENIZER, VOCABULARY, SENTENCE_PIECE].iter().any(|name| folder.join(name).is_file())
 }
 
 /// Copies a tokenizer from one folder to another, where the disk has it then.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), CheckpointError> {
-    for name in FILES {
+    for name in ALL {
         let (file, copy) = (from.join(name), to.join(name));
         if file.is_file() {
             files::copy(&file, &copy).map_err(|error| CheckpointError::new(&file, error))?;

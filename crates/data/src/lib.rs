@@ -30,7 +30,7 @@ pub use permutation::Permutation;
 pub use random::Stream;
 pub use sampler::{MicroBatch, Sampler};
 pub use text::{GrowingText, Text};
-pub use tokenizer::{Encoder, TOKENIZER_FILES, Tokenizer};
+pub use tokenizer::{Encoder, Tokenizer};
 pub use tokens::{About, TokenFile, TokenType, TokenWriter, without_suffix};
 
 /// Which part of a dataset: the two never share a sample.

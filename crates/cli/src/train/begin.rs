@@ -8,9 +8,10 @@ use std::sync::Arc;
 use kintsugi_checkpoint::{
     Checkpoint, CheckpointError, Folder, Manifest, RunLock, WeightsFolder, find, with_absolute_paths,
 };
-use kintsugi_data::{TOKENIZER_FILES, Tokenizer};
+use kintsugi_data::Tokenizer;
 use kintsugi_engine::{Start, check_tokenizers, resume_end_of_document, tokenizer};
 use kintsugi_plan::{Plan, RateSchedule, Resume};
+use kintsugi_spec::tokenizer_files;
 
 use super::metrics::{self, Metrics};
 use super::record;
@@ -80,7 +81,7 @@ impl Beginning {
 fn check_files(plan: &Plan, config: &ConfigArguments, folder: &Folder) -> Result<(), Failure> {
     let out = &plan.run.out;
     let (lock, _) = RunLock::of_run(out);
-    let tokenizer = TOKENIZER_FILES.map(|name| out.join(name));
+    let tokenizer = tokenizer_files::WRITTEN.map(|name| out.join(name));
     let own = run_files(out).into_iter().chain(tokenizer).chain([lock]);
     let mut found = own.filter(|path| path.symlink_metadata().is_ok() && !config.is_file(path));
     let Some(path) = found.next() else { return Ok(()) };
@@ -212,7 +213,7 @@ fn keep_tokenizer(plan: &Plan, own: bool, notes: &mut String) -> Result<(), Fail
         Some(Err(_)) | None => {}
     }
     if !own {
-        TOKENIZER_FILES.iter().try_for_each(|name| files::remove(&plan.run.out.join(name)))?;
+        tokenizer_files::WRITTEN.iter().try_for_each(|name| files::remove(&plan.run.out.join(name)))?;
     }
     Ok(())
 }

@@ -7,6 +7,8 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kintsugi_spec::tokenizer_files;
+
 use super::decompress;
 use super::magic::{Content, HEAD, content};
 use crate::DataError;
@@ -179,7 +181,7 @@ fn kind(path: &Path) -> (Option<Format>, Compression) {
 
 /// What a folder may have beside text that ends like it: what this program and others keep of a tokenizer, and of token
 /// files.
-const NO_TEXT: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", ".meta.json"];
+const NO_TEXT: [&str; 3] = [tokenizer_files::TOKENIZER, tokenizer_files::CONFIG, ".meta.json"];
 
 /// Everything in a folder that has a known name; other files and hidden ones are not text. Links are followed, and no
 /// folder is `entered` twice: one that leads to a folder above would never end.

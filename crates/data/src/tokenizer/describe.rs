@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kintsugi_spec::input;
+use kintsugi_spec::{input, tokenizer_files};
 use serde_json::{Value, json};
 use tokenizers::canonicalize_value;
 
@@ -69,7 +69,8 @@ fn find(given: &Path) -> Result<(PathBuf, String), DataError> {
     if !given.is_dir() {
         return Ok((given.to_owned(), read_text(given)?));
     }
-    let [whole, vocab, merges] = ["tokenizer.json", "vocab.json", "merges.txt"].map(|name| given.join(name));
+    let names = [tokenizer_files::TOKENIZER, tokenizer_files::VOCABULARY, tokenizer_files::MERGES];
+    let [whole, vocab, merges] = names.map(|name| given.join(name));
     if whole.is_file() {
         return Ok((whole.clone(), read_text(&whole)?));
     }
@@ -171,8 +172,8 @@ pub(super) fn pretty(value: &Value) -> String {
 /// `book.tokenizer.json`.
 pub(super) fn config_path(path: &Path) -> PathBuf {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let prefix = name.strip_suffix("tokenizer.json").unwrap_or_default();
-    path.with_file_name(format!("{prefix}tokenizer_config.json"))
+    let prefix = name.strip_suffix(tokenizer_files::TOKENIZER).unwrap_or_default();
+    path.with_file_name(format!("{prefix}{}", tokenizer_files::CONFIG))
 }
 
 fn config(path: &Path) -> Result<Option<Value>, DataError> {

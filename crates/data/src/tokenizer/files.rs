@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use kintsugi_spec::tokenizer_files;
 use serde_json::{Map, Value, json};
 
 use super::Tokenizer;
@@ -10,9 +11,6 @@ use super::describe::{END, byte_level, config_path, pretty};
 use super::train::letters;
 use crate::DataError;
 use crate::tokens::write_whole;
-
-/// Their names in a folder: the tokenizer, and what is said about its special tokens.
-pub const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
 
 /// What is in them.
 #[derive(Clone)]
@@ -50,13 +48,13 @@ impl Files {
 }
 
 impl Tokenizer {
-    /// Its files, under the names of [`TOKENIZER_FILES`].
+    /// Its files, under the names of [`tokenizer_files::WRITTEN`].
     pub(crate) fn files(&self) -> [&[u8]; 2] {
         [&self.files.tokenizer, &self.files.config]
     }
 
     /// Writes its files into a folder.
     pub fn save(&self, folder: &Path) -> Result<(), DataError> {
-        self.files.write(&folder.join(TOKENIZER_FILES[0]))
+        self.files.write(&folder.join(tokenizer_files::TOKENIZER))
     }
 }

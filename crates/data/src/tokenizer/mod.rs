@@ -18,7 +18,6 @@ use self::pipeline::{Pipeline, Scratch};
 use crate::DataError;
 use crate::guard::catch_panic;
 
-pub use files::TOKENIZER_FILES;
 pub use train::{TrainedTokenizer, train_tokenizer};
 
 /// Characters of a library's message.

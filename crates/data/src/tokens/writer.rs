@@ -9,10 +9,11 @@ use std::io::{self, BufReader, ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use kintsugi_spec::output::{UnfinishedFile, with_suffix};
+use kintsugi_spec::tokenizer_files;
 
 use super::index::Head;
 use super::{About, TokenType};
-use crate::{DataError, TOKENIZER_FILES};
+use crate::DataError;
 
 /// Where the files of a prefix go.
 #[derive(Clone, Debug)]
@@ -60,7 +61,7 @@ impl Outputs {
 
     /// Where a copy of the tokenizer goes, one path for each of its files.
     pub fn tokenizer(prefix: &Path) -> [PathBuf; 2] {
-        TOKENIZER_FILES.map(|name| with_suffix(prefix, &format!(".{name}")))
+        tokenizer_files::WRITTEN.map(|name| with_suffix(prefix, &format!(".{name}")))
     }
 }
 
