@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use kintsugi_plan::Plan;
-use kintsugi_plan::parameters::{Parameter, parameters};
-use kintsugi_rank::{Kept, Store, StoreError};
+use kintsugi_plan::parameters::parameters;
+use kintsugi_rank::{Elements, Kept, Store, StoreError};
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata};
 
@@ -102,13 +102,8 @@ impl Checkpoint {
 }
 
 impl Store for Checkpoint {
-    fn read(
-        &self,
-        parameter: &Parameter,
-        kept: Kept,
-        start: usize,
-        out: &mut [f32],
-    ) -> Result<(), StoreError> {
+    fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
+        let Elements { parameter, kept, start } = elements;
         let name = parameter.name();
         let failed = |reason: String| StoreError::new(format!("{}: {reason}", self.path.display()));
         let tensor = self.tensors.get(&(name.clone(), kept));

@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use kintsugi_plan::config::{self, ConfigError};
-use kintsugi_plan::parameters::Parameter;
 use kintsugi_plan::{Compute, Plan};
-use kintsugi_rank::{Finite, Kept, Store, StoreError};
+use kintsugi_rank::{Elements, Finite, Store, StoreError};
 
 use crate::huggingface::{ExportOptions, HuggingFaceFolder, export, parameter_count};
 use crate::{CheckpointError, Progress, WeightsFolder, write};
@@ -102,14 +101,8 @@ struct Watched<'a> {
 }
 
 impl Store for Watched<'_> {
-    fn read(
-        &self,
-        parameter: &Parameter,
-        kept: Kept,
-        start: usize,
-        out: &mut [f32],
-    ) -> Result<(), StoreError> {
-        self.store.read(parameter, kept, start, out)?;
+    fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
+        self.store.read(elements, out)?;
         (self.moved)(out.len() as u64);
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kintsugi_plan::parameters::Parameter;
 use kintsugi_plan::{Plan, config};
-use kintsugi_rank::{Kept, Store, StoreError};
+use kintsugi_rank::{Elements, Kept, Store, StoreError};
 use proptest::prelude::*;
 
 use crate::manifest::MANIFEST;
@@ -18,13 +18,8 @@ use crate::{
 struct Numbers;
 
 impl Store for Numbers {
-    fn read(
-        &self,
-        parameter: &Parameter,
-        kept: Kept,
-        start: usize,
-        out: &mut [f32],
-    ) -> Result<(), StoreError> {
+    fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
+        let Elements { parameter, kept, start } = elements;
         let base = parameter.name().bytes().map(u32::from).sum::<u32>() + kept as u32;
         for (value, index) in out.iter_mut().zip(start..) {
             *value = (base as usize * 1000 + index) as f32;
@@ -37,8 +32,8 @@ impl Store for Numbers {
 struct Nothing;
 
 impl Store for Nothing {
-    fn read(&self, parameter: &Parameter, _: Kept, _: usize, _: &mut [f32]) -> Result<(), StoreError> {
-        Err(StoreError::new(format!("there is no {}", parameter.name())))
+    fn read(&self, elements: Elements, _: &mut [f32]) -> Result<(), StoreError> {
+        Err(StoreError::new(format!("there is no {}", elements.parameter.name())))
     }
 }
 
@@ -100,15 +95,17 @@ fn every_layout_reads_every_number() {
             let len = parameter.valid_elements();
             for range in [0..len, len / 3..len / 2, len - 1..len] {
                 let [mut expected, mut found] = [vec![0.0; range.len()], vec![0.0; range.len()]];
-                Numbers.read(&parameter, kept, range.start, &mut expected).expect("numbers");
-                checkpoint.read(&parameter, kept, range.start, &mut found).expect("it is there");
+                let elements = Elements { parameter: &parameter, kept, start: range.start };
+                Numbers.read(elements, &mut expected).expect("numbers");
+                checkpoint.read(elements, &mut found).expect("it is there");
                 assert_eq!(expected, found, "{} {kept:?} {range:?}", parameter.name());
             }
         }
     }
     let foreign =
         Parameter { shape: [9, 9], valid_rows: 9, ..plan.layout(plan.units()[0]).placed[0].parameter };
-    let error = checkpoint.read(&foreign, Kept::Weights, 0, &mut [0.0]).expect_err("another shape");
+    let error =
+        checkpoint.read(Elements::of(&foreign, Kept::Weights), &mut [0.0]).expect_err("another shape");
     assert!(error.to_string().contains("and not"), "{error}");
 }
 

@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use kintsugi_plan::Plan;
-use kintsugi_plan::parameters::Parameter;
-use kintsugi_rank::{Kept, Store, StoreError};
+use kintsugi_rank::{Elements, Kept, Store, StoreError};
 use kintsugi_spec::ModelSpec;
 
 use crate::huggingface::HuggingFaceFolder;
@@ -66,16 +65,10 @@ impl WeightsFolder {
 }
 
 impl Store for WeightsFolder {
-    fn read(
-        &self,
-        parameter: &Parameter,
-        kept: Kept,
-        start: usize,
-        out: &mut [f32],
-    ) -> Result<(), StoreError> {
+    fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
         match self {
-            WeightsFolder::HuggingFace(folder) => folder.read(parameter, kept, start, out),
-            WeightsFolder::Checkpoint(checkpoint) => checkpoint.read(parameter, kept, start, out),
+            WeightsFolder::HuggingFace(folder) => folder.read(elements, out),
+            WeightsFolder::Checkpoint(checkpoint) => checkpoint.read(elements, out),
         }
     }
 }

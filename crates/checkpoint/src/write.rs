@@ -5,7 +5,7 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use kintsugi_plan::Plan;
-use kintsugi_rank::{Kept, Store, StoreError};
+use kintsugi_rank::{Elements, Kept, Store, StoreError};
 use safetensors::tensor::Dtype;
 
 use crate::files::Durable;
@@ -76,9 +76,10 @@ pub(crate) fn manifest(
 fn read_chunk(store: &dyn Store, piece: &Piece, chunk: Range<usize>) -> Result<Vec<f32>, StoreError> {
     let mut values = vec![0.0; chunk.len()];
     let first = chunk.start;
-    for (at, run) in piece.slice.runs(piece.parameter.shape[1], chunk) {
+    let (parameter, kept) = (&piece.parameter, piece.slice.kept);
+    for (start, run) in piece.slice.runs(parameter.shape[1], chunk) {
         let to = &mut values[run.start - first..run.end - first];
-        store.read(&piece.parameter, piece.slice.kept, at, to)?;
+        store.read(Elements { parameter, kept, start }, to)?;
     }
     Ok(values)
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use kintsugi_checkpoint::{Checkpoint, Folder, write};
 use kintsugi_engine::{Event, MemoryChoice, Start, StepReport, TrainError, TrainOptions, train};
 use kintsugi_plan::{Plan, config};
-use kintsugi_rank::{Kept, Store};
+use kintsugi_rank::{Elements, Kept, Store};
 
 const PAIRS: usize = 40;
 
@@ -179,7 +179,7 @@ fn contents(checkpoint: &Checkpoint, plan: &Plan) -> BTreeMap<(String, Kept), Ve
     let all = parameters.flat_map(|parameter| Kept::ALL.map(|kept| (parameter, kept)));
     all.map(|(parameter, kept)| {
         let mut values = vec![0.0; parameter.valid_elements()];
-        checkpoint.read(&parameter, kept, 0, &mut values).expect("all is there");
+        checkpoint.read(Elements::of(&parameter, kept), &mut values).expect("all is there");
         ((parameter.name(), kept), values.into_iter().map(f32::to_bits).collect())
     })
     .collect()

@@ -13,7 +13,7 @@ use kintsugi_engine::{Job, MemoryChoice, run_job};
 use kintsugi_model::{Context, Shape, Weights, embedding, layer};
 use kintsugi_plan::parameters::{Slot, UnitLayout};
 use kintsugi_plan::{Plan, Unit, config};
-use kintsugi_rank::{Kept, Source, Store, Tokens};
+use kintsugi_rank::{Elements, Kept, Source, Store, Tokens};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::ops::{Linear, Norm, control};
@@ -67,7 +67,7 @@ fn unit(backend: &dyn Backend, folder: &HuggingFaceFolder, layout: &UnitLayout) 
     for placed in &layout.placed {
         let valid = placed.parameter.valid_elements();
         let values = &mut flat[placed.range.clone()][..valid];
-        folder.read(&placed.parameter, Kept::Weights, 0, values).expect("it is there");
+        folder.read(Elements::of(&placed.parameter, Kept::Weights), values).expect("it is there");
     }
     let buffer = backend.allocate(flat.len(), DType::F32, Category::Weights);
     backend.upload(&flat, buffer.view());

@@ -1,9 +1,9 @@
 //! Initial weights from a counter-based generator: an element's value depends on the seed, its parameter and its
 //! index in the whole parameter, never on the layout.
 
-use kintsugi_plan::parameters::{Initial as Start, Parameter};
+use kintsugi_plan::parameters::Initial as Start;
 
-use crate::{Kept, Store, StoreError};
+use crate::{Elements, Kept, Store, StoreError};
 
 /// The initial weights of a seed.
 #[derive(Clone, Copy, Debug)]
@@ -13,13 +13,8 @@ pub struct Initial {
 }
 
 impl Store for Initial {
-    fn read(
-        &self,
-        parameter: &Parameter,
-        kept: Kept,
-        start: usize,
-        out: &mut [f32],
-    ) -> Result<(), StoreError> {
+    fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
+        let Elements { parameter, kept, start } = elements;
         match (kept, parameter.initial) {
             (Kept::Weights, Start::Ones) => out.fill(1.0),
             (Kept::Weights, Start::Normal(deviation)) => {

@@ -25,4 +25,4 @@ pub use initial::Initial;
 pub use pieces::{Assembled, Piece, Whole, assemble};
 pub use rank::{Bad, Purpose, Rank, SUMS, Source, Tokens};
 pub use snapshot::{Decided, Snapshot};
-pub use store::{Finite, Kept, Store, StoreError};
+pub use store::{Elements, Finite, Kept, Store, StoreError};

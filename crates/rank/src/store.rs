@@ -49,26 +49,33 @@ impl StoreError {
     }
 }
 
+/// Elements of a whole parameter, row by row from `start` on: as many as whoever reads them has room for.
+#[derive(Clone, Copy, Debug)]
+pub struct Elements<'a> {
+    /// The parameter.
+    pub parameter: &'a Parameter,
+    /// What of it.
+    pub kept: Kept,
+    /// The first element.
+    pub start: usize,
+}
+
+impl<'a> Elements<'a> {
+    /// From the parameter's first element on.
+    pub fn of(parameter: &'a Parameter, kept: Kept) -> Self {
+        Elements { parameter, kept, start: 0 }
+    }
+}
+
 /// A source of whole parameters.
 pub trait Store: Sync {
-    /// Elements `start..start + out.len()` of a whole parameter, row by row; never asked for vocabulary padding.
-    fn read(
-        &self,
-        parameter: &Parameter,
-        kept: Kept,
-        start: usize,
-        out: &mut [f32],
-    ) -> Result<(), StoreError>;
+    /// Fills `out` with elements of a whole parameter; never asked for vocabulary padding.
+    fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError>;
 }
 
 impl Store for Whole {
-    fn read(
-        &self,
-        parameter: &Parameter,
-        kept: Kept,
-        start: usize,
-        out: &mut [f32],
-    ) -> Result<(), StoreError> {
+    fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
+        let Elements { parameter, kept, start } = elements;
         let name = parameter.name();
         if kept != Kept::Weights {
             return Err(StoreError::new(format!("{name} has weights here and no states")));
@@ -92,17 +99,11 @@ pub struct Finite<'a> {
 }
 
 impl Store for Finite<'_> {
-    fn read(
-        &self,
-        parameter: &Parameter,
-        kept: Kept,
-        start: usize,
-        out: &mut [f32],
-    ) -> Result<(), StoreError> {
-        self.store.read(parameter, kept, start, out)?;
+    fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
+        self.store.read(elements, out)?;
         match out.iter().find(|value| !self.compute.holds(**value)) {
             Some(value) => {
-                let (kept, name) = (kept.name(), parameter.name());
+                let (kept, name) = (elements.kept.name(), elements.parameter.name());
                 let compute = format!("{:?}", self.compute).to_lowercase();
                 Err(StoreError::new(format!(
                     "the {kept} of {name} are not finite in {compute}: one is {value}"
@@ -136,7 +137,7 @@ pub(crate) fn read_part(
             let (real, padding) = run.split_at_mut(valid);
             padding.fill(0.0);
             if !real.is_empty() {
-                store.read(parameter, kept, start, real)?;
+                store.read(Elements { parameter, kept, start }, real)?;
             }
             first += run.len();
             rest = after;
@@ -162,13 +163,8 @@ mod tests {
     struct Indices;
 
     impl Store for Indices {
-        fn read(
-            &self,
-            parameter: &Parameter,
-            _: Kept,
-            start: usize,
-            out: &mut [f32],
-        ) -> Result<(), StoreError> {
+        fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
+            let Elements { parameter, start, .. } = elements;
             assert!(start + out.len() <= parameter.valid_elements(), "padding is not asked for");
             for (value, index) in out.iter_mut().zip(start..) {
                 *value = index as f32;
@@ -204,7 +200,7 @@ mod tests {
         let parameter = plan.layout(plan.units()[0]).placed[0].parameter;
         let mut out = [0.0];
         let read = |whole: &Whole, kept, out: &mut [f32]| {
-            whole.read(&parameter, kept, 0, out).map_err(|e| e.to_string())
+            whole.read(Elements::of(&parameter, kept), out).map_err(|e| e.to_string())
         };
         let missing = read(&Whole::new(), Kept::Weights, &mut out);
         assert_eq!(missing.unwrap_err(), "table.table is missing");

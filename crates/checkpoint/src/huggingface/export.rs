@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use kintsugi_plan::Compute;
 use kintsugi_plan::parameters::Parameter;
-use kintsugi_rank::{Kept, Store};
+use kintsugi_rank::{Elements, Kept, Store};
 use kintsugi_spec::ModelSpec;
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
@@ -199,7 +199,7 @@ fn write_tensor(
         let before = values.len();
         values.resize(before + len, 0.0);
         store
-            .read(parameter, Kept::Weights, start, &mut values[before..])
+            .read(Elements { parameter, kept: Kept::Weights, start }, &mut values[before..])
             .map_err(|error| CheckpointError::new(Path::new(&output.name), error))
     };
     let (first, place) = &output.parts[0];

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kintsugi_plan::parameters::Parameter;
-use kintsugi_rank::{Kept, Store, StoreError};
+use kintsugi_rank::{Elements, Kept, Store, StoreError};
 use kintsugi_spec::ModelSpec;
 
 use super::config;
@@ -163,13 +163,8 @@ impl HuggingFaceFolder {
 
 impl Store for HuggingFaceFolder {
     /// There are no optimizer states here: they are zero, as at the start of a run.
-    fn read(
-        &self,
-        parameter: &Parameter,
-        kept: Kept,
-        start: usize,
-        out: &mut [f32],
-    ) -> Result<(), StoreError> {
+    fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
+        let Elements { parameter, kept, start } = elements;
         if kept != Kept::Weights {
             out.fill(0.0);
             return Ok(());

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kintsugi_checkpoint::{WeightsFolder, convert};
-use kintsugi_rank::{Kept, Store};
+use kintsugi_rank::{Elements, Kept, Store};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -29,7 +29,7 @@ fn read(folder: &Path) -> bool {
         let elements = placed.parameter.valid_elements();
         for &kept in &Kept::ALL[..weights.kept().len().min(3)] {
             let mut numbers = vec![0.0; elements.min(MOST_ELEMENTS)];
-            if weights.read(&placed.parameter, kept, 0, &mut numbers).is_err() {
+            if weights.read(Elements::of(&placed.parameter, kept), &mut numbers).is_err() {
                 return false;
             }
         }
