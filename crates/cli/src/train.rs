@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kintsugi_checkpoint::{Folder, Saved};
-use kintsugi_data::{BatchRange, write_batches};
+use kintsugi_data::{BatchRange, Dataset, write_batches};
 use kintsugi_engine::{
     Event, MemoryChoice, Outcome, Start, TrainOptions, dataset, device, train, with_end_of_document,
 };
@@ -107,7 +107,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         output.text(&format!("batches  {}: {} steps\n", path.display(), batches.steps))?;
     }
     let options = options(&plan, &prediction, &beginning)?;
-    let (outcome, metrics) = train_with_progress(&plan, &options, floor, &mut beginning.metrics)?;
+    let (outcome, metrics) = train_with_progress(&plan, &*dataset, &options, floor, &mut beginning.metrics)?;
     let summary = Summary::new(&plan, &predicted, &outcome, floor, &options.start);
     let written = summary.write(&plan.run.out);
     let table = if outcome.steps > 0 { compare::table(&predicted, &outcome.measured) } else { String::new() };
@@ -184,13 +184,14 @@ fn options(plan: &Plan, prediction: &Prediction, beginning: &Beginning) -> Resul
 /// Trains; gives how it went, and whether all metrics could be written in the end.
 fn train_with_progress(
     plan: &Plan,
+    dataset: &dyn Dataset,
     options: &TrainOptions,
     floor: Option<f64>,
     metrics: &mut Metrics,
 ) -> Result<(Outcome, Result<(), Failure>), Failure> {
     let mut progress = Progress::new(plan, floor);
     let mut failing = false;
-    let outcome = train(plan, options, |event| {
+    let outcome = train(plan, dataset, options, |event| {
         progress.tell(event);
         if let Event::Step(report) = event {
             let written = metrics.step(report);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kintsugi_checkpoint::{Checkpoint, Folder};
-use kintsugi_engine::{Event, Job, MemoryChoice, Saves, StepReport, TrainOptions, run_job, train};
+use kintsugi_engine::{Event, Job, MemoryChoice, Saves, StepReport, TrainOptions, dataset, run_job, train};
 use kintsugi_plan::{Plan, config};
 
 /// GPT-2 small, 1.5 GB of weights and states, with short samples so that a step is shorter than a save.
@@ -52,7 +52,7 @@ fn saving(plan: &Plan, out: &Path) -> PathBuf {
     // Steps, and whether a checkpoint was being written while each ran.
     let mut steps: Vec<(StepReport, bool)> = Vec::new();
     let mut writing = false;
-    let outcome = train(plan, &options, |event| match event {
+    let outcome = train(plan, &*dataset(plan).expect("its data"), &options, |event| match event {
         Event::Step(report) => {
             steps.push((report.clone(), writing));
             writing |= report.checkpoint_s.is_some();

@@ -6,7 +6,7 @@
 
 use std::process::Command;
 
-use kintsugi_engine::{Event, MemoryChoice, TrainOptions, device, train};
+use kintsugi_engine::{Event, MemoryChoice, TrainOptions, dataset, device, train};
 use kintsugi_plan::config;
 use kintsugi_simulate::{Play, predict};
 use serde_json::{Value, json};
@@ -66,11 +66,16 @@ fn run(layout: &str) -> Value {
     let reserved =
         predict(&plan, device(&plan), Play::Full).stages.iter().map(|stage| stage.reserved).collect();
     let mut seconds = Vec::with_capacity(STEPS);
-    train(&plan, &TrainOptions::new(MemoryChoice::Slab(reserved)), |event| {
-        if let Event::Step(report) = event {
-            seconds.push(report.step_s);
-        }
-    })
+    train(
+        &plan,
+        &*dataset(&plan).expect("its data"),
+        &TrainOptions::new(MemoryChoice::Slab(reserved)),
+        |event| {
+            if let Event::Step(report) = event {
+                seconds.push(report.step_s);
+            }
+        },
+    )
     .expect("it trains");
     let step = median(seconds.split_off(WARM_UP));
     json!({ "tok_s": (plan.tokens_per_step() as f64 / step).round(), "step_s": step, "peak_mib": peak_mib() })

@@ -6,10 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use kintsugi_checkpoint::{Folder, SaveFailure, Saved, saver};
+use kintsugi_data::Dataset;
 use kintsugi_plan::Plan;
 
 use crate::card::CardWatch;
-use crate::source::dataset;
 use crate::steps::RankRun;
 use crate::threads::spawn;
 use crate::{Job, MemoryChoice, Outcome, Start, StepReport, TrainError, run_job};
@@ -63,15 +63,16 @@ pub enum Event {
     Replaced(String),
 }
 
-/// Trains a plan to its end, or until it is asked to stop; `on_event` hears of every step and checkpoint.
+/// Trains a plan on its dataset to its end, or until it is asked to stop; `on_event` is called for every step and
+/// checkpoint.
 pub fn train(
     plan: &Plan,
+    dataset: &dyn Dataset,
     options: &TrainOptions,
     mut on_event: impl FnMut(&Event),
 ) -> Result<Outcome, TrainError> {
     let behind = options.start.batches_behind(plan)?;
     let plan = Arc::new(plan.clone());
-    let dataset = dataset(&plan)?;
     let job = Job { plan: Arc::clone(&plan), memory: options.memory.clone(), fault: None };
     let card = CardWatch::new(&plan);
     let (events, received) = channel();
@@ -92,7 +93,7 @@ pub fn train(
         } else {
             drop(events);
         }
-        let (job, plan, dataset, card, voice) = (&job, &plan, &*dataset, card.as_ref(), &voice);
+        let (job, plan, card, voice) = (&job, &plan, card.as_ref(), &voice);
         // The writer ends when the saver is dropped, with this thread or if it cannot be started, and it has written what
         // it was given.
         let running = spawn(scope, "job", move || {

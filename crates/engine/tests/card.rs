@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kintsugi_engine::{Event, MemoryChoice, TrainOptions, device, train};
+use kintsugi_engine::{Event, MemoryChoice, TrainOptions, dataset, device, train};
 use kintsugi_plan::{Plan, config};
 use kintsugi_simulate::{Play, predict};
 use kintsugi_tensor::cuda::libraries;
@@ -47,16 +47,18 @@ fn card() -> Option<MutexGuard<'static, ()>> {
 /// Loss, norm, scale and validation loss of every step, bit for bit, and how many steps were replayed.
 fn run(plan: &Plan, late: bool) -> (Vec<[u64; 4]>, u64) {
     let mut bits = Vec::new();
-    let outcome = train(plan, &options(plan, late), |event| match event {
-        Event::Step(step) => {
-            assert_eq!(step.step, 1 + bits.len() as u64, "steps are told of in their order");
-            let numbers = [step.loss, step.grad_norm, step.loss_scale, step.validation_loss.unwrap_or(0.0)];
-            bits.push(numbers.map(f64::to_bits));
-        }
-        Event::NotRepeated(reason) | Event::Replaced(reason) => panic!("{reason}"),
-        Event::Trying => {}
-        Event::Saved(_) | Event::NotSaved(_) => unreachable!("nothing is saved"),
-    });
+    let outcome =
+        train(plan, &*dataset(plan).expect("its data"), &options(plan, late), |event| match event {
+            Event::Step(step) => {
+                assert_eq!(step.step, 1 + bits.len() as u64, "steps are told of in their order");
+                let numbers =
+                    [step.loss, step.grad_norm, step.loss_scale, step.validation_loss.unwrap_or(0.0)];
+                bits.push(numbers.map(f64::to_bits));
+            }
+            Event::NotRepeated(reason) | Event::Replaced(reason) => panic!("{reason}"),
+            Event::Trying => {}
+            Event::Saved(_) | Event::NotSaved(_) => unreachable!("nothing is saved"),
+        });
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((outcome.steps, bits.len()), (plan.run.steps, plan.run.steps as usize));
     (bits, outcome.replayed)
@@ -109,7 +111,7 @@ fn a_replayed_run_stops_when_asked_to() {
     let plan = plan(&["precision.compute=bf16", "run.steps=1000", "run.eval_every=0"]);
     let (options, mut steps) = (options(&plan, true), 0);
     let Some(_turn) = card() else { return };
-    let outcome = train(&plan, &options, |event| {
+    let outcome = train(&plan, &*dataset(&plan).expect("its data"), &options, |event| {
         if let Event::Step(report) = event {
             steps = report.step;
             options.stop.store(steps >= 12, Ordering::Relaxed);

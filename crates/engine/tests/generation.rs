@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use kintsugi_data::{DataError, Dataset, Demo, Split};
 use kintsugi_engine::{
-    EvaluateOptions, GenerateOptions, Generated, Job, MemoryChoice, Sampling, TrainOptions, device, evaluate,
-    generate, run_for, train, verify,
+    EvaluateOptions, GenerateOptions, Generated, Job, MemoryChoice, Sampling, TrainOptions, dataset, device,
+    evaluate, generate, run_for, train, verify,
 };
 use kintsugi_plan::{Plan, config};
 use kintsugi_rank::{Initial, Kept, NewTokens, Purpose, Source, Tokens};
@@ -290,7 +290,8 @@ fn an_evaluation_finds_what_training_found() {
     let family = [FAMILIES[3], &settings].concat();
     let trained = plan(&[&family[..], &["parallel.tp=2", "parallel.pp=2"]].concat());
     let options = TrainOptions::new(MemoryChoice::Heap);
-    let outcome = train(&trained, &options, |_| {}).expect("no rank fails");
+    let outcome =
+        train(&trained, &*dataset(&trained).expect("its data"), &options, |_| {}).expect("no rank fails");
     let expected = outcome.validation_loss.expect("an evaluation at the end");
     let weights = verify::record(&trained, MemoryChoice::Heap, None).expect("no rank fails").weights;
     let evaluate = |plan: &Plan| {

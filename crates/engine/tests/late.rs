@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use kintsugi_checkpoint::Folder;
-use kintsugi_engine::{Event, MemoryChoice, Outcome, StepReport, TrainError, TrainOptions, train};
+use kintsugi_engine::{Event, MemoryChoice, Outcome, StepReport, TrainError, TrainOptions, dataset, train};
 use kintsugi_plan::{Plan, config};
 
 /// A small model on one rank, with `settings` laid over it.
@@ -44,7 +44,7 @@ fn run(
     let checkpoints = out.map(Folder::of_run);
     let options = TrainOptions { late: Some(late), checkpoints, ..TrainOptions::new(MemoryChoice::Heap) };
     let mut lines = Vec::new();
-    let outcome = train(plan, &options, |event| match event {
+    let outcome = train(plan, &*dataset(plan).expect("its data"), &options, |event| match event {
         Event::Step(report) => {
             on_step(report, &options);
             lines.push(line(report));

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kintsugi_checkpoint::{Checkpoint, Folder, write};
-use kintsugi_engine::{Event, MemoryChoice, Start, StepReport, TrainError, TrainOptions, train};
+use kintsugi_engine::{Event, MemoryChoice, Start, StepReport, TrainError, TrainOptions, dataset, train};
 use kintsugi_plan::{Plan, config};
 use kintsugi_rank::{Elements, Kept, Store};
 
@@ -48,7 +48,7 @@ fn run(plan: &Plan, from: Option<&Path>, out: &Path) -> Vec<StepReport> {
     let checkpoints = Some(Folder::of_run(out));
     let options = TrainOptions { start, checkpoints, ..TrainOptions::new(MemoryChoice::Heap) };
     let mut reports = Vec::new();
-    let outcome = train(plan, &options, |event| match event {
+    let outcome = train(plan, &*dataset(plan).expect("its data"), &options, |event| match event {
         Event::Step(report) => reports.push(report.clone()),
         Event::Saved(saved) => assert!(saved.left.is_none(), "{saved:?}"),
         Event::NotSaved(failure) => panic!("{failure}"),
@@ -231,7 +231,8 @@ fn a_run_that_does_not_fit_its_checkpoint_is_refused() {
     let refused = |settings: &[&str]| {
         let start = Start::Checkpoint(Arc::new(Checkpoint::open(&path).expect("it is whole")));
         let options = TrainOptions { start, ..TrainOptions::new(MemoryChoice::Heap) };
-        match train(&plan(settings), &options, |_| {}) {
+        let plan = plan(settings);
+        match train(&plan, &*dataset(&plan).expect("its data"), &options, |_| {}) {
             Err(TrainError::Start(error)) => error.cause.to_string(),
             other => panic!("{other:?}"),
         }
@@ -258,7 +259,15 @@ fn a_run_that_nobody_hears_of_any_more_ends_and_names_no_further_checkpoint() {
         Event::Step(report) if report.step == 3 => panic!("the third step is not written down"),
         _ => {}
     };
-    assert!(catch_unwind(AssertUnwindSafe(|| train(&plan, &options, listen))).is_err());
+    assert!(
+        catch_unwind(AssertUnwindSafe(|| train(
+            &plan,
+            &*dataset(&plan).expect("its data"),
+            &options,
+            listen
+        )))
+        .is_err()
+    );
     let named: Vec<u64> = folder.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect();
     assert!(named.iter().all(|&step| step < 3), "{named:?}");
 }
@@ -272,7 +281,7 @@ fn a_run_that_gives_up_leaves_what_it_had_unless_that_is_bad() {
         );
         let options =
             TrainOptions { checkpoints: Some(folder.clone()), ..TrainOptions::new(MemoryChoice::Heap) };
-        let outcome = train(&plan, &options, |_| {});
+        let outcome = train(&plan, &*dataset(&plan).expect("its data"), &options, |_| {});
         let failure = outcome.expect("it ends").failure;
         assert!(matches!(failure, Some(TrainError::NotFinite { .. })), "{failure:?}");
         folder.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect::<Vec<_>>()

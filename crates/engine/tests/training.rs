@@ -33,7 +33,8 @@ fn plan(settings: &[&str]) -> Plan {
 fn reports(plan: &Plan) -> Vec<StepReport> {
     let mut reports = Vec::new();
     let options = TrainOptions::new(MemoryChoice::Heap);
-    train(plan, &options, |event| reports.extend(step(event))).expect("it trains");
+    train(plan, &*dataset(plan).expect("its data"), &options, |event| reports.extend(step(event)))
+        .expect("it trains");
     reports
 }
 
@@ -109,10 +110,11 @@ fn weights_that_are_not_finite_stop_the_run_and_are_named() {
         "optimizer.clip=0",
         "run.max_skipped=3",
     ]);
-    let error = train(&plan, &TrainOptions::new(MemoryChoice::Heap), |_| {})
-        .expect("it ends")
-        .failure
-        .expect("nothing finite comes of this");
+    let error =
+        train(&plan, &*dataset(&plan).expect("its data"), &TrainOptions::new(MemoryChoice::Heap), |_| {})
+            .expect("it ends")
+            .failure
+            .expect("nothing finite comes of this");
     let TrainError::NotFinite { steps: 3, step, first: Some((rank, bad)) } = error else {
         panic!("{error}");
     };
@@ -169,7 +171,7 @@ fn a_request_to_stop_ends_every_rank_after_the_same_step() {
         let plan = plan(&["run.steps=1000", evaluation]);
         let options = TrainOptions::new(MemoryChoice::Heap);
         let mut steps = 0;
-        let outcome = train(&plan, &options, |event| {
+        let outcome = train(&plan, &*dataset(&plan).expect("its data"), &options, |event| {
             steps = step(event).expect("nothing is saved").step;
             if steps == 3 {
                 options.stop.store(true, Ordering::Relaxed);
@@ -212,7 +214,8 @@ fn a_bad_token_ends_a_run_before_the_step_that_needs_it() {
         [false, true].into_iter().flat_map(|late| [(late, (1, 1)), (late, (2, 2))])
     {
         let options = TrainOptions { late: Some(late), ..TrainOptions::new(MemoryChoice::Heap) };
-        let outcome = train(&with(bad + 5, stages, replicas), &options, |_| {});
+        let plan = with(bad + 5, stages, replicas);
+        let outcome = train(&plan, &*dataset(&plan).expect("its data"), &options, |_| {});
         let outcome = outcome.expect("the steps before are whole");
         let error = outcome.failure.expect("it is read").to_string();
         assert!(outcome.stopped && outcome.steps == bad && error.contains("60000"), "{error}");
