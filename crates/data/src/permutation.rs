@@ -3,7 +3,9 @@
 //! A Feistel network over the smallest even number of bits that holds n, walked along its cycle until it lands
 //! below n again (Black and Rogaway, CT-RSA 2002). Any place of the order is computed alone, in constant memory.
 
-use crate::random::{Stream, mix};
+use kintsugi_spec::splitmix64::mix;
+
+use crate::random::Stream;
 
 /// More than the four rounds that make a network of random functions random: small domains mix slowly.
 const ROUNDS: usize = 8;

@@ -1,10 +1,8 @@
 //! A counter-based random generator: draw `n` of a stream is a pure function of the stream's key and `n`.
 //!
-//! SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), whose state is a counter times an odd constant, so that any draw
-//! of any stream can be made without making the ones before it.
+//! It is SplitMix64, whose streams need not be drawn from the beginning.
 
-/// 2^64 divided by the golden ratio, made odd: consecutive counters land far apart.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+use kintsugi_spec::splitmix64::{GOLDEN, mix};
 
 /// The random numbers of one key.
 #[derive(Clone, Debug)]
@@ -33,13 +31,6 @@ impl Stream {
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
-}
-
-/// The finaliser of SplitMix64: a bijection in which every input bit flips each output bit half of the time.
-pub(crate) fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

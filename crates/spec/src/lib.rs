@@ -14,6 +14,7 @@ mod link;
 mod model;
 pub mod output;
 pub mod presets;
+pub mod splitmix64;
 pub mod tokenizer_files;
 pub mod units;
 

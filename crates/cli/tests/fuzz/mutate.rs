@@ -1,5 +1,7 @@
 //! Small changes to valid bytes: of bits, of ranges, and for text of numbers, words and lines.
 
+use kintsugi_spec::splitmix64::{GOLDEN, mix};
+
 /// Random numbers that depend on a seed alone (SplitMix64).
 pub struct Random(u64);
 
@@ -10,11 +12,8 @@ impl Random {
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(GOLDEN);
+        mix(self.0)
     }
 
     /// A number below `end`; 0 where there is none.

@@ -3,15 +3,13 @@
 use std::ops::Range;
 
 use kintsugi_plan::parameters::{Initial, UnitLayout};
+use kintsugi_spec::splitmix64::{GOLDEN, mix};
 
 /// Numbers around zero with variance one, the same for the same seed.
 pub fn random(len: usize, seed: u64) -> Vec<f64> {
-    // SplitMix64.
     let number = |i: usize| {
-        let mut z = (seed << 32 | (i as u64 + 1)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        let unit = ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64;
+        let bits = mix((seed << 32 | (i as u64 + 1)).wrapping_mul(GOLDEN));
+        let unit = (bits >> 11) as f64 / (1_u64 << 53) as f64;
         (2.0 * unit - 1.0) * 3.0_f64.sqrt()
     };
     (0..len).map(number).collect()
