@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use kintsugi_spec::{ClusterSpec, FrameworkSpec, ModelSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::{Axis, Block, Mesh, Unit};
+use crate::{Axis, Block, Mesh, Over, Unit};
 
 /// Model × batch × mesh × placement × schedule × precision, checked.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -476,6 +476,20 @@ impl Plan {
     /// Whether this stage's token table is one of two copies, on the first and the last stage.
     pub fn holds_tied_copy(&self, stage: usize) -> bool {
         self.model.tied && self.mesh.pp > 1 && (stage == 0 || stage + 1 == self.mesh.pp)
+    }
+
+    /// What the gradient of a unit is reduced over on a stage, in order: over tp, over dp, and between the copies of a tied
+    /// table. `has_replicated` says whether the unit has parameters that every tp rank holds whole.
+    pub fn gradient_reductions(
+        &self,
+        stage: usize,
+        unit: Unit,
+        has_replicated: impl FnOnce() -> bool,
+    ) -> [Option<Over>; 3] {
+        let tensor = self.sequence_parallel && self.mesh.tp > 1 && has_replicated();
+        let data = self.mesh.dp > 1;
+        let tied = unit == Unit::Table && self.holds_tied_copy(stage);
+        [tensor.then_some(Over::Tensor), data.then_some(Over::Data), tied.then_some(Over::Tied)]
     }
 
     /// The units whose gradients a stage counts in the global norm: a tied table counts on the first stage only.

@@ -369,12 +369,8 @@ impl Rank {
 
     /// The first reduction of a unit's gradient, if it has any.
     pub(crate) fn first_reduction(&self, unit: Unit) -> Option<Over> {
-        let tensor = self.shape.sequence_parallel && self.unit(unit).layout.replicated > 0;
-        let data = self.plan.mesh.dp > 1;
-        let tied = unit == Unit::Table && self.plan.holds_tied_copy(self.at.pp);
-        [(tensor, Over::Tensor), (data, Over::Data), (tied, Over::Tied)]
-            .into_iter()
-            .find_map(|(applies, over)| applies.then_some(over))
+        let has_replicated = || self.unit(unit).layout.replicated > 0;
+        self.plan.gradient_reductions(self.at.pp, unit, has_replicated).into_iter().flatten().next()
     }
 }
 

@@ -86,13 +86,11 @@ impl LastWrites {
 
 /// What each unit of a stage is reduced over, in order. Copies of a tied table are left to the end of the step.
 fn reductions(plan: &Plan, stage: usize) -> ByUnit<[Option<Over>; 2]> {
-    let parts = plan.sequence_parallel && plan.mesh.tp > 1;
-    let data = (plan.mesh.dp > 1).then_some(Over::Data);
-    let mut all = ByUnit::all(plan, [None, data]);
-    if parts {
-        for unit in plan.stage_units(stage) {
-            all[unit][0] = (plan.layout(unit).replicated > 0).then_some(Over::Tensor);
-        }
+    let mut all = ByUnit::all(plan, [None; 2]);
+    for unit in plan.stage_units(stage) {
+        let has_replicated = || plan.layout(unit).replicated > 0;
+        let [tensor, data, _] = plan.gradient_reductions(stage, unit, has_replicated);
+        all[unit] = [tensor, data];
     }
     all
 }
