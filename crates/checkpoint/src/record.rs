@@ -323,6 +323,31 @@ mod tests {
         assert_eq!(written, serde_json::from_str::<serde_json::Value>(FORMAT).expect("JSON"));
     }
 
+    /// The words that a manifest has in common with the configuration.
+    #[test]
+    fn the_words_stay() {
+        fn check<T: for<'de> Deserialize<'de> + Serialize>(words: &[&str]) {
+            for word in words {
+                let value = serde_json::from_value::<T>((*word).into()).expect(word);
+                assert_eq!(serde_json::to_value(value).expect("a word"), *word);
+            }
+        }
+        check::<Family>(&["gpt", "neox", "llama"]);
+        check::<Activation>(&["gelu", "gelu-exact", "swiglu"]);
+        check::<ScheduleKind>(&["gpipe", "1f1b", "interleaved", "zero-bubble"]);
+        check::<When>(&["micro-batch", "step"]);
+        check::<Compute>(&["fp32", "bf16", "fp16"]);
+        check::<GradientType>(&["fp32", "compute"]);
+        check::<Recompute>(&["none", "selective", "full"]);
+        check::<AttentionKind>(&["flash", "plain"]);
+        check::<RateSchedule>(&["cosine", "constant"]);
+        check::<DeviceKind>(&["cpu", "cuda"]);
+        check::<Transport>(&["threads"]);
+        assert_eq!(DataRecord::deserialize(serde_json::json!("demo")).expect("a word"), Data::Demo);
+        let scale = LossScaleRecord::deserialize(serde_json::json!("dynamic")).expect("a word");
+        assert_eq!(scale, LossScale::Dynamic);
+    }
+
     #[test]
     fn a_plan_is_the_one_that_was_written() {
         let sets = ["parallel.dp=4", "sharding.zero=3", "run.seed=3", "model.norm_eps=0.1234567890123456789"];
