@@ -8,8 +8,8 @@ use kintsugi_plan::Plan;
 use kintsugi_tensor::Device;
 use rayon::prelude::*;
 
-use super::csv::Row;
 use super::score::{Figure, Report, errors, spearman};
+use super::table::Row;
 use super::{plan, predicted};
 use crate::{Play, memory_by_stage, predict};
 

@@ -3,8 +3,8 @@
 use kintsugi_tensor::Device;
 use rayon::prelude::*;
 
-use super::csv::Row;
 use super::score::{Figure, Report, errors};
+use super::table::Row;
 use super::{Case, gpt, plan, predicted};
 use crate::{Play, memory_of, predict};
 
