@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use etcetera::{BaseStrategy, choose_base_strategy};
 use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::{ConfigSource, ProfilePlace};
@@ -85,13 +86,9 @@ fn with_init_model(source: ConfigSource) -> Result<ConfigSource, Failure> {
     }
 }
 
-/// Where the profile of this machine lies: `KINTSUGI_PROFILE`, or `kintsugi/local.toml` in the folder for
-/// configurations.
+/// The file with the profile of this machine: `KINTSUGI_PROFILE`, or `kintsugi/local.toml` in the user's folder for
+/// configurations (`XDG_CONFIG_HOME`, else `~/.config`).
 pub fn default_profile() -> Option<PathBuf> {
     let named = std::env::var_os("KINTSUGI_PROFILE").map(PathBuf::from);
-    let folder = || {
-        let configured = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
-        configured.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".config")))
-    };
-    named.or_else(|| Some(folder()?.join("kintsugi").join("local.toml")))
+    named.or_else(|| Some(choose_base_strategy().ok()?.config_dir().join("kintsugi").join("local.toml")))
 }

@@ -17,7 +17,7 @@ pub mod schedule;
 
 pub use flops::Flops;
 pub use generation::Round;
-pub use mesh::{Axis, Coordinate, Mesh};
+pub use mesh::{Axis, Coordinate, Mesh, divisors};
 pub use op::{Block, Message, MessageKind, Op, Over, Part, Program, Unit};
 pub use plan::{
     AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LossScale, MemoryOptions,

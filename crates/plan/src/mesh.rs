@@ -87,6 +87,11 @@ impl Mesh {
     }
 }
 
+/// The divisors of a number, smallest first: the sizes that an axis of so many ranks or parts may have.
+pub fn divisors(n: usize) -> impl Iterator<Item = usize> {
+    (1..=n).filter(move |&divisor| n.is_multiple_of(divisor))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

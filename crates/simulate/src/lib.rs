@@ -1,7 +1,9 @@
-//! The program of a plan, run on paper: memory and traffic to the byte, and the schedule as a timeline.
+//! Predictions: the programs of a plan on paper, and as a graph of timed operations.
 //!
-//! There is no second set of formulas here. A [`kintsugi_rank::Rank`] runs its program on the paper backend; what
-//! its arena gave out is the predicted memory, and what its groups would have sent is the predicted traffic.
+//! There is no second set of formulas here. A [`kintsugi_rank::Rank`] runs its program on the paper backend. What its arena
+//! gave out is the predicted memory, and what its groups would have sent is the predicted traffic: both to the byte. The
+//! kernels and transfers of that run are priced (`cost`), and the programs of all stages, compiled into one graph
+//! (`graph`), say when each of them runs.
 #![forbid(unsafe_code)]
 
 pub mod cost;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The overheads of a framework. The default adds nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[allow(clippy::struct_excessive_bools, reason = "choices that do not depend on each other")]
 pub struct FrameworkSpec {
     /// The preset it came from; `None` for this engine itself.
     pub preset: Option<String>,

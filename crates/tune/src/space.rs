@@ -4,7 +4,7 @@
 //! first, so that a mesh or a schedule that is refused is refused once and not with every sharding.
 
 use kintsugi_plan::config::{ShardingChoice, Strategy};
-use kintsugi_plan::{Mesh, Plan, Recompute, ScheduleKind, Sharding, When};
+use kintsugi_plan::{Mesh, Plan, Recompute, ScheduleKind, Sharding, When, divisors};
 use kintsugi_spec::Level;
 use rayon::prelude::*;
 
@@ -124,10 +124,6 @@ fn levels(base: &Plan, mesh: Mesh) -> Vec<Option<Level>> {
         }
     }
     found.into_iter().map(|(_, level)| level).collect()
-}
-
-fn divisors(n: usize) -> impl Iterator<Item = usize> {
-    (1..=n).filter(move |d| n.is_multiple_of(*d))
 }
 
 #[cfg(test)]

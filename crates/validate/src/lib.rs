@@ -3,12 +3,12 @@
 //! A row of a table becomes a configuration: the model's shape, the layout, the cluster it ran on and the profile of
 //! the framework that ran it. No constant belongs to a row.
 
-mod csv;
 pub mod frontier;
 mod nanotron;
 mod own;
 mod score;
 mod sets;
+mod table;
 
 pub use score::{Figure, Report};
 
@@ -20,7 +20,7 @@ use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{planned_device, time};
 use kintsugi_tensor::Device;
 
-use csv::Row;
+use table::Row;
 
 /// A run that somebody measured, as a plan.
 struct Case {
@@ -39,12 +39,12 @@ pub fn validate(folder: &Path, sets: &[String], every: usize) -> io::Result<Vec<
     for set in sets::SETS {
         let path = folder.join(set.file);
         if path.exists() {
-            reports.push(set.report(&csv::read(&path)?, sets));
+            reports.push(set.report(&table::read(&path)?, sets));
         }
     }
     let path = folder.join(nanotron::FILE);
     if path.exists() {
-        let rows: Vec<Row> = csv::read(&path)?.into_iter().step_by(every).collect();
+        let rows: Vec<Row> = table::read(&path)?.into_iter().step_by(every).collect();
         reports.extend(nanotron::reports(&rows, sets));
     }
     if !reports.is_empty() {

@@ -8,8 +8,8 @@ use kintsugi_plan::Plan;
 use kintsugi_simulate::{Play, memory_by_stage, predict};
 use rayon::prelude::*;
 
-use super::csv::Row;
 use super::score::{Figure, Report, errors, spearman};
+use super::table::Row;
 use super::{device, plan, predicted};
 
 /// The table.

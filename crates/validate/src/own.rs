@@ -6,8 +6,8 @@ use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Consumption, Play, predict, time};
 
-use super::csv::{self, Row};
 use super::score::{Figure, Report, errors, spearman};
+use super::table::{self, Row};
 use super::{device, predicted};
 
 /// A machine of ours.
@@ -49,7 +49,7 @@ pub fn reports(over: &[String]) -> Vec<Report> {
 
 impl Machine {
     fn report(&self, over: &[String]) -> Report {
-        let rows = csv::rows(self.table);
+        let rows = table::rows(self.table).expect("a table of ours is legal");
         let plans: Vec<Plan> = rows.iter().map(|row| self.plan(row, over)).collect();
         let pairs = |of: &dyn Fn(&Plan) -> Option<f64>, column: &str, unit: f64| -> Vec<(f64, f64)> {
             let pair = |(plan, row): (&Plan, &Row)| Some((of(plan)?, row.number(column)? * unit));

@@ -3,8 +3,8 @@
 use kintsugi_simulate::{Play, memory_of, predict};
 use rayon::prelude::*;
 
-use super::csv::Row;
 use super::score::{Figure, Report, errors};
+use super::table::Row;
 use super::{Case, device, gpt, plan, predicted};
 
 /// A table and its aims.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{folder, json_lines, keys, kintsugi, stdout};
+use crate::support::{command, folder, json_lines, keys, kintsugi, stdout};
 
 fn plan(name: &str, arguments: &[&str]) -> String {
     stdout(&kintsugi(&folder(name), &[&["plan"], arguments].concat()))
@@ -170,6 +170,28 @@ fn a_profile_in_a_file_describes_the_cluster() {
     assert!(report.contains("\ntime "), "{report}");
     let missing = kintsugi(&folder, &["plan", "--set", "cluster.profile=none.toml"]);
     assert_eq!(missing.status.code(), Some(2));
+}
+
+#[test]
+fn the_profile_of_this_machine_is_in_the_folder_for_configurations() {
+    let folder = folder("plan-default-profile");
+    let profile = "[cluster.device]\npeak_fp32 = 1e12\nmemory_bandwidth = 1e11\n";
+    for file in ["home/.config/kintsugi/local.toml", "xdg/kintsugi/local.toml", "named.toml"] {
+        let file = folder.join(file);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, profile).unwrap();
+    }
+    let has_profile = |variables: &[(&str, &str)]| {
+        let mut plan = command(&folder, &["plan"]);
+        plan.env_remove("XDG_CONFIG_HOME").env_remove("KINTSUGI_PROFILE").env("HOME", folder.join("nobody"));
+        plan.envs(variables.iter().map(|&(name, path)| (name, folder.join(path))));
+        stdout(&plan.output().unwrap()).contains("\ntime ")
+    };
+    assert!(!has_profile(&[]));
+    assert!(has_profile(&[("HOME", "home")]));
+    assert!(has_profile(&[("XDG_CONFIG_HOME", "xdg")]));
+    assert!(!has_profile(&[("HOME", "home"), ("XDG_CONFIG_HOME", "nobody")]));
+    assert!(has_profile(&[("KINTSUGI_PROFILE", "named.toml"), ("XDG_CONFIG_HOME", "nobody")]));
 }
 
 #[test]

@@ -148,8 +148,3 @@ pub(super) fn either<T: Display>(items: &[T]) -> String {
         _ => words.concat(),
     }
 }
-
-/// The divisors of a number, smallest first.
-pub(super) fn divisors(n: usize) -> impl Iterator<Item = usize> {
-    (1..=n).filter(move |&divisor| n.is_multiple_of(divisor))
-}

@@ -2,8 +2,9 @@
 
 use kintsugi_spec::{Activation, Family, ModelSpec};
 
-use super::error::{ConfigError, between, divisors, either, invalid, within};
+use super::error::{ConfigError, between, either, invalid, within};
 use super::raw::RawModel;
+use crate::divisors;
 
 /// The model. It is made for samples of `sequence` tokens, or longer ones where that is asked for.
 pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, ConfigError> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kintsugi_plan::{Mesh, Op, Plan, Recompute, ScheduleKind, Sharding, When};
 
-use super::costs::{Costs, OpCost, Transfer, UnitCosts};
+use super::costs::{Costs, Messages, OpCost, UnitCosts};
 use super::device::DeviceModel;
 use super::links::Links;
 use crate::memo::Memo;
@@ -17,7 +17,7 @@ pub struct CostCache<'a> {
     links: Memo<Mesh, Links>,
     blocks: Memo<BlockKey, Arc<HashMap<Op, OpCost>>>,
     units: Memo<UnitKey, Arc<UnitCosts>>,
-    messages: Memo<(Mesh, usize, bool), Arc<Vec<[Transfer; 2]>>>,
+    messages: Memo<(Mesh, usize, bool), Arc<Messages>>,
 }
 
 /// All that decides what blocks cost.

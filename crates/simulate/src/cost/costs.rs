@@ -36,9 +36,11 @@ pub struct OpCost {
 pub struct Costs {
     pub(super) blocks: Arc<HashMap<Op, OpCost>>,
     pub(super) units: Arc<UnitCosts>,
-    /// Of each stage: to the next one, and to the one before.
-    pub(super) messages: Arc<Vec<[Transfer; 2]>>,
+    pub(super) messages: Arc<Messages>,
 }
+
+/// The messages of each stage: to the next one, and to the one before.
+pub(super) type Messages = Vec<[Transfer; 2]>;
 
 /// What follows from the mesh and the sharding: ops about units, and what happens once a step.
 #[derive(Clone, Debug)]
@@ -318,8 +320,7 @@ impl Pricing<'_> {
         (level, picoseconds(seconds * self.slower()))
     }
 
-    /// Of each stage: to the next one, and to the one before.
-    fn messages(&self, bytes: f64) -> Vec<[Transfer; 2]> {
+    fn messages(&self, bytes: f64) -> Messages {
         let Plan { framework, mesh, .. } = self.plan;
         let scattered = framework.scatter_messages && !self.plan.sequence_parallel && mesh.tp > 1;
         let message = |stage: usize, to: usize| {

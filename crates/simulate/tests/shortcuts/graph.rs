@@ -1,9 +1,10 @@
 //! The graph gives every layout the times of the discrete-event player: every picosecond, and what it went into.
 #![allow(clippy::float_cmp, reason = "a shortcut gives the same bits")]
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
-use kintsugi_plan::{Plan, Program};
+use kintsugi_plan::config::ConfigSource;
+use kintsugi_plan::{Op, Over, Part, Plan, Program};
 use kintsugi_simulate::cost::{CostCache, DeviceModel};
 use kintsugi_simulate::{CompiledStep, StepKey, StepTimer, Timeline};
 use proptest::collection::vec;
@@ -67,4 +68,76 @@ proptest! {
             prop_assert!(now <= timeline.end);
         }
     }
+}
+
+/// The kind of an op of a training step; none of an op that no training step has.
+fn training_kind(op: Op) -> Option<&'static str> {
+    match op {
+        Op::Begin => Some("begin"),
+        Op::Load { .. } => Some("load"),
+        Op::Forward { .. } => Some("forward"),
+        Op::Recompute { .. } => Some("recompute"),
+        Op::Backward { part: Part::Both, .. } => Some("backward"),
+        Op::Backward { part: Part::Input, .. } => Some("backward, input"),
+        Op::Backward { part: Part::Weight, .. } => Some("backward, weight"),
+        Op::GatherStart { .. } => Some("gather"),
+        Op::GatherWait { .. } => Some("gathered"),
+        Op::Release { .. } => Some("release"),
+        Op::ReduceStart { over: Over::Tensor, .. } => Some("reduce over tp"),
+        Op::ReduceWait { over: Over::Tensor, .. } => Some("reduced over tp"),
+        Op::ReduceStart { over: Over::Data, .. } => Some("reduce over dp"),
+        Op::ReduceWait { over: Over::Data, .. } => Some("reduced over dp"),
+        Op::ReduceStart { over: Over::Tied, .. } => Some("reduce tied"),
+        Op::ReduceWait { over: Over::Tied, .. } => Some("reduced tied"),
+        Op::SendStart { .. } => Some("send"),
+        Op::SendWait { .. } => Some("sent"),
+        Op::ReceiveStart { .. } => Some("receive"),
+        Op::ReceiveWait { .. } => Some("received"),
+        Op::Measure => Some("measure"),
+        Op::NormStart { .. } => Some("norm"),
+        Op::NormWait { .. } => Some("normed"),
+        Op::Clip => Some("clip"),
+        Op::Step => Some("step"),
+        Op::RefreshStart { .. } => Some("refresh"),
+        Op::RefreshWait { .. } => Some("refreshed"),
+        Op::Evaluate { .. }
+        | Op::Feed { .. }
+        | Op::Decode { .. }
+        | Op::Choose { .. }
+        | Op::ShareStart
+        | Op::ShareWait => None,
+    }
+}
+
+const KINDS: usize = 27;
+
+#[test]
+fn every_kind_of_op_adds_what_it_costs() {
+    let mesh =
+        ["cluster.preset=frontier", "parallel.tp=2", "parallel.pp=2", "parallel.dp=2", "batch.global=32"];
+    let layouts: [&[&str]; 3] = [
+        &["sharding.zero=3", "parallel.sequence_parallel=true", "memory.recompute=full"],
+        &["sharding.zero=1", "parallel.schedule=zero-bubble"],
+        &["sharding.zero=2", "parallel.overlap=false"],
+    ];
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
+    for layout in layouts {
+        let plan = ConfigSource::demo().sets(mesh).sets(layout).plan().expect("a legal layout");
+        let device =
+            DeviceModel::new(&plan.cluster.device, &plan.framework).expect("Frontier's speed is known");
+        let costs = CostCache::new(&device).of(&plan);
+        let (mut compute, mut links) = (0, 0);
+        for stage in 0..plan.mesh.pp {
+            for op in plan.program(stage).ops {
+                seen.insert(training_kind(op).unwrap_or_else(|| panic!("a training step has {op}")));
+                let cost = costs.of(stage, op);
+                compute += cost.compute;
+                links += cost.links;
+            }
+        }
+        let timing = StepTimer::new(&device).time(&plan);
+        let mean = |time: u64| time as f64 * 1e-12 / plan.mesh.pp as f64;
+        assert_eq!((timing.compute_s, timing.tensor_s), (mean(compute), mean(links)), "{layout:?}");
+    }
+    assert_eq!(seen.len(), KINDS, "{seen:?}");
 }

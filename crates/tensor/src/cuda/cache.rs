@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-/// `$XDG_CACHE_HOME/kintsugi/<topic>`, by default in `~/.cache`; `None` if this user has neither.
+use etcetera::{BaseStrategy, choose_base_strategy};
+
+/// `kintsugi/<topic>` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`); `None` if this user has no home.
 pub(super) fn folder(topic: &str) -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
-    Some(caches.join("kintsugi").join(topic))
+    Some(choose_base_strategy().ok()?.cache_dir().join("kintsugi").join(topic))
 }

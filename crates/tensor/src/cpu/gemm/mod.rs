@@ -1,8 +1,9 @@
 //! Matrix product with an epilogue: `out (+)= a · b`, then what the caller wants done to the finished sums.
 //!
-//! Our own, in the manner of BLIS, because libraries pack into heap memory that the arena does not see, have no
-//! bf16 and no epilogue, and promise no bits when the number of threads changes. Here scratch is [`SCRATCH_BYTES`]
-//! per thread, 16-bit operands are widened while they are packed, and results are rounded once.
+//! Our own, in the manner of BLIS. We do not use the `gemm` crate: it packs into heap memory that the arena does not see,
+//! has no bf16 and no epilogue, and does not promise the same bits for every number of threads. Here scratch is
+//! [`SCRATCH_BYTES`] (1.1 MiB) per thread, 16-bit operands are widened while they are packed, and results are
+//! rounded once.
 
 #![allow(clippy::inline_always, reason = "what the innermost loops call must not be called")]
 

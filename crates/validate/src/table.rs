@@ -1,0 +1,59 @@
+//! Tables of measurements: comma-separated values with a header.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+
+use csv::{ReaderBuilder, StringRecord};
+use kintsugi_spec::input;
+
+/// One row, by the names of the columns.
+#[derive(Clone, Debug, Default)]
+pub struct Row(HashMap<String, String>);
+
+impl Row {
+    /// A cell; empty where there is no such column.
+    pub fn text(&self, column: &str) -> &str {
+        self.0.get(column).map_or("", String::as_str)
+    }
+
+    /// A cell as a number, if it is one.
+    pub fn number(&self, column: &str) -> Option<f64> {
+        self.text(column).parse().ok()
+    }
+
+    /// A cell as a count; 1 where it is empty.
+    pub fn count(&self, column: &str) -> usize {
+        self.number(column).map_or(1, |x| x as usize)
+    }
+}
+
+/// The rows of a file.
+pub fn read(path: &Path) -> io::Result<Vec<Row>> {
+    Ok(rows(&input::text(path, input::MOST_WRITTEN_BY_HAND)?)?)
+}
+
+/// The rows of a text; lines that begin with `#` say where it comes from.
+pub fn rows(text: &str) -> csv::Result<Vec<Row>> {
+    let mut reader = ReaderBuilder::new().comment(Some(b'#')).flexible(true).from_reader(text.as_bytes());
+    let header = reader.headers()?.clone();
+    let row = |record: StringRecord| {
+        Row(header.iter().zip(&record).map(|(column, cell)| (column.to_owned(), cell.to_owned())).collect())
+    };
+    reader.records().map(|record| record.map(row)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_have_their_cells_by_column() {
+        let rows = rows("# source\nname,note,tp\na,\"b, c\",4\nshort\nd,e,2,more\n").unwrap();
+        let cells = |row: &Row| ["name", "note", "tp", "none"].map(|column| row.text(column).to_owned());
+        assert_eq!(
+            rows.iter().map(cells).collect::<Vec<_>>(),
+            [["a", "b, c", "4", ""], ["short", "", "", ""], ["d", "e", "2", ""],]
+        );
+    }
+}
