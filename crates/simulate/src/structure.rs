@@ -16,7 +16,8 @@ pub(crate) struct ProgramKey {
     sequence_parallel: bool,
     recompute: bool,
     gather: Option<When>,
-    reduce: Option<When>,
+    reduce: When,
+    gradients_sharded: bool,
     refresh: bool,
 }
 
@@ -35,13 +36,19 @@ impl ProgramKey {
             sequence_parallel: plan.sequence_parallel,
             recompute: plan.memory.recompute == Recompute::Full,
             gather: (sharding.weights > 1).then_some(sharding.gather),
-            reduce: (sharding.gradients > 1).then_some(sharding.reduce),
+            reduce: if sharding.gradients > 1 { sharding.reduce } else { When::Step },
+            gradients_sharded: sharding.gradients > 1,
             refresh: sharding.states > 1 && sharding.weights == 1,
         }
     }
 
-    /// The same for programs without the ops that only sum over tensor-parallel ranks.
-    pub(crate) fn without_tensor_sums(self) -> Self {
+    /// The key for time: whether a reduced gradient is a shard is no matter of ops.
+    pub(crate) fn for_time(self) -> Self {
+        ProgramKey { gradients_sharded: false, ..self }
+    }
+
+    /// The key for memory: sums over tensor-parallel ranks are made in place.
+    pub(crate) fn for_memory(self) -> Self {
         ProgramKey { tensor_parallel: false, sequence_parallel: false, ..self }
     }
 }

@@ -107,8 +107,8 @@ impl StepKey {
     /// The key of a plan.
     pub fn of(plan: &Plan) -> Self {
         let Portions { others, each, last } = Portions::of(plan);
-        let others = (others > 0).then(|| ProgramKey::short(plan, each));
-        StepKey { last: ProgramKey::short(plan, last), others }
+        let others = (others > 0).then(|| ProgramKey::short(plan, each).for_time());
+        StepKey { last: ProgramKey::short(plan, last).for_time(), others }
     }
 }
 

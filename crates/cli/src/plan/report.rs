@@ -15,13 +15,14 @@ pub fn text(plan: &Plan, prediction: &Prediction, speed: Option<&Speed>, bubble:
     format!(
         "{}{}\
          FLOPs    model {}, hardware {} per step\n\
-         bubble   {:.1} % of the time, with unit costs\n{}\
+         bubble   {:.1} % of the time{}\n{}\
          fits     {fits}\n\n{}\n{}",
         describe::model(plan),
         describe::layout(plan),
         units::count(flops.model),
         units::count(flops.hardware),
         100.0 * bubble,
+        if speed.is_some() { "" } else { ", with unit costs" },
         speed.map_or(String::new(), |speed| speed.text(plan)),
         stages(plan, prediction),
         describe::traffic_table(&prediction.figures().comm_bytes),

@@ -29,6 +29,29 @@ fn ranks_that_stay_idle_are_counted() {
 }
 
 #[test]
+fn a_run_on_another_kind_of_device_is_said() {
+    let folder = folder("notes-device");
+    let said = |settings: &[&str]| stdout(&tiny(&folder, &["train"], settings));
+    let on_gpus = said(&["cluster.preset=frontier"]);
+    let note = "\nnote     the ranks run on this machine's CPU, and cluster describes GPUs (MI250X GCD): the predicted memory \
+                is that of this machine's CPU, the predicted time that of the cluster\n";
+    assert!(on_gpus.contains(note), "{on_gpus}");
+    assert!(!said(&["cluster.device.kind=cpu", "cluster.per_node=8"]).contains("the ranks run on"));
+    assert!(!said(&[]).contains("the ranks run on"));
+}
+
+#[test]
+fn a_plan_for_gpus_has_their_workspace() {
+    let folder = folder("notes-workspace");
+    let workspace = |settings: &[&str]| {
+        let plan = stdout(&kintsugi(&folder, &[&["plan", "--json"][..], &sets(settings)].concat()));
+        serde_json::from_str::<Value>(&plan).unwrap()["memory"][0]["workspace"].as_u64().unwrap()
+    };
+    assert_eq!(workspace(&["cluster.preset=h200"]), 32 << 20);
+    assert_eq!(workspace(&["cluster.device.kind=cpu", "cluster.cores=24", "cluster.per_node=8"]), 6 << 20);
+}
+
+#[test]
 fn a_warm_up_that_is_longer_than_the_run_is_said() {
     let folder = folder("notes-warmup");
     let note = "note     optimizer.warmup = 8 is longer than run.steps = 4: the learning rate ends at 0.0015 and does not \

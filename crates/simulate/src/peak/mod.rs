@@ -24,7 +24,7 @@ pub struct PeakMemory {
     blocks: Memo<BlockKey, Arc<FxHashMap<MemoryKind, OpMemory>>>,
     units: Memo<UnitKey, Arc<FxHashMap<MemoryKind, OpMemory>>>,
     resident: Memo<ResidentKey, u64>,
-    stages: Memo<(usize, [usize; 2]), Arc<Vec<usize>>>,
+    stages: Memo<(usize, [usize; 2], bool), Arc<Vec<usize>>>,
     programs: Memo<ProgramKey, Arc<Vec<MemoryProgram>>>,
 }
 
@@ -83,14 +83,13 @@ impl PeakMemory {
     pub fn of(&self, plan: &Plan) -> u64 {
         let Mesh { tp, dp, pp } = plan.mesh;
         let (stages, sequence_parallel) = (pp.min(3), plan.sequence_parallel);
-        let split = plan.pipeline.schedule == ScheduleKind::ZeroBubble;
+        let split = is_split(plan);
         let (micro, recompute) = (plan.batch.micro, plan.memory.recompute);
         let block_key = BlockKey { tp, micro, sequence_parallel, recompute, split, stages };
         let blocks = self.blocks.get(block_key, || Arc::new(block_ops(plan, self.device)));
         let unit_key = UnitKey { tp, dp, stages, sequence_parallel, split, shards: shards(plan) };
         let units = self.units.get(unit_key, || Arc::new(unit_ops(plan, self.device)));
-        // Sums are made in place.
-        let program_key = ProgramKey::short(plan, plan.micro_batches()).without_tensor_sums();
+        let program_key = ProgramKey::short(plan, plan.micro_batches()).for_memory();
         let programs = self.programs.get(program_key, || {
             Arc::new(self.stages(plan).iter().map(|&stage| MemoryProgram::new(plan, stage)).collect())
         });
@@ -107,7 +106,7 @@ impl PeakMemory {
 
     /// The stages among which the fullest is.
     fn stages(&self, plan: &Plan) -> Arc<Vec<usize>> {
-        self.stages.get((plan.mesh.pp, cut(plan)), || Arc::new(ends_of_runs(plan)))
+        self.stages.get((plan.mesh.pp, cut(plan), is_split(plan)), || Arc::new(ends_of_runs(plan)))
     }
 }
 
@@ -121,8 +120,13 @@ fn cut(plan: &Plan) -> [usize; 2] {
     [plan.pipeline.virtual_stages, plan.last_layers()]
 }
 
-/// The first and the last of every run of stages that hold the same blocks. Along such a run, what is in flight grows or
-/// shrinks evenly from stage to stage, so that none between its ends holds the most.
+/// Whether the backward is in two parts.
+fn is_split(plan: &Plan) -> bool {
+    plan.pipeline.schedule == ScheduleKind::ZeroBubble
+}
+
+/// The first of every run of stages that hold the same blocks: no later one has more in flight. Where the backward is in two
+/// parts, later stages defer more, and what is in flight grows or shrinks evenly along a run: then its last, too.
 fn ends_of_runs(plan: &Plan) -> Vec<usize> {
     let chunk = |chunk: usize| -> Vec<bool> {
         plan.chunk_blocks(chunk).into_iter().map(|block| matches!(block, Block::Layer(_))).collect()
@@ -132,6 +136,8 @@ fn ends_of_runs(plan: &Plan) -> Vec<usize> {
     };
     let shapes: Vec<Vec<Vec<bool>>> = (0..plan.mesh.pp).map(shape).collect();
     let differs = |a: Option<usize>, b: usize| a.and_then(|a| shapes.get(a)) != shapes.get(b);
-    let end = |&stage: &usize| differs(stage.checked_sub(1), stage) || differs(Some(stage + 1), stage);
+    let end = |&stage: &usize| {
+        differs(stage.checked_sub(1), stage) || (is_split(plan) && differs(Some(stage + 1), stage))
+    };
     (0..plan.mesh.pp).filter(end).collect()
 }
