@@ -53,13 +53,13 @@ pub(crate) struct NodeSpan {
 
 /// Evaluates a graph for a plan with these costs. Sections that repeat are run `periods` times.
 pub(crate) fn evaluate(graph: &Graph, costs: &Costs, periods: usize) -> Account {
-    Evaluation::new(graph, costs, periods, |_| {}).run()
+    Evaluation::new(graph, Prices::new(graph, costs), periods, |_| {}).run()
 }
 
 /// The same, with the span of every node. `graph` has a node for every op.
 pub(crate) fn spans(graph: &Graph, costs: &Costs) -> (Vec<NodeSpan>, Account) {
     let mut spans = Vec::new();
-    let account = Evaluation::new(graph, costs, 1, |span| spans.push(span)).run();
+    let account = Evaluation::new(graph, Prices::new(graph, costs), 1, |span| spans.push(span)).run();
     (spans, account)
 }
 
@@ -192,8 +192,7 @@ struct Clocks {
 }
 
 impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
-    fn new(graph: &'a Graph, costs: &Costs, periods: usize, record: R) -> Self {
-        let mut prices = Prices::new(graph, costs);
+    fn new(graph: &'a Graph, mut prices: Prices, periods: usize, record: R) -> Self {
         let unit = prices.unit(graph, periods);
         if unit > 0 {
             prices.coarsen(unit);
@@ -410,5 +409,54 @@ impl State {
         for (now, then) in now.exposed.iter_mut().zip(then.exposed) {
             *now += cycles as u128 * (*now - then);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_spec::Level;
+
+    use super::*;
+
+    /// One stage whose only op runs a product in two halves. The sum over each half is started behind it, and both are
+    /// awaited at the end.
+    #[test]
+    fn transfers_inside_a_block_run_beside_its_kernels() {
+        let nodes = [
+            Node::Run(0),
+            Node::Start { cost: 0, slot: 0 },
+            Node::Run(0),
+            Node::Start { cost: 0, slot: 1 },
+            Node::Wait { cost: 0, slot: 0 },
+            Node::Wait { cost: 0, slot: 1 },
+        ];
+        let steps: Vec<Step> = nodes.iter().map(|&node| Step { node, op: 0 }).collect();
+        let turns = vec![(0, steps.len() as u32)];
+        let graph = Graph {
+            sections: vec![Section { steps, turns, repeats: false }],
+            kinds: Vec::new(),
+            rows: vec![vec![0]],
+            stages: 1,
+            slots: vec![0, 0],
+            channels: 0,
+            window: 1,
+            period: 1,
+            cycle: 1,
+        };
+        let (half, sum) = (10, 7);
+        let prices = Prices {
+            kinds: vec![OpCost { compute: half, links: 0, started: None }],
+            rows: vec![RowCost { compute: half, links: 0 }],
+            stage_ops: vec![[OpCost::default(); StageOp::ALL.len()]],
+            transfers: vec![Some((Level::Node, sum))],
+            channels: Vec::new(),
+            interference: 0,
+        };
+        let mut spans = Vec::new();
+        let account = Evaluation::new(&graph, prices, 1, |span| spans.push((span.start, span.end))).run();
+        // The first sum is over before the second half is; only the second is waited for.
+        assert_eq!(spans, [(0, 10), (10, 10), (10, 20), (20, 20), (20, 20), (20, 27)]);
+        let exposed = [0, 7, 0];
+        assert_eq!(account, Account { end: 27, compute: 20, tensor: 0, exposed, idle: 0 });
     }
 }
