@@ -99,3 +99,63 @@ pub fn kind(op: Op) -> Op {
         | Op::Step => op,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_plan::config::ConfigSource;
+    use proptest::prelude::{any, prop_assert_eq, proptest};
+    use proptest::sample::select;
+
+    use super::*;
+
+    /// What the ops of a plan's three kinds of stages do, by the plan cut down.
+    fn of_small(plan: &Plan) -> Trace {
+        let stages = if plan.mesh.pp == 1 { 1 } else { 3 };
+        let small = cut_down(plan, stages);
+        (0..stages).flat_map(|stage| trace(&small, stage)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_plan_cut_down_does_what_the_plan_does(
+            (pp, chunks) in (1..=4_usize, 1..=2_usize),
+            (tp, dp, sequence) in (1..=2_usize, 1..=2_usize, any::<bool>()),
+            (zero, prefetch) in (0..=3_usize, 0..=2_usize),
+            schedule in select(vec!["1f1b", "gpipe", "zero-bubble", "interleaved"]),
+            recompute in select(vec!["none", "selective", "full"]),
+            tied in any::<bool>(),
+        ) {
+            let chunks = if schedule == "interleaved" { 1 + chunks } else { 1 };
+            let schedule = if pp == 1 { "1f1b" } else { schedule };
+            let chunks = if pp == 1 { 1 } else { chunks };
+            let plan = ConfigSource::text(format!(
+                "model = {{ preset = \"demo\", tied = {tied}, layers = {} }}\nbatch = {{ micro = 1, global = {} }}\n\
+                 parallel = {{ tp = {tp}, pp = {pp}, dp = {dp}, schedule = \"{schedule}\", virtual_stages = {chunks}, \
+                 prefetch = {prefetch}, sequence_parallel = {} }}\nsharding.zero = {zero}\nmemory.recompute = \"{recompute}\"\n",
+                2 * pp * chunks,
+                2 * pp * dp,
+                sequence && tp > 1,
+            ));
+            let plan = plan.plan().unwrap_or_else(|error| panic!("{error}"));
+            let small = of_small(&plan);
+            for stage in 0..pp {
+                for (op, real) in trace(&plan, stage) {
+                    // These are about all that a stage holds, and messages about whom it has beside it.
+                    if matches!(op, Op::Begin | Op::Measure | Op::Clip | Op::Step | Op::SendStart { .. }) {
+                        continue;
+                    }
+                    // If gradients are reduced for every micro-batch, the distance of the weight parts decides whether an
+                    // input part begins the gradients of the norms or adds to them. Only the kernels differ, by little.
+                    let begins_or_adds = schedule == "zero-bubble" && zero >= 2;
+                    if begins_or_adds && matches!(op, Op::Backward { .. } | Op::ReduceStart { .. }) {
+                        prop_assert_eq!(small.get(&op).map(|t| &t.transfers), Some(&real.transfers));
+                        continue;
+                    }
+                    let traced = small.get(&op);
+                    prop_assert_eq!(traced.map(|t| &t.kernels), Some(&real.kernels), "{} on stage {}", op, stage);
+                    prop_assert_eq!(traced.map(|t| &t.transfers), Some(&real.transfers), "{} on stage {}", op, stage);
+                }
+            }
+        }
+    }
+}
