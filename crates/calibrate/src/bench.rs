@@ -1,4 +1,4 @@
-//! Timing work on a device that only says when all of it is done.
+//! Times work on a device that reports only the completion of all queued work.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use kintsugi_tensor::{Backend, Buffer, Category, DType};
 use super::shapes::ProductShape;
 use super::{Patience, Progress, products};
 
-/// A device on the bench.
+/// A device that is being measured.
 pub struct Bench<'a> {
     pub backend: &'a dyn Backend,
     meter: Option<&'a Meter>,
@@ -53,7 +53,7 @@ impl<'a> Bench<'a> {
         buffer
     }
 
-    /// Seconds of one run on a rested device: the best of a few, since nothing makes a run too short.
+    /// Seconds of one run on a rested device: the shortest of a few, since disturbances only make a run longer.
     pub fn burst(&mut self, work: &dyn Fn()) -> f64 {
         const RUNS: usize = 3;
         let runs = |count| self.runs(work, count);
@@ -71,7 +71,7 @@ impl<'a> Bench<'a> {
     /// Seconds of one run when many follow each other.
     pub fn sustained(&mut self, work: &dyn Fn()) -> f64 {
         let first = self.first(work);
-        // Shorter than what a program gets at a time, if there are others.
+        // Shorter than a scheduler's time slice, in case other programs run.
         let longest = if self.patience.shared { 2e-3 } else { f64::INFINITY };
         let at_once = (self.patience.sustained.as_secs_f64() / 4.0).min(longest);
         let count = (at_once / first).clamp(1.0, 1e6) as usize;
@@ -85,7 +85,7 @@ impl<'a> Bench<'a> {
         last
     }
 
-    /// Keeps the device at work until it is as warm as it gets; the watts that took.
+    /// Keeps the device busy until it is as warm as it gets. Returns the watts it drew.
     pub fn warm_up(&mut self, dtype: DType, shape: ProductShape) -> Option<f64> {
         let half = self.patience.warm_up / 2;
         products::with(self, dtype, shape, |bench, work| {
@@ -117,7 +117,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// About the seconds of a run. The very first compiles, and chooses, which may take a second; that is not its time.
+    /// A rough estimate of the seconds of a run. The first run is not counted: it may compile kernels and choose algorithms.
     fn first(&self, work: &dyn Fn()) -> f64 {
         self.runs(work, 1);
         self.runs(work, 1)

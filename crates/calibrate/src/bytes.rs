@@ -1,10 +1,10 @@
-//! What moving bytes takes, and what asking for nothing takes.
+//! The rate of copies and the overhead of a launch.
 
 use kintsugi_tensor::DType;
 
 use super::bench::Bench;
 
-/// Bytes per second, read and written, of a copy of so many numbers that is kept up.
+/// Sustained bytes per second, read and written, of a copy.
 pub fn streaming(bench: &mut Bench, count: usize) -> f64 {
     let (from, to) = (bench.numbers(count, DType::F32), bench.numbers(count, DType::F32));
     let backend = bench.backend;

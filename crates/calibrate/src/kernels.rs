@@ -1,6 +1,6 @@
 //! Rates of kernels that only move bytes, and of what is fused behind a product.
 //!
-//! The bytes of a kernel are those that paper counts for it, so a rate means what a prediction takes it to mean.
+//! The bytes of a kernel are those that the paper backend counts, so predictions use the rates as they are measured.
 
 use kintsugi_spec::KernelPoint;
 use kintsugi_tensor::ops::{
@@ -20,7 +20,7 @@ pub const COUNT: usize = KERNELS.len() + 2;
 const KERNELS: [fn(&dyn Backend, &Tensors); 9] =
     [add, norm, norm_backward, residual, column_sum, loss_statistics, cross_entropy, sums_of_squares, adamw];
 
-/// Bytes per second of every kernel, kept up.
+/// Sustained bytes per second of every kernel.
 pub fn rates(bench: &mut Bench, shape: Rows) -> Vec<KernelPoint> {
     let backend = bench.backend;
     let tensors = Tensors::new(shape, |len, dtype| match dtype {

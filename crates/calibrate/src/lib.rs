@@ -1,19 +1,19 @@
 //! Measures devices and links: the rates from which the time of a step is predicted.
 //!
-//! Only the [`Backend`] is used, so whatever trains can be measured, by the same operations. A rate is measured
-//! twice: in *bursts*, on a device that has rested, and *sustained*, back to back on a device that has been kept at
-//! work until it runs as hot and as slow as it does in training. Plans use the sustained ones.
+//! Measurements call the [`Backend`] that training uses, so every device that can train can be measured. Each rate is
+//! measured twice: in *bursts* on a rested device, and *sustained*, back to back on a device that is as hot and as slow as
+//! in training. Plans use the sustained rates.
 
 mod attention;
+mod background_load;
 mod bench;
 mod bytes;
-mod company;
 mod kernels;
 mod links;
 mod products;
 mod shapes;
 
-pub use company::in_company;
+pub use background_load::under_background_load;
 pub use links::thread_links;
 pub use shapes::{Rows, Shapes};
 
@@ -34,12 +34,12 @@ pub struct Patience {
     pub sustained: Duration,
     /// Rest before every burst.
     pub rest: Duration,
-    /// Whether other programs may run on the device. Then the best of many short runs counts: they are what makes
-    /// the others longer.
+    /// Whether other programs may run on the device. Then the shortest of many short runs counts, since other programs only
+    /// make a run longer.
     pub shared: bool,
 }
 
-/// What is being measured, for a person who waits.
+/// The progress of a calibration.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     /// Measurements that are done.
@@ -48,9 +48,8 @@ pub struct Progress {
     pub all: usize,
 }
 
-/// Measures a device. What it is called, how much memory it has and what its data sheet says stays as in `known`.
-///
-/// `meter` reads its power, where it has one.
+/// Measures a device. Its name, its memory and the figures of its data sheet are taken from `known`. `meter` reads the
+/// device's power, if it has one.
 pub fn calibrate(
     backend: &dyn Backend,
     meter: Option<&Meter>,
@@ -76,7 +75,7 @@ pub fn calibrate(
         .collect();
     let best = |rate: fn(&ProductPoint) -> f64| products.iter().map(rate).fold(0.0, f64::max);
     let narrow = shapes.dtype != DType::F32;
-    // Where no data sheet says more, the best that was seen is what there is to reach.
+    // Without a data sheet, the highest measured rate stands for the peak.
     let peak = if narrow { known.peak_16bit } else { known.peak_fp32 };
     let peak = peak.unwrap_or_else(|| best(|point| point.burst.unwrap_or(point.flops)));
     let memory_bandwidth = known.memory_bandwidth.unwrap_or(bandwidth);

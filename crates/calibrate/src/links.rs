@@ -1,7 +1,7 @@
-//! What transfers between ranks cost that are threads: copies through shared memory, and falling asleep and waking.
+//! The cost of transfers between ranks that are threads: copies through shared memory, and the wake-up of a thread.
 //!
-//! There are more ranks than cores here, as where a layout is tried out, so what is measured is work of a core, not
-//! the time that a rank sleeps: that core has another rank to run meanwhile.
+//! The measurement has more ranks than cores, as in a trial of a layout on a laptop. It counts the busy time of the cores and
+//! not the time that a rank sleeps: the core runs another rank meanwhile.
 
 use std::io;
 use std::rc::Rc;

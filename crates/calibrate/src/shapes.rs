@@ -1,4 +1,4 @@
-//! What is measured: the products and the attention of the models that people train on one device.
+//! The shapes to measure: the products and the attention of models that people train on one device.
 
 use kintsugi_spec::ModelSpec;
 use kintsugi_tensor::DType;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use kintsugi_calibrate::{Patience, Rows, Shapes, calibrate, in_company, thread_links};
+use kintsugi_calibrate::{Patience, Rows, Shapes, calibrate, thread_links, under_background_load};
 use kintsugi_engine::ThreadError;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{DeviceKind, Plan};
@@ -174,7 +174,7 @@ fn cpu(plan: &Plan, patience: Patience, cores: usize) -> io::Result<DeviceSpec> 
     };
     let known = DeviceSpec { kind: Some(Hardware::Cpu), units: Some(1), ..plan.cluster.device.clone() };
     let bar = bar();
-    in_company(cores - 1, || {
+    under_background_load(cores - 1, || {
         calibrate(&*backend, None, &shapes, patience, known, |progress| {
             bar.set_length(progress.all as u64);
             bar.set_position(progress.done as u64);

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kintsugi_draw::{Ink, chrome, draw, trace};
 use kintsugi_plan::Plan;
-use kintsugi_simulate::{Play, Prediction, Timeline, bubble, memory_of, predict};
+use kintsugi_simulate::{Coverage, Prediction, Timeline, bubble, memory_of, predict};
 use kintsugi_spec::units;
 
 use crate::config::ConfigArguments;
@@ -98,7 +98,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let (plan, notes) = arguments.config.plan_with_notes()?;
     arguments.trace.as_deref().map(check_writable).transpose()?;
-    let prediction = predict(&plan, planned_device(&plan, plan.mesh.ranks()), Play::quick(&plan));
+    let prediction = predict(&plan, planned_device(&plan, plan.mesh.ranks()), Coverage::quick(&plan));
     let misfit = fit::planned(&plan, &prediction).err();
     let fits = fit::known(&plan, &prediction);
     let speed = Speed::of(&plan);

@@ -18,7 +18,7 @@ use kintsugi_engine::{
 };
 use kintsugi_plan::{DeviceKind, Plan, Resume};
 use kintsugi_rank::Figures;
-use kintsugi_simulate::{Consumption, Play, Prediction, predict, time};
+use kintsugi_simulate::{Consumption, Coverage, Prediction, predict, time};
 use kintsugi_spec::Hardware;
 
 use crate::config::ConfigArguments;
@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut plan = with_end_of_document(plan)?;
     let dataset = dataset(&plan)?;
     let floor = dataset.floor(plan.batch.sequence);
-    let prediction = predict(&plan, device(&plan), Play::Full);
+    let prediction = predict(&plan, device(&plan), Coverage::WholeStep);
     fit::here(&plan, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
     let predicted = predicted(&plan, &prediction);
     // Whatever cannot be is found out before anything of an earlier run is touched.

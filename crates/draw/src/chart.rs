@@ -24,7 +24,7 @@ pub struct Line {
     pub name: String,
     /// A value for each place; none where there is none.
     pub values: Vec<Option<f64>>,
-    /// Whether it is dashed, as a thing to compare with, and without figures at its points.
+    /// Whether the line is a dashed reference without figures at its points.
     pub guide: bool,
 }
 
@@ -34,7 +34,7 @@ const LEFT: f64 = 72.0;
 const RIGHT: f64 = 24.0;
 const TOP: f64 = 72.0;
 const BOTTOM: f64 = 60.0;
-/// Middle tones, told apart by people who do not see all colours.
+/// Middle tones that people with colour blindness can distinguish.
 const COLOURS: [&str; 4] = ["#3b82c4", "#d9822b", "#2a9d8f", "#b05fb5"];
 const TEXT: &str = "#808890";
 
@@ -81,7 +81,7 @@ impl Axis {
     }
 }
 
-/// Where things lie.
+/// Coordinates of the plot.
 struct Place {
     axis: Axis,
     count: usize,
@@ -133,7 +133,7 @@ fn legend(out: &mut String, lines: &[Line]) {
     }
 }
 
-/// A line, its points, and the figure of each: above it, or below where a guide would strike it through.
+/// A line, its points, and a figure at each point: above it, or below it if a guide would cross the figure.
 fn draw(out: &mut String, place: &Place, line: &Line, colour: &str, all: &[Line]) {
     let guides = || all.iter().filter(|line| line.guide);
     let struck = |i: usize, y: f64| {
@@ -170,7 +170,7 @@ fn text(out: &mut String, x: f64, y: f64, anchor: &str, more: &str, what: &str) 
         .expect("a string");
 }
 
-/// Three digits and no more than are needed.
+/// A number with at most three significant digits.
 fn figure(value: f64) -> String {
     let digits = if value >= 100.0 || value.fract() == 0.0 {
         0

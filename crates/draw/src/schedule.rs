@@ -1,14 +1,14 @@
 //! A picture of a timeline for the terminal: one row per stage, time from left to right.
 //!
-//! A bar is one pass over one micro-batch, labelled with its number. Where the picture is too wide its middle is
-//! left out, and it is drawn so small that what is left shows every stage at work.
+//! A bar is one pass over one micro-batch, labelled with the number of the micro-batch. If the picture is too wide, its
+//! middle is left out, and the scale is chosen so that both ends show work on every stage.
 
 use std::fmt::Write;
 
 use kintsugi_plan::{Axis, Op, Over, Part};
 use kintsugi_simulate::{Span, Timeline};
 
-/// How forwards and backwards are told apart.
+/// How the picture distinguishes forwards and backwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ink {
     /// By letters and shading.
@@ -32,7 +32,7 @@ struct Bar {
     micro: usize,
     start: f64,
     end: f64,
-    /// Recomputation that waits for its gradient: the pass itself comes later and has the label.
+    /// Recomputation before its gradient has arrived: the pass itself comes later and has the label.
     ahead: bool,
 }
 
@@ -142,8 +142,8 @@ fn waits_for_a_stage(op: Op) -> bool {
     }
 }
 
-/// How many columns the whole picture has: so many that a forward has room for its label, and more if there is room.
-/// Where there is less, so many that the parts that are shown have the first bar and the last of every stage.
+/// The number of columns of the whole picture: enough for the label of every forward, and more if there is room. If there
+/// is less room, few enough that the two ends show the first and the last bar of every stage.
 fn columns(makespan: f64, stages: &[Vec<Bar>], room: usize, ink: Ink) -> usize {
     let Some(typical) = typical(stages) else { return room };
     let label = stages.iter().flatten().map(|bar| label(bar.kind, bar.micro, ink).len()).max().unwrap_or(1);
@@ -183,7 +183,7 @@ fn cells(bars: &[Bar], columns: usize, scale: f64, ink: Ink) -> Vec<Cell> {
         let column = |time: f64| ((time * scale).round() as usize).min(columns);
         let (start, end) = (column(bar.start), column(bar.end));
         let label = if bar.ahead { String::new() } else { label(bar.kind, bar.micro, ink) };
-        // A cut number would be another number.
+        // A truncated number would be misread.
         let text = if label.len() <= end - start { label.as_str() } else { "" };
         let characters = text.chars().chain(std::iter::repeat(bar.kind.fill(ink)));
         for (cell, character) in cells[start..end].iter_mut().zip(characters) {
@@ -193,7 +193,7 @@ fn cells(bars: &[Bar], columns: usize, scale: f64, ink: Ink) -> Vec<Cell> {
     cells
 }
 
-/// A row whose bars are narrower than a column: each column shows what takes most of it, or is idle for the most part.
+/// A row whose bars are narrower than a column: each column shows the kind that takes most of it, or idle.
 fn mixed(bars: &[Bar], columns: usize, scale: f64, ink: Ink) -> Vec<Cell> {
     let mut shares = vec![[0.0; Kind::ALL.len()]; columns];
     for bar in bars {
@@ -252,7 +252,7 @@ fn run(cells: &[Cell], ink: Ink) -> String {
     pieces.collect()
 }
 
-/// What the bars mean and how much time is lost, on as many lines as `width` asks for.
+/// The meaning of the bars and the bubble, wrapped to `width` columns.
 fn legend(timeline: &Timeline, stages: &[Vec<Bar>], width: usize, ink: Ink) -> String {
     let present = |kind| stages.iter().flatten().any(|bar| bar.kind == kind);
     let mut entries: Vec<(usize, String)> = Kind::ALL

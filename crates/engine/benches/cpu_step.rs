@@ -8,7 +8,7 @@ use std::process::Command;
 
 use kintsugi_engine::{Event, MemoryChoice, TrainOptions, dataset, device, train};
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_simulate::{Play, predict};
+use kintsugi_simulate::{Coverage, predict};
 use serde_json::{Value, json};
 
 const ROUNDS: usize = 5;
@@ -62,8 +62,11 @@ fn measure(command: &str) -> Value {
 fn run(layout: &str) -> Value {
     let settings = MODEL.split_whitespace().chain(layout.split_whitespace());
     let plan = ConfigSource::demo().sets(settings).plan().expect("a legal layout");
-    let reserved =
-        predict(&plan, device(&plan), Play::Full).stages.iter().map(|stage| stage.reserved).collect();
+    let reserved = predict(&plan, device(&plan), Coverage::WholeStep)
+        .stages
+        .iter()
+        .map(|stage| stage.reserved)
+        .collect();
     let mut seconds = Vec::with_capacity(STEPS);
     train(
         &plan,

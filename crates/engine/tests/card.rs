@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kintsugi_engine::{Event, MemoryChoice, TrainOptions, dataset, device, train};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_simulate::{Play, predict};
+use kintsugi_simulate::{Coverage, predict};
 use kintsugi_tensor::cuda::libraries;
 
 /// A small model on one card whose attention cuDNN has, with two micro-batches a step and an evaluation now and then.
@@ -65,7 +65,7 @@ fn run(plan: &Plan, late: bool) -> (Vec<[u64; 4]>, u64) {
 }
 
 fn options(plan: &Plan, late: bool) -> TrainOptions {
-    let stages = predict(plan, device(plan), Play::Short).stages;
+    let stages = predict(plan, device(plan), Coverage::ShortStep).stages;
     let memory = MemoryChoice::Slab(stages.iter().map(|memory| memory.reserved).collect());
     TrainOptions { late: Some(late), ..TrainOptions::new(memory) }
 }

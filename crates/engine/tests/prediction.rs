@@ -11,7 +11,7 @@ use kintsugi_engine::{Job, MemoryChoice, Worker, device, run_job};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_rank::{RankMemory, Source, Tokens};
-use kintsugi_simulate::{Play, Prediction, predict};
+use kintsugi_simulate::{Coverage, Prediction, predict};
 use kintsugi_tensor::cpu::counting::{self, CountingAllocator, Measured};
 
 #[global_allocator]
@@ -171,7 +171,7 @@ fn legal_layouts() -> impl Iterator<Item = (String, Plan)> {
 #[test]
 fn predicted_memory_and_traffic_equal_measured() {
     for (text, plan) in legal_layouts().take(LAYOUTS) {
-        let prediction = predict(&plan, device(&plan), Play::Full);
+        let prediction = predict(&plan, device(&plan), Coverage::WholeStep);
         let measured = measure(&plan, MemoryChoice::Heap, |_| {});
         check(&prediction, &measured).unwrap_or_else(|error| panic!("{error}\n{text}"));
     }
@@ -180,7 +180,7 @@ fn predicted_memory_and_traffic_equal_measured() {
 #[test]
 fn the_planned_slab_is_enough_and_all_that_is_taken() {
     for (text, plan) in legal_layouts().take(LAYOUTS / 4) {
-        let prediction = predict(&plan, device(&plan), Play::Full);
+        let prediction = predict(&plan, device(&plan), Coverage::WholeStep);
         let slab = MemoryChoice::Slab(prediction.stages.iter().map(|stage| stage.reserved).collect());
         for rank in measure(&plan, slab, |_| {}) {
             assert_eq!(rank.allocator.reserved, prediction.stages[rank.stage].reserved, "{text}");
@@ -195,7 +195,8 @@ fn the_planned_slab_is_enough_and_all_that_is_taken() {
 fn a_short_play_predicts_what_a_full_one_does() {
     for (text, plan) in legal_layouts().take(LAYOUTS) {
         let plan = plan.with_micro_batches(plan.micro_batches() * 12);
-        let [short, full] = [Play::Short, Play::Full].map(|play| predict(&plan, device(&plan), play));
+        let [short, full] =
+            [Coverage::ShortStep, Coverage::WholeStep].map(|play| predict(&plan, device(&plan), play));
         assert_eq!(short.traffic, full.traffic, "{text}");
         for (short, full) in short.stages.iter().zip(&full.stages) {
             assert_eq!((short.categories(), short.total), (full.categories(), full.total), "{text}");
@@ -206,7 +207,7 @@ fn a_short_play_predicts_what_a_full_one_does() {
 #[test]
 fn an_allocation_behind_the_arenas_back_is_noticed() {
     let (_, plan) = legal_layouts().next().expect("there are legal layouts");
-    let prediction = predict(&plan, device(&plan), Play::Full);
+    let prediction = predict(&plan, device(&plan), Coverage::WholeStep);
     let hidden = std::sync::Mutex::new(Vec::new());
     let measured = measure(&plan, MemoryChoice::Heap, |worker| {
         if worker.number == 0 {

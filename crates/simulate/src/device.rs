@@ -26,14 +26,14 @@ mod tests {
     use kintsugi_plan::config::ConfigSource;
 
     use super::*;
-    use crate::{Play, predict};
+    use crate::{Coverage, predict};
 
     #[test]
     fn a_plan_for_gpus_is_the_same_on_every_computer() {
         let plan = ConfigSource::demo().set("cluster.preset=h200").plan().unwrap();
         let [one, many] = [1, 64].map(|cores| planned_device(&plan, plan.mesh.ranks(), cores));
         assert_eq!(one, Device::Cuda { deterministic: false });
-        assert_eq!(predict(&plan, one, Play::Full), predict(&plan, many, Play::Full));
+        assert_eq!(predict(&plan, one, Coverage::WholeStep), predict(&plan, many, Coverage::WholeStep));
     }
 
     #[test]

@@ -35,7 +35,7 @@ impl Consumption {
         let device = &plan.cluster.device;
         let (idle, most) = (device.power_idle?, device.power_max?);
         let links = device.power_links.unwrap_or(idle);
-        // A rank that waits for others does so in kernels that ask again and again.
+        // A rank that waits for others polls in a kernel.
         let sending = timing.tensor_s + timing.exposed_s.iter().sum::<f64>() + timing.idle_s;
         let above = (most - idle) * timing.compute_s + (links - idle).max(0.0) * sending;
         let power_w = idle + above / timing.step_s;
@@ -44,7 +44,7 @@ impl Consumption {
 }
 
 impl Training {
-    /// A training on `tokens` tokens, step by step as `timing` says.
+    /// A training on `tokens` tokens whose steps each take `timing`.
     pub fn new(plan: &Plan, timing: &Timing, tokens: f64) -> Self {
         let steps = tokens / plan.tokens_per_step() as f64;
         let seconds = steps * timing.step_s;

@@ -1,4 +1,4 @@
-//! Whether a plan fits: said before anything is allocated, with what takes the room.
+//! Whether a plan fits into memory, with the largest consumers if it does not.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub struct Misfit {
     pub memory: RankMemory,
     /// What there is.
     pub available: u64,
-    /// What has that much: a device, or the machine for all ranks together.
+    /// The owner of that memory: a device, or this machine for all ranks together.
     pub holder: String,
     /// How many ranks share it.
     pub sharing: usize,
@@ -49,7 +49,7 @@ pub fn check_fit(plan: &Plan, prediction: &Prediction, host_memory: Option<u64>)
     check_memory(plan, &prediction.stages, host_memory)
 }
 
-/// The same for ranks of which only the memory is known, by stage.
+/// The same for the memory of a rank of each stage alone.
 pub fn check_memory(plan: &Plan, stages: &[RankMemory], host_memory: Option<u64>) -> Result<(), Misfit> {
     let ranks_per_stage = plan.mesh.dp * plan.mesh.tp;
     let misfit = |stage: usize, available, holder: String, sharing| Misfit {

@@ -33,7 +33,7 @@ fn stage(plan: &Plan, stage: usize, memory: &RankMemory) -> f64 {
         + framework.reserve
 }
 
-/// What the gradient of the first MLP product takes on its way.
+/// The temporary memory of the gradient of the first MLP product.
 fn temporary(plan: &Plan) -> f64 {
     let model = &plan.model;
     let matrices = if model.activation == Activation::Swiglu { 2 } else { 1 };
@@ -41,7 +41,7 @@ fn temporary(plan: &Plan) -> f64 {
     plan.framework.temporary * elements as f64
 }
 
-/// What layers keep of all rows, 16 bits each, for every micro-batch that is in flight.
+/// Activations of all rows that layers keep in 16 bits, for every micro-batch in flight.
 fn gathered(plan: &Plan, stage: usize) -> f64 {
     if !plan.sequence_parallel {
         return 0.0;

@@ -15,19 +15,19 @@ use crate::predict::NoTokens;
 
 /// The memory of a rank of each stage that evaluates.
 pub fn evaluation_memory(plan: &Plan, device: Device) -> Vec<RankMemory> {
-    let play = |stage| {
+    let run = |stage| {
         let at = Coordinate { pp: stage, dp: 0, tp: 0 };
         on_paper(plan, at, device, |rank| {
             rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut NoTokens, |_, _| {});
         })
     };
-    (0..plan.mesh.pp).into_par_iter().map(play).collect()
+    (0..plan.mesh.pp).into_par_iter().map(run).collect()
 }
 
 /// The memory of a rank of each stage that continues prompts of these `lengths` by up to `tokens` tokens; of the
 /// replica that needs most.
 pub fn generation_memory(plan: &Plan, device: Device, lengths: &[usize], tokens: usize) -> Vec<RankMemory> {
-    let play = |stage, replica| {
+    let run = |stage, replica| {
         let at = Coordinate { pp: stage, dp: replica, tp: 0 };
         on_paper(plan, at, device, |rank| {
             for round in plan.rounds(replica, lengths, tokens) {
@@ -43,17 +43,17 @@ pub fn generation_memory(plan: &Plan, device: Device, lengths: &[usize], tokens:
         })
     };
     let most = |stage| {
-        let replicas = (0..plan.mesh.dp).map(|replica| play(stage, replica));
+        let replicas = (0..plan.mesh.dp).map(|replica| run(stage, replica));
         replicas.max_by_key(|memory| memory.reserved).expect("there is a replica")
     };
     (0..plan.mesh.pp).into_par_iter().map(most).collect()
 }
 
-fn on_paper(plan: &Plan, at: Coordinate, device: Device, play: impl FnOnce(&mut Rank)) -> RankMemory {
+fn on_paper(plan: &Plan, at: Coordinate, device: Device, run: impl FnOnce(&mut Rank)) -> RankMemory {
     let paper = Rc::new(Paper::new(device));
     let groups = paper_groups(plan, at, &Rc::new(RefCell::new(Log::default())));
     let backend: Rc<dyn Backend> = Rc::clone(&paper) as Rc<dyn Backend>;
     let mut rank = Rank::for_purpose(Arc::new(plan.clone()), at, backend, groups, Purpose::Inference);
-    play(&mut rank);
+    run(&mut rank);
     RankMemory::new(paper.memory().peak(), paper.memory().reserved())
 }

@@ -27,6 +27,6 @@ pub use fit::{Misfit, check_fit, check_memory};
 pub use footprint::{memory_by_stage, memory_of};
 pub use inference::{evaluation_memory, generation_memory};
 pub use peak::PeakMemory;
-pub use predict::{Play, Prediction, predict};
+pub use predict::{Coverage, Prediction, predict};
 pub use timeline::{Span, Timeline, bubble};
 pub use timing::{CompiledStep, StepKey, StepTimer, Timing, time};

@@ -1,7 +1,7 @@
-//! Predicted memory and traffic: one rank of every stage plays its program on paper.
+//! Predicted memory and traffic: one rank of every stage runs its program on paper.
 //!
-//! All ranks of a stage do the same, so one of them stands for all. In the steady part of a schedule every period
-//! does what the one before did, so a short play can stand for a long one: see [`Play::Short`].
+//! All ranks of a stage do the same, so one of them stands for all. In the steady state of a schedule every period repeats
+//! the one before, so a short step can stand for a long one: see [`Coverage::ShortStep`].
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,23 +18,23 @@ use rayon::prelude::*;
 use crate::structure::short_step;
 use crate::traffic;
 
-/// How much of the step is played.
+/// How much of the step is run on paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Play {
+pub enum Coverage {
     /// Every micro-batch.
-    Full,
-    /// Enough micro-batches to fill the pipeline, and a few more periods of its steady part. Each further period
-    /// would hold the same bytes and send the same bytes again, so peak and traffic are those of the full play.
-    /// Only `reserved` may differ: the gaps between buffers depend on all that came before.
-    Short,
+    WholeStep,
+    /// Enough micro-batches to fill the pipeline, and a few more periods of the steady state. Every further period would hold
+    /// and send the same bytes, so peak and traffic are those of the whole step. Only `reserved` may differ: the gaps
+    /// between buffers depend on all allocations before.
+    ShortStep,
 }
 
-impl Play {
-    /// The fullest play that takes a fraction of a second.
-    pub fn quick(plan: &Plan) -> Play {
+impl Coverage {
+    /// The whole step if that takes a fraction of a second, else the short one.
+    pub fn quick(plan: &Plan) -> Coverage {
         const BLOCKS: usize = 100_000;
         let blocks = plan.micro_batches() * (plan.model.layers + 2);
-        if blocks <= BLOCKS { Play::Full } else { Play::Short }
+        if blocks <= BLOCKS { Coverage::WholeStep } else { Coverage::ShortStep }
     }
 }
 
@@ -57,12 +57,12 @@ impl Prediction {
 }
 
 /// Predicts memory and traffic of one step, and of the evaluations between steps.
-pub fn predict(plan: &Plan, device: Device, play: Play) -> Prediction {
+pub fn predict(plan: &Plan, device: Device, coverage: Coverage) -> Prediction {
     let stages: Vec<Stage> = (0..plan.mesh.pp)
         .into_par_iter()
-        .map(|stage| match play {
-            Play::Full => play_stage(plan, stage, device).0,
-            Play::Short => short_play(plan, stage, device),
+        .map(|stage| match coverage {
+            Coverage::WholeStep => run_stage(plan, stage, device).0,
+            Coverage::ShortStep => run_short_step(plan, stage, device),
         })
         .collect();
     let transfers: Vec<&Counts> = stages.iter().map(|stage| &stage.transfers).collect();
@@ -81,29 +81,29 @@ struct Stage {
     transfers: Counts,
 }
 
-fn short_play(plan: &Plan, stage: usize, device: Device) -> Stage {
+fn run_short_step(plan: &Plan, stage: usize, device: Device) -> Stage {
     let (micro_batches, period) = (plan.micro_batches(), plan.period());
     let short = short_step(plan, micro_batches);
     // GPipe has no steady part: every micro-batch is kept to the end.
     if plan.pipeline.schedule == ScheduleKind::GPipe || micro_batches <= short {
-        return play_stage(plan, stage, device).0;
+        return run_stage(plan, stage, device).0;
     }
-    let short = short + (micro_batches - short) % period;
-    let (played, moments) = play_stage(&plan.with_micro_batches(short), stage, device);
-    let periods = ((micro_batches - short) / period) as u64;
-    Stage { memory: played.memory, transfers: extrapolate(&played.transfers, &moments, periods) }
+    let in_short = short + (micro_batches - short) % period;
+    let (short, snapshots) = run_stage(&plan.with_micro_batches(in_short), stage, device);
+    let periods = ((micro_batches - in_short) / period) as u64;
+    Stage { memory: short.memory, transfers: extrapolate(&short.transfers, &snapshots, periods) }
 }
 
-/// Adds the transfers of `periods` more periods, each like the one between the last two moments.
-fn extrapolate(played: &Counts, moments: &[Counts], periods: u64) -> Counts {
-    let [.., before, after] = moments else { unreachable!("several periods were played") };
+/// Adds the transfers of `periods` more periods, each like the one between the last two snapshots.
+fn extrapolate(short: &Counts, snapshots: &[Counts], periods: u64) -> Counts {
+    let [.., before, after] = snapshots else { unreachable!("a short step has several periods") };
     let count = |of: &Counts, entry: Entry| of.iter().find(|(e, _)| *e == entry).map_or(0, |&(_, n)| n);
     let one = |entry| count(after, entry) - count(before, entry);
-    played.iter().map(|&(entry, n)| (entry, n + periods * one(entry))).collect()
+    short.iter().map(|&(entry, n)| (entry, n + periods * one(entry))).collect()
 }
 
-/// Plays a stage; also gives the transfers so far at the start of every period of the steady part.
-fn play_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>) {
+/// Runs a stage. Also returns the transfers so far at the start of every period of the steady state.
+fn run_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>) {
     let paper = Rc::new(Paper::new(device));
     let log = Rc::new(RefCell::new(Log::default()));
     let at = Coordinate { pp: stage, dp: 0, tp: 0 };
@@ -111,15 +111,15 @@ fn play_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>)
     let backend: Rc<dyn Backend> = Rc::clone(&paper) as Rc<dyn Backend>;
     let mut rank = Rank::new(Arc::new(plan.clone()), at, backend, groups);
     let counts = || log.borrow().iter().collect::<Counts>();
-    let mut moments = Vec::new();
+    let mut snapshots = Vec::new();
     let first = plan.stage_blocks(stage)[0];
     let program = plan.program(stage);
-    // The steady part: between the first backward and the last forward.
+    // The steady state: between the first backward and the last forward.
     let mut steady = false;
     rank.run(&program, &mut NoTokens, |_, op| match *op {
         Op::Backward { .. } => steady = true,
         Op::Forward { block, micro } if steady && block == first && micro % plan.period() == 0 => {
-            moments.push(counts());
+            snapshots.push(counts());
         }
         _ => {}
     });
@@ -128,7 +128,7 @@ fn play_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>)
         rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut NoTokens, |_, _| {});
     }
     let memory = paper.memory();
-    (Stage { memory: RankMemory::new(memory.peak(), memory.reserved()), transfers }, moments)
+    (Stage { memory: RankMemory::new(memory.peak(), memory.reserved()), transfers }, snapshots)
 }
 
 /// Micro-batches without tokens: paper has no data.

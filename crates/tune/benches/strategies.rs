@@ -8,7 +8,7 @@ use std::time::Instant;
 use kintsugi_plan::config::{ConfigSource, Strategy};
 use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_tensor::Device;
-use kintsugi_tune::{Limit, screened, strategies, timings};
+use kintsugi_tune::{Limit, strategies, strategies_that_fit, timings};
 
 const CONFIG: &str = "
 [model]
@@ -35,13 +35,13 @@ fn main() {
 
     let limit = base.cluster.device.memory.map(Limit::PerRank);
     let watch = Watch::start();
-    let fitting = screened(&base, DEVICE, &all, limit, &|_| {});
-    watch.report("screened", all.len());
+    let fitting = strategies_that_fit(&base, DEVICE, &all, limit, &|_| {});
+    watch.report("checked for memory", all.len());
     println!("{} of them fit", fitting.len());
 
     let watch = Watch::start();
-    screened(&base, DEVICE, &all, None, &|_| {});
-    watch.report("weighed without a limit", all.len());
+    strategies_that_fit(&base, DEVICE, &all, None, &|_| {});
+    watch.report("the same without a limit", all.len());
 
     let model = DeviceModel::new(&base.cluster.device, &base.framework).expect("Frontier's speed is known");
     let apart = fitting.len().div_ceil(most).max(1);

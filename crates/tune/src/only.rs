@@ -3,7 +3,7 @@
 use kintsugi_plan::config::Strategy;
 use kintsugi_plan::{Recompute, ScheduleKind};
 
-/// A key and the values that are let through.
+/// A key and the values that it may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Only {
     key: &'static str,

@@ -1,19 +1,19 @@
-//! The order of candidates: by time, by energy, or the front where neither can be had without the other.
+//! The order of candidates: by time, by energy, or the Pareto front of both.
 
 use crate::Candidate;
 
-/// What the best is best in.
+/// The criterion of the ranking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// The shortest step.
     Time,
     /// The fewest joules.
     Energy,
-    /// Those that no other beats in both, the fastest first.
+    /// The Pareto front of time and energy, the fastest first.
     Pareto,
 }
 
-/// Best first, and the fastest first of a front. Equals are told apart by memory.
+/// Sorts candidates: best first, or the fastest first of a Pareto front. Memory breaks ties.
 pub fn order(mut candidates: Vec<Candidate>, by: By) -> Vec<Candidate> {
     let joules = Candidate::joules;
     let seconds = |candidate: &Candidate| candidate.timing.step_s;

@@ -23,7 +23,7 @@ pub fn reason(winner: (&Plan, &Timing), loser: (&Plan, &Timing)) -> String {
     told.join(", ")
 }
 
-/// Percent of a step below which a difference is none.
+/// Differences below this percentage of a step are ignored.
 const WORTH_TELLING: f64 = 0.05;
 
 /// How much longer each part of the step takes, and what it is called.
@@ -40,8 +40,8 @@ fn parts(winner: (&Plan, &Timing), loser: (&Plan, &Timing)) -> Vec<(f64, &'stati
     ]
 }
 
-/// What makes kernels take longer: work that is repeated, products that are smaller, or more states to a rank where all
-/// products are as large as they were.
+/// Why kernels take longer: recomputation, smaller matrix products, or, if all products have the same size, a larger
+/// optimizer step.
 fn computing(winner: &Plan, loser: &Plan) -> &'static str {
     let products = |plan: &Plan| (plan.mesh.tp, plan.batch.micro);
     let again = |plan: &Plan| match plan.memory.recompute {

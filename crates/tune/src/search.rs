@@ -1,4 +1,4 @@
-//! The search: enumerate, drop what does not fit, time the rest, and play the best in full.
+//! The search: enumerate strategies, drop those that do not fit, time the rest, and predict the best in full.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -7,52 +7,52 @@ use kintsugi_plan::Plan;
 use kintsugi_plan::config::Strategy;
 use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_simulate::{
-    CompiledStep, Consumption, PeakMemory, Play, Prediction, StepKey, StepTimer, Timing, predict,
+    CompiledStep, Consumption, Coverage, PeakMemory, Prediction, StepKey, StepTimer, Timing, predict,
 };
 use kintsugi_tensor::Device;
 use rayon::prelude::*;
 
 use crate::{By, Only, order, strategies};
 
-/// What is searched for.
+/// The input of a search.
 pub struct Settings<'a> {
     /// The model, the batch and the machine, on a single rank.
     pub base: &'a Plan,
-    /// Over how many ranks it is spread.
+    /// Number of ranks of every strategy.
     pub ranks: usize,
     /// Restrictions.
     pub only: &'a [Only],
-    /// What the best is best in.
+    /// The criterion of the ranking.
     pub by: By,
-    /// How many of the best are given back.
+    /// How many of the best strategies to return.
     pub top: usize,
-    /// The memory that must be enough.
+    /// The memory limit.
     pub limit: Option<Limit>,
-    /// What paper is paper of.
+    /// The device that memory is predicted for.
     pub device: Device,
-    /// Whether a strategy that was played in full fits.
+    /// Decides whether a plan with a full prediction fits.
     pub fits: &'a (dyn Fn(&Plan, &Prediction) -> bool + Sync),
 }
 
 /// The memory that a strategy must fit into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// So many bytes for each rank.
+    /// Bytes for each rank.
     PerRank(u64),
-    /// So many bytes for all ranks together.
+    /// Bytes for all ranks together.
     Shared(u64),
 }
 
-/// What a search is doing.
+/// The phase of a search, for progress bars.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Finding out what fits, of so many strategies.
-    Screening(usize),
-    /// Timing so many that do.
+    /// Computing the peak memory of this many strategies.
+    CheckingMemory(usize),
+    /// Timing the strategies that fit: this many.
     Timing(usize),
 }
 
-/// A strategy and what it takes.
+/// A strategy and its predictions.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     /// The strategy.
@@ -63,45 +63,45 @@ pub struct Candidate {
     pub consumption: Option<Consumption>,
     /// The peak of the fullest rank.
     pub peak: u64,
-    /// What the fullest rank takes from its device; of those that were played in full.
+    /// What the fullest rank takes from its device, if the plan was predicted in full.
     pub reserved: Option<u64>,
 }
 
-/// How many strategies there were, and how quickly they were gone through.
+/// How many strategies went through each phase, and how long the phase took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Counts {
     /// Allowed.
     pub enumerated: usize,
-    /// That do not fit by the screen.
+    /// Whose peak memory exceeds the limit.
     pub dropped: usize,
     /// Timed.
     pub timed: usize,
-    /// Among the best that the full play showed not to fit after all: gaps between buffers.
+    /// Among the best that do not fit by their full prediction: gaps between buffers take the rest.
     pub refused: usize,
     /// Seconds of the enumeration.
     pub enumeration_s: f64,
-    /// Seconds of the screening.
+    /// Seconds of the memory phase.
     pub screening_s: f64,
     /// Seconds of the timing.
     pub timing_s: f64,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The best, best first.
     pub best: Vec<Candidate>,
-    /// How many there were.
+    /// How many strategies went through each phase.
     pub counts: Counts,
 }
 
-/// Why there is no search.
+/// Why a search is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SearchError {
     /// Nothing can be timed.
     #[error("the speed of the device is not known")]
     UnknownSpeed,
-    /// It would take minutes, or gigabytes.
+    /// It would take minutes or gigabytes.
     #[error(
         "{strategies} strategies or more, which take {ops} ops or more to compare, are too many for one search (at most \
          {MOST_STRATEGIES} and {MOST_OPS})"
@@ -118,26 +118,26 @@ pub enum SearchError {
 const MOST_STRATEGIES: usize = 500_000;
 /// Ops of one search: two cores take about two minutes for them.
 const MOST_OPS: usize = 1 << 29;
-/// What finding out whether one layer of a strategy fits takes, in ops.
+/// The memory phase takes about as long for one layer as so many ops.
 const OPS_PER_LAYER: usize = 4;
 
-/// Searches; `progress` is told of the phases and of every strategy that is done with.
+/// Runs a search. `progress` is called with the phase and the number of strategies that were just finished.
 pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> Result<Found, SearchError> {
     let model = DeviceModel::new(&settings.base.cluster.device, &settings.base.framework)
         .ok_or(SearchError::UnknownSpeed)?;
     let mut counts = Counts::default();
-    let all = clocked(&mut counts.enumeration_s, || {
+    let all = measured(&mut counts.enumeration_s, || {
         let all = strategies(settings.base, settings.ranks, settings.only, MOST_STRATEGIES + 1);
         check_size(settings.base, &all).map(|()| all)
     })?;
     counts.enumerated = all.len();
-    let done = |done| progress(Phase::Screening(all.len()), done);
-    let fitting = clocked(&mut counts.screening_s, || {
-        screened(settings.base, settings.device, &all, settings.limit, &done)
+    let done = |done| progress(Phase::CheckingMemory(all.len()), done);
+    let fitting = measured(&mut counts.screening_s, || {
+        strategies_that_fit(settings.base, settings.device, &all, settings.limit, &done)
     });
     counts.dropped = all.len() - fitting.len();
     counts.timed = fitting.len();
-    let timed = clocked(&mut counts.timing_s, || {
+    let timed = measured(&mut counts.timing_s, || {
         let strategies: Vec<Strategy> = fitting.iter().map(|&(strategy, _)| strategy).collect();
         timings(settings.base, &model, &strategies, &|done| progress(Phase::Timing(fitting.len()), done))
     });
@@ -150,8 +150,8 @@ pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> 
     Ok(Found { best: verified(settings, ordered, &mut counts.refused), counts })
 }
 
-/// Refuses a search that would take too long. Each strategy is screened layer by layer; programs are laid out once for all
-/// strategies that run the same ones.
+/// Refuses a search that would take too long. The memory of each strategy is computed layer by layer; a program is compiled
+/// once for all strategies that run it.
 fn check_size(base: &Plan, all: &[Strategy]) -> Result<(), SearchError> {
     let one = |strategy: &Strategy| {
         let plan = base.with_strategy(strategy).expect("strategies are allowed");
@@ -165,9 +165,9 @@ fn check_size(base: &Plan, all: &[Strategy]) -> Result<(), SearchError> {
     Ok(())
 }
 
-/// What fits by the screen, each with its peak. The screen is never above what the full play reserves, so nothing
-/// that fits is dropped.
-pub fn screened(
+/// The strategies whose peak memory is within the limit, each with its peak. The peak is never above what a full
+/// prediction reserves, so no strategy that fits is dropped.
+pub fn strategies_that_fit(
     base: &Plan,
     device: Device,
     all: &[Strategy],
@@ -190,11 +190,10 @@ pub fn screened(
     chunks.collect()
 }
 
-/// Strategies that are screened together.
+/// Strategies of one task of the thread pool.
 const CHUNK: usize = 64;
 
-/// How long a step takes under each strategy, in order. Those that run the same programs are timed one after the
-/// other, so that these are made once.
+/// How long a step takes under each strategy, in order. Strategies that run the same programs share one compiled step.
 pub fn timings(
     base: &Plan,
     model: &DeviceModel,
@@ -221,7 +220,7 @@ pub fn timings(
     timed.into_iter().map(|(_, timing)| timing).collect()
 }
 
-/// The first that the full play shows to fit; of a front, those that need fewer joules than all that are faster and fit.
+/// The first candidates that fit by their full prediction. On a Pareto front, each needs fewer joules than the one before.
 fn verified(settings: &Settings, ordered: Vec<Candidate>, refused: &mut usize) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::new();
     for candidate in ordered {
@@ -233,7 +232,7 @@ fn verified(settings: &Settings, ordered: Vec<Candidate>, refused: &mut usize) -
             continue;
         }
         let plan = settings.base.with_strategy(&candidate.strategy).expect("strategies are allowed");
-        let prediction = predict(&plan, settings.device, Play::quick(&plan));
+        let prediction = predict(&plan, settings.device, Coverage::quick(&plan));
         if (settings.fits)(&plan, &prediction) {
             let reserved = prediction.stages.iter().map(|stage| stage.reserved).max();
             best.push(Candidate { reserved, ..candidate });
@@ -245,14 +244,14 @@ fn verified(settings: &Settings, ordered: Vec<Candidate>, refused: &mut usize) -
 }
 
 impl Candidate {
-    /// Joules of a step; without end where they are not known.
+    /// Joules of a step; infinity if they are not known.
     pub(crate) fn joules(&self) -> f64 {
         self.consumption.map_or(f64::INFINITY, |used| used.joules)
     }
 }
 
 impl Limit {
-    /// What one rank may take at most. Of memory that is shared, the ranks of the fullest stage may take all.
+    /// The most that one rank may take. If the memory is shared, the ranks of the fullest stage may take all of it.
     fn per_rank(self, plan: &Plan) -> u64 {
         match self {
             Limit::PerRank(bytes) => bytes,
@@ -261,7 +260,7 @@ impl Limit {
     }
 }
 
-fn clocked<T>(seconds: &mut f64, work: impl FnOnce() -> T) -> T {
+fn measured<T>(seconds: &mut f64, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = work();
     *seconds = start.elapsed().as_secs_f64();

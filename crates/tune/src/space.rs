@@ -1,7 +1,7 @@
 //! Every strategy that a model, a batch and a number of ranks allow.
 //!
-//! What is allowed is asked of the plan, never decided here: this only proposes. A proposal's simplest form is asked
-//! first, so that a mesh or a schedule that is refused is refused once and not with every sharding.
+//! This module only proposes strategies; `plan` decides whether they are allowed. The simplest form of a proposal is checked
+//! first, so that a mesh or a schedule is refused once and not again with every sharding.
 
 use kintsugi_plan::config::{ShardingChoice, Strategy};
 use kintsugi_plan::{Mesh, Plan, Recompute, ScheduleKind, Sharding, When, divisors};
@@ -10,8 +10,8 @@ use rayon::prelude::*;
 
 use crate::Only;
 
-/// Every strategy for `base` on `ranks` ranks that `only` lets through, no two of which mean the same; any `most` of them
-/// where there are more.
+/// Every strategy for `base` on `ranks` ranks that passes all of `only`, without duplicates. If there are more than `most`,
+/// any `most` of them.
 pub fn strategies(base: &Plan, ranks: usize, only: &[Only], most: usize) -> Vec<Strategy> {
     meshes(ranks).into_par_iter().flat_map_iter(|mesh| of_mesh(base, mesh, only)).take_any(most).collect()
 }
@@ -60,9 +60,9 @@ fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
 
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
-/// Schedules with the chunks per stage that cut the layers evenly; those with one also with fewer layers in the last, where
-/// that leaves it no longer than the others with its head. A stage that is alone has nothing to wait for, and a micro-batch
-/// that is alone goes forward and back under GPipe as under 1F1B.
+/// Schedules with every number of chunks per stage that divides the layers evenly. Schedules with one chunk are also proposed
+/// with fewer layers in the last stage, if the head makes that stage the longest. A single stage has only one schedule, and
+/// with a single micro-batch GPipe is 1F1B.
 fn pipelines(base: &Plan, pp: usize, micro_batches: usize) -> Vec<(ScheduleKind, usize, Option<usize>)> {
     let plain: &[ScheduleKind] = match (pp, micro_batches) {
         (1, _) => return vec![(ScheduleKind::OneForwardOneBackward, 1, None)],
@@ -77,7 +77,7 @@ fn pipelines(base: &Plan, pp: usize, micro_batches: usize) -> Vec<(ScheduleKind,
     plain.chain(interleaved).collect()
 }
 
-/// How many layers the last stage has where the longest stage is shortest, if that is not its even share.
+/// The number of layers in the last stage that makes the longest stage shortest, if that is not the even share.
 fn lighter(layers: usize, pp: usize, head: f64) -> Option<usize> {
     let longest = |&last: &usize| (last as f64 + head).max((layers - last).div_ceil(pp - 1) as f64);
     let best = (1..=layers / pp).rev().min_by(|a, b| longest(a).total_cmp(&longest(b)))?;
@@ -104,7 +104,7 @@ fn shardings(base: &Plan, mesh: Mesh) -> Vec<ShardingChoice> {
     found.into_iter().map(|(_, choice)| choice).collect()
 }
 
-/// When things move, where that makes a difference.
+/// When weights are gathered and gradients reduced, if the choice makes a difference.
 fn timings(weights: Option<Level>, gradients: Option<Level>) -> Vec<(When, When)> {
     let both = [When::MicroBatch, When::Step];
     let gathers = if weights.is_some() { &both[..] } else { &both[..1] };
@@ -112,7 +112,7 @@ fn timings(weights: Option<Level>, gradients: Option<Level>) -> Vec<(When, When)
     gathers.iter().flat_map(|&gather| reduces.iter().map(move |&reduce| (gather, reduce))).collect()
 }
 
-/// The levels over which states can be sharded, those that mean the same left out.
+/// The levels over which states can be sharded, without duplicates.
 fn levels(base: &Plan, mesh: Mesh) -> Vec<Option<Level>> {
     let mut found: Vec<(usize, Option<Level>)> = Vec::new();
     let levels = Level::ALL.into_iter().rev().map(Some);

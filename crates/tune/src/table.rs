@@ -1,4 +1,4 @@
-//! What one plan comes to, as a row of a scaling or sensitivity table.
+//! The predictions for one plan, as a row of a scaling or sensitivity table.
 
 use kintsugi_plan::Plan;
 use kintsugi_simulate::{Consumption, Timing};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Plan, ScheduleKind, When};
-use kintsugi_simulate::{Play, Prediction, predict, time};
+use kintsugi_simulate::{Coverage, Prediction, predict, time};
 use kintsugi_tensor::Device;
 use kintsugi_tune::{By, Found, Limit, Only, Settings, search};
 
@@ -113,7 +113,7 @@ fn every_plan() -> BTreeMap<String, Plan> {
 fn a_search_equals_trying_every_configuration() {
     let (base, _) = ConfigSource::text(CONFIG).open().expect("a right configuration");
     let all = every_plan();
-    let needs = |plan: &Plan| reserved(&predict(plan, DEVICE, Play::Full));
+    let needs = |plan: &Plan| reserved(&predict(plan, DEVICE, Coverage::WholeStep));
     let needed: BTreeMap<&str, u64> = all.iter().map(|(name, plan)| (name.as_str(), needs(plan))).collect();
     let mut sorted: Vec<u64> = needed.values().copied().collect();
     sorted.sort_unstable();
@@ -184,7 +184,7 @@ fn a_heavy_head_leaves_the_last_stage_fewer_layers() {
     assert!(plans.iter().any(|plan| plan.pipeline.layers == [2, 2]));
     for (plan, candidate) in plans.iter().zip(&found.best) {
         assert_eq!(time(plan).expect("a known speed").step_s, candidate.timing.step_s, "{}", name(plan));
-        let prediction = predict(plan, DEVICE, Play::Full);
+        let prediction = predict(plan, DEVICE, Coverage::WholeStep);
         let peak = prediction.stages.iter().map(|stage| stage.total).max();
         assert_eq!(peak, Some(candidate.peak), "{}", name(plan));
     }

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_simulate::{Consumption, Play, Timing, Training, predict, time};
+use kintsugi_simulate::{Consumption, Coverage, Timing, Training, predict, time};
 
 use crate::device;
 
@@ -167,7 +167,7 @@ fn memory(page: &mut String) {
     page.push_str("## Memory\n\n175B, tp 4, pp 16, two replicas, ZeRO-1: MiB allocated at the peak. The published figures are from\nthe authors' log, whose states leave room for gradients of 2 bytes; ours have 4, which is 5.1 to 5.4 GiB more. From stage\nto stage both fall by about 300 MiB, a micro-batch in flight less.\n\n");
     page.push_str("| stage | published | ours | |\n|---|---|---|---|\n");
     let plan = plan(&RUNS[1], 2, 1280);
-    let stages = predict(&plan, device(&plan), Play::Short).stages;
+    let stages = predict(&plan, device(&plan), Coverage::ShortStep).stages;
     for (stage, published) in MEMORY {
         let ours = stages[stage].total as f64 / 1_048_576.0;
         line(page, &format!("| {stage} | {published:.0} | {ours:.0} | predicted |"));

@@ -32,8 +32,8 @@ struct Case {
     memory: Option<f64>,
 }
 
-/// Every set whose table is in `folder`; of the table with thousands of rows only every `every`-th. `sets` are laid
-/// over every row's configuration, for fitting constants.
+/// Reports on every set whose table is in `folder`. Of nanotron's table, which has thousands of rows, only every `every`-th
+/// row is used. `sets` override the configuration of every row, to fit constants.
 pub fn validate(folder: &Path, sets: &[String], every: usize) -> io::Result<Vec<Report>> {
     let mut reports = Vec::new();
     for set in sets::SETS {

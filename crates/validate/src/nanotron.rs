@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use kintsugi_plan::Plan;
-use kintsugi_simulate::{Play, memory_by_stage, predict};
+use kintsugi_simulate::{Coverage, memory_by_stage, predict};
 use rayon::prelude::*;
 
 use super::score::{Figure, Report, errors, spearman};
@@ -89,7 +89,7 @@ fn pick(worked: &[&Run]) -> f64 {
 fn run(row: &Row, over: &[String]) -> Option<Run> {
     let plan = row_plan(row, over, &[])?;
     let dealt = row_plan(row, over, &layers_per_stage(row))?;
-    let memory = memory_by_stage(&dealt, &predict(&dealt, device(&dealt), Play::Short));
+    let memory = memory_by_stage(&dealt, &predict(&dealt, device(&dealt), Coverage::ShortStep));
     let fullest = memory.iter().copied().fold(0.0, f64::max);
     let worked = row.text("status") == "ok";
     let tokens = plan.tokens_per_step() as f64 / plan.mesh.ranks() as f64;
@@ -124,9 +124,9 @@ fn row_plan(row: &Row, over: &[String], layers_per_stage: &[usize]) -> Option<Pl
     plan(&sets, over)
 }
 
-/// How nanotron deals layers out (its `build_model`): a stage takes blocks until their cost is above its share of the
-/// cost of all, where a layer costs its products and the head its own. That may leave no layer to the last stages; ours
-/// need one each, so these are taken from the stages before them.
+/// How nanotron assigns layers to stages (its `build_model`): a stage takes blocks until their cost exceeds its share of the
+/// total, where the cost of a layer and of the head is that of their products. That may leave the last stages without a
+/// layer. Our stages need one each, which is taken from the stages before them.
 fn layers_per_stage(row: &Row) -> Vec<usize> {
     let layer = 4 * row.count("hidden") + 3 * row.count("ffn");
     deal(row.count("layers"), row.count("pp"), layer, row.count("vocab"))

@@ -4,7 +4,7 @@
 
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_simulate::{Consumption, Play, predict, time};
+use kintsugi_simulate::{Consumption, Coverage, predict, time};
 
 use super::score::{Figure, Report, errors, spearman};
 use super::table::{self, Row};
@@ -94,6 +94,6 @@ const GIB: f64 = 1_073_741_824.0;
 
 /// Bytes that the fullest rank takes of its device.
 fn reserved(plan: &Plan) -> f64 {
-    let prediction = predict(plan, device(plan), Play::quick(plan));
+    let prediction = predict(plan, device(plan), Coverage::quick(plan));
     prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0) as f64
 }

@@ -7,15 +7,15 @@ use serde::Serialize;
 pub struct Figure {
     /// What it is.
     pub name: String,
-    /// What it is for our predictions.
+    /// The value for our predictions.
     pub value: f64,
-    /// What it should be at most, or at least.
+    /// The bound that it should keep.
     pub aim: Option<f64>,
     /// Whether the aim is a lower bound.
     pub at_least: bool,
 }
 
-/// What a set of runs says.
+/// The result of comparing one set of runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The set.
@@ -24,7 +24,7 @@ pub struct Report {
     pub rows: usize,
     /// How many the engine cannot express.
     pub left_out: usize,
-    /// The rows that the constants were set on first; the errors of all were in view.
+    /// The rows that the constants were fitted on first. The errors of all rows were known at that time.
     pub fitted_on: String,
     /// The figures.
     pub figures: Vec<Figure>,

@@ -1,6 +1,6 @@
 //! The published tables, each with how its rows are read.
 
-use kintsugi_simulate::{Play, memory_of, predict};
+use kintsugi_simulate::{Coverage, memory_of, predict};
 use rayon::prelude::*;
 
 use super::score::{Figure, Report, errors};
@@ -13,7 +13,7 @@ pub struct Set {
     name: &'static str,
     /// Its file.
     pub file: &'static str,
-    /// The rows that constants were set on first, in words; the errors of all were in view.
+    /// A description of the rows that the constants were fitted on first. The errors of all rows were known at that time.
     fitted_on: &'static str,
     /// Aims in percent: mean time, worst time, mean memory.
     aims: [Option<f64>; 3],
@@ -132,7 +132,7 @@ impl Set {
             .iter()
             .filter_map(|case| {
                 let measured = case.memory?;
-                let prediction = predict(&case.plan, device(&case.plan), Play::Short);
+                let prediction = predict(&case.plan, device(&case.plan), Coverage::ShortStep);
                 Some((memory_of(&case.plan, &prediction), measured))
             })
             .collect();

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use kintsugi_draw::chart::{Chart, Line, svg};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_simulate::{Play, predict, time};
+use kintsugi_simulate::{Coverage, predict, time};
 use kintsugi_spec::units;
 use kintsugi_tune::{Outcome, efficiency, outcome};
 use serde::Serialize;
@@ -199,7 +199,7 @@ fn check_any(rows: &[Row]) -> Result<(), Failure> {
 
 fn evaluate(plan: &Plan) -> Result<Outcome, Failure> {
     let timing = time(plan).ok_or_else(unknown_speed)?;
-    let prediction = predict(plan, planned_device(plan, plan.mesh.ranks()), Play::quick(plan));
+    let prediction = predict(plan, planned_device(plan, plan.mesh.ranks()), Coverage::quick(plan));
     let reserved = prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0);
     Ok(outcome(plan, &timing, reserved, fit::known(plan, &prediction)))
 }

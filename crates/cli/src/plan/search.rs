@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Plan, When};
-use kintsugi_simulate::{Play, Timing, predict, time};
+use kintsugi_simulate::{Coverage, Timing, predict, time};
 use kintsugi_spec::units;
 use kintsugi_tune::{
     By, Candidate, Counts, Found, Limit, Only, Outcome, Phase, SearchError, Settings, outcome, reason, search,
@@ -185,7 +185,7 @@ fn rows(base: &Plan, found: &Found, yours: Option<(Plan, Timing)>) -> Rows {
     });
     let best = best.collect();
     let yours = yours.map(|(plan, timing)| {
-        let prediction = predict(&plan, planned_device(&plan, plan.mesh.ranks()), Play::quick(&plan));
+        let prediction = predict(&plan, planned_device(&plan, plan.mesh.ranks()), Coverage::quick(&plan));
         let fits = fit::known(&plan, &prediction);
         let reserved = prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0);
         let reason = lost(&plan, &timing);
@@ -327,7 +327,7 @@ impl Progress {
         let mut shown = self.0.lock().expect("no bar panics");
         if shown.as_ref().is_none_or(|(other, _)| *other != phase) {
             let (what, count) = match phase {
-                Phase::Screening(count) => ("screening", count),
+                Phase::CheckingMemory(count) => ("screening", count),
                 Phase::Timing(count) => ("timing", count),
             };
             let style = ProgressStyle::with_template("{msg:10} {bar:30} {pos}/{len}  {per_sec}")

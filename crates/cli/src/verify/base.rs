@@ -6,7 +6,7 @@ use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::{
     AttentionKind, DeviceKind, MemoryOptions, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Sharding, When,
 };
-use kintsugi_simulate::{Play, predict};
+use kintsugi_simulate::{Coverage, predict};
 use kintsugi_spec::units;
 
 use crate::config::ConfigArguments;
@@ -75,7 +75,7 @@ pub fn memory(plan: &Plan) -> MemoryChoice {
     match plan.run.device {
         DeviceKind::Cpu => MemoryChoice::Heap,
         DeviceKind::Cuda => {
-            let stages = predict(plan, device(plan), Play::Full).stages;
+            let stages = predict(plan, device(plan), Coverage::WholeStep).stages;
             MemoryChoice::Slab(stages.iter().map(|memory| memory.reserved).collect())
         }
     }
@@ -104,7 +104,7 @@ pub fn check_fit<'a>(layouts: impl Iterator<Item = (&'a str, &'a Plan)>) -> Resu
 
 /// Bytes of all ranks at their highest. Wide, as plans for whole clusters may be given.
 fn ranks_need(plan: &Plan) -> u128 {
-    let stages = predict(plan, device(plan), Play::Short).stages;
+    let stages = predict(plan, device(plan), Coverage::ShortStep).stages;
     let one_of_each: u128 = stages.iter().map(|memory| u128::from(memory.total)).sum();
     one_of_each * (plan.mesh.dp * plan.mesh.tp) as u128
 }

@@ -1,8 +1,8 @@
 //! How long a kernel takes on a device: products by tiles and waves, everything else by the bytes it moves.
 //!
-//! A product is cut into tiles, the tiles are dealt out to the device's units in waves, and a wave takes as long as
-//! one tile. A tile takes as long as its terms plus a ramp for its beginning and end. Of a few tile shapes, and of a
-//! few ways of splitting the sums, the fastest is taken, as libraries do.
+//! A product is cut into tiles, and the device's units run the tiles in waves. A wave takes as long as one tile, and a tile
+//! takes as long as its terms plus a ramp for its beginning and end. The fastest of a few tile shapes and of a few splits of
+//! the sums counts, as in a library that chooses among its kernels.
 
 use kintsugi_spec::{AttentionPoint, DeviceSpec, FrameworkSpec, KernelPoint, ProductPoint};
 use kintsugi_tensor::DType;
@@ -48,7 +48,7 @@ struct Product {
 /// Tile shapes and the share of a unit's rate that each reaches.
 const TILES: [(f64, f64, f64); 5] =
     [(256.0, 128.0, 1.0), (128.0, 256.0, 1.0), (128.0, 128.0, 0.94), (128.0, 64.0, 0.82), (64.0, 64.0, 0.65)];
-/// In how many parts the sums may be cut.
+/// The number of parts into which the sums may be split.
 const SPLITS: [f64; 4] = [1.0, 2.0, 4.0, 8.0];
 /// Rows of a block of queries in flash attention.
 const QUERY_BLOCK: f64 = 128.0;
@@ -104,7 +104,7 @@ impl DeviceModel {
         }
     }
 
-    /// Seconds that the host needs to ask for a kernel.
+    /// Seconds that the host needs to launch a kernel.
     pub fn host_seconds(&self) -> f64 {
         self.framework.host
     }
@@ -116,7 +116,7 @@ impl DeviceModel {
         kernel.flops as f64 / (rate * self.framework.attention) * waves.max(1.0)
     }
 
-    /// FLOP/s of flash attention: between the points that are known, by how near they are.
+    /// FLOP/s of flash attention, interpolated between the measured points by their distance.
     fn attention_rate(&self, shape: AttentionShape, fp32: bool, backward: bool) -> f64 {
         let peak = if fp32 { self.peak_fp32 } else { self.peak_16bit };
         let known = || self.attention.iter().filter(|point| point.fp32 == fp32);
@@ -152,7 +152,7 @@ impl DeviceModel {
         }
     }
 
-    /// A product with its launch, not faster than its bytes.
+    /// Seconds of a product with its launch; at least the time to move its bytes.
     fn bound(&self, product: Product) -> f64 {
         let Product { batch, m, n, k, width, .. } = product;
         let bytes = batch * width * (m * n + m * k + n * k);
@@ -163,7 +163,7 @@ impl DeviceModel {
         self.tiled(product) / self.correction(product)
     }
 
-    /// What was measured over what the model says, between the measured points.
+    /// The ratio of measured to modelled rate, interpolated between the measured points.
     fn correction(&self, product: Product) -> f64 {
         let alike = self.corrections.iter().filter(|c| c.point.fp32 == product.fp32);
         let near = |c: &Correction| {

@@ -1,8 +1,8 @@
 //! How long collectives and messages take: by the level they cross, what they share, and the algorithm.
 //!
-//! Inside a node a group's bandwidth is that of the best ring over its wires; between nodes it is that of the adapters of its
-//! ranks in one node, which other groups of the node leave to it. Rings send the fewest bytes, trees take the
-//! fewest steps; both are hierarchical, one step for each rank of a node and one for each node.
+//! Inside a node, the bandwidth of a group is that of the best ring over its wires. Between nodes, it is that of the network
+//! adapters of the group's ranks in one node. Rings send the fewest bytes and trees take the fewest steps. Both are
+//! hierarchical: one step for each rank of a node and one for each node.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub struct Links {
     topology: Topology,
     mesh: Mesh,
     levels: [Speed; 3],
-    /// Seconds of a message beside its travel.
+    /// Seconds that a message takes in addition to its transfer.
     handshake: f64,
     whole_sums: bool,
     trees: bool,
@@ -79,7 +79,7 @@ pub enum Algorithm {
 }
 
 impl Links {
-    /// The links of a cluster; what is not known of them is taken as it is on common machines.
+    /// The links of a cluster. Common values stand for what the cluster does not specify.
     pub fn new(cluster: &ClusterSpec, mesh: Mesh, framework: &FrameworkSpec) -> Self {
         let levels = Level::ALL.map(|level| speed(cluster, level));
         let reached = |share: f64, stride, ranks, beside| {
@@ -156,8 +156,8 @@ impl Links {
         self.levels[Level::Node as usize].latency * hops
     }
 
-    /// Seconds of a message from `stage` to the rank of the same place in `to`, and the level it crosses: the outermost
-    /// of any rank of the stage, which goes on together.
+    /// Seconds of a message from each rank of `stage` to its peer in `to`, and the level it crosses. The ranks of a stage wait
+    /// for each other, so the outermost level of any of them counts.
     ///
     /// With `scattered` each tensor-parallel rank sends one part and the receivers gather them.
     pub fn message(&self, stage: usize, to: usize, bytes: f64, scattered: bool) -> (Level, f64) {
@@ -183,7 +183,7 @@ impl Links {
     }
 }
 
-/// What a level reaches; where nothing is said of it, its inner neighbour or a common machine's figures.
+/// The speed of a level; common values stand for what is not specified.
 fn speed(cluster: &ClusterSpec, level: Level) -> Speed {
     let link = cluster.link(level);
     let (bandwidth, latency, start) = match level {
@@ -201,12 +201,12 @@ fn speed(cluster: &ClusterSpec, level: Level) -> Speed {
 const DEFAULT_NODE: f64 = 20e9;
 const DEFAULT_CLUSTER: f64 = 10e9;
 
-/// After how many ranks the places in nodes and packages repeat.
+/// The number of ranks after which positions in nodes and packages repeat.
 fn places(topology: Topology) -> usize {
     topology.per_node.unwrap_or(topology.per_package)
 }
 
-/// The slowest of the groups of `ranks` ranks, `stride` apart, of which `beside` run at the same time.
+/// The slowest group of `ranks` ranks that are `stride` apart, if `beside` such groups run at the same time.
 fn group(
     cluster: &ClusterSpec,
     levels: &[Speed; 3],
@@ -237,7 +237,7 @@ fn group(
             inner if cluster.graph.is_empty() || ranks < 2 => levels[inner as usize].bandwidth,
             inner => {
                 let reached = cluster.link(inner).and_then(|link| link.efficiency).unwrap_or(0.8);
-                // Groups side by side share their wires, which are told by the first of them.
+                // Groups that run at the same time share their wires. Those of the first group stand for all.
                 let ring = ring(cluster, &first_beside, stride, per_node).unwrap_or(cluster_node(cluster));
                 ring / beside as f64 * reached
             }
@@ -248,8 +248,8 @@ fn group(
     slowest.unwrap_or(Group { ranks, nodes: 1, level: Level::Package, bandwidth: f64::INFINITY })
 }
 
-/// Bytes per second around the best ring over the members of a group inside a node, both ways; every member has the
-/// wires of the ranks up to the next one. A pair has its wires alone, and `None` is where no wires close a ring.
+/// Bytes per second, in both directions, around the best ring over the members of a group inside a node. Each member also
+/// has the wires of the ranks between itself and the next member. `None` if no wires close a ring.
 fn ring(cluster: &ClusterSpec, members: &[usize], stride: usize, per_node: usize) -> Option<f64> {
     let n = members.len();
     let side =
@@ -270,8 +270,8 @@ fn ring(cluster: &ClusterSpec, members: &[usize], stride: usize, per_node: usize
     thinnest.into_iter().find(|&least| closes(&between, least)).map(|least| 2.0 * least)
 }
 
-/// Whether hops of at least this bandwidth lead around all members: which sets of members a path from the first one
-/// can visit, and where it can end.
+/// Whether a ring over all members exists whose hops all have at least this bandwidth. Dynamic programming over the sets of
+/// members that a path from the first can visit, with the members at which it can end.
 fn closes(between: &[Vec<f64>], least: f64) -> bool {
     let n = between.len();
     let hop = |a: usize, b: usize| between[a][b] >= least;
@@ -288,7 +288,7 @@ fn closes(between: &[Vec<f64>], least: f64) -> bool {
     (1..n).any(|last| ends[(1 << n) - 1] >> last & 1 == 1 && hop(last, 0))
 }
 
-/// What two ranks of a node reach that no wire joins.
+/// The bandwidth between two ranks of a node without a direct wire.
 fn cluster_node(cluster: &ClusterSpec) -> f64 {
     cluster.link(Level::Node).and_then(|link| link.bandwidth).unwrap_or(DEFAULT_NODE)
 }

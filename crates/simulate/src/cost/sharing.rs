@@ -1,7 +1,7 @@
 //! Ranks that are threads of a CPU share its cores.
 //!
-//! Nothing overlaps then: the rank itself copies what it sends, and while one rank waits another computes. So a step
-//! takes at least all that its ranks do, over the cores, and at least what a stage takes with the cores to itself.
+//! Then nothing overlaps: a rank copies what it sends, and while one rank waits another computes. So a step takes at least
+//! the work of all ranks divided by the cores, and at least the time of one stage that has all cores.
 
 use kintsugi_plan::Plan;
 
@@ -23,21 +23,21 @@ impl Sharing {
         let in_node = |ranks: usize| plan.cluster.topology.per_node.map_or(ranks, |n| n.min(ranks)) as f64;
         let (ranks, stage) = (in_node(plan.mesh.ranks()), in_node(plan.mesh.dp * plan.mesh.tp));
         if ranks <= cores {
-            // The cores that are left are dealt out evenly, as threads of a rank.
+            // The remaining cores are divided evenly, as threads of the ranks.
             return Some(Sharing { slower: 1.0 / (cores / ranks).floor(), crowded: 0.0 });
         }
         let slower = (stage / cores).max(1.0);
         Some(Sharing { slower, crowded: stage / cores / slower })
     }
 
-    /// A step as long as the cores need for all of its work, if they are what it waits for.
+    /// Extends a step to the time that the cores need for the work of all ranks, if that is longer.
     pub fn crowd(self, timing: Timing, stages: usize) -> Timing {
         let working = timing.compute_s + timing.tensor_s + timing.exposed_s.iter().sum::<f64>();
         let step_s = working * stages as f64 * self.crowded + timing.fixed_s;
         if step_s <= timing.step_s {
             return timing;
         }
-        // Some rank is always at work: what looked like waiting for another stage was waiting for a core.
+        // Some rank always computes: what looked like waiting for another stage was waiting for a core.
         let each = (step_s - timing.fixed_s) / working;
         Timing {
             step_s,

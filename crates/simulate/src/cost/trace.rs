@@ -45,7 +45,7 @@ pub fn cut_down(plan: &Plan, stages: usize) -> Plan {
     small
 }
 
-/// Plays a stage of a small plan and writes down what each kind of op does, the last time it is done.
+/// Runs a stage of a small plan on paper and records what each kind of op does, the last time it runs.
 pub fn trace(plan: &Plan, stage: usize) -> Trace {
     let paper = Rc::new(Paper::new(Device::Cpu { threads: 1 }).tracing());
     let log = Rc::new(RefCell::new(Log::default()));

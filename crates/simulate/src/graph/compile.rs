@@ -20,7 +20,7 @@ pub(crate) enum Extent {
 pub(crate) enum Rows {
     /// They do: fewer nodes to evaluate.
     Merged,
-    /// Every op has a node of its own: spans of single ops can be told.
+    /// Every op has a node of its own, so that its span can be recorded.
     Single,
 }
 
@@ -252,7 +252,7 @@ impl Compiler {
         self.push(Node::Arrive { rendezvous, last: false }, op);
     }
 
-    /// Sender and receiver name a message by the block that receives it, so its chunk tells it from all others of its
+    /// Sender and receiver name a message by the block that receives it, so its chunk distinguishes it from all others of its
     /// kind and micro-batch.
     fn message(&self, message: Message) -> Rendezvous {
         let Block::Layer(layer) = message.block else { unreachable!("chunks meet between layers") };

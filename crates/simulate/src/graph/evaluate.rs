@@ -134,7 +134,7 @@ impl Prices {
 /// The transfer of each channel: activations into every chunk, gradients, the tied table and the sum over stages.
 fn channels(graph: &Graph, costs: &Costs) -> Vec<Transfer> {
     let (chunks, stages) = ((graph.channels - 2) / 2, graph.stages);
-    // Chunks are dealt out to stages in turn: activations come from the stage before, gradients from the one after.
+    // Chunks are assigned to stages round-robin: activations come from the stage before, gradients from the one after.
     let activations =
         (0..chunks).map(|chunk| costs.message((chunk + stages - 1) % stages, MessageKind::Activation));
     let gradients = (0..chunks).map(|chunk| costs.message((chunk + 1) % stages, MessageKind::Gradient));

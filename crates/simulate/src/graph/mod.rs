@@ -41,7 +41,7 @@ enum Node {
 struct Rendezvous {
     /// The activations into chunk `c` have channel `c`; gradients, and what is done once a step, follow.
     channel: u16,
-    /// Tells the messages of a channel apart.
+    /// Distinguishes the messages of a channel.
     micro: u32,
 }
 

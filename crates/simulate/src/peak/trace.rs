@@ -42,7 +42,7 @@ pub(super) enum MemoryKind {
     Gradient(Unit),
 }
 
-/// Tells the kinds of a stage's ops.
+/// Determines the kinds of a stage's ops.
 pub(super) struct Kinds {
     first: bool,
     last: bool,

@@ -1,6 +1,6 @@
 //! The search knows the peak of every layout's fullest rank as the full prediction does: to the byte.
 
-use kintsugi_simulate::{PeakMemory, Play, predict};
+use kintsugi_simulate::{Coverage, PeakMemory, predict};
 use kintsugi_tensor::Device;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
@@ -21,7 +21,7 @@ proptest! {
     ) {
         let peaks = PeakMemory::new(device);
         for plan in layouts.iter().filter_map(|layout| plan(&base, layout)) {
-            let full = predict(&plan, device, Play::Full);
+            let full = predict(&plan, device, Coverage::WholeStep);
             let total = full.stages.iter().map(|stage| stage.total).max().unwrap();
             let reserved = full.stages.iter().map(|stage| stage.reserved).max().unwrap();
             prop_assert_eq!(peaks.of(&plan), total, "{}", plan.to_toml());

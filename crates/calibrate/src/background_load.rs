@@ -1,4 +1,4 @@
-//! Company for what is measured: the other cores at work, as they are in training.
+//! Background load: the other cores multiply matrices during a measurement, as they do in training.
 
 use std::io;
 use std::rc::Rc;
@@ -10,11 +10,11 @@ use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::ops::Linear;
 use kintsugi_tensor::{Backend, Category, DType};
 
-/// Does `work` while so many other threads multiply matrices. Fails if one of them cannot be started.
-pub fn in_company<T>(others: usize, work: impl FnOnce() -> T) -> io::Result<T> {
+/// Runs `work` while `others` other threads multiply matrices. Fails if a thread cannot be started.
+pub fn under_background_load<T>(others: usize, work: impl FnOnce() -> T) -> io::Result<T> {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        // The others end also if `work` panics.
+        // The other threads end even if `work` panics.
         let _end = End(&done);
         for _ in 0..others {
             thread::Builder::new().spawn_scoped(scope, || multiply_until(&done))?;
