@@ -10,6 +10,7 @@ use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Coverage, predict};
 use kintsugi_tensor::cuda::libraries;
+use kintsugi_testing::{Need, skip};
 
 /// A small model on one card whose attention cuDNN has, with two micro-batches a step and an evaluation now and then.
 fn plan(settings: &[&str]) -> Plan {
@@ -37,8 +38,8 @@ fn plan(settings: &[&str]) -> Plan {
 fn card() -> Option<MutexGuard<'static, ()>> {
     static CARD: Mutex<()> = Mutex::new(());
     match libraries::devices() {
-        Ok(0) => eprintln!("skipped: the driver shows no device"),
-        Err(error) => eprintln!("skipped: {error}"),
+        Ok(0) => skip(Need::Gpu, "the driver shows no device"),
+        Err(error) => skip(Need::Gpu, error),
         Ok(_) => return Some(CARD.lock().unwrap_or_else(PoisonError::into_inner)),
     }
     None

@@ -10,6 +10,7 @@ use std::thread::{available_parallelism, sleep};
 use std::time::{Duration, Instant};
 
 use crate::support::TINY;
+use kintsugi_testing::{Need, skip};
 
 /// A user that has no other processes: the limit counts all processes of a user, and none of root.
 const USER: u32 = 61_234;
@@ -64,7 +65,7 @@ impl Drop for Home {
 fn a_limit_on_threads_is_an_error_that_names_it() {
     let root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
     if !root {
-        println!("skipped: only root can become a user that has no other processes");
+        skip(Need::Root, "only root can become a user that has no other processes");
         return;
     }
     let home = Home::new();
@@ -85,7 +86,7 @@ fn a_limit_on_threads_is_an_error_that_names_it() {
     for (arguments, limits) in cases {
         for threads in limits {
             let Some((code, said)) = home.run(threads, arguments) else {
-                println!("skipped: no process of another user can be started here");
+                skip(Need::Root, "no process of another user can be started here");
                 return;
             };
             assert_eq!(code, Some(1), "{threads} threads, {arguments:?}: {said}");

@@ -163,6 +163,8 @@ fn fingerprint(parts: &[&[u8]]) -> u128 {
 mod tests {
     use std::path::Path;
 
+    use kintsugi_testing::{Need, skip};
+
     use super::*;
     use crate::DType;
     use crate::cuda::attention::{hopper_attention_definitions, tensor_attention_definitions};
@@ -181,7 +183,7 @@ mod tests {
     #[test]
     fn every_kernel_file_compiles() {
         if let Err(missing) = libraries::NVRTC.require() {
-            eprintln!("skipped: {missing}");
+            skip(Need::Nvrtc, missing);
             return;
         }
         let files = kernel_files();
@@ -211,7 +213,7 @@ mod tests {
     #[test]
     fn every_file_for_one_head_compiles() {
         if let Err(missing) = libraries::NVRTC.require() {
-            eprintln!("skipped: {missing}");
+            skip(Need::Nvrtc, missing);
             return;
         }
         let mut files = kernel_files();
@@ -236,7 +238,7 @@ mod tests {
     #[test]
     fn products_under_way_are_not_waited_for_one_by_one() {
         if let Err(missing) = libraries::NVRTC.require() {
-            eprintln!("skipped: {missing}");
+            skip(Need::Nvrtc, missing);
             return;
         }
         let files = kernel_files();
@@ -259,7 +261,7 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_kernel_is_said_with_file_and_line() {
         if let Err(missing) = libraries::NVRTC.require() {
-            eprintln!("skipped: {missing}");
+            skip(Need::Nvrtc, missing);
             return;
         }
         let text = "\nextern \"C\" __global__ void broken() { nothing(); }";

@@ -8,6 +8,7 @@ use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
 use crate::attention::shape;
 use crate::lab::{Lab, random};
+use kintsugi_testing::{Need, skip};
 
 const MEMORY: u64 = 4 << 30;
 
@@ -73,7 +74,7 @@ fn times(backend: &CudaBackend, shape: AttentionShape, document: Option<usize>) 
 #[ignore = "prints times, for a card that does nothing else"]
 fn rates_of_attention() {
     if !matches!(libraries::devices(), Ok(1..)) {
-        eprintln!("skipped: the driver shows no device");
+        skip(Need::Gpu, "the driver shows no device");
         return;
     }
     let backend = || CudaBackend::new(0, MEMORY, false).expect("a backend on the card");

@@ -7,6 +7,7 @@ use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::cuda::{CudaBackend, libraries};
 use kintsugi_tensor::ops::Gradient;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
+use kintsugi_testing::{Need, skip};
 
 /// The types that training computes in.
 pub const COMPUTE: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
@@ -25,8 +26,8 @@ pub fn tuning_card() -> Option<CudaBackend> {
 
 fn backend(deterministic: bool) -> Option<CudaBackend> {
     match libraries::devices() {
-        Ok(0) => eprintln!("skipped: the driver shows no device"),
-        Err(error) => eprintln!("skipped: {error}"),
+        Ok(0) => skip(Need::Gpu, "the driver shows no device"),
+        Err(error) => skip(Need::Gpu, error),
         Ok(_) => return Some(CudaBackend::new(0, MEMORY, deterministic).expect("a backend on the card")),
     }
     None

@@ -3,6 +3,7 @@
 //!
 //! What stands in for the GPU is in `machine.hpp`. Where there is no C++ compiler the tests say so and pass.
 
+use kintsugi_testing::{Need, skip};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,7 +32,7 @@ fn attention_with_large_heads() {
 
 fn attention(name: &str, head_dim: usize, element: &str) {
     if Command::new("c++").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no C++ compiler (c++)");
+        skip(Need::Compiler, "there is no C++ compiler (c++)");
         return;
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);

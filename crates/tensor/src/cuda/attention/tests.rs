@@ -9,6 +9,7 @@ use super::heads;
 use crate::DType;
 use crate::cuda::libraries;
 use crate::ops::AttentionShape;
+use kintsugi_testing::{Need, skip};
 
 const SHAPE: AttentionShape = AttentionShape { batch: 2, sequence: 256, heads: 4, kv_heads: 4, head_dim: 64 };
 const GROUPED: AttentionShape = AttentionShape { kv_heads: 2, ..SHAPE };
@@ -20,7 +21,7 @@ fn has(graph: &Graph, role: Role) -> bool {
 #[test]
 fn cudnn_accepts_every_operation_of_the_graphs() {
     if let Err(missing) = libraries::CUDNN.require() {
-        eprintln!("skipped: {missing}");
+        skip(Need::Gpu, missing);
         return;
     }
     for compute in [DataType::CUDNN_DATA_BFLOAT16, DataType::CUDNN_DATA_HALF] {

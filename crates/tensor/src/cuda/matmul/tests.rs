@@ -6,6 +6,7 @@ use super::product::{Extras, Product};
 use crate::cuda::{CudaBackend, libraries};
 use crate::ops::{Gradient, Linear, LinearBackwardInput};
 use crate::{Backend, Buffer, Category, DType};
+use kintsugi_testing::{Need, skip};
 
 const MEMORY: u64 = 256 << 20;
 /// Rows, inputs, outputs.
@@ -59,7 +60,7 @@ fn products(backend: &CudaBackend, dtype: DType, [rows, inputs, outputs]: [usize
 #[test]
 fn all_candidates_of_a_product_give_its_result() {
     if !matches!(libraries::devices(), Ok(1..)) {
-        eprintln!("skipped: no card");
+        skip(Need::Gpu, "the driver shows no device");
         return;
     }
     for shape in [SMALL, LONG] {
