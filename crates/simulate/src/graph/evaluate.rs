@@ -82,6 +82,12 @@ struct RowCost {
     links: Time,
 }
 
+impl OpCost {
+    fn row(self) -> RowCost {
+        RowCost { compute: self.compute, links: self.links }
+    }
+}
+
 impl Prices {
     fn new(graph: &Graph, costs: &Costs) -> Self {
         let kinds: Vec<OpCost> = graph.kinds.iter().map(|&op| costs.of(0, op)).collect();
@@ -106,17 +112,42 @@ impl Prices {
 
     /// The n of a unit of 2ⁿ picoseconds in which no clock overflows.
     fn unit(&self, graph: &Graph, periods: usize) -> u32 {
-        let rows = self.rows.iter().map(|row| (row.compute, row.links));
-        let stage_ops = self.stage_ops.iter().flatten().map(|cost| (cost.compute, cost.links));
-        let slowed = |compute: Time| u128::from(compute) * (1024 + u128::from(self.interference)) / 1024;
-        let ops = rows.chain(stage_ops).map(|(compute, links)| slowed(compute) + u128::from(links));
+        let rows = self.rows.iter().map(|&row| self.slowed(row));
+        let stage_ops = self.stage_ops.iter().flatten().map(|op| self.slowed(op.row()));
         let transfers =
             self.transfers.iter().flatten().chain(&self.channels).map(|&(_, time)| u128::from(time));
-        // No step takes longer than all of its nodes one after the other.
-        let longest = ops.chain(transfers).max().unwrap_or(0);
-        let nodes = |section: &Section| section.steps.len() * if section.repeats { periods } else { 1 };
-        let most = longest * graph.sections.iter().map(nodes).sum::<usize>() as u128;
-        (u128::BITS - most.leading_zeros()).saturating_sub(Moment::BITS - 1)
+        let longest = rows.chain(stage_ops).chain(transfers).max().unwrap_or(0);
+        // No step takes longer than all of its nodes one after the other. A rough bound is enough for most steps.
+        let sum = |of: &dyn Fn(&Section) -> u128| -> u128 {
+            let times = |section: &Section| if section.repeats { periods as u128 } else { 1 };
+            graph.sections.iter().map(|section| times(section) * of(section)).sum()
+        };
+        let overflow = |most: u128| (u128::BITS - most.leading_zeros()).saturating_sub(Moment::BITS - 1);
+        if overflow(sum(&|section| section.steps.len() as u128 * longest)) == 0 {
+            return 0;
+        }
+        overflow(sum(&|section| section.steps.iter().map(|step| self.longest(step.node)).sum()))
+    }
+
+    /// The most that a node can take.
+    fn longest(&self, node: Node) -> u128 {
+        match node {
+            Node::Run(row) => self.slowed(self.rows[usize::from(row)]),
+            Node::RunStage(op) => {
+                let stages = self.stage_ops.iter().map(|ops| self.slowed(ops[op as usize].row()));
+                stages.max().unwrap_or(0)
+            }
+            Node::Start { cost, .. } => self.transfers[usize::from(cost)].map_or(0, |(_, time)| time.into()),
+            Node::Send { rendezvous, .. } | Node::Arrive { rendezvous, .. } => {
+                self.channels[usize::from(rendezvous.channel)].1.into()
+            }
+            Node::Wait { .. } | Node::Join { .. } => 0,
+        }
+    }
+
+    /// What a row takes if a transfer goes on beside it all the time.
+    fn slowed(&self, row: RowCost) -> u128 {
+        u128::from(row.compute) * (1024 + u128::from(self.interference)) / 1024 + u128::from(row.links)
     }
 
     /// All times in units of 2ⁿ picoseconds.
