@@ -13,7 +13,7 @@ use kintsugi_plan::{
     Mesh, Optimizer, Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run, ScheduleKind, Sharding,
     TokenData, Transport, When,
 };
-use kintsugi_spec::{Activation, Family, ModelSpec, presets};
+use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling, presets};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -128,6 +128,8 @@ struct ModelRecord {
     norm_eps: f64,
     rotary_base: f64,
     rotary_fraction: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rotary_scaling: Option<RotaryScaling>,
 }
 
 #[derive(Serialize, Deserialize)]

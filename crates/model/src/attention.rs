@@ -197,8 +197,9 @@ fn qkv_weight_gradient(ctx: &Context, x: View, dqkv: View, g: &Gradients, dbias:
 fn rotate(ctx: &Context, qkv: View, positions: Option<View>, inverse: bool) {
     let shape = ctx.shape;
     if shape.rotary_dims > 0 {
-        let (dims, base) = (shape.rotary_dims, shape.rotary_base);
-        ctx.backend.rotary(Rotary { qkv, shape: shape.attention, dims, base, inverse, positions });
+        let (dims, base, scaling) = (shape.rotary_dims, shape.rotary_base, shape.rotary_scaling);
+        let shape = shape.attention;
+        ctx.backend.rotary(Rotary { qkv, shape, dims, base, scaling, inverse, positions });
     }
 }
 

@@ -1,7 +1,7 @@
 //! The sizes that one rank's blocks work with.
 
 use kintsugi_plan::{AttentionKind, Compute, Plan, Recompute};
-use kintsugi_spec::{Activation, Family};
+use kintsugi_spec::{Activation, Family, RotaryScaling};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
 
@@ -44,6 +44,8 @@ pub struct Shape {
     pub rotary_dims: usize,
     /// Base of the rotary frequencies.
     pub rotary_base: f64,
+    /// How low rotary frequencies are scaled.
+    pub rotary_scaling: Option<RotaryScaling>,
     /// Tokens of the global batch: the loss is their mean.
     pub tokens_per_step: usize,
 }
@@ -80,6 +82,7 @@ impl Shape {
             epsilon: model.norm_eps,
             rotary_dims: if model.family == Family::Gpt { 0 } else { model.rotary_dims() },
             rotary_base: model.rotary_base,
+            rotary_scaling: model.rotary_scaling,
             tokens_per_step: plan.tokens_per_step(),
         }
     }

@@ -51,6 +51,8 @@ const SETS: &[&[&str]] = &[
     &["model.positions=63"],
     &["model.parallel_residual=true"],
     &["model.family=neox", "model.rotary_fraction=1.5"],
+    &["model.rotary_scaling={ factor = 8.0, low = 1.0, high = 4.0, positions = 8192 }"],
+    &["model.family=llama", "model.rotary_scaling={ factor = 8.0, low = 4.0, high = 1.0, positions = 8192 }"],
     &["model.activation=swiglu"],
     &["model.norm_eps=0"],
     &["model.norm_eps=1e-40"],

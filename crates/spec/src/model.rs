@@ -64,6 +64,41 @@ pub struct ModelSpec {
     pub rotary_base: f64,
     /// Share of each head that is rotated.
     pub rotary_fraction: f64,
+    /// How low rotary frequencies are scaled, if they are (`llama` only).
+    pub rotary_scaling: Option<RotaryScaling>,
+}
+
+/// The scaling of rotary frequencies that Llama 3.1 extends its context with (`rope_type = "llama3"` of transformers).
+///
+/// A frequency turns once in `2π / frequency` positions. If that is more than `positions / low`, the frequency is divided by
+/// `factor`. If it is less than `positions / high`, the frequency stays. In between, the two are blended.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RotaryScaling {
+    /// The divisor of low frequencies.
+    pub factor: f64,
+    /// Frequencies that turn fewer times than this in `positions` are low.
+    pub low: f64,
+    /// Frequencies that turn more times than this in `positions` are high.
+    pub high: f64,
+    /// Length of the samples that the model was first trained on.
+    pub positions: usize,
+}
+
+impl Default for RotaryScaling {
+    /// Llama 3.1's.
+    fn default() -> Self {
+        RotaryScaling { factor: 8.0, low: 1.0, high: 4.0, positions: 8192 }
+    }
+}
+
+impl RotaryScaling {
+    /// A frequency, scaled.
+    pub fn scale(self, frequency: f64) -> f64 {
+        let turns = self.positions as f64 * frequency / std::f64::consts::TAU;
+        let share = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
+        (1.0 - share) * frequency / self.factor + share * frequency
+    }
 }
 
 impl ModelSpec {

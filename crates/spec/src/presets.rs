@@ -30,7 +30,7 @@ macro_rules! presets {
 /// The models, small to large within each family.
 pub const MODELS: &[Preset] = presets!("models":
     "demo", "gpt2-124m", "gpt2-1558m", "gpt-1.3b", "gpt-1.4b", "gpt-22b", "gpt-175b", "gpt-1t", "neox-20b",
-    "llama2-7b", "llama3-8b", "llama3-70b");
+    "llama2-7b", "llama3-8b", "llama3-70b", "llama3.1-8b");
 
 /// The clusters.
 pub const CLUSTERS: &[Preset] =

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kintsugi_spec::{Activation, Family, ModelSpec};
+use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling};
 
 use super::fields::Fields;
 use crate::CheckpointError;
@@ -52,6 +52,7 @@ fn gpt2(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         norm_eps: fields.number("layer_norm_epsilon", 1e-5, 1e-30..=1.0)?,
         rotary_base: 10000.0,
         rotary_fraction: 0.0,
+        rotary_scaling: None,
     })
 }
 
@@ -62,7 +63,7 @@ fn neox(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
     let head_dim = head_dim(fields, "num_attention_heads", hidden, heads)?;
     let base = fields.number("rotary_emb_base", 10000.0, 1.0..=1e12)?;
     let fraction = fields.number("rotary_pct", 0.25, 0.0..=1.0)?;
-    let rotary = rotary(fields, base, fraction)?;
+    let rotary = rotary(fields, base, fraction, &["default"])?;
     let model = ModelSpec {
         name: "custom".to_owned(),
         family: Family::Neox,
@@ -81,6 +82,7 @@ fn neox(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         norm_eps: fields.number("layer_norm_eps", 1e-5, 1e-30..=1.0)?,
         rotary_base: rotary.base,
         rotary_fraction: rotary.fraction,
+        rotary_scaling: None,
     };
     // transformers cuts the fraction of a head off, where we round it to pairs.
     if model.rotary_dims() != (head_dim as f64 * rotary.fraction) as usize {
@@ -109,7 +111,7 @@ fn llama(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         None => head_dim(fields, "num_attention_heads", hidden, heads)?,
     };
     let base = fields.number("rope_theta", 10000.0, 1.0..=1e12)?;
-    let rotary = rotary(fields, base, 1.0)?;
+    let rotary = rotary(fields, base, 1.0, &["default", "llama3"])?;
     if rotary.fraction < 1.0 {
         let rule = "with a partial_rotary_factor below 1 is not supported for model_type = \"llama\"";
         return Err(fields.refused("rope_parameters", rule));
@@ -132,6 +134,7 @@ fn llama(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         norm_eps: fields.number("rms_norm_eps", 1e-6, 1e-30..=1.0)?,
         rotary_base: rotary.base,
         rotary_fraction: 1.0,
+        rotary_scaling: rotary.scaling,
     })
 }
 
@@ -154,24 +157,47 @@ fn gelu(fields: &Fields, field: &str, default: &str) -> Result<Activation, Check
     }
 }
 
-/// What there is to know of rotary positions.
+/// The settings of rotary positions.
 struct Rotary {
     base: f64,
     fraction: f64,
+    scaling: Option<RotaryScaling>,
 }
 
-/// Newer files have `rope_parameters`, older ones fields of their own and `rope_scaling`; scaled positions are refused.
-fn rotary(fields: &Fields, base: f64, fraction: f64) -> Result<Rotary, CheckpointError> {
+/// Newer files have `rope_parameters`, older ones fields of their own and `rope_scaling`. `kinds` are the supported types of
+/// scaling.
+fn rotary(fields: &Fields, base: f64, fraction: f64, kinds: &[&str]) -> Result<Rotary, CheckpointError> {
+    let mut scaling = None;
     for field in ["rope_scaling", "rope_parameters"] {
         let inner = fields.object(field)?;
         let kind = if inner.get("rope_type").is_some() { "rope_type" } else { "type" };
-        if inner.word(kind, "default")? != "default" {
-            return Err(fields.refused(field, "is not supported; only the rope_type \"default\" is"));
+        match inner.word(kind, "default")? {
+            kind if !kinds.contains(&kind) => {
+                let kinds = kinds.iter().map(|kind| format!("\"{kind}\"")).collect::<Vec<_>>().join(" or ");
+                return Err(
+                    fields.refused(field, &format!("is not supported; only the rope_type {kinds} is"))
+                );
+            }
+            "llama3" => scaling = Some(llama3_scaling(&inner)?),
+            _ => {}
         }
     }
     let inner = fields.object("rope_parameters")?;
     Ok(Rotary {
         base: inner.number("rope_theta", base, 1.0..=1e12)?,
         fraction: inner.number("partial_rotary_factor", fraction, 0.0..=1.0)?,
+        scaling,
+    })
+}
+
+/// Llama 3.1's scaling, with the defaults of its first model.
+fn llama3_scaling(fields: &Fields) -> Result<RotaryScaling, CheckpointError> {
+    let usual = RotaryScaling::default();
+    let positions = fields.optional_size("original_max_position_embeddings", 1..=1 << 30)?;
+    Ok(RotaryScaling {
+        factor: fields.number("factor", usual.factor, 1.0..=1e6)?,
+        low: fields.number("low_freq_factor", usual.low, 1e-6..=1e6)?,
+        high: fields.number("high_freq_factor", usual.high, 1e-6..=1e6)?,
+        positions: positions.unwrap_or(usual.positions),
     })
 }

@@ -1,7 +1,7 @@
 //! A model as a `config.json`, for older and newer versions of transformers alike.
 
 use kintsugi_plan::Compute;
-use kintsugi_spec::{Activation, Family, ModelSpec};
+use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling};
 use serde_json::{Map, Value, json};
 
 /// The description of a model whose weights have this type; the error says what Hugging Face has no word for.
@@ -102,8 +102,27 @@ fn llama(model: &ModelSpec) -> Result<Map<String, Value>, String> {
         "attention_dropout": 0.0,
         "mlp_bias": false,
         "rope_theta": model.rotary_base,
-        "rope_parameters": { "rope_type": "default", "rope_theta": model.rotary_base },
+        "rope_parameters": rope_parameters(model),
+        "rope_scaling": model.rotary_scaling.map(rope_scaling),
     })))
+}
+
+/// Llama's rotary positions, as newer versions of transformers read them.
+fn rope_parameters(model: &ModelSpec) -> Value {
+    let mut parameters = model.rotary_scaling.map_or(json!({ "rope_type": "default" }), rope_scaling);
+    parameters["rope_theta"] = json!(model.rotary_base);
+    parameters
+}
+
+/// The same scaling as older versions read it.
+fn rope_scaling(scaling: RotaryScaling) -> Value {
+    json!({
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low,
+        "high_freq_factor": scaling.high,
+        "original_max_position_embeddings": scaling.positions,
+    })
 }
 
 /// GPT-2 and GPT-NeoX of Hugging Face know neither grouped heads nor heads of another width.

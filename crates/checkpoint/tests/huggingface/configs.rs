@@ -1,7 +1,7 @@
 //! Descriptions: what they mean, and which are refused.
 
 use kintsugi_checkpoint::huggingface::HuggingFaceFolder;
-use kintsugi_spec::{Activation, Family, ModelSpec};
+use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling};
 use serde_json::{Value, json};
 
 use crate::support::{change, copy, fixture, refusal};
@@ -28,6 +28,7 @@ fn a_description_is_a_model() {
         norm_eps: 1e-5,
         rotary_base: 10000.0,
         rotary_fraction: 0.0,
+        rotary_scaling: None,
     };
     assert_eq!(gpt2, expected);
 
@@ -43,6 +44,8 @@ fn a_description_is_a_model() {
     assert_eq!((llama.heads, llama.kv_heads, llama.head_dim, llama.tied), (4, 2, 6, false));
     let tied = model("llama-tied");
     assert_eq!((tied.kv_heads, tied.head_dim, tied.tied), (1, 8, true));
+    let scaling = RotaryScaling { factor: 8.0, low: 0.5, high: 2.0, positions: 16 };
+    assert_eq!(model("llama-scaled").rotary_scaling, Some(scaling));
 }
 
 #[test]
@@ -50,6 +53,19 @@ fn older_descriptions_mean_the_same() {
     for (name, older) in [
         ("neox", json!({ "rotary_pct": 0.25, "rotary_emb_base": 10000 })),
         ("llama", json!({ "rope_theta": 10000.0, "rope_scaling": null })),
+        (
+            "llama-scaled",
+            json!({
+                "rope_theta": 100.0,
+                "rope_scaling": {
+                    "type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 0.5,
+                    "high_freq_factor": 2.0,
+                    "original_max_position_embeddings": 16,
+                },
+            }),
+        ),
     ] {
         let folder = copy(name, &format!("older-{name}"));
         change(&folder, |config| {
@@ -69,7 +85,7 @@ fn older_descriptions_mean_the_same() {
 
 #[test]
 fn what_would_compute_something_else_is_refused() {
-    let scaled = json!({ "rope_type": "llama3", "factor": 8.0 });
+    let scaled = json!({ "rope_type": "yarn", "factor": 8.0 });
     let cases: &[(&str, &str, Value, &str)] = &[
         (
             "llama",
@@ -77,8 +93,13 @@ fn what_would_compute_something_else_is_refused() {
             json!("mistral"),
             "is not supported; use \"gpt2\", \"gpt_neox\" or \"llama\"",
         ),
-        ("llama", "rope_scaling", scaled.clone(), "is not supported; only the rope_type \"default\" is"),
-        ("llama", "rope_parameters", scaled, "is not supported; only the rope_type \"default\" is"),
+        (
+            "llama",
+            "rope_scaling",
+            scaled.clone(),
+            "is not supported; only the rope_type \"default\" or \"llama3\" is",
+        ),
+        ("neox", "rope_parameters", scaled, "is not supported; only the rope_type \"default\" is"),
         ("llama", "attention_bias", json!(true), "is not supported; only false is"),
         ("llama", "mlp_bias", json!(true), "is not supported; only false is"),
         ("llama", "hidden_act", json!("gelu"), "is not supported; only \"silu\" is"),

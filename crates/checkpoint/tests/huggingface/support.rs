@@ -10,7 +10,7 @@ use kintsugi_rank::{Elements, Kept, Store};
 use kintsugi_spec::Family;
 use serde_json::{Map, Value};
 
-pub const FIXTURES: [&str; 5] = ["gpt2", "neox", "neox-sequential", "llama", "llama-tied"];
+pub const FIXTURES: [&str; 6] = ["gpt2", "neox", "neox-sequential", "llama", "llama-tied", "llama-scaled"];
 
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)

@@ -30,7 +30,7 @@ const SAME: [&str; 10] = [
 /// A folder with the fixture in it, as `old`.
 fn with_fixture(name: &str) -> std::path::PathBuf {
     let folder = folder(name);
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/version-1");
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/version-1");
     fs::create_dir(folder.join("old")).unwrap();
     for file in ["manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"] {
         fs::copy(from.join(file), folder.join("old").join(file)).unwrap();

@@ -1,6 +1,6 @@
 //! The model of a configuration: the family fills in what is not given, then the shape is checked.
 
-use kintsugi_spec::{Activation, Family, ModelSpec};
+use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling};
 
 use super::error::{ConfigError, between, either, invalid, within};
 use super::raw::RawModel;
@@ -31,6 +31,7 @@ pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, Conf
         norm_eps: between("model.norm_eps", raw.norm_eps.unwrap_or(1e-5), 1e-30..=1.0)?,
         rotary_base: between("model.rotary_base", raw.rotary_base.unwrap_or(10000.0), 1.0..=1e12)?,
         rotary_fraction: rotary_fraction(raw.rotary_fraction, family)?,
+        rotary_scaling: raw.rotary_scaling.map(|scaling| rotary_scaling(scaling, family)).transpose()?,
     };
     check_shape(&model)?;
     Ok(model)
@@ -49,6 +50,21 @@ pub(super) fn check_split(model: &ModelSpec, tp: usize) -> Result<(), ConfigErro
         }
     }
     Ok(())
+}
+
+fn rotary_scaling(scaling: RotaryScaling, family: Family) -> Result<RotaryScaling, ConfigError> {
+    if family != Family::Llama {
+        return Err(invalid("model.rotary_scaling", "{…}", "needs model.family = \"llama\""));
+    }
+    between("model.rotary_scaling.factor", scaling.factor, 1.0..=1e6)?;
+    between("model.rotary_scaling.low", scaling.low, 1e-6..=1e6)?;
+    between("model.rotary_scaling.high", scaling.high, 1e-6..=1e6)?;
+    within("model.rotary_scaling.positions", scaling.positions, 1..=1 << 30)?;
+    if scaling.high <= scaling.low {
+        let rule = format!("must be above model.rotary_scaling.low = {}", scaling.low);
+        return Err(invalid("model.rotary_scaling.high", scaling.high, rule));
+    }
+    Ok(scaling)
 }
 
 fn required(field: &'static str, value: Option<usize>) -> Result<usize, ConfigError> {

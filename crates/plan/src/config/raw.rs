@@ -1,6 +1,6 @@
 //! The configuration as it is written: every key optional, nothing checked but names and types.
 
-use kintsugi_spec::{Activation, DeviceSpec, Family, FrameworkSpec, Wire};
+use kintsugi_spec::{Activation, DeviceSpec, Family, FrameworkSpec, RotaryScaling, Wire};
 use serde::{Deserialize, Serialize};
 
 use super::words::{OptimizerName, Quantize, Replicas, ShardLevel, Sources, Transport};
@@ -54,6 +54,7 @@ table!(RawModel {
     norm_eps: f64,
     rotary_base: f64,
     rotary_fraction: f64,
+    rotary_scaling: RotaryScaling,
     init: String,
 });
 

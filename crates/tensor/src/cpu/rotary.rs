@@ -54,7 +54,8 @@ impl Angles {
         let (mut frequency, mut step) = ([0.0; PAIRS], [(1.0, 0.0); PAIRS]);
         let sign = if op.inverse { -1.0 } else { 1.0 };
         for i in 0..pairs {
-            frequency[i] = sign * op.base.powf(-2.0 * i as f64 / op.dims as f64);
+            let plain = op.base.powf(-2.0 * i as f64 / op.dims as f64);
+            frequency[i] = sign * op.scaling.map_or(plain, |scaling| scaling.scale(plain));
             step[i] = (frequency[i].cos(), frequency[i].sin());
         }
         Angles { pairs, position: usize::MAX, frequency, now: [(1.0, 0.0); PAIRS], step }
@@ -85,6 +86,8 @@ impl Angles {
 
 #[cfg(test)]
 mod tests {
+    use kintsugi_spec::RotaryScaling;
+
     use super::*;
     use crate::cpu::testing::{Lab, assert_close, random};
     use crate::ops::AttentionShape;
@@ -92,24 +95,55 @@ mod tests {
 
     #[test]
     fn rotates_queries_and_keys_by_position_and_back() {
+        there_and_back(None, |frequency| frequency);
+    }
+
+    #[test]
+    fn low_frequencies_are_divided() {
+        // In 16 positions the two frequencies turn 2.5 and 0.25 times.
+        let scaling = RotaryScaling { factor: 8.0, low: 0.5, high: 2.0, positions: 16 };
+        there_and_back(Some(scaling), |frequency| if frequency > 0.5 { frequency } else { frequency / 8.0 });
+        // One that turns 1.25 times is half way between the two.
+        let halved = RotaryScaling { positions: 8, ..scaling }.scale(1.0);
+        let share = (8.0 / std::f64::consts::TAU - 0.5) / 1.5;
+        assert!((halved - (share + (1.0 - share) / 8.0)).abs() < 1e-15, "{halved}");
+    }
+
+    fn there_and_back(scaling: Option<RotaryScaling>, scaled: impl Fn(f64) -> f64) {
         let shape = AttentionShape { batch: 2, sequence: 75, heads: 2, kv_heads: 1, head_dim: 6 };
         let (lab, dims, base) = (Lab::new(1), 4, 100.0);
         let x = random(shape.rows() * shape.qkv_width(), 1);
         let qkv = lab.buffer(&x, DType::F64);
-        lab.backend.rotary(Rotary { qkv: qkv.view(), shape, dims, base, inverse: false, positions: None });
+        lab.backend.rotary(Rotary {
+            qkv: qkv.view(),
+            shape,
+            dims,
+            base,
+            scaling,
+            inverse: false,
+            positions: None,
+        });
         let expected: Vec<f64> = (0..x.len())
             .map(|i| {
                 let (row, head, dim) = (i / 24, i % 24 / 6, i % 6);
                 if head == 3 || dim >= 4 {
                     return x[i];
                 }
-                let angle = (row % 75) as f64 * f64::powf(base, -((dim % 2) as f64) / 2.0);
+                let angle = (row % 75) as f64 * scaled(f64::powf(base, -((dim % 2) as f64) / 2.0));
                 let (partner, sign) = if dim < 2 { (x[i + 2], -1.0) } else { (x[i - 2], 1.0) };
                 x[i] * angle.cos() + sign * partner * angle.sin()
             })
             .collect();
         assert_close(&lab.values(qkv.view()), &expected, 1e-13);
-        lab.backend.rotary(Rotary { qkv: qkv.view(), shape, dims, base, inverse: true, positions: None });
+        lab.backend.rotary(Rotary {
+            qkv: qkv.view(),
+            shape,
+            dims,
+            base,
+            scaling,
+            inverse: true,
+            positions: None,
+        });
         assert_close(&lab.values(qkv.view()), &x, 1e-13);
     }
 
@@ -119,12 +153,20 @@ mod tests {
         let (lab, dims, base, inverse) = (Lab::new(1), 4, 100.0, false);
         let x = random(whole.rows() * whole.qkv_width(), 1);
         let qkv = lab.buffer(&x, DType::F64);
-        lab.backend.rotary(Rotary { qkv: qkv.view(), shape: whole, dims, base, inverse, positions: None });
+        lab.backend.rotary(Rotary {
+            qkv: qkv.view(),
+            shape: whole,
+            dims,
+            base,
+            scaling: None,
+            inverse,
+            positions: None,
+        });
         let at = [70_u32, 3, 33];
         let rows = |of: &[f64]| at.map(|row| of[row as usize * 24..][..24].to_vec()).concat();
         let (some, positions) = (lab.buffer(&rows(&x), DType::F64), lab.tokens(&at));
         let (shape, positions) = (AttentionShape { sequence: 3, ..whole }, Some(positions.view()));
-        lab.backend.rotary(Rotary { qkv: some.view(), shape, dims, base, inverse, positions });
+        lab.backend.rotary(Rotary { qkv: some.view(), shape, dims, base, scaling: None, inverse, positions });
         assert_eq!(lab.values(some.view()), rows(&lab.values(qkv.view())));
     }
 }

@@ -114,7 +114,15 @@ impl Recorder<'_> {
             AttentionSaved::LogSumExp(log_sums.view())
         };
         let (qkv, out, shape) = (qkv.view(), out.view(), SHAPE);
-        backend.rotary(Rotary { qkv, shape, dims: 8, base: 1e4, inverse: false, positions: None });
+        backend.rotary(Rotary {
+            qkv,
+            shape,
+            dims: 8,
+            base: 1e4,
+            scaling: None,
+            inverse: false,
+            positions: None,
+        });
         let starts = self.lab.tokens(&starts(SHAPE, &[30, 1, 90]));
         let starts = masked.then_some(starts.view());
         backend.attention(Attention { qkv, starts, out, saved, shape });

@@ -1,5 +1,7 @@
 //! Rotary positions (arXiv 2104.09864).
 
+use kintsugi_spec::RotaryScaling;
+
 use super::error::CudaError;
 use super::kernels::{ROTARY, suffix};
 use super::launcher::{Launcher, PACK, aligned, pointer, pointer_or_null, size};
@@ -18,6 +20,9 @@ pub(super) fn rotary(launcher: &Launcher, op: &Rotary) -> Result<(), CudaError> 
     let name = format!("rotary_{}{}", if wide { "wide_" } else { "" }, suffix(op.qkv.dtype())?);
     let threads = op.shape.rows() * if wide { pairs / PACK } else { pairs };
     let rotated = op.shape.heads + op.shape.kv_heads;
+    // A factor of 1 scales nothing.
+    let none = RotaryScaling { factor: 1.0, low: 0.0, high: 1.0, positions: 1 };
+    let scaling = op.scaling.unwrap_or(none);
     let arguments = [
         pointer(op.qkv),
         pointer_or_null(op.positions),
@@ -28,6 +33,10 @@ pub(super) fn rotary(launcher: &Launcher, op: &Rotary) -> Result<(), CudaError> 
         (op.shape.head_dim as u32).into(),
         (pairs as u32).into(),
         op.base.into(),
+        scaling.factor.into(),
+        scaling.low.into(),
+        scaling.high.into(),
+        (scaling.positions as f64).into(),
         op.inverse.into(),
     ];
     // SAFETY: as the kernel declares; the operation's shapes were checked.

@@ -14,6 +14,8 @@ pub use step::{
     AdamW, LearningRate, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control,
 };
 
+use kintsugi_spec::RotaryScaling;
+
 use crate::View;
 
 /// Where a gradient goes: over what is there, or added to it (later micro-batches).
@@ -263,6 +265,8 @@ pub struct Rotary<'a> {
     pub dims: usize,
     /// Base of the frequencies.
     pub base: f64,
+    /// How low frequencies are scaled.
+    pub scaling: Option<RotaryScaling>,
     /// Rotate back: the backward of the rotation.
     pub inverse: bool,
     /// Read, `[rows]`, u32: where each row is in its sample, if that does not begin with these rows.

@@ -1,5 +1,6 @@
 //! LayerNorm, RMSNorm and rotary positions.
 
+use kintsugi_spec::RotaryScaling;
 use kintsugi_tensor::ops::{AttentionShape, Norm, NormBackward, Rotary};
 use kintsugi_tensor::{Buffer, DType};
 
@@ -85,11 +86,28 @@ fn rotary_turns_queries_and_keys_and_back() {
                 agree(&card, dtype, &format!("rotary of {dims}, inverse {inverse}"), |lab| {
                     let qkv = lab.input(shape.rows() * shape.qkv_width(), 1);
                     let (base, positions) = (1e4, None);
-                    lab.backend.rotary(Rotary { qkv: qkv.view(), shape, dims, base, inverse, positions });
+                    lab.backend.rotary(Rotary {
+                        qkv: qkv.view(),
+                        shape,
+                        dims,
+                        base,
+                        scaling: None,
+                        inverse,
+                        positions,
+                    });
                     let at: Vec<u32> = (0..shape.rows() as u32).map(|row| 3 * row + 1).collect();
                     let (moved, at) = (lab.input(qkv.len(), 2), lab.tokens(&at));
                     let positions = Some(at.view());
-                    lab.backend.rotary(Rotary { qkv: moved.view(), shape, dims, base, inverse, positions });
+                    let scaling = Some(RotaryScaling { factor: 8.0, low: 1.0, high: 4.0, positions: 64 });
+                    lab.backend.rotary(Rotary {
+                        qkv: moved.view(),
+                        shape,
+                        dims,
+                        base,
+                        scaling,
+                        inverse,
+                        positions,
+                    });
                     vec![qkv, moved]
                 });
             }

@@ -6,9 +6,19 @@
 // Angles are reduced to a turn in f64: in f32 the angle of position 8192 would be off by 1e-3.
 // 24576 rows of 16+16 heads of 128, bf16: 2 × 201 MB, 94 µs at 4.3 TB/s.
 
+// A frequency with Llama 3.1's scaling: divided by `factor` if it turns fewer than `low` times in `original` positions,
+// unchanged if it turns more than `high` times, and blended in between. A factor of 1 is no scaling.
+__device__ double scaled(double frequency, double factor, double low, double high, double original) {
+    if (factor == 1.0) return frequency;
+    const double turns = original * frequency / 6.283185307179586;
+    const double share = fmin(fmax((turns - low) / (high - low), 0.0), 1.0);
+    return (1.0 - share) * frequency / factor + share * frequency;
+}
+
 template <int N, class T>
 __device__ void rotary(T *qkv, const token *positions, size rows, size sequence, size row_width, int rotated,
-                       int head_dim, int pairs, double base, bool inverse) {
+                       int head_dim, int pairs, double base, double factor, double low, double high,
+                       double original, bool inverse) {
     constexpr double TURN = 6.283185307179586;
     const int threads_per_row = pairs / N;
     const size thread = blockIdx.x * (size)blockDim.x + threadIdx.x;
@@ -18,7 +28,8 @@ __device__ void rotary(T *qkv, const token *positions, size rows, size sequence,
     const double position = positions ? (double)positions[row] : (double)(row % sequence);
     float cosine[N], sine[N];
     for (int j = 0; j < N; ++j) {
-        const double turns = position * pow(base, -(double)(first + j) / pairs) / TURN;
+        const double frequency = scaled(pow(base, -(double)(first + j) / pairs), factor, low, high, original);
+        const double turns = position * frequency / TURN;
         sincospif((float)(2.0 * (turns - floor(turns))), &sine[j], &cosine[j]);
         if (inverse) sine[j] = -sine[j];
     }
@@ -40,12 +51,15 @@ __device__ void rotary(T *qkv, const token *positions, size rows, size sequence,
 #define DEFINE(NAME, T)                                                                                               \
     extern "C" __global__ void rotary_##NAME(T *qkv, const token *positions, size rows, size sequence,                \
                                              size row_width, int rotated, int head_dim, int pairs, double base,       \
-                                             bool inverse) {                                                          \
-        rotary<1>(qkv, positions, rows, sequence, row_width, rotated, head_dim, pairs, base, inverse);                \
+                                             double factor, double low, double high, double original, bool inverse) { \
+        rotary<1>(qkv, positions, rows, sequence, row_width, rotated, head_dim, pairs, base, factor, low, high,       \
+                  original, inverse);                                                                                 \
     }                                                                                                                 \
     extern "C" __global__ void rotary_wide_##NAME(T *qkv, const token *positions, size rows, size sequence,           \
                                                   size row_width, int rotated, int head_dim, int pairs, double base,  \
+                                                  double factor, double low, double high, double original,            \
                                                   bool inverse) {                                                     \
-        rotary<PACK>(qkv, positions, rows, sequence, row_width, rotated, head_dim, pairs, base, inverse);             \
+        rotary<PACK>(qkv, positions, rows, sequence, row_width, rotated, head_dim, pairs, base, factor, low, high,    \
+                     original, inverse);                                                                              \
     }
 FOR_TYPES(DEFINE)
