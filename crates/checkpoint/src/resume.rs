@@ -38,7 +38,9 @@ impl Checkpoint {
         let refuse = |reason| Err(CheckpointError::new(self.path(), reason));
         let (step, steps) = (self.progress().step, plan.run.steps);
         if step >= steps {
-            return refuse(format!("it has {step} steps, and run.steps = {steps} asks for no more"));
+            return refuse(format!(
+                "the checkpoint is already at step {step}; run.steps = {steps} leaves nothing to train"
+            ));
         }
         let (theirs, ours) = (self.plan().batch.sequence, plan.batch.sequence);
         if theirs != ours {

@@ -258,5 +258,8 @@ fn checkpoint_line(outcome: &Outcome, saved: &Saved) -> String {
     let (path, saves) = (saved.path.display(), &outcome.saves);
     let blocked = compare::duration(saves.blocked_s);
     let written = compare::duration(saves.write_s);
-    format!("saved    {path} ({} in all; training stood still for {blocked} of {written})\n", saves.saved)
+    format!(
+        "saved    {path} ({} in all; training paused for {blocked}, and writing took {written} in the background)\n",
+        saves.saved
+    )
 }

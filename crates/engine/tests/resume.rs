@@ -245,7 +245,10 @@ fn a_run_that_does_not_fit_its_checkpoint_is_refused() {
     assert_eq!(refused(&["batch.sequence=16"]), positions);
     let sequence = "it was trained with batch.sequence = 8, and with 4 its place in the data is lost";
     assert_eq!(refused(&["batch.sequence=4", "model.positions=8"]), sequence);
-    assert_eq!(refused(&["run.steps=3"]), "it has 3 steps, and run.steps = 3 asks for no more");
+    assert_eq!(
+        refused(&["run.steps=3"]),
+        "the checkpoint is already at step 3; run.steps = 3 leaves nothing to train"
+    );
     let batch = "it has seen 12 samples, which is no multiple of batch.global = 8; use 4";
     assert_eq!(refused(&["batch.global=8"]), batch);
 }

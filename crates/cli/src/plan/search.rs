@@ -225,7 +225,7 @@ fn text(base: &Plan, ranks: usize, counts: &Counts, rows: &Rows) -> String {
     };
     let mut text = format!(
         "{}search   {ranks} ranks ({}), {} samples a step: {} strategies, {} do not fit, {} timed{refused}\n\
-         speed    {} per second screened for memory, {} timed\n\n",
+         speed    {} strategies per second checked for memory, {} timed\n\n",
         describe::model(base),
         base.cluster.name,
         base.batch.global,

@@ -86,7 +86,7 @@ impl Speed {
     fn whole(&self) -> String {
         let t = &self.training;
         let energy = t.joules.map_or(String::new(), |joules| format!(", {}J", units::count(joules)));
-        let cost = t.cost.map_or(String::new(), |cost| format!(", {} of money", units::count(cost)));
+        let cost = t.cost.map_or(String::new(), |cost| format!(", cost {}", units::count(cost)));
         format!(
             "training {} tokens (20 per parameter): {}, {}{energy}{cost}\n",
             units::count(t.tokens),

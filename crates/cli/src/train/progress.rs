@@ -101,10 +101,7 @@ impl Progress {
     fn saved(&self, saved: &Saved) {
         let (path, bytes) = (saved.path.display(), units::bytes(saved.bytes));
         let [blocked, written] = [saved.blocked, saved.seconds].map(duration);
-        self.line(
-            saved.step,
-            &format!("saved {path}, {bytes} in {written}; training stood still for {blocked}"),
-        );
+        self.line(saved.step, &format!("saved {path}, {bytes} in {written}; training paused for {blocked}"));
         if let Some(left) = &saved.left {
             self.warn(&format!("an old checkpoint cannot be removed: {left}"));
         }

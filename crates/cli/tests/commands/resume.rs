@@ -69,7 +69,7 @@ fn a_run_in_two_parts_is_the_run_in_one() {
     let said = stdout(&tiny(&parts, &["train", "--resume"], &settings));
     assert!(said.contains("note     goes on after step 6 from out/checkpoints/step-00000006\n"), "{said}");
     assert!(
-        said.contains("saved    out/checkpoints/step-00000008 (1 in all; training stood still for "),
+        said.contains("saved    out/checkpoints/step-00000008 (1 in all; training paused for "),
         "{said}"
     );
     assert_eq!(numbers(&parts), numbers(&whole), "no line is lost, none is there twice");
@@ -233,7 +233,11 @@ fn a_mistake_is_one_sentence() {
             &["model.hidden=64"][..],
             "it has model.hidden = 32, and this run 64; the model must be the same\n",
         ),
-        (&["train", "--resume"], &["run.steps=3"], "it has 4 steps, and run.steps = 3 asks for no more\n"),
+        (
+            &["train", "--resume"],
+            &["run.steps=3"],
+            "the checkpoint is already at step 4; run.steps = 3 leaves nothing to train\n",
+        ),
         (
             &["train", "--resume"],
             &["batch.global=12", "run.steps=9"],

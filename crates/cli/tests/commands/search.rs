@@ -67,7 +67,7 @@ fn people_get_a_table_with_reasons() {
     let table = stdout(&plan("search-table", &["--search", "--top", "4", "--only", "parallel.tp=1,2"]));
     let lines: Vec<&str> = table.lines().collect();
     assert!(lines[1].starts_with("search   4 ranks (frontier), 8 samples a step: "), "{table}");
-    assert!(lines[2].contains(" per second screened for memory, "), "{table}");
+    assert!(lines[2].contains(" strategies per second checked for memory, "), "{table}");
     let header = lines[4].split_whitespace().take(4).collect::<Vec<_>>();
     assert_eq!(header, ["tp", "pp", "dp", "micro"]);
     assert!(lines[5].ends_with("the best"), "{table}");
