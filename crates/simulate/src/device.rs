@@ -16,7 +16,7 @@ pub fn planned_device(plan: &Plan, ranks: usize, cores: usize) -> Device {
             let in_node = plan.cluster.topology.per_node.map_or(ranks, |n| n.min(ranks));
             Device::Cpu { threads: (plan.cluster.cores.unwrap_or(cores) / in_node).max(1) }
         }
-        // Where the ranks run on a CPU here, what is said of determinism is said of that run.
+        // `run.deterministic` applies to the planned GPUs only if the run itself uses GPUs.
         Hardware::Gpu => Device::Cuda { deterministic: here == Hardware::Gpu && plan.run.deterministic },
     }
 }

@@ -56,7 +56,7 @@ impl Prediction {
     }
 }
 
-/// Predicts memory and traffic of one step, and of the evaluations between steps.
+/// Predicts the traffic of one step, and the peak memory of a step and of the evaluations between steps.
 pub fn predict(plan: &Plan, device: Device, coverage: Coverage) -> Prediction {
     let stages: Vec<Stage> = (0..plan.mesh.pp)
         .into_par_iter()
@@ -116,12 +116,15 @@ fn run_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>) 
     let program = plan.program(stage);
     // The steady state: between the first backward and the last forward.
     let mut steady = false;
-    rank.run(&program, &mut NoTokens, |_, op| match *op {
-        Op::Backward { .. } => steady = true,
-        Op::Forward { block, micro } if steady && block == first && micro % plan.period() == 0 => {
+    rank.run(&program, &mut NoTokens, |_, op| {
+        steady |= matches!(op, Op::Backward { .. });
+        if let Op::Forward { block, micro } = *op
+            && steady
+            && block == first
+            && micro % plan.period() == 0
+        {
             snapshots.push(counts());
         }
-        _ => {}
     });
     let transfers = counts();
     if plan.run.eval_every > 0 {

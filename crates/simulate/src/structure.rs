@@ -2,7 +2,7 @@
 
 use kintsugi_plan::{Plan, Recompute, ScheduleKind, When};
 
-/// All of a plan that decides its programs, for one model, one choice of prefetch and overlap, and so many micro-batches.
+/// All of a plan that decides its programs, for plans that differ in their strategy only, and so many micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
 pub(crate) struct ProgramKey {

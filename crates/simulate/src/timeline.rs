@@ -13,7 +13,8 @@ pub struct Timeline {
     pub stages: Vec<Vec<Span>>,
     /// When the last stage is done, in seconds.
     pub end: f64,
-    /// The share of the step in which a stage waits for others.
+    /// The share of the step in which a stage waits for others. It includes what the spans leave out: the framework's time,
+    /// its portions, and cores that ranks share.
     pub bubble: f64,
 }
 

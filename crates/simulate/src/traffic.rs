@@ -20,17 +20,15 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
                     let (level, operation, bytes) = charge(entry, ranks, me, member, topology);
                     traffic.add(level, operation, count * bytes);
                 }
-                Algorithm::Tree => {
-                    let bytes = (entry.len * entry.dtype.bytes()) as u64;
-                    let node = |i: usize| topology.per_node.map_or(0, |n| member(i) / n);
-                    for to in tree_neighbours(ranks, me, node) {
-                        traffic.add(
-                            topology.level(member(me), member(to)),
-                            Operation::AllReduce,
-                            count * bytes,
-                        );
+                // Every edge carries the data up and down. The first rank of the group counts them for all.
+                Algorithm::Tree if me == 0 => {
+                    let bytes = 2 * (entry.len * entry.dtype.bytes()) as u64;
+                    for (a, b) in tree(ranks, |i| topology.per_node.map_or(0, |n| member(i) / n)) {
+                        let level = topology.level(member(a), member(b));
+                        traffic.add(level, Operation::AllReduce, count * bytes);
                     }
                 }
+                Algorithm::Tree => {}
             }
         }
     }
@@ -47,19 +45,17 @@ fn algorithm(links: &Links, entry: Entry) -> Algorithm {
     }
 }
 
-/// The ranks to which a rank sends in a sum over a tree: its parent on the way up, its children on the way down. The ranks
-/// of a node are a chain, and the first of each node are a binary tree.
-fn tree_neighbours(ranks: usize, me: usize, node: impl Fn(usize) -> usize) -> Vec<usize> {
-    let firsts: Vec<usize> = (0..ranks).filter(|&i| i == 0 || node(i) != node(i - 1)).collect();
-    let mut neighbours = Vec::new();
-    if let Some(place) = firsts.iter().position(|&first| first == me) {
-        neighbours.extend(place.checked_sub(1).map(|above| firsts[above / 2]));
-        neighbours.extend([2 * place + 1, 2 * place + 2].iter().filter_map(|&below| firsts.get(below)));
-    } else {
-        neighbours.push(me - 1);
-    }
-    neighbours.extend((me + 1 < ranks && node(me + 1) == node(me)).then_some(me + 1));
-    neighbours
+/// The edges of the tree of a group. The ranks of a node are a chain, and the first ranks of the nodes are a binary tree.
+fn tree(ranks: usize, node: impl Fn(usize) -> usize) -> Vec<(usize, usize)> {
+    let mut firsts = vec![0];
+    let edge = |rank: usize| {
+        if node(rank) == node(rank - 1) {
+            return (rank - 1, rank);
+        }
+        firsts.push(rank);
+        (firsts[(firsts.len() - 2) / 2], rank)
+    };
+    (1..ranks).map(edge).collect()
 }
 
 /// A rank's group by its name: its size, the rank's index in it, and its members' numbers.
@@ -80,20 +76,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everyone_but_the_root_of_a_tree_has_one_parent() {
-        for (ranks, per_node) in [(1, 8), (2, 8), (8, 8), (12, 4), (40, 8), (7, 1)] {
-            let node = |i: usize| i / per_node;
-            let sends: Vec<Vec<usize>> = (0..ranks).map(|me| tree_neighbours(ranks, me, node)).collect();
-            let all: usize = sends.iter().map(Vec::len).sum();
-            assert_eq!(
-                all,
-                2 * (ranks - 1),
-                "{ranks} ranks, as many whole sends as a ring's parts add up to"
-            );
-            for (me, to) in sends.iter().enumerate().flat_map(|(me, all)| all.iter().map(move |&to| (me, to)))
-            {
-                assert!(sends[to].contains(&me), "{me} sends to {to}, which does not send back");
-            }
-        }
+    fn a_tree_is_a_chain_in_each_node_and_binary_between_nodes() {
+        let edges = |ranks, per_node: usize| tree(ranks, |i| i / per_node);
+        assert_eq!(edges(1, 8), []);
+        assert_eq!(edges(4, 8), [(0, 1), (1, 2), (2, 3)]);
+        assert_eq!(edges(7, 1), [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5), (2, 6)]);
+        assert_eq!(edges(6, 2), [(0, 1), (0, 2), (2, 3), (0, 4), (4, 5)]);
     }
 }

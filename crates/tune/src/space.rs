@@ -23,10 +23,9 @@ fn meshes(ranks: usize) -> Vec<Mesh> {
 
 fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
     let global = base.batch.global;
-    // One micro-batch of all samples: the shortest pipeline that the mesh can have.
     let plainest = Strategy {
         mesh,
-        micro: (global / mesh.dp).max(1),
+        micro: 1,
         schedule: ScheduleKind::OneForwardOneBackward,
         virtual_stages: 1,
         last_layers: None,
@@ -36,7 +35,8 @@ fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
     };
     let allowed = |strategy: &Strategy| base.with_strategy(strategy).is_ok();
     let mut found = Vec::new();
-    if !allowed(&plainest) {
+    // The larger the micro-batch, the shorter the pipeline; but a micro-batch may be too large.
+    if !divisors(global / mesh.dp).any(|micro| allowed(&Strategy { micro, ..plainest })) {
         return found;
     }
     let shardings = shardings(base, mesh);

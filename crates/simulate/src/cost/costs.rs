@@ -125,7 +125,11 @@ impl OpCost {
     fn shared(self, sharing: Sharing) -> OpCost {
         let slower = |time: Time| (time as f64 * sharing.slower).round() as Time;
         let copied = self.started.map_or(0, |(_, time)| time);
-        OpCost { compute: slower(self.compute + copied), links: slower(self.links), started: None }
+        OpCost {
+            compute: slower(self.compute.saturating_add(copied)),
+            links: slower(self.links),
+            started: None,
+        }
     }
 
     fn times(self, n: u64) -> OpCost {
@@ -186,12 +190,32 @@ impl Costs {
                 Part::Input => backward_input,
                 Part::Weight => backward_weight,
             },
-            Op::Forward { .. } | Op::Backward { .. } | Op::Load { .. } => 0,
-            // Whatever is not about a block.
-            op => {
-                debug_assert!(source(op) != Source::Block, "{op}");
-                0
-            }
+            Op::Forward { .. }
+            | Op::Backward { .. }
+            | Op::Load { .. }
+            | Op::Begin
+            | Op::Evaluate { .. }
+            | Op::Feed { .. }
+            | Op::Decode { .. }
+            | Op::Choose { .. }
+            | Op::ShareStart
+            | Op::ShareWait
+            | Op::GatherStart { .. }
+            | Op::GatherWait { .. }
+            | Op::Release { .. }
+            | Op::ReduceStart { .. }
+            | Op::ReduceWait { .. }
+            | Op::SendStart { .. }
+            | Op::SendWait { .. }
+            | Op::ReceiveStart { .. }
+            | Op::ReceiveWait { .. }
+            | Op::Measure
+            | Op::NormStart { .. }
+            | Op::NormWait { .. }
+            | Op::Clip
+            | Op::Step
+            | Op::RefreshStart { .. }
+            | Op::RefreshWait { .. } => 0,
         };
         let (mut blocks, mut units) = (HashMap::new(), HashMap::new());
         for op in (0..plan.mesh.pp).flat_map(|stage| plan.program(stage).ops) {

@@ -35,7 +35,9 @@ pub fn cut_down(plan: &Plan, stages: usize) -> Plan {
     small.mesh = Mesh { pp: stages, ..plan.mesh };
     let schedule = match plan.pipeline.schedule {
         ScheduleKind::ZeroBubble => ScheduleKind::ZeroBubble,
-        _ => ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::GPipe | ScheduleKind::OneForwardOneBackward | ScheduleKind::Interleaved => {
+            ScheduleKind::OneForwardOneBackward
+        }
     };
     small.pipeline =
         Pipeline { schedule, virtual_stages: 1, layers: vec![1; stages], ..plan.pipeline.clone() };

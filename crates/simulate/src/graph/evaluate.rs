@@ -53,18 +53,20 @@ pub(crate) struct NodeSpan {
 
 /// Evaluates a graph for a plan with these costs. Sections that repeat are run `periods` times.
 pub(crate) fn evaluate(graph: &Graph, costs: &Costs, periods: usize) -> Account {
-    Evaluation::new(graph, Prices::new(graph, costs), periods, |_| {}).run()
+    Evaluation::new(graph, Prices::new(graph, costs, periods), periods, |_| {}).run()
 }
 
 /// The same, with the span of every node. `graph` has a node for every op.
 pub(crate) fn spans(graph: &Graph, costs: &Costs) -> (Vec<NodeSpan>, Account) {
     let mut spans = Vec::new();
-    let account = Evaluation::new(graph, Prices::new(graph, costs), 1, |span| spans.push(span)).run();
+    let account = Evaluation::new(graph, Prices::new(graph, costs, 1), 1, |span| spans.push(span)).run();
     (spans, account)
 }
 
-/// The costs of a plan, by the numbers that nodes have.
+/// The costs of a plan, by the numbers that nodes have. Times are in units of 2ⁿ picoseconds.
 struct Prices {
+    /// n: 0, unless the step takes months.
+    unit: u32,
     kinds: Vec<OpCost>,
     rows: Vec<RowCost>,
     stage_ops: Vec<[OpCost; StageOp::ALL.len()]>,
@@ -82,15 +84,16 @@ struct RowCost {
     links: Time,
 }
 
-impl OpCost {
-    fn row(self) -> RowCost {
-        RowCost { compute: self.compute, links: self.links }
-    }
-}
-
 impl Prices {
-    fn new(graph: &Graph, costs: &Costs) -> Self {
-        let kinds: Vec<OpCost> = graph.kinds.iter().map(|&op| costs.of(0, op)).collect();
+    fn new(graph: &Graph, costs: &Costs, periods: usize) -> Self {
+        let bounds = Bounds::new(graph, costs);
+        let unit = bounds.unit(graph, periods);
+        let coarse = |cost: OpCost| OpCost {
+            compute: cost.compute >> unit,
+            links: cost.links >> unit,
+            started: cost.started.map(|(level, time)| (level, time >> unit)),
+        };
+        let kinds: Vec<OpCost> = graph.kinds.iter().map(|&op| coarse(costs.of(0, op))).collect();
         let row = |row: &Vec<u16>| {
             let costs = || row.iter().map(|&kind| kinds[usize::from(kind)]);
             RowCost {
@@ -98,67 +101,69 @@ impl Prices {
                 links: costs().map(|cost| cost.links).sum(),
             }
         };
+        let stage_ops = |stage| StageOp::ALL.map(|(_, op)| coarse(costs.of(stage, op)));
         Prices {
+            unit,
             rows: graph.rows.iter().map(row).collect(),
-            stage_ops: (0..graph.stages)
-                .map(|stage| StageOp::ALL.map(|(_, op)| costs.of(stage, op)))
-                .collect(),
+            stage_ops: (0..graph.stages).map(stage_ops).collect(),
             transfers: kinds.iter().map(|cost| cost.started).collect(),
-            channels: channels(graph, costs),
+            channels: channels(graph, costs).into_iter().map(|(level, time)| (level, time >> unit)).collect(),
             interference: costs.interference(),
             kinds,
         }
     }
+}
 
-    /// The n of a unit of 2ⁿ picoseconds in which no clock overflows.
+/// The most that nodes can take, in picoseconds.
+struct Bounds {
+    rows: Vec<u128>,
+    stage_ops: [u128; StageOp::ALL.len()],
+    transfers: Vec<u128>,
+    channels: Vec<u128>,
+}
+
+impl Bounds {
+    fn new(graph: &Graph, costs: &Costs) -> Self {
+        let slowest = 1024 + u128::from(costs.interference());
+        let bound = |cost: OpCost| u128::from(cost.compute) * slowest / 1024 + u128::from(cost.links);
+        let kinds: Vec<OpCost> = graph.kinds.iter().map(|&op| costs.of(0, op)).collect();
+        let row = |row: &Vec<u16>| row.iter().map(|&kind| bound(kinds[usize::from(kind)])).sum();
+        let of_stages = |op| (0..graph.stages).map(|stage| bound(costs.of(stage, op))).max().unwrap_or(0);
+        Bounds {
+            rows: graph.rows.iter().map(row).collect(),
+            stage_ops: StageOp::ALL.map(|(_, op)| of_stages(op)),
+            transfers: kinds.iter().map(|cost| cost.started.map_or(0, |(_, time)| time.into())).collect(),
+            channels: channels(graph, costs).into_iter().map(|(_, time)| time.into()).collect(),
+        }
+    }
+
+    /// The n of a unit of 2ⁿ picoseconds in which no clock overflows: no step takes longer than all of its nodes one after
+    /// the other.
     fn unit(&self, graph: &Graph, periods: usize) -> u32 {
-        let rows = self.rows.iter().map(|&row| self.slowed(row));
-        let stage_ops = self.stage_ops.iter().flatten().map(|op| self.slowed(op.row()));
-        let transfers =
-            self.transfers.iter().flatten().chain(&self.channels).map(|&(_, time)| u128::from(time));
-        let longest = rows.chain(stage_ops).chain(transfers).max().unwrap_or(0);
-        // No step takes longer than all of its nodes one after the other. A rough bound is enough for most steps.
         let sum = |of: &dyn Fn(&Section) -> u128| -> u128 {
             let times = |section: &Section| if section.repeats { periods as u128 } else { 1 };
             graph.sections.iter().map(|section| times(section) * of(section)).sum()
         };
         let overflow = |most: u128| (u128::BITS - most.leading_zeros()).saturating_sub(Moment::BITS - 1);
+        let all = self.rows.iter().chain(&self.stage_ops).chain(&self.transfers).chain(&self.channels);
+        let longest = all.copied().max().unwrap_or(0);
+        // A rough bound is enough for most steps.
         if overflow(sum(&|section| section.steps.len() as u128 * longest)) == 0 {
             return 0;
         }
-        overflow(sum(&|section| section.steps.iter().map(|step| self.longest(step.node)).sum()))
+        overflow(sum(&|section| section.steps.iter().map(|step| self.of(step.node)).sum()))
     }
 
-    /// The most that a node can take.
-    fn longest(&self, node: Node) -> u128 {
+    fn of(&self, node: Node) -> u128 {
         match node {
-            Node::Run(row) => self.slowed(self.rows[usize::from(row)]),
-            Node::RunStage(op) => {
-                let stages = self.stage_ops.iter().map(|ops| self.slowed(ops[op as usize].row()));
-                stages.max().unwrap_or(0)
-            }
-            Node::Start { cost, .. } => self.transfers[usize::from(cost)].map_or(0, |(_, time)| time.into()),
+            Node::Run(row) => self.rows[usize::from(row)],
+            Node::RunStage(op) => self.stage_ops[op as usize],
+            Node::Start { cost, .. } => self.transfers[usize::from(cost)],
             Node::Send { rendezvous, .. } | Node::Arrive { rendezvous, .. } => {
-                self.channels[usize::from(rendezvous.channel)].1.into()
+                self.channels[usize::from(rendezvous.channel)]
             }
             Node::Wait { .. } | Node::Join { .. } => 0,
         }
-    }
-
-    /// What a row takes if a transfer goes on beside it all the time.
-    fn slowed(&self, row: RowCost) -> u128 {
-        u128::from(row.compute) * (1024 + u128::from(self.interference)) / 1024 + u128::from(row.links)
-    }
-
-    /// All times in units of 2ⁿ picoseconds.
-    fn coarsen(&mut self, n: u32) {
-        let ops = self.kinds.iter_mut().chain(self.stage_ops.iter_mut().flatten());
-        ops.for_each(|cost| *cost = OpCost { compute: cost.compute >> n, links: cost.links >> n, ..*cost });
-        self.rows
-            .iter_mut()
-            .for_each(|row| *row = RowCost { compute: row.compute >> n, links: row.links >> n });
-        let transfers = self.transfers.iter_mut().flatten().chain(&mut self.channels);
-        transfers.for_each(|(_, time)| *time >>= n);
     }
 }
 
@@ -176,8 +181,6 @@ struct Evaluation<'a, R> {
     graph: &'a Graph,
     prices: Prices,
     periods: usize,
-    /// Clocks count in units of 2ⁿ picoseconds: n is 0, unless the step takes months.
-    unit: u32,
     state: State,
     /// Micro-batches by which messages are later than in the short step.
     shift: u32,
@@ -197,7 +200,8 @@ struct State {
     spent: Spent,
 }
 
-/// What all stages spent their time on so far.
+/// What all stages spent their time on so far. Stages wait at the same time, so their waits together may be longer than all
+/// nodes one after the other.
 #[derive(Clone, Copy, Default)]
 struct Spent {
     compute: Moment,
@@ -223,18 +227,14 @@ struct Clocks {
 }
 
 impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
-    fn new(graph: &'a Graph, mut prices: Prices, periods: usize, record: R) -> Self {
-        let unit = prices.unit(graph, periods);
-        if unit > 0 {
-            prices.coarsen(unit);
-        }
+    fn new(graph: &'a Graph, prices: Prices, periods: usize, record: R) -> Self {
         let state = State {
             stages: vec![Clocks::default(); graph.stages],
             transfers: vec![0; graph.slots.len()],
             rendezvous: vec![0; graph.channels * graph.window as usize],
             spent: Spent::default(),
         };
-        Evaluation { graph, prices, periods, unit, state, shift: 0, record }
+        Evaluation { graph, prices, periods, state, shift: 0, record }
     }
 
     fn run(mut self) -> Account {
@@ -251,7 +251,7 @@ impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
         let (compute, tensor) = (u128::from(spent.compute), u128::from(spent.tensor));
         let idle = end * stages.len() as u128 - compute - tensor - spent.exposed.iter().sum::<u128>();
         let in_units = Account { end, compute, tensor, exposed: spent.exposed, idle };
-        Account::default().plus(1 << self.unit, in_units)
+        Account::default().plus(1 << self.prices.unit, in_units)
     }
 
     /// Runs a section for every period.
@@ -272,20 +272,24 @@ impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
             if let Some(earlier) = same {
                 let length = earlier + 1;
                 self.state.skip(&history[history.len() - length], left / length);
-                left %= length;
-                history.clear();
-            } else if history.len() == self.graph.cycle {
+                // Less than a cycle is left.
+                (0..left % length).for_each(|_| self.period(section));
+                break;
+            }
+            if history.len() == self.graph.cycle {
                 history.pop_front();
             }
-            if left > 0 {
-                history.push_back(period);
-                self.section(section);
-                self.shift = self.shift.wrapping_add(self.graph.period);
-                left -= 1;
-            }
+            history.push_back(period);
+            self.period(section);
+            left -= 1;
         }
         // The short step has one period of the section in it: its messages keep their numbers after one period.
         self.shift = self.shift.wrapping_sub(self.graph.period);
+    }
+
+    fn period(&mut self, section: &Section) {
+        self.section(section);
+        self.shift = self.shift.wrapping_add(self.graph.period);
     }
 
     /// All moments that what follows depends on, relative to the first stage's clock.
@@ -295,7 +299,7 @@ impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
         let mut all = Vec::with_capacity(7 * stages.len() + transfers.len() + rendezvous.len());
         for &Clocks { now, free, quiet } in stages {
             all.push(now.wrapping_sub(base));
-            // A level that was free before now might as well be free from now on.
+            // A level that became free earlier behaves like one that becomes free now.
             all.extend(free.iter().chain(&quiet).map(|&moment| moment.max(now).wrapping_sub(base)));
         }
         let end = |(&end, &stage): (&Moment, &u16)| match end {
@@ -322,7 +326,7 @@ impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
             for &Step { node, op } in turn {
                 let start = clocks.now;
                 self.node(stage, &mut clocks, node);
-                let in_picoseconds = |moment: Moment| u128::from(moment) << self.unit;
+                let in_picoseconds = |moment: Moment| u128::from(moment) << self.prices.unit;
                 let (start, end) = (in_picoseconds(start), in_picoseconds(clocks.now));
                 (self.record)(NodeSpan { stage, op: op as usize, start, end });
             }
@@ -476,6 +480,7 @@ mod tests {
         };
         let (half, sum) = (10, 7);
         let prices = Prices {
+            unit: 0,
             kinds: vec![OpCost { compute: half, links: 0, started: None }],
             rows: vec![RowCost { compute: half, links: 0 }],
             stage_ops: vec![[OpCost::default(); StageOp::ALL.len()]],

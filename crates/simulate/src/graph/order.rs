@@ -25,7 +25,7 @@ pub(crate) struct Graph {
     pub(super) window: u32,
     /// Micro-batches of one period.
     pub(super) period: u32,
-    /// The most periods after which the state of a pipeline can repeat.
+    /// How many earlier periods are compared with the current one. A longer cycle is evaluated in full.
     pub(super) cycle: usize,
 }
 

@@ -74,7 +74,7 @@ impl PeakMemory {
         }
     }
 
-    /// The bytes that stay on the fullest rank throughout: less than its peak, and quicker to know.
+    /// Bytes that stay allocated throughout on the fullest rank: a cheap lower bound of its peak.
     pub fn resident(&self, plan: &Plan) -> u64 {
         self.stages(plan).iter().map(|&stage| self.resident_on(plan, stage)).max().unwrap_or(0)
     }
