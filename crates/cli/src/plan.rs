@@ -98,6 +98,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let (plan, notes) = arguments.config.plan_with_notes()?;
     arguments.trace.as_deref().map(check_writable).transpose()?;
+    if arguments.draw || arguments.trace.is_some() {
+        check_drawable(&plan)?;
+    }
     let prediction = predict(&plan, planned_device(&plan, plan.mesh.ranks()), Coverage::quick(&plan));
     let misfit = fit::planned(&plan, &prediction).err();
     let fits = fit::known(&plan, &prediction);
@@ -119,15 +122,28 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             output.text(&format!("note: {note}\n"))?;
         }
     }
+    if !arguments.draw && arguments.trace.is_none() {
+        return Ok(());
+    }
+    let timeline = Timeline::of(&plan);
     if arguments.draw {
-        output.text(&picture(&Timeline::of(&plan)))?;
+        output.text(&picture(&timeline))?;
     }
     if let Some(path) = &arguments.trace {
-        let spans = trace(&Timeline::of(&plan), plan.mesh.dp * plan.mesh.tp);
+        let spans = trace(&timeline, plan.mesh.dp * plan.mesh.tp);
         write_whole(path, chrome(&spans).as_bytes())?;
         output.text(&format!("trace    {}\n", path.display()))?;
     }
     Ok(())
+}
+
+/// Refuses to lay out a step that would take gigabytes.
+fn check_drawable(plan: &Plan) -> Result<(), Failure> {
+    let Some(ops) = Timeline::too_long(plan) else { return Ok(()) };
+    Err(Failure::Mistake(format!(
+        "--draw and --trace lay out every op of a step, and this one has about {ops}; a smaller batch.global has the same \
+         schedule with fewer micro-batches"
+    )))
 }
 
 /// What a framework of others takes of its fullest rank, where that is more than this engine: what the table shows.

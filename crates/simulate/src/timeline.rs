@@ -29,7 +29,16 @@ pub struct Span {
     pub op: Op,
 }
 
+/// Ops of a timeline: some hundred bytes each.
+const MOST_OPS: usize = 1 << 22;
+
 impl Timeline {
+    /// The number of ops in a step of a plan, about, if a timeline of it would take gigabytes.
+    pub fn too_long(plan: &Plan) -> Option<usize> {
+        let ops = 4 * plan.micro_batches() * (plan.model.layers + 2 * plan.chunks());
+        (ops > MOST_OPS).then_some(ops)
+    }
+
     /// One step by predicted times. Where the device's speed is not known, a layer's forward, its gradient of the input and
     /// its gradients of the weights take a second each, and everything else takes no time.
     pub fn of(plan: &Plan) -> Self {

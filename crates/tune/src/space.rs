@@ -145,6 +145,15 @@ mod tests {
     }
 
     #[test]
+    fn a_batch_that_is_too_large_for_one_micro_batch_is_split() {
+        let sets = ["model.preset=gpt-22b", "batch.sequence=2048", "batch.global=65536"];
+        let base = ConfigSource::demo().sets(sets).open().expect("a right configuration").0;
+        let one_replica: Vec<Strategy> = of_mesh(&base, Mesh { pp: 2, dp: 1, tp: 2 }, &[]);
+        assert!(!one_replica.is_empty());
+        assert!(one_replica.iter().all(|strategy| strategy.micro * 2048 <= 1 << 26));
+    }
+
+    #[test]
     fn chunks_cut_the_layers_evenly() {
         let chunks: Vec<usize> = pipelines(&base(), 4, 8).into_iter().map(|(_, chunks, _)| chunks).collect();
         assert_eq!(chunks, [1, 1, 1, 2, 3, 4, 6, 12]);
