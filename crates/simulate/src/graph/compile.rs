@@ -182,7 +182,10 @@ impl Compiler {
                 self.wait(stage, Transfer::Reduce(unit, over), Op::ReduceStart { unit, over }, index);
                 self.run(op, index);
             }
-            Op::RefreshStart { unit } => self.start(stage, Transfer::Refresh(unit), op, index),
+            Op::RefreshStart { unit } => {
+                self.run(op, index);
+                self.start(stage, Transfer::Refresh(unit), op, index);
+            }
             Op::RefreshWait { unit } => {
                 self.wait(stage, Transfer::Refresh(unit), Op::RefreshStart { unit }, index);
             }

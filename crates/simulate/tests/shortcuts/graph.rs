@@ -115,10 +115,12 @@ const KINDS: usize = 27;
 fn every_kind_of_op_adds_what_it_costs() {
     let mesh =
         ["cluster.preset=frontier", "parallel.tp=2", "parallel.pp=2", "parallel.dp=2", "batch.global=32"];
-    let layouts: [&[&str]; 3] = [
+    let layouts: [&[&str]; 4] = [
         &["sharding.zero=3", "parallel.sequence_parallel=true", "memory.recompute=full"],
         &["sharding.zero=1", "parallel.schedule=zero-bubble"],
         &["sharding.zero=2", "parallel.overlap=false"],
+        // Ranks that are threads copy what they send: a transfer is work.
+        &["sharding.zero=1", "cluster.cores=64"],
     ];
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     for layout in layouts {

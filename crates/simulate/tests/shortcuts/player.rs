@@ -199,6 +199,7 @@ impl Player<'_> {
             }
             Op::GatherWait { unit } => rank.wait(Pending::Gather(unit)),
             Op::RefreshStart { unit } => {
+                rank.run(cost, self.costs.interference());
                 if let Some(transfer) = cost.started {
                     rank.start(Pending::Refresh(unit), transfer);
                 }
