@@ -233,7 +233,11 @@ fn a_mistake_is_one_sentence() {
             &["model.hidden=64"][..],
             "it has model.hidden = 32, and this run 64; the model must be the same\n",
         ),
-        (&["train", "--resume"], &["run.steps=3"], "it has 4 steps, and run.steps = 3 asks for no more\n"),
+        (
+            &["train", "--resume"],
+            &["run.steps=3"],
+            "it is already at step 4; run.steps = 3 leaves nothing to train\n",
+        ),
         (
             &["train", "--resume"],
             &["batch.global=12", "run.steps=9"],
