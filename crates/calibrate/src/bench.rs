@@ -96,7 +96,7 @@ impl<'a> Bench<'a> {
 
     /// Watts of the device when it does nothing.
     pub fn idle_power(&mut self) -> Option<f64> {
-        self.backend.settle();
+        self.backend.synchronize();
         thread::sleep(Duration::from_secs(2));
         self.meter?.power()
     }
@@ -127,7 +127,7 @@ impl<'a> Bench<'a> {
     fn runs(&self, work: &dyn Fn(), count: usize) -> f64 {
         let begun = Instant::now();
         (0..count).for_each(|_| work());
-        self.backend.settle();
+        self.backend.synchronize();
         begun.elapsed().as_secs_f64()
     }
 

@@ -1,4 +1,4 @@
-//! Making room for a run in a folder that another run has used: its checkpoints and files are moved to a folder beside it.
+//! Prepares a folder that another run has used: moves that run's checkpoints and files to a folder beside it.
 
 use std::fs;
 use std::io;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use kintsugi_spec::output::{parent, sync_folder};
 
 use crate::folder::same;
-use crate::{Checkpoint, CheckpointError, Folder, files, tokenizer};
+use crate::{Checkpoint, CheckpointError, CheckpointFolder, files, tokenizer};
 
-impl Folder {
-    /// Makes room for a run that goes on from one of these checkpoints, or starts (`None`). Checkpoints beyond that one,
-    /// which the run will write again, are moved to another folder, whose path is given. If the run starts, so are
-    /// `run_files`, which belong to the earlier run. What is left of interrupted saves is removed.
+impl CheckpointFolder {
+    /// Prepares this folder for a run that resumes from one of these checkpoints, or starts at step 0 (`None`). Moves later
+    /// checkpoints, which the run will write again, to another folder and returns its path. If the run starts at step 0, also
+    /// moves `run_files`, which belong to the earlier run. Removes what interrupted saves have left behind.
     pub fn set_aside(
         &self,
         resumed_from: Option<&Checkpoint>,
@@ -31,34 +31,34 @@ impl Folder {
             let name = path.file_name().expect("a file or checkpoint has a name");
             move_to(path, &aside.join(name)).map_err(|error| CheckpointError::new(path, error))
         });
-        // It may still be needed for what was moved before; if nothing was, it is empty and goes.
+        // Removes the new folder if it is empty. It stays if some files were moved before the failure.
         moved.inspect_err(|_| drop(fs::remove_dir(&aside)))?;
-        // The run's own tokenizer may make way for another's.
+        // The new run may replace the run's tokenizer.
         tokenizer::copy(parent(self.path()), &aside)?;
         let synced = sync_folder(&aside).and_then(|()| sync_folder(parent(&aside)));
         synced.map_err(|error| CheckpointError::new(&aside, error))?;
         Ok(Some(aside))
     }
 
-    /// Whether [`Folder::set_aside`] would move or remove anything here.
+    /// Whether [`CheckpointFolder::set_aside`] would move or remove anything here.
     pub fn is_in_the_way(&self, resumed_from: Option<&Checkpoint>) -> Result<bool, CheckpointError> {
         Ok(!self.remains_beside(resumed_from)?.is_empty() || !self.beyond(resumed_from)?.is_empty())
     }
 
-    /// What interrupted saves have left, but for the folder that is resumed from.
+    /// What interrupted saves have left behind, except the folder that the run resumes from.
     fn remains_beside(&self, resumed_from: Option<&Checkpoint>) -> Result<Vec<PathBuf>, CheckpointError> {
         let stays = |path: &Path| resumed_from.is_some_and(|checkpoint| same(path, checkpoint.path()));
         Ok(self.remains()?.into_iter().filter(|path| !stays(path)).collect())
     }
 
-    /// The checkpoints beyond the one that is resumed from; all of them if none is.
+    /// The checkpoints after the one that the run resumes from, or all of them.
     fn beyond(&self, resumed_from: Option<&Checkpoint>) -> Result<Vec<PathBuf>, CheckpointError> {
         let beyond = |step: u64| resumed_from.is_none_or(|checkpoint| step > checkpoint.progress().step);
         let found = self.list()?.into_iter().filter(|(step, _)| beyond(*step));
         Ok(found.map(|(_, path)| path).collect())
     }
 
-    /// Makes a folder for what is set aside: beside this one, or where this is a link to, which may be another disk.
+    /// Creates a folder for what is set aside. It is beside this folder, or beside the target if this is a link.
     fn new_aside(&self) -> Result<PathBuf, CheckpointError> {
         let target =
             if self.path().is_symlink() { self.path().canonicalize() } else { Ok(self.path().to_owned()) };
@@ -73,7 +73,7 @@ impl Folder {
     }
 }
 
-/// Moves a file or folder. A file may go to another disk: it is copied there, and removed when that disk has it.
+/// Moves a file or folder. If a file goes to another disk, copies it, syncs the copy and removes the original.
 fn move_to(from: &Path, to: &Path) -> io::Result<()> {
     match fs::rename(from, to) {
         Err(error) if error.kind() == io::ErrorKind::CrossesDevices && from.is_file() => {

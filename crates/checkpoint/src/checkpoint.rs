@@ -1,11 +1,11 @@
-//! A checkpoint that has been checked to the last byte, as a store of whole parameters for any layout.
+//! A checkpoint whose files have all been verified, as a store of whole parameters for any layout.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use kintsugi_plan::Plan;
 use kintsugi_plan::parameters::parameters;
-use kintsugi_rank::{Elements, Kept, Store, StoreError};
+use kintsugi_rank::{Elements, Store, StoreError, StoredTensor};
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata};
 
@@ -14,7 +14,7 @@ use crate::folder::step_of;
 use crate::manifest::FileRecord;
 use crate::seeded::{self, Bug};
 use crate::slice::{Slice, check_cover};
-use crate::{CheckpointError, Manifest, Progress, files, header};
+use crate::{CheckpointError, Manifest, RunProgress, files, header};
 
 /// An open checkpoint.
 #[derive(Debug)]
@@ -22,40 +22,39 @@ pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
     files: ManyFiles,
-    /// Where every parameter lies.
-    tensors: HashMap<(String, Kept), Tensor>,
+    /// The slices of every stored tensor.
+    tensors: HashMap<(String, StoredTensor), ShardedTensor>,
 }
 
-/// A file that has been checked.
-struct Checked {
+/// A file that matches its record.
+struct CheckedFile {
     path: PathBuf,
     metadata: Metadata,
-    /// Where its data begins.
+    /// Offset of its data.
     data: u64,
 }
 
-/// A whole parameter.
+/// A stored tensor of a whole parameter, in slices.
 #[derive(Debug, Default)]
-struct Tensor {
+struct ShardedTensor {
     columns: usize,
     elements: usize,
-    parts: Vec<Part>,
+    parts: Vec<TensorSlice>,
 }
 
 #[derive(Debug)]
-struct Part {
+struct TensorSlice {
     slice: Slice,
     dtype: Dtype,
-    /// Where it lies in its file.
+    /// Its offset in the file.
     offset: u64,
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in a folder. Every file is read once, and nothing is believed that its checksum does not
-    /// bear out.
+    /// Opens the checkpoint in a folder. Reads every file once to verify its checksum.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let manifest = Manifest::read(path)?;
-        if !manifest.kept.contains(&Kept::Weights) {
+        if !manifest.stored_tensors.contains(&StoredTensor::Weights) {
             return Err(CheckpointError::new(path, "its manifest has no weights"));
         }
         if let (Some(named), step) = (step_of(path), manifest.progress.step)
@@ -66,8 +65,8 @@ impl Checkpoint {
             );
             return Err(CheckpointError::new(path, reason));
         }
-        let files: Result<Vec<Checked>, CheckpointError> =
-            manifest.files.par_iter().map(|record| Checked::new(path, record)).collect();
+        let files: Result<Vec<CheckedFile>, CheckpointError> =
+            manifest.files.par_iter().map(|record| CheckedFile::new(path, record)).collect();
         let files = files?;
         let tensors = tensors(&manifest, &files).map_err(|reason| CheckpointError::new(path, reason))?;
         let files = ManyFiles::new(files.into_iter().map(|file| file.path).collect());
@@ -79,20 +78,20 @@ impl Checkpoint {
         &self.path
     }
 
-    /// How far the run was.
-    pub fn progress(&self) -> &Progress {
+    /// The progress of the run.
+    pub fn progress(&self) -> &RunProgress {
         &self.manifest.progress
     }
 
-    /// The plan of the run that wrote it: its model, and the layout it happened to have. Its cluster, its framework and its
-    /// folder are not known.
+    /// The plan of the run that wrote it, with its model and layout. The plan's cluster, framework and output folder are not
+    /// stored and have default values.
     pub fn plan(&self) -> &Plan {
         &self.manifest.plan
     }
 
-    /// What is kept of every parameter: a converted model has weights and no states.
-    pub fn kept(&self) -> &[Kept] {
-        &self.manifest.kept
+    /// The stored tensors of every parameter. A converted model has only weights.
+    pub fn stored_tensors(&self) -> &[StoredTensor] {
+        &self.manifest.stored_tensors
     }
 
     /// Bytes of its files, without the manifest.
@@ -103,11 +102,11 @@ impl Checkpoint {
 
 impl Store for Checkpoint {
     fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
-        let Elements { parameter, kept, start } = elements;
+        let Elements { parameter, stored, start } = elements;
         let name = parameter.name();
         let failed = |reason: String| StoreError::new(format!("{}: {reason}", self.path.display()));
-        let tensor = self.tensors.get(&(name.clone(), kept));
-        let tensor = tensor.ok_or_else(|| failed(format!("it has no {} of {name}", kept.name())))?;
+        let tensor = self.tensors.get(&(name.clone(), stored));
+        let tensor = tensor.ok_or_else(|| failed(format!("it has no {} of {name}", stored.name())))?;
         let (elements, columns) = (parameter.valid_elements(), parameter.shape[1]);
         if (tensor.elements, tensor.columns) != (elements, columns) {
             let found = format!("{} elements in {} columns", tensor.elements, tensor.columns);
@@ -125,7 +124,7 @@ impl Store for Checkpoint {
                 read(&mut out[at..at + overlap.len()])?;
                 continue;
             }
-            // A strip is read in one go and then laid out row by row.
+            // Reads a strip of columns at once and then copies it row by row.
             let mut numbers = vec![0.0; overlap.len()];
             read(&mut numbers)?;
             for (at, run) in part.slice.runs(columns, overlap.clone()) {
@@ -137,15 +136,15 @@ impl Store for Checkpoint {
     }
 }
 
-impl Part {
-    /// Elements of the part, from `first` on.
+impl TensorSlice {
+    /// Reads elements of the slice, from `first` on.
     fn read(&self, files: &ManyFiles, first: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
         let offset = self.offset + (first * self.dtype.bitsize() / 8) as u64;
         files.read(self.slice.file, self.dtype, offset, out)
     }
 }
 
-impl Checked {
+impl CheckedFile {
     /// Checks a file against its record.
     fn new(folder: &Path, record: &FileRecord) -> Result<Self, CheckpointError> {
         let path = folder.join(&record.name);
@@ -158,13 +157,17 @@ impl Checked {
             return Err(wrong(format!("its checksum is {checksum} and should be {}", record.checksum)));
         }
         let (metadata, data) = header::read(&path)?;
-        Ok(Checked { path, metadata, data })
+        Ok(CheckedFile { path, metadata, data })
     }
 }
 
-/// Finds every slice in its file, no two in the same place, and every element of the model in exactly one slice.
-fn tensors(manifest: &Manifest, files: &[Checked]) -> Result<HashMap<(String, Kept), Tensor>, String> {
-    let mut tensors: HashMap<(String, Kept), Tensor> = HashMap::new();
+/// Locates every slice in its file. Fails if two slices are in the same place, or if an element of the model is not in exactly
+/// one slice.
+fn tensors(
+    manifest: &Manifest,
+    files: &[CheckedFile],
+) -> Result<HashMap<(String, StoredTensor), ShardedTensor>, String> {
+    let mut tensors: HashMap<(String, StoredTensor), ShardedTensor> = HashMap::new();
     let mut taken = HashSet::new();
     for slice in &manifest.slices {
         let tensor = slice.tensor();
@@ -184,16 +187,16 @@ fn tensors(manifest: &Manifest, files: &[Checked]) -> Result<HashMap<(String, Ke
             ));
         }
         let offset = file.data + info.data_offsets.0 as u64;
-        let part = Part { slice: slice.clone(), dtype: info.dtype, offset };
-        tensors.entry((slice.parameter.clone(), slice.kept)).or_default().parts.push(part);
+        let part = TensorSlice { slice: slice.clone(), dtype: info.dtype, offset };
+        tensors.entry((slice.parameter.clone(), slice.stored)).or_default().parts.push(part);
     }
     let plan = &manifest.plan;
     let parameters = plan.units().into_iter().flat_map(|unit| parameters(&plan.model, unit, 1));
     let mut expected = 0;
-    for (parameter, &kept) in
-        parameters.flat_map(|parameter| manifest.kept.iter().map(move |kept| (parameter, kept)))
+    for (parameter, &stored) in
+        parameters.flat_map(|parameter| manifest.stored_tensors.iter().map(move |stored| (parameter, stored)))
     {
-        let tensor = tensors.entry((parameter.name(), kept)).or_default();
+        let tensor = tensors.entry((parameter.name(), stored)).or_default();
         check_cover(&parameter, &mut tensor.parts.iter().map(|part| &part.slice).collect::<Vec<_>>())?;
         (tensor.columns, tensor.elements) = (parameter.shape[1], parameter.valid_elements());
         expected += 1;

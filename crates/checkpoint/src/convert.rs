@@ -1,37 +1,37 @@
-//! Conversion: weights from anywhere into a checkpoint at any layout, or into a Hugging Face folder.
+//! Converts weights into a checkpoint with any layout, or into a Hugging Face folder.
 
 use std::path::{Path, PathBuf};
 
 use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::{Compute, Plan};
-use kintsugi_rank::{Elements, Finite, Store, StoreError};
+use kintsugi_rank::{Elements, FiniteStore, Store, StoreError};
 
 use crate::huggingface::{ExportOptions, HuggingFaceFolder, export, parameter_count};
-use crate::{CheckpointError, Progress, WeightsFolder, write};
+use crate::{CheckpointError, RunProgress, WeightsFolder, write};
 
-/// What weights are converted into.
+/// The target of a conversion.
 #[derive(Clone, Debug)]
-pub enum Target {
-    /// A Hugging Face folder, its weights of this type.
+pub enum ConversionTarget {
+    /// A Hugging Face folder with weights of this type.
     HuggingFace(Compute),
-    /// A checkpoint, cut for the ranks of this plan.
+    /// A checkpoint, sharded for the ranks of this plan.
     Checkpoint(Box<Plan>),
 }
 
-/// Writes `from` as the folder `to`, which is whole or absent. Numbers that are not finite are an error unless `non_finite`
-/// allows them; `moved` is called with every number of elements that was read.
+/// Writes `from` as the folder `to`, which is complete or absent. Fails if a number is not finite, unless `non_finite` allows
+/// it. Calls `moved` with the number of elements after every read.
 pub fn convert(
     from: &WeightsFolder,
     to: &Path,
-    target: &Target,
+    target: &ConversionTarget,
     non_finite: bool,
     moved: &(dyn Fn(u64) + Sync),
 ) -> Result<(), CheckpointError> {
-    let watched = Watched { store: from, moved };
+    let counting = CountingStore { store: from, moved };
     let store: &dyn Store =
-        if non_finite { &watched } else { &Finite { store: &watched, compute: Compute::Fp32 } };
+        if non_finite { &counting } else { &FiniteStore { store: &counting, compute: Compute::Fp32 } };
     match target {
-        Target::HuggingFace(dtype) => {
+        ConversionTarget::HuggingFace(dtype) => {
             let file_bytes = ExportOptions::FILE_BYTES;
             let options = ExportOptions {
                 dtype: *dtype,
@@ -42,27 +42,27 @@ pub fn convert(
             };
             export(to, from.model(), store, &options)
         }
-        Target::Checkpoint(plan) => {
+        ConversionTarget::Checkpoint(plan) => {
             let progress = match from {
-                WeightsFolder::HuggingFace(_) => Progress::default(),
+                WeightsFolder::HuggingFace(_) => RunProgress::default(),
                 WeightsFolder::Checkpoint(checkpoint) => checkpoint.progress().clone(),
             };
-            // It may be moved anywhere, far from its run.
-            write(to, plan, store, from.kept(), &progress, from.tokenizer().as_deref())
+            // Copies the tokenizer, since the checkpoint may be moved away from its run.
+            write(to, plan, store, from.stored_tensors(), &progress, from.tokenizer().as_deref())
         }
     }
 }
 
-/// Elements that a conversion reads, copies that several ranks have counted once.
-pub fn elements(from: &WeightsFolder, target: &Target) -> u64 {
+/// The number of elements that a conversion reads. Copies on several ranks count once.
+pub fn elements(from: &WeightsFolder, target: &ConversionTarget) -> u64 {
     let kept = match target {
-        Target::HuggingFace(_) => 1,
-        Target::Checkpoint(_) => from.kept().len() as u64,
+        ConversionTarget::HuggingFace(_) => 1,
+        ConversionTarget::Checkpoint(_) => from.stored_tensors().len() as u64,
     };
     kept * parameter_count(from.model())
 }
 
-/// The plan of a checkpoint made from these weights: one rank, unless `sets` say otherwise.
+/// The plan of a checkpoint that is made from these weights. It has one rank unless `sets` change that.
 pub fn plan_for(from: &WeightsFolder, sets: &[String]) -> Result<Plan, ConfigError> {
     match from {
         WeightsFolder::HuggingFace(folder) => {
@@ -72,7 +72,7 @@ pub fn plan_for(from: &WeightsFolder, sets: &[String]) -> Result<Plan, ConfigErr
             ConfigSource::text(text).named("the conversion").sets(sets).with_init_model(model)?.plan()
         }
         WeightsFolder::Checkpoint(checkpoint) => {
-            // How the run was laid out is not how its checkpoint is.
+            // The layout of the run does not apply to the new checkpoint.
             let source = ConfigSource::text(checkpoint.plan().to_toml()).named("the checkpoint");
             let source = source.without(&["parallel", "sharding", "cluster"]);
             source.set("run.device=cpu").sets(sets).plan()
@@ -80,7 +80,7 @@ pub fn plan_for(from: &WeightsFolder, sets: &[String]) -> Result<Plan, ConfigErr
     }
 }
 
-/// The folder whose tokenizer and special tokens these weights go with, where that is known and still there.
+/// The folder with the tokenizer and special tokens of these weights, if it is known and still exists.
 fn like(from: &WeightsFolder) -> Option<PathBuf> {
     let origin = match from {
         WeightsFolder::HuggingFace(folder) => Some(folder.path().to_owned()),
@@ -93,13 +93,13 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// A store that tells how much was read.
-struct Watched<'a> {
+/// A store that reports how many elements were read.
+struct CountingStore<'a> {
     store: &'a WeightsFolder,
     moved: &'a (dyn Fn(u64) + Sync),
 }
 
-impl Store for Watched<'_> {
+impl Store for CountingStore<'_> {
     fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
         self.store.read(elements, out)?;
         (self.moved)(out.len() as u64);

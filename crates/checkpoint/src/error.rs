@@ -1,11 +1,11 @@
-//! What is wrong with a checkpoint, as a sentence with the path.
+//! The errors of checkpoints, with the path.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use kintsugi_spec::Cause;
 
-/// Something that cannot be read, written or used.
+/// A file or folder cannot be read, written or used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {cause}", path.display())]
 pub struct CheckpointError {
@@ -17,7 +17,7 @@ pub struct CheckpointError {
 }
 
 impl CheckpointError {
-    /// A sentence about a file or folder, or the underlying error.
+    /// An error of a file or folder with this message or cause.
     pub(crate) fn new(path: &Path, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         CheckpointError { path: path.to_owned(), cause: Cause::new(cause) }
     }

@@ -1,5 +1,4 @@
-//! Files that are on the disk when they are said to be, with a checksum of what was written; and many files to read, of
-//! which only some are open at a time.
+//! Writes files that are synced to the disk, with their checksums, and reads many files with a limit on open ones.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -15,10 +14,10 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::CheckpointError;
 use crate::seeded::{self, Bug};
 
-/// Bytes that are hashed and moved at a time, so that both find them in the cache.
+/// Bytes that are hashed and written at a time, so that they stay in the CPU cache.
 const CHUNK: usize = 1 << 20;
 
-/// The checksum of a file's bytes, as it stands in a manifest.
+/// The checksum of a file's bytes, in the format of the manifest.
 pub(crate) fn checksum(bytes: &[u8]) -> String {
     let mut hash = Xxh3::new();
     hash.update(bytes);
@@ -29,16 +28,16 @@ fn name(hash: &Xxh3) -> String {
     format!("xxh3:{:016x}", hash.digest())
 }
 
-/// A file that is being written.
-pub(crate) struct Durable {
+/// A file that is being written, and synced when it is finished.
+pub(crate) struct SyncedFile {
     file: File,
     hash: Xxh3,
     bytes: u64,
 }
 
-impl Durable {
+impl SyncedFile {
     pub fn create(path: &Path) -> io::Result<Self> {
-        Ok(Durable { file: File::create(path)?, hash: Xxh3::new(), bytes: 0 })
+        Ok(SyncedFile { file: File::create(path)?, hash: Xxh3::new(), bytes: 0 })
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -50,7 +49,7 @@ impl Durable {
         Ok(())
     }
 
-    /// Waits until the disk has it; gives its length and checksum.
+    /// Syncs the file to the disk. Returns its length and checksum.
     pub fn finish(self) -> io::Result<(u64, String)> {
         if !seeded::has(Bug::Fsync) {
             self.file.sync_all()?;
@@ -77,18 +76,18 @@ pub(crate) fn measure(path: &Path) -> io::Result<(u64, String)> {
     }
 }
 
-/// Files that are read at offsets: a checkpoint of a large job has more than a process may open at a time.
+/// Files that are read at offsets. A checkpoint of a large job has more files than a process may have open.
 #[derive(Debug, Default)]
 pub(crate) struct ManyFiles {
     pub paths: Vec<PathBuf>,
-    /// Those that are open, the one that was used last at the end.
+    /// Open files, most recently used last.
     open: Mutex<Vec<(usize, Arc<File>)>>,
 }
 
-/// Numbers that are read at a time: they are still in the cache when they are widened.
+/// Numbers that are read at a time, so that they are still in the CPU cache when they are converted.
 const NUMBERS: usize = 1 << 14;
 
-/// Far below what a system usually allows, and more than a few threads read in turn.
+/// The most open files: far below the usual limit, and enough for several threads.
 const MOST_OPEN: usize = 128;
 
 impl ManyFiles {
@@ -96,7 +95,7 @@ impl ManyFiles {
         ManyFiles { paths, open: Mutex::default() }
     }
 
-    /// Fills `out` with the numbers of this type that lie from `offset` of a file on.
+    /// Fills `out` with numbers of type `dtype` from `offset` of a file.
     pub fn read(
         &self,
         number: usize,
@@ -129,7 +128,7 @@ impl ManyFiles {
                 if open.is_empty() {
                     return Err(error);
                 }
-                // The limit may be lower than ours, or others may have used it up.
+                // The limit of the system may be lower, or other parts of the program may have reached it.
                 open.clear();
                 input::open(&self.paths[number])
             })?;
@@ -157,16 +156,16 @@ fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Copies a file, and waits until the disk has the copy.
+/// Copies a file and syncs the copy to the disk.
 pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     fs::copy(from, to)?;
     File::open(to)?.sync_all()
 }
 
-/// Writes JSON to a file, where the disk has it then.
+/// Writes JSON to a file and syncs it to the disk.
 pub(crate) fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), CheckpointError> {
     let text = serde_json::to_vec_pretty(value).expect("JSON has string keys");
-    let written = Durable::create(path).and_then(|mut file| {
+    let written = SyncedFile::create(path).and_then(|mut file| {
         file.write(&text)?;
         file.finish()
     });

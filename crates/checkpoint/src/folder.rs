@@ -1,4 +1,4 @@
-//! The checkpoints of a run: a folder with one folder for each, named after its step.
+//! The folder of a run's checkpoints. Each checkpoint is a folder in it, named after its step.
 
 use std::fs;
 use std::io;
@@ -12,31 +12,30 @@ use crate::{Checkpoint, CheckpointError, RunLock};
 
 /// A run's checkpoints, in `<out>/checkpoints`.
 #[derive(Clone, Debug)]
-pub struct Folder {
+pub struct CheckpointFolder {
     path: PathBuf,
 }
 
 const NAME: &str = "checkpoints";
 const STEP: &str = "step-";
-/// A folder that is not whole yet, or is being removed, ends in this.
+/// Suffix of a folder that is incomplete or being removed.
 pub(crate) const PARTIAL: &str = ".partial";
-/// Such a folder among the checkpoints of a run also begins with this, so that no folder of another program is taken
-/// for one.
+/// Prefix of such a folder among the checkpoints of a run, to distinguish it from folders of other programs.
 const OWN: &str = "kintsugi-";
 
-impl Folder {
+impl CheckpointFolder {
     /// The checkpoints of the run in `out`.
     pub fn of_run(out: &Path) -> Self {
-        Folder { path: out.join(NAME) }
+        CheckpointFolder { path: out.join(NAME) }
     }
 
-    /// The folder that a checkpoint lies in.
+    /// The folder that contains a checkpoint.
     pub fn around(checkpoint: &Checkpoint) -> Self {
-        Folder { path: parent(checkpoint.path()).to_owned() }
+        CheckpointFolder { path: parent(checkpoint.path()).to_owned() }
     }
 
-    /// Makes the folder, and locks it: the `checkpoints` of two runs may be links to the same folder. Where the file
-    /// system has no locks, `unguarded` is called with the reason.
+    /// Creates the folder and locks it, since the `checkpoints` of two runs may be links to the same folder. If the file system
+    /// has no locks, calls `unguarded` with the reason.
     pub fn lock(&self, unguarded: impl FnOnce(&CheckpointError)) -> Result<RunLock, CheckpointError> {
         self.check_link()?;
         self.create().map_err(|error| CheckpointError::new(&self.path, error))?;
@@ -48,7 +47,7 @@ impl Folder {
         self.path.join(format!("{STEP}{step:08}"))
     }
 
-    /// Steps and folders of all checkpoints, the newest first, by their names alone. Other files and folders are ignored.
+    /// Steps and folders of all checkpoints by their names, newest first. Ignores other files and folders.
     pub fn list(&self) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
         let mut found = Vec::new();
         for name in self.names()? {
@@ -59,8 +58,8 @@ impl Folder {
         Ok(found)
     }
 
-    /// The newest checkpoint that is whole; `broken` is called for every newer one that is not. If there are some and none
-    /// is whole, that is an error, not a reason to begin anew.
+    /// The newest valid checkpoint. Calls `broken` for every newer one that is invalid. Fails if there are checkpoints but none
+    /// is valid.
     pub fn newest(
         &self,
         mut broken: impl FnMut(&CheckpointError),
@@ -81,13 +80,13 @@ impl Folder {
         }
     }
 
-    /// Whether a checkpoint lies here, however its path is written: relative, absolute or through links.
+    /// Whether a checkpoint is in this folder. Its path may be relative, absolute or through links.
     pub fn holds(&self, checkpoint: &Path) -> bool {
         let lies_here = |path: PathBuf| path.parent().is_some_and(|parent| same(parent, &self.path));
         [std::path::absolute(checkpoint), checkpoint.canonicalize()].into_iter().flatten().any(lies_here)
     }
 
-    /// A new folder for what will be the checkpoint of a step.
+    /// Creates the temporary folder for the checkpoint of a step.
     pub(crate) fn begin(&self, step: u64) -> io::Result<PathBuf> {
         let partial = self.unfinished(step);
         self.create()?;
@@ -99,20 +98,20 @@ impl Folder {
         Ok(partial)
     }
 
-    /// Gives a finished checkpoint its name. Its files are on the disk already.
+    /// Renames the temporary folder of a finished checkpoint. Its files are already synced.
     pub(crate) fn finish(&self, step: u64) -> io::Result<PathBuf> {
         let path = self.of_step(step);
         publish_folder(&self.unfinished(step), &path)?;
         Ok(path)
     }
 
-    /// The folder of a checkpoint that is being written or removed.
+    /// The temporary folder of a checkpoint that is being written or removed.
     pub(crate) fn unfinished(&self, step: u64) -> PathBuf {
         let unfinished = self.path.join(format!("{OWN}{STEP}{step:08}{PARTIAL}"));
         if seeded::has(Bug::Rename) { self.of_step(step) } else { unfinished }
     }
 
-    /// The folders that an interrupted save or removal has left.
+    /// Temporary folders that an interrupted save or removal has left behind.
     pub(crate) fn remains(&self) -> Result<Vec<PathBuf>, CheckpointError> {
         let names = self.names()?.into_iter();
         let own = names.filter(|name| name.starts_with(OWN) && name.ends_with(PARTIAL));
@@ -123,7 +122,7 @@ impl Folder {
         &self.path
     }
 
-    /// Makes the folder, and waits until the disk has its name.
+    /// Creates the folder and syncs its parent.
     fn create(&self) -> io::Result<()> {
         if self.path.is_dir() {
             return Ok(());
@@ -143,7 +142,7 @@ impl Folder {
         names.collect::<io::Result<Vec<String>>>().map_err(io)
     }
 
-    /// Refuses a link that leads nowhere: the checkpoints are on a disk that is not there now.
+    /// Fails if the folder is a link to a missing target, as when the disk is not mounted.
     fn check_link(&self) -> Result<(), CheckpointError> {
         match fs::read_link(&self.path) {
             Ok(target) if !self.path.exists() => {
@@ -156,15 +155,14 @@ impl Folder {
     }
 }
 
-/// The step in the name of a checkpoint's folder, if it is named as a run names it.
+/// The step in the name of a checkpoint's folder, if it has the form that runs use.
 pub(crate) fn step_of(path: &Path) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
     let step = name.strip_prefix(STEP)?.parse().ok()?;
     (name == format!("{STEP}{step:08}")).then_some(step)
 }
 
-/// The folders that may have the tokenizer of a run's checkpoint, by where it lies: its own, that of what was set aside
-/// with it, and the run's.
+/// The folders that may have the tokenizer of a checkpoint: its own, the folder around it, and the run's.
 pub(crate) fn places_of_tokenizer(checkpoint: &Path) -> Vec<PathBuf> {
     let absolute = std::path::absolute(checkpoint).unwrap_or_else(|_| checkpoint.to_owned());
     let is_step = |path: &Path| {
@@ -175,12 +173,12 @@ pub(crate) fn places_of_tokenizer(checkpoint: &Path) -> Vec<PathBuf> {
     [Some(absolute.as_path()), folder, run].into_iter().flatten().map(Path::to_owned).collect()
 }
 
-/// Whether two paths lead to the same place, which is there.
+/// Whether two paths lead to the same existing file or folder.
 pub(crate) fn same(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// Opens what a path means: a checkpoint, or the newest whole one of a run or of a folder of checkpoints.
+/// Opens a checkpoint, or the newest valid one of a run or of a folder of checkpoints.
 pub fn find(path: &Path, broken: impl FnMut(&CheckpointError)) -> Result<Checkpoint, CheckpointError> {
     if !path.exists() {
         return Err(CheckpointError::new(path, "there is no such folder"));
@@ -188,8 +186,8 @@ pub fn find(path: &Path, broken: impl FnMut(&CheckpointError)) -> Result<Checkpo
     if path.join(MANIFEST).exists() {
         return Checkpoint::open(path);
     }
-    let run = Folder::of_run(path);
-    let folder = if run.path.is_dir() { run } else { Folder { path: path.to_owned() } };
+    let run = CheckpointFolder::of_run(path);
+    let folder = if run.path.is_dir() { run } else { CheckpointFolder { path: path.to_owned() } };
     let newest = folder.newest(broken)?;
     newest.ok_or_else(|| CheckpointError::new(path, "there is no checkpoint here"))
 }

@@ -1,4 +1,4 @@
-//! The header of a safetensors file: eight bytes of length, then JSON that says where each tensor lies.
+//! The header of a safetensors file: eight bytes of length, then JSON with the offsets of each tensor.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -9,14 +9,14 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::CheckpointError;
 
-/// Bytes of the length in front.
+/// Bytes of the length field.
 const LENGTH: usize = 8;
-/// What a file of Git LFS begins with that stands for another.
+/// The first bytes of a Git LFS pointer file.
 const LFS_POINTER: &[u8; LENGTH] = b"version ";
 /// The data of a file is aligned to this.
 const ALIGNMENT: usize = 8;
 
-/// A header's bytes, the length in front, for tensors in order of their offsets; `notes` say what the file is.
+/// The bytes of a header with its length, for tensors in order of their offsets. `notes` is the metadata of the file.
 pub(crate) fn encode(notes: Option<HashMap<String, String>>, tensors: Vec<(String, TensorInfo)>) -> Vec<u8> {
     let metadata = Metadata::new(notes, tensors).expect("tensors lie one after the other");
     let mut json = serde_json::to_vec(&metadata).expect("a header has string keys");
@@ -24,7 +24,7 @@ pub(crate) fn encode(notes: Option<HashMap<String, String>>, tensors: Vec<(Strin
     [&(json.len() as u64).to_le_bytes()[..], &json].concat()
 }
 
-/// Reads a file's header; gives it and where the data begins.
+/// Reads a file's header. Returns it and the offset of the data.
 pub(crate) fn read(path: &Path) -> Result<(Metadata, u64), CheckpointError> {
     let io = |error| CheckpointError::new(path, error);
     let mut file = input::open(path).map_err(io)?;
@@ -45,7 +45,7 @@ fn decode(file: &mut impl Read, bytes: u64) -> Result<(Metadata, u64), String> {
         );
     }
     let length = u64::from_le_bytes(length);
-    // No more is allocated than the file has, whatever its first bytes say.
+    // Never allocates more than the length of the file, whatever the length field says.
     let data = length
         .checked_add(LENGTH as u64)
         .filter(|&start| start <= bytes)

@@ -1,8 +1,8 @@
-//! Checkpoints: every rank writes its own shards, a manifest says which slice of which parameter lies where, and any
-//! layout reads them back.
+//! Checkpoints: every rank writes its own shard, a manifest records where each slice of each parameter is, and any layout can
+//! read them.
 //!
-//! A checkpoint is whole or absent: it is written under another name, synced, and renamed. What can break afterwards
-//! is found by checksums before a single number is used.
+//! A checkpoint is complete or absent: it is written under a temporary name, synced, and renamed. Checksums detect later
+//! corruption before any value is used.
 #![forbid(unsafe_code)]
 
 mod aside;
@@ -21,10 +21,10 @@ mod save;
 mod seeded;
 mod shard;
 mod slice;
+mod temporary_folder;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
-mod unfinished;
 mod weights;
 mod write;
 
@@ -33,11 +33,11 @@ pub mod huggingface;
 
 pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
-pub use folder::{Folder, find};
+pub use folder::{CheckpointFolder, find};
 pub use lock::RunLock;
-pub use manifest::{Manifest, Progress};
+pub use manifest::{Manifest, RunProgress};
 pub use paths::with_absolute_paths;
-pub use save::{SaveFailure, Saved, Saver, Writer, WriterEnded, saver};
+pub use save::{CheckpointInfo, CheckpointSaver, CheckpointWriter, SaveFailure, WriterEnded, saver};
 pub use shard::snapshot_bytes;
 pub use weights::WeightsFolder;
 pub use write::write;

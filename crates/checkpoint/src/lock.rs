@@ -1,6 +1,6 @@
-//! A lock on a run's folder: two runs in one folder would overwrite each other.
+//! A lock on a run's folder, since two runs in one folder would overwrite each other.
 //!
-//! The system holds it for as long as the process lives, so that a run that was killed leaves none behind.
+//! The operating system releases the lock when the process ends, even if it was killed.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use kintsugi_spec::output::parent;
 use crate::CheckpointError;
 use crate::seeded::{self, Bug};
 
-/// Held for as long as this value lives.
+/// A lock that is held until this value is dropped.
 #[derive(Debug)]
 pub struct RunLock {
     _file: File,
@@ -21,14 +21,14 @@ pub struct RunLock {
 
 /// Name of the file in the run's folder.
 const RUN: &str = "run.lock";
-/// What is in it before the number of the process.
+/// The text in the file before the process id.
 const HOLDER: &str = "process ";
 /// Name of the file among the run's checkpoints.
 const CHECKPOINTS: &str = ".run.lock";
 
 impl RunLock {
-    /// Locks a run's folder, which must be there. Not every file system has locks: `unguarded` is called with the reason
-    /// if this one has none, and the run goes on without.
+    /// Locks a run's folder, which must exist. If the file system has no locks, calls `unguarded` with the reason and continues
+    /// without a lock.
     pub fn take(out: &Path, unguarded: impl FnOnce(&CheckpointError)) -> Result<Self, CheckpointError> {
         let advice = "is using this folder; give another run.out";
         Self::take_by(try_lock, &out.join(RUN), advice, unguarded)
@@ -43,7 +43,7 @@ impl RunLock {
         Self::take_by(try_lock, &folder.join(CHECKPOINTS), advice, unguarded)
     }
 
-    /// The lock of a run's folder, and whether a run has written it: then it is empty or names a process.
+    /// The path of a run's lock file, and whether a run wrote it: it is then empty or names a process.
     pub fn of_run(out: &Path) -> (PathBuf, bool) {
         let path = out.join(RUN);
         let ours = input::open(&path).is_ok_and(|file| is_ours(&file));

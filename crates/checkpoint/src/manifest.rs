@@ -1,14 +1,13 @@
-//! The manifest: what a checkpoint is made of, and what a run needs to go on from it.
+//! The manifest: the contents of a checkpoint, and what a run needs to resume from it.
 //!
-//! It is JSON in an envelope with a format version and a checksum of the rest, so that no digit of it can change
-//! unnoticed. Version 2 stores the plan of the run as data of its own ([`record`]); version 1 stored it as the text of a
-//! configuration alone.
+//! It is JSON in an envelope with a format version and a checksum, which detects any change. Version 2 stores the plan of the
+//! run as data ([`record`]). Version 1 stored only the text of the configuration.
 
 use std::path::Path;
 
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_rank::Kept;
+use kintsugi_rank::StoredTensor;
 use kintsugi_spec::input;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -21,42 +20,43 @@ pub(crate) const MANIFEST: &str = "manifest.json";
 const FORMAT: &str = "kintsugi checkpoint";
 const VERSION: u32 = 2;
 
-/// What is in a checkpoint.
+/// The contents of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// How far the run is.
-    pub progress: Progress,
-    /// The plan of the run, but for its cluster and framework.
+    /// The progress of the run.
+    pub progress: RunProgress,
+    /// The plan of the run, without its cluster and framework.
     #[serde(with = "record")]
     pub plan: Plan,
-    /// The whole configuration of the run as TOML, for people; nothing here reads it.
+    /// The whole configuration of the run as TOML, for people. The program does not read it.
     pub config: String,
-    /// What is kept of every parameter.
-    pub kept: Vec<Kept>,
+    /// The stored tensors of every parameter.
+    #[serde(rename = "kept")]
+    pub stored_tensors: Vec<StoredTensor>,
     /// The files beside the manifest.
     pub files: Vec<FileRecord>,
-    /// Where every element is.
+    /// The location of every element.
     pub slices: Vec<Slice>,
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
-    /// Steps done, skipped ones included.
+pub struct RunProgress {
+    /// Finished steps, including skipped ones.
     pub step: u64,
     /// Samples consumed.
     pub samples: u64,
-    /// Updates made, for the bias corrections.
+    /// Optimizer updates, for Adam's bias correction.
     pub updates: u64,
     /// Loss scale of the next step.
     pub loss_scale: f64,
-    /// Good steps since the loss scale last moved.
+    /// Successful steps since the loss scale last changed.
     pub good_steps: u64,
-    /// Steps skipped in a row.
+    /// Consecutive skipped steps.
     pub skipped_in_a_row: u64,
-    /// Steps skipped in all.
+    /// Skipped steps in total.
     pub skipped: u64,
-    /// Loss of the run's first step, where it is a number.
+    /// Loss of the run's first step, if it is finite.
     pub loss_first: Option<f32>,
 }
 
@@ -79,25 +79,26 @@ struct Envelope {
     manifest: Box<RawValue>,
 }
 
-/// A manifest of version 1. Its model, which is in the configuration too, is not read.
+/// A manifest of version 1. Its model is not read, since the configuration contains it.
 #[derive(Deserialize)]
 struct Version1 {
-    progress: Progress,
+    progress: RunProgress,
     config: String,
-    kept: Vec<Kept>,
+    #[serde(rename = "kept")]
+    stored_tensors: Vec<StoredTensor>,
     files: Vec<FileRecord>,
     slices: Vec<Slice>,
 }
 
 impl Version1 {
-    /// The same manifest with the plan that its configuration means.
+    /// The same manifest, with the plan of its configuration.
     fn upgrade(self) -> Result<Manifest, String> {
-        let Version1 { progress, config, kept, files, slices } = self;
+        let Version1 { progress, config, stored_tensors, files, slices } = self;
         let plan = ConfigSource::text(&config)
             .named("its configuration")
             .plan()
             .map_err(|error| error.to_string())?;
-        Ok(Manifest { progress, plan, config, kept, files, slices })
+        Ok(Manifest { progress, plan, config, stored_tensors, files, slices })
     }
 }
 
@@ -153,22 +154,22 @@ mod tests {
     fn manifest() -> Manifest {
         let slice = Slice {
             parameter: "p".into(),
-            kept: Kept::FirstMoment,
+            stored: StoredTensor::FirstMoment,
             file: 0,
             columns: [0, 4],
             start: 3,
             len: 8,
         };
         Manifest {
-            progress: Progress {
+            progress: RunProgress {
                 step: 120,
                 loss_scale: 65536.0,
                 loss_first: Some(4.5),
-                ..Progress::default()
+                ..RunProgress::default()
             },
             plan: ConfigSource::demo().plan().expect("the demo"),
             config: "[run]\nsteps = 200\n".into(),
-            kept: Kept::ALL.to_vec(),
+            stored_tensors: StoredTensor::ALL.to_vec(),
             files: vec![FileRecord {
                 name: "rank-0000.safetensors".into(),
                 bytes: 99,

@@ -1,14 +1,14 @@
-//! Paths that mean the same from any folder.
+//! Paths that are valid from any current folder.
 
 use std::path::{Path, PathBuf, absolute};
 
 use kintsugi_plan::{Data, Plan};
 
-/// The tokenizer that is no file.
+/// The built-in tokenizer, which has no file.
 const BUILT_IN: &str = "bytes";
 
-/// The same plan with absolute paths to its data, tokenizer and initial weights: a run's configuration and checkpoints are
-/// also read from other folders than the one that it was started in.
+/// The same plan with absolute paths to its data, tokenizer and initial weights, since a run's configuration and checkpoints
+/// are also read from other folders.
 pub fn with_absolute_paths(plan: &Plan) -> Plan {
     let mut plan = plan.clone();
     plan.init = plan.init.as_deref().map(absolute_or_same);
@@ -25,14 +25,14 @@ pub fn with_absolute_paths(plan: &Plan) -> Plan {
     plan
 }
 
-/// A path as it reads in the current folder.
+/// A path relative to the current folder, if it is in it.
 pub(crate) fn relative_to_current_folder(path: &Path) -> PathBuf {
     let here = std::env::current_dir().ok();
     let path = absolute_or_same(path);
     here.and_then(|here| path.strip_prefix(here).map(Path::to_owned).ok()).unwrap_or(path)
 }
 
-/// Without a current folder a path stays as it is.
+/// The absolute path, or the same path if there is no current folder.
 fn absolute_or_same(path: &Path) -> PathBuf {
     absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -1,9 +1,9 @@
-//! The plan of a run as a manifest of version 2 stores it.
+//! The plan of a run as stored in a manifest of version 2.
 //!
-//! The definitions here are the format. They repeat the plan's fields, and the compiler compares the two, so that neither a
-//! key of the configuration nor a field of the plan can be renamed in a checkpoint by accident: a field that gets another
-//! name in the plan keeps the old one here with `#[serde(rename)]`, and a new one gets `#[serde(default)]`. The cluster and
-//! the framework are left out: what a checkpoint holds does not depend on them.
+//! These definitions are the format. They repeat the plan's fields, and the compiler compares the two, so renaming a key of
+//! the configuration or a field of the plan cannot change the format by accident. If a field of the plan is renamed, it keeps
+//! its old name here with `#[serde(rename)]`. A new field gets `#[serde(default)]`. The cluster and the framework are not
+//! stored, because the contents of a checkpoint do not depend on them.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling, presets};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What messages call the configuration that a plan is checked as.
+/// The name of the stored plan in error messages.
 const NAME: &str = "its plan";
 
 /// For `#[serde(with)]`.
@@ -74,9 +74,9 @@ impl PlanRecord {
         }
     }
 
-    /// The plan. The model is checked as that of a configuration is: parameters and files follow from it.
+    /// The plan. Checks the model like that of a configuration, since parameters and files depend on it.
     fn into_plan(self) -> Result<Plan, String> {
-        // A configuration has no larger integers; `plan_for` writes one.
+        // Checks that all integers fit into TOML, because `plan_for` writes the plan as TOML.
         toml::Value::try_from(&self).map_err(|error| format!("{NAME} is none: {error}"))?;
         let defaults = self.defaults().map_err(|error| error.to_string())?;
         let mut model = self.model;
@@ -101,7 +101,8 @@ impl PlanRecord {
         })
     }
 
-    /// A plan of the same model with defaults for all else. The demo corpus would refuse a small vocabulary.
+    /// A plan of the same model with defaults for everything else. Uses token files, since the demo corpus rejects a small
+    /// vocabulary.
     fn defaults(&self) -> Result<Plan, ConfigError> {
         let text = format!("batch.sequence = {}\ndata.source = \"tokens\"", self.batch.sequence);
         ConfigSource::text(text).named(NAME).with_init_model(&self.model)?.plan()
@@ -226,7 +227,7 @@ struct TokenDataRecord {
     mask_documents: bool,
 }
 
-/// Where checkpoints go and where the run went on from is not stored: a reader has its own.
+/// Does not store the output folder and the resume option, since the reader has its own.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Run")]
 struct RunRecord {
@@ -252,7 +253,7 @@ fn no_resume() -> Resume {
     Resume::No
 }
 
-/// Paths as people see them: JSON has no word for bytes that are no text.
+/// Paths as text, since JSON cannot represent paths that are not UTF-8.
 mod sources {
     use super::{DataSource, Deserialize, Deserializer, Serialize, Serializer};
 

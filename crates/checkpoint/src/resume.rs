@@ -1,4 +1,4 @@
-//! Whether a run may go on from a checkpoint, with which samples, and what of its data is not as it was.
+//! Checks whether a run may resume from a checkpoint, at which samples, and how its data has changed.
 
 use std::path::{Path, PathBuf};
 
@@ -9,11 +9,11 @@ use kintsugi_spec::output::with_suffix;
 use crate::paths::relative_to_current_folder;
 use crate::{Checkpoint, CheckpointError};
 
-/// What of a model does not decide its parameters or what they compute.
+/// Fields of a model that do not affect its parameters or what they compute.
 const FREE: [&str; 2] = ["name", "vocab_multiple"];
 
 impl Checkpoint {
-    /// Refuses a plan of another model.
+    /// Fails if a plan has another model.
     pub fn check_model(&self, plan: &Plan) -> Result<(), CheckpointError> {
         let fields = |plan: &Plan| serde_json::to_value(&plan.model).expect("a model has string keys");
         let (ours, theirs) = (fields(plan), fields(self.plan()));
@@ -32,14 +32,14 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Refuses a plan that cannot go on from here; gives how many global batches of the plan's size lie behind.
-    pub fn batches_behind(&self, plan: &Plan) -> Result<u64, CheckpointError> {
+    /// The number of global batches of the plan's size that the run has consumed. Fails if the plan cannot resume from here.
+    pub fn batches_consumed(&self, plan: &Plan) -> Result<u64, CheckpointError> {
         self.check_model(plan)?;
         let refuse = |reason| Err(CheckpointError::new(self.path(), reason));
         let (step, steps) = (self.progress().step, plan.run.steps);
         if step >= steps {
             return refuse(format!(
-                "the checkpoint is already at step {step}; run.steps = {steps} leaves nothing to train"
+                "it is already at step {step}; run.steps = {steps} leaves nothing to train"
             ));
         }
         let (theirs, ours) = (self.plan().batch.sequence, plan.batch.sequence);
@@ -59,8 +59,8 @@ impl Checkpoint {
         Ok(samples / global)
     }
 
-    /// What of the plan's data is not as it was, a sentence each. Training goes on nevertheless: with samples that an
-    /// uninterrupted run would not have had next.
+    /// The changes of the plan's data, one sentence each. Training still resumes, but with other samples than an uninterrupted
+    /// run.
     pub fn data_changes(&self, plan: &Plan) -> Vec<String> {
         let (before, step) = (self.plan(), self.progress().step);
         let mut changes = Vec::new();
@@ -96,7 +96,7 @@ impl Checkpoint {
         changes
     }
 
-    /// Refuses a validation split that has tokens in it which the model was trained on.
+    /// Fails if the validation split has tokens that the model was trained on.
     fn check_split(&self, plan: &Plan) -> Result<(), CheckpointError> {
         let (Data::Tokens(before), Data::Tokens(now)) = (&self.plan().data, &plan.data) else {
             return Ok(());
@@ -118,7 +118,7 @@ impl Checkpoint {
     }
 }
 
-/// The sources of a dataset as they are written, with shares in place of weights: 3 and 1 are the same as 6 and 2.
+/// The sources of a dataset as text, with shares instead of weights: 3 and 1 are the same as 6 and 2.
 fn sources(data: &Data) -> String {
     match data {
         Data::Demo => "\"demo\"".to_owned(),
@@ -148,7 +148,7 @@ fn shares_a_file(one: &[DataSource], other: &[DataSource]) -> bool {
     files(one).iter().any(|file| others.contains(file))
 }
 
-/// The file with the tokens of a source, however it is written, where it still is.
+/// The canonical path of the token file of a source, if the file still exists.
 fn file(source: &Path) -> PathBuf {
     let bin = match source.extension() {
         Some(suffix) if suffix == "bin" || suffix == "idx" => source.with_extension("bin"),

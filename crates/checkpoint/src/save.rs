@@ -1,8 +1,8 @@
-//! Saving while training goes on: ranks copy what they have and run on, one thread writes the copies.
+//! Saves checkpoints while training continues: ranks copy their state and continue, and one thread writes the copies.
 //!
-//! There is one copy per rank. Ranks that come with the next checkpoint before all copies have been written wait for
-//! them, so a save is late but never left out, and memory is bounded. All wait here, and none for another in a collective,
-//! which would take the job down if the disk is slow enough.
+//! There is one copy buffer per rank. If a rank reaches the next checkpoint before all copies are written, it waits. So a
+//! save may be late but is never skipped, and memory is bounded. All ranks wait here rather than in a collective, where a slow
+//! disk would cause a timeout.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,34 +12,34 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use kintsugi_plan::Plan;
-use kintsugi_rank::{Kept, Rank};
+use kintsugi_rank::{Rank, StoredTensor};
 use kintsugi_spec::Cause;
 use rayon::prelude::*;
 
-use crate::files::Durable;
+use crate::files::SyncedFile;
 use crate::manifest::{FileRecord, MANIFEST};
 use crate::shard::Shard;
 use crate::write::manifest;
-use crate::{CheckpointError, Folder, Progress};
+use crate::{CheckpointError, CheckpointFolder, RunProgress};
 
-/// A checkpoint that is whole.
+/// A completed checkpoint.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Saved {
+pub struct CheckpointInfo {
     /// Its step.
     pub step: u64,
     /// Its folder.
     pub path: PathBuf,
     /// Bytes of its shards.
     pub bytes: u64,
-    /// Seconds from the first copy to the last sync.
+    /// Seconds from the first copy to the last fsync.
     pub seconds: f64,
-    /// Seconds that training stood still for it: those of the rank that waited and copied longest.
+    /// Seconds that training paused for it, on the slowest rank.
     pub blocked: f64,
-    /// Why an old checkpoint could not be removed, if so.
+    /// Why an old checkpoint could not be removed, if it could not.
     pub left: Option<CheckpointError>,
 }
 
-/// A checkpoint that could not be written; the ones before it are as they were.
+/// A checkpoint that could not be written. Earlier checkpoints are unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the checkpoint of step {step} was not written: {cause}")]
 pub struct SaveFailure {
@@ -50,101 +50,110 @@ pub struct SaveFailure {
     pub cause: Cause,
 }
 
-/// The thread that writes checkpoints has ended while ranks had something to save.
+/// The thread that writes checkpoints has ended before the ranks' last save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the thread that writes checkpoints has ended")]
 pub struct WriterEnded;
 
-/// The ranks' end: takes copies.
-pub struct Saver {
+/// The ranks' side: copies their state.
+pub struct CheckpointSaver {
     shards: Arc<Vec<Shard>>,
-    copies: Arc<Copies>,
-    messages: Sender<Message>,
+    copies: Arc<CopyPool>,
+    messages: Sender<WriterMessage>,
 }
 
-/// The disk's end: writes them, on a thread of its own.
-pub struct Writer {
+/// The writer's side: writes the copies to the disk, on its own thread.
+pub struct CheckpointWriter {
     plan: Plan,
-    folder: Folder,
+    folder: CheckpointFolder,
     shards: Arc<Vec<Shard>>,
-    copies: Arc<Copies>,
-    messages: Receiver<Message>,
+    copies: Arc<CopyPool>,
+    messages: Receiver<WriterMessage>,
 }
 
-/// What ranks send to the writer.
-enum Message {
+/// A message from a rank to the writer.
+enum WriterMessage {
     /// One rank's copy at one step.
-    Copy(Filled),
-    /// The step after the last checkpoint was good, so its weights are sound.
-    Sound,
+    Copy(RankCopy),
+    /// The step after the last checkpoint succeeded, so the checkpoint's weights are good.
+    LastIsGood,
 }
 
 /// One rank's copy at one step.
-struct Filled {
+struct RankCopy {
     rank: usize,
     bytes: Vec<u8>,
-    progress: Progress,
-    /// Seconds that the rank stood still.
+    progress: RunProgress,
+    /// Seconds that the rank paused.
     blocked: f64,
     /// Whether the run ends with this checkpoint.
     last: bool,
 }
 
-/// Makes both ends for a run of `plan` whose checkpoints lie in `folder`.
-pub fn saver(plan: &Plan, folder: Folder) -> (Saver, Writer) {
-    let shards: Vec<Shard> = (0..plan.mesh.ranks()).map(|rank| Shard::new(plan, rank, &Kept::ALL)).collect();
+/// Makes the saver and the writer for a run of `plan` with checkpoints in `folder`.
+pub fn saver(plan: &Plan, folder: CheckpointFolder) -> (CheckpointSaver, CheckpointWriter) {
+    let shards: Vec<Shard> =
+        (0..plan.mesh.ranks()).map(|rank| Shard::new(plan, rank, &StoredTensor::ALL)).collect();
     let copies = shards.iter().map(|shard| Some(vec![0; shard.bytes])).collect();
-    let copies = Arc::new(Copies {
-        state: Mutex::new(State { free: copies, taken: 0, unwritten: 0, ended: false }),
+    let copies = Arc::new(CopyPool {
+        state: Mutex::new(CopyPoolState { free: copies, taken: 0, unwritten: 0, ended: false }),
         given: Condvar::new(),
     });
     let (sender, messages) = channel();
     let shards = Arc::new(shards);
-    let saver = Saver { shards: Arc::clone(&shards), copies: Arc::clone(&copies), messages: sender };
-    (saver, Writer { plan: plan.clone(), folder, shards, copies, messages })
+    let saver =
+        CheckpointSaver { shards: Arc::clone(&shards), copies: Arc::clone(&copies), messages: sender };
+    (saver, CheckpointWriter { plan: plan.clone(), folder, shards, copies, messages })
 }
 
-impl Saver {
-    /// Copies what a rank has; every rank calls it after the same step. Gives the seconds that it took, waiting for the
-    /// copy before to be written included.
+impl CheckpointSaver {
+    /// Copies a rank's state. Every rank calls this after the same step. Returns the seconds that it took, including the wait
+    /// for the previous copy to be written.
     pub fn save(
         &self,
         number: usize,
         rank: &Rank,
-        progress: Progress,
+        progress: RunProgress,
         last: bool,
     ) -> Result<f64, WriterEnded> {
         let begun = Instant::now();
         let mut bytes = self.copies.take(number)?;
         self.shards[number].copy(rank, &mut bytes);
         let blocked = begun.elapsed().as_secs_f64();
-        let filled = Filled { rank: number, bytes, progress, blocked, last };
-        self.messages.send(Message::Copy(filled)).map_err(|_| WriterEnded)?;
+        let filled = RankCopy { rank: number, bytes, progress, blocked, last };
+        self.messages.send(WriterMessage::Copy(filled)).map_err(|_| WriterEnded)?;
         Ok(blocked)
     }
 
-    /// Says that a step after the last checkpoint was good. One rank calls it. Until then one checkpoint more than
-    /// `run.keep` stays, unless the run ends: the update before the last checkpoint may have made the weights diverge.
+    /// Reports that a step after the last checkpoint succeeded. One rank calls this. Until then the writer keeps one checkpoint
+    /// more than `run.keep`, unless the run ends, because the last update before the checkpoint may have made the weights
+    /// diverge.
     pub fn confirm(&self) -> Result<(), WriterEnded> {
-        self.messages.send(Message::Sound).map_err(|_| WriterEnded)
+        self.messages.send(WriterMessage::LastIsGood).map_err(|_| WriterEnded)
     }
 }
 
-impl Writer {
-    /// Writes until the ranks' end is dropped; `report` hears of every checkpoint. Before the checkpoint of a step gets
-    /// its name, `may_name` may wait for what has to be on the disk by then; if that will not come, it gets none.
-    pub fn run(self, may_name: impl Fn(u64) -> bool, mut report: impl FnMut(Result<Saved, SaveFailure>)) {
-        let _ended = Ended(&self.copies);
+impl CheckpointWriter {
+    /// Writes checkpoints until the saver is dropped. Calls `report` for each. Before the writer renames the folder of a
+    /// checkpoint, it calls `may_name`, which may wait for other data to reach the disk. If that returns `false`, the
+    /// checkpoint is abandoned.
+    pub fn run(
+        self,
+        may_name: impl Fn(u64) -> bool,
+        mut report: impl FnMut(Result<CheckpointInfo, SaveFailure>),
+    ) {
+        let _ended = WakeOnExit(&self.copies);
         self.copies.touch();
-        let mut open: BTreeMap<u64, Unfinished> = BTreeMap::new();
+        let mut open: BTreeMap<u64, CheckpointInProgress> = BTreeMap::new();
         let mut published = None;
         for message in &self.messages {
-            let Message::Copy(Filled { rank, bytes, progress, blocked, last }) = message else {
+            let WriterMessage::Copy(RankCopy { rank, bytes, progress, blocked, last }) = message else {
                 self.prune(published.take());
                 continue;
             };
             let step = progress.step;
-            let unfinished = open.entry(step).or_insert_with(|| Unfinished::begin(&self.folder, step));
+            let unfinished =
+                open.entry(step).or_insert_with(|| CheckpointInProgress::begin(&self.folder, step));
             unfinished.blocked = unfinished.blocked.max(blocked);
             unfinished.add(&self.shards[rank], rank, &bytes);
             self.copies.written(rank, bytes);
@@ -162,41 +171,48 @@ impl Writer {
                 }
             }
         }
-        // The run failed before all ranks came, or nobody hears of it any more.
-        open.values_mut().for_each(Unfinished::abandon);
+        // The run failed before all ranks saved, or the caller no longer receives events.
+        open.values_mut().for_each(CheckpointInProgress::abandon);
     }
 
-    /// Removes all but the `run.keep` newest checkpoints, if one was published since the last time. What cannot be removed
-    /// is tried again with the next checkpoint, and reported then.
-    fn prune(&self, published: Option<Progress>) {
+    /// Removes all but the `run.keep` newest checkpoints, if one was published since the last call. If one cannot be removed,
+    /// the next checkpoint tries again and reports the failure.
+    fn prune(&self, published: Option<RunProgress>) {
         if let Some(published) = published {
             self.folder.prune(self.plan.run.keep, &published).ok();
         }
     }
 }
 
-/// A checkpoint of which some shards are written.
-struct Unfinished {
+/// A checkpoint that is being written.
+struct CheckpointInProgress {
     step: u64,
     begun: Instant,
     blocked: f64,
-    /// Where it is written, if that folder could be made.
+    /// The temporary folder, if it could be created.
     folder: Option<PathBuf>,
-    /// By rank; empty records once something has gone wrong.
+    /// By rank. The records are empty after a failure.
     files: BTreeMap<usize, FileRecord>,
     failure: Option<Cause>,
 }
 
-impl Unfinished {
-    fn begin(folder: &Folder, step: u64) -> Self {
+impl CheckpointInProgress {
+    fn begin(folder: &CheckpointFolder, step: u64) -> Self {
         let (folder, failure) = match folder.begin(step) {
             Ok(path) => (Some(path), None),
             Err(error) => (None, Some(Cause::new(error))),
         };
-        Unfinished { step, begun: Instant::now(), blocked: 0.0, folder, files: BTreeMap::new(), failure }
+        CheckpointInProgress {
+            step,
+            begun: Instant::now(),
+            blocked: 0.0,
+            folder,
+            files: BTreeMap::new(),
+            failure,
+        }
     }
 
-    /// Writes one rank's shard, unless something has gone wrong already.
+    /// Writes one rank's shard, unless there was a failure.
     fn add(&mut self, shard: &Shard, rank: usize, bytes: &[u8]) {
         let mut record = FileRecord { name: shard.name.clone(), bytes: 0, checksum: String::new() };
         if let Some(folder) = &self.folder {
@@ -211,13 +227,17 @@ impl Unfinished {
         self.files.insert(rank, record);
     }
 
-    /// Writes the manifest and gives the checkpoint its name, all ranks' shards being there.
-    fn finish(mut self, writer: &Writer, progress: &Progress) -> Result<Saved, SaveFailure> {
+    /// Writes the manifest and renames the folder, after all ranks' shards are written.
+    fn finish(
+        mut self,
+        writer: &CheckpointWriter,
+        progress: &RunProgress,
+    ) -> Result<CheckpointInfo, SaveFailure> {
         let files: Vec<FileRecord> = std::mem::take(&mut self.files).into_values().collect();
         let bytes = files.iter().map(|file| file.bytes).sum();
         let result = match (self.failure.take(), &self.folder) {
             (None, Some(folder)) => {
-                let manifest = manifest(&writer.plan, &writer.shards, files, &Kept::ALL, progress);
+                let manifest = manifest(&writer.plan, &writer.shards, files, &StoredTensor::ALL, progress);
                 write_file(&folder.join(MANIFEST), &[&manifest.encode()])
                     .and_then(|_| writer.folder.finish(self.step))
                     .map_err(Cause::new)
@@ -230,10 +250,10 @@ impl Unfinished {
         })?;
         let left = writer.folder.prune(writer.plan.run.keep + 1, progress).err();
         let (seconds, blocked) = (self.begun.elapsed().as_secs_f64(), self.blocked);
-        Ok(Saved { step: self.step, path, bytes, seconds, blocked, left })
+        Ok(CheckpointInfo { step: self.step, path, bytes, seconds, blocked, left })
     }
 
-    /// Gives the room on the disk back: others may need it. What cannot be removed now goes when the next run begins.
+    /// Removes the folder to free disk space. If that fails, the next run removes it.
     fn abandon(&mut self) {
         if let Some(folder) = self.folder.take() {
             std::fs::remove_dir_all(folder).ok();
@@ -241,7 +261,7 @@ impl Unfinished {
     }
 }
 
-/// Writes one rank's shard, or says why not. Numbers that are not finite are never written: a run cannot go on from them.
+/// Writes one rank's shard. Fails if a weight is not finite, since no run can resume from it.
 fn write_shard(folder: &Path, shard: &Shard, bytes: &[u8]) -> Result<(u64, String), Cause> {
     if let Some(tensor) = shard.not_finite(bytes) {
         let reason = format!("{tensor} in {} has numbers that are not finite", shard.name);
@@ -251,34 +271,34 @@ fn write_shard(folder: &Path, shard: &Shard, bytes: &[u8]) -> Result<(u64, Strin
 }
 
 fn write_file(path: &Path, parts: &[&[u8]]) -> io::Result<(u64, String)> {
-    let mut file = Durable::create(path)?;
+    let mut file = SyncedFile::create(path)?;
     parts.iter().try_for_each(|part| file.write(part))?;
     file.finish()
 }
 
-/// No system has smaller pages.
-const PAGE: usize = 4096;
+/// The smallest page size of any system.
+const PAGE_BYTES: usize = 4096;
 
-/// Bytes whose pages one thread asks for at a time.
-const RUN: usize = 4 << 20;
+/// Bytes whose pages one thread touches at a time.
+const TOUCHED_BYTES: usize = 4 << 20;
 
-/// The ranks' copies, while nobody fills or writes them.
-struct Copies {
-    state: Mutex<State>,
+/// The copy buffers of the ranks that are not in use.
+struct CopyPool {
+    state: Mutex<CopyPoolState>,
     given: Condvar,
 }
 
-struct State {
+struct CopyPoolState {
     free: Vec<Option<Vec<u8>>>,
-    /// Ranks that have taken theirs for a checkpoint for which others have not.
+    /// Ranks that have taken their buffer for the current checkpoint, or 0 if all have.
     taken: usize,
-    /// Copies that ranks have taken and the writer has not written.
+    /// Buffers that ranks have taken and that the writer has not written yet.
     unwritten: usize,
-    /// Whether the writer is gone.
+    /// Whether the writer has ended.
     ended: bool,
 }
 
-impl Copies {
+impl CopyPool {
     fn take(&self, rank: usize) -> Result<Vec<u8>, WriterEnded> {
         let mut state = self.lock();
         loop {
@@ -296,21 +316,21 @@ impl Copies {
         }
     }
 
-    /// Writes to every page that no rank has taken yet, on all threads. The system gives memory when it is first written,
-    /// which takes as long as copying it; so the first save would keep the ranks waiting for twice the time of the others.
+    /// Touches every page of the free buffers, on all threads. The system allocates memory at the first write, which takes as
+    /// long as the copy itself, so without this the first save would pause the ranks twice as long as the others.
     fn touch(&self) {
         let ranks = self.lock().free.len();
         for rank in 0..ranks {
             let taken = self.lock().free[rank].take();
             if let Some(mut copy) = taken {
-                let pages = copy.par_chunks_mut(RUN);
-                pages.for_each(|run| run.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0));
+                let pages = copy.par_chunks_mut(TOUCHED_BYTES);
+                pages.for_each(|run| run.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0));
                 self.give_back(rank, copy);
             }
         }
     }
 
-    /// A rank's copy is on the disk, or will never be.
+    /// Returns the buffer of a rank's copy that is written, or never will be.
     fn written(&self, rank: usize, copy: Vec<u8>) {
         self.lock().unwritten -= 1;
         self.give_back(rank, copy);
@@ -321,15 +341,15 @@ impl Copies {
         self.given.notify_all();
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, CopyPoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Wakes the ranks that wait for a writer, however it ends.
-struct Ended<'a>(&'a Copies);
+/// Wakes the ranks that wait for the writer when it ends, even by a panic.
+struct WakeOnExit<'a>(&'a CopyPool);
 
-impl Drop for Ended<'_> {
+impl Drop for WakeOnExit<'_> {
     fn drop(&mut self) {
         self.0.lock().ended = true;
         self.0.given.notify_all();
@@ -346,8 +366,9 @@ mod tests {
 
     #[test]
     fn no_rank_begins_a_checkpoint_before_all_copies_of_the_last_are_written() {
-        let state = State { free: vec![Some(vec![0]), Some(vec![1])], taken: 0, unwritten: 0, ended: false };
-        let copies = Copies { state: Mutex::new(state), given: Condvar::new() };
+        let state =
+            CopyPoolState { free: vec![Some(vec![0]), Some(vec![1])], taken: 0, unwritten: 0, ended: false };
+        let copies = CopyPool { state: Mutex::new(state), given: Condvar::new() };
         let [first, second] = [0, 1].map(|rank| copies.take(rank).unwrap());
         copies.written(0, first);
         thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Bugs on purpose: `scripts/torture --self-test` proves with them that it would catch such bugs. They exist only in a
-//! build with the feature `seeded-bugs`, and there only when the environment variable `KINTSUGI_SEEDED_BUG` names one.
+//! Deliberate bugs, with which `scripts/torture --self-test` proves that it detects such bugs. They exist only in a build with
+//! the feature `seeded-bugs`, and only if the environment variable `KINTSUGI_SEEDED_BUG` names one.
 
 /// A bug that can be seeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub(crate) enum Bug {
     Fsync,
     /// A run does not lock its folder.
     Lock,
-    /// A checkpoint has its name before its files are complete.
+    /// A checkpoint has its final name before its files are complete.
     Rename,
 }
 

@@ -1,13 +1,13 @@
-//! A shard: what one rank writes, and where it lies in that rank's file.
+//! A shard: the tensors that one rank writes, and their places in the rank's file.
 //!
-//! Every element is written once. Replicas hold the same, so each of the dp writes its share, whether the states are
-//! sharded or not; of what tp ranks hold alike the first writes; of a tied table the first stage's copy is written.
+//! Every element is written once. Each dp rank writes its share, whether or not the states are sharded. Of replicated
+//! parameters the first tp rank writes its copy, and of a tied table the first stage.
 
 use std::ops::Range;
 
-use kintsugi_plan::parameters::{Parameter, Split};
+use kintsugi_plan::parameters::{Parameter, TensorSplit};
 use kintsugi_plan::{Compute, Plan, Unit};
-use kintsugi_rank::{Kept, Rank};
+use kintsugi_rank::{Rank, StoredTensor};
 use safetensors::tensor::{Dtype, TensorInfo};
 
 use crate::header;
@@ -19,101 +19,102 @@ pub(crate) struct Shard {
     pub name: String,
     /// The file's first bytes.
     pub header: Vec<u8>,
-    /// What follows, in order and without gaps.
-    pub pieces: Vec<Piece>,
-    /// Bytes of all pieces.
+    /// The tensors after the header, in order and without gaps.
+    pub tensors: Vec<ShardTensor>,
+    /// Bytes of all tensors.
     pub bytes: usize,
-    /// The type that weights are computed with.
+    /// The compute type.
     compute: Compute,
 }
 
-/// A run of a unit's flat buffer, and its place in the file.
-pub(crate) struct Piece {
+/// A range of a unit's flat buffer, and its place in the file.
+pub(crate) struct ShardTensor {
     pub slice: Slice,
     pub dtype: Dtype,
     pub parameter: Parameter,
     unit: Unit,
-    /// Where it lies in the unit's flat buffer.
+    /// Its range in the unit's flat buffer.
     flat: Range<usize>,
-    /// Where it lies in the file's data.
+    /// Its range in the file's data.
     bytes: Range<usize>,
 }
 
 impl Shard {
-    /// What rank `rank` writes as the file of that number.
-    pub fn new(plan: &Plan, rank: usize, kept: &[Kept]) -> Self {
+    /// The shard of rank `rank`, which is also the number of its file.
+    pub fn new(plan: &Plan, rank: usize, stored: &[StoredTensor]) -> Self {
         let at = plan.mesh.coordinate(rank);
-        let (mut pieces, mut bytes) = (Vec::new(), 0);
-        for &kept in kept {
-            let dtype = stored_type(plan, kept);
-            for unit in plan.answers_for(at.pp) {
+        let (mut tensors, mut bytes) = (Vec::new(), 0);
+        for &stored in stored {
+            let dtype = stored_type(plan, stored);
+            for unit in plan.owned_units(at.pp) {
                 let layout = plan.layout(unit);
                 let share = layout.shard(plan.mesh.dp, at.dp);
                 for placed in &layout.placed {
                     let start = placed.range.start.max(share.start);
                     let end = placed.range.end.min(share.end);
-                    let replica = placed.parameter.split == Split::Whole && at.tp > 0;
+                    let replica = placed.parameter.split == TensorSplit::Whole && at.tp > 0;
                     if start >= end || replica {
                         continue;
                     }
                     let local = start - placed.range.start..end - placed.range.start;
                     let part = (plan.mesh.tp, at.tp);
-                    let Some(slice) = Slice::of_part(placed, part, local, kept, rank) else { continue };
+                    let Some(slice) = Slice::of_part(placed, part, local, stored, rank) else { continue };
                     let (flat, len) = (start..start + slice.len, slice.len * dtype.bitsize() / 8);
                     let (parameter, place) = (placed.parameter, bytes..bytes + len);
-                    pieces.push(Piece { slice, dtype, parameter, unit, flat, bytes: place });
+                    tensors.push(ShardTensor { slice, dtype, parameter, unit, flat, bytes: place });
                     bytes += len;
                 }
             }
         }
-        let tensors = pieces.iter().map(Piece::tensor).collect();
+        let infos = tensors.iter().map(ShardTensor::info).collect();
         Shard {
             name: format!("rank-{rank:05}.safetensors"),
-            header: header::encode(None, tensors),
-            pieces,
+            header: header::encode(None, infos),
+            tensors,
             bytes,
             compute: plan.precision.compute,
         }
     }
 
-    /// The first parameter of a copy with a weight that is not finite, or would not be in the type of computation.
+    /// The first tensor of a copy with a weight that is not finite in the compute type.
     pub fn not_finite(&self, copy: &[u8]) -> Option<String> {
-        let weights = self.pieces.iter().filter(|piece| piece.slice.kept == Kept::Weights);
-        let bad = |piece: &&Piece| !is_finite(&copy[piece.bytes.clone()], self.compute);
-        weights.into_iter().find(bad).map(|piece| piece.slice.tensor())
+        let weights = self.tensors.iter().filter(|tensor| tensor.slice.stored == StoredTensor::Weights);
+        let bad = |tensor: &&ShardTensor| !is_finite(&copy[tensor.bytes.clone()], self.compute);
+        weights.into_iter().find(bad).map(|tensor| tensor.slice.tensor())
     }
 
-    /// Copies what this rank has at this moment.
+    /// Copies the rank's current state.
     pub fn copy(&self, rank: &Rank, to: &mut [u8]) {
-        for piece in &self.pieces {
-            rank.download(piece.unit, piece.slice.kept, &piece.flat, &mut to[piece.bytes.clone()]);
+        for tensor in &self.tensors {
+            rank.download(tensor.unit, tensor.slice.stored, &tensor.flat, &mut to[tensor.bytes.clone()]);
         }
     }
 }
 
-impl Piece {
-    fn tensor(&self) -> (String, TensorInfo) {
+impl ShardTensor {
+    fn info(&self) -> (String, TensorInfo) {
         let data_offsets = (self.bytes.start, self.bytes.end);
         (self.slice.tensor(), TensorInfo { dtype: self.dtype, shape: self.slice.shape(), data_offsets })
     }
 }
 
-/// Whether weights, which are kept in fp32, are finite in the type of computation.
+/// Whether weights, which are stored in fp32, are finite in the compute type.
 fn is_finite(bytes: &[u8], compute: Compute) -> bool {
     let numbers = bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
     numbers.into_iter().all(|number| compute.holds(number))
 }
 
-/// Bytes of the copy that is made of all ranks' weights and states for a checkpoint.
+/// Bytes of the copies of all ranks' weights and states for a checkpoint.
 pub fn snapshot_bytes(plan: &Plan) -> u64 {
-    let per_parameter: usize = Kept::ALL.iter().map(|&kept| stored_type(plan, kept).bitsize() / 8).sum();
+    let per_parameter: usize =
+        StoredTensor::ALL.iter().map(|&stored| stored_type(plan, stored).bitsize() / 8).sum();
     plan.parameter_count() * per_parameter as u64
 }
 
-/// Weights are kept as the optimizer has them, moments in the type of the plan.
-fn stored_type(plan: &Plan, kept: Kept) -> Dtype {
-    match (kept, plan.precision.states) {
-        (Kept::Weights, _) | (_, Compute::Fp32) => Dtype::F32,
+/// The type of a stored tensor: fp32 for weights, and the plan's type for moments.
+fn stored_type(plan: &Plan, stored: StoredTensor) -> Dtype {
+    match (stored, plan.precision.states) {
+        (StoredTensor::Weights, _) | (_, Compute::Fp32) => Dtype::F32,
         (_, Compute::Bf16) => Dtype::BF16,
         (_, Compute::Fp16) => Dtype::F16,
     }

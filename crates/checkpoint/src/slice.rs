@@ -1,53 +1,55 @@
-//! A slice: the elements of a whole parameter that lie in one file, in the order in which they lie there.
+//! A slice: the elements of a whole parameter in one file, in the order of the file.
 //!
-//! Tensor parallelism cuts a parameter into blocks of rows or strips of columns, and ZeRO cuts those anywhere. So a
-//! slice is a run of a strip: columns `columns` of the whole parameter, read row by row, elements `start` and on.
+//! Tensor parallelism divides a parameter into blocks of rows or strips of columns, and ZeRO divides those at any element. So
+//! a slice is a contiguous range of a strip: the strip has the columns `columns` of the whole parameter in row-major order,
+//! and the slice begins at its element `start`.
 
 use std::ops::Range;
 
-use kintsugi_plan::parameters::{Parameter, Placed, Split};
-use kintsugi_rank::Kept;
+use kintsugi_plan::parameters::{Parameter, Placed, TensorSplit};
+use kintsugi_rank::StoredTensor;
 use serde::{Deserialize, Serialize};
 
-/// Where some elements of a parameter are.
+/// The location of elements of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice {
     /// Name of the parameter.
     pub parameter: String,
-    /// What is kept of it.
-    pub kept: Kept,
+    /// Which tensor of the parameter.
+    #[serde(rename = "kept")]
+    pub stored: StoredTensor,
     /// Index of the file in the manifest's list.
     pub file: usize,
-    /// First column of the strip, and the one after its last.
+    /// First column of the strip, and the column after the last.
     pub columns: [usize; 2],
-    /// Where in the strip the run starts.
+    /// First element of the slice in the strip.
     pub start: usize,
-    /// Elements of the run.
+    /// Number of elements.
     pub len: usize,
 }
 
 impl Slice {
-    /// Elements `local` of tensor-parallel part `part` of `tp` of a parameter; `None` if they are all padding.
+    /// The slice of elements `local` of part `part` of `tp` of a parameter. `None` if they are all padding.
     pub fn of_part(
         placed: &Placed,
         (tp, part): (usize, usize),
         local: Range<usize>,
-        kept: Kept,
+        stored: StoredTensor,
         file: usize,
     ) -> Option<Slice> {
         let parameter = &placed.parameter;
         let [local_rows, local_columns] = placed.local_shape;
         debug_assert_eq!(parameter.local_shape(tp), placed.local_shape);
         let (first, columns) = match parameter.split {
-            Split::Whole => (0, 0..parameter.shape[1]),
-            Split::Rows => (part * local_rows * local_columns, 0..parameter.shape[1]),
-            Split::Columns => (0, part * local_columns..(part + 1) * local_columns),
+            TensorSplit::Whole => (0, 0..parameter.shape[1]),
+            TensorSplit::Rows => (part * local_rows * local_columns, 0..parameter.shape[1]),
+            TensorSplit::Columns => (0, part * local_columns..(part + 1) * local_columns),
         };
         let end = (first + local.end).min(parameter.valid_rows * columns.len());
         let start = first + local.start;
         (start < end).then(|| Slice {
             parameter: parameter.name(),
-            kept,
+            stored,
             file,
             columns: [columns.start, columns.end],
             start,
@@ -60,23 +62,23 @@ impl Slice {
         self.columns[1] - self.columns[0]
     }
 
-    /// The tensor's name in its file: the parameter's for weights.
+    /// The tensor's name in its file. Weights have the parameter's name.
     pub fn tensor(&self) -> String {
-        match self.kept {
-            Kept::Weights => self.parameter.clone(),
-            kept => format!("{}.{}", self.parameter, kept.name()),
+        match self.stored {
+            StoredTensor::Weights => self.parameter.clone(),
+            stored => format!("{}.{}", self.parameter, stored.name()),
         }
     }
 
-    /// The tensor's shape in its file: a matrix where the run is made of whole rows of several columns.
+    /// The tensor's shape in its file: a matrix if the slice has whole rows of several columns, else a vector.
     pub fn shape(&self) -> Vec<usize> {
         let width = self.width();
         let matrix = width > 1 && self.start.is_multiple_of(width) && self.len.is_multiple_of(width);
         if matrix { vec![self.len / width, width] } else { vec![self.len] }
     }
 
-    /// The runs of this slice that are contiguous in a whole parameter of `columns` columns: where each starts there,
-    /// and which elements of the slice it is.
+    /// Divides elements `wanted` of this slice into runs that are contiguous in a whole parameter of `columns` columns. Returns
+    /// the start of each run in the parameter, and its range in the slice.
     pub fn runs(&self, columns: usize, wanted: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
         let (width, first, start) = (self.width(), self.columns[0], self.start);
         let mut at = wanted.start;
@@ -92,10 +94,10 @@ impl Slice {
         })
     }
 
-    /// The elements of this slice among elements `wanted` of a whole parameter of `columns` columns: one run.
+    /// The range of this slice that is among elements `wanted` of a whole parameter of `columns` columns.
     pub fn overlap(&self, columns: usize, wanted: &Range<usize>) -> Range<usize> {
         let width = self.width();
-        // The strip's elements before an element of the whole.
+        // Number of the strip's elements before an element of the whole parameter.
         let before = |index: usize| {
             let (row, column) = (index / columns, index % columns);
             row * width + column.clamp(self.columns[0], self.columns[1]) - self.columns[0]
@@ -105,7 +107,7 @@ impl Slice {
     }
 }
 
-/// Whether the slices of a parameter have each of its elements exactly once; sorts them.
+/// Checks that the slices of a parameter have each of its elements exactly once. Sorts them.
 pub(crate) fn check_cover(parameter: &Parameter, slices: &mut [&Slice]) -> Result<(), String> {
     let columns = parameter.shape[1];
     let name = parameter.name();
@@ -137,7 +139,7 @@ mod tests {
     use super::*;
 
     fn slice(columns: [usize; 2], start: usize, len: usize) -> Slice {
-        Slice { parameter: "p".into(), kept: Kept::Weights, file: 0, columns, start, len }
+        Slice { parameter: "p".into(), stored: StoredTensor::Weights, file: 0, columns, start, len }
     }
 
     /// The whole's index of every element of a slice, by definition.

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::Parameter;
-use kintsugi_rank::{Elements, Kept, Store, StoreError};
+use kintsugi_rank::{Elements, Store, StoreError, StoredTensor};
 use proptest::prelude::*;
 
 use crate::manifest::MANIFEST;
 use crate::{
-    Checkpoint, CheckpointError, Folder, Manifest, Progress, RunLock, WeightsFolder, convert, find, write,
+    Checkpoint, CheckpointError, CheckpointFolder, Manifest, RunLock, RunProgress, WeightsFolder, convert,
+    find, write,
 };
 
 /// Every element of every parameter is another number.
@@ -20,8 +21,8 @@ struct Numbers;
 
 impl Store for Numbers {
     fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
-        let Elements { parameter, kept, start } = elements;
-        let base = parameter.name().bytes().map(u32::from).sum::<u32>() + kept as u32;
+        let Elements { parameter, stored, start } = elements;
+        let base = parameter.name().bytes().map(u32::from).sum::<u32>() + stored as u32;
         for (value, index) in out.iter_mut().zip(start..) {
             *value = (base as usize * 1000 + index) as f32;
         }
@@ -63,17 +64,18 @@ fn plan() -> Plan {
 }
 
 /// A run with checkpoints of these steps.
-fn saved(out: &Path, steps: &[u64]) -> Folder {
-    let folder = Folder::of_run(out);
+fn saved(out: &Path, steps: &[u64]) -> CheckpointFolder {
+    let folder = CheckpointFolder::of_run(out);
     for &step in steps {
-        let progress = Progress { step, ..Progress::default() };
-        write(&folder.of_step(step), &plan(), &Numbers, &Kept::ALL, &progress, None).expect("it is written");
+        let progress = RunProgress { step, ..RunProgress::default() };
+        write(&folder.of_step(step), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
+            .expect("it is written");
     }
     folder
 }
 
 /// The newest whole step, and what was said of the others.
-fn newest(folder: &Folder) -> (Result<Option<u64>, CheckpointError>, Vec<CheckpointError>) {
+fn newest(folder: &CheckpointFolder) -> (Result<Option<u64>, CheckpointError>, Vec<CheckpointError>) {
     let mut broken = Vec::new();
     let newest = folder.newest(|error| broken.push(error.clone()));
     (newest.map(|checkpoint| checkpoint.map(|checkpoint| checkpoint.progress().step)), broken)
@@ -92,21 +94,22 @@ fn every_layout_reads_every_number() {
     let checkpoint = Checkpoint::open(&folder.of_step(1)).expect("it is whole");
     let plan = plan();
     for parameter in plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed).map(|p| p.parameter) {
-        for kept in Kept::ALL {
+        for stored in StoredTensor::ALL {
             let len = parameter.valid_elements();
             for range in [0..len, len / 3..len / 2, len - 1..len] {
                 let [mut expected, mut found] = [vec![0.0; range.len()], vec![0.0; range.len()]];
-                let elements = Elements { parameter: &parameter, kept, start: range.start };
+                let elements = Elements { parameter: &parameter, stored, start: range.start };
                 Numbers.read(elements, &mut expected).expect("numbers");
                 checkpoint.read(elements, &mut found).expect("it is there");
-                assert_eq!(expected, found, "{} {kept:?} {range:?}", parameter.name());
+                assert_eq!(expected, found, "{} {stored:?} {range:?}", parameter.name());
             }
         }
     }
     let foreign =
         Parameter { shape: [9, 9], valid_rows: 9, ..plan.layout(plan.units()[0]).placed[0].parameter };
-    let error =
-        checkpoint.read(Elements::of(&foreign, Kept::Weights), &mut [0.0]).expect_err("another shape");
+    let error = checkpoint
+        .read(Elements::of(&foreign, StoredTensor::Weights), &mut [0.0])
+        .expect_err("another shape");
     assert!(error.to_string().contains("and not"), "{error}");
 }
 
@@ -118,7 +121,7 @@ fn a_checkpoint_is_whole_or_absent_and_leaves_others_alone() {
     fs::write(foreign.join("mine"), "").expect("a file");
     let to = out.0.join("to");
     let written = |store: &dyn Store| {
-        let done = write(&to, &plan(), store, &Kept::ALL, &Progress::default(), Some(&foreign));
+        let done = write(&to, &plan(), store, &StoredTensor::ALL, &RunProgress::default(), Some(&foreign));
         let entries = fs::read_dir(&out.0).expect("a folder").flatten();
         let mut names: Vec<String> =
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -169,7 +172,7 @@ fn what_is_broken_is_named_and_passed_over() {
 #[test]
 fn where_none_is_whole_nothing_begins_anew() {
     let out = Temporary::new("none-whole");
-    assert_eq!(newest(&Folder::of_run(&out.0)), (Ok(None), vec![]));
+    assert_eq!(newest(&CheckpointFolder::of_run(&out.0)), (Ok(None), vec![]));
     let folder = saved(&out.0, &[5, 10]);
     for step in [5, 10] {
         flip(&folder.of_step(step).join(MANIFEST), 300);
@@ -189,8 +192,9 @@ fn what_a_run_does_not_go_on_from_is_set_aside() {
     let tenth = Checkpoint::open(&folder.of_step(10)).expect("it is whole");
     let aside = folder.set_aside(Some(&tenth), &[]).expect("it can be moved");
     assert_eq!(aside, Some(out.0.join("checkpoints-1")));
-    let steps =
-        |folder: &Folder| folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>();
+    let steps = |folder: &CheckpointFolder| {
+        folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>()
+    };
     assert_eq!(steps(&folder), [10, 5]);
     assert!(Checkpoint::open(&out.0.join("checkpoints-1/step-00000015")).is_ok());
     assert_eq!(folder.set_aside(Some(&tenth), &[]), Ok(None));
@@ -246,7 +250,7 @@ fn a_folder_knows_its_checkpoints_by_any_path() {
 fn the_newest_are_kept() {
     let out = Temporary::new("prune");
     let folder = saved(&out.0, &[5, 10, 15]);
-    folder.prune(2, &Progress { step: 15, ..Progress::default() }).expect("it can be removed");
+    folder.prune(2, &RunProgress { step: 15, ..RunProgress::default() }).expect("it can be removed");
     assert_eq!(fs::read_dir(out.0.join("checkpoints")).expect("a folder").count(), 2);
     assert_eq!(newest(&folder), (Ok(Some(15)), vec![]));
 }
@@ -257,8 +261,9 @@ fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
     let folder = saved(&out.0, &[5, 10]);
     let steps = || folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>();
     let save = |step, skipped_in_a_row, updates| {
-        let progress = Progress { step, updates, skipped_in_a_row, ..Progress::default() };
-        write(&folder.of_step(step), &plan(), &Numbers, &Kept::ALL, &progress, None).expect("it is written");
+        let progress = RunProgress { step, updates, skipped_in_a_row, ..RunProgress::default() };
+        write(&folder.of_step(step), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
+            .expect("it is written");
         folder.prune(1, &progress).expect("it can be removed");
         steps()
     };
@@ -267,8 +272,9 @@ fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
     assert_eq!(save(20, 1, 12), [20, 10]);
     assert_eq!(save(25, 0, 17), [25]);
     // The update of step 26 made the weights diverge: that it was a good step does not make its checkpoint one.
-    let progress = Progress { step: 26, updates: 18, ..Progress::default() };
-    write(&folder.of_step(26), &plan(), &Numbers, &Kept::ALL, &progress, None).expect("it is written");
+    let progress = RunProgress { step: 26, updates: 18, ..RunProgress::default() };
+    write(&folder.of_step(26), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
+        .expect("it is written");
     folder.prune(2, &progress).expect("it can be removed");
     assert_eq!(save(30, 4, 18), [30, 25]);
 }
@@ -291,7 +297,7 @@ enum Lie {
     Missing(usize),
     Twice(usize),
     Model { field: usize, value: usize },
-    Kept(Vec<Kept>),
+    StoredTensor(Vec<StoredTensor>),
 }
 
 fn lie() -> impl Strategy<Value = Lie> {
@@ -305,7 +311,7 @@ fn lie() -> impl Strategy<Value = Lie> {
         any::<usize>().prop_map(Lie::Missing),
         any::<usize>().prop_map(Lie::Twice),
         (0..6_usize, number).prop_map(|(field, value)| Lie::Model { field, value }),
-        Just(Lie::Kept(vec![])),
+        Just(Lie::StoredTensor(vec![])),
     ]
 }
 
@@ -363,11 +369,11 @@ fn a_manifest_that_lies_is_refused_or_right() {
                     _ => &mut model.positions,
                 } = value;
             }
-            Lie::Kept(kept) => manifest.kept = kept,
+            Lie::StoredTensor(stored) => manifest.stored_tensors = stored,
         }
         fs::write(path.join(MANIFEST), manifest.encode()).expect("it is changed");
         let opened = Checkpoint::open(&path);
-        prop_assert!(opened.is_err() || manifest == original, "{lie:?}", lie = manifest.kept);
+        prop_assert!(opened.is_err() || manifest == original, "{lie:?}", lie = manifest.stored_tensors);
         Ok(())
     });
     result.expect("no lie is believed");

@@ -1,4 +1,4 @@
-//! The tokenizer that goes with weights: where it is kept, and how it comes along when they are converted.
+//! The tokenizer of weights: where it is stored, and how a conversion copies it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use crate::{Checkpoint, CheckpointError, WeightsFolder};
 
 /// The field of `generation_config.json` and of `config.json` with the tokens that end a text.
 const END: &str = "eos_token_id";
-/// The fields of a `config.json` that belong to the tokenizer, and the words that a `tokenizer_config.json` has for them.
+/// The fields of a `config.json` that belong to the tokenizer, with their names in `tokenizer_config.json`.
 const TOKENS: [(&str, &str); 3] =
     [("bos_token_id", "bos_token"), (END, "eos_token"), ("pad_token_id", "pad_token")];
 
 impl WeightsFolder {
-    /// The folder that has the tokenizer of these weights, where one is known and still there.
+    /// The folder with the tokenizer of these weights, if it is known and still exists.
     pub fn tokenizer(&self) -> Option<PathBuf> {
         match self {
             WeightsFolder::HuggingFace(folder) => Some(folder.path().to_owned()).filter(|path| has_one(path)),
@@ -27,7 +27,7 @@ impl WeightsFolder {
         }
     }
 
-    /// The token that ended every document of the data that the weights were trained on, where it is known.
+    /// The token that ended every document of the training data, if it is known.
     pub fn end_of_document(&self) -> Option<u32> {
         match self {
             WeightsFolder::HuggingFace(_) => None,
@@ -35,8 +35,8 @@ impl WeightsFolder {
         }
     }
 
-    /// The tokens that end a text: the one that ended documents in training, and those that the files of Hugging Face
-    /// which these weights come from or go with name beside it, in `generation_config.json` or else in `config.json`.
+    /// The tokens that end a text: those in the `generation_config.json`, or else the `config.json`, of the Hugging Face folder
+    /// of these weights. If they do not include the token that ended documents in training, only that token.
     pub fn end_tokens(&self) -> Vec<u32> {
         let folder = match self {
             WeightsFolder::HuggingFace(folder) => Some(folder.path().to_owned()),
@@ -52,8 +52,8 @@ impl WeightsFolder {
     }
 }
 
-/// Makes the files of Hugging Face in `folder` say that `end` ends a text, unless they do so already: its
-/// `generation_config.json`, and the fields of the `config.json` to be written.
+/// Sets `end` as the token that ends a text, unless it already is one: in the `generation_config.json` of `folder`, and in
+/// the fields of the `config.json` that will be written.
 pub(crate) fn set_end(
     folder: &Path,
     config: &mut Map<String, Value>,
@@ -71,13 +71,13 @@ pub(crate) fn set_end(
     write_json(&folder.join(GENERATION), &Value::Object(generation))
 }
 
-/// A number, or a list of them.
+/// The numbers of a JSON value that is a number or a list of numbers.
 fn numbers(value: &Value) -> Vec<u32> {
     let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     list.iter().filter_map(|value| value.as_u64()?.try_into().ok()).collect()
 }
 
-/// A file of JSON in a folder; nothing where there is none.
+/// A JSON file in a folder, or null if there is none.
 fn read(folder: &Path, name: &str) -> Value {
     whole(&folder.join(name)).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }
@@ -87,8 +87,8 @@ fn whole(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 impl Checkpoint {
-    /// The folder of its tokenizer: what was put beside it, or its run has; where that is the very tokenizer of the folder that training started from,
-    /// that folder, which may have more to say about it.
+    /// The folder of its tokenizer: its own folder, or that of its run. If the folder that training started from has the same
+    /// tokenizer, then that folder, which may have more files.
     pub fn tokenizer(&self) -> Option<PathBuf> {
         let init = self.plan().init.clone().filter(|init| HuggingFaceFolder::is_one(init) && has_one(init));
         let own = places_of_tokenizer(self.path()).into_iter().find(|path| has_one(path));
@@ -110,7 +110,7 @@ fn has_one(folder: &Path) -> bool {
     [TOKENIZER, VOCABULARY, SENTENCE_PIECE].iter().any(|name| folder.join(name).is_file())
 }
 
-/// Copies a tokenizer from one folder to another, where the disk has it then.
+/// Copies a tokenizer from one folder to another and syncs it to the disk.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     for name in ALL {
         let (file, copy) = (from.join(name), to.join(name));
@@ -121,8 +121,8 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// The special tokens of the tokenizer in a folder, as fields of a `config.json`: those of the folder's own, or else the
-/// words that its tokenizer has for them.
+/// The special tokens of the tokenizer in a folder, as fields of a `config.json`. They come from the folder's `config.json`,
+/// or else from the tokenizer.
 pub(crate) fn special_tokens(folder: &Path) -> Map<String, Value> {
     let (fields, config) = (read(folder, "config.json"), read(folder, CONFIG));
     let tokenizer = if fields.is_null() { read(folder, TOKENIZER) } else { Value::Null };

@@ -1,9 +1,9 @@
-//! Weights wherever they come from: a checkpoint, or a folder of Hugging Face's.
+//! A folder of weights: a checkpoint, or a Hugging Face folder.
 
 use std::path::Path;
 
 use kintsugi_plan::Plan;
-use kintsugi_rank::{Elements, Kept, Store, StoreError};
+use kintsugi_rank::{Elements, Store, StoreError, StoredTensor};
 use kintsugi_spec::ModelSpec;
 
 use crate::huggingface::HuggingFaceFolder;
@@ -13,14 +13,14 @@ use crate::{Checkpoint, CheckpointError, Manifest, find};
 /// An open folder of weights.
 #[derive(Debug)]
 pub enum WeightsFolder {
-    /// Hugging Face's.
+    /// A Hugging Face folder.
     HuggingFace(Box<HuggingFaceFolder>),
     /// A checkpoint.
     Checkpoint(Box<Checkpoint>),
 }
 
 impl WeightsFolder {
-    /// Opens what a path means: a Hugging Face folder, a checkpoint, or the newest whole checkpoint of a run.
+    /// Opens a Hugging Face folder, a checkpoint, or the newest checkpoint of a run.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         if HuggingFaceFolder::is_one(path) {
             return Ok(WeightsFolder::HuggingFace(Box::new(HuggingFaceFolder::open(path)?)));
@@ -28,7 +28,8 @@ impl WeightsFolder {
         Ok(WeightsFolder::Checkpoint(Box::new(newest(path)?)))
     }
 
-    /// The model of what a path means. Of a Hugging Face folder and a single checkpoint only the description is read.
+    /// The model in a folder that [`WeightsFolder::open`] accepts. Reads only the description of a Hugging Face folder or a
+    /// single checkpoint.
     pub fn read_model(path: &Path) -> Result<ModelSpec, CheckpointError> {
         if HuggingFaceFolder::is_one(path) {
             return HuggingFaceFolder::read_model(path);
@@ -47,7 +48,7 @@ impl WeightsFolder {
         }
     }
 
-    /// Refuses a plan of another model. One of a Hugging Face folder's is made from the folder itself.
+    /// Fails if a plan has another model. The plan of a Hugging Face folder is made from the folder, so it always matches.
     pub fn check_model(&self, plan: &Plan) -> Result<(), CheckpointError> {
         match self {
             WeightsFolder::HuggingFace(_) => Ok(()),
@@ -55,11 +56,11 @@ impl WeightsFolder {
         }
     }
 
-    /// What is kept of every parameter.
-    pub fn kept(&self) -> &[Kept] {
+    /// The stored tensors of every parameter.
+    pub fn stored_tensors(&self) -> &[StoredTensor] {
         match self {
-            WeightsFolder::HuggingFace(_) => &[Kept::Weights],
-            WeightsFolder::Checkpoint(checkpoint) => checkpoint.kept(),
+            WeightsFolder::HuggingFace(_) => &[StoredTensor::Weights],
+            WeightsFolder::Checkpoint(checkpoint) => checkpoint.stored_tensors(),
         }
     }
 }
@@ -73,7 +74,7 @@ impl Store for WeightsFolder {
     }
 }
 
-/// A broken checkpoint is an error here: whoever takes weights from a run would not notice that they are older ones.
+/// The newest checkpoint. Fails if it is broken, because a user would not notice older weights.
 fn newest(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let mut broken = None;
     let found = find(path, |error| broken = broken.take().or_else(|| Some(error.clone())));

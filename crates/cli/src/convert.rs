@@ -8,7 +8,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_checkpoint::WeightsFolder;
-use kintsugi_checkpoint::convert::{Target, convert, elements, plan_for};
+use kintsugi_checkpoint::convert::{ConversionTarget, convert, elements, plan_for};
 use kintsugi_plan::Compute;
 use kintsugi_spec::units;
 use serde::Serialize;
@@ -111,12 +111,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let converted = Converted {
         from: arguments.from.display().to_string(),
         to: to.display().to_string(),
-        kind: if matches!(target, Target::HuggingFace(_)) { "hf" } else { "checkpoint" },
+        kind: if matches!(target, ConversionTarget::HuggingFace(_)) { "hf" } else { "checkpoint" },
         family: word(&from.model().family),
-        parameters: elements(&from, &Target::HuggingFace(Compute::Fp32)),
+        parameters: elements(&from, &ConversionTarget::HuggingFace(Compute::Fp32)),
         ranks: match &target {
-            Target::HuggingFace(_) => None,
-            Target::Checkpoint(plan) => Some(plan.mesh.ranks()),
+            ConversionTarget::HuggingFace(_) => None,
+            ConversionTarget::Checkpoint(plan) => Some(plan.mesh.ranks()),
         },
         files,
         bytes,
@@ -138,7 +138,7 @@ fn check_free(to: &Path) -> Result<(), Failure> {
     }
 }
 
-fn target(arguments: &Arguments, from: &WeightsFolder) -> Result<Target, Failure> {
+fn target(arguments: &Arguments, from: &WeightsFolder) -> Result<ConversionTarget, Failure> {
     let other = match from {
         WeightsFolder::Checkpoint(_) if arguments.sets.is_empty() => Kind::Hf,
         _ => Kind::Checkpoint,
@@ -147,7 +147,7 @@ fn target(arguments: &Arguments, from: &WeightsFolder) -> Result<Target, Failure
         (Kind::Hf, _) if !arguments.sets.is_empty() => {
             Err(Failure::Mistake("--set is for a checkpoint; a Hugging Face folder has no layout".into()))
         }
-        (Kind::Hf, dtype) => Ok(Target::HuggingFace(match dtype {
+        (Kind::Hf, dtype) => Ok(ConversionTarget::HuggingFace(match dtype {
             None | Some(DType::Fp32) => Compute::Fp32,
             Some(DType::Bf16) => Compute::Bf16,
             Some(DType::Fp16) => Compute::Fp16,
@@ -158,7 +158,7 @@ fn target(arguments: &Arguments, from: &WeightsFolder) -> Result<Target, Failure
         (Kind::Checkpoint, None) => {
             let plan = plan_for(from, &arguments.sets)?;
             from.check_model(&plan)?;
-            Ok(Target::Checkpoint(Box::new(plan)))
+            Ok(ConversionTarget::Checkpoint(Box::new(plan)))
         }
     }
 }

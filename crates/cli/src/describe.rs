@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::table::Table;
 
-/// Traffic as it stands in [`kintsugi_rank::Figures`].
+/// Traffic as it stands in [`kintsugi_rank::StepMetrics`].
 pub type CommBytes = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
 
 /// The model: `demo (gpt), 809 k parameters: 4 layers of width 128, …`.

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_data::{Dataset, Split};
 use kintsugi_engine::{
-    EvaluateOptions, Evaluated, SourceLoss, check_tokenizers, device, evaluate, evaluation_dataset,
+    EvaluateOptions, EvaluationResult, SourceLoss, check_tokenizers, device, evaluate, evaluation_dataset,
 };
 use kintsugi_plan::Plan;
 use kintsugi_rank::Store;
@@ -131,7 +131,7 @@ fn with_progress(
     weights: &dyn Store,
     dataset: &dyn Dataset,
     options: &EvaluateOptions,
-) -> Result<Evaluated, Failure> {
+) -> Result<EvaluationResult, Failure> {
     let bar = if std::io::stderr().is_terminal() {
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
             .expect("the template is valid")
@@ -148,7 +148,7 @@ fn with_progress(
     evaluated.map_err(|error| Failure::Run(error.to_string()))
 }
 
-fn sentence(evaluated: &Evaluated) -> String {
+fn sentence(evaluated: &EvaluationResult) -> String {
     let width = evaluated.sources.iter().map(|source| source.source.len()).max().unwrap_or(0);
     let source = |one: &SourceLoss| {
         let (name, tokens) = (&one.source, units::count(one.tokens as f64));

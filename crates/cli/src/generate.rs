@@ -7,8 +7,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kintsugi_checkpoint::WeightsFolder;
-use kintsugi_data::Text;
-use kintsugi_engine::{GenerateOptions, Generated, MemoryChoice, Sampling, check_prompts, device, generate};
+use kintsugi_data::TextCodec;
+use kintsugi_engine::{
+    GenerateOptions, GenerationResult, MemoryChoice, Sampling, check_prompts, device, generate,
+};
 use kintsugi_plan::Plan;
 use kintsugi_simulate::generation_memory;
 use kintsugi_spec::{Family, input};
@@ -130,7 +132,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// The prompts as they were given, and as tokens.
 struct Prompts {
     /// What turned the one into the other; none where tokens were given.
-    text: Option<Text>,
+    text: Option<TextCodec>,
     texts: Vec<String>,
     tokens: Vec<Vec<u32>>,
 }
@@ -155,8 +157,8 @@ impl Prompts {
         }
         // What a run was trained on has nothing around it; what others were is in their tokenizer.
         let encode = match weights {
-            WeightsFolder::HuggingFace(_) => Text::encode_prompt,
-            WeightsFolder::Checkpoint(_) => Text::encode,
+            WeightsFolder::HuggingFace(_) => TextCodec::encode_prompt,
+            WeightsFolder::Checkpoint(_) => TextCodec::encode,
         };
         let tokens = texts.iter().map(|prompt| encode(&text, prompt)).collect::<Result<_, _>>()?;
         Ok(Prompts { text: Some(text), texts, tokens })
@@ -164,9 +166,9 @@ impl Prompts {
 }
 
 /// The tokens that end a text: those of the model's own files, or else the tokenizer's.
-fn ends(weights: &WeightsFolder, text: Option<&Text>) -> Vec<u32> {
+fn ends(weights: &WeightsFolder, text: Option<&TextCodec>) -> Vec<u32> {
     let named = weights.end_tokens();
-    if named.is_empty() { text.and_then(Text::end).into_iter().collect() } else { named }
+    if named.is_empty() { text.and_then(TextCodec::end).into_iter().collect() } else { named }
 }
 
 fn numbers(text: &str) -> Result<Vec<u32>, Failure> {
@@ -213,7 +215,7 @@ fn warn_beyond_positions(plan: &Plan, prompts: &[Vec<u32>], tokens: usize) {
     }
 }
 
-fn speed(generated: &Generated, prompts: &[Vec<u32>]) -> String {
+fn speed(generated: &GenerationResult, prompts: &[Vec<u32>]) -> String {
     let prompt_tokens: usize = prompts.iter().map(Vec::len).sum();
     let tokens: usize = generated.tokens.iter().map(Vec::len).sum();
     let rate = generated.tokens_per_s().map_or(String::new(), |rate| format!(", {rate:.1} tokens/s"));
@@ -241,10 +243,10 @@ struct Continued {
 
 impl Answer {
     fn new(
-        text: Option<&Text>,
+        text: Option<&TextCodec>,
         texts: Vec<String>,
         prompts: &[Vec<u32>],
-        generated: &Generated,
+        generated: &GenerationResult,
     ) -> Result<Self, Failure> {
         let mut continued = Vec::new();
         for ((prompt, prompt_tokens), tokens) in texts.into_iter().zip(prompts).zip(&generated.tokens) {

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::Args;
 use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_checkpoint::convert::plan_for;
-use kintsugi_data::Text;
+use kintsugi_data::TextCodec;
 use kintsugi_engine::{MemoryChoice, tokenizer};
 use kintsugi_plan::{Data, Plan};
-use kintsugi_rank::{Finite, RankMemory, Store};
+use kintsugi_rank::{FiniteStore, RankMemory, Store};
 
 use crate::failure::Failure;
 use crate::fit;
@@ -40,7 +40,7 @@ impl ModelArguments {
         work: impl FnOnce(&dyn Store) -> T,
     ) -> T {
         let compute = plan.precision.compute;
-        if self.allow_non_finite { work(weights) } else { work(&Finite { store: weights, compute }) }
+        if self.allow_non_finite { work(weights) } else { work(&FiniteStore { store: weights, compute }) }
     }
 
     /// The plan of its model, with `under` laid under what `--set` gave and `over` over it.
@@ -58,7 +58,7 @@ pub fn memory(plan: &Plan, stages: &[RankMemory]) -> Result<MemoryChoice, Failur
 }
 
 /// What turns text into the model's tokens: what was named, or what the model was trained with.
-pub fn text(weights: &WeightsFolder, named: Option<&str>) -> Result<Text, Failure> {
+pub fn text(weights: &WeightsFolder, named: Option<&str>) -> Result<TextCodec, Failure> {
     let kept = || weights.tokenizer().map(|folder| folder.display().to_string());
     let name = match (named.map(str::to_owned).or_else(kept), weights) {
         (None, WeightsFolder::Checkpoint(checkpoint)) => trained_with(checkpoint.plan())?,
@@ -68,7 +68,7 @@ pub fn text(weights: &WeightsFolder, named: Option<&str>) -> Result<Text, Failur
         let rule = "no tokenizer is known for this model; name one with --tokenizer, or give --prompt-tokens";
         Failure::Mistake(rule.to_owned())
     };
-    Ok(Text::open(&name.ok_or_else(missing)?)?)
+    Ok(TextCodec::open(&name.ok_or_else(missing)?)?)
 }
 
 /// The name of the tokenizer of a run that has kept none.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use clap::{ArgGroup, Args};
 use kintsugi_data::prepare::{
-    Input, PrepareOptions, Summary, TrainedTokenizer, check_outputs, prepare, train_tokenizer,
+    Input, PrepareOptions, PrepareSummary, TrainedTokenizer, check_outputs, prepare, train_tokenizer,
 };
 use kintsugi_data::{Tokenizer, without_suffix};
 use kintsugi_spec::units;
@@ -150,8 +150,8 @@ fn end_of_document(arguments: &Arguments, tokenizer: &Tokenizer) -> Result<Optio
     found.map(Some).map_err(|reason| Failure::Mistake(format!("the tokenizer {} {reason}", tokenizer.name())))
 }
 
-fn conclusion(summary: &Summary) -> String {
-    let Summary { files, text_bytes, documents, tokens, bad_lines, empty_documents, .. } = summary;
+fn conclusion(summary: &PrepareSummary) -> String {
+    let PrepareSummary { files, text_bytes, documents, tokens, bad_lines, empty_documents, .. } = summary;
     let left_out = match (bad_lines, empty_documents) {
         (0, 0) => String::new(),
         (&bad, &empty) => {

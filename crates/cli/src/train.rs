@@ -11,13 +11,13 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
-use kintsugi_checkpoint::{Folder, Saved};
+use kintsugi_checkpoint::{CheckpointFolder, CheckpointInfo};
 use kintsugi_data::{BatchRange, Dataset, write_batches};
 use kintsugi_engine::{
-    Event, MemoryChoice, Outcome, Start, TrainOptions, dataset, device, train, with_end_of_document,
+    Event, MemoryChoice, Start, TrainOptions, TrainOutcome, dataset, device, train, with_end_of_document,
 };
 use kintsugi_plan::{DeviceKind, Plan, Resume};
-use kintsugi_rank::Figures;
+use kintsugi_rank::StepMetrics;
 use kintsugi_simulate::{Consumption, Coverage, Prediction, predict, time};
 use kintsugi_spec::Hardware;
 
@@ -163,7 +163,7 @@ fn other_device(plan: &Plan) -> Option<String> {
 }
 
 /// What a step will take; time and energy too where the speed of its devices is known.
-fn predicted(plan: &Plan, prediction: &Prediction) -> Figures {
+fn predicted(plan: &Plan, prediction: &Prediction) -> StepMetrics {
     let mut figures = prediction.figures();
     if let Some(timing) = time(plan) {
         figures.step_s = Some(timing.step_s);
@@ -174,7 +174,7 @@ fn predicted(plan: &Plan, prediction: &Prediction) -> Figures {
 }
 
 /// What is about to be run, and what it will take.
-fn introduction(plan: &Plan, predicted: &Figures) -> String {
+fn introduction(plan: &Plan, predicted: &StepMetrics) -> String {
     format!(
         "{}{}\npredicted\n{}{}\n",
         describe::model(plan),
@@ -190,8 +190,8 @@ fn options(plan: &Plan, prediction: &Prediction, beginning: &Beginning) -> Resul
         stop: stop_on_signal()?,
         trace_step: beginning.trace_step,
         start: beginning.start.clone(),
-        checkpoints: (plan.run.keep > 0).then(|| Folder::of_run(&plan.run.out)),
-        late: None,
+        checkpoints: (plan.run.keep > 0).then(|| CheckpointFolder::of_run(&plan.run.out)),
+        overlap_steps: None,
     })
 }
 
@@ -202,7 +202,7 @@ fn train_with_progress(
     options: &TrainOptions,
     floor: Option<f64>,
     metrics: &mut Metrics,
-) -> Result<(Outcome, Result<(), Failure>), Failure> {
+) -> Result<(TrainOutcome, Result<(), Failure>), Failure> {
     let mut progress = Progress::new(plan, floor);
     let mut failing = false;
     let outcome = train(plan, dataset, options, |event| {
@@ -222,7 +222,7 @@ fn train_with_progress(
 }
 
 /// How the loss went, and where the files are.
-fn conclusion(plan: &Plan, outcome: &Outcome, floor: Option<f64>) -> String {
+fn conclusion(plan: &Plan, outcome: &TrainOutcome, floor: Option<f64>) -> String {
     if outcome.steps == 0 {
         let saved = outcome.saves.last.as_ref().map(|saved| checkpoint_line(outcome, saved));
         return format!("steps    0: nothing was trained\n{}", saved.unwrap_or_default());
@@ -254,7 +254,7 @@ fn conclusion(plan: &Plan, outcome: &Outcome, floor: Option<f64>) -> String {
 }
 
 /// Where the last checkpoint is, and what saving took.
-fn checkpoint_line(outcome: &Outcome, saved: &Saved) -> String {
+fn checkpoint_line(outcome: &TrainOutcome, saved: &CheckpointInfo) -> String {
     let (path, saves) = (saved.path.display(), &outcome.saves);
     let blocked = compare::duration(saves.blocked_s);
     let written = compare::duration(saves.write_s);

@@ -1,8 +1,8 @@
 //! Collectives between ranks: one trait, and its transports.
 //!
-//! A collective is started with a buffer, which the communicator keeps until it is waited for; nobody can touch the
-//! buffer in between. All collectives work in place. The algorithm is a ring over the ranks in group order, so the
-//! traffic of a group follows its neighbours and the order of every sum is fixed.
+//! Starting a collective moves its buffer into the communicator, and waiting for it returns the buffer. Nobody can use the
+//! buffer in between. All collectives work in place. The algorithm is a ring over the ranks in group order, so ranks only
+//! exchange data with their neighbours and the order of every sum is fixed.
 #![deny(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -21,19 +21,19 @@ pub use traffic::{Operation, Traffic};
 
 /// A collective over a group of ranks, in place over a part of a buffer.
 ///
-/// That part is cut into as many chunks as there are ranks (see [`ring::chunk`]); chunk `i` belongs to rank `i`.
+/// That part is divided into one chunk per rank (see [`ring::chunk`]). Chunk `i` belongs to rank `i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Collective {
     /// Afterwards every rank has the sum over all ranks.
     AllReduce,
-    /// Before, each rank's own chunk is filled; afterwards every rank has every chunk.
+    /// Each rank's own chunk is the input. Afterwards every rank has every chunk.
     AllGather,
-    /// Afterwards each rank's own chunk is the sum over all ranks; its other chunks are undefined.
+    /// Afterwards each rank's own chunk is the sum over all ranks. Its other chunks are undefined.
     ReduceScatter,
 }
 
 impl Collective {
-    /// The operation its bytes are counted under.
+    /// The operation that its bytes are counted for.
     pub fn operation(self) -> Operation {
         match self {
             Collective::AllReduce => Operation::AllReduce,
@@ -43,43 +43,43 @@ impl Collective {
     }
 }
 
-/// What distinguishes messages between the same two ranks.
+/// Distinguishes messages between the same two ranks.
 pub type Tag = u64;
 
-/// A transfer under way. It owns the buffer until [`Communicator::wait`] gives it back.
+/// A pending transfer. It owns the buffer until [`Communicator::wait`] returns it.
 ///
-/// If it is dropped instead, as when a panic unwinds, its memory is never given back: a peer may be using it.
+/// If it is dropped, as when a panic unwinds, its memory leaks, because a peer may still use it.
 #[derive(Debug)]
 #[must_use = "a transfer that is never waited for may never happen"]
 pub struct Pending {
-    /// The buffer in transfer.
+    /// The buffer that is being transferred.
     pub(crate) buffer: ManuallyDrop<Buffer>,
-    /// The part of it that is in transfer.
+    /// The part of the buffer that is being transferred.
     pub(crate) range: Range<usize>,
-    /// What is being done.
-    pub(crate) work: Work,
+    /// The kind of transfer.
+    pub(crate) kind: TransferKind,
 }
 
 impl Pending {
-    /// Takes a buffer until the transfer is done.
-    pub(crate) fn new(buffer: Buffer, range: Range<usize>, work: Work) -> Self {
+    /// A transfer of a part of a buffer.
+    pub(crate) fn new(buffer: Buffer, range: Range<usize>, kind: TransferKind) -> Self {
         assert!(
             range.start <= range.end && range.end <= buffer.len(),
             "{range:?} of {} elements",
             buffer.len()
         );
-        Pending { buffer: ManuallyDrop::new(buffer), range, work }
+        Pending { buffer: ManuallyDrop::new(buffer), range, kind }
     }
 
-    /// Gives the buffer back, once no peer can be using it.
+    /// Returns the buffer. No peer may still use it.
     pub(crate) fn finish(self) -> Buffer {
         ManuallyDrop::into_inner(self.buffer)
     }
 }
 
-/// What a [`Pending`] is waiting for; `sequence` is the transport's number for it.
+/// The kind of a [`Pending`] transfer. `sequence` is the number that the transport gave it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Work {
+pub(crate) enum TransferKind {
     /// A collective.
     Collective { collective: Collective, sequence: u64 },
     /// A message to or from another rank of the group.
@@ -88,8 +88,8 @@ pub(crate) enum Work {
 
 /// A rank's membership in a group of ranks.
 ///
-/// Every rank of a group starts the same collectives in the same order. A failure elsewhere (a rank that panicked, a
-/// rank that never came) panics here with the reason; the engine turns that into the job's error message.
+/// Every rank of a group starts the same collectives in the same order. If another rank fails (it panics, or never starts a
+/// collective), the methods panic with the reason. The engine turns the panic into the job's error message.
 pub trait Communicator {
     /// This rank's index in the group.
     fn rank(&self) -> usize;
@@ -101,7 +101,7 @@ pub trait Communicator {
     fn send(&self, to: usize, tag: Tag, buffer: Buffer) -> Pending;
     /// Starts receiving all of `buffer` from rank `from` of the group.
     fn receive(&self, from: usize, tag: Tag, buffer: Buffer) -> Pending;
-    /// Waits for a transfer and gives its buffer back.
+    /// Waits for a transfer and returns its buffer.
     fn wait(&self, pending: Pending) -> Buffer;
 
     /// Starts a collective over all of `buffer` and waits for it.

@@ -1,7 +1,7 @@
-//! A group that exists on paper: it moves nothing and writes down what would be moved.
+//! A group on paper: it moves no data and logs what would be moved.
 //!
-//! A [`Log`] does not know where the ranks are; [`charge`] does, so one log serves every rank that runs the same
-//! program in another place.
+//! A [`Log`] is independent of where the ranks are, and [`charge`] adds the topology. So one log serves all ranks that run
+//! the same program.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -10,37 +10,37 @@ use std::rc::Rc;
 use kintsugi_spec::{Level, Topology};
 use kintsugi_tensor::{Buffer, DType};
 
-use crate::{Collective, Communicator, Operation, Pending, Tag, Work, ring};
+use crate::{Collective, Communicator, Operation, Pending, Tag, TransferKind, ring};
 
-/// What a rank takes part in.
+/// A transfer that a rank takes part in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transfer {
     /// A collective of the group.
     Collective(Collective),
     /// A message to the rank with this index in the group.
     Send {
-        /// Who receives it.
+        /// The receiver.
         to: usize,
     },
 }
 
-/// A kind of transfer: all that decides its bytes.
+/// A kind of transfer: everything that determines its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
     /// Name of the group.
     pub group: &'static str,
-    /// What is done.
+    /// The transfer.
     pub transfer: Transfer,
-    /// Elements of it.
+    /// Number of elements.
     pub len: usize,
-    /// Their type.
+    /// Element type.
     pub dtype: DType,
 }
 
-/// How often each kind of transfer was started by one rank. Receiving is not written down: the sender is charged.
+/// How often one rank started each kind of transfer. Receives are not logged, since bytes are counted for the sender.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
-    /// In order of first use. The kinds are few, so a search from the front is quick.
+    /// In order of first use. There are few kinds, so a linear search is fast.
     counts: Vec<(Entry, u64)>,
 }
 
@@ -53,7 +53,7 @@ impl Log {
         }
     }
 
-    /// What was counted so far, and forgets it.
+    /// Returns the counts so far and clears the log.
     #[must_use]
     pub fn take(&mut self) -> Log {
         std::mem::take(self)
@@ -65,9 +65,9 @@ impl Log {
     }
 }
 
-/// The bytes that rank `me` of a group of `ranks` sends in one such transfer, and over which level.
+/// The bytes that rank `me` of a group of `ranks` sends in one such transfer, with the level of the link.
 ///
-/// `member` gives the number of a rank of the group among all ranks.
+/// `member` maps an index in the group to a rank of the world.
 pub fn charge(
     entry: Entry,
     ranks: usize,
@@ -96,7 +96,7 @@ pub struct PaperGroup {
 }
 
 impl PaperGroup {
-    /// Rank `rank` of a group of `size`, which writes into `log` under `name`.
+    /// Rank `rank` of the group `name` of `size` ranks, which writes to `log`.
     pub fn new(name: &'static str, size: usize, rank: usize, log: Rc<RefCell<Log>>) -> Self {
         assert!(rank < size, "rank {rank} of group {name} with {size} ranks");
         PaperGroup { name, size, rank, log }
@@ -128,20 +128,20 @@ impl Communicator for PaperGroup {
 
     fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
         self.record(Transfer::Collective(collective), range.len(), buffer.dtype());
-        Pending::new(buffer, range, Work::Collective { collective, sequence: 0 })
+        Pending::new(buffer, range, TransferKind::Collective { collective, sequence: 0 })
     }
 
     fn send(&self, to: usize, _: Tag, buffer: Buffer) -> Pending {
         self.assert_peer(to);
         let all = 0..buffer.len();
         self.record(Transfer::Send { to }, buffer.len(), buffer.dtype());
-        Pending::new(buffer, all, Work::Message { sequence: 0 })
+        Pending::new(buffer, all, TransferKind::Message { sequence: 0 })
     }
 
     fn receive(&self, from: usize, _: Tag, buffer: Buffer) -> Pending {
         self.assert_peer(from);
         let all = 0..buffer.len();
-        Pending::new(buffer, all, Work::Message { sequence: 0 })
+        Pending::new(buffer, all, TransferKind::Message { sequence: 0 })
     }
 
     fn wait(&self, pending: Pending) -> Buffer {

@@ -1,39 +1,39 @@
-//! The ring algorithm as arithmetic: who passes which chunk to whom, and how many elements cross each link.
+//! The ring algorithm as arithmetic: which chunk each rank receives in each step, and how many elements cross each link.
 //!
-//! The transports run it and the planner counts it, both from these functions. Rank `r` only ever receives from
-//! rank `r − 1`, in equal steps around the ring (Patarasuk and Yuan, 2009: it sends the fewest bytes possible).
+//! The transports and the planner both use these functions. Rank `r` receives only from rank `r − 1`. The ring sends the
+//! fewest bytes possible (Patarasuk and Yuan, 2009).
 
 use std::ops::Range;
 
 use crate::Collective;
 
-/// The part of `len` elements that is chunk `index` of as many chunks as there are ranks.
+/// The range of chunk `index` if `len` elements are divided into `ranks` chunks.
 ///
-/// Sizes differ by at most one; the larger chunks come first.
+/// Sizes differ by at most one. The larger chunks come first.
 pub fn chunk(len: usize, ranks: usize, index: usize) -> Range<usize> {
     let start = |i: usize| i * (len / ranks) + i.min(len % ranks);
     start(index)..start(index + 1)
 }
 
-/// What a rank does with a chunk of its predecessor.
+/// What a rank does with a chunk from its predecessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Adds it to its own.
+    /// Adds it to its own chunk.
     Add,
-    /// Puts it in place of its own.
+    /// Overwrites its own chunk with it.
     Copy,
 }
 
 /// What a rank does in one step around the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
-    /// The chunk that it receives from its predecessor.
+pub struct RingStep {
+    /// The chunk that the rank receives from its predecessor.
     pub chunk: usize,
-    /// What it does with it.
+    /// What the rank does with the chunk.
     pub action: Action,
 }
 
-/// How many steps a collective takes on every rank.
+/// The number of steps of a collective on every rank.
 pub fn step_count(collective: Collective, ranks: usize) -> usize {
     match collective {
         Collective::AllReduce => 2 * (ranks - 1),
@@ -43,12 +43,12 @@ pub fn step_count(collective: Collective, ranks: usize) -> usize {
 
 /// What `rank` does in step `index` of a collective.
 ///
-/// In every phase the chunk that a rank receives in one step is the one that its successor receives from it in the
-/// next. A reduction of chunk `c` starts with rank `c + 1` and ends with its owner, rank `c`; gathering starts there.
-pub fn step(collective: Collective, ranks: usize, rank: usize, index: usize) -> Step {
+/// In every phase, the successor of a rank receives in the next step the chunk that the rank receives in this step. The
+/// reduction of chunk `c` starts at rank `c + 1` and ends at its owner, rank `c`. The gather starts at the owner.
+pub fn step(collective: Collective, ranks: usize, rank: usize, index: usize) -> RingStep {
     assert!(index < step_count(collective, ranks), "step {index} of {collective:?} over {ranks} ranks");
-    let reduce = |i: usize| Step { chunk: (rank + 2 * ranks - 2 - i) % ranks, action: Action::Add };
-    let gather = |i: usize| Step { chunk: (rank + ranks - 1 - i) % ranks, action: Action::Copy };
+    let reduce = |i: usize| RingStep { chunk: (rank + 2 * ranks - 2 - i) % ranks, action: Action::Add };
+    let gather = |i: usize| RingStep { chunk: (rank + ranks - 1 - i) % ranks, action: Action::Copy };
     match collective {
         Collective::ReduceScatter => reduce(index),
         Collective::AllGather => gather(index),
@@ -60,8 +60,7 @@ pub fn step(collective: Collective, ranks: usize, rank: usize, index: usize) -> 
 /// Elements that rank `from` sends to its successor in all steps of a collective over `len` elements.
 pub fn link_elements(collective: Collective, len: usize, ranks: usize, from: usize) -> usize {
     let all_but = |index: usize| len - chunk(len, ranks, index % ranks).len();
-    // A rank passes on every chunk except, when reducing, the one that ends with it, and, when gathering, the one
-    // that started with its successor.
+    // A rank sends every chunk except one: in a reduction its own chunk, which ends here, and in a gather its successor's.
     match collective {
         Collective::ReduceScatter => all_but(from),
         Collective::AllGather => all_but(from + 1),
@@ -126,7 +125,7 @@ mod tests {
         for ranks in 2..9 {
             for rank in 0..ranks {
                 let last = step(Collective::ReduceScatter, ranks, rank, ranks - 2);
-                assert_eq!(last, Step { chunk: rank, action: Action::Add });
+                assert_eq!(last, RingStep { chunk: rank, action: Action::Add });
             }
         }
     }

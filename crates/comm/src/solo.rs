@@ -1,10 +1,10 @@
-//! A group of one: every collective is done before it starts.
+//! A group of one rank: collectives do nothing.
 
 use std::ops::Range;
 
 use kintsugi_tensor::Buffer;
 
-use crate::{Collective, Communicator, Pending, Tag, Work};
+use crate::{Collective, Communicator, Pending, Tag, TransferKind};
 
 /// The only rank of its group.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,7 +20,7 @@ impl Communicator for Solo {
     }
 
     fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
-        Pending::new(buffer, range, Work::Collective { collective, sequence: 0 })
+        Pending::new(buffer, range, TransferKind::Collective { collective, sequence: 0 })
     }
 
     fn send(&self, to: usize, tag: Tag, _: Buffer) -> Pending {

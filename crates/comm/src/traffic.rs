@@ -1,28 +1,28 @@
-//! Bytes sent, by level and operation: what is predicted, and what a transport measures.
+//! Bytes sent by level and operation, predicted or measured by a transport.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kintsugi_spec::Level;
 
-/// What bytes are sent for.
+/// The operation that bytes are sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Operation {
-    /// Sum over all ranks, for all ranks.
+    /// Every rank gets the sum over all ranks.
     AllReduce,
-    /// Every rank's piece, for all ranks.
+    /// Every rank gets every rank's piece.
     AllGather,
-    /// Sum over all ranks, a piece for each.
+    /// Every rank gets a piece of the sum over all ranks.
     ReduceScatter,
-    /// A different piece from every rank to every rank.
+    /// Every rank sends a different piece to every rank.
     AllToAll,
-    /// One rank's piece, for all ranks.
+    /// Every rank gets one rank's piece.
     Broadcast,
-    /// From one rank to one other.
+    /// One rank sends to one other.
     Send,
 }
 
 impl Operation {
-    /// Every operation, in the order in which they are printed.
+    /// All operations, in the order of the output.
     pub const ALL: [Operation; 6] = [
         Operation::AllReduce,
         Operation::AllGather,
@@ -32,7 +32,7 @@ impl Operation {
         Operation::Send,
     ];
 
-    /// The name used in outputs.
+    /// The name in the output.
     pub fn name(self) -> &'static str {
         match self {
             Operation::AllReduce => "all_reduce",
@@ -62,14 +62,14 @@ impl Traffic {
         self.0[level as usize][operation as usize]
     }
 
-    /// Adds all that another rank or step has sent.
+    /// Adds the bytes of another rank or step.
     pub fn merge(&mut self, other: &Traffic) {
         for (level, operation, bytes) in other.iter() {
             self.add(level, operation, bytes);
         }
     }
 
-    /// What is not zero: innermost level first, then in the order of [`Operation::ALL`].
+    /// The counts that are not zero: innermost level first, then in the order of [`Operation::ALL`].
     pub fn iter(&self) -> impl Iterator<Item = (Level, Operation, u64)> + '_ {
         Level::ALL
             .into_iter()
@@ -78,23 +78,23 @@ impl Traffic {
             .filter(|&(_, _, bytes)| bytes > 0)
     }
 
-    /// Bytes of all levels and operations.
+    /// Bytes over all levels and operations.
     pub fn total(&self) -> u64 {
         self.0.as_flattened().iter().sum()
     }
 }
 
-/// [`Traffic`] that several threads add to.
+/// [`Traffic`] that several threads can add to.
 #[derive(Debug, Default)]
-pub(crate) struct Meter(ByLevelAndOperation<AtomicU64>);
+pub(crate) struct TrafficCounter(ByLevelAndOperation<AtomicU64>);
 
-impl Meter {
-    /// Adds bytes; whoever synchronises with this thread afterwards sees them.
+impl TrafficCounter {
+    /// Adds bytes. Threads that synchronise with this one afterwards see them.
     pub(crate) fn add(&self, level: Level, operation: Operation, bytes: u64) {
         self.0[level as usize][operation as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// What has been added so far.
+    /// The traffic so far.
     pub(crate) fn read(&self) -> Traffic {
         Traffic(self.0.each_ref().map(|row| row.each_ref().map(|bytes| bytes.load(Ordering::Relaxed))))
     }
@@ -114,10 +114,10 @@ mod tests {
     fn merging_adds_and_iteration_skips_zeros() {
         let mut a = Traffic::default();
         a.add(Level::Cluster, Operation::AllReduce, 5);
-        let meter = Meter::default();
-        meter.add(Level::Cluster, Operation::AllReduce, 2);
-        meter.add(Level::Package, Operation::Send, 1);
-        a.merge(&meter.read());
+        let counter = TrafficCounter::default();
+        counter.add(Level::Cluster, Operation::AllReduce, 2);
+        counter.add(Level::Package, Operation::Send, 1);
+        a.merge(&counter.read());
         let entries: Vec<_> = a.iter().collect();
         assert_eq!(
             entries,

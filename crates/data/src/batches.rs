@@ -1,33 +1,33 @@
-//! The batches of a run as a file, for another program that is to train on the same: an array in the `.npy` format.
+//! Writes the batches of a run to an `.npy` file, so that another program can train on the same data.
 
 use std::path::Path;
 
-use crate::tokens::Partial;
+use crate::tokens::PartialFile;
 use crate::{DataError, Dataset, Split};
 
-/// Which batches.
+/// The batches to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchRange {
     /// The first sample.
     pub first: u64,
     /// Steps.
     pub steps: u64,
-    /// Samples of a step.
+    /// Samples per step.
     pub global: usize,
-    /// Targets of a sample.
+    /// Targets per sample.
     pub sequence: usize,
 }
 
-/// An `.npy` file begins so: what it is, and the version of the format.
+/// The first bytes of an `.npy` file: magic number and format version.
 const MAGIC: [u8; 8] = *b"\x93NUMPY\x01\x00";
-/// Its numbers begin at a multiple of this.
+/// The data begins at a multiple of this.
 const ALIGNMENT: usize = 64;
 
-/// Writes the samples of training steps as unsigned 32-bit numbers, `[steps, global, sequence + 1]`: the inputs of a sample
-/// are all of its tokens but the last, its targets all but the first.
+/// Writes the samples of training steps as unsigned 32-bit numbers, `[steps, global, sequence + 1]`. The inputs of a sample are
+/// all tokens except the last, and its targets all except the first.
 pub fn write_batches(path: &Path, dataset: &dyn Dataset, batches: BatchRange) -> Result<(), DataError> {
     let BatchRange { first, steps, global, sequence } = batches;
-    let mut file = Partial::create(path)?;
+    let mut file = PartialFile::create(path)?;
     file.write(&header([steps, global as u64, sequence as u64 + 1]))?;
     let mut sample = vec![0; sequence + 1];
     let mut bytes = Vec::new();
@@ -54,11 +54,11 @@ fn header(shape: [u64; 3]) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::Demo;
-    use crate::testing::Folder;
+    use crate::testing::TestFolder;
 
     #[test]
     fn the_samples_of_the_steps_are_in_it() {
-        let folder = Folder::new("batches");
+        let folder = TestFolder::new("batches");
         let path = folder.join("batches.npy");
         let demo = Demo::new(1);
         write_batches(&path, &demo, BatchRange { first: 6, steps: 2, global: 3, sequence: 8 }).unwrap();

@@ -1,16 +1,16 @@
-//! Which source a sample comes from, by weight.
+//! Selects the source of each sample, by weight.
 //!
-//! The first source takes its share of all samples, spread evenly (as in Bresenham's lines); the second its share of
-//! what is left, and so on. So the source of any sample, and its number within that source, follow from its index
-//! alone, and after n samples every source has its share to within a few samples.
+//! The first source takes its share of all samples, spread evenly (as in Bresenham's algorithm). The second takes its share of
+//! the rest, and so on. So the source of a sample, and its number within that source, depend only on its index, and after n
+//! samples every source has its share to within a few samples.
 
-/// The weights of sources, as whole numbers.
+/// The weights of sources, as integers.
 #[derive(Clone, Debug)]
 pub struct Blend {
     weights: Vec<u64>,
 }
 
-/// What the weights add up to, about: so fine are they kept.
+/// The approximate sum of the weights, which sets their resolution.
 const WHOLE: f64 = (1_u64 << 40) as f64;
 
 impl Blend {
@@ -21,7 +21,7 @@ impl Blend {
         Blend { weights: weights.iter().map(whole).collect() }
     }
 
-    /// How many of the first `samples` samples are of each source.
+    /// How many of the first `samples` samples come from each source.
     pub fn counts(&self, samples: u64) -> Vec<u64> {
         let mut total: u128 = self.weights.iter().map(|&weight| u128::from(weight)).sum();
         let mut left = u128::from(samples);

@@ -1,35 +1,35 @@
-//! What can be wrong with data, in one sentence: the file, what was found, and what was expected.
+//! The errors of data. A message has the file, what was found, and what was expected.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use kintsugi_spec::Cause;
 
-/// A mistake in the data, or a file that cannot be used.
+/// An error in the data, or a file that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DataError {
-    /// A file or folder that cannot be read or written.
+    /// A file or folder cannot be read or written.
     #[error("cannot {action} {}: {cause}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// What the system says, or what is wrong with it.
+        /// The system's error, or what is wrong.
         #[source]
         cause: Cause,
     },
-    /// A file that is not what it should be.
+    /// A file has unexpected contents.
     #[error("{}: found {found}, expected {expected}", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
-        /// What is there.
+        /// What was found.
         found: String,
-        /// What should be.
+        /// What was expected.
         expected: String,
     },
-    /// A file that could be read up to some line.
+    /// A file could be read only up to some line.
     #[error("{}, {unit} {line}: cannot read: {cause}", path.display())]
     Unreadable {
         /// The file.
@@ -38,11 +38,11 @@ pub enum DataError {
         unit: &'static str,
         /// The line, from 1.
         line: u64,
-        /// What the system says, or what is wrong with the file.
+        /// The system's error, or what is wrong with the file.
         #[source]
         cause: Cause,
     },
-    /// A line that cannot be used, where none is allowed.
+    /// A line cannot be used, and bad lines are not allowed.
     #[error("{}, {unit} {line}: {reason}", path.display())]
     Line {
         /// The file.
@@ -54,16 +54,16 @@ pub enum DataError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A thread that the system did not start.
+    /// The system did not start a thread.
     #[error(
         "a thread that encodes text cannot be started: {cause}; raise the limit on processes and threads (ulimit -u)"
     )]
     Thread {
-        /// What the system says.
+        /// The system's error.
         #[source]
         cause: Cause,
     },
-    /// A value that does not go with the others.
+    /// A value does not fit the others.
     #[error("{0}")]
     Value(String),
 }

@@ -1,5 +1,4 @@
-//! Calls into libraries that read untrusted files: a panic in one of them becomes an error, and its report is not
-//! printed.
+//! Guards calls of libraries that read untrusted files: turns a panic into an error and does not print its message.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -7,11 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
 thread_local! {
-    /// Whether this thread is in such a call.
+    /// Whether this thread is in a guarded call.
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work` of a library on an untrusted file. A panic of the library is an error of the file.
+/// Calls `work`, which runs a library on an untrusted file. Returns an error if the library panics.
 pub(crate) fn catch_panic<T, E: Into<Box<dyn Error + Send + Sync>>>(
     library: &str,
     work: impl FnOnce() -> Result<T, E>,

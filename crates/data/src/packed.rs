@@ -1,8 +1,8 @@
-//! Samples of token files: documents packed end to end, and a sample is a window of that stream.
+//! Samples of token files: documents are packed end to end, and a sample is a window of that stream.
 //!
-//! Which tokens sample `i` of training has is a function of the seed and `i` alone: the blend names the source, and a keyed
-//! permutation per epoch the window. Nothing is built at the start and nothing depends on the layout, so the position of a
-//! run in its data is its step. The samples for validation come in the order of the files.
+//! The tokens of training sample `i` depend only on the seed and `i`: the blend selects the source, and a keyed permutation
+//! per epoch selects the window. There is no index to build and no dependence on the layout, so the step of a run determines
+//! its position in the data. Validation samples come in the order of the files.
 
 use std::ops::Range;
 use std::path::{self, Path, PathBuf};
@@ -10,41 +10,41 @@ use std::sync::Arc;
 
 use crate::blend::Blend;
 use crate::permutation::Permutation;
-use crate::{DataError, Dataset, Split, TokenFile, ValidationPart};
+use crate::{DataError, Dataset, Split, TokenFile, ValidationSource};
 
-/// What samples are made of.
+/// The files and options of a packed dataset.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackedOptions {
     /// Token files by prefix, with their weights.
     pub sources: Vec<(PathBuf, f64)>,
-    /// The share of every source's tokens, at its end, that is kept for validation.
+    /// The share of every source's tokens, at its end, that is reserved for validation.
     pub split: f64,
-    /// Token files for validation alone, with their weights; without any, that share is for validation.
+    /// Token files for validation only, with their weights. If there are none, `split` is used.
     pub validation: Vec<(PathBuf, f64)>,
-    /// Targets of a sample.
+    /// Targets per sample.
     pub sequence: usize,
     /// The model's vocabulary: every token must be below it.
     pub vocab: usize,
     /// Seed of the order.
     pub seed: u64,
-    /// Whether it is asked where documents begin, so that the index must be sound.
+    /// Whether document starts are needed, so that the index must be checked.
     pub documents: bool,
 }
 
 /// A blend of token files.
 #[derive(Debug)]
 pub struct Packed {
-    training: Vec<Source>,
-    validation: Vec<Source>,
+    training: Vec<PackedSource>,
+    validation: Vec<PackedSource>,
     blend: Blend,
     sequence: usize,
     vocab: usize,
     seed: u64,
 }
 
-/// A part of a pair of token files.
+/// A range of a pair of token files.
 #[derive(Clone, Debug)]
-struct Source {
+struct PackedSource {
     file: Arc<TokenFile>,
     name: String,
     weight: f64,
@@ -53,11 +53,10 @@ struct Source {
 }
 
 impl Packed {
-    /// Opens the files. How many documents they hold makes no difference to the time this takes, unless it is asked where
-    /// they begin.
+    /// Opens the files. The time does not depend on the number of documents, unless document starts are needed.
     pub fn open(options: &PackedOptions) -> Result<Packed, DataError> {
         let &PackedOptions { sequence, vocab, seed, split, .. } = options;
-        let open = |source: &(PathBuf, f64)| Source::open(source, options);
+        let open = |source: &(PathBuf, f64)| PackedSource::open(source, options);
         let mut training = options.sources.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let mut validation = options.validation.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         check_apart(&training, &validation)?;
@@ -72,7 +71,7 @@ impl Packed {
         Ok(packed)
     }
 
-    /// The files with `split` in the place of their validation split.
+    /// The same dataset with `split` as its validation split.
     #[must_use]
     pub fn validated_on(self, split: Split) -> Packed {
         match split {
@@ -81,7 +80,7 @@ impl Packed {
         }
     }
 
-    /// Refuses a split in which a source has no whole sample.
+    /// Fails if a source has no complete sample in a split.
     pub fn check_length(&self, split: Split) -> Result<(), DataError> {
         let sources = match split {
             Split::Train => &self.training,
@@ -92,7 +91,7 @@ impl Packed {
     }
 
     /// The source of a sample, and its first token there.
-    fn window(&self, split: Split, index: u64) -> (&Source, u64) {
+    fn window(&self, split: Split, index: u64) -> (&PackedSource, u64) {
         let (source, window) = match split {
             Split::Train => self.shuffled(index),
             Split::Validation => self.in_order(index),
@@ -100,7 +99,7 @@ impl Packed {
         (source, source.range.start + window * self.sequence as u64)
     }
 
-    fn shuffled(&self, index: u64) -> (&Source, u64) {
+    fn shuffled(&self, index: u64) -> (&PackedSource, u64) {
         let (number, within) = self.blend.place(index);
         let source = &self.training[number];
         let samples = source.samples(self.sequence);
@@ -109,7 +108,7 @@ impl Packed {
         (source, order.at(place))
     }
 
-    fn in_order(&self, index: u64) -> (&Source, u64) {
+    fn in_order(&self, index: u64) -> (&PackedSource, u64) {
         let mut left = index;
         for source in &self.validation {
             match left.checked_sub(source.samples(self.sequence)) {
@@ -130,8 +129,8 @@ impl Dataset for Packed {
         None
     }
 
-    fn validation(&self) -> Vec<ValidationPart> {
-        let part = |source: &Source| ValidationPart {
+    fn validation(&self) -> Vec<ValidationSource> {
+        let part = |source: &PackedSource| ValidationSource {
             name: source.name.clone(),
             weight: source.weight,
             samples: Some(source.samples(self.sequence)),
@@ -151,8 +150,8 @@ impl Dataset for Packed {
     }
 }
 
-/// Refuses files for validation that are trained on, whatever they are called.
-fn check_apart(training: &[Source], validation: &[Source]) -> Result<(), DataError> {
+/// Fails if a file for validation is also used for training, even under another path.
+fn check_apart(training: &[PackedSource], validation: &[PackedSource]) -> Result<(), DataError> {
     for (trained, validated) in
         training.iter().flat_map(|one| validation.iter().map(move |other| (one, other)))
     {
@@ -166,9 +165,9 @@ fn check_apart(training: &[Source], validation: &[Source]) -> Result<(), DataErr
     Ok(())
 }
 
-/// Gives every source the shortest end of its absolute path that no other has: a run has the same names when it is
-/// resumed with absolute paths.
-fn shorten_names(sources: &mut [Source]) {
+/// Names every source by the shortest suffix of its absolute path that is unique. So a run keeps the names when it is resumed
+/// with absolute paths.
+fn shorten_names(sources: &mut [PackedSource]) {
     let names: Vec<String> = sources.iter().map(|source| source.name.clone()).collect();
     for (number, source) in sources.iter_mut().enumerate() {
         let own = |end: &str| {
@@ -181,9 +180,9 @@ fn shorten_names(sources: &mut [Source]) {
     }
 }
 
-impl Source {
-    /// Opens token files whole.
-    fn open((prefix, weight): &(PathBuf, f64), options: &PackedOptions) -> Result<Source, DataError> {
+impl PackedSource {
+    /// Opens token files, with all their tokens.
+    fn open((prefix, weight): &(PathBuf, f64), options: &PackedOptions) -> Result<PackedSource, DataError> {
         let file = TokenFile::open(prefix)?;
         if options.documents {
             file.check_documents()?;
@@ -191,25 +190,24 @@ impl Source {
         let path =
             path::absolute(file.path()).map_err(|error| DataError::file("read", file.path(), error))?;
         let (name, range) = (path.with_extension("").display().to_string(), 0..file.tokens());
-        let source = Source { file: Arc::new(file), name, weight: *weight, range };
+        let source = PackedSource { file: Arc::new(file), name, weight: *weight, range };
         source.check_vocab(options.vocab)?;
         Ok(source)
     }
 
-    /// Cuts off the share of the tokens that is kept for validation, and gives it.
-    fn cut(&mut self, split: f64) -> Result<Source, DataError> {
+    /// Splits off the share of the tokens that is reserved for validation, and returns it.
+    fn cut(&mut self, split: f64) -> Result<PackedSource, DataError> {
         let tokens = self.file.tokens();
         let kept = (tokens as f64 * split).round() as u64;
         let cut = tokens - kept.min(tokens);
-        // Half a document in training would tell of its other half: where documents are not too long, the cut falls
-        // between two of them.
+        // A document in both splits would leak. So the split falls between two documents, unless they are too long.
         let between = self.file.document_from(cut)?;
         let cut = if between < cut + kept / 2 { between } else { cut };
         self.range = 0..cut;
-        Ok(Source { range: cut..tokens, ..self.clone() })
+        Ok(PackedSource { range: cut..tokens, ..self.clone() })
     }
 
-    /// Whole samples: each begins with the last token of the one before, as that is a target only.
+    /// Number of complete samples. Each begins with the last token of the previous one, which was only a target there.
     fn samples(&self, sequence: usize) -> u64 {
         (self.range.end - self.range.start).saturating_sub(1) / sequence as u64
     }
@@ -231,7 +229,7 @@ impl Source {
         let Range { start, end } = self.range;
         let (what, remedy) = match split {
             Split::Train => ("training", "use more text, or lower batch.sequence or data.split"),
-            // Files of their own begin at their first token.
+            // Files for validation only begin at their first token.
             Split::Validation if start == 0 => ("validation", "use more text, or set run.eval_every = 0"),
             Split::Validation => ("validation", "raise data.split, or set run.eval_every = 0"),
         };
@@ -247,8 +245,8 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::testing::Folder;
-    use crate::{About, TokenType, TokenWriter};
+    use crate::testing::TestFolder;
+    use crate::{TokenFileInfo, TokenType, TokenWriter};
 
     /// Documents of ten tokens each: token `t` of the file is `first + t`.
     fn write(prefix: &Path, first: u32, tokens: u32) {
@@ -262,7 +260,13 @@ mod tests {
         let (documents, tokenizer) = (writer.documents(), "none".to_owned());
         let vocab = (first + tokens) as usize;
         writer
-            .finish(&About { vocab, tokenizer, end_of_document: None, documents, tokens: tokens.into() })
+            .finish(&TokenFileInfo {
+                vocab,
+                tokenizer,
+                end_of_document: None,
+                documents,
+                tokens: tokens.into(),
+            })
             .unwrap();
     }
 
@@ -290,7 +294,7 @@ mod tests {
 
     #[test]
     fn an_epoch_has_every_window_once_and_the_next_another_order() {
-        let folder = Folder::new("packed-epoch");
+        let folder = TestFolder::new("packed-epoch");
         let prefix = folder.join("a");
         write(&prefix, 0, 1000);
         let packed = Packed::open(&options(&[(&prefix, 1.0)])).unwrap();
@@ -313,11 +317,12 @@ mod tests {
 
     #[test]
     fn the_split_falls_between_documents() {
-        let folder = Folder::new("packed-split");
+        let folder = TestFolder::new("packed-split");
         let prefix = folder.join("a");
         write(&prefix, 0, 1000);
         for (validation, cut) in [(0.1, 900), (0.057, 950), (0.5, 500), (0.0, 1000), (0.001, 999)] {
-            let mut training = Source::open(&(prefix.clone(), 1.0), &options(&[(&prefix, 1.0)])).unwrap();
+            let mut training =
+                PackedSource::open(&(prefix.clone(), 1.0), &options(&[(&prefix, 1.0)])).unwrap();
             let kept = training.cut(validation).unwrap();
             assert_eq!((training.range, kept.range), (0..cut, cut..1000), "{validation}");
         }
@@ -325,7 +330,7 @@ mod tests {
 
     #[test]
     fn starts_are_those_of_the_sample_in_any_blend() {
-        let folder = Folder::new("packed-starts");
+        let folder = TestFolder::new("packed-starts");
         let (a, b) = (folder.join("a"), folder.join("b"));
         write(&a, 0, 200);
         write(&b, 10_000, 5000);
@@ -345,7 +350,7 @@ mod tests {
 
     #[test]
     fn sources_are_blended_by_weight() {
-        let folder = Folder::new("packed-blend");
+        let folder = TestFolder::new("packed-blend");
         let (a, b) = (folder.join("a"), folder.join("b"));
         write(&a, 0, 200);
         write(&b, 10_000, 5000);
@@ -361,7 +366,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_at_the_start() {
-        let folder = Folder::new("packed-refused");
+        let folder = TestFolder::new("packed-refused");
         let prefix = folder.join("a");
         write(&prefix, 0, 100);
         let refused = |change: fn(&mut PackedOptions)| {
@@ -388,7 +393,7 @@ mod tests {
 
     #[test]
     fn names_are_the_shortest_ends_of_paths_that_differ() {
-        let folder = Folder::new("packed-names");
+        let folder = TestFolder::new("packed-names");
         for name in ["en", "de"] {
             std::fs::create_dir(folder.join(name)).unwrap();
         }
@@ -407,7 +412,7 @@ mod tests {
 
     #[test]
     fn a_file_that_shrinks_is_an_error_and_no_panic() {
-        let folder = Folder::new("packed-shrinks");
+        let folder = TestFolder::new("packed-shrinks");
         let prefix = folder.join("a");
         write(&prefix, 0, 100);
         let packed = Packed::open(&options(&[(&prefix, 1.0)])).unwrap();

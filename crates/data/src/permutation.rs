@@ -1,37 +1,37 @@
-//! A keyed permutation of 0..n: every epoch is shuffled, and no table of indices is ever built.
+//! A keyed permutation of 0..n, which shuffles every epoch without a table of indices.
 //!
-//! A Feistel network over the smallest even number of bits that holds n, walked along its cycle until it lands
-//! below n again (Black and Rogaway, CT-RSA 2002). Any place of the order is computed alone, in constant memory.
+//! It is a Feistel network over the smallest even number of bits that holds n, with cycle walking: it is applied until the
+//! result is below n (Black and Rogaway, CT-RSA 2002). Each element is computed independently, in constant memory.
 
 use kintsugi_spec::splitmix64::mix;
 
-use crate::random::Stream;
+use crate::random::RandomStream;
 
-/// More than the four rounds that make a network of random functions random: small domains mix slowly.
+/// Rounds of the network. Four suffice in theory, but small domains need more to mix well.
 const ROUNDS: usize = 8;
 
-/// One order of the numbers below a size.
+/// A permutation of the numbers below a size.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     size: u64,
-    /// Bits of each half; the network permutes numbers of twice as many.
+    /// Bits of each half. The network permutes numbers of twice as many bits.
     half: u32,
     keys: [u64; ROUNDS],
 }
 
 impl Permutation {
-    /// The order of 0..`size` that belongs to `key`; keys that differ in any part give unrelated orders.
+    /// The permutation of 0..`size` for `key`. Different keys give unrelated permutations.
     pub fn new(size: u64, key: &[u64]) -> Permutation {
         let bits = 64 - size.saturating_sub(1).leading_zeros();
-        let mut stream = Stream::new(key);
+        let mut stream = RandomStream::new(key);
         Permutation { size, half: bits.div_ceil(2).max(1), keys: std::array::from_fn(|_| stream.next()) }
     }
 
-    /// The number at a place of the order.
+    /// The number at a place of the permutation.
     pub fn at(&self, place: u64) -> u64 {
         assert!(place < self.size, "place {place} of {}", self.size);
-        // The domain is at most four times the size, so four tries are enough on average; the cycle that a place
-        // lies on comes back to it, so they end.
+        // The domain is at most four times the size, so this takes at most four iterations on average. It ends, because the
+        // cycle returns to the start.
         let mut value = self.round_trip(place);
         while value >= self.size {
             value = self.round_trip(value);

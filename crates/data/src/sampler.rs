@@ -1,25 +1,24 @@
-//! Which samples a replica reads: step, replica and micro-batch to sample indices.
+//! Maps step, replica and micro-batch to sample indices.
 //!
-//! The order of samples belongs to the run, not to its layout: step `s` reads samples `s·global .. (s+1)·global`,
-//! each replica a contiguous share of them and each micro-batch a contiguous part of that.
+//! The order of samples does not depend on the layout: step `s` reads samples `s·global .. (s+1)·global`. Each replica reads a
+//! contiguous share of them, and each micro-batch a contiguous part of that share.
 
 use std::ops::Range;
 
 use crate::{DataError, Dataset, Split};
 
-/// One micro-batch, `[micro_batch, sequence]` each. The vectors keep their memory: after the first micro-batch nothing
-/// is allocated.
+/// One micro-batch, `[micro_batch, sequence]` each. The vectors are reused, so only the first micro-batch allocates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MicroBatch {
-    /// What the model reads.
+    /// Input ids.
     pub tokens: Vec<u32>,
-    /// What it is to predict.
+    /// Target ids.
     pub targets: Vec<u32>,
-    /// Where each token's document begins in its sample; empty unless asked for.
+    /// The start of each token's document in its sample. Empty unless requested.
     pub starts: Vec<u32>,
 }
 
-/// How a global batch is dealt out.
+/// How a global batch is distributed over replicas and micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampler {
     sequence: usize,
@@ -30,8 +29,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Samples of `sequence` targets, `global_batch` of them a step, over `dp` replicas in micro-batches of
-    /// `micro_batch`. The plan has checked that this divides evenly.
+    /// A sampler of `global_batch` samples of `sequence` targets per step, over `dp` replicas in micro-batches of `micro_batch`.
+    /// The plan has checked that these numbers divide evenly.
     pub fn new(sequence: usize, global_batch: usize, micro_batch: usize, dp: usize) -> Sampler {
         assert!(
             global_batch.is_multiple_of(micro_batch * dp),
@@ -40,7 +39,7 @@ impl Sampler {
         Sampler { sequence, global_batch, micro_batch, dp, starts: false }
     }
 
-    /// Also says, if so, where documents begin.
+    /// Sets whether batches have document starts.
     #[must_use]
     pub fn with_starts(self, starts: bool) -> Sampler {
         Sampler { starts, ..self }
@@ -71,7 +70,7 @@ impl Sampler {
     ) -> Result<(), DataError> {
         let MicroBatch { tokens, targets, starts } = batch;
         let elements = self.micro_batch * self.sequence;
-        // A sample's last token is a target only: it lies where the next sample's first token will overwrite it.
+        // The last token of a sample is only a target. The next sample's first token overwrites it.
         tokens.resize(elements + 1, 0);
         targets.clear();
         starts.resize(if self.starts { elements } else { 0 }, 0);

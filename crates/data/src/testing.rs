@@ -1,4 +1,4 @@
-//! What tests share.
+//! Helpers for tests.
 
 use std::fs;
 use std::ops::Deref;
@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An empty folder for one test, which goes away with it.
-pub(crate) struct Folder(PathBuf);
+/// A temporary folder for one test.
+pub(crate) struct TestFolder(PathBuf);
 
-impl Folder {
-    pub(crate) fn new(name: &str) -> Folder {
+impl TestFolder {
+    pub(crate) fn new(name: &str) -> TestFolder {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("kintsugi-{name}-{}-{number}", process::id()));
         fs::create_dir_all(&folder).unwrap();
-        Folder(folder)
+        TestFolder(folder)
     }
 
-    /// Writes a file; gives back its path as text.
+    /// Writes a file. Returns its path as text.
     pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
         let path = self.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -27,7 +27,7 @@ impl Folder {
     }
 }
 
-impl Deref for Folder {
+impl Deref for TestFolder {
     type Target = Path;
 
     fn deref(&self) -> &Path {
@@ -35,7 +35,7 @@ impl Deref for Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TestFolder {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).ok();
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use kintsugi_data::prepare::{Input, PrepareOptions, Progress, Summary, prepare};
+use kintsugi_data::prepare::{Input, PrepareOptions, PrepareProgress, PrepareSummary, prepare};
 use kintsugi_data::{DataError, TokenFile, Tokenizer};
 
 /// An empty folder for one test.
@@ -34,7 +34,7 @@ fn options(folder: &Path, inputs: &[&str]) -> PrepareOptions {
     }
 }
 
-fn run(options: &PrepareOptions) -> Result<Summary, DataError> {
+fn run(options: &PrepareOptions) -> Result<PrepareSummary, DataError> {
     prepare(options, &Tokenizer::open("bytes").unwrap(), |_| true)
 }
 
@@ -94,7 +94,7 @@ fn the_number_of_workers_makes_no_difference() {
         (options.workers, options.overwrite) = (workers, true);
         let mut seen = Vec::new();
         let tokenizer = Tokenizer::open("bytes").unwrap();
-        let summary = prepare(&options, &tokenizer, |progress: &Progress| {
+        let summary = prepare(&options, &tokenizer, |progress: &PrepareProgress| {
             seen.push((progress.text, progress.tokens));
             true
         });

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use kintsugi_plan::{Axis, Op, Over, Part};
+use kintsugi_plan::{Axis, BackwardPart, Op, Over};
 use kintsugi_simulate::{Span, Timeline};
 
 /// How the picture distinguishes forwards and backwards.
@@ -81,9 +81,9 @@ fn bars(spans: &[Span]) -> Vec<Bar> {
             Op::Forward { micro, .. } | Op::Evaluate { micro, .. } | Op::Decode { micro, .. } => {
                 (Kind::Forward, micro)
             }
-            Op::Backward { micro, part: Part::Both, .. } => (Kind::Backward, micro),
-            Op::Backward { micro, part: Part::Input, .. } => (Kind::BackwardInput, micro),
-            Op::Backward { micro, part: Part::Weight, .. } => (Kind::BackwardWeight, micro),
+            Op::Backward { micro, part: BackwardPart::Both, .. } => (Kind::Backward, micro),
+            Op::Backward { micro, part: BackwardPart::Input, .. } => (Kind::BackwardInput, micro),
+            Op::Backward { micro, part: BackwardPart::Weight, .. } => (Kind::BackwardWeight, micro),
             Op::Recompute { .. } => {
                 recomputed = Some((span, std::mem::take(&mut waited)));
                 continue;

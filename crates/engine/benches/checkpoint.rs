@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use kintsugi_checkpoint::{Checkpoint, Folder};
-use kintsugi_engine::{Event, Job, MemoryChoice, Saves, StepReport, TrainOptions, dataset, run_job, train};
+use kintsugi_checkpoint::{Checkpoint, CheckpointFolder};
+use kintsugi_engine::{
+    Event, Job, MemoryChoice, SaveStatistics, StepReport, TrainOptions, dataset, run_job, train,
+};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 
@@ -48,7 +50,7 @@ fn main() {
 
 /// Trains with a checkpoint every few steps; gives the last one.
 fn saving(plan: &Plan, out: &Path) -> PathBuf {
-    let checkpoints = Some(Folder::of_run(out));
+    let checkpoints = Some(CheckpointFolder::of_run(out));
     let options = TrainOptions { checkpoints, ..TrainOptions::new(MemoryChoice::Heap) };
     // Steps, and whether a checkpoint was being written while each ran.
     let mut steps: Vec<(StepReport, bool)> = Vec::new();
@@ -58,15 +60,15 @@ fn saving(plan: &Plan, out: &Path) -> PathBuf {
             steps.push((report.clone(), writing));
             writing |= report.checkpoint_s.is_some();
         }
-        Event::Saved(saved) => {
+        Event::CheckpointSaved(saved) => {
             println!("step {}: written in {:.3} s", saved.step, saved.seconds);
             writing = false;
         }
-        Event::NotSaved(failure) => panic!("{failure}"),
-        Event::NotRepeated(reason) | Event::Replaced(reason) => panic!("{reason}"),
-        Event::Trying => unreachable!("a CPU has nothing to try"),
+        Event::CheckpointFailed(failure) => panic!("{failure}"),
+        Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
+        Event::Autotuning => unreachable!("a CPU has nothing to try"),
     });
-    let Saves { last, .. } = outcome.expect("it trains").saves;
+    let SaveStatistics { last, .. } = outcome.expect("it trains").saves;
     let last = last.expect("it is saved");
     let mean = |seconds: Vec<f64>| seconds.iter().sum::<f64>() / seconds.len().max(1) as f64;
     let of = |wanted: bool| {
@@ -101,7 +103,7 @@ fn loading(plan: &Plan, path: &Path, cold: bool) {
     let (checkpoint, opening) = timed(|| Checkpoint::open(path).expect("it is whole"));
     let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault: None };
     let loaded = run_job(&job, |worker| {
-        Ok(timed(|| worker.rank.load(&checkpoint, checkpoint.kept()).expect("all is there")).1)
+        Ok(timed(|| worker.rank.load(&checkpoint, checkpoint.stored_tensors()).expect("all is there")).1)
     });
     let loading = loaded.expect("no rank fails")[0];
     let all = bytes as f64 / 1e9 / (opening + loading);

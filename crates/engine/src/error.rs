@@ -1,34 +1,34 @@
-//! What can go wrong in a run, as a sentence.
+//! The errors of a run.
 
 use kintsugi_checkpoint::{CheckpointError, WriterEnded};
-use kintsugi_comm::threads::Failure;
+use kintsugi_comm::threads::RankFailure;
 use kintsugi_data::DataError;
-use kintsugi_rank::{Bad, StoreError};
+use kintsugi_rank::{NonFinite, StoreError};
 use kintsugi_tensor::cpu::memory::OutOfMemory;
 use kintsugi_tensor::cuda::CudaError;
 use thiserror::Error;
 
 use crate::ThreadError;
 
-/// Why a rank cannot go on: a disk, a file, a device or the operating system.
+/// Why a rank cannot continue: a disk, a file, a device or the operating system.
 #[derive(Clone, Debug, Error)]
 pub enum RankError {
-    /// Its tokens cannot be read.
+    /// The rank's tokens cannot be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// Its weights or states cannot be read.
+    /// The rank's weights or states cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The system refuses it memory.
+    /// The system has no memory for the rank.
     #[error(transparent)]
     Memory(#[from] OutOfMemory),
-    /// Its GPU cannot be used.
+    /// The rank's GPU cannot be used.
     #[error(transparent)]
     Device(#[from] CudaError),
-    /// Its threads cannot be started.
+    /// The rank's threads cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),
-    /// Its copy cannot be handed to the thread that writes checkpoints.
+    /// The thread that writes checkpoints has ended, so the rank cannot save.
     #[error(transparent)]
     Writer(#[from] WriterEnded),
 }
@@ -36,7 +36,7 @@ pub enum RankError {
 /// Why a job failed.
 #[derive(Clone, Debug, Error)]
 pub enum JobError {
-    /// A rank could not go on, and so the others could not either.
+    /// A rank failed, and the others were stopped.
     #[error("rank {rank} failed in {during}: {source}")]
     Rank {
         /// The first rank that failed.
@@ -48,8 +48,8 @@ pub enum JobError {
     },
     /// A rank panicked, or waited too long for another.
     #[error(transparent)]
-    Failure(#[from] Failure),
-    /// A thread beside the ranks' cannot be started.
+    Failure(#[from] RankFailure),
+    /// A thread of the job, other than a rank's, cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),
 }
@@ -63,36 +63,36 @@ pub enum TrainError {
     /// A rank failed.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The checkpoint that it should go on from is none for this plan.
+    /// This plan cannot resume from the checkpoint.
     #[error(transparent)]
     Start(#[from] CheckpointError),
     /// The tokens of the next step cannot be read.
     #[error("training ended after step {step} because of its data: {source}")]
     NextBatch {
-        /// The last step that was done, 1-based.
+        /// The last finished step, 1-based.
         step: u64,
         /// What is wrong with the data.
         source: DataError,
     },
-    /// Too many steps in a row had a loss or gradient that was not finite.
+    /// Too many consecutive steps had a loss or gradient that was not finite.
     #[error(
         "{steps} steps in a row, up to step {step}, had a loss or a gradient that is not finite: {}; lower \
          optimizer.lr or a fixed precision.loss_scale, or raise run.max_skipped if this passes by itself",
         origin(*first)
     )]
     NotFinite {
-        /// Steps in a row.
+        /// Consecutive steps.
         steps: u64,
         /// The last of them, 1-based.
         step: u64,
-        /// Where it began: the rank, and what on it. Nowhere if every part is finite and only the sum is not.
-        first: Option<(usize, Bad)>,
+        /// The first rank with non-finite values, and which values. `None` if only the sum over all ranks is not finite.
+        first: Option<(usize, NonFinite)>,
     },
 }
 
-fn origin(first: Option<(usize, Bad)>) -> String {
+fn origin(first: Option<(usize, NonFinite)>) -> String {
     match first {
-        Some((rank, Bad { what, unit })) => format!("first the {what} of {unit} on rank {rank}"),
-        None => "each rank's gradient is, but not the sum of all".into(),
+        Some((rank, NonFinite { what, unit })) => format!("first the {what} of {unit} on rank {rank}"),
+        None => "the gradient of every rank is finite, but their sum is not".into(),
     }
 }

@@ -1,7 +1,7 @@
 //! A job: a thread per rank, each with its own memory, backend and groups, in one world.
 //!
-//! A rank that fails or panics aborts the world, so that every other rank's wait ends at once; the first failure is the
-//! job's.
+//! A rank that fails or panics aborts the world, which ends every other rank's wait at once. The job's error is the first
+//! failure.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -12,25 +12,25 @@ use std::sync::{Arc, Once};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
-use kintsugi_comm::threads::{Failure, World};
+use kintsugi_comm::threads::{RankFailure, World};
 use kintsugi_comm::{Communicator, Solo};
 use kintsugi_plan::{Coordinate, DeviceKind, Op, Plan, Program};
-use kintsugi_rank::{Groups, Kept, Purpose, Rank, Source, Store, StoreError};
+use kintsugi_rank::{Groups, Purpose, Rank, Store, StoreError, StoredTensor, TokenSource};
 use kintsugi_tensor::cpu::memory::{Heap, Slab};
 use kintsugi_tensor::cpu::{CpuBackend, counting};
 use kintsugi_tensor::cuda::CudaBackend;
-use kintsugi_tensor::{Backend, Device, Repeated};
+use kintsugi_tensor::{Backend, Device, ReplayOutcome};
 
 use crate::threads::spawn;
 use crate::verify::Fault;
 use crate::{JobError, RankError, ThreadError};
 
-/// Where ranks keep their tensors.
+/// How ranks allocate their tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemoryChoice {
-    /// One slab of the planned size per rank, by stage.
+    /// One slab of the planned size per rank. The sizes are by stage.
     Slab(Vec<u64>),
-    /// A heap allocation per tensor, each seen by the counting allocator.
+    /// A heap allocation per tensor, counted by the counting allocator.
     Heap,
 }
 
@@ -41,7 +41,7 @@ pub struct Job {
     pub plan: Arc<Plan>,
     /// Memory of the ranks.
     pub memory: MemoryChoice,
-    /// A deliberate mistake, to see that it is noticed.
+    /// A deliberate mistake, to test that it is detected.
     pub fault: Option<Fault>,
 }
 
@@ -60,7 +60,7 @@ pub struct Worker {
     fault: Option<Fault>,
 }
 
-/// The device of every rank on this machine: a GPU, or an even share of the cores.
+/// The device of every rank on this machine: a GPU, or an equal share of the CPU cores.
 pub fn device(plan: &Plan) -> Device {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     match plan.run.device {
@@ -69,7 +69,7 @@ pub fn device(plan: &Plan) -> Device {
     }
 }
 
-/// Runs `body` once on every rank; gives back what each returned, in order of rank.
+/// Runs `body` once on every rank for training. Returns the results in order of rank.
 pub fn run_job<T: Send>(
     job: &Job,
     body: impl Fn(&mut Worker) -> Result<T, RankError> + Sync,
@@ -77,7 +77,7 @@ pub fn run_job<T: Send>(
     run_for(Purpose::Training, job, body)
 }
 
-/// The same with ranks for this purpose.
+/// Runs `body` once on every rank. Returns the results in order of rank.
 pub fn run_for<T: Send>(
     purpose: Purpose,
     job: &Job,
@@ -97,7 +97,7 @@ pub fn run_for<T: Send>(
         let joined = |thread: ScopedJoinHandle<_>| thread.join().expect("a rank's panic is caught");
         threads.into_iter().map(|thread| thread.and_then(joined)).collect()
     });
-    // The error of the first rank that failed: those of the others follow from it.
+    // The error of the first rank that failed. The errors of the others are its consequences.
     match world.failure() {
         None => results.into_iter().collect(),
         Some(first) => {
@@ -127,7 +127,7 @@ fn run_rank<T: Send>(
         Device::Cpu { threads } if threads > 1 => threads,
         Device::Cpu { .. } | Device::Cuda { .. } => return guarded(),
     };
-    // The rank itself is one of the pool's threads, so handing work to the others costs little.
+    // The rank itself runs on one of the pool's threads, so handing work to the others is cheap.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
     let pool = pool.start_handler(move |_| counting::attribute(number)).build();
     match pool {
@@ -136,45 +136,45 @@ fn run_rank<T: Send>(
     }
 }
 
-/// Stops the world because a rank cannot go on.
+/// Stops the world because a rank cannot continue.
 fn fail(world: &World, rank: usize, source: RankError) -> JobError {
-    let during = DURING.get().to_string();
-    world.abort(Failure { rank, during: during.clone(), reason: source.to_string() });
+    let during = PHASE.get().to_string();
+    world.abort(RankFailure { rank, during: during.clone(), reason: source.to_string() });
     JobError::Rank { rank, during, source }
 }
 
-/// Stops the world because a rank panicked. If the world had stopped already, that is why it did.
+/// Stops the world because a rank panicked. If the world has already stopped, the earlier failure is the cause of the panic.
 fn panicked(world: &World, rank: usize, reason: String) -> JobError {
-    world.abort(Failure { rank, during: DURING.get().to_string(), reason });
+    world.abort(RankFailure { rank, during: PHASE.get().to_string(), reason });
     world.failure().expect("it has just stopped").clone().into()
 }
 
-/// What this thread's rank is doing, for the error message.
+/// What this thread's rank is doing, for error messages.
 #[derive(Clone, Copy)]
-pub(crate) enum During {
+pub(crate) enum Phase {
     SetUp,
     Loading,
     Op(Op),
-    /// After the last op of a program, when what devices ran late is waited for, and copies are saved.
+    /// After the last op of a program: the rank waits for the device and copies its state for a checkpoint.
     EndOfStep,
     /// Reading the batch of the next step.
     Data,
 }
 
-impl During {
+impl Phase {
     pub fn set(self) {
-        DURING.set(self);
+        PHASE.set(self);
     }
 }
 
-impl fmt::Display for During {
+impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            During::SetUp => f.write_str("its set-up"),
-            During::Loading => f.write_str("loading"),
-            During::Op(op) => op.fmt(f),
-            During::EndOfStep => f.write_str("the end of a step"),
-            During::Data => f.write_str("reading data"),
+            Phase::SetUp => f.write_str("its set-up"),
+            Phase::Loading => f.write_str("loading"),
+            Phase::Op(op) => op.fmt(f),
+            Phase::EndOfStep => f.write_str("the end of a step"),
+            Phase::Data => f.write_str("reading data"),
         }
     }
 }
@@ -188,9 +188,9 @@ impl Worker {
         device: Device,
     ) -> Result<Self, RankError> {
         let at = job.plan.mesh.coordinate(number);
-        // Ranks that share a card would time each other's work.
-        let lasting = purpose == Purpose::Training && job.plan.mesh.ranks() == 1;
-        let backend = backend(&job.memory, at.pp, device, lasting)?;
+        // Ranks that share a GPU would disturb each other's autotuning.
+        let long_running = purpose == Purpose::Training && job.plan.mesh.ranks() == 1;
+        let backend = backend(&job.memory, at.pp, device, long_running)?;
         let groups = Groups::new(&job.plan, at, |name, members, _| {
             let group = || world.group(name, members, number);
             let group: Box<dyn Communicator> = match device {
@@ -213,8 +213,8 @@ impl Worker {
 
     /// Sets the weights.
     pub(crate) fn load(&self, weights: &dyn Store) -> Result<(), StoreError> {
-        During::Loading.set();
-        self.rank.load(weights, &[Kept::Weights])
+        Phase::Loading.set();
+        self.rank.load(weights, &[StoredTensor::Weights])
     }
 
     /// The training program of this rank's stage.
@@ -226,38 +226,42 @@ impl Worker {
         }
     }
 
-    /// Runs a program, remembering the op for the error message.
-    pub fn run(&mut self, program: &Program, source: &mut dyn Source, mut watch: impl FnMut(&Rank, &Op)) {
-        self.rank.run(program, source, |rank, op| {
-            During::Op(*op).set();
-            watch(rank, op);
-        });
-        During::EndOfStep.set();
-    }
-
-    /// The same for a program that is run again and again: see [`Rank::repeat`].
-    pub fn repeat(
+    /// Runs a program and records the current op for error messages.
+    pub fn run(
         &mut self,
         program: &Program,
-        source: &mut dyn Source,
+        source: &mut dyn TokenSource,
         mut watch: impl FnMut(&Rank, &Op),
-    ) -> Repeated {
-        let repeated = self.rank.repeat(program, source, |rank, op| {
-            During::Op(*op).set();
+    ) {
+        self.rank.run(program, source, |rank, op| {
+            Phase::Op(*op).set();
             watch(rank, op);
         });
-        During::EndOfStep.set();
+        Phase::EndOfStep.set();
+    }
+
+    /// Runs the program of a training step, by replaying its graph if possible: see [`Rank::replay_step`].
+    pub fn replay_step(
+        &mut self,
+        program: &Program,
+        source: &mut dyn TokenSource,
+        mut watch: impl FnMut(&Rank, &Op),
+    ) -> ReplayOutcome {
+        let repeated = self.rank.replay_step(program, source, |rank, op| {
+            Phase::Op(*op).set();
+            watch(rank, op);
+        });
+        Phase::EndOfStep.set();
         repeated
     }
 }
 
-/// A rank's device, with memory for a rank of stage `stage`; it may take its time to find out how it works best if the
-/// work is `lasting`.
+/// The backend of a rank of stage `stage`, with its memory. It autotunes its kernels only if the job is `long_running`.
 fn backend(
     memory: &MemoryChoice,
     stage: usize,
     device: Device,
-    lasting: bool,
+    long_running: bool,
 ) -> Result<Rc<dyn Backend>, RankError> {
     Ok(match (device, memory) {
         (Device::Cpu { threads }, MemoryChoice::Slab(bytes)) => {
@@ -268,19 +272,19 @@ fn backend(
         }
         (Device::Cuda { deterministic }, MemoryChoice::Slab(bytes)) => {
             let backend = CudaBackend::new(0, bytes[stage], deterministic)?;
-            Rc::new(if lasting { backend } else { backend.for_short_work() })
+            Rc::new(if long_running { backend } else { backend.for_short_work() })
         }
         (Device::Cuda { .. }, MemoryChoice::Heap) => panic!("a GPU's memory is planned, not found"),
     })
 }
 
 thread_local! {
-    static DURING: Cell<During> = const { Cell::new(During::SetUp) };
+    static PHASE: Cell<Phase> = const { Cell::new(Phase::SetUp) };
     /// Whether this thread runs a rank, whose panics become the job's error.
     static IS_RANK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Keeps the default report of a panic off the screen for ranks: the job's error says it in one sentence.
+/// Suppresses the default panic message of rank threads, since the job's error reports the panic.
 fn silence_rank_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

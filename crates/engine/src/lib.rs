@@ -1,32 +1,34 @@
-//! Runs programs with real tensors: a thread per rank, the training loop, evaluation, generation, and the check
-//! that layouts agree.
+//! Runs programs with real tensors: a thread per rank, the training loop, evaluation, generation, and the comparison of
+//! layouts (`verify`).
 #![forbid(unsafe_code)]
 
-mod card;
-mod deal;
 mod error;
 mod evaluate;
-mod flight;
 mod generate;
+mod gpu_monitor;
 mod job;
+mod pending_step;
+mod rank_trainer;
 mod report;
 mod source;
 mod start;
-mod steps;
 mod threads;
 mod tokenizers;
 mod trace;
 mod train;
+mod validation_batches;
 pub mod verify;
 
 pub use error::{JobError, RankError, TrainError};
-pub use evaluate::{EvaluateOptions, Evaluated, SourceLoss, evaluate};
-pub use generate::{GenerateError, GenerateOptions, Generated, NewToken, Sampling, check_prompts, generate};
+pub use evaluate::{EvaluateOptions, EvaluationResult, SourceLoss, evaluate};
+pub use generate::{
+    GenerateError, GenerateOptions, GenerationResult, NewToken, Sampling, check_prompts, generate,
+};
 pub use job::{Job, MemoryChoice, Worker, device, run_for, run_job};
-pub use report::{Outcome, StepReport};
+pub use report::{StepReport, TrainOutcome};
 pub use source::{dataset, evaluation_dataset, tokenizer};
 pub use start::Start;
 pub use threads::{ThreadError, start_shared_threads};
 pub use tokenizers::{check_tokenizers, resume_end_of_document, with_end_of_document};
-pub use trace::{Span, Work};
-pub use train::{Event, Saves, TrainOptions, train};
+pub use trace::{MeasuredSpan, SpanKind};
+pub use train::{Event, SaveStatistics, TrainOptions, train};

@@ -1,22 +1,22 @@
-//! What a run says of itself: a line per step, and the outcome at the end.
+//! Reports of a run: one per step, and the outcome at the end.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use kintsugi_checkpoint::Progress;
+use kintsugi_checkpoint::RunProgress;
 use kintsugi_comm::Traffic;
 use kintsugi_data::DataError;
 use kintsugi_plan::Plan;
-use kintsugi_rank::{Bad, Figures, RankMemory};
+use kintsugi_rank::{NonFinite, RankMemory, StepMetrics};
 use kintsugi_tensor::ops::control;
 use serde::Serialize;
 
 use crate::evaluate::Losses;
-use crate::flight::Landed;
-use crate::steps::EarlyEnd;
-use crate::{Saves, Span, TrainError};
+use crate::pending_step::FinishedStep;
+use crate::rank_trainer::EarlyEnd;
+use crate::{MeasuredSpan, SaveStatistics, TrainError};
 
-/// One step, as a person or a script sees it.
+/// The report of one step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepReport {
     /// 1-based.
@@ -31,27 +31,27 @@ pub struct StepReport {
     pub tokens: u64,
     /// Tokens per second of this step.
     pub tokens_per_s: f64,
-    /// Seconds of this step: from its beginning, or the end of the one before it if that is later, to its end.
+    /// Seconds of this step, from its beginning to its end. A step begins no earlier than the previous one ends.
     pub step_s: f64,
-    /// Model FLOPs utilisation, where the device's peak is known.
+    /// Model FLOPs utilisation, if the device's peak is known.
     pub mfu: Option<f64>,
     /// Loss scale after the step (1 unless fp16).
     pub loss_scale: f64,
     /// Whether the update was skipped because something was not finite.
     pub skipped: bool,
-    /// Joules that the device used in this step, where it has a meter.
+    /// Joules that the device used in this step, if it has a meter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_j: Option<f64>,
-    /// The same for a token.
+    /// Joules per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub joules_per_token: Option<f64>,
-    /// Seconds that training stood still for a checkpoint, on the steps that have one.
+    /// Seconds that training paused for a checkpoint, on steps that save one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_s: Option<f64>,
-    /// Mean loss on the validation split, on the steps that evaluate.
+    /// Mean loss on the validation split, on steps that evaluate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
-    /// The same for every source of it, where there are several.
+    /// The validation loss of every source, if there are several.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub validation_losses: BTreeMap<String, f64>,
 }
@@ -66,22 +66,22 @@ impl StepReport {
         }
     }
 
-    /// What there is to say of a step that has run, before anything else is done after it.
-    pub(crate) fn new(plan: &Plan, landed: &Landed) -> Self {
-        let (tokens, step_s, decided) = (plan.tokens_per_step(), landed.seconds, &landed.decided);
+    /// The report of a finished step, without a checkpoint or an evaluation.
+    pub(crate) fn new(plan: &Plan, finished: &FinishedStep) -> Self {
+        let (tokens, step_s, result) = (plan.tokens_per_step(), finished.seconds, &finished.result);
         StepReport {
-            step: landed.step + 1,
-            loss: decided.control(control::LOSS),
-            grad_norm: decided.control(control::NORM),
-            lr: decided.control(control::RATE),
-            tokens: (landed.batch + 1) * tokens as u64,
+            step: finished.step + 1,
+            loss: result.control(control::LOSS),
+            grad_norm: result.control(control::NORM),
+            lr: result.control(control::RATE),
+            tokens: (finished.batch + 1) * tokens as u64,
             tokens_per_s: tokens as f64 / step_s,
             step_s,
             mfu: plan.mfu(step_s),
-            loss_scale: decided.control(control::LOSS_SCALE),
-            skipped: decided.control(control::SKIP) > 0.0,
-            energy_j: landed.joules,
-            joules_per_token: landed.joules.map(|joules| joules / tokens as f64),
+            loss_scale: result.control(control::LOSS_SCALE),
+            skipped: result.control(control::SKIP) > 0.0,
+            energy_j: finished.joules,
+            joules_per_token: finished.joules.map(|joules| joules / tokens as f64),
             checkpoint_s: None,
             validation_loss: None,
             validation_losses: BTreeMap::new(),
@@ -89,26 +89,26 @@ impl StepReport {
     }
 }
 
-/// What is kept of the steps of a run, however many there are.
+/// Totals over the steps of a run. Its size does not depend on their number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History {
     first: Option<StepReport>,
     last: Option<StepReport>,
     /// Steps of this run.
     count: u64,
-    /// The loss of the very first step, before this run too.
+    /// The loss of step 1, which an earlier run may have done.
     loss_first: Option<f64>,
     validation_loss: Option<f64>,
     skipped: u64,
-    /// Seconds of all steps but the first, which warms caches and pages.
+    /// Seconds of all steps but the first, which also warms up caches and pages.
     seconds: f64,
-    /// Joules of the same steps, where all of them were metered.
+    /// Joules of the same steps, if all of them were measured.
     joules: Option<f64>,
 }
 
 impl History {
-    /// The history of a run that goes on from `before`.
-    pub fn new(before: &Progress) -> Self {
+    /// The history of a run that resumes from `before`.
+    pub fn new(before: &RunProgress) -> Self {
         History {
             loss_first: before.loss_first.map(f64::from),
             skipped: before.skipped,
@@ -131,14 +131,14 @@ impl History {
         self.validation_loss = report.validation_loss.or(self.validation_loss);
     }
 
-    /// Steps skipped, before this run too.
+    /// Skipped steps, including those of earlier runs.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
 
-    /// The loss of the first step, if it is a number.
+    /// The loss of step 1, if it is finite.
     pub fn loss_first(&self) -> Option<f32> {
-        // A device keeps it as `f32`, so nothing is lost.
+        // The device stores it as `f32`, so the conversion is exact.
         self.loss_first.filter(|loss| loss.is_finite()).map(|loss| loss as f32)
     }
 
@@ -163,52 +163,52 @@ impl History {
     }
 }
 
-/// What one rank brings home.
+/// The result of one rank.
 pub(crate) struct RankResult {
     pub history: History,
-    /// Steps that the device repeated by heart.
+    /// Steps that the device replayed from a captured graph.
     pub replayed: u64,
     pub memory: RankMemory,
-    /// Sent in the first step.
+    /// Bytes sent in the first step.
     pub traffic: Traffic,
     /// Why the run ended before its last step, if it did.
     pub early_end: Option<EarlyEnd>,
-    /// If it gave up, what on this rank is not finite.
-    pub bad: Option<Bad>,
-    /// Why this rank could not read the tokens of the next step, if so.
+    /// If the run gave up: the values of this rank that are not finite.
+    pub non_finite: Option<NonFinite>,
+    /// Why this rank could not read the tokens of the next step, if it could not.
     pub data_error: Option<DataError>,
-    pub spans: Vec<Span>,
+    pub spans: Vec<MeasuredSpan>,
 }
 
-/// A finished run.
+/// The outcome of a run.
 #[derive(Clone, Debug)]
-pub struct Outcome {
-    /// What was measured.
-    pub measured: Figures,
-    /// Loss of the first step, that of the run before where this one goes on.
+pub struct TrainOutcome {
+    /// Measured memory, traffic, time and energy.
+    pub measured: StepMetrics,
+    /// Loss of step 1. For a resumed run it comes from the checkpoint.
     pub loss_first: f64,
     /// Loss of the last step.
     pub loss_last: f64,
     /// Loss on the validation split at the last evaluation.
     pub validation_loss: Option<f64>,
-    /// Steps done, those before this run included.
+    /// Finished steps, including those of earlier runs.
     pub steps: u64,
     /// Steps whose update was skipped.
     pub skipped: u64,
-    /// Steps of this run that the device repeated by heart instead of having their operations enqueued.
+    /// Steps of this run that the device replayed from a captured graph.
     pub replayed: u64,
-    /// Whether it stopped before the end, because it was asked to or because of its data.
+    /// Whether the run stopped before its last step, because it was asked to or because of its data.
     pub stopped: bool,
-    /// Why it ended early, if something went wrong. Its steps up to there are done, and saved if they can be.
+    /// Why the run ended early, if something failed. The steps before that are finished, and saved if possible.
     pub failure: Option<TrainError>,
-    /// How saving went.
-    pub saves: Saves,
-    /// The traced step: its ops, and kernels where the device has them.
-    pub spans: Vec<Span>,
+    /// Counts and times of the checkpoints.
+    pub saves: SaveStatistics,
+    /// The ops and kernels of the traced step.
+    pub spans: Vec<MeasuredSpan>,
 }
 
-impl Outcome {
-    pub(crate) fn new(plan: &Plan, mut results: Vec<RankResult>, saves: Saves) -> Self {
+impl TrainOutcome {
+    pub(crate) fn new(plan: &Plan, mut results: Vec<RankResult>, saves: SaveStatistics) -> Self {
         let failure = failure(plan, &mut results);
         let mut traffic = Traffic::default();
         for result in &results {
@@ -216,11 +216,11 @@ impl Outcome {
         }
         let history = results[0].history.clone();
         let stopped = results[0].early_end == Some(EarlyEnd::Stopped);
-        let mut measured = Figures::new(results.iter().map(|result| result.memory).collect(), &traffic);
+        let mut measured = StepMetrics::new(results.iter().map(|result| result.memory).collect(), &traffic);
         measured.step_s = history.step_seconds();
         measured.energy_j = history.step_joules();
         measured.tokens_per_s = measured.step_s.map(|seconds| plan.tokens_per_step() as f64 / seconds);
-        Outcome {
+        TrainOutcome {
             measured,
             loss_first: history.loss_first.unwrap_or(f64::NAN),
             loss_last: history.last.as_ref().map_or(f64::NAN, |report| report.loss),
@@ -236,7 +236,7 @@ impl Outcome {
     }
 }
 
-/// Why a run ended early, if something went wrong.
+/// Why a run ended early, if something failed.
 fn failure(plan: &Plan, results: &mut [RankResult]) -> Option<TrainError> {
     if results[0].early_end == Some(EarlyEnd::GaveUp) {
         return Some(not_finite(plan, results));
@@ -246,10 +246,10 @@ fn failure(plan: &Plan, results: &mut [RankResult]) -> Option<TrainError> {
     Some(TrainError::NextBatch { step, source })
 }
 
-/// Where it began: bad weights spread forwards, so the first unit of the model that has them is named; bad gradients spread
-/// backwards, so the last one is.
+/// The error of a run with non-finite values, with their origin. Non-finite weights spread forwards, so the first unit that
+/// has them is the origin. Non-finite gradients spread backwards, so the last unit is.
 fn not_finite(plan: &Plan, results: &[RankResult]) -> TrainError {
-    let bad = || results.iter().enumerate().filter_map(|(rank, result)| Some((rank, result.bad?)));
+    let bad = || results.iter().enumerate().filter_map(|(rank, result)| Some((rank, result.non_finite?)));
     let weights = bad().filter(|(_, bad)| bad.what == "weights").min_by_key(|&(rank, bad)| (bad.unit, rank));
     let first = weights.or_else(|| bad().max_by_key(|&(rank, bad)| (bad.unit, Reverse(rank))));
     TrainError::NotFinite { steps: plan.run.max_skipped, step: results[0].history.steps(), first }
@@ -262,14 +262,14 @@ mod tests {
 
     use super::*;
 
-    fn result(bad: Option<Bad>) -> RankResult {
+    fn result(bad: Option<NonFinite>) -> RankResult {
         RankResult {
             history: History::default(),
             replayed: 0,
             memory: RankMemory::default(),
             traffic: Traffic::default(),
             early_end: Some(EarlyEnd::GaveUp),
-            bad,
+            non_finite: bad,
             data_error: None,
             spans: Vec::new(),
         }
@@ -280,9 +280,10 @@ mod tests {
         // Ranks 0 to 3 are stage 0, ranks 4 to 7 stage 1.
         let plan = ConfigSource::demo().plan().expect("the demo");
         let named = |bad: &[(usize, &'static str, Unit)]| {
-            let find = |rank| bad.iter().find(|b| b.0 == rank).map(|&(_, what, unit)| Bad { what, unit });
+            let find =
+                |rank| bad.iter().find(|b| b.0 == rank).map(|&(_, what, unit)| NonFinite { what, unit });
             let results: Vec<RankResult> = (0..8).map(|rank| result(find(rank))).collect();
-            match Outcome::new(&plan, results, Saves::default()).failure {
+            match TrainOutcome::new(&plan, results, SaveStatistics::default()).failure {
                 Some(TrainError::NotFinite { first: Some((rank, bad)), .. }) => (rank, bad.unit),
                 other => panic!("{other:?}"),
             }

@@ -7,22 +7,22 @@ use kintsugi_data::{
     DataError, Dataset, Demo, MicroBatch, Packed, PackedOptions, Sampler, Split, TokenFile, Tokenizer,
 };
 use kintsugi_plan::{Data, DataSource, Op, Plan, Program, TokenData};
-use kintsugi_rank::{Source, Tokens};
+use kintsugi_rank::{TokenSource, Tokens};
 
 use crate::Worker;
-use crate::job::During;
+use crate::job::Phase;
 
-/// The plan's dataset. Files that are not there, are something else or do not go with the model are refused.
+/// Opens the plan's dataset. Fails if a file is missing, has another format or does not fit the model.
 pub fn dataset(plan: &Plan) -> Result<Box<dyn Dataset>, DataError> {
     open(plan, Split::Validation, plan.run.eval_every > 0)
 }
 
-/// The plan's dataset for an evaluation on one of its splits, which is the validation split of what is given.
+/// Opens the plan's dataset for an evaluation of `split`: the validation split of the returned dataset is `split`.
 pub fn evaluation_dataset(plan: &Plan, split: Split) -> Result<Box<dyn Dataset>, DataError> {
     open(plan, split, true)
 }
 
-/// The plan's dataset with `validation` as its validation split, which is looked at if it `evaluates`.
+/// Opens the plan's dataset with `validation` as its validation split. Checks the length of that split if `evaluates`.
 fn open(plan: &Plan, validation: Split, evaluates: bool) -> Result<Box<dyn Dataset>, DataError> {
     match &plan.data {
         Data::Demo => Ok(Box::new(Demo::new(plan.run.seed).validated_on(validation))),
@@ -49,8 +49,8 @@ fn open(plan: &Plan, validation: Split, evaluates: bool) -> Result<Box<dyn Datas
     }
 }
 
-/// The name of the tokenizer of a plan's data: the one that the configuration names, or else the one that the first
-/// source's files were made with, where that is known.
+/// The name of the tokenizer of a plan's data: the configured one, or else the one that made the files of the first source,
+/// if it is known.
 pub fn tokenizer(plan: &Plan) -> Result<Option<String>, DataError> {
     match &plan.data {
         Data::Demo => Ok(None),
@@ -59,7 +59,7 @@ pub fn tokenizer(plan: &Plan) -> Result<Option<String>, DataError> {
     }
 }
 
-/// A tokenizer that was named must be one that the model can have.
+/// Checks that the vocabulary of the configured tokenizer fits the model.
 fn check_tokenizer(plan: &Plan, tokens: &TokenData) -> Result<(), DataError> {
     let Some(name) = &tokens.tokenizer else { return Ok(()) };
     let (needed, vocab) = (Tokenizer::open(name)?.vocab(), plan.model.vocab);
@@ -72,22 +72,22 @@ fn check_tokenizer(plan: &Plan, tokens: &TokenData) -> Result<(), DataError> {
 }
 
 /// Reads a replica's share of global batches.
-pub(crate) struct Batches<'a> {
+pub(crate) struct BatchReader<'a> {
     dataset: &'a dyn Dataset,
     sampler: Sampler,
     split: Split,
     replica: usize,
-    /// Whether this rank's program loads any tokens: stages in the middle of a pipeline do not.
+    /// Whether this rank's program loads tokens. The middle stages of a pipeline load none.
     loads: bool,
 }
 
-/// A replica's share of one global batch, by micro-batch. It is whole before the first op that needs it, so that a
-/// program never fails for its data.
+/// A replica's share of one global batch, by micro-batch. It is complete before the program starts, so a program never fails
+/// because of its data.
 #[derive(Default)]
 pub(crate) struct StepTokens(Vec<MicroBatch>);
 
-impl<'a> Batches<'a> {
-    /// What `program` of a rank loads.
+impl<'a> BatchReader<'a> {
+    /// A reader of the batches that `program` loads on a rank.
     pub fn new(
         plan: &Plan,
         dataset: &'a dyn Dataset,
@@ -98,15 +98,15 @@ impl<'a> Batches<'a> {
         let sampler = Sampler::new(plan.batch.sequence, plan.batch.global, plan.batch.micro, plan.mesh.dp)
             .with_starts(plan.masks_documents());
         let loads = program.ops.iter().any(|op| matches!(op, Op::Load { .. }));
-        Batches { dataset, sampler, split, replica: worker.at.dp, loads }
+        BatchReader { dataset, sampler, split, replica: worker.at.dp, loads }
     }
 
-    /// Reads the global batch of `step` into `tokens`, whose memory is used again.
+    /// Reads the global batch of `step` into `tokens` and reuses its memory.
     pub fn read(&self, step: u64, tokens: &mut StepTokens) -> Result<(), DataError> {
         if !self.loads {
             return Ok(());
         }
-        During::Data.set();
+        Phase::Data.set();
         tokens.0.resize_with(self.sampler.micro_batches(), MicroBatch::default);
         for (micro, batch) in tokens.0.iter_mut().enumerate() {
             self.sampler.batch(self.dataset, self.split, step, self.replica, micro, batch)?;
@@ -115,31 +115,31 @@ impl<'a> Batches<'a> {
     }
 }
 
-impl Source for StepTokens {
+impl TokenSource for StepTokens {
     fn batch(&mut self, micro: usize) -> Option<Tokens<'_>> {
         let MicroBatch { tokens, targets, starts } = &self.0[micro];
         Some(Tokens { inputs: tokens, targets, starts })
     }
 }
 
-/// The tokens of the running step and of those after it.
+/// Reads the tokens of the current step and of the next ones.
 ///
-/// A rank that cannot read its tokens cannot run the step, and all ranks must end after the same step. So tokens are
-/// read early enough for the failure to travel with the request to stop, in the sums of an earlier step.
+/// A rank that cannot read its tokens cannot run the step, and all ranks must stop after the same step. So a rank reads its
+/// tokens early enough to ask the others to stop, which it does through the sums of an earlier step.
 pub(crate) struct ReadAhead<'a> {
-    batches: Batches<'a>,
-    /// Global batches that have not been read.
+    batches: BatchReader<'a>,
+    /// Global batches that have not been read yet.
     unread: Range<u64>,
-    /// Those that have been read, oldest first.
+    /// Batches that have been read, oldest first.
     ready: VecDeque<StepTokens>,
-    /// Tokens of a step that has run.
+    /// The memory of a finished step's tokens, for reuse.
     spare: StepTokens,
     failure: Option<DataError>,
 }
 
 impl<'a> ReadAhead<'a> {
-    /// Reads the first `ahead` of the global batches `all`. If that fails, no step has run and nothing is lost.
-    pub fn new(batches: Batches<'a>, all: Range<u64>, ahead: u64) -> Result<Self, DataError> {
+    /// Reads the first `ahead` of the global batches `all`. If that fails, no step has run yet.
+    pub fn new(batches: BatchReader<'a>, all: Range<u64>, ahead: u64) -> Result<Self, DataError> {
         let mut ready = VecDeque::new();
         let first = all.start..all.end.min(all.start + ahead);
         let unread = first.end..all.end;
@@ -151,7 +151,7 @@ impl<'a> ReadAhead<'a> {
         Ok(ReadAhead { batches, unread, ready, spare: StepTokens::default(), failure: None })
     }
 
-    /// Reads one more global batch, if there is one; gives whether all could be read so far.
+    /// Reads one more global batch, if there is one. Returns whether all reads have succeeded so far.
     pub fn read_next(&mut self) -> bool {
         if self.failure.is_none()
             && let Some(batch) = self.unread.next()
@@ -165,17 +165,17 @@ impl<'a> ReadAhead<'a> {
         self.failure.is_none()
     }
 
-    /// The tokens of the running step.
+    /// The tokens of the current step.
     pub fn current(&mut self) -> &mut StepTokens {
         self.ready.front_mut().expect("a step begins when its tokens are here")
     }
 
-    /// The running step needs its tokens no longer.
+    /// Frees the tokens of the current step for reuse.
     pub fn finish_step(&mut self) {
         self.spare = self.ready.pop_front().unwrap_or_default();
     }
 
-    /// Why the next global batch could not be read, if so.
+    /// Why the next global batch could not be read, if it could not.
     pub fn into_failure(self) -> Option<DataError> {
         self.failure
     }

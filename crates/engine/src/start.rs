@@ -1,25 +1,25 @@
-//! What a run starts from: the seed, someone's weights, or a checkpoint.
+//! What a run starts from: the seed, given weights, or a checkpoint.
 
 use std::fmt;
 use std::sync::Arc;
 
-use kintsugi_checkpoint::{Checkpoint, CheckpointError, Progress};
+use kintsugi_checkpoint::{Checkpoint, CheckpointError, RunProgress};
 use kintsugi_plan::Plan;
-use kintsugi_rank::{Finite, Rank, Store, StoreError};
+use kintsugi_rank::{FiniteStore, Rank, Store, StoreError};
 use kintsugi_tensor::ops::control;
 
 use crate::Worker;
-use crate::job::During;
+use crate::job::Phase;
 
 /// What a run starts from.
 #[derive(Clone, Default)]
 pub enum Start {
-    /// Weights from the plan's seed.
+    /// Initial weights from the plan's seed.
     #[default]
     Seed,
-    /// Given weights, and otherwise the beginning.
+    /// Given weights, at step 0.
     Weights(Arc<dyn Store + Send>),
-    /// The step after a checkpoint's, with its states.
+    /// The weights, states and step of a checkpoint.
     Checkpoint(Arc<Checkpoint>),
 }
 
@@ -34,32 +34,32 @@ impl fmt::Debug for Start {
 }
 
 impl Start {
-    /// How far the run is already.
-    pub fn progress(&self) -> Progress {
+    /// The progress of the run before it starts.
+    pub fn progress(&self) -> RunProgress {
         match self {
-            Start::Seed | Start::Weights(_) => Progress::default(),
+            Start::Seed | Start::Weights(_) => RunProgress::default(),
             Start::Checkpoint(checkpoint) => checkpoint.progress().clone(),
         }
     }
 
-    /// Global batches that lie behind, or why the plan cannot start from here.
-    pub(crate) fn batches_behind(&self, plan: &Plan) -> Result<u64, CheckpointError> {
+    /// The global batches that were consumed before, or why the plan cannot start from here.
+    pub(crate) fn batches_consumed(&self, plan: &Plan) -> Result<u64, CheckpointError> {
         match self {
             Start::Seed | Start::Weights(_) => Ok(0),
-            Start::Checkpoint(checkpoint) => checkpoint.batches_behind(plan),
+            Start::Checkpoint(checkpoint) => checkpoint.batches_consumed(plan),
         }
     }
 
     /// Sets a rank's weights and states.
     pub(crate) fn load(&self, worker: &Worker, plan: &Plan) -> Result<(), StoreError> {
-        During::Loading.set();
+        Phase::Loading.set();
         match self {
             Start::Seed => {
                 worker.rank.initialise(plan.run.seed);
                 Ok(())
             }
             Start::Weights(store) => {
-                worker.load(&Finite { store: &**store, compute: plan.precision.compute })
+                worker.load(&FiniteStore { store: &**store, compute: plan.precision.compute })
             }
             Start::Checkpoint(checkpoint) => resume(&worker.rank, plan, checkpoint),
         }
@@ -67,12 +67,12 @@ impl Start {
 }
 
 fn resume(rank: &Rank, plan: &Plan, checkpoint: &Checkpoint) -> Result<(), StoreError> {
-    rank.load(checkpoint, checkpoint.kept())?;
+    rank.load(checkpoint, checkpoint.stored_tensors())?;
     let progress = checkpoint.progress();
     rank.set_control(control::STEP, progress.step as f64);
     rank.set_control(control::UPDATES, progress.updates as f64);
-    // A scale that was found for fp16 means nothing elsewhere, and a fixed one is the configuration's. Weights that were
-    // converted into a checkpoint have come without any.
+    // The checkpoint's loss scale applies only if compute type and loss scaling are unchanged. A checkpoint that was
+    // converted from other weights is at step 0 and has no loss scale.
     let scaling = |plan: &Plan| (plan.precision.compute, plan.precision.loss_scale);
     if progress.step > 0 && scaling(plan) == scaling(checkpoint.plan()) {
         rank.set_control(control::LOSS_SCALE, progress.loss_scale);

@@ -1,11 +1,11 @@
-//! Starting threads. If the system refuses one, that is an error which names the limit, not a panic.
+//! Starts threads. If the system refuses to start one, the result is an error with the limit, not a panic.
 
 use std::error::Error;
 use std::fs;
 use std::sync::Arc;
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
-/// A thread that the system did not start.
+/// The system did not start a thread.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{what} cannot be started: {source}{}", hint(limit.as_deref()))]
 pub struct ThreadError {
@@ -13,12 +13,12 @@ pub struct ThreadError {
     pub what: String,
     /// The limit on the processes and threads of this user, if it is known: a number or `unlimited`.
     pub limit: Option<String>,
-    /// The answer of the system.
+    /// The system's error.
     pub source: Arc<dyn Error + Send + Sync>,
 }
 
 impl ThreadError {
-    /// The error of `what`, with the limit that it may have met.
+    /// The error for the thread `what`, with the limit that it may have reached.
     pub fn new(what: impl Into<String>, source: impl Error + Send + Sync + 'static) -> Self {
         ThreadError { what: what.into(), limit: process_limit(), source: Arc::new(source) }
     }
@@ -36,8 +36,7 @@ fn process_limit() -> Option<String> {
     line.split_whitespace().next().map(str::to_owned)
 }
 
-/// Starts the threads that all parts of the program share. Rayon would start them when they are first needed, and panic
-/// if it cannot.
+/// Starts the global thread pool. Otherwise Rayon would start it at its first use, and panic if it cannot.
 pub fn start_shared_threads() -> Result<(), ThreadError> {
     let pool = rayon::ThreadPoolBuilder::new().build_global();
     pool.map_err(|error| ThreadError::new("the pool of shared threads", error))

@@ -1,4 +1,4 @@
-//! The tokenizers of a run: whether those at hand are the same, and the token that ends its documents.
+//! Checks that the tokenizers of a run are the same, and finds the token that ends its documents.
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
@@ -6,9 +6,9 @@ use std::path::Path;
 use kintsugi_data::{DataError, TokenFile, Tokenizer};
 use kintsugi_plan::{Data, DataSource, Plan};
 
-/// Refuses tokens that mean something else to the weights, or in another file of the run: compares the tokenizer in the
-/// folder `weights`, that of every pair of token files, and `data.tokenizer`. One that is not known, or not there any more,
-/// is left out. Returns a warning for each one that is there and cannot be used.
+/// Compares the tokenizer in the folder `weights`, the tokenizer of every pair of token files, and `data.tokenizer`. Fails if
+/// two of them differ, because their token ids would mean different text. Skips a tokenizer that is unknown or no longer
+/// there. Returns a warning for each one that is there but cannot be used.
 pub fn check_tokenizers(plan: &Plan, weights: Option<&Path>) -> Result<Vec<String>, DataError> {
     let mut warnings = Vec::new();
     let Data::Tokens(tokens) = &plan.data else { return Ok(warnings) };
@@ -31,7 +31,7 @@ pub fn check_tokenizers(plan: &Plan, weights: Option<&Path>) -> Result<Vec<Strin
         let tokenizer = match Tokenizer::open(&name) {
             Ok(tokenizer) => tokenizer,
             Err(error) => {
-                // A path that cannot be looked up may be there.
+                // If the lookup itself fails, the path may exist.
                 if Path::new(&name).try_exists().unwrap_or(true) {
                     warnings
                         .push(format!("the tokenizer of {what} is not compared with the others: {error}"));
@@ -53,7 +53,7 @@ pub fn check_tokenizers(plan: &Plan, weights: Option<&Path>) -> Result<Vec<Strin
     Ok(warnings)
 }
 
-/// Gives a resumed plan that has no end-of-document token the one of its checkpoint. Returns a warning if it has another.
+/// Sets the end-of-document token of a resumed plan to the checkpoint's if it has none. Returns a warning if it has another.
 pub fn resume_end_of_document(plan: &mut Plan, checkpoint: &Plan) -> Option<String> {
     let before = checkpoint.end_of_document()?;
     let Data::Tokens(tokens) = &mut plan.data else { return None };
@@ -66,7 +66,7 @@ pub fn resume_end_of_document(plan: &mut Plan, checkpoint: &Plan) -> Option<Stri
     })
 }
 
-/// The plan with the token that ends its documents: `data.end_of_document`, or else what its token files say.
+/// The plan with its end-of-document token: `data.end_of_document`, or else the one that its token files name.
 pub fn with_end_of_document(mut plan: Plan) -> Result<Plan, DataError> {
     let Data::Tokens(tokens) = &mut plan.data else { return Ok(plan) };
     let mut ends = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! When each op of a step ran on a rank, and each kernel where the device has kernels.
+//! Measures when each op and each kernel of a step ran on a rank.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -6,25 +6,25 @@ use std::time::Duration;
 use kintsugi_plan::Op;
 use kintsugi_tensor::{Backend, Launch, Mark};
 
-/// How long something took on a rank, by the clock of its device.
+/// The time of an op or a kernel on a rank, by the clock of its device.
 #[derive(Clone, Debug)]
-pub struct Span {
+pub struct MeasuredSpan {
     /// The rank.
     pub rank: usize,
-    /// What it did.
-    pub work: Work,
-    /// Since the step began.
+    /// The op or kernel.
+    pub kind: SpanKind,
+    /// Start, since the step began.
     pub start: Duration,
-    /// How long.
+    /// Duration.
     pub duration: Duration,
 }
 
-/// What a rank did.
+/// What was measured.
 #[derive(Clone, Debug)]
-pub enum Work {
-    /// An op of the program, with what the device did of it and the time it waited.
+pub enum SpanKind {
+    /// An op of the program, including the time that it waited.
     Op(Op),
-    /// Something that the device ran as a part of an op.
+    /// A kernel that the device ran as part of an op.
     Kernel(String),
 }
 
@@ -37,28 +37,28 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    /// The step begins.
+    /// Starts to measure a step.
     pub fn begin(rank: usize, backend: &Rc<dyn Backend>) -> Self {
         backend.note_launches();
         Timer { rank, backend: Rc::clone(backend), begun: backend.mark(), ops: Vec::new() }
     }
 
-    /// An op begins.
+    /// Marks the start of an op.
     pub fn op(&mut self, op: Op) {
         self.ops.push((op, self.backend.mark()));
     }
 
-    /// The step is over, and is waited for.
-    pub fn end(self) -> Vec<Span> {
+    /// Waits for the end of the step and returns its spans.
+    pub fn end(self) -> Vec<MeasuredSpan> {
         let (end, launches) = (self.backend.mark(), self.backend.launches());
         let ends = self.ops.iter().skip(1).map(|(_, mark)| mark).chain([&end]);
-        let ops = self.ops.iter().zip(ends).map(|((op, mark), end)| self.span(Work::Op(*op), mark, end));
+        let ops = self.ops.iter().zip(ends).map(|((op, mark), end)| self.span(SpanKind::Op(*op), mark, end));
         let kernel =
-            |Launch { name, begun, ended }: &Launch| self.span(Work::Kernel(name.clone()), begun, ended);
+            |Launch { name, begun, ended }: &Launch| self.span(SpanKind::Kernel(name.clone()), begun, ended);
         ops.chain(launches.iter().map(kernel)).collect()
     }
 
-    fn span(&self, work: Work, from: &Mark, to: &Mark) -> Span {
-        Span { rank: self.rank, work, start: from.since(&self.begun), duration: to.since(from) }
+    fn span(&self, kind: SpanKind, from: &Mark, to: &Mark) -> MeasuredSpan {
+        MeasuredSpan { rank: self.rank, kind, start: from.since(&self.begun), duration: to.since(from) }
     }
 }

@@ -1,39 +1,39 @@
-//! Training a plan: its ranks on their threads, the thread that writes checkpoints, and what the caller hears.
+//! Trains a plan: starts a thread per rank and the thread that writes checkpoints, and reports events to the caller.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
-use kintsugi_checkpoint::{Folder, SaveFailure, Saved, saver};
+use kintsugi_checkpoint::{CheckpointFolder, CheckpointInfo, SaveFailure, saver};
 use kintsugi_data::Dataset;
 use kintsugi_plan::Plan;
 
-use crate::card::CardWatch;
-use crate::steps::RankRun;
+use crate::gpu_monitor::GpuMonitor;
+use crate::rank_trainer::RankTrainer;
 use crate::threads::spawn;
-use crate::{Job, MemoryChoice, Outcome, Start, StepReport, TrainError, run_job};
+use crate::{Job, MemoryChoice, Start, StepReport, TrainError, TrainOutcome, run_job};
 
 /// How to train.
 #[derive(Clone, Debug)]
 pub struct TrainOptions {
     /// Memory of the ranks.
     pub memory: MemoryChoice,
-    /// Set from outside to end the run after the running step, or after the next where that is enqueued already.
+    /// The caller sets this to stop the run after the running step, or after the next one if that is already enqueued.
     pub stop: Arc<AtomicBool>,
-    /// The step of this run, from 0, whose ops are timed, if any.
+    /// The step of this run whose ops are timed, from 0. `None` traces nothing.
     pub trace_step: Option<u64>,
-    /// What it starts from.
+    /// What the run starts from.
     pub start: Start,
-    /// Where checkpoints go, if there shall be any.
-    pub checkpoints: Option<Folder>,
-    /// Whether a step is enqueued before the one before it is read. Where nothing is said: on devices that run later,
-    /// which are never idle then.
-    pub late: Option<bool>,
+    /// Where checkpoints are written. `None` writes none.
+    pub checkpoints: Option<CheckpointFolder>,
+    /// Whether the host enqueues a step before it reads the result of the previous one, so that the device never idles.
+    /// `None` does so on devices that run asynchronously (CUDA).
+    pub overlap_steps: Option<bool>,
 }
 
 impl TrainOptions {
-    /// From the seed to the end, and nothing beside.
+    /// Trains from the seed to the last step, without checkpoints or a trace.
     pub fn new(memory: MemoryChoice) -> Self {
         TrainOptions {
             memory,
@@ -41,148 +41,155 @@ impl TrainOptions {
             trace_step: None,
             start: Start::Seed,
             checkpoints: None,
-            late: None,
+            overlap_steps: None,
         }
     }
 }
 
-/// What a run tells while it goes.
+/// What a run reports while it runs.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A step has ended.
+    /// A step has finished.
     Step(StepReport),
-    /// A checkpoint is whole.
-    Saved(Saved),
-    /// A checkpoint could not be written; the run goes on.
-    NotSaved(SaveFailure),
-    /// The device cannot repeat a step by heart, for this reason; the run goes on, and every step is enqueued anew.
-    NotRepeated(String),
-    /// The device tries out how it does the run's operations best; first steps take longer for that.
-    Trying,
-    /// A library of the device's cannot do what it was meant for, for this reason; kernels of ours do it.
-    Replaced(String),
+    /// A checkpoint is complete.
+    CheckpointSaved(CheckpointInfo),
+    /// A checkpoint could not be written. The run continues.
+    CheckpointFailed(SaveFailure),
+    /// The device cannot capture the step as a graph, for this reason. The run continues, and the host enqueues the
+    /// operations of every step.
+    GraphUnavailable(String),
+    /// The device times alternative kernels for the run's operations, so the first steps take longer.
+    Autotuning,
+    /// A library cannot run an operation on this device, for this reason. Our own kernels run it instead.
+    LibraryReplaced(String),
 }
 
-/// Trains a plan on its dataset to its end, or until it is asked to stop; `on_event` is called for every step and
+/// Trains a plan on its dataset to the last step, or until it is asked to stop. Calls `on_event` for every step and
 /// checkpoint.
 pub fn train(
     plan: &Plan,
     dataset: &dyn Dataset,
     options: &TrainOptions,
     mut on_event: impl FnMut(&Event),
-) -> Result<Outcome, TrainError> {
-    let behind = options.start.batches_behind(plan)?;
+) -> Result<TrainOutcome, TrainError> {
+    let consumed = options.start.batches_consumed(plan)?;
     let plan = Arc::new(plan.clone());
     let job = Job { plan: Arc::clone(&plan), memory: options.memory.clone(), fault: None };
-    let card = CardWatch::new(&plan);
+    let gpu = GpuMonitor::new(&plan);
     let (events, received) = channel();
     let (saver, writer) = options.checkpoints.clone().map(|folder| saver(&plan, folder)).unzip();
-    // Only rank 0 speaks; the sender is handed to it, so that the channel closes when it is done.
-    let voice = Mutex::new(Some(events.clone()));
-    let (heard, mut saves) = (Heard { step: Mutex::new(Some(0)), told: Condvar::new() }, Saves::default());
+    // Only rank 0 sends events. It owns the sender, so that the channel closes when it is done.
+    let rank_events = Mutex::new(Some(events.clone()));
+    let (reported, mut saves) =
+        (LastReportedStep { step: Mutex::new(Some(0)), changed: Condvar::new() }, SaveStatistics::default());
     let results = thread::scope(|scope| {
-        let heard = &heard;
-        let _deaf = Deaf { heard, stop: &options.stop };
+        let reported = &reported;
+        let _stop_on_unwind = StopOnUnwind { reported, stop: &options.stop };
         if let Some(writer) = writer {
             spawn(scope, "writer", move || {
                 let report = |result: Result<_, _>| {
-                    events.send(result.map_or_else(Event::NotSaved, Event::Saved)).ok();
+                    events.send(result.map_or_else(Event::CheckpointFailed, Event::CheckpointSaved)).ok();
                 };
-                writer.run(|step| heard.wait_for(step), report);
+                writer.run(|step| reported.wait_for(step), report);
             })?;
         } else {
             drop(events);
         }
-        let (job, plan, card, voice) = (&job, &plan, card.as_ref(), &voice);
-        // The writer ends when the saver is dropped, with this thread or if it cannot be started, and it has written what
-        // it was given.
+        let (job, plan, gpu, rank_events) = (&job, &plan, gpu.as_ref(), &rank_events);
+        // The job's thread owns the saver. When it drops the saver, or when it cannot be started, the writer writes what it
+        // has received and ends.
         let running = spawn(scope, "job", move || {
             let results = run_job(job, |worker| {
-                let voice = (worker.number == 0).then(|| voice.lock().expect("taken once").take()).flatten();
-                let (saver, voice) = (saver.as_ref(), voice.as_ref());
-                RankRun { plan, dataset, options, behind, saver, card, voice }.train(worker)
+                let take_events = || rank_events.lock().expect("taken once").take();
+                let events = (worker.number == 0).then(take_events).flatten();
+                let (saver, events) = (saver.as_ref(), events.as_ref());
+                RankTrainer { plan, dataset, options, consumed, saver, gpu, events }.train(worker)
             });
-            drop(voice.lock().map(|mut voice| voice.take()));
+            drop(rank_events.lock().map(|mut events| events.take()));
             results
         })?;
         for event in received {
             saves.add(&event);
             on_event(&event);
             if let Event::Step(report) = event {
-                heard.tell(Some(report.step));
+                reported.set(Some(report.step));
             }
         }
         running.join().expect("the job's thread only waits")
     })?;
-    Ok(Outcome::new(&plan, results, saves))
+    Ok(TrainOutcome::new(&plan, results, saves))
 }
 
-/// The last step of which the caller has heard. A checkpoint has its name only then, so that nothing that the caller
-/// writes down of a step is missing where a run goes on from it.
-struct Heard {
-    /// `None` once the caller hears nothing more.
+/// The last step that was reported to the caller.
+///
+/// The writer publishes the checkpoint of a step only after the caller has handled that step's event. So everything that
+/// the caller logs about a step is on the disk before a run can resume from it.
+struct LastReportedStep {
+    /// `None` when no more events will be reported.
     step: Mutex<Option<u64>>,
-    told: Condvar,
+    changed: Condvar,
 }
 
-impl Heard {
-    fn tell(&self, step: Option<u64>) {
+impl LastReportedStep {
+    fn set(&self, step: Option<u64>) {
         *self.step.lock().unwrap_or_else(PoisonError::into_inner) = step;
-        self.told.notify_all();
+        self.changed.notify_all();
     }
 
-    /// Waits until the caller has heard of a step, or answers `false` if it never will.
+    /// Waits until a step has been reported. Returns `false` if it never will be.
     fn wait_for(&self, step: u64) -> bool {
-        let heard = self.step.lock().unwrap_or_else(PoisonError::into_inner);
-        let heard = self.told.wait_while(heard, |heard| heard.is_some_and(|heard| heard < step));
-        heard.unwrap_or_else(PoisonError::into_inner).is_some()
+        let reported = self.step.lock().unwrap_or_else(PoisonError::into_inner);
+        let reported =
+            self.changed.wait_while(reported, |reported| reported.is_some_and(|reported| reported < step));
+        reported.unwrap_or_else(PoisonError::into_inner).is_some()
     }
 }
 
-/// Where the caller panics nobody hears of the run any more: it ends after the running step.
-struct Deaf<'a> {
-    heard: &'a Heard,
+/// When it is dropped, ends the writer's wait for reported steps. If the caller panics, also stops the run after the running
+/// step, since nobody receives its events any more.
+struct StopOnUnwind<'a> {
+    reported: &'a LastReportedStep,
     stop: &'a AtomicBool,
 }
 
-impl Drop for Deaf<'_> {
+impl Drop for StopOnUnwind<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.stop.store(true, Ordering::Relaxed);
         }
-        self.heard.tell(None);
+        self.reported.set(None);
     }
 }
 
-/// How saving went.
+/// Counts and times of the checkpoints of a run.
 #[derive(Clone, Debug, Default)]
-pub struct Saves {
+pub struct SaveStatistics {
     /// Checkpoints that were written.
     pub saved: u64,
     /// Checkpoints that could not be written.
     pub failed: u64,
-    /// Seconds that training stood still for them.
+    /// Seconds that training paused for them.
     pub blocked_s: f64,
-    /// Seconds from copies to whole checkpoints, all of them together.
+    /// Seconds from the copies to the complete checkpoints, over all checkpoints.
     pub write_s: f64,
-    /// The last one that was written.
-    pub last: Option<Saved>,
-    /// Why the last one of all was not, if so.
+    /// The last checkpoint that was written.
+    pub last: Option<CheckpointInfo>,
+    /// Why the newest checkpoint could not be written, if it could not.
     pub failure: Option<SaveFailure>,
 }
 
-impl Saves {
+impl SaveStatistics {
     fn add(&mut self, event: &Event) {
         match event {
-            Event::Step(_) | Event::NotRepeated(_) | Event::Trying | Event::Replaced(_) => {}
-            Event::Saved(saved) => {
+            Event::Step(_) | Event::GraphUnavailable(_) | Event::Autotuning | Event::LibraryReplaced(_) => {}
+            Event::CheckpointSaved(saved) => {
                 self.saved += 1;
                 self.blocked_s += saved.blocked;
                 self.write_s += saved.seconds;
                 self.last = Some(saved.clone());
                 self.failure = None;
             }
-            Event::NotSaved(failure) => {
+            Event::CheckpointFailed(failure) => {
                 self.failed += 1;
                 self.failure = Some(failure.clone());
             }

@@ -46,29 +46,29 @@ fn card() -> Option<MutexGuard<'static, ()>> {
 }
 
 /// Loss, norm, scale and validation loss of every step, bit for bit, and how many steps were replayed.
-fn run(plan: &Plan, late: bool) -> (Vec<[u64; 4]>, u64) {
+fn run(plan: &Plan, overlap_steps: bool) -> (Vec<[u64; 4]>, u64) {
     let mut bits = Vec::new();
     let outcome =
-        train(plan, &*dataset(plan).expect("its data"), &options(plan, late), |event| match event {
+        train(plan, &*dataset(plan).expect("its data"), &options(plan, overlap_steps), |event| match event {
             Event::Step(step) => {
                 assert_eq!(step.step, 1 + bits.len() as u64, "steps are told of in their order");
                 let numbers =
                     [step.loss, step.grad_norm, step.loss_scale, step.validation_loss.unwrap_or(0.0)];
                 bits.push(numbers.map(f64::to_bits));
             }
-            Event::NotRepeated(reason) | Event::Replaced(reason) => panic!("{reason}"),
-            Event::Trying => {}
-            Event::Saved(_) | Event::NotSaved(_) => unreachable!("nothing is saved"),
+            Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
+            Event::Autotuning => {}
+            Event::CheckpointSaved(_) | Event::CheckpointFailed(_) => unreachable!("nothing is saved"),
         });
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((outcome.steps, bits.len()), (plan.run.steps, plan.run.steps as usize));
     (bits, outcome.replayed)
 }
 
-fn options(plan: &Plan, late: bool) -> TrainOptions {
+fn options(plan: &Plan, overlap_steps: bool) -> TrainOptions {
     let stages = predict(plan, device(plan), Coverage::ShortStep).stages;
     let memory = MemoryChoice::Slab(stages.iter().map(|memory| memory.reserved).collect());
-    TrainOptions { late: Some(late), ..TrainOptions::new(memory) }
+    TrainOptions { overlap_steps: Some(overlap_steps), ..TrainOptions::new(memory) }
 }
 
 #[test]
@@ -86,12 +86,12 @@ fn steps_that_are_read_late_or_replayed_have_the_same_bits() {
         let Some(_turn) = card() else { continue };
         let (expected, none) = run(&eager, false);
         assert_eq!(none, 0);
-        assert_eq!(run(&eager, true).0, expected, "read late, {settings:?}");
-        for late in [false, true] {
-            let (found, replayed) = run(&graph, late);
-            assert_eq!(found, expected, "replayed, late {late}, {settings:?}");
+        assert_eq!(run(&eager, true).0, expected, "overlapped steps, {settings:?}");
+        for overlap_steps in [false, true] {
+            let (found, replayed) = run(&graph, overlap_steps);
+            assert_eq!(found, expected, "replayed, overlapped {overlap_steps}, {settings:?}");
             // The first step loads kernels, the next two are the same, and then two are captured.
-            assert!(replayed >= 10, "{replayed} replayed, late {late}, {settings:?}");
+            assert!(replayed >= 10, "{replayed} replayed, overlapped {overlap_steps}, {settings:?}");
         }
     }
 }

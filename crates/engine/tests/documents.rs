@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::PathBuf;
 
-use kintsugi_data::{About, Split, TokenType, TokenWriter};
+use kintsugi_data::{Split, TokenFileInfo, TokenType, TokenWriter};
 use kintsugi_engine::verify::{Bounds, compare, layouts, record};
 use kintsugi_engine::{EvaluateOptions, MemoryChoice, evaluate, evaluation_dataset};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_rank::Initial;
+use kintsugi_rank::InitialWeights;
 
 const MODEL: &str = r#"
     [model]
@@ -51,7 +51,7 @@ impl Corpus {
         }
         let (documents, tokenizer) = (writer.documents(), "none".to_owned());
         writer
-            .finish(&About { vocab: 97, tokenizer, end_of_document: None, documents, tokens })
+            .finish(&TokenFileInfo { vocab: 97, tokenizer, end_of_document: None, documents, tokens })
             .expect("whole files");
         Corpus(folder)
     }
@@ -68,7 +68,7 @@ impl Corpus {
         let samples = batches * plan.batch.global as u64;
         let options = EvaluateOptions { samples: Some(samples), memory: MemoryChoice::Heap };
         let dataset = evaluation_dataset(&plan, Split::Train).expect("the corpus");
-        let evaluated = evaluate(&plan, &Initial { seed: 1 }, &*dataset, &options, |_| {});
+        let evaluated = evaluate(&plan, &InitialWeights { seed: 1 }, &*dataset, &options, |_| {});
         evaluated.expect("no rank fails").loss
     }
 }

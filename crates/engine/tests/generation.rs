@@ -4,15 +4,15 @@ use std::sync::{Arc, Mutex};
 
 use kintsugi_data::{DataError, Dataset, Demo, Split};
 use kintsugi_engine::{
-    EvaluateOptions, GenerateOptions, Generated, Job, MemoryChoice, Sampling, TrainOptions, dataset, device,
-    evaluate, generate, run_for, train, verify,
+    EvaluateOptions, GenerateOptions, GenerationResult, Job, MemoryChoice, Sampling, TrainOptions, dataset,
+    device, evaluate, generate, run_for, train, verify,
 };
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_rank::{Initial, Kept, NewTokens, Purpose, Source, Tokens};
+use kintsugi_rank::{InitialWeights, NewTokens, Purpose, StoredTensor, TokenSource, Tokens};
 use kintsugi_simulate::{evaluation_memory, generation_memory};
 
-const WEIGHTS: Initial = Initial { seed: 11 };
+const WEIGHTS: InitialWeights = InitialWeights { seed: 11 };
 
 const FAMILIES: [&[&str]; 4] = [
     &["model.family=gpt"],
@@ -46,7 +46,7 @@ fn prompts() -> Vec<Vec<u32>> {
     [7, 1, 11, 4, 4].into_iter().zip(0..).map(|(tokens, index)| sample(tokens, index)).collect()
 }
 
-fn run(plan: &Plan, prompts: &[Vec<u32>], tokens: usize, sampling: Sampling) -> Generated {
+fn run(plan: &Plan, prompts: &[Vec<u32>], tokens: usize, sampling: Sampling) -> GenerationResult {
     let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
     let plan = plan.for_generation();
     let memory = generation_memory(&plan, device(&plan), &lengths, tokens);
@@ -69,7 +69,7 @@ struct Pieces<'a> {
     logits: Vec<Vec<f32>>,
 }
 
-impl Source for Pieces<'_> {
+impl TokenSource for Pieces<'_> {
     fn batch(&mut self, _: usize) -> Option<Tokens<'_>> {
         None
     }
@@ -93,7 +93,7 @@ impl Source for Pieces<'_> {
 fn logits(plan: &Plan, text: &[u32], pieces: &[usize]) -> Vec<Vec<f32>> {
     let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault: None };
     let result = run_for(Purpose::Inference, &job, |worker| {
-        worker.rank.load(&WEIGHTS, &[Kept::Weights]).expect("made, not read");
+        worker.rank.load(&WEIGHTS, &[StoredTensor::Weights]).expect("made, not read");
         let (last, logits) = ([0], Vec::new());
         let mut source =
             Pieces { text, lengths: pieces.to_vec(), fed: 0, positions: Vec::new(), last, logits };

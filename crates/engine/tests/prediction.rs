@@ -10,7 +10,7 @@ use kintsugi_comm::Traffic;
 use kintsugi_engine::{Job, MemoryChoice, Worker, device, run_job};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_rank::{RankMemory, Source, Tokens};
+use kintsugi_rank::{RankMemory, TokenSource, Tokens};
 use kintsugi_simulate::{Coverage, Prediction, predict};
 use kintsugi_tensor::cpu::counting::{self, CountingAllocator, Measured};
 
@@ -98,7 +98,7 @@ impl Ones {
     }
 }
 
-impl Source for Ones {
+impl TokenSource for Ones {
     fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
         Some(Tokens { inputs: &self.ids, targets: &self.ids, starts: &self.starts })
     }

@@ -7,11 +7,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kintsugi_checkpoint::{Checkpoint, Folder, write};
+use kintsugi_checkpoint::{Checkpoint, CheckpointFolder, write};
 use kintsugi_engine::{Event, MemoryChoice, Start, StepReport, TrainError, TrainOptions, dataset, train};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_rank::{Elements, Kept, Store};
+use kintsugi_rank::{Elements, Store, StoredTensor};
 
 const PAIRS: usize = 40;
 
@@ -45,15 +45,15 @@ fn run(plan: &Plan, from: Option<&Path>, out: &Path) -> Vec<StepReport> {
     let start = from.map_or(Start::Seed, |path| {
         Start::Checkpoint(Arc::new(Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"))))
     });
-    let checkpoints = Some(Folder::of_run(out));
+    let checkpoints = Some(CheckpointFolder::of_run(out));
     let options = TrainOptions { start, checkpoints, ..TrainOptions::new(MemoryChoice::Heap) };
     let mut reports = Vec::new();
     let outcome = train(plan, &*dataset(plan).expect("its data"), &options, |event| match event {
         Event::Step(report) => reports.push(report.clone()),
-        Event::Saved(saved) => assert!(saved.left.is_none(), "{saved:?}"),
-        Event::NotSaved(failure) => panic!("{failure}"),
-        Event::NotRepeated(reason) | Event::Replaced(reason) => panic!("{reason}"),
-        Event::Trying => unreachable!("a CPU has nothing to try"),
+        Event::CheckpointSaved(saved) => assert!(saved.left.is_none(), "{saved:?}"),
+        Event::CheckpointFailed(failure) => panic!("{failure}"),
+        Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
+        Event::Autotuning => unreachable!("a CPU has nothing to try"),
     });
     assert_eq!(outcome.expect("it trains").saves.failed, 0);
     reports
@@ -85,7 +85,7 @@ fn on_the_same_layout_not_a_bit_is_different() {
         let plan = plan(settings);
         let (whole, parts) = (folder("resume-whole"), folder("resume-parts"));
         let uninterrupted = run(&plan, None, &whole);
-        let resumed = run(&plan, Some(&Folder::of_run(&whole).of_step(3)), &parts);
+        let resumed = run(&plan, Some(&CheckpointFolder::of_run(&whole).of_step(3)), &parts);
         let numbers = |reports: &[StepReport]| -> Vec<_> {
             reports
                 .iter()
@@ -93,7 +93,7 @@ fn on_the_same_layout_not_a_bit_is_different() {
                 .collect()
         };
         assert_eq!(numbers(&uninterrupted[3..]), numbers(&resumed), "{settings:?}");
-        let [first, second] = [&whole, &parts].map(|out| files(&Folder::of_run(out).of_step(6)));
+        let [first, second] = [&whole, &parts].map(|out| files(&CheckpointFolder::of_run(out).of_step(6)));
         let differing: Vec<&String> =
             first.keys().filter(|&name| first.get(name) != second.get(name)).collect();
         assert!(differing.is_empty(), "other files at the end: {differing:?}, {settings:?}");
@@ -159,7 +159,7 @@ fn on_any_other_layout_the_curve_is_the_same() {
         let ((first_text, first), (second_text, second)) = (choices.legal(model), choices.legal(model));
         let (whole, parts) = (folder("reshard-whole"), folder("reshard-parts"));
         let uninterrupted = run(&first, None, &whole);
-        let resumed = run(&second, Some(&Folder::of_run(&whole).of_step(2)), &parts);
+        let resumed = run(&second, Some(&CheckpointFolder::of_run(&whole).of_step(2)), &parts);
         assert_eq!(resumed.len(), 2);
         for (expected, found) in uninterrupted[2..].iter().zip(&resumed) {
             let relative = (expected.loss - found.loss).abs() / expected.loss;
@@ -174,13 +174,13 @@ fn on_any_other_layout_the_curve_is_the_same() {
 }
 
 /// Everything that a checkpoint keeps, by parameter.
-fn contents(checkpoint: &Checkpoint, plan: &Plan) -> BTreeMap<(String, Kept), Vec<u32>> {
+fn contents(checkpoint: &Checkpoint, plan: &Plan) -> BTreeMap<(String, StoredTensor), Vec<u32>> {
     let parameters = plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed).map(|p| p.parameter);
-    let all = parameters.flat_map(|parameter| Kept::ALL.map(|kept| (parameter, kept)));
-    all.map(|(parameter, kept)| {
+    let all = parameters.flat_map(|parameter| StoredTensor::ALL.map(|stored| (parameter, stored)));
+    all.map(|(parameter, stored)| {
         let mut values = vec![0.0; parameter.valid_elements()];
-        checkpoint.read(Elements::of(&parameter, kept), &mut values).expect("all is there");
-        ((parameter.name(), kept), values.into_iter().map(f32::to_bits).collect())
+        checkpoint.read(Elements::of(&parameter, stored), &mut values).expect("all is there");
+        ((parameter.name(), stored), values.into_iter().map(f32::to_bits).collect())
     })
     .collect()
 }
@@ -190,10 +190,12 @@ fn cut_anew_it_holds_the_same_numbers() {
     let out = folder("reshard-write");
     let first = plan(&["parallel.tp=2", "parallel.pp=2", "sharding.zero=1", "precision.states=bf16"]);
     run(&first, None, &out);
-    let original = Checkpoint::open(&Folder::of_run(&out).of_step(6)).expect("it is whole");
+    let original = Checkpoint::open(&CheckpointFolder::of_run(&out).of_step(6)).expect("it is whole");
     let before = contents(&original, &first);
     assert!(
-        before.iter().all(|(key, values)| key.1 == Kept::Weights || values.iter().any(|&bits| bits != 0))
+        before
+            .iter()
+            .all(|(key, values)| key.1 == StoredTensor::Weights || values.iter().any(|&bits| bits != 0))
     );
     for settings in [
         ["parallel.tp=4", "parallel.pp=1", "parallel.dp=1"],
@@ -201,10 +203,11 @@ fn cut_anew_it_holds_the_same_numbers() {
     ] {
         let other = plan(&[&settings[..], &["precision.states=bf16"]].concat());
         let path = out.join(format!("cut-{}", settings[0]));
-        write(&path, &other, &original, &Kept::ALL, original.progress(), None).expect("it is written");
+        write(&path, &other, &original, &StoredTensor::ALL, original.progress(), None)
+            .expect("it is written");
         let cut = Checkpoint::open(&path).expect("it is whole");
         assert_eq!((cut.progress(), contents(&cut, &other)), (original.progress(), before.clone()));
-        let again = write(&path, &other, &original, &Kept::ALL, original.progress(), None);
+        let again = write(&path, &other, &original, &StoredTensor::ALL, original.progress(), None);
         assert!(again.expect_err("what is there stays").to_string().ends_with("it is there already"));
     }
 }
@@ -213,7 +216,7 @@ fn cut_anew_it_holds_the_same_numbers() {
 fn a_checkpoint_goes_on_in_another_precision() {
     let out = folder("resume-precision");
     run(&plan(&["precision.compute=fp16", "precision.states=bf16"]), None, &out);
-    let path = Folder::of_run(&out).of_step(3);
+    let path = CheckpointFolder::of_run(&out).of_step(3);
     let losses = |settings: &[&str]| run(&plan(settings), Some(&path), &folder("resume-precision-other"));
     let same = losses(&["precision.compute=fp16", "precision.states=bf16"]);
     for settings in [&["precision.compute=fp32"][..], &["precision.compute=bf16"]] {
@@ -227,7 +230,7 @@ fn a_checkpoint_goes_on_in_another_precision() {
 fn a_run_that_does_not_fit_its_checkpoint_is_refused() {
     let out = folder("resume-refused");
     run(&plan(&[]), None, &out);
-    let path = Folder::of_run(&out).of_step(3);
+    let path = CheckpointFolder::of_run(&out).of_step(3);
     let refused = |settings: &[&str]| {
         let start = Start::Checkpoint(Arc::new(Checkpoint::open(&path).expect("it is whole")));
         let options = TrainOptions { start, ..TrainOptions::new(MemoryChoice::Heap) };
@@ -245,17 +248,14 @@ fn a_run_that_does_not_fit_its_checkpoint_is_refused() {
     assert_eq!(refused(&["batch.sequence=16"]), positions);
     let sequence = "it was trained with batch.sequence = 8, and with 4 its place in the data is lost";
     assert_eq!(refused(&["batch.sequence=4", "model.positions=8"]), sequence);
-    assert_eq!(
-        refused(&["run.steps=3"]),
-        "the checkpoint is already at step 3; run.steps = 3 leaves nothing to train"
-    );
+    assert_eq!(refused(&["run.steps=3"]), "it is already at step 3; run.steps = 3 leaves nothing to train");
     let batch = "it has seen 12 samples, which is no multiple of batch.global = 8; use 4";
     assert_eq!(refused(&["batch.global=8"]), batch);
 }
 
 #[test]
 fn a_run_that_nobody_hears_of_any_more_ends_and_names_no_further_checkpoint() {
-    let folder = Folder::of_run(&folder("resume-deaf"));
+    let folder = CheckpointFolder::of_run(&folder("resume-deaf"));
     let plan = plan(&["run.steps=100000", "run.checkpoint_every=1"]);
     let options = TrainOptions { checkpoints: Some(folder.clone()), ..TrainOptions::new(MemoryChoice::Heap) };
     let listen = |event: &Event| match event {
@@ -278,7 +278,7 @@ fn a_run_that_nobody_hears_of_any_more_ends_and_names_no_further_checkpoint() {
 #[test]
 fn a_run_that_gives_up_leaves_what_it_had_unless_that_is_bad() {
     let saved = |name: &str, settings: &[&str]| {
-        let folder = Folder::of_run(&folder(name));
+        let folder = CheckpointFolder::of_run(&folder(name));
         let plan = plan(
             &[&["precision.compute=fp16", "run.max_skipped=2", "run.checkpoint_every=0"], settings].concat(),
         );

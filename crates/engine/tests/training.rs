@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kintsugi_data::{About, MicroBatch, Sampler, Split, TokenType, TokenWriter};
+use kintsugi_data::{MicroBatch, Sampler, Split, TokenFileInfo, TokenType, TokenWriter};
 use kintsugi_engine::verify::{Fault, record};
 use kintsugi_engine::{
     Event, Job, MemoryChoice, StepReport, TrainError, TrainOptions, dataset, run_job, train,
 };
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Plan, Unit};
-use kintsugi_rank::{Kept, Source, Tokens, assemble};
+use kintsugi_rank::{StoredTensor, TokenSource, Tokens, assemble};
 use kintsugi_tensor::ops::control;
 
 /// A small model on eight ranks, with `settings` laid over it.
@@ -44,7 +44,7 @@ fn step(event: &Event) -> Option<StepReport> {
 
 struct Ones(Vec<u32>);
 
-impl Source for Ones {
+impl TokenSource for Ones {
     fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
         Some(Tokens { inputs: &self.0, targets: &self.0, starts: &[] })
     }
@@ -74,7 +74,7 @@ fn loaded_weights_are_the_weights() {
     let other = plan(&["sharding.zero=3", "parallel.sequence_parallel=true", "model.hidden=128"]);
     let job = Job { plan: Arc::new(other.clone()), memory: MemoryChoice::Heap, fault: None };
     let ranks = run_job(&job, |worker| {
-        worker.rank.load(&weights, &[Kept::Weights]).expect("all is there");
+        worker.rank.load(&weights, &[StoredTensor::Weights]).expect("all is there");
         Ok(worker.rank.weights())
     });
     let pieces: Vec<_> = ranks.expect("no rank fails").into_iter().flatten().collect();
@@ -138,11 +138,11 @@ fn the_rank_and_the_unit_that_went_bad_first_are_named() {
                 .expect("a parameter")
                 .iter_mut()
                 .for_each(|w| *w *= f32::NAN);
-            worker.rank.load(&whole, &[Kept::Weights]).expect("all is there");
+            worker.rank.load(&whole, &[StoredTensor::Weights]).expect("all is there");
         }
         worker.run(&worker.program(&plan), &mut Ones(vec![1; plan.rows()]), |_, _| {});
         assert!(worker.rank.control(control::SKIP) > 0.0);
-        Ok(worker.rank.first_bad().filter(|bad| bad.what == "weights").map(|bad| bad.unit))
+        Ok(worker.rank.first_non_finite().filter(|bad| bad.what == "weights").map(|bad| bad.unit))
     });
     let found = found.expect("a skipped step is not a failure");
     let named: Vec<usize> = (0..found.len()).filter(|&rank| found[rank].is_some()).collect();
@@ -193,8 +193,13 @@ fn a_bad_token_ends_a_run_before_the_step_that_needs_it() {
     TokenType::U16.write(&ids, &mut bytes);
     writer.append(&bytes, &[TOKENS], true).expect("a document");
     let tokens = u64::from(TOKENS);
-    let about =
-        About { vocab: 97, tokenizer: "none".to_owned(), end_of_document: None, documents: 1, tokens };
+    let about = TokenFileInfo {
+        vocab: 97,
+        tokenizer: "none".to_owned(),
+        end_of_document: None,
+        documents: 1,
+        tokens,
+    };
     writer.finish(&about).expect("whole files");
 
     let source = format!("data.source={}", path.display());
@@ -213,7 +218,7 @@ fn a_bad_token_ends_a_run_before_the_step_that_needs_it() {
     for (late, (stages, replicas)) in
         [false, true].into_iter().flat_map(|late| [(late, (1, 1)), (late, (2, 2))])
     {
-        let options = TrainOptions { late: Some(late), ..TrainOptions::new(MemoryChoice::Heap) };
+        let options = TrainOptions { overlap_steps: Some(late), ..TrainOptions::new(MemoryChoice::Heap) };
         let plan = with(bad + 5, stages, replicas);
         let outcome = train(&plan, &*dataset(&plan).expect("its data"), &options, |_| {});
         let outcome = outcome.expect("the steps before are whole");

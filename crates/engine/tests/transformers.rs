@@ -12,9 +12,9 @@ use kintsugi_comm::Solo;
 use kintsugi_engine::{Job, MemoryChoice, run_job};
 use kintsugi_model::{Context, Shape, Weights, embedding, layer};
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_plan::parameters::{Slot, UnitLayout};
+use kintsugi_plan::parameters::{ParameterKind, UnitLayout};
 use kintsugi_plan::{Plan, Unit};
-use kintsugi_rank::{Elements, Kept, Source, Store, Tokens};
+use kintsugi_rank::{Elements, Store, StoredTensor, TokenSource, Tokens};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::ops::{Linear, Norm, control};
@@ -67,7 +67,7 @@ fn unit(backend: &dyn Backend, folder: &HuggingFaceFolder, layout: &UnitLayout) 
     for placed in &layout.placed {
         let valid = placed.parameter.valid_elements();
         let values = &mut flat[placed.range.clone()][..valid];
-        folder.read(Elements::of(&placed.parameter, Kept::Weights), values).expect("it is there");
+        folder.read(Elements::of(&placed.parameter, StoredTensor::Weights), values).expect("it is there");
     }
     let buffer = backend.allocate(flat.len(), DType::F32, Category::Weights);
     backend.upload(&flat, buffer.view());
@@ -104,8 +104,8 @@ fn logits(fixture: &Fixture) -> Vec<f32> {
     let (normed, statistics) = (activation(rows * width), activation(2 * rows));
     backend.norm(Norm {
         x: x.view(),
-        weight: head.get(Slot::FinalNormWeight),
-        bias: head.find(Slot::FinalNormBias),
+        weight: head.get(ParameterKind::FinalNormWeight),
+        bias: head.find(ParameterKind::FinalNormBias),
         out: normed.view(),
         statistics: statistics.view(),
         epsilon: plan.model.norm_eps,
@@ -115,7 +115,7 @@ fn logits(fixture: &Fixture) -> Vec<f32> {
     let out = activation(rows * vocab);
     backend.linear(Linear {
         x: normed.view(),
-        weight: head.find(Slot::Output).unwrap_or_else(|| table_weights.get(Slot::Table)),
+        weight: head.find(ParameterKind::Output).unwrap_or_else(|| table_weights.get(ParameterKind::Table)),
         bias: None,
         gelu: None,
         residual: None,
@@ -138,7 +138,7 @@ struct Batches<'a> {
     targets: Vec<u32>,
 }
 
-impl Source for Batches<'_> {
+impl TokenSource for Batches<'_> {
     fn batch(&mut self, micro: usize) -> Option<Tokens<'_>> {
         let first = self.step.get() * self.per_step + micro * self.micro;
         let sample = |i: usize| &self.windows[(first + i) % self.windows.len()];
@@ -154,7 +154,7 @@ fn losses(fixture: &Fixture, settings: &[&str]) -> Vec<f64> {
     let job = Job { plan: Arc::clone(&plan), memory: MemoryChoice::Heap, fault: None };
     let (windows, steps) = (fixture.windows(), fixture.numbers("losses").len());
     let ranks = run_job(&job, |worker| {
-        worker.rank.load(&fixture.folder, &[Kept::Weights]).expect("the fixture has all weights");
+        worker.rank.load(&fixture.folder, &[StoredTensor::Weights]).expect("the fixture has all weights");
         let (program, step) = (worker.program(&plan), Cell::new(0));
         let (micro, per_step) = (plan.batch.micro, plan.batch.global);
         let mut batches =

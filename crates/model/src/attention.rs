@@ -1,41 +1,41 @@
 //! Attention between its norm and the residual: column-parallel query, key and value; heads; row-parallel output.
 
-use kintsugi_plan::parameters::Slot;
-use kintsugi_plan::{AttentionKind, Part};
+use kintsugi_plan::parameters::ParameterKind;
+use kintsugi_plan::{AttentionKind, BackwardPart};
 use kintsugi_tensor::ops::{
     Attention, AttentionBackward, AttentionSaved, CachedAttention, Gradient, Linear, LinearBackwardInput,
     LinearBackwardWeight, Rotary,
 };
 use kintsugi_tensor::{Buffer, View};
 
-use crate::stream::Ending;
-use crate::{Cache, Context, Gradients, Weights};
+use crate::residual::BranchOutput;
+use crate::{Context, Gradients, KvCache, Weights};
 
-/// What attention keeps for its backward.
+/// The activations that attention saves for its backward.
 #[derive(Debug)]
-pub(crate) struct Saved {
-    /// Projections after the rotation, `[rows, heads + 2·kv_heads, head_dim]`.
+pub(crate) struct AttentionActivations {
+    /// Queries, keys and values after the rotation, `[rows, heads + 2·kv_heads, head_dim]`.
     qkv: Buffer,
-    /// Heads' outputs, `[rows, heads, head_dim]`.
+    /// Outputs of the heads, `[rows, heads, head_dim]`.
     out: Buffer,
     /// Log-sum-exp (flash) or probabilities (plain).
     softmax: Buffer,
 }
 
-/// What the weight part needs.
+/// What the weight part of the backward needs.
 #[derive(Debug)]
-pub(crate) struct Deferred {
+pub(crate) struct AttentionWeightInputs {
     out: Buffer,
     dqkv: Buffer,
 }
 
-/// From normed rows to the branch's end; without an ending only what is saved.
+/// Runs attention on normed rows and projects the result into `branch`. Without a `branch`, only computes the activations.
 pub(crate) fn forward(
     ctx: &Context,
     x: View,
     w: &Weights,
-    ending: Option<Ending>,
-) -> (Option<Buffer>, Saved) {
+    branch: Option<BranchOutput>,
+) -> (Option<Buffer>, AttentionActivations) {
     let shape = ctx.shape;
     let qkv = projections(ctx, x, w);
     rotate(ctx, qkv.view(), None, false);
@@ -44,7 +44,7 @@ pub(crate) fn forward(
         AttentionKind::Flash => ctx.statistics(shape.rows * shape.attention.heads),
         AttentionKind::Plain => ctx.activation(shape.attention.scores()),
     };
-    let saved = Saved { qkv, out, softmax };
+    let saved = AttentionActivations { qkv, out, softmax };
     ctx.backend.attention(Attention {
         qkv: saved.qkv.view(),
         starts: ctx.starts,
@@ -52,18 +52,18 @@ pub(crate) fn forward(
         saved: softmax_view(ctx, &saved),
         shape: shape.attention,
     });
-    let end = ending.map(|ending| end(ctx, ending, saved.out.view(), w));
+    let end = branch.map(|branch| end(ctx, branch, saved.out.view(), w));
     (end, saved)
 }
 
-/// The same for new tokens at `positions`, over what the cache holds of those before them; keeps nothing else.
+/// The same for new tokens at `positions`, with the KV cache of the earlier tokens. Saves nothing but the cache.
 pub(crate) fn decode(
     ctx: &Context,
     x: View,
     w: &Weights,
-    cache: &Cache,
+    cache: &KvCache,
     positions: View,
-    ending: Ending,
+    branch: BranchOutput,
 ) -> Buffer {
     let shape = ctx.shape;
     let qkv = projections(ctx, x, w);
@@ -78,7 +78,7 @@ pub(crate) fn decode(
         shape: shape.attention,
         capacity: cache.capacity,
     });
-    end(ctx, ending, out.view(), w)
+    end(ctx, branch, out.view(), w)
 }
 
 fn projections(ctx: &Context, x: View, w: &Weights) -> Buffer {
@@ -86,8 +86,8 @@ fn projections(ctx: &Context, x: View, w: &Weights) -> Buffer {
     let qkv = ctx.activation(shape.rows * shape.attention.qkv_width());
     ctx.backend.linear(Linear {
         x,
-        weight: w.span(Slot::QueryWeight, Slot::ValueWeight),
-        bias: w.find_span(Slot::QueryBias, Slot::ValueBias),
+        weight: w.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight),
+        bias: w.find_span(ParameterKind::QueryBias, ParameterKind::ValueBias),
         gelu: None,
         residual: None,
         out: qkv.view(),
@@ -98,27 +98,27 @@ fn projections(ctx: &Context, x: View, w: &Weights) -> Buffer {
     qkv
 }
 
-fn end(ctx: &Context, ending: Ending, out: View, w: &Weights) -> Buffer {
-    ending.project(ctx, out, w.get(Slot::AttentionOutWeight), ctx.shape.attention_width())
+fn end(ctx: &Context, branch: BranchOutput, out: View, w: &Weights) -> Buffer {
+    branch.project(ctx, out, w.get(ParameterKind::AttentionOutWeight), ctx.shape.attention_width())
 }
 
-/// From the gradient of the output to this rank's part of the gradient of `x`, to be summed over tp.
+/// Computes this rank's part of the gradient of `x` from the gradient of the output. The parts are to be summed over tp.
 ///
-/// With [`Part::Both`] the weights' gradients are done on the way, each as soon as it can be.
+/// With [`BackwardPart::Both`] it also computes the gradients of the weights, each as soon as its inputs are there.
 pub(crate) fn backward(
     ctx: &Context,
     dy: View,
     x: View,
-    saved: Saved,
+    saved: AttentionActivations,
     w: &Weights,
     g: &Gradients,
-    part: Part,
-) -> (Buffer, Option<Deferred>) {
+    part: BackwardPart,
+) -> (Buffer, Option<AttentionWeightInputs>) {
     let shape = ctx.shape;
     let dout = ctx.activation(shape.rows * shape.attention_width());
     ctx.backend.linear_backward_input(LinearBackwardInput {
         dy,
-        weight: w.get(Slot::AttentionOutWeight),
+        weight: w.get(ParameterKind::AttentionOutWeight),
         gelu: None,
         dx: dout.view(),
         dbias: None,
@@ -126,13 +126,15 @@ pub(crate) fn backward(
         inputs: shape.attention_width(),
         outputs: shape.hidden,
     });
-    if part == Part::Both {
+    if part == BackwardPart::Both {
         output_weight_gradient(ctx, saved.out.view(), dy, g);
     }
     let dqkv = ctx.activation(saved.qkv.len());
-    // The bias's gradient is summed in passing, unless queries and keys must be rotated back first.
-    let in_passing = part == Part::Both && shape.rotary_dims == 0;
-    let dbias = |wanted: bool| if wanted { g.find_span(Slot::QueryBias, Slot::ValueBias) } else { None };
+    // The attention backward also sums the gradient of the bias, unless queries and keys must be rotated back first.
+    let in_passing = part == BackwardPart::Both && shape.rotary_dims == 0;
+    let dbias = |wanted: bool| {
+        if wanted { g.find_span(ParameterKind::QueryBias, ParameterKind::ValueBias) } else { None }
+    };
     ctx.backend.attention_backward(AttentionBackward {
         qkv: saved.qkv.view(),
         starts: ctx.starts,
@@ -143,13 +145,13 @@ pub(crate) fn backward(
         dbias: dbias(in_passing),
         shape: shape.attention,
     });
-    let Saved { qkv, out, softmax } = saved;
+    let AttentionActivations { qkv, out, softmax } = saved;
     drop((dout, qkv, softmax));
     rotate(ctx, dqkv.view(), None, true);
     let dx = ctx.activation(shape.rows * shape.hidden);
     ctx.backend.linear_backward_input(LinearBackwardInput {
         dy: dqkv.view(),
-        weight: w.span(Slot::QueryWeight, Slot::ValueWeight),
+        weight: w.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight),
         gelu: None,
         dx: dx.view(),
         dbias: None,
@@ -157,24 +159,36 @@ pub(crate) fn backward(
         inputs: shape.hidden,
         outputs: shape.attention.qkv_width(),
     });
-    if part == Part::Both {
+    if part == BackwardPart::Both {
         qkv_weight_gradient(ctx, x, dqkv.view(), g, dbias(!in_passing));
         return (dx, None);
     }
-    (dx, Some(Deferred { out, dqkv }))
+    (dx, Some(AttentionWeightInputs { out, dqkv }))
 }
 
-/// The weight part, from what was deferred and the two gradients' other factors.
-pub(crate) fn weight_part(ctx: &Context, deferred: &Deferred, x: View, dy: View, g: &Gradients) {
-    output_weight_gradient(ctx, deferred.out.view(), dy, g);
-    qkv_weight_gradient(ctx, x, deferred.dqkv.view(), g, g.find_span(Slot::QueryBias, Slot::ValueBias));
+/// The weight part of the backward.
+pub(crate) fn weight_part(
+    ctx: &Context,
+    weight_inputs: &AttentionWeightInputs,
+    x: View,
+    dy: View,
+    g: &Gradients,
+) {
+    output_weight_gradient(ctx, weight_inputs.out.view(), dy, g);
+    qkv_weight_gradient(
+        ctx,
+        x,
+        weight_inputs.dqkv.view(),
+        g,
+        g.find_span(ParameterKind::QueryBias, ParameterKind::ValueBias),
+    );
 }
 
 fn output_weight_gradient(ctx: &Context, out: View, dy: View, g: &Gradients) {
     ctx.backend.linear_backward_weight(LinearBackwardWeight {
         dy,
         x: out,
-        dweight: g.get(Slot::AttentionOutWeight),
+        dweight: g.get(ParameterKind::AttentionOutWeight),
         dbias: None,
         rows: ctx.shape.rows,
         inputs: ctx.shape.attention_width(),
@@ -186,7 +200,7 @@ fn qkv_weight_gradient(ctx: &Context, x: View, dqkv: View, g: &Gradients, dbias:
     ctx.backend.linear_backward_weight(LinearBackwardWeight {
         dy: dqkv,
         x,
-        dweight: g.span(Slot::QueryWeight, Slot::ValueWeight),
+        dweight: g.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight),
         dbias,
         rows: ctx.shape.rows,
         inputs: ctx.shape.hidden,
@@ -203,7 +217,7 @@ fn rotate(ctx: &Context, qkv: View, positions: Option<View>, inverse: bool) {
     }
 }
 
-fn softmax_view<'a>(ctx: &Context, saved: &'a Saved) -> AttentionSaved<'a> {
+fn softmax_view<'a>(ctx: &Context, saved: &'a AttentionActivations) -> AttentionSaved<'a> {
     match ctx.shape.attention_kind {
         AttentionKind::Flash => AttentionSaved::LogSumExp(saved.softmax.view()),
         AttentionKind::Plain => AttentionSaved::Probabilities(saved.softmax.view()),

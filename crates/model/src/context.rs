@@ -1,6 +1,6 @@
-//! What a block runs on, and the ways into and out of a tensor-parallel region.
+//! The context of a block, and the entry and exit of a tensor-parallel region.
 //!
-//! Between regions every rank holds its own rows: all of them, or under sequence parallelism one part in tp. Inside,
+//! Between regions every rank holds its own rows: all of them, or with sequence parallelism `1/tp` of them. Inside a region
 //! every rank holds all rows of its part of the columns.
 
 use kintsugi_comm::{Collective, Communicator};
@@ -18,7 +18,7 @@ pub struct Context<'a> {
     pub tensor: &'a dyn Communicator,
     /// The sizes.
     pub shape: &'a Shape,
-    /// `[rows]`, u32: where each token's document begins in its sample, if it sees no other. All rows, on every rank.
+    /// `[rows]`, u32: the start of each token's document in its sample, if documents are masked. Every rank has all rows.
     pub starts: Option<View<'a>>,
 }
 
@@ -30,12 +30,12 @@ pub(crate) struct NormWeights<'a> {
 }
 
 impl Context<'_> {
-    /// An activation of the compute type.
+    /// Allocates an activation of the compute type.
     pub(crate) fn activation(&self, len: usize) -> Buffer {
         self.backend.allocate(len, self.shape.compute, Category::Activations)
     }
 
-    /// Sums and statistics that belong to activations.
+    /// Allocates statistics that belong to activations.
     pub(crate) fn statistics(&self, len: usize) -> Buffer {
         self.backend.allocate(len, self.accumulator(), Category::Activations)
     }
@@ -44,14 +44,14 @@ impl Context<'_> {
         self.shape.compute.accumulator()
     }
 
-    /// This rank's rows of a buffer that has room for all rows.
+    /// This rank's rows of a buffer of all rows.
     pub(crate) fn own_rows<'b>(&self, whole: &'b Buffer) -> View<'b> {
         let len = self.shape.own_rows * self.shape.hidden;
         let start = if self.shape.sequence_parallel { self.tensor.rank() * len } else { 0 };
         whole.slice(start..start + len)
     }
 
-    /// Into a region: norms this rank's rows and gives every rank all rows.
+    /// Enters a region: applies a norm to this rank's rows, and gathers all rows on every rank.
     pub(crate) fn normed(&self, x: View, norm: NormWeights, statistics: View) -> Buffer {
         let out = self.room_for_all_rows();
         self.backend.norm(Norm {
@@ -67,7 +67,7 @@ impl Context<'_> {
         self.share_rows(out)
     }
 
-    /// Into a region, backwards: gives every rank all rows of a gradient; `None` where it has them already.
+    /// Enters a region in the backward: gathers all rows of a gradient. `None` if every rank already has them.
     pub(crate) fn all_rows(&self, own: View) -> Option<Buffer> {
         self.shape.sequence_parallel.then(|| {
             let whole = self.room_for_all_rows();
@@ -76,15 +76,15 @@ impl Context<'_> {
         })
     }
 
-    /// Out of a region: sums the ranks' partial results. Only this rank's rows of the result are defined.
+    /// Leaves a region: sums the partial results of the ranks. Only this rank's rows of the result are defined.
     pub(crate) fn reduced(&self, partial: Buffer) -> Buffer {
         let collective =
             if self.shape.sequence_parallel { Collective::ReduceScatter } else { Collective::AllReduce };
         if self.tensor.size() > 1 { self.tensor.run(collective, partial) } else { partial }
     }
 
-    /// A buffer of exactly this rank's rows to write a function of `whole`'s own rows into: `whole` itself where
-    /// that has only its own rows.
+    /// Calls `write` with this rank's rows of `whole` and an output of the same size. The output is `whole` itself unless
+    /// sequence parallelism makes it smaller.
     pub(crate) fn trimmed(&self, whole: Buffer, write: impl FnOnce(View, View)) -> Buffer {
         if self.shape.sequence_parallel {
             let out = self.activation(self.shape.own_rows * self.shape.hidden);

@@ -1,19 +1,20 @@
 //! The embedding: vocabulary-parallel token table, and learned positions where the family has them.
 
-use kintsugi_plan::parameters::Slot;
+use kintsugi_plan::parameters::ParameterKind;
 use kintsugi_tensor::ops::{Embedding, EmbeddingBackward, Positions, PositionsBackward};
 use kintsugi_tensor::{Buffer, View};
 
 use crate::{Context, Gradients, Weights};
 
-/// From token ids to this rank's rows of the stream. Each tp rank looks up its own tokens; the sum has them all.
+/// Computes this rank's rows of the residual stream from token ids. Each tp rank looks up the tokens of its part of the
+/// vocabulary, and the sum over tp has all of them.
 pub fn forward(ctx: &Context, tokens: View, table: &Weights, positions: Option<&Weights>) -> Buffer {
     let shape = ctx.shape;
     let x = look_up(ctx, tokens, table);
     if let Some(positions) = positions {
         ctx.backend.positions(Positions {
             x: x.view(),
-            table: positions.get(Slot::Positions),
+            table: positions.get(ParameterKind::Positions),
             first_row: first_row(ctx),
             sequence: shape.sequence,
             rows: shape.own_rows,
@@ -28,7 +29,7 @@ pub fn decode(ctx: &Context, tokens: View, at: View, table: &Weights, positions:
     let (rows, width) = (ctx.shape.rows, ctx.shape.hidden);
     let x = look_up(ctx, tokens, table);
     if let Some(positions) = positions {
-        let (table, own) = (positions.get(Slot::Positions), ctx.activation(rows * width));
+        let (table, own) = (positions.get(ParameterKind::Positions), ctx.activation(rows * width));
         ctx.backend.embedding(Embedding { tokens: at, table, first: 0, out: own.view(), rows, width });
         ctx.backend.add(own.view(), x.view());
     }
@@ -40,7 +41,7 @@ fn look_up(ctx: &Context, tokens: View, table: &Weights) -> Buffer {
     let partial = ctx.activation(shape.rows * shape.hidden);
     ctx.backend.embedding(Embedding {
         tokens,
-        table: table.get(Slot::Table),
+        table: table.get(ParameterKind::Table),
         first: shape.first_token,
         out: partial.view(),
         rows: shape.rows,
@@ -54,13 +55,13 @@ fn look_up(ctx: &Context, tokens: View, table: &Weights) -> Buffer {
     })
 }
 
-/// From the gradient of this rank's rows to the gradients of table and positions.
+/// Computes the gradients of table and positions from the gradient of this rank's rows.
 pub fn backward(ctx: &Context, dx: &Buffer, tokens: View, table: &Gradients, positions: Option<&Gradients>) {
     let shape = ctx.shape;
     if let Some(positions) = positions {
         ctx.backend.positions_backward(PositionsBackward {
             dx: dx.view(),
-            dtable: positions.get(Slot::Positions),
+            dtable: positions.get(ParameterKind::Positions),
             first_row: first_row(ctx),
             sequence: shape.sequence,
             rows: shape.own_rows,
@@ -72,7 +73,7 @@ pub fn backward(ctx: &Context, dx: &Buffer, tokens: View, table: &Gradients, pos
         tokens,
         dout: gathered.as_ref().unwrap_or(dx).view(),
         first: shape.first_token,
-        dtable: table.get(Slot::Table),
+        dtable: table.get(ParameterKind::Table),
         rows: shape.rows,
         width: shape.hidden,
     });

@@ -1,11 +1,11 @@
-//! The head: final norm, vocabulary-parallel output matrix, and the cross-entropy over all parts of it.
+//! The head: final norm, vocabulary-parallel output matrix, and cross-entropy over all parts of the vocabulary.
 //!
-//! The loss is fused with its gradient, in place over the logits: there is never a second copy of them, and no rank
-//! ever holds another rank's columns. What the ranks exchange is three numbers per row.
+//! The loss is fused with its gradient and works in place on the logits. There is never a second copy of them, and no rank
+//! holds another rank's columns. The ranks exchange three numbers per row.
 
 use kintsugi_comm::Collective;
-use kintsugi_plan::Part;
-use kintsugi_plan::parameters::Slot;
+use kintsugi_plan::BackwardPart;
+use kintsugi_plan::parameters::ParameterKind;
 use kintsugi_tensor::ops::{
     CrossEntropy, Embedding, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, NormBackward,
 };
@@ -14,26 +14,26 @@ use kintsugi_tensor::{Buffer, Category, View};
 use crate::context::NormWeights;
 use crate::{Context, Gradients, Weights};
 
-/// What the head keeps for its backward.
+/// The activations that the head saves for its backward.
 #[derive(Debug)]
-pub struct Saved {
+pub struct HeadActivations {
     /// The head's input, this rank's rows.
     x: Buffer,
     statistics: Buffer,
-    /// The norm's output; sequence-parallel ranks make it again.
+    /// The norm's output. Sequence-parallel ranks recompute it instead.
     normed: Option<Buffer>,
     /// The gradient of the logits, `[rows, this rank's vocabulary]`.
     dlogits: Buffer,
 }
 
-/// What the head's weight part needs.
+/// What the weight part of the head's backward needs.
 #[derive(Debug)]
-pub struct Deferred {
+pub struct HeadWeightInputs {
     normed: Buffer,
     dlogits: Buffer,
 }
 
-/// The head's matrix: the tied token table or its own.
+/// The head's weights. The output matrix is the tied token table, or the head's own.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadWeights<'a> {
     /// The final norm's unit.
@@ -42,28 +42,28 @@ pub struct HeadWeights<'a> {
     pub output: View<'a>,
 }
 
-/// Where the loss goes and how its gradient is scaled.
+/// The targets, the sum that the loss is added to, and the loss scale.
 #[derive(Clone, Copy, Debug)]
 pub struct Loss<'a> {
     /// `[rows]` token ids.
     pub targets: View<'a>,
-    /// `[1]`: the sum of all tokens' losses is added here.
+    /// `[1]`: the head adds the sum of all tokens' losses.
     pub sum: View<'a>,
     /// `[1]`: the loss scale.
     pub scale: View<'a>,
 }
 
-/// Runs the head and keeps what its backward needs: the logits become their own gradient.
-pub fn forward(ctx: &Context, x: Buffer, w: &HeadWeights, loss: Loss) -> Saved {
+/// Runs the head and saves the activations for its backward. The gradient of the logits overwrites the logits.
+pub fn forward(ctx: &Context, x: Buffer, w: &HeadWeights, loss: Loss) -> HeadActivations {
     let statistics = ctx.statistics(2 * ctx.shape.own_rows);
     let normed = ctx.normed(x.view(), norm_weights(w), statistics.view());
     let logits = logits(ctx, normed.view(), w);
     cross_entropy(ctx, logits.view(), loss, true);
     let normed = (!ctx.shape.sequence_parallel).then_some(normed);
-    Saved { x, statistics, normed, dlogits: logits }
+    HeadActivations { x, statistics, normed, dlogits: logits }
 }
 
-/// Runs the head for its loss alone.
+/// Runs the head for its loss only.
 pub fn evaluate(ctx: &Context, x: &Buffer, w: &HeadWeights, loss: Loss) {
     let statistics = ctx.statistics(2 * ctx.shape.own_rows);
     let normed = ctx.normed(x.view(), norm_weights(w), statistics.view());
@@ -71,12 +71,12 @@ pub fn evaluate(ctx: &Context, x: &Buffer, w: &HeadWeights, loss: Loss) {
     cross_entropy(ctx, logits.view(), loss, false);
 }
 
-/// The logits of one row of each sample, `[tp, samples, part of the vocabulary]`, on every tp rank; `last` says which
-/// rows of the context's.
+/// The logits of one row of each sample, `[tp, samples, part of the vocabulary]`, on every tp rank. `last` has the indices of
+/// the rows.
 pub fn decode(ctx: &Context, x: &Buffer, last: View, w: &HeadWeights) -> Buffer {
     let (samples, width) = (last.len(), ctx.shape.hidden);
     let (chosen, statistics) = (ctx.activation(samples * width), ctx.statistics(2 * samples));
-    // Rows are looked up like tokens.
+    // The embedding kernel gathers the rows.
     ctx.backend.embedding(Embedding {
         tokens: last,
         table: x.view(),
@@ -99,18 +99,19 @@ pub fn decode(ctx: &Context, x: &Buffer, last: View, w: &HeadWeights) -> Buffer 
     ctx.tensor.run(Collective::AllGather, all)
 }
 
-/// Runs the head's backward: the gradient of its input, and what the weight part needs unless it is done too.
+/// Runs the head's backward. Returns the gradient of its input and, unless `part` is [`BackwardPart::Both`], the inputs of the
+/// weight part.
 ///
-/// `output` is where the output matrix's gradient goes, for [`Part::Both`].
+/// `output` is where [`BackwardPart::Both`] writes the gradient of the output matrix.
 pub fn backward(
     ctx: &Context,
-    saved: Saved,
+    saved: HeadActivations,
     w: &HeadWeights,
     norm: &Gradients,
-    output: &Output,
-    part: Part,
-) -> (Buffer, Option<Deferred>) {
-    let Saved { x, statistics, normed, dlogits } = saved;
+    output: &OutputGradient,
+    part: BackwardPart,
+) -> (Buffer, Option<HeadWeightInputs>) {
+    let HeadActivations { x, statistics, normed, dlogits } = saved;
     let shape = ctx.shape;
     let normed = normed.unwrap_or_else(|| ctx.normed(x.view(), norm_weights(w), statistics.view()));
     let dnormed = ctx.activation(shape.rows * shape.hidden);
@@ -124,13 +125,13 @@ pub fn backward(
         inputs: shape.hidden,
         outputs: shape.vocab,
     });
-    let deferred = Deferred { normed, dlogits };
-    let deferred = if part == Part::Both {
-        weight_part(ctx, &deferred, output);
-        drop(deferred);
+    let weight_inputs = HeadWeightInputs { normed, dlogits };
+    let weight_inputs = if part == BackwardPart::Both {
+        weight_part(ctx, &weight_inputs, output);
+        drop(weight_inputs);
         None
     } else {
-        Some(deferred)
+        Some(weight_inputs)
     };
     let reduced = ctx.reduced(dnormed);
     let dx = ctx.trimmed(reduced, |dy, dx| {
@@ -142,30 +143,30 @@ pub fn backward(
             residual: None,
             residual_sum: None,
             dx,
-            dweight: norm.get(Slot::FinalNormWeight),
-            dbias: norm.find(Slot::FinalNormBias),
+            dweight: norm.get(ParameterKind::FinalNormWeight),
+            dbias: norm.find(ParameterKind::FinalNormBias),
             rows: shape.own_rows,
             width: shape.hidden,
         });
     });
-    (dx, deferred)
+    (dx, weight_inputs)
 }
 
-/// Where the output matrix's gradient goes: the unit and the name it has there.
+/// Where the gradient of the output matrix is written.
 #[derive(Clone, Copy, Debug)]
-pub struct Output<'a> {
+pub struct OutputGradient<'a> {
     /// The unit that holds the matrix.
     pub gradients: Gradients<'a>,
-    /// [`Slot::Table`] of a tied model, else [`Slot::Output`].
-    pub slot: Slot,
+    /// [`ParameterKind::Table`] of a tied model, else [`ParameterKind::Output`].
+    pub kind: ParameterKind,
 }
 
-/// The head's weight part: the output matrix's gradient.
-pub fn weight_part(ctx: &Context, deferred: &Deferred, output: &Output) {
+/// The weight part of the head's backward: the gradient of the output matrix.
+pub fn weight_part(ctx: &Context, weight_inputs: &HeadWeightInputs, output: &OutputGradient) {
     ctx.backend.linear_backward_weight(LinearBackwardWeight {
-        dy: deferred.dlogits.view(),
-        x: deferred.normed.view(),
-        dweight: output.gradients.get(output.slot),
+        dy: weight_inputs.dlogits.view(),
+        x: weight_inputs.normed.view(),
+        dweight: output.gradients.get(output.kind),
         dbias: None,
         rows: ctx.shape.rows,
         inputs: ctx.shape.hidden,
@@ -174,7 +175,10 @@ pub fn weight_part(ctx: &Context, deferred: &Deferred, output: &Output) {
 }
 
 fn norm_weights<'a>(w: &HeadWeights<'a>) -> NormWeights<'a> {
-    NormWeights { weight: w.norm.get(Slot::FinalNormWeight), bias: w.norm.find(Slot::FinalNormBias) }
+    NormWeights {
+        weight: w.norm.get(ParameterKind::FinalNormWeight),
+        bias: w.norm.find(ParameterKind::FinalNormBias),
+    }
 }
 
 fn logits(ctx: &Context, normed: View, w: &HeadWeights) -> Buffer {

@@ -1,76 +1,76 @@
 //! A transformer layer: norms, attention, MLP and residuals.
 //!
-//! In turn, attention is added to the stream and then the MLP of the sum; in parallel, as GPT-NeoX does, both are added
-//! at once, from the same input, which needs one reduction over tp instead of two.
+//! The sequential form adds attention to the residual stream, and then the MLP of the sum. The parallel form of GPT-NeoX
+//! computes both from the same input and adds them together, with one reduction over tp instead of two.
 
-use kintsugi_plan::parameters::Slot;
-use kintsugi_plan::{Part, Recompute};
+use kintsugi_plan::parameters::ParameterKind;
+use kintsugi_plan::{BackwardPart, Recompute};
 use kintsugi_tensor::ops::{ColumnSum, NormBackward};
 use kintsugi_tensor::{Buffer, View};
 
 use crate::context::NormWeights;
-use crate::stream::{Ending, add_both_to_stream, add_to_stream};
-use crate::{Cache, Context, Gradients, Weights, attention, mlp};
+use crate::residual::{BranchOutput, add_both_to_stream, add_to_stream};
+use crate::{Context, Gradients, KvCache, Weights, attention, mlp};
 
-/// What a layer keeps for its backward.
+/// The activations that a layer saves for its backward.
 #[derive(Debug)]
-pub struct Saved {
+pub struct LayerActivations {
     /// The layer's input, this rank's rows.
     x: Buffer,
-    /// The stream between attention and MLP; the parallel form has none.
+    /// The residual stream between attention and MLP. `None` in the parallel form.
     middle: Option<Buffer>,
-    attention_norm: NormSaved,
-    attention: attention::Saved,
-    mlp_norm: NormSaved,
-    mlp: mlp::Saved,
+    attention_norm: NormActivations,
+    attention: attention::AttentionActivations,
+    mlp_norm: NormActivations,
+    mlp: mlp::MlpActivations,
 }
 
-/// What a norm keeps: its statistics, and its output unless that is made again in the backward.
+/// The activations of a norm: its statistics, and its output unless the backward recomputes it.
 #[derive(Debug)]
-struct NormSaved {
+struct NormActivations {
     statistics: Buffer,
     out: Option<Buffer>,
 }
 
-/// What a layer's weight part needs.
+/// What the weight part of a layer's backward needs.
 #[derive(Debug)]
-pub struct Deferred {
-    attention: attention::Deferred,
+pub struct LayerWeightInputs {
+    attention: attention::AttentionWeightInputs,
     attention_x: Buffer,
     attention_dy: Option<Buffer>,
-    mlp: mlp::Deferred,
+    mlp: mlp::MlpWeightInputs,
     mlp_x: Buffer,
     mlp_dy: Buffer,
 }
 
-/// Runs the layer and keeps what its backward needs.
-pub fn forward(ctx: &Context, x: Buffer, w: &Weights) -> (Buffer, Saved) {
+/// Runs the layer and saves the activations for its backward.
+pub fn forward(ctx: &Context, x: Buffer, w: &Weights) -> (Buffer, LayerActivations) {
     let (y, saved) = run(ctx, x, w, true);
     (y.expect("the output was asked for"), saved)
 }
 
-/// Runs the layer and keeps only its input, which is given back beside the output.
+/// Runs the layer without saving activations. Returns the output and the input.
 pub fn evaluate(ctx: &Context, x: Buffer, w: &Weights) -> (Buffer, Buffer) {
     let (y, saved) = forward(ctx, x, w);
     (y, saved.x)
 }
 
-/// Runs the layer again from its input, for what its backward needs: the output itself is left out.
-pub fn rebuild(ctx: &Context, x: Buffer, w: &Weights) -> Saved {
+/// Recomputes the activations for the backward from the layer's input. Does not compute the output.
+pub fn rebuild(ctx: &Context, x: Buffer, w: &Weights) -> LayerActivations {
     run(ctx, x, w, false).1
 }
 
-/// Runs the layer on new tokens at `positions`, over the cache of those before them, and keeps nothing else.
-pub fn decode(ctx: &Context, x: &Buffer, w: &Weights, cache: &Cache, positions: View) -> Buffer {
-    let biases = [w.find(Slot::AttentionOutBias), w.find(Slot::MlpOutBias)];
+/// Runs the layer on new tokens at `positions`, with the KV cache of the earlier tokens. Saves nothing but the cache.
+pub fn decode(ctx: &Context, x: &Buffer, w: &Weights, cache: &KvCache, positions: View) -> Buffer {
+    let biases = [w.find(ParameterKind::AttentionOutBias), w.find(ParameterKind::MlpOutBias)];
     let (normed, _) = norm(ctx, x.view(), attention_norm(w));
-    let ending = Ending::new(ctx, x.view(), biases[0]);
-    let attention_end = attention::decode(ctx, normed.view(), w, cache, positions, ending);
+    let branch = BranchOutput::new(ctx, x.view(), biases[0]);
+    let attention_end = attention::decode(ctx, normed.view(), w, cache, positions, branch);
     drop(normed);
     let mlp = |x: View, stream: View| {
         let (normed, _) = norm(ctx, x, mlp_norm(w));
-        let ending = Ending::new(ctx, stream, biases[1]);
-        mlp::forward(ctx, normed.view(), w, Some(ending)).0.expect("the output was asked for")
+        let branch = BranchOutput::new(ctx, stream, biases[1]);
+        mlp::forward(ctx, normed.view(), w, Some(branch)).0.expect("the output was asked for")
     };
     if ctx.shape.parallel_residual {
         let mlp_end = mlp(x.view(), attention_end.view());
@@ -81,56 +81,58 @@ pub fn decode(ctx: &Context, x: &Buffer, w: &Weights, cache: &Cache, positions: 
     add_to_stream(ctx, middle.view(), mlp_end, biases[1].as_slice())
 }
 
-fn run(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, Saved) {
+fn run(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, LayerActivations) {
     if ctx.shape.parallel_residual { parallel(ctx, x, w, output) } else { sequential(ctx, x, w, output) }
 }
 
 /// `middle = x + attention(norm(x))`, `y = middle + mlp(norm(middle))`.
-fn sequential(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, Saved) {
+fn sequential(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, LayerActivations) {
     let (normed, attention_statistics) = norm(ctx, x.view(), attention_norm(w));
-    let bias = w.find(Slot::AttentionOutBias);
-    let ending = Ending::new(ctx, x.view(), bias);
-    let (end, attention) = attention::forward(ctx, normed.view(), w, Some(ending));
-    let attention_norm = NormSaved { statistics: attention_statistics, out: kept(ctx, normed) };
+    let bias = w.find(ParameterKind::AttentionOutBias);
+    let branch = BranchOutput::new(ctx, x.view(), bias);
+    let (end, attention) = attention::forward(ctx, normed.view(), w, Some(branch));
+    let attention_norm = NormActivations { statistics: attention_statistics, out: kept(ctx, normed) };
     let middle = add_to_stream(ctx, x.view(), end.expect("the output was asked for"), bias.as_slice());
 
     let (normed, mlp_statistics) = norm(ctx, middle.view(), mlp_norm(w));
-    let bias = w.find(Slot::MlpOutBias);
-    let ending = output.then(|| Ending::new(ctx, middle.view(), bias));
-    let (end, mlp) = mlp::forward(ctx, normed.view(), w, ending);
-    let mlp_norm = NormSaved { statistics: mlp_statistics, out: kept(ctx, normed) };
+    let bias = w.find(ParameterKind::MlpOutBias);
+    let branch = output.then(|| BranchOutput::new(ctx, middle.view(), bias));
+    let (end, mlp) = mlp::forward(ctx, normed.view(), w, branch);
+    let mlp_norm = NormActivations { statistics: mlp_statistics, out: kept(ctx, normed) };
     let y = end.map(|end| add_to_stream(ctx, middle.view(), end, bias.as_slice()));
-    (y, Saved { x, middle: Some(middle), attention_norm, attention, mlp_norm, mlp })
+    (y, LayerActivations { x, middle: Some(middle), attention_norm, attention, mlp_norm, mlp })
 }
 
-/// `y = x + attention(norm(x)) + mlp(norm(x))`, each branch with a norm of its own.
-fn parallel(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, Saved) {
+/// `y = x + attention(norm(x)) + mlp(norm(x))`. Each branch has its own norm.
+fn parallel(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, LayerActivations) {
     let (normed, attention_statistics) = norm(ctx, x.view(), attention_norm(w));
-    let biases = [w.find(Slot::AttentionOutBias), w.find(Slot::MlpOutBias)];
-    let ending = output.then(|| Ending::new(ctx, x.view(), biases[0]));
-    let (attention_end, attention) = attention::forward(ctx, normed.view(), w, ending);
-    let attention_norm = NormSaved { statistics: attention_statistics, out: kept(ctx, normed) };
+    let biases = [w.find(ParameterKind::AttentionOutBias), w.find(ParameterKind::MlpOutBias)];
+    let branch = output.then(|| BranchOutput::new(ctx, x.view(), biases[0]));
+    let (attention_end, attention) = attention::forward(ctx, normed.view(), w, branch);
+    let attention_norm = NormActivations { statistics: attention_statistics, out: kept(ctx, normed) };
 
     let (normed, mlp_statistics) = norm(ctx, x.view(), mlp_norm(w));
-    // A rank that is alone adds the MLP to a stream that has attention in it already.
-    let ending = attention_end.as_ref().map(|end| Ending::new(ctx, end.view(), biases[1]));
-    let (mlp_end, mlp) = mlp::forward(ctx, normed.view(), w, ending);
-    let mlp_norm = NormSaved { statistics: mlp_statistics, out: kept(ctx, normed) };
+    // Without tensor parallelism, the residual stream already contains attention when the MLP is added.
+    let branch = attention_end.as_ref().map(|end| BranchOutput::new(ctx, end.view(), biases[1]));
+    let (mlp_end, mlp) = mlp::forward(ctx, normed.view(), w, branch);
+    let mlp_norm = NormActivations { statistics: mlp_statistics, out: kept(ctx, normed) };
     let ends = attention_end.zip(mlp_end);
     let y = ends.map(|(attention, mlp)| add_both_to_stream(ctx, x.view(), attention, mlp, biases));
-    (y, Saved { x, middle: None, attention_norm, attention, mlp_norm, mlp })
+    (y, LayerActivations { x, middle: None, attention_norm, attention, mlp_norm, mlp })
 }
 
-/// Runs the layer's backward: the gradient of its input, and what the weight part needs unless it is done too.
+/// Runs the layer's backward. Returns the gradient of its input and, unless `part` is [`BackwardPart::Both`], the inputs of
+/// the weight part.
 pub fn backward(
     ctx: &Context,
     dy: Buffer,
-    saved: Saved,
+    saved: LayerActivations,
     w: &Weights,
     g: &Gradients,
-    part: Part,
-) -> (Buffer, Option<Deferred>) {
-    let Saved { x, middle, attention_norm: attention_saved, attention, mlp_norm: mlp_saved, mlp } = saved;
+    part: BackwardPart,
+) -> (Buffer, Option<LayerWeightInputs>) {
+    let LayerActivations { x, middle, attention_norm: attention_saved, attention, mlp_norm: mlp_saved, mlp } =
+        saved;
 
     // The MLP, and the gradient of the stream before it.
     let gathered = ctx.all_rows(dy.view());
@@ -138,46 +140,57 @@ pub fn backward(
     let mlp_input = middle.as_ref().unwrap_or(&x);
     let mlp_x = normed_again(ctx, mlp_input.view(), mlp_norm(w), &mlp_saved.statistics, mlp_saved.out);
     let (dnormed, mlp) = mlp::backward(ctx, mlp_dy.view(), mlp_x.view(), mlp, w, g, part);
-    let mlp_x = (part == Part::Input).then_some(mlp_x);
+    let mlp_x = (part == BackwardPart::Input).then_some(mlp_x);
     let sequential = middle.is_some();
     let norm =
         StreamNorm { x: mlp_input.view(), statistics: mlp_saved.statistics.view(), weights: mlp_norm(w) };
-    let slots =
-        NormSlots { weight: Slot::MlpNormWeight, bias: Slot::MlpNormBias, past: Some(Slot::MlpOutBias) };
-    let dmiddle = norm_backward(ctx, dnormed, norm, dy.view(), g, slots);
+    let norm_parameters = NormParameters {
+        weight: ParameterKind::MlpNormWeight,
+        bias: ParameterKind::MlpNormBias,
+        past: Some(ParameterKind::MlpOutBias),
+    };
+    let dmiddle = norm_backward(ctx, dnormed, norm, dy.view(), g, norm_parameters);
     drop((middle, mlp_saved.statistics));
 
-    // Attention. In the parallel form its output's gradient is the layer's, and the stream's gradient adds up.
+    // Attention. In the parallel form, the gradient of its output is that of the layer's output, and the gradients of both
+    // branches add up in the residual stream.
     let gathered_attention = if sequential { ctx.all_rows(dmiddle.view()) } else { None };
     if !sequential {
-        bias_gradient(ctx, dy.view(), g, Slot::AttentionOutBias);
+        bias_gradient(ctx, dy.view(), g, ParameterKind::AttentionOutBias);
     }
     let attention_dy = gathered_attention.as_ref().unwrap_or(if sequential { &dmiddle } else { mlp_dy });
     let attention_x =
         normed_again(ctx, x.view(), attention_norm(w), &attention_saved.statistics, attention_saved.out);
     let (dnormed, attention) =
         attention::backward(ctx, attention_dy.view(), attention_x.view(), attention, w, g, part);
-    let attention_x = (part == Part::Input).then_some(attention_x);
+    let attention_x = (part == BackwardPart::Input).then_some(attention_x);
     let norm =
         StreamNorm { x: x.view(), statistics: attention_saved.statistics.view(), weights: attention_norm(w) };
-    let slots = NormSlots {
-        weight: Slot::AttentionNormWeight,
-        bias: Slot::AttentionNormBias,
-        past: sequential.then_some(Slot::AttentionOutBias),
+    let norm_parameters = NormParameters {
+        weight: ParameterKind::AttentionNormWeight,
+        bias: ParameterKind::AttentionNormBias,
+        past: sequential.then_some(ParameterKind::AttentionOutBias),
     };
-    let dx = norm_backward(ctx, dnormed, norm, dmiddle.view(), g, slots);
+    let dx = norm_backward(ctx, dnormed, norm, dmiddle.view(), g, norm_parameters);
 
-    let deferred =
+    let weight_inputs =
         mlp.zip(attention).zip(mlp_x.zip(attention_x)).map(|((mlp, attention), (mlp_x, attention_x))| {
             let attention_dy = sequential.then(|| gathered_attention.unwrap_or(dmiddle));
-            Deferred { attention, attention_x, attention_dy, mlp, mlp_x, mlp_dy: gathered.unwrap_or(dy) }
+            LayerWeightInputs {
+                attention,
+                attention_x,
+                attention_dy,
+                mlp,
+                mlp_x,
+                mlp_dy: gathered.unwrap_or(dy),
+            }
         });
-    (dx, deferred)
+    (dx, weight_inputs)
 }
 
-/// The layer's weight part: every matrix's gradient, from what the input part kept.
-pub fn weight_part(ctx: &Context, deferred: Deferred, g: &Gradients) {
-    let Deferred { attention, attention_x, attention_dy, mlp, mlp_x, mlp_dy } = deferred;
+/// The weight part of the layer's backward: the gradients of all matrices.
+pub fn weight_part(ctx: &Context, weight_inputs: LayerWeightInputs, g: &Gradients) {
+    let LayerWeightInputs { attention, attention_x, attention_dy, mlp, mlp_x, mlp_dy } = weight_inputs;
     mlp::weight_part(ctx, &mlp, mlp_x.view(), mlp_dy.view(), g);
     drop((mlp, mlp_x));
     let attention_dy = attention_dy.as_ref().unwrap_or(&mlp_dy);
@@ -185,11 +198,14 @@ pub fn weight_part(ctx: &Context, deferred: Deferred, g: &Gradients) {
 }
 
 fn attention_norm<'a>(w: &Weights<'a>) -> NormWeights<'a> {
-    NormWeights { weight: w.get(Slot::AttentionNormWeight), bias: w.find(Slot::AttentionNormBias) }
+    NormWeights {
+        weight: w.get(ParameterKind::AttentionNormWeight),
+        bias: w.find(ParameterKind::AttentionNormBias),
+    }
 }
 
 fn mlp_norm<'a>(w: &Weights<'a>) -> NormWeights<'a> {
-    NormWeights { weight: w.get(Slot::MlpNormWeight), bias: w.find(Slot::MlpNormBias) }
+    NormWeights { weight: w.get(ParameterKind::MlpNormWeight), bias: w.find(ParameterKind::MlpNormBias) }
 }
 
 fn norm(ctx: &Context, x: View, weights: NormWeights) -> (Buffer, Buffer) {
@@ -198,8 +214,8 @@ fn norm(ctx: &Context, x: View, weights: NormWeights) -> (Buffer, Buffer) {
     (normed, statistics)
 }
 
-/// A norm's output is kept if nothing is recomputed; sequence-parallel ranks would have to keep all rows of it, so
-/// they norm and gather again instead.
+/// The output of a norm, if it is saved. Selective recomputation does not save it. Sequence-parallel ranks do not save it
+/// either, since they would have to save all rows: they recompute and gather it again.
 fn kept(ctx: &Context, normed: Buffer) -> Option<Buffer> {
     (ctx.shape.recompute != Recompute::Selective && !ctx.shape.sequence_parallel).then_some(normed)
 }
@@ -214,7 +230,7 @@ fn normed_again(
     kept.unwrap_or_else(|| ctx.normed(x, weights, statistics.view()))
 }
 
-/// A norm in the stream, for its backward.
+/// A norm's input, statistics and weights, for its backward.
 #[derive(Clone, Copy)]
 struct StreamNorm<'a> {
     x: View<'a>,
@@ -222,22 +238,22 @@ struct StreamNorm<'a> {
     weights: NormWeights<'a>,
 }
 
-/// Where a norm's gradients go, and that of the bias that the stream got past it.
+/// The parameters whose gradients a norm's backward writes: its own, and the bias that was added to the residual stream.
 #[derive(Clone, Copy)]
-struct NormSlots {
-    weight: Slot,
-    bias: Slot,
-    past: Option<Slot>,
+struct NormParameters {
+    weight: ParameterKind,
+    bias: ParameterKind,
+    past: Option<ParameterKind>,
 }
 
-/// Sums the gradient of a norm's output over tp and takes it back through the norm, onto the stream's own gradient.
+/// Sums the gradient of a norm's output over tp, runs the norm's backward, and adds the gradient of the residual stream.
 fn norm_backward(
     ctx: &Context,
     partial: Buffer,
     norm: StreamNorm,
     residual: View,
     g: &Gradients,
-    slots: NormSlots,
+    norm_parameters: NormParameters,
 ) -> Buffer {
     let reduced = ctx.reduced(partial);
     ctx.trimmed(reduced, |dy, dx| {
@@ -247,19 +263,19 @@ fn norm_backward(
             statistics: norm.statistics,
             weight: norm.weights.weight,
             residual: Some(residual),
-            residual_sum: slots.past.and_then(|slot| g.find(slot)),
+            residual_sum: norm_parameters.past.and_then(|kind| g.find(kind)),
             dx,
-            dweight: g.get(slots.weight),
-            dbias: g.find(slots.bias),
+            dweight: g.get(norm_parameters.weight),
+            dbias: g.find(norm_parameters.bias),
             rows: ctx.shape.own_rows,
             width: ctx.shape.hidden,
         });
     })
 }
 
-/// The gradient of a bias that was added to this rank's rows after the reduction, where no norm's backward reads them.
-fn bias_gradient(ctx: &Context, dy: View, g: &Gradients, slot: Slot) {
-    if let Some(out) = g.find(slot) {
+/// Sums the gradient of a bias that was added after a reduction, if no norm's backward does it.
+fn bias_gradient(ctx: &Context, dy: View, g: &Gradients, kind: ParameterKind) {
+    if let Some(out) = g.find(kind) {
         ctx.backend.column_sum(ColumnSum { x: dy, out, rows: ctx.shape.own_rows, width: ctx.shape.hidden });
     }
 }

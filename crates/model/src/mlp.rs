@@ -1,41 +1,41 @@
 //! The MLP between its norm and the residual: column-parallel in, GELU or SwiGLU, row-parallel out.
 //!
-//! GELU in its tanh form is part of the first product; the others follow it.
+//! The tanh form of GELU is fused into the first matrix product. The other activation functions are separate kernels.
 
-use kintsugi_plan::parameters::Slot;
-use kintsugi_plan::{Part, Recompute};
+use kintsugi_plan::parameters::ParameterKind;
+use kintsugi_plan::{BackwardPart, Recompute};
 use kintsugi_spec::Activation;
 use kintsugi_tensor::ops::{
     Gradient, Linear, LinearBackwardInput, LinearBackwardWeight, Swiglu, SwigluBackward,
 };
 use kintsugi_tensor::{Buffer, View};
 
-use crate::stream::Ending;
+use crate::residual::BranchOutput;
 use crate::{Context, Gradients, Weights};
 
-/// What the MLP keeps for its backward.
+/// The activations that the MLP saves for its backward.
 #[derive(Debug)]
-pub(crate) struct Saved {
+pub(crate) struct MlpActivations {
     /// Result of the first product, before the activation: `[rows, ffn]`, or `[rows, 2·ffn]` (gate, up).
     pre: Buffer,
-    /// Activation, `[rows, ffn]`; not kept under selective recomputation.
+    /// Activation, `[rows, ffn]`. Not saved with selective recomputation.
     act: Option<Buffer>,
 }
 
-/// What the weight part needs.
+/// What the weight part of the backward needs.
 #[derive(Debug)]
-pub(crate) struct Deferred {
+pub(crate) struct MlpWeightInputs {
     act: Buffer,
     dpre: Buffer,
 }
 
-/// From normed rows to the branch's end; without an ending only what is saved.
+/// Runs the MLP on normed rows and projects the result into `branch`. Without a `branch`, only computes the activations.
 pub(crate) fn forward(
     ctx: &Context,
     x: View,
     w: &Weights,
-    ending: Option<Ending>,
-) -> (Option<Buffer>, Saved) {
+    branch: Option<BranchOutput>,
+) -> (Option<Buffer>, MlpActivations) {
     let shape = ctx.shape;
     let pre = ctx.activation(shape.rows * shape.mlp_in_width());
     let act = ctx.activation(shape.rows * shape.ffn);
@@ -43,7 +43,7 @@ pub(crate) fn forward(
     ctx.backend.linear(Linear {
         x,
         weight: in_weight(ctx, w),
-        bias: w.find(Slot::MlpInBias),
+        bias: w.find(ParameterKind::MlpInBias),
         gelu: gelu.then(|| pre.view()),
         residual: None,
         out: if gelu { act.view() } else { pre.view() },
@@ -54,37 +54,38 @@ pub(crate) fn forward(
     if !gelu {
         activate_into(ctx, pre.view(), act.view());
     }
-    let weight = w.get(Slot::MlpOutWeight);
-    let end = ending.map(|ending| ending.project(ctx, act.view(), weight, shape.ffn));
+    let weight = w.get(ParameterKind::MlpOutWeight);
+    let end = branch.map(|branch| branch.project(ctx, act.view(), weight, shape.ffn));
     let act = (shape.recompute != Recompute::Selective).then_some(act);
-    (end, Saved { pre, act })
+    (end, MlpActivations { pre, act })
 }
 
-/// From the gradient of the output to this rank's part of the gradient of the input, to be summed over tp.
+/// Computes this rank's part of the gradient of the input from the gradient of the output. The parts are to be summed
+/// over tp.
 ///
-/// With [`Part::Both`] the weights' gradients are done on the way, each as soon as it can be.
+/// With [`BackwardPart::Both`] it also computes the gradients of the weights, each as soon as its inputs are there.
 pub(crate) fn backward(
     ctx: &Context,
     dy: View,
     x: View,
-    saved: Saved,
+    saved: MlpActivations,
     w: &Weights,
     g: &Gradients,
-    part: Part,
-) -> (Buffer, Option<Deferred>) {
+    part: BackwardPart,
+) -> (Buffer, Option<MlpWeightInputs>) {
     let shape = ctx.shape;
-    let Saved { pre, act } = saved;
+    let MlpActivations { pre, act } = saved;
     let act = act.unwrap_or_else(|| activate(ctx, pre.view()));
-    let act = if part == Part::Both {
+    let act = if part == BackwardPart::Both {
         out_weight_gradient(ctx, act.view(), dy, g);
         drop(act);
         None
     } else {
         Some(act)
     };
-    // GELU's derivative can sum the bias's gradient in passing.
-    let in_passing = part == Part::Both && shape.activation == Activation::Gelu;
-    let dbias = if in_passing { g.find(Slot::MlpInBias) } else { None };
+    // The kernel of GELU's derivative can also sum the gradient of the bias.
+    let in_passing = part == BackwardPart::Both && shape.activation == Activation::Gelu;
+    let dbias = if in_passing { g.find(ParameterKind::MlpInBias) } else { None };
     let dpre = input_gradient(ctx, dy, pre, w, dbias);
     let dx = ctx.activation(shape.rows * shape.hidden);
     ctx.backend.linear_backward_input(LinearBackwardInput {
@@ -97,27 +98,27 @@ pub(crate) fn backward(
         inputs: shape.hidden,
         outputs: shape.mlp_in_width(),
     });
-    if part == Part::Both {
-        let dbias = if in_passing { None } else { g.find(Slot::MlpInBias) };
+    if part == BackwardPart::Both {
+        let dbias = if in_passing { None } else { g.find(ParameterKind::MlpInBias) };
         in_weight_gradient(ctx, x, dpre.view(), g, dbias);
     }
-    (dx, act.map(|act| Deferred { act, dpre }))
+    (dx, act.map(|act| MlpWeightInputs { act, dpre }))
 }
 
-/// The weight part, from what was deferred and the two gradients' other factors.
-pub(crate) fn weight_part(ctx: &Context, deferred: &Deferred, x: View, dy: View, g: &Gradients) {
-    out_weight_gradient(ctx, deferred.act.view(), dy, g);
-    in_weight_gradient(ctx, x, deferred.dpre.view(), g, g.find(Slot::MlpInBias));
+/// The weight part of the backward.
+pub(crate) fn weight_part(ctx: &Context, weight_inputs: &MlpWeightInputs, x: View, dy: View, g: &Gradients) {
+    out_weight_gradient(ctx, weight_inputs.act.view(), dy, g);
+    in_weight_gradient(ctx, x, weight_inputs.dpre.view(), g, g.find(ParameterKind::MlpInBias));
 }
 
-/// The gradient of the pre-activation, and with `dbias`, which is for GELU only, its sum over the rows.
+/// The gradient of the pre-activation. Writes its sum over the rows to `dbias`, which only GELU supports.
 fn input_gradient(ctx: &Context, dy: View, pre: Buffer, w: &Weights, dbias: Option<Gradient>) -> Buffer {
     let shape = ctx.shape;
     let gelu = shape.activation == Activation::Gelu;
     let dact = ctx.activation(shape.rows * shape.ffn);
     ctx.backend.linear_backward_input(LinearBackwardInput {
         dy,
-        weight: w.get(Slot::MlpOutWeight),
+        weight: w.get(ParameterKind::MlpOutWeight),
         gelu: gelu.then(|| pre.view()),
         dx: dact.view(),
         dbias,
@@ -144,7 +145,7 @@ fn input_gradient(ctx: &Context, dy: View, pre: Buffer, w: &Weights, dbias: Opti
     }
 }
 
-/// The activation again, from what was kept.
+/// Recomputes the activation from the saved pre-activation.
 fn activate(ctx: &Context, pre: View) -> Buffer {
     let act = ctx.activation(ctx.shape.rows * ctx.shape.ffn);
     activate_into(ctx, pre, act.view());
@@ -162,8 +163,8 @@ fn activate_into(ctx: &Context, pre: View, act: View) {
 
 fn in_weight<'a>(ctx: &Context, w: &Weights<'a>) -> View<'a> {
     match ctx.shape.activation {
-        Activation::Gelu | Activation::ExactGelu => w.get(Slot::MlpInWeight),
-        Activation::Swiglu => w.span(Slot::MlpGateWeight, Slot::MlpInWeight),
+        Activation::Gelu | Activation::ExactGelu => w.get(ParameterKind::MlpInWeight),
+        Activation::Swiglu => w.span(ParameterKind::MlpGateWeight, ParameterKind::MlpInWeight),
     }
 }
 
@@ -171,7 +172,7 @@ fn out_weight_gradient(ctx: &Context, act: View, dy: View, g: &Gradients) {
     ctx.backend.linear_backward_weight(LinearBackwardWeight {
         dy,
         x: act,
-        dweight: g.get(Slot::MlpOutWeight),
+        dweight: g.get(ParameterKind::MlpOutWeight),
         dbias: None,
         rows: ctx.shape.rows,
         inputs: ctx.shape.ffn,
@@ -184,8 +185,8 @@ fn in_weight_gradient(ctx: &Context, x: View, dpre: View, g: &Gradients, dbias: 
         dy: dpre,
         x,
         dweight: match ctx.shape.activation {
-            Activation::Gelu | Activation::ExactGelu => g.get(Slot::MlpInWeight),
-            Activation::Swiglu => g.span(Slot::MlpGateWeight, Slot::MlpInWeight),
+            Activation::Gelu | Activation::ExactGelu => g.get(ParameterKind::MlpInWeight),
+            Activation::Swiglu => g.span(ParameterKind::MlpGateWeight, ParameterKind::MlpInWeight),
         },
         dbias,
         rows: ctx.shape.rows,

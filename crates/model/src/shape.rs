@@ -1,20 +1,20 @@
-//! The sizes that one rank's blocks work with.
+//! The sizes of one rank's blocks.
 
 use kintsugi_plan::{AttentionKind, Compute, Plan, Recompute};
 use kintsugi_spec::{Activation, Family, RotaryScaling};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
 
-/// What every block of a rank needs to know: this rank's sizes, and how the plan wants things done.
+/// The sizes and options of a rank's blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Whether attention and MLP both start from the layer's input.
+    /// Whether attention and MLP both use the layer's input.
     pub parallel_residual: bool,
     /// MLP non-linearity.
     pub activation: Activation,
     /// Tokens of a micro-batch.
     pub rows: usize,
-    /// Tokens of a micro-batch between the tensor-parallel regions: `rows / tp` under sequence parallelism.
+    /// Tokens of a micro-batch between the tensor-parallel regions: `rows / tp` with sequence parallelism.
     pub own_rows: usize,
     /// Tokens per sample.
     pub sequence: usize,
@@ -28,13 +28,13 @@ pub struct Shape {
     pub vocab: usize,
     /// First token of that part.
     pub first_token: usize,
-    /// Tokens of that part that are real.
+    /// Tokens of that part without padding.
     pub valid_tokens: usize,
     /// Type of weights and activations.
     pub compute: DType,
     /// Whether rows are split over tp between the tensor-parallel regions.
     pub sequence_parallel: bool,
-    /// What is kept for the backward.
+    /// Activation recomputation.
     pub recompute: Recompute,
     /// Attention algorithm.
     pub attention_kind: AttentionKind,
@@ -46,12 +46,12 @@ pub struct Shape {
     pub rotary_base: f64,
     /// How low rotary frequencies are scaled.
     pub rotary_scaling: Option<RotaryScaling>,
-    /// Tokens of the global batch: the loss is their mean.
+    /// Tokens of the global batch. The loss is the mean over them.
     pub tokens_per_step: usize,
 }
 
 impl Shape {
-    /// The shape of tensor-parallel part `part` of a plan.
+    /// The shape of tensor-parallel rank `part` of a plan.
     pub fn new(plan: &Plan, part: usize) -> Self {
         let (model, tp) = (&plan.model, plan.mesh.tp);
         let vocab = model.padded_vocab(tp) / tp;
@@ -87,8 +87,8 @@ impl Shape {
         }
     }
 
-    /// The same for `tokens` new tokens of each of `samples` samples, as generation runs them: every tp rank holds all
-    /// rows, for a single token could not be split.
+    /// The same shape for `tokens` new tokens of each of `samples` samples, for generation. Every tp rank holds all rows, since
+    /// a single token cannot be split.
     #[must_use]
     pub fn with_new_tokens(&self, samples: usize, tokens: usize) -> Shape {
         let rows = samples * tokens;
@@ -96,7 +96,7 @@ impl Shape {
         Shape { rows, own_rows: rows, sequence: tokens, attention, sequence_parallel: false, ..self.clone() }
     }
 
-    /// Columns of the first MLP product: gate and up for SwiGLU.
+    /// Columns of the first MLP product. SwiGLU has gate and up.
     pub fn mlp_in_width(&self) -> usize {
         match self.activation {
             Activation::Gelu | Activation::ExactGelu => self.ffn,
@@ -110,7 +110,7 @@ impl Shape {
     }
 }
 
-/// The element type that a precision of the configuration means.
+/// The element type of a configured precision.
 pub fn compute_type(compute: Compute) -> DType {
     match compute {
         Compute::Fp32 => DType::F32,

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use kintsugi_plan::parameters::{Slot, UnitLayout};
+use kintsugi_plan::parameters::{ParameterKind, UnitLayout};
 use kintsugi_tensor::View;
 use kintsugi_tensor::ops::Gradient;
 
@@ -14,35 +14,35 @@ pub struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    /// Names the parts of a flat buffer.
+    /// The weights in a flat buffer with this layout.
     pub fn new(flat: View<'a>, layout: &'a UnitLayout) -> Self {
         Weights { flat, layout }
     }
 
     /// One parameter.
-    pub fn get(&self, slot: Slot) -> View<'a> {
-        self.flat.slice(self.layout.range(slot))
+    pub fn get(&self, kind: ParameterKind) -> View<'a> {
+        self.flat.slice(self.layout.range(kind))
     }
 
     /// One parameter that only some families have.
-    pub fn find(&self, slot: Slot) -> Option<View<'a>> {
-        self.layout.find(slot).map(|placed| self.flat.slice(placed.range.clone()))
+    pub fn find(&self, kind: ParameterKind) -> Option<View<'a>> {
+        self.layout.find(kind).map(|placed| self.flat.slice(placed.range.clone()))
     }
 
-    /// Neighbours that are used as one matrix.
-    pub fn span(&self, first: Slot, last: Slot) -> View<'a> {
+    /// Adjacent parameters as one matrix.
+    pub fn span(&self, first: ParameterKind, last: ParameterKind) -> View<'a> {
         self.flat.slice(self.layout.span(first, last))
     }
 
-    /// Neighbours that only some families have.
-    pub fn find_span(&self, first: Slot, last: Slot) -> Option<View<'a>> {
+    /// Adjacent parameters that only some families have.
+    pub fn find_span(&self, first: ParameterKind, last: ParameterKind) -> Option<View<'a>> {
         self.layout.find(first).map(|_| self.span(first, last))
     }
 }
 
-/// The whole gradient of a unit on this rank, and which of its parameters this step has written already.
+/// The whole gradient of a unit on this rank, and which of its parameters have been written in this step.
 ///
-/// The first write of a step overwrites and later ones add, so gradients need no clearing.
+/// The first write of a step overwrites and later ones accumulate, so gradients need not be zeroed.
 #[derive(Clone, Copy, Debug)]
 pub struct Gradients<'a> {
     flat: View<'a>,
@@ -51,23 +51,23 @@ pub struct Gradients<'a> {
 }
 
 impl<'a> Gradients<'a> {
-    /// Names the parts of a flat buffer; bit `i` of `written` stands for the unit's parameter `i`.
+    /// The gradients in a flat buffer with this layout. Bit `i` of `written` is set when parameter `i` is written.
     pub fn new(flat: View<'a>, layout: &'a UnitLayout, written: &'a Cell<u32>) -> Self {
         Gradients { flat, layout, written }
     }
 
     /// Where to write the gradient of one parameter.
-    pub fn get(&self, slot: Slot) -> Gradient<'a> {
-        self.span(slot, slot)
+    pub fn get(&self, kind: ParameterKind) -> Gradient<'a> {
+        self.span(kind, kind)
     }
 
     /// Where to write the gradient of one parameter that only some families have.
-    pub fn find(&self, slot: Slot) -> Option<Gradient<'a>> {
-        self.layout.find(slot).map(|_| self.get(slot))
+    pub fn find(&self, kind: ParameterKind) -> Option<Gradient<'a>> {
+        self.layout.find(kind).map(|_| self.get(kind))
     }
 
-    /// Where to write the gradient of neighbours that are used as one matrix.
-    pub fn span(&self, first: Slot, last: Slot) -> Gradient<'a> {
+    /// Where to write the gradient of adjacent parameters that are one matrix.
+    pub fn span(&self, first: ParameterKind, last: ParameterKind) -> Gradient<'a> {
         let range = self.layout.span(first, last);
         let covered = self.layout.placed.iter().enumerate().filter(|(_, p)| range.contains(&p.range.start));
         let bits = covered.fold(0, |bits, (i, _)| bits | 1 << i);
@@ -77,8 +77,8 @@ impl<'a> Gradients<'a> {
         Gradient { view: self.flat.slice(range), accumulate }
     }
 
-    /// Where to write the gradient of neighbours that only some families have.
-    pub fn find_span(&self, first: Slot, last: Slot) -> Option<Gradient<'a>> {
+    /// Where to write the gradient of adjacent parameters that only some families have.
+    pub fn find_span(&self, first: ParameterKind, last: ParameterKind) -> Option<Gradient<'a>> {
         self.layout.find(first).map(|_| self.span(first, last))
     }
 }

@@ -18,7 +18,7 @@ pub mod schedule;
 pub use flops::Flops;
 pub use generation::Round;
 pub use mesh::{Axis, Coordinate, Mesh, divisors};
-pub use op::{Block, Message, MessageKind, Op, Over, Part, Program, Unit};
+pub use op::{BackwardPart, Block, Message, MessageKind, Op, Over, Program, Unit};
 pub use plan::{
     AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LossScale, MemoryOptions,
     Optimizer, Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run, ScheduleKind, Sharding,

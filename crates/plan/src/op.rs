@@ -8,7 +8,7 @@ use std::fmt;
 /// A unit of computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Block {
-    /// Tokens to the residual stream.
+    /// Maps tokens to the residual stream.
     Embedding,
     /// Transformer layer.
     Layer(usize),
@@ -18,8 +18,8 @@ pub enum Block {
 
 /// Parameters that are gathered, reduced and updated together, in one flat buffer.
 ///
-/// The token table is a unit of its own: where embedding and head are tied across stages, both hold it with the same
-/// layout, so that its gradient shards line up.
+/// The token table is a unit of its own. If embedding and head are tied across stages, both hold it with the same layout, so
+/// their gradient shards match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unit {
     /// The token table; also the output matrix of a tied model.
@@ -34,12 +34,12 @@ pub enum Unit {
 
 /// Which part of the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Part {
+pub enum BackwardPart {
     /// Input and weight gradients in one.
     Both,
-    /// Only the gradient of the input; what the weights need is kept.
+    /// Only the gradient of the input. Saves what the weight part needs.
     Input,
-    /// Only the gradients of the weights, from what was kept.
+    /// Only the gradients of the weights, from what the input part saved.
     Weight,
 }
 
@@ -63,12 +63,12 @@ pub enum MessageKind {
     Gradient,
 }
 
-/// A message between stages. Sender and receiver name it alike: by the block that receives it.
+/// A message between stages. Both ends name it by the receiving block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Message {
     /// What it carries.
     pub kind: MessageKind,
-    /// The block, on the receiving stage, that it is for.
+    /// The block on the receiving stage that uses it.
     pub block: Block,
     /// Micro-batch.
     pub micro: usize,
@@ -82,58 +82,58 @@ pub struct Message {
 pub enum Op {
     /// Clears the sums of the step (loss, squared norm).
     Begin,
-    /// Brings a micro-batch's tokens (for the embedding), targets (for the head) and, where documents are masked, their
-    /// beginnings (for every layer) to the device.
+    /// Uploads a micro-batch's tokens (for the embedding), targets (for the head) and, if documents are masked, document
+    /// starts (for every layer).
     Load { micro: usize },
-    /// Runs a block and keeps what its backward needs, or only its input under full recomputation.
+    /// Runs a block and saves the activations for its backward, or only its input with full recomputation.
     Forward { block: Block, micro: usize },
-    /// Runs a block and keeps nothing: evaluation.
+    /// Runs a block and saves nothing (evaluation).
     Evaluate { block: Block, micro: usize },
-    /// Brings a micro-batch's new tokens to the device, and where they are in their samples: generation.
+    /// Uploads a micro-batch's new tokens and their positions (generation).
     Feed { micro: usize },
-    /// Runs a block on new tokens, over the cache of those before them.
+    /// Runs a block on new tokens, with the KV cache of the earlier ones.
     Decode { block: Block, micro: usize },
-    /// Chooses the token that follows each sample of a micro-batch, from the head's logits.
+    /// Samples the next token of each sample of a micro-batch from the head's logits.
     Choose { micro: usize },
-    /// Starts telling all stages which tokens were chosen.
+    /// Starts sharing the sampled tokens with all stages.
     ShareStart,
-    /// Waits until they know.
+    /// Waits until all stages have the sampled tokens.
     ShareWait,
-    /// Runs a layer again from its kept input, before its backward.
+    /// Runs a layer again from its saved input, before its backward.
     Recompute { block: Block, micro: usize },
     /// Runs a block's backward, or a part of it.
-    Backward { block: Block, micro: usize, part: Part },
+    Backward { block: Block, micro: usize, part: BackwardPart },
     /// Starts gathering a unit's sharded weights.
     GatherStart { unit: Unit },
-    /// Waits until they are whole.
+    /// Waits for the gathered weights.
     GatherWait { unit: Unit },
     /// Frees the gathered weights; the shard stays.
     Release { unit: Unit },
     /// Starts reducing a unit's gradient.
     ReduceStart { unit: Unit, over: Over },
-    /// Waits for it; a sharded gradient is added to its shard and the whole one is freed.
+    /// Waits for the reduction. If gradients are sharded, adds the result to the shard and frees the whole gradient.
     ReduceWait { unit: Unit, over: Over },
     /// Starts sending to another stage.
     SendStart { message: Message },
-    /// Waits until the message is taken and frees it.
+    /// Waits until the message is received, and frees it.
     SendWait { message: Message },
-    /// Makes room for a message and starts receiving it.
+    /// Allocates a buffer for a message and starts receiving it.
     ReceiveStart { message: Message },
-    /// Waits until it is here.
+    /// Waits for the message.
     ReceiveWait { message: Message },
-    /// Sums the squares of the gradients that this rank answers for.
+    /// Sums the squares of the gradients that this rank owns.
     Measure,
     /// Starts summing squared norm and loss over an axis.
     NormStart { axis: crate::Axis },
-    /// Waits for it.
+    /// Waits for the sums.
     NormWait { axis: crate::Axis },
-    /// Decides clip factor, skip, loss scale and learning rate from the global norm.
+    /// Computes clip factor, loss scale and learning rate from the global norm, and whether to skip the update.
     Clip,
     /// Updates this rank's states and weights.
     Step,
     /// Starts gathering a unit's updated weights from their owners.
     RefreshStart { unit: Unit },
-    /// Waits until they are whole.
+    /// Waits for the updated weights.
     RefreshWait { unit: Unit },
 }
 
@@ -197,9 +197,9 @@ impl fmt::Display for Op {
             Op::Recompute { block, micro } => write!(f, "recompute {block}, micro-batch {micro}"),
             Op::Backward { block, micro, part } => {
                 let part = match part {
-                    Part::Both => "backward",
-                    Part::Input => "backward-input",
-                    Part::Weight => "backward-weight",
+                    BackwardPart::Both => "backward",
+                    BackwardPart::Input => "backward-input",
+                    BackwardPart::Weight => "backward-weight",
                 };
                 write!(f, "{part} {block}, micro-batch {micro}")
             }

@@ -1,8 +1,8 @@
-//! What the parameters of a model are, how each is split over tp, and where each lies in its unit's flat buffer.
+//! The parameters of a model, how each is split over tp, and its place in its unit's flat buffer.
 //!
-//! How a parameter is split is data on the parameter: initialisation, comparison and resharding all follow it.
-//! A unit's replicated parameters come first, so that one reduction over tp covers them, and parameters that are
-//! multiplied together (query, key, value; gate, up) are neighbours, so that one matrix product covers them.
+//! The split is data on the parameter, and initialisation, comparison and resharding all use it. A unit's replicated
+//! parameters come first, so that one reduction over tp covers them. Matrices with the same input (query, key, value; gate,
+//! up) are adjacent, so that one matrix product covers them.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,10 +11,10 @@ use kintsugi_spec::{Activation, Family, ModelSpec};
 
 use crate::{Plan, Unit};
 
-/// Which parameter of a unit.
+/// The role of a parameter in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs, reason = "the names are the documentation")]
-pub enum Slot {
+pub enum ParameterKind {
     Table,
     Positions,
     AttentionNormWeight,
@@ -41,8 +41,8 @@ pub enum Slot {
 
 /// How a parameter is split over tp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Split {
-    /// Every rank holds all of it.
+pub enum TensorSplit {
+    /// Not split: every rank holds all of it.
     Whole,
     /// By rows (dim 0): the outputs of a column-parallel layer, the tokens of a table.
     Rows,
@@ -50,9 +50,9 @@ pub enum Split {
     Columns,
 }
 
-/// How a parameter starts.
+/// The initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Initial {
+pub enum InitialValues {
     /// All zero.
     Zeros,
     /// All one.
@@ -66,28 +66,28 @@ pub enum Initial {
 pub struct Parameter {
     /// Unit it belongs to.
     pub unit: Unit,
-    /// Which of the unit's.
-    pub slot: Slot,
+    /// Its role in the unit.
+    pub kind: ParameterKind,
     /// Rows and columns; vectors have one column.
     pub shape: [usize; 2],
-    /// Rows that are real; the rest pads the vocabulary.
+    /// Rows without vocabulary padding.
     pub valid_rows: usize,
     /// How it is split over tp.
-    pub split: Split,
-    /// How it starts.
-    pub initial: Initial,
+    pub split: TensorSplit,
+    /// Its initial values.
+    pub initial: InitialValues,
     /// Whether weight decay applies: to matrices, not to norms and biases.
     pub decay: bool,
 }
 
-/// A parameter of one tp rank, at its place in the flat buffer of its unit.
+/// A tp rank's part of a parameter, and its place in the unit's flat buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
     /// The whole parameter.
     pub parameter: Parameter,
     /// Rows and columns of this rank's part.
     pub local_shape: [usize; 2],
-    /// Where it lies.
+    /// Its range in the flat buffer.
     pub range: Range<usize>,
 }
 
@@ -98,30 +98,30 @@ pub struct UnitLayout {
     pub unit: Unit,
     /// Its parameters, in order.
     pub placed: Vec<Placed>,
-    /// Elements at the start that every tp rank holds alike.
+    /// Number of elements at the start that are replicated over tp.
     pub replicated: usize,
-    /// Elements in all, padded to dp equal shards.
+    /// Number of elements, padded to dp equal shards.
     pub len: usize,
 }
 
 impl Parameter {
-    /// Elements, padding of the vocabulary left out.
+    /// Number of elements without vocabulary padding.
     pub fn valid_elements(&self) -> usize {
         self.valid_rows * self.shape[1]
     }
 
     /// This parameter's name: `layer.3.query_weight`.
     pub fn name(&self) -> String {
-        format!("{}.{}", self.unit, self.slot)
+        format!("{}.{}", self.unit, self.kind)
     }
 
     /// The shape of one of `tp` parts.
     pub fn local_shape(&self, tp: usize) -> [usize; 2] {
         let [rows, columns] = self.shape;
         match self.split {
-            Split::Whole => [rows, columns],
-            Split::Rows => [rows / tp, columns],
-            Split::Columns => [rows, columns / tp],
+            TensorSplit::Whole => [rows, columns],
+            TensorSplit::Rows => [rows / tp, columns],
+            TensorSplit::Columns => [rows, columns / tp],
         }
     }
 
@@ -131,15 +131,15 @@ impl Parameter {
         let [local_rows, local_columns] = self.local_shape(tp);
         let (row, column) = (local / local_columns, local % local_columns);
         match self.split {
-            Split::Whole => local,
-            Split::Rows => (part * local_rows + row) * columns + column,
-            Split::Columns => row * columns + part * local_columns + column,
+            TensorSplit::Whole => local,
+            TensorSplit::Rows => (part * local_rows + row) * columns + column,
+            TensorSplit::Columns => row * columns + part * local_columns + column,
         }
     }
 }
 
 impl UnitLayout {
-    /// A shard's length is a multiple of this, so that shards stay aligned in every type.
+    /// A shard's length is a multiple of this, so that shards are aligned in every type.
     pub const SHARD_MULTIPLE: usize = 64;
 
     fn new(unit: Unit, parameters: Vec<Parameter>, tp: usize, dp: usize) -> Self {
@@ -154,30 +154,30 @@ impl UnitLayout {
             })
             .collect();
         let replicated =
-            placed.iter().take_while(|p| p.parameter.split == Split::Whole).map(|p| p.range.len());
+            placed.iter().take_while(|p| p.parameter.split == TensorSplit::Whole).map(|p| p.range.len());
         let replicated = replicated.sum();
         debug_assert!(
-            placed.iter().all(|p| (p.range.start < replicated) == (p.parameter.split == Split::Whole))
+            placed.iter().all(|p| (p.range.start < replicated) == (p.parameter.split == TensorSplit::Whole))
         );
         UnitLayout { unit, placed, replicated, len: end.next_multiple_of(dp * Self::SHARD_MULTIPLE) }
     }
 
-    /// Where a parameter lies; panics if the unit has no such parameter.
-    pub fn range(&self, slot: Slot) -> Range<usize> {
-        self.find(slot).unwrap_or_else(|| panic!("{} has no {slot}", self.unit)).range.clone()
+    /// The range of a parameter. Panics if the unit has no such parameter.
+    pub fn range(&self, kind: ParameterKind) -> Range<usize> {
+        self.find(kind).unwrap_or_else(|| panic!("{} has no {kind}", self.unit)).range.clone()
     }
 
-    /// Where the neighbours `first` to `last` lie together.
-    pub fn span(&self, first: Slot, last: Slot) -> Range<usize> {
+    /// The range of the adjacent parameters `first` to `last`.
+    pub fn span(&self, first: ParameterKind, last: ParameterKind) -> Range<usize> {
         self.range(first).start..self.range(last).end
     }
 
     /// A parameter, if the unit has it.
-    pub fn find(&self, slot: Slot) -> Option<&Placed> {
-        self.placed.iter().find(|p| p.parameter.slot == slot)
+    pub fn find(&self, kind: ParameterKind) -> Option<&Placed> {
+        self.placed.iter().find(|p| p.parameter.kind == kind)
     }
 
-    /// The part of the flat buffer that shard `index` of `shards` holds.
+    /// The range of shard `index` of `shards`.
     pub fn shard(&self, shards: usize, index: usize) -> Range<usize> {
         let len = self.len / shards;
         index * len..(index + 1) * len
@@ -199,7 +199,7 @@ impl Plan {
         units
     }
 
-    /// Number of parameters of the model, vocabulary padding left out.
+    /// Number of parameters of the model, without vocabulary padding.
     pub fn parameter_count(&self) -> u64 {
         let elements =
             |unit| parameters(&self.model, unit, 1).iter().map(|p| p.valid_elements() as u64).sum::<u64>();
@@ -213,21 +213,21 @@ impl Plan {
 pub fn parameters(model: &ModelSpec, unit: Unit, tp: usize) -> Vec<Parameter> {
     let build = Builder { model, unit, tp };
     match unit {
-        Unit::Table => vec![build.vocabulary(Slot::Table)],
+        Unit::Table => vec![build.vocabulary(ParameterKind::Table)],
         Unit::Positions => {
             let shape = [model.positions, model.hidden];
-            vec![build.matrix(Slot::Positions, shape, Split::Whole, STANDARD_DEVIATION)]
+            vec![build.matrix(ParameterKind::Positions, shape, TensorSplit::Whole, STANDARD_DEVIATION)]
         }
         Unit::Layer(_) => build.layer(),
         Unit::Head => {
-            let mut list = build.norm(Slot::FinalNormWeight, Slot::FinalNormBias);
-            list.extend((!model.tied).then(|| build.vocabulary(Slot::Output)));
+            let mut list = build.norm(ParameterKind::FinalNormWeight, ParameterKind::FinalNormBias);
+            list.extend((!model.tied).then(|| build.vocabulary(ParameterKind::Output)));
             list
         }
     }
 }
 
-/// GPT-2's standard deviation for every matrix but the residual projections.
+/// GPT-2's standard deviation for all matrices except the residual projections.
 const STANDARD_DEVIATION: f64 = 0.02;
 
 struct Builder<'a> {
@@ -240,91 +240,103 @@ impl Builder<'_> {
     fn layer(&self) -> Vec<Parameter> {
         let ModelSpec { hidden, heads, kv_heads, head_dim, ffn, .. } = *self.model;
         let biases = self.model.biases();
-        // GPT-2: the 2·layers projections that end in the residual stream start smaller, so its variance stays put.
+        // GPT-2 scales down the 2·layers projections into the residual stream, so that its variance stays constant.
         let residual = STANDARD_DEVIATION / (2.0 * self.model.layers as f64).sqrt();
-        let mut list = self.norm(Slot::AttentionNormWeight, Slot::AttentionNormBias);
-        list.extend(self.norm(Slot::MlpNormWeight, Slot::MlpNormBias));
+        let mut list = self.norm(ParameterKind::AttentionNormWeight, ParameterKind::AttentionNormBias);
+        list.extend(self.norm(ParameterKind::MlpNormWeight, ParameterKind::MlpNormBias));
         if biases {
-            list.push(self.bias(Slot::AttentionOutBias, hidden, Split::Whole));
-            list.push(self.bias(Slot::MlpOutBias, hidden, Split::Whole));
+            list.push(self.bias(ParameterKind::AttentionOutBias, hidden, TensorSplit::Whole));
+            list.push(self.bias(ParameterKind::MlpOutBias, hidden, TensorSplit::Whole));
         }
-        let mut rows = |slot, outputs| {
-            list.push(self.matrix(slot, [outputs, hidden], Split::Rows, STANDARD_DEVIATION));
+        let mut rows = |kind, outputs| {
+            list.push(self.matrix(kind, [outputs, hidden], TensorSplit::Rows, STANDARD_DEVIATION));
         };
-        rows(Slot::QueryWeight, heads * head_dim);
-        rows(Slot::KeyWeight, kv_heads * head_dim);
-        rows(Slot::ValueWeight, kv_heads * head_dim);
+        rows(ParameterKind::QueryWeight, heads * head_dim);
+        rows(ParameterKind::KeyWeight, kv_heads * head_dim);
+        rows(ParameterKind::ValueWeight, kv_heads * head_dim);
         if self.model.activation == Activation::Swiglu {
-            rows(Slot::MlpGateWeight, ffn);
+            rows(ParameterKind::MlpGateWeight, ffn);
         }
-        rows(Slot::MlpInWeight, ffn);
+        rows(ParameterKind::MlpInWeight, ffn);
         if biases {
-            list.push(self.bias(Slot::QueryBias, heads * head_dim, Split::Rows));
-            list.push(self.bias(Slot::KeyBias, kv_heads * head_dim, Split::Rows));
-            list.push(self.bias(Slot::ValueBias, kv_heads * head_dim, Split::Rows));
-            list.push(self.bias(Slot::MlpInBias, ffn, Split::Rows));
+            list.push(self.bias(ParameterKind::QueryBias, heads * head_dim, TensorSplit::Rows));
+            list.push(self.bias(ParameterKind::KeyBias, kv_heads * head_dim, TensorSplit::Rows));
+            list.push(self.bias(ParameterKind::ValueBias, kv_heads * head_dim, TensorSplit::Rows));
+            list.push(self.bias(ParameterKind::MlpInBias, ffn, TensorSplit::Rows));
         }
-        let mut columns = |slot, inputs| {
-            list.push(self.matrix(slot, [hidden, inputs], Split::Columns, residual));
+        let mut columns = |kind, inputs| {
+            list.push(self.matrix(kind, [hidden, inputs], TensorSplit::Columns, residual));
         };
-        columns(Slot::AttentionOutWeight, heads * head_dim);
-        columns(Slot::MlpOutWeight, ffn);
+        columns(ParameterKind::AttentionOutWeight, heads * head_dim);
+        columns(ParameterKind::MlpOutWeight, ffn);
         list
     }
 
-    fn matrix(&self, slot: Slot, shape: [usize; 2], split: Split, deviation: f64) -> Parameter {
-        let initial = Initial::Normal(deviation);
-        Parameter { unit: self.unit, slot, shape, valid_rows: shape[0], split, initial, decay: true }
+    fn matrix(
+        &self,
+        kind: ParameterKind,
+        shape: [usize; 2],
+        split: TensorSplit,
+        deviation: f64,
+    ) -> Parameter {
+        let initial = InitialValues::Normal(deviation);
+        Parameter { unit: self.unit, kind, shape, valid_rows: shape[0], split, initial, decay: true }
     }
 
-    fn vocabulary(&self, slot: Slot) -> Parameter {
+    fn vocabulary(&self, kind: ParameterKind) -> Parameter {
         let shape = [self.model.padded_vocab(self.tp), self.model.hidden];
         Parameter {
             valid_rows: self.model.vocab,
-            ..self.matrix(slot, shape, Split::Rows, STANDARD_DEVIATION)
+            ..self.matrix(kind, shape, TensorSplit::Rows, STANDARD_DEVIATION)
         }
     }
 
-    fn vector(&self, slot: Slot, len: usize, split: Split, initial: Initial) -> Parameter {
-        Parameter { unit: self.unit, slot, shape: [len, 1], valid_rows: len, split, initial, decay: false }
+    fn vector(
+        &self,
+        kind: ParameterKind,
+        len: usize,
+        split: TensorSplit,
+        initial: InitialValues,
+    ) -> Parameter {
+        Parameter { unit: self.unit, kind, shape: [len, 1], valid_rows: len, split, initial, decay: false }
     }
 
-    fn bias(&self, slot: Slot, len: usize, split: Split) -> Parameter {
-        self.vector(slot, len, split, Initial::Zeros)
+    fn bias(&self, kind: ParameterKind, len: usize, split: TensorSplit) -> Parameter {
+        self.vector(kind, len, split, InitialValues::Zeros)
     }
 
-    fn norm(&self, weight: Slot, bias: Slot) -> Vec<Parameter> {
-        let mut list = vec![self.vector(weight, self.model.hidden, Split::Whole, Initial::Ones)];
-        list.extend(self.model.biases().then(|| self.bias(bias, self.model.hidden, Split::Whole)));
+    fn norm(&self, weight: ParameterKind, bias: ParameterKind) -> Vec<Parameter> {
+        let mut list = vec![self.vector(weight, self.model.hidden, TensorSplit::Whole, InitialValues::Ones)];
+        list.extend(self.model.biases().then(|| self.bias(bias, self.model.hidden, TensorSplit::Whole)));
         list
     }
 }
 
-impl fmt::Display for Slot {
+impl fmt::Display for ParameterKind {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(match self {
-            Slot::Table => "table",
-            Slot::Positions => "positions",
-            Slot::AttentionNormWeight => "attention_norm_weight",
-            Slot::AttentionNormBias => "attention_norm_bias",
-            Slot::MlpNormWeight => "mlp_norm_weight",
-            Slot::MlpNormBias => "mlp_norm_bias",
-            Slot::AttentionOutBias => "attention_out_bias",
-            Slot::MlpOutBias => "mlp_out_bias",
-            Slot::QueryWeight => "query_weight",
-            Slot::KeyWeight => "key_weight",
-            Slot::ValueWeight => "value_weight",
-            Slot::QueryBias => "query_bias",
-            Slot::KeyBias => "key_bias",
-            Slot::ValueBias => "value_bias",
-            Slot::AttentionOutWeight => "attention_out_weight",
-            Slot::MlpGateWeight => "mlp_gate_weight",
-            Slot::MlpInWeight => "mlp_in_weight",
-            Slot::MlpInBias => "mlp_in_bias",
-            Slot::MlpOutWeight => "mlp_out_weight",
-            Slot::FinalNormWeight => "final_norm_weight",
-            Slot::FinalNormBias => "final_norm_bias",
-            Slot::Output => "output",
+            ParameterKind::Table => "table",
+            ParameterKind::Positions => "positions",
+            ParameterKind::AttentionNormWeight => "attention_norm_weight",
+            ParameterKind::AttentionNormBias => "attention_norm_bias",
+            ParameterKind::MlpNormWeight => "mlp_norm_weight",
+            ParameterKind::MlpNormBias => "mlp_norm_bias",
+            ParameterKind::AttentionOutBias => "attention_out_bias",
+            ParameterKind::MlpOutBias => "mlp_out_bias",
+            ParameterKind::QueryWeight => "query_weight",
+            ParameterKind::KeyWeight => "key_weight",
+            ParameterKind::ValueWeight => "value_weight",
+            ParameterKind::QueryBias => "query_bias",
+            ParameterKind::KeyBias => "key_bias",
+            ParameterKind::ValueBias => "value_bias",
+            ParameterKind::AttentionOutWeight => "attention_out_weight",
+            ParameterKind::MlpGateWeight => "mlp_gate_weight",
+            ParameterKind::MlpInWeight => "mlp_in_weight",
+            ParameterKind::MlpInBias => "mlp_in_bias",
+            ParameterKind::MlpOutWeight => "mlp_out_weight",
+            ParameterKind::FinalNormWeight => "final_norm_weight",
+            ParameterKind::FinalNormBias => "final_norm_bias",
+            ParameterKind::Output => "output",
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The plan: a configuration that has been checked and resolved. Nothing after it reads the configuration again.
+//! The plan: a checked and resolved configuration. Later stages read only the plan, not the configuration.
 
 use std::path::PathBuf;
 
@@ -12,21 +12,21 @@ use crate::{Axis, Block, Mesh, Over, Unit};
 pub struct Plan {
     /// The model.
     pub model: ModelSpec,
-    /// The folder of weights to start from; without one they are random.
+    /// The folder of initial weights. Without one they are random.
     pub init: Option<PathBuf>,
     /// Batch sizes.
     pub batch: Batch,
     /// The grid of ranks.
     pub mesh: Mesh,
-    /// How layers are cut into stages and in which order they run.
+    /// How layers are divided into stages, and the schedule.
     pub pipeline: Pipeline,
-    /// Whether the rows between tensor-parallel regions are split over tp (arXiv 2205.05198).
+    /// Whether rows between tensor-parallel regions are split over tp (arXiv 2205.05198).
     pub sequence_parallel: bool,
-    /// How weights, gradients and states are spread over dp.
+    /// How weights, gradients and states are sharded over dp.
     pub sharding: Sharding,
-    /// Types.
+    /// Element types.
     pub precision: Precision,
-    /// What is kept and what is computed again.
+    /// Which activations are saved and which are recomputed.
     pub memory: MemoryOptions,
     /// The optimizer.
     pub optimizer: Optimizer,
@@ -34,7 +34,7 @@ pub struct Plan {
     pub data: Data,
     /// The machine.
     pub cluster: ClusterSpec,
-    /// What runs the plan, and what it adds to the plan's own work.
+    /// The framework that runs the plan, and its overheads.
     pub framework: FrameworkSpec,
     /// The run.
     pub run: Run,
@@ -51,32 +51,32 @@ pub struct Batch {
     pub global: usize,
 }
 
-/// How layers are cut into stages and chunks.
+/// How layers are divided into stages and chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pipeline {
     /// The schedule.
     pub schedule: ScheduleKind,
     /// Chunks per stage.
     pub virtual_stages: usize,
-    /// Layers of every chunk, in model order: chunk `c` lives on stage `c mod pp`.
+    /// Layers of every chunk, in model order. Chunk `c` is on stage `c mod pp`.
     pub layers: Vec<usize>,
-    /// How many blocks ahead weights are gathered.
+    /// Prefetch depth: how many blocks ahead weights are gathered.
     pub prefetch: usize,
-    /// Whether transfers are started early and waited for late.
+    /// Whether transfers overlap with computation.
     pub overlap: bool,
 }
 
 impl Pipeline {
-    /// About how many ops of all stages a prediction lays out. It takes as many micro-batches as fill and drain the
-    /// pipeline, or all where there are fewer; GPipe has all of them in the pipeline.
+    /// About how many ops, over all stages, a prediction has to generate. It generates enough micro-batches to fill and
+    /// drain the pipeline, or all of them if there are fewer. GPipe needs all.
     pub fn laid_out_ops(&self, micro_batches: usize) -> usize {
         let (chunks, layers) = (self.layers.len(), self.layers.iter().sum::<usize>());
         let laid_out = match self.schedule {
             ScheduleKind::GPipe => micro_batches,
             _ => micro_batches.min(2 * chunks + 2 * chunks / self.virtual_stages),
         };
-        // A layer has a forward and a backward; a chunk sends and receives an activation and a gradient, each of which
-        // is started and waited for.
+        // A layer has a forward and a backward. A chunk sends and receives an activation and a gradient, with a start and a
+        // wait each.
         laid_out * (2 * layers + 8 * chunks)
     }
 }
@@ -93,12 +93,12 @@ pub enum ScheduleKind {
     /// 1F1B over several chunks per stage (arXiv 2104.04473).
     #[serde(rename = "interleaved")]
     Interleaved,
-    /// ZB-H1: the backward is split and weight parts fill the bubble (arXiv 2401.10241).
+    /// ZB-H1: the backward is split, and weight parts fill the bubble (arXiv 2401.10241).
     #[serde(rename = "zero-bubble")]
     ZeroBubble,
 }
 
-/// When something is done: for every micro-batch or once a step.
+/// How often weights are gathered or gradients reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum When {
     /// For every micro-batch: less memory, more traffic.
@@ -109,7 +109,7 @@ pub enum When {
     Step,
 }
 
-/// Over how many data-parallel ranks each of the three is sharded: 1 (each rank holds all) or dp.
+/// Over how many data-parallel ranks weights, gradients and states are sharded: 1 (not sharded) or dp.
 ///
 /// ZeRO-1 shards the states, ZeRO-2 the gradients too, ZeRO-3 the weights too (arXiv 1910.02054).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -126,14 +126,14 @@ pub struct Sharding {
     pub reduce: When,
 }
 
-/// Types.
+/// Element types.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Precision {
-    /// Of weights and activations.
+    /// Type of weights and activations.
     pub compute: Compute,
-    /// Of gradients.
+    /// Type of gradients.
     pub gradients: GradientType,
-    /// Of the optimizer's moments: fp32 or bf16.
+    /// Type of the optimizer's moments: fp32 or bf16.
     pub states: Compute,
     /// Loss scaling (fp16).
     pub loss_scale: LossScale,
@@ -152,9 +152,9 @@ pub enum Compute {
 }
 
 impl Compute {
-    /// Whether a number is finite when it is rounded to this type.
+    /// Whether a number is finite after rounding to this type.
     pub fn holds(self, number: f32) -> bool {
-        // The smallest magnitude that is rounded to infinity. The comparison is false for NaN.
+        // The smallest magnitude that rounds to infinity. The comparison is false for NaN.
         let limit = match self {
             Compute::Fp32 => f32::INFINITY,
             Compute::Bf16 => f32::from_bits(0x7F7F_8000),
@@ -164,7 +164,7 @@ impl Compute {
     }
 }
 
-/// The type gradients are kept in.
+/// The type in which gradients are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GradientType {
@@ -177,13 +177,13 @@ pub enum GradientType {
 /// The factor that keeps fp16 gradients from vanishing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScale {
-    /// Halved on overflow, doubled after a run of good steps.
+    /// Halved on overflow, doubled after many steps without one.
     Dynamic,
     /// Constant.
     Fixed(f64),
 }
 
-/// What is kept for the backward pass.
+/// What is saved for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryOptions {
     /// Recomputation.
@@ -196,11 +196,11 @@ pub struct MemoryOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
-    /// Keep everything.
+    /// Save everything.
     None,
-    /// Keep matrix products and attention; recompute norms and activations.
+    /// Save the results of matrix products and attention; recompute norms and activation functions.
     Selective,
-    /// Keep only each layer's input.
+    /// Save only each layer's input.
     Full,
 }
 
@@ -208,9 +208,9 @@ pub enum Recompute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionKind {
-    /// Tiled, keeps only the log-sum-exp (arXiv 2205.14135).
+    /// Tiled; saves only the log-sum-exp (arXiv 2205.14135).
     Flash,
-    /// Keeps the probabilities.
+    /// Saves the probabilities.
     Plain,
 }
 
@@ -223,13 +223,13 @@ pub struct Optimizer {
     pub min_lr: f64,
     /// Steps of warm-up.
     pub warmup: u64,
-    /// What follows the warm-up.
+    /// Schedule after the warm-up.
     pub schedule: RateSchedule,
     /// β₁, β₂.
     pub betas: (f64, f64),
     /// ε.
     pub eps: f64,
-    /// Decay, not applied to norms and biases.
+    /// Weight decay, not applied to norms and biases.
     pub weight_decay: f64,
     /// Largest global gradient norm; 0 for none.
     pub clip: f64,
@@ -259,21 +259,21 @@ pub enum Data {
 pub struct TokenData {
     /// The files.
     pub sources: Vec<DataSource>,
-    /// What made their tokens, where it was named: a file, a folder or `bytes`.
+    /// The tokenizer of the files, if it is configured: a file, a folder or `bytes`.
     pub tokenizer: Option<String>,
-    /// Whether tokenizers that differ are accepted: of the files, of `tokenizer` and of the weights.
+    /// Whether the tokenizers of the files, of `tokenizer` and of the weights may differ.
     pub allow_other_tokenizer: bool,
-    /// The token that ends a document, where it is known.
+    /// The token that ends a document, if it is known.
     pub end_of_document: Option<u32>,
-    /// Files for validation alone; if there are none, a share of every source is.
+    /// Files for validation only. If there are none, a share of every source is used.
     pub validation: Vec<DataSource>,
-    /// The share of the tokens that is kept for validation.
+    /// The share of the tokens that is reserved for validation.
     pub split: f64,
-    /// Whether a token sees only tokens of its own document.
+    /// Whether a token attends only to tokens of its own document.
     pub mask_documents: bool,
 }
 
-/// Token files and how often they are drawn from.
+/// Token files and their weight in the blend.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DataSource {
     /// The prefix of the `.bin` and the `.idx`.
@@ -291,23 +291,23 @@ pub struct Run {
     pub seed: u64,
     /// Output folder.
     pub out: PathBuf,
-    /// Where it goes on from.
+    /// What the run resumes from.
     pub resume: Resume,
-    /// Steps between checkpoints; 0 for one at the end alone.
+    /// Steps between checkpoints; 0 for one at the end only.
     pub checkpoint_every: u64,
-    /// Checkpoints that are kept, the newest ones; 0 for none at all.
+    /// How many of the newest checkpoints to keep; 0 to save none.
     pub keep: u64,
     /// Steps between evaluations; 0 for none.
     pub eval_every: u64,
-    /// Tokens of the validation split that an evaluation reads; all of it if it has fewer.
+    /// Tokens of the validation split that an evaluation reads, or all if there are fewer.
     pub eval_tokens: u64,
-    /// Non-finite steps in a row before the run stops.
+    /// Consecutive non-finite steps before the run stops.
     pub max_skipped: u64,
     /// Seconds that a rank waits for another before the run fails.
     pub communication_timeout: u64,
-    /// Bit-identical repeats.
+    /// Whether repeated runs are bit-identical.
     pub deterministic: bool,
-    /// Whether one rank that has a GPU to itself captures its step as a graph and replays it.
+    /// Whether a rank that has a GPU to itself captures its step as a graph and replays it.
     pub graph: bool,
     /// Device.
     pub device: DeviceKind,
@@ -315,14 +315,14 @@ pub struct Run {
     pub transport: Transport,
 }
 
-/// Where a run goes on from.
+/// What a run resumes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// It starts at the beginning.
+    /// Nothing: it starts at step 0.
     No,
-    /// From the newest whole checkpoint in its output folder.
+    /// The newest valid checkpoint in its output folder.
     Newest,
-    /// From this checkpoint, or the newest whole one in this folder.
+    /// This checkpoint, or the newest valid one in this folder.
     From(PathBuf),
 }
 
@@ -336,7 +336,7 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// How ranks talk.
+/// How ranks communicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
@@ -364,9 +364,9 @@ impl Plan {
         self.pipeline.layers.last().copied().unwrap_or(0)
     }
 
-    /// Micro-batches after which the steady part of the schedule does the same again.
+    /// The period of the schedule's steady state, in micro-batches.
     pub fn period(&self) -> usize {
-        // Interleaving deals them out in groups of pp.
+        // The interleaved schedule processes micro-batches in groups of pp.
         if self.pipeline.schedule == ScheduleKind::Interleaved { self.mesh.pp } else { 1 }
     }
 
@@ -392,7 +392,7 @@ impl Plan {
         self.run.eval_tokens.div_ceil(self.batch.sequence as u64)
     }
 
-    /// The token that ends a document, where it is known.
+    /// The token that ends a document, if it is known.
     pub fn end_of_document(&self) -> Option<u32> {
         match &self.data {
             Data::Demo => None,
@@ -400,7 +400,7 @@ impl Plan {
         }
     }
 
-    /// Whether a token sees only tokens of its own document: every layer then needs to know where documents begin.
+    /// Whether a token attends only to tokens of its own document. Every layer then needs the document starts.
     pub fn masks_documents(&self) -> bool {
         matches!(&self.data, Data::Tokens(tokens) if tokens.mask_documents)
     }
@@ -436,7 +436,7 @@ impl Plan {
             .collect()
     }
 
-    /// The first and the last layer of a stage, in model order: every stage has one.
+    /// The first and the last layer of a stage, in model order. Every stage has at least one layer.
     pub fn outer_layers(&self, stage: usize) -> [Block; 2] {
         let blocks = self.stage_blocks(stage);
         let mut layers = blocks.into_iter().filter(|block| matches!(block, Block::Layer(_)));
@@ -449,7 +449,7 @@ impl Plan {
         self.units_of(block).collect()
     }
 
-    /// The same one by one: programs ask for every computation.
+    /// The same as an iterator, without an allocation: programs call it for every computation.
     pub(crate) fn units_of(&self, block: Block) -> impl Iterator<Item = Unit> + use<> {
         let gpt = self.model.family == kintsugi_spec::Family::Gpt;
         let units = match block {
@@ -476,8 +476,8 @@ impl Plan {
         self.model.tied && self.mesh.pp > 1 && (stage == 0 || stage + 1 == self.mesh.pp)
     }
 
-    /// What the gradient of a unit is reduced over on a stage, in order: over tp, over dp, and between the copies of a tied
-    /// table. `has_replicated` says whether the unit has parameters that every tp rank holds whole.
+    /// The reductions of a unit's gradient on a stage, in order: over tp, over dp, and between the copies of a tied table.
+    /// `has_replicated` returns whether the unit has parameters that are replicated over tp.
     pub fn gradient_reductions(
         &self,
         stage: usize,
@@ -490,8 +490,9 @@ impl Plan {
         [tensor.then_some(Over::Tensor), data.then_some(Over::Data), tied.then_some(Over::Tied)]
     }
 
-    /// The units whose gradients a stage counts in the global norm: a tied table counts on the first stage only.
-    pub fn answers_for(&self, stage: usize) -> Vec<Unit> {
+    /// The units that a stage owns: it counts their gradients in the global norm and writes them to checkpoints. A tied table
+    /// belongs to the first stage only.
+    pub fn owned_units(&self, stage: usize) -> Vec<Unit> {
         let second_copy = self.holds_tied_copy(stage) && stage > 0;
         self.stage_units(stage).into_iter().filter(|&unit| !(second_copy && unit == Unit::Table)).collect()
     }

@@ -4,7 +4,7 @@ mod support;
 
 use std::collections::{BTreeMap, HashMap};
 
-use kintsugi_plan::{Block, Message, MessageKind, Op, Part, Plan, Program, Recompute, ScheduleKind};
+use kintsugi_plan::{BackwardPart, Block, Message, MessageKind, Op, Plan, Program, Recompute, ScheduleKind};
 use proptest::prelude::*;
 use support::{computes, layouts, plan, programs};
 
@@ -72,7 +72,7 @@ fn passes_visit_all_blocks_in_order(plan: &Plan, program: &Program) {
     let split = plan.pipeline.schedule == ScheduleKind::ZeroBubble;
     let at = positions(program);
     for micro in 0..plan.micro_batches() {
-        let visits = |wanted: Option<Part>| -> Vec<Block> {
+        let visits = |wanted: Option<BackwardPart>| -> Vec<Block> {
             let block = |op: &Op| match *op {
                 Op::Forward { block, micro: m } if m == micro && wanted.is_none() => Some(block),
                 Op::Backward { block, micro: m, part } if m == micro && wanted == Some(part) => Some(block),
@@ -81,14 +81,15 @@ fn passes_visit_all_blocks_in_order(plan: &Plan, program: &Program) {
             program.ops.iter().filter_map(block).collect()
         };
         assert_eq!(visits(None), blocks);
-        assert_eq!(visits(Some(Part::Both)), if split { vec![] } else { reversed.clone() });
-        assert_eq!(visits(Some(Part::Input)), if split { reversed.clone() } else { vec![] });
-        assert_eq!(visits(Some(Part::Weight)), if split { reversed.clone() } else { vec![] });
+        assert_eq!(visits(Some(BackwardPart::Both)), if split { vec![] } else { reversed.clone() });
+        assert_eq!(visits(Some(BackwardPart::Input)), if split { reversed.clone() } else { vec![] });
+        assert_eq!(visits(Some(BackwardPart::Weight)), if split { reversed.clone() } else { vec![] });
         for &block in &blocks {
             let backward = |part| at.get(&Op::Backward { block, micro, part });
-            let first = backward(Part::Both).or(backward(Part::Input)).expect("there is a backward");
+            let first =
+                backward(BackwardPart::Both).or(backward(BackwardPart::Input)).expect("there is a backward");
             assert!(at[&Op::Forward { block, micro }] < *first);
-            assert!(backward(Part::Weight).is_none_or(|weight| first < weight));
+            assert!(backward(BackwardPart::Weight).is_none_or(|weight| first < weight));
         }
     }
 }
@@ -101,11 +102,11 @@ fn layers_are_recomputed_right_before_their_backward(plan: &Plan, program: &Prog
             _ => None,
         };
         let wanted = match pair[1] {
-            Op::Backward { block: block @ Block::Layer(_), micro, part: Part::Both | Part::Input }
-                if plan.memory.recompute == Recompute::Full =>
-            {
-                Some((block, micro))
-            }
+            Op::Backward {
+                block: block @ Block::Layer(_),
+                micro,
+                part: BackwardPart::Both | BackwardPart::Input,
+            } if plan.memory.recompute == Recompute::Full => Some((block, micro)),
             _ => None,
         };
         assert_eq!(recomputed, wanted, "{pair:?}");
@@ -175,7 +176,7 @@ fn messages_are_beside_their_computations(plan: &Plan, program: &Program, backwa
     let compute = |kind, block, micro| match kind {
         MessageKind::Activation if backward => Op::Forward { block, micro },
         MessageKind::Activation => Op::Evaluate { block, micro },
-        MessageKind::Gradient => [Part::Both, Part::Input]
+        MessageKind::Gradient => [BackwardPart::Both, BackwardPart::Input]
             .map(|part| Op::Backward { block, micro, part })
             .into_iter()
             .find(|op| at.contains_key(op))

@@ -5,7 +5,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kintsugi_plan::{Block, Op, Over, Part, Plan, Program, Unit, When};
+use kintsugi_plan::{BackwardPart, Block, Op, Over, Plan, Program, Unit, When};
 use proptest::prelude::*;
 use support::{computes, layouts, plan, programs};
 
@@ -75,7 +75,9 @@ fn read(plan: &Plan, op: &Op) -> Vec<Unit> {
         Op::Forward { block, .. }
         | Op::Evaluate { block, .. }
         | Op::Recompute { block, .. }
-        | Op::Backward { block, part: Part::Both | Part::Input, .. } => plan.block_units(block),
+        | Op::Backward { block, part: BackwardPart::Both | BackwardPart::Input, .. } => {
+            plan.block_units(block)
+        }
         _ => vec![],
     }
 }
@@ -137,7 +139,9 @@ fn weights_stay_only_for_a_near_use(plan: &Plan, program: &Program) {
 /// The block and micro-batch whose weight gradients an op adds.
 fn written(op: &Op) -> Option<(Block, usize)> {
     match *op {
-        Op::Backward { block, micro, part: Part::Both | Part::Weight } => Some((block, micro)),
+        Op::Backward { block, micro, part: BackwardPart::Both | BackwardPart::Weight } => {
+            Some((block, micro))
+        }
         _ => None,
     }
 }

@@ -1,16 +1,16 @@
 //! Loading, forward, recomputation and backward of blocks.
 
 use kintsugi_model::{embedding, head, layer};
-use kintsugi_plan::parameters::Slot;
-use kintsugi_plan::{Block, Part, Recompute, Unit};
+use kintsugi_plan::parameters::ParameterKind;
+use kintsugi_plan::{BackwardPart, Block, Recompute, Unit};
 use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Buffer, Category, DType};
 
-use crate::flow::{Deferred, Saved};
-use crate::rank::{LOSS, Rank, Source, Tokens};
+use crate::in_flight::{BlockActivations, BlockWeightInputs};
+use crate::rank::{LOSS, Rank, TokenSource, Tokens};
 
 impl Rank {
-    pub(crate) fn load_batch(&mut self, micro: usize, source: &mut dyn Source) {
+    pub(crate) fn load_batch(&mut self, micro: usize, source: &mut dyn TokenSource) {
         let batch = source.batch(micro);
         let [inputs, targets, starts] = self.loads();
         let upload = |loads: bool, ids: Option<&[u32]>| {
@@ -21,13 +21,18 @@ impl Rank {
             }
             buffer.map(|buffer| (micro, buffer))
         };
-        self.flow.tokens.extend(upload(inputs, batch.map(|batch| batch.inputs)));
-        self.flow.targets.extend(upload(targets, batch.map(|batch| batch.targets)));
-        self.flow.starts.extend(upload(starts, batch.map(|batch| batch.starts)));
+        self.in_flight.tokens.extend(upload(inputs, batch.map(|batch| batch.inputs)));
+        self.in_flight.targets.extend(upload(targets, batch.map(|batch| batch.targets)));
+        self.in_flight.starts.extend(upload(starts, batch.map(|batch| batch.starts)));
     }
 
-    /// Hands over what [`Rank::load_batch`] uploads, in the same order.
-    pub(crate) fn hand_over(&self, micro: usize, source: &mut dyn Source, put: &mut dyn FnMut(&[u32])) {
+    /// Passes the tokens that [`Rank::load_batch`] uploads to `put`, in the same order.
+    pub(crate) fn tokens_for_replay(
+        &self,
+        micro: usize,
+        source: &mut dyn TokenSource,
+        put: &mut dyn FnMut(&[u32]),
+    ) {
         let Some(Tokens { inputs, targets, starts }) = source.batch(micro) else { return };
         let all = [inputs, targets, starts].into_iter().zip(self.loads());
         all.filter(|(_, loads)| *loads).for_each(|(ids, _)| put(ids));
@@ -42,7 +47,7 @@ impl Rank {
         let saved = match block {
             Block::Embedding => {
                 let x = self.embed(micro);
-                self.flow.inputs.insert((self.next(block), micro), x);
+                self.in_flight.inputs.insert((self.next(block), micro), x);
                 return;
             }
             Block::Layer(i) => {
@@ -50,37 +55,42 @@ impl Rank {
                 let (ctx, unit) = (self.layer_context(micro), self.unit(Unit::Layer(i)));
                 let (y, saved) = if self.shape.recompute == Recompute::Full {
                     let (y, x) = layer::evaluate(&ctx, x, &unit.weights());
-                    (y, Saved::Input(x))
+                    (y, BlockActivations::Input(x))
                 } else {
                     let (y, saved) = layer::forward(&ctx, x, &unit.weights());
-                    (y, Saved::Layer(saved))
+                    (y, BlockActivations::Layer(saved))
                 };
-                self.flow.inputs.insert((self.next(block), micro), y);
+                self.in_flight.inputs.insert((self.next(block), micro), y);
                 saved
             }
             Block::Head => {
                 let (x, targets) = (self.take_input(block, micro), self.take_targets(micro));
-                Saved::Head(head::forward(&self.context(), x, &self.head_weights(), self.loss(&targets)))
+                BlockActivations::Head(head::forward(
+                    &self.context(),
+                    x,
+                    &self.head_weights(),
+                    self.loss(&targets),
+                ))
             }
         };
-        self.flow.saved.insert((block, micro), saved);
+        self.in_flight.activations.insert((block, micro), saved);
     }
 
     pub(crate) fn evaluate(&mut self, block: Block, micro: usize) {
         match block {
             Block::Embedding => {
                 let x = self.embed(micro);
-                self.flow.tokens.remove(&micro);
-                self.flow.inputs.insert((self.next(block), micro), x);
+                self.in_flight.tokens.remove(&micro);
+                self.in_flight.inputs.insert((self.next(block), micro), x);
             }
             Block::Layer(i) => {
                 let x = self.take_input(block, micro);
                 let unit = self.unit(Unit::Layer(i));
                 let (y, _) = layer::evaluate(&self.layer_context(micro), x, &unit.weights());
                 if block == self.outer_layers[1] {
-                    self.flow.starts.remove(&micro);
+                    self.in_flight.starts.remove(&micro);
                 }
-                self.flow.inputs.insert((self.next(block), micro), y);
+                self.in_flight.inputs.insert((self.next(block), micro), y);
             }
             Block::Head => {
                 let (x, targets) = (self.take_input(block, micro), self.take_targets(micro));
@@ -90,48 +100,51 @@ impl Rank {
     }
 
     pub(crate) fn recompute(&mut self, block: Block, micro: usize) {
-        let (Block::Layer(i), Some(Saved::Input(x))) = (block, self.flow.saved.remove(&(block, micro)))
+        let (Block::Layer(i), Some(BlockActivations::Input(x))) =
+            (block, self.in_flight.activations.remove(&(block, micro)))
         else {
             panic!("{block} kept no input to recompute from");
         };
         let saved = layer::rebuild(&self.layer_context(micro), x, &self.unit(Unit::Layer(i)).weights());
-        self.flow.saved.insert((block, micro), Saved::Layer(saved));
+        self.in_flight.activations.insert((block, micro), BlockActivations::Layer(saved));
     }
 
-    pub(crate) fn backward(&mut self, block: Block, micro: usize, part: Part) {
-        // The input part, too, writes gradients: those of norms and of the biases behind a reduction.
+    pub(crate) fn backward(&mut self, block: Block, micro: usize, part: BackwardPart) {
+        // The input part also writes gradients: those of norms, and of biases that are added after a reduction.
         self.make_gradients(block);
-        if part == Part::Weight {
+        if part == BackwardPart::Weight {
             return self.weight_part(block, micro);
         }
-        let (dx, deferred) = match block {
+        let (dx, weight_inputs) = match block {
             Block::Embedding => {
                 let dx = self.take_gradient(block, micro);
-                self.flow.deferred.insert((block, micro), Deferred::Embedding(dx));
-                if part == Part::Both {
+                self.in_flight.weight_inputs.insert((block, micro), BlockWeightInputs::Embedding(dx));
+                if part == BackwardPart::Both {
                     self.weight_part(block, micro);
                 }
                 return;
             }
             Block::Layer(i) => {
                 let dy = self.take_gradient(block, micro);
-                let Some(Saved::Layer(saved)) = self.flow.saved.remove(&(block, micro)) else {
+                let Some(BlockActivations::Layer(saved)) = self.in_flight.activations.remove(&(block, micro))
+                else {
                     panic!("{block} kept nothing for its backward");
                 };
                 let (ctx, unit) = (self.layer_context(micro), self.unit(Unit::Layer(i)));
-                let (dx, deferred) =
+                let (dx, weight_inputs) =
                     layer::backward(&ctx, dy, saved, &unit.weights(), &unit.gradients(), part);
                 if block == self.outer_layers[0] {
-                    self.flow.starts.remove(&micro);
+                    self.in_flight.starts.remove(&micro);
                 }
-                (dx, deferred.map(Deferred::Layer))
+                (dx, weight_inputs.map(BlockWeightInputs::Layer))
             }
             Block::Head => {
-                let Some(Saved::Head(saved)) = self.flow.saved.remove(&(block, micro)) else {
+                let Some(BlockActivations::Head(saved)) = self.in_flight.activations.remove(&(block, micro))
+                else {
                     panic!("the head kept nothing for its backward");
                 };
                 let norm = self.unit(Unit::Head).gradients();
-                let (dx, deferred) = head::backward(
+                let (dx, weight_inputs) = head::backward(
                     &self.context(),
                     saved,
                     &self.head_weights(),
@@ -139,31 +152,32 @@ impl Rank {
                     &self.head_output(),
                     part,
                 );
-                (dx, deferred.map(Deferred::Head))
+                (dx, weight_inputs.map(BlockWeightInputs::Head))
             }
         };
-        if let Some(deferred) = deferred {
-            self.flow.deferred.insert((block, micro), deferred);
+        if let Some(weight_inputs) = weight_inputs {
+            self.in_flight.weight_inputs.insert((block, micro), weight_inputs);
         }
-        self.flow.gradients.insert((self.previous(block), micro), dx);
+        self.in_flight.gradients.insert((self.previous(block), micro), dx);
     }
 
     fn weight_part(&mut self, block: Block, micro: usize) {
-        let deferred = self.flow.deferred.remove(&(block, micro)).expect("the input part came first");
-        match (block, deferred) {
-            (Block::Embedding, Deferred::Embedding(dx)) => {
-                let tokens = self.flow.tokens.remove(&micro).expect("tokens stay until here");
+        let weight_inputs =
+            self.in_flight.weight_inputs.remove(&(block, micro)).expect("the input part came first");
+        match (block, weight_inputs) {
+            (Block::Embedding, BlockWeightInputs::Embedding(dx)) => {
+                let tokens = self.in_flight.tokens.remove(&micro).expect("tokens stay until here");
                 let table = self.unit(Unit::Table).gradients();
                 let positions = self.has_positions.then(|| self.unit(Unit::Positions).gradients());
                 embedding::backward(&self.context(), &dx, tokens.view(), &table, positions.as_ref());
             }
-            (Block::Layer(i), Deferred::Layer(deferred)) => {
-                layer::weight_part(&self.context(), deferred, &self.unit(Unit::Layer(i)).gradients());
+            (Block::Layer(i), BlockWeightInputs::Layer(weight_inputs)) => {
+                layer::weight_part(&self.context(), weight_inputs, &self.unit(Unit::Layer(i)).gradients());
             }
-            (Block::Head, Deferred::Head(deferred)) => {
-                head::weight_part(&self.context(), &deferred, &self.head_output());
+            (Block::Head, BlockWeightInputs::Head(weight_inputs)) => {
+                head::weight_part(&self.context(), &weight_inputs, &self.head_output());
             }
-            _ => unreachable!("what is deferred belongs to its block"),
+            _ => unreachable!("what is weight_inputs belongs to its block"),
         }
     }
 
@@ -176,23 +190,26 @@ impl Rank {
     fn embed(&self, micro: usize) -> Buffer {
         let table = self.unit(Unit::Table).weights();
         let positions = self.has_positions.then(|| self.unit(Unit::Positions).weights());
-        embedding::forward(&self.context(), self.flow.tokens[&micro].view(), &table, positions.as_ref())
+        embedding::forward(&self.context(), self.in_flight.tokens[&micro].view(), &table, positions.as_ref())
     }
 
     pub(crate) fn head_weights(&self) -> head::HeadWeights<'_> {
         let norm = self.unit(Unit::Head).weights();
         let output = if self.plan.model.tied {
-            self.unit(Unit::Table).weights().get(Slot::Table)
+            self.unit(Unit::Table).weights().get(ParameterKind::Table)
         } else {
-            norm.get(Slot::Output)
+            norm.get(ParameterKind::Output)
         };
         head::HeadWeights { norm, output }
     }
 
-    fn head_output(&self) -> head::Output<'_> {
-        let (unit, slot) =
-            if self.plan.model.tied { (Unit::Table, Slot::Table) } else { (Unit::Head, Slot::Output) };
-        head::Output { gradients: self.unit(unit).gradients(), slot }
+    fn head_output(&self) -> head::OutputGradient<'_> {
+        let (unit, kind) = if self.plan.model.tied {
+            (Unit::Table, ParameterKind::Table)
+        } else {
+            (Unit::Head, ParameterKind::Output)
+        };
+        head::OutputGradient { gradients: self.unit(unit).gradients(), kind }
     }
 
     fn loss<'a>(&'a self, targets: &'a Buffer) -> head::Loss<'a> {
@@ -204,15 +221,15 @@ impl Rank {
     }
 
     pub(crate) fn take_input(&mut self, block: Block, micro: usize) -> Buffer {
-        self.flow.inputs.remove(&(block, micro)).expect("a block's input comes before it")
+        self.in_flight.inputs.remove(&(block, micro)).expect("a block's input comes before it")
     }
 
     fn take_gradient(&mut self, block: Block, micro: usize) -> Buffer {
-        self.flow.gradients.remove(&(block, micro)).expect("a block's output gradient comes before it")
+        self.in_flight.gradients.remove(&(block, micro)).expect("a block's output gradient comes before it")
     }
 
     fn take_targets(&mut self, micro: usize) -> Buffer {
-        self.flow.targets.remove(&micro).expect("targets are loaded before the head")
+        self.in_flight.targets.remove(&micro).expect("targets are loaded before the head")
     }
 
     /// The block after this one in the model.
@@ -249,11 +266,11 @@ mod tests {
 
     use super::*;
     use crate::Groups;
-    use crate::flow::Flow;
+    use crate::in_flight::InFlight;
 
     struct Counted([Vec<u32>; 3]);
 
-    impl Source for Counted {
+    impl TokenSource for Counted {
         fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
             let [inputs, targets, starts] = &self.0;
             Some(Tokens { inputs, targets, starts })
@@ -277,7 +294,7 @@ mod tests {
             let mut source = Counted([0, 1, 2].map(|i| (i * rows..(i + 1) * rows).collect()));
             let mut rank = Rank::new(Arc::clone(&plan), at, backend, groups);
             rank.load_batch(0, &mut source);
-            let Flow { tokens, targets, starts, .. } = &rank.flow;
+            let InFlight { tokens, targets, starts, .. } = &rank.in_flight;
             let mut uploaded = Vec::new();
             for buffer in [tokens, targets, starts].into_iter().filter_map(|loaded| loaded.get(&0)) {
                 let mut bytes = vec![0; buffer.view().bytes()];
@@ -285,7 +302,7 @@ mod tests {
                 uploaded.extend(bytes.as_chunks().0.iter().map(|&id| u32::from_ne_bytes(id)));
             }
             let mut handed = Vec::new();
-            rank.hand_over(0, &mut source, &mut |ids| handed.extend_from_slice(ids));
+            rank.tokens_for_replay(0, &mut source, &mut |ids| handed.extend_from_slice(ids));
             assert_eq!(handed, uploaded);
             assert_eq!(handed.len(), plan.rows() * if plan.masks_documents() { 3 } else { 2 });
         }

@@ -1,51 +1,52 @@
-//! Generation: caches that stay from step to step, and the way of new tokens through the blocks.
+//! Generation: the KV caches, which stay from step to step, and the ops that run new tokens through the blocks.
 //!
-//! A step feeds each sample some new tokens, runs them over the caches, and chooses the token after the last of them.
-//! Before it, the rank is told how many new tokens there are; everything else is the program's.
+//! A step feeds each sample some new tokens, runs them with the caches, and samples the token after the last of them.
+//! [`Rank::expect_tokens`] sets the number of new tokens before the step.
 
 use std::collections::HashMap;
 
 use kintsugi_comm::{Collective, Pending};
-use kintsugi_model::{Cache, Context, Shape, embedding, head, layer};
+use kintsugi_model::{Context, KvCache, Shape, embedding, head, layer};
 use kintsugi_plan::{Axis, Block, Unit};
 use kintsugi_tensor::{Buffer, Category, DType};
 
-use crate::rank::{Rank, Source};
+use crate::rank::{Rank, TokenSource};
 
 /// The new tokens of a micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub struct NewTokens<'a> {
-    /// `[samples, tokens]` ids; the shorter samples end in whatever there is.
+    /// `[samples, tokens]` ids. Shorter samples are padded with arbitrary tokens.
     pub tokens: &'a [u32],
-    /// `[samples, tokens]`: where each is in its sample.
+    /// `[samples, tokens]`: the position of each token in its sample.
     pub positions: &'a [u32],
-    /// `[samples]`: the row of each sample's last token, whose successor is chosen.
+    /// `[samples]`: the row of each sample's last token. The step samples the token after it.
     pub last: &'a [u32],
 }
 
-/// What generation keeps on a rank.
+/// A rank's state during generation.
 pub(crate) struct Generation {
-    /// Of a step's new tokens.
+    /// The sizes of a step's new tokens.
     pub shape: Shape,
     samples: usize,
     /// By layer and micro-batch.
-    caches: HashMap<(usize, usize), Cache>,
+    caches: HashMap<(usize, usize), KvCache>,
     /// The step's positions and last rows, by micro-batch.
     positions: HashMap<usize, Buffer>,
     last: HashMap<usize, Buffer>,
     /// The head's logits, by micro-batch.
     logits: HashMap<usize, Buffer>,
-    /// `[micro-batches, samples]` tokens as numbers, zero where they were not chosen here; sums over the stages.
+    /// `[micro-batches, samples]` tokens as floating-point numbers: zero on all stages but the last, then summed over the
+    /// stages.
     chosen: Option<Buffer>,
     sharing: Option<Pending>,
 }
 
-/// Above this, tokens as f32 numbers would no longer be exact.
+/// Token ids up to this are exact as f32.
 const MOST_TOKENS: usize = 1 << f32::MANTISSA_DIGITS;
 
 impl Rank {
-    /// Makes room for `micro_batches` of `samples` samples of up to `capacity` tokens; what was generated before is
-    /// forgotten.
+    /// Allocates KV caches for `micro_batches` of `samples` samples of up to `capacity` tokens, and discards the previous
+    /// ones.
     pub fn start_generation(&mut self, micro_batches: usize, samples: usize, capacity: usize) {
         assert!(self.plan.model.vocab <= MOST_TOKENS, "tokens are shared as numbers below {MOST_TOKENS}");
         self.generation = None;
@@ -54,7 +55,7 @@ impl Rank {
         for block in self.plan.stage_blocks(self.at.pp) {
             if let Block::Layer(layer) = block {
                 let cache = |micro| {
-                    ((layer, micro), Cache::new(&Context { shape: &shape, ..self.context() }, capacity))
+                    ((layer, micro), KvCache::new(&Context { shape: &shape, ..self.context() }, capacity))
                 };
                 caches.extend((0..micro_batches).map(cache));
             }
@@ -73,24 +74,24 @@ impl Rank {
         });
     }
 
-    /// From now on a step brings `tokens` new tokens of every sample.
+    /// Sets the number of new tokens per sample of the following steps.
     pub fn expect_tokens(&mut self, tokens: usize) {
         let shape = self.shape.with_new_tokens(self.generation().samples, tokens);
         self.generation_mut().shape = shape;
     }
 
-    /// The tokens that the last step chose, `[micro-batches, samples]`; every rank of a replica has the same.
+    /// The tokens that the last step sampled, `[micro-batches, samples]`. All ranks of a replica have the same.
     pub fn chosen(&self) -> Vec<u32> {
         let chosen = self.generation().chosen.as_ref().expect("tokens are here between steps");
         self.backend.read(chosen.view()).into_iter().map(|token| token as u32).collect()
     }
 
-    /// Gives the caches back.
+    /// Frees the KV caches.
     pub fn end_generation(&mut self) {
         self.generation = None;
     }
 
-    /// Every step begins with the same memory in use.
+    /// Frees the buffers of the previous step, so that every step begins with the same memory in use.
     pub(crate) fn begin_generation_step(&mut self) {
         let Some(generation) = &mut self.generation else { return };
         generation.positions.clear();
@@ -100,7 +101,7 @@ impl Rank {
         self.backend.fill(0.0, chosen.view());
     }
 
-    pub(crate) fn feed(&mut self, micro: usize, source: &mut dyn Source) {
+    pub(crate) fn feed(&mut self, micro: usize, source: &mut dyn TokenSource) {
         let new = source.new_tokens(micro);
         let upload = |len: usize, ids: Option<&[u32]>| {
             let buffer = self.backend.allocate(len, DType::U32, Category::Activations);
@@ -114,7 +115,7 @@ impl Rank {
         let positions = upload(rows, new.map(|new| new.positions));
         let is_last = self.at.pp + 1 == self.plan.mesh.pp;
         let last = is_last.then(|| upload(self.shape().attention.batch, new.map(|new| new.last)));
-        self.flow.tokens.extend(tokens.map(|tokens| (micro, tokens)));
+        self.in_flight.tokens.extend(tokens.map(|tokens| (micro, tokens)));
         let generation = self.generation_mut();
         generation.positions.insert(micro, positions);
         generation.last.extend(last.map(|last| (micro, last)));
@@ -123,12 +124,13 @@ impl Rank {
     pub(crate) fn decode(&mut self, block: Block, micro: usize) {
         match block {
             Block::Embedding => {
-                let tokens = self.flow.tokens.remove(&micro).expect("tokens are fed before the embedding");
+                let tokens =
+                    self.in_flight.tokens.remove(&micro).expect("tokens are fed before the embedding");
                 let table = self.unit(Unit::Table).weights();
                 let positions = self.has_positions.then(|| self.unit(Unit::Positions).weights());
                 let at = self.generation().positions[&micro].view();
                 let x = embedding::decode(&self.context(), tokens.view(), at, &table, positions.as_ref());
-                self.flow.inputs.insert((self.next(block), micro), x);
+                self.in_flight.inputs.insert((self.next(block), micro), x);
             }
             Block::Layer(i) => {
                 let x = self.take_input(block, micro);
@@ -136,7 +138,7 @@ impl Rank {
                 let (cache, at) = (&generation.caches[&(i, micro)], generation.positions[&micro].view());
                 let weights = self.unit(Unit::Layer(i)).weights();
                 let y = layer::decode(&self.context(), &x, &weights, cache, at);
-                self.flow.inputs.insert((self.next(block), micro), y);
+                self.in_flight.inputs.insert((self.next(block), micro), y);
             }
             Block::Head => {
                 let x = self.take_input(block, micro);
@@ -147,7 +149,7 @@ impl Rank {
         }
     }
 
-    pub(crate) fn choose(&mut self, micro: usize, source: &mut dyn Source) {
+    pub(crate) fn choose(&mut self, micro: usize, source: &mut dyn TokenSource) {
         let logits = self.generation_mut().logits.remove(&micro).expect("the head has run");
         let (samples, part) = (self.generation().samples, self.shape().vocab);
         let parts = self.backend.read(logits.view());
@@ -166,7 +168,7 @@ impl Rank {
         }
     }
 
-    /// Only the last stage's numbers are not zero.
+    /// Starts an all-reduce over the stages. Only the last stage's numbers are not zero, so the sum is a broadcast.
     pub(crate) fn share_start(&mut self) {
         let chosen = self.generation_mut().chosen.take().expect("tokens are shared once a step");
         let all = 0..chosen.len();

@@ -9,18 +9,18 @@ use kintsugi_plan::{Axis, Coordinate, Over, Plan};
 
 /// A rank's communicators, one per axis of the mesh and one for the tied token table.
 pub struct Groups {
-    /// The ranks that hold the parts of the same matrices.
+    /// The tensor-parallel group: ranks that hold parts of the same matrices.
     pub tensor: Box<dyn Communicator>,
-    /// The ranks that hold the same parameters and see other samples.
+    /// The data-parallel group: ranks that hold the same parameters and read different samples.
     pub data: Box<dyn Communicator>,
     /// The stages of this rank's pipeline.
     pub pipeline: Box<dyn Communicator>,
-    /// First and last stage, where both hold the tied token table.
+    /// The first and the last stage, if both hold the tied token table.
     pub tied: Option<Box<dyn Communicator>>,
 }
 
 impl Groups {
-    /// Makes the groups of the rank at `at`: `make` is given each group's name, its members and this rank's index.
+    /// Makes the groups of the rank at `at`. `make` receives each group's name, its members and this rank's index.
     pub fn new(
         plan: &Plan,
         at: Coordinate,
@@ -55,7 +55,7 @@ impl Groups {
     }
 }
 
-/// Groups that only write down what would be sent.
+/// Groups that only log what would be sent.
 pub fn paper_groups(plan: &Plan, at: Coordinate, log: &Rc<RefCell<Log>>) -> Groups {
     Groups::new(plan, at, |name, members, index| {
         Box::new(PaperGroup::new(name, members.len(), index, Rc::clone(log)))

@@ -1,28 +1,28 @@
-//! One rank: it runs the ops of its program, one by one, on whatever backend and groups it is given.
+//! One rank: runs the ops of its program one by one, on any backend and groups.
 //!
-//! This is the only interpreter of programs. On a real backend it trains; on paper the same code, with the same
-//! allocations and the same collectives, is the prediction. That is why the two cannot drift apart.
+//! This is the only interpreter of programs. On a real backend it trains. On paper the same code predicts, with the same
+//! allocations and the same collectives, so the prediction cannot drift away from the training.
 #![forbid(unsafe_code)]
 
 mod blocks;
-mod figures;
-mod flow;
 mod generation;
 mod groups;
-mod initial;
+mod in_flight;
+mod initial_weights;
 mod optimizer;
 mod pieces;
 mod rank;
-mod snapshot;
+mod step_metrics;
+mod step_result;
 mod store;
 mod transfers;
 mod unit;
 
-pub use figures::{Figures, RankMemory};
 pub use generation::NewTokens;
 pub use groups::{Groups, paper_groups};
-pub use initial::Initial;
-pub use pieces::{Assembled, Piece, Whole, assemble};
-pub use rank::{Bad, Purpose, Rank, SUMS, Source, Tokens};
-pub use snapshot::{Decided, Snapshot};
-pub use store::{Elements, Finite, Kept, Store, StoreError};
+pub use initial_weights::InitialWeights;
+pub use pieces::{AssembledParameters, UnitValues, WholeParameters, assemble};
+pub use rank::{NonFinite, Purpose, Rank, SUMS, TokenSource, Tokens};
+pub use step_metrics::{RankMemory, StepMetrics};
+pub use step_result::{PendingStepResult, StepResult};
+pub use store::{Elements, FiniteStore, Store, StoreError, StoredTensor};

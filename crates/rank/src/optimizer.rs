@@ -1,4 +1,4 @@
-//! The end of a step: global norm, clipping, and the update of what this rank owns.
+//! The end of a step: global norm, clipping, and the update of the parameters that this rank owns.
 
 use kintsugi_comm::Collective;
 use kintsugi_plan::{Axis, LossScale, RateSchedule};
@@ -11,14 +11,15 @@ use crate::rank::{LOSS, Rank, SQUARES, STOP};
 use crate::unit::UnitState;
 
 impl Rank {
-    /// Adds up the squares of the gradients that this rank answers for, so that over the mesh each counts once:
-    /// replicas of a gradient that is not sharded, and tp ranks of a replicated parameter, leave it to the first.
+    /// Sums the squares of the gradients that this rank owns, so that each gradient counts once over the mesh. If several
+    /// ranks hold the same gradient (dp ranks if it is not sharded, tp ranks if its parameter is replicated), the first one
+    /// counts it.
     pub(crate) fn measure(&self) {
         let mut parts = Vec::with_capacity(2 * self.units.len());
         for (i, unit) in self.units.iter().enumerate() {
             let (gradient, _) = unit.owned_gradient();
             let unreduced = self.first_reduction(unit.layout.unit).is_none();
-            let own = unreduced.then(|| self.health.slice(i..i + 1));
+            let own = unreduced.then(|| self.unit_norms.slice(i..i + 1));
             let first = self.first_counted(unit);
             parts.push(Squares { from: gradient.slice(0..first), own, counts: false });
             parts.push(Squares { from: gradient.slice(first..gradient.len()), own, counts: true });
@@ -31,11 +32,12 @@ impl Rank {
         }
     }
 
-    /// The first element of a unit's own gradient that this rank counts in the global norm; all after it count.
+    /// The first element of a unit's gradient shard that this rank counts in the global norm. It counts all elements after
+    /// it, too.
     fn first_counted(&self, unit: &UnitState) -> usize {
         let (gradient, owned) = unit.owned_gradient();
         let sharded = self.plan.sharding.states > 1;
-        if !self.answers_for.contains(&unit.layout.unit) || !(sharded || self.at.dp == 0) {
+        if !self.owned_units.contains(&unit.layout.unit) || !(sharded || self.at.dp == 0) {
             return gradient.len();
         }
         let replicated = unit.layout.replicated.clamp(owned.start, owned.end) - owned.start;
@@ -43,7 +45,7 @@ impl Rank {
     }
 
     pub(crate) fn norm_start(&mut self, axis: Axis) {
-        // The loss is the same on every tp rank: the first one reports it.
+        // The loss is the same on every tp rank, so only the first one counts it.
         if axis == Axis::Tensor && self.at.tp > 0 {
             self.backend.fill(0.0, self.sums().slice(LOSS..LOSS + 1));
         }
@@ -91,7 +93,7 @@ impl Rank {
     }
 }
 
-/// Good steps before the loss scale doubles.
+/// Successful steps before the loss scale doubles.
 const LOSS_SCALE_WINDOW: u64 = 1000;
-/// The loss scale stays below this.
+/// The largest loss scale.
 const LARGEST_LOSS_SCALE: f64 = 16_777_216.0;

@@ -1,4 +1,4 @@
-//! Parts of parameters as the host sees them, and whole parameters put together from all ranks' parts.
+//! Parts of parameters on the host, and whole parameters assembled from the parts of all ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -9,46 +9,46 @@ use kintsugi_tensor::View;
 use crate::rank::Rank;
 use crate::unit::UnitState;
 
-/// A run of a unit's flat buffer on one tensor-parallel part.
+/// A contiguous range of a unit's flat buffer on one tensor-parallel rank.
 #[derive(Clone, Debug)]
-pub struct Piece {
+pub struct UnitValues {
     /// The unit.
     pub unit: Unit,
-    /// Tensor-parallel part.
+    /// Index of the tensor-parallel rank.
     pub part: usize,
-    /// Where it lies in the flat buffer.
+    /// The range in the flat buffer.
     pub range: Range<usize>,
     /// Its values.
     pub values: Vec<f32>,
 }
 
-/// Whole parameters by name, vocabulary padding left out.
-pub type Whole = BTreeMap<String, Vec<f32>>;
+/// Whole parameters by name, without vocabulary padding.
+pub type WholeParameters = BTreeMap<String, Vec<f32>>;
 
 impl Rank {
-    pub(crate) fn pieces(&self, view: impl Fn(&UnitState) -> (View<'_>, Range<usize>)) -> Vec<Piece> {
+    pub(crate) fn pieces(&self, view: impl Fn(&UnitState) -> (View<'_>, Range<usize>)) -> Vec<UnitValues> {
         self.units
             .iter()
             .map(|state| {
                 let (view, range) = view(state);
                 let values = self.backend.read(view);
-                Piece { unit: state.layout.unit, part: self.at.tp, range, values }
+                UnitValues { unit: state.layout.unit, part: self.at.tp, range, values }
             })
             .collect()
     }
 }
 
-/// Whole parameters that were put together, and those of which two ranks hold copies that differ in any bit.
-pub struct Assembled {
-    /// The parameters; of copies, the last rank's.
-    pub whole: Whole,
-    /// The names of those whose copies differ.
-    pub torn: BTreeSet<String>,
+/// Whole parameters, and which of them have copies that are not bit-identical.
+pub struct AssembledParameters {
+    /// The parameters. If there are several copies, the last rank's.
+    pub whole: WholeParameters,
+    /// The names of the parameters whose copies differ.
+    pub diverged: BTreeSet<String>,
 }
 
-/// Puts whole parameters together; panics if an element is missing.
-pub fn assemble(plan: &Plan, pieces: &[Piece]) -> Assembled {
-    let (mut whole, mut torn) = (Whole::new(), BTreeSet::new());
+/// Assembles whole parameters. Panics if an element is missing.
+pub fn assemble(plan: &Plan, pieces: &[UnitValues]) -> AssembledParameters {
+    let (mut whole, mut diverged) = (WholeParameters::new(), BTreeSet::new());
     for unit in plan.units() {
         let layout = plan.layout(unit);
         for placed in &layout.placed {
@@ -71,10 +71,10 @@ pub fn assemble(plan: &Plan, pieces: &[Piece]) -> Assembled {
             let values =
                 values.into_iter().map(|v| v.unwrap_or_else(|| panic!("{name} has a hole"))).collect();
             if !alike {
-                torn.insert(name.clone());
+                diverged.insert(name.clone());
             }
             whole.insert(name, values);
         }
     }
-    Assembled { whole, torn }
+    AssembledParameters { whole, diverged }
 }

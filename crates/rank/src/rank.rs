@@ -1,4 +1,4 @@
-//! The rank itself: what it holds, and the one place where an op becomes a call.
+//! The rank: its state, and the only place where an op becomes a call.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,61 +9,61 @@ use kintsugi_comm::Pending;
 use kintsugi_model::{Context, Shape};
 use kintsugi_plan::{Block, Coordinate, LossScale, Op, Over, Plan, Program, Unit};
 use kintsugi_tensor::ops::control;
-use kintsugi_tensor::{Backend, Buffer, Category, DType, Repeat, Repeated};
+use kintsugi_tensor::{Backend, Buffer, Category, DType, ReplayOutcome, ReplayRequest};
 
-use crate::flow::Flow;
 use crate::generation::{Generation, NewTokens};
-use crate::initial::Initial;
-use crate::unit::{Types, UnitState};
-use crate::{Groups, Kept, Piece, Store, StoreError};
+use crate::in_flight::InFlight;
+use crate::initial_weights::InitialWeights;
+use crate::unit::{ElementTypes, UnitState};
+use crate::{Groups, Store, StoreError, StoredTensor, UnitValues};
 
 /// The tokens of a micro-batch, `[rows]` each.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a> {
-    /// What the model reads.
+    /// Input ids.
     pub inputs: &'a [u32],
-    /// What it is to predict.
+    /// Target ids.
     pub targets: &'a [u32],
-    /// Where each input's document begins in its sample; asked for where documents are masked.
+    /// The start of each token's document in its sample. Read only if documents are masked.
     pub starts: &'a [u32],
 }
 
-/// Where a rank's tokens come from.
-pub trait Source {
-    /// The tokens of a micro-batch of the running step; `None` on paper.
+/// The source of a rank's tokens.
+pub trait TokenSource {
+    /// The tokens of a micro-batch of the current step; `None` on paper.
     fn batch(&mut self, micro: usize) -> Option<Tokens<'_>>;
 
-    /// The new tokens of a micro-batch of the running step of a generation; `None` on paper.
+    /// The new tokens of a micro-batch of the current generation step; `None` on paper.
     fn new_tokens(&mut self, _micro: usize) -> Option<NewTokens<'_>> {
         None
     }
 
-    /// The token that follows each sample of a micro-batch, from its logits, `[samples, vocabulary]`; `None` on
-    /// paper. All tp ranks are asked, with the same logits, and must give the same answer.
+    /// Samples the next token of each sample of a micro-batch from its logits, `[samples, vocabulary]`; `None` on paper.
+    /// Every tp rank calls it with the same logits and must get the same tokens.
     fn choose(&mut self, _micro: usize, _logits: &[f32]) -> Option<Vec<u32>> {
         None
     }
 }
 
-/// What a rank is for, and so what it holds beside its weights.
+/// What a rank is used for, which decides what it allocates beside its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Gradients and states too.
+    /// Training: allocates gradients and states, too.
     Training,
-    /// Nothing: evaluation and generation.
+    /// Evaluation and generation: allocates only weights.
     Inference,
 }
 
-/// A part of a rank that is not finite.
+/// A unit of a rank with values that are not finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bad {
+pub struct NonFinite {
     /// `"weights"` or `"gradient"`.
     pub what: &'static str,
-    /// Whose.
+    /// The unit.
     pub unit: Unit,
 }
 
-/// One worker: its share of the model, what is in flight, and the groups it belongs to.
+/// One worker: its share of the model, the buffers in flight, and its groups.
 pub struct Rank {
     pub(crate) plan: Arc<Plan>,
     pub(crate) at: Coordinate,
@@ -72,23 +72,24 @@ pub struct Rank {
     pub(crate) groups: Groups,
     pub(crate) units: Vec<UnitState>,
     index: HashMap<Unit, usize>,
-    /// The indices of the units that each block writes.
+    /// The indices of the units whose gradients each block writes.
     pub(crate) written_by: HashMap<Block, Vec<usize>>,
     pub(crate) has_positions: bool,
-    /// The first and the last layer here: from one to the other the beginnings of documents are needed.
+    /// The first and the last layer on this rank. The document starts are needed from one to the other.
     pub(crate) outer_layers: [Block; 2],
     /// The units whose gradients this rank counts in the global norm.
-    pub(crate) answers_for: Vec<Unit>,
-    pub(crate) flow: Flow,
+    pub(crate) owned_units: Vec<Unit>,
+    pub(crate) in_flight: InFlight,
     /// `[squared norm, loss, stop]`, summed over micro-batches and then over the mesh.
     pub(crate) sums: Option<Buffer>,
     pub(crate) sums_pending: Option<Pending>,
     pub(crate) wants_to_stop: bool,
     /// See [`control`].
     pub(crate) control: Buffer,
-    /// The squared norm of each unit's own contribution, before any reduction: tells who went bad first.
-    pub(crate) health: Buffer,
-    /// What generation keeps, while there is one.
+    /// The squared norm of this rank's own gradient of each unit, before any reduction. Shows where non-finite values
+    /// began.
+    pub(crate) unit_norms: Buffer,
+    /// The state of a running generation.
     pub(crate) generation: Option<Generation>,
 }
 
@@ -96,18 +97,18 @@ pub struct Rank {
 pub(crate) const SQUARES: usize = 0;
 /// Index of the loss in the sums.
 pub(crate) const LOSS: usize = 1;
-/// Index of the number of ranks that want to stop in the sums.
+/// Index of the number of ranks that ask to stop in the sums.
 pub(crate) const STOP: usize = 2;
 /// Number of sums.
 pub const SUMS: usize = 3;
 
 impl Rank {
-    /// Takes the memory of everything that stays: weights, states, gradients that are not sharded.
+    /// A rank for training. Allocates the persistent buffers: weights, states, and gradients that are not sharded.
     pub fn new(plan: Arc<Plan>, at: Coordinate, backend: Rc<dyn Backend>, groups: Groups) -> Self {
         Self::for_purpose(plan, at, backend, groups, Purpose::Training)
     }
 
-    /// Takes the memory of what its purpose needs.
+    /// A rank for a purpose. Allocates the persistent buffers that the purpose needs.
     pub fn for_purpose(
         plan: Arc<Plan>,
         at: Coordinate,
@@ -116,7 +117,7 @@ impl Rank {
         purpose: Purpose,
     ) -> Self {
         let shape = Shape::new(&plan, at.tp);
-        let types = Types::new(&plan, shape.compute);
+        let types = ElementTypes::new(&plan, shape.compute);
         let names = plan.stage_units(at.pp);
         let units: Vec<UnitState> =
             names.iter().map(|&unit| UnitState::new(&*backend, &plan, at, unit, types, purpose)).collect();
@@ -126,7 +127,7 @@ impl Rank {
             backend.fill(0.0, buffer.view());
             buffer
         };
-        let (sums, control, health) = (scalars(SUMS), scalars(control::LEN), scalars(names.len()));
+        let (sums, control, unit_norms) = (scalars(SUMS), scalars(control::LEN), scalars(names.len()));
         let initial_scale = match (shape.compute, plan.precision.loss_scale) {
             (DType::F16, LossScale::Dynamic) => INITIAL_LOSS_SCALE,
             (DType::F16, LossScale::Fixed(scale)) => scale,
@@ -136,7 +137,7 @@ impl Rank {
         let index: HashMap<Unit, usize> = names.into_iter().enumerate().map(|(i, unit)| (unit, i)).collect();
         let units_of = |block| plan.block_units(block).into_iter().map(|unit| index[&unit]).collect();
         Rank {
-            answers_for: plan.answers_for(at.pp),
+            owned_units: plan.owned_units(at.pp),
             written_by: plan.stage_blocks(at.pp).into_iter().map(|block| (block, units_of(block))).collect(),
             has_positions: index.contains_key(&Unit::Positions),
             outer_layers: plan.outer_layers(at.pp),
@@ -147,60 +148,66 @@ impl Rank {
             backend,
             groups,
             units,
-            flow: Flow::default(),
+            in_flight: InFlight::default(),
             sums: Some(sums),
             sums_pending: None,
             wants_to_stop: false,
             control,
-            health,
+            unit_norms,
             generation: None,
         }
     }
 
-    /// Counts these units' gradients in the global norm instead of the plan's.
-    pub fn answer_for(&mut self, units: Vec<Unit>) {
-        self.answers_for = units;
+    /// Counts the gradients of these units in the global norm, instead of the plan's choice.
+    pub fn set_owned_units(&mut self, units: Vec<Unit>) {
+        self.owned_units = units;
     }
 
-    /// Asks every rank to stop; they agree through the sums of the next step and of those after it.
+    /// Asks all ranks to stop. The next step and every step after it carry the request in their sums.
     pub fn ask_to_stop(&mut self) {
         self.wants_to_stop = true;
     }
 
     /// Sets the weights to their initial values.
     pub fn initialise(&self, seed: u64) {
-        self.load(&Initial { seed }, &[Kept::Weights]).expect("initial weights are made, not read");
+        self.load(&InitialWeights { seed }, &[StoredTensor::Weights])
+            .expect("initial weights are made, not read");
     }
 
-    /// Runs a whole program, telling `watch` of every op before it runs.
-    pub fn run(&mut self, program: &Program, source: &mut dyn Source, mut watch: impl FnMut(&Self, &Op)) {
+    /// Runs a whole program. Calls `watch` before every op.
+    pub fn run(
+        &mut self,
+        program: &Program,
+        source: &mut dyn TokenSource,
+        mut watch: impl FnMut(&Self, &Op),
+    ) {
         for op in &program.ops {
             watch(self, op);
             self.execute(op, source);
         }
-        debug_assert!(self.flow.is_empty(), "something was left in flight");
+        debug_assert!(self.in_flight.is_empty(), "something was left in flight");
     }
 
-    /// Runs a whole program that is run again and again, with other tokens each time; a device that knows it by heart
-    /// needs the tokens alone, and `watch` hears of no op then.
-    pub fn repeat(
+    /// Runs the program of a step whose operations are the same every time, with other tokens. A device that has captured
+    /// the step as a graph replays it and only needs the tokens. It then does not call `watch`.
+    pub fn replay_step(
         &mut self,
         program: &Program,
-        source: &mut dyn Source,
+        source: &mut dyn TokenSource,
         mut watch: impl FnMut(&Self, &Op),
-    ) -> Repeated {
-        // A step that asks to stop is not like the others.
+    ) -> ReplayOutcome {
+        // A step that asks to stop has an additional operation.
         if self.wants_to_stop {
             self.run(program, source, watch);
-            return Repeated::Enqueued;
+            return ReplayOutcome::Enqueued;
         }
         let backend = Rc::clone(&self.backend);
-        backend.repeat(&mut |what| match what {
-            Repeat::Whole => self.run(program, source, &mut watch),
-            Repeat::Tokens(put) => {
+        backend.replay_step(&mut |what| match what {
+            ReplayRequest::WholeStep => self.run(program, source, &mut watch),
+            ReplayRequest::Tokens(put) => {
                 for op in &program.ops {
                     if let Op::Load { micro } = *op {
-                        self.hand_over(micro, source, put);
+                        self.tokens_for_replay(micro, source, put);
                     }
                 }
             }
@@ -208,7 +215,7 @@ impl Rank {
     }
 
     /// Runs one op.
-    pub fn execute(&mut self, op: &Op, source: &mut dyn Source) {
+    pub fn execute(&mut self, op: &Op, source: &mut dyn TokenSource) {
         match *op {
             Op::Begin => self.begin(),
             Op::Load { micro } => self.load_batch(micro, source),
@@ -232,7 +239,7 @@ impl Rank {
             Op::Release { unit } => self.unit_with(unit).0.release(),
             Op::ReduceStart { unit, over } => {
                 self.unit(unit).clear_unwritten(&*self.backend);
-                self.check_health(unit, over);
+                self.record_unit_norm(unit, over);
                 let (unit, _, groups) = self.unit_with(unit);
                 unit.reduce_start(over, groups.over(over));
             }
@@ -260,61 +267,61 @@ impl Rank {
         }
     }
 
-    /// Reads a slot of the control buffer ([`control`]), waiting for the device.
-    pub fn control(&self, slot: usize) -> f64 {
-        self.backend.read_scalar(self.control.view(), slot)
+    /// Waits for the device and reads an element of the control buffer ([`control`]).
+    pub fn control(&self, index: usize) -> f64 {
+        self.backend.read_scalar(self.control.view(), index)
     }
 
-    /// Sets a slot of the control buffer, as when a run goes on from where another stopped.
-    pub fn set_control(&self, slot: usize, value: f64) {
-        self.backend.fill(value, self.control.slice(slot..slot + 1));
+    /// Sets an element of the control buffer, as when a run resumes.
+    pub fn set_control(&self, index: usize, value: f64) {
+        self.backend.fill(value, self.control.slice(index..index + 1));
     }
 
-    /// The mean loss that an evaluation program has just summed over `tokens` tokens.
+    /// The mean loss over `tokens` tokens, after an evaluation program.
     pub fn mean_loss(&self, tokens: usize) -> f64 {
         self.backend.read_scalar(self.sums().view(), LOSS) / tokens as f64
     }
 
-    /// What on this rank is not finite, in the order in which it spreads: a unit's weights in model order, else a
-    /// unit's own gradient in the order of the backward pass.
-    pub fn first_bad(&self) -> Option<Bad> {
+    /// The first unit of this rank that is not finite: by its weights in model order, or else by its own gradient in the
+    /// order of the backward pass.
+    pub fn first_non_finite(&self) -> Option<NonFinite> {
         let weights = |unit: &&UnitState| {
-            let (sum, (weights, _)) = (self.health.slice(0..1), unit.resident_weights());
+            let (sum, (weights, _)) = (self.unit_norms.slice(0..1), unit.resident_weights());
             self.backend.fill(0.0, sum);
             self.backend.sum_of_squares(weights, sum);
             !self.backend.read_scalar(sum, 0).is_finite()
         };
-        let health = self.backend.read(self.health.view());
+        let health = self.backend.read(self.unit_norms.view());
         let gradient = health.iter().rposition(|squares| !squares.is_finite());
-        let bad = |what, unit: &UnitState| Bad { what, unit: unit.layout.unit };
+        let bad = |what, unit: &UnitState| NonFinite { what, unit: unit.layout.unit };
         let weights = self.units.iter().find(weights).map(|unit| bad("weights", unit));
         weights.or_else(|| gradient.map(|i| bad("gradient", &self.units[i])))
     }
 
-    /// Reads this rank's part of what is kept of every parameter; what is not asked for stays as it is.
-    pub fn load(&self, store: &dyn Store, kept: &[Kept]) -> Result<(), StoreError> {
+    /// Reads this rank's part of these tensors of every parameter. Other tensors stay unchanged.
+    pub fn load(&self, store: &dyn Store, stored: &[StoredTensor]) -> Result<(), StoreError> {
         let part = (self.plan.mesh.tp, self.at.tp);
         for unit in &self.units {
-            for &kept in kept {
-                unit.load(&*self.backend, store, part, kept)?;
+            for &stored in stored {
+                unit.load(&*self.backend, store, part, stored)?;
             }
         }
         Ok(())
     }
 
-    /// Copies elements `range` of a unit's flat buffer to the host, bit for bit in the type they are kept in. This rank
-    /// must hold their states: all of them, or its shard.
-    pub fn download(&self, unit: Unit, kept: Kept, range: &Range<usize>, to: &mut [u8]) {
-        self.backend.download(self.unit(unit).kept(kept, range), to);
+    /// Copies elements `range` of a unit's flat buffer to the host, bit for bit in their stored type. This rank must hold
+    /// the states of these elements.
+    pub fn download(&self, unit: Unit, stored: StoredTensor, range: &Range<usize>, to: &mut [u8]) {
+        self.backend.download(self.unit(unit).stored_view(stored, range), to);
     }
 
-    /// This rank's part of the reduced gradients, as the host sees it.
-    pub fn gradients(&self) -> Vec<Piece> {
+    /// This rank's part of the reduced gradients, on the host.
+    pub fn gradients(&self) -> Vec<UnitValues> {
         self.pieces(UnitState::owned_gradient)
     }
 
-    /// This rank's part of the weights, as the host sees it.
-    pub fn weights(&self) -> Vec<Piece> {
+    /// This rank's part of the weights, on the host.
+    pub fn weights(&self) -> Vec<UnitValues> {
         self.pieces(UnitState::resident_weights)
     }
 
@@ -323,14 +330,14 @@ impl Rank {
         Context { backend, tensor, shape: self.shape(), starts: None }
     }
 
-    /// What a micro-batch is: that of the plan, or while texts are generated their new tokens.
+    /// The sizes of a micro-batch: those of the plan, or during generation those of the new tokens.
     pub(crate) fn shape(&self) -> &Shape {
         self.generation.as_ref().map_or(&self.shape, |generation| &generation.shape)
     }
 
-    /// The same for the layers of a micro-batch, which may see one document at a time only.
+    /// The context of a layer, with the document starts of the micro-batch if documents are masked.
     pub(crate) fn layer_context(&self, micro: usize) -> Context<'_> {
-        let starts = self.plan.masks_documents().then(|| self.flow.starts[&micro].view());
+        let starts = self.plan.masks_documents().then(|| self.in_flight.starts[&micro].view());
         Context { starts, ..self.context() }
     }
 
@@ -353,17 +360,17 @@ impl Rank {
     fn begin(&mut self) {
         self.units.iter_mut().for_each(UnitState::begin);
         self.backend.fill(0.0, self.sums().view());
-        self.backend.fill(0.0, self.health.view());
+        self.backend.fill(0.0, self.unit_norms.view());
         self.begin_generation_step();
     }
 
-    /// Records the squared norm of this rank's own gradient before the first reduction mixes it with others'.
-    fn check_health(&self, unit: Unit, over: Over) {
+    /// Records the squared norm of this rank's own gradient before its first reduction.
+    fn record_unit_norm(&self, unit: Unit, over: Over) {
         if self.first_reduction(unit) == Some(over)
             && let Some(gradient) = self.unit(unit).whole_gradient()
         {
             let i = self.unit_index(unit);
-            self.backend.sum_of_squares(gradient, self.health.slice(i..i + 1));
+            self.backend.sum_of_squares(gradient, self.unit_norms.slice(i..i + 1));
         }
     }
 

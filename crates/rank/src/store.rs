@@ -1,5 +1,5 @@
-//! Where whole parameters are read from: a checkpoint, a folder of another program's weights, memory, or the
-//! generator of initial weights. A rank reads the elements of its own part, whatever the layout.
+//! Sources of whole parameters: a checkpoint, a Hugging Face folder, memory, or the generator of initial weights. A rank
+//! reads the elements of its own part, with any layout.
 
 use std::error::Error;
 
@@ -9,13 +9,13 @@ use kintsugi_spec::Cause;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::Whole;
+use crate::WholeParameters;
 
-/// What is kept of a parameter.
+/// The tensors that are stored for each parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kept {
-    /// The most precise copy of the weights: the master weights where there are any.
+pub enum StoredTensor {
+    /// The weights in their highest precision: the master weights if there are any.
     Weights,
     /// `AdamW`'s mean of gradients.
     FirstMoment,
@@ -23,61 +23,62 @@ pub enum Kept {
     SecondMoment,
 }
 
-impl Kept {
-    /// All of it.
-    pub const ALL: [Kept; 3] = [Kept::Weights, Kept::FirstMoment, Kept::SecondMoment];
+impl StoredTensor {
+    /// All tensors of a parameter.
+    pub const ALL: [StoredTensor; 3] =
+        [StoredTensor::Weights, StoredTensor::FirstMoment, StoredTensor::SecondMoment];
 
     /// Its name: `first_moment`.
     pub fn name(self) -> &'static str {
         match self {
-            Kept::Weights => "weights",
-            Kept::FirstMoment => "first_moment",
-            Kept::SecondMoment => "second_moment",
+            StoredTensor::Weights => "weights",
+            StoredTensor::FirstMoment => "first_moment",
+            StoredTensor::SecondMoment => "second_moment",
         }
     }
 }
 
-/// Why something could not be read.
+/// Why elements could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
 pub struct StoreError(#[from] Cause);
 
 impl StoreError {
-    /// A sentence, or the error of what is read from.
+    /// An error with this message or cause.
     pub fn new(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         StoreError(Cause::new(cause))
     }
 }
 
-/// Elements of a whole parameter, row by row from `start` on: as many as whoever reads them has room for.
+/// Elements of a whole parameter in row-major order, from `start` on. The reader's buffer decides how many.
 #[derive(Clone, Copy, Debug)]
 pub struct Elements<'a> {
     /// The parameter.
     pub parameter: &'a Parameter,
-    /// What of it.
-    pub kept: Kept,
+    /// Which tensor of the parameter.
+    pub stored: StoredTensor,
     /// The first element.
     pub start: usize,
 }
 
 impl<'a> Elements<'a> {
-    /// From the parameter's first element on.
-    pub fn of(parameter: &'a Parameter, kept: Kept) -> Self {
-        Elements { parameter, kept, start: 0 }
+    /// Elements from the first one of the parameter on.
+    pub fn of(parameter: &'a Parameter, stored: StoredTensor) -> Self {
+        Elements { parameter, stored, start: 0 }
     }
 }
 
 /// A source of whole parameters.
 pub trait Store: Sync {
-    /// Fills `out` with elements of a whole parameter; never asked for vocabulary padding.
+    /// Fills `out` with elements of a whole parameter. Callers never ask for vocabulary padding.
     fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError>;
 }
 
-impl Store for Whole {
+impl Store for WholeParameters {
     fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
-        let Elements { parameter, kept, start } = elements;
+        let Elements { parameter, stored, start } = elements;
         let name = parameter.name();
-        if kept != Kept::Weights {
+        if stored != StoredTensor::Weights {
             return Err(StoreError::new(format!("{name} has weights here and no states")));
         }
         let values = self.get(&name).ok_or_else(|| StoreError::new(format!("{name} is missing")))?;
@@ -90,23 +91,23 @@ impl Store for Whole {
     }
 }
 
-/// A store that refuses numbers that are not finite in the type of computation: a model that has them computes nothing.
-pub struct Finite<'a> {
-    /// Where the numbers come from.
+/// A store that fails if a number is not finite in the compute type, since such a model is useless.
+pub struct FiniteStore<'a> {
+    /// The underlying store.
     pub store: &'a dyn Store,
-    /// The type that they are computed with.
+    /// The compute type.
     pub compute: Compute,
 }
 
-impl Store for Finite<'_> {
+impl Store for FiniteStore<'_> {
     fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
         self.store.read(elements, out)?;
         match out.iter().find(|value| !self.compute.holds(**value)) {
             Some(value) => {
-                let (kept, name) = (elements.kept.name(), elements.parameter.name());
+                let (stored, name) = (elements.stored.name(), elements.parameter.name());
                 let compute = format!("{:?}", self.compute).to_lowercase();
                 Err(StoreError::new(format!(
-                    "the {kept} of {name} are not finite in {compute}: one is {value}"
+                    "the {stored} of {name} are not finite in {compute}: one is {value}"
                 )))
             }
             None => Ok(()),
@@ -117,12 +118,12 @@ impl Store for Finite<'_> {
 /// Elements that one thread reads at a time.
 const CHUNK: usize = 1 << 14;
 
-/// Reads elements of part `part` of `tp` of a parameter, from `first` on; the padding of the vocabulary is zero.
+/// Reads elements of part `part` of `tp` of a parameter, from `first` on. Vocabulary padding is zero.
 pub(crate) fn read_part(
     store: &dyn Store,
     placed: &Placed,
     (tp, part): (usize, usize),
-    kept: Kept,
+    stored: StoredTensor,
     first: usize,
     out: &mut [f32],
 ) -> Result<(), StoreError> {
@@ -137,7 +138,7 @@ pub(crate) fn read_part(
             let (real, padding) = run.split_at_mut(valid);
             padding.fill(0.0);
             if !real.is_empty() {
-                store.read(Elements { parameter, kept, start }, real)?;
+                store.read(Elements { parameter, stored, start }, real)?;
             }
             first += run.len();
             rest = after;
@@ -146,7 +147,7 @@ pub(crate) fn read_part(
     })
 }
 
-/// How many elements of a part, from `local` on, are neighbours in the whole parameter too.
+/// How many elements of a part, from `local` on, are also contiguous in the whole parameter.
 fn contiguous(placed: &Placed, local: usize) -> usize {
     let [rows, columns] = placed.local_shape;
     let whole_rows = columns == placed.parameter.shape[1];
@@ -182,7 +183,7 @@ mod tests {
                 let (parameter, len) = (&placed.parameter, placed.range.len());
                 for (part, first) in (0..tp).flat_map(|part| [(part, 0), (part, len / 3)]) {
                     let mut read = vec![f32::NAN; len - first];
-                    read_part(&Indices, &placed, (tp, part), Kept::Weights, first, &mut read)
+                    read_part(&Indices, &placed, (tp, part), StoredTensor::Weights, first, &mut read)
                         .expect("no file");
                     let index = |local| parameter.global_index(tp, part, local);
                     let valid =
@@ -199,13 +200,15 @@ mod tests {
         let plan = ConfigSource::demo().plan().expect("the demo");
         let parameter = plan.layout(plan.units()[0]).placed[0].parameter;
         let mut out = [0.0];
-        let read = |whole: &Whole, kept, out: &mut [f32]| {
-            whole.read(Elements::of(&parameter, kept), out).map_err(|e| e.to_string())
+        let read = |whole: &WholeParameters, stored, out: &mut [f32]| {
+            whole.read(Elements::of(&parameter, stored), out).map_err(|e| e.to_string())
         };
-        let missing = read(&Whole::new(), Kept::Weights, &mut out);
+        let missing = read(&WholeParameters::new(), StoredTensor::Weights, &mut out);
         assert_eq!(missing.unwrap_err(), "table.table is missing");
-        let short = Whole::from([("table.table".to_owned(), vec![])]);
-        assert!(read(&short, Kept::Weights, &mut out).unwrap_err().contains("has 0 elements and not "));
-        assert!(read(&short, Kept::FirstMoment, &mut out).unwrap_err().contains("no states"));
+        let short = WholeParameters::from([("table.table".to_owned(), vec![])]);
+        assert!(
+            read(&short, StoredTensor::Weights, &mut out).unwrap_err().contains("has 0 elements and not ")
+        );
+        assert!(read(&short, StoredTensor::FirstMoment, &mut out).unwrap_err().contains("no states"));
     }
 }

@@ -9,16 +9,16 @@ use crate::rank::Rank;
 impl Rank {
     pub(crate) fn send_start(&mut self, message: Message) {
         let waiting = match message.kind {
-            MessageKind::Activation => &mut self.flow.inputs,
-            MessageKind::Gradient => &mut self.flow.gradients,
+            MessageKind::Activation => &mut self.in_flight.inputs,
+            MessageKind::Gradient => &mut self.in_flight.gradients,
         };
         let buffer = waiting.remove(&(message.block, message.micro)).expect("what is sent was made before");
         let pending = self.groups.pipeline.send(message.peer, self.tag(message), buffer);
-        self.flow.sending.insert(message, pending);
+        self.in_flight.sending.insert(message, pending);
     }
 
     pub(crate) fn send_wait(&mut self, message: Message) {
-        let pending = self.flow.sending.remove(&message).expect("a wait follows its start");
+        let pending = self.in_flight.sending.remove(&message).expect("a wait follows its start");
         drop(self.groups.pipeline.wait(pending));
     }
 
@@ -27,20 +27,20 @@ impl Rank {
         let len = shape.own_rows * shape.hidden;
         let buffer = self.backend.allocate(len, shape.compute, Category::Activations);
         let pending = self.groups.pipeline.receive(message.peer, self.tag(message), buffer);
-        self.flow.receiving.insert(message, pending);
+        self.in_flight.receiving.insert(message, pending);
     }
 
     pub(crate) fn receive_wait(&mut self, message: Message) {
-        let pending = self.flow.receiving.remove(&message).expect("a wait follows its start");
+        let pending = self.in_flight.receiving.remove(&message).expect("a wait follows its start");
         let buffer = self.groups.pipeline.wait(pending);
         let waiting = match message.kind {
-            MessageKind::Activation => &mut self.flow.inputs,
-            MessageKind::Gradient => &mut self.flow.gradients,
+            MessageKind::Activation => &mut self.in_flight.inputs,
+            MessageKind::Gradient => &mut self.in_flight.gradients,
         };
         waiting.insert((message.block, message.micro), buffer);
     }
 
-    /// Both ends name a message by the block that receives it, its micro-batch and its kind.
+    /// Both ends compute the tag of a message from the receiving block, the micro-batch and the kind.
     fn tag(&self, message: Message) -> Tag {
         let blocks = self.plan.model.layers as u64 + 2;
         let block = match message.block {

@@ -1,4 +1,4 @@
-//! A unit's memory on one rank: weights, gradient and states, whole or sharded, and their transfers under way.
+//! A unit's buffers on one rank: weights, gradient and states, whole or sharded, and their pending transfers.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -11,17 +11,17 @@ use kintsugi_tensor::ops::{Parameters, Segment};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
 use crate::store::read_part;
-use crate::{Kept, Purpose, Store, StoreError};
+use crate::{Purpose, Store, StoreError, StoredTensor};
 
 /// The element types of a rank's parameters.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Types {
+pub(crate) struct ElementTypes {
     pub compute: DType,
     pub gradient: DType,
     pub moments: DType,
 }
 
-impl Types {
+impl ElementTypes {
     pub fn new(plan: &Plan, compute: DType) -> Self {
         let gradient = match plan.precision.gradients {
             GradientType::Fp32 => compute.accumulator(),
@@ -31,40 +31,40 @@ impl Types {
             DType::F32 => compute.accumulator(),
             narrow => narrow,
         };
-        Types { compute, gradient, moments }
+        ElementTypes { compute, gradient, moments }
     }
 }
 
-/// Elements that are read from a store before they go to the device.
+/// Elements that are read from a store before they are uploaded to the device.
 const PIECE: usize = 1 << 18;
 
 /// A unit on one rank.
 pub(crate) struct UnitState {
     pub layout: UnitLayout,
-    types: Types,
-    /// The part of the flat buffer that stays here between uses: all of it, or this rank's shard.
+    types: ElementTypes,
+    /// The range of the flat buffer whose weights this rank always holds: all of it, or its shard.
     resident: Range<usize>,
-    /// The part whose states this rank holds.
+    /// The range whose states this rank holds.
     owned: Range<usize>,
     /// Weights over `resident`.
     weights: Buffer,
-    /// Master weights over `owned`; none where the weights have that precision themselves.
+    /// Master weights over `owned`. `None` if the weights already have that precision.
     master: Option<Buffer>,
     first_moment: Buffer,
     second_moment: Buffer,
     /// All weights, while they are gathered.
     gathered: Option<Buffer>,
-    /// The whole gradient: always there, or while it is being made where gradients are sharded.
+    /// The whole gradient. If gradients are sharded, it exists only between its first write and its reduction.
     gradient: Option<Buffer>,
     /// The sharded gradient, over `owned`.
     gradient_shard: Option<Buffer>,
     /// Whether the shard has this step's first contribution.
     shard_written: bool,
-    /// Which parameters' gradients have been written since the whole gradient was last fresh.
+    /// Bit `i` is set if parameter `i` has been written since the whole gradient was allocated or the step began.
     written: Cell<u32>,
-    /// A gather or a refresh of the weights under way.
+    /// A pending gather or refresh of the weights.
     gathering: Option<Pending>,
-    /// A reduction of the gradient under way.
+    /// A pending reduction of the gradient.
     reducing: Option<Pending>,
     segments: Vec<Segment>,
 }
@@ -75,7 +75,7 @@ impl UnitState {
         plan: &Plan,
         at: Coordinate,
         unit: Unit,
-        types: Types,
+        types: ElementTypes,
         purpose: Purpose,
     ) -> Self {
         let trains = purpose == Purpose::Training;
@@ -123,16 +123,16 @@ impl UnitState {
         state
     }
 
-    /// Reads what is kept of this unit: `tp` and `part` say which part of the tensor-parallel split is here.
+    /// Reads one tensor of this unit's parameters. This rank holds part `part` of `tp`.
     pub fn load(
         &self,
         backend: &dyn Backend,
         store: &dyn Store,
         (tp, part): (usize, usize),
-        kept: Kept,
+        stored: StoredTensor,
     ) -> Result<(), StoreError> {
         let fill = |range: &Range<usize>, buffer: &Buffer| {
-            // A bounded piece at a time: a large unit's values would otherwise be twice in memory.
+            // Reads in pieces of bounded size, so that a large unit is not in memory twice.
             let mut values = vec![0.0; PIECE.min(range.len())];
             for start in range.clone().step_by(PIECE) {
                 let piece = start..(start + PIECE).min(range.end);
@@ -143,50 +143,50 @@ impl UnitState {
                     let end = placed.range.end.min(piece.end);
                     if start < end {
                         let own = &mut values[start - piece.start..end - piece.start];
-                        read_part(store, placed, (tp, part), kept, start - placed.range.start, own)?;
+                        read_part(store, placed, (tp, part), stored, start - placed.range.start, own)?;
                     }
                 }
                 backend.upload(values, buffer.slice(piece.start - range.start..piece.end - range.start));
             }
             Ok(())
         };
-        match (kept, &self.master) {
-            (Kept::FirstMoment, _) => fill(&self.owned, &self.first_moment),
-            (Kept::SecondMoment, _) => fill(&self.owned, &self.second_moment),
-            (Kept::Weights, Some(master)) if self.owned == self.resident => {
+        match (stored, &self.master) {
+            (StoredTensor::FirstMoment, _) => fill(&self.owned, &self.first_moment),
+            (StoredTensor::SecondMoment, _) => fill(&self.owned, &self.second_moment),
+            (StoredTensor::Weights, Some(master)) if self.owned == self.resident => {
                 fill(&self.owned, master)?;
                 backend.copy(master.view(), self.weights.view());
                 Ok(())
             }
-            (Kept::Weights, Some(master)) => {
+            (StoredTensor::Weights, Some(master)) => {
                 fill(&self.owned, master)?;
                 fill(&self.resident, &self.weights)
             }
-            (Kept::Weights, None) => fill(&self.resident, &self.weights),
+            (StoredTensor::Weights, None) => fill(&self.resident, &self.weights),
         }
     }
 
-    /// Elements `range` of the flat buffer as they lie in memory; this rank must hold their states.
-    pub fn kept(&self, kept: Kept, range: &Range<usize>) -> View<'_> {
-        let (buffer, held) = match (kept, &self.master) {
-            (Kept::Weights, None) => (&self.weights, &self.resident),
-            (Kept::Weights, Some(master)) => (master, &self.owned),
-            (Kept::FirstMoment, _) => (&self.first_moment, &self.owned),
-            (Kept::SecondMoment, _) => (&self.second_moment, &self.owned),
+    /// A view of elements `range` of a stored tensor. This rank must hold the states of these elements.
+    pub fn stored_view(&self, stored: StoredTensor, range: &Range<usize>) -> View<'_> {
+        let (buffer, held) = match (stored, &self.master) {
+            (StoredTensor::Weights, None) => (&self.weights, &self.resident),
+            (StoredTensor::Weights, Some(master)) => (master, &self.owned),
+            (StoredTensor::FirstMoment, _) => (&self.first_moment, &self.owned),
+            (StoredTensor::SecondMoment, _) => (&self.second_moment, &self.owned),
         };
         buffer.slice(range.start - held.start..range.end - held.start)
     }
 
-    /// The weights, whole.
+    /// The whole weights.
     pub fn weights(&self) -> Weights<'_> {
         Weights::new(self.gathered.as_ref().unwrap_or(&self.weights).view(), &self.layout)
     }
 
-    /// Makes sure that there is a whole gradient to write to.
+    /// Allocates the whole gradient unless it exists.
     pub fn make_gradient(&mut self, backend: &dyn Backend) {
         if self.gradient.is_none() {
             let gradient = backend.allocate(self.layout.len, self.types.gradient, Category::Gradients);
-            // Nobody writes the padding, and the norm must not see what was there before.
+            // No layer writes the padding, but the norm reads it, so it must be zero.
             let end = self.layout.placed.last().map_or(0, |p| p.range.end);
             backend.fill(0.0, gradient.slice(end..self.layout.len));
             self.gradient = Some(gradient);
@@ -200,7 +200,7 @@ impl UnitState {
         Gradients::new(gradient.view(), &self.layout, &self.written)
     }
 
-    /// Forgets the last step's gradient.
+    /// Begins a step: the first writes overwrite the previous step's gradient.
     pub fn begin(&mut self) {
         self.shard_written = false;
         self.written.set(0);
@@ -220,7 +220,8 @@ impl UnitState {
         self.gathered = None;
     }
 
-    /// Reduces over tp what tp ranks hold alike, over dp everything, between tied stages what this rank owns.
+    /// Starts a reduction: over tp of the replicated parameters, over dp of everything, between tied stages of what this
+    /// rank owns.
     pub fn reduce_start(&mut self, over: Over, group: &dyn Communicator) {
         if over == Over::Tied
             && let Some(shard) = self.gradient_shard.take()
@@ -239,8 +240,8 @@ impl UnitState {
         start(&mut self.reducing, group, collective, gradient, range);
     }
 
-    /// Clears what nobody has written since the gradient was fresh: where the backward is split, the weight part of
-    /// one micro-batch may be reduced before the input part of the next writes the norms' gradients.
+    /// Zeroes the gradients of parameters that have not been written. With a split backward, a reduction may follow the
+    /// weight part of one micro-batch before the input part of the next one writes the gradients of the norms.
     pub fn clear_unwritten(&self, backend: &dyn Backend) {
         let Some(gradient) = &self.gradient else { return };
         for (i, placed) in self.layout.placed.iter().enumerate() {
@@ -269,7 +270,7 @@ impl UnitState {
     }
 
     pub fn refresh_start(&mut self, backend: &dyn Backend, data: &dyn Communicator) {
-        // The weights themselves are in transfer, and a buffer of no length stands in their place meanwhile.
+        // The weights themselves are being transferred. An empty buffer takes their place until the wait.
         let empty = backend.allocate(0, self.types.compute, Category::Weights);
         let weights = std::mem::replace(&mut self.weights, empty);
         start(&mut self.gathering, data, Collective::AllGather, weights, 0..self.layout.len);
@@ -279,7 +280,7 @@ impl UnitState {
         self.weights = wait(&mut self.gathering, data);
     }
 
-    /// The part of the reduced gradient that this rank answers for, and where it lies in the flat buffer.
+    /// The part of the reduced gradient that this rank owns, and its range in the flat buffer.
     pub fn owned_gradient(&self) -> (View<'_>, Range<usize>) {
         let view = match (&self.gradient_shard, &self.gradient) {
             (Some(shard), _) => shard.view(),
@@ -289,17 +290,17 @@ impl UnitState {
         (view, self.owned.clone())
     }
 
-    /// The whole gradient before it is reduced, where there is one.
+    /// The whole gradient before its reduction, if there is one.
     pub fn whole_gradient(&self) -> Option<View<'_>> {
         self.gradient.as_ref().map(Buffer::view)
     }
 
-    /// The weights that stay here, and where they lie in the flat buffer.
+    /// The weights that this rank always holds, and their range in the flat buffer.
     pub fn resident_weights(&self) -> (View<'_>, Range<usize>) {
         (self.weights.view(), self.resident.clone())
     }
 
-    /// What the optimizer updates.
+    /// The parameters that the optimizer updates.
     pub fn parameters(&self) -> Parameters<'_> {
         let own_weights =
             self.weights.slice(self.owned.start - self.resident.start..self.owned.end - self.resident.start);
@@ -314,7 +315,7 @@ impl UnitState {
     }
 }
 
-/// Starts a transfer; a unit has at most one of each kind under way.
+/// Starts a transfer. A unit has at most one pending transfer of each kind.
 fn start(
     pending: &mut Option<Pending>,
     group: &dyn Communicator,
@@ -330,7 +331,7 @@ fn wait(pending: &mut Option<Pending>, group: &dyn Communicator) -> Buffer {
     group.wait(pending.take().expect("a wait follows its start"))
 }
 
-/// The runs of `owned` with and without decay, relative to its start.
+/// The segments of `owned` with and without weight decay, relative to its start.
 fn segments(layout: &UnitLayout, owned: &Range<usize>) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for placed in &layout.placed {

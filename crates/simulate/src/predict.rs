@@ -10,7 +10,7 @@ use std::sync::Arc;
 use kintsugi_comm::Traffic;
 use kintsugi_comm::paper::{Entry, Log};
 use kintsugi_plan::{Coordinate, Op, Plan, ScheduleKind};
-use kintsugi_rank::{Figures, Rank, RankMemory, Source, Tokens, paper_groups};
+use kintsugi_rank::{Rank, RankMemory, StepMetrics, TokenSource, Tokens, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Device};
 use rayon::prelude::*;
@@ -50,9 +50,9 @@ pub struct Prediction {
 
 impl Prediction {
     /// The prediction in the shape that measurements have.
-    pub fn figures(&self) -> Figures {
+    pub fn figures(&self) -> StepMetrics {
         let each = |memory| std::iter::repeat_n(memory, self.ranks_per_stage);
-        Figures::new(self.stages.iter().copied().flat_map(each).collect(), &self.traffic)
+        StepMetrics::new(self.stages.iter().copied().flat_map(each).collect(), &self.traffic)
     }
 }
 
@@ -137,7 +137,7 @@ fn run_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>) 
 /// Micro-batches without tokens: paper has no data.
 pub(crate) struct NoTokens;
 
-impl Source for NoTokens {
+impl TokenSource for NoTokens {
     fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
         None
     }

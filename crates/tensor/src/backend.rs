@@ -7,7 +7,7 @@ use crate::ops::{
     Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, Squares, SumsOfSquares, Swiglu,
     SwigluBackward, UpdateControl,
 };
-use crate::{Buffer, Category, DType, Fetch, Launch, Mark, Notice, Repeat, Repeated, View};
+use crate::{Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, View};
 
 /// What a device needs beside the tensors, the same for the device and for its paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,11 +46,11 @@ pub trait Backend {
     fn allocate(&self, len: usize, dtype: DType, category: Category) -> Buffer;
 
     /// Waits until everything enqueued has run.
-    fn settle(&self);
+    fn synchronize(&self);
 
-    /// Has `hear` called from now on when the device has something to tell. One that never has forgets it.
-    fn listen(&self, hear: Box<dyn Fn(Notice)>) {
-        drop(hear);
+    /// Sets the function that is called with the device's notices. A device without notices ignores it.
+    fn set_notice_handler(&self, handler: Box<dyn Fn(Notice)>) {
+        drop(handler);
     }
 
     /// Marks the end of what is enqueued so far. Does not wait.
@@ -66,12 +66,12 @@ pub trait Backend {
         Vec::new()
     }
 
-    /// Runs a step that is repeated: every time the same operations on the same buffers, with other tokens. A device may
-    /// learn it by heart and then ask for its tokens alone; so whatever else changes from step to step must live on the
-    /// device. `step` may be asked for the whole step a second time if the first was for nothing.
-    fn repeat(&self, step: &mut dyn FnMut(Repeat)) -> Repeated {
-        step(Repeat::Whole);
-        Repeated::Enqueued
+    /// Runs a step with the same operations on the same buffers every time, and other tokens. A device may capture the step
+    /// as a graph and then only ask for its tokens, so everything else that changes must be on the device. The device may
+    /// call `step` for the whole step a second time if the capture failed.
+    fn replay_step(&self, step: &mut dyn FnMut(ReplayRequest)) -> ReplayOutcome {
+        step(ReplayRequest::WholeStep);
+        ReplayOutcome::Enqueued
     }
 
     /// Copies token ids from the host.

@@ -11,7 +11,7 @@ mod fetch;
 mod mark;
 mod memory;
 mod notice;
-mod repeat;
+mod replay_step;
 
 pub mod cpu;
 pub mod cuda;
@@ -25,4 +25,4 @@ pub use fetch::Fetch;
 pub use mark::{Launch, Mark};
 pub use memory::{Arena, Block, CATEGORIES, Category, Foreign, Ledger, Memory, Place, Usage};
 pub use notice::Notice;
-pub use repeat::{Repeat, Repeated};
+pub use replay_step::{ReplayOutcome, ReplayRequest};

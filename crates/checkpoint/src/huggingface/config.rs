@@ -1,4 +1,4 @@
-//! `config.json` as a model: every field that changes what is computed is read, or refused where we do not have it.
+//! Reads a `config.json` as a model. Reads every field that affects the computation, and fails if its value is not supported.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling};
 use super::fields::Fields;
 use crate::CheckpointError;
 
-// Beyond any model; they keep products of sizes from overflowing.
+// Larger than any model. These limits prevent overflow in products of sizes.
 const LAYERS: usize = 1 << 14;
 const HIDDEN: usize = 1 << 20;
 const HEADS: usize = 1 << 12;
@@ -84,7 +84,7 @@ fn neox(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         rotary_fraction: rotary.fraction,
         rotary_scaling: None,
     };
-    // transformers cuts the fraction of a head off, where we round it to pairs.
+    // The transformers library rounds the number of rotary dims down. We round it to an even number.
     if model.rotary_dims() != (head_dim as f64 * rotary.fraction) as usize {
         let rule =
             format!("of heads of width {head_dim} is no even number of dims, which rotary positions need");
@@ -158,7 +158,7 @@ fn gelu(fields: &Fields, field: &str, default: &str) -> Result<Activation, Check
 }
 
 /// The settings of rotary positions.
-struct Rotary {
+struct RotaryConfig {
     base: f64,
     fraction: f64,
     scaling: Option<RotaryScaling>,
@@ -166,7 +166,12 @@ struct Rotary {
 
 /// Newer files have `rope_parameters`, older ones fields of their own and `rope_scaling`. `kinds` are the supported types of
 /// scaling.
-fn rotary(fields: &Fields, base: f64, fraction: f64, kinds: &[&str]) -> Result<Rotary, CheckpointError> {
+fn rotary(
+    fields: &Fields,
+    base: f64,
+    fraction: f64,
+    kinds: &[&str],
+) -> Result<RotaryConfig, CheckpointError> {
     let mut scaling = None;
     for field in ["rope_scaling", "rope_parameters"] {
         let inner = fields.object(field)?;
@@ -183,7 +188,7 @@ fn rotary(fields: &Fields, base: f64, fraction: f64, kinds: &[&str]) -> Result<R
         }
     }
     let inner = fields.object("rope_parameters")?;
-    Ok(Rotary {
+    Ok(RotaryConfig {
         base: inner.number("rope_theta", base, 1.0..=1e12)?,
         fraction: inner.number("partial_rotary_factor", fraction, 0.0..=1.0)?,
         scaling,

@@ -4,7 +4,7 @@ use kintsugi_plan::Compute;
 use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling};
 use serde_json::{Map, Value, json};
 
-/// The description of a model whose weights have this type; the error says what Hugging Face has no word for.
+/// The `config.json` of a model whose weights have this type. The error names what Hugging Face does not support.
 pub(super) fn describe(model: &ModelSpec, dtype: Compute) -> Result<Map<String, Value>, String> {
     let mut description = match model.family {
         Family::Gpt => gpt2(model)?,
@@ -51,7 +51,7 @@ fn neox(model: &ModelSpec) -> Result<Map<String, Value>, String> {
     if dims == 0 {
         return Err(format!("model.rotary_fraction = {} rotates nothing", model.rotary_fraction));
     }
-    // transformers cuts the fraction of a head off.
+    // The transformers library rounds the number of rotary dims down.
     let exact = dims as f64 / model.head_dim as f64;
     let cut = (model.head_dim as f64 * exact) as usize;
     let fraction = if cut == dims { exact } else { (dims as f64 + 0.5) / model.head_dim as f64 };
@@ -125,7 +125,7 @@ fn rope_scaling(scaling: RotaryScaling) -> Value {
     })
 }
 
-/// GPT-2 and GPT-NeoX of Hugging Face know neither grouped heads nor heads of another width.
+/// Hugging Face's GPT-2 and GPT-NeoX support neither grouped-query attention nor another head width.
 fn plain_heads(model: &ModelSpec, name: &str) -> Result<(), String> {
     let &ModelSpec { hidden, heads, kv_heads, head_dim, .. } = model;
     if kv_heads != heads {

@@ -1,7 +1,7 @@
-//! A Hugging Face folder made from any store: what transformers loads as it is.
+//! Writes a Hugging Face folder from any store. The transformers library can load it.
 //!
-//! Tensors are written one after the other, a bounded piece at a time; only GPT-2's matrices, which lie by columns there,
-//! are in memory whole, one at a time.
+//! Tensors are written one after the other, in pieces of bounded size. Only GPT-2's matrices, which are stored by columns,
+//! are in memory as a whole, one at a time.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use kintsugi_plan::Compute;
 use kintsugi_plan::parameters::Parameter;
-use kintsugi_rank::{Elements, Kept, Store};
+use kintsugi_rank::{Elements, Store, StoredTensor};
 use kintsugi_spec::ModelSpec;
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
@@ -17,10 +17,10 @@ use serde_json::{Map, Value, json};
 
 use super::describe::describe;
 use super::folder::CONFIG;
-use super::names::{Part, Place, all_parameters, base, place};
+use super::names::{TensorLocation, TensorPart, all_parameters, base, location};
 use super::tensors::{INDEX, SINGLE};
-use crate::files::{Durable, write_json};
-use crate::unfinished::Unfinished;
+use crate::files::{SyncedFile, write_json};
+use crate::temporary_folder::TemporaryFolder;
 use crate::write::encode;
 use crate::{CheckpointError, header, tokenizer};
 
@@ -29,25 +29,26 @@ use crate::{CheckpointError, header, tokenizer};
 pub struct ExportOptions {
     /// The type of the weights.
     pub dtype: Compute,
-    /// The size above which weights go into several files.
+    /// The largest size of a file of weights.
     pub file_bytes: u64,
-    /// A folder whose tokenizer is copied along.
+    /// A folder whose tokenizer is copied.
     pub like: Option<PathBuf>,
-    /// The token that ends a text, where it is known.
+    /// The token that ends a text, if it is known.
     pub end_of_document: Option<u32>,
-    /// Whether numbers may be written that the type cannot hold, which become infinite.
+    /// Whether numbers outside the range of the type may be written as infinity.
     pub non_finite: bool,
 }
 
 impl ExportOptions {
-    /// The size of files that transformers cuts a model into.
+    /// The default file size of the transformers library.
     pub const FILE_BYTES: u64 = 5_000_000_000;
 }
 
-/// Elements that are in memory at a time.
+/// Elements in memory at a time.
 const CHUNK: usize = 1 << 18;
 
-/// Writes the weights of `store` as the folder `path`. It is whole or absent, and what is there already stays.
+/// Writes the weights of `store` as the folder `path`. The folder is complete or absent, and existing files are never
+/// overwritten.
 pub fn export(
     path: &Path,
     model: &ModelSpec,
@@ -56,7 +57,7 @@ pub fn export(
 ) -> Result<(), CheckpointError> {
     let mut description = describe(model, options.dtype)
         .map_err(|reason| CheckpointError::new(path, format!("Hugging Face has no such model: {reason}")))?;
-    let unfinished = Unfinished::begin(path)?;
+    let unfinished = TemporaryFolder::begin(path)?;
     let folder = unfinished.path();
     if let Some(like) = &options.like {
         tokenizer::copy(like, folder)?;
@@ -71,32 +72,36 @@ pub fn export(
 }
 
 /// A tensor of the folder, and the parameters in it.
-struct Output {
+struct ExportedTensor {
     name: String,
     shape: Vec<usize>,
-    parts: Vec<(Parameter, Place)>,
+    parts: Vec<(Parameter, TensorLocation)>,
 }
 
-impl Output {
+impl ExportedTensor {
     fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
-fn outputs(model: &ModelSpec) -> Vec<Output> {
+fn exported(model: &ModelSpec) -> Vec<ExportedTensor> {
     let model = &ModelSpec { vocab_multiple: 1, ..model.clone() };
-    let mut outputs: Vec<Output> = Vec::new();
+    let mut exported: Vec<ExportedTensor> = Vec::new();
     for parameter in all_parameters(model) {
-        let place = place(model, base(model.family), parameter.unit, parameter.slot);
-        match outputs.last_mut() {
-            Some(last) if last.name == place.name => last.parts.push((parameter, place)),
+        let location = location(model, base(model.family), parameter.unit, parameter.kind);
+        match exported.last_mut() {
+            Some(last) if last.name == location.name => last.parts.push((parameter, location)),
             _ => {
-                let shape = place.tensor_shape(&parameter);
-                outputs.push(Output { name: place.name.clone(), shape, parts: vec![(parameter, place)] });
+                let shape = location.tensor_shape(&parameter);
+                exported.push(ExportedTensor {
+                    name: location.name.clone(),
+                    shape,
+                    parts: vec![(parameter, location)],
+                });
             }
         }
     }
-    outputs
+    exported
 }
 
 fn write_weights(
@@ -111,17 +116,17 @@ fn write_weights(
         Compute::Fp16 => Dtype::F16,
     };
     let width = dtype.bitsize() as u64 / 8;
-    let files = cut(outputs(model), options.file_bytes / width);
+    let files = cut(exported(model), options.file_bytes / width);
     let (mut weight_map, mut total) = (Map::new(), 0);
-    for (i, outputs) in files.iter().enumerate() {
+    for (i, exported) in files.iter().enumerate() {
         let name = match files.len() {
             1 => SINGLE.to_owned(),
             many => format!("model-{:05}-of-{many:05}.safetensors", i + 1),
         };
-        write_file(&folder.join(&name), outputs, store, dtype, options.non_finite)?;
-        for output in outputs {
-            total += output.elements() as u64 * width;
-            weight_map.insert(output.name.clone(), name.clone().into());
+        write_file(&folder.join(&name), exported, store, dtype, options.non_finite)?;
+        for exported in exported {
+            total += exported.elements() as u64 * width;
+            weight_map.insert(exported.name.clone(), name.clone().into());
         }
     }
     if files.len() > 1 {
@@ -131,46 +136,49 @@ fn write_weights(
     Ok(())
 }
 
-/// Fills one file after the other with up to so many elements; a tensor is never cut.
-fn cut(outputs: Vec<Output>, elements: u64) -> Vec<Vec<Output>> {
-    let mut files: Vec<Vec<Output>> = vec![Vec::new()];
+/// Distributes tensors over files of up to `elements` elements. A tensor is never divided.
+fn cut(exported: Vec<ExportedTensor>, elements: u64) -> Vec<Vec<ExportedTensor>> {
+    let mut files: Vec<Vec<ExportedTensor>> = vec![Vec::new()];
     let mut filled = 0;
-    for output in outputs {
-        let more = output.elements() as u64;
+    for exported in exported {
+        let more = exported.elements() as u64;
         if filled > 0 && filled + more > elements {
             files.push(Vec::new());
             filled = 0;
         }
         filled += more;
-        files.last_mut().expect("there is a first file").push(output);
+        files.last_mut().expect("there is a first file").push(exported);
     }
     files
 }
 
 fn write_file(
     path: &Path,
-    outputs: &[Output],
+    exported: &[ExportedTensor],
     store: &dyn Store,
     dtype: Dtype,
     non_finite: bool,
 ) -> Result<(), CheckpointError> {
     let mut end = 0;
-    let infos = outputs.iter().map(|output| {
+    let infos = exported.iter().map(|exported| {
         let start = end;
-        end += output.elements() * dtype.bitsize() / 8;
-        (output.name.clone(), TensorInfo { dtype, shape: output.shape.clone(), data_offsets: (start, end) })
+        end += exported.elements() * dtype.bitsize() / 8;
+        (
+            exported.name.clone(),
+            TensorInfo { dtype, shape: exported.shape.clone(), data_offsets: (start, end) },
+        )
     });
-    // transformers refuses a file that does not say what wrote it.
+    // The transformers library rejects a file without a `format` field.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let header = header::encode(Some(format), infos.collect());
     let io = |error: std::io::Error| CheckpointError::new(path, error);
-    let mut file = Durable::create(path).map_err(io)?;
+    let mut file = SyncedFile::create(path).map_err(io)?;
     file.write(&header).map_err(io)?;
-    for output in outputs {
-        write_tensor(output, store, &mut |values| {
+    for exported in exported {
+        write_tensor(exported, store, &mut |values| {
             if !non_finite && let Some(value) = beyond(values, dtype) {
                 let problem = format!("it has the value {value:e}, which is infinite in {dtype}");
-                return Err(CheckpointError::new(Path::new(&output.name), problem));
+                return Err(CheckpointError::new(Path::new(&exported.name), problem));
             }
             file.write(&encode(values, dtype)).map_err(io)
         })?;
@@ -178,7 +186,7 @@ fn write_file(
     file.finish().map(|_| ()).map_err(io)
 }
 
-/// The first number that the type cannot hold.
+/// The first number outside the range of the type.
 fn beyond(values: &[f32], dtype: Dtype) -> Option<f32> {
     let fits = |value: f32| match dtype {
         Dtype::BF16 => bf16::from_f32(value).is_finite(),
@@ -188,9 +196,9 @@ fn beyond(values: &[f32], dtype: Dtype) -> Option<f32> {
     values.iter().copied().find(|&value| !fits(value))
 }
 
-/// Hands out a tensor's numbers in the order of the file.
+/// Passes the numbers of a tensor to `write`, in the order of the file.
 fn write_tensor(
-    output: &Output,
+    exported: &ExportedTensor,
     store: &dyn Store,
     write: &mut dyn FnMut(&[f32]) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
@@ -199,28 +207,28 @@ fn write_tensor(
         let before = values.len();
         values.resize(before + len, 0.0);
         store
-            .read(Elements { parameter, kept: Kept::Weights, start }, &mut values[before..])
-            .map_err(|error| CheckpointError::new(Path::new(&output.name), error))
+            .read(Elements { parameter, stored: StoredTensor::Weights, start }, &mut values[before..])
+            .map_err(|error| CheckpointError::new(Path::new(&exported.name), error))
     };
-    let (first, place) = &output.parts[0];
-    if place.transposed {
-        for (parameter, _) in &output.parts {
+    let (first, location) = &exported.parts[0];
+    if location.transposed {
+        for (parameter, _) in &exported.parts {
             read(parameter, 0, parameter.valid_elements(), &mut values)?;
         }
-        return write_turned(&values, first.shape[1], write);
+        return write_transposed(&values, first.shape[1], write);
     }
-    if let Part::ThirdOfHeads { head_dim, .. } = place.part {
+    if let TensorPart::ThirdOfHeads { head_dim, .. } = location.part {
         let head = head_dim * first.shape[1];
         for start in (0..first.valid_elements()).step_by(head) {
             values.clear();
-            for (parameter, _) in &output.parts {
+            for (parameter, _) in &exported.parts {
                 read(parameter, start, head, &mut values)?;
             }
             write(&values)?;
         }
         return Ok(());
     }
-    for (parameter, _) in &output.parts {
+    for (parameter, _) in &exported.parts {
         let len = parameter.valid_elements();
         for start in (0..len).step_by(CHUNK) {
             values.clear();
@@ -231,24 +239,24 @@ fn write_tensor(
     Ok(())
 }
 
-/// Hands out a matrix of so many columns by its columns.
-fn write_turned(
+/// Passes a matrix of `columns` columns to `write`, column by column.
+fn write_transposed(
     values: &[f32],
     columns: usize,
     write: &mut dyn FnMut(&[f32]) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
-    // Some columns at a time: one by one, every number would be fetched from memory with its neighbours in vain.
+    // Several columns at a time, to use every number of a cache line.
     const SOME: usize = 16;
     let rows = values.len() / columns;
-    let mut turned = vec![0.0; SOME.min(columns) * rows];
+    let mut transposed = vec![0.0; SOME.min(columns) * rows];
     for first in (0..columns).step_by(SOME) {
         let some = SOME.min(columns - first);
         for (row, values) in values.chunks_exact(columns).enumerate() {
             for (i, &value) in values[first..first + some].iter().enumerate() {
-                turned[i * rows + row] = value;
+                transposed[i * rows + row] = value;
             }
         }
-        write(&turned[..some * rows])?;
+        write(&transposed[..some * rows])?;
     }
     Ok(())
 }

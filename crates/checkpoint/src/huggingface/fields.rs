@@ -1,4 +1,4 @@
-//! The fields of a `config.json`, with the defaults that transformers has for those that are missing.
+//! The fields of a `config.json`, with the transformers library's defaults for missing ones.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::CheckpointError;
 
-/// A JSON object of a file, and what it is called there.
+/// A JSON object of a file, and its name in the file.
 pub(super) struct Fields {
     path: PathBuf,
     /// `""`, or the outer field and a dot.
@@ -28,12 +28,12 @@ impl Fields {
         }
     }
 
-    /// A field that is there and not null.
+    /// A field that exists and is not null.
     pub fn get(&self, field: &str) -> Option<&Value> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
-    /// The object in a field; an empty one where it is missing.
+    /// The object in a field, or an empty one if it is missing.
     pub fn object(&self, field: &str) -> Result<Fields, CheckpointError> {
         let map = match self.get(field) {
             Some(Value::Object(map)) => map.clone(),
@@ -43,7 +43,7 @@ impl Fields {
         Ok(Fields { path: self.path.clone(), prefix: format!("{}{field}.", self.prefix), map })
     }
 
-    /// A size that has no default.
+    /// A size without a default.
     pub fn size(&self, field: &str, range: RangeInclusive<usize>) -> Result<usize, CheckpointError> {
         let missing = || CheckpointError::new(&self.path, format!("{}{field} is missing", self.prefix));
         self.optional_size(field, range)?.ok_or_else(missing)
@@ -73,7 +73,7 @@ impl Fields {
         value.as_f64().filter(|number| range.contains(number)).ok_or_else(|| self.refused(field, &rule()))
     }
 
-    /// A yes or no.
+    /// A boolean.
     pub fn flag(&self, field: &str, default: bool) -> Result<bool, CheckpointError> {
         match self.get(field) {
             None => Ok(default),
@@ -81,7 +81,7 @@ impl Fields {
         }
     }
 
-    /// A word.
+    /// A string.
     pub fn word<'a>(&'a self, field: &str, default: &'a str) -> Result<&'a str, CheckpointError> {
         match self.get(field) {
             None => Ok(default),
@@ -89,7 +89,7 @@ impl Fields {
         }
     }
 
-    /// Refuses any value of a flag but this one, which is also the default.
+    /// Fails if a flag does not have this value, which is also the default.
     pub fn only(&self, field: &str, supported: bool) -> Result<(), CheckpointError> {
         if self.flag(field, supported)? == supported {
             return Ok(());
@@ -97,7 +97,7 @@ impl Fields {
         Err(self.refused(field, &format!("is not supported; only {supported} is")))
     }
 
-    /// The error for a field's value.
+    /// The error for the value of a field.
     pub fn refused(&self, field: &str, rule: &str) -> CheckpointError {
         let value = self.map.get(field).map_or_else(|| "null".into(), Value::to_string);
         CheckpointError::new(&self.path, format!("{}{field} = {value} {rule}", self.prefix))

@@ -1,7 +1,7 @@
-//! Hugging Face's folders: `config.json`, and the weights as safetensors, in one file or several with an index.
+//! Hugging Face folders: `config.json`, and the weights as safetensors, in one file or several with an index.
 //!
-//! Three architectures are known: `gpt2`, `gpt_neox` and `llama`. A folder is read tensor by tensor and piece by piece, so
-//! a model never has to fit into memory, and a value that would make it compute something else is refused.
+//! Three architectures are supported: `gpt2`, `gpt_neox` and `llama`. A folder is read in pieces, so the model need not fit
+//! into memory. A configuration value that would change the computation in an unsupported way is an error.
 
 mod config;
 mod describe;

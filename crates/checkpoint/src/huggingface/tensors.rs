@@ -1,7 +1,6 @@
 //! Tensors in safetensors files, by name: a checked header, and reads at offsets.
 //!
-//! Nothing in a header is believed before it is checked against the length of the file, so that arbitrary bytes are an
-//! error and never a large allocation.
+//! Headers are checked against the length of the file, so that arbitrary bytes are an error and never a large allocation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -20,22 +19,22 @@ pub(super) struct Tensors {
     by_name: BTreeMap<String, Tensor>,
 }
 
-/// Where a tensor lies.
+/// The location of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tensor {
     /// Its dims.
     pub shape: Vec<usize>,
     dtype: Dtype,
     file: usize,
-    /// First byte, from the start of the file.
+    /// Offset in the file.
     offset: u64,
 }
 
-/// The file of a model that is not cut.
+/// The weights of a model in a single file.
 pub(super) const SINGLE: &str = "model.safetensors";
-/// The file that says which file a tensor is in.
+/// The index that maps tensors to files.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-/// The same two of PyTorch's own format, which is a program more than a file.
+/// The same two files in PyTorch's pickle format, which is not read because loading it can run code.
 const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 impl Tensors {
@@ -54,7 +53,7 @@ impl Tensors {
         }
         let map = weight_map(&index)?;
         for file in map.values().collect::<BTreeSet<_>>() {
-            // A tensor may be in several files; the index says which of them counts.
+            // If a tensor is in several files, the index decides which one is used.
             tensors.add_file(folder.join(file), |name| map.get(name).is_none_or(|mapped| mapped == file))?;
         }
         match map.iter().find(|&(name, _)| !tensors.by_name.contains_key(name)) {
@@ -81,7 +80,7 @@ impl Tensors {
         &self.files.paths[tensor.file]
     }
 
-    /// Whether a tensor's numbers can be read.
+    /// Checks that the element type of a tensor is supported.
     pub fn check_type(&self, name: &str, tensor: &Tensor) -> Result<(), CheckpointError> {
         if matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
             return Ok(());
@@ -90,13 +89,13 @@ impl Tensors {
         Err(CheckpointError::new(self.path(tensor), problem))
     }
 
-    /// Elements from `start` on, of a tensor whose type has been checked.
+    /// Reads elements from `start` on. The type of the tensor must have been checked.
     pub fn read(&self, tensor: &Tensor, start: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
         let offset = tensor.offset + (start * tensor.dtype.bitsize() / 8) as u64;
         self.files.read(tensor.file, tensor.dtype, offset, out)
     }
 
-    /// Adds the tensors of a file that `wanted` picks. Two files may not have the same one.
+    /// Adds the tensors of a file that `wanted` selects. Fails if another file has the same tensor.
     fn add_file(&mut self, path: PathBuf, wanted: impl Fn(&str) -> bool) -> Result<(), CheckpointError> {
         let number = self.files.paths.len();
         let (metadata, data) = header::read(&path)?;
@@ -116,15 +115,15 @@ impl Tensors {
 
 /// The index of a model in several files.
 #[derive(Deserialize)]
-struct Index {
+struct WeightIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The file that each tensor is said to be in.
+/// The file of each tensor, according to the index.
 fn weight_map(path: &Path) -> Result<BTreeMap<String, String>, CheckpointError> {
     let text = input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS)
         .map_err(|error| CheckpointError::new(path, error))?;
-    let index: Index = serde_json::from_slice(&text)
+    let index: WeightIndex = serde_json::from_slice(&text)
         .map_err(|error| CheckpointError::new(path, format!("is no index: {error}")))?;
     for (name, file) in &index.weight_map {
         let mut parts = Path::new(file).components();

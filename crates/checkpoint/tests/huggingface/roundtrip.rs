@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use half::{bf16, f16};
 use kintsugi_checkpoint::huggingface::{ExportOptions, HuggingFaceFolder, export};
 use kintsugi_plan::Compute;
-use kintsugi_rank::{Elements, Kept, Store};
+use kintsugi_rank::{Elements, Store, StoredTensor};
 use kintsugi_spec::{Activation, Family, ModelSpec};
 
 use crate::support::{FIXTURES, copy, fixture, fresh, values};
@@ -46,14 +46,14 @@ fn a_part_of_a_parameter_is_that_part_of_the_whole() {
             for (start, len) in [(0, 1), (whole.len() / 3, whole.len() / 2), (whole.len() - 1, 1)] {
                 let mut part = vec![f32::NAN; len];
                 folder
-                    .read(Elements { parameter: &parameter, kept: Kept::Weights, start }, &mut part)
+                    .read(Elements { parameter: &parameter, stored: StoredTensor::Weights, start }, &mut part)
                     .unwrap();
                 assert_eq!(part, whole[start..start + len], "{name}: {}", parameter.name());
             }
             let mut states = [f32::NAN; 2];
-            folder.read(Elements::of(&parameter, Kept::SecondMoment), &mut states).unwrap();
+            folder.read(Elements::of(&parameter, StoredTensor::SecondMoment), &mut states).unwrap();
             assert!(states.iter().all(|&state| state == 0.0), "there are no states");
-            let after = Elements { parameter: &parameter, kept: Kept::Weights, start: whole.len() };
+            let after = Elements { parameter: &parameter, stored: StoredTensor::Weights, start: whole.len() };
             let beyond = folder.read(after, &mut [0.0]);
             assert!(beyond.unwrap_err().to_string().contains("is larger than"));
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use kintsugi_checkpoint::huggingface::HuggingFaceFolder;
 use kintsugi_plan::Unit;
 use kintsugi_plan::parameters::{Parameter, parameters};
-use kintsugi_rank::{Elements, Kept, Store};
+use kintsugi_rank::{Elements, Store, StoredTensor};
 use kintsugi_spec::Family;
 use serde_json::{Map, Value};
 
@@ -56,7 +56,7 @@ pub fn values(folder: &HuggingFaceFolder) -> Vec<(Parameter, Vec<f32>)> {
     let all = units.flat_map(|unit| parameters(model, unit, 1));
     all.map(|parameter| {
         let mut values = vec![f32::NAN; parameter.valid_elements()];
-        folder.read(Elements::of(&parameter, Kept::Weights), &mut values).unwrap();
+        folder.read(Elements::of(&parameter, StoredTensor::Weights), &mut values).unwrap();
         (parameter, values)
     })
     .collect()

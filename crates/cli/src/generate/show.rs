@@ -1,6 +1,6 @@
 //! Texts for people: one as it grows, several when they are done.
 
-use kintsugi_data::{GrowingText, Text};
+use kintsugi_data::{StreamingDecoder, TextCodec};
 use kintsugi_engine::NewToken;
 
 use crate::failure::Failure;
@@ -9,7 +9,7 @@ use crate::output::{self, Output};
 /// Shows what is generated.
 pub struct Show<'a> {
     output: Output,
-    text: Option<&'a Text>,
+    text: Option<&'a TextCodec>,
     texts: &'a [String],
     prompts: &'a [Vec<u32>],
     /// The only text, unless stdout is kept for JSON.
@@ -17,16 +17,21 @@ pub struct Show<'a> {
 }
 
 enum Growing<'a> {
-    Text(GrowingText<'a>),
+    Text(StreamingDecoder<'a>),
     Numbers,
 }
 
 impl<'a> Show<'a> {
     /// Shows the continuations of these prompts.
-    pub fn new(output: Output, text: Option<&'a Text>, texts: &'a [String], prompts: &'a [Vec<u32>]) -> Self {
+    pub fn new(
+        output: Output,
+        text: Option<&'a TextCodec>,
+        texts: &'a [String],
+        prompts: &'a [Vec<u32>],
+    ) -> Self {
         let alone = prompts.len() == 1 && !output.json;
         let growing = alone.then(|| match text {
-            Some(text) => Growing::Text(GrowingText::new(text, &prompts[0])),
+            Some(text) => Growing::Text(StreamingDecoder::new(text, &prompts[0])),
             None => Growing::Numbers,
         });
         Show { output, text, texts, prompts, growing }
@@ -61,8 +66,8 @@ impl<'a> Show<'a> {
 }
 
 /// What the new tokens add to the text of a prompt.
-pub fn continuation(text: &Text, prompt: &[u32], new: &[u32]) -> Result<String, Failure> {
-    let mut growing = GrowingText::new(text, prompt);
+pub fn continuation(text: &TextCodec, prompt: &[u32], new: &[u32]) -> Result<String, Failure> {
+    let mut growing = StreamingDecoder::new(text, prompt);
     let mut continued = String::new();
     for &token in new {
         continued += &growing.push(token)?;

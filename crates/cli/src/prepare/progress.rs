@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kintsugi_data::prepare::Progress as State;
+use kintsugi_data::prepare::PrepareProgress as State;
 use kintsugi_spec::units;
 
 /// Shows how far it is.

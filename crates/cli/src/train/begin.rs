@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kintsugi_checkpoint::{
-    Checkpoint, CheckpointError, Folder, Manifest, RunLock, WeightsFolder, find, with_absolute_paths,
+    Checkpoint, CheckpointError, CheckpointFolder, Manifest, RunLock, WeightsFolder, find,
+    with_absolute_paths,
 };
 use kintsugi_data::Tokenizer;
 use kintsugi_engine::{Start, check_tokenizers, resume_end_of_document, tokenizer};
@@ -38,7 +39,7 @@ impl Beginning {
     /// Makes a run ready, and sees to it that nothing stands in the way of what is written at the end. Whatever is wrong
     /// is found before a file is moved or written.
     pub fn new(plan: &mut Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Self, Failure> {
-        let (out, folder) = (&plan.run.out.clone(), Folder::of_run(&plan.run.out));
+        let (out, folder) = (&plan.run.out.clone(), CheckpointFolder::of_run(&plan.run.out));
         record::create_folder(out)?;
         check_files(plan, config, &folder)?;
         let warn = |error: &CheckpointError| output::stderr(&format!("warning: {error}"));
@@ -78,7 +79,7 @@ impl Beginning {
 }
 
 /// Refuses a folder that has files under the names of a run's, but that no run has used.
-fn check_files(plan: &Plan, config: &ConfigArguments, folder: &Folder) -> Result<(), Failure> {
+fn check_files(plan: &Plan, config: &ConfigArguments, folder: &CheckpointFolder) -> Result<(), Failure> {
     let out = &plan.run.out;
     let (lock, _) = RunLock::of_run(out);
     let tokenizer = tokenizer_files::WRITTEN.map(|name| out.join(name));
@@ -105,7 +106,7 @@ fn run_files(out: &Path) -> [PathBuf; 3] {
 fn set_aside(
     plan: &Plan,
     config: &ConfigArguments,
-    folder: &Folder,
+    folder: &CheckpointFolder,
     own: Option<&Checkpoint>,
     notes: &mut String,
 ) -> Result<(), Failure> {
@@ -165,12 +166,12 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
     };
     let checkpoint = match &plan.run.resume {
         Resume::No => None,
-        Resume::Newest => Folder::of_run(&plan.run.out).newest(broken)?,
+        Resume::Newest => CheckpointFolder::of_run(&plan.run.out).newest(broken)?,
         Resume::From(path) => Some(find(path, broken)?),
     };
     match &checkpoint {
         Some(checkpoint) => {
-            checkpoint.batches_behind(plan)?;
+            checkpoint.batches_consumed(plan)?;
             for change in checkpoint.data_changes(plan) {
                 output::stderr(&format!("warning: {change}"));
             }
@@ -178,7 +179,7 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
             note(notes, &format!("goes on after step {step} from {}", checkpoint.path().display()));
             let skipped = checkpoint.progress().skipped_in_a_row;
             if skipped > 0
-                && let Some(good) = Folder::around(checkpoint).last_good(checkpoint.progress())?
+                && let Some(good) = CheckpointFolder::around(checkpoint).last_good(checkpoint.progress())?
             {
                 let good = good.display();
                 note(

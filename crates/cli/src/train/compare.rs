@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kintsugi_rank::Figures;
+use kintsugi_rank::StepMetrics;
 use kintsugi_spec::{Level, units};
 
 use crate::describe::{CommBytes, worst};
@@ -12,7 +12,7 @@ use crate::table::Table;
 const NONE: &str = "–";
 
 /// Memory of the worst rank, predicted only.
-pub fn memory_table(figures: &Figures) -> String {
+pub fn memory_table(figures: &StepMetrics) -> String {
     let mut table = Table::new(["memory of the largest rank", ""]);
     for (name, bytes) in worst(&figures.peak_bytes) {
         table.row([name.to_owned(), units::bytes(bytes)]);
@@ -21,7 +21,7 @@ pub fn memory_table(figures: &Figures) -> String {
 }
 
 /// Both, with the difference between them.
-pub fn table(predicted: &Figures, measured: &Figures) -> String {
+pub fn table(predicted: &StepMetrics, measured: &StepMetrics) -> String {
     let mut table = Table::new(["", "predicted", "measured", "difference"]);
     table.row(["memory of the largest rank"]);
     for ((name, before), (_, after)) in

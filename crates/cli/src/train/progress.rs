@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kintsugi_checkpoint::Saved;
+use kintsugi_checkpoint::CheckpointInfo;
 use kintsugi_engine::{Event, StepReport};
 use kintsugi_plan::{Compute, Plan};
 use kintsugi_spec::units;
@@ -39,17 +39,17 @@ impl Progress {
     pub fn tell(&mut self, event: &Event) {
         match event {
             Event::Step(report) => self.step(report),
-            Event::Saved(saved) => self.saved(saved),
-            Event::NotSaved(failure) => self.warn(&failure.to_string()),
-            Event::NotRepeated(reason) => {
+            Event::CheckpointSaved(saved) => self.saved(saved),
+            Event::CheckpointFailed(failure) => self.warn(&failure.to_string()),
+            Event::GraphUnavailable(reason) => {
                 self.warn(&format!(
                     "steps cannot be captured as a graph, so each is enqueued anew: {reason}"
                 ));
             }
-            Event::Replaced(reason) => {
+            Event::LibraryReplaced(reason) => {
                 self.warn(&format!("our own kernels, which are slower here, stand in: {reason}"));
             }
-            Event::Trying => {
+            Event::Autotuning => {
                 self.print("matrix products are tried out on this card, so the first step takes longer");
             }
         }
@@ -98,7 +98,7 @@ impl Progress {
         format!("skipped: the loss or a gradient is not finite, so no weight was changed{scale}")
     }
 
-    fn saved(&self, saved: &Saved) {
+    fn saved(&self, saved: &CheckpointInfo) {
         let (path, bytes) = (saved.path.display(), units::bytes(saved.bytes));
         let [blocked, written] = [saved.blocked, saved.seconds].map(duration);
         self.line(saved.step, &format!("saved {path}, {bytes} in {written}; training paused for {blocked}"));

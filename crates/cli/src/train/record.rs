@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kintsugi_engine::{Outcome, Start};
+use kintsugi_engine::{Start, TrainOutcome};
 use kintsugi_plan::Plan;
-use kintsugi_rank::Figures;
+use kintsugi_rank::StepMetrics;
 use kintsugi_spec::output::{parent, sync_folder};
 use serde::Serialize;
 
@@ -29,8 +29,8 @@ pub struct Summary<'a> {
     validation_loss: Option<f64>,
     resumed_after: Option<u64>,
     checkpoints: Checkpoints<'a>,
-    predicted: &'a Figures,
-    measured: &'a Figures,
+    predicted: &'a StepMetrics,
+    measured: &'a StepMetrics,
 }
 
 /// How saving went.
@@ -66,8 +66,8 @@ impl<'a> Summary<'a> {
     /// The summary of a finished run.
     pub fn new(
         plan: &Plan,
-        predicted: &'a Figures,
-        outcome: &'a Outcome,
+        predicted: &'a StepMetrics,
+        outcome: &'a TrainOutcome,
         floor: Option<f64>,
         start: &Start,
     ) -> Self {

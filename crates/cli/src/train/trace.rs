@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kintsugi_draw::{Category, TraceSpan, chrome};
-use kintsugi_engine::{Span, Work};
+use kintsugi_engine::{MeasuredSpan, SpanKind};
 use kintsugi_plan::Plan;
 
 use crate::failure::Failure;
@@ -42,7 +42,7 @@ impl TraceArguments {
 }
 
 /// Writes the trace and says so, and what a GPU did most.
-pub fn write(plan: &Plan, spans: &[Span], path: &Path) -> Result<String, Failure> {
+pub fn write(plan: &Plan, spans: &[MeasuredSpan], path: &Path) -> Result<String, Failure> {
     if spans.is_empty() {
         return Ok("trace    none: the run ended before the step that is traced\n".to_owned());
     }
@@ -51,10 +51,10 @@ pub fn write(plan: &Plan, spans: &[Span], path: &Path) -> Result<String, Failure
     Ok(format!("{}trace    {}\n", kernels(spans), path.display()))
 }
 
-fn trace_span(plan: &Plan, span: &Span) -> TraceSpan {
-    let (name, category) = match &span.work {
-        Work::Op(op) => (op.to_string(), Category::of(*op)),
-        Work::Kernel(name) => (name.clone(), Category::Kernels),
+fn trace_span(plan: &Plan, span: &MeasuredSpan) -> TraceSpan {
+    let (name, category) = match &span.kind {
+        SpanKind::Op(op) => (op.to_string(), Category::of(*op)),
+        SpanKind::Kernel(name) => (name.clone(), Category::Kernels),
     };
     TraceSpan {
         rank: span.rank,
@@ -67,10 +67,10 @@ fn trace_span(plan: &Plan, span: &Span) -> TraceSpan {
 }
 
 /// How long the kernels of each name took on rank 0, longest first; nothing where there are none.
-fn kernels(spans: &[Span]) -> String {
+fn kernels(spans: &[MeasuredSpan]) -> String {
     let mut sums: HashMap<&str, (u64, f64)> = HashMap::new();
     for span in spans.iter().filter(|span| span.rank == 0) {
-        if let Work::Kernel(name) = &span.work {
+        if let SpanKind::Kernel(name) = &span.kind {
             let (count, ms) = sums.entry(name).or_default();
             *count += 1;
             *ms += span.duration.as_secs_f64() * 1e3;
@@ -105,18 +105,23 @@ mod tests {
 
     use super::*;
 
-    fn span(rank: usize, work: Work, start: u64, duration: u64) -> Span {
-        Span { rank, work, start: Duration::from_millis(start), duration: Duration::from_millis(duration) }
+    fn span(rank: usize, kind: SpanKind, start: u64, duration: u64) -> MeasuredSpan {
+        MeasuredSpan {
+            rank,
+            kind,
+            start: Duration::from_millis(start),
+            duration: Duration::from_millis(duration),
+        }
     }
 
-    fn kernel(rank: usize, name: &str, start: u64, duration: u64) -> Span {
-        span(rank, Work::Kernel(name.to_owned()), start, duration)
+    fn kernel(rank: usize, name: &str, start: u64, duration: u64) -> MeasuredSpan {
+        span(rank, SpanKind::Kernel(name.to_owned()), start, duration)
     }
 
     #[test]
     fn kernels_are_summed_by_name_and_the_longest_come_first() {
         let spans = [
-            span(0, Work::Op(Op::Begin), 0, 10),
+            span(0, SpanKind::Op(Op::Begin), 0, 10),
             kernel(0, "norm", 0, 1),
             kernel(0, "product", 1, 5),
             kernel(0, "norm", 6, 2),
@@ -138,7 +143,7 @@ mod tests {
 
     #[test]
     fn many_kernels_are_named_in_part() {
-        let spans: Vec<Span> = (0..40).map(|i| kernel(0, &format!("kernel {i}"), i, 1)).collect();
+        let spans: Vec<MeasuredSpan> = (0..40).map(|i| kernel(0, &format!("kernel {i}"), i, 1)).collect();
         let said = kernels(&spans);
         assert_eq!(said.lines().count(), 1 + NAMED + 1, "{said}");
         assert!(said.lines().last().is_some_and(|line| line.trim_start().starts_with("others")), "{said}");
@@ -146,6 +151,6 @@ mod tests {
 
     #[test]
     fn a_device_without_kernels_has_no_table() {
-        assert_eq!(kernels(&[span(0, Work::Op(Op::Begin), 0, 10)]), "");
+        assert_eq!(kernels(&[span(0, SpanKind::Op(Op::Begin), 0, 10)]), "");
     }
 }

@@ -80,7 +80,7 @@ impl Verdict {
                     ("gradient", _) => format!("gradient of {}", difference.gradient_of),
                     ("weight", WeightBound::Each(_)) => format!("weight of {}", difference.weight_of),
                     ("weight", WeightBound::Together(_)) => "all weights together".to_owned(),
-                    ("copies", _) => torn(&difference.torn),
+                    ("copies", _) => torn(&difference.diverged),
                     _ => name.to_owned(),
                 });
                 let named: Vec<String> = named.collect();

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use kintsugi_checkpoint::{Checkpoint, Folder};
+use kintsugi_checkpoint::{Checkpoint, CheckpointFolder};
 
 use crate::resume::{checkpoints, numbers, start, stderr};
 use crate::support::{TINY, folder, stdout, tiny, under};
@@ -27,7 +27,7 @@ const ALONE: [&str; 7] = [
 
 /// The newest step, after every checkpoint that has a name was found whole.
 fn newest_of_whole(folder: &Path) -> u64 {
-    let all = Folder::of_run(&folder.join("out")).list().unwrap();
+    let all = CheckpointFolder::of_run(&folder.join("out")).list().unwrap();
     for (step, path) in &all {
         let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("half a checkpoint: {error}"));
         assert_eq!(checkpoint.progress().step, *step);

@@ -236,7 +236,7 @@ fn a_mistake_is_one_sentence() {
         (
             &["train", "--resume"],
             &["run.steps=3"],
-            "the checkpoint is already at step 4; run.steps = 3 leaves nothing to train\n",
+            "it is already at step 4; run.steps = 3 leaves nothing to train\n",
         ),
         (
             &["train", "--resume"],

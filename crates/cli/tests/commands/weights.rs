@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kintsugi_checkpoint::Checkpoint;
-use kintsugi_rank::Kept;
+use kintsugi_rank::StoredTensor;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -155,7 +155,7 @@ fn a_checkpoint_without_weights_is_refused() {
     let folder = folder("weights-none");
     stdout(&tiny(&folder, &["train"], &[]));
     let checkpoint = Checkpoint::open(&folder.join("out/checkpoints/step-00000004")).unwrap();
-    let moments = [Kept::FirstMoment, Kept::SecondMoment];
+    let moments = [StoredTensor::FirstMoment, StoredTensor::SecondMoment];
     let (to, progress) = (folder.join("moments"), checkpoint.progress());
     kintsugi_checkpoint::write(&to, checkpoint.plan(), &checkpoint, &moments, progress, None).unwrap();
     let output = tiny(&folder, &["train", "--resume=moments"], &["run.steps=6", "run.out=resumed"]);

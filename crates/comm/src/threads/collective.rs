@@ -1,8 +1,8 @@
-//! The ring at run time: each rank takes chunks out of its predecessor's memory.
+//! Runs the ring: each rank reads chunks from its predecessor's memory.
 //!
 //! Rank `r` begins step `i` of [`crate::ring::step`] when rank `r − 1` has started the collective and finished `i`
-//! steps, and it finishes the collective when rank `r + 1` has finished all steps. Why no chunk is read while it is
-//! written, nor read too late, for rank `p` and its successor `r`, the only one that reads `p`'s memory:
+//! steps. It finishes the collective when rank `r + 1` has finished all steps. Only the successor `r` of rank `p` reads
+//! `p`'s memory. It reads no chunk while `p` writes it, and none too late:
 //!
 //! - *Reading after writing.* Within a phase `r` reads in step `i` the chunk that `p` wrote in step `i − 1`, or one
 //!   that `p` does not write in this phase; `p` has finished step `i − 1` by then. The first chunk of the gather
@@ -12,115 +12,116 @@
 //!   `s`. Rank `p` begins step `t` when `p − 1` has finished `t` steps, so `p − 1` had begun step `t − 1` and `p − 2`
 //!   finished `t − 1` steps, and so on: `p − k` has finished `t − k + 1`. With `k = n − 1`, which is `r`, and
 //!   `t = n − 1 + s`, rank `r` has finished `s + 1` steps: step `s` is done.
-//! - *Leaving.* When `p` leaves, `r` has taken all that it needs; `p`'s buffer is its own again.
+//! - *Leaving.* When `p` leaves, `r` has read all that it needs, so `p` may use its buffer again.
 //!
-//! Finishing a step is posted under the board's lock, so "has finished" includes the memory it wrote.
+//! A rank records a finished step under the group's mutex, so the memory that it wrote is visible to ranks that see the step
+//! as finished.
 
 use std::fmt;
 
 use kintsugi_tensor::DType;
 
 use super::ThreadsGroup;
-use super::board::Posts;
 use super::group::Activity;
+use super::group_state::Transfers;
 use super::memory::Region;
 use crate::{Collective, Communicator, ring};
 
-/// A collective that is under way.
+/// An active collective.
 #[derive(Debug)]
-pub(super) struct Round {
+pub(super) struct ActiveCollective {
     /// Its number in the group.
     sequence: u64,
-    kind: Kind,
-    seats: Vec<Seat>,
-    /// Members that are done with it.
+    signature: Signature,
+    members: Vec<MemberProgress>,
+    /// Members that have finished.
     left: usize,
 }
 
-/// What all ranks have to agree on.
+/// What all ranks of a collective must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Kind {
+struct Signature {
     collective: Collective,
     len: usize,
     dtype: DType,
 }
 
-/// One member's part in a collective.
+/// One member's progress in a collective.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seat {
+pub(super) struct MemberProgress {
     /// Its memory, once it has started.
     region: Option<Region>,
-    /// Whether it waits for it, or has waited.
+    /// Whether it has started to wait.
     waits: bool,
-    /// Steps that it has finished.
+    /// Finished steps.
     steps: usize,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "{} of {} {:?}", self.collective.operation().name(), self.len, self.dtype)
     }
 }
 
-impl Posts {
-    fn round(&mut self, sequence: u64) -> &mut Round {
-        let round = self.rounds.iter_mut().find(|round| round.sequence == sequence);
-        round.expect("a collective is waited for in the group that started it")
+impl Transfers {
+    fn collective(&mut self, sequence: u64) -> &mut ActiveCollective {
+        let active = self.collectives.iter_mut().find(|active| active.sequence == sequence);
+        active.expect("a collective is waited for in the group that started it")
     }
 
-    /// The round with this number, begun if this member is the first to come.
-    fn enter(&mut self, sequence: u64, kind: Kind) -> &mut Round {
-        if let Some(index) = self.rounds.iter().position(|round| round.sequence == sequence) {
-            return &mut self.rounds[index];
+    /// The collective with this number. The first member to start it adds it.
+    fn join_collective(&mut self, sequence: u64, signature: Signature) -> &mut ActiveCollective {
+        if let Some(index) = self.collectives.iter().position(|active| active.sequence == sequence) {
+            return &mut self.collectives[index];
         }
-        let mut seats = self.spare.pop().unwrap_or_default();
-        seats.clear();
-        seats.resize(self.started.len(), Seat::default());
-        self.rounds.push(Round { sequence, kind, seats, left: 0 });
-        self.rounds.last_mut().expect("just pushed")
+        let mut members = self.spare.pop().unwrap_or_default();
+        members.clear();
+        members.resize(self.started.len(), MemberProgress::default());
+        self.collectives.push(ActiveCollective { sequence, signature, members, left: 0 });
+        self.collectives.last_mut().expect("just pushed")
     }
 
-    /// A member is done; the last one clears the round away.
-    fn leave(&mut self, sequence: u64) {
+    /// A member has finished. The last one removes the collective.
+    fn leave_collective(&mut self, sequence: u64) {
         let members = self.started.len();
-        let round = self.round(sequence);
-        round.left += 1;
-        if round.left == members {
-            let index = self.rounds.iter().position(|round| round.sequence == sequence);
-            let round = self.rounds.swap_remove(index.expect("found above"));
-            self.spare.push(round.seats);
+        let active = self.collective(sequence);
+        active.left += 1;
+        if active.left == members {
+            let index = self.collectives.iter().position(|active| active.sequence == sequence);
+            let active = self.collectives.swap_remove(index.expect("found above"));
+            self.spare.push(active.members);
         }
     }
 }
 
 impl ThreadsGroup {
-    /// Starts a collective: posts where this rank's elements are.
-    pub(super) fn post_collective(&self, collective: Collective, region: Region) -> u64 {
-        let kind = Kind { collective, len: region.len(), dtype: region.dtype() };
+    /// Starts a collective: publishes the address of this rank's elements.
+    pub(super) fn start_collective(&self, collective: Collective, region: Region) -> u64 {
+        let signature = Signature { collective, len: region.len(), dtype: region.dtype() };
         assert!(
             collective == Collective::AllGather || region.dtype() != DType::U32,
-            "{kind}: token ids are not summed"
+            "{signature}: token ids are not summed"
         );
-        let mut posts = self.board.lock();
-        let sequence = posts.started[self.me];
+        let mut transfers = self.shared.lock();
+        let sequence = transfers.started[self.me];
         let during = self.collective(collective, sequence);
         self.assert_running(during);
-        posts.started[self.me] += 1;
-        let round = posts.enter(sequence, kind);
-        if round.kind != kind {
-            let reason = format!("it starts {kind}, another rank started {}", round.kind);
-            drop(posts);
+        transfers.started[self.me] += 1;
+        let active = transfers.join_collective(sequence, signature);
+        if active.signature != signature {
+            let reason = format!("it starts {signature}, another rank started {}", active.signature);
+            drop(transfers);
             self.fail(during, reason);
         }
-        round.seats[self.me].region = Some(region);
-        drop(posts);
-        self.board.ring(self.successor());
+        active.members[self.me].region = Some(region);
+        drop(transfers);
+        self.shared.wake(self.successor());
         sequence
     }
 
     /// Runs this rank's part of the ring.
     pub(super) fn run_collective(&self, collective: Collective, sequence: u64, mine: Region) {
-        self.take_seat(sequence, mine);
+        self.begin_wait(sequence, mine);
         let (size, predecessor) = (self.size(), self.predecessor());
         for index in 0..ring::step_count(collective, size) {
             let theirs = self.await_predecessor(collective, sequence, index);
@@ -128,49 +129,53 @@ impl ThreadsGroup {
             let chunk = ring::chunk(mine.len(), size, step.chunk);
             let from = (self.global(predecessor), theirs.part(chunk.clone()));
             let to = (self.global(self.me), mine.part(chunk));
-            self.carry(collective.operation(), step.action, from, to);
+            self.move_elements(collective.operation(), step.action, from, to);
             self.finish_step(collective, sequence);
         }
         self.await_successor(collective, sequence);
-        self.board.lock().leave(sequence);
+        self.shared.lock().leave_collective(sequence);
     }
 
-    fn take_seat(&self, sequence: u64, mine: Region) {
-        let mut posts = self.board.lock();
-        let seat = &mut posts.round(sequence).seats[self.me];
-        assert_eq!(seat.region, Some(mine), "a collective is waited for in the group that started it");
-        seat.waits = true;
+    fn begin_wait(&self, sequence: u64, mine: Region) {
+        let mut transfers = self.shared.lock();
+        let member = &mut transfers.collective(sequence).members[self.me];
+        assert_eq!(member.region, Some(mine), "a collective is waited for in the group that started it");
+        member.waits = true;
     }
 
-    /// Sleeps until the predecessor has what this rank takes in step `index`; gives its memory.
+    /// Waits until the predecessor is ready for this rank's step `index`. Returns the predecessor's memory.
     fn await_predecessor(&self, collective: Collective, sequence: u64, index: usize) -> Region {
         let predecessor = self.predecessor();
-        let ready = |posts: &mut Posts| {
-            let seat = &posts.round(sequence).seats[predecessor];
-            seat.region.filter(|_| seat.steps >= index)
+        let ready = |transfers: &mut Transfers| {
+            let member = &transfers.collective(sequence).members[predecessor];
+            member.region.filter(|_| member.steps >= index)
         };
-        let missing = |posts: &mut Posts| self.blame(posts.round(sequence), predecessor);
+        let missing =
+            |transfers: &mut Transfers| self.missing_ranks(transfers.collective(sequence), predecessor);
         self.sleep_until(self.collective(collective, sequence), ready, missing)
     }
 
-    /// Sleeps until the successor has taken all that it takes from this rank.
+    /// Waits until the successor has read all that it needs from this rank.
     fn await_successor(&self, collective: Collective, sequence: u64) {
         let (successor, steps) = (self.successor(), ring::step_count(collective, self.size()));
-        let ready = |posts: &mut Posts| (posts.round(sequence).seats[successor].steps == steps).then_some(());
-        let missing = |posts: &mut Posts| self.blame(posts.round(sequence), successor);
+        let ready = |transfers: &mut Transfers| {
+            (transfers.collective(sequence).members[successor].steps == steps).then_some(())
+        };
+        let missing =
+            |transfers: &mut Transfers| self.missing_ranks(transfers.collective(sequence), successor);
         self.sleep_until(self.collective(collective, sequence), ready, missing);
     }
 
     fn finish_step(&self, collective: Collective, sequence: u64) {
         let steps = {
-            let mut posts = self.board.lock();
-            let seat = &mut posts.round(sequence).seats[self.me];
-            seat.steps += 1;
-            seat.steps
+            let mut transfers = self.shared.lock();
+            let member = &mut transfers.collective(sequence).members[self.me];
+            member.steps += 1;
+            member.steps
         };
-        self.board.ring(self.successor());
+        self.shared.wake(self.successor());
         if steps == ring::step_count(collective, self.size()) {
-            self.board.ring(self.predecessor());
+            self.shared.wake(self.predecessor());
         }
     }
 
@@ -183,23 +188,24 @@ impl ThreadsGroup {
     }
 
     fn collective(&self, collective: Collective, sequence: u64) -> Activity {
-        Activity::Collective { group: self.board.name, collective, sequence }
+        Activity::Collective { group: self.shared.name, collective, sequence }
     }
 
-    /// Who keeps the others waiting: those who have not come, else the neighbour that is waited for.
-    fn blame(&self, round: &Round, neighbour: usize) -> String {
-        let ranks = |absent: fn(&Seat) -> bool| {
-            let members = (0..self.size()).filter(|&member| absent(&round.seats[member]));
+    /// Describes which ranks the others wait for: those that have not started or waited, or else the neighbour.
+    fn missing_ranks(&self, active: &ActiveCollective, neighbour: usize) -> String {
+        let ranks = |absent: fn(&MemberProgress) -> bool| {
+            let members = (0..self.size()).filter(|&member| absent(&active.members[member]));
             members.map(|member| self.global(member).to_string()).collect::<Vec<_>>().join(", ")
         };
-        let (not_started, not_waiting) = (ranks(|seat| seat.region.is_none()), ranks(|seat| !seat.waits));
+        let (not_started, not_waiting) =
+            (ranks(|member| member.region.is_none()), ranks(|member| !member.waits));
         if !not_started.is_empty() {
             format!("not started by rank {not_started}")
         } else if !not_waiting.is_empty() {
             format!("started but not waited for by rank {not_waiting}")
         } else {
-            let steps = ring::step_count(round.kind.collective, self.size());
-            let done = round.seats[neighbour].steps;
+            let steps = ring::step_count(active.signature.collective, self.size());
+            let done = active.members[neighbour].steps;
             format!("rank {} has done {done} of {steps} steps", self.global(neighbour))
         }
     }
@@ -211,7 +217,7 @@ mod tests {
 
     use super::*;
 
-    /// For every rank the steps it has finished, and whether it is within the next one.
+    /// For every rank: the steps that it has finished, and whether it is in the next one.
     type State = Vec<(usize, bool)>;
 
     /// The steps of `rank` that touch `chunk`, both the chunk it writes and the chunk it reads from its predecessor.
@@ -225,7 +231,7 @@ mod tests {
         (0..count).filter(move |&index| ring::step(collective, ranks, rank, index).chunk == chunk)
     }
 
-    /// Panics if `rank` may not begin its next step yet, though its predecessor has come far enough.
+    /// Panics if `rank` must not begin its next step yet, although its predecessor is far enough.
     ///
     /// The definition is the lockstep ring, where step `i` of every rank reads before any step `i` writes.
     fn assert_in_order(collective: Collective, state: &State, rank: usize) {

@@ -1,4 +1,4 @@
-//! A rank's handle on a group, and the one place where a rank sleeps.
+//! A rank's membership in a group, and the only place where a rank waits.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,28 +8,28 @@ use std::time::{Duration, Instant};
 
 use kintsugi_tensor::{Backend, Buffer, View};
 
-use super::board::{Board, Posts};
-use super::memory::{self, Gpu, Region};
-use super::message::End;
-use super::{Failure, World};
+use super::group_state::{GroupState, Transfers};
+use super::memory::{self, Region, SharedGpu};
+use super::message::MessageEnd;
+use super::{RankFailure, World};
 use crate::ring::Action;
-use crate::{Collective, Communicator, Operation, Pending, Tag, Work};
+use crate::{Collective, Communicator, Operation, Pending, Tag, TransferKind};
 
 /// A rank's membership in a group of threads.
 #[derive(Clone, Debug)]
 pub struct ThreadsGroup {
     pub(super) world: Arc<World>,
-    pub(super) board: Arc<Board>,
+    pub(super) shared: Arc<GroupState>,
     /// This rank's index in the group.
     pub(super) me: usize,
-    /// Moves what lies in a GPU's memory.
-    gpu: Option<Gpu>,
+    /// Moves elements in GPU memory.
+    gpu: Option<SharedGpu>,
 }
 
-/// The longest time that a rank sleeps before it looks at the clock.
+/// The longest time that a rank waits before it checks the timeout.
 const SLICE: Duration = Duration::from_millis(200);
 
-/// What a rank is doing, for messages.
+/// What a rank is doing, for error messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Activity {
     Collective { group: &'static str, collective: Collective, sequence: u64 },
@@ -50,18 +50,18 @@ impl fmt::Display for Activity {
 }
 
 impl ThreadsGroup {
-    pub(super) fn new(world: Arc<World>, board: Arc<Board>, me: usize) -> Self {
-        ThreadsGroup { world, board, me, gpu: None }
+    pub(super) fn new(world: Arc<World>, shared: Arc<GroupState>, me: usize) -> Self {
+        ThreadsGroup { world, shared, me, gpu: None }
     }
 
-    /// The same membership for ranks that share a GPU; `backend` is this rank's stream on it.
+    /// The same membership for ranks that share a GPU. `backend` is this rank's stream on it.
     #[must_use]
     pub fn on_gpu(self, backend: Rc<dyn Backend>) -> Self {
-        ThreadsGroup { gpu: Some(Gpu::new(backend)), ..self }
+        ThreadsGroup { gpu: Some(SharedGpu::new(backend)), ..self }
     }
 
-    /// Moves memory from one rank to another and charges the one that it comes from.
-    pub(super) fn carry(
+    /// Copies or adds elements from one rank to another, and counts the bytes for the sender.
+    pub(super) fn move_elements(
         &self,
         operation: Operation,
         action: Action,
@@ -69,52 +69,52 @@ impl ThreadsGroup {
         to: (usize, Region),
     ) {
         match &self.gpu {
-            Some(gpu) => gpu.carry(action, from.1, to.1),
-            None => memory::carry(action, from.1, to.1),
+            Some(gpu) => gpu.move_elements(action, from.1, to.1),
+            None => memory::move_elements(action, from.1, to.1),
         }
         self.world.charge(operation, from.0, to.0, from.1.bytes());
     }
 
-    /// The memory of a transfer that begins, ready for others to use.
-    fn offer(&self, view: View) -> Region {
+    /// The memory of a transfer that starts. On a GPU, waits until the rank's stream has written it.
+    fn publish(&self, view: View) -> Region {
         if let Some(gpu) = &self.gpu {
-            gpu.settle();
+            gpu.synchronize();
         }
         Region::of(view)
     }
 
-    /// The rank in the world of a member of the group.
+    /// The rank of the world of a member of the group.
     pub(super) fn global(&self, member: usize) -> usize {
-        self.board.members[member]
+        self.shared.members[member]
     }
 
-    /// Sleeps until `ready` finds what it looks for on the board. Panics if the world stops, or at the timeout; then
-    /// `missing` says which ranks did not come.
+    /// Waits until `ready` returns a value. Panics if the world stops, or at the timeout. The message of a timeout has the
+    /// text of `missing`, which names the missing ranks.
     ///
-    /// The rank sleeps in slices, and each counts for at most its own length. So the time during which the whole
-    /// process is stopped, as by SIGSTOP, is not counted: it makes one slice longer.
+    /// The rank waits in short intervals, and each counts for at most its own length. So the time during which the whole
+    /// process is stopped, as by SIGSTOP, does not count towards the timeout.
     pub(super) fn sleep_until<T>(
         &self,
         during: Activity,
-        mut ready: impl FnMut(&mut Posts) -> Option<T>,
-        missing: impl Fn(&mut Posts) -> String,
+        mut ready: impl FnMut(&mut Transfers) -> Option<T>,
+        missing: impl Fn(&mut Transfers) -> String,
     ) -> T {
         let timeout = self.world.timeout();
         let mut left = timeout;
-        let mut posts = self.board.lock();
+        let mut transfers = self.shared.lock();
         loop {
             self.assert_running(during);
-            if let Some(found) = ready(&mut posts) {
+            if let Some(found) = ready(&mut transfers) {
                 return found;
             }
             if left.is_zero() {
-                let reason = format!("after {timeout:?}, {}", missing(&mut posts));
-                drop(posts);
+                let reason = format!("after {timeout:?}, {}", missing(&mut transfers));
+                drop(transfers);
                 self.fail(during, reason);
             }
             let (begun, slice) = (Instant::now(), left.min(SLICE));
-            let bell = self.board.bell(self.me);
-            posts = bell.wait_timeout(posts, slice).unwrap_or_else(PoisonError::into_inner).0;
+            let condvar = self.shared.condvar(self.me);
+            transfers = condvar.wait_timeout(transfers, slice).unwrap_or_else(PoisonError::into_inner).0;
             left -= begun.elapsed().min(slice);
         }
     }
@@ -128,15 +128,15 @@ impl ThreadsGroup {
 
     /// Stops the world.
     pub(super) fn fail(&self, during: Activity, reason: String) -> ! {
-        let failure = Failure { rank: self.global(self.me), during: during.to_string(), reason };
+        let failure = RankFailure { rank: self.global(self.me), during: during.to_string(), reason };
         self.world.abort(failure.clone());
         panic!("{failure}");
     }
 
-    fn start_message(&self, end: End, peer: usize, tag: Tag, buffer: Buffer) -> Pending {
+    fn start_message(&self, end: MessageEnd, peer: usize, tag: Tag, buffer: Buffer) -> Pending {
         let all = 0..buffer.len();
-        let sequence = self.post_message(end, peer, tag, self.offer(buffer.view()));
-        Pending::new(buffer, all, Work::Message { sequence })
+        let sequence = self.join_message(end, peer, tag, self.publish(buffer.view()));
+        Pending::new(buffer, all, TransferKind::Message { sequence })
     }
 }
 
@@ -146,27 +146,29 @@ impl Communicator for ThreadsGroup {
     }
 
     fn size(&self) -> usize {
-        self.board.members.len()
+        self.shared.members.len()
     }
 
     fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
-        let sequence = self.post_collective(collective, self.offer(buffer.slice(range.clone())));
-        Pending::new(buffer, range, Work::Collective { collective, sequence })
+        let sequence = self.start_collective(collective, self.publish(buffer.slice(range.clone())));
+        Pending::new(buffer, range, TransferKind::Collective { collective, sequence })
     }
 
     fn send(&self, to: usize, tag: Tag, buffer: Buffer) -> Pending {
-        self.start_message(End::Sender, to, tag, buffer)
+        self.start_message(MessageEnd::Sender, to, tag, buffer)
     }
 
     fn receive(&self, from: usize, tag: Tag, buffer: Buffer) -> Pending {
-        self.start_message(End::Receiver, from, tag, buffer)
+        self.start_message(MessageEnd::Receiver, from, tag, buffer)
     }
 
     fn wait(&self, pending: Pending) -> Buffer {
         let region = Region::of(pending.buffer.slice(pending.range.clone()));
-        match pending.work {
-            Work::Collective { collective, sequence } => self.run_collective(collective, sequence, region),
-            Work::Message { sequence } => self.pass_message(sequence, region),
+        match pending.kind {
+            TransferKind::Collective { collective, sequence } => {
+                self.run_collective(collective, sequence, region);
+            }
+            TransferKind::Message { sequence } => self.pass_message(sequence, region),
         }
         pending.finish()
     }

@@ -1,10 +1,10 @@
-//! Reading another rank's memory: the only unsafe code of this transport.
+//! Reads another rank's memory: the only unsafe code of this transport.
 //!
-//! Host memory is moved by the rank's own thread; memory of a GPU that ranks share is moved by [`Gpu`].
+//! A rank's own thread moves host memory. [`SharedGpu`] moves the memory of a GPU that ranks share.
 //!
-//! A [`Region`] is the address of a started transfer. It may be used from the moment when it is posted on a board,
-//! by the rank that the protocol of `collective.rs` or `message.rs` says, until the protocol lets its owner finish.
-//! All that time the memory lives, whatever happens to the owner: a `Pending` that is dropped leaks its buffer.
+//! A [`Region`] is the address of a started transfer. The protocol of `collective.rs` or `message.rs` determines which rank
+//! may use it, from its publication in the group's state until the owner may finish. The memory stays allocated all that
+//! time, even if the owner panics: a dropped `Pending` leaks its buffer.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use kintsugi_tensor::{Backend, Buffer, DType, Foreign, Place, View};
 
 use crate::ring::Action;
 
-/// Where elements of a rank's buffer are, in a form that may cross threads.
+/// The address of elements of a rank's buffer, in a form that can be sent to other threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Region {
     address: usize,
@@ -27,24 +27,24 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// The region that a view shows.
+    /// The region of a view.
     pub(super) fn of(view: View) -> Self {
         let (address, place) = (view.address() as usize, view.place());
         assert!(address.is_multiple_of(view.dtype().bytes()), "misaligned buffer of {:?}", view.dtype());
         Region { address, len: view.len(), dtype: view.dtype(), place }
     }
 
-    /// Elements.
+    /// Number of elements.
     pub(super) fn len(self) -> usize {
         self.len
     }
 
-    /// Their type.
+    /// Element type.
     pub(super) fn dtype(self) -> DType {
         self.dtype
     }
 
-    /// Bytes it spans.
+    /// Number of bytes.
     pub(super) fn bytes(self) -> usize {
         self.len * self.dtype.bytes()
     }
@@ -58,29 +58,29 @@ impl Region {
 
 /// A GPU that ranks share, through one rank's stream on it.
 ///
-/// Streams of different ranks know nothing of each other, so a rank settles its own before it lets others at its
+/// The streams of different ranks are not ordered. So a rank synchronizes its own stream before it lets other ranks use its
 /// memory, and after it has moved theirs.
 #[derive(Clone)]
-pub(super) struct Gpu {
+pub(super) struct SharedGpu {
     backend: Rc<dyn Backend>,
     memory: Rc<Foreign>,
 }
 
-impl Gpu {
+impl SharedGpu {
     pub(super) fn new(backend: Rc<dyn Backend>) -> Self {
-        Gpu { backend, memory: Rc::new(Foreign(Place::Device)) }
+        SharedGpu { backend, memory: Rc::new(Foreign(Place::Device)) }
     }
 
-    /// Waits until this rank's memory is as its program says.
-    pub(super) fn settle(&self) {
-        self.backend.settle();
+    /// Waits until this rank's stream has run all enqueued operations.
+    pub(super) fn synchronize(&self) {
+        self.backend.synchronize();
     }
 
-    /// Moves elements and waits until they are there.
-    pub(super) fn carry(&self, action: Action, from: Region, to: Region) {
+    /// Moves elements and waits for the copy.
+    pub(super) fn move_elements(&self, action: Action, from: Region, to: Region) {
         assert_compatible(from, to);
-        // SAFETY: both are parts of live buffers (see above) of one GPU, whose owners have settled their streams.
-        // By the protocol, nobody writes `from` or touches `to` until this stream has settled too.
+        // SAFETY: both are parts of live buffers (see above) of one GPU, whose owners have synchronized their
+        // streams. By the protocol, nobody writes `from` or uses `to` until this stream is synchronized, too.
         let [from, to] = [from, to].map(|region| unsafe {
             Buffer::foreign(&self.memory, region.address as u64, region.len, region.dtype)
         });
@@ -88,18 +88,18 @@ impl Gpu {
             Action::Add => self.backend.add(from.view(), to.view()),
             Action::Copy => self.backend.copy(from.view(), to.view()),
         }
-        self.settle();
+        self.synchronize();
     }
 }
 
-impl fmt::Debug for Gpu {
+impl fmt::Debug for SharedGpu {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("Gpu")
+        f.write_str("SharedGpu")
     }
 }
 
 /// Moves elements within host memory.
-pub(super) fn carry(action: Action, from: Region, to: Region) {
+pub(super) fn move_elements(action: Action, from: Region, to: Region) {
     match action {
         Action::Add => add(from, to),
         Action::Copy => copy(from, to),
@@ -147,7 +147,7 @@ unsafe fn add_as<T: Copy>(from: Region, to: Region, sum: impl Fn(T, T) -> T) {
     }
 }
 
-/// In blocks, since `half` chooses the instructions for f16 once per slice: six times as fast as one by one.
+/// Works in blocks, since `half` selects the f16 instructions once per slice: six times as fast as element by element.
 ///
 /// SAFETY: `from` and `to` are compatible regions of f16.
 unsafe fn add_f16(from: Region, to: Region) {
@@ -168,8 +168,8 @@ unsafe fn add_f16(from: Region, to: Region) {
 
 /// SAFETY: `from` and `to` are compatible regions of elements `T`.
 unsafe fn slices<'a, T>(from: Region, to: Region) -> (&'a [T], &'a mut [T]) {
-    // SAFETY: both are aligned (a region is, and its parts are whole elements away) parts of live buffers, of
-    // `len` elements each, and do not overlap. By the protocol, nobody writes `from` or touches `to` now.
+    // SAFETY: both are parts of live buffers, of `len` elements each, and do not overlap. They are aligned: a region is, and
+    // its parts start at whole elements. By the protocol, nobody writes `from` or uses `to` now.
     unsafe {
         let from = slice::from_raw_parts(from.address as *const T, from.len);
         (from, slice::from_raw_parts_mut(to.address as *mut T, to.len))

@@ -1,5 +1,5 @@
-//! A compressed file as a stream of its contents. Files of several parts, as parallel compressors and `cat` make
-//! them, are read to their end.
+//! Decompresses a file as a stream. Files with several frames, as parallel compressors and `cat` make them, are read to the
+//! end.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -18,19 +18,19 @@ use super::inputs::Compression;
 /// Bytes read from disk at once.
 const BUFFER: usize = 1 << 17;
 
-/// The largest window of a zstd frame, which is held in memory: that of `zstd --long=27`.
+/// The largest window of a zstd frame, which is kept in memory: that of `zstd --long=27`.
 const MOST_WINDOW: u64 = 1 << 27;
 
 /// KiB of memory for an xz stream. Most of it is the dictionary: that of `xz -9` has 64 MiB.
 const MOST_XZ: u32 = 256 << 10;
 
-/// Opens a file; `counter` counts the bytes that are read from disk.
+/// Opens a file. Counts the bytes read from disk in `counter`.
 pub(super) fn open(
     path: &Path,
     compression: Compression,
     counter: &Arc<AtomicU64>,
 ) -> io::Result<Box<dyn Read + Send>> {
-    let file = Counted { file: File::open(path)?, counter: Arc::clone(counter) };
+    let file = CountingReader { file: File::open(path)?, counter: Arc::clone(counter) };
     let file = BufReader::with_capacity(BUFFER, file);
     Ok(match compression {
         Compression::None => Box::new(file),
@@ -41,12 +41,12 @@ pub(super) fn open(
     })
 }
 
-struct Counted {
+struct CountingReader {
     file: File,
     counter: Arc<AtomicU64>,
 }
 
-impl Read for Counted {
+impl Read for CountingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read(buffer)?;
         self.counter.fetch_add(read as u64, Ordering::Relaxed);
@@ -69,7 +69,7 @@ impl<R: BufRead> Zstd<R> {
         Zstd { source, decoder, within: false }
     }
 
-    /// Begins the next frame, past those that hold no data; `false` at the end.
+    /// Begins the next frame with data. Returns `false` at the end.
     fn next_frame(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
             match self.decoder.reset(&mut self.source) {

@@ -1,4 +1,4 @@
-//! The files that arguments name: files themselves, folders with all that is in them, and patterns.
+//! Finds the input files of arguments, which are files, folders or patterns.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -16,29 +16,29 @@ use crate::DataError;
 /// A file of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// What is in it.
+    /// Its format.
     pub format: Format,
-    /// How it is compressed.
+    /// Its compression.
     pub compression: Compression,
     /// Bytes on disk.
     pub bytes: u64,
 }
 
-/// What a file holds.
+/// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// One document.
     Text,
-    /// A JSON object on every line, each a document.
+    /// A JSON object per line. Each is a document.
     JsonLines,
-    /// A Parquet table with a column of text, each row a document.
+    /// A Parquet table with a text column. Each row is a document.
     Parquet,
 }
 
 impl Format {
-    /// What its documents, or the parts of one, are called in messages.
+    /// What messages call the parts of such a file: lines or rows.
     pub(crate) fn unit(self) -> &'static str {
         match self {
             Format::Text | Format::JsonLines => "line",
@@ -50,7 +50,7 @@ impl Format {
 /// How a file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// Not at all.
+    /// Not compressed.
     None,
     /// gzip.
     Gzip,
@@ -63,7 +63,7 @@ pub enum Compression {
 }
 
 impl Input {
-    /// The files that `arguments` name, in their order, and by name within a folder or a pattern.
+    /// The files of `arguments`, in their order. Files of a folder or a pattern are sorted by name.
     pub fn find(arguments: &[String]) -> Result<Vec<Input>, DataError> {
         let mut inputs = Vec::new();
         for argument in arguments {
@@ -95,8 +95,8 @@ impl Input {
     }
 }
 
-/// What is in a file: its first and last bytes say how it is compressed and whether it is text at all; its name says which text
-/// has JSON on every line.
+/// The format and compression of a file. Its first and last bytes determine the compression and whether it is text. Its name
+/// determines whether the text is JSON lines.
 fn recognize(path: &Path) -> Result<(Format, Compression), DataError> {
     let (named, named_compression) = kind(path);
     let text = match named {
@@ -159,7 +159,7 @@ fn tail(path: &Path) -> Result<Vec<u8>, DataError> {
     read().map_err(|error| DataError::file("read", path, error))
 }
 
-/// What the name of a file says. A format that it does not say is `None`.
+/// The format and compression according to the name of a file. The format is `None` if the name does not tell.
 fn kind(path: &Path) -> (Option<Format>, Compression) {
     let extension = |path: &Path| path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
     let compression = match extension(path).as_deref() {
@@ -179,12 +179,11 @@ fn kind(path: &Path) -> (Option<Format>, Compression) {
     (format, compression)
 }
 
-/// What a folder may have beside text that ends like it: what this program and others keep of a tokenizer, and of token
-/// files.
+/// Files with a text-like suffix that are not text: those of tokenizers and token files.
 const NO_TEXT: [&str; 3] = [tokenizer_files::TOKENIZER, tokenizer_files::CONFIG, ".meta.json"];
 
-/// Everything in a folder that has a known name; other files and hidden ones are not text. Links are followed, and no
-/// folder is `entered` twice: one that leads to a folder above would never end.
+/// Adds all files of a folder with a known name, but no hidden ones. Follows links. Enters no folder twice, since a link to a
+/// parent folder would never end.
 fn add_folder(
     folder: &Path,
     entered: &mut HashSet<PathBuf>,

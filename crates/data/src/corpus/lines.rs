@@ -1,4 +1,4 @@
-//! The documents of a piece: a text is one, or a part of one; JSON lines and rows are one each.
+//! The documents of a chunk. Each JSON line or row is a document. A chunk of a text is a document or a part of one.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,36 +7,36 @@ use serde::Deserializer;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
 
 use super::inputs::Format;
-use super::{Batch, Refused};
+use super::{RefusedLine, TextChunk};
 
-/// The lines or rows of a piece.
+/// The numbers of lines or rows of a chunk.
 #[derive(Debug, Default)]
 pub(crate) struct LineCounts {
-    /// How many there are, without blank lines of JSON.
+    /// All lines or rows, without blank lines of JSON.
     pub(crate) lines: u64,
-    /// Those that could not be used.
-    pub(crate) refused: Vec<Refused>,
+    /// Lines or rows that could not be used.
+    pub(crate) refused: Vec<RefusedLine>,
 }
 
-/// Calls `each` with every document of a piece.
+/// Calls `each` with every document of a chunk.
 ///
-/// Of a text that is a piece or a part of it; lines that are not UTF-8 are left out. Blank lines of JSON are nothing.
+/// Omits lines of a text that are not UTF-8, and skips blank lines of JSON.
 pub(crate) fn documents<E>(
-    batch: &Batch,
+    chunk: &TextChunk,
     format: Format,
     key: &str,
     mut each: impl FnMut(u64, &str) -> Result<(), E>,
 ) -> Result<LineCounts, E> {
-    let mut refused = batch.refused.clone();
-    let mut refuse = |line, reason| refused.push(Refused { file: batch.file, line, reason });
-    let mut count = batch.refused.len();
+    let mut refused = chunk.refused.clone();
+    let mut refuse = |line, reason| refused.push(RefusedLine { file: chunk.file, line, reason });
+    let mut count = chunk.refused.len();
     match format {
         Format::Text => {
-            count += lines(batch).count();
-            each(batch.line, &text(batch, &mut refuse))?;
+            count += lines(chunk).count();
+            each(chunk.line, &text(chunk, &mut refuse))?;
         }
         Format::JsonLines => {
-            for (number, line) in lines(batch).filter(|(_, line)| !line.trim_ascii().is_empty()) {
+            for (number, line) in lines(chunk).filter(|(_, line)| !line.trim_ascii().is_empty()) {
                 count += 1;
                 match value(line, key) {
                     Ok(document) => each(number, &document)?,
@@ -45,10 +45,10 @@ pub(crate) fn documents<E>(
             }
         }
         Format::Parquet => {
-            count += batch.rows.len();
+            count += chunk.rows.len();
             let mut from = 0;
-            for &(number, end) in &batch.rows {
-                match std::str::from_utf8(&batch.bytes[from..end]) {
+            for &(number, end) in &chunk.rows {
+                match std::str::from_utf8(&chunk.bytes[from..end]) {
                     Ok(document) => each(number, document)?,
                     Err(_) => refuse(number, "the text is not UTF-8".to_owned()),
                 }
@@ -59,16 +59,16 @@ pub(crate) fn documents<E>(
     Ok(LineCounts { lines: count as u64, refused })
 }
 
-fn lines(batch: &Batch) -> impl Iterator<Item = (u64, &[u8])> {
-    (batch.line..).zip(batch.bytes.split_inclusive(|&byte| byte == b'\n'))
+fn lines(chunk: &TextChunk) -> impl Iterator<Item = (u64, &[u8])> {
+    (chunk.line..).zip(chunk.bytes.split_inclusive(|&byte| byte == b'\n'))
 }
 
-fn text<'a>(batch: &'a Batch, refuse: &mut impl FnMut(u64, String)) -> Cow<'a, str> {
-    if let Ok(text) = std::str::from_utf8(&batch.bytes) {
+fn text<'a>(chunk: &'a TextChunk, refuse: &mut impl FnMut(u64, String)) -> Cow<'a, str> {
+    if let Ok(text) = std::str::from_utf8(&chunk.bytes) {
         return Cow::Borrowed(text);
     }
-    let mut kept = String::with_capacity(batch.bytes.len());
-    for (number, line) in lines(batch) {
+    let mut kept = String::with_capacity(chunk.bytes.len());
+    for (number, line) in lines(chunk) {
         match std::str::from_utf8(line) {
             Ok(line) => kept.push_str(line),
             Err(_) => refuse(number, "the line is not UTF-8".to_owned()),
@@ -85,7 +85,7 @@ fn value<'a>(line: &'a [u8], key: &str) -> Result<Cow<'a, str>, String> {
     match found {
         Ok(Some(text)) => Ok(text),
         Ok(None) => Err(format!("there is no key \"{key}\"")),
-        // The library counts lines and columns of what it was given, which is one line.
+        // The library's line number is useless, since it parses a single line.
         Err(error) => {
             let text = error.to_string();
             let end = text.rfind(" at line ").unwrap_or(text.len());
@@ -94,7 +94,7 @@ fn value<'a>(line: &'a [u8], key: &str) -> Result<Cow<'a, str>, String> {
     }
 }
 
-/// Reads one field of an object and skips the rest, without building it.
+/// Deserializes one field of an object and skips the others.
 struct Field<'k>(&'k str);
 
 impl<'de> DeserializeSeed<'de> for Field<'_> {
@@ -114,9 +114,9 @@ impl<'de> Visitor<'de> for Field<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut found = None;
-        while let Some(name) = map.next_key_seed(Words)? {
+        while let Some(name) = map.next_key_seed(StringValue)? {
             if name == self.0 {
-                found = Some(map.next_value_seed(Words)?);
+                found = Some(map.next_value_seed(StringValue)?);
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
@@ -125,10 +125,10 @@ impl<'de> Visitor<'de> for Field<'_> {
     }
 }
 
-/// A string, borrowed from the line where it has no escapes.
-struct Words;
+/// Deserializes a string. Borrows it from the line if it has no escapes.
+struct StringValue;
 
-impl<'de> DeserializeSeed<'de> for Words {
+impl<'de> DeserializeSeed<'de> for StringValue {
     type Value = Cow<'de, str>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -136,7 +136,7 @@ impl<'de> DeserializeSeed<'de> for Words {
     }
 }
 
-impl<'de> Visitor<'de> for Words {
+impl<'de> Visitor<'de> for StringValue {
     type Value = Cow<'de, str>;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {

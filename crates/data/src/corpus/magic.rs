@@ -1,26 +1,27 @@
-//! What a file is, by its first and last bytes. Names are not enough: a Parquet file that is called `.txt` is still no text.
+//! Detects the contents of a file from its first and last bytes. The name is not enough: a Parquet file named `.txt` is not
+//! text.
 
 use super::inputs::Compression;
 
-/// Bytes of a file that are looked at.
+/// Bytes of a file that are examined.
 pub(super) const HEAD: usize = 8 << 10;
 
-/// What the first bytes of a file say.
+/// The contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Probably text.
     Text,
-    /// Something compressed.
+    /// Compressed data.
     Compressed(Compression),
     /// A Parquet table.
     Parquet,
-    /// Text in an encoding that is not read.
+    /// Text in an unsupported encoding.
     Encoded(&'static str),
     /// Anything else, by name.
     Other(&'static str),
 }
 
-/// Formats that begin with bytes of their own. Those that text could begin with have a longer magic.
+/// Formats with a magic number. If text could begin with the same bytes, more of them are compared.
 const MAGIC: [(&[u8], Content); 34] = [
     (b"\x1f\x8b", Content::Compressed(Compression::Gzip)),
     (b"\x28\xb5\x2f\xfd", Content::Compressed(Compression::Zstd)),
@@ -58,13 +59,13 @@ const MAGIC: [(&[u8], Content); 34] = [
     (b"\xd0\xcf\x11\xe0", Content::Other("an Office document")),
 ];
 
-/// What a file is that begins with `head`, and ends with `tail` if its end is known.
+/// The contents of a file that begins with `head`, and ends with `tail` if its end is known.
 pub(super) fn content(head: &[u8], tail: Option<&[u8]>) -> Content {
     if let Some(&(_, content)) = MAGIC.iter().find(|(magic, _)| head.starts_with(magic)) {
         return content;
     }
     match head {
-        // Text may begin with these letters; a Parquet file ends with them too.
+        // Text may begin with these letters, but a Parquet file also ends with them.
         [b'P', b'A', b'R', b'1', ..] if tail == Some(b"PAR1") => Content::Parquet,
         [b'P', b'A', b'R', b'E', ..] if tail == Some(b"PARE") => Content::Other("an encrypted Parquet file"),
         [b'P', b'A', b'R', b'1' | b'E', ..] if by_zeros(head) != Content::Text => match tail {

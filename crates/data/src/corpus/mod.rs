@@ -1,20 +1,20 @@
-//! Text as it lies on disk: which files, how they are packed, and pieces of them for workers to encode.
+//! Text on disk: finds files, decompresses them, and divides them into chunks for the workers.
 
-mod batch;
+mod chunks;
 mod decompress;
 mod inputs;
 mod lines;
 mod magic;
 mod table;
 
-pub(crate) use batch::{Batch, Batches};
+pub(crate) use chunks::{TextChunk, TextChunks};
 pub use inputs::{Format, Input};
 pub(crate) use lines::{LineCounts, documents};
 
 /// A line, or a row of a table, that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
-    /// Number of the input.
+pub(crate) struct RefusedLine {
+    /// Index of the input.
     pub(crate) file: usize,
     /// The line or row, from 1.
     pub(crate) line: u64,

@@ -14,39 +14,39 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::{ColumnDescriptor, SchemaDescriptor};
 
-use super::Refused;
-use super::batch::{Batch, MOST_BYTES, PIECE};
+use super::RefusedLine;
+use super::chunks::{MOST_BYTES, PIECE, TextChunk};
 use super::inputs::Input;
 use crate::DataError;
 use crate::guard::catch_panic;
 
-/// Rows that are decoded at once. Their values point into the page.
+/// Rows that are decoded at once. Their values borrow the page.
 const ROWS: usize = 256;
 
-/// The most rows of a piece, with text or without: null rows take memory though they have no bytes.
+/// The most rows of a chunk. Null rows count, since they take memory although they have no bytes.
 const MOST_ROWS: usize = 1 << 16;
 
-/// A Parquet file, read up to some row.
+/// A Parquet file that is being read.
 pub(super) struct Table {
     file: SerializedFileReader<File>,
-    /// The number of the text column, and the level at which its values are not null.
+    /// The index of the text column, and the definition level of its values that are not null.
     column: usize,
     defined: i16,
     /// The row group to open next.
     group: usize,
-    /// The text column of the row group that is open.
+    /// The text column of the open row group.
     values: Option<ColumnReaderImpl<ByteArrayType>>,
-    /// Rows of that row group that are not decoded yet.
+    /// Rows of the open row group that are not decoded yet.
     left: u64,
-    /// Rows that are decoded and in no piece yet.
+    /// Rows that are decoded but not in a chunk yet.
     rows: VecDeque<Option<ByteArray>>,
-    /// Bytes of the file before the row group that is open, and where these are counted.
+    /// Bytes of the file before the open row group, and the counter of the bytes.
     bytes: u64,
     counter: Arc<AtomicU64>,
 }
 
 impl Table {
-    /// Opens the column with this name; `counter` counts the bytes of the row groups that are done.
+    /// Opens the column with this name. Counts the bytes of finished row groups in `counter`.
     pub(super) fn open(input: &Input, name: &str, counter: &Arc<AtomicU64>) -> Result<Table, DataError> {
         let file = File::open(&input.path).map_err(|error| DataError::file("read", &input.path, error))?;
         let file = catch_panic("parquet", || SerializedFileReader::new(file))
@@ -67,29 +67,29 @@ impl Table {
         })
     }
 
-    /// Adds rows to `batch` until it is a whole piece, or the file ends. The first row is `batch.line`.
-    pub(super) fn fill(&mut self, batch: &mut Batch) -> Result<(), Box<dyn Error + Send + Sync>> {
-        catch_panic("parquet", || self.add_rows(batch))
+    /// Adds rows to `chunk` until it is full or the file ends. The first row is `chunk.line`.
+    pub(super) fn fill(&mut self, chunk: &mut TextChunk) -> Result<(), Box<dyn Error + Send + Sync>> {
+        catch_panic("parquet", || self.add_rows(chunk))
     }
 
-    fn add_rows(&mut self, batch: &mut Batch) -> Result<(), ParquetError> {
-        let mut row = batch.line;
-        while batch.bytes.len() < PIECE && batch.rows.len() + batch.refused.len() < MOST_ROWS {
+    fn add_rows(&mut self, chunk: &mut TextChunk) -> Result<(), ParquetError> {
+        let mut row = chunk.line;
+        while chunk.bytes.len() < PIECE && chunk.rows.len() + chunk.refused.len() < MOST_ROWS {
             if let Some(value) = self.rows.pop_front() {
-                add_row(batch, row, value);
+                add_row(chunk, row, value);
                 row += 1;
             } else if self.values.is_some() {
                 self.decode_rows()?;
             } else if !self.next_group()? {
-                batch.ends = true;
+                chunk.ends = true;
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// Decodes the next rows of the row group that is open, or closes it. The library ends a column at an empty page, so
-    /// its rows are counted.
+    /// Decodes the next rows of the open row group, or closes it at its end. Counts the rows, because the library ends a column
+    /// at an empty page.
     fn decode_rows(&mut self) -> Result<(), ParquetError> {
         let reader = self.values.as_mut().expect("a row group is open");
         let (mut levels, mut values) = (Vec::new(), Vec::new());
@@ -115,7 +115,7 @@ impl Table {
         Ok(())
     }
 
-    /// Opens the column in the next row group; `false` if there is none.
+    /// Opens the column in the next row group. Returns `false` if there is none.
     fn next_group(&mut self) -> Result<bool, ParquetError> {
         let groups = self.file.metadata().row_groups();
         let done = match self.group.checked_sub(1) {
@@ -136,22 +136,22 @@ impl Table {
     }
 }
 
-fn add_row(batch: &mut Batch, row: u64, value: Option<ByteArray>) {
+fn add_row(chunk: &mut TextChunk, row: u64, value: Option<ByteArray>) {
     let reason = match value {
         None => "the row has no text".to_owned(),
         Some(value) if value.len() > MOST_BYTES => {
             format!("the text is longer than {} MiB", MOST_BYTES >> 20)
         }
         Some(value) => {
-            batch.bytes.extend_from_slice(value.data());
-            batch.rows.push((row, batch.bytes.len()));
+            chunk.bytes.extend_from_slice(value.data());
+            chunk.rows.push((row, chunk.bytes.len()));
             return;
         }
     };
-    batch.refused.push(Refused { file: batch.file, line: row, reason });
+    chunk.refused.push(RefusedLine { file: chunk.file, line: row, reason });
 }
 
-/// The number of the column with this name, or why it cannot be used.
+/// The index of the column with this name, or why it cannot be used.
 fn find(schema: &SchemaDescriptor, name: &str) -> Result<usize, String> {
     let columns = schema.columns();
     let Some(found) = columns.iter().position(|column| column.path().string() == name) else {

@@ -11,9 +11,9 @@ use flate2::write::GzEncoder;
 use proptest::prelude::*;
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
-use super::{Batch, Batches, Input, Refused, documents};
+use super::{Input, RefusedLine, TextChunk, TextChunks, documents};
 use crate::DataError;
-use crate::testing::Folder;
+use crate::testing::TestFolder;
 
 fn gzip(text: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Level::fast());
@@ -32,7 +32,7 @@ fn bzip2(text: &[u8]) -> Vec<u8> {
 }
 
 /// Names of the inputs within a folder.
-fn found(folder: &Folder, arguments: &[&str]) -> Vec<String> {
+fn found(folder: &TestFolder, arguments: &[&str]) -> Vec<String> {
     let arguments: Vec<String> =
         arguments.iter().map(|name| folder.join(name).display().to_string()).collect();
     let inputs = Input::find(&arguments).unwrap();
@@ -43,12 +43,12 @@ fn found(folder: &Folder, arguments: &[&str]) -> Vec<String> {
 fn read(path: &str) -> Result<(Vec<u8>, usize), String> {
     let inputs = Input::find(&[path.to_owned()]).map_err(|error| error.to_string())?;
     let counter = Arc::new(AtomicU64::new(0));
-    let mut batches = Batches::new(&inputs, "text", Arc::clone(&counter));
-    let (mut batch, mut whole, mut pieces, mut line) = (Batch::default(), Vec::new(), 0, 1);
-    while batches.next(&mut batch).map_err(|error| error.to_string())? {
-        assert_eq!((batch.number, batch.begins, batch.line), (pieces, pieces == 0, line));
-        line += memchr::memchr_iter(b'\n', &batch.bytes).count() as u64;
-        whole.extend_from_slice(&batch.bytes);
+    let mut chunks = TextChunks::new(&inputs, "text", Arc::clone(&counter));
+    let (mut chunk, mut whole, mut pieces, mut line) = (TextChunk::default(), Vec::new(), 0, 1);
+    while chunks.next(&mut chunk).map_err(|error| error.to_string())? {
+        assert_eq!((chunk.number, chunk.begins, chunk.line), (pieces, pieces == 0, line));
+        line += memchr::memchr_iter(b'\n', &chunk.bytes).count() as u64;
+        whole.extend_from_slice(&chunk.bytes);
         pieces += 1;
     }
     assert_eq!(counter.load(Ordering::Relaxed), inputs[0].bytes, "the whole file was read");
@@ -63,19 +63,19 @@ fn parsed(name: &str, bytes: &[u8]) -> Parts {
 }
 
 pub(super) fn try_parsed(name: &str, bytes: &[u8]) -> Result<Parts, DataError> {
-    let folder = Folder::new("corpus-parsed");
+    let folder = TestFolder::new("corpus-parsed");
     let inputs = Input::find(&[folder.write(name, bytes)])?;
     let counter = Arc::new(AtomicU64::new(0));
-    let mut batches = Batches::new(&inputs, "text", Arc::clone(&counter));
-    let (mut batch, mut texts, mut bad, mut lines) = (Batch::default(), Vec::new(), Vec::new(), 0);
-    while batches.next(&mut batch)? {
+    let mut chunks = TextChunks::new(&inputs, "text", Arc::clone(&counter));
+    let (mut chunk, mut texts, mut bad, mut lines) = (TextChunk::default(), Vec::new(), Vec::new(), 0);
+    while chunks.next(&mut chunk)? {
         let keep = |_, text: &str| {
             texts.push(text.to_owned());
             Ok::<(), Infallible>(())
         };
-        let Ok(parsed) = documents(&batch, inputs[0].format, "text", keep);
+        let Ok(parsed) = documents(&chunk, inputs[0].format, "text", keep);
         lines += parsed.lines as usize;
-        bad.extend(parsed.refused.into_iter().map(|Refused { line, reason, .. }| (line, reason)));
+        bad.extend(parsed.refused.into_iter().map(|RefusedLine { line, reason, .. }| (line, reason)));
     }
     if !name.contains(".txt") {
         assert_eq!(lines, texts.len() + bad.len(), "every line is one or the other");
@@ -86,7 +86,7 @@ pub(super) fn try_parsed(name: &str, bytes: &[u8]) -> Result<Parts, DataError> {
 
 #[test]
 fn folders_and_patterns_are_searched() {
-    let folder = Folder::new("corpus-found");
+    let folder = TestFolder::new("corpus-found");
     for name in ["b.txt", "a.jsonl", "sub/picture.png", ".hidden.txt", "odd"] {
         folder.write(name, "x");
     }
@@ -100,7 +100,7 @@ fn folders_and_patterns_are_searched() {
     assert!(refused("absent.txt").contains("cannot read "));
     assert!(refused("*.csv").ends_with("no file matches"));
     std::os::unix::fs::symlink(&*folder, folder.join("sub/above")).unwrap();
-    let elsewhere = Folder::new("corpus-linked");
+    let elsewhere = TestFolder::new("corpus-linked");
     elsewhere.write("e.txt", "x");
     std::os::unix::fs::symlink(&*elsewhere, folder.join("sub/linked")).unwrap();
     for name in ["sub/b.meta.json", "sub/b.tokenizer.json", "tokenizer.json", "tokenizer_config.json"] {
@@ -114,7 +114,7 @@ fn folders_and_patterns_are_searched() {
 
 #[test]
 fn compressed_files_are_read_to_their_end() {
-    let folder = Folder::new("corpus-compressed");
+    let folder = TestFolder::new("corpus-compressed");
     let text = "line upon line\n".repeat(300_000);
     let (first, second) = text.as_bytes().split_at(1_000_000);
     let skippable = [&[0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"abc"].concat();
@@ -139,7 +139,7 @@ fn compressed_files_are_read_to_their_end() {
 
 #[test]
 fn compressed_files_that_are_cut_or_changed_are_errors() {
-    let folder = Folder::new("corpus-corrupt");
+    let folder = TestFolder::new("corpus-corrupt");
     let text: Vec<u8> = (0..200_000_u32)
         .flat_map(|n| format!("line {}\n", n.wrapping_mul(2_654_435_761)).into_bytes())
         .collect();
@@ -158,14 +158,14 @@ fn compressed_files_that_are_cut_or_changed_are_errors() {
 
 #[test]
 fn texts_are_cut_where_a_line_begins() {
-    let folder = Folder::new("corpus-cuts");
+    let folder = TestFolder::new("corpus-cuts");
     let text = "word, and another\n\n  more\n".repeat(100_000);
     let inputs = Input::find(&[folder.write("a.txt", &text)]).unwrap();
-    let mut batches = Batches::new(&inputs, "text", Arc::default());
-    let mut batch = Batch::default();
-    while batches.next(&mut batch).unwrap() {
-        assert!(batch.bytes.starts_with(b"word"), "{:?}", String::from_utf8_lossy(&batch.bytes[..20]));
-        assert!(batch.bytes.len() <= 1 << 20);
+    let mut chunks = TextChunks::new(&inputs, "text", Arc::default());
+    let mut chunk = TextChunk::default();
+    while chunks.next(&mut chunk).unwrap() {
+        assert!(chunk.bytes.starts_with(b"word"), "{:?}", String::from_utf8_lossy(&chunk.bytes[..20]));
+        assert!(chunk.bytes.len() <= 1 << 20);
     }
     let (whole, _) = read(&folder.write("long.txt", "ä".repeat(5_000_000))).unwrap();
     assert!(whole == "ä".repeat(5_000_000).as_bytes());
@@ -219,14 +219,14 @@ proptest! {
 
     #[test]
     fn any_bytes_are_unpacked_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        let folder = Folder::new("corpus-any");
+        let folder = TestFolder::new("corpus-any");
         for magic in [&b"\x1f\x8b\x08\0"[..], b"\x28\xb5\x2f\xfd", b"BZh91AY&SY", b"\xfd7zXZ\0", b"PAR1"] {
             let end = if magic == b"PAR1" { magic } else { b"" };
             let path = folder.write("a.txt", [magic, &bytes, end].concat());
             let Ok(inputs) = Input::find(&[path]) else { continue };
-            let mut batches = Batches::new(&inputs, "text", Arc::default());
-            let mut batch = Batch::default();
-            while batches.next(&mut batch).unwrap_or(false) {}
+            let mut chunks = TextChunks::new(&inputs, "text", Arc::default());
+            let mut chunk = TextChunk::default();
+            while chunks.next(&mut chunk).unwrap_or(false) {}
         }
     }
 }

@@ -1,21 +1,21 @@
-//! The built-in corpus: endless stories in a small language of our own, whose entropy is known exactly.
+//! The built-in corpus: unlimited stories in a small artificial language whose entropy is known exactly.
 //!
-//! Nothing is stored: a sample is generated from the seed, the split and its index. A model's loss can be held
-//! against [`Dataset::floor`], which no model can beat.
+//! Nothing is stored: a sample is generated from the seed, the split and its index. A model's loss can be compared with
+//! [`Dataset::floor`], the lowest possible loss.
 
 mod automaton;
 mod grammar;
 mod words;
 
 use self::automaton::Automaton;
-use crate::random::Stream;
+use crate::random::RandomStream;
 use crate::{DataError, Dataset, Split};
 
 /// The demo language with a seed.
 #[derive(Clone, Debug)]
 pub struct Demo {
     seed: u64,
-    /// What the validation split is made from.
+    /// The split that the validation samples are generated from.
     validation: [u64; 2],
     words: Vec<&'static str>,
     automaton: Automaton,
@@ -24,12 +24,12 @@ pub struct Demo {
 impl Demo {
     /// The corpus of a seed. All seeds use the same grammar, and have the same text for validation.
     pub fn new(seed: u64) -> Demo {
-        // Training samples are keyed by another split, so they never equal these.
+        // Training samples have another key, so they are never the same.
         let validation = [1, Split::Validation as u64];
         Demo { seed, validation, words: words::vocabulary(), automaton: grammar::automaton() }
     }
 
-    /// The corpus with `split` in the place of its validation split.
+    /// The same corpus with `split` as its validation split.
     #[must_use]
     pub fn validated_on(self, split: Split) -> Demo {
         match split {
@@ -43,8 +43,8 @@ impl Demo {
         &self.words
     }
 
-    /// Tokens as text, with a space between any two words. A token of no word, which a model may have more of, is its
-    /// number in brackets.
+    /// Tokens as text, with a space between two words. A token without a word is its number in brackets, since a model's
+    /// vocabulary may be larger.
     pub fn text(&self, tokens: &[u32]) -> String {
         let word = |&token: &u32| match self.words.get(token as usize) {
             Some(&word) => word.to_owned(),
@@ -53,7 +53,7 @@ impl Demo {
         tokens.iter().map(word).collect::<Vec<_>>().join(" ")
     }
 
-    /// The tokens of a text whose words are apart; the word that every text begins with may be left out.
+    /// The tokens of a text whose words are separated by spaces. The word that begins every text may be omitted.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>, DataError> {
         let token = |word: &str| self.words.iter().position(|&known| known == word).map(|token| token as u32);
         let mut tokens = vec![0];
@@ -71,9 +71,9 @@ impl Demo {
         Ok(tokens)
     }
 
-    /// The loss of a perfect model on each of `tokens` given all those before it, in nats; the first is always 0.
+    /// The loss of a perfect model on each of `tokens`, given the tokens before it, in nats. The first is always 0.
     ///
-    /// It stops at the first token that the language does not allow there.
+    /// Stops at the first token that the language does not allow.
     pub fn surprisals(&self, tokens: &[u32]) -> impl Iterator<Item = f64> {
         tokens.iter().scan(0, |state, &token| {
             let (probability, next) = self.automaton.follow(*state, token)?;
@@ -99,7 +99,7 @@ impl Dataset for Demo {
             Split::Train => [self.seed, split as u64],
             Split::Validation => self.validation,
         };
-        let mut random = Stream::new(&[seed, split, index]);
+        let mut random = RandomStream::new(&[seed, split, index]);
         self.automaton.generate(&mut random, out);
         Ok(())
     }

@@ -1,32 +1,32 @@
 //! The 128 words of the demo language, by category.
 //!
-//! A token is a word's position when the categories are laid end to end in the order of [`Category::ALL`]. Within a
-//! category the first words are the commonest, as in Zipf's law.
+//! A token is a word's position in the concatenated categories, in the order of [`WordCategory::ALL`]. Within a category the
+//! first words are the most common, as in Zipf's law.
 
-use Category::{
+use Class::{Animal, Thing};
+use Number::{Many, One};
+use WordCategory::{
     Adjective, Adverb, Ask, Auxiliary, Comma, Determiner, Give, Join, Name, Noun, Place, Preposition,
     Question, React, Report, So, Start, Stop, Thank, That, To, Transitive, Verb, Who,
 };
-use Class::{Animal, Thing};
-use Number::{Many, One};
 
-/// Singular or plural: decides determiners, nouns and verbs.
+/// Singular or plural, which determines determiners, nouns and verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Number {
     One,
     Many,
 }
 
-/// What a noun stands for: decides which verbs it can have.
+/// The class of a noun, which determines its possible verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Class {
     Animal,
     Thing,
 }
 
-/// Words that may stand in the same place.
+/// Words with the same grammatical role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Category {
+pub(super) enum WordCategory {
     Start,
     Stop,
     Question,
@@ -42,7 +42,7 @@ pub(super) enum Category {
     Thank,
     Ask,
     Auxiliary(Number),
-    /// `None`: goes with either number.
+    /// `None` agrees with either number.
     Determiner(Option<Number>),
     Adjective,
     Noun(Class, Number),
@@ -54,13 +54,13 @@ pub(super) enum Category {
     Join,
 }
 
-/// What the shares of a category's words add up to.
+/// The sum of the shares of a category's words.
 pub(super) const WHOLE: u64 = 1 << 16;
 
-impl Category {
+impl WordCategory {
     /// Every category, in the order of the vocabulary.
     #[rustfmt::skip]
-    pub(super) const ALL: [Category; 35] = [
+    pub(super) const ALL: [WordCategory; 35] = [
         Start, Stop, Question, Comma, That, So, To, Who,
         Name, Report, React, Give, Thank, Ask, Auxiliary(One), Auxiliary(Many),
         Determiner(None), Determiner(Some(One)), Determiner(Some(Many)), Adjective,
@@ -69,7 +69,7 @@ impl Category {
         Transitive(One), Transitive(Many), Preposition, Adverb, Join,
     ];
 
-    /// Its words, commonest first.
+    /// Its words, most common first.
     pub(super) fn words(self) -> &'static [&'static str] {
         match self {
             Start => &["<s>"],
@@ -110,15 +110,15 @@ impl Category {
         }
     }
 
-    /// The token of its first word; the others follow.
+    /// The token of its first word. The others follow.
     pub(super) fn first_token(self) -> u32 {
-        let before = Category::ALL.iter().take_while(|&&category| category != self);
+        let before = WordCategory::ALL.iter().take_while(|&&category| category != self);
         before.map(|category| category.words().len() as u32).sum()
     }
 
-    /// How often each of its words is used, in parts of [`WHOLE`]: the n-th falls off as 1 / n.
+    /// The frequency of each word, in parts of [`WHOLE`]: the n-th is proportional to 1 / n.
     ///
-    /// Whole numbers, so that samples are the same on every machine.
+    /// The frequencies are integers, so that samples are the same on every machine.
     pub(super) fn shares(self) -> Vec<u64> {
         let raw: Vec<u64> = (0..self.words().len() as u64).map(|rank| WHOLE / (rank + 1)).collect();
         let total: u64 = raw.iter().sum();
@@ -130,7 +130,7 @@ impl Category {
 
 /// Every word, by token.
 pub(super) fn vocabulary() -> Vec<&'static str> {
-    Category::ALL.iter().flat_map(|category| category.words()).copied().collect()
+    WordCategory::ALL.iter().flat_map(|category| category.words()).copied().collect()
 }
 
 #[cfg(test)]
@@ -144,14 +144,14 @@ mod tests {
         let vocabulary = vocabulary();
         assert_eq!(vocabulary.len(), 128);
         assert_eq!(vocabulary.iter().collect::<HashSet<_>>().len(), 128);
-        for category in Category::ALL {
+        for category in WordCategory::ALL {
             assert_eq!(vocabulary[category.first_token() as usize], category.words()[0]);
         }
     }
 
     #[test]
     fn shares_fall_and_add_up() {
-        for category in Category::ALL {
+        for category in WordCategory::ALL {
             let shares = category.shares();
             assert_eq!(shares.iter().sum::<u64>(), WHOLE, "{category:?}");
             assert!(shares.is_sorted_by(|a, b| a > b), "{category:?}: {shares:?}");

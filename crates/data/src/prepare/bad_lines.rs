@@ -1,13 +1,13 @@
-//! Lines that cannot be used: the first are kept to be shown, and a file with too many of them is refused.
+//! Lines that cannot be used: the first ones are reported, and a file with too many is refused.
 
 use super::{BadLine, PrepareOptions};
 use crate::DataError;
 use crate::corpus::{Input, LineCounts};
 
-/// Bad lines that are shown one by one; the rest are only counted.
+/// Bad lines that are reported individually. The others are only counted.
 const MOST_SHOWN: usize = 20;
 
-/// One bad line in so many lines of a file is too many: the file is not what it was taken for.
+/// A file is refused if more than one in this many lines is bad, since it probably has another format.
 const ONE_IN: u64 = 10;
 
 /// The bad lines of all files so far.
@@ -15,7 +15,7 @@ pub(super) struct BadLines<'a> {
     options: &'a PrepareOptions,
     first: Vec<BadLine>,
     count: u64,
-    /// The file that is being read, with its lines, its bad lines, and the first of these.
+    /// The current file, with the number of its lines and bad lines, and its first bad line.
     file: usize,
     lines: u64,
     bad: u64,
@@ -27,17 +27,17 @@ impl<'a> BadLines<'a> {
         BadLines { options, first: Vec::new(), count: 0, file: 0, lines: 0, bad: 0, example: None }
     }
 
-    /// How many there are.
+    /// Number of bad lines.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// The first of them.
+    /// The first bad lines.
     pub(super) fn into_first(self) -> Vec<BadLine> {
         self.first
     }
 
-    /// Adds those of a piece. Pieces come in the order of the files.
+    /// Adds the bad lines of a chunk. Chunks come in the order of the files.
     pub(super) fn add(&mut self, file: usize, parsed: &LineCounts) -> Result<(), DataError> {
         if file != self.file {
             self.end_file()?;
@@ -61,7 +61,7 @@ impl<'a> BadLines<'a> {
         Ok(())
     }
 
-    /// Refuses the file that was read if too many of its lines are bad.
+    /// Fails if too many lines of the current file are bad.
     pub(super) fn end_file(&mut self) -> Result<(), DataError> {
         let (lines, bad) = (std::mem::take(&mut self.lines), std::mem::take(&mut self.bad));
         match self.example.take() {

@@ -1,12 +1,11 @@
-//! Text to token files: one thread reads and cuts, several encode, one writes in order.
+//! Makes token files of text: one thread reads chunks, several encode them, and one writes them in order.
 //!
-//! The pieces go round in a ring of fixed size, so memory does not grow with the text, and what is written does not
-//! depend on the number of workers.
+//! The number of chunks is fixed, so memory does not grow with the text. The output does not depend on the number of workers.
 
 mod bad_lines;
-mod ring;
+mod chunk_ring;
+mod encode;
 mod summary;
-mod work;
 
 use std::collections::HashSet;
 use std::fs;
@@ -17,63 +16,65 @@ use std::time::Instant;
 
 pub use crate::corpus::Input;
 pub use crate::tokenizer::{TrainedTokenizer, train_tokenizer};
-pub use summary::{BadLine, Progress, Summary};
+pub use summary::{BadLine, PrepareProgress, PrepareSummary};
 
 use kintsugi_spec::input;
 
 use crate::corpus::Format;
-use crate::tokens::Outputs;
-use crate::{About, DataError, TokenType, TokenWriter, Tokenizer};
+use crate::tokens::OutputPaths;
+use crate::{DataError, TokenFileInfo, TokenType, TokenWriter, Tokenizer};
 use bad_lines::BadLines;
-use ring::Ring;
-use work::{Encode, Work};
+use chunk_ring::ChunkRing;
+use encode::{Encode, EncodedChunk};
 
-/// What to prepare, and how.
+/// The options of a preparation.
 #[derive(Clone, Debug)]
 pub struct PrepareOptions {
     /// The text.
     pub inputs: Vec<Input>,
-    /// `PREFIX` of the files that are written.
+    /// Prefix of the output files.
     pub out: PathBuf,
-    /// The key of a JSON line's text, and the text column of a Parquet file.
+    /// The key of the text in a JSON line, and the text column of a Parquet file.
     pub json_key: String,
     /// The token to append to every document, if any.
     pub end_of_document: Option<u32>,
-    /// Whether the first bad line ends it.
+    /// Whether the first bad line is an error.
     pub strict: bool,
     /// Whether more than one line in ten of a file may be bad.
     pub allow_bad_lines: bool,
-    /// Whether files that are there may be replaced.
+    /// Whether existing files may be replaced.
     pub overwrite: bool,
     /// Threads that encode.
     pub workers: usize,
 }
 
-/// Makes token files of text. `on_progress` hears of every piece, and ends it by answering `false`.
+/// Makes token files of text. Calls `on_progress` after every chunk, and stops if it returns `false`.
 pub fn prepare(
     options: &PrepareOptions,
     tokenizer: &Tokenizer,
-    mut on_progress: impl FnMut(&Progress) -> bool,
-) -> Result<Summary, DataError> {
+    mut on_progress: impl FnMut(&PrepareProgress) -> bool,
+) -> Result<PrepareSummary, DataError> {
     let begun = Instant::now();
     check_outputs(options)?;
     check_tokenizer(options, tokenizer)?;
     let kind = TokenType::for_vocab(tokenizer.vocab());
     let mut writer = TokenWriter::create(&options.out, kind)?;
-    let mut progress =
-        Progress { total: options.inputs.iter().map(|input| input.bytes).sum(), ..Progress::default() };
+    let mut progress = PrepareProgress {
+        total: options.inputs.iter().map(|input| input.bytes).sum(),
+        ..PrepareProgress::default()
+    };
     let mut bad = BadLines::new(options);
     let encode = Encode { tokenizer, kind, key: &options.json_key, end_of_document: options.end_of_document };
     let read = Arc::new(AtomicU64::new(0));
-    Ring { inputs: &options.inputs, workers: options.workers, read: Arc::clone(&read) }.run(
+    ChunkRing { inputs: &options.inputs, workers: options.workers, read: Arc::clone(&read) }.run(
         &encode,
-        |work| {
-            append(work, &options.inputs, &mut writer)?;
+        |encoded| {
+            append(encoded, &options.inputs, &mut writer)?;
             progress.read = read.load(Ordering::Relaxed);
-            progress.text += work.batch.bytes.len() as u64;
+            progress.text += encoded.chunk.bytes.len() as u64;
             (progress.documents, progress.tokens) = (writer.documents(), writer.tokens());
-            progress.empty += work.empty;
-            bad.add(work.batch.file, &work.parsed)?;
+            progress.empty += encoded.empty;
+            bad.add(encoded.chunk.file, &encoded.parsed)?;
             progress.bad_lines = bad.count();
             if on_progress(&progress) {
                 Ok(())
@@ -94,25 +95,25 @@ pub fn prepare(
         let text = format!("there is no text in {of}: {bad} bad {lines}{}", first.unwrap_or_default());
         return Err(DataError::Value(text));
     }
-    for (path, bytes) in Outputs::tokenizer(&options.out).into_iter().zip(tokenizer.files()) {
+    for (path, bytes) in OutputPaths::tokenizer(&options.out).into_iter().zip(tokenizer.files()) {
         writer.add(path, bytes)?;
     }
-    let outputs = writer.finish(&About {
+    let outputs = writer.finish(&TokenFileInfo {
         vocab: tokenizer.vocab(),
         tokenizer: tokenizer.name().to_owned(),
         end_of_document: options.end_of_document,
         documents: progress.documents,
         tokens: progress.tokens,
     })?;
-    Ok(Summary::new(&progress, bad, options, tokenizer, kind, &outputs, begun.elapsed()))
+    Ok(PrepareSummary::new(&progress, bad, options, tokenizer, kind, &outputs, begun.elapsed()))
 }
 
-/// Refuses to write over files that are there, and over the text itself in any case.
+/// Fails if an output file exists, unless it may be replaced. Fails in any case if it is an input.
 pub fn check_outputs(options: &PrepareOptions) -> Result<(), DataError> {
-    let outputs = Outputs::new(&options.out);
+    let outputs = OutputPaths::new(&options.out);
     let inputs: HashSet<PathBuf> =
         options.inputs.iter().filter_map(|input| input.path.canonicalize().ok()).collect();
-    let tokenizer = Outputs::tokenizer(&options.out);
+    let tokenizer = OutputPaths::tokenizer(&options.out);
     for path in outputs.paths().into_iter().chain(tokenizer.iter().map(PathBuf::as_path)) {
         if path.canonicalize().is_ok_and(|path| inputs.contains(&path)) {
             return Err(DataError::file("write", path, "it is one of the inputs; give another --out"));
@@ -134,9 +135,9 @@ pub fn check_outputs(options: &PrepareOptions) -> Result<(), DataError> {
     }
 }
 
-/// Refuses to write over another tokenizer.
+/// Fails if another tokenizer would be overwritten.
 fn check_tokenizer(options: &PrepareOptions, tokenizer: &Tokenizer) -> Result<(), DataError> {
-    for (path, bytes) in Outputs::tokenizer(&options.out).iter().zip(tokenizer.files()) {
+    for (path, bytes) in OutputPaths::tokenizer(&options.out).iter().zip(tokenizer.files()) {
         let other = input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS).is_ok_and(|there| there != bytes);
         if other && !options.overwrite {
             return Err(DataError::file(
@@ -149,9 +150,9 @@ fn check_tokenizer(options: &PrepareOptions, tokenizer: &Tokenizer) -> Result<()
     Ok(())
 }
 
-/// Writes what a worker made of a piece.
-fn append(work: &Work, inputs: &[Input], writer: &mut TokenWriter) -> Result<(), DataError> {
-    let separate = inputs[work.batch.file].format != Format::Text;
-    writer.append(&work.tokens, &work.lengths, separate)?;
-    if work.batch.ends { writer.end_document() } else { Ok(()) }
+/// Writes an encoded chunk.
+fn append(encoded: &EncodedChunk, inputs: &[Input], writer: &mut TokenWriter) -> Result<(), DataError> {
+    let separate = inputs[encoded.chunk.file].format != Format::Text;
+    writer.append(&encoded.tokens, &encoded.lengths, separate)?;
+    if encoded.chunk.ends { writer.end_document() } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! How a preparation goes, and what it came to.
+//! The progress and the summary of a preparation.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,15 +6,15 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 use super::PrepareOptions;
-use crate::tokens::Outputs;
+use crate::tokens::OutputPaths;
 use crate::{TokenType, Tokenizer};
 
-/// How far it is.
+/// The progress of a preparation.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Progress {
-    /// Bytes on disk, in all.
+pub struct PrepareProgress {
+    /// Bytes on disk in total.
     pub total: u64,
-    /// Of these, read.
+    /// Bytes read from disk.
     pub read: u64,
     /// Bytes of text, after decompression.
     pub text: u64,
@@ -43,9 +43,9 @@ pub struct BadLine {
     pub reason: String,
 }
 
-/// What was made.
+/// The summary of a preparation.
 #[derive(Clone, Debug, Serialize)]
-pub struct Summary {
+pub struct PrepareSummary {
     /// Files read.
     pub files: usize,
     /// Bytes of text, after decompression.
@@ -56,9 +56,9 @@ pub struct Summary {
     pub tokens: u64,
     /// Documents without text, which are left out.
     pub empty_documents: u64,
-    /// Lines that could not be used, which are left out.
+    /// Lines that could not be used, which are skipped.
     pub bad_lines: u64,
-    /// The first of them.
+    /// The first lines that could not be used.
     pub bad: Vec<BadLine>,
     /// The tokenizer.
     pub tokenizer: String,
@@ -74,24 +74,24 @@ pub struct Summary {
     /// The index.
     #[serde(serialize_with = "displayed")]
     pub idx: PathBuf,
-    /// Seconds it took.
+    /// Seconds in total.
     pub seconds: f64,
-    /// Million bytes of text a second.
+    /// Million bytes of text per second.
     pub mb_per_s: f64,
 }
 
-impl Summary {
+impl PrepareSummary {
     pub(super) fn new(
-        progress: &Progress,
+        progress: &PrepareProgress,
         bad: Vec<BadLine>,
         options: &PrepareOptions,
         tokenizer: &Tokenizer,
         kind: TokenType,
-        outputs: &Outputs,
+        outputs: &OutputPaths,
         took: Duration,
-    ) -> Summary {
+    ) -> PrepareSummary {
         let seconds = took.as_secs_f64();
-        Summary {
+        PrepareSummary {
             files: options.inputs.len(),
             text_bytes: progress.text,
             documents: progress.documents,
@@ -111,7 +111,7 @@ impl Summary {
     }
 }
 
-/// A path as people see it: JSON has no word for bytes that are no text.
+/// A path as text, since JSON cannot represent paths that are not UTF-8.
 fn displayed<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&path.display())
 }

@@ -1,4 +1,4 @@
-//! Whether two tokenizers are the same: the same words with the same tokens, and the same merges.
+//! Compares two tokenizers: they are equal if they have the same words with the same tokens, and the same merges.
 //!
 //! Their files may differ in everything else: formatting, templates, truncation, the order of keys.
 
@@ -11,7 +11,7 @@ use super::Tokenizer;
 use super::describe::tokens;
 
 impl Tokenizer {
-    /// The first difference to another tokenizer, as a sentence; `None` if a token means the same in both.
+    /// The first difference to another tokenizer, as a sentence. `None` if they are equal.
     pub fn difference(&self, other: &Tokenizer) -> Option<String> {
         let [ours, theirs] = [self, other].map(Tokenizer::description);
         if ours == theirs {
@@ -30,10 +30,10 @@ impl Tokenizer {
         (ours != theirs).then(|| format!("{} and {} merge other pairs", self.name, other.name))
     }
 
-    /// Its description in the form that the library reads.
+    /// Its description in the library's format.
     fn description(&self) -> Value {
         let mut value = serde_json::from_slice(self.files()[0]).expect("it has been read before");
-        // What cannot be brought into that form was refused when the tokenizer was opened.
+        // This succeeds, because opening the tokenizer has checked the conversion.
         canonicalize_value(&mut value).ok();
         value
     }
@@ -43,7 +43,7 @@ fn by_token(description: &Value) -> BTreeSet<(u64, &str)> {
     tokens(description).into_iter().map(|(word, token)| (token, word)).collect()
 }
 
-/// The pairs in their order. A file has each as one string or as two.
+/// The merges in their order. A file has each pair as one string or as two.
 fn merges(description: &Value) -> Vec<String> {
     let pair = |pair: &Value| match pair {
         Value::Array(parts) => parts.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "),

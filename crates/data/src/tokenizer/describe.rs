@@ -1,4 +1,4 @@
-//! The JSON that describes a tokenizer, from whichever files it is kept in, checked before the library sees it.
+//! The JSON description of a tokenizer, from any of its file formats, checked before the library reads it.
 
 use std::path::{Path, PathBuf};
 
@@ -11,42 +11,42 @@ use crate::DataError;
 
 /// A tokenizer's description.
 pub(super) struct Description {
-    /// The file it comes from, or goes to.
+    /// Its file.
     pub(super) path: PathBuf,
-    /// In the form that the library reads.
+    /// The description in the library's format.
     pub(super) value: Value,
-    /// As any Hugging Face program reads it.
+    /// The description in the Hugging Face format.
     pub(super) file: Vec<u8>,
-    /// The `tokenizer_config.json` beside it, where there is one.
+    /// The `tokenizer_config.json` beside it, if there is one.
     pub(super) config: Option<Value>,
     pub(super) vocab: usize,
     /// The word that ends a text, and its token.
     pub(super) end: Option<(String, u32)>,
 }
 
-/// Longer than any tokenizer, and short enough to be held in memory.
+/// The most bytes of a file: more than any tokenizer has, and small enough for memory.
 const MOST_BYTES: u64 = 512 << 20;
 
-/// Bytes of the longest token: the library's tables of tokens are built by a recursion over them.
+/// The most bytes of a token, since the library builds its tables by recursion over them.
 const LONGEST_TOKEN: usize = 1 << 10;
-/// Characters of the longest word that a `WordPiece` model may take; usual ones take 100.
+/// The most characters of a word of a `WordPiece` model. The usual limit is 100.
 const LONGEST_WORD: u64 = 1 << 16;
 /// The largest vocabulary that a model may have.
 const MOST_TOKENS: u64 = 1 << 24;
 
-/// What the end of a text is called where no configuration names it.
+/// Words that usually end a text, if no configuration names one.
 pub(super) const END: &str = "<|endoftext|>";
 const ENDS: [&str; 5] = [END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]"];
 
 impl Description {
-    /// Reads a `tokenizer.json`, or what is in a folder.
+    /// Reads a `tokenizer.json`, or the tokenizer in a folder.
     pub(super) fn read(given: &Path) -> Result<Description, DataError> {
         let (path, file) = find(given)?;
         let config = config(&path)?;
         Description::new(path, file, config)
     }
 
-    /// A description that is, or will be, in a file.
+    /// A description of an existing or a future file.
     pub(super) fn new(path: PathBuf, file: String, config: Option<Value>) -> Result<Description, DataError> {
         let mut value = parse(&path, &file)?;
         canonicalize_value(&mut value).map_err(|error| unusable(&path, &error.to_string()))?;
@@ -64,7 +64,7 @@ impl Description {
     }
 }
 
-/// The file, and what it says, letter by letter: a copy is to be the same tokenizer to the last digit.
+/// The file and its exact text, since a copy must be the same tokenizer to the last digit.
 fn find(given: &Path) -> Result<(PathBuf, String), DataError> {
     if !given.is_dir() {
         return Ok((given.to_owned(), read_text(given)?));
@@ -81,15 +81,14 @@ fn find(given: &Path) -> Result<(PathBuf, String), DataError> {
     Err(DataError::foreign(given, found, "a tokenizer.json, or a vocab.json and a merges.txt"))
 }
 
-/// GPT-2's own two files as one description: bytes as letters, merged in the order of the list.
+/// The description of GPT-2's two files: a byte-level vocabulary, and merges in the order of the list.
 fn gpt2(vocab: &Value, merges: &str) -> Value {
     let merges: Vec<&str> =
         merges.lines().filter(|line| !line.starts_with("#version") && !line.trim().is_empty()).collect();
     byte_level(vocab, &json!(merges), vocab.get(END).cloned())
 }
 
-/// The description of a byte-level BPE tokenizer, with GPT-2's rule for words; `end` is the token of
-/// `<|endoftext|>`.
+/// The description of a byte-level BPE tokenizer with GPT-2's pre-tokenizer. `end` is the token of `<|endoftext|>`.
 pub(super) fn byte_level(vocab: &Value, merges: &Value, end: Option<Value>) -> Value {
     let added = end.map(|id| {
         json!({ "id": id, "content": END, "single_word": false, "lstrip": false, "rstrip": false,
@@ -121,7 +120,7 @@ pub(super) fn byte_level(vocab: &Value, merges: &Value, end: Option<Value>) -> V
     })
 }
 
-/// Every word with its token: those of the model, and those added to it.
+/// Every word of the model and every added word, with its token.
 pub(super) fn tokens(value: &Value) -> Vec<(&str, u64)> {
     let vocab = &value["model"]["vocab"];
     let named = vocab.as_object().into_iter().flatten();
@@ -134,8 +133,8 @@ pub(super) fn tokens(value: &Value) -> Vec<(&str, u64)> {
     named.chain(listed).chain(added).collect()
 }
 
-/// The size of the vocabulary. The library's tables are as long as the largest token, so that is held to the number
-/// of words.
+/// The size of the vocabulary. Fails if a token id is much larger than the number of words, since the library's tables are as
+/// long as the largest id.
 fn vocab(path: &Path, tokens: &[(&str, u64)]) -> Result<usize, DataError> {
     let Some(largest) = tokens.iter().map(|&(_, id)| id).max() else {
         return Err(DataError::foreign(path, "a vocabulary without words", "a tokenizer"));
@@ -152,7 +151,7 @@ fn vocab(path: &Path, tokens: &[(&str, u64)]) -> Result<usize, DataError> {
     Ok(largest as usize + 1)
 }
 
-/// Refuses a `WordPiece` model for very long words: the library reserves memory for the longest.
+/// Fails if a `WordPiece` model allows very long words, since the library allocates memory for the longest.
 fn check_word_length(path: &Path, value: &Value) -> Result<(), DataError> {
     match value["model"]["max_input_chars_per_word"].as_u64() {
         Some(longest) if longest > LONGEST_WORD => {
@@ -163,7 +162,7 @@ fn check_word_length(path: &Path, value: &Value) -> Result<(), DataError> {
     }
 }
 
-/// A description as it is written to a file.
+/// A description in the format of the file.
 pub(super) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }

@@ -1,5 +1,5 @@
-//! A tokenizer's own files, as any Hugging Face program loads them: kept beside token files and in the folder of a run,
-//! so that a model can be given away with what reads its text.
+//! A tokenizer's files in the Hugging Face format. They are stored with token files and in the folder of a run, so that a
+//! model can be distributed with its tokenizer.
 
 use std::path::Path;
 
@@ -12,16 +12,16 @@ use super::train::letters;
 use crate::DataError;
 use crate::tokens::write_whole;
 
-/// What is in them.
+/// The contents of a tokenizer's files.
 #[derive(Clone)]
-pub(super) struct Files {
+pub(super) struct TokenizerFiles {
     tokenizer: Vec<u8>,
     config: Vec<u8>,
 }
 
-impl Files {
-    /// A description, with the configuration that came with it, or one that says what `transformers` must know.
-    pub fn new(tokenizer: Vec<u8>, config: Option<Value>, end: Option<&str>) -> Files {
+impl TokenizerFiles {
+    /// The files of a description, with its configuration, or a minimal one for the `transformers` library.
+    pub fn new(tokenizer: Vec<u8>, config: Option<Value>, end: Option<&str>) -> TokenizerFiles {
         let config = config.unwrap_or_else(|| {
             let mut config = Map::new();
             config.insert("tokenizer_class".to_owned(), json!("PreTrainedTokenizerFast"));
@@ -29,18 +29,18 @@ impl Files {
             config.extend(end.map(|word| ("eos_token".to_owned(), json!(word))));
             Value::Object(config)
         });
-        Files { tokenizer, config: pretty(&config).into_bytes() }
+        TokenizerFiles { tokenizer, config: pretty(&config).into_bytes() }
     }
 
-    /// The bytes of a text as a byte-level vocabulary without merges.
-    pub fn of_bytes() -> Files {
+    /// The tokenizer of bytes, as a byte-level vocabulary without merges.
+    pub fn of_bytes() -> TokenizerFiles {
         let vocab: Map<String, Value> =
             letters().iter().zip(0..).map(|(letter, byte)| (letter.to_string(), json!(byte))).collect();
         let description = byte_level(&Value::Object(vocab), &json!([]), Some(json!(256)));
-        Files::new(pretty(&description).into_bytes(), None, Some(END))
+        TokenizerFiles::new(pretty(&description).into_bytes(), None, Some(END))
     }
 
-    /// Writes them, the tokenizer to `path` and its configuration beside it.
+    /// Writes the tokenizer to `path`, and its configuration beside it.
     pub fn write(&self, path: &Path) -> Result<(), DataError> {
         write_whole(&config_path(path), &self.config)?;
         write_whole(path, &self.tokenizer)

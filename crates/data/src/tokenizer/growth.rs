@@ -1,17 +1,17 @@
-//! The limit on how much normalizers may lengthen a text. Sixteen that double every `a` make gigabytes of a
-//! few pages, so the worst case of each is compared with a limit before it runs.
+//! Limits how much normalizers may lengthen a text. Sixteen normalizers that double every `a` turn a few pages into gigabytes,
+//! so the worst case of each is compared with a limit before it runs.
 
 use tokenizers::normalizers::replace::ReplacePattern;
 use tokenizers::pipeline::PipelineNormalizer;
 
-/// More than any normalizers in use make of a text: Unicode's forms make up to 11 bytes of one, and two of them with
-/// `SentencePiece`'s marks may follow each other.
+/// The largest growth factor of all normalizers: more than those in use need. Unicode's normal forms turn one byte into up to
+/// 11, and two of them may follow each other, with `SentencePiece`'s marks.
 const MOST_GROWTH: usize = 256;
 
-/// Bytes beyond this, for short texts.
+/// Additional bytes, for short texts.
 const FIXED: usize = 1 << 16;
 
-/// The most bytes that normalizers may make of a text; a library's offsets may be of 32 bits.
+/// The most bytes of a normalized text, since offsets in the library may have 32 bits.
 pub(super) fn most_bytes(text: &str) -> usize {
     text.len().saturating_mul(MOST_GROWTH).saturating_add(FIXED).min(u32::MAX as usize)
 }
@@ -29,7 +29,7 @@ impl Growth {
             PipelineNormalizer::Replace(replace) => {
                 let every = match replace.pattern() {
                     ReplacePattern::String(pattern) => pattern.len().max(1),
-                    // A regular expression may match nothing, between any two bytes.
+                    // A regular expression may match the empty string between any two bytes.
                     ReplacePattern::Regex(_) => 1,
                 };
                 Growth { content: replace.content.len(), every }
@@ -45,7 +45,7 @@ impl Growth {
         }
     }
 
-    /// Refuses to normalize a text of `bytes` if more than `most` could come out.
+    /// Fails if the normalized text of `bytes` bytes could be longer than `most`.
     pub(super) fn check(&self, bytes: usize, most: usize) -> Result<(), String> {
         let worst = (bytes / self.every + 1).saturating_mul(self.content).saturating_add(bytes);
         if worst > most {

@@ -1,4 +1,4 @@
-//! Text to tokens and back: any Hugging Face `tokenizer.json`, GPT-2's `vocab.json` with `merges.txt`, or bytes.
+//! Tokenizers: any Hugging Face `tokenizer.json`, GPT-2's `vocab.json` with `merges.txt`, or bytes.
 
 mod compare;
 mod describe;
@@ -13,33 +13,33 @@ use std::sync::Arc;
 use tokenizers::pipeline::PipelineToken;
 
 use self::describe::Description;
-use self::files::Files;
+use self::files::TokenizerFiles;
 use self::pipeline::{Pipeline, Scratch};
 use crate::DataError;
 use crate::guard::catch_panic;
 
 pub use train::{TrainedTokenizer, train_tokenizer};
 
-/// Characters of a library's message.
+/// The most characters of a library's message.
 const MOST_REASON: usize = 200;
 
-/// A tokenizer that has been read.
+/// A tokenizer.
 #[derive(Clone)]
 pub struct Tokenizer {
     name: String,
-    kind: Kind,
+    kind: TokenizerKind,
     vocab: usize,
     end_of_document: Option<u32>,
-    files: Files,
+    files: TokenizerFiles,
 }
 
 #[derive(Clone)]
-enum Kind {
+enum TokenizerKind {
     Bytes,
     Pipeline { path: PathBuf, pipeline: Arc<Pipeline> },
 }
 
-/// Encodes one text after the other into memory that it keeps.
+/// Encodes texts one after the other and reuses its memory.
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     scratch: Option<Scratch>,
@@ -50,12 +50,12 @@ impl Tokenizer {
     /// The name of the tokenizer whose tokens are the bytes of the text, and one for the end of a document.
     pub const BYTES: &'static str = "bytes";
 
-    /// The tokenizer that a name stands for: `bytes`, a `tokenizer.json`, a folder with one, or a folder with
-    /// `vocab.json` and `merges.txt`.
+    /// Opens a tokenizer by name: `bytes`, a `tokenizer.json`, a folder with one, or a folder with `vocab.json` and
+    /// `merges.txt`.
     pub fn open(name: &str) -> Result<Tokenizer, DataError> {
         if name == Self::BYTES {
-            let (kind, end_of_document) = (Kind::Bytes, Some(256));
-            let files = Files::of_bytes();
+            let (kind, end_of_document) = (TokenizerKind::Bytes, Some(256));
+            let files = TokenizerFiles::of_bytes();
             return Ok(Tokenizer { name: name.to_owned(), kind, vocab: 257, end_of_document, files });
         }
         Tokenizer::described(name.to_owned(), Description::read(Path::new(name))?)
@@ -63,17 +63,17 @@ impl Tokenizer {
 
     fn described(name: String, description: Description) -> Result<Tokenizer, DataError> {
         let Description { path, value, file, config, vocab, end } = description;
-        let files = Files::new(file, config, end.as_ref().map(|(word, _)| word.as_str()));
+        let files = TokenizerFiles::new(file, config, end.as_ref().map(|(word, _)| word.as_str()));
         let pipeline = guarded(&path, || Pipeline::new(&value))?;
-        // Added tokens that the vocabulary does not have are numbered by the library, whatever the file says.
+        // The library assigns the ids of added tokens that are not in the vocabulary, and ignores those in the file.
         let added = pipeline.library().get_added_vocabulary();
         let end_of_document = end.map(|(word, id)| added.token_to_id(&word).unwrap_or(id));
         let vocab = added.get_vocab().into_values().map(|id| id as usize + 1).fold(vocab, usize::max);
-        let kind = Kind::Pipeline { path, pipeline: Arc::new(pipeline) };
+        let kind = TokenizerKind::Pipeline { path, pipeline: Arc::new(pipeline) };
         Ok(Tokenizer { name, kind, vocab, end_of_document, files })
     }
 
-    /// What it was opened as.
+    /// The name that it was opened with.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -83,48 +83,52 @@ impl Tokenizer {
         self.vocab
     }
 
-    /// The token that ends a document, where the tokenizer says or is known to have one.
+    /// The token that ends a document, if it is known.
     pub fn end_of_document(&self) -> Option<u32> {
         self.end_of_document
     }
 
-    /// The token of a word of the vocabulary that is never split, such as `<|endoftext|>`.
+    /// The token of a special word, such as `<|endoftext|>`.
     pub fn special(&self, word: &str) -> Option<u32> {
         match &self.kind {
-            Kind::Bytes => None,
-            Kind::Pipeline { pipeline, .. } => pipeline.library().get_added_vocabulary().token_to_id(word),
+            TokenizerKind::Bytes => None,
+            TokenizerKind::Pipeline { pipeline, .. } => {
+                pipeline.library().get_added_vocabulary().token_to_id(word)
+            }
         }
     }
 
     /// An encoder, one per thread.
     pub fn encoder(&self) -> Encoder<'_> {
         let scratch = match &self.kind {
-            Kind::Bytes => None,
-            Kind::Pipeline { pipeline, .. } => Some(pipeline.scratch()),
+            TokenizerKind::Bytes => None,
+            TokenizerKind::Pipeline { pipeline, .. } => Some(pipeline.scratch()),
         };
         Encoder { tokenizer: self, scratch, tokens: Vec::new() }
     }
 
-    /// The text that tokens stand for. Tokens that end in the middle of a character give U+FFFD there.
+    /// Decodes tokens. An incomplete character becomes U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, DataError> {
         match &self.kind {
-            Kind::Bytes => {
+            TokenizerKind::Bytes => {
                 let bytes: Vec<u8> = tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Kind::Pipeline { path, pipeline } => guarded(path, || pipeline.library().decode(tokens, false)),
+            TokenizerKind::Pipeline { path, pipeline } => {
+                guarded(path, || pipeline.library().decode(tokens, false))
+            }
         }
     }
 }
 
 impl Encoder<'_> {
-    /// The tokens of a text, without any at its ends: a document's end is appended by those who pack documents.
+    /// The tokens of a text, without special tokens. The code that packs documents appends the end of a document.
     pub fn encode(&mut self, text: &str) -> Result<&[u32], DataError> {
         self.encode_with(text, false)
     }
 
-    /// The tokens of a prompt: with those around them that the tokenizer's own post-processor asks for, such as one that
-    /// begins every text.
+    /// The tokens of a prompt, with the special tokens of the tokenizer's post-processor, such as one at the beginning of every
+    /// text.
     pub fn encode_prompt(&mut self, text: &str) -> Result<&[u32], DataError> {
         self.encode_with(text, true)
     }
@@ -132,7 +136,7 @@ impl Encoder<'_> {
     fn encode_with(&mut self, text: &str, add_special_tokens: bool) -> Result<&[u32], DataError> {
         self.tokens.clear();
         match (&self.tokenizer.kind, &mut self.scratch) {
-            (Kind::Pipeline { path, pipeline }, Some(scratch)) => {
+            (TokenizerKind::Pipeline { path, pipeline }, Some(scratch)) => {
                 guarded(path, || pipeline.encode(text, add_special_tokens, scratch, &mut self.tokens))?;
             }
             _ => self.tokens.extend(text.bytes().map(|byte| PipelineToken::from(u32::from(byte)))),
@@ -154,7 +158,7 @@ fn guarded<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Resu
 }
 
 fn unusable(path: &Path, reason: &str) -> DataError {
-    // Library messages may have several lines, or list every byte; ours are one sentence.
+    // A message of the library may have several lines or list every byte. Ours is one sentence.
     let line = reason.lines().map(str::trim).collect::<Vec<_>>().join(" ");
     let short: String = line.chars().take(MOST_REASON).collect();
     let more = if short.len() < line.len() { "…" } else { "" };

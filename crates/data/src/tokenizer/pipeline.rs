@@ -1,9 +1,8 @@
-//! From a text to its tokens: added tokens, normalizers, words, model.
+//! Converts text to tokens: added tokens, normalizers, pre-tokenizers, model.
 //!
-//! The steps and their order are the library's. Its own loop over them is not used, for two reasons: it has no limit for
-//! what normalizers make of a text, and its reader leaves the regular expressions of `Split` uncompiled, so that it
-//! refuses those which it does not know, such as `\p{N}{1,3}`. A tokenizer's truncation and padding are not applied: they
-//! would lose text.
+//! The steps and their order are those of the `tokenizers` library. Its own loop is not used, for two reasons: it has no limit
+//! on the length of normalized text, and its reader does not support some regular expressions of `Split`, such as
+//! `\p{N}{1,3}`. Truncation and padding are not applied, since they would lose text.
 
 use std::borrow::Cow;
 
@@ -18,15 +17,15 @@ use tokenizers::pre_tokenizers::split::Split;
 
 use super::growth::{Growth, most_bytes};
 
-/// A tokenizer as the library has read it.
+/// A tokenizer of the library.
 pub(super) struct Pipeline {
     library: PipelineTokenizer,
-    /// How much each of its normalizers may add to a text.
+    /// The worst-case growth of each of its normalizers.
     growth: Vec<Growth>,
     words: PipelinePreTokenizer,
 }
 
-/// Memory that encoding uses again and again.
+/// Buffers that encoding reuses.
 pub(super) struct Scratch {
     model: PipelineModelScratch,
     words: PreTokenizerScratch,
@@ -34,7 +33,7 @@ pub(super) struct Scratch {
 }
 
 impl Pipeline {
-    /// Reads a description in the library's form.
+    /// Reads a description in the library's format.
     pub(super) fn new(description: &Value) -> tokenizers::Result<Pipeline> {
         check_added_tokens(description)?;
         let library = from_json(&description.to_string())?;
@@ -53,7 +52,7 @@ impl Pipeline {
         Scratch { model, words: PreTokenizerScratch::default(), spans: Vec::new() }
     }
 
-    /// Appends the tokens of a text to `tokens`; with those around them that the post-processor adds, if `add_special_tokens`.
+    /// Appends the tokens of a text to `tokens`. If `add_special_tokens`, includes those that the post-processor adds.
     pub(super) fn encode(
         &self,
         text: &str,
@@ -97,7 +96,7 @@ impl Pipeline {
         tokens: &mut Vec<PipelineToken>,
     ) -> tokenizers::Result<()> {
         if u32::try_from(text.len()).is_err() {
-            // Spans are 32 bits wide.
+            // Offsets have 32 bits.
             return Err(format!("its normalizers made a text of {} bytes, over 4 GiB", text.len()).into());
         }
         let Scratch { model, words, spans } = scratch;
@@ -107,8 +106,7 @@ impl Pipeline {
     }
 }
 
-/// What normalizers make of a text that begins at `offset`, or an error if it could be longer than `most` bytes after
-/// one of them.
+/// Normalizes a text that begins at `offset`. Fails if it could become longer than `most` bytes.
 fn normalize<'a>(
     normalizers: &[PipelineNormalizer],
     growth: &[Growth],
@@ -127,8 +125,8 @@ fn normalize<'a>(
     Ok(text)
 }
 
-/// The library normalizes added tokens when it reads them, without a limit: a description is refused if one of them
-/// would grow too much.
+/// Fails if an added token could grow too much, because the library normalizes added tokens without a limit when it reads
+/// them.
 fn check_added_tokens(description: &Value) -> tokenizers::Result<()> {
     let added = description["added_tokens"].as_array().into_iter().flatten();
     let contents: Vec<&str> = added.filter_map(|token| token["content"].as_str()).collect();
@@ -150,7 +148,7 @@ fn check_added_tokens(description: &Value) -> tokenizers::Result<()> {
     Ok(())
 }
 
-/// The same rule for words, with its regular expressions compiled.
+/// The same pre-tokenizer with compiled regular expressions.
 fn compiled(words: &PipelinePreTokenizer) -> tokenizers::Result<PipelinePreTokenizer> {
     Ok(match words {
         PipelinePreTokenizer::Split(split) => {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::train::letters;
 use super::{Tokenizer, TrainedTokenizer, train_tokenizer};
 use crate::corpus::Input;
-use crate::testing::Folder;
+use crate::testing::TestFolder;
 
 /// A little English, enough for a few merges.
 const TEXT: &str =
@@ -58,7 +58,7 @@ fn bytes_are_their_own_tokenizer() {
 
 #[test]
 fn a_tokenizer_json_encodes_as_its_merges_say_and_never_cuts() {
-    let folder = Folder::new("tokenizer-small");
+    let folder = TestFolder::new("tokenizer-small");
     let path = folder.write("tokenizer.json", small().to_string());
     let tokenizer = Tokenizer::open(&path).unwrap();
     assert_eq!((tokenizer.vocab(), tokenizer.end_of_document()), (260, Some(9)));
@@ -72,7 +72,7 @@ fn a_tokenizer_json_encodes_as_its_merges_say_and_never_cuts() {
 
 #[test]
 fn the_end_of_a_document_is_what_the_configuration_names() {
-    let folder = Folder::new("tokenizer-end");
+    let folder = TestFolder::new("tokenizer-end");
     let path = folder.write("tokenizer.json", small().to_string());
     folder.write("tokenizer_config.json", json!({ "eos_token": { "content": "the" } }).to_string());
     assert_eq!(Tokenizer::open(&path).unwrap().end_of_document(), Some(7));
@@ -82,7 +82,7 @@ fn the_end_of_a_document_is_what_the_configuration_names() {
 
 #[test]
 fn an_added_token_is_what_it_is_encoded_as() {
-    let folder = Folder::new("tokenizer-added");
+    let folder = TestFolder::new("tokenizer-added");
     let mut odd = small();
     odd["added_tokens"][0]["content"] = json!("<eos>");
     odd["added_tokens"][0]["id"] = json!(3);
@@ -95,7 +95,7 @@ fn an_added_token_is_what_it_is_encoded_as() {
 
 #[test]
 fn gpt2s_two_files_are_the_same_tokenizer() {
-    let folder = Folder::new("tokenizer-gpt2");
+    let folder = TestFolder::new("tokenizer-gpt2");
     folder.write("vocab.json", small()["model"]["vocab"].to_string());
     folder.write("merges.txt", "#version: 0.2\nt h\nth e\nĠ the\n\n");
     let tokenizer = Tokenizer::open(&folder.display().to_string()).unwrap();
@@ -105,7 +105,7 @@ fn gpt2s_two_files_are_the_same_tokenizer() {
 
 #[test]
 fn what_is_no_tokenizer_is_refused_in_a_sentence() {
-    let folder = Folder::new("tokenizer-wrong");
+    let folder = TestFolder::new("tokenizer-wrong");
     let refused = |path: &str| Tokenizer::open(path).err().expect("it is refused").to_string();
     assert!(refused("absent.json").starts_with("cannot read absent.json: No such file"));
     assert!(refused(&folder.display().to_string()).ends_with("a vocab.json and a merges.txt"));
@@ -127,7 +127,7 @@ fn what_is_no_tokenizer_is_refused_in_a_sentence() {
 
 #[test]
 fn a_tokenizer_is_made_of_a_text() {
-    let folder = Folder::new("tokenizer-made");
+    let folder = TestFolder::new("tokenizer-made");
     let text = folder.write("text.txt", TEXT.repeat(50));
     let lines = folder.write("lines.jsonl", format!("{}\nbad\n", json!({ "text": TEXT })));
     let inputs = Input::find(&[text, lines]).unwrap();
@@ -223,7 +223,7 @@ fn nearly_a_tokenizer() -> impl Strategy<Value = Value> {
 
 /// Opens and uses a file in every way: nothing may panic.
 fn use_it(text: &[u8]) {
-    let folder = Folder::new("tokenizer-any");
+    let folder = TestFolder::new("tokenizer-any");
     let Ok(tokenizer) = Tokenizer::open(&folder.write("tokenizer.json", text)) else { return };
     for text in ["", "the cat<|endoftext|> ▁a\n\0 ÆØÅ", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"] {
         if let Ok(tokens) = tokenizer.encoder().encode(text) {

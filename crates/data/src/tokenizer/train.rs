@@ -1,4 +1,4 @@
-//! Makes a tokenizer of a text: byte-level BPE (arXiv 1508.07909) with GPT-2's rule for words.
+//! Trains a tokenizer: byte-level BPE (arXiv 1508.07909) with GPT-2's pre-tokenizer.
 
 use std::collections::{HashSet, VecDeque};
 use std::convert::Infallible;
@@ -15,29 +15,29 @@ use tokenizers::{Trainer, canonicalize_value};
 use super::describe::{Description, END, byte_level, pretty};
 use super::{Tokenizer, unusable};
 use crate::DataError;
-use crate::corpus::{Batch, Batches, Input, documents};
+use crate::corpus::{Input, TextChunk, TextChunks, documents};
 
-/// A tokenizer that was made.
+/// A trained tokenizer.
 pub struct TrainedTokenizer {
-    /// The tokenizer. A short text may not fill its vocabulary.
+    /// The tokenizer. Its vocabulary may be smaller than requested if the text is short.
     pub tokenizer: Tokenizer,
-    /// Bytes of text that it was made of.
+    /// Bytes of text that it was trained on.
     pub text: u64,
 }
 
-/// The bytes themselves, and the end of a document.
+/// The smallest vocabulary: all bytes, and the end of a document.
 const LEAST_VOCAB: usize = 257;
 const MOST_VOCAB: usize = 1 << 24;
 
-/// Text beyond this changes hardly any merge, and the words of all of it would have to be held in memory.
+/// The most bytes to train on. More text changes few merges, and its words would have to fit into memory.
 const MOST_TEXT: u64 = 1 << 30;
 
-/// Bytes of a piece of a long word. Training takes time quadratic in the length of a word, and no token that is worth
-/// having is as long as this.
+/// The most bytes of a word. Longer words are divided, since training time is quadratic in the length of a word and no
+/// useful token is as long.
 const MOST_WORD: usize = 256;
 
-/// Makes a tokenizer with a vocabulary of `vocab`, of the first GiB of a text. Nothing is written: `out` is where its
-/// `tokenizer.json` will be.
+/// Trains a tokenizer with a vocabulary of `vocab` on the first GiB of a text. Does not write it: `out` is the path of its
+/// future `tokenizer.json`.
 pub fn train_tokenizer(
     inputs: &[Input],
     json_key: &str,
@@ -75,8 +75,7 @@ pub fn train_tokenizer(
     Ok(TrainedTokenizer { tokenizer, text: texts.bytes })
 }
 
-/// The letter that stands for each byte: itself where it can be seen, and one from U+0100 on where not. This is
-/// how GPT-2 keeps its vocabulary readable.
+/// The character for each byte, as in GPT-2's vocabulary: the byte itself if it is printable, else one from U+0100 on.
 pub(super) fn letters() -> [char; 256] {
     let mut unseen = '\u{100}'..;
     std::array::from_fn(|byte| match byte as u8 {
@@ -85,7 +84,7 @@ pub(super) fn letters() -> [char; 256] {
     })
 }
 
-/// GPT-2's rule for what a word is, as the library has it.
+/// GPT-2's pre-tokenizer from the library.
 fn word_rule(letters: &[char; 256]) -> PipelinePreTokenizer {
     let vocab: Map<String, Value> =
         letters.iter().zip(0..).map(|(l, id)| (l.to_string(), json!(id))).collect();
@@ -102,7 +101,7 @@ fn split(words: &PipelinePreTokenizer, letters: &[char; 256], text: &str) -> tok
     Ok(spans.into_iter().flat_map(|span| pieces(&text[span.range()])).map(word).collect())
 }
 
-/// A word, or the pieces of a long one, cut between characters.
+/// A word, or the parts of a long one, divided between characters.
 fn pieces(mut word: &str) -> impl Iterator<Item = &str> {
     std::iter::from_fn(move || {
         let end = (0..=MOST_WORD.min(word.len())).rev().find(|&end| word.is_char_boundary(end));
@@ -116,8 +115,8 @@ fn pieces(mut word: &str) -> impl Iterator<Item = &str> {
 struct Texts<'a> {
     inputs: &'a [Input],
     json_key: &'a str,
-    batches: Batches<'a>,
-    batch: Batch,
+    chunks: TextChunks<'a>,
+    chunk: TextChunk,
     ready: VecDeque<String>,
     bytes: u64,
     failed: Option<DataError>,
@@ -125,23 +124,23 @@ struct Texts<'a> {
 
 impl<'a> Texts<'a> {
     fn new(inputs: &'a [Input], json_key: &'a str) -> Self {
-        let batches = Batches::new(inputs, json_key, Arc::new(AtomicU64::new(0)));
-        let (batch, ready) = (Batch::default(), VecDeque::new());
-        Texts { inputs, json_key, batches, batch, ready, bytes: 0, failed: None }
+        let chunks = TextChunks::new(inputs, json_key, Arc::new(AtomicU64::new(0)));
+        let (chunk, ready) = (TextChunk::default(), VecDeque::new());
+        Texts { inputs, json_key, chunks, chunk, ready, bytes: 0, failed: None }
     }
 
-    /// Reads the next piece; `false` if there is none.
+    /// Reads the next chunk. Returns `false` if there is none.
     fn refill(&mut self) -> Result<bool, DataError> {
-        if self.bytes >= MOST_TEXT || !self.batches.next(&mut self.batch)? {
+        if self.bytes >= MOST_TEXT || !self.chunks.next(&mut self.chunk)? {
             return Ok(false);
         }
-        let format = self.inputs[self.batch.file].format;
+        let format = self.inputs[self.chunk.file].format;
         let keep = |_, text: &str| {
             self.bytes += text.len() as u64;
             self.ready.push_back(text.to_owned());
             Ok::<(), Infallible>(())
         };
-        let Ok(_) = documents(&self.batch, format, self.json_key, keep);
+        let Ok(_) = documents(&self.chunk, format, self.json_key, keep);
         Ok(true)
     }
 }

@@ -1,8 +1,7 @@
 //! A pair of token files, open for reading.
 //!
-//! Opening reads a few dozen bytes, however many documents there are, and a token is read where it is asked for
-//! with `pread`: the system's page cache holds what is used, as it would for a mapping, without `unsafe` and
-//! without a signal when a file shrinks under it.
+//! Opening reads a few dozen bytes, whatever the number of documents. Tokens are read with `pread` when they are needed. The
+//! page cache makes this as fast as a memory mapping, without `unsafe` and without a signal if the file is truncated.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -12,34 +11,34 @@ use std::path::{Path, PathBuf};
 use kintsugi_spec::input;
 use kintsugi_spec::output::with_suffix;
 
-use super::index::Head;
-use super::{About, Outputs, TokenType, without_suffix};
+use super::index::IndexHeader;
+use super::{OutputPaths, TokenFileInfo, TokenType, without_suffix};
 use crate::DataError;
 
-/// Tokens end to end, and where documents begin among them.
+/// The tokens of all documents, and the start of each document.
 #[derive(Debug)]
 pub struct TokenFile {
     bin: (PathBuf, File),
     pub(super) idx: (PathBuf, File),
-    pub(super) head: Head,
+    pub(super) head: IndexHeader,
     tokens: u64,
-    about: Option<About>,
+    about: Option<TokenFileInfo>,
 }
 
-/// Bytes that are read at once, on the stack.
+/// Bytes that are read at once, into a buffer on the stack.
 const CHUNK: usize = 8 << 10;
 
 impl TokenFile {
-    /// Opens `PREFIX.bin` and `PREFIX.idx`, and refuses what is truncated or something else.
+    /// Opens `PREFIX.bin` and `PREFIX.idx`. Fails if they are truncated or have another format.
     pub fn open(prefix: &Path) -> Result<TokenFile, DataError> {
         let prefix = without_suffix(prefix);
         let (bin, bin_bytes) = open(with_suffix(&prefix, ".bin"))?;
         let (idx, idx_bytes) = open(with_suffix(&prefix, ".idx"))?;
-        let mut head = [0; Head::BYTES];
-        let head_bytes = idx_bytes.min(Head::BYTES as u64) as usize;
+        let mut head = [0; IndexHeader::BYTES];
+        let head_bytes = idx_bytes.min(IndexHeader::BYTES as u64) as usize;
         read_at(&idx, &mut head[..head_bytes], 0)?;
-        let head = Head::read(&idx.0, &head[..head_bytes], idx_bytes)?;
-        let about = About::read(&with_suffix(&prefix, ".meta.json"))?;
+        let head = IndexHeader::read(&idx.0, &head[..head_bytes], idx_bytes)?;
+        let about = TokenFileInfo::read(&with_suffix(&prefix, ".meta.json"))?;
         let tokens = bin_bytes / head.kind.bytes() as u64;
         let file = TokenFile { bin, idx, head, tokens, about };
         file.check_end(bin_bytes)?;
@@ -47,12 +46,12 @@ impl TokenFile {
         Ok(file)
     }
 
-    /// Tokens in all.
+    /// Number of tokens.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Documents.
+    /// Number of documents.
     pub fn documents(&self) -> u64 {
         self.head.documents.saturating_sub(1)
     }
@@ -62,14 +61,14 @@ impl TokenFile {
         self.head.kind
     }
 
-    /// What `kintsugi prepare` noted beside the files.
-    pub fn about(&self) -> Option<&About> {
+    /// The description that `kintsugi prepare` wrote.
+    pub fn about(&self) -> Option<&TokenFileInfo> {
         self.about.as_ref()
     }
 
-    /// The tokenizer that they were made with, where it is known: the copy beside them, or what it was called then.
+    /// The tokenizer that made the files, if it is known: the copy beside them, or the name at that time.
     pub fn tokenizer(&self) -> Option<String> {
-        let [copy, _] = Outputs::tokenizer(&self.bin.0.with_extension(""));
+        let [copy, _] = OutputPaths::tokenizer(&self.bin.0.with_extension(""));
         if copy.is_file() {
             return Some(copy.display().to_string());
         }
@@ -81,7 +80,7 @@ impl TokenFile {
         &self.bin.0
     }
 
-    /// Whether the tokens are those of `other`: the same file on disk, by whatever path or link.
+    /// Whether `other` is the same file on disk, even by another path or link.
     pub(crate) fn is_same(&self, other: &TokenFile) -> Result<bool, DataError> {
         let identity = |(path, file): &(PathBuf, File)| {
             let about = file.metadata().map_err(|error| DataError::file("read", path, error))?;
@@ -90,7 +89,7 @@ impl TokenFile {
         Ok(identity(&self.bin)? == identity(&other.bin)?)
     }
 
-    /// Fills `out` with the tokens from `first` on; one that is negative or not below `vocab` is refused.
+    /// Fills `out` with the tokens from `first` on. Fails if a token is negative or not below `vocab`.
     pub fn read(&self, first: u64, vocab: usize, out: &mut [u32]) -> Result<(), DataError> {
         let size = self.head.kind.bytes();
         let mut chunk = [0; CHUNK];
@@ -110,16 +109,16 @@ impl TokenFile {
         Ok(())
     }
 
-    /// The first token of the document that begins next at or after token `at`; the end where there is none.
+    /// The start of the first document that begins at or after token `at`, or the number of tokens if there is none.
     ///
-    /// A binary search in the index: a few dozen small reads, however many documents there are.
+    /// Uses a binary search in the index, which takes a few dozen small reads.
     pub fn document_from(&self, at: u64) -> Result<u64, DataError> {
         let next = self.next_document(at)?;
         if next == self.documents() { Ok(self.tokens) } else { self.document_start(next) }
     }
 
-    /// Fills `out`, a window from token `first` on, with where each token's document begins in the window: 0 for one
-    /// that began before it.
+    /// Fills `out`, for a window that begins at token `first`, with the start of each token's document in the window, or 0 if
+    /// the document began before it.
     pub fn read_starts(&self, first: u64, out: &mut [u32]) -> Result<(), DataError> {
         let mut start = 0;
         for document in self.next_document(first)?..self.documents() {
@@ -141,7 +140,7 @@ impl TokenFile {
         Ok(())
     }
 
-    /// The first document that begins at or after token `at`; the number of documents where there is none.
+    /// The first document that begins at or after token `at`, or the number of documents if there is none.
     fn next_document(&self, at: u64) -> Result<u64, DataError> {
         let (mut low, mut high) = (0, self.documents());
         while low < high {
@@ -173,13 +172,13 @@ impl TokenFile {
         }
     }
 
-    /// The last sequence must end where the tokens do.
+    /// Checks that the last sequence ends at the end of the tokens.
     fn check_end(&self, bin_bytes: u64) -> Result<(), DataError> {
         let expected = match self.head.sequences.checked_sub(1) {
             None => 0,
             Some(last) => {
                 let mut length = [0; 4];
-                read_at(&self.idx, &mut length, Head::length_at(last))?;
+                read_at(&self.idx, &mut length, IndexHeader::length_at(last))?;
                 let length = i64::from(i32::from_le_bytes(length)) * self.head.kind.bytes() as i64;
                 self.number(self.head.pointer_at(last))?.saturating_add(length)
             }

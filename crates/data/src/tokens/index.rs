@@ -1,31 +1,31 @@
-//! The head of an `.idx` file, and where its three tables lie.
+//! The header of an `.idx` file, and the offsets of its three tables.
 //!
-//! After the head come the length of every sequence (i32, in tokens), its place in the `.bin` (i64, in bytes), and
-//! the first sequence of every document (i64), with one more for the end. All little-endian.
+//! The tables follow the header: the length of every sequence (i32, in tokens), its offset in the `.bin` (i64, in bytes), and
+//! the first sequence of every document (i64), with one more entry for the end. All numbers are little-endian.
 
 use std::path::Path;
 
 use super::TokenType;
 use crate::DataError;
 
-/// What every index begins with.
+/// The first bytes of every index.
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 const VERSION: u64 = 1;
 
-/// The head of an index.
+/// The header of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct IndexHeader {
     pub(super) kind: TokenType,
     pub(super) sequences: u64,
-    /// Entries of the table of documents: one more than there are documents.
+    /// Entries of the table of documents: the number of documents plus one.
     pub(super) documents: u64,
 }
 
-impl Head {
-    /// Bytes of a head.
+impl IndexHeader {
+    /// Bytes of a header.
     pub(super) const BYTES: usize = 34;
 
-    /// The head as it is written.
+    /// The header in the format of the file.
     pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..9].copy_from_slice(MAGIC);
@@ -36,8 +36,8 @@ impl Head {
         bytes
     }
 
-    /// Reads the head of `path`, of which these are the first bytes, and holds it against the file's length.
-    pub(super) fn read(path: &Path, bytes: &[u8], length: u64) -> Result<Head, DataError> {
+    /// Parses the header of `path` from its first bytes, and checks it against the length of the file.
+    pub(super) fn read(path: &Path, bytes: &[u8], length: u64) -> Result<IndexHeader, DataError> {
         let foreign = |found: String, expected: String| DataError::foreign(path, found, expected);
         let Ok(bytes) = <&[u8; Self::BYTES]>::try_from(bytes) else {
             return Err(foreign(
@@ -57,13 +57,13 @@ impl Head {
             let expected = "1 to 5 or 8, one of the whole numbers";
             return Err(foreign(format!("tokens of type {}", bytes[17]), expected.to_owned()));
         };
-        let head = Head { kind, sequences: number(18), documents: number(26) };
+        let head = IndexHeader { kind, sequences: number(18), documents: number(26) };
         match head.length() {
             Some(expected) if expected == length => Ok(head),
             expected => {
                 let found = format!("{length} bytes");
                 let size = expected.map_or("more than a file can have".to_owned(), |size| size.to_string());
-                let Head { sequences, documents, .. } = head;
+                let IndexHeader { sequences, documents, .. } = head;
                 Err(foreign(
                     found,
                     format!("{size} for {sequences} sequences and {documents} document marks"),
@@ -72,22 +72,22 @@ impl Head {
         }
     }
 
-    /// Where the place of a sequence stands.
+    /// Offset of the entry with a sequence's offset.
     pub(super) fn pointer_at(self, sequence: u64) -> u64 {
         Self::BYTES as u64 + 4 * self.sequences + 8 * sequence
     }
 
-    /// Where the length of a sequence stands.
+    /// Offset of the entry with a sequence's length.
     pub(super) fn length_at(sequence: u64) -> u64 {
         Self::BYTES as u64 + 4 * sequence
     }
 
-    /// Where the first sequence of a document stands.
+    /// Offset of the entry with a document's first sequence.
     pub(super) fn document_at(self, document: u64) -> u64 {
         self.pointer_at(self.sequences) + 8 * document
     }
 
-    /// Bytes of the whole index.
+    /// Bytes of the index.
     fn length(self) -> Option<u64> {
         let tables = self.sequences.checked_mul(12)?.checked_add(self.documents.checked_mul(8)?)?;
         tables.checked_add(Self::BYTES as u64)

@@ -1,8 +1,8 @@
-//! The integer types that a token may be stored as, by Megatron's codes.
+//! The integer types of stored tokens, with Megatron's codes.
 
 use std::fmt;
 
-/// How a token is stored.
+/// The integer type of stored tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenType {
     /// 8 bits.
@@ -30,12 +30,12 @@ const CODES: [(u8, TokenType); 6] = [
 ];
 
 impl TokenType {
-    /// The smaller of the two that are written: 16 bits where the vocabulary allows.
+    /// The type that is written for a vocabulary: 16 bits if possible, else 32.
     pub fn for_vocab(vocab: usize) -> TokenType {
         if vocab <= 1 << 16 { TokenType::U16 } else { TokenType::I32 }
     }
 
-    /// The type of a code; `None` for fractions and for codes that do not exist.
+    /// The type of a code. `None` for floating-point types and unknown codes.
     pub fn from_code(code: u8) -> Option<TokenType> {
         CODES.iter().find(|(known, _)| *known == code).map(|&(_, kind)| kind)
     }
@@ -55,7 +55,7 @@ impl TokenType {
         }
     }
 
-    /// The token that `bytes`, one token's, stand for: any number that the type can hold.
+    /// The number in the bytes of one token.
     pub fn read(self, bytes: &[u8]) -> i64 {
         fn sized<const N: usize>(bytes: &[u8]) -> [u8; N] {
             bytes.try_into().expect("the bytes of one token")
@@ -70,7 +70,7 @@ impl TokenType {
         }
     }
 
-    /// Appends tokens that the type can hold.
+    /// Appends tokens as bytes. They must be in the range of the type.
     pub fn write(self, tokens: &[u32], out: &mut Vec<u8>) {
         match self {
             TokenType::U16 => out.extend(tokens.iter().flat_map(|&token| (token as u16).to_le_bytes())),

@@ -1,22 +1,21 @@
-//! A check of an index from end to end, for runs that depend on where every document begins.
+//! Checks a whole index, for runs that need the start of every document.
 //!
-//! Opening a file reads the head alone, and a binary search finds a document. In a table that is not in order the search
-//! finds anything, so before a run masks documents all three tables are read once.
+//! Opening a file reads only the header, and a binary search finds a document. In an unsorted table the search would return
+//! anything, so all three tables are read once before a run that masks documents.
 
 use super::TokenFile;
 use super::file::read_at;
-use super::index::Head;
+use super::index::IndexHeader;
 use crate::DataError;
 
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 16;
 
 impl TokenFile {
-    /// Refuses an index whose sequences do not follow each other in the `.bin`, or whose documents do not follow each
-    /// other from the first sequence to the last.
+    /// Fails if the sequences are not contiguous in the `.bin`, or if the documents do not cover all sequences in order.
     pub fn check_documents(&self) -> Result<(), DataError> {
         self.check_sequences()?;
-        let Head { sequences, documents, .. } = self.head;
+        let IndexHeader { sequences, documents, .. } = self.head;
         let wrong = |found, expected: String| Err(DataError::foreign(&self.idx.0, found, expected));
         if self.documents() == 0 {
             let found = format!("no document for {sequences} sequences");
@@ -37,7 +36,7 @@ impl TokenFile {
         })
     }
 
-    /// Every sequence must begin where the one before it ends.
+    /// Checks that every sequence begins at the end of the previous one.
     fn check_sequences(&self) -> Result<(), DataError> {
         const BLOCK: u64 = (CHUNK / 8) as u64;
         let sequences = self.head.sequences;
@@ -46,7 +45,7 @@ impl TokenFile {
         for first in (0..sequences).step_by(BLOCK as usize) {
             let count = BLOCK.min(sequences - first);
             lengths.clear();
-            self.each(Head::length_at(first), count, |_, bytes: [u8; 4]| {
+            self.each(IndexHeader::length_at(first), count, |_, bytes: [u8; 4]| {
                 lengths.push(i64::from(i32::from_le_bytes(bytes)));
                 Ok(())
             })?;
@@ -72,7 +71,7 @@ impl TokenFile {
         Ok(())
     }
 
-    /// Hands out the numbers of a table of `count`, which begins at byte `start` of the index, each with its place.
+    /// Calls a function with each of the `count` numbers of the table at byte `start` of the index, and its place.
     fn each<const SIZE: usize>(
         &self,
         start: u64,

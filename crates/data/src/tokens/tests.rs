@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
-use super::{About, TokenFile, TokenType, TokenWriter};
-use crate::testing::Folder;
+use super::{TokenFile, TokenFileInfo, TokenType, TokenWriter};
+use crate::testing::TestFolder;
 
 /// Two documents of one and two sequences, as Megatron-LM's builder writes them: `[7, 8, 9]`, `[300], [1, 2]`.
 const BIN: [u8; 12] = [7, 0, 8, 0, 9, 0, 44, 1, 1, 0, 2, 0];
@@ -22,8 +22,8 @@ const IDX: [u8; 34 + 3 * 12 + 3 * 8] = [
     0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, // documents
 ];
 
-fn about(tokens: u64) -> About {
-    About { vocab: 301, tokenizer: "none".to_owned(), end_of_document: None, documents: 2, tokens }
+fn about(tokens: u64) -> TokenFileInfo {
+    TokenFileInfo { vocab: 301, tokenizer: "none".to_owned(), end_of_document: None, documents: 2, tokens }
 }
 
 fn write(prefix: &Path) {
@@ -37,21 +37,21 @@ fn write(prefix: &Path) {
 }
 
 /// Files with any contents.
-fn files(folder: &Folder, bin: &[u8], idx: &[u8]) -> PathBuf {
+fn files(folder: &TestFolder, bin: &[u8], idx: &[u8]) -> PathBuf {
     fs::write(folder.join("any.bin"), bin).unwrap();
     fs::write(folder.join("any.idx"), idx).unwrap();
     folder.join("any")
 }
 
 fn refused(bin: &[u8], idx: &[u8]) -> String {
-    let folder = Folder::new("tokens-refused");
+    let folder = TestFolder::new("tokens-refused");
     let said = TokenFile::open(&files(&folder, bin, idx)).unwrap_err().to_string();
     said.replace(&format!("{}/", folder.display()), "")
 }
 
 #[test]
 fn what_is_written_is_megatrons_format_byte_for_byte() {
-    let folder = Folder::new("tokens-written");
+    let folder = TestFolder::new("tokens-written");
     write(&folder.join("corpus.v1"));
     assert_eq!(fs::read(folder.join("corpus.v1.bin")).unwrap(), BIN);
     assert_eq!(fs::read(folder.join("corpus.v1.idx")).unwrap(), IDX);
@@ -60,7 +60,7 @@ fn what_is_written_is_megatrons_format_byte_for_byte() {
 
 #[test]
 fn megatrons_files_are_read() {
-    let folder = Folder::new("tokens-read");
+    let folder = TestFolder::new("tokens-read");
     let file = TokenFile::open(&files(&folder, &BIN, &IDX)).unwrap();
     assert_eq!((file.tokens(), file.documents(), file.token_type()), (6, 2, TokenType::U16));
     assert_eq!(file.about(), None);
@@ -83,13 +83,13 @@ fn documents(prefix: &Path, lengths: &[u32]) -> TokenFile {
         writer.end_document().unwrap();
     }
     let tokens = lengths.iter().copied().map(u64::from).sum();
-    writer.finish(&About { documents: lengths.len() as u64, ..about(tokens) }).unwrap();
+    writer.finish(&TokenFileInfo { documents: lengths.len() as u64, ..about(tokens) }).unwrap();
     TokenFile::open(prefix).unwrap()
 }
 
 #[test]
 fn starts_are_where_the_index_has_documents() {
-    let folder = Folder::new("tokens-starts");
+    let folder = TestFolder::new("tokens-starts");
     // They begin at 0, 3, 4, 9 and 11.
     let file = documents(&folder.join("a"), &[3, 1, 5, 2, 4]);
     let starts = |first, len| {
@@ -113,7 +113,7 @@ proptest! {
         lengths in prop::collection::vec(1..9_u32, 1..12),
         cut in (0.0..1.0, 0.0..1.0),
     ) {
-        let folder = Folder::new("tokens-windows");
+        let folder = TestFolder::new("tokens-windows");
         let file = documents(&folder.join("a"), &lengths);
         let firsts = lengths.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length)));
         let whole: Vec<u32> =
@@ -130,7 +130,7 @@ proptest! {
 
 #[test]
 fn documents_out_of_order_are_refused() {
-    let folder = Folder::new("tokens-order");
+    let folder = TestFolder::new("tokens-order");
     let mut idx = IDX;
     // The second document begins with the last sequence, and the end before it.
     (idx[78], idx[86]) = (2, 1);
@@ -148,7 +148,7 @@ fn documents_out_of_order_are_refused() {
 
 #[test]
 fn every_integer_type_is_read() {
-    let folder = Folder::new("tokens-types");
+    let folder = TestFolder::new("tokens-types");
     let types = [(1, 1), (2, 1), (3, 2), (4, 4), (5, 8), (8, 2)];
     for (code, size) in types {
         let mut idx = IDX[..34].to_vec();
@@ -166,7 +166,7 @@ fn every_integer_type_is_read() {
 
 #[test]
 fn a_token_that_the_model_does_not_have_is_refused() {
-    let folder = Folder::new("tokens-outside");
+    let folder = TestFolder::new("tokens-outside");
     let file = TokenFile::open(&files(&folder, &BIN, &IDX)).unwrap();
     let said = file.read(0, 300, &mut [0; 6]).unwrap_err().to_string();
     assert!(said.ends_with("any.bin: found token 300 at place 3, expected tokens from 0 to 299"), "{said}");
@@ -199,7 +199,7 @@ fn what_is_truncated_or_something_else_is_refused() {
 
 #[test]
 fn a_description_of_other_tokens_is_refused() {
-    let folder = Folder::new("tokens-about");
+    let folder = TestFolder::new("tokens-about");
     write(&folder.join("a"));
     assert_eq!(TokenFile::open(&folder.join("a")).unwrap().about(), Some(&about(6)));
     fs::write(folder.join("a.meta.json"), serde_json::to_vec(&about(7)).unwrap()).unwrap();
@@ -211,7 +211,7 @@ fn a_description_of_other_tokens_is_refused() {
 
 #[test]
 fn two_writers_of_one_prefix_are_kept_apart() {
-    let folder = Folder::new("tokens-two");
+    let folder = TestFolder::new("tokens-two");
     let first = TokenWriter::create(&folder.join("a"), TokenType::U16).unwrap();
     let said = TokenWriter::create(&folder.join("a"), TokenType::U16).unwrap_err().to_string();
     assert!(said.ends_with("a.bin.partial: another process is writing it"), "{said}");
@@ -242,7 +242,7 @@ proptest! {
         meta in prop::option::of("\\PC{0,30}"),
         places in prop::collection::vec(any::<u64>(), 4),
     ) {
-        let folder = Folder::new("tokens-any");
+        let folder = TestFolder::new("tokens-any");
         let prefix = files(&folder, &bin, &idx);
         if let Some(text) = meta {
             fs::write(folder.join("any.meta.json"), text).unwrap();

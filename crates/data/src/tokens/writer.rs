@@ -1,8 +1,8 @@
-//! Writes token files: whole under their names, or not there at all.
+//! Writes token files that are complete or absent.
 //!
-//! Everything goes to names that end in `.partial` first. Lengths and documents are kept in files too, not in
-//! memory, as there may be billions. At the end all is synced, and the index, without which nobody reads the rest,
-//! is moved into place last.
+//! The writer first writes to files whose names end in `.partial`. Lengths and documents also go to files rather than memory,
+//! as there may be billions. At the end it syncs all files and renames them. It renames the index last, since nobody reads
+//! the other files without it.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, ErrorKind, Read, Seek, Write};
@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use kintsugi_spec::output::{UnfinishedFile, with_suffix};
 use kintsugi_spec::tokenizer_files;
 
-use super::index::Head;
-use super::{About, TokenType};
+use super::index::IndexHeader;
+use super::{TokenFileInfo, TokenType};
 use crate::DataError;
 
-/// Where the files of a prefix go.
+/// The paths of the files of a prefix.
 #[derive(Clone, Debug)]
-pub struct Outputs {
+pub struct OutputPaths {
     /// The tokens.
     pub bin: PathBuf,
     /// The index.
@@ -26,59 +26,59 @@ pub struct Outputs {
     pub meta: PathBuf,
 }
 
-/// Token files in the making.
+/// Writes a pair of token files.
 #[derive(Debug)]
 pub struct TokenWriter {
-    outputs: Outputs,
+    outputs: OutputPaths,
     kind: TokenType,
-    bin: Partial,
-    lengths: Partial,
-    starts: Partial,
-    /// Files that appear with the others, and their final names.
-    further: Vec<(PathBuf, Partial)>,
+    bin: PartialFile,
+    lengths: PartialFile,
+    starts: PartialFile,
+    /// Additional files that are published with the others, and their final names.
+    further: Vec<(PathBuf, PartialFile)>,
     sequences: u64,
     documents: u64,
     tokens: u64,
-    /// Whether sequences have come since the last document ended.
+    /// Whether there are sequences after the end of the last document.
     open: bool,
 }
 
-/// An unfinished file whose errors name it.
+/// An unfinished file, with errors that have its path.
 #[derive(Debug)]
-pub(crate) struct Partial(UnfinishedFile);
+pub(crate) struct PartialFile(UnfinishedFile);
 
-impl Outputs {
+impl OutputPaths {
     /// The files of a prefix.
-    pub fn new(prefix: &Path) -> Outputs {
+    pub fn new(prefix: &Path) -> OutputPaths {
         let [bin, idx, meta] = [".bin", ".idx", ".meta.json"].map(|suffix| with_suffix(prefix, suffix));
-        Outputs { bin, idx, meta }
+        OutputPaths { bin, idx, meta }
     }
 
-    /// All of them.
+    /// All paths.
     pub fn paths(&self) -> [&Path; 3] {
         [&self.bin, &self.idx, &self.meta]
     }
 
-    /// Where a copy of the tokenizer goes, one path for each of its files.
+    /// The paths for a copy of the tokenizer, one for each of its files.
     pub fn tokenizer(prefix: &Path) -> [PathBuf; 2] {
         tokenizer_files::WRITTEN.map(|name| with_suffix(prefix, &format!(".{name}")))
     }
 }
 
 impl TokenWriter {
-    /// Starts the files of a prefix. Nothing that has its names is touched before the end.
+    /// Starts the files of a prefix. Existing files with these names are not changed before the end.
     pub fn create(prefix: &Path, kind: TokenType) -> Result<TokenWriter, DataError> {
-        let outputs = Outputs::new(prefix);
-        let bin = Partial::create(&outputs.bin)?;
-        let lengths = Partial::create(&with_suffix(prefix, ".lengths"))?;
-        let mut starts = Partial::create(&with_suffix(prefix, ".documents"))?;
+        let outputs = OutputPaths::new(prefix);
+        let bin = PartialFile::create(&outputs.bin)?;
+        let lengths = PartialFile::create(&with_suffix(prefix, ".lengths"))?;
+        let mut starts = PartialFile::create(&with_suffix(prefix, ".documents"))?;
         starts.write(&0_i64.to_le_bytes())?;
         let (sequences, documents, tokens) = (0, 0, 0);
         let (further, open) = (Vec::new(), false);
         Ok(TokenWriter { outputs, kind, bin, lengths, starts, further, sequences, documents, tokens, open })
     }
 
-    /// Appends tokens, as bytes, and the lengths of the sequences they form; each is a document if `whole`.
+    /// Appends tokens as bytes, and the lengths of their sequences. If `whole`, each sequence is a document.
     pub fn append(&mut self, bytes: &[u8], lengths: &[u32], whole: bool) -> Result<(), DataError> {
         self.bin.write(bytes)?;
         for &length in lengths {
@@ -95,7 +95,7 @@ impl TokenWriter {
         Ok(())
     }
 
-    /// Ends the document that the last sequences form; without any, there is none.
+    /// Ends the current document, if it has any sequences.
     pub fn end_document(&mut self) -> Result<(), DataError> {
         if !std::mem::take(&mut self.open) {
             return Ok(());
@@ -104,28 +104,28 @@ impl TokenWriter {
         self.starts.write(&self.sequences.to_le_bytes())
     }
 
-    /// Adds a file that appears with the others.
+    /// Adds a file that is published with the others.
     pub(crate) fn add(&mut self, path: PathBuf, bytes: &[u8]) -> Result<(), DataError> {
-        let mut partial = Partial::create(&path)?;
+        let mut partial = PartialFile::create(&path)?;
         partial.write(bytes)?;
         self.further.push((path, partial));
         Ok(())
     }
 
-    /// Tokens so far.
+    /// Number of tokens so far.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Documents so far.
+    /// Number of documents so far.
     pub fn documents(&self) -> u64 {
         self.documents
     }
 
-    /// Writes the index and the description, and moves all into place.
-    pub fn finish(mut self, about: &About) -> Result<Outputs, DataError> {
-        let mut idx = Partial::create(&self.outputs.idx)?;
-        let mut meta = Partial::create(&self.outputs.meta)?;
+    /// Writes the index and the description, and renames all files to their final names.
+    pub fn finish(mut self, about: &TokenFileInfo) -> Result<OutputPaths, DataError> {
+        let mut idx = PartialFile::create(&self.outputs.idx)?;
+        let mut meta = PartialFile::create(&self.outputs.meta)?;
         self.write_index(&mut idx)?;
         meta.write(&serde_json::to_vec_pretty(about).expect("a description has string keys"))?;
         meta.write(b"\n")?;
@@ -133,7 +133,7 @@ impl TokenWriter {
         for partial in further.chain([&mut self.bin, &mut idx, &mut meta]) {
             partial.sync()?;
         }
-        // An older index must not stand beside new tokens, not even for a moment.
+        // An old index must never be beside new tokens.
         remove(&self.outputs.idx)?;
         self.bin.publish(&self.outputs.bin)?;
         meta.publish(&self.outputs.meta)?;
@@ -142,8 +142,8 @@ impl TokenWriter {
         Ok(self.outputs)
     }
 
-    fn write_index(&mut self, idx: &mut Partial) -> Result<(), DataError> {
-        let head = Head { kind: self.kind, sequences: self.sequences, documents: self.documents + 1 };
+    fn write_index(&mut self, idx: &mut PartialFile) -> Result<(), DataError> {
+        let head = IndexHeader { kind: self.kind, sequences: self.sequences, documents: self.documents + 1 };
         idx.write(&head.to_bytes())?;
         let mut lengths = self.lengths.rewind()?;
         idx.copy(&mut lengths)?;
@@ -160,20 +160,20 @@ impl TokenWriter {
     }
 }
 
-/// Writes a file that is whole or absent.
+/// Writes a file that is complete or absent.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
-    let mut partial = Partial::create(path)?;
+    let mut partial = PartialFile::create(path)?;
     partial.write(bytes)?;
     partial.sync()?;
     partial.publish(path)
 }
 
-impl Partial {
-    /// Begins the file that will be `path`. Another process that writes it at the same time is refused.
-    pub fn create(path: &Path) -> Result<Partial, DataError> {
+impl PartialFile {
+    /// Begins the file that will be `path`. Fails if another process is writing it.
+    pub fn create(path: &Path) -> Result<PartialFile, DataError> {
         let path = with_suffix(path, ".partial");
         let file = UnfinishedFile::create(path.clone());
-        file.map(Partial).map_err(|error| DataError::file("write", &path, error))
+        file.map(PartialFile).map_err(|error| DataError::file("write", &path, error))
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
@@ -184,7 +184,7 @@ impl Partial {
         io::copy(from, &mut self.0).map(drop).map_err(|error| self.failed("write", error))
     }
 
-    /// What was written so far, from its beginning.
+    /// What was written so far, from the beginning.
     fn rewind(&mut self) -> Result<File, DataError> {
         let rewound = self.0.reopen().and_then(|mut file| file.rewind().map(|()| file));
         rewound.map_err(|error| self.failed("read", error))
@@ -194,7 +194,7 @@ impl Partial {
         self.0.sync().map_err(|error| self.failed("write", error))
     }
 
-    /// Moves a synced file into place, for good.
+    /// Renames a synced file to its final name and syncs the rename.
     pub fn publish(self, path: &Path) -> Result<(), DataError> {
         self.0.publish(path).map_err(|error| DataError::file("write", path, error))
     }

@@ -1,60 +1,60 @@
-//! The texts of one round while they grow: what each step feeds, and what becomes of the tokens it chose.
+//! The texts of one round of generation: which tokens each step feeds, and how the sampled tokens extend the texts.
 
 use kintsugi_plan::Round;
-use kintsugi_rank::{NewTokens, Source, Tokens};
+use kintsugi_rank::{NewTokens, TokenSource, Tokens};
 
 use super::Sampling;
 
-/// When a text ends.
+/// When the generation of a text stops.
 #[derive(Clone, Debug)]
-pub(super) struct End {
-    /// After so many new tokens.
+pub(super) struct StopCondition {
+    /// After this many new tokens.
     pub tokens: usize,
-    /// At any of these.
+    /// After any of these tokens.
     pub at: Vec<u32>,
 }
 
 /// The texts of one round on a rank.
-pub(super) struct Batch<'a> {
+pub(super) struct TextBatch<'a> {
     round: &'a Round,
-    texts: Vec<Text>,
+    texts: Vec<GrowingText>,
     sampling: Sampling,
-    /// Tokens that may be chosen are below it.
+    /// Only tokens below this are sampled.
     vocab: usize,
-    end: &'a End,
-    /// New tokens of every sample in the running step.
+    end: &'a StopCondition,
+    /// New tokens per sample in the current step.
     width: usize,
-    /// What the running step feeds, for a micro-batch.
+    /// The tokens, positions and last rows that the current step feeds for a micro-batch.
     tokens: Vec<u32>,
     positions: Vec<u32>,
     last: Vec<u32>,
 }
 
-struct Text {
+struct GrowingText {
     prompt: usize,
     tokens: Vec<u32>,
-    /// Tokens that are in the caches.
+    /// Number of tokens in the KV caches.
     fed: usize,
     done: bool,
     generated: usize,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> TextBatch<'a> {
     pub fn new(
         round: &'a Round,
         prompts: &[Vec<u32>],
         sampling: Sampling,
         vocab: usize,
-        end: &'a End,
+        end: &'a StopCondition,
     ) -> Self {
-        let text = |&prompt: &usize| Text {
+        let text = |&prompt: &usize| GrowingText {
             prompt,
             tokens: prompts[prompt].clone(),
             fed: 0,
             done: end.tokens == 0,
             generated: 0,
         };
-        Batch {
+        TextBatch {
             texts: round.prompts.iter().map(text).collect(),
             round,
             sampling,
@@ -67,13 +67,13 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// New tokens of every sample in the next step; `None` when all texts have ended.
+    /// New tokens per sample in the next step. `None` when all texts have ended.
     pub fn next_step(&self) -> Option<usize> {
         self.texts.iter().any(|text| !text.done).then_some(self.width)
     }
 
-    /// Takes the tokens that a step chose; `tell` hears of each that belongs to a text.
-    pub fn take(&mut self, chosen: &[u32], mut tell: impl FnMut(usize, u32)) {
+    /// Appends the tokens that a step sampled. Calls `on_token` for each one that belongs to a text.
+    pub fn take(&mut self, chosen: &[u32], mut on_token: impl FnMut(usize, u32)) {
         self.width = 1;
         for (text, &token) in self.texts.iter_mut().zip(chosen) {
             text.fed = text.tokens.len();
@@ -83,24 +83,24 @@ impl<'a> Batch<'a> {
             text.tokens.push(token);
             text.generated += 1;
             text.done = text.generated == self.end.tokens || self.end.at.contains(&token);
-            tell(text.prompt, token);
+            on_token(text.prompt, token);
         }
     }
 }
 
-impl Source for Batch<'_> {
+impl TokenSource for TextBatch<'_> {
     fn batch(&mut self, _micro: usize) -> Option<Tokens<'_>> {
         unreachable!("generation has no targets")
     }
 
     fn new_tokens(&mut self, micro: usize) -> Option<NewTokens<'_>> {
-        let Batch { texts, tokens, positions, last, width, .. } = self;
+        let TextBatch { texts, tokens, positions, last, width, .. } = self;
         tokens.clear();
         positions.clear();
         last.clear();
         for sample in 0..self.round.samples {
             let text = texts.get(micro * self.round.samples + sample);
-            // Where there is no text, or a finished one, something is fed whose successor nobody reads.
+            // Without a text, or after its end, the step feeds a placeholder. Nobody reads the token sampled after it.
             let (new, first) = match text {
                 Some(text) if !text.done => (&text.tokens[text.fed..], text.fed),
                 _ => (&[][..], 0),

@@ -1,4 +1,4 @@
-//! Why nothing is generated, as a sentence.
+//! The errors of generation.
 
 use kintsugi_plan::Plan;
 use kintsugi_spec::Family;
@@ -7,16 +7,16 @@ use thiserror::Error;
 use super::GenerateOptions;
 use crate::JobError;
 
-/// Why generation was refused or failed.
+/// Why generation was rejected or failed.
 #[derive(Clone, Debug, Error)]
 pub enum GenerateError {
-    /// A prompt without tokens.
+    /// A prompt has no tokens.
     #[error("prompt {number} is empty; give at least one token to go on from")]
     Empty {
         /// Its number, from 1.
         number: usize,
     },
-    /// A token that the model does not have.
+    /// A prompt has a token that is not in the model's vocabulary.
     #[error("prompt {number} has token {token}, but the model's vocabulary ends before {vocab}")]
     Vocabulary {
         /// The number of the prompt, from 1.
@@ -26,7 +26,7 @@ pub enum GenerateError {
         /// The model's tokens.
         vocab: usize,
     },
-    /// A text that would outgrow the learned positions.
+    /// A text would become longer than the learned positions.
     #[error(
         "prompt {number} has {prompt} tokens and is to grow by {tokens}, but the model has learned {positions} \
          positions; shorten it or ask for fewer tokens"
@@ -41,14 +41,14 @@ pub enum GenerateError {
         /// Positions of the model.
         positions: usize,
     },
-    /// A value of the sampling that makes no sense.
+    /// A sampling option is out of range.
     #[error("{field} = {value} {rule}")]
     Sampling {
-        /// Which.
+        /// The option.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         value: f64,
-        /// What it may be.
+        /// The allowed values.
         rule: &'static str,
     },
     /// A rank failed.
@@ -56,7 +56,7 @@ pub enum GenerateError {
     Job(#[from] JobError),
 }
 
-/// Refuses what cannot be generated, before anything is loaded.
+/// Rejects prompts and options that cannot be generated from, before anything is loaded.
 pub fn check_prompts(
     plan: &Plan,
     prompts: &[Vec<u32>],
@@ -80,7 +80,7 @@ pub fn check_prompts(
         if let Some(&token) = prompt.iter().find(|&&token| token as usize >= vocab) {
             return Err(GenerateError::Vocabulary { number, token, vocab });
         }
-        // The last token of a text is never fed.
+        // The last token of a text is never fed to the model.
         if learned && prompt.len() + tokens > positions + 1 {
             return Err(GenerateError::Positions { number, prompt: prompt.len(), tokens, positions });
         }

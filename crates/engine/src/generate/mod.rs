@@ -1,7 +1,7 @@
-//! Generation: texts grow token by token, over caches of keys and values, on any layout.
+//! Generation: extends texts token by token with KV caches, with any layout.
 //!
-//! All ranks of a replica keep the same texts. The last stage chooses, every stage learns what was chosen, and so
-//! every rank knows what to feed next and when to end.
+//! All ranks of a replica keep the same texts. The last stage samples the tokens and shares them with every stage, so every
+//! rank knows what to feed next and when to stop.
 
 mod batch;
 mod error;
@@ -21,76 +21,76 @@ use kintsugi_rank::{Purpose, Store};
 use crate::job::run_for;
 use crate::threads::spawn;
 use crate::{Job, JobError, MemoryChoice, Worker};
-use batch::{Batch, End};
+use batch::{StopCondition, TextBatch};
 
 /// What to generate.
 #[derive(Clone, Debug)]
 pub struct GenerateOptions {
-    /// New tokens of every text, at most.
+    /// The most new tokens of a text.
     pub tokens: usize,
-    /// Tokens that end a text. They are part of it.
+    /// Tokens that end a text. The end token is part of the text.
     pub end_at: Vec<u32>,
-    /// Tokens from this one on are never chosen: a model may have more than its tokenizer has words for.
+    /// Only tokens below this are sampled: a model's vocabulary may be larger than its tokenizer's.
     pub vocab: usize,
-    /// How tokens are chosen.
+    /// How tokens are sampled.
     pub sampling: Sampling,
     /// Memory of the ranks.
     pub memory: MemoryChoice,
 }
 
-/// A token of a text, as soon as it is chosen.
+/// A newly sampled token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewToken {
-    /// The number of the prompt.
+    /// Index of the prompt.
     pub prompt: usize,
     /// The token.
     pub token: u32,
 }
 
-/// What was generated.
+/// The result of a generation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Generated {
+pub struct GenerationResult {
     /// The new tokens of every prompt.
     pub tokens: Vec<Vec<u32>>,
-    /// How long the prompts took, up to the first new token of each; of the slowest replica.
+    /// Seconds until every prompt had its first new token, on the slowest replica.
     pub prompts_s: f64,
-    /// How long all further tokens took; of the slowest replica.
+    /// Seconds for all further tokens, on the slowest replica.
     pub tokens_s: f64,
 }
 
-impl Generated {
-    /// New tokens per second, without the first of each text: that one belongs to the prompt's time.
+impl GenerationResult {
+    /// New tokens per second. The first token of each text does not count: its time is part of the prompt's.
     pub fn tokens_per_s(&self) -> Option<f64> {
         let tokens: usize = self.tokens.iter().map(|tokens| tokens.len().saturating_sub(1)).sum();
         (tokens > 0).then(|| tokens as f64 / self.tokens_s)
     }
 }
 
-/// Continues every prompt, with weights from a store; `on_token` hears of every token as it comes.
+/// Continues every prompt with weights from a store. Calls `on_token` for every token as it is sampled.
 ///
-/// The plan is one of [`Plan::for_generation`]. What [`check_prompts`] refuses is refused.
+/// The plan must come from [`Plan::for_generation`]. Returns the error of [`check_prompts`] if that rejects the prompts.
 pub fn generate(
     plan: &Plan,
     weights: &dyn Store,
     prompts: &[Vec<u32>],
     options: &GenerateOptions,
     mut on_token: impl FnMut(NewToken),
-) -> Result<Generated, GenerateError> {
+) -> Result<GenerationResult, GenerateError> {
     check_prompts(plan, prompts, options)?;
     let job = Job { plan: Arc::new(plan.clone()), memory: options.memory.clone(), fault: None };
     let mut tokens = vec![Vec::new(); prompts.len()];
     let (sender, received) = channel();
-    let voice = Mutex::new(Some(sender));
+    let events = Mutex::new(Some(sender));
     let times = thread::scope(|scope| {
         let running = spawn(scope, "job", || {
             let times = run_for(Purpose::Inference, &job, |worker| {
                 worker.load(weights)?;
-                // One rank of each replica speaks.
-                let speaks = worker.at.pp == 0 && worker.at.tp == 0;
-                let voice = speaks.then(|| voice.lock().expect("nobody panics with it").clone()).flatten();
-                Ok(generate_rank(worker, plan, prompts, options, voice.as_ref()))
+                // One rank of each replica reports.
+                let reports = worker.at.pp == 0 && worker.at.tp == 0;
+                let events = reports.then(|| events.lock().expect("nobody panics with it").clone()).flatten();
+                Ok(generate_rank(worker, plan, prompts, options, events.as_ref()))
             });
-            drop(voice.lock().map(|mut voice| voice.take()));
+            drop(events.lock().map(|mut events| events.take()));
             times
         })
         .map_err(JobError::from)?;
@@ -101,14 +101,14 @@ pub fn generate(
         running.join().expect("the job's thread only waits")
     })?;
     let longest = |time: fn(&Times) -> Duration| times.iter().map(time).max().unwrap_or_default();
-    Ok(Generated {
+    Ok(GenerationResult {
         tokens,
         prompts_s: longest(|times| times.prompts).as_secs_f64(),
         tokens_s: longest(|times| times.tokens).as_secs_f64(),
     })
 }
 
-/// Where the time went.
+/// The time of a rank's generation.
 #[derive(Default)]
 struct Times {
     prompts: Duration,
@@ -120,14 +120,14 @@ fn generate_rank(
     plan: &Plan,
     prompts: &[Vec<u32>],
     options: &GenerateOptions,
-    voice: Option<&Sender<NewToken>>,
+    events: Option<&Sender<NewToken>>,
 ) -> Times {
     let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
-    let end = End { tokens: options.tokens, at: options.end_at.clone() };
+    let end = StopCondition { tokens: options.tokens, at: options.end_at.clone() };
     let mut times = Times::default();
     for round in plan.rounds(worker.at.dp, &lengths, options.tokens) {
         let program = plan.generation(worker.at.pp, round.micro_batches);
-        let mut batch = Batch::new(&round, prompts, options.sampling, options.vocab, &end);
+        let mut batch = TextBatch::new(&round, prompts, options.sampling, options.vocab, &end);
         worker.rank.start_generation(round.micro_batches, round.samples, round.capacity);
         let mut time = &mut times.prompts;
         while let Some(new) = batch.next_step() {
@@ -138,9 +138,9 @@ fn generate_rank(
             *time += begun.elapsed();
             time = &mut times.tokens;
             batch.take(&chosen, |prompt, token| {
-                if let Some(voice) = voice {
-                    // Nobody listens any more only if the caller has panicked.
-                    voice.send(NewToken { prompt, token }).ok();
+                if let Some(events) = events {
+                    // Sending fails only if the caller has panicked.
+                    events.send(NewToken { prompt, token }).ok();
                 }
             });
         }

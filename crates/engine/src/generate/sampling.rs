@@ -1,25 +1,25 @@
-//! The choice of a token from its logits: greedy, or drawn, from the most probable ones where that is wanted.
+//! Samples a token from its logits: greedily, or at random, optionally with top-k and top-p.
 //!
-//! A draw depends on the seed, the prompt and the place in its text, and on nothing else: not on the layout, nor on
-//! which other prompts there are.
+//! A random draw depends only on the seed, the prompt and the position in its text. It does not depend on the layout or on
+//! the other prompts.
 
-use kintsugi_data::Stream;
+use kintsugi_data::RandomStream;
 
-/// How tokens are chosen.
+/// How tokens are sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Logits are divided by it; 0 always takes the most probable token.
     pub temperature: f64,
-    /// Draws from so many of the most probable tokens; 0 for all.
+    /// Samples from this many of the most probable tokens; 0 for all.
     pub top_k: usize,
-    /// Draws from the fewest of the most probable tokens whose probabilities add up to this; 1 for all.
+    /// Samples from the smallest set of most probable tokens whose probabilities add up to this; 1 for all.
     pub top_p: f64,
-    /// Another seed gives other draws.
+    /// The seed of the random draws.
     pub seed: u64,
 }
 
 impl Sampling {
-    /// Always the most probable token, and of equals the first.
+    /// Always takes the most probable token, and the first one if several are equal.
     pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
 
     /// The token after the first `place` of prompt number `prompt`.
@@ -29,18 +29,18 @@ impl Sampling {
         }
         let candidates = self.candidates(logits);
         let total: f64 = candidates.iter().map(|&(_, weight)| weight).sum();
-        let mut left = Stream::new(&[self.seed, prompt as u64, place as u64]).unit() * total;
+        let mut left = RandomStream::new(&[self.seed, prompt as u64, place as u64]).unit() * total;
         for &(token, weight) in &candidates {
             left -= weight;
             if left < 0.0 {
                 return token;
             }
         }
-        // Rounding may leave a little after the last.
+        // Because of rounding, `left` may still be positive after the last candidate.
         candidates.last().expect("there is a token to choose").0
     }
 
-    /// The tokens that may be drawn, and weights in proportion to their probabilities.
+    /// The tokens to sample from, with weights in proportion to their probabilities.
     fn candidates(&self, logits: &[f32]) -> Vec<(u32, f64)> {
         let mut candidates: Vec<(u32, f64)> =
             (0..).zip(logits.iter().map(|&logit| f64::from(logit))).collect();
@@ -53,7 +53,8 @@ impl Sampling {
         for (_, weight) in &mut candidates {
             *weight = ((*weight - highest) / self.temperature).exp();
         }
-        // The order decides which token a number means, so it must not be that of the selection.
+        // A random number selects a token by its place in this order, so the order must be defined: selection leaves it
+        // unspecified.
         candidates.sort_unstable_by(more_probable);
         if self.top_p < 1.0 {
             let enough = self.top_p * candidates.iter().map(|&(_, weight)| weight).sum::<f64>();

@@ -1,60 +1,61 @@
-//! How far two recordings are apart, and how far they may be.
+//! The differences between two recordings, and their bounds.
 
 use std::collections::BTreeSet;
 
 use kintsugi_plan::Compute;
-use kintsugi_rank::Whole;
+use kintsugi_rank::WholeParameters;
 use serde::Serialize;
 
 use super::Recording;
 
-/// The largest differences of one recording from another, all relative.
+/// The largest relative differences between two recordings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Difference {
-    /// Of a step's loss.
+    /// Largest difference of a step's loss.
     pub loss: f64,
-    /// Of a step's gradient norm.
+    /// Largest difference of a step's gradient norm.
     pub norm: f64,
-    /// Of a parameter's gradient at the first step, in L2.
+    /// Largest L2 difference of a parameter's gradient at the first step.
     pub gradient: f64,
     /// The parameter with that gradient.
     pub gradient_of: String,
-    /// Of a parameter at the end, in L2.
+    /// Largest L2 difference of a parameter at the end.
     pub weight: f64,
     /// That parameter.
     pub weight_of: String,
-    /// Of all parameters at the end together, in L2.
+    /// L2 difference of all parameters at the end, as one vector.
     pub all_weights: f64,
-    /// Parameters of which ranks hold copies that are not the same bits: nothing brings such copies together again.
-    pub torn: BTreeSet<String>,
+    /// Parameters whose copies on different ranks are not bit-identical. Training never makes such copies equal again.
+    #[serde(rename = "torn")]
+    pub diverged: BTreeSet<String>,
 }
 
 /// How large each difference may be.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Bounds {
-    /// Of losses.
+    /// Bound on losses.
     pub loss: f64,
-    /// Of gradient norms.
+    /// Bound on gradient norms.
     pub norm: f64,
-    /// Of gradients.
+    /// Bound on gradients.
     pub gradient: f64,
-    /// Of weights.
+    /// Bound on weights.
     pub weight: WeightBound,
 }
 
-/// How the weights at the end are held.
+/// The bound on the weights at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightBound {
-    /// Every parameter by itself.
+    /// For every parameter by itself.
     Each(f64),
-    /// All of them as one vector. Adam's first steps move every element by the learning rate, whatever the size of
-    /// its gradient; where that is all rounding, as in a bias that starts at zero, the sign is chance in 16 bits.
+    /// For all parameters as one vector. Adam's first steps move every element by the learning rate, whatever the size of
+    /// its gradient. If the gradient is only rounding error, as for a bias that starts at zero, its sign is random in 16 bits.
     Together(f64),
 }
 
 impl Bounds {
-    /// The bounds of a precision. In 16 bits a sum rounds differently in every layout: an activation is off by half
+    /// The bounds of a precision. In 16 bits a sum rounds differently in every layout: an activation has an error of half
     /// a unit in its last place (2⁻⁹ in bf16, 2⁻¹² in fp16), and gradients are sums of products of such numbers.
     pub fn of(compute: Compute) -> Self {
         match compute {
@@ -70,12 +71,12 @@ impl Bounds {
         }
     }
 
-    /// Whether a difference is within them.
+    /// Whether a difference is within the bounds.
     pub fn hold(&self, difference: &Difference) -> bool {
         self.broken_by(difference).is_empty()
     }
 
-    /// The names of those that a difference breaks.
+    /// The names of the bounds that a difference exceeds.
     pub fn broken_by(&self, difference: &Difference) -> Vec<&'static str> {
         let (weight, weight_bound) = match self.weight {
             WeightBound::Each(bound) => (difference.weight, bound),
@@ -87,19 +88,19 @@ impl Bounds {
             ("gradient", difference.gradient, self.gradient),
             ("weight", weight, weight_bound),
         ];
-        // Written so that a NaN breaks them.
+        // A NaN exceeds every bound.
         let broken =
             pairs.into_iter().filter(|(_, is, bound)| !matches!(is.partial_cmp(bound), Some(o) if o.is_le()));
-        let torn = (!difference.torn.is_empty()).then_some("copies");
-        broken.map(|(name, ..)| name).chain(torn).collect()
+        let diverged = (!difference.diverged.is_empty()).then_some("copies");
+        broken.map(|(name, ..)| name).chain(diverged).collect()
     }
 }
 
 /// The largest differences of `other` from `reference`.
 ///
-/// Softmax does not see what the key bias adds to features that are not rotated: its true gradient is zero there, and what is
-/// computed is rounding alone, of which Adam makes whole steps. So where no feature is rotated, the key bias is left out of
-/// per-parameter checks, and where not all are, of those of weights.
+/// Softmax is invariant to the key bias in features that are not rotated. The true gradient there is zero, the computed one
+/// is rounding error, and Adam still makes full steps with it. So the per-parameter checks of weights skip the key bias
+/// unless all features are rotated, and those of gradients skip it if no feature is rotated.
 pub fn compare(reference: &Recording, other: &Recording) -> Difference {
     let series = |a: &[f64], b: &[f64]| {
         a.iter().zip(b).map(|(a, b)| (a - b).abs() / a.abs().max(1e-30)).fold(0.0, worse)
@@ -115,11 +116,11 @@ pub fn compare(reference: &Recording, other: &Recording) -> Difference {
         weight,
         weight_of,
         all_weights: together(&reference.weights, &other.weights),
-        torn: other.torn.clone(),
+        diverged: other.diverged.clone(),
     }
 }
 
-fn largest(reference: &Whole, other: &Whole, with_key_bias: bool) -> (f64, String) {
+fn largest(reference: &WholeParameters, other: &WholeParameters, with_key_bias: bool) -> (f64, String) {
     let mut largest = (0.0, String::new());
     for (name, a) in reference.iter().filter(|(name, _)| with_key_bias || !name.ends_with("key_bias")) {
         let (difference, size) = squares(a, &other[name]);
@@ -131,7 +132,7 @@ fn largest(reference: &Whole, other: &Whole, with_key_bias: bool) -> (f64, Strin
     largest
 }
 
-fn together(reference: &Whole, other: &Whole) -> f64 {
+fn together(reference: &WholeParameters, other: &WholeParameters) -> f64 {
     let sums = reference.iter().map(|(name, a)| squares(a, &other[name]));
     let (difference, size) = sums.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     (difference / size.max(1e-60)).sqrt()
@@ -143,7 +144,7 @@ fn squares(a: &[f32], b: &[f32]) -> (f64, f64) {
     pairs.fold((0.0, 0.0), |(difference, size), (a, b)| (difference + (a - b).powi(2), size + a * a))
 }
 
-/// The larger of two, where NaN is larger than anything.
+/// The larger of two numbers. NaN is larger than any number.
 pub fn worse(a: f64, b: f64) -> f64 {
     if a.is_nan() || b <= a { a } else { b }
 }

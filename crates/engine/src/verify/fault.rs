@@ -1,4 +1,4 @@
-//! Deliberate mistakes, to see that `verify` notices them: a check that cannot fail proves nothing.
+//! Deliberate mistakes, to test that `verify` detects them: a check that cannot fail proves nothing.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -11,11 +11,11 @@ use kintsugi_tensor::{Backend, Buffer, View};
 /// A mistake that a distributed trainer could make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The reductions over dp leave out one rank's contribution.
+    /// The reductions over dp omit one rank's contribution.
     DropRank,
-    /// The gradient is summed over dp where its mean was meant.
+    /// The gradient is summed over dp instead of averaged.
     MissingAverage,
-    /// Under sequence parallelism, gradients of norms are not reduced over tp.
+    /// With sequence parallelism, gradients of norms are not reduced over tp.
     UnreducedNorm,
     /// The tied table's gradient is summed over the first and the last stage twice.
     TiedTwice,
@@ -23,7 +23,7 @@ pub enum Fault {
     TiedNormTwice,
     /// One rank's gradients overflow.
     Overflow,
-    /// What collectives over dp give differs in its last bits on one rank, as where every rank adds in its own order.
+    /// The results of collectives over dp differ in their last bits on one rank, as if every rank summed in its own order.
     Drift,
 }
 
@@ -40,7 +40,7 @@ impl Fault {
     ];
 
     pub(crate) fn in_groups(self, mut groups: Groups, backend: Rc<dyn Backend>) -> Groups {
-        let (given, taken) = match self {
+        let (input_factor, output_factor) = match self {
             Fault::DropRank if groups.data.rank() == 0 => (0.0, 1.0),
             Fault::MissingAverage => (groups.data.size() as f32, 1.0),
             Fault::Overflow if groups.data.rank() == 1 => (f32::INFINITY, 1.0),
@@ -48,7 +48,7 @@ impl Fault {
             _ => return groups,
         };
         if groups.data.size() > 1 {
-            groups.data = Box::new(Scaled { group: groups.data, backend, given, taken });
+            groups.data = Box::new(ScalingGroup { group: groups.data, backend, input_factor, output_factor });
         }
         groups
     }
@@ -58,7 +58,7 @@ impl Fault {
             Fault::UnreducedNorm => program.ops.retain(|op| !reduces(op, Over::Tensor)),
             Fault::TiedTwice => {
                 let twice = |op| std::iter::repeat_n(op, if reduces(&op, Over::Tied) { 2 } else { 1 });
-                // Start and wait are neighbours in the tail; doubled they must alternate.
+                // Start and wait are adjacent. After doubling they must alternate.
                 program.ops = program.ops.into_iter().flat_map(twice).collect();
                 alternate(&mut program.ops);
             }
@@ -73,7 +73,7 @@ impl Fault {
 
     pub(crate) fn in_rank(self, rank: &mut Rank, plan: &Plan, at: Coordinate) {
         if self == Fault::TiedNormTwice {
-            rank.answer_for(plan.stage_units(at.pp));
+            rank.set_owned_units(plan.stage_units(at.pp));
         }
     }
 }
@@ -89,22 +89,22 @@ fn alternate(ops: &mut [Op]) {
     }
 }
 
-/// A group whose sums see what this rank gives multiplied, or which gives this rank a multiple.
-struct Scaled {
+/// A group that scales this rank's input to a sum, or this rank's result.
+struct ScalingGroup {
     group: Box<dyn Communicator>,
     backend: Rc<dyn Backend>,
-    given: f32,
-    taken: f32,
+    input_factor: f32,
+    output_factor: f32,
 }
 
-impl Scaled {
+impl ScalingGroup {
     fn scale(&self, view: View<'_>, factor: f32) {
         let scaled: Vec<f32> = self.backend.read(view).iter().map(|x| x * factor).collect();
         self.backend.upload(&scaled, view);
     }
 }
 
-impl Communicator for Scaled {
+impl Communicator for ScalingGroup {
     fn rank(&self) -> usize {
         self.group.rank()
     }
@@ -114,9 +114,9 @@ impl Communicator for Scaled {
     }
 
     fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
-        // Gradients only: the norm's sums would give the fault away too easily.
+        // Only gradients: scaling the norm's sums would be too easy to detect.
         if collective != Collective::AllGather && buffer.len() > SUMS {
-            self.scale(buffer.slice(range.clone()), self.given);
+            self.scale(buffer.slice(range.clone()), self.input_factor);
         }
         self.group.start(collective, buffer, range)
     }
@@ -132,7 +132,7 @@ impl Communicator for Scaled {
     fn wait(&self, pending: Pending) -> Buffer {
         let buffer = self.group.wait(pending);
         if buffer.len() > SUMS {
-            self.scale(buffer.view(), self.taken);
+            self.scale(buffer.view(), self.output_factor);
         }
         buffer
     }

@@ -1,8 +1,8 @@
-//! Shows that every layout trains the same model: losses, gradients and weights against one rank.
+//! Checks that every layout trains the same model: compares losses, gradients and weights with those of one rank.
 //!
-//! Adam hides a constant factor in the gradient, so losses alone prove little: the whole gradient of every parameter
-//! is compared at the first step, before clipping, and the norm at every step. What several ranks hold alike must be the
-//! same bits on all of them.
+//! Adam hides a constant factor in the gradient, so losses alone prove little. `verify` compares the whole gradient of every
+//! parameter at the first step, before clipping, and the gradient norm at every step. Copies of a parameter on several ranks
+//! must be bit-identical.
 
 mod compare;
 mod fault;

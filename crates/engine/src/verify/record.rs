@@ -1,18 +1,18 @@
-//! A short run with everything that is compared written down.
+//! Records everything that `verify` compares of a short run.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kintsugi_data::Split;
 use kintsugi_plan::{Op, Plan};
-use kintsugi_rank::{Piece, Whole, assemble};
+use kintsugi_rank::{UnitValues, WholeParameters, assemble};
 use kintsugi_tensor::ops::control;
 
-use crate::source::{Batches, StepTokens, dataset};
+use crate::source::{BatchReader, StepTokens, dataset};
 use crate::verify::Fault;
 use crate::{Job, MemoryChoice, TrainError, run_job};
 
-/// What a layout did.
+/// The recording of a layout's run.
 #[derive(Clone, Debug)]
 pub struct Recording {
     /// Loss of every step.
@@ -20,30 +20,30 @@ pub struct Recording {
     /// Gradient norm of every step.
     pub norms: Vec<f64>,
     /// Every parameter's whole gradient at the first step, before clipping.
-    pub gradients: Whole,
+    pub gradients: WholeParameters,
     /// Every parameter at the end.
-    pub weights: Whole,
-    /// Parameters of which two ranks hold copies whose gradients, or at the end whose values, differ in any bit.
-    pub torn: BTreeSet<String>,
-    /// Of the features of a key, those that are rotated, and all.
+    pub weights: WholeParameters,
+    /// Parameters whose copies on two ranks are not bit-identical, in their gradients or in their values at the end.
+    pub diverged: BTreeSet<String>,
+    /// The rotated features of a key, and all its features.
     pub rotated: [usize; 2],
 }
 
 struct RankRecording {
     losses: Vec<f64>,
     norms: Vec<f64>,
-    gradients: Vec<Piece>,
-    weights: Vec<Piece>,
+    gradients: Vec<UnitValues>,
+    weights: Vec<UnitValues>,
 }
 
-/// Runs a plan for `plan.run.steps` steps.
+/// Runs a plan for `plan.run.steps` steps and records it.
 pub fn record(plan: &Plan, memory: MemoryChoice, fault: Option<Fault>) -> Result<Recording, TrainError> {
     let dataset = dataset(plan)?;
     let job = Job { plan: Arc::new(plan.clone()), memory, fault };
     let ranks = run_job(&job, |worker| {
         worker.rank.initialise(plan.run.seed);
         let program = worker.program(plan);
-        let batches = Batches::new(plan, &*dataset, Split::Train, worker, &program);
+        let batches = BatchReader::new(plan, &*dataset, Split::Train, worker, &program);
         let mut tokens = StepTokens::default();
         let mut recording =
             RankRecording { losses: vec![], norms: vec![], gradients: vec![], weights: vec![] };
@@ -64,7 +64,7 @@ pub fn record(plan: &Plan, memory: MemoryChoice, fault: Option<Fault>) -> Result
         Ok(recording)
     })?;
     let (losses, norms) = (ranks[0].losses.clone(), ranks[0].norms.clone());
-    let all = |pieces: fn(&RankRecording) -> &Vec<Piece>| {
+    let all = |pieces: fn(&RankRecording) -> &Vec<UnitValues>| {
         ranks.iter().flat_map(pieces).cloned().collect::<Vec<_>>()
     };
     let gradients = assemble(plan, &all(|rank| &rank.gradients));
@@ -74,7 +74,7 @@ pub fn record(plan: &Plan, memory: MemoryChoice, fault: Option<Fault>) -> Result
         norms,
         gradients: gradients.whole,
         weights: weights.whole,
-        torn: &gradients.torn | &weights.torn,
+        diverged: &gradients.diverged | &weights.diverged,
         rotated: [plan.model.rotary_dims(), plan.model.head_dim],
     })
 }

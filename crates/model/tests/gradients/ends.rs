@@ -2,8 +2,8 @@
 
 use kintsugi_comm::Solo;
 use kintsugi_model::{Shape, embedding, head};
-use kintsugi_plan::parameters::{Slot, UnitLayout};
-use kintsugi_plan::{Block, Part, Plan, Unit};
+use kintsugi_plan::parameters::{ParameterKind, UnitLayout};
+use kintsugi_plan::{BackwardPart, Block, Plan, Unit};
 use kintsugi_tensor::Buffer;
 
 use crate::lab::{Lab, UnitInLab, plan, shape};
@@ -66,20 +66,20 @@ impl Point {
     }
 
     /// Loss, the gradient of `x`, and the gradients of all units, summed up over so many passes.
-    fn head_outcome(&self, x: &[f64], part: Part, passes: usize) -> (f64, Vec<f64>, Vec<Vec<f64>>) {
+    fn head_outcome(&self, x: &[f64], part: BackwardPart, passes: usize) -> (f64, Vec<f64>, Vec<Vec<f64>>) {
         let lab = Lab::new();
         let units = self.units(&lab, &self.weights);
         let (ctx, w) = (lab.context(&Solo, &self.shape), self.head_weights(&units));
         let norm = units.last().expect("the head's own unit").gradients();
-        let output = head::Output { gradients: units[0].gradients(), slot: self.output_slot() };
+        let output = head::OutputGradient { gradients: units[0].gradients(), kind: self.output_slot() };
         let mut ends = None;
         for _ in 0..passes {
             let loss = LossInLab::new(&lab, &self.tokens);
             let saved = head::forward(&ctx, lab.buffer(x), &w, loss.get());
-            let (dx, deferred) = head::backward(&ctx, saved, &w, &norm, &output, part);
-            assert_eq!(deferred.is_some(), part == Part::Input);
-            if let Some(deferred) = deferred {
-                head::weight_part(&ctx, &deferred, &output);
+            let (dx, weight_inputs) = head::backward(&ctx, saved, &w, &norm, &output, part);
+            assert_eq!(weight_inputs.is_some(), part == BackwardPart::Input);
+            if let Some(weight_inputs) = weight_inputs {
+                head::weight_part(&ctx, &weight_inputs, &output);
             }
             ends = Some((lab.values(loss.sum.view())[0], lab.values(dx.view())));
         }
@@ -93,8 +93,8 @@ impl Point {
         head::HeadWeights { norm, output: units[0].weights().get(self.output_slot()) }
     }
 
-    fn output_slot(&self) -> Slot {
-        if self.plan.model.tied { Slot::Table } else { Slot::Output }
+    fn output_slot(&self) -> ParameterKind {
+        if self.plan.model.tied { ParameterKind::Table } else { ParameterKind::Output }
     }
 
     /// Checks every parameter of every unit.
@@ -164,7 +164,7 @@ fn the_head_has_the_derivative_of_the_loss() {
         let (lab, point, what) = (Lab::new(), Point::new(Block::Head, sets), format!("{sets:?}"));
         assert!(point.shape.valid_tokens < point.shape.vocab, "the vocabulary has padding");
         let x = random(point.shape.rows * point.shape.hidden, 3);
-        let (loss, dx, gradients) = point.head_outcome(&x, Part::Both, 1);
+        let (loss, dx, gradients) = point.head_outcome(&x, BackwardPart::Both, 1);
         assert_same(&what, &[loss], &[point.head_loss(&lab, &x, &point.weights)]);
         let factor = LOSS_SCALE / point.plan.tokens_per_step() as f64;
         let of_x = |x: &[f64]| factor * point.head_loss(&lab, x, &point.weights);
@@ -178,9 +178,9 @@ fn the_head_in_parts_and_twice_has_the_gradients_of_the_head_in_one() {
     for sets in HEADS {
         let (point, what) = (Point::new(Block::Head, sets), format!("{sets:?}"));
         let x = random(point.shape.rows * point.shape.hidden, 3);
-        let (_, dx, once) = point.head_outcome(&x, Part::Both, 1);
-        let (_, dx_in_parts, in_parts) = point.head_outcome(&x, Part::Input, 1);
-        let (_, _, twice) = point.head_outcome(&x, Part::Both, 2);
+        let (_, dx, once) = point.head_outcome(&x, BackwardPart::Both, 1);
+        let (_, dx_in_parts, in_parts) = point.head_outcome(&x, BackwardPart::Input, 1);
+        let (_, _, twice) = point.head_outcome(&x, BackwardPart::Both, 2);
         assert_same(&what, &dx_in_parts, &dx);
         for ((once, in_parts), twice) in once.iter().zip(&in_parts).zip(&twice) {
             assert_same(&what, in_parts, once);

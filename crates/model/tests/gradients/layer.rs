@@ -3,7 +3,7 @@
 use kintsugi_comm::Solo;
 use kintsugi_model::{Context, Shape, layer};
 use kintsugi_plan::parameters::UnitLayout;
-use kintsugi_plan::{AttentionKind, Part, Recompute, Unit};
+use kintsugi_plan::{AttentionKind, BackwardPart, Recompute, Unit};
 use kintsugi_tensor::Buffer;
 
 use crate::lab::{Lab, MODELS, plan, shape};
@@ -72,11 +72,11 @@ impl Point {
                     (y, layer::rebuild(&ctx, x, &w))
                 }
             };
-            let part = if matches!(way, Way::InParts) { Part::Input } else { Part::Both };
-            let (dx, deferred) = layer::backward(&ctx, lab.buffer(&self.dy), saved, &w, &g, part);
-            assert_eq!(deferred.is_some(), part == Part::Input);
-            if let Some(deferred) = deferred {
-                layer::weight_part(&ctx, deferred, &g);
+            let part = if matches!(way, Way::InParts) { BackwardPart::Input } else { BackwardPart::Both };
+            let (dx, weight_inputs) = layer::backward(&ctx, lab.buffer(&self.dy), saved, &w, &g, part);
+            assert_eq!(weight_inputs.is_some(), part == BackwardPart::Input);
+            if let Some(weight_inputs) = weight_inputs {
+                layer::weight_part(&ctx, weight_inputs, &g);
             }
             ends = Some((lab.values(y.view()), lab.values(dx.view())));
         }

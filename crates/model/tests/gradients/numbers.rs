@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kintsugi_plan::parameters::{Initial, UnitLayout};
+use kintsugi_plan::parameters::{InitialValues, UnitLayout};
 use kintsugi_spec::splitmix64::{GOLDEN, mix};
 
 /// Numbers around zero with variance one, the same for the same seed.
@@ -31,13 +31,13 @@ pub fn random_weights(layout: &UnitLayout, tp: usize, part: usize) -> Vec<f64> {
     let mut weights = vec![1e3; layout.len];
     for placed in &layout.placed {
         let parameter = &placed.parameter;
-        let whole = random(parameter.valid_elements(), 100 + parameter.slot as u64);
+        let whole = random(parameter.valid_elements(), 100 + parameter.kind as u64);
         for (local, to) in weights[placed.range.clone()].iter_mut().enumerate() {
             if let Some(value) = whole.get(parameter.global_index(tp, part, local)) {
                 *to = match parameter.initial {
-                    Initial::Ones => 1.0 + 0.2 * value,
-                    Initial::Zeros => 0.5 * value,
-                    Initial::Normal(_) => value / (parameter.shape[1] as f64).sqrt(),
+                    InitialValues::Ones => 1.0 + 0.2 * value,
+                    InitialValues::Zeros => 0.5 * value,
+                    InitialValues::Normal(_) => value / (parameter.shape[1] as f64).sqrt(),
                 };
             }
         }

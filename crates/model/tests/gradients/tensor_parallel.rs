@@ -7,8 +7,8 @@ use std::time::Duration;
 use kintsugi_comm::threads::World;
 use kintsugi_comm::{Communicator, Solo};
 use kintsugi_model::{Context, embedding, head, layer};
-use kintsugi_plan::parameters::{Placed, Slot, Split, UnitLayout};
-use kintsugi_plan::{Part, Plan, Unit};
+use kintsugi_plan::parameters::{ParameterKind, Placed, TensorSplit, UnitLayout};
+use kintsugi_plan::{BackwardPart, Plan, Unit};
 use kintsugi_spec::Topology;
 
 use crate::lab::{Lab, MODELS, UnitInLab, plan, shape};
@@ -34,7 +34,7 @@ struct Streams {
 }
 
 /// Forward and backward of the whole model on one rank.
-fn pass(plan: &Plan, group: &dyn Communicator, part: Part) -> Pass {
+fn pass(plan: &Plan, group: &dyn Communicator, part: BackwardPart) -> Pass {
     let (lab, shape) = (Lab::new(), shape(plan, group.rank()));
     let layouts: Vec<UnitLayout> = plan.units().into_iter().map(|unit| plan.layout(unit)).collect();
     let unit = |layout| lab.unit(layout, &random_weights(layout, group.size(), group.rank()));
@@ -42,7 +42,11 @@ fn pass(plan: &Plan, group: &dyn Communicator, part: Part) -> Pass {
         lab: &lab,
         ctx: lab.context(group, &shape),
         units: layouts.iter().map(|layout| (layout.unit, unit(layout))).collect(),
-        output: if plan.model.tied { (Unit::Table, Slot::Table) } else { (Unit::Head, Slot::Output) },
+        output: if plan.model.tied {
+            (Unit::Table, ParameterKind::Table)
+        } else {
+            (Unit::Head, ParameterKind::Output)
+        },
     };
     let [tokens, targets] = [4, 5].map(|seed| random_tokens(plan.rows(), plan.model.vocab, seed));
     let (loss, streams) = model.run(&tokens, &targets, part);
@@ -55,11 +59,11 @@ struct Model<'a> {
     ctx: Context<'a>,
     units: BTreeMap<Unit, UnitInLab<'a>>,
     /// Where the output matrix is.
-    output: (Unit, Slot),
+    output: (Unit, ParameterKind),
 }
 
 impl Model<'_> {
-    fn run(&self, tokens: &[u32], targets: &[u32], part: Part) -> (f64, Streams) {
+    fn run(&self, tokens: &[u32], targets: &[u32], part: BackwardPart) -> (f64, Streams) {
         let (lab, ctx) = (self.lab, &self.ctx);
         let (tokens, targets) = (lab.tokens(tokens), lab.tokens(targets));
         let (table, positions) = (&self.units[&Unit::Table], self.units.get(&Unit::Positions));
@@ -75,16 +79,16 @@ impl Model<'_> {
         let loss = head::Loss { targets: targets.view(), sum: sum.view(), scale: scale.view() };
         let (head_saved, w) = (head::forward(ctx, out, &self.head_weights(), loss), self.head_weights());
         let (norm, output) = (self.units[&Unit::Head].gradients(), self.head_output());
-        let (dout, deferred) = head::backward(ctx, head_saved, &w, &norm, &output, part);
-        if let Some(deferred) = deferred {
-            head::weight_part(ctx, &deferred, &output);
+        let (dout, weight_inputs) = head::backward(ctx, head_saved, &w, &norm, &output, part);
+        if let Some(weight_inputs) = weight_inputs {
+            head::weight_part(ctx, &weight_inputs, &output);
         }
         let dy = lab.values(dout.view());
 
         let (w, g) = (layer_unit.weights(), layer_unit.gradients());
-        let (dembedded, deferred) = layer::backward(ctx, dout, saved, &w, &g, part);
-        if let Some(deferred) = deferred {
-            layer::weight_part(ctx, deferred, &g);
+        let (dembedded, weight_inputs) = layer::backward(ctx, dout, saved, &w, &g, part);
+        if let Some(weight_inputs) = weight_inputs {
+            layer::weight_part(ctx, weight_inputs, &g);
         }
         let position_gradients = positions.map(UnitInLab::gradients);
         let table = table.gradients();
@@ -93,19 +97,19 @@ impl Model<'_> {
     }
 
     fn head_weights(&self) -> head::HeadWeights<'_> {
-        let (unit, slot) = self.output;
-        let output = self.units[&unit].weights().get(slot);
+        let (unit, kind) = self.output;
+        let output = self.units[&unit].weights().get(kind);
         head::HeadWeights { norm: self.units[&Unit::Head].weights(), output }
     }
 
-    fn head_output(&self) -> head::Output<'_> {
-        let (unit, slot) = self.output;
-        head::Output { gradients: self.units[&unit].gradients(), slot }
+    fn head_output(&self) -> head::OutputGradient<'_> {
+        let (unit, kind) = self.output;
+        head::OutputGradient { gradients: self.units[&unit].gradients(), kind }
     }
 }
 
 /// The same pass on every rank of a world of [`TP`].
-fn parallel_passes(plan: &Plan, part: Part) -> Vec<Pass> {
+fn parallel_passes(plan: &Plan, part: BackwardPart) -> Vec<Pass> {
     let world = World::new(Topology::ONE_NODE, TP);
     // A rank whose peer has panicked would otherwise wait for minutes.
     world.set_timeout(Duration::from_secs(60));
@@ -134,7 +138,7 @@ fn assert_stream(what: &str, parts: &[&[f64]], whole: &[f64], sequence_parallel:
 /// parts that add up.
 fn assert_gradient(what: &str, parts: &[&[f64]], placed: &Placed, whole: &[f64], sequence_parallel: bool) {
     let parameter = &placed.parameter;
-    if parameter.split == Split::Whole && !sequence_parallel {
+    if parameter.split == TensorSplit::Whole && !sequence_parallel {
         for part in parts {
             assert_close(what, part, whole, TOLERANCE);
         }
@@ -151,7 +155,7 @@ fn assert_gradient(what: &str, parts: &[&[f64]], placed: &Placed, whole: &[f64],
     assert!(sum[valid..].iter().all(|&g| g == 0.0), "{what}: padding has no gradient");
 }
 
-fn assert_passes(what: &str, plan: &Plan, one: &Plan, part: Part) {
+fn assert_passes(what: &str, plan: &Plan, one: &Plan, part: BackwardPart) {
     let (ranks, expected) = (parallel_passes(plan, part), pass(one, &Solo, part));
     for rank in &ranks {
         assert_close(&format!("{what}: loss"), &[rank.loss], &[expected.loss], TOLERANCE);
@@ -184,7 +188,7 @@ fn two_ranks_agree_with_one() {
         let one = plan(&[model, BATCH]);
         for rows in ["parallel.sequence_parallel=false", "parallel.sequence_parallel=true"] {
             for recompute in ["memory.recompute=none", "memory.recompute=selective"] {
-                for part in [Part::Both, Part::Input] {
+                for part in [BackwardPart::Both, BackwardPart::Input] {
                     let plan = plan(&[model, BATCH, &["parallel.tp=2", rows, recompute]]);
                     assert_passes(&format!("{model:?}, {rows}, {recompute}, {part:?}"), &plan, &one, part);
                 }

@@ -2,7 +2,7 @@
 
 use super::{Draft, Place, Stretch};
 use crate::schedule::Pass;
-use crate::{Block, Op, Part, Plan, Recompute};
+use crate::{BackwardPart, Block, Op, Plan, Recompute};
 
 /// What forwards are for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,11 +53,11 @@ fn compute(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute, slots
             }
             return;
         }
-        Pass::Backward { micro, .. } => (micro, Part::Both),
-        Pass::BackwardInput { micro, .. } => (micro, Part::Input),
-        Pass::BackwardWeight { micro, .. } => (micro, Part::Weight),
+        Pass::Backward { micro, .. } => (micro, BackwardPart::Both),
+        Pass::BackwardInput { micro, .. } => (micro, BackwardPart::Input),
+        Pass::BackwardWeight { micro, .. } => (micro, BackwardPart::Weight),
     };
-    let again = recompute == Recompute::Full && part != Part::Weight;
+    let again = recompute == Recompute::Full && part != BackwardPart::Weight;
     for &block in blocks.iter().rev() {
         if again && matches!(block, Block::Layer(_)) {
             slots.push(Op::Recompute { block, micro });

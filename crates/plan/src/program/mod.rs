@@ -14,7 +14,7 @@ mod transfers;
 use std::ops::Range;
 
 use crate::schedule::{self, Pass};
-use crate::{Block, Op, Part, Plan, Program};
+use crate::{BackwardPart, Block, Op, Plan, Program};
 
 /// Where an op is put around a block computation.
 #[derive(Clone, Copy)]
@@ -64,9 +64,9 @@ fn use_of_parameters(op: Op) -> (Option<Block>, Option<(Block, usize)>) {
         | Op::Evaluate { block, .. }
         | Op::Decode { block, .. }
         | Op::Recompute { block, .. }
-        | Op::Backward { block, part: Part::Input, .. } => (Some(block), None),
-        Op::Backward { block, micro, part: Part::Both } => (Some(block), Some((block, micro))),
-        Op::Backward { block, micro, part: Part::Weight } => (None, Some((block, micro))),
+        | Op::Backward { block, part: BackwardPart::Input, .. } => (Some(block), None),
+        Op::Backward { block, micro, part: BackwardPart::Both } => (Some(block), Some((block, micro))),
+        Op::Backward { block, micro, part: BackwardPart::Weight } => (None, Some((block, micro))),
         Op::Begin
         | Op::Load { .. }
         | Op::Feed { .. }

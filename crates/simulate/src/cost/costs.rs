@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kintsugi_comm::Collective;
 use kintsugi_comm::paper::{Entry, Transfer as Movement};
-use kintsugi_plan::{Axis, Block, MessageKind, Op, Over, Part, Plan, Unit};
+use kintsugi_plan::{Axis, BackwardPart, Block, MessageKind, Op, Over, Plan, Unit};
 use kintsugi_spec::{FrameworkSpec, Level};
 
 use super::device::DeviceModel;
@@ -186,9 +186,9 @@ impl Costs {
         let compute = |op: Op| match op {
             Op::Forward { block: Block::Layer(_), .. } | Op::Recompute { .. } => forward,
             Op::Backward { block: Block::Layer(_), part, .. } => match part {
-                Part::Both => backward_input + backward_weight,
-                Part::Input => backward_input,
-                Part::Weight => backward_weight,
+                BackwardPart::Both => backward_input + backward_weight,
+                BackwardPart::Input => backward_input,
+                BackwardPart::Weight => backward_weight,
             },
             Op::Forward { .. }
             | Op::Backward { .. }

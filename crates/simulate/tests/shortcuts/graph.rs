@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_plan::{Op, Over, Part, Plan, Program};
+use kintsugi_plan::{BackwardPart, Op, Over, Plan, Program};
 use kintsugi_simulate::cost::{CostCache, DeviceModel};
 use kintsugi_simulate::{CompiledStep, StepKey, StepTimer, Timeline};
 use proptest::collection::vec;
@@ -77,9 +77,9 @@ fn training_kind(op: Op) -> Option<&'static str> {
         Op::Load { .. } => Some("load"),
         Op::Forward { .. } => Some("forward"),
         Op::Recompute { .. } => Some("recompute"),
-        Op::Backward { part: Part::Both, .. } => Some("backward"),
-        Op::Backward { part: Part::Input, .. } => Some("backward, input"),
-        Op::Backward { part: Part::Weight, .. } => Some("backward, weight"),
+        Op::Backward { part: BackwardPart::Both, .. } => Some("backward"),
+        Op::Backward { part: BackwardPart::Input, .. } => Some("backward, input"),
+        Op::Backward { part: BackwardPart::Weight, .. } => Some("backward, weight"),
         Op::GatherStart { .. } => Some("gather"),
         Op::GatherWait { .. } => Some("gathered"),
         Op::Release { .. } => Some("release"),

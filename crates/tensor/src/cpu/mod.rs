@@ -146,7 +146,7 @@ impl Backend for CpuBackend {
         Buffer::new(&self.memory, len, dtype, category)
     }
 
-    fn settle(&self) {}
+    fn synchronize(&self) {}
 
     fn upload_tokens(&self, tokens: &[u32], to: View) {
         Access::new().write_tokens(to).copy_from_slice(tokens);

@@ -17,7 +17,8 @@ use crate::ops::{
     UpdateControl,
 };
 use crate::{
-    Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, Place, Repeat, Repeated, View,
+    Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, Place, ReplayOutcome,
+    ReplayRequest, View,
 };
 
 /// Ends the rank if something failed.
@@ -85,13 +86,13 @@ impl Backend for CudaBackend {
         Buffer::new(&self.memory, len, dtype, category)
     }
 
-    fn settle(&self) {
+    fn synchronize(&self) {
         self.stream.novel();
         self.enqueued(self.stream.synchronize());
     }
 
-    fn listen(&self, hear: Box<dyn Fn(Notice)>) {
-        self.listener.set(hear);
+    fn set_notice_handler(&self, handler: Box<dyn Fn(Notice)>) {
+        self.listener.set(handler);
     }
 
     fn mark(&self) -> Mark {
@@ -108,8 +109,8 @@ impl Backend for CudaBackend {
         self.stream.launches()
     }
 
-    fn repeat(&self, step: &mut dyn FnMut(Repeat)) -> Repeated {
-        done(self.replay.repeat(step))
+    fn replay_step(&self, step: &mut dyn FnMut(ReplayRequest)) -> ReplayOutcome {
+        done(self.replay.replay_step(step))
     }
 
     fn upload_tokens(&self, tokens: &[u32], to: View) {

@@ -16,7 +16,7 @@ use super::error::CudaError;
 use super::memory::DeviceSlab;
 use super::pinned::Pinned;
 use super::stream::Stream;
-use crate::{Repeat, Repeated};
+use crate::{ReplayOutcome, ReplayRequest};
 
 /// Graphs that take turns.
 const GRAPHS: usize = 2;
@@ -106,11 +106,14 @@ impl Replay {
         }
     }
 
-    /// See [`Backend::repeat`](crate::Backend::repeat).
-    pub(crate) fn repeat(&self, step: &mut dyn FnMut(Repeat)) -> Result<Repeated, CudaError> {
+    /// See [`Backend::replay_step`](crate::Backend::replay_step).
+    pub(crate) fn replay_step(
+        &self,
+        step: &mut dyn FnMut(ReplayRequest),
+    ) -> Result<ReplayOutcome, CudaError> {
         if self.refused.get() {
-            step(Repeat::Whole);
-            return Ok(Repeated::Enqueued);
+            step(ReplayRequest::WholeStep);
+            return Ok(ReplayOutcome::Enqueued);
         }
         let free = self.slab.free();
         if let Some(captured) = self.graphs.borrow().get(self.turn.get())
@@ -118,20 +121,20 @@ impl Replay {
         {
             captured.refill(step)?;
             self.launch(captured)?;
-            return Ok(Repeated::Replayed);
+            return Ok(ReplayOutcome::Replayed);
         }
         let expected = self.watch.borrow().expected(&free);
         let Some(expected) = expected else {
             self.watch(free, step);
-            return Ok(Repeated::Enqueued);
+            return Ok(ReplayOutcome::Enqueued);
         };
         if let Err(error) = self.capture(expected, step).and_then(|captured| self.first_launch(captured)) {
             self.refused.set(true);
             self.graphs.borrow_mut().clear();
-            step(Repeat::Whole);
-            return Ok(Repeated::Refused(error.to_string()));
+            step(ReplayRequest::WholeStep);
+            return Ok(ReplayOutcome::Refused(error.to_string()));
         }
-        Ok(Repeated::Enqueued)
+        Ok(ReplayOutcome::Enqueued)
     }
 
     /// Uploads a captured step's tokens; `false` if they are to go another way.
@@ -173,10 +176,10 @@ impl Replay {
     }
 
     /// Has a step enqueued one by one, and remembers its footprint.
-    fn watch(&self, free: Vec<(u64, u64)>, step: &mut dyn FnMut(Repeat)) {
+    fn watch(&self, free: Vec<(u64, u64)>, step: &mut dyn FnMut(ReplayRequest)) {
         self.mode.replace(Mode::Watching { bytes: 0 });
         self.stream.begin_digest();
-        step(Repeat::Whole);
+        step(ReplayRequest::WholeStep);
         if let Mode::Watching { bytes } = self.mode.replace(Mode::Idle) {
             let footprint = Footprint { digest: self.stream.digest(), free, bytes };
             self.watch.borrow_mut().saw(footprint);
@@ -184,14 +187,18 @@ impl Replay {
     }
 
     /// Captures a step instead of running it.
-    fn capture(&self, expected: Footprint, step: &mut dyn FnMut(Repeat)) -> Result<Captured, CudaError> {
+    fn capture(
+        &self,
+        expected: Footprint,
+        step: &mut dyn FnMut(ReplayRequest),
+    ) -> Result<Captured, CudaError> {
         let ran = self.stream.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
         let tokens = Tokens { memory: Pinned::new(&self.stream, expected.bytes.max(1))?, bytes: 0 };
         let queue = self.stream.queue();
         queue.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
         self.mode.replace(Mode::Capturing { tokens, failure: None });
         self.stream.begin_digest();
-        step(Repeat::Whole);
+        step(ReplayRequest::WholeStep);
         let Mode::Capturing { tokens, failure } = self.mode.replace(Mode::Idle) else {
             unreachable!("a step does not end its own capture");
         };
@@ -228,10 +235,10 @@ impl Replay {
 
 impl Captured {
     /// Puts new tokens in the place of the old ones, when those have been read.
-    fn refill(&self, step: &mut dyn FnMut(Repeat)) -> Result<(), CudaError> {
+    fn refill(&self, step: &mut dyn FnMut(ReplayRequest)) -> Result<(), CudaError> {
         self.ran.synchronize()?;
         let mut at = 0;
-        step(Repeat::Tokens(&mut |ids| {
+        step(ReplayRequest::Tokens(&mut |ids| {
             let bytes = token_bytes(ids);
             // SAFETY: the last launch, which alone read these bytes, has run.
             unsafe { self.tokens.memory.put(at, &bytes) };

@@ -153,7 +153,7 @@ impl Backend for Paper {
         Buffer::new(&self.memory, len, dtype, category)
     }
 
-    fn settle(&self) {}
+    fn synchronize(&self) {}
 
     fn upload_tokens(&self, tokens: &[u32], to: View) {
         assert_eq!(tokens.len(), to.len(), "an upload of another length");

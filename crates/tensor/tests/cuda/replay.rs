@@ -5,7 +5,7 @@ use std::rc::Rc;
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::ops::{Embedding, Linear};
-use kintsugi_tensor::{Backend, Buffer, Category, DType, Fetch, Repeat, Repeated};
+use kintsugi_tensor::{Backend, Buffer, Category, DType, Fetch, ReplayOutcome, ReplayRequest};
 
 use crate::lab::{Lab, card, tuning_card};
 
@@ -50,11 +50,11 @@ impl<'a> Toy<'a> {
         backend.add(out.view(), self.total.view());
     }
 
-    fn repeat(&self, step: u32) -> Repeated {
+    fn replay_step(&self, step: u32) -> ReplayOutcome {
         let tokens: Vec<u32> = (0..ROWS as u32).map(|i| (7 * i + step) % WORDS).collect();
-        self.lab.backend.repeat(&mut |what| match what {
-            Repeat::Whole => self.enqueue(&tokens),
-            Repeat::Tokens(put) => put(&tokens),
+        self.lab.backend.replay_step(&mut |what| match what {
+            ReplayRequest::WholeStep => self.enqueue(&tokens),
+            ReplayRequest::Tokens(put) => put(&tokens),
         })
     }
 }
@@ -69,7 +69,7 @@ fn a_replayed_step_reads_its_own_tokens() {
         let (mut replayed, mut fetched) = (0, Vec::new());
         let mut bystander = None;
         for step in 0..STEPS {
-            replayed += u32::from(toy.repeat(step) == Repeated::Replayed);
+            replayed += u32::from(toy.replay_step(step) == ReplayOutcome::Replayed);
             // Nobody waits, so that the host fills tokens while earlier steps run.
             fetched.push(backend.fetch(toy.total.view()));
             if step == 7 {
@@ -97,20 +97,20 @@ fn a_step_that_changes_is_never_replayed() {
     let lab = Lab { backend: &card, dtype: DType::F32 };
     let buffer = lab.numbers(&[0.0; 100], DType::F32);
     for step in 0..8 {
-        let fill = &mut |what: Repeat| {
-            assert!(matches!(what, Repeat::Whole));
+        let fill = &mut |what: ReplayRequest| {
+            assert!(matches!(what, ReplayRequest::WholeStep));
             card.fill(f64::from(step), buffer.view());
         };
-        assert_eq!(card.repeat(fill), Repeated::Enqueued);
+        assert_eq!(card.replay_step(fill), ReplayOutcome::Enqueued);
         assert_eq!(card.read_scalar(buffer.view(), 99).to_bits(), f64::from(step).to_bits());
     }
     // Neither is one that reads.
     for _ in 0..8 {
-        let repeated = card.repeat(&mut |_| {
+        let repeated = card.replay_step(&mut |_| {
             card.fill(1.0, buffer.view());
             card.read_scalar(buffer.view(), 0);
         });
-        assert_eq!(repeated, Repeated::Enqueued);
+        assert_eq!(repeated, ReplayOutcome::Enqueued);
     }
 }
 
@@ -118,7 +118,7 @@ fn a_step_that_changes_is_never_replayed() {
 fn a_step_that_tries_products_is_not_replayed_and_those_after_it_are() {
     let Some(card) = tuning_card() else { return };
     let toy = Toy::new(&card);
-    let replayed: Vec<bool> = (0..12).map(|step| toy.repeat(step) == Repeated::Replayed).collect();
+    let replayed: Vec<bool> = (0..12).map(|step| toy.replay_step(step) == ReplayOutcome::Replayed).collect();
     // Candidates are tried in step 0; 1 and 2 are the same; 3 and 4 are captured.
     assert_eq!(replayed, [vec![false; 5], vec![true; 7]].concat());
 }

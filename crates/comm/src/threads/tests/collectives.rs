@@ -3,7 +3,7 @@
 use kintsugi_spec::{Level, Topology};
 use kintsugi_tensor::DType;
 
-use super::{Lab, run};
+use super::{TestBuffers, run};
 use crate::paper::{Entry, Transfer, charge};
 use crate::ring::chunk;
 use crate::threads::World;
@@ -48,8 +48,8 @@ fn check(group: &impl Communicator, collective: Collective, len: usize, dtype: D
     let mut values = vec![50.0; 3];
     values.extend(input(collective, len, ranks, me));
     values.extend([51.0; 2]);
-    let pending = group.start(collective, Lab::new().buffer(&values, dtype), 3..3 + len);
-    let after = Lab::values(&group.wait(pending));
+    let pending = group.start(collective, TestBuffers::new().buffer(&values, dtype), 3..3 + len);
+    let after = TestBuffers::values(&group.wait(pending));
     assert_eq!((&after[..3], &after[3 + len..]), (&[50.0; 3][..], &[51.0; 2][..]), "outside the range");
     for index in 0..len {
         if let Some(expected) = expected(collective, len, ranks, me, index) {
@@ -108,8 +108,8 @@ fn sums_are_taken_around_the_ring_and_have_the_same_bits_every_time() {
         let group = world.group("dp", &[0, 1, 2, 3], rank);
         let values: Vec<_> = (0..LEN).map(|index| value(rank, index).into()).collect();
         for _ in 0..50 {
-            let buffer = group.run(Collective::AllReduce, Lab::new().buffer(&values, DType::F32));
-            assert_eq!(Lab::values(&buffer), sums);
+            let buffer = group.run(Collective::AllReduce, TestBuffers::new().buffer(&values, DType::F32));
+            assert_eq!(TestBuffers::values(&buffer), sums);
         }
     });
 }

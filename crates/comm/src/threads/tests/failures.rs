@@ -8,8 +8,8 @@ use std::time::Duration;
 use kintsugi_spec::Topology;
 use kintsugi_tensor::{Buffer, DType};
 
-use super::{Lab, run, try_run};
-use crate::threads::{Failure, ThreadsGroup, World};
+use super::{TestBuffers, run, try_run};
+use crate::threads::{RankFailure, ThreadsGroup, World};
 use crate::{Collective, Communicator};
 
 fn world(ranks: usize, timeout: Duration) -> Arc<World> {
@@ -21,7 +21,7 @@ fn world(ranks: usize, timeout: Duration) -> Arc<World> {
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn buffer(len: usize) -> Buffer {
-    Lab::new().buffer(&vec![0.0; len], DType::F32)
+    TestBuffers::new().buffer(&vec![0.0; len], DType::F32)
 }
 
 /// Runs four ranks, of which rank 2 panics once it has done `before`, and the others do `body`.
@@ -35,7 +35,7 @@ fn rank_2_breaks(before: impl Fn(&ThreadsGroup) + Sync, body: impl Fn(&ThreadsGr
         }
         body(&group);
     });
-    let expected = Failure { rank: 2, during: "a test".to_owned(), reason: "broken".to_owned() };
+    let expected = RankFailure { rank: 2, during: "a test".to_owned(), reason: "broken".to_owned() };
     assert_eq!(world.failure(), Some(&expected));
     for rank in [0, 1, 3] {
         let message = results[rank].as_ref().expect_err("cannot go on");
@@ -74,9 +74,9 @@ fn a_rank_that_dies_takes_the_others_out_of_messages() {
 #[test]
 fn nothing_starts_in_a_world_that_has_stopped() {
     let world = world(2, HOUR);
-    let first = Failure { rank: 0, during: "one".to_owned(), reason: "first".to_owned() };
+    let first = RankFailure { rank: 0, during: "one".to_owned(), reason: "first".to_owned() };
     world.abort(first.clone());
-    world.abort(Failure { rank: 1, during: "two".to_owned(), reason: "second".to_owned() });
+    world.abort(RankFailure { rank: 1, during: "two".to_owned(), reason: "second".to_owned() });
     assert_eq!(world.failure(), Some(&first), "the first failure stays");
     let results = try_run(&world, 2, |rank| {
         let group = world.group("dp", &[0, 1], rank);
@@ -92,7 +92,7 @@ fn nothing_starts_in_a_world_that_has_stopped() {
 }
 
 /// Four ranks start or not, as `starts` says, and then wait or not; gives the failure of the first that times out.
-fn time_out(starts: [bool; 4], waits: [bool; 4]) -> Failure {
+fn time_out(starts: [bool; 4], waits: [bool; 4]) -> RankFailure {
     let world = world(4, Duration::from_millis(20));
     let started = Barrier::new(4);
     try_run(&world, 4, |rank| {
@@ -132,7 +132,7 @@ fn a_timeout_ends_with_the_name_of_who_does_not_send() {
             drop(group.wait(group.receive(1, 5, buffer(8))));
         }
     });
-    let expected = Failure {
+    let expected = RankFailure {
         rank: 1,
         during: "send from rank 2 to rank 1 with tag 5 of group pp".to_owned(),
         reason: "after 20ms, not started by rank 2".to_owned(),
@@ -164,7 +164,7 @@ fn the_ends_of_a_message_must_have_the_same_size_and_type() {
     let reason = disagreement(|group| {
         let pending = match group.rank() {
             0 => group.send(1, 3, buffer(8)),
-            _ => group.receive(0, 3, Lab::new().buffer(&[0.0; 4], DType::BF16)),
+            _ => group.receive(0, 3, TestBuffers::new().buffer(&[0.0; 4], DType::BF16)),
         };
         drop(group.wait(pending));
     });
@@ -180,7 +180,7 @@ fn a_rank_does_not_send_to_itself() {
 #[test]
 #[should_panic(expected = "token ids are not summed")]
 fn token_ids_are_not_summed() {
-    let tokens = Lab::new().buffer(&[1.0], DType::U32);
+    let tokens = TestBuffers::new().buffer(&[1.0], DType::U32);
     let _ = world(2, HOUR).group("tp", &[0, 1], 0).start(Collective::ReduceScatter, tokens, 0..1);
 }
 

@@ -7,8 +7,8 @@ use kintsugi_tensor::{Buffer, DType};
 use proptest::prelude::*;
 
 use super::collectives::{expected, input};
-use super::{Lab, run};
-use crate::threads::board::ROOM;
+use super::{TestBuffers, run};
+use crate::threads::group_state::PREALLOCATED;
 use crate::threads::{ThreadsGroup, World};
 use crate::{Collective, Communicator, Pending};
 
@@ -38,15 +38,15 @@ struct Started<'a> {
 
 impl<'a> Started<'a> {
     fn new(line: Line, group: &'a ThreadsGroup) -> Self {
-        let (size, me, lab) = (group.size(), group.rank(), Lab::new());
+        let (size, me, buffers) = (group.size(), group.rank(), TestBuffers::new());
         let pending = match line.action {
             Action::Collective(collective) => {
                 let values = input(collective, line.len, size, me);
-                vec![group.start(collective, lab.buffer(&values, line.dtype), 0..line.len)]
+                vec![group.start(collective, buffers.buffer(&values, line.dtype), 0..line.len)]
             }
             Action::Shift if size == 1 => Vec::new(),
             Action::Shift => {
-                let buffer = |x: usize| lab.buffer(&vec![x as f64; line.len], line.dtype);
+                let buffer = |x: usize| buffers.buffer(&vec![x as f64; line.len], line.dtype);
                 let sent = group.send((me + 1) % size, 0, buffer(me));
                 vec![sent, group.receive((me + size - 1) % size, 0, buffer(99))]
             }
@@ -58,7 +58,7 @@ impl<'a> Started<'a> {
         let Started { line, group, pending } = self;
         let (size, me) = (group.size(), group.rank());
         let buffers: Vec<Buffer> = pending.into_iter().map(|pending| group.wait(pending)).collect();
-        let Some(values) = buffers.last().map(Lab::values) else { return };
+        let Some(values) = buffers.last().map(TestBuffers::values) else { return };
         for (index, &value) in values.iter().enumerate() {
             let expected = match line.action {
                 Action::Collective(collective) => expected(collective, line.len, size, me, index),
@@ -93,12 +93,12 @@ fn play(ranks: usize, depth: usize, program: &[Line]) {
         }
         in_flight.into_iter().for_each(Started::finish);
     });
-    let posts = world.group("all", &all, 0);
-    let posts = posts.board.lock();
-    assert!(posts.rounds.is_empty() && posts.messages.is_empty(), "everything is cleared away");
+    let transfers = world.group("all", &all, 0);
+    let transfers = transfers.shared.lock();
+    assert!(transfers.collectives.is_empty() && transfers.messages.is_empty(), "everything is cleared away");
     // A rank leaves a collective when all have come to it, so nobody is more than one ahead of what is in flight.
-    let made = posts.spare.len();
-    assert!((ROOM..=ROOM.max(depth + 2)).contains(&made), "{made} rounds were made");
+    let made = transfers.spare.len();
+    assert!((PREALLOCATED..=PREALLOCATED.max(depth + 2)).contains(&made), "{made} collectives were made");
 }
 
 fn line() -> impl Strategy<Value = Line> {

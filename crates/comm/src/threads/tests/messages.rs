@@ -3,7 +3,7 @@
 use kintsugi_spec::{Level, Topology};
 use kintsugi_tensor::DType;
 
-use super::{Lab, run};
+use super::{TestBuffers, run};
 use crate::threads::World;
 use crate::{Communicator, Operation, Traffic};
 
@@ -15,10 +15,10 @@ fn messages_go_around_even_if_everybody_waits_for_the_send_first() {
         let group = world.group("pp", &[0, 1, 2, 3, 4], rank);
         for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16, DType::U32] {
             let (next, previous) = ((rank + 1) % 5, (rank + 4) % 5);
-            let sent = group.send(next, 1, Lab::new().buffer(&[rank as f64; 9], dtype));
-            let received = group.receive(previous, 1, Lab::new().buffer(&[99.0; 9], dtype));
+            let sent = group.send(next, 1, TestBuffers::new().buffer(&[rank as f64; 9], dtype));
+            let received = group.receive(previous, 1, TestBuffers::new().buffer(&[99.0; 9], dtype));
             group.wait(sent);
-            assert_eq!(Lab::values(&group.wait(received)), [previous as f64; 9]);
+            assert_eq!(TestBuffers::values(&group.wait(received)), [previous as f64; 9]);
         }
     });
     let bytes = 9 * (8 + 4 + 2 + 2 + 4);
@@ -34,22 +34,22 @@ fn tags_tell_messages_apart_and_equal_tags_keep_their_order() {
     let world = World::new(Topology::ONE_NODE, 2);
     run(&world, 2, |rank| {
         let group = world.group("pp", &[0, 1], rank);
-        let lab = Lab::new();
+        let buffers = TestBuffers::new();
         if rank == 0 {
             let messages = [(7, 1.0), (8, 2.0), (7, 3.0), (7, 4.0)];
-            let pending = messages.map(|(tag, x)| group.send(1, tag, lab.buffer(&[x], DType::F32)));
+            let pending = messages.map(|(tag, x)| group.send(1, tag, buffers.buffer(&[x], DType::F32)));
             pending.into_iter().rev().for_each(|sent| drop(group.wait(sent)));
         } else {
-            let empty = || lab.buffer(&[0.0], DType::F32);
+            let empty = || buffers.buffer(&[0.0], DType::F32);
             let pending = [8, 7, 7].map(|tag| group.receive(0, tag, empty()));
-            let values = pending.map(|received| Lab::values(&group.wait(received))[0]);
+            let values = pending.map(|received| TestBuffers::values(&group.wait(received))[0]);
             assert_eq!(values, [2.0, 1.0, 3.0]);
             let last = group.receive(0, 7, empty());
-            assert_eq!(Lab::values(&group.wait(last)), [4.0]);
+            assert_eq!(TestBuffers::values(&group.wait(last)), [4.0]);
         }
     });
-    let board = world.group("pp", &[0, 1], 0).board;
-    assert!(board.lock().messages.is_empty(), "all messages are cleared away");
+    let shared = world.group("pp", &[0, 1], 0).shared;
+    assert!(shared.lock().messages.is_empty(), "all messages are cleared away");
 }
 
 #[test]
@@ -57,13 +57,13 @@ fn receives_may_be_waited_for_in_any_order() {
     let world = World::new(Topology::ONE_NODE, 2);
     run(&world, 2, |rank| {
         let group = world.group("pp", &[0, 1], rank);
-        let lab = Lab::new();
+        let buffers = TestBuffers::new();
         if rank == 0 {
-            let [a, b] = [1.0, 2.0].map(|x| group.receive(1, 0, lab.buffer(&[x], DType::F64)));
-            assert_eq!(Lab::values(&group.wait(b)), [20.0]);
-            assert_eq!(Lab::values(&group.wait(a)), [10.0]);
+            let [a, b] = [1.0, 2.0].map(|x| group.receive(1, 0, buffers.buffer(&[x], DType::F64)));
+            assert_eq!(TestBuffers::values(&group.wait(b)), [20.0]);
+            assert_eq!(TestBuffers::values(&group.wait(a)), [10.0]);
         } else {
-            let [a, b] = [10.0, 20.0].map(|x| group.send(0, 0, lab.buffer(&[x], DType::F64)));
+            let [a, b] = [10.0, 20.0].map(|x| group.send(0, 0, buffers.buffer(&[x], DType::F64)));
             drop((group.wait(a), group.wait(b)));
         }
     });

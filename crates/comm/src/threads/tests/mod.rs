@@ -1,19 +1,19 @@
 //! Ranks as threads, held against the plain definitions.
 #![allow(clippy::float_cmp, reason = "the numbers are small integers, or the bits themselves are the point")]
 
+#[allow(unsafe_code, reason = "tests look into buffers")]
+mod buffers;
 mod collectives;
 mod failures;
 mod in_flight;
-#[allow(unsafe_code, reason = "tests look into buffers")]
-mod lab;
 mod messages;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
-use super::{Failure, World};
-pub(super) use lab::Lab;
+use super::{RankFailure, World};
+pub(super) use buffers::TestBuffers;
 
 /// Runs `body` on a thread per rank. A panic stops the world, and the rank's result is the message.
 fn try_run<T: Send>(
@@ -25,7 +25,7 @@ fn try_run<T: Send>(
         catch_unwind(AssertUnwindSafe(|| body(rank))).map_err(|payload| {
             let text = payload.downcast_ref::<&str>().map(ToString::to_string);
             let reason = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
-            world.abort(Failure { rank, during: "a test".to_owned(), reason: reason.clone() });
+            world.abort(RankFailure { rank, during: "a test".to_owned(), reason: reason.clone() });
             reason
         })
     };

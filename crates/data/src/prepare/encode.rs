@@ -1,17 +1,17 @@
-//! What a worker does: the documents of a piece, as tokens.
+//! Encodes the documents of a chunk as tokens.
 
-use crate::corpus::{Batch, Format, Input, LineCounts, documents};
+use crate::corpus::{Format, Input, LineCounts, TextChunk, documents};
 use crate::{DataError, TokenType, Tokenizer};
 
-/// A piece of text, and what became of it. Its memory is used again and again.
+/// A chunk of text and its tokens. Its memory is reused.
 #[derive(Debug, Default)]
-pub(super) struct Work {
-    pub(super) batch: Batch,
-    /// Tokens of all documents, as they are stored.
+pub(super) struct EncodedChunk {
+    pub(super) chunk: TextChunk,
+    /// Tokens of all documents, in the type of the file.
     pub(super) tokens: Vec<u8>,
-    /// Tokens of each sequence.
+    /// Number of tokens of each sequence.
     pub(super) lengths: Vec<u32>,
-    /// The lines or rows of the piece.
+    /// The numbers of lines or rows of the chunk.
     pub(super) parsed: LineCounts,
     /// Documents without text.
     pub(super) empty: u64,
@@ -26,33 +26,33 @@ pub(super) struct Encode<'a> {
     pub(super) end_of_document: Option<u32>,
 }
 
-/// Memory that a piece may keep; what a very long line took is given back.
+/// The most memory that a chunk keeps for reuse. Memory for a very long line is freed.
 const KEEP: usize = 8 << 20;
 
-/// Rows, documents or refused lines whose memory a piece may keep.
+/// The most rows, documents or refused lines whose memory a chunk keeps.
 const KEEP_ROWS: usize = 1 << 12;
 
 impl Encode<'_> {
-    /// Encodes the documents of a piece.
+    /// Encodes the documents of a chunk.
     pub(super) fn run(
         self,
         encoder: &mut crate::Encoder,
         input: &Input,
-        work: &mut Work,
+        encoded: &mut EncodedChunk,
     ) -> Result<(), DataError> {
-        work.clear();
-        let Work { batch, tokens, lengths, empty, .. } = work;
+        encoded.clear();
+        let EncodedChunk { chunk, tokens, lengths, empty, .. } = encoded;
         let format = input.format;
-        // The end is appended where a document ends: every JSON line or row, and the last piece of a text.
-        let end = self.end_of_document.filter(|_| format != Format::Text || batch.ends);
-        work.parsed = documents(batch, format, self.key, |line, text| {
+        // A document ends with every JSON line or row, and with the last chunk of a text.
+        let end = self.end_of_document.filter(|_| format != Format::Text || chunk.ends);
+        encoded.parsed = documents(chunk, format, self.key, |line, text| {
             let encoded = encoder.encode(text).map_err(|error| DataError::Line {
                 path: input.path.clone(),
                 unit: format.unit(),
                 line,
                 reason: error.to_string(),
             })?;
-            let whole = format != Format::Text || batch.begins;
+            let whole = format != Format::Text || chunk.begins;
             if encoded.is_empty() && whole {
                 *empty += 1;
                 return Ok(());
@@ -69,17 +69,17 @@ impl Encode<'_> {
     }
 }
 
-impl Work {
+impl EncodedChunk {
     fn clear(&mut self) {
         self.tokens.clear();
         self.lengths.clear();
         self.parsed = LineCounts::default();
-        for bytes in [&mut self.tokens, &mut self.batch.bytes] {
+        for bytes in [&mut self.tokens, &mut self.chunk.bytes] {
             bytes.shrink_to(KEEP);
         }
         self.lengths.shrink_to(KEEP_ROWS);
-        self.batch.rows.shrink_to(KEEP_ROWS);
-        self.batch.refused.shrink_to(KEEP_ROWS);
+        self.chunk.rows.shrink_to(KEEP_ROWS);
+        self.chunk.refused.shrink_to(KEEP_ROWS);
         self.empty = 0;
     }
 }

@@ -1,4 +1,4 @@
-//! What the GPU of a run says of itself: the memory that was taken, by the driver's count, and the energy that it used.
+//! Measures a run's GPU: the memory in use according to the driver, and the energy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,47 +8,47 @@ use std::time::Duration;
 use kintsugi_plan::{DeviceKind, Plan};
 use kintsugi_tensor::cuda::{Card, Meter};
 
-/// A card that is watched while a run goes on.
-pub(crate) struct CardWatch {
+/// Measures a GPU while a run uses it.
+pub(crate) struct GpuMonitor {
     card: Card,
-    /// Bytes that were free before the run took any; the driver's own context is not counted as the run's.
+    /// Bytes that were free before the run allocated any. The driver's own context does not count as the run's.
     free: u64,
-    energy: Option<EnergyWatch>,
+    energy: Option<EnergyMonitor>,
 }
 
-impl CardWatch {
-    /// Begins to watch the plan's card. `None` on a CPU, and where there is no card to ask: the ranks will say why.
+impl GpuMonitor {
+    /// Starts to measure the plan's GPU. `None` on a CPU, and if no GPU can be opened: the ranks report why.
     pub fn new(plan: &Plan) -> Option<Self> {
         if plan.run.device == DeviceKind::Cpu {
             return None;
         }
         let card = Card::new(0).ok()?;
         let (free, _) = card.memory().ok()?;
-        let energy = card.meter().and_then(EnergyWatch::new);
-        Some(CardWatch { card, free, energy })
+        let energy = card.meter().and_then(EnergyMonitor::new);
+        Some(GpuMonitor { card, free, energy })
     }
 
-    /// Bytes that were taken since.
+    /// Bytes that were allocated since.
     pub fn taken(&self) -> Option<u64> {
         let (free, _) = self.card.memory().ok()?;
         Some(self.free.saturating_sub(free))
     }
 
-    /// Joules that the card has used, by its own count, which starts anywhere.
+    /// Reading of the GPU's energy counter, in joules. Only differences have a meaning.
     pub fn joules(&self) -> Option<f64> {
-        self.energy.as_ref().map(EnergyWatch::joules)
+        self.energy.as_ref().map(EnergyMonitor::joules)
     }
 }
 
-/// A thread that reads the meter: a reading takes longer than a step may wait for it.
-struct EnergyWatch {
+/// A thread that reads the energy counter, since a reading takes too long for the training loop to wait for it.
+struct EnergyMonitor {
     joules: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     reader: Option<JoinHandle<()>>,
 }
 
-impl EnergyWatch {
-    /// The meter itself is not refreshed more often than this.
+impl EnergyMonitor {
+    /// The driver does not refresh the counter more often.
     const PAUSE: Duration = Duration::from_millis(20);
 
     fn new(meter: Meter) -> Option<Self> {
@@ -65,7 +65,7 @@ impl EnergyWatch {
                 }
             }
         });
-        Some(EnergyWatch { joules, stop, reader: Some(reader.ok()?) })
+        Some(EnergyMonitor { joules, stop, reader: Some(reader.ok()?) })
     }
 
     fn joules(&self) -> f64 {
@@ -73,11 +73,11 @@ impl EnergyWatch {
     }
 }
 
-impl Drop for EnergyWatch {
+impl Drop for EnergyMonitor {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(reader) = self.reader.take() {
-            // It only reads and sleeps.
+            // The thread only reads and sleeps, so it does not panic.
             reader.join().ok();
         }
     }

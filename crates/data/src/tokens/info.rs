@@ -1,6 +1,6 @@
-//! What is known of a pair of token files beside Megatron's own index: `PREFIX.meta.json`.
+//! Information about token files that Megatron's index does not have: `PREFIX.meta.json`.
 //!
-//! Files of others do not have it; nothing but early and clear words about a vocabulary depends on it.
+//! It is optional, since files of other programs do not have it. It allows early and clear errors about the vocabulary.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -12,12 +12,12 @@ use crate::DataError;
 
 /// A description of token files.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub struct About {
+pub struct TokenFileInfo {
     /// Size of the vocabulary: every token is below it.
     pub vocab: usize,
     /// The tokenizer, as it was named.
     pub tokenizer: String,
-    /// The token that ends every document, where one was appended.
+    /// The token that ends every document, if one was appended.
     pub end_of_document: Option<u32>,
     /// Documents.
     pub documents: u64,
@@ -25,12 +25,12 @@ pub struct About {
     pub tokens: u64,
 }
 
-/// It has a few short fields: what is longer is something else.
+/// The most bytes of the file. A longer file is something else.
 const MOST_BYTES: u64 = 1 << 20;
 
-impl About {
-    /// Reads the description, where there is one.
-    pub(super) fn read(path: &Path) -> Result<Option<About>, DataError> {
+impl TokenFileInfo {
+    /// Reads the description, if there is one.
+    pub(super) fn read(path: &Path) -> Result<Option<TokenFileInfo>, DataError> {
         let text = match input::bytes(path, MOST_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

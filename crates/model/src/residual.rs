@@ -1,31 +1,32 @@
-//! How a branch of a layer ends in the residual stream.
+//! Adds the output of a layer's branch to the residual stream.
 //!
-//! A rank that is alone in its tensor-parallel group has the whole sum of the last product: stream and bias are added
-//! there, before anything is rounded, and no pass over memory is left to do. Otherwise the ranks' parts are summed first.
+//! Without tensor parallelism, the last matrix product of the branch adds residual stream and bias before it rounds, which
+//! saves a pass over memory. With tensor parallelism, the partial results of the ranks are summed first.
 
 use kintsugi_tensor::ops::{Linear, Residual};
 use kintsugi_tensor::{Buffer, View};
 
 use crate::Context;
 
-/// What the last product of a branch adds.
+/// What the last matrix product of a branch adds to its result.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ending<'a> {
+pub(crate) struct BranchOutput<'a> {
     stream: Option<View<'a>>,
     bias: Option<View<'a>>,
 }
 
-impl<'a> Ending<'a> {
-    /// The end of a branch that is added to `stream` with a bias.
+impl<'a> BranchOutput<'a> {
+    /// The output of a branch that is added to `stream` with a bias.
     pub fn new(ctx: &Context, stream: View<'a>, bias: Option<View<'a>>) -> Self {
         if ctx.tensor.size() == 1 {
-            Ending { stream: Some(stream), bias }
+            BranchOutput { stream: Some(stream), bias }
         } else {
-            Ending { stream: None, bias: None }
+            BranchOutput { stream: None, bias: None }
         }
     }
 
-    /// The row-parallel product from `x`, `[rows, inputs]`: the stream, or this rank's part of the branch.
+    /// The row-parallel product with `x`, `[rows, inputs]`. Without tensor parallelism the result is the new residual stream,
+    /// otherwise this rank's partial result of the branch.
     pub fn project(self, ctx: &Context, x: View, weight: View, inputs: usize) -> Buffer {
         let shape = ctx.shape;
         let out = ctx.activation(shape.rows * shape.hidden);
@@ -44,7 +45,8 @@ impl<'a> Ending<'a> {
     }
 }
 
-/// The stream after a branch: `end` itself where it has the stream in it, else the sum over tp with stream and biases.
+/// The residual stream after a branch. Without tensor parallelism `end` already includes it. Otherwise sums `end` over tp and
+/// adds stream and biases.
 pub(crate) fn add_to_stream(ctx: &Context, stream: View, end: Buffer, biases: &[View]) -> Buffer {
     if ctx.tensor.size() == 1 {
         return end;
@@ -56,7 +58,8 @@ pub(crate) fn add_to_stream(ctx: &Context, stream: View, end: Buffer, biases: &[
     })
 }
 
-/// The stream after two branches from the same input, where the second's ending was made with the first's end.
+/// The residual stream after two branches with the same input. The [`BranchOutput`] of the second must have the result of the
+/// first as its stream.
 pub(crate) fn add_both_to_stream(
     ctx: &Context,
     stream: View,

@@ -8,13 +8,13 @@ use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::{Buffer, Category, DType, Memory};
 
 /// Makes and reads the buffers of one rank.
-pub(crate) struct Lab {
+pub(crate) struct TestBuffers {
     memory: Rc<dyn Memory>,
 }
 
-impl Lab {
+impl TestBuffers {
     pub(crate) fn new() -> Self {
-        Lab { memory: Rc::new(Heap::default()) }
+        TestBuffers { memory: Rc::new(Heap::default()) }
     }
 
     /// A buffer with these numbers, rounded to `dtype`.

@@ -1,54 +1,54 @@
-//! Steps between being enqueued and being known: when each began and ended, on a device that runs later.
+//! In-flight steps: steps that the host has enqueued on a device that runs asynchronously, and when each began and ended.
 
 use std::time::Instant;
 
-use kintsugi_rank::{Decided, Snapshot};
+use kintsugi_rank::{PendingStepResult, StepResult};
 
-/// A moment, by the clock and by the card's meter, where there is one.
+/// A point in time, and the reading of the GPU's energy meter if there is one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct Timestamp {
     pub at: Instant,
     pub joules: Option<f64>,
 }
 
 /// A step that was enqueued and may not have run yet.
-pub(crate) struct Flight {
+pub(crate) struct PendingStep {
     /// 0-based.
     pub step: u64,
     /// The global batch that it reads.
     pub batch: u64,
     /// When the host began to enqueue it.
-    pub begun: Moment,
-    pub snapshot: Snapshot,
+    pub begun: Timestamp,
+    pub result: PendingStepResult,
 }
 
 /// A step that has run.
-pub(crate) struct Landed {
+pub(crate) struct FinishedStep {
     /// 0-based.
     pub step: u64,
     /// The global batch that it read.
     pub batch: u64,
     /// Seconds that it took.
     pub seconds: f64,
-    /// Joules that it took, where there is a meter.
+    /// Joules that it took, if there is a meter.
     pub joules: Option<f64>,
-    pub decided: Decided,
+    pub result: StepResult,
 }
 
-impl Flight {
-    /// Waits until the step has run. `last` is when the one before it had, and is now when this one had.
-    pub fn land(self, last: &mut Option<Moment>, now: impl FnOnce() -> Moment) -> Landed {
-        let decided = self.snapshot.wait();
+impl PendingStep {
+    /// Waits until the step has run. `last` is the end of the previous step, and is set to the end of this one.
+    pub fn wait(self, last: &mut Option<Timestamp>, now: impl FnOnce() -> Timestamp) -> FinishedStep {
+        let result = self.result.wait();
         let ended = now();
         let (seconds, joules) = since(self.begun, *last, ended);
         *last = Some(ended);
-        Landed { step: self.step, batch: self.batch, seconds, joules, decided }
+        FinishedStep { step: self.step, batch: self.batch, seconds, joules, result }
     }
 }
 
-/// Seconds and joules of a step. One that was enqueued while the step before it was running begins when that one ends,
-/// so steps that follow each other take as long, in sum, as all of them together.
-fn since(begun: Moment, last: Option<Moment>, ended: Moment) -> (f64, Option<f64>) {
+/// Seconds and joules of a step. A step that is enqueued while the previous one runs begins when the previous one ends,
+/// so the times of consecutive steps add up to the time of the whole run.
+fn since(begun: Timestamp, last: Option<Timestamp>, ended: Timestamp) -> (f64, Option<f64>) {
     let begun = last.filter(|last| last.at > begun.at).unwrap_or(begun);
     let joules = begun.joules.zip(ended.joules).map(|(before, after)| after - before);
     (ended.at.duration_since(begun.at).as_secs_f64(), joules)
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn steps_that_overlap_take_the_time_between_their_ends() {
         let zero = Instant::now();
-        let moment = |seconds| Moment {
+        let moment = |seconds| Timestamp {
             at: zero + Duration::from_secs(seconds),
             joules: Some(100.0 * seconds as f64),
         };

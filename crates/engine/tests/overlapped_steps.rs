@@ -1,16 +1,18 @@
-//! Steps that are read after the next one is enqueued: what a run does, writes and says is what it does without.
+//! Overlapped steps: a run whose host enqueues a step before it reads the previous result has the same results and output.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use kintsugi_checkpoint::Folder;
-use kintsugi_engine::{Event, MemoryChoice, Outcome, StepReport, TrainError, TrainOptions, dataset, train};
+use kintsugi_checkpoint::CheckpointFolder;
+use kintsugi_engine::{
+    Event, MemoryChoice, StepReport, TrainError, TrainOptions, TrainOutcome, dataset, train,
+};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 
-/// A small model on one rank, with `settings` laid over it.
+/// A small model on one rank, with these settings.
 fn plan(settings: &[&str]) -> Plan {
     let small = [
         "parallel.tp=1",
@@ -32,27 +34,31 @@ fn plan(settings: &[&str]) -> Plan {
 /// What a run said, one line for every event, and how it ended. Times are not compared.
 struct Run {
     lines: Vec<String>,
-    outcome: Result<Outcome, TrainError>,
+    outcome: Result<TrainOutcome, TrainError>,
 }
 
 fn run(
     plan: &Plan,
-    late: bool,
+    overlap_steps: bool,
     out: Option<&Path>,
     mut on_step: impl FnMut(&StepReport, &TrainOptions),
 ) -> Run {
-    let checkpoints = out.map(Folder::of_run);
-    let options = TrainOptions { late: Some(late), checkpoints, ..TrainOptions::new(MemoryChoice::Heap) };
+    let checkpoints = out.map(CheckpointFolder::of_run);
+    let options = TrainOptions {
+        overlap_steps: Some(overlap_steps),
+        checkpoints,
+        ..TrainOptions::new(MemoryChoice::Heap)
+    };
     let mut lines = Vec::new();
     let outcome = train(plan, &*dataset(plan).expect("its data"), &options, |event| match event {
         Event::Step(report) => {
             on_step(report, &options);
             lines.push(line(report));
         }
-        Event::Saved(_) => {}
-        Event::NotSaved(failure) => panic!("{failure}"),
-        Event::NotRepeated(reason) | Event::Replaced(reason) => panic!("{reason}"),
-        Event::Trying => unreachable!("a CPU has nothing to try"),
+        Event::CheckpointSaved(_) => {}
+        Event::CheckpointFailed(failure) => panic!("{failure}"),
+        Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
+        Event::Autotuning => unreachable!("a CPU has nothing to try"),
     });
     Run { lines, outcome }
 }
@@ -102,19 +108,19 @@ fn reports_evaluations_and_checkpoints_are_the_same() {
         &["run.max_skipped=1", "run.keep=9"],
     ] {
         let plan = plan(settings);
-        let [(at_once, first), (late, second)] = [false, true].map(|late| {
-            let out = folder(if late { "late-late" } else { "late-at-once" });
-            (run(&plan, late, Some(&out), |_, _| {}), files(&out))
+        let [(sequential, first), (overlapped, second)] = [false, true].map(|overlap_steps| {
+            let out = folder(if overlap_steps { "steps-overlapped" } else { "steps-sequential" });
+            (run(&plan, overlap_steps, Some(&out), |_, _| {}), files(&out))
         });
-        assert_eq!(at_once.lines.len(), 9);
-        assert_eq!(at_once.lines, late.lines, "{settings:?}");
+        assert_eq!(sequential.lines.len(), 9);
+        assert_eq!(sequential.lines, overlapped.lines, "{settings:?}");
         assert!(!first.is_empty() && first == second, "other checkpoints: {settings:?}");
-        let [at_once, late] = [at_once, late].map(|run| run.outcome.expect("it trains"));
+        let [sequential, overlapped] = [sequential, overlapped].map(|run| run.outcome.expect("it trains"));
         assert_eq!(
-            (at_once.saves.saved, at_once.validation_loss, at_once.steps),
-            (late.saves.saved, late.validation_loss, late.steps)
+            (sequential.saves.saved, sequential.validation_loss, sequential.steps),
+            (overlapped.saves.saved, overlapped.validation_loss, overlapped.steps)
         );
-        assert_eq!(at_once.measured.peak_bytes[0].total, late.measured.peak_bytes[0].total);
+        assert_eq!(sequential.measured.peak_bytes[0].total, overlapped.measured.peak_bytes[0].total);
     }
 }
 
@@ -130,12 +136,13 @@ fn a_run_gives_up_at_the_same_step() {
             "run.eval_every=3",
             &skipped,
         ]);
-        let [at_once, late] = [false, true].map(|late| run(&plan, late, None, |_, _| {}));
-        assert_eq!(at_once.lines, late.lines);
-        assert_eq!(at_once.lines.len(), 1 + max_skipped, "the first update is too large for fp16");
-        let [at_once, late] = [at_once, late]
+        let [sequential, overlapped] =
+            [false, true].map(|overlap_steps| run(&plan, overlap_steps, None, |_, _| {}));
+        assert_eq!(sequential.lines, overlapped.lines);
+        assert_eq!(sequential.lines.len(), 1 + max_skipped, "the first update is too large for fp16");
+        let [sequential, overlapped] = [sequential, overlapped]
             .map(|run| run.outcome.expect("it ends").failure.expect("nothing finite comes of this"));
-        assert_eq!(at_once.to_string(), late.to_string());
+        assert_eq!(sequential.to_string(), overlapped.to_string());
     }
 }
 
@@ -143,7 +150,7 @@ fn a_run_gives_up_at_the_same_step() {
 fn a_request_to_stop_ends_the_run_and_saves_it() {
     for settings in [&[][..], &["parallel.pp=2", "parallel.dp=2"], &["run.eval_every=2"]] {
         let plan = plan(&[&["run.steps=1000"], settings].concat());
-        let out = folder("late-stop");
+        let out = folder("steps-stop");
         let (mut steps, mut asked) = (0, None);
         let Run { outcome, .. } = run(&plan, true, Some(&out), |report, options| {
             assert_eq!(report.step, steps + 1, "steps are told of in their order");

@@ -1,4 +1,4 @@
-//! What is in flight between ops: activations, gradients, what blocks keep, and messages under way.
+//! The buffers in flight between ops: activations, gradients, and messages between stages.
 
 use std::collections::HashMap;
 
@@ -8,61 +8,61 @@ use kintsugi_plan::{Block, Message};
 use kintsugi_tensor::Buffer;
 
 /// A block and a micro-batch.
-pub(crate) type At = (Block, usize);
+pub(crate) type BlockInstance = (Block, usize);
 
-/// What a block keeps between its forward and its backward.
+/// The activations that a block saves for its backward.
 #[allow(
     clippy::large_enum_variant,
     reason = "a box would be a heap allocation for every block and micro-batch"
 )]
-pub(crate) enum Saved {
-    /// Only the input of a layer: full recomputation.
+pub(crate) enum BlockActivations {
+    /// Only the input of a layer, with full recomputation.
     Input(Buffer),
-    Layer(layer::Saved),
-    Head(head::Saved),
+    Layer(layer::LayerActivations),
+    Head(head::HeadActivations),
 }
 
-/// What a block keeps between the two parts of its backward.
+/// What the input part of a block's backward saves for the weight part.
 #[allow(
     clippy::large_enum_variant,
     reason = "a box would be a heap allocation for every block and micro-batch"
 )]
-pub(crate) enum Deferred {
+pub(crate) enum BlockWeightInputs {
     /// The gradient of the embedding's output.
     Embedding(Buffer),
-    Layer(layer::Deferred),
-    Head(head::Deferred),
+    Layer(layer::LayerWeightInputs),
+    Head(head::HeadWeightInputs),
 }
 
-/// Everything in flight on one rank.
+/// The buffers in flight on one rank.
 #[derive(Default)]
-pub(crate) struct Flow {
+pub(crate) struct InFlight {
     /// Token ids by micro-batch, until the embedding's backward.
     pub tokens: HashMap<usize, Buffer>,
     /// Target ids by micro-batch, until the head's forward.
     pub targets: HashMap<usize, Buffer>,
-    /// Beginnings of documents by micro-batch, from the first forward to the last backward of a layer.
+    /// Document starts by micro-batch, from the first forward to the last backward of a layer.
     pub starts: HashMap<usize, Buffer>,
-    /// Inputs that wait for their block.
-    pub inputs: HashMap<At, Buffer>,
-    /// Gradients of outputs that wait for their block's backward.
-    pub gradients: HashMap<At, Buffer>,
-    pub saved: HashMap<At, Saved>,
-    pub deferred: HashMap<At, Deferred>,
+    /// Inputs of blocks that have not run yet.
+    pub inputs: HashMap<BlockInstance, Buffer>,
+    /// Output gradients of blocks whose backward has not run yet.
+    pub gradients: HashMap<BlockInstance, Buffer>,
+    pub activations: HashMap<BlockInstance, BlockActivations>,
+    pub weight_inputs: HashMap<BlockInstance, BlockWeightInputs>,
     pub sending: HashMap<Message, Pending>,
     pub receiving: HashMap<Message, Pending>,
 }
 
-impl Flow {
-    /// Whether nothing is in flight: true between steps.
+impl InFlight {
+    /// Whether nothing is in flight, as between steps.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
             && self.targets.is_empty()
             && self.starts.is_empty()
             && self.inputs.is_empty()
             && self.gradients.is_empty()
-            && self.saved.is_empty()
-            && self.deferred.is_empty()
+            && self.activations.is_empty()
+            && self.weight_inputs.is_empty()
             && self.sending.is_empty()
             && self.receiving.is_empty()
     }

@@ -1,36 +1,37 @@
-//! Initial weights from a counter-based generator: an element's value depends on the seed, its parameter and its
-//! index in the whole parameter, never on the layout.
+//! Initial weights from a counter-based random generator. The value of an element depends only on the seed, its parameter
+//! and its index in the whole parameter, so every layout starts from the same weights.
 
-use kintsugi_plan::parameters::Initial as Start;
+use kintsugi_plan::parameters::InitialValues;
 use kintsugi_spec::splitmix64::{GOLDEN, mix};
 
-use crate::{Elements, Kept, Store, StoreError};
+use crate::{Elements, Store, StoreError, StoredTensor};
 
 /// The initial weights of a seed.
 #[derive(Clone, Copy, Debug)]
-pub struct Initial {
+pub struct InitialWeights {
     /// The seed.
     pub seed: u64,
 }
 
-impl Store for Initial {
+impl Store for InitialWeights {
     fn read(&self, elements: Elements, out: &mut [f32]) -> Result<(), StoreError> {
-        let Elements { parameter, kept, start } = elements;
-        match (kept, parameter.initial) {
-            (Kept::Weights, Start::Ones) => out.fill(1.0),
-            (Kept::Weights, Start::Normal(deviation)) => {
+        let Elements { parameter, stored, start } = elements;
+        match (stored, parameter.initial) {
+            (StoredTensor::Weights, InitialValues::Ones) => out.fill(1.0),
+            (StoredTensor::Weights, InitialValues::Normal(deviation)) => {
                 let key = mix(self.seed ^ name_hash(&parameter.name()));
                 for (value, index) in out.iter_mut().zip(start as u64..) {
                     *value = (deviation * normal(key, index)) as f32;
                 }
             }
-            (Kept::Weights, Start::Zeros) | (Kept::FirstMoment | Kept::SecondMoment, _) => out.fill(0.0),
+            (StoredTensor::Weights, InitialValues::Zeros)
+            | (StoredTensor::FirstMoment | StoredTensor::SecondMoment, _) => out.fill(0.0),
         }
         Ok(())
     }
 }
 
-/// A standard normal number (Box–Muller) that depends on `key` and `index` alone.
+/// A standard normal number (Box–Muller) that depends only on `key` and `index`.
 fn normal(key: u64, index: u64) -> f64 {
     let first = mix(key.wrapping_add(index.wrapping_mul(GOLDEN)));
     let second = mix(first ^ 0xD1B5_4A32_D192_ED03);
@@ -38,7 +39,7 @@ fn normal(key: u64, index: u64) -> f64 {
     (-2.0 * unit(first).ln()).sqrt() * (std::f64::consts::TAU * unit(second)).cos()
 }
 
-/// FNV-1a, so that a name means the same number on every machine and in every version.
+/// FNV-1a, so that a name has the same hash on every machine and in every version.
 fn name_hash(name: &str) -> u64 {
     name.bytes()
         .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))

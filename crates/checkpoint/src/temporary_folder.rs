@@ -1,4 +1,4 @@
-//! A folder in the making: under a name of its own beside the final one, so that this is whole or absent.
+//! A folder that is written under a temporary name beside the final one and then renamed, so that it is complete or absent.
 
 use std::fs;
 use std::io;
@@ -9,15 +9,15 @@ use kintsugi_spec::output::{publish_folder, with_suffix};
 use crate::CheckpointError;
 use crate::folder::PARTIAL;
 
-/// Goes away with this value, unless it is published.
-pub(crate) struct Unfinished {
+/// A temporary folder. Removed when this value is dropped, unless it is published.
+pub(crate) struct TemporaryFolder {
     path: PathBuf,
     to: PathBuf,
     published: bool,
 }
 
-impl Unfinished {
-    /// Begins what will be `to`, which must not be there yet, or be empty. Whatever else lies beside it is somebody's.
+impl TemporaryFolder {
+    /// Creates a temporary folder for `to`, which must not exist or be empty. Never removes other files beside it.
     pub fn begin(to: &Path) -> Result<Self, CheckpointError> {
         if to.exists() && !is_empty_folder(to) {
             return Err(CheckpointError::new(to, "it is there already"));
@@ -27,7 +27,7 @@ impl Unfinished {
         for number in 0_u64.. {
             let path = with_suffix(to, &format!(".{}-{number}{PARTIAL}", std::process::id()));
             match fs::create_dir(&path) {
-                Ok(()) => return Ok(Unfinished { path, to: to.to_owned(), published: false }),
+                Ok(()) => return Ok(TemporaryFolder { path, to: to.to_owned(), published: false }),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -35,12 +35,12 @@ impl Unfinished {
         unreachable!("there are numbers enough")
     }
 
-    /// Where it is written.
+    /// The temporary path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives it its name. Its files are on the disk already.
+    /// Renames it to its final name. Its files must be synced.
     pub fn publish(mut self) -> Result<(), CheckpointError> {
         publish_folder(&self.path, &self.to).map_err(|error| CheckpointError::new(&self.to, error))?;
         self.published = true;
@@ -48,10 +48,10 @@ impl Unfinished {
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for TemporaryFolder {
     fn drop(&mut self) {
         if !self.published {
-            // Nobody is served by half of it.
+            // The folder is incomplete.
             fs::remove_dir_all(&self.path).ok();
         }
     }

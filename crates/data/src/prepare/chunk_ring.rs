@@ -1,7 +1,6 @@
-//! The ring that pieces go round in: read, encoded, written in order, and used again.
+//! The ring of chunks: a chunk is read, encoded, written in order, and reused.
 //!
-//! There are only so many pieces, so nothing else needs a bound: a stage that is slow leaves the others without
-//! pieces to work on.
+//! The number of chunks is fixed, so the channels need no bound: if one stage is slow, the others wait for free chunks.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,39 +9,39 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use super::work::{Encode, Work};
+use super::encode::{Encode, EncodedChunk};
 use kintsugi_spec::Cause;
 
 use crate::DataError;
-use crate::corpus::{Batches, Input};
+use crate::corpus::{Input, TextChunks};
 
-/// What goes round.
-pub(super) struct Ring<'a> {
+/// Reads, encodes and writes chunks on several threads.
+pub(super) struct ChunkRing<'a> {
     pub(super) inputs: &'a [Input],
     pub(super) workers: usize,
     /// Bytes read from disk.
     pub(super) read: Arc<AtomicU64>,
 }
 
-/// A piece by its number, or why there is none.
-type Done = (u64, Result<Work, DataError>);
+/// An encoded chunk with its number, or an error.
+type Done = (u64, Result<EncodedChunk, DataError>);
 
-/// Pieces for every worker: one in hand, one ready, and two that wait for their turn to be written.
+/// Chunks per worker: one being encoded, one ready, and two waiting to be written.
 const PIECES: usize = 4;
 
-impl Ring<'_> {
-    /// Reads and encodes everything; `write` gets the pieces in order. The first error, in that order, ends it.
+impl ChunkRing<'_> {
+    /// Reads and encodes all chunks, and calls `write` with them in order. Stops at the first error in that order.
     pub(super) fn run(
         self,
         encode: &Encode,
-        mut write: impl FnMut(&Work) -> Result<(), DataError>,
+        mut write: impl FnMut(&EncodedChunk) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
         let (free, empty) = channel();
         let (full, waiting) = channel();
         let (done, finished) = channel();
         let waiting = Mutex::new(waiting);
         for _ in 0..PIECES * self.workers {
-            free.send(Work::default()).expect("the other end is here");
+            free.send(EncodedChunk::default()).expect("the other end is here");
         }
         let no_thread = |error: io::Error| DataError::Thread { cause: Cause::new(error) };
         thread::scope(|scope| {
@@ -51,25 +50,30 @@ impl Ring<'_> {
                 let encode_all = move || encode_all(*encode, inputs, waiting, &done);
                 thread::Builder::new().spawn_scoped(scope, encode_all).map_err(no_thread)?;
             }
-            let batches = Batches::new(self.inputs, encode.key, self.read);
-            let read_all = move || read_all(batches, &empty, &full, &done);
+            let chunks = TextChunks::new(self.inputs, encode.key, self.read);
+            let read_all = move || read_all(chunks, &empty, &full, &done);
             thread::Builder::new().spawn_scoped(scope, read_all).map_err(no_thread)?;
-            in_order(&finished, move |work| {
-                write(&work)?;
-                // Nobody takes it any more once everything is read.
-                free.send(work).ok();
+            in_order(&finished, move |encoded| {
+                write(&encoded)?;
+                // Sending fails when everything has been read and the reader has ended.
+                free.send(encoded).ok();
                 Ok(())
             })
-            // Here the writer's ends of the ring go, and with them, one after the other, all threads.
+            // Dropping the writer's channels here ends all threads, one after the other.
         })
     }
 }
 
-fn read_all(mut batches: Batches, empty: &Receiver<Work>, full: &Sender<Work>, done: &Sender<Done>) {
+fn read_all(
+    mut chunks: TextChunks,
+    empty: &Receiver<EncodedChunk>,
+    full: &Sender<EncodedChunk>,
+    done: &Sender<Done>,
+) {
     let mut number = 0;
-    for mut work in empty {
-        match batches.next(&mut work.batch) {
-            Ok(true) if full.send(work).is_ok() => number += 1,
+    for mut encoded in empty {
+        match chunks.next(&mut encoded.chunk) {
+            Ok(true) if full.send(encoded).is_ok() => number += 1,
             Ok(_) => return,
             Err(error) => {
                 done.send((number, Err(error))).ok();
@@ -79,12 +83,17 @@ fn read_all(mut batches: Batches, empty: &Receiver<Work>, full: &Sender<Work>, d
     }
 }
 
-fn encode_all(encode: Encode, inputs: &[Input], waiting: &Mutex<Receiver<Work>>, done: &Sender<Done>) {
+fn encode_all(
+    encode: Encode,
+    inputs: &[Input],
+    waiting: &Mutex<Receiver<EncodedChunk>>,
+    done: &Sender<Done>,
+) {
     let mut encoder = encode.tokenizer.encoder();
     let next = || waiting.lock().expect("nobody fails while waiting").recv();
-    while let Ok(mut work) = next() {
-        let number = work.batch.number;
-        let result = encode.run(&mut encoder, &inputs[work.batch.file], &mut work).map(|()| work);
+    while let Ok(mut encoded) = next() {
+        let number = encoded.chunk.number;
+        let result = encode.run(&mut encoder, &inputs[encoded.chunk.file], &mut encoded).map(|()| encoded);
         if done.send((number, result)).is_err() {
             return;
         }
@@ -93,7 +102,7 @@ fn encode_all(encode: Encode, inputs: &[Input], waiting: &Mutex<Receiver<Work>>,
 
 fn in_order(
     finished: &Receiver<Done>,
-    mut each: impl FnMut(Work) -> Result<(), DataError>,
+    mut each: impl FnMut(EncodedChunk) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     let mut early = BTreeMap::new();
     let mut next = 0;

@@ -1,4 +1,4 @@
-//! What is predicted and what is measured, in one shape, so that the two can be laid side by side.
+//! Memory, traffic, time and energy of a step: the same type for predicted and measured values, so they can be compared.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use kintsugi_comm::Traffic;
 use kintsugi_tensor::{Category, Usage};
 use serde::Serialize;
 
-/// The figures of a step.
+/// The metrics of a step, predicted or measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Figures {
+pub struct StepMetrics {
     /// Memory of every rank.
     pub peak_bytes: Vec<RankMemory>,
     /// Bytes sent in one step over all ranks, by level and operation.
@@ -21,7 +21,7 @@ pub struct Figures {
     pub energy_j: Option<f64>,
 }
 
-/// One rank's memory: live bytes by category at the moment of the highest total.
+/// One rank's memory: live bytes by category when the total is at its peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RankMemory {
     /// Parameters in the compute precision.
@@ -36,14 +36,14 @@ pub struct RankMemory {
     pub workspace: u64,
     /// Buffers of collectives.
     pub communication: u64,
-    /// All of them.
+    /// Sum over the categories.
     pub total: u64,
-    /// What was, or would be, taken from the device.
+    /// Bytes that are allocated from the device.
     pub reserved: u64,
 }
 
 impl RankMemory {
-    /// A peak by category, and what was reserved for it.
+    /// The memory of a rank with this peak and these reserved bytes.
     pub fn new(peak: Usage, reserved: u64) -> Self {
         RankMemory {
             weights: peak.get(Category::Weights),
@@ -57,7 +57,7 @@ impl RankMemory {
         }
     }
 
-    /// The categories by name, in the order in which they are printed.
+    /// The categories by name, in the order of the output.
     pub fn categories(&self) -> [(&'static str, u64); 6] {
         [
             ("weights", self.weights),
@@ -70,13 +70,13 @@ impl RankMemory {
     }
 }
 
-impl Figures {
-    /// Figures of memory and traffic, with nothing said about time and energy.
+impl StepMetrics {
+    /// Metrics of memory and traffic, without time and energy.
     pub fn new(peak_bytes: Vec<RankMemory>, traffic: &Traffic) -> Self {
         let mut comm_bytes: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
         for (level, operation, bytes) in traffic.iter() {
             comm_bytes.entry(level.name()).or_default().insert(operation.name(), bytes);
         }
-        Figures { peak_bytes, comm_bytes, step_s: None, tokens_per_s: None, energy_j: None }
+        StepMetrics { peak_bytes, comm_bytes, step_s: None, tokens_per_s: None, energy_j: None }
     }
 }

@@ -1,0 +1,325 @@
+//! The training loop of one rank.
+//!
+//! On a device that runs asynchronously at most two steps are in flight: the host enqueues a step and then reads the result
+//! of the previous one. If an evaluation, a checkpoint or the end of the run depends on the newest step, the host waits for
+//! that step first.
+//!
+//! No step fails because of its data: a rank reads the tokens of a step before an earlier step begins. If it cannot read
+//! them, it asks all ranks to stop in that earlier step. The ranks agree to stop, as they do after a signal, and save a
+//! checkpoint.
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+use kintsugi_checkpoint::{CheckpointSaver, RunProgress};
+use kintsugi_comm::Traffic;
+use kintsugi_data::{Dataset, Split};
+use kintsugi_plan::{DeviceKind, Plan, Program};
+use kintsugi_rank::{NonFinite, RankMemory, StepResult};
+use kintsugi_tensor::cpu::counting;
+use kintsugi_tensor::ops::control;
+use kintsugi_tensor::{Notice, ReplayOutcome};
+
+use crate::evaluate::Evaluation;
+use crate::gpu_monitor::GpuMonitor;
+use crate::pending_step::{PendingStep, Timestamp};
+use crate::report::{History, RankResult};
+use crate::source::{BatchReader, ReadAhead, StepTokens};
+use crate::trace::Timer;
+use crate::validation_batches::ValidationDataset;
+use crate::{Event, RankError, StepReport, TrainOptions, Worker};
+
+/// Trains one rank.
+pub(crate) struct RankTrainer<'a> {
+    pub plan: &'a Plan,
+    pub dataset: &'a dyn Dataset,
+    pub options: &'a TrainOptions,
+    /// Global batches that earlier runs have consumed.
+    pub consumed: u64,
+    pub saver: Option<&'a CheckpointSaver>,
+    pub gpu: Option<&'a GpuMonitor>,
+    /// Where events are sent. Only one rank sends them.
+    pub events: Option<&'a Sender<Event>>,
+}
+
+/// The state of a rank's training loop.
+struct LoopState {
+    history: History,
+    /// Steps that the device replayed from a captured graph.
+    replayed: u64,
+    /// When the last finished step ended.
+    ended: Option<Timestamp>,
+    /// Consecutive skipped steps, up to the last finished step.
+    skipped_in_a_row: u64,
+    /// Whether a checkpoint is still to be saved because its step was skipped.
+    save_due: bool,
+    /// Whether no step has succeeded since the last checkpoint.
+    save_unconfirmed: bool,
+    stop_agreed: bool,
+    /// Why the run ends before its last step, if it does.
+    early_end: Option<EarlyEnd>,
+    /// If the run gave up: the values of this rank that are not finite.
+    non_finite: Option<NonFinite>,
+}
+
+/// Why a run ends before its last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EarlyEnd {
+    /// It was asked to stop, or a rank cannot read its tokens.
+    Stopped,
+    /// Too many steps in a row were skipped.
+    GaveUp,
+}
+
+impl RankTrainer<'_> {
+    /// Trains a rank to the last step or an early end.
+    pub fn train(&self, worker: &mut Worker) -> Result<RankResult, RankError> {
+        let RankTrainer { plan, dataset, options, .. } = *self;
+        options.start.load(worker, plan)?;
+        self.report_notices(worker);
+        let before = options.start.progress();
+        let program = worker.program(plan);
+        let batches = BatchReader::new(plan, dataset, Split::Train, worker, &program);
+        let all = self.consumed..self.consumed + plan.run.steps.saturating_sub(before.step);
+        let mut reader = ReadAhead::new(batches, all, self.steps_to_stop())?;
+        let validation = ValidationDataset::new(dataset, Some(plan.evaluation_samples()), plan);
+        let mut evaluation = Evaluation::new(worker, plan, &validation);
+        if plan.run.eval_every > 0 {
+            evaluation.load(plan)?;
+        }
+        let (mut state, mut traffic, mut spans) = (LoopState::new(&before), Traffic::default(), Vec::new());
+        let mut in_flight = None;
+        counting::reset(worker.number);
+        for step in before.step..plan.run.steps {
+            let tokens_read = reader.read_next();
+            if !tokens_read || options.stop.load(Ordering::Relaxed) {
+                worker.rank.ask_to_stop();
+            }
+            let (begun, batch) = (self.now(), self.consumed + step - before.step);
+            if options.trace_step == Some(step - before.step) {
+                let mut timer = Timer::begin(worker.number, &worker.backend);
+                worker.run(&program, reader.current(), |_, op| timer.op(*op));
+                spans = timer.end();
+            } else {
+                state.replayed += self.enqueue(worker, &program, reader.current());
+            }
+            reader.finish_step();
+            let newest = PendingStep { step, batch, begun, result: worker.rank.fetch_step_result() };
+            if step == before.step {
+                traffic = worker.world.traffic(worker.number);
+            }
+            if let Some(earlier) = in_flight.take() {
+                let (report, _) = self.read(earlier, &mut state)?;
+                state.history.add(&report);
+                self.report(Event::Step(report));
+            }
+            if self.may_read_later(step, &state) {
+                in_flight = Some(newest);
+                continue;
+            }
+            self.report(Event::Step(self.finish(newest, worker, &mut state, &mut evaluation)?));
+            if state.early_end.is_some() {
+                break;
+            }
+        }
+        if plan.run.steps == 0 {
+            self.save(worker, &worker.rank.fetch_step_result().wait(), &state.history, 0, true)?;
+        }
+        Ok(RankResult {
+            non_finite: state.non_finite,
+            history: state.history,
+            replayed: state.replayed,
+            memory: self.measured_memory(worker),
+            traffic,
+            early_end: state.early_end,
+            data_error: reader.into_failure(),
+            spans,
+        })
+    }
+
+    /// Enqueues a step, by replaying its captured graph if possible. Returns the number of replayed steps, 0 or 1.
+    fn enqueue(&self, worker: &mut Worker, program: &Program, tokens: &mut StepTokens) -> u64 {
+        if !(self.plan.run.graph && self.plan.mesh.ranks() == 1) {
+            worker.run(program, tokens, |_, _| {});
+            return 0;
+        }
+        match worker.replay_step(program, tokens, |_, _| {}) {
+            ReplayOutcome::Enqueued => 0,
+            ReplayOutcome::Replayed => 1,
+            ReplayOutcome::Refused(reason) => {
+                self.report(Event::GraphUnavailable(reason));
+                0
+            }
+        }
+    }
+
+    /// Whether the host may enqueue the next step before it reads the result of this one: nothing after this step depends on
+    /// it, and the run cannot give up at it. Every rank comes to the same answer.
+    fn may_read_later(&self, step: u64, state: &LoopState) -> bool {
+        let run = &self.plan.run;
+        self.overlaps_steps()
+            && step + 1 < run.steps
+            && !state.stop_agreed
+            && state.skipped_in_a_row + 1 < run.max_skipped
+            && !self.evaluates_after(step)
+            && !state.save_due
+            && !self.saves_after(step)
+    }
+
+    /// Whether the host enqueues a step before it reads the result of the previous one.
+    fn overlaps_steps(&self) -> bool {
+        self.options.overlap_steps.unwrap_or(self.plan.run.device == DeviceKind::Cuda)
+    }
+
+    /// The number of steps that still run after a rank asks to stop: the running one, and the next one if steps overlap.
+    fn steps_to_stop(&self) -> u64 {
+        if self.overlaps_steps() { 2 } else { 1 }
+    }
+
+    /// Waits for a step and reads its result.
+    fn read(
+        &self,
+        pending: PendingStep,
+        state: &mut LoopState,
+    ) -> Result<(StepReport, StepResult), RankError> {
+        let finished = pending.wait(&mut state.ended, || self.now());
+        let report = StepReport::new(self.plan, &finished);
+        state.skipped_in_a_row = finished.result.control(control::SKIPPED_IN_A_ROW) as u64;
+        state.stop_agreed = finished.result.stop_agreed();
+        if state.save_unconfirmed && !report.skipped {
+            state.save_unconfirmed = false;
+            // One rank confirms for all, since all ranks skip the same steps.
+            if let (Some(saver), Some(_)) = (self.saver, self.events) {
+                saver.confirm()?;
+            }
+        }
+        Ok((report, finished.result))
+    }
+
+    /// Waits for the newest step. Then evaluates and saves a checkpoint, if they are due.
+    fn finish(
+        &self,
+        pending: PendingStep,
+        worker: &mut Worker,
+        state: &mut LoopState,
+        evaluation: &mut Evaluation,
+    ) -> Result<StepReport, RankError> {
+        let (step, batches) = (pending.step, pending.batch + 1);
+        let (mut report, result) = self.read(pending, state)?;
+        state.early_end = if state.skipped_in_a_row >= self.plan.run.max_skipped {
+            Some(EarlyEnd::GaveUp)
+        } else {
+            (state.stop_agreed && step + 1 < self.plan.run.steps).then_some(EarlyEnd::Stopped)
+        };
+        // An evaluation would overwrite the norms that show where non-finite values began.
+        if state.early_end == Some(EarlyEnd::GaveUp) {
+            state.non_finite = worker.rank.first_non_finite();
+        } else if self.evaluates_after(step) {
+            report.set_validation(evaluation.run(worker, self.plan, |_| {})?);
+        }
+        state.history.add(&report);
+        // After a skipped step the weights are those of the previous step and may have diverged. So a checkpoint that is due
+        // on a skipped step is saved after the next successful step, or when the run ends.
+        let ends = state.early_end.is_some() || step + 1 == self.plan.run.steps;
+        let due = state.save_due || self.saves_after(step);
+        if due && !report.skipped || ends {
+            state.save_due = false;
+            state.save_unconfirmed = true;
+            report.checkpoint_s = self.save(worker, &result, &state.history, batches, ends)?;
+        } else {
+            state.save_due = due;
+        }
+        Ok(report)
+    }
+
+    /// Sends the device's notices as events.
+    fn report_notices(&self, worker: &Worker) {
+        if let Some(events) = self.events.cloned() {
+            worker.backend.set_notice_handler(Box::new(move |notice| {
+                let event = match notice {
+                    Notice::Trying => Event::Autotuning,
+                    Notice::Replaced(reason) => Event::LibraryReplaced(reason),
+                };
+                events.send(event).ok();
+            }));
+        }
+    }
+
+    fn report(&self, event: Event) {
+        if let Some(events) = self.events {
+            // Sending fails only if the caller has panicked.
+            events.send(event).ok();
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp { at: Instant::now(), joules: self.gpu.and_then(GpuMonitor::joules) }
+    }
+
+    /// The memory of this rank. The bytes by category come from the arena. The reserved bytes come from the driver if one
+    /// rank has a GPU to itself, or from the counting allocator if it is installed. They include allocations outside the
+    /// slab.
+    fn measured_memory(&self, worker: &Worker) -> RankMemory {
+        let counted = counting::measured(worker.number);
+        let alone = self.plan.mesh.ranks() == 1;
+        let reserved = match self.gpu.filter(|_| alone).and_then(GpuMonitor::taken) {
+            Some(taken) => taken,
+            None if counted.reserved > 0 => counted.reserved + counted.untracked_peak.max(0) as u64,
+            None => worker.backend.memory().reserved(),
+        };
+        RankMemory::new(worker.backend.memory().peak(), reserved)
+    }
+
+    /// Whether an evaluation follows a step: every `run.eval_every` steps, and after the last one.
+    fn evaluates_after(&self, step: u64) -> bool {
+        let (done, every) = (step + 1, self.plan.run.eval_every);
+        every > 0 && (done.is_multiple_of(every) || done == self.plan.run.steps)
+    }
+
+    /// Whether a checkpoint is due after a step, according to `run.checkpoint_every`.
+    fn saves_after(&self, step: u64) -> bool {
+        let (done, every) = (step + 1, self.plan.run.checkpoint_every);
+        self.saver.is_some() && every > 0 && done.is_multiple_of(every)
+    }
+
+    /// Copies this rank's state for the writer. Returns the seconds that the rank paused.
+    fn save(
+        &self,
+        worker: &Worker,
+        result: &StepResult,
+        history: &History,
+        batches: u64,
+        last: bool,
+    ) -> Result<Option<f64>, RankError> {
+        let Some(saver) = self.saver else { return Ok(None) };
+        let count = |index| result.control(index) as u64;
+        let progress = RunProgress {
+            step: count(control::STEP),
+            samples: batches * self.plan.batch.global as u64,
+            updates: count(control::UPDATES),
+            loss_scale: result.control(control::LOSS_SCALE),
+            good_steps: count(control::GOOD_STEPS),
+            skipped_in_a_row: count(control::SKIPPED_IN_A_ROW),
+            skipped: history.skipped(),
+            loss_first: history.loss_first(),
+        };
+        Ok(Some(saver.save(worker.number, &worker.rank, progress, last)?))
+    }
+}
+
+impl LoopState {
+    fn new(before: &RunProgress) -> Self {
+        LoopState {
+            history: History::new(before),
+            replayed: 0,
+            ended: None,
+            skipped_in_a_row: 0,
+            save_due: false,
+            save_unconfirmed: false,
+            stop_agreed: false,
+            early_end: None,
+            non_finite: None,
+        }
+    }
+}
