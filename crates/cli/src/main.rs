@@ -42,7 +42,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// A model is broken into pieces (tensor, pipeline and sharded data parallelism) and joined by communication.
 /// For every way of breaking it, memory and traffic are predicted to the byte.
 #[derive(Parser)]
-#[command(name = "kintsugi", version, after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{DETAILS}"))]
+#[command(name = "kintsugi", version = VERSION, after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{DETAILS}"))]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -60,6 +60,9 @@ enum Command {
     Eval(eval::Arguments),
     Doctor(doctor::Arguments),
 }
+
+/// The version, and the git commit that the build script found.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("KINTSUGI_COMMIT"), ")");
 
 const EXAMPLES: &str = "\
 Start with:

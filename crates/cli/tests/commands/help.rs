@@ -62,3 +62,14 @@ fn the_doctor_says_what_is_found_or_what_was_tried() {
     let text = stdout(&kintsugi(&folder, &["doctor"]));
     assert!(text.contains("cores ") && text.contains("cuDNN"), "{text}");
 }
+
+#[test]
+fn the_version_names_the_commit() {
+    let said = stdout(&kintsugi(&folder("version"), &["--version"]));
+    let commit = said
+        .strip_prefix(concat!("kintsugi ", env!("CARGO_PKG_VERSION"), " ("))
+        .and_then(|rest| rest.strip_suffix(")\n"))
+        .unwrap_or_else(|| panic!("{said}"));
+    let hash = commit.len() >= 9 && commit.chars().all(|digit| digit.is_ascii_hexdigit());
+    assert!(hash || commit == "unknown", "{said}");
+}
