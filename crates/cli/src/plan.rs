@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kintsugi_draw::{Ink, chrome, draw, trace};
 use kintsugi_plan::Plan;
-use kintsugi_simulate::{Play, Prediction, Timeline, bubble, memory_of, predict};
+use kintsugi_simulate::{Misfit, Play, Prediction, Timeline, bubble, memory_of, predict};
 use kintsugi_spec::units;
 
 use crate::config::ConfigArguments;
@@ -40,6 +40,9 @@ pub struct Arguments {
     /// Prints the prediction as JSON; what is not predicted yet is null
     #[arg(long)]
     json: bool,
+    /// Exits with 1 if the plan does not fit, or if that is not known, and says why on stderr
+    #[arg(long, conflicts_with_all = ["validate", "reproduce", "search", "scale", "sweep"])]
+    check: bool,
     /// Draws the pipeline schedule
     #[arg(long, conflicts_with = "json")]
     draw: bool,
@@ -74,6 +77,8 @@ Examples:
       what one setting changes
   kintsugi plan run.toml --json
       for scripts
+  kintsugi plan run.toml --check && kintsugi train run.toml
+      trains only what fits
   kintsugi plan --reproduce frontier
       the Frontier study's figures beside ours";
 
@@ -107,12 +112,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.json {
         output.result(&Answer::new(&plan, &prediction, speed.as_ref(), bubble, fits, notes))?;
     } else {
-        let fits = match (fits, misfit) {
+        let fits = match (fits, &misfit) {
             (_, Some(misfit)) => format!("no: {misfit}"),
             (Some(_), None) => "yes".to_owned(),
-            (None, None) => {
-                "not known: no GPU is here; give cluster.preset or cluster.device.memory".to_owned()
-            }
+            (None, None) => format!("not known: {UNKNOWN_MEMORY}"),
         };
         output.text(&report::text(&plan, &prediction, speed.as_ref(), bubble, &fits))?;
         for note in notes {
@@ -127,7 +130,19 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         write_whole(path, chrome(&spans).as_bytes())?;
         output.text(&format!("trace    {}\n", path.display()))?;
     }
-    Ok(())
+    if arguments.check { check(fits, misfit) } else { Ok(()) }
+}
+
+/// Why nobody knows whether a plan fits.
+const UNKNOWN_MEMORY: &str = "no GPU is here; give cluster.preset or cluster.device.memory";
+
+/// Fails unless the plan is known to fit.
+fn check(fits: Option<bool>, misfit: Option<Misfit>) -> Result<(), Failure> {
+    match (fits, misfit) {
+        (_, Some(misfit)) => Err(Failure::Run(format!("the plan does not fit: {misfit}"))),
+        (Some(_), None) => Ok(()),
+        (None, None) => Err(Failure::Run(format!("it is not known whether the plan fits: {UNKNOWN_MEMORY}"))),
+    }
 }
 
 /// What a framework of others takes of its fullest rank, where that is more than this engine: what the table shows.
