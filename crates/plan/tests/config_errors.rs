@@ -24,7 +24,7 @@ const SETS: &[&[&str]] = &[
     &["parallel.layers_per_stage=4"],
     &["optimizer.lr=fast"],
     &["optimizer.betas=[0.9, true]"],
-    &["run.out=3"],
+    &["run.out=[3]"],
     &["batch.micro={ size = 2 }"],
     // Words.
     &["model.preset=gpt-176b"],
@@ -130,7 +130,7 @@ const SETS: &[&[&str]] = &[
     &["run.max_skipped=20000000"],
     &["run.communication_timeout=0"],
     // Data.
-    &["data.source=5"],
+    &["data.source=[5]"],
     &["data.source=[]"],
     &["data.source=\"\""],
     &["data.source=[{ weight = 1 }]"],
@@ -168,6 +168,8 @@ const FILES: &[&str] = &[
     "[model]\nlayers = 2\nhidden = 64\nheads = 2\n[batch]\nsequence = 8\n",
     "[model]\nlayers = 2\nhidden = 64\nheads = 2\nvocab = 128\n",
     "",
+    "run.out = 3\n",
+    "[data]\nsource = 5\n",
 ];
 
 fn sentence(file: Option<&str>, sets: &[&str]) -> String {

@@ -108,6 +108,15 @@ fn the_configuration_that_is_left_repeats_the_run() {
 }
 
 #[test]
+fn a_folder_may_be_named_by_a_date() {
+    let folder = folder("train-date");
+    stdout(&tiny(&folder, &["train"], &["run.out=20251116", "run.steps=1"]));
+    assert!(folder.join("20251116/summary.json").exists());
+    let left = fs::read_to_string(folder.join("20251116/config.toml")).unwrap();
+    assert!(left.contains("out = \"20251116\"\n"), "{left}");
+}
+
+#[test]
 fn the_given_configuration_is_never_replaced() {
     let folder = folder("train-own-config");
     let left = folder.join("out/config.toml");
