@@ -10,6 +10,8 @@ const SETS: &[&[&str]] = &[
     &["parallel.tpp=2"],
     &["paralel.tp=2"],
     &["parallel.colour=2"],
+    &["parallel.cp=2"],
+    &["parallel.ep=2"],
     &["cluster.links.rack.bandwidth=1e9"],
     &["parallel"],
     &["tp=2"],

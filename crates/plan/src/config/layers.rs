@@ -177,6 +177,9 @@ fn explain(table: &Table, origin: &str, path: &Path, problem: &Problem) -> Confi
     let rule = match problem {
         Problem::UnknownKey { known } => {
             let keys: Vec<String> = path.iter().filter_map(key).collect();
+            if let Some(&(_, reason)) = NOT_AVAILABLE.iter().find(|(key, _)| *key == keys.join(".")) {
+                return ConfigError::NotAvailable { key: keys.join("."), reason };
+            }
             let hint = hint(keys.last().expect("an unknown key has a name"), known);
             return ConfigError::UnknownKey { key: keys.join("."), origin: origin.to_owned(), hint };
         }
@@ -193,6 +196,19 @@ fn explain(table: &Table, origin: &str, path: &Path, problem: &Problem) -> Confi
     let value = rest.iter().fold(&table[first], |value, key| &value[key]);
     invalid(&keys.join("."), value, rule)
 }
+
+/// Keys of other trainers (Megatron's names) that users look for here.
+const NOT_AVAILABLE: [(&str, &str); 2] = [
+    (
+        "parallel.cp",
+        "Kintsugi has no context parallelism; remove the key. parallel.sequence_parallel shards activations over tp, and \
+         memory.recompute saves memory for long sequences",
+    ),
+    (
+        "parallel.ep",
+        "Kintsugi has no expert parallelism, because it has no mixture-of-experts models; remove the key",
+    ),
+];
 
 /// A near miss of `key`, or else the keys there are.
 fn hint(key: &str, known: &[&str]) -> String {
