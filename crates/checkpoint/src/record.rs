@@ -224,7 +224,7 @@ struct TokenDataRecord {
     mask_documents: bool,
 }
 
-/// Where checkpoints go and where the run went on from is not stored: a reader has its own.
+/// Where checkpoints go, where the run went on from and how often it prints is not stored: a reader has its own.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Run")]
 struct RunRecord {
@@ -236,6 +236,8 @@ struct RunRecord {
     resume: Resume,
     checkpoint_every: u64,
     keep: u64,
+    #[serde(skip)]
+    log_every: Option<u64>,
     eval_every: u64,
     eval_tokens: u64,
     max_skipped: u64,

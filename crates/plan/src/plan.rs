@@ -297,6 +297,8 @@ pub struct Run {
     pub checkpoint_every: u64,
     /// Checkpoints that are kept, the newest ones; 0 for none at all.
     pub keep: u64,
+    /// Steps between lines of progress, where they were given.
+    pub log_every: Option<u64>,
     /// Steps between evaluations; 0 for none.
     pub eval_every: u64,
     /// Tokens of the validation split that an evaluation reads; all of it if it has fewer.

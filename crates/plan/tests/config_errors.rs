@@ -127,6 +127,7 @@ const SETS: &[&[&str]] = &[
     &["optimizer.warmup=20000000"],
     &["run.steps=-1"],
     &["run.steps=20000000"],
+    &["run.log_every=0"],
     &["run.eval_tokens=0"],
     &["run.max_skipped=0"],
     &["run.max_skipped=20000000"],

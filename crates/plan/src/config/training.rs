@@ -111,6 +111,7 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
         resume: raw.resume.clone().unwrap_or(Resume::No),
         checkpoint_every: raw.checkpoint_every.unwrap_or(0),
         keep: raw.keep.unwrap_or(DEFAULT_KEEP),
+        log_every: raw.log_every.map(|steps| within("run.log_every", steps, 1..=MOST_STEPS)).transpose()?,
         eval_every: raw.eval_every.unwrap_or(0),
         eval_tokens: within("run.eval_tokens", raw.eval_tokens.unwrap_or(USUAL_EVALUATION), 1..=1 << 50)?,
         max_skipped: within("run.max_skipped", raw.max_skipped.unwrap_or(20), 1..=MOST_STEPS)?,
