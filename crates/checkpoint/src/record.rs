@@ -197,6 +197,8 @@ struct OptimizerRecord {
     min_lr: f64,
     warmup: u64,
     schedule: RateSchedule,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    decay_steps: Option<u64>,
     betas: (f64, f64),
     eps: f64,
     weight_decay: f64,
@@ -342,7 +344,7 @@ mod tests {
         check::<GradientType>(&["fp32", "compute"]);
         check::<Recompute>(&["none", "selective", "full"]);
         check::<AttentionKind>(&["flash", "plain"]);
-        check::<RateSchedule>(&["cosine", "constant"]);
+        check::<RateSchedule>(&["cosine", "constant", "linear", "inverse-sqrt", "wsd"]);
         check::<DeviceKind>(&["cpu", "cuda"]);
         check::<Transport>(&["threads"]);
         assert_eq!(DataRecord::deserialize(serde_json::json!("demo")).expect("a word"), Data::Demo);

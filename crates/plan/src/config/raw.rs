@@ -93,6 +93,7 @@ table!(RawOptimizer {
     min_lr: f64,
     warmup: u64,
     schedule: RateSchedule,
+    decay_steps: u64,
     betas: Vec<f64>,
     eps: f64,
     weight_decay: f64,
