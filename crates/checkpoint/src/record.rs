@@ -13,7 +13,7 @@ use kintsugi_plan::{
     Mesh, Optimizer, Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run, ScheduleKind, Sharding,
     TokenData, Transport, When,
 };
-use kintsugi_spec::{Activation, Family, ModelSpec, presets};
+use kintsugi_spec::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, presets};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -128,6 +128,18 @@ struct ModelRecord {
     norm_eps: f64,
     rotary_base: f64,
     rotary_fraction: f64,
+    #[serde(default = "default_init_std", skip_serializing_if = "is_default_init_std")]
+    init_std: f64,
+}
+
+/// Manifests from before the key have no other, and one with the default stays as it was.
+fn default_init_std() -> f64 {
+    DEFAULT_INIT_STD
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_default_init_std(given: &f64) -> bool {
+    *given == DEFAULT_INIT_STD
 }
 
 #[derive(Serialize, Deserialize)]

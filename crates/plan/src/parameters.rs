@@ -216,7 +216,7 @@ pub fn parameters(model: &ModelSpec, unit: Unit, tp: usize) -> Vec<Parameter> {
         Unit::Table => vec![build.vocabulary(Slot::Table)],
         Unit::Positions => {
             let shape = [model.positions, model.hidden];
-            vec![build.matrix(Slot::Positions, shape, Split::Whole, STANDARD_DEVIATION)]
+            vec![build.matrix(Slot::Positions, shape, Split::Whole, model.init_std)]
         }
         Unit::Layer(_) => build.layer(),
         Unit::Head => {
@@ -226,9 +226,6 @@ pub fn parameters(model: &ModelSpec, unit: Unit, tp: usize) -> Vec<Parameter> {
         }
     }
 }
-
-/// GPT-2's standard deviation for every matrix but the residual projections.
-const STANDARD_DEVIATION: f64 = 0.02;
 
 struct Builder<'a> {
     model: &'a ModelSpec,
@@ -241,7 +238,7 @@ impl Builder<'_> {
         let ModelSpec { hidden, heads, kv_heads, head_dim, ffn, .. } = *self.model;
         let biases = self.model.biases();
         // GPT-2: the 2·layers projections that end in the residual stream start smaller, so its variance stays put.
-        let residual = STANDARD_DEVIATION / (2.0 * self.model.layers as f64).sqrt();
+        let residual = self.model.init_std / (2.0 * self.model.layers as f64).sqrt();
         let mut list = self.norm(Slot::AttentionNormWeight, Slot::AttentionNormBias);
         list.extend(self.norm(Slot::MlpNormWeight, Slot::MlpNormBias));
         if biases {
@@ -249,7 +246,7 @@ impl Builder<'_> {
             list.push(self.bias(Slot::MlpOutBias, hidden, Split::Whole));
         }
         let mut rows = |slot, outputs| {
-            list.push(self.matrix(slot, [outputs, hidden], Split::Rows, STANDARD_DEVIATION));
+            list.push(self.matrix(slot, [outputs, hidden], Split::Rows, self.model.init_std));
         };
         rows(Slot::QueryWeight, heads * head_dim);
         rows(Slot::KeyWeight, kv_heads * head_dim);
@@ -281,7 +278,7 @@ impl Builder<'_> {
         let shape = [self.model.padded_vocab(self.tp), self.model.hidden];
         Parameter {
             valid_rows: self.model.vocab,
-            ..self.matrix(slot, shape, Split::Rows, STANDARD_DEVIATION)
+            ..self.matrix(slot, shape, Split::Rows, self.model.init_std)
         }
     }
 

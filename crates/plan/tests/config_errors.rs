@@ -54,6 +54,7 @@ const SETS: &[&[&str]] = &[
     &["model.parallel_residual=true"],
     &["model.family=neox", "model.rotary_fraction=1.5"],
     &["model.activation=swiglu"],
+    &["model.init_std=-1"],
     &["model.norm_eps=0"],
     &["model.norm_eps=1e-40"],
     &["model.family=llama", "model.rotary_base=0.5"],

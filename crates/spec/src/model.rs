@@ -64,7 +64,12 @@ pub struct ModelSpec {
     pub rotary_base: f64,
     /// Share of each head that is rotated.
     pub rotary_fraction: f64,
+    /// Standard deviation of initial weights.
+    pub init_std: f64,
 }
+
+/// The standard deviation of initial weights where nothing is said: GPT-2's.
+pub const DEFAULT_INIT_STD: f64 = 0.02;
 
 impl ModelSpec {
     /// Vocabulary padded so that every one of `tp` shards is equal and a multiple of `vocab_multiple`.

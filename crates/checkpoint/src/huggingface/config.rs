@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kintsugi_spec::{Activation, Family, ModelSpec};
+use kintsugi_spec::{Activation, DEFAULT_INIT_STD, Family, ModelSpec};
 
 use super::fields::Fields;
 use crate::CheckpointError;
@@ -52,6 +52,7 @@ fn gpt2(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         norm_eps: fields.number("layer_norm_epsilon", 1e-5, 1e-30..=1.0)?,
         rotary_base: 10000.0,
         rotary_fraction: 0.0,
+        init_std: DEFAULT_INIT_STD,
     })
 }
 
@@ -81,6 +82,7 @@ fn neox(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         norm_eps: fields.number("layer_norm_eps", 1e-5, 1e-30..=1.0)?,
         rotary_base: rotary.base,
         rotary_fraction: rotary.fraction,
+        init_std: DEFAULT_INIT_STD,
     };
     // transformers cuts the fraction of a head off, where we round it to pairs.
     if model.rotary_dims() != (head_dim as f64 * rotary.fraction) as usize {
@@ -132,6 +134,7 @@ fn llama(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         norm_eps: fields.number("rms_norm_eps", 1e-6, 1e-30..=1.0)?,
         rotary_base: rotary.base,
         rotary_fraction: 1.0,
+        init_std: DEFAULT_INIT_STD,
     })
 }
 

@@ -28,6 +28,7 @@ fn a_description_is_a_model() {
         norm_eps: 1e-5,
         rotary_base: 10000.0,
         rotary_fraction: 0.0,
+        init_std: 0.02,
     };
     assert_eq!(gpt2, expected);
 

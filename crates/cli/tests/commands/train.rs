@@ -107,6 +107,14 @@ fn the_configuration_that_is_left_repeats_the_run() {
     assert_eq!(fs::read_to_string(&left).unwrap(), text);
 }
 
+#[test]
+fn weights_without_deviation_predict_every_token_alike() {
+    let folder = folder("train-init-std");
+    stdout(&tiny(&folder, &["train"], &["model.init_std=0", "run.steps=1"]));
+    let loss = losses(&folder)[0].as_f64().unwrap();
+    assert!((loss - 128f64.ln()).abs() < 1e-6, "{loss}");
+}
+
 /// The steps whose lines on stderr have a loss.
 fn logged(name: &str, settings: &[&str]) -> (Vec<String>, String) {
     let output = tiny(&folder(name), &["train"], &[&["run.keep=0", "run.eval_every=0"], settings].concat());

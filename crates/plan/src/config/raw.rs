@@ -55,6 +55,7 @@ table!(RawModel {
     rotary_base: f64,
     rotary_fraction: f64,
     init: String,
+    init_std: f64,
 });
 
 table!(RawBatch { sequence: usize, micro: usize, global: usize });
