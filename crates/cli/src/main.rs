@@ -16,6 +16,7 @@ mod files;
 mod fit;
 mod generate;
 mod host;
+mod keys;
 mod model;
 mod output;
 mod plan;
@@ -58,6 +59,7 @@ enum Command {
     Convert(convert::Arguments),
     Generate(generate::Arguments),
     Eval(eval::Arguments),
+    Config(keys::Arguments),
     Doctor(doctor::Arguments),
 }
 
@@ -99,6 +101,7 @@ fn run(command: Option<Command>) -> Result<(), Failure> {
         Some(Command::Convert(arguments)) => convert::run(&arguments),
         Some(Command::Generate(arguments)) => generate::run(&arguments),
         Some(Command::Eval(arguments)) => eval::run(&arguments),
+        Some(Command::Config(arguments)) => keys::run(&arguments),
         Some(Command::Doctor(arguments)) => doctor::run(&arguments),
         None => output::stdout(&Cli::command().render_help().to_string()),
     }

@@ -1,6 +1,7 @@
 //! Tables for the terminal: the first column to the left, numbers to the right.
 
 use std::fmt;
+use std::io::IsTerminal;
 
 /// Rows of cells under a header; a row of one cell is a heading inside the table.
 pub struct Table {
@@ -23,6 +24,12 @@ impl Table {
         let full = || self.rows.iter().filter(|row| row.len() == columns);
         (0..columns).map(|i| full().map(|row| row[i].chars().count()).max().unwrap_or(0)).collect()
     }
+}
+
+/// Columns of the terminal that stdout goes to, if it does.
+pub fn terminal_width() -> Option<usize> {
+    let terminal = std::io::stdout().is_terminal();
+    console::Term::stdout().size_checked().filter(|_| terminal).map(|(_, columns)| usize::from(columns))
 }
 
 impl fmt::Display for Table {

@@ -22,6 +22,8 @@ fn alone_it_prints_help() {
       convert    Converts weights between Hugging Face folders and checkpoints of any layout
       generate   Continues text with a model, token by token
       eval       Measures the loss and the perplexity of a model on token files
+      config     Explains every key of the configuration; prints a template, or what a configuration
+                 resolves to
       doctor     Shows what this machine has, and what is missing
       help       Print this message or the help of the given subcommand(s)
 
@@ -39,7 +41,7 @@ fn alone_it_prints_help() {
 #[test]
 fn every_command_teaches_with_examples() {
     let folder = folder("help-commands");
-    for command in ["train", "plan", "verify", "convert", "generate", "eval"] {
+    for command in ["train", "plan", "verify", "convert", "generate", "eval", "config"] {
         let help = stdout(&kintsugi(&folder, &[command, "--help"]));
         assert!(help.contains(&format!("Examples:\n  kintsugi {command}")), "{help}");
         assert!(help.contains("--set <TABLE.KEY=VALUE>"), "{help}");

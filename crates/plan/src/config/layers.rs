@@ -40,7 +40,10 @@ impl Layers {
     fn over_presets(source: &ConfigSource, profile: Option<&NamedText>) -> Result<Self, ConfigError> {
         let (table, name) = (written(source)?, &source.file.name);
         let given = read(&table, name)?;
-        let mut below = preset_layer(&given)?;
+        let mut below = Table::new();
+        for (_, layer) in preset_layers(&given)? {
+            overlay(&mut below, layer);
+        }
         if let Some(NamedText { name, text }) = profile {
             let layer = parse(text, name)?;
             read(&layer, name)?;
@@ -70,8 +73,33 @@ fn written(source: &ConfigSource) -> Result<Table, ConfigError> {
     Ok(table)
 }
 
-/// What the presets that a configuration names say.
-fn preset_layer(given: &RawConfig) -> Result<Table, ConfigError> {
+/// What is given, layer by layer, with the layer's name; the later ones lie over the earlier ones.
+pub(super) fn by_origin(source: &ConfigSource) -> Result<Vec<(String, Table)>, ConfigError> {
+    let mut file = parse(&source.file.text, &source.file.name)?;
+    let mut sets = Table::new();
+    for change in &source.changes {
+        match change {
+            Change::Set(argument) => overlay(&mut sets, read_set(argument)?),
+            Change::Without(name) => {
+                file.remove(name);
+                sets.remove(name);
+            }
+        }
+    }
+    let presets = preset_layers(&Layers::given(source)?)?;
+    let mut layers: Vec<_> =
+        presets.into_iter().map(|(name, layer)| (format!("preset {name}"), layer)).collect();
+    if let Some(NamedText { name, text }) = &source.profile {
+        layers.push((format!("profile {name}"), parse(text, name)?));
+    }
+    let name = &source.file.name;
+    layers.push((if source.is_demo { name.clone() } else { format!("file {name}") }, file));
+    layers.push(("--set".to_owned(), sets));
+    Ok(layers)
+}
+
+/// What the presets that a configuration names say, each with its name.
+fn preset_layers(given: &RawConfig) -> Result<Vec<(&'static str, Table)>, ConfigError> {
     let error = |field| move |unknown| ConfigError::Preset { field, unknown };
     let model = given.model.preset.as_deref().map(presets::model).transpose();
     let cluster = cluster::preset(&given.cluster).map(presets::cluster).transpose();
@@ -81,11 +109,7 @@ fn preset_layer(given: &RawConfig) -> Result<Table, ConfigError> {
         cluster.map_err(error("cluster.preset"))?,
         framework.map_err(error("framework.preset"))?,
     ];
-    let mut layer = Table::new();
-    for preset in named.into_iter().flatten() {
-        overlay(&mut layer, parse(preset.text, preset.name)?);
-    }
-    Ok(layer)
+    named.into_iter().flatten().map(|preset| Ok((preset.name, parse(preset.text, preset.name)?))).collect()
 }
 
 pub(super) fn parse(text: &str, file: &str) -> Result<Table, ConfigError> {
