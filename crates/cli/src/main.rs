@@ -21,6 +21,7 @@ mod model;
 mod output;
 mod plan;
 mod prepare;
+mod shell;
 mod signals;
 mod table;
 mod train;
@@ -61,6 +62,8 @@ enum Command {
     Eval(eval::Arguments),
     Config(keys::Arguments),
     Doctor(doctor::Arguments),
+    Completions(shell::CompletionArguments),
+    Man(shell::ManArguments),
 }
 
 /// The version, and the git commit that the build script found.
@@ -103,6 +106,8 @@ fn run(command: Option<Command>) -> Result<(), Failure> {
         Some(Command::Eval(arguments)) => eval::run(&arguments),
         Some(Command::Config(arguments)) => keys::run(&arguments),
         Some(Command::Doctor(arguments)) => doctor::run(&arguments),
+        Some(Command::Completions(arguments)) => shell::completions(&arguments, Cli::command()),
+        Some(Command::Man(arguments)) => shell::man(&arguments, Cli::command()),
         None => output::stdout(&Cli::command().render_help().to_string()),
     }
 }
