@@ -22,6 +22,7 @@ use crate::files::{check_writable, write_whole};
 use crate::fit;
 use crate::host::planned_device;
 use crate::output::Output;
+use crate::table::terminal_width;
 use answer::Answer;
 use speed::Speed;
 
@@ -32,6 +33,9 @@ use speed::Speed;
 /// (a preset, or a file named by cluster.profile); --validate shows how good. The bubble is the share of time in which
 /// stages wait for each other. Without a profile, it is counted with a layer's forward, input gradient and weight gradient
 /// taken as equally long.
+///
+/// The tables of --search, --scale and --sweep leave out columns that do not fit the width of the terminal, or that of the
+/// variable COLUMNS; --json has all of them.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -157,7 +161,6 @@ fn memory_of_others(plan: &Plan, prediction: &Prediction) -> Option<String> {
 
 fn picture(timeline: &Timeline) -> String {
     let terminal = std::io::stdout().is_terminal();
-    let columns = console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns));
     let ink = if terminal && console::colors_enabled() { Ink::Colour } else { Ink::Plain };
-    format!("\n{}", draw(timeline, columns.unwrap_or(WIDTH), ink))
+    format!("\n{}", draw(timeline, terminal_width().unwrap_or(WIDTH), ink))
 }
