@@ -13,7 +13,7 @@ use kintsugi_plan::{
     Mesh, Optimizer, Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run, ScheduleKind, Sharding,
     TokenData, Transport, When,
 };
-use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling, presets};
+use kintsugi_spec::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling, presets};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -131,6 +131,18 @@ struct ModelRecord {
     rotary_fraction: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rotary_scaling: Option<RotaryScaling>,
+    #[serde(default = "default_init_std", skip_serializing_if = "is_default_init_std")]
+    init_std: f64,
+}
+
+/// Manifests from before the key have no other, and one with the default stays as it was.
+fn default_init_std() -> f64 {
+    DEFAULT_INIT_STD
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_default_init_std(given: &f64) -> bool {
+    *given == DEFAULT_INIT_STD
 }
 
 #[derive(Serialize, Deserialize)]
@@ -200,6 +212,8 @@ struct OptimizerRecord {
     min_lr: f64,
     warmup: u64,
     schedule: RateSchedule,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    decay_steps: Option<u64>,
     betas: (f64, f64),
     eps: f64,
     weight_decay: f64,
@@ -227,7 +241,7 @@ struct TokenDataRecord {
     mask_documents: bool,
 }
 
-/// Does not store the output folder and the resume option, since the reader has its own.
+/// Does not store the output folder, the resume option and the interval of log lines, since the reader has its own.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Run")]
 struct RunRecord {
@@ -239,6 +253,8 @@ struct RunRecord {
     resume: Resume,
     checkpoint_every: u64,
     keep: u64,
+    #[serde(skip)]
+    log_every: Option<u64>,
     eval_every: u64,
     eval_tokens: u64,
     max_skipped: u64,
@@ -343,7 +359,7 @@ mod tests {
         check::<GradientType>(&["fp32", "compute"]);
         check::<Recompute>(&["none", "selective", "full"]);
         check::<AttentionKind>(&["flash", "plain"]);
-        check::<RateSchedule>(&["cosine", "constant"]);
+        check::<RateSchedule>(&["cosine", "constant", "linear", "inverse-sqrt", "wsd"]);
         check::<DeviceKind>(&["cpu", "cuda"]);
         check::<Transport>(&["threads"]);
         assert_eq!(DataRecord::deserialize(serde_json::json!("demo")).expect("a word"), Data::Demo);

@@ -10,7 +10,7 @@ use crate::paths::relative_to_current_folder;
 use crate::{Checkpoint, CheckpointError};
 
 /// Fields of a model that do not affect its parameters or what they compute.
-const FREE: [&str; 2] = ["name", "vocab_multiple"];
+const FREE: [&str; 3] = ["name", "vocab_multiple", "init_std"];
 
 impl Checkpoint {
     /// Fails if a plan has another model.

@@ -16,10 +16,12 @@ mod files;
 mod fit;
 mod generate;
 mod host;
+mod keys;
 mod model;
 mod output;
 mod plan;
 mod prepare;
+mod shell;
 mod signals;
 mod table;
 mod train;
@@ -42,7 +44,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// A model is broken into pieces (tensor, pipeline and sharded data parallelism) and joined by communication.
 /// For every way of breaking it, memory and traffic are predicted to the byte.
 #[derive(Parser)]
-#[command(name = "kintsugi", version, after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{DETAILS}"))]
+#[command(name = "kintsugi", version = VERSION, after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{DETAILS}"))]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -58,8 +60,14 @@ enum Command {
     Convert(convert::Arguments),
     Generate(generate::Arguments),
     Eval(eval::Arguments),
+    Config(keys::Arguments),
     Doctor(doctor::Arguments),
+    Completions(shell::CompletionArguments),
+    Man(shell::ManArguments),
 }
+
+/// The version, and the git commit that the build script found.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("KINTSUGI_COMMIT"), ")");
 
 const EXAMPLES: &str = "\
 Start with:
@@ -96,7 +104,10 @@ fn run(command: Option<Command>) -> Result<(), Failure> {
         Some(Command::Convert(arguments)) => convert::run(&arguments),
         Some(Command::Generate(arguments)) => generate::run(&arguments),
         Some(Command::Eval(arguments)) => eval::run(&arguments),
+        Some(Command::Config(arguments)) => keys::run(&arguments),
         Some(Command::Doctor(arguments)) => doctor::run(&arguments),
+        Some(Command::Completions(arguments)) => shell::completions(&arguments, Cli::command()),
+        Some(Command::Man(arguments)) => shell::man(&arguments, Cli::command()),
         None => output::stdout(&Cli::command().render_help().to_string()),
     }
 }

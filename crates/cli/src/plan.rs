@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kintsugi_draw::{Ink, chrome, draw, trace};
 use kintsugi_plan::Plan;
-use kintsugi_simulate::{Coverage, Prediction, Timeline, bubble, memory_of, predict};
+use kintsugi_simulate::{Coverage, Misfit, Prediction, Timeline, bubble, memory_of, predict};
 use kintsugi_spec::units;
 
 use crate::config::ConfigArguments;
@@ -22,6 +22,7 @@ use crate::files::{check_writable, write_whole};
 use crate::fit;
 use crate::host::planned_device;
 use crate::output::Output;
+use crate::table::terminal_width;
 use answer::Answer;
 use speed::Speed;
 
@@ -32,6 +33,9 @@ use speed::Speed;
 /// (a preset, or a file named by cluster.profile); --validate shows how good. The bubble is the share of time in which
 /// stages wait for each other. Without a profile, it is counted with a layer's forward, input gradient and weight gradient
 /// taken as equally long.
+///
+/// The tables of --search, --scale and --sweep leave out columns that do not fit the width of the terminal, or that of the
+/// variable COLUMNS; --json has all of them.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -40,6 +44,9 @@ pub struct Arguments {
     /// Prints the prediction as JSON; what is not predicted yet is null
     #[arg(long)]
     json: bool,
+    /// Exits with 1 if the plan does not fit, or if that is not known, and says why on stderr
+    #[arg(long, conflicts_with_all = ["validate", "reproduce", "search", "scale", "sweep"])]
+    check: bool,
     /// Draws the pipeline schedule
     #[arg(long, conflicts_with = "json")]
     draw: bool,
@@ -74,6 +81,8 @@ Examples:
       what one setting changes
   kintsugi plan run.toml --json
       for scripts
+  kintsugi plan run.toml --check && kintsugi train run.toml
+      trains only what fits
   kintsugi plan --reproduce frontier
       the Frontier study's figures beside ours";
 
@@ -110,12 +119,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.json {
         output.result(&Answer::new(&plan, &prediction, speed.as_ref(), bubble, fits, notes))?;
     } else {
-        let fits = match (fits, misfit) {
+        let fits = match (fits, &misfit) {
             (_, Some(misfit)) => format!("no: {misfit}"),
             (Some(_), None) => "yes".to_owned(),
-            (None, None) => {
-                "not known: no GPU is here; give cluster.preset or cluster.device.memory".to_owned()
-            }
+            (None, None) => format!("not known: {UNKNOWN_MEMORY}"),
         };
         output.text(&report::text(&plan, &prediction, speed.as_ref(), bubble, &fits))?;
         for note in notes {
@@ -134,7 +141,19 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         write_whole(path, chrome(&spans).as_bytes())?;
         output.text(&format!("trace    {}\n", path.display()))?;
     }
-    Ok(())
+    if arguments.check { check(fits, misfit) } else { Ok(()) }
+}
+
+/// Why nobody knows whether a plan fits.
+const UNKNOWN_MEMORY: &str = "no GPU is here; give cluster.preset or cluster.device.memory";
+
+/// Fails unless the plan is known to fit.
+fn check(fits: Option<bool>, misfit: Option<Misfit>) -> Result<(), Failure> {
+    match (fits, misfit) {
+        (_, Some(misfit)) => Err(Failure::Run(format!("the plan does not fit: {misfit}"))),
+        (Some(_), None) => Ok(()),
+        (None, None) => Err(Failure::Run(format!("it is not known whether the plan fits: {UNKNOWN_MEMORY}"))),
+    }
 }
 
 /// Refuses to lay out a step that would take gigabytes.
@@ -158,7 +177,6 @@ fn memory_of_others(plan: &Plan, prediction: &Prediction) -> Option<String> {
 
 fn picture(timeline: &Timeline) -> String {
     let terminal = std::io::stdout().is_terminal();
-    let columns = console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns));
     let ink = if terminal && console::colors_enabled() { Ink::Colour } else { Ink::Plain };
-    format!("\n{}", draw(timeline, columns.unwrap_or(WIDTH), ink))
+    format!("\n{}", draw(timeline, terminal_width().unwrap_or(WIDTH), ink))
 }

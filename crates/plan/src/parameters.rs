@@ -216,7 +216,7 @@ pub fn parameters(model: &ModelSpec, unit: Unit, tp: usize) -> Vec<Parameter> {
         Unit::Table => vec![build.vocabulary(ParameterKind::Table)],
         Unit::Positions => {
             let shape = [model.positions, model.hidden];
-            vec![build.matrix(ParameterKind::Positions, shape, TensorSplit::Whole, STANDARD_DEVIATION)]
+            vec![build.matrix(ParameterKind::Positions, shape, TensorSplit::Whole, model.init_std)]
         }
         Unit::Layer(_) => build.layer(),
         Unit::Head => {
@@ -226,9 +226,6 @@ pub fn parameters(model: &ModelSpec, unit: Unit, tp: usize) -> Vec<Parameter> {
         }
     }
 }
-
-/// GPT-2's standard deviation for all matrices except the residual projections.
-const STANDARD_DEVIATION: f64 = 0.02;
 
 struct Builder<'a> {
     model: &'a ModelSpec,
@@ -241,7 +238,7 @@ impl Builder<'_> {
         let ModelSpec { hidden, heads, kv_heads, head_dim, ffn, .. } = *self.model;
         let biases = self.model.biases();
         // GPT-2 scales down the 2·layers projections into the residual stream, so that its variance stays constant.
-        let residual = STANDARD_DEVIATION / (2.0 * self.model.layers as f64).sqrt();
+        let residual = self.model.init_std / (2.0 * self.model.layers as f64).sqrt();
         let mut list = self.norm(ParameterKind::AttentionNormWeight, ParameterKind::AttentionNormBias);
         list.extend(self.norm(ParameterKind::MlpNormWeight, ParameterKind::MlpNormBias));
         if biases {
@@ -249,7 +246,7 @@ impl Builder<'_> {
             list.push(self.bias(ParameterKind::MlpOutBias, hidden, TensorSplit::Whole));
         }
         let mut rows = |kind, outputs| {
-            list.push(self.matrix(kind, [outputs, hidden], TensorSplit::Rows, STANDARD_DEVIATION));
+            list.push(self.matrix(kind, [outputs, hidden], TensorSplit::Rows, self.model.init_std));
         };
         rows(ParameterKind::QueryWeight, heads * head_dim);
         rows(ParameterKind::KeyWeight, kv_heads * head_dim);
@@ -287,7 +284,7 @@ impl Builder<'_> {
         let shape = [self.model.padded_vocab(self.tp), self.model.hidden];
         Parameter {
             valid_rows: self.model.vocab,
-            ..self.matrix(kind, shape, TensorSplit::Rows, STANDARD_DEVIATION)
+            ..self.matrix(kind, shape, TensorSplit::Rows, self.model.init_std)
         }
     }
 

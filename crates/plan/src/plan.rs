@@ -225,6 +225,8 @@ pub struct Optimizer {
     pub warmup: u64,
     /// Schedule after the warm-up.
     pub schedule: RateSchedule,
+    /// Steps of the decay, where they were given; see [`Optimizer::decay`].
+    pub decay_steps: Option<u64>,
     /// β₁, β₂.
     pub betas: (f64, f64),
     /// ε.
@@ -237,12 +239,43 @@ pub struct Optimizer {
 
 /// The learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum RateSchedule {
     /// Cosine from `lr` to `min_lr`.
     Cosine,
     /// `lr` throughout.
     Constant,
+    /// A straight line from `lr` to `min_lr`.
+    Linear,
+    /// `lr` · √(`warmup` / step), at least `min_lr` (arXiv 1706.03762).
+    InverseSqrt,
+    /// `lr`, then a straight line to `min_lr` over the last steps (warmup, stable, decay: arXiv 2404.06395).
+    Wsd,
+}
+
+/// When the learning rate falls from `lr` to `min_lr`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RateDecay {
+    /// The last step that has `lr`, from 0.
+    pub start: u64,
+    /// Steps from there to the first one that has `min_lr`; at least 1.
+    pub steps: u64,
+}
+
+impl Optimizer {
+    /// The decay in a run of `steps` steps. Without `decay_steps` the last step of the run has `min_lr`, and the decay
+    /// starts with the warm-up's end, or for [`RateSchedule::Wsd`] a tenth of the run before its end.
+    pub fn decay(&self, steps: u64) -> RateDecay {
+        let first_at_peak = self.warmup.saturating_sub(1);
+        let left = steps.saturating_sub(first_at_peak + 1).max(1);
+        match self.schedule {
+            RateSchedule::Wsd => {
+                let decay = self.decay_steps.unwrap_or(steps.div_ceil(10)).clamp(1, left);
+                RateDecay { start: first_at_peak + left - decay, steps: decay }
+            }
+            _ => RateDecay { start: first_at_peak, steps: self.decay_steps.unwrap_or(left) },
+        }
+    }
 }
 
 /// Where tokens come from.
@@ -297,6 +330,8 @@ pub struct Run {
     pub checkpoint_every: u64,
     /// How many of the newest checkpoints to keep; 0 to save none.
     pub keep: u64,
+    /// Steps between lines of progress, where they were given.
+    pub log_every: Option<u64>,
     /// Steps between evaluations; 0 for none.
     pub eval_every: u64,
     /// Tokens of the validation split that an evaluation reads, or all if there are fewer.
@@ -506,6 +541,26 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_decay_ends_with_the_run_unless_its_steps_are_given() {
+        use RateSchedule::{Cosine, Linear, Wsd};
+        let optimizer = crate::config::ConfigSource::demo().plan().expect("the demo").optimizer;
+        let decay = |schedule, warmup, decay_steps, steps| {
+            let decay = Optimizer { warmup, schedule, decay_steps, ..optimizer }.decay(steps);
+            (decay.start, decay.steps)
+        };
+        for schedule in [Cosine, Linear] {
+            assert_eq!(decay(schedule, 30, None, 500), (29, 470));
+            assert_eq!(decay(schedule, 0, None, 500), (0, 499));
+            assert_eq!(decay(schedule, 30, Some(1000), 500), (29, 1000));
+            assert_eq!(decay(schedule, 30, None, 10), (29, 1));
+        }
+        assert_eq!(decay(Wsd, 30, None, 500), (449, 50));
+        assert_eq!(decay(Wsd, 30, Some(100), 500), (399, 100));
+        assert_eq!(decay(Wsd, 30, Some(1000), 500), (29, 470));
+        assert_eq!(decay(Wsd, 0, None, 1), (0, 1));
+    }
 
     #[test]
     fn a_type_holds_what_it_does_not_round_to_infinity() {

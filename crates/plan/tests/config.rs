@@ -1,6 +1,7 @@
 //! Configurations that are right: what they resolve to, and that a plan written out resolves to itself.
 
 use kintsugi_plan::config::ConfigSource;
+use kintsugi_plan::parameters::{InitialValues, Parameter, parameters};
 use kintsugi_plan::{Data, DataSource, Mesh, Plan, ScheduleKind, TokenData, Unit, When};
 use kintsugi_spec::{ModelSpec, presets};
 
@@ -32,6 +33,27 @@ fn without_a_file_there_is_the_demo() {
     assert_eq!(demo.micro_batches(), 4);
     assert_eq!(demo.run.steps, 500);
     assert_eq!(demo.cluster.device.name, "cpu");
+}
+
+#[test]
+fn initial_weights_have_the_deviation_that_is_given() {
+    let deviations = |setting: &str| {
+        let plan = ConfigSource::demo().set(setting).plan().unwrap();
+        let parameters: Vec<_> =
+            plan.units().into_iter().flat_map(|unit| parameters(&plan.model, unit, 1)).collect();
+        let initial = |parameter: &Parameter| match parameter.initial {
+            InitialValues::Normal(deviation) => Some(deviation),
+            _ => None,
+        };
+        parameters.iter().filter_map(initial).collect::<Vec<f64>>()
+    };
+    let usual = deviations("run.seed=1");
+    assert_eq!(usual, deviations("model.init_std=0.02"));
+    let residual = 0.02 / 8f64.sqrt();
+    assert!(usual.iter().all(|deviation| [0.02, residual].contains(deviation)), "{usual:?}");
+    assert!(usual.contains(&0.02) && usual.contains(&residual));
+    let halves: Vec<f64> = usual.iter().map(|deviation| deviation / 2.0).collect();
+    assert_eq!(deviations("model.init_std=0.01"), halves);
 }
 
 #[test]

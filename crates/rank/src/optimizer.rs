@@ -4,7 +4,7 @@ use kintsugi_comm::Collective;
 use kintsugi_plan::{Axis, LossScale, RateSchedule};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{
-    AdamW, LearningRate, LossScaler, Parameters, Squares, SumsOfSquares, UpdateControl,
+    AdamW, LearningRate, LossScaler, Parameters, RateCurve, Squares, SumsOfSquares, UpdateControl,
 };
 
 use crate::rank::{LOSS, Rank, SQUARES, STOP};
@@ -61,6 +61,7 @@ impl Rank {
 
     pub(crate) fn clip(&self) {
         let (optimizer, precision) = (&self.plan.optimizer, &self.plan.precision);
+        let decay = optimizer.decay(self.plan.run.steps);
         let dynamic = self.shape.compute == DType::F16 && precision.loss_scale == LossScale::Dynamic;
         self.backend.update_control(UpdateControl {
             control: self.control.view(),
@@ -72,8 +73,14 @@ impl Rank {
                 peak: optimizer.lr,
                 floor: optimizer.min_lr,
                 warmup: optimizer.warmup,
-                steps: self.plan.run.steps,
-                cosine: optimizer.schedule == RateSchedule::Cosine,
+                curve: match optimizer.schedule {
+                    RateSchedule::Constant => RateCurve::Constant,
+                    RateSchedule::Cosine => RateCurve::Cosine,
+                    RateSchedule::Linear | RateSchedule::Wsd => RateCurve::Linear,
+                    RateSchedule::InverseSqrt => RateCurve::InverseSqrt,
+                },
+                decay_start: decay.start,
+                decay_steps: decay.steps,
             },
             betas: optimizer.betas,
             scaler: dynamic.then_some(LossScaler { window: LOSS_SCALE_WINDOW, largest: LARGEST_LOSS_SCALE }),

@@ -24,4 +24,4 @@ pub use device::{AttentionPoint, DeviceSpec, Hardware, KernelPoint, ProductPoint
 pub use framework::FrameworkSpec;
 pub use level::Level;
 pub use link::{LinkSpec, Wire};
-pub use model::{Activation, Family, ModelSpec, RotaryScaling};
+pub use model::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling};

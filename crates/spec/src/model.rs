@@ -66,6 +66,8 @@ pub struct ModelSpec {
     pub rotary_fraction: f64,
     /// How low rotary frequencies are scaled, if they are (`llama` only).
     pub rotary_scaling: Option<RotaryScaling>,
+    /// Standard deviation of initial weights.
+    pub init_std: f64,
 }
 
 /// The scaling of rotary frequencies that Llama 3.1 extends its context with (`rope_type = "llama3"` of transformers).
@@ -100,6 +102,9 @@ impl RotaryScaling {
         (1.0 - share) * frequency / self.factor + share * frequency
     }
 }
+
+/// The standard deviation of initial weights where nothing is said: GPT-2's.
+pub const DEFAULT_INIT_STD: f64 = 0.02;
 
 impl ModelSpec {
     /// Vocabulary padded so that every one of `tp` shards is equal and a multiple of `vocab_multiple`.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling};
+use kintsugi_spec::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling};
 
 use super::fields::Fields;
 use crate::CheckpointError;
@@ -53,6 +53,7 @@ fn gpt2(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         rotary_base: 10000.0,
         rotary_fraction: 0.0,
         rotary_scaling: None,
+        init_std: DEFAULT_INIT_STD,
     })
 }
 
@@ -83,6 +84,7 @@ fn neox(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         rotary_base: rotary.base,
         rotary_fraction: rotary.fraction,
         rotary_scaling: None,
+        init_std: DEFAULT_INIT_STD,
     };
     // The transformers library rounds the number of rotary dims down. We round it to an even number.
     if model.rotary_dims() != (head_dim as f64 * rotary.fraction) as usize {
@@ -135,6 +137,7 @@ fn llama(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
         rotary_base: rotary.base,
         rotary_fraction: 1.0,
         rotary_scaling: rotary.scaling,
+        init_std: DEFAULT_INIT_STD,
     })
 }
 

@@ -29,6 +29,7 @@ fn a_description_is_a_model() {
         rotary_base: 10000.0,
         rotary_fraction: 0.0,
         rotary_scaling: None,
+        init_std: 0.02,
     };
     assert_eq!(gpt2, expected);
 

@@ -19,7 +19,7 @@ use crate::files::{check_writable, write_whole};
 use crate::fit;
 use crate::host::planned_device;
 use crate::output::Output;
-use crate::table::Table;
+use crate::table::{Fit, Table, left_out};
 
 /// Which table.
 #[derive(Args)]
@@ -225,8 +225,15 @@ fn text(rows: &[Row], titles: &Titles) -> String {
             None => table.row([format!("{}  {}", row.at, row.refused.as_deref().unwrap_or_default())]),
         }
     }
-    format!("{}{table}\n", titles.heading)
+    let dropped = table.fit_terminal(FIT);
+    format!("{}{table}{}\n", titles.heading, left_out(dropped))
 }
+
+/// What a narrow terminal does not show.
+const FIT: Fit = Fit {
+    least: &["TFLOP/s", "bubble", "batch", "ranks", "memory", "tokens/s/rank", "MFU"],
+    sentences: None,
+};
 
 fn cells(row: &Row, outcome: &Outcome) -> Vec<String> {
     let mut cells = vec![

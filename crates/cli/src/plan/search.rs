@@ -21,7 +21,7 @@ use crate::files::{check_writable, write_whole};
 use crate::fit;
 use crate::host::planned_device;
 use crate::output::Output;
-use crate::table::Table;
+use crate::table::{Fit, Table, left_out};
 
 /// What is searched for, and how the result is shown.
 #[derive(Args)]
@@ -251,7 +251,9 @@ fn text(base: &Plan, ranks: usize, counts: &Counts, rows: &Rows) -> String {
     if let Some(row) = &rows.yours {
         table.row(cells(if row.outcome.fits == Some(false) { "yours*" } else { "yours" }, row));
     }
+    let dropped = table.fit_terminal(FIT);
     text.push_str(&table.to_string());
+    text.push_str(&left_out(dropped));
     if rows.yours.as_ref().is_some_and(|row| row.outcome.fits == Some(false)) {
         text.push_str("  * does not fit\n");
     }
@@ -280,6 +282,25 @@ const HEADER: [&str; 19] = [
     "memory",
     "why not first",
 ];
+
+/// What a narrow terminal does not show.
+const FIT: Fit = Fit {
+    least: &[
+        "gather",
+        "reduce",
+        "layers",
+        "sequence",
+        "chunks",
+        "TFLOP/s",
+        "bubble",
+        "recompute",
+        "why not first",
+        "micro",
+        "memory",
+        "ZeRO",
+    ],
+    sentences: Some("why not first"),
+};
 
 fn cells(name: &str, row: &Row) -> Vec<String> {
     let when = |when: Option<When>| when.map_or("–".to_owned(), |when| describe::word(&when));

@@ -190,7 +190,9 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
                 );
             }
             let (was, is) = (checkpoint.plan().run.steps, plan.run.steps);
-            if was != is && plan.optimizer.schedule == RateSchedule::Cosine {
+            let rate = &plan.optimizer;
+            let has_decay = !matches!(rate.schedule, RateSchedule::Constant | RateSchedule::InverseSqrt);
+            if has_decay && rate.decay(was) != rate.decay(is) {
                 let curve = "the learning rate goes on along the curve of";
                 note(notes, &format!("{curve} {is} steps; it came along that of {was}"));
             }

@@ -1,8 +1,9 @@
 //! Progress of a run on stderr: a bar on a terminal, a line now and then elsewhere.
 
 use std::io::IsTerminal;
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use kintsugi_checkpoint::CheckpointInfo;
 use kintsugi_engine::{Event, StepReport};
 use kintsugi_plan::{Compute, Plan};
@@ -19,10 +20,49 @@ pub struct Progress {
     scaled: bool,
     /// `None` where stderr is no terminal.
     bar: Option<ProgressBar>,
+    /// Whether steps get lines.
+    has_lines: bool,
+    lines: LineSchedule,
+    /// The first step of this run, and when it ended.
+    first: Option<(u64, Instant)>,
 }
 
-/// Lines in all where there is no terminal.
-const LINES: u64 = 10;
+/// When a line about a step is due.
+struct LineSchedule {
+    /// Steps of the run.
+    steps: u64,
+    /// Steps between two lines.
+    every: u64,
+    /// The longest time between two lines.
+    longest: Duration,
+    /// The step of the last line, and when it was printed.
+    last: Option<(u64, Instant)>,
+}
+
+/// Steps between two lines where nothing is said.
+const DEFAULT_STEPS: u64 = 10;
+/// The longest time between two lines where nothing is said.
+const DEFAULT_TIME: Duration = Duration::from_secs(30);
+
+impl LineSchedule {
+    fn new(steps: u64, log_every: Option<u64>) -> Self {
+        let longest = if log_every.is_some() { Duration::MAX } else { DEFAULT_TIME };
+        LineSchedule { steps, every: log_every.unwrap_or(DEFAULT_STEPS), longest, last: None }
+    }
+
+    /// Whether the step that ended `now` gets a line: the first and the last one of a run do.
+    fn is_due(&mut self, step: u64, now: Instant) -> bool {
+        let waited = |last: Instant| now.duration_since(last) >= self.longest;
+        let due = match self.last {
+            Some((_, last)) => step.is_multiple_of(self.every) || step == self.steps || waited(last),
+            None => true,
+        };
+        if due {
+            self.last = Some((step, now));
+        }
+        due
+    }
+}
 
 impl Progress {
     /// The progress of a plan's run towards a loss, where that is known.
@@ -32,7 +72,16 @@ impl Progress {
             .expect("the template is valid")
             .progress_chars("━╸ ");
         let bar = std::io::stderr().is_terminal().then(|| ProgressBar::new(steps).with_style(style));
-        Progress { steps, floor, scaled: plan.precision.compute == Compute::Fp16, bar }
+        Progress {
+            steps,
+            floor,
+            scaled: plan.precision.compute == Compute::Fp16,
+            // A bar shows every step: lines beside it are for those who ask for them.
+            has_lines: bar.is_none() || plan.run.log_every.is_some(),
+            bar,
+            lines: LineSchedule::new(steps, plan.run.log_every),
+            first: None,
+        }
     }
 
     /// Something has happened.
@@ -61,10 +110,17 @@ impl Progress {
             bar.set_message(self.state(report));
             bar.set_position(report.step);
         }
+        let now = Instant::now();
+        let first = *self.first.get_or_insert((report.step, now));
         if report.skipped {
             self.line(report.step, &self.skipped(report));
-        } else if self.bar.is_none() && self.is_due(report.step) {
-            self.line(report.step, &self.state(report));
+        } else if self.has_lines && self.lines.is_due(report.step, now) {
+            let step_s = match report.step - first.0 {
+                0 => report.step_s,
+                done => now.duration_since(first.1).as_secs_f64() / done as f64,
+            };
+            let left = time_left(self.steps - report.step, step_s);
+            self.line(report.step, &format!("{}{left}", self.state(report)));
         }
         if let Some(loss) = report.validation_loss {
             let each = report.validation_losses.iter().map(|(source, loss)| format!("{source} {loss:.4}"));
@@ -81,15 +137,16 @@ impl Progress {
         }
     }
 
-    /// Whether a tenth of the run ends with this step, or the run itself begins or ends.
-    fn is_due(&self, step: u64) -> bool {
-        let tenth = |step: u64| step * LINES / self.steps;
-        step == 1 || step == self.steps || tenth(step) > tenth(step - 1)
-    }
-
     fn state(&self, report: &StepReport) -> String {
         let floor = self.floor.map(|floor| format!(" (floor {floor:.4})")).unwrap_or_default();
-        format!("loss {:.4}{floor}  {} tokens/s", report.loss, units::count(report.tokens_per_s.round()))
+        let mfu = report.mfu.map(|mfu| format!("  MFU {:.1} %", 100.0 * mfu)).unwrap_or_default();
+        format!(
+            "loss {:.4}{floor}  norm {:.3}  lr {:.2e}  {} tokens/s{mfu}",
+            report.loss,
+            report.grad_norm,
+            report.lr,
+            units::count(report.tokens_per_s.round())
+        )
     }
 
     fn skipped(&self, report: &StepReport) -> String {
@@ -122,5 +179,42 @@ impl Progress {
             Some(bar) => bar.println(line),
             None => output::stderr(line),
         }
+    }
+}
+
+/// The time that the rest of the run takes, if each of its steps takes `step_s` seconds.
+fn time_left(steps: u64, step_s: f64) -> String {
+    match Duration::try_from_secs_f64(steps as f64 * step_s) {
+        Ok(left) if steps > 0 => format!("  {} left", HumanDuration(left)),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The steps that get a line if a step takes so many seconds.
+    fn lines(steps: u64, log_every: Option<u64>, seconds: u64) -> Vec<u64> {
+        let (mut schedule, start) = (LineSchedule::new(steps, log_every), Instant::now());
+        let mut is_due = |step| schedule.is_due(step, start + Duration::from_secs(step * seconds));
+        (1..=steps).filter(|&step| is_due(step)).collect()
+    }
+
+    #[test]
+    fn lines_come_by_steps_or_by_time() {
+        assert_eq!(lines(35, None, 1), [1, 10, 20, 30, 35]);
+        assert_eq!(lines(9, None, 10), [1, 4, 7, 9]);
+        assert_eq!(lines(12, None, 10), [1, 4, 7, 10, 12]);
+        assert_eq!(lines(3, None, 60), [1, 2, 3]);
+        assert_eq!(lines(25, Some(8), 100), [1, 8, 16, 24, 25]);
+        assert_eq!(lines(3, Some(1), 0), [1, 2, 3]);
+    }
+
+    #[test]
+    fn the_time_left_is_in_words() {
+        assert_eq!(time_left(99, 2.0), "  3 minutes left");
+        assert_eq!(time_left(49, 1.0), "  49 seconds left");
+        assert_eq!((time_left(0, 1.0), time_left(9, f64::NAN)), (String::new(), String::new()));
     }
 }

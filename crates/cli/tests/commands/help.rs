@@ -13,17 +13,23 @@ fn alone_it_prints_help() {
     Usage: kintsugi [COMMAND]
 
     Commands:
-      train      Trains a model; shows the prediction before the run and "predicted / measured" after it
-      plan       Predicts what a step takes: parameters, FLOPs, memory, traffic, time, energy and the
-                 schedule's bubble
-      verify     Trains the same model under many layouts and shows that they agree with one rank
-      calibrate  Measures this machine's device into a profile that `plan --profile` predicts time with
-      prepare    Turns text into token files that `train` reads, in Megatron's .bin/.idx format
-      convert    Converts weights between Hugging Face folders and checkpoints of any layout
-      generate   Continues text with a model, token by token
-      eval       Measures the loss and the perplexity of a model on token files
-      doctor     Shows what this machine has, and what is missing
-      help       Print this message or the help of the given subcommand(s)
+      train        Trains a model; shows the prediction before the run and "predicted / measured" after
+                   it
+      plan         Predicts what a step takes: parameters, FLOPs, memory, traffic, time, energy and the
+                   schedule's bubble
+      verify       Trains the same model under many layouts and shows that they agree with one rank
+      calibrate    Measures this machine's device into a profile that `plan --profile` predicts time
+                   with
+      prepare      Turns text into token files that `train` reads, in Megatron's .bin/.idx format
+      convert      Converts weights between Hugging Face folders and checkpoints of any layout
+      generate     Continues text with a model, token by token
+      eval         Measures the loss and the perplexity of a model on token files
+      config       Explains every key of the configuration; prints a template, or what a configuration
+                   resolves to
+      doctor       Shows what this machine has, and what is missing
+      completions  Prints a script that completes arguments in a shell
+      man          Prints a page for `man`
+      help         Print this message or the help of the given subcommand(s)
 
     Options:
       -h, --help     Print help (see more with '--help')
@@ -39,7 +45,7 @@ fn alone_it_prints_help() {
 #[test]
 fn every_command_teaches_with_examples() {
     let folder = folder("help-commands");
-    for command in ["train", "plan", "verify", "convert", "generate", "eval"] {
+    for command in ["train", "plan", "verify", "convert", "generate", "eval", "config"] {
         let help = stdout(&kintsugi(&folder, &[command, "--help"]));
         assert!(help.contains(&format!("Examples:\n  kintsugi {command}")), "{help}");
         assert!(help.contains("--set <TABLE.KEY=VALUE>"), "{help}");
@@ -61,4 +67,41 @@ fn the_doctor_says_what_is_found_or_what_was_tried() {
     }
     let text = stdout(&kintsugi(&folder, &["doctor"]));
     assert!(text.contains("cores ") && text.contains("cuDNN"), "{text}");
+}
+
+#[test]
+fn the_version_names_the_commit() {
+    let said = stdout(&kintsugi(&folder("version"), &["--version"]));
+    let commit = said
+        .strip_prefix(concat!("kintsugi ", env!("CARGO_PKG_VERSION"), " ("))
+        .and_then(|rest| rest.strip_suffix(")\n"))
+        .unwrap_or_else(|| panic!("{said}"));
+    let hash = commit.len() >= 9 && commit.chars().all(|digit| digit.is_ascii_hexdigit());
+    assert!(hash || commit == "unknown", "{said}");
+}
+
+#[test]
+fn shells_complete_commands_and_their_options() {
+    let folder = folder("completions");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = stdout(&kintsugi(&folder, &["completions", shell]));
+        assert!(
+            script.contains("kintsugi") && script.contains("calibrate") && script.contains("sweep"),
+            "{script}"
+        );
+    }
+    assert_eq!(kintsugi(&folder, &["completions", "tcsh"]).status.code(), Some(2));
+}
+
+#[test]
+fn man_has_a_page_for_every_command() {
+    let folder = folder("man");
+    let page = stdout(&kintsugi(&folder, &["man"]));
+    assert!(page.contains(".TH kintsugi 1") && page.contains("kintsugi\\-train(1)"), "{page}");
+    for command in ["train", "plan", "config", "man"] {
+        let page = stdout(&kintsugi(&folder, &["man", command]));
+        assert!(page.contains(&format!(".TH kintsugi-{command} 1")), "{page}");
+    }
+    let output = kintsugi(&folder, &["man", "trian"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
 }

@@ -88,3 +88,25 @@ fn a_cosine_ends_at_its_last_rate() {
     near(rates("rates-one", &["optimizer.warmup=0", "run.steps=1"]), &[0.5]);
     near(rates("rates-constant", &["optimizer.schedule=constant", "run.steps=3"]), &[0.25, 0.5, 0.5]);
 }
+
+#[test]
+fn every_schedule_has_its_rates() {
+    let near = |name: &str, settings: &[&str], expected: &[f64]| {
+        let rates = rates(name, &[&["optimizer.warmup=2", "run.steps=6"], settings].concat());
+        assert_eq!(rates.len(), expected.len());
+        assert!(
+            rates.iter().zip(expected).all(|(rate, expected)| (rate - expected).abs() < 1e-6),
+            "{rates:?}"
+        );
+    };
+    near("rates-linear", &["optimizer.schedule=linear"], &[0.25, 0.5, 0.4375, 0.375, 0.3125, 0.25]);
+    let early = ["optimizer.schedule=linear", "optimizer.decay_steps=2"];
+    near("rates-early", &early, &[0.25, 0.5, 0.375, 0.25, 0.25, 0.25]);
+    let late = ["optimizer.schedule=cosine", "optimizer.decay_steps=8"];
+    near("rates-late", &late, &[0.25, 0.5, 0.490_485, 0.463_388, 0.422_835, 0.375]);
+    let root = ["optimizer.schedule=inverse-sqrt", "optimizer.min_lr=0.3"];
+    near("rates-root", &root, &[0.25, 0.5, 0.408_248, 0.353_553, 0.316_228, 0.3]);
+    near("rates-wsd", &["optimizer.schedule=wsd"], &[0.25, 0.5, 0.5, 0.5, 0.5, 0.25]);
+    let longer = ["optimizer.schedule=wsd", "optimizer.decay_steps=2"];
+    near("rates-wsd-longer", &longer, &[0.25, 0.5, 0.5, 0.5, 0.375, 0.25]);
+}

@@ -47,6 +47,33 @@ fn a_plan_that_does_not_fit_is_an_answer() {
     assert_eq!(answer["fits"], false);
 }
 
+#[test]
+fn a_check_fails_where_the_plan_does_not_fit_or_nobody_knows() {
+    let folder = folder("plan-check");
+    let check = |arguments: &[&str]| {
+        let output = kintsugi(&folder, &[&["plan", "--check"], arguments].concat());
+        let [said, failed] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.code(), said, failed)
+    };
+    let (code, said, failed) = check(&[]);
+    assert_eq!((code, failed.as_str()), (Some(0), ""));
+    assert!(said.contains("fits     yes"), "{said}");
+    let small = ["--set", "cluster.device.memory=1000000"];
+    let (code, said, failed) = check(&small);
+    assert_eq!(code, Some(1));
+    assert!(said.contains("fits     no: rank 0 needs "), "{said}");
+    assert!(failed.starts_with("error: the plan does not fit: rank 0 needs "), "{failed}");
+    let (code, said, json_failed) = check(&[&small[..], &["--json"]].concat());
+    assert_eq!((code, json_failed), (Some(1), failed));
+    assert_eq!(serde_json::from_str::<Value>(&said).unwrap()["fits"], false);
+    let one = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "run.device=cuda"];
+    let one: Vec<&str> = one.iter().flat_map(|setting| ["--set", setting]).chain(["--json"]).collect();
+    let (code, said, failed) = check(&one);
+    let unknown = serde_json::from_str::<Value>(&said).unwrap()["fits"].is_null();
+    assert_eq!(code, Some(i32::from(unknown)));
+    assert_eq!(failed.starts_with("error: it is not known whether the plan fits: no GPU is here"), unknown);
+}
+
 /// Where there is a GPU, its memory decides.
 #[test]
 fn what_fits_on_a_gpu_that_nobody_knows_is_not_known() {

@@ -243,7 +243,11 @@ fn a_mistake_is_one_sentence() {
             &["batch.global=12", "run.steps=9"],
             "it has seen 16 samples, which is no multiple of batch.global = 12; use 4\n",
         ),
-        (&["train"], &["run.resume=7"], "run.resume = 7 must be true, false or the path of a checkpoint\n"),
+        (
+            &["train"],
+            &["run.resume=[7]"],
+            "run.resume = [7] must be true, false or the path of a checkpoint\n",
+        ),
     ] {
         let output = tiny(&folder, arguments, settings);
         assert_eq!(output.status.code(), Some(2), "{output:?}");

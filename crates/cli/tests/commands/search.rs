@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{folder, keys, kintsugi, stdout};
+use crate::support::{command, folder, keys, kintsugi, stdout};
 
 /// A small model on half a node of Frontier, where some strategies fit and others do not.
 const CONFIG: &str = "\
@@ -172,4 +172,32 @@ fn mistakes_are_one_sentence() {
     );
     let unknown = said("search-speed", &["--search", "--set", "cluster.preset=local"]);
     assert!(unknown.contains("says nothing of its speed"), "{unknown}");
+}
+
+#[test]
+fn tables_are_as_narrow_as_the_terminal() {
+    let folder = folder("search-narrow");
+    fs::write(folder.join("small.toml"), CONFIG).unwrap();
+    let tables: [&[&str]; 3] =
+        [&["--search"], &["--sweep", "parallel.tp=1,2,3"], &["--scale", "weak", "--nodes", "1,2,4"]];
+    for arguments in tables {
+        let arguments = [&["plan", "small.toml"], arguments].concat();
+        let table = |columns: usize| {
+            let columns = columns.to_string();
+            let said = stdout(&command(&folder, &arguments).env("COLUMNS", columns).output().unwrap());
+            // Above it are sentences.
+            let (_, table) = said.split_once("\n\n").unwrap();
+            table.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let is_note = |line: &String| line.ends_with(" fit this width; --json has them");
+        let whole = table(1000);
+        assert!(!whole.iter().any(is_note), "{whole:?}");
+        for columns in [60, 80, 120] {
+            let narrow = table(columns);
+            let wide: Vec<_> = narrow.iter().filter(|line| line.chars().count() > columns).collect();
+            assert!(wide.is_empty(), "{columns}: {wide:?}");
+            assert!(narrow[0].contains("step"), "{narrow:?}");
+        }
+        assert!(table(60).iter().any(is_note), "{arguments:?}");
+    }
 }

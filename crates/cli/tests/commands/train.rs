@@ -108,6 +108,44 @@ fn the_configuration_that_is_left_repeats_the_run() {
 }
 
 #[test]
+fn weights_without_deviation_predict_every_token_alike() {
+    let folder = folder("train-init-std");
+    stdout(&tiny(&folder, &["train"], &["model.init_std=0", "run.steps=1"]));
+    let loss = losses(&folder)[0].as_f64().unwrap();
+    assert!((loss - 128f64.ln()).abs() < 1e-6, "{loss}");
+}
+
+/// The steps whose lines on stderr have a loss.
+fn logged(name: &str, settings: &[&str]) -> (Vec<String>, String) {
+    let output = tiny(&folder(name), &["train"], &[&["run.keep=0", "run.eval_every=0"], settings].concat());
+    let said = String::from_utf8(output.stderr).unwrap();
+    let step = |line: &str| line.split_once("  loss ").map(|(step, _)| step.to_owned());
+    (said.lines().filter_map(step).collect(), said)
+}
+
+#[test]
+fn lines_appear_every_ten_steps_or_as_asked() {
+    let (steps, said) = logged("train-log", &["run.steps=25", "cluster.preset=a100"]);
+    assert_eq!(steps, ["step  1/25", "step 10/25", "step 20/25", "step 25/25"], "{said}");
+    let line = said.lines().find(|line| line.starts_with("step 10/25")).unwrap();
+    let parts: Vec<&str> = line.split("  ").skip(1).collect();
+    let [loss, norm, lr, speed, mfu, left] = parts[..] else { panic!("{line}") };
+    assert!(loss.starts_with("loss ") && norm.starts_with("norm ") && lr.starts_with("lr "), "{line}");
+    assert!(speed.ends_with(" tokens/s") && mfu.starts_with("MFU ") && left.ends_with(" left"), "{line}");
+    let (steps, said) = logged("train-log-every", &["run.steps=9", "run.log_every=4"]);
+    assert_eq!(steps, ["step 1/9", "step 4/9", "step 8/9", "step 9/9"], "{said}");
+}
+
+#[test]
+fn a_folder_may_be_named_by_a_date() {
+    let folder = folder("train-date");
+    stdout(&tiny(&folder, &["train"], &["run.out=20251116", "run.steps=1"]));
+    assert!(folder.join("20251116/summary.json").exists());
+    let left = fs::read_to_string(folder.join("20251116/config.toml")).unwrap();
+    assert!(left.contains("out = \"20251116\"\n"), "{left}");
+}
+
+#[test]
 fn the_given_configuration_is_never_replaced() {
     let folder = folder("train-own-config");
     let left = folder.join("out/config.toml");

@@ -39,6 +39,14 @@ pub enum ConfigError {
         /// A near miss, or the keys there are.
         hint: String,
     },
+    /// A key that other trainers have and this one does not.
+    #[error("{key} is not available: {reason}")]
+    NotAvailable {
+        /// The key, with its tables.
+        key: String,
+        /// What Kintsugi does not have, and what to do.
+        reason: &'static str,
+    },
     /// A preset that does not exist.
     #[error("{field}: {unknown}")]
     Preset {

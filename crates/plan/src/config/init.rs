@@ -50,10 +50,11 @@ impl ConfigSource {
     }
 }
 
-/// Padding is the layout's, and positions that are not wanted can be left behind.
+/// Padding is the layout's, positions that are not wanted can be left behind, and weights that are loaded are not drawn.
 fn may_differ(model: &ModelSpec, key: &str, given: &Value) -> bool {
     let fewer = given.as_integer().is_some_and(|given| given as usize <= model.positions);
-    key == "vocab_multiple" || (key == "positions" && (fewer || model.family != Family::Gpt))
+    ["vocab_multiple", "init_std"].contains(&key)
+        || (key == "positions" && (fewer || model.family != Family::Gpt))
 }
 
 fn table_of(raw: &RawModel) -> Table {

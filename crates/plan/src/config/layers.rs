@@ -40,7 +40,10 @@ impl Layers {
     fn over_presets(source: &ConfigSource, profile: Option<&NamedText>) -> Result<Self, ConfigError> {
         let (table, name) = (written(source)?, &source.file.name);
         let given = read(&table, name)?;
-        let mut below = preset_layer(&given)?;
+        let mut below = Table::new();
+        for (_, layer) in preset_layers(&given)? {
+            overlay(&mut below, layer);
+        }
         if let Some(NamedText { name, text }) = profile {
             let layer = parse(text, name)?;
             read(&layer, name)?;
@@ -60,9 +63,7 @@ fn written(source: &ConfigSource) -> Result<Table, ConfigError> {
     for change in &source.changes {
         match change {
             Change::Set(argument) => {
-                let layer = parse_set(argument)?;
-                read(&layer, "--set")?;
-                overlay(&mut table, layer);
+                overlay(&mut table, read_set(argument)?);
             }
             Change::Without(name) => {
                 table.remove(name);
@@ -72,8 +73,33 @@ fn written(source: &ConfigSource) -> Result<Table, ConfigError> {
     Ok(table)
 }
 
-/// What the presets that a configuration names say.
-fn preset_layer(given: &RawConfig) -> Result<Table, ConfigError> {
+/// What is given, layer by layer, with the layer's name; the later ones lie over the earlier ones.
+pub(super) fn by_origin(source: &ConfigSource) -> Result<Vec<(String, Table)>, ConfigError> {
+    let mut file = parse(&source.file.text, &source.file.name)?;
+    let mut sets = Table::new();
+    for change in &source.changes {
+        match change {
+            Change::Set(argument) => overlay(&mut sets, read_set(argument)?),
+            Change::Without(name) => {
+                file.remove(name);
+                sets.remove(name);
+            }
+        }
+    }
+    let presets = preset_layers(&Layers::given(source)?)?;
+    let mut layers: Vec<_> =
+        presets.into_iter().map(|(name, layer)| (format!("preset {name}"), layer)).collect();
+    if let Some(NamedText { name, text }) = &source.profile {
+        layers.push((format!("profile {name}"), parse(text, name)?));
+    }
+    let name = &source.file.name;
+    layers.push((if source.is_demo { name.clone() } else { format!("file {name}") }, file));
+    layers.push(("--set".to_owned(), sets));
+    Ok(layers)
+}
+
+/// What the presets that a configuration names say, each with its name.
+fn preset_layers(given: &RawConfig) -> Result<Vec<(&'static str, Table)>, ConfigError> {
     let error = |field| move |unknown| ConfigError::Preset { field, unknown };
     let model = given.model.preset.as_deref().map(presets::model).transpose();
     let cluster = cluster::preset(&given.cluster).map(presets::cluster).transpose();
@@ -83,11 +109,7 @@ fn preset_layer(given: &RawConfig) -> Result<Table, ConfigError> {
         cluster.map_err(error("cluster.preset"))?,
         framework.map_err(error("framework.preset"))?,
     ];
-    let mut layer = Table::new();
-    for preset in named.into_iter().flatten() {
-        overlay(&mut layer, parse(preset.text, preset.name)?);
-    }
-    Ok(layer)
+    named.into_iter().flatten().map(|preset| Ok((preset.name, parse(preset.text, preset.name)?))).collect()
 }
 
 pub(super) fn parse(text: &str, file: &str) -> Result<Table, ConfigError> {
@@ -101,31 +123,55 @@ pub(super) fn parse(text: &str, file: &str) -> Result<Table, ConfigError> {
     })
 }
 
-/// `table.key=value` as a table. What is not TOML is a string, so that words need no quotes.
-fn parse_set(argument: &str) -> Result<Table, ConfigError> {
-    let wrong = |reason: &str| ConfigError::Set { argument: argument.to_owned(), reason: reason.to_owned() };
-    let (path, text) = argument.split_once('=').ok_or_else(|| wrong("write it as table.key=value"))?;
-    let (path, text) = (path.trim(), text.trim());
-    let keys: Vec<&str> = path.split('.').collect();
-    if keys.len() < 2 || keys.iter().any(|key| key.is_empty()) {
-        return Err(wrong("the key needs its table, as in table.key=value"));
+/// `table.key=value` as a table. A number, a boolean or a date that its key does not take is text if the key takes that:
+/// `run.out=20251116` names a folder.
+fn read_set(argument: &str) -> Result<Table, ConfigError> {
+    let SetArgument { keys, text, value } = SetArgument::parse(argument)?;
+    let is_bare = !matches!(value, Value::String(_) | Value::Array(_) | Value::Table(_));
+    let typed = nest(&keys, value);
+    let Err(error) = read(&typed, "--set") else { return Ok(typed) };
+    let word = nest(&keys, Value::String(text.to_owned()));
+    if is_bare && read(&word, "--set").is_ok() { Ok(word) } else { Err(error) }
+}
+
+/// A `--set` argument in its parts.
+struct SetArgument<'a> {
+    keys: Vec<&'a str>,
+    /// The value as it was typed.
+    text: &'a str,
+    value: Value,
+}
+
+impl<'a> SetArgument<'a> {
+    /// Takes an argument apart. What is not TOML is a string, so that words need no quotes; a date is one too, because no
+    /// key is a date.
+    fn parse(argument: &'a str) -> Result<Self, ConfigError> {
+        let wrong =
+            |reason: &str| ConfigError::Set { argument: argument.to_owned(), reason: reason.to_owned() };
+        let (path, text) = argument.split_once('=').ok_or_else(|| wrong("write it as table.key=value"))?;
+        let (path, text) = (path.trim(), text.trim());
+        let keys: Vec<&str> = path.split('.').collect();
+        if keys.len() < 2 || keys.iter().any(|key| key.is_empty()) {
+            return Err(wrong("the key needs its table, as in table.key=value"));
+        }
+        if text.is_empty() {
+            return Err(wrong("there is no value"));
+        }
+        let value = toml::from_str::<Table>(&format!("value = {text}"))
+            .ok()
+            .filter(|table| table.len() == 1)
+            .and_then(|mut table| table.remove("value"))
+            .filter(|value| !value.is_datetime())
+            .unwrap_or_else(|| Value::String(text.to_owned()));
+        Ok(SetArgument { keys, text, value })
     }
-    if text.is_empty() {
-        return Err(wrong("there is no value"));
-    }
-    let value = toml::from_str::<Table>(&format!("value = {text}"))
-        .ok()
-        .filter(|table| table.len() == 1)
-        .and_then(|mut table| table.remove("value"))
-        .unwrap_or_else(|| Value::String(text.to_owned()));
-    let nested = keys
-        .iter()
-        .rev()
-        .fold(value, |inner, key| Value::Table(Table::from_iter([((*key).to_owned(), inner)])));
-    match nested {
-        Value::Table(table) => Ok(table),
-        _ => unreachable!("at least one key was folded around the value"),
-    }
+}
+
+/// The value under the first key, inside of tables with the other keys.
+fn nest(keys: &[&str], value: Value) -> Table {
+    let (first, rest) = keys.split_first().expect("a set argument has keys");
+    let wrap = |inner, key: &&str| Value::Table(Table::from_iter([((*key).to_owned(), inner)]));
+    Table::from_iter([((*first).to_owned(), rest.iter().rev().fold(value, wrap))])
 }
 
 fn overlay(base: &mut Table, layer: Table) {
@@ -155,6 +201,9 @@ fn explain(table: &Table, origin: &str, path: &Path, problem: &Problem) -> Confi
     let rule = match problem {
         Problem::UnknownKey { known } => {
             let keys: Vec<String> = path.iter().filter_map(key).collect();
+            if let Some(&(_, reason)) = NOT_AVAILABLE.iter().find(|(key, _)| *key == keys.join(".")) {
+                return ConfigError::NotAvailable { key: keys.join("."), reason };
+            }
             let hint = hint(keys.last().expect("an unknown key has a name"), known);
             return ConfigError::UnknownKey { key: keys.join("."), origin: origin.to_owned(), hint };
         }
@@ -172,6 +221,19 @@ fn explain(table: &Table, origin: &str, path: &Path, problem: &Problem) -> Confi
     invalid(&keys.join("."), value, rule)
 }
 
+/// Keys of other trainers (Megatron's names) that users look for here.
+const NOT_AVAILABLE: [(&str, &str); 2] = [
+    (
+        "parallel.cp",
+        "Kintsugi has no context parallelism; remove the key. parallel.sequence_parallel shards activations over tp, and \
+         memory.recompute saves memory for long sequences",
+    ),
+    (
+        "parallel.ep",
+        "Kintsugi has no expert parallelism, because it has no mixture-of-experts models; remove the key",
+    ),
+];
+
 /// A near miss of `key`, or else the keys there are.
 fn hint(key: &str, known: &[&str]) -> String {
     let nearest = known.iter().map(|name| (levenshtein(key, name), name)).min_by_key(|&(edits, _)| edits);
@@ -185,16 +247,41 @@ fn hint(key: &str, known: &[&str]) -> String {
 mod tests {
     use super::*;
 
+    /// The value of the argument's key after it was read.
+    fn set(argument: &str) -> Value {
+        let table = Value::Table(read_set(argument).unwrap());
+        let path = argument.split('=').next().unwrap().trim();
+        path.split('.').fold(&table, |value, key| &value[key]).clone()
+    }
+
     #[test]
     fn a_set_value_is_toml_or_a_word() {
-        assert_eq!(parse_set("parallel.tp=2").unwrap()["parallel"]["tp"], Value::Integer(2));
-        assert_eq!(parse_set("run.out = a/b c").unwrap()["run"]["out"], Value::String("a/b c".into()));
-        assert_eq!(parse_set("run.out=\"x\"").unwrap()["run"]["out"], Value::String("x".into()));
+        assert_eq!(set("parallel.tp=2"), Value::Integer(2));
+        assert_eq!(set("run.out = a/b c"), Value::String("a/b c".into()));
+        assert_eq!(set("run.out=\"x\""), Value::String("x".into()));
         let list = Value::Array(vec![Value::Integer(1), Value::Integer(3)]);
-        assert_eq!(
-            parse_set("parallel.layers_per_stage=[1, 3]").unwrap()["parallel"]["layers_per_stage"],
-            list
-        );
-        assert_eq!(parse_set("a.b=1\nc=2").unwrap()["a"]["b"], Value::String("1\nc=2".into()));
+        assert_eq!(set("parallel.layers_per_stage=[1, 3]"), list);
+        assert_eq!(set("run.out=1\nc=2"), Value::String("1\nc=2".into()));
+    }
+
+    #[test]
+    fn a_key_that_takes_text_takes_a_bare_number_boolean_or_date_as_typed() {
+        for text in
+            ["20251116", "007", "1_000", "0x10", "1e3", "1.50", "inf", "true", "2025-11-16", "10:30:00"]
+        {
+            for key in ["run.out", "model.init", "model.preset", "data.source", "cluster.device.name"] {
+                assert_eq!(set(&format!("{key}={text}")), Value::String(text.into()), "{key}");
+            }
+        }
+        assert_eq!(set("run.resume=20251116"), Value::String("20251116".into()));
+        assert_eq!(set("run.resume=true"), Value::Boolean(true));
+        assert_eq!(set("parallel.dp=4"), Value::Integer(4));
+    }
+
+    #[test]
+    fn a_key_that_takes_no_text_refuses_the_value_as_it_was_typed() {
+        let sentence = |argument| read_set(argument).unwrap_err().to_string();
+        assert_eq!(sentence("parallel.tp=2.5"), "parallel.tp = 2.5 must be a whole number");
+        assert_eq!(sentence("run.out=[1]"), "run.out = [1] must be a string");
     }
 }

@@ -9,11 +9,13 @@ mod deserialize;
 mod error;
 mod framework;
 mod init;
+mod keys;
 mod layers;
 mod mesh;
 mod model;
 mod pipeline;
 mod raw;
+mod resolved;
 mod sharding;
 mod source;
 mod strategy;
@@ -23,6 +25,8 @@ mod write;
 
 pub use data::DEMO_VOCAB;
 pub use error::ConfigError;
+pub use keys::{Key, keys};
+pub use resolved::ResolvedValue;
 pub use source::{ConfigSource, ProfilePlace};
 pub use strategy::{ShardingChoice, Strategy};
 

@@ -1,6 +1,6 @@
 //! The model of a configuration: the family fills in what is not given, then the shape is checked.
 
-use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling};
+use kintsugi_spec::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling};
 
 use super::error::{ConfigError, between, either, invalid, within};
 use super::raw::RawModel;
@@ -32,6 +32,7 @@ pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, Conf
         rotary_base: between("model.rotary_base", raw.rotary_base.unwrap_or(10000.0), 1.0..=1e12)?,
         rotary_fraction: rotary_fraction(raw.rotary_fraction, family)?,
         rotary_scaling: raw.rotary_scaling.map(|scaling| rotary_scaling(scaling, family)).transpose()?,
+        init_std: between("model.init_std", raw.init_std.unwrap_or(DEFAULT_INIT_STD), 0.0..=1e3)?,
     };
     check_shape(&model)?;
     Ok(model)

@@ -56,6 +56,7 @@ table!(RawModel {
     rotary_fraction: f64,
     rotary_scaling: RotaryScaling,
     init: String,
+    init_std: f64,
 });
 
 table!(RawBatch { sequence: usize, micro: usize, global: usize });
@@ -94,6 +95,7 @@ table!(RawOptimizer {
     min_lr: f64,
     warmup: u64,
     schedule: RateSchedule,
+    decay_steps: u64,
     betas: Vec<f64>,
     eps: f64,
     weight_decay: f64,
@@ -134,6 +136,7 @@ table!(RawRun {
     resume: Resume,
     checkpoint_every: u64,
     keep: u64,
+    log_every: u64,
     eval_every: u64,
     eval_tokens: u64,
     max_skipped: u64,

@@ -55,16 +55,30 @@ pub(super) fn optimizer(raw: &RawOptimizer) -> Result<Optimizer, ConfigError> {
     if min_lr > lr {
         return Err(invalid("optimizer.min_lr", min_lr, format!("is above optimizer.lr = {lr}")));
     }
+    let schedule = raw.schedule.unwrap_or(RateSchedule::Cosine);
     Ok(Optimizer {
         lr,
         min_lr,
         warmup: within("optimizer.warmup", raw.warmup.unwrap_or(0), 0..=MOST_STEPS)?,
-        schedule: raw.schedule.unwrap_or(RateSchedule::Cosine),
+        schedule,
+        decay_steps: raw.decay_steps.map(|steps| decay_steps(steps, schedule)).transpose()?,
         betas: betas(raw)?,
         eps: between("optimizer.eps", raw.eps.unwrap_or(1e-8), 1e-30..=1.0)?,
         weight_decay: between("optimizer.weight_decay", raw.weight_decay.unwrap_or(0.1), 0.0..=1e6)?,
         clip: clip(raw.clip.unwrap_or(1.0))?,
     })
+}
+
+/// The steps of a decay, if the schedule has one that ends.
+fn decay_steps(steps: u64, schedule: RateSchedule) -> Result<u64, ConfigError> {
+    let rule = |name| format!("has no meaning for optimizer.schedule = \"{name}\"; leave it out");
+    match schedule {
+        RateSchedule::Constant => Err(invalid("optimizer.decay_steps", steps, rule("constant"))),
+        RateSchedule::InverseSqrt => Err(invalid("optimizer.decay_steps", steps, rule("inverse-sqrt"))),
+        RateSchedule::Cosine | RateSchedule::Linear | RateSchedule::Wsd => {
+            within("optimizer.decay_steps", steps, 1..=MOST_STEPS)
+        }
+    }
 }
 
 /// What the optimizer will not do in a run this short, as a sentence.
@@ -111,6 +125,7 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
         resume: raw.resume.clone().unwrap_or(Resume::No),
         checkpoint_every: raw.checkpoint_every.unwrap_or(0),
         keep: raw.keep.unwrap_or(DEFAULT_KEEP),
+        log_every: raw.log_every.map(|steps| within("run.log_every", steps, 1..=MOST_STEPS)).transpose()?,
         eval_every: raw.eval_every.unwrap_or(0),
         eval_tokens: within("run.eval_tokens", raw.eval_tokens.unwrap_or(USUAL_EVALUATION), 1..=1 << 50)?,
         max_skipped: within("run.max_skipped", raw.max_skipped.unwrap_or(20), 1..=MOST_STEPS)?,

@@ -150,10 +150,17 @@ fn run<G, M>(
 mod tests {
     use super::*;
     use crate::cpu::testing::{Lab, assert_close, random};
-    use crate::ops::{LearningRate, LossScaler, Segment};
+    use crate::ops::{LearningRate, LossScaler, RateCurve, Segment};
     use crate::{Backend, Buffer};
 
-    const RATE: LearningRate = LearningRate { peak: 0.1, floor: 0.0, warmup: 4, steps: 10, cosine: false };
+    const RATE: LearningRate = LearningRate {
+        peak: 0.1,
+        floor: 0.0,
+        warmup: 4,
+        curve: RateCurve::Constant,
+        decay_start: 3,
+        decay_steps: 6,
+    };
 
     fn decide(lab: &Lab, slots: &Buffer, sum_of_squares: f64, loss_sum: f64) -> Vec<f64> {
         let [squares, losses] = [sum_of_squares, loss_sum].map(|x| lab.buffer(&[x], DType::F32));

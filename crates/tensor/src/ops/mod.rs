@@ -11,7 +11,8 @@ pub use cached::CachedAttention;
 pub use check::Check;
 pub use quantize::{Bits, LEAST, Quantize, Restore, UNIT};
 pub use step::{
-    AdamW, LearningRate, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control,
+    AdamW, LearningRate, LossScaler, Parameters, RateCurve, Segment, Squares, SumsOfSquares, UpdateControl,
+    control,
 };
 
 use kintsugi_spec::RotaryScaling;

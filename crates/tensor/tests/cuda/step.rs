@@ -2,21 +2,38 @@
 
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{
-    AdamW, LearningRate, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control,
+    AdamW, LearningRate, LossScaler, Parameters, RateCurve, Segment, Squares, SumsOfSquares, UpdateControl,
+    control,
 };
 
 use crate::lab::{COMPUTE, agree, card, random};
 
-const CONSTANT: LearningRate = LearningRate { peak: 0.1, floor: 0.01, warmup: 2, steps: 10, cosine: false };
+const CONSTANT: LearningRate = LearningRate {
+    peak: 0.1,
+    floor: 0.01,
+    warmup: 2,
+    curve: RateCurve::Constant,
+    decay_start: 1,
+    decay_steps: 3,
+};
 
 #[test]
 fn the_control_goes_through_good_and_bad_steps() {
     let Some(card) = card() else { return };
     let steps = [(1024.0, 6.0), (16.0, 5.0), (f32::INFINITY, 5.0), (1.0, f32::NAN), (0.0, 4.0), (9.0, 3.0)];
-    let cosine = LearningRate { cosine: true, ..CONSTANT };
+    let [cosine, linear, inverse_sqrt] = [RateCurve::Cosine, RateCurve::Linear, RateCurve::InverseSqrt]
+        .map(|curve| LearningRate { curve, ..CONSTANT });
+    let late = LearningRate { decay_start: 3, ..linear };
     let dynamic = Some(LossScaler { window: 2, largest: 16.0 });
-    for (rate, scaler, clip) in [(CONSTANT, dynamic, 1.0), (cosine, None, 0.0)] {
-        agree(&card, DType::F32, &format!("control with {scaler:?}"), |lab| {
+    let cases = [
+        (CONSTANT, dynamic, 1.0),
+        (cosine, None, 0.0),
+        (linear, None, 0.0),
+        (late, None, 0.0),
+        (inverse_sqrt, None, 0.0),
+    ];
+    for (rate, scaler, clip) in cases {
+        agree(&card, DType::F32, &format!("control with {rate:?} and {scaler:?}"), |lab| {
             let mut slots = [0.0; control::LEN];
             slots[control::LOSS_SCALE] = 8.0;
             let (slots, mut seen) = (lab.numbers(&slots, DType::F32), Vec::new());

@@ -130,26 +130,34 @@ extern "C" __global__ void squares_end(const CONSTANT SquaresTable table, int co
     own[0] += (float)sum;
 }
 
-// Warm-up from zero to `peak`, then half a cosine to `floor` (or constant), as `LearningRate::at`.
-__device__ inline double rate_at(double step, double peak, double floor, double warmup, double steps, bool cosine) {
+// `ops::RateCurve`; any other value is a constant rate.
+enum RateCurve : unsigned { RATE_COSINE = 1, RATE_LINEAR = 2, RATE_INVERSE_SQRT = 3 };
+
+// As `LearningRate::at`.
+__device__ inline double rate_at(double step, double peak, double floor, double warmup, double decay_start,
+                                 double decay_steps, unsigned curve) {
     constexpr double PI = 3.14159265358979323846;
     if (step < warmup) return peak * (step + 1) / warmup;
-    if (!cosine) return peak;
-    const double first_at_peak = fmax(warmup - 1.0, 0.0);
-    const double progress = fmin((step - first_at_peak) / fmax(steps - first_at_peak - 1.0, 1.0), 1.0);
-    return floor + (peak - floor) * 0.5 * (1.0 + cos(PI * progress));
+    const double progress = fmin(fmax(step - decay_start, 0.0) / decay_steps, 1.0);
+    switch (curve) {
+    case RATE_COSINE: return floor + (peak - floor) * 0.5 * (1.0 + cos(PI * progress));
+    case RATE_LINEAR: return progress >= 1.0 ? floor : peak - (peak - floor) * progress;
+    case RATE_INVERSE_SQRT: return fmax(peak * sqrt(fmax(warmup, 1.0) / (step + 1)), floor);
+    default: return peak;
+    }
 }
 
 // A window of 0 leaves the loss scale as it is.
 extern "C" __global__ void update_control(float *slots, const float *squares, const float *loss_sum, double tokens,
-                                          double clip, double peak, double floor, double warmup, double steps,
-                                          bool cosine, double beta1, double beta2, double window, double largest) {
+                                          double clip, double peak, double floor, double warmup, double decay_start,
+                                          double decay_steps, unsigned curve, double beta1, double beta2,
+                                          double window, double largest) {
     const double step = slots[STEP], scale = slots[LOSS_SCALE];
     const double loss = loss_sum[0] / tokens, norm = sqrt((double)squares[0]) / scale;
     const bool skip = !(isfinite(norm) && isfinite(loss));
     slots[LOSS] = (float)loss;
     slots[NORM] = (float)norm;
-    slots[RATE] = (float)rate_at(step, peak, floor, warmup, steps, cosine);
+    slots[RATE] = (float)rate_at(step, peak, floor, warmup, decay_start, decay_steps, curve);
     slots[SKIP] = skip ? 1.0f : 0.0f;
     slots[STEP] = (float)(step + 1);
 

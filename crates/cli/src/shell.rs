@@ -1,0 +1,78 @@
+//! `kintsugi completions` and `kintsugi man`: what shells and `man` know about the command line.
+
+use clap::{Args, Command, ValueEnum};
+use clap_complete::{Shell, generate};
+use clap_mangen::Man;
+
+use crate::failure::Failure;
+use crate::output;
+
+/// Prints a script that completes arguments in a shell.
+#[derive(Args)]
+#[command(after_long_help = COMPLETIONS)]
+pub struct CompletionArguments {
+    /// The shell
+    #[arg(value_enum)]
+    shell: ShellName,
+}
+
+/// Prints a page for `man`.
+#[derive(Args)]
+#[command(after_long_help = PAGES)]
+pub struct ManArguments {
+    /// The command that the page is about; without one, kintsugi itself
+    command: Option<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum ShellName {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+const COMPLETIONS: &str = "\
+Examples:
+  kintsugi completions bash > ~/.local/share/bash-completion/completions/kintsugi
+  kintsugi completions zsh > ~/.zfunc/_kintsugi
+      for a folder ~/.zfunc in fpath
+  kintsugi completions fish > ~/.config/fish/completions/kintsugi.fish";
+
+const PAGES: &str = "\
+Examples:
+  kintsugi man > ~/.local/share/man/man1/kintsugi.1
+  kintsugi man train > ~/.local/share/man/man1/kintsugi-train.1";
+
+/// Prints the completions of `program`.
+pub fn completions(arguments: &CompletionArguments, mut program: Command) -> Result<(), Failure> {
+    let shell = match arguments.shell {
+        ShellName::Bash => Shell::Bash,
+        ShellName::Zsh => Shell::Zsh,
+        ShellName::Fish => Shell::Fish,
+    };
+    let mut script = Vec::new();
+    generate(shell, &mut program, "kintsugi", &mut script);
+    output::stdout(&String::from_utf8_lossy(&script))
+}
+
+/// Prints the page of `program`, or of one of its commands.
+pub fn man(arguments: &ManArguments, mut program: Command) -> Result<(), Failure> {
+    program.build();
+    let command = match &arguments.command {
+        None => program,
+        Some(name) => {
+            program.find_subcommand(name).cloned().ok_or_else(|| unknown_command(name, &program))?
+        }
+    };
+    let mut page = Vec::new();
+    Man::new(command)
+        .source(format!("kintsugi {}", crate::VERSION))
+        .render(&mut page)
+        .expect("a page in memory");
+    output::stdout(&String::from_utf8_lossy(&page))
+}
+
+fn unknown_command(name: &str, program: &Command) -> Failure {
+    let names: Vec<&str> = program.get_subcommands().map(Command::get_name).collect();
+    Failure::Mistake(format!("there is no command {name}; there are {}", names.join(", ")))
+}
