@@ -1,4 +1,4 @@
-//! Checkpoints that broke: each is refused with the file and the reason, and nothing is read from it.
+//! Broken checkpoints: opening one fails with the file and the reason.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,7 +16,7 @@ use crate::{
     find, write,
 };
 
-/// Every element of every parameter is another number.
+/// A store whose elements are all different.
 struct Numbers;
 
 impl Store for Numbers {
@@ -30,7 +30,7 @@ impl Store for Numbers {
     }
 }
 
-/// Has nothing.
+/// A store without parameters.
 struct Nothing;
 
 impl Store for Nothing {
@@ -39,7 +39,7 @@ impl Store for Nothing {
     }
 }
 
-/// A folder that goes when the test ends.
+/// A temporary folder for one test.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -74,7 +74,7 @@ fn saved(out: &Path, steps: &[u64]) -> CheckpointFolder {
     folder
 }
 
-/// The newest whole step, and what was said of the others.
+/// The newest valid step, and the errors of newer checkpoints.
 fn newest(folder: &CheckpointFolder) -> (Result<Option<u64>, CheckpointError>, Vec<CheckpointError>) {
     let mut broken = Vec::new();
     let newest = folder.newest(|error| broken.push(error.clone()));
@@ -224,7 +224,7 @@ fn a_name_that_contradicts_the_manifest_is_refused() {
     assert_eq!((step, broken.len()), (Ok(Some(5)), 1));
     let reason = "its name says step 99, and its manifest step 10; rename the folder or move it away";
     assert_eq!(broken[0], CheckpointError::new(&folder.of_step(99), reason));
-    // A name that says nothing is no contradiction, and what a run goes on from stays.
+    // A folder with another name is accepted, and the checkpoint that a run resumes from stays.
     let best = folder.path().join("best");
     fs::rename(folder.of_step(99), &best).expect("it is renamed");
     let renamed = Checkpoint::open(&best).expect("it is whole");
@@ -268,10 +268,10 @@ fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
         steps()
     };
     assert_eq!(save(15, 3, 12), [15, 10]);
-    // A run that goes on counts skipped steps from 0, and what it goes on from was saved in a streak too.
+    // A resumed run counts skipped steps from 0, and its checkpoint was saved during consecutive skipped steps, too.
     assert_eq!(save(20, 1, 12), [20, 10]);
     assert_eq!(save(25, 0, 17), [25]);
-    // The update of step 26 made the weights diverge: that it was a good step does not make its checkpoint one.
+    // The update of step 26 made the weights diverge, so its checkpoint is not good although the step succeeded.
     let progress = RunProgress { step: 26, updates: 18, ..RunProgress::default() };
     write(&folder.of_step(26), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
         .expect("it is written");
@@ -290,7 +290,7 @@ fn a_folder_is_locked_once() {
     take().expect("it is free again");
 }
 
-/// What a manifest can say wrongly with a checksum that is right.
+/// A wrong statement of a manifest with a correct checksum.
 #[derive(Clone, Debug)]
 enum Lie {
     Slice { at: usize, field: usize, value: usize },

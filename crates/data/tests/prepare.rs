@@ -1,4 +1,4 @@
-//! Text in, token files out: whatever the number of workers, and whole or not at all.
+//! Preparation of token files: the output does not depend on the number of workers, and is complete or absent.
 
 use std::fs;
 use std::io::Write;
@@ -174,7 +174,7 @@ fn files_that_are_there_are_safe() {
     assert!(said.ends_with("corpus.bin: it exists; give another --out, or --overwrite"), "{said}");
     options.overwrite = true;
     run(&options).unwrap();
-    // A text with the very name of an output.
+    // An input with the name of an output.
     for name in ["mine.bin", "mine.tokenizer.json"] {
         let text = "{\"text\": \"text\"}";
         fs::write(folder.join(name), text).unwrap();

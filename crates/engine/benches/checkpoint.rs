@@ -1,5 +1,5 @@
-//! What checkpoints cost: how long training stands still beside a save that it would wait for, how much slower steps are
-//! while one is written, and how fast one is loaded beside reading its files.
+//! The cost of checkpoints: how long training pauses compared with a synchronous save, how much slower steps are while one is
+//! written, and how fast one is loaded compared with reading its files.
 //!
 //! `cargo bench -p kintsugi-engine --bench checkpoint [-- FOLDER [--cold]]`; `--cold` empties the page cache first (root).
 
@@ -48,7 +48,7 @@ fn main() {
     fs::remove_dir_all(&out).expect("it can be removed");
 }
 
-/// Trains with a checkpoint every few steps; gives the last one.
+/// Trains with a checkpoint every few steps. Returns the last one.
 fn saving(plan: &Plan, out: &Path) -> PathBuf {
     let checkpoints = Some(CheckpointFolder::of_run(out));
     let options = TrainOptions { checkpoints, ..TrainOptions::new(MemoryChoice::Heap) };
@@ -75,7 +75,7 @@ fn saving(plan: &Plan, out: &Path) -> PathBuf {
         steps[1..].iter().filter(|step| step.1 == wanted).map(|step| step.0.step_s).collect::<Vec<_>>()
     };
     let blocked: Vec<f64> = steps.iter().filter_map(|step| step.0.checkpoint_s).collect();
-    // Nothing else ran while the last one was written, and training would have waited for all of it.
+    // Nothing else ran while the last checkpoint was written, so its time is that of a synchronous save.
     let synchronous = last.seconds + blocked[blocked.len() - 1];
     println!(
         "{:.2} GB; blocked {blocked:.3?} s; a save that is waited for {synchronous:.3} s",
@@ -89,7 +89,7 @@ fn saving(plan: &Plan, out: &Path) -> PathBuf {
     last.path
 }
 
-/// Reads the files as they are, then loads them into a rank.
+/// Reads the files as bytes, then loads them into a rank.
 fn loading(plan: &Plan, path: &Path, cold: bool) {
     let empty_cache = || {
         if cold {

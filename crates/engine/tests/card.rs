@@ -1,6 +1,6 @@
-//! Whole runs on a card: however steps are enqueued and read, the numbers are the same to the last bit.
+//! Whole runs on a GPU: the results are bit-identical with and without a graph, and with and without overlapped steps.
 //!
-//! The tests need a card. Where there is none they say so and pass.
+//! The tests need a GPU. Without one they say so and pass.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use kintsugi_simulate::{Coverage, predict};
 use kintsugi_tensor::cuda::libraries;
 use kintsugi_testing::{Need, skip};
 
-/// A small model on one card whose attention cuDNN has, with two micro-batches a step and an evaluation now and then.
+/// A small model on one GPU with cuDNN's attention, two micro-batches per step and several evaluations.
 fn plan(settings: &[&str]) -> Plan {
     let small = [
         "run.device=cuda",
@@ -33,8 +33,8 @@ fn plan(settings: &[&str]) -> Plan {
     ConfigSource::demo().sets(small).sets(settings).plan().expect("a legal config")
 }
 
-/// The card, which runs of this process have in turns: the capture of one was found invalid while others ran, presumably
-/// since one that ends waits for all of the card. Where there is none, says why not.
+/// A lock on the GPU, so that the runs of this process take turns. While several ran, a graph capture was found invalid,
+/// presumably because a run that ends waits for the whole GPU. Without a GPU, returns `None` and prints why.
 fn card() -> Option<MutexGuard<'static, ()>> {
     static CARD: Mutex<()> = Mutex::new(());
     match libraries::devices() {

@@ -1,4 +1,4 @@
-//! Masked documents: what a token of one document sees of another, on every layout.
+//! Masked documents: a token does not attend to another document, with every layout.
 
 use std::fs;
 use std::path::PathBuf;
@@ -32,11 +32,11 @@ const MODEL: &str = r#"
     eval_every = 0
 "#;
 
-/// Token files in a folder that goes away with them.
+/// Token files in a temporary folder.
 struct Corpus(PathBuf);
 
 impl Corpus {
-    /// Documents of these lengths; any two tokens are different numbers, as far as the vocabulary goes.
+    /// Documents of these lengths. All tokens are different, up to the size of the vocabulary.
     fn new(name: &str, lengths: impl IntoIterator<Item = u32>) -> Self {
         let folder = std::env::temp_dir().join(format!("kintsugi-documents-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder");
@@ -61,7 +61,7 @@ impl Corpus {
         ConfigSource::text(MODEL).set(source).sets(settings).plan().expect("a legal config")
     }
 
-    /// The mean loss of the first weights over so many global batches.
+    /// The mean loss of the initial weights over this many global batches.
     fn loss(&self, settings: &[&str], batches: u64) -> f64 {
         let settings: Vec<String> = settings.iter().map(|&setting| setting.to_owned()).collect();
         let plan = self.plan(&settings);
@@ -110,7 +110,7 @@ fn all_layouts_agree_with_one_rank() {
 fn a_document_in_a_sample_is_a_sample_of_its_own() {
     // 16 documents of 8 tokens, and one token more as the last target.
     let corpus = Corpus::new("alone", [8; 16].into_iter().chain([1]));
-    // Rotary positions say how far two tokens are apart, and not where they are.
+    // Rotary embeddings depend only on the distance of two tokens.
     for family in ["model.family=llama", "model.family=neox"] {
         let alone = corpus.loss(&[family, "batch.sequence=8"], 2);
         let packed = corpus.loss(&[family], 1);

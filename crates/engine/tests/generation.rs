@@ -1,4 +1,4 @@
-//! Generation over caches against whole forwards, on one rank and on many.
+//! Compares generation with KV caches to whole forwards, on one rank and on many.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ const FAMILIES: [&[&str]; 4] = [
     &["model.family=llama", "model.kv_heads=2", "model.tied=true"],
 ];
 
-/// A small model on one rank, with `settings` laid over it.
+/// A small model on one rank, with these settings.
 fn plan(settings: &[&str]) -> Plan {
     const SMALL: &str = "
 [model]
@@ -59,7 +59,7 @@ fn run(plan: &Plan, prompts: &[Vec<u32>], tokens: usize, sampling: Sampling) -> 
     generated
 }
 
-/// Feeds a text in pieces and keeps the logits after each.
+/// Feeds a text in pieces and records the logits after each.
 struct Pieces<'a> {
     text: &'a [u32],
     lengths: Vec<usize>,

@@ -31,7 +31,7 @@ fn plan(settings: &[&str]) -> Plan {
     ConfigSource::demo().sets(small).sets(settings).plan().expect("a legal config")
 }
 
-/// What a run said, one line for every event, and how it ended. Times are not compared.
+/// The events of a run, one line each without times, and its outcome.
 struct Run {
     lines: Vec<String>,
     outcome: Result<TrainOutcome, TrainError>,
@@ -71,7 +71,7 @@ fn line(report: &StepReport) -> String {
         checkpoint_s: report.checkpoint_s.map(|_| 0.0),
         ..report.clone()
     };
-    // Enough digits that two numbers with the same text are the same number.
+    // Enough digits to distinguish any two numbers.
     format!("{timeless:?}")
 }
 

@@ -1,7 +1,7 @@
-//! What is predicted is what is measured: traffic to the byte, memory by category and rank, over random layouts.
+//! Compares predicted and measured traffic and memory, by category and rank, to the byte, for random layouts.
 //!
-//! The measured side is counted elsewhere than the predicted one: bytes where the transport copies them, memory by
-//! the global allocator, which sees every tensor as an allocation of its own.
+//! The measured side is counted independently: bytes where the transport copies them, and memory by the global allocator,
+//! which allocates every tensor separately.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -78,14 +78,14 @@ impl Choices {
     }
 }
 
-/// What a rank had and sent in one step.
+/// The memory and traffic of a rank in one step.
 struct RankMeasure {
     stage: usize,
     allocator: Measured,
     traffic: Traffic,
 }
 
-/// Samples of one token again and again; of a sample's tokens every second one begins a document.
+/// Samples that repeat one token. Every second token of a sample begins a document.
 struct Ones {
     ids: Vec<u32>,
     starts: Vec<u32>,
@@ -114,7 +114,7 @@ fn measure(plan: &Plan, memory: MemoryChoice, meddle: impl Fn(&Worker) + Sync) -
         let mut ones = Ones::new(plan);
         worker.run(&program, &mut ones, |_, _| {});
         let mut traffic = worker.world.traffic(worker.number);
-        // Everything that grows with use has grown after a few steps.
+        // After a few steps, all reusable buffers have their final size.
         for _ in 0..3 {
             worker.run(&program, &mut ones, |_, _| {});
         }
@@ -136,7 +136,7 @@ fn measure(plan: &Plan, memory: MemoryChoice, meddle: impl Fn(&Worker) + Sync) -
     .expect("no rank fails")
 }
 
-/// Traffic and memory by category and rank to the byte; behind the arena's back at most 0.1 %.
+/// Compares traffic and memory by category and rank to the byte. Allocations outside the arena may be at most 0.1 %.
 fn check(prediction: &Prediction, measured: &[RankMeasure]) -> Result<(), String> {
     let mut traffic = Traffic::default();
     for rank in measured {
@@ -185,7 +185,7 @@ fn the_planned_slab_is_enough_and_all_that_is_taken() {
         for rank in measure(&plan, slab, |_| {}) {
             assert_eq!(rank.allocator.reserved, prediction.stages[rank.stage].reserved, "{text}");
             assert_eq!(rank.allocator.peak.total(), 0, "every tensor is in the slab\n{text}");
-            // Two lists of what the optimizer goes over.
+            // The two lists of parameters of the optimizer.
             assert!(rank.allocator.allocations <= 2, "a steady step allocates no tensors\n{text}");
         }
     }

@@ -1,4 +1,4 @@
-//! A run that stops and goes on is the run that never stopped: bit for bit on the same layout, to rounding on any other.
+//! A resumed run equals an uninterrupted one: bit for bit with the same layout, to rounding with another.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,7 +23,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// A small model on eight ranks, with `settings` laid over it.
+/// A small model on eight ranks, with these settings.
 fn plan(settings: &[&str]) -> Plan {
     let small = [
         "model.hidden=32",
@@ -173,7 +173,7 @@ fn on_any_other_layout_the_curve_is_the_same() {
     }
 }
 
-/// Everything that a checkpoint keeps, by parameter.
+/// All stored tensors of a checkpoint.
 fn contents(checkpoint: &Checkpoint, plan: &Plan) -> BTreeMap<(String, StoredTensor), Vec<u32>> {
     let parameters = plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed).map(|p| p.parameter);
     let all = parameters.flat_map(|parameter| StoredTensor::ALL.map(|stored| (parameter, stored)));

@@ -1,4 +1,4 @@
-//! Whole runs: they repeat bit for bit, and what goes wrong is noticed by every rank.
+//! Whole runs: repeated runs are bit-identical, and every rank detects a failure.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use kintsugi_plan::{Plan, Unit};
 use kintsugi_rank::{StoredTensor, TokenSource, Tokens, assemble};
 use kintsugi_tensor::ops::control;
 
-/// A small model on eight ranks, with `settings` laid over it.
+/// A small model on eight ranks, with these settings.
 fn plan(settings: &[&str]) -> Plan {
     let small = [
         "model.hidden=32",
@@ -124,7 +124,7 @@ fn weights_that_are_not_finite_stop_the_run_and_are_named() {
 
 #[test]
 fn the_rank_and_the_unit_that_went_bad_first_are_named() {
-    // Without ZeRO: its refresh would hand bad weights on to the next replica.
+    // Without ZeRO, whose refresh would send non-finite weights to the next replica.
     let plan = plan(&["sharding.zero=0"]);
     let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault: None };
     let (bad_rank, bad_unit) = (5, Unit::Layer(3));
@@ -214,7 +214,7 @@ fn a_bad_token_ends_a_run_before_the_step_that_needs_it() {
         |step| (0..8).any(|micro| sampler.batch(&*files, Split::Train, step, 0, micro, &mut batch).is_err());
     let bad = (1..100).find(|&step| is_bad(step)).expect("every token is read within an epoch");
     assert_eq!(reports(&with(bad, 1, 1)).len() as u64, bad);
-    // One rank of several reads it; all of them end after the step before, also where steps are read late.
+    // Only one of several ranks reads the broken data. All ranks end after the previous step, also with overlapped steps.
     for (late, (stages, replicas)) in
         [false, true].into_iter().flat_map(|late| [(late, (1, 1)), (late, (2, 2))])
     {

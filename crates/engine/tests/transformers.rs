@@ -1,4 +1,4 @@
-//! Hugging Face's weights compute here what they compute in transformers: logits, loss, and twenty steps of AdamW.
+//! Hugging Face weights give the same logits, loss and twenty AdamW steps as the transformers library.
 //!
 //! The fixtures are made by `scripts/make-fixtures`.
 
@@ -61,7 +61,7 @@ impl Fixture {
     }
 }
 
-/// A unit's weights as one rank has them.
+/// A unit's weights on one rank.
 fn unit(backend: &dyn Backend, folder: &HuggingFaceFolder, layout: &UnitLayout) -> Buffer {
     let mut flat = vec![0.0; layout.len];
     for placed in &layout.placed {
@@ -127,10 +127,10 @@ fn logits(fixture: &Fixture) -> Vec<f32> {
     backend.read(out.view())
 }
 
-/// The fixture's batches, again and again.
+/// Repeats the fixture's batches.
 struct Batches<'a> {
     windows: &'a [Vec<u32>],
-    /// Samples of a micro-batch, of which a step has `per_step`.
+    /// Samples per micro-batch. A step has `per_step` micro-batches.
     micro: usize,
     per_step: usize,
     step: &'a Cell<usize>,

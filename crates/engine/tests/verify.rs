@@ -1,4 +1,4 @@
-//! Every layout trains the same model, and the check notices when one does not.
+//! Every layout trains the same model, and `verify` detects a layout that does not.
 
 use std::collections::HashMap;
 

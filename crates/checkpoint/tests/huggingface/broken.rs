@@ -1,4 +1,4 @@
-//! Folders that are not what they seem: an error with the file and what is wrong, and no panic whatever the bytes.
+//! Broken folders give an error with the file and the reason, and arbitrary bytes never cause a panic.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Descriptions: what they mean, and which are refused.
+//! Which models `config.json` files describe, and which files are refused.
 
 use kintsugi_checkpoint::huggingface::HuggingFaceFolder;
 use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling};

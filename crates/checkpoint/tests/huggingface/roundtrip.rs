@@ -1,4 +1,4 @@
-//! What is exported is what was read, in every type and number of files.
+//! Exported weights equal the imported ones, in every type and number of files.
 
 use std::fs;
 use std::path::PathBuf;

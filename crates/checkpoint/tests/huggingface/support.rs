@@ -1,4 +1,4 @@
-//! Folders to read and to break.
+//! Helpers: copies of fixtures, and changes to them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// A name in the folder of tests where nothing is yet.
+/// An unused path in the folder of tests.
 pub fn fresh(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::remove_dir_all(&path).ok();
