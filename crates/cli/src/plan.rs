@@ -129,10 +129,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             output.text(&format!("note: {note}\n"))?;
         }
     }
-    if !arguments.draw && arguments.trace.is_none() {
-        return Ok(());
+    if arguments.draw || arguments.trace.is_some() {
+        show_timeline(arguments, &plan, output)?;
     }
-    let timeline = Timeline::of(&plan);
+    if arguments.check { check(fits, misfit) } else { Ok(()) }
+}
+
+/// Draws the schedule and writes its trace, as asked for.
+fn show_timeline(arguments: &Arguments, plan: &Plan, output: Output) -> Result<(), Failure> {
+    let timeline = Timeline::of(plan);
     if arguments.draw {
         output.text(&picture(&timeline))?;
     }
@@ -141,7 +146,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         write_whole(path, chrome(&spans).as_bytes())?;
         output.text(&format!("trace    {}\n", path.display()))?;
     }
-    if arguments.check { check(fits, misfit) } else { Ok(()) }
+    Ok(())
 }
 
 /// Why nobody knows whether a plan fits.
