@@ -109,9 +109,14 @@ fn keys_text(keys: &[Key], width: usize) -> String {
 
 /// A configuration of comments alone. A default that depends on other keys is written beside its key.
 fn template(keys: &[Key]) -> String {
-    let mut text = "# A Kintsugi configuration. Remove the # before a key to give it.\n".to_owned();
+    let mut text =
+        "# A Kintsugi configuration. Remove the # before a key, and before its table, to give it.\n"
+            .to_owned();
     for table in keys.chunk_by(|a, b| a.table == b.table) {
-        write!(text, "\n[{}]\n", table[0].table).expect("a string");
+        // An empty table inside another would ask for what it describes.
+        let inner = table[0].table.contains('.') && table.iter().all(|key| key.default_value().is_none());
+        let mark = if inner { "#" } else { "" };
+        write!(text, "\n{mark}[{}]\n", table[0].table).expect("a string");
         for key in table {
             for line in wrap(&key.meaning, WIDTH - 2) {
                 writeln!(text, "# {line}").expect("a string");
@@ -167,7 +172,11 @@ mod tests {
         let filled: String = template(&keys)
             .lines()
             .map(|line| match line.strip_prefix('#') {
-                Some(key) if !key.starts_with(' ') && !key.contains(" =  # ") && !key.ends_with('=') => key,
+                Some(key)
+                    if !key.starts_with([' ', '[']) && !key.contains(" =  # ") && !key.ends_with('=') =>
+                {
+                    key
+                }
                 _ => line,
             })
             .flat_map(|line| [line, "\n"])
