@@ -36,7 +36,7 @@ impl Table {
         terminal_width().map_or(0, |width| self.fit(width, fit))
     }
 
-    /// Makes the table at most `width` characters wide, as far as `fit` allows. Gives how many columns are left out.
+    /// Removes columns that `fit` allows until the table is at most `width` characters wide. Returns how many it removed.
     fn fit(&mut self, width: usize, fit: Fit) -> usize {
         let columns = self.rows[0].len();
         let mut least = fit.least.iter();

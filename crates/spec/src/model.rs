@@ -103,7 +103,7 @@ impl RotaryScaling {
     }
 }
 
-/// The standard deviation of initial weights where nothing is said: GPT-2's.
+/// The default standard deviation of initial weights, as in GPT-2.
 pub const DEFAULT_INIT_STD: f64 = 0.02;
 
 impl ModelSpec {

@@ -39,9 +39,9 @@ struct LineSchedule {
     last: Option<(u64, Instant)>,
 }
 
-/// Steps between two lines where nothing is said.
+/// The default number of steps between two log lines.
 const DEFAULT_STEPS: u64 = 10;
-/// The longest time between two lines where nothing is said.
+/// The default for the longest time between two log lines.
 const DEFAULT_TIME: Duration = Duration::from_secs(30);
 
 impl LineSchedule {

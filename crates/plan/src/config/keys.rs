@@ -13,7 +13,7 @@ pub struct Key {
     pub table: String,
     /// Its name in that table.
     pub name: String,
-    /// The value where nothing is given; a description of it where it depends on other keys, and `none` if there is none.
+    /// The default: a value, a description if it depends on other keys, or `none`.
     pub default: String,
     /// What is allowed, and what it means.
     pub meaning: String,

@@ -97,7 +97,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// A training step, of which GPipe's micro-batches in the middle stand for more.
+    /// Compiles a training step. Under GPipe it marks the middle micro-batches, which stand for those left out.
     fn step(&mut self, program: &Program) {
         if self.plan.pipeline.schedule != ScheduleKind::GPipe {
             return self.ops(program);

@@ -191,7 +191,7 @@ mod tests {
         decay_steps: 470,
     };
 
-    /// The rates of 600 steps, of which the first 30 are the warm-up.
+    /// The rates of 600 steps. The first 30 are the warm-up.
     fn rates(curve: RateCurve, decay_start: u64, decay_steps: u64) -> Vec<f64> {
         let rate = LearningRate { curve, decay_start, decay_steps, ..RATE };
         let rates: Vec<f64> = (0..600).map(|step| rate.at(step)).collect();
