@@ -8,11 +8,11 @@ use std::rc::Rc;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use kintsugi_comm::threads::World;
+use kintsugi_comm::threads::ThreadsWorld;
 use kintsugi_comm::{Collective, Communicator};
-use kintsugi_spec::{Level, LinkSpec, Topology};
+use kintsugi_spec::{Group, Level, LinkSpec, Topology};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::{Backend, Category, DType};
@@ -46,6 +46,8 @@ pub fn thread_links(cores: usize) -> io::Result<LinkSpec> {
 
 /// How often each is measured; the best counts.
 const RUNS: usize = 5;
+/// How long a rank waits for another.
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Numbers of a long transfer.
 const LARGE: usize = 1 << 18;
 /// A number for each of the ranks and no more.
@@ -53,12 +55,12 @@ const SMALL: usize = 64;
 
 /// Seconds of one all-reduce in groups of `members`, all groups at once.
 fn all_reduces(ranks: usize, members: usize, elements: usize, times: usize) -> io::Result<f64> {
-    let world = World::new(Topology::ONE_NODE, ranks);
+    let world = ThreadsWorld::new(Topology::ONE_NODE, ranks, TIMEOUT);
     let barrier = Arc::new(Barrier::new(ranks));
     let run = |rank: usize| {
         let first = rank / members * members;
         let group: Vec<usize> = (first..(first + members).min(ranks)).collect();
-        let group = world.group("calibrate", &group, rank);
+        let group = world.host_group(Group::TENSOR, &group, rank);
         let backend = CpuBackend::new(Rc::new(Heap::default()), 1);
         let mut buffer = backend.allocate(elements, DType::F32, Category::Communication);
         backend.fill(0.0, buffer.view());

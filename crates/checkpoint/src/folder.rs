@@ -98,6 +98,13 @@ impl CheckpointFolder {
         Ok(partial)
     }
 
+    /// Creates the temporary folder for the checkpoint of a step, unless another process of the run has created it.
+    pub(crate) fn join(&self, step: u64) -> io::Result<PathBuf> {
+        let partial = self.unfinished(step);
+        fs::create_dir_all(&partial)?;
+        Ok(partial)
+    }
+
     /// Renames the temporary folder of a finished checkpoint. Its files are already synced.
     pub(crate) fn finish(&self, step: u64) -> io::Result<PathBuf> {
         let path = self.of_step(step);

@@ -15,6 +15,7 @@ mod lock;
 mod manifest;
 mod paths;
 mod prune;
+mod rank_record;
 mod record;
 mod resume;
 mod save;

@@ -361,7 +361,7 @@ mod tests {
         check::<AttentionKind>(&["flash", "plain"]);
         check::<RateSchedule>(&["cosine", "constant", "linear", "inverse-sqrt", "wsd"]);
         check::<DeviceKind>(&["cpu", "cuda"]);
-        check::<Transport>(&["threads"]);
+        check::<Transport>(&["auto", "threads", "mpi"]);
         assert_eq!(DataRecord::deserialize(serde_json::json!("demo")).expect("a word"), Data::Demo);
         let scale = LossScaleRecord::deserialize(serde_json::json!("dynamic")).expect("a word");
         assert_eq!(scale, LossScale::Dynamic);

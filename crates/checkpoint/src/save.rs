@@ -1,15 +1,21 @@
-//! Saves checkpoints while training continues: ranks copy their state and continue, and one thread writes the copies.
+//! Saves checkpoints while training continues: ranks copy their state and continue, and one thread of every process writes
+//! the copies of its ranks.
 //!
 //! There is one copy buffer per rank. If a rank reaches the next checkpoint before all copies are written, it waits. So a
-//! save may be late but is never skipped, and memory is bounded. All ranks wait here rather than in a collective, where a slow
-//! disk would cause a timeout.
+//! save may be late but is never skipped, and memory is bounded. The ranks of a process wait here rather than in a
+//! collective, where a slow disk would cause a timeout.
+//!
+//! If the ranks are in several processes, each process writes the shards of its ranks into the same temporary folder, and
+//! beside each shard a record of its checksum ([`rank_record`](crate::rank_record)). The first process publishes the checkpoint
+//! when all records are there. So the writers need nothing but the file system, and a checkpoint is complete or absent.
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kintsugi_plan::Plan;
 use kintsugi_rank::{Rank, StoredTensor};
@@ -18,6 +24,7 @@ use rayon::prelude::*;
 
 use crate::files::SyncedFile;
 use crate::manifest::{FileRecord, MANIFEST};
+use crate::rank_record;
 use crate::shard::Shard;
 use crate::write::manifest;
 use crate::{CheckpointError, CheckpointFolder, RunProgress};
@@ -57,7 +64,7 @@ pub struct WriterEnded;
 
 /// The ranks' side: copies their state.
 pub struct CheckpointSaver {
-    shards: Arc<Vec<Shard>>,
+    shards: Arc<Shards>,
     copies: Arc<CopyPool>,
     messages: Sender<WriterMessage>,
 }
@@ -66,9 +73,48 @@ pub struct CheckpointSaver {
 pub struct CheckpointWriter {
     plan: Plan,
     folder: CheckpointFolder,
-    shards: Arc<Vec<Shard>>,
+    shards: Arc<Shards>,
     copies: Arc<CopyPool>,
     messages: Receiver<WriterMessage>,
+}
+
+/// The shards of a checkpoint, and who writes them.
+struct Shards {
+    /// The ranks of this process.
+    local: Range<usize>,
+    /// The shards of all ranks in the first process, which writes the manifest. Elsewhere those of the local ranks.
+    known: Vec<Shard>,
+    /// Ranks of all processes.
+    ranks: usize,
+}
+
+impl Shards {
+    fn new(plan: &Plan, local: Range<usize>) -> Self {
+        let ranks = plan.mesh.ranks();
+        let known = if local.start == 0 { 0..ranks } else { local.clone() };
+        let known = known.map(|rank| Shard::new(plan, rank, &StoredTensor::ALL)).collect();
+        Shards { local, known, ranks }
+    }
+
+    /// The shard of a rank of this process.
+    fn local(&self, rank: usize) -> &Shard {
+        &self.known[rank - self.local.start]
+    }
+
+    /// Whether this process writes the manifest.
+    fn publishes(&self) -> bool {
+        self.local.start == 0
+    }
+
+    /// Whether other processes write shards, too.
+    fn are_shared(&self) -> bool {
+        self.local.len() < self.ranks
+    }
+
+    /// The ranks of other processes.
+    fn elsewhere(&self) -> impl Iterator<Item = usize> {
+        (0..self.local.start).chain(self.local.end..self.ranks)
+    }
 }
 
 /// A message from a rank to the writer.
@@ -90,11 +136,14 @@ struct RankCopy {
     last: bool,
 }
 
-/// Makes the saver and the writer for a run of `plan` with checkpoints in `folder`.
-pub fn saver(plan: &Plan, folder: CheckpointFolder) -> (CheckpointSaver, CheckpointWriter) {
-    let shards: Vec<Shard> =
-        (0..plan.mesh.ranks()).map(|rank| Shard::new(plan, rank, &StoredTensor::ALL)).collect();
-    let copies = shards.iter().map(|shard| Some(vec![0; shard.bytes])).collect();
+/// Makes the saver and the writer for the ranks `local` of a run of `plan`, with checkpoints in `folder`.
+pub fn saver(
+    plan: &Plan,
+    local: Range<usize>,
+    folder: CheckpointFolder,
+) -> (CheckpointSaver, CheckpointWriter) {
+    let shards = Shards::new(plan, local.clone());
+    let copies = local.map(|rank| Some(vec![0; shards.local(rank).bytes])).collect();
     let copies = Arc::new(CopyPool {
         state: Mutex::new(CopyPoolState { free: copies, taken: 0, unwritten: 0, ended: false }),
         given: Condvar::new(),
@@ -117,8 +166,8 @@ impl CheckpointSaver {
         last: bool,
     ) -> Result<f64, WriterEnded> {
         let begun = Instant::now();
-        let mut bytes = self.copies.take(number)?;
-        self.shards[number].copy(rank, &mut bytes);
+        let mut bytes = self.copies.take(number - self.shards.local.start)?;
+        self.shards.local(number).copy(rank, &mut bytes);
         let blocked = begun.elapsed().as_secs_f64();
         let filled = RankCopy { rank: number, bytes, progress, blocked, last };
         self.messages.send(WriterMessage::Copy(filled)).map_err(|_| WriterEnded)?;
@@ -134,12 +183,14 @@ impl CheckpointSaver {
 }
 
 impl CheckpointWriter {
-    /// Writes checkpoints until the saver is dropped. Calls `report` for each. Before the writer renames the folder of a
-    /// checkpoint, it calls `may_name`, which may wait for other data to reach the disk. If that returns `false`, the
-    /// checkpoint is abandoned.
+    /// Writes checkpoints until the saver is dropped. Calls `report` for each, in the process that publishes them. Before
+    /// that process renames the folder of a checkpoint, it calls `may_name`, which may wait for other data to reach the disk.
+    /// If that returns `false`, the checkpoint is abandoned. While it waits for other processes, it asks `goes_on` whether the
+    /// run has not failed.
     pub fn run(
         self,
         may_name: impl Fn(u64) -> bool,
+        goes_on: impl Fn() -> bool,
         mut report: impl FnMut(Result<CheckpointInfo, SaveFailure>),
     ) {
         let _ended = WakeOnExit(&self.copies);
@@ -152,13 +203,23 @@ impl CheckpointWriter {
                 continue;
             };
             let step = progress.step;
+            let shared = self.shards.are_shared();
             let unfinished =
-                open.entry(step).or_insert_with(|| CheckpointInProgress::begin(&self.folder, step));
+                open.entry(step).or_insert_with(|| CheckpointInProgress::begin(&self.folder, step, shared));
             unfinished.blocked = unfinished.blocked.max(blocked);
-            unfinished.add(&self.shards[rank], rank, &bytes);
-            self.copies.written(rank, bytes);
-            if unfinished.files.len() == self.shards.len()
-                && may_name(step)
+            unfinished.add(self.shards.local(rank), rank, &bytes);
+            self.copies.written(rank - self.shards.local.start, bytes);
+            if unfinished.files.len() < self.shards.local.len() {
+                continue;
+            }
+            if !self.shards.publishes() {
+                if let Some(unfinished) = open.remove(&step) {
+                    unfinished.record();
+                }
+                continue;
+            }
+            unfinished.add_records(&self, &goes_on);
+            if may_name(step)
                 && let Some(unfinished) = open.remove(&step)
             {
                 let saved = unfinished.finish(&self, &progress);
@@ -197,8 +258,10 @@ struct CheckpointInProgress {
 }
 
 impl CheckpointInProgress {
-    fn begin(folder: &CheckpointFolder, step: u64) -> Self {
-        let (folder, failure) = match folder.begin(step) {
+    /// Begins a checkpoint, of which other processes may write a part.
+    fn begin(folder: &CheckpointFolder, step: u64, shared: bool) -> Self {
+        let begun = if shared { folder.join(step) } else { folder.begin(step) };
+        let (folder, failure) = match begun {
             Ok(path) => (Some(path), None),
             Err(error) => (None, Some(Cause::new(error))),
         };
@@ -215,16 +278,38 @@ impl CheckpointInProgress {
     /// Writes one rank's shard, unless there was a failure.
     fn add(&mut self, shard: &Shard, rank: usize, bytes: &[u8]) {
         let mut record = FileRecord { name: shard.name.clone(), bytes: 0, checksum: String::new() };
-        if let Some(folder) = &self.folder {
+        if let (Some(folder), None) = (&self.folder, &self.failure) {
             match write_shard(folder, shard, bytes) {
                 Ok((bytes, checksum)) => record = FileRecord { bytes, checksum, ..record },
-                Err(cause) => {
-                    self.failure = Some(cause);
+                Err(cause) => self.failure = Some(cause),
+            }
+        }
+        self.files.insert(rank, record);
+    }
+
+    /// Leaves the records of this process's shards, or of its failure, for the process that publishes the checkpoint.
+    fn record(mut self) {
+        let Some(folder) = self.folder.take() else { return };
+        for (rank, file) in self.files {
+            let result = self.failure.as_ref().map_or(Ok(file), |cause| Err(cause.to_string()));
+            // If even this fails, the publishing process waits in vain, and then reports that the record is missing.
+            rank_record::write(&folder, rank, &result).ok();
+        }
+    }
+
+    /// Waits for the records of the other processes' shards, and removes them.
+    fn add_records(&mut self, writer: &CheckpointWriter, goes_on: &impl Fn() -> bool) {
+        let patience = Duration::from_secs(writer.plan.run.communication_timeout);
+        for rank in writer.shards.elsewhere() {
+            let Some(folder) = self.folder.clone().filter(|_| self.failure.is_none()) else { return };
+            match rank_record::take(&folder, rank, patience, goes_on) {
+                Ok(file) => drop(self.files.insert(rank, file)),
+                Err(reason) => {
+                    self.failure = Some(Cause::new(reason));
                     self.abandon();
                 }
             }
         }
-        self.files.insert(rank, record);
     }
 
     /// Writes the manifest and renames the folder, after all ranks' shards are written.
@@ -237,7 +322,8 @@ impl CheckpointInProgress {
         let bytes = files.iter().map(|file| file.bytes).sum();
         let result = match (self.failure.take(), &self.folder) {
             (None, Some(folder)) => {
-                let manifest = manifest(&writer.plan, &writer.shards, files, &StoredTensor::ALL, progress);
+                let manifest =
+                    manifest(&writer.plan, &writer.shards.known, files, &StoredTensor::ALL, progress);
                 write_file(&folder.join(MANIFEST), &[&manifest.encode()])
                     .and_then(|_| writer.folder.finish(self.step))
                     .map_err(Cause::new)

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use kintsugi_comm::Connection;
+use kintsugi_comm::mpi::Mpi;
 use kintsugi_plan::Plan;
 use kintsugi_rank::RankMemory;
 use kintsugi_spec::{Level, units};
@@ -73,6 +75,18 @@ fn sharding(plan: &Plan) -> &'static str {
         (false, false, true) => "ZeRO-1",
         (false, false, false) => "nothing sharded over dp",
     }
+}
+
+/// Where the ranks run, if they are processes.
+pub fn processes(connection: Connection) -> String {
+    let Connection::Mpi(place) = connection else { return String::new() };
+    let Mpi { size, version, library, .. } = place.mpi;
+    let threads =
+        if place.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", place.threads) };
+    format!(
+        "ranks    {size} processes of {threads}, {} on this node, by {version} ({library})\n",
+        place.local_size
+    )
 }
 
 /// Every category's largest figure over the ranks, with the largest total and the most reserved.

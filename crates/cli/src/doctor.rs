@@ -1,6 +1,7 @@
 //! `kintsugi doctor`: what this machine has and what is missing.
 
 use clap::Args;
+use kintsugi_comm::mpi::Mpi;
 use kintsugi_tensor::cuda::libraries::{Report, devices, reports};
 use serde::Serialize;
 
@@ -11,7 +12,7 @@ use kintsugi_spec::units;
 
 /// Shows what this machine has, and what is missing.
 ///
-/// Libraries for GPUs are loaded at run time: one binary serves machines with and without them. For each this says
+/// Libraries for GPUs and MPI are loaded at run time: one binary serves machines with and without them. For each this says
 /// which version was found, or which file names were tried and how to get it.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -34,6 +35,21 @@ struct Findings {
     host_memory: Option<u64>,
     cuda_devices: usize,
     libraries: Vec<Library>,
+    mpi: Result<MpiLibrary, String>,
+}
+
+#[derive(Serialize)]
+struct MpiLibrary {
+    version: String,
+    abi: String,
+    library: String,
+}
+
+impl MpiLibrary {
+    fn find() -> Result<Self, String> {
+        let (version, abi, library) = Mpi::find().map_err(|error| error.to_string())?;
+        Ok(MpiLibrary { version, abi: abi.to_string(), library })
+    }
 }
 
 #[derive(Serialize)]
@@ -59,6 +75,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         host_memory: host::memory().map(|bound| bound.bytes),
         cuda_devices: devices().unwrap_or(0),
         libraries: reports().into_iter().map(Library::from).collect(),
+        mpi: MpiLibrary::find(),
     };
     output.text(&text(&findings))?;
     output.result(&findings)
@@ -68,7 +85,11 @@ fn text(findings: &Findings) -> String {
     let memory = findings.host_memory.map_or_else(|| "unknown".to_owned(), units::bytes);
     let head =
         format!("cores    {}\nmemory   {memory}\nGPUs     {}\n\n", findings.cores, findings.cuda_devices);
-    findings.libraries.iter().map(line).fold(head, |text, line| text + &line)
+    let mpi = match &findings.mpi {
+        Ok(MpiLibrary { version, abi, library }) => format!("  ✓ MPI {version} ({library}, {abi})\n"),
+        Err(reason) => format!("  – MPI: {reason}\n"),
+    };
+    findings.libraries.iter().map(line).chain([mpi]).fold(head, |text, line| text + &line)
 }
 
 fn line(Library { name, version, tried, remedy }: &Library) -> String {

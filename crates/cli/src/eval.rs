@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_checkpoint::WeightsFolder;
+use kintsugi_comm::Connection;
 use kintsugi_data::{Dataset, Split};
 use kintsugi_engine::{
     EvaluateOptions, EvaluationResult, SourceLoss, check_tokenizers, device, evaluate, evaluation_dataset,
@@ -81,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let samples = samples(arguments, &plan, &*dataset)?;
     let there = dataset.validation().iter().filter_map(|part| part.samples).sum();
     let plan = filled(&plan, samples.unwrap_or(there));
-    let memory = model::memory(&plan, &evaluation_memory(&plan, device(&plan)))?;
+    let memory = model::memory(&plan, &evaluation_memory(&plan, device(&plan, Connection::Threads)))?;
     let options = EvaluateOptions { samples, memory };
     let evaluated = arguments
         .model

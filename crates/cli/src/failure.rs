@@ -1,9 +1,9 @@
 //! How a command fails: whose fault it is decides the exit code.
 
 use std::fmt::{self, Display, Formatter};
-use std::process::ExitCode;
 
 use kintsugi_checkpoint::CheckpointError;
+use kintsugi_comm::RankFailure;
 use kintsugi_data::DataError;
 use kintsugi_engine::{GenerateError, ThreadError, TrainError};
 use kintsugi_plan::config::ConfigError;
@@ -19,6 +19,10 @@ pub enum Failure {
     Run(String),
     /// What failed has been printed already.
     Shown,
+    /// All processes of the job know of this failure, and end by themselves. This process prints it.
+    Agreed(Box<Failure>),
+    /// Another process of the job prints the failure. All of them end with this exit code.
+    Elsewhere(u8),
 }
 
 impl Failure {
@@ -27,19 +31,27 @@ impl Failure {
         Failure::Mistake(format!("cannot {action} {}: {error}", path.display()))
     }
 
-    /// Prints it in one sentence, and gives the exit code.
-    pub fn report(&self) -> ExitCode {
-        let sentence = |text: &dyn Display| output::stderr(&format!("error: {text}"));
+    /// The exit code.
+    pub fn code(&self) -> u8 {
         match self {
-            Failure::Mistake(text) => {
-                sentence(text);
-                ExitCode::from(2)
-            }
-            Failure::Run(text) => {
-                sentence(text);
-                ExitCode::FAILURE
-            }
-            Failure::Shown => ExitCode::FAILURE,
+            Failure::Mistake(_) => 2,
+            Failure::Run(_) | Failure::Shown => 1,
+            Failure::Agreed(failure) => failure.code(),
+            Failure::Elsewhere(code) => *code,
+        }
+    }
+
+    /// Whether the other processes of the job do not know of it, so that this one must end them.
+    pub fn ends_others(&self) -> bool {
+        !matches!(self, Failure::Agreed(_) | Failure::Elsewhere(_))
+    }
+
+    /// Prints it in one sentence.
+    pub fn report(&self) {
+        match self {
+            Failure::Mistake(text) | Failure::Run(text) => output::stderr(&format!("error: {text}")),
+            Failure::Agreed(failure) => failure.report(),
+            Failure::Shown | Failure::Elsewhere(_) => {}
         }
     }
 }
@@ -49,6 +61,8 @@ impl Display for Failure {
         match self {
             Failure::Mistake(text) | Failure::Run(text) => f.write_str(text),
             Failure::Shown => f.write_str("see above"),
+            Failure::Agreed(failure) => failure.fmt(f),
+            Failure::Elsewhere(_) => f.write_str("another process has failed"),
         }
     }
 }
@@ -77,6 +91,12 @@ impl From<GenerateError> for Failure {
             GenerateError::Job(error) => Failure::Run(error.to_string()),
             mistake => Failure::Mistake(mistake.to_string()),
         }
+    }
+}
+
+impl From<RankFailure> for Failure {
+    fn from(failure: RankFailure) -> Self {
+        Failure::Run(failure.to_string())
     }
 }
 

@@ -15,7 +15,7 @@ pub fn planned(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
     if plan.cluster.device.memory.is_some() {
         check_fit(plan, prediction, None)
     } else {
-        here(plan, prediction)
+        here(plan, prediction, plan.mesh.ranks())
     }
 }
 
@@ -37,10 +37,14 @@ pub fn known(plan: &Plan, prediction: &Prediction) -> Option<bool> {
     known.then(|| planned(plan, prediction).is_ok())
 }
 
-/// Against the plan's devices and this machine's memory: the ranks are threads here, whatever the plan is for.
-pub fn here(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
+/// Against the plan's devices and this machine's memory, which has `ranks_here` of the ranks, whatever the plan is for.
+pub fn here(plan: &Plan, prediction: &Prediction, ranks_here: usize) -> Result<(), Misfit> {
     check_fit(plan, prediction, None)?;
     let Some(bound) = bound(plan) else { return Ok(()) };
+    // Every node has as much memory for its part of the ranks.
+    let bytes = bound.bytes / ranks_here as u64 * plan.mesh.ranks() as u64;
+    let bound =
+        host::Bound { bytes: if ranks_here < plan.mesh.ranks() { bytes } else { bound.bytes }, ..bound };
     let fits = |bytes, holder: String| {
         check_fit(plan, prediction, Some(bytes)).map_err(|misfit| Misfit { holder, ..misfit })
     };

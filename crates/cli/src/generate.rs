@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kintsugi_checkpoint::WeightsFolder;
+use kintsugi_comm::Connection;
 use kintsugi_data::TextCodec;
 use kintsugi_engine::{
     GenerateOptions, GenerationResult, MemoryChoice, Sampling, check_prompts, device, generate,
@@ -192,7 +193,7 @@ fn from_stdin() -> Result<String, Failure> {
 
 fn memory(plan: &Plan, prompts: &[Vec<u32>], tokens: usize) -> Result<MemoryChoice, Failure> {
     let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
-    model::memory(plan, &generation_memory(plan, device(plan), &lengths, tokens))
+    model::memory(plan, &generation_memory(plan, device(plan, Connection::Threads), &lengths, tokens))
 }
 
 /// As many new tokens as people look at, where there are positions for them.

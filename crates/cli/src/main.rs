@@ -17,10 +17,12 @@ mod fit;
 mod generate;
 mod host;
 mod keys;
+mod launch;
 mod model;
 mod output;
 mod plan;
 mod prepare;
+mod processes;
 mod shell;
 mod signals;
 mod table;
@@ -30,6 +32,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use kintsugi_comm::mpi::Mpi;
 use kintsugi_engine::start_shared_threads;
 use kintsugi_tensor::cpu::counting::CountingAllocator;
 
@@ -55,6 +58,7 @@ enum Command {
     Train(train::Arguments),
     Plan(plan::Arguments),
     Verify(verify::Arguments),
+    Launch(launch::Arguments),
     Calibrate(calibrate::Arguments),
     Prepare(prepare::Arguments),
     Convert(convert::Arguments),
@@ -86,10 +90,13 @@ Exit codes:
   0 all well, 1 the run or the check failed, 2 a mistake in the configuration or the arguments";
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+    let result = run(Cli::parse().command);
+    let code = result.as_ref().err().map_or(0, Failure::code);
+    if let Err(failure) = &result {
+        failure.report();
     }
+    Mpi::finish(code.into(), result.is_err_and(|failure| failure.ends_others()));
+    ExitCode::from(code)
 }
 
 fn run(command: Option<Command>) -> Result<(), Failure> {
@@ -99,6 +106,7 @@ fn run(command: Option<Command>) -> Result<(), Failure> {
         Some(Command::Train(arguments)) => train::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),
         Some(Command::Verify(arguments)) => verify::run(&arguments),
+        Some(Command::Launch(arguments)) => launch::run(&arguments),
         Some(Command::Calibrate(arguments)) => calibrate::run(&arguments),
         Some(Command::Prepare(arguments)) => prepare::run(&arguments),
         Some(Command::Convert(arguments)) => convert::run(&arguments),

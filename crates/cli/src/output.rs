@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Write};
 
+use kintsugi_comm::mpi::launched;
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -35,8 +36,13 @@ pub fn json(value: &impl Serialize) -> String {
 }
 
 /// Writes a line to stderr, if it takes it: neither a command nor its exit code depends on whether anybody reads this.
+///
+/// Of several processes, those other than that of rank 0 say who they are.
 pub fn stderr(line: &str) {
-    writeln!(std::io::stderr(), "{line}").ok();
+    match launched().filter(|launched| launched.rank > 0) {
+        Some(launched) => writeln!(std::io::stderr(), "[rank {}] {line}", launched.rank).ok(),
+        None => writeln!(std::io::stderr(), "{line}").ok(),
+    };
 }
 
 /// Writes to stdout. A reader that has gone, as in `kintsugi plan | head`, is no error.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -36,6 +37,22 @@ pub fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
         flag::register(SIGHUP, Arc::clone(&stop)).map_err(|error| unhandled(SIGHUP, &error))?;
     }
     Ok(stop)
+}
+
+/// A flag that every signal to stop sets. None of them ends the process.
+pub fn every_signal_to_stop() -> Result<Arc<AtomicBool>, Failure> {
+    let asked = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGUSR1, SIGHUP] {
+        if signal != SIGHUP || !is_ignored(SIGHUP) {
+            flag::register(signal, Arc::clone(&asked)).map_err(|error| unhandled(signal, &error))?;
+        }
+    }
+    Ok(asked)
+}
+
+/// Sends a signal to a process, by the shell's own `kill`.
+pub fn send(signal: &str, process: u32) -> io::Result<()> {
+    Command::new("sh").arg("-c").arg(format!("kill -{signal} {process}")).status().map(|_| ())
 }
 
 fn unhandled(signal: i32, error: &io::Error) -> Failure {

@@ -9,17 +9,20 @@ mod trace;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
-use kintsugi_checkpoint::{CheckpointFolder, CheckpointInfo};
+use kintsugi_checkpoint::{Checkpoint, CheckpointFolder, CheckpointInfo, WeightsFolder};
+use kintsugi_comm::Connection;
 use kintsugi_data::{BatchRange, Dataset, write_batches};
 use kintsugi_engine::{
     Event, MemoryChoice, Start, TrainOptions, TrainOutcome, dataset, device, train, with_end_of_document,
 };
-use kintsugi_plan::{DeviceKind, Plan, Resume};
+use kintsugi_plan::{Data, DeviceKind, Plan, Resume};
 use kintsugi_rank::StepMetrics;
 use kintsugi_simulate::{Consumption, Coverage, Prediction, predict, time};
 use kintsugi_spec::Hardware;
+use serde::{Deserialize, Serialize};
 
 use crate::config::ConfigArguments;
 use crate::describe;
@@ -27,6 +30,7 @@ use crate::failure::Failure;
 use crate::files::check_writable;
 use crate::fit;
 use crate::output::{self, Output};
+use crate::processes;
 use crate::signals::stop_on_signal;
 use begin::Beginning;
 use metrics::Metrics;
@@ -36,7 +40,8 @@ use trace::TraceArguments;
 
 /// Trains a model; shows the prediction before the run and "predicted / measured" after it.
 ///
-/// Every rank is a thread of this process. Before anything is allocated, memory and traffic of a step are predicted
+/// Every rank is a thread of this process, or a process of its own under `kintsugi launch`, mpirun or srun. Before
+/// anything is allocated, memory and traffic of a step are predicted
 /// to the byte and the run is refused if it does not fit. Into the folder run.out it writes config.toml, the
 /// whole configuration with nothing left to defaults, metrics.jsonl, a line per step as it goes, and at the end
 /// summary.json. The same configuration and seed give the same losses, bit for bit; on a GPU with --set
@@ -84,19 +89,103 @@ Examples:
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let resolved = resolve(arguments);
+    let connection = processes::connect(resolved.as_ref().ok().map(|(plan, _)| plan.run.transport))?;
+    let prepared = resolved.and_then(|(plan, notes)| Prepared::new(plan, notes, connection, arguments));
+    let prepared = processes::agree(connection, prepared, |prepared| &prepared.plan)?;
+    if connection.is_first() { lead(arguments, connection, prepared) } else { follow(connection, prepared) }
+}
+
+/// A run that is possible, before anything of an earlier run is touched.
+struct Prepared {
+    plan: Plan,
+    /// What in the configuration has no effect.
+    notes: Vec<String>,
+    dataset: Box<dyn Dataset>,
+    prediction: Prediction,
+}
+
+impl Prepared {
+    fn new(
+        plan: Plan,
+        notes: Vec<String>,
+        connection: Connection,
+        arguments: &Arguments,
+    ) -> Result<Self, Failure> {
+        let plan = with_end_of_document(plan)?;
+        let dataset = dataset(&plan)?;
+        let prediction = predict(&plan, device(&plan, connection), Coverage::WholeStep);
+        fit::here(&plan, &prediction, connection.ranks_here(plan.mesh.ranks()))
+            .map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
+        fit::check_device(&plan)?;
+        arguments.write_batches.as_deref().map(check_writable).transpose()?;
+        Ok(Prepared { plan, notes, dataset, prediction })
+    }
+}
+
+/// What every process must know of the beginning of a run.
+#[derive(Serialize, Deserialize)]
+struct SharedBeginning {
+    /// The token that ends documents, which a checkpoint may decide.
+    end_of_document: Option<u32>,
+    trace_step: Option<u64>,
+    start: SharedStart,
+}
+
+/// Where every process finds what a run starts from.
+#[derive(Serialize, Deserialize)]
+enum SharedStart {
+    Seed,
+    Weights(PathBuf),
+    Checkpoint(PathBuf),
+}
+
+impl SharedBeginning {
+    fn new(plan: &Plan, beginning: &Beginning) -> Self {
+        SharedBeginning {
+            end_of_document: plan.end_of_document(),
+            trace_step: beginning.trace_step,
+            start: match (&beginning.start, &plan.init) {
+                (Start::Checkpoint(checkpoint), _) => SharedStart::Checkpoint(checkpoint.path().to_owned()),
+                (Start::Weights(_), Some(folder)) => SharedStart::Weights(folder.clone()),
+                (Start::Weights(_) | Start::Seed, _) => SharedStart::Seed,
+            },
+        }
+    }
+}
+
+/// Trains in a process other than that of rank 0: no output and no files but its shards of checkpoints.
+fn follow(connection: Connection, prepared: Prepared) -> Result<(), Failure> {
+    let Prepared { mut plan, dataset, prediction, .. } = prepared;
+    let beginning: SharedBeginning = processes::share(connection, None)?;
+    if let (Data::Tokens(tokens), Some(end)) = (&mut plan.data, beginning.end_of_document) {
+        tokens.end_of_document = Some(end);
+    }
+    let start = match beginning.start {
+        SharedStart::Seed => Start::Seed,
+        SharedStart::Weights(folder) => Start::Weights(Arc::new(WeightsFolder::open(&folder)?)),
+        SharedStart::Checkpoint(path) => Start::Checkpoint(Arc::new(Checkpoint::open(&path)?)),
+    };
+    let options = options(&plan, &prediction, connection, start, beginning.trace_step)?;
+    train(&plan, &*dataset, &options, |_| {})?;
+    Ok(())
+}
+
+/// Trains in the process of rank 0, which shows the run and writes its files.
+fn lead(arguments: &Arguments, connection: Connection, prepared: Prepared) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
-    let (plan, notes) = resolve(arguments)?;
-    let mut plan = with_end_of_document(plan)?;
-    let dataset = dataset(&plan)?;
+    let Prepared { mut plan, notes, dataset, prediction } = prepared;
     let floor = dataset.floor(plan.batch.sequence);
-    let prediction = predict(&plan, device(&plan), Coverage::WholeStep);
-    fit::here(&plan, &prediction).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
     let predicted = predicted(&plan, &prediction);
-    // Whatever cannot be is found out before anything of an earlier run is touched.
-    fit::check_device(&plan)?;
-    arguments.write_batches.as_deref().map(check_writable).transpose()?;
-    let mut beginning = Beginning::new(&mut plan, &arguments.config, &arguments.trace)?;
-    output.text(&introduction(&plan, &predicted))?;
+    let begun = Beginning::new(&mut plan, &arguments.config, &arguments.trace);
+    let (begun, failure) = match begun {
+        Ok(beginning) => (Some(beginning), None),
+        Err(failure) => (None, Some(failure)),
+    };
+    let shared = begun.as_ref().map(|beginning| SharedBeginning::new(&plan, beginning));
+    processes::share(connection, Some(shared.ok_or_else(|| failure.expect("there is one or the other"))))?;
+    let mut beginning = begun.expect("it was shared");
+    output.text(&introduction(&plan, connection, &predicted))?;
     for note in notes.into_iter().chain(other_device(&plan)) {
         output.text(&format!("note     {note}\n"))?;
     }
@@ -106,7 +195,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         write_batches(path, &*dataset, batches)?;
         output.text(&format!("batches  {}: {} steps\n", path.display(), batches.steps))?;
     }
-    let options = options(&plan, &prediction, &beginning)?;
+    let options = options(&plan, &prediction, connection, beginning.start.clone(), beginning.trace_step)?;
     let (outcome, metrics) = train_with_progress(&plan, &*dataset, &options, floor, &mut beginning.metrics)?;
     let summary = Summary::new(&plan, &predicted, &outcome, floor, &options.start);
     let written = summary.write(&plan.run.out);
@@ -174,22 +263,30 @@ fn predicted(plan: &Plan, prediction: &Prediction) -> StepMetrics {
 }
 
 /// What is about to be run, and what it will take.
-fn introduction(plan: &Plan, predicted: &StepMetrics) -> String {
+fn introduction(plan: &Plan, connection: Connection, predicted: &StepMetrics) -> String {
     format!(
-        "{}{}\npredicted\n{}{}\n",
+        "{}{}{}\npredicted\n{}{}\n",
         describe::model(plan),
         describe::layout(plan),
+        describe::processes(connection),
         compare::memory_table(predicted),
         describe::traffic_table(&predicted.comm_bytes),
     )
 }
 
-fn options(plan: &Plan, prediction: &Prediction, beginning: &Beginning) -> Result<TrainOptions, Failure> {
+fn options(
+    plan: &Plan,
+    prediction: &Prediction,
+    connection: Connection,
+    start: Start,
+    trace_step: Option<u64>,
+) -> Result<TrainOptions, Failure> {
     Ok(TrainOptions {
         memory: MemoryChoice::Slab(prediction.stages.iter().map(|memory| memory.reserved).collect()),
+        connection,
         stop: stop_on_signal()?,
-        trace_step: beginning.trace_step,
-        start: beginning.start.clone(),
+        trace_step,
+        start,
         checkpoints: (plan.run.keep > 0).then(|| CheckpointFolder::of_run(&plan.run.out)),
         overlap_steps: None,
     })
@@ -218,7 +315,7 @@ fn train_with_progress(
     });
     progress.finish();
     let flushed = metrics.flush();
-    Ok((outcome?, flushed))
+    Ok((outcome?.expect("the outcome comes to rank 0"), flushed))
 }
 
 /// How the loss went, and where the files are.

@@ -5,12 +5,16 @@ mod tally;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use kintsugi_comm::Connection;
+use kintsugi_comm::mpi::launched;
 use kintsugi_engine::verify::{Fault, Recording, compare, layouts, record};
-use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigError;
+use kintsugi_plan::{Plan, Transport};
 
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::{launch, processes};
 use base::Base;
 use tally::{Tally, Verdict};
 
@@ -35,6 +39,9 @@ pub struct Arguments {
     /// Makes a deliberate mistake in every layout where it can occur, to see that it is noticed (exit 1)
     #[arg(long, value_name = "FAULT", value_parser = fault_parser())]
     inject: Option<Fault>,
+    /// How the ranks are connected, in place of run.transport; with mpi the command starts the processes itself
+    #[arg(long, value_name = "TRANSPORT", value_parser = transport_parser())]
+    transport: Option<Transport>,
     /// Prints the result as JSON
     #[arg(long)]
     json: bool,
@@ -46,6 +53,8 @@ Examples:
       the demo under every layout, in all families and precisions
   kintsugi verify run.toml --steps 5
       your own model, briefly
+  kintsugi verify --transport mpi
+      every rank as a process
   kintsugi verify --inject missing-average
       a gradient summed where its mean was meant: this must fail";
 
@@ -56,19 +65,50 @@ fn fault_parser() -> impl TypedValueParser<Value = Fault> {
     })
 }
 
+fn transport_parser() -> impl TypedValueParser<Value = Transport> {
+    PossibleValuesParser::new(["threads", "mpi"])
+        .map(|chosen| if chosen == "mpi" { Transport::Mpi } else { Transport::Threads })
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let output = Output { json: arguments.json };
     let base = Base::new(&arguments.config, arguments.steps)?;
+    let transport =
+        arguments.transport.map_or_else(|| arguments.config.plan().map(|plan| plan.run.transport), Ok)?;
     let layouts = layouts(!arguments.config.has_file());
     let plans: Vec<_> = layouts.into_iter().map(|layout| (base.plan(&layout), layout.name)).collect();
     base::check_fit(plans.iter().filter_map(|(plan, name)| Some((name.as_str(), plan.as_ref().ok()?))))?;
+    if transport == Transport::Mpi && launched().is_none() {
+        let ranks = plans.iter().filter_map(|(plan, _)| Some(plan.as_ref().ok()?.mesh.ranks())).max();
+        return launch::this_command(ranks.unwrap_or(1));
+    }
+    let connection = processes::connect(Some(transport))?;
+    if connection.is_first() {
+        lead(arguments, connection, plans)
+    } else {
+        plans
+            .iter()
+            .filter_map(|(plan, _)| plan.as_ref().ok())
+            .try_for_each(|plan| follow(plan, connection, arguments))
+    }
+}
+
+/// Compares the layouts in the process of rank 0.
+fn lead(
+    arguments: &Arguments,
+    connection: Connection,
+    plans: Vec<(Result<Plan, ConfigError>, String)>,
+) -> Result<(), Failure> {
+    let output = Output { json: arguments.json };
     let mut reference = Reference::default();
     let mut tally = Tally::default();
     output.text(&tally::header())?;
     for (plan, name) in plans {
         let verdict = match plan {
-            Ok(plan) => check(&plan, reference.of(&plan)?, arguments.inject),
+            Ok(plan) if !fits(&plan, connection) => {
+                Verdict::Skipped(format!("it needs {} processes", plan.mesh.ranks()))
+            }
+            Ok(plan) => check(&plan, reference.of(&plan)?, connection, arguments.inject),
             Err(error) => Verdict::Skipped(error.to_string()),
         };
         output.text(&tally.add(name, verdict))?;
@@ -78,10 +118,29 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if tally.any_failed() { Err(Failure::Shown) } else { Ok(()) }
 }
 
+/// Runs this process's rank of a layout, if it has one there.
+fn follow(plan: &Plan, connection: Connection, arguments: &Arguments) -> Result<(), Failure> {
+    if fits(plan, connection) {
+        record(plan, base::memory(plan, connection), connection, arguments.inject)?;
+    }
+    Ok(())
+}
+
+/// Whether there are enough processes for a layout.
+fn fits(plan: &Plan, connection: Connection) -> bool {
+    match connection {
+        Connection::Threads => true,
+        Connection::Mpi(place) => plan.mesh.ranks() <= place.mpi.size,
+    }
+}
+
 /// Runs a layout and compares it with one rank.
-fn check(plan: &Plan, reference: &Recording, fault: Option<Fault>) -> Verdict {
-    match record(plan, base::memory(plan), fault) {
-        Ok(recording) => Verdict::compared(plan, compare(reference, &recording)),
+fn check(plan: &Plan, reference: &Recording, connection: Connection, fault: Option<Fault>) -> Verdict {
+    match record(plan, base::memory(plan, connection), connection, fault) {
+        Ok(recording) => {
+            let recording = recording.expect("the recording comes to rank 0");
+            Verdict::compared(plan, compare(reference, &recording))
+        }
         Err(error) => Verdict::Broken(error.to_string()),
     }
 }
@@ -97,7 +156,9 @@ impl Reference {
         let (_, recording) = match self.0.take() {
             Some(known) if known.0 == plan => self.0.insert(known),
             _ => {
-                let recording = record(&plan, base::memory(&plan), None)?;
+                let threads = Connection::Threads;
+                let recording = record(&plan, base::memory(&plan, threads), threads, None)?;
+                let recording = recording.expect("the only rank is here");
                 self.0.insert((plan, recording))
             }
         };

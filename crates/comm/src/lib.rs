@@ -1,5 +1,8 @@
 //! Collectives between ranks: one trait, and its transports.
 //!
+//! A [`World`] is the ranks of a job, and makes the groups in which they communicate ([`Communicator`]). Ranks are threads of
+//! one process ([`threads`]), processes on one or many machines ([`mpi`]), or exist on paper only ([`paper`]).
+//!
 //! Starting a collective moves its buffer into the communicator, and waiting for it returns the buffer. Nobody can use the
 //! buffer in between. All collectives work in place. The algorithm is a ring over the ranks in group order, so ranks only
 //! exchange data with their neighbours and the order of every sum is fixed.
@@ -10,14 +13,22 @@ use std::ops::Range;
 
 use kintsugi_tensor::Buffer;
 
+mod activity;
+mod connection;
+pub mod mpi;
 pub mod paper;
+#[allow(unsafe_code, reason = "transports move memory that other ranks own")]
+mod region;
 pub mod ring;
 mod solo;
 pub mod threads;
 mod traffic;
+mod world;
 
+pub use connection::{Connection, ProcessPlace, WorldOptions};
 pub use solo::Solo;
 pub use traffic::{Operation, Traffic};
+pub use world::{RankFailure, World};
 
 /// A collective over a group of ranks, in place over a part of a buffer.
 ///
@@ -88,8 +99,11 @@ pub(crate) enum TransferKind {
 
 /// A rank's membership in a group of ranks.
 ///
-/// Every rank of a group starts the same collectives in the same order. If another rank fails (it panics, or never starts a
-/// collective), the methods panic with the reason. The engine turns the panic into the job's error message.
+/// Every rank of a group starts the same collectives in the same order.
+///
+/// If a transfer fails, the group keeps the failure: the transfer's wait returns the buffer with undefined contents, transfers
+/// that start later do nothing, and [`Communicator::failure`] returns the reason. So a layer can communicate without handling
+/// errors, and whoever runs the layer asks for the failure afterwards.
 pub trait Communicator {
     /// This rank's index in the group.
     fn rank(&self) -> usize;
@@ -103,6 +117,8 @@ pub trait Communicator {
     fn receive(&self, from: usize, tag: Tag, buffer: Buffer) -> Pending;
     /// Waits for a transfer and returns its buffer.
     fn wait(&self, pending: Pending) -> Buffer;
+    /// Why a transfer failed, if one did. Its group is of no further use.
+    fn failure(&self) -> Option<RankFailure>;
 
     /// Starts a collective over all of `buffer` and waits for it.
     fn run(&self, collective: Collective, buffer: Buffer) -> Buffer {

@@ -7,10 +7,10 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use kintsugi_spec::{Level, Topology};
+use kintsugi_spec::{Group, Level, Topology};
 use kintsugi_tensor::{Buffer, DType};
 
-use crate::{Collective, Communicator, Operation, Pending, Tag, TransferKind, ring};
+use crate::{Collective, Communicator, Operation, Pending, RankFailure, Tag, TransferKind, ring};
 
 /// A transfer that a rank takes part in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,8 +27,8 @@ pub enum Transfer {
 /// A kind of transfer: everything that determines its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
-    /// Name of the group.
-    pub group: &'static str,
+    /// The group.
+    pub group: Group,
     /// The transfer.
     pub transfer: Transfer,
     /// Number of elements.
@@ -89,21 +89,21 @@ pub fn charge(
 /// A rank's membership in a group on paper.
 #[derive(Clone, Debug)]
 pub struct PaperGroup {
-    name: &'static str,
+    group: Group,
     size: usize,
     rank: usize,
     log: Rc<RefCell<Log>>,
 }
 
 impl PaperGroup {
-    /// Rank `rank` of the group `name` of `size` ranks, which writes to `log`.
-    pub fn new(name: &'static str, size: usize, rank: usize, log: Rc<RefCell<Log>>) -> Self {
-        assert!(rank < size, "rank {rank} of group {name} with {size} ranks");
-        PaperGroup { name, size, rank, log }
+    /// Rank `rank` of the group `group` of `size` ranks, which writes to `log`.
+    pub fn new(group: Group, size: usize, rank: usize, log: Rc<RefCell<Log>>) -> Self {
+        assert!(rank < size, "rank {rank} of group {group} with {size} ranks");
+        PaperGroup { group, size, rank, log }
     }
 
     fn record(&self, transfer: Transfer, len: usize, dtype: DType) {
-        self.log.borrow_mut().record(Entry { group: self.name, transfer, len, dtype });
+        self.log.borrow_mut().record(Entry { group: self.group, transfer, len, dtype });
     }
 
     fn assert_peer(&self, peer: usize) {
@@ -111,7 +111,7 @@ impl PaperGroup {
             peer < self.size && peer != self.rank,
             "rank {} of group {} cannot exchange a message with rank {peer} of {}",
             self.rank,
-            self.name,
+            self.group,
             self.size
         );
     }
@@ -147,6 +147,10 @@ impl Communicator for PaperGroup {
     fn wait(&self, pending: Pending) -> Buffer {
         pending.finish()
     }
+
+    fn failure(&self) -> Option<RankFailure> {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -159,7 +163,7 @@ mod tests {
     fn like_transfers_are_counted_together_and_receives_not_at_all() {
         let memory: Rc<dyn Memory> = Rc::new(Arena::on_paper());
         let log = Rc::new(RefCell::new(Log::default()));
-        let group = PaperGroup::new("pp", 4, 1, Rc::clone(&log));
+        let group = PaperGroup::new(Group::PIPELINE, 4, 1, Rc::clone(&log));
         let mut buffer = Buffer::new(&memory, 10, DType::BF16, Category::Communication);
         for range in [0..6, 4..10, 0..10] {
             let pending = group.start(Collective::AllGather, buffer, range);
@@ -168,7 +172,7 @@ mod tests {
         buffer = group.wait(group.send(2, 7, buffer));
         drop(group.wait(group.receive(0, 7, buffer)));
 
-        let kind = |transfer, len| Entry { group: "pp", transfer, len, dtype: DType::BF16 };
+        let kind = |transfer, len| Entry { group: Group::PIPELINE, transfer, len, dtype: DType::BF16 };
         let gather = Transfer::Collective(Collective::AllGather);
         let entries: Vec<_> = log.borrow().iter().collect();
         assert_eq!(
@@ -180,7 +184,7 @@ mod tests {
     #[test]
     fn the_level_is_that_of_the_link_to_the_receiver() {
         let frontier = Topology { per_package: 2, per_node: Some(8) };
-        let entry = |transfer| Entry { group: "dp", transfer, len: 10, dtype: DType::F32 };
+        let entry = |transfer| Entry { group: Group::DATA, transfer, len: 10, dtype: DType::F32 };
         let members = [0, 1, 2, 8];
         let reduce = entry(Transfer::Collective(Collective::AllReduce));
         // Chunks of 3, 3, 2 and 2 elements.
@@ -204,7 +208,7 @@ mod tests {
     #[test]
     fn a_group_of_one_sends_nothing() {
         let transfer = Transfer::Collective(Collective::AllReduce);
-        let entry = Entry { group: "tp", transfer, len: 10, dtype: DType::F64 };
+        let entry = Entry { group: Group::TENSOR, transfer, len: 10, dtype: DType::F64 };
         assert_eq!(charge(entry, 1, 0, |_| 3, Topology::ONE_NODE).2, 0);
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kintsugi_tensor::Buffer;
 
-use crate::{Collective, Communicator, Pending, Tag, TransferKind};
+use crate::{Collective, Communicator, Pending, RankFailure, Tag, TransferKind};
 
 /// The only rank of its group.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,6 +33,10 @@ impl Communicator for Solo {
 
     fn wait(&self, pending: Pending) -> Buffer {
         pending.finish()
+    }
+
+    fn failure(&self) -> Option<RankFailure> {
+        None
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kintsugi_spec::Level;
+use serde::{Deserialize, Serialize};
 
 /// The operation that bytes are sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,7 +49,7 @@ impl Operation {
 type ByLevelAndOperation<T> = [[T; Operation::ALL.len()]; Level::ALL.len()];
 
 /// Bytes by level and operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic(ByLevelAndOperation<u64>);
 
 impl Traffic {

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use kintsugi_plan::{Axis, BackwardPart, Op, Over};
+use kintsugi_plan::{Axis, BackwardPart, Group, Op};
 use kintsugi_simulate::{Span, Timeline};
 
 /// How the picture distinguishes forwards and backwards.
@@ -113,7 +113,7 @@ fn waits_for_a_stage(op: Op) -> bool {
         Op::SendWait { .. }
         | Op::ReceiveWait { .. }
         | Op::ShareWait
-        | Op::ReduceWait { over: Over::Tied, .. }
+        | Op::ReduceWait { over: Group::Tied, .. }
         | Op::NormWait { axis: Axis::Pipeline } => true,
         Op::Begin
         | Op::Load { .. }

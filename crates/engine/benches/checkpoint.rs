@@ -11,10 +11,11 @@ use std::time::Instant;
 
 use kintsugi_checkpoint::{Checkpoint, CheckpointFolder};
 use kintsugi_engine::{
-    Event, Job, MemoryChoice, SaveStatistics, StepReport, TrainOptions, dataset, run_job, train,
+    Event, Job, MemoryChoice, SaveStatistics, StepReport, TrainOptions, dataset, run_ranks, train,
 };
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
+use kintsugi_rank::Purpose;
 
 /// GPT-2 small, 1.5 GB of weights and states, with short samples so that a step is shorter than a save.
 const SETTINGS: [&str; 13] = [
@@ -68,7 +69,7 @@ fn saving(plan: &Plan, out: &Path) -> PathBuf {
         Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
         Event::Autotuning => unreachable!("a CPU has nothing to try"),
     });
-    let SaveStatistics { last, .. } = outcome.expect("it trains").saves;
+    let SaveStatistics { last, .. } = outcome.expect("it trains").expect("rank 0 is here").saves;
     let last = last.expect("it is saved");
     let mean = |seconds: Vec<f64>| seconds.iter().sum::<f64>() / seconds.len().max(1) as f64;
     let of = |wanted: bool| {
@@ -101,8 +102,8 @@ fn loading(plan: &Plan, path: &Path, cold: bool) {
     println!("reading the files: {:.2} GB/s", bytes as f64 / 1e9 / reading);
     empty_cache();
     let (checkpoint, opening) = timed(|| Checkpoint::open(path).expect("it is whole"));
-    let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault: None };
-    let loaded = run_job(&job, |worker| {
+    let job = Job::new(Arc::new(plan.clone()), MemoryChoice::Heap);
+    let loaded = run_ranks(Purpose::Training, &job, &job.world(), |worker| {
         Ok(timed(|| worker.rank.load(&checkpoint, checkpoint.stored_tensors()).expect("all is there")).1)
     });
     let loading = loaded.expect("no rank fails")[0];

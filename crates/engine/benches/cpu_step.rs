@@ -6,6 +6,7 @@
 
 use std::process::Command;
 
+use kintsugi_comm::Connection;
 use kintsugi_engine::{Event, MemoryChoice, TrainOptions, dataset, device, train};
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Coverage, predict};
@@ -62,7 +63,7 @@ fn measure(command: &str) -> Value {
 fn run(layout: &str) -> Value {
     let settings = MODEL.split_whitespace().chain(layout.split_whitespace());
     let plan = ConfigSource::demo().sets(settings).plan().expect("a legal layout");
-    let reserved = predict(&plan, device(&plan), Coverage::WholeStep)
+    let reserved = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep)
         .stages
         .iter()
         .map(|stage| stage.reserved)

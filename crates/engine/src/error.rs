@@ -1,9 +1,10 @@
 //! The errors of a run.
 
 use kintsugi_checkpoint::{CheckpointError, WriterEnded};
-use kintsugi_comm::threads::RankFailure;
+use kintsugi_comm::RankFailure;
 use kintsugi_data::DataError;
 use kintsugi_rank::{NonFinite, StoreError};
+use kintsugi_spec::Cause;
 use kintsugi_tensor::cpu::memory::OutOfMemory;
 use kintsugi_tensor::cuda::CudaError;
 use thiserror::Error;
@@ -28,30 +29,51 @@ pub enum RankError {
     /// The rank's threads cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),
+    /// A transfer with another rank failed.
+    #[error(transparent)]
+    Transfer(Box<RankFailure>),
     /// The thread that writes checkpoints has ended, so the rank cannot save.
     #[error(transparent)]
     Writer(#[from] WriterEnded),
+}
+
+impl From<RankFailure> for RankError {
+    fn from(failure: RankFailure) -> Self {
+        RankError::Transfer(Box::new(failure))
+    }
 }
 
 /// Why a job failed.
 #[derive(Clone, Debug, Error)]
 pub enum JobError {
     /// A rank failed, and the others were stopped.
-    #[error("rank {rank} failed in {during}: {source}")]
+    #[error("rank {rank}{} failed in {during}: {source}", on(host.as_deref()))]
     Rank {
         /// The first rank that failed.
         rank: usize,
+        /// Its host, if ranks may be on several.
+        host: Option<Box<str>>,
         /// What it was doing.
-        during: String,
+        during: Box<str>,
         /// Why.
         source: RankError,
     },
     /// A rank panicked, or waited too long for another.
     #[error(transparent)]
-    Failure(#[from] RankFailure),
+    Failure(Box<RankFailure>),
     /// A thread of the job, other than a rank's, cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),
+}
+
+impl From<RankFailure> for JobError {
+    fn from(failure: RankFailure) -> Self {
+        JobError::Failure(Box::new(failure))
+    }
+}
+
+fn on(host: Option<&str>) -> String {
+    host.map(|host| format!(" on {host}")).unwrap_or_default()
 }
 
 /// Why training ended early.
@@ -72,7 +94,7 @@ pub enum TrainError {
         /// The last finished step, 1-based.
         step: u64,
         /// What is wrong with the data.
-        source: DataError,
+        source: Cause,
     },
     /// Too many consecutive steps had a loss or gradient that was not finite.
     #[error(
@@ -92,7 +114,9 @@ pub enum TrainError {
 
 fn origin(first: Option<(usize, NonFinite)>) -> String {
     match first {
-        Some((rank, NonFinite { what, unit })) => format!("first the {what} of {unit} on rank {rank}"),
+        Some((rank, NonFinite { what, unit })) => {
+            format!("first the {} of {unit} on rank {rank}", what.name())
+        }
         None => "the gradient of every rank is finite, but their sum is not".into(),
     }
 }

@@ -10,7 +10,7 @@ use kintsugi_plan::{Plan, Program};
 use kintsugi_rank::{Purpose, Store};
 use serde::Serialize;
 
-use crate::job::run_for;
+use crate::job::run_ranks;
 use crate::source::{BatchReader, StepTokens};
 use crate::threads::spawn;
 use crate::validation_batches::{ValidationBatches, ValidationDataset};
@@ -68,13 +68,14 @@ pub fn evaluate(
     options: &EvaluateOptions,
     on_batch: impl FnMut(f64),
 ) -> Result<EvaluationResult, JobError> {
-    let job = Job { plan: Arc::new(plan.clone()), memory: options.memory.clone(), fault: None };
+    let job = Job::new(Arc::new(plan.clone()), options.memory.clone());
+    let world = job.world();
     let (sender, received) = channel();
     let events = Mutex::new(Some(sender));
     let validation = ValidationDataset::new(dataset, options.samples, plan);
     let results = thread::scope(|scope| {
         let running = spawn(scope, "job", || {
-            let results = run_for(Purpose::Inference, &job, |worker| {
+            let results = run_ranks(Purpose::Inference, &job, &world, |worker| {
                 worker.load(weights)?;
                 let events =
                     (worker.number == 0).then(|| events.lock().expect("taken once").take()).flatten();
@@ -156,7 +157,7 @@ impl<'a> Evaluation<'a> {
         worker: &mut Worker,
         plan: &Plan,
         mut on_batch: impl FnMut(f64),
-    ) -> Result<Losses, DataError> {
+    ) -> Result<Losses, RankError> {
         let mut sums = vec![(0.0, 0); self.batches.sources.len()];
         let mut read = StepTokens::default();
         for (batch, run) in self.batches.iter() {
@@ -166,7 +167,7 @@ impl<'a> Evaluation<'a> {
                 self.reader.read(batch, &mut read)?;
                 &mut read
             };
-            worker.run(&self.program, tokens, |_, _| {});
+            worker.run(&self.program, tokens, |_, _| {})?;
             let (sum, samples) = &mut sums[run.source];
             *sum += run.samples as f64 * worker.rank.mean_loss(plan.tokens_per_step());
             *samples += run.samples;

@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use kintsugi_plan::{DeviceKind, Plan};
+use kintsugi_tensor::cuda::libraries::devices;
 use kintsugi_tensor::cuda::{Card, Meter};
 
 /// Measures a GPU while a run uses it.
@@ -17,12 +18,12 @@ pub(crate) struct GpuMonitor {
 }
 
 impl GpuMonitor {
-    /// Starts to measure the plan's GPU. `None` on a CPU, and if no GPU can be opened: the ranks report why.
-    pub fn new(plan: &Plan) -> Option<Self> {
+    /// Starts to measure this process's GPU. `None` on a CPU, and if no GPU can be opened: the ranks report why.
+    pub fn new(plan: &Plan, gpu: usize) -> Option<Self> {
         if plan.run.device == DeviceKind::Cpu {
             return None;
         }
-        let card = Card::new(0).ok()?;
+        let card = Card::new(gpu % devices().ok()?.max(1)).ok()?;
         let (free, _) = card.memory().ok()?;
         let energy = card.meter().and_then(EnergyMonitor::new);
         Some(GpuMonitor { card, free, energy })

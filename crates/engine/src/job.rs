@@ -1,4 +1,4 @@
-//! A job: a thread per rank, each with its own memory, backend and groups, in one world.
+//! A job: the ranks of this process, a thread each with its own memory, backend and groups, in one world.
 //!
 //! A rank that fails or panics aborts the world, which ends every other rank's wait at once. The job's error is the first
 //! failure.
@@ -12,14 +12,16 @@ use std::sync::{Arc, Once};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
-use kintsugi_comm::threads::{RankFailure, World};
-use kintsugi_comm::{Communicator, Solo};
+use kintsugi_comm::{Communicator, Connection, RankFailure, Solo, World, WorldOptions};
 use kintsugi_plan::{Coordinate, DeviceKind, Op, Plan, Program};
 use kintsugi_rank::{Groups, Purpose, Rank, Store, StoreError, StoredTensor, TokenSource};
 use kintsugi_tensor::cpu::memory::{Heap, Slab};
 use kintsugi_tensor::cpu::{CpuBackend, counting};
 use kintsugi_tensor::cuda::CudaBackend;
+use kintsugi_tensor::cuda::libraries::devices;
 use kintsugi_tensor::{Backend, Device, ReplayOutcome};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::threads::spawn;
 use crate::verify::Fault;
@@ -35,14 +37,34 @@ pub enum MemoryChoice {
 }
 
 /// What to run.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Job {
     /// The plan.
     pub plan: Arc<Plan>,
     /// Memory of the ranks.
     pub memory: MemoryChoice,
+    /// How the ranks are connected.
+    pub connection: Connection,
     /// A deliberate mistake, to test that it is detected.
     pub fault: Option<Fault>,
+}
+
+impl Job {
+    /// A job whose ranks are threads of this process.
+    pub fn new(plan: Arc<Plan>, memory: MemoryChoice) -> Self {
+        Job { plan, memory, connection: Connection::Threads, fault: None }
+    }
+
+    /// The ranks of the job.
+    pub fn world(&self) -> Arc<dyn World> {
+        let run = &self.plan.run;
+        self.connection.world(WorldOptions {
+            topology: self.plan.cluster.topology,
+            ranks: self.plan.mesh.ranks(),
+            timeout: Duration::from_secs(run.communication_timeout),
+            library_sums: !run.deterministic,
+        })
+    }
 }
 
 /// One rank of a running job, on its own thread.
@@ -54,46 +76,66 @@ pub struct Worker {
     /// Its place on the mesh.
     pub at: Coordinate,
     /// The world it belongs to.
-    pub world: Arc<World>,
+    pub world: Arc<dyn World>,
     /// Its device and memory.
     pub backend: Rc<dyn Backend>,
     fault: Option<Fault>,
 }
 
-/// The device of every rank on this machine: a GPU, or an equal share of the CPU cores.
-pub fn device(plan: &Plan) -> Device {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
+/// The device of every rank: a GPU, or an equal share of the CPU cores of its node.
+pub fn device(plan: &Plan, connection: Connection) -> Device {
     match plan.run.device {
-        DeviceKind::Cpu => Device::Cpu { threads: (cores / plan.mesh.ranks()).max(1) },
+        DeviceKind::Cpu => Device::Cpu { threads: connection.threads_per_rank(plan.mesh.ranks()) },
         DeviceKind::Cuda => Device::Cuda { deterministic: plan.run.deterministic },
     }
 }
 
-/// Runs `body` once on every rank for training. Returns the results in order of rank.
-pub fn run_job<T: Send>(
+/// Runs `body` once on every rank, for training. Returns the results in order of rank in the process of rank 0, and `None` in
+/// every other.
+pub fn run_job<T: Send + Serialize + DeserializeOwned>(
     job: &Job,
     body: impl Fn(&mut Worker) -> Result<T, RankError> + Sync,
-) -> Result<Vec<T>, JobError> {
-    run_for(Purpose::Training, job, body)
+) -> Result<Option<Vec<T>>, JobError> {
+    let world = job.world();
+    let results = run_ranks(Purpose::Training, job, &world, body)?;
+    gather(&*world, results)
 }
 
-/// Runs `body` once on every rank. Returns the results in order of rank.
-pub fn run_for<T: Send>(
+/// Brings the results of all ranks to the process of rank 0, in order of rank. Other processes get `None`.
+pub(crate) fn gather<T: Serialize + DeserializeOwned>(
+    world: &dyn World,
+    results: Vec<T>,
+) -> Result<Option<Vec<T>>, JobError> {
+    let local = world.local_ranks();
+    if local.len() == world.ranks() {
+        return Ok(Some(results));
+    }
+    if local.is_empty() {
+        return Ok(None);
+    }
+    let encoded = postcard::to_stdvec(&results).expect("results have lengths that are known");
+    let Some(processes) = world.gather(encoded)? else { return Ok(None) };
+    let decode =
+        |bytes: &Vec<u8>| postcard::from_bytes::<Vec<T>>(bytes).expect("all processes run one version");
+    Ok(Some(processes.iter().flat_map(decode).collect()))
+}
+
+/// Runs `body` once on every rank of this process. Returns their results in order of rank.
+pub fn run_ranks<T: Send>(
     purpose: Purpose,
     job: &Job,
+    world: &Arc<dyn World>,
     body: impl Fn(&mut Worker) -> Result<T, RankError> + Sync,
 ) -> Result<Vec<T>, JobError> {
     silence_rank_panics();
-    let ranks = job.plan.mesh.ranks();
-    let world = World::new(job.plan.cluster.topology, ranks);
-    world.set_timeout(Duration::from_secs(job.plan.run.communication_timeout));
+    let local = world.local_ranks();
     let results: Vec<Result<T, JobError>> = thread::scope(|scope| {
         let start = |number: usize| {
-            let (world, body) = (&world, &body);
+            let body = &body;
             let run = move || run_rank(purpose, job, number, world, body);
-            spawn(scope, &format!("rank {number}"), run).map_err(|error| fail(world, number, error.into()))
+            spawn(scope, &format!("rank {number}"), run).map_err(|error| fail(&**world, number, error.into()))
         };
-        let threads: Vec<_> = (0..ranks).map(start).collect();
+        let threads: Vec<_> = local.clone().map(start).collect();
         let joined = |thread: ScopedJoinHandle<_>| thread.join().expect("a rank's panic is caught");
         threads.into_iter().map(|thread| thread.and_then(joined)).collect()
     });
@@ -101,7 +143,8 @@ pub fn run_for<T: Send>(
     match world.failure() {
         None => results.into_iter().collect(),
         Some(first) => {
-            Err(results.into_iter().nth(first.rank).and_then(Result::err).unwrap_or(first.clone().into()))
+            let result = results.into_iter().nth(first.rank - local.start);
+            Err(result.and_then(Result::err).unwrap_or(first.into()))
         }
     }
 }
@@ -110,17 +153,17 @@ fn run_rank<T: Send>(
     purpose: Purpose,
     job: &Job,
     number: usize,
-    world: &Arc<World>,
+    world: &Arc<dyn World>,
     body: &(impl Fn(&mut Worker) -> Result<T, RankError> + Sync),
 ) -> Result<T, JobError> {
-    let device = device(&job.plan);
+    let device = device(&job.plan, job.connection);
     let guarded = || {
         counting::attribute(number);
         IS_RANK.set(true);
         let run = || body(&mut Worker::new(purpose, job, number, world, device)?);
         match catch_unwind(AssertUnwindSafe(run)) {
-            Ok(result) => result.map_err(|error| fail(world, number, error)),
-            Err(panic) => Err(panicked(world, number, message(&*panic))),
+            Ok(result) => result.map_err(|error| fail(&**world, number, error)),
+            Err(panic) => Err(panicked(&**world, number, message(&*panic))),
         }
     };
     let threads = match device {
@@ -132,21 +175,26 @@ fn run_rank<T: Send>(
     let pool = pool.start_handler(move |_| counting::attribute(number)).build();
     match pool {
         Ok(pool) => pool.install(guarded),
-        Err(error) => Err(fail(world, number, ThreadError::new("its pool of threads", error).into())),
+        Err(error) => Err(fail(&**world, number, ThreadError::new("its pool of threads", error).into())),
     }
 }
 
 /// Stops the world because a rank cannot continue.
-fn fail(world: &World, rank: usize, source: RankError) -> JobError {
+fn fail(world: &dyn World, rank: usize, source: RankError) -> JobError {
     let during = PHASE.get().to_string();
-    world.abort(RankFailure { rank, during: during.clone(), reason: source.to_string() });
-    JobError::Rank { rank, during, source }
+    if let RankError::Transfer(failure) = source {
+        // The world has stopped. If this rank detected the failure, only this rank knows in which op.
+        let op = if failure.rank == rank { Some(during) } else { failure.op.clone() };
+        return RankFailure { op, ..*failure }.into();
+    }
+    world.abort(RankFailure::new(rank, during.clone(), source.to_string()));
+    JobError::Rank { rank, host: world.host().map(Into::into), during: during.into(), source }
 }
 
 /// Stops the world because a rank panicked. If the world has already stopped, the earlier failure is the cause of the panic.
-fn panicked(world: &World, rank: usize, reason: String) -> JobError {
-    world.abort(RankFailure { rank, during: PHASE.get().to_string(), reason });
-    world.failure().expect("it has just stopped").clone().into()
+fn panicked(world: &dyn World, rank: usize, reason: String) -> JobError {
+    world.abort(RankFailure::new(rank, PHASE.get().to_string(), reason));
+    world.failure().expect("it has just stopped").into()
 }
 
 /// What this thread's rank is doing, for error messages.
@@ -184,22 +232,22 @@ impl Worker {
         purpose: Purpose,
         job: &Job,
         number: usize,
-        world: &Arc<World>,
+        world: &Arc<dyn World>,
         device: Device,
     ) -> Result<Self, RankError> {
         let at = job.plan.mesh.coordinate(number);
         // Ranks that share a GPU would disturb each other's autotuning.
         let long_running = purpose == Purpose::Training && job.plan.mesh.ranks() == 1;
-        let backend = backend(&job.memory, at.pp, device, long_running)?;
-        let groups = Groups::new(&job.plan, at, |name, members, _| {
-            let group = || world.group(name, members, number);
-            let group: Box<dyn Communicator> = match device {
-                _ if members.len() == 1 => Box::new(Solo),
-                Device::Cpu { .. } => Box::new(group()),
-                Device::Cuda { .. } => Box::new(group().on_gpu(Rc::clone(&backend))),
-            };
-            group
+        let backend = backend(&job.memory, at.pp, device, job.connection.gpu(), long_running)?;
+        let groups = Groups::new(&job.plan, at, |group, members| -> Box<dyn Communicator> {
+            match members.len() {
+                1 => Box::new(Solo),
+                _ => world.group(group, members, number, &backend),
+            }
         });
+        if let Some(failure) = world.failure() {
+            return Err(failure.into());
+        }
         let groups = match job.fault {
             Some(fault) => fault.in_groups(groups, Rc::clone(&backend)),
             None => groups,
@@ -232,12 +280,13 @@ impl Worker {
         program: &Program,
         source: &mut dyn TokenSource,
         mut watch: impl FnMut(&Rank, &Op),
-    ) {
+    ) -> Result<(), RankFailure> {
         self.rank.run(program, source, |rank, op| {
             Phase::Op(*op).set();
             watch(rank, op);
-        });
+        })?;
         Phase::EndOfStep.set();
+        Ok(())
     }
 
     /// Runs the program of a training step, by replaying its graph if possible: see [`Rank::replay_step`].
@@ -246,21 +295,23 @@ impl Worker {
         program: &Program,
         source: &mut dyn TokenSource,
         mut watch: impl FnMut(&Rank, &Op),
-    ) -> ReplayOutcome {
-        let repeated = self.rank.replay_step(program, source, |rank, op| {
+    ) -> Result<ReplayOutcome, RankFailure> {
+        let outcome = self.rank.replay_step(program, source, |rank, op| {
             Phase::Op(*op).set();
             watch(rank, op);
-        });
+        })?;
         Phase::EndOfStep.set();
-        repeated
+        Ok(outcome)
     }
 }
 
-/// The backend of a rank of stage `stage`, with its memory. It autotunes its kernels only if the job is `long_running`.
+/// The backend of a rank of stage `stage`, with its memory, on GPU `gpu` if there are several. It autotunes its kernels only
+/// if the job is `long_running`.
 fn backend(
     memory: &MemoryChoice,
     stage: usize,
     device: Device,
+    gpu: usize,
     long_running: bool,
 ) -> Result<Rc<dyn Backend>, RankError> {
     Ok(match (device, memory) {
@@ -271,7 +322,7 @@ fn backend(
             Rc::new(CpuBackend::new(Rc::new(Heap::default()), threads))
         }
         (Device::Cuda { deterministic }, MemoryChoice::Slab(bytes)) => {
-            let backend = CudaBackend::new(0, bytes[stage], deterministic)?;
+            let backend = CudaBackend::new(gpu % devices()?.max(1), bytes[stage], deterministic)?;
             Rc::new(if long_running { backend } else { backend.for_short_work() })
         }
         (Device::Cuda { .. }, MemoryChoice::Heap) => panic!("a GPU's memory is planned, not found"),

@@ -1,4 +1,4 @@
-//! Runs programs with real tensors: a thread per rank, the training loop, evaluation, generation, and the comparison of
+//! Runs programs with real tensors: the ranks of a process, the training loop, evaluation, generation, and the comparison of
 //! layouts (`verify`).
 #![forbid(unsafe_code)]
 
@@ -24,7 +24,7 @@ pub use evaluate::{EvaluateOptions, EvaluationResult, SourceLoss, evaluate};
 pub use generate::{
     GenerateError, GenerateOptions, GenerationResult, NewToken, Sampling, check_prompts, generate,
 };
-pub use job::{Job, MemoryChoice, Worker, device, run_for, run_job};
+pub use job::{Job, MemoryChoice, Worker, device, run_job, run_ranks};
 pub use report::{StepReport, TrainOutcome};
 pub use source::{dataset, evaluation_dataset, tokenizer};
 pub use start::Start;

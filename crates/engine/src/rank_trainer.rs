@@ -13,13 +13,15 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use kintsugi_checkpoint::{CheckpointSaver, RunProgress};
-use kintsugi_comm::Traffic;
+use kintsugi_comm::{RankFailure, Traffic};
 use kintsugi_data::{Dataset, Split};
 use kintsugi_plan::{DeviceKind, Plan, Program};
 use kintsugi_rank::{NonFinite, RankMemory, StepResult};
+use kintsugi_spec::Cause;
 use kintsugi_tensor::cpu::counting;
 use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Notice, ReplayOutcome};
+use serde::{Deserialize, Serialize};
 
 use crate::evaluate::Evaluation;
 use crate::gpu_monitor::GpuMonitor;
@@ -64,7 +66,7 @@ struct LoopState {
 }
 
 /// Why a run ends before its last step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EarlyEnd {
     /// It was asked to stop, or a rank cannot read its tokens.
     Stopped,
@@ -99,10 +101,10 @@ impl RankTrainer<'_> {
             let (begun, batch) = (self.now(), self.consumed + step - before.step);
             if options.trace_step == Some(step - before.step) {
                 let mut timer = Timer::begin(worker.number, &worker.backend);
-                worker.run(&program, reader.current(), |_, op| timer.op(*op));
+                worker.run(&program, reader.current(), |_, op| timer.op(*op))?;
                 spans = timer.end();
             } else {
-                state.replayed += self.enqueue(worker, &program, reader.current());
+                state.replayed += self.enqueue(worker, &program, reader.current())?;
             }
             reader.finish_step();
             let newest = PendingStep { step, batch, begun, result: worker.rank.fetch_step_result() };
@@ -128,30 +130,35 @@ impl RankTrainer<'_> {
         }
         Ok(RankResult {
             non_finite: state.non_finite,
-            history: state.history,
+            totals: state.history.totals(),
             replayed: state.replayed,
             memory: self.measured_memory(worker),
             traffic,
             early_end: state.early_end,
-            data_error: reader.into_failure(),
+            data_error: reader.into_failure().map(Cause::new),
             spans,
         })
     }
 
     /// Enqueues a step, by replaying its captured graph if possible. Returns the number of replayed steps, 0 or 1.
-    fn enqueue(&self, worker: &mut Worker, program: &Program, tokens: &mut StepTokens) -> u64 {
+    fn enqueue(
+        &self,
+        worker: &mut Worker,
+        program: &Program,
+        tokens: &mut StepTokens,
+    ) -> Result<u64, RankFailure> {
         if !(self.plan.run.graph && self.plan.mesh.ranks() == 1) {
-            worker.run(program, tokens, |_, _| {});
-            return 0;
+            worker.run(program, tokens, |_, _| {})?;
+            return Ok(0);
         }
-        match worker.replay_step(program, tokens, |_, _| {}) {
+        Ok(match worker.replay_step(program, tokens, |_, _| {})? {
             ReplayOutcome::Enqueued => 0,
             ReplayOutcome::Replayed => 1,
             ReplayOutcome::Refused(reason) => {
                 self.report(Event::GraphUnavailable(reason));
                 0
             }
-        }
+        })
     }
 
     /// Whether the host may enqueue the next step before it reads the result of this one: nothing after this step depends on

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use kintsugi_checkpoint::RunProgress;
 use kintsugi_comm::Traffic;
-use kintsugi_data::DataError;
 use kintsugi_plan::Plan;
-use kintsugi_rank::{NonFinite, RankMemory, StepMetrics};
+use kintsugi_rank::{NonFinite, NonFiniteTensor, RankMemory, StepMetrics};
+use kintsugi_spec::Cause;
 use kintsugi_tensor::ops::control;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::evaluate::Losses;
 use crate::pending_step::FinishedStep;
@@ -142,8 +142,18 @@ impl History {
         self.loss_first.filter(|loss| loss.is_finite()).map(|loss| loss as f32)
     }
 
-    fn steps(&self) -> u64 {
-        self.last.as_ref().map_or(0, |report| report.step)
+    /// The totals at the end of the run.
+    pub fn totals(&self) -> RunTotals {
+        let last = self.last.as_ref();
+        RunTotals {
+            loss_first: self.loss_first.unwrap_or(f64::NAN),
+            loss_last: last.map_or(f64::NAN, |report| report.loss),
+            validation_loss: self.validation_loss,
+            steps: last.map_or(0, |report| report.step),
+            skipped: self.skipped,
+            step_s: self.step_seconds(),
+            step_joules: self.step_joules(),
+        }
     }
 
     fn step_seconds(&self) -> Option<f64> {
@@ -163,9 +173,22 @@ impl History {
     }
 }
 
+/// The totals of a run, as one rank sees them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct RunTotals {
+    loss_first: f64,
+    loss_last: f64,
+    validation_loss: Option<f64>,
+    steps: u64,
+    skipped: u64,
+    step_s: Option<f64>,
+    step_joules: Option<f64>,
+}
+
 /// The result of one rank.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct RankResult {
-    pub history: History,
+    pub totals: RunTotals,
     /// Steps that the device replayed from a captured graph.
     pub replayed: u64,
     pub memory: RankMemory,
@@ -176,7 +199,7 @@ pub(crate) struct RankResult {
     /// If the run gave up: the values of this rank that are not finite.
     pub non_finite: Option<NonFinite>,
     /// Why this rank could not read the tokens of the next step, if it could not.
-    pub data_error: Option<DataError>,
+    pub data_error: Option<Cause>,
     pub spans: Vec<MeasuredSpan>,
 }
 
@@ -214,19 +237,19 @@ impl TrainOutcome {
         for result in &results {
             traffic.merge(&result.traffic);
         }
-        let history = results[0].history.clone();
+        let totals = results[0].totals.clone();
         let stopped = results[0].early_end == Some(EarlyEnd::Stopped);
         let mut measured = StepMetrics::new(results.iter().map(|result| result.memory).collect(), &traffic);
-        measured.step_s = history.step_seconds();
-        measured.energy_j = history.step_joules();
+        measured.step_s = totals.step_s;
+        measured.energy_j = totals.step_joules;
         measured.tokens_per_s = measured.step_s.map(|seconds| plan.tokens_per_step() as f64 / seconds);
         TrainOutcome {
             measured,
-            loss_first: history.loss_first.unwrap_or(f64::NAN),
-            loss_last: history.last.as_ref().map_or(f64::NAN, |report| report.loss),
-            validation_loss: history.validation_loss,
-            steps: history.steps(),
-            skipped: history.skipped,
+            loss_first: totals.loss_first,
+            loss_last: totals.loss_last,
+            validation_loss: totals.validation_loss,
+            steps: totals.steps,
+            skipped: totals.skipped,
             replayed: results[0].replayed,
             stopped,
             failure,
@@ -241,7 +264,7 @@ fn failure(plan: &Plan, results: &mut [RankResult]) -> Option<TrainError> {
     if results[0].early_end == Some(EarlyEnd::GaveUp) {
         return Some(not_finite(plan, results));
     }
-    let step = results[0].history.steps();
+    let step = results[0].totals.steps;
     let source = results.iter_mut().find_map(|result| result.data_error.take())?;
     Some(TrainError::NextBatch { step, source })
 }
@@ -250,9 +273,11 @@ fn failure(plan: &Plan, results: &mut [RankResult]) -> Option<TrainError> {
 /// has them is the origin. Non-finite gradients spread backwards, so the last unit is.
 fn not_finite(plan: &Plan, results: &[RankResult]) -> TrainError {
     let bad = || results.iter().enumerate().filter_map(|(rank, result)| Some((rank, result.non_finite?)));
-    let weights = bad().filter(|(_, bad)| bad.what == "weights").min_by_key(|&(rank, bad)| (bad.unit, rank));
+    let weights = bad()
+        .filter(|(_, bad)| bad.what == NonFiniteTensor::Weights)
+        .min_by_key(|&(rank, bad)| (bad.unit, rank));
     let first = weights.or_else(|| bad().max_by_key(|&(rank, bad)| (bad.unit, Reverse(rank))));
-    TrainError::NotFinite { steps: plan.run.max_skipped, step: results[0].history.steps(), first }
+    TrainError::NotFinite { steps: plan.run.max_skipped, step: results[0].totals.steps, first }
 }
 
 #[cfg(test)]
@@ -264,7 +289,7 @@ mod tests {
 
     fn result(bad: Option<NonFinite>) -> RankResult {
         RankResult {
-            history: History::default(),
+            totals: RunTotals::default(),
             replayed: 0,
             memory: RankMemory::default(),
             traffic: Traffic::default(),
@@ -279,7 +304,7 @@ mod tests {
     fn the_place_where_it_began_is_named() {
         // Ranks 0 to 3 are stage 0, ranks 4 to 7 stage 1.
         let plan = ConfigSource::demo().plan().expect("the demo");
-        let named = |bad: &[(usize, &'static str, Unit)]| {
+        let named = |bad: &[(usize, NonFiniteTensor, Unit)]| {
             let find =
                 |rank| bad.iter().find(|b| b.0 == rank).map(|&(_, what, unit)| NonFinite { what, unit });
             let results: Vec<RankResult> = (0..8).map(|rank| result(find(rank))).collect();
@@ -288,15 +313,15 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        let gradients =
-            [(1, "gradient", Unit::Layer(1)), (6, "gradient", Unit::Head), (7, "gradient", Unit::Head)];
+        let (gradient, weights) = (NonFiniteTensor::Gradient, NonFiniteTensor::Weights);
+        let gradients = [(1, gradient, Unit::Layer(1)), (6, gradient, Unit::Head), (7, gradient, Unit::Head)];
         assert_eq!(named(&gradients), (6, Unit::Head), "gradients go bad from the last stage down");
-        let weights = [(5, "weights", Unit::Layer(3)), (2, "weights", Unit::Layer(0)), gradients[1]];
-        assert_eq!(named(&weights), (2, Unit::Layer(0)), "bad weights come first");
+        let mixed = [(5, weights, Unit::Layer(3)), (2, weights, Unit::Layer(0)), gradients[1]];
+        assert_eq!(named(&mixed), (2, Unit::Layer(0)), "bad weights come first");
         // As where schedules interleave: layers 0 and 2 are on stage 0, layers 1 and 3 on stage 1.
         let interleaved = |what| [(0, what, Unit::Layer(2)), (4, what, Unit::Layer(1))];
-        assert_eq!(named(&interleaved("gradient")), (0, Unit::Layer(2)));
-        assert_eq!(named(&interleaved("weights")), (4, Unit::Layer(1)));
+        assert_eq!(named(&interleaved(gradient)), (0, Unit::Layer(2)));
+        assert_eq!(named(&interleaved(weights)), (4, Unit::Layer(1)));
     }
 
     #[test]

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use kintsugi_plan::Op;
 use kintsugi_tensor::{Backend, Launch, Mark};
+use serde::{Deserialize, Serialize};
 
 /// The time of an op or a kernel on a rank, by the clock of its device.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MeasuredSpan {
     /// The rank.
     pub rank: usize,
@@ -20,7 +21,7 @@ pub struct MeasuredSpan {
 }
 
 /// What was measured.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum SpanKind {
     /// An op of the program, including the time that it waited.
     Op(Op),

@@ -1,4 +1,4 @@
-//! Trains a plan: starts a thread per rank and the thread that writes checkpoints, and reports events to the caller.
+//! Trains a plan: starts the ranks of this process and the thread that writes checkpoints, and reports events to the caller.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -6,19 +6,24 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use kintsugi_checkpoint::{CheckpointFolder, CheckpointInfo, SaveFailure, saver};
+use kintsugi_comm::Connection;
 use kintsugi_data::Dataset;
 use kintsugi_plan::Plan;
+use kintsugi_rank::Purpose;
 
 use crate::gpu_monitor::GpuMonitor;
+use crate::job::{gather, run_ranks};
 use crate::rank_trainer::RankTrainer;
 use crate::threads::spawn;
-use crate::{Job, MemoryChoice, Start, StepReport, TrainError, TrainOutcome, run_job};
+use crate::{Job, MemoryChoice, Start, StepReport, TrainError, TrainOutcome};
 
 /// How to train.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct TrainOptions {
     /// Memory of the ranks.
     pub memory: MemoryChoice,
+    /// How the ranks are connected.
+    pub connection: Connection,
     /// The caller sets this to stop the run after the running step, or after the next one if that is already enqueued.
     pub stop: Arc<AtomicBool>,
     /// The step of this run whose ops are timed, from 0. `None` traces nothing.
@@ -37,6 +42,7 @@ impl TrainOptions {
     pub fn new(memory: MemoryChoice) -> Self {
         TrainOptions {
             memory,
+            connection: Connection::Threads,
             stop: Arc::default(),
             trace_step: None,
             start: Start::Seed,
@@ -66,31 +72,37 @@ pub enum Event {
 
 /// Trains a plan on its dataset to the last step, or until it is asked to stop. Calls `on_event` for every step and
 /// checkpoint.
+///
+/// If the ranks are processes, every process calls it. The process of rank 0 gets the events and the outcome, and the others
+/// get `None`.
 pub fn train(
     plan: &Plan,
     dataset: &dyn Dataset,
     options: &TrainOptions,
     mut on_event: impl FnMut(&Event),
-) -> Result<TrainOutcome, TrainError> {
+) -> Result<Option<TrainOutcome>, TrainError> {
     let consumed = options.start.batches_consumed(plan)?;
     let plan = Arc::new(plan.clone());
-    let job = Job { plan: Arc::clone(&plan), memory: options.memory.clone(), fault: None };
-    let gpu = GpuMonitor::new(&plan);
+    let job = Job { connection: options.connection, ..Job::new(Arc::clone(&plan), options.memory.clone()) };
+    let world = job.world();
+    let gpu = GpuMonitor::new(&plan, options.connection.gpu());
     let (events, received) = channel();
-    let (saver, writer) = options.checkpoints.clone().map(|folder| saver(&plan, folder)).unzip();
+    let saver = |folder| saver(&plan, world.local_ranks(), folder);
+    let (saver, writer) = options.checkpoints.clone().map(saver).unzip();
     // Only rank 0 sends events. It owns the sender, so that the channel closes when it is done.
     let rank_events = Mutex::new(Some(events.clone()));
     let (reported, mut saves) =
         (LastReportedStep { step: Mutex::new(Some(0)), changed: Condvar::new() }, SaveStatistics::default());
     let results = thread::scope(|scope| {
-        let reported = &reported;
+        let (reported, world) = (&reported, &world);
         let _stop_on_unwind = StopOnUnwind { reported, stop: &options.stop };
         if let Some(writer) = writer {
             spawn(scope, "writer", move || {
                 let report = |result: Result<_, _>| {
                     events.send(result.map_or_else(Event::CheckpointFailed, Event::CheckpointSaved)).ok();
                 };
-                writer.run(|step| reported.wait_for(step), report);
+                let goes_on = || world.failure().is_none();
+                writer.run(|step| reported.wait_for(step), goes_on, report);
             })?;
         } else {
             drop(events);
@@ -99,7 +111,7 @@ pub fn train(
         // The job's thread owns the saver. When it drops the saver, or when it cannot be started, the writer writes what it
         // has received and ends.
         let running = spawn(scope, "job", move || {
-            let results = run_job(job, |worker| {
+            let results = run_ranks(Purpose::Training, job, world, |worker| {
                 let take_events = || rank_events.lock().expect("taken once").take();
                 let events = (worker.number == 0).then(take_events).flatten();
                 let (saver, events) = (saver.as_ref(), events.as_ref());
@@ -117,7 +129,9 @@ pub fn train(
         }
         running.join().expect("the job's thread only waits")
     })?;
-    Ok(TrainOutcome::new(&plan, results, saves))
+    // Here the writers of all processes have written their shards.
+    let results = gather(&*world, results)?;
+    Ok(results.map(|results| TrainOutcome::new(&plan, results, saves)))
 }
 
 /// The last step that was reported to the caller.

@@ -5,6 +5,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kintsugi_comm::Connection;
 use kintsugi_engine::{Event, MemoryChoice, TrainOptions, dataset, device, train};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
@@ -60,13 +61,13 @@ fn run(plan: &Plan, overlap_steps: bool) -> (Vec<[u64; 4]>, u64) {
             Event::Autotuning => {}
             Event::CheckpointSaved(_) | Event::CheckpointFailed(_) => unreachable!("nothing is saved"),
         });
-    let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}")).expect("rank 0 is here");
     assert_eq!((outcome.steps, bits.len()), (plan.run.steps, plan.run.steps as usize));
     (bits, outcome.replayed)
 }
 
 fn options(plan: &Plan, overlap_steps: bool) -> TrainOptions {
-    let stages = predict(plan, device(plan), Coverage::ShortStep).stages;
+    let stages = predict(plan, device(plan, Connection::Threads), Coverage::ShortStep).stages;
     let memory = MemoryChoice::Slab(stages.iter().map(|memory| memory.reserved).collect());
     TrainOptions { overlap_steps: Some(overlap_steps), ..TrainOptions::new(memory) }
 }
@@ -118,7 +119,7 @@ fn a_replayed_run_stops_when_asked_to() {
             options.stop.store(steps >= 12, Ordering::Relaxed);
         }
     });
-    let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}")).expect("rank 0 is here");
     assert!(
         outcome.stopped && outcome.replayed > 0,
         "{} steps, {} replayed",

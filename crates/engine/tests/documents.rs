@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use kintsugi_comm::Connection;
 use kintsugi_data::{Split, TokenFileInfo, TokenType, TokenWriter};
 use kintsugi_engine::verify::{Bounds, compare, layouts, record};
 use kintsugi_engine::{EvaluateOptions, MemoryChoice, evaluate, evaluation_dataset};
@@ -95,9 +96,16 @@ fn all_layouts_agree_with_one_rank() {
         let plan = corpus.plan(&settings(&layout.settings));
         let one = match reference.take() {
             Some((model, recording)) if model == layout.model => recording,
-            _ => record(&corpus.plan(&settings(&[])), MemoryChoice::Heap, None).expect("one rank"),
+            _ => record(&corpus.plan(&settings(&[])), MemoryChoice::Heap, Connection::Threads, None)
+                .expect("one rank")
+                .expect("rank 0 is here"),
         };
-        let difference = compare(&one, &record(&plan, MemoryChoice::Heap, None).expect("no rank fails"));
+        let difference = compare(
+            &one,
+            &record(&plan, MemoryChoice::Heap, Connection::Threads, None)
+                .expect("no rank fails")
+                .expect("rank 0 is here"),
+        );
         if !Bounds::of(plan.precision.compute).hold(&difference) {
             failed.push(format!("{layout}: {difference:?}"));
         }

@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
+use kintsugi_comm::Connection;
 use kintsugi_data::{DataError, Dataset, Demo, Split};
 use kintsugi_engine::{
     EvaluateOptions, GenerateOptions, GenerationResult, Job, MemoryChoice, Sampling, TrainOptions, dataset,
-    device, evaluate, generate, run_for, train, verify,
+    device, evaluate, generate, run_ranks, train, verify,
 };
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
@@ -49,7 +50,7 @@ fn prompts() -> Vec<Vec<u32>> {
 fn run(plan: &Plan, prompts: &[Vec<u32>], tokens: usize, sampling: Sampling) -> GenerationResult {
     let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
     let plan = plan.for_generation();
-    let memory = generation_memory(&plan, device(&plan), &lengths, tokens);
+    let memory = generation_memory(&plan, device(&plan, Connection::Threads), &lengths, tokens);
     let memory = MemoryChoice::Slab(memory.iter().map(|memory| memory.reserved).collect());
     let options = GenerateOptions { tokens, end_at: vec![], vocab: plan.model.vocab, sampling, memory };
     let mut heard = vec![Vec::new(); prompts.len()];
@@ -91,8 +92,8 @@ impl TokenSource for Pieces<'_> {
 
 /// The logits after each piece of a text.
 fn logits(plan: &Plan, text: &[u32], pieces: &[usize]) -> Vec<Vec<f32>> {
-    let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault: None };
-    let result = run_for(Purpose::Inference, &job, |worker| {
+    let job = Job::new(Arc::new(plan.clone()), MemoryChoice::Heap);
+    let result = run_ranks(Purpose::Inference, &job, &job.world(), |worker| {
         worker.rank.load(&WEIGHTS, &[StoredTensor::Weights]).expect("made, not read");
         let (last, logits) = ([0], Vec::new());
         let mut source =
@@ -100,7 +101,7 @@ fn logits(plan: &Plan, text: &[u32], pieces: &[usize]) -> Vec<Vec<f32>> {
         worker.rank.start_generation(1, 1, text.len());
         for &piece in pieces {
             worker.rank.expect_tokens(piece);
-            worker.run(&plan.generation(0, 1), &mut source, |_, _| {});
+            worker.run(&plan.generation(0, 1), &mut source, |_, _| {})?;
         }
         Ok(source.logits)
     });
@@ -158,7 +159,7 @@ fn the_logits_are_those_that_training_has_its_loss_from() {
         };
         let cached = logits(&plan, &text[..64], &[1; 64]);
         let mean = cached.iter().zip(&text[1..]).map(loss).sum::<f64>() / 64.0;
-        let memory = evaluation_memory(&plan, device(&plan));
+        let memory = evaluation_memory(&plan, device(&plan, Connection::Threads));
         let memory = MemoryChoice::Slab(memory.iter().map(|memory| memory.reserved).collect());
         let options = EvaluateOptions { samples: Some(1), memory };
         let trained = evaluate(&plan, &WEIGHTS, &One(text.clone()), &options, |_| {}).expect("no rank fails");
@@ -292,8 +293,11 @@ fn an_evaluation_finds_what_training_found() {
     let options = TrainOptions::new(MemoryChoice::Heap);
     let outcome =
         train(&trained, &*dataset(&trained).expect("its data"), &options, |_| {}).expect("no rank fails");
-    let expected = outcome.validation_loss.expect("an evaluation at the end");
-    let weights = verify::record(&trained, MemoryChoice::Heap, None).expect("no rank fails").weights;
+    let expected = outcome.expect("rank 0 is here").validation_loss.expect("an evaluation at the end");
+    let weights = verify::record(&trained, MemoryChoice::Heap, Connection::Threads, None)
+        .expect("no rank fails")
+        .expect("rank 0 is here")
+        .weights;
     let evaluate = |plan: &Plan| {
         let options = EvaluateOptions { samples: Some(4 * 8), memory: MemoryChoice::Heap };
         let heard = Mutex::new(Vec::new());

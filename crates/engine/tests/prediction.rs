@@ -6,11 +6,11 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use kintsugi_comm::Traffic;
-use kintsugi_engine::{Job, MemoryChoice, Worker, device, run_job};
+use kintsugi_comm::{Connection, Traffic};
+use kintsugi_engine::{Job, MemoryChoice, Worker, device, run_ranks};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_rank::{RankMemory, TokenSource, Tokens};
+use kintsugi_rank::{Purpose, RankMemory, TokenSource, Tokens};
 use kintsugi_simulate::{Coverage, Prediction, predict};
 use kintsugi_tensor::cpu::counting::{self, CountingAllocator, Measured};
 
@@ -106,26 +106,26 @@ impl TokenSource for Ones {
 
 /// Runs a few steps and an evaluation, and measures one more of each.
 fn measure(plan: &Plan, memory: MemoryChoice, meddle: impl Fn(&Worker) + Sync) -> Vec<RankMeasure> {
-    let job = Job { plan: Arc::new(plan.clone()), memory, fault: None };
-    run_job(&job, |worker| {
+    let job = Job::new(Arc::new(plan.clone()), memory);
+    run_ranks(Purpose::Training, &job, &job.world(), |worker| {
         worker.rank.initialise(1);
         let (program, evaluation) =
             (worker.program(plan), plan.evaluation(worker.at.pp, plan.micro_batches()));
         let mut ones = Ones::new(plan);
-        worker.run(&program, &mut ones, |_, _| {});
+        worker.run(&program, &mut ones, |_, _| {})?;
         let mut traffic = worker.world.traffic(worker.number);
         // After a few steps, all reusable buffers have their final size.
         for _ in 0..3 {
-            worker.run(&program, &mut ones, |_, _| {});
+            worker.run(&program, &mut ones, |_, _| {})?;
         }
         if plan.run.eval_every > 0 {
-            worker.run(&evaluation, &mut ones, |_, _| {});
+            worker.run(&evaluation, &mut ones, |_, _| {})?;
         }
         counting::reset(worker.number);
-        worker.run(&program, &mut ones, |_, _| {});
+        worker.run(&program, &mut ones, |_, _| {})?;
         meddle(worker);
         if plan.run.eval_every > 0 {
-            worker.run(&evaluation, &mut ones, |_, _| {});
+            worker.run(&evaluation, &mut ones, |_, _| {})?;
         }
         Ok(RankMeasure {
             stage: worker.at.pp,
@@ -171,7 +171,7 @@ fn legal_layouts() -> impl Iterator<Item = (String, Plan)> {
 #[test]
 fn predicted_memory_and_traffic_equal_measured() {
     for (text, plan) in legal_layouts().take(LAYOUTS) {
-        let prediction = predict(&plan, device(&plan), Coverage::WholeStep);
+        let prediction = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep);
         let measured = measure(&plan, MemoryChoice::Heap, |_| {});
         check(&prediction, &measured).unwrap_or_else(|error| panic!("{error}\n{text}"));
     }
@@ -180,7 +180,7 @@ fn predicted_memory_and_traffic_equal_measured() {
 #[test]
 fn the_planned_slab_is_enough_and_all_that_is_taken() {
     for (text, plan) in legal_layouts().take(LAYOUTS / 4) {
-        let prediction = predict(&plan, device(&plan), Coverage::WholeStep);
+        let prediction = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep);
         let slab = MemoryChoice::Slab(prediction.stages.iter().map(|stage| stage.reserved).collect());
         for rank in measure(&plan, slab, |_| {}) {
             assert_eq!(rank.allocator.reserved, prediction.stages[rank.stage].reserved, "{text}");
@@ -195,8 +195,8 @@ fn the_planned_slab_is_enough_and_all_that_is_taken() {
 fn a_short_play_predicts_what_a_full_one_does() {
     for (text, plan) in legal_layouts().take(LAYOUTS) {
         let plan = plan.with_micro_batches(plan.micro_batches() * 12);
-        let [short, full] =
-            [Coverage::ShortStep, Coverage::WholeStep].map(|play| predict(&plan, device(&plan), play));
+        let [short, full] = [Coverage::ShortStep, Coverage::WholeStep]
+            .map(|play| predict(&plan, device(&plan, Connection::Threads), play));
         assert_eq!(short.traffic, full.traffic, "{text}");
         for (short, full) in short.stages.iter().zip(&full.stages) {
             assert_eq!((short.categories(), short.total), (full.categories(), full.total), "{text}");
@@ -207,7 +207,7 @@ fn a_short_play_predicts_what_a_full_one_does() {
 #[test]
 fn an_allocation_behind_the_arenas_back_is_noticed() {
     let (_, plan) = legal_layouts().next().expect("there are legal layouts");
-    let prediction = predict(&plan, device(&plan), Coverage::WholeStep);
+    let prediction = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep);
     let hidden = std::sync::Mutex::new(Vec::new());
     let measured = measure(&plan, MemoryChoice::Heap, |worker| {
         if worker.number == 0 {

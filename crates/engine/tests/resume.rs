@@ -55,7 +55,7 @@ fn run(plan: &Plan, from: Option<&Path>, out: &Path) -> Vec<StepReport> {
         Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
         Event::Autotuning => unreachable!("a CPU has nothing to try"),
     });
-    assert_eq!(outcome.expect("it trains").saves.failed, 0);
+    assert_eq!(outcome.expect("it trains").expect("rank 0 is here").saves.failed, 0);
     reports
 }
 
@@ -285,7 +285,7 @@ fn a_run_that_gives_up_leaves_what_it_had_unless_that_is_bad() {
         let options =
             TrainOptions { checkpoints: Some(folder.clone()), ..TrainOptions::new(MemoryChoice::Heap) };
         let outcome = train(&plan, &*dataset(&plan).expect("its data"), &options, |_| {});
-        let failure = outcome.expect("it ends").failure;
+        let failure = outcome.expect("it ends").expect("rank 0 is here").failure;
         assert!(matches!(failure, Some(TrainError::NotFinite { .. })), "{failure:?}");
         folder.list().expect("checkpoints").into_iter().map(|(step, _)| step).collect::<Vec<_>>()
     };

@@ -4,14 +4,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use kintsugi_comm::Connection;
 use kintsugi_data::{MicroBatch, Sampler, Split, TokenFileInfo, TokenType, TokenWriter};
 use kintsugi_engine::verify::{Fault, record};
 use kintsugi_engine::{
-    Event, Job, MemoryChoice, StepReport, TrainError, TrainOptions, dataset, run_job, train,
+    Event, Job, MemoryChoice, StepReport, TrainError, TrainOptions, dataset, run_ranks, train,
 };
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Plan, Unit};
-use kintsugi_rank::{StoredTensor, TokenSource, Tokens, assemble};
+use kintsugi_rank::{NonFiniteTensor, Purpose, StoredTensor, TokenSource, Tokens, assemble};
 use kintsugi_tensor::ops::control;
 
 /// A small model on eight ranks, with these settings.
@@ -70,10 +71,13 @@ fn two_runs_with_one_seed_are_bit_identical() {
 fn loaded_weights_are_the_weights() {
     let one =
         plan(&["parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "sharding.zero=0", "model.hidden=128"]);
-    let weights = record(&one, MemoryChoice::Heap, None).expect("it runs").weights;
+    let weights = record(&one, MemoryChoice::Heap, Connection::Threads, None)
+        .expect("it runs")
+        .expect("rank 0 is here")
+        .weights;
     let other = plan(&["sharding.zero=3", "parallel.sequence_parallel=true", "model.hidden=128"]);
-    let job = Job { plan: Arc::new(other.clone()), memory: MemoryChoice::Heap, fault: None };
-    let ranks = run_job(&job, |worker| {
+    let job = Job::new(Arc::new(other.clone()), MemoryChoice::Heap);
+    let ranks = run_ranks(Purpose::Training, &job, &job.world(), |worker| {
         worker.rank.load(&weights, &[StoredTensor::Weights]).expect("all is there");
         Ok(worker.rank.weights())
     });
@@ -84,13 +88,13 @@ fn loaded_weights_are_the_weights() {
 #[test]
 fn an_overflow_on_one_rank_skips_the_step_on_all_and_moves_every_scale_alike() {
     let plan = plan(&["precision.compute=fp16", "run.max_skipped=100"]);
-    let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault: Some(Fault::Overflow) };
-    let ranks = run_job(&job, |worker| {
+    let job = Job { fault: Some(Fault::Overflow), ..Job::new(Arc::new(plan.clone()), MemoryChoice::Heap) };
+    let ranks = run_ranks(Purpose::Training, &job, &job.world(), |worker| {
         worker.rank.initialise(1);
         let before: Vec<_> = worker.rank.weights().into_iter().map(|piece| piece.values).collect();
         let program = worker.program(&plan);
         for _ in 0..3 {
-            worker.run(&program, &mut Ones(vec![1; plan.rows()]), |_, _| {});
+            worker.run(&program, &mut Ones(vec![1; plan.rows()]), |_, _| {})?;
         }
         let after: Vec<_> = worker.rank.weights().into_iter().map(|piece| piece.values).collect();
         let slots = [control::SKIP, control::SKIPPED_IN_A_ROW, control::LOSS_SCALE, control::UPDATES];
@@ -113,26 +117,30 @@ fn weights_that_are_not_finite_stop_the_run_and_are_named() {
     let error =
         train(&plan, &*dataset(&plan).expect("its data"), &TrainOptions::new(MemoryChoice::Heap), |_| {})
             .expect("it ends")
+            .expect("rank 0 is here")
             .failure
             .expect("nothing finite comes of this");
     let TrainError::NotFinite { steps: 3, step, first: Some((rank, bad)) } = error else {
         panic!("{error}");
     };
     // The first update is larger than fp16's largest number, so every weight is infinite from then on.
-    assert_eq!((step, rank, bad.what, bad.unit), (4, 0, "weights", Unit::Table), "{error}");
+    assert_eq!((step, rank, bad.what, bad.unit), (4, 0, NonFiniteTensor::Weights, Unit::Table), "{error}");
 }
 
 #[test]
 fn the_rank_and_the_unit_that_went_bad_first_are_named() {
     // Without ZeRO, whose refresh would send non-finite weights to the next replica.
     let plan = plan(&["sharding.zero=0"]);
-    let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault: None };
+    let job = Job::new(Arc::new(plan.clone()), MemoryChoice::Heap);
     let (bad_rank, bad_unit) = (5, Unit::Layer(3));
-    let found = run_job(&job, |worker| {
+    let found = run_ranks(Purpose::Training, &job, &job.world(), |worker| {
         worker.rank.initialise(1);
         if worker.number == bad_rank {
             let mut whole =
-                record(&self::plan(&["run.steps=1"]), MemoryChoice::Heap, None).expect("it runs").weights;
+                record(&self::plan(&["run.steps=1"]), MemoryChoice::Heap, Connection::Threads, None)
+                    .expect("it runs")
+                    .expect("rank 0 is here")
+                    .weights;
             whole
                 .get_mut("layer.3.mlp_in_weight")
                 .expect("a parameter")
@@ -140,9 +148,13 @@ fn the_rank_and_the_unit_that_went_bad_first_are_named() {
                 .for_each(|w| *w *= f32::NAN);
             worker.rank.load(&whole, &[StoredTensor::Weights]).expect("all is there");
         }
-        worker.run(&worker.program(&plan), &mut Ones(vec![1; plan.rows()]), |_, _| {});
+        worker.run(&worker.program(&plan), &mut Ones(vec![1; plan.rows()]), |_, _| {})?;
         assert!(worker.rank.control(control::SKIP) > 0.0);
-        Ok(worker.rank.first_non_finite().filter(|bad| bad.what == "weights").map(|bad| bad.unit))
+        Ok(worker
+            .rank
+            .first_non_finite()
+            .filter(|bad| bad.what == NonFiniteTensor::Weights)
+            .map(|bad| bad.unit))
     });
     let found = found.expect("a skipped step is not a failure");
     let named: Vec<usize> = (0..found.len()).filter(|&rank| found[rank].is_some()).collect();
@@ -152,13 +164,13 @@ fn the_rank_and_the_unit_that_went_bad_first_are_named() {
 #[test]
 fn a_rank_that_panics_takes_the_job_down_with_its_number_and_op() {
     let plan = plan(&[]);
-    let job = Job { plan: Arc::new(plan.clone()), memory: MemoryChoice::Heap, fault: None };
-    let error = run_job(&job, |worker| {
+    let job = Job::new(Arc::new(plan.clone()), MemoryChoice::Heap);
+    let error = run_ranks(Purpose::Training, &job, &job.world(), |worker| {
         worker.rank.initialise(1);
         let (number, program) = (worker.number, worker.program(&plan));
         worker.run(&program, &mut Ones(vec![1; plan.rows()]), |_, op| {
             assert!(!(number == 6 && op.to_string().starts_with("backward layer 2")), "a cosmic ray");
-        });
+        })?;
         Ok(())
     })
     .expect_err("rank 6 panics");
@@ -177,7 +189,8 @@ fn a_request_to_stop_ends_every_rank_after_the_same_step() {
                 options.stop.store(true, Ordering::Relaxed);
             }
         })
-        .expect("stopping is not an error");
+        .expect("stopping is not an error")
+        .expect("rank 0 is here");
         assert!(outcome.stopped && outcome.steps == steps && (4..1000).contains(&steps), "{steps} steps");
     }
 }
@@ -221,7 +234,7 @@ fn a_bad_token_ends_a_run_before_the_step_that_needs_it() {
         let options = TrainOptions { overlap_steps: Some(late), ..TrainOptions::new(MemoryChoice::Heap) };
         let plan = with(bad + 5, stages, replicas);
         let outcome = train(&plan, &*dataset(&plan).expect("its data"), &options, |_| {});
-        let outcome = outcome.expect("the steps before are whole");
+        let outcome = outcome.expect("the steps before are whole").expect("rank 0 is here");
         let error = outcome.failure.expect("it is read").to_string();
         assert!(outcome.stopped && outcome.steps == bad && error.contains("60000"), "{error}");
     }

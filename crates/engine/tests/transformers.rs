@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use kintsugi_checkpoint::huggingface::HuggingFaceFolder;
 use kintsugi_comm::Solo;
-use kintsugi_engine::{Job, MemoryChoice, run_job};
+use kintsugi_engine::{Job, MemoryChoice, run_ranks};
 use kintsugi_model::{Context, Shape, Weights, embedding, layer};
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::{ParameterKind, UnitLayout};
 use kintsugi_plan::{Plan, Unit};
-use kintsugi_rank::{Elements, Store, StoredTensor, TokenSource, Tokens};
+use kintsugi_rank::{Elements, Purpose, Store, StoredTensor, TokenSource, Tokens};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::ops::{Linear, Norm, control};
@@ -151,9 +151,9 @@ impl TokenSource for Batches<'_> {
 /// The losses of as many steps as the fixture has.
 fn losses(fixture: &Fixture, settings: &[&str]) -> Vec<f64> {
     let plan = Arc::new(fixture.plan(settings));
-    let job = Job { plan: Arc::clone(&plan), memory: MemoryChoice::Heap, fault: None };
+    let job = Job::new(Arc::clone(&plan), MemoryChoice::Heap);
     let (windows, steps) = (fixture.windows(), fixture.numbers("losses").len());
-    let ranks = run_job(&job, |worker| {
+    let ranks = run_ranks(Purpose::Training, &job, &job.world(), |worker| {
         worker.rank.load(&fixture.folder, &[StoredTensor::Weights]).expect("the fixture has all weights");
         let (program, step) = (worker.program(&plan), Cell::new(0));
         let (micro, per_step) = (plan.batch.micro, plan.batch.global);
@@ -161,7 +161,7 @@ fn losses(fixture: &Fixture, settings: &[&str]) -> Vec<f64> {
             Batches { windows: &windows, micro, per_step, step: &step, tokens: vec![], targets: vec![] };
         let run = |i| {
             step.set(i);
-            worker.run(&program, &mut batches, |_, _| {});
+            worker.run(&program, &mut batches, |_, _| {}).expect("no transfer fails");
             worker.rank.control(control::LOSS)
         };
         Ok((0..steps).map(run).collect::<Vec<f64>>())

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use kintsugi_comm::Connection;
 use kintsugi_engine::MemoryChoice;
 use kintsugi_engine::verify::{Bounds, Fault, Layout, Recording, compare, layouts, record};
 use kintsugi_plan::Plan;
@@ -31,7 +32,9 @@ fn plan(settings: &[&[String]]) -> Plan {
 }
 
 fn reference(layout: &Layout) -> Recording {
-    record(&plan(&[&layout.model]), MemoryChoice::Heap, None).expect("one rank")
+    record(&plan(&[&layout.model]), MemoryChoice::Heap, Connection::Threads, None)
+        .expect("one rank")
+        .expect("rank 0 is here")
 }
 
 #[test]
@@ -41,7 +44,12 @@ fn all_layouts_agree_with_one_rank() {
     for layout in layouts(true) {
         let reference = references.entry(layout.model.clone()).or_insert_with(|| reference(&layout));
         let plan = plan(&[&layout.model, &layout.settings]);
-        let difference = compare(reference, &record(&plan, MemoryChoice::Heap, None).expect("no rank fails"));
+        let difference = compare(
+            reference,
+            &record(&plan, MemoryChoice::Heap, Connection::Threads, None)
+                .expect("no rank fails")
+                .expect("rank 0 is here"),
+        );
         println!("{layout}: {difference:?}");
         if !Bounds::of(plan.precision.compute).hold(&difference) {
             failed.push(format!("{layout}: {difference:?}"));
@@ -55,14 +63,23 @@ fn every_fault_is_noticed() {
     for (name, fault) in Fault::ALL {
         let settings = ["tp=2", "pp=2", "dp=2", "sequence_parallel=true"].map(|s| format!("parallel.{s}"));
         let plan = plan(&[&settings]);
-        let reference = record(&self::plan(&[]), MemoryChoice::Heap, None).expect("one rank");
+        let reference = record(&self::plan(&[]), MemoryChoice::Heap, Connection::Threads, None)
+            .expect("one rank")
+            .expect("rank 0 is here");
         let bounds = Bounds::of(plan.precision.compute);
         assert!(
-            bounds.hold(&compare(&reference, &record(&plan, MemoryChoice::Heap, None).expect("no fault")))
+            bounds.hold(&compare(
+                &reference,
+                &record(&plan, MemoryChoice::Heap, Connection::Threads, None)
+                    .expect("no fault")
+                    .expect("rank 0 is here")
+            ))
         );
         let difference = compare(
             &reference,
-            &record(&plan, MemoryChoice::Heap, Some(fault)).expect("a fault is not a failure"),
+            &record(&plan, MemoryChoice::Heap, Connection::Threads, Some(fault))
+                .expect("a fault is not a failure")
+                .expect("rank 0 is here"),
         );
         assert!(!bounds.hold(&difference), "{name} went unnoticed: {difference:?}");
     }

@@ -17,8 +17,9 @@ pub mod schedule;
 
 pub use flops::Flops;
 pub use generation::Round;
-pub use mesh::{Axis, Coordinate, Mesh, divisors};
-pub use op::{BackwardPart, Block, Message, MessageKind, Op, Over, Program, Unit};
+pub use kintsugi_spec::{Axis, Group, Span};
+pub use mesh::{Coordinate, Mesh, divisors};
+pub use op::{BackwardPart, Block, Message, MessageKind, Op, Program, Unit};
 pub use plan::{
     AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LossScale, MemoryOptions,
     Optimizer, Pipeline, Plan, Precision, RateDecay, RateSchedule, Recompute, Resume, Run, ScheduleKind,

@@ -5,8 +5,11 @@
 
 use std::fmt;
 
+use kintsugi_spec::{Axis, Group};
+use serde::{Deserialize, Serialize};
+
 /// A unit of computation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Block {
     /// Maps tokens to the residual stream.
     Embedding,
@@ -20,7 +23,7 @@ pub enum Block {
 ///
 /// The token table is a unit of its own. If embedding and head are tied across stages, both hold it with the same layout, so
 /// their gradient shards match.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Unit {
     /// The token table; also the output matrix of a tied model.
     Table,
@@ -33,7 +36,7 @@ pub enum Unit {
 }
 
 /// Which part of the backward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BackwardPart {
     /// Input and weight gradients in one.
     Both,
@@ -43,19 +46,8 @@ pub enum BackwardPart {
     Weight,
 }
 
-/// Over which ranks a gradient is reduced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Over {
-    /// Over tp: parameters that every tensor-parallel rank holds whole, under sequence parallelism.
-    Tensor,
-    /// Over dp: everything.
-    Data,
-    /// Between the first and the last stage: the tied token table.
-    Tied,
-}
-
 /// What a message between stages carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum MessageKind {
     /// The input of `block`, from the stage before.
     Activation,
@@ -64,7 +56,7 @@ pub enum MessageKind {
 }
 
 /// A message between stages. Both ends name it by the receiving block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Message {
     /// What it carries.
     pub kind: MessageKind,
@@ -77,7 +69,7 @@ pub struct Message {
 }
 
 /// One operation of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are named after their types")]
 pub enum Op {
     /// Clears the sums of the step (loss, squared norm).
@@ -109,10 +101,11 @@ pub enum Op {
     GatherWait { unit: Unit },
     /// Frees the gathered weights; the shard stays.
     Release { unit: Unit },
-    /// Starts reducing a unit's gradient.
-    ReduceStart { unit: Unit, over: Over },
+    /// Starts reducing a unit's gradient over a group: over dp everything, over tp what every tensor-parallel rank holds
+    /// whole (under sequence parallelism), and over the tied stages the tied token table.
+    ReduceStart { unit: Unit, over: Group },
     /// Waits for the reduction. If gradients are sharded, adds the result to the shard and frees the whole gradient.
-    ReduceWait { unit: Unit, over: Over },
+    ReduceWait { unit: Unit, over: Group },
     /// Starts sending to another stage.
     SendStart { message: Message },
     /// Waits until the message is received, and frees it.
@@ -124,9 +117,9 @@ pub enum Op {
     /// Sums the squares of the gradients that this rank owns.
     Measure,
     /// Starts summing squared norm and loss over an axis.
-    NormStart { axis: crate::Axis },
+    NormStart { axis: Axis },
     /// Waits for the sums.
-    NormWait { axis: crate::Axis },
+    NormWait { axis: Axis },
     /// Computes clip factor, loss scale and learning rate from the global norm, and whether to skip the update.
     Clip,
     /// Updates this rank's states and weights.
@@ -179,11 +172,6 @@ impl fmt::Display for Message {
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let over = |over: &Over| match over {
-            Over::Tensor => "tp",
-            Over::Data => "dp",
-            Over::Tied => "tied stages",
-        };
         match self {
             Op::Begin => f.write_str("begin"),
             Op::Load { micro } => write!(f, "load micro-batch {micro}"),
@@ -206,8 +194,8 @@ impl fmt::Display for Op {
             Op::GatherStart { unit } => write!(f, "start gathering {unit}"),
             Op::GatherWait { unit } => write!(f, "wait for gathered {unit}"),
             Op::Release { unit } => write!(f, "release {unit}"),
-            Op::ReduceStart { unit, over: o } => write!(f, "start reducing {unit} over {}", over(o)),
-            Op::ReduceWait { unit, over: o } => write!(f, "wait for reduced {unit} over {}", over(o)),
+            Op::ReduceStart { unit, over } => write!(f, "start reducing {unit} over {over}"),
+            Op::ReduceWait { unit, over } => write!(f, "wait for reduced {unit} over {over}"),
             Op::SendStart { message } => write!(f, "start sending {message}"),
             Op::SendWait { message } => write!(f, "wait for sent {message}"),
             Op::ReceiveStart { message } => write!(f, "start receiving {message}"),

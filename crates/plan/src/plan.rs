@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use kintsugi_spec::{ClusterSpec, FrameworkSpec, ModelSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::{Axis, Block, Mesh, Over, Unit};
+use crate::{Axis, Block, Group, Mesh, Unit};
 
 /// Model × batch × mesh × placement × schedule × precision, checked.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -375,8 +375,12 @@ pub enum DeviceKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// A thread per rank, shared memory.
+    /// Every rank is a process if an MPI launcher started several, and a thread otherwise.
+    Auto,
+    /// Every rank is a thread of one process.
     Threads,
+    /// Every rank is a process, and they communicate by MPI.
+    Mpi,
 }
 
 impl Plan {
@@ -518,11 +522,11 @@ impl Plan {
         stage: usize,
         unit: Unit,
         has_replicated: impl FnOnce() -> bool,
-    ) -> [Option<Over>; 3] {
+    ) -> [Option<Group>; 3] {
         let tensor = self.sequence_parallel && self.mesh.tp > 1 && has_replicated();
         let data = self.mesh.dp > 1;
         let tied = unit == Unit::Table && self.holds_tied_copy(stage);
-        [tensor.then_some(Over::Tensor), data.then_some(Over::Data), tied.then_some(Over::Tied)]
+        [tensor.then_some(Group::TENSOR), data.then_some(Group::DATA), tied.then_some(Group::Tied)]
     }
 
     /// The units that a stage owns: it counts their gradients in the global norm and writes them to checkpoints. A tied table

@@ -165,7 +165,6 @@ const SETS: &[&[&str]] = &[
     &["sharding.quantize_gradients=int4"],
     &["sharding.secondary=node"],
     &["cluster.price=-2.5"],
-    &["run.transport=mpi"],
     &["run.transport=nccl"],
 ];
 

@@ -5,7 +5,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kintsugi_plan::{BackwardPart, Block, Op, Over, Plan, Program, Unit, When};
+use kintsugi_plan::{BackwardPart, Block, Group, Op, Plan, Program, Unit, When};
 use proptest::prelude::*;
 use support::{computes, layouts, plan, programs};
 
@@ -153,13 +153,13 @@ fn unit_is_reduced(plan: &Plan, program: &Program, unit: Unit) {
     let tied = unit == Unit::Table && plan.holds_tied_copy(program.stage);
     let times = if every_micro { plan.micro_batches() } else { 1 };
     let pair = |over| [Op::ReduceStart { unit, over }, Op::ReduceWait { unit, over }];
-    let round: Vec<Op> = [(tensor, Over::Tensor), (data, Over::Data)]
+    let round: Vec<Op> = [(tensor, Group::TENSOR), (data, Group::DATA)]
         .into_iter()
         .filter(|(wanted, _)| *wanted)
         .flat_map(|(_, over)| pair(over))
         .collect();
     let mut expected = round.repeat(times);
-    expected.extend(tied.then(|| pair(Over::Tied)).into_iter().flatten());
+    expected.extend(tied.then(|| pair(Group::Tied)).into_iter().flatten());
     let reductions = |op: &&Op| match **op {
         Op::ReduceStart { unit: of, .. } | Op::ReduceWait { unit: of, .. } => of == unit,
         _ => false,

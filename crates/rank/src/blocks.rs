@@ -289,7 +289,7 @@ mod tests {
             let plan = Arc::new(source.plan().expect("a legal config"));
             let at = plan.mesh.coordinate(0);
             let backend: Rc<dyn Backend> = Rc::new(CpuBackend::new(Rc::new(Heap::default()), 1));
-            let groups = Groups::new(&plan, at, |_, _, _| Box::new(Solo));
+            let groups = Groups::new(&plan, at, |_, _| Box::new(Solo));
             let rows = plan.rows() as u32;
             let mut source = Counted([0, 1, 2].map(|i| (i * rows..(i + 1) * rows).collect()));
             let mut rank = Rank::new(Arc::clone(&plan), at, backend, groups);

@@ -3,15 +3,15 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use kintsugi_comm::Communicator;
 use kintsugi_comm::paper::{Log, PaperGroup};
-use kintsugi_plan::{Axis, Coordinate, Over, Plan};
+use kintsugi_comm::{Communicator, RankFailure};
+use kintsugi_plan::{Coordinate, Group, Plan, Span};
 
 /// A rank's communicators, one per axis of the mesh and one for the tied token table.
 pub struct Groups {
-    /// The tensor-parallel group: ranks that hold parts of the same matrices.
+    /// The tensor-parallel group.
     pub tensor: Box<dyn Communicator>,
-    /// The data-parallel group: ranks that hold the same parameters and read different samples.
+    /// The data-parallel group.
     pub data: Box<dyn Communicator>,
     /// The stages of this rank's pipeline.
     pub pipeline: Box<dyn Communicator>,
@@ -20,44 +20,45 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Makes the groups of the rank at `at`. `make` receives each group's name, its members and this rank's index.
+    /// Makes the groups of the rank at `at`. `make` receives each group and its members, in order.
     pub fn new(
         plan: &Plan,
         at: Coordinate,
-        mut make: impl FnMut(&'static str, &[usize], usize) -> Box<dyn Communicator>,
+        mut make: impl FnMut(Group, &[usize]) -> Box<dyn Communicator>,
     ) -> Self {
-        let mut axis = |axis: Axis, index| make(axis.name(), &plan.mesh.group(axis, at), index);
-        let tensor = axis(Axis::Tensor, at.tp);
-        let data = axis(Axis::Data, at.dp);
-        let pipeline = axis(Axis::Pipeline, at.pp);
-        let tied = plan
-            .holds_tied_copy(at.pp)
-            .then(|| make("tied", &plan.mesh.tied_group(at), usize::from(at.pp > 0)));
-        Groups { tensor, data, pipeline, tied }
-    }
-
-    /// The group along an axis.
-    pub fn axis(&self, axis: Axis) -> &dyn Communicator {
-        match axis {
-            Axis::Tensor => &*self.tensor,
-            Axis::Data => &*self.data,
-            Axis::Pipeline => &*self.pipeline,
+        let mut group = |group| make(group, &plan.mesh.group(group, at, plan.cluster.topology));
+        Groups {
+            tensor: group(Group::TENSOR),
+            data: group(Group::DATA),
+            pipeline: group(Group::PIPELINE),
+            tied: plan.holds_tied_copy(at.pp).then(|| group(Group::Tied)),
         }
     }
 
-    /// The group over which a gradient is reduced.
-    pub fn over(&self, over: Over) -> &dyn Communicator {
-        match over {
-            Over::Tensor => &*self.tensor,
-            Over::Data => &*self.data,
-            Over::Tied => self.tied.as_deref().expect("only stages with a tied copy reduce it"),
+    /// This rank's communicator of a group.
+    pub fn get(&self, group: Group) -> &dyn Communicator {
+        match group {
+            Group::TENSOR => &*self.tensor,
+            Group::DATA => &*self.data,
+            Group::PIPELINE => &*self.pipeline,
+            Group::Tied => self.tied.as_deref().expect("only stages with a tied copy reduce it"),
+            Group::Along(_, Span::Inside(_) | Span::Across(_)) => {
+                panic!("no program has an operation over {group}")
+            }
         }
+    }
+
+    /// Why a transfer of this rank failed, if one did.
+    pub fn failure(&self) -> Option<RankFailure> {
+        let groups = [&self.tensor, &self.data, &self.pipeline].into_iter().chain(&self.tied);
+        groups.into_iter().find_map(|group| group.failure())
     }
 }
 
 /// Groups that only log what would be sent.
 pub fn paper_groups(plan: &Plan, at: Coordinate, log: &Rc<RefCell<Log>>) -> Groups {
-    Groups::new(plan, at, |name, members, index| {
-        Box::new(PaperGroup::new(name, members.len(), index, Rc::clone(log)))
+    Groups::new(plan, at, |group, members| {
+        let index = plan.mesh.group_index(group, at);
+        Box::new(PaperGroup::new(group, members.len(), index, Rc::clone(log)))
     })
 }

@@ -1,7 +1,7 @@
 //! The end of a step: global norm, clipping, and the update of the parameters that this rank owns.
 
 use kintsugi_comm::Collective;
-use kintsugi_plan::{Axis, LossScale, RateSchedule};
+use kintsugi_plan::{Axis, Group, LossScale, RateSchedule, Span};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{
     AdamW, LearningRate, LossScaler, Parameters, RateCurve, Squares, SumsOfSquares, UpdateControl,
@@ -51,12 +51,13 @@ impl Rank {
         }
         let sums = self.sums.take().expect("one norm at a time");
         let all = 0..sums.len();
-        self.sums_pending = Some(self.groups.axis(axis).start(Collective::AllReduce, sums, all));
+        self.sums_pending =
+            Some(self.groups.get(Group::Along(axis, Span::All)).start(Collective::AllReduce, sums, all));
     }
 
     pub(crate) fn norm_wait(&mut self, axis: Axis) {
         let pending = self.sums_pending.take().expect("a wait follows its start");
-        self.sums = Some(self.groups.axis(axis).wait(pending));
+        self.sums = Some(self.groups.get(Group::Along(axis, Span::All)).wait(pending));
     }
 
     pub(crate) fn clip(&self) {

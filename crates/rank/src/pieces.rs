@@ -5,12 +5,13 @@ use std::ops::Range;
 
 use kintsugi_plan::{Plan, Unit};
 use kintsugi_tensor::View;
+use serde::{Deserialize, Serialize};
 
 use crate::rank::Rank;
 use crate::unit::UnitState;
 
 /// A contiguous range of a unit's flat buffer on one tensor-parallel rank.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct UnitValues {
     /// The unit.
     pub unit: Unit,

@@ -5,11 +5,12 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kintsugi_comm::Pending;
+use kintsugi_comm::{Pending, RankFailure};
 use kintsugi_model::{Context, Shape};
-use kintsugi_plan::{Block, Coordinate, LossScale, Op, Over, Plan, Program, Unit};
+use kintsugi_plan::{Block, Coordinate, Group, LossScale, Op, Plan, Program, Unit};
 use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Backend, Buffer, Category, DType, ReplayOutcome, ReplayRequest};
+use serde::{Deserialize, Serialize};
 
 use crate::generation::{Generation, NewTokens};
 use crate::in_flight::InFlight;
@@ -55,12 +56,31 @@ pub enum Purpose {
 }
 
 /// A unit of a rank with values that are not finite.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NonFinite {
-    /// `"weights"` or `"gradient"`.
-    pub what: &'static str,
+    /// Which of its tensors.
+    pub what: NonFiniteTensor,
     /// The unit.
     pub unit: Unit,
+}
+
+/// A tensor with values that are not finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NonFiniteTensor {
+    /// The weights.
+    Weights,
+    /// The gradient.
+    Gradient,
+}
+
+impl NonFiniteTensor {
+    /// The name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            NonFiniteTensor::Weights => "weights",
+            NonFiniteTensor::Gradient => "gradient",
+        }
+    }
 }
 
 /// One worker: its share of the model, the buffers in flight, and its groups.
@@ -174,18 +194,19 @@ impl Rank {
             .expect("initial weights are made, not read");
     }
 
-    /// Runs a whole program. Calls `watch` before every op.
+    /// Runs a whole program, to its end or to the first failure of a transfer. Calls `watch` before every op.
     pub fn run(
         &mut self,
         program: &Program,
         source: &mut dyn TokenSource,
         mut watch: impl FnMut(&Self, &Op),
-    ) {
+    ) -> Result<(), RankFailure> {
         for op in &program.ops {
             watch(self, op);
-            self.execute(op, source);
+            self.execute(op, source)?;
         }
         debug_assert!(self.in_flight.is_empty(), "something was left in flight");
+        Ok(())
     }
 
     /// Runs the program of a step whose operations are the same every time, with other tokens. A device that has captured
@@ -195,15 +216,14 @@ impl Rank {
         program: &Program,
         source: &mut dyn TokenSource,
         mut watch: impl FnMut(&Self, &Op),
-    ) -> ReplayOutcome {
+    ) -> Result<ReplayOutcome, RankFailure> {
         // A step that asks to stop has an additional operation.
         if self.wants_to_stop {
-            self.run(program, source, watch);
-            return ReplayOutcome::Enqueued;
+            return self.run(program, source, watch).map(|()| ReplayOutcome::Enqueued);
         }
-        let backend = Rc::clone(&self.backend);
-        backend.replay_step(&mut |what| match what {
-            ReplayRequest::WholeStep => self.run(program, source, &mut watch),
+        let (backend, mut result) = (Rc::clone(&self.backend), Ok(()));
+        let outcome = backend.replay_step(&mut |what| match what {
+            ReplayRequest::WholeStep => result = self.run(program, source, &mut watch),
             ReplayRequest::Tokens(put) => {
                 for op in &program.ops {
                     if let Op::Load { micro } = *op {
@@ -211,11 +231,17 @@ impl Rank {
                     }
                 }
             }
-        })
+        });
+        result.map(|()| outcome)
     }
 
-    /// Runs one op.
-    pub fn execute(&mut self, op: &Op, source: &mut dyn TokenSource) {
+    /// Runs one op. Fails if one of its transfers does, or one of the layers' transfers in it.
+    pub fn execute(&mut self, op: &Op, source: &mut dyn TokenSource) -> Result<(), RankFailure> {
+        self.dispatch(op, source);
+        self.groups.failure().map_or(Ok(()), Err)
+    }
+
+    fn dispatch(&mut self, op: &Op, source: &mut dyn TokenSource) {
         match *op {
             Op::Begin => self.begin(),
             Op::Load { micro } => self.load_batch(micro, source),
@@ -241,11 +267,11 @@ impl Rank {
                 self.unit(unit).clear_unwritten(&*self.backend);
                 self.record_unit_norm(unit, over);
                 let (unit, _, groups) = self.unit_with(unit);
-                unit.reduce_start(over, groups.over(over));
+                unit.reduce_start(over, groups.get(over));
             }
             Op::ReduceWait { unit, over } => {
                 let (unit, backend, groups) = self.unit_with(unit);
-                unit.reduce_wait(backend, over, groups.over(over));
+                unit.reduce_wait(backend, over, groups.get(over));
             }
             Op::SendStart { message } => self.send_start(message),
             Op::SendWait { message } => self.send_wait(message),
@@ -294,8 +320,8 @@ impl Rank {
         let health = self.backend.read(self.unit_norms.view());
         let gradient = health.iter().rposition(|squares| !squares.is_finite());
         let bad = |what, unit: &UnitState| NonFinite { what, unit: unit.layout.unit };
-        let weights = self.units.iter().find(weights).map(|unit| bad("weights", unit));
-        weights.or_else(|| gradient.map(|i| bad("gradient", &self.units[i])))
+        let weights = self.units.iter().find(weights).map(|unit| bad(NonFiniteTensor::Weights, unit));
+        weights.or_else(|| gradient.map(|i| bad(NonFiniteTensor::Gradient, &self.units[i])))
     }
 
     /// Reads this rank's part of these tensors of every parameter. Other tensors stay unchanged.
@@ -365,7 +391,7 @@ impl Rank {
     }
 
     /// Records the squared norm of this rank's own gradient before its first reduction.
-    fn record_unit_norm(&self, unit: Unit, over: Over) {
+    fn record_unit_norm(&self, unit: Unit, over: Group) {
         if self.first_reduction(unit) == Some(over)
             && let Some(gradient) = self.unit(unit).whole_gradient()
         {
@@ -375,7 +401,7 @@ impl Rank {
     }
 
     /// The first reduction of a unit's gradient, if it has any.
-    pub(crate) fn first_reduction(&self, unit: Unit) -> Option<Over> {
+    pub(crate) fn first_reduction(&self, unit: Unit) -> Option<Group> {
         let has_replicated = || self.unit(unit).layout.replicated > 0;
         self.plan.gradient_reductions(self.at.pp, unit, has_replicated).into_iter().flatten().next()
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kintsugi_comm::Traffic;
 use kintsugi_tensor::{Category, Usage};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The metrics of a step, predicted or measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -22,7 +22,7 @@ pub struct StepMetrics {
 }
 
 /// One rank's memory: live bytes by category when the total is at its peak.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankMemory {
     /// Parameters in the compute precision.
     pub weights: u64,

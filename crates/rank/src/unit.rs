@@ -6,7 +6,7 @@ use std::ops::Range;
 use kintsugi_comm::{Collective, Communicator, Pending};
 use kintsugi_model::{Gradients, Weights};
 use kintsugi_plan::parameters::UnitLayout;
-use kintsugi_plan::{Coordinate, GradientType, Over, Plan, Unit};
+use kintsugi_plan::{Coordinate, GradientType, Group, Plan, Unit};
 use kintsugi_tensor::ops::{Parameters, Segment};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
@@ -222,8 +222,8 @@ impl UnitState {
 
     /// Starts a reduction: over tp of the replicated parameters, over dp of everything, between tied stages of what this
     /// rank owns.
-    pub fn reduce_start(&mut self, over: Over, group: &dyn Communicator) {
-        if over == Over::Tied
+    pub fn reduce_start(&mut self, over: Group, group: &dyn Communicator) {
+        if over == Group::Tied
             && let Some(shard) = self.gradient_shard.take()
         {
             let all = 0..shard.len();
@@ -232,10 +232,11 @@ impl UnitState {
         let gradient = self.gradient.take().expect("a gradient is reduced after it is written");
         let sharded = self.owned.len() < self.layout.len;
         let (collective, range) = match over {
-            Over::Tensor => (Collective::AllReduce, 0..self.layout.replicated),
-            Over::Data if sharded => (Collective::ReduceScatter, 0..self.layout.len),
-            Over::Data => (Collective::AllReduce, 0..self.layout.len),
-            Over::Tied => (Collective::AllReduce, self.owned.clone()),
+            Group::TENSOR => (Collective::AllReduce, 0..self.layout.replicated),
+            Group::DATA if sharded => (Collective::ReduceScatter, 0..self.layout.len),
+            Group::DATA => (Collective::AllReduce, 0..self.layout.len),
+            Group::Tied => (Collective::AllReduce, self.owned.clone()),
+            Group::Along(..) => panic!("no gradient is reduced over {over}"),
         };
         start(&mut self.reducing, group, collective, gradient, range);
     }
@@ -252,10 +253,10 @@ impl UnitState {
         self.written.set(u32::MAX);
     }
 
-    pub fn reduce_wait(&mut self, backend: &dyn Backend, over: Over, group: &dyn Communicator) {
+    pub fn reduce_wait(&mut self, backend: &dyn Backend, over: Group, group: &dyn Communicator) {
         let buffer = wait(&mut self.reducing, group);
         match (over, &self.gradient_shard) {
-            (Over::Data, Some(shard)) => {
+            (Group::DATA, Some(shard)) => {
                 let own = buffer.slice(self.owned.clone());
                 if self.shard_written {
                     backend.add(own, shard.view());
@@ -264,7 +265,7 @@ impl UnitState {
                 }
                 self.shard_written = true;
             }
-            (Over::Tied, None) if buffer.len() < self.layout.len => self.gradient_shard = Some(buffer),
+            (Group::Tied, None) if buffer.len() < self.layout.len => self.gradient_shard = Some(buffer),
             _ => self.gradient = Some(buffer),
         }
     }

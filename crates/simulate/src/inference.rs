@@ -18,7 +18,8 @@ pub fn evaluation_memory(plan: &Plan, device: Device) -> Vec<RankMemory> {
     let run = |stage| {
         let at = Coordinate { pp: stage, dp: 0, tp: 0 };
         on_paper(plan, at, device, |rank| {
-            rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut NoTokens, |_, _| {});
+            rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut NoTokens, |_, _| {})
+                .expect("paper moves nothing that could fail");
         })
     };
     (0..plan.mesh.pp).into_par_iter().map(run).collect()
@@ -36,7 +37,8 @@ pub fn generation_memory(plan: &Plan, device: Device, lengths: &[usize], tokens:
                 // Every step after the first is like the second.
                 for new in [round.prompt, 1] {
                     rank.expect_tokens(new);
-                    rank.run(&program, &mut NoTokens, |_, _| {});
+                    rank.run(&program, &mut NoTokens, |_, _| {})
+                        .expect("paper moves nothing that could fail");
                 }
                 rank.end_generation();
             }

@@ -125,10 +125,12 @@ fn run_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>) 
         {
             snapshots.push(counts());
         }
-    });
+    })
+    .expect("paper moves nothing that could fail");
     let transfers = counts();
     if plan.run.eval_every > 0 {
-        rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut NoTokens, |_, _| {});
+        rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut NoTokens, |_, _| {})
+            .expect("paper moves nothing that could fail");
     }
     let memory = paper.memory();
     (Stage { memory: RankMemory::new(memory.peak(), memory.reserved()), transfers }, snapshots)

@@ -2,9 +2,9 @@
 
 use kintsugi_comm::paper::{Entry, Transfer, charge};
 use kintsugi_comm::{Operation, Traffic};
-use kintsugi_plan::{Coordinate, Plan};
+use kintsugi_plan::Plan;
 
-use crate::cost::{Algorithm, Among, Links};
+use crate::cost::{Algorithm, Links};
 use crate::predict::Counts;
 
 /// The bytes of one step over all ranks. Ranks of a stage send the same, but not over the same links.
@@ -14,7 +14,8 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
     for rank in 0..plan.mesh.ranks() {
         let at = plan.mesh.coordinate(rank);
         for &(entry, count) in stages[at.pp] {
-            let (ranks, me, member) = group(plan, at, entry.group);
+            let (ranks, me) = (plan.mesh.group_size(entry.group), plan.mesh.group_index(entry.group, at));
+            let member = |i| plan.mesh.group_member(entry.group, at, i);
             match algorithm(&links, entry) {
                 Algorithm::Ring => {
                     let (level, operation, bytes) = charge(entry, ranks, me, member, topology);
@@ -39,7 +40,7 @@ fn algorithm(links: &Links, entry: Entry) -> Algorithm {
     match entry.transfer {
         Transfer::Collective(collective) => {
             let bytes = (entry.len * entry.dtype.bytes()) as f64;
-            links.algorithm(Among::group(entry.group), collective, bytes)
+            links.algorithm(entry.group, collective, bytes)
         }
         Transfer::Send { .. } => Algorithm::Ring,
     }
@@ -56,19 +57,6 @@ fn tree(ranks: usize, node: impl Fn(usize) -> usize) -> Vec<(usize, usize)> {
         (firsts[(firsts.len() - 2) / 2], rank)
     };
     (1..ranks).map(edge).collect()
-}
-
-/// A rank's group by its name: its size, the rank's index in it, and its members' numbers.
-fn group(plan: &Plan, at: Coordinate, name: &str) -> (usize, usize, impl Fn(usize) -> usize) {
-    let mesh = plan.mesh;
-    let (ranks, me, place): (_, _, fn(Coordinate, usize, usize) -> Coordinate) = match name {
-        "tp" => (mesh.tp, at.tp, |at, tp, _| Coordinate { tp, ..at }),
-        "dp" => (mesh.dp, at.dp, |at, dp, _| Coordinate { dp, ..at }),
-        "pp" => (mesh.pp, at.pp, |at, pp, _| Coordinate { pp, ..at }),
-        "tied" => (2, usize::from(at.pp > 0), |at, i, last| Coordinate { pp: i * last, ..at }),
-        other => unreachable!("there is no group {other}"),
-    };
-    (ranks, me, move |i| mesh.rank(place(at, i, mesh.pp - 1)))
 }
 
 #[cfg(test)]

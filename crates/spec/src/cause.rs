@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 /// The error of a library or of the operating system, or a sentence. It is cloned freely; causes are equal if they read
 /// the same.
 #[derive(Clone, Debug)]
@@ -35,6 +37,19 @@ impl PartialEq for Cause {
 }
 
 impl Eq for Cause {}
+
+/// As its text: the error of a system does not leave its process.
+impl Serialize for Cause {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Cause {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(Cause::new)
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -45,6 +45,15 @@ impl Topology {
     /// Every rank in one node: a laptop, a workstation, ranks as threads.
     pub const ONE_NODE: Topology = Topology { per_package: 1, per_node: None };
 
+    /// The package, node or cluster that contains a rank, by its number.
+    pub fn unit(&self, level: Level, rank: usize) -> usize {
+        match level {
+            Level::Package => rank / self.per_package,
+            Level::Node => self.per_node.map_or(0, |n| rank / n),
+            Level::Cluster => 0,
+        }
+    }
+
     /// The innermost level that holds both ranks.
     pub fn level(&self, a: usize, b: usize) -> Level {
         if a / self.per_package == b / self.per_package {

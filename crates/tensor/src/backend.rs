@@ -78,6 +78,8 @@ pub trait Backend {
     fn upload_tokens(&self, tokens: &[u32], to: View);
     /// Copies numbers from the host, rounding to the type of `to`.
     fn upload(&self, values: &[f32], to: View);
+    /// Copies from the host, bit for bit in the type of `to`, which `from` has the bytes of.
+    fn upload_bytes(&self, from: &[u8], to: View);
     /// Waits, then copies numbers to the host. Paper answers with zeros.
     fn read(&self, from: View) -> Vec<f32>;
     /// Waits, then copies to the host, bit for bit in the type of `from`, which `to` has the bytes for.

@@ -23,6 +23,10 @@ pub enum Need {
     Compiler,
     /// The rights of root, or a second user.
     Root,
+    /// Open MPI, with its launcher.
+    OpenMpi,
+    /// MPICH, with its launcher.
+    Mpich,
 }
 
 impl Need {
@@ -34,6 +38,8 @@ impl Need {
             Need::Tables => "tables",
             Need::Compiler => "compiler",
             Need::Root => "root",
+            Need::OpenMpi => "openmpi",
+            Need::Mpich => "mpich",
         }
     }
 }

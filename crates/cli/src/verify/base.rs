@@ -1,5 +1,6 @@
 //! What the layouts are laid over, and the one rank that they are compared with.
 
+use kintsugi_comm::Connection;
 use kintsugi_engine::verify::Layout;
 use kintsugi_engine::{MemoryChoice, device};
 use kintsugi_plan::config::{ConfigError, ConfigSource};
@@ -71,11 +72,11 @@ pub fn on_one_rank(plan: &Plan) -> Plan {
 
 /// Memory of a layout's ranks: on the CPU each tensor by itself, so that a mistake is seen by the allocator; on a
 /// GPU as planned.
-pub fn memory(plan: &Plan) -> MemoryChoice {
+pub fn memory(plan: &Plan, connection: Connection) -> MemoryChoice {
     match plan.run.device {
         DeviceKind::Cpu => MemoryChoice::Heap,
         DeviceKind::Cuda => {
-            let stages = predict(plan, device(plan), Coverage::WholeStep).stages;
+            let stages = predict(plan, device(plan, connection), Coverage::WholeStep).stages;
             MemoryChoice::Slab(stages.iter().map(|memory| memory.reserved).collect())
         }
     }
@@ -104,7 +105,7 @@ pub fn check_fit<'a>(layouts: impl Iterator<Item = (&'a str, &'a Plan)>) -> Resu
 
 /// Bytes of all ranks at their highest. Wide, as plans for whole clusters may be given.
 fn ranks_need(plan: &Plan) -> u128 {
-    let stages = predict(plan, device(plan), Coverage::ShortStep).stages;
+    let stages = predict(plan, device(plan, Connection::Threads), Coverage::ShortStep).stages;
     let one_of_each: u128 = stages.iter().map(|memory| u128::from(memory.total)).sum();
     one_of_each * (plan.mesh.dp * plan.mesh.tp) as u128
 }

@@ -18,6 +18,7 @@ fn alone_it_prints_help() {
       plan         Predicts what a step takes: parameters, FLOPs, memory, traffic, time, energy and the
                    schedule's bubble
       verify       Trains the same model under many layouts and shows that they agree with one rank
+      launch       Runs a command as many processes, one per rank, by the installed mpirun
       calibrate    Measures this machine's device into a profile that `plan --profile` predicts time
                    with
       prepare      Turns text into token files that `train` reads, in Megatron's .bin/.idx format

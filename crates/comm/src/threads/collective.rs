@@ -22,9 +22,9 @@ use std::fmt;
 use kintsugi_tensor::DType;
 
 use super::ThreadsGroup;
-use super::group::Activity;
 use super::group_state::Transfers;
-use super::memory::Region;
+use crate::activity::Activity;
+use crate::region::Region;
 use crate::{Collective, Communicator, ring};
 
 /// An active collective.
@@ -33,6 +33,8 @@ pub(super) struct ActiveCollective {
     /// Its number in the group.
     sequence: u64,
     signature: Signature,
+    /// The member that started it first.
+    first: usize,
     members: Vec<MemberProgress>,
     /// Members that have finished.
     left: usize,
@@ -53,6 +55,8 @@ pub(super) struct MemberProgress {
     region: Option<Region>,
     /// Whether it has started to wait.
     waits: bool,
+    /// Whether it reads its predecessor's memory now.
+    moving: bool,
     /// Finished steps.
     steps: usize,
 }
@@ -70,14 +74,14 @@ impl Transfers {
     }
 
     /// The collective with this number. The first member to start it adds it.
-    fn join_collective(&mut self, sequence: u64, signature: Signature) -> &mut ActiveCollective {
+    fn join_collective(&mut self, sequence: u64, signature: Signature, me: usize) -> &mut ActiveCollective {
         if let Some(index) = self.collectives.iter().position(|active| active.sequence == sequence) {
             return &mut self.collectives[index];
         }
         let mut members = self.spare.pop().unwrap_or_default();
         members.clear();
         members.resize(self.started.len(), MemberProgress::default());
-        self.collectives.push(ActiveCollective { sequence, signature, members, left: 0 });
+        self.collectives.push(ActiveCollective { sequence, signature, first: me, members, left: 0 });
         self.collectives.last_mut().expect("just pushed")
     }
 
@@ -95,7 +99,7 @@ impl Transfers {
 }
 
 impl ThreadsGroup {
-    /// Starts a collective: publishes the address of this rank's elements.
+    /// Starts a collective: publishes the address of this rank's elements. After a failure it does nothing.
     pub(super) fn start_collective(&self, collective: Collective, region: Region) -> u64 {
         let signature = Signature { collective, len: region.len(), dtype: region.dtype() };
         assert!(
@@ -104,14 +108,17 @@ impl ThreadsGroup {
         );
         let mut transfers = self.shared.lock();
         let sequence = transfers.started[self.me];
-        let during = self.collective(collective, sequence);
-        self.assert_running(during);
         transfers.started[self.me] += 1;
-        let active = transfers.join_collective(sequence, signature);
+        if self.has_failed() {
+            return sequence;
+        }
+        let active = transfers.join_collective(sequence, signature, self.me);
         if active.signature != signature {
-            let reason = format!("it starts {signature}, another rank started {}", active.signature);
+            let (other, reason) =
+                (active.first, format!("it starts {signature}, another rank started {}", active.signature));
             drop(transfers);
-            self.fail(during, reason);
+            self.fail(self.collective(collective, sequence), other, reason);
+            return sequence;
         }
         active.members[self.me].region = Some(region);
         drop(transfers);
@@ -119,36 +126,59 @@ impl ThreadsGroup {
         sequence
     }
 
-    /// Runs this rank's part of the ring.
+    /// Runs this rank's part of the ring. Returns when no other rank uses this rank's elements, even after a failure.
     pub(super) fn run_collective(&self, collective: Collective, sequence: u64, mine: Region) {
-        self.begin_wait(sequence, mine);
+        if self.run_ring(collective, sequence, mine).is_none() {
+            let successor = self.successor();
+            self.leave_after_failure(|transfers| {
+                let mut active = transfers.collectives.iter();
+                !active.any(|active| active.sequence == sequence && active.members[successor].moving)
+            });
+        }
+    }
+
+    /// `None` if the world stops.
+    fn run_ring(&self, collective: Collective, sequence: u64, mine: Region) -> Option<()> {
+        self.begin_wait(sequence, mine)?;
         let (size, predecessor) = (self.size(), self.predecessor());
         for index in 0..ring::step_count(collective, size) {
-            let theirs = self.await_predecessor(collective, sequence, index);
+            let theirs = self.await_predecessor(collective, sequence, index)?;
+            let moving = Moving { group: self, sequence };
             let step = ring::step(collective, size, self.me, index);
             let chunk = ring::chunk(mine.len(), size, step.chunk);
             let from = (self.global(predecessor), theirs.part(chunk.clone()));
             let to = (self.global(self.me), mine.part(chunk));
             self.move_elements(collective.operation(), step.action, from, to);
+            // A finished step ends the move, too.
+            std::mem::forget(moving);
             self.finish_step(collective, sequence);
         }
-        self.await_successor(collective, sequence);
+        self.await_successor(collective, sequence)?;
         self.shared.lock().leave_collective(sequence);
+        Some(())
     }
 
-    fn begin_wait(&self, sequence: u64, mine: Region) {
+    fn begin_wait(&self, sequence: u64, mine: Region) -> Option<()> {
         let mut transfers = self.shared.lock();
+        if self.has_failed() {
+            return None;
+        }
         let member = &mut transfers.collective(sequence).members[self.me];
         assert_eq!(member.region, Some(mine), "a collective is waited for in the group that started it");
         member.waits = true;
+        Some(())
     }
 
-    /// Waits until the predecessor is ready for this rank's step `index`. Returns the predecessor's memory.
-    fn await_predecessor(&self, collective: Collective, sequence: u64, index: usize) -> Region {
+    /// Waits until the predecessor is ready for this rank's step `index`. Returns the predecessor's memory, and marks that this
+    /// rank moves it.
+    fn await_predecessor(&self, collective: Collective, sequence: u64, index: usize) -> Option<Region> {
         let predecessor = self.predecessor();
         let ready = |transfers: &mut Transfers| {
-            let member = &transfers.collective(sequence).members[predecessor];
-            member.region.filter(|_| member.steps >= index)
+            let members = &mut transfers.collective(sequence).members;
+            let member = &members[predecessor];
+            let theirs = member.region.filter(|_| member.steps >= index)?;
+            members[self.me].moving = true;
+            Some(theirs)
         };
         let missing =
             |transfers: &mut Transfers| self.missing_ranks(transfers.collective(sequence), predecessor);
@@ -156,14 +186,14 @@ impl ThreadsGroup {
     }
 
     /// Waits until the successor has read all that it needs from this rank.
-    fn await_successor(&self, collective: Collective, sequence: u64) {
+    fn await_successor(&self, collective: Collective, sequence: u64) -> Option<()> {
         let (successor, steps) = (self.successor(), ring::step_count(collective, self.size()));
         let ready = |transfers: &mut Transfers| {
             (transfers.collective(sequence).members[successor].steps == steps).then_some(())
         };
         let missing =
             |transfers: &mut Transfers| self.missing_ranks(transfers.collective(sequence), successor);
-        self.sleep_until(self.collective(collective, sequence), ready, missing);
+        self.sleep_until(self.collective(collective, sequence), ready, missing)
     }
 
     fn finish_step(&self, collective: Collective, sequence: u64) {
@@ -171,6 +201,7 @@ impl ThreadsGroup {
             let mut transfers = self.shared.lock();
             let member = &mut transfers.collective(sequence).members[self.me];
             member.steps += 1;
+            member.moving = false;
             member.steps
         };
         self.shared.wake(self.successor());
@@ -188,26 +219,41 @@ impl ThreadsGroup {
     }
 
     fn collective(&self, collective: Collective, sequence: u64) -> Activity {
-        Activity::Collective { group: self.shared.name, collective, sequence }
+        Activity::Collective { group: self.shared.group, collective, sequence }
     }
 
-    /// Describes which ranks the others wait for: those that have not started or waited, or else the neighbour.
-    fn missing_ranks(&self, active: &ActiveCollective, neighbour: usize) -> String {
-        let ranks = |absent: fn(&MemberProgress) -> bool| {
-            let members = (0..self.size()).filter(|&member| absent(&active.members[member]));
-            members.map(|member| self.global(member).to_string()).collect::<Vec<_>>().join(", ")
+    /// Describes which ranks the others wait for: those that have not started or waited, or else the neighbour. The first of
+    /// them is returned, too.
+    fn missing_ranks(&self, active: &ActiveCollective, neighbour: usize) -> (usize, String) {
+        let members = |absent: fn(&MemberProgress) -> bool| -> Vec<usize> {
+            (0..self.size()).filter(|&member| absent(&active.members[member])).collect()
+        };
+        let names = |members: &[usize]| {
+            members.iter().map(|&member| self.global(member).to_string()).collect::<Vec<_>>().join(", ")
         };
         let (not_started, not_waiting) =
-            (ranks(|member| member.region.is_none()), ranks(|member| !member.waits));
-        if !not_started.is_empty() {
-            format!("not started by rank {not_started}")
-        } else if !not_waiting.is_empty() {
-            format!("started but not waited for by rank {not_waiting}")
+            (members(|member| member.region.is_none()), members(|member| !member.waits));
+        if let Some(&first) = not_started.first() {
+            (first, format!("not started by rank {}", names(&not_started)))
+        } else if let Some(&first) = not_waiting.first() {
+            (first, format!("started but not waited for by rank {}", names(&not_waiting)))
         } else {
             let steps = ring::step_count(active.signature.collective, self.size());
             let done = active.members[neighbour].steps;
-            format!("rank {} has done {done} of {steps} steps", self.global(neighbour))
+            (neighbour, format!("rank {} has done {done} of {steps} steps", self.global(neighbour)))
         }
+    }
+}
+
+/// Ends a move of this rank if it panics, so that the owner of the memory does not wait for it for ever.
+struct Moving<'a> {
+    group: &'a ThreadsGroup,
+    sequence: u64,
+}
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.group.shared.lock().collective(self.sequence).members[self.group.me].moving = false;
     }
 }
 

@@ -1,6 +1,5 @@
 //! A rank's membership in a group, and the only place where a rank waits.
 
-use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
@@ -8,17 +7,19 @@ use std::time::{Duration, Instant};
 
 use kintsugi_tensor::{Backend, Buffer, View};
 
+use super::WorldState;
 use super::group_state::{GroupState, Transfers};
-use super::memory::{self, Region, SharedGpu};
 use super::message::MessageEnd;
-use super::{RankFailure, World};
+use super::shared_gpu::SharedGpu;
+use crate::activity::Activity;
+use crate::region::{self, Region};
 use crate::ring::Action;
-use crate::{Collective, Communicator, Operation, Pending, Tag, TransferKind};
+use crate::{Collective, Communicator, Operation, Pending, RankFailure, Tag, TransferKind};
 
 /// A rank's membership in a group of threads.
 #[derive(Clone, Debug)]
 pub struct ThreadsGroup {
-    pub(super) world: Arc<World>,
+    pub(super) world: Arc<WorldState>,
     pub(super) shared: Arc<GroupState>,
     /// This rank's index in the group.
     pub(super) me: usize,
@@ -29,28 +30,8 @@ pub struct ThreadsGroup {
 /// The longest time that a rank waits before it checks the timeout.
 const SLICE: Duration = Duration::from_millis(200);
 
-/// What a rank is doing, for error messages.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Activity {
-    Collective { group: &'static str, collective: Collective, sequence: u64 },
-    Message { group: &'static str, from: usize, to: usize, tag: Tag },
-}
-
-impl fmt::Display for Activity {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Activity::Collective { group, collective, sequence } => {
-                write!(f, "{} number {sequence} of group {group}", collective.operation().name())
-            }
-            Activity::Message { group, from, to, tag } => {
-                write!(f, "send from rank {from} to rank {to} with tag {tag} of group {group}")
-            }
-        }
-    }
-}
-
 impl ThreadsGroup {
-    pub(super) fn new(world: Arc<World>, shared: Arc<GroupState>, me: usize) -> Self {
+    pub(super) fn new(world: Arc<WorldState>, shared: Arc<GroupState>, me: usize) -> Self {
         ThreadsGroup { world, shared, me, gpu: None }
     }
 
@@ -70,7 +51,7 @@ impl ThreadsGroup {
     ) {
         match &self.gpu {
             Some(gpu) => gpu.move_elements(action, from.1, to.1),
-            None => memory::move_elements(action, from.1, to.1),
+            None => region::move_elements(action, from.1, to.1),
         }
         self.world.charge(operation, from.0, to.0, from.1.bytes());
     }
@@ -88,8 +69,8 @@ impl ThreadsGroup {
         self.shared.members[member]
     }
 
-    /// Waits until `ready` returns a value. Panics if the world stops, or at the timeout. The message of a timeout has the
-    /// text of `missing`, which names the missing ranks.
+    /// Waits until `ready` returns a value. `None` if the world stops, or at the timeout, which stops it. The reason of a
+    /// timeout is what `missing` returns: the rank that is missing, and what it has not done.
     ///
     /// The rank waits in short intervals, and each counts for at most its own length. So the time during which the whole
     /// process is stopped, as by SIGSTOP, does not count towards the timeout.
@@ -97,20 +78,24 @@ impl ThreadsGroup {
         &self,
         during: Activity,
         mut ready: impl FnMut(&mut Transfers) -> Option<T>,
-        missing: impl Fn(&mut Transfers) -> String,
-    ) -> T {
-        let timeout = self.world.timeout();
+        missing: impl Fn(&mut Transfers) -> (usize, String),
+    ) -> Option<T> {
+        let timeout = self.world.timeout;
         let mut left = timeout;
         let mut transfers = self.shared.lock();
         loop {
-            self.assert_running(during);
+            // Under the lock: a rank that sees the failure and then takes the lock knows that no move begins any more.
+            if self.has_failed() {
+                return None;
+            }
             if let Some(found) = ready(&mut transfers) {
-                return found;
+                return Some(found);
             }
             if left.is_zero() {
-                let reason = format!("after {timeout:?}, {}", missing(&mut transfers));
+                let (peer, reason) = missing(&mut transfers);
                 drop(transfers);
-                self.fail(during, reason);
+                self.fail(during, peer, format!("after {timeout:?}, {reason}"));
+                return None;
             }
             let (begun, slice) = (Instant::now(), left.min(SLICE));
             let condvar = self.shared.condvar(self.me);
@@ -119,18 +104,25 @@ impl ThreadsGroup {
         }
     }
 
-    /// Panics if the world has stopped.
-    pub(super) fn assert_running(&self, during: Activity) {
-        if let Some(failure) = self.world.failure() {
-            panic!("rank {} stops in {during}: {failure}", self.global(self.me));
+    /// After a failure: waits until `unused` is true, which a rank in the middle of a move soon makes it.
+    pub(super) fn leave_after_failure(&self, unused: impl Fn(&mut Transfers) -> bool) {
+        let mut transfers = self.shared.lock();
+        while !unused(&mut transfers) {
+            let condvar = self.shared.condvar(self.me);
+            let waited = condvar.wait_timeout(transfers, Duration::from_millis(1));
+            transfers = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Stops the world.
-    pub(super) fn fail(&self, during: Activity, reason: String) -> ! {
-        let failure = RankFailure { rank: self.global(self.me), during: during.to_string(), reason };
-        self.world.abort(failure.clone());
-        panic!("{failure}");
+    /// Whether the world has stopped.
+    pub(super) fn has_failed(&self) -> bool {
+        self.world.failure.get().is_some()
+    }
+
+    /// Stops the world. `peer` is the member of the group that this rank waited for.
+    pub(super) fn fail(&self, during: Activity, peer: usize, reason: String) {
+        let (me, peer) = (self.global(self.me), self.global(peer));
+        self.world.abort(RankFailure::in_transfer(me, during.to_string(), peer, reason));
     }
 
     fn start_message(&self, end: MessageEnd, peer: usize, tag: Tag, buffer: Buffer) -> Pending {
@@ -171,5 +163,9 @@ impl Communicator for ThreadsGroup {
             TransferKind::Message { sequence } => self.pass_message(sequence, region),
         }
         pending.finish()
+    }
+
+    fn failure(&self) -> Option<RankFailure> {
+        self.world.failure.get().cloned()
     }
 }

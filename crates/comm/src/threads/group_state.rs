@@ -5,6 +5,8 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 
+use kintsugi_spec::Group;
+
 use super::collective::{ActiveCollective, MemberProgress};
 use super::lock;
 use super::message::ActiveMessage;
@@ -12,7 +14,7 @@ use super::message::ActiveMessage;
 /// The shared state of a group.
 #[derive(Debug)]
 pub(super) struct GroupState {
-    pub(super) name: &'static str,
+    pub(super) group: Group,
     /// The group's ranks of the world, in group order.
     pub(super) members: Vec<usize>,
     transfers: Mutex<Transfers>,
@@ -40,7 +42,7 @@ pub(super) struct Transfers {
 pub(super) const PREALLOCATED: usize = 32;
 
 impl GroupState {
-    pub(super) fn new(name: &'static str, members: Vec<usize>) -> Self {
+    pub(super) fn new(group: Group, members: Vec<usize>) -> Self {
         let transfers = Transfers {
             started: vec![0; members.len()],
             collectives: Vec::with_capacity(PREALLOCATED),
@@ -49,7 +51,7 @@ impl GroupState {
             message_count: 0,
         };
         let condvars = members.iter().map(|_| Condvar::new()).collect();
-        GroupState { name, members, transfers: Mutex::new(transfers), condvars }
+        GroupState { group, members, transfers: Mutex::new(transfers), condvars }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Transfers> {

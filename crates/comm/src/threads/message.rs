@@ -5,9 +5,9 @@
 //! end that found the message `Open` accesses the memory, and both ends leave when it is `Done`.
 
 use super::ThreadsGroup;
-use super::group::Activity;
 use super::group_state::Transfers;
-use super::memory::Region;
+use crate::activity::Activity;
+use crate::region::Region;
 use crate::ring::Action;
 use crate::{Communicator, Operation, Tag};
 
@@ -83,7 +83,7 @@ impl Transfers {
 }
 
 impl ThreadsGroup {
-    /// Starts one end of a message: publishes the address of this rank's elements.
+    /// Starts one end of a message: publishes the address of this rank's elements. After a failure it does nothing.
     pub(super) fn join_message(&self, end: MessageEnd, peer: usize, tag: Tag, region: Region) -> u64 {
         let route = match end {
             MessageEnd::Sender => Route { from: self.me, to: peer, tag },
@@ -93,11 +93,13 @@ impl ThreadsGroup {
             peer < self.size() && peer != self.me,
             "rank {} of group {} cannot exchange a message with rank {peer} of {}",
             self.me,
-            self.shared.name,
+            self.shared.group,
             self.size()
         );
-        self.assert_running(self.message(route));
         let mut transfers = self.shared.lock();
+        if self.has_failed() {
+            return UNREGISTERED;
+        }
         let message = transfers.join(route, end);
         let (sequence, mut ends) = (message.sequence, message.ends);
         ends[end as usize] = Some(region);
@@ -106,7 +108,8 @@ impl ThreadsGroup {
         {
             drop(transfers);
             let (sent, received) = (shape(sent), shape(received));
-            self.fail(self.message(route), format!("{sent} are sent and {received} received"));
+            self.fail(self.message(route), peer, format!("{sent} are sent and {received} received"));
+            return UNREGISTERED;
         }
         message.ends = ends;
         drop(transfers);
@@ -114,10 +117,24 @@ impl ThreadsGroup {
         sequence
     }
 
-    /// Moves the message's data, or waits until the other end has moved it.
+    /// Moves the message's data, or waits until the other end has moved it. Returns when the other end does not use this rank's
+    /// elements, even after a failure.
     pub(super) fn pass_message(&self, sequence: u64, region: Region) {
+        if self.move_message(sequence, region).is_none() {
+            self.leave_after_failure(|transfers| {
+                let mut messages = transfers.messages.iter();
+                !messages.any(|message| message.sequence == sequence && message.state == MessageState::Moving)
+            });
+        }
+    }
+
+    /// `None` if the world stops.
+    fn move_message(&self, sequence: u64, region: Region) -> Option<()> {
         let route = {
             let mut transfers = self.shared.lock();
+            if self.has_failed() {
+                return None;
+            }
             let message = transfers.message(sequence);
             assert!(
                 message.ends.contains(&Some(region)),
@@ -139,22 +156,39 @@ impl ThreadsGroup {
             }
         };
         let missing = |transfers: &mut Transfers| match transfers.message(sequence).state {
-            MessageState::Open => format!("not started by rank {}", self.global(peer)),
+            MessageState::Open => (peer, format!("not started by rank {}", self.global(peer))),
             MessageState::Moving | MessageState::Done => {
-                format!("rank {} is still moving it", self.global(peer))
+                (peer, format!("rank {} is still moving it", self.global(peer)))
             }
         };
-        if let Some((from, to)) = self.sleep_until(during, ready, missing) {
+        if let Some((from, to)) = self.sleep_until(during, ready, missing)? {
+            let moving = Moving { group: self, sequence };
             let (from, to) = ((self.global(route.from), from), (self.global(route.to), to));
             self.move_elements(Operation::Send, Action::Copy, from, to);
-            self.shared.lock().message(sequence).state = MessageState::Done;
+            drop(moving);
             self.shared.wake(peer);
         }
         self.shared.lock().leave_message(sequence);
+        Some(())
     }
 
     fn message(&self, Route { from, to, tag }: Route) -> Activity {
-        Activity::Message { group: self.shared.name, from: self.global(from), to: self.global(to), tag }
+        Activity::Message { group: self.shared.group, from: self.global(from), to: self.global(to), tag }
+    }
+}
+
+/// The number of a message that was never started because of a failure.
+const UNREGISTERED: u64 = u64::MAX;
+
+/// Ends the move of a message, even if it panics, so that the other end does not wait for it for ever.
+struct Moving<'a> {
+    group: &'a ThreadsGroup,
+    sequence: u64,
+}
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.group.shared.lock().message(self.sequence).state = MessageState::Done;
     }
 }
 

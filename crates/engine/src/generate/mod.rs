@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use kintsugi_plan::Plan;
 use kintsugi_rank::{Purpose, Store};
 
-use crate::job::run_for;
+use crate::job::run_ranks;
 use crate::threads::spawn;
-use crate::{Job, JobError, MemoryChoice, Worker};
+use crate::{Job, JobError, MemoryChoice, RankError, Worker};
 use batch::{StopCondition, TextBatch};
 
 /// What to generate.
@@ -77,18 +77,19 @@ pub fn generate(
     mut on_token: impl FnMut(NewToken),
 ) -> Result<GenerationResult, GenerateError> {
     check_prompts(plan, prompts, options)?;
-    let job = Job { plan: Arc::new(plan.clone()), memory: options.memory.clone(), fault: None };
+    let job = Job::new(Arc::new(plan.clone()), options.memory.clone());
+    let world = job.world();
     let mut tokens = vec![Vec::new(); prompts.len()];
     let (sender, received) = channel();
     let events = Mutex::new(Some(sender));
     let times = thread::scope(|scope| {
         let running = spawn(scope, "job", || {
-            let times = run_for(Purpose::Inference, &job, |worker| {
+            let times = run_ranks(Purpose::Inference, &job, &world, |worker| {
                 worker.load(weights)?;
                 // One rank of each replica reports.
                 let reports = worker.at.pp == 0 && worker.at.tp == 0;
                 let events = reports.then(|| events.lock().expect("nobody panics with it").clone()).flatten();
-                Ok(generate_rank(worker, plan, prompts, options, events.as_ref()))
+                generate_rank(worker, plan, prompts, options, events.as_ref())
             });
             drop(events.lock().map(|mut events| events.take()));
             times
@@ -121,7 +122,7 @@ fn generate_rank(
     prompts: &[Vec<u32>],
     options: &GenerateOptions,
     events: Option<&Sender<NewToken>>,
-) -> Times {
+) -> Result<Times, RankError> {
     let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
     let end = StopCondition { tokens: options.tokens, at: options.end_at.clone() };
     let mut times = Times::default();
@@ -133,7 +134,7 @@ fn generate_rank(
         while let Some(new) = batch.next_step() {
             let begun = Instant::now();
             worker.rank.expect_tokens(new);
-            worker.run(&program, &mut batch, |_, _| {});
+            worker.run(&program, &mut batch, |_, _| {})?;
             let chosen = worker.rank.chosen();
             *time += begun.elapsed();
             time = &mut times.tokens;
@@ -146,5 +147,5 @@ fn generate_rank(
         }
         worker.rank.end_generation();
     }
-    times
+    Ok(times)
 }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use kintsugi_comm::{Collective, Communicator, Pending, Tag};
-use kintsugi_plan::{Coordinate, Op, Over, Plan, Program};
+use kintsugi_comm::{Collective, Communicator, Pending, RankFailure, Tag};
+use kintsugi_plan::{Coordinate, Group, Op, Plan, Program};
 use kintsugi_rank::{Groups, Rank, SUMS};
 use kintsugi_tensor::{Backend, Buffer, View};
 
@@ -55,9 +55,9 @@ impl Fault {
 
     pub(crate) fn in_program(self, mut program: Program) -> Program {
         match self {
-            Fault::UnreducedNorm => program.ops.retain(|op| !reduces(op, Over::Tensor)),
+            Fault::UnreducedNorm => program.ops.retain(|op| !reduces(op, Group::TENSOR)),
             Fault::TiedTwice => {
-                let twice = |op| std::iter::repeat_n(op, if reduces(&op, Over::Tied) { 2 } else { 1 });
+                let twice = |op| std::iter::repeat_n(op, if reduces(&op, Group::Tied) { 2 } else { 1 });
                 // Start and wait are adjacent. After doubling they must alternate.
                 program.ops = program.ops.into_iter().flat_map(twice).collect();
                 alternate(&mut program.ops);
@@ -78,13 +78,13 @@ impl Fault {
     }
 }
 
-fn reduces(op: &Op, wanted: Over) -> bool {
+fn reduces(op: &Op, wanted: Group) -> bool {
     matches!(op, Op::ReduceStart { over, .. } | Op::ReduceWait { over, .. } if *over == wanted)
 }
 
 /// Turns start, start, wait, wait of the tied reduction into start, wait, start, wait.
 fn alternate(ops: &mut [Op]) {
-    if let Some(first) = ops.iter().position(|op| reduces(op, Over::Tied)) {
+    if let Some(first) = ops.iter().position(|op| reduces(op, Group::Tied)) {
         ops.swap(first + 1, first + 2);
     }
 }
@@ -135,5 +135,9 @@ impl Communicator for ScalingGroup {
             self.scale(buffer.view(), self.output_factor);
         }
         buffer
+    }
+
+    fn failure(&self) -> Option<RankFailure> {
+        self.group.failure()
     }
 }

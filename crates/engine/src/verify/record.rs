@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kintsugi_comm::Connection;
 use kintsugi_data::Split;
 use kintsugi_plan::{Op, Plan};
 use kintsugi_rank::{UnitValues, WholeParameters, assemble};
 use kintsugi_tensor::ops::control;
+use serde::{Deserialize, Serialize};
 
 use crate::source::{BatchReader, StepTokens, dataset};
 use crate::verify::Fault;
@@ -29,6 +31,7 @@ pub struct Recording {
     pub rotated: [usize; 2],
 }
 
+#[derive(Serialize, Deserialize)]
 struct RankRecording {
     losses: Vec<f64>,
     norms: Vec<f64>,
@@ -36,10 +39,16 @@ struct RankRecording {
     weights: Vec<UnitValues>,
 }
 
-/// Runs a plan for `plan.run.steps` steps and records it.
-pub fn record(plan: &Plan, memory: MemoryChoice, fault: Option<Fault>) -> Result<Recording, TrainError> {
+/// Runs a plan for `plan.run.steps` steps and records it. If the ranks are processes, every process calls it, and the process
+/// of rank 0 gets the recording.
+pub fn record(
+    plan: &Plan,
+    memory: MemoryChoice,
+    connection: Connection,
+    fault: Option<Fault>,
+) -> Result<Option<Recording>, TrainError> {
     let dataset = dataset(plan)?;
-    let job = Job { plan: Arc::new(plan.clone()), memory, fault };
+    let job = Job { connection, fault, ..Job::new(Arc::new(plan.clone()), memory) };
     let ranks = run_job(&job, |worker| {
         worker.rank.initialise(plan.run.seed);
         let program = worker.program(plan);
@@ -56,25 +65,26 @@ pub fn record(plan: &Plan, memory: MemoryChoice, fault: Option<Fault>) -> Result
                     let values = recording.gradients.iter_mut().flat_map(|piece| &mut piece.values);
                     values.for_each(|value| *value /= scale);
                 }
-            });
+            })?;
             recording.losses.push(worker.rank.control(control::LOSS));
             recording.norms.push(worker.rank.control(control::NORM));
         }
         recording.weights = worker.rank.weights();
         Ok(recording)
     })?;
+    let Some(ranks) = ranks else { return Ok(None) };
     let (losses, norms) = (ranks[0].losses.clone(), ranks[0].norms.clone());
     let all = |pieces: fn(&RankRecording) -> &Vec<UnitValues>| {
         ranks.iter().flat_map(pieces).cloned().collect::<Vec<_>>()
     };
     let gradients = assemble(plan, &all(|rank| &rank.gradients));
     let weights = assemble(plan, &all(|rank| &rank.weights));
-    Ok(Recording {
+    Ok(Some(Recording {
         losses,
         norms,
         gradients: gradients.whole,
         weights: weights.whole,
         diverged: &gradients.diverged | &weights.diverged,
         rotated: [plan.model.rotary_dims(), plan.model.head_dim],
-    })
+    }))
 }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
-use kintsugi_comm::threads::World;
+use kintsugi_comm::threads::ThreadsWorld;
 use kintsugi_comm::{Communicator, Solo};
 use kintsugi_model::{Context, embedding, head, layer};
 use kintsugi_plan::parameters::{ParameterKind, Placed, TensorSplit, UnitLayout};
-use kintsugi_plan::{BackwardPart, Plan, Unit};
+use kintsugi_plan::{BackwardPart, Group, Plan, Unit};
 use kintsugi_spec::Topology;
 
 use crate::lab::{Lab, MODELS, UnitInLab, plan, shape};
@@ -110,13 +110,12 @@ impl Model<'_> {
 
 /// The same pass on every rank of a world of [`TP`].
 fn parallel_passes(plan: &Plan, part: BackwardPart) -> Vec<Pass> {
-    let world = World::new(Topology::ONE_NODE, TP);
-    // A rank whose peer has panicked would otherwise wait for minutes.
-    world.set_timeout(Duration::from_secs(60));
+    // A rank whose peer has panicked would otherwise wait for ever.
+    let world = ThreadsWorld::new(Topology::ONE_NODE, TP, Duration::from_secs(60));
     let members: Vec<usize> = (0..TP).collect();
     let (world, members) = (&world, &members);
     thread::scope(|scope| {
-        let run = |rank| move || pass(plan, &world.group("tp", members, rank), part);
+        let run = |rank| move || pass(plan, &world.host_group(Group::TENSOR, members, rank), part);
         let threads: Vec<_> = (0..TP).map(|rank| scope.spawn(run(rank))).collect();
         threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
     })

@@ -5,7 +5,7 @@ use kintsugi_spec::{Level, Topology};
 use super::error::{ConfigError, invalid, unavailable, within};
 use super::raw::RawSharding;
 use super::words::{Quantize, ShardLevel};
-use crate::{Axis, Coordinate, Mesh, Sharding, When};
+use crate::{Coordinate, Group, Mesh, Sharding, When};
 
 /// How far weights, gradients and states are sharded, and when they move.
 pub(super) fn resolve(raw: &RawSharding, mesh: Mesh, topology: Topology) -> Result<Sharding, ConfigError> {
@@ -80,7 +80,7 @@ fn shards(field: &str, level: ShardLevel, mesh: Mesh, topology: Topology) -> Res
         Some(links) => move |a: usize, b: usize| topology.level(a, b) <= links,
     };
     let starts = (0..mesh.pp).flat_map(|pp| (0..mesh.tp).map(move |tp| Coordinate { pp, dp: 0, tp }));
-    let groups: Vec<Vec<usize>> = starts.map(|at| mesh.group(Axis::Data, at)).collect();
+    let groups: Vec<Vec<usize>> = starts.map(|at| mesh.group(Group::DATA, at, topology)).collect();
     if groups.iter().all(|group| joined(group[0], group[mesh.dp - 1])) {
         return Ok(mesh.dp);
     }

@@ -116,7 +116,6 @@ fn clip(norm: f64) -> Result<f64, ConfigError> {
 }
 
 pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
-    check_available(raw)?;
     let device = raw.device.unwrap_or(DeviceKind::Cpu);
     Ok(Run {
         steps: within("run.steps", raw.steps.unwrap_or(100), 0..=MOST_STEPS)?,
@@ -138,17 +137,17 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
         deterministic: raw.deterministic.unwrap_or(device == DeviceKind::Cpu),
         graph: raw.graph.unwrap_or(true),
         device,
-        transport: Transport::Threads,
+        transport: transport(raw)?,
     })
 }
 
-fn check_available(raw: &RawRun) -> Result<(), ConfigError> {
+fn transport(raw: &RawRun) -> Result<Transport, ConfigError> {
     match raw.transport {
-        Some(TransportName::Mpi) => return Err(unavailable("run.transport", "\"mpi\"", "\"threads\"")),
-        Some(TransportName::Nccl) => return Err(unavailable("run.transport", "\"nccl\"", "\"threads\"")),
-        Some(TransportName::Threads) | None => {}
+        Some(TransportName::Nccl) => Err(unavailable("run.transport", "\"nccl\"", "\"mpi\"")),
+        Some(TransportName::Mpi) => Ok(Transport::Mpi),
+        Some(TransportName::Threads) => Ok(Transport::Threads),
+        Some(TransportName::Auto) | None => Ok(Transport::Auto),
     }
-    Ok(())
 }
 
 /// Where a run writes.

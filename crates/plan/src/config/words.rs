@@ -51,6 +51,7 @@ pub(super) enum OptimizerName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Transport {
+    Auto,
     Threads,
     Mpi,
     Nccl,

@@ -1,11 +1,11 @@
 //! The end of a step: tied copies, global norm and loss, update, and the gathering of updated weights.
 
-use crate::{Op, Over, Plan, Unit};
+use crate::{Group, Op, Plan, Unit};
 
 /// What follows the last pass of a training step.
 pub(super) fn step(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
     if plan.holds_tied_copy(stage) {
-        let (unit, over) = (Unit::Table, Over::Tied);
+        let (unit, over) = (Unit::Table, Group::Tied);
         tail.extend([Op::ReduceStart { unit, over }, Op::ReduceWait { unit, over }]);
     }
     tail.push(Op::Measure);

@@ -7,7 +7,7 @@
 
 use super::by_unit::ByUnit;
 use super::{Draft, Place};
-use crate::{Op, Over, Plan, Unit, When};
+use crate::{Group, Op, Plan, Unit, When};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     if plan.mesh.dp == 1 && !(plan.sequence_parallel && plan.mesh.tp > 1) {
@@ -85,7 +85,7 @@ impl LastWrites {
 }
 
 /// What each unit of a stage is reduced over, in order. Copies of a tied table are left to the end of the step.
-fn reductions(plan: &Plan, stage: usize) -> ByUnit<[Option<Over>; 2]> {
+fn reductions(plan: &Plan, stage: usize) -> ByUnit<[Option<Group>; 2]> {
     let mut all = ByUnit::all(plan, [None; 2]);
     for unit in plan.stage_units(stage) {
         let has_replicated = || plan.layout(unit).replicated > 0;

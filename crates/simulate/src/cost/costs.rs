@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use kintsugi_comm::Collective;
 use kintsugi_comm::paper::{Entry, Transfer as Movement};
-use kintsugi_plan::{Axis, BackwardPart, Block, MessageKind, Op, Over, Plan, Unit};
+use kintsugi_plan::{Axis, BackwardPart, Block, Group, MessageKind, Op, Plan, Unit};
 use kintsugi_spec::{FrameworkSpec, Level};
 
 use super::device::DeviceModel;
-use super::links::{Among, Links};
+use super::links::Links;
 use super::sharing::Sharing;
 use super::trace::{OpTrace, Trace, cut_down, kind, trace};
 use crate::graph::StageOp;
@@ -280,14 +280,14 @@ impl Costs {
             }
             cost
         };
-        let tied = ops.get(&Op::ReduceStart { unit: Unit::Table, over: Over::Tied });
+        let tied = ops.get(&Op::ReduceStart { unit: Unit::Table, over: Group::Tied });
         let part =
             |wanted| ops.iter().filter(move |(op, _)| source(**op) == wanted).map(|(&op, &cost)| (op, cost));
         let units = UnitCosts {
             stage_ops: (0..plan.mesh.pp)
                 .map(|stage| StageOp::ALL.map(|(_, op)| stage_op(stage, op)))
                 .collect(),
-            sums: [Among::Pipeline, Among::Data, Among::Tensor].map(|among| pricing.sum(among)),
+            sums: [Group::PIPELINE, Group::DATA, Group::TENSOR].map(|group| pricing.sum(group)),
             tied: tied.and_then(|cost| cost.started).unwrap_or((Level::Node, 0)),
             interference: (plan.framework.interference * 1024.0) as u64,
             fixed: picoseconds(plan.framework.step),
@@ -339,8 +339,8 @@ impl Pricing<'_> {
         self.sharing.map_or(1.0, |sharing| sharing.slower)
     }
 
-    fn sum(&self, among: Among) -> Transfer {
-        let (level, seconds) = self.links.collective(among, Collective::AllReduce, 12.0);
+    fn sum(&self, group: Group) -> Transfer {
+        let (level, seconds) = self.links.collective(group, Collective::AllReduce, 12.0);
         (level, picoseconds(seconds * self.slower()))
     }
 
@@ -385,7 +385,7 @@ fn starts_a_transfer(op: Op) -> bool {
 fn collective(entry: Entry, links: &Links, whole: bool) -> Option<(Level, f64)> {
     let Movement::Collective(collective) = entry.transfer else { return None };
     let collective = if whole { Collective::AllReduce } else { collective };
-    Some(links.collective(Among::group(entry.group), collective, (entry.len * entry.dtype.bytes()) as f64))
+    Some(links.collective(entry.group, collective, (entry.len * entry.dtype.bytes()) as f64))
 }
 
 /// The bytes of a message between stages, as the first stage sends it.
@@ -409,7 +409,7 @@ mod tests {
         let sum = |whole: bool| {
             let plan = ConfigSource::text(file).set(format!("framework.whole_sums={whole}")).plan().unwrap();
             let device = DeviceModel::new(&plan.cluster.device, &plan.framework).unwrap();
-            let op = Op::ReduceStart { unit: Unit::Layer(0), over: Over::Data };
+            let op = Op::ReduceStart { unit: Unit::Layer(0), over: Group::DATA };
             CostCache::new(&device).of(&plan).of(0, op).started.expect("it starts a transfer").1
         };
         let (whole, shard) = (sum(true), sum(false));

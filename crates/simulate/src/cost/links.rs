@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use kintsugi_comm::Collective;
 use kintsugi_plan::{Coordinate, Mesh};
-use kintsugi_spec::{ClusterSpec, FrameworkSpec, Level, LinkSpec, Topology};
+use kintsugi_spec::{ClusterSpec, FrameworkSpec, Group, Level, LinkSpec, Span, Topology};
 
 /// The links of a cluster under a mesh.
 #[derive(Clone, Debug)]
@@ -20,10 +20,10 @@ pub struct Links {
     handshake: f64,
     whole_sums: bool,
     trees: bool,
-    tensor: Group,
-    data: Group,
-    tied: Group,
-    pipeline: Group,
+    tensor: GroupLinks,
+    data: GroupLinks,
+    tied: GroupLinks,
+    pipeline: GroupLinks,
 }
 
 /// What a level's links reach.
@@ -34,39 +34,13 @@ struct Speed {
     start: f64,
 }
 
-/// A group of ranks as its slowest member sees it.
+/// The links of a group of ranks, as its slowest member sees them.
 #[derive(Clone, Copy, Debug)]
-struct Group {
+struct GroupLinks {
     ranks: usize,
     nodes: usize,
     level: Level,
     bandwidth: f64,
-}
-
-/// Which ranks a collective is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Among {
-    /// The parts of every matrix.
-    Tensor,
-    /// The replicas.
-    Data,
-    /// The stages.
-    Pipeline,
-    /// First and last stage.
-    Tied,
-}
-
-impl Among {
-    /// The ranks of a group by its name.
-    pub fn group(name: &str) -> Self {
-        match name {
-            "tp" => Among::Tensor,
-            "dp" => Among::Data,
-            "pp" => Among::Pipeline,
-            "tied" => Among::Tied,
-            other => unreachable!("there is no group {other}"),
-        }
-    }
 }
 
 /// How a collective moves its data.
@@ -112,22 +86,22 @@ impl Links {
     }
 
     /// Seconds of a collective over `bytes` in sum, and the level it keeps busy.
-    pub fn collective(&self, among: Among, collective: Collective, bytes: f64) -> (Level, f64) {
-        let group = self.group(among);
-        if group.ranks < 2 {
+    pub fn collective(&self, group: Group, collective: Collective, bytes: f64) -> (Level, f64) {
+        let links = self.group(group);
+        if links.ranks < 2 {
             return (Level::Package, 0.0);
         }
         let phases = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
-        let one = match self.algorithm(among, collective, bytes) {
-            Algorithm::Ring => self.ring(group, bytes),
-            Algorithm::Tree => self.tree(group, bytes),
+        let one = match self.algorithm(group, collective, bytes) {
+            Algorithm::Ring => self.ring(links, bytes),
+            Algorithm::Tree => self.tree(links, bytes),
         };
-        (group.level, self.levels[group.level as usize].start + phases * one)
+        (links.level, self.levels[links.level as usize].start + phases * one)
     }
 
     /// The algorithm of a collective over `bytes`: both its seconds and its traffic follow from it.
-    pub fn algorithm(&self, among: Among, collective: Collective, bytes: f64) -> Algorithm {
-        let group = self.group(among);
+    pub fn algorithm(&self, group: Group, collective: Collective, bytes: f64) -> Algorithm {
+        let group = self.group(group);
         // Trees reduce and broadcast; nobody gathers or scatters over them.
         let tree = self.trees && collective == Collective::AllReduce;
         if tree && self.tree(group, bytes) < self.ring(group, bytes) {
@@ -138,20 +112,20 @@ impl Links {
     }
 
     /// Seconds of one phase over a ring.
-    fn ring(&self, group: Group, bytes: f64) -> f64 {
+    fn ring(&self, group: GroupLinks, bytes: f64) -> f64 {
         let (n, nodes) = (group.ranks as f64, group.nodes as f64);
         let outer = self.levels[Level::Cluster as usize].latency;
         bytes * (n - 1.0) / n / group.bandwidth + self.inside_a_node(group) + outer * (nodes - 1.0)
     }
 
     /// Seconds of one phase over a tree.
-    fn tree(&self, group: Group, bytes: f64) -> f64 {
+    fn tree(&self, group: GroupLinks, bytes: f64) -> f64 {
         let outer = self.levels[Level::Cluster as usize].latency;
         bytes / group.bandwidth + self.inside_a_node(group) + outer * (group.nodes as f64).log2().ceil()
     }
 
     /// Seconds of the hops inside a node.
-    fn inside_a_node(&self, group: Group) -> f64 {
+    fn inside_a_node(&self, group: GroupLinks) -> f64 {
         let hops = (group.ranks as f64 / group.nodes as f64 - 1.0).max(0.0);
         self.levels[Level::Node as usize].latency * hops
     }
@@ -169,16 +143,19 @@ impl Links {
         let speed = self.levels[level as usize];
         let parts = if scattered { self.mesh.tp as f64 } else { 1.0 };
         let gather =
-            if scattered { self.collective(Among::Tensor, Collective::AllGather, bytes).1 } else { 0.0 };
+            if scattered { self.collective(Group::TENSOR, Collective::AllGather, bytes).1 } else { 0.0 };
         (level, self.handshake + speed.start + speed.latency + bytes / parts / speed.bandwidth + gather)
     }
 
-    fn group(&self, among: Among) -> Group {
-        match among {
-            Among::Tensor => self.tensor,
-            Among::Data => self.data,
-            Among::Pipeline => self.pipeline,
-            Among::Tied => self.tied,
+    fn group(&self, group: Group) -> GroupLinks {
+        match group {
+            Group::TENSOR => self.tensor,
+            Group::DATA => self.data,
+            Group::PIPELINE => self.pipeline,
+            Group::Tied => self.tied,
+            Group::Along(_, Span::Inside(_) | Span::Across(_)) => {
+                panic!("no program has a collective over {group}")
+            }
         }
     }
 }
@@ -214,7 +191,7 @@ fn group(
     stride: usize,
     ranks: usize,
     beside: usize,
-) -> Group {
+) -> GroupLinks {
     let per_node = cluster.topology.per_node.unwrap_or(usize::MAX);
     let span = stride * ranks;
     let first = (0..mesh.ranks()).step_by(span).flat_map(|block| block..block + stride);
@@ -242,10 +219,10 @@ fn group(
                 ring / beside as f64 * reached
             }
         };
-        Group { ranks, nodes: count, level, bandwidth }
+        GroupLinks { ranks, nodes: count, level, bandwidth }
     };
     let slowest = starts.into_values().map(one).min_by(|a, b| a.bandwidth.total_cmp(&b.bandwidth));
-    slowest.unwrap_or(Group { ranks, nodes: 1, level: Level::Package, bandwidth: f64::INFINITY })
+    slowest.unwrap_or(GroupLinks { ranks, nodes: 1, level: Level::Package, bandwidth: f64::INFINITY })
 }
 
 /// Bytes per second, in both directions, around the best ring over the members of a group inside a node. Each member also
@@ -363,16 +340,16 @@ mod tests {
 
     #[test]
     fn a_group_of_one_takes_no_time() {
-        assert!(frontier(1, 1, 1).collective(Among::Data, Collective::AllReduce, 1e9).1 <= 0.0);
+        assert!(frontier(1, 1, 1).collective(Group::DATA, Collective::AllReduce, 1e9).1 <= 0.0);
     }
 
     #[test]
     fn trees_serve_small_sums_and_rings_large_ones() {
         let links = Links { trees: true, ..frontier(8, 1, 256) };
-        let time = |bytes| links.collective(Among::Data, Collective::AllReduce, bytes).1;
+        let time = |bytes| links.collective(Group::DATA, Collective::AllReduce, bytes).1;
         let hop = links.levels[Level::Cluster as usize].latency;
         assert!(time(8.0) < 2.0 * 255.0 * hop, "{}", time(8.0));
-        let gather = |bytes| links.collective(Among::Data, Collective::AllGather, bytes).1;
+        let gather = |bytes| links.collective(Group::DATA, Collective::AllGather, bytes).1;
         assert!((time(1e9) / gather(1e9) - 2.0).abs() < 0.05);
     }
 }

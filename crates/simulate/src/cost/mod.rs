@@ -10,6 +10,6 @@ mod trace;
 pub use cache::CostCache;
 pub use costs::{Costs, OpCost, Time, Transfer};
 pub use device::DeviceModel;
-pub(crate) use links::{Algorithm, Among, Links};
+pub(crate) use links::{Algorithm, Links};
 pub use sharing::Sharing;
 pub(crate) use trace::kind;

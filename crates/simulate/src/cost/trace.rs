@@ -58,7 +58,7 @@ pub fn trace(plan: &Plan, stage: usize) -> Trace {
     paper.take_trace();
     let mut trace = Trace::new();
     for op in &plan.program(stage).ops {
-        rank.execute(op, &mut NoTokens);
+        rank.execute(op, &mut NoTokens).expect("paper moves nothing that could fail");
         let transfers =
             log.borrow_mut().take().iter().flat_map(|(entry, n)| vec![entry; n as usize]).collect();
         trace.insert(kind(*op), OpTrace { kernels: paper.take_trace(), transfers });

@@ -1,6 +1,6 @@
 //! Programs to nodes: the one place beside the interpreter in `rank` that decides what an op does.
 
-use kintsugi_plan::{Axis, Block, Message, MessageKind, Op, Over, Plan, ScheduleKind, Unit};
+use kintsugi_plan::{Axis, Block, Group, Message, MessageKind, Op, Plan, ScheduleKind, Unit};
 use rustc_hash::FxHashMap;
 
 use super::{Node, Rendezvous, StageOp, Step};
@@ -96,7 +96,7 @@ struct Compiler {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Transfer {
     Gather(Unit),
-    Reduce(Unit, Over),
+    Reduce(Unit, Group),
     Refresh(Unit),
     Sum(Axis),
 }
@@ -166,11 +166,11 @@ impl Compiler {
             Op::GatherWait { unit } => {
                 self.wait(stage, Transfer::Gather(unit), Op::GatherStart { unit }, index);
             }
-            Op::ReduceStart { over: Over::Tied, .. } => {
+            Op::ReduceStart { over: Group::Tied, .. } => {
                 self.run(op, index);
                 self.join(self.once_a_step(TIED), index);
             }
-            Op::ReduceWait { over: Over::Tied, .. } => {
+            Op::ReduceWait { over: Group::Tied, .. } => {
                 self.arrive(self.once_a_step(TIED), index);
                 self.run(op, index);
             }

@@ -1,6 +1,6 @@
 //! A program as the kinds of its ops: all that its memory depends on beside sizes.
 
-use kintsugi_plan::{Op, Over, Plan, Program, ScheduleKind, Unit};
+use kintsugi_plan::{Group, Op, Plan, Program, ScheduleKind, Unit};
 use rustc_hash::FxHashMap;
 
 use super::trace::{Kinds, MemoryKind, OpMemory};
@@ -136,7 +136,7 @@ impl<'a> Compiler<'a> {
                 }
             }
         }
-        if let Op::ReduceStart { unit, over: Over::Data } = op {
+        if let Op::ReduceStart { unit, over: Group::DATA } = op {
             self.gradients.retain(|&other| other != unit);
         }
         if let Some(kind) = self.stage_kinds.of(op) {

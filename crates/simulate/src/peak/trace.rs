@@ -7,7 +7,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kintsugi_comm::paper::Log;
-use kintsugi_plan::{Batch, Block, Coordinate, Mesh, Op, Over, Pipeline, Plan, ScheduleKind, Sharding, Unit};
+use kintsugi_plan::{
+    Batch, Block, Coordinate, Group, Mesh, Op, Pipeline, Plan, ScheduleKind, Sharding, Unit,
+};
 use kintsugi_rank::{Rank, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Arena, Backend, Block as MemoryBlock, Category, Device, Memory, Place, Usage};
@@ -77,7 +79,7 @@ impl Kinds {
             | Op::Backward { .. }
             | Op::GatherStart { .. }
             | Op::Release { .. }
-            | Op::ReduceWait { over: Over::Data, .. }
+            | Op::ReduceWait { over: Group::DATA, .. }
             | Op::SendWait { .. }
             | Op::ReceiveStart { .. }
             | Op::RefreshStart { .. }
@@ -85,7 +87,7 @@ impl Kinds {
             Op::Begin
             | Op::GatherWait { .. }
             | Op::ReduceStart { .. }
-            | Op::ReduceWait { over: Over::Tensor | Over::Tied, .. }
+            | Op::ReduceWait { .. }
             | Op::SendStart { .. }
             | Op::ReceiveWait { .. }
             | Op::Measure
@@ -165,7 +167,7 @@ pub(super) fn unit_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpM
             if let Some(kind) = kind.filter(|&kind| !follows_activations(kind)) {
                 insert(&mut ops, kind, memory);
             }
-            if let Op::ReduceWait { unit, over: Over::Data } = op {
+            if let Op::ReduceWait { unit, over: Group::DATA } = op {
                 // The reduction frees what the backward made.
                 let made = OpMemory { rise: -memory.change, change: -memory.change };
                 insert(&mut ops, MemoryKind::gradient(unit), made);
@@ -217,7 +219,7 @@ impl Probe {
     fn run(&mut self, op: Op) -> OpMemory {
         let before = self.gauge.live.get();
         self.gauge.highest.set(before);
-        self.rank.execute(&op, &mut NoTokens);
+        self.rank.execute(&op, &mut NoTokens).expect("paper moves nothing that could fail");
         let bytes = |after: u64| after as i64 - before as i64;
         OpMemory { rise: bytes(self.gauge.highest.get()), change: bytes(self.gauge.live.get()) }
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_plan::{BackwardPart, Op, Over, Plan, Program};
+use kintsugi_plan::{BackwardPart, Group, Op, Plan, Program};
 use kintsugi_simulate::cost::{CostCache, DeviceModel};
 use kintsugi_simulate::{CompiledStep, StepKey, StepTimer, Timeline};
 use proptest::collection::vec;
@@ -83,12 +83,15 @@ fn training_kind(op: Op) -> Option<&'static str> {
         Op::GatherStart { .. } => Some("gather"),
         Op::GatherWait { .. } => Some("gathered"),
         Op::Release { .. } => Some("release"),
-        Op::ReduceStart { over: Over::Tensor, .. } => Some("reduce over tp"),
-        Op::ReduceWait { over: Over::Tensor, .. } => Some("reduced over tp"),
-        Op::ReduceStart { over: Over::Data, .. } => Some("reduce over dp"),
-        Op::ReduceWait { over: Over::Data, .. } => Some("reduced over dp"),
-        Op::ReduceStart { over: Over::Tied, .. } => Some("reduce tied"),
-        Op::ReduceWait { over: Over::Tied, .. } => Some("reduced tied"),
+        Op::ReduceStart { over: Group::TENSOR, .. } => Some("reduce over tp"),
+        Op::ReduceWait { over: Group::TENSOR, .. } => Some("reduced over tp"),
+        Op::ReduceStart { over: Group::DATA, .. } => Some("reduce over dp"),
+        Op::ReduceWait { over: Group::DATA, .. } => Some("reduced over dp"),
+        Op::ReduceStart { over: Group::Tied, .. } => Some("reduce tied"),
+        Op::ReduceWait { over: Group::Tied, .. } => Some("reduced tied"),
+        Op::ReduceStart { over: Group::Along(..), .. } | Op::ReduceWait { over: Group::Along(..), .. } => {
+            unreachable!("no gradient is reduced over a part of an axis or over stages")
+        }
         Op::SendStart { .. } => Some("send"),
         Op::SendWait { .. } => Some("sent"),
         Op::ReceiveStart { .. } => Some("receive"),

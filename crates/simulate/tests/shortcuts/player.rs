@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use kintsugi_plan::{Axis, Message, Op, Over, Program, Unit};
+use kintsugi_plan::{Axis, Group, Message, Op, Program, Unit};
 use kintsugi_simulate::cost::{Costs, OpCost, Time};
 use kintsugi_spec::Level;
 
@@ -176,14 +176,14 @@ impl Player<'_> {
             }
             Op::ReduceStart { unit, over } => {
                 rank.run(cost, self.costs.interference());
-                if over == Over::Tied {
+                if over == Group::Tied {
                     self.join(Joint::Tied, rank.now);
                 } else if let Some(transfer) = cost.started {
                     rank.start(Pending::Reduce(unit), transfer);
                 }
             }
             Op::ReduceWait { unit, over } => {
-                if over == Over::Tied {
+                if over == Group::Tied {
                     let Some(last) = self.complete(Joint::Tied, 2) else { return false };
                     rank.idle_until(last + self.costs.tied().1);
                 } else {

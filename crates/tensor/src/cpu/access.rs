@@ -48,6 +48,13 @@ impl Access {
         unsafe { std::slice::from_raw_parts(pointer, view.bytes()) }
     }
 
+    /// The bytes of a view that is written, whatever its type.
+    pub fn write_bytes<'s>(&'s self, view: View<'s>) -> &'s mut [u8] {
+        let pointer = self.claim::<u8>(view, view.dtype(), true);
+        // SAFETY: as in `write`, and every type of a view takes any bits.
+        unsafe { std::slice::from_raw_parts_mut(pointer, view.bytes()) }
+    }
+
     /// A view that is written, or read and written.
     pub fn write<'s, T: Element>(&'s self, view: View<'s>) -> &'s mut [T] {
         let pointer = self.claim::<T>(view, T::DTYPE, true);

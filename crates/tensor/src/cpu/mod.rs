@@ -157,6 +157,10 @@ impl Backend for CpuBackend {
         with_float!(to.dtype(), T => elementwise::upload::<T>(self.threads, values, to));
     }
 
+    fn upload_bytes(&self, from: &[u8], to: View) {
+        Access::new().write_bytes(to).copy_from_slice(from);
+    }
+
     fn read(&self, from: View) -> Vec<f32> {
         with_float!(from.dtype(), T => {
             Access::new().read::<T>(from).iter().map(|x| x.widen().to_f64() as f32).collect()

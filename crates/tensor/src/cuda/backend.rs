@@ -128,11 +128,14 @@ impl Backend for CudaBackend {
     }
 
     fn upload(&self, values: &[f32], to: View) {
-        let bytes = encode(values, to.dtype());
-        check_copy(bytes.len(), to);
+        self.upload_bytes(&encode(values, to.dtype()), to);
+    }
+
+    fn upload_bytes(&self, from: &[u8], to: View) {
+        check_copy(from.len(), to);
         self.stream.novel();
         // SAFETY: the view is device memory of this length.
-        self.enqueued(unsafe { self.staging.upload(&bytes, to.address()) });
+        self.enqueued(unsafe { self.staging.upload(from, to.address()) });
     }
 
     fn read(&self, from: View) -> Vec<f32> {

@@ -169,6 +169,8 @@ impl Backend for Paper {
         vec![0.0; from.len()]
     }
 
+    fn upload_bytes(&self, _from: &[u8], _to: View) {}
+
     fn download(&self, _from: View, _to: &mut [u8]) {}
 
     fn read_scalar(&self, _from: View, _index: usize) -> f64 {

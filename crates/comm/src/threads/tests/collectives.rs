@@ -1,13 +1,13 @@
 //! Each collective against its definition, and what it sends against what the planner charges.
 
-use kintsugi_spec::{Level, Topology};
+use kintsugi_spec::{Group, Level, Topology};
 use kintsugi_tensor::DType;
 
-use super::{TestBuffers, run};
+use super::{HOUR, TestBuffers, run, world};
 use crate::paper::{Entry, Transfer, charge};
 use crate::ring::chunk;
-use crate::threads::World;
-use crate::{Collective, Communicator, Traffic};
+use crate::threads::ThreadsWorld;
+use crate::{Collective, Communicator, Traffic, World};
 
 const COLLECTIVES: [Collective; 3] =
     [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter];
@@ -62,10 +62,10 @@ fn check(group: &impl Communicator, collective: Collective, len: usize, dtype: D
 #[test]
 fn collectives_do_what_their_definitions_say() {
     for ranks in 1..=6 {
-        let world = World::new(Topology::ONE_NODE, ranks);
+        let world = world(ranks);
         let members: Vec<_> = (0..ranks).collect();
         run(&world, ranks, |rank| {
-            let group = world.group("dp", &members, rank);
+            let group = world.host_group(Group::DATA, &members, rank);
             for len in [0, 1, 2, 5, 6, 33, 300] {
                 for dtype in FLOATS {
                     for collective in COLLECTIVES {
@@ -80,10 +80,10 @@ fn collectives_do_what_their_definitions_say() {
 
 #[test]
 fn a_group_is_a_ring_in_its_own_order() {
-    let world = World::new(Topology::ONE_NODE, 4);
+    let world = world(4);
     run(&world, 4, |rank| {
         let members = if rank % 2 == 0 { [2, 0] } else { [1, 3] };
-        let group = world.group("dp", &members, rank);
+        let group = world.host_group(Group::DATA, &members, rank);
         assert_eq!(members[group.rank()], rank);
         for collective in COLLECTIVES {
             check(&group, collective, 11, DType::F32);
@@ -103,9 +103,9 @@ fn sums_are_taken_around_the_ring_and_have_the_same_bits_every_time() {
             f64::from(order.map(|rank| value(rank, index)).reduce(|a, b| a + b).expect("ranks"))
         })
         .collect();
-    let world = World::new(Topology::ONE_NODE, RANKS);
+    let world = world(RANKS);
     run(&world, RANKS, |rank| {
-        let group = world.group("dp", &[0, 1, 2, 3], rank);
+        let group = world.host_group(Group::DATA, &[0, 1, 2, 3], rank);
         let values: Vec<_> = (0..LEN).map(|index| value(rank, index).into()).collect();
         for _ in 0..50 {
             let buffer = group.run(Collective::AllReduce, TestBuffers::new().buffer(&values, DType::F32));
@@ -118,12 +118,12 @@ fn sums_are_taken_around_the_ring_and_have_the_same_bits_every_time() {
 fn traffic_is_what_the_planner_charges_to_the_byte() {
     const RANKS: usize = 8;
     let topology = Topology { per_package: 2, per_node: Some(4) };
-    let world = World::new(topology, RANKS);
+    let world = ThreadsWorld::new(topology, RANKS, HOUR);
     let members = [0, 1, 2, 3, 4, 6, 7];
     let kinds = |len| {
         FLOATS.into_iter().flat_map(move |dtype| {
             COLLECTIVES.into_iter().map(move |collective| Entry {
-                group: "dp",
+                group: Group::DATA,
                 transfer: Transfer::Collective(collective),
                 len,
                 dtype,
@@ -134,7 +134,7 @@ fn traffic_is_what_the_planner_charges_to_the_byte() {
         let Some(me) = members.iter().position(|&member| member == rank) else {
             return;
         };
-        let group = world.group("dp", &members, rank);
+        let group = world.host_group(Group::DATA, &members, rank);
         let mut charged = Traffic::default();
         for entry in [3, 7, 100].into_iter().flat_map(kinds) {
             let Transfer::Collective(collective) = entry.transfer else { unreachable!("only collectives") };

@@ -1,46 +1,38 @@
-//! How a world ends: a rank that dies, a rank that never comes, ranks that disagree.
-//!
-//! The timeout is an hour where it must not matter: a wake-up that is lost would hang the test.
+//! How a world fails: a rank dies, a rank never starts a transfer, ranks disagree.
 
-use std::sync::{Arc, Barrier};
+use std::sync::Barrier;
 use std::time::Duration;
 
-use kintsugi_spec::Topology;
+use kintsugi_spec::{Group, Topology};
 use kintsugi_tensor::{Buffer, DType};
 
-use super::{TestBuffers, run, try_run};
-use crate::threads::{RankFailure, ThreadsGroup, World};
-use crate::{Collective, Communicator};
+use super::{TestBuffers, run, try_run, world};
+use crate::threads::{ThreadsGroup, ThreadsWorld};
+use crate::{Collective, Communicator, RankFailure, World};
 
-fn world(ranks: usize, timeout: Duration) -> Arc<World> {
-    let world = World::new(Topology::ONE_NODE, ranks);
-    world.set_timeout(timeout);
-    world
-}
-
-const HOUR: Duration = Duration::from_secs(3600);
+/// Waits so short that a test which must time out is fast.
+const MOMENT: Duration = Duration::from_millis(20);
 
 fn buffer(len: usize) -> Buffer {
     TestBuffers::new().buffer(&vec![0.0; len], DType::F32)
 }
 
-/// Runs four ranks, of which rank 2 panics once it has done `before`, and the others do `body`.
+/// Runs four ranks. Rank 2 does `before` and panics, and the others do `body`, which must end.
 fn rank_2_breaks(before: impl Fn(&ThreadsGroup) + Sync, body: impl Fn(&ThreadsGroup) + Sync) {
-    let world = world(4, HOUR);
+    let world = world(4);
     let results = try_run(&world, 4, |rank| {
-        let group = world.group("dp", &[0, 1, 2, 3], rank);
+        let group = world.host_group(Group::DATA, &[0, 1, 2, 3], rank);
         if rank == 2 {
             before(&group);
             panic!("broken");
         }
         body(&group);
+        group.failure()
     });
-    let expected = RankFailure { rank: 2, during: "a test".to_owned(), reason: "broken".to_owned() };
-    assert_eq!(world.failure(), Some(&expected));
+    let expected = RankFailure::new(2, "a test", "broken");
+    assert_eq!(expected.to_string(), "rank 2 failed in a test: broken");
     for rank in [0, 1, 3] {
-        let message = results[rank].as_ref().expect_err("cannot go on");
-        assert!(message.contains("rank 2 failed in a test: broken"), "{message}");
-        assert!(message.starts_with(&format!("rank {rank} stops in ")), "{message}");
+        assert_eq!(results[rank], Ok(Some(expected.clone())), "rank {rank} learns why");
     }
 }
 
@@ -72,46 +64,44 @@ fn a_rank_that_dies_takes_the_others_out_of_messages() {
 }
 
 #[test]
-fn nothing_starts_in_a_world_that_has_stopped() {
-    let world = world(2, HOUR);
-    let first = RankFailure { rank: 0, during: "one".to_owned(), reason: "first".to_owned() };
+fn nothing_is_transferred_in_a_world_that_has_stopped() {
+    let world = world(2);
+    let first = RankFailure::new(0, "one", "first");
     world.abort(first.clone());
-    world.abort(RankFailure { rank: 1, during: "two".to_owned(), reason: "second".to_owned() });
-    assert_eq!(world.failure(), Some(&first), "the first failure stays");
-    let results = try_run(&world, 2, |rank| {
-        let group = world.group("dp", &[0, 1], rank);
-        drop(if rank == 0 {
-            group.start(Collective::AllReduce, buffer(1), 0..1)
-        } else {
-            group.send(0, 0, buffer(1))
-        });
+    world.abort(RankFailure::new(1, "two", "second"));
+    assert_eq!(world.failure(), Some(first), "the first failure stays");
+    run(&world, 2, |rank| {
+        let group = world.host_group(Group::DATA, &[0, 1], rank);
+        let pending = match rank {
+            0 => group.start(Collective::AllReduce, buffer(1), 0..1),
+            _ => group.send(0, 0, buffer(1)),
+        };
+        drop(group.wait(pending));
     });
-    for result in results {
-        assert!(result.expect_err("stopped").contains("first"));
-    }
+    assert_eq!(world.traffic(0).total() + world.traffic(1).total(), 0);
 }
 
 /// Four ranks start or not, as `starts` says, and then wait or not; gives the failure of the first that times out.
 fn time_out(starts: [bool; 4], waits: [bool; 4]) -> RankFailure {
-    let world = world(4, Duration::from_millis(20));
+    let world = ThreadsWorld::new(Topology::ONE_NODE, 4, MOMENT);
     let started = Barrier::new(4);
-    try_run(&world, 4, |rank| {
-        let group = world.group("dp", &[0, 1, 2, 3], rank);
+    run(&world, 4, |rank| {
+        let group = world.host_group(Group::DATA, &[0, 1, 2, 3], rank);
         let pending = starts[rank].then(|| group.start(Collective::AllReduce, buffer(8), 0..8));
         started.wait();
         if let Some(pending) = pending.filter(|_| waits[rank]) {
             drop(group.wait(pending));
         }
     });
-    world.failure().expect("the timeout has passed").clone()
+    world.failure().expect("the timeout has passed")
 }
 
 #[test]
 fn a_timeout_ends_with_the_name_of_who_did_not_start() {
     let starts = [true, true, false, true];
     let failure = time_out(starts, starts);
-    assert_eq!(failure.during, "all_reduce number 0 of group dp");
-    assert_eq!(failure.reason, "after 20ms, not started by rank 2");
+    assert_eq!(failure.transfer.as_deref(), Some("all_reduce number 0 of group dp"));
+    assert_eq!((failure.peer, &*failure.reason), (Some(2), "after 20ms, not started by rank 2"));
 }
 
 #[test]
@@ -124,28 +114,24 @@ fn a_timeout_ends_with_the_name_of_who_does_not_wait() {
 
 #[test]
 fn a_timeout_ends_with_the_name_of_who_does_not_send() {
-    let world = world(3, Duration::from_millis(20));
-    try_run(&world, 3, |rank| {
+    let world = ThreadsWorld::new(Topology::ONE_NODE, 3, MOMENT);
+    run(&world, 3, |rank| {
         if rank == 1 {
             // In the group the ranks are 0 and 1; messages name the ranks of the world.
-            let group = world.group("pp", &[1, 2], 1);
+            let group = world.host_group(Group::PIPELINE, &[1, 2], 1);
             drop(group.wait(group.receive(1, 5, buffer(8))));
         }
     });
-    let expected = RankFailure {
-        rank: 1,
-        during: "send from rank 2 to rank 1 with tag 5 of group pp".to_owned(),
-        reason: "after 20ms, not started by rank 2".to_owned(),
-    };
-    assert_eq!(world.failure(), Some(&expected));
+    let during = "send from rank 2 to rank 1 with tag 5 of group pp";
+    let expected = RankFailure::in_transfer(1, during, 2, "after 20ms, not started by rank 2");
+    assert_eq!(world.failure(), Some(expected));
 }
 
 /// What stops a world of two ranks that each run `body`.
 fn disagreement(body: impl Fn(&ThreadsGroup) + Sync) -> String {
-    let world = world(2, HOUR);
-    let results = try_run(&world, 2, |rank| body(&world.group("tp", &[0, 1], rank)));
-    assert!(results.iter().all(Result::is_err), "both ranks stop");
-    world.failure().expect("disagreement").reason.clone()
+    let world = world(2);
+    run(&world, 2, |rank| body(&world.host_group(Group::TENSOR, &[0, 1], rank)));
+    world.failure().expect("disagreement").reason
 }
 
 #[test]
@@ -174,22 +160,22 @@ fn the_ends_of_a_message_must_have_the_same_size_and_type() {
 #[test]
 #[should_panic(expected = "cannot exchange a message with rank 0")]
 fn a_rank_does_not_send_to_itself() {
-    let _ = world(2, HOUR).group("pp", &[0, 1], 0).send(0, 0, buffer(1));
+    let _ = world(2).host_group(Group::PIPELINE, &[0, 1], 0).send(0, 0, buffer(1));
 }
 
 #[test]
 #[should_panic(expected = "token ids are not summed")]
 fn token_ids_are_not_summed() {
     let tokens = TestBuffers::new().buffer(&[1.0], DType::U32);
-    let _ = world(2, HOUR).group("tp", &[0, 1], 0).start(Collective::ReduceScatter, tokens, 0..1);
+    let _ = world(2).host_group(Group::TENSOR, &[0, 1], 0).start(Collective::ReduceScatter, tokens, 0..1);
 }
 
 #[test]
 #[should_panic(expected = "in the group that started it")]
 fn a_collective_is_waited_for_where_it_was_started() {
-    let world = world(2, HOUR);
+    let world = world(2);
     run(&world, 1, |rank| {
-        let [tp, dp] = ["tp", "dp"].map(|name| world.group(name, &[0, 1], rank));
+        let [tp, dp] = [Group::TENSOR, Group::DATA].map(|group| world.host_group(group, &[0, 1], rank));
         let _elsewhere = dp.start(Collective::AllReduce, buffer(4), 0..4);
         dp.wait(tp.start(Collective::AllReduce, buffer(4), 0..4));
     });
@@ -198,11 +184,11 @@ fn a_collective_is_waited_for_where_it_was_started() {
 #[test]
 #[should_panic(expected = "rank 5 is not in group dp")]
 fn a_group_is_for_its_members() {
-    world(6, HOUR).group("dp", &[0, 1], 5);
+    world(6).host_group(Group::DATA, &[0, 1], 5);
 }
 
 #[test]
 #[should_panic(expected = "group dp of ranks [0, 6] in a world of 6")]
 fn members_are_ranks_of_the_world() {
-    world(6, HOUR).group("dp", &[0, 6], 0);
+    world(6).host_group(Group::DATA, &[0, 6], 0);
 }

@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 
-use kintsugi_spec::Topology;
+use kintsugi_spec::Group;
 use kintsugi_tensor::{Buffer, DType};
 use proptest::prelude::*;
 
 use super::collectives::{expected, input};
-use super::{TestBuffers, run};
+use super::{HALF, TestBuffers, run, world};
+use crate::threads::ThreadsGroup;
 use crate::threads::group_state::PREALLOCATED;
-use crate::threads::{ThreadsGroup, World};
 use crate::{Collective, Communicator, Pending};
 
 /// What all ranks of a group do together.
@@ -74,14 +74,14 @@ impl<'a> Started<'a> {
 
 /// Runs a program with up to `depth` lines in flight, over everybody, halves, and everybody in reverse.
 fn play(ranks: usize, depth: usize, program: &[Line]) {
-    let world = World::new(Topology::ONE_NODE, ranks);
+    let world = world(ranks);
     let all: Vec<_> = (0..ranks).collect();
     let reverse: Vec<_> = (0..ranks).rev().collect();
     run(&world, ranks, |rank| {
         let (low, high) = all.split_at(ranks / 2);
         let half = if low.contains(&rank) { low } else { high };
-        let groups = [("all", &all[..]), ("half", half), ("reverse", &reverse[..])]
-            .map(|(name, members)| world.group(name, members, rank));
+        let groups = [(Group::DATA, &all[..]), (HALF, half), (Group::DATA, &reverse[..])]
+            .map(|(group, members)| world.host_group(group, members, rank));
         let mut in_flight = VecDeque::new();
         for &line in program {
             in_flight.push_back(Started::new(line, &groups[line.group]));
@@ -93,7 +93,7 @@ fn play(ranks: usize, depth: usize, program: &[Line]) {
         }
         in_flight.into_iter().for_each(Started::finish);
     });
-    let transfers = world.group("all", &all, 0);
+    let transfers = world.host_group(Group::DATA, &all, 0);
     let transfers = transfers.shared.lock();
     assert!(transfers.collectives.is_empty() && transfers.messages.is_empty(), "everything is cleared away");
     // A rank leaves a collective when all have come to it, so nobody is more than one ahead of what is in flight.

@@ -1,18 +1,18 @@
 //! Messages: matching, order, and who is charged.
 
-use kintsugi_spec::{Level, Topology};
+use kintsugi_spec::{Group, Level, Topology};
 use kintsugi_tensor::DType;
 
-use super::{TestBuffers, run};
-use crate::threads::World;
-use crate::{Communicator, Operation, Traffic};
+use super::{HOUR, TestBuffers, run, world};
+use crate::threads::ThreadsWorld;
+use crate::{Communicator, Operation, Traffic, World};
 
 #[test]
 fn messages_go_around_even_if_everybody_waits_for_the_send_first() {
     let topology = Topology { per_package: 2, per_node: Some(4) };
-    let world = World::new(topology, 5);
+    let world = ThreadsWorld::new(topology, 5, HOUR);
     run(&world, 5, |rank| {
-        let group = world.group("pp", &[0, 1, 2, 3, 4], rank);
+        let group = world.host_group(Group::PIPELINE, &[0, 1, 2, 3, 4], rank);
         for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16, DType::U32] {
             let (next, previous) = ((rank + 1) % 5, (rank + 4) % 5);
             let sent = group.send(next, 1, TestBuffers::new().buffer(&[rank as f64; 9], dtype));
@@ -31,9 +31,9 @@ fn messages_go_around_even_if_everybody_waits_for_the_send_first() {
 
 #[test]
 fn tags_tell_messages_apart_and_equal_tags_keep_their_order() {
-    let world = World::new(Topology::ONE_NODE, 2);
+    let world = world(2);
     run(&world, 2, |rank| {
-        let group = world.group("pp", &[0, 1], rank);
+        let group = world.host_group(Group::PIPELINE, &[0, 1], rank);
         let buffers = TestBuffers::new();
         if rank == 0 {
             let messages = [(7, 1.0), (8, 2.0), (7, 3.0), (7, 4.0)];
@@ -48,15 +48,15 @@ fn tags_tell_messages_apart_and_equal_tags_keep_their_order() {
             assert_eq!(TestBuffers::values(&group.wait(last)), [4.0]);
         }
     });
-    let shared = world.group("pp", &[0, 1], 0).shared;
+    let shared = world.host_group(Group::PIPELINE, &[0, 1], 0).shared;
     assert!(shared.lock().messages.is_empty(), "all messages are cleared away");
 }
 
 #[test]
 fn receives_may_be_waited_for_in_any_order() {
-    let world = World::new(Topology::ONE_NODE, 2);
+    let world = world(2);
     run(&world, 2, |rank| {
-        let group = world.group("pp", &[0, 1], rank);
+        let group = world.host_group(Group::PIPELINE, &[0, 1], rank);
         let buffers = TestBuffers::new();
         if rank == 0 {
             let [a, b] = [1.0, 2.0].map(|x| group.receive(1, 0, buffers.buffer(&[x], DType::F64)));

@@ -1,4 +1,4 @@
-//! Ranks as threads, held against the plain definitions.
+//! Ranks as threads, compared with the plain definitions.
 #![allow(clippy::float_cmp, reason = "the numbers are small integers, or the bits themselves are the point")]
 
 #[allow(unsafe_code, reason = "tests look into buffers")]
@@ -9,15 +9,28 @@ mod in_flight;
 mod messages;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
-use super::{RankFailure, World};
+use kintsugi_spec::{Axis, Group, Level, Span, Topology};
+
+use super::ThreadsWorld;
+use crate::{RankFailure, World};
 pub(super) use buffers::TestBuffers;
+
+/// Long enough that a lost wake-up hangs the test instead of passing unnoticed.
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A second group of the same ranks as [`Group::DATA`].
+const HALF: Group = Group::Along(Axis::Data, Span::Inside(Level::Node));
+
+fn world(ranks: usize) -> ThreadsWorld {
+    ThreadsWorld::new(Topology::ONE_NODE, ranks, HOUR)
+}
 
 /// Runs `body` on a thread per rank. A panic stops the world, and the rank's result is the message.
 fn try_run<T: Send>(
-    world: &Arc<World>,
+    world: &ThreadsWorld,
     ranks: usize,
     body: impl Fn(usize) -> T + Sync,
 ) -> Vec<Result<T, String>> {
@@ -25,7 +38,7 @@ fn try_run<T: Send>(
         catch_unwind(AssertUnwindSafe(|| body(rank))).map_err(|payload| {
             let text = payload.downcast_ref::<&str>().map(ToString::to_string);
             let reason = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
-            world.abort(RankFailure { rank, during: "a test".to_owned(), reason: reason.clone() });
+            world.abort(RankFailure::new(rank, "a test", reason.clone()));
             reason
         })
     };
@@ -36,7 +49,7 @@ fn try_run<T: Send>(
 }
 
 /// Runs `body` on a thread per rank, none of which may panic.
-fn run<T: Send>(world: &Arc<World>, ranks: usize, body: impl Fn(usize) -> T + Sync) -> Vec<T> {
+fn run<T: Send>(world: &ThreadsWorld, ranks: usize, body: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let results = try_run(world, ranks, body).into_iter().collect::<Result<_, _>>();
     results.unwrap_or_else(|reason| panic!("{reason}"))
 }

@@ -1,25 +1,20 @@
-//! Reads another rank's memory: the only unsafe code of this transport.
+//! The memory of a started transfer, as an address: what transports copy and add.
 //!
-//! A rank's own thread moves host memory. [`SharedGpu`] moves the memory of a GPU that ranks share.
-//!
-//! A [`Region`] is the address of a started transfer. The protocol of `collective.rs` or `message.rs` determines which rank
-//! may use it, from its publication in the group's state until the owner may finish. The memory stays allocated all that
-//! time, even if the owner panics: a dropped `Pending` leaks its buffer.
+//! The protocol of the transport determines who may use a [`Region`] and when, from the start of the transfer until its owner
+//! may finish. The memory stays allocated all that time, even if the owner panics: a dropped `Pending` leaks its buffer.
 
-use std::fmt;
 use std::ops::Range;
-use std::rc::Rc;
 use std::slice;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use kintsugi_tensor::{Backend, Buffer, DType, Foreign, Place, View};
+use kintsugi_tensor::{DType, Place, View};
 
 use crate::ring::Action;
 
 /// The address of elements of a rank's buffer, in a form that can be sent to other threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Region {
+pub(crate) struct Region {
     address: usize,
     len: usize,
     dtype: DType,
@@ -28,78 +23,47 @@ pub(super) struct Region {
 
 impl Region {
     /// The region of a view.
-    pub(super) fn of(view: View) -> Self {
+    pub(crate) fn of(view: View) -> Self {
         let (address, place) = (view.address() as usize, view.place());
         assert!(address.is_multiple_of(view.dtype().bytes()), "misaligned buffer of {:?}", view.dtype());
         Region { address, len: view.len(), dtype: view.dtype(), place }
     }
 
+    /// Elements at an address of host memory.
+    pub(crate) fn on_host(address: usize, len: usize, dtype: DType) -> Self {
+        assert!(address.is_multiple_of(dtype.bytes()), "misaligned memory of {dtype:?}");
+        Region { address, len, dtype, place: Place::Host }
+    }
+
+    /// The address.
+    pub(crate) fn address(self) -> usize {
+        self.address
+    }
+
     /// Number of elements.
-    pub(super) fn len(self) -> usize {
+    pub(crate) fn len(self) -> usize {
         self.len
     }
 
     /// Element type.
-    pub(super) fn dtype(self) -> DType {
+    pub(crate) fn dtype(self) -> DType {
         self.dtype
     }
 
     /// Number of bytes.
-    pub(super) fn bytes(self) -> usize {
+    pub(crate) fn bytes(self) -> usize {
         self.len * self.dtype.bytes()
     }
 
     /// A part of it.
-    pub(super) fn part(self, range: Range<usize>) -> Region {
+    pub(crate) fn part(self, range: Range<usize>) -> Region {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
         Region { address: self.address + range.start * self.dtype.bytes(), len: range.len(), ..self }
     }
 }
 
-/// A GPU that ranks share, through one rank's stream on it.
-///
-/// The streams of different ranks are not ordered. So a rank synchronizes its own stream before it lets other ranks use its
-/// memory, and after it has moved theirs.
-#[derive(Clone)]
-pub(super) struct SharedGpu {
-    backend: Rc<dyn Backend>,
-    memory: Rc<Foreign>,
-}
-
-impl SharedGpu {
-    pub(super) fn new(backend: Rc<dyn Backend>) -> Self {
-        SharedGpu { backend, memory: Rc::new(Foreign(Place::Device)) }
-    }
-
-    /// Waits until this rank's stream has run all enqueued operations.
-    pub(super) fn synchronize(&self) {
-        self.backend.synchronize();
-    }
-
-    /// Moves elements and waits for the copy.
-    pub(super) fn move_elements(&self, action: Action, from: Region, to: Region) {
-        assert_compatible(from, to);
-        // SAFETY: both are parts of live buffers (see above) of one GPU, whose owners have synchronized their
-        // streams. By the protocol, nobody writes `from` or uses `to` until this stream is synchronized, too.
-        let [from, to] = [from, to].map(|region| unsafe {
-            Buffer::foreign(&self.memory, region.address as u64, region.len, region.dtype)
-        });
-        match action {
-            Action::Add => self.backend.add(from.view(), to.view()),
-            Action::Copy => self.backend.copy(from.view(), to.view()),
-        }
-        self.synchronize();
-    }
-}
-
-impl fmt::Debug for SharedGpu {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("SharedGpu")
-    }
-}
-
 /// Moves elements within host memory.
-pub(super) fn move_elements(action: Action, from: Region, to: Region) {
+pub(crate) fn move_elements(action: Action, from: Region, to: Region) {
     match action {
         Action::Add => add(from, to),
         Action::Copy => copy(from, to),
@@ -131,7 +95,8 @@ fn add(from: Region, to: Region) {
     }
 }
 
-fn assert_compatible(from: Region, to: Region) {
+/// Both ends of a move must have the same length, type and kind of memory, and not overlap.
+pub(crate) fn assert_compatible(from: Region, to: Region) {
     let kind = |region: Region| (region.len, region.dtype, region.place);
     assert_eq!(kind(from), kind(to), "the two ends of a transfer differ");
     let apart = from.address + from.bytes() <= to.address || to.address + to.bytes() <= from.address;

@@ -1,0 +1,225 @@
+//! `kintsugi launch`: runs a command as many processes, by the MPI launcher of this machine.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::failure::Failure;
+use crate::output;
+use crate::signals::{every_signal_to_stop, send};
+
+/// Runs a command as many processes, one per rank, by the installed mpirun.
+///
+/// Finds out whose mpirun it is (Open MPI, MPICH or Intel MPI) and gives it the flags that the ranks need: no binding to single
+/// cores, and more processes than cores if that was asked for. Rank 0 writes the output and the files; an error comes from the
+/// rank that had it, with its name. When one rank fails, all end. Ctrl-C and SIGTERM stop the run after the running step, as
+/// without processes; a second one ends it at once.
+///
+/// Inside a Slurm allocation `srun kintsugi train ...` works by itself, without this command.
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// Number of processes: the ranks of the configuration, tp × pp × dp
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: u32,
+    /// Number of nodes to divide them over; without it the launcher decides
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    nodes: Option<u32>,
+    /// The launcher, if it is not the mpirun in PATH
+    #[arg(long, value_name = "PATH", default_value = "mpirun")]
+    mpirun: PathBuf,
+    /// Shows the command and does not run it
+    #[arg(long)]
+    print: bool,
+    /// The command and its arguments, as in: train run.toml --set run.steps=100
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  kintsugi launch --ranks 8 train
+      the built-in demo as 8 processes
+  kintsugi launch --ranks 16 --nodes 4 train run.toml --resume
+      4 processes on each of 4 nodes of the allocation or host file
+  kintsugi launch --ranks 8 --print train run.toml
+      the command for mpirun, to change or to put into a job script
+  kintsugi launch --ranks 2 --mpirun /opt/mpich/bin/mpirun train run.toml
+      another MPI; its library is found if it is in the loader's path, or named by KINTSUGI_MPI";
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let launcher = Launcher::find(&arguments.mpirun)?;
+    if let Some(nodes) = arguments.nodes.filter(|&nodes| !arguments.ranks.is_multiple_of(nodes)) {
+        let ranks = arguments.ranks;
+        return Err(Failure::Mistake(format!(
+            "--ranks {ranks} cannot be divided equally over --nodes {nodes}"
+        )));
+    }
+    let mut command = launcher.command(&arguments.mpirun, arguments.ranks, arguments.nodes)?;
+    command.args(&arguments.command);
+    if arguments.print {
+        return output::stdout(&(line(&command) + "\n"));
+    }
+    wait(command)
+}
+
+/// Runs this very command again, as `ranks` processes.
+pub fn this_command(ranks: usize) -> Result<(), Failure> {
+    let mpirun = PathBuf::from("mpirun");
+    let mut command = Launcher::find(&mpirun)?.command(&mpirun, ranks as u32, None)?;
+    command.args(std::env::args_os().skip(1));
+    wait(command)
+}
+
+/// Whose mpirun it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Launcher {
+    OpenMpi,
+    /// MPICH's and Intel's.
+    Hydra,
+}
+
+impl Launcher {
+    fn find(mpirun: &PathBuf) -> Result<Self, Failure> {
+        let answer = Command::new(mpirun).arg("--version").stdin(Stdio::null()).output().map_err(|error| {
+            let name = mpirun.display();
+            Failure::Mistake(format!(
+                "cannot run {name}: {error}; install an MPI (Debian: apt-get install openmpi-bin or mpich), or name its \
+                 launcher with --mpirun"
+            ))
+        })?;
+        Launcher::of(&String::from_utf8_lossy(&answer.stdout)).ok_or_else(|| {
+            let name = mpirun.display();
+            Failure::Mistake(format!(
+                "{name} --version names neither Open MPI nor MPICH nor Intel MPI; start the processes \
+                 with your launcher itself, as in {name} -n 8 kintsugi train"
+            ))
+        })
+    }
+
+    fn of(version: &str) -> Option<Self> {
+        if version.contains("Open MPI") || version.contains("OpenRTE") || version.contains("prterun") {
+            return Some(Launcher::OpenMpi);
+        }
+        (version.contains("HYDRA") || version.contains("Intel(R) MPI")).then_some(Launcher::Hydra)
+    }
+
+    /// The launcher with its flags and this program, without a command.
+    fn command(self, mpirun: &PathBuf, ranks: u32, nodes: Option<u32>) -> Result<Command, Failure> {
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::Run(format!("cannot find kintsugi: {error}")))?;
+        let mut command = Command::new(mpirun);
+        command.args(["-n", &ranks.to_string()]);
+        let per_node = nodes.map(|nodes| ranks / nodes);
+        match self {
+            Launcher::OpenMpi => {
+                // Ranks divide the cores of their node among themselves, so the launcher binds none of them.
+                command.args(["--bind-to", "none", "--oversubscribe"]);
+                if is_root() {
+                    command.arg("--allow-run-as-root");
+                }
+                if let Some(per_node) = per_node {
+                    command.args(["--map-by", &format!("ppr:{per_node}:node")]);
+                }
+            }
+            Launcher::Hydra => {
+                if let Some(per_node) = per_node {
+                    command.args(["-ppn", &per_node.to_string()]);
+                }
+            }
+        }
+        command.arg(program);
+        Ok(command)
+    }
+}
+
+fn is_root() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    ids.and_then(|ids| ids.split_whitespace().nth(1)) == Some("0")
+}
+
+/// A command as a shell would take it.
+fn line(command: &Command) -> String {
+    let quoted = |word: &std::ffi::OsStr| {
+        let word = word.to_string_lossy();
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+        if !word.is_empty() && word.chars().all(plain) {
+            word.into_owned()
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
+        }
+    };
+    let words = [command.get_program()].into_iter().chain(command.get_args());
+    words.map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs the launcher to its end. A signal to stop goes to the ranks as SIGUSR1, which launchers pass on. A second one ends the
+/// launcher, and it the ranks.
+fn wait(mut command: Command) -> Result<(), Failure> {
+    let asked = every_signal_to_stop()?;
+    // In a group of its own: otherwise Ctrl-C would reach the launcher itself, which kills the ranks.
+    let mut launcher = command
+        .process_group(0)
+        .spawn()
+        .map_err(|error| Failure::Run(format!("cannot run {}: {error}", line(&command))))?;
+    let ended = wait_and_stop(&mut launcher, &asked)
+        .map_err(|error| Failure::Run(format!("cannot wait for the launcher: {error}")))?;
+    outcome(ended)
+}
+
+fn wait_and_stop(launcher: &mut Child, asked: &AtomicBool) -> io::Result<ExitStatus> {
+    const POLL: Duration = Duration::from_millis(50);
+    let mut signals = ["USR1", "TERM", "KILL"].into_iter();
+    loop {
+        if let Some(ended) = launcher.try_wait()? {
+            return Ok(ended);
+        }
+        if asked.swap(false, Ordering::Relaxed)
+            && let Some(signal) = signals.next()
+        {
+            send(signal, launcher.id())?;
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// A rank has printed why it failed, and the launcher how it ended.
+fn outcome(ended: ExitStatus) -> Result<(), Failure> {
+    match (ended.code(), ended.signal()) {
+        (Some(0), _) => Ok(()),
+        (Some(2), _) => Err(Failure::Elsewhere(2)),
+        (Some(_), _) => Err(Failure::Elsewhere(1)),
+        (None, Some(signal)) => Err(Failure::Run(format!("signal {signal} ended the launcher"))),
+        (None, None) => Err(Failure::Run("the launcher ended".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launchers_are_known_by_their_version() {
+        assert_eq!(Launcher::of("mpirun (Open MPI) 4.1.4\n\nReport bugs to"), Some(Launcher::OpenMpi));
+        assert_eq!(Launcher::of("HYDRA build details:\n    Version: 4.0.2"), Some(Launcher::Hydra));
+        let intel = "Intel(R) MPI Library for Linux* OS, Version 2021.19";
+        assert_eq!(Launcher::of(intel), Some(Launcher::Hydra));
+        assert_eq!(Launcher::of("something else"), None);
+    }
+
+    #[test]
+    fn a_command_is_shown_as_a_shell_takes_it() {
+        let mut command = Command::new("mpirun");
+        command.args(["-n", "2", "kintsugi", "train", "a b.toml", "it's", "--set", "run.steps=3"]);
+        assert_eq!(line(&command), "mpirun -n 2 kintsugi train 'a b.toml' 'it'\\''s' --set run.steps=3");
+    }
+}

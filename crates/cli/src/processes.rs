@@ -1,0 +1,206 @@
+//! The processes of a job: how they find each other, and how they agree before they begin.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kintsugi_comm::mpi::{Mpi, launched};
+use kintsugi_comm::{Connection, World, WorldOptions};
+use kintsugi_plan::{Plan, Transport};
+use kintsugi_spec::Topology;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::VERSION;
+use crate::failure::Failure;
+
+/// How long processes wait for each other before a run begins.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Connects this process with the others of its job. If the configuration is not known, because it has a mistake, the launcher
+/// decides: then the processes can still agree on who reports it.
+pub fn connect(transport: Option<Transport>) -> Result<Connection, Failure> {
+    let several = launched().is_some_and(|launched| launched.size > 1);
+    match transport {
+        Some(Transport::Threads) => return Ok(Connection::Threads),
+        Some(Transport::Auto) | None if !several => return Ok(Connection::Threads),
+        Some(Transport::Auto | Transport::Mpi) | None => {}
+    }
+    let mpi = Mpi::connect().map_err(|error| Failure::Run(format!("run.transport = \"mpi\": {error}")))?;
+    Ok(Connection::mpi(mpi, PATIENCE)?)
+}
+
+/// What a process brings to the agreement.
+#[derive(Serialize, Deserialize)]
+struct Readiness {
+    host: String,
+    version: String,
+    /// The whole configuration, or the exit code and the message of a failure.
+    config: Result<String, (u8, String)>,
+}
+
+/// Compares what all processes have prepared. Succeeds only if all are ready, with the same version and configuration, and if
+/// there are as many as the plan has ranks. Otherwise the process of rank 0 reports what is wrong, and all end.
+pub fn agree<T>(
+    connection: Connection,
+    prepared: Result<T, Failure>,
+    plan: impl Fn(&T) -> &Plan,
+) -> Result<T, Failure> {
+    let Some(world) = world(connection) else { return prepared };
+    let ranks = prepared.as_ref().ok().map(|prepared| plan(prepared).mesh.ranks());
+    let config = match &prepared {
+        Ok(prepared) => Ok(plan(prepared).to_toml()),
+        Err(failure) => Err((failure.code(), failure.to_string())),
+    };
+    let mine = Readiness { host: world.host().unwrap_or_default(), version: VERSION.to_owned(), config };
+    let all: Option<Vec<Readiness>> = gather(&*world, &mine)?;
+    let problem = all.map(|all| problem(&all, ranks));
+    match broadcast(&*world, problem)? {
+        None => prepared,
+        Some(problem) => Err(ended(connection, problem)),
+    }
+}
+
+/// Gives every process what the process of rank 0 made, or ends all of them if it failed to.
+pub fn share<T: Serialize + DeserializeOwned>(
+    connection: Connection,
+    made: Option<Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let Some(world) = world(connection) else { return made.expect("the only process has rank 0") };
+    let (made, failure) = match made {
+        Some(Ok(made)) => (Some(Ok(made)), None),
+        Some(Err(failure)) => (Some(Err(failure.code())), Some(failure)),
+        None => (None, None),
+    };
+    let made: Result<T, u8> = broadcast(&*world, made)?;
+    made.map_err(|code| match failure {
+        Some(failure) => Failure::Agreed(Box::new(failure)),
+        None => Failure::Elsewhere(code),
+    })
+}
+
+/// All processes that the launcher started, if there are several.
+fn world(connection: Connection) -> Option<Arc<dyn World>> {
+    let Connection::Mpi(place) = connection else { return None };
+    let (topology, ranks) = (Topology::ONE_NODE, place.mpi.size);
+    Some(connection.world(WorldOptions { topology, ranks, timeout: PATIENCE, library_sums: false }))
+}
+
+fn gather<T: Serialize + DeserializeOwned>(world: &dyn World, mine: &T) -> Result<Option<Vec<T>>, Failure> {
+    let bytes = serde_json::to_vec(mine).expect("messages have string keys");
+    let all = world.gather(bytes)?;
+    let decode = |bytes: Vec<u8>| {
+        serde_json::from_slice(&bytes)
+            .map_err(|error| Failure::Run(format!("a process of another version has joined: {error}")))
+    };
+    all.map(|all| all.into_iter().map(decode).collect()).transpose()
+}
+
+/// Gives every process the value of the process of rank 0. The others pass `None`.
+fn broadcast<T: Serialize + DeserializeOwned>(world: &dyn World, value: Option<T>) -> Result<T, Failure> {
+    let bytes =
+        value.map_or(Vec::new(), |value| serde_json::to_vec(&value).expect("messages have string keys"));
+    let bytes = world.broadcast(bytes)?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| Failure::Run(format!("rank 0 is a process of another version: {error}")))
+}
+
+/// Why the processes cannot begin together: an exit code and a message.
+fn problem(all: &[Readiness], ranks: Option<usize>) -> Option<(u8, String)> {
+    let name = |rank: usize| format!("rank {rank} on {}", all[rank].host);
+    if let Some(rank) = (0..all.len()).find(|&rank| all[rank].version != all[0].version) {
+        let (other, first) = (&all[rank].version, &all[0].version);
+        return Some((2, format!("{} runs kintsugi {other}, and rank 0 runs kintsugi {first}", name(rank))));
+    }
+    let failures: Vec<_> =
+        (0..all.len()).filter_map(|rank| Some((rank, all[rank].config.as_ref().err()?))).collect();
+    if let Some((rank, (code, message))) = failures.first() {
+        // A mistake that all processes find is the user's. One that only some find is about their machines.
+        let everywhere =
+            failures.len() == all.len() && failures.iter().all(|(_, (_, other))| other == message);
+        let message = if everywhere { message.clone() } else { format!("{}: {message}", name(*rank)) };
+        return Some((*code, message));
+    }
+    let config = |rank: usize| all[rank].config.as_deref().unwrap_or_default();
+    if let Some(rank) = (0..all.len()).find(|&rank| config(rank) != config(0)) {
+        let difference = first_difference(config(rank), config(0));
+        return Some((2, format!("{} has another configuration than rank 0: {difference}", name(rank))));
+    }
+    let ranks = ranks.filter(|&ranks| ranks != all.len())?;
+    Some((
+        2,
+        format!(
+            "the configuration has {ranks} ranks (parallel.tp × pp × dp), and {} processes were started: start {ranks}, as \
+             with kintsugi launch --ranks {ranks}",
+            all.len()
+        ),
+    ))
+}
+
+/// The first line in which two configurations differ, with its table.
+fn first_difference(one: &str, other: &str) -> String {
+    let mut table = "";
+    for (one, other) in one.lines().zip(other.lines()) {
+        if one != other {
+            return format!("{table} has {one}, and rank 0 has {other}").trim_start().to_owned();
+        }
+        if one.starts_with('[') {
+            table = one;
+        }
+    }
+    "one of them is longer".to_owned()
+}
+
+fn ended(connection: Connection, (code, message): (u8, String)) -> Failure {
+    if !connection.is_first() {
+        return Failure::Elsewhere(code);
+    }
+    let failure = if code == 2 { Failure::Mistake(message) } else { Failure::Run(message) };
+    Failure::Agreed(Box::new(failure))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ready(host: &str, config: &str) -> Readiness {
+        Readiness { host: host.into(), version: "1".into(), config: Ok(config.into()) }
+    }
+
+    fn broken(host: &str, message: &str) -> Readiness {
+        Readiness { host: host.into(), version: "1".into(), config: Err((2, message.into())) }
+    }
+
+    #[test]
+    fn equal_processes_begin() {
+        assert_eq!(problem(&[ready("a", "x"), ready("b", "x")], Some(2)), None);
+    }
+
+    #[test]
+    fn a_mistake_of_all_is_told_once_and_one_of_some_with_their_name() {
+        let all = [broken("a", "no"), broken("b", "no")];
+        assert_eq!(problem(&all, None), Some((2, "no".into())));
+        let one = [ready("a", "x"), broken("b", "no file")];
+        assert_eq!(problem(&one, Some(2)), Some((2, "rank 1 on b: no file".into())));
+    }
+
+    #[test]
+    fn another_configuration_or_version_is_refused_by_name() {
+        let config = |lr: &str| format!("[model]\nlayers = 2\n\n[optimizer]\nlr = {lr}\n");
+        let all = [ready("a", &config("0.1")), ready("a", &config("0.1")), ready("b", &config("0.2"))];
+        let (_, message) = problem(&all, Some(3)).expect("they differ");
+        assert_eq!(
+            message,
+            "rank 2 on b has another configuration than rank 0: [optimizer] has lr = 0.2, and rank 0 has lr = 0.1"
+        );
+        let newer = Readiness { version: "2".into(), ..ready("b", "x") };
+        let (_, message) = problem(&[ready("a", "x"), newer], Some(2)).expect("they differ");
+        assert_eq!(message, "rank 1 on b runs kintsugi 2, and rank 0 runs kintsugi 1");
+    }
+
+    #[test]
+    fn there_are_as_many_processes_as_ranks() {
+        let (code, message) = problem(&[ready("a", "x"), ready("a", "x")], Some(8)).expect("too few");
+        assert_eq!(code, 2);
+        assert!(message.contains("8 ranks") && message.contains("2 processes"), "{message}");
+    }
+}

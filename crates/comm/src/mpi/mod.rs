@@ -1,0 +1,212 @@
+//! Ranks as processes that communicate by MPI, on one machine or many.
+//!
+//! MPI is loaded at run time ([`library`]), so the program needs none to be built. Every process has one rank. Collectives are
+//! rings of non-blocking messages ([`transfer`]), in the order of [`crate::ring`]: sums are bit for bit those of `threads`.
+//! [`progress`] says which thread calls MPI.
+//!
+//! Tensors on a GPU pass through host memory.
+
+mod group;
+mod launcher;
+#[allow(unsafe_code, reason = "it calls a C library")]
+mod library;
+mod progress;
+#[allow(unsafe_code, reason = "MPI works on memory after a call returns")]
+mod transfer;
+mod world;
+
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+
+pub use group::MpiGroup;
+pub use launcher::{Launched, launched};
+pub use library::{Abi, LoadError, MpiError, VARIABLE};
+pub use world::MpiWorld;
+
+use crate::RankFailure;
+use crate::activity::Activity;
+use library::Bytes;
+use progress::{Parties, Progress, Waited};
+use transfer::{Channel, Message, Transfer};
+
+/// MPI in this process. There is at most one.
+pub struct Mpi {
+    progress: Progress,
+    failure: OnceLock<RankFailure>,
+    /// The rank of this process.
+    pub rank: usize,
+    /// Number of processes.
+    pub size: usize,
+    /// The name of this host.
+    pub host: String,
+    /// The library's name and version.
+    pub version: String,
+    /// The library's binary interface.
+    pub abi: Abi,
+    /// The name or path that the library was loaded by.
+    pub library: String,
+    largest_tag: usize,
+}
+
+/// Why this process cannot join the others.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// There is no usable library.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A call failed.
+    #[error(transparent)]
+    Call(#[from] MpiError),
+    /// The library allows calls from the main thread only.
+    #[error(
+        "{0} does not allow calls from several threads (MPI_THREAD_SERIALIZED), which kintsugi needs; use an MPI that was \
+         built with thread support"
+    )]
+    Threads(String),
+    /// The launcher belongs to another MPI than the one that was loaded.
+    #[error(
+        "the launcher started {launched} processes, and {library} ({version}) sees {seen}: launcher and library are not of \
+         the same MPI; use the launcher of that MPI, or name the launcher's library with {VARIABLE}=/path/to/libmpi.so"
+    )]
+    Launcher {
+        /// Processes by the launcher's environment.
+        launched: usize,
+        /// Processes that the library sees.
+        seen: usize,
+        /// The library.
+        library: String,
+        /// Its version.
+        version: String,
+    },
+}
+
+static MPI: OnceLock<Result<Mpi, ConnectError>> = OnceLock::new();
+
+impl Mpi {
+    /// Joins the processes that the launcher started, or finds that this process already did.
+    pub fn connect() -> Result<&'static Mpi, ConnectError> {
+        let mut first = false;
+        let mpi = MPI.get_or_init(|| {
+            first = true;
+            Mpi::new()
+        });
+        let mpi = mpi.as_ref().map_err(Clone::clone)?;
+        if first {
+            let run = || mpi.progress.run();
+            thread::Builder::new().name("mpi".into()).spawn(run).map_err(|error| MpiError {
+                call: "starting the progress thread",
+                message: error.to_string(),
+            })?;
+        }
+        Ok(mpi)
+    }
+
+    fn new() -> Result<Self, ConnectError> {
+        let launched = launched();
+        let loaded = library::load(launched.and_then(|launched| launched.abi))?;
+        let (library, api) = (loaded.name, loaded.api);
+        let serialized = api.init()?;
+        let (version, (rank, size)) = (api.version(), api.rank_and_size()?);
+        if !serialized {
+            return Err(ConnectError::Threads(version));
+        }
+        if let Some(launched) = launched.filter(|launched| launched.size != size) {
+            let launched = launched.size;
+            return Err(ConnectError::Launcher { launched, seen: size, library, version });
+        }
+        Ok(Mpi {
+            failure: OnceLock::new(),
+            rank,
+            size,
+            host: host_name().unwrap_or_else(|| api.host()),
+            version,
+            abi: loaded.abi,
+            library,
+            largest_tag: api.largest_tag(),
+            progress: Progress::new(api),
+        })
+    }
+
+    /// The MPI library that this machine has: its version, ABI and name. Does not start MPI.
+    pub fn find() -> Result<(String, Abi, String), LoadError> {
+        let loaded = library::load(launched().and_then(|launched| launched.abi))?;
+        Ok((loaded.api.version(), loaded.abi, loaded.name))
+    }
+
+    /// Ends MPI at the end of the process, if it was started. With `end_others`, ends all other processes, too: they wait for
+    /// this one, which has failed.
+    pub fn finish(code: i32, end_others: bool) {
+        if let Some(Ok(mpi)) = MPI.get() {
+            let state = mpi.progress.lock();
+            if end_others {
+                state.api.abort(code);
+            } else {
+                state.api.finalize();
+            }
+            // No thread may call MPI from now on.
+            std::mem::forget(state);
+        }
+    }
+
+    /// Sends bytes to another process and waits until they are on their way.
+    fn send_bytes(&self, to: usize, bytes: &[u8], timeout: Duration) -> Result<(), RankFailure> {
+        let parties = Parties { activity: Activity::Exchange { from: self.rank, to }, peer: to };
+        let len = (bytes.len() as u64).to_le_bytes();
+        for part in [&len[..], bytes] {
+            let part = Bytes { address: part.as_ptr() as usize, len: part.len() };
+            let number = self.progress.start(parties, |api| {
+                let channel = Channel { communicator: api.world(), tag: 0 };
+                Message::send(api, part, to, channel, None).map(Transfer::Message)
+            });
+            self.wait(number, timeout)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for bytes from another process.
+    fn receive_bytes(&self, from: usize, timeout: Duration) -> Result<Vec<u8>, RankFailure> {
+        let parties = Parties { activity: Activity::Exchange { from, to: self.rank }, peer: from };
+        let mut len = [0; 8];
+        let receive = |part: &mut [u8]| {
+            let part = Bytes { address: part.as_mut_ptr() as usize, len: part.len() };
+            let number = self.progress.start(parties, |api| {
+                let channel = Channel { communicator: api.world(), tag: 0 };
+                Message::receive(api, part, from, channel).map(Transfer::Message)
+            });
+            self.wait(number, timeout)
+        };
+        receive(&mut len)?;
+        let mut bytes = vec![0; u64::from_le_bytes(len) as usize];
+        if let Err(failure) = receive(&mut bytes) {
+            // MPI may still write to it.
+            std::mem::forget(bytes);
+            return Err(failure);
+        }
+        Ok(bytes)
+    }
+
+    /// Waits for a transfer. A failure is kept: every later transfer fails at once.
+    fn wait(&self, number: u64, timeout: Duration) -> Result<(), RankFailure> {
+        let failure = match self.progress.wait(number, timeout, || self.failure.get().is_some()) {
+            Waited::Done => return Ok(()),
+            Waited::Failed(parties, error) => self.in_transfer(parties, error.to_string()),
+            Waited::TimedOut(parties) => {
+                let reason = format!("after {timeout:?}, rank {} has not come to it", parties.peer);
+                self.in_transfer(parties, reason)
+            }
+            Waited::Cancelled => self.failure.get().expect("that is why").clone(),
+        };
+        Err(self.failure.get_or_init(|| failure).clone())
+    }
+
+    fn in_transfer(&self, Parties { activity, peer }: Parties, reason: String) -> RankFailure {
+        let failure = RankFailure::in_transfer(self.rank, activity.to_string(), peer, reason);
+        RankFailure { host: Some(self.host.clone()), ..failure }
+    }
+}
+
+/// The name of this node: Slurm's, if Slurm started the process, since several of its nodes may share a host.
+fn host_name() -> Option<String> {
+    std::env::var("SLURMD_NODENAME").ok().filter(|name| !name.is_empty())
+}

@@ -1,0 +1,215 @@
+//! Advances the transfers of this process: in the thread that waits for one, or else in a thread of its own.
+//!
+//! All calls to MPI are made under one lock, by any thread: MPI is asked for `MPI_THREAD_SERIALIZED`. While a rank computes,
+//! the progress thread advances its transfers every [`POLL`]. While a rank waits, it advances them itself.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::library::{Api, MpiError};
+use super::transfer::{Staging, Transfer};
+use crate::activity::Activity;
+
+/// How often the progress thread advances transfers.
+const POLL: Duration = Duration::from_micros(50);
+
+/// The progress thread sleeps until it is woken if there was no transfer for so long.
+const DOZE: Duration = Duration::from_millis(20);
+
+/// The longest time that counts towards a timeout between two looks: longer if the whole process was stopped.
+const SLICE: Duration = Duration::from_millis(200);
+
+/// The transfers of this process.
+pub(super) struct Progress {
+    state: Mutex<ProgressState>,
+    /// Wakes the progress thread.
+    wake: Condvar,
+    /// Threads that wait for a transfer.
+    waiting: AtomicUsize,
+}
+
+/// What the lock protects: all of MPI.
+pub(super) struct ProgressState {
+    pub api: Box<dyn Api>,
+    transfers: BTreeMap<u64, Named>,
+    /// The first transfer that failed, with the reason.
+    failure: Option<(Parties, MpiError)>,
+    /// Transfers that failed. MPI may still use their memory, so they are kept.
+    abandoned: Vec<Transfer>,
+    /// The number of the next transfer.
+    next: u64,
+    /// Staging that no transfer uses.
+    spare: Vec<Staging>,
+    /// Whether the progress thread waits to be woken.
+    asleep: bool,
+}
+
+/// What a transfer is, and the rank of the world that this rank waits for in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parties {
+    pub activity: Activity,
+    pub peer: usize,
+}
+
+/// A transfer and what it is.
+struct Named {
+    parties: Parties,
+    transfer: Transfer,
+}
+
+/// How a wait ended.
+pub(super) enum Waited {
+    Done,
+    /// This transfer or another one of this process failed.
+    Failed(Parties, MpiError),
+    TimedOut(Parties),
+    Cancelled,
+}
+
+impl Progress {
+    pub fn new(api: Box<dyn Api>) -> Self {
+        let state = ProgressState {
+            api,
+            transfers: BTreeMap::new(),
+            failure: None,
+            abandoned: Vec::new(),
+            next: 0,
+            spare: Vec::new(),
+            asleep: false,
+        };
+        Progress { state: Mutex::new(state), wake: Condvar::new(), waiting: AtomicUsize::new(0) }
+    }
+
+    /// Locks MPI.
+    pub fn lock(&self) -> MutexGuard<'_, ProgressState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a transfer. Returns its number, by which it is waited for.
+    pub fn start(&self, parties: Parties, begin: impl FnOnce(&dyn Api) -> Result<Transfer, MpiError>) -> u64 {
+        let state = &mut *self.lock();
+        let number = state.next;
+        state.next += 1;
+        match begin(&*state.api) {
+            Ok(transfer) => drop(state.transfers.insert(number, Named { parties, transfer })),
+            Err(error) => drop(state.failure.get_or_insert((parties, error))),
+        }
+        if state.asleep {
+            self.wake.notify_one();
+        }
+        number
+    }
+
+    /// Waits for a transfer, and advances all of them meanwhile. Ends early if `cancelled` says so.
+    pub fn wait(&self, number: u64, timeout: Duration, cancelled: impl Fn() -> bool) -> Waited {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let waited = self.wait_actively(number, timeout, cancelled);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        waited
+    }
+
+    fn wait_actively(&self, number: u64, timeout: Duration, cancelled: impl Fn() -> bool) -> Waited {
+        let (mut pause, mut left, mut looked) = (Pause::default(), timeout, None);
+        loop {
+            {
+                let mut state = self.lock();
+                if state.advance() {
+                    (pause, left, looked) = (Pause::default(), timeout, None);
+                }
+                if let Some((parties, error)) = &state.failure {
+                    return Waited::Failed(*parties, error.clone());
+                }
+                match state.transfers.get(&number) {
+                    None => return Waited::Done,
+                    Some(named) if left.is_zero() => return Waited::TimedOut(named.parties),
+                    Some(_) => {}
+                }
+            }
+            if cancelled() {
+                return Waited::Cancelled;
+            }
+            if pause.take() {
+                let now = Instant::now();
+                let passed = looked.replace(now).map_or(Duration::ZERO, |before| now - before);
+                left = left.saturating_sub(passed.min(SLICE));
+            }
+        }
+    }
+
+    /// The loop of the progress thread.
+    pub fn run(&self) {
+        let mut idle_since = Instant::now();
+        loop {
+            {
+                let mut state = self.lock();
+                if !state.transfers.is_empty() {
+                    idle_since = Instant::now();
+                    if self.waiting.load(Ordering::Relaxed) == 0 {
+                        state.advance();
+                    }
+                } else if idle_since.elapsed() > DOZE {
+                    state.asleep = true;
+                    while state.transfers.is_empty() {
+                        state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    }
+                    state.asleep = false;
+                    idle_since = Instant::now();
+                }
+            }
+            thread::sleep(POLL);
+        }
+    }
+}
+
+impl ProgressState {
+    /// Advances all transfers. Returns whether anything happened.
+    fn advance(&mut self) -> bool {
+        let (mut advanced, mut failed) = (false, None);
+        let ProgressState { api, transfers, spare, .. } = self;
+        transfers.retain(|&number, named| match named.transfer.advance(&**api, spare) {
+            Ok(moved) => {
+                advanced |= moved;
+                !named.transfer.is_done()
+            }
+            Err(error) => {
+                failed = Some((number, error));
+                true
+            }
+        });
+        if let Some((number, error)) = failed
+            && let Some(Named { parties, transfer }) = self.transfers.remove(&number)
+        {
+            self.abandoned.push(transfer);
+            self.failure.get_or_insert((parties, error));
+        }
+        advanced
+    }
+}
+
+/// Waits a little between two looks: at first not at all, then by letting others run, and at last by sleeping.
+#[derive(Default)]
+struct Pause {
+    looks: u32,
+}
+
+impl Pause {
+    /// Returns whether it slept or let others run.
+    fn take(&mut self) -> bool {
+        const SPINS: u32 = 32;
+        const YIELDS: u32 = 2000;
+        self.looks += 1;
+        if self.looks < SPINS {
+            std::hint::spin_loop();
+            return false;
+        }
+        if self.looks < YIELDS {
+            thread::yield_now();
+        } else {
+            thread::sleep(POLL);
+        }
+        true
+    }
+}

@@ -1,0 +1,103 @@
+//! The ranks of a job that runs as processes.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kintsugi_spec::{Group, Topology};
+use kintsugi_tensor::Backend;
+
+use super::Mpi;
+use super::group::{GroupOptions, MpiGroup};
+use crate::traffic::TrafficCounter;
+use crate::{Communicator, RankFailure, Solo, Traffic, World};
+
+/// The first processes of MPI as the ranks of a job.
+#[derive(Clone)]
+pub struct MpiWorld {
+    mpi: &'static Mpi,
+    ranks: usize,
+    options: GroupOptions,
+}
+
+impl MpiWorld {
+    /// A world of the first `ranks` processes. `topology` determines the link level between each pair of them. A rank that
+    /// waits longer than `timeout` for another fails. With `library_sums`, sums of f32 and f64 are the library's own.
+    pub fn new(
+        mpi: &'static Mpi,
+        topology: Topology,
+        ranks: usize,
+        timeout: Duration,
+        library_sums: bool,
+    ) -> Self {
+        assert!(ranks <= mpi.size, "{ranks} ranks of {} processes", mpi.size);
+        let counter = Arc::new(TrafficCounter::default());
+        MpiWorld { mpi, ranks, options: GroupOptions { topology, counter, timeout, library_sums } }
+    }
+}
+
+impl World for MpiWorld {
+    fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    fn local_ranks(&self) -> Range<usize> {
+        let rank = self.mpi.rank.min(self.ranks);
+        rank..(rank + 1).min(self.ranks)
+    }
+
+    fn group(
+        &self,
+        group: Group,
+        members: &[usize],
+        me: usize,
+        backend: &Rc<dyn Backend>,
+    ) -> Box<dyn Communicator> {
+        assert_eq!(me, self.mpi.rank, "a process makes groups of its own rank");
+        match MpiGroup::new(self.mpi, group, members, backend, self.options.clone()) {
+            Ok(group) => Box::new(group),
+            Err(failure) => {
+                self.abort(failure);
+                Box::new(Solo)
+            }
+        }
+    }
+
+    fn traffic(&self, rank: usize) -> Traffic {
+        assert_eq!(rank, self.mpi.rank, "a process counts the bytes of its own rank");
+        self.options.counter.read()
+    }
+
+    fn gather(&self, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, RankFailure> {
+        let (mpi, timeout) = (self.mpi, self.options.timeout);
+        if mpi.rank > 0 {
+            return mpi.send_bytes(0, &bytes, timeout).map(|()| None);
+        }
+        let others = (1..self.ranks).map(|rank| mpi.receive_bytes(rank, timeout));
+        [Ok(bytes)].into_iter().chain(others).collect::<Result<_, _>>().map(Some)
+    }
+
+    fn broadcast(&self, bytes: Vec<u8>) -> Result<Vec<u8>, RankFailure> {
+        let (mpi, timeout) = (self.mpi, self.options.timeout);
+        if mpi.rank > 0 {
+            return mpi.receive_bytes(0, timeout);
+        }
+        (1..self.ranks).try_for_each(|rank| mpi.send_bytes(rank, &bytes, timeout))?;
+        Ok(bytes)
+    }
+
+    fn abort(&self, reason: RankFailure) {
+        let host = Some(self.mpi.host.clone());
+        // An earlier failure is the cause of this one.
+        let _ = self.mpi.failure.set(RankFailure { host, ..reason });
+    }
+
+    fn failure(&self) -> Option<RankFailure> {
+        self.mpi.failure.get().cloned()
+    }
+
+    fn host(&self) -> Option<String> {
+        Some(self.mpi.host.clone())
+    }
+}

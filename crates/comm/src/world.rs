@@ -1,0 +1,108 @@
+//! What the engine needs of the ranks of a job: groups, small exchanges between processes, and how a job fails.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use kintsugi_spec::Group;
+use kintsugi_tensor::Backend;
+use serde::{Deserialize, Serialize};
+
+use crate::{Communicator, Traffic};
+
+/// The ranks of a job, as one process sees them.
+///
+/// Some of the ranks run in this process. Methods that exchange data between processes are called by every process of the
+/// job, in the same order.
+pub trait World: Send + Sync {
+    /// Number of ranks of the job.
+    fn ranks(&self) -> usize;
+
+    /// The ranks of this process.
+    fn local_ranks(&self) -> Range<usize>;
+
+    /// The membership of rank `me`, a rank of this process, in the group of `members`: ranks of the job, in group order.
+    /// `backend` is the rank's device. Every member must use the same group and members.
+    fn group(
+        &self,
+        group: Group,
+        members: &[usize],
+        me: usize,
+        backend: &Rc<dyn Backend>,
+    ) -> Box<dyn Communicator>;
+
+    /// The bytes that a rank of this process has sent so far. After a wait, they include all bytes of that transfer.
+    fn traffic(&self, rank: usize) -> Traffic;
+
+    /// Brings every process's bytes to the process of rank 0, in order of rank. Other processes get `None`.
+    fn gather(&self, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, RankFailure>;
+
+    /// Gives every process the bytes of the process of rank 0.
+    fn broadcast(&self, bytes: Vec<u8>) -> Result<Vec<u8>, RankFailure>;
+
+    /// Waits until every process has come here.
+    fn barrier(&self) -> Result<(), RankFailure> {
+        self.gather(Vec::new())?;
+        self.broadcast(Vec::new()).map(|_| ())
+    }
+
+    /// Stops the ranks of this process: every transfer that waits now or starts later fails, with the first reason.
+    fn abort(&self, reason: RankFailure);
+
+    /// Why the job stopped, if it did.
+    fn failure(&self) -> Option<RankFailure>;
+
+    /// The name of this process's host, if ranks may be on several.
+    fn host(&self) -> Option<String> {
+        None
+    }
+
+    /// Whether this process has rank 0, which writes the files and the output of the job.
+    fn is_first(&self) -> bool {
+        self.local_ranks().contains(&0)
+    }
+}
+
+/// Why a rank failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[error("rank {rank}{} failed in {}: {reason}", on(host.as_deref()), during(op.as_deref(), transfer.as_deref()))]
+pub struct RankFailure {
+    /// The rank that failed or detected the failure.
+    pub rank: usize,
+    /// Its host, if ranks may be on several.
+    pub host: Option<String>,
+    /// The op or phase that it was in, if the failure is not known from the transfer alone.
+    pub op: Option<String>,
+    /// The collective or message that it was in.
+    pub transfer: Option<String>,
+    /// The rank that it waited for.
+    pub peer: Option<usize>,
+    /// What went wrong.
+    pub reason: String,
+}
+
+impl RankFailure {
+    /// A failure of a rank outside of any transfer.
+    pub fn new(rank: usize, op: impl Into<String>, reason: impl Into<String>) -> Self {
+        let (op, reason) = (Some(op.into()), reason.into());
+        RankFailure { rank, host: None, op, transfer: None, peer: None, reason }
+    }
+
+    /// A failure of a rank in a collective or a message.
+    pub fn in_transfer(
+        rank: usize,
+        transfer: impl Into<String>,
+        peer: usize,
+        reason: impl Into<String>,
+    ) -> Self {
+        let (transfer, reason) = (Some(transfer.into()), reason.into());
+        RankFailure { rank, host: None, op: None, transfer, peer: Some(peer), reason }
+    }
+}
+
+fn on(host: Option<&str>) -> String {
+    host.map(|host| format!(" on {host}")).unwrap_or_default()
+}
+
+fn during(op: Option<&str>, transfer: Option<&str>) -> String {
+    [op, transfer].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}

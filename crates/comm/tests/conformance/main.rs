@@ -1,0 +1,93 @@
+//! One suite for all transports: every collective in every type, odd and empty sizes, sub-groups, messages, and many transfers
+//! at once, against the plain definitions. Bytes are compared with what the planner charges.
+//!
+//! On MPI the test starts this same program under `mpirun`, where every process runs [`a_process_of_the_suite`].
+#![allow(clippy::float_cmp, reason = "the numbers are small integers")]
+
+mod buffers;
+mod suite;
+
+use std::env;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use kintsugi_comm::mpi::{Mpi, MpiWorld, VARIABLE};
+use kintsugi_comm::threads::ThreadsWorld;
+use kintsugi_spec::Topology;
+use kintsugi_testing::{Need, skip};
+
+use suite::Suite;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Set in the processes that a test starts.
+const PROCESS: &str = "KINTSUGI_CONFORMANCE_PROCESS";
+
+/// Packages of two ranks and nodes of four, so that messages cross every level.
+const TOPOLOGY: Topology = Topology { per_package: 2, per_node: Some(4) };
+
+/// The numbers of ranks: a few, or all if the whole suite was asked for.
+fn sizes() -> Vec<usize> {
+    if env::var_os("KINTSUGI_FULL").is_some() { (2..=8).collect() } else { vec![2, 3] }
+}
+
+#[test]
+fn threads() {
+    for ranks in sizes() {
+        let world = ThreadsWorld::new(TOPOLOGY, ranks, PATIENCE);
+        thread::scope(|scope| {
+            for rank in 0..ranks {
+                let world = &world;
+                scope.spawn(move || Suite::new(world, TOPOLOGY, rank).run());
+            }
+        });
+    }
+}
+
+#[test]
+fn open_mpi() {
+    processes(Need::OpenMpi, "mpirun.openmpi", "libmpi.so.40", &["--oversubscribe", "--allow-run-as-root"]);
+}
+
+#[test]
+fn mpich() {
+    processes(Need::Mpich, "mpirun.mpich", "libmpich.so.12", &[]);
+}
+
+/// Runs the suite as processes of a named MPI.
+fn processes(need: Need, mpirun: &str, library: &str, flags: &[&str]) {
+    if Command::new(mpirun).arg("--version").output().is_err() {
+        return skip(need, format!("there is no {mpirun}"));
+    }
+    let program = env::current_exe().expect("this program has a path");
+    for ranks in sizes() {
+        let output = Command::new(mpirun)
+            .args(["-n", &ranks.to_string()])
+            .args(flags)
+            .arg(&program)
+            .args(["--exact", "a_process_of_the_suite", "--nocapture"])
+            .env(PROCESS, "1")
+            .env(VARIABLE, library)
+            .output()
+            .expect("mpirun is there");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{ranks} processes of {mpirun}:\n{text}\n{errors}");
+        let passed = text.matches("the suite has passed").count();
+        assert_eq!(passed, ranks, "every process runs the suite:\n{text}\n{errors}");
+    }
+}
+
+/// One process of the suite on MPI. By itself it does nothing.
+#[test]
+fn a_process_of_the_suite() {
+    if env::var_os(PROCESS).is_none() {
+        return;
+    }
+    let mpi = Mpi::connect().unwrap_or_else(|error| panic!("{error}"));
+    let world = MpiWorld::new(mpi, TOPOLOGY, mpi.size, PATIENCE, false);
+    Suite::new(&world, TOPOLOGY, mpi.rank).run();
+    println!("rank {}: the suite has passed", mpi.rank);
+    Mpi::finish(0, false);
+}

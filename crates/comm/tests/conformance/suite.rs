@@ -1,0 +1,201 @@
+//! What every transport must do. All ranks of a world run it together.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use kintsugi_comm::paper::{Entry, Transfer, charge};
+use kintsugi_comm::ring::chunk;
+use kintsugi_comm::{Collective, Communicator, Pending, Traffic, World};
+use kintsugi_spec::{Axis, Group, Level, Span, Topology, splitmix64};
+use kintsugi_tensor::{Backend, DType};
+
+use crate::buffers::{backend, buffer, values};
+
+const COLLECTIVES: [Collective; 3] =
+    [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter];
+const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
+
+/// Empty, shorter than the group, odd, and longer than what a transport moves at once.
+const LENGTHS: [usize; 7] = [0, 1, 2, 7, 64, 1001, 300_001];
+
+/// The suite on one rank of a world.
+pub struct Suite<'a> {
+    world: &'a dyn World,
+    topology: Topology,
+    me: usize,
+    backend: Rc<dyn Backend>,
+}
+
+/// One of a rank's groups.
+struct Member {
+    group: Group,
+    ranks: Vec<usize>,
+    communicator: Box<dyn Communicator>,
+}
+
+impl<'a> Suite<'a> {
+    /// The suite on rank `me`.
+    pub fn new(world: &'a dyn World, topology: Topology, me: usize) -> Self {
+        Suite { world, topology, me, backend: backend() }
+    }
+
+    /// Runs everything.
+    pub fn run(&self) {
+        let groups = self.groups();
+        for member in &groups {
+            self.check_sizes_and_types(member);
+            self.check_messages(member);
+        }
+        self.check_traffic(&groups[0]);
+        self.check_many_at_once(&groups);
+        if self.world.local_ranks().len() < self.world.ranks() {
+            self.check_exchanges();
+        }
+        assert_eq!(self.world.failure(), None);
+    }
+
+    /// Everybody, halves of the world, and everybody in reverse.
+    fn groups(&self) -> [Member; 3] {
+        let all: Vec<usize> = (0..self.world.ranks()).collect();
+        let (low, high) = all.split_at(all.len() / 2);
+        let half = if low.contains(&self.me) { low } else { high }.to_vec();
+        let reverse = all.iter().rev().copied().collect();
+        let inside = Group::Along(Axis::Data, Span::Inside(Level::Node));
+        [(Group::DATA, all), (inside, half), (Group::TENSOR, reverse)].map(|(group, ranks)| Member {
+            group,
+            communicator: self.world.group(group, &ranks, self.me, &self.backend),
+            ranks,
+        })
+    }
+
+    fn check_sizes_and_types(&self, member: &Member) {
+        for collective in COLLECTIVES {
+            for len in LENGTHS {
+                FLOATS.into_iter().for_each(|dtype| self.check(member, collective, len, dtype));
+            }
+        }
+        self.check(member, Collective::AllGather, 1001, DType::U32);
+    }
+
+    /// Runs a collective over the middle of a larger buffer, and checks the middle and that the rest is unchanged.
+    fn check(&self, member: &Member, collective: Collective, len: usize, dtype: DType) {
+        let (ranks, me) = (member.communicator.size(), member.communicator.rank());
+        let mut given = vec![50.0; 3];
+        given.extend(input(collective, len, ranks, me));
+        given.extend([51.0; 2]);
+        let pending =
+            member.communicator.start(collective, buffer(&*self.backend, &given, dtype), 3..3 + len);
+        let after = values(&*self.backend, &member.communicator.wait(pending));
+        assert_eq!((&after[..3], &after[3 + len..]), (&[50.0; 3][..], &[51.0; 2][..]), "outside the range");
+        check_result(collective, &after[3..3 + len], (ranks, me));
+    }
+
+    /// Messages to the next rank, of several sizes at once, received in another order than they are sent.
+    fn check_messages(&self, member: &Member) {
+        let group = &*member.communicator;
+        let (ranks, me) = (group.size(), group.rank());
+        if ranks == 1 {
+            return;
+        }
+        let (next, previous) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+        let made = |rank: usize, tag: usize| vec![(10 * rank + tag) as f64; LENGTHS[tag]];
+        let tags = 0..LENGTHS.len();
+        let sent: Vec<Pending> = tags
+            .clone()
+            .map(|tag| group.send(next, tag as u64, buffer(&*self.backend, &made(me, tag), DType::F32)))
+            .collect();
+        for tag in tags.rev() {
+            let empty = buffer(&*self.backend, &vec![0.0; LENGTHS[tag]], DType::F32);
+            let received = group.wait(group.receive(previous, tag as u64, empty));
+            assert_eq!(values(&*self.backend, &received), made(previous, tag), "tag {tag} from {previous}");
+        }
+        sent.into_iter().for_each(|pending| drop(group.wait(pending)));
+    }
+
+    /// What is counted must be what the planner charges.
+    fn check_traffic(&self, member: &Member) {
+        let (ranks, me) = (member.communicator.size(), member.communicator.rank());
+        for (collective, len) in COLLECTIVES.into_iter().flat_map(|c| [(c, 1001), (c, 300_001)]) {
+            let before = self.world.traffic(self.me);
+            self.check(member, collective, len, DType::BF16);
+            let entry = Entry {
+                group: member.group,
+                transfer: Transfer::Collective(collective),
+                len,
+                dtype: DType::BF16,
+            };
+            let (level, operation, bytes) = charge(entry, ranks, me, |i| member.ranks[i], self.topology);
+            let mut charged = Traffic::default();
+            charged.add(level, operation, bytes);
+            charged.merge(&before);
+            assert_eq!(self.world.traffic(self.me), charged, "{entry:?}");
+        }
+    }
+
+    /// A random program, the same on all ranks, with up to six collectives in flight in three groups.
+    fn check_many_at_once(&self, groups: &[Member]) {
+        let mut drawn = 0_u64;
+        let mut draw = |below: usize| {
+            drawn += 1;
+            (splitmix64::mix(drawn.wrapping_mul(splitmix64::GOLDEN)) % below as u64) as usize
+        };
+        let mut in_flight = VecDeque::new();
+        for _ in 0..200 {
+            let (group, collective) = (&groups[draw(groups.len())], COLLECTIVES[draw(3)]);
+            let (len, dtype, depth) = (draw(3000), FLOATS[draw(4)], draw(6));
+            let (ranks, me) = (group.communicator.size(), group.communicator.rank());
+            let given = buffer(&*self.backend, &input(collective, len, ranks, me), dtype);
+            in_flight.push_back((group, collective, group.communicator.start(collective, given, 0..len)));
+            while in_flight.len() > depth {
+                self.finish(in_flight.pop_front().expect("there is one"));
+            }
+        }
+        in_flight.into_iter().for_each(|transfer| self.finish(transfer));
+    }
+
+    fn finish(&self, (group, collective, pending): (&Member, Collective, Pending)) {
+        let after = values(&*self.backend, &group.communicator.wait(pending));
+        let (ranks, me) = (group.communicator.size(), group.communicator.rank());
+        check_result(collective, &after, (ranks, me));
+    }
+
+    /// Results come to rank 0, and its decisions go to all.
+    fn check_exchanges(&self) {
+        let mine = vec![self.me as u8; 1000 * self.me];
+        let all = self.world.gather(mine).expect("nobody fails");
+        let expected = (0..self.world.ranks()).map(|rank| vec![rank as u8; 1000 * rank]).collect();
+        assert_eq!(all, (self.me == 0).then_some(expected));
+        let word = if self.me == 0 { b"begin".to_vec() } else { Vec::new() };
+        assert_eq!(self.world.broadcast(word), Ok(b"begin".to_vec()));
+        self.world.barrier().expect("nobody fails");
+    }
+}
+
+/// Small integers: sums over eight ranks are exact in every type.
+fn value(rank: usize, index: usize) -> f64 {
+    ((7 * rank + 3 * index) % 31) as f64
+}
+
+/// What rank `me` starts a collective with: for a gather only its own chunk is filled.
+fn input(collective: Collective, len: usize, ranks: usize, me: usize) -> Vec<f64> {
+    let own = chunk(len, ranks, me);
+    let filled = |index| collective != Collective::AllGather || own.contains(&index);
+    (0..len).map(|index| if filled(index) { value(me, index) } else { 99.0 }).collect()
+}
+
+/// Compares what rank `me` has after a collective that started from [`input`] with the definition.
+fn check_result(collective: Collective, after: &[f64], (ranks, me): (usize, usize)) {
+    for owner in 0..ranks {
+        for index in chunk(after.len(), ranks, owner) {
+            let sum = || (0..ranks).map(|rank| value(rank, index)).sum();
+            let expected = match collective {
+                Collective::AllReduce => sum(),
+                Collective::AllGather => value(owner, index),
+                Collective::ReduceScatter if owner == me => sum(),
+                Collective::ReduceScatter => continue,
+            };
+            let found = after[index];
+            assert_eq!(found, expected, "{collective:?} over {ranks}, rank {me}, {index} of {}", after.len());
+        }
+    }
+}

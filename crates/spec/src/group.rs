@@ -1,0 +1,69 @@
+//! Groups of ranks that communicate: what names them.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Level;
+
+/// An axis of the mesh of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Axis {
+    /// Stages of the pipeline.
+    Pipeline,
+    /// Replicas that see different samples.
+    Data,
+    /// Parts of every matrix.
+    Tensor,
+}
+
+impl Axis {
+    /// The name used in configurations and outputs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Axis::Pipeline => "pp",
+            Axis::Data => "dp",
+            Axis::Tensor => "tp",
+        }
+    }
+}
+
+/// How far a group reaches along its axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Span {
+    /// All ranks of the axis.
+    All,
+    /// The ranks inside one package or node.
+    Inside(Level),
+    /// One rank of every package or node: those at the same place in it.
+    Across(Level),
+}
+
+/// A group of ranks. Ranks with the same group and the same members exchange data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Group {
+    /// The ranks that differ along one axis only, within a span.
+    Along(Axis, Span),
+    /// The first and the last stage, which hold copies of the tied token table.
+    Tied,
+}
+
+impl Group {
+    /// The tensor-parallel group: ranks that hold parts of the same matrices.
+    pub const TENSOR: Group = Group::Along(Axis::Tensor, Span::All);
+    /// The data-parallel group: ranks that hold the same parameters and read different samples.
+    pub const DATA: Group = Group::Along(Axis::Data, Span::All);
+    /// The stages of one pipeline.
+    pub const PIPELINE: Group = Group::Along(Axis::Pipeline, Span::All);
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Group::Along(axis, Span::All) => f.write_str(axis.name()),
+            Group::Along(axis, Span::Inside(level)) => write!(f, "{} inside a {}", axis.name(), level.name()),
+            Group::Along(axis, Span::Across(level)) => write!(f, "{} across {}s", axis.name(), level.name()),
+            Group::Tied => f.write_str("tied stages"),
+        }
+    }
+}
