@@ -71,7 +71,9 @@ impl<'a> Suite<'a> {
     fn check_sizes_and_types(&self, member: &Member) {
         for collective in COLLECTIVES {
             for len in LENGTHS {
-                FLOATS.into_iter().for_each(|dtype| self.check(member, collective, len, dtype));
+                for dtype in FLOATS {
+                    self.check(member, collective, len, dtype);
+                }
             }
         }
         self.check(member, Collective::AllGather, 1001, DType::U32);
@@ -109,7 +111,9 @@ impl<'a> Suite<'a> {
             let received = group.wait(group.receive(previous, tag as u64, empty));
             assert_eq!(values(&*self.backend, &received), made(previous, tag), "tag {tag} from {previous}");
         }
-        sent.into_iter().for_each(|pending| drop(group.wait(pending)));
+        for pending in sent {
+            drop(group.wait(pending));
+        }
     }
 
     /// What is counted must be what the planner charges.
@@ -150,7 +154,9 @@ impl<'a> Suite<'a> {
                 self.finish(in_flight.pop_front().expect("there is one"));
             }
         }
-        in_flight.into_iter().for_each(|transfer| self.finish(transfer));
+        for transfer in in_flight {
+            self.finish(transfer);
+        }
     }
 
     fn finish(&self, (group, collective, pending): (&Member, Collective, Pending)) {
