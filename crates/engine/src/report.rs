@@ -142,6 +142,11 @@ impl History {
         self.loss_first.filter(|loss| loss.is_finite()).map(|loss| loss as f32)
     }
 
+    /// The validation loss after the last step, if that step was evaluated and the loss is finite.
+    pub fn last_validation_loss(&self) -> Option<f64> {
+        self.last.as_ref()?.validation_loss.filter(|loss| loss.is_finite())
+    }
+
     fn steps(&self) -> u64 {
         self.last.as_ref().map_or(0, |report| report.step)
     }
