@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kintsugi_spec::output::{parent, publish_folder, sync_folder};
 
+use crate::best::BEST;
 use crate::manifest::MANIFEST;
 use crate::seeded::{self, Bug};
 use crate::{Checkpoint, CheckpointError, RunLock};
@@ -27,6 +28,12 @@ impl CheckpointFolder {
     /// The checkpoints of the run in `out`.
     pub fn of_run(out: &Path) -> Self {
         CheckpointFolder { path: out.join(NAME) }
+    }
+
+    /// The checkpoints in the folder of a run, or in a folder of checkpoints.
+    fn inside(path: &Path) -> Self {
+        let run = CheckpointFolder::of_run(path);
+        if run.path.is_dir() { run } else { CheckpointFolder { path: path.to_owned() } }
     }
 
     /// The folder that contains a checkpoint.
@@ -62,10 +69,19 @@ impl CheckpointFolder {
     /// is valid.
     pub fn newest(
         &self,
+        broken: impl FnMut(&CheckpointError),
+    ) -> Result<Option<Checkpoint>, CheckpointError> {
+        self.first_valid(self.list()?.into_iter().map(|(_, path)| path), broken)
+    }
+
+    /// The first valid one of these checkpoints. Calls `broken` for every one before it. Fails if none is valid.
+    pub(crate) fn first_valid(
+        &self,
+        paths: impl Iterator<Item = PathBuf>,
         mut broken: impl FnMut(&CheckpointError),
     ) -> Result<Option<Checkpoint>, CheckpointError> {
         let mut last = None;
-        for (_, path) in self.list()? {
+        for path in paths {
             match Checkpoint::open(&path) {
                 Ok(checkpoint) => return Ok(Some(checkpoint)),
                 Err(error) => {
@@ -185,16 +201,20 @@ pub(crate) fn same(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// Opens a checkpoint, or the newest valid one of a run or of a folder of checkpoints.
+/// Opens a checkpoint, or the newest valid one of a run or of a folder of checkpoints. If `best` is added to such a folder's
+/// path, opens the one with the lowest validation loss.
 pub fn find(path: &Path, broken: impl FnMut(&CheckpointError)) -> Result<Checkpoint, CheckpointError> {
+    if !path.exists() && path.file_name() == Some(BEST.as_ref()) && parent(path).is_dir() {
+        let best = CheckpointFolder::inside(parent(path)).best(broken)?;
+        let reason = "no checkpoint here has a validation loss";
+        return best.ok_or_else(|| CheckpointError::new(parent(path), reason));
+    }
     if !path.exists() {
         return Err(CheckpointError::new(path, "there is no such folder"));
     }
     if path.join(MANIFEST).exists() {
         return Checkpoint::open(path);
     }
-    let run = CheckpointFolder::of_run(path);
-    let folder = if run.path.is_dir() { run } else { CheckpointFolder { path: path.to_owned() } };
-    let newest = folder.newest(broken)?;
+    let newest = CheckpointFolder::inside(path).newest(broken)?;
     newest.ok_or_else(|| CheckpointError::new(path, "there is no checkpoint here"))
 }

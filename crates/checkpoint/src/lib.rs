@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod aside;
+mod best;
 mod checkpoint;
 mod error;
 mod files;

@@ -58,6 +58,9 @@ pub struct RunProgress {
     pub skipped: u64,
     /// Loss of the run's first step, if it is finite.
     pub loss_first: Option<f32>,
+    /// Validation loss after this step, if the step was evaluated and the loss is finite.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
 }
 
 /// A file of a checkpoint.
@@ -165,6 +168,7 @@ mod tests {
                 step: 120,
                 loss_scale: 65536.0,
                 loss_first: Some(4.5),
+                validation_loss: Some(0.1 + 0.2),
                 ..RunProgress::default()
             },
             plan: ConfigSource::demo().plan().expect("the demo"),
@@ -182,6 +186,15 @@ mod tests {
     #[test]
     fn it_reads_what_it_wrote() {
         assert_eq!(Manifest::decode(&manifest().encode()), Ok(manifest()));
+    }
+
+    #[test]
+    fn manifests_from_before_validation_losses_are_read() {
+        let mut expected = manifest();
+        expected.progress.validation_loss = None;
+        let text = String::from_utf8(expected.encode()).expect("JSON");
+        assert!(!text.contains("validation_loss"), "{text}");
+        assert_eq!(Manifest::decode(text.as_bytes()), Ok(expected));
     }
 
     #[test]

@@ -1,18 +1,27 @@
-//! Removes old checkpoints, and finds the one that must stay.
+//! Removes old checkpoints, and finds those that must stay.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::best::best_first;
 use crate::{CheckpointError, CheckpointFolder, Manifest, RunProgress};
 
 impl CheckpointFolder {
-    /// Removes all but the `keep` newest checkpoints, counted from the one of `published`, which was just written.
+    /// Removes all but the `keep` newest checkpoints and the `keep_best` with the lowest validation losses, counted from the
+    /// one of `published`, which was just written.
     ///
     /// Keeps a folder if its manifest cannot be read or has another step, and keeps checkpoints of later steps. Weights that
     /// were saved during consecutive skipped steps may have diverged. So the newest checkpoint that has other weights, and was
     /// saved after a successful step, always stays.
-    pub(crate) fn prune(&self, keep: u64, published: &RunProgress) -> Result<(), CheckpointError> {
+    pub(crate) fn prune(
+        &self,
+        keep: u64,
+        keep_best: u64,
+        published: &RunProgress,
+    ) -> Result<(), CheckpointError> {
         let mut older = self.older_than(published.step)?;
+        let mut best = best_first(older.iter().map(|(progress, _)| progress).chain([published]));
+        best.truncate(keep_best as usize);
         let kept = older.len().min(keep.saturating_sub(1) as usize);
         let mut surplus = older.split_off(kept);
         let good = |(progress, _): &(RunProgress, PathBuf)| is_good(progress, published);
@@ -22,6 +31,7 @@ impl CheckpointFolder {
         {
             surplus.remove(last_good);
         }
+        surplus.retain(|(progress, _)| !best.contains(&progress.step));
         surplus.iter().try_for_each(|(progress, path)| self.remove(progress.step, path))
     }
 

@@ -253,6 +253,8 @@ struct RunRecord {
     resume: Resume,
     checkpoint_every: u64,
     keep: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    keep_best: u64,
     #[serde(skip)]
     log_every: Option<u64>,
     eval_every: u64,
@@ -263,6 +265,11 @@ struct RunRecord {
     graph: bool,
     device: DeviceKind,
     transport: Transport,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(given: &u64) -> bool {
+    *given == 0
 }
 
 fn no_resume() -> Resume {
@@ -369,7 +376,13 @@ mod tests {
 
     #[test]
     fn a_plan_is_the_one_that_was_written() {
-        let sets = ["parallel.dp=4", "sharding.zero=3", "run.seed=3", "model.norm_eps=0.1234567890123456789"];
+        let sets = [
+            "parallel.dp=4",
+            "sharding.zero=3",
+            "run.seed=3",
+            "run.keep_best=2",
+            "model.norm_eps=0.1234567890123456789",
+        ];
         let plan = ConfigSource::demo().sets(sets).plan().expect("a legal config");
         let written = serialize(&plan, serde_json::value::Serializer).expect("JSON").to_string();
         assert_eq!(read(&written).expect("a plan"), plan);

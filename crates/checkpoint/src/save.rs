@@ -236,11 +236,11 @@ impl CheckpointWriter {
         open.values_mut().for_each(CheckpointInProgress::abandon);
     }
 
-    /// Removes all but the `run.keep` newest checkpoints, if one was published since the last call. If one cannot be removed,
-    /// the next checkpoint tries again and reports the failure.
+    /// Removes all but the `run.keep` newest and the `run.keep_best` best checkpoints, if one was published since the last
+    /// call. If one cannot be removed, the next checkpoint tries again and reports the failure.
     fn prune(&self, published: Option<RunProgress>) {
         if let Some(published) = published {
-            self.folder.prune(self.plan.run.keep, &published).ok();
+            self.folder.prune(self.plan.run.keep, self.plan.run.keep_best, &published).ok();
         }
     }
 }
@@ -334,7 +334,8 @@ impl CheckpointInProgress {
             self.abandon();
             SaveFailure { step: self.step, cause }
         })?;
-        let left = writer.folder.prune(writer.plan.run.keep + 1, progress).err();
+        let run = &writer.plan.run;
+        let left = writer.folder.prune(run.keep + 1, run.keep_best, progress).err();
         let (seconds, blocked) = (self.begun.elapsed().as_secs_f64(), self.blocked);
         Ok(CheckpointInfo { step: self.step, path, bytes, seconds, blocked, left })
     }

@@ -250,9 +250,71 @@ fn a_folder_knows_its_checkpoints_by_any_path() {
 fn the_newest_are_kept() {
     let out = Temporary::new("prune");
     let folder = saved(&out.0, &[5, 10, 15]);
-    folder.prune(2, &RunProgress { step: 15, ..RunProgress::default() }).expect("it can be removed");
+    folder.prune(2, 0, &RunProgress { step: 15, ..RunProgress::default() }).expect("it can be removed");
     assert_eq!(fs::read_dir(out.0.join("checkpoints")).expect("a folder").count(), 2);
     assert_eq!(newest(&folder), (Ok(Some(15)), vec![]));
+}
+
+/// Saves a checkpoint of a step with this validation loss.
+fn save_evaluated(folder: &CheckpointFolder, step: u64, validation_loss: Option<f64>) -> RunProgress {
+    let progress = RunProgress { step, validation_loss, ..RunProgress::default() };
+    write(&folder.of_step(step), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
+        .expect("it is written");
+    progress
+}
+
+/// The step of the best checkpoint, by the path that stands for it.
+fn best(path: &Path) -> Result<u64, String> {
+    let found = find(&path.join("best"), |_| {});
+    found.map(|checkpoint| checkpoint.progress().step).map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_best_are_kept_beside_the_newest() {
+    let out = Temporary::new("prune-best");
+    let folder = CheckpointFolder::of_run(&out.0);
+    let steps = || folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>();
+    let save = |step, validation_loss| {
+        let progress = save_evaluated(&folder, step, validation_loss);
+        folder.prune(1, 2, &progress).expect("it can be removed");
+        steps()
+    };
+    assert_eq!(save(1, None), [1]);
+    assert_eq!(save(2, Some(4.0)), [2], "a step without an evaluation is no candidate");
+    assert_eq!(save(3, Some(3.0)), [3, 2]);
+    assert_eq!(save(4, Some(5.0)), [4, 3, 2]);
+    assert_eq!(save(5, Some(3.5)), [5, 3]);
+    assert_eq!(save(6, Some(3.5)), [6, 5, 3], "of equal losses the earlier step stays");
+    assert_eq!(save(7, None), [7, 5, 3]);
+    // JSON has no NaN, so the manifest of such a step has no loss.
+    assert_eq!(save(8, Some(f64::NAN)), [8, 5, 3]);
+    assert_eq!(save(9, Some(1.0)), [9, 3]);
+    assert_eq!((best(&out.0), best(&out.0.join("checkpoints"))), (Ok(9), Ok(9)));
+    let newest = RunProgress { step: 9, validation_loss: Some(1.0), ..RunProgress::default() };
+    folder.prune(1, 0, &newest).expect("it can be removed");
+    assert_eq!(steps(), [9], "by default only the newest are kept");
+}
+
+#[test]
+fn the_best_whole_checkpoint_is_found() {
+    let out = Temporary::new("best");
+    assert!(best(&out.0).unwrap_err().ends_with("no checkpoint here has a validation loss"));
+    let folder = CheckpointFolder::of_run(&out.0);
+    for (step, loss) in [(1, Some(2.0)), (2, Some(1.0)), (3, Some(2.0)), (4, None)] {
+        save_evaluated(&folder, step, loss);
+    }
+    assert_eq!(best(&out.0), Ok(2));
+    flip(&folder.of_step(2).join("rank-00000.safetensors"), 500);
+    let mut broken = Vec::new();
+    let found = folder.best(|error| broken.push(error.clone())).expect("others are whole").expect("two");
+    assert_eq!((found.progress().step, broken.len()), (1, 1), "of equal losses the earlier step");
+    let error = WeightsFolder::open(&out.0.join("best")).expect_err("other weights would go unnoticed");
+    assert_eq!(error.to_string(), broken[0].to_string());
+    fs::create_dir(out.0.join("best")).expect("a folder");
+    assert!(
+        best(&out.0).unwrap_err().ends_with("there is no checkpoint here"),
+        "a folder of this name is used"
+    );
 }
 
 #[test]
@@ -264,7 +326,7 @@ fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
         let progress = RunProgress { step, updates, skipped_in_a_row, ..RunProgress::default() };
         write(&folder.of_step(step), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
             .expect("it is written");
-        folder.prune(1, &progress).expect("it can be removed");
+        folder.prune(1, 0, &progress).expect("it can be removed");
         steps()
     };
     assert_eq!(save(15, 3, 12), [15, 10]);
@@ -275,7 +337,7 @@ fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
     let progress = RunProgress { step: 26, updates: 18, ..RunProgress::default() };
     write(&folder.of_step(26), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
         .expect("it is written");
-    folder.prune(2, &progress).expect("it can be removed");
+    folder.prune(2, 0, &progress).expect("it can be removed");
     assert_eq!(save(30, 4, 18), [30, 25]);
 }
 

@@ -30,7 +30,7 @@ use crate::output::Output;
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// A Hugging Face folder, a checkpoint, or the folder of a run
+    /// A Hugging Face folder, a checkpoint, or the folder of a run (its best checkpoint with /best)
     from: PathBuf,
     /// The folder to write
     to: PathBuf,

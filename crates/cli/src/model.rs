@@ -16,7 +16,8 @@ use crate::fit;
 /// Which model, on which layout.
 #[derive(Args)]
 pub struct ModelArguments {
-    /// The folder of a run, whose newest checkpoint is taken, a checkpoint, or a Hugging Face folder
+    /// The folder of a run, whose newest checkpoint is taken (its best one with /best), a checkpoint, or a Hugging Face
+    /// folder
     folder: PathBuf,
     /// Sets a value of the configuration, as in --set parallel.tp=2; without any the model runs on one rank
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]

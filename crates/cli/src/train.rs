@@ -48,7 +48,7 @@ use trace::TraceArguments;
 /// run.deterministic=true.
 ///
 /// Weights and states are saved to run.out/checkpoints at the end, and with --set `run.checkpoint_every=N` every N steps
-/// while training goes on; the newest run.keep are kept. --resume goes on from the newest one that is whole, on the
+/// while training goes on; the newest run.keep are kept, and the `run.keep_best` with the lowest validation loss. --resume goes on from the newest one that is whole, on the
 /// same layout bit for bit, or on any other: tp, pp, dp, ZeRO, recomputation and precision may all change. With
 /// --set run.steps=0 nothing is trained, and what is saved are the initial weights.
 ///
@@ -60,7 +60,8 @@ use trace::TraceArguments;
 pub struct Arguments {
     #[command(flatten)]
     config: ConfigArguments,
-    /// Goes on from the newest whole checkpoint in run.out, or from the one given; as run.resume
+    /// Goes on from the newest whole checkpoint in run.out, or from the one given (RUN/best for a run's best); as
+    /// run.resume
     #[arg(long, value_name = "CHECKPOINT", require_equals = true)]
     #[expect(clippy::option_option, reason = "not given, given, and given with a value")]
     resume: Option<Option<PathBuf>>,

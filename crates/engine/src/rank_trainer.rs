@@ -284,10 +284,12 @@ impl RankTrainer<'_> {
         every > 0 && (done.is_multiple_of(every) || done == self.plan.run.steps)
     }
 
-    /// Whether a checkpoint is due after a step, according to `run.checkpoint_every`.
+    /// Whether a checkpoint is due after a step: every `run.checkpoint_every` steps, and after every evaluation if the best
+    /// checkpoints are to be kept.
     fn saves_after(&self, step: u64) -> bool {
         let (done, every) = (step + 1, self.plan.run.checkpoint_every);
-        self.saver.is_some() && every > 0 && done.is_multiple_of(every)
+        let is_candidate = self.plan.run.keep_best > 0 && self.evaluates_after(step);
+        self.saver.is_some() && (every > 0 && done.is_multiple_of(every) || is_candidate)
     }
 
     /// Copies this rank's state for the writer. Returns the seconds that the rank paused.
@@ -310,6 +312,7 @@ impl RankTrainer<'_> {
             skipped_in_a_row: count(control::SKIPPED_IN_A_ROW),
             skipped: history.skipped(),
             loss_first: history.loss_first(),
+            validation_loss: history.last_validation_loss(),
         };
         Ok(Some(saver.save(worker.number, &worker.rank, progress, last)?))
     }

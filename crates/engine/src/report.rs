@@ -156,6 +156,11 @@ impl History {
         }
     }
 
+    /// The validation loss after the last step, if that step was evaluated and the loss is finite.
+    pub fn last_validation_loss(&self) -> Option<f64> {
+        self.last.as_ref()?.validation_loss.filter(|loss| loss.is_finite())
+    }
+
     fn step_seconds(&self) -> Option<f64> {
         match self.count {
             0 => None,

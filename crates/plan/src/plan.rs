@@ -330,6 +330,9 @@ pub struct Run {
     pub checkpoint_every: u64,
     /// How many of the newest checkpoints to keep; 0 to save none.
     pub keep: u64,
+    /// How many checkpoints with the lowest validation losses to keep besides the newest. Unless it is 0, a checkpoint is
+    /// saved after every evaluation.
+    pub keep_best: u64,
     /// Steps between lines of progress, where they were given.
     pub log_every: Option<u64>,
     /// Steps between evaluations; 0 for none.

@@ -140,7 +140,9 @@ fn initial_weights(plan: &Plan, notes: &mut String) -> Result<Option<WeightsFold
     let Some(folder) = &plan.init else { return Ok(None) };
     let weights =
         WeightsFolder::open(folder).map_err(|error| Failure::Mistake(format!("model.init: {error}")))?;
-    if matches!(weights, WeightsFolder::Checkpoint(_)) && lies_in(folder, &plan.run.out) {
+    if let WeightsFolder::Checkpoint(checkpoint) = &weights
+        && lies_in(checkpoint.path(), &plan.run.out)
+    {
         let (folder, out) = (folder.display(), plan.run.out.display());
         let rule = "whose checkpoints make way for a new run; give another run.out";
         return Err(Failure::Mistake(format!(
@@ -162,7 +164,7 @@ fn note(notes: &mut String, text: &str) {
 /// The checkpoint to go on from, if that was asked for. Broken ones are passed over, and said to be.
 fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failure> {
     let broken = |error: &CheckpointError| {
-        output::stderr(&format!("warning: {error}; trying the checkpoint before it"));
+        output::stderr(&format!("warning: {error}; trying another checkpoint"));
     };
     let checkpoint = match &plan.run.resume {
         Resume::No => None,

@@ -83,7 +83,7 @@ fn a_checkpoint_that_broke_is_named_and_the_one_before_is_used() {
     let said = stdout(&output);
     let warning = stderr(&output).lines().next().unwrap_or_default().to_owned();
     assert!(warning.starts_with(&format!("warning: {path}: its checksum is xxh3:")), "{warning}");
-    assert!(warning.ends_with("; trying the checkpoint before it"), "{warning}");
+    assert!(warning.ends_with("; trying another checkpoint"), "{warning}");
     assert!(said.contains("goes on after step 2 from out/checkpoints/step-00000002\n"), "{said}");
     assert!(said.contains("now in out/checkpoints-1\n"), "{said}");
 

@@ -1,5 +1,6 @@
 //! The built binary, as a person or a script meets it.
 
+mod best;
 mod config;
 mod convert;
 mod data_errors;

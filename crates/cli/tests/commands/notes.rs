@@ -61,6 +61,18 @@ fn a_warm_up_that_is_longer_than_the_run_is_said() {
     assert!(!stdout(&tiny(&folder, &["train"], &["optimizer.warmup=4"])).contains("warmup"));
 }
 
+#[test]
+fn keeping_the_best_without_evaluations_or_checkpoints_is_said() {
+    let folder = folder("notes-best");
+    for (setting, reason) in [
+        ("run.eval_every=0", "run.eval_every = 0 evaluates nothing"),
+        ("run.keep=0", "run.keep = 0 saves no checkpoints"),
+    ] {
+        let said = stdout(&tiny(&folder, &["train"], &["run.keep_best=1", setting]));
+        assert!(said.contains(&format!("note     run.keep_best = 1 has no effect: {reason}\n")), "{said}");
+    }
+}
+
 /// The rates of the steps of a run with the tiny model.
 fn rates(name: &str, settings: &[&str]) -> Vec<f64> {
     let folder = folder(name);

@@ -136,6 +136,7 @@ table!(RawRun {
     resume: Resume,
     checkpoint_every: u64,
     keep: u64,
+    keep_best: u64,
     log_every: u64,
     eval_every: u64,
     eval_tokens: u64,

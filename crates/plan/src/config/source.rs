@@ -126,6 +126,7 @@ impl ConfigSource {
         let asked = layers.given.cluster.nodes.filter(|&nodes| preset != Some(nodes));
         notes.extend(mesh::note(plan.mesh, plan.batch, &plan.cluster, asked));
         notes.extend(training::note(&plan.optimizer, &plan.run));
+        notes.extend(training::keep_best_note(&plan.run));
         Ok(notes)
     }
 

@@ -94,6 +94,16 @@ pub(super) fn note(optimizer: &Optimizer, run: &Run) -> Option<String> {
     })
 }
 
+/// Why no checkpoint has a validation loss although the best are to be kept, as a sentence.
+pub(super) fn keep_best_note(run: &Run) -> Option<String> {
+    let missing = match (run.keep, run.eval_every) {
+        (0, _) => "run.keep = 0 saves no checkpoints",
+        (_, 0) => "run.eval_every = 0 evaluates nothing",
+        _ => return None,
+    };
+    (run.keep_best > 0).then(|| format!("run.keep_best = {} has no effect: {missing}", run.keep_best))
+}
+
 fn betas(raw: &RawOptimizer) -> Result<(f64, f64), ConfigError> {
     let Some(betas) = &raw.betas else { return Ok((0.9, 0.95)) };
     match betas[..] {
@@ -124,6 +134,7 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
         resume: raw.resume.clone().unwrap_or(Resume::No),
         checkpoint_every: raw.checkpoint_every.unwrap_or(0),
         keep: raw.keep.unwrap_or(DEFAULT_KEEP),
+        keep_best: raw.keep_best.unwrap_or(0),
         log_every: raw.log_every.map(|steps| within("run.log_every", steps, 1..=MOST_STEPS)).transpose()?,
         eval_every: raw.eval_every.unwrap_or(0),
         eval_tokens: within("run.eval_tokens", raw.eval_tokens.unwrap_or(USUAL_EVALUATION), 1..=1 << 50)?,
