@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kintsugi_tensor::cuda::Meter;
+use kintsugi_tensor::cuda::NvmlDevice;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
 use super::shapes::ProductShape;
@@ -12,7 +12,7 @@ use super::{Patience, Progress, products};
 /// A device that is being measured.
 pub struct Bench<'a> {
     pub backend: &'a dyn Backend,
-    meter: Option<&'a Meter>,
+    nvml: Option<&'a NvmlDevice>,
     patience: Patience,
     on_progress: Box<dyn FnMut(Progress) + 'a>,
     progress: Progress,
@@ -21,13 +21,13 @@ pub struct Bench<'a> {
 impl<'a> Bench<'a> {
     pub fn new(
         backend: &'a dyn Backend,
-        meter: Option<&'a Meter>,
+        nvml: Option<&'a NvmlDevice>,
         patience: Patience,
         on_progress: impl FnMut(Progress) + 'a,
         all: usize,
     ) -> Self {
         let on_progress = Box::new(on_progress);
-        Bench { backend, meter, patience, on_progress, progress: Progress { done: 0, all } }
+        Bench { backend, nvml, patience, on_progress, progress: Progress { done: 0, all } }
     }
 
     /// A buffer of numbers that look like activations: of both signs, none zero, no two rows alike.
@@ -98,15 +98,15 @@ impl<'a> Bench<'a> {
     pub fn idle_power(&mut self) -> Option<f64> {
         self.backend.synchronize();
         thread::sleep(Duration::from_secs(2));
-        self.meter?.power()
+        self.nvml?.power()
     }
 
     /// Mean watts while `work` is done.
     pub fn watts(&mut self, work: impl FnOnce(&mut Self)) -> Option<f64> {
-        let before = self.meter.and_then(Meter::energy);
+        let before = self.nvml.and_then(NvmlDevice::energy);
         let begun = Instant::now();
         work(self);
-        let (after, seconds) = (self.meter.and_then(Meter::energy)?, begun.elapsed().as_secs_f64());
+        let (after, seconds) = (self.nvml.and_then(NvmlDevice::energy)?, begun.elapsed().as_secs_f64());
         Some((after - before?) / seconds)
     }
 

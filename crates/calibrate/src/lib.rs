@@ -20,7 +20,7 @@ pub use shapes::{Rows, Shapes};
 use std::time::Duration;
 
 use kintsugi_spec::{AttentionPoint, DeviceSpec, ProductPoint};
-use kintsugi_tensor::cuda::Meter;
+use kintsugi_tensor::cuda::NvmlDevice;
 use kintsugi_tensor::{Backend, DType};
 
 use bench::Bench;
@@ -48,17 +48,17 @@ pub struct Progress {
     pub all: usize,
 }
 
-/// Measures a device. Its name, its memory and the figures of its data sheet are taken from `known`. `meter` reads the
+/// Measures a device. Its name, its memory and the figures of its data sheet are taken from `known`. `nvml` reads the
 /// device's power, if it has one.
 pub fn calibrate(
     backend: &dyn Backend,
-    meter: Option<&Meter>,
+    nvml: Option<&NvmlDevice>,
     shapes: &Shapes,
     patience: Patience,
     known: DeviceSpec,
     on_progress: impl FnMut(Progress),
 ) -> DeviceSpec {
-    let mut bench = Bench::new(backend, meter, patience, on_progress, shapes.count());
+    let mut bench = Bench::new(backend, nvml, patience, on_progress, shapes.count());
     let power_idle = bench.idle_power().or(known.power_idle);
     let launch = bytes::launch(&mut bench);
     let bursts = rates(&mut bench, shapes, Bench::burst);

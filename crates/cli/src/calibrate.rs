@@ -14,7 +14,7 @@ use kintsugi_plan::{DeviceKind, Plan};
 use kintsugi_spec::{DeviceSpec, Hardware, LinkSpec, ModelSpec, units};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
-use kintsugi_tensor::cuda::{Card, CudaBackend};
+use kintsugi_tensor::cuda::{CudaBackend, Gpu};
 use kintsugi_tensor::{Backend, DType};
 use serde::Serialize;
 
@@ -143,20 +143,20 @@ fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
     /// More than the largest product and the largest copy take.
     const MEMORY: u64 = 12 << 30;
     let failure = |error: kintsugi_tensor::cuda::CudaError| Failure::Run(error.to_string());
-    let card = Card::new(0).map_err(failure)?;
+    let gpu = Gpu::new(0).map_err(failure)?;
     let backend = CudaBackend::new(0, MEMORY, false).map_err(failure)?;
     let models = GPU_MODELS.map(model);
     let shapes = Shapes::of(&models, &[1], &[8192, 32768], &[1024, 2048], DType::BF16);
     let known = DeviceSpec {
-        name: card.name().map_err(failure)?,
+        name: gpu.name().map_err(failure)?,
         kind: Some(Hardware::Gpu),
-        memory: Some(card.memory().map_err(failure)?.1),
-        units: Some(card.multiprocessors().map_err(failure)?),
+        memory: Some(gpu.memory().map_err(failure)?.1),
+        units: Some(gpu.multiprocessors().map_err(failure)?),
         ..plan.cluster.device.clone()
     };
-    let meter = card.meter();
+    let nvml = gpu.nvml();
     let bar = bar();
-    Ok(calibrate(&backend, meter.as_ref(), &shapes, patience, known, |progress| {
+    Ok(calibrate(&backend, nvml.as_ref(), &shapes, patience, known, |progress| {
         bar.set_length(progress.all as u64);
         bar.set_position(progress.done as u64);
     }))

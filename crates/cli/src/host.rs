@@ -4,7 +4,7 @@ use std::fs;
 
 use kintsugi_plan::Plan;
 use kintsugi_tensor::Device;
-use kintsugi_tensor::cuda::Card;
+use kintsugi_tensor::cuda::Gpu;
 
 /// Cores that this process may use.
 pub fn cores() -> usize {
@@ -28,7 +28,7 @@ pub struct Bound {
 /// What there is, as it stands behind a number of bytes.
 const MACHINE: &str = "available on this machine";
 const CGROUP: &str = "left of the memory limit of this process's cgroup";
-const CARD: &str = "free on the GPU";
+const GPU: &str = "free on the GPU";
 const ADDRESS_SPACE: &str = "left of this process's address space, ulimit -v";
 
 /// The tightest bound, where the system tells.
@@ -38,8 +38,8 @@ pub fn memory() -> Option<Bound> {
 
 /// What the first GPU has left, where there is one.
 pub fn card_memory() -> Option<Bound> {
-    let (bytes, _) = Card::new(0).and_then(|card| card.memory()).ok()?;
-    Some(Bound { bytes, holder: CARD })
+    let (bytes, _) = Gpu::new(0).and_then(|gpu| gpu.memory()).ok()?;
+    Some(Bound { bytes, holder: GPU })
 }
 
 /// The tightest of all bounds, with files as `read` gives them.

@@ -38,7 +38,7 @@ fn run(options: &PrepareOptions) -> Result<PrepareSummary, DataError> {
     prepare(options, &Tokenizer::open("bytes").unwrap(), |_| true)
 }
 
-/// The tokens of the files, with the end of a document as `|`.
+/// The tokens of the files, with `|` at the end of each document.
 fn text(prefix: &Path) -> String {
     let file = TokenFile::open(prefix).unwrap();
     let mut tokens = vec![0; file.tokens() as usize];
@@ -47,7 +47,7 @@ fn text(prefix: &Path) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// Everything that is in the folder of the output.
+/// All files in the output folder.
 fn left(options: &PrepareOptions) -> Vec<String> {
     let entries = fs::read_dir(options.out.parent().unwrap()).unwrap();
     let mut names: Vec<String> =
@@ -56,7 +56,7 @@ fn left(options: &PrepareOptions) -> Vec<String> {
     names
 }
 
-/// What a preparation leaves: the tokens, and the tokenizer that made them.
+/// The files of a successful preparation: the tokens, and their tokenizer.
 const FILES: [&str; 5] =
     ["corpus.bin", "corpus.idx", "corpus.meta.json", "corpus.tokenizer.json", "corpus.tokenizer_config.json"];
 
@@ -103,7 +103,7 @@ fn the_number_of_workers_makes_no_difference() {
         [".bin", ".idx"].map(|suffix| fs::read(folder.join(format!("out/corpus{suffix}"))).unwrap())
     });
     assert!(written[0] == written[1] && written[1] == written[2]);
-    // A long text is several sequences and one document.
+    // A long text is several sequences but one document.
     assert_eq!(TokenFile::open(&folder.join("out/corpus")).unwrap().documents(), 40_001);
 }
 
@@ -131,7 +131,7 @@ fn bad_lines_are_counted_and_strict_stops_at_the_first() {
     assert_eq!(left(&options), FILES);
 }
 
-/// JSON lines, compressed, without the second half.
+/// The first half of a gzip file with JSON lines.
 fn half_of_a_gzip() -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     for number in 0..20_000_u32 {
@@ -143,7 +143,7 @@ fn half_of_a_gzip() -> Vec<u8> {
 }
 
 #[test]
-fn nothing_is_left_of_what_did_not_end_well() {
+fn a_failed_preparation_leaves_no_files() {
     let folder = folder("failed");
     fs::write(folder.join("a.txt"), "text\n".repeat(1_000_000)).unwrap();
     fs::write(folder.join("b.jsonl.gz"), half_of_a_gzip()).unwrap();
@@ -165,7 +165,7 @@ fn nothing_is_left_of_what_did_not_end_well() {
 }
 
 #[test]
-fn files_that_are_there_are_safe() {
+fn existing_files_are_not_overwritten() {
     let folder = folder("safe");
     fs::write(folder.join("a.txt"), "text").unwrap();
     let mut options = options(&folder, &["a.txt"]);

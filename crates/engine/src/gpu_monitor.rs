@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use kintsugi_plan::{DeviceKind, Plan};
 use kintsugi_tensor::cuda::libraries::devices;
-use kintsugi_tensor::cuda::{Card, Meter};
+use kintsugi_tensor::cuda::{Gpu, NvmlDevice};
 
 /// Measures a GPU while a run uses it.
 pub(crate) struct GpuMonitor {
-    card: Card,
+    gpu: Gpu,
     /// Bytes that were free before the run allocated any. The driver's own context does not count as the run's.
     free: u64,
     energy: Option<EnergyMonitor>,
@@ -23,15 +23,15 @@ impl GpuMonitor {
         if plan.run.device == DeviceKind::Cpu {
             return None;
         }
-        let card = Card::new(gpu % devices().ok()?.max(1)).ok()?;
-        let (free, _) = card.memory().ok()?;
-        let energy = card.meter().and_then(EnergyMonitor::new);
-        Some(GpuMonitor { card, free, energy })
+        let gpu = Gpu::new(gpu % devices().ok()?.max(1)).ok()?;
+        let (free, _) = gpu.memory().ok()?;
+        let energy = gpu.nvml().and_then(EnergyMonitor::new);
+        Some(GpuMonitor { gpu, free, energy })
     }
 
     /// Bytes that were allocated since.
     pub fn taken(&self) -> Option<u64> {
-        let (free, _) = self.card.memory().ok()?;
+        let (free, _) = self.gpu.memory().ok()?;
         Some(self.free.saturating_sub(free))
     }
 
@@ -52,14 +52,14 @@ impl EnergyMonitor {
     /// The driver does not refresh the counter more often.
     const PAUSE: Duration = Duration::from_millis(20);
 
-    fn new(meter: Meter) -> Option<Self> {
-        let joules = Arc::new(AtomicU64::new(meter.energy()?.to_bits()));
+    fn new(nvml: NvmlDevice) -> Option<Self> {
+        let joules = Arc::new(AtomicU64::new(nvml.energy()?.to_bits()));
         let stop = Arc::new(AtomicBool::new(false));
         let reader = thread::Builder::new().name("energy".to_owned()).spawn({
             let (joules, stop) = (Arc::clone(&joules), Arc::clone(&stop));
             move || {
                 while !stop.load(Ordering::Relaxed) {
-                    if let Some(read) = meter.energy() {
+                    if let Some(read) = nvml.energy() {
                         joules.store(read.to_bits(), Ordering::Relaxed);
                     }
                     thread::sleep(Self::PAUSE);

@@ -245,8 +245,8 @@ impl RankTrainer<'_> {
         if let Some(events) = self.events.cloned() {
             worker.backend.set_notice_handler(Box::new(move |notice| {
                 let event = match notice {
-                    Notice::Trying => Event::Autotuning,
-                    Notice::Replaced(reason) => Event::LibraryReplaced(reason),
+                    Notice::Autotuning => Event::Autotuning,
+                    Notice::LibraryReplaced(reason) => Event::LibraryReplaced(reason),
                 };
                 events.send(event).ok();
             }));

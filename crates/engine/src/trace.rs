@@ -40,7 +40,7 @@ pub(crate) struct Timer {
 impl Timer {
     /// Starts to measure a step.
     pub fn begin(rank: usize, backend: &Rc<dyn Backend>) -> Self {
-        backend.note_launches();
+        backend.record_launches();
         Timer { rank, backend: Rc::clone(backend), begun: backend.mark(), ops: Vec::new() }
     }
 
@@ -51,7 +51,7 @@ impl Timer {
 
     /// Waits for the end of the step and returns its spans.
     pub fn end(self) -> Vec<MeasuredSpan> {
-        let (end, launches) = (self.backend.mark(), self.backend.launches());
+        let (end, launches) = (self.backend.mark(), self.backend.take_launches());
         let ends = self.ops.iter().skip(1).map(|(_, mark)| mark).chain([&end]);
         let ops = self.ops.iter().zip(ends).map(|((op, mark), end)| self.span(SpanKind::Op(*op), mark, end));
         let kernel =

@@ -12,7 +12,7 @@ use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_rank::{Purpose, RankMemory, TokenSource, Tokens};
 use kintsugi_simulate::{Coverage, Prediction, predict};
-use kintsugi_tensor::cpu::counting::{self, CountingAllocator, Measured};
+use kintsugi_tensor::cpu::counting::{self, CountingAllocator, HeapUsage};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -81,7 +81,7 @@ impl Choices {
 /// The memory and traffic of a rank in one step.
 struct RankMeasure {
     stage: usize,
-    allocator: Measured,
+    allocator: HeapUsage,
     traffic: Traffic,
 }
 

@@ -1,4 +1,4 @@
-//! Configurations that are right: what they resolve to, and that a plan written out resolves to itself.
+//! Valid configurations: what they resolve to, and that a written plan resolves to itself.
 
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::{InitialValues, Parameter, parameters};
@@ -13,7 +13,7 @@ fn preset(name: &str, sets: &[&str]) -> Plan {
     plan(&format!("model.preset = \"{name}\""), sets)
 }
 
-/// What one tp rank of a stage holds, vocabulary padding included, shard padding left out.
+/// Elements on one tp rank of a stage, with vocabulary padding but without shard padding.
 fn stage_elements(plan: &Plan, stage: usize) -> usize {
     plan.stage_units(stage).into_iter().map(|unit| unit_elements(plan, unit)).sum()
 }
@@ -79,7 +79,7 @@ fn a_table_that_is_dropped_leaves_nothing_behind() {
     assert_eq!((plan.mesh, &plan.pipeline.layers[..]), (Mesh { pp: 3, dp: 2, tp: 1 }, &[3, 2, 2][..]));
     assert_eq!((plan.sharding.weights, plan.sharding.gradients, plan.sharding.states), (1, 1, 2));
     assert_eq!((plan.pipeline.prefetch, plan.sharding.reduce, plan.batch.global), (1, When::Step, 8));
-    // What is dropped is still read: a key that does not exist stays a mistake.
+    // A dropped table is still checked: an unknown key remains an error.
     assert!(ConfigSource::text(text).set("parallel.tpp=2").without(&["parallel"]).plan().is_err());
 }
 
@@ -202,7 +202,7 @@ fn a_folder_of_weights_brings_its_model() {
     assert_eq!(plan.model, ModelSpec { name: "custom".into(), vocab_multiple: 64, ..held.clone() });
     assert_eq!((plan.batch.sequence, plan.init), (32, Some("weights".into())));
 
-    // Without a file the demo's model gives way, and the rest of the demo stays.
+    // Without a file, the demo's model is replaced, and the rest of the demo stays.
     let plan = with(ConfigSource::demo(), &["model.init=weights", "model.positions=100"]).unwrap();
     assert_eq!((plan.model.layers, plan.model.positions, plan.mesh.ranks()), (3, 100, 8));
 

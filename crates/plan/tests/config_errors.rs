@@ -1,4 +1,4 @@
-//! Configurations that are wrong, and the sentence that each gets.
+//! Invalid configurations, and the message of each.
 
 use std::fmt::Write as _;
 
@@ -160,7 +160,7 @@ const SETS: &[&[&str]] = &[
     &["data.source=a", "data.validation=a"],
     &["data.source=a", "data.validation=\"\""],
     &["data.source=a", "data.validation=b", "data.split=0.1"],
-    // Not there yet.
+    // Not implemented yet.
     &["sharding.quantize_weights=int8"],
     &["sharding.quantize_gradients=int4"],
     &["sharding.secondary=node"],

@@ -1,4 +1,4 @@
-//! Any configuration either resolves to a sound plan or is refused with a sentence. None makes it panic.
+//! Any configuration either resolves to a sound plan or is refused with a message. None causes a panic.
 
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Block, Plan};

@@ -23,11 +23,11 @@ fn pipeline(schedule: &str, pp: usize, micro_batches: usize, virtual_stages: usi
     ConfigSource::demo().sets(&sets).plan().unwrap_or_else(|error| panic!("{sets:?}: {error}"))
 }
 
-/// The ops that stages cannot get past, on a transport whose sends end only when the receiver waits for the message. No
-/// transport is stricter.
+/// The ops at which stages block forever, on a transport whose sends complete only when the receiver waits for the
+/// message. No transport is stricter.
 fn stuck(programs: &[Program]) -> Vec<(usize, Op)> {
     let mut next = vec![0; programs.len()];
-    // How many stages have begun each rendezvous, and of messages whether the receiver waits for it.
+    // The number of stages that have reached each rendezvous; for messages, whether the receiver waits.
     let mut begun: HashMap<String, usize> = HashMap::new();
     loop {
         let before = next.clone();
@@ -46,7 +46,7 @@ fn stuck(programs: &[Program]) -> Vec<(usize, Op)> {
     }
 }
 
-/// Whether a stage gets past an op, which other stages then know.
+/// Whether a stage can pass an op. Records it for the other stages.
 fn passes(stage: usize, op: Op, stages: usize, begun: &mut HashMap<String, usize>) -> bool {
     let sent =
         |message: Message| format!("{stage} to {}: {:?}", message.peer, Message { peer: 0, ..message });
@@ -56,7 +56,7 @@ fn passes(stage: usize, op: Op, stages: usize, begun: &mut HashMap<String, usize
     match op {
         Op::SendStart { message } => begin(format!("send {}", sent(message))),
         Op::ReceiveWait { message } => {
-            // The receiver waits from here on, which is what the sender waits for.
+            // The receiver waits from here on, so the sender can complete.
             begin(format!("take {}", received(message)));
             return begun.contains_key(&format!("send {}", received(message)));
         }
@@ -74,7 +74,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn no_schedule_deadlocks_where_sends_end_when_taken(
+    fn no_schedule_deadlocks_with_synchronous_sends(
         schedule in select(vec!["gpipe", "1f1b", "interleaved", "zero-bubble"]),
         pp in 1..=6_usize,
         micro_batches in 1..=12_usize,
@@ -102,7 +102,7 @@ proptest! {
 }
 
 #[test]
-fn two_stages_that_send_before_they_receive_are_stuck() {
+fn two_stages_that_send_before_they_receive_deadlock() {
     let exchange = |stage: usize| {
         let message =
             Message { kind: MessageKind::Activation, block: Block::Layer(1), micro: 0, peer: 1 - stage };

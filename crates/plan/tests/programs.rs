@@ -61,7 +61,7 @@ proptest! {
     }
 }
 
-/// Where each op is in its program.
+/// The index of each op in its program.
 fn positions(program: &Program) -> HashMap<Op, usize> {
     program.ops.iter().enumerate().map(|(index, &op)| (op, index)).collect()
 }

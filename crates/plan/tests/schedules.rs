@@ -1,11 +1,11 @@
-//! Properties of the schedules: what each stage has in flight.
+//! Properties of the schedules: how many micro-batches each stage has in flight.
 
 use std::collections::BTreeSet;
 
 use kintsugi_plan::schedule::{Pass, forward_only, gpipe, interleaved, one_f_one_b, zero_bubble};
 use proptest::prelude::*;
 
-/// The most chunks of micro-batches between the ends of two kinds of passes.
+/// The largest number of micro-batch chunks between an opening and a closing pass.
 fn most_in_flight(passes: &[Pass], opens: fn(&Pass) -> bool, closes: fn(&Pass) -> bool) -> usize {
     let (mut now, mut most) = (0, 0);
     for pass in passes {
@@ -29,7 +29,7 @@ fn weight(pass: &Pass) -> bool {
     matches!(pass, Pass::BackwardWeight { .. })
 }
 
-/// Every chunk of the stage meets every micro-batch once in each kind of pass.
+/// Every chunk of the stage has every micro-batch once in each kind of pass.
 fn each_once(passes: &[Pass], kinds: usize, chunks: usize, micro_batches: usize) {
     let distinct: BTreeSet<String> = passes.iter().map(|pass| format!("{pass:?}")).collect();
     assert_eq!(distinct.len(), passes.len());

@@ -1,4 +1,4 @@
-//! Properties of programs under random layouts: weights are whole where they are read, gradients are reduced after
+//! Properties of programs under random layouts: weights are gathered before they are read, gradients are reduced after
 //! they are written, and the step ends in order.
 
 mod support;
@@ -13,12 +13,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn weights_are_whole_where_they_are_read(sets in layouts(), evaluated in 1..8_usize) {
+    fn weights_are_gathered_before_they_are_read(sets in layouts(), evaluated in 1..8_usize) {
         let plan = plan(&sets);
         for stage in 0..plan.mesh.pp {
             for program in [plan.program(stage), plan.evaluation(stage, evaluated)] {
                 weights_are_gathered(&plan, &program);
-                weights_stay_only_for_a_near_use(&plan, &program);
+                weights_are_kept_only_for_a_near_use(&plan, &program);
             }
         }
     }
@@ -64,8 +64,8 @@ proptest! {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Weights {
     Sharded,
-    /// Being gathered since this many computations.
-    Coming(usize),
+    /// Being gathered; this many computations have started since.
+    Gathering(usize),
     Whole,
 }
 
@@ -91,11 +91,11 @@ fn weights_are_gathered(plan: &Plan, program: &Program) {
     for op in &program.ops {
         match *op {
             Op::GatherStart { unit } => {
-                assert_eq!(state.insert(unit, Weights::Coming(done)), Some(Weights::Sharded), "{unit}");
+                assert_eq!(state.insert(unit, Weights::Gathering(done)), Some(Weights::Sharded), "{unit}");
                 gathers += 1;
             }
             Op::GatherWait { unit } => {
-                let Some(Weights::Coming(since)) = state.insert(unit, Weights::Whole) else {
+                let Some(Weights::Gathering(since)) = state.insert(unit, Weights::Whole) else {
                     panic!("{unit} is not being gathered")
                 };
                 assert_eq!(done - since, ahead.min(done), "{unit} is gathered {ahead} computations ahead");
@@ -116,8 +116,8 @@ fn weights_are_gathered(plan: &Plan, program: &Program) {
     }
 }
 
-/// Between two uses a unit is gathered again exactly if they are further apart than the prefetch reaches.
-fn weights_stay_only_for_a_near_use(plan: &Plan, program: &Program) {
+/// Between two uses a unit is gathered again exactly if they are further apart than the prefetch distance.
+fn weights_are_kept_only_for_a_near_use(plan: &Plan, program: &Program) {
     if plan.sharding.weights == 1 || plan.sharding.gather == When::Step {
         return;
     }
@@ -177,8 +177,8 @@ fn unit_is_reduced(plan: &Plan, program: &Program, unit: Unit) {
     }
 }
 
-/// No write falls between the first start and the last wait of a reduction, none is left over, and each reduction has
-/// the writes of the step or of one micro-batch.
+/// No write is between the first start and the last wait of a reduction, no write is left over, and each reduction
+/// covers the writes of the step or of one micro-batch.
 fn writes_come_before_their_reduction(
     plan: &Plan,
     program: &Program,
@@ -202,7 +202,7 @@ fn writes_come_before_their_reduction(
     assert!(fresh.is_empty(), "{unit} is written and not reduced");
 }
 
-/// When gradients are reduced for every micro-batch, a computation sees only its predecessor's under way.
+/// If gradients are reduced for every micro-batch, only the previous computation's reduction may be in flight.
 fn outstanding_gradients_are_few(plan: &Plan, program: &Program) {
     if plan.sharding.gradients == 1 || plan.sharding.reduce == When::Step {
         return;

@@ -31,7 +31,7 @@ fn timeline(plan: &Plan, costs: [u64; 3]) -> Timeline {
     Timeline::with(plan, &Costs::of_layers(plan, forward, input, weight))
 }
 
-/// The idle time of the stage that idles most, where a stage's forward, B and W take `costs` in all.
+/// The longest idle time of a stage, if the forward, B and W of a stage take `costs` in total.
 fn worst_idle(plan: &Plan, costs: [u64; 3]) -> f64 {
     let layers = 2 * plan.pipeline.virtual_stages as u64;
     let [forward, input, weight] = costs.map(|seconds| seconds * SECOND / layers);

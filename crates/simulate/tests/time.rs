@@ -1,4 +1,4 @@
-//! What a step takes follows rules that no constant can break.
+//! Rules for step times that hold for all constants of the cost model.
 
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
@@ -43,7 +43,7 @@ fn a_step_of_years_takes_as_long_as_it_takes() {
         let stages = if pp.ends_with('8') { 8.0 } else { 1.0 };
         assert!(many > floor / stages && many < 4.0 * floor / stages, "{pp}: {many} s, {floor} s of FLOPs");
         assert!(many > 85.0 * one && many < 100.0 * one, "{pp}: {many} s, {one} s for a hundredth");
-        // The ops of one micro-batch alone are longer than 64 bits of picoseconds.
+        // The ops of a single micro-batch exceed 64 bits of picoseconds.
         let (larger, floor) = with(&[pp, "batch.global=6400", "batch.micro=16"]);
         assert!(
             larger > floor / stages && larger < 4.0 * floor / stages,

@@ -9,17 +9,18 @@ use crate::ops::{
 };
 use crate::{Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, View};
 
-/// What a device needs beside the tensors, the same for the device and for its paper.
+/// The properties of a device that decide how much memory it needs beside the tensors. A device and its paper backend
+/// share them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// A CPU rank with so many threads.
+    /// A CPU rank.
     Cpu {
         /// Threads that share the work of one operation.
         threads: usize,
     },
     /// A CUDA device, with one stream.
     Cuda {
-        /// Whether the same inputs give the same bits: attention's backward then takes more scratch.
+        /// Whether the same inputs give the same bits. If so, the backward of attention needs more scratch memory.
         deterministic: bool,
     },
 }
@@ -36,39 +37,40 @@ impl Device {
 
 /// One rank's device: its memory and the operations on it.
 ///
-/// Operations are enqueued in order; only [`Backend::read`], [`Backend::download`] and [`Backend::read_scalar`] wait, and
-/// whoever waits for a [`Fetch`]. No operation looks at data to decide what to do, so the same calls serve a device that
-/// runs later and paper that never runs.
+/// Operations are enqueued in order. Only [`Backend::read`], [`Backend::download`], [`Backend::read_scalar`] and
+/// [`Fetch::wait`] wait for them. No operation looks at data to decide what to do, so the same calls serve a device
+/// that executes later and the paper backend, which never executes.
 pub trait Backend {
     /// The rank's memory.
     fn memory(&self) -> &dyn Memory;
-    /// Takes a buffer with undefined contents.
+    /// Allocates a buffer. Its contents are undefined.
     fn allocate(&self, len: usize, dtype: DType, category: Category) -> Buffer;
 
     /// Waits until everything enqueued has run.
     fn synchronize(&self);
 
-    /// Sets the function that is called with the device's notices. A device without notices ignores it.
+    /// Sets the function that receives the device's notices. A device without notices ignores it.
     fn set_notice_handler(&self, handler: Box<dyn Fn(Notice)>) {
         drop(handler);
     }
 
-    /// Marks the end of what is enqueued so far. Does not wait.
+    /// Records a timestamp after everything enqueued so far. Does not wait.
     fn mark(&self) -> Mark {
         Mark::now()
     }
 
-    /// Notes from now on what the device is told to run, with marks around each, until [`Backend::launches`] is asked.
-    fn note_launches(&self) {}
+    /// Records every launch from now on, with a mark before and after it, until [`Backend::take_launches`] is called.
+    fn record_launches(&self) {}
 
-    /// What was noted, in order; nothing from a device whose operations have run when they return.
-    fn launches(&self) -> Vec<Launch> {
+    /// Returns the recorded launches, in order, and stops recording. Empty on a device whose operations have finished
+    /// when they return.
+    fn take_launches(&self) -> Vec<Launch> {
         Vec::new()
     }
 
-    /// Runs a step with the same operations on the same buffers every time, and other tokens. A device may capture the step
-    /// as a graph and then only ask for its tokens, so everything else that changes must be on the device. The device may
-    /// call `step` for the whole step a second time if the capture failed.
+    /// Runs a step that enqueues the same operations on the same buffers every time, with different tokens. A device
+    /// may capture the step as a graph and later ask only for its tokens, so everything else that changes must live on
+    /// the device. If the capture failed, the device may call `step` for the whole step a second time.
     fn replay_step(&self, step: &mut dyn FnMut(ReplayRequest)) -> ReplayOutcome {
         step(ReplayRequest::WholeStep);
         ReplayOutcome::Enqueued
@@ -78,17 +80,18 @@ pub trait Backend {
     fn upload_tokens(&self, tokens: &[u32], to: View);
     /// Copies numbers from the host, rounding to the type of `to`.
     fn upload(&self, values: &[f32], to: View);
-    /// Copies from the host, bit for bit in the type of `to`, which `from` has the bytes of.
+    /// Copies bytes from the host to `to` without conversion. `from` must have as many bytes.
     fn upload_bytes(&self, from: &[u8], to: View);
-    /// Waits, then copies numbers to the host. Paper answers with zeros.
+    /// Waits, then copies numbers to the host. The paper backend returns zeros.
     fn read(&self, from: View) -> Vec<f32>;
-    /// Waits, then copies to the host, bit for bit in the type of `from`, which `to` has the bytes for.
+    /// Waits, then copies the bytes of `from` to the host without conversion. `to` must have as many bytes.
     fn download(&self, from: View, to: &mut [u8]);
-    /// Waits, then reads element `index`. Paper answers zero.
+    /// Waits, then reads element `index`. The paper backend returns zero.
     fn read_scalar(&self, from: View, index: usize) -> f64;
-    /// Asks for a few numbers, up to a page of them, as they are when everything enqueued so far has run. Does not wait.
+    /// Starts a copy of a few numbers (up to 4096 bytes) to the host, as they are once everything enqueued so far has
+    /// run. Does not wait.
     fn fetch(&self, from: View) -> Fetch {
-        Fetch::here((0..from.len()).map(|i| self.read_scalar(from, i)).collect())
+        Fetch::ready((0..from.len()).map(|i| self.read_scalar(from, i)).collect())
     }
 
     /// Sets every element.
@@ -97,12 +100,12 @@ pub trait Backend {
     fn copy(&self, from: View, to: View);
     /// `to += from`, converting between types.
     fn add(&self, from: View, to: View);
-    /// `to[0] += Σ from²`; not finite if any element is not. `to` has the accumulator type.
+    /// `to[0] += Σ from²`. The result is not finite if any element is not. `to` has the accumulator type.
     fn sum_of_squares(&self, from: View, to: View) {
         let parts = [Squares { from, own: Some(to), counts: false }];
         self.sums_of_squares(SumsOfSquares { parts: &parts, total: None });
     }
-    /// `to = GELU(from)`, tanh form: recomputes an activation from what was kept.
+    /// `to = GELU(from)`, tanh form. Recomputes an activation from the saved pre-activation.
     fn gelu(&self, from: View, to: View);
     /// `to = GELU(from)`, by the error function.
     fn exact_gelu(&self, from: View, to: View);

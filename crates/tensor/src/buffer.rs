@@ -1,4 +1,4 @@
-//! Typed pieces of a rank's memory, and views of parts of them.
+//! Typed ranges of a rank's memory, and views of parts of them.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 use crate::DType;
 use crate::memory::{Block, Category, Foreign, Memory, Place};
 
-/// A typed piece of memory; dropping it gives the memory back.
+/// A typed range of memory. Dropping it releases the memory.
 #[derive(Debug)]
 pub struct Buffer {
     memory: Rc<dyn Memory>,
@@ -16,17 +16,17 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Takes `len` elements from `memory`. Their contents are undefined.
+    /// Allocates `len` elements from `memory`. Their contents are undefined.
     pub fn new(memory: &Rc<dyn Memory>, len: usize, dtype: DType, category: Category) -> Self {
         let block = memory.allocate((len * dtype.bytes()) as u64, category);
         Buffer { memory: Rc::clone(memory), block, len, dtype }
     }
 
-    /// Elements of another rank of this process, which this rank's backend can reach.
+    /// Elements that belong to another rank of this process and that this rank's backend can access.
     ///
     /// # Safety
-    /// They must be live memory of the kind that `memory` says, and nobody else may use them in a way that gets in
-    /// the way of what is done with this buffer.
+    /// The elements must be live memory of the kind that `memory` reports, and nobody else may access them in a way
+    /// that conflicts with the accesses through this buffer.
     pub unsafe fn foreign(memory: &Rc<Foreign>, address: u64, len: usize, dtype: DType) -> Self {
         let block = Block { address, bytes: (len * dtype.bytes()) as u64, category: Category::Communication };
         Buffer { memory: Rc::clone(memory) as Rc<dyn Memory>, block, len, dtype }

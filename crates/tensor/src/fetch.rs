@@ -1,22 +1,22 @@
-//! Numbers on their way from a device to the host, so that whoever reads them may do other things meanwhile.
+//! A small copy from a device to the host that does not block: the host can do other work until it needs the numbers.
 
 use std::fmt;
 
-/// Numbers that were asked for with [`Backend::fetch`](crate::Backend::fetch), as they are at that place of the stream.
+/// Numbers requested with [`Backend::fetch`](crate::Backend::fetch), with their values at that point of the stream.
 pub struct Fetch(Box<dyn FnOnce() -> Vec<f64>>);
 
 impl Fetch {
-    /// Numbers that are here already.
-    pub fn here(values: Vec<f64>) -> Self {
+    /// Numbers that have already arrived.
+    pub fn ready(values: Vec<f64>) -> Self {
         Fetch(Box::new(move || values))
     }
 
-    /// Numbers that `wait` waits for.
-    pub fn coming(wait: impl FnOnce() -> Vec<f64> + 'static) -> Self {
+    /// Numbers that `wait` returns once they have arrived.
+    pub fn pending(wait: impl FnOnce() -> Vec<f64> + 'static) -> Self {
         Fetch(Box::new(wait))
     }
 
-    /// Waits until they are here.
+    /// Waits until they have arrived.
     pub fn wait(self) -> Vec<f64> {
         (self.0)()
     }

@@ -1,8 +1,8 @@
-//! Memory and the operations of training, behind one trait.
+//! Memory and the training operations, behind one trait.
 //!
-//! A [`Backend`] owns the memory of one rank and runs the fused operations of [`ops`] on it. The layers of the
-//! model are written once against the trait: [`cpu`] and [`cuda`] run them, [`paper`] only writes down what would
-//! be run.
+//! A [`Backend`] owns the memory of one rank and runs the fused operations of [`ops`] on it. The layers of the model
+//! are written once against this trait. [`cpu`] and [`cuda`] execute the operations; [`paper`] only records which
+//! kernels would run.
 
 mod backend;
 mod buffer;

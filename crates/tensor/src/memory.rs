@@ -1,8 +1,8 @@
-//! Where buffers live: the categories that are accounted for, and the arena that gives out addresses.
+//! The memory of a rank: its categories, the accounting by category, and the arena that assigns addresses.
 //!
-//! The arena is a first-fit allocator over one address range. It holds no memory itself, and it is deterministic:
-//! the same sequence of requests gives the same addresses. So the paper backend runs it first to learn how large
-//! the range must be, and the real backend then takes one slab of that size and runs the same sequence.
+//! The arena is a first-fit allocator over one address range. It holds no memory itself, and it is deterministic: the
+//! same sequence of requests gets the same addresses. So the paper backend runs it first to find the size of the range.
+//! The real backend then allocates one slab of that size and runs the same sequence.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -16,9 +16,9 @@ pub enum Category {
     Gradients,
     /// Optimizer states: fp32 master weights and moments.
     States,
-    /// What flows between blocks and what they keep for the backward pass.
+    /// What flows between blocks, and what the blocks save for the backward pass.
     Activations,
-    /// Scratch of the kernels, one fixed piece per stream.
+    /// Scratch of the kernels, one fixed buffer per stream.
     Workspace,
     /// Buffers that exist only for a collective.
     Communication,
@@ -48,7 +48,7 @@ impl Category {
     }
 }
 
-/// Bytes by category.
+/// Bytes per category.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage([u64; CATEGORIES.len()]);
 
@@ -68,13 +68,13 @@ impl Usage {
         self.0[category as usize] += bytes;
     }
 
-    /// Takes bytes from a category.
+    /// Subtracts bytes from a category.
     pub fn subtract(&mut self, category: Category, bytes: u64) {
         self.0[category as usize] -= bytes;
     }
 }
 
-/// Live bytes by category, and a picture of them at the moment of the highest total.
+/// Live bytes by category, and a snapshot of them at the highest total so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ledger {
     live: Usage,
@@ -95,13 +95,13 @@ impl Ledger {
         self.live.subtract(category, bytes);
     }
 
-    /// What was live at the moment of the highest total.
+    /// The live bytes by category when their total was highest.
     pub fn peak(&self) -> Usage {
         self.peak
     }
 }
 
-/// A piece of memory that was given out.
+/// An allocated range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Address of the first byte: a host pointer, a device pointer, or an offset on paper.
@@ -112,32 +112,32 @@ pub struct Block {
     pub category: Category,
 }
 
-/// What kind of address a memory gives out; a backend refuses buffers of another kind.
+/// What the addresses of a memory mean. A backend refuses buffers with another kind of address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Addresses are host pointers.
     Host,
     /// Addresses are device pointers.
     Device,
-    /// Addresses are offsets into nothing.
+    /// Addresses are offsets; there is no memory behind them.
     Paper,
 }
 
-/// A source of blocks for one rank.
+/// The allocator of one rank.
 pub trait Memory: fmt::Debug {
     /// What its addresses mean.
     fn place(&self) -> Place;
-    /// Gives out a block; panics with category and size if there is no room, which the plan has ruled out.
+    /// Allocates a block. Panics with category and size if it does not fit, which a correct plan rules out.
     fn allocate(&self, bytes: u64, category: Category) -> Block;
-    /// Takes a block back.
+    /// Releases a block.
     fn release(&self, block: Block);
-    /// Peak by category so far.
+    /// Bytes by category when their total was highest.
     fn peak(&self) -> Usage;
-    /// Bytes taken from the device, or that would be.
+    /// Bytes taken from the device. On paper, the bytes that would be.
     fn reserved(&self) -> u64;
 }
 
-/// Memory that belongs to other ranks: it only says what kind it is.
+/// Memory that belongs to other ranks. It only reports its kind.
 #[derive(Debug)]
 pub struct Foreign(pub Place);
 
@@ -172,16 +172,16 @@ pub struct Arena {
 
 #[derive(Debug, Default)]
 struct ArenaState {
-    /// Free ranges below `top`, by address; no two touch.
+    /// Free ranges below `top`, sorted by address; no two are adjacent.
     holes: Vec<(u64, u64)>,
-    /// First address above everything that is live.
+    /// End of the highest live block.
     top: u64,
     high_water: u64,
     ledger: Ledger,
 }
 
 impl Arena {
-    /// Every block starts at a multiple of this and its size is one: enough for any device.
+    /// Every block starts at a multiple of this, and its size is a multiple of it. It suffices for every device.
     pub const ALIGNMENT: u64 = 256;
 
     /// An arena over `capacity` bytes from `base`.
@@ -189,19 +189,20 @@ impl Arena {
         Arena { place, base, capacity, state: RefCell::default() }
     }
 
-    /// An arena of unlimited size that stands for no memory.
+    /// An arena of unlimited size without memory behind it.
     pub fn on_paper() -> Self {
         Arena::new(Place::Paper, 0, u64::MAX)
     }
 
-    /// What is free, as ranges of offsets; two arenas with the same answer the same requests with the same offsets.
+    /// The free ranges, as offsets and sizes. Two arenas with the same free ranges answer the same requests with the
+    /// same offsets.
     pub fn free(&self) -> Vec<(u64, u64)> {
         let state = self.state.borrow();
         let above = (state.top, self.capacity - state.top);
         state.holes.iter().copied().chain([above]).collect()
     }
 
-    /// The bytes that a request really takes.
+    /// The bytes that a request of `bytes` takes from the arena.
     pub fn rounded(bytes: u64) -> u64 {
         bytes.max(1).next_multiple_of(Self::ALIGNMENT)
     }
@@ -256,7 +257,7 @@ impl Memory for Arena {
             (false, true) => state.holes[i] = (start, block.bytes + state.holes[i].1),
             (false, false) => state.holes.insert(i, (start, block.bytes)),
         }
-        // A hole that reaches the top is no hole: the top comes down instead.
+        // A free range that ends at the top is removed, and the top moves down to its start.
         if let Some(&(last, size)) = state.holes.last()
             && last + size == state.top
         {
@@ -288,12 +289,12 @@ mod tests {
         assert_eq!(arena.free(), [(0, 768), (1024, u64::MAX - 1024)]);
         assert_eq!(arena.allocate(700, Category::Weights).address, 0, "768 bytes are free in one piece");
         arena.release(c);
-        assert_eq!(arena.allocate(1, Category::Weights).address, 768, "the top came down");
+        assert_eq!(arena.allocate(1, Category::Weights).address, 768, "the top moved down");
         assert_eq!(arena.reserved(), 1024);
     }
 
     #[test]
-    fn the_peak_is_a_picture_of_one_moment() {
+    fn the_peak_is_a_snapshot_of_one_moment() {
         let arena = Arena::on_paper();
         let a = arena.allocate(1024, Category::Activations);
         arena.release(a);

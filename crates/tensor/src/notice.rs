@@ -1,10 +1,10 @@
-//! What a device tells whoever listens to it.
+//! Events of a device that a person should know about.
 
-/// Something that a person should know of.
+/// An event that a device reports through [`Backend::set_notice_handler`](crate::Backend::set_notice_handler).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// The device begins to try out how it does operations best, for which first calls take longer. Told once.
-    Trying,
-    /// A library cannot do what it was meant for, for this reason, and our own kernels do it. Told once for each shape.
-    Replaced(String),
+    /// The device starts to tune its kernels, so the first calls take longer. Reported once.
+    Autotuning,
+    /// A library cannot do an operation, for this reason, so our own kernel runs instead. Reported once per shape.
+    LibraryReplaced(String),
 }

@@ -1,4 +1,4 @@
-//! Hugging Face folders: what is read from them, what is refused, and that what is written is read back.
+//! Hugging Face folders: what is read from them, what is refused, and that exports are read back.
 
 mod broken;
 mod configs;

@@ -39,7 +39,7 @@ fn an_export_has_the_model_and_the_weights() {
 }
 
 #[test]
-fn a_part_of_a_parameter_is_that_part_of_the_whole() {
+fn a_slice_of_a_parameter_equals_that_slice_of_the_whole() {
     for name in FIXTURES {
         let folder = HuggingFaceFolder::open(&fixture(name)).unwrap();
         for (parameter, whole) in values(&folder) {
@@ -76,7 +76,7 @@ fn a_model_saved_without_its_head_has_shorter_names() {
 }
 
 #[test]
-fn the_tokenizer_goes_along() {
+fn the_tokenizer_is_exported() {
     let like = copy("llama", "tokenizer-from");
     fs::write(like.join("tokenizer.json"), "{}").unwrap();
     crate::support::change(&like, |config| {
@@ -112,7 +112,7 @@ fn nothing_is_overwritten_and_nothing_is_left_half_written() {
 }
 
 #[test]
-fn what_hugging_face_has_no_word_for_is_refused() {
+fn models_that_hugging_face_cannot_describe_are_refused() {
     let refused = |name: &str, change: &dyn Fn(&mut ModelSpec)| {
         let folder = HuggingFaceFolder::open(&fixture(name)).unwrap();
         let mut model = folder.model().clone();

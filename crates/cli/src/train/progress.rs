@@ -99,7 +99,7 @@ impl Progress {
                 self.warn(&format!("our own kernels, which are slower here, stand in: {reason}"));
             }
             Event::Autotuning => {
-                self.print("matrix products are tried out on this card, so the first step takes longer");
+                self.print("tuning matrix products for this GPU, so the first step takes longer");
             }
         }
     }

@@ -6,16 +6,16 @@ use kintsugi_plan::parameters::{ParameterKind, UnitLayout};
 use kintsugi_plan::{BackwardPart, Block, Plan, Unit};
 use kintsugi_tensor::Buffer;
 
-use crate::lab::{Lab, UnitInLab, plan, shape};
 use crate::numbers::{
     assert_close, assert_derivative, assert_parameter_derivatives, assert_same, dot, random, random_tokens,
     random_weights,
 };
+use crate::test_rank::{TestRank, UnitBuffers, plan, shape};
 
-/// Large, so that no gradient is small beside the tolerance.
+/// Large, so that gradients are large compared with the tolerance.
 const LOSS_SCALE: f64 = 1024.0;
 
-/// A block at one point: the weights of all its units, and its tokens or targets.
+/// A block with the weights of all its units, and its tokens or targets.
 struct Point {
     plan: Plan,
     shape: Shape,
@@ -33,62 +33,62 @@ impl Point {
         Point { shape: shape(&plan, 0), layouts, weights, tokens, plan }
     }
 
-    fn units<'a>(&'a self, lab: &Lab, weights: &[Vec<f64>]) -> Vec<UnitInLab<'a>> {
-        self.layouts.iter().zip(weights).map(|(layout, weights)| lab.unit(layout, weights)).collect()
+    fn units<'a>(&'a self, rank: &TestRank, weights: &[Vec<f64>]) -> Vec<UnitBuffers<'a>> {
+        self.layouts.iter().zip(weights).map(|(layout, weights)| rank.unit(layout, weights)).collect()
     }
 
-    fn embedded(&self, lab: &Lab, weights: &[Vec<f64>]) -> Vec<f64> {
-        let units = self.units(lab, weights);
-        let (ctx, tokens) = (lab.context(&Solo, &self.shape), lab.tokens(&self.tokens));
-        let positions = units.get(1).map(UnitInLab::weights);
-        lab.values(embedding::forward(&ctx, tokens.view(), &units[0].weights(), positions.as_ref()).view())
+    fn embedded(&self, rank: &TestRank, weights: &[Vec<f64>]) -> Vec<f64> {
+        let units = self.units(rank, weights);
+        let (ctx, tokens) = (rank.context(&Solo, &self.shape), rank.tokens(&self.tokens));
+        let positions = units.get(1).map(UnitBuffers::weights);
+        rank.values(embedding::forward(&ctx, tokens.view(), &units[0].weights(), positions.as_ref()).view())
     }
 
-    /// The gradients of table and positions, summed up over so many passes.
+    /// The gradients of table and positions, accumulated over `passes`.
     fn embedding_gradients(&self, dx: &[f64], passes: usize) -> Vec<Vec<f64>> {
-        let lab = Lab::new();
-        let units = self.units(&lab, &self.weights);
-        let (ctx, tokens) = (lab.context(&Solo, &self.shape), lab.tokens(&self.tokens));
-        let positions = units.get(1).map(UnitInLab::gradients);
+        let rank = TestRank::new();
+        let units = self.units(&rank, &self.weights);
+        let (ctx, tokens) = (rank.context(&Solo, &self.shape), rank.tokens(&self.tokens));
+        let positions = units.get(1).map(UnitBuffers::gradients);
         for _ in 0..passes {
-            let (dx, table) = (lab.buffer(dx), units[0].gradients());
+            let (dx, table) = (rank.buffer(dx), units[0].gradients());
             embedding::backward(&ctx, &dx, tokens.view(), &table, positions.as_ref());
         }
-        units.iter().map(|unit| lab.values(unit.gradient())).collect()
+        units.iter().map(|unit| rank.values(unit.gradient())).collect()
     }
 
-    fn head_loss(&self, lab: &Lab, x: &[f64], weights: &[Vec<f64>]) -> f64 {
-        let units = self.units(lab, weights);
-        let loss = LossInLab::new(lab, &self.tokens);
-        let (ctx, x) = (lab.context(&Solo, &self.shape), lab.buffer(x));
+    fn head_loss(&self, rank: &TestRank, x: &[f64], weights: &[Vec<f64>]) -> f64 {
+        let units = self.units(rank, weights);
+        let loss = LossBuffers::new(rank, &self.tokens);
+        let (ctx, x) = (rank.context(&Solo, &self.shape), rank.buffer(x));
         head::evaluate(&ctx, &x, &self.head_weights(&units), loss.get());
-        lab.values(loss.sum.view())[0]
+        rank.values(loss.sum.view())[0]
     }
 
-    /// Loss, the gradient of `x`, and the gradients of all units, summed up over so many passes.
+    /// Loss, the gradient of `x`, and the gradients of all units, accumulated over `passes`.
     fn head_outcome(&self, x: &[f64], part: BackwardPart, passes: usize) -> (f64, Vec<f64>, Vec<Vec<f64>>) {
-        let lab = Lab::new();
-        let units = self.units(&lab, &self.weights);
-        let (ctx, w) = (lab.context(&Solo, &self.shape), self.head_weights(&units));
+        let rank = TestRank::new();
+        let units = self.units(&rank, &self.weights);
+        let (ctx, w) = (rank.context(&Solo, &self.shape), self.head_weights(&units));
         let norm = units.last().expect("the head's own unit").gradients();
         let output = head::OutputGradient { gradients: units[0].gradients(), kind: self.output_slot() };
         let mut ends = None;
         for _ in 0..passes {
-            let loss = LossInLab::new(&lab, &self.tokens);
-            let saved = head::forward(&ctx, lab.buffer(x), &w, loss.get());
+            let loss = LossBuffers::new(&rank, &self.tokens);
+            let saved = head::forward(&ctx, rank.buffer(x), &w, loss.get());
             let (dx, weight_inputs) = head::backward(&ctx, saved, &w, &norm, &output, part);
             assert_eq!(weight_inputs.is_some(), part == BackwardPart::Input);
             if let Some(weight_inputs) = weight_inputs {
                 head::weight_part(&ctx, &weight_inputs, &output);
             }
-            ends = Some((lab.values(loss.sum.view())[0], lab.values(dx.view())));
+            ends = Some((rank.values(loss.sum.view())[0], rank.values(dx.view())));
         }
         let (loss, dx) = ends.expect("at least one pass");
-        (loss, dx, units.iter().map(|unit| lab.values(unit.gradient())).collect())
+        (loss, dx, units.iter().map(|unit| rank.values(unit.gradient())).collect())
     }
 
-    /// The units are the table, if it is tied, and the head's own.
-    fn head_weights<'a>(&self, units: &'a [UnitInLab]) -> head::HeadWeights<'a> {
+    /// The units are the embedding table, if it is tied, and the head's own.
+    fn head_weights<'a>(&self, units: &'a [UnitBuffers]) -> head::HeadWeights<'a> {
         let norm = units.last().expect("the head's own unit").weights();
         head::HeadWeights { norm, output: units[0].weights().get(self.output_slot()) }
     }
@@ -110,15 +110,19 @@ impl Point {
     }
 }
 
-struct LossInLab {
+struct LossBuffers {
     targets: Buffer,
     sum: Buffer,
     scale: Buffer,
 }
 
-impl LossInLab {
-    fn new(lab: &Lab, targets: &[u32]) -> Self {
-        LossInLab { targets: lab.tokens(targets), sum: lab.buffer(&[0.0]), scale: lab.buffer(&[LOSS_SCALE]) }
+impl LossBuffers {
+    fn new(rank: &TestRank, targets: &[u32]) -> Self {
+        LossBuffers {
+            targets: rank.tokens(targets),
+            sum: rank.buffer(&[0.0]),
+            scale: rank.buffer(&[LOSS_SCALE]),
+        }
     }
 
     fn get(&self) -> head::Loss<'_> {
@@ -131,10 +135,10 @@ const EMBEDDINGS: [&str; 2] = ["model.family=gpt", "model.family=llama"];
 #[test]
 fn the_embedding_has_its_derivative() {
     for family in EMBEDDINGS {
-        let (lab, point) = (Lab::new(), Point::new(Block::Embedding, &[family]));
+        let (rank, point) = (TestRank::new(), Point::new(Block::Embedding, &[family]));
         assert_eq!(point.layouts.iter().any(|l| l.unit == Unit::Positions), family == "model.family=gpt");
         let dx = random(point.shape.rows * point.shape.hidden, 3);
-        let f = |weights: &[Vec<f64>]| dot(&dx, &point.embedded(&lab, weights));
+        let f = |weights: &[Vec<f64>]| dot(&dx, &point.embedded(&rank, weights));
         point.assert_derivatives(family, f, &point.embedding_gradients(&dx, 1));
     }
 }
@@ -161,15 +165,15 @@ const HEADS: [&[&str]; 3] = [
 #[test]
 fn the_head_has_the_derivative_of_the_loss() {
     for sets in HEADS {
-        let (lab, point, what) = (Lab::new(), Point::new(Block::Head, sets), format!("{sets:?}"));
+        let (rank, point, what) = (TestRank::new(), Point::new(Block::Head, sets), format!("{sets:?}"));
         assert!(point.shape.valid_tokens < point.shape.vocab, "the vocabulary has padding");
         let x = random(point.shape.rows * point.shape.hidden, 3);
         let (loss, dx, gradients) = point.head_outcome(&x, BackwardPart::Both, 1);
-        assert_same(&what, &[loss], &[point.head_loss(&lab, &x, &point.weights)]);
+        assert_same(&what, &[loss], &[point.head_loss(&rank, &x, &point.weights)]);
         let factor = LOSS_SCALE / point.plan.tokens_per_step() as f64;
-        let of_x = |x: &[f64]| factor * point.head_loss(&lab, x, &point.weights);
+        let of_x = |x: &[f64]| factor * point.head_loss(&rank, x, &point.weights);
         assert_derivative(&format!("{what}, x"), of_x, &x, &dx, 0..dx.len());
-        point.assert_derivatives(&what, |w| factor * point.head_loss(&lab, &x, w), &gradients);
+        point.assert_derivatives(&what, |w| factor * point.head_loss(&rank, &x, w), &gradients);
     }
 }
 

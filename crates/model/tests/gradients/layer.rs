@@ -1,4 +1,4 @@
-//! A whole layer: its derivative, and the ways to it that have to give the same bits.
+//! A whole layer: its derivative, and modes of the backward that must give the same bits.
 
 use kintsugi_comm::Solo;
 use kintsugi_model::{Context, Shape, layer};
@@ -6,34 +6,34 @@ use kintsugi_plan::parameters::UnitLayout;
 use kintsugi_plan::{AttentionKind, BackwardPart, Recompute, Unit};
 use kintsugi_tensor::Buffer;
 
-use crate::lab::{Lab, MODELS, plan, shape};
 use crate::numbers::{
     assert_close, assert_derivative, assert_parameter_derivatives, assert_same, dot, random, random_weights,
 };
+use crate::test_rank::{MODELS, TestRank, plan, shape};
 
-/// How a layer gets to its gradients.
+/// How a layer computes its gradients.
 #[derive(Clone, Copy)]
-enum Way {
-    /// Forward, then backward in one.
+enum BackwardMode {
+    /// Forward, then the whole backward.
     Straight,
-    /// Forward, then the input part, then the weight part.
+    /// Forward, then the input part of the backward, then the weight part.
     InParts,
-    /// A forward that keeps only the input, then everything else again, then backward in one.
+    /// A forward that saves only the input, then recomputation, then the whole backward.
     Rebuilt,
 }
 
-/// A layer of a small model at one point.
+/// A layer of a small model with its inputs and weights.
 struct Point {
     shape: Shape,
     layout: UnitLayout,
     x: Vec<f64>,
     weights: Vec<f64>,
     dy: Vec<f64>,
-    /// Where each token's document begins, if it sees no other.
+    /// The first token of each token's document, with a document mask.
     starts: Option<Vec<u32>>,
 }
 
-/// What a layer gives.
+/// The results of a layer.
 struct Outcome {
     y: Vec<f64>,
     dx: Vec<f64>,
@@ -49,51 +49,52 @@ impl Point {
         Point { shape, layout, x: random(len, 1), weights, dy: random(len, 2), starts: None }
     }
 
-    fn y(&self, lab: &Lab, x: &[f64], weights: &[f64]) -> Vec<f64> {
-        let (unit, starts) = (lab.unit(&self.layout, weights), self.starts(lab));
-        let (y, _) = layer::forward(&self.context(lab, starts.as_ref()), lab.buffer(x), &unit.weights());
-        lab.values(y.view())
+    fn y(&self, rank: &TestRank, x: &[f64], weights: &[f64]) -> Vec<f64> {
+        let (unit, starts) = (rank.unit(&self.layout, weights), self.starts(rank));
+        let (y, _) = layer::forward(&self.context(rank, starts.as_ref()), rank.buffer(x), &unit.weights());
+        rank.values(y.view())
     }
 
-    /// The layer in memory that is all NaN, and its gradients summed up over so many passes.
-    fn outcome(&self, way: Way, passes: usize) -> Outcome {
-        let lab = Lab::new();
-        let starts = self.starts(&lab);
-        let ctx = self.context(&lab, starts.as_ref());
-        let unit = lab.unit(&self.layout, &self.weights);
+    /// Runs the layer in memory filled with NaN; gradients are accumulated over `passes`.
+    fn outcome(&self, mode: BackwardMode, passes: usize) -> Outcome {
+        let rank = TestRank::new();
+        let starts = self.starts(&rank);
+        let ctx = self.context(&rank, starts.as_ref());
+        let unit = rank.unit(&self.layout, &self.weights);
         let (w, g) = (unit.weights(), unit.gradients());
         let mut ends = None;
         for _ in 0..passes {
-            let x = lab.buffer(&self.x);
-            let (y, saved) = match way {
-                Way::Straight | Way::InParts => layer::forward(&ctx, x, &w),
-                Way::Rebuilt => {
+            let x = rank.buffer(&self.x);
+            let (y, saved) = match mode {
+                BackwardMode::Straight | BackwardMode::InParts => layer::forward(&ctx, x, &w),
+                BackwardMode::Rebuilt => {
                     let (y, x) = layer::evaluate(&ctx, x, &w);
                     (y, layer::rebuild(&ctx, x, &w))
                 }
             };
-            let part = if matches!(way, Way::InParts) { BackwardPart::Input } else { BackwardPart::Both };
-            let (dx, weight_inputs) = layer::backward(&ctx, lab.buffer(&self.dy), saved, &w, &g, part);
+            let part =
+                if matches!(mode, BackwardMode::InParts) { BackwardPart::Input } else { BackwardPart::Both };
+            let (dx, weight_inputs) = layer::backward(&ctx, rank.buffer(&self.dy), saved, &w, &g, part);
             assert_eq!(weight_inputs.is_some(), part == BackwardPart::Input);
             if let Some(weight_inputs) = weight_inputs {
                 layer::weight_part(&ctx, weight_inputs, &g);
             }
-            ends = Some((lab.values(y.view()), lab.values(dx.view())));
+            ends = Some((rank.values(y.view()), rank.values(dx.view())));
         }
         let (y, dx) = ends.expect("at least one pass");
-        Outcome { y, dx, gradient: lab.values(unit.gradient()) }
+        Outcome { y, dx, gradient: rank.values(unit.gradient()) }
     }
 
-    fn starts(&self, lab: &Lab) -> Option<Buffer> {
-        self.starts.as_ref().map(|starts| lab.tokens(starts))
+    fn starts(&self, rank: &TestRank) -> Option<Buffer> {
+        self.starts.as_ref().map(|starts| rank.tokens(starts))
     }
 
-    fn context<'a>(&'a self, lab: &'a Lab, starts: Option<&'a Buffer>) -> Context<'a> {
-        Context { starts: starts.map(Buffer::view), ..lab.context(&Solo, &self.shape) }
+    fn context<'a>(&'a self, rank: &'a TestRank, starts: Option<&'a Buffer>) -> Context<'a> {
+        Context { starts: starts.map(Buffer::view), ..rank.context(&Solo, &self.shape) }
     }
 }
 
-/// Every model with either attention, keeping everything or not; one of them with documents, too.
+/// Every model with either attention, saving everything or not; one of them also with documents.
 fn points() -> impl Iterator<Item = (String, Point)> {
     let attention = [AttentionKind::Flash, AttentionKind::Plain];
     let recompute = [Recompute::None, Recompute::Selective];
@@ -109,7 +110,7 @@ fn points() -> impl Iterator<Item = (String, Point)> {
     })
 }
 
-/// Documents of 70 tokens, of 1, and of what is left.
+/// Documents of 70 tokens, of 1, and of the rest.
 fn starts(shape: &Shape) -> Vec<u32> {
     let start = |row| match row % shape.sequence {
         0..70 => 0,
@@ -128,10 +129,11 @@ fn assert_same_outcome(what: &str, left: &Outcome, right: &Outcome) {
 #[test]
 fn backward_is_the_derivative() {
     for (what, point) in points() {
-        let (lab, Outcome { dx, gradient, .. }) = (Lab::new(), point.outcome(Way::Straight, 1));
-        let of_x = |x: &[f64]| dot(&point.dy, &point.y(&lab, x, &point.weights));
+        let (rank, Outcome { dx, gradient, .. }) =
+            (TestRank::new(), point.outcome(BackwardMode::Straight, 1));
+        let of_x = |x: &[f64]| dot(&point.dy, &point.y(&rank, x, &point.weights));
         assert_derivative(&format!("{what}, x"), of_x, &point.x, &dx, 0..dx.len());
-        let of_weights = |weights: &[f64]| dot(&point.dy, &point.y(&lab, &point.x, weights));
+        let of_weights = |weights: &[f64]| dot(&point.dy, &point.y(&rank, &point.x, weights));
         assert_parameter_derivatives(&what, &point.layout, of_weights, &point.weights, &gradient);
     }
 }
@@ -139,27 +141,32 @@ fn backward_is_the_derivative() {
 #[test]
 fn the_backward_in_parts_has_the_bits_of_the_backward_in_one() {
     for (what, point) in points() {
-        assert_same_outcome(&what, &point.outcome(Way::InParts, 1), &point.outcome(Way::Straight, 1));
+        assert_same_outcome(
+            &what,
+            &point.outcome(BackwardMode::InParts, 1),
+            &point.outcome(BackwardMode::Straight, 1),
+        );
     }
 }
 
 #[test]
 fn recomputation_changes_no_bit() {
     for (what, mut point) in points() {
-        let straight = point.outcome(Way::Straight, 1);
+        let straight = point.outcome(BackwardMode::Straight, 1);
         point.shape.recompute = Recompute::None;
-        assert_same_outcome(&what, &straight, &point.outcome(Way::Straight, 1));
+        assert_same_outcome(&what, &straight, &point.outcome(BackwardMode::Straight, 1));
         point.shape.recompute = Recompute::Full;
-        assert_same_outcome(&what, &point.outcome(Way::Rebuilt, 1), &straight);
+        assert_same_outcome(&what, &point.outcome(BackwardMode::Rebuilt, 1), &straight);
     }
 }
 
 #[test]
 fn a_second_backward_adds_to_the_first() {
     for (what, point) in points() {
-        let twice: Vec<f64> = point.outcome(Way::Straight, 1).gradient.iter().map(|g| 2.0 * g).collect();
-        for way in [Way::Straight, Way::InParts] {
-            assert_close(&what, &point.outcome(way, 2).gradient, &twice, 1e-14);
+        let twice: Vec<f64> =
+            point.outcome(BackwardMode::Straight, 1).gradient.iter().map(|g| 2.0 * g).collect();
+        for mode in [BackwardMode::Straight, BackwardMode::InParts] {
+            assert_close(&what, &point.outcome(mode, 2).gradient, &twice, 1e-14);
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The written-out backward passes against finite differences, against each other, and over two ranks against one.
+//! The hand-written backward passes against finite differences, against each other, and two ranks against one.
 //!
-//! Everything is in f64 and goes through the crate's public functions, as a rank calls them.
+//! Everything is in f64 and uses the crate's public functions, as a rank does.
 
 mod ends;
-mod lab;
 mod layer;
 mod numbers;
 mod tensor_parallel;
+mod test_rank;

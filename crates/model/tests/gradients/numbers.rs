@@ -1,11 +1,11 @@
-//! Random numbers, and what numbers are held to: derivatives, closeness, the same bits.
+//! Random numbers, and assertions: derivatives, closeness, equal bits.
 
 use std::ops::Range;
 
 use kintsugi_plan::parameters::{InitialValues, UnitLayout};
 use kintsugi_spec::splitmix64::{GOLDEN, mix};
 
-/// Numbers around zero with variance one, the same for the same seed.
+/// Random numbers with mean zero and variance one, determined by the seed.
 pub fn random(len: usize, seed: u64) -> Vec<f64> {
     let number = |i: usize| {
         let bits = mix((seed << 32 | (i as u64 + 1)).wrapping_mul(GOLDEN));
@@ -15,7 +15,7 @@ pub fn random(len: usize, seed: u64) -> Vec<f64> {
     (0..len).map(number).collect()
 }
 
-/// Token ids below `vocab`, the last one among them.
+/// Token ids below `vocab`; the last id occurs.
 pub fn random_tokens(len: usize, vocab: usize, seed: u64) -> Vec<u32> {
     let mut tokens: Vec<u32> =
         random(len, seed).iter().map(|x| (x.abs() * 1e6) as u32 % vocab as u32).collect();
@@ -23,10 +23,10 @@ pub fn random_tokens(len: usize, vocab: usize, seed: u64) -> Vec<u32> {
     tokens
 }
 
-/// Weights of part `part` of `tp` that keep activations around one: norms near one, biases not zero, matrices by
-/// their inputs. The same for every `tp`, if put together.
+/// Weights of part `part` of `tp` that keep activations around one: norms near one, biases not zero, matrices scaled by
+/// their inputs. The parts together are the same for every `tp`.
 ///
-/// Vocabulary padding and the padding of the buffer hold numbers that no result should show.
+/// Vocabulary padding and buffer padding hold numbers that must not affect any result.
 pub fn random_weights(layout: &UnitLayout, tp: usize, part: usize) -> Vec<f64> {
     let mut weights = vec![1e3; layout.len];
     for placed in &layout.placed {
@@ -49,10 +49,10 @@ pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Expects `gradient` to be the derivative of `f` at `at` in the numbers of `range`, along a random direction.
+/// Expects `gradient` to be the derivative of `f` at `at`, restricted to `range`, along a random direction.
 ///
-/// The tolerance is relative to the length of the gradient, as the derivative along a direction may happen to be
-/// small, or to one, as some gradients are zero (without rotary positions, that of the key bias).
+/// The tolerance is relative to the norm of the gradient, since the derivative along a direction may be small by
+/// chance; or to one, since some gradients are zero (without rotary positions, that of the key bias).
 pub fn assert_derivative(
     what: &str,
     f: impl Fn(&[f64]) -> f64,
@@ -75,7 +75,7 @@ pub fn assert_derivative(
     assert!(close, "{what}: {along} along the gradient of length {length}, {numeric} by differences");
 }
 
-/// Expects the derivative in every parameter of a unit on its own.
+/// Checks the derivative separately for every parameter of a unit.
 pub fn assert_parameter_derivatives(
     what: &str,
     layout: &UnitLayout,
@@ -89,7 +89,7 @@ pub fn assert_parameter_derivatives(
     }
 }
 
-/// Expects `left` and `right` to agree to `tolerance`, relative to the largest number or one.
+/// Expects `left` and `right` to agree to `tolerance`, relative to the largest number or to one.
 pub fn assert_close(what: &str, left: &[f64], right: &[f64], tolerance: f64) {
     assert_eq!(left.len(), right.len(), "{what}");
     let largest = right.iter().fold(1.0, |largest: f64, x| largest.max(x.abs()));

@@ -11,13 +11,13 @@ use kintsugi_plan::parameters::{ParameterKind, Placed, TensorSplit, UnitLayout};
 use kintsugi_plan::{BackwardPart, Group, Plan, Unit};
 use kintsugi_spec::Topology;
 
-use crate::lab::{Lab, MODELS, UnitInLab, plan, shape};
 use crate::numbers::{assert_close, random_tokens, random_weights};
+use crate::test_rank::{MODELS, TestRank, UnitBuffers, plan, shape};
 
 const TP: usize = 2;
 const TOLERANCE: f64 = 1e-12;
 
-/// What a pass through the model leaves on one rank.
+/// The results of a pass through the model on one rank.
 struct Pass {
     loss: f64,
     streams: Streams,
@@ -25,7 +25,7 @@ struct Pass {
     gradients: BTreeMap<Unit, Vec<f64>>,
 }
 
-/// This rank's rows of the stream before and after the layer, and of their gradients.
+/// This rank's rows of the residual stream before and after the layer, and of their gradients.
 struct Streams {
     x: Vec<f64>,
     y: Vec<f64>,
@@ -35,12 +35,12 @@ struct Streams {
 
 /// Forward and backward of the whole model on one rank.
 fn pass(plan: &Plan, group: &dyn Communicator, part: BackwardPart) -> Pass {
-    let (lab, shape) = (Lab::new(), shape(plan, group.rank()));
+    let (rank, shape) = (TestRank::new(), shape(plan, group.rank()));
     let layouts: Vec<UnitLayout> = plan.units().into_iter().map(|unit| plan.layout(unit)).collect();
-    let unit = |layout| lab.unit(layout, &random_weights(layout, group.size(), group.rank()));
+    let unit = |layout| rank.unit(layout, &random_weights(layout, group.size(), group.rank()));
     let model = Model {
-        lab: &lab,
-        ctx: lab.context(group, &shape),
+        rank: &rank,
+        ctx: rank.context(group, &shape),
         units: layouts.iter().map(|layout| (layout.unit, unit(layout))).collect(),
         output: if plan.model.tied {
             (Unit::Table, ParameterKind::Table)
@@ -50,32 +50,32 @@ fn pass(plan: &Plan, group: &dyn Communicator, part: BackwardPart) -> Pass {
     };
     let [tokens, targets] = [4, 5].map(|seed| random_tokens(plan.rows(), plan.model.vocab, seed));
     let (loss, streams) = model.run(&tokens, &targets, part);
-    let gradients = model.units.iter().map(|(&name, unit)| (name, lab.values(unit.gradient()))).collect();
+    let gradients = model.units.iter().map(|(&name, unit)| (name, rank.values(unit.gradient()))).collect();
     Pass { loss, streams, gradients }
 }
 
 struct Model<'a> {
-    lab: &'a Lab,
+    rank: &'a TestRank,
     ctx: Context<'a>,
-    units: BTreeMap<Unit, UnitInLab<'a>>,
-    /// Where the output matrix is.
+    units: BTreeMap<Unit, UnitBuffers<'a>>,
+    /// The unit and parameter of the output matrix.
     output: (Unit, ParameterKind),
 }
 
 impl Model<'_> {
     fn run(&self, tokens: &[u32], targets: &[u32], part: BackwardPart) -> (f64, Streams) {
-        let (lab, ctx) = (self.lab, &self.ctx);
-        let (tokens, targets) = (lab.tokens(tokens), lab.tokens(targets));
+        let (rank, ctx) = (self.rank, &self.ctx);
+        let (tokens, targets) = (rank.tokens(tokens), rank.tokens(targets));
         let (table, positions) = (&self.units[&Unit::Table], self.units.get(&Unit::Positions));
         let layer_unit = &self.units[&Unit::Layer(0)];
 
-        let position_weights = positions.map(UnitInLab::weights);
+        let position_weights = positions.map(UnitBuffers::weights);
         let embedded = embedding::forward(ctx, tokens.view(), &table.weights(), position_weights.as_ref());
-        let x = lab.values(embedded.view());
+        let x = rank.values(embedded.view());
         let (out, saved) = layer::forward(ctx, embedded, &layer_unit.weights());
-        let y = lab.values(out.view());
+        let y = rank.values(out.view());
 
-        let (sum, scale) = (lab.buffer(&[0.0]), lab.buffer(&[1024.0]));
+        let (sum, scale) = (rank.buffer(&[0.0]), rank.buffer(&[1024.0]));
         let loss = head::Loss { targets: targets.view(), sum: sum.view(), scale: scale.view() };
         let (head_saved, w) = (head::forward(ctx, out, &self.head_weights(), loss), self.head_weights());
         let (norm, output) = (self.units[&Unit::Head].gradients(), self.head_output());
@@ -83,17 +83,17 @@ impl Model<'_> {
         if let Some(weight_inputs) = weight_inputs {
             head::weight_part(ctx, &weight_inputs, &output);
         }
-        let dy = lab.values(dout.view());
+        let dy = rank.values(dout.view());
 
         let (w, g) = (layer_unit.weights(), layer_unit.gradients());
         let (dembedded, weight_inputs) = layer::backward(ctx, dout, saved, &w, &g, part);
         if let Some(weight_inputs) = weight_inputs {
             layer::weight_part(ctx, weight_inputs, &g);
         }
-        let position_gradients = positions.map(UnitInLab::gradients);
+        let position_gradients = positions.map(UnitBuffers::gradients);
         let table = table.gradients();
         embedding::backward(ctx, &dembedded, tokens.view(), &table, position_gradients.as_ref());
-        (lab.values(sum.view())[0], Streams { x, y, dy, dx: lab.values(dembedded.view()) })
+        (rank.values(sum.view())[0], Streams { x, y, dy, dx: rank.values(dembedded.view()) })
     }
 
     fn head_weights(&self) -> head::HeadWeights<'_> {
@@ -121,7 +121,7 @@ fn parallel_passes(plan: &Plan, part: BackwardPart) -> Vec<Pass> {
     })
 }
 
-/// The rows of all ranks: each has a part of them, or all have the same.
+/// Compares rows: each rank has a part of them, or all have the same.
 fn assert_stream(what: &str, parts: &[&[f64]], whole: &[f64], sequence_parallel: bool) {
     if sequence_parallel {
         return assert_close(what, &parts.concat(), whole, TOLERANCE);
@@ -131,10 +131,10 @@ fn assert_stream(what: &str, parts: &[&[f64]], whole: &[f64], sequence_parallel:
     }
 }
 
-/// A parameter's gradient on all ranks against its gradient on one, vocabulary padding aside.
+/// Compares a parameter's gradient on all ranks with its gradient on one, without vocabulary padding.
 ///
-/// A parameter that every rank holds whole has its gradient everywhere or, where the ranks have different rows, in
-/// parts that add up.
+/// A parameter that every rank holds whole has the whole gradient on every rank. With sequence parallelism each rank
+/// has a part, and the parts add up.
 fn assert_gradient(what: &str, parts: &[&[f64]], placed: &Placed, whole: &[f64], sequence_parallel: bool) {
     let parameter = &placed.parameter;
     if parameter.split == TensorSplit::Whole && !sequence_parallel {
@@ -178,7 +178,7 @@ fn assert_passes(what: &str, plan: &Plan, one: &Plan, part: BackwardPart) {
     }
 }
 
-/// Three samples for two ranks: one of them is cut under sequence parallelism.
+/// Three samples for two ranks: with sequence parallelism one of them is split.
 const BATCH: &[&str] = &["batch.micro=3", "batch.global=6"];
 
 #[test]

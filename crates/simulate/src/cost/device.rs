@@ -7,7 +7,7 @@
 use kintsugi_spec::{AttentionPoint, DeviceSpec, FrameworkSpec, KernelPoint, ProductPoint};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
-use kintsugi_tensor::paper::{Kernel, Work};
+use kintsugi_tensor::paper::{Kernel, KernelKind};
 
 /// A device's speed, as run by a framework.
 #[derive(Clone, Debug)]
@@ -84,23 +84,25 @@ impl DeviceModel {
     /// Seconds of a kernel.
     pub fn seconds(&self, kernel: &Kernel) -> f64 {
         let moving = kernel.bytes as f64 / self.bandwidth;
-        match kernel.work {
-            Work::Memory => {
+        match kernel.kind {
+            KernelKind::Memory => {
                 let measured = self.kernels.iter().find(|point| point.name == kernel.name);
                 let moving = measured.map_or(moving, |point| kernel.bytes as f64 / point.bandwidth);
                 moving * self.framework.elementwise + self.launch
             }
-            Work::Product { m, n, k, dtype } => {
+            KernelKind::Product { m, n, k, dtype } => {
                 let [m, n, k] = [m, n, k].map(|size| size as f64);
                 let (width, fp32) = (dtype.bytes() as f64, is_fp32(dtype));
                 let product = self.product(Product { batch: 1.0, m, n, k, width, fp32 }).max(moving);
                 let fused = kernel.flops as f64 - 2.0 * m * n * k;
                 product + self.epilogue.map_or(0.0, |rate| fused / rate) + self.launch
             }
-            Work::Attention { shape, dtype, flash: true, backward } => {
+            KernelKind::Attention { shape, dtype, flash: true, backward } => {
                 self.flash(kernel, shape, dtype, backward).max(moving) + self.launch
             }
-            Work::Attention { shape, dtype, flash: false, backward } => self.plain(shape, dtype, backward),
+            KernelKind::Attention { shape, dtype, flash: false, backward } => {
+                self.plain(shape, dtype, backward)
+            }
         }
     }
 
@@ -225,8 +227,8 @@ mod tests {
     }
 
     fn seconds(device: &DeviceSpec, m: usize, n: usize, k: usize) -> f64 {
-        let work = Work::Product { m, n, k, dtype: DType::BF16 };
-        let kernel = Kernel { name: "linear", flops: (2 * m * n * k) as u64, bytes: 0, work };
+        let kind = KernelKind::Product { m, n, k, dtype: DType::BF16 };
+        let kernel = Kernel { name: "linear", flops: (2 * m * n * k) as u64, bytes: 0, kind };
         DeviceModel::new(device, &FrameworkSpec::default()).unwrap().seconds(&kernel)
     }
 

@@ -1,4 +1,4 @@
-//! The graph gives every layout the times of the discrete-event player: every picosecond, and what it went into.
+//! For every layout the graph gives the times of the discrete-event simulation: to the picosecond, and by category.
 #![allow(clippy::float_cmp, reason = "a shortcut gives the same bits")]
 
 use std::collections::{BTreeSet, HashMap};
@@ -10,14 +10,14 @@ use kintsugi_simulate::{CompiledStep, StepKey, StepTimer, Timeline};
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 
+use crate::event_simulation::{Account, simulate};
 use crate::layouts::{bases, plan, strategies};
-use crate::player::{Account, play};
 
-/// Seconds of a step, of kernels, of transfers in blocks, and of waiting: for each level and for other stages.
+/// Seconds of a step: of kernels, of transfers in blocks, and of waiting, by level and for other stages.
 fn full(plan: &Plan, device: &DeviceModel) -> [f64; 7] {
     let costs = CostCache::new(device).of(plan);
     let programs: Vec<Program> = (0..plan.mesh.pp).map(|stage| plan.program(stage)).collect();
-    let accounts = play(&programs, &costs);
+    let accounts = simulate(&programs, &costs);
     let end = accounts.iter().map(|account| account.end).max().unwrap_or(0);
     let mean = |of: &dyn Fn(&Account) -> u64| {
         accounts.iter().map(of).sum::<u64>() as f64 * 1e-12 / accounts.len() as f64
@@ -37,7 +37,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_graph_equals_the_player(base in bases(), layouts in vec(strategies(), 12), more in 1..=12_usize) {
+    fn the_graph_equals_the_event_simulation(base in bases(), layouts in vec(strategies(), 12), more in 1..=12_usize) {
         let device = DeviceModel::new(&base.cluster.device, &base.framework).expect("Frontier's speed is known");
         let timer = StepTimer::new(&device);
         let mut compiled: HashMap<StepKey, CompiledStep> = HashMap::new();
@@ -57,7 +57,7 @@ proptest! {
         let timeline = Timeline::of(&plan);
         let programs = (0..plan.mesh.pp).map(|stage| plan.program(stage));
         for (spans, program) in timeline.stages.iter().zip(programs) {
-            // One after the other, without gaps, in the order of the program.
+            // The spans follow each other without gaps, in the order of the program.
             let mut ops = program.ops.iter();
             let mut now = 0.0;
             for span in spans {
@@ -70,7 +70,7 @@ proptest! {
     }
 }
 
-/// The kind of an op of a training step; none of an op that no training step has.
+/// The kind of an op of a training step; `None` for an op that no training step has.
 fn training_kind(op: Op) -> Option<&'static str> {
     match op {
         Op::Begin => Some("begin"),
@@ -122,7 +122,7 @@ fn every_kind_of_op_adds_what_it_costs() {
         &["sharding.zero=3", "parallel.sequence_parallel=true", "memory.recompute=full"],
         &["sharding.zero=1", "parallel.schedule=zero-bubble"],
         &["sharding.zero=2", "parallel.overlap=false"],
-        // Ranks that are threads copy what they send: a transfer is work.
+        // Ranks that are threads copy what they send, so a transfer occupies a core.
         &["sharding.zero=1", "cluster.cores=64"],
     ];
     let mut seen: BTreeSet<&str> = BTreeSet::new();

@@ -7,10 +7,10 @@ use proptest::prelude::any;
 use proptest::sample::select;
 use proptest::strategy::Strategy as Generator;
 
-/// A model without structure in its sizes.
+/// Sizes without common structure.
 const MODEL: &str = "[model]\nhidden = 24\nffn = 88\nheads = 4\nvocab = 211\n[batch]\nsequence = 10\n";
 
-/// What no strategy changes.
+/// Plans with the settings that no strategy changes.
 pub fn bases() -> impl Generator<Value = Plan> {
     let family = select(vec![
         "family = \"gpt\"",
@@ -97,7 +97,7 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
         )
 }
 
-/// The base under a strategy, if that is allowed.
+/// The base with a strategy, if that is a legal plan.
 pub fn plan(base: &Plan, (strategy, micro_batches): &(Strategy, usize)) -> Option<Plan> {
     let mut base = base.clone();
     base.batch.global = micro_batches * strategy.micro * strategy.mesh.dp;

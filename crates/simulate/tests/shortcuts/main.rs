@@ -1,6 +1,6 @@
 //! Every shortcut equals the full computation.
 
+mod event_simulation;
 mod graph;
 mod layouts;
 mod peak;
-mod player;

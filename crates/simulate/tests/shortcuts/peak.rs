@@ -1,4 +1,4 @@
-//! The search knows the peak of every layout's fullest rank as the full prediction does: to the byte.
+//! The search computes the peak of the fullest rank of every layout exactly as the full prediction does: to the byte.
 
 use kintsugi_simulate::{Coverage, PeakMemory, predict};
 use kintsugi_tensor::Device;

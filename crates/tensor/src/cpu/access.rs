@@ -1,7 +1,7 @@
 //! The only place where a [`View`] becomes a Rust slice.
 //!
-//! Views are shared and may overlap, slices may not. An [`Access`] is opened for one operation, remembers every
-//! range that it has handed out, and panics before two slices of which one is writable could share a byte.
+//! Views are shared and may overlap; slices must not. Each operation opens one [`Access`]. It records every range that
+//! it hands out, and panics if a writable slice would overlap another slice.
 
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
@@ -13,7 +13,7 @@ use crate::{DType, Place, View};
 /// More than the views of the largest operation.
 const VIEWS: usize = 20;
 
-/// Bytes `start..end`, and whether they were handed out for writing.
+/// Bytes `start..end`, and whether the slice is writable.
 #[derive(Clone, Copy, Default)]
 struct Span {
     start: u64,
@@ -21,14 +21,14 @@ struct Span {
     written: bool,
 }
 
-/// The slices of one running operation. An operation opens one, and none while another is open.
+/// The slices of one running operation. Only one may be open at a time.
 pub struct Access {
     spans: [Cell<Span>; VIEWS],
     used: Cell<usize>,
 }
 
 impl Access {
-    /// Nothing is handed out yet.
+    /// No slices yet.
     pub fn new() -> Self {
         Access { spans: Default::default(), used: Cell::new(0) }
     }
@@ -36,15 +36,15 @@ impl Access {
     /// A view that is only read.
     pub fn read<'s, T: Element>(&'s self, view: View<'s>) -> &'s [T] {
         let pointer = self.claim::<T>(view, T::DTYPE, false);
-        // SAFETY: `claim` has checked place, type, alignment and that nothing writable shares these bytes; the
-        // view keeps its buffer alive, and host memory is handed out initialised.
+        // SAFETY: `claim` has checked place, type, alignment and that no writable slice overlaps. The view keeps its
+        // buffer alive, and host memory is always initialised.
         unsafe { std::slice::from_raw_parts(pointer, view.len()) }
     }
 
     /// The bytes of a view that is only read, whatever its type.
     pub fn bytes<'s>(&'s self, view: View<'s>) -> &'s [u8] {
         let pointer = self.claim::<u8>(view, view.dtype(), false);
-        // SAFETY: as in `read`, and every type of a view is plain numbers without padding.
+        // SAFETY: as in `read`, and the element types are plain numbers without padding.
         unsafe { std::slice::from_raw_parts(pointer, view.bytes()) }
     }
 
@@ -58,7 +58,7 @@ impl Access {
     /// A view that is written, or read and written.
     pub fn write<'s, T: Element>(&'s self, view: View<'s>) -> &'s mut [T] {
         let pointer = self.claim::<T>(view, T::DTYPE, true);
-        // SAFETY: as in `read`, and `claim` has checked that nothing at all shares these bytes.
+        // SAFETY: as in `read`, and `claim` has checked that no other slice overlaps.
         unsafe { std::slice::from_raw_parts_mut(pointer, view.len()) }
     }
 
@@ -76,9 +76,9 @@ impl Access {
         unsafe { std::slice::from_raw_parts_mut(pointer, view.len()) }
     }
 
-    /// A view whose old contents do not matter, that starts as a copy of `from`; the two may be the same.
+    /// A writable view that starts as a copy of `from`. Its old contents are lost. The two may be the same view.
     ///
-    /// Operations that may run in place are written as if they always did.
+    /// With it, operations that may run in place are written as if they always did.
     pub fn in_place<'s, T: Element>(
         &'s self,
         from: View<'s>,
@@ -104,13 +104,13 @@ impl Access {
     }
 }
 
-/// The bytes of numbers, for scratch that is cut and typed anew by every operation.
+/// The bytes of a slice of numbers, for scratch that every operation divides and types anew.
 pub fn bytes_of<A: Real>(numbers: &mut [A]) -> &mut [u8] {
     // SAFETY: the implementors of `Real` are plain floats: no padding, and every byte may be written.
     unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
 }
 
-/// A thread's scratch as numbers, with undefined contents.
+/// A thread's scratch as numbers with undefined contents.
 pub fn scratch_of<A: Real>(bytes: &mut [u8]) -> &mut [A] {
     // SAFETY: the implementors of `Real` are plain floats: every bit pattern is one.
     let (before, numbers, _) = unsafe { bytes.align_to_mut::<A>() };
@@ -118,7 +118,7 @@ pub fn scratch_of<A: Real>(bytes: &mut [u8]) -> &mut [A] {
     numbers
 }
 
-/// A thread's scratch as indices, with undefined contents.
+/// A thread's scratch as indices with undefined contents.
 pub fn indices_of(bytes: &mut [u8]) -> &mut [u32] {
     // SAFETY: every bit pattern is an integer.
     let (before, indices, _) = unsafe { bytes.align_to_mut::<u32>() };
@@ -126,27 +126,27 @@ pub fn indices_of(bytes: &mut [u8]) -> &mut [u32] {
     indices
 }
 
-/// A written slice of which several threads take disjoint parts that are not contiguous, such as heads.
+/// A writable slice from which several threads take disjoint ranges, such as the vectors of different heads.
 pub struct Scatter<'a, T> {
     cells: &'a [UnsafeCell<T>],
     exclusive: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: elements are reached only through `part`, whose callers keep the parts disjoint.
+// SAFETY: elements are accessed only through `part`, whose callers keep the ranges disjoint.
 unsafe impl<T: Send> Sync for Scatter<'_, T> {}
 
 impl<'a, T> Scatter<'a, T> {
-    /// Shares `slice` out.
+    /// Makes a slice shareable.
     pub fn new(slice: &'a mut [T]) -> Self {
         // SAFETY: `UnsafeCell<T>` has the layout of `T`, and the exclusive borrow lasts as long as the cells.
         let cells = unsafe { &*(std::ptr::from_mut(slice) as *const [UnsafeCell<T>]) };
         Scatter { cells, exclusive: PhantomData }
     }
 
-    /// A part of the slice.
+    /// A range of the slice.
     ///
     /// # Safety
-    /// While the part is in use nobody else may take one that overlaps it.
+    /// No other range that overlaps this one may be in use at the same time.
     #[expect(clippy::mut_from_ref, reason = "the caller vouches that parts are disjoint")]
     pub unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         let cells = &self.cells[range];
@@ -159,23 +159,23 @@ impl<'a, T> Scatter<'a, T> {
 mod tests {
     use super::*;
     use crate::Category;
-    use crate::cpu::testing::Lab;
+    use crate::cpu::testing::TestBackend;
 
     #[test]
     fn views_that_touch_are_fine() {
-        let lab = Lab::new(1);
-        let buffer = lab.buffer(&[1.0, 2.0, 3.0, 4.0], DType::F64);
+        let backend = TestBackend::new(1);
+        let buffer = backend.buffer(&[1.0, 2.0, 3.0, 4.0], DType::F64);
         let access = Access::new();
         let (left, right) = (access.read::<f64>(buffer.slice(0..2)), access.write::<f64>(buffer.slice(2..4)));
         right.copy_from_slice(left);
-        assert_eq!(lab.values(buffer.view()), [1.0, 2.0, 1.0, 2.0]);
+        assert_eq!(backend.values(buffer.view()), [1.0, 2.0, 1.0, 2.0]);
     }
 
     #[test]
     #[should_panic(expected = "writes where it also reads")]
     fn a_written_view_may_not_overlap_one_that_is_read() {
-        let lab = Lab::new(1);
-        let buffer = lab.buffer(&[0.0; 4], DType::F32);
+        let backend = TestBackend::new(1);
+        let buffer = backend.buffer(&[0.0; 4], DType::F32);
         let access = Access::new();
         let _read = access.read::<f32>(buffer.slice(0..3));
         access.write::<f32>(buffer.slice(2..4));
@@ -184,8 +184,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "another type")]
     fn the_type_must_be_the_views() {
-        let lab = Lab::new(1);
-        Access::new().read::<f32>(lab.buffer(&[0.0], DType::BF16).view());
+        let backend = TestBackend::new(1);
+        Access::new().read::<f32>(backend.buffer(&[0.0], DType::BF16).view());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! GELU in its tanh form, and SwiGLU.
 //!
-//! `½(1 + tanh u) = σ(2u)`, so both are a logistic function away from their input and vectorise through `exp`.
+//! `½(1 + tanh u) = σ(2u)`, so both are the input times a logistic function, and loops over `exp` vectorise.
 
 use super::access::Access;
 use super::element::{Element, Real};
@@ -78,7 +78,7 @@ pub fn swiglu_backward<T: Element>(threads: Threads, op: &SwigluBackward) {
     });
 }
 
-/// One row; `dx` holds `x` to begin with.
+/// One row. On entry `dx` holds `x`.
 fn swiglu_backward_row<T: Element>(dout: &[T], dx: &mut [T]) {
     let (gate, up) = dx.split_at_mut(dout.len());
     for ((gate, up), &dout) in gate.iter_mut().zip(up).zip(dout) {
@@ -92,11 +92,11 @@ fn swiglu_backward_row<T: Element>(dout: &[T], dx: &mut [T]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::testing::{Lab, assert_close, assert_gradient, dot, random};
+    use crate::cpu::testing::{TestBackend, assert_close, assert_gradient, dot, random};
     use crate::{Backend, DType};
 
     #[test]
-    fn gelu_is_the_tanh_form_and_knows_its_derivative() {
+    fn gelu_is_the_tanh_form_and_has_its_derivative() {
         for x in (-80..=80).map(|i| f64::from(i) * 0.1) {
             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
             assert!((gelu(x) - 0.5 * x * (1.0 + u.tanh())).abs() < 1e-14);
@@ -107,21 +107,21 @@ mod tests {
 
     #[test]
     fn gelu_of_a_buffer() {
-        let (lab, x) = (Lab::new(1), random(50, 1));
-        let out = lab.blank(50, DType::F64);
-        lab.backend.gelu(lab.buffer(&x, DType::F64).view(), out.view());
-        assert_eq!(lab.values(out.view()), x.iter().map(|&x| gelu(x)).collect::<Vec<_>>());
+        let (backend, x) = (TestBackend::new(1), random(50, 1));
+        let out = backend.blank(50, DType::F64);
+        backend.cpu.gelu(backend.buffer(&x, DType::F64).view(), out.view());
+        assert_eq!(backend.values(out.view()), x.iter().map(|&x| gelu(x)).collect::<Vec<_>>());
     }
 
     #[test]
     fn swiglu_is_the_definition_and_backward_its_derivative_also_in_place() {
-        let (lab, rows, width) = (Lab::new(1), 2, 9);
+        let (backend, rows, width) = (TestBackend::new(1), 2, 9);
         let (x, dout) = (random(2 * rows * width, 1), random(rows * width, 2));
         let forward = |x: &[f64]| {
-            let out = lab.blank(rows * width, DType::F64);
-            let x = lab.buffer(x, DType::F64);
-            lab.backend.swiglu(Swiglu { x: x.view(), out: out.view(), rows, width });
-            lab.values(out.view())
+            let out = backend.blank(rows * width, DType::F64);
+            let x = backend.buffer(x, DType::F64);
+            backend.cpu.swiglu(Swiglu { x: x.view(), out: out.view(), rows, width });
+            backend.values(out.view())
         };
         let expected: Vec<f64> = (0..rows * width)
             .map(|i| {
@@ -131,18 +131,18 @@ mod tests {
             .collect();
         assert_close(&forward(&x), &expected, 1e-14);
 
-        let (input, dx) = (lab.buffer(&x, DType::F64), lab.blank(x.len(), DType::F64));
+        let (input, dx) = (backend.buffer(&x, DType::F64), backend.blank(x.len(), DType::F64));
         for dx in [dx.view(), input.view()] {
-            let dout = lab.buffer(&dout, DType::F64);
-            lab.backend.swiglu_backward(SwigluBackward {
+            let dout = backend.buffer(&dout, DType::F64);
+            backend.cpu.swiglu_backward(SwigluBackward {
                 dout: dout.view(),
                 x: input.view(),
                 dx,
                 rows,
                 width,
             });
-            let dout = lab.values(dout.view());
-            assert_gradient(&x, &lab.values(dx), |x| dot(&forward(x), &dout));
+            let dout = backend.values(dout.view());
+            assert_gradient(&x, &backend.values(dx), |x| dot(&forward(x), &dout));
         }
     }
 }

@@ -1,8 +1,8 @@
-//! A global allocator that counts what each rank has on the heap, by category.
+//! A global allocator that counts the heap bytes of each rank, by category.
 //!
-//! It is how "measured" memory is counted elsewhere than where it was predicted. A rank's threads call
-//! [`attribute`]; [`super::memory`] names the category of the allocations it makes; everything else that those
-//! threads allocate is "untracked". Where the allocator is not installed, nothing is counted and nothing breaks.
+//! It measures memory independently of the code that predicts it. A rank's threads call [`attribute`], and
+//! [`super::memory`] sets the category of the blocks that it allocates. Everything else that those threads allocate is
+//! "untracked". If the allocator is not installed, all counts are zero.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,39 +10,39 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use crate::{CATEGORIES, Category, Usage};
 
-/// Ranks that are counted; those above are not.
+/// Highest number of ranks that are counted.
 pub const RANKS: usize = 1024;
 
 const RESERVED: usize = CATEGORIES.len();
 const UNTRACKED: usize = CATEGORIES.len() + 1;
 const SLOTS: usize = CATEGORIES.len() + 2;
 
-/// The system's allocator with a count; for `#[global_allocator]`.
+/// The system allocator with counters, for `#[global_allocator]`.
 #[derive(Debug, Default)]
 pub struct CountingAllocator;
 
-/// What a rank has and had on the heap.
+/// The heap memory of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Measured {
+pub struct HeapUsage {
     /// Live bytes by category.
     pub live: Usage,
-    /// Live bytes by category at the moment of their highest sum.
+    /// Live bytes by category when their total was highest.
     pub peak: Usage,
-    /// Live bytes of slabs, whose blocks are not seen one by one.
+    /// Live bytes of slabs. The blocks inside a slab are not counted separately.
     pub reserved: u64,
-    /// Highest number of untracked bytes since [`reset`]. Memory that came from another rank's thread and is
-    /// freed on this one's counts as negative, so this is exact only for memory that stays where it was made.
+    /// Highest number of untracked bytes since [`reset`]. It is exact only if memory is freed on the rank that
+    /// allocated it: memory of another rank that is freed here counts as negative.
     pub untracked_peak: i64,
-    /// Requests to the allocator since [`reset`], of any kind.
+    /// Calls of the allocator since [`reset`], of any kind.
     pub allocations: u64,
 }
 
-/// Attributes what this thread allocates from now on to `rank`.
+/// From now on, counts what this thread allocates for `rank`.
 pub fn attribute(rank: usize) {
     RANK.set(rank);
 }
 
-/// Starts measuring: forgets what was untracked until now, and sets the peak to what is live.
+/// Starts a measurement: resets the untracked bytes to zero, and the peak to the live bytes.
 pub fn reset(rank: usize) {
     let Some(account) = ACCOUNTS.get(rank) else { return };
     account.locked(|| {
@@ -53,13 +53,13 @@ pub fn reset(rank: usize) {
     });
 }
 
-/// What was counted for `rank`.
-pub fn measured(rank: usize) -> Measured {
+/// The counters of `rank`.
+pub fn measured(rank: usize) -> HeapUsage {
     let Some(account) = ACCOUNTS.get(rank) else {
         let nothing = Usage::default();
-        return Measured { live: nothing, peak: nothing, reserved: 0, untracked_peak: 0, allocations: 0 };
+        return HeapUsage { live: nothing, peak: nothing, reserved: 0, untracked_peak: 0, allocations: 0 };
     };
-    account.locked(|| Measured {
+    account.locked(|| HeapUsage {
         live: usage(&account.live),
         peak: usage(&account.peak),
         reserved: account.live[RESERVED].load(Ordering::Relaxed) as u64,
@@ -68,7 +68,7 @@ pub fn measured(rank: usize) -> Measured {
     })
 }
 
-/// What the allocations inside [`tagged`] are.
+/// How allocations inside [`tagged`] are counted.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Tag {
     /// Blocks of a category.
@@ -77,7 +77,7 @@ pub(super) enum Tag {
     Reserved,
 }
 
-/// Runs `body`; what it allocates or frees on this thread is counted as `tag`.
+/// Runs `body`. What it allocates or frees on this thread is counted as `tag`.
 pub(super) fn tagged<R>(tag: Tag, body: impl FnOnce() -> R) -> R {
     let slot = match tag {
         Tag::Category(category) => category as usize,
@@ -90,14 +90,14 @@ pub(super) fn tagged<R>(tag: Tag, body: impl FnOnce() -> R) -> R {
 }
 
 thread_local! {
-    // Constant and without a destructor: the allocator may touch these at any time, and must not allocate.
+    // Constants without destructor: the allocator may access them at any time, and they must not allocate.
     static RANK: Cell<usize> = const { Cell::new(usize::MAX) };
     static SLOT: Cell<usize> = const { Cell::new(UNTRACKED) };
 }
 
 static ACCOUNTS: [Account; RANKS] = [const { Account::new() }; RANKS];
 
-/// One rank's counts. Several threads of a rank change them, so a picture is taken under a lock.
+/// One rank's counters. Several threads change them, so a snapshot is taken under a lock.
 struct Account {
     lock: AtomicBool,
     live: [AtomicI64; SLOTS],
@@ -119,7 +119,7 @@ impl Account {
         }
     }
 
-    /// `body` neither allocates nor panics, so a spinning lock is enough and is always released.
+    /// `body` neither allocates nor panics, so a spin lock suffices and is always released.
     fn locked<R>(&self, body: impl FnOnce() -> R) -> R {
         while self.lock.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             std::hint::spin_loop();
@@ -162,14 +162,14 @@ fn usage(slots: &[AtomicI64; SLOTS]) -> Usage {
 }
 
 fn count(bytes: i64) {
-    // A thread that is ending may have lost its locals; what it still frees is nobody's.
+    // A thread that is ending may have lost its thread-locals. What it still frees is not counted.
     let (Ok(rank), Ok(slot)) = (RANK.try_with(Cell::get), SLOT.try_with(Cell::get)) else { return };
     if let Some(account) = ACCOUNTS.get(rank) {
         account.change(slot, bytes);
     }
 }
 
-// SAFETY: every call is passed on to the system's allocator as it is; counting neither allocates nor unwinds.
+// SAFETY: every call is forwarded unchanged to the system allocator; counting neither allocates nor unwinds.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
@@ -205,7 +205,7 @@ mod tests {
     #[global_allocator]
     static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-    /// Runs on a thread of its own, attributed to a rank that no other test uses.
+    /// Runs on its own thread, attributed to a rank that no other test uses.
     fn as_rank<R: Send>(rank: usize, body: impl FnOnce() -> R + Send) -> R {
         std::thread::scope(|scope| {
             let on_thread = scope.spawn(move || {

@@ -1,4 +1,4 @@
-//! The element types of CPU kernels and the arithmetic that sums are kept in.
+//! The element types of CPU kernels, and the types in which they accumulate.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use crate::DType;
 
-/// A type that sums are kept in: f32, or f64 for finite differences.
+/// An accumulator type: f32, or f64 for finite differences.
 pub trait Real:
     Element<Accumulator = Self>
     + PartialOrd
@@ -23,7 +23,7 @@ pub trait Real:
     const ZERO: Self;
     /// One.
     const ONE: Self;
-    /// Below every number.
+    /// Less than every number.
     const NEG_INFINITY: Self;
     /// Rounds from f64.
     fn from_f64(x: f64) -> Self;
@@ -31,7 +31,7 @@ pub trait Real:
     fn to_f64(self) -> f64;
     /// `self · a + b`, rounded once.
     fn mul_add(self, a: Self, b: Self) -> Self;
-    /// `eˣ`, written so that loops over it vectorise.
+    /// `eˣ`, written so that loops vectorise.
     fn exp(self) -> Self;
     /// The error function.
     fn erf(self) -> Self;
@@ -39,15 +39,15 @@ pub trait Real:
     fn sqrt(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
-    /// The larger of two.
+    /// The larger of two numbers.
     fn max(self, other: Self) -> Self;
 }
 
-/// A type that tensors are stored in.
+/// A storage type of tensors.
 pub trait Element: Copy + Default + Send + Sync + 'static {
-    /// The type that sums over this one are kept in.
+    /// Its accumulator type.
     type Accumulator: Real;
-    /// Its name at run time.
+    /// The same type as a run-time value.
     const DTYPE: DType;
     /// Widens.
     fn widen(self) -> Self::Accumulator;
@@ -142,16 +142,16 @@ fn round_bf16(x: f32) -> bf16 {
     bf16::from_bits(if x.is_nan() { quiet_nan } else { nearest_even } as u16)
 }
 
-/// `eˣ` to about 1 ulp: `2ⁿ · p(r)` with `r = x − n·ln 2` in two parts. No branches, so loops vectorise.
+/// `eˣ` to about 1 ulp: `2ⁿ · p(r)` with `r = x − n·ln 2` in two parts. It has no branches, so loops vectorise.
 ///
-/// Below [`LOWEST`] it is 0: subnormal numbers would be right, but slow, and softmax makes many of them.
+/// Below [`LOWEST`] the result is 0. Subnormal results would be correct but slow, and softmax produces many of them.
 #[inline(always)]
 fn exp_f32(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    /// 1.5·2²³: a number that is added to it comes out rounded to an integer, which the low bits then hold.
+    /// 1.5·2²³: adding it to a number rounds the number to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    // Bounds keep the exponents below in range; from 89 on the result is infinite. NaN becomes a bound.
+    // The bounds keep the exponents below in range. From 89 on the result is infinite. NaN becomes a bound.
     let bounded = if x > LOWEST { x } else { LOWEST };
     let bounded = if bounded < 89.0 { bounded } else { 89.0 };
     let rounded = bounded.mul_add(std::f32::consts::LOG2_E, ROUND);
@@ -163,7 +163,7 @@ fn exp_f32(x: f32) -> f32 {
     let p = p.mul_add(r, 1.666_666_5e-1);
     let p = p.mul_add(r, 0.5);
     let p = p.mul_add(r * r, r + 1.0);
-    // 2ⁿ in two factors, so that the last step before overflow is right.
+    // 2ⁿ in two factors, so that results just below overflow are correct.
     let n = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
     let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
     let y = p * power(n >> 1) * power(n - (n >> 1));

@@ -7,10 +7,10 @@ use super::parallel::{Rows, Threads};
 use crate::View;
 use crate::ops::{ColumnSum, Residual, Squares};
 
-/// Most addends, and most biases, that a residual branch ends with.
+/// Most addends, and most biases, of a residual sum.
 const ADDENDS: usize = 4;
 
-/// Columns whose sums are kept in registers and the first cache while the rows go by.
+/// Columns whose sums stay in registers and the first-level cache during the loop over rows.
 const COLUMNS: usize = 64;
 
 /// Sets every element.
@@ -32,7 +32,7 @@ pub fn copy<S: Element, T: Element>(threads: Threads, from: View, to: View) {
     });
 }
 
-/// Copies numbers of the host's, converting them to `T`.
+/// Copies numbers from the host, converting them to `T`.
 pub fn upload<T: Element>(threads: Threads, values: &[f32], to: View) {
     let access = Access::new();
     let to = access.write::<T>(to);
@@ -54,7 +54,7 @@ pub fn add<S: Element, T: Element>(threads: Threads, from: View, to: View) {
     });
 }
 
-/// Widens to the arithmetic of another type. Between types with the same arithmetic this costs nothing.
+/// Converts to the accumulator of another type. If the accumulators are the same, this costs nothing.
 #[inline]
 fn convert<S: Element, T: Element>(x: S) -> T::Accumulator {
     T::Accumulator::from_f64(x.widen().to_f64())
@@ -141,7 +141,7 @@ where
     });
 }
 
-/// `out (+)= Σ rows`, in the order of the rows and rounding once.
+/// `out (+)= Σ rows`, in the order of the rows, rounded once.
 pub fn sum_rows<'a, T, G>(rows: &(impl Iterator<Item = &'a [T]> + Clone), out: &mut [G], accumulate: bool)
 where
     T: Element,
@@ -170,74 +170,74 @@ pub fn store<G: Element>(sums: &[G::Accumulator], out: &mut [G], accumulate: boo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::testing::{Lab, added, assert_close, fresh, random};
+    use crate::cpu::testing::{TestBackend, added, assert_close, fresh, random};
     use crate::{Backend, DType};
 
     const TYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
 
     #[test]
     fn copies_and_additions_convert_between_all_types() {
-        let lab = Lab::new(1);
+        let backend = TestBackend::new(1);
         for (from, to) in TYPES.iter().flat_map(|from| TYPES.iter().map(move |to| (*from, *to))) {
-            let (source, target) = (lab.buffer(&[1.5, -0.25, 3.0], from), lab.blank(3, to));
-            lab.backend.copy(source.view(), target.view());
-            assert_eq!(lab.values(target.view()), [1.5, -0.25, 3.0]);
-            lab.backend.add(source.slice(0..2), target.slice(1..3));
-            assert_eq!(lab.values(target.view()), [1.5, 1.25, 2.75]);
+            let (source, target) = (backend.buffer(&[1.5, -0.25, 3.0], from), backend.blank(3, to));
+            backend.cpu.copy(source.view(), target.view());
+            assert_eq!(backend.values(target.view()), [1.5, -0.25, 3.0]);
+            backend.cpu.add(source.slice(0..2), target.slice(1..3));
+            assert_eq!(backend.values(target.view()), [1.5, 1.25, 2.75]);
         }
     }
 
     #[test]
     fn conversions_round_to_nearest_even() {
-        let lab = Lab::new(1);
-        let target = lab.blank(3, DType::BF16);
+        let backend = TestBackend::new(1);
+        let target = backend.blank(3, DType::BF16);
         let values = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, 1.0 + 1.1 / 256.0];
-        lab.backend.copy(lab.buffer(&values, DType::F32).view(), target.view());
-        assert_eq!(lab.values(target.view()), [1.0, 1.0 + 4.0 / 256.0, 1.0 + 2.0 / 256.0]);
+        backend.cpu.copy(backend.buffer(&values, DType::F32).view(), target.view());
+        assert_eq!(backend.values(target.view()), [1.0, 1.0 + 4.0 / 256.0, 1.0 + 2.0 / 256.0]);
     }
 
     #[test]
     fn squares_are_added_up_and_overflow_shows() {
-        let lab = Lab::new(1);
-        let sum = lab.buffer(&[10.0], DType::F32);
-        lab.backend.sum_of_squares(lab.buffer(&[3.0, -4.0], DType::F16).view(), sum.view());
-        assert_eq!(lab.values(sum.view()), [35.0]);
+        let backend = TestBackend::new(1);
+        let sum = backend.buffer(&[10.0], DType::F32);
+        backend.cpu.sum_of_squares(backend.buffer(&[3.0, -4.0], DType::F16).view(), sum.view());
+        assert_eq!(backend.values(sum.view()), [35.0]);
         for bad in [f64::INFINITY, f64::NAN] {
             let values: Vec<f64> = (0..100).map(|i| if i == 77 { bad } else { 1.0 }).collect();
-            let sum = lab.buffer(&[0.0], DType::F32);
-            lab.backend.sum_of_squares(lab.buffer(&values, DType::BF16).view(), sum.view());
-            assert!(!lab.values(sum.view())[0].is_finite());
+            let sum = backend.buffer(&[0.0], DType::F32);
+            backend.cpu.sum_of_squares(backend.buffer(&values, DType::BF16).view(), sum.view());
+            assert!(!backend.values(sum.view())[0].is_finite());
         }
     }
 
     #[test]
-    fn a_residual_branch_ends_in_place_or_elsewhere() {
-        let lab = Lab::new(1);
+    fn a_residual_sum_may_be_in_place() {
+        let backend = TestBackend::new(1);
         let (rows, width) = (3, 70);
         let values: Vec<_> =
             (0..4).map(|seed| random(if seed < 3 { rows * width } else { width }, seed)).collect();
-        let [x, a, b, bias] = [0, 1, 2, 3].map(|i| lab.buffer(&values[i], DType::F64));
+        let [x, a, b, bias] = [0, 1, 2, 3].map(|i| backend.buffer(&values[i], DType::F64));
         let expected: Vec<f64> = (0..rows * width)
             .map(|i| values[0][i] + values[1][i] + values[2][i] + 2.0 * values[3][i % width])
             .collect();
-        let out = lab.blank(rows * width, DType::F64);
+        let out = backend.blank(rows * width, DType::F64);
         for out in [out.view(), x.view()] {
             let (addends, biases) = (&[a.view(), b.view()], &[bias.view(), bias.view()]);
-            lab.backend.residual(Residual { x: x.view(), addends, biases, out, rows, width });
-            assert_close(&lab.values(out), &expected, 1e-15);
+            backend.cpu.residual(Residual { x: x.view(), addends, biases, out, rows, width });
+            assert_close(&backend.values(out), &expected, 1e-15);
         }
     }
 
     #[test]
     fn columns_are_summed_into_either_gradient_type() {
-        let lab = Lab::new(1);
-        let x = lab.buffer(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], DType::BF16);
+        let backend = TestBackend::new(1);
+        let x = backend.buffer(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], DType::BF16);
         for dtype in [DType::BF16, DType::F32] {
-            let out = lab.blank(3, dtype);
-            lab.backend.column_sum(ColumnSum { x: x.view(), out: fresh(&out), rows: 2, width: 3 });
-            assert_eq!(lab.values(out.view()), [5.0, 7.0, 9.0]);
-            lab.backend.column_sum(ColumnSum { x: x.view(), out: added(&out), rows: 2, width: 3 });
-            assert_eq!(lab.values(out.view()), [10.0, 14.0, 18.0]);
+            let out = backend.blank(3, dtype);
+            backend.cpu.column_sum(ColumnSum { x: x.view(), out: fresh(&out), rows: 2, width: 3 });
+            assert_eq!(backend.values(out.view()), [5.0, 7.0, 9.0]);
+            backend.cpu.column_sum(ColumnSum { x: x.view(), out: added(&out), rows: 2, width: 3 });
+            assert_eq!(backend.values(out.view()), [10.0, 14.0, 18.0]);
         }
     }
 }

@@ -24,7 +24,7 @@ pub fn forward<T: Element>(threads: Threads, op: &Embedding) {
     });
 }
 
-/// See [`EmbeddingBackward`]. Each thread owns some rows of the table and goes through all tokens in order.
+/// See [`EmbeddingBackward`]. Each thread owns some rows of the table and reads all tokens in order.
 pub fn backward<T, G>(threads: Threads, scratch: &mut [u8], op: &EmbeddingBackward)
 where
     T: Element,
@@ -47,7 +47,7 @@ where
     });
 }
 
-/// Adds the rows of owned tokens to a table that keeps the sums themselves.
+/// Adds the rows of owned tokens to a table in the accumulator type.
 fn add_as_they_come<T, G>(tokens: &[u32], dout: &[T], owned: Range<usize>, dtable: &mut [G], width: usize)
 where
     T: Element,
@@ -61,8 +61,9 @@ where
     }
 }
 
-/// The same for a table that rounds: added to it one by one, the rows of a frequent token would soon change nothing. They
-/// are found by sorting instead, and summed before they are rounded; once, if there is room for the places of all tokens.
+/// The same for a table of a 16-bit type. If the rows of a frequent token were added one by one, later ones would be
+/// lost to rounding. So the rows are sorted by token and summed before they are rounded: once per token if the scratch
+/// holds the indices of all rows.
 fn add_by_token<T, G>(
     tokens: &[u32],
     dout: &[T],
@@ -74,7 +75,7 @@ fn add_by_token<T, G>(
     T: Element,
     G: Element<Accumulator = T::Accumulator>,
 {
-    // Cut by tokens and not by owned ones, so that every number of threads rounds the same sums.
+    // Chunks are cut by all tokens, not by owned ones, so that every number of threads rounds the same sums.
     for (tokens, dout) in tokens.chunks(places.len()).zip(dout.chunks(places.len() * width)) {
         let token = |place: &u32| tokens[*place as usize];
         let mut found = 0;
@@ -117,7 +118,7 @@ where
     let (positions, accumulate) = (dtable.len() / width, op.dtable.accumulate);
     threads.each(positions, width, Rows(dtable, width), |owned, dtable| {
         for (position, out) in owned.zip(dtable.0.chunks_exact_mut(width)) {
-            // The first row at this position; beyond the sequence there is none.
+            // The first row at this position. Beyond the sequence there is none.
             let first = (position + sequence - first_row % sequence) % sequence;
             let first = if position < sequence { first } else { rows };
             let here = (first..rows).step_by(sequence).map(|row| &dx[row * width..][..width]);
@@ -141,32 +142,32 @@ where
 mod tests {
     use super::*;
     use crate::cpu::SCRATCH_BYTES;
-    use crate::cpu::testing::{Lab, added, assert_close, assert_gradient, dot, fresh, random};
+    use crate::cpu::testing::{TestBackend, added, assert_close, assert_gradient, dot, fresh, random};
     use crate::{Backend, DType};
 
     #[test]
     fn parts_of_the_table_add_up_to_the_whole() {
-        let (lab, rows, width) = (Lab::new(1), 4, 3);
-        let tokens = lab.tokens(&[5, 0, 3, 5]);
+        let (backend, rows, width) = (TestBackend::new(1), 4, 3);
+        let tokens = backend.tokens(&[5, 0, 3, 5]);
         let (table, dout) = (random(6 * width, 1), random(rows * width, 2));
         let scalar = |table: &[f64]| {
             let mut sum = vec![0.0; rows * width];
             for first in [0, 2] {
                 let part = if first == 0 { &table[..2 * width] } else { &table[2 * width..] };
-                let (part, out) = (lab.buffer(part, DType::F64), lab.blank(rows * width, DType::F64));
+                let (part, out) = (backend.buffer(part, DType::F64), backend.blank(rows * width, DType::F64));
                 let (tokens, table, out) = (tokens.view(), part.view(), out.view());
-                lab.backend.embedding(Embedding { tokens, table, first, out, rows, width });
-                sum.iter_mut().zip(lab.values(out)).for_each(|(sum, out)| *sum += out);
+                backend.cpu.embedding(Embedding { tokens, table, first, out, rows, width });
+                sum.iter_mut().zip(backend.values(out)).for_each(|(sum, out)| *sum += out);
             }
             dot(&sum, &dout)
         };
-        let dout_buffer = lab.buffer(&dout, DType::F64);
-        let dtable = lab.buffer(&vec![1.0; 6 * width], DType::F64);
+        let dout_buffer = backend.buffer(&dout, DType::F64);
+        let dtable = backend.buffer(&vec![1.0; 6 * width], DType::F64);
         for (first, range) in [(0, 0..2 * width), (2, 2 * width..6 * width)] {
             for accumulate in [false, true] {
                 let dtable = crate::ops::Gradient { view: dtable.slice(range.clone()), accumulate };
                 let (tokens, dout) = (tokens.view(), dout_buffer.view());
-                lab.backend.embedding_backward(EmbeddingBackward {
+                backend.cpu.embedding_backward(EmbeddingBackward {
                     tokens,
                     dout,
                     first,
@@ -176,24 +177,24 @@ mod tests {
                 });
             }
         }
-        let half: Vec<f64> = lab.values(dtable.view()).iter().map(|twice| twice / 2.0).collect();
+        let half: Vec<f64> = backend.values(dtable.view()).iter().map(|twice| twice / 2.0).collect();
         assert_gradient(&table, &half, scalar);
     }
 
     #[test]
     fn a_frequent_token_is_rounded_once() {
-        // More rows than scratch has room for the places of.
+        // More rows than the scratch has room for indices.
         let (rows, width, vocabulary) = (SCRATCH_BYTES / 4 + 1000, 3, 5);
         let tokens: Vec<u32> = (0..rows as u32).map(|i| if i % 7 == 0 { 1 + i / 7 % 6 } else { 3 }).collect();
         let dout: Vec<f64> = random(rows * width, 4).iter().map(|x| 1.0 + x / 4.0).collect();
-        let gradient = |lab: &Lab, dtype| {
-            let (tokens, dout_rounded) = (lab.tokens(&tokens), lab.buffer(&dout, DType::BF16));
-            let dout = lab.buffer(&lab.values(dout_rounded.view()), dtype);
-            let dtable = lab.buffer(&vec![100.0; vocabulary * width], dtype);
+        let gradient = |backend: &TestBackend, dtype| {
+            let (tokens, dout_rounded) = (backend.tokens(&tokens), backend.buffer(&dout, DType::BF16));
+            let dout = backend.buffer(&backend.values(dout_rounded.view()), dtype);
+            let dtable = backend.buffer(&vec![100.0; vocabulary * width], dtype);
             for accumulate in [false, true] {
                 let dtable = crate::ops::Gradient { view: dtable.view(), accumulate };
                 let (tokens, dout, first) = (tokens.view(), dout.view(), 2);
-                lab.backend.embedding_backward(EmbeddingBackward {
+                backend.cpu.embedding_backward(EmbeddingBackward {
                     tokens,
                     dout,
                     first,
@@ -202,21 +203,21 @@ mod tests {
                     width,
                 });
             }
-            lab.values(dtable.view())
+            backend.values(dtable.view())
         };
-        let exact = gradient(&Lab::new(1), DType::F64);
-        let rounded = Lab::same_for_all_threads(|lab| gradient(lab, DType::BF16));
+        let exact = gradient(&TestBackend::new(1), DType::F64);
+        let rounded = TestBackend::same_for_all_threads(|backend| gradient(backend, DType::BF16));
         // Four roundings to eight bits.
         assert_close(&rounded, &exact, 4.0 / 256.0);
     }
 
     #[test]
     fn positions_start_anywhere_and_repeat() {
-        let (lab, rows, width, sequence, first_row) = (Lab::new(1), 5, 3, 4, 6);
+        let (backend, rows, width, sequence, first_row) = (TestBackend::new(1), 5, 3, 4, 6);
         let (x, table, dx) = (random(rows * width, 1), random(5 * width, 2), random(rows * width, 3));
         let forward = |table: &[f64]| {
-            let (x, table) = (lab.buffer(&x, DType::F64), lab.buffer(table, DType::F64));
-            lab.backend.positions(Positions {
+            let (x, table) = (backend.buffer(&x, DType::F64), backend.buffer(table, DType::F64));
+            backend.cpu.positions(Positions {
                 x: x.view(),
                 table: table.view(),
                 first_row,
@@ -224,16 +225,16 @@ mod tests {
                 rows,
                 width,
             });
-            lab.values(x.view())
+            backend.values(x.view())
         };
         let expected: Vec<f64> =
             (0..rows * width).map(|i| x[i] + table[(6 + i / width) % 4 * width + i % width]).collect();
         assert_close(&forward(&table), &expected, 1e-15);
 
-        let (dx_buffer, dtable) = (lab.buffer(&dx, DType::F64), lab.blank(5 * width, DType::F64));
+        let (dx_buffer, dtable) = (backend.buffer(&dx, DType::F64), backend.blank(5 * width, DType::F64));
         let backward = |dtable| {
             let dx = dx_buffer.view();
-            lab.backend.positions_backward(PositionsBackward {
+            backend.cpu.positions_backward(PositionsBackward {
                 dx,
                 dtable,
                 first_row,
@@ -243,11 +244,11 @@ mod tests {
             });
         };
         backward(fresh(&dtable));
-        let once = lab.values(dtable.view());
+        let once = backend.values(dtable.view());
         assert_gradient(&table, &once, |table| dot(&forward(table), &dx));
         backward(added(&dtable));
         assert_close(
-            &lab.values(dtable.view()),
+            &backend.values(dtable.view()),
             &once.iter().map(|once| 2.0 * once).collect::<Vec<_>>(),
             1e-15,
         );

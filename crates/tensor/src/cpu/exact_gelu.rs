@@ -43,25 +43,25 @@ fn derivative<A: Real>(x: A) -> A {
 
 #[cfg(test)]
 mod tests {
-    use crate::cpu::testing::{Lab, assert_close, assert_gradient, dot, random};
+    use crate::cpu::testing::{TestBackend, assert_close, assert_gradient, dot, random};
     use crate::{Backend, DType};
 
     #[test]
     fn known_values_and_their_derivative() {
-        let lab = Lab::new(1);
+        let backend = TestBackend::new(1);
         let forward = |x: &[f64]| {
-            let to = lab.blank(x.len(), DType::F64);
-            lab.backend.exact_gelu(lab.buffer(x, DType::F64).view(), to.view());
-            lab.values(to.view())
+            let to = backend.blank(x.len(), DType::F64);
+            backend.cpu.exact_gelu(backend.buffer(x, DType::F64).view(), to.view());
+            backend.values(to.view())
         };
         // x·Φ(x), with Φ from a table of the normal distribution.
         let expected = [-0.158_655_253_931_457_05, 0.0, 0.841_344_746_068_542_9, 1.954_499_736_103_641_6];
         assert_close(&forward(&[-1.0, 0.0, 1.0, 2.0]), &expected, 1e-15);
 
         let (x, d) = (random(40, 1), random(40, 2));
-        let dx = lab.buffer(&d, DType::F64);
-        let d = lab.values(dx.view());
-        lab.backend.exact_gelu_backward(lab.buffer(&x, DType::F64).view(), dx.view());
-        assert_gradient(&x, &lab.values(dx.view()), |x| dot(&forward(x), &d));
+        let dx = backend.buffer(&d, DType::F64);
+        let d = backend.values(dx.view());
+        backend.cpu.exact_gelu_backward(backend.buffer(&x, DType::F64).view(), dx.view());
+        assert_gradient(&x, &backend.values(dx.view()), |x| dot(&forward(x), &d));
     }
 }

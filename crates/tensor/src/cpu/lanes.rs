@@ -1,4 +1,4 @@
-//! Loops over slices in a fixed number of independent lanes: they vectorise, and the order of sums never changes.
+//! Loops over slices with a fixed number of independent lanes: they vectorise, and the order of sums never changes.
 
 use super::element::{Element, Real};
 
@@ -61,7 +61,7 @@ pub fn sum_triples<T: Element>(
     fold(lanes, |a, b| a + b)
 }
 
-/// The largest element, −∞ if there is none. NaN is passed over.
+/// The largest element, −∞ if there is none. NaN is ignored.
 #[inline]
 pub fn max<T: Element>(xs: &[T]) -> T::Accumulator {
     let mut lanes = [T::Accumulator::NEG_INFINITY; LANES];
@@ -77,7 +77,7 @@ pub fn max<T: Element>(xs: &[T]) -> T::Accumulator {
     fold(lanes, Real::max)
 }
 
-/// `x = f(x, y)` over pairs. Short and uneven slices vectorise too, which matters in the epilogues of products.
+/// `x = f(x, y)` over pairs. Short slices and remainders vectorise too, which matters in the epilogues of products.
 #[inline]
 pub fn map_pairs<T: Element>(
     xs: &mut [T::Accumulator],

@@ -1,4 +1,4 @@
-//! Linear layers: the three matrix products, with bias and GELU on the finished sums.
+//! Linear layers: the three matrix products, with bias and GELU as epilogue.
 
 use super::access::{Access, Scatter};
 use super::activation::{gelu, gelu_derivative};
@@ -9,7 +9,7 @@ use super::lanes;
 use super::parallel::{Rows, Threads};
 use crate::ops::{Linear, LinearBackwardInput, LinearBackwardWeight};
 
-/// With so few rows, packing the weights would take longer than using them once: dot products read them as they lie.
+/// With so few rows, packing the weights takes longer than the product. Dot products read them in place instead.
 const FEW_ROWS: usize = 4;
 
 /// See [`Linear`].
@@ -20,7 +20,7 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Linear) {
     let access = Access::new();
     let bias = op.bias.map(|bias| access.read::<T>(bias));
     let outputs = op.outputs;
-    let kept = op.gelu.map(|kept| Scatter::new(access.write::<T>(kept)));
+    let pre_activation = op.gelu.map(|pre_activation| Scatter::new(access.write::<T>(pre_activation)));
     let product = Product {
         m: op.rows,
         n: outputs,
@@ -31,7 +31,7 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Linear) {
         accumulate: false,
     };
     let residual = op.residual.map(|residual| access.read::<T>(residual));
-    if bias.is_none() && kept.is_none() && residual.is_none() {
+    if bias.is_none() && pre_activation.is_none() && residual.is_none() {
         return gemm(product, &NoEpilogue, scratch, threads.0);
     }
     let epilogue = |row: usize, first: usize, sums: &mut [T::Accumulator]| {
@@ -42,15 +42,15 @@ pub fn forward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Linear) {
         if let Some(residual) = residual {
             lanes::map_pairs(sums, &residual[start..], |sum, residual| sum + residual);
         }
-        if let Some(kept) = &kept {
-            // SAFETY: the epilogue is called once for every element of `out`, and `kept` is laid out like it.
-            activate(sums, unsafe { kept.part(start..start + sums.len()) });
+        if let Some(pre_activation) = &pre_activation {
+            // SAFETY: the epilogue is called once per element of `out`, and `pre_activation` has the same layout.
+            activate(sums, unsafe { pre_activation.part(start..start + sums.len()) });
         }
     };
     gemm(product, &epilogue, scratch, threads.0);
 }
 
-/// The same for at most [`FEW_ROWS`], as a generated token has them: threads share the columns.
+/// The same for at most [`FEW_ROWS`] rows, as in token-by-token generation. Threads share the columns.
 fn few_rows<T: Element>(threads: Threads, op: &Linear) {
     const AT_ONCE: usize = 16;
     let access = Access::new();
@@ -58,7 +58,7 @@ fn few_rows<T: Element>(threads: Threads, op: &Linear) {
     let bias = op.bias.map(|bias| access.read::<T>(bias));
     let (rows, inputs, outputs) = (op.rows, op.inputs, op.outputs);
     let residual = op.residual.map(|residual| access.read::<T>(residual));
-    let kept = op.gelu.map(|kept| Scatter::new(access.write::<T>(kept)));
+    let pre_activation = op.gelu.map(|pre_activation| Scatter::new(access.write::<T>(pre_activation)));
     let out = Scatter::new(access.write::<T>(op.out));
     threads.each(outputs, rows * inputs, Rows(weight, inputs), |columns, Rows(weight, _)| {
         for (first, weight) in columns.step_by(AT_ONCE).zip(weight.chunks(AT_ONCE * inputs)) {
@@ -77,9 +77,9 @@ fn few_rows<T: Element>(threads: Threads, op: &Linear) {
                 if let Some(residual) = residual {
                     lanes::map_pairs(sums, &residual[here.clone()], |sum, residual| sum + residual);
                 }
-                if let Some(kept) = &kept {
+                if let Some(pre_activation) = &pre_activation {
                     // SAFETY: threads have different columns.
-                    activate(sums, unsafe { kept.part(here.clone()) });
+                    activate(sums, unsafe { pre_activation.part(here.clone()) });
                 }
                 // SAFETY: as above.
                 for (to, &sum) in unsafe { out.part(here) }.iter_mut().zip(&*sums) {
@@ -90,19 +90,20 @@ fn few_rows<T: Element>(threads: Threads, op: &Linear) {
     });
 }
 
-/// Keeps the sums, rounded, and makes them GELU of what was kept, which is what the backward will see.
-fn activate<T: Element>(sums: &mut [T::Accumulator], kept: &mut [T]) {
+/// Stores the sums, rounded, as the pre-activation. Then replaces them by GELU of the rounded values, which are the
+/// ones that the backward reads.
+fn activate<T: Element>(sums: &mut [T::Accumulator], pre_activation: &mut [T]) {
     const AT_ONCE: usize = 16;
     let (sum_chunks, sum_rest) = sums.as_chunks_mut::<AT_ONCE>();
-    let (kept_chunks, kept_rest) = kept.as_chunks_mut::<AT_ONCE>();
-    for (sums, kept) in sum_chunks.iter_mut().zip(kept_chunks) {
+    let (kept_chunks, kept_rest) = pre_activation.as_chunks_mut::<AT_ONCE>();
+    for (sums, pre_activation) in sum_chunks.iter_mut().zip(kept_chunks) {
         let rounded = sums.map(T::narrow);
         *sums = rounded.map(|x| gelu(x.widen()));
-        *kept = rounded;
+        *pre_activation = rounded;
     }
-    for (sum, kept) in sum_rest.iter_mut().zip(kept_rest) {
-        *kept = T::narrow(*sum);
-        *sum = gelu(kept.widen());
+    for (sum, pre_activation) in sum_rest.iter_mut().zip(kept_rest) {
+        *pre_activation = T::narrow(*sum);
+        *sum = gelu(pre_activation.widen());
     }
 }
 
@@ -119,11 +120,13 @@ pub fn backward_input<T: Element>(threads: Threads, scratch: &mut [u8], op: &Lin
         accumulate: false,
     };
     let inputs = op.inputs;
-    let Some(kept) = op.gelu.map(|kept| access.read::<T>(kept)) else {
+    let Some(pre_activation) = op.gelu.map(|pre_activation| access.read::<T>(pre_activation)) else {
         return gemm(product, &NoEpilogue, scratch, threads.0);
     };
     let epilogue = |row: usize, first: usize, sums: &mut [T::Accumulator]| {
-        lanes::map_pairs(sums, &kept[row * inputs + first..], |sum, kept| sum * gelu_derivative(kept));
+        lanes::map_pairs(sums, &pre_activation[row * inputs + first..], |sum, pre_activation| {
+            sum * gelu_derivative(pre_activation)
+        });
     };
     gemm(product, &epilogue, scratch, threads.0);
 }
@@ -157,7 +160,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::testing::{Lab, added, assert_close, assert_gradient, dot, fresh, random};
+    use crate::cpu::testing::{TestBackend, added, assert_close, assert_gradient, dot, fresh, random};
     use crate::{Backend, DType};
 
     const ROWS: usize = 5;
@@ -165,46 +168,46 @@ mod tests {
     const OUTPUTS: usize = 6;
 
     /// `out` and the pre-activation of a layer that ends in GELU.
-    fn layer(lab: &Lab, x: &[f64], weight: &[f64], bias: &[f64]) -> (Vec<f64>, Vec<f64>) {
-        let [x, weight, bias] = [x, weight, bias].map(|values| lab.buffer(values, DType::F64));
-        let [kept, out] = [(); 2].map(|()| lab.blank(ROWS * OUTPUTS, DType::F64));
-        lab.backend.linear(Linear {
+    fn layer(backend: &TestBackend, x: &[f64], weight: &[f64], bias: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let [x, weight, bias] = [x, weight, bias].map(|values| backend.buffer(values, DType::F64));
+        let [pre_activation, out] = [(); 2].map(|()| backend.blank(ROWS * OUTPUTS, DType::F64));
+        backend.cpu.linear(Linear {
             x: x.view(),
             weight: weight.view(),
             bias: Some(bias.view()),
-            gelu: Some(kept.view()),
+            gelu: Some(pre_activation.view()),
             residual: None,
             out: out.view(),
             rows: ROWS,
             inputs: INPUTS,
             outputs: OUTPUTS,
         });
-        (lab.values(out.view()), lab.values(kept.view()))
+        (backend.values(out.view()), backend.values(pre_activation.view()))
     }
 
     #[test]
-    fn forward_keeps_the_value_before_gelu() {
-        let lab = Lab::new(1);
+    fn forward_saves_the_pre_activation() {
+        let backend = TestBackend::new(1);
         let (x, weight, bias) = (random(ROWS * INPUTS, 1), random(OUTPUTS * INPUTS, 2), random(OUTPUTS, 3));
-        let (out, kept) = layer(&lab, &x, &weight, &bias);
+        let (out, pre_activation) = layer(&backend, &x, &weight, &bias);
         for i in 0..ROWS * OUTPUTS {
             let (row, column) = (i / OUTPUTS, i % OUTPUTS);
             let product = dot(&x[row * INPUTS..][..INPUTS], &weight[column * INPUTS..][..INPUTS]);
-            assert!((kept[i] - product - bias[column]).abs() < 1e-13);
-            assert!((out[i] - gelu(kept[i])).abs() < 1e-13);
+            assert!((pre_activation[i] - product - bias[column]).abs() < 1e-13);
+            assert!((out[i] - gelu(pre_activation[i])).abs() < 1e-13);
         }
     }
 
     #[test]
-    fn a_branch_ends_in_the_stream() {
-        let lab = Lab::new(1);
+    fn a_product_adds_the_residual_stream() {
+        let backend = TestBackend::new(1);
         let (x, weight, bias) = (random(ROWS * INPUTS, 1), random(OUTPUTS * INPUTS, 2), random(OUTPUTS, 3));
         let stream = random(ROWS * OUTPUTS, 4);
         let [x_buffer, weight_buffer, bias_buffer, residual] =
-            [&x, &weight, &bias, &stream].map(|values| lab.buffer(values, DType::F64));
+            [&x, &weight, &bias, &stream].map(|values| backend.buffer(values, DType::F64));
         for rows in [FEW_ROWS, ROWS] {
-            let out = lab.blank(rows * OUTPUTS, DType::F64);
-            lab.backend.linear(Linear {
+            let out = backend.blank(rows * OUTPUTS, DType::F64);
+            backend.cpu.linear(Linear {
                 x: x_buffer.slice(0..rows * INPUTS),
                 weight: weight_buffer.view(),
                 bias: Some(bias_buffer.view()),
@@ -215,7 +218,7 @@ mod tests {
                 inputs: INPUTS,
                 outputs: OUTPUTS,
             });
-            for (i, out) in lab.values(out.view()).into_iter().enumerate() {
+            for (i, out) in backend.values(out.view()).into_iter().enumerate() {
                 let (row, column) = (i / OUTPUTS, i % OUTPUTS);
                 let product = dot(&x[row * INPUTS..][..INPUTS], &weight[column * INPUTS..][..INPUTS]);
                 assert!((out - product - bias[column] - stream[i]).abs() < 1e-13);
@@ -227,27 +230,27 @@ mod tests {
     fn few_rows_are_the_first_of_many() {
         for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
             let (inputs, outputs) = (70, 150);
-            let run = |lab: &Lab, rows: usize| {
+            let run = |backend: &TestBackend, rows: usize| {
                 let [x, weight, bias] = [(6 * inputs, 1), (outputs * inputs, 2), (outputs, 3)]
-                    .map(|(len, seed)| lab.buffer(&random(len, seed), dtype));
-                let [kept, out] = [(); 2].map(|()| lab.blank(rows * outputs, dtype));
-                lab.backend.linear(Linear {
+                    .map(|(len, seed)| backend.buffer(&random(len, seed), dtype));
+                let [pre_activation, out] = [(); 2].map(|()| backend.blank(rows * outputs, dtype));
+                backend.cpu.linear(Linear {
                     x: x.slice(0..rows * inputs),
                     weight: weight.view(),
                     bias: Some(bias.view()),
-                    gelu: Some(kept.view()),
+                    gelu: Some(pre_activation.view()),
                     residual: None,
                     out: out.view(),
                     rows,
                     inputs,
                     outputs,
                 });
-                [lab.values(kept.view()), lab.values(out.view())].concat()
+                [backend.values(pre_activation.view()), backend.values(out.view())].concat()
             };
             let tolerance = if matches!(dtype, DType::F64 | DType::F32) { 1e-5 } else { 1e-2 };
-            let many = run(&Lab::new(1), 6);
+            let many = run(&TestBackend::new(1), 6);
             for rows in 1..=FEW_ROWS {
-                let few = Lab::same_for_all_threads(|lab| run(lab, rows));
+                let few = TestBackend::same_for_all_threads(|backend| run(backend, rows));
                 let first = [&many[..rows * outputs], &many[6 * outputs..][..rows * outputs]].concat();
                 assert_close(&few, &first, tolerance);
             }
@@ -256,30 +259,31 @@ mod tests {
 
     #[test]
     fn backward_is_the_derivative_of_two_layers() {
-        let lab = Lab::new(1);
+        let backend = TestBackend::new(1);
         let (x, weight, bias) = (random(ROWS * INPUTS, 1), random(OUTPUTS * INPUTS, 2), random(OUTPUTS, 3));
         let (next, dy) = (random(4 * OUTPUTS, 4), random(ROWS * 4, 5));
         let scalar = |x: &[f64], weight: &[f64], bias: &[f64]| {
-            let (hidden, _) = layer(&lab, x, weight, bias);
+            let (hidden, _) = layer(&backend, x, weight, bias);
             let out =
                 (0..ROWS * 4).map(|i| dot(&hidden[i / 4 * OUTPUTS..][..OUTPUTS], &next[i % 4 * OUTPUTS..]));
             dot(&out.collect::<Vec<_>>(), &dy)
         };
-        let (_, kept) = layer(&lab, &x, &weight, &bias);
-        let [dy, next, kept, x_buffer, weight_buffer] =
-            [&dy, &next, &kept, &x, &weight].map(|values| lab.buffer(values, DType::F64));
-        let (dhidden, dx) = (lab.blank(ROWS * OUTPUTS, DType::F64), lab.blank(ROWS * INPUTS, DType::F64));
-        lab.backend.linear_backward_input(LinearBackwardInput {
+        let (_, pre_activation) = layer(&backend, &x, &weight, &bias);
+        let [dy, next, pre_activation, x_buffer, weight_buffer] =
+            [&dy, &next, &pre_activation, &x, &weight].map(|values| backend.buffer(values, DType::F64));
+        let (dhidden, dx) =
+            (backend.blank(ROWS * OUTPUTS, DType::F64), backend.blank(ROWS * INPUTS, DType::F64));
+        backend.cpu.linear_backward_input(LinearBackwardInput {
             dy: dy.view(),
             weight: next.view(),
-            gelu: Some(kept.view()),
+            gelu: Some(pre_activation.view()),
             dx: dhidden.view(),
             dbias: None,
             rows: ROWS,
             inputs: OUTPUTS,
             outputs: 4,
         });
-        lab.backend.linear_backward_input(LinearBackwardInput {
+        backend.cpu.linear_backward_input(LinearBackwardInput {
             dy: dhidden.view(),
             weight: weight_buffer.view(),
             gelu: None,
@@ -290,8 +294,8 @@ mod tests {
             outputs: OUTPUTS,
         });
         let (dweight, dbias) =
-            (lab.buffer(&[1.0; OUTPUTS * INPUTS], DType::F64), lab.blank(OUTPUTS, DType::F64));
-        lab.backend.linear_backward_weight(LinearBackwardWeight {
+            (backend.buffer(&[1.0; OUTPUTS * INPUTS], DType::F64), backend.blank(OUTPUTS, DType::F64));
+        backend.cpu.linear_backward_weight(LinearBackwardWeight {
             dy: dhidden.view(),
             x: x_buffer.view(),
             dweight: added(&dweight),
@@ -300,9 +304,9 @@ mod tests {
             inputs: INPUTS,
             outputs: OUTPUTS,
         });
-        assert_gradient(&x, &lab.values(dx.view()), |x| scalar(x, &weight, &bias));
-        let dweight: Vec<f64> = lab.values(dweight.view()).iter().map(|dweight| dweight - 1.0).collect();
+        assert_gradient(&x, &backend.values(dx.view()), |x| scalar(x, &weight, &bias));
+        let dweight: Vec<f64> = backend.values(dweight.view()).iter().map(|dweight| dweight - 1.0).collect();
         assert_gradient(&weight, &dweight, |weight| scalar(&x, weight, &bias));
-        assert_gradient(&bias, &lab.values(dbias.view()), |bias| scalar(&x, &weight, bias));
+        assert_gradient(&bias, &backend.values(dbias.view()), |bias| scalar(&x, &weight, bias));
     }
 }

@@ -64,7 +64,7 @@ fn gradient_row<T: Element>(
     (maximum, sum): (T::Accumulator, T::Accumulator),
     factor: T::Accumulator,
 ) {
-    // The target is rounded once, from its own logit, not by a subtraction after rounding.
+    // The gradient at the target is rounded once, from its own logit, not by a subtraction after rounding.
     let at_target = target.map(|column| {
         let probability = (logits[column].widen() - maximum).exp() / sum;
         (column, T::narrow((probability - T::Accumulator::ONE) * factor))
@@ -83,14 +83,14 @@ fn column(token: u32, first: usize, valid: usize) -> Option<usize> {
     (token as usize).checked_sub(first).filter(|&column| column < valid)
 }
 
-/// A row's maximum, `Σ exp(x − maximum)` and target logit over all parts, always in the order of the parts.
+/// A row's maximum, `Σ exp(x − maximum)` and target logit over all parts, combined in the order of the parts.
 fn combine<A: Real>(statistics: &[A], row: usize, rows: usize, parts: usize) -> (A, A, A) {
     let part = |part: usize| &statistics[(part * rows + row) * 3..][..3];
     let maximum = (0..parts).fold(A::NEG_INFINITY, |maximum, p| part(p)[0].max(maximum));
     let target = (0..parts).fold(A::NEG_INFINITY, |target, p| part(p)[2].max(target));
     let mut sum = A::ZERO;
     for p in 0..parts {
-        // A part that is all padding has the maximum −∞ and the sum 0.
+        // A part with only padding has the maximum −∞ and the sum 0.
         let shrink = if part(p)[0] > A::NEG_INFINITY { (part(p)[0] - maximum).exp() } else { A::ONE };
         sum += part(p)[1] * shrink;
     }
@@ -100,17 +100,17 @@ fn combine<A: Real>(statistics: &[A], row: usize, rows: usize, parts: usize) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::testing::{Lab, assert_gradient, random};
+    use crate::cpu::testing::{TestBackend, assert_gradient, random};
     use crate::{Backend, DType};
 
     const ROWS: usize = 3;
-    /// Real tokens; each part has `COLUMNS` columns, and what is left over is padding.
+    /// Real tokens. Each part has `COLUMNS` columns, and the remaining ones are padding.
     const VOCABULARY: usize = 10;
     const TARGETS: [u32; ROWS] = [0, 9, 4];
 
-    /// Loss and gradient with the vocabulary in `parts`, both as if it were whole. Padding holds large numbers.
-    fn run(lab: &Lab, logits: &[f64], parts: usize, columns: usize) -> (f64, Vec<f64>) {
-        let targets = lab.tokens(&TARGETS);
+    /// Loss and gradient with the vocabulary in `parts`, joined to the whole vocabulary. Padding holds large numbers.
+    fn run(backend: &TestBackend, logits: &[f64], parts: usize, columns: usize) -> (f64, Vec<f64>) {
+        let targets = backend.tokens(&TARGETS);
         let valid = |part: usize| VOCABULARY.saturating_sub(part * columns).min(columns);
         let logits: Vec<_> = (0..parts)
             .map(|part| {
@@ -122,12 +122,12 @@ mod tests {
                         1e3
                     }
                 };
-                lab.buffer(&(0..ROWS * columns).map(value).collect::<Vec<_>>(), DType::F64)
+                backend.buffer(&(0..ROWS * columns).map(value).collect::<Vec<_>>(), DType::F64)
             })
             .collect();
-        let statistics = lab.blank(parts * ROWS * 3, DType::F64);
+        let statistics = backend.blank(parts * ROWS * 3, DType::F64);
         for (part, logits) in logits.iter().enumerate().filter(|_| parts > 1) {
-            lab.backend.loss_statistics(LossStatistics {
+            backend.cpu.loss_statistics(LossStatistics {
                 logits: logits.view(),
                 targets: targets.view(),
                 first: part * columns,
@@ -137,11 +137,11 @@ mod tests {
                 columns,
             });
         }
-        let (scale, mut gradient) = (lab.buffer(&[8.0], DType::F64), vec![0.0; ROWS * VOCABULARY]);
+        let (scale, mut gradient) = (backend.buffer(&[8.0], DType::F64), vec![0.0; ROWS * VOCABULARY]);
         let mut losses = Vec::new();
         for (part, logits) in logits.iter().enumerate() {
-            let loss = lab.buffer(&[100.0], DType::F64);
-            lab.backend.cross_entropy(CrossEntropy {
+            let loss = backend.buffer(&[100.0], DType::F64);
+            backend.cpu.cross_entropy(CrossEntropy {
                 logits: logits.view(),
                 targets: targets.view(),
                 first: part * columns,
@@ -154,8 +154,8 @@ mod tests {
                 rows: ROWS,
                 columns,
             });
-            losses.push(lab.values(loss.view())[0] - 100.0);
-            for (i, value) in lab.values(logits.view()).into_iter().enumerate() {
+            losses.push(backend.values(loss.view())[0] - 100.0);
+            for (i, value) in backend.values(logits.view()).into_iter().enumerate() {
                 let (row, column) = (i / columns, i % columns);
                 if column < valid(part) {
                     gradient[row * VOCABULARY + part * columns + column] = value / 4.0;
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn parts_and_padding_change_neither_loss_nor_gradient() {
-        let lab = Lab::new(1);
+        let backend = TestBackend::new(1);
         let logits: Vec<f64> = random(ROWS * VOCABULARY, 1).iter().map(|x| 20.0 * x).collect();
         let expected: f64 = (0..ROWS)
             .map(|row| {
@@ -178,21 +178,21 @@ mod tests {
                 row_logits.iter().map(|x| x.exp()).sum::<f64>().ln() - row_logits[TARGETS[row] as usize]
             })
             .sum();
-        // One part, one with padding, three, and three of which the last is nothing but padding.
+        // One part, one with padding, three, and three of which the last is only padding.
         for (parts, columns) in [(1, 10), (1, 13), (3, 4), (3, 5)] {
-            let (loss, gradient) = run(&lab, &logits, parts, columns);
+            let (loss, gradient) = run(&backend, &logits, parts, columns);
             assert!((loss - expected).abs() < 1e-12, "{loss} against {expected}");
-            assert_gradient(&logits, &gradient, |logits| run(&lab, logits, parts, columns).0);
+            assert_gradient(&logits, &gradient, |logits| run(&backend, logits, parts, columns).0);
         }
     }
 
     #[test]
     fn numbers_that_are_not_finite_reach_the_loss() {
-        let lab = Lab::new(1);
+        let backend = TestBackend::new(1);
         for bad in [f64::NAN, f64::INFINITY] {
             let mut logits = random(ROWS * VOCABULARY, 1);
             logits[VOCABULARY + 2] = bad;
-            assert!(!run(&lab, &logits, 3, 4).0.is_finite());
+            assert!(!run(&backend, &logits, 3, 4).0.is_finite());
         }
     }
 }

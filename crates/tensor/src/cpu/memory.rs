@@ -11,23 +11,23 @@ use crate::{Arena, Block, Category, Ledger, Memory, Place, Usage};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the system has no {bytes} bytes of memory to give")]
 pub struct OutOfMemory {
-    /// How much was asked for.
+    /// Bytes that were requested.
     pub bytes: u64,
 }
 
-/// One heap allocation of the planned capacity, given out by an [`Arena`].
+/// One heap allocation of the planned capacity, divided by an [`Arena`].
 #[derive(Debug)]
 pub struct Slab {
-    piece: Piece,
+    allocation: Allocation,
     arena: Arena,
 }
 
 impl Slab {
-    /// Takes `capacity` bytes from the heap at once.
+    /// Allocates `capacity` bytes on the heap.
     pub fn new(capacity: u64) -> Result<Self, OutOfMemory> {
-        let piece = counting::tagged(Tag::Reserved, || Piece::new(Arena::rounded(capacity)))?;
-        let arena = Arena::new(Place::Host, piece.address(), piece.bytes());
-        Ok(Slab { piece, arena })
+        let allocation = counting::tagged(Tag::Reserved, || Allocation::new(Arena::rounded(capacity)))?;
+        let arena = Arena::new(Place::Host, allocation.address(), allocation.bytes());
+        Ok(Slab { allocation, arena })
     }
 }
 
@@ -49,17 +49,18 @@ impl Memory for Slab {
     }
 
     fn reserved(&self) -> u64 {
-        self.piece.bytes()
+        self.allocation.bytes()
     }
 }
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        counting::tagged(Tag::Reserved, || self.piece.free());
+        counting::tagged(Tag::Reserved, || self.allocation.free());
     }
 }
 
-/// Every block is its own heap allocation, so a counting allocator sees each with its category, and starts as NaN.
+/// Every block is a separate heap allocation, so that a counting allocator sees each with its category. Blocks are
+/// filled with NaN.
 #[derive(Debug, Default)]
 pub struct Heap {
     ledger: RefCell<Ledger>,
@@ -72,18 +73,18 @@ impl Memory for Heap {
 
     fn allocate(&self, bytes: u64, category: Category) -> Block {
         let bytes = Arena::rounded(bytes);
-        let piece = counting::tagged(Tag::Category(category), || Piece::new(bytes));
-        let piece = piece.unwrap_or_else(|error| panic!("{error}"));
-        piece.poison();
+        let allocation = counting::tagged(Tag::Category(category), || Allocation::new(bytes));
+        let allocation = allocation.unwrap_or_else(|error| panic!("{error}"));
+        allocation.poison();
         self.ledger.borrow_mut().add(category, bytes);
-        Block { address: piece.address(), bytes, category }
+        Block { address: allocation.address(), bytes, category }
     }
 
     fn release(&self, block: Block) {
         self.ledger.borrow_mut().subtract(block.category, block.bytes);
         let pointer = NonNull::new(block.address as *mut u8).expect("blocks have an address");
-        let piece = Piece { pointer, layout: layout(block.bytes) };
-        counting::tagged(Tag::Category(block.category), || piece.free());
+        let allocation = Allocation { pointer, layout: layout(block.bytes) };
+        counting::tagged(Tag::Category(block.category), || allocation.free());
     }
 
     fn peak(&self) -> Usage {
@@ -95,21 +96,21 @@ impl Memory for Heap {
     }
 }
 
-/// An aligned, zeroed heap allocation that is freed by hand.
+/// An aligned, zeroed heap allocation that its owner frees explicitly.
 #[derive(Debug)]
-struct Piece {
+struct Allocation {
     pointer: NonNull<u8>,
     layout: Layout,
 }
 
-impl Piece {
+impl Allocation {
     /// `bytes` is not zero.
     fn new(bytes: u64) -> Result<Self, OutOfMemory> {
         let layout = layout(bytes);
         assert!(layout.size() > 0);
         // SAFETY: the layout's size is not zero.
         let pointer = unsafe { alloc_zeroed(layout) };
-        NonNull::new(pointer).map(|pointer| Piece { pointer, layout }).ok_or(OutOfMemory { bytes })
+        NonNull::new(pointer).map(|pointer| Allocation { pointer, layout }).ok_or(OutOfMemory { bytes })
     }
 
     fn address(&self) -> u64 {
@@ -120,13 +121,13 @@ impl Piece {
         self.layout.size() as u64
     }
 
-    /// Fills the piece with NaN in every float type, so that reading what nobody wrote is noticed.
+    /// Fills the allocation with NaN in every float type, so that reading uninitialised memory is noticed.
     fn poison(&self) {
-        // SAFETY: the piece was just allocated with this layout and nobody has seen its address.
+        // SAFETY: the memory was just allocated with this layout, and nobody else has its address.
         unsafe { self.pointer.as_ptr().write_bytes(0xFF, self.layout.size()) }
     }
 
-    /// To be called once, when no buffer uses the piece any more.
+    /// Frees the memory. Call it once, when no buffer uses the memory any more.
     fn free(&self) {
         // SAFETY: `pointer` was returned by `alloc_zeroed` with this layout, and the owner frees it once.
         unsafe { dealloc(self.pointer.as_ptr(), self.layout) }

@@ -1,7 +1,7 @@
-//! The CPU backend: every operation runs at once, on the threads of the rank's rayon pool.
+//! The CPU backend: every operation runs immediately, on the threads of the rank's rayon pool.
 //!
-//! Kernels are generic over the storage type (`Element`) and compute in its accumulator. The same inputs
-//! give the same bits for every number of threads, and nothing is allocated while an operation runs.
+//! Kernels are generic over the storage type (`Element`) and compute in its accumulator type. The same inputs give the
+//! same bits for every number of threads, and no operation allocates memory.
 
 pub mod counting;
 pub mod memory;
@@ -47,16 +47,16 @@ const fn larger(a: usize, b: usize) -> usize {
     if a > b { a } else { b }
 }
 
-/// Scratch of one thread: matrix products and attention take turns.
+/// Scratch per thread, shared by matrix products and attention, which never run at the same time.
 const SCRATCH_BYTES: usize = larger(gemm::SCRATCH_BYTES, attention::SCRATCH_BYTES);
 
-/// Bytes of workspace for a rank with so many threads.
+/// Bytes of workspace for a rank with this many threads.
 pub fn workspace_bytes(threads: usize) -> u64 {
     (threads * SCRATCH_BYTES) as u64
 }
 
-/// A CPU rank. Its operations are to be called inside a rayon pool of exactly `threads` threads, or anywhere if
-/// there is one thread.
+/// A CPU rank. Call its operations inside a rayon pool with exactly `threads` threads. With one thread they may be
+/// called anywhere.
 #[derive(Debug)]
 pub struct CpuBackend {
     memory: Rc<dyn Memory>,
@@ -65,7 +65,7 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// A backend over host memory; takes its workspace from it at once.
+    /// A backend over host memory. It allocates its workspace immediately.
     pub fn new(memory: Rc<dyn Memory>, threads: usize) -> Self {
         assert!(threads > 0, "a rank has at least one thread");
         assert_eq!(memory.place(), Place::Host, "the CPU needs host memory");

@@ -1,4 +1,4 @@
-//! LayerNorm and RMSNorm, rows forward; backward the columns first (weights), then the rows (input).
+//! LayerNorm and RMSNorm. The backward goes by columns for the weights, then by rows for the input.
 
 use super::access::Access;
 use super::element::{Element, Real};
@@ -128,7 +128,7 @@ fn input<T: Element>(threads: Threads, op: &NormBackward) {
     });
 }
 
-/// One row; `dx` holds `dy` to begin with.
+/// One row. On entry `dx` holds `dy`.
 fn input_row<T: Element>(
     dx: &mut [T],
     x: &[T],
@@ -165,14 +165,14 @@ fn input_row<T: Element>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::testing::{Lab, added, assert_close, assert_gradient, dot, fresh, random};
+    use crate::cpu::testing::{TestBackend, added, assert_close, assert_gradient, dot, fresh, random};
     use crate::{Backend, Buffer, DType};
 
     const ROWS: usize = 3;
     const WIDTH: usize = 21;
 
     struct Case {
-        lab: Lab,
+        backend: TestBackend,
         layer: bool,
         dy: Vec<f64>,
         inputs: [Vec<f64>; 3],
@@ -181,13 +181,13 @@ mod tests {
     impl Case {
         fn new(layer: bool) -> Self {
             let inputs = [random(ROWS * WIDTH, 1), random(WIDTH, 2), random(WIDTH, 3)];
-            Case { lab: Lab::new(1), layer, dy: random(ROWS * WIDTH, 4), inputs }
+            Case { backend: TestBackend::new(1), layer, dy: random(ROWS * WIDTH, 4), inputs }
         }
 
         fn run(&self, x: &Buffer, weight: &[f64], bias: &[f64]) -> (Vec<f64>, Buffer) {
-            let [weight, bias] = [weight, bias].map(|values| self.lab.buffer(values, DType::F64));
-            let [out, statistics] = [ROWS * WIDTH, 2 * ROWS].map(|len| self.lab.blank(len, DType::F64));
-            self.lab.backend.norm(Norm {
+            let [weight, bias] = [weight, bias].map(|values| self.backend.buffer(values, DType::F64));
+            let [out, statistics] = [ROWS * WIDTH, 2 * ROWS].map(|len| self.backend.blank(len, DType::F64));
+            self.backend.cpu.norm(Norm {
                 x: x.view(),
                 weight: weight.view(),
                 bias: self.layer.then_some(bias.view()),
@@ -197,12 +197,12 @@ mod tests {
                 rows: ROWS,
                 width: WIDTH,
             });
-            (self.lab.values(out.view()), statistics)
+            (self.backend.values(out.view()), statistics)
         }
 
-        /// The scalar whose gradients are taken.
+        /// The scalar that is differentiated.
         fn scalar(&self, x: &[f64], weight: &[f64], bias: &[f64]) -> f64 {
-            dot(&self.run(&self.lab.buffer(x, DType::F64), weight, bias).0, &self.dy)
+            dot(&self.run(&self.backend.buffer(x, DType::F64), weight, bias).0, &self.dy)
         }
     }
 
@@ -220,7 +220,7 @@ mod tests {
                     (x[i] - mean) / (variance + 0.1).sqrt() * weight[i % WIDTH] + bias
                 })
                 .collect();
-            assert_close(&case.run(&case.lab.buffer(x, DType::F64), weight, bias).0, &expected, 1e-13);
+            assert_close(&case.run(&case.backend.buffer(x, DType::F64), weight, bias).0, &expected, 1e-13);
         }
     }
 
@@ -228,21 +228,22 @@ mod tests {
     fn backward_is_the_derivative_also_in_place() {
         for (layer, in_place) in [(true, false), (true, true), (false, false), (false, true)] {
             let case = Case::new(layer);
-            let lab = &case.lab;
+            let backend = &case.backend;
             let [x, weight, bias] = &case.inputs;
-            let x_buffer = lab.buffer(x, DType::F64);
+            let x_buffer = backend.buffer(x, DType::F64);
             let (_, statistics) = case.run(&x_buffer, weight, bias);
-            let (dy, residual) = (lab.buffer(&case.dy, DType::F64), random(ROWS * WIDTH, 5));
-            let dx = if in_place { None } else { Some(lab.blank(ROWS * WIDTH, DType::F64)) };
+            let (dy, residual) = (backend.buffer(&case.dy, DType::F64), random(ROWS * WIDTH, 5));
+            let dx = if in_place { None } else { Some(backend.blank(ROWS * WIDTH, DType::F64)) };
             let dx = dx.as_ref().unwrap_or(&dy);
-            let (dweight, dbias) = (lab.blank(WIDTH, DType::F64), lab.buffer(&[1.0; WIDTH], DType::F64));
-            let sum = lab.buffer(&[2.0; WIDTH], DType::F64);
-            lab.backend.norm_backward(NormBackward {
+            let (dweight, dbias) =
+                (backend.blank(WIDTH, DType::F64), backend.buffer(&[1.0; WIDTH], DType::F64));
+            let sum = backend.buffer(&[2.0; WIDTH], DType::F64);
+            backend.cpu.norm_backward(NormBackward {
                 dy: dy.view(),
                 x: x_buffer.view(),
                 statistics: statistics.view(),
-                weight: lab.buffer(weight, DType::F64).view(),
-                residual: in_place.then_some(lab.buffer(&residual, DType::F64).view()),
+                weight: backend.buffer(weight, DType::F64).view(),
+                residual: in_place.then_some(backend.buffer(&residual, DType::F64).view()),
                 residual_sum: in_place.then_some(added(&sum)),
                 dx: dx.view(),
                 dweight: fresh(&dweight),
@@ -250,15 +251,15 @@ mod tests {
                 rows: ROWS,
                 width: WIDTH,
             });
-            let mut dx = lab.values(dx.view());
+            let mut dx = backend.values(dx.view());
             if in_place {
                 dx.iter_mut().zip(&residual).for_each(|(dx, residual)| *dx -= residual);
                 let column = |i: usize| 2.0 + residual.chunks_exact(WIDTH).map(|row| row[i]).sum::<f64>();
-                assert_close(&lab.values(sum.view()), &(0..WIDTH).map(column).collect::<Vec<_>>(), 1e-13);
+                assert_close(&backend.values(sum.view()), &(0..WIDTH).map(column).collect::<Vec<_>>(), 1e-13);
             }
             assert_gradient(x, &dx, |x| case.scalar(x, weight, bias));
-            assert_gradient(weight, &lab.values(dweight.view()), |weight| case.scalar(x, weight, bias));
-            let dbias: Vec<f64> = lab.values(dbias.view()).iter().map(|dbias| dbias - 1.0).collect();
+            assert_gradient(weight, &backend.values(dweight.view()), |weight| case.scalar(x, weight, bias));
+            let dbias: Vec<f64> = backend.values(dbias.view()).iter().map(|dbias| dbias - 1.0).collect();
             assert_gradient(bias, &dbias, |bias| case.scalar(x, weight, bias));
         }
     }

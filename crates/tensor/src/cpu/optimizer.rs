@@ -1,4 +1,4 @@
-//! What a step ends with: the decision what it does, and `AdamW` (arXiv 1711.05101).
+//! The end of a step: its control values, and `AdamW` (arXiv 1711.05101).
 
 use half::{bf16, f16};
 
@@ -8,7 +8,7 @@ use super::parallel::Threads;
 use crate::DType;
 use crate::ops::{AdamW, Parameters, UpdateControl, control};
 
-/// Keeps the clip factor finite for a norm of zero.
+/// Keeps the clip factor finite if the norm is zero.
 const CLIP_EPSILON: f64 = 1e-6;
 
 /// See [`UpdateControl`].
@@ -58,7 +58,7 @@ pub fn update_control<A: Real>(op: &UpdateControl) {
     slots[control::LOSS_SCALE] = A::from_f64(next_scale);
 }
 
-/// The numbers of one update, in the arithmetic of the master weights.
+/// The constants of one update, in the type of the master weights.
 #[derive(Clone, Copy)]
 struct Update<A> {
     factor: A,
@@ -69,7 +69,7 @@ struct Update<A> {
     epsilon: A,
 }
 
-/// See [`AdamW`], for all types of which the arithmetic is f32.
+/// See [`AdamW`], for all types with f32 accumulators.
 pub fn adamw_in_f32<G: Element<Accumulator = f32>>(threads: Threads, op: &AdamW, of: &Parameters) {
     match (of.first_moment.dtype(), of.weights.map(|weights| weights.dtype())) {
         (DType::BF16, Some(DType::F16)) => adamw::<G, bf16, f16>(threads, op, of),
@@ -79,7 +79,7 @@ pub fn adamw_in_f32<G: Element<Accumulator = f32>>(threads: Threads, op: &AdamW,
     }
 }
 
-/// See [`AdamW`], with gradients `G`, moments `M` and, where present, copies `W` of the weights.
+/// See [`AdamW`], with gradients `G`, moments `M` and, if present, copies `W` of the weights.
 pub fn adamw<G, M, W>(threads: Threads, op: &AdamW, of: &Parameters)
 where
     G: Element,
@@ -121,7 +121,7 @@ where
     }
 }
 
-/// One contiguous run; `keep` is what decay leaves of a weight.
+/// One contiguous range. `keep` is the fraction of a weight that decay leaves.
 fn run<G, M>(
     update: Update<G::Accumulator>,
     keep: G::Accumulator,
@@ -149,7 +149,7 @@ fn run<G, M>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::testing::{Lab, assert_close, random};
+    use crate::cpu::testing::{TestBackend, assert_close, random};
     use crate::ops::{LearningRate, LossScaler, RateCurve, Segment};
     use crate::{Backend, Buffer};
 
@@ -162,9 +162,9 @@ mod tests {
         decay_steps: 6,
     };
 
-    fn decide(lab: &Lab, slots: &Buffer, sum_of_squares: f64, loss_sum: f64) -> Vec<f64> {
-        let [squares, losses] = [sum_of_squares, loss_sum].map(|x| lab.buffer(&[x], DType::F32));
-        lab.backend.update_control(UpdateControl {
+    fn decide(backend: &TestBackend, slots: &Buffer, sum_of_squares: f64, loss_sum: f64) -> Vec<f64> {
+        let [squares, losses] = [sum_of_squares, loss_sum].map(|x| backend.buffer(&[x], DType::F32));
+        backend.cpu.update_control(UpdateControl {
             control: slots.view(),
             sum_of_squares: squares.view(),
             loss_sum: losses.view(),
@@ -174,35 +174,35 @@ mod tests {
             betas: (0.5, 0.75),
             scaler: Some(LossScaler { window: 2, largest: 16.0 }),
         });
-        lab.values(slots.view())
+        backend.values(slots.view())
     }
 
     #[test]
     fn the_control_clips_skips_and_moves_the_loss_scale() {
-        let lab = Lab::new(1);
+        let backend = TestBackend::new(1);
         let mut start = [0.0; control::LEN];
         start[control::LOSS_SCALE] = 8.0;
-        let slots = lab.buffer(&start, DType::F32);
+        let slots = backend.buffer(&start, DType::F32);
 
-        let first = decide(&lab, &slots, 64.0 * 16.0, 6.0);
+        let first = decide(&backend, &slots, 64.0 * 16.0, 6.0);
         assert_eq!((first[control::STEP], first[control::UPDATES], first[control::SKIP]), (1.0, 1.0, 0.0));
         assert_eq!((first[control::NORM], first[control::LOSS]), (4.0, 3.0));
         assert_close(&[first[control::FACTOR], first[control::RATE]], &[1.0 / 32.0, 0.025], 1e-6);
         assert_eq!((first[control::CORRECTION_1], first[control::CORRECTION_2]), (0.5, 0.25));
         assert_eq!((first[control::GOOD_STEPS], first[control::LOSS_SCALE]), (1.0, 8.0));
 
-        let second = decide(&lab, &slots, 64.0 * 0.25, 6.0);
-        // A small norm is not clipped, and the old scale counts.
+        let second = decide(&backend, &slots, 64.0 * 0.25, 6.0);
+        // A small norm is not clipped, and the old loss scale is used.
         assert_eq!((second[control::NORM], second[control::FACTOR]), (0.5, 1.0 / 8.0));
         assert_eq!((second[control::GOOD_STEPS], second[control::LOSS_SCALE]), (0.0, 16.0));
 
         for (bad_squares, bad_loss, in_a_row) in [(f64::INFINITY, 6.0, 1.0), (1.0, f64::NAN, 2.0)] {
-            let skipped = decide(&lab, &slots, bad_squares, bad_loss);
+            let skipped = decide(&backend, &slots, bad_squares, bad_loss);
             assert_eq!((skipped[control::SKIP], skipped[control::UPDATES]), (1.0, 2.0));
             let expected = (in_a_row, 16.0 / f64::exp2(in_a_row));
             assert_eq!((skipped[control::SKIPPED_IN_A_ROW], skipped[control::LOSS_SCALE]), expected);
         }
-        let good = decide(&lab, &slots, 16.0, 6.0);
+        let good = decide(&backend, &slots, 16.0, 6.0);
         assert_eq!((good[control::STEP], good[control::UPDATES]), (5.0, 3.0));
         assert_eq!(
             (good[control::SKIP], good[control::SKIPPED_IN_A_ROW], good[control::RATE]),
@@ -210,14 +210,15 @@ mod tests {
         );
     }
 
-    /// Two updates of 10 parameters in two runs, the first 6 with decay; returns master, moments and the copy.
+    /// Two updates of 10 parameters in two segments, the first 6 with decay. Returns master weights, moments and the
+    /// copy.
     fn two_updates(types: [DType; 4], skip: f64) -> [Vec<f64>; 4] {
         let [gradients, masters, moments, copies] = types;
-        let lab = Lab::new(1);
-        let gradient = lab.buffer(&random(10, 1), gradients);
-        let master = lab.buffer(&random(10, 2), masters);
-        let [first, second] = [(); 2].map(|()| lab.buffer(&[0.0; 10], moments));
-        let weights = lab.blank(10, copies);
+        let backend = TestBackend::new(1);
+        let gradient = backend.buffer(&random(10, 1), gradients);
+        let master = backend.buffer(&random(10, 2), masters);
+        let [first, second] = [(); 2].map(|()| backend.buffer(&[0.0; 10], moments));
+        let weights = backend.blank(10, copies);
         for update in 1..=2 {
             let mut slots = [0.0; control::LEN];
             for (slot, value) in [
@@ -241,15 +242,15 @@ mod tests {
                     &[Segment { start: 0, len: 1, decay: true }, Segment { start: 1, len: 4, decay: false }]
                 },
             });
-            lab.backend.adamw(AdamW {
+            backend.cpu.adamw(AdamW {
                 parameters: &parameters,
-                control: lab.buffer(&slots, masters).view(),
+                control: backend.buffer(&slots, masters).view(),
                 betas: (0.875, 0.75),
                 epsilon: 1e-3,
                 weight_decay: 0.5,
             });
         }
-        [&master, &first, &second, &weights].map(|buffer| lab.values(buffer.view()))
+        [&master, &first, &second, &weights].map(|buffer| backend.values(buffer.view()))
     }
 
     fn by_definition() -> [Vec<f64>; 3] {

@@ -1,21 +1,21 @@
-//! Sharing the work of one operation among the rank's threads.
+//! Divides the work of one operation among the rank's threads.
 //!
-//! Work is cut into as many contiguous pieces as there are threads, and every operand is cut with it, so pieces own
-//! what they write. Where the cuts fall never changes a result: see [`CHUNKS`] for sums.
+//! Work is split into contiguous pieces, one per thread. Every operand is split with it, so a piece owns what it
+//! writes. The split never changes a result; see [`CHUNKS`] for sums.
 
 use std::ops::Range;
 
-/// Work below so many elements per piece is not worth waking another thread; tests want to see all cuts.
+/// With fewer elements per piece, another thread does not pay off. Tests use a small value, to test all splits.
 const SMALLEST_PIECE: usize = if cfg!(test) { 1 << 6 } else { 1 << 15 };
 
-/// Sums over all elements are made of at most so many partial sums, whatever the number of threads.
+/// A sum over all elements has at most this many partial sums, for any number of threads.
 pub const CHUNKS: usize = 64;
 
-/// How many threads share an operation. With one, rayon is never touched.
+/// The number of threads that share an operation. With one, rayon is not used.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads(pub usize);
 
-/// Something that can be cut in two.
+/// Data that can be split in two.
 pub trait Split: Sized + Send {
     /// The first `at` items and the rest.
     fn split(self, at: usize) -> (Self, Self);
@@ -48,7 +48,7 @@ impl<S: Split> Split for Option<S> {
     }
 }
 
-/// A matrix in a slice, cut between rows of the given width.
+/// A row-major matrix in a slice, split between rows of the given width.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<S>(pub S, pub usize);
 
@@ -78,7 +78,7 @@ split_tuple!(A B C D);
 split_tuple!(A B C D E);
 
 impl Threads {
-    /// Runs `body` over `items` items of `cost` elements each, as a few contiguous pieces at once.
+    /// Runs `body` over `items` items of `cost` elements each, split into contiguous pieces that run in parallel.
     ///
     /// `body` gets the range of its items and its piece of `parts`.
     pub fn each<P: Split>(self, items: usize, cost: usize, parts: P, body: impl Fn(Range<usize>, P) + Sync) {
@@ -87,7 +87,7 @@ impl Threads {
         halve(0..items, pieces, parts, &body);
     }
 
-    /// Like [`Threads::each`], but every piece also gets its own equal part of `scratch`.
+    /// Like [`Threads::each`], but every piece also gets its own equal share of `scratch`.
     pub fn each_with_scratch<P: Split>(
         self,
         items: usize,
@@ -100,7 +100,7 @@ impl Threads {
         share(0..items, pieces, parts, Rows(scratch, bytes), &body);
     }
 
-    /// The sum over `0..len` of what `body` sums up over a range, in an order that depends on `len` alone.
+    /// The sum over `0..len`, where `body` sums a range. The order of additions depends on `len` alone.
     pub fn sum(self, len: usize, body: impl Fn(Range<usize>) -> f64 + Sync) -> f64 {
         let size = len.div_ceil(CHUNKS).next_multiple_of(64).max(64);
         let chunks = len.div_ceil(size);

@@ -1,4 +1,4 @@
-//! Blocks of small integers.
+//! Blockwise quantisation to small integers.
 
 use super::access::Access;
 use super::element::{Element, Real};
@@ -48,10 +48,10 @@ fn to_f32<T: Element>(x: T) -> f32 {
     x.widen().to_f64() as f32
 }
 
-/// The scale of a block and what its numbers are multiplied with.
+/// The scale of a block, and the factor for its numbers.
 fn scale_and_inverse<T: Element>(x: &[T], bits: Bits) -> (f32, f32) {
     let largest = f32::from(bits.largest());
-    // Bits of what is not finite are above those of all else.
+    // As integers, the bits of numbers that are not finite are larger than those of all others.
     let most = f32::from_bits(x.iter().map(|&x| to_f32(x).abs().to_bits()).max().unwrap_or(0));
     if !most.is_finite() {
         (f32::NAN, 0.0)
@@ -62,7 +62,7 @@ fn scale_and_inverse<T: Element>(x: &[T], bits: Bits) -> (f32, f32) {
     }
 }
 
-/// Integers in a word, the first in the lowest bits.
+/// The integers of a word, the first in the lowest bits.
 fn pack(codes: impl Iterator<Item = i32>, bits: Bits) -> u32 {
     let mask = (1 << bits.count()) - 1;
     codes.enumerate().fold(0, |word, (i, code)| word | (code as u32 & mask) << (i * bits.count()))
@@ -77,37 +77,37 @@ fn unpack(word: u32, bits: Bits) -> impl Iterator<Item = i32> {
 mod tests {
     use half::bf16;
 
-    use super::super::testing::{Lab, random};
+    use super::super::testing::{TestBackend, random};
     use super::*;
     use crate::{Backend, DType};
 
-    /// What comes back of numbers, over `before` if that is added to, and the scales.
+    /// The numbers after quantisation and restoring, added to `before` if given, and the scales.
     fn there_and_back(
-        lab: &Lab,
+        backend: &TestBackend,
         numbers: &[f64],
         dtype: DType,
         block: usize,
         bits: Bits,
         before: Option<f64>,
     ) -> (Vec<f64>, Vec<f64>) {
-        let x = lab.buffer(numbers, dtype);
-        let codes = lab.tokens(&vec![u32::MAX; numbers.len() / bits.per_word()]);
-        let scales = lab.blank(numbers.len().div_ceil(block), DType::F32);
-        let out = lab.buffer(&vec![before.unwrap_or(-7.5); numbers.len()], dtype);
+        let x = backend.buffer(numbers, dtype);
+        let codes = backend.tokens(&vec![u32::MAX; numbers.len() / bits.per_word()]);
+        let scales = backend.blank(numbers.len().div_ceil(block), DType::F32);
+        let out = backend.buffer(&vec![before.unwrap_or(-7.5); numbers.len()], dtype);
         let (codes, scales, accumulate) = (codes.view(), scales.view(), before.is_some());
-        lab.backend.quantize(Quantize { x: x.view(), codes, scales, block, bits });
-        lab.backend.restore(Restore { codes, scales, out: out.view(), accumulate, block, bits });
-        (lab.values(out.view()), lab.values(scales))
+        backend.cpu.quantize(Quantize { x: x.view(), codes, scales, block, bits });
+        backend.cpu.restore(Restore { codes, scales, out: out.view(), accumulate, block, bits });
+        (backend.values(out.view()), backend.values(scales))
     }
 
     #[test]
-    fn numbers_come_back_within_half_a_step() {
+    fn restored_numbers_are_within_half_a_step() {
         let (len, block) = (1000, 64);
         for bits in [Bits::Four, Bits::Eight] {
             let numbers: Vec<f64> = random(len, 3).iter().map(|&x| f64::from(x as f32)).collect();
-            let lab = Lab::new(1);
-            let (found, scales) = there_and_back(&lab, &numbers, DType::F32, block, bits, None);
-            let (added, _) = there_and_back(&lab, &numbers, DType::F32, block, bits, Some(0.5));
+            let backend = TestBackend::new(1);
+            let (found, scales) = there_and_back(&backend, &numbers, DType::F32, block, bits, None);
+            let (added, _) = there_and_back(&backend, &numbers, DType::F32, block, bits, Some(0.5));
             for ((i, x), (found, added)) in numbers.iter().enumerate().zip(found.iter().zip(added)) {
                 let of_block = &numbers[i / block * block..len.min((i / block + 1) * block)];
                 let most = of_block.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
@@ -129,19 +129,19 @@ mod tests {
     #[test]
     fn ties_go_to_the_even_integer_and_signs_do_not_matter() {
         let numbers = [127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, -127.0];
-        let (found, _) = there_and_back(&Lab::new(1), &numbers, DType::F32, 8, Bits::Eight, None);
+        let (found, _) = there_and_back(&TestBackend::new(1), &numbers, DType::F32, 8, Bits::Eight, None);
         assert_eq!(found, [127.0, 0.0, 2.0, 2.0, 0.0, -2.0, -2.0, -127.0]);
     }
 
     #[test]
     fn blocks_of_nothing_are_zeros_and_what_is_not_finite_stays_in_its_block() {
-        let lab = Lab::new(1);
+        let backend = TestBackend::new(1);
         for odd in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             let mut numbers = vec![1.0; 32];
             numbers[..8].fill(0.0);
             numbers[8..16].fill(1e-38);
             numbers[19] = odd;
-            let (found, scales) = there_and_back(&lab, &numbers, DType::F32, 8, Bits::Eight, None);
+            let (found, scales) = there_and_back(&backend, &numbers, DType::F32, 8, Bits::Eight, None);
             assert_eq!((&found[..16], &scales[..2]), (&[0.0; 16][..], &[0.0; 2][..]));
             assert!(found[16..24].iter().all(|x| x.is_nan()) && scales[2].is_nan(), "{odd}");
             assert!(found[24..].iter().all(|x| (x - 1.0).abs() < 1e-6), "{odd}");
@@ -152,13 +152,15 @@ mod tests {
     fn the_same_for_all_threads_and_rounded_to_the_type_once() {
         let numbers = random(5000, 7);
         for dtype in [DType::F32, DType::BF16, DType::F16] {
-            Lab::same_for_all_threads(|lab| {
-                let (mut found, scales) = there_and_back(lab, &numbers, dtype, 48, Bits::Four, Some(0.25));
+            TestBackend::same_for_all_threads(|backend| {
+                let (mut found, scales) =
+                    there_and_back(backend, &numbers, dtype, 48, Bits::Four, Some(0.25));
                 found.extend(scales);
                 found
             });
         }
-        let (found, scales) = there_and_back(&Lab::new(1), &numbers, DType::BF16, 48, Bits::Eight, None);
+        let (found, scales) =
+            there_and_back(&TestBackend::new(1), &numbers, DType::BF16, 48, Bits::Eight, None);
         for (i, found) in found.iter().enumerate() {
             let (x, scale) = (f64::from(bf16::from_f64(numbers[i])), scales[i / 48]);
             let step = (found / scale).round() as f32;

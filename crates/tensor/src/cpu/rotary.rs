@@ -8,7 +8,7 @@ use crate::ops::Rotary;
 /// Half of the widest head.
 const PAIRS: usize = super::attention::HEAD_DIM / 2;
 
-/// Sines and cosines are taken afresh at every multiple of this, and by addition of angles in between.
+/// Sines and cosines are computed directly at every multiple of this, and by angle addition in between.
 const FRESH: usize = 32;
 
 /// See [`Rotary`].
@@ -36,7 +36,7 @@ pub fn rotary<T: Element>(threads: Threads, op: &Rotary) {
     });
 }
 
-/// The angles of every pair at one position.
+/// Cosines and sines of every pair at one position.
 #[derive(Clone)]
 struct Angles {
     pairs: usize,
@@ -44,7 +44,7 @@ struct Angles {
     frequency: [f64; PAIRS],
     /// Cosine and sine at `position`.
     now: [(f64, f64); PAIRS],
-    /// Cosine and sine of one step.
+    /// Cosine and sine of one position's angle.
     step: [(f64, f64); PAIRS],
 }
 
@@ -61,7 +61,7 @@ impl Angles {
         Angles { pairs, position: usize::MAX, frequency, now: [(1.0, 0.0); PAIRS], step }
     }
 
-    /// The same bits for a position, wherever it is reached from.
+    /// Moves to `position`. The result has the same bits whatever the previous position was.
     fn move_to(&mut self, position: usize) {
         let fresh = position - position % FRESH;
         if self.position > position || self.position < fresh {
@@ -89,7 +89,7 @@ mod tests {
     use kintsugi_spec::RotaryScaling;
 
     use super::*;
-    use crate::cpu::testing::{Lab, assert_close, random};
+    use crate::cpu::testing::{TestBackend, assert_close, random};
     use crate::ops::AttentionShape;
     use crate::{Backend, DType};
 
@@ -103,7 +103,7 @@ mod tests {
         // In 16 positions the two frequencies turn 2.5 and 0.25 times.
         let scaling = RotaryScaling { factor: 8.0, low: 0.5, high: 2.0, positions: 16 };
         there_and_back(Some(scaling), |frequency| if frequency > 0.5 { frequency } else { frequency / 8.0 });
-        // One that turns 1.25 times is half way between the two.
+        // A frequency that turns 1.25 times is half way between the two.
         let halved = RotaryScaling { positions: 8, ..scaling }.scale(1.0);
         let share = (8.0 / std::f64::consts::TAU - 0.5) / 1.5;
         assert!((halved - (share + (1.0 - share) / 8.0)).abs() < 1e-15, "{halved}");
@@ -111,10 +111,10 @@ mod tests {
 
     fn there_and_back(scaling: Option<RotaryScaling>, scaled: impl Fn(f64) -> f64) {
         let shape = AttentionShape { batch: 2, sequence: 75, heads: 2, kv_heads: 1, head_dim: 6 };
-        let (lab, dims, base) = (Lab::new(1), 4, 100.0);
+        let (backend, dims, base) = (TestBackend::new(1), 4, 100.0);
         let x = random(shape.rows() * shape.qkv_width(), 1);
-        let qkv = lab.buffer(&x, DType::F64);
-        lab.backend.rotary(Rotary {
+        let qkv = backend.buffer(&x, DType::F64);
+        backend.cpu.rotary(Rotary {
             qkv: qkv.view(),
             shape,
             dims,
@@ -134,8 +134,8 @@ mod tests {
                 x[i] * angle.cos() + sign * partner * angle.sin()
             })
             .collect();
-        assert_close(&lab.values(qkv.view()), &expected, 1e-13);
-        lab.backend.rotary(Rotary {
+        assert_close(&backend.values(qkv.view()), &expected, 1e-13);
+        backend.cpu.rotary(Rotary {
             qkv: qkv.view(),
             shape,
             dims,
@@ -144,16 +144,16 @@ mod tests {
             inverse: true,
             positions: None,
         });
-        assert_close(&lab.values(qkv.view()), &x, 1e-13);
+        assert_close(&backend.values(qkv.view()), &x, 1e-13);
     }
 
     #[test]
-    fn rows_may_say_where_they_are() {
+    fn rows_may_have_explicit_positions() {
         let whole = AttentionShape { batch: 1, sequence: 75, heads: 2, kv_heads: 1, head_dim: 6 };
-        let (lab, dims, base, inverse) = (Lab::new(1), 4, 100.0, false);
+        let (backend, dims, base, inverse) = (TestBackend::new(1), 4, 100.0, false);
         let x = random(whole.rows() * whole.qkv_width(), 1);
-        let qkv = lab.buffer(&x, DType::F64);
-        lab.backend.rotary(Rotary {
+        let qkv = backend.buffer(&x, DType::F64);
+        backend.cpu.rotary(Rotary {
             qkv: qkv.view(),
             shape: whole,
             dims,
@@ -164,9 +164,9 @@ mod tests {
         });
         let at = [70_u32, 3, 33];
         let rows = |of: &[f64]| at.map(|row| of[row as usize * 24..][..24].to_vec()).concat();
-        let (some, positions) = (lab.buffer(&rows(&x), DType::F64), lab.tokens(&at));
+        let (some, positions) = (backend.buffer(&rows(&x), DType::F64), backend.tokens(&at));
         let (shape, positions) = (AttentionShape { sequence: 3, ..whole }, Some(positions.view()));
-        lab.backend.rotary(Rotary { qkv: some.view(), shape, dims, base, scaling: None, inverse, positions });
-        assert_eq!(lab.values(some.view()), rows(&lab.values(qkv.view())));
+        backend.cpu.rotary(Rotary { qkv: some.view(), shape, dims, base, scaling: None, inverse, positions });
+        assert_eq!(backend.values(some.view()), rows(&backend.values(qkv.view())));
     }
 }

@@ -1,4 +1,4 @@
-//! What the tests of kernels share: buffers from numbers, random numbers, and finite differences in f64.
+//! Helpers for kernel tests: buffers from numbers, random numbers, and finite differences in f64.
 
 use std::rc::Rc;
 
@@ -10,21 +10,21 @@ use crate::ops::{AttentionShape, Gradient};
 use crate::{Backend, Buffer, Category, DType, View};
 use half::{bf16, f16};
 
-/// A backend on the heap.
-pub struct Lab {
-    pub backend: CpuBackend,
+/// A CPU backend on the heap, for tests.
+pub struct TestBackend {
+    pub cpu: CpuBackend,
 }
 
-impl Lab {
+impl TestBackend {
     pub fn new(threads: usize) -> Self {
-        Lab { backend: CpuBackend::new(Rc::new(Heap::default()), threads) }
+        TestBackend { cpu: CpuBackend::new(Rc::new(Heap::default()), threads) }
     }
 
-    /// Runs `body` in labs of 1, 2 and 3 threads, each in a pool of as many, and expects the same numbers of all.
-    pub fn same_for_all_threads(body: impl Fn(&Lab) -> Vec<f64> + Sync) -> Vec<f64> {
+    /// Runs `body` with 1, 2 and 3 threads, each in a pool of that size, and expects the same numbers from all.
+    pub fn same_for_all_threads(body: impl Fn(&TestBackend) -> Vec<f64> + Sync) -> Vec<f64> {
         let run = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
-            pool.install(|| body(&Lab::new(threads)))
+            pool.install(|| body(&TestBackend::new(threads)))
         };
         let [one, two, three] = [1, 2, 3].map(run);
         let bits = |values: &[f64]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -34,7 +34,7 @@ impl Lab {
     }
 
     pub fn buffer(&self, values: &[f64], dtype: DType) -> Buffer {
-        let buffer = self.backend.allocate(values.len(), dtype, Category::Activations);
+        let buffer = self.cpu.allocate(values.len(), dtype, Category::Activations);
         match dtype {
             DType::F64 => put::<f64>(values, buffer.view()),
             DType::F32 => put::<f32>(values, buffer.view()),
@@ -45,19 +45,19 @@ impl Lab {
         buffer
     }
 
-    /// A buffer that holds numbers no kernel should leave there.
+    /// A buffer filled with a value that no kernel should leave there.
     pub fn blank(&self, len: usize, dtype: DType) -> Buffer {
         self.buffer(&vec![-7.5; len], dtype)
     }
 
     pub fn tokens(&self, tokens: &[u32]) -> Buffer {
-        let buffer = self.backend.allocate(tokens.len(), DType::U32, Category::Activations);
-        self.backend.upload_tokens(tokens, buffer.view());
+        let buffer = self.cpu.allocate(tokens.len(), DType::U32, Category::Activations);
+        self.cpu.upload_tokens(tokens, buffer.view());
         buffer
     }
 
     pub fn values(&self, view: View) -> Vec<f64> {
-        (0..view.len()).map(|i| self.backend.read_scalar(view, i)).collect()
+        (0..view.len()).map(|i| self.cpu.read_scalar(view, i)).collect()
     }
 }
 
@@ -77,7 +77,7 @@ pub fn added(buffer: &Buffer) -> Gradient<'_> {
     Gradient { view: buffer.view(), accumulate: true }
 }
 
-/// Numbers around zero, the same for the same seed.
+/// Random numbers around zero, determined by the seed.
 pub fn random(len: usize, seed: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678;
     let mut next = || {
@@ -87,8 +87,8 @@ pub fn random(len: usize, seed: u64) -> Vec<f64> {
     (0..len).map(|_| next() + next()).collect()
 }
 
-/// Where each token's document begins in its sample: documents of these lengths, again and again, end to end through
-/// all samples.
+/// The first token of each token's document. Documents have these lengths in turn and continue across the ends of
+/// samples.
 pub fn starts(shape: AttentionShape, lengths: &[usize]) -> Vec<u32> {
     let mut lengths = lengths.iter().cycle();
     let (mut first, mut end) = (0, 0);
@@ -101,7 +101,7 @@ pub fn starts(shape: AttentionShape, lengths: &[usize]) -> Vec<u32> {
     (0..shape.rows()).map(start).collect()
 }
 
-/// Expects `left` and `right` to agree to `tolerance`, relative to numbers above one.
+/// Expects `left` and `right` to agree to `tolerance`, absolutely below one and relatively above.
 pub fn assert_close(left: &[f64], right: &[f64], tolerance: f64) {
     assert_eq!(left.len(), right.len());
     for (i, (l, r)) in left.iter().zip(right).enumerate() {

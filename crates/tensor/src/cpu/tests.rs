@@ -1,8 +1,8 @@
-//! One transformer block's worth of operations: the same bits for every number of threads, and 16-bit types as close
-//! to f32 as their rounding.
+//! The operations of one transformer block: every number of threads gives the same bits, and 16-bit types agree with
+//! f32 up to rounding.
 
 use super::counting;
-use super::testing::{Lab, fresh, random, starts};
+use super::testing::{TestBackend, fresh, random, starts};
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum, CrossEntropy, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
@@ -14,37 +14,37 @@ const SHAPE: AttentionShape = AttentionShape { batch: 3, sequence: 70, heads: 4,
 const ROWS: usize = 210;
 const WIDTH: usize = 128;
 
-/// Multiples of 1/32 below one: every type holds them exactly.
+/// Multiples of 1/32 below one, which every type represents exactly.
 fn coarse(len: usize, seed: u64) -> Vec<f64> {
     random(len, seed).iter().map(|x| (x * 16.0).round() / 32.0).collect()
 }
 
-/// Runs operations on fresh inputs and gathers what they write.
+/// Runs operations on fresh inputs and collects their outputs.
 struct Recorder<'a> {
-    lab: &'a Lab,
+    backend: &'a TestBackend,
     dtype: DType,
     outputs: Vec<f64>,
 }
 
 impl Recorder<'_> {
     fn input(&self, len: usize, seed: u64) -> Buffer {
-        self.lab.buffer(&coarse(len, seed), self.dtype)
+        self.backend.buffer(&coarse(len, seed), self.dtype)
     }
 
     fn output(&self, len: usize) -> Buffer {
-        self.lab.blank(len, self.dtype)
+        self.backend.blank(len, self.dtype)
     }
 
     fn sums(&self, len: usize) -> Buffer {
-        self.lab.blank(len, self.dtype.accumulator())
+        self.backend.blank(len, self.dtype.accumulator())
     }
 
     fn keep(&mut self, view: View) {
-        self.outputs.extend(self.lab.values(view));
+        self.outputs.extend(self.backend.values(view));
     }
 
     fn linear_and_norm(&mut self) {
-        let backend = &self.lab.backend;
+        let backend = &self.backend.cpu;
         let [x, dy] = [1, 2].map(|seed| self.input(ROWS * WIDTH, seed));
         let [weight, scale, bias] =
             [(WIDTH * WIDTH, 3), (WIDTH, 4), (WIDTH, 5)].map(|(n, seed)| self.input(n, seed));
@@ -103,7 +103,7 @@ impl Recorder<'_> {
     }
 
     fn attention(&mut self, plain: bool, masked: bool) {
-        let backend = &self.lab.backend;
+        let backend = &self.backend.cpu;
         let qkv = self.input(ROWS * SHAPE.qkv_width(), 6);
         let dout = self.input(ROWS * 64, 7);
         let (out, dqkv) = (self.output(ROWS * 64), self.output(qkv.len()));
@@ -123,7 +123,7 @@ impl Recorder<'_> {
             inverse: false,
             positions: None,
         });
-        let starts = self.lab.tokens(&starts(SHAPE, &[30, 1, 90]));
+        let starts = self.backend.tokens(&starts(SHAPE, &[30, 1, 90]));
         let starts = masked.then_some(starts.view());
         backend.attention(Attention { qkv, starts, out, saved, shape });
         let (dout, dqkv) = (dout.view(), dqkv.view());
@@ -135,7 +135,7 @@ impl Recorder<'_> {
     }
 
     fn activation_and_tables(&mut self) {
-        let backend = &self.lab.backend;
+        let backend = &self.backend.cpu;
         let (x, dout) = (self.input(2 * ROWS * WIDTH, 8), self.input(ROWS * WIDTH, 9));
         let [out, activated] = [(); 2].map(|()| self.output(ROWS * WIDTH));
         let (rows, width, x, dout) = (ROWS, WIDTH, x.view(), dout.view());
@@ -143,7 +143,7 @@ impl Recorder<'_> {
         backend.gelu(dout, activated.view());
         backend.swiglu_backward(SwigluBackward { dout, x, dx: x, rows, width });
         let tokens: Vec<u32> = (0..ROWS as u32).map(|i| i * i % 97).collect();
-        let (tokens, table) = (self.lab.tokens(&tokens), self.input(90 * WIDTH, 10));
+        let (tokens, table) = (self.backend.tokens(&tokens), self.input(90 * WIDTH, 10));
         let [embedded, dtable, dpositions] = [ROWS, 90, 70].map(|rows| self.output(rows * WIDTH));
         let (tokens, table, first, sequence, first_row) = (tokens.view(), table.view(), 3, 70, 20);
         backend.embedding(Embedding { tokens, table, first, out: embedded.view(), rows, width });
@@ -166,12 +166,13 @@ impl Recorder<'_> {
     }
 
     fn loss_and_update(&mut self) {
-        let backend = &self.lab.backend;
+        let backend = &self.backend.cpu;
         let (rows, columns, valid, first) = (ROWS, WIDTH, 120, 0);
         let logits = self.input(ROWS * WIDTH, 11);
-        let targets = self.lab.tokens(&(0..ROWS as u32).map(|i| i % 120).collect::<Vec<_>>());
+        let targets = self.backend.tokens(&(0..ROWS as u32).map(|i| i % 120).collect::<Vec<_>>());
         let (statistics, accumulator) = (self.sums(3 * ROWS), self.dtype.accumulator());
-        let (loss, scale) = (self.lab.buffer(&[0.0], accumulator), self.lab.buffer(&[64.0], accumulator));
+        let (loss, scale) =
+            (self.backend.buffer(&[0.0], accumulator), self.backend.buffer(&[64.0], accumulator));
         let (logits, targets, statistics) = (logits.view(), targets.view(), statistics.view());
         backend.loss_statistics(LossStatistics { logits, targets, first, valid, statistics, rows, columns });
         let (loss, scale) = (loss.view(), Some(scale.view()));
@@ -189,13 +190,13 @@ impl Recorder<'_> {
             rows,
             columns,
         });
-        let squares = self.lab.buffer(&[0.0], accumulator);
+        let squares = self.backend.buffer(&[0.0], accumulator);
         backend.sum_of_squares(logits, squares.view());
         let mut slots = [0.5; control::LEN];
         slots[control::SKIP] = 0.0;
-        let slots = self.lab.buffer(&slots, accumulator);
-        let states = [12, 13].map(|seed| self.lab.buffer(&coarse(ROWS * WIDTH, seed), accumulator));
-        let second = self.lab.buffer(&vec![0.25; ROWS * WIDTH], accumulator);
+        let slots = self.backend.buffer(&slots, accumulator);
+        let states = [12, 13].map(|seed| self.backend.buffer(&coarse(ROWS * WIDTH, seed), accumulator));
+        let second = self.backend.buffer(&vec![0.25; ROWS * WIDTH], accumulator);
         backend.adamw(AdamW {
             parameters: &[Parameters {
                 gradient: logits,
@@ -216,8 +217,8 @@ impl Recorder<'_> {
     }
 }
 
-fn everything(lab: &Lab, dtype: DType) -> Vec<f64> {
-    let mut recorder = Recorder { lab, dtype, outputs: Vec::new() };
+fn everything(backend: &TestBackend, dtype: DType) -> Vec<f64> {
+    let mut recorder = Recorder { backend, dtype, outputs: Vec::new() };
     recorder.linear_and_norm();
     for (plain, masked) in [(false, false), (true, false), (false, true), (true, true)] {
         recorder.attention(plain, masked);
@@ -230,21 +231,21 @@ fn everything(lab: &Lab, dtype: DType) -> Vec<f64> {
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads() {
     for dtype in [DType::F32, DType::BF16] {
-        Lab::same_for_all_threads(|lab| everything(lab, dtype));
+        TestBackend::same_for_all_threads(|backend| everything(backend, dtype));
     }
 }
 
-/// The Linear and Attention ops whose kernels use scratch, on buffers that are there already.
-fn scratch_users(lab: &Lab, buffers: &[Buffer; 4], log_sums: &Buffer) {
+/// The linear and attention operations that use scratch, on existing buffers.
+fn scratch_users(backend: &TestBackend, buffers: &[Buffer; 4], log_sums: &Buffer) {
     let [x, weight, y, dx] = buffers.each_ref().map(Buffer::view);
     let (rows, inputs, outputs) = (ROWS, WIDTH, WIDTH);
     let (bias, gelu) = (None, None);
-    lab.backend.linear(Linear { x, weight, bias, gelu, residual: None, out: y, rows, inputs, outputs });
+    backend.cpu.linear(Linear { x, weight, bias, gelu, residual: None, out: y, rows, inputs, outputs });
     let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 32, ..SHAPE };
     let (saved, out) = (AttentionSaved::LogSumExp(log_sums.view()), y.slice(0..ROWS * 64));
     let (qkv, starts) = (x, None);
-    lab.backend.attention(Attention { qkv, starts, out, saved, shape });
-    lab.backend.attention_backward(AttentionBackward {
+    backend.cpu.attention(Attention { qkv, starts, out, saved, shape });
+    backend.cpu.attention_backward(AttentionBackward {
         qkv,
         starts,
         out,
@@ -260,13 +261,13 @@ fn scratch_users(lab: &Lab, buffers: &[Buffer; 4], log_sums: &Buffer) {
 fn operations_do_not_allocate() {
     const RANK: usize = 59;
     let on_rank = || {
-        let lab = Lab::new(1);
+        let backend = TestBackend::new(1);
         let buffers = [ROWS * WIDTH, WIDTH * WIDTH, ROWS * WIDTH, ROWS * WIDTH]
-            .map(|len| lab.buffer(&coarse(len, 1), DType::F32));
-        let log_sums = lab.blank(ROWS * 2, DType::F32);
+            .map(|len| backend.buffer(&coarse(len, 1), DType::F32));
+        let log_sums = backend.blank(ROWS * 2, DType::F32);
         counting::attribute(RANK);
         counting::reset(RANK);
-        scratch_users(&lab, &buffers, &log_sums);
+        scratch_users(&backend, &buffers, &log_sums);
         let by_operations = counting::measured(RANK).untracked_peak;
         drop(std::hint::black_box(vec![0_u8; 100]));
         let by_hand = counting::measured(RANK).untracked_peak;
@@ -279,10 +280,10 @@ fn operations_do_not_allocate() {
 
 #[test]
 fn narrow_types_differ_by_their_rounding_only() {
-    let lab = Lab::new(1);
-    let exact = everything(&lab, DType::F64);
+    let backend = TestBackend::new(1);
+    let exact = everything(&backend, DType::F64);
     for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 1e-2), (DType::BF16, 8e-2)] {
-        let ours = everything(&lab, dtype);
+        let ours = everything(&backend, dtype);
         for (i, (ours, exact)) in ours.iter().zip(&exact).enumerate() {
             assert!(
                 (ours - exact).abs() <= tolerance * exact.abs().max(1.0),

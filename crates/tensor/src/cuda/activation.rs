@@ -24,12 +24,12 @@ pub(super) fn exact_gelu_backward(launcher: &Launcher, from: View, d: View) -> R
     flat(launcher, "exact_gelu_backward", from, d)
 }
 
-/// A kernel of two views with as many elements.
+/// A kernel over two views of the same length.
 fn flat(launcher: &Launcher, kernel: &str, from: View, to: View) -> Result<(), CudaError> {
     let wide = aligned_flat(&[from, to]);
     let name = format!("{kernel}_{}", common_suffix(&[from, to])?);
     let arguments = [pointer(from), pointer(to), size(to.len()), wide.into()];
-    // SAFETY: as the kernel declares; both views have as many elements.
+    // SAFETY: the arguments match the kernel, and both views have the same number of elements.
     unsafe { launcher.launch(&ACTIVATION, &name, launcher.flat(to.len(), wide), &arguments) }
 }
 

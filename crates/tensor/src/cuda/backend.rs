@@ -1,7 +1,7 @@
 //! The operations of the CUDA backend: shapes are checked, then kernels are enqueued.
 //!
-//! A layer never looks at what comes of an operation, so a failure cannot be returned to it: it ends the rank, with
-//! the sentence of the [`CudaError`].
+//! A layer never looks at the result of an operation, so a failure cannot be returned to it. Instead the rank panics
+//! with the message of the [`CudaError`].
 
 use half::{bf16, f16};
 
@@ -21,12 +21,12 @@ use crate::{
     ReplayRequest, View,
 };
 
-/// Ends the rank if something failed.
+/// Panics if something failed.
 fn done<T>(result: Result<T, CudaError>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Operations that are checked, and enqueued by a function of that name.
+/// Operations that are checked and then enqueued by the function of the given name.
 macro_rules! launched {
     ($($name:ident: $op:ident => $function:path),+ $(,)?) => {
         $(fn $name(&self, op: $op) {
@@ -37,9 +37,10 @@ macro_rules! launched {
 }
 
 impl CudaBackend {
-    /// Ends the rank if an operation could not be enqueued, or an earlier one failed; a failed capture alone does not.
+    /// Panics if an operation could not be enqueued or an earlier one failed. A failure during a graph capture is
+    /// deferred instead.
     fn enqueued(&self, result: Result<(), CudaError>) {
-        done(result.or_else(|error| self.replay.keep(error)));
+        done(result.or_else(|error| self.replay.defer_failure(error)));
     }
 
     fn download_bytes(&self, from: View) -> Vec<u8> {
@@ -49,13 +50,13 @@ impl CudaBackend {
     }
 }
 
-/// Whether the card can copy so many bytes to or from a view.
+/// Panics unless the view is device memory of `bytes`.
 fn check_copy(bytes: usize, view: View) {
     assert_eq!(bytes, view.bytes(), "a copy of another length");
-    assert_eq!(view.place(), Place::Device, "the card cannot reach this memory");
+    assert_eq!(view.place(), Place::Device, "the GPU cannot reach this memory");
 }
 
-/// Numbers as the bytes of a type.
+/// Converts numbers to the bytes of a type.
 fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::F64 => values.iter().flat_map(|&x| f64::from(x).to_ne_bytes()).collect(),
@@ -66,7 +67,7 @@ fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
     }
 }
 
-/// The inverse of [`encode`], without loss.
+/// The inverse of [`encode`], without loss: values are widened to f64.
 fn decode(bytes: &[u8], dtype: DType) -> Vec<f64> {
     match dtype {
         DType::F64 => bytes.as_chunks().0.iter().map(|&x| f64::from_ne_bytes(x)).collect(),
@@ -87,26 +88,26 @@ impl Backend for CudaBackend {
     }
 
     fn synchronize(&self) {
-        self.stream.novel();
+        self.stream.mark_not_repeatable();
         self.enqueued(self.stream.synchronize());
     }
 
     fn set_notice_handler(&self, handler: Box<dyn Fn(Notice)>) {
-        self.listener.set(handler);
+        self.notices.set(handler);
     }
 
     fn mark(&self) -> Mark {
-        self.stream.novel();
-        Mark::on_card(done(self.stream.moment()))
+        self.stream.mark_not_repeatable();
+        Mark::on_device(done(self.stream.timing_event()))
     }
 
-    fn note_launches(&self) {
-        self.stream.note_launches();
+    fn record_launches(&self) {
+        self.stream.record_launches();
     }
 
-    fn launches(&self) -> Vec<Launch> {
-        self.stream.novel();
-        self.stream.launches()
+    fn take_launches(&self) -> Vec<Launch> {
+        self.stream.mark_not_repeatable();
+        self.stream.take_launches()
     }
 
     fn replay_step(&self, step: &mut dyn FnMut(ReplayRequest)) -> ReplayOutcome {
@@ -117,7 +118,7 @@ impl Backend for CudaBackend {
         assert_eq!(to.dtype(), DType::U32, "token ids into another type");
         let bytes = token_bytes(tokens);
         check_copy(bytes.len(), to);
-        self.stream.note([to.address(), bytes.len() as u64]);
+        self.stream.add_to_digest([to.address(), bytes.len() as u64]);
         // SAFETY: the view is device memory of this length.
         let uploaded = unsafe {
             self.replay.upload(&bytes, to.address()).and_then(|captured| {
@@ -133,7 +134,7 @@ impl Backend for CudaBackend {
 
     fn upload_bytes(&self, from: &[u8], to: View) {
         check_copy(from.len(), to);
-        self.stream.novel();
+        self.stream.mark_not_repeatable();
         // SAFETY: the view is device memory of this length.
         self.enqueued(unsafe { self.staging.upload(from, to.address()) });
     }
@@ -144,7 +145,7 @@ impl Backend for CudaBackend {
 
     fn download(&self, from: View, to: &mut [u8]) {
         check_copy(to.len(), from);
-        self.stream.novel();
+        self.stream.mark_not_repeatable();
         // SAFETY: the view is device memory of this length.
         self.enqueued(unsafe { self.staging.download(from.address(), to) });
     }
@@ -155,16 +156,16 @@ impl Backend for CudaBackend {
 
     fn fetch(&self, from: View) -> Fetch {
         check_copy(from.bytes(), from);
-        self.stream.novel();
+        self.stream.mark_not_repeatable();
         // SAFETY: the view is device memory of this length.
-        match unsafe { self.landings.fetch(from.address(), from.bytes()) } {
+        match unsafe { self.readbacks.fetch(from.address(), from.bytes()) } {
             Ok(coming) => {
                 let dtype = from.dtype();
-                Fetch::coming(move || decode(&done(coming.wait()), dtype))
+                Fetch::pending(move || decode(&done(coming.wait()), dtype))
             }
             Err(error) => {
                 self.enqueued(Err(error));
-                Fetch::here(vec![f64::NAN; from.len()])
+                Fetch::ready(vec![f64::NAN; from.len()])
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Attention of new tokens over a cache of keys and values.
+//! Attention of new tokens over a key-value cache.
 
 use super::error::CudaError;
 use super::kernels::CACHED_ATTENTION;
@@ -10,7 +10,7 @@ use crate::ops::{AttentionShape, CachedAttention};
 const THREADS: u32 = 128;
 const HEAD_DIM: usize = 256;
 
-/// See [`CachedAttention`]: one kernel fills the cache, the next reads it.
+/// See [`CachedAttention`]. One kernel appends to the cache, the next one reads it.
 pub(super) fn cached_attention(launcher: &Launcher, op: &CachedAttention) -> Result<(), CudaError> {
     let AttentionShape { batch, sequence, heads, kv_heads, head_dim } = op.shape;
     if head_dim > HEAD_DIM {

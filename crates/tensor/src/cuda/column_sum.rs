@@ -1,4 +1,4 @@
-//! Sums over rows, by partial sums that are added in a fixed order.
+//! Sums over rows. Blocks write partial sums, which are added in a fixed order.
 
 use super::error::CudaError;
 use super::kernels::{COLUMN_SUM, suffix};
@@ -26,7 +26,7 @@ pub(super) fn column_sum(launcher: &Launcher, op: &ColumnSum) -> Result<(), Cuda
 /// Most gradients whose partial sums are added in one launch.
 const TOGETHER: usize = 3;
 
-/// Groups of threads that share the parts (`column_sum.cu`).
+/// Groups of threads that share the partial sums (`column_sum.cu`).
 const PART_GROUPS: usize = 32;
 
 /// `to (+)= Σ_parts partial` for each gradient, where `partial` is `[gradients, parts, width]` in f32, in the scratch.

@@ -1,4 +1,4 @@
-//! Fills, copies, additions, and the end of a residual branch.
+//! Fills, copies, additions, and the sum that ends a residual branch.
 
 use super::error::CudaError;
 use super::kernels::{ELEMENTWISE, suffix};
@@ -6,7 +6,7 @@ use super::launcher::{Launcher, aligned, aligned_flat, common_suffix, pointer, p
 use crate::View;
 use crate::ops::Residual;
 
-/// Most addends, and most biases, that a residual branch ends with.
+/// Most addends, and most biases, of a residual sum.
 const ADDENDS: usize = 4;
 
 /// Sets every element.
@@ -32,7 +32,7 @@ fn pairwise(launcher: &Launcher, operation: &str, from: View, to: View) -> Resul
     let wide = aligned_flat(&[from, to]);
     let name = format!("{operation}_{}_{}", suffix(from.dtype())?, suffix(to.dtype())?);
     let arguments = [pointer(from), pointer(to), size(to.len()), wide.into()];
-    // SAFETY: as the kernels declare; both views have as many elements.
+    // SAFETY: the arguments match the kernels, and both views have the same number of elements.
     unsafe { launcher.launch(&ELEMENTWISE, &name, launcher.flat(to.len(), wide), &arguments) }
 }
 

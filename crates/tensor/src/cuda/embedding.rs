@@ -11,10 +11,10 @@ use crate::ops::{Embedding, EmbeddingBackward, Positions, PositionsBackward};
 /// Most threads that share a row.
 const MOST_THREADS: usize = 256;
 
-/// Blocks that share the vocabulary when rows are listed by token; each reads all tokens.
+/// Blocks that share the vocabulary when rows are listed by token. Each block reads all tokens.
 const RANGES: usize = 512;
 
-/// Threads and warps of such a block (`INDEX_WARPS` of `embedding.cu`).
+/// Threads and warps of an index block (`INDEX_WARPS` of `embedding.cu`).
 const INDEX_THREADS: u32 = 256;
 const INDEX_WARPS: usize = 8;
 
@@ -35,7 +35,7 @@ pub(super) fn forward(launcher: &Launcher, op: &Embedding) -> Result<(), CudaErr
     unsafe { launcher.launch(&EMBEDDING, &name, rows_grid(op.rows, op.width, wide), &arguments) }
 }
 
-/// Where the rows of each token are listed, in the scratch; see `embedding.cu`.
+/// The lists of the rows of each token, in the scratch buffer. See `embedding.cu`.
 struct Index {
     starts: u64,
     counts: u64,
@@ -146,7 +146,7 @@ pub(super) fn positions_backward(launcher: &Launcher, op: &PositionsBackward) ->
     unsafe { launcher.launch(&EMBEDDING, &name, rows_grid(positions, op.width, wide), &arguments) }
 }
 
-/// One block per row, a pack or an element per thread and turn.
+/// One block per row. In each iteration a thread handles a pack, or one element.
 fn rows_grid(rows: usize, width: usize, wide: bool) -> Grid {
     per_row(rows, if wide { width / PACK } else { width }, MOST_THREADS)
 }

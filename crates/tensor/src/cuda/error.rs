@@ -1,4 +1,4 @@
-//! What can go wrong between Kintsugi and the card.
+//! Errors of the CUDA backend.
 
 use std::fmt;
 
@@ -10,24 +10,24 @@ pub enum CudaError {
     /// A library cannot be loaded.
     #[error("{library} was not found (tried {}); {remedy}", .tried.join(", "))]
     Missing {
-        /// What the library is called.
+        /// The library's name.
         library: &'static str,
         /// File names that were tried.
         tried: Vec<String>,
         /// How to get it.
         remedy: &'static str,
     },
-    /// The driver refused a call, or reports an earlier kernel's failure.
+    /// The driver refused a call, or reports the failure of an earlier kernel.
     #[error("the CUDA driver: {0}")]
     Driver(String),
     /// A library refused a call.
     #[error("{library}: {call} answered {status}")]
     Library {
-        /// What the library is called.
+        /// The library's name.
         library: &'static str,
         /// The function that failed.
         call: &'static str,
-        /// What it answered.
+        /// The status that it returned.
         status: String,
     },
     /// NVRTC did not accept a kernel file.
@@ -46,7 +46,7 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// Says what the driver was asked for.
+    /// Adds what the driver was asked to do.
     pub(crate) fn during(self, what: impl fmt::Display) -> Self {
         match self {
             CudaError::Driver(reason) => CudaError::Driver(format!("{what}: {reason}")),

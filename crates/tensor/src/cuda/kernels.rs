@@ -1,4 +1,4 @@
-//! The kernel files, and the kernels of them that were needed so far.
+//! The kernel source files, and a cache of the kernels that have been loaded.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,10 +13,10 @@ use super::nvrtc;
 use super::stream::{Argument, Function, Grid, Stream, Table};
 use crate::DType;
 
-/// What every kernel file begins with: types, conversions, reductions.
+/// The header that is prepended to every kernel file: types, conversions, reductions.
 pub(crate) const COMMON: &str = include_str!("kernels/common.cuh");
 
-/// What files for the tensor cores include, by name.
+/// The headers that kernel files for the tensor cores include, by name.
 pub(crate) const HEADERS: [(&str, &str); 4] = [
     ("tensor_core.cuh", include_str!("kernels/tensor_core.cuh")),
     ("matrix_instructions.cuh", include_str!("kernels/matrix_instructions.cuh")),
@@ -24,16 +24,16 @@ pub(crate) const HEADERS: [(&str, &str); 4] = [
     ("hopper_attention.cuh", include_str!("kernels/hopper_attention.cuh")),
 ];
 
-/// A kernel file, without [`COMMON`].
+/// A kernel source file, without [`COMMON`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Source {
-    /// File name without ending.
+    /// File name without extension.
     pub(crate) name: &'static str,
-    /// CUDA C++ that hipcc also takes, unless it includes [`HEADERS`] or is for one architecture.
+    /// CUDA C++ that hipcc also compiles, unless the file includes one of [`HEADERS`] or names an architecture.
     pub(crate) text: &'static str,
 }
 
-/// The one architecture that a kernel file is for, if it says so in a line of its own.
+/// The architecture in the file's `// architecture:` line. `None` if the file compiles for every architecture.
 pub(crate) fn architecture(text: &str) -> Option<&str> {
     text.lines().find_map(|line| line.strip_prefix("// architecture: "))
 }
@@ -66,7 +66,7 @@ sources! {
     TENSOR_ATTENTION_BACKWARD = "tensor_attention_backward",
 }
 
-/// The kernels of one device; files are compiled and loaded when first needed.
+/// The kernels of one device. A file is compiled and loaded when one of its kernels is first used.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernels {
     stream: Stream,
@@ -75,13 +75,13 @@ pub(crate) struct Kernels {
 
 #[derive(Debug, Default)]
 struct Loaded {
-    /// By name and definitions, as functions are.
+    /// Keyed by file name and definitions; functions are keyed by kernel name and definitions.
     modules: HashMap<String, CUmodule>,
     functions: HashMap<String, Function>,
 }
 
 impl Kernels {
-    /// No kernel is loaded yet.
+    /// An empty cache.
     pub(crate) fn new(stream: &Stream) -> Self {
         Kernels { stream: stream.clone(), loaded: Rc::default() }
     }
@@ -91,7 +91,8 @@ impl Kernels {
         &self.stream
     }
 
-    /// The kernel `name` of a file that is compiled with these definitions, `NAME=value`. Names are unique over all files.
+    /// Looks up kernel `name` of a file compiled with these definitions (`NAME=value`). Kernel names are unique over
+    /// all files.
     fn defined(
         &self,
         source: &'static Source,
@@ -103,7 +104,7 @@ impl Kernels {
         if let Some(&function) = loaded.functions.get(&key(name)) {
             return Ok(function);
         }
-        self.stream.novel();
+        self.stream.mark_not_repeatable();
         let module = match loaded.modules.get(&key(source.name)) {
             Some(&module) => module,
             None => *loaded.modules.entry(key(source.name)).or_insert(self.load(source, definitions)?),
@@ -182,7 +183,7 @@ impl Kernels {
     }
 }
 
-/// How a type is written in kernel names.
+/// The suffix of a type in kernel names.
 pub(crate) fn suffix(dtype: DType) -> Result<&'static str, CudaError> {
     match dtype {
         DType::F32 => Ok("f32"),

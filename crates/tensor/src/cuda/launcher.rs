@@ -1,30 +1,30 @@
-//! What every kernel launch needs: the kernels, the scratch, and how many blocks fill the card.
+//! What every kernel launch needs: the kernels, the scratch buffer, and the number of blocks that fill the GPU.
 
 use super::error::CudaError;
 use super::kernels::{Kernels, Source, suffix};
 use super::stream::{Argument, DeviceRange, Grid, Stream, Table};
 use crate::{Place, View};
 
-/// Elements that a thread moves at once where it can (`PACK` of `common.cuh`).
+/// Elements that a thread moves at once if alignment allows (`PACK` of `common.cuh`).
 pub(crate) const PACK: usize = 8;
 
-/// Packs are moved in pieces of so many bytes.
+/// Packs are moved in pieces of this many bytes.
 const PIECE_BYTES: u64 = 16;
 
 /// Threads of a warp.
 const WARP: usize = 32;
 
-/// Columns side by side, and groups that share the rows, in kernels that sum columns (`common.cuh`).
+/// In kernels that sum columns: adjacent columns per block, and groups of threads that share the rows (`common.cuh`).
 pub(crate) const LANES: usize = 32;
 const GROUPS: usize = 8;
 
 /// Threads of a block that sums columns.
 pub(crate) const COLUMN_THREADS: u32 = (LANES * GROUPS) as u32;
 
-/// Threads of a block in flat kernels.
+/// Threads per block of elementwise kernels.
 const FLAT_THREADS: usize = 256;
 
-/// Launches kernels on one stream.
+/// Launches kernels on one stream, with the stream's scratch buffer.
 #[derive(Debug)]
 pub(crate) struct Launcher {
     stream: Stream,
@@ -38,8 +38,8 @@ impl Launcher {
         Launcher { stream: stream.clone(), kernels, scratch, multiprocessors: stream.multiprocessors() }
     }
 
-    /// The grid of a kernel that goes through a flat array in strides: as many blocks as the card holds at once,
-    /// and no more than there is work for.
+    /// The grid of a grid-stride kernel over a flat array: as many blocks as the GPU runs at once, but no more than
+    /// there is work for.
     pub(crate) fn flat(&self, elements: usize, wide: bool) -> Grid {
         const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
         let turns = if wide { elements.div_ceil(PACK) } else { elements };
@@ -47,7 +47,8 @@ impl Launcher {
         Grid::new(turns.div_ceil(FLAT_THREADS).clamp(1, most), FLAT_THREADS as u32)
     }
 
-    /// Chunks of the rows, so that `columns` blocks each fill the card, and their partial sums fit into the scratch.
+    /// Number of chunks into which the rows are split. With `columns` blocks per chunk they fill the GPU, and their
+    /// partial sums fit into the scratch buffer.
     pub(crate) fn row_chunks(&self, rows: usize, columns: usize, bytes_per_chunk: usize) -> usize {
         const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
         let filling = (self.multiprocessors * BLOCKS_PER_MULTIPROCESSOR).div_ceil(columns);
@@ -65,12 +66,12 @@ impl Launcher {
         self.stream.capability()
     }
 
-    /// Most shared memory that a block can ask for.
+    /// Most shared memory that a block can request.
     pub(crate) fn shared_bytes(&self) -> usize {
         self.stream.shared_bytes()
     }
 
-    /// The stream's scratch, if it has `bytes`.
+    /// The address of the stream's scratch buffer. Fails if it has fewer than `bytes`.
     pub(crate) fn scratch(&self, bytes: usize) -> Result<u64, CudaError> {
         if bytes as u64 > self.scratch.bytes {
             let have = self.scratch.bytes;
@@ -81,12 +82,12 @@ impl Launcher {
         Ok(self.scratch.address)
     }
 
-    /// Bytes of scratch.
+    /// Bytes of the scratch buffer.
     pub(crate) fn scratch_bytes(&self) -> usize {
         self.scratch.bytes as usize
     }
 
-    /// Sets bytes of the scratch to zero.
+    /// Sets bytes of the scratch buffer to zero.
     pub(crate) fn clear_scratch(&self, at: u64, bytes: usize) -> Result<(), CudaError> {
         let inside =
             self.scratch.address <= at && at + bytes as u64 <= self.scratch.address + self.scratch.bytes;
@@ -95,7 +96,7 @@ impl Launcher {
         unsafe { self.stream.clear(at, bytes) }
     }
 
-    /// Enqueues the kernel `name` of a file; nothing if there are no rows.
+    /// Enqueues the kernel `name` of a file. Does nothing if the grid is empty.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -130,12 +131,12 @@ impl Launcher {
     }
 }
 
-/// One block per row; its threads share the row's `items`, in whole warps, up to `most` threads.
+/// One block per row. Its threads share the row's `items`: whole warps, at most `most` threads.
 pub(crate) fn per_row(rows: usize, items: usize, most: usize) -> Grid {
     Grid::new(rows, items.next_multiple_of(WARP).clamp(WARP, most) as u32)
 }
 
-/// How the one type of these views is written in kernel names.
+/// The suffix in kernel names of the type that these views share.
 pub(crate) fn common_suffix(views: &[View]) -> Result<&'static str, CudaError> {
     let dtype = views[0].dtype();
     assert!(
@@ -145,18 +146,18 @@ pub(crate) fn common_suffix(views: &[View]) -> Result<&'static str, CudaError> {
     suffix(dtype)
 }
 
-/// The address of a view that a card can reach.
+/// The device address of a view. Panics if the view is not device memory.
 pub(crate) fn device_address(view: View) -> u64 {
-    assert_eq!(view.place(), Place::Device, "the card cannot reach this memory");
+    assert_eq!(view.place(), Place::Device, "the GPU cannot reach this memory");
     view.address()
 }
 
-/// The same, as an argument.
+/// The device address of a view, as an argument.
 pub(crate) fn pointer(view: View) -> Argument {
     device_address(view).into()
 }
 
-/// The device pointer of a view, or null.
+/// The device address of a view, or null.
 pub(crate) fn pointer_or_null(view: Option<View>) -> Argument {
     view.map_or(Argument::from(0_u64), pointer)
 }

@@ -1,4 +1,4 @@
-//! The libraries that are loaded at run time: which are here, in which version, and how to get those that are not.
+//! The libraries that are loaded at run time: which are installed, in which version, and how to install the others.
 
 use std::sync::OnceLock;
 
@@ -10,7 +10,7 @@ use super::error::CudaError;
 #[derive(Debug)]
 pub(crate) struct Library {
     name: &'static str,
-    /// What its file is called, without "lib" and ending.
+    /// File name without "lib" and extension.
     stem: &'static str,
     remedy: &'static str,
     load: fn() -> bool,
@@ -18,10 +18,10 @@ pub(crate) struct Library {
     found: OnceLock<bool>,
 }
 
-/// What is known of a library on this machine.
+/// What `kintsugi doctor` reports about a library.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What the library is called.
+    /// The library's name.
     pub name: &'static str,
     /// Its version, or `None` if it cannot be loaded.
     pub version: Option<String>,
@@ -46,7 +46,7 @@ macro_rules! library {
     };
 }
 
-library!(DRIVER, "the CUDA driver", "cuda", driver, driver_version, "install NVIDIA's driver for the card");
+library!(DRIVER, "the CUDA driver", "cuda", driver, driver_version, "install NVIDIA's driver for the GPU");
 library!(
     NVRTC,
     "NVRTC",
@@ -81,7 +81,7 @@ library!(
 );
 
 impl Library {
-    /// An error that says how to get the library, if it cannot be loaded.
+    /// Fails with installation advice if the library cannot be loaded.
     pub(crate) fn require(&self) -> Result<(), CudaError> {
         if self.found() {
             return Ok(());
@@ -93,7 +93,7 @@ impl Library {
         *self.found.get_or_init(self.load)
     }
 
-    /// Windows' names, which cudarc tries too, are left out.
+    /// File names that cudarc tries, without those for Windows.
     fn tried(&self) -> Vec<String> {
         get_lib_name_candidates(self.stem).into_iter().filter(|name| !name.contains("64")).collect()
     }
@@ -112,7 +112,7 @@ pub fn reports() -> Vec<Report> {
     reports
 }
 
-/// Devices that the driver shows; an error says what is missing.
+/// Number of devices that the driver reports. The error says what is missing.
 pub fn devices() -> Result<usize, CudaError> {
     DRIVER.require()?;
     Ok(driver::CudaContext::device_count()? as usize)
@@ -148,7 +148,7 @@ fn nccl_version() -> String {
 
 const NVML_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
-/// NVML reads energy and power; cudarc does not bind it.
+/// Loads NVML, which reports energy and power. cudarc has no bindings for it.
 pub(crate) fn nvml_library() -> Option<libloading::Library> {
     // SAFETY: as for the other libraries.
     NVML_NAMES.iter().find_map(|&name| unsafe { libloading::Library::new(name) }.ok())
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_is_reported_and_not_panicked_over() {
+    fn a_missing_library_is_reported_without_a_panic() {
         for report in reports() {
             assert!(!report.tried.is_empty() && !report.remedy.is_empty(), "{report:?}");
         }

@@ -10,7 +10,7 @@ use crate::ops::{CrossEntropy, LossStatistics};
 /// Most threads that share a row.
 const MOST_THREADS: usize = 512;
 
-/// Shared memory that a block takes for its sums beside a row.
+/// Static shared memory of a block, beside the row that it holds.
 const STATIC_SHARED: usize = 1024;
 
 /// Threads of the one block that adds up the losses of all rows.
@@ -47,7 +47,7 @@ pub(super) fn cross_entropy(launcher: &Launcher, op: &CrossEntropy) -> Result<()
     op.scale.map_or(Ok(()), |scale| gradient(launcher, op, scale))
 }
 
-/// Whether a block can hold a row of the logits, which are read only once then.
+/// Whether a row of the logits fits into shared memory, so that it is read only once.
 fn fits(launcher: &Launcher, op: &CrossEntropy) -> bool {
     aligned(op.columns, &[op.logits]) && row_bytes(op) + STATIC_SHARED <= launcher.shared_bytes()
 }
@@ -82,7 +82,7 @@ fn loss(launcher: &Launcher, op: &CrossEntropy) -> Result<(), CudaError> {
     unsafe { launcher.launch(&LOSS, "cross_entropy_loss", Grid::new(1, LOSS_THREADS), &arguments) }
 }
 
-/// The gradient from statistics that are there.
+/// The gradient from statistics that were computed earlier.
 fn gradient(launcher: &Launcher, op: &CrossEntropy, scale: View) -> Result<(), CudaError> {
     let wide = aligned(op.columns, &[op.logits]);
     let name = format!("cross_entropy_{}", suffix(op.logits.dtype())?);
@@ -103,7 +103,7 @@ fn gradient(launcher: &Launcher, op: &CrossEntropy, scale: View) -> Result<(), C
     unsafe { launcher.launch(&LOSS, &name, rows_grid(op.rows, op.columns, wide), &arguments) }
 }
 
-/// One block per row, a pack or an element per thread and turn.
+/// One block per row. In each iteration a thread handles a pack, or one element.
 fn rows_grid(rows: usize, columns: usize, wide: bool) -> Grid {
     per_row(rows, if wide { columns / PACK } else { columns }, MOST_THREADS)
 }

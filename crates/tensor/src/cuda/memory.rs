@@ -1,4 +1,4 @@
-//! Device memory: one plain allocation of the planned size, given out by an [`Arena`].
+//! Device memory: one allocation of the planned size, divided by an [`Arena`].
 
 use cudarc::driver::result;
 
@@ -6,7 +6,7 @@ use super::error::CudaError;
 use super::stream::Stream;
 use crate::{Arena, Block, Category, Memory, Place, Usage};
 
-/// One `cuMemAlloc` of the planned capacity; never managed memory, which would page instead of failing.
+/// One `cuMemAlloc` of the planned capacity. Managed memory is not used, because it would page instead of failing.
 #[derive(Debug)]
 pub(crate) struct DeviceSlab {
     stream: Stream,
@@ -16,7 +16,7 @@ pub(crate) struct DeviceSlab {
 }
 
 impl DeviceSlab {
-    /// Takes `capacity` bytes from the device at once.
+    /// Allocates `capacity` bytes on the device.
     pub(crate) fn new(stream: &Stream, capacity: u64) -> Result<Self, CudaError> {
         let bytes = Arena::rounded(capacity);
         // SAFETY: the stream's context is current on this thread; the memory is freed in `drop` only.
@@ -28,7 +28,7 @@ impl DeviceSlab {
         Ok(DeviceSlab { stream: stream.clone(), address, bytes, arena })
     }
 
-    /// What is free: the same requests from here on get the same addresses.
+    /// The free ranges. From the same free ranges, the same requests get the same addresses.
     pub(crate) fn free(&self) -> Vec<(u64, u64)> {
         self.arena.free()
     }
@@ -41,7 +41,7 @@ impl Memory for DeviceSlab {
 
     fn allocate(&self, bytes: u64, category: Category) -> Block {
         let block = self.arena.allocate(bytes, category);
-        self.stream.note([block.address, block.bytes]);
+        self.stream.add_to_digest([block.address, block.bytes]);
         block
     }
 
@@ -60,10 +60,10 @@ impl Memory for DeviceSlab {
 
 impl Drop for DeviceSlab {
     fn drop(&mut self) {
-        // A failure here is an earlier kernel's, and has been or will be reported by the next call that waits.
+        // A failure here belongs to an earlier kernel. A call that waits has reported it or will report it.
         let _ = self.stream.synchronize();
-        // SAFETY: the address came from `malloc_sync`, nothing enqueued uses it any more, and every buffer that
-        // lies in it holds this slab alive.
+        // SAFETY: the address came from `malloc_sync`, nothing enqueued uses it any more, and every buffer in it holds
+        // a reference to this slab.
         let _ = unsafe { result::free_sync(self.address) };
     }
 }

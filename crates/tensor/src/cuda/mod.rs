@@ -1,7 +1,8 @@
 //! The CUDA backend: every operation is enqueued on one stream, and only reads wait.
 //!
-//! Matrix products are cuBLASLt's or our own, attention is cuDNN's or our own, everything else is a kernel of `kernels/`,
-//! compiled at run time. Libraries are loaded at run time too: where one is missing, [`CudaBackend::new`] says so.
+//! Matrix products use cuBLASLt or our own kernels, attention uses cuDNN or our own kernels, and everything else is a
+//! kernel of `kernels/`, compiled at run time. Libraries are loaded at run time too; if one is missing,
+//! [`CudaBackend::new`] returns an error that names it.
 
 pub mod libraries;
 
@@ -10,52 +11,52 @@ mod attention;
 mod backend;
 mod cache;
 mod cached_attention;
-mod card;
 mod column_sum;
 mod elementwise;
 mod embedding;
 mod error;
+mod gpu;
 mod kernels;
-mod landing;
 mod launcher;
-mod listener;
 mod loss;
 mod matmul;
 mod memory;
 mod norm;
+mod notice_handler;
 mod nvrtc;
 mod optimizer;
 mod pinned;
 mod quantize;
+mod readback;
 mod replay;
 mod rotary;
 mod staging;
 mod stream;
 mod tensor_map;
 
-pub use card::{Card, Meter};
 pub use error::CudaError;
+pub use gpu::{Gpu, NvmlDevice};
 
 pub(crate) use attention::{Pass, asks_cudnn, workspace_bytes as attention_workspace_bytes};
-pub(crate) use stream::Moment;
+pub(crate) use stream::TimingEvent;
 
 use std::rc::Rc;
 
 use attention::Attentions;
 use kernels::Kernels;
-use landing::Landings;
 use launcher::Launcher;
-use listener::Listener;
 use matmul::Products;
 use memory::DeviceSlab;
+use notice_handler::NoticeHandler;
+use readback::ReadbackPool;
 use replay::Replay;
 use staging::Staging;
 use stream::{DeviceRange, Stream};
 
 use crate::{Buffer, Category, DType, Device, Memory};
 
-/// Workspace of the stream. 32 MiB is what NVIDIA advises for cuBLASLt on Hopper; our kernels and the libraries use
-/// it in turn, which the order of the stream makes safe.
+/// Workspace of the stream. NVIDIA recommends 32 MiB for cuBLASLt on Hopper. Our kernels and the libraries share it,
+/// which is safe because the stream runs them in order.
 pub const WORKSPACE_BYTES: u64 = 32 << 20;
 
 /// A rank on a CUDA device.
@@ -64,20 +65,20 @@ pub struct CudaBackend {
     memory: Rc<dyn Memory>,
     stream: Stream,
     staging: Staging,
-    landings: Landings,
+    readbacks: ReadbackPool,
     replay: Replay,
     launcher: Launcher,
     products: Products,
     attentions: Attentions,
-    listener: Listener,
+    notices: NoticeHandler,
     _workspace: Buffer,
 }
 
 impl CudaBackend {
-    /// A backend on device number `device` that takes `capacity` bytes of its memory at once, workspace included.
+    /// A backend on device number `device` that allocates `capacity` bytes of its memory at once, workspace included.
     ///
-    /// With `deterministic` the same inputs give the same bits: attention's backward is then slower, and matrix
-    /// products run what cuBLASLt thinks best instead of what proves fastest.
+    /// With `deterministic` the same inputs give the same bits. The backward of attention is then slower, and matrix
+    /// products use cuBLASLt's first choice instead of the algorithm that measures fastest.
     pub fn new(device: usize, capacity: u64, deterministic: bool) -> Result<Self, CudaError> {
         let stream = Stream::new(device)?;
         let slab = Rc::new(DeviceSlab::new(&stream, capacity)?);
@@ -87,50 +88,51 @@ impl CudaBackend {
         let workspace = Buffer::new(&memory, elements, DType::F64, Category::Workspace);
         let scratch = DeviceRange { address: workspace.address(), bytes };
         let kernels = Kernels::new(&stream);
-        let listener = Listener::default();
-        let products = Products::new(&stream, &kernels, scratch, &listener)?;
+        let notices = NoticeHandler::default();
+        let products = Products::new(&stream, &kernels, scratch, &notices)?;
         products.tune(!deterministic);
         Ok(CudaBackend {
             products,
-            attentions: Attentions::new(&stream, &kernels, deterministic, &listener)?,
+            attentions: Attentions::new(&stream, &kernels, deterministic, &notices)?,
             launcher: Launcher::new(&stream, kernels, scratch),
             staging: Staging::new(&stream)?,
-            landings: Landings::new(&stream),
+            readbacks: ReadbackPool::new(&stream),
             replay: Replay::new(&stream, &slab),
-            listener,
+            notices,
             memory,
             stream,
             _workspace: workspace,
         })
     }
 
-    /// The same backend for work that is soon over, as a prompt, whose length may be no other's: products that are not
-    /// known from training are then chosen in milliseconds and not in a second each, on a card that is not at its power cap.
+    /// The same backend for short work, such as generating from a prompt of a new length. A product that training has
+    /// not tuned is then tuned in milliseconds instead of about a second, while the GPU is below its power cap.
     #[must_use]
     pub fn for_short_work(self) -> Self {
         self.products.tune_in_bursts();
         self
     }
 
-    /// The same backend without choices of products that were kept on disk: it makes its own, and keeps none.
+    /// The same backend without the tuning results on disk: it tunes its own products and writes no results.
     #[must_use]
-    pub fn without_kept_products(self) -> Self {
-        self.products.forget_kept();
+    pub fn without_tuning_cache(self) -> Self {
+        self.products.ignore_tuning_cache();
         self
     }
 
-    /// The same backend with attention by our own kernels, as where cuDNN is missing. Memory is asked for as with it.
+    /// The same backend with our own attention kernels, as if cuDNN were missing. It allocates the same memory as with
+    /// cuDNN.
     #[must_use]
     pub fn without_cudnn(mut self) -> Self {
-        self.attentions.forget_cudnn();
+        self.attentions.disable_cudnn();
         self
     }
 
-    /// The same backend without attention of ours that is for compute capability 9.0 alone, so that it is cuDNN's where
-    /// it can be.
+    /// The same backend without our attention kernels for compute capability 9.0, so that cuDNN's run if they support
+    /// the shape.
     #[must_use]
     pub fn without_hopper_attention(mut self) -> Self {
-        self.attentions.forget_hopper();
+        self.attentions.disable_hopper();
         self
     }
 }

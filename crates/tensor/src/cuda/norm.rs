@@ -1,4 +1,4 @@
-//! LayerNorm and RMSNorm: which of the kernels fits the width, and how many blocks share the rows.
+//! LayerNorm and RMSNorm: chooses the kernel for the width, and the number of blocks that share the rows.
 
 use super::column_sum::sum_partials;
 use super::error::CudaError;
@@ -10,13 +10,14 @@ use super::stream::{Argument, Grid};
 use crate::View;
 use crate::ops::{Gradient, Norm, NormBackward};
 
-/// Packs of a row that a thread of the forward holds (`HELD` of `norm.cu`).
+/// Packs of a row that each thread of the forward holds in registers (`HELD` of `norm.cu`).
 const HELD: usize = 2;
 
 /// Most threads of a block.
 const MOST_THREADS: usize = 1024;
 
-/// Kernels of the backward that hold rows: packs that a thread holds, and the most threads that have the registers.
+/// Backward kernels that hold a row in registers: name, packs per thread, and the most threads for which the registers
+/// suffice.
 const HELD_BACKWARD: [(&str, usize, usize); 3] =
     [("held1", 1, 512), ("held2", 2, 512), ("held2_long", 2, 768)];
 
@@ -54,7 +55,7 @@ pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), Cud
     let held = if aligned(op.width, &views) { held_backward(op.width) } else { None };
     let parts = match held {
         Some((_, threads)) => {
-            // As many blocks as run at once, fewer if their partial sums would not fit.
+            // As many blocks as run at once, or fewer if their partial sums would not fit.
             let blocks = launcher.multiprocessors() * (MOST_THREADS / threads).clamp(1, 8);
             blocks.min(op.rows).min(launcher.scratch_bytes() / bytes_per_part).max(1)
         }
@@ -71,7 +72,7 @@ pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), Cud
         launch(&format!("{way}{sum}"), Grid::new(parts, threads as u32))?;
     } else {
         let columns = op.width.div_ceil(LANES);
-        // The weights first: `dx` may be `dy`.
+        // The gradient of the weights comes first, because `dx` may be the same memory as `dy`.
         launch(
             "any_weight",
             Grid { blocks: (columns as u32, parts as u32, 1), ..Grid::new(columns, COLUMN_THREADS) },
@@ -81,12 +82,12 @@ pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), Cud
     if op.dbias.is_some() || op.residual_sum.is_none() {
         return sum_partials(launcher, partial, parts, op.width, &sums);
     }
-    // Without a bias there is a gap between the sums.
+    // Without a bias the two sums are not adjacent in the scratch buffer.
     sum_partials(launcher, partial, parts, op.width, &sums[..1])?;
     sum_partials(launcher, partial + (2 * parts * bytes_per_part / 3) as u64, parts, op.width, &sums[1..])
 }
 
-/// Name and threads of the persistent kernel, if one fits the width.
+/// Name and threads of the backward kernel that holds a row of this width, if there is one.
 fn held_backward(width: usize) -> Option<(&'static str, usize)> {
     HELD_BACKWARD
         .iter()

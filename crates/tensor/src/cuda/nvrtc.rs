@@ -1,7 +1,7 @@
-//! Kernel files compiled at run time for the card that is there, and kept on disk.
+//! Compiles kernel files at run time for the GPU of this machine, and caches the result on disk.
 //!
-//! A compiled file is found again by the hash of source, options and NVRTC version, so a stale one is never loaded. It
-//! ends with a hash of its own: the driver believes whatever machine code it is given.
+//! The cache key is a hash of source, options and NVRTC version, so an outdated file is never loaded. Each cached file
+//! ends with its own hash, because the driver does not check the machine code that it is given.
 
 use std::ffi::{CString, c_char};
 use std::fs;
@@ -17,8 +17,9 @@ use super::error::CudaError;
 use super::kernels::{COMMON, HEADERS};
 use super::libraries;
 
-/// The machine code of a kernel file for `architecture` (such as `sm_90`) and definitions (`NAME=value`), from disk where
-/// it was compiled before. What all files begin with is put before its text, and messages name the file's own lines.
+/// The machine code of a kernel file for `architecture` (such as `sm_90`) and definitions (`NAME=value`), from the disk
+/// cache if it is there. [`COMMON`](super::kernels::COMMON) is prepended to the text; compiler messages use the file's
+/// own line numbers.
 pub(crate) fn cubin(
     name: &str,
     text: &str,
@@ -48,18 +49,18 @@ pub(crate) fn cubin(
     Ok(image)
 }
 
-/// Lambdas carry no annotation, so what has none is device code.
+/// Compiler options. Functions without annotation are device code, because lambdas cannot be annotated.
 fn options(architecture: &str, definitions: &[String]) -> Vec<String> {
     let all = [format!("--gpu-architecture={architecture}"), "-std=c++17".into(), "-default-device".into()];
     all.into_iter().chain(definitions.iter().map(|definition| format!("-D{definition}"))).collect()
 }
 
-/// Whether a kernel file is for NVIDIA's tensor cores.
+/// Whether a kernel file includes a header for NVIDIA's tensor cores.
 fn includes_headers(text: &str) -> bool {
     text.contains("#include \"")
 }
 
-/// NVRTC's version, "13.0". NVRTC must be there.
+/// NVRTC's version, such as "13.0". NVRTC must have been loaded.
 pub(crate) fn version() -> String {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: two integers to write to; the caller has asked for the library.
@@ -70,7 +71,7 @@ pub(crate) fn version() -> String {
     }
 }
 
-/// The error is NVRTC's log.
+/// Compiles a program. The error is NVRTC's log.
 fn compile(text: &str, options: &[String]) -> Result<Vec<u8>, String> {
     let text = CString::new(text).expect("kernel sources hold no zero");
     let program = Program::new(&text)?;
@@ -109,7 +110,8 @@ impl Program {
 
     fn image(&self) -> Result<Vec<u8>, result::NvrtcError> {
         let mut size = 0;
-        // SAFETY: the program lives and was compiled for a real architecture; the vector has the size NVRTC asks.
+        // SAFETY: the program lives and was compiled for a real architecture; the vector has the size that NVRTC
+        // reports.
         unsafe {
             sys::nvrtcGetCUBINSize(self.0, &raw mut size).result()?;
             let mut image = vec![0_u8; size];
@@ -126,7 +128,7 @@ impl Drop for Program {
     }
 }
 
-/// The image of a file that was kept, unless a crash or a full disk has left something else there.
+/// Reads a cached image. `None` if the file is missing or damaged, for example by a crash or a full disk.
 fn find(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
     let (image, hash) = bytes.split_last_chunk()?;
@@ -136,8 +138,8 @@ fn find(path: &Path) -> Option<Vec<u8>> {
     })
 }
 
-/// Writes under a name of its own first: ranks, threads of one process or not, that compile the same file at once never
-/// read half of one. That nothing can be kept is no failure.
+/// Writes to a temporary name first, so that ranks that compile the same file at once never read a partial file. A
+/// failed write is ignored.
 fn keep(path: &Path, image: &[u8]) {
     static WRITTEN: AtomicU64 = AtomicU64::new(0);
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
@@ -195,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Whether a file is compiled for each width of a head by itself.
+    /// Whether a file is compiled separately for each head size.
     fn is_for_one_head(text: &str) -> bool {
         text.contains("HEAD_DIM")
     }
@@ -209,7 +211,7 @@ mod tests {
         assert!(image.starts_with(b"\x7fELF"), "{name} gave no machine code");
     }
 
-    /// That they are for the tiles that are launched is asserted in the files themselves.
+    /// The files themselves assert that the definitions match their tiles.
     #[test]
     fn every_file_for_one_head_compiles() {
         if let Err(missing) = libraries::NVRTC.require() {
@@ -234,9 +236,10 @@ mod tests {
         });
     }
 
-    /// A compiler that cannot follow products under way waits for each, which costs half the speed and fails nothing.
+    /// If the compiler cannot track asynchronous products, it waits after each one. That halves the speed and fails no
+    /// other test.
     #[test]
-    fn products_under_way_are_not_waited_for_one_by_one() {
+    fn asynchronous_products_are_not_waited_for_one_by_one() {
         if let Err(missing) = libraries::NVRTC.require() {
             skip(Need::Nvrtc, missing);
             return;
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_kernel_is_said_with_file_and_line() {
+    fn compile_errors_name_file_and_line() {
         if let Err(missing) = libraries::NVRTC.require() {
             skip(Need::Nvrtc, missing);
             return;
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_found_whole_or_not_at_all() {
+    fn a_cached_image_is_read_whole_or_not_at_all() {
         let folder = std::env::temp_dir().join(format!("kintsugi-cubin-{}", std::process::id()));
         let path = folder.join("kernel.cubin");
         assert_eq!(find(&path), None);

@@ -1,4 +1,4 @@
-//! What a step ends with: the norm of the gradients, the decision what the step does, and `AdamW`.
+//! The end of a step: the norm of the gradients, the step's control values, and `AdamW`.
 
 use super::error::CudaError;
 use super::kernels::{OPTIMIZER, suffix};
@@ -7,25 +7,25 @@ use super::stream::Grid;
 use crate::ops::{AdamW, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl};
 use crate::{DType, View};
 
-/// Elements that one block squares and adds (`SQUARES_CHUNK` of `optimizer.cu`).
+/// Elements that one block squares and sums (`SQUARES_CHUNK` of `optimizer.cu`).
 const SQUARES_CHUNK: usize = 16384;
 
-/// Parts that one launch adds up (`SQUARES_PARTS`), and words of each in the table.
+/// Most parts of one launch (`SQUARES_PARTS`), and words per part in the table.
 const SQUARES_PARTS: usize = 96;
 const SQUARES_WORDS: usize = 4;
 
 /// Elements that one block updates (`UPDATE_CHUNK`).
 const UPDATE_CHUNK: usize = 4096;
 
-/// Segments that one launch updates (`UPDATE_SEGMENTS`), and words of each in the table.
+/// Most segments of one launch (`UPDATE_SEGMENTS`), and words per segment in the table.
 const UPDATE_SEGMENTS: usize = 56;
 const UPDATE_WORDS: usize = 8;
 
-/// Threads of a block, and of the one block that ends a sum.
+/// Threads per block, and of the single block that finishes a sum.
 const THREADS: u32 = 256;
 const END_THREADS: u32 = 1024;
 
-/// See [`SumsOfSquares`]: one launch for every [`SQUARES_PARTS`] parts, and a small one that ends the sums.
+/// See [`SumsOfSquares`]. One launch per [`SQUARES_PARTS`] parts, each followed by a small one that finishes the sums.
 pub(super) fn sums_of_squares(launcher: &Launcher, op: &SumsOfSquares) -> Result<(), CudaError> {
     for view in op.parts.iter().filter_map(|part| part.own).chain(op.total) {
         expect_f32("a sum of squares", view)?;
@@ -54,7 +54,7 @@ fn some_squares(launcher: &Launcher, parts: &[Squares], total: Option<View>) -> 
     unsafe { launcher.launch_with_table(&OPTIMIZER, "squares_end", grid, &table, &arguments) }
 }
 
-/// The first block of a table's entry, and a flag above it.
+/// A table entry: the number of the first block, with a flag in the high bits.
 fn block_and_flag(block: usize, flag: bool) -> u64 {
     block as u64 | u64::from(flag) << 32
 }
@@ -86,7 +86,7 @@ pub(super) fn update_control(launcher: &Launcher, op: &UpdateControl) -> Result<
     unsafe { launcher.launch(&OPTIMIZER, "update_control", Grid::new(1, 1), &arguments) }
 }
 
-/// See [`AdamW`]: one launch for every [`UPDATE_SEGMENTS`] segments of all parameters.
+/// See [`AdamW`]. One launch per [`UPDATE_SEGMENTS`] segments, over all parameters.
 pub(super) fn adamw(launcher: &Launcher, op: &AdamW) -> Result<(), CudaError> {
     expect_f32("the control of a step", op.control)?;
     let Some(first) = op.parameters.first() else { return Ok(()) };

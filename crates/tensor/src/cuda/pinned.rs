@@ -1,5 +1,5 @@
-//! Page-locked host memory: the card reads and writes it by itself, at the speed of the bus, while the host does other
-//! things. Copies to and from any other memory are staged by the driver, which waits for the stream first.
+//! Page-locked host memory. The GPU copies to and from it at the speed of the bus while the host continues. The driver
+//! stages copies of pageable memory itself, and waits for the stream first.
 
 use std::ffi::c_void;
 
@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::error::CudaError;
 use super::stream::Stream;
 
-/// Bytes that one thread moves at a time; less than two of it are not worth a second thread.
+/// Bytes that one thread copies at a time. A second thread does not pay off below twice this size.
 const CHUNK: usize = 512 << 10;
 
 /// One `cuMemHostAlloc`. Its address never changes.
@@ -21,7 +21,7 @@ pub(crate) struct Pinned {
 }
 
 impl Pinned {
-    /// Takes `bytes` from the host, all zero, for copies on `stream`.
+    /// Allocates `bytes` of zeroed host memory for copies on `stream`.
     pub(crate) fn new(stream: &Stream, bytes: usize) -> Result<Self, CudaError> {
         // SAFETY: the stream's context is current on this thread; the memory is freed in `drop` only.
         let address = unsafe { result::malloc_host(bytes, 0) }.map_err(|error| {
@@ -33,12 +33,12 @@ impl Pinned {
         Ok(Pinned { stream: stream.clone(), address, bytes })
     }
 
-    /// How many bytes there are.
+    /// Its size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Enqueues a copy of `bytes` from place `at` to the card.
+    /// Enqueues a copy of `bytes` from offset `at` to the device.
     ///
     /// # Safety
     /// `to` must be device memory with room for them.
@@ -48,20 +48,20 @@ impl Pinned {
         unsafe { self.stream.upload(self.address.add(at), bytes, to) }
     }
 
-    /// Enqueues a copy of the first `bytes` from the card.
+    /// Enqueues a copy of the first `bytes` from the device.
     ///
     /// # Safety
-    /// `from` must be device memory of at least so many.
+    /// `from` must be device memory of at least as many bytes.
     pub(crate) unsafe fn download(&self, from: u64, bytes: usize) -> Result<(), CudaError> {
         self.check(0, bytes);
         // SAFETY: as in `upload`.
         unsafe { self.stream.download(from, self.address, bytes) }
     }
 
-    /// Puts bytes at place `at`.
+    /// Writes bytes at offset `at`.
     ///
     /// # Safety
-    /// No copy that is enqueued and has not run may read or write that place.
+    /// No enqueued copy that has not run yet may read or write that range.
     pub(crate) unsafe fn put(&self, at: usize, from: &[u8]) {
         self.check(at, from.len());
         // SAFETY: inside the allocation, and by the caller's promise nobody else uses it.
@@ -72,7 +72,7 @@ impl Pinned {
     /// Reads the first bytes.
     ///
     /// # Safety
-    /// No copy that is enqueued and has not run may write them.
+    /// No enqueued copy that has not run yet may write them.
     pub(crate) unsafe fn get(&self, to: &mut [u8]) {
         self.check(0, to.len());
         // SAFETY: inside the allocation, and by the caller's promise nobody writes it.
@@ -87,14 +87,14 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // A failure here is an earlier kernel's, and has been or will be reported by the next call that waits.
+        // A failure here belongs to an earlier kernel. A call that waits has reported it or will report it.
         let _ = self.stream.synchronize();
         // SAFETY: the address came from `malloc_host`, and nothing enqueued uses it any more.
         let _ = unsafe { result::free_host(self.address.cast::<c_void>()) };
     }
 }
 
-/// Copies on as many threads as it is worth: one alone is slower than the bus.
+/// Copies on several threads if it pays off: one thread alone is slower than the bus.
 fn copy(from: &[u8], to: &mut [u8]) {
     if to.len() < 2 * CHUNK {
         to.copy_from_slice(from);

@@ -1,4 +1,4 @@
-//! Blocks of small integers.
+//! Blockwise quantisation to small integers.
 
 use super::error::CudaError;
 use super::kernels::{QUANTIZE, suffix};

@@ -1,9 +1,10 @@
-//! A step that is the same every time becomes a CUDA graph: captured once, then launched with one call.
+//! Replay of a training step as a CUDA graph: captured once, then launched with one call.
 //!
-//! Nobody says that a step is the same; it is seen. Everything that is enqueued and every address that is given out goes
-//! into a digest ([`Stream::note`]), and so does whatever happens at first calls only ([`Stream::novel`]). Once two steps
-//! in a row have the same digest, the next is captured. A graph reads its tokens from page-locked memory of its own,
-//! and there are two graphs in turn: the host fills the memory of one while the other runs.
+//! The backend detects by itself that steps are identical. Every enqueued operation and every allocated address is
+//! added to a digest ([`Stream::add_to_digest`]), and so is everything that happens only at first calls
+//! ([`Stream::mark_not_repeatable`]). Once two consecutive steps have the same digest, the next one is captured. A
+//! graph reads its tokens from its own page-locked memory. Two graphs alternate: the host fills the memory of one while
+//! the other runs.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -18,87 +19,88 @@ use super::pinned::Pinned;
 use super::stream::Stream;
 use crate::{ReplayOutcome, ReplayRequest};
 
-/// Graphs that take turns.
+/// Graphs that alternate.
 const GRAPHS: usize = 2;
 
-/// Why what was captured is no use.
+/// Why a captured step was rejected.
 const DIFFERS: &str = "a step differs from the two before it";
 
-/// The repeated step of one stream.
+/// Detects, captures and replays the identical steps of one stream.
 pub(crate) struct Replay {
     stream: Stream,
     slab: Rc<DeviceSlab>,
-    watch: RefCell<Watch>,
-    graphs: RefCell<Vec<Captured>>,
-    /// The graph whose turn it is.
+    history: RefCell<StepHistory>,
+    graphs: RefCell<Vec<CapturedStep>>,
+    /// Index of the graph that runs next.
     turn: Cell<usize>,
     mode: RefCell<Mode>,
-    /// Whether capturing has failed.
+    /// Whether a capture has failed; then none is tried repeated.
     refused: Cell<bool>,
 }
 
-/// What is going on.
+/// What happens to operations that are enqueued now.
 enum Mode {
-    /// No step, or one that nobody watches.
+    /// No step is running, or it is not recorded.
     Idle,
-    /// A step is enqueued one by one, with so many bytes of tokens so far.
-    Watching { bytes: usize },
-    /// A step is captured. What fails meanwhile has not been run, so the step can begin anew.
-    Capturing { tokens: Tokens, failure: Option<CudaError> },
+    /// A step is enqueued and its signature recorded. So far it has uploaded this many bytes of tokens.
+    Recording { bytes: usize },
+    /// A step is captured. Its operations have not run, so after a failure the step can start repeated.
+    Capturing { tokens: PinnedTokens, failure: Option<CudaError> },
 }
 
-/// By what a step is known again.
+/// Identifies a step: steps with equal signatures do the same work.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Footprint {
-    /// Of everything that was enqueued and given out.
+struct StepSignature {
+    /// Digest of all enqueued operations and allocated addresses.
     digest: u64,
-    /// Memory that was free when it began.
+    /// Memory that was free when the step began.
     free: Vec<(u64, u64)>,
     /// Bytes of its tokens.
     bytes: usize,
 }
 
-/// Sees when steps have become the same.
+/// The last step's signature, and whether the step before it had the same.
 #[derive(Debug, Default)]
-struct Watch {
-    last: Option<Footprint>,
-    again: bool,
+struct StepHistory {
+    last: Option<StepSignature>,
+    repeated: bool,
 }
 
-impl Watch {
-    fn saw(&mut self, step: Footprint) {
-        self.again = self.last.as_ref() == Some(&step);
+impl StepHistory {
+    fn record(&mut self, step: StepSignature) {
+        self.repeated = self.last.as_ref() == Some(&step);
         self.last = Some(step);
     }
 
-    /// The footprint that the next step will have, if that can be told.
-    fn expected(&self, free: &[(u64, u64)]) -> Option<Footprint> {
-        self.last.clone().filter(|last| self.again && last.free == free)
+    /// The signature of the next step, if the last two steps were equal and the same memory is free.
+    fn expected(&self, free: &[(u64, u64)]) -> Option<StepSignature> {
+        self.last.clone().filter(|last| self.repeated && last.free == free)
     }
 }
 
-/// The tokens of a step, at addresses that stay.
-struct Tokens {
+/// The tokens of a step, in page-locked memory at a fixed address.
+struct PinnedTokens {
     memory: Pinned,
     bytes: usize,
 }
 
-struct Captured {
+struct CapturedStep {
     graph: CudaGraph,
-    tokens: Tokens,
-    /// Memory that was free when it was captured: only then are its addresses those that the step would get.
+    tokens: PinnedTokens,
+    /// Memory that was free when the step was captured. The graph's addresses are valid only if the same memory is
+    /// free.
     free: Vec<(u64, u64)>,
-    /// Its last launch.
+    /// Completion of its last launch.
     ran: CudaEvent,
 }
 
 impl Replay {
-    /// Nothing has been seen yet.
+    /// No step has run yet.
     pub(crate) fn new(stream: &Stream, slab: &Rc<DeviceSlab>) -> Self {
         Replay {
             stream: stream.clone(),
             slab: Rc::clone(slab),
-            watch: RefCell::default(),
+            history: RefCell::default(),
             graphs: RefCell::default(),
             turn: Cell::new(0),
             mode: RefCell::new(Mode::Idle),
@@ -123,9 +125,9 @@ impl Replay {
             self.launch(captured)?;
             return Ok(ReplayOutcome::Replayed);
         }
-        let expected = self.watch.borrow().expected(&free);
+        let expected = self.history.borrow().expected(&free);
         let Some(expected) = expected else {
-            self.watch(free, step);
+            self.enqueue_and_record(free, step);
             return Ok(ReplayOutcome::Enqueued);
         };
         if let Err(error) = self.capture(expected, step).and_then(|captured| self.first_launch(captured)) {
@@ -137,14 +139,15 @@ impl Replay {
         Ok(ReplayOutcome::Enqueued)
     }
 
-    /// Uploads a captured step's tokens; `false` if they are to go another way.
+    /// Uploads tokens as part of a captured step. Returns `false` if no capture is under way and the caller must upload
+    /// them.
     ///
     /// # Safety
     /// `to` must be device memory with room for `bytes`.
     pub(crate) unsafe fn upload(&self, bytes: &[u8], to: u64) -> Result<bool, CudaError> {
         match &mut *self.mode.borrow_mut() {
             Mode::Idle => Ok(false),
-            Mode::Watching { bytes: sum } => {
+            Mode::Recording { bytes: sum } => {
                 *sum += bytes.len();
                 Ok(false)
             }
@@ -164,36 +167,36 @@ impl Replay {
         }
     }
 
-    /// Keeps a failure while a step is captured; gives it back otherwise.
-    pub(crate) fn keep(&self, error: CudaError) -> Result<(), CudaError> {
+    /// Stores a failure if a step is being captured; returns it otherwise.
+    pub(crate) fn defer_failure(&self, error: CudaError) -> Result<(), CudaError> {
         match &mut *self.mode.borrow_mut() {
             Mode::Capturing { failure, .. } => {
                 failure.get_or_insert(error);
                 Ok(())
             }
-            Mode::Idle | Mode::Watching { .. } => Err(error),
+            Mode::Idle | Mode::Recording { .. } => Err(error),
         }
     }
 
-    /// Has a step enqueued one by one, and remembers its footprint.
-    fn watch(&self, free: Vec<(u64, u64)>, step: &mut dyn FnMut(ReplayRequest)) {
-        self.mode.replace(Mode::Watching { bytes: 0 });
+    /// Enqueues a step operation by operation, and records its signature.
+    fn enqueue_and_record(&self, free: Vec<(u64, u64)>, step: &mut dyn FnMut(ReplayRequest)) {
+        self.mode.replace(Mode::Recording { bytes: 0 });
         self.stream.begin_digest();
         step(ReplayRequest::WholeStep);
-        if let Mode::Watching { bytes } = self.mode.replace(Mode::Idle) {
-            let footprint = Footprint { digest: self.stream.digest(), free, bytes };
-            self.watch.borrow_mut().saw(footprint);
+        if let Mode::Recording { bytes } = self.mode.replace(Mode::Idle) {
+            let signature = StepSignature { digest: self.stream.digest(), free, bytes };
+            self.history.borrow_mut().record(signature);
         }
     }
 
     /// Captures a step instead of running it.
     fn capture(
         &self,
-        expected: Footprint,
+        expected: StepSignature,
         step: &mut dyn FnMut(ReplayRequest),
-    ) -> Result<Captured, CudaError> {
+    ) -> Result<CapturedStep, CudaError> {
         let ran = self.stream.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
-        let tokens = Tokens { memory: Pinned::new(&self.stream, expected.bytes.max(1))?, bytes: 0 };
+        let tokens = PinnedTokens { memory: Pinned::new(&self.stream, expected.bytes.max(1))?, bytes: 0 };
         let queue = self.stream.queue();
         queue.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
         self.mode.replace(Mode::Capturing { tokens, failure: None });
@@ -210,11 +213,11 @@ impl Replay {
         if (self.stream.digest(), tokens.bytes) != (expected.digest, expected.bytes) {
             return Err(CudaError::Unsupported(DIFFERS.to_owned()));
         }
-        Ok(Captured { graph, tokens, free: expected.free, ran })
+        Ok(CapturedStep { graph, tokens, free: expected.free, ran })
     }
 
-    /// Runs what was captured, and keeps it in the place of one that memory has changed for.
-    fn first_launch(&self, captured: Captured) -> Result<(), CudaError> {
+    /// Launches a captured step for the first time. It replaces the graph that was captured when other memory was free.
+    fn first_launch(&self, captured: CapturedStep) -> Result<(), CudaError> {
         let turn = self.turn.get();
         self.launch(&captured)?;
         let mut graphs = self.graphs.borrow_mut();
@@ -225,7 +228,7 @@ impl Replay {
         Ok(())
     }
 
-    fn launch(&self, captured: &Captured) -> Result<(), CudaError> {
+    fn launch(&self, captured: &CapturedStep) -> Result<(), CudaError> {
         captured.graph.launch()?;
         captured.ran.record(self.stream.queue())?;
         self.turn.set((self.turn.get() + 1) % GRAPHS);
@@ -233,8 +236,8 @@ impl Replay {
     }
 }
 
-impl Captured {
-    /// Puts new tokens in the place of the old ones, when those have been read.
+impl CapturedStep {
+    /// Writes new tokens over the old ones, after the last launch has read those.
     fn refill(&self, step: &mut dyn FnMut(ReplayRequest)) -> Result<(), CudaError> {
         self.ran.synchronize()?;
         let mut at = 0;
@@ -244,12 +247,12 @@ impl Captured {
             unsafe { self.tokens.memory.put(at, &bytes) };
             at += bytes.len();
         }));
-        assert_eq!(at, self.tokens.bytes, "a repeated step has as many tokens every time");
+        assert_eq!(at, self.tokens.bytes, "a replayed step has the same number of tokens every time");
         Ok(())
     }
 }
 
-/// Token ids as they lie in memory.
+/// Token ids as bytes.
 pub(crate) fn token_bytes(ids: &[u32]) -> Vec<u8> {
     ids.iter().flat_map(|id| id.to_ne_bytes()).collect()
 }
@@ -266,11 +269,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_steps_that_are_the_same_foretell_a_third() {
-        let step = |digest, free| Footprint { digest, free: vec![(0, free)], bytes: 8 };
-        let mut watch = Watch::default();
-        let foretold = |watch: &Watch, free| watch.expected(&[(0, free)]);
-        for (seen, expected) in [
+    fn two_equal_steps_predict_a_third() {
+        let step = |digest, free| StepSignature { digest, free: vec![(0, free)], bytes: 8 };
+        let mut history = StepHistory::default();
+        let predicted = |history: &StepHistory, free| history.expected(&[(0, free)]);
+        for (step, expected) in [
             (step(1, 100), None),
             (step(2, 100), None),
             (step(2, 100), Some(step(2, 100))),
@@ -279,9 +282,9 @@ mod tests {
             (step(3, 50), None),
             (step(3, 50), None),
         ] {
-            watch.saw(seen);
-            assert_eq!(foretold(&watch, 100), expected);
+            history.record(step);
+            assert_eq!(predicted(&history, 100), expected);
         }
-        assert_eq!(foretold(&watch, 50), Some(step(3, 50)), "where memory is as it was");
+        assert_eq!(predicted(&history, 50), Some(step(3, 50)), "if the same memory is free");
     }
 }

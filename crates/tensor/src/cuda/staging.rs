@@ -1,5 +1,5 @@
-//! The way between the card and memory that is not page-locked: through two page-locked slots in turn, so that the card
-//! fills one while the host empties the other.
+//! Copies between the GPU and pageable memory. They go through two page-locked slots in turn, so that the GPU fills one
+//! slot while the host empties the other.
 
 use std::cell::Cell;
 
@@ -10,10 +10,10 @@ use super::error::CudaError;
 use super::pinned::Pinned;
 use super::stream::Stream;
 
-/// Bytes of a slot: long enough on the bus, about 150 µs, that starting a copy does not count.
+/// Bytes per slot. One copy takes about 150 µs on the bus, so its start-up time does not matter.
 const SLOT: usize = 8 << 20;
 
-/// Where uploads begin in a slot is a multiple of this.
+/// Uploads start at a multiple of this in a slot.
 const ALIGNMENT: usize = 256;
 
 /// The slots of one stream.
@@ -21,19 +21,19 @@ const ALIGNMENT: usize = 256;
 pub(crate) struct Staging {
     stream: Stream,
     slots: [Slot; 2],
-    /// The slot that uploads go through, and the bytes of it that they have taken.
+    /// The slot that uploads currently use, and the bytes of it that are taken.
     place: Cell<(usize, usize)>,
 }
 
 #[derive(Debug)]
 struct Slot {
     memory: Pinned,
-    /// The last copy through this slot, once it has been left for the other.
+    /// Completion of the last copy through this slot, recorded when the other slot took over.
     done: CudaEvent,
 }
 
 impl Staging {
-    /// Takes both slots.
+    /// Allocates both slots.
     pub(crate) fn new(stream: &Stream) -> Result<Self, CudaError> {
         let slot = || -> Result<Slot, CudaError> {
             let done = stream.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
@@ -42,15 +42,15 @@ impl Staging {
         Ok(Staging { stream: stream.clone(), slots: [slot()?, slot()?], place: Cell::default() })
     }
 
-    /// Enqueues a copy to the card; `bytes` may be reused when this returns. Waits only if both slots are full of what
-    /// has not been copied yet.
+    /// Enqueues a copy to the device. `bytes` may be reused when this returns. Waits only if both slots are full of
+    /// bytes that have not been copied yet.
     ///
     /// # Safety
     /// `to` must be device memory with room for `bytes`.
     pub(crate) unsafe fn upload(&self, bytes: &[u8], to: u64) -> Result<(), CudaError> {
         for (i, part) in bytes.chunks(SLOT).enumerate() {
             let (slot, at) = self.reserve(part.len())?;
-            // SAFETY: the place was reserved; the rest is the caller's promise.
+            // SAFETY: the range was reserved; the rest is the caller's promise.
             unsafe {
                 slot.memory.put(at, part);
                 slot.memory.upload(at, part.len(), to + (i * SLOT) as u64)?;
@@ -59,7 +59,7 @@ impl Staging {
         Ok(())
     }
 
-    /// A place that nothing enqueued uses any more.
+    /// Reserves a range of a slot that no enqueued copy uses.
     fn reserve(&self, bytes: usize) -> Result<(&Slot, usize), CudaError> {
         let (mut slot, mut at) = self.place.get();
         if at + bytes > SLOT {
@@ -76,7 +76,7 @@ impl Staging {
     /// # Safety
     /// `from` must be device memory of at least as many bytes as `to` has.
     pub(crate) unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<(), CudaError> {
-        // Uploads from the slots come before on the stream, so their bytes may be overwritten.
+        // The stream runs earlier uploads from the slots first, so their bytes may be overwritten.
         let mut coming: Option<(&Slot, &mut [u8])> = None;
         for (i, part) in to.chunks_mut(SLOT).enumerate() {
             let slot = &self.slots[i % 2];
@@ -97,7 +97,7 @@ impl Staging {
 }
 
 impl Slot {
-    /// Waits for the slot's last copy, then reads what it brought.
+    /// Waits for the slot's last copy, then reads its bytes.
     fn empty(&self, to: &mut [u8]) -> Result<(), CudaError> {
         self.done.synchronize()?;
         // SAFETY: the copy to this slot has run, and the next is enqueued after this.

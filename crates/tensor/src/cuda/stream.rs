@@ -1,4 +1,4 @@
-//! One device, one stream on it, and what is enqueued there: kernels and copies, in order.
+//! A device and the stream on which kernels and copies are enqueued, in order.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -14,10 +14,10 @@ use super::error::CudaError;
 use super::libraries;
 use crate::{Launch, Mark};
 
-/// Shared memory that a block gets without being asked for by name.
+/// Shared memory that a block gets without opting in to more.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
-/// Bytes of device memory.
+/// A range of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceRange {
     /// Device pointer.
@@ -26,34 +26,34 @@ pub(crate) struct DeviceRange {
     pub(crate) bytes: u64,
 }
 
-/// A kernel, loaded for as long as its device's context lives.
+/// A loaded kernel. It stays valid as long as the device's context.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Function(pub(crate) sys::CUfunction);
 
-/// How many threads run a kernel.
+/// The launch configuration of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
     /// Blocks along x, y, z.
     pub(crate) blocks: (u32, u32, u32),
-    /// Threads of a block.
+    /// Threads per block.
     pub(crate) threads: u32,
-    /// Dynamic shared memory of a block, bytes.
+    /// Dynamic shared memory per block, in bytes.
     pub(crate) shared: u32,
 }
 
 impl Grid {
     /// Blocks in one dimension, no dynamic shared memory.
     pub(crate) fn new(blocks: usize, threads: u32) -> Self {
-        let blocks = u32::try_from(blocks).expect("a grid of more blocks than the card counts");
+        let blocks = u32::try_from(blocks).expect("a grid of more blocks than the GPU counts");
         Grid { blocks: (blocks, 1, 1), threads, shared: 0 }
     }
 }
 
-/// A kernel's argument, by value: its bytes come first, as on every little-endian machine.
+/// A kernel argument passed by value. Its bytes come first, as on every little-endian machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Argument(u64);
 
-/// A table of words that a kernel takes by value, before its other arguments; all arguments together are 4 kB at most.
+/// A table of words that a kernel takes by value, before its other arguments. All arguments together may have 4 kB.
 pub(crate) type Table<'a> = &'a [u64];
 
 impl From<u64> for Argument {
@@ -86,13 +86,13 @@ impl From<f64> for Argument {
     }
 }
 
-/// A moment of a stream, by the card's clock.
+/// A CUDA event with a timestamp.
 #[derive(Debug)]
-pub(crate) struct Moment(CudaEvent);
+pub(crate) struct TimingEvent(CudaEvent);
 
-impl Moment {
-    /// How long after an earlier one. Waits for both.
-    pub(crate) fn since(&self, earlier: &Moment) -> Result<Duration, CudaError> {
+impl TimingEvent {
+    /// The time since an earlier event. Waits for both.
+    pub(crate) fn since(&self, earlier: &TimingEvent) -> Result<Duration, CudaError> {
         let ms = earlier.0.elapsed_ms(&self.0)?;
         Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
@@ -100,7 +100,7 @@ impl Moment {
 
 /// A device and the one stream on which a rank's work is enqueued.
 ///
-/// The device's primary context is made current on the thread that makes the stream, and a rank stays on its thread.
+/// The thread that creates the stream makes the device's primary context current. A rank stays on that thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
     context: Arc<CudaContext>,
@@ -108,10 +108,11 @@ pub(crate) struct Stream {
     multiprocessors: u32,
     shared_bytes: u32,
     capability: (i32, i32),
-    /// Of what was enqueued, and how often something was new.
+    /// A hash of everything enqueued since [`Stream::begin_digest`], and the number of calls of
+    /// [`Stream::mark_not_repeatable`].
     digest: Rc<Cell<u64>>,
-    news: Rc<Cell<u64>>,
-    /// What was enqueued, if somebody wants to know.
+    not_repeatable: Rc<Cell<u64>>,
+    /// The recorded launches, while recording is on.
     launches: Rc<RefCell<Option<Vec<Launch>>>>,
 }
 
@@ -134,7 +135,7 @@ impl Stream {
             shared_bytes,
             capability,
             digest: Rc::default(),
-            news: Rc::default(),
+            not_repeatable: Rc::default(),
             launches: Rc::default(),
         })
     }
@@ -159,7 +160,7 @@ impl Stream {
         self.multiprocessors as usize
     }
 
-    /// Most shared memory that a block can ask for, bytes.
+    /// Most shared memory that a block can request, in bytes.
     pub(crate) fn shared_bytes(&self) -> usize {
         self.shared_bytes as usize
     }
@@ -169,53 +170,54 @@ impl Stream {
         self.capability
     }
 
-    /// Forgets what was enqueued.
+    /// Resets the digest.
     pub(crate) fn begin_digest(&self) {
         self.digest.set(0);
     }
 
-    /// Of what was enqueued since: two that are the same stand for the same work, but for the tokens that are copied.
+    /// The digest of everything enqueued since the reset. Equal digests stand for equal work, except for the tokens
+    /// that are copied.
     pub(crate) fn digest(&self) -> u64 {
         self.digest.get()
     }
 
-    /// Something is enqueued, or an address given out, that these words describe.
-    pub(crate) fn note(&self, words: impl IntoIterator<Item = u64>) {
-        /// Odd, with bits everywhere: 2⁶⁴ divided by the golden ratio.
+    /// Adds words to the digest that describe an enqueued operation or an allocated address.
+    pub(crate) fn add_to_digest(&self, words: impl IntoIterator<Item = u64>) {
+        /// An odd number with well-spread bits: 2⁶⁴ divided by the golden ratio.
         const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
         let mix = |digest: u64, word: u64| (digest.rotate_left(23) ^ word).wrapping_mul(FACTOR);
         self.digest.set(words.into_iter().fold(self.digest.get(), mix));
     }
 
-    /// The same for what is described by more than numbers.
-    pub(crate) fn note_all_of(&self, what: &impl Hash) {
+    /// Adds the hash of a value to the digest.
+    pub(crate) fn add_hash_to_digest(&self, what: &impl Hash) {
         let mut hasher = DefaultHasher::new();
         what.hash(&mut hasher);
-        self.note([hasher.finish()]);
+        self.add_to_digest([hasher.finish()]);
     }
 
-    /// Something is done that is not done every time, or that waits: no digest is the same with it.
-    pub(crate) fn novel(&self) {
-        self.news.set(self.news.get() + 1);
-        self.note([self.news.get()]);
+    /// Makes the digest unique: something runs that does not run in every step, or that waits.
+    pub(crate) fn mark_not_repeatable(&self) {
+        self.not_repeatable.set(self.not_repeatable.get() + 1);
+        self.add_to_digest([self.not_repeatable.get()]);
     }
 
-    /// Marks the end of what is enqueued so far.
-    pub(crate) fn moment(&self) -> Result<Moment, CudaError> {
-        Ok(Moment(self.queue.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))?))
+    /// Records a timestamp after everything enqueued so far.
+    pub(crate) fn timing_event(&self) -> Result<TimingEvent, CudaError> {
+        Ok(TimingEvent(self.queue.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))?))
     }
 
-    /// Notes from now on what is enqueued.
-    pub(crate) fn note_launches(&self) {
+    /// Records every launch from now on.
+    pub(crate) fn record_launches(&self) {
         *self.launches.borrow_mut() = Some(Vec::new());
     }
 
-    /// What was noted; no more is.
-    pub(crate) fn launches(&self) -> Vec<Launch> {
+    /// Returns the recorded launches and stops recording.
+    pub(crate) fn take_launches(&self) -> Vec<Launch> {
         self.launches.borrow_mut().take().unwrap_or_default()
     }
 
-    /// Enqueues something, between marks if launches are noted.
+    /// Enqueues something. If launches are recorded, records it with a mark before and after.
     pub(crate) fn launching<T>(
         &self,
         name: impl FnOnce() -> String,
@@ -224,22 +226,22 @@ impl Stream {
         if self.launches.borrow().is_none() {
             return enqueue();
         }
-        let begun = Mark::on_card(self.moment()?);
+        let begun = Mark::on_device(self.timing_event()?);
         let enqueued = enqueue()?;
-        let launch = Launch { name: name(), begun, ended: Mark::on_card(self.moment()?) };
+        let launch = Launch { name: name(), begun, ended: Mark::on_device(self.timing_event()?) };
         self.launches.borrow_mut().as_mut().expect("they are noted").push(launch);
         Ok(enqueued)
     }
 
-    /// Waits until everything enqueued is done; an earlier kernel's failure shows here.
+    /// Waits until everything enqueued is done. Reports the failure of an earlier kernel.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         Ok(self.queue.synchronize()?)
     }
 
-    /// Enqueues a kernel. An empty table is none.
+    /// Enqueues a kernel. An empty table means that the kernel takes none.
     ///
     /// # Safety
-    /// Table and arguments must be those of the kernel, in number and type, and device memory they point to must be
+    /// Table and arguments must match the kernel's parameters in number and type. Device memory they point to must be
     /// large enough and live until the kernel has run.
     pub(crate) unsafe fn launch(
         &self,
@@ -250,7 +252,7 @@ impl Stream {
     ) -> Result<(), CudaError> {
         if grid.shared > DEFAULT_SHARED_BYTES {
             let room = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // All of a multiprocessor's memory that can be shared, so that as many blocks fit as can.
+            // The largest share of the on-chip memory as shared memory, so that as many blocks as possible fit.
             let share = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
             for (attribute, value) in [(room, grid.shared as i32), (share, 100)] {
                 // SAFETY: a loaded kernel.
@@ -258,9 +260,16 @@ impl Stream {
             }
         }
         let (x, y, z) = grid.blocks;
-        self.note([function.0 as u64, x.into(), y.into(), z.into(), grid.threads.into(), grid.shared.into()]);
-        self.note(table.iter().copied().chain(arguments.iter().map(|argument| argument.0)));
-        // The driver reads all of the table from the one pointer, so it has to be one to all of it.
+        self.add_to_digest([
+            function.0 as u64,
+            x.into(),
+            y.into(),
+            z.into(),
+            grid.threads.into(),
+            grid.shared.into(),
+        ]);
+        self.add_to_digest(table.iter().copied().chain(arguments.iter().map(|argument| argument.0)));
+        // The driver reads the whole table through this one pointer, so it must be derived from the whole slice.
         let table = (!table.is_empty()).then_some(table.as_ptr());
         let words = arguments.iter().map(|argument| std::ptr::from_ref(&argument.0));
         let mut parameters: Vec<*mut c_void> =
@@ -282,7 +291,7 @@ impl Stream {
     /// Enqueues a copy of `bytes` from page-locked memory.
     ///
     /// # Safety
-    /// Both must have so many bytes, live until the copy has run, and `from` must not be written before.
+    /// Both ranges must have `bytes` bytes and live until the copy has run. `from` must not be written before that.
     pub(crate) unsafe fn upload(&self, from: *const u8, bytes: usize, to: u64) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         self.launching(
@@ -297,7 +306,7 @@ impl Stream {
     /// Enqueues a copy of `bytes` to page-locked memory.
     ///
     /// # Safety
-    /// Both must have so many bytes, live until the copy has run, and `to` must not be used before.
+    /// Both ranges must have `bytes` bytes and live until the copy has run. `to` must not be used before that.
     pub(crate) unsafe fn download(&self, from: u64, to: *mut u8, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         self.launching(
@@ -314,7 +323,7 @@ impl Stream {
     /// # Safety
     /// `to` must be device memory of at least `bytes`.
     pub(crate) unsafe fn clear(&self, to: u64, bytes: usize) -> Result<(), CudaError> {
-        self.note([to, bytes as u64]);
+        self.add_to_digest([to, bytes as u64]);
         // SAFETY: the caller's promise.
         self.launching(
             || "clear".to_owned(),

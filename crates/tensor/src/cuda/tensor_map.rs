@@ -1,4 +1,5 @@
-//! What Hopper's copy engine (TMA) must know of a tensor to move boxes of it between global and shared memory.
+//! Tensor maps: descriptors with which Hopper's copy engine (TMA) moves boxes of a tensor between global and shared
+//! memory.
 
 use std::mem::MaybeUninit;
 
@@ -8,10 +9,10 @@ use super::error::CudaError;
 use super::launcher::device_address;
 use crate::{DType, View};
 
-/// Elements of a box's rows, which are swizzled as the tensor cores want them.
+/// Elements per row of a box. Rows are swizzled in the layout that the tensor cores read.
 pub(crate) const CHUNK: usize = 64;
 
-/// A tensor of bf16 without gaps, by the lengths of its dimensions and of the boxes that are moved, innermost first.
+/// The map of a contiguous bf16 tensor, from the lengths of its dimensions and of the boxes, innermost first.
 pub(crate) fn encode<const N: usize>(
     view: View,
     lengths: [usize; N],
@@ -20,7 +21,7 @@ pub(crate) fn encode<const N: usize>(
     assert_eq!((view.dtype(), view.len()), (DType::BF16, lengths.iter().product()), "another tensor");
     assert_eq!(boxes[0], CHUNK, "no swizzle for such rows");
     let bytes = |elements: usize| (elements * view.dtype().bytes()) as u64;
-    // From one index to the next, of all dimensions but the innermost.
+    // Strides in bytes of all dimensions but the innermost.
     let strides: Vec<u64> = (1..N).map(|i| bytes(lengths[..i].iter().product())).collect();
     let lengths = lengths.map(|length| length as u64);
     let boxes = boxes.map(|length| length as u32);
@@ -49,7 +50,7 @@ pub(crate) fn encode<const N: usize>(
     Ok(unsafe { map.assume_init() })
 }
 
-/// The maps as a table of words, as a kernel takes them.
+/// The maps as the table of words that a kernel takes.
 pub(crate) fn table(maps: &[CUtensorMap]) -> Vec<u64> {
     maps.iter().flat_map(|map| map.opaque).collect()
 }

@@ -1,18 +1,18 @@
-//! Attention of new tokens over all that came before them: what generation runs on.
+//! Attention of new tokens over a key-value cache, for generation.
 
 use super::{AttentionShape, Check};
 use crate::{DType, View};
 
-/// Puts the keys and values of new tokens into the cache at their positions; then
+/// Writes the keys and values of the new tokens into the cache at their positions. Then computes
 /// `out = softmax(q·kᵀ / √head_dim) · v` for each new query over the cached keys up to its own position.
 ///
-/// A prompt is many new tokens of a sample, and each token after it is one. What the cache holds beyond a query's
-/// position is never read, so the samples of a batch may be of different lengths.
+/// A prompt adds many new tokens to a sample; each generated token adds one. Entries beyond a query's position are
+/// never read, so the samples of a batch may have different lengths.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedAttention<'a> {
-    /// Read, as [`AttentionShape`] says: the new tokens.
+    /// Read, in the layout of [`AttentionShape`]: the new tokens.
     pub qkv: View<'a>,
-    /// Read, `[batch, sequence]`, u32: where each new token is in its sample; below `capacity`.
+    /// Read, `[batch, sequence]`, u32: the position of each new token in its sample, below `capacity`.
     pub positions: View<'a>,
     /// Read and written, `[batch, kv_heads, capacity, head_dim]`.
     pub keys: View<'a>,
@@ -20,9 +20,9 @@ pub struct CachedAttention<'a> {
     pub values: View<'a>,
     /// Written, `[batch, sequence, heads, head_dim]`.
     pub out: View<'a>,
-    /// The new tokens: `sequence` of them in every sample.
+    /// Shape of the new tokens: `sequence` of them in every sample.
     pub shape: AttentionShape,
-    /// Tokens of a sample that the cache has room for.
+    /// Tokens per sample that fit into the cache.
     pub capacity: usize,
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{DType, View};
 
-/// Shapes of an operation, checked before it is run on any backend.
+/// An operation whose shapes can be checked.
 pub trait Check {
     /// Panics if a view does not have the elements or the type that the operation needs.
     fn check(&self);

@@ -1,4 +1,4 @@
-//! The operations of training as values: what each reads and writes, and how many elements that is.
+//! The training operations as values: which views each reads and writes, and their shapes.
 //!
 //! All matrices are row-major. `rows` are tokens. A backend may assume that [`Check::check`] has passed.
 
@@ -19,17 +19,18 @@ use kintsugi_spec::RotaryScaling;
 
 use crate::View;
 
-/// Where a gradient goes: over what is there, or added to it (later micro-batches).
+/// The output of a gradient: it overwrites what is there, or is added to it (for later micro-batches).
 #[derive(Clone, Copy, Debug)]
 pub struct Gradient<'a> {
-    /// The gradient's memory.
+    /// The gradient's elements.
     pub view: View<'a>,
     /// Add to it instead of overwriting it.
     pub accumulate: bool,
 }
 
-/// `out = x · weightᵀ + bias + residual`, and with `gelu`: `gelu = out` (the pre-activation), `out = GELU(gelu)`.
-/// A product has no `gelu` and `residual` at once. Sums are rounded when all is added.
+/// `out = x · weightᵀ + bias + residual`. With `gelu`: `gelu = x · weightᵀ + bias` (the pre-activation) and
+/// `out = GELU(gelu)`. A product cannot have both `gelu` and `residual`. The sum is rounded once, after the last
+/// addition.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear<'a> {
     /// Read, `[rows, inputs]`.
@@ -38,9 +39,9 @@ pub struct Linear<'a> {
     pub weight: View<'a>,
     /// Read, `[outputs]`.
     pub bias: Option<View<'a>>,
-    /// Written, `[rows, outputs]`: the value before GELU.
+    /// Written, `[rows, outputs]`: the pre-activation, saved for the backward.
     pub gelu: Option<View<'a>>,
-    /// Read, `[rows, outputs]`: the residual stream that a branch ends in.
+    /// Read, `[rows, outputs]`: the residual stream to which the product is added.
     pub residual: Option<View<'a>>,
     /// Written, `[rows, outputs]`.
     pub out: View<'a>,
@@ -52,15 +53,15 @@ pub struct Linear<'a> {
     pub outputs: usize,
 }
 
-/// `dx = dy · weight`, and with `gelu`: `dx = dx ∘ GELU'(gelu)`; `dbias (+)= Σ_rows dx`, which is the gradient of the bias
-/// before that GELU.
+/// `dx = dy · weight`. With `gelu`: `dx = dx ∘ GELU'(gelu)`. `dbias (+)= Σ_rows dx` is the gradient of the bias that
+/// was added before that GELU.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearBackwardInput<'a> {
     /// Read, `[rows, outputs]`.
     pub dy: View<'a>,
     /// Read, `[outputs, inputs]`.
     pub weight: View<'a>,
-    /// Read, `[rows, inputs]`: the pre-activation that made this layer's input.
+    /// Read, `[rows, inputs]`: the pre-activation whose GELU was this layer's input.
     pub gelu: Option<View<'a>>,
     /// Written, `[rows, inputs]`.
     pub dx: View<'a>,
@@ -155,9 +156,9 @@ pub struct NormBackward<'a> {
     pub statistics: View<'a>,
     /// Read, `[width]`.
     pub weight: View<'a>,
-    /// Read, `[rows, width]`: the gradient that reaches `x` past the norm.
+    /// Read, `[rows, width]`: the gradient that reaches `x` through the residual connection.
     pub residual: Option<View<'a>>,
-    /// Written, `[width]`: `Σ_rows residual`, the gradient of a bias that was added to the stream past the norm.
+    /// Written, `[width]`: `Σ_rows residual`, the gradient of a bias that was added to the residual stream.
     pub residual_sum: Option<Gradient<'a>>,
     /// Written, `[rows, width]`.
     pub dx: View<'a>,
@@ -171,7 +172,7 @@ pub struct NormBackward<'a> {
     pub width: usize,
 }
 
-/// The shape of causal self-attention over interleaved projections.
+/// The shape of causal self-attention over interleaved `qkv` projections.
 ///
 /// `qkv` is `[batch, sequence, heads + 2·kv_heads, head_dim]`: query heads, then key heads, then value heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,7 +200,7 @@ impl AttentionShape {
         self.batch * self.sequence
     }
 
-    /// Scores in the whole square, every head and sample: `batch · heads · sequence²`.
+    /// Elements of the full score matrices of all heads and samples: `batch · heads · sequence²`.
     pub fn scores(&self) -> usize {
         self.batch * self.heads * self.sequence * self.sequence
     }
@@ -208,20 +209,20 @@ impl AttentionShape {
 /// `out = softmax(q·kᵀ / √head_dim, causal) · v`.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a> {
-    /// Read, as [`AttentionShape`] says.
+    /// Read, in the layout of [`AttentionShape`].
     pub qkv: View<'a>,
-    /// Read, `[batch, sequence]`, u32: the first token of its sample that each token sees, where it does not see all
-    /// before it. Never after the token itself, and never before that of the token before it.
+    /// Read, `[batch, sequence]`, u32: the first token that each token attends to. Used when a sample packs several
+    /// documents. Values never exceed the token's own index and never decrease within a sample.
     pub starts: Option<View<'a>>,
     /// Written, `[batch, sequence, heads, head_dim]`.
     pub out: View<'a>,
-    /// What is kept for the backward, and so which algorithm runs.
+    /// What is saved for the backward. It decides which algorithm runs.
     pub saved: AttentionSaved<'a>,
     /// Shape.
     pub shape: AttentionShape,
 }
 
-/// What attention keeps for its backward.
+/// What attention saves for its backward.
 #[derive(Clone, Copy, Debug)]
 pub enum AttentionSaved<'a> {
     /// Flash: the natural log of each row's sum of exponentials, `[batch, heads, sequence]`, accumulator type.
@@ -231,12 +232,12 @@ pub enum AttentionSaved<'a> {
     Probabilities(View<'a>),
 }
 
-/// Backward of [`Attention`]; `dbias (+)= Σ_rows dqkv`, which is the gradient of a bias that was added to `qkv`.
+/// Backward of [`Attention`]. `dbias (+)= Σ_rows dqkv` is the gradient of a bias that was added to `qkv`.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionBackward<'a> {
-    /// Read, as the forward's.
+    /// Read: the forward's input.
     pub qkv: View<'a>,
-    /// Read, as the forward's.
+    /// Read: the forward's `starts`.
     pub starts: Option<View<'a>>,
     /// Read: the forward's output.
     pub out: View<'a>,
@@ -244,7 +245,7 @@ pub struct AttentionBackward<'a> {
     pub dout: View<'a>,
     /// Read.
     pub saved: AttentionSaved<'a>,
-    /// Written, like `qkv`.
+    /// Written, in the layout of `qkv`.
     pub dqkv: View<'a>,
     /// Written or added to: `[width of qkv]`.
     pub dbias: Option<Gradient<'a>>,
@@ -254,11 +255,11 @@ pub struct AttentionBackward<'a> {
 
 /// Rotates the first `dims` dims of every query and key head in place, by position (arXiv 2104.09864).
 ///
-/// Dim `i` is paired with dim `i + dims/2`, as Hugging Face's checkpoints expect; the angle of pair `i` at position
-/// `t` is `t · base^(−2i/dims)`. A row's position is its place in its sample, or what `positions` says.
+/// Dim `i` is paired with dim `i + dims/2`, as in Hugging Face checkpoints. The angle of pair `i` at position `t` is
+/// `t · base^(−2i/dims)`. A row's position is its index in its sample, unless `positions` is given.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary<'a> {
-    /// Read and written, as [`AttentionShape`] says.
+    /// Read and written, in the layout of [`AttentionShape`].
     pub qkv: View<'a>,
     /// Shape.
     pub shape: AttentionShape,
@@ -268,9 +269,9 @@ pub struct Rotary<'a> {
     pub base: f64,
     /// How low frequencies are scaled.
     pub scaling: Option<RotaryScaling>,
-    /// Rotate back: the backward of the rotation.
+    /// Rotate by the negative angle: the backward of the rotation.
     pub inverse: bool,
-    /// Read, `[rows]`, u32: where each row is in its sample, if that does not begin with these rows.
+    /// Read, `[rows]`, u32: the position of each row in its sample, for rows that are not the start of it.
     pub positions: Option<View<'a>>,
 }
 
@@ -302,7 +303,7 @@ pub struct SwigluBackward<'a> {
     pub width: usize,
 }
 
-/// `out[row] = table[token[row] − first]`, or zero where the token is not in this rank's part of the vocabulary.
+/// `out[row] = table[token[row] − first]`, or zero if the token is not in this rank's part of the vocabulary.
 #[derive(Clone, Copy, Debug)]
 pub struct Embedding<'a> {
     /// Read, `[rows]`, u32.
@@ -370,8 +371,8 @@ pub struct PositionsBackward<'a> {
     pub width: usize,
 }
 
-/// What each row of this rank's logits contributes to the softmax: maximum, `Σ exp(x − maximum)`, and the target's
-/// logit (or −∞ if the target is elsewhere).
+/// For each row of this rank's logits: the maximum, `Σ exp(x − maximum)`, and the target's logit (−∞ if another rank
+/// has the target).
 #[derive(Clone, Copy, Debug)]
 pub struct LossStatistics<'a> {
     /// Read, `[rows, columns]`.
@@ -380,7 +381,7 @@ pub struct LossStatistics<'a> {
     pub targets: View<'a>,
     /// First token of this rank's part of the vocabulary.
     pub first: usize,
-    /// Columns that are real tokens; the rest is padding and takes no part.
+    /// Columns that are real tokens. The rest is padding and ignored.
     pub valid: usize,
     /// Written, `[rows, 3]`, accumulator type.
     pub statistics: View<'a>,
@@ -390,10 +391,10 @@ pub struct LossStatistics<'a> {
     pub columns: usize,
 }
 
-/// Cross-entropy from the statistics of all `parts` of the vocabulary. With one part they are made here, as
-/// [`LossStatistics`] makes them: the logits then need to be read only once.
+/// Cross-entropy from the statistics of all `parts` of the vocabulary. If there is one part, the operation computes the
+/// statistics itself, as [`LossStatistics`] does, so that the logits need to be read only once.
 ///
-/// `loss += Σ_rows (log Σ exp − target)`, and if `scale` is given the logits become their own gradient:
+/// `loss += Σ_rows (log Σ exp − target)`. If `scale` is given, the logits are overwritten by their gradient:
 /// `(softmax − one_hot) · factor · scale`.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropy<'a> {
@@ -403,15 +404,15 @@ pub struct CrossEntropy<'a> {
     pub targets: View<'a>,
     /// First token of this rank's part of the vocabulary.
     pub first: usize,
-    /// Columns that are real tokens; the gradient of the rest is zero.
+    /// Columns that are real tokens. The gradient of the others is zero.
     pub valid: usize,
-    /// `[parts, rows, 3]`, accumulator type: read, or with one part written.
+    /// `[parts, rows, 3]`, accumulator type. Read; written if there is one part.
     pub statistics: View<'a>,
     /// Parts of the vocabulary.
     pub parts: usize,
     /// Read and written, `[1]`, accumulator type.
     pub loss: View<'a>,
-    /// Read, `[1]`: the loss scale, on the device. Without it only the loss is wanted.
+    /// Read, `[1]`: the loss scale, on the device. Without it only the loss is computed.
     pub scale: Option<View<'a>>,
     /// Constant factor of the gradient (one over the tokens of the global batch).
     pub factor: f64,
@@ -422,7 +423,7 @@ pub struct CrossEntropy<'a> {
 }
 
 impl<'a> CrossEntropy<'a> {
-    /// The statistics that are part of the operation: those of the one part that there is.
+    /// The statistics that the operation computes itself: those of a vocabulary in one part.
     pub fn own_statistics(&self) -> Option<LossStatistics<'a>> {
         let CrossEntropy { logits, targets, first, valid, statistics, rows, columns, .. } = *self;
         (self.parts == 1).then_some(LossStatistics {

@@ -1,10 +1,10 @@
-//! Numbers as small integers with a scale for every block of them, as they travel in quantised collectives.
+//! Quantised numbers for collectives: small integers with one scale per block.
 
 use super::Check;
 use super::check::{expect, expect_type};
 use crate::{DType, View};
 
-/// Bits of an integer, in two's complement.
+/// Bits of a quantised integer, in two's complement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bits {
     /// From −7 to 7.
@@ -14,7 +14,7 @@ pub enum Bits {
 }
 
 impl Bits {
-    /// How many there are.
+    /// Their number.
     pub const fn count(self) -> usize {
         match self {
             Bits::Four => 4,
@@ -22,7 +22,7 @@ impl Bits {
         }
     }
 
-    /// The largest integer that is used. The smallest is its negative, so that numbers and their negatives round alike.
+    /// The largest integer that is used. The smallest is its negative, so quantisation is symmetric.
     pub const fn largest(self) -> u8 {
         match self {
             Bits::Four => 7,
@@ -30,42 +30,42 @@ impl Bits {
         }
     }
 
-    /// Integers in a word of 32 bits.
+    /// Integers in a 32-bit word.
     pub const fn per_word(self) -> usize {
         32 / self.count()
     }
 }
 
-/// Numbers come in multiples of so many: at least one word.
+/// The number of elements must be a multiple of this, so that they fill whole words.
 pub const UNIT: usize = 8;
 
-/// Blocks whose numbers are all smaller, in magnitude, are zeros.
+/// A block whose numbers are all smaller in magnitude is quantised to zeros.
 pub const LEAST: f32 = f32::from_bits(27 << 23); // 2^-100
 
-/// For each block `scale = max |x| / largest` and `codes = x · (largest / max |x|)`, rounded to nearest, ties to even: all in
-/// fp32, so that codes have the same bits on every device.
+/// For each block `scale = max |x| / largest` and `codes = x · (largest / max |x|)`, rounded to nearest, ties to even.
+/// All arithmetic is fp32, so the codes have the same bits on every device.
 ///
-/// The scale of a block with a number that is not finite is NaN, so that such a block does not go unnoticed.
+/// If a block has a number that is not finite, its scale is NaN, so that the overflow is noticed.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantize<'a> {
-    /// Read, fp32, bf16 or fp16, `[elements]`, of which there is a multiple of [`UNIT`].
+    /// Read, fp32, bf16 or fp16, `[elements]`; a multiple of [`UNIT`].
     pub x: View<'a>,
-    /// Written, u32: words of integers, the first in the lowest bits.
+    /// Written, u32: integers packed into words, the first in the lowest bits.
     pub codes: View<'a>,
     /// Written, fp32, `[⌈elements / block⌉]`.
     pub scales: View<'a>,
-    /// Numbers that share a scale, a multiple of [`UNIT`]; the last block may have fewer.
+    /// Numbers that share a scale: a multiple of [`UNIT`]. The last block may be shorter.
     pub block: usize,
     /// Bits of a code.
     pub bits: Bits,
 }
 
-/// `out (+)= codes · scales`, the inverse of [`Quantize`] but for rounding.
+/// `out (+)= codes · scales`: the inverse of [`Quantize`], except for rounding.
 #[derive(Clone, Copy, Debug)]
 pub struct Restore<'a> {
-    /// Read, as [`Quantize`] wrote it.
+    /// Read, the codes of [`Quantize`].
     pub codes: View<'a>,
-    /// Read, likewise.
+    /// Read, the scales of [`Quantize`].
     pub scales: View<'a>,
     /// Written, or added to, fp32, bf16 or fp16, `[elements]`.
     pub out: View<'a>,

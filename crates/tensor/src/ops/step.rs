@@ -1,8 +1,8 @@
-//! The operations that end a step: what it does is decided on the device, from the global norm.
+//! The operations that end a step. The device decides from the global gradient norm whether the step is applied.
 
 use crate::View;
 
-/// One parameter group for [`AdamW`]: a contiguous run with one decay.
+/// A contiguous range of parameters with or without weight decay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Segment {
     /// First element.
@@ -13,10 +13,11 @@ pub struct Segment {
     pub decay: bool,
 }
 
-/// One `AdamW` update (arXiv 1711.05101) of all parameters of a rank, skipped where the control says so.
+/// One `AdamW` update (arXiv 1711.05101) of all parameters of a rank. It does nothing if the control's skip flag is
+/// set.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamW<'a> {
-    /// What is updated; all of the same types.
+    /// The parameters to update, all of the same types.
     pub parameters: &'a [Parameters<'a>],
     /// Read: learning rate, gradient factor, bias corrections, skip flag ([`control`]).
     pub control: View<'a>,
@@ -28,7 +29,7 @@ pub struct AdamW<'a> {
     pub weight_decay: f64,
 }
 
-/// A flat run of parameters with their gradient and states.
+/// A flat range of parameters with their gradient and optimizer states.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters<'a> {
     /// Read, `[len]`, gradients' type.
@@ -39,17 +40,17 @@ pub struct Parameters<'a> {
     pub first_moment: View<'a>,
     /// Read and written, `[len]`.
     pub second_moment: View<'a>,
-    /// Written, `[len]`: the copy in the compute type, where it is not the master itself.
+    /// Written, `[len]`: the copy in the compute type, unless the master weights are the compute weights.
     pub weights: Option<View<'a>>,
-    /// Runs with and without decay.
+    /// The ranges with and without decay.
     pub segments: &'a [Segment],
 }
 
-/// Sums of squares of many gradients at once: of each into its own place, and of those that count into the total.
-/// Not finite if any element is not.
+/// Sums of squares of many gradients at once. Each part is added to its own sum, and the parts that count are added to
+/// the total. A sum is not finite if any element is not.
 #[derive(Clone, Copy, Debug)]
 pub struct SumsOfSquares<'a> {
-    /// What is read; all of the same type.
+    /// The parts to read, all of the same type.
     pub parts: &'a [Squares<'a>],
     /// Read and written, `[1]`, accumulator type: added to.
     pub total: Option<View<'a>>,
@@ -60,13 +61,13 @@ pub struct SumsOfSquares<'a> {
 pub struct Squares<'a> {
     /// Read.
     pub from: View<'a>,
-    /// Read and written, `[1]`, accumulator type: added to. Parts that follow each other may share it.
+    /// Read and written, `[1]`, accumulator type: added to. Consecutive parts may share it.
     pub own: Option<View<'a>>,
-    /// Whether the total counts it.
+    /// Whether it is added to the total.
     pub counts: bool,
 }
 
-/// Decides, on the device, what the step does: clip factor, skip, loss scale, learning rate.
+/// Computes, on the device, the clip factor, the skip flag, the loss scale and the learning rate of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateControl<'a> {
     /// Read and written, [`control::LEN`] elements, accumulator type.
@@ -77,17 +78,18 @@ pub struct UpdateControl<'a> {
     pub loss_sum: View<'a>,
     /// Tokens in the global batch.
     pub tokens: f64,
-    /// Largest allowed norm; 0 for none.
+    /// Largest allowed gradient norm; 0 disables clipping.
     pub clip: f64,
-    /// Learning rate schedule.
+    /// Learning-rate schedule.
     pub rate: LearningRate,
     /// β₁, β₂, for the bias corrections.
     pub betas: (f64, f64),
-    /// How the loss scale moves; `None` keeps it.
+    /// How the loss scale changes; `None` keeps it constant.
     pub scaler: Option<LossScaler>,
 }
 
-/// Warm-up from zero to `peak`, which its last step has, then a curve. Without a warm-up the first step has `peak`.
+/// A learning-rate schedule: linear warm-up from zero to `peak`, reached at the last warm-up step, then a curve.
+/// Without a warm-up the first step has `peak`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearningRate {
     /// Highest rate.
@@ -96,15 +98,15 @@ pub struct LearningRate {
     pub floor: f64,
     /// Steps of warm-up.
     pub warmup: u64,
-    /// What follows the warm-up.
+    /// The curve after the warm-up.
     pub curve: RateCurve,
-    /// The last step before the rate falls, from 0. At least the last step of the warm-up.
+    /// The last 0-based step before the rate falls; not before the last step of the warm-up.
     pub decay_start: u64,
-    /// Steps from there to the first one that has `floor`.
+    /// Steps from `decay_start` to the first step with rate `floor`.
     pub decay_steps: u64,
 }
 
-/// The learning rate after the warm-up, over the progress of the decay from 0 to 1.
+/// The learning rate after the warm-up, as a function of the progress of the decay from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RateCurve {
@@ -114,7 +116,7 @@ pub enum RateCurve {
     Cosine = 1,
     /// A straight line from `peak` to `floor`.
     Linear = 2,
-    /// `peak` · √(`warmup` / steps done), at least `floor`; it has no progress.
+    /// `peak` · √(`warmup` / steps done), at least `floor`. It does not depend on the progress.
     InverseSqrt = 3,
 }
 
@@ -138,24 +140,24 @@ impl LearningRate {
     }
 }
 
-/// Dynamic loss scaling: halve on overflow, double after `window` good steps.
+/// Dynamic loss scaling: halve on overflow, double after `window` steps without overflow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaler {
-    /// Good steps before the scale doubles.
+    /// Steps without overflow before the scale doubles.
     pub window: u64,
     /// Largest scale.
     pub largest: f64,
 }
 
-/// The slots of the control buffer: what a step needs to know and the host reads afterwards.
+/// The slots of the control buffer. The device updates them in every step, and the host reads them afterwards.
 pub mod control {
     /// Steps done, skipped ones included.
     pub const STEP: usize = 0;
-    /// Updates made (for the bias corrections).
+    /// Updates made (skipped steps do not count); the exponent of the bias corrections.
     pub const UPDATES: usize = 1;
-    /// Loss scale of the running step, and once it is decided what the step does, of the next.
+    /// Loss scale of the running step. [`UpdateControl`](super::UpdateControl) replaces it by that of the next step.
     pub const LOSS_SCALE: usize = 2;
-    /// Good steps since the scale last moved.
+    /// Steps without overflow since the scale last changed.
     pub const GOOD_STEPS: usize = 3;
     /// 1 if this step is skipped.
     pub const SKIP: usize = 4;
@@ -163,7 +165,7 @@ pub mod control {
     pub const SKIPPED_IN_A_ROW: usize = 5;
     /// Global gradient norm, unscaled, before clipping.
     pub const NORM: usize = 6;
-    /// What gradients are multiplied with: 1/loss scale and clipping.
+    /// The factor of the gradients: 1/loss scale, times the clip factor.
     pub const FACTOR: usize = 7;
     /// Learning rate of this step.
     pub const RATE: usize = 8;

@@ -1,8 +1,8 @@
-//! What each operation costs: floating-point operations, and bytes that must move at least once.
+//! The cost of each operation: floating-point operations, and bytes that must be moved at least once.
 //!
-//! Exponentials and roots count as one operation. What is read and written counts twice.
+//! Exponentials and roots count as one operation. A view that is read and written counts twice.
 
-use super::{Kernel, Work};
+use super::{Kernel, KernelKind};
 use crate::View;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, CachedAttention, ColumnSum,
@@ -14,36 +14,36 @@ use crate::ops::{
 /// Operations of one GELU.
 pub const GELU: usize = 8;
 const GELU_DERIVATIVE: usize = 13;
-/// Operations of one GELU by the error function, which counts as one like an exponential.
+/// Operations of one GELU by the error function. The error function counts as one, like an exponential.
 pub const EXACT_GELU: usize = 5;
-/// Operations of the derivative and its product with a gradient.
+/// Operations of the derivative of that GELU, multiplied by a gradient.
 pub const EXACT_GELU_DERIVATIVE: usize = 12;
 
-/// A kernel that touches whole views.
+/// A kernel that reads or writes all of these views, one pass each.
 pub fn moved(name: &'static str, flops: usize, views: &[View]) -> Kernel {
     let bytes: usize = views.iter().map(View::bytes).sum();
-    Kernel { name, flops: flops as u64, bytes: bytes as u64, work: Work::Memory }
+    Kernel { name, flops: flops as u64, bytes: bytes as u64, kind: KernelKind::Memory }
 }
 
 impl Kernel {
     /// A matrix product of `m × n` sums of `k` terms of `x`'s type.
     fn product(self, m: usize, n: usize, k: usize, x: View) -> Self {
-        Kernel { work: Work::Product { m, n, k, dtype: x.dtype() }, ..self }
+        Kernel { kind: KernelKind::Product { m, n, k, dtype: x.dtype() }, ..self }
     }
 
     /// Attention.
     fn attention(self, shape: AttentionShape, qkv: View, saved: AttentionSaved, backward: bool) -> Self {
         let flash = matches!(saved, AttentionSaved::LogSumExp(_));
-        Kernel { work: Work::Attention { shape, dtype: qkv.dtype(), flash, backward }, ..self }
+        Kernel { kind: KernelKind::Attention { shape, dtype: qkv.dtype(), flash, backward }, ..self }
     }
 
-    /// Touches another view.
+    /// Adds the bytes of another view.
     fn and(mut self, view: Option<View>) -> Self {
         self.bytes += view.map_or(0, |view| view.bytes()) as u64;
         self
     }
 
-    /// Writes a gradient, or reads and writes it.
+    /// Adds the bytes of a gradient: written, or read and written.
     fn with_gradient(mut self, gradient: Option<Gradient>) -> Self {
         if let Some(gradient) = gradient {
             self.bytes += gradient.view.bytes() as u64 * if gradient.accumulate { 2 } else { 1 };
@@ -108,7 +108,7 @@ pub fn norm_backward(op: &NormBackward) -> Kernel {
         .with_gradient(op.residual_sum)
 }
 
-/// Pairs of a query and a key that it sees.
+/// Pairs of a query and a key that it attends to.
 fn pairs(shape: AttentionShape) -> usize {
     shape.batch * shape.heads * (shape.sequence * (shape.sequence + 1) / 2)
 }
@@ -138,7 +138,7 @@ pub fn attention_backward(op: &AttentionBackward) -> Kernel {
         .attention(op.shape, op.qkv, op.saved, true)
 }
 
-/// As if the cache were full: where the new tokens are is data, which paper does not have.
+/// The cost for a full cache: the positions of the new tokens are data, which the paper backend does not have.
 pub fn cached_attention(op: &CachedAttention) -> Kernel {
     let products = 2;
     let pairs = op.shape.rows() * op.shape.heads * op.capacity;
@@ -148,7 +148,7 @@ pub fn cached_attention(op: &CachedAttention) -> Kernel {
 pub fn rotary(op: &Rotary) -> Kernel {
     let rotated = op.shape.rows() * (op.shape.heads + op.shape.kv_heads) * op.dims;
     let bytes = 2 * rotated * op.qkv.dtype().bytes();
-    Kernel { name: "rotary", flops: 3 * rotated as u64, bytes: bytes as u64, work: Work::Memory }
+    Kernel { name: "rotary", flops: 3 * rotated as u64, bytes: bytes as u64, kind: KernelKind::Memory }
 }
 
 pub fn swiglu(op: &Swiglu) -> Kernel {

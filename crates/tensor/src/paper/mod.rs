@@ -1,7 +1,7 @@
-//! The paper backend: shapes and no data. It writes down which kernels a device would run.
+//! The paper backend: shapes without data. It records which kernels a device would run.
 //!
-//! Paper is always paper of a device: it takes the same workspace and gives out the same addresses, so what it says
-//! of memory holds for the device exactly.
+//! A paper backend always stands for a device. It takes the same workspace and assigns the same addresses, so its
+//! memory usage equals the device's exactly.
 
 mod cost;
 
@@ -19,22 +19,22 @@ use crate::ops::{
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
-/// One kernel that would be run.
+/// One kernel that the device would run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The operation.
     pub name: &'static str,
-    /// Floating-point operations, as many as are needed: causal attention counts half the square.
+    /// Floating-point operations that are needed: causal attention counts half the square.
     pub flops: u64,
     /// Bytes that must be read or written at least once.
     pub bytes: u64,
-    /// What kind of work it is, and so what bounds its speed.
-    pub work: Work,
+    /// The kind of kernel, which decides what bounds its speed.
+    pub kind: KernelKind,
 }
 
 /// What bounds the speed of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum KernelKind {
     /// The bytes it moves.
     Memory,
     /// A matrix product: `m × n` sums of `k` terms.
@@ -50,18 +50,18 @@ pub enum Work {
     },
     /// Causal attention.
     Attention {
-        /// Its sizes.
+        /// Its shape.
         shape: AttentionShape,
         /// Type of what is multiplied.
         dtype: DType,
-        /// Tiled, as opposed to through scores in memory.
+        /// Flash attention; otherwise plain attention with the scores in memory.
         flash: bool,
-        /// The backward, as opposed to the forward.
+        /// The backward pass; otherwise the forward.
         backward: bool,
     },
 }
 
-/// Sums over kernels.
+/// Totals over kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Number of kernels.
@@ -83,30 +83,30 @@ pub struct Paper {
 }
 
 impl Paper {
-    /// Paper of `device`, with the device's workspace taken.
+    /// A paper backend of `device`, with the device's workspace allocated.
     pub fn new(device: Device) -> Self {
         Paper::over(device, Rc::new(Arena::on_paper()))
     }
 
-    /// The same, with another account of memory than an arena.
+    /// The same with another memory than an arena.
     pub fn over(device: Device, memory: Rc<dyn Memory>) -> Self {
         let elements = device.workspace_bytes() as usize / DType::F64.bytes();
         let workspace = Buffer::new(&memory, elements, DType::F64, Category::Workspace);
         Paper { device, memory, totals: Cell::default(), trace: None, _workspace: workspace }
     }
 
-    /// Also keeps every kernel, not only the sums.
+    /// Also records every kernel, not only the totals.
     #[must_use]
     pub fn tracing(self) -> Self {
         Paper { trace: Some(RefCell::default()), ..self }
     }
 
-    /// Sums over the kernels so far.
+    /// The totals over the kernels so far.
     pub fn totals(&self) -> Totals {
         self.totals.get()
     }
 
-    /// The kernels so far, oldest first, and forgets them; empty unless [`Paper::tracing`].
+    /// The recorded kernels, oldest first, and clears the record. Empty without [`Paper::tracing`].
     pub fn take_trace(&self) -> Vec<Kernel> {
         self.trace.as_ref().map(RefCell::take).unwrap_or_default()
     }
@@ -114,7 +114,7 @@ impl Paper {
     fn record(&self, kernel: Kernel) {
         let mut totals = self.totals.get();
         totals.kernels += 1;
-        // The largest plans that can be written down have more than can be counted.
+        // The totals of the largest possible plans overflow 64 bits.
         totals.flops = totals.flops.saturating_add(kernel.flops);
         totals.bytes = totals.bytes.saturating_add(kernel.bytes);
         self.totals.set(totals);
@@ -123,7 +123,7 @@ impl Paper {
         }
     }
 
-    /// Takes what attention needs beside the workspace, and gives it back, as the device does.
+    /// Allocates and releases the scratch that attention needs beside the workspace, as the device does.
     fn take_scratch(&self, shape: AttentionShape, dtype: DType, cudnn: bool, backward: bool) {
         let Device::Cuda { deterministic } = self.device else { return };
         let pass = if backward { Pass::Backward { deterministic } } else { Pass::Forward };
@@ -134,7 +134,7 @@ impl Paper {
     }
 }
 
-/// Operations that are checked and written down.
+/// Operations that are checked and recorded.
 macro_rules! recorded {
     ($($name:ident: $op:ident),+ $(,)?) => {
         $(fn $name(&self, op: $op) {
@@ -254,8 +254,8 @@ mod tests {
 
     const DEVICE: Device = Device::Cpu { threads: 3 };
 
-    /// Some allocations and an operation; returns where the last buffer lies.
-    fn play(backend: &dyn Backend) -> u64 {
+    /// Some allocations and an operation. Returns the address of the last buffer.
+    fn run_linear(backend: &dyn Backend) -> u64 {
         let [x, weight, out] =
             [12, 20, 15].map(|len| backend.allocate(len, DType::F32, Category::Activations));
         backend.linear(Linear {
@@ -274,22 +274,22 @@ mod tests {
     }
 
     #[test]
-    fn paper_foresees_the_memory_of_its_device() {
+    fn paper_predicts_the_memory_of_its_device() {
         let paper = Paper::new(DEVICE);
-        let foreseen = play(&paper);
+        let predicted = run_linear(&paper);
         let slab = Slab::new(paper.memory().reserved()).unwrap();
         let cpu = CpuBackend::new(Rc::new(slab), 3);
         let base = cpu.allocate(1, DType::F32, Category::Weights).address() - DEVICE.workspace_bytes();
-        assert_eq!(play(&cpu) - base, foreseen);
+        assert_eq!(run_linear(&cpu) - base, predicted);
         assert_eq!(cpu.memory().peak(), paper.memory().peak());
     }
 
     #[test]
-    fn kernels_are_counted_and_on_request_kept() {
+    fn kernels_are_counted_and_traced_on_request() {
         let paper = Paper::new(DEVICE).tracing();
-        play(&paper);
-        let work = Work::Product { m: 3, n: 5, k: 4, dtype: DType::F32 };
-        let linear = Kernel { name: "linear", flops: 2 * 3 * 4 * 5, bytes: 4 * (12 + 20 + 15), work };
+        run_linear(&paper);
+        let kind = KernelKind::Product { m: 3, n: 5, k: 4, dtype: DType::F32 };
+        let linear = Kernel { name: "linear", flops: 2 * 3 * 4 * 5, bytes: 4 * (12 + 20 + 15), kind };
         assert_eq!(paper.take_trace(), [linear]);
         assert_eq!(paper.totals(), Totals { kernels: 1, flops: linear.flops, bytes: linear.bytes });
         assert_eq!(paper.take_trace(), []);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_on_a_card_takes_scratch_and_gives_it_back() {
+    fn attention_on_a_gpu_allocates_and_releases_scratch() {
         let paper = Paper::new(Device::Cuda { deterministic: true });
         let shape = AttentionShape { batch: 2, sequence: 128, heads: 2, kv_heads: 2, head_dim: 64 };
         let (rows, heads) = (shape.rows(), shape.heads);
@@ -327,7 +327,7 @@ mod tests {
             before - Device::Cuda { deterministic: true }.workspace_bytes()
         );
         let next = paper.allocate(1, DType::F32, Category::Weights).address();
-        assert_eq!(next, before, "the scratch was given back");
+        assert_eq!(next, before, "the scratch was released");
 
         let masked = Paper::new(Device::Cuda { deterministic: true });
         let starts = paper.allocate(rows, DType::U32, Category::Activations);

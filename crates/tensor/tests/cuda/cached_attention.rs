@@ -1,8 +1,8 @@
-//! Attention of new tokens over a cache.
+//! Attention of new tokens over a key-value cache.
 
 use kintsugi_tensor::ops::{AttentionShape, CachedAttention};
 
-use crate::lab::{COMPUTE, agree, card};
+use crate::test_backend::{COMPUTE, agree, gpu};
 
 const CAPACITY: usize = 90;
 
@@ -14,22 +14,22 @@ const SHAPES: [AttentionShape; 3] = [
 
 #[test]
 fn a_prompt_and_what_follows_it() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     for dtype in COMPUTE {
         for shape in SHAPES {
-            agree(&card, dtype, &format!("cached attention of {shape:?}"), |lab| {
+            agree(&gpu, dtype, &format!("cached attention of {shape:?}"), |backend| {
                 let cache = shape.batch * shape.kv_heads * CAPACITY * shape.head_dim;
-                let [keys, values] = [3, 4].map(|seed| lab.input(cache, seed));
+                let [keys, values] = [3, 4].map(|seed| backend.input(cache, seed));
                 let mut results = Vec::new();
-                // Samples are of different lengths, and the last new token of a short one is seen again.
+                // Samples have different lengths. In a short sample the last new token is written again.
                 for (step, sequence, past) in [(0, 70, 0), (1, shape.sequence, 70)] {
                     let shape = AttentionShape { sequence, ..shape };
                     let at: Vec<u32> = (0..shape.rows())
                         .map(|row| (past + row % sequence).saturating_sub(7 * step * (row / sequence)) as u32)
                         .collect();
-                    let (qkv, at) = (lab.input(shape.rows() * shape.qkv_width(), 5), lab.tokens(&at));
-                    let out = lab.output(shape.rows() * shape.heads * shape.head_dim);
-                    lab.backend.cached_attention(CachedAttention {
+                    let (qkv, at) = (backend.input(shape.rows() * shape.qkv_width(), 5), backend.tokens(&at));
+                    let out = backend.output(shape.rows() * shape.heads * shape.head_dim);
+                    backend.device.cached_attention(CachedAttention {
                         qkv: qkv.view(),
                         positions: at.view(),
                         keys: keys.view(),

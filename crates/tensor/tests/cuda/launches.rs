@@ -1,23 +1,23 @@
-//! What the card ran, and when.
+//! The recorded launches of a GPU.
 
 use std::time::Duration;
 
 use kintsugi_tensor::ops::Linear;
 use kintsugi_tensor::{Backend, Category, DType};
 
-use crate::lab::{Lab, card};
+use crate::test_backend::{TestBackend, gpu};
 
 const ROWS: usize = 256;
 const WIDTH: usize = 128;
 
 #[test]
-fn what_was_enqueued_has_names_and_times() {
-    let Some(card) = card() else { return };
-    let lab = Lab { backend: &card, dtype: DType::BF16 };
-    let (x, weight) = (lab.input(ROWS * WIDTH, 1), lab.input(WIDTH * WIDTH, 2));
-    let out = card.allocate(ROWS * WIDTH, DType::BF16, Category::Activations);
+fn recorded_launches_have_names_and_times() {
+    let Some(gpu) = gpu() else { return };
+    let backend = TestBackend { device: &gpu, dtype: DType::BF16 };
+    let (x, weight) = (backend.input(ROWS * WIDTH, 1), backend.input(WIDTH * WIDTH, 2));
+    let out = gpu.allocate(ROWS * WIDTH, DType::BF16, Category::Activations);
     let work = || {
-        card.linear(Linear {
+        gpu.linear(Linear {
             x: x.view(),
             weight: weight.view(),
             bias: None,
@@ -28,15 +28,15 @@ fn what_was_enqueued_has_names_and_times() {
             inputs: WIDTH,
             outputs: WIDTH,
         });
-        card.add(x.view(), out.view());
+        gpu.add(x.view(), out.view());
     };
     work();
-    assert!(card.launches().is_empty(), "nobody asked");
-    let begun = card.mark();
-    card.note_launches();
+    assert!(gpu.take_launches().is_empty(), "recording is off");
+    let begun = gpu.mark();
+    gpu.record_launches();
     work();
-    let launches = card.launches();
-    let ended = card.mark();
+    let launches = gpu.take_launches();
+    let ended = gpu.mark();
     let names: Vec<&str> = launches.iter().map(|launch| launch.name.as_str()).collect();
     assert_eq!(names.len(), 2, "{names:?}");
     assert_eq!(names[0], "product 256 × 128 × 128");
@@ -49,5 +49,5 @@ fn what_was_enqueued_has_names_and_times() {
     }
     assert!(last <= ended.since(&begun) && last < Duration::from_secs(1), "{launches:?}");
     work();
-    assert!(card.launches().is_empty(), "nobody asks any more");
+    assert!(gpu.take_launches().is_empty(), "recording has stopped");
 }

@@ -1,9 +1,9 @@
-//! Cross-entropy, with the vocabulary whole and in parts.
+//! Cross-entropy, with the vocabulary in one part and in several.
 
 use kintsugi_tensor::ops::{CrossEntropy, LossStatistics};
 use kintsugi_tensor::{Backend, Buffer, DType};
 
-use crate::lab::{COMPUTE, Lab, agree, card};
+use crate::test_backend::{COMPUTE, TestBackend, agree, gpu};
 
 /// Rows, and a vocabulary that is padded to `parts · columns`.
 #[derive(Clone, Copy, Debug)]
@@ -19,25 +19,25 @@ const CASES: [Case; 9] = [
     Case { rows: 5, vocabulary: 99, columns: 101, parts: 1 },
     Case { rows: 70, vocabulary: 5000, columns: 5056, parts: 1 },
     Case { rows: 9, vocabulary: 1000, columns: 512, parts: 2 },
-    // Rows that a block holds: every thread has packs, few have, and none.
+    // Rows that fit into shared memory: every thread has packs, few have, none has.
     Case { rows: 5, vocabulary: 50_257, columns: 50_304, parts: 1 },
     Case { rows: 3, vocabulary: 50_304, columns: 50_304, parts: 1 },
     Case { rows: 7, vocabulary: 5, columns: 64, parts: 1 },
-    // And one that is too long for it in f32.
+    // A row that does not fit in f32.
     Case { rows: 2, vocabulary: 69_999, columns: 70_000, parts: 1 },
-    // The last part is padding alone.
+    // The last part is only padding.
     Case { rows: 3, vocabulary: 64, columns: 32, parts: 3 },
 ];
 
 /// Statistics of all parts, the loss, and the gradients of all parts.
-fn cross_entropy(lab: &Lab, case: Case, wanted: bool) -> Vec<Buffer> {
+fn cross_entropy(backend: &TestBackend, case: Case, wanted: bool) -> Vec<Buffer> {
     let Case { rows, vocabulary, columns, parts } = case;
     let targets: Vec<u32> = (0..rows).map(|row| (row * 37 % vocabulary) as u32).collect();
-    let (targets, statistics) = (lab.tokens(&targets), lab.sums(parts * rows * 3));
+    let (targets, statistics) = (backend.tokens(&targets), backend.sums(parts * rows * 3));
     let valid = |part: usize| vocabulary.saturating_sub(part * columns).min(columns);
-    let logits: Vec<Buffer> = (0..parts).map(|part| lab.input(rows * columns, part as u64 + 1)).collect();
+    let logits: Vec<Buffer> = (0..parts).map(|part| backend.input(rows * columns, part as u64 + 1)).collect();
     for (part, logits) in logits.iter().enumerate().filter(|_| parts > 1) {
-        lab.backend.loss_statistics(LossStatistics {
+        backend.device.loss_statistics(LossStatistics {
             logits: logits.view(),
             targets: targets.view(),
             first: part * columns,
@@ -47,10 +47,10 @@ fn cross_entropy(lab: &Lab, case: Case, wanted: bool) -> Vec<Buffer> {
             columns,
         });
     }
-    let (scale, mut written) = (lab.numbers(&[64.0], DType::F32), Vec::new());
+    let (scale, mut written) = (backend.numbers(&[64.0], DType::F32), Vec::new());
     for (part, logits) in logits.into_iter().enumerate() {
-        let loss = lab.numbers(&[0.25], DType::F32);
-        lab.backend.cross_entropy(CrossEntropy {
+        let loss = backend.numbers(&[0.25], DType::F32);
+        backend.device.cross_entropy(CrossEntropy {
             logits: logits.view(),
             targets: targets.view(),
             first: part * columns,
@@ -71,12 +71,12 @@ fn cross_entropy(lab: &Lab, case: Case, wanted: bool) -> Vec<Buffer> {
 
 #[test]
 fn loss_and_gradient_of_a_vocabulary_in_parts() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     for dtype in COMPUTE {
         for case in CASES {
             for wanted in [false, true] {
                 let what = format!("{case:?}, gradient wanted: {wanted}");
-                agree(&card, dtype, &what, |lab| cross_entropy(lab, case, wanted));
+                agree(&gpu, dtype, &what, |backend| cross_entropy(backend, case, wanted));
             }
         }
     }
@@ -84,16 +84,16 @@ fn loss_and_gradient_of_a_vocabulary_in_parts() {
 
 #[test]
 fn a_logit_that_is_not_finite_shows_in_the_loss() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     for bad in [f32::NAN, f32::INFINITY] {
-        let lab = Lab { backend: &card, dtype: DType::F32 };
-        let mut values = crate::lab::random(64, 1);
+        let backend = TestBackend { device: &gpu, dtype: DType::F32 };
+        let mut values = crate::test_backend::random(64, 1);
         values[20] = bad;
-        let (logits, targets) = (lab.numbers(&values, DType::F32), lab.tokens(&[1]));
-        let (statistics, loss) = (lab.sums(3), lab.numbers(&[0.0], DType::F32));
+        let (logits, targets) = (backend.numbers(&values, DType::F32), backend.tokens(&[1]));
+        let (statistics, loss) = (backend.sums(3), backend.numbers(&[0.0], DType::F32));
         let (rows, columns, first, valid) = (1, 64, 0, 64);
         let (logits, targets, statistics) = (logits.view(), targets.view(), statistics.view());
-        card.cross_entropy(CrossEntropy {
+        gpu.cross_entropy(CrossEntropy {
             logits,
             targets,
             first,
@@ -106,6 +106,6 @@ fn a_logit_that_is_not_finite_shows_in_the_loss() {
             rows,
             columns,
         });
-        assert!(!card.read_scalar(loss.view(), 0).is_finite(), "a logit of {bad}");
+        assert!(!gpu.read_scalar(loss.view(), 0).is_finite(), "a logit of {bad}");
     }
 }

@@ -1,12 +1,11 @@
-//! Every operation of the CUDA backend against the CPU's, on the same numbers.
+//! Every operation of the CUDA backend against the CPU backend, on the same numbers.
 //!
-//! The tests need a card. Where there is none they say so and pass.
+//! The tests need a GPU. Without one they say so and pass.
 
 mod attention;
 mod attention_rates;
 mod cached_attention;
 mod elementwise;
-mod lab;
 mod launches;
 mod loss;
 mod memory;
@@ -16,3 +15,4 @@ mod quantize;
 mod replay;
 mod step;
 mod tables;
+mod test_backend;

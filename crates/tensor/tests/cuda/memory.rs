@@ -1,40 +1,40 @@
-//! Memory of the card: what comes back is what was put there, and paper knows how much is taken.
+//! Device memory: copies return what was written, and the paper backend predicts how much is allocated.
 
 use kintsugi_tensor::cuda::CudaBackend;
 use kintsugi_tensor::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Category, DType, Device};
 
-use crate::lab::{COMPUTE, Lab, card, random};
+use crate::test_backend::{COMPUTE, TestBackend, gpu, random};
 
 #[test]
-fn numbers_come_back_as_they_were_put() {
-    let Some(card) = card() else { return };
+fn numbers_are_read_as_they_were_written() {
+    let Some(gpu) = gpu() else { return };
     for dtype in COMPUTE {
-        let lab = Lab { backend: &card, dtype };
+        let backend = TestBackend { device: &gpu, dtype };
         let coarse: Vec<f32> = random(1001, 1).iter().map(|x| (x * 32.0).round() / 32.0).collect();
-        let buffer = lab.numbers(&coarse, dtype);
-        assert_eq!(card.read(buffer.view()), coarse);
-        assert_eq!(card.read(buffer.slice(3..5)), coarse[3..5]);
-        assert_eq!(card.read_scalar(buffer.view(), 1000).to_bits(), f64::from(coarse[1000]).to_bits());
+        let buffer = backend.numbers(&coarse, dtype);
+        assert_eq!(gpu.read(buffer.view()), coarse);
+        assert_eq!(gpu.read(buffer.slice(3..5)), coarse[3..5]);
+        assert_eq!(gpu.read_scalar(buffer.view(), 1000).to_bits(), f64::from(coarse[1000]).to_bits());
     }
 }
 
 #[test]
 fn copies_longer_than_their_staging_are_whole() {
-    let Some(card) = card() else { return };
-    let lab = Lab { backend: &card, dtype: DType::F32 };
+    let Some(gpu) = gpu() else { return };
+    let backend = TestBackend { device: &gpu, dtype: DType::F32 };
     // 22 MB go through slots of 8 MiB, with small copies in both directions before, between and after.
     let numbers: Vec<f32> = (0..5_500_003).map(|i| i as f32).collect();
     let tokens: Vec<u32> = (0..70_001).collect();
     for _ in 0..3 {
-        let (small, large) = (lab.tokens(&tokens), lab.numbers(&numbers, DType::F32));
-        assert_eq!(card.read_scalar(large.view(), 5_500_002).to_bits(), 5_500_002_f64.to_bits());
-        let again = lab.tokens(&tokens);
-        assert!(card.read(large.view()) == numbers, "a long copy came back changed");
+        let (small, large) = (backend.tokens(&tokens), backend.numbers(&numbers, DType::F32));
+        assert_eq!(gpu.read_scalar(large.view(), 5_500_002).to_bits(), 5_500_002_f64.to_bits());
+        let again = backend.tokens(&tokens);
+        assert!(gpu.read(large.view()) == numbers, "a long copy came back changed");
         for buffer in [small, again] {
             let mut bytes = vec![0; buffer.view().bytes()];
-            card.download(buffer.view(), &mut bytes);
+            gpu.download(buffer.view(), &mut bytes);
             let ids: Vec<u32> = bytes.as_chunks().0.iter().map(|&id| u32::from_ne_bytes(id)).collect();
             assert!(ids == tokens, "token ids came back changed");
         }
@@ -42,25 +42,25 @@ fn copies_longer_than_their_staging_are_whole() {
 }
 
 #[test]
-fn what_is_fetched_is_what_was_there_when_it_was_asked_for() {
-    let Some(card) = card() else { return };
-    let lab = Lab { backend: &card, dtype: DType::F32 };
-    let buffer = lab.numbers(&[0.0; 1000], DType::F32);
+fn a_fetch_returns_the_values_at_the_time_of_the_call() {
+    let Some(gpu) = gpu() else { return };
+    let backend = TestBackend { device: &gpu, dtype: DType::F32 };
+    let buffer = backend.numbers(&[0.0; 1000], DType::F32);
     let values = [1.5, 2.5, 3.5, 4.5];
     let fetches = values.map(|value| {
-        card.fill(value, buffer.view());
-        // One that nobody waits for gives its place to the next.
-        drop(card.fetch(buffer.slice(0..3)));
-        card.fetch(buffer.slice(1..1000))
+        gpu.fill(value, buffer.view());
+        // A fetch that is dropped without waiting releases its page to the next.
+        drop(gpu.fetch(buffer.slice(0..3)));
+        gpu.fetch(buffer.slice(1..1000))
     });
-    card.fill(-1.0, buffer.view());
+    gpu.fill(-1.0, buffer.view());
     for (fetch, value) in fetches.into_iter().zip(values) {
         assert_eq!(fetch.wait(), vec![value; 999]);
     }
 }
 
-/// Attention forward and backward, and where the next buffer would lie.
-fn play(backend: &dyn Backend) -> u64 {
+/// Attention forward and backward. Returns the address that the next buffer gets.
+fn run_attention(backend: &dyn Backend) -> u64 {
     let shape = AttentionShape { batch: 2, sequence: 128, heads: 4, kv_heads: 2, head_dim: 64 };
     let [qkv, dqkv] = [(); 2]
         .map(|()| backend.allocate(shape.rows() * shape.qkv_width(), DType::BF16, Category::Activations));
@@ -88,15 +88,15 @@ fn play(backend: &dyn Backend) -> u64 {
 }
 
 #[test]
-fn paper_foresees_the_memory_of_the_card() {
-    let Some(_) = card() else { return };
+fn paper_predicts_the_memory_of_the_gpu() {
+    let Some(_) = gpu() else { return };
     for deterministic in [false, true] {
         let device = Device::Cuda { deterministic };
         let paper = Paper::new(device);
-        let foreseen = play(&paper);
-        let card = CudaBackend::new(0, paper.memory().reserved(), deterministic).expect("a backend");
-        let base = card.allocate(1, DType::F32, Category::Weights).address() - device.workspace_bytes();
-        assert_eq!(play(&card) - base, foreseen);
-        assert_eq!(card.memory().peak(), paper.memory().peak());
+        let foreseen = run_attention(&paper);
+        let gpu = CudaBackend::new(0, paper.memory().reserved(), deterministic).expect("a backend");
+        let base = gpu.allocate(1, DType::F32, Category::Weights).address() - device.workspace_bytes();
+        assert_eq!(run_attention(&gpu) - base, foreseen);
+        assert_eq!(gpu.memory().peak(), paper.memory().peak());
     }
 }

@@ -4,7 +4,7 @@ use kintsugi_spec::RotaryScaling;
 use kintsugi_tensor::ops::{AttentionShape, Norm, NormBackward, Rotary};
 use kintsugi_tensor::{Buffer, DType};
 
-use crate::lab::{COMPUTE, Lab, agree, card, gradient, gradient_types};
+use crate::test_backend::{COMPUTE, TestBackend, agree, gpu, gradient, gradient_types};
 
 /// Widths for every kernel: odd, in one warp, in several, two packs per thread, and beyond.
 const SHAPES: [(usize, usize); 13] = [
@@ -23,12 +23,17 @@ const SHAPES: [(usize, usize); 13] = [
     (2, 33_000),
 ];
 
-/// Forward and backward of one norm; everything that they write.
-fn norm(lab: &Lab, (rows, width): (usize, usize), centred: bool, gradients: DType) -> Vec<Buffer> {
-    let [x, dy, residual] = [1, 2, 3].map(|seed| lab.input(rows * width, seed));
-    let [weight, bias] = [4, 5].map(|seed| lab.input(width, seed));
-    let (out, statistics) = (lab.output(rows * width), lab.sums(2 * rows));
-    lab.backend.norm(Norm {
+/// Forward and backward of one norm. Returns everything that they write.
+fn norm(
+    backend: &TestBackend,
+    (rows, width): (usize, usize),
+    centred: bool,
+    gradients: DType,
+) -> Vec<Buffer> {
+    let [x, dy, residual] = [1, 2, 3].map(|seed| backend.input(rows * width, seed));
+    let [weight, bias] = [4, 5].map(|seed| backend.input(width, seed));
+    let (out, statistics) = (backend.output(rows * width), backend.sums(2 * rows));
+    backend.device.norm(Norm {
         x: x.view(),
         weight: weight.view(),
         bias: centred.then_some(bias.view()),
@@ -40,9 +45,9 @@ fn norm(lab: &Lab, (rows, width): (usize, usize), centred: bool, gradients: DTyp
     });
     let mut written = vec![out, statistics];
     for in_place in [false, true] {
-        let dx = if in_place { lab.input(rows * width, 2) } else { lab.output(rows * width) };
-        let [dweight, dbias, sum] = [(); 3].map(|()| lab.blank(width, gradients));
-        lab.backend.norm_backward(NormBackward {
+        let dx = if in_place { backend.input(rows * width, 2) } else { backend.output(rows * width) };
+        let [dweight, dbias, sum] = [(); 3].map(|()| backend.blank(width, gradients));
+        backend.device.norm_backward(NormBackward {
             dy: if in_place { dx.view() } else { dy.view() },
             x: x.view(),
             statistics: written[1].view(),
@@ -62,13 +67,13 @@ fn norm(lab: &Lab, (rows, width): (usize, usize), centred: bool, gradients: DTyp
 
 #[test]
 fn norms_and_their_backward() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     for dtype in COMPUTE {
         for shape in SHAPES {
             for gradients in gradient_types(dtype) {
                 for centred in [false, true] {
                     let what = format!("norm {shape:?}, centred {centred}, gradients {gradients:?}");
-                    agree(&card, dtype, &what, |lab| norm(lab, shape, centred, gradients));
+                    agree(&gpu, dtype, &what, |backend| norm(backend, shape, centred, gradients));
                 }
             }
         }
@@ -77,16 +82,16 @@ fn norms_and_their_backward() {
 
 #[test]
 fn rotary_turns_queries_and_keys_and_back() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     let shape = AttentionShape { batch: 2, sequence: 70, heads: 4, kv_heads: 2, head_dim: 64 };
     let long = AttentionShape { batch: 1, sequence: 5000, heads: 1, kv_heads: 1, head_dim: 16 };
     for dtype in COMPUTE {
         for (shape, dims) in [(shape, 64), (shape, 16), (shape, 6), (shape, 0), (long, 16)] {
             for inverse in [false, true] {
-                agree(&card, dtype, &format!("rotary of {dims}, inverse {inverse}"), |lab| {
-                    let qkv = lab.input(shape.rows() * shape.qkv_width(), 1);
+                agree(&gpu, dtype, &format!("rotary of {dims}, inverse {inverse}"), |backend| {
+                    let qkv = backend.input(shape.rows() * shape.qkv_width(), 1);
                     let (base, positions) = (1e4, None);
-                    lab.backend.rotary(Rotary {
+                    backend.device.rotary(Rotary {
                         qkv: qkv.view(),
                         shape,
                         dims,
@@ -96,10 +101,10 @@ fn rotary_turns_queries_and_keys_and_back() {
                         positions,
                     });
                     let at: Vec<u32> = (0..shape.rows() as u32).map(|row| 3 * row + 1).collect();
-                    let (moved, at) = (lab.input(qkv.len(), 2), lab.tokens(&at));
+                    let (moved, at) = (backend.input(qkv.len(), 2), backend.tokens(&at));
                     let positions = Some(at.view());
                     let scaling = Some(RotaryScaling { factor: 8.0, low: 1.0, high: 4.0, positions: 64 });
-                    lab.backend.rotary(Rotary {
+                    backend.device.rotary(Rotary {
                         qkv: moved.view(),
                         shape,
                         dims,

@@ -1,4 +1,4 @@
-//! Blocks of small integers.
+//! Blockwise quantisation.
 
 use std::rc::Rc;
 
@@ -7,48 +7,53 @@ use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::ops::{Bits, Quantize, Restore};
 use kintsugi_tensor::{Backend, View};
 
-use crate::lab::{COMPUTE, Lab, card, random};
+use crate::test_backend::{COMPUTE, TestBackend, gpu, random};
 
-/// Elements, the first of them, and a block: aligned and not, with a shorter last block, and more than threads do at once.
+/// Number of elements, offset of the first, and block size: aligned or not, with a shorter last block, and more than
+/// the threads process at once.
 const SHAPES: [(usize, usize, usize); 5] =
     [(8, 0, 8), (4096, 0, 2048), (1000, 0, 64), (1000, 3, 4096), (3 << 20, 0, 4096)];
 
-/// Bits of the codes, the scales, and what comes back, written and added.
-fn there_and_back(lab: &Lab, (len, first, block): (usize, usize, usize), bits: Bits) -> [Vec<u32>; 4] {
+/// Bits of the codes, the scales, and the restored numbers, overwritten and accumulated.
+fn there_and_back(
+    backend: &TestBackend,
+    (len, first, block): (usize, usize, usize),
+    bits: Bits,
+) -> [Vec<u32>; 4] {
     let mut numbers = random(first + len, 5);
-    // Blocks of zeros, and with something that is not finite.
+    // A block of zeros, and one with a number that is not finite.
     numbers[first..first + 8].fill(0.0);
     if len > block {
         numbers[first + block] = f32::INFINITY;
     }
-    let x = lab.numbers(&numbers, lab.dtype);
-    let codes = lab.tokens(&vec![u32::MAX; len / bits.per_word()]);
-    let scales = lab.sums(len.div_ceil(block));
-    let [out, sum] = [(); 2].map(|()| lab.output(first + len));
+    let x = backend.numbers(&numbers, backend.dtype);
+    let codes = backend.tokens(&vec![u32::MAX; len / bits.per_word()]);
+    let scales = backend.sums(len.div_ceil(block));
+    let [out, sum] = [(); 2].map(|()| backend.output(first + len));
     let (x, codes, scales) = (x.slice(first..first + len), codes.view(), scales.view());
-    lab.backend.quantize(Quantize { x, codes, scales, block, bits });
+    backend.device.quantize(Quantize { x, codes, scales, block, bits });
     for (out, accumulate) in [(&out, false), (&sum, true)] {
         let out = out.slice(first..first + len);
-        lab.backend.restore(Restore { codes, scales, out, accumulate, block, bits });
+        backend.device.restore(Restore { codes, scales, out, accumulate, block, bits });
     }
     let mut words = vec![0; codes.bytes()];
-    lab.backend.download(codes, &mut words);
+    backend.device.download(codes, &mut words);
     let words = words.as_chunks().0.iter().map(|&word| u32::from_ne_bytes(word)).collect();
-    // One NaN is as good as another.
+    // All NaNs count as equal.
     let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
-    let bits = |view: View| lab.backend.read(view).into_iter().map(bits).collect();
+    let bits = |view: View| backend.device.read(view).into_iter().map(bits).collect();
     [words, bits(scales), bits(out.view()), bits(sum.view())]
 }
 
 #[test]
 fn blocks_have_the_same_bits_as_on_the_cpu() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     let cpu = CpuBackend::new(Rc::new(Heap::default()), 1);
     for dtype in COMPUTE {
         for bits in [Bits::Four, Bits::Eight] {
             for shape in SHAPES {
-                let [expected, found] = [&cpu as &dyn Backend, &card]
-                    .map(|backend| there_and_back(&Lab { backend, dtype }, shape, bits));
+                let [expected, found] = [&cpu as &dyn Backend, &gpu]
+                    .map(|backend| there_and_back(&TestBackend { device: backend, dtype }, shape, bits));
                 assert!(expected == found, "{shape:?} in {dtype:?}, {bits:?}");
             }
         }

@@ -1,4 +1,4 @@
-//! The end of a step: what it does, and the update.
+//! The end of a step: its control values, and the update.
 
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{
@@ -6,7 +6,7 @@ use kintsugi_tensor::ops::{
     control,
 };
 
-use crate::lab::{COMPUTE, agree, card, random};
+use crate::test_backend::{COMPUTE, agree, gpu, random};
 
 const CONSTANT: LearningRate = LearningRate {
     peak: 0.1,
@@ -19,7 +19,7 @@ const CONSTANT: LearningRate = LearningRate {
 
 #[test]
 fn the_control_goes_through_good_and_bad_steps() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     let steps = [(1024.0, 6.0), (16.0, 5.0), (f32::INFINITY, 5.0), (1.0, f32::NAN), (0.0, 4.0), (9.0, 3.0)];
     let [cosine, linear, inverse_sqrt] = [RateCurve::Cosine, RateCurve::Linear, RateCurve::InverseSqrt]
         .map(|curve| LearningRate { curve, ..CONSTANT });
@@ -33,13 +33,13 @@ fn the_control_goes_through_good_and_bad_steps() {
         (inverse_sqrt, None, 0.0),
     ];
     for (rate, scaler, clip) in cases {
-        agree(&card, DType::F32, &format!("control with {rate:?} and {scaler:?}"), |lab| {
+        agree(&gpu, DType::F32, &format!("control with {rate:?} and {scaler:?}"), |backend| {
             let mut slots = [0.0; control::LEN];
             slots[control::LOSS_SCALE] = 8.0;
-            let (slots, mut seen) = (lab.numbers(&slots, DType::F32), Vec::new());
+            let (slots, mut seen) = (backend.numbers(&slots, DType::F32), Vec::new());
             for (squares, losses) in steps {
-                let [squares, losses] = [squares, losses].map(|x| lab.numbers(&[x], DType::F32));
-                lab.backend.update_control(UpdateControl {
+                let [squares, losses] = [squares, losses].map(|x| backend.numbers(&[x], DType::F32));
+                backend.device.update_control(UpdateControl {
                     control: slots.view(),
                     sum_of_squares: squares.view(),
                     loss_sum: losses.view(),
@@ -49,8 +49,8 @@ fn the_control_goes_through_good_and_bad_steps() {
                     betas: (0.9, 0.95),
                     scaler,
                 });
-                let now = lab.sums(control::LEN);
-                lab.backend.copy(slots.view(), now.view());
+                let now = backend.sums(control::LEN);
+                backend.device.copy(slots.view(), now.view());
                 seen.push(now);
             }
             seen
@@ -61,7 +61,7 @@ fn the_control_goes_through_good_and_bad_steps() {
 #[test]
 fn adamw_updates_or_skips() {
     const LEN: usize = 5003 + 150 * 7;
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     let segments =
         [Segment { start: 0, len: 1000, decay: true }, Segment { start: 1003, len: 4000, decay: false }];
     let small: Vec<Segment> = (0..150).map(|i| Segment { start: 7 * i, len: 7, decay: i % 2 == 0 }).collect();
@@ -70,21 +70,21 @@ fn adamw_updates_or_skips() {
             for weights in [None, Some(DType::BF16), Some(DType::F16)] {
                 for skip in [0.0, 1.0] {
                     let what = format!("AdamW, moments {moments:?}, weights {weights:?}, skip {skip}");
-                    // What is rounded last decides how close results can be.
+                    // The coarsest rounding decides how close results can be.
                     let coarsest =
                         if moments == DType::BF16 || weights.is_some() { DType::BF16 } else { gradients };
-                    agree(&card, coarsest, &what, |lab| {
+                    agree(&gpu, coarsest, &what, |backend| {
                         let mut slots = [0.5; control::LEN];
                         slots[control::SKIP] = skip;
                         slots[control::RATE] = 0.01;
-                        let slots = lab.numbers(&slots, DType::F32);
-                        let gradient = lab.numbers(&random(LEN, 1), gradients);
-                        let master = lab.numbers(&random(LEN, 2), DType::F32);
-                        let first = lab.numbers(&random(LEN, 3), moments);
+                        let slots = backend.numbers(&slots, DType::F32);
+                        let gradient = backend.numbers(&random(LEN, 1), gradients);
+                        let master = backend.numbers(&random(LEN, 2), DType::F32);
+                        let first = backend.numbers(&random(LEN, 3), moments);
                         let second: Vec<f32> = random(LEN, 4).iter().map(|x| x * x).collect();
-                        let second = lab.numbers(&second, moments);
-                        let copy = weights.map(|dtype| lab.blank(LEN, dtype));
-                        // Two runs: all but the end, and the end in many small segments, not aligned.
+                        let second = backend.numbers(&second, moments);
+                        let copy = weights.map(|dtype| backend.blank(LEN, dtype));
+                        // Two ranges: all but the end, and the end in many small unaligned segments.
                         let parameters =
                             [(0..5003, &segments[..]), (5003..LEN, &small[..])].map(|(part, segments)| {
                                 Parameters {
@@ -96,7 +96,7 @@ fn adamw_updates_or_skips() {
                                     segments,
                                 }
                             });
-                        lab.backend.adamw(AdamW {
+                        backend.device.adamw(AdamW {
                             parameters: &parameters,
                             control: slots.view(),
                             betas: (0.9, 0.95),
@@ -113,12 +113,12 @@ fn adamw_updates_or_skips() {
 
 #[test]
 fn squares_of_many_gradients_are_summed_at_once() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     for dtype in COMPUTE {
-        agree(&card, dtype, "sums of squares", |lab| {
-            let (many, total) = (lab.input(120_000, 1), lab.numbers(&[0.5], DType::F32));
-            let own = lab.numbers(&[0.25; 200], DType::F32);
-            // More parts than one launch takes, of all lengths, some not aligned; some share a sum, some have none.
+        agree(&gpu, dtype, "sums of squares", |backend| {
+            let (many, total) = (backend.input(120_000, 1), backend.numbers(&[0.5], DType::F32));
+            let own = backend.numbers(&[0.25; 200], DType::F32);
+            // More parts than one launch takes, of all lengths, some unaligned; some share a sum, some have none.
             let parts: Vec<Squares> = (0..200)
                 .map(|i| {
                     let (start, len) = (300 * i, if i == 7 { 50_000 } else { i % 23 * 11 });
@@ -126,7 +126,7 @@ fn squares_of_many_gradients_are_summed_at_once() {
                     Squares { from: many.slice(start..start + len), own, counts: i % 2 == 0 }
                 })
                 .collect();
-            lab.backend.sums_of_squares(SumsOfSquares { parts: &parts, total: Some(total.view()) });
+            backend.device.sums_of_squares(SumsOfSquares { parts: &parts, total: Some(total.view()) });
             vec![own, total]
         });
     }

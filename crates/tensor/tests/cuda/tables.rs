@@ -3,9 +3,9 @@
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{Embedding, EmbeddingBackward, Positions, PositionsBackward};
 
-use crate::lab::{COMPUTE, agree, card, gradient, gradient_types};
+use crate::test_backend::{COMPUTE, agree, gpu, gradient, gradient_types};
 
-/// A part of a vocabulary, and tokens in and around it.
+/// A part of a vocabulary, and tokens inside and outside of it.
 struct Case {
     rows: usize,
     width: usize,
@@ -14,12 +14,12 @@ struct Case {
     tokens: fn(u32) -> u32,
 }
 
-/// Tokens that are rare.
+/// Tokens that are all rare.
 fn spread(i: u32) -> u32 {
     i.wrapping_mul(2_654_435_761) >> 12 & 1023
 }
 
-/// A few tokens that are very frequent, among others.
+/// A few very frequent tokens among others.
 fn skewed(i: u32) -> u32 {
     if i.is_multiple_of(3) { 7 } else { spread(i) % 50 }
 }
@@ -33,26 +33,27 @@ const CASES: [Case; 4] = [
 
 #[test]
 fn embedding_and_its_backward() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     for dtype in COMPUTE {
         for Case { rows, width, vocabulary, first, tokens } in CASES {
             for gradients in gradient_types(dtype) {
-                // The CPU rounds a narrow gradient at every row, so long sums are compared in f32 only.
+                // The CPU rounds a 16-bit gradient at every row, so long sums are compared in f32 only.
                 if gradients != DType::F32 && rows > 1000 {
                     continue;
                 }
                 let what = format!("embedding {rows}×{width} of {vocabulary}, gradients {gradients:?}");
-                agree(&card, dtype, &what, |lab| {
-                    let tokens = lab.tokens(&(0..rows as u32).map(tokens).collect::<Vec<_>>());
-                    let (table, dout) = (lab.input(vocabulary * width, 1), lab.input(rows * width, 2));
-                    let out = lab.output(rows * width);
+                agree(&gpu, dtype, &what, |backend| {
+                    let tokens = backend.tokens(&(0..rows as u32).map(tokens).collect::<Vec<_>>());
+                    let (table, dout) =
+                        (backend.input(vocabulary * width, 1), backend.input(rows * width, 2));
+                    let out = backend.output(rows * width);
                     let (tokens, dout) = (tokens.view(), dout.view());
                     let (table, written) = (table.view(), out.view());
-                    lab.backend.embedding(Embedding { tokens, table, first, out: written, rows, width });
-                    let [fresh, added] = [(); 2].map(|()| lab.blank(vocabulary * width, gradients));
+                    backend.device.embedding(Embedding { tokens, table, first, out: written, rows, width });
+                    let [fresh, added] = [(); 2].map(|()| backend.blank(vocabulary * width, gradients));
                     for (dtable, accumulate) in [(&fresh, false), (&added, true)] {
                         let dtable = gradient(dtable, accumulate);
-                        lab.backend.embedding_backward(EmbeddingBackward {
+                        backend.device.embedding_backward(EmbeddingBackward {
                             tokens,
                             dout,
                             first,
@@ -70,15 +71,15 @@ fn embedding_and_its_backward() {
 
 #[test]
 fn positions_and_their_backward() {
-    let Some(card) = card() else { return };
+    let Some(gpu) = gpu() else { return };
     for dtype in COMPUTE {
         for (rows, width, sequence, first_row) in [(1, 1, 1, 0), (40, 9, 16, 5), (300, 768, 100, 0)] {
             let positions = sequence + 3;
             for gradients in gradient_types(dtype) {
-                agree(&card, dtype, &format!("positions {rows}×{width} of {sequence}"), |lab| {
-                    let (x, table) = (lab.input(rows * width, 1), lab.input(positions * width, 2));
-                    let dx = lab.input(rows * width, 3);
-                    lab.backend.positions(Positions {
+                agree(&gpu, dtype, &format!("positions {rows}×{width} of {sequence}"), |backend| {
+                    let (x, table) = (backend.input(rows * width, 1), backend.input(positions * width, 2));
+                    let dx = backend.input(rows * width, 3);
+                    backend.device.positions(Positions {
                         x: x.view(),
                         table: table.view(),
                         first_row,
@@ -86,10 +87,10 @@ fn positions_and_their_backward() {
                         rows,
                         width,
                     });
-                    let [fresh, added] = [(); 2].map(|()| lab.blank(positions * width, gradients));
+                    let [fresh, added] = [(); 2].map(|()| backend.blank(positions * width, gradients));
                     for (dtable, accumulate) in [(&fresh, false), (&added, true)] {
                         let (dx, dtable) = (dx.view(), gradient(dtable, accumulate));
-                        lab.backend.positions_backward(PositionsBackward {
+                        backend.device.positions_backward(PositionsBackward {
                             dx,
                             dtable,
                             first_row,

@@ -1,6 +1,6 @@
-// The kernels of attention on the tensor cores against the plain definition in double.
+// The tensor-core attention kernels against the plain definition in double.
 //
-// Compiled for one HEAD_DIM and ELEMENT, with LAUNCH_… as the host launches them. Prints what differs, and fails.
+// Compiled for one HEAD_DIM and ELEMENT, with LAUNCH_… as the host launches them. Prints the differences, and fails.
 
 #include "machine.hpp"
 
@@ -43,7 +43,7 @@ struct Case {
     size_t tokens() const { return (size_t)batch * sequence; }
 };
 
-// Elements that begin at a multiple of 16 bytes.
+// Elements that start at a multiple of 16 bytes.
 struct Elements {
     std::vector<uint4> pieces;
     size_t count;
@@ -112,7 +112,7 @@ void run(const Case &c, Tensors &t) {
     });
 }
 
-// ‖a − b‖ / ‖b‖; infinite if anything is not a number.
+// ‖a − b‖ / ‖b‖; infinite if a number is not finite.
 struct Distance {
     double difference = 0, norm = 0;
 
@@ -127,7 +127,7 @@ struct Expected {
     std::vector<double> out, log_sums, dqkv;
 };
 
-// The dot products of outputs and their gradients are taken of the rounded outputs, as the kernels get them.
+// The dot products of outputs and their gradients use the rounded outputs, like the kernels.
 Expected expect(const Case &c, const Tensors &t) {
     Expected e{std::vector<double>(t.out.count), std::vector<double>(t.log_sums.size()),
                std::vector<double>(t.qkv.count)};

@@ -35,7 +35,7 @@ struct Fiber {
     std::vector<std::vector<Copy>> groups;
 };
 
-// What each lane brings to what a warp does together, and takes from it.
+// What each lane passes to a warp-wide operation, and gets from it.
 struct Share {
     unsigned int words[6];
     float numbers[4];
@@ -48,7 +48,7 @@ struct WarpState {
     Share in[WARP], out[WARP];
 };
 
-// Who touched two bytes of shared memory last, and between which barriers of block and warp.
+// The last accesses to two bytes of shared memory, and the barrier phases of block and warp in which they happened.
 struct Touched {
     int writer = -1;
     long written_block = -1, written_warp = -1;
@@ -131,7 +131,7 @@ void watch(const void *memory, size_t bytes, bool writes) {
     fail(writes ? "writes outside of its buffers" : "reads outside of its buffers");
 }
 
-// The last lane to come does it for all.
+// The last lane to arrive runs the operation for all.
 template <class Together> void together(const char *operation, Together body) {
     WarpState &state = warp();
     if (state.arrived == 0) state.operation = operation;
@@ -194,7 +194,7 @@ void start(Fiber &fiber, int number) {
     makecontext(&fiber.context, run_fiber, 0);
 }
 
-// One turn for every lane; whether the warp has got on.
+// Runs every lane once. Returns whether the warp has made progress.
 bool run_warp(int number) {
     const long before = warps[number].meetings;
     for (int i = 0; i < WARP; ++i) {
@@ -333,7 +333,7 @@ void launch(Index grid, int threads_of_block, size_t shared_bytes, std::function
             }
 }
 
-// What the compiler calls before every access of a kernel.
+// The compiler calls these before every access of a kernel.
 #define WATCH(BYTES)                                                                                                  \
     extern "C" void __tsan_read##BYTES(void *at) { watch(at, BYTES, false); }                                         \
     extern "C" void __tsan_write##BYTES(void *at) { watch(at, BYTES, true); }                                         \

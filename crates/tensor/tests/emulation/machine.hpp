@@ -1,10 +1,10 @@
-// A GPU for kernels that are compiled as C++: what common.cuh has, the grid, and what lanes do together.
+// An emulated GPU for kernels that are compiled as C++: the functions of common.cuh, the grid, and warp- and block-wide
+// operations.
 //
-// Every thread of a block is a fiber; a warp meets at whatever its lanes do together, a block at its barriers. The
-// order in which warps run in between is the caller's choice. What kernels read and write is watched through the calls
-// that -fsanitize=thread puts before every access: outside of all buffers, what another thread has written or read
-// since the two last met, and where a copy is under way all end the program. Shared memory begins as bytes that are no
-// numbers.
+// Every thread of a block is a fiber. The lanes of a warp meet at warp-wide operations, and the threads of a block at
+// barriers. The caller chooses the order in which warps run in between. -fsanitize=thread inserts a call before every
+// memory access, which ends the program on: an access outside of all buffers, an access that conflicts with one of
+// another thread since the two last met, and an access to the target of a pending copy. Shared memory starts as NaN.
 
 #pragma once
 
@@ -91,7 +91,7 @@ struct Maximum {
     float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// Results too small for a normal number are 0.
+// Subnormal results are 0.
 inline float power_of_two(float x) {
     const float power = exp2f(x);
     return power < 1.17549435e-38f ? 0.0f : power;
@@ -99,7 +99,7 @@ inline float power_of_two(float x) {
 
 inline int __popc(unsigned int x) { return __builtin_popcount(x); }
 
-// What lanes of a warp, or threads of a block, do together.
+// Warp-wide and block-wide operations.
 float shuffle_xor(float value, int mask);
 unsigned long long ballot(bool predicate);
 #define SHUFFLE_XOR(value, mask) shuffle_xor(value, mask)
@@ -111,16 +111,17 @@ void end_group_of_copies();
 void await_groups(int pending);
 template <int PENDING> inline void await_copies() { await_groups(PENDING); }
 
-// The host's side.
+// Functions for the host.
 
 enum class Order { Ascending, Descending, Shuffled, Interleaved };
 
-// How the next launches run: in which order warps do, and whether copies arrive at the last moment or at once.
+// Sets, for the next launches, the order in which warps run, and whether copies complete as late as possible or at
+// once.
 void play(Order order, bool late_copies);
 
-// Memory that kernels may read, and perhaps write; nothing else until `forget`.
+// Registers memory that kernels may read, and optionally write; nothing else is allowed until `forget`.
 void allow(const void *memory, size_t bytes, bool writable);
 void forget();
 
-// Runs a kernel's body for every thread of every block, with so many bytes of shared memory.
+// Runs a kernel's body for every thread of every block, with this many bytes of shared memory.
 void launch(Index grid, int threads, size_t shared_bytes, std::function<void()> body);

@@ -1,14 +1,15 @@
-//! Kernels for the tensor cores, compiled as C++ and run lane by lane on the CPU: their numbers against the plain
-//! definition, every access to memory within bounds, and no two threads at the same place without a barrier between.
+//! Kernels for the tensor cores, compiled as C++ and run lane by lane on the CPU. Their results are compared with the
+//! plain definition. Every memory access must be in bounds, and two threads must not access the same address without a
+//! barrier in between.
 //!
-//! What stands in for the GPU is in `machine.hpp`. Where there is no C++ compiler the tests say so and pass.
+//! `machine.hpp` emulates the GPU. Without a C++ compiler the tests say so and pass.
 
 use kintsugi_testing::{Need, skip};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Files of this folder, and kernels as they are; those in PTX have a counterpart here.
+/// The files of this folder, and unchanged kernel files. Headers with PTX are replaced by emulations in this folder.
 const FILES: [(&str, &str); 7] = [
     ("machine.hpp", include_str!("machine.hpp")),
     ("machine.cpp", include_str!("machine.cpp")),
@@ -19,7 +20,7 @@ const FILES: [(&str, &str); 7] = [
     ("backward.cpp", include_str!("../../src/cuda/kernels/tensor_attention_backward.cu")),
 ];
 
-/// Heads of both kinds of tiles, which fill no whole number of columns.
+/// Head sizes for both kinds of tiles that do not fill a whole number of columns.
 #[test]
 fn attention_with_small_heads() {
     attention("small", 40, "f16");
@@ -41,7 +42,7 @@ fn attention(name: &str, head_dim: usize, element: &str) {
         fs::write(folder.join(file), text).expect("a file of the build");
     }
     let definitions = definitions(head_dim, element);
-    // Only what kernels do is watched.
+    // Only the accesses of kernels are checked.
     let watched = ["-fsanitize=thread", "-include", "machine.hpp", "-O1"];
     let objects = [
         compile(&folder, "forward", &watched, &definitions),
@@ -54,7 +55,7 @@ fn attention(name: &str, head_dim: usize, element: &str) {
     succeed(&mut Command::new(&program));
 }
 
-/// As `tensor.rs` launches the kernels, which assert that it is so.
+/// The definitions with which `tensor.rs` launches the kernels. The kernels assert that they match.
 fn definitions(head_dim: usize, element: &str) -> Vec<String> {
     let padded = head_dim.next_multiple_of(16);
     let (key_threads, queries, keys) = if padded <= 64 { (128, 32, 64) } else { (256, 64, 32) };

@@ -1,4 +1,5 @@
-// What the kernels' file of this name has, by the layouts of the PTX manual (9.7.14: mma.m16n8k16 and ldmatrix).
+// Replaces the kernels' header of the same name, with the layouts of the PTX manual (9.7.14: mma.m16n8k16 and
+// ldmatrix).
 
 extern uint4 shared[];
 

@@ -1,11 +1,11 @@
-//! Attention backward: for every tile of keys all tiles of queries that see it; five products a tile.
+//! Attention backward: for every tile of keys, all tiles of queries that attend to it. Five products per tile.
 //!
-//! `dS = P ∘ (dO·Vᵀ − D)` with `D = Σ dO ∘ O`. Keys are the outer loop, so the gradients of queries are summed
-//! up beside: for as many heads and queries at a time (a strip) as the scratch has room for, usually all.
+//! `dS = P ∘ (dO·Vᵀ − D)` with `D = Σ dO ∘ O`. Keys are the outer loop, so the gradients of queries are accumulated in
+//! scratch. That is done for a strip at a time: as many heads and queries as fit into the scratch, usually all.
 
 use std::ops::Range;
 
-use super::tile::{Part, Product, ROWS, TILE};
+use super::tile::{CausalPart, Product, ROWS, TILE};
 use super::{Head, Scratch, first_tile, pack, pack_transposed, padded, softmax_scale};
 use crate::cpu::access::{Access, Scatter, scratch_of};
 use crate::cpu::element::{Element, Real};
@@ -13,7 +13,8 @@ use crate::cpu::lanes;
 use crate::cpu::parallel::Threads;
 use crate::ops::{AttentionBackward, AttentionSaved, AttentionShape};
 
-/// See [`AttentionBackward`]. A thread has whole groups of heads, so keys sum up in a fixed order.
+/// See [`AttentionBackward`]. A thread computes whole groups of heads, so gradients of keys are summed in a fixed
+/// order.
 pub fn backward<T: Element>(threads: Threads, scratch: &mut [u8], op: &AttentionBackward) {
     let access = Access::new();
     let shape = op.shape;
@@ -25,8 +26,8 @@ pub fn backward<T: Element>(threads: Threads, scratch: &mut [u8], op: &Attention
         out: access.read(op.out),
         dout: access.read(op.dout),
         saved: match op.saved {
-            AttentionSaved::LogSumExp(view) => Saved::LogSumExp(access.read(view)),
-            AttentionSaved::Probabilities(view) => Saved::Probabilities(access.read(view)),
+            AttentionSaved::LogSumExp(view) => SavedSoftmax::LogSumExp(access.read(view)),
+            AttentionSaved::Probabilities(view) => SavedSoftmax::Probabilities(access.read(view)),
         },
     };
     let dqkv = Scatter::new(access.write::<T>(op.dqkv));
@@ -44,18 +45,18 @@ struct Inputs<'a, T: Element> {
     starts: Option<&'a [u32]>,
     out: &'a [T],
     dout: &'a [T],
-    saved: Saved<'a, T>,
+    saved: SavedSoftmax<'a, T>,
 }
 
 impl<'a, T: Element> Inputs<'a, T> {
-    /// The first key that each query of a sample sees, if that is not the first of all.
+    /// The first key that each query of a sample attends to; `None` if it is always the first token.
     fn starts_of(&self, batch: usize) -> Option<&'a [u32]> {
         let sequence = self.shape.sequence;
         self.starts.map(|starts| &starts[batch * sequence..][..sequence])
     }
 }
 
-enum Saved<'a, T: Element> {
+enum SavedSoftmax<'a, T: Element> {
     LogSumExp(&'a [T::Accumulator]),
     Probabilities(&'a [T]),
 }
@@ -104,7 +105,7 @@ impl<'a, A: Real> Tiles<'a, A> {
         }
     }
 
-    /// One key head of one sample with all its query heads.
+    /// One key head of one sample, with all its query heads.
     fn run<T>(&mut self, inputs: &Inputs<T>, dqkv: &Scatter<T>, batch: usize, kv: usize)
     where
         T: Element<Accumulator = A>,
@@ -123,7 +124,7 @@ impl<'a, A: Real> Tiles<'a, A> {
         }
     }
 
-    /// All keys that are seen against the queries of a strip.
+    /// All visible keys against the queries of a strip.
     fn strip<T>(&mut self, inputs: &Inputs<T>, dqkv: &Scatter<T>, strip: &Strip, first_heads: bool)
     where
         T: Element<Accumulator = A>,
@@ -144,7 +145,7 @@ impl<'a, A: Real> Tiles<'a, A> {
             self.dvalues.fill(A::ZERO);
             for (i, head) in heads.clone().enumerate() {
                 for query in (rows.start.max(first)..rows.end).step_by(TILE) {
-                    // All later queries start later still.
+                    // All later queries start at this key or later.
                     if first_tile(starts, query) > first {
                         break;
                     }
@@ -169,7 +170,7 @@ impl<'a, A: Real> Tiles<'a, A> {
         }
     }
 
-    /// One tile of queries from `first` on against the packed keys; `at` is where its gradient is summed up.
+    /// One tile of queries from `first` on against the packed keys. `at` is the offset of its gradient.
     fn tile<T>(
         &mut self,
         inputs: &Inputs<T>,
@@ -183,7 +184,7 @@ impl<'a, A: Real> Tiles<'a, A> {
         let shape = inputs.shape;
         let queries = (first, (shape.sequence - first).min(TILE));
         let (width, diagonal) = (padded(self.dim), first == keys.0);
-        let part = |part| if diagonal { part } else { Part::Whole };
+        let part = |part| if diagonal { part } else { CausalPart::Whole };
         let out_head = Head::of_out(shape, batch, head);
         pack(inputs.qkv, Head::of_qkv(shape, batch, head), queries, softmax_scale(shape), self.queries);
         pack(inputs.dout, out_head, queries, A::ONE, self.dout);
@@ -195,19 +196,19 @@ impl<'a, A: Real> Tiles<'a, A> {
             inner: self.dim,
             left: (left, width),
             right: (right, TILE),
-            part: part(Part::LowerResult),
+            part: part(CausalPart::LowerResult),
             accumulate: false,
         };
         scores(&*self.dout, &*self.values_transposed).run((self.dscores, TILE));
         match inputs.saved {
-            Saved::LogSumExp(sums) => {
+            SavedSoftmax::LogSumExp(sums) => {
                 scores(&*self.queries, &*self.keys_transposed).run((self.probabilities, TILE));
                 soften(self.probabilities, &sums[row..][..queries.1], keys.1);
                 if let Some(starts) = inputs.starts_of(batch) {
                     hide_earlier(self.probabilities, &starts[first..], keys);
                 }
             }
-            Saved::Probabilities(saved) => {
+            SavedSoftmax::Probabilities(saved) => {
                 let saved = &saved[row * shape.sequence..][..queries.1 * shape.sequence];
                 load(self.probabilities, saved, shape.sequence, keys);
             }
@@ -219,7 +220,7 @@ impl<'a, A: Real> Tiles<'a, A> {
             });
             let probabilities = &mut self.probabilities[i * TILE..][..TILE];
             if diagonal {
-                // As far as the products on the diagonal look beyond it.
+                // The products on the diagonal read up to a multiple of `ROWS` beyond it.
                 probabilities[i + 1..(i + 1).next_multiple_of(ROWS)].fill(A::ZERO);
             }
             for (dscore, &probability) in row.iter_mut().zip(&*probabilities) {
@@ -233,7 +234,7 @@ impl<'a, A: Real> Tiles<'a, A> {
             inner: queries.1,
             left: (left, TILE),
             right: (right, width),
-            part: part(Part::UpperLeft),
+            part: part(CausalPart::UpperLeft),
             accumulate: true,
         };
         by_key(&*self.probabilities, &*self.dout).run_transposed((self.dvalues, width));
@@ -244,14 +245,14 @@ impl<'a, A: Real> Tiles<'a, A> {
             inner: keys.1,
             left: (&*self.dscores, TILE),
             right: (&*self.keys, width),
-            part: part(Part::LowerLeft),
+            part: part(CausalPart::LowerLeft),
             accumulate: true,
         };
         by_query.run((&mut self.dqueries[at..], width));
     }
 }
 
-/// Some query heads of one key head, and some of their rows.
+/// A range of query heads of one key head, and a range of their rows.
 struct Strip {
     batch: usize,
     kv: usize,
@@ -259,7 +260,7 @@ struct Strip {
     rows: Range<usize>,
 }
 
-/// Probabilities from scores, `[queries, keys]`, and the log of each row's sum of exponentials.
+/// Probabilities from scores, `[queries, keys]`, and the log-sum-exp of each row.
 fn soften<A: Real>(scores: &mut [A], log_sums: &[A], keys: usize) {
     for (row, &log_sum) in scores.chunks_exact_mut(TILE).zip(log_sums) {
         for score in &mut row[..keys] {
@@ -268,14 +269,15 @@ fn soften<A: Real>(scores: &mut [A], log_sums: &[A], keys: usize) {
     }
 }
 
-/// Zero where the key comes before what the query sees; `starts` has the first key of each query.
+/// Zeroes the probabilities of keys before the first one that the query attends to. `starts` has the first key of each
+/// query.
 fn hide_earlier<A: Real>(probabilities: &mut [A], starts: &[u32], (first, count): (usize, usize)) {
     for (row, &start) in probabilities.chunks_exact_mut(TILE).zip(starts) {
         row[..(start as usize).saturating_sub(first).min(count)].fill(A::ZERO);
     }
 }
 
-/// Probabilities from what the forward kept, `[queries, sequence]`.
+/// Probabilities from those that the forward saved, `[queries, sequence]`.
 fn load<T: Element>(tile: &mut [T::Accumulator], saved: &[T], sequence: usize, keys: (usize, usize)) {
     for (to, from) in tile.chunks_exact_mut(TILE).zip(saved.chunks_exact(sequence)) {
         for (to, from) in to.iter_mut().zip(&from[keys.0..][..keys.1]) {

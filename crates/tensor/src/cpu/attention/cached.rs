@@ -1,7 +1,7 @@
-//! Attention of new tokens over a cache of keys and values: one query at a time, with a running maximum and sum.
+//! Attention of new tokens over a key-value cache: one query at a time, with a running maximum and sum.
 //!
-//! A generated token is a single query, which has no use for tiles; what takes the time is reading the cache, and
-//! every query reads just the part it sees.
+//! A generated token is a single query, for which tiles do not help. Reading the cache takes most of the time, and
+//! every query reads only the keys up to its position.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::cpu::lanes;
 use crate::cpu::parallel::{Rows, Threads};
 use crate::ops::{AttentionShape, CachedAttention};
 
-/// Keys whose scores are taken together.
+/// Keys whose scores are computed together.
 const KEYS: usize = 64;
 
 /// See [`CachedAttention`].
@@ -38,7 +38,7 @@ pub fn cached<T: Element>(threads: Threads, op: &CachedAttention) {
     });
 }
 
-/// Puts the new tokens' keys and values where they belong.
+/// Writes the new tokens' keys and values into the cache.
 fn append<T: Element>(
     qkv: &[T],
     positions: &[u32],
@@ -59,7 +59,7 @@ fn append<T: Element>(
     }
 }
 
-/// Where one head of a sample lies in the cache.
+/// The range of one head of a sample in the cache.
 fn cached_head(shape: AttentionShape, capacity: usize, sample: usize, kv: usize) -> Range<usize> {
     let len = capacity * shape.head_dim;
     let start = (sample * shape.kv_heads + kv) * len;
@@ -106,31 +106,31 @@ fn attend<T: Element>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::testing::{Lab, assert_close, random};
+    use crate::cpu::testing::{TestBackend, assert_close, random};
     use crate::ops::{Attention, AttentionSaved};
     use crate::{Backend, DType};
 
     const SHAPE: AttentionShape =
         AttentionShape { batch: 2, sequence: 150, heads: 4, kv_heads: 2, head_dim: 18 };
 
-    fn whole(lab: &Lab, qkv: &[f64], dtype: DType) -> Vec<f64> {
-        let (qkv, out) = (lab.buffer(qkv, dtype), lab.blank(SHAPE.rows() * 72, dtype));
-        let sums = lab.blank(SHAPE.rows() * SHAPE.heads, dtype.accumulator());
+    fn whole(backend: &TestBackend, qkv: &[f64], dtype: DType) -> Vec<f64> {
+        let (qkv, out) = (backend.buffer(qkv, dtype), backend.blank(SHAPE.rows() * 72, dtype));
+        let sums = backend.blank(SHAPE.rows() * SHAPE.heads, dtype.accumulator());
         let saved = AttentionSaved::LogSumExp(sums.view());
-        lab.backend.attention(Attention {
+        backend.cpu.attention(Attention {
             qkv: qkv.view(),
             starts: None,
             out: out.view(),
             saved,
             shape: SHAPE,
         });
-        lab.values(out.view())
+        backend.values(out.view())
     }
 
-    /// The same, but some tokens at a time.
-    fn in_pieces(lab: &Lab, qkv: &[f64], dtype: DType, pieces: &[usize]) -> Vec<f64> {
+    /// The same, some tokens at a time.
+    fn in_pieces(backend: &TestBackend, qkv: &[f64], dtype: DType, pieces: &[usize]) -> Vec<f64> {
         let (width, capacity) = (SHAPE.qkv_width(), 160);
-        let [keys, values] = [(); 2].map(|()| lab.buffer(&vec![f64::NAN; 2 * 2 * capacity * 18], dtype));
+        let [keys, values] = [(); 2].map(|()| backend.buffer(&vec![f64::NAN; 2 * 2 * capacity * 18], dtype));
         let mut out = vec![0.0; SHAPE.rows() * 72];
         let mut first = 0;
         for &sequence in pieces {
@@ -139,8 +139,8 @@ mod tests {
             let new: Vec<f64> = rows.iter().flat_map(|row| qkv[row * width..][..width].to_vec()).collect();
             let at: Vec<u32> = rows.iter().map(|row| (row % SHAPE.sequence) as u32).collect();
             let (new, at, some) =
-                (lab.buffer(&new, dtype), lab.tokens(&at), lab.blank(rows.len() * 72, dtype));
-            lab.backend.cached_attention(CachedAttention {
+                (backend.buffer(&new, dtype), backend.tokens(&at), backend.blank(rows.len() * 72, dtype));
+            backend.cpu.cached_attention(CachedAttention {
                 qkv: new.view(),
                 positions: at.view(),
                 keys: keys.view(),
@@ -149,7 +149,7 @@ mod tests {
                 shape: AttentionShape { sequence, ..SHAPE },
                 capacity,
             });
-            for (row, values) in rows.iter().zip(lab.values(some.view()).chunks_exact(72)) {
+            for (row, values) in rows.iter().zip(backend.values(some.view()).chunks_exact(72)) {
                 out[row * 72..][..72].copy_from_slice(values);
             }
             first += sequence;
@@ -158,16 +158,16 @@ mod tests {
     }
 
     #[test]
-    fn any_pieces_make_the_whole() {
-        let lab = Lab::new(1);
+    fn any_split_into_calls_gives_the_same_result() {
+        let backend = TestBackend::new(1);
         let qkv: Vec<f64> =
             random(SHAPE.rows() * SHAPE.qkv_width(), 1).into_iter().map(|x| 3.0 * x).collect();
         for (dtype, tolerance) in
             [(DType::F64, 1e-12), (DType::F32, 1e-5), (DType::BF16, 1e-2), (DType::F16, 2e-3)]
         {
-            let expected = whole(&lab, &qkv, dtype);
+            let expected = whole(&backend, &qkv, dtype);
             for pieces in [&[150][..], &[1; 150], &[3, 61, 64, 1, 1, 20]] {
-                assert_close(&in_pieces(&lab, &qkv, dtype, pieces), &expected, tolerance);
+                assert_close(&in_pieces(&backend, &qkv, dtype, pieces), &expected, tolerance);
             }
         }
     }
@@ -175,6 +175,6 @@ mod tests {
     #[test]
     fn threads_change_no_bit() {
         let qkv = random(SHAPE.rows() * SHAPE.qkv_width(), 2);
-        Lab::same_for_all_threads(|lab| in_pieces(lab, &qkv, DType::F32, &[149, 1]));
+        TestBackend::same_for_all_threads(|backend| in_pieces(backend, &qkv, DType::F32, &[149, 1]));
     }
 }

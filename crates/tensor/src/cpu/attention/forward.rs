@@ -1,8 +1,8 @@
 //! Attention forward: queries against keys tile by tile, with a running maximum and sum for every query.
 //!
-//! Scores are kept transposed, `[keys, queries]`, so that every step of the softmax runs along the queries.
+//! Scores are stored transposed, `[keys, queries]`, so that every step of the softmax vectorises over queries.
 
-use super::tile::{LANES, Part, Product, TILE};
+use super::tile::{CausalPart, LANES, Product, TILE};
 use super::{Head, Scratch, first_tile, pack, pack_transposed, padded, softmax_scale};
 use crate::cpu::access::{Access, Scatter, scratch_of};
 use crate::cpu::element::{Element, Real};
@@ -66,18 +66,18 @@ struct Heads<'a, A> {
     key: Head,
     value: Head,
     scale: A,
-    /// The first key that each query sees, if that is not the first of all.
+    /// The first key that each query attends to; `None` if it is always the first token.
     starts: Option<&'a [u32]>,
 }
 
 impl<A> Heads<'_, A> {
-    /// The first keys of the tiles that a tile of queries sees.
+    /// The first keys of the tiles that a tile of queries attends to.
     fn key_tiles(&self, queries: (usize, usize)) -> impl Iterator<Item = usize> {
         (first_tile(self.starts, queries.0)..=queries.0).step_by(TILE)
     }
 }
 
-/// A thread's scratch: one tile of queries and what is summed up for it.
+/// A thread's scratch: one tile of queries and its accumulators.
 struct Tiles<'a, A> {
     dim: usize,
     /// `[dim, queries]`.
@@ -90,11 +90,11 @@ struct Tiles<'a, A> {
     scores: &'a mut [A],
     /// `[queries, dim]`.
     out: &'a mut [A],
-    /// `[queries]`: running maximum, sum, and how much the sums shrink when the maximum grows.
+    /// `[queries]`: running maximum, running sum, and the factor by which the sums shrink when the maximum grows.
     maximum: &'a mut [A],
     sum: &'a mut [A],
     shrink: &'a mut [A],
-    /// `[queries]`: the result for the backward.
+    /// `[queries]`: the log-sum-exp, saved for the backward.
     log_sum: &'a mut [A],
 }
 
@@ -135,7 +135,7 @@ impl<'a, A: Real> Tiles<'a, A> {
         }
     }
 
-    /// Scores of a tile of keys, −∞ where the query does not see the key.
+    /// Scores of a tile of keys; −∞ for masked pairs.
     fn score<T>(&mut self, qkv: &[T], heads: &Heads<A>, queries: (usize, usize), keys: (usize, usize))
     where
         T: Element<Accumulator = A>,
@@ -147,7 +147,7 @@ impl<'a, A: Real> Tiles<'a, A> {
             inner: self.dim,
             left: (self.keys, padded(self.dim)),
             right: (self.queries, TILE),
-            part: Part::Whole,
+            part: CausalPart::Whole,
             accumulate: false,
         };
         product.run((self.scores, TILE));
@@ -161,7 +161,7 @@ impl<'a, A: Real> Tiles<'a, A> {
         }
     }
 
-    /// Makes exponentials of the scores, and moves maximum and sum on.
+    /// Replaces the scores by exponentials, and updates maximum and sum.
     fn soften(&mut self, keys: usize) {
         let scores = &mut self.scores.as_chunks_mut::<TILE>().0[..keys];
         let before: [A; TILE] = *self.maximum.first_chunk().expect("a whole tile");
@@ -171,7 +171,7 @@ impl<'a, A: Real> Tiles<'a, A> {
                 *maximum = score.max(*maximum);
             }
         }
-        // A query that has seen no key yet has no maximum: its exponentials are 0, not those of ∞ − ∞.
+        // A query without visible keys so far has maximum −∞. Its exponentials must be 0, not exp(−∞ + ∞).
         let shift = maximum.map(|maximum| if maximum == A::NEG_INFINITY { A::ZERO } else { maximum });
         let mut sum = [A::ZERO; TILE];
         for row in scores {
@@ -201,7 +201,7 @@ impl<'a, A: Real> Tiles<'a, A> {
             inner: keys,
             left: (self.scores, TILE),
             right: (self.values, width),
-            part: if diagonal { Part::LowerLeft } else { Part::Whole },
+            part: if diagonal { CausalPart::LowerLeft } else { CausalPart::Whole },
             accumulate: true,
         };
         product.run_transposed((self.out, width));
@@ -218,7 +218,7 @@ impl<'a, A: Real> Tiles<'a, A> {
         }
     }
 
-    /// Goes through the keys once more, now that the sums are known. `rows` is `[queries, sequence]`.
+    /// Loops over the keys again, now that the sums are known. `rows` is `[queries, sequence]`.
     fn write_probabilities<T>(&mut self, qkv: &[T], heads: &Heads<A>, queries: (usize, usize), rows: &mut [T])
     where
         T: Element<Accumulator = A>,
@@ -240,7 +240,7 @@ impl<'a, A: Real> Tiles<'a, A> {
     }
 }
 
-/// −∞ where the key comes before what the query sees; `starts` has the first key of each query.
+/// Sets scores to −∞ for keys before the first one that the query attends to. `starts` has the first key of each query.
 fn hide_earlier<A: Real>(scores: &mut [A], starts: &[u32], (first, count): (usize, usize)) {
     let sees_all = |start: &u32| *start as usize <= first;
     if starts.last().is_none_or(sees_all) {

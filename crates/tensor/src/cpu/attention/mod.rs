@@ -1,7 +1,7 @@
 //! Causal self-attention in tiles of 64 queries by 64 keys (arXiv 2205.14135), with grouped key and value heads.
 //!
-//! "Plain" attention runs the same tiles and writes the probabilities out as it goes; its backward reads them back
-//! where flash attention computes them again. Tiles of keys that no query of a tile sees are skipped.
+//! "Plain" attention runs the same tiles and also writes the probabilities to memory. Its backward reads them, while
+//! flash attention recomputes them. Tiles of keys that no query of a tile attends to are skipped.
 
 mod backward;
 mod cached;
@@ -18,25 +18,25 @@ use super::element::{Element, Real};
 use crate::ops::AttentionShape;
 use tile::{LANES, TILE};
 
-/// The widest head that the workspace has room for.
+/// The largest head size that fits into the workspace.
 pub const HEAD_DIM: usize = 256;
 
-/// Bytes of scratch for each thread: the backward's tiles in f64, and as much again for gradients of queries.
+/// Scratch per thread: the backward's tiles in f64, and as much again for the gradients of queries.
 pub const SCRATCH_BYTES: usize = 2 << 20;
 
-/// Where one head's vectors lie in an interleaved tensor of one sample.
+/// The position of one head's vectors in an interleaved tensor of one sample.
 #[derive(Clone, Copy)]
 struct Head {
     /// Index of the first element.
     start: usize,
-    /// Elements from a token to the next.
+    /// Elements from one token to the next.
     stride: usize,
     /// Elements of a vector.
     dim: usize,
 }
 
 impl Head {
-    /// Head `index` of sample `batch` in `qkv`; keys follow the queries, and values the keys.
+    /// Head `index` of sample `batch` in `qkv`. Heads are ordered queries, keys, values.
     fn of_qkv(shape: AttentionShape, batch: usize, index: usize) -> Self {
         let stride = shape.qkv_width();
         Head { start: batch * shape.sequence * stride + index * shape.head_dim, stride, dim: shape.head_dim }
@@ -48,7 +48,7 @@ impl Head {
         Head { start: batch * shape.sequence * stride + index * shape.head_dim, stride, dim: shape.head_dim }
     }
 
-    /// The elements of one token's vector.
+    /// The range of one token's vector.
     fn vector(self, token: usize) -> std::ops::Range<usize> {
         let start = self.start + token * self.stride;
         start..start + self.dim
@@ -64,12 +64,12 @@ fn softmax_scale<A: Real>(shape: AttentionShape) -> A {
     A::from_f64(1.0 / (shape.head_dim as f64).sqrt())
 }
 
-/// The first key of the first tile that a query, and so any later one, sees.
+/// The first key of the first tile that a query, and so any later query, attends to.
 fn first_tile(starts: Option<&[u32]>, query: usize) -> usize {
     starts.map_or(0, |starts| starts[query] as usize / TILE * TILE)
 }
 
-/// Copies vectors `first..first + count` into rows of `tile`, multiplied by `factor`; the padding becomes zero.
+/// Copies vectors `first..first + count` into rows of `tile`, multiplied by `factor`. Padding is set to zero.
 fn pack<T: Element>(
     from: &[T],
     head: Head,
@@ -90,7 +90,7 @@ fn pack<T: Element>(
     }
 }
 
-/// Like [`pack`], but each vector becomes a column of `[dim, TILE]`, and the padding holds numbers of no meaning.
+/// Like [`pack`], but each vector becomes a column of `[dim, TILE]`, and the padding is undefined.
 fn pack_transposed<T: Element>(
     from: &[T],
     head: Head,
@@ -110,7 +110,7 @@ fn pack_transposed<T: Element>(
     }
 }
 
-/// Takes pieces off the front of a thread's scratch.
+/// Splits ranges off the front of a thread's scratch.
 struct Scratch<'a, A>(&'a mut [A]);
 
 impl<'a, A: Real> Scratch<'a, A> {

@@ -1,24 +1,24 @@
-//! Attention against its definition, and its backward against the definition's derivative, in f64; documents in one
-//! sample against documents by themselves, in every type.
+//! Attention against its definition, and its backward against the definition's derivative, in f64. Packed documents
+//! against separate documents, in every type.
 
 use crate::cpu::attention;
 use crate::cpu::parallel::Threads;
-use crate::cpu::testing::{Lab, assert_close, assert_gradient, dot, random, starts};
+use crate::cpu::testing::{TestBackend, assert_close, assert_gradient, dot, random, starts};
 use crate::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
 use crate::{Backend, Buffer, DType, View};
 
-/// More than one tile with a rest, grouped heads, and a width that needs padding.
+/// Several tiles with a partial one, grouped heads, and a width that needs padding.
 const LONG: AttentionShape = AttentionShape { batch: 2, sequence: 150, heads: 4, kv_heads: 2, head_dim: 5 };
 const SHORT: AttentionShape = AttentionShape { batch: 2, sequence: 7, heads: 3, kv_heads: 1, head_dim: 18 };
 
-/// Documents within a tile, over several tiles, of one token, and across the end of a sample. None is one of all.
+/// Documents within a tile, over several tiles, of one token, and across the end of a sample. `None` is one document.
 const DOCUMENTS: [Option<&[usize]>; 4] = [None, Some(&[3, 1]), Some(&[70, 1, 90]), Some(&[128, 4])];
 
-/// Which keys are seen: with documents, those of the same.
+/// Which keys a query attends to: with documents, those of its own document.
 type Documents<'a> = Option<&'a [usize]>;
 
 struct Run<'a> {
-    lab: &'a Lab,
+    backend: &'a TestBackend,
     shape: AttentionShape,
     starts: Option<Buffer>,
     out: Buffer,
@@ -27,13 +27,20 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(lab: &'a Lab, shape: AttentionShape, documents: Documents, plain: bool, qkv: &[f64]) -> Self {
-        let starts = documents.map(|lengths| lab.tokens(&starts(shape, lengths)));
-        let out = lab.blank(shape.rows() * shape.heads * shape.head_dim, DType::F64);
-        let saved = lab.blank(if plain { shape.scores() } else { shape.rows() * shape.heads }, DType::F64);
-        let run = Run { lab, shape, starts, out, saved, plain };
-        let qkv = lab.buffer(qkv, DType::F64);
-        lab.backend.attention(Attention {
+    fn new(
+        backend: &'a TestBackend,
+        shape: AttentionShape,
+        documents: Documents,
+        plain: bool,
+        qkv: &[f64],
+    ) -> Self {
+        let starts = documents.map(|lengths| backend.tokens(&starts(shape, lengths)));
+        let out = backend.blank(shape.rows() * shape.heads * shape.head_dim, DType::F64);
+        let saved =
+            backend.blank(if plain { shape.scores() } else { shape.rows() * shape.heads }, DType::F64);
+        let run = Run { backend, shape, starts, out, saved, plain };
+        let qkv = backend.buffer(qkv, DType::F64);
+        backend.cpu.attention(Attention {
             qkv: qkv.view(),
             starts: run.starts(),
             out: run.out.view(),
@@ -53,13 +60,13 @@ impl<'a> Run<'a> {
     }
 
     fn out(&self) -> Vec<f64> {
-        self.lab.values(self.out.view())
+        self.backend.values(self.out.view())
     }
 
-    /// The gradient of the input, with a thread's scratch of so many bytes.
+    /// The gradient of the input, with this many bytes of scratch per thread.
     fn backward(&self, qkv: &[f64], dout: &[f64], scratch_bytes: usize) -> Vec<f64> {
-        let [qkv, dout] = [qkv, dout].map(|values| self.lab.buffer(values, DType::F64));
-        let dqkv = self.lab.blank(qkv.len(), DType::F64);
+        let [qkv, dout] = [qkv, dout].map(|values| self.backend.buffer(values, DType::F64));
+        let dqkv = self.backend.blank(qkv.len(), DType::F64);
         let mut scratch = vec![0.0_f64; scratch_bytes / 8];
         let op = AttentionBackward {
             qkv: qkv.view(),
@@ -72,7 +79,7 @@ impl<'a> Run<'a> {
             shape: self.shape,
         };
         attention::backward::<f64>(Threads(1), crate::cpu::access::bytes_of(&mut scratch), &op);
-        self.lab.values(dqkv.view())
+        self.backend.values(dqkv.view())
     }
 }
 
@@ -110,24 +117,24 @@ fn by_definition(shape: AttentionShape, documents: Documents, qkv: &[f64]) -> (V
 
 #[test]
 fn forward_is_the_definition() {
-    let lab = Lab::new(1);
+    let backend = TestBackend::new(1);
     for (shape, documents) in [SHORT, LONG].into_iter().flat_map(|shape| DOCUMENTS.map(|d| (shape, d))) {
         let qkv = input(shape, 1);
         let (out, log_sums, probabilities) = by_definition(shape, documents, &qkv);
         for (plain, saved) in [(false, log_sums), (true, probabilities)] {
-            let run = Run::new(&lab, shape, documents, plain, &qkv);
+            let run = Run::new(&backend, shape, documents, plain, &qkv);
             assert_close(&run.out(), &out, 1e-12);
-            assert_close(&lab.values(run.saved.view()), &saved, 1e-12);
+            assert_close(&backend.values(run.saved.view()), &saved, 1e-12);
         }
     }
 }
 
 #[test]
 fn backward_is_the_derivative() {
-    let lab = Lab::new(1);
+    let backend = TestBackend::new(1);
     let (qkv, dout) = (input(SHORT, 1), random(SHORT.rows() * SHORT.heads * SHORT.head_dim, 2));
     for (plain, documents) in [false, true].into_iter().flat_map(|plain| DOCUMENTS.map(|d| (plain, d))) {
-        let run = |qkv: &[f64]| Run::new(&lab, SHORT, documents, plain, qkv);
+        let run = |qkv: &[f64]| Run::new(&backend, SHORT, documents, plain, qkv);
         let gradient = run(&qkv).backward(&qkv, &dout, attention::SCRATCH_BYTES);
         assert_gradient(&qkv, &gradient, |qkv| dot(&run(qkv).out(), &dout));
     }
@@ -135,10 +142,10 @@ fn backward_is_the_derivative() {
 
 #[test]
 fn backward_is_the_derivative_across_tiles() {
-    let lab = Lab::new(1);
+    let backend = TestBackend::new(1);
     let (qkv, dout) = (input(LONG, 1), random(LONG.rows() * LONG.heads * LONG.head_dim, 2));
     for (plain, documents) in [false, true].into_iter().flat_map(|plain| DOCUMENTS.map(|d| (plain, d))) {
-        let run = |qkv: &[f64]| Run::new(&lab, LONG, documents, plain, qkv);
+        let run = |qkv: &[f64]| Run::new(&backend, LONG, documents, plain, qkv);
         let gradient = run(&qkv).backward(&qkv, &dout, attention::SCRATCH_BYTES);
         for direction in (3..9).map(|seed| input(LONG, seed)) {
             let along = |by: &[f64]| {
@@ -152,21 +159,21 @@ fn backward_is_the_derivative_across_tiles() {
 
 #[test]
 fn strips_change_nothing_but_rounding() {
-    let lab = Lab::new(1);
+    let backend = TestBackend::new(1);
     let (qkv, dout) = (input(LONG, 1), random(LONG.rows() * LONG.heads * LONG.head_dim, 2));
     for documents in DOCUMENTS {
-        let run = Run::new(&lab, LONG, documents, false, &qkv);
+        let run = Run::new(&backend, LONG, documents, false, &qkv);
         let whole = run.backward(&qkv, &dout, attention::SCRATCH_BYTES);
         let tile = 8 * 64 * 16;
         let tiles = 7 * tile + 2 * 8 * 64 * 64;
-        // Room for the gradients of one, two and four tiles of queries: one head at a time, then both in two strips.
+        // Scratch for the gradients of one, two and four tiles of queries: one head at a time, then both in two strips.
         for room in [1, 2, 4] {
             assert_close(&run.backward(&qkv, &dout, tiles + room * tile), &whole, 1e-12);
         }
     }
 }
 
-/// Output and gradient of one sample in any type, from and as rows of the sample.
+/// Output and gradient of one sample in any type, as rows of the sample.
 fn pass(
     dtype: DType,
     shape: AttentionShape,
@@ -175,27 +182,29 @@ fn pass(
     qkv: &[f64],
     dout: &[f64],
 ) -> [Vec<f64>; 2] {
-    let lab = Lab::new(1);
-    let starts = documents.map(|lengths| lab.tokens(&starts(shape, lengths)));
+    let backend = TestBackend::new(1);
+    let starts = documents.map(|lengths| backend.tokens(&starts(shape, lengths)));
     let starts = starts.as_ref().map(Buffer::view);
-    let [qkv, dout] = [qkv, dout].map(|values| lab.buffer(values, dtype));
-    let [out, dqkv] = [dout.len(), qkv.len()].map(|len| lab.blank(len, dtype));
-    let (sums, scores) =
-        (lab.blank(shape.rows() * shape.heads, dtype.accumulator()), lab.blank(shape.scores(), dtype));
+    let [qkv, dout] = [qkv, dout].map(|values| backend.buffer(values, dtype));
+    let [out, dqkv] = [dout.len(), qkv.len()].map(|len| backend.blank(len, dtype));
+    let (sums, scores) = (
+        backend.blank(shape.rows() * shape.heads, dtype.accumulator()),
+        backend.blank(shape.scores(), dtype),
+    );
     let saved = if plain {
         AttentionSaved::Probabilities(scores.view())
     } else {
         AttentionSaved::LogSumExp(sums.view())
     };
     let (qkv, out, dout, dqkv) = (qkv.view(), out.view(), dout.view(), dqkv.view());
-    lab.backend.attention(Attention { qkv, starts, out, saved, shape });
+    backend.cpu.attention(Attention { qkv, starts, out, saved, shape });
     let dbias = None;
-    lab.backend.attention_backward(AttentionBackward { qkv, starts, out, dout, saved, dqkv, dbias, shape });
-    [lab.values(out), lab.values(dqkv)]
+    backend.cpu.attention_backward(AttentionBackward { qkv, starts, out, dout, saved, dqkv, dbias, shape });
+    [backend.values(out), backend.values(dqkv)]
 }
 
 #[test]
-fn documents_of_a_sample_are_documents_by_themselves() {
+fn packed_documents_equal_separate_documents() {
     let whole = AttentionShape { batch: 1, sequence: 231, ..LONG };
     let lengths = [70, 1, 63, 2, 95];
     let [qkv_width, out_width] = [whole.qkv_width(), whole.heads * whole.head_dim];

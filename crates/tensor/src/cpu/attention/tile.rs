@@ -1,64 +1,64 @@
-//! Products of small matrices in the first caches: what attention does with its tiles.
+//! Products of small matrices in the first-level caches, for attention's tiles.
 //!
-//! [`ROWS`] × [`LANES`] sums stay in registers. The right factor is row-major and its width a multiple of
-//! [`LANES`]; the left factor is row-major or the transpose of such a matrix.
+//! [`ROWS`] × [`LANES`] sums stay in registers. The right factor is row-major with a width that is a multiple of
+//! [`LANES`]. The left factor is row-major or the transpose of such a matrix.
 
 use std::ops::Range;
 
 use crate::cpu::element::Real;
 
-/// Rows of a block of sums; heights are padded to a multiple of it.
+/// Rows of a block of sums. Heights are padded to a multiple of it.
 pub const ROWS: usize = 4;
 
 /// Columns of a block of sums: two AVX2 registers of f32.
 pub const LANES: usize = 16;
 
-/// Queries, and keys, of a tile.
+/// Queries, and keys, per tile.
 pub const TILE: usize = 64;
 
-/// What a causal mask leaves of a product of tiles on the diagonal.
+/// Which part of a product of tiles on the diagonal a causal mask leaves.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum CausalPart {
     /// All of it.
     Whole,
     /// The left factor is zero above the diagonal.
     LowerLeft,
     /// The left factor is zero below the diagonal.
     UpperLeft,
-    /// Of the result nothing above the diagonal is needed.
+    /// Only the part of the result on and below the diagonal is needed.
     LowerResult,
 }
 
-impl Part {
-    /// The terms of the sums in the block of rows that starts at `row`.
+impl CausalPart {
+    /// The range of the inner dimension for the block of rows that starts at `row`.
     fn terms(self, row: usize, inner: usize) -> Range<usize> {
         match self {
-            Part::Whole | Part::LowerResult => 0..inner,
-            Part::LowerLeft => 0..inner.min(row + ROWS),
-            Part::UpperLeft => row.min(inner)..inner,
+            CausalPart::Whole | CausalPart::LowerResult => 0..inner,
+            CausalPart::LowerLeft => 0..inner.min(row + ROWS),
+            CausalPart::UpperLeft => row.min(inner)..inner,
         }
     }
 
     fn columns(self, row: usize, columns: usize) -> usize {
-        if self == Part::LowerResult { columns.min(row + ROWS) } else { columns }
+        if self == CausalPart::LowerResult { columns.min(row + ROWS) } else { columns }
     }
 }
 
-/// `out[rows, columns] (+)= left[rows, inner] · right[inner, columns]`, with the strides of each.
+/// `out[rows, columns] (+)= left[rows, inner] · right[inner, columns]`, each with its stride.
 ///
-/// Rows are padded to [`ROWS`] and columns to [`LANES`], for which there must be room.
+/// Rows are padded to [`ROWS`] and columns to [`LANES`]; the buffers must have room for the padding.
 pub struct Product<'a, A> {
     pub rows: usize,
     pub columns: usize,
     pub inner: usize,
     pub left: (&'a [A], usize),
     pub right: (&'a [A], usize),
-    pub part: Part,
+    pub part: CausalPart,
     pub accumulate: bool,
 }
 
 impl<A: Real> Product<'_, A> {
-    /// With `left` row-major.
+    /// `left` is row-major.
     pub fn run(&self, (out, stride): (&mut [A], usize)) {
         let (left, left_stride) = self.left;
         for row in (0..self.rows).step_by(ROWS) {
@@ -76,7 +76,7 @@ impl<A: Real> Product<'_, A> {
         }
     }
 
-    /// With the transpose of `left` row-major: `left` is `[inner, rows]` in memory.
+    /// `left` is transposed: `[inner, rows]` in memory.
     pub fn run_transposed(&self, (out, stride): (&mut [A], usize)) {
         let (left, left_stride) = self.left;
         for row in (0..self.rows).step_by(ROWS) {

@@ -1,19 +1,19 @@
 //! The blocked product of one thread, after BLIS (doi:10.1145/2764454).
 //!
-//! A block of `b` is packed to stay in the second-level cache while `a` passes by in groups of panels. Depth is cut
-//! into blocks of [`DEPTH`] whatever the shape, and an element is `old + Σ_blocks (Σ_p a·b)`: its bits depend neither
-//! on its position nor on who computes it.
+//! A block of `b` is packed so that it stays in the second-level cache while groups of panels of `a` stream past it.
+//! The inner dimension is always split into blocks of [`DEPTH`], and an element is `old + Σ_blocks (Σ_p a·b)`. So its
+//! bits depend neither on its position nor on the thread that computes it.
 
 use std::ops::Range;
 
 use super::kernel::{Kernel, Tile};
-use super::pack::{Part, pack};
+use super::pack::{OperandBlock, pack};
 use super::{Epilogue, Output, Product};
 use crate::cpu::element::{Element, Real};
 
-/// Depth that is summed in registers before the sums are written.
+/// Length along `k` that is summed in registers before the sums are written.
 pub const DEPTH: usize = 256;
-/// Rows of `a` that are packed together: many, because a transposed `a` is read across its memory's rows.
+/// Rows of `a` that are packed together: many, because a transposed `a` is read across its rows in memory.
 const GROUP: usize = 64;
 
 const A_BYTES: usize = GROUP * DEPTH * size_of::<f64>();
@@ -24,7 +24,7 @@ const ALIGNMENT: usize = 64;
 /// Bytes of scratch that each thread needs.
 pub const SCRATCH_BYTES: usize = A_BYTES + B_BYTES + SUMS_BYTES + ALIGNMENT;
 
-/// A part of the result.
+/// A range of rows and columns of the result.
 #[derive(Clone, Debug)]
 pub struct Rectangle {
     /// Its rows.
@@ -48,7 +48,7 @@ pub fn run<In, Out, E, K, const R: usize, const C: usize>(
     let mut scratch = Scratch::new(scratch);
     let k = product.k;
     let width = scratch.b.len() / k.clamp(1, DEPTH) / C * C;
-    // Sums over several blocks of depth wait in the output if it has their type, and otherwise in scratch.
+    // Sums over several blocks of depth are kept in the output if it has the accumulator type, otherwise in scratch.
     let sums_wait = k > DEPTH && product.out.as_sums().is_none();
     let height = if sums_wait { scratch.sums.len() / width / R * R } else { usize::MAX };
     for columns in blocks(rectangle.columns, width) {
@@ -64,13 +64,13 @@ pub fn run<In, Out, E, K, const R: usize, const C: usize>(
     }
 }
 
-/// The pieces of a thread's scratch.
+/// The parts of a thread's scratch.
 struct Scratch<'a, A> {
     /// A group of panels of `a`.
     a: &'a mut [A],
     /// Panels of `b`.
     b: &'a mut [A],
-    /// Sums that are not in the output, tile after tile.
+    /// Sums that are not kept in the output, tile after tile.
     sums: &'a mut [A],
 }
 
@@ -90,11 +90,11 @@ struct Pass<'a, In, Out, E> {
     product: &'a Product<'a, In, Out>,
     epilogue: &'a E,
     depths: Range<usize>,
-    /// No pass came before.
+    /// Whether it is the first block of depth.
     first: bool,
-    /// No pass comes after.
+    /// Whether it is the last block of depth.
     last: bool,
-    /// Sums stay in scratch from pass to pass.
+    /// Whether sums are kept in scratch between passes.
     sums_wait: bool,
 }
 
@@ -111,8 +111,8 @@ where
     ) {
         const { assert!(GROUP.is_multiple_of(R), "a group is cut into whole panels") };
         let Product { a, b, .. } = *self.product;
-        let a = Part { data: a.data, across: a.row_stride, along: a.column_stride };
-        let b = Part { data: b.data, across: b.column_stride, along: b.row_stride };
+        let a = OperandBlock { data: a.data, across: a.row_stride, along: a.column_stride };
+        let b = OperandBlock { data: b.data, across: b.column_stride, along: b.row_stride };
         let depth = self.depths.len();
         pack::<In, C>(b.at(block.columns.start, self.depths.start), block.columns.len(), depth, scratch.b);
         let mut tiles = 0;
@@ -131,7 +131,7 @@ where
         }
     }
 
-    /// Computes one tile: in the output if it has the type of the sums and room for a whole tile, else in `sums`.
+    /// Computes one tile: in the output if it has the accumulator type and room for a whole tile, else in `sums`.
     #[inline(always)]
     fn tile<K: Kernel<R, C>, const R: usize, const C: usize>(
         &self,
@@ -185,7 +185,7 @@ where
         }
     }
 
-    /// Writes `sums` to a tile of the output, after the epilogue if they are complete.
+    /// Writes `sums` to a tile of the output. If they are complete, the epilogue is applied first.
     #[inline(always)]
     fn store(&self, tile: Rectangle, sums: &mut [In::Accumulator], stride: usize) {
         for (row, sums) in tile.rows.zip(sums.chunks_exact_mut(stride)) {
@@ -202,7 +202,7 @@ where
     }
 }
 
-/// Cuts a range into pieces of `size`, the last one smaller.
+/// Splits a range into pieces of `size`; the last one may be smaller.
 fn blocks(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(size).map(move |start| start..end.min(start.saturating_add(size)))

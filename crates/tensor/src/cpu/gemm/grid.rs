@@ -1,15 +1,15 @@
-//! The cut of a result into rectangles, one for each thread.
+//! Splits a result into rectangles, one per thread.
 
 use rayon::prelude::*;
 
 use super::block::{Rectangle, SCRATCH_BYTES};
 
-/// Multiply-adds below which another thread costs more than it brings (about ten microseconds).
+/// With fewer multiply-adds, another thread costs more time than it saves (about ten microseconds).
 const LEAST_WORK: usize = 1 << 19;
 /// Multiply-adds that take as long as packing one element.
 const PACKING: usize = 8;
 
-/// A grid over a result, cut between tiles.
+/// A grid over a result, split between tiles.
 #[derive(Clone, Copy, Debug)]
 pub struct Grid {
     rows: Cut,
@@ -17,7 +17,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// The grid for up to `threads` threads in which the largest rectangle takes the least time.
+    /// The grid for up to `threads` threads whose largest rectangle takes the least time.
     pub fn new<const R: usize, const C: usize>(m: usize, n: usize, k: usize, threads: usize) -> Self {
         let parts = (m * n * k / LEAST_WORK).clamp(1, threads.max(1));
         let candidates = (1..=parts).map(|rows| Grid {
@@ -45,14 +45,14 @@ impl Grid {
         }
     }
 
-    /// Time of the largest rectangle per depth, in multiply-adds.
+    /// Estimated time of the largest rectangle per unit of depth, in multiply-adds.
     fn cost(&self) -> usize {
         let (rows, columns) = (self.rows.largest(), self.columns.largest());
         rows * columns + PACKING * (rows + columns)
     }
 }
 
-/// A length cut into nearly equal parts at multiples of `unit`.
+/// A length split into nearly equal parts at multiples of `unit`.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     len: usize,

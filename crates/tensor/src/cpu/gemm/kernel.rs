@@ -1,18 +1,18 @@
-//! Microkernels: the sums of one small tile of the result over one block of depth, kept in registers.
+//! Microkernels: each sums one small tile of the result over one block of depth, in registers.
 //!
-//! In every kernel each element is one chain of fused multiply-adds from zero, in the order of depth. So tile shape
-//! and instruction set do not show in the bits of a result.
+//! In every kernel each element is one chain of fused multiply-adds from zero, in the order of depth. So the tile shape
+//! and the instruction set do not affect the bits of a result.
 
 use std::array::from_fn;
 
 use crate::cpu::element::Real;
 
-/// Where a kernel leaves its sums: row-major, rows `stride` apart.
+/// The output of a kernel: row-major, with rows `stride` elements apart.
 #[derive(Clone, Copy)]
 pub struct Tile<A> {
     /// The first element.
     pub pointer: *mut A,
-    /// Elements from a row to the next.
+    /// Elements from one row to the next.
     pub stride: usize,
     /// Add to what is there instead of overwriting it.
     pub add: bool,
@@ -23,14 +23,14 @@ pub trait Kernel<const R: usize, const C: usize> {
     /// `tile (+)= aᵀ · b`, with `a` packed as `[depth, R]` and `b` as `[depth, C]`.
     ///
     /// # Safety
-    /// The pointers are valid for these sizes, and `A` and the processor are ones that the kernel is for.
+    /// The pointers must be valid for these sizes, and the kernel must support `A` and the processor.
     unsafe fn run<A: Real>(depth: usize, a: *const A, b: *const A, tile: Tile<A>);
 }
 
 /// The instruction sets that have a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstructionSet {
-    /// Whatever the compiler makes of plain loops; for any accumulator.
+    /// Plain loops, vectorised by the compiler; for any accumulator.
     Portable,
     /// AVX2 and FMA, for f32.
     #[cfg(target_arch = "x86_64")]
@@ -41,7 +41,7 @@ pub enum InstructionSet {
 }
 
 impl InstructionSet {
-    /// Every one that this processor has for sums of type `A`, the fastest last.
+    /// Every instruction set that this processor has for accumulator `A`, the fastest last.
     pub fn available<A: Real>() -> impl DoubleEndedIterator<Item = Self> {
         let all = [
             InstructionSet::Portable,
@@ -67,13 +67,13 @@ impl InstructionSet {
         }
     }
 
-    /// The fastest.
+    /// The fastest instruction set.
     pub fn best<A: Real>() -> Self {
         Self::available::<A>().next_back().unwrap_or(InstructionSet::Portable)
     }
 }
 
-/// Arrays, in a shape that compilers vectorise.
+/// Loops over arrays, in a form that compilers vectorise.
 pub struct Portable;
 
 impl Kernel<4, 8> for Portable {
@@ -102,7 +102,7 @@ impl Kernel<4, 8> for Portable {
     }
 }
 
-/// Writes a kernel for f32: `$rows` rows of `$vectors` vectors of `$lanes`, with the given intrinsics.
+/// Generates a kernel for f32: `$rows` rows of `$vectors` vectors of `$lanes`, with the given intrinsics.
 #[cfg(target_arch = "x86_64")]
 macro_rules! vector_kernel {
     (
@@ -160,7 +160,7 @@ vector_kernel!(
 
 #[cfg(target_arch = "x86_64")]
 vector_kernel!(
-    /// Sixteen vectors of sums hide the latency, and most widths of models are multiples of this tile.
+    /// Sixteen vectors of sums hide the latency, and most model widths are multiples of this tile.
     Avx512, avx512, "avx512f", 8 x 2 x 16,
     _mm512_setzero_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_add_ps, _mm512_storeu_ps
 );

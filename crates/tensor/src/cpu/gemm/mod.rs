@@ -1,9 +1,9 @@
-//! Matrix product with an epilogue: `out (+)= a · b`, then what the caller wants done to the finished sums.
+//! Matrix product with an epilogue: `out (+)= a · b`, then a function of the caller on the finished sums.
 //!
-//! Our own, in the manner of BLIS. We do not use the `gemm` crate: it packs into heap memory that the arena does not see,
-//! has no bf16 and no epilogue, and does not promise the same bits for every number of threads. Here scratch is
-//! [`SCRATCH_BYTES`] (1.1 MiB) per thread, 16-bit operands are widened while they are packed, and results are
-//! rounded once.
+//! This is our own implementation in the manner of BLIS. The `gemm` crate packs into heap memory that the arena does
+//! not see, has neither bf16 nor epilogues, and does not promise the same bits for every number of threads. Here the
+//! scratch is [`SCRATCH_BYTES`] (1.1 MiB) per thread, 16-bit operands are widened while they are packed, and results
+//! are rounded once.
 
 #![allow(clippy::inline_always, reason = "what the innermost loops call must not be called")]
 
@@ -35,21 +35,21 @@ pub struct Product<'a, In, Out> {
     pub a: Operand<'a, In>,
     /// Right factor.
     pub b: Operand<'a, In>,
-    /// Where the result goes.
+    /// The result.
     pub out: Output<'a, Out>,
     /// Add to what is in `out` instead of overwriting it.
     pub accumulate: bool,
 }
 
-/// What is done to finished sums before they are rounded and written.
+/// A function on finished sums, before they are rounded and written.
 ///
 /// Closures `|row, first_column, sums|` are epilogues.
 pub trait Epilogue<A>: Sync {
-    /// Changes the sums of `out[row, first_column ..]`. Every element comes once, from any of the threads.
+    /// Changes the sums of `out[row, first_column ..]`. It is called once for each element, on any thread.
     fn apply(&self, row: usize, first_column: usize, sums: &mut [A]);
 }
 
-/// Writes the sums as they are.
+/// Leaves the sums unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct NoEpilogue;
 
@@ -65,9 +65,9 @@ impl<A, F: Fn(usize, usize, &mut [A]) + Sync> Epilogue<A> for F {
     }
 }
 
-/// Runs a product on up to `threads` threads of the current rayon pool; `scratch` has [`SCRATCH_BYTES`] for each.
+/// Runs a product on up to `threads` threads of the current rayon pool. `scratch` has [`SCRATCH_BYTES`] for each.
 ///
-/// The result has the same bits for every number of threads. With one thread it stays on the caller's.
+/// The result has the same bits for every number of threads. With one thread the product runs on the caller's thread.
 pub fn gemm<In, Out, E>(product: Product<In, Out>, epilogue: &E, scratch: &mut [u8], threads: usize)
 where
     In: Element,

@@ -1,4 +1,4 @@
-//! The matrices of a product, as memory and strides.
+//! The matrices of a product, as slices with strides.
 
 use std::marker::PhantomData;
 
@@ -7,27 +7,27 @@ use crate::cpu::element::Element;
 /// A matrix that is read: element `(i, j)` is `data[i · row_stride + j · column_stride]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand<'a, T> {
-    /// From the first element to the last, or further.
+    /// All elements of the matrix, and possibly more.
     pub data: &'a [T],
-    /// Elements from a row to the next.
+    /// Elements from one row to the next.
     pub row_stride: usize,
-    /// Elements from a column to the next.
+    /// Elements from one column to the next.
     pub column_stride: usize,
 }
 
 impl<'a, T> Operand<'a, T> {
-    /// A row-major matrix, its rows `row_stride` apart.
+    /// A row-major matrix with rows `row_stride` elements apart.
     pub fn new(data: &'a [T], row_stride: usize) -> Self {
         Operand { data, row_stride, column_stride: 1 }
     }
 
-    /// The same memory with rows and columns exchanged.
+    /// The transpose, over the same memory.
     #[must_use]
     pub fn transposed(self) -> Self {
         Operand { data: self.data, row_stride: self.column_stride, column_stride: self.row_stride }
     }
 
-    /// Whether `rows × columns` lie within the data.
+    /// Whether `rows × columns` fit into the data.
     pub(super) fn holds(&self, rows: usize, columns: usize) -> bool {
         rows == 0
             || columns == 0
@@ -44,36 +44,37 @@ pub struct Output<'a, T> {
     borrow: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it stands for an exclusive borrow of its elements, and shared references reach them only by unsafe methods.
+// SAFETY: it represents an exclusive borrow of its elements, which shared references access only through unsafe
+// methods.
 unsafe impl<T: Send> Send for Output<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Output<'_, T> {}
 
 impl<'a, T: Element> Output<'a, T> {
-    /// A matrix in a slice, its rows `row_stride` apart.
+    /// A matrix in a slice, with rows `row_stride` elements apart.
     pub fn new(data: &'a mut [T], row_stride: usize) -> Self {
         Output { pointer: data.as_mut_ptr(), len: data.len(), row_stride, borrow: PhantomData }
     }
 
-    /// Whether `rows × columns` lie within the memory, without overlap.
+    /// Whether `rows × columns` fit into the memory without overlap.
     pub(super) fn holds(&self, rows: usize, columns: usize) -> bool {
         let fits = |last_row: usize| last_row * self.row_stride + columns <= self.len;
         rows == 0 || (fits(rows - 1) && (rows == 1 || columns <= self.row_stride))
     }
 
-    /// Elements from a row to the next.
+    /// Elements from one row to the next.
     pub(super) fn row_stride(&self) -> usize {
         self.row_stride
     }
 
-    /// The same memory, if its type is the one that sums are kept in.
+    /// The same memory, if its type is the accumulator.
     pub(super) fn as_sums(&self) -> Option<Output<'a, T::Accumulator>> {
         let Output { pointer, len, row_stride, borrow: _ } = *self;
         let same = T::DTYPE == <T::Accumulator as Element>::DTYPE;
         same.then(|| Output { pointer: pointer.cast(), len, row_stride, borrow: PhantomData })
     }
 
-    /// Address of an element, which lies within the matrix.
+    /// Address of an element, which must be inside the matrix.
     pub(super) fn pointer_to(&self, row: usize, column: usize) -> *mut T {
         self.pointer.wrapping_add(row * self.row_stride + column)
     }
@@ -81,7 +82,7 @@ impl<'a, T: Element> Output<'a, T> {
     /// `len` elements of a row.
     ///
     /// # Safety
-    /// They lie within the matrix, and no other reference to any of them is alive.
+    /// They must be inside the matrix, and no other reference to any of them may be alive.
     pub(super) unsafe fn segment(&self, row: usize, column: usize, len: usize) -> &'a mut [T] {
         let start = row * self.row_stride + column;
         debug_assert!(start + len <= self.len, "a segment beyond the matrix");

@@ -1,60 +1,61 @@
-//! Packing: copies a part of an operand into panels, in the order in which a microkernel reads them.
+//! Packing: copies a block of an operand into panels, in the order in which a microkernel reads them.
 //!
-//! A panel is `[depth, W]`: `W` rows of `a`, or `W` columns of `b`. Elements are widened on the way, and what lies
-//! beyond the matrix becomes zero, so that kernels only ever see whole panels.
+//! A panel is `[depth, W]`: `W` rows of `a`, or `W` columns of `b`. Elements are widened on the way. Elements beyond
+//! the matrix become zero, so that kernels only see whole panels.
 
 use crate::cpu::element::{Element, Real};
 
-/// A part of an operand: element `(i, p)`, across and along the depth, is `data[i · across + p · along]`.
+/// A block of an operand. Element `(i, p)`, across and along the depth, is `data[i · across + p · along]`.
 #[derive(Clone, Copy)]
-pub struct Part<'a, T> {
-    /// From the part's first element.
+pub struct OperandBlock<'a, T> {
+    /// Elements from the block's first one on.
     pub data: &'a [T],
-    /// Elements from one to the next across.
+    /// Stride across the depth.
     pub across: usize,
-    /// Elements from one to the next along the depth.
+    /// Stride along the depth.
     pub along: usize,
 }
 
-impl<T> Part<'_, T> {
-    /// The part that starts at `(i, p)`; empty beyond the end.
+impl<T> OperandBlock<'_, T> {
+    /// The block that starts at `(i, p)`; empty beyond the end.
     pub fn at(self, i: usize, p: usize) -> Self {
-        Part { data: self.data.get(i * self.across + p * self.along..).unwrap_or_default(), ..self }
+        OperandBlock { data: self.data.get(i * self.across + p * self.along..).unwrap_or_default(), ..self }
     }
 }
 
 /// Packs `width` by `depth` elements into panels of `W`, at the start of `panels`.
 pub fn pack<T: Element, const W: usize>(
-    part: Part<T>,
+    block: OperandBlock<T>,
     width: usize,
     depth: usize,
     panels: &mut [T::Accumulator],
 ) {
     let panels = &mut panels[..width.next_multiple_of(W) * depth];
-    if part.across == 1 {
-        return copy::<T, W>(part, width, depth, panels);
+    if block.across == 1 {
+        return copy::<T, W>(block, width, depth, panels);
     }
     for (index, first) in (0..width).step_by(W).enumerate() {
         let lines = panels[index * W * depth..][..W * depth].as_chunks_mut().0;
-        let (part, width) = (part.at(first, 0), W.min(width - first));
-        if part.along == 1 {
-            transpose_lines::<T, W>(part, width, lines);
+        let (block, width) = (block.at(first, 0), W.min(width - first));
+        if block.along == 1 {
+            transpose_lines::<T, W>(block, width, lines);
         } else {
-            gather_lines::<T, W>(part, 0, width, lines);
+            gather_lines::<T, W>(block, 0, width, lines);
         }
     }
 }
 
-/// Memory runs across: a line of a panel is a piece of memory. Goes by depth, so that memory is read in long runs.
+/// Memory is contiguous across the depth: a line of a panel is a range of memory. Loops over depth first, so that
+/// memory is read in long runs.
 fn copy<T: Element, const W: usize>(
-    part: Part<T>,
+    block: OperandBlock<T>,
     width: usize,
     depth: usize,
     panels: &mut [T::Accumulator],
 ) {
     let lines = panels.as_chunks_mut::<W>().0;
     for p in 0..depth {
-        let (pieces, rest) = part.data[p * part.along..][..width].as_chunks::<W>();
+        let (pieces, rest) = block.data[p * block.along..][..width].as_chunks::<W>();
         for (index, piece) in pieces.iter().enumerate() {
             widen(piece, &mut lines[index * depth + p]);
         }
@@ -67,9 +68,9 @@ fn copy<T: Element, const W: usize>(
     }
 }
 
-/// Memory runs along the depth: goes by pieces of 4 × 8, so that both sides are touched in vectors.
+/// Memory is contiguous along the depth: copies blocks of 4 × 8, so that reads and writes use vectors.
 fn transpose_lines<T: Element, const W: usize>(
-    part: Part<T>,
+    block: OperandBlock<T>,
     width: usize,
     lines: &mut [[T::Accumulator; W]],
 ) {
@@ -77,20 +78,20 @@ fn transpose_lines<T: Element, const W: usize>(
     let (eights, rest) = lines.as_chunks_mut::<8>();
     let depth = 8 * eights.len();
     for first in (0..whole).step_by(4) {
-        let row = |i: usize| part.at(first + i, 0).data[..depth].as_chunks::<8>().0;
+        let row = |i: usize| block.at(first + i, 0).data[..depth].as_chunks::<8>().0;
         let rows = row(0).iter().zip(row(1)).zip(row(2)).zip(row(3));
         for (lines, (((r0, r1), r2), r3)) in eights.iter_mut().zip(rows) {
             let piece = [widen_eight(r0), widen_eight(r1), widen_eight(r2), widen_eight(r3)];
             transpose_piece(&piece, lines, first);
         }
     }
-    gather_lines(part, whole, width, eights.as_flattened_mut());
-    gather_lines(part.at(0, depth), 0, width, rest);
+    gather_lines(block, whole, width, eights.as_flattened_mut());
+    gather_lines(block.at(0, depth), 0, width, rest);
 }
 
-/// Any strides, element by element, from `first` across.
+/// Any strides: copies element by element, starting at `first` across.
 fn gather_lines<T: Element, const W: usize>(
-    part: Part<T>,
+    block: OperandBlock<T>,
     first: usize,
     width: usize,
     lines: &mut [[T::Accumulator; W]],
@@ -100,7 +101,7 @@ fn gather_lines<T: Element, const W: usize>(
     }
     for (p, line) in lines.iter_mut().enumerate() {
         for (i, value) in (first..width).zip(&mut line[first..]) {
-            *value = part.data[i * part.across + p * part.along].widen();
+            *value = block.data[i * block.across + p * block.along].widen();
         }
         line[width..].fill(T::Accumulator::ZERO);
     }
@@ -117,7 +118,7 @@ fn widen<T: Element>(from: &[T], to: &mut [T::Accumulator]) {
     }
 }
 
-/// Reads all before anything is written, so that it becomes a vector load.
+/// Reads everything before anything is written, so that it compiles to a vector load.
 #[inline(always)]
 fn widen_eight<T: Element>(from: &[T; 8]) -> [T::Accumulator; 8] {
     let mut to = [T::Accumulator::ZERO; 8];
@@ -144,7 +145,7 @@ fn transpose_piece<A: Real, const W: usize>(piece: &[[A; 8]; 4], lines: &mut [[A
     }
 }
 
-/// Transposes `[4, 8]` to `[8, 4]`, the latter's rows `stride` apart. Compilers make scalar moves of the plain loop.
+/// Transposes `[4, 8]` to `[8, 4]` with rows `stride` apart. Compilers generate scalar moves for the plain loop.
 #[cfg(target_feature = "avx")]
 #[inline(always)]
 unsafe fn transpose_f32(piece: *const f32, lines: *mut f32, stride: usize) {

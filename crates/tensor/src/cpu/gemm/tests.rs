@@ -1,4 +1,4 @@
-//! The product against its definition, and its bits against themselves.
+//! The product against its definition, and the same bits for every kernel, tile position and number of threads.
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use super::kernel::InstructionSet;
 use super::*;
 use crate::cpu::element::Real;
 
-/// Numbers in [−½, ½) that are the same every time.
+/// Numbers in [−½, ½), the same every time.
 fn numbers<T: Element>(len: usize, seed: u64) -> Vec<T> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -144,7 +144,7 @@ fn products_match_the_definition_in_every_type_and_order() {
 
 #[test]
 fn blocks_of_rows_and_columns_match_the_definition() {
-    // More columns than one block of `b` holds; and with 16-bit output more rows than sums fit into scratch.
+    // More columns than a block of `b` holds. With 16-bit output, more rows than sums fit into scratch.
     Case { m: 9, n: 700, k: 300, transposed: (false, true), accumulate: true }.check::<f32, f32>(3e-6);
     Case { m: 600, n: 530, k: DEPTH + 3, transposed: (true, false), accumulate: true }
         .check::<bf16, bf16>(4e-3);
@@ -202,7 +202,7 @@ fn epilogues_see_every_finished_sum_once_at_its_place() {
     fn check<In: Element<Accumulator = f32>, Out: Element<Accumulator = f32>>(case: Case) {
         let plain = case.run::<In, f32, _>(InstructionSet::best::<f32>(), 1, &NoEpilogue);
         let second: Vec<AtomicU32> = plain.iter().map(|_| AtomicU32::new(f32::NAN.to_bits())).collect();
-        // Bias by column and a factor by row, with the sum before them written elsewhere.
+        // A bias by column and a factor by row; the sums before them are stored elsewhere.
         let epilogue = |row: usize, first: usize, sums: &mut [f32]| {
             for (column, sum) in (first..).zip(sums) {
                 let seen = second[row * case.n + column].swap(sum.to_bits(), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The graph of attention's backward pass, which computes the probabilities again from the log-sum-exp.
+//! The graph of attention's backward pass, which recomputes the probabilities from the log-sum-exp.
 
 use cudarc::cudnn::sys::{
     cudnnDataType_t as DataType, cudnnPointwiseMode_t as Pointwise, cudnnReduceTensorOp_t as Reduction,
@@ -11,8 +11,8 @@ use crate::ops::AttentionShape;
 
 /// Gradients of queries, keys and values.
 ///
-/// `deterministic` leaves out the fp32 sum of the queries' gradients, to which blocks add in any order; cuDNN then
-/// writes the scores' gradients to its workspace instead.
+/// Without `deterministic`, blocks add the queries' gradients to an fp32 sum in any order. With it, cuDNN writes the
+/// gradients of the scores to its workspace instead.
 pub fn backward(shape: AttentionShape, compute: DataType, deterministic: bool) -> Result<Graph, CudaError> {
     let mut graph = Graph::new(compute);
     let layouts = Layouts::new(shape);
@@ -44,7 +44,7 @@ pub fn backward(shape: AttentionShape, compute: DataType, deterministic: bool) -
     Ok(graph)
 }
 
-/// `Σ dout ∘ out` for every query, kept in memory.
+/// `Σ dout ∘ out` for every query, stored in memory.
 fn row_dots(graph: &mut Graph, layouts: &Layouts, dout: Tensor) -> Result<Tensor, CudaError> {
     let out = graph.stored(Role::Out, layouts.out)?;
     let products = graph.sums(layouts.vectors)?;
@@ -89,7 +89,7 @@ fn dscores(
     graph.binary(Pointwise::CUDNN_POINTWISE_MUL, unscaled, scale, dscores)
 }
 
-/// `to = pairsᵀ · vectors`, summed over the query heads of each key head if they are grouped.
+/// `to = pairsᵀ · vectors`, summed over the query heads of each key head if heads are grouped.
 fn by_key(
     graph: &mut Graph,
     layouts: &Layouts,

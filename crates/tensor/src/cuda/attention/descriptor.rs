@@ -1,7 +1,7 @@
-//! cuDNN's backend descriptors as values that own what they name.
+//! Owning wrappers of cuDNN's backend descriptors.
 //!
-//! A descriptor is drafted by setting attributes, finalized once, and never changed after that; each is destroyed
-//! when it is dropped.
+//! A descriptor is drafted by setting attributes, then finalized once, and never changed after that. It is destroyed
+//! when its wrapper is dropped.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -12,15 +12,15 @@ use cudarc::cudnn::sys::{
 
 use crate::cuda::error::CudaError;
 
-/// A connection to cuDNN, bound to one stream.
+/// A cuDNN handle, bound to one stream.
 #[derive(Debug)]
 pub struct Handle(sys::cudnnHandle_t);
 
 impl Handle {
-    /// A handle whose work is enqueued on `stream`; cuDNN must have been found.
+    /// A handle whose work is enqueued on `stream`. cuDNN must have been loaded.
     pub fn new(stream: cudarc::driver::sys::CUstream) -> Result<Self, CudaError> {
         let mut handle = std::ptr::null_mut();
-        // SAFETY: `handle` has room for a handle, and a stream of the current context is what is passed on.
+        // SAFETY: `handle` has room for a handle, and `stream` belongs to the current context.
         unsafe {
             check("cudnnCreate", sys::cudnnCreate(&raw mut handle))?;
             let handle = Handle(handle);
@@ -32,7 +32,7 @@ impl Handle {
     /// Enqueues a plan.
     ///
     /// # Safety
-    /// The pointers of `pack` must be those that the plan needs, to memory that lives until the plan has run.
+    /// `pack` must hold the pointers that the plan needs, to memory that lives until the plan has run.
     pub unsafe fn execute(&self, plan: &Descriptor, pack: &Descriptor) -> Result<(), CudaError> {
         // SAFETY: all three are alive and finalized; the rest is the caller's promise.
         check("cudnnBackendExecute", unsafe { sys::cudnnBackendExecute(self.0, plan.0, pack.0) })
@@ -46,12 +46,12 @@ impl Drop for Handle {
     }
 }
 
-/// A descriptor; it can be used once it has been finalized.
+/// A descriptor. It can be used once it is finalized.
 #[derive(Debug)]
 pub struct Descriptor(sys::cudnnBackendDescriptor_t);
 
 impl Descriptor {
-    /// An empty one, still to be filled by cuDNN.
+    /// An empty descriptor that cuDNN fills.
     pub fn empty(kind: Kind) -> Result<Self, CudaError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` has room for a descriptor.
@@ -61,7 +61,7 @@ impl Descriptor {
         Ok(Descriptor(raw))
     }
 
-    /// An attribute that is one number.
+    /// Reads an attribute that is one number.
     pub fn number(&self, name: Name) -> Result<i64, CudaError> {
         let (mut count, mut value) = (0, 0_i64);
         // SAFETY: one element is asked for, and `value` has room for it.
@@ -73,7 +73,7 @@ impl Descriptor {
         Ok(value)
     }
 
-    /// An attribute that is a list of descriptors of one kind.
+    /// Reads an attribute that is a list of descriptors of one kind.
     pub fn list(&self, name: Name, kind: Kind) -> Result<Vec<Descriptor>, CudaError> {
         let available = self.fill(name, &mut [])?;
         let list = (0..available).map(|_| Descriptor::empty(kind)).collect::<Result<Vec<_>, _>>()?;
@@ -82,7 +82,7 @@ impl Descriptor {
         Ok(list.into_iter().take(filled).collect())
     }
 
-    /// Lets cuDNN fill existing descriptors; answers how many there are.
+    /// Lets cuDNN fill existing descriptors. Returns how many there are.
     fn fill(&self, name: Name, to: &mut [sys::cudnnBackendDescriptor_t]) -> Result<usize, CudaError> {
         let mut count = 0;
         let wanted = to.len() as i64;
@@ -109,7 +109,7 @@ impl Drop for Descriptor {
 pub struct Draft(Descriptor);
 
 impl Draft {
-    /// Nothing is set yet.
+    /// A draft without attributes.
     pub fn new(kind: Kind) -> Result<Self, CudaError> {
         Descriptor::empty(kind).map(Draft)
     }
@@ -135,18 +135,18 @@ impl Draft {
         self.set(name, Link(to.0))
     }
 
-    /// Sets an attribute that is an array of such descriptors.
+    /// Sets an attribute that is an array of descriptors, under the same condition.
     pub fn link_all(self, name: Name, to: &[Descriptor]) -> Result<Self, CudaError> {
         let links: Vec<Link> = to.iter().map(|descriptor| Link(descriptor.0)).collect();
         self.set_all(name, &links)
     }
 
-    /// Sets the handle that a graph or a plan is made for.
+    /// Sets the handle for which a graph or a plan is built.
     pub fn handle(self, name: Name, handle: &Handle) -> Result<Self, CudaError> {
         self.set(name, HandleValue(handle.0))
     }
 
-    /// No attribute changes any more.
+    /// Finalizes the descriptor.
     pub fn finish(self) -> Result<Descriptor, CudaError> {
         // SAFETY: a descriptor that is alive.
         check("cudnnBackendFinalize", unsafe { sys::cudnnBackendFinalize(self.0.0) })?;
@@ -176,7 +176,7 @@ struct Link(*mut c_void);
 #[repr(transparent)]
 struct HandleValue(sys::cudnnHandle_t);
 
-/// Says which layouts stand for which of cuDNN's types.
+/// Maps Rust types to cuDNN's attribute types.
 macro_rules! attributes {
     ($($layout:ty => $name:ident),+ $(,)?) => {
         // SAFETY: these are the layouts of cudnn_backend.h.
@@ -211,7 +211,7 @@ fn check(call: &'static str, status: cudnnStatus_t) -> Result<(), CudaError> {
     Err(CudaError::Library { library: "cuDNN", call, status: format!("{status:?}: {reason}") })
 }
 
-/// The version of cuDNN, which must have been found: 91400 is 9.14.0.
+/// The version of cuDNN, which must have been loaded: 91400 is 9.14.0.
 pub fn version() -> usize {
     // SAFETY: no arguments.
     unsafe { sys::cudnnGetVersion() }

@@ -23,7 +23,7 @@ pub fn forward(shape: AttentionShape, compute: DataType) -> Result<Graph, CudaEr
     Ok(graph)
 }
 
-/// `scale · q·kᵀ`; both passes begin with it.
+/// `scale · q·kᵀ`. Both passes start with it.
 pub fn scaled_scores(
     graph: &mut Graph,
     layouts: &Layouts,
@@ -36,7 +36,7 @@ pub fn scaled_scores(
     graph.binary(Pointwise::CUDNN_POINTWISE_MUL, product, scale, scaled)
 }
 
-/// Probabilities, rounded, and on the way the log-sum-exp of every row.
+/// The probabilities, rounded to the compute type. Also stores the log-sum-exp of every row.
 fn softmax(graph: &mut Graph, layouts: &Layouts, scores: Tensor) -> Result<Tensor, CudaError> {
     let maximum = graph.sums(layouts.rows)?;
     graph.reduce(Reduction::CUDNN_REDUCE_TENSOR_MAX, scores, maximum)?;

@@ -1,7 +1,7 @@
-//! cuDNN's operation graph, built tensor by tensor: each function adds one operation and names its result.
+//! cuDNN's operation graph, built step by step: each function adds one operation and returns its result tensor.
 //!
-//! Only tensors with a [`Role`] exist in memory. The others, the whole squares of scores among them, are names
-//! inside the one kernel that cuDNN makes of the graph.
+//! Only tensors with a [`Role`] exist in memory. The others, including the full matrices of scores, are values inside
+//! the one kernel that cuDNN generates from the graph.
 
 use cudarc::cudnn::sys::{
     cudnnBackendAttributeName_t as Name, cudnnBackendDescriptorType_t as Kind, cudnnDataType_t as DataType,
@@ -12,7 +12,7 @@ use super::descriptor::{Descriptor, Draft};
 use crate::cuda::error::CudaError;
 use crate::ops::AttentionShape;
 
-/// What a tensor in memory is.
+/// The role of a tensor in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Queries.
@@ -41,18 +41,18 @@ pub enum Role {
     Scalar(Scalar),
 }
 
-/// Numbers that a graph takes by value.
+/// Scalars that a graph takes by value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scalar {
     /// One.
     One,
     /// One over the square root of the head's width.
     Scale,
-    /// What masked scores become.
+    /// The value of masked scores.
     MinusInfinity,
 }
 
-/// Dims and strides of a tensor, always four of them.
+/// Dimensions and strides of a tensor, always four of each.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     dims: [i64; 4],
@@ -65,34 +65,34 @@ impl Layout {
         Layout { dims, strides: [h * t * d, t * d, d, 1] }
     }
 
-    /// The same memory with the last two dims swapped.
+    /// The same memory with the last two dimensions swapped.
     #[must_use]
     pub fn transposed(self) -> Self {
         let swap = |[a, b, c, d]: [i64; 4]| [a, b, d, c];
         Layout { dims: swap(self.dims), strides: swap(self.strides) }
     }
 
-    /// As large as before, but its elements lie as those of the transpose do.
+    /// The same dimensions, but stored in column-major order.
     #[must_use]
     pub fn columns_first(self) -> Self {
         Layout { dims: self.dims, strides: self.transposed().strides }
     }
 }
 
-/// The layouts of one attention, as `[batch, heads, sequence, ...]`.
+/// The layouts of an attention operation, as `[batch, heads, sequence, ...]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Layouts {
     /// Queries in the interleaved projections.
     pub query: Layout,
-    /// Keys or values there.
+    /// Keys or values in the interleaved projections.
     pub key: Layout,
     /// Output, `[batch, sequence, heads, head_dim]` in memory.
     pub out: Layout,
-    /// Every pair of query and key.
+    /// One element per pair of query and key.
     pub scores: Layout,
-    /// One number for every query.
+    /// One element per query.
     pub rows: Layout,
-    /// A vector for every query, packed by head.
+    /// One vector per query, packed by head.
     pub vectors: Layout,
 }
 
@@ -124,13 +124,13 @@ pub struct Graph {
     compute: DataType,
     tensors: Vec<Descriptor>,
     operations: Vec<Descriptor>,
-    /// What the operations link to; cuDNN does not say whether it copies.
+    /// The descriptors that the operations link to, kept alive because cuDNN does not document whether it copies them.
     parts: Vec<Descriptor>,
     roles: Vec<(i64, Role)>,
 }
 
 impl Graph {
-    /// An empty graph over tensors of type `compute`, bf16 or f16; sums are fp32.
+    /// An empty graph over tensors of type `compute`, bf16 or f16. Sums are fp32.
     pub fn new(compute: DataType) -> Self {
         let (tensors, operations, parts, roles) = Default::default();
         Graph { compute, tensors, operations, parts, roles }
@@ -141,7 +141,7 @@ impl Graph {
         &self.operations
     }
 
-    /// The tensors in memory, by cuDNN's number for them.
+    /// The tensors in memory, by cuDNN's unique id.
     pub fn roles(&self) -> &[(i64, Role)] {
         &self.roles
     }
@@ -161,12 +161,12 @@ impl Graph {
         self.stored_sums(Role::Scalar(scalar), Layout::packed([1; 4]))
     }
 
-    /// A name inside the kernel, in fp32.
+    /// A value inside the kernel, in fp32.
     pub fn sums(&mut self, layout: Layout) -> Result<Tensor, CudaError> {
         self.tensor(layout, DataType::CUDNN_DATA_FLOAT, None)
     }
 
-    /// A name inside the kernel, rounded to the compute type.
+    /// A value inside the kernel, rounded to the compute type.
     pub fn rounded(&mut self, layout: Layout) -> Result<Tensor, CudaError> {
         self.tensor(layout, self.compute, None)
     }
@@ -187,7 +187,7 @@ impl Graph {
         Ok(Tensor(self.tensors.len() - 1))
     }
 
-    /// `to = a · b`, matrices in the last two dims.
+    /// `to = a · b`, over the last two dimensions.
     pub fn matmul(&mut self, a: Tensor, b: Tensor, to: Tensor) -> Result<Tensor, CudaError> {
         let product = Draft::new(Kind::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?
             .set(Name::CUDNN_ATTR_MATMUL_COMP_TYPE, DataType::CUDNN_DATA_FLOAT)?
@@ -233,7 +233,7 @@ impl Graph {
         Ok(to)
     }
 
-    /// `to` = the reduction of `x` over the dims in which `to` is smaller.
+    /// `to` = the reduction of `x` over the dimensions in which `to` is smaller.
     pub fn reduce(&mut self, mode: Reduction, x: Tensor, to: Tensor) -> Result<Tensor, CudaError> {
         let reduction = Draft::new(Kind::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?
             .set(Name::CUDNN_ATTR_REDUCTION_COMP_TYPE, DataType::CUDNN_DATA_FLOAT)?
@@ -248,7 +248,7 @@ impl Graph {
         Ok(to)
     }
 
-    /// `to` = the elements of `x`, laid out as `to` says.
+    /// `to` = the elements of `x` in the layout of `to`.
     pub fn reshape(&mut self, x: Tensor, to: Tensor) -> Result<Tensor, CudaError> {
         let operation = Draft::new(Kind::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)?
             .link(Name::CUDNN_ATTR_OPERATION_RESHAPE_XDESC, &self.tensors[x.0])?
@@ -258,7 +258,7 @@ impl Graph {
         Ok(to)
     }
 
-    /// Scores where the key is no later than the query, and −∞ elsewhere.
+    /// The scores if the key is not later than the query, else −∞.
     pub fn causal(&mut self, scores: Tensor, layout: Layout) -> Result<Tensor, CudaError> {
         let query = self.index(scores, layout, 2)?;
         let key = self.index(scores, layout, 3)?;
@@ -272,7 +272,7 @@ impl Graph {
         self.pointwise(select, scores, [Some(masked), Some(mask)], to)
     }
 
-    /// Every element's index along a dim.
+    /// The index of every element along a dimension.
     fn index(&mut self, of: Tensor, layout: Layout, dim: i64) -> Result<Tensor, CudaError> {
         let to = self.tensor(layout, DataType::CUDNN_DATA_INT32, None)?;
         let mode = pointwise(Pointwise::CUDNN_POINTWISE_GEN_INDEX, DataType::CUDNN_DATA_FLOAT)?

@@ -1,8 +1,8 @@
-//! Launches of our attention for compute capability 9.0. The backward takes sums of the queries' gradients in any order.
+//! Launches our attention kernels for compute capability 9.0. The backward adds the queries' gradients in any order.
 
 use cudarc::driver::sys::CUtensorMap;
 
-use super::own;
+use super::portable;
 use crate::cuda::column_sum::sum_partials;
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::{HOPPER_ATTENTION_BACKWARD, HOPPER_ATTENTION_FORWARD, Kernels, Source};
@@ -12,17 +12,18 @@ use crate::cuda::tensor_map::{self, CHUNK};
 use crate::ops::{Attention, AttentionBackward, AttentionShape, Gradient};
 use crate::{DType, View};
 
-// As in the kernels.
+// Must match the kernels.
 const GROUP: u32 = 128;
 const GROUPS: u32 = 3;
 const BLOCK: usize = 128;
 const QUERIES: usize = 64;
 const LARGEST_HEAD: usize = 128;
 
-/// Bands of heads whose sums of queries' gradients there is room for; they are rounded by the band half as many later.
+/// Bands of heads whose sums of queries' gradients fit into scratch. A band's sums are rounded to the output by the
+/// band that comes half a ring later.
 const RING: usize = 4;
 
-/// Whether these kernels can compute attention of a shape on these tensors, of which the first is `qkv`.
+/// Whether these kernels support attention of this shape on these tensors. The first tensor is `qkv`.
 pub fn can(kernels: &Kernels, shape: AttentionShape, tensors: &[View]) -> bool {
     kernels.stream().capability() == (9, 0)
         && tensors[0].dtype() == DType::BF16
@@ -32,7 +33,7 @@ pub fn can(kernels: &Kernels, shape: AttentionShape, tensors: &[View]) -> bool {
         && aligned_flat(tensors)
 }
 
-/// See [`Attention`]. Scratch: a counter.
+/// See [`Attention`]. Scratch: one counter.
 pub fn forward(kernels: &Kernels, op: &Attention, log_sums: View, counter: u64) -> Result<(), CudaError> {
     let AttentionShape { heads, kv_heads, head_dim, .. } = op.shape;
     // SAFETY: scratch has room for a counter.
@@ -46,8 +47,8 @@ pub fn forward(kernels: &Kernels, op: &Attention, log_sums: View, counter: u64) 
     launch.run("hopper_attention_forward", grid, &tensor_map::table(&maps), &arguments)
 }
 
-/// See [`AttentionBackward`], without the bias's gradient. Scratch: a number for every query, up to one for every element
-/// of the output, and counters. `sums`: where to leave partial sums.
+/// See [`AttentionBackward`], without the bias gradient. Scratch: one number per query, up to one per element of the
+/// output, and counters. `sums` is where the kernels leave partial sums of the bias gradient.
 pub fn backward(
     kernels: &Kernels,
     op: &AttentionBackward,
@@ -77,18 +78,18 @@ pub fn backward(
     launch.run("hopper_attention_gradients", grid, &tensor_map::table(&maps), &arguments)
 }
 
-/// Partial sums of the gradient of qkv's bias, where each query head has keys of its own.
+/// Partial sums of the gradient of the `qkv` bias, for attention without grouped heads.
 pub struct BiasSums {
-    /// Partial sums of the output's gradient, and so many of them.
+    /// Partial sums of the output's gradient, and their number.
     of_dout: u64,
     chunks: usize,
-    /// Of the queries' gradients, two for each tile.
+    /// Partial sums of the queries' gradients, two per tile.
     of_dqueries: u64,
     shape: AttentionShape,
 }
 
 impl BiasSums {
-    /// In the launcher's scratch, if they are wanted and fit.
+    /// Places the partial sums in the launcher's scratch buffer. `None` if they are not needed or do not fit.
     pub fn new(launcher: &Launcher, kernels: &Kernels, op: &AttentionBackward) -> Option<Self> {
         let (shape, chunks) = (op.shape, prepare_chunks(kernels, op.shape));
         if op.dbias.is_none() || shape.heads != shape.kv_heads {
@@ -103,20 +104,20 @@ impl BiasSums {
         2 * shape.rows() / QUERIES
     }
 
-    /// Adds them up, once [`backward`] is enqueued. The sum of the keys' gradients is zero.
+    /// Adds the partial sums, after [`backward`] was enqueued. The sum of the keys' gradients is zero.
     pub fn finish(&self, launcher: &Launcher, dbias: Gradient) -> Result<(), CudaError> {
         let width = self.shape.heads * self.shape.head_dim;
         let part = |i: usize| Gradient { view: dbias.view.slice(i * width..(i + 1) * width), ..dbias };
         sum_partials(launcher, self.of_dqueries, Self::parts_of_dqueries(self.shape), width, &[part(0)])?;
         if !dbias.accumulate {
-            // No parts: zeros.
+            // With zero parts the result is zero.
             sum_partials(launcher, self.of_dout, 0, width, &[part(1)])?;
         }
         sum_partials(launcher, self.of_dout, self.chunks, width, &[part(2)])
     }
 }
 
-/// Chunks of tokens that fill the card.
+/// Number of chunks of tokens that fill the GPU.
 fn prepare_chunks(kernels: &Kernels, shape: AttentionShape) -> usize {
     const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
     let heads = shape.heads.div_ceil(heads_prepared(shape.head_dim));
@@ -126,15 +127,15 @@ fn prepare_chunks(kernels: &Kernels, shape: AttentionShape) -> usize {
 fn sizes(shape: AttentionShape) -> [Argument; 5] {
     let AttentionShape { batch, sequence, heads, kv_heads, .. } = shape;
     let size = |size: usize| Argument::from(size as u32);
-    [size(batch), size(sequence), size(heads), size(kv_heads), own::scale(shape).into()]
+    [size(batch), size(sequence), size(heads), size(kv_heads), portable::scale(shape).into()]
 }
 
-/// Boxes of 64 vectors of one head; what is wider than a head is zeros.
+/// The tensor map of boxes with 64 vectors of one head. Columns beyond the head size are zeros.
 fn by_head(view: View, shape: AttentionShape, heads: usize) -> Result<CUtensorMap, CudaError> {
     tensor_map::encode(view, [shape.head_dim, heads, shape.rows()], [CHUNK, 1, QUERIES])
 }
 
-/// As many blocks as can run at a time; each takes work until there is none.
+/// As many blocks as run at once. Each block takes work items until none is left.
 fn persistent(kernels: &Kernels, shared: u32) -> Grid {
     Grid { shared, ..Grid::new(kernels.stream().multiprocessors(), GROUPS * GROUP) }
 }
@@ -162,7 +163,7 @@ impl Launch<'_> {
     }
 }
 
-/// What the kernel files are compiled with: the head, and how they will be launched.
+/// The definitions with which the kernel files are compiled: the head size and the launch configuration.
 pub fn definitions(head_dim: usize) -> Vec<String> {
     let tiles = Tiles::new(head_dim);
     vec![
@@ -175,18 +176,18 @@ pub fn definitions(head_dim: usize) -> Vec<String> {
     ]
 }
 
-/// Heads of a block of `hopper_attention_prepare`, which has 8 or 16 threads for each.
+/// Heads per block of `hopper_attention_prepare`, which has 8 or 16 threads per head.
 fn heads_prepared(head_dim: usize) -> usize {
     if head_dim <= 64 { 16 } else { 8 }
 }
 
-/// What a launch has to know of the kernels' tiles; they assert that it is so.
+/// Sizes of the kernels' tiles that a launch needs. The kernels assert that they match.
 struct Tiles {
-    /// Of a vector in shared memory.
+    /// Bytes of a vector in shared memory.
     vector_bytes: usize,
-    /// Tiles that pass by, in use or under way.
+    /// Streamed tiles in shared memory: in use or being loaded.
     passing: usize,
-    /// Blocks of keys in the backward, likewise.
+    /// Blocks of keys in shared memory in the backward: in use or being loaded.
     keys_held: usize,
 }
 
@@ -197,14 +198,14 @@ impl Tiles {
         Tiles { vector_bytes, passing, keys_held }
     }
 
-    /// The forward's `Shared`: queries, and keys and values.
+    /// Shared memory of the forward (`Shared`): queries, keys and values.
     fn out_shared(&self) -> u32 {
         let (blocks, passing) = (2, 2 * self.passing);
         shared_bytes((blocks + passing) * BLOCK * self.vector_bytes, 2 * (blocks + passing), ITEM * blocks)
     }
 
-    /// The backward's: keys and values, queries and their gradients with two numbers each, dscores, and what is on its
-    /// way out.
+    /// Shared memory of the backward: keys and values, queries and their gradients with two numbers each, the gradients
+    /// of the scores, and outputs waiting to be stored.
     fn gradients_shared(&self) -> u32 {
         let Tiles { vector_bytes, passing: tiles, keys_held: blocks } = *self;
         let (slots, over) = (3, 2);
@@ -216,10 +217,10 @@ impl Tiles {
     }
 }
 
-/// Numbers of an item.
+/// Numbers per work item.
 const ITEM: usize = 6;
 
-/// With so many barriers and whole numbers.
+/// Shared memory with this many barriers and integers.
 fn shared_bytes(tensors: usize, barriers: usize, numbers: usize) -> u32 {
     let barrier = size_of::<u64>();
     (tensors + barriers * barrier + numbers * size_of::<u32>()).next_multiple_of(barrier) as u32

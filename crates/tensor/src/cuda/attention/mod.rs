@@ -1,15 +1,15 @@
-//! Causal self-attention on the card: ours for Hopper where they can, else cuDNN's fused kernels where they can, and our own
-//! everywhere else, as for documents that do not see each other.
+//! Causal self-attention on a GPU. Our Hopper kernels run if they support the shape, else cuDNN's fused kernels if they
+//! do. Our portable kernels do everything else, such as packed documents that must not attend to each other.
 //!
-//! All keep the same log-sum-exp, so a forward of the one and a backward of another go together.
+//! All of them save the same log-sum-exp, so any forward works with any backward.
 
 mod backward;
 mod descriptor;
 mod forward;
 mod graph;
 mod hopper;
-mod own;
 mod plan;
+mod portable;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -32,7 +32,7 @@ use super::error::CudaError;
 use super::kernels::Kernels;
 use super::launcher::{Launcher, device_address};
 use super::libraries;
-use super::listener::Listener;
+use super::notice_handler::NoticeHandler;
 use super::stream::Stream;
 use crate::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape, ColumnSum};
 use crate::{Buffer, Category, DType, Memory, Notice, View};
@@ -42,22 +42,22 @@ use hopper::BiasSums;
 use plan::Plan;
 use workspace::{Workspace, fits_library};
 
-/// 9.10.2: the two before it are known to be wrong, and those before 9.6 want sums that are cleared beforehand.
+/// 9.10.2. The two versions before it have known errors, and versions before 9.6 need sums that are cleared beforehand.
 const OLDEST_VERSION: usize = 91_002;
 
-/// The attentions of one stream.
+/// The attention kernels of one stream.
 #[derive(Debug)]
 pub(crate) struct Attentions {
     kernels: Kernels,
     deterministic: bool,
-    /// Whether our kernels for Hopper may run.
+    /// Whether our Hopper kernels may run.
     hopper: bool,
-    /// `None` where there is no cuDNN, or too old a one.
+    /// `None` if cuDNN is missing or too old.
     library: Option<Library>,
-    listener: Listener,
+    notices: NoticeHandler,
 }
 
-/// cuDNN, and what it has compiled so far; `None` for what it refused.
+/// cuDNN and its compiled plans; `None` for a shape that it refused.
 #[derive(Debug)]
 struct Library {
     plans: RefCell<HashMap<Key, Option<Plan>>>,
@@ -72,37 +72,37 @@ struct Key {
 }
 
 impl Attentions {
-    /// Attention on a stream. With `deterministic` the backward takes sums in the same order every time.
+    /// Attention on a stream. With `deterministic` the backward adds in the same order every time.
     pub(crate) fn new(
         stream: &Stream,
         kernels: &Kernels,
         deterministic: bool,
-        listener: &Listener,
+        notices: &NoticeHandler,
     ) -> Result<Self, CudaError> {
         let usable = libraries::CUDNN.require().is_ok() && descriptor::version() >= OLDEST_VERSION;
         let handle = usable.then(|| Handle::new(stream.handle())).transpose()?;
         let library = handle.map(|handle| Library { plans: RefCell::default(), handle });
-        let (kernels, listener) = (kernels.clone(), listener.clone());
-        Ok(Attentions { kernels, deterministic, hopper: true, library, listener })
+        let (kernels, notices) = (kernels.clone(), notices.clone());
+        Ok(Attentions { kernels, deterministic, hopper: true, library, notices })
     }
 
-    /// Leaves everything to our own kernels.
-    pub(crate) fn forget_cudnn(&mut self) {
+    /// Uses our own kernels for everything.
+    pub(crate) fn disable_cudnn(&mut self) {
         self.library = None;
     }
 
-    /// Does without our kernels for Hopper.
-    pub(crate) fn forget_hopper(&mut self) {
+    /// Disables our Hopper kernels.
+    pub(crate) fn disable_hopper(&mut self) {
         self.hopper = false;
     }
 
-    /// See [`Attention`]. Scratch is taken from `memory` and given back before this returns, which is sound because
-    /// whoever gets it next is enqueued later.
+    /// See [`Attention`]. Scratch memory is allocated from `memory` and released before this returns. That is sound
+    /// because its next user is enqueued later on the same stream.
     pub(crate) fn forward(&self, op: &Attention, memory: &Rc<dyn Memory>) -> Result<(), CudaError> {
         let cudnn = asks_cudnn(&op.saved, op.starts);
         let scratch = Scratch::new(op.shape, op.qkv.dtype(), cudnn, Pass::Forward, memory);
         let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
-            return own::forward(&self.kernels, op);
+            return portable::forward(&self.kernels, op);
         };
         if self.prefers_hopper(op.shape, Pass::Forward, &[op.qkv, op.out, log_sums]) {
             return hopper::forward(&self.kernels, op, log_sums, scratch.addresses[2]);
@@ -117,10 +117,10 @@ impl Attentions {
             role => unreachable!("{role:?} in the forward"),
         };
         let done = self.run_library(op.shape, op.qkv.dtype(), Pass::Forward, &scratch, address)?;
-        if done { Ok(()) } else { own::forward(&self.kernels, op) }
+        if done { Ok(()) } else { portable::forward(&self.kernels, op) }
     }
 
-    /// See [`AttentionBackward`]. Scratch as in [`Attentions::forward`], but for sums of the bias's gradient.
+    /// See [`AttentionBackward`]. Scratch as in [`Attentions::forward`], except for the sums of the bias gradient.
     pub(crate) fn backward(
         &self,
         op: &AttentionBackward,
@@ -132,7 +132,7 @@ impl Attentions {
         let scratch = Scratch::new(op.shape, op.qkv.dtype(), cudnn, pass, memory);
         let [row_dots, dquery_sums, _] = scratch.addresses;
         let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
-            own::backward(&self.kernels, op, row_dots)?;
+            portable::backward(&self.kernels, op, row_dots)?;
             return sum_bias(launcher, op);
         };
         let tensors = [op.qkv, op.out, op.dout, op.dqkv, log_sums];
@@ -161,19 +161,19 @@ impl Attentions {
             Role::Scalar(scalar) => unreachable!("{scalar:?} is passed by value"),
         };
         if !self.run_library(op.shape, op.qkv.dtype(), pass, &scratch, address)? {
-            own::backward(&self.kernels, op, row_dots)?;
+            portable::backward(&self.kernels, op, row_dots)?;
         }
         sum_bias(launcher, op)
     }
 
-    /// Whether our kernels for Hopper run instead of cuDNN's: wherever they can, since they were faster at all shapes that
-    /// were measured. They work in the scratch that is planned for cuDNN's, and so where that is planned for alone.
+    /// Whether our Hopper kernels run instead of cuDNN's: whenever they can, since they were faster at all measured
+    /// shapes. They use the scratch that is planned for cuDNN's kernels, so they run only for shapes with that scratch.
     fn prefers_hopper(&self, shape: AttentionShape, pass: Pass, tensors: &[View]) -> bool {
         let planned = fits_library(shape, tensors[0].dtype(), pass);
         self.hopper && planned && hopper::can(&self.kernels, shape, tensors)
     }
 
-    /// Enqueues cuDNN's kernel, or answers `false` if it has none.
+    /// Enqueues cuDNN's kernel. Returns `false` if it has none.
     fn run_library(
         &self,
         shape: AttentionShape,
@@ -189,17 +189,20 @@ impl Attentions {
         let key = Key { shape: [batch, sequence, heads, kv_heads, head_dim], dtype, pass };
         let (mut plans, stream) = (library.plans.borrow_mut(), self.kernels.stream());
         let plan = plans.entry(key).or_insert_with(|| {
-            stream.novel();
+            stream.mark_not_repeatable();
             let plan = compile(&library.handle, shape, dtype, pass, scratch.library_bytes);
-            plan.map_err(|error| self.listener.tell(Notice::Replaced(format!("attention by {error}")))).ok()
+            plan.map_err(|error| {
+                self.notices.notify(Notice::LibraryReplaced(format!("attention by {error}")));
+            })
+            .ok()
         });
         let Some(plan) = plan else {
             return Ok(false);
         };
-        stream.note_all_of(&key);
+        stream.add_hash_to_digest(&key);
         let address = |role| {
             let address = address(role);
-            stream.note([address]);
+            stream.add_to_digest([address]);
             address
         };
         stream.launching(
@@ -214,7 +217,7 @@ impl Attentions {
     }
 }
 
-/// The gradient of qkv's bias, if it is wanted.
+/// Adds the gradient of the `qkv` bias, if the operation has one.
 fn sum_bias(launcher: &Launcher, op: &AttentionBackward) -> Result<(), CudaError> {
     let (rows, width) = (op.shape.rows(), op.shape.qkv_width());
     op.dbias.map_or(Ok(()), |out| column_sum(launcher, &ColumnSum { x: op.dqkv, out, rows, width }))
@@ -235,17 +238,17 @@ fn compile(
         Pass::Forward => forward::forward(shape, compute)?,
         Pass::Backward { deterministic } => backward::backward(shape, compute, deterministic)?,
     };
-    Plan::new(handle, graph, own::scale(shape), workspace_bytes)
+    Plan::new(handle, graph, portable::scale(shape), workspace_bytes)
 }
 
-/// Where the first query, key and value head begin in an interleaved tensor.
+/// The addresses of the first query, key and value head in an interleaved tensor.
 fn heads(shape: AttentionShape, address: u64, dtype: DType) -> [u64; 3] {
     let head = (shape.head_dim * dtype.bytes()) as u64;
     let (queries, keys) = (shape.heads as u64, shape.kv_heads as u64);
     [address, address + queries * head, address + (queries + keys) * head]
 }
 
-/// The scratch of one pass, given back when dropped.
+/// The scratch memory of one pass, released when dropped.
 struct Scratch {
     addresses: [u64; 3],
     library_bytes: u64,

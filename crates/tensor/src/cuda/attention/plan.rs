@@ -1,4 +1,5 @@
-//! From a graph to a kernel: cuDNN's heuristics name engines, and the first that compiles in the memory we have runs.
+//! Compiles a graph: cuDNN's heuristics list engines, and the first one that compiles and fits into the workspace is
+//! used.
 
 use cudarc::cudnn::sys::{
     cudnnBackendAttributeName_t as Name, cudnnBackendDescriptorType_t as Kind,
@@ -14,13 +15,13 @@ use crate::cuda::error::CudaError;
 pub struct Plan {
     compiled: Descriptor,
     scalars: Box<Scalars>,
-    /// What the plan was made from; cuDNN does not say whether it copies.
+    /// The descriptors that the plan was built from, kept alive because cuDNN does not document whether it copies them.
     _made_from: (Graph, Descriptor, Descriptor),
     ids: Vec<i64>,
     roles: Vec<Role>,
 }
 
-/// The numbers that are passed by value; they keep their address.
+/// The numbers that are passed by value, at a fixed address.
 #[derive(Debug)]
 struct Scalars {
     one: f32,
@@ -29,7 +30,7 @@ struct Scalars {
 }
 
 impl Plan {
-    /// Compiles a graph, which takes about a second. Its kernel needs no more than `workspace_bytes` of scratch.
+    /// Compiles a graph, which takes about a second. Its kernel needs at most `workspace_bytes` of scratch.
     pub fn new(handle: &Handle, graph: Graph, scale: f32, workspace_bytes: u64) -> Result<Self, CudaError> {
         let operations = Draft::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
             .link_all(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, graph.operations())?
@@ -61,11 +62,11 @@ impl Plan {
         Err(refusal)
     }
 
-    /// Enqueues the kernel. `address` says where each tensor lies.
+    /// Enqueues the kernel. `address` returns the address of each tensor.
     ///
     /// # Safety
-    /// The addresses must be device memory of the shapes that the graph gives, and `workspace` as many bytes as the
-    /// plan was allowed; all of it lives until the kernel has run.
+    /// The addresses must be device memory with the shapes of the graph, and `workspace` must have as many bytes as the
+    /// plan was allowed. All of it must live until the kernel has run.
     pub unsafe fn run(
         &self,
         handle: &Handle,
@@ -101,7 +102,7 @@ impl Scalars {
     }
 }
 
-/// The plan of one engine, unless it needs more scratch than was planned for.
+/// The plan of one engine. Fails if it needs more scratch than `workspace_bytes`.
 fn compile(handle: &Handle, engine: &Descriptor, workspace_bytes: u64) -> Result<Descriptor, CudaError> {
     let plan = Draft::new(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
         .handle(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, handle)?

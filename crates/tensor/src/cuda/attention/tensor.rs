@@ -1,6 +1,6 @@
-//! Launches of our flash attention on the tensor cores, for sixteen-bit types and heads of up to 128.
+//! Launches our flash-attention kernels for the tensor cores, for 16-bit types and head sizes up to 128.
 
-use super::own;
+use super::portable;
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::{Kernels, Source, TENSOR_ATTENTION_BACKWARD, TENSOR_ATTENTION_FORWARD, suffix};
 use crate::cuda::launcher::{aligned, pointer, size};
@@ -8,13 +8,13 @@ use crate::cuda::stream::{Argument, Grid};
 use crate::ops::{Attention, AttentionBackward, AttentionShape};
 use crate::{DType, View};
 
-/// Queries or keys of a block, as in the kernels.
+/// Queries or keys per block, as in the kernels.
 const BLOCK: usize = 128;
 const QUERY_THREADS: u32 = 128;
 const ROWS_PER_BLOCK: usize = 8;
 const LARGEST_HEAD: usize = 128;
 
-/// The oldest compute capability that has the instructions.
+/// The oldest compute capability with the required instructions.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 
 /// Whether these kernels can compute the forward.
@@ -22,7 +22,7 @@ pub fn does_forward(kernels: &Kernels, op: &Attention) -> bool {
     fits(kernels, op.shape, &[op.qkv, op.out], Tiles::new(op.shape.head_dim).forward_shared)
 }
 
-/// Whether they can compute the backward.
+/// Whether these kernels can compute the backward.
 pub fn does_backward(kernels: &Kernels, op: &AttentionBackward) -> bool {
     let tiles = Tiles::new(op.shape.head_dim);
     let shared = tiles.dkeys_shared.max(tiles.dqueries_shared);
@@ -45,7 +45,7 @@ pub fn forward(kernels: &Kernels, op: &Attention, log_sums: View) -> Result<(), 
     launches.launch("tensor_attention_forward", op.starts, grid, &arguments)
 }
 
-/// See [`AttentionBackward`]; `dots` is scratch, one fp32 number for every query.
+/// See [`AttentionBackward`]. `dots` is scratch: one fp32 number per query.
 pub fn backward(
     kernels: &Kernels,
     op: &AttentionBackward,
@@ -66,7 +66,7 @@ pub fn backward(
     launches.launch("tensor_attention_dqueries", op.starts, by_query, &arguments)
 }
 
-/// What the kernel files are compiled with: the head, the type, and how they will be launched.
+/// The definitions with which the kernel files are compiled: the head size, the type and the launch configuration.
 pub fn definitions(head_dim: usize, dtype: DType) -> Result<Vec<String>, CudaError> {
     let tiles = Tiles::new(head_dim);
     Ok(vec![
@@ -80,9 +80,9 @@ pub fn definitions(head_dim: usize, dtype: DType) -> Result<Vec<String>, CudaErr
     ])
 }
 
-/// What a launch has to know of the kernels' tiles; they assert that it is so.
+/// Sizes of the kernels' tiles that a launch needs. The kernels assert that they match.
 struct Tiles {
-    /// Threads of a block of keys.
+    /// Threads per block of keys.
     key_threads: u32,
     forward_shared: u32,
     dkeys_shared: u32,
@@ -93,10 +93,10 @@ impl Tiles {
     fn new(head_dim: usize) -> Self {
         let padded = head_dim.next_multiple_of(16);
         let narrow = padded <= 64;
-        // The tiles that pass by a block: keys in the forward, queries, and keys again.
+        // Rows per streamed tile: keys in the forward, queries in the backward by key, keys in the backward by query.
         let (keys, queries, dquery_keys) = if narrow { (64, 32, 64) } else { (64, 64, 32) };
         let vectors = |count: usize| count * (padded + 8) * DType::BF16.bytes();
-        // Beside each query, two numbers and where it starts to see.
+        // Per query: two numbers, and the first token that it attends to.
         let statistics = queries * 3 * DType::F32.bytes();
         Tiles {
             key_threads: if narrow { 128 } else { 256 },
@@ -107,7 +107,7 @@ impl Tiles {
     }
 }
 
-/// The kernels of one file, compiled for one type and head.
+/// The kernels of one file, compiled for one type and head size.
 struct Launches<'a> {
     kernels: &'a Kernels,
     source: &'static Source,
@@ -127,7 +127,7 @@ impl Launches<'_> {
         let definitions = definitions(head_dim, self.view.dtype())?;
         let name = format!("{name}{}", if starts.is_some() { "_masked" } else { "" });
         let sizes = [sequence, heads, kv_heads].map(|size| Argument::from(size as u32));
-        let scale = Argument::from(own::scale(self.shape));
+        let scale = Argument::from(portable::scale(self.shape));
         let arguments: Vec<Argument> =
             arguments.iter().copied().chain(starts.map(pointer)).chain(sizes).chain([scale]).collect();
         // SAFETY: the arguments are those of the kernel, the views were checked against the shape, and scratch is as

@@ -1,4 +1,4 @@
-//! Graphs as cuDNN sees them; it checks every tensor and operation when it is finalized, with or without a card.
+//! Graphs as cuDNN receives them. cuDNN checks every tensor and operation when it is finalized, with or without a GPU.
 
 use cudarc::cudnn::sys::cudnnDataType_t as DataType;
 

@@ -1,38 +1,38 @@
-//! How much scratch attention takes, by formula: paper must know it where no card is.
+//! Scratch memory of attention, by formula: the paper backend must know it without a GPU.
 
 use crate::ops::{AttentionSaved, AttentionShape};
 use crate::{Arena, DType, View};
 
-/// What cuDNN's kernels take beside what depends on the shape.
+/// Scratch of cuDNN's kernels that does not depend on the shape.
 const FIXED_BYTES: u64 = 256;
 
 /// One direction of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// Makes the output.
+    /// Computes the output.
     Forward,
-    /// Makes the gradients.
+    /// Computes the gradients.
     Backward {
-        /// In the same order every time.
+        /// Whether sums are added in the same order every time.
         deterministic: bool,
     },
 }
 
-/// Scratch of one pass, as parts of one buffer; each begins at a multiple of [`Arena::ALIGNMENT`].
+/// Scratch of one pass, as parts of one buffer. Each part starts at a multiple of [`Arena::ALIGNMENT`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Workspace {
     /// `Σ dout ∘ out` of every query, fp32.
     pub row_dots: u64,
     /// Gradients of the queries in fp32.
     pub dquery_sums: u64,
-    /// What cuDNN's plan may take, or the counters of ours for Hopper.
+    /// What cuDNN's plan may use, or the counters of our Hopper kernels.
     pub library: u64,
 }
 
 impl Workspace {
-    /// The scratch of a pass. `cudnn` is what [`asks_cudnn`] says.
+    /// The scratch of a pass. `cudnn` is the result of [`asks_cudnn`].
     ///
-    /// It does not depend on whether cuDNN is there: where it is not, our kernels leave some of it unused.
+    /// It does not depend on whether cuDNN is installed. Without it, our kernels leave some of the scratch unused.
     pub fn new(shape: AttentionShape, dtype: DType, cudnn: bool, pass: Pass) -> Self {
         let queries = (shape.rows() * shape.heads) as u64;
         let vectors = queries * shape.head_dim as u64;
@@ -44,37 +44,37 @@ impl Workspace {
         if !library {
             return Workspace { row_dots, ..Workspace::default() };
         }
-        // Gradients of keys and values for every query head, before they are summed over each group.
+        // Gradients of keys and values per query head, before they are summed over each group.
         let groups = if shape.heads == shape.kv_heads { 0 } else { 4 * vectors };
-        // The scores' gradients, two bytes each, or sums in any order.
+        // The gradients of the scores in two bytes each, or sums added in any order.
         let (dscores, dquery_sums) =
             if deterministic { (2 * shape.scores() as u64, 0) } else { (0, 4 * vectors) };
         Workspace { row_dots, dquery_sums, library: FIXED_BYTES + groups + dscores }
     }
 
-    /// Bytes of the whole buffer; with none there is no buffer.
+    /// Bytes of the whole buffer. Zero means that there is no buffer.
     pub fn bytes(self) -> u64 {
         [self.row_dots, self.dquery_sums, self.library].map(rounded).iter().sum()
     }
 
-    /// Where the parts begin, in the order of the fields, if the buffer begins at `base`.
+    /// The addresses of the parts, in the order of the fields, in a buffer at `base`.
     pub fn addresses(self, base: u64) -> [u64; 3] {
         let dquery_sums = base + rounded(self.row_dots);
         [base, dquery_sums, dquery_sums + rounded(self.dquery_sums)]
     }
 }
 
-/// Bytes of scratch that a pass takes from the arena and gives back, in one buffer; none if zero.
+/// Bytes of scratch that a pass allocates from the arena and releases, in one buffer; zero if none.
 pub fn workspace_bytes(shape: AttentionShape, dtype: DType, cudnn: bool, pass: Pass) -> u64 {
     Workspace::new(shape, dtype, cudnn, pass).bytes()
 }
 
-/// Whether cuDNN is asked for this kind of attention: no probabilities are kept, and every token sees all before it.
+/// Whether cuDNN is used for this kind of attention: flash, and every token attends to all tokens before it.
 pub fn asks_cudnn(saved: &AttentionSaved, starts: Option<View>) -> bool {
     matches!(saved, AttentionSaved::LogSumExp(_)) && starts.is_none()
 }
 
-/// Whether cuDNN's kernels can do it: sixteen-bit types, heads of a width they have, and a backward without padding.
+/// Whether cuDNN's kernels support it: 16-bit types, a supported head size, and for the backward no padding.
 pub fn fits_library(shape: AttentionShape, dtype: DType, pass: Pass) -> bool {
     matches!(dtype, DType::BF16 | DType::F16)
         && shape.head_dim.is_multiple_of(8)
@@ -97,9 +97,9 @@ mod tests {
         Workspace::new(shape, DType::BF16, true, pass).library
     }
 
-    /// The numbers are what cuDNN 9.14 answers for these plans on Hopper.
+    /// The numbers that cuDNN 9.14 reports for these plans on Hopper.
     #[test]
-    fn the_library_takes_what_cudnn_asks_for() {
+    fn the_scratch_is_what_cudnn_requests() {
         let [sums, ordered] = [false, true].map(|deterministic| Pass::Backward { deterministic });
         assert_eq!(library(SHAPE, Pass::Forward), 256);
         assert_eq!(library(SHAPE, sums), 2_654_464);

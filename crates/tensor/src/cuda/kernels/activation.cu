@@ -1,8 +1,8 @@
-// GELU in its tanh form and SwiGLU, forward and backward. `½(1 + tanh u) = σ(2u)`, so both are a logistic function
-// away from their input. GELU by the error function: `x·Φ(x)`, derivative `Φ(x) + x·φ(x)`.
+// GELU in its tanh form and SwiGLU, forward and backward. `½(1 + tanh u) = σ(2u)`, so both are the input times a
+// logistic function. GELU by the error function: `x·Φ(x)`, derivative `Φ(x) + x·φ(x)`.
 //
 // gelu, exact_gelu: flat, grid-stride. swiglu: x [rows, 2·width] (gate, then up), out [rows, width]; one block per row.
-// swiglu_backward: dx may be x: a thread reads its elements of both halves before it writes them.
+// swiglu_backward: dx may be x, because a thread reads its elements of both halves before it writes them.
 // GELU of [65536, 3072] bf16: 2 × 403 MB, 187 µs at 4.3 TB/s. SwiGLU of [24576, 2·5632]: 830 MB, 193 µs.
 
 constexpr float SLOPE = 1.5957691216057308f; // 2·√(2/π)

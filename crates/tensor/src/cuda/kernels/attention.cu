@@ -2,14 +2,14 @@
 //
 // qkv, dqkv: [batch, sequence, heads + 2·kv_heads, dim]; out, dout: [batch, sequence, heads, dim], dim ≤ 256;
 // log_sums, dots: [batch, heads, sequence] f32. `probabilities` [batch, heads, sequence, sequence] is null for flash
-// attention; plain attention writes it in the forward and reads it in the backward. The masked kernels also take
-// starts [batch, sequence]: the first key that each query sees, never less than that of the query before.
-// Grid (tiles, heads or kv_heads, batch), 256 threads: 16 × 16, and a thread owns rows y, y+16 and columns x, x+16, …
-// of a product. Shared memory holds tiles in f32, [TILE, dim + 1]: with an odd stride, columns hit different banks.
-// Every sum is taken by one thread, or over the same lanes, in a fixed order: results are the same bits every time.
-// dkeys_dvalues goes through the query heads of its group in order and needs no atomics; queries' gradients have a
-// kernel of their own, so scores are computed twice. Tiles beyond the diagonal or before all starts are skipped.
-// Per tile of queries all earlier keys and values are read once: 2·dim·sequence elements, mostly from L2.
+// attention; plain attention writes it in the forward and reads it in the backward. The masked kernels also take starts
+// [batch, sequence]: the first key that each query attends to. It never decreases within a sample.
+// Grid (tiles, heads or kv_heads, batch), 256 threads: 16 × 16. A thread owns rows y, y+16 and columns x, x+16, … of a
+// product. Shared memory holds tiles in f32, [TILE, dim + 1]: the odd stride puts columns in different banks.
+// Every sum is taken by one thread, or over the same lanes, in a fixed order, so results have the same bits every time.
+// dkeys_dvalues loops over the query heads of its group in order and needs no atomics. The queries' gradients have a
+// separate kernel, so scores are computed twice. Tiles beyond the diagonal or before all starts are skipped. For each
+// tile of queries, all earlier keys and values are read once: 2·dim·sequence elements, mostly from L2.
 
 constexpr int TILE = 32;
 constexpr int SIDE = 16;
@@ -24,7 +24,7 @@ struct Shape {
 
     __device__ int stride() const { return dim + 1; }
     __device__ size qkv_row() const { return (size)(heads + 2 * kv_heads) * dim; }
-    // Where head `head` of sample `sample` begins among interleaved rows of `row` elements.
+    // Offset of head `head` of sample `sample` in interleaved rows of `row` elements.
     __device__ size start(int sample, int head, size row) const {
         return (size)sample * sequence * row + (size)head * dim;
     }
@@ -32,11 +32,11 @@ struct Shape {
     __device__ size first_score(int sample, int head) const { return ((size)sample * heads + head) * sequence; }
 };
 
-// What a query sees of the keys before it: all of them, or with a mask those from its start on.
+// The keys that a query attends to: all earlier ones, or with a mask those from its start on.
 template <bool masked> struct Sight {
     const token *starts;  // of one sample; null without a mask
 
-    // The first key of the first tile that a query, and so any later one, sees.
+    // The first key of the first tile that a query, and so any later query, attends to.
     __device__ int first_tile(int query) const {
         if constexpr (masked) {
             return (int)starts[query] / TILE * TILE;
@@ -57,14 +57,14 @@ template <bool masked> __device__ Sight<masked> sight_of(const token *starts, in
     return Sight<masked>{masked ? starts + (size)sample * shape.sequence : nullptr};
 }
 
-// Over the 16 threads that share a row of a tile.
+// Reductions over the 16 threads that share a row of a tile.
 template <class Operation> __device__ inline float side_reduce(float x, Operation operation) {
 #pragma unroll
     for (int mask = SIDE / 2; mask > 0; mask /= 2) x = operation(x, SHUFFLE_XOR(x, mask));
     return x;
 }
 
-// Vectors first..first + TILE of a head, times `factor`; zeros after the last.
+// Loads vectors first..first + TILE of a head, times `factor`; zeros after the last.
 template <class T>
 __device__ void load_tile(float *tile, const T *from, size row, int first, Shape shape, float factor) {
     for (int i = threadIdx.x; i < TILE * shape.dim; i += THREADS) {
@@ -113,7 +113,7 @@ __device__ inline void add_weighted(float (&sum)[OWN][COLUMNS], const float *pai
     }
 }
 
-// Rounds rows first + y, first + y + 16 of a head.
+// Rounds and stores rows first + y, first + y + 16 of a head.
 template <class T>
 __device__ void store_vectors(const float (&sum)[OWN][COLUMNS], T *to, size row, int first, Shape shape,
                               const float (&factor)[OWN]) {
@@ -134,7 +134,7 @@ __device__ inline void clear(float (&sum)[OWN][COLUMNS]) {
         for (int c = 0; c < COLUMNS; ++c) sum[i][c] = 0.0f;
 }
 
-// Goes through the keys once more, now that the sums are known.
+// Loops over the keys again, now that the sums are known.
 template <bool masked, class T>
 __device__ void write_probabilities(T *rows, const T *key, int first, const float (&log_sum)[OWN], float *queries,
                                     float *keys, Sight<masked> sight, Shape shape) {
@@ -164,7 +164,7 @@ __device__ void attention_forward(const T *qkv, T *out, float *log_sums, T *prob
     float *queries = shared, *keys = queries + TILE * shape.stride(), *pairs = keys + TILE * shape.stride();
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
     const int head = blockIdx.y, sample = blockIdx.z, kv = head / (shape.heads / shape.kv_heads);
-    // The last tiles see the most keys: they begin first.
+    // The last tiles attend to the most keys, so they start first.
     const int first = (gridDim.x - 1 - blockIdx.x) * TILE;
     const size row = shape.qkv_row();
     const T *key = qkv + shape.start(sample, shape.heads + kv, row);
@@ -190,8 +190,8 @@ __device__ void attention_forward(const T *qkv, T *out, float *log_sums, T *prob
                 highest = fmaxf(highest, score[i][j]);
             }
             highest = side_reduce(highest, Maximum());
-            // Without a mask key 0 is in the first tile, so every maximum is finite from then on. With one, a query may
-            // have seen no key yet: its exponentials are 0, not those of ∞ − ∞.
+            // Without a mask, key 0 is in the first tile, so every maximum is finite from then on. With a mask, a query
+            // may have no visible key so far. Its exponentials must be 0, not exp(−∞ + ∞).
             const float shift = masked && highest == -INFINITE ? 0.0f : highest;
             float here = 0.0f;
             for (int j = 0; j < OWN; ++j) {
@@ -224,7 +224,7 @@ __device__ void attention_forward(const T *qkv, T *out, float *log_sums, T *prob
     }
 }
 
-// dots = Σ dout ∘ out for every query: 16 threads a row, rows as they lie in memory.
+// dots = Σ dout ∘ out for every query: 16 threads per row, rows in memory order.
 template <class T> __device__ void attention_dots(const T *out, const T *dout, float *dots, size rows, Shape shape) {
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
     const size row = blockIdx.x * (size)SIDE + y;
@@ -238,14 +238,14 @@ template <class T> __device__ void attention_dots(const T *out, const T *dout, f
         dots[(sample * shape.heads + row % shape.heads) * shape.sequence + token % shape.sequence] = sum;
 }
 
-// What the backward keeps of the forward, from one head's first query on.
+// What the forward saved for the backward, from one head's first query on.
 template <class T> struct Saved {
     const float *log_sums;
     const T *probabilities;
     const float *dots;
 };
 
-// Probabilities and gradients of the scores for a tile of queries against a tile of keys, zero where there is none.
+// Probabilities and gradients of the scores for a tile of queries against a tile of keys; zero for masked pairs.
 template <bool masked, class T>
 __device__ void score_gradients(float (&probability)[OWN][OWN], float (&dscore)[OWN][OWN], const float *queries,
                                 const float *dout, const float *keys, const float *values, int first, int first_key,
@@ -305,7 +305,7 @@ __device__ void attention_dkeys_dvalues(const T *qkv, const T *dout, const float
     for (int head = kv * group; head < (kv + 1) * group; ++head) {
         const Saved<T> saved = saved_of(log_sums, probabilities, dots, sample, head, shape);
         for (int first = first_key; first < shape.sequence; first += TILE) {
-            // Later tiles of queries start later still.
+            // Later tiles of queries start at this key or later.
             if (masked && sight.first_tile(first) > first_key) break;
             __syncthreads();
             load_tile(queries, qkv + shape.start(sample, head, row), row, first, shape, shape.scale);
@@ -318,7 +318,7 @@ __device__ void attention_dkeys_dvalues(const T *qkv, const T *dout, const float
             store_pairs(dpairs, dscore);
             __syncthreads();
             add_weighted<true>(dvalues, pairs, gradients, shape);
-            // The queries carry the scale already.
+            // The queries are already multiplied by the scale.
             add_weighted<true>(dkeys, dpairs, queries, shape);
         }
     }
@@ -361,7 +361,7 @@ __device__ void attention_dqueries(const T *qkv, const T *dout, const float *log
     store_vectors(dqueries, dqkv + shape.start(sample, head, row), row, first, shape, scale);
 }
 
-// The kernels of one type without a mask, and with it.
+// The kernels of one type, without and with a mask.
 #define MASK , const token *starts
 #define DEFINE_SIGHT(NAME, T, MASKED, PARAMETER, STARTS)                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                             \

@@ -1,11 +1,11 @@
-// Attention of new tokens over a cache of keys and values: generation.
+// Attention of new tokens over a key-value cache, for generation.
 //
-// qkv [batch, sequence, heads + 2·kv_heads, dim]: the new tokens; positions [batch, sequence]: where they are in their
+// qkv [batch, sequence, heads + 2·kv_heads, dim]: the new tokens; positions [batch, sequence]: their positions in their
 // samples; keys, values [batch, kv_heads, capacity, dim]; out [batch, sequence, heads, dim], dim ≤ 256.
-// cache_append: one block per new token. cached_attention: grid (sequence, heads, batch), THREADS threads; a warp takes
-// every WARPS-th key with a running maximum and sum (arXiv 2205.14135), its lanes share the columns of a vector, and
-// the warps' sums are put together at the end, always in the same order.
-// A token of 8 samples, 32 heads over 8 of 128, 4096 tokens, bf16: 134 MB of cache.
+// cache_append: one block per new token. cached_attention: grid (sequence, heads, batch), THREADS threads. A warp takes
+// every WARPS-th key with a running maximum and sum (arXiv 2205.14135), and its lanes share the columns of a vector.
+// The warps' sums are combined at the end, always in the same order.
+// Example: one token of 8 samples, 32 heads over 8 of 128, 4096 tokens, bf16: 134 MB of cache.
 
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;
@@ -15,7 +15,7 @@ struct Shape {
     int sequence, heads, kv_heads, dim, capacity;
 
     __device__ size qkv_row() const { return (size)(heads + 2 * kv_heads) * dim; }
-    // Where vector `position` of a cached head begins.
+    // Offset of vector `position` of a cached head.
     __device__ size cached(size sample, int kv, size position) const {
         return ((sample * kv_heads + kv) * capacity + position) * dim;
     }
@@ -73,7 +73,7 @@ __device__ void cached_attention(const T *qkv, const token *positions, const T *
     for (int c = 0; c < COLUMNS; ++c) sums[warp][lane + WARP * c] = sum[c];
     __syncthreads();
 
-    // Warp 0 has seen key 0, so the highest of all is finite; a warp without keys weighs nothing.
+    // Warp 0 has processed key 0, so the overall maximum is finite. A warp without keys has weight zero.
     float highest = -INFINITE, all = 0.0f;
     for (int w = 0; w < WARPS; ++w) highest = fmaxf(highest, maxima[w]);
     for (int w = 0; w < WARPS; ++w) all += totals[w] * expf(maxima[w] - highest);

@@ -1,9 +1,9 @@
-// out (+)= Σ_rows x, always in the same order: chunks of rows to partial sums, then the partial sums.
+// out (+)= Σ_rows x, always in the same order: first chunks of rows to partial sums, then the partial sums.
 //
-// column_sum: grid (columns / (LANES·N), chunks), LANES·GROUPS threads; a thread owns N columns, the groups take the
-//   chunk's rows in turn and are added up in their order. x [rows, width] → partial [chunks, width] f32.
-// sum_partials: grid (columns / LANES, gradients), LANES·PART_GROUPS threads; partial [gradients, parts, width] f32 → up
-//   to three gradients [width]; bit i of `adding` is set where gradient i is added to.
+// column_sum: grid (columns / (LANES·N), chunks), LANES·GROUPS threads. A thread owns N columns. The groups share the
+// rows of the chunk, and their sums are added in order. x [rows, width] → partial [chunks, width] f32.
+// sum_partials: grid (columns / LANES, gradients), LANES·PART_GROUPS threads. partial [gradients, parts, width] f32 →
+// up to three gradients [width]. Bit i of `adding` is set if gradient i is accumulated.
 // Reads x once: [65536, 3072] bf16 is 403 MB, 94 µs at 4.3 TB/s.
 
 template <int N, class T>
@@ -25,7 +25,7 @@ __device__ void column_sum(const T *__restrict__ x, float *__restrict__ partial,
     if (group == 0 && column < width) store<N>(partial + blockIdx.y * width + column, sum);
 }
 
-// There are few columns, so that many threads must share each.
+// There are few columns, so many threads share each.
 constexpr int PART_GROUPS = 32;
 
 template <class G>

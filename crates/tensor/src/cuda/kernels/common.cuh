@@ -1,8 +1,8 @@
-// What every kernel file begins with: storage types, packs of eight, reductions in a fixed order.
+// Prepended to every kernel file: storage types, packs of eight elements, reductions in a fixed order.
 //
-// One source for CUDA (NVRTC, no headers) and HIP (hipcc). All arithmetic is in f32; storage is f32, bf16 or f16.
-// A pack is eight elements, moved in pieces of 16 bytes; pointers to packs are 16-byte aligned. Where time is spent on f32,
-// threads take four elements at a time: a warp then moves whole lines, and not every other half of their sectors.
+// One source for CUDA (NVRTC, no headers) and HIP (hipcc). All arithmetic is in f32; storage is f32, bf16 or f16. A
+// pack is eight elements, moved in pieces of 16 bytes; pointers to packs are 16-byte aligned. Kernels that are bound by
+// f32 traffic move four elements per thread, so that a warp accesses whole cache lines.
 
 #if defined(__HIP__) || defined(__HIPCC__)
 constexpr int WARP = 64;
@@ -74,7 +74,7 @@ template <> __device__ inline f16 narrow<f16>(float x) {
     return rounded;
 }
 
-// The one or two elements of 32 bits, the first in the low half.
+// The one or two elements in 32 bits, the first in the low half.
 template <class T> __device__ inline void widen_word(unsigned int word, float *x) {
     if constexpr (sizeof(T) == 4) {
         x[0] = __uint_as_float(word);
@@ -89,7 +89,7 @@ template <> __device__ inline void widen_word<bf16>(unsigned int word, float *x)
     x[1] = __uint_as_float(word & 0xffff0000u);
 }
 
-// The inverse, rounding as narrow does.
+// The inverse; rounds like narrow.
 template <class T> __device__ inline unsigned int narrow_word(const float *x) {
     if constexpr (sizeof(T) == 4) {
         return __float_as_uint(x[0]);
@@ -112,14 +112,15 @@ template <> __device__ inline unsigned int narrow_word<f16>(const float *x) {
 }
 #endif
 
-// So many elements are 16 bytes in the widest of these types.
+// Number of elements that are 16 bytes in the widest of these types.
 template <class T, class... More> constexpr int piece() {
     int bytes = sizeof(T);
     ((bytes = sizeof(More) > bytes ? sizeof(More) : bytes), ...);
     return 16 / bytes;
 }
 
-// A pack, or another multiple of 16 bytes, as it lies in memory: fewer registers than its numbers, while it is waited for.
+// A pack, or another multiple of 16 bytes, in its storage type: while the load is pending it needs fewer registers than
+// its f32 values.
 template <class T, int N = PACK> struct Raw {
     uint4 pieces[N * sizeof(T) / 16];
 };
@@ -142,7 +143,7 @@ template <class T, int N> __device__ inline void widen(const Raw<T, N> &raw, flo
     }
 }
 
-// N is 1, or they are 8 bytes or a multiple of 16.
+// N is 1, or the elements have 8 bytes or a multiple of 16.
 template <int N, class T> __device__ inline void load(const T *from, float (&x)[N]) {
     if constexpr (N == 1) {
         x[0] = widen(from[0]);
@@ -173,8 +174,8 @@ template <int N, class T> __device__ inline void store(T *to, const float (&x)[N
     }
 }
 
-// Copies 16 bytes to shared memory without passing through registers. A thread sees its own copies after
-// await_copies<PENDING>(), where PENDING of its groups of copies, the youngest, may still be under way.
+// Copies 16 bytes to shared memory without passing through registers. After await_copies<PENDING>() a thread sees its
+// own copies, except for its PENDING most recent groups of copies.
 __device__ inline void copy_to_shared(void *to, const void *from) {
 #if defined(__HIP__) || defined(__HIPCC__)
     *(uint4 *)to = *(const uint4 *)from;
@@ -201,7 +202,7 @@ template <int N> struct Width {
     static constexpr int value = N;
 };
 
-// Calls body(Width<n>, index) for every element: N at a time where `wide` says that all pointers are aligned, then singly.
+// Calls body(Width<n>, index) for every element: N at a time if `wide` (all pointers are aligned), then singly.
 template <int N = PACK, class Body> __device__ inline void each(size elements, bool wide, Body body) {
     const size thread = blockIdx.x * (size)blockDim.x + threadIdx.x;
     const size threads = gridDim.x * (size)blockDim.x;
@@ -232,7 +233,8 @@ template <class A, class Operation> __device__ inline A warp_reduce(A x, Operati
     return x;
 }
 
-// Over the block, whose threads are whole warps; every thread gets the same result, always in the same order.
+// Reductions over the block, whose threads are whole warps. Every thread gets the same result, always in the same
+// order.
 template <class A, class Operation> __device__ inline A block_reduce(A x, A neutral, Operation operation) {
     __shared__ A partial[32];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
@@ -241,14 +243,14 @@ template <class A, class Operation> __device__ inline A block_reduce(A x, A neut
     if (lane == 0) partial[warp] = x;
     __syncthreads();
     x = warp_reduce(lane < warps ? partial[lane] : neutral, operation);
-    // The next reduction may write at once.
+    // The next reduction may then write.
     __syncthreads();
     return x;
 }
 
 template <class A> __device__ inline A block_sum(A x) { return block_reduce(x, (A)0, Sum()); }
 
-// Two sums as block_sum takes them, at the same time.
+// Two block_sums at the same time.
 __device__ inline void block_sums(float &x, float &y) {
     __shared__ float2 partial[32];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
@@ -261,11 +263,11 @@ __device__ inline void block_sums(float &x, float &y) {
     __syncthreads();
 }
 
-// Column sums: LANES threads side by side own N columns each, GROUPS of them share out the rows.
+// Column sums: LANES adjacent threads own N columns each, and GROUPS of them share the rows.
 constexpr int LANES = 32;
 constexpr int GROUPS = 8;
 
-// Adds the groups' sums in their order; group 0 holds the total. Once per kernel, COUNT and N.
+// Adds the groups' sums in order; group 0 gets the total. Use once per kernel, COUNT and N.
 template <int COUNT = GROUPS, int N> __device__ inline void add_groups(float (&sum)[N], int lane, int group) {
     __shared__ float shared[COUNT][LANES * N];
     for (int j = 0; j < N; ++j) shared[group][lane * N + j] = sum[j];
@@ -277,7 +279,7 @@ template <int COUNT = GROUPS, int N> __device__ inline void add_groups(float (&s
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// 2^x in one instruction; results too small for a normal number are 0.
+// 2^x in one instruction; subnormal results are 0.
 __device__ inline float power_of_two(float x) {
 #if defined(__HIP__) || defined(__HIPCC__)
     return exp2f(x);
@@ -303,7 +305,7 @@ __device__ inline float logistic(float x) { return __fdividef(1.0f, 1.0f + __exp
     MACRO(f16, f16, f32, float)                                                                                       \
     MACRO(f16, f16, bf16, bf16)                                                                                       \
     MACRO(f16, f16, f16, f16)
-// A compute type, and a gradient that has the same type or f32.
+// A compute type, and a gradient of the same type or f32.
 #define FOR_GRADIENTS(MACRO)                                                                                          \
     MACRO(f32, float, f32, float)                                                                                     \
     MACRO(bf16, bf16, bf16, bf16)                                                                                     \

@@ -1,8 +1,8 @@
-// Fills, copies with conversion, additions, and the end of a residual branch.
+// Fills, copies with conversion, additions, and the sum that ends a residual branch.
 //
-// Flat arrays of `elements`; grid-stride, 16 bytes of the widest type per thread and turn. `wide`: all pointers are
-// 16-byte aligned, and `width`, where there is one, is a multiple of PACK. Every element is read and written once, in f32
-// in between, so `to` may be `from`.
+// Flat arrays of `elements`, grid-stride; per iteration a thread handles 16 bytes of the widest type. `wide`: all
+// pointers are 16-byte aligned, and `width`, if there is one, is a multiple of PACK. Every element is read and written
+// once, with f32 arithmetic, so `to` may be `from`.
 // Residual of one addend, [65536, 768] bf16: 3 × 101 MB, 70 µs at 4.3 TB/s.
 
 template <class T> __device__ void fill(T *to, size elements, float value, bool wide) {
@@ -34,7 +34,7 @@ template <class S, class T> __device__ void add(const S *from, T *to, size eleme
     });
 }
 
-// Up to four addends [rows, width] and four biases [width]; null where there are fewer.
+// Up to four addends [rows, width] and four biases [width]; the others are null.
 template <class T> struct Addends {
     const T *rows[4];
     const T *biases[4];

@@ -1,18 +1,19 @@
 // Token and position tables, forward and backward.
 //
-// tokens [rows]; table [vocabulary, width], the vocabulary from token `first` on; out, dout, x, dx [rows, width].
+// tokens [rows]; table [vocabulary, width], where the vocabulary starts at token `first`; out, dout, x, dx [rows,
+// width].
 // Forward and positions: one block per row. `wide`: width is a multiple of PACK and all pointers are aligned.
 // Forward of [65536, 768] bf16: 202 MB, 47 µs at 4.3 TB/s.
 //
-// The backward is deterministic and needs no sort. embedding_index: a block owns a range of the vocabulary and its
-// warps go through all tokens, first counting, then listing the rows of each token in ascending order; where in
-// `listed` a range lies is decided by an atomic, which rows a token has and their order is not. embedding_gather: a
-// block per token adds up its rows in order; tokens with more than FREQUENT rows are left to embedding_gather_frequent,
+// The backward is deterministic and needs no sort. embedding_index: a block owns a range of the vocabulary. Its warps
+// read all tokens twice, first to count and then to list the rows of each token in ascending order. An atomic decides
+// where in `listed` a range is stored; the rows of a token and their order do not depend on it. embedding_gather: a
+// block per token adds its rows in order. Tokens with more than FREQUENT rows are left to embedding_gather_frequent,
 // whose blocks have GROUPS of threads that share the rows and are added in order.
 // Scratch: starts [vocabulary], counts [vocabulary], listed [rows], frequent [vocabulary], heads [2], all u32; heads
 // (rows listed so far, frequent tokens) starts as zero.
-// [65536, 768] bf16 into [50304, 768] f32: 101 + 155 MB, 60 µs; the index reads tokens from the L2, 2 × 512 × 262 kB,
-// 50 µs at 5 TB/s, and its time does not depend on how often a token occurs.
+// [65536, 768] bf16 into [50304, 768] f32: 101 + 155 MB, 60 µs. The index reads tokens from L2, 2 × 512 × 262 kB, 50 µs
+// at 5 TB/s; its time does not depend on how often a token occurs.
 
 constexpr unsigned int FREQUENT = 128;
 constexpr int INDEX_WARPS = 8;
@@ -45,7 +46,7 @@ __device__ void positions(T *x, const T *table, size first_row, size sequence, s
     });
 }
 
-// Adds what is there where that is wanted, and rounds once.
+// Adds the old value if accumulating, and rounds once.
 template <int N, class G> __device__ inline void put(float (&sum)[N], G *to, bool accumulate) {
     if (accumulate) {
         float old[N];
@@ -55,7 +56,7 @@ template <int N, class G> __device__ inline void put(float (&sum)[N], G *to, boo
     store<N>(to, sum);
 }
 
-// One block per position; those beyond the sequence have no rows.
+// One block per position. Positions beyond the sequence have no rows.
 template <class T, class G>
 __device__ void positions_backward(const T *__restrict__ dx, G *__restrict__ dtable, size first_row, size sequence,
                                    size rows, size width, bool accumulate, bool wide) {
@@ -74,7 +75,7 @@ __device__ void positions_backward(const T *__restrict__ dx, G *__restrict__ dta
     });
 }
 
-// Lists the rows of a warp's lanes under their entries, in the order of the lanes; no entry is −1.
+// Lists the rows of a warp's lanes under their entries, in the order of the lanes. Entry −1 means none.
 __device__ inline void list_rows(token *listed, unsigned int *cursors, int entry, token row, int lane) {
 #if defined(__HIP__) || defined(__HIPCC__)
     for (unsigned long long turns = BALLOT(entry >= 0); turns; turns &= turns - 1) {
@@ -85,7 +86,7 @@ __device__ inline void list_rows(token *listed, unsigned int *cursors, int entry
         SYNCHRONIZE_WARP();
     }
 #else
-    // All lanes of an entry at once: each goes as far behind the cursor as it has such lanes before it.
+    // All lanes of an entry at once: a lane's offset from the cursor is the number of such lanes before it.
     const unsigned int same = __match_any_sync(0xffffffffu, entry);
     const unsigned int before = __popc(same & ((1u << lane) - 1));
     const unsigned int at = entry < 0 ? 0 : cursors[entry];
@@ -122,7 +123,7 @@ extern "C" __global__ void embedding_index(const token *__restrict__ tokens, siz
     }
     __syncthreads();
 
-    // Totals, then where each token's rows begin, then where each warp's part of them begins.
+    // Totals, then the offset of each token's rows, then the offset of each warp's part of them.
     for (int i = threadIdx.x; i < owned; i += blockDim.x) {
         unsigned int total = 0;
         for (int w = 0; w < INDEX_WARPS; ++w) total += cursors[w * range + i];
@@ -207,7 +208,7 @@ __device__ void embedding_gather_frequent(const T *__restrict__ dout, G *__restr
                 for (int j = 0; j < N; ++j) sum[j] += y[j];
             }
         }
-        // The next token may write to shared memory only when this one's is read.
+        // The next token may write to shared memory only after this one has been read.
         __syncthreads();
         add_groups(sum, lane, group);
         if (group == 0 && column < width) put<N>(sum, dtable + entry * width + column, accumulate);

@@ -1,13 +1,13 @@
-// What follows a matrix product where cuBLASLt does not do it itself: bias and GELU, or GELU's derivative.
+// Epilogues of matrix products that cuBLASLt does not fuse: bias and GELU, or GELU's derivative.
 //
-// Flat arrays of `elements`, [rows, width]; grid-stride, one pack per thread and turn. `wide`: all pointers are
+// Flat arrays of `elements`, [rows, width]; grid-stride, one pack per thread and iteration. `wide`: all pointers are
 // 16-byte aligned and `width` is a multiple of PACK. Every element is read and written in place, once.
 // bias_gelu of [65536, 3072] bf16: 3 × 403 MB, 281 µs at 4.3 TB/s.
 
 constexpr float SLOPE = 1.5957691216057308f; // 2·√(2/π)
 constexpr float CUBIC = 0.044715f;
 
-// out += bias; and where values are to be kept: kept = out, out = GELU(kept), of the rounded value.
+// out += bias. If the pre-activation is saved: kept = out, out = GELU(kept), of the rounded value.
 template <class T>
 __device__ void bias_gelu(T *out, const T *bias, T *kept, size elements, size width, bool wide) {
     each(elements, wide, [=](auto lanes, size i) {
@@ -29,7 +29,8 @@ __device__ void bias_gelu(T *out, const T *bias, T *kept, size elements, size wi
     });
 }
 
-// dx *= GELU'(kept): with s = σ(u(x)) the derivative of x·s is s + x·s·(1 − s)·u'(x).
+// dx *= GELU'(kept), where kept is the pre-activation. With s = σ(u(x)), the derivative of x·s is s + x·s·(1 −
+// s)·u'(x).
 template <class T> __device__ void gelu_derivative(T *dx, const T *kept, size elements, bool wide) {
     each(elements, wide, [=](auto lanes, size i) {
         constexpr int N = decltype(lanes)::value;

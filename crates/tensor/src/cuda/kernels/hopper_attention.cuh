@@ -1,4 +1,5 @@
-// What attention's forward and backward on Hopper share: how vectors lie in shared memory, and who takes which.
+// Shared by attention's forward and backward on Hopper: the layout of vectors in shared memory, and the assignment of
+// work items to blocks.
 
 #include "hopper_instructions.cuh"
 
@@ -16,9 +17,9 @@ struct Shape {
     __device__ int heads_per_key() const { return heads / kv_heads; }
 };
 
-// 128 vectors of one head of one sample; the rank of those with the most work is 0. They are given out by a counter,
-// the largest first, but in bands of only as many heads as are worked on at a time anyway: so the last are small, and
-// caches hold what those of a head share.
+// A work item: 128 vectors of one head of one sample. Rank 0 has the most work. A counter assigns items to blocks, the
+// largest first, in bands of only as many heads as run at once. So the last items are small, and the caches hold the
+// data that the items of a head share.
 struct Item {
     int sample, head, rank;
     int band, within, count; // the item's place in its band, which has so many
@@ -32,11 +33,11 @@ struct Item {
         sample = at / heads, head = at % heads, rank = within / here;
     }
 
-    // Of so many blocks of threads.
+    // The items for this many thread blocks.
     __device__ static int heads_together(const Shape &shape, int blocks) { return max(1, blocks / shape.blocks()); }
 };
 
-// A place in a ring, and how often it was passed, modulo 2.
+// A slot of a ring buffer, and the parity of how often the ring has wrapped.
 template <int LENGTH> struct Place {
     int index = 0, parity = 0;
 
@@ -47,15 +48,15 @@ template <int LENGTH> struct Place {
     }
 };
 
-// Filled by so many arrivals, and emptied by all warps of two groups.
+// Filled by this many arrivals, and emptied by all warps of two groups.
 template <int LENGTH>
 __device__ inline void begin_ring(barrier (&full)[LENGTH], int fillers, barrier (&empty)[LENGTH]) {
     for (int i = 0; i < LENGTH; ++i) begin_barrier(&full[i], fillers), begin_barrier(&empty[i], 2 * GROUP / WARP);
 }
 
-// The first group of warps serves the other two, which have most of its registers and one half of the work each.
+// The first warp group loads data for the other two, which get most of its registers and do one half of the work each.
 template <class Work> __device__ inline void divide(const Work &work) {
-    // The same for a whole warp, and the compiler shall know it.
+    // The value is uniform over a warp; the shuffle lets the compiler know it.
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0);
     if (threadIdx.x == 0) {
         work.begin_barriers();
@@ -74,29 +75,29 @@ template <class Work> __device__ inline void divide(const Work &work) {
     }
 }
 
-// Of a group of warps.
+// Index of the thread in its warp group.
 __device__ inline int thread() { return threadIdx.x % GROUP; }
 __device__ inline int warp() { return thread() / WARP; }
 __device__ inline int lane() { return thread() % WARP; }
 
-// One arrival for every warp, when all of its lanes are there.
+// One arrival per warp, after all of its lanes have arrived.
 __device__ inline void arrive_warp(barrier *at) {
     SYNCHRONIZE_WARP();
     if (lane() == 0) arrive(at);
 }
 
-// All threads of one of the two groups.
+// Synchronizes all threads of one of the two groups.
 __device__ inline void await_group(int group) {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(GROUP) : "memory");
 }
 
-// Where 64 vectors in chunks have a piece of the vector that a lane names to store_matrices.
+// Address in 64 chunked vectors of the piece that a lane passes to store_matrices.
 __device__ inline word piece_of_vector(word vectors, int chunk_bytes, int piece) {
     const int vector = 16 * warp() + lane() % 16;
     return vectors + piece / 8 * chunk_bytes + vector * CHUNK * 2 + (piece % 8 ^ vector % 8) * 16;
 }
 
-// 16 columns of a product, from 16·k on, scaled and rounded: what the thread has of store_matrices' four.
+// 16 columns of a product, from 16·k on, scaled and rounded: the thread's part of the four matrices of store_matrices.
 __device__ inline void narrow_columns(word (&words)[4], const float (&x)[PADDED / 2], int k, float upper, float lower) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

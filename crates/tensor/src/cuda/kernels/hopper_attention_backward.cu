@@ -1,44 +1,46 @@
-// Causal flash attention, backward, on Hopper's tensor cores and with its copy engine (arXiv 2205.14135, 2407.08608).
+// Causal flash attention, backward, for Hopper: wgmma and TMA (arXiv 2205.14135, 2407.08608).
 //
-// qkv, dqkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out, dout: [batch, sequence, heads, HEAD_DIM]; all bf16,
-// at multiples of 16 bytes, as all else. log_sums, from the forward, and dots, scratch: [batch, heads, sequence] f32.
-// dquery_sums, scratch: an f32 for every element of the heads of RING bands, or of all. counters, scratch: 1 + COUNTED
-// integers. The sequence is a multiple of 128, HEAD_DIM of 8 and at most 128.
+// qkv, dqkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out, dout: [batch, sequence, heads, HEAD_DIM]; all bf16.
+// All pointers are 16-byte aligned. log_sums, from the forward, and dots, scratch: [batch, heads, sequence] f32.
+// dquery_sums, scratch: an f32 for every element of the heads of RING bands, or of all heads. counters, scratch: 1 +
+// COUNTED integers. The sequence is a multiple of 128; HEAD_DIM is a multiple of 8 and at most 128.
 // architecture: sm_90a
 //
 //   hopper_attention_prepare    dots = Σ dout ∘ out, dquery_sums = 0, counters = 0, and dout_sums
-//   hopper_attention_gradients  dkeys and dvalues, to dquery_sums what each block of keys adds, and dqueries from these
+//   hopper_attention_gradients  dkeys and dvalues; adds to dquery_sums per block of keys; dqueries from these sums
 //
-// Where the gradient of qkv's bias is wanted, what is read anyway is also summed over tokens: weights of a query add up
-// to 1, so that the sum of dvalues is that of dout; the sum of dkeys is 0, since softmax does not see what is added to
-// all scores of a query. dout_sums, a part for every chunk of tokens that a block of prepare has, and dquery_partials,
-// two for every tile: [parts, heads · HEAD_DIM] f32, or null.
+// For the gradient of the qkv bias, the kernels also sum over tokens what they read anyway. The probabilities of a
+// query add up to 1, so the sum of dvalues equals the sum of dout. The sum of dkeys is 0, since softmax is invariant to
+// a constant added to all scores of a query. dout_sums has one part per chunk of tokens of a prepare block, and
+// dquery_partials two per tile: [parts, heads · HEAD_DIM] f32, or null.
 //
-// A block takes 128 keys at a time, and tiles of 64 queries pass by, fetched by its first group of warps. The other two
-// own 64 keys each. Keys are the rows of their products, so that weights in registers are the left factor of dvalues
-// and dkeys as they are. Only dscores go through shared memory: dqueries sum over the keys of both groups. Those of a
-// tile are multiplied with the next tile's dkeys, so that no group waits for the other's dscores.
+// A block processes 128 keys at a time and loops over tiles of 64 queries, which its first warp group loads. The other
+// two groups own 64 keys each. Keys are the rows of their products, so that probabilities in registers are directly the
+// left factor of dvalues and dkeys. Only dscores go through shared memory, because dqueries sum over the keys of both
+// groups. The dqueries of a tile are multiplied together with the next tile's dkeys, so that no group waits for the
+// other's dscores.
 //
-// Sums of dqueries are taken in any order, and lie as the tensor cores leave them: for 64 queries and eight columns,
-// four numbers of each of 128 threads. There is room for the heads of RING bands of items only, which stays in the
-// cache unless sequences are very long or many heads share keys: each item also rounds, and clears for others, its
-// share of the sums of the band LAG before its own, all of whose items are over by then. How many are over is counted
-// for each band by a thread that has nothing else to do.
+// Sums of dqueries are taken in any order, in the register layout of the tensor cores: for 64 queries and eight
+// columns, four numbers of each of 128 threads. There is room only for the heads of RING bands of items, which stay in
+// the cache unless sequences are very long or many heads share keys. Each item also rounds, and then clears, its share
+// of the sums of the band LAG before its own; all items of that band are finished by then. An otherwise idle thread
+// counts the finished items of each band.
 //
-// FLOPs for each score that is seen: 10·HEAD_DIM. Batch 64, heads 12, sequence 1024, HEAD_DIM 64: 258 GFLOP, 0.32 ms at
-// 800 TFLOP/s. A tile of 64 by 128 scores takes 1280 clocks of a multiprocessor's tensor cores; meanwhile its products
-// read 144 kB of shared memory, 1150 clocks, and its exponentials take 512. Bytes of both kernels: 18·HEAD_DIM for
-// a query of a head if kv_heads = heads, 0.9 GB or 0.21 ms at 4.3 TB/s, most of it while the tensor cores work.
+// FLOPs per visible score: 10·HEAD_DIM. Batch 64, heads 12, sequence 1024, HEAD_DIM 64: 258 GFLOP, 0.32 ms at 800
+// TFLOP/s. A tile of 64 by 128 scores takes 1280 clocks of a multiprocessor's tensor cores. Meanwhile its products read
+// 144 kB of shared memory, 1150 clocks, and its exponentials take 512. Bytes of both kernels: 18·HEAD_DIM per query and
+// head if kv_heads = heads, 0.9 GB or 0.21 ms at 4.3 TB/s, most of it overlapped with the tensor cores.
 
 #include "hopper_attention.cuh"
 
 constexpr int KEYS = BLOCK, QUERIES = 64; // of a block and of a tile
 constexpr int CHUNK_BYTES = 64 * CHUNK * 2, VECTORS_BYTES = CHUNKS * CHUNK_BYTES; // of 64 vectors
-// Blocks of keys, tiles and tiles of dscores that are under way or in use.
+// Blocks of keys, tiles, and tiles of dscores in shared memory: being loaded or in use.
 constexpr int BLOCKS = PADDED == 64 ? 2 : 1, TILES = PADDED == 64 ? 3 : 2, SLOTS = 3;
-// Bands of heads whose sums of dqueries there is room for, how long after a band they are rounded, and counters.
+// Bands of heads whose sums of dqueries fit into scratch, after how many bands they are rounded, and number of
+// counters.
 constexpr int RING = LAUNCH_RING, LAG = RING / 2, COUNTED = 2 * RING;
-// Columns of dqueries that each group of warps makes: whole chunks, if there are several.
+// Columns of dqueries that each warp group computes: whole chunks, if there are several.
 constexpr int FIRST_COLUMNS = PADDED == 64 ? 32 : 64, SECOND_COLUMNS = PADDED - FIRST_COLUMNS;
 
 struct Tensors {
@@ -46,7 +48,7 @@ struct Tensors {
 };
 
 struct Shared {
-    // Vectors lie in chunks: [CHUNKS][vectors][CHUNK].
+    // Vectors are stored in chunks: [CHUNKS][vectors][CHUNK].
     unsigned char keys[BLOCKS][2 * VECTORS_BYTES], values[BLOCKS][2 * VECTORS_BYTES];
     unsigned char queries[TILES][VECTORS_BYTES], gradients[TILES][VECTORS_BYTES];
     unsigned char dscores[SLOTS][KEYS * QUERIES * 2]; // [keys][queries]
@@ -74,18 +76,18 @@ struct Gradients {
     Shape shape;
     Shared &shared;
 
-    // Heads of keys of a band.
+    // Key heads of a band.
     __device__ int heads_together() const { return Item::heads_together(shape, gridDim.x); }
     // Tiles of queries of a whole band.
     __device__ int band_tiles() const { return heads_together() * shape.heads_per_key() * (shape.sequence / QUERIES); }
 
-    // The first of its keys; those with the most queries are the first of a sequence.
+    // The first key of the item. The first keys of a sequence have the most queries.
     __device__ int row_of(const Item &item) const { return item.sample * shape.sequence + item.rank * KEYS; }
 
-    // Of all samples.
+    // Index over all samples.
     __device__ int heads_of_keys() const { return shape.batch * shape.kv_heads; }
 
-    // One thread of a block: takes blocks of keys until there are no more, and keeps the rings full.
+    // One thread of a block: takes blocks of keys until none is left, and keeps the ring buffers full.
     __device__ void fetch_all() const {
         Place<BLOCKS> block;
         Place<TILES> tile;
@@ -110,18 +112,18 @@ struct Gradients {
                 for (int query = item.rank * KEYS; query < shape.sequence; query += QUERIES, tile.next()) {
                     fetch_tile(tile, item.sample, head, query);
                     if (i > 0 || query > item.rank * KEYS) continue;
-                    // Sums of that band are then whole, to be rounded, and its items have cleared the place of this
-                    // one's.
+                    // The sums of that band are then complete and can be rounded, and its items have cleared the memory
+                    // for this band.
                     await_over(item.band - LAG);
                     arrive(&shared.sums_free[block.index]);
                 }
         }
     }
 
-    // Waits until all items of a band are over.
+    // Waits until all items of a band are finished.
     __device__ void await_over(int band) const {
         if (band < 0) return;
-        // Of heads in this band, and in those before it that share its counter.
+        // Items of this band, and of those before it that share its counter.
         const int together = heads_together(), here = min(together, heads_of_keys() - band * together);
         const int all = (band / COUNTED * together + here) * shape.blocks();
         int now;
@@ -129,8 +131,8 @@ struct Gradients {
         while (now < all);
     }
 
-    // One thread: tells other blocks when all that an item's two groups of warps have added to sums, or cleared, is
-    // there.
+    // One thread: reports to other blocks that everything an item's two warp groups have added to sums, or cleared, is
+    // visible.
     __device__ void count_over() const {
         for (Place<2> place;; place.next()) {
             await(&shared.over_full[place.index], place.parity);
@@ -142,7 +144,7 @@ struct Gradients {
         }
     }
 
-    // 64 vectors of a head; in shared memory chunks of `vectors` follow each other.
+    // Loads 64 vectors of a head. In shared memory, chunks of `vectors` follow each other.
     __device__ void fetch_vectors(unsigned char *to, int vectors, const Tensor &from, int head, int row,
                                   barrier *at) const {
         for (int chunk = 0; chunk < CHUNKS; ++chunk)
@@ -161,7 +163,7 @@ struct Gradients {
         fetch_floats(shared.dots[tile.index], dots + score, QUERIES, full);
     }
 
-    // A group of warps: its half of every block of keys.
+    // A warp group: processes its half of every block of keys.
     template <int INDEX> __device__ void make() const {
         Place<BLOCKS> block;
         Place<TILES> tile;
@@ -184,7 +186,7 @@ struct Gradients {
                 sums += QUERIES * HEAD_DIM;
                 if (++here == end) here = first, sums += first * (QUERIES * HEAD_DIM);
                 if (i == 1) await(&shared.sums_free[block.index], block.parity);
-                // The second group sees nothing of the first tile, so that its sums begin with the second.
+                // The first tile is masked for the second group, so its sums start with the second tile.
                 half.template take<true>(tile, here - first, slot, before, INDEX == 0 || i > 1, sums_before);
             }
             half.issue_dqueries(slot);
@@ -197,7 +199,7 @@ struct Gradients {
             tell_over<INDEX>(told, item.band);
         }
         tell_over<INDEX>(told, -1);
-        // The last bands have no items after them.
+        // The last bands have no items after them, so they are rounded here.
         const int bands = (heads_of_keys() + heads_together() - 1) / heads_together();
         for (int band = bands - LAG; band < bands; ++band) {
             if (thread() == 0) await_over(band);
@@ -214,30 +216,31 @@ struct Gradients {
         place.next();
     }
 
-    // Those of a band.
+    // Tiles of a band.
     __device__ float *sums_of(int band) const {
         return dquery_sums + (size)(band % RING) * band_tiles() * (QUERIES * HEAD_DIM);
     }
 
-    // What a group of warps has of a block of keys.
+    // The state of a warp group for a block of keys.
     template <int INDEX> struct Half {
         static constexpr int COLUMNS = INDEX == 0 ? FIRST_COLUMNS : SECOND_COLUMNS, FIRST = INDEX * FIRST_COLUMNS;
         const Gradients &of;
         Shared &shared;
         const int block;
         float dkeys[PADDED / 2], dvalues[PADDED / 2];
-        // Keys along the rows, queries along the columns; and 64 queries along the rows.
+        // Products with keys along the rows and queries along the columns; and with 64 queries along the rows.
         float scores[QUERIES / 2], dscores[QUERIES / 2], dqueries[COLUMNS / 2];
 
         __device__ Half(const Gradients &of, int block) : of(of), shared(of.shared), block(block) {}
 
-        // One tile of queries, which come `after` times 64 after the block's first key, and if there was one, dqueries
-        // of the tile before.
+        // One tile of queries, which starts `after` · 64 after the block's first key, and the dqueries of the tile
+        // before, if there was one.
         template <bool BEFORE>
         __device__ void take(Place<TILES> tile, int after, Place<SLOTS> slot, Place<SLOTS> before, bool add,
                              float *sums) {
             await(&shared.tile_full[tile.index], tile.parity);
-            // Products are issued in both ways, since the compiler follows those under way along one path only.
+            // The products are issued in both branches, because the compiler tracks asynchronous products along one
+            // path only.
             if (INDEX == 1 && after == 0) {
                 const word none[QUERIES / 16][4] = {};
                 pass_dscores(none, slot);
@@ -251,7 +254,7 @@ struct Gradients {
             if (BEFORE) add_dqueries(before, sums);
         }
 
-        // Leaves products of dvalues and dkeys under way.
+        // Leaves the products of dvalues and dkeys in flight.
         __device__ void add_tile(Place<TILES> tile, bool diagonal, Place<SLOTS> slot, bool add) {
             issue_dots(scores, shared.keys[block], shared.queries[tile.index]);
             issue_dots(dscores, shared.values[block], shared.gradients[tile.index]);
@@ -272,7 +275,7 @@ struct Gradients {
             pass_dscores(slopes, slot);
         }
 
-        // The group's 64 vectors times all of a tile's, each along its columns.
+        // The group's 64 vectors times all vectors of a tile.
         __device__ void issue_dots(float (&d)[QUERIES / 2], const unsigned char *left,
                                    const unsigned char *right) const {
             const Factor rows(left + INDEX * CHUNK_BYTES), columns(right);
@@ -286,7 +289,7 @@ struct Gradients {
             end_products();
         }
 
-        // sum += weights · vectors of a tile, or = if there is nothing to add to.
+        // sum += weights · vectors of a tile; or = for the first tile.
         __device__ void issue_sums(float (&sum)[PADDED / 2], const word (&weights)[QUERIES / 16][4],
                                    const unsigned char *vectors, bool add) const {
             const Factor columns(vectors, CHUNK_BYTES);
@@ -297,7 +300,7 @@ struct Gradients {
             end_products();
         }
 
-        // dqueries = dscores of both groups · keys, the group's columns.
+        // dqueries = dscores of both groups · keys, for the group's columns.
         __device__ void issue_dqueries(Place<SLOTS> slot) {
             await(&shared.slot_full[slot.index], slot.parity);
             const Factor left(shared.dscores[slot.index]);
@@ -319,7 +322,7 @@ struct Gradients {
             }
         }
 
-        // Calls body(i, number of its column) for what the thread has of a product with queries along its columns.
+        // Calls body(i, column) for the thread's elements of a product with queries along its columns.
         template <class Body> __device__ void with_columns(const float (&numbers)[QUERIES], Body body) const {
 #pragma unroll
             for (int j = 0; j < QUERIES / 8; ++j) {
@@ -329,7 +332,7 @@ struct Gradients {
             }
         }
 
-        // Keys that come after a query have no weight.
+        // Keys after the query have probability zero.
         __device__ void hide() {
             const int row = 16 * warp() + lane() / 4, column = lane() % 4 * 2;
 #pragma unroll
@@ -342,7 +345,8 @@ struct Gradients {
             for (int i = 0; i < QUERIES / 4; ++i) words[i / 4][i % 4] = narrow_word<bf16>(&x[2 * i]);
         }
 
-        // The group's half of a slot. A lane names a row of four matrices of 8 × 8, those of columns 16·k on.
+        // Stores dscores in the group's half of a slot. A lane names a row of four matrices of 8 × 8, from column 16·k
+        // on.
         __device__ void pass_dscores(const word (&dscores)[QUERIES / 16][4], Place<SLOTS> slot) const {
             const int row = 64 * INDEX + 16 * warp() + lane() % 16;
             const word at = shared_address(shared.dscores[slot.index]) + row * QUERIES * 2;
@@ -361,8 +365,8 @@ struct Gradients {
             store_vectors(dkeys, shape.scale, key, row);
         }
 
-        // Rounds sums of a band, if there is one, and leaves zeros: the group's one of every `step` tiles, from
-        // `first` on.
+        // Rounds the sums of a band, if there is one, and clears them: the group's tiles from `first` on, one of every
+        // `step`.
         __device__ void round_band(int band, int first, int step) const {
             const Shape &shape = of.shape;
             const int tiles = shape.sequence / QUERIES, begin = band * of.heads_together() * shape.heads_per_key();
@@ -378,7 +382,7 @@ struct Gradients {
                 }
 #pragma unroll
                 for (int j = 0; j < PIECES; ++j) __stcg(from + j * GROUP, make_float4(0, 0, 0, 0));
-                // Counted over all samples, as heads of keys are.
+                // Counted over all samples, like key heads.
                 const int head = begin + i / tiles;
                 const int row = head / shape.heads * shape.sequence + i % tiles * QUERIES;
                 store_vectors(x, shape.scale, head % shape.heads, row);
@@ -386,7 +390,7 @@ struct Gradients {
             }
         }
 
-        // Over the tokens of what was just stored: a thread has two columns of 32 vectors.
+        // Sums what was just stored over the tokens: a thread has two columns of 32 vectors.
         __device__ void sum_vectors(int tile, int head) const {
             const int column = thread() % 64 * 2, half = thread() / 64;
             if (column >= HEAD_DIM) return;
@@ -406,7 +410,7 @@ struct Gradients {
 
         __device__ void store_vectors(const float (&x)[PADDED / 2], float scale, int head, int row) const {
             unsigned char *staging = shared.staging[INDEX];
-            // The last vectors may still be on their way.
+            // The last vectors may still be in flight to memory.
             if (thread() == 0) await_puts();
             await_group(INDEX);
 #pragma unroll
@@ -451,7 +455,7 @@ extern "C" __global__ void __launch_bounds__(3 * GROUP, 1)
                      *(Shared *)memory});
 }
 
-// A thread has 16 bytes of a head, for all tokens of a chunk; 8 or 16 threads are a head's. Grid: heads, chunks.
+// A thread has 16 bytes of a head, for all tokens of a chunk; 8 or 16 threads share a head. Grid: heads, chunks.
 extern "C" __global__ void __launch_bounds__(GROUP)
     hopper_attention_prepare(const bf16 *__restrict__ out, const bf16 *__restrict__ dout, float *__restrict__ dots,
                              float *__restrict__ dquery_sums, float *__restrict__ dout_sums, int *__restrict__ counters,
@@ -463,7 +467,7 @@ extern "C" __global__ void __launch_bounds__(GROUP)
     const int tokens = batch * sequence, chunk = (tokens + gridDim.y - 1) / gridDim.y;
     const int first = blockIdx.y * chunk, end = min(first + chunk, tokens);
     const size row = heads * HEAD_DIM, column = head * HEAD_DIM + piece * PACK;
-    // Dots of a head lie together.
+    // The dots of a head are contiguous.
     float *end_of_sample = dots + ((size)(first / sequence) * heads + head + 1) * sequence;
     float *to = end_of_sample - sequence + first % sequence;
     float sums[PACK] = {};

@@ -1,18 +1,18 @@
-// Causal flash attention, forward, on Hopper's tensor cores and with its copy engine (arXiv 2205.14135, 2407.08608).
+// Causal flash attention, forward, for Hopper: wgmma and TMA (arXiv 2205.14135, 2407.08608).
 //
-// qkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out: [batch, sequence, heads, HEAD_DIM]; both bf16, at
-// multiples of 16 bytes. log_sums: [batch, heads, sequence] f32. counter: 0. The sequence is a multiple of 128,
-// HEAD_DIM of 8 and at most 128.
+// qkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out: [batch, sequence, heads, HEAD_DIM]; both bf16, 16-byte
+// aligned. log_sums: [batch, heads, sequence] f32. counter: 0. The sequence is a multiple of 128; HEAD_DIM is a
+// multiple of 8 and at most 128.
 // architecture: sm_90a
 //
-// A block takes 128 queries at a time, of which its second and third group of warps own 64 each. Tiles of 128 keys and
-// their values pass by, from the last that is seen to the first, fetched by the first group. Scores stay in registers
-// and become the weights that are the left factor of the next product. The two groups issue products in turns, so that
-// one takes exponentials while the other multiplies.
+// A block processes 128 queries at a time; its second and third warp group own 64 each. The groups loop over tiles of
+// 128 keys and values, from the last visible tile to the first, which the first warp group loads. Scores stay in
+// registers and become the probabilities that are the left factor of the next product. The two groups issue products in
+// turn, so that one computes exponentials while the other multiplies.
 //
-// FLOPs for each score that is seen: 4·HEAD_DIM. Batch 64, heads 12, sequence 1024, HEAD_DIM 64: 103 GFLOP, 0.13 ms at
-// 800 TFLOP/s, and 403 million exponentials, 0.10 ms at 16 a clock of each multiprocessor. Bytes: 8·HEAD_DIM for a
-// query of a head if kv_heads = heads, 0.40 GB or 0.09 ms at 4.3 TB/s.
+// FLOPs per visible score: 4·HEAD_DIM. Batch 64, heads 12, sequence 1024, HEAD_DIM 64: 103 GFLOP, 0.13 ms at 800
+// TFLOP/s, and 403 million exponentials, 0.10 ms at 16 per clock and multiprocessor. Bytes: 8·HEAD_DIM per query and
+// head if kv_heads = heads, 0.40 GB or 0.09 ms at 4.3 TB/s.
 
 #include "hopper_attention.cuh"
 
@@ -25,7 +25,7 @@ struct Tensors {
 };
 
 struct Shared {
-    // Vectors lie in chunks: [CHUNKS][128][CHUNK].
+    // Vectors are stored in chunks: [CHUNKS][128][CHUNK].
     unsigned char queries[BLOCKS][VECTORS_BYTES]; // and results, on their way out
     unsigned char keys[TILES][VECTORS_BYTES], values[TILES][VECTORS_BYTES];
     barrier block_full[BLOCKS], block_empty[BLOCKS];
@@ -34,7 +34,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) == LAUNCH_OUT_SHARED && GROUP == LAUNCH_GROUP, "not what is launched");
 
-// A group waits for its turn to issue products, and gives the other its turn.
+// A group waits for its turn to issue products, and then passes the turn to the other group.
 __device__ inline void await_turn(int group) {
     asm volatile("bar.sync %0, %1;" ::"r"(3 + group), "n"(2 * GROUP) : "memory");
 }
@@ -43,8 +43,8 @@ __device__ inline void pass_turn(int group) {
     asm volatile("bar.arrive %0, %1;" ::"r"(3 + 1 - group), "n"(2 * GROUP) : "memory");
 }
 
-// Heads that begin in the middle of 32 bytes would be fetched in many small pieces. So tiles begin one piece earlier,
-// with the end of another head; and tiles that are wider than a head end with the next one.
+// Heads that start in the middle of a 32-byte sector would be loaded in many small pieces. So a tile starts one piece
+// earlier, with the end of the previous head, and a tile that is wider than a head ends with the start of the next one.
 struct Columns {
     int first;  // of a tile, in a row of all heads
     int before; // pieces of a tile that come before the head
@@ -61,10 +61,10 @@ struct Forward {
 
     __device__ int key_of(const Item &item) const { return shape.heads + item.head / shape.heads_per_key(); }
     __device__ int value_of(const Item &item) const { return key_of(item) + shape.kv_heads; }
-    // Those of rank 0, with the most keys, are the last of a sequence.
+    // Items of rank 0 have the most keys: they are the last of a sequence.
     __device__ int block_of(const Item &item) const { return shape.blocks() - 1 - item.rank; }
 
-    // One thread of a block: takes queries until there are no more, and keeps the rings full.
+    // One thread of a block: takes queries until none is left, and keeps the ring buffers full.
     __device__ void fetch_all() const {
         Place<BLOCKS> block;
         Place<TILES> tile;
@@ -80,7 +80,7 @@ struct Forward {
             shared.items[block.index] = item;
             const Columns keys(key_of(item)), values(value_of(item));
             const int first = item.sample * shape.sequence, last = block_of(item);
-            // Products want queries' columns where those of the keys are.
+            // The columns of the queries must be aligned with those of the keys.
             const int queries = item.head * HEAD_DIM - keys.before * 8;
             fetch_vectors(shared.queries[block.index], queries, first + last * BLOCK, full);
             for (int i = last; i >= 0; --i, tile.next()) {
@@ -100,7 +100,7 @@ struct Forward {
             fetch(to + chunk * CHUNK_BYTES, tensors.qkv, column + chunk * CHUNK, row, full);
     }
 
-    // A group of warps: its half of every block of queries.
+    // A warp group: processes its half of every block of queries.
     template <int INDEX> __device__ void make() const {
         Place<BLOCKS> block;
         Place<TILES> tile;
@@ -126,20 +126,20 @@ struct Forward {
         if (thread() == 0) await_all_puts();
     }
 
-    // What a group of warps has of a block of queries.
+    // The state of a warp group for a block of queries.
     template <int INDEX> struct Half {
         static constexpr int SEEN = INDEX == 0 ? BLOCK / 2 : BLOCK; // keys of the first tile that its queries see
         const Forward &of;
         Shared &shared;
         const int block;
-        // Queries along the rows: of each of its two, a thread has the largest score, the sum of the weights in its own
-        // columns, and what the last tile multiplied sums and results with.
+        // Queries are along the rows. For each of its two rows a thread has the largest score, the sum of the weights
+        // in its own columns, and the factor by which the last tile rescaled sums and results.
         float out[PADDED / 2], most[2], sums[2], shrink[2];
         word weights[BLOCK / 16][4];
 
         __device__ Half(const Forward &of, int block) : of(of), shared(of.shared), block(block) {}
 
-        // Columns of other heads count for nothing if the queries have zeros there and the keys are finite.
+        // Columns of other heads contribute zero if the queries are zero there and the keys are finite.
         __device__ void hide_other_heads(int before) const {
             if (HEAD_DIM == PADDED) return;
             for (int i = thread(); i < 64 * (PADDED / 8 - PIECES); i += GROUP) {
@@ -165,7 +165,7 @@ struct Forward {
             narrow_all(scores);
         }
 
-        // Weights of the next tile, and those of this one, the first or not, times its values.
+        // Computes the weights of the next tile, and multiplies those of this tile with its values.
         template <bool FIRST> __device__ void step(Place<TILES> &tile) {
             const Place<TILES> before = tile;
             tile.next();
@@ -214,7 +214,7 @@ struct Forward {
             end_products();
         }
 
-        // Keys of the first tile that come after a query.
+        // Masks the keys of the first tile that come after a query.
         template <int COUNT> __device__ static void hide_later_keys(float (&scores)[COUNT]) {
             const int row = 64 * INDEX + 16 * warp() + lane() / 4, column = lane() % 4 * 2;
 #pragma unroll
@@ -253,7 +253,7 @@ struct Forward {
             for (int i = 0; i < COUNT / 2; ++i) weights[i / 4][i % 4] = narrow_word<bf16>(&scores[2 * i]);
         }
 
-        // Through the place of the group's queries, which nobody reads any more.
+        // Stored through the shared memory of the group's queries, which nobody reads any more.
         __device__ void store(const Item &item) {
             const Shape &shape = of.shape;
             const int first = of.block_of(item) * BLOCK + 64 * INDEX, before = Columns(of.value_of(item)).before;
@@ -273,7 +273,7 @@ struct Forward {
             for (int k = 0; k < PADDED / 16; ++k) {
                 word words[4];
                 narrow_columns(words, out, k, inverse[0], inverse[1]);
-                // What comes before the head goes behind it, where nothing is put from.
+                // What comes before the head is moved behind it, where nothing is stored from.
                 int piece = 2 * k + lane() / 16;
                 if (HEAD_DIM < PADDED) piece = piece < before ? PADDED / 8 - 1 : piece - before;
                 store_matrices(piece_of_vector(shared_address(staging), CHUNK_BYTES, piece), words);

@@ -1,12 +1,12 @@
-// What Hopper's cards have and older ones have not, in PTX: barriers that count bytes, the copy engine (TMA), and
-// products that a group of four warps issues together (wgmma). For compute capability 9.0 only, sm_90a.
+// PTX wrappers for Hopper: barriers that count bytes, the copy engine (TMA), and products that a warp group of four
+// warps issues together (wgmma). For compute capability 9.0 only, sm_90a.
 
 #include "matrix_instructions.cuh"
 
 typedef unsigned int word;
 typedef unsigned long long barrier;
 
-// CUtensorMap: what the copy engine knows of a tensor in global memory.
+// CUtensorMap: TMA's descriptor of a tensor in global memory.
 struct alignas(64) Tensor {
     unsigned char opaque[128];
 };
@@ -21,14 +21,15 @@ __device__ inline void arrive(barrier *at) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(at)) : "memory");
 }
 
-// Arrives, and says how many bytes the copy engine will bring before the barrier's use is over.
+// Arrives, and announces how many bytes TMA will write before this phase of the barrier is complete.
 __device__ inline void expect_bytes(barrier *at, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  ::"r"(shared_address(at)), "r"(bytes)
                  : "memory");
 }
 
-// Barriers count their uses by a parity only, so whoever waits for a use must know that the one before it is over.
+// Barriers track their phase by parity only, so a thread that waits for a phase must know that the one before it is
+// complete.
 __device__ inline void await(barrier *at, int parity) {
     asm volatile("{\n"
                  ".reg .pred over;\n"
@@ -39,7 +40,7 @@ __device__ inline void await(barrier *at, int parity) {
                  : "memory");
 }
 
-// Fetches the box of a matrix at a column and row, or of a tensor of three dimensions; beyond its end are zeros.
+// Loads the box of a matrix at a column and row, or of a three-dimensional tensor. Elements beyond its end are zeros.
 __device__ inline void fetch(void *to, const Tensor &from, int column, int row, barrier *at) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3}], [%4];"
@@ -60,7 +61,7 @@ __device__ inline void fetch_floats(float *to, const float *from, int count, bar
                  : "memory");
 }
 
-// The inverse of fetch; what lies beyond the end is left out.
+// The inverse of fetch; elements beyond the end are not stored.
 __device__ inline void put(const Tensor &to, const void *from, int column, int row) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
                  ::"l"(&to), "r"(column), "r"(row), "r"(shared_address(from))
@@ -73,37 +74,37 @@ __device__ inline void put(const Tensor &to, const void *from, int column, int r
                  : "memory");
 }
 
-// What threads have written to shared memory will be seen by the copy engine and by products.
+// Makes the threads' writes to shared memory visible to TMA and to wgmma.
 __device__ inline void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Waits until what the thread has put was read from shared memory.
+// Waits until the thread's stores have been read from shared memory.
 __device__ inline void await_puts() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-// Waits until it has arrived.
+// Waits until they are complete.
 __device__ inline void await_all_puts() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 __device__ inline void end_puts() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Of the products that were issued in groups, waits for all but the last PENDING.
+// Waits for all groups of issued products but the last PENDING.
 template <int PENDING> __device__ inline void await_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Registers that products will read or add to are as they should be.
+// Orders earlier register writes before products that read or add to these registers.
 __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 __device__ inline void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Where wgmma finds a factor in shared memory: rows of 64 elements of two bytes, swizzled by the copy engine, in groups
-// of eight. That is a descriptor of 64 bits, of which the upper half is the same for all.
+// The 64-bit descriptor of a wgmma factor in shared memory: rows of 64 two-byte elements, swizzled by TMA in groups of
+// eight. The upper half is the same for all descriptors.
 struct Factor {
     word lower;
 
-    // `chunk` is the distance of chunks of 64 columns, where rows lie along k and a factor is wider than one.
+    // `chunk` is the distance between chunks of 64 columns, if rows run along k and a factor is wider than one chunk.
     __device__ explicit Factor(const void *at, int chunk = 16)
         : lower((shared_address(at) & 0x3ffff) >> 4 | (word)(chunk >> 4) << 16) {}
 
-    // So many bytes further: one instruction, where a new descriptor would be four.
+    // Advances by this many bytes: one instruction, instead of four for a new descriptor.
     __device__ Factor operator+(int bytes) const {
         Factor there = *this;
         there.lower += bytes >> 4;
@@ -123,9 +124,10 @@ __device__ inline void store_matrices(word at, const word (&words)[4]) {
 #define FLOATS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FLOATS_16(d, i) FLOATS_4(d, i), FLOATS_4(d, i + 4), FLOATS_4(d, i + 8), FLOATS_4(d, i + 12)
 
-// d = left · right, or d += left · right where `add`: [64, 16] and [16, 2·floats], bf16. A thread has of row 16·warp +
-// lane / 4 + 8·(i / 2) and column 8·j + 2·(lane % 4) + i % 2 the number d[4·j + i]. A factor lies in shared memory with
-// its rows along k or across it; the left one may be in registers instead, where a product has left it, rounded.
+// d = left · right, or d += left · right if `add`: [64, 16] and [16, 2·floats], bf16. d[4·j + i] of a thread is the
+// element at row 16·warp + lane / 4 + 8·(i / 2) and column 8·j + 2·(lane % 4) + i % 2. A factor is in shared memory
+// with its rows along k or across it. The left one may be in registers instead, rounded, in the layout of a product's
+// result.
 template <bool LEFT_ALONG_K, bool RIGHT_ALONG_K>
 __device__ inline void multiply(float (&d)[16], Factor left, Factor right, bool add) {
     asm volatile("{\n.reg .pred add;\n.reg .b64 left, right;\n"

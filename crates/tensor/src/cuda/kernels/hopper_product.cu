@@ -1,24 +1,25 @@
-// A product with GELU after it, or with GELU's derivative, on Hopper's tensor cores (wgmma) and its copy engine (TMA).
+// A product with GELU or GELU's derivative as epilogue, for Hopper: wgmma and TMA.
 //
 //   product_gelu         kept = x · weightᵀ + bias, out = GELU(kept)                   weight [n, k]
 //   product_derivative   out = (x · weight) ∘ GELU'(kept), partial = sums over its rows  weight [k, n]
 //
-// x [m, k]; kept, out [m, n]; bias [n]; partial [⌈m / 128⌉, n] f32: one row of sums for every row of tiles. All bf16 but
-// the sums; n and k are multiples of 8 and all pointers of 16 bytes.
+// kept is the pre-activation. x [m, k]; kept, out [m, n]; bias [n]; partial [⌈m / 128⌉, n] f32: one row of sums per row
+// of tiles. All are bf16 but the sums. n and k are multiples of 8, and all pointers are 16-byte aligned.
 // architecture: sm_90a
 //
-// A block's first group of warps fetches tiles of x and weight, in slices of 64 along k, into a ring of five. The other two
-// groups take the tiles of the result in turns: while one multiplies, the other applies GELU to what it has multiplied,
-// so that the tensor cores do not wait for it. Two blocks are a cluster: they work on tiles that lie below one another
-// and fetch half of the weights' tile each, for both. Tiles of kept and out come and go through a buffer of the group's.
+// A block's first warp group loads tiles of x and weight, in slices of 64 along k, into a ring buffer of five. The
+// other two groups take the tiles of the result in turn: while one multiplies, the other applies GELU to its last tile,
+// so that the tensor cores do not wait for it. Two blocks form a cluster: they compute vertically adjacent tiles, and
+// each loads half of the weights' tile for both. Tiles of kept and out are loaded and stored through a buffer of the
+// group.
 //
-// Taking turns sees to it that a barrier's use is over before the next is waited for.
+// Taking turns guarantees that a barrier's phase is complete before the next one is waited for.
 //
-// What the one group does to its tile slows the other's products down, the more the closer its instructions follow each
-// other. Where k is long enough for that to be over in time, GELU' is made in a loop that leaves gaps.
+// The epilogue of one group slows the other's products down, the more the denser its instructions are. If k is long
+// enough to hide it, GELU' is computed in a loop that leaves gaps.
 //
-// [65536, 3072] = [65536, 768] · [768, 3072]: 309 GFLOP, 0.45 ms at 680 TFLOP/s; the derivative's sums take no pass of
-// their own, which would read 403 MB in 94 µs.
+// [65536, 3072] = [65536, 768] · [768, 3072]: 309 GFLOP, 0.45 ms at 680 TFLOP/s. The derivative's sums need no separate
+// pass, which would read 403 MB in 94 µs.
 
 #include "hopper_instructions.cuh"
 
@@ -54,12 +55,12 @@ __device__ inline void arrive_at(barrier *at, int block_of_cluster) {
                  : "memory");
 }
 
-// All threads of the cluster.
+// Synchronizes all threads of the cluster.
 __device__ inline void await_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// A group waits for its turn to multiply, and gives the other its turn.
+// A group waits for its turn to multiply, and then passes the turn to the other group.
 __device__ inline void await_turn(int group) {
     asm volatile("bar.sync %0, %1;" ::"r"(TURN + group), "n"(2 * GROUP) : "memory");
 }
@@ -72,7 +73,8 @@ __device__ inline void await_group(int group) {
     asm volatile("bar.sync %0, %1;" ::"r"(WITHIN + group), "n"(GROUP) : "memory");
 }
 
-// Fetches the box of a matrix to the same place in all blocks of the cluster, each of which hears of it at its own barrier.
+// Loads the box of a matrix to the same address in all blocks of the cluster. Each block is notified at its own
+// barrier.
 __device__ inline void fetch_for_all(void *to, const Tensor &from, int column, int row, barrier *at) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%2, %3}], [%4], %5;"
@@ -84,7 +86,7 @@ __device__ inline void fetch_for_all(void *to, const Tensor &from, int column, i
 constexpr float SLOPE = 0.7978845608028654f; // √(2/π)
 constexpr float CUBIC = 0.044715f;
 
-// In one instruction, to 2^-11 of the result.
+// tanh in one instruction, with a relative error of 2^-11.
 __device__ inline float quick_tanh(float x) {
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -108,7 +110,7 @@ struct Tiles {
 
     __device__ Tiles(int m, int n) : rows((m + TILE * CLUSTER - 1) / (TILE * CLUSTER)), columns((n + TILE - 1) / TILE) {}
 
-    // The tile that a block has at a position, if any: its first row and column.
+    // The tile of a block at a position, if any: its first row and column.
     __device__ bool at(int position, int &row, int &column) const {
         const int index = blockIdx.x / CLUSTER + position * (gridDim.x / CLUSTER);
         const int band = index / (BAND * columns), within = index % (BAND * columns);
@@ -120,7 +122,7 @@ struct Tiles {
     }
 };
 
-// A place in the ring, and how often it was passed, modulo 2.
+// A slot of the ring buffer, and the parity of how often the ring has wrapped.
 struct Place {
     int slice, parity;
 
@@ -140,7 +142,7 @@ template <bool DERIVATIVE> struct Product {
     int m, n, slices;
     Shared &shared;
 
-    // One thread of a block: keeps the ring full.
+    // One thread of a block: keeps the ring buffer full.
     __device__ void fetch_slices() const {
         const Tiles tiles(m, n);
         const int member = blockIdx.x % CLUSTER;
@@ -159,7 +161,7 @@ template <bool DERIVATIVE> struct Product {
         }
     }
 
-    // A group of warps: every other tile.
+    // A warp group: computes every other tile.
     __device__ void make_tiles(int group) const {
         const Tiles tiles(m, n);
         const int thread = threadIdx.x % GROUP, warp = thread / WARP, lane = thread % WARP;
@@ -181,12 +183,13 @@ template <bool DERIVATIVE> struct Product {
                 finish_gelu(d, shift, row, column, warp, lane, group);
             }
         }
-        // The turn that was passed last is this group's, if the other made the last tile or there was none.
+        // The turn that was passed last belongs to this group, if the other group computed the last tile or there was
+        // none.
         if (position == 0 || tiles.at(position - 1, row, column)) await_turn(group);
         if (thread == 0) await_all_puts();
     }
 
-    // The derivative's other factor.
+    // Loads the pre-activation, whose GELU' is the other factor.
     __device__ void fetch_kept(int row, int column, int group) const {
         expect_bytes(&shared.loaded[group], STAGING_BYTES);
         for (int half = 0; half < 2; ++half) {
@@ -195,14 +198,14 @@ template <bool DERIVATIVE> struct Product {
         }
     }
 
-    // Of the lane's columns 8·j + 2·(lane % 4) and the next, before it is needed.
+    // The bias of the lane's columns 8·j + 2·(lane % 4) and the next, loaded before it is needed.
     __device__ void load_bias(word (&shift)[16], int column, int lane) const {
 #pragma unroll
         for (int j = 0; j < 16; ++j)
             if (column + 8 * j < n) shift[j] = __ldg(bias + column / 2 + 4 * j + lane % 4);
     }
 
-    // `issued` is called when the last product is under way.
+    // `issued` is called when the last product has been issued.
     template <class Issued>
     __device__ void multiply_slices(float (&d)[2][64], Place place, int lane, Issued issued) const {
         int before = 0;
@@ -229,7 +232,7 @@ template <bool DERIVATIVE> struct Product {
         release(before, lane);
     }
 
-    // A warp tells both blocks of the cluster that it has read a slice.
+    // A warp reports to both blocks of the cluster that it has read a slice.
     __device__ void release(int slice, int lane) const {
         if (lane < CLUSTER) arrive_at(&shared.empty[slice], lane);
     }
@@ -251,7 +254,7 @@ template <bool DERIVATIVE> struct Product {
 
     __device__ void finish_gelu(const float (&d)[2][64], const word (&shift)[16], int row, int column, int warp, int lane,
                                 int group) const {
-        // The last tile may still be on its way.
+        // The last tile may still be in flight to memory.
         if (threadIdx.x % GROUP == 0) await_puts();
         await_group(group);
         // Matrices p of a warp: half p % 2, columns 16·(p / 2) on.
@@ -288,7 +291,7 @@ template <bool DERIVATIVE> struct Product {
         put_staging(matrices.out, row, column, group);
     }
 
-    // Puts GELU', which is below 1.13, in the place of what was kept: in f16, to 2^-11.
+    // Replaces the pre-activation by GELU', which is below 1.13: in f16, to 2^-11.
     __device__ void differentiate_kept(int group) const {
         uint4 *piece = (uint4 *)shared.staging[group] + threadIdx.x % GROUP;
 #pragma unroll 1
@@ -309,7 +312,7 @@ template <bool DERIVATIVE> struct Product {
     template <bool DIFFERENTIATED>
     __device__ void finish_derivative(const float (&d)[2][64], int row, int column, int warp, int lane, int group) const {
         float sums[32] = {};
-        // Four matrices of both halves at once, so that loads are not waited for one by one.
+        // Four matrices of both halves at once, so that loads overlap.
 #pragma unroll
         for (int j = 0; j < 16; j += 4) {
             word words[4][4];
@@ -342,7 +345,7 @@ template <bool DERIVATIVE> struct Product {
         const int thread = threadIdx.x % GROUP;
         if (thread == 0) await_puts();
         await_group(group);
-        // Rows of eight lanes of each warp, which begin in different banks.
+        // The rows of eight lanes of each warp start in different banks.
         float(*parts)[TILE + 8] = (float(*)[TILE + 8])shared.staging[group];
 #pragma unroll
         for (int j = 0; j < 16; ++j)
@@ -352,13 +355,13 @@ template <bool DERIVATIVE> struct Product {
 #pragma unroll
         for (int i = 0; i < GROUP / 4; ++i) sum += parts[i][thread];
         if (column + thread < n && row < m) partial[row / TILE * (size)n + column + thread] = sum;
-        // The copy engine will write here next.
+        // TMA will write here next.
         publish_shared();
         await_group(group);
     }
 
     __device__ void run() const {
-        // The same for a whole warp, and the compiler shall know it.
+        // The value is uniform over a warp; the shuffle lets the compiler know it.
         const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0);
         if (threadIdx.x == 0) {
             for (int i = 0; i < RING; ++i) {
@@ -377,7 +380,7 @@ template <bool DERIVATIVE> struct Product {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             make_tiles(group - 1);
         }
-        // Nobody leaves while another block may still arrive at its barriers.
+        // No block exits while another block may still arrive at its barriers.
         await_cluster();
     }
 };

@@ -1,20 +1,20 @@
 // Cross-entropy over a vocabulary that may be split among ranks: each part's statistics, then loss and gradient.
 //
-// logits [rows, columns], of which `valid` are tokens, from token `first` on; targets [rows]; statistics
-// [parts, rows, 3] f32: maximum, Σ exp(x − maximum), the target's logit (−∞ if it is elsewhere). `wide`: columns is
-// a multiple of PACK and the logits are aligned. All but cross_entropy_loss: one block per row; the logits become
-// their own gradient, in place, and a thread writes only columns that nobody but itself has read.
+// logits [rows, columns], of which `valid` are tokens, starting at token `first`; targets [rows]; statistics [parts,
+// rows, 3] f32: maximum, Σ exp(x − maximum), the target's logit (−∞ if another part has it). `wide`: columns is a
+// multiple of PACK and the logits are aligned. All but cross_entropy_loss: one block per row. The gradient overwrites
+// the logits in place; a thread writes only columns that no other thread has read.
 //
 // cross_entropy_whole: the vocabulary is in one part. A row stays in dynamic shared memory between statistics and
-//   gradient, so it is read once and written once; two blocks share a multiprocessor, one computes while the
-//   other's row arrives. Needs `wide` and columns · sizeof(T) of shared memory (50304 bf16: 101 kB).
-// loss_statistics, cross_entropy: where parts are combined in between, or a row does not fit; the row is read twice.
-// cross_entropy_loss: one block in all, rows in a fixed order, summed in f64.
+// gradient, so it is read once and written once. Two blocks share a multiprocessor: one computes while the other loads
+// its row. Needs `wide` and columns · sizeof(T) of shared memory (50304 bf16: 101 kB).
+// loss_statistics, cross_entropy: for a vocabulary in several parts, or a row that does not fit. The row is read twice.
+// cross_entropy_loss: a single block; rows in a fixed order, summed in f64.
 //
 // [65536, 50304] bf16: whole 13.2 GB, 3.1 ms at 4.3 TB/s, with 1.8 ms of exponentials (two per element, 16 per clock
 // and multiprocessor) beside it; in parts: statistics 6.6 GB, 1.5 ms, and gradient 13.2 GB, 3.1 ms.
 
-// −∞ is no number to measure distances from: there every term is zero, whatever it is measured from.
+// If the maximum is −∞, every term is zero, so any finite origin will do.
 __device__ inline float origin(float maximum) { return maximum == -INFINITE ? 0.0f : maximum; }
 
 // exp(x − origin), from `scaled` = origin · log₂e.
@@ -35,7 +35,7 @@ struct Online {
         maximum = larger;
     }
 
-    // Of all threads of the block, in each of them.
+    // Combines all threads of the block; every thread gets the result.
     __device__ void combine() {
         const float largest = block_reduce(maximum, -INFINITE, Maximum());
         sum = block_sum(sum * exponential(maximum, origin(largest) * LOG2_E));
@@ -43,7 +43,7 @@ struct Online {
     }
 };
 
-// A row's columns, shared out among the threads: whole packs of tokens, then single columns, padding included.
+// A row's columns, divided among the threads: whole packs of tokens, then single columns, padding included.
 template <class T> struct Row {
     T *at;
     int packs, valid, columns;
@@ -52,7 +52,7 @@ template <class T> struct Row {
         : at(logits + blockIdx.x * columns), packs(wide ? (int)valid / PACK : 0), valid((int)valid),
           columns((int)columns) {}
 
-    // Adds this thread's packs of `from` before `end`, starting with pack `i`; where the next ones begin.
+    // Adds this thread's packs of `from` before `end`, starting with pack `i`. Returns the next pack.
     __device__ int add_packs(Online &online, const T *from, int i, int end) const {
 #pragma unroll 4
         for (; i < end; i += blockDim.x) {
@@ -70,8 +70,8 @@ template <class T> struct Row {
         }
     }
 
-    // (softmax − one_hot) · whole, the packs from `from`. The target is rounded once, from its own logit, not by a
-    // subtraction after rounding; the thread that wrote the column writes it again.
+    // (softmax − one_hot) · whole, from the packs in `from`. The gradient at the target is rounded once, from its own
+    // logit, not by a subtraction after rounding; the thread that wrote the column writes it again.
     __device__ void make_gradient(const T *from, float maximum, float sum, int target, float target_logit,
                                   float whole) const {
         const float scaled = origin(maximum) * LOG2_E, share = whole / sum;
@@ -124,7 +124,7 @@ __device__ void cross_entropy_whole(T *logits, const token *__restrict__ targets
     extern __shared__ uint4 shared[];
     T *kept = reinterpret_cast<T *>(shared);
     const Row<T> row(logits, valid, columns, true);
-    // Two groups of copies, so that the first half is added up while the second arrives.
+    // Two groups of copies, so that the first half is summed while the second is loaded.
     const int half = row.packs / 2;
     int i = threadIdx.x;
     for (int group = 0; group < 2; ++group) {
@@ -148,7 +148,7 @@ __device__ void cross_entropy_whole(T *logits, const token *__restrict__ targets
     row.make_gradient(kept, of.maximum, of.sum, target, target_logit, factor * scale[0]);
 }
 
-// A row's maximum, Σ exp(x − maximum) and target logit over all parts, always in the order of the parts.
+// A row's maximum, Σ exp(x − maximum) and target logit over all parts, combined in the order of the parts.
 struct Combined {
     float maximum, sum, target;
 

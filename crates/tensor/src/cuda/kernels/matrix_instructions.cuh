@@ -1,10 +1,11 @@
-// Instructions of the tensor cores, and copies that fill with zeros, in PTX: compute capability 8.0 and up.
+// PTX wrappers for compute capability 8.0 and up: tensor-core instructions, and copies that fill with zeros.
 //
-// Shared memory is addressed in its own bytes.
+// Addresses of shared memory are offsets in the shared window.
 
 __device__ inline unsigned int shared_address(const void *at) { return (unsigned int)__cvta_generic_to_shared(at); }
 
-// Four 8 × 8 matrices; lane l names row l % 8 of matrix l / 8, and gets elements 2·(l % 4) and the next of row l / 4.
+// Loads four 8 × 8 matrices. Lane l names row l % 8 of matrix l / 8, and gets elements 2·(l % 4) and the next of row l
+// / 4.
 __device__ inline void load_matrices(unsigned int (&words)[4], unsigned int at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -40,7 +41,7 @@ __device__ inline void multiply_add<f16>(float (&sum)[4], const unsigned int (&l
         : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right0), "r"(right1));
 }
 
-// 16 bytes from global memory; or zeros, and `from` is not read.
+// Copies 16 bytes from global memory, or writes zeros without reading `from`.
 __device__ inline void copy_piece(unsigned int to, const void *from, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  ::"r"(to), "l"(from), "r"(exists ? 16 : 0)

@@ -1,18 +1,18 @@
-// What a step ends with: the norm of the gradients, the decision what the step does, and AdamW (arXiv 1711.05101).
+// The end of a step: the norm of the gradients, the step's control values, and AdamW (arXiv 1711.05101).
 //
-// Gradients and states of all parameters come in a table, by value: its entries say where they lie and which is the
-// first block of each. A block finds its entry, and has a chunk of it.
-// squares: Σ x² of a chunk in f64, one partial per block; squares_end (one block) adds each entry's partials in their
-//   order, to its own sum and, where it counts, to the total. 124 M in f32 are 0.5 GB, 0.12 ms at 4.3 TB/s.
+// Gradients and states of all parameters are passed in a table, by value. Its entries hold the addresses and the first
+// block of each. A block finds its entry and processes one chunk of it.
+// squares: Σ x² of a chunk in f64, one partial per block. squares_end (one block) adds each entry's partials in order,
+// to the entry's own sum and, if it counts, to the total. 124 M in f32 are 0.5 GB, 0.12 ms at 4.3 TB/s.
 // update_control: one thread, in f64; see ops/step.rs for the slots.
 // adamw: master f32, moments f32 or bf16, weights the 16-bit copy or null. With f32 gradients and moments it moves 30
-//   bytes per element: 124 M are 3.7 GB, 0.87 ms at 4.3 TB/s.
+// bytes per element: 124 M are 3.7 GB, 0.87 ms at 4.3 TB/s.
 
 constexpr int SQUARES_CHUNK = 16384, SQUARES_PARTS = 96;
 constexpr int UPDATE_CHUNK = 4096, UPDATE_SEGMENTS = 56;
 constexpr int THREADS = 256; // of a block, but for squares_end
 
-// A table stays where arguments are: without this a kernel would copy it to look up an entry.
+// Keeps the table in parameter memory. Without this a kernel would copy it to index it.
 #if defined(__HIP__) || defined(__HIPCC__)
 #define CONSTANT
 #else
@@ -31,7 +31,7 @@ struct SquaresTable {
     Squares at[SQUARES_PARTS];
 };
 
-// With room for pointers of any type.
+// Pointers of any type.
 struct Segment {
     const void *gradient;
     float *master;
@@ -46,7 +46,7 @@ struct SegmentTable {
     Segment at[UPDATE_SEGMENTS];
 };
 
-// The entry that this block belongs to: the last whose first block is not after it.
+// The entry of this block: the last one whose first block is not after it.
 template <class Table> __device__ inline int entry_of_block(const Table &table, int count) {
     int entry = 0;
     for (int step = 64; step > 0; step /= 2)
@@ -56,8 +56,8 @@ template <class Table> __device__ inline int entry_of_block(const Table &table, 
 
 __device__ inline bool aligned(const void *at) { return (unsigned long long)at % 16 == 0; }
 
-// Calls body(Width<n>, index) for every element of this block's chunk of an entry: where `wide` N at a time, and in whole
-// chunks AT_ONCE of these without a branch between them, so that what they load is under way together.
+// Calls body(Width<n>, index) for every element of this block's chunk of an entry. If `wide`, N at a time; in whole
+// chunks AT_ONCE of these without a branch in between, so that their loads overlap.
 template <int CHUNK, int N, int AT_ONCE, class Body>
 __device__ inline void each_of_chunk(unsigned int first_block, size elements, bool wide, Body body) {
     const size begin = (blockIdx.x - first_block) * (size)CHUNK;
@@ -102,7 +102,7 @@ template <class T> __device__ void squares(const SquaresTable &table, int count,
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// A warp per entry; then a thread per sum of its own, which entries that follow each other may share.
+// A warp per entry, then a thread per own sum. Consecutive entries may share a sum.
 extern "C" __global__ void squares_end(const CONSTANT SquaresTable table, int count, unsigned int blocks,
                                        const double *__restrict__ partial, float *total) {
     __shared__ double sums[SQUARES_PARTS];
@@ -133,7 +133,7 @@ extern "C" __global__ void squares_end(const CONSTANT SquaresTable table, int co
 // `ops::RateCurve`; any other value is a constant rate.
 enum RateCurve : unsigned { RATE_COSINE = 1, RATE_LINEAR = 2, RATE_INVERSE_SQRT = 3 };
 
-// As `LearningRate::at`.
+// Same as `LearningRate::at`.
 __device__ inline double rate_at(double step, double peak, double floor, double warmup, double decay_start,
                                  double decay_steps, unsigned curve) {
     constexpr double PI = 3.14159265358979323846;
@@ -147,7 +147,7 @@ __device__ inline double rate_at(double step, double peak, double floor, double 
     }
 }
 
-// A window of 0 leaves the loss scale as it is.
+// A window of 0 leaves the loss scale unchanged.
 extern "C" __global__ void update_control(float *slots, const float *squares, const float *loss_sum, double tokens,
                                           double clip, double peak, double floor, double warmup, double decay_start,
                                           double decay_steps, unsigned curve, double beta1, double beta2,
@@ -168,7 +168,7 @@ extern "C" __global__ void update_control(float *slots, const float *squares, co
         if (window > 0) next_scale = fmax(scale / 2, 1.0);
     } else {
         const double updates = slots[UPDATES] + 1.0;
-        // The small number keeps the factor finite for a norm of zero.
+        // Keeps the factor finite if the norm is zero.
         const double kept = clip > 0 ? fmin(clip / (norm + 1e-6), 1.0) : 1.0;
         slots[UPDATES] = (float)updates;
         slots[CORRECTION_1] = (float)(1.0 - pow(beta1, updates));
@@ -184,8 +184,8 @@ extern "C" __global__ void update_control(float *slots, const float *squares, co
     slots[LOSS_SCALE] = (float)next_scale;
 }
 
-// To 3 units in the last place; too small by up to 1e-19 below 1e-38. Exact roots and quotients branch, and loads do
-// not move past branches.
+// Approximate to 3 units in the last place; too small by up to 1e-19 below 1e-38. Exact roots and quotients branch, and
+// the compiler does not move loads past branches.
 __device__ inline float root(float x) { return x * rsqrtf(fmaxf(x, 1.2e-38f)); }
 
 template <class G, class M, class W>

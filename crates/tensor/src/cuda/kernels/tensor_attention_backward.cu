@@ -1,30 +1,30 @@
 // Causal flash attention on the tensor cores, backward (arXiv 2205.14135, 2307.08691).
 //
-// qkv, dqkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out, dout: [batch, sequence, heads, HEAD_DIM]; all begin
-// at multiples of 16 bytes. log_sums, from the forward, and dots, scratch: [batch, heads, sequence] f32. The masked
-// kernels take starts as the forward's. Grid (tiles, heads or kv_heads, batch).
+// qkv, dqkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out, dout: [batch, sequence, heads, HEAD_DIM]; all
+// 16-byte aligned. log_sums, from the forward, and dots, scratch: [batch, heads, sequence] f32. The masked kernels take
+// the same starts as the forward. Grid (tiles, heads or kv_heads, batch).
 //
-// dots comes first. A block of dkeys_dvalues owns KEY_BLOCK keys, and queries pass by: those of its group's first head,
-// then of the next. Its products have keys along the rows, so that weights need no transposing. A block of dqueries
-// owns queries, and keys pass by; it computes the scores again, which is the price of sums in a fixed order without
-// scratch. The next tile is copied while this one is computed. Tiles that causality or the starts hide are not read.
+// dots runs first. A block of dkeys_dvalues owns KEY_BLOCK keys and loops over queries, head by head of its group. Its
+// products have keys along the rows, so that weights need no transposing. A block of dqueries owns queries and loops
+// over keys. It recomputes the scores, which is the price of sums in a fixed order without scratch. The next tile is
+// loaded while this one is computed. Tiles that are masked by causality or by the starts are not read.
 //
-// FLOPs for each score that is seen: 8·HEAD_DIM and 6·HEAD_DIM, of which 10 are counted in rates. mma.sync reaches
-// about 60 % of an H200's 800 TFLOP/s: batch 8, heads 16, sequence 2048, HEAD_DIM 128 (481 GFLOP) take at least 1.0 ms,
-// batch 64, heads 12, sequence 1024, HEAD_DIM 64 (361 GFLOP) 0.75 ms. In heads over 64 a warp of dkeys_dvalues has
-// registers for 16 keys only: it reads 9 kB of shared memory for 32 mma, which at 128 bytes a clock takes 1.35 times as
-// long. Bytes: out, dout and then twice qkv and dout read, dqkv written: 26·HEAD_DIM a query and head if kv_heads =
+// FLOPs per visible score: 8·HEAD_DIM and 6·HEAD_DIM, of which 10 are counted in rates. mma.sync reaches about 60 % of
+// an H200's 800 TFLOP/s: batch 8, heads 16, sequence 2048, HEAD_DIM 128 (481 GFLOP) take at least 1.0 ms; batch 64,
+// heads 12, sequence 1024, HEAD_DIM 64 (361 GFLOP) 0.75 ms. For heads over 64 a warp of dkeys_dvalues has registers for
+// 16 keys only. It reads 9 kB of shared memory for 32 mma, which at 128 bytes per clock takes 1.35 times as long.
+// Bytes: reads out and dout, then twice qkv and dout, and writes dqkv: 26·HEAD_DIM per query and head if kv_heads =
 // heads, 0.9 GB and 1.3 GB, 0.20 ms and 0.30 ms at 4.3 TB/s.
 
 #include "tensor_core.cuh"
 
-// A block of keys, and the tiles of queries and of keys that pass by.
+// A block of keys, and the streamed tiles of queries and of keys.
 constexpr int KEY_ROWS = NARROW ? 2 : 1, KEY_WARPS = NARROW ? 4 : 8;
 constexpr int KEY_BLOCK = 16 * KEY_ROWS * KEY_WARPS, KEY_THREADS = WARP * KEY_WARPS;
 constexpr int QUERIES = NARROW ? 32 : 64;
 constexpr int KEYS = NARROW ? 64 : 32;
 
-// dots = Σ dout ∘ out for every query: 16 threads a row, rows as they lie in memory.
+// dots = Σ dout ∘ out for every query: 16 threads per row, rows in memory order.
 __device__ inline void attention_dots(const element *out, const element *dout, float *dots, size rows, Shape shape) {
     constexpr int SIDE = 16, ROWS = QUERY_THREADS / SIDE;
     const int piece = threadIdx.x % SIDE;
@@ -44,14 +44,14 @@ __device__ inline void attention_dots(const element *out, const element *dout, f
         dots[(sample * shape.heads + row % shape.heads) * shape.sequence + token % shape.sequence] = sum;
 }
 
-// A tile of queries as it passes by a block of keys.
+// A streamed tile of queries.
 struct QueryTile {
     element queries[QUERIES * STRIDE], gradients[QUERIES * STRIDE];
     float log_sums[QUERIES], dots[QUERIES];
     int starts[QUERIES];
 };
 
-// How many tiles of queries from `first` on see keys up to `last_key`.
+// Number of tiles of queries from `first` on that attend to keys up to `last_key`.
 template <bool masked>
 __device__ inline int tiles_that_see(const token *starts, int first, int last_key, int sequence) {
     const int tiles = (sequence - first + QUERIES - 1) / QUERIES;
@@ -88,7 +88,7 @@ __device__ inline void attention_dkeys_dvalues(const element *qkv, const element
     element *own_values = values + 16 * KEY_ROWS * lane.warp * STRIDE;
 
     const int end = first_key + QUERIES * tiles_that_see<masked>(starts, first_key, last_key, shape.sequence);
-    // The tile that is copied next, and where.
+    // The tile that is loaded next, and its slot.
     int head = kv * group, first = first_key, stage = 0;
     const auto load_next = [&]() {
         const size score = shape.first_score(sample, head);
@@ -118,7 +118,7 @@ __device__ inline void attention_dkeys_dvalues(const element *qkv, const element
     clear(dkeys);
     clear(dvalues);
     for (bool more = true; more;) {
-        // This tile is here, and nobody reads the one before any more.
+        // This tile is loaded, and nobody reads the previous one any more.
         await_copies<0>();
         __syncthreads();
         const QueryTile &tile = tiles[stage ^ 1];
@@ -131,8 +131,8 @@ __device__ inline void attention_dkeys_dvalues(const element *qkv, const element
         if (last < own_first || (masked && tile.starts[0] > own_last)) continue;
         const bool all = own_last <= here && (!masked || tile.starts[last - here] <= own_first);
         const unsigned int query_rows = shared_address(tile.queries), gradient_rows = shared_address(tile.gradients);
-        // Keys along the rows, queries along the columns. Queries after the last are zeros, and their gradients too:
-        // whatever their weights, they add nothing.
+        // Keys along the rows, queries along the columns. Queries after the last are zeros, and so are their gradients.
+        // They add nothing, whatever their weights.
         float weight[KEY_ROWS][QUERIES / 8][4], dscore[KEY_ROWS][QUERIES / 8][4];
         dot_rows(weight, shared_address(own_keys) + lane.left(), query_rows + lane.right());
         each_element(weight, [&](float &x, int, int column) {
@@ -161,7 +161,7 @@ __device__ inline void attention_dkeys_dvalues(const element *qkv, const element
     store_rows(dvalues, one, own_values, dqkv + shape.value_start(sample, kv), row, own_first, shape.sequence);
 }
 
-// A tile of keys as it passes by a block of queries.
+// A streamed tile of keys.
 struct KeyTile {
     element keys[KEYS * STRIDE], values[KEYS * STRIDE];
 };
@@ -210,7 +210,7 @@ __device__ inline void attention_dqueries(const element *qkv, const element *dou
         dot[i] = query < shape.sequence ? dots[at] : 0.0f;
     }
     for (int first_key = start; first_key <= last; first_key += KEYS) {
-        // This tile is here, and nobody reads the one before any more.
+        // This tile is loaded, and nobody reads the previous one any more.
         await_copies<0>();
         __syncthreads();
         if (first_key + KEYS <= last) load_tile(first_key + KEYS);
@@ -245,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS)
     attention_dots(out, dout, dots, rows, Shape{sequence, heads, kv_heads, scale});
 }
 
-// The kernels without a mask, and with it.
+// The kernels without and with a mask.
 #define MASK , const token *starts
 #define DEFINE(NAME, MASKED, PARAMETER, STARTS)                                                                       \
     extern "C" __global__ void __launch_bounds__(KEY_THREADS, NARROW ? 2 : 1)                                         \

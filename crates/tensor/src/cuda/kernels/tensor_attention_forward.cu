@@ -1,15 +1,15 @@
 // Causal flash attention on the tensor cores, forward (arXiv 2205.14135, 2307.08691).
 //
-// qkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out: [batch, sequence, heads, HEAD_DIM]; both begin at
-// multiples of 16 bytes. log_sums: [batch, heads, sequence] f32, natural logarithms. The masked kernel takes starts,
-// [batch, sequence]: the first key that each query sees, never less than that of the query before. Grid (tiles, heads,
-// batch). Keys that causality or the starts hide from all queries of a block are not read. A tile's values are copied
-// while its scores are computed, and the next keys while its values are added.
+// qkv: [batch, sequence, heads + 2·kv_heads, HEAD_DIM]; out: [batch, sequence, heads, HEAD_DIM]; both 16-byte aligned.
+// log_sums: [batch, heads, sequence] f32, natural logarithms. The masked kernel takes starts, [batch, sequence]: the
+// first key that each query attends to; it never decreases within a sample. Grid (tiles, heads, batch). Keys that are
+// masked for all queries of a block are not read. A tile's values are loaded while its scores are computed, and the
+// next keys while its values are added.
 //
-// FLOPs: 4·HEAD_DIM for each score that is seen. mma.sync reaches about 60 % of an H200's 800 TFLOP/s: batch 8, heads
-// 16, sequence 2048, HEAD_DIM 128 (137 GFLOP) take at least 0.29 ms, batch 64, heads 12, sequence 1024, HEAD_DIM 64
-// (103 GFLOP) 0.21 ms. Bytes: 8·HEAD_DIM a query and head if kv_heads = heads, keys and values again from L2 for every
-// tile of queries: 268 MB and 403 MB, 0.06 ms and 0.09 ms at 4.3 TB/s.
+// FLOPs: 4·HEAD_DIM per visible score. mma.sync reaches about 60 % of an H200's 800 TFLOP/s: batch 8, heads 16,
+// sequence 2048, HEAD_DIM 128 (137 GFLOP) take at least 0.29 ms; batch 64, heads 12, sequence 1024, HEAD_DIM 64 (103
+// GFLOP) 0.21 ms. Bytes: 8·HEAD_DIM per query and head if kv_heads = heads; keys and values are read again from L2 for
+// every tile of queries: 268 MB and 403 MB, 0.06 ms and 0.09 ms at 4.3 TB/s.
 
 #include "tensor_core.cuh"
 
@@ -25,7 +25,7 @@ __device__ inline void attention_forward(const element *qkv, element *out, float
     element *values = keys + KEYS * STRIDE;
     const Lane lane;
     const int head = blockIdx.y, sample = blockIdx.z, kv = head / (shape.heads / shape.kv_heads);
-    // The last tiles see the most keys: they begin first.
+    // The last tiles attend to the most keys, so they start first.
     const int first = (gridDim.x - 1 - blockIdx.x) * QUERY_BLOCK;
     const int own_first = first + 16 * QUERY_ROWS * lane.warp;
     const int last = min(first + QUERY_BLOCK, shape.sequence) - 1;
@@ -52,13 +52,13 @@ __device__ inline void attention_forward(const element *qkv, element *out, float
     for (; first_key <= last; first_key += KEYS) {
         const bool any = sight.any(first_key);
         float score[QUERY_ROWS][KEYS / 8][4];
-        // Keys are here, and nobody reads the values before these any more.
+        // The keys are loaded, and nobody reads the previous values any more.
         await_copies<0>();
         __syncthreads();
         load_rows<KEYS, QUERY_THREADS>(values, value, row, first_key, shape.sequence);
         end_group_of_copies();
         if (any) dot_rows(score, own_rows, key_rows);
-        // Values are here, and nobody reads the keys any more.
+        // The values are loaded, and nobody reads the keys any more.
         await_copies<0>();
         __syncthreads();
         if (first_key + KEYS <= last)
@@ -75,12 +75,12 @@ __device__ inline void attention_forward(const element *qkv, element *out, float
 #pragma unroll
         for (int i = 0; i < 2 * QUERY_ROWS; ++i) {
             highest[i] = row_reduce(highest[i], Maximum());
-            // Without a mask key 0 is in the first tile, so every maximum is finite from then on. With one, a query may
-            // have seen no key yet: its powers are 0, not those of ∞ − ∞.
+            // Without a mask, key 0 is in the first tile, so every maximum is finite from then on. With a mask, a query
+            // may have no visible key so far. Its powers must be 0, not 2^(−∞ + ∞).
             shift[i] = masked && highest[i] == -INFINITE ? 0.0f : highest[i] * factor;
             rises |= highest[i] > maximum[i];
         }
-        // After the first tiles maxima seldom rise.
+        // After the first tiles the maxima seldom change.
         if (BALLOT(rises)) {
 #pragma unroll
             for (int i = 0; i < 2 * QUERY_ROWS; ++i) {
@@ -113,7 +113,7 @@ __device__ inline void attention_forward(const element *qkv, element *out, float
                shape.sequence);
 }
 
-// Without a mask, and with it.
+// Without and with a mask.
 extern "C" __global__ void __launch_bounds__(QUERY_THREADS, BLOCKS)
     tensor_attention_forward(const element *qkv, element *out, float *log_sums, int sequence, int heads, int kv_heads,
                              float scale) {

@@ -1,13 +1,13 @@
-// What attention on the tensor cores is made of: tiles of vectors in shared memory, and their products.
+// Building blocks of attention on the tensor cores: tiles of vectors in shared memory, and their products.
 //
-// For bf16 and f16, compute capability 8.0 and up, and not for AMD, whose cards have other matrix instructions. Files
-// that include this are compiled for one ELEMENT and one HEAD_DIM, a multiple of 8 up to 128, and assert that threads
-// and shared memory are what the host will launch them with, LAUNCH_….
+// For bf16 and f16, compute capability 8.0 and up. Not for AMD GPUs, which have other matrix instructions. Files that
+// include this are compiled for one ELEMENT and one HEAD_DIM, a multiple of 8 up to 128. They assert that their threads
+// and shared memory equal the LAUNCH_… definitions with which the host launches them.
 //
-// A warp owns whole rows of a product, M times 16 of them: weights go from one product to the next in its registers,
-// and every sum is taken in a fixed order. Sums are f32; weights are rounded to ELEMENT before they are multiplied.
-// Rows of a tile are an odd number of 16-byte pieces apart, so that eight of them lie in different banks. Columns that
-// fill a vector up to a multiple of 16 are zero, and so are rows after the last.
+// A warp owns whole rows of a product, M times 16 of them. So weights pass from one product to the next in its
+// registers, and every sum is taken in a fixed order. Sums are f32; weights are rounded to ELEMENT before they are
+// multiplied. Rows of a tile are an odd number of 16-byte pieces apart, so that eight of them are in different banks.
+// Columns that pad a vector to a multiple of 16 are zero, and so are rows after the last.
 
 #include "matrix_instructions.cuh"
 
@@ -19,7 +19,7 @@ constexpr int PIECES = HEAD_DIM / 8;  // of 16 bytes, in a vector
 constexpr int COLUMNS = PADDED / 8;   // groups of 8 columns in a vector
 constexpr bool NARROW = PADDED <= 64; // small heads leave registers for more rows of scores
 
-// A block of queries: rows of 16 that a warp owns, and warps.
+// A block of queries: groups of 16 rows per warp, and warps.
 constexpr int QUERY_ROWS = 2, QUERY_WARPS = 4;
 constexpr int QUERY_BLOCK = 16 * QUERY_ROWS * QUERY_WARPS, QUERY_THREADS = WARP * QUERY_WARPS;
 static_assert(QUERY_THREADS == LAUNCH_QUERY_THREADS, "not what is launched");
@@ -30,14 +30,14 @@ struct Shape {
 
     __device__ int qkv_row() const { return (heads + 2 * kv_heads) * HEAD_DIM; }
     __device__ int out_row() const { return heads * HEAD_DIM; }
-    // Where head `head` of sample `sample` begins among interleaved rows of `row` elements.
+    // Offset of head `head` of sample `sample` in interleaved rows of `row` elements.
     __device__ size start(int sample, int head, int row) const {
         return (size)(sample * sequence) * row + head * HEAD_DIM;
     }
     __device__ size key_start(int sample, int kv) const { return start(sample, heads + kv, qkv_row()); }
     __device__ size value_start(int sample, int kv) const { return start(sample, heads + kv_heads + kv, qkv_row()); }
     __device__ size first_score(int sample, int head) const { return (size)(sample * heads + head) * sequence; }
-    // What scores are multiplied by before powers of two are taken.
+    // The factor of the scores before powers of two are taken.
     __device__ float factor() const { return scale * LOG2_E; }
 };
 
@@ -45,17 +45,17 @@ struct Lane {
     int lane, warp;
 
     __device__ Lane() : lane(threadIdx.x % WARP), warp(threadIdx.x / WARP) {}
-    // Rows `row` and row + 8 of a product of 16 rows, and columns `column` and the next of its 8.
+    // This lane holds rows `row` and row + 8 of a product of 16 rows, and columns `column` and the next of its 8.
     __device__ int row() const { return lane / 4; }
     __device__ int column() const { return lane % 4 * 2; }
-    // Bytes to the row that this lane names: of a left factor or of a transposed right one, and of a right one.
+    // Byte offset of the row that this lane names: of a left factor or of a transposed right one, and of a right one.
     __device__ unsigned int left() const { return (lane % 16 * STRIDE + lane / 16 * 8) * sizeof(element); }
     __device__ unsigned int right() const {
         return ((lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8) * sizeof(element);
     }
 };
 
-// Vectors first..first + ROWS of a head, zeros after the last, by all threads of the block, as copies under way. A
+// Starts to copy vectors first..first + ROWS of a head, with zeros after the last; by all threads of the block. A
 // thread copies the same piece of every STEP-th vector.
 template <int ROWS, int THREADS>
 __device__ inline void load_rows(element *tile, const element *from, int row, int first, int sequence) {
@@ -72,14 +72,14 @@ __device__ inline void load_rows(element *tile, const element *from, int row, in
     }
 }
 
-// Words first..first + ROWS of a vector of the sequence, zeros after the last.
+// Starts to copy words first..first + ROWS of a per-token array, with zeros after the last.
 template <int ROWS> __device__ inline void load_words(void *to, const void *from, int first, int sequence) {
     if (threadIdx.x >= ROWS) return;
     const int at = first + (int)threadIdx.x;
     copy_word(shared_address((unsigned int *)to + threadIdx.x), (const unsigned int *)from + at, at < sequence);
 }
 
-// Zeros in the columns that no vector fills, for `rows` rows of shared memory.
+// Zeroes the padding columns of `rows` rows of shared memory.
 __device__ inline void clear_padding(element *tile, int rows) {
     if constexpr (PADDED > HEAD_DIM) {
         for (int i = threadIdx.x; i < rows; i += blockDim.x)
@@ -94,7 +94,7 @@ template <int M, int N> __device__ inline void clear(float (&sum)[M][N][4]) {
         for (int n = 0; n < N; ++n) sum[m][n][0] = sum[m][n][1] = sum[m][n][2] = sum[m][n][3] = 0.0f;
 }
 
-// Calls body(sum's element, row / 8 of the warp, column) for what this lane holds of a product.
+// Calls body(sum's element, row / 8 of the warp, column) for this lane's elements of a product.
 template <int M, int N, class Body> __device__ inline void each_element(float (&sum)[M][N][4], Body body) {
 #pragma unroll
     for (int m = 0; m < M; ++m)
@@ -104,7 +104,7 @@ template <int M, int N, class Body> __device__ inline void each_element(float (&
             for (int i = 0; i < 4; ++i) body(sum[m][n][i], 2 * m + i / 2, 8 * n + i % 2);
 }
 
-// product = left · rightᵀ over whole vectors: 16·M rows of the warp against 8·N rows of a tile.
+// product = left · rightᵀ over whole vectors: 16·M rows of the warp times 8·N rows of a tile.
 template <int M, int N>
 __device__ inline void dot_rows(float (&product)[M][N][4], unsigned int left, unsigned int right) {
     clear(product);
@@ -126,13 +126,13 @@ __device__ inline void dot_rows(float (&product)[M][N][4], unsigned int left, un
     }
 }
 
-// sum += weights · vectors: 8·N weights for each of 16·M rows, rounded, and as many rows of a tile.
+// sum += weights · vectors: 8·N weights for each of 16·M rows, rounded, times as many rows of a tile.
 template <int M, int N>
 __device__ inline void add_weighted(float (&sum)[M][COLUMNS][4], const float (&weights)[M][N][4],
                                     unsigned int vectors) {
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
-        // What a lane holds of a product is what it must hold of a left factor.
+        // A lane's elements of a product are exactly those that it must hold of a left factor.
         unsigned int rows[M][4];
 #pragma unroll
         for (int m = 0; m < M; ++m)
@@ -151,8 +151,8 @@ __device__ inline void add_weighted(float (&sum)[M][COLUMNS][4], const float (&w
     }
 }
 
-// Rounds the warp's rows, times `factor`, into rows first.. of a head. They pass through rows of shared memory that no
-// other warp reads.
+// Rounds the warp's rows, times `factor`, and stores them as rows first.. of a head. They pass through rows of shared
+// memory that no other warp reads.
 template <int M>
 __device__ inline void store_rows(const float (&sum)[M][COLUMNS][4], const float (&factor)[2 * M], element *own,
                                   element *to, int row, int first, int sequence) {
@@ -177,13 +177,14 @@ __device__ inline void store_rows(const float (&sum)[M][COLUMNS][4], const float
     }
 }
 
-// Over the four lanes that share a row.
+// Reductions over the four lanes that share a row.
 template <class Operation> __device__ inline float row_reduce(float x, Operation operation) {
     x = operation(x, SHUFFLE_XOR(x, 1));
     return operation(x, SHUFFLE_XOR(x, 2));
 }
 
-// What the queries of one warp see, in tiles of KEYS keys: all before them, or with a mask those from their starts on.
+// The keys that the queries of one warp attend to, in tiles of KEYS: all earlier ones, or with a mask those from their
+// starts on.
 template <bool masked, int KEYS> struct Sight {
     const token *starts;  // of the sample; null without a mask
     int first, last;      // queries of the warp that exist
@@ -191,15 +192,15 @@ template <bool masked, int KEYS> struct Sight {
     __device__ Sight(const token *starts, int first, int sequence)
         : starts(starts), first(first), last(min(first + 16 * QUERY_ROWS, sequence) - 1) {}
     __device__ int start(int query) const { return masked ? (int)starts[(unsigned int)query] : 0; }
-    // Whether any of them sees any key of the tile, and whether all see all.
+    // Whether any of them attends to any key of the tile, and whether all attend to all.
     __device__ bool any(int first_key) const {
         return first <= last && first_key <= last && first_key + KEYS > start(first);
     }
     __device__ bool all(int first_key) const { return first_key + KEYS - 1 <= first && first_key >= start(last); }
-    // Sets the scores of keys that are not seen.
+    // Masks the scores of keys that are not visible.
     __device__ void hide(float (&scores)[QUERY_ROWS][KEYS / 8][4], int first_key, float to) const {
         const Lane lane;
-        // In columns of the tile, from the first that this lane holds.
+        // Columns of the tile, relative to the first that this lane holds.
         int first_seen[2 * QUERY_ROWS], last_seen[2 * QUERY_ROWS];
 #pragma unroll
         for (int i = 0; i < 2 * QUERY_ROWS; ++i) {
@@ -213,7 +214,7 @@ template <bool masked, int KEYS> struct Sight {
     }
 };
 
-// The first key of the first tile that a query, and so any later one, sees.
+// The first key of the first tile that a query, and so any later query, attends to.
 template <bool masked, int KEYS> __device__ inline int first_tile(const token *starts, int query) {
     if constexpr (masked) {
         return (int)starts[(unsigned int)query] / KEYS * KEYS;

@@ -1,4 +1,4 @@
-//! Bias, residual and GELU after a product, where cuBLASLt has no epilogue for them or a slower one.
+//! Bias, residual and GELU after a product, for cases in which cuBLASLt has no epilogue or a slower one.
 
 use crate::View;
 use crate::cuda::elementwise;
@@ -8,7 +8,7 @@ use crate::cuda::launcher::{Launcher, aligned, aligned_flat, common_suffix, poin
 use crate::cuda::stream::Argument;
 use crate::ops::{Linear, Residual};
 
-/// Makes the output of [`Linear`] of its product.
+/// Computes the output of [`Linear`] from its plain product.
 pub fn finish(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
     let Some(residual) = op.residual else {
         return bias_gelu(launcher, op);
@@ -33,14 +33,14 @@ fn bias_gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
     launch(launcher, "bias_gelu", &views, wide, &arguments)
 }
 
-/// `dx ∘ GELU'(kept)`, in place.
-pub fn gelu_derivative(launcher: &Launcher, kept: View, dx: View) -> Result<(), CudaError> {
-    let wide = aligned_flat(&[dx, kept]);
-    let arguments = [pointer(dx), pointer(kept), size(dx.len()), wide.into()];
-    launch(launcher, "gelu_derivative", &[dx, kept], wide, &arguments)
+/// `dx ∘ GELU'(pre_activation)`, in place.
+pub fn gelu_derivative(launcher: &Launcher, pre_activation: View, dx: View) -> Result<(), CudaError> {
+    let wide = aligned_flat(&[dx, pre_activation]);
+    let arguments = [pointer(dx), pointer(pre_activation), size(dx.len()), wide.into()];
+    launch(launcher, "gelu_derivative", &[dx, pre_activation], wide, &arguments)
 }
 
-/// The first of the views is written.
+/// Launches an elementwise kernel. It writes the first view.
 fn launch(
     launcher: &Launcher,
     name: &str,

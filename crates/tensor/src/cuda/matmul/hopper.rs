@@ -1,5 +1,5 @@
-//! Products with GELU or its derivative at their end that are kernels of ours, for compute capability 9.0: the tensor
-//! cores go on with the next tile while GELU is applied to the last one, and bias gradients are summed in passing.
+//! Our own products with GELU or its derivative as epilogue, for compute capability 9.0. The tensor cores start the
+//! next tile while GELU is applied to the last one, and the kernels also sum the bias gradients.
 
 use cudarc::driver::sys::CUtensorMap;
 
@@ -15,31 +15,31 @@ use crate::{DType, View};
 /// Rows and columns of a tile (`TILE` of `hopper_product.cu`).
 const TILE: usize = 128;
 
-/// Length of the sums that are fetched at once (`SLICE`).
+/// Length along `k` that is loaded at once (`SLICE`).
 const SLICE: usize = 64;
 
-/// Blocks of a cluster (`CLUSTER`), which fetch the weights of a tile together.
+/// Blocks per cluster (`CLUSTER`), which load the weights of a tile together.
 const CLUSTER: usize = 2;
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 384;
 
-/// Shared memory of a block (the kernel's `Shared`).
+/// Shared memory per block (the kernel's `Shared`).
 const SHARED_BYTES: u32 = 229_472;
 
-/// Widths that the copy engine takes are multiples of so many elements.
+/// TMA requires widths that are multiples of this many elements.
 const UNIT: usize = 8;
 
 /// Whether there is a kernel for this product with GELU.
 pub fn has_gelu(launcher: &Launcher, op: &Linear) -> bool {
-    let Some(kept) = op.gelu else { return false };
-    let views: Vec<View> = [op.x, op.weight, op.out, kept].into_iter().chain(op.bias).collect();
+    let Some(pre_activation) = op.gelu else { return false };
+    let views: Vec<View> = [op.x, op.weight, op.out, pre_activation].into_iter().chain(op.bias).collect();
     fits(launcher, &views, [op.outputs, op.inputs])
 }
 
 /// Whether there is a kernel for this product with GELU's derivative.
-pub fn has_gelu_derivative(launcher: &Launcher, op: &LinearBackwardInput, kept: View) -> bool {
-    let views = [op.dy, op.weight, op.dx, kept];
+pub fn has_gelu_derivative(launcher: &Launcher, op: &LinearBackwardInput, pre_activation: View) -> bool {
+    let views = [op.dy, op.weight, op.dx, pre_activation];
     fits(launcher, &views, [op.inputs, op.outputs])
         && partial_bytes(op.rows, op.inputs) <= launcher.scratch_bytes()
 }
@@ -53,11 +53,11 @@ fn fits(launcher: &Launcher, views: &[View], widths: [usize; 2]) -> bool {
 
 /// See [`Linear`], with GELU.
 pub fn gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
-    let kept = op.gelu.expect("a product with GELU keeps what it is applied to");
+    let pre_activation = op.gelu.expect("a product with GELU keeps what it is applied to");
     let matrices = [
         matrix(op.x, op.inputs, TILE)?,
         matrix(op.weight, op.inputs, TILE / CLUSTER)?,
-        matrix(kept, op.outputs, TILE)?,
+        matrix(pre_activation, op.outputs, TILE)?,
         matrix(op.out, op.outputs, TILE)?,
     ];
     let pointers = [pointer_or_null(op.bias), 0_u64.into()];
@@ -65,11 +65,15 @@ pub fn gelu(launcher: &Launcher, op: &Linear) -> Result<(), CudaError> {
 }
 
 /// See [`LinearBackwardInput`], with GELU's derivative.
-pub fn gelu_derivative(launcher: &Launcher, op: &LinearBackwardInput, kept: View) -> Result<(), CudaError> {
+pub fn gelu_derivative(
+    launcher: &Launcher,
+    op: &LinearBackwardInput,
+    pre_activation: View,
+) -> Result<(), CudaError> {
     let matrices = [
         matrix(op.dy, op.outputs, TILE)?,
         matrix(op.weight, op.inputs, SLICE)?,
-        matrix(kept, op.inputs, TILE)?,
+        matrix(pre_activation, op.inputs, TILE)?,
         matrix(op.dx, op.inputs, TILE)?,
     ];
     let partial = launcher.scratch(partial_bytes(op.rows, op.inputs))?;
@@ -81,7 +85,7 @@ pub fn gelu_derivative(launcher: &Launcher, op: &LinearBackwardInput, kept: View
     }
 }
 
-/// One row of sums for every row of tiles.
+/// Bytes of the partial bias gradients: one row of sums per row of tiles.
 fn partial_bytes(rows: usize, width: usize) -> usize {
     rows.div_ceil(TILE) * width * size_of::<f32>()
 }
@@ -105,7 +109,7 @@ fn launch(
     }
 }
 
-/// A row-major matrix of which [`CHUNK`] columns of `rows` rows are moved at once.
+/// The tensor map of a row-major matrix, moved in boxes of [`CHUNK`] columns and `rows` rows.
 fn matrix(view: View, width: usize, rows: usize) -> Result<CUtensorMap, CudaError> {
     tensor_map::encode(view, [width, view.len() / width], [CHUNK, rows])
 }

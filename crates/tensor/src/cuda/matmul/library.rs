@@ -1,4 +1,4 @@
-//! cuBLASLt's handles as values that own what they name; each is destroyed when it is dropped.
+//! Owning wrappers of cuBLASLt's handles. Each handle is destroyed when its wrapper is dropped.
 
 use std::ffi::c_void;
 
@@ -17,12 +17,12 @@ use crate::cuda::stream::{DeviceRange, Stream};
 
 pub use sys::cublasLtMatmulAlgo_t as Algorithm;
 
-/// A connection to cuBLASLt.
+/// A cuBLASLt handle.
 #[derive(Debug)]
 pub struct Handle(sys::cublasLtHandle_t);
 
 impl Handle {
-    /// A connection for the current device.
+    /// A handle for the current device.
     pub fn new() -> Result<Self, CudaError> {
         libraries::CUBLASLT.require()?;
         result::create_handle().map(Handle).map_err(refused("cublasLtCreate"))
@@ -36,12 +36,12 @@ impl Drop for Handle {
     }
 }
 
-/// A matrix in memory, column after column without gaps.
+/// The layout of a contiguous column-major matrix.
 #[derive(Debug)]
 pub struct Matrix(sys::cublasLtMatrixLayout_t);
 
 impl Matrix {
-    /// A matrix of so many rows and columns.
+    /// A matrix with this many rows and columns.
     pub fn new(dtype: DType, rows: usize, columns: usize) -> Result<Self, CudaError> {
         result::create_matrix_layout(data_type(dtype)?, rows as u64, columns as u64, rows as i64)
             .map(Matrix)
@@ -56,12 +56,12 @@ impl Drop for Matrix {
     }
 }
 
-/// What is computed: transposes, and what happens to finished sums.
+/// The matmul descriptor: transposes and epilogue.
 #[derive(Debug)]
 pub struct Operation(sys::cublasLtMatmulDesc_t);
 
 impl Operation {
-    /// Sums are fp32, and fp32 inputs are not rounded to TF32.
+    /// Accumulates in fp32, and does not round fp32 inputs to TF32.
     pub fn new(transposed: [bool; 2], epilogue: cublasLtEpilogue_t) -> Result<Self, CudaError> {
         let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F);
         let operation = result::create_matmul_desc(compute, scale)
@@ -76,13 +76,13 @@ impl Operation {
         Ok(operation)
     }
 
-    /// Where the bias lies, in the result's type.
+    /// Sets the address of the bias, in the result's type.
     pub fn set_bias(&self, address: u64) -> Result<(), CudaError> {
         self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, address)
     }
 
-    /// Where the values before GELU lie, in the result's type, and the elements from one column to the next.
-    pub fn set_kept(&self, address: u64, column: usize) -> Result<(), CudaError> {
+    /// Sets the address of the pre-activation, in the result's type, and its column stride in elements.
+    pub fn set_pre_activation(&self, address: u64, column: usize) -> Result<(), CudaError> {
         self.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, address)?;
         self.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, column as i64)
     }
@@ -104,16 +104,16 @@ impl Drop for Operation {
     }
 }
 
-/// `D = A·B + βC` with its operation and matrices described, but no algorithm chosen.
+/// `D = A·B + βC`: its descriptor and layouts, without an algorithm.
 #[derive(Debug)]
-pub struct Described {
+pub struct ProductDescription {
     /// What is computed.
     pub operation: Operation,
     /// The left factor.
     pub a: Matrix,
     /// The right factor.
     pub b: Matrix,
-    /// The result, and what is added.
+    /// The result, and the matrix that is added.
     pub d: Matrix,
 }
 
@@ -124,21 +124,21 @@ pub struct Addresses {
     pub a: u64,
     /// The right factor.
     pub b: u64,
-    /// What is added, if anything; it may be the result.
+    /// The matrix that is added, if any; it may be the result.
     pub c: u64,
     /// The result.
     pub d: u64,
 }
 
 impl Addresses {
-    /// What the factors, and what is added with the result, are multiples of, up to `most`: powers of two.
+    /// The largest powers of two, up to `most`, that divide the addresses of A, of B, and of C and D.
     pub fn alignments(self, most: u32) -> [u32; 3] {
         [self.a, self.b, self.c | self.d].map(|address| 1 << address.trailing_zeros().min(most.ilog2()))
     }
 }
 
-impl Described {
-    /// Up to `count` algorithms, the most promising first; none if the combination is not supported.
+impl ProductDescription {
+    /// Up to `count` algorithms, the most promising first. Empty if cuBLASLt does not support the combination.
     pub fn candidates(
         &self,
         handle: &Handle,
@@ -175,7 +175,7 @@ impl Described {
         Ok(found.into_iter().map(|candidate| candidate.algo).collect())
     }
 
-    /// Whether an algorithm of an earlier run can do this product in the workspace that there is.
+    /// Whether an algorithm of an earlier run can compute this product in this workspace.
     pub fn accepts(&self, handle: &Handle, algorithm: &Algorithm, workspace_bytes: u64) -> bool {
         // SAFETY: as in `candidates`.
         unsafe {
@@ -191,8 +191,8 @@ impl Described {
     /// Enqueues the product.
     ///
     /// # Safety
-    /// The addresses, and those set in the operation, must be device memory as described that lives until the
-    /// product has run, and the result overlaps nothing else but, where it is the same, what is added.
+    /// The addresses, and those set in the operation, must be device memory with the description layouts that lives until
+    /// the product has run. The result must overlap nothing else, except C if it is the same matrix.
     pub unsafe fn run(
         &self,
         handle: &Handle,
@@ -228,7 +228,7 @@ impl Described {
     }
 }
 
-/// What an algorithm may need.
+/// The workspace and alignments that an algorithm may rely on.
 struct Limits(sys::cublasLtMatmulPreference_t);
 
 impl Limits {
@@ -272,7 +272,7 @@ fn refused(call: &'static str) -> impl Fn(CublasError) -> CudaError {
     move |error| CudaError::Library { library: "cuBLASLt", call, status: format!("{:?}", error.0) }
 }
 
-/// The version of cuBLASLt, which must have been found.
+/// The version of cuBLASLt, which must have been loaded.
 pub fn version() -> usize {
     // SAFETY: no arguments.
     unsafe { sys::cublasLtGetVersion() }

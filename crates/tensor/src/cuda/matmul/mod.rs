@@ -1,18 +1,18 @@
-//! Matrix products: cuBLASLt's, with bias, residual and GELU in the same kernel where it can and that is faster than a
-//! kernel of ours after it; and on Hopper, with GELU or its derivative, one of ours altogether.
+//! Matrix products. Most are cuBLASLt's: with bias, residual and GELU as its epilogue if it supports that and it is
+//! faster than a separate kernel of ours. On Hopper, products with GELU or its derivative can be a single kernel of
+//! ours.
 //!
-//! cuBLASLt's matrices are column-major, so a row-major matrix is seen as its transpose: `out = x · weightᵀ` becomes
-//! `outᵀ = weight · xᵀ`, whose factors lie in memory as they are. Descriptions and algorithms are made once for
-//! every kind of product.
+//! cuBLASLt's matrices are column-major, so it sees a row-major matrix as its transpose: `out = x · weightᵀ` becomes
+//! `outᵀ = weight · xᵀ`, and no matrix is copied. Descriptors and algorithms are prepared once per kind of product.
 
 mod epilogue;
 mod hopper;
 mod library;
 mod product;
-mod store;
 #[cfg(test)]
 mod tests;
 mod tune;
+mod tuning_cache;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -21,16 +21,16 @@ use std::collections::hash_map::Entry;
 use super::error::CudaError;
 use super::kernels::Kernels;
 use super::launcher::{Launcher, device_address};
-use super::listener::Listener;
+use super::notice_handler::NoticeHandler;
 use super::stream::{DeviceRange, Stream};
 use super::{activation, column_sum};
 use crate::ops::{ColumnSum, Linear, LinearBackwardInput, LinearBackwardWeight};
 use crate::{DType, Notice, View};
-use library::{Addresses, Algorithm, Described, Handle};
-use product::{Addend, Chosen, Epilogue, Extras, Key, Maker, Product};
-use store::Store;
+use library::{Addresses, Algorithm, Handle, ProductDescription};
+use product::{Addend, Choice, Epilogue, EpilogueAddresses, Key, Product, Provider};
+use tuning_cache::TuningCache;
 
-/// The products of one stream.
+/// The matrix products of one stream.
 #[derive(Debug)]
 pub(crate) struct Products {
     stream: Stream,
@@ -38,20 +38,20 @@ pub(crate) struct Products {
     launcher: Launcher,
     tuning: Cell<bool>,
     in_bursts: Cell<bool>,
-    listener: Listener,
-    has_tried: Cell<bool>,
-    state: RefCell<State>,
+    notices: NoticeHandler,
+    tuning_reported: Cell<bool>,
+    prepared: RefCell<PreparedProducts>,
     handle: Handle,
 }
 
 #[derive(Debug)]
-struct State {
-    /// By the keys of all ways.
+struct PreparedProducts {
+    /// Keyed by the keys of all variants.
     products: HashMap<Vec<Key>, Product>,
-    store: Option<Store>,
+    cache: Option<TuningCache>,
 }
 
-/// Matrices and what is computed with them; `m`, `n`, `k` as in [`Key`].
+/// The matrices of a product; `m`, `n`, `k` as in [`Key`].
 #[derive(Clone, Copy)]
 struct Call<'a> {
     size: [usize; 3],
@@ -62,35 +62,42 @@ struct Call<'a> {
     addend: Option<View<'a>>,
 }
 
-/// A kernel of ours that ends an operation.
-type Finish<'a> = dyn Fn(&Launcher) -> Result<(), CudaError> + 'a;
+/// A kernel of ours that runs after the product, or instead of it.
+type OwnKernel<'a> = dyn Fn(&Launcher) -> Result<(), CudaError> + 'a;
 
-/// One way to do an operation: cuBLASLt's product with an epilogue, and what a kernel of ours does after it; or a kernel of
-/// ours alone.
-struct Way<'a> {
-    maker: Maker,
+/// One variant to compute an operation: cuBLASLt's product with an epilogue and optionally a kernel of ours after it, or a
+/// single kernel of ours.
+struct Variant<'a> {
+    provider: Provider,
     call: Call<'a>,
     epilogue: Epilogue,
     bias: Option<View<'a>>,
-    kept: Option<View<'a>>,
-    finish: Option<&'a Finish<'a>>,
+    pre_activation: Option<View<'a>>,
+    finish: Option<&'a OwnKernel<'a>>,
 }
 
-impl<'a> Way<'a> {
-    /// A product without epilogue.
+impl<'a> Variant<'a> {
+    /// cuBLASLt's product without an epilogue.
     fn plain(call: Call<'a>) -> Self {
-        Way { maker: Maker::Library, call, epilogue: Epilogue::Nothing, bias: None, kept: None, finish: None }
+        Variant {
+            provider: Provider::Library,
+            call,
+            epilogue: Epilogue::Nothing,
+            bias: None,
+            pre_activation: None,
+            finish: None,
+        }
     }
 
-    fn extras(&self) -> Extras {
+    fn epilogue_addresses(&self) -> EpilogueAddresses {
         let address = |view: Option<View>| view.map_or(0, device_address);
-        Extras { bias: address(self.bias), kept: address(self.kept) }
+        EpilogueAddresses { bias: address(self.bias), pre_activation: address(self.pre_activation) }
     }
 
-    /// The kept values must be aligned like the result; cuBLASLt does not look at their address itself.
+    /// The pre-activation must be aligned like the result. cuBLASLt does not check its address.
     fn is_aligned(&self) -> bool {
-        let Extras { bias, kept } = self.extras();
-        (bias | kept).is_multiple_of(product::ALIGNMENT.into())
+        let EpilogueAddresses { bias, pre_activation } = self.epilogue_addresses();
+        (bias | pre_activation).is_multiple_of(product::ALIGNMENT.into())
     }
 
     fn addresses(&self) -> Addresses {
@@ -99,7 +106,7 @@ impl<'a> Way<'a> {
         Addresses { a, b, c, d }
     }
 
-    /// What cuBLASLt does of it, for people: rows, columns, and what is summed over.
+    /// A readable name of cuBLASLt's part: rows, columns, the inner dimension, and the epilogue.
     fn name(&self) -> String {
         let [columns, rows, inner] = self.call.size;
         let behind = match self.epilogue {
@@ -115,7 +122,7 @@ impl<'a> Way<'a> {
 
     fn key(&self) -> Result<Key, CudaError> {
         let [m, n, k] = self.call.size;
-        for view in [self.bias, self.kept, self.call.addend].into_iter().flatten() {
+        for view in [self.bias, self.pre_activation, self.call.addend].into_iter().flatten() {
             same_type(view, self.call.d)?;
         }
         let addend = match self.call.addend {
@@ -123,7 +130,7 @@ impl<'a> Way<'a> {
             Some(_) | None => Addend::Nothing,
         };
         Ok(Key {
-            maker: self.maker,
+            provider: self.provider,
             m,
             n,
             k,
@@ -138,17 +145,17 @@ impl<'a> Way<'a> {
 }
 
 impl Products {
-    /// Products on a stream, which shares `workspace` with everything else that is enqueued on it.
+    /// Products on a stream, which share `workspace` with everything else on it.
     ///
-    /// They are not tuned: each runs the algorithm that cuBLASLt thinks best, the same in every run.
+    /// They are not tuned: each uses cuBLASLt's first choice, the same in every run.
     pub(crate) fn new(
         stream: &Stream,
         kernels: &Kernels,
         workspace: DeviceRange,
-        listener: &Listener,
+        notices: &NoticeHandler,
     ) -> Result<Self, CudaError> {
         let handle = Handle::new()?;
-        let store = Store::open(&stream.context().name()?, library::version());
+        let cache = TuningCache::open(&stream.context().name()?, library::version());
         Ok(Products {
             handle,
             stream: stream.clone(),
@@ -156,34 +163,34 @@ impl Products {
             launcher: Launcher::new(stream, kernels.clone(), workspace),
             tuning: Cell::new(false),
             in_bursts: Cell::new(false),
-            listener: listener.clone(),
-            has_tried: Cell::new(false),
-            state: RefCell::new(State { products: HashMap::new(), store }),
+            notices: notices.clone(),
+            tuning_reported: Cell::new(false),
+            prepared: RefCell::new(PreparedProducts { products: HashMap::new(), cache }),
         })
     }
 
-    /// Whether to look for the fastest algorithms, on disk and by trying them when a product is first met. Results then
-    /// depend, in their last bits, on how fast the candidates were.
+    /// Sets whether to use the fastest algorithms: from disk, or by measuring them when a product first occurs. The
+    /// last bits of results then depend on the measured speeds.
     pub(crate) fn tune(&self, tuning: bool) {
         if self.tuning.replace(tuning) != tuning {
-            self.state.borrow_mut().products.clear();
+            self.prepared.borrow_mut().products.clear();
         }
     }
 
-    /// From now on products that are tuned are tried in bursts alone. Such choices are not kept: work that lasts would take
-    /// them for its own.
+    /// From now on, tunes with short bursts only. Such choices are not written to disk, because they may not be the
+    /// fastest for long runs.
     pub(crate) fn tune_in_bursts(&self) {
         self.in_bursts.set(true);
     }
 
-    /// Forgets the choices of earlier runs, and keeps none for later ones.
-    pub(crate) fn forget_kept(&self) {
-        self.state.borrow_mut().store = None;
+    /// Ignores the tuning results on disk, and writes none.
+    pub(crate) fn ignore_tuning_cache(&self) {
+        self.prepared.borrow_mut().cache = None;
     }
 
-    /// See [`Linear`]. What follows the product can be cuBLASLt's epilogue, or for GELU a pass from the kept values
-    /// to their GELU, or a pass over the plain product; or product and GELU are one kernel of ours. All but the third round
-    /// at the same places.
+    /// See [`Linear`]. The variants are: cuBLASLt's epilogue; for GELU, a pass from the pre-activation to its GELU; a
+    /// pass over the plain product; and one kernel of ours for product and GELU. All but the third round at the same
+    /// points.
     pub(crate) fn linear(&self, op: &Linear) -> Result<(), CudaError> {
         let call = Call {
             size: [op.outputs, op.rows, op.inputs],
@@ -200,34 +207,40 @@ impl Products {
             (Some(_), Some(_)) => Epilogue::BiasGelu,
         };
         let fused = Call { addend: op.residual, ..call };
-        let mut ways = vec![Way { epilogue, bias: op.bias, kept: op.gelu, ..Way::plain(fused) }];
+        let mut variants =
+            vec![Variant { epilogue, bias: op.bias, pre_activation: op.gelu, ..Variant::plain(fused) }];
         let activate = |launcher: &Launcher| match op.gelu {
-            Some(kept) => activation::gelu(launcher, kept, op.out),
+            Some(pre_activation) => activation::gelu(launcher, pre_activation, op.out),
             None => Ok(()),
         };
-        if let Some(kept) = op.gelu {
+        if let Some(pre_activation) = op.gelu {
             let epilogue = if op.bias.is_some() { Epilogue::Bias } else { Epilogue::Nothing };
-            let call = Call { d: kept, ..call };
-            ways.push(Way { epilogue, bias: op.bias, finish: Some(&activate), ..Way::plain(call) });
+            let call = Call { d: pre_activation, ..call };
+            variants.push(Variant {
+                epilogue,
+                bias: op.bias,
+                finish: Some(&activate),
+                ..Variant::plain(call)
+            });
         }
         let finish = |launcher: &Launcher| epilogue::finish(launcher, op);
         if epilogue != Epilogue::Nothing || op.residual.is_some() {
-            ways.push(Way { finish: Some(&finish), ..Way::plain(call) });
+            variants.push(Variant { finish: Some(&finish), ..Variant::plain(call) });
         }
         let ours = |launcher: &Launcher| hopper::gelu(launcher, op);
         if hopper::has_gelu(&self.launcher, op) {
-            ways.push(Way { maker: Maker::Ours, finish: Some(&ours), ..Way::plain(call) });
+            variants.push(Variant { provider: Provider::Ours, finish: Some(&ours), ..Variant::plain(call) });
         }
-        let apart = op.residual.is_none_or(|residual| residual.address() != op.out.address());
-        if !apart {
-            // The others would overwrite what they add.
-            ways.truncate(1);
+        let out_of_place = op.residual.is_none_or(|residual| residual.address() != op.out.address());
+        if !out_of_place {
+            // The other variants would overwrite the matrix that they add.
+            variants.truncate(1);
         }
-        self.run(ways, apart)
+        self.run(variants, out_of_place)
     }
 
-    /// See [`LinearBackwardInput`]. GELU's derivative is cuBLASLt's epilogue, or a pass over the product, and the
-    /// bias's gradient a pass of its own; or all of it is one kernel of ours.
+    /// See [`LinearBackwardInput`]. GELU's derivative is cuBLASLt's epilogue or a pass over the product, and the bias
+    /// gradient is a separate pass. Or one kernel of ours does all of it.
     pub(crate) fn linear_backward_input(&self, op: &LinearBackwardInput) -> Result<(), CudaError> {
         let call = Call {
             size: [op.inputs, op.rows, op.outputs],
@@ -244,40 +257,40 @@ impl Products {
             }
             None => Ok(()),
         };
-        let apart = op.gelu.is_none_or(|kept| kept.address() != op.dx.address());
-        let repeatable = apart && op.dbias.is_none_or(|dbias| !dbias.accumulate);
-        let Some(kept) = op.gelu else {
-            return self.run(vec![Way { finish: Some(&sum), ..Way::plain(call) }], repeatable);
+        let out_of_place = op.gelu.is_none_or(|pre_activation| pre_activation.address() != op.dx.address());
+        let repeatable = out_of_place && op.dbias.is_none_or(|dbias| !dbias.accumulate);
+        let Some(pre_activation) = op.gelu else {
+            return self.run(vec![Variant { finish: Some(&sum), ..Variant::plain(call) }], repeatable);
         };
         let finish = |launcher: &Launcher| {
-            epilogue::gelu_derivative(launcher, kept, op.dx)?;
+            epilogue::gelu_derivative(launcher, pre_activation, op.dx)?;
             sum(launcher)
         };
-        let fused = Way {
+        let fused = Variant {
             epilogue: Epilogue::GeluDerivative,
-            kept: Some(kept),
+            pre_activation: Some(pre_activation),
             finish: Some(&sum),
-            ..Way::plain(call)
+            ..Variant::plain(call)
         };
-        let mut ways = vec![fused, Way { finish: Some(&finish), ..Way::plain(call) }];
-        let ours = |launcher: &Launcher| hopper::gelu_derivative(launcher, op, kept);
-        if hopper::has_gelu_derivative(&self.launcher, op, kept) {
-            ways.push(Way { maker: Maker::Ours, finish: Some(&ours), ..Way::plain(call) });
+        let mut variants = vec![fused, Variant { finish: Some(&finish), ..Variant::plain(call) }];
+        let ours = |launcher: &Launcher| hopper::gelu_derivative(launcher, op, pre_activation);
+        if hopper::has_gelu_derivative(&self.launcher, op, pre_activation) {
+            variants.push(Variant { provider: Provider::Ours, finish: Some(&ours), ..Variant::plain(call) });
         }
-        if !apart {
-            ways.truncate(1);
+        if !out_of_place {
+            variants.truncate(1);
         }
-        self.run(ways, repeatable)
+        self.run(variants, repeatable)
     }
 
-    /// See [`LinearBackwardWeight`]. The bias's gradient is a kernel of its own: cuBLASLt's epilogue for it cannot
-    /// add to what is there.
+    /// See [`LinearBackwardWeight`]. The bias gradient is a separate kernel, because cuBLASLt's epilogue for it cannot
+    /// accumulate.
     pub(crate) fn linear_backward_weight(&self, op: &LinearBackwardWeight) -> Result<(), CudaError> {
         let LinearBackwardWeight { dy, rows, outputs, dweight, .. } = *op;
         if let Some(out) = op.dbias {
             column_sum::column_sum(&self.launcher, &ColumnSum { x: dy, out, rows, width: outputs })?;
         }
-        let product = Way::plain(Call {
+        let product = Variant::plain(Call {
             size: [op.inputs, outputs, rows],
             transposed: [false, true],
             a: op.x,
@@ -288,75 +301,97 @@ impl Products {
         self.run(vec![product], !dweight.accumulate)
     }
 
-    /// Enqueues an operation in one of its ways: the fastest if products are tuned, else the first that there is.
+    /// Enqueues one variant of an operation: the fastest if products are tuned, else the first that is available.
     ///
-    /// One that is `repeatable`, since it adds to nothing that is there and overwrites nothing that it reads, is done by all
-    /// candidates to find the fastest. The others of its kind share what was found, and before that run the first
-    /// candidate.
-    fn run(&self, mut ways: Vec<Way>, repeatable: bool) -> Result<(), CudaError> {
-        ways.retain(Way::is_aligned);
-        if ways.is_empty() {
-            let why = "a product in place whose bias or kept values are not at multiples of 16 bytes";
+    /// A `repeatable` operation neither accumulates nor overwrites its inputs, so tuning may run it with every
+    /// candidate. Other operations of the same kind reuse that choice; before it exists, they run the first candidate.
+    fn run(&self, mut variants: Vec<Variant>, repeatable: bool) -> Result<(), CudaError> {
+        variants.retain(Variant::is_aligned);
+        if variants.is_empty() {
+            let why =
+                "a product in place whose bias or pre_activation values are not at multiples of 16 bytes";
             return Err(CudaError::Unsupported(why.to_owned()));
         }
-        let keys = ways.iter().map(Way::key).collect::<Result<Vec<_>, _>>()?;
-        self.stream.note_all_of(&keys);
-        let State { products, store } = &mut *self.state.borrow_mut();
-        let Product { described, candidates } = match products.entry(keys) {
+        let keys = variants.iter().map(Variant::key).collect::<Result<Vec<_>, _>>()?;
+        self.stream.add_hash_to_digest(&keys);
+        let PreparedProducts { products, cache } = &mut *self.prepared.borrow_mut();
+        let Product { description, candidates } = match products.entry(keys) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => {
-                let prepared = self.prepare(unknown.key(), &ways, store.as_ref())?;
+                let prepared = self.prepare(unknown.key(), &variants, cache.as_ref())?;
                 unknown.insert(prepared)
             }
         };
-        let run = |chosen: Chosen| {
-            self.run_way(described[chosen.way].as_ref(), &ways[chosen.way], &chosen.algorithm)
+        let run = |choice: Choice| {
+            self.run_variant(
+                description[choice.variant].as_ref(),
+                &variants[choice.variant],
+                &choice.algorithm,
+            )
         };
         if repeatable && candidates.len() > 1 {
-            if !self.has_tried.replace(true) {
-                self.listener.tell(Notice::Trying);
+            if !self.tuning_reported.replace(true) {
+                self.notices.notify(Notice::Autotuning);
             }
             let in_bursts = self.in_bursts.get();
             let fastest = tune::fastest(&self.stream, candidates, in_bursts, run)?;
             *candidates = vec![fastest];
-            if let Some(store) = store.as_mut().filter(|_| !in_bursts) {
-                store.put(&ways[0].key()?.to_string(), fastest);
+            if let Some(cache) = cache.as_mut().filter(|_| !in_bursts) {
+                cache.put(&variants[0].key()?.to_string(), fastest);
             }
         }
         run(candidates[0])
     }
 
-    fn prepare(&self, keys: &[Key], ways: &[Way], store: Option<&Store>) -> Result<Product, CudaError> {
-        self.stream.novel();
+    fn prepare(
+        &self,
+        keys: &[Key],
+        variants: &[Variant],
+        cache: Option<&TuningCache>,
+    ) -> Result<Product, CudaError> {
+        self.stream.mark_not_repeatable();
         let tune = self.tuning.get();
-        let stored = store.filter(|_| tune).and_then(|store| store.get(&keys[0].to_string()));
-        let ways: Vec<(Key, Extras)> = keys.iter().copied().zip(ways.iter().map(Way::extras)).collect();
-        Product::new(&self.handle, &ways, self.workspace.bytes, stored, tune)?
+        let cached = cache.filter(|_| tune).and_then(|cache| cache.get(&keys[0].to_string()));
+        let variants: Vec<(Key, EpilogueAddresses)> =
+            keys.iter().copied().zip(variants.iter().map(Variant::epilogue_addresses)).collect();
+        Product::new(&self.handle, &variants, self.workspace.bytes, cached, tune)?
             .ok_or_else(|| CudaError::Unsupported(format!("cuBLASLt has no product {}", keys[0])))
     }
 
-    fn run_way(
+    fn run_variant(
         &self,
-        described: Option<&Described>,
-        way: &Way,
+        description: Option<&ProductDescription>,
+        variant: &Variant,
         algorithm: &Algorithm,
     ) -> Result<(), CudaError> {
-        if let Some(described) = described {
-            let (extras, at) = (way.extras(), way.addresses());
-            described.operation.set_extras(way.epilogue, extras, way.call.size[0])?;
-            let add = way.call.addend.is_some();
-            self.stream.note([at.a, at.b, at.c, at.d, extras.bias, extras.kept, add.into()]);
-            self.stream.note(algorithm.data);
+        if let Some(description) = description {
+            let (epilogue_addresses, at) = (variant.epilogue_addresses(), variant.addresses());
+            description.operation.set_epilogue_addresses(
+                variant.epilogue,
+                epilogue_addresses,
+                variant.call.size[0],
+            )?;
+            let add = variant.call.addend.is_some();
+            self.stream.add_to_digest([
+                at.a,
+                at.b,
+                at.c,
+                at.d,
+                epilogue_addresses.bias,
+                epilogue_addresses.pre_activation,
+                add.into(),
+            ]);
+            self.stream.add_to_digest(algorithm.data);
             self.stream.launching(
-                || way.name(),
+                || variant.name(),
                 || {
                     // SAFETY: the operation's views were checked against its shape, from which the key was made,
                     // and a rank's memory outlives what is enqueued on its stream.
-                    unsafe { described.run(&self.handle, &self.stream, algorithm, at, add, self.workspace) }
+                    unsafe { description.run(&self.handle, &self.stream, algorithm, at, add, self.workspace) }
                 },
             )?;
         }
-        way.finish.map_or(Ok(()), |finish| finish(&self.launcher))
+        variant.finish.map_or(Ok(()), |finish| finish(&self.launcher))
     }
 }
 

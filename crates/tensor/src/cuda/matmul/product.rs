@@ -1,40 +1,40 @@
-//! One kind of product: the ways to do it, their descriptions, and the algorithm that runs it.
+//! One kind of product: its variants, their descriptors, and the algorithm that runs it.
 
 use std::fmt;
 
 use cudarc::cublaslt::sys::cublasLtEpilogue_t;
 
-use super::library::{Addresses, Algorithm, Described, Handle, Matrix, Operation};
+use super::library::{Addresses, Algorithm, Handle, Matrix, Operation, ProductDescription};
 use crate::DType;
 use crate::cuda::error::CudaError;
 
-/// Alignment beyond which algorithms do not differ.
+/// Larger alignments make no difference to the algorithms.
 pub const ALIGNMENT: u32 = 16;
 
-/// Candidates that are tried when tuning.
+/// Algorithms per variant that are measured when tuning.
 const CANDIDATES: usize = 8;
 
-/// Whose kernel it is.
+/// Where the kernel comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Maker {
+pub enum Provider {
     /// cuBLASLt's.
     Library,
     /// Ours.
     Ours,
 }
 
-/// What happens to finished sums.
+/// What is done to finished sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
-    /// They are rounded and stored.
+    /// They are rounded and cached.
     Nothing,
     /// A bias is added.
     Bias,
-    /// They are kept, and the result is their GELU.
+    /// They are cached as the pre-activation, and the result is their GELU.
     Gelu,
-    /// A bias is added, then as [`Epilogue::Gelu`].
+    /// A bias is added, then [`Epilogue::Gelu`].
     BiasGelu,
-    /// They are multiplied by the derivative of GELU at what was kept.
+    /// They are multiplied by GELU's derivative at the cached pre-activation.
     GeluDerivative,
 }
 
@@ -50,28 +50,28 @@ impl Epilogue {
     }
 }
 
-/// What is added to the sums.
+/// The matrix that is added to the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Addend {
-    /// Nothing, or what the result holds. A product that adds to its result cannot be repeated to find its algorithm, so
-    /// it shares that of the one that does not.
+    /// None, or the previous contents of the result. A product that accumulates cannot be repeated for tuning, so it
+    /// shares the algorithm of the product that does not.
     Nothing,
     /// Another matrix of the result's shape and type.
     Other,
 }
 
-/// All that decides which algorithm is best. Matrices are column-major: `D[m, n] = A[m, k] · B[k, n]`.
+/// Everything that decides which algorithm is fastest. Matrices are column-major: `D[m, n] = A[m, k] · B[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     /// Whose kernel it is.
-    pub maker: Maker,
+    pub provider: Provider,
     /// Rows of the result.
     pub m: usize,
     /// Columns of the result.
     pub n: usize,
-    /// Length of the sums.
+    /// Length of the inner dimension.
     pub k: usize,
-    /// Whether A and B lie transposed in memory.
+    /// Whether A and B are transposed in memory.
     pub transposed: [bool; 2],
     /// Type of A and B.
     pub input: DType,
@@ -81,7 +81,8 @@ pub struct Key {
     pub epilogue: Epilogue,
     /// What is added.
     pub addend: Addend,
-    /// What the addresses of A, B, and D with what is added are multiples of, up to [`ALIGNMENT`].
+    /// The largest powers of two, up to [`ALIGNMENT`], that divide the addresses of A, of B, and of D and the added
+    /// matrix.
     pub alignments: [u32; 3],
 }
 
@@ -97,104 +98,106 @@ impl fmt::Display for Key {
     }
 }
 
-/// Addresses of what an epilogue reads or writes; zero where it has no such thing.
+/// Addresses that an epilogue reads or writes; zero if it has none.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Extras {
+pub struct EpilogueAddresses {
     /// The bias, `[m]`.
     pub bias: u64,
-    /// The values before GELU, `[m, n]`.
-    pub kept: u64,
+    /// The pre-activation, `[m, n]`.
+    pub pre_activation: u64,
 }
 
-/// A product that can be done in at least one way.
+/// A product that at least one variant supports.
 #[derive(Debug)]
 pub struct Product {
-    /// One for each way, if it is cuBLASLt's.
-    pub(super) described: Vec<Option<Described>>,
-    /// At least one, the most promising first; one alone is the choice.
-    pub(super) candidates: Vec<Chosen>,
+    /// One per variant; `None` for kernels of ours.
+    pub(super) description: Vec<Option<ProductDescription>>,
+    /// At least one, the most promising first. A single candidate is the final choice.
+    pub(super) candidates: Vec<Choice>,
 }
 
-/// A way to do a product, and the algorithm for it.
+/// A variant of a product, and the algorithm for it.
 #[derive(Clone, Copy, Debug)]
-pub struct Chosen {
-    /// Index of the way.
-    pub way: usize,
+pub struct Choice {
+    /// Index of the variant.
+    pub variant: usize,
     /// The algorithm.
     pub algorithm: Algorithm,
 }
 
 impl Product {
-    /// Prepares a product that can be done in several ways, or answers `None` if there is an algorithm for none.
-    /// `stored` is the choice of an earlier run; where there is none, `tune` asks for candidates of all ways, and
-    /// otherwise the first way that there is an algorithm for is taken.
+    /// Prepares a product. Returns `None` if no variant has an algorithm. `cached` is the choice of an earlier run.
+    /// Without it, `tune` requests candidates of all variants; otherwise the first variant that has an algorithm is
+    /// used.
     pub fn new(
         handle: &Handle,
-        ways: &[(Key, Extras)],
+        variants: &[(Key, EpilogueAddresses)],
         workspace_bytes: u64,
-        stored: Option<Chosen>,
+        cached: Option<Choice>,
         tune: bool,
     ) -> Result<Option<Self>, CudaError> {
-        let describe = |(key, extras): &(Key, Extras)| match key.maker {
-            Maker::Library => describe(key, *extras).map(Some),
-            Maker::Ours => Ok(None),
+        let describe = |(key, epilogue_addresses): &(Key, EpilogueAddresses)| match key.provider {
+            Provider::Library => describe(key, *epilogue_addresses).map(Some),
+            Provider::Ours => Ok(None),
         };
-        let described = ways.iter().map(describe).collect::<Result<Vec<_>, _>>()?;
-        let accepts = |way: &Option<Described>, algorithm| match way {
-            Some(described) => described.accepts(handle, algorithm, workspace_bytes),
+        let description = variants.iter().map(describe).collect::<Result<Vec<_>, _>>()?;
+        let accepts = |variant: &Option<ProductDescription>, algorithm| match variant {
+            Some(description) => description.accepts(handle, algorithm, workspace_bytes),
             None => true,
         };
-        if let Some(chosen) = stored
-            && described.get(chosen.way).is_some_and(|way| accepts(way, &chosen.algorithm))
+        if let Some(choice) = cached
+            && description.get(choice.variant).is_some_and(|variant| accepts(variant, &choice.algorithm))
         {
-            return Ok(Some(Product { described, candidates: vec![chosen] }));
+            return Ok(Some(Product { description, candidates: vec![choice] }));
         }
         let mut candidates = Vec::new();
-        for (way, (described, (key, _))) in described.iter().zip(ways).enumerate() {
-            let count = match (tune, way) {
+        for (variant, (description, (key, _))) in description.iter().zip(variants).enumerate() {
+            let count = match (tune, variant) {
                 (true, 0) => CANDIDATES,
                 (true, _) => CANDIDATES / 2,
                 (false, _) if candidates.is_empty() => 1,
                 (false, _) => break,
             };
-            let found = match described {
-                Some(described) => described.candidates(handle, workspace_bytes, key.alignments, count)?,
+            let found = match description {
+                Some(description) => {
+                    description.candidates(handle, workspace_bytes, key.alignments, count)?
+                }
                 None => vec![Algorithm { data: [0; 8] }],
             };
-            candidates.extend(found.into_iter().map(|algorithm| Chosen { way, algorithm }));
+            candidates.extend(found.into_iter().map(|algorithm| Choice { variant, algorithm }));
         }
-        Ok((!candidates.is_empty()).then_some(Product { described, candidates }))
+        Ok((!candidates.is_empty()).then_some(Product { description, candidates }))
     }
 }
 
-fn describe(key: &Key, extras: Extras) -> Result<Described, CudaError> {
+fn describe(key: &Key, epilogue_addresses: EpilogueAddresses) -> Result<ProductDescription, CudaError> {
     let matrix = |rows, columns, transposed, dtype| {
         let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
         Matrix::new(dtype, rows, columns)
     };
-    let described = Described {
+    let description = ProductDescription {
         operation: Operation::new(key.transposed, key.epilogue.code())?,
         a: matrix(key.m, key.k, key.transposed[0], key.input)?,
         b: matrix(key.k, key.n, key.transposed[1], key.input)?,
         d: matrix(key.m, key.n, false, key.output)?,
     };
-    described.operation.set_extras(key.epilogue, extras, key.m)?;
-    Ok(described)
+    description.operation.set_epilogue_addresses(key.epilogue, epilogue_addresses, key.m)?;
+    Ok(description)
 }
 
 impl Operation {
-    /// Sets the addresses that an epilogue needs, for a result of `rows`.
-    pub(super) fn set_extras(
+    /// Sets the addresses that an epilogue needs, for a result with this many rows.
+    pub(super) fn set_epilogue_addresses(
         &self,
         epilogue: Epilogue,
-        extras: Extras,
+        epilogue_addresses: EpilogueAddresses,
         rows: usize,
     ) -> Result<(), CudaError> {
         if matches!(epilogue, Epilogue::Bias | Epilogue::BiasGelu) {
-            self.set_bias(extras.bias)?;
+            self.set_bias(epilogue_addresses.bias)?;
         }
         if matches!(epilogue, Epilogue::Gelu | Epilogue::BiasGelu | Epilogue::GeluDerivative) {
-            self.set_kept(extras.kept, rows)?;
+            self.set_pre_activation(epilogue_addresses.pre_activation, rows)?;
         }
         Ok(())
     }

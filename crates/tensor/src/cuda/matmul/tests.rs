@@ -1,8 +1,7 @@
-//! What tuning chooses among, on a card: whatever wins, the result is the same. Where there is no card the test says so and
-//! passes.
+//! All tuning candidates of a product give the same result. Without a GPU the test says so and passes.
 
 use super::Key;
-use super::product::{Extras, Product};
+use super::product::{EpilogueAddresses, Product};
 use crate::cuda::{CudaBackend, libraries};
 use crate::ops::{Gradient, Linear, LinearBackwardInput};
 use crate::{Backend, Buffer, Category, DType};
@@ -11,12 +10,12 @@ use kintsugi_testing::{Need, skip};
 const MEMORY: u64 = 256 << 20;
 /// Rows, inputs, outputs.
 const SMALL: [usize; 3] = [300, 88, 136];
-/// Our kernel for GELU's derivative ends its tiles in another way where sums over outputs are long.
+/// With a long sum over outputs, our kernel for GELU's derivative finishes its tiles differently.
 const LONG: [usize; 3] = [300, 136, 1416];
-/// Blocks of our kernels have several tiles each, on cards of up to 140 multiprocessors: four of the derivative's.
+/// Each block of our kernels gets several tiles, on GPUs with up to 140 multiprocessors; four for the derivative.
 const LARGE: [usize; 3] = [3072, 2312, 1416];
 
-/// Their mean is 1/8: sums over many rows would otherwise be of what rounding leaves.
+/// Random numbers with mean 1/8. With mean 0, sums over many rows would consist of rounding errors.
 fn numbers(backend: &CudaBackend, len: usize, dtype: DType) -> Buffer {
     let values: Vec<f32> = (0..len).map(|i| ((i * 7919 % 257) as f32 - 112.0) / 128.0).collect();
     let buffer = backend.allocate(len, dtype, Category::Activations);
@@ -24,18 +23,18 @@ fn numbers(backend: &CudaBackend, len: usize, dtype: DType) -> Buffer {
     buffer
 }
 
-/// Products of all ways: with a bias and GELU, with a bias and the stream, and with GELU's derivative.
+/// Products with all variants: with a bias and GELU, with a bias and a residual, and with GELU's derivative.
 fn products(backend: &CudaBackend, dtype: DType, [rows, inputs, outputs]: [usize; 3]) -> [Vec<f32>; 5] {
     let buffer = |len| numbers(backend, len, dtype);
     let (x, weight, bias) = (buffer(rows * inputs), buffer(outputs * inputs), buffer(outputs));
     let (dy, stream) = (buffer(rows * outputs), buffer(rows * outputs));
-    let [kept, active, end] = [(); 3].map(|()| buffer(rows * outputs));
+    let [pre_activation, active, end] = [(); 3].map(|()| buffer(rows * outputs));
     let (dx, dbias) = (buffer(rows * inputs), numbers(backend, inputs, DType::F32));
     let linear = Linear {
         x: x.view(),
         weight: weight.view(),
         bias: Some(bias.view()),
-        gelu: Some(kept.view()),
+        gelu: Some(pre_activation.view()),
         residual: None,
         out: active.view(),
         rows,
@@ -54,7 +53,7 @@ fn products(backend: &CudaBackend, dtype: DType, [rows, inputs, outputs]: [usize
         inputs,
         outputs,
     });
-    [&kept, &active, &end, &dx, &dbias].map(|buffer| backend.read(buffer.view()))
+    [&pre_activation, &active, &end, &dx, &dbias].map(|buffer| backend.read(buffer.view()))
 }
 
 #[test]
@@ -72,31 +71,31 @@ fn all_candidates_of_a_product_give_its_result() {
 }
 
 fn all_candidates(dtype: DType, shape: [usize; 3], tolerance: f32) {
-    let backend = CudaBackend::new(0, MEMORY, false).expect("a backend on the card").without_kept_products();
+    let backend = CudaBackend::new(0, MEMORY, false).expect("a backend on the GPU").without_tuning_cache();
     let expected = products(&backend, dtype, shape);
-    let state = &backend.products.state;
-    let known: Vec<Vec<Key>> = state.borrow().products.keys().cloned().collect();
+    let prepared = &backend.products.prepared;
+    let known: Vec<Vec<Key>> = prepared.borrow().products.keys().cloned().collect();
     assert_eq!(known.len(), 3, "a kind for each product");
     for keys in known {
-        for chosen in candidates(&backend, &keys) {
-            state.borrow_mut().products.get_mut(&keys).expect("it is known").candidates = vec![chosen];
+        for choice in candidates(&backend, &keys) {
+            prepared.borrow_mut().products.get_mut(&keys).expect("it is known").candidates = vec![choice];
             for (i, (found, expected)) in products(&backend, dtype, shape).iter().zip(&expected).enumerate() {
                 let error = distance(found, expected);
-                assert!(error <= tolerance, "{}, {chosen:?}, result {i}: {error}", keys[0]);
+                assert!(error <= tolerance, "{}, {choice:?}, result {i}: {error}", keys[0]);
             }
         }
     }
 }
 
-/// What there was to choose from.
-fn candidates(backend: &CudaBackend, keys: &[Key]) -> Vec<super::Chosen> {
+/// The candidates that tuning chose from.
+fn candidates(backend: &CudaBackend, keys: &[Key]) -> Vec<super::Choice> {
     let products = &backend.products;
-    // Any memory that is aligned: it is only asked what there is.
+    // The address only needs to be aligned: it is used to query the candidates.
     let address = products.workspace.address;
-    let ways: Vec<(Key, Extras)> =
-        keys.iter().map(|&key| (key, Extras { bias: address, kept: address })).collect();
-    let product = Product::new(&products.handle, &ways, products.workspace.bytes, None, true);
-    let candidates = product.expect("it can be described").expect("it was run").candidates;
+    let variants: Vec<(Key, EpilogueAddresses)> =
+        keys.iter().map(|&key| (key, EpilogueAddresses { bias: address, pre_activation: address })).collect();
+    let product = Product::new(&products.handle, &variants, products.workspace.bytes, None, true);
+    let candidates = product.expect("it can be description").expect("it was run").candidates;
     assert!(candidates.len() > 1, "{} has no choice", keys[0]);
     candidates
 }

@@ -1,89 +1,90 @@
-//! Finding the fastest algorithm: when a kind of product is first met, all candidates do that product again and again.
-//! They differ in the algorithm, and in what is left to a kernel of ours, whose time counts.
+//! Tuning: when a kind of product first occurs, every candidate runs it many times. Candidates differ in the algorithm
+//! and in what a kernel of ours does; its time counts too.
 //!
-//! A card that trains is at its power cap, where a product takes its energy divided by the cap, and not the cycles that
-//! it takes alone on a cool card. So bursts only sort out what is far behind, and the others run back to back, on the
-//! buffers and numbers of training, for as long as the card needs to settle.
+//! In training a GPU runs at its power cap. There a product's time is its energy divided by the cap, not the cycles
+//! that it needs on a cool GPU. So short bursts only eliminate slow candidates. The others run back to back, on the
+//! buffers and numbers of training, until the GPU's clock is stable.
 
 use std::time::Duration;
 
-use super::product::Chosen;
+use super::product::Choice;
 use crate::cuda::error::CudaError;
 use crate::cuda::stream::Stream;
 
-/// Calls of a burst: so many that starting the first is a small part of it.
+/// Calls per burst: enough that the first call's launch is a small part of it.
 const BURST_CALLS: usize = 4;
 
-/// Bursts of every candidate, of which the shortest counts: nothing makes a burst too short.
+/// Bursts per candidate. The shortest counts, because disturbances only make a burst longer.
 const BURSTS: usize = 3;
 
-/// Candidates that take so many times as long as the fastest in bursts are out. The ratio of two at an H200's cap is up to
-/// 10 % from that in bursts.
+/// Candidates slower than the fastest by this factor in bursts are eliminated. At an H200's power cap the ratio of two
+/// candidates differs by up to 10 % from their ratio in bursts.
 const FAR_BEHIND: f32 = 1.15;
 
-/// Most candidates that run back to back, so that a kind of product takes little more than a second.
+/// Most candidates that run back to back, so that tuning a product takes little more than a second.
 const SURVIVORS: usize = 6;
 
-/// Milliseconds below which bursts decide: launches and waits take as long as such a product, and no card gets hot.
+/// If a product takes fewer milliseconds than this, bursts decide: launch overhead dominates, and the GPU does not heat
+/// up.
 const BRIEF_MS: f32 = 0.03;
 
-/// Milliseconds of a run back to back, for most of which a card is settled at its cap.
+/// Milliseconds of a back-to-back run. For most of it the GPU is stable at its power cap.
 const RUN_MS: f32 = 100.0;
 
-/// Fewest calls of such a run, however long they are.
+/// Fewest calls of a back-to-back run, however long they take.
 const RUN_CALLS: usize = 4;
 
-/// Runs back to back of every survivor: the second in reverse order, since the card gets warmer meanwhile.
+/// Back-to-back runs per survivor. The second round has the reverse order, because the GPU warms up meanwhile.
 const TURNS: usize = 2;
 
-/// The candidate that does a product fastest, of at least one: at the card's power cap, or `in_bursts`. All run `product`
-/// many times, so it must be the same every time; one that fails is out. Waits for the card.
+/// The fastest of at least one candidate: at the GPU's power cap, or `in_bursts`. All candidates run `product` many
+/// times, so it must be repeatable. A candidate that fails is eliminated. Waits for the GPU.
 pub fn fastest(
     stream: &Stream,
-    candidates: &[Chosen],
+    candidates: &[Choice],
     in_bursts: bool,
-    product: impl Fn(Chosen) -> Result<(), CudaError>,
-) -> Result<Chosen, CudaError> {
-    stream.novel();
-    let trial = Trial { stream, candidates: loaded(candidates, &product)?, product };
-    let bursts = trial.bursts()?;
+    product: impl Fn(Choice) -> Result<(), CudaError>,
+) -> Result<Choice, CudaError> {
+    stream.mark_not_repeatable();
+    let tuning = Tuning { stream, candidates: loaded(candidates, &product)?, product };
+    let bursts = tuning.bursts()?;
     let survivors = survivors(&bursts, in_bursts);
     match *survivors {
-        [only] => Ok(trial.candidates[only]),
-        _ => Ok(trial.candidates[trial.best_back_to_back(&survivors, &bursts)?]),
+        [only] => Ok(tuning.candidates[only]),
+        _ => Ok(tuning.candidates[tuning.best_back_to_back(&survivors, &bursts)?]),
     }
 }
 
-/// Candidates that have run once, by which their kernels are loaded.
+/// The candidates that run without error. Each runs once, which also loads its kernels.
 fn loaded(
-    candidates: &[Chosen],
-    product: impl Fn(Chosen) -> Result<(), CudaError>,
-) -> Result<Vec<Chosen>, CudaError> {
+    candidates: &[Choice],
+    product: impl Fn(Choice) -> Result<(), CudaError>,
+) -> Result<Vec<Choice>, CudaError> {
     let mut failure = None;
-    let mut runs = |&chosen: &Chosen| product(chosen).map_err(|error| failure = Some(error)).is_ok();
-    let loaded: Vec<Chosen> = candidates.iter().copied().filter(&mut runs).collect();
+    let mut runs = |&choice: &Choice| product(choice).map_err(|error| failure = Some(error)).is_ok();
+    let loaded: Vec<Choice> = candidates.iter().copied().filter(&mut runs).collect();
     match failure {
         Some(error) if loaded.is_empty() => Err(error),
         _ => Ok(loaded),
     }
 }
 
-/// Candidates on a stream; they go by their places.
-struct Trial<'a, P> {
+/// The candidates of one product on a stream, referred to by index.
+struct Tuning<'a, P> {
     stream: &'a Stream,
-    candidates: Vec<Chosen>,
+    candidates: Vec<Choice>,
     product: P,
 }
 
-/// So many calls of a candidate, one after the other.
+/// Consecutive calls of one candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     candidate: usize,
     calls: usize,
 }
 
-impl<P: Fn(Chosen) -> Result<(), CudaError>> Trial<'_, P> {
-    /// Milliseconds of a call in the shortest burst of each candidate.
+impl<P: Fn(Choice) -> Result<(), CudaError>> Tuning<'_, P> {
+    /// Milliseconds per call in each candidate's shortest burst.
     fn bursts(&self) -> Result<Vec<f32>, CudaError> {
         let count = self.candidates.len();
         let burst = |i| Run { candidate: i % count, calls: BURST_CALLS };
@@ -92,21 +93,21 @@ impl<P: Fn(Chosen) -> Result<(), CudaError>> Trial<'_, P> {
         Ok((0..count).map(shortest).collect())
     }
 
-    /// The survivor that takes the least time on a card that has settled.
+    /// The survivor with the least time once the GPU is stable at its power cap.
     fn best_back_to_back(&self, survivors: &[usize], bursts: &[f32]) -> Result<usize, CudaError> {
         let runs = back_to_back(survivors, bursts);
-        // A run that does not count makes the card warm for the first that does.
+        // A run that is not counted warms up the GPU.
         let with_warm_up: Vec<Run> = runs.first().into_iter().chain(&runs).copied().collect();
         let times = self.time(&with_warm_up)?;
-        Ok(verdict(&runs, &times[1..]))
+        Ok(least_total(&runs, &times[1..]))
     }
 
-    /// Milliseconds of a call in each run. The host waits only when all are enqueued, so the card never rests.
+    /// Milliseconds per call of each run. The host waits only after everything is enqueued, so the GPU is never idle.
     fn time(&self, runs: &[Run]) -> Result<Vec<f32>, CudaError> {
-        let mut moments = vec![self.stream.moment()?];
+        let mut moments = vec![self.stream.timing_event()?];
         for run in runs {
             (0..run.calls).try_for_each(|_| (self.product)(self.candidates[run.candidate]))?;
-            moments.push(self.stream.moment()?);
+            moments.push(self.stream.timing_event()?);
         }
         let times = runs.iter().zip(moments.windows(2));
         let ms = |between: Duration| between.as_secs_f32() * 1e3;
@@ -114,7 +115,7 @@ impl<P: Fn(Chosen) -> Result<(), CudaError>> Trial<'_, P> {
     }
 }
 
-/// Candidates that are not far behind in bursts, the fastest first; that one alone where bursts decide.
+/// Candidates that bursts do not eliminate, the fastest first. Only the fastest if bursts decide.
 fn survivors(bursts: &[f32], in_bursts: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..bursts.len()).collect();
     order.sort_by(|&a, &b| bursts[a].total_cmp(&bursts[b]));
@@ -124,7 +125,7 @@ fn survivors(bursts: &[f32], in_bursts: bool) -> Vec<usize> {
     order
 }
 
-/// The runs of survivors, all about as long.
+/// The back-to-back runs of the survivors, all about equally long.
 fn back_to_back(survivors: &[usize], bursts: &[f32]) -> Vec<Run> {
     let run = |&candidate: &usize| {
         let calls = (RUN_MS / bursts[candidate]).ceil() as usize;
@@ -135,8 +136,8 @@ fn back_to_back(survivors: &[usize], bursts: &[f32]) -> Vec<Run> {
     [there, back].into_iter().cycle().take(TURNS).flatten().collect()
 }
 
-/// The candidate whose runs took the least time in sum; `times` are those of a call.
-fn verdict(runs: &[Run], times: &[f32]) -> usize {
+/// The candidate with the smallest total time over its runs; `times` are per call.
+fn least_total(runs: &[Run], times: &[f32]) -> usize {
     let sum = |run: &Run| {
         let own = runs.iter().zip(times).filter(|(other, _)| other.candidate == run.candidate);
         own.map(|(_, time)| time).sum::<f32>()
@@ -151,38 +152,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_far_behind_in_bursts_is_out() {
+    fn slow_candidates_are_eliminated_by_bursts() {
         let times = [1.2, 1.0, 1.14, 1.1];
         assert_eq!(survivors(&times, false), [1, 3, 2]);
         assert_eq!(survivors(&times, true), [1]);
         let many: Vec<f32> = (0..9).map(|i| 2.0 - 0.01 * i as f32).collect();
         assert_eq!(survivors(&many, false), [8, 7, 6, 5, 4, 3]);
-        assert_eq!(survivors(&[0.026, 0.025, 0.027], false), [1], "no card gets hot of that");
+        assert_eq!(survivors(&[0.026, 0.025, 0.027], false), [1], "too short to heat up the GPU");
         assert_eq!(survivors(&[0.5], false), [0]);
     }
 
     #[test]
-    fn survivors_run_as_long_there_and_back() {
+    fn survivors_run_equally_long_in_both_orders() {
         let runs = back_to_back(&[2, 0], &[0.3, 9.0, 40.0]);
         let [long, short] = [Run { candidate: 2, calls: RUN_CALLS }, Run { candidate: 0, calls: 334 }];
         assert_eq!(runs, [long, short, short, long]);
     }
 
     #[test]
-    fn the_least_time_in_all_turns_wins_and_not_the_shortest_run() {
+    fn the_smallest_total_time_wins_not_the_shortest_run() {
         let runs = back_to_back(&[1, 0, 2], &[1.0; 3]);
-        assert_eq!(verdict(&runs, &[1.00, 0.90, 0.95, 0.99, 1.06, 1.01]), 2, "1.94 of 2.01, 1.96 and 1.94");
+        assert_eq!(
+            least_total(&runs, &[1.00, 0.90, 0.95, 0.99, 1.06, 1.01]),
+            2,
+            "1.94 of 2.01, 1.96 and 1.94"
+        );
     }
 
     #[test]
-    fn candidates_that_fail_are_out_and_if_all_do_their_error_is_told() {
-        let candidates = [0, 1, 2].map(|way| Chosen { way, algorithm: Algorithm { data: [0; 8] } });
+    fn failing_candidates_are_eliminated_and_if_all_fail_the_error_is_returned() {
+        let candidates = [0, 1, 2].map(|variant| Choice { variant, algorithm: Algorithm { data: [0; 8] } });
         let fail = |fails: fn(usize) -> bool| {
-            let error = |way| CudaError::Unsupported(format!("way {way}"));
-            move |Chosen { way, .. }: Chosen| if fails(way) { Err(error(way)) } else { Ok(()) }
+            let error = |variant| CudaError::Unsupported(format!("variant {variant}"));
+            move |Choice { variant, .. }: Choice| if fails(variant) { Err(error(variant)) } else { Ok(()) }
         };
-        let ways = |chosen: Vec<Chosen>| chosen.iter().map(|chosen| chosen.way).collect::<Vec<_>>();
-        assert_eq!(loaded(&candidates, fail(|way| way == 1)).map(ways).unwrap(), [0, 2]);
-        assert!(loaded(&candidates, fail(|_| true)).unwrap_err().to_string().contains("way 2"));
+        let variants = |choice: Vec<Choice>| choice.iter().map(|choice| choice.variant).collect::<Vec<_>>();
+        assert_eq!(loaded(&candidates, fail(|variant| variant == 1)).map(variants).unwrap(), [0, 2]);
+        assert!(loaded(&candidates, fail(|_| true)).unwrap_err().to_string().contains("variant 2"));
     }
 }

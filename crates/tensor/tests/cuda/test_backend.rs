@@ -1,4 +1,4 @@
-//! The same inputs on both backends, and how far their results may be apart.
+//! Runs the same inputs on both backends and compares the results.
 
 use std::rc::Rc;
 
@@ -9,49 +9,49 @@ use kintsugi_tensor::ops::Gradient;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 use kintsugi_testing::{Need, skip};
 
-/// The types that training computes in.
+/// The compute types of training.
 pub const COMPUTE: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 const MEMORY: u64 = 512 << 20;
 
-/// A backend on the first card, or the reason why there is none, said aloud.
-pub fn card() -> Option<CudaBackend> {
+/// A deterministic backend on the first GPU. If there is none, prints the reason and returns `None`.
+pub fn gpu() -> Option<CudaBackend> {
     backend(true)
 }
 
-/// One that looks for the fastest products, every time anew, so that bits may change from call to call.
-pub fn tuning_card() -> Option<CudaBackend> {
-    backend(false).map(CudaBackend::without_kept_products)
+/// A backend that tunes its products in every run, so that bits may change from call to call.
+pub fn tuning_gpu() -> Option<CudaBackend> {
+    backend(false).map(CudaBackend::without_tuning_cache)
 }
 
 fn backend(deterministic: bool) -> Option<CudaBackend> {
     match libraries::devices() {
         Ok(0) => skip(Need::Gpu, "the driver shows no device"),
         Err(error) => skip(Need::Gpu, error),
-        Ok(_) => return Some(CudaBackend::new(0, MEMORY, deterministic).expect("a backend on the card")),
+        Ok(_) => return Some(CudaBackend::new(0, MEMORY, deterministic).expect("a backend on the GPU")),
     }
     None
 }
 
-/// One of the two backends, computing in `dtype`.
-pub struct Lab<'a> {
-    pub backend: &'a dyn Backend,
+/// One of the two backends, with a compute type.
+pub struct TestBackend<'a> {
+    pub device: &'a dyn Backend,
     pub dtype: DType,
 }
 
-impl Lab<'_> {
-    /// Numbers around zero in the compute type, the same for the same seed.
+impl TestBackend<'_> {
+    /// Random numbers around zero in the compute type, determined by the seed.
     pub fn input(&self, len: usize, seed: u64) -> Buffer {
         self.numbers(&random(len, seed), self.dtype)
     }
 
     pub fn numbers(&self, values: &[f32], dtype: DType) -> Buffer {
-        let buffer = self.backend.allocate(values.len(), dtype, Category::Activations);
-        self.backend.upload(values, buffer.view());
+        let buffer = self.device.allocate(values.len(), dtype, Category::Activations);
+        self.device.upload(values, buffer.view());
         buffer
     }
 
-    /// A buffer in the compute type that holds numbers no kernel should leave there.
+    /// A buffer in the compute type, filled with a value that no kernel should leave there.
     pub fn output(&self, len: usize) -> Buffer {
         self.blank(len, self.dtype)
     }
@@ -66,20 +66,23 @@ impl Lab<'_> {
     }
 
     pub fn tokens(&self, tokens: &[u32]) -> Buffer {
-        let buffer = self.backend.allocate(tokens.len(), DType::U32, Category::Activations);
-        self.backend.upload_tokens(tokens, buffer.view());
+        let buffer = self.device.allocate(tokens.len(), DType::U32, Category::Activations);
+        self.device.upload_tokens(tokens, buffer.view());
         buffer
     }
 }
 
-/// Runs `body` on both backends in `dtype` and expects the buffers that it returns to agree; on the card it runs
-/// twice, and the bits must be the same.
-pub fn agree(card: &CudaBackend, dtype: DType, what: &str, body: impl Fn(&Lab) -> Vec<Buffer>) {
+/// Runs `body` on both backends in `dtype` and expects the returned buffers to agree. On the GPU it runs twice and must
+/// give the same bits.
+pub fn agree(gpu: &CudaBackend, dtype: DType, what: &str, body: impl Fn(&TestBackend) -> Vec<Buffer>) {
     let cpu = CpuBackend::new(Rc::new(Heap::default()), 1);
     let run = |backend: &dyn Backend| -> Vec<Vec<f32>> {
-        body(&Lab { backend, dtype }).iter().map(|buffer| backend.read(buffer.view())).collect()
+        body(&TestBackend { device: backend, dtype })
+            .iter()
+            .map(|buffer| backend.read(buffer.view()))
+            .collect()
     };
-    let (expected, ours, again) = (run(&cpu), run(card), run(card));
+    let (expected, ours, again) = (run(&cpu), run(gpu), run(gpu));
     assert_eq!(expected.len(), ours.len());
     for (i, ((expected, ours), again)) in expected.iter().zip(&ours).zip(&again).enumerate() {
         let error = distance(ours, expected);
@@ -89,15 +92,24 @@ pub fn agree(card: &CudaBackend, dtype: DType, what: &str, body: impl Fn(&Lab) -
     }
 }
 
-/// Runs `body` on the CPU, and `times` on the card, and expects the buffers that it returns to agree every time.
-pub fn close(card: &CudaBackend, dtype: DType, what: &str, times: usize, body: impl Fn(&Lab) -> Vec<Buffer>) {
+/// Runs `body` on the CPU, and `times` on the GPU, and expects the returned buffers to agree every time.
+pub fn close(
+    gpu: &CudaBackend,
+    dtype: DType,
+    what: &str,
+    times: usize,
+    body: impl Fn(&TestBackend) -> Vec<Buffer>,
+) {
     let cpu = CpuBackend::new(Rc::new(Heap::default()), 1);
     let run = |backend: &dyn Backend| -> Vec<Vec<f32>> {
-        body(&Lab { backend, dtype }).iter().map(|buffer| backend.read(buffer.view())).collect()
+        body(&TestBackend { device: backend, dtype })
+            .iter()
+            .map(|buffer| backend.read(buffer.view()))
+            .collect()
     };
     let expected = run(&cpu);
     for time in 0..times {
-        for (i, (expected, ours)) in expected.iter().zip(&run(card)).enumerate() {
+        for (i, (expected, ours)) in expected.iter().zip(&run(gpu)).enumerate() {
             let error = distance(ours, expected);
             assert!(error <= tolerance(dtype), "{what} in {dtype:?}, time {time}, result {i}: error {error}");
         }
@@ -112,7 +124,7 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// `‖a − b‖ / ‖b‖`. Numbers that are not finite must be the same on both sides, and count as none.
+/// `‖a − b‖ / ‖b‖`. Numbers that are not finite must be equal on both sides and are left out.
 pub fn distance(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let (mut difference, mut norm) = (0.0, 0.0);
@@ -127,7 +139,7 @@ pub fn distance(a: &[f32], b: &[f32]) -> f64 {
     if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() }
 }
 
-/// Numbers around zero, below two.
+/// Random numbers around zero, below two in magnitude.
 pub fn random(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678;
     let mut next = || {
@@ -137,12 +149,12 @@ pub fn random(len: usize, seed: u64) -> Vec<f32> {
     (0..len).map(|_| next() + next()).collect()
 }
 
-/// Gradients are kept in f32 or in the compute type.
+/// Gradients are f32 or have the compute type.
 pub fn gradient_types(dtype: DType) -> Vec<DType> {
     if dtype == DType::F32 { vec![DType::F32] } else { vec![DType::F32, dtype] }
 }
 
-/// A gradient that is overwritten or added to.
+/// A gradient that is overwritten or accumulated.
 pub fn gradient(buffer: &Buffer, accumulate: bool) -> Gradient<'_> {
     Gradient { view: buffer.view(), accumulate }
 }

@@ -36,12 +36,12 @@ fn plan(settings: &[&str]) -> Plan {
 
 /// A lock on the GPU, so that the runs of this process take turns. While several ran, a graph capture was found invalid,
 /// presumably because a run that ends waits for the whole GPU. Without a GPU, returns `None` and prints why.
-fn card() -> Option<MutexGuard<'static, ()>> {
-    static CARD: Mutex<()> = Mutex::new(());
+fn lock_gpu() -> Option<MutexGuard<'static, ()>> {
+    static GPU: Mutex<()> = Mutex::new(());
     match libraries::devices() {
         Ok(0) => skip(Need::Gpu, "the driver shows no device"),
         Err(error) => skip(Need::Gpu, error),
-        Ok(_) => return Some(CARD.lock().unwrap_or_else(PoisonError::into_inner)),
+        Ok(_) => return Some(GPU.lock().unwrap_or_else(PoisonError::into_inner)),
     }
     None
 }
@@ -52,7 +52,7 @@ fn run(plan: &Plan, overlap_steps: bool) -> (Vec<[u64; 4]>, u64) {
     let outcome =
         train(plan, &*dataset(plan).expect("its data"), &options(plan, overlap_steps), |event| match event {
             Event::Step(step) => {
-                assert_eq!(step.step, 1 + bits.len() as u64, "steps are told of in their order");
+                assert_eq!(step.step, 1 + bits.len() as u64, "steps are reported in order");
                 let numbers =
                     [step.loss, step.grad_norm, step.loss_scale, step.validation_loss.unwrap_or(0.0)];
                 bits.push(numbers.map(f64::to_bits));
@@ -84,7 +84,7 @@ fn steps_that_are_read_late_or_replayed_have_the_same_bits() {
         let [eager, graph] =
             ["run.graph=false", "run.graph=true"].map(|graph| plan(&[settings, &[graph]].concat()));
         let _legal_without_a_card = [&eager, &graph].map(|plan| options(plan, false));
-        let Some(_turn) = card() else { continue };
+        let Some(_turn) = lock_gpu() else { continue };
         let (expected, none) = run(&eager, false);
         assert_eq!(none, 0);
         assert_eq!(run(&eager, true).0, expected, "overlapped steps, {settings:?}");
@@ -100,7 +100,7 @@ fn steps_that_are_read_late_or_replayed_have_the_same_bits() {
 #[test]
 fn tuned_products_are_replayed_once_they_are_chosen() {
     let plan = plan(&["precision.compute=bf16", "run.deterministic=false", "run.steps=40"]);
-    if let Some(_turn) = card() {
+    if let Some(_turn) = lock_gpu() {
         let (bits, replayed) = run(&plan, true);
         let [first, last] = [bits[0][0], bits[39][0]].map(f64::from_bits);
         // All are chosen in the first step.
@@ -112,7 +112,7 @@ fn tuned_products_are_replayed_once_they_are_chosen() {
 fn a_replayed_run_stops_when_asked_to() {
     let plan = plan(&["precision.compute=bf16", "run.steps=1000", "run.eval_every=0"]);
     let (options, mut steps) = (options(&plan, true), 0);
-    let Some(_turn) = card() else { return };
+    let Some(_turn) = lock_gpu() else { return };
     let outcome = train(&plan, &*dataset(&plan).expect("its data"), &options, |event| {
         if let Event::Step(report) = event {
             steps = report.step;

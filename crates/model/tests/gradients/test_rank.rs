@@ -1,4 +1,4 @@
-//! A small model on one rank, in f64, whose memory holds NaN wherever nothing has been written.
+//! A small model on one rank, in f64. Memory is filled with NaN until it is written.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,15 +12,15 @@ use kintsugi_tensor::cpu::memory::Slab;
 use kintsugi_tensor::cpu::{CpuBackend, workspace_bytes};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, Memory, View};
 
-/// Sizes differ wherever they may, the vocabulary has padding, and a sequence has two whole tiles of attention and
-/// a part of a third.
+/// Sizes differ where possible, the vocabulary has padding, and a sequence has two whole attention tiles and a part of
+/// a third.
 const CONFIG: &str = "
     model = { layers = 1, hidden = 12, heads = 4, head_dim = 8, ffn = 10, vocab = 130, vocab_multiple = 32 }
     batch = { sequence = 150, micro = 2, global = 4 }
 ";
 
-/// The three families, grouped heads in two of them, both of GPT-NeoX's residuals and of GELU's forms, and Llama's norms with the other
-/// activation.
+/// The three families. Two have grouped heads. They cover both residual forms of GPT-NeoX, both forms of GELU, and
+/// Llama's norms with the other activation.
 pub const MODELS: [&[&str]; 5] = [
     &["model.family=gpt"],
     &["model.family=neox", "model.kv_heads=2"],
@@ -29,30 +29,30 @@ pub const MODELS: [&[&str]; 5] = [
     &["model.family=llama", "model.activation=gelu"],
 ];
 
-/// The plan of the small model under these settings.
+/// The plan of the small model with these settings.
 pub fn plan(sets: &[&[&str]]) -> Plan {
     let plan = ConfigSource::text(CONFIG).sets(sets.concat()).plan();
     plan.unwrap_or_else(|error| panic!("{sets:?}: {error}"))
 }
 
-/// The shape of a part of a plan, in f64.
+/// The shape of tensor-parallel part `part` of a plan, in f64.
 pub fn shape(plan: &Plan, part: usize) -> Shape {
     Shape { compute: DType::F64, ..Shape::new(plan, part) }
 }
 
-/// A rank's device.
-pub struct Lab {
+/// A rank's backend.
+pub struct TestRank {
     backend: CpuBackend,
 }
 
-impl Lab {
+impl TestRank {
     pub fn new() -> Self {
         const BUFFERS: u64 = 8 << 20;
         let memory: Rc<dyn Memory> = Rc::new(Slab::new(workspace_bytes(1) + BUFFERS).unwrap());
         let backend = CpuBackend::new(Rc::clone(&memory), 1);
         let all = backend.allocate(BUFFERS as usize / 8, DType::F64, Category::Activations);
         backend.fill(f64::NAN, all.view());
-        Lab { backend }
+        TestRank { backend }
     }
 
     pub fn context<'a>(&'a self, tensor: &'a dyn Communicator, shape: &'a Shape) -> Context<'a> {
@@ -61,7 +61,7 @@ impl Lab {
 
     pub fn buffer(&self, values: &[f64]) -> Buffer {
         let buffer = self.backend.allocate(values.len(), DType::F64, Category::Activations);
-        // An upload takes f32; only a fill keeps all of a number.
+        // Uploads round to f32; a fill does not.
         for (i, &value) in values.iter().enumerate() {
             self.backend.fill(value, buffer.slice(i..i + 1));
         }
@@ -78,22 +78,22 @@ impl Lab {
         (0..view.len()).map(|i| self.backend.read_scalar(view, i)).collect()
     }
 
-    /// A unit with these weights and a gradient that is yet to be written.
-    pub fn unit<'a>(&self, layout: &'a UnitLayout, weights: &[f64]) -> UnitInLab<'a> {
+    /// A unit with these weights and an unwritten gradient.
+    pub fn unit<'a>(&self, layout: &'a UnitLayout, weights: &[f64]) -> UnitBuffers<'a> {
         let gradient = self.buffer(&vec![f64::NAN; layout.len]);
-        UnitInLab { layout, weights: self.buffer(weights), gradient, written: Cell::new(0) }
+        UnitBuffers { layout, weights: self.buffer(weights), gradient, written: Cell::new(0) }
     }
 }
 
 /// A unit's weights and gradient.
-pub struct UnitInLab<'a> {
+pub struct UnitBuffers<'a> {
     layout: &'a UnitLayout,
     weights: Buffer,
     gradient: Buffer,
     written: Cell<u32>,
 }
 
-impl UnitInLab<'_> {
+impl UnitBuffers<'_> {
     pub fn weights(&self) -> Weights<'_> {
         Weights::new(self.weights.view(), self.layout)
     }
@@ -102,7 +102,7 @@ impl UnitInLab<'_> {
         Gradients::new(self.gradient.view(), self.layout, &self.written)
     }
 
-    /// The gradients of all parameters, without the padding of the buffer.
+    /// The gradients of all parameters, without the buffer's padding.
     pub fn gradient(&self) -> View<'_> {
         let end = self.layout.placed.last().map_or(0, |placed| placed.range.end);
         self.gradient.slice(0..end)

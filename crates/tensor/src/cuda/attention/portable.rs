@@ -1,5 +1,5 @@
-//! Launches of our own attention kernels, for documents that do not see each other and wherever cuDNN cannot: on the
-//! tensor cores where they can, and otherwise, as in f32 and for plain attention, with arithmetic in f32.
+//! Launches our portable attention kernels, for packed documents and for shapes that cuDNN does not support. They use
+//! the tensor cores if possible, else f32 arithmetic (for f32 inputs and for plain attention).
 
 use super::tensor;
 use crate::View;
@@ -9,7 +9,7 @@ use crate::cuda::launcher::{pointer, size};
 use crate::cuda::stream::{Argument, Grid};
 use crate::ops::{Attention, AttentionBackward, AttentionSaved, AttentionShape};
 
-// As in the kernels.
+// Must match the kernels.
 const TILE: usize = 32;
 const THREADS: u32 = 256;
 const ROWS_PER_BLOCK: usize = 16;
@@ -33,7 +33,7 @@ pub fn forward(kernels: &Kernels, op: &Attention) -> Result<(), CudaError> {
     unsafe { kernels.launch(&ATTENTION, &name, grid, &with_shape(&arguments, op.shape)) }
 }
 
-/// See [`AttentionBackward`]; `dots` is scratch, one fp32 number for every query.
+/// See [`AttentionBackward`]. `dots` is scratch: one fp32 number per query.
 pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<(), CudaError> {
     if let AttentionSaved::LogSumExp(log_sums) = op.saved
         && tensor::does_backward(kernels, op)
@@ -62,7 +62,7 @@ pub fn backward(kernels: &Kernels, op: &AttentionBackward, dots: u64) -> Result<
     launch(&format!("attention_dqueries_{kind}"), by_query, &arguments)
 }
 
-/// How the kernel of that kind is called, and where each token starts to see, which the masked ones take.
+/// The infix of the kernel's name, and the `starts` argument that only masked kernels take.
 fn starts(starts: Option<View>) -> (&'static str, Option<Argument>) {
     if let Some(starts) = starts { ("masked_", Some(pointer(starts))) } else { ("", None) }
 }
@@ -75,7 +75,7 @@ fn check(shape: AttentionShape) -> Result<(), CudaError> {
     Err(CudaError::Unsupported(format!("attention with heads of {dim}: up to {HEAD_DIM} are supported")))
 }
 
-/// The log-sum-exps and the probabilities, one of which is null.
+/// The log-sum-exps and the probabilities; one of the two is null.
 fn saved(saved: &AttentionSaved) -> [Argument; 2] {
     match *saved {
         AttentionSaved::LogSumExp(view) => [pointer(view), 0_u64.into()],
@@ -88,7 +88,7 @@ fn grid(shape: AttentionShape, heads: usize, shared: u32) -> Grid {
     Grid { blocks: (tiles.blocks.0, heads as u32, shape.batch as u32), shared, ..tiles }
 }
 
-/// Bytes of so many tiles of vectors and of scores.
+/// Bytes of this many tiles of vectors and of scores.
 fn shared_bytes(shape: AttentionShape, vectors: usize, scores: usize) -> u32 {
     let floats = TILE * (vectors * (shape.head_dim + 1) + scores * (TILE + 1));
     (floats * size_of::<f32>()) as u32
@@ -101,7 +101,7 @@ fn with_shape(arguments: &[Argument], shape: AttentionShape) -> Vec<Argument> {
     arguments.iter().copied().chain(sizes).chain([scale]).collect()
 }
 
-/// What scores are multiplied by.
+/// The factor of the scores.
 pub fn scale(shape: AttentionShape) -> f32 {
     (1.0 / (shape.head_dim as f64).sqrt()) as f32
 }

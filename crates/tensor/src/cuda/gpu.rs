@@ -1,4 +1,4 @@
-//! What a card says of itself: its name, its memory, and through NVML its energy and power.
+//! Properties of a GPU: name and memory from the driver, energy and power from NVML.
 
 use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use libloading::Library;
 use super::error::CudaError;
 use super::libraries;
 
-/// A card, as the driver shows it.
+/// A GPU, as the driver reports it.
 #[derive(Debug)]
-pub struct Card {
+pub struct Gpu {
     context: Arc<CudaContext>,
 }
 
-impl Card {
-    /// Card number `device`.
+impl Gpu {
+    /// GPU number `device`.
     pub fn new(device: usize) -> Result<Self, CudaError> {
         libraries::DRIVER.require()?;
-        Ok(Card { context: CudaContext::new(device)? })
+        Ok(Gpu { context: CudaContext::new(device)? })
     }
 
-    /// What it is called.
+    /// Its name.
     pub fn name(&self) -> Result<String, CudaError> {
         Ok(self.context.name()?)
     }
@@ -34,27 +34,27 @@ impl Card {
         Ok(self.context.attribute(attribute)? as usize)
     }
 
-    /// Bytes that are free, and bytes in all; other programs on the card count as well.
+    /// Free bytes and total bytes. Memory of other programs on the GPU counts as used.
     pub fn memory(&self) -> Result<(u64, u64), CudaError> {
         let (free, total) = self.context.mem_get_info()?;
         Ok((free as u64, total as u64))
     }
 
-    /// Its meter of energy and power, where NVML is there and the card has one.
-    pub fn meter(&self) -> Option<Meter> {
+    /// Its NVML handle, for energy and power. `None` if NVML is missing or does not support the GPU.
+    pub fn nvml(&self) -> Option<NvmlDevice> {
         let mut bus = [0 as c_char; 32];
-        // SAFETY: room for the name, whose length is given.
+        // SAFETY: the buffer has room for the name, and its length is passed.
         let status =
             unsafe { sys::cuDeviceGetPCIBusId(bus.as_mut_ptr(), bus.len() as i32, self.context.cu_device()) };
         status.result().ok()?;
         let bus: Vec<u8> = bus.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
-        Meter::new(&CString::new(bus).ok()?)
+        NvmlDevice::new(&CString::new(bus).ok()?)
     }
 }
 
-/// NVML's view of one card (nvml.h).
+/// NVML's handle of one GPU (nvml.h).
 #[derive(Debug)]
-pub struct Meter {
+pub struct NvmlDevice {
     library: Library,
     device: *mut c_void,
 }
@@ -64,7 +64,7 @@ type Find = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> i32;
 type ReadWide = unsafe extern "C" fn(*mut c_void, *mut u64) -> i32;
 type ReadNarrow = unsafe extern "C" fn(*mut c_void, *mut u32) -> i32;
 
-impl Meter {
+impl NvmlDevice {
     fn new(bus: &CString) -> Option<Self> {
         let library = libraries::nvml_library()?;
         let mut device = std::ptr::null_mut();
@@ -74,10 +74,10 @@ impl Meter {
             library.get::<Initialise>(b"nvmlInit_v2\0").ok()?();
             library.get::<Find>(b"nvmlDeviceGetHandleByPciBusId_v2\0").ok()?(bus.as_ptr(), &raw mut device)
         };
-        (status == 0).then_some(Meter { library, device })
+        (status == 0).then_some(NvmlDevice { library, device })
     }
 
-    /// Joules that the card has used since its driver was loaded.
+    /// Joules that the GPU has used since its driver was loaded.
     pub fn energy(&self) -> Option<f64> {
         let mut millijoules = 0;
         // SAFETY: `nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t, unsigned long long *)`.
@@ -93,7 +93,7 @@ impl Meter {
         self.narrow(b"nvmlDeviceGetPowerUsage\0").map(|milliwatts| f64::from(milliwatts) / 1e3)
     }
 
-    /// Watts that it may draw.
+    /// The power limit in watts.
     pub fn power_limit(&self) -> Option<f64> {
         self.narrow(b"nvmlDeviceGetEnforcedPowerLimit\0").map(|milliwatts| f64::from(milliwatts) / 1e3)
     }
@@ -107,4 +107,4 @@ impl Meter {
 }
 
 // SAFETY: NVML may be called from any thread.
-unsafe impl Send for Meter {}
+unsafe impl Send for NvmlDevice {}

@@ -1,11 +1,11 @@
-//! A plain discrete-event simulation of a step, op by op: the oracle for the graph.
+//! A plain discrete-event simulation of a step, op by op. It is the reference for the graph.
 //!
-//! There is one clock for each stage's kernels and one for each level of links that it sends over.
-//! All ranks of a stage do the same at the same time, so one stands for all. A transfer begins when it is started
-//! and its level is free, and ends after its own time; a message begins when both sides are ready, after the stage's
-//! earlier ones over that level, and what else goes on over it goes on later by that much: another stage waits for a
-//! message, and shares the links with transfers that are under way for long. What stages do together, the tied table and
-//! the sums over pp, begins when the last of them is there.
+//! Each stage has one clock for its kernels and one for each level of links that it sends over. All ranks of a stage do
+//! the same at the same time, so one stands for all. A transfer begins when it is started and its level is free, and
+//! ends after its own duration. A message begins when both sides are ready and the stage's earlier messages over that
+//! level are done. It delays the other transfers in flight on that level by its own duration, because another stage
+//! waits for the message. Joint operations of several stages (the tied table and the sums over pp) begin when the last
+//! stage has arrived.
 
 use std::collections::HashMap;
 
@@ -22,15 +22,15 @@ pub struct Account {
     pub tensor: Time,
     /// Waiting for transfers of weights and gradients that were started before, by level.
     pub exposed: [Time; 3],
-    /// Waiting for other stages, and for messages on their way.
+    /// Waiting for other stages, and for messages in flight.
     pub idle: Time,
-    /// When it was done.
+    /// When it finished.
     pub end: Time,
 }
 
-/// Plays one step.
-pub fn play(programs: &[Program], costs: &Costs) -> Vec<Account> {
-    let mut player = Player {
+/// Simulates one step.
+pub fn simulate(programs: &[Program], costs: &Costs) -> Vec<Account> {
+    let mut simulation = EventSimulation {
         costs,
         stages: programs.len(),
         sent: HashMap::new(),
@@ -42,27 +42,27 @@ pub fn play(programs: &[Program], costs: &Costs) -> Vec<Account> {
     while moved {
         moved = false;
         for rank in &mut ranks {
-            moved |= player.advance(rank);
+            moved |= simulation.advance(rank);
         }
     }
     assert!(ranks.iter().all(|rank| rank.next == rank.program.ops.len()), "a schedule that deadlocks");
     ranks.into_iter().map(|rank| Account { end: rank.now, ..rank.account }).collect()
 }
 
-/// A stage on its way through its program.
+/// A stage's progress through its program.
 struct Stage<'a> {
     program: &'a Program,
     next: usize,
     now: Time,
-    /// When each level is free.
+    /// When each level becomes free.
     free: [Time; 3],
-    /// When each level has no message left.
+    /// When the last message on each level ends.
     quiet: [Time; 3],
     pending: HashMap<Pending, (Level, Time)>,
     account: Account,
 }
 
-/// A transfer of a stage's own that is under way.
+/// A stage's own transfer in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Pending {
     Gather(Unit),
@@ -77,12 +77,12 @@ enum Joint {
     Sum,
 }
 
-struct Player<'a> {
+struct EventSimulation<'a> {
     costs: &'a Costs,
     stages: usize,
-    /// When a message can leave, and how long it travels.
+    /// When a message can leave, and how long it takes.
     sent: HashMap<(usize, Message), (Time, Time)>,
-    /// When its receiver has made room.
+    /// When its receiver is ready.
     expected: HashMap<(usize, Message), Time>,
     joined: HashMap<Joint, (usize, Time)>,
 }
@@ -100,7 +100,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Begins a message before transfers that wait, and beside one that is under way; when that is.
+    /// Starts a message ahead of waiting transfers and beside one in flight. Returns its start.
     fn send(&mut self, (level, time): (Level, Time)) -> Time {
         let (free, quiet) = (&mut self.free[level as usize], &mut self.quiet[level as usize]);
         let begin = self.now.max(*quiet);
@@ -109,7 +109,7 @@ impl<'a> Stage<'a> {
         begin
     }
 
-    /// Begins a transfer as soon as its level is free.
+    /// Starts a transfer as soon as its level is free.
     fn start(&mut self, pending: Pending, (level, time): (Level, Time)) {
         let end = self.now.max(self.free[level as usize]) + time;
         self.free[level as usize] = end;
@@ -127,22 +127,22 @@ impl<'a> Stage<'a> {
         self.now = self.now.max(then);
     }
 
-    /// Runs kernels, slower while a transfer goes on beside them, and the transfers between them.
+    /// Runs kernels, slower while a transfer is in flight, and the transfers between them.
     fn run(&mut self, cost: OpCost, interference: u64) {
         let busy = self.free.iter().map(|free| free.saturating_sub(self.now)).max().unwrap_or(0);
         let slowed = cost.compute + cost.compute.min(busy) * interference / 1024;
         self.now += slowed + cost.links;
         self.account.compute += slowed;
         self.account.tensor += cost.links;
-        // What the transfers inside the op take of a level is missing to what goes on beside it.
+        // Transfers inside the op delay those in flight on the same level.
         if cost.links > 0 && busy > 0 {
             self.free.iter_mut().filter(|free| **free > self.now).for_each(|free| *free += cost.links);
         }
     }
 }
 
-impl Player<'_> {
-    /// Runs a stage until it must wait for another; whether it got anywhere.
+impl EventSimulation<'_> {
+    /// Runs a stage until it must wait for another. Returns whether it made progress.
     fn advance(&mut self, rank: &mut Stage) -> bool {
         let from = rank.next;
         while let Some(&op) = rank.program.ops.get(rank.next) {
@@ -154,7 +154,7 @@ impl Player<'_> {
         rank.next > from
     }
 
-    /// Runs an op; whether what it waits for is known.
+    /// Runs an op. Returns whether everything that it waits for is known.
     fn execute(&mut self, rank: &mut Stage, op: Op) -> bool {
         let stage = rank.program.stage;
         let cost = self.costs.of(stage, op);
@@ -231,7 +231,7 @@ impl Player<'_> {
         true
     }
 
-    /// When a message is there, once both sides have begun.
+    /// When a message arrives, once both sides have begun.
     fn arrival(&self, key: (usize, Message)) -> Option<Time> {
         let (&(sent, time), &expected) = (self.sent.get(&key)?, self.expected.get(&key)?);
         Some(sent.max(expected) + time)
