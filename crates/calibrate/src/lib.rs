@@ -8,12 +8,14 @@ mod attention;
 mod background_load;
 mod bench;
 mod bytes;
+mod collectives;
 mod kernels;
 mod links;
 mod products;
 mod shapes;
 
 pub use background_load::under_background_load;
+pub use collectives::{Arrangement, TransferKind, TransferTime, time_transfers};
 pub use links::thread_links;
 pub use shapes::{Rows, Shapes};
 

@@ -1,7 +1,7 @@
 //! `kintsugi launch`: runs a command as many processes, by the MPI launcher of this machine.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -169,11 +169,47 @@ fn wait(mut command: Command) -> Result<(), Failure> {
     // In a group of its own: otherwise Ctrl-C would reach the launcher itself, which kills the ranks.
     let mut launcher = command
         .process_group(0)
+        .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| Failure::Run(format!("cannot run {}: {error}", line(&command))))?;
+    let errors = launcher.stderr.take().expect("it is piped");
+    let passing = thread::spawn(move || pass_on(BufReader::new(errors)));
     let ended = wait_and_stop(&mut launcher, &asked)
         .map_err(|error| Failure::Run(format!("cannot wait for the launcher: {error}")))?;
+    passing.join().ok();
     outcome(ended)
+}
+
+/// Passes errors on, without the launcher's notices that a rank has failed: the rank itself has said why. A notice of a signal
+/// stays, since a rank that was killed cannot say anything.
+fn pass_on(errors: impl BufRead) {
+    // Open MPI puts its notices between lines of dashes.
+    let is_rule = |line: &str| line.len() > 20 && line.bytes().all(|byte| byte == b'-');
+    let mut notice: Option<Vec<String>> = None;
+    for line in errors.lines().map_while(Result::ok) {
+        match (&mut notice, is_rule(&line)) {
+            (None, true) => notice = Some(Vec::new()),
+            (None, false) => output::stderr(&line),
+            (Some(lines), false) => lines.push(line),
+            (Some(lines), true) => {
+                if !is_expected(&lines.join(" ")) {
+                    for line in lines.iter() {
+                        output::stderr(line);
+                    }
+                }
+                notice = None;
+            }
+        }
+    }
+    for line in notice.into_iter().flatten() {
+        output::stderr(&line);
+    }
+}
+
+/// Whether a notice only says that a rank has ended with an error.
+fn is_expected(notice: &str) -> bool {
+    let expected = ["Primary job", "exited with non-zero status", "MPI_ABORT was invoked"];
+    expected.iter().any(|words| notice.contains(words)) && !notice.contains("signal")
 }
 
 fn wait_and_stop(launcher: &mut Child, asked: &AtomicBool) -> io::Result<ExitStatus> {
@@ -214,6 +250,15 @@ mod tests {
         let intel = "Intel(R) MPI Library for Linux* OS, Version 2021.19";
         assert_eq!(Launcher::of(intel), Some(Launcher::Hydra));
         assert_eq!(Launcher::of("something else"), None);
+    }
+
+    #[test]
+    fn a_notice_of_a_signal_stays() {
+        assert!(is_expected("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD"));
+        assert!(!is_expected(
+            "mpirun noticed that process rank 7 with PID 0 on node a exited on signal 9 (Killed)."
+        ));
+        assert!(!is_expected("There are not enough slots available in the system"));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 // These panic where the output is full or closed: `output` has what does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod bench;
 mod calibrate;
 mod config;
 mod convert;
@@ -60,6 +61,7 @@ enum Command {
     Verify(verify::Arguments),
     Launch(launch::Arguments),
     Calibrate(calibrate::Arguments),
+    Bench(bench::Arguments),
     Prepare(prepare::Arguments),
     Convert(convert::Arguments),
     Generate(generate::Arguments),
@@ -108,6 +110,7 @@ fn run(command: Option<Command>) -> Result<(), Failure> {
         Some(Command::Verify(arguments)) => verify::run(&arguments),
         Some(Command::Launch(arguments)) => launch::run(&arguments),
         Some(Command::Calibrate(arguments)) => calibrate::run(&arguments),
+        Some(Command::Bench(arguments)) => bench::run(&arguments),
         Some(Command::Prepare(arguments)) => prepare::run(&arguments),
         Some(Command::Convert(arguments)) => convert::run(&arguments),
         Some(Command::Generate(arguments)) => generate::run(&arguments),

@@ -20,6 +20,7 @@ mod structure;
 mod timeline;
 mod timing;
 mod traffic;
+mod transfer;
 
 pub use device::planned_device;
 pub use energy::{Consumption, Training};
@@ -30,3 +31,4 @@ pub use peak::PeakMemory;
 pub use predict::{Coverage, Prediction, predict};
 pub use timeline::{Span, Timeline, bubble};
 pub use timing::{CompiledStep, StepKey, StepTimer, Timing, time};
+pub use transfer::{collective_seconds, message_seconds};
