@@ -47,9 +47,10 @@ class Trials:
         settings = self.settings({**values, "run.out": out})
         return [self.kintsugi, "launch", "--mpirun", launcher, "--ranks", str(ranks), "train", *settings, *more]
 
-    def processes(self, launcher, ranks, out, values, *more):
+    def processes(self, launcher, ranks, out, values, *more, environment=None):
         command = self.launch_command(launcher, ranks, out, values, *more)
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        environment = {**self.environment, **(environment or {})}
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
 
     def out(self, name):
         path = os.path.join(self.work, name)
@@ -270,7 +271,7 @@ def versions(trials):
     done = []
     for package, libraries in (
         ("openmpi", ["libmpi.so.40"]),
-        ("mpich", ["libmpi.so.12", "libmpi_abi.so.0"]),
+        ("mpich", ["libmpi.so.12", "libmpi_abi.so.1"]),
         ("impi-rt", ["libmpi.so.12", "libmpi_abi.so.1"]),
     ):
         venv = os.path.join(trials.work, package)
@@ -281,10 +282,8 @@ def versions(trials):
             if not os.path.exists(path):
                 print(f"    {package} has no {library}", flush=True)
                 continue
-            os.environ["KINTSUGI_MPI"] = path
-            os.environ["I_MPI_ROOT"] = venv
-            ran = trials.processes(f"{venv}/bin/mpirun", 8, out, demo())
-            del os.environ["KINTSUGI_MPI"]
+            environment = {"KINTSUGI_MPI": path, "I_MPI_ROOT": venv, "PATH": f"{venv}/bin:{os.environ['PATH']}"}
+            ran = trials.processes(f"{venv}/bin/mpirun", 8, out, demo(), environment=environment)
             check(ran.returncode == 0, f"{package}, {library}: {ran.stderr[-600:]}")
             check(losses(out) == losses(reference), f"losses on {package}, {library}")
             line = next(line for line in ran.stdout.splitlines() if line.startswith("ranks"))

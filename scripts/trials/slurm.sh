@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs a command on a Slurm cluster of two nodes that is only this machine: slurm.sh FOLDER COMMAND... All of the cluster lies
-# in the folder and ends with the command. Needs root, and Debian's slurm-wlm and munge, which it installs.
+# in the folder and ends with the command. Needs root, and Debian's slurm-wlm, munge and libpmix-dev, which it installs.
 set -euo pipefail
 folder=$(realpath -m "$1")
 shift
-if ! command -v slurmctld >/dev/null || ! command -v munged >/dev/null; then
-    apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null
+if ! { command -v slurmctld && command -v munged && ls /usr/lib/*/pmix2/lib/libpmix.so; } >/dev/null 2>&1; then
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge libpmix-dev >/dev/null
 fi
 stop() {
     for file in "$folder"/*.pid "$folder"/munge/pid; do
