@@ -20,6 +20,7 @@ mod nothing_lost;
 mod parquet;
 mod plan;
 mod prepare;
+mod processes;
 mod resume;
 mod search;
 mod signals;
