@@ -1,4 +1,4 @@
-//! Bytes, counts and times as people write them.
+//! Bytes, counts and times in readable form.
 
 /// `1536` → `"1.50 KiB"`.
 pub fn bytes(n: u64) -> String {
@@ -12,7 +12,7 @@ pub fn bytes(n: u64) -> String {
     if unit == 0 { format!("{n} B") } else { format!("{value:.2} {}", UNITS[unit]) }
 }
 
-/// `1_234_567` → `"1.23 M"`, with `unit` behind it if there is one.
+/// `1_234_567` → `"1.23 M"`, followed by `unit` if it is not empty.
 pub fn count(n: f64) -> String {
     const UNITS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
     let mut value = n;
