@@ -45,7 +45,7 @@ def kill(trial):
         process.kill()
         finished = trial.program.finish(process)
         finished.check((0, -signal.SIGKILL))
-        if "trying the checkpoint before" in finished.stderr:
+        if "trying the previous checkpoint" in finished.stderr:
             raise Wrong(f"a checkpoint was published and is not whole: {finished.said()}")
         trial.fault("kill -9", killed)
         now = check_whole(out)
@@ -127,7 +127,7 @@ def pair(trial):
         if "another run" not in finished.stderr and not late:
             raise Wrong(f"refused for another reason: {finished.said()}")
     for finished in ended:
-        if "trying the checkpoint before" in finished.stderr:
+        if "trying the previous checkpoint" in finished.stderr:
             raise Wrong(f"a checkpoint was published and is not whole: {finished.said()}")
     trial.fault("second run", True, len(ended) - 1)
     trial.found("refused", len(refused))

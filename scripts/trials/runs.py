@@ -181,9 +181,9 @@ def resume_to_end(trial, settings, folder, reference, disturbed=None):
     said = None
     if newest < steps:
         finished = trial.program.run(["train", configuration(folder, settings), "--resume"], folder).check((0,))
-        if "trying the checkpoint before" in finished.stderr:
+        if "trying the previous checkpoint" in finished.stderr:
             raise Wrong(f"a checkpoint was published and is not whole: {finished.said()}")
-        note = f"goes on after step {newest} "
+        note = f"resumes after step {newest} "
         if newest and note not in finished.stdout:
             raise Wrong(f"it did not go on from step {newest}: {finished.stdout[-400:]}")
         said = steps_said_missing(finished.stderr)

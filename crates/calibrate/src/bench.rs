@@ -43,7 +43,7 @@ impl<'a> Bench<'a> {
         };
         let block: Vec<f32> = (0..BLOCK.min(len)).map(|_| number()).collect();
         self.backend.upload(&block, buffer.slice(0..block.len()));
-        // Doubling what is there takes few copies, whatever the length.
+        // Doubling the filled part takes few copies, whatever the length.
         let mut filled = block.len();
         while filled < len {
             let more = filled.min(len - filled);
@@ -85,7 +85,7 @@ impl<'a> Bench<'a> {
         last
     }
 
-    /// Keeps the device busy until it is as warm as it gets. Returns the watts it drew.
+    /// Keeps the device busy until its temperature is stable. Returns the watts that it drew.
     pub fn warm_up(&mut self, dtype: DType, shape: ProductShape) -> Option<f64> {
         let half = self.patience.warm_up / 2;
         products::with(self, dtype, shape, |bench, work| {
@@ -94,14 +94,14 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Watts of the device when it does nothing.
+    /// Watts of the idle device.
     pub fn idle_power(&mut self) -> Option<f64> {
         self.backend.synchronize();
         thread::sleep(Duration::from_secs(2));
         self.nvml?.power()
     }
 
-    /// Mean watts while `work` is done.
+    /// Mean watts while `work` runs.
     pub fn watts(&mut self, work: impl FnOnce(&mut Self)) -> Option<f64> {
         let before = self.nvml.and_then(NvmlDevice::energy);
         let begun = Instant::now();

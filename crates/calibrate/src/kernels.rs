@@ -1,4 +1,4 @@
-//! Rates of kernels that only move bytes, and of what is fused behind a product.
+//! Rates of memory-bound kernels, and of epilogues of products.
 //!
 //! The bytes of a kernel are those that the paper backend counts, so predictions use the rates as they are measured.
 
@@ -13,7 +13,7 @@ use kintsugi_tensor::{Backend, Buffer, Category, DType, Device};
 use super::bench::Bench;
 use super::shapes::Rows;
 
-/// Measurements in all.
+/// Number of measurements.
 pub const COUNT: usize = KERNELS.len() + 2;
 
 /// The kernels.
@@ -27,7 +27,7 @@ pub fn rates(bench: &mut Bench, shape: Rows) -> Vec<KernelPoint> {
         DType::U32 => tokens(backend, len),
         dtype => bench.numbers(len, dtype),
     });
-    // Neither skipped nor scaled.
+    // The step is neither skipped nor scaled.
     backend.fill(0.0, tensors.control.view());
     let point = |kernel: fn(&dyn Backend, &Tensors)| {
         let (name, bytes) = on_paper(kernel, shape);
@@ -37,7 +37,7 @@ pub fn rates(bench: &mut Bench, shape: Rows) -> Vec<KernelPoint> {
     KERNELS.map(point).to_vec()
 }
 
-/// Operations per second of a GELU behind a product; `None` where it costs nothing that can be measured.
+/// Operations per second of a GELU epilogue; `None` if its cost is too small to measure.
 pub fn epilogue(bench: &mut Bench, shape: Rows) -> Option<f64> {
     let Rows { rows, width } = shape;
     let (inputs, outputs) = (width, 4 * width);
@@ -54,7 +54,7 @@ pub fn epilogue(bench: &mut Bench, shape: Rows) -> Option<f64> {
     (seconds > 0.0).then(|| operations / seconds)
 }
 
-/// What paper says of a kernel: its name and its bytes.
+/// The name and the bytes of a kernel, from the paper backend.
 fn on_paper(kernel: fn(&dyn Backend, &Tensors), shape: Rows) -> (String, f64) {
     let paper = Paper::new(Device::Cpu { threads: 1 }).tracing();
     let tensors = Tensors::new(shape, |len, dtype| paper.allocate(len, dtype, Category::Activations));
@@ -69,7 +69,7 @@ fn tokens(backend: &dyn Backend, len: usize) -> Buffer {
     buffer
 }
 
-/// What the kernels read and write.
+/// The tensors that the kernels read and write.
 struct Tensors {
     shape: Rows,
     /// `[rows, width]`.
@@ -82,7 +82,7 @@ struct Tensors {
     targets: Buffer,
     /// `[1]`.
     scalars: [Buffer; 2],
-    /// As many as a few layers have: gradient, master weights and both moments.
+    /// The parameters of a few layers: gradient, master weights and both moments.
     parameters: [Buffer; 4],
     control: Buffer,
 }

@@ -30,11 +30,11 @@ use bench::Bench;
 /// How long to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Work before anything sustained is measured.
+    /// Warm-up before sustained rates are measured.
     pub warm_up: Duration,
-    /// Work for every sustained rate.
+    /// Duration of each sustained measurement.
     pub sustained: Duration,
-    /// Rest before every burst.
+    /// Pause before every burst.
     pub rest: Duration,
     /// Whether other programs may run on the device. Then the shortest of many short runs counts, since other programs only
     /// make a run longer.
@@ -44,14 +44,14 @@ pub struct Patience {
 /// The progress of a calibration.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Measurements that are done.
+    /// Measurements done.
     pub done: usize,
-    /// Measurements in all.
+    /// Total number of measurements.
     pub all: usize,
 }
 
-/// Measures a device. Its name, its memory and the figures of its data sheet are taken from `known`. `nvml` reads the
-/// device's power, if it has one.
+/// Measures a device. Its name, its memory and its data-sheet figures are taken from `known`. `nvml` reads the device's
+/// power, if NVML is available.
 pub fn calibrate(
     backend: &dyn Backend,
     nvml: Option<&NvmlDevice>,
@@ -77,7 +77,7 @@ pub fn calibrate(
         .collect();
     let best = |rate: fn(&ProductPoint) -> f64| products.iter().map(rate).fold(0.0, f64::max);
     let narrow = shapes.dtype != DType::F32;
-    // Without a data sheet, the highest measured rate stands for the peak.
+    // Without a data sheet, the highest measured rate is used as the peak.
     let peak = if narrow { known.peak_16bit } else { known.peak_fp32 };
     let peak = peak.unwrap_or_else(|| best(|point| point.burst.unwrap_or(point.flops)));
     let memory_bandwidth = known.memory_bandwidth.unwrap_or(bandwidth);

@@ -1,7 +1,7 @@
 //! The cost of transfers between ranks that are threads: copies through shared memory, and the wake-up of a thread.
 //!
-//! The measurement has more ranks than cores, as in a trial of a layout on a laptop. It counts the busy time of the cores and
-//! not the time that a rank sleeps: the core runs another rank meanwhile.
+//! The measurement has more ranks than cores, as when a layout is tried on a laptop. It counts the busy time of the
+//! cores, not the time that a rank sleeps, because the core runs another rank meanwhile.
 
 use std::io;
 use std::rc::Rc;
@@ -44,13 +44,13 @@ pub fn thread_links(cores: usize) -> io::Result<LinkSpec> {
     })
 }
 
-/// How often each is measured; the best counts.
+/// Repetitions of each measurement; the best counts.
 const RUNS: usize = 5;
 /// How long a rank waits for another.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Numbers of a long transfer.
 const LARGE: usize = 1 << 18;
-/// A number for each of the ranks and no more.
+/// One number for each rank.
 const SMALL: usize = 64;
 
 /// Seconds of one all-reduce in groups of `members`, all groups at once.

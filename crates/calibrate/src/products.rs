@@ -1,4 +1,4 @@
-//! Rates of matrix products, as training runs them: 16-bit factors, and weight gradients that are added up in fp32.
+//! Rates of matrix products as in training: 16-bit factors, and weight gradients that are accumulated in fp32.
 
 use kintsugi_spec::ProductPoint;
 use kintsugi_tensor::DType;
@@ -26,7 +26,7 @@ pub fn rate<'a>(
     ProductPoint { m, n, k, fp32: dtype == DType::F32, flops, burst: None }
 }
 
-/// Gives `measure` a product to run.
+/// Calls `measure` with a function that runs the product.
 pub fn with<'a, T>(
     bench: &mut Bench<'a>,
     dtype: DType,

@@ -1,4 +1,4 @@
-//! The shapes to measure: the products and the attention of models that people train on one device.
+//! The shapes to measure: the products and the attention of models that fit on one device.
 
 use kintsugi_spec::ModelSpec;
 use kintsugi_tensor::DType;
@@ -6,7 +6,7 @@ use kintsugi_tensor::ops::AttentionShape;
 
 use super::kernels;
 
-/// Which of a layer's three products, for a layer of `inputs` and `outputs` over `rows` tokens.
+/// One of the three products of a layer with `inputs` and `outputs` features over `rows` tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductShape {
     /// Tokens.
@@ -22,7 +22,7 @@ pub struct ProductShape {
 /// The three products of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// Of the forward.
+    /// The forward.
     Forward,
     /// The gradient of its input.
     Input,
@@ -39,25 +39,25 @@ pub struct Rows {
     pub width: usize,
 }
 
-/// All that is measured.
+/// Everything that is measured.
 #[derive(Clone, Debug)]
 pub struct Shapes {
     /// Type of the numbers.
     pub dtype: DType,
     /// The product that warms the device up.
     pub warm: ProductShape,
-    /// Products.
+    /// The products.
     pub products: Vec<ProductShape>,
-    /// Attentions.
+    /// The attention shapes.
     pub attention: Vec<AttentionShape>,
-    /// At which size other kernels are measured, and what is fused behind products; `None` measures neither.
+    /// The size at which other kernels and epilogues are measured; `None` to measure neither.
     pub kernels: Option<Rows>,
-    /// Numbers that are copied to see how fast bytes move: far more than any cache holds.
+    /// The length of a copy to measure the memory bandwidth: far larger than any cache.
     pub copied: usize,
 }
 
 impl Shapes {
-    /// The products and attentions of these models, with `rows` tokens at a time each, whole and cut into `parts`.
+    /// The products and attention shapes of these models, with `rows` tokens each, whole and split into `parts`.
     pub fn of(
         models: &[ModelSpec],
         parts: &[usize],
@@ -89,8 +89,8 @@ impl Shapes {
         shapes
     }
 
-    /// Measurements in all: every product, and both passes of every attention, in a burst and sustained, and
-    /// the two that move bytes.
+    /// Total number of measurements: every product and both passes of every attention shape, in a burst and sustained,
+    /// and the two of memory bandwidth and launches.
     pub fn count(&self) -> usize {
         let kernels = if self.kernels.is_some() { kernels::COUNT } else { 0 };
         2 * (self.products.len() + 2 * self.attention.len()) + 2 + kernels
@@ -115,7 +115,7 @@ impl Shapes {
         }
     }
 
-    /// About sixteen thousand tokens, as many samples as that is.
+    /// As many samples as make about sixteen thousand tokens.
     fn add_attention(&mut self, model: &ModelSpec, sequence: usize) {
         let ModelSpec { heads, kv_heads, head_dim, .. } = *model;
         let batch = (16_384 / sequence).max(1);

@@ -61,7 +61,7 @@ impl Checkpoint {
             && named != step
         {
             let reason = format!(
-                "its name says step {named}, and its manifest step {step}; rename the folder or move it away"
+                "its name says step {named}, but its manifest step {step}; rename the folder or move it away"
             );
             return Err(CheckpointError::new(path, reason));
         }
@@ -110,7 +110,7 @@ impl Store for Checkpoint {
         let (elements, columns) = (parameter.valid_elements(), parameter.shape[1]);
         if (tensor.elements, tensor.columns) != (elements, columns) {
             let found = format!("{} elements in {} columns", tensor.elements, tensor.columns);
-            return Err(failed(format!("its {name} has {found}, and not {elements} in {columns}")));
+            return Err(failed(format!("its {name} has {found}, but should have {elements} in {columns}")));
         }
         let wanted = start..start + out.len();
         for part in &tensor.parts {
@@ -151,10 +151,10 @@ impl CheckedFile {
         let wrong = |reason: String| CheckpointError::new(&path, reason);
         let (bytes, checksum) = files::measure(&path).map_err(|error| CheckpointError::new(&path, error))?;
         if bytes != record.bytes {
-            return Err(wrong(format!("it has {bytes} bytes and should have {}", record.bytes)));
+            return Err(wrong(format!("it has {bytes} bytes, but should have {}", record.bytes)));
         }
         if checksum != record.checksum && !seeded::has(Bug::Checksum) {
-            return Err(wrong(format!("its checksum is {checksum} and should be {}", record.checksum)));
+            return Err(wrong(format!("its checksum is {checksum}, but should be {}", record.checksum)));
         }
         let (metadata, data) = header::read(&path)?;
         Ok(CheckedFile { path, metadata, data })
@@ -172,11 +172,11 @@ fn tensors(
     for slice in &manifest.slices {
         let tensor = slice.tensor();
         if !taken.insert((slice.file, tensor.clone())) {
-            return Err(format!("{tensor} of file {} stands for two slices", slice.file));
+            return Err(format!("{tensor} of file {} is listed for two slices", slice.file));
         }
         let file = files
             .get(slice.file)
-            .ok_or_else(|| format!("{tensor} is in file {}, which is none", slice.file))?;
+            .ok_or_else(|| format!("{tensor} is in file {}, which does not exist", slice.file))?;
         let info = file.metadata.info(&tensor);
         let info = info.ok_or_else(|| format!("{tensor} is not in {}", file.path.display()))?;
         let known = matches!(info.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16);
@@ -205,6 +205,6 @@ fn tensors(
     if found == expected {
         Ok(tensors)
     } else {
-        Err(format!("it has {found} tensors, and its model {expected}"))
+        Err(format!("it has {found} tensors, but its model has {expected}"))
     }
 }

@@ -170,7 +170,7 @@ impl CheckpointFolder {
         match fs::read_link(&self.path) {
             Ok(target) if !self.path.exists() => {
                 let target = target.display();
-                let reason = format!("it is a link to {target}, which is not there; is its disk mounted?");
+                let reason = format!("it is a link to {target}, which does not exist; is its disk mounted?");
                 Err(CheckpointError::new(&self.path, reason))
             }
             _ => Ok(()),

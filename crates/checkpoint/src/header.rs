@@ -41,7 +41,7 @@ fn decode(file: &mut impl Read, bytes: u64) -> Result<(Metadata, u64), String> {
     file.read_exact(&mut length).map_err(|error| error.to_string())?;
     if length == *LFS_POINTER {
         return Err(
-            "it is a pointer of Git LFS to the file that is meant; get that with git lfs pull".to_owned()
+            "it is a Git LFS pointer, not the file itself; run git lfs pull to download the file".to_owned()
         );
     }
     let length = u64::from_le_bytes(length);
@@ -53,10 +53,13 @@ fn decode(file: &mut impl Read, bytes: u64) -> Result<(Metadata, u64), String> {
     let mut json = vec![0; length as usize];
     file.read_exact(&mut json).map_err(|error| error.to_string())?;
     let metadata: Metadata = serde_json::from_slice(&json)
-        .map_err(|error| format!("its header is no safetensors header: {error}"))?;
-    let told = metadata.data_len() as u64;
-    if data.checked_add(told) != Some(bytes) {
-        return Err(format!("its header tells of {told} bytes of data, the file has {}", bytes - data));
+        .map_err(|error| format!("its header is not a safetensors header: {error}"))?;
+    let described = metadata.data_len() as u64;
+    if data.checked_add(described) != Some(bytes) {
+        return Err(format!(
+            "its header describes {described} bytes of data, but the file has {}",
+            bytes - data
+        ));
     }
     Ok((metadata, data))
 }

@@ -30,7 +30,7 @@ impl RunLock {
     /// Locks a run's folder, which must exist. If the file system has no locks, calls `unguarded` with the reason and continues
     /// without a lock.
     pub fn take(out: &Path, unguarded: impl FnOnce(&CheckpointError)) -> Result<Self, CheckpointError> {
-        let advice = "is using this folder; give another run.out";
+        let advice = "is using this folder; set another run.out";
         Self::take_by(try_lock, &out.join(RUN), advice, unguarded)
     }
 
@@ -39,7 +39,7 @@ impl RunLock {
         folder: &Path,
         unguarded: impl FnOnce(&CheckpointError),
     ) -> Result<Self, CheckpointError> {
-        let advice = "writes its checkpoints to this folder; link it to another, or give another run.out";
+        let advice = "writes its checkpoints to this folder; link to another folder, or set another run.out";
         Self::take_by(try_lock, &folder.join(CHECKPOINTS), advice, unguarded)
     }
 
@@ -70,7 +70,8 @@ impl RunLock {
                 ));
             }
             Err(TryLockError::Error(error)) => {
-                let reason = format!("it cannot be locked ({error}), so nothing keeps another run away");
+                let reason =
+                    format!("it cannot be locked ({error}), so nothing prevents another run from using it");
                 unguarded(&CheckpointError::new(folder, reason));
             }
         }
@@ -107,7 +108,9 @@ mod tests {
             .expect("it goes on");
         let said = said.expect("it is said");
         assert!(
-            said.ends_with("it cannot be locked (unsupported), so nothing keeps another run away"),
+            said.ends_with(
+                "it cannot be locked (unsupported), so nothing prevents another run from using it"
+            ),
             "{said}"
         );
         std::fs::remove_dir_all(&out).expect("it can be removed");

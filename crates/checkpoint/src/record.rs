@@ -77,7 +77,7 @@ impl PlanRecord {
     /// The plan. Checks the model like that of a configuration, since parameters and files depend on it.
     fn into_plan(self) -> Result<Plan, String> {
         // Checks that all integers fit into TOML, because `plan_for` writes the plan as TOML.
-        toml::Value::try_from(&self).map_err(|error| format!("{NAME} is none: {error}"))?;
+        toml::Value::try_from(&self).map_err(|error| format!("{NAME} is not readable: {error}"))?;
         let defaults = self.defaults().map_err(|error| error.to_string())?;
         let mut model = self.model;
         if presets::model(&model.name).is_err() {

@@ -26,7 +26,7 @@ impl Checkpoint {
                 continue;
             }
             let reason =
-                format!("it has model.{key} = {theirs}, and this run {ours}; the model must be the same");
+                format!("it has model.{key} = {theirs}, but this run has {ours}; the model must be the same");
             return Err(CheckpointError::new(self.path(), reason));
         }
         Ok(())
@@ -45,14 +45,14 @@ impl Checkpoint {
         let (theirs, ours) = (self.plan().batch.sequence, plan.batch.sequence);
         if theirs != ours {
             return refuse(format!(
-                "it was trained with batch.sequence = {theirs}, and with {ours} its place in the data is lost"
+                "it was trained with batch.sequence = {theirs}; with {ours} its position in the data is unknown"
             ));
         }
         self.check_split(plan)?;
         let (samples, global) = (self.progress().samples, plan.batch.global as u64);
         if !samples.is_multiple_of(global) {
             return refuse(format!(
-                "it has seen {samples} samples, which is no multiple of batch.global = {global}; use {}",
+                "it has seen {samples} samples, which is not a multiple of batch.global = {global}; use {}",
                 self.plan().batch.global
             ));
         }
@@ -64,35 +64,40 @@ impl Checkpoint {
     pub fn data_changes(&self, plan: &Plan) -> Vec<String> {
         let (before, step) = (self.plan(), self.progress().step);
         let mut changes = Vec::new();
-        let mut tell = |field: &str, was: String, is: String, meaning: &str| {
+        let mut report = |field: &str, was: String, is: String, meaning: &str| {
             if was != is {
-                changes.push(format!("{field} = {is}, and was {was} up to step {step}: {meaning}"));
+                changes.push(format!("{field} = {is}, but it was {was} up to step {step}: {meaning}"));
             }
         };
         let (was, is) = (before.run.seed.to_string(), plan.run.seed.to_string());
-        tell("run.seed", was, is, "samples come in another order from here on, some of them again");
-        let place = format!("it goes on at sample {} of the new order", self.progress().samples);
-        tell("data.source", sources(&before.data), sources(&plan.data), &place);
+        report("run.seed", was, is, "from now on samples come in another order, and some are repeated");
+        let place = format!("it continues at sample {} of the new order", self.progress().samples);
+        report("data.source", sources(&before.data), sources(&plan.data), &place);
         if let (Data::Tokens(before), Data::Tokens(now)) = (&before.data, &plan.data)
             && shares_a_file(&before.sources, &now.sources)
         {
             let (was, is) = (before.split.to_string(), now.split.to_string());
-            tell(
+            report(
                 "data.split",
                 was,
                 is,
-                "what was kept for validation is trained on, in another order of samples",
+                "samples that were kept for validation are trained on, and the order of samples changes",
             );
         }
         let own = |plan: &Plan| match &plan.data {
             Data::Tokens(tokens) if !tokens.validation.is_empty() => blend(&tokens.validation),
             _ => "none".to_owned(),
         };
-        tell("data.validation", own(before), own(plan), "validation losses are of other text from here on");
+        report(
+            "data.validation",
+            own(before),
+            own(plan),
+            "from now on validation losses are measured on other text",
+        );
         let [was, is] = [before, plan].map(Plan::masks_documents);
-        let sight = if is { "its own document only" } else { "the documents before its own as well" };
-        let sight = format!("from here on a token sees {sight}");
-        tell("data.mask_documents", was.to_string(), is.to_string(), &sight);
+        let visible = if is { "its own document only" } else { "earlier documents too" };
+        let visible = format!("from now on a token attends to {visible}");
+        report("data.mask_documents", was.to_string(), is.to_string(), &visible);
         changes
     }
 
@@ -104,7 +109,8 @@ impl Checkpoint {
         if let Some(file) =
             now.validation.iter().find(|file| shares_a_file(&before.sources, std::slice::from_ref(*file)))
         {
-            let reason = format!("it was trained on {}, which data.validation names", file.path.display());
+            let reason =
+                format!("it was trained on {}, which is now in data.validation", file.path.display());
             return Err(CheckpointError::new(self.path(), reason));
         }
         if now.split <= before.split || !shares_a_file(&before.sources, &now.sources) {
@@ -112,7 +118,7 @@ impl Checkpoint {
         }
         let (was, is) = (before.split, now.split);
         let reason = format!(
-            "it was trained with data.split = {was}, and with {is} it would be validated on what it was trained on"
+            "it was trained with data.split = {was}; with {is} it would be validated on samples that it was trained on"
         );
         Err(CheckpointError::new(self.path(), reason))
     }

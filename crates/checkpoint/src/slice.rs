@@ -116,7 +116,7 @@ pub(crate) fn check_cover(parameter: &Parameter, slices: &mut [&Slice]) -> Resul
         let inside = slice.columns[0] < slice.columns[1] && slice.columns[1] <= columns;
         let end = slice.start.checked_add(slice.len);
         if !inside || end.is_none_or(|end| end > parameter.valid_rows * slice.width()) {
-            return Err(format!("a slice of {name} lies outside of its {:?} elements", parameter.shape));
+            return Err(format!("a slice of {name} is outside of its {:?} elements", parameter.shape));
         }
         total = total.saturating_add(slice.len);
     }
@@ -128,7 +128,7 @@ pub(crate) fn check_cover(parameter: &Parameter, slices: &mut [&Slice]) -> Resul
     match (apart, total == parameter.valid_elements()) {
         (true, true) => Ok(()),
         (true, false) => {
-            Err(format!("{total} of the {} elements of {name} are there", parameter.valid_elements()))
+            Err(format!("only {total} of the {} elements of {name} are present", parameter.valid_elements()))
         }
         (false, _) => Err(format!("slices of {name} overlap")),
     }

@@ -20,7 +20,7 @@ impl TemporaryFolder {
     /// Creates a temporary folder for `to`, which must not exist or be empty. Never removes other files beside it.
     pub fn begin(to: &Path) -> Result<Self, CheckpointError> {
         if to.exists() && !is_empty_folder(to) {
-            return Err(CheckpointError::new(to, "it is there already"));
+            return Err(CheckpointError::new(to, "it already exists"));
         }
         let failed = |error: io::Error| CheckpointError::new(to, error);
         to.parent().map_or(Ok(()), fs::create_dir_all).map_err(failed)?;

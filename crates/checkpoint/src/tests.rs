@@ -110,7 +110,7 @@ fn every_layout_reads_every_number() {
     let error = checkpoint
         .read(Elements::of(&foreign, StoredTensor::Weights), &mut [0.0])
         .expect_err("another shape");
-    assert!(error.to_string().contains("and not"), "{error}");
+    assert!(error.to_string().contains("but should have"), "{error}");
 }
 
 #[test]
@@ -146,7 +146,11 @@ fn what_is_broken_is_named_and_passed_over() {
             "its checksum is xxh3:",
         ),
         ("rank-00002.safetensors", |path| fs::remove_file(path).unwrap(), "No such file"),
-        ("rank-00001.safetensors", |path| fs::write(path, [0; 5]).unwrap(), "it has 5 bytes and should have"),
+        (
+            "rank-00001.safetensors",
+            |path| fs::write(path, [0; 5]).unwrap(),
+            "it has 5 bytes, but should have",
+        ),
         (MANIFEST, |path| flip(path, 64), "its checksum is xxh3:"),
         (
             MANIFEST,
@@ -222,7 +226,7 @@ fn a_name_that_contradicts_the_manifest_is_refused() {
     fs::rename(folder.of_step(10), folder.of_step(99)).expect("it is renamed");
     let (step, broken) = newest(&folder);
     assert_eq!((step, broken.len()), (Ok(Some(5)), 1));
-    let reason = "its name says step 99, and its manifest step 10; rename the folder or move it away";
+    let reason = "its name says step 99, but its manifest step 10; rename the folder or move it away";
     assert_eq!(broken[0], CheckpointError::new(&folder.of_step(99), reason));
     // A folder with another name is accepted, and the checkpoint that a run resumes from stays.
     let best = folder.path().join("best");

@@ -168,7 +168,12 @@ fn profile(plan: &Plan, times: &[TransferTime]) -> String {
         let latency = (message.seconds / 2.0).min(small.seconds / hops);
         let start = small.seconds - hops * latency;
         let sent = large.bandwidth() * large.seconds;
-        let bandwidth = sent / (large.seconds - small.seconds).max(f64::MIN_POSITIVE);
+        // Noise may make a small transfer the slower one.
+        let bandwidth = if large.seconds > small.seconds {
+            sent / (large.seconds - small.seconds)
+        } else {
+            large.bandwidth()
+        };
         let table = [("bandwidth", bandwidth), ("efficiency", 1.0), ("latency", latency), ("start", start)];
         let keys = table.map(|(key, value)| format!("{key} = {value:e}\n")).concat();
         text = format!("{text}\n[cluster.links.{}]\n{keys}", wanted.name());

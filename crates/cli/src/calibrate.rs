@@ -1,4 +1,4 @@
-//! `kintsugi calibrate`: this machine's device, measured into a profile.
+//! `kintsugi calibrate`: measures this machine's device and writes a profile.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -25,28 +25,28 @@ use crate::host;
 use crate::output::Output;
 use crate::table::Table;
 
-/// Measures this machine's device into a profile that `plan --profile` predicts time with.
+/// Measures this machine's device and writes a profile, with which `plan --profile` predicts time.
 ///
-/// Matrix products in the shapes of the model presets, attention, copies and launches are timed in bursts and then,
-/// after the device has been kept at work, back to back: a GPU at its power cap runs slower in training than in a
-/// short test. Where the card has a meter, its power at rest and at work is read too. Peaks of the data sheet are
-/// taken from cluster.preset, where one is given.
+/// Matrix products in the shapes of the model presets, attention, copies and launches are timed twice: in bursts, and
+/// back to back after the device has warmed up. A GPU at its power cap runs slower in training than in a short test. If
+/// the GPU reports its power, idle and loaded power are measured too. Data-sheet peaks are taken from cluster.preset,
+/// if it is given.
 ///
-/// run.device says what is measured: "cpu", one thread as one rank has it while the other cores are at work, with the
-/// copies between ranks that are threads; or "cuda", the first GPU. On a CPU the shapes are those of the
+/// run.device selects the device. "cpu" measures one thread, as a rank has it while the other cores are busy, and the
+/// copies between ranks that are threads. "cuda" measures the first GPU. On a CPU the shapes are those of the
 /// configuration's model and micro-batch.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
     config: ConfigArguments,
-    /// Where the profile goes
+    /// The file to write
     #[arg(long, value_name = "FILE.toml", default_value = "profile.toml")]
     out: PathBuf,
-    /// Seconds of work before anything sustained is measured
+    /// Seconds of warm-up before sustained rates are measured
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     warm_up: f64,
-    /// Seconds of work for every sustained rate
+    /// Seconds of work for each sustained rate
     #[arg(long, value_name = "SECONDS", default_value_t = 0.4, value_parser = seconds)]
     sustained: f64,
     /// Prints the profile as JSON
@@ -70,7 +70,7 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A profile, as it is written.
+/// The contents of a profile.
 #[derive(Serialize)]
 struct Profile<'a> {
     cluster: Cluster<'a>,
@@ -85,7 +85,7 @@ struct Cluster<'a> {
     links: Option<Links>,
 }
 
-/// What is measured beside the device, where ranks are threads.
+/// What is measured in addition to the device, if ranks are threads.
 #[derive(Serialize)]
 struct Links {
     node: Link,
@@ -136,11 +136,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     output.result(&device)
 }
 
-/// Models that people train on one GPU.
+/// Models that fit on one GPU.
 const GPU_MODELS: [&str; 5] = ["gpt2-124m", "gpt2-1558m", "gpt-1.3b", "gpt-1.4b", "llama2-7b"];
 
 fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
-    /// More than the largest product and the largest copy take.
+    /// More memory than the largest product and the largest copy take.
     const MEMORY: u64 = 12 << 30;
     let failure = |error: kintsugi_tensor::cuda::CudaError| Failure::Run(error.to_string());
     let gpu = Gpu::new(0).map_err(failure)?;
@@ -162,7 +162,7 @@ fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
     }))
 }
 
-/// One thread, with the other cores at work; models of a size that people try layouts out with.
+/// Measures one thread while the other cores are busy, with models of a size that is used to try layouts.
 fn cpu(plan: &Plan, patience: Patience, cores: usize) -> io::Result<DeviceSpec> {
     let backend: Box<dyn Backend> = Box::new(CpuBackend::new(Rc::new(Heap::default()), 1));
     let sequence = plan.batch.sequence;
@@ -182,14 +182,14 @@ fn cpu(plan: &Plan, patience: Patience, cores: usize) -> io::Result<DeviceSpec> 
     })
 }
 
-/// A preset's model; on one rank, which every model can be on.
+/// A preset's model, planned for one rank, which every model allows.
 fn model(preset: &str) -> ModelSpec {
     let one_rank = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1"];
     let source = ConfigSource::demo().sets(one_rank).set(format!("model.preset={preset}"));
     source.plan().expect("a preset is a legal model").model
 }
 
-/// A bar on a terminal, nothing elsewhere.
+/// A progress bar on a terminal, nothing elsewhere.
 fn bar() -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -198,7 +198,7 @@ fn bar() -> ProgressBar {
     ProgressBar::new(0).with_style(style.expect("the template is valid").progress_chars("━╸ "))
 }
 
-/// What ranks that are threads have between them.
+/// The links between ranks that are threads.
 fn sharing(cores: Option<usize>, link: &LinkSpec) -> String {
     let micro = |seconds: Option<f64>| seconds.unwrap_or(0.0) * 1e6;
     format!(
@@ -210,7 +210,7 @@ fn sharing(cores: Option<usize>, link: &LinkSpec) -> String {
     )
 }
 
-/// What a person wants to know first.
+/// The most important results as text.
 fn report(device: &DeviceSpec) -> String {
     let fastest = device.products.iter().map(|point| point.flops).fold(0.0, f64::max);
     let (unit, factor) = if fastest < 1e12 { ("GFLOP/s", 1e9) } else { ("TFLOP/s", 1e12) };

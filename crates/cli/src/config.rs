@@ -11,16 +11,16 @@ use kintsugi_plan::config::{ConfigSource, ProfilePlace};
 use crate::failure::Failure;
 use crate::files::read_text;
 
-/// Which configuration.
+/// The arguments that select a configuration.
 #[derive(Args)]
 pub struct ConfigArguments {
-    /// Configuration file; without one, the built-in demo
+    /// Configuration file; without it the built-in demo is used
     #[arg(value_name = "CONFIG.toml")]
     file: Option<PathBuf>,
-    /// A device as `kintsugi calibrate` measured it, in place of what the cluster's preset says
+    /// Device profile written by `kintsugi calibrate`; overrides the cluster's preset
     #[arg(long, value_name = "FILE.toml")]
     profile: Option<PathBuf>,
-    /// Sets one value over the file's, as in --set parallel.tp=4
+    /// Overrides one value of the file, as in --set parallel.tp=4
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     sets: Vec<String>,
 }
@@ -31,18 +31,18 @@ impl ConfigArguments {
         self.file.is_some()
     }
 
-    /// Whether it is this very file that was named.
+    /// Whether the given file is the one at `path`.
     pub fn is_file(&self, path: &Path) -> bool {
         let named = self.file.as_ref().and_then(|file| file.canonicalize().ok());
         named.is_some() && named == path.canonicalize().ok()
     }
 
-    /// Whether anything is laid over the file.
+    /// Whether any value of the file is overridden.
     pub fn has_sets(&self) -> bool {
         !self.sets.is_empty()
     }
 
-    /// Reads the file, the cluster's profile, and the model of the folder of weights that it names.
+    /// Reads the file, the cluster's profile, and the model of the weights folder that the file names.
     pub fn read(&self) -> Result<ConfigSource, Failure> {
         let source = match &self.file {
             Some(path) => ConfigSource::text(read_text(path)?).named(path.display().to_string()),
@@ -61,12 +61,12 @@ impl ConfigArguments {
         })
     }
 
-    /// The plan it means.
+    /// The plan of the configuration.
     pub fn plan(&self) -> Result<Plan, Failure> {
         Ok(self.read()?.plan()?)
     }
 
-    /// The plan, and what the configuration asks for and does not get.
+    /// The plan, and notes about settings that it does not fulfil.
     pub fn plan_with_notes(&self) -> Result<(Plan, Vec<String>), Failure> {
         let source = self.read()?;
         let plan = source.plan()?;
@@ -75,19 +75,19 @@ impl ConfigArguments {
     }
 }
 
-/// The configuration with the model of the folder of weights that it names, if it names one.
+/// Adds the model of the weights folder that the configuration names, if it names one.
 fn with_init_model(source: ConfigSource) -> Result<ConfigSource, Failure> {
     let Some(folder) = source.init_folder()? else { return Ok(source) };
     match WeightsFolder::read_model(&folder) {
         Ok(model) => Ok(source.with_init_model(&model)?),
-        // A file that says everything needs the folder only for the weights, and to resume not even for those.
+        // A complete configuration needs the folder only for the weights, and a resumed run not even for those.
         Err(_) if !source.is_demo() && source.plan().is_ok() => Ok(source),
         Err(error) => Err(Failure::Mistake(format!("model.init: {error}"))),
     }
 }
 
-/// The file with the profile of this machine: `KINTSUGI_PROFILE`, or `kintsugi/local.toml` in the user's folder for
-/// configurations (`XDG_CONFIG_HOME`, else `~/.config`).
+/// The default profile of this machine: `KINTSUGI_PROFILE`, or `kintsugi/local.toml` in the user's configuration folder
+/// (`XDG_CONFIG_HOME`, else `~/.config`).
 pub fn default_profile() -> Option<PathBuf> {
     let named = std::env::var_os("KINTSUGI_PROFILE").map(PathBuf::from);
     named.or_else(|| Some(choose_base_strategy().ok()?.config_dir().join("kintsugi").join("local.toml")))

@@ -1,4 +1,4 @@
-//! `kintsugi convert`: weights from one kind of folder, or layout, into another.
+//! `kintsugi convert`: converts weights to another kind of folder or another layout.
 
 use std::fs;
 use std::io::IsTerminal;
@@ -19,14 +19,14 @@ use crate::output::Output;
 
 /// Converts weights between Hugging Face folders and checkpoints of any layout.
 ///
-/// FROM is a Hugging Face folder (GPT-2, GPT-NeoX or Llama, as safetensors), a checkpoint, or the folder of a run, whose
-/// newest checkpoint is taken. A Hugging Face folder becomes a checkpoint, and a checkpoint a Hugging Face folder that
-/// transformers loads as it is, with the tokenizer of the data that it was trained on, or of the folder that training
-/// started from. With --set a checkpoint becomes one for other ranks, optimizer states included; for training that is
-/// never needed, as --resume reads a checkpoint of any layout.
+/// FROM is a Hugging Face folder (GPT-2, GPT-NeoX or Llama, as safetensors), a checkpoint, or the folder of a run,
+/// whose newest checkpoint is used. A Hugging Face folder becomes a checkpoint. A checkpoint becomes a Hugging Face
+/// folder that transformers can load, with the tokenizer of its training data or of the folder from which training
+/// started. With --set, a checkpoint is converted to another layout, optimizer states included. Training never needs
+/// that, because --resume reads checkpoints of any layout.
 ///
-/// Weights are read and written piece by piece, so a model need not fit into memory. TO must not be there yet, and is
-/// whole or absent.
+/// Weights are read and written piece by piece, so the model need not fit into memory. TO must not exist. It is written
+/// completely or not at all.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -34,16 +34,16 @@ pub struct Arguments {
     from: PathBuf,
     /// The folder to write
     to: PathBuf,
-    /// What to write; without it, the other kind, and a checkpoint where --set is given
+    /// What to write; by default the other kind, or a checkpoint if --set is given
     #[arg(long = "to", value_name = "KIND")]
     kind: Option<Kind>,
-    /// Type of the weights in a Hugging Face folder; fp32 without it
+    /// Type of the weights in a Hugging Face folder; fp32 by default
     #[arg(long, value_name = "TYPE")]
     dtype: Option<DType>,
     /// Sets a value of the checkpoint's configuration, as in --set parallel.tp=4
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     sets: Vec<String>,
-    /// Writes numbers that are not finite, or that become infinite in the type of --dtype; without it they are an error
+    /// Allows numbers that are not finite, or that become infinite in the type of --dtype; by default they are an error
     #[arg(long)]
     allow_non_finite: bool,
     /// Prints the result as JSON, and nothing else to stdout
@@ -79,10 +79,10 @@ enum DType {
     Fp16,
 }
 
-/// What was done.
+/// The result.
 #[derive(Serialize)]
 struct Converted {
-    /// Paths as people see them: JSON has no word for bytes that are no text.
+    /// Paths as text, since JSON cannot represent paths that are not UTF-8.
     from: String,
     to: String,
     kind: &'static str,
@@ -98,7 +98,7 @@ struct Converted {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let begun = Instant::now();
-    // Without a slash at its end, which would make another folder of the unfinished one.
+    // Without a trailing slash, which would put the unfinished folder inside it.
     let to: PathBuf = arguments.to.components().collect();
     check_free(&to)?;
     let from = WeightsFolder::open(&arguments.from)?;
@@ -124,7 +124,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     output.text(&sentence(&converted))?;
     if from.tokenizer().is_none() {
-        output.text("no tokenizer goes along: none is known for these weights\n")?;
+        output.text("no tokenizer is written, because none is known for these weights\n")?;
     }
     output.result(&converted)
 }
@@ -134,7 +134,7 @@ fn check_free(to: &Path) -> Result<(), Failure> {
     if free {
         Ok(())
     } else {
-        Err(Failure::Mistake(format!("{} is there already; give another folder", to.display())))
+        Err(Failure::Mistake(format!("{} already exists; choose another folder", to.display())))
     }
 }
 
@@ -144,17 +144,17 @@ fn target(arguments: &Arguments, from: &WeightsFolder) -> Result<ConversionTarge
         _ => Kind::Checkpoint,
     };
     match (arguments.kind.unwrap_or(other), arguments.dtype) {
-        (Kind::Hf, _) if !arguments.sets.is_empty() => {
-            Err(Failure::Mistake("--set is for a checkpoint; a Hugging Face folder has no layout".into()))
-        }
+        (Kind::Hf, _) if !arguments.sets.is_empty() => Err(Failure::Mistake(
+            "--set needs a checkpoint as the target; a Hugging Face folder has no layout".into(),
+        )),
         (Kind::Hf, dtype) => Ok(ConversionTarget::HuggingFace(match dtype {
             None | Some(DType::Fp32) => Compute::Fp32,
             Some(DType::Bf16) => Compute::Bf16,
             Some(DType::Fp16) => Compute::Fp16,
         })),
-        (Kind::Checkpoint, Some(_)) => {
-            Err(Failure::Mistake("--dtype is for a Hugging Face folder; a checkpoint keeps fp32".into()))
-        }
+        (Kind::Checkpoint, Some(_)) => Err(Failure::Mistake(
+            "--dtype needs a Hugging Face folder as the target; checkpoints are fp32".into(),
+        )),
         (Kind::Checkpoint, None) => {
             let plan = plan_for(from, &arguments.sets)?;
             from.check_model(&plan)?;

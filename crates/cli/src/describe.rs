@@ -1,4 +1,4 @@
-//! A plan and its prediction in words and tables, as every command shows them.
+//! A plan and its prediction as text and tables, shared by all commands.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::table::Table;
 
-/// Traffic as it stands in [`kintsugi_rank::StepMetrics`].
+/// Traffic in the form of [`kintsugi_rank::StepMetrics`].
 pub type CommBytes = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
 
 /// The model: `demo (gpt), 809 k parameters: 4 layers of width 128, …`.
@@ -34,7 +34,7 @@ pub fn model(plan: &Plan) -> String {
     )
 }
 
-/// The layout: ranks, schedule, sharding, and how a step is cut.
+/// The layout: ranks, schedule, sharding, and how a step is divided.
 pub fn layout(plan: &Plan) -> String {
     let mesh = plan.mesh;
     let mut parts = vec![format!("tp {} · pp {} · dp {}", mesh.tp, mesh.pp, mesh.dp)];
@@ -61,12 +61,12 @@ pub fn layout(plan: &Plan) -> String {
     )
 }
 
-/// A number and what is counted, in the form that goes with the number.
+/// A number with its noun in singular or plural.
 fn counted(number: usize, one: &str, several: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { several })
 }
 
-/// What is sharded over dp, by its common name.
+/// The sharding over dp, by its common name.
 fn sharding(plan: &Plan) -> &'static str {
     let sharding = plan.sharding;
     match (sharding.weights > 1, sharding.gradients > 1, sharding.states > 1) {
@@ -89,7 +89,7 @@ pub fn processes(connection: Connection) -> String {
     )
 }
 
-/// Every category's largest figure over the ranks, with the largest total and the most reserved.
+/// The largest value over the ranks of each category, of the total, and of the reserved bytes.
 pub fn worst(ranks: &[RankMemory]) -> Vec<(&'static str, u64)> {
     let largest = |of: fn(&RankMemory) -> u64| ranks.iter().map(of).max().unwrap_or(0);
     let names = RankMemory::default().categories();
@@ -115,7 +115,7 @@ pub fn traffic_table(comm: &CommBytes) -> String {
     table.to_string()
 }
 
-/// The word that a configuration has for a value.
+/// The value as a configuration writes it.
 pub fn word(value: &impl Serialize) -> String {
     let value = serde_json::to_value(value).expect("words are plain values");
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)

@@ -12,8 +12,8 @@ use kintsugi_spec::units;
 
 /// Shows what this machine has, and what is missing.
 ///
-/// Libraries for GPUs and MPI are loaded at run time: one binary serves machines with and without them. For each this says
-/// which version was found, or which file names were tried and how to get it.
+/// GPU and MPI libraries are loaded at run time, so one binary works with and without them. For each library the command prints
+/// the version that it found. If a library is missing, it prints the file names that it tried and how to install it.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -95,6 +95,6 @@ fn text(findings: &Findings) -> String {
 fn line(Library { name, version, tried, remedy }: &Library) -> String {
     match version {
         Some(version) => format!("  ✓ {name} {version}\n"),
-        None => format!("  – {name}: not found ({}); {remedy}\n", tried.join(", ")),
+        None => format!("  – {name}: not found (tried {}); {remedy}\n", tried.join(", ")),
     }
 }

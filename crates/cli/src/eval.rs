@@ -21,12 +21,13 @@ use crate::output::{self, Output};
 
 /// Measures the loss and the perplexity of a model on token files.
 ///
-/// FOLDER is the folder of a run, a checkpoint or a Hugging Face folder. With --data all of the files is read, in
-/// samples of batch.sequence tokens that follow each other; without it, the validation split of the data that the run
-/// was trained on. Every token but the first of a sample is a target once, whatever the batch sizes; only what does not
-/// fill a sample at the end of a file is left out.
+/// FOLDER is the folder of a run, a checkpoint or a Hugging Face folder. With --data, the whole files are read, in
+/// consecutive samples of batch.sequence tokens. Without it, the validation split of the run's data is read. Every
+/// token except the first of a sample is a target once, whatever the batch sizes. Only tokens at the end of a file that
+/// do not fill a sample are left out.
 ///
-/// Samples come in the order of the files. Of several sources each has its own loss, and their mean is by weight.
+/// Samples come in the order of the files. With several sources, each has its own loss, and the result is their
+/// weighted mean.
 ///
 /// The model runs on one rank, or on the layout that --set parallel.… gives.
 #[derive(Args)]
@@ -37,10 +38,10 @@ pub struct Arguments {
     /// Token files, as `kintsugi prepare` or Megatron-LM writes them: PREFIX.bin and PREFIX.idx
     #[arg(long, value_name = "PREFIX")]
     data: Option<String>,
-    /// Which part of the data, by data.split; without it, all of --data, else the validation split
+    /// Part of the data, by data.split; by default all of --data, or else the validation split
     #[arg(long, value_name = "SPLIT")]
     split: Option<SplitName>,
-    /// Samples to read, from the first on, of several sources by weight; all of them without it
+    /// Samples to read, starting with the first, from several sources by weight; by default all
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     samples: Option<u64>,
     /// Prints the result as JSON
@@ -55,9 +56,9 @@ Examples:
   kintsugi eval gpt2 --data data/book --set batch.sequence=1024
       a Hugging Face folder on token files made with its tokenizer
   kintsugi eval out --data data/book --set parallel.tp=2 --json
-      the same number from two ranks, for a script";
+      the same number with two ranks, as JSON";
 
-/// The longest sample that is taken without being asked for.
+/// The longest sample that is used by default.
 const LONGEST: usize = 2048;
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -101,27 +102,28 @@ fn plan(arguments: &Arguments, weights: &WeightsFolder) -> Result<Plan, Failure>
     if let Some(data) = &arguments.data {
         over.push(format!("data.source={}", serde_json::Value::from(data.as_str())));
         over.push("data.validation=[]".to_owned());
-        // Nothing is kept back of files that are evaluated whole.
+        // Files that are evaluated whole have no training split.
         over.extend(arguments.split.is_none().then(|| "data.split=0".to_owned()));
     } else if matches!(weights, WeightsFolder::HuggingFace(_)) {
-        return Err(Failure::Mistake("a Hugging Face folder has no data; give --data PREFIX".to_owned()));
+        return Err(Failure::Mistake("a Hugging Face folder has no data; add --data PREFIX".to_owned()));
     }
     arguments.model.plan(weights, &under, &over)
 }
 
-/// How many samples are read, where not all are. The demo has no end: as many as an evaluation in training has.
+/// The number of samples to read, if not all. The demo is endless, so it reads as many as an evaluation during
+/// training.
 fn samples(arguments: &Arguments, plan: &Plan, dataset: &dyn Dataset) -> Result<Option<u64>, Failure> {
     let there: Option<u64> = dataset.validation().iter().map(|part| part.samples).sum();
     match (there, arguments.samples) {
         (Some(there), Some(wanted)) if wanted > there => {
-            Err(Failure::Mistake(format!("--samples {wanted} is more than the {there} that there are")))
+            Err(Failure::Mistake(format!("--samples {wanted} is more than the {there} samples of the data")))
         }
         (None, None) => Ok(Some(plan.evaluation_samples())),
         (_, wanted) => Ok(wanted),
     }
 }
 
-/// The plan with global batches that fill its pipeline, where there are samples enough.
+/// The plan with global batches that fill its pipeline, if there are enough samples.
 fn filled(plan: &Plan, samples: u64) -> Plan {
     let one = (plan.batch.micro * plan.mesh.dp) as u64;
     plan.with_micro_batches(if samples >= one * plan.mesh.pp as u64 { plan.mesh.pp } else { 1 })

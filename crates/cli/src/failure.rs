@@ -1,4 +1,4 @@
-//! How a command fails: whose fault it is decides the exit code.
+//! How a command fails. The kind of failure decides the exit code.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -13,11 +13,11 @@ use crate::output;
 /// Why a command did not succeed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The user's mistake: the configuration, an argument, a file.
+    /// An error in the configuration, an argument or a file of the user.
     Mistake(String),
     /// The run failed.
     Run(String),
-    /// What failed has been printed already.
+    /// The failure has already been printed.
     Shown,
     /// All processes of the job know of this failure, and end by themselves. This process prints it.
     Agreed(Box<Failure>),

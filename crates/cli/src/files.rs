@@ -1,4 +1,4 @@
-//! Files that people name: texts that are read, and files that are written whole or not at all.
+//! Files that the user names: texts that are read, and files that are written completely or not at all.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -9,8 +9,8 @@ use kintsugi_spec::output::{self, UnfinishedFile, with_suffix};
 
 use crate::failure::Failure;
 
-/// The text of a regular file, or of what the shell has opened for the program: `/dev/stdin`, or `/dev/fd/63` for `<(…)`.
-/// A pipe of any other name is refused: it might never have a writer.
+/// Reads a regular file, or a file that the shell has opened for the program: `/dev/stdin`, or `/dev/fd/63` for `<(…)`.
+/// Any other pipe is refused, because it might never have a writer.
 pub fn read_text(path: &Path) -> Result<String, Failure> {
     let opened_by_shell = path == Path::new("/dev/stdin") || path.starts_with("/dev/fd");
     let file = if opened_by_shell { File::open(path) } else { input::open(path) };
@@ -18,8 +18,8 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
         .map_err(|error| Failure::file("read", path, &error))
 }
 
-/// Writes a file under another name, syncs it to the disk and moves it into place. What is no file, like a pipe, is
-/// written to as it is.
+/// Writes a file under a temporary name, syncs it to the disk and renames it. A target that is not a regular file, such
+/// as a pipe, is written directly.
 pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), Failure> {
     let written = match place(path) {
         Place::Stream => fs::write(path, text),
@@ -28,9 +28,9 @@ pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), Failure> {
     written.map_err(|error| Failure::file("write", path, &error))
 }
 
-/// What a path leads to.
+/// The kind of a path's target.
 enum Place {
-    /// A file, or nothing yet, where links end.
+    /// A file, or nothing yet, after following links.
     File(PathBuf),
     /// A device, or a pipe.
     Stream,
@@ -44,7 +44,7 @@ fn place(path: &Path) -> Place {
     }
 }
 
-/// Removes a file, if it is there.
+/// Removes a file, if it exists.
 pub fn remove(path: &Path) -> Result<(), Failure> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Failure::file("replace", path, &error)),
@@ -52,7 +52,7 @@ pub fn remove(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Refuses a path that could not be written later, before hours are spent on what shall be written there.
+/// Refuses a path that cannot be written, before hours are spent on its contents.
 pub fn check_writable(path: &Path) -> Result<(), Failure> {
     if path.is_dir() {
         return Err(Failure::Mistake(format!("cannot write {}: it is a folder", path.display())));

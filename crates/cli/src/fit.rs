@@ -1,4 +1,4 @@
-//! Whether a plan fits into the devices it is for, and into this machine.
+//! Whether a plan fits into the devices that it is for, and into this machine.
 
 use kintsugi_checkpoint::snapshot_bytes;
 use kintsugi_plan::{DeviceKind, Plan};
@@ -10,7 +10,7 @@ use kintsugi_tensor::cuda::libraries;
 use crate::failure::Failure;
 use crate::host;
 
-/// Against the plan's devices, or this machine's memory where the plan is for this machine.
+/// Compares with the plan's devices, or with this machine's memory if the plan is for this machine.
 pub fn planned(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
     if plan.cluster.device.memory.is_some() {
         check_fit(plan, prediction, None)
@@ -19,7 +19,7 @@ pub fn planned(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
     }
 }
 
-/// Refuses a plan whose device is not here.
+/// Refuses a plan whose device does not exist on this machine.
 pub fn check_device(plan: &Plan) -> Result<(), Failure> {
     if plan.run.device == DeviceKind::Cpu {
         return Ok(());
@@ -31,13 +31,14 @@ pub fn check_device(plan: &Plan) -> Result<(), Failure> {
     }
 }
 
-/// Whether a plan fits, if anything is known of the memory that [`planned`] looks at: not for a GPU where there is none.
+/// Whether a plan fits, if the memory that [`planned`] uses is known. It is unknown for a GPU on a machine without one.
 pub fn known(plan: &Plan, prediction: &Prediction) -> Option<bool> {
     let known = plan.cluster.device.memory.is_some() || bound(plan).is_some();
     known.then(|| planned(plan, prediction).is_ok())
 }
 
-/// Against the plan's devices and this machine's memory, which has `ranks_here` of the ranks, whatever the plan is for.
+/// Compares with the plan's devices and with the memory of this machine, which has `ranks_here` of the ranks, whatever the
+/// plan is for.
 pub fn here(plan: &Plan, prediction: &Prediction, ranks_here: usize) -> Result<(), Misfit> {
     check_fit(plan, prediction, None)?;
     let Some(bound) = bound(plan) else { return Ok(()) };
@@ -56,7 +57,7 @@ pub fn here(plan: &Plan, prediction: &Prediction, ranks_here: usize) -> Result<(
     fits(bound.bytes.saturating_sub(copy), less)
 }
 
-/// The same for ranks that do not train, of which the memory is known by stage.
+/// The same for ranks that do not train, whose memory is given by stage.
 pub fn inference_here(plan: &Plan, stages: &[RankMemory]) -> Result<(), Misfit> {
     check_memory(plan, stages, None)?;
     let Some(bound) = bound(plan) else { return Ok(()) };
@@ -64,7 +65,7 @@ pub fn inference_here(plan: &Plan, stages: &[RankMemory]) -> Result<(), Misfit> 
         .map_err(|misfit| Misfit { holder: bound.holder.to_owned(), ..misfit })
 }
 
-/// What the ranks share on this machine.
+/// The memory that all ranks share on this machine.
 pub fn bound(plan: &Plan) -> Option<host::Bound> {
     match plan.run.device {
         DeviceKind::Cpu => host::memory(),

@@ -25,45 +25,45 @@ use show::Show;
 
 /// Continues text with a model, token by token.
 ///
-/// FOLDER is the folder of a run, a checkpoint or a Hugging Face folder. Without --prompt the prompt is read from
-/// stdin. Every prompt is run once, and then each new token over a cache of the keys and values of those before it.
-/// The model runs on one rank, or on the layout that --set parallel.… gives; prompts go round the replicas, and
-/// batch.micro of them at a time through every stage.
+/// FOLDER is the folder of a run, a checkpoint or a Hugging Face folder. Without --prompt, the prompt is read from
+/// stdin. Every prompt is processed once; then each new token uses a cache of the keys and values before it. The model
+/// runs on one rank, or on the layout that --set parallel.… gives. Prompts are distributed over the replicas, and
+/// batch.micro of them pass through the stages at a time.
 ///
-/// The same seed gives the same text, whatever the layout and whichever other prompts there are.
+/// The same seed gives the same text, whatever the layout and the other prompts are.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// Text to go on from; may be given several times
+    /// Text to continue; may be given several times
     #[arg(long, value_name = "TEXT")]
     prompt: Vec<String>,
-    /// A file that is one prompt
+    /// A file with one prompt
     #[arg(long, value_name = "FILE")]
     prompt_file: Vec<PathBuf>,
-    /// A prompt as token numbers, as in --prompt-tokens "15 7 301"; tokens are printed then
+    /// A prompt as token numbers, as in --prompt-tokens "15 7 301"; the output is then token numbers too
     #[arg(long, value_name = "TOKENS", conflicts_with_all = ["prompt", "prompt_file", "tokenizer"])]
     prompt_tokens: Vec<String>,
-    /// New tokens of every text, at most; if not given 100, or as many as the model has learned positions for
+    /// Most new tokens per text; by default 100, or fewer if the model has fewer learned positions
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     tokens: Option<u32>,
-    /// Logits are divided by it: below 1 the probable becomes more so; 0 always takes the most probable token
+    /// Divisor of the logits: below 1, probable tokens become more probable; 0 always takes the most probable token
     #[arg(long, value_name = "T", default_value_t = 1.0)]
     temperature: f64,
-    /// Draws from the K most probable tokens only; 0 for all
+    /// Samples only from the K most probable tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0)]
     top_k: usize,
-    /// Draws from the fewest most probable tokens whose probabilities add up to P
+    /// Samples only from the smallest set of most probable tokens whose probabilities add up to P
     #[arg(long, value_name = "P", default_value_t = 1.0)]
     top_p: f64,
-    /// Another seed gives another text
+    /// Seed of the sampling
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// The tokenizer, where it is not the one that the model was trained with: a tokenizer.json, a folder, or bytes
+    /// The tokenizer, if not the one that the model was trained with: a tokenizer.json, a folder, or bytes
     #[arg(long, value_name = "FILE|FOLDER|bytes")]
     tokenizer: Option<String>,
-    /// Goes on after a token that ends the text
+    /// Continues after a token that ends the text
     #[arg(long)]
     ignore_end: bool,
     /// Prints the texts as JSON, and nothing else to stdout
@@ -74,15 +74,15 @@ pub struct Arguments {
 const EXAMPLES: &str = "\
 Examples:
   kintsugi generate out --prompt 'the dog near a river'
-      the newest checkpoint of the run in out goes on from a prompt
+      continues a prompt with the newest checkpoint of the run in out
   kintsugi generate gpt2 --prompt 'Once upon a time' --temperature 0.8 --top-p 0.95 --tokens 200
-      a Hugging Face folder, with less chance
+      a Hugging Face folder, with less random sampling
   echo 'Once upon a time' | kintsugi generate gpt2 --temperature 0
       a prompt from stdin, and always the most probable token
   kintsugi generate llama --prompt 'One' --prompt 'Two' --set parallel.tp=2 --set precision.compute=bf16
       two texts at once, on two ranks, in 16 bits";
 
-/// Prompts that a Hugging Face folder's model runs at a time.
+/// Prompts that the model of a Hugging Face folder processes at a time.
 const PROMPTS_AT_A_TIME: &str = "batch.micro=8";
 
 /// Runs the command.
@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let plan = arguments.model.plan(&weights, &under, &[])?.for_generation();
     let Prompts { text, texts, tokens: prompts } = Prompts::read(arguments, &weights)?;
-    // A prompt of numbers needs no tokenizer; the model's own still says which tokens there are.
+    // A prompt of token numbers needs no tokenizer, but the model's own tokenizer says which tokens exist.
     let known = match &text {
         Some(text) => text.vocab(),
         None => model::text(&weights, None).map_or(plan.model.vocab, |text| text.vocab()),
@@ -130,9 +130,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     output.result(&Answer::new(text.as_ref(), texts, &prompts, &generated)?)
 }
 
-/// The prompts as they were given, and as tokens.
+/// The prompts as text and as tokens.
 struct Prompts {
-    /// What turned the one into the other; none where tokens were given.
+    /// The tokenizer; `None` if tokens were given.
     text: Option<TextCodec>,
     texts: Vec<String>,
     tokens: Vec<Vec<u32>>,
@@ -154,9 +154,12 @@ impl Prompts {
             texts.push(from_stdin()?);
         }
         if let Some(number) = texts.iter().position(String::is_empty) {
-            return Err(Failure::Mistake(format!("prompt {} is empty; give at least a word", number + 1)));
+            return Err(Failure::Mistake(format!(
+                "prompt {} is empty; it needs at least one word",
+                number + 1
+            )));
         }
-        // What a run was trained on has nothing around it; what others were is in their tokenizer.
+        // Our own runs add no special tokens. For other models, their tokenizer decides.
         let encode = match weights {
             WeightsFolder::HuggingFace(_) => TextCodec::encode_prompt,
             WeightsFolder::Checkpoint(_) => TextCodec::encode,
@@ -166,7 +169,7 @@ impl Prompts {
     }
 }
 
-/// The tokens that end a text: those of the model's own files, or else the tokenizer's.
+/// The tokens that end a text: from the model's own files, or else from the tokenizer.
 fn ends(weights: &WeightsFolder, text: Option<&TextCodec>) -> Vec<u32> {
     let named = weights.end_tokens();
     if named.is_empty() { text.and_then(TextCodec::end).into_iter().collect() } else { named }
@@ -174,16 +177,17 @@ fn ends(weights: &WeightsFolder, text: Option<&TextCodec>) -> Vec<u32> {
 
 fn numbers(text: &str) -> Result<Vec<u32>, Failure> {
     let number = |word: &str| {
-        let wrong = |_| Failure::Mistake(format!("--prompt-tokens has \"{word}\", which is no token number"));
+        let wrong =
+            |_| Failure::Mistake(format!("--prompt-tokens has \"{word}\", which is not a token number"));
         word.parse().map_err(wrong)
     };
     text.split([' ', ',', '\n']).filter(|word| !word.is_empty()).map(number).collect()
 }
 
-/// The text on stdin, without the end of its last line.
+/// The text on stdin, without the final line break.
 fn from_stdin() -> Result<String, Failure> {
     if std::io::stdin().is_terminal() {
-        return Err(Failure::Mistake("there is no prompt; give --prompt TEXT or pipe one in".to_owned()));
+        return Err(Failure::Mistake("there is no prompt; add --prompt TEXT or pipe it to stdin".to_owned()));
     }
     let read = input::text_of(std::io::stdin(), input::MOST_WRITTEN_BY_HAND);
     let text =
@@ -196,22 +200,22 @@ fn memory(plan: &Plan, prompts: &[Vec<u32>], tokens: usize) -> Result<MemoryChoi
     model::memory(plan, &generation_memory(plan, device(plan, Connection::Threads), &lengths, tokens))
 }
 
-/// As many new tokens as people look at, where there are positions for them.
+/// The default number of new tokens, limited by the learned positions.
 fn default_tokens(plan: &Plan, prompts: &[Vec<u32>]) -> usize {
     const USUAL: usize = 100;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-    // The last token of a text is never fed.
+    // The last token of a text is not fed to the model.
     let room = (plan.model.positions + 1).saturating_sub(longest);
     if plan.model.family == Family::Gpt { room.clamp(1, USUAL) } else { USUAL }
 }
 
-/// Rotary positions have no end, but nobody trained what comes after these.
+/// Warns if a text is longer than the model was trained for, although rotary positions have no limit.
 fn warn_beyond_positions(plan: &Plan, prompts: &[Vec<u32>], tokens: usize) {
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + tokens;
     let made_for = plan.model.positions;
     if longest > made_for + 1 {
         output::stderr(&format!(
-            "warning: texts of up to {longest} tokens from a model that was made for {made_for}"
+            "warning: texts may have {longest} tokens, but the model was trained for {made_for}"
         ));
     }
 }
@@ -223,7 +227,7 @@ fn speed(generated: &GenerationResult, prompts: &[Vec<u32>]) -> String {
     format!("{prompt_tokens} tokens of prompt in {:.2} s; {tokens} new tokens{rate}", generated.prompts_s)
 }
 
-/// The result for scripts.
+/// The result in JSON.
 #[derive(Serialize)]
 struct Answer {
     texts: Vec<Continued>,
@@ -236,7 +240,7 @@ struct Answer {
 #[derive(Serialize)]
 struct Continued {
     prompt: String,
-    /// What follows the prompt; `null` where no tokenizer is known.
+    /// The continuation; `null` if no tokenizer is known.
     text: Option<String>,
     prompt_tokens: Vec<u32>,
     tokens: Vec<u32>,

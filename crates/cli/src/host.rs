@@ -1,4 +1,4 @@
-//! The memory that this process can still get: what is free, and what its limits leave.
+//! The memory that this process can still allocate: what is free, and what its limits leave.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The device of each of `ranks` ranks that a plan is for.
+/// The device of each of a plan's `ranks` ranks.
 pub fn planned_device(plan: &Plan, ranks: usize) -> Device {
     kintsugi_simulate::planned_device(plan, ranks, cores())
 }
@@ -21,28 +21,28 @@ pub fn planned_device(plan: &Plan, ranks: usize) -> Device {
 pub struct Bound {
     /// Bytes that are left.
     pub bytes: u64,
-    /// What has no more.
+    /// What sets the bound.
     pub holder: &'static str,
 }
 
-/// What there is, as it stands behind a number of bytes.
+/// Descriptions of the bounds, printed after a number of bytes.
 const MACHINE: &str = "available on this machine";
 const CGROUP: &str = "left of the memory limit of this process's cgroup";
 const GPU: &str = "free on the GPU";
 const ADDRESS_SPACE: &str = "left of this process's address space, ulimit -v";
 
-/// The tightest bound, where the system tells.
+/// The tightest bound that the system reports.
 pub fn memory() -> Option<Bound> {
     tightest(&|path| fs::read_to_string(path).ok())
 }
 
-/// What the first GPU has left, where there is one.
+/// The free memory of the first GPU, if there is one.
 pub fn card_memory() -> Option<Bound> {
     let (bytes, _) = Gpu::new(0).and_then(|gpu| gpu.memory()).ok()?;
     Some(Bound { bytes, holder: GPU })
 }
 
-/// The tightest of all bounds, with files as `read` gives them.
+/// The tightest of all bounds, with files read by `read`.
 fn tightest(read: &Read) -> Option<Bound> {
     let named = |bytes: Option<u64>, holder| bytes.map(|bytes| Bound { bytes, holder });
     let bounds = [
@@ -53,14 +53,14 @@ fn tightest(read: &Read) -> Option<Bound> {
     bounds.into_iter().flatten().min_by_key(|bound| bound.bytes)
 }
 
-/// Gives the text of a file, if there is one.
+/// Returns the text of a file, if it exists.
 type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 fn machine(read: &Read) -> Option<u64> {
     kibibytes(&read("/proc/meminfo")?, "MemAvailable:")
 }
 
-/// What the limit on virtual memory leaves.
+/// The bytes that the limit on virtual memory leaves.
 fn address_space(read: &Read) -> Option<u64> {
     let limits = read("/proc/self/limits")?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
@@ -68,12 +68,12 @@ fn address_space(read: &Read) -> Option<u64> {
     Some(limit.saturating_sub(kibibytes(&read("/proc/self/status")?, "VmSize:")?))
 }
 
-/// Where a version of control groups keeps its figures.
+/// The file names of one version of control groups.
 struct Control {
     mount: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// The line of `memory.stat` that is used, and given back when it is needed.
+    /// The line of `memory.stat` with memory that is used, but reclaimed when needed.
     reclaimable: &'static str,
 }
 
@@ -91,7 +91,7 @@ const VERSION_2: Control = Control {
     reclaimable: "inactive_file",
 };
 
-/// What the control groups of this process leave: its own, and all that it lies in.
+/// The bytes that the control groups of this process leave: its own group and all its parents.
 fn cgroup(read: &Read) -> Option<u64> {
     let groups = read("/proc/self/cgroup")?;
     let left = groups.lines().filter_map(|line| {
@@ -107,7 +107,7 @@ fn cgroup(read: &Read) -> Option<u64> {
     left.min()
 }
 
-/// A path and all above it. Inside a container only the topmost may be there, and it is then the container's own.
+/// A path and all its parents. Inside a container only the topmost may exist; it is then the container's own.
 fn ancestors(path: &str) -> impl Iterator<Item = &str> {
     let path = path.trim_end_matches('/');
     std::iter::successors(Some(path), |path| path.rfind('/').map(|end| &path[..end]))
@@ -124,7 +124,7 @@ fn left_in(read: &Read, control: &Control, group: &str) -> Option<u64> {
     Some(limit.saturating_sub(used.saturating_sub(reclaimable.unwrap_or(0))))
 }
 
-/// What follows a name at the start of a line.
+/// The text after a name at the start of a line.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next())
 }

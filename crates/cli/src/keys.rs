@@ -11,15 +11,15 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::table::terminal_width;
 
-/// Explains every key of the configuration; prints a template, or what a configuration resolves to.
+/// Explains every key of the configuration, prints a template, or prints the values of a configuration.
 ///
-/// Without --template and --resolved it prints every key with its default, the values that it takes, and what it means.
+/// Without --template and --resolved it prints every key with its default, its allowed values and its meaning.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
     config: ConfigArguments,
-    /// Prints a configuration file with every key in a comment
+    /// Prints a configuration file in which every key is commented out
     #[arg(long, conflicts_with_all = ["resolved", "json"])]
     template: bool,
     /// Prints every value of the configuration, and where it comes from: default, preset, profile, file or --set
@@ -39,13 +39,13 @@ Examples:
   kintsugi config run.toml --set parallel.tp=4 --resolved
       every value that a run would have, and where it comes from";
 
-/// Columns of text that does not go to a terminal.
+/// Width of text that is not printed to a terminal.
 const WIDTH: usize = 100;
 
-/// What the documentation says of a key that has no default.
+/// The default that the documentation gives to keys without one.
 const NONE: &str = "none";
 
-/// A key as scripts read it.
+/// A key in JSON.
 #[derive(Serialize)]
 struct KeyRow {
     key: String,
@@ -53,7 +53,7 @@ struct KeyRow {
     allowed: String,
 }
 
-/// A resolved value as scripts read it.
+/// A resolved value in JSON.
 #[derive(Serialize)]
 struct ValueRow {
     key: String,
@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return output.result(&values.into_iter().map(row).collect::<Vec<_>>());
     }
     if arguments.config.has_file() || arguments.config.has_sets() {
-        let text = "a file and --set have a meaning with --resolved only; add it, or leave them out";
+        let text = "a file and --set only have an effect with --resolved; add --resolved, or leave them out";
         return Err(Failure::Mistake(text.to_owned()));
     }
     let keys = keys();
@@ -91,13 +91,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     output.result(&keys.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Every key for people, table by table.
+/// Every key as text, table by table.
 fn keys_text(keys: &[Key], width: usize) -> String {
     let mut text = String::new();
     for table in keys.chunk_by(|a, b| a.table == b.table) {
         writeln!(text, "[{}]", table[0].table).expect("a string");
         for key in table {
-            writeln!(text, "  {}  (default: {})", key.name, key.default).expect("a string");
+            writeln!(text, "  {}  ({})", key.name, default_text(key)).expect("a string");
             for line in wrap(&key.meaning, width.saturating_sub(6)) {
                 writeln!(text, "      {line}").expect("a string");
             }
@@ -107,13 +107,22 @@ fn keys_text(keys: &[Key], width: usize) -> String {
     text
 }
 
-/// A configuration of comments alone. A default that depends on other keys is written beside its key.
+/// `default: 4`, or `required unless a preset gives it`.
+fn default_text(key: &Key) -> String {
+    if key.default.starts_with("required") {
+        key.default.clone()
+    } else {
+        format!("default: {}", key.default)
+    }
+}
+
+/// A configuration in which everything is commented out. A default that depends on other keys is written beside its
+/// key.
 fn template(keys: &[Key]) -> String {
     let mut text =
-        "# A Kintsugi configuration. Remove the # before a key, and before its table, to give it.\n"
-            .to_owned();
+        "# A Kintsugi configuration. To set a key, remove the # before it and before its table.\n".to_owned();
     for table in keys.chunk_by(|a, b| a.table == b.table) {
-        // An empty table inside another would ask for what it describes.
+        // An empty inner table would already have an effect.
         let inner = table[0].table.contains('.') && table.iter().all(|key| key.default_value().is_none());
         let mark = if inner { "#" } else { "" };
         write!(text, "\n{mark}[{}]\n", table[0].table).expect("a string");
@@ -124,7 +133,7 @@ fn template(keys: &[Key]) -> String {
             match key.default_value() {
                 Some(value) => writeln!(text, "#{} = {value}\n", key.name),
                 None if key.default == NONE => writeln!(text, "#{} =\n", key.name),
-                None => writeln!(text, "#{} =  # default: {}\n", key.name, key.default),
+                None => writeln!(text, "#{} =  # {}\n", key.name, default_text(key)),
             }
             .expect("a string");
         }

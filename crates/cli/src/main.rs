@@ -1,6 +1,6 @@
 //! The `kintsugi` command: parse, call, print.
 //!
-//! Exit codes: 0 all well, 1 the run or the check failed, 2 the user's mistake.
+//! Exit codes: 0 success, 1 the run or the check failed, 2 an error in the configuration or the arguments.
 #![forbid(unsafe_code)]
 // These panic where the output is full or closed: `output` has what does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -39,14 +39,14 @@ use kintsugi_tensor::cpu::counting::CountingAllocator;
 
 use failure::Failure;
 
-/// Measures the memory of every rank: what `predicted / measured` compares.
+/// Measures the memory of every rank, for `predicted / measured`.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Trains large language models across many ranks, and tells beforehand what will happen.
+/// Trains large language models across many ranks, and predicts memory, traffic and time before the run.
 ///
-/// A model is broken into pieces (tensor, pipeline and sharded data parallelism) and joined by communication.
-/// For every way of breaking it, memory and traffic are predicted to the byte.
+/// A model is split into pieces (tensor, pipeline and sharded data parallelism), which exchange data. For every layout,
+/// memory and traffic are predicted to the byte.
 #[derive(Parser)]
 #[command(name = "kintsugi", version = VERSION, after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{DETAILS}"))]
 struct Cli {
@@ -78,18 +78,18 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("KINTSUGI_CO
 const EXAMPLES: &str = "\
 Start with:
   kintsugi train              train the built-in demo on 8 ranks of this machine
-  kintsugi plan --draw        see what it will take, and its pipeline schedule
-  kintsugi verify             prove that every layout trains the same model";
+  kintsugi plan --draw        predict the demo's memory and traffic, and draw its pipeline schedule
+  kintsugi verify             check that every layout trains the same model";
 
 const DETAILS: &str = "\
 Configuration:
-  Every command reads kintsugi COMMAND [CONFIG.toml] [--set table.key=value]...
-  Values are laid over each other: defaults, the presets named by model.preset and cluster.preset,
-  the file, --set. Without a file the built-in demo is the file. A wrong value is answered with
-  the field, the value and what is allowed.
+  Most commands take a configuration: kintsugi COMMAND [CONFIG.toml] [--set table.key=value]...
+  Later values override earlier ones: defaults, the presets in model.preset and cluster.preset,
+  the file, --set. Without a file the built-in demo is used. The message about an invalid value names
+  the key, the value and what is allowed.
 
 Exit codes:
-  0 all well, 1 the run or the check failed, 2 a mistake in the configuration or the arguments";
+  0 success, 1 the run or the check failed, 2 an error in the configuration or the arguments";
 
 fn main() -> ExitCode {
     let result = run(Cli::parse().command);

@@ -1,4 +1,4 @@
-//! The model in a folder, ready to be run: what `generate` and `eval` have in common.
+//! The model of a folder, ready to run; shared by `generate` and `eval`.
 
 use std::path::PathBuf;
 
@@ -13,16 +13,15 @@ use kintsugi_rank::{FiniteStore, RankMemory, Store};
 use crate::failure::Failure;
 use crate::fit;
 
-/// Which model, on which layout.
+/// The arguments that select a model and a layout.
 #[derive(Args)]
 pub struct ModelArguments {
-    /// The folder of a run, whose newest checkpoint is taken (its best one with /best), a checkpoint, or a Hugging Face
-    /// folder
+    /// Folder of a run (its newest checkpoint is used, or its best one with /best), a checkpoint, or a Hugging Face folder
     folder: PathBuf,
-    /// Sets a value of the configuration, as in --set parallel.tp=2; without any the model runs on one rank
+    /// Overrides a value of the configuration, as in --set parallel.tp=2; by default the model runs on one rank
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     sets: Vec<String>,
-    /// Runs a model with weights that are not finite; without it they are an error
+    /// Allows weights that are not finite; by default they are an error
     #[arg(long)]
     allow_non_finite: bool,
 }
@@ -33,7 +32,7 @@ impl ModelArguments {
         Ok(WeightsFolder::open(&self.folder)?)
     }
 
-    /// Runs `work` with weights as ranks read them: those that are not finite are an error, unless they are allowed.
+    /// Runs `work` with a reader of the weights. Weights that are not finite are an error, unless they are allowed.
     pub fn with_store<T>(
         &self,
         weights: &WeightsFolder,
@@ -44,7 +43,7 @@ impl ModelArguments {
         if self.allow_non_finite { work(weights) } else { work(&FiniteStore { store: weights, compute }) }
     }
 
-    /// The plan of its model, with `under` laid under what `--set` gave and `over` over it.
+    /// The plan of its model. `--set` overrides `under`, and `over` overrides `--set`.
     pub fn plan(&self, weights: &WeightsFolder, under: &[String], over: &[String]) -> Result<Plan, Failure> {
         let plan = plan_for(weights, &[under, &self.sets, over].concat())?;
         weights.check_model(&plan)?;
@@ -52,13 +51,13 @@ impl ModelArguments {
     }
 }
 
-/// The memory of the ranks, if they fit.
+/// The memory of the ranks. Fails if they do not fit.
 pub fn memory(plan: &Plan, stages: &[RankMemory]) -> Result<MemoryChoice, Failure> {
     fit::inference_here(plan, stages).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
     Ok(MemoryChoice::Slab(stages.iter().map(|memory| memory.reserved).collect()))
 }
 
-/// What turns text into the model's tokens: what was named, or what the model was trained with.
+/// The tokenizer: the one that was named, or the one that the model was trained with.
 pub fn text(weights: &WeightsFolder, named: Option<&str>) -> Result<TextCodec, Failure> {
     let kept = || weights.tokenizer().map(|folder| folder.display().to_string());
     let name = match (named.map(str::to_owned).or_else(kept), weights) {
@@ -66,13 +65,14 @@ pub fn text(weights: &WeightsFolder, named: Option<&str>) -> Result<TextCodec, F
         (name, _) => name,
     };
     let missing = || {
-        let rule = "no tokenizer is known for this model; name one with --tokenizer, or give --prompt-tokens";
+        let rule =
+            "no tokenizer is known for this model; choose one with --tokenizer, or use --prompt-tokens";
         Failure::Mistake(rule.to_owned())
     };
     Ok(TextCodec::open(&name.ok_or_else(missing)?)?)
 }
 
-/// The name of the tokenizer of a run that has kept none.
+/// The name of the tokenizer of a run that has stored none.
 fn trained_with(plan: &Plan) -> Result<Option<String>, Failure> {
     match &plan.data {
         Data::Demo => Ok(plan.init.is_none().then(|| "demo".to_owned())),

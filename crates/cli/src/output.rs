@@ -1,4 +1,4 @@
-//! Where text goes: to stdout, and under `--json` everything that is for people to stderr.
+//! Where output goes: to stdout; with `--json`, text for people goes to stderr.
 
 use std::io::{ErrorKind, Write};
 
@@ -10,12 +10,12 @@ use crate::failure::Failure;
 /// The output of a command.
 #[derive(Clone, Copy)]
 pub struct Output {
-    /// Whether stdout is kept for one JSON document.
+    /// Whether stdout is reserved for one JSON document.
     pub json: bool,
 }
 
 impl Output {
-    /// Text for people. Under `--json` it is lost where stderr does not take it: the result is on stdout.
+    /// Prints text for people. With `--json` it goes to stderr, and errors there are ignored.
     pub fn text(self, text: &str) -> Result<(), Failure> {
         if self.json {
             std::io::stderr().write_all(text.as_bytes()).ok();
@@ -24,7 +24,7 @@ impl Output {
         stdout(text)
     }
 
-    /// The result as JSON, where it was asked for.
+    /// Prints the result as JSON, if `--json` was given.
     pub fn result(self, value: &impl Serialize) -> Result<(), Failure> {
         if self.json { stdout(&json(value)) } else { Ok(()) }
     }
@@ -35,9 +35,9 @@ pub fn json(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).expect("results have string keys") + "\n"
 }
 
-/// Writes a line to stderr, if it takes it: neither a command nor its exit code depends on whether anybody reads this.
+/// Writes a line to stderr and ignores errors, so that no command depends on whether stderr is read.
 ///
-/// Of several processes, those other than that of rank 0 say who they are.
+/// If there are several processes, those without rank 0 prefix the line with their rank.
 pub fn stderr(line: &str) {
     match launched().filter(|launched| launched.rank > 0) {
         Some(launched) => writeln!(std::io::stderr(), "[rank {}] {line}", launched.rank).ok(),
@@ -45,7 +45,7 @@ pub fn stderr(line: &str) {
     };
 }
 
-/// Writes to stdout. A reader that has gone, as in `kintsugi plan | head`, is no error.
+/// Writes to stdout. A closed pipe, as in `kintsugi plan | head`, is not an error.
 pub fn stdout(text: &str) -> Result<(), Failure> {
     write(std::io::stdout(), text)
 }

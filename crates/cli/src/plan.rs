@@ -1,4 +1,4 @@
-//! `kintsugi plan`: what a step will take, without running it.
+//! `kintsugi plan`: predicts a step without running it.
 
 mod answer;
 mod report;
@@ -26,37 +26,37 @@ use crate::table::terminal_width;
 use answer::Answer;
 use speed::Speed;
 
-/// Predicts what a step takes: parameters, FLOPs, memory, traffic, time, energy and the schedule's bubble.
+/// Predicts a training step: parameters, FLOPs, memory, traffic, time, energy and the pipeline bubble.
 ///
-/// The program that `train` would run is played on paper, one rank for each stage, so memory and traffic are exact.
-/// Nothing is allocated: a laptop can plan for a supercomputer. Time and energy are estimates from the cluster's profile
-/// (a preset, or a file named by cluster.profile); --validate shows how good. The bubble is the share of time in which
-/// stages wait for each other. Without a profile, it is counted with a layer's forward, input gradient and weight gradient
-/// taken as equally long.
+/// The program that `train` would run is executed on paper, for one rank of each stage, so memory and traffic are
+/// exact. Nothing is allocated: a laptop can plan for a supercomputer. Time and energy are estimates from the cluster's
+/// profile (a preset, or the file in cluster.profile); --validate shows their accuracy. The bubble is the share of time
+/// in which stages wait for each other. Without a profile it is computed as if a layer's forward, input gradient and
+/// weight gradient took equally long.
 ///
-/// The tables of --search, --scale and --sweep leave out columns that do not fit the width of the terminal, or that of the
-/// variable COLUMNS; --json has all of them.
+/// The tables of --search, --scale and --sweep leave out columns that do not fit the width of the terminal, or of the
+/// variable COLUMNS. --json has all columns.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
     config: ConfigArguments,
-    /// Prints the prediction as JSON; what is not predicted yet is null
+    /// Prints the prediction as JSON; values that are not predicted are null
     #[arg(long)]
     json: bool,
-    /// Exits with 1 if the plan does not fit, or if that is not known, and says why on stderr
+    /// Exits with 1, and prints the reason to stderr, if the plan does not fit or if that is unknown
     #[arg(long, conflicts_with_all = ["validate", "reproduce", "search", "scale", "sweep"])]
     check: bool,
     /// Draws the pipeline schedule
     #[arg(long, conflicts_with = "json")]
     draw: bool,
-    /// Predicts published runs instead, from the tables in this folder, and shows how far off we are
+    /// Predicts the published runs in the tables of this folder instead, and prints the errors
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["draw", "trace"])]
     validate: Option<PathBuf>,
-    /// Writes a page that sets our figures beside those of a published study
+    /// Prints a page that compares our predictions with a published study
     #[arg(long, value_name = "STUDY", conflicts_with_all = ["draw", "trace", "json", "validate"])]
     reproduce: Option<validation::Study>,
-    /// Writes the predicted schedule, for ui.perfetto.dev (in unit time where the device's speed is not known)
+    /// Writes the predicted schedule for ui.perfetto.dev (in unit time if the device's speed is unknown)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     #[command(flatten)]
@@ -78,7 +78,7 @@ Examples:
   kintsugi plan run.toml --scale strong --nodes 16,32,64,128 --plot strong.svg
       the same batch on more and more nodes
   kintsugi plan run.toml --sweep batch.micro=1,2,4,8
-      what one setting changes
+      compares several values of a setting
   kintsugi plan run.toml --json
       for scripts
   kintsugi plan run.toml --check && kintsugi train run.toml
@@ -86,7 +86,7 @@ Examples:
   kintsugi plan --reproduce frontier
       the Frontier study's figures beside ours";
 
-/// Columns of a picture that does not go to a terminal.
+/// Width of a picture that is not printed to a terminal.
 const WIDTH: usize = 100;
 
 /// Runs the command.
@@ -122,7 +122,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let fits = match (fits, &misfit) {
             (_, Some(misfit)) => format!("no: {misfit}"),
             (Some(_), None) => "yes".to_owned(),
-            (None, None) => format!("not known: {UNKNOWN_MEMORY}"),
+            (None, None) => format!("unknown: {UNKNOWN_MEMORY}"),
         };
         output.text(&report::text(&plan, &prediction, speed.as_ref(), bubble, &fits))?;
         for note in notes {
@@ -135,7 +135,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.check { check(fits, misfit) } else { Ok(()) }
 }
 
-/// Draws the schedule and writes its trace, as asked for.
+/// Draws the schedule and writes its trace, if requested.
 fn show_timeline(arguments: &Arguments, plan: &Plan, output: Output) -> Result<(), Failure> {
     let timeline = Timeline::of(plan);
     if arguments.draw {
@@ -149,28 +149,28 @@ fn show_timeline(arguments: &Arguments, plan: &Plan, output: Output) -> Result<(
     Ok(())
 }
 
-/// Why nobody knows whether a plan fits.
-const UNKNOWN_MEMORY: &str = "no GPU is here; give cluster.preset or cluster.device.memory";
+/// Why it is unknown whether a plan fits.
+const UNKNOWN_MEMORY: &str = "this machine has no GPU; set cluster.preset or cluster.device.memory";
 
 /// Fails unless the plan is known to fit.
 fn check(fits: Option<bool>, misfit: Option<Misfit>) -> Result<(), Failure> {
     match (fits, misfit) {
         (_, Some(misfit)) => Err(Failure::Run(format!("the plan does not fit: {misfit}"))),
         (Some(_), None) => Ok(()),
-        (None, None) => Err(Failure::Run(format!("it is not known whether the plan fits: {UNKNOWN_MEMORY}"))),
+        (None, None) => Err(Failure::Run(format!("it is unknown whether the plan fits: {UNKNOWN_MEMORY}"))),
     }
 }
 
-/// Refuses to lay out a step that would take gigabytes.
+/// Refuses to expand a step that would take gigabytes.
 fn check_drawable(plan: &Plan) -> Result<(), Failure> {
     let Some(ops) = Timeline::too_long(plan) else { return Ok(()) };
     Err(Failure::Mistake(format!(
-        "--draw and --trace lay out every op of a step, and this one has about {ops}; a smaller batch.global has the same \
+        "--draw and --trace expand every op of a step, and this step has about {ops}; a smaller batch.global has the same \
          schedule with fewer micro-batches"
     )))
 }
 
-/// What a framework of others takes of its fullest rank, where that is more than this engine: what the table shows.
+/// The memory of the fullest rank under another framework, if that is more than under this engine.
 fn memory_of_others(plan: &Plan, prediction: &Prediction) -> Option<String> {
     let ours = prediction.stages.iter().map(|stage| stage.total).max().unwrap_or(0);
     let theirs = memory_of(plan, prediction) as u64;

@@ -21,14 +21,14 @@ use progress::Progress;
 /// Turns text into token files that `train` reads, in Megatron's .bin/.idx format.
 ///
 /// An input is a file, a folder (every .txt, .md, .jsonl, .ndjson, .json and .parquet file in it) or a quoted pattern
-/// such as 'shards/*.jsonl.zst'. Text and JSON lines may be compressed by gzip, zstd, bzip2 or xz. A text file is one
-/// document; of JSON lines and of a Parquet file, each line or row is one, under --json-key. The first bytes of a
-/// file say what it is; one that is none of these, such as a PDF or UTF-16 text, is refused by name. PREFIX.bin,
-/// PREFIX.idx and PREFIX.meta.json appear whole at the end, or not at all.
+/// such as 'shards/*.jsonl.zst'. Text and JSON lines may be compressed with gzip, zstd, bzip2 or xz. A text file is one
+/// document. In JSON lines and Parquet files, each line or row is a document, and --json-key names its text. The type
+/// of a file is recognised by its first bytes; other types, such as PDF or UTF-16 text, are refused. PREFIX.bin,
+/// PREFIX.idx and PREFIX.meta.json are written completely or not at all.
 ///
-/// A line that is no JSON object with that key, or no UTF-8, is left out, counted, and told with its file and
-/// number; with --strict it ends the command. A file with more than 10 % of such lines ends it too, unless
-/// --allow-bad-lines is given. Memory does not grow with the text.
+/// A line that is not a JSON object with that key, or not UTF-8, is skipped, counted, and reported with its file and
+/// number; with --strict it ends the command. A file with more than 10 % of such lines also ends it, unless
+/// --allow-bad-lines is given. Memory use does not grow with the text.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 #[command(group = ArgGroup::new("which").required(true).args(["tokenizer", "train_tokenizer"]))]
@@ -43,28 +43,28 @@ pub struct Arguments {
     /// A Hugging Face tokenizer.json, a folder with one or with vocab.json and merges.txt, or the word bytes
     #[arg(long, value_name = "FILE|FOLDER|bytes")]
     tokenizer: Option<String>,
-    /// Makes a BPE tokenizer of N tokens from the text first, into PREFIX.tokenizer.json, and uses it
+    /// Trains a BPE tokenizer of N tokens on the text first, writes it to PREFIX.tokenizer.json, and uses it
     #[arg(long, value_name = "N")]
     train_tokenizer: Option<usize>,
-    /// The key under which a JSON line has its text, and the text column of a Parquet file
+    /// The key of the text in a JSON line, or the text column of a Parquet file
     #[arg(long, value_name = "KEY", default_value = "text")]
     json_key: String,
     /// Appends the tokenizer's end-of-document token to every document
     #[arg(long)]
     append_eod: bool,
-    /// The token that --append-eod appends, where the tokenizer does not say which
+    /// The token that --append-eod appends, if the tokenizer does not define one
     #[arg(long, value_name = "TOKEN", requires = "append_eod")]
     eod: Option<String>,
-    /// Ends at the first bad line, with nothing written
+    /// Stops at the first bad line, and writes nothing
     #[arg(long)]
     strict: bool,
-    /// Leaves bad lines out even where they are more than 10 % of a file
+    /// Skips bad lines even if they are more than 10 % of a file
     #[arg(long, conflicts_with = "strict")]
     allow_bad_lines: bool,
-    /// Replaces files that are there
+    /// Replaces existing files
     #[arg(long)]
     overwrite: bool,
-    /// Threads that encode; as many as there are cores unless given
+    /// Encoding threads; by default the number of cores
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: Option<u16>,
     /// Prints the summary as JSON, and nothing else to stdout
@@ -117,35 +117,34 @@ fn options(arguments: &Arguments) -> Result<PrepareOptions, Failure> {
     })
 }
 
-/// Makes a tokenizer of the text. It is written with the tokens: an older one stays with its own if anything fails.
+/// Trains a tokenizer on the text. It is written together with the tokens, so if anything fails, an older tokenizer
+/// stays with its own tokens.
 fn make_tokenizer(options: &PrepareOptions, vocab: usize, output: Output) -> Result<Tokenizer, Failure> {
     let mut path = options.out.clone().into_os_string();
     path.push(".tokenizer.json");
     let path = PathBuf::from(path);
     let name = path.display().to_string();
     if path.exists() && !options.overwrite {
-        let reason = "it exists; use it with --tokenizer, or give --overwrite";
+        let reason = "it exists; use it with --tokenizer, or add --overwrite";
         return Err(Failure::Mistake(format!("cannot write {name}: {reason}")));
     }
     let TrainedTokenizer { tokenizer, text } =
         train_tokenizer(&options.inputs, &options.json_key, vocab, &path)?;
     let (vocab, text) = (tokenizer.vocab(), units::bytes(text));
-    output.text(&format!("tokenizer  {name}: {vocab} tokens, of {text} of text\n"))?;
+    output.text(&format!("tokenizer  {name}: {vocab} tokens, trained on {text} of text\n"))?;
     Ok(tokenizer)
 }
 
-/// The token that ends every document, if one was asked for.
+/// The token to append to every document, if one was requested.
 fn end_of_document(arguments: &Arguments, tokenizer: &Tokenizer) -> Result<Option<u32>, Failure> {
     if !arguments.append_eod {
         return Ok(None);
     }
     let found = match &arguments.eod {
-        Some(word) => {
-            tokenizer.special(word).ok_or_else(|| format!("has no token {word} that is never split"))
-        }
+        Some(word) => tokenizer.special(word).ok_or_else(|| format!("has no special token {word}")),
         None => tokenizer
             .end_of_document()
-            .ok_or_else(|| "does not say which token ends a document; give --eod".to_owned()),
+            .ok_or_else(|| "does not define an end-of-document token; choose one with --eod".to_owned()),
     };
     found.map(Some).map_err(|reason| Failure::Mistake(format!("the tokenizer {} {reason}", tokenizer.name())))
 }
@@ -155,7 +154,7 @@ fn conclusion(summary: &PrepareSummary) -> String {
     let left_out = match (bad_lines, empty_documents) {
         (0, 0) => String::new(),
         (&bad, &empty) => {
-            format!("left out   {}, {}\n", counted(bad, "bad line"), counted(empty, "empty document"))
+            format!("skipped    {}, {}\n", counted(bad, "bad line"), counted(empty, "empty document"))
         }
     };
     let told = summary

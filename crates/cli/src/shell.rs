@@ -1,4 +1,4 @@
-//! `kintsugi completions` and `kintsugi man`: what shells and `man` know about the command line.
+//! `kintsugi completions` and `kintsugi man`: shell completions and manual pages.
 
 use clap::{Args, Command, ValueEnum};
 use clap_complete::{Shell, generate};
@@ -7,7 +7,7 @@ use clap_mangen::Man;
 use crate::failure::Failure;
 use crate::output;
 
-/// Prints a script that completes arguments in a shell.
+/// Prints a completion script for a shell
 #[derive(Args)]
 #[command(after_long_help = COMPLETIONS)]
 pub struct CompletionArguments {
@@ -16,11 +16,11 @@ pub struct CompletionArguments {
     shell: ShellName,
 }
 
-/// Prints a page for `man`.
+/// Prints a manual page
 #[derive(Args)]
 #[command(after_long_help = PAGES)]
 pub struct ManArguments {
-    /// The command that the page is about; without one, kintsugi itself
+    /// The command of the page; by default kintsugi itself
     command: Option<String>,
 }
 
@@ -74,5 +74,5 @@ pub fn man(arguments: &ManArguments, mut program: Command) -> Result<(), Failure
 
 fn unknown_command(name: &str, program: &Command) -> Failure {
     let names: Vec<&str> = program.get_subcommands().map(Command::get_name).collect();
-    Failure::Mistake(format!("there is no command {name}; there are {}", names.join(", ")))
+    Failure::Mistake(format!("there is no command {name}; the commands are {}", names.join(", ")))
 }

@@ -1,4 +1,4 @@
-//! Signals: those that ask a command to stop, and the one of a file that may not grow.
+//! Signals: those that stop a command, and the one for a file that exceeds its size limit.
 
 use std::fs;
 use std::io;

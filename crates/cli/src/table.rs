@@ -1,23 +1,23 @@
-//! Tables for the terminal: the first column to the left, numbers to the right.
+//! Tables for the terminal: the first column is aligned left, the others right.
 
 use std::fmt;
 use std::io::IsTerminal;
 
-/// Rows of cells under a header; a row of one cell is a heading inside the table.
+/// Rows of cells with a header. A row with one cell is a heading inside the table.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
-/// Which columns of a table give way where it is too wide.
+/// How a table that is too wide is narrowed.
 #[derive(Clone, Copy)]
 pub struct Fit<'a> {
     /// Columns to leave out, the least important one first.
     pub least: &'a [&'a str],
-    /// A column of sentences, which is cut off before any column is left out.
+    /// A column of sentences, which is truncated before any column is left out.
     pub sentences: Option<&'a str>,
 }
 
-/// Characters that are left of a sentence which is cut off.
+/// Characters that remain of a truncated sentence.
 const SHORTEST_SENTENCE: usize = 24;
 
 impl Table {
@@ -31,7 +31,7 @@ impl Table {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 
-    /// Makes the table as narrow as the terminal that it is printed on. Gives how many columns are left out.
+    /// Narrows the table to the width of the terminal. Returns how many columns are left out.
     pub fn fit_terminal(&mut self, fit: Fit) -> usize {
         terminal_width().map_or(0, |width| self.fit(width, fit))
     }
@@ -54,7 +54,7 @@ impl Table {
         columns - self.rows[0].len()
     }
 
-    /// Cuts the sentences off that make the table wider than `width`.
+    /// Truncates sentences that make the table wider than `width`.
     fn shorten(&mut self, width: usize, name: Option<&str>) {
         let Some(column) = name.and_then(|name| self.column(name)) else { return };
         let excess = self.width().saturating_sub(width);
@@ -84,7 +84,7 @@ impl Table {
         (0..columns).map(|i| full().map(|row| row[i].chars().count()).max().unwrap_or(0)).collect()
     }
 
-    /// Characters of the longest line, headings left out.
+    /// Characters of the longest line, without headings.
     fn width(&self) -> usize {
         let widths = self.widths();
         INDENT + widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1)
@@ -96,7 +96,7 @@ const INDENT: usize = 2;
 /// Characters between two columns.
 const GAP: usize = 2;
 
-/// The text, or its beginning and a mark if it is longer than `length` characters.
+/// The text, or its beginning and "…" if it is longer than `length` characters.
 fn cut(text: &str, length: usize) -> String {
     if text.chars().count() <= length {
         return text.to_owned();
@@ -105,7 +105,7 @@ fn cut(text: &str, length: usize) -> String {
     format!("{}…", beginning.trim_end())
 }
 
-/// A line that says how many columns are left out, if any are.
+/// A line with the number of columns that are left out, if any.
 pub fn left_out(columns: usize) -> String {
     match columns {
         0 => String::new(),
@@ -114,7 +114,7 @@ pub fn left_out(columns: usize) -> String {
     }
 }
 
-/// Columns of the terminal that stdout goes to; the variable `COLUMNS` where it is set.
+/// Width of the terminal on stdout, or the variable `COLUMNS` if it is set.
 pub fn terminal_width() -> Option<usize> {
     let given = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
     let terminal = || std::io::stdout().is_terminal().then(console::Term::stdout)?.size_checked();

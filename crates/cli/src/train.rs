@@ -1,4 +1,4 @@
-//! `kintsugi train`: prediction, run, and the two side by side.
+//! `kintsugi train`: the prediction, the run, and a comparison of both.
 
 mod begin;
 mod compare;
@@ -38,30 +38,30 @@ use progress::Progress;
 use record::Summary;
 use trace::TraceArguments;
 
-/// Trains a model; shows the prediction before the run and "predicted / measured" after it.
+/// Trains a model. Prints the prediction before the run and "predicted / measured" after it.
 ///
 /// Every rank is a thread of this process, or a process of its own under `kintsugi launch`, mpirun or srun. Before
-/// anything is allocated, memory and traffic of a step are predicted
-/// to the byte and the run is refused if it does not fit. Into the folder run.out it writes config.toml, the
-/// whole configuration with nothing left to defaults, metrics.jsonl, a line per step as it goes, and at the end
-/// summary.json. The same configuration and seed give the same losses, bit for bit; on a GPU with --set
-/// run.deterministic=true.
+/// anything is allocated, the memory and traffic of a step are predicted to the byte, and a run that does not fit is refused. The run writes to the folder run.out: config.toml (the whole
+/// configuration, defaults included), metrics.jsonl (one line per step, during the run) and summary.json (at the end).
+/// The same configuration and seed give the same losses, bit for bit; on a GPU this needs --set run.deterministic=true.
 ///
-/// Weights and states are saved to run.out/checkpoints at the end, and with --set `run.checkpoint_every=N` every N steps
-/// while training goes on; the newest run.keep are kept, and the `run.keep_best` with the lowest validation loss. --resume goes on from the newest one that is whole, on the
-/// same layout bit for bit, or on any other: tp, pp, dp, ZeRO, recomputation and precision may all change. With
-/// --set run.steps=0 nothing is trained, and what is saved are the initial weights.
+/// Weights and optimizer states are saved to run.out/checkpoints at the end. With --set `run.checkpoint_every=N` they
+/// are also saved every N steps, while training continues. The newest run.keep checkpoints are kept, and
+/// the `run.keep_best` with the lowest validation loss. --resume continues
+/// from the newest complete checkpoint: bit for bit on the same layout, or on any other layout. tp, pp, dp, ZeRO,
+/// recomputation and precision may all change. With --set run.steps=0 nothing is trained, and the initial weights are
+/// saved.
 ///
-/// Ctrl-C, SIGTERM, SIGUSR1 (Slurm's --signal) or SIGHUP (a terminal that is closed) end the run after the running
-/// step, with a checkpoint and a whole summary; a second signal other than SIGHUP ends it at once. Under nohup,
-/// SIGHUP is ignored. Two runs cannot use one folder at the same time.
+/// Ctrl-C, SIGTERM, SIGUSR1 (Slurm's --signal) and SIGHUP (a closed terminal) end the run after the running step, with
+/// a checkpoint and a summary. A second signal other than SIGHUP ends it at once. Under nohup, SIGHUP is ignored. Two
+/// runs cannot use the same folder at the same time.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
     config: ConfigArguments,
-    /// Goes on from the newest whole checkpoint in run.out, or from the one given (RUN/best for a run's best); as
-    /// run.resume
+    /// Continues from the newest complete checkpoint in run.out, or from the given one (RUN/best is a run's best); same
+    /// as run.resume
     #[arg(long, value_name = "CHECKPOINT", require_equals = true)]
     #[expect(clippy::option_option, reason = "not given, given, and given with a value")]
     resume: Option<Option<PathBuf>>,
@@ -86,7 +86,7 @@ Examples:
   kintsugi train out/config.toml
       the same run again
   kintsugi train out/config.toml --resume --set run.steps=2000 --set parallel.tp=1
-      further, from where it stopped, on another layout";
+      continues from the last checkpoint, on another layout";
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -213,7 +213,7 @@ fn lead(arguments: &Arguments, connection: Connection, prepared: Prepared) -> Re
     report([of_run, of_saving].into_iter().chain(of_files).flatten().collect())
 }
 
-/// Prints what went wrong in a run, a line each.
+/// Prints the failures of a run, one line each.
 fn report(mut failures: Vec<String>) -> Result<(), Failure> {
     let Some(last) = failures.pop() else { return Ok(()) };
     for failure in failures {
@@ -229,7 +229,7 @@ fn batches(plan: &Plan, start: &Start) -> BatchRange {
     BatchRange { first: before.samples, steps, global: plan.batch.global, sequence: plan.batch.sequence }
 }
 
-/// The plan, with `--resume` laid over it, and what in the configuration has no effect.
+/// The plan with `--resume` applied, and notes about settings without effect.
 fn resolve(arguments: &Arguments) -> Result<(Plan, Vec<String>), Failure> {
     let (mut plan, notes) = arguments.config.plan_with_notes()?;
     if let Some(path) = &arguments.resume {
@@ -238,7 +238,7 @@ fn resolve(arguments: &Arguments) -> Result<(Plan, Vec<String>), Failure> {
     Ok((plan, notes))
 }
 
-/// Says that the ranks do not run on the devices that the cluster describes.
+/// Explains that the ranks do not run on the devices that the cluster describes.
 fn other_device(plan: &Plan) -> Option<String> {
     let name = &plan.cluster.device.name;
     let (here, there) = match (plan.run.device, plan.cluster.device.kind?) {
@@ -247,12 +247,12 @@ fn other_device(plan: &Plan) -> Option<String> {
         (DeviceKind::Cpu, Hardware::Cpu) | (DeviceKind::Cuda, Hardware::Gpu) => return None,
     };
     Some(format!(
-        "the ranks run on {here}, and cluster describes {there}: the predicted memory is that of {here}, the predicted \
-         time that of the cluster"
+        "the ranks run on {here}, but the cluster describes {there}: the predicted memory is for {here}, the predicted \
+         time for the cluster"
     ))
 }
 
-/// What a step will take; time and energy too where the speed of its devices is known.
+/// The prediction of a step, with time and energy if the speed of its devices is known.
 fn predicted(plan: &Plan, prediction: &Prediction) -> StepMetrics {
     let mut figures = prediction.figures();
     if let Some(timing) = time(plan) {
@@ -263,7 +263,7 @@ fn predicted(plan: &Plan, prediction: &Prediction) -> StepMetrics {
     figures
 }
 
-/// What is about to be run, and what it will take.
+/// A description of the run and its prediction.
 fn introduction(plan: &Plan, connection: Connection, predicted: &StepMetrics) -> String {
     format!(
         "{}{}{}\npredicted\n{}{}\n",
@@ -293,7 +293,7 @@ fn options(
     })
 }
 
-/// Trains; gives how it went, and whether all metrics could be written in the end.
+/// Trains. Returns the outcome, and whether all metrics could be written in the end.
 fn train_with_progress(
     plan: &Plan,
     dataset: &dyn Dataset,
@@ -309,7 +309,7 @@ fn train_with_progress(
             let written = metrics.step(report);
             if let (Err(failure), false) = (&written, failing) {
                 progress
-                    .warn(&format!("{failure}; the run goes on, and its lines are written when they can be"));
+                    .warn(&format!("{failure}; the run continues, and writes the lines as soon as it can"));
             }
             failing = written.is_err();
         }
@@ -319,7 +319,7 @@ fn train_with_progress(
     Ok((outcome?.expect("the outcome comes to rank 0"), flushed))
 }
 
-/// How the loss went, and where the files are.
+/// The losses, and the paths of the files.
 fn conclusion(plan: &Plan, outcome: &TrainOutcome, floor: Option<f64>) -> String {
     if outcome.steps == 0 {
         let saved = outcome.saves.last.as_ref().map(|saved| checkpoint_line(outcome, saved));
@@ -333,7 +333,7 @@ fn conclusion(plan: &Plan, outcome: &TrainOutcome, floor: Option<f64>) -> String
     }));
     let mut steps = match (&outcome.failure, outcome.stopped, outcome.skipped) {
         (Some(_), ..) => format!("{} of {}: ended early", outcome.steps, plan.run.steps),
-        (None, true, _) => format!("{} of {}: stopped when asked to", outcome.steps, plan.run.steps),
+        (None, true, _) => format!("{} of {}: stopped on request", outcome.steps, plan.run.steps),
         (None, false, 0) => outcome.steps.to_string(),
         (None, false, skipped) => format!("{}, of which {skipped} were skipped", outcome.steps),
     };
@@ -351,7 +351,7 @@ fn conclusion(plan: &Plan, outcome: &TrainOutcome, floor: Option<f64>) -> String
     )
 }
 
-/// Where the last checkpoint is, and what saving took.
+/// The path of the last checkpoint, and the time that saving took.
 fn checkpoint_line(outcome: &TrainOutcome, saved: &CheckpointInfo) -> String {
     let (path, saves) = (saved.path.display(), &outcome.saves);
     let blocked = compare::duration(saves.blocked_s);

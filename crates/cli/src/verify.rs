@@ -1,4 +1,4 @@
-//! `kintsugi verify`: every layout against one rank.
+//! `kintsugi verify`: compares every layout with one rank.
 
 mod base;
 mod tally;
@@ -18,25 +18,25 @@ use crate::{launch, processes};
 use base::Base;
 use tally::{Tally, Verdict};
 
-/// Trains the same model under many layouts and shows that they agree with one rank.
+/// Trains the same model with many layouts and checks that they agree with one rank.
 ///
-/// Compared are the loss and the gradient norm of every step, every parameter's whole gradient at the first step
-/// (Adam hides a constant factor in the gradient, so losses alone prove little) and every weight at the end; each
-/// as the largest relative difference. Copies that several ranks hold must be the same bits. The key bias is left out
-/// where it is not rotated: softmax does not see it, so its true gradient is zero and what is computed is rounding alone.
+/// It compares the loss and the gradient norm of every step, the whole gradient of every parameter at the first step
+/// (Adam hides a constant factor of the gradient, so losses alone prove little), and every weight at the end; each by
+/// the largest relative difference. Copies on several ranks must have the same bits. A key bias without rotary
+/// positions is left out: softmax is invariant to it, so its gradient is only rounding.
 ///
-/// With a CONFIG its model is trained: each layout stands in place of its tables parallel, sharding and memory, and
-/// those that the model or the batch cannot have are skipped. Without one the demo is used, with batch.micro = 1,
-/// batch.global = 8 and no evaluation to be quick, in all three families of models.
+/// With a CONFIG, its model is trained. Each layout replaces its tables parallel, sharding and memory, and layouts that
+/// the model or the batch does not allow are skipped. Without a CONFIG, the demo is trained in all three model
+/// families, with batch.micro = 1, batch.global = 8 and no evaluation, to be quick.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
     config: ConfigArguments,
-    /// Steps that every layout is trained
+    /// Training steps per layout
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// Makes a deliberate mistake in every layout where it can occur, to see that it is noticed (exit 1)
+    /// Injects a fault into every layout in which it can occur, to check that it is detected (exit code 1)
     #[arg(long, value_name = "FAULT", value_parser = fault_parser())]
     inject: Option<Fault>,
     /// How the ranks are connected, in place of run.transport; with mpi the command starts the processes itself
@@ -56,7 +56,7 @@ Examples:
   kintsugi verify --transport mpi
       every rank as a process
   kintsugi verify --inject missing-average
-      a gradient summed where its mean was meant: this must fail";
+      injects a fault: gradients are summed instead of averaged; this must fail";
 
 fn fault_parser() -> impl TypedValueParser<Value = Fault> {
     PossibleValuesParser::new(Fault::ALL.map(|(name, _)| name)).map(|chosen| {
@@ -145,12 +145,12 @@ fn check(plan: &Plan, reference: &Recording, connection: Connection, fault: Opti
     }
 }
 
-/// One rank's run of the latest model. Layouts of a model follow each other, so one is enough.
+/// The one-rank run of the latest model. Layouts of a model follow each other, so one is enough.
 #[derive(Default)]
 struct Reference(Option<(Plan, Recording)>);
 
 impl Reference {
-    /// What one rank does with the model of a layout. What goes wrong there ends the whole check.
+    /// The one-rank run of a layout's model. An error there ends the whole check.
     fn of(&mut self, layout: &Plan) -> Result<&Recording, Failure> {
         let plan = base::on_one_rank(layout);
         let (_, recording) = match self.0.take() {

@@ -171,7 +171,7 @@ fn existing_files_are_not_overwritten() {
     let mut options = options(&folder, &["a.txt"]);
     run(&options).unwrap();
     let said = run(&options).unwrap_err().to_string();
-    assert!(said.ends_with("corpus.bin: it exists; give another --out, or --overwrite"), "{said}");
+    assert!(said.ends_with("corpus.bin: it exists; choose another --out, or add --overwrite"), "{said}");
     options.overwrite = true;
     run(&options).unwrap();
     // An input with the name of an output.
@@ -181,7 +181,7 @@ fn existing_files_are_not_overwritten() {
         options.inputs = Input::find(&[folder.join(name).display().to_string()]).unwrap();
         options.out = folder.join("mine");
         let said = run(&options).unwrap_err().to_string();
-        assert!(said.ends_with("it is one of the inputs; give another --out"), "{said}");
+        assert!(said.ends_with("it is one of the inputs; choose another --out"), "{said}");
         assert_eq!(fs::read_to_string(folder.join(name)).unwrap(), text);
     }
 }

@@ -257,22 +257,22 @@ fn what_cannot_be_generated_is_refused_in_a_sentence() {
     let greedy = Sampling::GREEDY;
     assert_eq!(
         refused(FAMILIES[2], &[vec![1], vec![]], 1, greedy),
-        "prompt 2 is empty; give at least one token to go on from"
+        "prompt 2 is empty; it needs at least one token"
     );
     assert_eq!(
         refused(FAMILIES[2], &[vec![1, 130]], 1, greedy),
-        "prompt 1 has token 130, but the model's vocabulary ends before 130"
+        "prompt 1 has token 130, but the model's vocabulary has 130 tokens"
     );
     let long = [sample(60, 0)];
     assert_eq!(
         refused(FAMILIES[0], &long, 6, greedy),
-        "prompt 1 has 60 tokens and is to grow by 6, but the model has learned 64 positions; shorten it or ask for \
-         fewer tokens"
+        "prompt 1 has 60 tokens, and with 6 generated tokens it exceeds the model's 64 learned positions; shorten it or \
+         generate fewer tokens"
     );
     assert_eq!(run(&plan(FAMILIES[0]), &long, 5, greedy).tokens[0].len(), 5, "the last one is never fed");
     assert_eq!(run(&plan(FAMILIES[2]), &long, 6, greedy).tokens[0].len(), 6, "rotary positions have no end");
     let hot = Sampling { temperature: -1.0, ..greedy };
-    let said = "temperature = -1 must be 0, for the most probable token, or above";
+    let said = "temperature = -1 must be at least 0; 0 always chooses the most probable token";
     assert_eq!(refused(FAMILIES[2], &[vec![1]], 1, hot), said);
     let none = Sampling { top_p: 0.0, ..greedy };
     assert_eq!(refused(FAMILIES[2], &[vec![1]], 1, none), "top-p = 0 must be above 0 and at most 1");

@@ -178,7 +178,7 @@ fn predicted_memory_and_traffic_equal_measured() {
 }
 
 #[test]
-fn the_planned_slab_is_enough_and_all_that_is_taken() {
+fn the_planned_slab_suffices_and_nothing_else_is_allocated() {
     for (text, plan) in legal_layouts().take(LAYOUTS / 4) {
         let prediction = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep);
         let slab = MemoryChoice::Slab(prediction.stages.iter().map(|stage| stage.reserved).collect());
@@ -192,7 +192,7 @@ fn the_planned_slab_is_enough_and_all_that_is_taken() {
 }
 
 #[test]
-fn a_short_play_predicts_what_a_full_one_does() {
+fn a_short_step_predicts_a_whole_step() {
     for (text, plan) in legal_layouts().take(LAYOUTS) {
         let plan = plan.with_micro_batches(plan.micro_batches() * 12);
         let [short, full] = [Coverage::ShortStep, Coverage::WholeStep]
@@ -205,7 +205,7 @@ fn a_short_play_predicts_what_a_full_one_does() {
 }
 
 #[test]
-fn an_allocation_behind_the_arenas_back_is_noticed() {
+fn an_unplanned_allocation_is_noticed() {
     let (_, plan) = legal_layouts().next().expect("there are legal layouts");
     let prediction = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep);
     let hidden = std::sync::Mutex::new(Vec::new());

@@ -208,7 +208,7 @@ fn cut_anew_it_holds_the_same_numbers() {
         let cut = Checkpoint::open(&path).expect("it is whole");
         assert_eq!((cut.progress(), contents(&cut, &other)), (original.progress(), before.clone()));
         let again = write(&path, &other, &original, &StoredTensor::ALL, original.progress(), None);
-        assert!(again.expect_err("what is there stays").to_string().ends_with("it is there already"));
+        assert!(again.expect_err("what is there stays").to_string().ends_with("it already exists"));
     }
 }
 
@@ -242,14 +242,14 @@ fn a_run_that_does_not_fit_its_checkpoint_is_refused() {
     };
     assert_eq!(
         refused(&["model.hidden=64"]),
-        "it has model.hidden = 32, and this run 64; the model must be the same"
+        "it has model.hidden = 32, but this run has 64; the model must be the same"
     );
-    let positions = "it has model.positions = 8, and this run 16; the model must be the same";
+    let positions = "it has model.positions = 8, but this run has 16; the model must be the same";
     assert_eq!(refused(&["batch.sequence=16"]), positions);
-    let sequence = "it was trained with batch.sequence = 8, and with 4 its place in the data is lost";
+    let sequence = "it was trained with batch.sequence = 8; with 4 its position in the data is unknown";
     assert_eq!(refused(&["batch.sequence=4", "model.positions=8"]), sequence);
     assert_eq!(refused(&["run.steps=3"]), "it is already at step 3; run.steps = 3 leaves nothing to train");
-    let batch = "it has seen 12 samples, which is no multiple of batch.global = 8; use 4";
+    let batch = "it has seen 12 samples, which is not a multiple of batch.global = 8; use 4";
     assert_eq!(refused(&["batch.global=8"]), batch);
 }
 

@@ -25,19 +25,20 @@ impl Plan {
         Flops { model: 3.0 * pass, hardware: passes * pass }
     }
 
-    /// How many layers the head is worth, by the products of a forward pass.
+    /// The FLOPs of the head in units of a layer's, counting matrix products of the forward.
     pub fn head_in_layers(&self) -> f64 {
         2.0 * self.model.hidden as f64 * self.model.vocab as f64
             / layer_per_token(&self.model, self.batch.sequence)
     }
 
-    /// Model FLOPs utilisation of a step that takes so many seconds, where the peak of the devices is known.
+    /// Model FLOPs utilisation of a step of this many seconds, if the peak of the devices is known.
     pub fn mfu(&self, step_s: f64) -> Option<f64> {
         let ranks = self.mesh.ranks() as f64;
         self.peak_flops().map(|peak| self.flops().model / step_s / ranks / peak)
     }
 
-    /// The peak of one rank in the plan's compute type, FLOP/s, where it is known: its device's, or its share of cores.
+    /// The peak of one rank in the plan's compute type, in FLOP/s, if it is known: its device's, or its share of the
+    /// cores.
     fn peak_flops(&self) -> Option<f64> {
         let device = &self.cluster.device;
         let peak = match self.precision.compute {
@@ -50,14 +51,14 @@ impl Plan {
     }
 }
 
-/// FLOPs of one pass for one token, every pass of a step alike.
+/// FLOPs of one pass for one token; all passes of a step count the same.
 fn pass_per_token(model: &ModelSpec, sequence: usize) -> f64 {
-    // The output matrix is never recomputed: 6·h·V in all, which the formula spreads over four passes.
+    // The output matrix is never recomputed: 6·h·V in total, which the formula spreads over four passes.
     let output = 1.5 * model.hidden as f64 * model.vocab as f64;
     model.layers as f64 * layer_per_token(model, sequence) + output
 }
 
-/// The same of one layer.
+/// The same for one layer.
 fn layer_per_token(model: &ModelSpec, sequence: usize) -> f64 {
     let [hidden, ffn] = [model.hidden, model.ffn].map(|n| n as f64);
     let [queries, keys] = [model.heads, model.kv_heads].map(|heads| (heads * model.head_dim) as f64);

@@ -1,28 +1,28 @@
-//! How prompts are dealt out for generation: to replicas, rounds, micro-batches and samples.
+//! How prompts are distributed for generation: to replicas, rounds, micro-batches and samples.
 //!
-//! Replicas take prompts in turn. A replica runs as many together as its pipeline has stages, times the samples of a
-//! micro-batch; what is left goes into further rounds. Nothing that is generated depends on any of this.
+//! Replicas take prompts in turn. A replica runs as many at a time as its pipeline has stages, times the samples of a
+//! micro-batch; further prompts run in later rounds. The generated text does not depend on this.
 
 use crate::{Plan, Sharding};
 
-/// The prompts that one replica runs together.
+/// The prompts that one replica runs at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// Which prompts, by their place among all. Those of micro-batch 0 come first; the last may be short of some.
+    /// The indices of the prompts. Those of micro-batch 0 come first; the last micro-batch may have fewer.
     pub prompts: Vec<usize>,
     /// Micro-batches: as many as keep the pipeline busy.
     pub micro_batches: usize,
     /// Samples of every micro-batch.
     pub samples: usize,
-    /// New tokens of a sample in the first step: the longest prompt's.
+    /// New tokens per sample in the first step: the length of the longest prompt.
     pub prompt: usize,
-    /// Tokens of a sample that there must be room for.
+    /// Tokens per sample that the cache must hold.
     pub capacity: usize,
 }
 
 impl Plan {
-    /// This plan for generation: every replica holds all weights of its ranks, for gathering them anew for every
-    /// token would take longer than using them.
+    /// This plan for generation. Every replica holds all weights of its ranks, because gathering them for every token
+    /// would take longer than using them.
     #[must_use]
     pub fn for_generation(&self) -> Plan {
         let sharding = Sharding { weights: 1, gradients: 1, states: 1, ..self.sharding };
@@ -37,7 +37,7 @@ impl Plan {
                 let micro_batches = prompts.len().min(self.mesh.pp);
                 let samples = prompts.len().div_ceil(micro_batches);
                 let prompt = prompts.iter().map(|&i| lengths[i]).max().expect("a round has a prompt");
-                // The last token that is chosen is never fed.
+                // The last chosen token is not fed to the model.
                 let capacity = prompt + tokens.saturating_sub(1);
                 Round { prompts: prompts.to_vec(), micro_batches, samples, prompt, capacity }
             })

@@ -1,8 +1,8 @@
 //! From a configuration to the program of every rank.
 //!
-//! `config` lays files and presets over each other and checks the result into a [`Plan`]. The plan says where every
-//! parameter lives ([`parameters`]) and which [`Op`]s every stage runs ([`Program`]). The engine, the simulator and
-//! the printer all read the same program. Nothing here does I/O or knows about tensors.
+//! `config` merges files and presets and checks the result into a [`Plan`]. The plan says where every parameter lives
+//! ([`parameters`]) and which [`Op`]s every stage runs ([`Program`]). The engine, the simulator and the printer all
+//! read the same program. This crate does no I/O and has no tensors.
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -14,7 +14,7 @@ pub struct Mesh {
     pub tp: usize,
 }
 
-/// A rank's place on the mesh.
+/// A rank's position on the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Coordinate {
     /// Pipeline stage.
@@ -107,7 +107,7 @@ impl Mesh {
     }
 }
 
-/// The divisors of a number, smallest first: the sizes that an axis of so many ranks or parts may have.
+/// The divisors of a number, smallest first: the possible sizes of an axis.
 pub fn divisors(n: usize) -> impl Iterator<Item = usize> {
     (1..=n).filter(move |&divisor| n.is_multiple_of(divisor))
 }

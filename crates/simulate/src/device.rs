@@ -4,7 +4,7 @@ use kintsugi_plan::{DeviceKind, Plan};
 use kintsugi_spec::Hardware;
 use kintsugi_tensor::Device;
 
-/// The device of each of `ranks` ranks of a plan's cluster. Where the cluster does not say what its devices are, they are
+/// The device of each of `ranks` ranks of a plan's cluster. If the cluster does not describe its devices, they are
 /// those of this machine, which has `cores` cores.
 pub fn planned_device(plan: &Plan, ranks: usize, cores: usize) -> Device {
     let here = match plan.run.device {

@@ -1,20 +1,20 @@
-//! Energy: idle power for as long as a step takes, and more while a rank computes, sends or waits for others.
+//! Energy: idle power during the whole step, and more while a rank computes, sends or waits for others.
 
 use kintsugi_plan::Plan;
 use serde::Serialize;
 
 use crate::Timing;
 
-/// What a step consumes.
+/// The consumption of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Consumption {
-    /// Watts of one rank, on average over the step.
+    /// Average watts of one rank during the step.
     pub power_w: f64,
     /// Joules of a step, all ranks together.
     pub joules: f64,
 }
 
-/// What a whole training takes.
+/// The consumption of a whole training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Training {
     /// Tokens.
@@ -23,14 +23,14 @@ pub struct Training {
     pub days: f64,
     /// Hours of all ranks together.
     pub gpu_hours: f64,
-    /// Joules, where the device's power is known.
+    /// Joules, if the device's power is known.
     pub joules: Option<f64>,
-    /// Money, where there is a price.
+    /// Cost, if there is a price.
     pub cost: Option<f64>,
 }
 
 impl Consumption {
-    /// What a step of `timing` consumes; `None` where the device's power is not known.
+    /// The consumption of a step with these times; `None` if the device's power is unknown.
     pub fn new(plan: &Plan, timing: &Timing) -> Option<Self> {
         let device = &plan.cluster.device;
         let (idle, most) = (device.power_idle?, device.power_max?);

@@ -13,9 +13,9 @@ use crate::Prediction;
 pub struct Misfit {
     /// First rank that does not fit.
     pub rank: usize,
-    /// What it needs.
+    /// The memory that it needs.
     pub memory: RankMemory,
-    /// What there is.
+    /// The memory that is available.
     pub available: u64,
     /// The owner of that memory: a device, or this machine for all ranks together.
     pub holder: String,
@@ -43,13 +43,12 @@ impl fmt::Display for Misfit {
     }
 }
 
-/// Checks every rank against its device and, where ranks share this machine's memory, all of them against
-/// `host_memory`.
+/// Checks every rank against its device and, if ranks share this machine's memory, all of them against `host_memory`.
 pub fn check_fit(plan: &Plan, prediction: &Prediction, host_memory: Option<u64>) -> Result<(), Misfit> {
     check_memory(plan, &prediction.stages, host_memory)
 }
 
-/// The same for the memory of a rank of each stage alone.
+/// The same, from the memory of one rank of each stage.
 pub fn check_memory(plan: &Plan, stages: &[RankMemory], host_memory: Option<u64>) -> Result<(), Misfit> {
     let ranks_per_stage = plan.mesh.dp * plan.mesh.tp;
     let misfit = |stage: usize, available, holder: String, sharing| Misfit {

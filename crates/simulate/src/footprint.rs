@@ -1,4 +1,4 @@
-//! The memory of ranks under a framework: the engine's own, and what the framework adds to it.
+//! The memory of ranks under a framework: the engine's own, plus what the framework adds.
 
 use kintsugi_model::compute_type;
 use kintsugi_plan::{Pass, Plan};
@@ -14,10 +14,10 @@ pub fn memory_of(plan: &Plan, prediction: &Prediction) -> f64 {
 
 /// Bytes at the peak of a rank of each stage.
 pub fn memory_by_stage(plan: &Plan, prediction: &Prediction) -> Vec<f64> {
-    prediction.stages.iter().enumerate().map(|(i, memory)| stage(plan, i, memory)).collect()
+    prediction.stages.iter().enumerate().map(|(i, memory)| stage_bytes(plan, i, memory)).collect()
 }
 
-fn stage(plan: &Plan, stage: usize, memory: &RankMemory) -> f64 {
+fn stage_bytes(plan: &Plan, stage: usize, memory: &RankMemory) -> f64 {
     let framework = &plan.framework;
     let more = memory.activations as f64 * (framework.kept - 1.0);
     let logits = plan.rows() as f64 * plan.model.padded_vocab(plan.mesh.tp) as f64 / plan.mesh.tp as f64;
@@ -50,7 +50,7 @@ fn gathered(plan: &Plan, stage: usize) -> f64 {
     plan.framework.gathered * tensor * layers_in_flight(plan, stage) as f64
 }
 
-/// The most layers of a stage that have run forward and not yet backward, each micro-batch counted.
+/// The largest number of a stage's layers that have run forward but not yet backward, counted per micro-batch.
 fn layers_in_flight(plan: &Plan, stage: usize) -> usize {
     let (mut now, mut most) = (0, 0);
     for pass in plan.passes(stage) {

@@ -1,4 +1,4 @@
-//! Predicted memory of ranks that do not train: the same programs on paper, with neither gradients nor states.
+//! Predicted memory of ranks that do not train: the same programs on paper, without gradients and states.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use crate::predict::NoTokens;
 
-/// The memory of a rank of each stage that evaluates.
+/// The memory of an evaluating rank of each stage.
 pub fn evaluation_memory(plan: &Plan, device: Device) -> Vec<RankMemory> {
     let run = |stage| {
         let at = Coordinate { pp: stage, dp: 0, tp: 0 };
@@ -25,7 +25,7 @@ pub fn evaluation_memory(plan: &Plan, device: Device) -> Vec<RankMemory> {
     (0..plan.mesh.pp).into_par_iter().map(run).collect()
 }
 
-/// The memory of a rank of each stage that continues prompts of these `lengths` by up to `tokens` tokens; of the
+/// The memory of a rank of each stage that continues prompts of these `lengths` by up to `tokens` tokens, for the
 /// replica that needs most.
 pub fn generation_memory(plan: &Plan, device: Device, lengths: &[usize], tokens: usize) -> Vec<RankMemory> {
     let run = |stage, replica| {

@@ -1,9 +1,9 @@
 //! Predictions: the programs of a plan on paper, and as a graph of timed operations.
 //!
-//! There is no second set of formulas here. A [`kintsugi_rank::Rank`] runs its program on the paper backend. What its arena
-//! gave out is the predicted memory, and what its groups would have sent is the predicted traffic: both to the byte. The
-//! kernels and transfers of that run are priced (`cost`), and the programs of all stages, compiled into one graph
-//! (`graph`), say when each of them runs.
+//! There is no second set of formulas here. A [`kintsugi_rank::Rank`] runs its program on the paper backend. The
+//! allocations of its arena are the predicted memory, and the messages of its groups are the predicted traffic: both to
+//! the byte. The kernels and transfers of that run are priced (`cost`). The programs of all stages are compiled into
+//! one graph (`graph`), which gives the time of each operation.
 #![forbid(unsafe_code)]
 
 pub mod cost;

@@ -1,4 +1,4 @@
-//! Results that are computed once for each key.
+//! A cache of results by key.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -14,7 +14,7 @@ impl<K, V> Default for Memo<K, V> {
 }
 
 impl<K: Eq + Hash, V: Clone> Memo<K, V> {
-    /// The value for a key. Two threads that ask at once may both compute it; they compute the same.
+    /// The value for a key. If two threads request it at once, both may compute it, with the same result.
     pub(crate) fn get(&self, key: K, compute: impl FnOnce() -> V) -> V {
         if let Some(known) = self.0.read().expect("no thread panicked with the lock").get(&key) {
             return known.clone();

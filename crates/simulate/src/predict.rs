@@ -23,9 +23,9 @@ use crate::traffic;
 pub enum Coverage {
     /// Every micro-batch.
     WholeStep,
-    /// Enough micro-batches to fill the pipeline, and a few more periods of the steady state. Every further period would hold
-    /// and send the same bytes, so peak and traffic are those of the whole step. Only `reserved` may differ: the gaps
-    /// between buffers depend on all allocations before.
+    /// Enough micro-batches to fill the pipeline, and a few more periods of the steady state. Every further period
+    /// would hold and send the same bytes, so peak and traffic are those of the whole step. Only `reserved` may differ,
+    /// because the gaps between buffers depend on all earlier allocations.
     ShortStep,
 }
 
@@ -38,7 +38,7 @@ impl Coverage {
     }
 }
 
-/// What a step will take.
+/// The prediction of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
     /// Memory of a rank of each stage.
@@ -49,7 +49,7 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// The prediction in the shape that measurements have.
+    /// The prediction in the form of measurements.
     pub fn figures(&self) -> StepMetrics {
         let each = |memory| std::iter::repeat_n(memory, self.ranks_per_stage);
         StepMetrics::new(self.stages.iter().copied().flat_map(each).collect(), &self.traffic)
@@ -84,7 +84,7 @@ struct Stage {
 fn run_short_step(plan: &Plan, stage: usize, device: Device) -> Stage {
     let (micro_batches, period) = (plan.micro_batches(), plan.period());
     let short = short_step(plan, micro_batches);
-    // GPipe has no steady part: every micro-batch is kept to the end.
+    // GPipe has no steady state: every micro-batch is kept to the end.
     if plan.pipeline.schedule == ScheduleKind::GPipe || micro_batches <= short {
         return run_stage(plan, stage, device).0;
     }
@@ -136,7 +136,7 @@ fn run_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>) 
     (Stage { memory: RankMemory::new(memory.peak(), memory.reserved()), transfers }, snapshots)
 }
 
-/// Micro-batches without tokens: paper has no data.
+/// Micro-batches without tokens, because the paper backend has no data.
 pub(crate) struct NoTokens;
 
 impl TokenSource for NoTokens {

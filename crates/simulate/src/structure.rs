@@ -1,8 +1,8 @@
-//! What plans that run the same programs have in common.
+//! The key of plans that run the same programs.
 
 use kintsugi_plan::{Plan, Recompute, ScheduleKind, When};
 
-/// All of a plan that decides its programs, for plans that differ in their strategy only, and so many micro-batches.
+/// Everything that decides a plan's programs, for plans that differ only in their strategy and number of micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
 pub(crate) struct ProgramKey {
@@ -42,12 +42,12 @@ impl ProgramKey {
         }
     }
 
-    /// The key for time: whether a reduced gradient is a shard is no matter of ops.
+    /// The key for time. Whether a reduced gradient is a shard does not change the ops.
     pub(crate) fn for_time(self) -> Self {
         ProgramKey { gradients_sharded: false, ..self }
     }
 
-    /// The key for memory: sums over tensor-parallel ranks are made in place.
+    /// The key for memory. Sums over tensor-parallel ranks are made in place, so they do not matter.
     pub(crate) fn for_memory(self) -> Self {
         ProgramKey { tensor_parallel: false, sequence_parallel: false, ..self }
     }
@@ -62,8 +62,8 @@ pub(crate) fn filling(plan: &Plan) -> usize {
 /// twice and drain it. A step with fewer stands for itself.
 pub(crate) fn short_step(plan: &Plan, micro_batches: usize) -> usize {
     let period = plan.period();
-    // A gather may be started so many blocks ahead. A micro-batch has at least two blocks of each chunk where its forward
-    // and backward are in one period, else one.
+    // A gather may start up to `prefetch` blocks ahead. Per chunk, a micro-batch has at least two blocks in a period if
+    // its forward and backward are in the same period, else one.
     let ahead = if plan.sharding.weights > 1 { plan.pipeline.prefetch } else { 0 };
     let ahead = if period > 1 { ahead / (2 * plan.pipeline.virtual_stages) } else { ahead };
     let short = filling(plan) + 4 * period + ahead / period * period;

@@ -13,17 +13,17 @@ pub struct Timeline {
     pub stages: Vec<Vec<Span>>,
     /// When the last stage is done, in seconds.
     pub end: f64,
-    /// The share of the step in which a stage waits for others. It includes what the spans leave out: the framework's time,
-    /// its portions, and cores that ranks share.
+    /// The share of the step in which a stage waits for others. It also covers what the spans leave out: the
+    /// framework's time, its portions, and shared cores.
     pub bubble: f64,
 }
 
 /// When an op runs or waits, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
-    /// When it begins.
+    /// Its start.
     pub start: f64,
-    /// When it is over.
+    /// Its end.
     pub end: f64,
     /// The op.
     pub op: Op,
@@ -33,14 +33,14 @@ pub struct Span {
 const MOST_OPS: usize = 1 << 22;
 
 impl Timeline {
-    /// The number of ops in a step of a plan, about, if a timeline of it would take gigabytes.
+    /// The approximate number of ops in a plan's step, if a timeline of it would take gigabytes.
     pub fn too_long(plan: &Plan) -> Option<usize> {
         let ops = 4 * plan.micro_batches() * (plan.model.layers + 2 * plan.chunks());
         (ops > MOST_OPS).then_some(ops)
     }
 
-    /// One step by predicted times. Where the device's speed is not known, a layer's forward, its gradient of the input and
-    /// its gradients of the weights take a second each, and everything else takes no time.
+    /// One step with predicted times. If the device's speed is unknown, a layer's forward, its input gradient and its
+    /// weight gradients take a second each, and everything else takes no time.
     pub fn of(plan: &Plan) -> Self {
         Timeline::with(plan, &known_or_unit_costs(plan))
     }
@@ -70,8 +70,8 @@ impl Timeline {
     }
 }
 
-/// The share of a step in which a stage waits for others: by predicted times, or in unit time where the device's speed
-/// is not known.
+/// The share of a step in which a stage waits for others: by predicted times, or in unit time if the device's speed is
+/// unknown.
 pub fn bubble(plan: &Plan) -> f64 {
     let timing: Timing = CompiledStep::new(plan).time(plan, &known_or_unit_costs(plan));
     timing.bubble

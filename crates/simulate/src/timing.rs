@@ -1,4 +1,4 @@
-//! How long a step takes and where the time goes: the graph of a plan's programs, evaluated with its costs.
+//! The time of a step and its parts: the graph of a plan's programs, evaluated with its costs.
 
 use kintsugi_plan::Plan;
 use kintsugi_spec::Level;
@@ -8,20 +8,20 @@ use crate::cost::{CostCache, Costs, DeviceModel, Sharing, Time};
 use crate::graph::{Account, Extent, Graph, Rows, evaluate};
 use crate::structure::{ProgramKey, short_step};
 
-/// How long a step takes, and what the time goes into: means over the stages, in seconds.
+/// The time of a step and its parts: means over the stages, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Timing {
     /// One step.
     pub step_s: f64,
     /// Kernels.
     pub compute_s: f64,
-    /// Transfers of tensor parallelism, which nothing overlaps.
+    /// Transfers of tensor parallelism, which do not overlap with anything.
     pub tensor_s: f64,
     /// Waiting for weights and gradients over the links of a package, a node and the cluster.
     pub exposed_s: [f64; 3],
     /// Waiting for other stages and their messages.
     pub idle_s: f64,
-    /// What the framework adds to every step.
+    /// The framework's time per step.
     pub fixed_s: f64,
     /// The share of the step in which a stage waits for others.
     pub bubble: f64,
@@ -34,13 +34,13 @@ impl Timing {
     }
 }
 
-/// How long a step of a plan takes; `None` where its device's speed is not known.
+/// The time of a step of a plan; `None` if its device's speed is unknown.
 pub fn time(plan: &Plan) -> Option<Timing> {
     let device = DeviceModel::new(&plan.cluster.device, &plan.framework)?;
     Some(StepTimer::new(&device).time(plan))
 }
 
-/// Times plans that differ in their strategy only.
+/// Times plans that differ only in their strategy.
 pub struct StepTimer<'a> {
     costs: CostCache<'a>,
 }
@@ -51,7 +51,7 @@ impl<'a> StepTimer<'a> {
         StepTimer { costs: CostCache::new(device) }
     }
 
-    /// How long a step of a plan takes.
+    /// The time of a step of a plan.
     pub fn time(&self, plan: &Plan) -> Timing {
         self.time_compiled(plan, &CompiledStep::new(plan))
     }
@@ -62,14 +62,14 @@ impl<'a> StepTimer<'a> {
     }
 }
 
-/// The graphs of plans that run the same programs, but for how often they repeat a period of the schedule.
+/// The graphs of plans that run the same programs, except for how often they repeat a period of the schedule.
 pub struct CompiledStep {
     step: CompiledPortion,
-    /// The passes alone, of the portions before the last.
+    /// Only the passes, for the portions before the last.
     passes: Option<CompiledPortion>,
 }
 
-/// A graph, and how many micro-batches it is for.
+/// A graph, and the number of its micro-batches.
 struct CompiledPortion {
     extent: Extent,
     micro_batches: usize,
@@ -83,13 +83,13 @@ pub struct StepKey {
     others: Option<ProgramKey>,
 }
 
-/// The portions in which micro-batches go through the pipeline, which is drained after each.
+/// The portions in which micro-batches pass through the pipeline. The pipeline drains after each.
 struct Portions {
-    /// How many there are before the last.
+    /// The number of portions before the last.
     others: usize,
-    /// How large each of these is.
+    /// The micro-batches of each of these.
     each: usize,
-    /// How large the last is: what is left.
+    /// The micro-batches of the last portion: the rest.
     last: usize,
 }
 
@@ -120,16 +120,16 @@ impl CompiledStep {
         CompiledStep { step: CompiledPortion::new(plan, Extent::Step, last), passes }
     }
 
-    /// How long a step of a plan with these costs takes. The plan has the same [`StepKey`] as the compiled one.
+    /// The time of a step of a plan with these costs. The plan must have the same [`StepKey`] as the compiled one.
     pub fn time(&self, plan: &Plan, costs: &Costs) -> Timing {
         let portions = Portions::of(plan);
         let mut account = self.step.evaluate(plan, costs, portions.last);
-        // One portion follows the other, and the step ends after the last.
+        // The portions follow each other, and the step ends after the last.
         if let Some(passes) = &self.passes {
             account = account.plus(portions.others, passes.evaluate(plan, costs, portions.each));
         }
         let timing = Timing::new(account, plan.mesh.pp, costs.fixed());
-        Sharing::of(plan).map_or(timing, |sharing| sharing.crowd(timing, plan.mesh.pp))
+        Sharing::of(plan).map_or(timing, |sharing| sharing.limit_by_cores(timing, plan.mesh.pp))
     }
 }
 

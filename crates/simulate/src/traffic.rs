@@ -1,4 +1,4 @@
-//! From what one rank of each stage sends to what all ranks send, level by level.
+//! Computes the traffic of all ranks from that of one rank per stage, level by level.
 
 use kintsugi_comm::paper::{Entry, Transfer, charge};
 use kintsugi_comm::{Operation, Traffic};

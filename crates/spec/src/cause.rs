@@ -1,4 +1,4 @@
-//! Why something failed, as errors carry it.
+//! The cause of an error.
 
 use std::error::Error;
 use std::fmt::{self, Display, Formatter};
@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The error of a library or of the operating system, or a sentence. It is cloned freely; causes are equal if they read
-/// the same.
+/// The error of a library or of the operating system, or a sentence. It is cheap to clone. Causes are equal if their
+/// texts are equal.
 #[derive(Clone, Debug)]
 pub struct Cause(Arc<dyn Error + Send + Sync>);
 

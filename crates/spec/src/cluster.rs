@@ -7,37 +7,37 @@ use crate::{DeviceSpec, Level, LinkSpec, Wire};
 /// A cluster: its nodes, its devices and its links.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ClusterSpec {
-    /// The preset it came from, or `"custom"`.
+    /// The preset's name, or `"custom"`.
     pub name: String,
-    /// Who sits next to whom.
+    /// Which ranks share a package or a node.
     pub topology: Topology,
-    /// Number of nodes there are; `None` for as many as asked.
+    /// Number of nodes; `None` if it is unlimited.
     pub nodes: Option<usize>,
     /// The device of every rank.
     pub device: DeviceSpec,
     /// Links, innermost level first.
     pub links: Vec<LinkSpec>,
-    /// The links inside a node one by one, where two ranks of it are not joined like any other two.
+    /// The wires inside a node, if not all pairs of its ranks have the same link.
     pub graph: Vec<Wire>,
-    /// Cores of a node that its ranks share, where ranks are threads of a CPU; `None` where each has a device.
+    /// Cores of a node that its ranks share, if ranks are threads of a CPU; `None` if each rank has its own device.
     pub cores: Option<usize>,
-    /// Money for one rank and one hour.
+    /// Price of one rank for one hour.
     pub price: Option<f64>,
 }
 
 impl ClusterSpec {
-    /// The links of a level, if anything is known of them.
+    /// The links of a level, if they are described.
     pub fn link(&self, level: Level) -> Option<&LinkSpec> {
         self.links.iter().find(|link| link.level == level)
     }
 }
 
-/// Which ranks share a package and a node: enough to tell the level between any two ranks.
+/// How many ranks share a package and a node. This decides the level between any two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Topology {
-    /// Ranks in one package; 1 where packages do not matter.
+    /// Ranks in one package; 1 if packages do not matter.
     pub per_package: usize,
-    /// Ranks in one node; `None` when every rank is in one node.
+    /// Ranks in one node; `None` if all ranks are in one node.
     pub per_node: Option<usize>,
 }
 
@@ -54,7 +54,7 @@ impl Topology {
         }
     }
 
-    /// The innermost level that holds both ranks.
+    /// The innermost level that contains both ranks.
     pub fn level(&self, a: usize, b: usize) -> Level {
         if a / self.per_package == b / self.per_package {
             Level::Package

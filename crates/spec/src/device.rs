@@ -1,17 +1,17 @@
-//! A device and how fast it is: peaks from data sheets, and the few figures that say how much of them is reached.
+//! A device and its speed: peaks from data sheets, and the shares of them that are reached.
 
 use serde::{Deserialize, Serialize};
 
-/// One device (GPU, GCD or CPU rank) as the planner sees it.
+/// One device (GPU, GCD or CPU rank) as the planner describes it.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeviceSpec {
     /// Product name.
     pub name: String,
-    /// What kind of device it is, which decides its workspace and how operations are lowered; `None` where it is whatever
-    /// the ranks run on here.
+    /// The kind of device, which decides its workspace and how operations are lowered; `None` for the kind that the
+    /// ranks run on.
     pub kind: Option<Hardware>,
-    /// Memory in bytes; `None` where it is whatever the machine has.
+    /// Memory in bytes; `None` for the memory of this machine.
     pub memory: Option<u64>,
     /// Peak of the 16-bit matrix units, FLOP/s.
     pub peak_16bit: Option<f64>,
@@ -21,31 +21,31 @@ pub struct DeviceSpec {
     pub memory_bandwidth: Option<f64>,
     /// Multiprocessors (compute units, cores) that share the tiles of a product.
     pub units: Option<usize>,
-    /// The share of the peak that the tiles of a large product reach, for as long as a training runs.
+    /// The share of the peak that the tiles of a large product reach when sustained, as in training.
     pub matmul: Option<f64>,
-    /// Terms of a product's sums that would take as long as beginning and ending a tile.
+    /// The start and end of a tile cost as much as this many terms of a product's sums.
     pub ramp: Option<f64>,
-    /// The share of the memory bandwidth that a kernel reaches which only moves bytes.
+    /// The share of the memory bandwidth that a memory-bound kernel reaches.
     pub streaming: Option<f64>,
-    /// Seconds from the end of one kernel to the beginning of the next.
+    /// Seconds from the end of one kernel to the start of the next.
     pub launch: Option<f64>,
-    /// Watts of a rank that has nothing to do.
+    /// Watts of an idle rank.
     pub power_idle: Option<f64>,
     /// Watts of a rank that computes without a pause.
     pub power_max: Option<f64>,
     /// Watts of a rank that only sends, receives or waits for others.
     pub power_links: Option<f64>,
-    /// Operations per second of what is fused behind a product (GELU, its derivative, biases); `None` where it is free.
+    /// Operations per second of a product's epilogue (GELU, its derivative, biases); `None` if it is free.
     pub epilogue: Option<f64>,
     /// Rates of flash attention.
     pub attention: Vec<AttentionPoint>,
-    /// Rates of matrix products as they were measured; they correct the model near them.
+    /// Measured rates of matrix products. They correct the model for similar products.
     pub products: Vec<ProductPoint>,
-    /// Kernels that only move bytes, as they were measured; the others reach the streaming share of the bandwidth.
+    /// Measured bandwidths of memory-bound kernels. Other kernels reach the streaming share of the bandwidth.
     pub kernels: Vec<KernelPoint>,
 }
 
-/// A kind of device. GPUs of all makers run the same kernels.
+/// A kind of device. GPUs of all vendors count as one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hardware {
@@ -55,17 +55,17 @@ pub enum Hardware {
     Gpu,
 }
 
-/// How fast a kernel is that only moves bytes.
+/// The speed of a memory-bound kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelPoint {
     /// The operation.
     pub name: String,
-    /// Bytes per second, each counted once that must be read or written.
+    /// Bytes per second. Every byte that must be read or written counts once.
     pub bandwidth: f64,
 }
 
-/// How fast flash attention is for one shape, with only the causal half of the scores counted.
+/// The speed of flash attention for one shape. Only the causal half of the scores is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionPoint {
@@ -73,7 +73,7 @@ pub struct AttentionPoint {
     pub head_dim: usize,
     /// Tokens of a sample.
     pub sequence: usize,
-    /// Whether it is of 32-bit numbers, as opposed to 16-bit ones.
+    /// Whether it is fp32; otherwise 16 bits.
     #[serde(default)]
     pub fp32: bool,
     /// FLOP/s of the forward.
@@ -82,7 +82,7 @@ pub struct AttentionPoint {
     pub backward: f64,
 }
 
-/// How fast a matrix product was.
+/// The measured speed of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProductPoint {
@@ -92,10 +92,10 @@ pub struct ProductPoint {
     pub n: usize,
     /// Terms of each sum.
     pub k: usize,
-    /// Whether it is a product of 32-bit numbers, as opposed to 16-bit ones.
+    /// Whether it is fp32; otherwise 16 bits.
     #[serde(default)]
     pub fp32: bool,
-    /// FLOP/s, run back to back for seconds.
+    /// FLOP/s, sustained over seconds.
     pub flops: f64,
     /// FLOP/s of a single run on a cool device, for information.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,6 +1,6 @@
-//! How a framework runs a plan: what its kernels and its host add to what the plan itself asks for.
+//! The overheads of a framework: what its kernels and its host add to the plan.
 //!
-//! A framework profile is a piece of a configuration: knobs that this engine can run too, and these few scalars.
+//! A framework profile is a part of a configuration: keys that this engine supports too, and these scalars.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,52 +9,52 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 #[allow(clippy::struct_excessive_bools, reason = "choices that do not depend on each other")]
 pub struct FrameworkSpec {
-    /// The preset it came from; `None` for this engine itself.
+    /// The preset's name; `None` for this engine.
     pub preset: Option<String>,
     /// Seconds of every step in which no rank computes: data, host, logging.
     pub step: f64,
-    /// How often the pipeline is filled and drained in a step: the micro-batches are run in so many portions.
+    /// How often the pipeline is filled and drained in a step: the micro-batches run in this many portions.
     pub fills: usize,
-    /// Seconds of the host for each kernel; a block is never faster than its host.
+    /// Seconds of the host for each kernel. A block takes at least as long as its host.
     pub host: f64,
     /// Seconds of the host for each collective of tp and rank of its group.
     pub host_collective: f64,
-    /// The same where the stages of a pipeline are on several nodes.
+    /// The same, if the stages of a pipeline are on several nodes.
     pub host_staged: f64,
-    /// How many times more bytes its memory-bound kernels move, for lack of fusion.
+    /// How many times more bytes its memory-bound kernels move, because they are not fused.
     pub elementwise: f64,
     /// Bytes that dropout moves for each element it is applied to (attention scores and both branches of a layer).
     pub dropout: f64,
-    /// The share of the device's rate that its flash attention reaches.
+    /// The share of the device's flash-attention rate that it reaches.
     pub attention: f64,
-    /// How often the attention of the forward is repeated in the backward: selective recomputation as in
-    /// arXiv 2205.05198, where the scores are in memory.
+    /// How often the backward repeats the attention of the forward. It describes selective recomputation as in arXiv
+    /// 2205.05198, with the scores in memory.
     pub attention_again: f64,
-    /// Whether full recomputation runs the whole layer again, its last product and sum included.
+    /// Whether full recomputation runs the whole layer again, including its last product and sum.
     pub recompute_whole: bool,
     /// Whether ranks that hold the same rows each send one part of a message (arXiv 2104.04473, section 4.1).
     pub scatter_messages: bool,
-    /// Seconds that a message between stages costs beside its travel: both hosts agree on it and wait.
+    /// Seconds that a message between stages costs in addition to its transfer, because both hosts synchronize.
     pub message: f64,
-    /// The share of its links between nodes that a collective reaches where several ranks of a node take part.
+    /// The share of the links between nodes that a collective reaches if several ranks of a node take part.
     pub between_nodes: f64,
-    /// The same for collectives of replicas, whose transfers are larger; `None` where it is the same share.
+    /// The same for collectives of replicas, whose transfers are larger; `None` for the same share.
     pub replicas_between_nodes: Option<f64>,
-    /// Whether every rank sums whole gradients, though it updates a shard only: ZeRO-1 without a reduce-scatter.
+    /// Whether every rank sums whole gradients, although it updates only a shard: ZeRO-1 without a reduce-scatter.
     pub whole_sums: bool,
-    /// Whether its library sums over a tree where that is faster than a ring, as NCCL does. Our own transports run rings.
+    /// Whether its library uses a tree if that is faster than a ring, as NCCL does. Our own transports use rings.
     pub trees: bool,
     /// How much slower kernels are while a collective runs beside them.
     pub interference: f64,
-    /// Bytes of memory that it takes beside tensors: context, library and collective buffers.
+    /// Bytes of memory beside tensors: context, library and collective buffers.
     pub reserve: f64,
     /// Bytes for each of this rank's logits beyond ours, at the peak of the head.
     pub logit_bytes: f64,
     /// Bytes for each of this rank's parameters beyond ours: gradients in 16 bits beside the fp32 ones they are added to.
     pub parameter_bytes: f64,
-    /// Activations it keeps, as a multiple of ours.
+    /// The activations that it keeps, as a multiple of ours.
     pub kept: f64,
-    /// Tensors of all rows that each layer keeps under sequence parallelism, where we gather them again.
+    /// Tensors of all rows that each layer keeps under sequence parallelism. Our engine gathers them again instead.
     pub gathered: f64,
     /// Bytes that the gradient of a layer's first MLP product takes beside the gradient itself, for each element.
     pub temporary: f64,

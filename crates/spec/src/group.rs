@@ -11,9 +11,9 @@ use crate::Level;
 pub enum Axis {
     /// Stages of the pipeline.
     Pipeline,
-    /// Replicas that see different samples.
+    /// Data-parallel replicas, which see different samples.
     Data,
-    /// Parts of every matrix.
+    /// Tensor-parallel parts of every matrix.
     Tensor,
 }
 

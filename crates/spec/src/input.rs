@@ -1,15 +1,15 @@
-//! Files that others wrote: opened only if they are regular files, and read up to a limit.
+//! Reads files from other sources: only regular files, and only up to a limit.
 //!
-//! Opening a pipe waits until somebody writes to it, and a device such as `/dev/zero` never ends.
+//! Opening a pipe waits for a writer, and a device such as `/dev/zero` never ends.
 
 use std::fs::{self, File, FileType};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// The most bytes of a file that a person writes: a configuration, a profile of a device, a table of measurements.
+/// Size limit of files that people write: a configuration, a device profile, a table of measurements.
 pub const MOST_WRITTEN_BY_HAND: u64 = 64 << 20;
-/// The most bytes of a file that a program writes and that is read whole: a manifest, an index, a tokenizer.
+/// Size limit of files that programs write and that are read whole: a manifest, an index, a tokenizer.
 pub const MOST_WRITTEN_BY_PROGRAMS: u64 = 1 << 30;
 
 /// Opens a regular file, or a link to one, for reading. Anything else is refused before it is opened.
@@ -21,7 +21,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {}, not a regular file", name(kind))))
 }
 
-/// All bytes of a regular file, unless it has more than `most`.
+/// Reads all bytes of a regular file. Fails if it has more than `most`.
 pub fn bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     limited(open(path)?, most).read_to_end(&mut bytes)?;
@@ -29,12 +29,12 @@ pub fn bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The text of a regular file, unless it has more than `most` bytes.
+/// Reads the text of a regular file. Fails if it has more than `most` bytes.
 pub fn text(path: &Path, most: u64) -> io::Result<String> {
     text_of(open(path)?, most)
 }
 
-/// The text that a reader has, unless it has more than `most` bytes.
+/// Reads all text of a reader. Fails if it has more than `most` bytes.
 pub fn text_of(reader: impl Read, most: u64) -> io::Result<String> {
     let mut text = String::new();
     limited(reader, most).read_to_string(&mut text)?;
@@ -42,7 +42,7 @@ pub fn text_of(reader: impl Read, most: u64) -> io::Result<String> {
     Ok(text)
 }
 
-/// One byte more than is allowed, so that what is longer shows.
+/// Limits a reader to one byte more than is allowed, so that a longer input is noticed.
 fn limited(reader: impl Read, most: u64) -> impl Read {
     reader.take(most.saturating_add(1))
 }

@@ -1,8 +1,8 @@
-//! The tiers of links in a machine, from the fastest to the slowest.
+//! The levels of links in a machine, from the fastest to the slowest.
 
 use serde::{Deserialize, Serialize};
 
-/// A tier of links. Two ranks are joined by the innermost level that contains both.
+/// A level of links. Two ranks are connected by the innermost level that contains both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {

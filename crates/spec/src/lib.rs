@@ -1,7 +1,7 @@
-//! Descriptions of models and clusters: what they are, not what is done with them.
+//! Descriptions of models and clusters.
 //!
-//! Presets are data files under `presets/`; units are parsed and printed in one place. What every crate needs for files and
-//! errors is here too: [`input`], [`output`] and [`Cause`].
+//! Presets are data files under `presets/`; units are parsed and printed in one place. This crate also has what every
+//! crate needs for files and errors: [`input`], [`output`] and [`Cause`].
 #![forbid(unsafe_code)]
 
 mod cause;

@@ -1,26 +1,26 @@
-//! Links between ranks: a level's as one rank sees them, or wire by wire.
+//! Links between ranks: the average link of a level, or single wires.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Level;
 
-/// The links of one level, as one rank sees them.
+/// The links of one level, from the view of one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkSpec {
-    /// Which level.
+    /// The level.
     pub level: Level,
-    /// Bytes per second in one direction, per rank; what ranks share is divided among them.
+    /// Bytes per second in one direction, per rank. Bandwidth that ranks share is divided among them.
     pub bandwidth: Option<f64>,
-    /// Seconds for each step of an algorithm: from one rank to the next.
+    /// Seconds for each step of an algorithm, from one rank to the next.
     pub latency: Option<f64>,
     /// The share of the bandwidth that a long transfer reaches.
     pub efficiency: Option<f64>,
-    /// Seconds to begin a transfer of any kind.
+    /// Seconds to start a transfer of any kind.
     pub start: Option<f64>,
 }
 
-/// A wire between two ranks of a node, numbered from 0 within it.
+/// A wire between two ranks of a node. Ranks are numbered from 0 within the node.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wire {

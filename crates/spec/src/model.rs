@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which of the three architectures.
+/// The three architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
     /// GPT-2 and GPT-3: learned positions, LayerNorm, GELU, biases.
     Gpt,
-    /// GPT-NeoX: partial rotary positions, attention and MLP in parallel or in turn, biases.
+    /// GPT-NeoX: partial rotary positions, parallel or sequential attention and MLP, biases.
     Neox,
     /// Llama: rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
     Llama,
@@ -30,7 +30,7 @@ pub enum Activation {
 /// The shape of a model, fully resolved: no field is left to a default.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelSpec {
-    /// The preset it came from, or `"custom"`.
+    /// The preset's name, or `"custom"`.
     pub name: String,
     /// Architecture.
     pub family: Family,
@@ -50,7 +50,7 @@ pub struct ModelSpec {
     pub vocab: usize,
     /// The padded vocabulary is a multiple of this times tp.
     pub vocab_multiple: usize,
-    /// Longest sequence the model is made for: what the learned positions cover (`gpt`), else only a note.
+    /// The longest sequence that the model supports: a limit for learned positions (`gpt`), otherwise only information.
     pub positions: usize,
     /// Whether the output matrix is the token table.
     pub tied: bool,
@@ -64,13 +64,13 @@ pub struct ModelSpec {
     pub rotary_base: f64,
     /// Share of each head that is rotated.
     pub rotary_fraction: f64,
-    /// How low rotary frequencies are scaled, if they are (`llama` only).
+    /// The scaling of low rotary frequencies, if there is one (`llama` only).
     pub rotary_scaling: Option<RotaryScaling>,
     /// Standard deviation of initial weights.
     pub init_std: f64,
 }
 
-/// The scaling of rotary frequencies that Llama 3.1 extends its context with (`rope_type = "llama3"` of transformers).
+/// The scaling of rotary frequencies with which Llama 3.1 extends its context (`rope_type = "llama3"` in transformers).
 ///
 /// A frequency turns once in `2π / frequency` positions. If that is more than `positions / low`, the frequency is divided by
 /// `factor`. If it is less than `positions / high`, the frequency stays. In between, the two are blended.
@@ -88,14 +88,14 @@ pub struct RotaryScaling {
 }
 
 impl Default for RotaryScaling {
-    /// Llama 3.1's.
+    /// The values of Llama 3.1.
     fn default() -> Self {
         RotaryScaling { factor: 8.0, low: 1.0, high: 4.0, positions: 8192 }
     }
 }
 
 impl RotaryScaling {
-    /// A frequency, scaled.
+    /// The scaled frequency.
     pub fn scale(self, frequency: f64) -> f64 {
         let turns = self.positions as f64 * frequency / std::f64::consts::TAU;
         let share = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
@@ -107,12 +107,12 @@ impl RotaryScaling {
 pub const DEFAULT_INIT_STD: f64 = 0.02;
 
 impl ModelSpec {
-    /// Vocabulary padded so that every one of `tp` shards is equal and a multiple of `vocab_multiple`.
+    /// The vocabulary, padded so that all `tp` shards have the same size, a multiple of `vocab_multiple`.
     pub fn padded_vocab(&self, tp: usize) -> usize {
         self.vocab.next_multiple_of(self.vocab_multiple * tp)
     }
 
-    /// How many of each head's dims are rotated (always even).
+    /// The number of rotated dims of each head (always even).
     pub fn rotary_dims(&self) -> usize {
         let dims = (self.head_dim as f64 * self.rotary_fraction).round() as usize;
         dims - dims % 2

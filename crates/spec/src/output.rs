@@ -1,5 +1,5 @@
-//! Files and folders that are whole or absent: written under another name, synced to the disk, renamed, and their new name
-//! synced too. A machine that loses power at any moment leaves the old file or the new one.
+//! Writes files and folders completely or not at all: under a temporary name, then synced to the disk, renamed, and the
+//! new name synced too. If the machine loses power at any moment, the old file or the new one is there.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -7,7 +7,7 @@ use std::io::{self, BufWriter, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// A file under the name that it has until it is published. It is removed when it is dropped before that.
+/// A file under its temporary name. It is removed if it is dropped before it is published.
 #[derive(Debug)]
 pub struct UnfinishedFile {
     path: PathBuf,
@@ -16,8 +16,8 @@ pub struct UnfinishedFile {
 }
 
 impl UnfinishedFile {
-    /// Creates or empties the file `path`. Another process that writes it at the same time is refused; where the file
-    /// system has no locks, both write.
+    /// Creates or truncates the file `path`. Fails if another process is writing it. On a file system without locks
+    /// both write.
     pub fn create(path: PathBuf) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(&path)?;
@@ -33,24 +33,24 @@ impl UnfinishedFile {
         Ok(UnfinishedFile { path, file: BufWriter::with_capacity(1 << 16, file), published: false })
     }
 
-    /// Its name until it is published.
+    /// Its temporary name.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Another handle to the file, with everything in it that was written so far.
+    /// Another handle to the file. Everything written so far is flushed first.
     pub fn reopen(&mut self) -> io::Result<File> {
         self.file.flush()?;
         self.file.get_ref().try_clone()
     }
 
-    /// Waits until the disk has all of it.
+    /// Waits until the disk has all of its contents.
     pub fn sync(&mut self) -> io::Result<()> {
         self.file.flush()?;
         self.file.get_ref().sync_all()
     }
 
-    /// Gives a synced file its name, and waits until the disk has that.
+    /// Renames a synced file to its final name, and waits until the disk has the new name.
     pub fn publish(mut self, to: &Path) -> io::Result<()> {
         fs::rename(&self.path, to)?;
         self.published = true;
@@ -80,7 +80,7 @@ fn busy(reason: &str) -> io::Error {
     io::Error::new(ErrorKind::ResourceBusy, reason)
 }
 
-/// Writes a file that is whole or absent, by way of the name `unfinished` in the same folder.
+/// Writes a file completely or not at all. `unfinished` is its temporary name in the same folder.
 pub fn write_whole(path: &Path, unfinished: PathBuf, bytes: &[u8]) -> io::Result<()> {
     let mut file = UnfinishedFile::create(unfinished)?;
     file.write_all(bytes)?;
@@ -88,7 +88,8 @@ pub fn write_whole(path: &Path, unfinished: PathBuf, bytes: &[u8]) -> io::Result
     file.publish(path)
 }
 
-/// Gives a folder its name. Its files are on the disk already; this waits until the disk has their names, and then its own.
+/// Renames a folder to its final name. Its files must already be synced. Waits until the disk has the names of the
+/// files, and then the folder's new name.
 pub fn publish_folder(unfinished: &Path, to: &Path) -> io::Result<()> {
     sync_folder(unfinished)?;
     fs::rename(unfinished, to)?;
@@ -100,12 +101,12 @@ pub fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// The folder that a path lies in.
+/// The parent folder of a path.
 pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A path with something added to its name: `corpus` with `.bin` is `corpus.bin`, and `corpus.v1` is `corpus.v1.bin`.
+/// A path with a suffix: `corpus` with `.bin` is `corpus.bin`, and `corpus.v1` is `corpus.v1.bin`.
 pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
@@ -116,7 +117,7 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// A folder that goes when the test ends.
+    /// A folder that is removed when the test ends.
     struct Folder(PathBuf);
 
     impl Folder {

@@ -1,23 +1,23 @@
-//! Models and clusters by name: TOML files under `presets/`, in the binary, each figure with its origin beside it.
+//! Models and clusters by name: TOML files under `presets/`, compiled into the binary. Each figure states its origin.
 //!
-//! A preset is a piece of a configuration; what its keys mean is for the reader of configurations to say.
+//! A preset is a part of a configuration. The configuration reader interprets its keys.
 
-/// A named piece of a configuration.
+/// A named part of a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preset {
-    /// What `model.preset` or `cluster.preset` calls it.
+    /// The name in `model.preset` or `cluster.preset`.
     pub name: &'static str,
     /// Its TOML text.
     pub text: &'static str,
 }
 
-/// A name that no preset has.
+/// The error for an unknown preset name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("\"{name}\" is no preset; there are {}", .known.join(", "))]
+#[error("\"{name}\" is not a preset; the presets are {}", .known.join(", "))]
 pub struct UnknownPreset {
     /// The name.
     pub name: String,
-    /// The names there are.
+    /// The known names.
     pub known: Vec<&'static str>,
 }
 
@@ -27,7 +27,7 @@ macro_rules! presets {
     };
 }
 
-/// The models, small to large within each family.
+/// The models, from small to large within each family.
 pub const MODELS: &[Preset] = presets!("models":
     "demo", "gpt2-124m", "gpt2-1558m", "gpt-1.3b", "gpt-1.4b", "gpt-22b", "gpt-175b", "gpt-1t", "neox-20b",
     "llama2-7b", "llama3-8b", "llama3-70b", "llama3.1-8b");
@@ -36,22 +36,22 @@ pub const MODELS: &[Preset] = presets!("models":
 pub const CLUSTERS: &[Preset] =
     presets!("clusters": "local", "frontier", "v100", "a100", "h100", "h200", "b200");
 
-/// How others ran.
+/// The frameworks.
 pub const FRAMEWORKS: &[Preset] = presets!("frameworks":
     "megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspeed-zero3", "frontier-megatron", "nanotron",
     "llm-foundry", "torchtitan", "megatron-core");
 
-/// The model called `name`.
+/// The model with this name.
 pub fn model(name: &str) -> Result<Preset, UnknownPreset> {
     find(MODELS, name)
 }
 
-/// The cluster called `name`.
+/// The cluster with this name.
 pub fn cluster(name: &str) -> Result<Preset, UnknownPreset> {
     find(CLUSTERS, name)
 }
 
-/// The framework called `name`.
+/// The framework with this name.
 pub fn framework(name: &str) -> Result<Preset, UnknownPreset> {
     find(FRAMEWORKS, name)
 }
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(model("gpt-175b").unwrap().name, "gpt-175b");
         assert_eq!(
             cluster("fronteir").unwrap_err().to_string(),
-            "\"fronteir\" is no preset; there are local, frontier, v100, a100, h100, h200, b200"
+            "\"fronteir\" is not a preset; the presets are local, frontier, v100, a100, h100, h200, b200"
         );
     }
 }

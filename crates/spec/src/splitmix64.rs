@@ -1,7 +1,7 @@
-//! SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), whose state is a counter times an odd constant: any number of any stream
-//! can be drawn without drawing the ones before it.
+//! SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). Its state is a counter times an odd constant, so any number of any
+//! stream can be drawn without drawing the ones before it.
 
-/// 2^64 divided by the golden ratio, made odd: consecutive counters become states that are far apart.
+/// 2^64 divided by the golden ratio, made odd: consecutive counters become distant states.
 pub const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The finaliser: a bijection in which every input bit flips each output bit half of the time.

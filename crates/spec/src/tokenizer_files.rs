@@ -1,8 +1,8 @@
-//! The files that a tokenizer of Hugging Face's may have in its folder.
+//! The files that the folder of a Hugging Face tokenizer may contain.
 
-/// The tokenizer itself, where it is in one file.
+/// The tokenizer itself, in one file.
 pub const TOKENIZER: &str = "tokenizer.json";
-/// What is said about its special tokens.
+/// The configuration of its special tokens.
 pub const CONFIG: &str = "tokenizer_config.json";
 /// GPT-2's vocabulary.
 pub const VOCABULARY: &str = "vocab.json";
@@ -10,13 +10,13 @@ pub const VOCABULARY: &str = "vocab.json";
 pub const MERGES: &str = "merges.txt";
 /// The model of `SentencePiece`.
 pub const SENTENCE_PIECE: &str = "tokenizer.model";
-/// How a model generates text: which tokens end it.
+/// The generation settings: which tokens end a text.
 pub const GENERATION: &str = "generation_config.json";
 
-/// Those that we write ourselves.
+/// The files that Kintsugi writes.
 pub const WRITTEN: [&str; 2] = [TOKENIZER, CONFIG];
 
-/// All of them: they go along when a tokenizer is copied.
+/// All files, which are copied together with a tokenizer.
 pub const ALL: [&str; 9] = [
     TOKENIZER,
     CONFIG,

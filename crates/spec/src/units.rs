@@ -1,4 +1,4 @@
-//! Bytes, counts and times as people write them.
+//! Bytes, counts and times in readable form.
 
 /// `1536` → `"1.50 KiB"`.
 pub fn bytes(n: u64) -> String {
@@ -30,7 +30,7 @@ pub fn seconds(seconds: f64) -> String {
     }
 }
 
-/// `1_234_567` → `"1.23 M"`, with `unit` behind it if there is one.
+/// `1_234_567` → `"1.23 M"`, followed by `unit` if it is not empty.
 pub fn count(n: f64) -> String {
     const UNITS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
     let mut value = n;

@@ -26,7 +26,7 @@ const DEVICE: Device = Device::Cpu { threads: 1 };
 
 fn main() {
     let most: usize = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(usize::MAX);
-    let (base, ranks) = ConfigSource::text(CONFIG).open().expect("a right configuration");
+    let (base, ranks) = ConfigSource::text(CONFIG).search_base().expect("a valid configuration");
     println!("{} on {ranks} ranks", base.model.name);
 
     let watch = Watch::start();

@@ -12,7 +12,7 @@ pub struct Only {
 
 type Value = fn(&Strategy) -> String;
 
-/// What a key may be.
+/// The values that a key accepts.
 enum Allowed {
     /// A number from 1.
     Count,
@@ -39,13 +39,13 @@ const KEYS: [(&str, Allowed, Value); 9] = [
 ];
 
 impl Only {
-    /// Reads `table.key=value,value`; what is wrong is one sentence.
+    /// Parses `table.key=value,value`. The error is one sentence.
     pub fn parse(text: &str) -> Result<Only, String> {
         let (key, values) =
             text.split_once('=').ok_or_else(|| format!("\"{text}\" must be table.key=value,value"))?;
         let Some((key, allowed, _)) = KEYS.iter().find(|(name, ..)| *name == key.trim()) else {
             let known: Vec<&str> = KEYS.iter().map(|(name, ..)| *name).collect();
-            return Err(format!("{} is not searched over; there are {}", key.trim(), known.join(", ")));
+            return Err(format!("{} is not searched over; the keys are {}", key.trim(), known.join(", ")));
         };
         let values: Vec<String> = values.split(',').map(|value| value.trim().to_owned()).collect();
         if values.iter().any(String::is_empty) {
@@ -56,7 +56,7 @@ impl Only {
     }
 
     /// Whether a strategy has one of the values.
-    pub fn lets(&self, strategy: &Strategy) -> bool {
+    pub fn allows(&self, strategy: &Strategy) -> bool {
         let (.., value) = KEYS.iter().find(|(name, ..)| *name == self.key).expect("a key that was parsed");
         self.values.contains(&value(strategy))
     }
@@ -73,14 +73,14 @@ impl Allowed {
     }
 }
 
-/// The ZeRO stage that shards the same.
+/// The ZeRO stage with the same sharding.
 fn zero(strategy: &Strategy) -> usize {
     let sharding = &strategy.sharding;
     let sharded = [sharding.states, sharding.gradients, sharding.weights];
     sharded.iter().rposition(Option::is_some).map_or(0, |last| last + 1)
 }
 
-/// The word that a configuration has for a schedule.
+/// The value of a schedule in a configuration.
 fn schedule_word(schedule: ScheduleKind) -> &'static str {
     match schedule {
         ScheduleKind::GPipe => "gpipe",
@@ -90,7 +90,7 @@ fn schedule_word(schedule: ScheduleKind) -> &'static str {
     }
 }
 
-/// The word that a configuration has for recomputation.
+/// The value of a recomputation mode in a configuration.
 fn recompute_word(recompute: Recompute) -> &'static str {
     match recompute {
         Recompute::None => "none",

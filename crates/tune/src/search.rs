@@ -99,7 +99,7 @@ pub struct Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SearchError {
     /// Nothing can be timed.
-    #[error("the speed of the device is not known")]
+    #[error("the speed of the device is unknown")]
     UnknownSpeed,
     /// It would take minutes or gigabytes.
     #[error(

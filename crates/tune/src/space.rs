@@ -50,7 +50,7 @@ fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
                 }
                 for &sharding in &shardings {
                     let full = RECOMPUTE.map(|recompute| Strategy { sharding, recompute, ..plain });
-                    found.extend(full.into_iter().filter(|strategy| only.iter().all(|o| o.lets(strategy))));
+                    found.extend(full.into_iter().filter(|strategy| only.iter().all(|o| o.allows(strategy))));
                 }
             }
         }
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_batch_that_is_too_large_for_one_micro_batch_is_split() {
         let sets = ["model.preset=gpt-22b", "batch.sequence=2048", "batch.global=65536"];
-        let base = ConfigSource::demo().sets(sets).open().expect("a right configuration").0;
+        let base = ConfigSource::demo().sets(sets).search_base().expect("a valid configuration").0;
         let one_replica: Vec<Strategy> = of_mesh(&base, Mesh { pp: 2, dp: 1, tp: 2 }, &[]);
         assert!(!one_replica.is_empty());
         assert!(one_replica.iter().all(|strategy| strategy.micro * 2048 <= 1 << 26));

@@ -32,7 +32,7 @@ fn reserved(prediction: &Prediction) -> u64 {
 
 /// A search where each rank has so many bytes.
 fn found_in(memory: u64, by: By, only: &[Only]) -> Found {
-    let (base, ranks) = ConfigSource::text(CONFIG).open().expect("a right configuration");
+    let (base, ranks) = ConfigSource::text(CONFIG).search_base().expect("a valid configuration");
     assert_eq!(ranks, 4);
     let limit = Some(Limit::PerRank(memory));
     let fits = |_: &Plan, prediction: &Prediction| reserved(prediction) <= memory;
@@ -111,7 +111,7 @@ fn every_plan() -> BTreeMap<String, Plan> {
 
 #[test]
 fn a_search_equals_trying_every_configuration() {
-    let (base, _) = ConfigSource::text(CONFIG).open().expect("a right configuration");
+    let (base, _) = ConfigSource::text(CONFIG).search_base().expect("a valid configuration");
     let all = every_plan();
     let needs = |plan: &Plan| reserved(&predict(plan, DEVICE, Coverage::WholeStep));
     let needed: BTreeMap<&str, u64> = all.iter().map(|(name, plan)| (name.as_str(), needs(plan))).collect();
@@ -153,7 +153,7 @@ fn the_front_is_what_nothing_beats_in_both() {
 
 #[test]
 fn what_the_full_play_refuses_hides_nothing_from_the_front() {
-    let (base, ranks) = ConfigSource::text(CONFIG).open().expect("a right configuration");
+    let (base, ranks) = ConfigSource::text(CONFIG).search_base().expect("a valid configuration");
     let first = found(By::Pareto, &[]).best.remove(0);
     // All that is at the front is refused, and so is what has its mesh.
     let fits = |plan: &Plan, _: &Prediction| plan.mesh != first.strategy.mesh;
@@ -172,7 +172,7 @@ fn a_heavy_head_leaves_the_last_stage_fewer_layers() {
         ("sequence = 16", "sequence = 512"),
     ];
     let config = larger.iter().fold(CONFIG.to_owned(), |config, (small, large)| config.replace(small, large));
-    let (base, ranks) = ConfigSource::text(config).open().expect("a right configuration");
+    let (base, ranks) = ConfigSource::text(config).search_base().expect("a valid configuration");
     let only =
         [Only::parse("parallel.pp=2").expect("right"), Only::parse("parallel.schedule=1f1b").expect("right")];
     let (by, top, limit, fits) = (By::Time, usize::MAX, None, |_: &Plan, _: &Prediction| true);

@@ -1,6 +1,6 @@
 //! The Frontier study (arXiv 2312.12705) beside our predictions, as a page.
 //!
-//! What of it is fitted, explained and predicted is said on the page.
+//! The page says which figures are fitted, explained or predicted.
 
 use std::fmt::Write;
 
@@ -86,10 +86,10 @@ FLOPs with full recomputation (c = 4).
 the unfused bytes of the framework, the efficiency of the links and the power of a GCD that waits (`cluster.preset =
 \"frontier\"`, `framework.preset = \"frontier-megatron\"`). *Predicted*: everything marked so, from the same constants.
 
-Two choices were made with more in view. The pipeline is filled and drained four times in a step (`framework.fills`): the
-authors' log of 175B shows 160 micro-batches where the batch has 640, and with one fill the bubble alone would leave 97 %
-and 96 % of strong scaling, not the published 90 % and 87 %. So strong scaling is *explained*, not predicted. And rings take
-the best way through a node's wires, which was chosen over the thinnest cut after 1T had come out too fast with that.
+Two choices used more than these figures. First, the pipeline is filled and drained four times in a step (`framework.fills`): the
+authors' log of 175B shows 160 micro-batches, although the batch has 640. With one fill the bubble alone would leave 97 %
+and 96 % of strong scaling, not the published 90 % and 87 %. So strong scaling is *explained*, not predicted. Second, rings use
+the best path through a node's wires, because with the narrowest cut 1T came out too fast.
 
 ";
 
@@ -112,7 +112,7 @@ fn throughput(page: &mut String) {
 
 fn scaling(page: &mut String) {
     page.push_str(
-        "## Scaling\n\nWeak: the samples of each replica stay. Strong: the samples of all replicas stay.\n\n",
+        "## Scaling\n\nWeak: the samples per replica are constant. Strong: the samples of all replicas together are constant.\n\n",
     );
     page.push_str("| | model | GPUs | published | ours | difference | |\n|---|---|---|---|---|---|---|\n");
     for (index, replicas) in [(1, 16), (2, 6)] {
@@ -140,7 +140,7 @@ fn row(page: &mut String, (kind, how): (&str, &str), run: &Run, replicas: usize,
 }
 
 fn energy(page: &mut String) {
-    page.push_str("## Energy\n\nOf a training on 20 tokens per parameter, GCDs only.\n\n");
+    page.push_str("## Energy\n\nFor a training on 20 tokens per parameter, counting GCDs only.\n\n");
     page.push_str(
         "| model | published | ours | error | W per GCD | GPU-hours | |\n|---|---|---|---|---|---|---|\n",
     );
@@ -164,7 +164,7 @@ fn energy(page: &mut String) {
 }
 
 fn memory(page: &mut String) {
-    page.push_str("## Memory\n\n175B, tp 4, pp 16, two replicas, ZeRO-1: MiB allocated at the peak. The published figures are from\nthe authors' log, whose states leave room for gradients of 2 bytes; ours have 4, which is 5.1 to 5.4 GiB more. From stage\nto stage both fall by about 300 MiB, a micro-batch in flight less.\n\n");
+    page.push_str("## Memory\n\n175B, tp 4, pp 16, two replicas, ZeRO-1: MiB allocated at the peak. The published figures are from\nthe authors' log, in which gradients have 2 bytes. Ours have 4, which is 5.1 to 5.4 GiB more. From stage\nto stage both fall by about 300 MiB, because one micro-batch less is in flight.\n\n");
     page.push_str("| stage | published | ours | |\n|---|---|---|---|\n");
     let plan = plan(&RUNS[1], 2, 1280);
     let stages = predict(&plan, device(&plan), Coverage::ShortStep).stages;
@@ -176,7 +176,7 @@ fn memory(page: &mut String) {
 }
 
 fn sensitivities(page: &mut String) {
-    page.push_str("## Sensitivities\n\nHardware TFLOP/s of a GCD, all predicted. The study shows these as curves: tensor parallelism beyond a\nnode collapses, more stages at a fixed batch lose, and more samples keep the pipeline full.\n\n");
+    page.push_str("## Sensitivities\n\nHardware TFLOP/s of a GCD, all predicted. The study shows these as curves: tensor parallelism beyond a\nnode is very slow, more stages at a fixed batch are slower, and more samples keep the pipeline full.\n\n");
     let base = |sets: &[String]| {
         let mut all: Vec<String> =
             ["model.preset=gpt-22b", "parallel.dp=1"].iter().map(ToString::to_string).collect();
@@ -263,7 +263,7 @@ fn line(page: &mut String, text: &str) {
 mod tests {
     use super::*;
 
-    /// What is fitted, explained and predicted is said on the page. All published in arXiv 2312.12705.
+    /// The page says which figures are fitted, explained or predicted. All are published in arXiv 2312.12705.
     #[test]
     fn the_studys_figures_are_met() {
         for run in &RUNS {

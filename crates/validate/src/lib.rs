@@ -1,7 +1,7 @@
-//! Predictions beside published measurements and our own: one set of runs for each source, and how far off we are.
+//! Compares predictions with published measurements and our own: one set of runs for each source, with the errors.
 //!
-//! A row of a table becomes a configuration: the model's shape, the layout, the cluster it ran on and the profile of
-//! the framework that ran it. No constant belongs to a row.
+//! A row of a table becomes a configuration: the model's shape, the layout, the cluster that it ran on, and the profile
+//! of its framework. No constant belongs to a single row.
 
 pub mod frontier;
 mod nanotron;
@@ -22,13 +22,13 @@ use kintsugi_tensor::Device;
 
 use table::Row;
 
-/// A run that somebody measured, as a plan.
+/// A measured run, as a plan.
 struct Case {
     name: String,
     plan: Plan,
     /// Seconds per step.
     measured: f64,
-    /// Bytes at the peak, where they were measured.
+    /// Peak bytes, if they were measured.
     memory: Option<f64>,
 }
 
@@ -53,7 +53,7 @@ pub fn validate(folder: &Path, sets: &[String], every: usize) -> io::Result<Vec<
     Ok(reports)
 }
 
-/// The names of the tables that are known.
+/// The names of the known tables.
 pub fn tables() -> Vec<&'static str> {
     let mut names: Vec<&str> = sets::SETS.iter().map(|set| set.file).chain([nanotron::FILE]).collect();
     names.dedup();
@@ -65,7 +65,7 @@ pub fn own(sets: &[String]) -> Vec<Report> {
     own::reports(sets)
 }
 
-/// The plan of a row's configuration; `None` where the engine cannot express it.
+/// The plan of a row's configuration; `None` if the engine does not support it.
 fn plan(lines: &[String], over: &[String]) -> Option<Plan> {
     ConfigSource::text("").sets(lines).sets(over).plan().ok()
 }

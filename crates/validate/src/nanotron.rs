@@ -1,6 +1,6 @@
 //! nanotron's runs on H100: thousands of layouts of three models, whose repeats differ by 5 to 25 %.
 //!
-//! So what counts is the order of the layouts, how good the predicted best one is, and which layouts fit.
+//! So the comparison is about the order of the layouts, the quality of the predicted best one, and which layouts fit.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ struct Run {
     /// Tokens per second and rank.
     predicted: f64,
     measured: Option<f64>,
-    /// Of the first stage: the rank that writes the table is in it.
+    /// Memory of the first stage, which contains the rank that writes the table.
     memory: f64,
     measured_memory: Option<f64>,
 }
@@ -56,7 +56,7 @@ fn report(model: &str, runs: &[Run], left_out: usize) -> Report {
         figures: vec![
             Figure::at_least("rank correlation", spearman(&pairs), Some(0.85)),
             Figure::at_least("pick, share of the best", pick(&worked), Some(0.95)),
-            Figure::at_least("runs that worked said to fit", fitting, Some(0.98)),
+            Figure::at_least("working runs predicted to fit", fitting, Some(0.98)),
             Figure::at_least("fit agreement", agreed, None),
             Figure::at_most("memory, mean error %", errors(&memories).0, Some(8.0)),
             Figure::at_most("time, mean error %", errors(&pairs).0, None),
@@ -68,7 +68,7 @@ fn report(model: &str, runs: &[Run], left_out: usize) -> Report {
     }
 }
 
-/// What the layout predicted to be best measured, as a share of the best: the mean over the numbers of nodes.
+/// The measured speed of the predicted best layout, as a share of the best: the mean over the numbers of nodes.
 fn pick(worked: &[&Run]) -> f64 {
     let mut nodes: BTreeMap<&str, Vec<&&Run>> = BTreeMap::new();
     for run in worked {

@@ -1,4 +1,5 @@
-//! Our own runs beside what the profiles of their machines predict; the tables and the profiles are in the binary.
+//! Our own runs, compared with the predictions from the profiles of their machines. The tables and profiles are
+//! compiled into the binary.
 //!
 //! A row is a name, settings as `--set` takes them, and what was measured.
 
@@ -10,7 +11,7 @@ use super::score::{Figure, Report, errors, spearman};
 use super::table::{self, Row};
 use super::{device, predicted};
 
-/// A machine of ours.
+/// One of our machines.
 struct Machine {
     name: &'static str,
     table: &'static str,
@@ -92,7 +93,7 @@ impl Machine {
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// Bytes that the fullest rank takes of its device.
+/// Bytes that the fullest rank takes from its device.
 fn reserved(plan: &Plan) -> f64 {
     let prediction = predict(plan, device(plan), Coverage::quick(plan));
     prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0) as f64

@@ -1,11 +1,11 @@
-//! How far predictions are from measurements, in the figures that each set is judged by.
+//! The errors of predictions, in the figures by which each set is judged.
 
 use serde::Serialize;
 
 /// One figure beside its aim.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
-    /// What it is.
+    /// Its name.
     pub name: String,
     /// The value for our predictions.
     pub value: f64,
@@ -22,7 +22,7 @@ pub struct Report {
     pub set: String,
     /// How many runs were predicted.
     pub rows: usize,
-    /// How many the engine cannot express.
+    /// Number of runs that the engine does not support.
     pub left_out: usize,
     /// The rows that the constants were fitted on first. The errors of all rows were known at that time.
     pub fitted_on: String,

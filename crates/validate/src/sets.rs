@@ -1,4 +1,4 @@
-//! The published tables, each with how its rows are read.
+//! The published tables, and how their rows are read.
 
 use kintsugi_simulate::{Coverage, memory_of, predict};
 use rayon::prelude::*;
@@ -17,11 +17,11 @@ pub struct Set {
     fitted_on: &'static str,
     /// Aims in percent: mean time, worst time, mean memory.
     aims: [Option<f64>; 3],
-    /// A row as a configuration with what was measured, if it is of this set.
+    /// Converts a row to a configuration with its measurement, if it belongs to this set.
     read: fn(&Row) -> Option<Read>,
 }
 
-/// What a row says.
+/// The contents of a row.
 struct Read {
     name: String,
     sets: Vec<String>,
@@ -29,10 +29,10 @@ struct Read {
     memory: Option<f64>,
 }
 
-/// In which unit a run's speed was given.
+/// The unit of a run's measured speed.
 enum Measured {
     Seconds(f64),
-    /// Of the whole step, tokens per second and rank.
+    /// Tokens per second and rank, over the whole step.
     TokensPerGpu(f64),
     /// Hardware FLOP/s per rank.
     HardwareFlops(f64),
@@ -40,7 +40,7 @@ enum Measured {
     ModelShare(f64),
 }
 
-/// Every table but nanotron's, which is judged otherwise.
+/// Every table except nanotron's, which is judged by other figures.
 pub const SETS: &[Set] = &[
     Set {
         name: "korthikanti",
@@ -232,7 +232,7 @@ fn table2(row: &Row, framework: &str, dp: usize) -> Option<Read> {
 fn megascale(row: &Row) -> Option<Read> {
     let seconds = row.number("iter_time_s")?;
     let mut sets = [gpt(row, row.count("vocab")), layout(row), on("a100", "megatron-2022")].concat();
-    // Six chunks for each stage are what the table's note assumes; ZeRO-1 is Megatron's distributed optimizer.
+    // The table's note assumes six chunks per stage. ZeRO-1 is Megatron's distributed optimizer.
     sets.extend(interleaving(6));
     sets.push("sharding.zero=1".to_owned());
     let measured = Measured::Seconds(seconds);
@@ -314,12 +314,12 @@ fn torchtitan(row: &Row) -> Option<Read> {
     sets.push(format!("batch.micro={}", row.count("local_batch")));
     let recompute = if row.text("act_ckpt") == "full" { "full" } else { "selective" };
     sets.push(format!("memory.recompute={recompute}"));
-    // The model of the card that the table's column names: HBM2e, 500 W.
+    // The model that the table's column names: HBM2e, 500 W.
     sets.extend(
         [
             "cluster.device.memory=103079215104",
             "cluster.device.memory_bandwidth=2.4e12",
-            // What 500 of 700 W leave of the clock, fitted on the first row with compile.
+            // The share of the clock at 500 instead of 700 W, fitted on the first row with compile.
             "cluster.device.matmul=0.5",
         ]
         .map(str::to_owned),

@@ -12,7 +12,7 @@ use kintsugi_spec::input;
 pub struct Row(HashMap<String, String>);
 
 impl Row {
-    /// A cell; empty where there is no such column.
+    /// A cell; empty if there is no such column.
     pub fn text(&self, column: &str) -> &str {
         self.0.get(column).map_or("", String::as_str)
     }
@@ -22,7 +22,7 @@ impl Row {
         self.text(column).parse().ok()
     }
 
-    /// A cell as a count; 1 where it is empty.
+    /// A cell as a count; 1 if it is empty.
     pub fn count(&self, column: &str) -> usize {
         self.number(column).map_or(1, |x| x as usize)
     }
@@ -33,7 +33,7 @@ pub fn read(path: &Path) -> io::Result<Vec<Row>> {
     Ok(rows(&input::text(path, input::MOST_WRITTEN_BY_HAND)?)?)
 }
 
-/// The rows of a text; lines that begin with `#` say where it comes from.
+/// The rows of a text. Lines that begin with `#` state its origin.
 pub fn rows(text: &str) -> csv::Result<Vec<Row>> {
     let mut reader = ReaderBuilder::new().comment(Some(b'#')).flexible(true).from_reader(text.as_bytes());
     let header = reader.headers()?.clone();

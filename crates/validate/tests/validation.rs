@@ -1,14 +1,13 @@
-//! Predictions of published runs may not get worse unseen.
+//! Predictions of published runs must not get worse.
 //!
-//! The tables lie beside the repository, in `shared/validation`; without them there is nothing to hold, and the test
-//! says so.
+//! The tables are outside the repository, in `shared/validation`. Without them the test says so and passes.
 
 use std::path::PathBuf;
 
 use kintsugi_testing::{Need, skip};
 use kintsugi_validate::{Report, own, validate};
 
-/// What each set reached when its constants were fitted, rounded up (down where more is better).
+/// The figures of each set when its constants were fitted, rounded up (down if more is better).
 const HELD: &[(&str, &str, f64)] = &[
     ("korthikanti", "time, mean error %", 3.0),
     ("korthikanti", "time, worst error %", 6.5),
@@ -29,15 +28,15 @@ const HELD: &[(&str, &str, f64)] = &[
     ("nanotron llama-1B", "pick, share of the best", 0.95),
     ("nanotron llama-8B", "pick, share of the best", 0.84),
     ("nanotron llama-80B", "pick, share of the best", 0.93),
-    ("nanotron llama-1B", "runs that worked said to fit", 0.99),
-    ("nanotron llama-8B", "runs that worked said to fit", 0.99),
-    ("nanotron llama-80B", "runs that worked said to fit", 1.0),
+    ("nanotron llama-1B", "working runs predicted to fit", 0.99),
+    ("nanotron llama-8B", "working runs predicted to fit", 0.99),
+    ("nanotron llama-80B", "working runs predicted to fit", 1.0),
     ("nanotron llama-1B", "memory, mean error %", 13.0),
     ("nanotron llama-8B", "memory, mean error %", 11.7),
     ("nanotron llama-80B", "memory, mean error %", 6.5),
 ];
 
-/// The same of our own runs.
+/// The same for our own runs.
 const OWN: &[(&str, &str, f64)] = &[
     ("our H200, one or two batch sizes each", "time, worst error %", 3.8),
     ("our H200, one or two batch sizes each", "joules, worst error %", 4.3),

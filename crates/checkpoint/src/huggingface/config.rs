@@ -88,8 +88,9 @@ fn neox(fields: &Fields) -> Result<ModelSpec, CheckpointError> {
     };
     // The transformers library rounds the number of rotary dims down. We round it to an even number.
     if model.rotary_dims() != (head_dim as f64 * rotary.fraction) as usize {
-        let rule =
-            format!("of heads of width {head_dim} is no even number of dims, which rotary positions need");
+        let rule = format!(
+            "of heads of width {head_dim} is not an even number of dims, which rotary positions need"
+        );
         return Err(fields.refused("rotary_pct", &rule));
     }
     Ok(model)

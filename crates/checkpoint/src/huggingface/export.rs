@@ -55,8 +55,9 @@ pub fn export(
     store: &dyn Store,
     options: &ExportOptions,
 ) -> Result<(), CheckpointError> {
-    let mut description = describe(model, options.dtype)
-        .map_err(|reason| CheckpointError::new(path, format!("Hugging Face has no such model: {reason}")))?;
+    let mut description = describe(model, options.dtype).map_err(|reason| {
+        CheckpointError::new(path, format!("Hugging Face cannot describe this model: {reason}"))
+    })?;
     let unfinished = TemporaryFolder::begin(path)?;
     let folder = unfinished.path();
     if let Some(like) = &options.like {
@@ -177,7 +178,7 @@ fn write_file(
     for exported in exported {
         write_tensor(exported, store, &mut |values| {
             if !non_finite && let Some(value) = beyond(values, dtype) {
-                let problem = format!("it has the value {value:e}, which is infinite in {dtype}");
+                let problem = format!("the value {value:e} is infinite in {dtype}");
                 return Err(CheckpointError::new(Path::new(&exported.name), problem));
             }
             file.write(&encode(values, dtype)).map_err(io)

@@ -23,7 +23,7 @@ impl Fields {
             .map_err(|error| CheckpointError::new(path, error))?;
         match serde_json::from_slice(&text) {
             Ok(Value::Object(map)) => Ok(Fields { path: path.to_owned(), prefix: String::new(), map }),
-            Ok(_) => Err(CheckpointError::new(path, "is no JSON object")),
+            Ok(_) => Err(CheckpointError::new(path, "is not a JSON object")),
             Err(error) => Err(CheckpointError::new(path, format!("is no JSON: {error}"))),
         }
     }

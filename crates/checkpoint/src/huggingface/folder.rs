@@ -76,7 +76,7 @@ impl HuggingFaceFolder {
             let expected = location.tensor_shape(&parameter);
             if tensor.shape != expected {
                 let problem = format!(
-                    "{} has shape {:?}, where config.json means {expected:?}",
+                    "{} has shape {:?}, but config.json describes {expected:?}",
                     location.name, tensor.shape
                 );
                 return Err(CheckpointError::new(self.tensors.path(tensor), problem));
@@ -86,7 +86,8 @@ impl HuggingFaceFolder {
         }
         match unknown.into_iter().find(|name| !is_ignored(&self.model, name)) {
             Some(name) => {
-                let problem = format!("its weights have a tensor {name}, which config.json says nothing of");
+                let problem =
+                    format!("its weights have a tensor {name} that the model of config.json does not have");
                 Err(CheckpointError::new(&self.path, problem))
             }
             None => Ok(()),

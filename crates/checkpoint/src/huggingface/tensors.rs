@@ -44,7 +44,7 @@ impl Tensors {
         let mut tensors = Tensors { files: ManyFiles::default(), by_name: BTreeMap::new() };
         let pickled = PICKLED.iter().find(|name| folder.join(name).exists());
         if let (Some(name), false, false) = (pickled, single.exists(), index.exists()) {
-            let problem = format!("it has {name} and no {SINGLE}; only safetensors is read");
+            let problem = format!("it has {name} but no {SINGLE}; only safetensors files are read");
             return Err(CheckpointError::new(folder, problem));
         }
         if single.exists() || !index.exists() {
@@ -58,7 +58,7 @@ impl Tensors {
         }
         match map.iter().find(|&(name, _)| !tensors.by_name.contains_key(name)) {
             Some((missing, file)) => {
-                let problem = format!("{missing} is said to be in {file}, which does not have it");
+                let problem = format!("it lists {missing} in {file}, but the file does not have it");
                 Err(CheckpointError::new(&index, problem))
             }
             None => Ok(tensors),
@@ -104,7 +104,7 @@ impl Tensors {
             let tensor = Tensor { shape: info.shape.clone(), dtype: info.dtype, file: number, offset };
             if let Some(other) = self.by_name.insert(name.clone(), tensor) {
                 let other = self.path(&other).display();
-                let problem = format!("{name} is also in {other}, and {INDEX} does not say which one counts");
+                let problem = format!("{name} is also in {other}; {INDEX} does not say which file to use");
                 return Err(CheckpointError::new(&path, problem));
             }
         }
@@ -124,13 +124,13 @@ fn weight_map(path: &Path) -> Result<BTreeMap<String, String>, CheckpointError> 
     let text = input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS)
         .map_err(|error| CheckpointError::new(path, error))?;
     let index: WeightIndex = serde_json::from_slice(&text)
-        .map_err(|error| CheckpointError::new(path, format!("is no index: {error}")))?;
+        .map_err(|error| CheckpointError::new(path, format!("is not an index: {error}")))?;
     for (name, file) in &index.weight_map {
         let mut parts = Path::new(file).components();
         if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
             return Err(CheckpointError::new(
                 path,
-                format!("{name} is said to be in {file:?}, which is no file of this folder"),
+                format!("it lists {name} in {file:?}, which is not a file of this folder"),
             ));
         }
     }

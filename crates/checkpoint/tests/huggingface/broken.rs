@@ -21,7 +21,7 @@ fn weights_that_do_not_fit_the_description_are_refused() {
     });
     assert_eq!(
         refusal(&folder),
-        "its weights have a tensor model.layers.1.input_layernorm.weight, which config.json says nothing of"
+        "its weights have a tensor model.layers.1.input_layernorm.weight that the model of config.json does not have"
     );
 
     let folder = copy("neox", "other-width");
@@ -30,7 +30,7 @@ fn weights_that_do_not_fit_the_description_are_refused() {
     });
     assert_eq!(
         refusal(&folder),
-        "gpt_neox.layers.0.mlp.dense_h_to_4h.weight has shape [40, 32], where config.json means [44, 32]"
+        "gpt_neox.layers.0.mlp.dense_h_to_4h.weight has shape [40, 32], but config.json describes [44, 32]"
     );
 }
 
@@ -54,14 +54,14 @@ fn files_that_are_missing_or_cut_are_named() {
     fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n").unwrap();
     assert_eq!(
         refusal(&folder),
-        "it is a pointer of Git LFS to the file that is meant; get that with git lfs pull"
+        "it is a Git LFS pointer, not the file itself; run git lfs pull to download the file"
     );
     fs::remove_file(&path).unwrap();
     assert_eq!(HuggingFaceFolder::open(&folder).unwrap_err().path, path);
     fs::write(folder.join("pytorch_model.bin"), "pickled").unwrap();
     assert_eq!(
         refusal(&folder),
-        "it has pytorch_model.bin and no model.safetensors; only safetensors is read"
+        "it has pytorch_model.bin but no model.safetensors; only safetensors files are read"
     );
 }
 
@@ -72,7 +72,7 @@ fn an_index_names_files_of_its_own_folder() {
         let path = folder.join("model.safetensors.index.json");
         let index = serde_json::json!({ "weight_map": { "lm_head.weight": elsewhere } });
         fs::write(&path, index.to_string()).unwrap();
-        assert!(refusal(&folder).ends_with("which is no file of this folder"), "{elsewhere}");
+        assert!(refusal(&folder).ends_with("which is not a file of this folder"), "{elsewhere}");
     }
     let folder = copy("llama", "wrong-file");
     let path = folder.join("model.safetensors.index.json");
@@ -80,7 +80,7 @@ fn an_index_names_files_of_its_own_folder() {
     let first = text.find("model-00003").unwrap();
     let text = format!("{}model-00001{}", &text[..first], &text[first + 11..]);
     fs::write(&path, text).unwrap();
-    assert!(refusal(&folder).ends_with("which does not have it"));
+    assert!(refusal(&folder).ends_with("but the file does not have it"));
 }
 
 proptest! {

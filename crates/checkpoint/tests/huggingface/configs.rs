@@ -140,5 +140,5 @@ fn an_odd_share_of_a_head_is_refused() {
     change(&folder, |config| {
         config["rope_parameters"]["partial_rotary_factor"] = json!(0.4);
     });
-    assert!(refusal(&folder).ends_with("is no even number of dims, which rotary positions need"));
+    assert!(refusal(&folder).ends_with("is not an even number of dims, which rotary positions need"));
 }

@@ -98,7 +98,7 @@ fn nothing_is_overwritten_and_nothing_is_left_half_written() {
     let write = |model: &ModelSpec| export(&path, model, &folder, &options(Compute::Fp32, 1 << 30));
     write(folder.model()).expect("an empty folder is no obstacle");
     let error = write(folder.model()).unwrap_err();
-    assert_eq!((error.path.as_path(), &error.cause.to_string()[..]), (path.as_path(), "it is there already"));
+    assert_eq!((error.path.as_path(), &error.cause.to_string()[..]), (path.as_path(), "it already exists"));
 
     let path = fresh("impossible").join("to");
     let foreign = path.with_extension("partial");
@@ -122,7 +122,7 @@ fn models_that_hugging_face_cannot_describe_are_refused() {
         error
             .cause
             .to_string()
-            .strip_prefix("Hugging Face has no such model: ")
+            .strip_prefix("Hugging Face cannot describe this model: ")
             .expect("that is why")
             .to_owned()
     };

@@ -1,4 +1,4 @@
-//! Texts for people: one as it grows, several when they are done.
+//! Prints generated texts: a single one as it grows, several when they are complete.
 
 use kintsugi_data::{StreamingDecoder, TextCodec};
 use kintsugi_engine::NewToken;
@@ -12,7 +12,7 @@ pub struct Show<'a> {
     text: Option<&'a TextCodec>,
     texts: &'a [String],
     prompts: &'a [Vec<u32>],
-    /// The only text, unless stdout is kept for JSON.
+    /// The single text, unless stdout is reserved for JSON.
     growing: Option<Growing<'a>>,
 }
 
@@ -37,7 +37,7 @@ impl<'a> Show<'a> {
         Show { output, text, texts, prompts, growing }
     }
 
-    /// A token has come.
+    /// Handles a new token.
     pub fn token(&mut self, new: NewToken) -> Result<(), Failure> {
         match &mut self.growing {
             Some(Growing::Text(growing)) => output::stdout(&growing.push(new.token)?),
@@ -46,7 +46,7 @@ impl<'a> Show<'a> {
         }
     }
 
-    /// All have come.
+    /// Handles the end of all texts.
     pub fn finish(self, generated: &[Vec<u32>]) -> Result<(), Failure> {
         match self.growing {
             Some(Growing::Text(growing)) => return output::stdout(&(growing.finish()? + "\n")),
@@ -65,7 +65,7 @@ impl<'a> Show<'a> {
     }
 }
 
-/// What the new tokens add to the text of a prompt.
+/// The text that the new tokens add to a prompt.
 pub fn continuation(text: &TextCodec, prompt: &[u32], new: &[u32]) -> Result<String, Failure> {
     let mut growing = StreamingDecoder::new(text, prompt);
     let mut continued = String::new();

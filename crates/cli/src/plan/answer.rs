@@ -1,4 +1,4 @@
-//! The prediction as scripts read it.
+//! The prediction in JSON.
 
 use kintsugi_plan::{Flops, Plan};
 use kintsugi_rank::RankMemory;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::speed::Speed;
 use crate::describe::CommBytes;
 
-/// What `plan --json` prints; what is not predicted is null.
+/// What `plan --json` prints. Values that are not predicted are null.
 #[derive(Serialize)]
 pub struct Answer {
     fits: Option<bool>,

@@ -1,4 +1,4 @@
-//! The prediction as people read it.
+//! The prediction as text.
 
 use kintsugi_plan::{Plan, Unit};
 use kintsugi_rank::RankMemory;
@@ -9,7 +9,7 @@ use super::speed::Speed;
 use crate::describe;
 use crate::table::Table;
 
-/// The whole report; `fits` says whether it does.
+/// The whole report; `fits` says whether the plan fits.
 pub fn text(plan: &Plan, prediction: &Prediction, speed: Option<&Speed>, bubble: f64, fits: &str) -> String {
     let flops = plan.flops();
     format!(
@@ -61,10 +61,10 @@ fn stages(plan: &Plan, prediction: &Prediction) -> Table {
     table
 }
 
-/// Rows at the top and at the bottom that are shown where there are many.
+/// Rows at the top and at the bottom that are shown if there are many.
 const SHOWN: usize = 6;
 
-/// Equal neighbours together, with their names.
+/// Groups equal adjacent rows, with their names.
 fn group(stages: &[Stage]) -> Vec<(String, &Stage)> {
     let mut first = 0;
     let mut name = |equal: &[Stage]| {

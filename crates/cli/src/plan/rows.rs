@@ -1,4 +1,5 @@
-//! `kintsugi plan --scale` and `--sweep`: one strategy on more and more nodes, or under one setting after another.
+//! `kintsugi plan --scale` and `--sweep`: one strategy on several numbers of nodes, or with several values of one
+//! setting.
 
 use std::path::PathBuf;
 
@@ -21,28 +22,28 @@ use crate::host::planned_device;
 use crate::output::Output;
 use crate::table::{Fit, Table, left_out};
 
-/// Which table.
+/// The arguments that select a table.
 #[derive(Args)]
 pub struct RowArguments {
-    /// Shows how the strategy scales over --nodes: weak keeps each replica's batch, strong the whole batch
+    /// Shows how the strategy scales over --nodes: weak keeps the batch per replica, strong keeps the whole batch
     #[arg(long, value_enum, requires = "nodes", conflicts_with_all = ["draw", "trace", "sweep"])]
     scale: Option<Scaling>,
     /// The numbers of nodes
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', requires = "scale")]
     nodes: Vec<usize>,
-    /// Shows what a setting changes, as in --sweep parallel.tp=1,2,4,8
+    /// Compares several values of a setting, as in --sweep parallel.tp=1,2,4,8
     #[arg(long, value_name = "KEY=VALUE,…", conflicts_with_all = ["draw", "trace"])]
     sweep: Option<String>,
-    /// Draws the table as a picture
+    /// Draws the table as a chart
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Scaling {
-    /// The batch of each replica stays
+    /// Keeps the batch per replica
     Weak,
-    /// The whole batch stays
+    /// Keeps the whole batch
     Strong,
 }
 
@@ -53,30 +54,28 @@ struct Row {
     at: String,
     #[serde(flatten)]
     outcome: Option<Outcome>,
-    /// Tokens per second and rank against the first row.
+    /// Tokens per second and rank, relative to the first row.
     efficiency: Option<f64>,
     /// Why there is no such plan.
     refused: Option<String>,
 }
 
 impl RowArguments {
-    /// Whether a table was asked for.
+    /// Whether a table was requested.
     pub fn wanted(&self) -> bool {
         self.scale.is_some() || self.sweep.is_some()
     }
 
-    /// Refuses a picture of nothing.
+    /// Refuses a chart without a table.
     pub fn check(&self) -> Result<(), Failure> {
         match &self.plot {
-            Some(_) if !self.wanted() => {
-                Err(Failure::Mistake("--plot draws a table: give --scale or --sweep with it".to_owned()))
-            }
+            Some(_) if !self.wanted() => Err(Failure::Mistake("--plot needs --scale or --sweep".to_owned())),
             _ => Ok(()),
         }
     }
 }
 
-/// Makes the table and prints it.
+/// Computes the table and prints it.
 pub fn run(arguments: &RowArguments, config: &ConfigArguments, output: Output) -> Result<(), Failure> {
     let config = config.read()?;
     arguments.plot.as_deref().map(check_writable).transpose()?;
@@ -96,13 +95,13 @@ pub fn run(arguments: &RowArguments, config: &ConfigArguments, output: Output) -
     Ok(())
 }
 
-/// What stands above a table and its picture.
+/// Titles of a table and its chart.
 struct Titles {
     heading: String,
     title: String,
     /// The first column.
     at: String,
-    /// Under the picture.
+    /// Below the chart.
     along: String,
     scaling: bool,
 }
@@ -140,7 +139,7 @@ fn scale(config: &ConfigSource, scaling: Scaling, nodes: &[usize]) -> Result<(Ve
     let kept = if scaling == Scaling::Weak { "each replica's batch" } else { "the whole batch" };
     let titles = Titles {
         heading: format!(
-            "{}{}scaling  {word}: {kept} is kept\n\n",
+            "{}{}scaling  {word}: {kept} stays constant\n\n",
             describe::model(&base),
             describe::layout(&base)
         ),
@@ -187,7 +186,7 @@ fn sweep(config: &ConfigSource, text: &str) -> Result<(Vec<Row>, Titles), Failur
     Ok((rows, titles))
 }
 
-/// A table of which every row is refused is a mistake, and the last one's is as good as any.
+/// If every row is refused, the table is an error; the last row's error is reported.
 fn check_any(rows: &[Row]) -> Result<(), Failure> {
     match rows.last() {
         Some(Row { refused: Some(reason), .. }) if rows.iter().all(|row| row.refused.is_some()) => {
@@ -229,7 +228,7 @@ fn text(rows: &[Row], titles: &Titles) -> String {
     format!("{}{table}{}\n", titles.heading, left_out(dropped))
 }
 
-/// What a narrow terminal does not show.
+/// The columns that a narrow terminal does not show.
 const FIT: Fit = Fit {
     least: &["TFLOP/s", "bubble", "batch", "ranks", "memory", "tokens/s/rank", "MFU"],
     sentences: None,
@@ -252,7 +251,7 @@ fn cells(row: &Row, outcome: &Outcome) -> Vec<String> {
     cells
 }
 
-/// Model FLOP/s of a rank over the rows; what does not fit is left out, and its place is marked.
+/// Model FLOP/s per rank over the rows. Rows that do not fit are left out, and their tick is marked.
 fn chart(rows: &[Row], titles: Titles) -> Chart {
     let tera = |row: &Row| {
         let fitting = row.outcome.as_ref().filter(|outcome| outcome.fits != Some(false))?;

@@ -23,22 +23,22 @@ use crate::host::planned_device;
 use crate::output::Output;
 use crate::table::{Fit, Table, left_out};
 
-/// What is searched for, and how the result is shown.
+/// The arguments of a search.
 #[derive(Args)]
 pub struct SearchArguments {
     /// Ranks every strategy that fits: tp, pp, dp, micro-batch, schedule, chunks, sharding, recomputation
     #[arg(long, conflicts_with_all = ["draw", "trace", "scale", "sweep"])]
     search: bool,
-    /// What the best is best in
+    /// The criterion of the ranking
     #[arg(long, value_enum, default_value = "time", requires = "search")]
     by: ByName,
-    /// How many of the best are shown
+    /// The number of strategies to show
     #[arg(long, value_name = "N", default_value_t = 10, requires = "search")]
     top: usize,
-    /// Searches only where a key has one of these values, as in --only parallel.tp=4,8
+    /// Restricts a key to these values, as in --only parallel.tp=4,8
     #[arg(long, value_name = "KEY=VALUE,…", requires = "search")]
     only: Vec<String>,
-    /// Writes the best as a configuration that train takes
+    /// Writes the best strategy as a configuration for train
     #[arg(long, value_name = "FILE.toml", requires = "search")]
     out: Option<PathBuf>,
 }
@@ -49,28 +49,28 @@ enum ByName {
     Time,
     /// The fewest joules
     Energy,
-    /// Those that none beats in both
+    /// The Pareto front of time and energy
     Pareto,
 }
 
 impl SearchArguments {
-    /// Whether a search was asked for.
+    /// Whether a search was requested.
     pub fn wanted(&self) -> bool {
         self.search
     }
 }
 
-/// Searches and prints what was found.
+/// Runs the search and prints the result.
 pub fn run(arguments: &SearchArguments, config: &ConfigArguments, output: Output) -> Result<(), Failure> {
     let config = config.read()?;
-    let (base, ranks) = config.open()?;
+    let (base, ranks) = config.search_base()?;
     arguments.out.as_deref().map(check_writable).transpose()?;
     let only: Result<Vec<Only>, String> = arguments.only.iter().map(|text| Only::parse(text)).collect();
     let only = only.map_err(|mistake| Failure::Mistake(format!("--only: {mistake}")))?;
     let power = base.cluster.device.power_idle.and(base.cluster.device.power_max);
     if power.is_none() && !matches!(arguments.by, ByName::Time) {
         let text =
-            "--by energy and pareto need cluster.device.power_idle and power_max, and the device has none";
+            "--by energy and --by pareto need cluster.device.power_idle and power_max, which are not set";
         return Err(Failure::Mistake(text.to_owned()));
     }
     let yours = yours(&config, ranks);
@@ -112,27 +112,27 @@ pub fn run(arguments: &SearchArguments, config: &ConfigArguments, output: Output
     output.text(&format!("written  {}\n", path.display()))
 }
 
-/// What cannot be done without the speed of a device.
+/// The error if the speed of the device is unknown.
 pub fn unknown_speed() -> Failure {
-    let text = "cluster.device says nothing of its speed (peak_fp32, memory_bandwidth), so that no time is known; \
-                give both, or a cluster.preset such as \"frontier\"";
+    let text = "the speed of cluster.device is unknown (peak_fp32, memory_bandwidth), so no time can be predicted; \
+                set both, or a cluster.preset such as \"frontier\"";
     Failure::Mistake(text.to_owned())
 }
 
-/// The memory of the plan's devices, or of this machine where the plan is for this machine.
+/// The memory of the plan's devices, or of this machine if the plan is for this machine.
 fn limit(base: &Plan) -> Option<Limit> {
     let of_device = base.cluster.device.memory.map(Limit::PerRank);
     of_device.or_else(|| fit::bound(base).map(|bound| Limit::Shared(bound.bytes)))
 }
 
-/// What the configuration itself says, where that is a layout of the same ranks.
+/// The configuration's own layout, if it has the same number of ranks.
 fn yours(config: &ConfigSource, ranks: usize) -> Option<(Plan, Timing)> {
     let plan = config.plan().ok().filter(|plan| plan.mesh.ranks() == ranks)?;
     let timing = time(&plan)?;
     Some((plan, timing))
 }
 
-/// A strategy as it is shown.
+/// A row of the result.
 #[derive(Serialize)]
 struct Row {
     tp: usize,
@@ -221,7 +221,7 @@ fn text(base: &Plan, ranks: usize, counts: &Counts, rows: &Rows) -> String {
     let each = |count: usize, seconds: f64| units::count((count as f64 / seconds.max(1e-9)).round());
     let refused = match counts.refused {
         0 => String::new(),
-        some => format!(", {some} of the best refused by their full play"),
+        some => format!(", {some} of the best do not fit by their full prediction"),
     };
     let mut text = format!(
         "{}search   {ranks} ranks ({}), {} samples a step: {} strategies, {} do not fit, {} timed{refused}\n\
@@ -236,13 +236,13 @@ fn text(base: &Plan, ranks: usize, counts: &Counts, rows: &Rows) -> String {
         each(counts.timed, counts.timing_s),
     );
     if limit(base).is_none() {
-        text.push_str("memory   not known (cluster.device.memory), so that nothing was left out\n\n");
+        text.push_str("memory   unknown (cluster.device.memory), so no strategy was left out\n\n");
     }
     if counts.enumerated == 0 {
-        return text + "no strategy is allowed: give another number of ranks, or let --only through more\n";
+        return text + "no strategy is allowed: use another number of ranks, or relax --only\n";
     }
     if rows.best.is_empty() {
-        return text + "none fits: use more nodes, or let --only through more\n";
+        return text + "no strategy fits: use more nodes, or relax --only\n";
     }
     let mut table = Table::new(HEADER);
     for (i, row) in rows.best.iter().enumerate() {
@@ -283,7 +283,7 @@ const HEADER: [&str; 19] = [
     "why not first",
 ];
 
-/// What a narrow terminal does not show.
+/// The columns that a narrow terminal does not show.
 const FIT: Fit = Fit {
     least: &[
         "gather",
@@ -328,7 +328,7 @@ fn cells(name: &str, row: &Row) -> Vec<String> {
     ]
 }
 
-/// The layers of a chunk: the first one's, and the last one's where that has others.
+/// The layers per chunk: of the first one, and of the last one if it has another number.
 fn layers(chunks: &[usize]) -> String {
     match (chunks.first(), chunks.last()) {
         (Some(first), Some(last)) if first != last => format!("{first}–{last}"),
@@ -336,7 +336,7 @@ fn layers(chunks: &[usize]) -> String {
     }
 }
 
-/// A bar for each phase, on a terminal.
+/// A progress bar for each phase, on a terminal.
 #[derive(Default)]
 struct Progress(std::sync::Mutex<Option<(Phase, ProgressBar)>>);
 

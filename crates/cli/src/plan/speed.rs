@@ -1,4 +1,4 @@
-//! How fast a plan runs and what it consumes, in the figures that people compare.
+//! Speed and consumption of a plan, in the usual figures.
 
 use kintsugi_plan::Plan;
 use kintsugi_simulate::{Consumption, Timing, Training, time};
@@ -9,7 +9,7 @@ const TOKENS_PER_PARAMETER: f64 = 20.0;
 
 /// Speed and consumption of a plan.
 pub struct Speed {
-    /// What a step takes.
+    /// The times of a step.
     pub timing: Timing,
     /// Tokens per second and rank.
     pub tokens: f64,
@@ -26,7 +26,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// The speed of a plan; `None` where nothing is known of its device's.
+    /// The speed of a plan; `None` if the speed of its device is unknown.
     pub fn of(plan: &Plan) -> Option<Self> {
         let timing = time(plan)?;
         let (flops, ranks) = (plan.flops(), plan.mesh.ranks() as f64);
@@ -65,7 +65,7 @@ impl Speed {
         text + &energy + &self.whole()
     }
 
-    /// What the step's time goes into, the largest part first.
+    /// The parts of the step's time, the largest first.
     fn shares(&self) -> String {
         let t = &self.timing;
         let exposed =
@@ -99,7 +99,7 @@ impl Speed {
     }
 }
 
-/// Joules in the unit that fits.
+/// Joules in a readable unit.
 fn joules(joules: f64) -> String {
     match joules {
         0.0..0.1 => format!("{:.2} mJ", 1e3 * joules),
@@ -109,7 +109,7 @@ fn joules(joules: f64) -> String {
     }
 }
 
-/// Seconds as people say them.
+/// Seconds in a readable unit.
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{:.1} µs", s * 1e6),

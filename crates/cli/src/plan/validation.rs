@@ -1,4 +1,4 @@
-//! Predictions beside what others measured: `--validate` and `--reproduce`.
+//! Predictions beside published measurements: `--validate` and `--reproduce`.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::table::Table;
 
-/// The studies whose figures can be set beside ours.
+/// The studies that can be compared with our predictions.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Study {
     /// Training up to 1T parameters on Frontier, arXiv 2312.12705
@@ -30,7 +30,7 @@ pub fn run(folder: &Path, output: Output) -> Result<(), Failure> {
     let reports = validate(folder, &[], 1).map_err(|error| Failure::file("read", folder, &error))?;
     if reports.is_empty() {
         let (folder, known) = (folder.display(), tables().join(", "));
-        return Err(Failure::Mistake(format!("{folder} has none of the tables that are known: {known}")));
+        return Err(Failure::Mistake(format!("{folder} has none of the known tables: {known}")));
     }
     output.result(&reports)?;
     if output.json { Ok(()) } else { output.text(&table(&reports).to_string()) }

@@ -7,9 +7,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_data::prepare::PrepareProgress as State;
 use kintsugi_spec::units;
 
-/// Shows how far it is.
+/// Shows the progress.
 pub struct Progress {
-    /// `None` where stderr is no terminal.
+    /// `None` if stderr is not a terminal.
     bar: Option<ProgressBar>,
     begun: Instant,
 }
@@ -24,7 +24,7 @@ impl Progress {
         Progress { bar, begun: Instant::now() }
     }
 
-    /// A piece has been written.
+    /// Handles a chunk that was written.
     pub fn update(&mut self, state: &State) {
         let Some(bar) = &self.bar else { return };
         let speed = state.text as f64 / 1e6 / self.begun.elapsed().as_secs_f64();
@@ -35,7 +35,7 @@ impl Progress {
         bar.set_message(format!("{} tokens  {speed:.1} MB/s{bad}", units::count(state.tokens as f64)));
     }
 
-    /// It is over.
+    /// Handles the end.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -1,4 +1,4 @@
-//! The beginning of a run: its folder is locked and made ready, and what it goes on from is found.
+//! The start of a run: locks and prepares its folder, and finds the checkpoint or weights to start from.
 
 use std::fmt::Write;
 use std::fs;
@@ -21,23 +21,23 @@ use crate::config::ConfigArguments;
 use crate::failure::Failure;
 use crate::{files, output};
 
-/// A run that is ready.
+/// A run that is ready to start.
 pub struct Beginning {
     /// What it starts from.
     pub start: Start,
     /// Which of its steps is traced, from 0.
     pub trace_step: Option<u64>,
-    /// Its metrics, those of the steps before included.
+    /// Its metrics, including those of earlier steps.
     pub metrics: Metrics,
-    /// What a person should know of it, in lines.
+    /// Notes for the user, one per line.
     pub notes: String,
-    /// Nobody else uses its folder or that of its checkpoints, where the file system can see to that.
+    /// Locks on its folder and on that of its checkpoints, if the file system supports locks.
     _locks: (RunLock, Option<RunLock>),
 }
 
 impl Beginning {
-    /// Makes a run ready, and sees to it that nothing stands in the way of what is written at the end. Whatever is wrong
-    /// is found before a file is moved or written.
+    /// Prepares a run, and checks that its results can be written at the end. All errors are found before a file is
+    /// moved or written.
     pub fn new(plan: &mut Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Self, Failure> {
         let (out, folder) = (&plan.run.out.clone(), CheckpointFolder::of_run(&plan.run.out));
         record::create_folder(out)?;
@@ -62,7 +62,7 @@ impl Beginning {
             output::stderr(&format!("warning: {warning}"));
         }
         check_config(plan, config, checkpoint.is_some())?;
-        // A run that goes on from elsewhere has nothing to do with what is in its folder.
+        // A run that resumes from another folder does not use the files in its own folder.
         let own = checkpoint.as_ref().filter(|checkpoint| folder.holds(checkpoint.path()));
         if checkpoints.is_none() && folder.is_in_the_way(own)? {
             checkpoints = Some(folder.lock(warn)?);
@@ -78,7 +78,7 @@ impl Beginning {
     }
 }
 
-/// Refuses a folder that has files under the names of a run's, but that no run has used.
+/// Refuses a folder that has files with the names of a run's files but was never used by a run.
 fn check_files(plan: &Plan, config: &ConfigArguments, folder: &CheckpointFolder) -> Result<(), Failure> {
     let out = &plan.run.out;
     let (lock, _) = RunLock::of_run(out);
@@ -86,23 +86,23 @@ fn check_files(plan: &Plan, config: &ConfigArguments, folder: &CheckpointFolder)
     let own = run_files(out).into_iter().chain(tokenizer).chain([lock]);
     let mut found = own.filter(|path| path.symlink_metadata().is_ok() && !config.is_file(path));
     let Some(path) = found.next() else { return Ok(()) };
-    // A run takes its lock before it writes a file, so this comes second.
+    // A run locks its folder before it writes a file, so this check comes second.
     let (_, is_lock_ours) = RunLock::of_run(out);
     let is_run =
         is_lock_ours || folder.list()?.iter().any(|(_, checkpoint)| Manifest::read(checkpoint).is_ok());
     if is_run {
         return Ok(());
     }
-    let rule = "is there, and no run has written it; a run would replace it, so give another run.out";
+    let rule = "exists, but no run has written it; a run would replace it, so set another run.out";
     Err(Failure::Mistake(format!("{} {rule}", path.display())))
 }
 
-/// The files of a run, beside its checkpoints and its tokenizer.
+/// The files of a run, except its checkpoints and its tokenizer.
 fn run_files(out: &Path) -> [PathBuf; 3] {
     [record::config_path(out), metrics::path(out), record::summary_path(out)]
 }
 
-/// Moves what an earlier run has left, and this one does not go on from, to a folder of its own.
+/// Moves the files of an earlier run that this run does not continue to a separate folder.
 fn set_aside(
     plan: &Plan,
     config: &ConfigArguments,
@@ -120,8 +120,8 @@ fn set_aside(
         }
     }
     let what = match own {
-        Some(_) => "checkpoints of steps that this run does not go on from",
-        None => "the checkpoints and files of the run that was here before",
+        Some(_) => "checkpoints of later steps, which this run does not continue,",
+        None => "the checkpoints and files of the previous run",
     };
     note(notes, &format!("{what} are now in {}", aside.display()));
     Ok(())
@@ -144,9 +144,9 @@ fn initial_weights(plan: &Plan, notes: &mut String) -> Result<Option<WeightsFold
         && lies_in(checkpoint.path(), &plan.run.out)
     {
         let (folder, out) = (folder.display(), plan.run.out.display());
-        let rule = "whose checkpoints make way for a new run; give another run.out";
+        let rule = "whose checkpoints a new run moves away; set another run.out";
         return Err(Failure::Mistake(format!(
-            "model.init = \"{folder}\" lies in run.out = \"{out}\", {rule}"
+            "model.init = \"{folder}\" is inside run.out = \"{out}\", {rule}"
         )));
     }
     note(notes, &format!("starts from the weights in {}", folder.display()));
@@ -161,7 +161,7 @@ fn note(notes: &mut String, text: &str) {
     writeln!(notes, "note     {text}").expect("a string takes any text");
 }
 
-/// The checkpoint to go on from, if that was asked for. Broken ones are passed over, and said to be.
+/// The checkpoint to resume from, if requested. Broken ones are skipped with a warning.
 fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failure> {
     let broken = |error: &CheckpointError| {
         output::stderr(&format!("warning: {error}; trying another checkpoint"));
@@ -178,7 +178,7 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
                 output::stderr(&format!("warning: {change}"));
             }
             let step = checkpoint.progress().step;
-            note(notes, &format!("goes on after step {step} from {}", checkpoint.path().display()));
+            note(notes, &format!("resumes after step {step} from {}", checkpoint.path().display()));
             let skipped = checkpoint.progress().skipped_in_a_row;
             if skipped > 0
                 && let Some(good) = CheckpointFolder::around(checkpoint).last_good(checkpoint.progress())?
@@ -187,7 +187,7 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
                 note(
                     notes,
                     &format!(
-                        "it was saved in a streak of {skipped} skipped steps; the last checkpoint of a good step is {good}"
+                        "it was saved after {skipped} skipped steps in a row; the last checkpoint of a good step is {good}"
                     ),
                 );
             }
@@ -195,26 +195,26 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
             let rate = &plan.optimizer;
             let has_decay = !matches!(rate.schedule, RateSchedule::Constant | RateSchedule::InverseSqrt);
             if has_decay && rate.decay(was) != rate.decay(is) {
-                let curve = "the learning rate goes on along the curve of";
-                note(notes, &format!("{curve} {is} steps; it came along that of {was}"));
+                let text = format!("the learning rate now follows the curve of {is} steps, not of {was}");
+                note(notes, &text);
             }
         }
         None if plan.run.resume == Resume::Newest => {
-            note(notes, &format!("no checkpoint in {}: starts at the beginning", plan.run.out.display()));
+            note(notes, &format!("no checkpoint in {}: starts from the beginning", plan.run.out.display()));
         }
         None => {}
     }
     Ok(checkpoint)
 }
 
-/// Leaves a copy of the data's tokenizer in the run's folder, for whoever speaks with the model or exports it.
-/// One that is there already is this run's if it goes on from its own checkpoint, and otherwise another's.
+/// Copies the data's tokenizer to the run's folder, for `generate` and `convert`. An existing tokenizer belongs to this
+/// run if it resumes from its own checkpoint, and otherwise to another run.
 fn keep_tokenizer(plan: &Plan, own: bool, notes: &mut String) -> Result<(), Failure> {
     let opened = tokenizer(plan)?.map(|name| Tokenizer::open(&name));
     match opened {
         Some(Ok(tokenizer)) => return Ok(tokenizer.save(&plan.run.out)?),
-        // Training needs no text, and token files outlive the tokenizer that they were made with.
-        Some(Err(error)) if !own => note(notes, &format!("the tokenizer of the data is not kept: {error}")),
+        // Training needs no text, and token files can outlive their tokenizer.
+        Some(Err(error)) if !own => note(notes, &format!("the tokenizer of the data is not copied: {error}")),
         Some(Err(_)) | None => {}
     }
     if !own {
@@ -223,25 +223,25 @@ fn keep_tokenizer(plan: &Plan, own: bool, notes: &mut String) -> Result<(), Fail
     Ok(())
 }
 
-/// Refuses to change the user's own file, where that lies in the run's folder.
+/// Refuses to overwrite the user's own configuration file, if it is in the run's folder.
 fn check_config(plan: &Plan, config: &ConfigArguments, resumed: bool) -> Result<(), Failure> {
     let path = record::config_path(&plan.run.out);
     if config.is_file(&path) && config.has_sets() && !resumed {
         let path = path.display();
-        let rule = "is the configuration itself, and --set would change it; give another run.out";
+        let rule = "is the given configuration, and --set would change it; set another run.out";
         return Err(Failure::Mistake(format!("{path} {rule}")));
     }
     Ok(())
 }
 
-/// Leaves the whole configuration in the run's folder, and the user's own file as it is.
+/// Writes the whole configuration to the run's folder, unless that is the user's own file.
 fn write_config(plan: &Plan, config: &ConfigArguments) -> Result<(), Failure> {
     let path = record::config_path(&plan.run.out);
     if config.is_file(&path) {
         return Ok(());
     }
     let mut plan = with_absolute_paths(plan);
-    // It repeats the run, from the beginning.
+    // It repeats the run from the beginning.
     plan.run.resume = Resume::No;
     files::write_whole(&path, plan.to_toml().as_bytes())
 }

@@ -1,4 +1,4 @@
-//! What was predicted and what was measured, side by side.
+//! Predicted and measured figures side by side.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +8,10 @@ use kintsugi_spec::{Level, units};
 use crate::describe::{CommBytes, worst};
 use crate::table::Table;
 
-/// What has no figure.
+/// Shown if there is no figure.
 const NONE: &str = "–";
 
-/// Memory of the worst rank, predicted only.
+/// Predicted memory of the largest rank.
 pub fn memory_table(figures: &StepMetrics) -> String {
     let mut table = Table::new(["memory of the largest rank", ""]);
     for (name, bytes) in worst(&figures.peak_bytes) {
@@ -20,7 +20,7 @@ pub fn memory_table(figures: &StepMetrics) -> String {
     table.to_string()
 }
 
-/// Both, with the difference between them.
+/// Predicted and measured figures, with their difference.
 pub fn table(predicted: &StepMetrics, measured: &StepMetrics) -> String {
     let mut table = Table::new(["", "predicted", "measured", "difference"]);
     table.row(["memory of the largest rank"]);
@@ -57,7 +57,7 @@ fn row(
     [format!("  {name}"), shown(predicted), shown(measured), difference]
 }
 
-/// The traffic of both, under the names of either, innermost level first.
+/// The traffic of both, with the names of either, innermost level first.
 fn merged(predicted: &CommBytes, measured: &CommBytes) -> Vec<(String, [u64; 2])> {
     let bytes = |comm: &CommBytes, level: Level, operation: &str| {
         comm.get(level.name()).and_then(|operations| operations.get(operation)).copied().unwrap_or(0)
@@ -78,7 +78,7 @@ fn bytes_row(name: &str, predicted: u64, measured: u64) -> [String; 4] {
     [format!("  {name}"), units::bytes(predicted), units::bytes(measured), difference(predicted, measured)]
 }
 
-/// `none`, or by how much the measured figure is above the predicted one.
+/// `none`, or the difference of measured and predicted.
 fn difference(predicted: u64, measured: u64) -> String {
     match measured.cmp(&predicted) {
         std::cmp::Ordering::Equal => "none".to_owned(),

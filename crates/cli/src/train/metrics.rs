@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: a line per step as a run goes.
+//! `metrics.jsonl`: one line per step, written during the run.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -22,15 +22,14 @@ pub struct Metrics {
     unwritten: Vec<u8>,
 }
 
-/// The metrics of a run's folder.
+/// The path of a run's metrics.
 pub fn path(out: &Path) -> PathBuf {
     out.join("metrics.jsonl")
 }
 
 impl Metrics {
-    /// Starts a run's metrics in its folder, after those of the first `steps` steps, which stay. Lines beyond them go:
-    /// those steps are done again. An older summary goes too: it does not belong to them. The second result says what is
-    /// missing among the lines that stay.
+    /// Opens a run's metrics and keeps the lines of the first `steps` steps. Later lines are removed, because those
+    /// steps run again. An older summary is removed too. The second result describes gaps in the lines that are kept.
     pub fn create(out: &Path, steps: u64) -> Result<(Self, Option<String>), Failure> {
         remove(&summary_path(out))?;
         let path = path(out);
@@ -43,19 +42,19 @@ impl Metrics {
         Ok((Metrics { path, file, length, unwritten: Vec::new() }, missing))
     }
 
-    /// Adds a step. If its line cannot be written, it is kept and tried again with the next one.
+    /// Adds a step. If its line cannot be written, it is kept in memory and written with the next one.
     pub fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
         serde_json::to_writer(&mut self.unwritten, report).expect("reports have string keys");
         self.unwritten.push(b'\n');
         self.flush()?;
-        // Where a run may go on from a step, its line has to be on the disk.
+        // If a run may resume from this step, its line must be on the disk.
         if report.checkpoint_s.is_some() {
             self.file.sync_data().map_err(|error| self.failed(&error))?;
         }
         Ok(())
     }
 
-    /// Writes what could not be written before.
+    /// Writes the lines that could not be written before.
     pub fn flush(&mut self) -> Result<(), Failure> {
         if let Err(error) = self.file.write_all(&self.unwritten) {
             // Remove a partly written line: the next attempt starts after the last whole one.
@@ -79,7 +78,7 @@ impl Metrics {
 struct Lines {
     text: Vec<u8>,
     steps: Vec<u64>,
-    /// Lines that are damaged.
+    /// Damaged lines.
     damaged: usize,
 }
 
@@ -95,7 +94,7 @@ impl Lines {
             text => text?,
         };
         let mut lines = Lines::default();
-        // A run that was killed may have left half of a last line.
+        // A killed run may have left a partial last line.
         for line in text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n")) {
             match serde_json::from_slice::<Line>(line) {
                 Ok(Line { step }) if step <= steps => {
@@ -109,7 +108,7 @@ impl Lines {
         Ok(lines)
     }
 
-    /// What a reader of the file should know of the lines up to a step, if anything is missing.
+    /// A warning about missing lines up to a step, if there are any.
     fn missing(&self, path: &Path, steps: u64) -> Option<String> {
         let path = path.display();
         let gaps: Vec<String> =
@@ -122,7 +121,7 @@ impl Lines {
         (!both.is_empty()).then(|| both.join("; "))
     }
 
-    /// The first and the last step of every gap. The lines of a run that went on from elsewhere begin after that
+    /// The first and the last step of every gap. If a run resumed from another folder, its lines begin after that
     /// checkpoint's step.
     fn gaps(&self, steps: u64) -> Vec<(u64, u64)> {
         if self.steps.is_empty() && steps > 0 {

@@ -1,4 +1,4 @@
-//! Progress of a run on stderr: a bar on a terminal, a line now and then elsewhere.
+//! Progress of a run on stderr: a bar on a terminal, otherwise a line from time to time.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -12,22 +12,22 @@ use kintsugi_spec::units;
 use super::compare::duration;
 use crate::output;
 
-/// Shows how a run goes.
+/// Shows the progress of a run.
 pub struct Progress {
     steps: u64,
     floor: Option<f64>,
-    /// Whether the loss is scaled: in fp16 alone.
+    /// Whether the loss is scaled: only in fp16.
     scaled: bool,
-    /// `None` where stderr is no terminal.
+    /// `None` if stderr is not a terminal.
     bar: Option<ProgressBar>,
-    /// Whether steps get lines.
+    /// Whether lines are printed for steps.
     has_lines: bool,
     lines: LineSchedule,
     /// The first step of this run, and when it ended.
     first: Option<(u64, Instant)>,
 }
 
-/// When a line about a step is due.
+/// Decides which steps get a line.
 struct LineSchedule {
     /// Steps of the run.
     steps: u64,
@@ -50,7 +50,7 @@ impl LineSchedule {
         LineSchedule { steps, every: log_every.unwrap_or(DEFAULT_STEPS), longest, last: None }
     }
 
-    /// Whether the step that ended `now` gets a line: the first and the last one of a run do.
+    /// Whether the step that ended `now` gets a line. The first and the last step of a run always do.
     fn is_due(&mut self, step: u64, now: Instant) -> bool {
         let waited = |last: Instant| now.duration_since(last) >= self.longest;
         let due = match self.last {
@@ -65,7 +65,7 @@ impl LineSchedule {
 }
 
 impl Progress {
-    /// The progress of a plan's run towards a loss, where that is known.
+    /// The progress of a plan's run. `floor` is the loss of a perfect model, if known.
     pub fn new(plan: &Plan, floor: Option<f64>) -> Self {
         let steps = plan.run.steps;
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
@@ -76,7 +76,7 @@ impl Progress {
             steps,
             floor,
             scaled: plan.precision.compute == Compute::Fp16,
-            // A bar shows every step: lines beside it are for those who ask for them.
+            // The bar shows every step, so lines are printed only on request.
             has_lines: bar.is_none() || plan.run.log_every.is_some(),
             bar,
             lines: LineSchedule::new(steps, plan.run.log_every),
@@ -84,7 +84,7 @@ impl Progress {
         }
     }
 
-    /// Something has happened.
+    /// Handles an event of the run.
     pub fn tell(&mut self, event: &Event) {
         match event {
             Event::Step(report) => self.step(report),
@@ -92,11 +92,11 @@ impl Progress {
             Event::CheckpointFailed(failure) => self.warn(&failure.to_string()),
             Event::GraphUnavailable(reason) => {
                 self.warn(&format!(
-                    "steps cannot be captured as a graph, so each is enqueued anew: {reason}"
+                    "steps cannot be captured as a graph, so every step is enqueued op by op: {reason}"
                 ));
             }
             Event::LibraryReplaced(reason) => {
-                self.warn(&format!("our own kernels, which are slower here, stand in: {reason}"));
+                self.warn(&format!("our own kernels are used, which are slower here: {reason}"));
             }
             Event::Autotuning => {
                 self.print("tuning matrix products for this GPU, so the first step takes longer");
@@ -104,7 +104,7 @@ impl Progress {
         }
     }
 
-    /// A step has ended.
+    /// Handles the end of a step.
     fn step(&mut self, report: &StepReport) {
         if let Some(bar) = &self.bar {
             bar.set_message(self.state(report));
@@ -130,7 +130,7 @@ impl Progress {
         }
     }
 
-    /// The run is over.
+    /// Handles the end of the run.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -152,7 +152,7 @@ impl Progress {
     fn skipped(&self, report: &StepReport) -> String {
         let scale =
             if self.scaled { format!("; loss scale now {}", report.loss_scale) } else { String::new() };
-        format!("skipped: the loss or a gradient is not finite, so no weight was changed{scale}")
+        format!("skipped: the loss or a gradient is not finite, so the weights stay unchanged{scale}")
     }
 
     fn saved(&self, saved: &CheckpointInfo) {
@@ -164,7 +164,7 @@ impl Progress {
         }
     }
 
-    /// Something that a person should know, on a line of its own.
+    /// Prints a warning on its own line.
     pub fn warn(&self, text: &str) {
         self.print(&format!("warning: {text}"));
     }
@@ -182,7 +182,7 @@ impl Progress {
     }
 }
 
-/// The time that the rest of the run takes, if each of its steps takes `step_s` seconds.
+/// The remaining time of the run, if each of its steps takes `step_s` seconds.
 fn time_left(steps: u64, step_s: f64) -> String {
     match Duration::try_from_secs_f64(steps as f64 * step_s) {
         Ok(left) if steps > 0 => format!("  {} left", HumanDuration(left)),
@@ -194,7 +194,7 @@ fn time_left(steps: u64, step_s: f64) -> String {
 mod tests {
     use super::*;
 
-    /// The steps that get a line if a step takes so many seconds.
+    /// The steps that get a line if a step takes this many seconds.
     fn lines(steps: u64, log_every: Option<u64>, seconds: u64) -> Vec<u64> {
         let (mut schedule, start) = (LineSchedule::new(steps, log_every), Instant::now());
         let mut is_due = |step| schedule.is_due(step, start + Duration::from_secs(step * seconds));

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::files::write_whole;
 use crate::output::json;
 
-/// What `summary.json` holds.
+/// The contents of `summary.json`.
 #[derive(Serialize)]
 pub struct Summary<'a> {
     params: u64,
@@ -33,7 +33,7 @@ pub struct Summary<'a> {
     measured: &'a StepMetrics,
 }
 
-/// How saving went.
+/// The results of saving.
 #[derive(Serialize)]
 struct Checkpoints<'a> {
     last: Option<&'a Path>,
@@ -43,7 +43,7 @@ struct Checkpoints<'a> {
     write_s: f64,
 }
 
-/// Makes the run's folder, and syncs its name to the disk.
+/// Creates the run's folder, and syncs its name to the disk.
 pub fn create_folder(out: &Path) -> Result<(), Failure> {
     if out.is_dir() {
         return Ok(());
@@ -52,12 +52,12 @@ pub fn create_folder(out: &Path) -> Result<(), Failure> {
     created.map_err(|error| Failure::file("create", out, &error))
 }
 
-/// The whole configuration of a run, which repeats it.
+/// The path of the run's configuration file, which repeats it.
 pub fn config_path(out: &Path) -> PathBuf {
     out.join("config.toml")
 }
 
-/// The summary of a run.
+/// The path of a run's summary.
 pub fn summary_path(out: &Path) -> PathBuf {
     out.join("summary.json")
 }

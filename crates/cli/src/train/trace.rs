@@ -11,23 +11,23 @@ use kintsugi_plan::Plan;
 use crate::failure::Failure;
 use crate::files::{check_writable, write_whole};
 
-/// Kernels that are named, those that took longest; the others are summed.
+/// Number of kernel names that are listed, the slowest first. The others are summed.
 const NAMED: usize = 24;
 
-/// What is to be traced.
+/// The arguments that select the traced step.
 #[derive(Args)]
 pub struct TraceArguments {
-    /// Writes what every rank did in one step, for ui.perfetto.dev
+    /// Writes a trace of one step, with all ranks, for ui.perfetto.dev
     #[arg(long = "trace", value_name = "FILE")]
     pub path: Option<PathBuf>,
-    /// Which step of this run is traced, from 1: the third if not given, when caches are warm, or the last of fewer
+    /// The step of this run to trace, from 1; by default the third, when caches are warm, or the last of fewer
     #[arg(long = "trace-step", value_name = "N", requires = "path")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     step: Option<u64>,
 }
 
 impl TraceArguments {
-    /// The step of a run of `steps` that is traced, from 0, if there is one and a place to write it.
+    /// The step to trace of a run of `steps`, from 0, if a path was given.
     pub fn step(&self, steps: u64) -> Result<Option<u64>, Failure> {
         let Some(path) = &self.path else { return Ok(None) };
         check_writable(path)?;
@@ -41,10 +41,10 @@ impl TraceArguments {
     }
 }
 
-/// Writes the trace and says so, and what a GPU did most.
+/// Writes the trace. Returns a line about it, and a table of the slowest GPU kernels.
 pub fn write(plan: &Plan, spans: &[MeasuredSpan], path: &Path) -> Result<String, Failure> {
     if spans.is_empty() {
-        return Ok("trace    none: the run ended before the step that is traced\n".to_owned());
+        return Ok("trace    none: the run ended before the traced step\n".to_owned());
     }
     let of_trace: Vec<TraceSpan> = spans.iter().map(|span| trace_span(plan, span)).collect();
     write_whole(path, chrome(&of_trace).as_bytes())?;
@@ -66,7 +66,7 @@ fn trace_span(plan: &Plan, span: &MeasuredSpan) -> TraceSpan {
     }
 }
 
-/// How long the kernels of each name took on rank 0, longest first; nothing where there are none.
+/// The total time of the kernels of each name on rank 0, longest first; empty if there are none.
 fn kernels(spans: &[MeasuredSpan]) -> String {
     let mut sums: HashMap<&str, (u64, f64)> = HashMap::new();
     for span in spans.iter().filter(|span| span.rank == 0) {

@@ -1,4 +1,4 @@
-//! What the layouts are laid over, and the one rank that they are compared with.
+//! The configuration that all layouts share, and the one-rank run that they are compared with.
 
 use kintsugi_comm::Connection;
 use kintsugi_engine::verify::Layout;
@@ -14,17 +14,18 @@ use crate::config::ConfigArguments;
 use crate::failure::Failure;
 use crate::host::{self, Bound};
 
-/// Laid under `--set` where there is no CONFIG.
+/// Defaults without a CONFIG; `--set` overrides them.
 const QUICK: [&str; 3] = ["batch.micro=1", "batch.global=8", "run.eval_every=0"];
 
-/// What a layout decides: nothing of these may be left of the given configuration.
+/// The tables that a layout replaces. Nothing of them may remain from the given configuration.
 const LAYOUT_TABLES: [&str; 3] = ["parallel", "sharding", "memory"];
 
 /// The configuration without its layout.
 pub struct Base(ConfigSource);
 
 impl Base {
-    /// Reads the configuration. What is wrong with it is not a reason to skip a layout, so it is resolved as it is.
+    /// Reads the configuration. It is resolved once without a layout, so that an error in it is not taken for a reason
+    /// to skip a layout.
     pub fn new(arguments: &ConfigArguments, steps: u64) -> Result<Self, Failure> {
         let steps = format!("run.steps={steps}");
         let mut source = arguments.read()?;
@@ -35,7 +36,7 @@ impl Base {
         {
             (source, plan) = (quick, quick_plan);
         }
-        // Left to itself the batch would grow with dp.
+        // Otherwise the default batch would grow with dp.
         let global = format!("batch.global={}", plan.batch.global);
         Ok(Base(source.without(&LAYOUT_TABLES).set(steps).set(global)))
     }
@@ -46,7 +47,7 @@ impl Base {
     }
 }
 
-/// The same training on one rank: nothing split, nothing sharded, nothing recomputed.
+/// The same training on one rank: nothing is split, sharded or recomputed.
 pub fn on_one_rank(plan: &Plan) -> Plan {
     Plan {
         mesh: Mesh { pp: 1, dp: 1, tp: 1 },
@@ -70,7 +71,7 @@ pub fn on_one_rank(plan: &Plan) -> Plan {
     }
 }
 
-/// Memory of a layout's ranks: on the CPU each tensor by itself, so that a mistake is seen by the allocator; on a
+/// How a layout's ranks allocate memory: on the CPU each tensor separately, so that the allocator detects errors; on a
 /// GPU as planned.
 pub fn memory(plan: &Plan, connection: Connection) -> MemoryChoice {
     match plan.run.device {
@@ -82,9 +83,9 @@ pub fn memory(plan: &Plan, connection: Connection) -> MemoryChoice {
     }
 }
 
-/// Refuses what this machine cannot hold, before anything is run: the largest layout decides.
+/// Refuses a check that does not fit on this machine, before anything runs. The largest layout decides.
 pub fn check_fit<'a>(layouts: impl Iterator<Item = (&'a str, &'a Plan)>) -> Result<(), Failure> {
-    // What ranks on a GPU need is the GPU's, and planned memory is refused there at once.
+    // Ranks on a GPU use the GPU's memory, and planned memory that does not fit is refused there.
     let held = |plan: &Plan| if plan.run.device == DeviceKind::Cpu { ranks_need(plan) } else { 0 };
     let needs = layouts.map(|(name, plan)| (name, plan.mesh.ranks(), held(plan), recordings_need(plan)));
     let largest = needs.max_by_key(|(_, _, ranks, recordings)| ranks + recordings);
@@ -93,7 +94,7 @@ pub fn check_fit<'a>(layouts: impl Iterator<Item = (&'a str, &'a Plan)>) -> Resu
             if held + recorded > bytes.into() =>
         {
             Err(Failure::Mistake(format!(
-                "the layout \"{name}\" needs {} for its {ranks} ranks and {} for what is compared, but there are {} ({holder})",
+                "the layout \"{name}\" needs {} for its {ranks} ranks and {} for the comparison, but only {} are {holder}",
                 in_units(held),
                 in_units(recorded),
                 units::bytes(bytes),
@@ -103,15 +104,15 @@ pub fn check_fit<'a>(layouts: impl Iterator<Item = (&'a str, &'a Plan)>) -> Resu
     }
 }
 
-/// Bytes of all ranks at their highest. Wide, as plans for whole clusters may be given.
+/// Peak bytes of all ranks. 128 bits, because plans for whole clusters may be given.
 fn ranks_need(plan: &Plan) -> u128 {
     let stages = predict(plan, device(plan, Connection::Threads), Coverage::ShortStep).stages;
     let one_of_each: u128 = stages.iter().map(|memory| u128::from(memory.total)).sum();
     one_of_each * (plan.mesh.dp * plan.mesh.tp) as u128
 }
 
-/// Bytes of weights and gradients on the host, in f32: one rank's, the layout's put together, and before that the
-/// parts of every rank.
+/// Bytes of weights and gradients on the host, in f32: those of the one-rank run, those of the layout, and before they
+/// are joined, the parts of every rank.
 fn recordings_need(plan: &Plan) -> u128 {
     let replicas = |shards: usize| plan.mesh.dp / shards;
     let copies = 2 + 2 + replicas(plan.sharding.weights) + replicas(plan.sharding.gradients);

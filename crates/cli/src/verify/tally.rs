@@ -1,4 +1,4 @@
-//! What came out of each layout, as rows for people and an answer for scripts.
+//! The results of the layouts, as table rows and as JSON.
 
 use std::collections::BTreeSet;
 
@@ -6,17 +6,17 @@ use kintsugi_engine::verify::{Bounds, Difference, WeightBound, worse};
 use kintsugi_plan::{Compute, Plan};
 use serde::Serialize;
 
-/// What came out of a layout.
+/// The result of a layout.
 pub enum Verdict {
     /// It ran and was compared with one rank.
     Compared { compute: Compute, ranks: usize, difference: Difference },
-    /// It did not run to its end.
+    /// It failed before its end.
     Broken(String),
-    /// The configuration cannot have it.
+    /// The configuration does not allow it.
     Skipped(String),
 }
 
-/// Every layout so far.
+/// The results so far.
 #[derive(Default)]
 pub struct Tally {
     rows: Vec<(String, Verdict)>,
@@ -42,7 +42,7 @@ struct Named<'a> {
     reason: String,
 }
 
-/// What `verify --json` prints: the worst of the fp32 layouts, and each 16-bit type by itself.
+/// What `verify --json` prints: the largest differences of the fp32 layouts, and of each 16-bit type.
 #[derive(Serialize)]
 pub struct Answer<'a> {
     layouts: usize,
@@ -56,7 +56,7 @@ pub struct Answer<'a> {
 
 const NAME_WIDTH: usize = 56;
 
-/// The head of the table.
+/// The header of the table.
 pub fn header() -> String {
     format!(
         "largest relative difference from one rank\n{:<NAME_WIDTH$} {:>5} {:>8} {:>8} {:>8} {:>8}\n",
@@ -65,12 +65,12 @@ pub fn header() -> String {
 }
 
 impl Verdict {
-    /// The verdict on a plan that ran.
+    /// The result of a plan that ran.
     pub fn compared(plan: &Plan, difference: Difference) -> Self {
         Verdict::Compared { compute: plan.precision.compute, ranks: plan.mesh.ranks(), difference }
     }
 
-    /// Why it failed, if it did.
+    /// The reason of the failure, if it failed.
     fn failure(&self) -> Option<String> {
         match self {
             Verdict::Compared { compute, difference, .. } => {
@@ -91,7 +91,7 @@ impl Verdict {
         }
     }
 
-    /// What stands behind the layout's name.
+    /// The row's text after the layout's name.
     fn row(&self) -> String {
         let mark = self.failure().map_or_else(|| "✓".to_owned(), |reason| format!("✗ {reason}"));
         match self {
@@ -106,7 +106,7 @@ impl Verdict {
     }
 }
 
-/// Copies that differ, by the first one's name.
+/// A description of copies that differ, with the first one's name.
 fn torn(names: &BTreeSet<String>) -> String {
     let first = names.first().map_or("", String::as_str);
     match names.len() {
@@ -116,7 +116,7 @@ fn torn(names: &BTreeSet<String>) -> String {
 }
 
 impl Tally {
-    /// Adds a layout and gives its row.
+    /// Adds a layout and returns its row.
     pub fn add(&mut self, layout: String, verdict: Verdict) -> String {
         let row = format!("{layout:<NAME_WIDTH$} {}\n", verdict.row());
         self.rows.push((layout, verdict));
@@ -133,21 +133,21 @@ impl Tally {
         let Answer { layouts, failed, skipped, .. } = self.answer();
         let failed = failed.len();
         let result = match (injected, failed) {
-            (true, _) => format!("the mistake was noticed in {failed} of {layouts} layouts"),
+            (true, _) => format!("the fault was detected in {failed} of {layouts} layouts"),
             (false, 0) => format!("all {layouts} layouts agree with one rank"),
             (false, _) => format!("{failed} of {layouts} layouts do not agree with one rank"),
         };
         let skipped = match skipped.len() {
             0 => String::new(),
-            n => format!("; {n} were skipped, as this configuration cannot have them"),
+            n => format!("; {n} were skipped, because this configuration does not allow them"),
         };
         format!(
             "\n{result}{skipped}\n\
-             A key bias is left out where it is not rotated: softmax does not see it, so its gradient is rounding alone.\n"
+             A key bias without rotary positions is left out: softmax is invariant to it, so its gradient is only rounding.\n"
         )
     }
 
-    /// The result for scripts.
+    /// The result as JSON.
     pub fn answer(&self) -> Answer<'_> {
         let skipped = self.rows.iter().filter_map(|(layout, verdict)| match verdict {
             Verdict::Skipped(reason) => Some(Named { layout, reason: reason.clone() }),
@@ -181,7 +181,7 @@ impl Tally {
 }
 
 impl Worst {
-    /// What is bounded of one layout's differences.
+    /// The differences of one layout that have bounds.
     fn of(compute: Compute, difference: &Difference) -> Self {
         let weight = match Bounds::of(compute).weight {
             WeightBound::Each(_) => difference.weight,

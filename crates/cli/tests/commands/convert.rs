@@ -84,7 +84,8 @@ fn training_starts_from_a_folder_and_comes_back() {
     assert!((loss("a") - loss("b")).abs() < 1e-5, "{} and {}", loss("a"), loss("b"));
     run("c", &[&init, "run.seed=2"]);
 
-    // Out of the run, and into another one: the last weights of the first are the first of the second.
+    // Exports a run and starts another one from it: the last weights of the first are the initial weights of the
+    // second.
     let json = convert(&folder, &["a", "exported", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!((json["kind"].as_str(), json["family"].as_str()), (Some("hf"), Some("llama")));
@@ -96,7 +97,7 @@ fn training_starts_from_a_folder_and_comes_back() {
         &folder,
         &["train", "--set", "model.init=a", "--set", "run.out=a", "--set", "batch.sequence=16"],
     );
-    assert!(own.starts_with("model.init = \"a\" lies in run.out = \"a\""), "{own}");
+    assert!(own.starts_with("model.init = \"a\" is inside run.out = \"a\""), "{own}");
     assert!((loss("d") - loss("a")).abs() > 1e-3, "two steps change the loss");
 
     let half = convert(&folder, &["a", "half", "--dtype", "bf16"]);
@@ -159,7 +160,7 @@ fn mistakes_are_answered_in_a_sentence() {
     fs::create_dir_all(folder.join("full")).unwrap();
     fs::write(folder.join("full/mine"), "").unwrap();
     let full = mistake(&folder, &["convert", &gpt2, "full"]);
-    assert_eq!(full, "full is there already; give another folder");
+    assert_eq!(full, "full already exists; choose another folder");
     assert_eq!(fs::read_dir(folder.join("full")).unwrap().count(), 1);
     fs::create_dir(folder.join("none")).unwrap();
     assert_eq!(mistake(&folder, &["convert", "none", "to"]), "none: there is no checkpoint here");
@@ -169,19 +170,22 @@ fn mistakes_are_answered_in_a_sentence() {
     let layout = mistake(&folder, &["convert", &gpt2, "to", "--set", "parallel.tp=3"]);
     assert_eq!(layout, "parallel.tp = 3 does not divide model.heads = 4; use 1, 2 or 4");
     let dtype = mistake(&folder, &["convert", &gpt2, "to", "--dtype", "bf16"]);
-    assert_eq!(dtype, "--dtype is for a Hugging Face folder; a checkpoint keeps fp32");
+    assert_eq!(dtype, "--dtype needs a Hugging Face folder as the target; checkpoints are fp32");
     let set = mistake(&folder, &["convert", &gpt2, "to", "--to", "hf", "--set", "parallel.tp=2"]);
-    assert_eq!(set, "--set is for a checkpoint; a Hugging Face folder has no layout");
+    assert_eq!(set, "--set needs a checkpoint as the target; a Hugging Face folder has no layout");
 
     convert(&folder, &[&gpt2, "start"]);
     for command in
         [&["convert", "start", "to"][..], &["eval", "start"], &["generate", "start", "--prompt", "a"]]
     {
         for (set, said) in [
-            ("model.layers=1", "start: it has model.layers = 2, and this run 1; the model must be the same"),
+            (
+                "model.layers=1",
+                "start: it has model.layers = 2, but this run has 1; the model must be the same",
+            ),
             (
                 "model.norm_eps=0.1",
-                "start: it has model.norm_eps = 0.00001, and this run 0.1; the model must be the same",
+                "start: it has model.norm_eps = 0.00001, but this run has 0.1; the model must be the same",
             ),
         ] {
             assert_eq!(mistake(&folder, &[command, &["--set", set]].concat()), said, "{command:?}");

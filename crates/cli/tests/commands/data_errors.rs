@@ -1,4 +1,4 @@
-//! Data that breaks while a run is under way: the steps before are saved, and the run goes on once the data is whole.
+//! Data that breaks during a run: the completed steps are saved, and the run continues once the data is repaired.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -23,7 +23,7 @@ fn with_tokens(name: &str) -> (PathBuf, PathBuf) {
     (folder, tokens)
 }
 
-/// Sees that the last step of a run that ended is saved; gives the number of its steps.
+/// Checks that the last step of an ended run is saved. Returns the number of its steps.
 fn saved_steps(folder: &Path) -> usize {
     let steps = json_lines(&folder.join("out/metrics.jsonl")).len();
     assert_eq!(checkpoints(folder).last(), Some(&format!("step-{steps:08}")));
@@ -61,7 +61,7 @@ fn a_bad_token_ends_a_run_between_steps_and_a_resume_is_the_run_without_it() {
     );
     assert!(said.lines().last().is_some_and(|line| line.starts_with(&error)), "{said}");
 
-    // Resuming fails in the same way, at once, and loses nothing.
+    // Resuming fails in the same way, at once, without losing anything.
     let output = tiny(&broken, &["train", "--resume"], &OF_TEXT);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(stderr(&output).contains("text.bin: found token 65535 at place 1000"), "{output:?}");

@@ -1,10 +1,10 @@
-//! A table of documents that is broken: masks depend on it, so a run that masks refuses it.
+//! A broken document index: masks depend on it, so a run with masked documents refuses it.
 
 use std::fs;
 
 use crate::support::{folder, kintsugi, stdout, tiny};
 
-/// Bytes of the head of an `.idx`.
+/// Bytes of the header of an `.idx`.
 const HEAD: usize = 34;
 
 #[test]

@@ -1,4 +1,4 @@
-//! A run keeps the token that ends documents, and says what it could not compare.
+//! A run stores the token that ends documents, and reports what it could not compare.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ fn a_resumed_run_keeps_the_token_that_ends_documents() {
     let config = || fs::read_to_string(folder.join("out/config.toml")).unwrap();
     stdout(&train(&folder, &[], &["data.source=ended", "run.steps=2"]));
     assert!(config().contains("end_of_document = 256\n"), "{}", config());
-    // What says so is gone.
+    // The file with that token is removed.
     fs::remove_file(folder.join("ended.meta.json")).unwrap();
     let output = train(&folder, &["--resume"], &["data.source=ended", "run.steps=3"]);
     assert_eq!(warnings(&output), "");

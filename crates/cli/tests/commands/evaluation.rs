@@ -1,4 +1,4 @@
-//! What a model is evaluated on: the same samples whatever the seed, the layout and the batch size.
+//! Evaluation uses the same samples for every seed, layout and batch size.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ fn started(name: &str) -> PathBuf {
     folder
 }
 
-/// Evaluates the first weights in training: a step that changes nothing, and the evaluation after it.
+/// Evaluates the initial weights in training: a step that changes nothing, and the evaluation after it.
 fn validate(folder: &Path, settings: &[&str]) -> Value {
     let idle = [
         "model.init=start",
@@ -74,7 +74,7 @@ fn a_validation_loss_depends_on_neither_seed_nor_batch_nor_layout() {
         let train = ["start", "--split", "train", "--data", "one", "--samples", "3", "--set", seed];
         close(&eval(&folder, &train)["loss"], &eval(&folder, &train[..7])["loss"]);
     }
-    // A sample more or fewer is another mean.
+    // One sample more or less would change the mean.
     let six = eval(&folder, &["out", "--samples", "6"])["loss"].as_f64().unwrap();
     assert!((six - found["loss"].as_f64().unwrap()).abs() > 1e-6);
 }
@@ -102,7 +102,7 @@ fn every_source_of_a_blend_has_its_own_loss() {
     assert!((losses[0] - losses[1]).abs() > 1e-4, "the sources differ: {losses:?}");
     let mean = (3.0 * losses[0] + losses[1]) / 4.0;
     assert!((mean - all["loss"].as_f64().unwrap()).abs() < 1e-9, "the mean is by weight");
-    // 48 samples are 36 and 12; `--samples` is what is read in all.
+    // 48 samples are 36 and 12. `--samples` is the total number.
     let part = validate(&folder, &[blend, "run.eval_tokens=768", "batch.global=8"]);
     let found = eval(&folder, &["out", "--samples", "48"]);
     close(&found["loss"], &part["validation_loss"]);

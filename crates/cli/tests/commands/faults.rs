@@ -1,5 +1,5 @@
-//! What goes wrong with real runs on real disks: killed while saving, a full disk, a checkpoint that broke, two runs in
-//! one folder. Each time it is said, the checkpoint before is whole, and the run goes on from it.
+//! Faults of real runs on real disks: killed while saving, a full disk, a broken checkpoint, two runs in one folder.
+//! Each fault is reported, the previous checkpoint is complete, and the run resumes from it.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::support::{TINY, folder, stdout, tiny, under};
 use kintsugi_testing::{Need, skip};
 
 const KILLS: usize = 50;
-/// One rank, which starts in no time, and saves as often as it can.
+/// One rank, which starts quickly and saves as often as possible.
 const ALONE: [&str; 7] = [
     "parallel.tp=1",
     "parallel.pp=1",
@@ -25,7 +25,7 @@ const ALONE: [&str; 7] = [
     "model.layers=1",
 ];
 
-/// The newest step, after every checkpoint that has a name was found whole.
+/// The newest step, after checking that every checkpoint is complete.
 fn newest_of_whole(folder: &Path) -> u64 {
     let all = CheckpointFolder::of_run(&folder.join("out")).list().unwrap();
     for (step, path) in &all {
@@ -42,7 +42,7 @@ fn killed_in_the_middle_of_saves_a_run_loses_nothing_that_was_saved() {
     let (mut newest, mut in_a_save) = (0, 0);
     for _ in 0..KILLS {
         let mut run = start(&killed, &["train", "--resume"], &ALONE);
-        // Wait until it has gone further, then for the middle of a save, then a moment that is random.
+        // Waits until it has advanced, then for the middle of a save, then for a random time.
         let begun = Instant::now();
         let saving = || checkpoints(&killed).iter().any(|name| name.ends_with(".partial"));
         let further = || {
@@ -84,7 +84,7 @@ fn a_checkpoint_that_broke_is_named_and_the_one_before_is_used() {
     let warning = stderr(&output).lines().next().unwrap_or_default().to_owned();
     assert!(warning.starts_with(&format!("warning: {path}: its checksum is xxh3:")), "{warning}");
     assert!(warning.ends_with("; trying another checkpoint"), "{warning}");
-    assert!(said.contains("goes on after step 2 from out/checkpoints/step-00000002\n"), "{said}");
+    assert!(said.contains("resumes after step 2 from out/checkpoints/step-00000002\n"), "{said}");
     assert!(said.contains("now in out/checkpoints-1\n"), "{said}");
 
     for step in ["step-00000002", "step-00000004"] {
@@ -113,13 +113,13 @@ fn two_runs_in_one_folder_are_one_too_many() {
     first.wait().unwrap();
     assert_eq!(second.status.code(), Some(2), "{second:?}");
     let said =
-        format!("error: out: another run, process {process}, is using this folder; give another run.out\n");
+        format!("error: out: another run, process {process}, is using this folder; set another run.out\n");
     assert_eq!(stderr(&second), said);
-    // The lock of a run that was killed holds nobody up.
+    // The lock of a killed run does not block another one.
     stdout(&tiny(&folder, &["train"], &[]));
 }
 
-/// Goes on in a folder whose checkpoints cannot grow, and sees that it is said and that nothing is lost.
+/// Continues in a folder whose checkpoints cannot grow, and checks that this is reported and that nothing is lost.
 fn no_room(folder: &Path, resume: impl Fn(&[&str]) -> Output, reason: &str) {
     let before = newest_of_whole(folder);
     assert_eq!(before, 4);
@@ -138,7 +138,7 @@ fn no_room(folder: &Path, resume: impl Fn(&[&str]) -> Output, reason: &str) {
     assert_eq!(newest_of_whole(folder), before);
     assert_eq!(checkpoints(folder).len(), 1, "nothing half-written is left");
     let said = stdout(&tiny(folder, &["train", "--resume"], &["run.steps=9", "run.keep=0"]));
-    assert!(said.contains("goes on after step 4"), "{said}");
+    assert!(said.contains("resumes after step 4"), "{said}");
     assert_eq!(numbers(folder).len(), 9);
 }
 
@@ -177,7 +177,7 @@ fn a_disk_that_is_full_loses_nothing() {
     no_room(&folder, |settings| tiny(&folder, &["train", "--resume"], settings), "No space left on device");
 }
 
-/// Takes a disk away when the test ends, however it ends.
+/// Unmounts a disk when the test ends, however it ends.
 struct Unmount<'a>(&'a Path);
 
 impl Drop for Unmount<'_> {

@@ -1,4 +1,4 @@
-//! Files of others that are pipes or devices: they are refused by name, at once and without their bytes.
+//! Pipes and devices instead of files: they are refused by name, at once and without being read.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use crate::resume::stderr;
 use crate::support::{TINY, command, folder, kintsugi, stdout, tiny};
 
-/// Runs the binary for at most a minute in four GiB, so that one which waits or reads without an end fails.
+/// Runs the binary for at most a minute in four GiB, so that endless waiting or reading fails.
 fn bounded(folder: &Path, arguments: &[&str]) -> Output {
     let binary = command(folder, arguments);
     let mut shell = Command::new("sh");
@@ -16,7 +16,7 @@ fn bounded(folder: &Path, arguments: &[&str]) -> Output {
     shell.arg(binary.get_program()).args(binary.get_args()).current_dir(folder).output().unwrap()
 }
 
-/// Makes `path` what it is to be, in place of what it was.
+/// Replaces `path` by another kind of file.
 fn replace(path: &Path, what: &str) {
     fs::remove_file(path).ok();
     match what {
@@ -75,7 +75,7 @@ fn a_checkpoint_of_pipes_or_devices_is_broken_and_the_one_before_is_used() {
             let path = Path::new("out/checkpoints/step-00000004").join(name);
             replace(&folder.join(&path), what);
             let output = bounded(&folder, &[&["train", "--resume=out"], &settings[..]].concat());
-            assert!(stdout(&output).contains("goes on after step 2 "), "{output:?}");
+            assert!(stdout(&output).contains("resumes after step 2 "), "{output:?}");
             let warning = format!("warning: {}: it is {what}, not a regular file", path.display());
             assert!(stderr(&output).starts_with(&warning), "{output:?}");
         }

@@ -1,4 +1,4 @@
-//! Tokenizers of others: what their files describe is done, or refused in a sentence, and never at any cost.
+//! Tokenizers of other programs: their rules are applied, or refused with a message, always in bounded time and memory.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `prepare` reads the formats that it knows by their first bytes, and refuses all others by name.
+//! `prepare` recognises formats by their first bytes, and refuses unknown ones by name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::{folder, kintsugi};
 
-/// A file of the tests: 300 rows with the columns id, body, lang and tags, or the same as JSON lines.
+/// A test file: 300 rows with the columns id, body, lang and tags, or the same as JSON lines.
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
@@ -26,7 +26,7 @@ fn prepare(folder: &Path, inputs: &[&str], more: &[&str]) -> Result<Value, Strin
     Err(said)
 }
 
-/// The text that the tokens of `out/a` are.
+/// The text of the tokens of `out/a`.
 fn written(folder: &Path) -> String {
     let bytes = fs::read(folder.join("out/a.bin")).unwrap();
     String::from_utf8(bytes.chunks_exact(2).map(|token| token[0]).collect()).unwrap()
@@ -37,7 +37,7 @@ fn nothing_written(folder: &Path) -> bool {
     fs::read_dir(folder.join("out")).map_or(true, |mut entries| entries.next().is_none())
 }
 
-/// What the fixtures hold.
+/// The contents of the fixtures.
 fn rows() -> String {
     let words = "the quick brown fox jumps over a lazy dog while seven owls watch it";
     let words: Vec<&str> = words.split(' ').collect();
@@ -58,7 +58,7 @@ fn parquet_bzip2_and_xz_are_read_whatever_they_are_called() {
     for name in
         ["rows-snappy.parquet", "rows-zstd.parquet", "rows-gzip.parquet", "rows.jsonl.bz2", "rows.jsonl.xz"]
     {
-        // The name without `.bz2` or `.xz` says only that there is JSON in it.
+        // The name without `.bz2` or `.xz` only says that the contents are JSON.
         let called = name.replace(".parquet", ".txt").replace(".bz2", "").replace(".xz", "");
         for called in [name, &called] {
             fs::copy(fixture(name), folder.join(called)).unwrap();
@@ -121,7 +121,7 @@ fn what_is_no_text_is_refused_by_name_and_nothing_is_written() {
         assert!(said.starts_with(&format!("error: cannot use {name}: it is {what}")), "{said}");
         assert!(nothing_written(&folder), "{name}");
     }
-    // A file that is cut short is an error when its end is missed, and one with a changed byte when its checksum is.
+    // A truncated file is an error because its end is missing, and a changed byte because of the checksum.
     let whole = fs::read(fixture("rows.jsonl.xz")).unwrap();
     let mut changed = whole.clone();
     changed[whole.len() / 2] ^= 0x10;
@@ -159,12 +159,12 @@ fn a_file_of_bad_lines_is_refused_unless_they_are_allowed() {
     assert_eq!(
         prepare(&folder, &both, &[]).unwrap_err(),
         "error: cannot use more.jsonl: 2 of its 19 lines are bad, more than 10 %; the first is line 18: expected value in \
-         column 1; give --allow-bad-lines to leave them out\n"
+         column 1; add --allow-bad-lines to skip them\n"
     );
     assert!(nothing_written(&folder));
     let summary = prepare(&folder, &both, &["--allow-bad-lines"]).unwrap();
     assert_eq!((&summary["documents"], &summary["bad_lines"]), (&json!(35), &json!(4)));
-    // Text in another encoding that has no mark of its own.
+    // Text in another encoding without a byte-order mark.
     fs::write(folder.join("latin.txt"), b"caf\xe9\nna\xefve\nplain\n").unwrap();
     let said = prepare(&folder, &["latin.txt"], &[]).unwrap_err();
     assert!(said.contains("latin.txt: 2 of its 3 lines are bad"), "{said}");

@@ -1,4 +1,4 @@
-//! Text from models, and what models lose on text.
+//! Generation and evaluation of models.
 
 use std::fs;
 use std::io::Write;
@@ -20,7 +20,7 @@ fn json(folder: &Path, arguments: &[&str]) -> Value {
     serde_json::from_str(&stdout(&kintsugi(folder, &[arguments, &["--json"]].concat()))).unwrap()
 }
 
-/// What is said about a mistake.
+/// The message of an error.
 fn refused(folder: &Path, arguments: &[&str]) -> String {
     let output = kintsugi(folder, arguments);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -104,7 +104,7 @@ fn a_model_of_token_files_speaks_their_tokenizers_language() {
     assert_eq!(answer["texts"][0]["text"], "efgh abcd", "it has learned its text");
     let eval = |arguments: &[&str]| json(&folder, &[&["eval", "out"], arguments].concat());
     let whole = eval(&["--data", "data"]);
-    // 1800 tokens: the first is no target, and what does not fill a sample is left out.
+    // 1800 tokens: the first is not a target, and tokens that do not fill a sample are left out.
     assert_eq!(whole["tokens"], 1799 / 16 * 16);
     assert!(whole["perplexity"].as_f64().unwrap() < 2.0, "{whole}");
     let [own, validation] = [eval(&[]), eval(&["--split", "validation"])];
@@ -152,7 +152,7 @@ fn a_folders_special_tokens_begin_and_end_its_texts() {
     fs::write(folder.join("text.txt"), "ab").unwrap();
     stdout(&kintsugi(&folder, &["prepare", "text.txt", "--out", "bytes", "--tokenizer", "bytes"]));
     stdout(&kintsugi(&folder, &["convert", "out", "model"]));
-    // The tokenizer puts "a", token 97, before every text.
+    // The tokenizer adds "a", token 97, before every text.
     let tokenizer = fs::read_to_string(folder.join("bytes.tokenizer.json")).unwrap();
     let mut tokenizer: Value = serde_json::from_str(&tokenizer).unwrap();
     tokenizer["post_processor"] = serde_json::json!({
@@ -196,18 +196,18 @@ fn a_hugging_face_folder_is_as_good_as_a_checkpoint() {
     };
     assert_eq!(tokens("model"), tokens("out"));
     let said = refused(&folder, &["generate", "model", "--prompt", "the dog"]);
-    insta::assert_snapshot!(said, @"error: no tokenizer is known for this model; name one with --tokenizer, or give --prompt-tokens");
+    insta::assert_snapshot!(said, @"error: no tokenizer is known for this model; choose one with --tokenizer, or use --prompt-tokens");
     let named = ["generate", "model", "--prompt", "the dog", "--tokens", "4", "--tokenizer", "demo"];
     assert!(!stdout(&kintsugi(&folder, &named)).trim().is_empty());
     let said = refused(&folder, &["eval", "model"]);
-    assert_eq!(said, "error: a Hugging Face folder has no data; give --data PREFIX\n");
+    assert_eq!(said, "error: a Hugging Face folder has no data; add --data PREFIX\n");
 }
 
 #[test]
 fn texts_grow_as_long_as_there_are_positions_unless_told_otherwise() {
     let folder = trained("generate-default");
     let answer = json(&folder, &["generate", "out", "--prompt", "the dog", "--ignore-end"]);
-    // Sixteen positions: three tokens are there, and the last is never fed.
+    // Sixteen positions: the prompt has three tokens, and the last token is not fed.
     assert_eq!(answer["new_tokens"], 14);
 }
 
@@ -215,21 +215,21 @@ fn texts_grow_as_long_as_there_are_positions_unless_told_otherwise() {
 fn mistakes_get_a_sentence() {
     let folder = trained("generate-mistakes");
     let said = |arguments: &[&str]| refused(&folder, &[&["generate", "out"], arguments].concat());
-    insta::assert_snapshot!(said(&["--prompt", ""]), @"error: prompt 1 is empty; give at least a word");
+    insta::assert_snapshot!(said(&["--prompt", ""]), @"error: prompt 1 is empty; it needs at least one word");
     insta::assert_snapshot!(
         said(&["--prompt", "the dog", "--tokens", "100"]),
-        @"error: prompt 1 has 3 tokens and is to grow by 100, but the model has learned 16 positions; shorten it or ask for fewer tokens"
+        @"error: prompt 1 has 3 tokens, and with 100 generated tokens it exceeds the model's 16 learned positions; shorten it or generate fewer tokens"
     );
     let unknown = said(&["--prompt", "the unicorn"]);
     assert!(unknown.starts_with("error: \"unicorn\" is no word of the demo's language"), "{unknown}");
     assert_eq!(unknown.lines().count(), 1);
     insta::assert_snapshot!(
         said(&["--prompt-tokens", "1 x"]),
-        @r#"error: --prompt-tokens has "x", which is no token number"#
+        @r#"error: --prompt-tokens has "x", which is not a token number"#
     );
     insta::assert_snapshot!(
         said(&["--prompt-tokens", "1 128", "--tokens", "1"]),
-        @"error: prompt 1 has token 128, but the model's vocabulary ends before 128"
+        @"error: prompt 1 has token 128, but the model's vocabulary has 128 tokens"
     );
     insta::assert_snapshot!(
         said(&["--prompt", "the dog", "--tokens", "2", "--top-p", "1.5"]),

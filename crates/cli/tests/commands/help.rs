@@ -1,4 +1,4 @@
-//! What the binary says about itself.
+//! The help texts and the version of the binary.
 
 use crate::support::{folder, kintsugi, stdout};
 
@@ -8,28 +8,29 @@ fn alone_it_prints_help() {
     let alone = stdout(&kintsugi(&folder, &[]));
     assert_eq!(alone, stdout(&kintsugi(&folder, &["-h"])));
     insta::assert_snapshot!(alone, @r#"
-    Trains large language models across many ranks, and tells beforehand what will happen
+    Trains large language models across many ranks, and predicts memory, traffic and time before the run
 
     Usage: kintsugi [COMMAND]
 
     Commands:
-      train        Trains a model; shows the prediction before the run and "predicted / measured" after
+      train        Trains a model. Prints the prediction before the run and "predicted / measured" after
                    it
-      plan         Predicts what a step takes: parameters, FLOPs, memory, traffic, time, energy and the
-                   schedule's bubble
-      verify       Trains the same model under many layouts and shows that they agree with one rank
+      plan         Predicts a training step: parameters, FLOPs, memory, traffic, time, energy and the
+                   pipeline bubble
+      verify       Trains the same model with many layouts and checks that they agree with one rank
       launch       Runs a command as many processes, one per rank, by the installed mpirun
-      calibrate    Measures this machine's device into a profile that `plan --profile` predicts time
-                   with
+      calibrate    Measures this machine's device and writes a profile, with which `plan --profile`
+                   predicts time
+      bench        Measures parts of a run by themselves
       prepare      Turns text into token files that `train` reads, in Megatron's .bin/.idx format
       convert      Converts weights between Hugging Face folders and checkpoints of any layout
       generate     Continues text with a model, token by token
       eval         Measures the loss and the perplexity of a model on token files
-      config       Explains every key of the configuration; prints a template, or what a configuration
-                   resolves to
+      config       Explains every key of the configuration, prints a template, or prints the values of a
+                   configuration
       doctor       Shows what this machine has, and what is missing
-      completions  Prints a script that completes arguments in a shell
-      man          Prints a page for `man`
+      completions  Prints a completion script for a shell
+      man          Prints a manual page
       help         Print this message or the help of the given subcommand(s)
 
     Options:
@@ -38,8 +39,8 @@ fn alone_it_prints_help() {
 
     Start with:
       kintsugi train              train the built-in demo on 8 ranks of this machine
-      kintsugi plan --draw        see what it will take, and its pipeline schedule
-      kintsugi verify             prove that every layout trains the same model
+      kintsugi plan --draw        predict the demo's memory and traffic, and draw its pipeline schedule
+      kintsugi verify             check that every layout trains the same model
     "#);
 }
 

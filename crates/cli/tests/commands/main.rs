@@ -1,4 +1,4 @@
-//! The built binary, as a person or a script meets it.
+//! The built binary, as a person or a script uses it.
 
 mod best;
 mod config;

@@ -1,4 +1,4 @@
-//! A user's mistake is one sentence and exit code 2.
+//! A mistake of the user gives one sentence and exit code 2.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use kintsugi_tensor::cuda::libraries;
 
 use crate::support::{folder, kintsugi, limited, tiny};
 
-/// What is said about a mistake.
+/// The message of a mistake.
 fn refused(name: &str, arguments: &[&str]) -> String {
     let folder = folder(name);
     fs::write(folder.join("wrong.toml"), "[model]\npreset = \"demo\"\n[parallel]\ntpp = 2\n").unwrap();

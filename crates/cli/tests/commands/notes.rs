@@ -1,4 +1,4 @@
-//! What a configuration asks for and does not get is said, in `plan` and in `train`.
+//! `plan` and `train` print notes about settings that a plan does not fulfil.
 
 use serde_json::Value;
 
@@ -19,10 +19,10 @@ fn ranks_that_stay_idle_are_counted() {
     let answer: Value = serde_json::from_str(&plan(&["--json"])).unwrap();
     assert_eq!(answer["notes"][0], note);
     let said = stdout(&tiny(&folder, &["train"], &nodes));
-    // A batch of 4 samples cannot be shared by 8 replicas, so no dp is named.
+    // 8 replicas cannot share a batch of 4 samples, so the note suggests no dp.
     let (idle, _) = note.split_once("; ").unwrap();
     assert!(said.contains(&format!("\nnote     {idle}\n")), "{said}");
-    // All ranks are used, or no nodes were asked for: the run's own file has all nodes that a preset has.
+    // All ranks are used, or no nodes were requested: the run's own file has the preset's number of nodes.
     assert!(!plan(&["--set", "parallel.dp=8"]).contains("idle"));
     stdout(&tiny(&folder, &["train"], &["cluster.preset=frontier"]));
     assert!(!stdout(&kintsugi(&folder, &["plan", "out/config.toml"])).contains("idle"));
@@ -33,8 +33,8 @@ fn a_run_on_another_kind_of_device_is_said() {
     let folder = folder("notes-device");
     let said = |settings: &[&str]| stdout(&tiny(&folder, &["train"], settings));
     let on_gpus = said(&["cluster.preset=frontier"]);
-    let note = "\nnote     the ranks run on this machine's CPU, and cluster describes GPUs (MI250X GCD): the predicted memory \
-                is that of this machine's CPU, the predicted time that of the cluster\n";
+    let note = "\nnote     the ranks run on this machine's CPU, but the cluster describes GPUs (MI250X GCD): the predicted memory \
+                is for this machine's CPU, the predicted time for the cluster\n";
     assert!(on_gpus.contains(note), "{on_gpus}");
     assert!(!said(&["cluster.device.kind=cpu", "cluster.per_node=8"]).contains("the ranks run on"));
     assert!(!said(&[]).contains("the ranks run on"));

@@ -1,4 +1,5 @@
-//! Work that a run must not lose: good checkpoints while a run diverges, folders of others, files that no run has written.
+//! What a run must not lose: good checkpoints while it diverges, folders of other programs, files that no run has
+//! written.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -34,7 +35,7 @@ fn small(folder: &Path, arguments: &[&str], settings: &[&str]) -> Output {
     kintsugi(folder, &arguments.iter().copied().chain(settings).collect::<Vec<_>>())
 }
 
-/// Everything below a folder but locks: names and contents.
+/// Everything in a folder except locks: names and contents.
 fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let (mut found, mut open) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(at) = open.pop() {
@@ -61,7 +62,7 @@ fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
         let saving = [every, &format!("run.keep={keep}")];
         stdout(&small(&folder, &["train"], &[&saving[..], &["run.steps=40"]].concat()));
         let diverges = ["run.steps=200", "optimizer.lr=1e6", "optimizer.min_lr=0", "optimizer.clip=0"];
-        // What a run has when it gives up is saved if it is finite.
+        // When a run gives up, its state is saved if it is finite.
         for _ in 0..2 {
             let output = small(&folder, &["train", "--resume"], &[&saving[..], &diverges].concat());
             assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -154,7 +155,7 @@ fn the_checkpoint_just_written_is_never_pruned() {
     let path = |name: &str| folder.join("out/checkpoints").join(name);
     let copied = Command::new("cp").arg("-r").args([path("step-00000004"), folder.join("copy")]).status();
     assert!(copied.unwrap().success());
-    // A folder with a higher number comes in while the run goes on.
+    // A folder with a higher number appears during the run.
     let endless = [&SMALL[..], &["run.steps=1000000", "run.checkpoint_every=1", "run.keep=1"]].concat();
     let mut run = start(&folder, &["train", "--resume"], &endless);
     while !checkpoints(&folder).contains(&"step-00000006".to_owned()) && !path("step-00000007").exists() {
@@ -170,7 +171,7 @@ fn the_checkpoint_just_written_is_never_pruned() {
     Checkpoint::open(&path(&format!("step-{steps:08}"))).unwrap();
     let output = small(&folder, &["train", "--resume"], &["run.keep=1"]);
     let name = "out/checkpoints/step-99999999";
-    let refused = format!("warning: {name}: its name says step 99999999, and its manifest step 4; rename");
+    let refused = format!("warning: {name}: its name says step 99999999, but its manifest step 4; rename");
     assert!(stderr(&output).starts_with(&refused), "{output:?}");
 }
 
@@ -183,7 +184,7 @@ fn checkpoints_on_a_disk_that_is_not_there_are_no_reason_to_start_again() {
     let before = contents(&folder);
     for arguments in [&["train", "--resume"][..], &["train"]] {
         let output = small(&folder, arguments, &["run.steps=6"]);
-        let said = "error: out/checkpoints: it is a link to ../unmounted, which is not there; is its disk mounted?\n";
+        let said = "error: out/checkpoints: it is a link to ../unmounted, which does not exist; is its disk mounted?\n";
         assert_eq!((output.status.code(), &stderr(&output)[..]), (Some(2), said));
         assert_eq!(contents(&folder), before);
     }
@@ -201,12 +202,12 @@ fn starting_again_sets_everything_of_the_run_before_aside() {
     let files = ["config.toml", "metrics.jsonl", "summary.json"];
     let before = files.map(|name| fs::read(folder.join("out").join(name)).unwrap());
     let said = stdout(&small(&folder, &["train"], &["run.seed=4"]));
-    assert!(said.contains("files of the run that was here before are now in out/checkpoints-2\n"), "{said}");
+    assert!(said.contains("files of the previous run are now in out/checkpoints-2\n"), "{said}");
     let aside = folder.join("out/checkpoints-2");
     assert_eq!(files.map(|name| fs::read(aside.join(name)).unwrap()), before);
     Checkpoint::open(&aside.join("step-00000004")).unwrap();
     assert!(folder.join("out/checkpoints-1/metrics.jsonl").exists(), "a run without checkpoints too");
-    // The configuration that a run is started from stays where it is, and is copied.
+    // The configuration from which a run is started stays in place and is copied.
     stdout(&kintsugi(&folder, &["train", "out/config.toml"]));
     for name in files {
         assert!(
@@ -227,14 +228,14 @@ fn a_file_that_no_run_wrote_is_never_replaced() {
         let before = contents(&folder.join("exported"));
         let output = small(&folder, &["train"], &["run.out=exported"]);
         assert_eq!(output.status.code(), Some(2), "{output:?}");
-        let said = format!("error: exported/{name} is there, and no run has written it; ");
+        let said = format!("error: exported/{name} exists, but no run has written it; ");
         assert!(stderr(&output).starts_with(&said), "{output:?}");
         assert_eq!(contents(&folder.join("exported")), before);
         fs::remove_file(foreign).unwrap();
     }
     let output = small(&folder, &["train"], &["run.out=exported"]);
     assert!(
-        stderr(&output).starts_with("error: exported/run.lock is there, and no run has written it; "),
+        stderr(&output).starts_with("error: exported/run.lock exists, but no run has written it; "),
         "{output:?}"
     );
     assert_eq!(fs::read_to_string(folder.join("exported/run.lock")).unwrap(), "of another program");
@@ -265,14 +266,14 @@ fn metrics_that_cannot_be_written_are_said_and_end_no_run() {
     let settings = [&SMALL[..], &["run.steps=60", "run.keep=0"]].concat();
     let sets = settings.iter().flat_map(|setting| ["--set", setting]);
     let binary = command(&folder, &["train"].into_iter().chain(sets).collect::<Vec<_>>());
-    // Eight KiB are enough for the configuration, and not for the metrics.
+    // Eight KiB suffice for the configuration, but not for the metrics.
     let script = "trap '' XFSZ; ulimit -f 16 && exec \"$@\"";
     let mut shell = Command::new("sh");
     shell.args(["-c", script, "sh"]).arg(binary.get_program()).args(binary.get_args());
     let output = shell.current_dir(&folder).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said = stderr(&output);
-    let warning = "warning: cannot write out/metrics.jsonl: File too large (os error 27); the run goes on";
+    let warning = "warning: cannot write out/metrics.jsonl: File too large (os error 27); the run continues";
     assert_eq!(said.matches(warning).count(), 1, "{said}");
     assert!(said.contains("step 60/60"), "the run goes on to its end: {said}");
     assert!(
@@ -315,7 +316,7 @@ fn what_others_put_among_the_checkpoints_stays_and_holds_nobody_up() {
     fs::create_dir(stray("step-copy")).unwrap();
     let output = small(&folder, &["train", "--resume"], &["run.steps=6", "run.keep=1"]);
     let said = stdout(&output);
-    assert!(said.contains("goes on after step 4") && !stderr(&output).contains("warning"), "{output:?}");
+    assert!(said.contains("resumes after step 4") && !stderr(&output).contains("warning"), "{output:?}");
     let names = ["download.partial", "notes.partial", "step-00000006", "step-00000009", "step-copy"];
     assert_eq!(checkpoints(&folder), names);
 }
@@ -346,7 +347,7 @@ fn a_run_that_gave_up_leaves_a_summary() {
     stdout(&small(&folder, &["train"], &[]));
     assert!(json_file(&folder.join("out/summary.json"))["failure"].is_null());
 
-    // An output that cannot be written does not hide it.
+    // A failing output does not hide the error.
     let sets = SMALL.iter().chain(&overflows).flat_map(|setting| ["--set", setting]);
     let mut run = command(&folder, &["train", "--json"].into_iter().chain(sets).collect::<Vec<_>>());
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();

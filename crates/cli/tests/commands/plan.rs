@@ -71,7 +71,10 @@ fn a_check_fails_where_the_plan_does_not_fit_or_nobody_knows() {
     let (code, said, failed) = check(&one);
     let unknown = serde_json::from_str::<Value>(&said).unwrap()["fits"].is_null();
     assert_eq!(code, Some(i32::from(unknown)));
-    assert_eq!(failed.starts_with("error: it is not known whether the plan fits: no GPU is here"), unknown);
+    assert_eq!(
+        failed.starts_with("error: it is unknown whether the plan fits: this machine has no GPU"),
+        unknown
+    );
 }
 
 /// Where there is a GPU, its memory decides.
@@ -88,7 +91,7 @@ fn what_fits_on_a_gpu_that_nobody_knows_is_not_known() {
     };
     let fits =
         |settings: &[&str]| serde_json::from_str::<Value>(&ask(settings, true)).unwrap()["fits"].as_bool();
-    assert_eq!(ask(&[], false).contains("fits     not known: no GPU is here"), fits(&[]).is_none());
+    assert_eq!(ask(&[], false).contains("fits     unknown: this machine has no GPU"), fits(&[]).is_none());
     assert_eq!(fits(&["cluster.preset=h200"]), Some(true));
     assert_eq!(fits(&["cluster.device.memory=1000000"]), Some(false));
 }

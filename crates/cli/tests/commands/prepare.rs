@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::{command, folder, json_lines, kintsugi, stdout, tiny};
 
-/// A text with something to learn.
+/// A text with some structure to learn.
 fn text(lines: usize) -> String {
     let line = |n: usize| {
         format!("line {n}: the {} follows the {}.\n", ["cat", "dog", "owl"][n % 3], ["hen", "fox"][n % 2])
@@ -51,7 +51,7 @@ fn a_prepared_text_trains_the_same_on_every_layout() {
     for (a, b) in losses(&folder).iter().zip(&eight) {
         assert!((a - b).abs() < 1e-4, "the same samples in the same order: {a} {b}");
     }
-    // The configuration that a run leaves names the files.
+    // The configuration that a run writes names the files.
     let left = losses(&folder);
     stdout(&kintsugi(&folder, &["train", "out/config.toml"]));
     assert_eq!(losses(&folder), left);
@@ -69,7 +69,7 @@ fn the_tokenizer_goes_wherever_the_model_goes() {
     let config: Value = serde_json::from_slice(&made[1]).unwrap();
     assert_eq!(config["eos_token"], "<|endoftext|>");
 
-    // Another preparation with it has a copy of its own, and none takes another's place.
+    // Another preparation with it gets its own copy, and no tokenizer is replaced.
     let again = ["prepare", "book.txt", "--out", "data/again", "--tokenizer", "data/book.tokenizer.json"];
     stdout(&kintsugi(&folder, &again));
     assert_eq!(read("data/again."), made);
@@ -78,11 +78,11 @@ fn the_tokenizer_goes_wherever_the_model_goes() {
     fs::remove_file(folder.join("data/again.meta.json")).unwrap();
     let said = refused(&folder, &["prepare", "book.txt", "--out", "data/again", "--tokenizer", "bytes"]);
     assert!(
-        said.contains("data/again.tokenizer.json: it is another tokenizer; give another --out"),
+        said.contains("data/again.tokenizer.json: it is another tokenizer; choose another --out"),
         "{said}"
     );
 
-    // The run keeps it, so nothing else is needed afterwards.
+    // The run stores it, so nothing else is needed afterwards.
     stdout(&tiny(&folder, &["train"], &["model.vocab=300", "data.source=data/book", "data.split=0.1"]));
     assert_eq!(read("out/"), made);
     fs::rename(folder.join("data"), folder.join("moved")).unwrap();
@@ -104,7 +104,7 @@ fn the_tokenizer_goes_wherever_the_model_goes() {
         serde_json::from_slice(&fs::read(folder.join("model/config.json")).unwrap()).unwrap();
     assert_eq!((&described["eos_token_id"], &described["bos_token_id"]), (&json!(0), &Value::Null));
 
-    // A checkpoint has it from wherever it is named, and takes it along when it is set aside.
+    // A checkpoint finds it under every path, and it is moved together with the checkpoints.
     fs::create_dir(folder.join("named")).unwrap();
     let here = |from: &str, to: &str| {
         let output =
@@ -115,7 +115,7 @@ fn the_tokenizer_goes_wherever_the_model_goes() {
     here("step-00000004", "step");
     here(".", "folder");
 
-    // A tokenizer that is named is the one that is kept, and a run on the demo keeps none.
+    // The named tokenizer is stored, and a run on the demo stores none.
     let named = [
         "model.vocab=300",
         "data.source=moved/book",
@@ -133,7 +133,7 @@ fn the_tokenizer_goes_wherever_the_model_goes() {
     stdout(&tiny(&folder, &["train"], &[]));
     assert!(files("out/").iter().all(|name| !folder.join(name).exists()), "another run's tokenizer is gone");
     let said = stdout(&kintsugi(&folder, &["convert", "out", "demo"]));
-    assert!(said.ends_with("no tokenizer goes along: none is known for these weights\n"), "{said}");
+    assert!(said.ends_with("no tokenizer is written, because none is known for these weights\n"), "{said}");
 
     // Without its tokenizer a token file still trains.
     for name in files("moved/book.") {
@@ -142,8 +142,9 @@ fn the_tokenizer_goes_wherever_the_model_goes() {
     let output =
         stdout(&tiny(&folder, &["train"], &["model.vocab=300", "data.source=moved/book", "data.split=0.1"]));
     assert!(
-        output
-            .contains("note     the tokenizer of the data is not kept: cannot read data/book.tokenizer.json"),
+        output.contains(
+            "note     the tokenizer of the data is not copied: cannot read data/book.tokenizer.json"
+        ),
         "{output}"
     );
 }
@@ -159,7 +160,7 @@ fn what_was_left_out_is_told() {
     assert!(said.contains("tokens     8 in 2 documents"), "{said}");
     assert!(
         said.contains(
-            "left out   1 bad line, 1 empty document\n  a.jsonl, line 2: expected value in column 1\n"
+            "skipped    1 bad line, 1 empty document\n  a.jsonl, line 2: expected value in column 1\n"
         ),
         "{said}"
     );
@@ -168,7 +169,7 @@ fn what_was_left_out_is_told() {
     assert_eq!(said, "error: a.jsonl, line 2: expected value in column 1\n");
     assert_eq!(
         refused(&folder, &arguments),
-        "error: cannot write a.bin: it exists; give another --out, or --overwrite\n"
+        "error: cannot write a.bin: it exists; choose another --out, or add --overwrite\n"
     );
 }
 
@@ -224,7 +225,7 @@ fn mistakes_are_one_sentence() {
     assert!(prepare(&[]).contains("--tokenizer"), "one of the two is required");
     assert!(prepare(&["--tokenizer", "absent.json"]).starts_with("error: cannot read absent.json: "));
     let said = prepare(&["--tokenizer", "bytes", "--append-eod", "--eod", "</s>"]);
-    assert_eq!(said, "error: the tokenizer bytes has no token </s> that is never split\n");
+    assert_eq!(said, "error: the tokenizer bytes has no special token </s>\n");
     let said = prepare(&["--train-tokenizer", "5"]);
     assert_eq!(
         said,

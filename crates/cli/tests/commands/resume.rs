@@ -1,4 +1,4 @@
-//! Runs that stop and go on: from the newest whole checkpoint, on any layout, with one file of metrics.
+//! Runs that stop and resume: from the newest complete checkpoint, on any layout, with one metrics file.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ pub fn numbers(folder: &Path) -> Vec<[Value; 5]> {
     json_lines(&folder.join("out/metrics.jsonl")).iter().map(of).collect()
 }
 
-/// What lies among the checkpoints of a run, oldest first; their lock is hidden.
+/// The entries of a run's checkpoint folder, oldest first, without the lock.
 pub fn checkpoints(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder.join("out/checkpoints")).map(|entries| entries.flatten().collect());
     let entries: Vec<fs::DirEntry> = entries.unwrap_or_default();
@@ -42,7 +42,7 @@ pub fn start(folder: &Path, arguments: &[&str], settings: &[&str]) -> Child {
     command(folder, &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits until a run has written so many lines of metrics.
+/// Waits until a run has written this many lines of metrics.
 pub fn wait_for_steps(run: &mut Child, folder: &Path, steps: usize) {
     while fs::read_to_string(folder.join("out/metrics.jsonl")).map_or(0, |text| text.lines().count()) < steps
     {
@@ -63,11 +63,11 @@ fn a_run_in_two_parts_is_the_run_in_one() {
     stdout(&tiny(&whole, &["train"], &settings));
     assert_eq!(checkpoints(&whole), ["step-00000006", "step-00000008"], "the newest two are kept");
 
-    // As if it had been killed after step 7, with the checkpoint of step 6 behind it.
+    // As if the run had been killed after step 7, with the checkpoint of step 6.
     stdout(&tiny(&parts, &["train"], &settings));
     fs::remove_dir_all(parts.join("out/checkpoints/step-00000008")).unwrap();
     let said = stdout(&tiny(&parts, &["train", "--resume"], &settings));
-    assert!(said.contains("note     goes on after step 6 from out/checkpoints/step-00000006\n"), "{said}");
+    assert!(said.contains("note     resumes after step 6 from out/checkpoints/step-00000006\n"), "{said}");
     assert!(
         said.contains("saved    out/checkpoints/step-00000008 (1 in all; training paused for "),
         "{said}"
@@ -93,7 +93,7 @@ fn a_run_goes_on_on_another_layout() {
     let sets = other.iter().flat_map(|set| ["--set", set]);
     let arguments: Vec<&str> = resume.into_iter().chain(sets).collect();
     let said = stdout(&command(&folder, &arguments).output().unwrap());
-    assert!(said.contains("goes on after step 4"), "{said}");
+    assert!(said.contains("resumes after step 4"), "{said}");
     let after = numbers(&folder);
     assert_eq!((after.len(), &after[..4]), (6, &before[..]));
     assert_eq!(checkpoints(&folder), ["step-00000004", "step-00000006"]);
@@ -106,7 +106,7 @@ fn a_checkpoint_of_another_run_can_be_gone_on_from() {
     let settings = ["run.out=other", "run.steps=6", "run.keep=0"];
     for path in ["out", "out/checkpoints", "out/checkpoints/step-00000004"] {
         let said = stdout(&tiny(&folder, &["train", &format!("--resume={path}")], &settings));
-        assert!(said.contains("goes on after step 4 from out/checkpoints/step-00000004"), "{said}");
+        assert!(said.contains("resumes after step 4 from out/checkpoints/step-00000004"), "{said}");
     }
     assert_eq!(json_lines(&folder.join("other/metrics.jsonl")).len(), 2, "its own steps alone");
     assert!(!folder.join("other/checkpoints").exists(), "none shall be kept");
@@ -137,9 +137,9 @@ fn a_run_knows_its_own_checkpoints_by_any_path() {
 fn a_new_run_never_goes_on_from_an_old_ones_checkpoints() {
     let folder = folder("resume-anew");
     let said = stdout(&tiny(&folder, &["train", "--resume"], &["run.steps=6"]));
-    assert!(said.contains("note     no checkpoint in out: starts at the beginning\n"), "{said}");
+    assert!(said.contains("note     no checkpoint in out: starts from the beginning\n"), "{said}");
     let said = stdout(&tiny(&folder, &["train"], &["run.seed=5"]));
-    assert!(said.contains("of the run that was here before are now in out/checkpoints-1\n"), "{said}");
+    assert!(said.contains("of the previous run are now in out/checkpoints-1\n"), "{said}");
     assert_eq!(checkpoints(&folder), ["step-00000004"]);
     assert!(folder.join("out/checkpoints-1/step-00000006/manifest.json").exists(), "nothing is lost");
 }
@@ -188,33 +188,36 @@ fn what_is_not_as_it_was_is_said() {
     assert_eq!(said(&[]), "");
     insta::assert_snapshot!(
         said(&["run.seed=7"]),
-        @"warning: run.seed = 7, and was 1 up to step 4: samples come in another order from here on, some of them again"
+        @"warning: run.seed = 7, but it was 1 up to step 4: from now on samples come in another order, and some are repeated"
     );
     insta::assert_snapshot!(
         said(&["data.source=b"]),
-        @r#"warning: data.source = "b", and was "a" up to step 4: it goes on at sample 16 of the new order"#
+        @r#"warning: data.source = "b", but it was "a" up to step 4: it continues at sample 16 of the new order"#
     );
     insta::assert_snapshot!(
         said(&["data.source=[{ path = \"a\", weight = 3 }, { path = \"b\", weight = 1 }]", "data.split=0.05"]),
         @r#"
-    warning: data.source = 75 % "a" and 25 % "b", and was "a" up to step 4: it goes on at sample 16 of the new order
-    warning: data.split = 0.05, and was 0.1 up to step 4: what was kept for validation is trained on, in another order of samples
+    warning: data.source = 75 % "a" and 25 % "b", but it was "a" up to step 4: it continues at sample 16 of the new order
+    warning: data.split = 0.05, but it was 0.1 up to step 4: samples that were kept for validation are trained on, and the order of samples changes
     "#
     );
     insta::assert_snapshot!(
         said(&["data.mask_documents=true"]),
-        @"warning: data.mask_documents = true, and was false up to step 4: from here on a token sees its own document only"
+        @"warning: data.mask_documents = true, but it was false up to step 4: from now on a token attends to its own document only"
     );
     for source in ["data.source=./a", "data.source=a.bin", "data.source=./a.idx"] {
         let output = resume(&["data.split=0.2", source]);
-        assert!(stderr(&output).ends_with("it would be validated on what it was trained on\n"), "{output:?}");
+        assert!(
+            stderr(&output).ends_with("it would be validated on samples that it was trained on\n"),
+            "{output:?}"
+        );
     }
     for (setting, said) in [
         (
             "data.split=0.2",
-            "trained with data.split = 0.1, and with 0.2 it would be validated on what it was trained on\n",
+            "trained with data.split = 0.1; with 0.2 it would be validated on samples that it was trained on\n",
         ),
-        ("batch.sequence=8", "with batch.sequence = 16, and with 8 its place in the data is lost\n"),
+        ("batch.sequence=8", "with batch.sequence = 16; with 8 its position in the data is unknown\n"),
     ] {
         let output = resume(&[setting, "model.positions=16"]);
         assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -231,7 +234,7 @@ fn a_mistake_is_one_sentence() {
         (
             &["train", "--resume"][..],
             &["model.hidden=64"][..],
-            "it has model.hidden = 32, and this run 64; the model must be the same\n",
+            "it has model.hidden = 32, but this run has 64; the model must be the same\n",
         ),
         (
             &["train", "--resume"],
@@ -241,7 +244,7 @@ fn a_mistake_is_one_sentence() {
         (
             &["train", "--resume"],
             &["batch.global=12", "run.steps=9"],
-            "it has seen 16 samples, which is no multiple of batch.global = 12; use 4\n",
+            "it has seen 16 samples, which is not a multiple of batch.global = 12; use 4\n",
         ),
         (
             &["train"],

@@ -86,7 +86,7 @@ fn a_search_that_finds_nothing_to_write_fails() {
 #[test]
 fn nothing_that_fits_is_an_answer() {
     let settings = ["--search", "--set", "cluster.device.memory=100000"];
-    assert!(stdout(&plan("search-none", &settings)).contains("none fits"));
+    assert!(stdout(&plan("search-none", &settings)).contains("no strategy fits"));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_sweep_shows_every_value_and_why_some_are_refused() {
 fn mistakes_are_one_sentence() {
     insta::assert_snapshot!(
         said("search-only", &["--search", "--only", "model.layers=3"]),
-        @"error: --only: model.layers is not searched over; there are parallel.tp, parallel.pp, parallel.dp, parallel.schedule, parallel.virtual_stages, parallel.sequence_parallel, batch.micro, sharding.zero, memory.recompute"
+        @"error: --only: model.layers is not searched over; the keys are parallel.tp, parallel.pp, parallel.dp, parallel.schedule, parallel.virtual_stages, parallel.sequence_parallel, batch.micro, sharding.zero, memory.recompute"
     );
     insta::assert_snapshot!(
         said("sweep-empty", &["--sweep", "parallel.tp"]),
@@ -157,7 +157,7 @@ fn mistakes_are_one_sentence() {
     );
     insta::assert_snapshot!(
         said("plot-alone", &["--plot", "x.svg"]),
-        @"error: --plot draws a table: give --scale or --sweep with it"
+        @"error: --plot needs --scale or --sweep"
     );
     insta::assert_snapshot!(
         said("sweep-refused", &["--sweep", "parallel.tp=3,5"]),
@@ -171,7 +171,7 @@ fn mistakes_are_one_sentence() {
         .starts_with("error: ")
     );
     let unknown = said("search-speed", &["--search", "--set", "cluster.preset=local"]);
-    assert!(unknown.contains("says nothing of its speed"), "{unknown}");
+    assert!(unknown.contains("the speed of cluster.device is unknown"), "{unknown}");
 }
 
 #[test]

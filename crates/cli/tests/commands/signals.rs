@@ -1,5 +1,5 @@
-//! Signals that a run meets without anybody asking it to stop: a terminal that is closed, and a process that is
-//! stopped for longer than a rank waits for another.
+//! Signals that do not come from a user: a closed terminal, and a process that is stopped for longer than a rank waits
+//! for another.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::support::{TINY, command, folder, json_lines};
 
 const ENDLESS: [&str; 2] = ["run.steps=1000000", "run.eval_every=0"];
 
-/// Waits for a run that was asked to stop, and sees that its last step is saved.
+/// Waits for a run that was asked to stop, and checks that its last step is saved.
 fn assert_saved(mut run: Child, folder: &Path) {
     let status = run.wait().unwrap();
     assert!(status.success(), "{status}");

@@ -1,4 +1,4 @@
-//! A stderr that is full, closed or without a reader changes neither what a command does nor its exit code.
+//! A stderr that is full, closed or without a reader changes neither the effect of a command nor its exit code.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use crate::support::{TINY, command, folder, stdout, tiny};
 
-/// Runs the binary with a stderr that takes nothing.
+/// Runs the binary with a stderr that cannot be written.
 fn unread(folder: &Path, arguments: &[&str]) -> [(&'static str, ExitStatus); 3] {
     let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
     let without_reader = || Stdio::from(std::io::pipe().unwrap().1);

@@ -1,4 +1,4 @@
-//! Runs the binary in a folder of its own.
+//! Runs the binary in a separate folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// A model that trains in no time.
+/// A model that trains in a moment.
 pub const TINY: [&str; 10] = [
     "model.layers=2",
     "model.hidden=32",
@@ -60,7 +60,7 @@ pub fn tiny(folder: &Path, arguments: &[&str], settings: &[&str]) -> Output {
     kintsugi(folder, &arguments.iter().copied().chain(settings).collect::<Vec<_>>())
 }
 
-/// What it printed, if all was well.
+/// Its output, if it succeeded.
 pub fn stdout(output: &Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout.clone()).unwrap()

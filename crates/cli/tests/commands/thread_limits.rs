@@ -1,4 +1,4 @@
-//! Under a limit on threads a command says so and ends; it neither waits for ever nor panics.
+//! With a limit on threads a command reports an error and ends; it neither hangs nor panics.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -15,7 +15,8 @@ use kintsugi_testing::{Need, skip};
 /// A user that has no other processes: the limit counts all processes of a user, and none of root.
 const USER: u32 = 61_234;
 
-/// A folder of that user, with the binary in it: those of the build may be closed to others. It goes with this value.
+/// A folder of that user with a copy of the binary, since the build folder may not be accessible. It is removed with
+/// this value.
 struct Home(PathBuf);
 
 impl Home {
@@ -28,8 +29,8 @@ impl Home {
         home
     }
 
-    /// Runs a command under a limit on threads. Gives its exit code and its stderr, or `None` if no other user can be
-    /// had here.
+    /// Runs a command with a limit on threads. Returns its exit code and its stderr, or `None` if no other user is
+    /// available.
     fn run(&self, threads: usize, arguments: &[&str]) -> Option<(Option<i32>, String)> {
         let mut limited = Command::new("prlimit");
         limited.arg(format!("--nproc={threads}")).arg(self.0.join("kintsugi")).args(arguments);
@@ -101,7 +102,7 @@ fn a_limit_on_threads_is_an_error_that_names_it() {
     }
     let (_, said) = home.run(4, &train).unwrap();
     assert!(said.contains("(ulimit -u, which is 4;"), "{said}");
-    // Nothing of a failed run is in the way of the next.
+    // A failed run leaves nothing that affects the next one.
     let (code, said) = home.run(4096, &train).unwrap();
     assert_eq!(code, Some(0), "{said}");
     assert!(is_saved(&home.0), "{said}");

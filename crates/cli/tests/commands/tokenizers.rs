@@ -1,4 +1,4 @@
-//! What tokens mean, wherever they go: to weights of others, into a run, its checkpoints and its exports.
+//! Token meanings are checked everywhere: in weights, runs, checkpoints and exports.
 
 use std::fs;
 use std::path::Path;
@@ -11,14 +11,14 @@ fn read(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// What is said about a mistake.
+/// The message of an error.
 fn refused(folder: &Path, arguments: &[&str]) -> String {
     let output = kintsugi(folder, arguments);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// Makes token files, with a tokenizer of 300 tokens made of the text.
+/// Makes token files, with a tokenizer of 300 tokens trained on the text.
 fn prepare(folder: &Path, name: &str, text: &str) {
     fs::write(folder.join(format!("{name}.txt")), text.repeat(100)).unwrap();
     let input = format!("{name}.txt");
@@ -61,7 +61,7 @@ fn weights_are_not_trained_on_text_of_another_tokenizer() {
     let said = refused(&folder, &["eval", "model", "--data", "two", "--set", "batch.sequence=16"]);
     assert!(said.starts_with("error: the tokenizer of two is not that of the weights: token "), "{said}");
 
-    // Files may be written otherwise and mean the same; those of a blend must mean the same too.
+    // Files may be formatted differently and mean the same; the files of a blend must mean the same too.
     let mut tokenizer = read(&folder.join("one.tokenizer.json"));
     tokenizer["truncation"] =
         json!({ "direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0 });
@@ -78,7 +78,7 @@ fn weights_are_not_trained_on_text_of_another_tokenizer() {
 fn the_token_that_ends_documents_goes_wherever_the_model_goes() {
     let folder = folder("tokenizers-end");
     prepare(&folder, "some", "the cat follows the owl, and so on. ");
-    // The tokenizer's own end is another token than the one that ends the documents.
+    // The tokenizer's own end token differs from the one that ends the documents.
     let mut tokenizer = read(&folder.join("some.tokenizer.json"));
     let mut added = tokenizer["added_tokens"][0].clone();
     let end = tokenizer["model"]["vocab"].as_object().unwrap().len();
@@ -92,7 +92,7 @@ fn the_token_that_ends_documents_goes_wherever_the_model_goes() {
     let settings =
         ["model.vocab=320", "data.source=data", "data.split=0.1", "run.steps=30", "optimizer.lr=0.01"];
     stdout(&tiny(&folder, &["train"], &settings));
-    // Neither the token files nor the run itself are needed for what comes.
+    // Neither the token files nor the run are needed for the rest.
     fs::remove_file(folder.join("data.meta.json")).unwrap();
     stdout(&kintsugi(&folder, &["convert", "out", "resharded", "--set", "parallel.tp=2"]));
     stdout(&kintsugi(&folder, &["convert", "resharded", "model"]));
@@ -147,7 +147,7 @@ fn no_token_is_drawn_that_the_tokenizer_does_not_have() {
             serde_json::from_str(&stdout(&kintsugi(&folder, &[&arguments[..], &prompt].concat()))).unwrap();
         let tokens = answer["texts"][0]["tokens"].as_array().unwrap();
         assert_eq!(tokens.len(), 12);
-        // More than half of the model's tokens are beyond: 12 draws would meet one.
+        // More than half of the model's tokens are not in the tokenizer, so 12 draws would probably hit one.
         assert!(tokens.iter().all(|token| token.as_u64().unwrap() < 257), "{tokens:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Runs leave their files, repeat bit for bit, and end whole when asked to.
+//! Runs write their files, repeat bit for bit, and end cleanly on request.
 
 use std::fs;
 use std::path::Path;
@@ -168,7 +168,7 @@ fn a_step_that_is_skipped_is_said_plainly() {
     let output = tiny(&folder, &["train"], &settings);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said = String::from_utf8(output.stderr).unwrap();
-    let skipped = "step 1/4  skipped: the loss or a gradient is not finite, so no weight was changed; \
+    let skipped = "step 1/4  skipped: the loss or a gradient is not finite, so the weights stay unchanged; \
                    loss scale now 1000000000\n";
     assert!(said.starts_with(skipped), "{said}");
     assert_eq!(said.lines().count(), 4, "two steps, a checkpoint, and the end\n{said}");

@@ -1,4 +1,4 @@
-//! Layouts that agree, and mistakes that are noticed.
+//! Layouts that agree, and injected faults that are detected.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::support::{folder, kintsugi, limited};
 
-/// Four layers, so that few layouts are skipped; the rest as small as can be.
+/// Four layers, so that few layouts are skipped; everything else as small as possible.
 const SMALL: &str = "
 [model]
 family = \"gpt\"
@@ -40,7 +40,7 @@ fn failed(answer: &Value) -> Vec<&str> {
 fn layouts_agree_and_those_that_cannot_be_had_are_skipped() {
     let (code, answer) = verify("verify-agree", &["--set", "model.layers=3"]);
     assert!(failed(&answer).is_empty(), "{answer}");
-    // With so few tokens 16 bits may be too coarse for the bounds; the exit code tells.
+    // With so few tokens, 16 bits may be too coarse for the bounds, so layouts in 16 bits may fail.
     let any_failed = !answer["failed"].as_array().unwrap().is_empty();
     assert_eq!(code, Some(i32::from(any_failed)), "{answer}");
     let skipped = answer["skipped"].as_array().unwrap();
@@ -101,7 +101,7 @@ fn a_batch_that_is_not_given_is_that_of_the_given_layout() {
 #[test]
 fn settings_that_the_quick_demo_cannot_have_are_used_as_they_are() {
     let folder = folder("verify-settings");
-    // batch.global = 8 would be no multiple of this, and the demo's own 32 is.
+    // batch.global = 8 would not be a multiple of this; the demo's own 32 is.
     let settings = ["--set", "batch.micro=16", "--set", "model.hidden=16", "--set", "batch.sequence=8"];
     let output = kintsugi(&folder, &[&["verify", "--steps", "1"], &settings[..]].concat());
     assert_ne!(output.status.code(), Some(2), "{output:?}");
@@ -115,8 +115,8 @@ fn what_this_machine_cannot_hold_is_refused_before_anything_runs() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.starts_with("error: the layout \"") && said.contains(" for what is compared, "), "{said}");
-    assert!(said.ends_with("left of this process's address space, ulimit -v)\n"), "{said}");
+    assert!(said.starts_with("error: the layout \"") && said.contains(" for the comparison, "), "{said}");
+    assert!(said.ends_with("left of this process's address space, ulimit -v\n"), "{said}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Checkpoints of version 1, which stored the plan as the text of a configuration alone, and of version 2, in which that
-//! text is for people.
+//! Checkpoints of version 1, which stored the plan only as the text of a configuration, and of version 2, in which that
+//! text is only for people.
 //!
 //! The fixture is a checkpoint that a program before version 2 wrote: `kintsugi train` on two tensor-parallel ranks, with
 //! the settings of [`SAME`] and two steps.
@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::support::{folder, json_lines, kintsugi, stdout};
 
-/// What the fixture was trained with.
+/// The settings of the fixture.
 const SAME: [&str; 10] = [
     "model.layers=1",
     "model.hidden=8",

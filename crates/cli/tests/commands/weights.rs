@@ -1,5 +1,4 @@
-//! Weights that are not what they seem: two files with the same tensor, numbers that are not finite, a checkpoint without
-//! weights.
+//! Unusual weights: two files with the same tensor, numbers that are not finite, a checkpoint without weights.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -67,7 +66,7 @@ fn a_tensor_in_two_files_is_taken_from_the_one_that_the_index_names() {
     };
     let expected = export("before");
     let index: Value = serde_json::from_slice(&fs::read(model.join(INDEX)).unwrap()).unwrap();
-    // A tensor of the first file, with other numbers, in the last as well, and the other way round.
+    // A tensor of the first file also in the last file with other numbers, and the other way round.
     let files = ["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"];
     let mut moved = Vec::new();
     for (from, to) in [(files[0], files[1]), (files[1], files[0])] {
@@ -83,7 +82,7 @@ fn a_tensor_in_two_files_is_taken_from_the_one_that_the_index_names() {
     }
     assert!(export("after") == expected, "the numbers are those of the files that the index names");
 
-    // An index that names a file without the tensor, or none of two files that have it.
+    // An index that names a file without the tensor, or that lists neither of two files that have it.
     let change = |change: &dyn Fn(&mut serde_json::Map<String, Value>)| {
         let mut index = index.clone();
         change(index["weight_map"].as_object_mut().unwrap());
@@ -92,10 +91,10 @@ fn a_tensor_in_two_files_is_taken_from_the_one_that_the_index_names() {
     };
     let middle = "model-00002-of-00003.safetensors";
     let said =
-        format!("error: llama/{INDEX}: {} is said to be in {middle}, which does not have it", moved[0]);
+        format!("error: llama/{INDEX}: it lists {} in {middle}, but the file does not have it", moved[0]);
     assert_eq!(change(&|map| *map.get_mut(&moved[0]).unwrap() = json!(middle)), (2, said));
     let said = format!(
-        "error: llama/{}: {} is also in llama/{}, and {INDEX} does not say which one counts",
+        "error: llama/{}: {} is also in llama/{}; {INDEX} does not say which file to use",
         files[1], moved[0], files[0]
     );
     assert_eq!(change(&|map| drop(map.remove(&moved[0]))), (2, said));
@@ -142,8 +141,7 @@ fn a_number_that_a_type_cannot_hold_is_an_error() {
     });
     let to =
         |to: &'static str, more: &[&'static str]| [&["convert", "gpt2", to, "--to", "hf"], more].concat();
-    let said =
-        "error: transformer.h.0.ln_1.weight: it has the value -1e6, which is infinite in F16".to_owned();
+    let said = "error: transformer.h.0.ln_1.weight: the value -1e6 is infinite in F16".to_owned();
     assert_eq!(failure(&folder, &to("half", &["--dtype", "fp16"])), (1, said));
     assert!(!folder.join("half").exists());
     stdout(&kintsugi(&folder, &to("wide", &["--dtype", "bf16"])));

@@ -1,4 +1,4 @@
-//! Files are found, unpacked and cut into pieces that lose nothing.
+//! Files are found, decompressed and divided into chunks without losing anything.
 
 use std::convert::Infallible;
 use std::io::Write;
@@ -39,7 +39,7 @@ fn found(folder: &TestFolder, arguments: &[&str]) -> Vec<String> {
     inputs.iter().map(|input| input.path.strip_prefix(&**folder).unwrap().display().to_string()).collect()
 }
 
-/// All pieces of a file, put together, and how many there were.
+/// All chunks of a file, concatenated, and their number.
 fn read(path: &str) -> Result<(Vec<u8>, usize), String> {
     let inputs = Input::find(&[path.to_owned()]).map_err(|error| error.to_string())?;
     let counter = Arc::new(AtomicU64::new(0));
@@ -199,7 +199,7 @@ fn bad_lines_are_told_with_their_number() {
 #[test]
 fn a_line_is_refused_by_its_own_length() {
     let line = |letter: &str, bytes: usize| format!("{{\"text\": \"{}\"}}\n", letter.repeat(bytes));
-    // What is read beyond the first line is no power of two.
+    // The number of bytes read beyond the first line is not a power of two.
     let lines = [line("a", 2_900 << 10), line("b", 5 << 20), line("c", 9 << 20), line("d", 1)];
     let (texts, bad) = parsed("a.jsonl", lines.concat().as_bytes());
     assert_eq!(texts.iter().map(String::len).collect::<Vec<_>>(), [2_900 << 10, 5 << 20, 1]);

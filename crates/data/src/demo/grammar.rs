@@ -17,7 +17,7 @@ use super::words::WordCategory::{
 /// Everything the rest of a text depends on; the tokens so far determine it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct GrammarState {
-    /// Who the last sentence that opened with a name is about.
+    /// The subject of the last sentence that opened with a name.
     hero: Option<usize>,
     /// How the sentence must end.
     ending: Ending,
@@ -61,9 +61,9 @@ enum Next {
     NameVerb,
     ReportedThat,
     Auxiliary,
-    /// The number is already fixed by an auxiliary, or free.
+    /// An auxiliary has already fixed the number, or it is free.
     Determiner(Role, Option<Number>),
-    /// The number is already fixed by the determiner, or free.
+    /// The determiner has already fixed the number, or it is free.
     Noun(Role, Option<Number>),
     Verb,
     RelativeVerb,
@@ -92,7 +92,7 @@ pub(super) fn automaton() -> Automaton {
 struct Transitions(Vec<Transition<GrammarState>>);
 
 impl Transitions {
-    /// Any word of a category, `weight` shared out among them.
+    /// Any word of a category; `weight` is divided among them.
     fn any(&mut self, weight: u64, category: WordCategory, next: GrammarState) {
         for (token, share) in (category.first_token()..).zip(category.shares()) {
             self.0.push(Transition { token, weight: weight * share, next });
@@ -199,7 +199,7 @@ impl GrammarState {
         }
     }
 
-    /// More about the subject, or the verb it has been waiting for.
+    /// More about the subject, or its verb.
     fn qualify_or_act(self, transitions: &mut Transitions) {
         let (class, number) = self.subject.expect("a verb follows a subject");
         let done = GrammarState { subject: None, ..self };

@@ -73,7 +73,7 @@ impl<'a> BadLines<'a> {
                     &first.file,
                     format!(
                         "{bad} of its {lines} {unit}s are bad, more than {share} %; the first is {unit} {line}: {reason}; \
-                         give --allow-bad-lines to leave them out"
+                         add --allow-bad-lines to skip them"
                     ),
                 ))
             }

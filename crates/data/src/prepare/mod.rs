@@ -116,15 +116,19 @@ pub fn check_outputs(options: &PrepareOptions) -> Result<(), DataError> {
     let tokenizer = OutputPaths::tokenizer(&options.out);
     for path in outputs.paths().into_iter().chain(tokenizer.iter().map(PathBuf::as_path)) {
         if path.canonicalize().is_ok_and(|path| inputs.contains(&path)) {
-            return Err(DataError::file("write", path, "it is one of the inputs; give another --out"));
+            return Err(DataError::file("write", path, "it is one of the inputs; choose another --out"));
         }
         if path.is_dir() {
-            return Err(DataError::file("write", path, "it is a folder; give another --out"));
+            return Err(DataError::file("write", path, "it is a folder; choose another --out"));
         }
     }
     for path in outputs.paths() {
         if path.exists() && !options.overwrite {
-            return Err(DataError::file("write", path, "it exists; give another --out, or --overwrite"));
+            return Err(DataError::file(
+                "write",
+                path,
+                "it exists; choose another --out, or add --overwrite",
+            ));
         }
     }
     match options.out.parent() {
@@ -143,7 +147,7 @@ fn check_tokenizer(options: &PrepareOptions, tokenizer: &Tokenizer) -> Result<()
             return Err(DataError::file(
                 "write",
                 path,
-                "it is another tokenizer; give another --out, or --overwrite",
+                "it is another tokenizer; choose another --out, or add --overwrite",
             ));
         }
     }

@@ -11,13 +11,13 @@ use crate::JobError;
 #[derive(Clone, Debug, Error)]
 pub enum GenerateError {
     /// A prompt has no tokens.
-    #[error("prompt {number} is empty; give at least one token to go on from")]
+    #[error("prompt {number} is empty; it needs at least one token")]
     Empty {
         /// Its number, from 1.
         number: usize,
     },
     /// A prompt has a token that is not in the model's vocabulary.
-    #[error("prompt {number} has token {token}, but the model's vocabulary ends before {vocab}")]
+    #[error("prompt {number} has token {token}, but the model's vocabulary has {vocab} tokens")]
     Vocabulary {
         /// The number of the prompt, from 1.
         number: usize,
@@ -28,8 +28,8 @@ pub enum GenerateError {
     },
     /// A text would become longer than the learned positions.
     #[error(
-        "prompt {number} has {prompt} tokens and is to grow by {tokens}, but the model has learned {positions} \
-         positions; shorten it or ask for fewer tokens"
+        "prompt {number} has {prompt} tokens, and with {tokens} generated tokens it exceeds the model's {positions} \
+         learned positions; shorten it or generate fewer tokens"
     )]
     Positions {
         /// The number of the prompt, from 1.
@@ -64,7 +64,8 @@ pub fn check_prompts(
 ) -> Result<(), GenerateError> {
     let sampling = options.sampling;
     if !(sampling.temperature >= 0.0 && sampling.temperature.is_finite()) {
-        let (value, rule) = (sampling.temperature, "must be 0, for the most probable token, or above");
+        let (value, rule) =
+            (sampling.temperature, "must be at least 0; 0 always chooses the most probable token");
         return Err(GenerateError::Sampling { field: "temperature", value, rule });
     }
     if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {

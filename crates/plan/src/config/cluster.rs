@@ -1,4 +1,4 @@
-//! The machine of a configuration: a preset's, or one described key by key.
+//! The cluster of a configuration: a preset, or one described key by key.
 
 use kintsugi_spec::{AttentionPoint, ClusterSpec, DeviceSpec, Level, LinkSpec, ProductPoint, Topology, Wire};
 
@@ -12,7 +12,7 @@ pub(super) const CUSTOM: &str = "custom";
 /// A check of a value, which gets the key for its message.
 type Check = fn(&str, f64) -> Result<f64, ConfigError>;
 
-/// The cluster's preset: the one named or, unless the user describes a machine, `local`.
+/// The preset of the cluster: the one that is named, or `local` unless the user describes a cluster.
 pub(super) fn preset(given: &RawCluster) -> Option<&str> {
     let described = given.per_package.is_some()
         || given.per_node.is_some()
@@ -127,10 +127,10 @@ fn products(points: &[ProductPoint]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Ranks of a node whose wires can be told: the best ring is searched among all that there are.
+/// Largest number of ranks in a node whose wires can be listed, because the best ring is searched over all orders.
 const MOST_WIRED: usize = 16;
 
-/// The wires of a node; they need to know how many ranks there are in it.
+/// The wires of a node. The check needs the number of ranks in it.
 fn graph(raw: &RawCluster, topology: Topology) -> Result<Vec<Wire>, ConfigError> {
     let wires = raw.graph.clone().unwrap_or_default();
     if wires.is_empty() {

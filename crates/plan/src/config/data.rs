@@ -1,4 +1,4 @@
-//! The data of a configuration. Whether the files are there and fit is seen when they are opened.
+//! The data of a configuration. Whether the files exist and fit is checked when they are opened.
 
 use std::collections::HashSet;
 
@@ -10,10 +10,10 @@ use crate::{Data, DataSource, TokenData};
 /// The vocabulary of the demo corpus.
 pub const DEMO_VOCAB: usize = 128;
 
-/// The share that is kept for validation where nothing is said.
+/// The default share for validation.
 const USUAL_SPLIT: f64 = 0.01;
 
-/// The data. The demo corpus needs its own vocabulary at the least.
+/// The data. The demo corpus needs at least its own vocabulary.
 pub(super) fn resolve(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> {
     let sources = match &raw.source {
         None => return demo(raw, vocab),
@@ -78,7 +78,7 @@ fn demo(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> {
     Ok(Data::Demo)
 }
 
-/// The files for validation alone. Where there are some, nothing is kept back of the others.
+/// The files for validation. If there are any, all of the other files is for training.
 fn validation(raw: &RawData, training: &[DataSource]) -> Result<Vec<DataSource>, ConfigError> {
     let files = raw.validation.as_ref().map_or(Ok(Vec::new()), |given| sources("data.validation", given))?;
     if let Some(both) = files.iter().find(|file| training.iter().any(|source| source.path == file.path)) {

@@ -1,6 +1,6 @@
-//! A deserializer over TOML values whose errors keep what is wrong as data.
+//! A deserializer over TOML values whose errors are data.
 //!
-//! `toml`'s own errors are finished sentences: the keys and words that are allowed cannot be taken out of them.
+//! The errors of `toml` are complete sentences, from which the allowed keys and words cannot be extracted.
 
 use std::fmt::{self, Display};
 
@@ -8,20 +8,20 @@ use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{self, Deserializer, Expected, IntoDeserializer, Unexpected, Visitor};
 use serde::forward_to_deserialize_any;
 
-/// What is wrong with a key or its value.
+/// An error of a key or its value.
 #[derive(Debug)]
 pub(super) enum Problem {
-    /// The table has no such key, only these.
+    /// The table has no such key; it has these.
     UnknownKey { known: &'static [&'static str] },
-    /// The value is none of these words.
+    /// The value is not one of these words.
     UnknownWord { known: &'static [&'static str] },
-    /// The value is negative where it cannot be.
+    /// The value is negative, but must not be.
     Negative,
-    /// The value should be this.
+    /// The value should be of this type.
     Expected(String),
 }
 
-/// A value to be read.
+/// A value to deserialize.
 pub(super) struct Node(pub(super) toml::Value);
 
 impl de::Error for Problem {

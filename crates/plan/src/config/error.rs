@@ -1,14 +1,14 @@
-//! What is wrong with a configuration, in one sentence: the field, its value, and what is allowed.
+//! Errors of a configuration, in one sentence each: the field, its value, and what is allowed.
 //!
-//! A check names its key itself: it is about the merged value or its default, and both have lost the path under which the
-//! deserializer read them.
+//! A check names its key itself. It is about the merged value or its default, and neither has the path with which the
+//! deserializer read it.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use kintsugi_spec::presets::UnknownPreset;
 
-/// A mistake in a configuration.
+/// An error in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The text is not TOML.
@@ -18,13 +18,13 @@ pub enum ConfigError {
         file: String,
         /// Line, from 1.
         line: usize,
-        /// What the parser says.
+        /// The parser's message.
         reason: String,
     },
     /// A `--set` that is not `table.key=value`.
     #[error("--set {argument}: {reason}")]
     Set {
-        /// What was given.
+        /// The argument.
         argument: String,
         /// What is wrong with it.
         reason: String,
@@ -36,15 +36,15 @@ pub enum ConfigError {
         key: String,
         /// The file, or `--set`.
         origin: String,
-        /// A near miss, or the keys there are.
+        /// A similar key, or the known keys.
         hint: String,
     },
-    /// A key that other trainers have and this one does not.
+    /// A key of other trainers that Kintsugi does not have.
     #[error("{key} is not available: {reason}")]
     NotAvailable {
         /// The key, with its tables.
         key: String,
-        /// What Kintsugi does not have, and what to do.
+        /// What Kintsugi does not have, and what to do instead.
         reason: &'static str,
     },
     /// A preset that does not exist.
@@ -60,7 +60,7 @@ pub enum ConfigError {
     Missing {
         /// The key.
         field: &'static str,
-        /// How to give it.
+        /// How to set it.
         hint: String,
     },
     /// A value that is not allowed.
@@ -70,17 +70,17 @@ pub enum ConfigError {
         field: String,
         /// Its value, as TOML.
         value: String,
-        /// What it breaks, and what is allowed.
+        /// The rule that it breaks, and what is allowed.
         rule: String,
     },
 }
 
-/// The error for a value that breaks a rule; the rule reads on from `field = value`.
+/// The error for a value that breaks a rule. The rule continues the sentence `field = value …`.
 pub(super) fn invalid(field: &str, value: impl Display, rule: impl Into<String>) -> ConfigError {
     ConfigError::Value { field: field.to_owned(), value: value.to_string(), rule: rule.into() }
 }
 
-/// The error for a value that this version knows and cannot run; `instead` is what it can.
+/// The error for a value that this version does not support yet. `instead` is what it supports.
 pub(super) fn unavailable(field: &str, value: impl Display, instead: impl Display) -> ConfigError {
     invalid(field, value, format!("is not available yet; use {instead}"))
 }
@@ -111,19 +111,19 @@ pub(super) fn between(field: &str, value: f64, range: RangeInclusive<f64>) -> Re
     Err(invalid(field, short(value), rule))
 }
 
-/// A number without rows of zeros.
+/// A number without long rows of zeros.
 pub(super) fn short(value: f64) -> String {
     let plain = value == 0.0 || !value.is_finite() || (1e-4..1e6).contains(&value.abs());
     if plain { value.to_string() } else { format!("{value:e}") }
 }
 
-/// `value`, if it is a rate of a device or link, FLOPs or bytes per second. A value outside of the range has a wrong power
-/// of ten, and times computed from it would overflow.
+/// `value`, if it is a rate of a device or link, in FLOPs or bytes per second. A value outside of the range has a wrong
+/// power of ten, and times computed from it would overflow.
 pub(super) fn rate(field: &str, value: f64) -> Result<f64, ConfigError> {
     between_in(field, value, 1e6..=1e18, "per second")
 }
 
-/// `value`, if it is a time that an op may take beside its work.
+/// `value`, if it is a valid overhead of an op in seconds.
 pub(super) fn seconds(field: &str, value: f64) -> Result<f64, ConfigError> {
     between_in(field, value, 0.0..=60.0, "in seconds")
 }
@@ -133,12 +133,12 @@ pub(super) fn watts(field: &str, value: f64) -> Result<f64, ConfigError> {
     between_in(field, value, 0.0..=1e6, "in watts")
 }
 
-/// `value`, if it is a share of what is possible.
+/// `value`, if it is a valid share.
 pub(super) fn share(field: &str, value: f64) -> Result<f64, ConfigError> {
     between(field, value, 1e-6..=1.0)
 }
 
-/// `value`, if it lies in `range`; the error names the unit.
+/// `value`, if it is in `range`. The error names the unit.
 fn between_in(field: &str, value: f64, range: RangeInclusive<f64>, unit: &str) -> Result<f64, ConfigError> {
     between(field, value, range).map_err(|error| match error {
         ConfigError::Value { field, value, rule } => {

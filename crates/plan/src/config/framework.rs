@@ -1,14 +1,13 @@
-//! The framework of a configuration: overheads beside the plan's own work.
+//! The framework of a configuration: its overheads beside the plan's own work.
 
 use kintsugi_spec::FrameworkSpec;
 
 use super::error::{ConfigError, between, seconds, within};
 
-/// No framework is this many times slower, or takes this many bytes for a number: times and sizes computed from more
-/// would overflow.
+/// Upper bound of factors and of bytes per number. Times and sizes computed from larger values would overflow.
 const LARGEST_FACTOR: f64 = 1e3;
 
-/// The framework, unless it has overheads that no framework has.
+/// The framework. Fails if an overhead is out of range.
 pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError> {
     let path = |key: &str| format!("framework.{key}");
     within(&path("fills"), spec.fills, 1..=1 << 10)?;

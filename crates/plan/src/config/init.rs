@@ -1,4 +1,4 @@
-//! A model that comes with its weights: what the configuration leaves out is what the folder of weights has.
+//! A model that comes from a folder of weights: the folder supplies what the configuration leaves out.
 
 use std::path::PathBuf;
 
@@ -12,23 +12,23 @@ use super::source::ConfigSource;
 use super::write;
 
 impl ConfigSource {
-    /// The folder of weights that the configuration starts from, if it does: `model.init`.
+    /// The folder of initial weights (`model.init`), if there is one.
     pub fn init_folder(&self) -> Result<Option<PathBuf>, ConfigError> {
         Ok(Layers::read_without_profile(self)?.merged.model.init.map(PathBuf::from))
     }
 
-    /// The configuration with `model`, the model of its folder of weights, written into its text. What the
-    /// configuration says of the model itself must be the same; only padding, and fewer positions, may differ.
+    /// Writes `model`, the model of the weights folder, into the configuration's text. Keys of the model that the
+    /// configuration sets must agree with it; only padding and a smaller number of positions may differ.
     pub fn with_init_model(mut self, model: &ModelSpec) -> Result<Self, ConfigError> {
         let mut table = parse(&self.file.text, &self.file.name)?;
         if self.is_demo {
-            // The demo's own model gives way.
+            // The demo's own model is removed.
             table.remove("model");
             self.file.text = text_of(&table);
             self.is_demo = false;
         }
         let said = Layers::read_without_profile(&self)?.merged.model;
-        // Its sizes are the folder's, whatever preset has the same.
+        // The sizes come from the folder, even if a preset has the same sizes.
         let folder = RawModel { preset: None, ..write::model(model) };
         let (said, folder) = (table_of(&said), table_of(&folder));
         let written = table.entry("model").or_insert_with(|| Value::Table(Table::new()));
@@ -50,7 +50,7 @@ impl ConfigSource {
     }
 }
 
-/// Padding is the layout's, positions that are not wanted can be left behind, and weights that are loaded are not drawn.
+/// Padding depends on the layout, unused positions can be dropped, and loaded weights need no initial values.
 fn may_differ(model: &ModelSpec, key: &str, given: &Value) -> bool {
     let fewer = given.as_integer().is_some_and(|given| given as usize <= model.positions);
     ["vocab_multiple", "init_std"].contains(&key)

@@ -25,7 +25,7 @@ impl Key {
         format!("{}.{}", self.table, self.name)
     }
 
-    /// The default as a value, where it is one.
+    /// The default as a value, if it is one.
     pub fn default_value(&self) -> Option<Value> {
         let mut table = toml::from_str::<Table>(&format!("default = {}", self.default)).ok()?;
         table.remove("default").filter(|value| !value.is_datetime())
@@ -112,7 +112,7 @@ mod tests {
     use crate::config::deserialize::{Node, Problem};
     use crate::config::raw::RawConfig;
 
-    /// The keys that the configuration takes under a path, found by asking for one that does not exist.
+    /// The keys that the configuration accepts under a path, from the error for a key that does not exist.
     fn accepted(path: &[&str]) -> Vec<String> {
         let inner = Value::Table(Table::from_iter([("no such key".to_owned(), Value::Integer(0))]));
         let wrap = |inner, key: &&str| Value::Table(Table::from_iter([((*key).to_owned(), inner)]));

@@ -1,4 +1,5 @@
-//! Layers of a configuration: presets, the file and `--set`, each read on its own and laid over the one before.
+//! The layers of a configuration: presets, the file and `--set`. Each is read separately, and later ones override
+//! earlier ones.
 
 use kintsugi_spec::presets;
 use serde_path_to_error::{Path, Segment};
@@ -11,28 +12,28 @@ use super::error::{ConfigError, either, invalid};
 use super::raw::RawConfig;
 use super::source::{Change, ConfigSource, NamedText};
 
-/// The layers, laid over each other.
+/// The layers, merged.
 pub(super) struct Layers {
-    /// All of them.
+    /// All layers.
     pub(super) merged: RawConfig,
-    /// Only what the user wrote.
+    /// Only the user's settings.
     pub(super) given: RawConfig,
-    /// Only what the presets say.
+    /// Only the settings of the presets.
     pub(super) presets: RawConfig,
 }
 
 impl Layers {
-    /// Reads what was given, and lays it over the profile and the presets.
+    /// Reads the user's settings, and merges them over the profile and the presets.
     pub(super) fn read(source: &ConfigSource) -> Result<Self, ConfigError> {
         Layers::over_presets(source, source.profile.as_ref())
     }
 
-    /// Reads what was given, and lays it over the presets.
+    /// Reads the user's settings, and merges them over the presets.
     pub(super) fn read_without_profile(source: &ConfigSource) -> Result<Self, ConfigError> {
         Layers::over_presets(source, None)
     }
 
-    /// Only what the user wrote.
+    /// Reads only the user's settings.
     pub(super) fn given(source: &ConfigSource) -> Result<RawConfig, ConfigError> {
         read(&written(source)?, &source.file.name)
     }
@@ -55,7 +56,7 @@ impl Layers {
     }
 }
 
-/// What the user wrote: the file with the changes to it.
+/// The user's settings: the file with the changes to it.
 fn written(source: &ConfigSource) -> Result<Table, ConfigError> {
     let NamedText { name, text } = &source.file;
     let mut table = parse(text, name)?;
@@ -73,7 +74,7 @@ fn written(source: &ConfigSource) -> Result<Table, ConfigError> {
     Ok(table)
 }
 
-/// What is given, layer by layer, with the layer's name; the later ones lie over the earlier ones.
+/// The settings of each layer with its name. Later layers override earlier ones.
 pub(super) fn by_origin(source: &ConfigSource) -> Result<Vec<(String, Table)>, ConfigError> {
     let mut file = parse(&source.file.text, &source.file.name)?;
     let mut sets = Table::new();
@@ -98,7 +99,7 @@ pub(super) fn by_origin(source: &ConfigSource) -> Result<Vec<(String, Table)>, C
     Ok(layers)
 }
 
-/// What the presets that a configuration names say, each with its name.
+/// The settings of the presets that a configuration names, each with its name.
 fn preset_layers(given: &RawConfig) -> Result<Vec<(&'static str, Table)>, ConfigError> {
     let error = |field| move |unknown| ConfigError::Preset { field, unknown };
     let model = given.model.preset.as_deref().map(presets::model).transpose();
@@ -123,8 +124,8 @@ pub(super) fn parse(text: &str, file: &str) -> Result<Table, ConfigError> {
     })
 }
 
-/// `table.key=value` as a table. A number, a boolean or a date that its key does not take is text if the key takes that:
-/// `run.out=20251116` names a folder.
+/// `table.key=value` as a table. If the key takes text, a number, a boolean or a date becomes text: `run.out=20251116`
+/// names a folder.
 fn read_set(argument: &str) -> Result<Table, ConfigError> {
     let SetArgument { keys, text, value } = SetArgument::parse(argument)?;
     let is_bare = !matches!(value, Value::String(_) | Value::Array(_) | Value::Table(_));
@@ -134,7 +135,7 @@ fn read_set(argument: &str) -> Result<Table, ConfigError> {
     if is_bare && read(&word, "--set").is_ok() { Ok(word) } else { Err(error) }
 }
 
-/// A `--set` argument in its parts.
+/// The parts of a `--set` argument.
 struct SetArgument<'a> {
     keys: Vec<&'a str>,
     /// The value as it was typed.
@@ -143,8 +144,8 @@ struct SetArgument<'a> {
 }
 
 impl<'a> SetArgument<'a> {
-    /// Takes an argument apart. What is not TOML is a string, so that words need no quotes; a date is one too, because no
-    /// key is a date.
+    /// Parses an argument. A value that is not TOML is a string, so that words need no quotes. A date is a string too,
+    /// because no key takes a date.
     fn parse(argument: &'a str) -> Result<Self, ConfigError> {
         let wrong =
             |reason: &str| ConfigError::Set { argument: argument.to_owned(), reason: reason.to_owned() };
@@ -167,7 +168,7 @@ impl<'a> SetArgument<'a> {
     }
 }
 
-/// The value under the first key, inside of tables with the other keys.
+/// The value under the first key, nested in tables of the other keys.
 fn nest(keys: &[&str], value: Value) -> Table {
     let (first, rest) = keys.split_first().expect("a set argument has keys");
     let wrap = |inner, key: &&str| Value::Table(Table::from_iter([((*key).to_owned(), inner)]));
@@ -195,7 +196,7 @@ fn explain(table: &Table, origin: &str, path: &Path, problem: &Problem) -> Confi
         Segment::Map { key } => Some(key.clone()),
         _ => None,
     };
-    // A wrong element is a mistake in the whole list.
+    // A wrong element makes the whole list invalid.
     let keys: Vec<String> = path.iter().map_while(key).collect();
     let in_list = path.iter().len() > keys.len();
     let rule = match problem {
@@ -234,7 +235,7 @@ const NOT_AVAILABLE: [(&str, &str); 2] = [
     ),
 ];
 
-/// A near miss of `key`, or else the keys there are.
+/// A key similar to `key`, or else the known keys.
 fn hint(key: &str, known: &[&str]) -> String {
     let nearest = known.iter().map(|name| (levenshtein(key, name), name)).min_by_key(|&(edits, _)| edits);
     match nearest {

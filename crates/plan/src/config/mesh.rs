@@ -1,4 +1,4 @@
-//! The grid of ranks of a configuration, and whether the cluster has that many.
+//! The mesh of a configuration, and whether the cluster has enough ranks.
 
 use kintsugi_spec::ClusterSpec;
 
@@ -7,11 +7,11 @@ use super::raw::RawParallel;
 use super::words::Replicas;
 use crate::{Batch, Mesh};
 
-/// More ranks than any machine has; it keeps products of sizes from overflowing.
+/// An upper bound that keeps products of sizes from overflowing; no machine has more ranks.
 const MOST: usize = 1 << 20;
 
-/// The mesh. `asked` are the nodes that the user wants, if the configuration says so itself: they decide how many
-/// replicas `dp = "auto"` is. Where it does not say, that is one.
+/// The mesh. `asked` is the number of nodes that the user requests. If it is given, `dp = "auto"` fills these nodes;
+/// otherwise `dp = "auto"` is 1.
 pub(super) fn resolve(
     raw: &RawParallel,
     cluster: &ClusterSpec,
@@ -38,7 +38,7 @@ pub(super) fn resolve(
     Ok(mesh)
 }
 
-/// Which ranks of the nodes that the user asks for have nothing to do, as a sentence.
+/// A note about ranks of the requested nodes that are idle.
 pub(super) fn note(mesh: Mesh, batch: Batch, cluster: &ClusterSpec, asked: Option<usize>) -> Option<String> {
     let (nodes, per_node) = (asked?, cluster.topology.per_node?);
     let (Mesh { pp, dp, tp }, ranks) = (mesh, nodes * per_node);
@@ -57,7 +57,7 @@ pub(super) fn note(mesh: Mesh, batch: Batch, cluster: &ClusterSpec, asked: Optio
     ))
 }
 
-/// The replicas that fill the nodes.
+/// The number of replicas that fills the nodes.
 fn replicas(tp: usize, pp: usize, nodes: usize, per_node: usize) -> Result<usize, ConfigError> {
     let (ranks, replica) = (nodes * per_node, tp * pp);
     if ranks.is_multiple_of(replica) {

@@ -1,7 +1,8 @@
-//! From what was written to what is meant: TOML text to a checked [`Plan`].
+//! Resolves TOML text into a checked [`Plan`].
 //!
-//! A [`ConfigSource`] holds what was written. Its values are laid over each other: defaults, the presets named by
-//! `model.preset` and `cluster.preset`, the file, `--set`. Every mistake is one sentence with the field, its value and what is allowed.
+//! A [`ConfigSource`] holds the user's settings. Later settings override earlier ones: defaults, the presets of
+//! `model.preset` and `cluster.preset`, the file, `--set`. Every error is one sentence with the field, its value and
+//! what is allowed.
 
 mod cluster;
 mod data;
@@ -36,8 +37,8 @@ use layers::Layers;
 use raw::{RawBatch, RawParallel, RawSharding};
 use words::Replicas;
 
-/// The plan on a single rank, and the ranks that strategies are for.
-fn open(mut layers: Layers) -> Result<(Plan, usize), ConfigError> {
+/// The base of a search: the plan on a single rank, and the number of ranks of the strategies.
+fn search_base(mut layers: Layers) -> Result<(Plan, usize), ConfigError> {
     let (cluster, asked) = (cluster::resolve(&layers)?, layers.given.cluster.nodes);
     let raw = &mut layers.merged;
     let ranks = match (asked, cluster.topology.per_node) {
@@ -63,7 +64,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     let raw = &layers.merged;
     let cluster = cluster::resolve(layers)?;
     let mesh = mesh::resolve(&raw.parallel, &cluster, layers.given.cluster.nodes)?;
-    // A missing model is the first thing to say; a missing sequence is refused right after.
+    // A missing model is reported first, and a missing sequence right after it.
     let model = model::resolve(&raw.model, raw.batch.sequence.unwrap_or_default())?;
     let batch = batch(&raw.batch, mesh.dp)?;
     model::check_split(&model, mesh.tp)?;

@@ -1,4 +1,4 @@
-//! The model of a configuration: the family fills in what is not given, then the shape is checked.
+//! The model of a configuration: the family supplies defaults, then the shape is checked.
 
 use kintsugi_spec::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling};
 
@@ -6,10 +6,10 @@ use super::error::{ConfigError, between, either, invalid, within};
 use super::raw::RawModel;
 use crate::divisors;
 
-/// The model. It is made for samples of `sequence` tokens, or longer ones where that is asked for.
+/// The model. It supports samples of `sequence` tokens, or longer ones if requested.
 pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, ConfigError> {
     let family = raw.family.unwrap_or(Family::Gpt);
-    // The bounds lie beyond any model and keep products of sizes from overflowing.
+    // The bounds are larger than any model and keep products of sizes from overflowing.
     let layers = within("model.layers", required("model.layers", raw.layers)?, 1..=1 << 14)?;
     let hidden = within("model.hidden", required("model.hidden", raw.hidden)?, 1..=1 << 20)?;
     let heads = within("model.heads", required("model.heads", raw.heads)?, 1..=1 << 12)?;
@@ -38,7 +38,7 @@ pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, Conf
     Ok(model)
 }
 
-/// Refuses a model whose matrices cannot be cut into `tp` equal parts.
+/// Refuses a model whose matrices cannot be split into `tp` equal parts.
 pub(super) fn check_split(model: &ModelSpec, tp: usize) -> Result<(), ConfigError> {
     let sizes = [("model.heads", model.heads), ("model.kv_heads", model.kv_heads), ("model.ffn", model.ffn)];
     for (field, size) in sizes {
@@ -81,7 +81,8 @@ fn head_dim(raw: Option<usize>, hidden: usize, heads: usize) -> Result<usize, Co
     within("model.head_dim", raw.unwrap_or(hidden / heads), 1..=1 << 12)
 }
 
-/// Four times the hidden width; Llama's rule keeps the parameters of that with three matrices, in multiples of 256.
+/// Four times the hidden width. Llama's rule gives the same number of parameters with three matrices, in multiples of
+/// 256.
 fn default_ffn(family: Family, hidden: usize) -> usize {
     match family {
         Family::Gpt | Family::Neox => 4 * hidden,
@@ -89,7 +90,7 @@ fn default_ffn(family: Family, hidden: usize) -> usize {
     }
 }
 
-/// Learned positions cannot be exceeded; others only say what the model is made for.
+/// Learned positions cannot be exceeded. For other models the number is only information.
 fn positions(raw: Option<usize>, family: Family, sequence: usize) -> Result<usize, ConfigError> {
     let positions = within("model.positions", raw.unwrap_or(sequence.max(1)), 1..=1 << 24)?;
     if family == Family::Gpt && sequence > positions {

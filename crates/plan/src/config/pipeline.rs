@@ -53,7 +53,7 @@ fn virtual_stages(
     within("parallel.virtual_stages", stages, 2..=1 << 14)
 }
 
-/// Ops of all stages that a prediction may lay out at once: they take about a gigabyte and ten seconds.
+/// The most ops, over all stages, that a prediction may generate at once: about a gigabyte and ten seconds.
 const MOST_OPS: usize = 1 << 24;
 
 /// Refuses a pipeline whose prediction would take too long.
@@ -70,7 +70,7 @@ fn check_length(pipeline: &Pipeline, mesh: Mesh, batch: Batch) -> Result<(), Con
     Err(invalid("parallel.pp · micro-batches", format!("{} · {micro_batches}", mesh.pp), rule))
 }
 
-/// The layers of every chunk: as given, or as even as can be with what is left over in the first chunks.
+/// The layers of every chunk: as given, or as even as possible, with one more in the first chunks.
 fn chunks(
     raw: &RawParallel,
     pp: usize,

@@ -1,4 +1,4 @@
-//! The configuration as it is written: every key optional, nothing checked but names and types.
+//! The configuration as written: every key is optional, and only names and types are checked.
 
 use kintsugi_spec::{Activation, DeviceSpec, Family, FrameworkSpec, RotaryScaling, Wire};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ macro_rules! table {
     };
 }
 
-/// The whole configuration. A table that is not there is an empty one.
+/// The whole configuration. A missing table is empty.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawConfig {

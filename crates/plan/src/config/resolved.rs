@@ -11,14 +11,14 @@ use super::source::ConfigSource;
 pub struct ResolvedValue {
     /// The key with its tables.
     pub key: String,
-    /// The value that counts.
+    /// The value that is used.
     pub value: Value,
     /// Where it comes from: `default`, `preset NAME`, `profile FILE`, `file NAME` or `--set`.
     pub origin: String,
 }
 
 impl ConfigSource {
-    /// Every value of the plan that the configuration means, and what was given besides, table by table.
+    /// Every value of the resolved plan, and other keys that were set, table by table.
     pub fn resolved(&self) -> Result<Vec<ResolvedValue>, ConfigError> {
         let plan: Table = toml::from_str(&self.plan()?.to_toml()).expect("a plan writes TOML");
         let given = layers::by_origin(self)?;
@@ -27,7 +27,7 @@ impl ConfigSource {
             let origin = origin(&given, &key).unwrap_or_else(|| derived(&given, &key));
             values.push(ResolvedValue { key, value, origin });
         }
-        // Keys that only say how others are resolved: sharding.zero, cluster.profile.
+        // Keys that only affect how others are resolved: sharding.zero, cluster.profile.
         for (origin, table) in given.iter().rev() {
             for (key, value) in leaves(table) {
                 if values.iter().any(|other| other.key == key) {
@@ -42,7 +42,7 @@ impl ConfigSource {
     }
 }
 
-/// The uppermost layer that has a key.
+/// The topmost layer that has a key.
 fn origin(given: &[(String, Table)], key: &str) -> Option<String> {
     let has = |table: &Table| {
         let mut keys = key.split('.');
@@ -52,7 +52,7 @@ fn origin(given: &[(String, Table)], key: &str) -> Option<String> {
     given.iter().rev().find(|(_, table)| has(table).is_some()).map(|(origin, _)| origin.clone())
 }
 
-/// The origin of a value that no layer has: the key that it follows from, or the default.
+/// The origin of a value that no layer has: the key that it is derived from, or the default.
 fn derived(given: &[(String, Table)], key: &str) -> String {
     let from = match key {
         "sharding.weights" | "sharding.gradients" | "sharding.states" => "sharding.zero",
@@ -63,7 +63,7 @@ fn derived(given: &[(String, Table)], key: &str) -> String {
 
 const DEFAULT: &str = "default";
 
-/// The values of a table and the tables in it, with their keys.
+/// The values of a table and its inner tables, with their keys.
 fn leaves(table: &Table) -> Vec<(String, Value)> {
     let leaf = |(key, value): (&String, &Value)| match value {
         Value::Table(inner) => {

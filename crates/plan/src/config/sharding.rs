@@ -7,7 +7,7 @@ use super::raw::RawSharding;
 use super::words::{Quantize, ShardLevel};
 use crate::{Coordinate, Group, Mesh, Sharding, When};
 
-/// How far weights, gradients and states are sharded, and when they move.
+/// The sharding of weights, gradients and states, and when they are gathered and reduced.
 pub(super) fn resolve(raw: &RawSharding, mesh: Mesh, topology: Topology) -> Result<Sharding, ConfigError> {
     check_available(raw)?;
     let zero = within("sharding.zero", raw.zero.unwrap_or(0), 0..=3)?;
@@ -25,7 +25,7 @@ pub(super) fn resolve(raw: &RawSharding, mesh: Mesh, topology: Topology) -> Resu
     Ok(Sharding { reduce, ..sharding })
 }
 
-/// What was asked for and is the same as no sharding, in sentences.
+/// Notes about requested sharding that is the same as no sharding.
 pub(super) fn notes(raw: &RawSharding, sharding: &Sharding, mesh: Mesh) -> Vec<String> {
     let because = |level: ShardLevel| match mesh.dp {
         1 => "there is one replica, parallel.dp = 1".to_owned(),
@@ -46,7 +46,7 @@ pub(super) fn notes(raw: &RawSharding, sharding: &Sharding, mesh: Mesh) -> Vec<S
         .collect()
 }
 
-/// The levels of weights, gradients and states: as given, or what the ZeRO stage means.
+/// The levels of weights, gradients and states: as given, or from the ZeRO stage.
 fn levels(raw: &RawSharding, zero: usize) -> [ShardLevel; 3] {
     let level = |given: Option<ShardLevel>, from: usize| {
         given.unwrap_or(if zero >= from { ShardLevel::Cluster } else { ShardLevel::None })
@@ -70,9 +70,9 @@ fn check_available(raw: &RawSharding) -> Result<(), ConfigError> {
     }
 }
 
-/// The shards of something sharded over a level: the ranks of a dp group that the level joins.
+/// The number of shards over a level: the ranks of a dp group inside one unit of the level.
 ///
-/// Where tp fills the level that is 1, the same as no sharding.
+/// If tp fills the level, the number is 1, the same as no sharding.
 fn shards(field: &str, level: ShardLevel, mesh: Mesh, topology: Topology) -> Result<usize, ConfigError> {
     let joined = match level.level() {
         None => return Ok(1),
@@ -95,7 +95,8 @@ fn shards(field: &str, level: ShardLevel, mesh: Mesh, topology: Topology) -> Res
     Err(invalid(field, level, rule))
 }
 
-/// What weights are sharded over must also shard gradients, and that states: the engine updates what a rank owns.
+/// Sharded weights need sharded gradients, and sharded gradients need sharded states, because a rank updates only what
+/// it owns.
 fn check_nested(sharding: &Sharding, weights: ShardLevel, gradients: ShardLevel) -> Result<(), ConfigError> {
     if sharding.weights > 1 && sharding.gradients == 1 {
         let rule = "needs sharding.gradients and sharding.states to be sharded too";

@@ -2,10 +2,10 @@
 
 use super::error::ConfigError;
 use super::layers::Layers;
-use super::{cluster, mesh, open, plan, sharding, training};
+use super::{cluster, mesh, plan, search_base, sharding, training};
 use crate::Plan;
 
-/// The configuration that stands in for a file where there is none.
+/// The configuration that is used if no file is given.
 const DEMO: &str = include_str!("demo.toml");
 
 /// A configuration that is not checked yet: the text of a file and the changes to it, which apply in the order in which
@@ -26,14 +26,14 @@ pub struct ConfigSource {
     pub(super) profile: Option<NamedText>,
 }
 
-/// TOML text, and what messages call it.
+/// TOML text, and its name in messages.
 #[derive(Clone, Debug)]
 pub(super) struct NamedText {
     pub(super) name: String,
     pub(super) text: String,
 }
 
-/// A change to what the file says.
+/// A change to the file's settings.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
     /// Sets one key: a `--set` argument, `table.key=value`.
@@ -42,14 +42,14 @@ pub(super) enum Change {
     Without(String),
 }
 
-/// Where a configuration's profile is.
+/// Where to find a configuration's profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfilePlace {
-    /// In this file: `cluster.profile`.
+    /// In this file, given by `cluster.profile`.
     File(String),
-    /// Where `calibrate` leaves the profile of this machine, if it has.
+    /// The default path of `calibrate`, if that file exists.
     Default,
-    /// Nowhere: a preset or the configuration itself describes the cluster.
+    /// There is none: a preset or the configuration itself describes the cluster.
     None,
 }
 
@@ -60,18 +60,18 @@ impl ConfigSource {
         ConfigSource { file, is_demo: false, changes: Vec::new(), profile: None }
     }
 
-    /// The built-in demo, which stands in for a file.
+    /// The built-in demo, which is used if no file is given.
     pub fn demo() -> Self {
         ConfigSource { is_demo: true, ..ConfigSource::text(DEMO).named("the built-in demo") }
     }
 
-    /// Sets what messages call the file.
+    /// Sets the name of the file in messages.
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.file.name = name.into();
         self
     }
 
-    /// Sets one key, as in `table.key=value`, over what was given before.
+    /// Sets one key, as in `table.key=value`. It overrides earlier settings.
     pub fn set(mut self, argument: impl Into<String>) -> Self {
         self.changes.push(Change::Set(argument.into()));
         self
@@ -82,46 +82,49 @@ impl ConfigSource {
         arguments.into_iter().fold(self, |source, argument| source.set(argument.as_ref()))
     }
 
-    /// Sets several keys over the file and under every other change.
+    /// Sets several keys. They override the file, and every other change overrides them.
     pub fn sets_below(mut self, arguments: &[&str]) -> Self {
         let sets = arguments.iter().map(|&argument| Change::Set(argument.to_owned()));
         self.changes.splice(0..0, sets);
         self
     }
 
-    /// Removes whole tables from what was given before. A mistake in them is still refused.
+    /// Removes whole tables from the earlier settings. An error in them is still reported.
     pub fn without(mut self, tables: &[&str]) -> Self {
         self.changes.extend(tables.iter().map(|&table| Change::Without(table.to_owned())));
         self
     }
 
-    /// Lays a cluster's profile, the TOML text of the file `name`, over the presets and under the file.
+    /// Adds the profile of a cluster: the TOML text of the file `name`. It overrides presets, and the file overrides
+    /// it.
     pub fn profile(mut self, name: impl Into<String>, text: impl Into<String>) -> Self {
         self.profile = Some(NamedText { name: name.into(), text: text.into() });
         self
     }
 
-    /// Whether the built-in demo stands in for a file.
+    /// Whether the built-in demo is used instead of a file.
     pub fn is_demo(&self) -> bool {
         self.is_demo
     }
 
-    /// The plan that the configuration means.
+    /// Resolves the configuration to a plan.
     pub fn plan(&self) -> Result<Plan, ConfigError> {
         plan(&Layers::read(self)?)
     }
 
-    /// The plan on a single rank, with all that a [`Strategy`](super::Strategy) names left open, and the number of ranks
-    /// that strategies are for: those of `cluster.nodes` where the configuration says it, else those of its own layout.
-    pub fn open(&self) -> Result<(Plan, usize), ConfigError> {
-        open(Layers::read(self)?)
+    /// The base of a search over strategies: the plan on a single rank, without the settings that a
+    /// [`Strategy`](super::Strategy) decides, and the number of ranks of the strategies. That number follows from
+    /// `cluster.nodes` if the configuration gives it, else from the configuration's own layout.
+    pub fn search_base(&self) -> Result<(Plan, usize), ConfigError> {
+        search_base(Layers::read(self)?)
     }
 
-    /// What the configuration asks for and does not get, in sentences; `plan` is what it resolves to.
+    /// Settings of the configuration that `plan`, the plan that it resolves to, does not fulfil; one sentence each.
     pub fn notes(&self, plan: &Plan) -> Result<Vec<String>, ConfigError> {
         let layers = Layers::read_without_profile(self)?;
         let mut notes = sharding::notes(&layers.merged.sharding, &plan.sharding, plan.mesh);
-        // All nodes of a preset are in the file that a run leaves behind; they are its size, not a request.
+        // The `config.toml` that a run writes contains the preset's number of nodes. That is the cluster's size, not a
+        // request.
         let preset = layers.presets.cluster.nodes;
         let asked = layers.given.cluster.nodes.filter(|&nodes| preset != Some(nodes));
         notes.extend(mesh::note(plan.mesh, plan.batch, &plan.cluster, asked));
@@ -130,7 +133,7 @@ impl ConfigSource {
         Ok(notes)
     }
 
-    /// Where the profile is that the configuration asks for.
+    /// Where to find the profile of this configuration.
     pub fn profile_place(&self) -> Result<ProfilePlace, ConfigError> {
         let cluster = Layers::given(self)?.cluster;
         Ok(match (&cluster.profile, cluster::preset(&cluster)) {

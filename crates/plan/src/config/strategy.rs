@@ -1,6 +1,6 @@
-//! A strategy: what can be chosen for a model, a batch and a machine that are given.
+//! A strategy: everything that a search may choose for a given model, batch and cluster.
 //!
-//! A search varies strategies by the thousand. They go through the checks of a configuration, without its text.
+//! A search evaluates thousands of strategies. They pass the checks of a configuration, without its text.
 
 use kintsugi_spec::Level;
 
@@ -10,7 +10,7 @@ use super::words::{Replicas, ShardLevel};
 use super::{batch, mesh, model, pipeline, sequence_parallel, sharding, training};
 use crate::{Mesh, Plan, Recompute, ScheduleKind, Sharding, When};
 
-/// How a model is broken into pieces: one point of the space that a search goes through.
+/// How a model is run: one point of the search space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Strategy {
     /// The grid of ranks.
@@ -21,7 +21,8 @@ pub struct Strategy {
     pub schedule: ScheduleKind,
     /// Chunks per stage.
     pub virtual_stages: usize,
-    /// The layers of the last chunk, which has the head; the others share the rest evenly. `None` for all alike.
+    /// The layers of the last chunk, which has the head; the others share the rest evenly. `None` if all chunks are
+    /// equal.
     pub last_layers: Option<usize>,
     /// Whether rows are split over tp between the tensor-parallel regions.
     pub sequence_parallel: bool,
@@ -31,7 +32,8 @@ pub struct Strategy {
     pub recompute: Recompute,
 }
 
-/// Over which level weights, gradients and states are sharded, `None` for not at all, and when they move.
+/// The levels over which weights, gradients and states are sharded (`None` for no sharding), and when they are gathered
+/// and reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShardingChoice {
     /// The level of the weights.
@@ -57,7 +59,7 @@ impl ShardingChoice {
     };
 }
 
-/// The layers of every chunk, of which the last has so many. What is no such split is left to the configuration's checks.
+/// The layers of every chunk if the last has `last`. An invalid split is left to the configuration's checks.
 fn lighter_end(layers: usize, chunks: usize, last: usize) -> Vec<usize> {
     let (others, rest) = (chunks - 1, layers.saturating_sub(last));
     let share = |chunk: usize| rest / others + usize::from(chunk < rest % others);
@@ -65,8 +67,8 @@ fn lighter_end(layers: usize, chunks: usize, last: usize) -> Vec<usize> {
 }
 
 impl Plan {
-    /// This plan under another strategy, or why that is not allowed. Model, global batch, precision, machine and
-    /// what else a strategy does not name stay.
+    /// This plan with another strategy, or the reason why it is not allowed. Model, global batch, precision, cluster
+    /// and everything else that a strategy does not decide stay the same.
     pub fn with_strategy(&self, strategy: &Strategy) -> Result<Plan, ConfigError> {
         let (layers, chunks) = (self.model.layers, strategy.mesh.pp * strategy.virtual_stages);
         let parallel = RawParallel {
@@ -101,7 +103,7 @@ impl Plan {
         })
     }
 
-    /// What a choice of sharding means on a mesh of this plan's machine, or why it is not allowed.
+    /// The sharding of a choice on a mesh of this plan's cluster, or the reason why it is not allowed.
     pub fn resolve_sharding(&self, mesh: Mesh, choice: ShardingChoice) -> Result<Sharding, ConfigError> {
         let level = |level: Option<Level>| Some(level.map_or(ShardLevel::None, ShardLevel::from));
         let raw = RawSharding {

@@ -10,18 +10,19 @@ use crate::{
     RateSchedule, Recompute, Resume, Run, Transport,
 };
 
-/// Counters of steps are `f32` on the device: beyond this they stand still.
+/// Step counters are `f32` on the device and stop counting beyond this.
 const MOST_STEPS: u64 = 1 << 24;
 /// A year.
 const MOST_SECONDS: u64 = 365 * 24 * 3600;
 
-/// Checkpoints that are kept where nothing is said.
+/// The default number of checkpoints that are kept.
 const DEFAULT_KEEP: u64 = 2;
 
-/// Tokens of an evaluation where nothing is said: enough for a mean to two digits, and few beside a training run's.
+/// The default number of tokens of an evaluation: enough for a mean to two digits, and few compared with a training
+/// run.
 const USUAL_EVALUATION: u64 = 1 << 16;
 
-/// What rounds to 1 in `f32` would never forget.
+/// A beta that rounds to 1 in `f32` would never forget old gradients.
 const MOST_BETA: f64 = 0.999_999_9;
 
 pub(super) fn precision(raw: &RawPrecision) -> Result<Precision, ConfigError> {
@@ -69,7 +70,7 @@ pub(super) fn optimizer(raw: &RawOptimizer) -> Result<Optimizer, ConfigError> {
     })
 }
 
-/// The steps of a decay, if the schedule has one that ends.
+/// The steps of a decay, for schedules with a decay that ends.
 fn decay_steps(steps: u64, schedule: RateSchedule) -> Result<u64, ConfigError> {
     let rule = |name| format!("has no meaning for optimizer.schedule = \"{name}\"; leave it out");
     match schedule {
@@ -81,7 +82,7 @@ fn decay_steps(steps: u64, schedule: RateSchedule) -> Result<u64, ConfigError> {
     }
 }
 
-/// What the optimizer will not do in a run this short, as a sentence.
+/// A note about what the optimizer does not reach in such a short run.
 pub(super) fn note(optimizer: &Optimizer, run: &Run) -> Option<String> {
     let (warmup, steps, lr) = (optimizer.warmup, run.steps, optimizer.lr);
     (0 < steps && steps < warmup).then(|| {
@@ -117,7 +118,7 @@ fn betas(raw: &RawOptimizer) -> Result<(f64, f64), ConfigError> {
     }
 }
 
-/// 0 is no clipping, so nothing else may become 0 on the device.
+/// 0 disables clipping, so no other value may become 0 on the device.
 fn clip(norm: f64) -> Result<f64, ConfigError> {
     if norm == 0.0 || (1e-30..=1e30).contains(&norm) {
         return Ok(norm);
@@ -144,7 +145,7 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
             raw.communication_timeout.unwrap_or(600),
             1..=MOST_SECONDS,
         )?,
-        // It costs nothing on a CPU; on a GPU it does.
+        // Determinism is free on a CPU, but not on a GPU.
         deterministic: raw.deterministic.unwrap_or(device == DeviceKind::Cpu),
         graph: raw.graph.unwrap_or(true),
         device,
@@ -161,7 +162,7 @@ fn transport(raw: &RawRun) -> Result<Transport, ConfigError> {
     }
 }
 
-/// Where a run writes.
+/// The output folder of a run.
 fn folder(given: Option<&str>) -> Result<PathBuf, ConfigError> {
     match given {
         Some("") => Err(invalid("run.out", "\"\"", "names no folder; \".\" is the one you are in")),

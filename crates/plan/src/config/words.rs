@@ -1,4 +1,4 @@
-//! The values of the configuration that are words, or words and numbers.
+//! Configuration values that are words, or words and numbers.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::{LossScale, Resume};
 
-/// A number of replicas, or what is left of the ranks.
+/// A number of replicas, or `"auto"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Replicas {
     Auto,
     Count(usize),
 }
 
-/// Where tokens come from: a word or a path, or several paths with their weights.
+/// The source of tokens: a word or a path, or several paths with weights.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Sources {
     One(String),
@@ -31,7 +31,7 @@ pub(super) enum ShardLevel {
     Cluster,
 }
 
-/// The type that travels in a quantised collective.
+/// The type of a quantised collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Quantize {
@@ -47,7 +47,7 @@ pub(super) enum OptimizerName {
     Adamw,
 }
 
-/// The transports that have a name.
+/// The known transports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Transport {
@@ -58,7 +58,7 @@ pub(super) enum Transport {
 }
 
 impl ShardLevel {
-    /// The level, unless it is none.
+    /// The level; `None` for the word `none`.
     pub(super) fn level(self) -> Option<Level> {
         match self {
             ShardLevel::None => None,

@@ -1,4 +1,4 @@
-//! A plan written out as a configuration, every key given.
+//! Writes a plan as a configuration with every key.
 
 use kintsugi_spec::{ClusterSpec, Level, LinkSpec, ModelSpec};
 use serde::Serialize;
@@ -13,7 +13,7 @@ use super::words::{OptimizerName, Replicas, ShardLevel, Sources};
 use crate::{Data, DataSource, Plan};
 
 impl Plan {
-    /// The TOML text that resolves to this plan, whatever the defaults.
+    /// The TOML text that resolves to this plan, independent of the defaults.
     pub fn to_toml(&self) -> String {
         let raw = RawConfig {
             model: RawModel {
@@ -35,7 +35,7 @@ impl Plan {
     }
 }
 
-/// The table of a part of the plan that has the keys of its table.
+/// A table of the configuration, from the part of the plan with the same keys.
 fn same_keys<T: DeserializeOwned>(part: &impl Serialize) -> T {
     let table = Table::try_from(part).expect("a part of a plan is made of numbers and words");
     table.try_into().expect("its keys are those of its table")
@@ -45,7 +45,7 @@ fn preset(name: &str) -> Option<String> {
     (name != CUSTOM).then(|| name.to_owned())
 }
 
-/// A model, every key given but where its weights come from.
+/// A model with every key except `init`.
 pub(super) fn model(model: &ModelSpec) -> RawModel {
     let mut table = Table::try_from(model).expect("a model is made of numbers and words");
     table.remove("name");

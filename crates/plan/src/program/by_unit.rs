@@ -1,4 +1,4 @@
-//! Something about every unit of a model: a map that is asked for every computation of a program.
+//! A map from units to values, with fast lookups, because every computation of a program uses it.
 
 use std::ops::{Index, IndexMut};
 

@@ -23,7 +23,7 @@ pub(super) fn sums(plan: &Plan, tail: &mut Vec<Op>) {
     );
 }
 
-/// Each rank has updated its shard of the weights; now every rank gets the rest.
+/// After each rank has updated its shard of the weights, every rank gets the other shards.
 fn refresh(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
     let units = plan.stage_units(stage);
     if plan.pipeline.overlap {

@@ -1,7 +1,7 @@
 //! Sharded weights (ZeRO-3, arXiv 1910.02054): gathered before the blocks that use them, released after.
 //!
-//! Weights are gathered a few computations ahead. A unit that is used again by the time its next gather would be
-//! started stays; so no unit is gathered twice without a release between.
+//! Weights are gathered a few computations ahead. If a unit is used again before its next gather would start, it stays
+//! gathered. So no unit is gathered twice without a release in between.
 
 use super::by_unit::ByUnit;
 use super::{Draft, Place};
@@ -13,7 +13,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     }
     let ahead = if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 };
     let stays = |from: usize, to: usize| plan.sharding.gather == When::Step || to - from <= ahead + 1;
-    // The slot that last used each unit that is whole.
+    // The last slot that used each gathered unit.
     let mut whole: ByUnit<Option<usize>> = ByUnit::all(plan, None);
     for index in 0..draft.slots.len() {
         let Some(block) = super::reads_weights(draft.slots[index]) else { continue };

@@ -1,8 +1,8 @@
 //! From the passes of a schedule to a [`Program`]: each file inserts the ops of one concern.
 //!
-//! `compute` lowers passes to block computations; around these, `transfers` puts the messages between stages,
-//! `gather` the sharded weights and `reduce` the gradients; `finish` ends the step. Every insertion is one sweep, so
-//! a program takes time in proportion to its length.
+//! `compute` lowers passes to block computations. Around these, `transfers` inserts the messages between stages,
+//! `gather` the gathers of sharded weights, and `reduce` the reductions of gradients. `finish` ends the step. Every
+//! insertion is one sweep, so the time is linear in the length of the program.
 
 mod by_unit;
 mod compute;
@@ -16,14 +16,14 @@ use std::ops::Range;
 use crate::schedule::{self, Pass};
 use crate::{BackwardPart, Block, Op, Plan, Program};
 
-/// Where an op is put around a block computation.
+/// Where an op is inserted relative to a block computation.
 #[derive(Clone, Copy)]
 enum Place {
-    /// First: a transfer begun early, for a later computation.
+    /// First: an early start of a transfer for a later computation.
     Starts = 0,
     /// Before it: what the computation needs.
     Needs = 1,
-    /// After it: what follows from it.
+    /// After it: what uses its result.
     Then = 3,
 }
 
@@ -37,13 +37,13 @@ struct Stretch {
     slots: Range<usize>,
 }
 
-/// A program being made: a slot for each block computation, and what has been put around it.
+/// A program under construction: a slot for each block computation, and the ops inserted around it.
 struct Draft {
     slots: Vec<Op>,
     stretches: Vec<Stretch>,
-    /// What was put where: the slot and the place in it as one number, in the order of insertion.
+    /// The inserted ops with their slot and place as one number, in the order of insertion.
     inserted: Vec<(u32, Op)>,
-    /// What comes after the last slot.
+    /// Ops after the last slot.
     tail: Vec<Op>,
 }
 
@@ -103,7 +103,7 @@ impl Plan {
         draft.into_program(stage)
     }
 
-    /// The forward of `micro_batches` on a stage, for the loss alone, summed over all ranks.
+    /// The forward of `micro_batches` on a stage, only for the loss, summed over all ranks.
     pub fn evaluation(&self, stage: usize, micro_batches: usize) -> Program {
         let passes = schedule::forward_only(self.mesh.pp, stage, micro_batches, self.pipeline.virtual_stages);
         let mut draft = compute::lower(self, passes, compute::Mode::Evaluate);
@@ -113,7 +113,7 @@ impl Plan {
         draft.into_program(stage)
     }
 
-    /// One step of generation on a stage: `micro_batches` of new tokens, and the choice of the token after each.
+    /// One step of generation on a stage: `micro_batches` of new tokens, and the sampling of the token after each.
     pub fn generation(&self, stage: usize, micro_batches: usize) -> Program {
         let passes = schedule::forward_only(self.mesh.pp, stage, micro_batches, self.pipeline.virtual_stages);
         let mut draft = compute::lower(self, passes, compute::Mode::Generate);
@@ -131,15 +131,15 @@ impl Draft {
         self.inserted.push(((PLACES * slot + place as usize) as u32, op));
     }
 
-    /// Lays everything out in order: what was put in the same place keeps the order of its insertion.
+    /// Flattens the slots into a list. Ops at the same place keep the order of their insertion.
     fn into_program(self, stage: usize) -> Program {
         let Draft { slots, inserted, tail, .. } = self;
-        // Where the next op of each place goes: first how many there are, then where they begin.
+        // The next index for each place: first the counts, then the offsets.
         let mut next = vec![0_u32; PLACES * slots.len()];
         for &(place, _) in &inserted {
             next[place as usize] += 1;
         }
-        // Which op goes where: the slots are numbered first, then what was inserted.
+        // The order of the ops: the slots are numbered first, then the inserted ops.
         let mut order = vec![0_u32; slots.len() + inserted.len()];
         let mut begin = 0;
         for (slot, places) in next.chunks_exact_mut(PLACES).enumerate() {

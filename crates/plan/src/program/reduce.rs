@@ -1,9 +1,10 @@
-//! Gradients: summed over tp where sequence parallelism leaves parts of them, then over dp.
+//! Reductions of gradients: over tp if sequence parallelism leaves partial sums, then over dp.
 //!
-//! Once a step, a unit is reduced after its last write (without overlap: after the last pass). For every micro-batch
-//! (ZeRO-2 and -3 with little memory), it is reduced after each micro-batch's last write, and at most one whole
-//! gradient is under way while the next is made. Where the backward is split, a whole gradient is there from a block's
-//! input part, which writes those of its norms, to its weight part.
+//! If gradients are reduced once a step, a unit is reduced after its last write (without overlap: after the last pass).
+//! If they are reduced for every micro-batch (ZeRO-2 and -3 with little memory), a unit is reduced after each
+//! micro-batch's last write, and at most one whole gradient is being reduced while the next one is computed. With a
+//! split backward, a whole gradient exists from a block's input part, which writes the gradients of its norms, to its
+//! weight part.
 
 use super::by_unit::ByUnit;
 use super::{Draft, Place};
@@ -15,7 +16,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     }
     let reductions = reductions(plan, stage);
     let every_micro = plan.sharding.gradients > 1 && plan.sharding.reduce == When::MicroBatch;
-    // Without overlap a reduction inside the last pass would keep the stage before from its own.
+    // Without overlap, a reduction inside the last pass would delay the stage before.
     let at_the_end = !plan.pipeline.overlap && !every_micro;
     let writes = LastWrites::of(plan, stage, draft, every_micro);
     for index in 0..draft.slots.len() {
@@ -49,9 +50,9 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
 
 /// The slot that writes each unit last: in the step, or for each micro-batch.
 struct LastWrites {
-    /// Where each unit's slots are.
+    /// The slots of each unit.
     units: ByUnit<usize>,
-    /// Micro-batches that are told apart.
+    /// Number of micro-batches that are reduced separately.
     rows: usize,
     slots: Vec<usize>,
 }
@@ -84,7 +85,8 @@ impl LastWrites {
     }
 }
 
-/// What each unit of a stage is reduced over, in order. Copies of a tied table are left to the end of the step.
+/// The groups over which each unit of a stage is reduced, in order. Copies of a tied table are reduced at the end of
+/// the step.
 fn reductions(plan: &Plan, stage: usize) -> ByUnit<[Option<Group>; 2]> {
     let mut all = ByUnit::all(plan, [None; 2]);
     for unit in plan.stage_units(stage) {
@@ -95,7 +97,8 @@ fn reductions(plan: &Plan, stage: usize) -> ByUnit<[Option<Group>; 2]> {
     all
 }
 
-/// Where to wait for the reduction of `unit` that was started after slot `index`; `None` is at the end of the step.
+/// The slot at which to wait for the reduction of `unit` that started after slot `index`; `None` for the end of the
+/// step.
 fn wait_place(
     plan: &Plan,
     draft: &Draft,

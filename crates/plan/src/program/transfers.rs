@@ -1,7 +1,7 @@
 //! Messages between stages: activations to the next chunk, gradients to the one before.
 //!
-//! A stage waits for a sent message only before it sends the next of that kind to that stage. Waiting at once would
-//! deadlock where a send completes only when it is received: in 1F1B two neighbours send to each other and only then
+//! A stage waits for a sent message only before it sends the next one of that kind to that stage. Waiting at once would
+//! deadlock if a send completes only when it is received: in 1F1B two neighbours send to each other and only then
 //! receive.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     send(&ends, draft);
 }
 
-/// Puts every receive before what needs it and, with overlap, its start before the pass before.
+/// Inserts every receive before the computation that needs it and, with overlap, its start before the previous pass.
 fn receive(ends: &ChunkEnds, overlap: bool, draft: &mut Draft) {
     for index in 0..draft.stretches.len() {
         let stretch = &draft.stretches[index];
@@ -34,7 +34,7 @@ fn receive(ends: &ChunkEnds, overlap: bool, draft: &mut Draft) {
     }
 }
 
-/// Puts every send right after what makes it.
+/// Inserts every send right after the computation that produces it.
 fn send(ends: &ChunkEnds, draft: &mut Draft) {
     let mut outstanding: BTreeMap<(usize, MessageKind), Message> = BTreeMap::new();
     for index in 0..draft.stretches.len() {
@@ -49,7 +49,7 @@ fn send(ends: &ChunkEnds, draft: &mut Draft) {
     draft.tail.extend(outstanding.into_values().map(|message| Op::SendWait { message }));
 }
 
-/// The chunks of the whole pipeline, by the blocks at their ends.
+/// The first and last block of every chunk of the pipeline.
 struct ChunkEnds<'a> {
     plan: &'a Plan,
     stage: usize,
@@ -69,7 +69,7 @@ impl<'a> ChunkEnds<'a> {
         ChunkEnds { plan, stage, first, last }
     }
 
-    /// The message that a pass begins with.
+    /// The message that a pass receives first.
     fn received(&self, pass: Pass) -> Option<Message> {
         match pass {
             Pass::Forward { chunk, micro } => {
@@ -83,7 +83,7 @@ impl<'a> ChunkEnds<'a> {
         }
     }
 
-    /// The message that a pass ends with.
+    /// The message that a pass sends last.
     fn sent(&self, pass: Pass) -> Option<Message> {
         match pass {
             Pass::Forward { chunk, micro } => {

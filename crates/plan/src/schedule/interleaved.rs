@@ -1,8 +1,8 @@
-//! Interleaved 1F1B (arXiv 2104.04473, section 2.2): each stage holds v chunks, dealt out like cards.
+//! Interleaved 1F1B (arXiv 2104.04473, section 2.2): each stage holds v chunks, assigned round-robin.
 //!
-//! The bubble shrinks to (p − 1)(F + B) / v, for v times the messages and more activations in the warm-up.
-//! Micro-batches go through the pipeline in groups of p: a group passes the first chunk of a stage, then its second,
-//! and so on, so that a chunk's input has just come around when the stage turns to it.
+//! The bubble shrinks to (p − 1)(F + B) / v, at the price of v times the messages and more activations in the warm-up.
+//! Micro-batches pass through the pipeline in groups of p: a group passes the first chunk of a stage, then its second,
+//! and so on, so that a chunk's input has just arrived when the stage runs it.
 
 use super::Pass;
 
@@ -17,8 +17,8 @@ pub fn interleaved(pp: usize, stage: usize, micro_batches: usize, virtual_stages
         })
         .collect();
     let total = forwards.len();
-    // All chunks but the last must be run over the first group, and each later stage costs two passes of delay:
-    // one on the way there, one on the way back.
+    // All chunks but the last must run over the first group. Each later stage adds two passes of delay, one in each
+    // direction.
     let warm_up = ((pp - stage - 1) * 2 + (virtual_stages - 1) * pp).min(total);
     let mut passes = Vec::with_capacity(2 * total);
     // Warm-up.
@@ -33,7 +33,7 @@ pub fn interleaved(pp: usize, stage: usize, micro_batches: usize, virtual_stages
     passes
 }
 
-/// The forwards of `stage` alone, for any number of micro-batches: the last group may be smaller than `pp`.
+/// Only the forwards of `stage`, for any number of micro-batches: the last group may be smaller than `pp`.
 pub fn forward_only(pp: usize, stage: usize, micro_batches: usize, virtual_stages: usize) -> Vec<Pass> {
     groups(pp, micro_batches)
         .flat_map(|group| {
@@ -51,7 +51,7 @@ fn groups(pp: usize, micro_batches: usize) -> impl Iterator<Item = std::ops::Ran
 mod tests {
     use super::*;
 
-    /// The chunk and micro-batch of every pass, backwards with a minus, as the paper's figure 4 is read.
+    /// The chunk and micro-batch of every pass, backwards with a minus, as in the paper's figure 4.
     fn read(passes: &[Pass]) -> String {
         let one = |pass: &Pass| match pass {
             Pass::Forward { chunk, micro } => format!("{chunk}:{micro}"),

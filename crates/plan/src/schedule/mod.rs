@@ -1,8 +1,8 @@
 //! Pipeline schedules: which chunk each stage runs, forward or backward, on which micro-batch, in which order.
 //!
-//! A schedule knows nothing of blocks, transfers or sharding: those follow from its passes (see `program`). Every
-//! schedule runs the backwards of a chunk in the order of the micro-batches, so that gradients are summed in one
-//! order whichever is chosen.
+//! A schedule is independent of blocks, transfers and sharding: those ops follow from its passes (see `program`). Every
+//! schedule runs the backwards of a chunk in the order of the micro-batches, so all schedules sum gradients in the same
+//! order.
 
 mod gpipe;
 mod interleaved;
@@ -16,7 +16,7 @@ pub use zero_bubble::zero_bubble;
 
 use crate::{Plan, ScheduleKind};
 
-/// One chunk run over one micro-batch. Chunks are numbered over the whole model: chunk `c` is on stage `c mod pp`.
+/// One chunk run on one micro-batch. Chunks are numbered over the whole model: chunk `c` is on stage `c mod pp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the fields are named after what they number")]
 pub enum Pass {

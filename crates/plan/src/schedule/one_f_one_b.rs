@@ -6,7 +6,7 @@ use super::Pass;
 
 /// The passes of `stage`.
 pub fn one_f_one_b(pp: usize, stage: usize, micro_batches: usize) -> Vec<Pass> {
-    // The stages after this one must be filled before the first backward can come back.
+    // The stages after this one must be filled before the first backward can return.
     let warm_up = (pp - stage - 1).min(micro_batches);
     let forward = |micro| Pass::Forward { chunk: stage, micro };
     let backward = |micro| Pass::Backward { chunk: stage, micro };

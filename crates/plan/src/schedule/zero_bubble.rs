@@ -1,15 +1,15 @@
 //! ZB-H1 (arXiv 2401.10241): the backward is split into B (inputs) and W (weights), and W fills the bubble.
 //!
-//! Only B is on the path between stages, so for F = B = W the bubble is (p − 1)(F + B − W), a third of 1F1B's.
-//! Stage s has at most p − s micro-batches between F and B, as in 1F1B, and at most s between B and W: no stage keeps
-//! more than the p micro-batches that 1F1B keeps on its first.
+//! Only B is on the critical path between stages, so for F = B = W the bubble is (p − 1)(F + B − W), a third of 1F1B's.
+//! Stage s has at most p − s micro-batches between F and B, as in 1F1B, and at most s between B and W. So no stage
+//! keeps more than the p micro-batches that 1F1B keeps on its first stage.
 
 use super::Pass;
 
 /// The passes of `stage`.
 pub fn zero_bubble(pp: usize, stage: usize, micro_batches: usize) -> Vec<Pass> {
     let warm_up = (pp - stage - 1).min(micro_batches);
-    // Later stages put off more weight parts: their last B must leave early to climb back to the first stage.
+    // Later stages defer more weight parts, because their last B must reach the first stage early.
     let delay = stage.min(micro_batches);
     let forward = |micro| Pass::Forward { chunk: stage, micro };
     let backward = |micro: usize| {
@@ -31,7 +31,7 @@ pub fn zero_bubble(pp: usize, stage: usize, micro_batches: usize) -> Vec<Pass> {
     for micro in micro_batches - warm_up..micro_batches {
         passes.extend(backward(micro));
     }
-    // What was put off.
+    // The deferred weight parts.
     for micro in micro_batches - delay..micro_batches {
         passes.push(Pass::BackwardWeight { chunk: stage, micro });
     }

@@ -1,4 +1,4 @@
-//! The costs of many plans of one model and one batch: parts that several plans share are found once.
+//! The costs of many plans of one model and batch. Parts that several plans share are computed once.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use super::device::DeviceModel;
 use super::links::Links;
 use crate::memo::Memo;
 
-/// Costs of plans that differ in their strategy only.
+/// Costs of plans that differ only in their strategy.
 pub struct CostCache<'a> {
     device: &'a DeviceModel,
     links: Memo<Mesh, Links>,
@@ -20,29 +20,29 @@ pub struct CostCache<'a> {
     messages: Memo<(Mesh, usize, bool), Arc<Messages>>,
 }
 
-/// All that decides what blocks cost.
+/// Everything that decides the costs of blocks.
 #[derive(PartialEq, Eq, Hash)]
 #[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
 struct BlockKey {
     ranks: usize,
     tp: usize,
     one_stage: bool,
-    /// Stages, where they share cores.
+    /// Number of stages, if they share cores.
     sharing: Option<usize>,
     micro: usize,
     sequence_parallel: bool,
     recompute: Recompute,
     split: bool,
     accumulates: bool,
-    /// Replicas, where every micro-batch begins its gradients anew: their padding is cleared.
+    /// Number of replicas, if every micro-batch starts its gradients anew and clears their padding.
     fresh: Option<usize>,
 }
 
-/// All that decides what units cost.
+/// Everything that decides the costs of units.
 #[derive(PartialEq, Eq, Hash)]
 struct UnitKey {
     mesh: Mesh,
-    /// Of each stage.
+    /// Per stage.
     layers: Vec<usize>,
     sharded: [usize; 3],
     when: [When; 2],
@@ -77,7 +77,7 @@ impl<'a> CostCache<'a> {
     }
 }
 
-/// Whether a micro-batch adds to the gradients of the one before.
+/// Whether a micro-batch accumulates into the gradients of the previous one.
 fn accumulates(plan: &Plan) -> bool {
     plan.micro_batches() > 1
 }

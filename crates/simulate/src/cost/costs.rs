@@ -1,4 +1,4 @@
-//! What every op of a plan costs, in picoseconds: kernels priced by the device, transfers by the links.
+//! The cost of every op of a plan, in picoseconds: kernels are priced by the device, transfers by the links.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,21 +17,21 @@ use crate::graph::StageOp;
 /// Picoseconds.
 pub type Time = u64;
 
-/// A transfer: the level it keeps busy, and for how long.
+/// A transfer: the level that it occupies, and its duration.
 pub type Transfer = (Level, Time);
 
-/// What an op costs the rank that runs it.
+/// The cost of an op for the rank that runs it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpCost {
-    /// In kernels, or waiting for a host that is slower.
+    /// In kernels, or waiting for a slower host.
     pub compute: Time,
-    /// In transfers inside the op, which nothing overlaps.
+    /// In transfers inside the op, which do not overlap with anything.
     pub links: Time,
-    /// The transfer that the op only starts.
+    /// The transfer that the op starts without waiting.
     pub started: Option<Transfer>,
 }
 
-/// What every op costs on every stage of a plan. Many plans share the parts.
+/// The cost of every op on every stage of a plan. Many plans share the parts.
 #[derive(Clone, Debug)]
 pub struct Costs {
     pub(super) blocks: Arc<HashMap<Op, OpCost>>,
@@ -39,34 +39,34 @@ pub struct Costs {
     pub(super) messages: Arc<Messages>,
 }
 
-/// The messages of each stage: to the next one, and to the one before.
+/// The messages of each stage: to the next stage, and to the previous one.
 pub(super) type Messages = Vec<[Transfer; 2]>;
 
-/// What follows from the mesh and the sharding: ops about units, and what happens once a step.
+/// Costs that follow from the mesh and the sharding: ops on units, and ops that run once a step.
 #[derive(Clone, Debug)]
 pub(super) struct UnitCosts {
     ops: HashMap<Op, OpCost>,
-    /// Of each stage, in the order of [`StageOp::ALL`].
+    /// For each stage, in the order of [`StageOp::ALL`].
     stage_ops: Vec<[OpCost; StageOp::ALL.len()]>,
     /// A sum of a few numbers over each axis.
     sums: [Transfer; 3],
     /// The sum of the two copies of a tied table.
     tied: Transfer,
-    /// How much slower kernels are beside a transfer, in 1/1024.
+    /// How much slower kernels run beside a transfer, in 1/1024.
     interference: u64,
-    /// At the end of every step.
+    /// Time at the end of every step.
     fixed: Time,
 }
 
-/// Which part of [`Costs`] an op's cost is in.
+/// The part of [`Costs`] that contains an op's cost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     Block,
     Unit,
     Stage(StageOp),
-    /// A sum over an axis, which the op only starts.
+    /// A sum over an axis that the op only starts.
     Sum(Axis),
-    /// The op itself costs nothing: it awaits a transfer, or is one side of a message.
+    /// The op itself costs nothing: it waits for a transfer, or is one side of a message.
     Nothing,
 }
 
@@ -99,7 +99,7 @@ fn source(op: Op) -> Source {
     }
 }
 
-/// Seconds to picoseconds.
+/// Converts seconds to picoseconds.
 pub fn picoseconds(seconds: f64) -> Time {
     (seconds * 1e12).round() as Time
 }
@@ -121,13 +121,13 @@ impl OpCost {
         }
     }
 
-    /// What it costs a rank that shares its core and copies what it sends by itself.
+    /// The cost for a rank that shares its core and copies what it sends itself.
     fn shared(self, sharing: Sharing) -> OpCost {
-        let slower = |time: Time| (time as f64 * sharing.slower).round() as Time;
+        let slowed = |time: Time| (time as f64 * sharing.slowdown).round() as Time;
         let copied = self.started.map_or(0, |(_, time)| time);
         OpCost {
-            compute: slower(self.compute.saturating_add(copied)),
-            links: slower(self.links),
+            compute: slowed(self.compute.saturating_add(copied)),
+            links: slowed(self.links),
             started: None,
         }
     }
@@ -138,7 +138,7 @@ impl OpCost {
 }
 
 impl Costs {
-    /// What an op costs on a stage.
+    /// The cost of an op on a stage.
     pub fn of(&self, stage: usize, op: Op) -> OpCost {
         let known = |costs: &HashMap<Op, OpCost>| {
             *costs.get(&kind(op)).unwrap_or_else(|| panic!("no trace has \"{op}\""))
@@ -170,18 +170,18 @@ impl Costs {
         self.units.tied
     }
 
-    /// How much slower kernels are beside a transfer, in 1/1024.
+    /// How much slower kernels run beside a transfer, in 1/1024.
     pub fn interference(&self) -> u64 {
         self.units.interference
     }
 
-    /// What the framework adds to every step.
+    /// The framework's time per step.
     pub fn fixed(&self) -> Time {
         self.units.fixed
     }
 
-    /// Costs without a device: a layer's forward, its gradient of the input and its gradients of the weights take this
-    /// long, everything else takes no time.
+    /// Costs without a device: a layer's forward, its input gradient and its weight gradients take these times, and
+    /// everything else takes no time.
     pub fn of_layers(plan: &Plan, forward: Time, backward_input: Time, backward_weight: Time) -> Self {
         let compute = |op: Op| match op {
             Op::Forward { block: Block::Layer(_), .. } | Op::Recompute { .. } => forward,
@@ -242,7 +242,7 @@ impl Costs {
         }
     }
 
-    /// Traces a plan and prices what it does, over the links of its mesh.
+    /// Traces a plan and prices its kernels and transfers, over the links of its mesh.
     pub(super) fn new(plan: &Plan, device: &DeviceModel, links: &Links) -> Self {
         let pricing = Pricing {
             plan,
@@ -254,7 +254,7 @@ impl Costs {
         let small = cut_down(plan, 3);
         let traces = [0, 1, 2].map(|stage| trace(&small, stage));
         let [first, layer, last] = traces.each_ref().map(|trace| pricing.ops(trace));
-        // One stage has both ends of the model, and a tied table only once.
+        // A single stage has both ends of the model, but a tied table only once.
         let (ops, ends) = if plan.mesh.pp == 1 {
             let one = pricing.ops(&trace(&cut_down(plan, 1), 0));
             (one.clone(), vec![one])
@@ -301,7 +301,7 @@ impl Costs {
     }
 }
 
-/// Turns what ops do into what they cost.
+/// Computes costs from traces.
 struct Pricing<'a> {
     plan: &'a Plan,
     device: &'a DeviceModel,
@@ -334,14 +334,14 @@ impl Pricing<'_> {
         self.sharing.map_or(cost, |sharing| cost.shared(sharing))
     }
 
-    /// How many times longer a transfer takes where ranks share cores.
-    fn slower(&self) -> f64 {
-        self.sharing.map_or(1.0, |sharing| sharing.slower)
+    /// How many times longer a transfer takes because ranks share cores.
+    fn slowdown(&self) -> f64 {
+        self.sharing.map_or(1.0, |sharing| sharing.slowdown)
     }
 
     fn sum(&self, group: Group) -> Transfer {
         let (level, seconds) = self.links.collective(group, Collective::AllReduce, 12.0);
-        (level, picoseconds(seconds * self.slower()))
+        (level, picoseconds(seconds * self.slowdown()))
     }
 
     fn messages(&self, bytes: f64) -> Messages {
@@ -349,7 +349,7 @@ impl Pricing<'_> {
         let scattered = framework.scatter_messages && !self.plan.sequence_parallel && mesh.tp > 1;
         let message = |stage: usize, to: usize| {
             let (level, seconds) = self.links.message(stage, to, bytes, scattered);
-            (level, picoseconds(seconds * self.slower()))
+            (level, picoseconds(seconds * self.slowdown()))
         };
         let pp = mesh.pp;
         (0..pp)
@@ -381,14 +381,14 @@ fn starts_a_transfer(op: Op) -> bool {
     )
 }
 
-/// Seconds of a collective; with `whole` no rank is left with a shard of a sum only.
+/// Seconds of a collective. With `whole`, every rank gets the whole sum instead of a shard.
 fn collective(entry: Entry, links: &Links, whole: bool) -> Option<(Level, f64)> {
     let Movement::Collective(collective) = entry.transfer else { return None };
     let collective = if whole { Collective::AllReduce } else { collective };
     Some(links.collective(entry.group, collective, (entry.len * entry.dtype.bytes()) as f64))
 }
 
-/// The bytes of a message between stages, as the first stage sends it.
+/// Bytes of a message between stages, as the first stage sends it.
 fn message_bytes(first: &Trace) -> f64 {
     let sends = first.iter().filter(|(op, _)| matches!(op, Op::SendStart { .. }));
     let entries = sends.flat_map(|(_, traced)| &traced.transfers);

@@ -1,15 +1,15 @@
-//! How long a kernel takes on a device: products by tiles and waves, everything else by the bytes it moves.
+//! The time of a kernel on a device: products by tiles and waves, everything else by the bytes that it moves.
 //!
-//! A product is cut into tiles, and the device's units run the tiles in waves. A wave takes as long as one tile, and a tile
-//! takes as long as its terms plus a ramp for its beginning and end. The fastest of a few tile shapes and of a few splits of
-//! the sums counts, as in a library that chooses among its kernels.
+//! A product is divided into tiles, and the device's units process the tiles in waves. A wave takes as long as one
+//! tile, and a tile takes as long as its terms plus a ramp for its start and end. The model takes the fastest of a few
+//! tile shapes and splits of the sums, like a library that chooses among its kernels.
 
 use kintsugi_spec::{AttentionPoint, DeviceSpec, FrameworkSpec, KernelPoint, ProductPoint};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
 use kintsugi_tensor::paper::{Kernel, KernelKind};
 
-/// A device's speed, as run by a framework.
+/// The speed of a device under a framework.
 #[derive(Clone, Debug)]
 pub struct DeviceModel {
     peak_16bit: f64,
@@ -26,7 +26,7 @@ pub struct DeviceModel {
     framework: FrameworkSpec,
 }
 
-/// How much faster a product was measured than the model says.
+/// The ratio of a product's measured speed to the modelled one.
 #[derive(Clone, Copy, Debug)]
 struct Correction {
     point: ProductPoint,
@@ -54,7 +54,7 @@ const SPLITS: [f64; 4] = [1.0, 2.0, 4.0, 8.0];
 const QUERY_BLOCK: f64 = 128.0;
 
 impl DeviceModel {
-    /// The model of a device; `None` where its peaks are not known.
+    /// The model of a device; `None` if its peaks are unknown.
     pub fn new(device: &DeviceSpec, framework: &FrameworkSpec) -> Option<Self> {
         let peak_fp32 = device.peak_fp32?;
         let mut model = DeviceModel {
@@ -135,7 +135,7 @@ impl DeviceModel {
         known().map(|point| near(point) * rate(point).ln()).sum::<f64>().div(weights).exp()
     }
 
-    /// Attention through scores in memory: products over the whole square, and passes over the scores.
+    /// Plain attention with scores in memory: products over the whole square, and passes over the scores.
     fn plain(&self, shape: AttentionShape, dtype: DType, backward: bool) -> f64 {
         let (width, fp32) = (dtype.bytes() as f64, is_fp32(dtype));
         let batch = (shape.batch * shape.heads) as f64;

@@ -1,4 +1,4 @@
-//! How long collectives and messages take: by the level they cross, what they share, and the algorithm.
+//! The time of collectives and messages, by the level that they cross, the links that they share, and the algorithm.
 //!
 //! Inside a node, the bandwidth of a group is that of the best ring over its wires. Between nodes, it is that of the network
 //! adapters of the group's ranks in one node. Rings send the fewest bytes and trees take the fewest steps. Both are
@@ -26,7 +26,7 @@ pub struct Links {
     pipeline: GroupLinks,
 }
 
-/// What a level's links reach.
+/// The speed of a level's links, with its efficiency applied.
 #[derive(Clone, Copy, Debug)]
 struct Speed {
     bandwidth: f64,
@@ -34,7 +34,7 @@ struct Speed {
     start: f64,
 }
 
-/// The links of a group of ranks, as its slowest member sees them.
+/// The links of a group of ranks, with the values of its slowest member.
 #[derive(Clone, Copy, Debug)]
 struct GroupLinks {
     ranks: usize,
@@ -53,17 +53,17 @@ pub enum Algorithm {
 }
 
 impl Links {
-    /// The links of a cluster. Common values stand for what the cluster does not specify.
+    /// The links of a cluster. Typical values replace what the cluster does not specify.
     pub fn new(cluster: &ClusterSpec, mesh: Mesh, framework: &FrameworkSpec) -> Self {
         let levels = Level::ALL.map(|level| speed(cluster, level));
-        let reached = |share: f64, stride, ranks, beside| {
+        let with_share = |share: f64, stride, ranks, beside| {
             let mut group = group(cluster, &levels, mesh, stride, ranks, beside);
             if group.nodes > 1 && group.nodes < ranks {
                 group.bandwidth *= share;
             }
             group
         };
-        let group = |stride, ranks, beside| reached(framework.between_nodes, stride, ranks, beside);
+        let group = |stride, ranks, beside| with_share(framework.between_nodes, stride, ranks, beside);
         let of_replicas = framework.replicas_between_nodes.unwrap_or(framework.between_nodes);
         let stage = mesh.dp * mesh.tp;
         Links {
@@ -71,7 +71,7 @@ impl Links {
             mesh,
             levels,
             tensor: group(1, mesh.tp, 1),
-            data: reached(of_replicas, mesh.tp, mesh.dp, mesh.tp),
+            data: with_share(of_replicas, mesh.tp, mesh.dp, mesh.tp),
             handshake: framework.message,
             whole_sums: framework.whole_sums,
             trees: framework.trees,
@@ -80,12 +80,12 @@ impl Links {
         }
     }
 
-    /// Whether gradients are summed whole on every rank, though it may need a shard only.
+    /// Whether every rank gets the sum of whole gradients, even if it needs only a shard.
     pub fn whole_sums(&self) -> bool {
         self.whole_sums
     }
 
-    /// Seconds of a collective over `bytes` in sum, and the level it keeps busy.
+    /// Seconds of a collective over `bytes` in total, and the level that it occupies.
     pub fn collective(&self, group: Group, collective: Collective, bytes: f64) -> (Level, f64) {
         let links = self.group(group);
         if links.ranks < 2 {
@@ -102,7 +102,7 @@ impl Links {
     /// The algorithm of a collective over `bytes`: both its seconds and its traffic follow from it.
     pub fn algorithm(&self, group: Group, collective: Collective, bytes: f64) -> Algorithm {
         let group = self.group(group);
-        // Trees reduce and broadcast; nobody gathers or scatters over them.
+        // Trees are used only to reduce and broadcast, not to gather or scatter.
         let tree = self.trees && collective == Collective::AllReduce;
         if tree && self.tree(group, bytes) < self.ring(group, bytes) {
             Algorithm::Tree
@@ -160,7 +160,7 @@ impl Links {
     }
 }
 
-/// The speed of a level; common values stand for what is not specified.
+/// The speed of a level. Typical values replace what is not specified.
 fn speed(cluster: &ClusterSpec, level: Level) -> Speed {
     let link = cluster.link(level);
     let (bandwidth, latency, start) = match level {
@@ -196,7 +196,7 @@ fn group(
     let span = stride * ranks;
     let first = (0..mesh.ranks()).step_by(span).flat_map(|block| block..block + stride);
     let starts = first.filter(|first| first + (ranks - 1) * stride < mesh.ranks());
-    // Groups that begin at the same place are alike.
+    // Groups that begin at the same position of a node are alike.
     let starts: BTreeMap<usize, usize> =
         starts.map(|first| (first % places(cluster.topology), first)).collect();
     let members = |first: usize| -> Vec<usize> { (0..ranks).map(|i| first + i * stride).collect() };
@@ -213,10 +213,11 @@ fn group(
             }
             inner if cluster.graph.is_empty() || ranks < 2 => levels[inner as usize].bandwidth,
             inner => {
-                let reached = cluster.link(inner).and_then(|link| link.efficiency).unwrap_or(0.8);
+                let efficiency = cluster.link(inner).and_then(|link| link.efficiency).unwrap_or(0.8);
                 // Groups that run at the same time share their wires. Those of the first group stand for all.
-                let ring = ring(cluster, &first_beside, stride, per_node).unwrap_or(cluster_node(cluster));
-                ring / beside as f64 * reached
+                let ring =
+                    ring(cluster, &first_beside, stride, per_node).unwrap_or(unwired_bandwidth(cluster));
+                ring / beside as f64 * efficiency
             }
         };
         GroupLinks { ranks, nodes: count, level, bandwidth }
@@ -241,10 +242,10 @@ fn ring(cluster: &ClusterSpec, members: &[usize], stride: usize, per_node: usize
     if n == 2 {
         return Some(between[0][1]).filter(|&bandwidth| bandwidth > 0.0);
     }
-    let mut thinnest: Vec<f64> =
+    let mut bandwidths: Vec<f64> =
         between.iter().flatten().copied().filter(|&bandwidth| bandwidth > 0.0).collect();
-    thinnest.sort_by(|a, b| b.total_cmp(a));
-    thinnest.into_iter().find(|&least| closes(&between, least)).map(|least| 2.0 * least)
+    bandwidths.sort_by(|a, b| b.total_cmp(a));
+    bandwidths.into_iter().find(|&least| closes(&between, least)).map(|least| 2.0 * least)
 }
 
 /// Whether a ring over all members exists whose hops all have at least this bandwidth. Dynamic programming over the sets of
@@ -266,7 +267,7 @@ fn closes(between: &[Vec<f64>], least: f64) -> bool {
 }
 
 /// The bandwidth between two ranks of a node without a direct wire.
-fn cluster_node(cluster: &ClusterSpec) -> f64 {
+fn unwired_bandwidth(cluster: &ClusterSpec) -> f64 {
     cluster.link(Level::Node).and_then(|link| link.bandwidth).unwrap_or(DEFAULT_NODE)
 }
 
@@ -287,7 +288,8 @@ mod tests {
         let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"";
         let cluster = ConfigSource::text(file).plan().unwrap().cluster;
         let over = |members: &[usize]| ring(&cluster, members, 1, 8).map(|bandwidth| bandwidth / 1e9);
-        // Four wires in a package; 0–1–3–2 and 0–1–3–2–4–5–7–6 have hops of one wire, used both ways.
+        // Four wires in a package. The rings 0–1–3–2 and 0–1–3–2–4–5–7–6 have hops of one wire, used in both
+        // directions.
         assert_eq!(over(&[0, 1]), Some(200.0));
         assert_eq!(over(&[0, 1, 2, 3]), Some(100.0));
         assert_eq!(over(&[0, 1, 2, 3, 4, 5, 6, 7]), Some(100.0));
@@ -330,7 +332,7 @@ mod tests {
 
     #[test]
     fn stages_go_on_together_so_that_the_slowest_message_counts() {
-        // Of six ranks a stage, four have their next one on another node of eight.
+        // Of the six ranks of a stage, four have their peer on another node of eight.
         let links = frontier(1, 2, 6);
         assert_eq!(links.message(0, 1, 1e6, false).0, Level::Cluster);
         assert_eq!((links.tied.level, links.pipeline.level), (Level::Cluster, Level::Cluster));

@@ -1,4 +1,4 @@
-//! What ops cost: the kernels and transfers of a paper trace, priced by a device and its links.
+//! The costs of ops: the kernels and transfers of a paper trace, priced by a device and its links.
 
 mod cache;
 mod costs;

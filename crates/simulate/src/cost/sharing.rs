@@ -1,7 +1,7 @@
-//! Ranks that are threads of a CPU share its cores.
+//! Ranks that are threads of a CPU and share its cores.
 //!
-//! Then nothing overlaps: a rank copies what it sends, and while one rank waits another computes. So a step takes at least
-//! the work of all ranks divided by the cores, and at least the time of one stage that has all cores.
+//! Then nothing overlaps: a rank itself copies what it sends, and while one rank waits, another one computes. So a step
+//! takes at least the work of all ranks divided by the cores, and at least the time of one stage that has all cores.
 
 use kintsugi_plan::Plan;
 
@@ -11,33 +11,34 @@ use crate::Timing;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sharing {
     /// How many times longer a rank of a stage takes than with a core of its own.
-    pub slower: f64,
-    /// How much longer all stages together take than what they take one after the other.
-    crowded: f64,
+    pub slowdown: f64,
+    /// The time that the cores need for all stages, relative to the time of the stages run one after the other. 0 if
+    /// every rank has a core.
+    core_ratio: f64,
 }
 
 impl Sharing {
-    /// How ranks share cores; `None` where each has a device of its own.
+    /// How ranks share cores; `None` if each rank has its own device.
     pub fn of(plan: &Plan) -> Option<Self> {
         let cores = plan.cluster.cores? as f64;
         let in_node = |ranks: usize| plan.cluster.topology.per_node.map_or(ranks, |n| n.min(ranks)) as f64;
         let (ranks, stage) = (in_node(plan.mesh.ranks()), in_node(plan.mesh.dp * plan.mesh.tp));
         if ranks <= cores {
             // The remaining cores are divided evenly, as threads of the ranks.
-            return Some(Sharing { slower: 1.0 / (cores / ranks).floor(), crowded: 0.0 });
+            return Some(Sharing { slowdown: 1.0 / (cores / ranks).floor(), core_ratio: 0.0 });
         }
-        let slower = (stage / cores).max(1.0);
-        Some(Sharing { slower, crowded: stage / cores / slower })
+        let slowdown = (stage / cores).max(1.0);
+        Some(Sharing { slowdown, core_ratio: stage / cores / slowdown })
     }
 
     /// Extends a step to the time that the cores need for the work of all ranks, if that is longer.
-    pub fn crowd(self, timing: Timing, stages: usize) -> Timing {
+    pub fn limit_by_cores(self, timing: Timing, stages: usize) -> Timing {
         let working = timing.compute_s + timing.tensor_s + timing.exposed_s.iter().sum::<f64>();
-        let step_s = working * stages as f64 * self.crowded + timing.fixed_s;
+        let step_s = working * stages as f64 * self.core_ratio + timing.fixed_s;
         if step_s <= timing.step_s {
             return timing;
         }
-        // Some rank always computes: what looked like waiting for another stage was waiting for a core.
+        // Some rank always computes, so the time that seemed to be a wait for another stage was a wait for a core.
         let each = (step_s - timing.fixed_s) / working;
         Timing {
             step_s,

@@ -1,7 +1,7 @@
-//! What each op does, from the paper trace of a model cut down to three stages of one layer each.
+//! The kernels and transfers of each op, from the paper trace of a model reduced to three stages of one layer each.
 //!
-//! Blocks of one kind do the same, so one of each is traced. The first stage has the embedding, the last the head,
-//! and the one between only a layer, so what an op does for a whole stage adds up from these.
+//! Blocks of one kind do the same, so one of each is traced. The first stage has the embedding, the last the head, and
+//! the middle one only a layer. The ops of a whole stage are assembled from these.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use kintsugi_tensor::{Backend, Device};
 
 use crate::predict::NoTokens;
 
-/// What an op does.
+/// The kernels and transfers of an op.
 #[derive(Clone, Debug, Default)]
 pub struct OpTrace {
     /// The kernels it runs.
@@ -25,10 +25,10 @@ pub struct OpTrace {
     pub transfers: Vec<Entry>,
 }
 
-/// What every kind of op does on one stage. The key is the op with every number in it set to zero.
+/// The trace of every kind of op on one stage. The key is the op with every number in it set to zero.
 pub type Trace = HashMap<Op, OpTrace>;
 
-/// The plan cut down to `stages` stages of one layer.
+/// The plan reduced to `stages` stages of one layer.
 pub fn cut_down(plan: &Plan, stages: usize) -> Plan {
     let mut small = plan.clone();
     small.model.layers = stages;
@@ -41,13 +41,13 @@ pub fn cut_down(plan: &Plan, stages: usize) -> Plan {
     };
     small.pipeline =
         Pipeline { schedule, virtual_stages: 1, layers: vec![1; stages], ..plan.pipeline.clone() };
-    // The first micro-batch writes gradients and the others add to them: the last stands for all.
+    // The first micro-batch writes gradients and the others accumulate, so the last one is representative.
     let micro_batches = plan.micro_batches().min(2);
     small.batch = Batch { global: micro_batches * plan.batch.micro * plan.mesh.dp, ..plan.batch };
     small
 }
 
-/// Runs a stage of a small plan on paper and records what each kind of op does, the last time it runs.
+/// Runs a stage of a small plan on paper and records the last run of each kind of op.
 pub fn trace(plan: &Plan, stage: usize) -> Trace {
     let paper = Rc::new(Paper::new(Device::Cpu { threads: 1 }).tracing());
     let log = Rc::new(RefCell::new(Log::default()));
@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// What the ops of a plan's three kinds of stages do, by the plan cut down.
+    /// Traces the three kinds of stages of a plan on the reduced plan.
     fn of_small(plan: &Plan) -> Trace {
         let stages = if plan.mesh.pp == 1 { 1 } else { 3 };
         let small = cut_down(plan, stages);
@@ -142,12 +142,13 @@ mod tests {
             let small = of_small(&plan);
             for stage in 0..pp {
                 for (op, real) in trace(&plan, stage) {
-                    // These are about all that a stage holds, and messages about whom it has beside it.
+                    // These ops depend on everything that a stage holds, and messages on its neighbours.
                     if matches!(op, Op::Begin | Op::Measure | Op::Clip | Op::Step | Op::SendStart { .. }) {
                         continue;
                     }
-                    // If gradients are reduced for every micro-batch, the distance of the weight parts decides whether an
-                    // input part begins the gradients of the norms or adds to them. Only the kernels differ, by little.
+                    // If gradients are reduced for every micro-batch, the delay of the weight parts decides whether an
+                    // input part writes the gradients of the norms or accumulates them. Only the kernels differ, and
+                    // only a little.
                     let begins_or_adds = schedule == "zero-bubble" && zero >= 2;
                     if begins_or_adds && matches!(op, Op::Backward { .. } | Op::ReduceStart { .. }) {
                         prop_assert_eq!(small.get(&op).map(|t| &t.transfers), Some(&real.transfers));

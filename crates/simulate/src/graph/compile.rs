@@ -1,4 +1,4 @@
-//! Programs to nodes: the one place beside the interpreter in `rank` that decides what an op does.
+//! Compiles programs into nodes: the one place beside the interpreter in `rank` that decides what an op does.
 
 use kintsugi_plan::{Axis, Block, Group, Message, MessageKind, Op, Plan, ScheduleKind, Unit};
 use rustc_hash::FxHashMap;
@@ -18,9 +18,9 @@ pub(crate) enum Extent {
 /// Whether ops that run back to back share a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rows {
-    /// They do: fewer nodes to evaluate.
+    /// They do, so that fewer nodes are evaluated.
     Merged,
-    /// Every op has a node of its own, so that its span can be recorded.
+    /// Every op has its own node, so that its span can be recorded.
     Single,
 }
 
@@ -28,24 +28,25 @@ pub(crate) enum Rows {
 #[derive(Debug)]
 pub(super) struct Compiled {
     pub stages: Vec<StageNodes>,
-    /// The ops that cost something, one of each kind. Nodes name them by their number.
+    /// The ops with a cost, one of each kind. Nodes refer to them by number.
     pub kinds: Vec<Op>,
-    /// Kinds that run back to back.
+    /// Lists of kinds that run back to back.
     pub rows: Vec<Vec<u16>>,
     /// How many stages take part in the rendezvous of each channel.
     pub sides: Vec<usize>,
-    /// The stage of each slot for a transfer of a stage's own.
+    /// The stage of each slot for a stage's own transfer.
     pub slots: Vec<u16>,
 }
 
-/// The nodes of one stage, and where the periods of its schedule begin.
+/// The nodes of one stage, and the starts of the periods of its schedule.
 #[derive(Debug, Default)]
 pub(super) struct StageNodes {
     pub steps: Vec<Step>,
-    /// Where each period's first forward is; not of interleaved schedules.
+    /// The index of each period's first forward. Empty for interleaved schedules.
     pub forwards: Vec<usize>,
-    /// Where each period's first backward is, where all of them follow the forwards. Interleaved schedules count from
-    /// their second backward: it is the first that waits until the one before it is sent.
+    /// The index of each period's first backward, for schedules in which all backwards follow the forwards. For
+    /// interleaved schedules the second backward is taken instead, because it is the first that waits until the
+    /// previous one is sent.
     pub backwards: Vec<usize>,
 }
 
@@ -87,12 +88,12 @@ struct Compiler {
     rows: Numbers<Vec<u16>>,
     transfers: Numbers<(usize, Transfer)>,
     stage: StageNodes,
-    /// The row that is being put together, and its first op.
+    /// The row under construction, and its first op.
     row: Vec<u16>,
     row_op: u32,
 }
 
-/// A transfer that a stage has of its own.
+/// A stage's own transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Transfer {
     Gather(Unit),
@@ -101,7 +102,7 @@ enum Transfer {
     Sum(Axis),
 }
 
-/// Numbers for values, in the order in which they are first seen.
+/// Assigns numbers to values, in the order of their first occurrence.
 struct Numbers<T> {
     all: Vec<T>,
     number: FxHashMap<T, u32>,
@@ -272,8 +273,8 @@ impl Compiler {
     }
 }
 
-/// Finds where the periods of a stage's schedule begin: with the message that the first pass of a period waits for, or
-/// with that pass.
+/// Finds the starts of the periods of a stage's schedule: the message that the first pass of a period waits for, or
+/// that pass.
 struct Periods {
     first: Option<Block>,
     last: Option<Block>,

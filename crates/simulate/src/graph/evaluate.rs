@@ -1,9 +1,10 @@
-//! When every node of a graph begins and ends, in whole picoseconds.
+//! Computes when every node of a graph begins and ends, in whole picoseconds.
 //!
-//! All ranks of a stage do the same at the same time, so one clock stands for the kernels of a stage and one for each
+//! All ranks of a stage do the same at the same time. So each stage has one clock for its kernels, and one for each
 //! level of links that it sends over. A transfer begins when it is started and its level is free. A message begins when
-//! both sides are ready, after the stage's earlier messages over that level, and delays the other transfers over it:
-//! another stage waits for a message. What stages do together begins when the last of them is ready.
+//! both sides are ready and the stage's earlier messages over that level are done. It delays the other transfers over
+//! that level, because another stage waits for the message. A joint operation of several stages begins when the last of
+//! them is ready.
 
 use std::collections::VecDeque;
 
@@ -13,7 +14,7 @@ use super::order::{Graph, Section};
 use super::{Node, Rendezvous, StageOp, Step};
 use crate::cost::{Costs, OpCost, Time, Transfer};
 
-/// What all stages together spent their time on, in picoseconds, and when the last of them was done.
+/// The total time of all stages by activity, in picoseconds, and the end of the last stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Account {
     pub end: u128,
@@ -23,12 +24,12 @@ pub(crate) struct Account {
     pub tensor: u128,
     /// Waiting for transfers of weights and gradients, by level.
     pub exposed: [u128; 3],
-    /// Waiting for other stages, and for messages on their way.
+    /// Waiting for other stages, and for messages in flight.
     pub idle: u128,
 }
 
 impl Account {
-    /// This one, followed by `times` times another.
+    /// This account plus `times` times another.
     pub(crate) fn plus(self, times: usize, other: Account) -> Account {
         let plus = |a: u128, b: u128| a + times as u128 * b;
         Account {
@@ -51,33 +52,33 @@ pub(crate) struct NodeSpan {
     pub end: u128,
 }
 
-/// Evaluates a graph for a plan with these costs. Sections that repeat are run `periods` times.
+/// Evaluates a graph for a plan with these costs. Repeated sections run `periods` times.
 pub(crate) fn evaluate(graph: &Graph, costs: &Costs, periods: usize) -> Account {
     Evaluation::new(graph, Prices::new(graph, costs, periods), periods, |_| {}).run()
 }
 
-/// The same, with the span of every node. `graph` has a node for every op.
+/// The same, and records the span of every node. `graph` must have a node for every op.
 pub(crate) fn spans(graph: &Graph, costs: &Costs) -> (Vec<NodeSpan>, Account) {
     let mut spans = Vec::new();
     let account = Evaluation::new(graph, Prices::new(graph, costs, 1), 1, |span| spans.push(span)).run();
     (spans, account)
 }
 
-/// The costs of a plan, by the numbers that nodes have. Times are in units of 2ⁿ picoseconds.
+/// The costs of a plan, indexed by the numbers in the nodes. Times are in units of 2ⁿ picoseconds.
 struct Prices {
     /// n: 0, unless the step takes months.
     unit: u32,
     kinds: Vec<OpCost>,
     rows: Vec<RowCost>,
     stage_ops: Vec<[OpCost; StageOp::ALL.len()]>,
-    /// The transfers that ops of a kind start, if they do.
+    /// The transfer that the ops of a kind start, if any.
     transfers: Vec<Option<Transfer>>,
     channels: Vec<Transfer>,
     /// How much slower kernels are beside a transfer, in 1/1024.
     interference: u64,
 }
 
-/// What the ops of a row cost together.
+/// The total cost of the ops of a row.
 #[derive(Clone, Copy)]
 struct RowCost {
     compute: Time,
@@ -114,7 +115,7 @@ impl Prices {
     }
 }
 
-/// The most that nodes can take, in picoseconds.
+/// Upper bounds of the times of nodes, in picoseconds.
 struct Bounds {
     rows: Vec<u128>,
     stage_ops: [u128; StageOp::ALL.len()],
@@ -137,8 +138,8 @@ impl Bounds {
         }
     }
 
-    /// The n of a unit of 2ⁿ picoseconds in which no clock overflows: no step takes longer than all of its nodes one after
-    /// the other.
+    /// The n of a unit of 2ⁿ picoseconds in which no clock overflows. No step takes longer than all of its nodes one
+    /// after the other.
     fn unit(&self, graph: &Graph, periods: usize) -> u32 {
         let sum = |of: &dyn Fn(&Section) -> u128| -> u128 {
             let times = |section: &Section| if section.repeats { periods as u128 } else { 1 };
@@ -190,18 +191,18 @@ struct Evaluation<'a, R> {
 /// Units of time since the step began.
 type Moment = u64;
 
-/// How far a step has got.
+/// The state of an evaluation.
 struct State {
     stages: Vec<Clocks>,
-    /// When the transfers that stages have started end; 0 if there is none.
+    /// The ends of the transfers that stages have started; 0 if there is none.
     transfers: Vec<Moment>,
-    /// When the last side of each rendezvous was ready, a window for each channel; 0 if none is.
+    /// When the last side of each rendezvous was ready, as a window for each channel; 0 if none is.
     rendezvous: Vec<Moment>,
     spent: Spent,
 }
 
-/// What all stages spent their time on so far. Stages wait at the same time, so their waits together may be longer than all
-/// nodes one after the other.
+/// The time of all stages so far, by activity. Stages wait at the same time, so the sum of their waits may exceed the
+/// sum of all nodes.
 #[derive(Clone, Copy, Default)]
 struct Spent {
     compute: Moment,
@@ -209,7 +210,7 @@ struct Spent {
     exposed: [u128; 3],
 }
 
-/// How things were when a period began.
+/// The state at the start of a period.
 struct Period {
     begin: Moment,
     spent: Spent,
@@ -220,9 +221,9 @@ struct Period {
 #[derive(Clone, Copy, Default)]
 struct Clocks {
     now: Moment,
-    /// When each level is free.
+    /// When each level becomes free.
     free: [Moment; 3],
-    /// When each level has sent its last message.
+    /// When the last message over each level ends.
     quiet: [Moment; 3],
 }
 
@@ -256,9 +257,9 @@ impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
 
     /// Runs a section for every period.
     ///
-    /// An evaluation only adds durations to moments and takes the later of two. So if all moments that matter are those of
-    /// an earlier period, shifted by the same time, everything that follows is shifted by as much: whole cycles are
-    /// skipped, to the picosecond.
+    /// An evaluation only adds durations to times and takes the later of two times. If all times that matter equal
+    /// those of an earlier period plus a common shift, everything that follows is shifted by the same amount. So whole
+    /// cycles are skipped, exact to the picosecond.
     fn repeat(&mut self, section: &Section) {
         let mut history: VecDeque<Period> = VecDeque::new();
         let mut left = self.periods;
@@ -272,7 +273,7 @@ impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
             if let Some(earlier) = same {
                 let length = earlier + 1;
                 self.state.skip(&history[history.len() - length], left / length);
-                // Less than a cycle is left.
+                // Less than one cycle remains.
                 (0..left % length).for_each(|_| self.period(section));
                 break;
             }
@@ -283,7 +284,7 @@ impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
             self.period(section);
             left -= 1;
         }
-        // The short step has one period of the section in it: its messages keep their numbers after one period.
+        // The short step contains one period of the section, so its messages keep their numbers after one period.
         self.shift = self.shift.wrapping_sub(self.graph.period);
     }
 
@@ -292,7 +293,7 @@ impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
         self.shift = self.shift.wrapping_add(self.graph.period);
     }
 
-    /// All moments that what follows depends on, relative to the first stage's clock.
+    /// All times on which the rest depends, relative to the first stage's clock.
     fn relative(&self) -> Vec<Moment> {
         let State { stages, transfers, rendezvous, .. } = &self.state;
         let base = stages[0].now;
@@ -390,13 +391,13 @@ impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
 }
 
 impl Clocks {
-    /// Whether a transfer is under way.
+    /// Whether a transfer is in flight.
     fn sends(&self) -> bool {
         let [package, node, cluster] = self.free;
         package.max(node).max(cluster) > self.now
     }
 
-    /// Runs kernels, slower while a transfer goes on beside them, and the transfers between them.
+    /// Runs kernels, slower while a transfer is in flight, and the transfers between them.
     fn run(&mut self, cost: OpCost, interference: u64, spent: &mut Spent) {
         let OpCost { mut compute, links, .. } = cost;
         if interference > 0 {
@@ -406,20 +407,20 @@ impl Clocks {
         self.now += compute + links;
         spent.compute += compute;
         spent.tensor += links;
-        // The transfers inside the op delay what goes on beside it.
+        // The transfers inside the op delay those in flight.
         if links > 0 {
             self.free.iter_mut().filter(|free| **free > self.now).for_each(|free| *free += links);
         }
     }
 
-    /// Begins a transfer as soon as its level is free; when it ends.
+    /// Starts a transfer as soon as its level is free. Returns its end.
     fn start(&mut self, (level, time): Transfer) -> Moment {
         let free = &mut self.free[level as usize];
         *free = self.now.max(*free) + time;
         *free
     }
 
-    /// Begins a message before transfers that wait, and beside one that is under way; when that is.
+    /// Starts a message ahead of waiting transfers and beside one in flight. Returns its start.
     fn send(&mut self, (level, time): Transfer) -> Moment {
         let (free, quiet) = (&mut self.free[level as usize], &mut self.quiet[level as usize]);
         let begin = self.now.max(*quiet);
@@ -430,7 +431,7 @@ impl Clocks {
 }
 
 impl State {
-    /// Goes on by `cycles` times what happened since `earlier`.
+    /// Advances by `cycles` times the change since `earlier`.
     fn skip(&mut self, earlier: &Period, cycles: usize) {
         let later = cycles as Moment * (self.stages[0].now - earlier.begin);
         for Clocks { now, free, quiet } in &mut self.stages {
@@ -453,7 +454,7 @@ mod tests {
 
     use super::*;
 
-    /// One stage whose only op runs a product in two halves. The sum over each half is started behind it, and both are
+    /// One stage whose only op runs a product in two halves. The sum over each half starts after it, and both are
     /// awaited at the end.
     #[test]
     fn transfers_inside_a_block_run_beside_its_kernels() {
@@ -490,7 +491,7 @@ mod tests {
         };
         let mut spans = Vec::new();
         let account = Evaluation::new(&graph, prices, 1, |span| spans.push((span.start, span.end))).run();
-        // The first sum is over before the second half is; only the second is waited for.
+        // The first sum ends before the second half, so only the second sum is waited for.
         assert_eq!(spans, [(0, 10), (10, 10), (10, 20), (20, 20), (20, 20), (20, 27)]);
         let exposed = [0, 7, 0];
         assert_eq!(account, Account { end: 27, compute: 20, tensor: 0, exposed, idle: 0 });

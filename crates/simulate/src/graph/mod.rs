@@ -1,9 +1,9 @@
 //! A training step as a flat graph of timed operations.
 //!
-//! `compile` turns the programs of all stages into nodes, `period` finds the part that repeats for every period of the
-//! schedule, `order` merges the nodes of all stages into one order in which every node follows those it waits for,
-//! and `evaluate` computes when each node begins and ends. Which node waits for which does not depend on costs, so one
-//! graph serves all plans that run the same programs.
+//! `compile` turns the programs of all stages into nodes. `period` finds the part that repeats in every period of the
+//! schedule. `order` merges the nodes of all stages into one order in which every node follows those that it waits for.
+//! `evaluate` computes when each node begins and ends. The dependencies do not depend on costs, so one graph serves all
+//! plans that run the same programs.
 
 mod compile;
 mod evaluate;
@@ -22,9 +22,9 @@ use kintsugi_plan::Op;
 enum Node {
     /// Runs the ops of a row back to back.
     Run(u16),
-    /// Runs an op whose cost depends on all that the stage holds.
+    /// Runs an op whose cost depends on everything that the stage holds.
     RunStage(StageOp),
-    /// Starts a transfer of the stage's own. Its end is stored in a slot.
+    /// Starts a stage's own transfer. Its end is stored in a slot.
     Start { cost: u16, slot: u32 },
     /// Waits for that transfer.
     Wait { cost: u16, slot: u32 },
@@ -36,16 +36,16 @@ enum Node {
     Arrive { rendezvous: Rendezvous, last: bool },
 }
 
-/// What several stages take part in: a message between two, the sum of a tied table, a sum over all stages.
+/// A point at which several stages meet: a message between two, the sum of a tied table, a sum over all stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rendezvous {
-    /// The activations into chunk `c` have channel `c`; gradients, and what is done once a step, follow.
+    /// The activations into chunk `c` have channel `c`. The gradients and the joint operations of a step follow.
     channel: u16,
     /// Distinguishes the messages of a channel.
     micro: u32,
 }
 
-/// The ops that a stage runs for all that it holds at once.
+/// The ops that a stage runs once for everything that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StageOp {
     Begin,
@@ -63,7 +63,7 @@ impl StageOp {
     ];
 }
 
-/// A node, and the op of the stage's program that it belongs to. A row of several ops has the number of its first.
+/// A node, and the op of the stage's program to which it belongs. A row of several ops has the number of its first op.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     node: Node,

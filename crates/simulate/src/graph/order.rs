@@ -1,7 +1,7 @@
-//! One order for the nodes of all stages: every stage goes on until it must wait for another.
+//! One order for the nodes of all stages: every stage advances until it must wait for another.
 //!
-//! Which stage waits for which does not depend on how long anything takes. So an order in which every node follows
-//! those it waits for is found once, and an evaluation is a single walk over an array.
+//! The dependencies between stages do not depend on durations. So an order in which every node follows those that it
+//! waits for is computed once, and an evaluation is a single pass over an array.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::compile::{Compiled, Extent, Rows, compile};
 use super::period::repeated;
 use super::{Node, Rendezvous, Step};
 
-/// The nodes of a step, or of a short step that stands for longer ones.
+/// The nodes of a step, or of a short step that represents longer ones.
 #[derive(Debug)]
 pub(crate) struct Graph {
     pub(super) sections: Vec<Section>,
@@ -21,7 +21,7 @@ pub(crate) struct Graph {
     /// The stage of each slot for a transfer of a stage's own.
     pub(super) slots: Vec<u16>,
     pub(super) channels: usize,
-    /// At least as many as there are consecutive micro-batches with an open rendezvous in a channel; a power of two.
+    /// A power of two that is at least the number of consecutive micro-batches with an open rendezvous in a channel.
     pub(super) window: u32,
     /// Micro-batches of one period.
     pub(super) period: u32,
@@ -29,25 +29,26 @@ pub(crate) struct Graph {
     pub(super) cycle: usize,
 }
 
-/// Nodes that are evaluated one after the other.
+/// Nodes that are evaluated in sequence.
 #[derive(Debug)]
 pub(super) struct Section {
     pub steps: Vec<Step>,
-    /// Whose steps they are: a stage, and how many.
+    /// Runs of steps in the section: a stage, and the number of its steps.
     pub turns: Vec<(u16, u32)>,
-    /// Whether a longer step has more of this section.
+    /// Whether longer steps repeat this section.
     pub repeats: bool,
 }
 
 impl Graph {
-    /// All that a plan does.
+    /// The graph of a whole step.
     pub(crate) fn whole(plan: &Plan, extent: Extent, rows: Rows) -> Graph {
         let compiled = compile(plan, extent, rows);
         Graph::new(plan, compiled, &[])
             .unwrap_or_else(|error| panic!("a schedule without an order: {error:?}"))
     }
 
-    /// A short step with the section that longer ones repeat. Without such a section it stands for itself only.
+    /// The graph of a short step with the section that longer ones repeat. Without such a section it represents only
+    /// itself.
     pub(crate) fn short(plan: &Plan, extent: Extent) -> Graph {
         let compiled = compile(plan, extent, Rows::Merged);
         let ranges = repeated(plan, &compiled);
@@ -79,7 +80,7 @@ impl Graph {
             channels: compiled.sides.len(),
             window: window.next_power_of_two(),
             period: plan.period() as u32,
-            // A delay that travels around all stages comes back after as many micro-batches.
+            // A delay that passes through all stages returns after this many micro-batches.
             cycle: (plan.mesh.pp / plan.period()).max(2),
             kinds: compiled.kinds,
             rows: compiled.rows,
@@ -87,13 +88,13 @@ impl Graph {
     }
 }
 
-/// Why nodes have no order, or none with a section that repeats.
+/// Why nodes have no order, or no repeating section.
 #[derive(Debug)]
 #[expect(dead_code, reason = "shown by its Debug in a panic")]
 enum Unordered {
     /// These stages wait for each other.
     Deadlock(Vec<usize>),
-    /// Every period leaves more messages open than the one before.
+    /// Every period leaves more messages open than the previous one.
     GrowsWithPeriods,
 }
 
@@ -101,7 +102,7 @@ struct Order<'a> {
     compiled: &'a Compiled,
     /// The next step of each stage.
     next: Vec<usize>,
-    /// Stages that may get further.
+    /// Stages that may be able to advance.
     ready: Vec<usize>,
     channels: Vec<Channel>,
     steps: Vec<Step>,
@@ -111,11 +112,11 @@ struct Order<'a> {
 /// The rendezvous of one channel.
 #[derive(Clone, Default)]
 struct Channel {
-    /// By micro-batch.
+    /// Indexed by micro-batch.
     open: Vec<Progress>,
-    /// The first that is not over.
+    /// The first open rendezvous.
     first: u32,
-    /// The most that were open at once, counted from the first to the last.
+    /// The largest number of open rendezvous, counted from the first to the last.
     widest: u32,
 }
 
@@ -139,7 +140,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// Takes every stage up to its limit. Fails if stages wait for nodes beyond it.
+    /// Advances every stage to its limit. Fails if stages wait for nodes beyond it.
     fn section(&mut self, limit: impl Fn(usize) -> usize, repeats: bool) -> Result<Section, Unordered> {
         let stages = self.compiled.stages.len();
         self.ready.extend((0..stages).rev());
@@ -157,7 +158,7 @@ impl<'a> Order<'a> {
         })
     }
 
-    /// The rendezvous that are under way, as those of a micro-batch `later`: channel, micro-batch, and how far.
+    /// The open rendezvous, shifted by `later` micro-batches: channel, micro-batch, and progress.
     fn open(&self, later: u32) -> Vec<(usize, u32, usize, usize)> {
         let of_channel = |(number, channel): (usize, &Channel)| {
             let sides = self.compiled.sides[number];
@@ -170,7 +171,7 @@ impl<'a> Order<'a> {
         self.channels.iter().enumerate().flat_map(of_channel).collect()
     }
 
-    /// Takes a stage on until it must wait for another.
+    /// Advances a stage until it must wait for another.
     fn advance(&mut self, stage: usize, limit: usize) {
         let (compiled, before) = (self.compiled, self.steps.len());
         for &step in &compiled.stages[stage].steps[self.next[stage]..limit] {
@@ -189,7 +190,7 @@ impl<'a> Order<'a> {
         self.turns.push((stage as u16, (self.steps.len() - before) as u32));
     }
 
-    /// One side is ready; whether it is the first.
+    /// Marks one side as ready. Returns whether it is the first.
     fn join(&mut self, Rendezvous { channel, micro }: Rendezvous) -> bool {
         let sides = self.compiled.sides[usize::from(channel)];
         let channel = &mut self.channels[usize::from(channel)];
@@ -202,7 +203,7 @@ impl<'a> Order<'a> {
         progress.joined == 1
     }
 
-    /// One side has waited; whether it is the last that does. `None` while a side is not ready.
+    /// Marks that one side has waited. Returns whether it is the last. `None` if a side is not ready yet.
     fn arrive(&mut self, Rendezvous { channel, micro }: Rendezvous, stage: usize) -> Option<bool> {
         let sides = self.compiled.sides[usize::from(channel)];
         let channel = &mut self.channels[usize::from(channel)];

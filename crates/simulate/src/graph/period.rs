@@ -1,7 +1,7 @@
 //! The part of a schedule that repeats.
 //!
-//! After the first micro-batches have filled the pipeline, every stage does the same for each period until the last ones
-//! drain it. So a step of any number of micro-batches is a short one whose repeated part is evaluated more often.
+//! After the first micro-batches have filled the pipeline, every stage does the same in each period until the last
+//! micro-batches drain it. So a step of any length is a short step whose repeated part is evaluated more often.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::compile::{Compiled, StageNodes};
 use super::{Node, Step};
 use crate::structure::filling;
 
-/// The steps that repeat, in order: one range for each stage. None if nothing does.
+/// The steps that repeat, in order: one range for each stage. Empty if nothing repeats.
 pub(super) fn repeated(plan: &Plan, compiled: &Compiled) -> Vec<Vec<Range<usize>>> {
     let forwards = || last_period(plan, &compiled.stages, |stage| &stage.forwards);
     let backwards = || last_period(plan, &compiled.stages, |stage| &stage.backwards);
@@ -23,7 +23,7 @@ pub(super) fn repeated(plan: &Plan, compiled: &Compiled) -> Vec<Vec<Range<usize>
     all.into_iter().collect::<Option<_>>().unwrap_or_default()
 }
 
-/// The last period that every stage runs twice in a row. Periods are alike while the pipeline fills, too, but a longer
+/// The last period that every stage runs twice in a row. Periods also repeat while the pipeline fills, but a longer
 /// step does not have more of those.
 fn last_period(
     plan: &Plan,

@@ -1,8 +1,8 @@
-//! The largest peak of a plan's ranks, in microseconds: for a search over many plans of one model and one batch.
+//! The largest peak of a plan's ranks in microseconds, for a search over many plans of one model and batch.
 //!
-//! What an op adds to memory and what it takes for a moment is read off a rank that runs each kind of op once on paper
-//! (`trace`). What stays is read off a rank that has just been made. A program is compiled once into the kinds of its ops
-//! (`program`), and the peak of a plan is one walk over them with its own sizes.
+//! A rank runs each kind of op once on paper, which shows how much memory the op adds and how much it needs temporarily
+//! (`trace`). A newly created rank shows the resident memory. A program is compiled once into the kinds of its ops
+//! (`program`), and the peak of a plan is one pass over them with its own sizes.
 
 mod program;
 mod trace;
@@ -18,7 +18,7 @@ use crate::structure::ProgramKey;
 use program::MemoryProgram;
 use trace::{MemoryKind, OpMemory, block_ops, resident, unit_ops};
 
-/// Exact peaks of plans that differ in their strategy only.
+/// Exact peaks of plans that differ only in their strategy.
 pub struct PeakMemory {
     device: Device,
     blocks: Memo<BlockKey, Arc<FxHashMap<MemoryKind, OpMemory>>>,
@@ -28,7 +28,7 @@ pub struct PeakMemory {
     programs: Memo<ProgramKey, Arc<Vec<MemoryProgram>>>,
 }
 
-/// What decides the memory of ops about blocks.
+/// Everything that decides the memory of ops on blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
 struct BlockKey {
@@ -40,7 +40,7 @@ struct BlockKey {
     stages: usize,
 }
 
-/// What decides the memory of ops about units.
+/// Everything that decides the memory of ops on units.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
 struct UnitKey {
@@ -52,7 +52,7 @@ struct UnitKey {
     shards: [usize; 3],
 }
 
-/// What decides the memory that stays on the ranks of a stage.
+/// Everything that decides the resident memory of a stage's ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct ResidentKey {
     mesh: Mesh,
@@ -74,12 +74,12 @@ impl PeakMemory {
         }
     }
 
-    /// Bytes that stay allocated throughout on the fullest rank: a cheap lower bound of its peak.
+    /// Resident bytes of the fullest rank: a cheap lower bound of its peak.
     pub fn resident(&self, plan: &Plan) -> u64 {
         self.stages(plan).iter().map(|&stage| self.resident_on(plan, stage)).max().unwrap_or(0)
     }
 
-    /// The bytes of the fullest rank at its worst moment: the largest `total` of a full prediction.
+    /// The peak bytes of the fullest rank: the largest `total` of a full prediction.
     pub fn of(&self, plan: &Plan) -> u64 {
         let Mesh { tp, dp, pp } = plan.mesh;
         let (stages, sequence_parallel) = (pp.min(3), plan.sequence_parallel);
@@ -104,7 +104,7 @@ impl PeakMemory {
         self.resident.get(key, || resident(plan, stage, self.device))
     }
 
-    /// The stages among which the fullest is.
+    /// The stages that may have the fullest rank.
     fn stages(&self, plan: &Plan) -> Arc<Vec<usize>> {
         self.stages.get((plan.mesh.pp, cut(plan), is_split(plan)), || Arc::new(ends_of_runs(plan)))
     }
@@ -115,18 +115,19 @@ fn shards(plan: &Plan) -> [usize; 3] {
     [weights, gradients, states]
 }
 
-/// What decides, with pp, which layers a stage holds: chunks per stage, and the layers of the last.
+/// Decides, with pp, which layers a stage holds: chunks per stage, and the layers of the last chunk.
 fn cut(plan: &Plan) -> [usize; 2] {
     [plan.pipeline.virtual_stages, plan.last_layers()]
 }
 
-/// Whether the backward is in two parts.
+/// Whether the backward is split into two parts.
 fn is_split(plan: &Plan) -> bool {
     plan.pipeline.schedule == ScheduleKind::ZeroBubble
 }
 
-/// The first of every run of stages that hold the same blocks: no later one has more in flight. Where the backward is in two
-/// parts, later stages defer more, and what is in flight grows or shrinks evenly along a run: then its last, too.
+/// The first stage of every run of stages with the same blocks, because later stages of a run have fewer micro-batches
+/// in flight. With a split backward, later stages defer more weight parts, so memory grows or shrinks evenly along a
+/// run; then the last stage of a run is included too.
 fn ends_of_runs(plan: &Plan) -> Vec<usize> {
     let chunk = |chunk: usize| -> Vec<bool> {
         plan.chunk_blocks(chunk).into_iter().map(|block| matches!(block, Block::Layer(_))).collect()

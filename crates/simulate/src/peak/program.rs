@@ -1,4 +1,4 @@
-//! A program as the kinds of its ops: all that its memory depends on beside sizes.
+//! A program as the kinds of its ops, which decide its memory together with the sizes.
 
 use kintsugi_plan::{Group, Op, Plan, Program, ScheduleKind, Unit};
 use rustc_hash::FxHashMap;
@@ -9,23 +9,23 @@ use crate::structure::short_step;
 /// The training step of a stage and the evaluation after it, for any number of micro-batches.
 pub(super) struct MemoryProgram {
     pub stage: usize,
-    /// Of the short step that was compiled.
+    /// Micro-batches of the short step that was compiled.
     micro_batches: usize,
-    /// The kinds of ops, which events name by their number.
+    /// The kinds of ops. Events refer to them by number.
     kinds: Vec<MemoryKind>,
     events: Vec<Event>,
 }
 
-/// What happens to memory.
+/// An event that changes memory.
 #[derive(Clone, Copy)]
 enum Event {
     /// An op of a kind runs.
     Run(u16),
-    /// GPipe keeps every micro-batch. Those that the short step leaves out are added when half of its own have run
-    /// forward: as many times as there are of them, what was added since `MiddleBegins`.
+    /// GPipe keeps every micro-batch. The micro-batches that the short step leaves out are added when half of its own
+    /// have run forward: the memory added since `MiddleBegins`, once for each.
     MiddleBegins,
     MiddleEnds,
-    /// The ones left out have run backward, too.
+    /// The micro-batches that were left out have run backward too.
     MiddleFreed,
 }
 
@@ -41,7 +41,7 @@ impl MemoryProgram {
         MemoryProgram { stage, micro_batches, kinds: compiler.kinds, events: compiler.events }
     }
 
-    /// The most bytes that a step takes beyond what stays.
+    /// The largest number of bytes that a step takes beyond the resident memory.
     pub(super) fn peak(
         &self,
         micro_batches: usize,
@@ -81,7 +81,7 @@ struct Compiler<'a> {
     kinds: Vec<MemoryKind>,
     numbers: FxHashMap<MemoryKind, u16>,
     events: Vec<Event>,
-    /// The units whose whole gradient is there, where gradients are sharded.
+    /// The units whose whole gradient exists, if gradients are sharded.
     gradients: Vec<Unit>,
 }
 
@@ -97,7 +97,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Compiles a training step. Under GPipe it marks the middle micro-batches, which stand for those left out.
+    /// Compiles a training step. With GPipe it marks the middle micro-batches, which represent those left out.
     fn step(&mut self, program: &Program) {
         if self.plan.pipeline.schedule != ScheduleKind::GPipe {
             return self.ops(program);
@@ -125,7 +125,7 @@ impl<'a> Compiler<'a> {
     }
 
     fn op(&mut self, op: Op) {
-        // The whole gradient of a unit is made by the first backward that writes to it.
+        // The first backward that writes a unit's gradient allocates it.
         if let Op::Backward { block, .. } = op
             && self.plan.sharding.gradients > 1
         {

@@ -1,4 +1,4 @@
-//! What each kind of op does to memory: a rank of a small plan runs its program on paper, and a gauge is read around
+//! The memory effect of each kind of op: a rank of a small plan runs its program on paper, and a gauge is read around
 //! every op.
 
 use std::cell::{Cell, RefCell};
@@ -18,12 +18,12 @@ use rustc_hash::FxHashMap;
 use crate::cost::kind;
 use crate::predict::NoTokens;
 
-/// What an op does to memory.
+/// The memory effect of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OpMemory {
-    /// Bytes more than before, at the worst moment.
+    /// Temporary increase in bytes, at the worst moment.
     pub rise: i64,
-    /// Bytes more or fewer than before, afterwards.
+    /// Permanent change in bytes.
     pub change: i64,
 }
 
@@ -31,16 +31,16 @@ impl OpMemory {
     const NONE: OpMemory = OpMemory { rise: 0, change: 0 };
 }
 
-/// Ops of one kind do the same to memory.
+/// Ops of one kind have the same memory effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum MemoryKind {
     /// An op with every number in it set to zero.
     Op(Op),
-    /// The load of a stage that is the first, the last, both or neither: each end has tokens of its own.
+    /// The load of a stage that is the first, the last, both or neither: each end loads its own tokens.
     Load { first: bool, last: bool },
-    /// An op of the layer after which a stage needs the beginnings of documents no longer.
+    /// An op of the last layer of a stage that needs document starts.
     LastUseOfDocuments(Op),
-    /// The making of a whole gradient, of a unit whose gradient is sharded.
+    /// The allocation of a whole gradient, for a unit with sharded gradients.
     Gradient(Unit),
 }
 
@@ -48,7 +48,7 @@ pub(super) enum MemoryKind {
 pub(super) struct Kinds {
     first: bool,
     last: bool,
-    /// The layers whose backward and whose evaluation need the beginnings of documents last, where documents are masked.
+    /// The last layers whose backward and whose evaluation need document starts, if documents are masked.
     last_uses: Option<[Block; 2]>,
 }
 
@@ -61,7 +61,7 @@ impl Kinds {
         }
     }
 
-    /// The kind of an op; none if it neither takes nor frees memory.
+    /// The kind of an op; `None` if it neither allocates nor frees memory.
     pub(super) fn of(&self, op: Op) -> Option<MemoryKind> {
         let is_last_use =
             |block: Block, end: usize| self.last_uses.is_some_and(|layers| layers[end] == block);
@@ -111,8 +111,8 @@ impl MemoryKind {
     }
 }
 
-/// Whether the memory of an op follows from the sizes of activations. That of the others follows from those of
-/// parameters and their shards.
+/// Whether the memory of an op depends on the sizes of activations. Otherwise it depends on the sizes of parameters and
+/// their shards.
 fn follows_activations(kind: MemoryKind) -> bool {
     match kind {
         MemoryKind::Load { .. } | MemoryKind::LastUseOfDocuments(_) => true,
@@ -126,14 +126,14 @@ fn follows_activations(kind: MemoryKind) -> bool {
     }
 }
 
-/// What stays on a rank of a stage throughout.
+/// The resident memory of a stage's rank.
 pub(super) fn resident(plan: &Plan, stage: usize, device: Device) -> u64 {
     Probe::new(plan, stage, device).gauge.live.get()
 }
 
-/// The memory of ops about blocks and messages.
+/// The memory of ops on blocks and of messages.
 pub(super) fn block_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpMemory> {
-    // Gradients that are not sharded stay, so that no backward makes one.
+    // Gradients that are not sharded are resident, so no backward allocates one.
     let plan = small(plan, Sharding { weights: 1, gradients: 1, states: 1, ..plan.sharding });
     let mut ops = FxHashMap::default();
     for stage in 0..plan.mesh.pp {
@@ -154,7 +154,7 @@ pub(super) fn block_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, Op
     ops
 }
 
-/// The memory of ops about units, and of those that are run once a step.
+/// The memory of ops on units, and of ops that run once a step.
 pub(super) fn unit_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpMemory> {
     let plan = small(plan, plan.sharding);
     let mut ops = FxHashMap::default();
@@ -168,7 +168,7 @@ pub(super) fn unit_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpM
                 insert(&mut ops, kind, memory);
             }
             if let Op::ReduceWait { unit, over: Group::DATA } = op {
-                // The reduction frees what the backward made.
+                // The reduction frees what the backward allocated.
                 let made = OpMemory { rise: -memory.change, change: -memory.change };
                 insert(&mut ops, MemoryKind::gradient(unit), made);
             }
@@ -177,13 +177,13 @@ pub(super) fn unit_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpM
     ops
 }
 
-/// Ops of one kind that do not do the same would make every peak wrong.
+/// Panics if ops of one kind have different effects, because every peak would be wrong.
 fn insert(ops: &mut FxHashMap<MemoryKind, OpMemory>, kind: MemoryKind, memory: OpMemory) {
     let known = *ops.entry(kind).or_insert(memory);
     assert_eq!(known, memory, "{kind:?} does not always do the same");
 }
 
-/// The plan with one micro-batch, on up to three stages of two layers: enough for ops of every kind.
+/// The plan with one micro-batch, on up to three stages of two layers, which has ops of every kind.
 fn small(plan: &Plan, sharding: Sharding) -> Plan {
     let pp = plan.mesh.pp.min(3);
     let schedule = match plan.pipeline.schedule {
@@ -225,7 +225,7 @@ impl Probe {
     }
 }
 
-/// Memory that is only counted.
+/// A memory that only counts.
 #[derive(Debug, Default)]
 struct Gauge {
     live: Cell<u64>,

@@ -4,16 +4,15 @@
 
 mod cached;
 mod check;
+mod learning_rate;
 mod quantize;
 mod step;
 
 pub use cached::CachedAttention;
 pub use check::Check;
+pub use learning_rate::{LearningRate, RateCurve};
 pub use quantize::{Bits, LEAST, Quantize, Restore, UNIT};
-pub use step::{
-    AdamW, LearningRate, LossScaler, Parameters, RateCurve, Segment, Squares, SumsOfSquares, UpdateControl,
-    control,
-};
+pub use step::{AdamW, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control};
 
 use kintsugi_spec::RotaryScaling;
 

@@ -45,14 +45,14 @@ pub enum KernelKind {
         n: usize,
         /// Terms of each sum.
         k: usize,
-        /// Type of what is multiplied.
+        /// Type of the factors.
         dtype: DType,
     },
     /// Causal attention.
     Attention {
         /// Its shape.
         shape: AttentionShape,
-        /// Type of what is multiplied.
+        /// Type of the factors.
         dtype: DType,
         /// Flash attention; otherwise plain attention with the scores in memory.
         flash: bool,
