@@ -62,10 +62,10 @@ fn the_best_checkpoints_of_a_run_are_kept_and_found() {
     stdout(&kintsugi(&folder, &["convert", "out/best", "exported"]));
     stdout(&kintsugi(&folder, &["generate", "out/checkpoints/best", "--prompt", "the", "--tokens", "2"]));
     let output = tiny(&folder, &["train"], &["model.init=out/best"]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("lies in run.out"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is inside run.out"), "{output:?}");
     let said = train(&["--resume=out/best"], "run.steps=33");
     assert!(
-        said.contains(&format!("goes on after step {best} from out/checkpoints/step-{best:08}")),
+        said.contains(&format!("resumes after step {best} from out/checkpoints/step-{best:08}")),
         "{said}"
     );
 }
