@@ -293,6 +293,14 @@ def versions(trials):
     return f"{len(done)} libraries"
 
 
+def verify(trials):
+    """Every layout of `kintsugi verify` as processes, against one rank."""
+    command = [trials.kintsugi, "verify", "--transport", "mpi", "--steps", "5"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    check(ran.returncode == 0, f"{ran.stdout[-800:]} {ran.stderr[-400:]}")
+    return next(line for line in ran.stdout.splitlines() if line.startswith("all "))
+
+
 def slurm(trials):
     """Two nodes of a Slurm cluster on this machine: srun trains the demo over Open MPI and over MPICH."""
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "slurm.sh")
@@ -315,7 +323,7 @@ def slurm(trials):
     return " and ".join(done)
 
 
-PARTS = {f.__name__: f for f in (layouts, checkpoints, kills, failures, versions, slurm)}
+PARTS = {f.__name__: f for f in (layouts, verify, checkpoints, kills, failures, versions, slurm)}
 
 
 def main():

@@ -107,6 +107,19 @@ impl MpiGroup {
         Charge { counter: Arc::clone(&self.counter), level, operation }
     }
 
+    /// Whether a collective is the library's own.
+    fn uses_library(&self, collective: Collective, dtype: DType) -> bool {
+        self.library_sums && collective == Collective::AllReduce && LibrarySum::supports(dtype)
+    }
+
+    /// Counts a sum of the library. It chooses its own algorithm, so what is counted is what a ring would send.
+    fn count_library_sum(&self, region: Region) {
+        let (ranks, me, collective) = (self.size(), self.me, Collective::AllReduce);
+        let bytes = ring::link_elements(collective, region.len(), ranks, me) * region.dtype().bytes();
+        let Charge { counter, level, operation } = self.charge(collective.operation(), (me + 1) % ranks);
+        counter.add(level, operation, bytes as u64);
+    }
+
     /// Tags of collectives are in the lower half, and those of messages in the upper.
     fn collective_channel(&self, sequence: u64) -> Channel {
         Channel { communicator: self.communicator, tag: (sequence % self.tags()) as i32 }
@@ -194,17 +207,10 @@ impl Communicator for MpiGroup {
         let activity = Activity::Collective { group: self.group, collective, sequence };
         let parties = Parties { activity, peer: self.members[predecessor] };
         let charge = self.charge(collective.operation(), successor);
-        let library =
-            self.library_sums && collective == Collective::AllReduce && LibrarySum::supports(buffer.dtype());
+        let library = self.uses_library(collective, buffer.dtype());
         let start = |region: Region| {
             if library {
-                // The library chooses its own algorithm. What is counted is what a ring would send.
-                let elements = ring::link_elements(collective, region.len(), ranks, me);
-                charge.counter.add(
-                    charge.level,
-                    charge.operation,
-                    (elements * region.dtype().bytes()) as u64,
-                );
+                self.count_library_sum(region);
             }
             self.mpi.progress.start(parties, |api| {
                 if library {
@@ -262,6 +268,26 @@ impl Communicator for MpiGroup {
             (copy, _) => std::mem::forget(copy),
         }
         pending.finish()
+    }
+
+    fn run(&self, collective: Collective, buffer: Buffer) -> Buffer {
+        let whole = 0..buffer.len();
+        if !self.uses_library(collective, buffer.dtype()) || self.device.is_some() || self.failure().is_some()
+        {
+            let pending = self.start(collective, buffer, whole);
+            return self.wait(pending);
+        }
+        // A library is fastest if it need not return before the end.
+        let region = Region::of(buffer.view());
+        self.count_library_sum(region);
+        let sequence = self.collectives.replace(self.collectives.get() + 1);
+        let summed = LibrarySum::run(&*self.mpi.progress.lock().api, region, self.communicator);
+        if let Err(error) = summed {
+            let activity = Activity::Collective { group: self.group, collective, sequence };
+            let peer = self.members[(self.me + 1) % self.size()];
+            self.mpi.fail(Parties { activity, peer }, error.to_string());
+        }
+        buffer
     }
 
     fn failure(&self) -> Option<RankFailure> {

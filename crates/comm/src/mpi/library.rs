@@ -123,6 +123,7 @@ struct Functions<H> {
     isend: unsafe extern "C" fn(*const c_void, c_int, H, c_int, c_int, H, *mut H) -> c_int,
     irecv: unsafe extern "C" fn(*mut c_void, c_int, H, c_int, c_int, H, *mut H) -> c_int,
     iallreduce: unsafe extern "C" fn(*const c_void, *mut c_void, c_int, H, H, H, *mut H) -> c_int,
+    allreduce: unsafe extern "C" fn(*const c_void, *mut c_void, c_int, H, H, H) -> c_int,
     test: unsafe extern "C" fn(*mut H, *mut c_int, *mut Status) -> c_int,
     get_count: unsafe extern "C" fn(*const Status, H, *mut c_int) -> c_int,
     constants: Constants<H>,
@@ -206,6 +207,17 @@ pub(super) trait Api: Send {
         wide: bool,
         communicator: Handle,
     ) -> Result<Handle, MpiError>;
+    /// The library's own sum over all ranks of a communicator, in place. Returns when it is done.
+    ///
+    /// # Safety
+    /// There must be `count` numbers, in f64 if `wide` or else in f32, and nobody else may use them.
+    unsafe fn allreduce(
+        &self,
+        address: usize,
+        count: usize,
+        wide: bool,
+        communicator: Handle,
+    ) -> Result<(), MpiError>;
     /// Whether a request has finished, and then how many bytes were received. A finished request is freed.
     fn test(&self, request: &mut Handle) -> Result<Option<usize>, MpiError>;
 }
@@ -370,6 +382,22 @@ impl<H: RawHandle> Api for Functions<H> {
             (self.iallreduce)(from, to, count as c_int, dtype, constants.sum, communicator, &raw mut request)
         };
         self.check("MPI_Iallreduce", code).map(|()| request.pack())
+    }
+
+    unsafe fn allreduce(
+        &self,
+        address: usize,
+        count: usize,
+        wide: bool,
+        communicator: Handle,
+    ) -> Result<(), MpiError> {
+        let constants = &self.constants;
+        let dtype = if wide { constants.double } else { constants.float };
+        let (from, to) = (constants.in_place as *const c_void, address as *mut c_void);
+        let communicator = H::unpack(communicator);
+        // SAFETY: as asked of the caller.
+        let code = unsafe { (self.allreduce)(from, to, count as c_int, dtype, constants.sum, communicator) };
+        self.check("MPI_Allreduce", code)
     }
 
     fn test(&self, request: &mut Handle) -> Result<Option<usize>, MpiError> {
@@ -547,6 +575,7 @@ fn functions<H: RawHandle>(
         isend: function!("MPI_Isend"),
         irecv: function!("MPI_Irecv"),
         iallreduce: function!("MPI_Iallreduce"),
+        allreduce: function!("MPI_Allreduce"),
         test: function!("MPI_Test"),
         get_count: function!("MPI_Get_count"),
         constants: constants()?,

@@ -200,6 +200,13 @@ impl Mpi {
         Err(self.failure.get_or_init(|| failure).clone())
     }
 
+    /// Keeps a failure of a transfer.
+    fn fail(&self, parties: Parties, reason: String) {
+        let failure = self.in_transfer(parties, reason);
+        // An earlier failure is the cause of this one.
+        let _ = self.failure.set(failure);
+    }
+
     fn in_transfer(&self, Parties { activity, peer }: Parties, reason: String) -> RankFailure {
         let failure = RankFailure::in_transfer(self.rank, activity.to_string(), peer, reason);
         RankFailure { host: Some(self.host.clone()), ..failure }

@@ -14,7 +14,7 @@ use crate::traffic::TrafficCounter;
 use crate::{Collective, Operation};
 
 /// Bytes that travel as one message of a ring. While one segment is added, the next ones travel.
-const SEGMENT_BYTES: usize = 512 << 10;
+const SEGMENT_BYTES: usize = 256 << 10;
 
 /// Receives of a ring that are posted at a time.
 const WINDOW: usize = 4;
@@ -312,6 +312,18 @@ impl LibrarySum {
         let mut sum = LibrarySum { communicator, request: None, left: 0..region.len(), region };
         sum.start_piece(api)?;
         Ok(sum)
+    }
+
+    /// Sums the elements of `region` over all ranks of a communicator, and waits for it.
+    ///
+    /// Nobody else may use the region.
+    pub fn run(api: &dyn Api, region: Region, communicator: Handle) -> Result<(), MpiError> {
+        let (most, wide) = (MOST_BYTES / region.dtype().bytes(), region.dtype() == DType::F64);
+        (0..region.len()).step_by(most).try_for_each(|start| {
+            let piece = region.part(start..(start + most).min(region.len()));
+            // SAFETY: the elements are those of the region, which nobody else uses.
+            unsafe { api.allreduce(piece.address(), piece.len(), wide, communicator) }
+        })
     }
 
     fn start_piece(&mut self, api: &dyn Api) -> Result<(), MpiError> {

@@ -88,6 +88,8 @@ fn a_process_of_the_suite() {
     let mpi = Mpi::connect().unwrap_or_else(|error| panic!("{error}"));
     let world = MpiWorld::new(mpi, TOPOLOGY, mpi.size, PATIENCE, false);
     Suite::new(&world, TOPOLOGY, mpi.rank).run();
+    let library_sums = MpiWorld::new(mpi, TOPOLOGY, mpi.size, PATIENCE, true);
+    Suite::new(&library_sums, TOPOLOGY, mpi.rank).run_sums();
     println!("rank {}: the suite has passed", mpi.rank);
     Mpi::finish(0, false);
 }

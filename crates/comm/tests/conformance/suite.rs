@@ -54,6 +54,22 @@ impl<'a> Suite<'a> {
         assert_eq!(self.world.failure(), None);
     }
 
+    /// Runs all-reduces only, started and waited for, and at once.
+    pub fn run_sums(&self) {
+        let groups = self.groups();
+        for (member, len) in groups.iter().flat_map(|member| LENGTHS.map(|len| (member, len))) {
+            for dtype in FLOATS {
+                self.check(member, Collective::AllReduce, len, dtype);
+                let (ranks, me) = (member.communicator.size(), member.communicator.rank());
+                let given = buffer(&*self.backend, &input(Collective::AllReduce, len, ranks, me), dtype);
+                let after = member.communicator.run(Collective::AllReduce, given);
+                check_result(Collective::AllReduce, &values(&*self.backend, &after), (ranks, me));
+            }
+        }
+        self.check_traffic(&groups[0]);
+        assert_eq!(self.world.failure(), None);
+    }
+
     /// Everybody, halves of the world, and everybody in reverse.
     fn groups(&self) -> [Member; 3] {
         let all: Vec<usize> = (0..self.world.ranks()).collect();
