@@ -115,7 +115,8 @@ fn lead(
     }
     output.text(&tally.conclusion(arguments.inject.is_some()))?;
     output.result(&tally.answer())?;
-    if tally.any_failed() { Err(Failure::Shown) } else { Ok(()) }
+    // The other processes have ended their work, and know nothing of it.
+    if tally.any_failed() { Err(Failure::Agreed(Box::new(Failure::Shown))) } else { Ok(()) }
 }
 
 /// Runs this process's rank of a layout, if it has one there.

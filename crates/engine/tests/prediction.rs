@@ -13,11 +13,11 @@ use kintsugi_plan::config::ConfigSource;
 use kintsugi_rank::{Purpose, RankMemory, TokenSource, Tokens};
 use kintsugi_simulate::{Coverage, Prediction, predict};
 use kintsugi_tensor::cpu::counting::{self, CountingAllocator, HeapUsage};
+use kintsugi_testing::cases;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-const LAYOUTS: usize = 240;
 const MODEL: &str = "[model]\npreset = \"demo\"\nlayers = 4\nhidden = 32\nffn = 64\nheads = 4\nvocab = 200\n";
 
 /// A small linear congruential generator: the same layouts on every run.
@@ -161,6 +161,11 @@ fn check(prediction: &Prediction, measured: &[RankMeasure]) -> Result<(), String
     Ok(())
 }
 
+/// How many layouts a test runs.
+fn layouts() -> usize {
+    cases(80, 240)
+}
+
 fn legal_layouts() -> impl Iterator<Item = (String, Plan)> {
     let mut choices = Choices(7);
     std::iter::repeat_with(move || choices.layout())
@@ -170,7 +175,7 @@ fn legal_layouts() -> impl Iterator<Item = (String, Plan)> {
 
 #[test]
 fn predicted_memory_and_traffic_equal_measured() {
-    for (text, plan) in legal_layouts().take(LAYOUTS) {
+    for (text, plan) in legal_layouts().take(layouts()) {
         let prediction = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep);
         let measured = measure(&plan, MemoryChoice::Heap, |_| {});
         check(&prediction, &measured).unwrap_or_else(|error| panic!("{error}\n{text}"));
@@ -179,7 +184,7 @@ fn predicted_memory_and_traffic_equal_measured() {
 
 #[test]
 fn the_planned_slab_suffices_and_nothing_else_is_allocated() {
-    for (text, plan) in legal_layouts().take(LAYOUTS / 4) {
+    for (text, plan) in legal_layouts().take(layouts() / 4) {
         let prediction = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep);
         let slab = MemoryChoice::Slab(prediction.stages.iter().map(|stage| stage.reserved).collect());
         for rank in measure(&plan, slab, |_| {}) {
@@ -193,7 +198,7 @@ fn the_planned_slab_suffices_and_nothing_else_is_allocated() {
 
 #[test]
 fn a_short_step_predicts_a_whole_step() {
-    for (text, plan) in legal_layouts().take(LAYOUTS) {
+    for (text, plan) in legal_layouts().take(layouts()) {
         let plan = plan.with_micro_batches(plan.micro_batches() * 12);
         let [short, full] = [Coverage::ShortStep, Coverage::WholeStep]
             .map(|play| predict(&plan, device(&plan, Connection::Threads), play));

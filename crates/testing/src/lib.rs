@@ -1,6 +1,8 @@
-//! Tests that need something that not every machine has: a GPU, a compiler, tables of measurements.
+//! What tests have in common: how many cases they run, and what they do if the machine lacks something.
 //!
-//! Such a test calls [`skip`] and returns. `scripts/test` lists the skipped tests at its end, from the files that `skip`
+//! `scripts/test` runs a small fixed part of every kind of cases. With `KINTSUGI_FULL=1` it runs them all ([`cases`]).
+//!
+//! Some tests need a GPU, a compiler or tables of measurements, which not every machine has. Such a test calls [`skip`] and returns. `scripts/test` lists the skipped tests at its end, from the files that `skip`
 //! writes into the folder `KINTSUGI_SKIPPED`. With `KINTSUGI_REQUIRE=gpu,nvrtc` a test that would skip for want of one of
 //! these fails instead.
 #![forbid(unsafe_code)]
@@ -9,6 +11,12 @@ use std::fmt::Display;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+
+/// How many random cases a test runs: `few`, or `all` with `KINTSUGI_FULL=1`. The few are the first of all.
+pub fn cases<T>(few: T, all: T) -> T {
+    let is_full = std::env::var_os("KINTSUGI_FULL").is_some_and(|value| !value.is_empty());
+    if is_full { all } else { few }
+}
 
 /// What a test needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,9 +11,8 @@ use kintsugi_checkpoint::{Checkpoint, CheckpointFolder};
 
 use crate::resume::{checkpoints, numbers, start, stderr};
 use crate::support::{TINY, folder, stdout, tiny, under};
-use kintsugi_testing::{Need, skip};
+use kintsugi_testing::{Need, cases, skip};
 
-const KILLS: usize = 50;
 /// One rank, which starts quickly and saves as often as possible.
 const ALONE: [&str; 7] = [
     "parallel.tp=1",
@@ -39,8 +38,8 @@ fn newest_of_whole(folder: &Path) -> u64 {
 fn killed_in_the_middle_of_saves_a_run_loses_nothing_that_was_saved() {
     let [whole, killed] = ["faults-whole", "faults-killed"].map(folder);
     let mut random = 0x9E37_79B9_u64;
-    let (mut newest, mut in_a_save) = (0, 0);
-    for _ in 0..KILLS {
+    let (mut newest, mut in_a_save, kills) = (0, 0, cases(15, 50));
+    for _ in 0..kills {
         let mut run = start(&killed, &["train", "--resume"], &ALONE);
         // Waits until it has advanced, then for the middle of a save, then for a random time.
         let begun = Instant::now();
@@ -62,7 +61,7 @@ fn killed_in_the_middle_of_saves_a_run_loses_nothing_that_was_saved() {
         assert!(now > newest, "what was saved is lost: {now} after {newest}");
         newest = now;
     }
-    println!("{KILLS} kills, {in_a_save} of them in the middle of a save, up to step {newest}");
+    println!("{kills} kills, {in_a_save} of them in the middle of a save, up to step {newest}");
     stdout(&tiny(&killed, &["train", "--resume"], &ALONE));
     stdout(&tiny(&whole, &["train"], &[&ALONE[..], &["run.checkpoint_every=0"]].concat()));
     assert_eq!(numbers(&killed), numbers(&whole), "the run is not the one that was never killed");

@@ -30,7 +30,7 @@ pub struct Target {
     pub read: fn(&Path) -> bool,
 }
 
-const SECONDS: u64 = 6;
+const SECONDS: u64 = 2;
 /// KiB of address space: allocations of gigabytes fail.
 const ADDRESS_SPACE: usize = 3 << 20;
 /// An input that takes so long is a failure; a busy machine takes a tenth of it.

@@ -1,7 +1,7 @@
 //! Fuzzing of every reader of foreign bytes: valid files are changed a little, and reading them must end in a value or in
 //! an error, never in a panic, a long wait or gigabytes of memory.
 //!
-//! Every test takes `KINTSUGI_FUZZ_SECONDS` (6 unless given) and draws from `KINTSUGI_FUZZ_SEED`; `scripts/fuzz` runs them
+//! Every test takes `KINTSUGI_FUZZ_SECONDS` (2 unless given) and draws from `KINTSUGI_FUZZ_SEED`; `scripts/fuzz` runs them
 //! for longer.
 
 mod harness;

@@ -1,5 +1,6 @@
 //! Tokenizers give the tokens that they should, and any other file an error.
 
+use kintsugi_testing::cases;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -235,7 +236,7 @@ fn use_it(text: &[u8]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(200, 600), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_description_is_used_or_refused(value in nearly_a_tokenizer()) {

@@ -1,12 +1,10 @@
 //! Properties of programs under random layouts: computations, messages, and that every start has its wait.
 
-mod support;
-
 use std::collections::{BTreeMap, HashMap};
 
+use crate::support::{computes, layouts, plan, programs};
 use kintsugi_plan::{BackwardPart, Block, Message, MessageKind, Op, Plan, Program, Recompute, ScheduleKind};
 use proptest::prelude::*;
-use support::{computes, layouts, plan, programs};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]

@@ -1,13 +1,11 @@
 //! Properties of programs under random layouts: weights are gathered before they are read, gradients are reduced after
 //! they are written, and the step ends in order.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::support::{computes, layouts, plan, programs};
 use kintsugi_plan::{BackwardPart, Block, Group, Op, Plan, Program, Unit, When};
 use proptest::prelude::*;
-use support::{computes, layouts, plan, programs};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]

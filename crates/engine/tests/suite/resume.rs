@@ -12,8 +12,7 @@ use kintsugi_engine::{Event, MemoryChoice, Start, StepReport, TrainError, TrainO
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_rank::{Elements, Store, StoredTensor};
-
-const PAIRS: usize = 40;
+use kintsugi_testing::cases;
 
 /// An empty folder for one test.
 fn folder(name: &str) -> PathBuf {
@@ -150,7 +149,7 @@ impl Choices {
 #[test]
 fn on_any_other_layout_the_curve_is_the_same() {
     let mut choices = Choices(11);
-    for _ in 0..PAIRS {
+    for _ in 0..cases(12, 40) {
         let model = choices.of(&[
             "family = \"gpt\"",
             "family = \"neox\"\ntied = false",

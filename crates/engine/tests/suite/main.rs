@@ -1,0 +1,11 @@
+//! Whole runs of the engine. One binary, since every binary links all crates. `prediction` is another, because it counts memory
+//! by a global allocator.
+
+mod documents;
+mod generation;
+mod gpu;
+mod overlapped_steps;
+mod resume;
+mod training;
+mod transformers;
+mod verify;
