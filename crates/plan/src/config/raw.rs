@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::words::{OptimizerName, Quantize, Replicas, ShardLevel, Sources, Transport};
 use crate::{
-    AttentionKind, Compute, DeviceKind, GradientType, LossScale, RateSchedule, Recompute, Resume,
+    AttentionKind, Compute, DeviceKind, GradientType, LogFormat, LossScale, RateSchedule, Recompute, Resume,
     ScheduleKind, When,
 };
 
@@ -137,6 +137,7 @@ table!(RawRun {
     checkpoint_every: u64,
     keep: u64,
     log_every: u64,
+    log: Vec<LogFormat>,
     eval_every: u64,
     eval_tokens: u64,
     max_skipped: u64,
