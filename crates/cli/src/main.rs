@@ -21,11 +21,14 @@ mod model;
 mod output;
 mod plan;
 mod prepare;
+mod progress;
+mod report;
 mod shell;
 mod signals;
 mod table;
 mod train;
 mod verify;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -55,6 +58,8 @@ enum Command {
     Train(train::Arguments),
     Plan(plan::Arguments),
     Verify(verify::Arguments),
+    Report(report::Arguments),
+    Watch(watch::Arguments),
     Calibrate(calibrate::Arguments),
     Prepare(prepare::Arguments),
     Convert(convert::Arguments),
@@ -99,6 +104,8 @@ fn run(command: Option<Command>) -> Result<(), Failure> {
         Some(Command::Train(arguments)) => train::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),
         Some(Command::Verify(arguments)) => verify::run(&arguments),
+        Some(Command::Report(arguments)) => report::run(&arguments),
+        Some(Command::Watch(arguments)) => watch::run(&arguments),
         Some(Command::Calibrate(arguments)) => calibrate::run(&arguments),
         Some(Command::Prepare(arguments)) => prepare::run(&arguments),
         Some(Command::Convert(arguments)) => convert::run(&arguments),

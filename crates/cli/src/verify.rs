@@ -11,6 +11,7 @@ use kintsugi_plan::Plan;
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::progress::Progress;
 use base::Base;
 use tally::{Tally, Verdict};
 
@@ -66,13 +67,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut reference = Reference::default();
     let mut tally = Tally::default();
     output.text(&tally::header())?;
+    let progress = Progress::new("layouts", plans.len() as u64);
     for (plan, name) in plans {
         let verdict = match plan {
             Ok(plan) => check(&plan, reference.of(&plan)?, arguments.inject),
             Err(error) => Verdict::Skipped(error.to_string()),
         };
-        output.text(&tally.add(name, verdict))?;
+        let row = tally.add(name, verdict);
+        progress.suspend(|| output.text(&row))?;
+        progress.add(1);
     }
+    drop(progress);
     output.text(&tally.conclusion(arguments.inject.is_some()))?;
     output.result(&tally.answer())?;
     if tally.any_failed() { Err(Failure::Shown) } else { Ok(()) }

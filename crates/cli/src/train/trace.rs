@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kintsugi_draw::{Category, TraceSpan, chrome};
+use kintsugi_draw::{RankSpan, Trace};
 use kintsugi_engine::{MeasuredSpan, SpanKind};
 use kintsugi_plan::Plan;
 
@@ -17,7 +17,7 @@ const NAMED: usize = 24;
 /// What is to be traced.
 #[derive(Args)]
 pub struct TraceArguments {
-    /// Writes what every rank did in one step, for ui.perfetto.dev
+    /// Writes what every rank did in one step, for ui.perfetto.dev; `report` looks for it as trace.json in the run's folder
     #[arg(long = "trace", value_name = "FILE")]
     pub path: Option<PathBuf>,
     /// Which step of this run is traced, from 1: the third if not given, when caches are warm, or the last of fewer
@@ -46,23 +46,20 @@ pub fn write(plan: &Plan, spans: &[MeasuredSpan], path: &Path) -> Result<String,
     if spans.is_empty() {
         return Ok("trace    none: the run ended before the step that is traced\n".to_owned());
     }
-    let of_trace: Vec<TraceSpan> = spans.iter().map(|span| trace_span(plan, span)).collect();
-    write_whole(path, chrome(&of_trace).as_bytes())?;
+    let trace = Trace::new(plan, spans.iter().map(rank_span));
+    write_whole(path, trace.to_chrome().as_bytes())?;
     Ok(format!("{}trace    {}\n", kernels(spans), path.display()))
 }
 
-fn trace_span(plan: &Plan, span: &MeasuredSpan) -> TraceSpan {
-    let (name, category) = match &span.kind {
-        SpanKind::Op(op) => (op.to_string(), Category::of(*op)),
-        SpanKind::Kernel(name) => (name.clone(), Category::Kernels),
-    };
-    TraceSpan {
+fn rank_span(span: &MeasuredSpan) -> RankSpan {
+    RankSpan {
         rank: span.rank,
-        stage: plan.mesh.coordinate(span.rank).pp,
-        name,
-        category,
-        start_us: span.start.as_secs_f64() * 1e6,
-        duration_us: span.duration.as_secs_f64() * 1e6,
+        what: match &span.kind {
+            SpanKind::Op(op) => Ok(*op),
+            SpanKind::Kernel(name) => Err(name.clone()),
+        },
+        start: span.start.as_secs_f64(),
+        duration: span.duration.as_secs_f64(),
     }
 }
 

@@ -18,6 +18,8 @@ fn alone_it_prints_help() {
       plan         Predicts what a step takes: parameters, FLOPs, memory, traffic, time, energy and the
                    schedule's bubble
       verify       Trains the same model under many layouts and shows that they agree with one rank
+      report       Writes a page about runs, a plan or a search: one HTML file that needs no network
+      watch        Shows runs in a browser while they go on
       calibrate    Measures this machine's device into a profile that `plan --profile` predicts time
                    with
       prepare      Turns text into token files that `train` reads, in Megatron's .bin/.idx format
@@ -45,13 +47,15 @@ fn alone_it_prints_help() {
 #[test]
 fn every_command_teaches_with_examples() {
     let folder = folder("help-commands");
-    for command in ["train", "plan", "verify", "convert", "generate", "eval", "config"] {
+    for command in ["train", "plan", "verify", "convert", "generate", "eval", "config", "report"] {
         let help = stdout(&kintsugi(&folder, &[command, "--help"]));
         assert!(help.contains(&format!("Examples:\n  kintsugi {command}")), "{help}");
         assert!(help.contains("--set <TABLE.KEY=VALUE>"), "{help}");
     }
-    let help = stdout(&kintsugi(&folder, &["prepare", "--help"]));
-    assert!(help.contains("Examples:\n  kintsugi prepare"), "{help}");
+    for command in ["prepare", "watch"] {
+        let help = stdout(&kintsugi(&folder, &[command, "--help"]));
+        assert!(help.contains(&format!("Examples:\n  kintsugi {command}")), "{help}");
+    }
 }
 
 #[test]
