@@ -9,9 +9,9 @@ use std::path::PathBuf;
 
 use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::{
-    AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LossScale, MemoryOptions,
-    Mesh, Optimizer, Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run, ScheduleKind, Sharding,
-    TokenData, Transport, When,
+    AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LogFormat, LossScale,
+    MemoryOptions, Mesh, Optimizer, Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run,
+    ScheduleKind, Sharding, TokenData, Transport, When,
 };
 use kintsugi_spec::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling, presets};
 use serde::de::Error;
@@ -241,7 +241,7 @@ struct TokenDataRecord {
     mask_documents: bool,
 }
 
-/// Does not store the output folder, the resume option and the interval of log lines, since the reader has its own.
+/// Does not store the output folder, the resume option, and how often and in which formats steps are logged, since the reader has its own.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Run")]
 struct RunRecord {
@@ -257,6 +257,8 @@ struct RunRecord {
     keep_best: u64,
     #[serde(skip)]
     log_every: Option<u64>,
+    #[serde(skip)]
+    log: Vec<LogFormat>,
     eval_every: u64,
     eval_tokens: u64,
     max_skipped: u64,

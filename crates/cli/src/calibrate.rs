@@ -1,12 +1,11 @@
 //! `kintsugi calibrate`: measures this machine's device and writes a profile.
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_calibrate::{Patience, Rows, Shapes, calibrate, thread_links, under_background_load};
 use kintsugi_engine::ThreadError;
 use kintsugi_plan::config::ConfigSource;
@@ -23,6 +22,7 @@ use crate::failure::Failure;
 use crate::files;
 use crate::host;
 use crate::output::Output;
+use crate::progress::Progress;
 use crate::table::Table;
 
 /// Measures this machine's device and writes a profile, with which `plan --profile` predicts time.
@@ -155,10 +155,9 @@ fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
         ..plan.cluster.device.clone()
     };
     let nvml = gpu.nvml();
-    let bar = bar();
+    let bar = Progress::new("measuring", 0);
     Ok(calibrate(&backend, nvml.as_ref(), &shapes, patience, known, |progress| {
-        bar.set_length(progress.all as u64);
-        bar.set_position(progress.done as u64);
+        bar.set(progress.done as u64, progress.all as u64, "");
     }))
 }
 
@@ -173,11 +172,10 @@ fn cpu(plan: &Plan, patience: Patience, cores: usize) -> io::Result<DeviceSpec> 
         ..Shapes::of(&models, &[1, 2, 4], &[rows], &[sequence, 256], DType::F32)
     };
     let known = DeviceSpec { kind: Some(Hardware::Cpu), units: Some(1), ..plan.cluster.device.clone() };
-    let bar = bar();
+    let bar = Progress::new("measuring", 0);
     under_background_load(cores - 1, || {
         calibrate(&*backend, None, &shapes, patience, known, |progress| {
-            bar.set_length(progress.all as u64);
-            bar.set_position(progress.done as u64);
+            bar.set(progress.done as u64, progress.all as u64, "");
         })
     })
 }
@@ -187,15 +185,6 @@ fn model(preset: &str) -> ModelSpec {
     let one_rank = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1"];
     let source = ConfigSource::demo().sets(one_rank).set(format!("model.preset={preset}"));
     source.plan().expect("a preset is a legal model").model
-}
-
-/// A progress bar on a terminal, nothing elsewhere.
-fn bar() -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} measurements  {eta} left");
-    ProgressBar::new(0).with_style(style.expect("the template is valid").progress_chars("━╸ "))
 }
 
 /// The links between ranks that are threads.

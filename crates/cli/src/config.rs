@@ -26,6 +26,11 @@ pub struct ConfigArguments {
 }
 
 impl ConfigArguments {
+    /// The configuration of a file, or the demo, with a profile and values laid over it.
+    pub fn new(file: Option<PathBuf>, profile: Option<PathBuf>, sets: Vec<String>) -> Self {
+        ConfigArguments { file, profile, sets }
+    }
+
     /// Whether a file was named.
     pub fn has_file(&self) -> bool {
         self.file.is_some()

@@ -1,12 +1,10 @@
 //! `kintsugi convert`: converts weights to another kind of folder or another layout.
 
 use std::fs;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_checkpoint::convert::{ConversionTarget, convert, elements, plan_for};
 use kintsugi_plan::Compute;
@@ -16,6 +14,7 @@ use serde::Serialize;
 use crate::describe::word;
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::progress::Progress;
 
 /// Converts weights between Hugging Face folders and checkpoints of any layout.
 ///
@@ -103,9 +102,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     check_free(&to)?;
     let from = WeightsFolder::open(&arguments.from)?;
     let target = target(arguments, &from)?;
-    let bar = bar(elements(&from, &target));
-    let converted = convert(&from, &to, &target, arguments.allow_non_finite, &|moved| bar.inc(moved));
-    bar.finish_and_clear();
+    let progress = Progress::new("converting", elements(&from, &target));
+    let converted = convert(&from, &to, &target, arguments.allow_non_finite, &|moved| progress.add(moved));
+    drop(progress);
     converted.map_err(|error| Failure::Run(error.to_string()))?;
     let (files, bytes) = measure(&to).map_err(|error| Failure::file("read", &to, &error))?;
     let converted = Converted {
@@ -161,16 +160,6 @@ fn target(arguments: &Arguments, from: &WeightsFolder) -> Result<ConversionTarge
             Ok(ConversionTarget::Checkpoint(Box::new(plan)))
         }
     }
-}
-
-fn bar(elements: u64) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:30} {percent}% of {human_len} numbers  {eta} left")
-        .expect("the template is valid")
-        .progress_chars("━╸ ");
-    ProgressBar::new(elements).with_style(style)
 }
 
 /// The files of a folder and their bytes.

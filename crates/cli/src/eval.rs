@@ -1,9 +1,6 @@
 //! `kintsugi eval`: the loss and the perplexity of a model on token files.
 
-use std::io::IsTerminal;
-
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
 use kintsugi_checkpoint::WeightsFolder;
 use kintsugi_comm::Connection;
 use kintsugi_data::{Dataset, Split};
@@ -18,6 +15,7 @@ use kintsugi_spec::units;
 use crate::failure::Failure;
 use crate::model::{self, ModelArguments};
 use crate::output::{self, Output};
+use crate::progress::Progress;
 
 /// Measures the loss and the perplexity of a model on token files.
 ///
@@ -135,19 +133,14 @@ fn with_progress(
     dataset: &dyn Dataset,
     options: &EvaluateOptions,
 ) -> Result<EvaluationResult, Failure> {
-    let bar = if std::io::stderr().is_terminal() {
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
-            .expect("the template is valid")
-            .progress_chars("━╸ ");
-        ProgressBar::new(options.batches(plan, dataset)).with_style(style)
-    } else {
-        ProgressBar::hidden()
-    };
+    let batches = options.batches(plan, dataset);
+    let progress = Progress::new("evaluating", batches);
+    let mut done = 0;
     let evaluated = evaluate(plan, weights, dataset, options, |loss| {
-        bar.set_message(format!("loss {loss:.4}"));
-        bar.inc(1);
+        done += 1;
+        progress.set(done, batches, &format!("loss {loss:.4}"));
     });
-    bar.finish_and_clear();
+    drop(progress);
     evaluated.map_err(|error| Failure::Run(error.to_string()))
 }
 

@@ -24,11 +24,14 @@ mod output;
 mod plan;
 mod prepare;
 mod processes;
+mod progress;
+mod report;
 mod shell;
 mod signals;
 mod table;
 mod train;
 mod verify;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -60,6 +63,8 @@ enum Command {
     Plan(plan::Arguments),
     Verify(verify::Arguments),
     Launch(launch::Arguments),
+    Report(report::Arguments),
+    Watch(watch::Arguments),
     Calibrate(calibrate::Arguments),
     Bench(bench::Arguments),
     Prepare(prepare::Arguments),
@@ -109,6 +114,8 @@ fn run(command: Option<Command>) -> Result<(), Failure> {
         Some(Command::Plan(arguments)) => plan::run(&arguments),
         Some(Command::Verify(arguments)) => verify::run(&arguments),
         Some(Command::Launch(arguments)) => launch::run(&arguments),
+        Some(Command::Report(arguments)) => report::run(&arguments),
+        Some(Command::Watch(arguments)) => watch::run(&arguments),
         Some(Command::Calibrate(arguments)) => calibrate::run(&arguments),
         Some(Command::Bench(arguments)) => bench::run(&arguments),
         Some(Command::Prepare(arguments)) => prepare::run(&arguments),

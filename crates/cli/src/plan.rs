@@ -11,7 +11,8 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use clap::Args;
-use kintsugi_draw::{Ink, chrome, draw, trace};
+use kintsugi_draw::chart::{Chart, svg};
+use kintsugi_draw::{Ink, Trace, draw, schedule_svg};
 use kintsugi_plan::Plan;
 use kintsugi_simulate::{Coverage, Misfit, Prediction, Timeline, bubble, memory_of, predict};
 use kintsugi_spec::units;
@@ -24,6 +25,8 @@ use crate::host::planned_device;
 use crate::output::Output;
 use crate::table::terminal_width;
 use answer::Answer;
+use rows::PlotFigure;
+pub use search::search_page;
 use speed::Speed;
 
 /// Predicts a training step: parameters, FLOPs, memory, traffic, time, energy and the pipeline bubble.
@@ -47,7 +50,7 @@ pub struct Arguments {
     /// Exits with 1, and prints the reason to stderr, if the plan does not fit or if that is unknown
     #[arg(long, conflicts_with_all = ["validate", "reproduce", "search", "scale", "sweep"])]
     check: bool,
-    /// Draws the pipeline schedule
+    /// Draws the pipeline schedule; with --out as SVG
     #[arg(long, conflicts_with = "json")]
     draw: bool,
     /// Predicts the published runs in the tables of this folder instead, and prints the errors
@@ -77,8 +80,12 @@ Examples:
       every strategy that fits, ranked, and the best as a configuration
   kintsugi plan run.toml --scale strong --nodes 16,32,64,128 --plot strong.svg
       the same batch on more and more nodes
-  kintsugi plan run.toml --sweep batch.micro=1,2,4,8
-      compares several values of a setting
+  kintsugi plan run.toml --sweep batch.micro=1,2,4,8 --sweep memory.recompute=none,full --plot micro.svg
+      what one setting changes, as a curve for each value of another
+  kintsugi plan run.toml --search --plot strategies.svg
+      every strategy by time and memory
+  kintsugi plan run.toml --draw --out schedule.svg
+      the schedule as a picture
   kintsugi plan run.toml --json
       for scripts
   kintsugi plan run.toml --check && kintsugi train run.toml
@@ -96,54 +103,119 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return validation::run(folder, output);
     }
     if let Some(study) = arguments.reproduce {
-        return output.text(&study.page());
+        return study.write(arguments.search.out.as_deref(), output);
     }
-    arguments.rows.check()?;
     if arguments.search.wanted() {
-        return search::run(&arguments.search, &arguments.config, output);
+        let plot = arguments.rows.plot.as_deref().map(|path| (path, arguments.rows.figure));
+        return search::run(&arguments.search, &arguments.config, plot, output);
+    }
+    if arguments.search.out.is_some() && (!arguments.draw || arguments.rows.wanted()) {
+        let text = "--out takes the best of --search, the picture of --draw or the page of --reproduce: give one of them";
+        return Err(Failure::Mistake(text.to_owned()));
     }
     if arguments.rows.wanted() {
         return rows::run(&arguments.rows, &arguments.config, output);
     }
-    let (plan, notes) = arguments.config.plan_with_notes()?;
-    arguments.trace.as_deref().map(check_writable).transpose()?;
-    if arguments.draw || arguments.trace.is_some() {
-        check_drawable(&plan)?;
+    for path in [&arguments.trace, &arguments.search.out, &arguments.rows.plot].into_iter().flatten() {
+        check_writable(path)?;
     }
-    let prediction = predict(&plan, planned_device(&plan, plan.mesh.ranks()), Coverage::quick(&plan));
-    let misfit = fit::planned(&plan, &prediction).err();
-    let fits = fit::known(&plan, &prediction);
-    let speed = Speed::of(&plan);
-    let bubble = speed.as_ref().map_or_else(|| bubble(&plan), |speed| speed.timing.bubble);
-    let notes: Vec<String> = notes.into_iter().chain(memory_of_others(&plan, &prediction)).collect();
+    let predicted = Predicted::new(&arguments.config)?;
+    let Predicted { plan, prediction, speed, bubble, fits, .. } = &predicted;
+    if arguments.draw || arguments.trace.is_some() {
+        check_drawable(plan)?;
+    }
+    let chart =
+        arguments.rows.plot.is_some().then(|| chart(&predicted, arguments.rows.figure)).transpose()?;
     if arguments.json {
-        output.result(&Answer::new(&plan, &prediction, speed.as_ref(), bubble, fits, notes))?;
+        let notes = predicted.notes.clone();
+        output.result(&Answer::new(plan, prediction, speed.as_ref(), *bubble, *fits, notes))?;
     } else {
-        let fits = match (fits, &misfit) {
-            (_, Some(misfit)) => format!("no: {misfit}"),
-            (Some(_), None) => "yes".to_owned(),
-            (None, None) => format!("unknown: {UNKNOWN_MEMORY}"),
-        };
-        output.text(&report::text(&plan, &prediction, speed.as_ref(), bubble, &fits))?;
-        for note in notes {
+        output.text(&format!("{}\n{}", predicted.heading(), report::tables(plan, prediction)))?;
+        for note in &predicted.notes {
             output.text(&format!("note: {note}\n"))?;
         }
     }
     if arguments.draw || arguments.trace.is_some() {
-        show_timeline(arguments, &plan, output)?;
+        show_timeline(arguments, plan, output)?;
     }
-    if arguments.check { check(fits, misfit) } else { Ok(()) }
+    if let (Some(path), Some(chart)) = (&arguments.rows.plot, chart) {
+        write_whole(path, svg(&chart).as_bytes())?;
+        output.text(&format!("plot     {}\n", path.display()))?;
+    }
+    if arguments.check { check(*fits, predicted.misfit) } else { Ok(()) }
 }
 
-/// Draws the schedule and writes its trace, if requested.
+/// A plan and all that is predicted for it.
+pub struct Predicted {
+    /// The plan.
+    pub plan: Plan,
+    /// Memory and traffic.
+    pub prediction: Prediction,
+    /// Time and energy, if the speed of the device is known.
+    pub speed: Option<Speed>,
+    /// The share of the step in which stages wait for each other.
+    pub bubble: f64,
+    /// Notes for the user.
+    pub notes: Vec<String>,
+    fits: Option<bool>,
+    misfit: Option<Misfit>,
+}
+
+impl Predicted {
+    /// Predicts the plan of a configuration.
+    pub fn new(config: &ConfigArguments) -> Result<Self, Failure> {
+        let (plan, notes) = config.plan_with_notes()?;
+        let prediction = predict(&plan, planned_device(&plan, plan.mesh.ranks()), Coverage::quick(&plan));
+        let misfit = fit::planned(&plan, &prediction).err();
+        let fits = fit::known(&plan, &prediction);
+        let speed = Speed::of(&plan);
+        let bubble = speed.as_ref().map_or_else(|| bubble(&plan), |speed| speed.timing.bubble);
+        let notes = notes.into_iter().chain(memory_of_others(&plan, &prediction)).collect();
+        Ok(Predicted { plan, prediction, speed, bubble, notes, fits, misfit })
+    }
+
+    /// A description of the plan and its step, a line each.
+    pub fn heading(&self) -> String {
+        let fits = match (self.fits, &self.misfit) {
+            (_, Some(misfit)) => format!("no: {misfit}"),
+            (Some(_), None) => "yes".to_owned(),
+            (None, None) => format!("unknown: {UNKNOWN_MEMORY}"),
+        };
+        report::heading(&self.plan, self.speed.as_ref(), self.bubble, &fits)
+    }
+}
+
+/// A chart of a plan: the memory of its stages, or where the time of a step goes.
+fn chart(predicted: &Predicted, figure: Option<PlotFigure>) -> Result<Chart, Failure> {
+    let Predicted { plan, prediction, speed, .. } = predicted;
+    let mut chart = match (figure, speed) {
+        (None | Some(PlotFigure::Memory), _) => kintsugi_report::plan::memory_chart(plan, &prediction.stages),
+        (Some(PlotFigure::Step), Some(speed)) => kintsugi_report::plan::time_chart(&speed.timing),
+        (Some(PlotFigure::Step), None) => return Err(search::unknown_speed()),
+        (Some(_), _) => {
+            let text = "--plot-figure of a single plan is memory or step; others are for --scale, --sweep and --search";
+            return Err(Failure::Mistake(text.to_owned()));
+        }
+    };
+    chart.title = format!("{} on {}: {}", plan.model.name, plan.cluster.name, chart.title.to_lowercase());
+    chart.caption = kintsugi_report::plan::layout(plan);
+    Ok(chart)
+}
+
+/// Draws the schedule, on the terminal or as a file, and writes its trace, if requested.
 fn show_timeline(arguments: &Arguments, plan: &Plan, output: Output) -> Result<(), Failure> {
     let timeline = Timeline::of(plan);
-    if arguments.draw {
-        output.text(&picture(&timeline))?;
+    match &arguments.search.out {
+        Some(path) => {
+            let caption = format!("{}: {}", plan.model.name, kintsugi_report::plan::layout(plan));
+            write_whole(path, schedule_svg(&timeline, &caption).as_bytes())?;
+            output.text(&format!("drawing  {}\n", path.display()))?;
+        }
+        None if arguments.draw => output.text(&picture(&timeline))?,
+        None => {}
     }
     if let Some(path) = &arguments.trace {
-        let spans = trace(&timeline, plan.mesh.dp * plan.mesh.tp);
-        write_whole(path, chrome(&spans).as_bytes())?;
+        write_whole(path, Trace::predicted(plan, &timeline).to_chrome().as_bytes())?;
         output.text(&format!("trace    {}\n", path.display()))?;
     }
     Ok(())

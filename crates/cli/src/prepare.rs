@@ -1,13 +1,13 @@
 //! `kintsugi prepare`: text to token files.
 
-mod progress;
-
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use clap::{ArgGroup, Args};
 use kintsugi_data::prepare::{
-    Input, PrepareOptions, PrepareSummary, TrainedTokenizer, check_outputs, prepare, train_tokenizer,
+    Input, PrepareOptions, PrepareProgress, PrepareSummary, TrainedTokenizer, check_outputs, prepare,
+    train_tokenizer,
 };
 use kintsugi_data::{Tokenizer, without_suffix};
 use kintsugi_spec::units;
@@ -15,8 +15,8 @@ use kintsugi_spec::units;
 use crate::failure::Failure;
 use crate::host;
 use crate::output::Output;
+use crate::progress::Progress;
 use crate::signals::stop_on_signal;
-use progress::Progress;
 
 /// Turns text into token files that `train` reads, in Megatron's .bin/.idx format.
 ///
@@ -92,15 +92,22 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     options.end_of_document = end_of_document(arguments, &tokenizer)?;
     let stop = stop_on_signal()?;
-    let mut progress = Progress::new();
+    let (progress, begun) = (Progress::new("encoding", 0), Instant::now());
     let summary = prepare(&options, &tokenizer, |state| {
-        progress.update(state);
+        progress.set(state.read, state.total, &message(state, begun.elapsed()));
         !stop.load(Ordering::Relaxed)
     });
-    progress.finish();
+    drop(progress);
     let summary = summary?;
     output.text(&conclusion(&summary))?;
     output.result(&summary)
+}
+
+/// What a terminal shows beside the bar.
+fn message(state: &PrepareProgress, elapsed: Duration) -> String {
+    let speed = state.text as f64 / 1e6 / elapsed.as_secs_f64();
+    let bad = if state.bad_lines > 0 { format!("  {} bad lines", state.bad_lines) } else { String::new() };
+    format!("{} tokens  {speed:.1} MB/s{bad}", units::count(state.tokens as f64))
 }
 
 fn options(arguments: &Arguments) -> Result<PrepareOptions, Failure> {

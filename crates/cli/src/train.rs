@@ -2,6 +2,7 @@
 
 mod begin;
 mod compare;
+mod events;
 mod metrics;
 mod progress;
 mod record;
@@ -33,7 +34,7 @@ use crate::output::{self, Output};
 use crate::processes;
 use crate::signals::stop_on_signal;
 use begin::Beginning;
-use metrics::Metrics;
+use metrics::MetricsLine;
 use progress::Progress;
 use record::Summary;
 use trace::TraceArguments;
@@ -197,7 +198,7 @@ fn lead(arguments: &Arguments, connection: Connection, prepared: Prepared) -> Re
         output.text(&format!("batches  {}: {} steps\n", path.display(), batches.steps))?;
     }
     let options = options(&plan, &prediction, connection, beginning.start.clone(), beginning.trace_step)?;
-    let (outcome, metrics) = train_with_progress(&plan, &*dataset, &options, floor, &mut beginning.metrics)?;
+    let (outcome, metrics) = train_with_progress(&plan, &*dataset, &options, floor, &mut beginning)?;
     let summary = Summary::new(&plan, &predicted, &outcome, floor, &options.start);
     let written = summary.write(&plan.run.out);
     let table = if outcome.steps > 0 { compare::table(&predicted, &outcome.measured) } else { String::new() };
@@ -299,14 +300,16 @@ fn train_with_progress(
     dataset: &dyn Dataset,
     options: &TrainOptions,
     floor: Option<f64>,
-    metrics: &mut Metrics,
+    beginning: &mut Beginning,
 ) -> Result<(TrainOutcome, Result<(), Failure>), Failure> {
     let mut progress = Progress::new(plan, floor);
     let mut failing = false;
     let outcome = train(plan, dataset, options, |event| {
         progress.tell(event);
         if let Event::Step(report) = event {
-            let written = metrics.step(report);
+            let line = MetricsLine::new(plan, dataset, report);
+            let events = beginning.events.as_mut().map_or(Ok(()), |events| events.step(&line));
+            let written = beginning.metrics.step(&line).and(events);
             if let (Err(failure), false) = (&written, failing) {
                 progress
                     .warn(&format!("{failure}; the run continues, and writes the lines as soon as it can"));
@@ -315,7 +318,7 @@ fn train_with_progress(
         }
     });
     progress.finish();
-    let flushed = metrics.flush();
+    let flushed = beginning.metrics.flush();
     Ok((outcome?.expect("the outcome comes to rank 0"), flushed))
 }
 

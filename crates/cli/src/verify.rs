@@ -14,6 +14,7 @@ use kintsugi_plan::{Plan, Transport};
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::progress::Progress;
 use crate::{launch, processes};
 use base::Base;
 use tally::{Tally, Verdict};
@@ -103,6 +104,7 @@ fn lead(
     let mut reference = Reference::default();
     let mut tally = Tally::default();
     output.text(&tally::header())?;
+    let progress = Progress::new("layouts", plans.len() as u64);
     for (plan, name) in plans {
         let verdict = match plan {
             Ok(plan) if !fits(&plan, connection) => {
@@ -111,8 +113,11 @@ fn lead(
             Ok(plan) => check(&plan, reference.of(&plan)?, connection, arguments.inject),
             Err(error) => Verdict::Skipped(error.to_string()),
         };
-        output.text(&tally.add(name, verdict))?;
+        let row = tally.add(name, verdict);
+        progress.suspend(|| output.text(&row))?;
+        progress.add(1);
     }
+    drop(progress);
     output.text(&tally.conclusion(arguments.inject.is_some()))?;
     output.result(&tally.answer())?;
     // The other processes have ended their work, and know nothing of it.

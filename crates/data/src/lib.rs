@@ -67,6 +67,11 @@ pub trait Dataset: Send + Sync {
         vec![ValidationSource { name: String::new(), weight: 1.0, samples: None }]
     }
 
+    /// How often the first `samples` training samples have gone through every source. Empty if the data have no end.
+    fn epochs(&self, _samples: u64) -> Vec<(String, f64)> {
+        Vec::new()
+    }
+
     /// Fills `out` with sample `index`: the inputs of the model, and one more token for the last target.
     fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError>;
 

@@ -138,6 +138,14 @@ impl Dataset for Packed {
         self.validation.iter().map(part).collect()
     }
 
+    fn epochs(&self, samples: u64) -> Vec<(String, f64)> {
+        let counts = self.blend.counts(samples);
+        let epochs = |(source, count): (&PackedSource, u64)| {
+            (source.name.clone(), count as f64 / source.samples(self.sequence) as f64)
+        };
+        self.training.iter().zip(counts).map(epochs).collect()
+    }
+
     fn sample(&self, split: Split, index: u64, out: &mut [u32]) -> Result<(), DataError> {
         assert_eq!(out.len(), self.sequence + 1, "a sample has one token more than targets");
         let (source, first) = self.window(split, index);
@@ -307,6 +315,7 @@ mod tests {
         for epoch in epochs {
             assert_eq!(epoch.into_iter().collect::<HashSet<_>>(), windows);
         }
+        assert_eq!(packed.epochs(168), [("a".to_owned(), 1.5)]);
         let validation: Vec<u32> = (900..).step_by(8).take(12).collect();
         assert_eq!(first_tokens(&packed, Split::Validation, 0..12), validation, "in the order of the file");
         let mut other = options(&[(&prefix, 1.0)]);

@@ -1,9 +1,11 @@
-//! Pictures: a schedule for the terminal, traces for Perfetto, charts as SVG.
+//! Pictures: a schedule for the terminal and as SVG, traces for Perfetto, charts as data and as SVG.
 #![forbid(unsafe_code)]
 
 pub mod chart;
 mod schedule;
+mod schedule_svg;
 mod trace;
 
 pub use schedule::{Ink, draw};
-pub use trace::{Category, TraceSpan, chrome, trace};
+pub use schedule_svg::schedule_svg;
+pub use trace::{Category, RankSpan, SpanKind, Trace, TraceSpan};

@@ -19,7 +19,7 @@ pub enum Ink {
 
 /// What a bar is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Forward,
     Backward,
     BackwardInput,
@@ -27,13 +27,13 @@ enum Kind {
 }
 
 /// A run of computations of one kind on one micro-batch.
-struct Bar {
-    kind: Kind,
-    micro: usize,
-    start: f64,
-    end: f64,
+pub(crate) struct Bar {
+    pub kind: Kind,
+    pub micro: usize,
+    pub start: f64,
+    pub end: f64,
     /// Recomputation before its gradient has arrived: the pass itself comes later and has the label.
-    ahead: bool,
+    pub ahead: bool,
 }
 
 /// One character of the picture.
@@ -71,7 +71,7 @@ pub fn draw(timeline: &Timeline, width: usize, ink: Ink) -> String {
 
 /// The passes of a stage. Recomputation counts as a part of the backward that follows it, a wait for another stage
 /// between them as idle.
-fn bars(spans: &[Span]) -> Vec<Bar> {
+pub(crate) fn bars(spans: &[Span]) -> Vec<Bar> {
     let mut bars: Vec<Bar> = Vec::new();
     // Whether the stage has waited for another since the last bar.
     let mut waited = false;
@@ -280,9 +280,9 @@ fn legend(timeline: &Timeline, stages: &[Vec<Bar>], width: usize, ink: Ink) -> S
 }
 
 impl Kind {
-    const ALL: [Kind; 4] = [Kind::Forward, Kind::Backward, Kind::BackwardInput, Kind::BackwardWeight];
+    pub const ALL: [Kind; 4] = [Kind::Forward, Kind::Backward, Kind::BackwardInput, Kind::BackwardWeight];
 
-    fn letter(self) -> char {
+    pub fn letter(self) -> char {
         match self {
             Kind::Forward => 'F',
             Kind::Backward | Kind::BackwardInput => 'B',
@@ -300,7 +300,7 @@ impl Kind {
         }
     }
 
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Kind::Forward => "forward",
             Kind::Backward => "backward",

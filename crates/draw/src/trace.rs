@@ -1,7 +1,11 @@
-//! Traces in the Chrome trace event format, which Perfetto reads too: one process per rank, one row per category.
+//! What every rank did in a step, predicted or measured, and the Chrome trace event format, which Perfetto reads too: one
+//! process per rank, one row per category, an arrow for every message between stages.
 
-use kintsugi_plan::Op;
-use kintsugi_simulate::{Span, Timeline};
+use std::collections::HashMap;
+
+use kintsugi_plan::{BackwardPart, Block, Coordinate, MessageKind, Op, Plan};
+use kintsugi_simulate::{StepWork, Timeline};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// What a span is about: the row it is shown in.
@@ -15,7 +19,23 @@ pub enum Category {
     Kernels,
 }
 
-/// Something that a rank did, predicted or measured.
+/// What a span is, for its colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum SpanKind {
+    Forward,
+    Recompute,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Communication,
+    Optimizer,
+    Other,
+    Kernel,
+}
+
+/// Something that a rank did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceSpan {
     /// The rank.
@@ -24,31 +44,228 @@ pub struct TraceSpan {
     pub stage: usize,
     /// What it did.
     pub name: String,
-    /// Which row it belongs to.
-    pub category: Category,
-    /// Start, microseconds.
-    pub start_us: f64,
-    /// Duration, microseconds.
-    pub duration_us: f64,
+    /// Which kind of thing that is.
+    pub kind: SpanKind,
+    /// The micro-batch, if it is about one.
+    pub micro: Option<usize>,
+    /// Start, seconds.
+    pub start: f64,
+    /// Duration, seconds.
+    pub duration: f64,
+    /// Bytes that the rank sent over links, or waited for.
+    pub bytes: u64,
+    /// Floating-point operations.
+    pub flops: u64,
 }
 
-impl Category {
-    /// The category of an op.
+/// The spans of a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// In the order of the ranks' programs.
+    pub spans: Vec<TraceSpan>,
+    /// Messages between stages: the span that made the message and the span that used it.
+    pub flows: Vec<(usize, usize)>,
+}
+
+/// What a rank did, when, in seconds.
+#[derive(Clone, Debug)]
+pub struct RankSpan {
+    /// The rank.
+    pub rank: usize,
+    /// An op, or the name of a kernel.
+    pub what: Result<Op, String>,
+    /// Start.
+    pub start: f64,
+    /// Duration.
+    pub duration: f64,
+}
+
+impl Trace {
+    /// The trace of a predicted step. One rank stands for all of its stage.
+    pub fn predicted(plan: &Plan, timeline: &Timeline) -> Self {
+        let ranks_per_stage = plan.mesh.dp * plan.mesh.tp;
+        let stages = timeline.stages.iter().enumerate();
+        let spans = stages.flat_map(|(stage, spans)| {
+            spans.iter().map(move |span| RankSpan {
+                rank: stage * ranks_per_stage,
+                what: Ok(span.op),
+                start: span.start,
+                duration: span.end - span.start,
+            })
+        });
+        Trace::new(plan, spans)
+    }
+
+    /// The trace of what ranks of a plan did.
+    pub fn new(plan: &Plan, spans: impl IntoIterator<Item = RankSpan>) -> Self {
+        let work = StepWork::of(plan);
+        let mut trace = Trace::default();
+        let mut places: HashMap<(usize, Op), usize> = HashMap::new();
+        for RankSpan { rank, what, start, duration } in spans {
+            let stage = plan.mesh.coordinate(rank).pp;
+            let blank = TraceSpan {
+                rank,
+                stage,
+                name: String::new(),
+                kind: SpanKind::Kernel,
+                micro: None,
+                start,
+                duration,
+                bytes: 0,
+                flops: 0,
+            };
+            trace.spans.push(match what {
+                Ok(op) => {
+                    places.insert((rank, op), trace.spans.len());
+                    let work = work.of_op(stage, op);
+                    let (kind, micro) = (SpanKind::of(op), micro_batch(op));
+                    TraceSpan {
+                        name: op.to_string(),
+                        kind,
+                        micro,
+                        bytes: work.bytes,
+                        flops: work.flops,
+                        ..blank
+                    }
+                }
+                Err(name) => TraceSpan { name, ..blank },
+            });
+        }
+        trace.flows = flows(plan, &places);
+        trace
+    }
+
+    /// The trace as JSON.
+    pub fn to_chrome(&self) -> String {
+        let mut ranks: Vec<(usize, usize)> = self.spans.iter().map(|span| (span.rank, span.stage)).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        let mut events = Vec::with_capacity(4 * ranks.len() + self.spans.len() + 2 * self.flows.len());
+        for (rank, stage) in ranks {
+            events.push(label("process_name", rank, 0, &format!("rank {rank}, stage {stage}")));
+            let has_kernels = |span: &TraceSpan| span.rank == rank && span.kind == SpanKind::Kernel;
+            let kernels = self.spans.iter().any(has_kernels).then_some(Category::Kernels);
+            for category in [Category::Compute, Category::Communication].into_iter().chain(kernels) {
+                events.push(label("thread_name", rank, category as usize, category.name()));
+            }
+        }
+        events.extend(self.spans.iter().map(complete));
+        for (id, &(from, to)) in self.flows.iter().enumerate() {
+            let (made, used) = (&self.spans[from], &self.spans[to]);
+            // Inside of its span: at its very end the next one may have begun.
+            events.push(arrow("s", id, from, made, made.start + 0.999 * made.duration));
+            events.push(arrow("f", id, to, used, used.start + 0.001 * used.duration));
+        }
+        json!({ "displayTimeUnit": "ms", "traceEvents": events }).to_string()
+    }
+
+    /// Reads what [`Trace::to_chrome`] has written; `None` if it is something else.
+    pub fn from_chrome(text: &str) -> Option<Self> {
+        let file: File = serde_json::from_str(text).ok()?;
+        let mut trace = Trace::default();
+        let mut begun: HashMap<u64, usize> = HashMap::new();
+        for event in file.events {
+            match event.ph.as_str() {
+                "X" => trace.spans.push(TraceSpan {
+                    rank: event.pid,
+                    stage: event.args.stage?,
+                    name: event.name,
+                    kind: event.args.kind?,
+                    micro: event.args.micro,
+                    start: event.ts * 1e-6,
+                    duration: event.dur * 1e-6,
+                    bytes: event.args.bytes,
+                    flops: event.args.flops,
+                }),
+                "s" => drop(begun.insert(event.id?, event.args.span?)),
+                "f" => trace.flows.push((*begun.get(&event.id?)?, event.args.span?)),
+                _ => {}
+            }
+        }
+        let whole = trace.flows.iter().all(|&(a, b)| a < trace.spans.len() && b < trace.spans.len());
+        (whole && !trace.spans.is_empty()).then_some(trace)
+    }
+}
+
+/// A trace as it is read.
+#[derive(Deserialize)]
+struct File {
+    #[serde(rename = "traceEvents")]
+    events: Vec<Event>,
+}
+
+#[derive(Deserialize)]
+struct Event {
+    ph: String,
+    name: String,
+    pid: usize,
+    #[serde(default)]
+    ts: f64,
+    #[serde(default)]
+    dur: f64,
+    id: Option<u64>,
+    #[serde(default)]
+    args: Arguments,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Arguments {
+    stage: Option<usize>,
+    kind: Option<SpanKind>,
+    micro: Option<usize>,
+    bytes: u64,
+    flops: u64,
+    span: Option<usize>,
+}
+
+/// For every message between stages the span that made it and the one that used it, where both are there.
+fn flows(plan: &Plan, places: &HashMap<(usize, Op), usize>) -> Vec<(usize, usize)> {
+    type Key = (usize, usize, MessageKind, Block, usize);
+    let mut made: HashMap<Key, Op> = HashMap::new();
+    let mut used: Vec<(Key, Op)> = Vec::new();
+    for stage in 0..plan.mesh.pp {
+        let (mut last, mut received): (Option<Op>, Vec<Key>) = (None, Vec::new());
+        for op in plan.program(stage).ops {
+            match op {
+                Op::Forward { .. } | Op::Recompute { .. } | Op::Backward { .. } => {
+                    used.extend(received.drain(..).map(|key| (key, op)));
+                    last = Some(op);
+                }
+                Op::SendStart { message } => {
+                    let key = (stage, message.peer, message.kind, message.block, message.micro);
+                    made.extend(last.map(|op| (key, op)));
+                }
+                Op::ReceiveWait { message } => {
+                    received.push((message.peer, stage, message.kind, message.block, message.micro));
+                }
+                _ => {}
+            }
+        }
+    }
+    let (dp, tp) = (plan.mesh.dp, plan.mesh.tp);
+    let replicas = (0..dp).flat_map(|dp| (0..tp).map(move |tp| (dp, tp)));
+    let arrow = |(dp, tp): (usize, usize), (key, op): &(Key, Op)| {
+        let rank = |pp| plan.mesh.rank(Coordinate { pp, dp, tp });
+        let from = places.get(&(rank(key.0), *made.get(key)?))?;
+        Some((*from, *places.get(&(rank(key.1), *op))?))
+    };
+    replicas.flat_map(|at| used.iter().filter_map(move |used| arrow(at, used))).collect()
+}
+
+impl SpanKind {
+    /// The kind of an op.
     pub fn of(op: Op) -> Self {
         match op {
-            Op::Begin
-            | Op::Load { .. }
-            | Op::Forward { .. }
-            | Op::Evaluate { .. }
-            | Op::Feed { .. }
-            | Op::Decode { .. }
-            | Op::Choose { .. }
-            | Op::Recompute { .. }
-            | Op::Backward { .. }
-            | Op::Release { .. }
-            | Op::Measure
-            | Op::Clip
-            | Op::Step => Category::Compute,
+            Op::Forward { .. } | Op::Evaluate { .. } | Op::Decode { .. } => SpanKind::Forward,
+            Op::Recompute { .. } => SpanKind::Recompute,
+            Op::Backward { part: BackwardPart::Both, .. } => SpanKind::Backward,
+            Op::Backward { part: BackwardPart::Input, .. } => SpanKind::BackwardInput,
+            Op::Backward { part: BackwardPart::Weight, .. } => SpanKind::BackwardWeight,
+            Op::Measure | Op::Clip | Op::Step => SpanKind::Optimizer,
+            Op::Begin | Op::Load { .. } | Op::Feed { .. } | Op::Choose { .. } | Op::Release { .. } => {
+                SpanKind::Other
+            }
             Op::GatherStart { .. }
             | Op::GatherWait { .. }
             | Op::ReduceStart { .. }
@@ -62,10 +279,26 @@ impl Category {
             | Op::NormStart { .. }
             | Op::NormWait { .. }
             | Op::RefreshStart { .. }
-            | Op::RefreshWait { .. } => Category::Communication,
+            | Op::RefreshWait { .. } => SpanKind::Communication,
         }
     }
 
+    fn category(self) -> Category {
+        match self {
+            SpanKind::Communication => Category::Communication,
+            SpanKind::Kernel => Category::Kernels,
+            SpanKind::Forward
+            | SpanKind::Recompute
+            | SpanKind::Backward
+            | SpanKind::BackwardInput
+            | SpanKind::BackwardWeight
+            | SpanKind::Optimizer
+            | SpanKind::Other => Category::Compute,
+        }
+    }
+}
+
+impl Category {
     fn name(self) -> &'static str {
         match self {
             Category::Compute => "compute",
@@ -75,37 +308,37 @@ impl Category {
     }
 }
 
-/// The spans of a predicted step. `ranks_per_stage` ranks act as one.
-pub fn trace(timeline: &Timeline, ranks_per_stage: usize) -> Vec<TraceSpan> {
-    let stages = timeline.stages.iter().enumerate();
-    let spans = stages.flat_map(|(stage, spans)| spans.iter().map(move |span| (stage, span)));
-    let one = |(stage, span): (usize, &Span)| TraceSpan {
-        rank: stage * ranks_per_stage,
-        stage,
-        name: span.op.to_string(),
-        category: Category::of(span.op),
-        start_us: span.start * 1e6,
-        duration_us: (span.end - span.start) * 1e6,
-    };
-    spans.map(one).collect()
-}
-
-/// The trace of a run as JSON.
-pub fn chrome(spans: &[TraceSpan]) -> String {
-    let mut ranks: Vec<(usize, usize)> = spans.iter().map(|span| (span.rank, span.stage)).collect();
-    ranks.sort_unstable();
-    ranks.dedup();
-    let mut events = Vec::with_capacity(4 * ranks.len() + spans.len());
-    for (rank, stage) in ranks {
-        events.push(label("process_name", rank, 0, &format!("rank {rank}, stage {stage}")));
-        let has_kernels = |span: &TraceSpan| span.rank == rank && span.category == Category::Kernels;
-        let kernels = spans.iter().any(has_kernels).then_some(Category::Kernels);
-        for category in [Category::Compute, Category::Communication].into_iter().chain(kernels) {
-            events.push(label("thread_name", rank, category as usize, category.name()));
-        }
+/// The micro-batch that an op is about.
+fn micro_batch(op: Op) -> Option<usize> {
+    match op {
+        Op::Load { micro }
+        | Op::Feed { micro }
+        | Op::Choose { micro }
+        | Op::Forward { micro, .. }
+        | Op::Evaluate { micro, .. }
+        | Op::Decode { micro, .. }
+        | Op::Recompute { micro, .. }
+        | Op::Backward { micro, .. } => Some(micro),
+        Op::SendStart { message }
+        | Op::SendWait { message }
+        | Op::ReceiveStart { message }
+        | Op::ReceiveWait { message } => Some(message.micro),
+        Op::Begin
+        | Op::ShareStart
+        | Op::ShareWait
+        | Op::GatherStart { .. }
+        | Op::GatherWait { .. }
+        | Op::Release { .. }
+        | Op::ReduceStart { .. }
+        | Op::ReduceWait { .. }
+        | Op::Measure
+        | Op::NormStart { .. }
+        | Op::NormWait { .. }
+        | Op::Clip
+        | Op::Step
+        | Op::RefreshStart { .. }
+        | Op::RefreshWait { .. } => None,
     }
-    events.extend(spans.iter().map(complete));
-    json!({ "displayTimeUnit": "ms", "traceEvents": events }).to_string()
 }
 
 /// A metadata event: the name of a process or thread.
@@ -115,13 +348,39 @@ fn label(what: &str, rank: usize, thread: usize, name: &str) -> Value {
 
 /// A complete event: one span.
 fn complete(span: &TraceSpan) -> Value {
+    let mut args = json!({ "stage": span.stage, "kind": span.kind });
+    if let Some(micro) = span.micro {
+        args["micro"] = micro.into();
+    }
+    for (name, value) in [("bytes", span.bytes), ("flops", span.flops)] {
+        if value > 0 {
+            args[name] = value.into();
+        }
+    }
+    let category = span.kind.category();
     json!({
         "ph": "X",
         "name": span.name,
-        "cat": span.category.name(),
+        "cat": category.name(),
         "pid": span.rank,
-        "tid": span.category as usize,
-        "ts": span.start_us,
-        "dur": span.duration_us,
+        "tid": category as usize,
+        "ts": span.start * 1e6,
+        "dur": span.duration * 1e6,
+        "args": args,
+    })
+}
+
+/// One end of an arrow. It belongs to the span that encloses its time.
+fn arrow(ph: &str, id: usize, place: usize, span: &TraceSpan, at: f64) -> Value {
+    json!({
+        "ph": ph,
+        "bp": "e",
+        "name": "message",
+        "cat": "message",
+        "id": id,
+        "pid": span.rank,
+        "tid": span.kind.category() as usize,
+        "ts": at * 1e6,
+        "args": { "span": place },
     })
 }

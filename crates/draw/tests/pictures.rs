@@ -1,6 +1,6 @@
 //! Pictures and traces of schedules whose device's speed is not known: in unit time.
 
-use kintsugi_draw::{Ink, chrome, draw, trace};
+use kintsugi_draw::{Ink, SpanKind, Trace, draw, schedule_svg};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::Timeline;
@@ -106,16 +106,44 @@ stage 0  \x1b[97;44m0  1  \x1b[0m\x1b[30;43m0     1     \x1b[0m
 #[test]
 fn a_trace_has_every_span_that_takes_time() {
     let plan = pipeline("1f1b", 2, 3, 1, &[]);
-    let spans = trace(&Timeline::of(&plan), 4);
-    let trace: serde_json::Value = serde_json::from_str(&chrome(&spans)).unwrap();
+    let predicted = Trace::predicted(&plan, &Timeline::of(&plan));
+    let trace: serde_json::Value = serde_json::from_str(&predicted.to_chrome()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let complete: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
     let computed = complete.iter().filter(|event| event["cat"] == "compute").count();
-    assert_eq!(complete.len(), spans.len());
+    assert_eq!(complete.len(), predicted.spans.len());
     assert_eq!(computed, 2 * 2 * 3 * 2, "stages, layers, micro-batches, forward and backward");
-    let first = complete.iter().find(|event| event["pid"] == 4 && event["cat"] == "compute").unwrap();
+    let first = complete.iter().find(|event| event["pid"] == 1 && event["cat"] == "compute").unwrap();
     assert_eq!(first["name"], "forward layer 2, micro-batch 0");
     assert_eq!((first["ts"].as_f64(), first["dur"].as_f64()), (Some(2e6), Some(1e6)));
-    let name = events.iter().find(|event| event["name"] == "process_name" && event["pid"] == 4).unwrap();
-    assert_eq!(name["args"]["name"], "rank 4, stage 1");
+    let name = events.iter().find(|event| event["name"] == "process_name" && event["pid"] == 1).unwrap();
+    assert_eq!(name["args"]["name"], "rank 1, stage 1");
+    assert!(first["args"]["flops"].as_u64() > Some(1_000_000));
+    assert_eq!(first["args"]["micro"], 0);
+    assert_eq!(Trace::from_chrome(&predicted.to_chrome()).map(|read| read.flows), Some(predicted.flows));
+    assert!(Trace::from_chrome("{\"traceEvents\": []}").is_none());
+}
+
+#[test]
+fn arrows_go_from_what_made_a_message_to_what_used_it() {
+    let plan = pipeline("1f1b", 3, 2, 1, &["memory.recompute=full"]);
+    let trace = Trace::predicted(&plan, &Timeline::of(&plan));
+    assert_eq!(trace.flows.len(), 2 * 2 * 2, "borders, micro-batches, activation and gradient");
+    for &(from, to) in &trace.flows {
+        let (from, to) = (&trace.spans[from], &trace.spans[to]);
+        assert_eq!(from.micro, to.micro);
+        assert_eq!(from.stage.abs_diff(to.stage), 1);
+        let forward = from.kind == SpanKind::Forward;
+        assert_eq!(forward, to.stage > from.stage, "{} to {}", from.name, to.name);
+        assert!(from.start + from.duration <= to.start + 1e-9 || to.kind == SpanKind::Recompute);
+    }
+}
+
+#[test]
+fn the_schedule_as_svg_has_a_bar_for_every_pass() {
+    let plan = pipeline("zero-bubble", 4, 8, 1, &[]);
+    let drawn = schedule_svg(&Timeline::of(&plan), "a < b");
+    // Forwards, and both parts of backwards; and three in the legend.
+    assert_eq!(drawn.matches("<rect").count(), 4 * 8 * 3 + 3);
+    assert!(drawn.contains(">W7<") && drawn.contains("a &lt; b") && drawn.contains("bubble 11.1 %"));
 }

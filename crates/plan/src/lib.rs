@@ -21,8 +21,8 @@ pub use kintsugi_spec::{Axis, Group, Span};
 pub use mesh::{Coordinate, Mesh, divisors};
 pub use op::{BackwardPart, Block, Message, MessageKind, Op, Program, Unit};
 pub use plan::{
-    AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LossScale, MemoryOptions,
-    Optimizer, Pipeline, Plan, Precision, RateDecay, RateSchedule, Recompute, Resume, Run, ScheduleKind,
-    Sharding, TokenData, Transport, When,
+    AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LogFormat, LossScale,
+    MemoryOptions, Optimizer, Pipeline, Plan, Precision, RateDecay, RateSchedule, Recompute, Resume, Run,
+    ScheduleKind, Sharding, TokenData, Transport, When,
 };
 pub use schedule::Pass;

@@ -335,6 +335,8 @@ pub struct Run {
     pub keep_best: u64,
     /// Steps between lines of progress, where they were given.
     pub log_every: Option<u64>,
+    /// What the metrics are written as, beside `metrics.jsonl`.
+    pub log: Vec<LogFormat>,
     /// Steps between evaluations; 0 for none.
     pub eval_every: u64,
     /// Tokens of the validation split that an evaluation reads, or all if there are fewer.
@@ -362,6 +364,14 @@ pub enum Resume {
     Newest,
     /// This checkpoint, or the newest valid one in this folder.
     From(PathBuf),
+}
+
+/// A format of metrics that other programs read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// TensorBoard's event files.
+    Tensorboard,
 }
 
 /// Kind of device.

@@ -91,6 +91,8 @@ pub struct Counts {
 pub struct Found {
     /// The best, best first.
     pub best: Vec<Candidate>,
+    /// Every strategy that was timed, best first.
+    pub timed: Vec<Candidate>,
     /// How many strategies went through each phase.
     pub counts: Counts,
 }
@@ -147,7 +149,8 @@ pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> 
         Candidate { strategy, timing, consumption, peak, reserved: None }
     });
     let ordered = order(candidates.collect(), settings.by);
-    Ok(Found { best: verified(settings, ordered, &mut counts.refused), counts })
+    let best = verified(settings, &ordered, &mut counts.refused);
+    Ok(Found { best, timed: ordered, counts })
 }
 
 /// Refuses a search that would take too long. The memory of each strategy is computed layer by layer; a program is compiled
@@ -221,7 +224,7 @@ pub fn timings(
 }
 
 /// The first candidates that fit by their full prediction. On a Pareto front, each needs fewer joules than the one before.
-fn verified(settings: &Settings, ordered: Vec<Candidate>, refused: &mut usize) -> Vec<Candidate> {
+fn verified(settings: &Settings, ordered: &[Candidate], refused: &mut usize) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::new();
     for candidate in ordered {
         if best.len() == settings.top {
@@ -235,7 +238,7 @@ fn verified(settings: &Settings, ordered: Vec<Candidate>, refused: &mut usize) -
         let prediction = predict(&plan, settings.device, Coverage::quick(&plan));
         if (settings.fits)(&plan, &prediction) {
             let reserved = prediction.stages.iter().map(|stage| stage.reserved).max();
-            best.push(Candidate { reserved, ..candidate });
+            best.push(Candidate { reserved, ..candidate.clone() });
         } else {
             *refused += 1;
         }

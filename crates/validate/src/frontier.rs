@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 
+use kintsugi_draw::chart::{Axis, Chart, Series, Style, Unit, svg};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Consumption, Coverage, Timing, Training, predict, time};
@@ -64,13 +65,22 @@ const STRONG: [(usize, usize, usize, f64); 2] = [(1, 16, 8000, 89.93), (2, 6, 80
 /// The authors' log of 175B with two replicas: MiB allocated at the peak of stages 0, 1, 14 and 15.
 const MEMORY: [(usize, f64); 4] = [(0, 33902.0), (1, 31435.0), (14, 27535.0), (15, 29138.0)];
 
-/// The whole page, in Markdown.
-pub fn page() -> String {
-    let mut page = String::from(HEAD);
-    throughput(&mut page);
-    scaling(&mut page);
-    energy(&mut page);
-    memory(&mut page);
+/// A page and the pictures that it shows.
+pub struct Page {
+    /// The text, in Markdown.
+    pub text: String,
+    /// The pictures, as SVG under their names.
+    pub pictures: Vec<(String, String)>,
+}
+
+/// The whole page.
+pub fn page() -> Page {
+    let mut text = String::from(HEAD);
+    throughput(&mut text);
+    scaling(&mut text);
+    energy(&mut text);
+    memory(&mut text);
+    let mut page = Page { text, pictures: Vec::new() };
     sensitivities(&mut page);
     page
 }
@@ -78,9 +88,9 @@ pub fn page() -> String {
 const HEAD: &str = "\
 # Frontier: the published study beside our predictions
 
-`kintsugi plan --reproduce frontier` writes this page. The study is arXiv 2312.12705 (ISC 2024): GPT models of 22B, 175B
-and 1T parameters with Megatron-DeepSpeed on Frontier's MI250X. \"GPU\" is one GCD throughout, and TFLOP/s are hardware
-FLOPs with full recomputation (c = 4).
+`kintsugi plan --reproduce frontier --out docs/frontier.md` writes this page. The study is arXiv 2312.12705 (ISC 2024):
+GPT models of 22B, 175B and 1T parameters with Megatron-DeepSpeed on Frontier's MI250X. \"GPU\" is one GCD throughout, and
+TFLOP/s are hardware FLOPs with full recomputation (c = 4).
 
 *Fitted* on the throughput and energy of 22B and 175B: the share of the peak that products reach, the rate of attention,
 the unfused bytes of the framework, the efficiency of the links and the power of a GCD that waits (`cluster.preset =
@@ -175,59 +185,103 @@ fn memory(page: &mut String) {
     page.push('\n');
 }
 
-fn sensitivities(page: &mut String) {
-    page.push_str("## Sensitivities\n\nHardware TFLOP/s of a GCD, all predicted. The study shows these as curves: tensor parallelism beyond a\nnode is very slow, more stages at a fixed batch are slower, and more samples keep the pipeline full.\n\n");
-    let base = |sets: &[String]| {
-        let mut all: Vec<String> =
-            ["model.preset=gpt-22b", "parallel.dp=1"].iter().map(ToString::to_string).collect();
-        all.extend(sets.iter().cloned());
-        resolved(&all).map(|plan| speed(&plan) / 1e12)
-    };
-    let mut table = |title: &str, sets: &dyn Fn(usize) -> Vec<String>, values: &[usize]| {
+/// The name of a curve, and the settings for a value on the horizontal axis.
+type Curve = (&'static str, fn(usize) -> Vec<String>);
+
+/// What one setting changes for 22B, and what the study found of it.
+struct Sensitivity {
+    /// The name of its picture.
+    picture: &'static str,
+    title: &'static str,
+    along: &'static str,
+    finding: &'static str,
+    curves: &'static [Curve],
+    values: &'static [usize],
+}
+
+const SENSITIVITIES: [Sensitivity; 4] = [
+    Sensitivity {
+        picture: "frontier-tp.svg",
+        title: "Tensor parallelism",
+        along: "tp",
+        finding: "tensor parallelism belongs inside a node: beyond 8 GCDs its collectives cross the links between nodes, \
+                  and throughput collapses",
+        curves: &[("pp 1, 64 samples", |tp| sets(&[("parallel.tp", tp), ("batch.global", 64)]))],
+        values: &[1, 2, 4, 8, 16],
+    },
+    Sensitivity {
+        picture: "frontier-pp.svg",
+        title: "Pipeline stages",
+        along: "pp",
+        finding: "at a fixed batch more stages lose throughput; if the batch grows with the stages, they do not",
+        curves: &[
+            ("128 samples", |pp| sets(&[("parallel.pp", pp), ("batch.global", 128)])),
+            ("16 samples for each stage", |pp| sets(&[("parallel.pp", pp), ("batch.global", 16 * pp)])),
+        ],
+        values: &[1, 2, 4, 8, 16, 24],
+    },
+    Sensitivity {
+        picture: "frontier-batch.svg",
+        title: "Samples of a step",
+        along: "samples",
+        finding: "the bubble is about the number of stages over that of micro-batches, so a larger batch fills the pipeline",
+        curves: &[("pp 8", |samples| sets(&[("parallel.pp", 8), ("batch.global", samples)]))],
+        values: &[32, 64, 128, 256, 640],
+    },
+    Sensitivity {
+        picture: "frontier-micro.svg",
+        title: "Samples of a micro-batch",
+        along: "samples of a micro-batch",
+        finding: "all of its recipes have micro-batches of one sample; larger ones make fewer of them, and the bubble grows",
+        curves: &[("pp 8, 640 samples", |micro| {
+            sets(&[("parallel.pp", 8), ("batch.global", 640), ("batch.micro", micro)])
+        })],
+        values: &[1, 2, 4, 8],
+    },
+];
+
+fn sets(values: &[(&str, usize)]) -> Vec<String> {
+    values.iter().map(|(key, value)| format!("{key}={value}")).collect()
+}
+
+fn sensitivities(page: &mut Page) {
+    page.text.push_str("## Sensitivities\n\nHardware TFLOP/s of a GCD for 22B, all predicted, beside what the study found in its own runs.\n\n");
+    for sensitivity in &SENSITIVITIES {
+        let Sensitivity { picture, title, along, finding, curves, values } = sensitivity;
+        line(&mut page.text, &format!("### {title}\n\nThe study: {finding}.\n\n![{title}]({picture})\n"));
+        let names: Vec<String> = values.iter().map(ToString::to_string).collect();
         line(
-            page,
-            &format!(
-                "| {title} | {} |",
-                values.iter().map(ToString::to_string).collect::<Vec<_>>().join(" | ")
-            ),
+            &mut page.text,
+            &format!("| {along} | {} |\n|---|{}", names.join(" | "), "---|".repeat(values.len())),
         );
-        line(page, &format!("|---|{}", "---|".repeat(values.len())));
-        let cells =
-            values.iter().map(|&value| base(&sets(value)).map_or("–".to_owned(), |x| format!("{x:.1}")));
-        line(page, &format!("| 22B | {} |\n", cells.collect::<Vec<_>>().join(" | ")));
-    };
-    let set = |text: String| text;
-    table(
-        "tp, with pp 1 and 64 samples",
-        &|tp| vec![set(format!("parallel.tp={tp}")), set("batch.global=64".into())],
-        &[1, 2, 4, 8, 16],
-    );
-    table(
-        "pp, with 128 samples",
-        &|pp| vec![set(format!("parallel.pp={pp}")), set("batch.global=128".into())],
-        &[1, 2, 4, 8, 16, 24],
-    );
-    table(
-        "pp, with 16 samples for each stage",
-        &|pp| vec![set(format!("parallel.pp={pp}")), set(format!("batch.global={}", 16 * pp))],
-        &[1, 2, 4, 8, 16, 24],
-    );
-    table(
-        "samples, with pp 8",
-        &|samples| vec![set("parallel.pp=8".into()), set(format!("batch.global={samples}"))],
-        &[32, 64, 128, 256, 640],
-    );
-    table(
-        "samples of a micro-batch, with pp 8 and 640 samples",
-        &|micro| {
-            vec![
-                set("parallel.pp=8".into()),
-                set("batch.global=640".into()),
-                set(format!("batch.micro={micro}")),
-            ]
-        },
-        &[1, 2, 4, 8],
-    );
+        let (x, places) = Axis::of_values(along, &names);
+        let mut chart = Chart {
+            title: format!("22B on Frontier, predicted: {}", title.to_lowercase()),
+            caption: format!("The study: {finding}."),
+            x,
+            y: Axis::from_zero("hardware FLOP/s per GCD", Unit::Flops),
+            ..Chart::default()
+        };
+        for (colour, (name, settings)) in curves.iter().enumerate() {
+            let speeds: Vec<Option<f64>> =
+                values.iter().map(|&value| speed_of_22b(settings(value))).collect();
+            let cells =
+                speeds.iter().map(|speed| speed.map_or("–".to_owned(), |x| format!("{:.1}", x / 1e12)));
+            line(&mut page.text, &format!("| {name} | {} |", cells.collect::<Vec<_>>().join(" | ")));
+            let points = places.iter().copied().zip(speeds);
+            chart.series.push(Series::new(*name, Style::Line, colour).points(points));
+        }
+        page.text.push('\n');
+        page.pictures.push(((*picture).to_owned(), svg(&chart)));
+    }
+    page.text.truncate(page.text.trim_end().len());
+    page.text.push('\n');
+}
+
+fn speed_of_22b(settings: Vec<String>) -> Option<f64> {
+    let base = ["model.preset=gpt-22b", "parallel.dp=1"].map(str::to_owned);
+    let all: Vec<String> = base.into_iter().chain(settings).collect();
+    resolved(&all).map(|plan| speed(&plan))
 }
 
 fn plan(run: &Run, dp: usize, samples: usize) -> Plan {

@@ -33,21 +33,29 @@ struct Case {
 }
 
 /// Reports on every set whose table is in `folder`. Of nanotron's table, which has thousands of rows, only every `every`-th
-/// row is used. `sets` override the configuration of every row, to fit constants.
-pub fn validate(folder: &Path, sets: &[String], every: usize) -> io::Result<Vec<Report>> {
+/// row is used. `sets` override the configuration of every row, to fit constants. `progress` is told how many of how many
+/// tables are done.
+pub fn validate(
+    folder: &Path,
+    sets: &[String],
+    every: usize,
+    progress: &dyn Fn(usize, usize),
+) -> io::Result<Vec<Report>> {
     let mut reports = Vec::new();
-    for set in sets::SETS {
-        let path = folder.join(set.file);
-        if path.exists() {
-            reports.push(set.report(&table::read(&path)?, sets));
-        }
-    }
+    let found: Vec<_> = sets::SETS.iter().filter(|set| folder.join(set.file).exists()).collect();
     let path = folder.join(nanotron::FILE);
+    let all = found.len() + usize::from(path.exists()) + 1;
+    for (done, set) in found.into_iter().enumerate() {
+        progress(done, all);
+        reports.push(set.report(&table::read(&folder.join(set.file))?, sets));
+    }
     if path.exists() {
+        progress(all - 2, all);
         let rows: Vec<Row> = table::read(&path)?.into_iter().step_by(every).collect();
         reports.extend(nanotron::reports(&rows, sets));
     }
     if !reports.is_empty() {
+        progress(all - 1, all);
         reports.extend(own(sets));
     }
     Ok(reports)

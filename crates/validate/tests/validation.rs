@@ -57,7 +57,7 @@ fn published_runs_are_predicted_as_well_as_ever() {
         skip(Need::Tables, "there are no published runs beside the repository, in shared/validation");
         return;
     }
-    assert_held(&validate(&folder, &[], 1).expect("the tables can be read"), HELD);
+    assert_held(&validate(&folder, &[], 1, &|_, _| {}).expect("the tables can be read"), HELD);
 }
 
 fn assert_held(reports: &[Report], held: &[(&str, &str, f64)]) {

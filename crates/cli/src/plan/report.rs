@@ -9,14 +9,19 @@ use super::speed::Speed;
 use crate::describe;
 use crate::table::Table;
 
-/// The whole report; `fits` says whether the plan fits.
-pub fn text(plan: &Plan, prediction: &Prediction, speed: Option<&Speed>, bubble: f64, fits: &str) -> String {
+/// The whole report below its heading.
+pub fn tables(plan: &Plan, prediction: &Prediction) -> String {
+    format!("{}\n{}", stages(plan, prediction), describe::traffic_table(&prediction.figures().comm_bytes))
+}
+
+/// A description of the plan and its step, a line each. `fits` says whether the plan fits.
+pub fn heading(plan: &Plan, speed: Option<&Speed>, bubble: f64, fits: &str) -> String {
     let flops = plan.flops();
     format!(
         "{}{}\
          FLOPs    model {}, hardware {} per step\n\
          bubble   {:.1} % of the time{}\n{}\
-         fits     {fits}\n\n{}\n{}",
+         fits     {fits}\n",
         describe::model(plan),
         describe::layout(plan),
         units::count(flops.model),
@@ -24,8 +29,6 @@ pub fn text(plan: &Plan, prediction: &Prediction, speed: Option<&Speed>, bubble:
         100.0 * bubble,
         if speed.is_some() { "" } else { ", with unit costs" },
         speed.map_or(String::new(), |speed| speed.text(plan)),
-        stages(plan, prediction),
-        describe::traffic_table(&prediction.figures().comm_bytes),
     )
 }
 

@@ -4,9 +4,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use kintsugi_draw::chart::{Chart, Line, svg};
+use kintsugi_draw::chart::svg;
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
+use kintsugi_report::sweep::{Figure, Point, chart};
 use kintsugi_simulate::{Coverage, predict, time};
 use kintsugi_spec::units;
 use kintsugi_tune::{Outcome, efficiency, outcome};
@@ -20,6 +21,7 @@ use crate::files::{check_writable, write_whole};
 use crate::fit;
 use crate::host::planned_device;
 use crate::output::Output;
+use crate::progress::Progress;
 use crate::table::{Fit, Table, left_out};
 
 /// The arguments that select a table.
@@ -31,12 +33,33 @@ pub struct RowArguments {
     /// The numbers of nodes
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', requires = "scale")]
     nodes: Vec<usize>,
-    /// Compares several values of a setting, as in --sweep parallel.tp=1,2,4,8
+    /// Compares several values of a setting, as in --sweep parallel.tp=1,2,4,8; a second one makes a curve for each of its
+    /// values
     #[arg(long, value_name = "KEY=VALUE,…", conflicts_with_all = ["draw", "trace"])]
-    sweep: Option<String>,
-    /// Draws the table as a chart
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
+    sweep: Vec<String>,
+    /// Draws the table of --scale or --sweep, the strategies of --search, or the memory of the plan's stages
+    #[arg(long, value_name = "FILE.svg", conflicts_with_all = ["validate", "reproduce"])]
+    pub plot: Option<PathBuf>,
+    /// What --plot draws: of a table FLOP/s unless given, of a search and a plan memory
+    #[arg(long = "plot-figure", value_enum, value_name = "FIGURE", requires = "plot")]
+    pub figure: Option<PlotFigure>,
+}
+
+/// What a picture shows.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PlotFigure {
+    /// Model FLOP/s of a rank
+    Flops,
+    /// Time of a step
+    Step,
+    /// Memory of the fullest rank
+    Memory,
+    /// Energy of a step
+    Energy,
+    /// Speed of a rank as a share of the first's
+    Efficiency,
+    /// Tokens per second of a rank
+    Tokens,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -50,8 +73,11 @@ enum Scaling {
 /// A row of either table.
 #[derive(Serialize)]
 struct Row {
-    /// The nodes, or the value of the setting.
+    /// The nodes, or the value of the first setting.
     at: String,
+    /// The values of the other settings.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    series: String,
     #[serde(flatten)]
     outcome: Option<Outcome>,
     /// Tokens per second and rank, relative to the first row.
@@ -63,15 +89,7 @@ struct Row {
 impl RowArguments {
     /// Whether a table was requested.
     pub fn wanted(&self) -> bool {
-        self.scale.is_some() || self.sweep.is_some()
-    }
-
-    /// Refuses a chart without a table.
-    pub fn check(&self) -> Result<(), Failure> {
-        match &self.plot {
-            Some(_) if !self.wanted() => Err(Failure::Mistake("--plot needs --scale or --sweep".to_owned())),
-            _ => Ok(()),
-        }
+        self.scale.is_some() || !self.sweep.is_empty()
     }
 }
 
@@ -79,20 +97,51 @@ impl RowArguments {
 pub fn run(arguments: &RowArguments, config: &ConfigArguments, output: Output) -> Result<(), Failure> {
     let config = config.read()?;
     arguments.plot.as_deref().map(check_writable).transpose()?;
-    let (rows, titles) = match (arguments.scale, &arguments.sweep) {
-        (Some(scaling), _) => scale(&config, scaling, &arguments.nodes)?,
-        (None, Some(text)) => sweep(&config, text)?,
-        (None, None) => unreachable!("a table was asked for"),
+    let (rows, titles) = match arguments.scale {
+        Some(scaling) => scale(&config, scaling, &arguments.nodes)?,
+        None => sweep(&config, &arguments.sweep)?,
     };
     output.result(&rows)?;
     if !output.json {
         output.text(&text(&rows, &titles))?;
     }
     if let Some(path) = &arguments.plot {
-        write_whole(path, svg(&chart(&rows, titles)).as_bytes())?;
+        let figure = figure(arguments.figure.unwrap_or(PlotFigure::Flops));
+        if figure == Figure::Energy
+            && rows.iter().flat_map(|row| &row.outcome).all(|row| row.energy_j_per_step.is_none())
+        {
+            let text =
+                "--plot-figure energy needs cluster.device.power_idle and power_max, and the device has none";
+            return Err(Failure::Mistake(text.to_owned()));
+        }
+        let points: Vec<Point> = rows.iter().map(Row::point).collect();
+        let chart = chart(&titles.title, &titles.along, &titles.caption, &points, figure, titles.scaling);
+        write_whole(path, svg(&chart).as_bytes())?;
         output.text(&format!("plot     {}\n", path.display()))?;
     }
     Ok(())
+}
+
+fn figure(named: PlotFigure) -> Figure {
+    match named {
+        PlotFigure::Flops => Figure::Flops,
+        PlotFigure::Step => Figure::Step,
+        PlotFigure::Memory => Figure::Memory,
+        PlotFigure::Energy => Figure::Energy,
+        PlotFigure::Efficiency => Figure::Efficiency,
+        PlotFigure::Tokens => Figure::Tokens,
+    }
+}
+
+impl Row {
+    fn point(&self) -> Point<'_> {
+        Point {
+            at: &self.at,
+            series: &self.series,
+            outcome: self.outcome.as_ref(),
+            efficiency: self.efficiency,
+        }
+    }
 }
 
 /// Titles of a table and its chart.
@@ -103,6 +152,10 @@ struct Titles {
     at: String,
     /// Below the chart.
     along: String,
+    /// What the picture is of.
+    caption: String,
+    /// Names of the other settings, if there are any.
+    others: String,
     scaling: bool,
 }
 
@@ -110,6 +163,7 @@ fn scale(config: &ConfigSource, scaling: Scaling, nodes: &[usize]) -> Result<(Ve
     let base = config.plan()?;
     let replica = base.mesh.tp * base.mesh.pp;
     let mut rows: Vec<Row> = Vec::new();
+    let progress = Progress::new("planning", nodes.len() as u64);
     for &count in nodes {
         let ranks = count * base.cluster.topology.per_node.unwrap_or(1);
         let global = match scaling {
@@ -127,13 +181,22 @@ fn scale(config: &ConfigSource, scaling: Scaling, nodes: &[usize]) -> Result<(Ve
                 let outcome = evaluate(&plan)?;
                 let first = rows.iter().find_map(|row| row.outcome.as_ref()).unwrap_or(&outcome);
                 let efficiency = Some(efficiency(first, &outcome));
-                rows.push(Row { at, outcome: Some(outcome), efficiency, refused: None });
+                rows.push(Row {
+                    at,
+                    series: String::new(),
+                    outcome: Some(outcome),
+                    efficiency,
+                    refused: None,
+                });
             }
             Err(error) => {
-                rows.push(Row { at, outcome: None, efficiency: None, refused: Some(error.to_string()) });
+                let refused = Some(error.to_string());
+                rows.push(Row { at, series: String::new(), outcome: None, efficiency: None, refused });
             }
         }
+        progress.add(1);
     }
+    drop(progress);
     check_any(&rows)?;
     let word = if scaling == Scaling::Weak { "weak" } else { "strong" };
     let kept = if scaling == Scaling::Weak { "each replica's batch" } else { "the whole batch" };
@@ -149,38 +212,86 @@ fn scale(config: &ConfigSource, scaling: Scaling, nodes: &[usize]) -> Result<(Ve
             Some(ranks) => format!("nodes of {ranks} ranks"),
             None => "nodes".to_owned(),
         },
+        caption: kintsugi_report::plan::layout(&base),
+        others: String::new(),
         scaling: true,
     };
     Ok((rows, titles))
 }
 
-fn sweep(config: &ConfigSource, text: &str) -> Result<(Vec<Row>, Titles), Failure> {
-    let mistake = || Failure::Mistake(format!("--sweep: \"{text}\" must be table.key=value,value"));
-    let (key, values) = text.split_once('=').ok_or_else(mistake)?;
-    let values: Vec<&str> = values.split(',').map(str::trim).collect();
-    if key.trim().is_empty() || values.iter().any(|value| value.is_empty()) {
-        return Err(mistake());
+/// A key and the values that it takes.
+struct Sweep<'a> {
+    key: &'a str,
+    values: Vec<&'a str>,
+}
+
+impl<'a> Sweep<'a> {
+    fn parse(text: &'a str) -> Result<Self, Failure> {
+        let mistake = || Failure::Mistake(format!("--sweep: \"{text}\" must be table.key=value,value"));
+        let (key, values) = text.split_once('=').ok_or_else(mistake)?;
+        let values: Vec<&str> = values.split(',').map(str::trim).collect();
+        if key.trim().is_empty() || values.iter().any(|value| value.is_empty()) {
+            return Err(mistake());
+        }
+        Ok(Sweep { key: key.trim(), values })
     }
-    let mut rows = Vec::new();
-    let mut described = None;
-    for value in values {
-        let (outcome, refused) = match config.clone().set(format!("{}={value}", key.trim())).plan() {
-            Ok(plan) => {
-                let outcome = evaluate(&plan)?;
-                described.get_or_insert(plan);
-                (Some(outcome), None)
-            }
-            Err(error) => (None, Some(error.to_string())),
+}
+
+/// All combinations of values of some settings, as settings.
+fn combinations(sweeps: &[Sweep]) -> Vec<Vec<String>> {
+    sweeps.iter().fold(vec![Vec::new()], |before, sweep| {
+        let with = |sets: &Vec<String>, value: &&str| {
+            [sets.clone(), vec![format!("{}={value}", sweep.key)]].concat()
         };
-        rows.push(Row { at: value.to_owned(), outcome, efficiency: None, refused });
+        before.iter().flat_map(|sets| sweep.values.iter().map(move |value| with(sets, value))).collect()
+    })
+}
+
+/// Plans of one table. More take minutes, and no picture shows them.
+const MOST_ROWS: usize = 1000;
+
+fn sweep(config: &ConfigSource, texts: &[String]) -> Result<(Vec<Row>, Titles), Failure> {
+    let sweeps: Vec<Sweep> = texts.iter().map(|text| Sweep::parse(text)).collect::<Result<_, _>>()?;
+    let (first, others) = sweeps.split_first().expect("a sweep was asked for");
+    let count = sweeps.iter().map(|sweep| sweep.values.len()).product::<usize>();
+    if count > MOST_ROWS {
+        return Err(Failure::Mistake(format!(
+            "--sweep: {count} combinations are more than the {MOST_ROWS} of one table"
+        )));
     }
+    let progress = Progress::new("planning", count as u64);
+    let mut rows: Vec<Row> = Vec::new();
+    let mut described = None;
+    for sets in combinations(others) {
+        let mut before: Option<Outcome> = None;
+        for value in &first.values {
+            let set = format!("{}={value}", first.key);
+            let (outcome, refused) = match config.clone().sets(&sets).set(set).plan() {
+                Ok(plan) => {
+                    let outcome = evaluate(&plan)?;
+                    described.get_or_insert(plan);
+                    (Some(outcome), None)
+                }
+                Err(error) => (None, Some(error.to_string())),
+            };
+            let efficiency =
+                outcome.as_ref().map(|row| efficiency(before.get_or_insert_with(|| row.clone()), row));
+            let (at, series) = ((*value).to_owned(), sets.join(", "));
+            rows.push(Row { at, series, outcome, efficiency, refused });
+            progress.add(1);
+        }
+    }
+    drop(progress);
     check_any(&rows)?;
     let base = described.expect("a row that is not refused has a plan");
+    let keys: Vec<&str> = sweeps.iter().map(|sweep| sweep.key).collect();
     let titles = Titles {
-        heading: format!("{}sweep    {}\n\n", describe::model(&base), key.trim()),
-        title: format!("{} on {}: {}", base.model.name, base.cluster.name, key.trim()),
-        at: key.trim().to_owned(),
-        along: key.trim().to_owned(),
+        heading: format!("{}sweep    {}\n\n", describe::model(&base), keys.join(", ")),
+        title: format!("{} on {}: {}", base.model.name, base.cluster.name, keys.join(", ")),
+        at: first.key.to_owned(),
+        along: first.key.to_owned(),
+        caption: format!("first point: {}", kintsugi_report::plan::layout(&base)),
+        others: others.iter().map(|sweep| sweep.key).collect::<Vec<_>>().join(", "),
         scaling: false,
     };
     Ok((rows, titles))
@@ -204,24 +315,18 @@ fn evaluate(plan: &Plan) -> Result<Outcome, Failure> {
 }
 
 fn text(rows: &[Row], titles: &Titles) -> String {
-    let mut header = vec![
-        titles.at.as_str(),
-        "ranks",
-        "batch",
-        "step",
-        "tokens/s/rank",
-        "TFLOP/s",
-        "MFU",
-        "bubble",
-        "memory",
-        "fits",
-    ];
+    let mut header = vec![titles.at.as_str()];
+    header.extend(Some(titles.others.as_str()).filter(|others| !others.is_empty()));
+    header.extend(["ranks", "batch", "step", "tokens/s/rank", "TFLOP/s", "MFU", "bubble", "memory", "fits"]);
     header.extend(titles.scaling.then_some("efficiency"));
     let mut table = Table::new(header);
     for row in rows {
-        match &row.outcome {
-            Some(outcome) => table.row(cells(row, outcome)),
-            None => table.row([format!("{}  {}", row.at, row.refused.as_deref().unwrap_or_default())]),
+        if let Some(outcome) = &row.outcome {
+            table.row(cells(row, outcome, titles));
+        } else {
+            let (at, refused) = (&row.at, row.refused.as_deref().unwrap_or_default());
+            let at = if row.series.is_empty() { at.clone() } else { format!("{at}  {}", row.series) };
+            table.row([format!("{at}  {refused}")]);
         }
     }
     let dropped = table.fit_terminal(FIT);
@@ -234,9 +339,15 @@ const FIT: Fit = Fit {
     sentences: None,
 };
 
-fn cells(row: &Row, outcome: &Outcome) -> Vec<String> {
-    let mut cells = vec![
-        row.at.clone(),
+fn cells(row: &Row, outcome: &Outcome, titles: &Titles) -> Vec<String> {
+    let mut cells = vec![row.at.clone()];
+    if !titles.others.is_empty() {
+        // The header has the keys.
+        let values: Vec<&str> =
+            row.series.split(", ").filter_map(|set| Some(set.split_once('=')?.1)).collect();
+        cells.push(values.join(", "));
+    }
+    cells.extend([
         outcome.ranks.to_string(),
         outcome.global_batch.to_string(),
         format!("{:.3} s", outcome.step_s),
@@ -246,32 +357,9 @@ fn cells(row: &Row, outcome: &Outcome) -> Vec<String> {
         format!("{:.1} %", 100.0 * outcome.bubble),
         units::bytes(outcome.reserved),
         outcome.fits.map_or("–", |fits| if fits { "yes" } else { "no" }).to_owned(),
-    ];
-    cells.extend(row.efficiency.map(|share| format!("{:.1} %", 100.0 * share)));
-    cells
-}
-
-/// Model FLOP/s per rank over the rows. Rows that do not fit are left out, and their tick is marked.
-fn chart(rows: &[Row], titles: Titles) -> Chart {
-    let tera = |row: &Row| {
-        let fitting = row.outcome.as_ref().filter(|outcome| outcome.fits != Some(false))?;
-        Some(fitting.model_tflops_per_gpu)
-    };
-    let best = rows.iter().filter_map(tera).fold(0.0, f64::max);
-    let (unit, factor) = if best < 1.0 { ("GFLOP/s", 1e3) } else { ("TFLOP/s", 1.0) };
-    let values: Vec<Option<f64>> = rows.iter().map(|row| tera(row).map(|value| factor * value)).collect();
-    let missing = values.iter().any(Option::is_none);
-    let ideal = values.iter().flatten().next().copied();
-    let mut lines = vec![Line { name: format!("model {unit} per rank"), values, guide: false }];
+    ]);
     if titles.scaling {
-        lines.push(Line { name: "ideal".to_owned(), values: vec![ideal; rows.len()], guide: true });
+        cells.extend(row.efficiency.map(|share| format!("{:.1} %", 100.0 * share)));
     }
-    let tick = |row: &Row| if tera(row).is_some() { row.at.clone() } else { format!("{} ×", row.at) };
-    Chart {
-        ticks: rows.iter().map(tick).collect(),
-        title: titles.title,
-        x_label: titles.along + if missing { ";  × does not fit or is refused" } else { "" },
-        y_label: unit.to_owned(),
-        lines,
-    }
+    cells
 }

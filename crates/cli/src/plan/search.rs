@@ -1,12 +1,13 @@
 //! `kintsugi plan --search`: every strategy that fits, ranked.
 
-use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
+use kintsugi_draw::chart::svg;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Plan, When};
+use kintsugi_report::TableData;
+use kintsugi_report::search::{Against, chart};
 use kintsugi_simulate::{Coverage, Timing, predict, time};
 use kintsugi_spec::units;
 use kintsugi_tune::{
@@ -14,6 +15,7 @@ use kintsugi_tune::{
 };
 use serde::Serialize;
 
+use super::rows::PlotFigure;
 use crate::config::ConfigArguments;
 use crate::describe;
 use crate::failure::Failure;
@@ -21,6 +23,7 @@ use crate::files::{check_writable, write_whole};
 use crate::fit;
 use crate::host::planned_device;
 use crate::output::Output;
+use crate::progress::Progress;
 use crate::table::{Fit, Table, left_out};
 
 /// The arguments of a search.
@@ -38,9 +41,9 @@ pub struct SearchArguments {
     /// Restricts a key to these values, as in --only parallel.tp=4,8
     #[arg(long, value_name = "KEY=VALUE,…", requires = "search")]
     only: Vec<String>,
-    /// Writes the best strategy as a configuration for train
-    #[arg(long, value_name = "FILE.toml", requires = "search")]
-    out: Option<PathBuf>,
+    /// Writes the best as a configuration that train takes; with --draw the schedule as SVG; with --reproduce the page
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -60,39 +63,47 @@ impl SearchArguments {
     }
 }
 
-/// Runs the search and prints the result.
-pub fn run(arguments: &SearchArguments, config: &ConfigArguments, output: Output) -> Result<(), Failure> {
+/// A search and what it found.
+struct Searched {
+    base: Plan,
+    ranks: usize,
+    found: Found,
+    rows: Rows,
+}
+
+fn searched(config: &ConfigArguments, only: &[String], by: By, top: usize) -> Result<Searched, Failure> {
     let config = config.read()?;
     let (base, ranks) = config.search_base()?;
-    arguments.out.as_deref().map(check_writable).transpose()?;
-    let only: Result<Vec<Only>, String> = arguments.only.iter().map(|text| Only::parse(text)).collect();
+    let only: Result<Vec<Only>, String> = only.iter().map(|text| Only::parse(text)).collect();
     let only = only.map_err(|mistake| Failure::Mistake(format!("--only: {mistake}")))?;
     let power = base.cluster.device.power_idle.and(base.cluster.device.power_max);
-    if power.is_none() && !matches!(arguments.by, ByName::Time) {
+    if power.is_none() && by != By::Time {
         let text =
             "--by energy and --by pareto need cluster.device.power_idle and power_max, which are not set";
         return Err(Failure::Mistake(text.to_owned()));
     }
     let yours = yours(&config, ranks);
-    let progress = Progress::default();
+    let progress = Progress::new("enumerating", 0);
     let found = search(
         &Settings {
             base: &base,
             ranks,
             only: &only,
-            by: match arguments.by {
-                ByName::Time => By::Time,
-                ByName::Energy => By::Energy,
-                ByName::Pareto => By::Pareto,
-            },
-            top: arguments.top.max(1),
+            by,
+            top: top.max(1),
             limit: limit(&base),
             device: planned_device(&base, ranks),
             fits: &|plan, prediction| fit::planned(plan, prediction).is_ok(),
         },
-        &|phase, done| progress.advance(phase, done),
+        &|phase, done| {
+            match phase {
+                Phase::CheckingMemory(count) => progress.begin("checking memory", count as u64),
+                Phase::Timing(count) => progress.begin("timing", count as u64),
+            }
+            progress.add(done as u64);
+        },
     );
-    progress.finish();
+    drop(progress);
     let found = found.map_err(|error| match error {
         SearchError::UnknownSpeed => unknown_speed(),
         too_large @ SearchError::TooLarge { .. } => Failure::Mistake(format!(
@@ -100,9 +111,40 @@ pub fn run(arguments: &SearchArguments, config: &ConfigArguments, output: Output
         )),
     })?;
     let rows = rows(&base, &found, yours);
+    Ok(Searched { base, ranks, found, rows })
+}
+
+/// Searches, prints what was found, and draws it if a picture is wanted.
+pub fn run(
+    arguments: &SearchArguments,
+    config: &ConfigArguments,
+    plot: Option<(&Path, Option<PlotFigure>)>,
+    output: Output,
+) -> Result<(), Failure> {
+    arguments.out.as_deref().into_iter().chain(plot.map(|(path, _)| path)).try_for_each(check_writable)?;
+    let against = plot.map(|(_, figure)| against(figure)).transpose()?;
+    let by = match arguments.by {
+        ByName::Time => By::Time,
+        ByName::Energy => By::Energy,
+        ByName::Pareto => By::Pareto,
+    };
+    let Searched { base, ranks, found, rows } = searched(config, &arguments.only, by, arguments.top)?;
     output.result(&Answer { ranks, counts: found.counts, yours: rows.yours.as_ref(), best: &rows.best })?;
     if !output.json {
-        output.text(&text(&base, ranks, &found.counts, &rows))?;
+        output.text(&(heading(&base, ranks, &found.counts) + "\n" + &text(&found.counts, &rows)))?;
+    }
+    if let (Some((path, _)), Some(against)) = (plot, against) {
+        let Some(mut chart) = chart(&found.timed, against, false) else {
+            let reason = "no strategy fits, or the power of the device is not known";
+            return Err(Failure::Run(format!("{reason}, so {} is not drawn", path.display())));
+        };
+        chart.title = format!("{} on {ranks} ranks of {}", base.model.name, base.cluster.name);
+        if let Some(best) = rows.best.first() {
+            let layout = kintsugi_report::plan::layout(&best.plan);
+            chart.caption = format!("{}; the best: {layout}", chart.caption);
+        }
+        write_whole(path, svg(&chart).as_bytes())?;
+        output.text(&format!("plot     {}\n", path.display()))?;
     }
     let Some(path) = &arguments.out else { return Ok(()) };
     let Some(best) = rows.best.first() else {
@@ -110,6 +152,43 @@ pub fn run(arguments: &SearchArguments, config: &ConfigArguments, output: Output
     };
     write_whole(path, best.plan.to_toml().as_bytes())?;
     output.text(&format!("written  {}\n", path.display()))
+}
+
+fn against(figure: Option<PlotFigure>) -> Result<Against, Failure> {
+    match figure {
+        None | Some(PlotFigure::Memory) => Ok(Against::Memory),
+        Some(PlotFigure::Energy) => Ok(Against::Energy),
+        Some(_) => {
+            let text = "--plot-figure of a search is memory or energy, each over the time of a step";
+            Err(Failure::Mistake(text.to_owned()))
+        }
+    }
+}
+
+/// What a page of a search shows.
+pub struct SearchPage {
+    /// The model, the batch and the machine.
+    pub base: Plan,
+    /// Every strategy that was timed.
+    pub timed: Vec<Candidate>,
+    /// What was searched, in lines.
+    pub text: String,
+    /// The best, with the reason why each is not first.
+    pub best: TableData,
+}
+
+/// Searches for a page.
+pub fn search_page(config: &ConfigArguments, only: &[String], top: usize) -> Result<SearchPage, Failure> {
+    let Searched { base, ranks, found, rows } = searched(config, only, By::Time, top)?;
+    let numbered = rows.best.iter().enumerate().map(|(i, row)| cells(&(i + 1).to_string(), row));
+    let yours = rows.yours.iter().map(|row| cells("yours", row));
+    let best = TableData {
+        title: "The fastest strategies".to_owned(),
+        question: "Which is best, and why are the others not first?".to_owned(),
+        header: HEADER.map(str::to_owned).to_vec(),
+        rows: numbered.chain(yours).collect(),
+    };
+    Ok(SearchPage { text: heading(&base, ranks, &found.counts), base, timed: found.timed, best })
 }
 
 /// The error if the speed of the device is unknown.
@@ -217,7 +296,8 @@ fn row(plan: Plan, timing: &Timing, reserved: u64, fits: Option<bool>, reason: S
     }
 }
 
-fn text(base: &Plan, ranks: usize, counts: &Counts, rows: &Rows) -> String {
+/// What was searched, in lines.
+fn heading(base: &Plan, ranks: usize, counts: &Counts) -> String {
     let each = |count: usize, seconds: f64| units::count((count as f64 / seconds.max(1e-9)).round());
     let refused = match counts.refused {
         0 => String::new(),
@@ -225,7 +305,7 @@ fn text(base: &Plan, ranks: usize, counts: &Counts, rows: &Rows) -> String {
     };
     let mut text = format!(
         "{}search   {ranks} ranks ({}), {} samples a step: {} strategies, {} do not fit, {} timed{refused}\n\
-         speed    {} strategies per second checked for memory, {} timed\n\n",
+         speed    {} strategies per second checked for memory, {} timed\n",
         describe::model(base),
         base.cluster.name,
         base.batch.global,
@@ -236,8 +316,13 @@ fn text(base: &Plan, ranks: usize, counts: &Counts, rows: &Rows) -> String {
         each(counts.timed, counts.timing_s),
     );
     if limit(base).is_none() {
-        text.push_str("memory   unknown (cluster.device.memory), so no strategy was left out\n\n");
+        text.push_str("memory   unknown (cluster.device.memory), so no strategy was left out\n");
     }
+    text
+}
+
+fn text(counts: &Counts, rows: &Rows) -> String {
+    let mut text = String::new();
     if counts.enumerated == 0 {
         return text + "no strategy is allowed: use another number of ranks, or relax --only\n";
     }
@@ -333,40 +418,5 @@ fn layers(chunks: &[usize]) -> String {
     match (chunks.first(), chunks.last()) {
         (Some(first), Some(last)) if first != last => format!("{first}–{last}"),
         (first, _) => first.map_or_else(String::new, usize::to_string),
-    }
-}
-
-/// A progress bar for each phase, on a terminal.
-#[derive(Default)]
-struct Progress(std::sync::Mutex<Option<(Phase, ProgressBar)>>);
-
-impl Progress {
-    fn advance(&self, phase: Phase, done: usize) {
-        if !std::io::stderr().is_terminal() {
-            return;
-        }
-        let mut shown = self.0.lock().expect("no bar panics");
-        if shown.as_ref().is_none_or(|(other, _)| *other != phase) {
-            let (what, count) = match phase {
-                Phase::CheckingMemory(count) => ("screening", count),
-                Phase::Timing(count) => ("timing", count),
-            };
-            let style = ProgressStyle::with_template("{msg:10} {bar:30} {pos}/{len}  {per_sec}")
-                .expect("the template is valid")
-                .progress_chars("━╸ ");
-            let bar = ProgressBar::new(count as u64).with_style(style).with_message(what);
-            if let Some((_, before)) = shown.replace((phase, bar)) {
-                before.finish_and_clear();
-            }
-        }
-        if let Some((_, bar)) = &*shown {
-            bar.inc(done as u64);
-        }
-    }
-
-    fn finish(&self) {
-        if let Some((_, bar)) = &*self.0.lock().expect("no bar panics") {
-            bar.finish_and_clear();
-        }
     }
 }

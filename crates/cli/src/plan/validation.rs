@@ -3,10 +3,13 @@
 use std::path::Path;
 
 use clap::ValueEnum;
+use kintsugi_spec::output::parent;
 use kintsugi_validate::{Figure, Report, frontier, tables, validate};
 
 use crate::failure::Failure;
+use crate::files::write_whole;
 use crate::output::Output;
+use crate::progress::Progress;
 use crate::table::Table;
 
 /// The studies that can be compared with our predictions.
@@ -17,17 +20,26 @@ pub enum Study {
 }
 
 impl Study {
-    /// The page, in Markdown.
-    pub fn page(self) -> String {
-        match self {
+    /// Prints the page, in Markdown, or writes it with its pictures beside it.
+    pub fn write(self, out: Option<&Path>, output: Output) -> Result<(), Failure> {
+        let page = match self {
             Study::Frontier => frontier::page(),
+        };
+        let Some(out) = out else { return output.text(&page.text) };
+        for (name, picture) in &page.pictures {
+            write_whole(&parent(out).join(name), picture.as_bytes())?;
         }
+        write_whole(out, page.text.as_bytes())?;
+        output.text(&format!("page     {}, with {} pictures\n", out.display(), page.pictures.len()))
     }
 }
 
 /// Predicts the runs of every table in the folder.
 pub fn run(folder: &Path, output: Output) -> Result<(), Failure> {
-    let reports = validate(folder, &[], 1).map_err(|error| Failure::file("read", folder, &error))?;
+    let progress = Progress::new("predicting", 0);
+    let reports = validate(folder, &[], 1, &|done, all| progress.set(done as u64, all as u64, "tables"));
+    drop(progress);
+    let reports = reports.map_err(|error| Failure::file("read", folder, &error))?;
     if reports.is_empty() {
         let (folder, known) = (folder.display(), tables().join(", "));
         return Err(Failure::Mistake(format!("{folder} has none of the known tables: {known}")));

@@ -14,6 +14,7 @@ use kintsugi_engine::{Start, check_tokenizers, resume_end_of_document, tokenizer
 use kintsugi_plan::{Plan, RateSchedule, Resume};
 use kintsugi_spec::tokenizer_files;
 
+use super::events::{self, Events};
 use super::metrics::{self, Metrics};
 use super::record;
 use super::trace::TraceArguments;
@@ -29,6 +30,8 @@ pub struct Beginning {
     pub trace_step: Option<u64>,
     /// Its metrics, including those of earlier steps.
     pub metrics: Metrics,
+    /// Its event files, if it writes any.
+    pub events: Option<Events>,
     /// Notes for the user, one per line.
     pub notes: String,
     /// Locks on its folder and on that of its checkpoints, if the file system supports locks.
@@ -74,7 +77,8 @@ impl Beginning {
             Metrics::create(out, own.map_or(0, |checkpoint| checkpoint.progress().step))?;
         missing.inspect(|missing| output::stderr(&format!("warning: {missing}")));
         let start = start(checkpoint, weights);
-        Ok(Beginning { start, trace_step, metrics, notes, _locks: (lock, checkpoints) })
+        let events = Events::create(plan, start.progress().step)?;
+        Ok(Beginning { start, trace_step, metrics, events, notes, _locks: (lock, checkpoints) })
     }
 }
 
@@ -98,8 +102,8 @@ fn check_files(plan: &Plan, config: &ConfigArguments, folder: &CheckpointFolder)
 }
 
 /// The files of a run, except its checkpoints and its tokenizer.
-fn run_files(out: &Path) -> [PathBuf; 3] {
-    [record::config_path(out), metrics::path(out), record::summary_path(out)]
+fn run_files(out: &Path) -> [PathBuf; 4] {
+    [record::config_path(out), metrics::path(out), record::summary_path(out), events::folder(out)]
 }
 
 /// Moves the files of an earlier run that this run does not continue to a separate folder.

@@ -1,12 +1,16 @@
 //! `metrics.jsonl`: one line per step, written during the run.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use kintsugi_data::Dataset;
 use kintsugi_engine::StepReport;
+use kintsugi_plan::Plan;
 use kintsugi_spec::input;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::record::summary_path;
 use crate::failure::Failure;
@@ -20,6 +24,44 @@ pub struct Metrics {
     length: u64,
     /// Lines that could not be written yet.
     unwritten: Vec<u8>,
+}
+
+/// The version of the lines. It grows if a field changes its meaning or goes; a new field leaves it as it is.
+const SCHEMA: u32 = 1;
+
+/// A line of the file.
+#[derive(Serialize)]
+pub struct MetricsLine<'a> {
+    schema: u32,
+    /// When the step was reported, in seconds since 1970.
+    pub time: f64,
+    /// What the step reports.
+    #[serde(flatten)]
+    pub report: &'a StepReport,
+    /// Training samples seen so far.
+    samples: u64,
+    /// How often every source of the data was gone through, if it has an end.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    epochs: BTreeMap<String, f64>,
+}
+
+impl<'a> MetricsLine<'a> {
+    /// The line of a step that has just been reported.
+    pub fn new(plan: &Plan, dataset: &dyn Dataset, report: &'a StepReport) -> Self {
+        let samples = report.tokens / plan.batch.sequence as u64;
+        MetricsLine {
+            schema: SCHEMA,
+            time: now(),
+            report,
+            samples,
+            epochs: dataset.epochs(samples).into_iter().collect(),
+        }
+    }
+}
+
+/// Seconds since 1970.
+pub fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// The path of a run's metrics.
@@ -43,12 +85,12 @@ impl Metrics {
     }
 
     /// Adds a step. If its line cannot be written, it is kept in memory and written with the next one.
-    pub fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
-        serde_json::to_writer(&mut self.unwritten, report).expect("reports have string keys");
+    pub fn step(&mut self, line: &MetricsLine) -> Result<(), Failure> {
+        serde_json::to_writer(&mut self.unwritten, line).expect("reports have string keys");
         self.unwritten.push(b'\n');
         self.flush()?;
         // If a run may resume from this step, its line must be on the disk.
-        if report.checkpoint_s.is_some() {
+        if line.report.checkpoint_s.is_some() {
             self.file.sync_data().map_err(|error| self.failed(&error))?;
         }
         Ok(())

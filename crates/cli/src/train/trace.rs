@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kintsugi_draw::{Category, TraceSpan, chrome};
+use kintsugi_draw::{RankSpan, Trace};
 use kintsugi_engine::{MeasuredSpan, SpanKind};
 use kintsugi_plan::Plan;
 
@@ -17,7 +17,8 @@ const NAMED: usize = 24;
 /// The arguments that select the traced step.
 #[derive(Args)]
 pub struct TraceArguments {
-    /// Writes a trace of one step, with all ranks, for ui.perfetto.dev
+    /// Writes a trace of one step, with all ranks, for ui.perfetto.dev; `report` looks for it as trace.json in the run's
+    /// folder
     #[arg(long = "trace", value_name = "FILE")]
     pub path: Option<PathBuf>,
     /// The step of this run to trace, from 1; by default the third, when caches are warm, or the last of fewer
@@ -46,23 +47,20 @@ pub fn write(plan: &Plan, spans: &[MeasuredSpan], path: &Path) -> Result<String,
     if spans.is_empty() {
         return Ok("trace    none: the run ended before the traced step\n".to_owned());
     }
-    let of_trace: Vec<TraceSpan> = spans.iter().map(|span| trace_span(plan, span)).collect();
-    write_whole(path, chrome(&of_trace).as_bytes())?;
+    let trace = Trace::new(plan, spans.iter().map(rank_span));
+    write_whole(path, trace.to_chrome().as_bytes())?;
     Ok(format!("{}trace    {}\n", kernels(spans), path.display()))
 }
 
-fn trace_span(plan: &Plan, span: &MeasuredSpan) -> TraceSpan {
-    let (name, category) = match &span.kind {
-        SpanKind::Op(op) => (op.to_string(), Category::of(*op)),
-        SpanKind::Kernel(name) => (name.clone(), Category::Kernels),
-    };
-    TraceSpan {
+fn rank_span(span: &MeasuredSpan) -> RankSpan {
+    RankSpan {
         rank: span.rank,
-        stage: plan.mesh.coordinate(span.rank).pp,
-        name,
-        category,
-        start_us: span.start.as_secs_f64() * 1e6,
-        duration_us: span.duration.as_secs_f64() * 1e6,
+        what: match &span.kind {
+            SpanKind::Op(op) => Ok(*op),
+            SpanKind::Kernel(name) => Err(name.clone()),
+        },
+        start: span.start.as_secs_f64(),
+        duration: span.duration.as_secs_f64(),
     }
 }
 

@@ -19,6 +19,8 @@ fn alone_it_prints_help() {
                    pipeline bubble
       verify       Trains the same model with many layouts and checks that they agree with one rank
       launch       Runs a command as many processes, one per rank, by the installed mpirun
+      report       Writes a page about runs, a plan or a search: one HTML file that needs no network
+      watch        Shows runs in a browser while they go on
       calibrate    Measures this machine's device and writes a profile, with which `plan --profile`
                    predicts time
       bench        Measures parts of a run by themselves
@@ -47,13 +49,15 @@ fn alone_it_prints_help() {
 #[test]
 fn every_command_teaches_with_examples() {
     let folder = folder("help-commands");
-    for command in ["train", "plan", "verify", "convert", "generate", "eval", "config"] {
+    for command in ["train", "plan", "verify", "convert", "generate", "eval", "config", "report"] {
         let help = stdout(&kintsugi(&folder, &[command, "--help"]));
         assert!(help.contains(&format!("Examples:\n  kintsugi {command}")), "{help}");
         assert!(help.contains("--set <TABLE.KEY=VALUE>"), "{help}");
     }
-    let help = stdout(&kintsugi(&folder, &["prepare", "--help"]));
-    assert!(help.contains("Examples:\n  kintsugi prepare"), "{help}");
+    for command in ["prepare", "watch"] {
+        let help = stdout(&kintsugi(&folder, &[command, "--help"]));
+        assert!(help.contains(&format!("Examples:\n  kintsugi {command}")), "{help}");
+    }
 }
 
 #[test]

@@ -146,6 +146,55 @@ fn a_sweep_shows_every_value_and_why_some_are_refused() {
 }
 
 #[test]
+fn several_sweeps_are_curves() {
+    let folder = folder("sweeps");
+    fs::write(folder.join("small.toml"), CONFIG).unwrap();
+    let sweeps = ["plan", "small.toml", "--sweep", "parallel.tp=1,2,3", "--sweep", "batch.micro=1,2"];
+    let table = stdout(&kintsugi(&folder, &sweeps));
+    assert!(
+        table.contains("parallel.tp  batch.micro  ranks") && table.contains("\n  2                      2 "),
+        "{table}"
+    );
+    for figure in ["flops", "step", "memory", "energy", "efficiency", "tokens"] {
+        let drawn = [&sweeps[..], &["--json", "--plot", "sweeps.svg", "--plot-figure", figure]].concat();
+        let rows: Value = serde_json::from_str(&stdout(&kintsugi(&folder, &drawn))).unwrap();
+        assert_eq!((rows[3]["at"].as_str(), rows[3]["series"].as_str()), (Some("1"), Some("batch.micro=2")));
+        let picture = fs::read_to_string(folder.join("sweeps.svg")).unwrap();
+        assert_eq!(picture.matches("<polyline").count(), 2, "{figure}: a curve for each value of the second");
+        assert!(picture.contains("× not possible") && picture.contains("tp 1 · pp 2"), "{figure}");
+    }
+    let words = ["plan", "small.toml", "--sweep", "parallel.schedule=1f1b,gpipe", "--plot", "words.svg"];
+    stdout(&kintsugi(&folder, &words));
+    let picture = fs::read_to_string(folder.join("words.svg")).unwrap();
+    assert!(picture.contains("<rect") && !picture.contains("<polyline"), "words are bars");
+    let tight = [&sweeps[..], &["--set", "cluster.device.memory=1000000", "--plot", "tight.svg"]].concat();
+    stdout(&kintsugi(&folder, &tight));
+    assert!(fs::read_to_string(folder.join("tight.svg")).unwrap().contains("○ does not fit"));
+}
+
+#[test]
+fn plans_searches_and_schedules_are_drawn() {
+    let folder = folder("plots");
+    fs::write(folder.join("small.toml"), CONFIG).unwrap();
+    let drawn = |name: &str, arguments: &[&str]| {
+        stdout(&kintsugi(&folder, &[&["plan", "small.toml"], arguments].concat()));
+        fs::read_to_string(folder.join(name)).unwrap()
+    };
+    let memory = drawn("memory.svg", &["--plot", "memory.svg"]);
+    assert!(memory.contains("activations") && !memory.contains("memory of the device"), "{memory}");
+    let tight = ["--plot", "memory.svg", "--set", "cluster.device.memory=40000000"];
+    assert!(drawn("memory.svg", &tight).contains("memory of the device"));
+    assert!(drawn("time.svg", &["--plot", "time.svg", "--plot-figure", "step"]).contains("kernels"));
+    let search = drawn("search.svg", &["--search", "--plot", "search.svg"]);
+    assert!(search.contains("tp 4") && search.contains("no other is better in both"), "{search}");
+    assert!(search.contains("; the best: tp "), "{search}");
+    let energy = drawn("energy.svg", &["--search", "--plot", "energy.svg", "--plot-figure", "energy"]);
+    assert!(energy.contains("energy of a step"));
+    let schedule = drawn("schedule.svg", &["--draw", "--out", "schedule.svg"]);
+    assert!(schedule.contains(">stage 1<") && schedule.contains(">F0<"), "{schedule}");
+}
+
+#[test]
 fn mistakes_are_one_sentence() {
     insta::assert_snapshot!(
         said("search-only", &["--search", "--only", "model.layers=3"]),
@@ -156,8 +205,16 @@ fn mistakes_are_one_sentence() {
         @r#"error: --sweep: "parallel.tp" must be table.key=value,value"#
     );
     insta::assert_snapshot!(
-        said("plot-alone", &["--plot", "x.svg"]),
-        @"error: --plot needs --scale or --sweep"
+        said("plot-alone", &["--plot", "x.svg", "--plot-figure", "tokens"]),
+        @"error: --plot-figure of a single plan is memory or step; others are for --scale, --sweep and --search"
+    );
+    insta::assert_snapshot!(
+        said("plot-search", &["--search", "--plot", "x.svg", "--plot-figure", "step"]),
+        @"error: --plot-figure of a search is memory or energy, each over the time of a step"
+    );
+    insta::assert_snapshot!(
+        said("out-alone", &["--out", "x.svg"]),
+        @"error: --out takes the best of --search, the picture of --draw or the page of --reproduce: give one of them"
     );
     insta::assert_snapshot!(
         said("sweep-refused", &["--sweep", "parallel.tp=3,5"]),

@@ -47,6 +47,8 @@ fn a_run_leaves_metrics_and_a_summary() {
     assert_eq!(printed, summary);
     let metrics = json_lines(&folder.join("out/metrics.jsonl"));
     let names = [
+        "schema",
+        "time",
         "step",
         "loss",
         "grad_norm",
@@ -58,9 +60,11 @@ fn a_run_leaves_metrics_and_a_summary() {
         "loss_scale",
         "skipped",
     ];
-    assert_eq!(keys(&metrics[0]), names);
-    assert_eq!(keys(&metrics[1]), [&names[..], &["validation_loss"]].concat());
-    assert_eq!(keys(&metrics[3]), [&names[..], &["checkpoint_s", "validation_loss"]].concat());
+    let with = |more: &[&'static str]| [&names[..], more, &["samples"]].concat();
+    assert_eq!(keys(&metrics[0]), with(&[]));
+    assert_eq!(keys(&metrics[1]), with(&["validation_loss"]));
+    assert_eq!(keys(&metrics[3]), with(&["checkpoint_s", "validation_loss"]));
+    assert!(metrics.windows(2).all(|pair| pair[0]["time"].as_f64() <= pair[1]["time"].as_f64()));
     assert_eq!(metrics.len(), 4);
     let names = [
         "params",
@@ -283,4 +287,23 @@ fn a_run_and_its_plan_count_mfu_alike() {
     for line in json_lines(&folder.join("out/metrics.jsonl")) {
         assert!((at_peak(&line) / at_peak(&plan) - 1.0).abs() < 1e-9, "{line} {plan}");
     }
+}
+
+#[test]
+fn event_files_for_tensorboard_lie_beside_the_metrics() {
+    let folder = folder("train-tensorboard");
+    tiny(&folder, &["train"], &["run.log=[\"tensorboard\"]", "run.steps=2"]);
+    let events = |out: &str| -> Vec<Vec<u8>> {
+        let entries = fs::read_dir(folder.join(out)).expect("a folder of events");
+        entries.map(|entry| fs::read(entry.unwrap().path()).unwrap()).collect()
+    };
+    let found = events("out/tensorboard");
+    assert_eq!(found.len(), 1);
+    let has = |name: &str| found[0].windows(name.len()).any(|part| part == name.as_bytes());
+    for name in ["brain.Event:2", "loss", "tokens_per_s", "samples", "skipped", "config/text_summary"] {
+        assert!(has(name), "{name}");
+    }
+    tiny(&folder, &["train"], &["run.steps=2"]);
+    assert!(!folder.join("out/tensorboard").exists(), "the events of the run before are moved aside");
+    assert_eq!(events("out/checkpoints-1/tensorboard").len(), 1);
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::words::{OptimizerName, Quantize, Replicas, ShardLevel, Sources, Transport};
 use crate::{
-    AttentionKind, Compute, DeviceKind, GradientType, LossScale, RateSchedule, Recompute, Resume,
+    AttentionKind, Compute, DeviceKind, GradientType, LogFormat, LossScale, RateSchedule, Recompute, Resume,
     ScheduleKind, When,
 };
 
@@ -138,6 +138,7 @@ table!(RawRun {
     keep: u64,
     keep_best: u64,
     log_every: u64,
+    log: Vec<LogFormat>,
     eval_every: u64,
     eval_tokens: u64,
     max_skipped: u64,

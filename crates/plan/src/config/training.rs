@@ -6,8 +6,8 @@ use super::error::{ConfigError, between, invalid, short, unavailable, within};
 use super::raw::{RawMemory, RawOptimizer, RawPrecision, RawRun};
 use super::words::Transport as TransportName;
 use crate::{
-    AttentionKind, Compute, DeviceKind, GradientType, LossScale, MemoryOptions, Optimizer, Precision,
-    RateSchedule, Recompute, Resume, Run, Transport,
+    AttentionKind, Compute, DeviceKind, GradientType, LogFormat, LossScale, MemoryOptions, Optimizer,
+    Precision, RateSchedule, Recompute, Resume, Run, Transport,
 };
 
 /// Step counters are `f32` on the device and stop counting beyond this.
@@ -137,6 +137,7 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
         keep: raw.keep.unwrap_or(DEFAULT_KEEP),
         keep_best: raw.keep_best.unwrap_or(0),
         log_every: raw.log_every.map(|steps| within("run.log_every", steps, 1..=MOST_STEPS)).transpose()?,
+        log: log(raw.log.as_deref().unwrap_or_default()),
         eval_every: raw.eval_every.unwrap_or(0),
         eval_tokens: within("run.eval_tokens", raw.eval_tokens.unwrap_or(USUAL_EVALUATION), 1..=1 << 50)?,
         max_skipped: within("run.max_skipped", raw.max_skipped.unwrap_or(20), 1..=MOST_STEPS)?,
@@ -160,6 +161,17 @@ fn transport(raw: &RawRun) -> Result<Transport, ConfigError> {
         Some(TransportName::Threads) => Ok(Transport::Threads),
         Some(TransportName::Auto) | None => Ok(Transport::Auto),
     }
+}
+
+/// Every format once.
+fn log(given: &[LogFormat]) -> Vec<LogFormat> {
+    let mut formats = Vec::new();
+    for &format in given {
+        if !formats.contains(&format) {
+            formats.push(format);
+        }
+    }
+    formats
 }
 
 /// The output folder of a run.

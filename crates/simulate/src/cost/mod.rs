@@ -12,4 +12,4 @@ pub use costs::{Costs, OpCost, Time, Transfer};
 pub use device::DeviceModel;
 pub(crate) use links::{Algorithm, Links};
 pub use sharing::Sharing;
-pub(crate) use trace::kind;
+pub(crate) use trace::{OpTrace, kind, trace};

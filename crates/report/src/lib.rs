@@ -1,0 +1,24 @@
+//! What people look at: pages about runs, plans and searches, live or as one file, and TensorBoard's event files.
+//!
+//! A page is a [`Report`]: sections of charts, timelines, tables and texts. [`page`] makes one HTML file of it that needs no
+//! network; [`watch`] serves the same page while runs go on. Charts are those of `kintsugi_draw::chart`, which the command
+//! line draws as SVG.
+#![forbid(unsafe_code)]
+
+mod config;
+pub mod page;
+pub mod plan;
+mod report;
+pub mod run;
+pub mod runs;
+pub mod search;
+pub mod sweep;
+pub mod tensorboard;
+mod thin;
+mod timeline;
+pub mod watch;
+
+pub use report::{Item, Report, Section, TableData, TextData};
+pub use run::RunFolder;
+pub use runs::Context;
+pub use timeline::TimelineData;

@@ -1,0 +1,374 @@
+//! The folder of a run, read as it grows: metrics, summary, configuration and trace. Only its files are read, so a run that
+//! goes on is not disturbed, and the folder may be on another machine's disk.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use kintsugi_draw::Trace;
+use kintsugi_plan::Plan;
+use kintsugi_plan::config::ConfigSource;
+use kintsugi_spec::input;
+use serde::Deserialize;
+
+/// A run's folder and what was read of it.
+#[derive(Debug)]
+pub struct RunFolder {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it is called on pages.
+    pub name: String,
+    /// The figures of its steps.
+    pub steps: Columns,
+    /// Its summary, if it has ended.
+    pub summary: Option<Summary>,
+    /// The text of its configuration.
+    pub config: String,
+    /// The plan of its configuration, if this version can read it.
+    pub plan: Option<Plan>,
+    /// The measured trace of a step, if there is one.
+    pub trace: Option<Trace>,
+    metrics: MetricsFile,
+    read: BTreeMap<PathBuf, Stamp>,
+}
+
+/// Figures of steps, in columns; what a line does not have is not a number.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs, reason = "the names of metrics.jsonl")]
+pub struct Columns {
+    pub step: Vec<f64>,
+    pub time: Vec<f64>,
+    pub loss: Vec<f64>,
+    pub grad_norm: Vec<f64>,
+    pub lr: Vec<f64>,
+    pub tokens: Vec<f64>,
+    pub tokens_per_s: Vec<f64>,
+    pub step_s: Vec<f64>,
+    pub mfu: Vec<f64>,
+    pub loss_scale: Vec<f64>,
+    pub energy_j: Vec<f64>,
+    /// Steps that were skipped.
+    pub skipped: Vec<f64>,
+    /// Steps that saved a checkpoint, and the seconds that training paused.
+    pub checkpoints: Vec<(f64, f64)>,
+    /// Validation losses by source, each with its steps; the mean has no name.
+    pub validation: BTreeMap<String, (Vec<f64>, Vec<f64>)>,
+    /// Epochs of every source at the last step.
+    pub epochs: BTreeMap<String, f64>,
+    /// Lines that could not be read.
+    pub damaged: usize,
+}
+
+/// What `summary.json` says.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs, reason = "the names of summary.json")]
+pub struct Summary {
+    pub stopped: bool,
+    pub failure: Option<String>,
+    pub loss_floor: Option<f64>,
+    pub predicted: Figures,
+    pub measured: Figures,
+}
+
+/// Memory, traffic, time and energy of a step.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs, reason = "the names of summary.json")]
+pub struct Figures {
+    pub peak_bytes: Vec<BTreeMap<String, u64>>,
+    pub comm_bytes: BTreeMap<String, BTreeMap<String, u64>>,
+    pub step_s: Option<f64>,
+    pub tokens_per_s: Option<f64>,
+    pub energy_j: Option<f64>,
+}
+
+/// How a run is doing, as far as its files tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RunState {
+    /// It has written a step lately.
+    Running,
+    /// It reached its last step.
+    Finished,
+    /// It was asked to stop.
+    Stopped,
+    /// It ended with an error.
+    Failed,
+    /// It has written neither a step lately nor a summary.
+    Silent,
+}
+
+/// A run that has not written a step for so long, and for twenty of its steps, is silent.
+const SILENCE: Duration = Duration::from_secs(60);
+/// The longest line of metrics that is read.
+const LONGEST_LINE: u64 = 1 << 20;
+/// The most bytes of a trace that are read.
+const LONGEST_TRACE: u64 = 256 << 20;
+
+/// The files of a run.
+const METRICS: &str = "metrics.jsonl";
+const SUMMARY: &str = "summary.json";
+const CONFIG: &str = "config.toml";
+/// Where a trace is looked for.
+const TRACE: &str = "trace.json";
+
+/// Whether a folder is that of a run.
+pub fn is_run(folder: &Path) -> bool {
+    folder.join(METRICS).is_file()
+}
+
+impl RunFolder {
+    /// A run that nothing was read of yet.
+    pub fn new(path: &Path, name: String) -> Self {
+        RunFolder {
+            path: path.to_owned(),
+            name,
+            steps: Columns::default(),
+            summary: None,
+            config: String::new(),
+            plan: None,
+            trace: None,
+            metrics: MetricsFile::default(),
+            read: BTreeMap::new(),
+        }
+    }
+
+    /// Opens a run and reads its files; `trace` is a trace elsewhere.
+    pub fn open(path: &Path, name: String, trace: Option<&Path>) -> io::Result<Self> {
+        let mut run = RunFolder::new(path, name);
+        input::open(&path.join(METRICS))?;
+        run.update()?;
+        if let Some(trace) = trace {
+            run.trace = Some(read_trace(trace)?);
+        }
+        Ok(run)
+    }
+
+    /// Reads what is new. Gives whether anything was.
+    pub fn update(&mut self) -> io::Result<bool> {
+        let mut changed = self.metrics.update(&self.path.join(METRICS), &mut self.steps)?;
+        if self.is_new(SUMMARY) {
+            changed = true;
+            let text = input::text(&self.path.join(SUMMARY), input::MOST_WRITTEN_BY_PROGRAMS).ok();
+            self.summary = text.and_then(|text| serde_json::from_str(&text).ok());
+        }
+        if self.is_new(CONFIG) {
+            changed = true;
+            let text = input::text(&self.path.join(CONFIG), input::MOST_WRITTEN_BY_HAND);
+            self.config = text.unwrap_or_default();
+            self.plan = ConfigSource::text(self.config.clone()).plan().ok();
+        }
+        if self.is_new(TRACE) {
+            changed = true;
+            self.trace = read_trace(&self.path.join(TRACE)).ok();
+        }
+        Ok(changed)
+    }
+
+    /// Whether a file has changed, come or gone since this was last asked.
+    fn is_new(&mut self, name: &str) -> bool {
+        let path = self.path.join(name);
+        let stamp = Stamp::of(&path);
+        self.read.insert(path, stamp) != Some(stamp)
+    }
+
+    /// How it is doing.
+    pub fn state(&self) -> RunState {
+        if let Some(summary) = &self.summary {
+            return match (&summary.failure, summary.stopped) {
+                (Some(_), _) => RunState::Failed,
+                (None, true) => RunState::Stopped,
+                (None, false) => RunState::Finished,
+            };
+        }
+        let written = fs::metadata(self.path.join(METRICS)).and_then(|file| file.modified());
+        let quiet = written.ok().and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
+        let step_s = self.steps.step_s.last().copied().filter(|seconds| seconds.is_finite()).unwrap_or(0.0);
+        let patience = SILENCE.max(Duration::try_from_secs_f64(20.0 * step_s).unwrap_or(SILENCE));
+        if quiet > patience { RunState::Silent } else { RunState::Running }
+    }
+}
+
+/// Reads a trace that `train --trace` has written.
+fn read_trace(path: &Path) -> io::Result<Trace> {
+    let text = input::text(path, LONGEST_TRACE)?;
+    let other = || {
+        io::Error::new(io::ErrorKind::InvalidData, "it is no trace that kintsugi train --trace has written")
+    };
+    Trace::from_chrome(&text).ok_or_else(other)
+}
+
+/// What tells one state of a file from another: its inode, its length and its time. All are zero if it is not there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    length: u64,
+    time: (i64, i64),
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Self {
+        fs::metadata(path).map_or_else(
+            |_| Stamp::default(),
+            |file| Stamp { inode: file.ino(), length: file.len(), time: (file.mtime(), file.mtime_nsec()) },
+        )
+    }
+}
+
+/// How far `metrics.jsonl` was read.
+#[derive(Debug, Default)]
+struct MetricsFile {
+    inode: u64,
+    offset: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(default)]
+#[derive(Default)]
+struct Line {
+    step: Option<u64>,
+    time: Option<f64>,
+    loss: Option<f64>,
+    grad_norm: Option<f64>,
+    lr: Option<f64>,
+    tokens: Option<f64>,
+    tokens_per_s: Option<f64>,
+    step_s: Option<f64>,
+    mfu: Option<f64>,
+    loss_scale: Option<f64>,
+    energy_j: Option<f64>,
+    skipped: bool,
+    checkpoint_s: Option<f64>,
+    validation_loss: Option<f64>,
+    validation_losses: BTreeMap<String, f64>,
+    epochs: BTreeMap<String, f64>,
+}
+
+impl MetricsFile {
+    /// Reads the whole lines that were added. A file that was replaced or became shorter is read from the start: a run that
+    /// resumes writes its lines anew.
+    fn update(&mut self, path: &Path, into: &mut Columns) -> io::Result<bool> {
+        let mut file = match input::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.inode != 0 => return Ok(false),
+            file => file?,
+        };
+        let found = file.metadata()?;
+        let mut changed = false;
+        if found.ino() != self.inode || found.len() < self.offset {
+            *self = MetricsFile { inode: found.ino(), offset: 0 };
+            *into = Columns::default();
+            changed = true;
+        }
+        if found.len() == self.offset {
+            return Ok(changed);
+        }
+        file.seek(SeekFrom::Start(self.offset))?;
+        Ok(self.lines(BufReader::with_capacity(1 << 20, file), into)? || changed)
+    }
+
+    fn lines(&mut self, mut reader: BufReader<File>, into: &mut Columns) -> io::Result<bool> {
+        let mut line = Vec::new();
+        let mut any = false;
+        loop {
+            line.clear();
+            let length = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)?;
+            // A run may be in the middle of its last line.
+            if !line.ends_with(b"\n") && (length as u64) < LONGEST_LINE {
+                return Ok(any);
+            }
+            self.offset += length as u64;
+            any = true;
+            match serde_json::from_slice::<Line>(&line) {
+                Ok(line) if line.step.is_some() => into.add(line),
+                _ => into.damaged += 1,
+            }
+        }
+    }
+}
+
+impl Columns {
+    fn add(&mut self, line: Line) {
+        let step = line.step.unwrap_or_default() as f64;
+        let number = |value: Option<f64>| value.unwrap_or(f64::NAN);
+        self.step.push(step);
+        self.time.push(number(line.time));
+        self.loss.push(number(line.loss));
+        self.grad_norm.push(number(line.grad_norm));
+        self.lr.push(number(line.lr));
+        self.tokens.push(number(line.tokens));
+        self.tokens_per_s.push(number(line.tokens_per_s));
+        self.step_s.push(number(line.step_s));
+        self.mfu.push(number(line.mfu));
+        self.loss_scale.push(number(line.loss_scale));
+        self.energy_j.push(number(line.energy_j));
+        self.skipped.extend(line.skipped.then_some(step));
+        self.checkpoints.extend(line.checkpoint_s.map(|seconds| (step, seconds)));
+        let mean = line.validation_loss.map(|loss| (String::new(), loss));
+        for (source, loss) in line.validation_losses.into_iter().chain(mean) {
+            let (steps, losses) = self.validation.entry(source).or_default();
+            steps.push(step);
+            losses.push(loss);
+        }
+        if !line.epochs.is_empty() {
+            self.epochs = line.epochs;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("kintsugi-report-{}-{name}", std::process::id()));
+            fs::create_dir_all(&path).expect("a folder");
+            Folder(path)
+        }
+
+        fn append(&self, text: &str) {
+            let mut file =
+                fs::OpenOptions::new().append(true).create(true).open(self.0.join(METRICS)).expect("a file");
+            file.write_all(text.as_bytes()).expect("it is written");
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).ok();
+        }
+    }
+
+    #[test]
+    fn metrics_are_read_as_they_grow() {
+        let folder = Folder::new("grow");
+        folder.append("{\"step\":1,\"loss\":3.5}\nnot a line\n{\"step\":2,\"lo");
+        let mut run = RunFolder::open(&folder.0, "a".to_owned(), None).expect("a run");
+        assert_eq!((&run.steps.step[..], run.steps.damaged), (&[1.0][..], 1));
+        assert!(!run.update().expect("it is read"), "half a line is none");
+        folder.append("ss\":null,\"skipped\":true,\"validation_loss\":2.5}\n");
+        assert!(run.update().expect("it is read"));
+        assert_eq!(run.steps.step, [1.0, 2.0]);
+        assert!(run.steps.loss[1].is_nan());
+        assert_eq!(run.steps.skipped, [2.0]);
+        assert_eq!(run.steps.validation[""], (vec![2.0], vec![2.5]));
+        assert_eq!(run.state(), RunState::Running);
+        // A resumed run replaces the file.
+        fs::write(folder.0.join("new"), "{\"step\":1,\"loss\":3.5}\n").expect("a file");
+        fs::rename(folder.0.join("new"), folder.0.join(METRICS)).expect("it is replaced");
+        assert!(run.update().expect("it is read"));
+        assert_eq!(run.steps.step, [1.0]);
+        fs::write(folder.0.join(SUMMARY), "{\"stopped\":true}").expect("a summary");
+        assert!(run.update().expect("it is read"));
+        assert_eq!(run.state(), RunState::Stopped);
+        assert!(!run.update().expect("it is read"));
+    }
+}

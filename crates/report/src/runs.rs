@@ -1,0 +1,510 @@
+//! The page of one or several runs: how they train, how fast, what they take, and how they differ.
+
+use std::collections::BTreeMap;
+
+use kintsugi_draw::chart::{Axis, Chart, Mark, MarkKind, Series, Style, Unit};
+use kintsugi_plan::Plan;
+use kintsugi_simulate::{Consumption, Coverage, predict, time};
+use kintsugi_spec::{Level, units};
+use kintsugi_tensor::Device;
+
+use crate::config;
+use crate::plan::{by_category, memory_bars, owned, timeline, traffic_chart};
+use crate::run::{Columns, Figures, RunFolder};
+use crate::thin::{BINS, thin};
+use crate::{Item, Report, TableData, TextData, TimelineData};
+
+/// What a page of runs needs beside their files.
+pub struct Context<'a> {
+    /// Describes a plan, line by line: a name and a text.
+    pub facts: &'a (dyn Fn(&Plan) -> Vec<(String, String)> + Sync),
+    /// The device that a plan is for.
+    pub device: &'a (dyn Fn(&Plan) -> Device + Sync),
+}
+
+/// What a plan predicts for its run: the part of a page that does not change while a run goes on.
+#[derive(Clone, Debug, Default)]
+pub struct PredictedRun {
+    figures: Figures,
+    facts: Vec<(String, String)>,
+    timeline: Option<TimelineData>,
+    pp: usize,
+}
+
+/// Marks of one chart.
+const MOST_MARKS: usize = 300;
+/// Runs whose memory, traffic and schedule are shown beside each other.
+const MOST_DETAILED: usize = 4;
+
+impl PredictedRun {
+    /// The prediction for a run's plan.
+    pub fn of(plan: &Plan, context: &Context) -> Self {
+        let prediction = predict(plan, (context.device)(plan), Coverage::quick(plan));
+        let timing = time(plan);
+        let figures = prediction.figures();
+        PredictedRun {
+            figures: Figures {
+                peak_bytes: figures.peak_bytes.iter().map(by_category).collect(),
+                comm_bytes: owned(&figures.comm_bytes),
+                step_s: timing.map(|timing| timing.step_s),
+                tokens_per_s: timing.map(|timing| plan.tokens_per_step() as f64 / timing.step_s),
+                energy_j: timing.and_then(|timing| Consumption::new(plan, &timing)).map(|used| used.joules),
+            },
+            facts: (context.facts)(plan),
+            timeline: timeline(plan),
+            pp: plan.mesh.pp,
+        }
+    }
+}
+
+/// The page of some runs, each with its prediction if its plan is known.
+pub fn report(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Report {
+    let names: Vec<&str> = runs.iter().map(|(run, _)| run.name.as_str()).collect();
+    let mut report = Report {
+        title: match names[..] {
+            [one] => format!("Run {one}"),
+            _ => format!("{} runs", names.len()),
+        },
+        subtitle: if names.len() == 1 { String::new() } else { names.join(", ") },
+        notes: runs.iter().flat_map(|(run, _)| notes(run)).collect(),
+        ..Report::default()
+    };
+    report.section("Overview", vec![overview(runs).into()]);
+    if runs.len() > 1 {
+        report.section("What differs", vec![differences(runs).into()]);
+    }
+    report.section("Training", training(runs));
+    report.section("Speed", speed(runs));
+    report.section("Energy", energy(runs));
+    let detailed = &runs[..runs.len().min(MOST_DETAILED)];
+    report.section(
+        "Memory and traffic: predicted and measured",
+        detailed.iter().flat_map(|&(run, predicted)| resources(run, predicted, runs.len() > 1)).collect(),
+    );
+    report.section(
+        "Schedule of a step",
+        detailed.iter().flat_map(|&(run, predicted)| schedules(run, predicted, runs.len() > 1)).collect(),
+    );
+    let texts = runs
+        .iter()
+        .map(|(run, _)| TextData { title: format!("config.toml of {}", run.name), text: run.config.clone() });
+    report.section("Configuration", texts.map(Item::Text).collect());
+    report
+}
+
+/// What a reader should know of a run.
+fn notes(run: &RunFolder) -> Vec<String> {
+    let failure = run.summary.as_ref().and_then(|summary| summary.failure.as_ref());
+    let failed = failure.map(|failure| format!("{} failed: {failure}", run.name));
+    let damaged = run.steps.damaged;
+    let damaged =
+        (damaged > 0).then(|| format!("{damaged} lines of the metrics of {} cannot be read", run.name));
+    let unknown = (run.plan.is_none() && !run.config.is_empty()).then(|| {
+        format!("the configuration of {} cannot be planned here, so nothing is predicted for it", run.name)
+    });
+    [failed, damaged, unknown].into_iter().flatten().collect()
+}
+
+/// A table of what the runs are and how far they got.
+fn overview(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> TableData {
+    let each: Vec<Vec<(String, String)>> =
+        runs.iter().map(|&(run, predicted)| facts(run, predicted)).collect();
+    let mut names: Vec<&String> = Vec::new();
+    for (name, _) in each.iter().flatten() {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let value = |facts: &[(String, String)], name: &String| {
+        facts.iter().find(|(known, _)| known == name).map_or_else(|| "–".to_owned(), |(_, text)| text.clone())
+    };
+    let row = |name: &&String| {
+        std::iter::once((*name).clone()).chain(each.iter().map(|facts| value(facts, name))).collect()
+    };
+    TableData {
+        title: String::new(),
+        question: "What was run, and how far did it get?".to_owned(),
+        header: std::iter::once(String::new()).chain(runs.iter().map(|(run, _)| run.name.clone())).collect(),
+        rows: names.iter().map(row).collect(),
+    }
+}
+
+fn facts(run: &RunFolder, predicted: Option<&PredictedRun>) -> Vec<(String, String)> {
+    let steps = &run.steps;
+    let mut facts = predicted.map(|predicted| predicted.facts.clone()).unwrap_or_default();
+    let mut add = |name: &str, text: String| facts.push((name.to_owned(), text));
+    let state = serde_json::to_value(run.state()).expect("a word");
+    add("state", state.as_str().unwrap_or_default().to_owned());
+    let of = run.plan.as_ref().map(|plan| format!(" of {}", plan.run.steps)).unwrap_or_default();
+    add("steps", format!("{}{of}", steps.step.last().map_or(0.0, |step| *step)));
+    add("tokens", steps.tokens.last().map_or_else(|| "–".to_owned(), |tokens| units::count(*tokens)));
+    if let (Some(first), Some(last)) = (steps.loss.first(), steps.loss.last()) {
+        add("loss", format!("{first:.4} → {last:.4}"));
+    }
+    if let Some((_, losses)) = steps.validation.get("") {
+        add("validation loss", losses.last().map_or_else(String::new, |loss| format!("{loss:.4}")));
+    }
+    let recent = &steps.tokens_per_s[steps.tokens_per_s.len().saturating_sub(100)..];
+    if let Some(median) = median(recent) {
+        add(
+            "speed",
+            format!("{} tokens/s (median of the last {} steps)", units::count(median.round()), recent.len()),
+        );
+    }
+    if let (Some(first), Some(last)) = (steps.time.first(), steps.time.last())
+        && first.is_finite()
+    {
+        add("time", format!("{} to {}", date(*first), date(*last)));
+    }
+    let joules: f64 = steps.energy_j.iter().filter(|joules| joules.is_finite()).sum();
+    if joules > 0.0 {
+        add("energy", Unit::Joules.format(joules));
+    }
+    for (source, epochs) in &steps.epochs {
+        add(&format!("epochs of {source}"), format!("{epochs:.3}"));
+    }
+    add("skipped steps", steps.skipped.len().to_string());
+    add("checkpoints", steps.checkpoints.len().to_string());
+    facts
+}
+
+fn median(values: &[f64]) -> Option<f64> {
+    let mut values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// Seconds since 1970 as a date of the Gregorian calendar, in UTC.
+fn date(seconds: f64) -> String {
+    let (days, second) = ((seconds / 86400.0).floor() as i64, seconds.rem_euclid(86400.0) as u64);
+    // Days since 1 March 0000, in eras of 400 years.
+    let shifted = days + 719_468;
+    let (era, day) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = year + 400 * era + i64::from(month <= 2);
+    format!("{year}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", second / 3600, second / 60 % 60, second % 60)
+}
+
+fn differences(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> TableData {
+    let configs: Vec<BTreeMap<String, String>> =
+        runs.iter().map(|(run, _)| config::values(&run.config)).collect();
+    let rows = config::differences(&configs).into_iter().map(|(key, mut values)| {
+        values.insert(0, key);
+        values
+    });
+    TableData {
+        title: "Keys of the configuration".to_owned(),
+        question: "What was changed between these runs?".to_owned(),
+        header: std::iter::once("key".to_owned())
+            .chain(runs.iter().map(|(run, _)| run.name.clone()))
+            .collect(),
+        rows: rows.collect(),
+    }
+}
+
+/// A metric over the steps of all runs; nothing if no run has it.
+fn over_steps(
+    runs: &[(&RunFolder, Option<&PredictedRun>)],
+    (title, question, label, unit): (&str, &str, &str, Unit),
+    values: impl Fn(&Columns) -> Vec<f64>,
+) -> Option<Chart> {
+    let series = runs.iter().enumerate().filter_map(|(i, (run, _))| {
+        let values = values(&run.steps);
+        if !values.iter().any(|value| value.is_finite()) {
+            return None;
+        }
+        let name = if runs.len() == 1 { label.to_owned() } else { run.name.clone() };
+        let mut series = Series::new(name, Style::Line, i);
+        (series.x, series.y) = thin(&run.steps.step, &values, BINS);
+        Some(series)
+    });
+    let series: Vec<Series> = series.collect();
+    (!series.is_empty()).then(|| Chart {
+        title: title.to_owned(),
+        question: question.to_owned(),
+        x: Axis::of("step", Unit::Step),
+        y: Axis::of(label, unit),
+        series,
+        ..Chart::default()
+    })
+}
+
+/// Adds a dashed line for each run whose prediction has a value.
+fn with_predictions(
+    chart: Option<Chart>,
+    runs: &[(&RunFolder, Option<&PredictedRun>)],
+    value: impl Fn(&RunFolder, &Figures) -> Option<f64>,
+) -> Option<Chart> {
+    let mut chart = chart?;
+    for (i, &(run, predicted)) in runs.iter().enumerate() {
+        let figures = predicted_figures(run, predicted);
+        let ends = run.steps.step.first().zip(run.steps.step.last());
+        if let (Some(value), Some((first, last))) = (figures.and_then(|figures| value(run, figures)), ends) {
+            let name =
+                if runs.len() == 1 { "predicted".to_owned() } else { format!("{}, predicted", run.name) };
+            chart.series.push(Series::guide(
+                name,
+                if runs.len() == 1 { 1 } else { i },
+                [*first, *last],
+                value,
+            ));
+        }
+    }
+    Some(chart)
+}
+
+/// What the run itself predicted, else what its plan predicts.
+fn predicted_figures<'a>(run: &'a RunFolder, predicted: Option<&'a PredictedRun>) -> Option<&'a Figures> {
+    let own = run.summary.as_ref().map(|summary| &summary.predicted);
+    own.or_else(|| predicted.map(|predicted| &predicted.figures))
+}
+
+fn training(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Vec<Item> {
+    let one = runs.len() == 1;
+    let about = ("Loss", "Does it learn, and how far is it?", "training loss", Unit::Number);
+    let mut loss = over_steps(runs, about, |steps| steps.loss.clone());
+    if let Some(chart) = &mut loss {
+        "loss, nats per token".clone_into(&mut chart.y.label);
+        for (i, (run, _)) in runs.iter().enumerate() {
+            chart.series.extend(validation(run, i, one));
+            let floor = run.summary.as_ref().and_then(|summary| summary.loss_floor);
+            let ends = run.steps.step.first().zip(run.steps.step.last());
+            if let (true, Some(floor), Some((first, last))) = (one, floor, ends) {
+                chart.series.push(Series::guide("a perfect model", 7, [*first, *last], floor));
+            }
+        }
+        chart.marks = runs.iter().flat_map(|(run, _)| marks(run, one)).collect();
+    }
+    let norm = ("Gradient norm", "Is training stable?", "norm before clipping", Unit::Number);
+    let rate = ("Learning rate", "Which schedule was followed?", "learning rate", Unit::Number);
+    let scale = ("Loss scale", "Does fp16 overflow?", "loss scale", Unit::Count);
+    let varies = |steps: &Columns| {
+        let first = steps.loss_scale.first().copied().unwrap_or(1.0);
+        let any = steps.loss_scale.iter().any(|&scale| scale.to_bits() != first.to_bits()) || first > 1.0;
+        if any { steps.loss_scale.clone() } else { Vec::new() }
+    };
+    let charts = [
+        loss,
+        over_steps(runs, norm, |steps| steps.grad_norm.clone()),
+        over_steps(runs, rate, |steps| steps.lr.clone()),
+        over_steps(runs, scale, varies),
+    ];
+    charts.into_iter().flatten().map(Item::from).collect()
+}
+
+/// The validation losses of a run: the mean, and of one run also each source.
+fn validation(run: &RunFolder, i: usize, one: bool) -> Vec<Series> {
+    let mut found = Vec::new();
+    for (n, (source, (steps, losses))) in run.steps.validation.iter().enumerate() {
+        if !source.is_empty() && !one {
+            continue;
+        }
+        let name = match (one, source.as_str()) {
+            (true, "") => "validation loss".to_owned(),
+            (true, source) => format!("validation, {source}"),
+            (false, _) => format!("{}, validation", run.name),
+        };
+        let style = if one { Style::Line } else { Style::Guide };
+        let mut series = Series::new(name, style, if one { 1 + n } else { i });
+        (series.x, series.y) = thin(steps, losses, BINS);
+        found.push(series);
+    }
+    found
+}
+
+/// Checkpoints and skipped steps: the last of them if there are very many.
+fn marks(run: &RunFolder, one: bool) -> Vec<Mark> {
+    let of = if one { String::new() } else { format!(" of {}", run.name) };
+    let steps = &run.steps;
+    let last = |count: usize| count.saturating_sub(MOST_MARKS);
+    let saved = steps.checkpoints[last(steps.checkpoints.len())..].iter().map(|&(step, seconds)| Mark {
+        x: step,
+        kind: MarkKind::Checkpoint,
+        text: format!("checkpoint{of} at step {step}, training paused for {}", Unit::Seconds.format(seconds)),
+    });
+    let skipped = steps.skipped[last(steps.skipped.len())..].iter().map(|&step| Mark {
+        x: step,
+        kind: MarkKind::Skipped,
+        text: format!("step {step}{of} was skipped: a number was not finite"),
+    });
+    saved.chain(skipped).collect()
+}
+
+fn speed(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Vec<Item> {
+    let tokens =
+        ("Tokens per second", "How fast is it, and is it as fast as predicted?", "tokens/s", Unit::Rate);
+    let mfu = ("Model FLOPs utilisation", "Which share of the device's peak is used?", "MFU", Unit::Share);
+    let step = ("Time of a step", "Are there slow steps?", "time of a step", Unit::Seconds);
+    let charts = [
+        with_predictions(over_steps(runs, tokens, |steps| steps.tokens_per_s.clone()), runs, |_, figures| {
+            figures.tokens_per_s
+        }),
+        with_predictions(over_steps(runs, mfu, |steps| steps.mfu.clone()), runs, |run, figures| {
+            run.plan.as_ref()?.mfu(figures.step_s?)
+        }),
+        with_predictions(over_steps(runs, step, |steps| steps.step_s.clone()), runs, |_, figures| {
+            figures.step_s
+        }),
+    ];
+    charts.into_iter().flatten().map(Item::from).collect()
+}
+
+fn energy(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Vec<Item> {
+    let energy = (
+        "Energy of a step",
+        "What does a step consume, beside the prediction?",
+        "energy of a step",
+        Unit::Joules,
+    );
+    let power = ("Power", "How much power do all ranks draw?", "power", Unit::Watts);
+    let watts = |steps: &Columns| -> Vec<f64> {
+        steps.energy_j.iter().zip(&steps.step_s).map(|(joules, seconds)| joules / seconds).collect()
+    };
+    let charts = [
+        with_predictions(over_steps(runs, energy, |steps| steps.energy_j.clone()), runs, |_, figures| {
+            figures.energy_j
+        }),
+        with_predictions(over_steps(runs, power, watts), runs, |_, figures| {
+            Some(figures.energy_j? / figures.step_s?)
+        }),
+    ];
+    charts.into_iter().flatten().map(Item::from).collect()
+}
+
+/// Memory and traffic of a run beside its prediction, and both in a table.
+fn resources(run: &RunFolder, predicted: Option<&PredictedRun>, several: bool) -> Vec<Item> {
+    let Some(before) = predicted_figures(run, predicted) else { return Vec::new() };
+    let after = run.summary.as_ref().map(|summary| &summary.measured);
+    let of = if several { format!(", {}", run.name) } else { String::new() };
+    let pp = predicted.map_or(1, |predicted| predicted.pp.max(1));
+    let mut items = Vec::new();
+    let (mut names, mut bars) = (Vec::new(), Vec::new());
+    for stage in 0..pp {
+        for (what, figures) in [("predicted", Some(before)), ("measured", after)] {
+            let Some(memory) = figures.and_then(|figures| fullest(&figures.peak_bytes, stage, pp)) else {
+                continue;
+            };
+            names.push(format!("{stage} {what}"));
+            bars.push(memory.clone());
+        }
+    }
+    if !bars.is_empty() {
+        let mut chart = memory_bars(names, &bars);
+        chart.title = format!("Memory of the fullest rank of each stage{of}");
+        "stage".clone_into(&mut chart.x.label);
+        items.push(chart.into());
+    }
+    let mut compared = vec![("predicted", &before.comm_bytes)];
+    compared.extend(after.map(|after| ("measured", &after.comm_bytes)));
+    if let Some(mut chart) = traffic_chart(&compared) {
+        chart.title += &of;
+        items.push(chart.into());
+    }
+    items.extend(after.map(|after| comparison(before, after, &of).into()));
+    items
+}
+
+/// The memory of the rank of a stage that has most.
+fn fullest(ranks: &[BTreeMap<String, u64>], stage: usize, pp: usize) -> Option<&BTreeMap<String, u64>> {
+    let each = ranks.len() / pp;
+    let total = |memory: &&BTreeMap<String, u64>| memory.get("total").copied().unwrap_or(0);
+    ranks.get(stage * each..(stage + 1) * each)?.iter().max_by_key(total)
+}
+
+/// Predicted and measured figures, and the difference.
+fn comparison(before: &Figures, after: &Figures, of: &str) -> TableData {
+    let largest = |figures: &Figures, name: &str| {
+        figures.peak_bytes.iter().filter_map(|memory| memory.get(name)).max().map(|&bytes| bytes as f64)
+    };
+    let sent = |figures: &Figures, level: Level| {
+        figures.comm_bytes.get(level.name()).map(|operations| operations.values().sum::<u64>() as f64)
+    };
+    let mut rows = Vec::new();
+    let mut row = |name: &str, unit: Unit, before: Option<f64>, after: Option<f64>| {
+        let shown = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| unit.format(value));
+        let difference = match (before, after) {
+            (Some(before), Some(after)) if before.to_bits() == after.to_bits() => "none".to_owned(),
+            (Some(before), Some(after)) if before > 0.0 => {
+                format!("{:+.2} %", 100.0 * (after / before - 1.0))
+            }
+            _ => "–".to_owned(),
+        };
+        if before.or(after).is_some() {
+            rows.push(vec![name.to_owned(), shown(before), shown(after), difference]);
+        }
+    };
+    for name in ["total", "reserved"] {
+        row(&format!("memory, {name}"), Unit::Bytes, largest(before, name), largest(after, name));
+    }
+    for level in Level::ALL {
+        row(&format!("traffic, {}", level.name()), Unit::Bytes, sent(before, level), sent(after, level));
+    }
+    row("time of a step", Unit::Seconds, before.step_s, after.step_s);
+    row("tokens/s", Unit::Rate, before.tokens_per_s, after.tokens_per_s);
+    row("energy of a step", Unit::Joules, before.energy_j, after.energy_j);
+    TableData {
+        title: format!("Predicted and measured{of}"),
+        question: "Was the prediction right?".to_owned(),
+        header: ["", "predicted", "measured", "difference"].map(str::to_owned).to_vec(),
+        rows,
+    }
+}
+
+/// The measured step, if it was traced, and the predicted one.
+fn schedules(run: &RunFolder, predicted: Option<&PredictedRun>, several: bool) -> Vec<Item> {
+    let of = if several { format!(", {}", run.name) } else { String::new() };
+    let measured = run.trace.as_ref().map(|trace| {
+        let mut timeline = TimelineData::new(&format!("Measured schedule{of}"), trace, "seconds");
+        "What did each rank do in the traced step?".clone_into(&mut timeline.question);
+        timeline
+    });
+    let predicted = predicted.and_then(|predicted| predicted.timeline.clone()).map(|mut timeline| {
+        timeline.title += &of;
+        timeline
+    });
+    measured.into_iter().chain(predicted).map(Item::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(date(0.0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(date(951_827_696.0), "2000-02-29 12:34:56 UTC");
+        assert_eq!(date(1_794_844_928.6), "2026-11-16 16:02:08 UTC");
+    }
+
+    #[test]
+    fn a_run_of_a_million_steps_is_a_small_page() {
+        let mut run = RunFolder::new("run".as_ref(), "long".to_owned());
+        let count = 1_000_000;
+        let noise = |seed: u64| -> Vec<f64> {
+            (0..count).map(|i: u64| 1.0 + (i.wrapping_mul(seed) % 1_000_003) as f64 / 1_000_003.0).collect()
+        };
+        run.steps = Columns {
+            step: (0..count).map(|i| (i + 1) as f64).collect(),
+            time: noise(5),
+            loss: noise(7919),
+            grad_norm: noise(104_729),
+            lr: noise(611_953),
+            tokens: noise(3),
+            tokens_per_s: noise(15_485_863),
+            step_s: noise(32_452_843),
+            mfu: noise(49_979_687),
+            loss_scale: noise(67_867_967),
+            energy_j: noise(86_028_121),
+            skipped: (0..count).step_by(1000).map(|i| i as f64).collect(),
+            checkpoints: (0..count).step_by(500).map(|i| (i as f64, 0.1)).collect(),
+            ..Columns::default()
+        };
+        run.steps.loss[654_321] = 77.0;
+        let page = crate::page::file(&report(&[(&run, None)]));
+        assert!(page.len() < 5_000_000, "{} bytes", page.len());
+        assert!(page.contains("77.0"), "the spike is on the page");
+    }
+}

@@ -1,0 +1,100 @@
+//! What every op of a step computes and sends, from the paper trace of a short step.
+
+use std::collections::HashMap;
+
+use kintsugi_comm::paper::{Entry, charge};
+use kintsugi_plan::{Coordinate, Op, Plan};
+use kintsugi_spec::Topology;
+use rayon::prelude::*;
+
+use crate::cost::{OpTrace, kind, trace};
+use crate::structure::short_step;
+
+/// What one rank does in an op.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpWork {
+    /// Floating-point operations of its kernels.
+    pub flops: u64,
+    /// Bytes that it sends, or that the transfer it waits for moves.
+    pub bytes: u64,
+}
+
+/// The work of every op of a plan, by stage.
+pub struct StepWork {
+    stages: Vec<HashMap<Op, OpWork>>,
+}
+
+impl StepWork {
+    /// Runs a rank of each stage on paper. Ops that differ only in the number of their layer or micro-batch do the same, so a
+    /// short step shows all of them.
+    pub fn of(plan: &Plan) -> Self {
+        let short = plan.with_micro_batches(short_step(plan, plan.micro_batches()));
+        let stage = |stage| {
+            let work = |(op, traced): (Op, OpTrace)| (op, work(&short, stage, &traced));
+            trace(&short, stage).into_iter().map(work).collect()
+        };
+        StepWork { stages: (0..plan.mesh.pp).into_par_iter().map(stage).collect() }
+    }
+
+    /// The work of an op on a stage. A wait has the bytes of its transfer.
+    pub fn of_op(&self, stage: usize, op: Op) -> OpWork {
+        let (stage, started) = match op {
+            Op::GatherWait { unit } => (stage, Op::GatherStart { unit }),
+            Op::ReduceWait { unit, over } => (stage, Op::ReduceStart { unit, over }),
+            Op::RefreshWait { unit } => (stage, Op::RefreshStart { unit }),
+            Op::SendWait { message } => (stage, Op::SendStart { message }),
+            Op::ReceiveStart { message } | Op::ReceiveWait { message } => {
+                (message.peer, Op::SendStart { message })
+            }
+            Op::NormWait { axis } => (stage, Op::NormStart { axis }),
+            other => (stage, other),
+        };
+        self.stages.get(stage).and_then(|ops| ops.get(&kind(started))).copied().unwrap_or_default()
+    }
+}
+
+fn work(plan: &Plan, stage: usize, traced: &OpTrace) -> OpWork {
+    OpWork {
+        flops: traced.kernels.iter().map(|kernel| kernel.flops).sum(),
+        bytes: traced.transfers.iter().map(|&entry| bytes(plan, stage, entry)).sum(),
+    }
+}
+
+/// Bytes that the first rank of a stage sends in a transfer.
+fn bytes(plan: &Plan, stage: usize, entry: Entry) -> u64 {
+    let (mesh, at) = (plan.mesh, Coordinate { pp: stage, dp: 0, tp: 0 });
+    let (ranks, me) = (mesh.group_size(entry.group), mesh.group_index(entry.group, at));
+    charge(entry, ranks, me, |i| i, Topology::ONE_NODE).2
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_plan::config::ConfigSource;
+    use kintsugi_plan::{Mesh, Program};
+    use kintsugi_tensor::Device;
+
+    use super::*;
+    use crate::{Coverage, predict};
+
+    #[test]
+    fn the_ops_of_all_ranks_send_the_traffic_of_the_step() {
+        // On even shards every rank of a group sends as much as its first.
+        for sets in [&["parallel.schedule=zero-bubble"][..], &["sharding.zero=3", "batch.micro=2"]] {
+            let plan = ConfigSource::demo().sets(sets).set("run.eval_every=0").plan().unwrap();
+            let work = StepWork::of(&plan);
+            let Mesh { dp, tp, pp } = plan.mesh;
+            let program = |stage| -> Program { plan.program(stage) };
+            let starts =
+                |op: &Op| !op.to_string().starts_with("wait") && !matches!(op, Op::ReceiveStart { .. });
+            let sent = (0..pp).flat_map(|stage| {
+                let work = &work;
+                program(stage).ops.into_iter().filter(starts).map(move |op| work.of_op(stage, op).bytes)
+            });
+            let sent: u64 = sent.sum::<u64>() * (dp * tp) as u64;
+            let predicted = predict(&plan, Device::Cpu { threads: 1 }, Coverage::WholeStep).traffic;
+            let predicted: u64 = predicted.iter().map(|(_, _, bytes)| bytes).sum();
+            let off = sent.abs_diff(predicted) as f64 / predicted as f64;
+            assert!(off < 1e-3, "{sets:?}: {sent} beside {predicted}");
+        }
+    }
+}
