@@ -45,6 +45,8 @@ impl<'a> Suite<'a> {
         for member in &groups {
             self.check_sizes_and_types(member);
             self.check_messages(member);
+            self.check_order_of_messages(member);
+            self.check_order_of_sums(member);
         }
         self.check_traffic(&groups[0]);
         self.check_many_at_once(&groups);
@@ -129,6 +131,48 @@ impl<'a> Suite<'a> {
         }
         for pending in sent {
             drop(group.wait(pending));
+        }
+    }
+
+    /// Messages with equal tags keep their order, in whatever order they are waited for, and everybody may wait for its own
+    /// sends first.
+    fn check_order_of_messages(&self, member: &Member) {
+        let group = &*member.communicator;
+        let (ranks, me) = (group.size(), group.rank());
+        if ranks == 1 {
+            return;
+        }
+        let (next, previous) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+        let one = |value: usize| buffer(&*self.backend, &[value as f64], DType::BF16);
+        let sent = [(7, 1), (8, 2), (7, 3)].map(|(tag, value)| group.send(next, tag, one(10 * me + value)));
+        let received = [8, 7, 7].map(|tag| group.receive(previous, tag, one(0)));
+        for pending in sent.into_iter().rev() {
+            drop(group.wait(pending));
+        }
+        for (pending, value) in received.into_iter().zip([2, 1, 3]).rev() {
+            let found = values(&*self.backend, &group.wait(pending));
+            assert_eq!(found, [(10 * previous + value) as f64]);
+        }
+    }
+
+    /// Sums are taken around the ring, beginning behind the owner of a chunk: every transport has the same bits.
+    fn check_order_of_sums(&self, member: &Member) {
+        const LEN: usize = 1001;
+        let (ranks, me) = (member.communicator.size(), member.communicator.rank());
+        let value = |rank: usize, index: usize| ((rank * LEN + index) as f32 * 0.7).sin();
+        let mine: Vec<f64> = (0..LEN).map(|index| value(me, index).into()).collect();
+        let summed =
+            member.communicator.run(Collective::AllReduce, buffer(&*self.backend, &mine, DType::F32));
+        let found = values(&*self.backend, &summed);
+        for owner in 0..ranks {
+            for index in chunk(LEN, ranks, owner) {
+                let order = (1..=ranks).map(|i| value((owner + i) % ranks, index));
+                assert_eq!(
+                    found[index],
+                    order.reduce(|a, b| a + b).map_or(0.0, f64::from),
+                    "{index} of {LEN}"
+                );
+            }
         }
     }
 

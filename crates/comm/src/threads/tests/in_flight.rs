@@ -6,11 +6,34 @@ use kintsugi_spec::Group;
 use kintsugi_tensor::{Buffer, DType};
 use proptest::prelude::*;
 
-use super::collectives::{expected, input};
 use super::{HALF, TestBuffers, run, world};
+use crate::ring::chunk;
 use crate::threads::ThreadsGroup;
 use crate::threads::group_state::PREALLOCATED;
 use crate::{Collective, Communicator, Pending};
+
+/// Small integers: sums over six ranks are exact in every type.
+fn value(rank: usize, index: usize) -> f64 {
+    ((7 * rank + 3 * index) % 31) as f64
+}
+
+/// What rank `me` must have in element `index` of a collective that started from [`value`]; `None` if undefined.
+fn expected(collective: Collective, len: usize, ranks: usize, me: usize, index: usize) -> Option<f64> {
+    let owner = (0..ranks).find(|&rank| chunk(len, ranks, rank).contains(&index)).expect("within `len`");
+    let sum = || (0..ranks).map(|rank| value(rank, index)).sum();
+    match collective {
+        Collective::AllReduce => Some(sum()),
+        Collective::AllGather => Some(value(owner, index)),
+        Collective::ReduceScatter => (owner == me).then(sum),
+    }
+}
+
+/// What rank `me` starts a collective from: for a gather only its own chunk is filled.
+fn input(collective: Collective, len: usize, ranks: usize, me: usize) -> Vec<f64> {
+    let own = chunk(len, ranks, me);
+    let filled = |index| collective != Collective::AllGather || own.contains(&index);
+    (0..len).map(|index| if filled(index) { value(me, index) } else { 99.0 }).collect()
+}
 
 /// What all ranks of a group do together.
 #[derive(Clone, Copy, Debug)]

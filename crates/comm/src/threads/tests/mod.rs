@@ -1,12 +1,10 @@
-//! Ranks as threads, compared with the plain definitions.
+//! What is the threads' own: failures, and the state of transfers. What all transports must do is in `tests/conformance`.
 #![allow(clippy::float_cmp, reason = "the numbers are small integers, or the bits themselves are the point")]
 
 #[allow(unsafe_code, reason = "tests look into buffers")]
 mod buffers;
-mod collectives;
 mod failures;
 mod in_flight;
-mod messages;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
