@@ -37,6 +37,8 @@ pub struct TransferTime {
     pub bytes: usize,
     /// Seconds of one transfer, the median of all rounds.
     pub seconds: f64,
+    /// Seconds of one transfer in the fastest round. Other programs only make a round longer.
+    pub fastest: f64,
 }
 
 /// How the ranks are arranged and connected.
@@ -79,7 +81,14 @@ pub fn time_transfers(
             let (ours, library) = (&ours, &library);
             let report = if rank == 0 { on_time.take() } else { None };
             let run = move || Bench::new(arrangement, ours, library, rank).run(sizes, report);
-            threads.push(thread::Builder::new().name(format!("rank {rank}")).spawn_scoped(scope, run)?);
+            match thread::Builder::new().name(format!("rank {rank}")).spawn_scoped(scope, run) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    // The ranks that have begun would wait for this one.
+                    ours.abort(RankFailure::new(rank, "its start", error.to_string()));
+                    return Err(error);
+                }
+            }
         }
         let joined = threads.into_iter().map(|thread| thread.join().expect("no rank panics"));
         io::Result::Ok(joined.filter_map(Result::err).collect())
@@ -154,13 +163,8 @@ impl<'a> Bench<'a> {
                     seconds.remove(0);
                     seconds.sort_by(f64::total_cmp);
                     let ranks = self.mesh.group_size(group.group);
-                    report(TransferTime {
-                        group: group.group,
-                        ranks,
-                        kind,
-                        bytes,
-                        seconds: seconds[ROUNDS / 2],
-                    });
+                    let (median, fastest) = (seconds[ROUNDS / 2], seconds[0]);
+                    report(TransferTime { group: group.group, ranks, kind, bytes, seconds: median, fastest });
                 }
             }
         }

@@ -22,7 +22,7 @@ pub enum Failure {
     /// All processes of the job know of this failure, and end by themselves. This process prints it.
     Agreed(Box<Failure>),
     /// Another process of the job prints the failure. All of them end with this exit code.
-    Elsewhere(u8),
+    ReportedElsewhere(u8),
 }
 
 impl Failure {
@@ -37,13 +37,13 @@ impl Failure {
             Failure::Mistake(_) => 2,
             Failure::Run(_) | Failure::Shown => 1,
             Failure::Agreed(failure) => failure.code(),
-            Failure::Elsewhere(code) => *code,
+            Failure::ReportedElsewhere(code) => *code,
         }
     }
 
     /// Whether the other processes of the job do not know of it, so that this one must end them.
     pub fn ends_others(&self) -> bool {
-        !matches!(self, Failure::Agreed(_) | Failure::Elsewhere(_))
+        !matches!(self, Failure::Agreed(_) | Failure::ReportedElsewhere(_))
     }
 
     /// Prints it in one sentence.
@@ -51,7 +51,7 @@ impl Failure {
         match self {
             Failure::Mistake(text) | Failure::Run(text) => output::stderr(&format!("error: {text}")),
             Failure::Agreed(failure) => failure.report(),
-            Failure::Shown | Failure::Elsewhere(_) => {}
+            Failure::Shown | Failure::ReportedElsewhere(_) => {}
         }
     }
 }
@@ -62,7 +62,7 @@ impl Display for Failure {
             Failure::Mistake(text) | Failure::Run(text) => f.write_str(text),
             Failure::Shown => f.write_str("see above"),
             Failure::Agreed(failure) => failure.fmt(f),
-            Failure::Elsewhere(_) => f.write_str("another process has failed"),
+            Failure::ReportedElsewhere(_) => f.write_str("another process has failed"),
         }
     }
 }

@@ -232,8 +232,8 @@ fn wait_and_stop(launcher: &mut Child, asked: &AtomicBool) -> io::Result<ExitSta
 fn outcome(ended: ExitStatus) -> Result<(), Failure> {
     match (ended.code(), ended.signal()) {
         (Some(0), _) => Ok(()),
-        (Some(2), _) => Err(Failure::Elsewhere(2)),
-        (Some(_), _) => Err(Failure::Elsewhere(1)),
+        (Some(2), _) => Err(Failure::ReportedElsewhere(2)),
+        (Some(_), _) => Err(Failure::ReportedElsewhere(1)),
         (None, Some(signal)) => Err(Failure::Run(format!("signal {signal} ended the launcher"))),
         (None, None) => Err(Failure::Run("the launcher ended".to_owned())),
     }

@@ -74,7 +74,7 @@ pub fn share<T: Serialize + DeserializeOwned>(
     let made: Result<T, u8> = broadcast(&*world, made)?;
     made.map_err(|code| match failure {
         Some(failure) => Failure::Agreed(Box::new(failure)),
-        None => Failure::Elsewhere(code),
+        None => Failure::ReportedElsewhere(code),
     })
 }
 
@@ -152,7 +152,7 @@ fn first_difference(one: &str, other: &str) -> String {
 
 fn ended(connection: Connection, (code, message): (u8, String)) -> Failure {
     if !connection.is_first() {
-        return Failure::Elsewhere(code);
+        return Failure::ReportedElsewhere(code);
     }
     let failure = if code == 2 { Failure::Mistake(message) } else { Failure::Run(message) };
     Failure::Agreed(Box::new(failure))

@@ -95,7 +95,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let connection = processes::connect(resolved.as_ref().ok().map(|(plan, _)| plan.run.transport))?;
     let prepared = resolved.and_then(|(plan, notes)| Prepared::new(plan, notes, connection, arguments));
     let prepared = processes::agree(connection, prepared, |prepared| &prepared.plan)?;
-    if connection.is_first() { lead(arguments, connection, prepared) } else { follow(connection, prepared) }
+    if connection.is_first() {
+        run_first(arguments, connection, prepared)
+    } else {
+        run_other(connection, prepared)
+    }
 }
 
 /// A run that is possible, before anything of an earlier run is touched.
@@ -157,7 +161,7 @@ impl SharedBeginning {
 }
 
 /// Trains in a process other than that of rank 0: no output and no files but its shards of checkpoints.
-fn follow(connection: Connection, prepared: Prepared) -> Result<(), Failure> {
+fn run_other(connection: Connection, prepared: Prepared) -> Result<(), Failure> {
     let Prepared { mut plan, dataset, prediction, .. } = prepared;
     let beginning: SharedBeginning = processes::share(connection, None)?;
     if let (Data::Tokens(tokens), Some(end)) = (&mut plan.data, beginning.end_of_document) {
@@ -174,7 +178,7 @@ fn follow(connection: Connection, prepared: Prepared) -> Result<(), Failure> {
 }
 
 /// Trains in the process of rank 0, which shows the run and writes its files.
-fn lead(arguments: &Arguments, connection: Connection, prepared: Prepared) -> Result<(), Failure> {
+fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     let Prepared { mut plan, notes, dataset, prediction } = prepared;
     let floor = dataset.floor(plan.batch.sequence);

@@ -85,17 +85,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let connection = processes::connect(Some(transport))?;
     if connection.is_first() {
-        lead(arguments, connection, plans)
+        run_first(arguments, connection, plans)
     } else {
         plans
             .iter()
             .filter_map(|(plan, _)| plan.as_ref().ok())
-            .try_for_each(|plan| follow(plan, connection, arguments))
+            .try_for_each(|plan| run_other(plan, connection, arguments))
     }
 }
 
 /// Compares the layouts in the process of rank 0.
-fn lead(
+fn run_first(
     arguments: &Arguments,
     connection: Connection,
     plans: Vec<(Result<Plan, ConfigError>, String)>,
@@ -125,7 +125,7 @@ fn lead(
 }
 
 /// Runs this process's rank of a layout, if it has one there.
-fn follow(plan: &Plan, connection: Connection, arguments: &Arguments) -> Result<(), Failure> {
+fn run_other(plan: &Plan, connection: Connection, arguments: &Arguments) -> Result<(), Failure> {
     if fits(plan, connection) {
         record(plan, base::memory(plan, connection), connection, arguments.inject)?;
     }

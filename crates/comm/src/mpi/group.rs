@@ -12,7 +12,7 @@ use kintsugi_tensor::{Backend, Buffer, DType, Place, View};
 
 use super::Mpi;
 use super::library::{Bytes, Handle};
-use super::progress::Parties;
+use super::progress::TransferInfo;
 use super::transfer::{Channel, Charge, LibrarySum, Message, Ring, Transfer};
 use crate::activity::Activity;
 use crate::region::Region;
@@ -205,14 +205,14 @@ impl Communicator for MpiGroup {
         let (ranks, me) = (self.size(), self.me);
         let (successor, predecessor) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
         let activity = Activity::Collective { group: self.group, collective, sequence };
-        let parties = Parties { activity, peer: self.members[predecessor] };
+        let info = TransferInfo { activity, peer: self.members[predecessor] };
         let charge = self.charge(collective.operation(), successor);
         let library = self.uses_library(collective, buffer.dtype());
         let start = |region: Region| {
             if library {
                 self.count_library_sum(region);
             }
-            self.mpi.progress.start(parties, |api| {
+            self.mpi.progress.start(info, |api| {
                 if library {
                     return LibrarySum::start(api, region, self.communicator).map(Transfer::Library);
                 }
@@ -228,11 +228,11 @@ impl Communicator for MpiGroup {
         self.assert_peer(to);
         let (from, all) = (self.members[self.me], 0..buffer.len());
         let activity = Activity::Message { group: self.group, from, to: self.members[to], tag };
-        let (parties, charge) =
-            (Parties { activity, peer: self.members[to] }, self.charge(Operation::Send, to));
+        let (info, charge) =
+            (TransferInfo { activity, peer: self.members[to] }, self.charge(Operation::Send, to));
         let start = |region: Region| {
             let bytes = Bytes { address: region.address(), len: region.bytes() };
-            self.mpi.progress.start(parties, |api| {
+            self.mpi.progress.start(info, |api| {
                 Message::send(api, bytes, to, self.message_channel(tag), Some(&charge)).map(Transfer::Message)
             })
         };
@@ -243,10 +243,10 @@ impl Communicator for MpiGroup {
         self.assert_peer(from);
         let (to, all) = (self.members[self.me], 0..buffer.len());
         let activity = Activity::Message { group: self.group, from: self.members[from], to, tag };
-        let parties = Parties { activity, peer: self.members[from] };
+        let info = TransferInfo { activity, peer: self.members[from] };
         let start = |region: Region| {
             let bytes = Bytes { address: region.address(), len: region.bytes() };
-            self.mpi.progress.start(parties, |api| {
+            self.mpi.progress.start(info, |api| {
                 Message::receive(api, bytes, from, self.message_channel(tag)).map(Transfer::Message)
             })
         };
@@ -285,7 +285,7 @@ impl Communicator for MpiGroup {
         if let Err(error) = summed {
             let activity = Activity::Collective { group: self.group, collective, sequence };
             let peer = self.members[(self.me + 1) % self.size()];
-            self.mpi.fail(Parties { activity, peer }, error.to_string());
+            self.mpi.fail(TransferInfo { activity, peer }, error.to_string());
         }
         buffer
     }

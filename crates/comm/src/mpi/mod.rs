@@ -27,7 +27,7 @@ pub use world::MpiWorld;
 use crate::RankFailure;
 use crate::activity::Activity;
 use library::Bytes;
-use progress::{Parties, Progress, Waited};
+use progress::{Progress, TransferInfo, WaitOutcome};
 use transfer::{Channel, Message, Transfer};
 
 /// MPI in this process. There is at most one.
@@ -151,11 +151,11 @@ impl Mpi {
 
     /// Sends bytes to another process and waits until they are on their way.
     fn send_bytes(&self, to: usize, bytes: &[u8], timeout: Duration) -> Result<(), RankFailure> {
-        let parties = Parties { activity: Activity::Exchange { from: self.rank, to }, peer: to };
+        let info = TransferInfo { activity: Activity::Exchange { from: self.rank, to }, peer: to };
         let len = (bytes.len() as u64).to_le_bytes();
         for part in [&len[..], bytes] {
             let part = Bytes { address: part.as_ptr() as usize, len: part.len() };
-            let number = self.progress.start(parties, |api| {
+            let number = self.progress.start(info, |api| {
                 let channel = Channel { communicator: api.world(), tag: 0 };
                 Message::send(api, part, to, channel, None).map(Transfer::Message)
             });
@@ -166,11 +166,11 @@ impl Mpi {
 
     /// Waits for bytes from another process.
     fn receive_bytes(&self, from: usize, timeout: Duration) -> Result<Vec<u8>, RankFailure> {
-        let parties = Parties { activity: Activity::Exchange { from, to: self.rank }, peer: from };
+        let info = TransferInfo { activity: Activity::Exchange { from, to: self.rank }, peer: from };
         let mut len = [0; 8];
         let receive = |part: &mut [u8]| {
             let part = Bytes { address: part.as_mut_ptr() as usize, len: part.len() };
-            let number = self.progress.start(parties, |api| {
+            let number = self.progress.start(info, |api| {
                 let channel = Channel { communicator: api.world(), tag: 0 };
                 Message::receive(api, part, from, channel).map(Transfer::Message)
             });
@@ -189,25 +189,25 @@ impl Mpi {
     /// Waits for a transfer. A failure is kept: every later transfer fails at once.
     fn wait(&self, number: u64, timeout: Duration) -> Result<(), RankFailure> {
         let failure = match self.progress.wait(number, timeout, || self.failure.get().is_some()) {
-            Waited::Done => return Ok(()),
-            Waited::Failed(parties, error) => self.in_transfer(parties, error.to_string()),
-            Waited::TimedOut(parties) => {
-                let reason = format!("after {timeout:?}, rank {} has not come to it", parties.peer);
-                self.in_transfer(parties, reason)
+            WaitOutcome::Done => return Ok(()),
+            WaitOutcome::Failed(info, error) => self.in_transfer(info, error.to_string()),
+            WaitOutcome::TimedOut(info) => {
+                let reason = format!("after {timeout:?}, rank {} has not come to it", info.peer);
+                self.in_transfer(info, reason)
             }
-            Waited::Cancelled => self.failure.get().expect("that is why").clone(),
+            WaitOutcome::Cancelled => self.failure.get().expect("that is why").clone(),
         };
         Err(self.failure.get_or_init(|| failure).clone())
     }
 
     /// Keeps a failure of a transfer.
-    fn fail(&self, parties: Parties, reason: String) {
-        let failure = self.in_transfer(parties, reason);
+    fn fail(&self, info: TransferInfo, reason: String) {
+        let failure = self.in_transfer(info, reason);
         // An earlier failure is the cause of this one.
         let _ = self.failure.set(failure);
     }
 
-    fn in_transfer(&self, Parties { activity, peer }: Parties, reason: String) -> RankFailure {
+    fn in_transfer(&self, TransferInfo { activity, peer }: TransferInfo, reason: String) -> RankFailure {
         let failure = RankFailure::in_transfer(self.rank, activity.to_string(), peer, reason);
         RankFailure { host: Some(self.host.clone()), ..failure }
     }

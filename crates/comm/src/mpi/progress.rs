@@ -17,7 +17,7 @@ use crate::activity::Activity;
 const POLL: Duration = Duration::from_micros(50);
 
 /// The progress thread sleeps until it is woken if there was no transfer for so long.
-const DOZE: Duration = Duration::from_millis(20);
+const IDLE_BEFORE_SLEEP: Duration = Duration::from_millis(20);
 
 /// The longest time that counts towards a timeout between two looks: longer if the whole process was stopped.
 const SLICE: Duration = Duration::from_millis(200);
@@ -34,9 +34,9 @@ pub(super) struct Progress {
 /// What the lock protects: all of MPI.
 pub(super) struct ProgressState {
     pub api: Box<dyn Api>,
-    transfers: BTreeMap<u64, Named>,
+    transfers: BTreeMap<u64, ActiveTransfer>,
     /// The first transfer that failed, with the reason.
-    failure: Option<(Parties, MpiError)>,
+    failure: Option<(TransferInfo, MpiError)>,
     /// Transfers that failed. MPI may still use their memory, so they are kept.
     abandoned: Vec<Transfer>,
     /// The number of the next transfer.
@@ -49,23 +49,23 @@ pub(super) struct ProgressState {
 
 /// What a transfer is, and the rank of the world that this rank waits for in it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Parties {
+pub(super) struct TransferInfo {
     pub activity: Activity,
     pub peer: usize,
 }
 
 /// A transfer and what it is.
-struct Named {
-    parties: Parties,
+struct ActiveTransfer {
+    info: TransferInfo,
     transfer: Transfer,
 }
 
 /// How a wait ended.
-pub(super) enum Waited {
+pub(super) enum WaitOutcome {
     Done,
     /// This transfer or another one of this process failed.
-    Failed(Parties, MpiError),
-    TimedOut(Parties),
+    Failed(TransferInfo, MpiError),
+    TimedOut(TransferInfo),
     Cancelled,
 }
 
@@ -89,13 +89,17 @@ impl Progress {
     }
 
     /// Starts a transfer. Returns its number, by which it is waited for.
-    pub fn start(&self, parties: Parties, begin: impl FnOnce(&dyn Api) -> Result<Transfer, MpiError>) -> u64 {
+    pub fn start(
+        &self,
+        info: TransferInfo,
+        begin: impl FnOnce(&dyn Api) -> Result<Transfer, MpiError>,
+    ) -> u64 {
         let state = &mut *self.lock();
         let number = state.next;
         state.next += 1;
         match begin(&*state.api) {
-            Ok(transfer) => drop(state.transfers.insert(number, Named { parties, transfer })),
-            Err(error) => drop(state.failure.get_or_insert((parties, error))),
+            Ok(transfer) => drop(state.transfers.insert(number, ActiveTransfer { info, transfer })),
+            Err(error) => drop(state.failure.get_or_insert((info, error))),
         }
         if state.asleep {
             self.wake.notify_one();
@@ -104,34 +108,34 @@ impl Progress {
     }
 
     /// Waits for a transfer, and advances all of them meanwhile. Ends early if `cancelled` says so.
-    pub fn wait(&self, number: u64, timeout: Duration, cancelled: impl Fn() -> bool) -> Waited {
+    pub fn wait(&self, number: u64, timeout: Duration, cancelled: impl Fn() -> bool) -> WaitOutcome {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let waited = self.wait_actively(number, timeout, cancelled);
+        let outcome = self.wait_actively(number, timeout, cancelled);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        waited
+        outcome
     }
 
-    fn wait_actively(&self, number: u64, timeout: Duration, cancelled: impl Fn() -> bool) -> Waited {
-        let (mut pause, mut left, mut looked) = (Pause::default(), timeout, None);
+    fn wait_actively(&self, number: u64, timeout: Duration, cancelled: impl Fn() -> bool) -> WaitOutcome {
+        let (mut backoff, mut left, mut looked) = (Backoff::default(), timeout, None);
         loop {
             {
                 let mut state = self.lock();
                 if state.advance() {
-                    (pause, left, looked) = (Pause::default(), timeout, None);
+                    (backoff, left, looked) = (Backoff::default(), timeout, None);
                 }
-                if let Some((parties, error)) = &state.failure {
-                    return Waited::Failed(*parties, error.clone());
+                if let Some((info, error)) = &state.failure {
+                    return WaitOutcome::Failed(*info, error.clone());
                 }
                 match state.transfers.get(&number) {
-                    None => return Waited::Done,
-                    Some(named) if left.is_zero() => return Waited::TimedOut(named.parties),
+                    None => return WaitOutcome::Done,
+                    Some(active) if left.is_zero() => return WaitOutcome::TimedOut(active.info),
                     Some(_) => {}
                 }
             }
             if cancelled() {
-                return Waited::Cancelled;
+                return WaitOutcome::Cancelled;
             }
-            if pause.take() {
+            if backoff.pause() {
                 let now = Instant::now();
                 let passed = looked.replace(now).map_or(Duration::ZERO, |before| now - before);
                 left = left.saturating_sub(passed.min(SLICE));
@@ -150,7 +154,7 @@ impl Progress {
                     if self.waiting.load(Ordering::Relaxed) == 0 {
                         state.advance();
                     }
-                } else if idle_since.elapsed() > DOZE {
+                } else if idle_since.elapsed() > IDLE_BEFORE_SLEEP {
                     state.asleep = true;
                     while state.transfers.is_empty() {
                         state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -169,10 +173,10 @@ impl ProgressState {
     fn advance(&mut self) -> bool {
         let (mut advanced, mut failed) = (false, None);
         let ProgressState { api, transfers, spare, .. } = self;
-        transfers.retain(|&number, named| match named.transfer.advance(&**api, spare) {
+        transfers.retain(|&number, active| match active.transfer.advance(&**api, spare) {
             Ok(moved) => {
                 advanced |= moved;
-                !named.transfer.is_done()
+                !active.transfer.is_done()
             }
             Err(error) => {
                 failed = Some((number, error));
@@ -180,10 +184,10 @@ impl ProgressState {
             }
         });
         if let Some((number, error)) = failed
-            && let Some(Named { parties, transfer }) = self.transfers.remove(&number)
+            && let Some(ActiveTransfer { info, transfer }) = self.transfers.remove(&number)
         {
             self.abandoned.push(transfer);
-            self.failure.get_or_insert((parties, error));
+            self.failure.get_or_insert((info, error));
         }
         advanced
     }
@@ -191,13 +195,13 @@ impl ProgressState {
 
 /// Waits a little between two looks: at first not at all, then by letting others run, and at last by sleeping.
 #[derive(Default)]
-struct Pause {
+struct Backoff {
     looks: u32,
 }
 
-impl Pause {
+impl Backoff {
     /// Returns whether it slept or let others run.
-    fn take(&mut self) -> bool {
+    fn pause(&mut self) -> bool {
         const SPINS: u32 = 32;
         const YIELDS: u32 = 2000;
         self.looks += 1;
