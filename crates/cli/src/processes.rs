@@ -13,9 +13,6 @@ use serde::{Deserialize, Serialize};
 use crate::VERSION;
 use crate::failure::Failure;
 
-/// How long processes wait for each other before a run begins.
-const PATIENCE: Duration = Duration::from_secs(600);
-
 /// Connects this process with the others of its job. If the configuration is not known, because it has a mistake, the launcher
 /// decides: then the processes can still agree on who reports it.
 pub fn connect(transport: Option<Transport>) -> Result<Connection, Failure> {
@@ -26,7 +23,7 @@ pub fn connect(transport: Option<Transport>) -> Result<Connection, Failure> {
         Some(Transport::Auto | Transport::Mpi) | None => {}
     }
     let mpi = Mpi::connect().map_err(|error| Failure::Run(format!("run.transport = \"mpi\": {error}")))?;
-    Ok(Connection::mpi(mpi, PATIENCE)?)
+    Ok(Connection::mpi(mpi)?)
 }
 
 /// What a process brings to the agreement.
@@ -82,7 +79,8 @@ pub fn share<T: Serialize + DeserializeOwned>(
 fn world(connection: Connection) -> Option<Arc<dyn World>> {
     let Connection::Mpi(place) = connection else { return None };
     let (topology, ranks) = (Topology::ONE_NODE, place.mpi.size);
-    Some(connection.world(WorldOptions { topology, ranks, timeout: PATIENCE, library_sums: false }))
+    // No groups are made, so nobody waits in one.
+    Some(connection.world(WorldOptions { topology, ranks, timeout: Duration::MAX, library_sums: false }))
 }
 
 fn gather<T: Serialize + DeserializeOwned>(world: &dyn World, mine: &T) -> Result<Option<Vec<T>>, Failure> {

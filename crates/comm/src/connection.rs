@@ -48,8 +48,9 @@ pub struct WorldOptions {
 
 impl Connection {
     /// Finds this process's place among those that the launcher started.
-    pub fn mpi(mpi: &'static Mpi, timeout: Duration) -> Result<Self, RankFailure> {
-        let world = MpiWorld::new(mpi, Topology::ONE_NODE, mpi.size, timeout, false);
+    pub fn mpi(mpi: &'static Mpi) -> Result<Self, RankFailure> {
+        // No groups are made, so nobody waits in one.
+        let world = MpiWorld::new(mpi, Topology::ONE_NODE, mpi.size, Duration::MAX, false);
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let places = world.gather(format!("{cores} {}", mpi.host).into_bytes())?.map(|all| places(&all));
         let places = world.broadcast(places.unwrap_or_default().into_bytes())?;

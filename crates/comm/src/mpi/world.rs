@@ -13,6 +13,9 @@ use super::group::{GroupOptions, MpiGroup};
 use crate::traffic::TrafficCounter;
 use crate::{Communicator, RankFailure, Solo, Traffic, World};
 
+/// How long an exchange outside of groups waits for another process, which may still read or write a large checkpoint.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(3600);
+
 /// The first processes of MPI as the ranks of a job.
 #[derive(Clone)]
 pub struct MpiWorld {
@@ -23,7 +26,7 @@ pub struct MpiWorld {
 
 impl MpiWorld {
     /// A world of the first `ranks` processes. `topology` determines the link level between each pair of them. A rank that
-    /// waits longer than `timeout` for another fails. With `library_sums`, sums of f32 and f64 are the library's own.
+    /// waits longer than `timeout` for another in a group fails. With `library_sums`, sums of f32 and f64 are the library's own.
     pub fn new(
         mpi: &'static Mpi,
         topology: Topology,
@@ -70,7 +73,7 @@ impl World for MpiWorld {
     }
 
     fn gather(&self, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, RankFailure> {
-        let (mpi, timeout) = (self.mpi, self.options.timeout);
+        let (mpi, timeout) = (self.mpi, EXCHANGE_TIMEOUT);
         if mpi.rank > 0 {
             return mpi.send_bytes(0, &bytes, timeout).map(|()| None);
         }
@@ -79,7 +82,7 @@ impl World for MpiWorld {
     }
 
     fn broadcast(&self, bytes: Vec<u8>) -> Result<Vec<u8>, RankFailure> {
-        let (mpi, timeout) = (self.mpi, self.options.timeout);
+        let (mpi, timeout) = (self.mpi, EXCHANGE_TIMEOUT);
         if mpi.rank > 0 {
             return mpi.receive_bytes(0, timeout);
         }
