@@ -201,9 +201,7 @@ def kills(trials):
         wait_for(lambda: glob.glob(os.path.join(folder, "*")) or run.poll() is not None)
         time.sleep(trials.random.uniform(0, 0.5))
         victims = children(out)
-        if not victims:
-            run.kill()
-            continue
+        check(victims, "no process of the run is found")
         rank = trials.random.choice(sorted(victims))
         os.kill(victims[rank], signal.SIGKILL)
         _, seconds = ended(run, time.time(), f"rank {rank} killed")
@@ -243,7 +241,7 @@ def failures(trials):
         finally:
             for pid in children(out).values():
                 os.kill(pid, signal.SIGKILL)
-        check("has not come to it" in text, f"{name}: {text[-600:]}")
+        check("did not reach it" in text, f"{name}: {text[-600:]}")
         print(f"    {name}: rank {rank} stopped; {next(line for line in text.splitlines() if 'error' in line)}", flush=True)
         # In a save: the folder of the checkpoints is taken away. The run goes on, and says what was not written.
         out = trials.out("save")
@@ -259,7 +257,7 @@ def failures(trials):
         wait_for(lambda: os.path.exists(os.path.join(out, "metrics.jsonl")) and os.path.getsize(os.path.join(out, "metrics.jsonl")) > 0)
         run.send_signal(signal.SIGINT)
         stdout, stderr = run.communicate(timeout=PATIENCE_S)
-        check(run.returncode == 0 and "stopped when asked to" in stdout, f"{name}: {stderr[-400:]}")
+        check(run.returncode == 0 and "stopped on request" in stdout, f"{name}: {stderr[-400:]}")
         check(glob.glob(os.path.join(out, "checkpoints", "step-*")), f"{name}: a checkpoint at the end")
     return "start, collective, save and signal on both"
 
@@ -340,7 +338,7 @@ def main():
             try:
                 result = PARTS[part](Trials(arguments.kintsugi, work, arguments.seed))
                 print(f"  passed: {result}, {time.time() - begun:.0f} s", flush=True)
-            except Failed as error:
+            except (Failed, OSError, subprocess.SubprocessError) as error:
                 failed = True
                 print(f"  FAILED: {error}", flush=True)
     sys.exit(1 if failed else 0)

@@ -57,8 +57,9 @@ for node in n1 n2; do
     mkdir -p "$folder/$node.spool" "$folder/$node.tmp"
     slurmd -f "$SLURM_CONF" -N "$node"
 done
-for _ in $(seq 60); do
+for try in $(seq 60); do
     if [ "$(sinfo -h -t idle -o %D 2>/dev/null)" = 2 ]; then break; fi
+    if [ "$try" = 60 ]; then echo "the nodes do not come up" >&2; exit 1; fi
     sleep 0.5
 done
 # Nodes that are one machine: Open MPI's usual transport between processes of one host does not work across them.

@@ -53,7 +53,7 @@ pub struct Arrangement {
 }
 
 /// How long a rank waits for another.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Rounds of which the median counts. All kinds alternate in every round.
 const ROUNDS: usize = 9;
 /// Bytes that a round moves in each kind, at least, unless that takes too many transfers.
@@ -70,7 +70,7 @@ pub fn time_transfers(
 ) -> io::Result<()> {
     let Arrangement { mesh, topology, connection } = arrangement;
     let world = |library_sums| {
-        connection.world(WorldOptions { topology, ranks: mesh.ranks(), timeout: PATIENCE, library_sums })
+        connection.world(WorldOptions { topology, ranks: mesh.ranks(), timeout: TIMEOUT, library_sums })
     };
     let (ours, library) = (world(false), world(true));
     let local: Range<usize> = ours.local_ranks();
@@ -226,7 +226,7 @@ fn ping_pong(group: &dyn Communicator, buffer: Buffer) -> Buffer {
 }
 
 impl TransferTime {
-    /// Bytes per second that each rank sends: what a link has to carry, whatever the number of ranks.
+    /// Bytes per second that a link carries, whatever the number of ranks: what each rank sends, or a message there and back.
     pub fn bandwidth(&self) -> f64 {
         let (bytes, ranks) = (self.bytes as f64, self.ranks as f64);
         let sent = match self.kind {

@@ -26,27 +26,27 @@ pub(crate) fn write(folder: &Path, rank: usize, result: &Result<FileRecord, Stri
     fs::rename(&unfinished, &to)
 }
 
-/// Waits for the record of a rank's shard and removes it. Fails if the rank could not write its shard, if there is no record
-/// after `patience`, or as soon as the run does not go on.
+/// Waits for the record of a rank's shard and removes it. The record may be that of a failure. Fails if there is no record
+/// after `timeout`, or as soon as the run has failed.
 pub(crate) fn take(
     folder: &Path,
     rank: usize,
-    patience: Duration,
-    goes_on: impl Fn() -> bool,
-) -> Result<FileRecord, String> {
+    timeout: Duration,
+    is_running: impl Fn() -> bool,
+) -> Result<Result<FileRecord, String>, String> {
     let (path, begun) = (path(folder, rank), Instant::now());
     loop {
         if let Ok(text) = fs::read(&path) {
             fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
             let result: Result<FileRecord, String> =
                 serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-            return result.map_err(|reason| format!("rank {rank} could not write its shard: {reason}"));
+            return Ok(result.map_err(|reason| format!("rank {rank} could not write its shard: {reason}")));
         }
-        if !goes_on() {
+        if !is_running() {
             return Err("the run has failed".into());
         }
-        if begun.elapsed() > patience {
-            return Err(format!("rank {rank} left no record of its shard within {patience:?}"));
+        if begun.elapsed() > timeout {
+            return Err(format!("rank {rank} left no record of its shard within {timeout:?}"));
         }
         thread::sleep(POLL);
     }
@@ -68,7 +68,7 @@ mod tests {
         let record =
             FileRecord { name: "rank-00003.safetensors".into(), bytes: 9, checksum: "xxh3:1".into() };
         write(&folder, 3, &Ok(record.clone())).expect("it can be written");
-        assert_eq!(take(&folder, 3, Duration::ZERO, || true), Ok(record));
+        assert_eq!(take(&folder, 3, Duration::ZERO, || true), Ok(Ok(record)));
         let again = take(&folder, 3, Duration::ZERO, || true).expect_err("it is gone");
         assert!(again.contains("rank 3 left no record of its shard"), "{again}");
         fs::remove_dir_all(folder).expect("it can be removed");
@@ -78,8 +78,8 @@ mod tests {
     fn a_failure_is_a_record_too_and_a_failed_run_waits_for_none() {
         let folder = folder("failure");
         write(&folder, 1, &Err("the disk is full".into())).expect("it can be written");
-        let reason = take(&folder, 1, Duration::ZERO, || true).expect_err("a failure");
-        assert_eq!(reason, "rank 1 could not write its shard: the disk is full");
+        let reason = Err("rank 1 could not write its shard: the disk is full".into());
+        assert_eq!(take(&folder, 1, Duration::ZERO, || true), Ok(reason));
         let hour = Duration::from_secs(3600);
         assert_eq!(take(&folder, 2, hour, || false), Err("the run has failed".into()));
         fs::remove_dir_all(folder).expect("it can be removed");

@@ -40,7 +40,7 @@ pub struct CheckpointInfo {
     pub bytes: u64,
     /// Seconds from the first copy to the last fsync.
     pub seconds: f64,
-    /// Seconds that training paused for it, on the slowest rank.
+    /// Seconds that training paused for it, on the slowest rank of the process that published it.
     pub blocked: f64,
     /// Why an old checkpoint could not be removed, if it could not.
     pub left: Option<CheckpointError>,
@@ -184,13 +184,13 @@ impl CheckpointSaver {
 
 impl CheckpointWriter {
     /// Writes checkpoints until the saver is dropped. Calls `report` for each, in the process that publishes them. Before
-    /// that process renames the folder of a checkpoint, it calls `may_name`, which may wait for other data to reach the disk.
-    /// If that returns `false`, the checkpoint is abandoned. While it waits for other processes, it asks `goes_on` whether the
+    /// that process renames the folder of a checkpoint, it calls `may_publish`, which may wait for other data to reach the disk.
+    /// If that returns `false`, the checkpoint is abandoned. While it waits for other processes, it asks `is_running` whether the
     /// run has not failed.
     pub fn run(
         self,
-        may_name: impl Fn(u64) -> bool,
-        goes_on: impl Fn() -> bool,
+        may_publish: impl Fn(u64) -> bool,
+        is_running: impl Fn() -> bool,
         mut report: impl FnMut(Result<CheckpointInfo, SaveFailure>),
     ) {
         let _ended = WakeOnExit(&self.copies);
@@ -218,8 +218,8 @@ impl CheckpointWriter {
                 }
                 continue;
             }
-            unfinished.add_records(&self, &goes_on);
-            if may_name(step)
+            unfinished.add_records(&self, &is_running);
+            if may_publish(step)
                 && let Some(unfinished) = open.remove(&step)
             {
                 let saved = unfinished.finish(&self, &progress);
@@ -298,15 +298,16 @@ impl CheckpointInProgress {
     }
 
     /// Waits for the records of the other processes' shards, and removes them.
-    fn add_records(&mut self, writer: &CheckpointWriter, goes_on: &impl Fn() -> bool) {
-        let patience = Duration::from_secs(writer.plan.run.communication_timeout);
+    fn add_records(&mut self, writer: &CheckpointWriter, is_running: &impl Fn() -> bool) {
+        let Some(folder) = &self.folder else { return };
         for rank in writer.shards.elsewhere() {
-            let Some(folder) = self.folder.clone().filter(|_| self.failure.is_none()) else { return };
-            match rank_record::take(&folder, rank, patience, goes_on) {
-                Ok(file) => drop(self.files.insert(rank, file)),
-                Err(reason) => {
-                    self.failure = Some(Cause::new(reason));
-                    self.abandon();
+            // Even after a failure: the folder is removed when nobody writes to it any more.
+            match rank_record::take(folder, rank, RECORD_TIMEOUT, is_running) {
+                Ok(Ok(file)) => drop(self.files.insert(rank, file)),
+                Ok(Err(reason)) => drop(self.failure.get_or_insert_with(|| Cause::new(reason))),
+                Err(missing) => {
+                    self.failure.get_or_insert_with(|| Cause::new(missing));
+                    return;
                 }
             }
         }
@@ -362,6 +363,9 @@ fn write_file(path: &Path, parts: &[&[u8]]) -> io::Result<(u64, String)> {
     parts.iter().try_for_each(|part| file.write(part))?;
     file.finish()
 }
+
+/// How long the publishing process waits for the record of a shard that another process writes.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The smallest page size of any system.
 const PAGE_BYTES: usize = 4096;

@@ -32,7 +32,8 @@ enum What {
 ///
 /// The groups are the axes of the configuration's mesh: tp, dp and pp, all groups of an axis at once, as in training. Ranks
 /// are threads, or processes under `kintsugi launch`, mpirun or srun; then the MPI library's own all-reduce is timed in turns
-/// with ours. Shown are the median time of a transfer, and the bandwidth: bytes that each rank sends, over that time. The
+/// with ours. Shown are the median time of a transfer and the bandwidth: the bytes that each rank sends (a message there and back) over
+/// that time. The
 /// prediction is that of the configuration's cluster.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -75,7 +76,8 @@ pub fn run(Arguments { what: What::Comm(arguments) }: &Arguments) -> Result<(), 
     if plan.mesh.ranks() == 1 {
         return Err(Failure::Mistake("the configuration has one rank, which has nobody to send to".into()));
     }
-    arguments.out.as_deref().map(files::check_writable).transpose()?;
+    let out = arguments.out.as_deref().filter(|_| connection.is_first());
+    out.map(files::check_writable).transpose()?;
     let output = Output { json: arguments.json };
     let arrangement = Arrangement { mesh: plan.mesh, topology: plan.cluster.topology, connection };
     let mut times = Vec::new();

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Parser};
 
+use crate::Cli;
 use crate::failure::Failure;
 use crate::output;
 use crate::signals::{every_signal_to_stop, send};
@@ -56,6 +57,9 @@ Examples:
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    // A mistake in the command's arguments is shown once, and not by every process.
+    let words = [OsString::from("kintsugi")].into_iter().chain(arguments.command.iter().cloned());
+    Cli::try_parse_from(words).unwrap_or_else(|error| error.exit());
     let launcher = Launcher::find(&arguments.mpirun)?;
     if let Some(nodes) = arguments.nodes.filter(|&nodes| !arguments.ranks.is_multiple_of(nodes)) {
         let ranks = arguments.ranks;
@@ -169,6 +173,7 @@ fn wait(mut command: Command) -> Result<(), Failure> {
     // In a group of its own: otherwise Ctrl-C would reach the launcher itself, which kills the ranks.
     let mut launcher = command
         .process_group(0)
+        .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| Failure::Run(format!("cannot run {}: {error}", line(&command))))?;
@@ -186,7 +191,8 @@ fn pass_on(errors: impl BufRead) {
     // Open MPI puts its notices between lines of dashes.
     let is_rule = |line: &str| line.len() > 20 && line.bytes().all(|byte| byte == b'-');
     let mut notice: Option<Vec<String>> = None;
-    for line in errors.lines().map_while(Result::ok) {
+    for line in errors.split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line).into_owned();
         match (&mut notice, is_rule(&line)) {
             (None, true) => notice = Some(Vec::new()),
             (None, false) => output::stderr(&line),

@@ -16,13 +16,27 @@ use crate::failure::Failure;
 /// Connects this process with the others of its job. If the configuration is not known, because it has a mistake, the launcher
 /// decides: then the processes can still agree on who reports it.
 pub fn connect(transport: Option<Transport>) -> Result<Connection, Failure> {
-    let several = launched().is_some_and(|launched| launched.size > 1);
-    match transport {
-        Some(Transport::Threads) => return Ok(Connection::Threads),
-        Some(Transport::Auto) | None if !several => return Ok(Connection::Threads),
-        Some(Transport::Auto | Transport::Mpi) | None => {}
+    let launched = launched().filter(|launched| launched.size > 1);
+    // What all processes find, the first one reports.
+    let reported = |failure: Failure| match launched {
+        Some(launched) if launched.rank > 0 => Failure::ReportedElsewhere(failure.code()),
+        _ => failure,
+    };
+    match (transport, launched) {
+        (Some(Transport::Threads), Some(launched)) => {
+            let processes = launched.size;
+            return Err(reported(Failure::Mistake(format!(
+                "run.transport = \"threads\" runs all ranks in one process, and {processes} were started; start one, or leave \
+                 run.transport out"
+            ))));
+        }
+        (Some(Transport::Threads | Transport::Auto) | None, None) => {
+            return Ok(Connection::Threads);
+        }
+        (Some(Transport::Auto | Transport::Mpi) | None, _) => {}
     }
-    let mpi = Mpi::connect().map_err(|error| Failure::Run(format!("run.transport = \"mpi\": {error}")))?;
+    let mpi = Mpi::connect()
+        .map_err(|error| reported(Failure::Run(format!("run.transport = \"mpi\": {error}"))))?;
     Ok(Connection::mpi(mpi)?)
 }
 
@@ -42,8 +56,18 @@ pub fn agree<T>(
     prepared: Result<T, Failure>,
     plan: impl Fn(&T) -> &Plan,
 ) -> Result<T, Failure> {
-    let Some(world) = world(connection) else { return prepared };
     let ranks = prepared.as_ref().ok().map(|prepared| plan(prepared).mesh.ranks());
+    agree_for(connection, prepared, plan, ranks)
+}
+
+/// The same for any number of processes, if `ranks` is `None`.
+pub fn agree_for<T>(
+    connection: Connection,
+    prepared: Result<T, Failure>,
+    plan: impl Fn(&T) -> &Plan,
+    ranks: Option<usize>,
+) -> Result<T, Failure> {
+    let Some(world) = world(connection) else { return prepared };
     let config = match &prepared {
         Ok(prepared) => Ok(plan(prepared).to_toml()),
         Err(failure) => Err((failure.code(), failure.to_string())),

@@ -124,7 +124,8 @@ impl Prepared {
         fit::here(&plan, &prediction, connection.ranks_here(plan.mesh.ranks()))
             .map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
         fit::check_device(&plan)?;
-        arguments.write_batches.as_deref().map(check_writable).transpose()?;
+        let written = arguments.write_batches.as_deref().filter(|_| connection.is_first());
+        written.map(check_writable).transpose()?;
         Ok(Prepared { plan, notes, dataset, prediction })
     }
 }
@@ -224,7 +225,8 @@ fn report(mut failures: Vec<String>) -> Result<(), Failure> {
     for failure in failures {
         output::stderr(&format!("error: {failure}"));
     }
-    Err(Failure::Run(last))
+    // The other processes have finished the run.
+    Err(Failure::Agreed(Box::new(Failure::Run(last))))
 }
 
 /// The batches that a run is about to read.

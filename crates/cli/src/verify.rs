@@ -79,11 +79,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let layouts = layouts(!arguments.config.has_file());
     let plans: Vec<_> = layouts.into_iter().map(|layout| (base.plan(&layout), layout.name)).collect();
     base::check_fit(plans.iter().filter_map(|(plan, name)| Some((name.as_str(), plan.as_ref().ok()?))))?;
-    if transport == Transport::Mpi && launched().is_none() {
+    if transport == Transport::Mpi && launched().is_none_or(|launched| launched.size == 1) {
         let ranks = plans.iter().filter_map(|(plan, _)| Some(plan.as_ref().ok()?.mesh.ranks())).max();
         return launch::this_command(ranks.unwrap_or(1));
     }
     let connection = processes::connect(Some(transport))?;
+    processes::agree_for(connection, arguments.config.plan(), |plan| plan, None)?;
     if connection.is_first() {
         run_first(arguments, connection, plans)
     } else {
@@ -110,7 +111,7 @@ fn run_first(
             Ok(plan) if !fits(&plan, connection) => {
                 Verdict::Skipped(format!("it needs {} processes", plan.mesh.ranks()))
             }
-            Ok(plan) => check(&plan, reference.of(&plan)?, connection, arguments.inject),
+            Ok(plan) => check(&plan, reference.of(&plan)?, connection, arguments.inject)?,
             Err(error) => Verdict::Skipped(error.to_string()),
         };
         let row = tally.add(name, verdict);
@@ -141,13 +142,20 @@ fn fits(plan: &Plan, connection: Connection) -> bool {
 }
 
 /// Runs a layout and compares it with one rank.
-fn check(plan: &Plan, reference: &Recording, connection: Connection, fault: Option<Fault>) -> Verdict {
-    match record(plan, base::memory(plan, connection), connection, fault) {
-        Ok(recording) => {
+fn check(
+    plan: &Plan,
+    reference: &Recording,
+    connection: Connection,
+    fault: Option<Fault>,
+) -> Result<Verdict, Failure> {
+    match (record(plan, base::memory(plan, connection), connection, fault), connection) {
+        (Ok(recording), _) => {
             let recording = recording.expect("the recording comes to rank 0");
-            Verdict::compared(plan, compare(reference, &recording))
+            Ok(Verdict::compared(plan, compare(reference, &recording)))
         }
-        Err(error) => Verdict::Broken(error.to_string()),
+        (Err(error), Connection::Threads) => Ok(Verdict::Broken(error.to_string())),
+        // The other processes still wait in this layout.
+        (Err(error), Connection::Mpi(_)) => Err(error.into()),
     }
 }
 

@@ -1,5 +1,7 @@
 //! How the ranks of a job are connected: as threads, or as processes by MPI.
 
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -51,8 +53,8 @@ impl Connection {
     pub fn mpi(mpi: &'static Mpi) -> Result<Self, RankFailure> {
         // No groups are made, so nobody waits in one.
         let world = MpiWorld::new(mpi, Topology::ONE_NODE, mpi.size, Duration::MAX, false);
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let places = world.gather(format!("{cores} {}", mpi.host).into_bytes())?.map(|all| places(&all));
+        let mine = format!("{} {} {}", cores(), allowed_cores(), mpi.host);
+        let places = world.gather(mine.into_bytes())?.map(|all| places(&all));
         let places = world.broadcast(places.unwrap_or_default().into_bytes())?;
         let places = String::from_utf8_lossy(&places);
         let numbers: Vec<usize> = places.split(' ').filter_map(|number| number.parse().ok()).collect();
@@ -74,10 +76,7 @@ impl Connection {
     /// CPU threads for each of `ranks` ranks, if the cores of a node are shared by its ranks.
     pub fn threads_per_rank(self, ranks: usize) -> usize {
         match self {
-            Connection::Threads => {
-                let cores = thread::available_parallelism().map_or(1, usize::from);
-                (cores / ranks).max(1)
-            }
+            Connection::Threads => (cores() / ranks).max(1),
             Connection::Mpi(place) => place.threads,
         }
     }
@@ -107,63 +106,85 @@ impl Connection {
     }
 }
 
-/// The threads of every rank, and then for each process its index on its node and the number of processes there. They follow
-/// from each process's cores and host.
+/// A process as it describes itself: how many cores it may keep busy, which ones it may use, and its node.
+struct Process {
+    cores: usize,
+    allowed: HashSet<usize>,
+    host: String,
+}
+
+impl Process {
+    fn parse(bytes: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(bytes);
+        let mut words = text.splitn(3, ' ');
+        let mut word = || words.next().unwrap_or_default();
+        let (cores, allowed) =
+            (word().parse().unwrap_or(1), word().split(',').filter_map(range).flatten().collect());
+        Process { cores, allowed, host: word().to_owned() }
+    }
+}
+
+/// `"3-5"` or `"3"`.
+fn range(text: &str) -> Option<RangeInclusive<usize>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Some(first.parse().ok()?..=last.parse().ok()?)
+}
+
+/// The threads of every rank, and then for each process its index on its node and the number of processes there.
 ///
-/// A launcher may give every process cores of its own or let all processes of a node use all its cores. So the cores of a
-/// process are divided by the processes of its node, unless they are few enough to be its own.
+/// A launcher may give every process cores of its own, or let all processes of a node use the same cores. In the second case
+/// the processes divide the cores.
 fn places(all: &[Vec<u8>]) -> String {
-    let all: Vec<(usize, String)> = all.iter().map(|bytes| parse(bytes)).collect();
-    let on = |host: &str| all.iter().filter(|(_, other)| other == host).count();
-    let most = all.iter().map(|(cores, _)| *cores).max().unwrap_or(1).max(machine_cores());
-    let share = |(cores, host): &(usize, String)| {
-        let processes = on(host);
-        if cores * processes <= most { *cores } else { (cores / processes).max(1) }
+    let all: Vec<Process> = all.iter().map(|bytes| Process::parse(bytes)).collect();
+    let on = |host: &str| all.iter().filter(|other| other.host == host).count();
+    let has_own_cores = |rank: usize| {
+        let others = all
+            .iter()
+            .enumerate()
+            .filter(|(other, process)| *other != rank && process.host == all[rank].host);
+        !all[rank].allowed.is_empty()
+            && others.into_iter().all(|(_, other)| other.allowed.is_disjoint(&all[rank].allowed))
     };
-    let threads = all.iter().map(share).min().unwrap_or(1);
+    let share = |rank: usize| {
+        let Process { cores, host, .. } = &all[rank];
+        if has_own_cores(rank) { *cores } else { (cores / on(host)).max(1) }
+    };
+    let threads = (0..all.len()).map(share).min().unwrap_or(1);
     let local = |rank: usize| {
-        let host = &all[rank].1;
-        format!("{} {}", all[..rank].iter().filter(|(_, other)| other == host).count(), on(host))
+        let host = &all[rank].host;
+        format!("{} {}", all[..rank].iter().filter(|other| other.host == *host).count(), on(host))
     };
     [threads.to_string()].into_iter().chain((0..all.len()).map(local)).collect::<Vec<_>>().join(" ")
 }
 
-fn parse(bytes: &[u8]) -> (usize, String) {
-    let text = String::from_utf8_lossy(bytes);
-    let (cores, host) = text.split_once(' ').unwrap_or(("1", &text));
-    (cores.parse().unwrap_or(1), host.to_owned())
+/// The cores that this process may keep busy.
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The cores of this machine, also those that this process may not use.
-fn machine_cores() -> usize {
-    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    let count = |range: &str| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some(last.parse::<usize>().ok()? + 1 - first.parse::<usize>().ok()?)
-    };
-    online.trim().split(',').filter_map(count).sum()
+/// The numbers of the cores that this process may use, as in `0-3,8`; empty if they are not known.
+fn allowed_cores() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    list.unwrap_or_default().trim().to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn placed(processes: &[(usize, &str)]) -> String {
-        let bytes = |(cores, host): &(usize, &str)| format!("{cores} {host}").into_bytes();
+    fn placed(processes: &[(&str, &str)]) -> String {
+        let bytes = |(cores, host): &(&str, &str)| format!("{cores} {host}").into_bytes();
         places(&processes.iter().map(bytes).collect::<Vec<_>>())
     }
 
     #[test]
     fn processes_of_a_node_share_its_cores_and_are_numbered() {
-        let many = 1 << 20;
-        assert_eq!(
-            placed(&[(many, "a"), (many, "a"), (many, "b"), (many, "b")]),
-            format!("{} 0 2 1 2 0 2 1 2", many / 2)
-        );
-        assert_eq!(
-            placed(&[(many, "a"), (many, "b"), (many, "a"), (many, "a")]),
-            format!("{} 0 3 0 1 1 3 2 3", many / 3)
-        );
-        assert_eq!(placed(&[(1, "a"), (1, "a"), (1, "a"), (1, "a")]), "1 0 4 1 4 2 4 3 4");
+        let all = "8 0-7";
+        assert_eq!(placed(&[(all, "a"), (all, "a"), (all, "b"), (all, "b")]), "4 0 2 1 2 0 2 1 2");
+        assert_eq!(placed(&[(all, "a"), (all, "b"), (all, "a"), (all, "a")]), "2 0 3 0 1 1 3 2 3");
+        assert_eq!(placed(&[("2 0-1", "a"), ("2 2,5", "a")]), "2 0 2 1 2", "each has its own");
+        assert_eq!(placed(&[("4 0-63", "a"), ("4 0-63", "a")]), "2 0 2 1 2", "a quota of four on 64 cores");
+        assert_eq!(placed(&[("4 ", "a"), ("4 ", "a")]), "2 0 2 1 2", "nothing is known");
     }
 }

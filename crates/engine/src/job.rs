@@ -160,9 +160,14 @@ fn run_rank<T: Send>(
     let guarded = || {
         counting::attribute(number);
         IS_RANK.set(true);
-        let run = || body(&mut Worker::new(purpose, job, number, world, device)?);
+        let failed = |error| fail(&**world, number, error);
+        let run = || {
+            let mut worker = Worker::new(purpose, job, number, world, device).map_err(failed)?;
+            // The world knows of a failure before the worker's groups are dropped.
+            body(&mut worker).map_err(failed)
+        };
         match catch_unwind(AssertUnwindSafe(run)) {
-            Ok(result) => result.map_err(|error| fail(&**world, number, error)),
+            Ok(result) => result,
             Err(panic) => Err(panicked(&**world, number, message(&*panic))),
         }
     };
@@ -239,6 +244,8 @@ impl Worker {
         // Ranks that share a GPU would disturb each other's autotuning.
         let long_running = purpose == Purpose::Training && job.plan.mesh.ranks() == 1;
         let backend = backend(&job.memory, at.pp, device, job.connection.gpu(), long_running)?;
+        // Making groups has no timeout, so all processes come to it together.
+        world.barrier()?;
         let groups = Groups::new(&job.plan, at, |group, members| -> Box<dyn Communicator> {
             match members.len() {
                 1 => Box::new(Solo),

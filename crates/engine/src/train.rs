@@ -101,8 +101,8 @@ pub fn train(
                 let report = |result: Result<_, _>| {
                     events.send(result.map_or_else(Event::CheckpointFailed, Event::CheckpointSaved)).ok();
                 };
-                let goes_on = || world.failure().is_none();
-                writer.run(|step| reported.wait_for(step), goes_on, report);
+                let is_running = || world.failure().is_none();
+                writer.run(|step| reported.wait_for(step), is_running, report);
             })?;
         } else {
             drop(events);

@@ -277,7 +277,7 @@ impl Communicator for MpiGroup {
             let pending = self.start(collective, buffer, whole);
             return self.wait(pending);
         }
-        // A library is fastest if it need not return before the end.
+        // A library is fastest if it need not return before the end. It has no timeout.
         let region = Region::of(buffer.view());
         self.count_library_sum(region);
         let sequence = self.collectives.replace(self.collectives.get() + 1);
@@ -300,6 +300,9 @@ impl Drop for MpiGroup {
         // All members free it, at the same place of the program. After a failure they may not come there.
         if self.mpi.failure.get().is_none() && !std::thread::panicking() {
             self.mpi.progress.lock().api.free(self.communicator);
+        } else {
+            // MPI may still use them.
+            std::mem::forget(self.host_copies.take());
         }
     }
 }

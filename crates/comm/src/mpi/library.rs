@@ -56,7 +56,7 @@ pub enum LoadError {
         .0.join(", ")
     )]
     Missing(Vec<String>),
-    /// The library that the user active cannot be loaded.
+    /// The library that the user named cannot be loaded.
     #[error("{VARIABLE}={name} cannot be loaded: {reason}")]
     Named {
         /// The name.
@@ -439,7 +439,7 @@ const MPICH: [&str; 5] =
     ["libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12", "libmpi_gnu_123.so.12", "libmpi_intel.so.12"];
 const STANDARD: [&str; 2] = ["libmpi_abi.so.1", "libmpi_abi.so.0"];
 
-/// Loads the MPI that the user active, or else the first of the usual ones. Those of the launcher's family come first.
+/// Loads the MPI that the user named, or else the first of the usual ones. Those of the launcher's family come first.
 pub(super) fn load(launcher: Option<Abi>) -> Result<Loaded, LoadError> {
     if let Some(name) = std::env::var_os(VARIABLE).filter(|name| !name.is_empty()) {
         let library = open(&name).map_err(|error| LoadError::Named {

@@ -119,7 +119,7 @@ impl Mpi {
             failure: OnceLock::new(),
             rank,
             size,
-            host: host_name().unwrap_or_else(|| api.host()),
+            host: node_name(api.host()),
             version,
             abi: loaded.abi,
             library,
@@ -152,14 +152,13 @@ impl Mpi {
     /// Sends bytes to another process and waits until they are on their way.
     fn send_bytes(&self, to: usize, bytes: &[u8], timeout: Duration) -> Result<(), RankFailure> {
         let info = TransferInfo { activity: Activity::Exchange { from: self.rank, to }, peer: to };
-        let len = (bytes.len() as u64).to_le_bytes();
-        for part in [&len[..], bytes] {
-            let part = Bytes { address: part.as_ptr() as usize, len: part.len() };
+        for part in [(bytes.len() as u64).to_le_bytes().to_vec(), bytes.to_vec()] {
+            let view = Bytes { address: part.as_ptr() as usize, len: part.len() };
             let number = self.progress.start(info, |api| {
                 let channel = Channel { communicator: api.world(), tag: 0 };
-                Message::send(api, part, to, channel, None).map(Transfer::Message)
+                Message::send(api, view, to, channel, None).map(Transfer::Message)
             });
-            self.wait(number, timeout)?;
+            keep_on_failure(self.wait(number, timeout), part)?;
         }
         Ok(())
     }
@@ -167,23 +166,17 @@ impl Mpi {
     /// Waits for bytes from another process.
     fn receive_bytes(&self, from: usize, timeout: Duration) -> Result<Vec<u8>, RankFailure> {
         let info = TransferInfo { activity: Activity::Exchange { from, to: self.rank }, peer: from };
-        let mut len = [0; 8];
-        let receive = |part: &mut [u8]| {
-            let part = Bytes { address: part.as_mut_ptr() as usize, len: part.len() };
+        let receive = |mut part: Vec<u8>| {
+            let view = Bytes { address: part.as_mut_ptr() as usize, len: part.len() };
             let number = self.progress.start(info, |api| {
                 let channel = Channel { communicator: api.world(), tag: 0 };
-                Message::receive(api, part, from, channel).map(Transfer::Message)
+                Message::receive(api, view, from, channel).map(Transfer::Message)
             });
-            self.wait(number, timeout)
+            keep_on_failure(self.wait(number, timeout), part)
         };
-        receive(&mut len)?;
-        let mut bytes = vec![0; u64::from_le_bytes(len) as usize];
-        if let Err(failure) = receive(&mut bytes) {
-            // MPI may still write to it.
-            std::mem::forget(bytes);
-            return Err(failure);
-        }
-        Ok(bytes)
+        let len = receive(vec![0; 8])?;
+        let len = u64::from_le_bytes(len.try_into().expect("eight bytes"));
+        receive(vec![0; len as usize])
     }
 
     /// Waits for a transfer. A failure is kept: every later transfer fails at once.
@@ -192,19 +185,23 @@ impl Mpi {
             WaitOutcome::Done => return Ok(()),
             WaitOutcome::Failed(info, error) => self.in_transfer(info, error.to_string()),
             WaitOutcome::TimedOut(info) => {
-                let reason = format!("after {timeout:?}, rank {} has not come to it", info.peer);
+                let reason = format!("after {timeout:?}, rank {} did not reach it", info.peer);
                 self.in_transfer(info, reason)
             }
             WaitOutcome::Cancelled => self.failure.get().expect("that is why").clone(),
         };
-        Err(self.failure.get_or_init(|| failure).clone())
+        Err(self.stop(failure))
+    }
+
+    /// Ends all transfers of this process because of a failure. Returns the first failure, which is the cause of later ones.
+    fn stop(&self, failure: RankFailure) -> RankFailure {
+        self.progress.stop();
+        self.failure.get_or_init(|| failure).clone()
     }
 
     /// Keeps a failure of a transfer.
     fn fail(&self, info: TransferInfo, reason: String) {
-        let failure = self.in_transfer(info, reason);
-        // An earlier failure is the cause of this one.
-        let _ = self.failure.set(failure);
+        self.stop(self.in_transfer(info, reason));
     }
 
     fn in_transfer(&self, TransferInfo { activity, peer }: TransferInfo, reason: String) -> RankFailure {
@@ -213,7 +210,22 @@ impl Mpi {
     }
 }
 
-/// The name of this node: Slurm's, if Slurm started the process, since several of its nodes may share a host.
-fn host_name() -> Option<String> {
-    std::env::var("SLURMD_NODENAME").ok().filter(|name| !name.is_empty())
+/// The bytes of a transfer that is done. After a failure MPI may still use them, so they are never freed.
+fn keep_on_failure(done: Result<(), RankFailure>, bytes: Vec<u8>) -> Result<Vec<u8>, RankFailure> {
+    match done {
+        Ok(()) => Ok(bytes),
+        Err(failure) => {
+            std::mem::forget(bytes);
+            Err(failure)
+        }
+    }
+}
+
+/// The name of this node. Several of Slurm's nodes may share a host, and a launcher may give all processes the variable of
+/// one node, so the two names together tell nodes apart.
+fn node_name(host: String) -> String {
+    match std::env::var("SLURMD_NODENAME") {
+        Ok(node) if !node.is_empty() && node != host => format!("{host}/{node}"),
+        _ => host,
+    }
 }

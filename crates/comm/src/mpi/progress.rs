@@ -45,6 +45,8 @@ pub(super) struct ProgressState {
     spare: Vec<Staging>,
     /// Whether the progress thread waits to be woken.
     asleep: bool,
+    /// Whether a failure has ended all transfers: nobody uses their memory any more.
+    stopped: bool,
 }
 
 /// What a transfer is, and the rank of the world that this rank waits for in it.
@@ -79,6 +81,7 @@ impl Progress {
             next: 0,
             spare: Vec::new(),
             asleep: false,
+            stopped: false,
         };
         Progress { state: Mutex::new(state), wake: Condvar::new(), waiting: AtomicUsize::new(0) }
     }
@@ -86,6 +89,11 @@ impl Progress {
     /// Locks MPI.
     pub fn lock(&self) -> MutexGuard<'_, ProgressState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends all transfers after a failure. Their owners may then free the memory.
+    pub fn stop(&self) {
+        self.lock().stopped = true;
     }
 
     /// Starts a transfer. Returns its number, by which it is waited for.
@@ -107,7 +115,8 @@ impl Progress {
         number
     }
 
-    /// Waits for a transfer, and advances all of them meanwhile. Ends early if `cancelled` says so.
+    /// Waits for a transfer, and advances all of them meanwhile. Ends early if `cancelled` says so, or if no transfer of this
+    /// process has advanced for as long as `timeout`.
     pub fn wait(&self, number: u64, timeout: Duration, cancelled: impl Fn() -> bool) -> WaitOutcome {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let outcome = self.wait_actively(number, timeout, cancelled);
@@ -116,12 +125,12 @@ impl Progress {
     }
 
     fn wait_actively(&self, number: u64, timeout: Duration, cancelled: impl Fn() -> bool) -> WaitOutcome {
-        let (mut backoff, mut left, mut looked) = (Backoff::default(), timeout, None);
+        let (mut backoff, mut left, mut last_check) = (Backoff::default(), timeout, None);
         loop {
             {
                 let mut state = self.lock();
                 if state.advance() {
-                    (backoff, left, looked) = (Backoff::default(), timeout, None);
+                    (backoff, left, last_check) = (Backoff::default(), timeout, None);
                 }
                 if let Some((info, error)) = &state.failure {
                     return WaitOutcome::Failed(*info, error.clone());
@@ -137,7 +146,7 @@ impl Progress {
             }
             if backoff.pause() {
                 let now = Instant::now();
-                let passed = looked.replace(now).map_or(Duration::ZERO, |before| now - before);
+                let passed = last_check.replace(now).map_or(Duration::ZERO, |before| now - before);
                 left = left.saturating_sub(passed.min(SLICE));
             }
         }
@@ -171,6 +180,9 @@ impl Progress {
 impl ProgressState {
     /// Advances all transfers. Returns whether anything happened.
     fn advance(&mut self) -> bool {
+        if self.stopped || self.failure.is_some() {
+            return false;
+        }
         let (mut advanced, mut failed) = (false, None);
         let ProgressState { api, transfers, spare, .. } = self;
         transfers.retain(|&number, active| match active.transfer.advance(&**api, spare) {

@@ -189,7 +189,7 @@ impl Ring {
         if step + 1 < self.steps() { self.send(api, segment) } else { Ok(()) }
     }
 
-    /// Posts the next receive. Returns `false` if there is none, or it has to wait for a send of the same elements.
+    /// Posts the next receive. Returns `false` if there is none, or if its elements are still in use.
     fn post_receive(&mut self, api: &dyn Api, spare: &mut Vec<Staging>) -> Result<bool, MpiError> {
         let (step, segment) = loop {
             let (step, offset) = self.cursor;
@@ -204,8 +204,10 @@ impl Ring {
             self.cursor = (step + 1, 0);
         };
         let adds = ring::step(self.collective, self.ranks, self.me, step).action == Action::Add;
-        // The second phase of an all-reduce overwrites elements that the first one sent.
-        if !adds && self.sends.iter().any(|(_, sent)| *sent == segment) {
+        // The second phase of an all-reduce overwrites elements that the first one adds to and sends.
+        let in_use = self.receives.iter().any(|receive| receive.segment == segment)
+            || self.sends.iter().any(|(_, sent)| *sent == segment);
+        if !adds && in_use {
             return Ok(false);
         }
         let staging = adds.then(|| spare.pop().unwrap_or_else(|| vec![0; SEGMENT_BYTES / 8].into()));
@@ -215,7 +217,8 @@ impl Ring {
         };
         let bytes = Bytes { address, len: segment.len() * self.region.dtype().bytes() };
         let (from, Channel { communicator, tag }) = ((self.me + self.ranks - 1) % self.ranks, self.channel);
-        // SAFETY: the staging, or the region, is this transfer's until the receive has finished: no send uses it.
+        // SAFETY: the staging, or the region, is this transfer's until the receive has finished: no send and no other receive
+        // uses it.
         let request = unsafe { api.irecv(bytes, from, tag, communicator) }?;
         self.cursor.1 += segment.len();
         self.receives.push_back(Receive { request, step, segment, staging });

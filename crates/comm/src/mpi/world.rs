@@ -74,6 +74,7 @@ impl World for MpiWorld {
 
     fn gather(&self, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, RankFailure> {
         let (mpi, timeout) = (self.mpi, EXCHANGE_TIMEOUT);
+        assert!(mpi.rank < self.ranks, "this process has no rank of the job");
         if mpi.rank > 0 {
             return mpi.send_bytes(0, &bytes, timeout).map(|()| None);
         }
@@ -83,6 +84,7 @@ impl World for MpiWorld {
 
     fn broadcast(&self, bytes: Vec<u8>) -> Result<Vec<u8>, RankFailure> {
         let (mpi, timeout) = (self.mpi, EXCHANGE_TIMEOUT);
+        assert!(mpi.rank < self.ranks, "this process has no rank of the job");
         if mpi.rank > 0 {
             return mpi.receive_bytes(0, timeout);
         }
@@ -92,8 +94,7 @@ impl World for MpiWorld {
 
     fn abort(&self, reason: RankFailure) {
         let host = Some(self.mpi.host.clone());
-        // An earlier failure is the cause of this one.
-        let _ = self.mpi.failure.set(RankFailure { host, ..reason });
+        self.mpi.stop(RankFailure { host, ..reason });
     }
 
     fn failure(&self) -> Option<RankFailure> {
