@@ -7,7 +7,7 @@ use kintsugi_plan::Plan;
 use kintsugi_report::plan::PlanFigures;
 use kintsugi_report::run::is_run;
 use kintsugi_report::runs::{PredictedRun, report};
-use kintsugi_report::{Context, Report, RunFolder, page};
+use kintsugi_report::{Context, Detail, Report, RunFolder, page};
 use kintsugi_spec::units;
 
 use crate::config::ConfigArguments;
@@ -117,7 +117,7 @@ fn of_runs_page(arguments: &Arguments) -> Result<Report, Failure> {
     let predict = |run: &RunFolder| run.plan.as_ref().map(|plan| PredictedRun::of(plan, &context));
     let predicted: Vec<Option<PredictedRun>> = runs.iter().map(predict).collect();
     let pairs: Vec<_> = runs.iter().zip(predicted.iter().map(Option::as_ref)).collect();
-    Ok(report(&pairs))
+    Ok(report(&pairs, Detail::File))
 }
 
 /// The last part of each path, or the whole path where two have the same.

@@ -21,4 +21,5 @@ pub mod watch;
 pub use report::{Item, Report, Section, TableData, TextData};
 pub use run::RunFolder;
 pub use runs::Context;
+pub use thin::Detail;
 pub use timeline::TimelineData;

@@ -11,7 +11,7 @@ use kintsugi_tensor::Device;
 use crate::config;
 use crate::plan::{by_category, memory_bars, owned, timeline, traffic_chart};
 use crate::run::{Columns, Figures, RunFolder};
-use crate::thin::{BINS, thin};
+use crate::thin::{Detail, thin};
 use crate::{Item, Report, TableData, TextData, TimelineData};
 
 /// What a page of runs needs beside their files.
@@ -58,7 +58,8 @@ impl PredictedRun {
 }
 
 /// The page of some runs, each with its prediction if its plan is known.
-pub fn report(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Report {
+pub fn report(runs: &[(&RunFolder, Option<&PredictedRun>)], detail: Detail) -> Report {
+    let bins = detail.bins();
     let names: Vec<&str> = runs.iter().map(|(run, _)| run.name.as_str()).collect();
     let mut report = Report {
         title: match names[..] {
@@ -73,9 +74,9 @@ pub fn report(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Report {
     if runs.len() > 1 {
         report.section("What differs", vec![differences(runs).into()]);
     }
-    report.section("Training", training(runs));
-    report.section("Speed", speed(runs));
-    report.section("Energy", energy(runs));
+    report.section("Training", training(runs, bins));
+    report.section("Speed", speed(runs, bins));
+    report.section("Energy", energy(runs, bins));
     let detailed = &runs[..runs.len().min(MOST_DETAILED)];
     report.section(
         "Memory and traffic: predicted and measured",
@@ -176,6 +177,8 @@ fn median(values: &[f64]) -> Option<f64> {
 
 /// Seconds since 1970 as a date of the Gregorian calendar, in UTC.
 fn date(seconds: f64) -> String {
+    // Between the years 1 and 9000, whatever a file says.
+    let seconds = seconds.clamp(-6e10, 2.2e11);
     let (days, second) = ((seconds / 86400.0).floor() as i64, seconds.rem_euclid(86400.0) as u64);
     // Days since 1 March 0000, in eras of 400 years.
     let shifted = days + 719_468;
@@ -209,6 +212,7 @@ fn differences(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> TableData {
 fn over_steps(
     runs: &[(&RunFolder, Option<&PredictedRun>)],
     (title, question, label, unit): (&str, &str, &str, Unit),
+    bins: usize,
     values: impl Fn(&Columns) -> Vec<f64>,
 ) -> Option<Chart> {
     let series = runs.iter().enumerate().filter_map(|(i, (run, _))| {
@@ -218,7 +222,7 @@ fn over_steps(
         }
         let name = if runs.len() == 1 { label.to_owned() } else { run.name.clone() };
         let mut series = Series::new(name, Style::Line, i);
-        (series.x, series.y) = thin(&run.steps.step, &values, BINS);
+        (series.x, series.y) = thin(&run.steps.step, &values, bins);
         Some(series)
     });
     let series: Vec<Series> = series.collect();
@@ -262,14 +266,14 @@ fn predicted_figures<'a>(run: &'a RunFolder, predicted: Option<&'a PredictedRun>
     own.or_else(|| predicted.map(|predicted| &predicted.figures))
 }
 
-fn training(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Vec<Item> {
+fn training(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<Item> {
     let one = runs.len() == 1;
     let about = ("Loss", "Does it learn, and how far is it?", "training loss", Unit::Number);
-    let mut loss = over_steps(runs, about, |steps| steps.loss.clone());
+    let mut loss = over_steps(runs, about, bins, |steps| steps.loss.clone());
     if let Some(chart) = &mut loss {
         "loss, nats per token".clone_into(&mut chart.y.label);
         for (i, (run, _)) in runs.iter().enumerate() {
-            chart.series.extend(validation(run, i, one));
+            chart.series.extend(validation(run, i, one, bins));
             let floor = run.summary.as_ref().and_then(|summary| summary.loss_floor);
             let ends = run.steps.step.first().zip(run.steps.step.last());
             if let (true, Some(floor), Some((first, last))) = (one, floor, ends) {
@@ -288,15 +292,15 @@ fn training(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Vec<Item> {
     };
     let charts = [
         loss,
-        over_steps(runs, norm, |steps| steps.grad_norm.clone()),
-        over_steps(runs, rate, |steps| steps.lr.clone()),
-        over_steps(runs, scale, varies),
+        over_steps(runs, norm, bins, |steps| steps.grad_norm.clone()),
+        over_steps(runs, rate, bins, |steps| steps.lr.clone()),
+        over_steps(runs, scale, bins, varies),
     ];
     charts.into_iter().flatten().map(Item::from).collect()
 }
 
 /// The validation losses of a run: the mean, and of one run also each source.
-fn validation(run: &RunFolder, i: usize, one: bool) -> Vec<Series> {
+fn validation(run: &RunFolder, i: usize, one: bool, bins: usize) -> Vec<Series> {
     let mut found = Vec::new();
     for (n, (source, (steps, losses))) in run.steps.validation.iter().enumerate() {
         if !source.is_empty() && !one {
@@ -309,7 +313,7 @@ fn validation(run: &RunFolder, i: usize, one: bool) -> Vec<Series> {
         };
         let style = if one { Style::Line } else { Style::Guide };
         let mut series = Series::new(name, style, if one { 1 + n } else { i });
-        (series.x, series.y) = thin(steps, losses, BINS);
+        (series.x, series.y) = thin(steps, losses, bins);
         found.push(series);
     }
     found
@@ -333,26 +337,28 @@ fn marks(run: &RunFolder, one: bool) -> Vec<Mark> {
     saved.chain(skipped).collect()
 }
 
-fn speed(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Vec<Item> {
+fn speed(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<Item> {
     let tokens =
         ("Tokens per second", "How fast is it, and is it as fast as predicted?", "tokens/s", Unit::Rate);
     let mfu = ("Model FLOPs utilisation", "Which share of the device's peak is used?", "MFU", Unit::Share);
     let step = ("Time of a step", "Are there slow steps?", "time of a step", Unit::Seconds);
     let charts = [
-        with_predictions(over_steps(runs, tokens, |steps| steps.tokens_per_s.clone()), runs, |_, figures| {
-            figures.tokens_per_s
-        }),
-        with_predictions(over_steps(runs, mfu, |steps| steps.mfu.clone()), runs, |run, figures| {
+        with_predictions(
+            over_steps(runs, tokens, bins, |steps| steps.tokens_per_s.clone()),
+            runs,
+            |_, figures| figures.tokens_per_s,
+        ),
+        with_predictions(over_steps(runs, mfu, bins, |steps| steps.mfu.clone()), runs, |run, figures| {
             run.plan.as_ref()?.mfu(figures.step_s?)
         }),
-        with_predictions(over_steps(runs, step, |steps| steps.step_s.clone()), runs, |_, figures| {
+        with_predictions(over_steps(runs, step, bins, |steps| steps.step_s.clone()), runs, |_, figures| {
             figures.step_s
         }),
     ];
     charts.into_iter().flatten().map(Item::from).collect()
 }
 
-fn energy(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Vec<Item> {
+fn energy(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<Item> {
     let energy = (
         "Energy of a step",
         "What does a step consume, beside the prediction?",
@@ -364,10 +370,12 @@ fn energy(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Vec<Item> {
         steps.energy_j.iter().zip(&steps.step_s).map(|(joules, seconds)| joules / seconds).collect()
     };
     let charts = [
-        with_predictions(over_steps(runs, energy, |steps| steps.energy_j.clone()), runs, |_, figures| {
-            figures.energy_j
-        }),
-        with_predictions(over_steps(runs, power, watts), runs, |_, figures| {
+        with_predictions(
+            over_steps(runs, energy, bins, |steps| steps.energy_j.clone()),
+            runs,
+            |_, figures| figures.energy_j,
+        ),
+        with_predictions(over_steps(runs, power, bins, watts), runs, |_, figures| {
             Some(figures.energy_j? / figures.step_s?)
         }),
     ];
@@ -420,7 +428,10 @@ fn comparison(before: &Figures, after: &Figures, of: &str) -> TableData {
         figures.peak_bytes.iter().filter_map(|memory| memory.get(name)).max().map(|&bytes| bytes as f64)
     };
     let sent = |figures: &Figures, level: Level| {
-        figures.comm_bytes.get(level.name()).map(|operations| operations.values().sum::<u64>() as f64)
+        figures
+            .comm_bytes
+            .get(level.name())
+            .map(|operations| operations.values().map(|&bytes| bytes as f64).sum::<f64>())
     };
     let mut rows = Vec::new();
     let mut row = |name: &str, unit: Unit, before: Option<f64>, after: Option<f64>| {
@@ -503,7 +514,7 @@ mod tests {
             ..Columns::default()
         };
         run.steps.loss[654_321] = 77.0;
-        let page = crate::page::file(&report(&[(&run, None)]));
+        let page = crate::page::file(&report(&[(&run, None)], Detail::File));
         assert!(page.len() < 5_000_000, "{} bytes", page.len());
         assert!(page.contains("77.0"), "the spike is on the page");
     }

@@ -1,7 +1,23 @@
 //! Long series in few points: of every bin the smallest and the largest stay, so that no spike is lost.
 
-/// Bins of a series on a page: more than a wide screen has pixels.
-pub const BINS: usize = 2000;
+/// How many points of a long series are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// For a file: enough to zoom into a part of a run.
+    File,
+    /// For a page that is sent anew with every step: about as many as a screen has pixels.
+    Live,
+}
+
+impl Detail {
+    /// Bins of a series.
+    pub(crate) fn bins(self) -> usize {
+        match self {
+            Detail::File => 5000,
+            Detail::Live => 1000,
+        }
+    }
+}
 
 /// The points of a series that are shown: all if they are few, else the smallest and the largest of each of `bins` bins, the
 /// first and the last. A number that is not finite is a gap, and a bin that has one keeps it.
@@ -48,8 +64,8 @@ mod tests {
         y[345_678] = 99.0;
         y[345_679] = -99.0;
         y[777_777] = f64::NAN;
-        let (kept_x, kept_y) = thin(&x, &y, BINS);
-        assert!(kept_x.len() <= 2 * BINS + 3, "{}", kept_x.len());
+        let (kept_x, kept_y) = thin(&x, &y, 2000);
+        assert!(kept_x.len() <= 2 * 2000 + 3, "{}", kept_x.len());
         assert!(kept_x.is_sorted());
         assert_eq!((kept_x[0], kept_x[kept_x.len() - 1]), (0.0, 999_999.0));
         let found = |value: f64| kept_y.iter().position(|&y| y == Some(value)).map(|i| kept_x[i]);

@@ -132,8 +132,8 @@ fn passes(spans: &[TraceSpan], flows: &[(usize, usize)]) -> Spans {
         match joined.last_mut() {
             Some(last) if (last.rank, last.kind, last.micro) == (span.rank, span.kind, span.micro) => {
                 last.duration = span.start + span.duration - last.start;
-                last.bytes += span.bytes;
-                last.flops += span.flops;
+                last.bytes = last.bytes.saturating_add(span.bytes);
+                last.flops = last.flops.saturating_add(span.flops);
                 last.name = match span.micro {
                     Some(micro) => format!("{}, micro-batch {micro}", word(span.kind)),
                     None => word(span.kind),

@@ -6,6 +6,7 @@
 
 mod harness;
 mod mutate;
+mod runs;
 mod settings;
 mod tokens;
 mod weights;
@@ -60,4 +61,9 @@ fn profiles() {
 #[test]
 fn validation_tables() {
     fuzz("validation_tables", settings::validation_tables);
+}
+
+#[test]
+fn run_folders() {
+    fuzz("run_folders", runs::folders);
 }

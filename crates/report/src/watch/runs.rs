@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::run::{RunFolder, RunState, is_run};
 use crate::runs::{PredictedRun, report};
-use crate::{Context, Report};
+use crate::{Context, Detail, Report};
 
 /// Folders between the one that is watched and a run.
 const DEPTH: usize = 3;
@@ -139,7 +139,7 @@ impl Runs {
             let none = Report { title: "No run yet".to_owned(), ..Report::default() };
             return Some((now, none));
         }
-        Some((now, report(&shown)))
+        Some((now, report(&shown, Detail::Live)))
     }
 }
 
