@@ -14,10 +14,10 @@ use crate::traffic::TrafficCounter;
 use crate::{Collective, Operation};
 
 /// Bytes that travel as one message of a ring. While one segment is added, the next ones travel.
-const SEGMENT_BYTES: usize = 256 << 10;
+const SEGMENT_BYTES: usize = 512 << 10;
 
 /// Receives of a ring that are posted at a time.
-const WINDOW: usize = 4;
+const WINDOW: usize = 2;
 
 /// Counts bytes where they are handed to MPI.
 #[derive(Clone, Debug)]
