@@ -1,8 +1,8 @@
 //! Ranks as processes that communicate by MPI, on one machine or many.
 //!
-//! MPI is loaded at run time ([`library`]), so the program needs none to be built. Every process has one rank. Collectives are
-//! rings of non-blocking messages ([`transfer`]), in the order of [`crate::ring`]: sums are bit for bit those of `threads`.
-//! [`progress`] says which thread calls MPI.
+//! MPI is loaded at run time (`library`), so the program needs none to be built. Every process has one rank. Collectives are
+//! rings of non-blocking messages (`transfer`), in the order of [`crate::ring`]: sums are bit for bit those of `threads`.
+//! `progress` says which thread calls MPI.
 //!
 //! Tensors on a GPU pass through host memory.
 
