@@ -33,7 +33,7 @@ pub fn thread_links(cores: usize) -> io::Result<LinkSpec> {
 
 /// Bytes of a long transfer.
 const LARGE: usize = 1 << 20;
-/// Bytes of a short one: a number for each of the ranks and no more.
+/// Bytes of a short transfer, whose time is mostly latency.
 const SMALL: usize = 256;
 
 /// Seconds of a short and of a long all-reduce over tp, in the fastest of several rounds.

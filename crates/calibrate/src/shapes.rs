@@ -89,8 +89,8 @@ impl Shapes {
         shapes
     }
 
-    /// Total number of measurements: every product and both passes of every attention shape, in a burst and sustained,
-    /// and the two of memory bandwidth and launches.
+    /// Number of measurements: each product and each attention pass twice (burst and sustained), memory bandwidth, launch
+    /// time, and the other kernels if they are measured.
     pub fn count(&self) -> usize {
         let kernels = if self.kernels.is_some() { kernels::COUNT } else { 0 };
         2 * (self.products.len() + 2 * self.attention.len()) + 2 + kernels

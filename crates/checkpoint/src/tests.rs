@@ -356,9 +356,9 @@ fn a_folder_is_locked_once() {
     take().expect("it is free again");
 }
 
-/// A wrong statement of a manifest with a correct checksum.
+/// A wrong field of a manifest whose checksum is still correct.
 #[derive(Clone, Debug)]
-enum Lie {
+enum WrongField {
     Slice { at: usize, field: usize, value: usize },
     Missing(usize),
     Twice(usize),
@@ -366,18 +366,18 @@ enum Lie {
     StoredTensor(Vec<StoredTensor>),
 }
 
-fn lie() -> impl Strategy<Value = Lie> {
+fn wrong_field() -> impl Strategy<Value = WrongField> {
     let number = prop_oneof![0..10_usize, any::<usize>(), Just(usize::MAX)];
     prop_oneof![
-        (any::<usize>(), 0..5_usize, number.clone()).prop_map(|(at, field, value)| Lie::Slice {
+        (any::<usize>(), 0..5_usize, number.clone()).prop_map(|(at, field, value)| WrongField::Slice {
             at,
             field,
             value
         }),
-        any::<usize>().prop_map(Lie::Missing),
-        any::<usize>().prop_map(Lie::Twice),
-        (0..6_usize, number).prop_map(|(field, value)| Lie::Model { field, value }),
-        Just(Lie::StoredTensor(vec![])),
+        any::<usize>().prop_map(WrongField::Missing),
+        any::<usize>().prop_map(WrongField::Twice),
+        (0..6_usize, number).prop_map(|(field, value)| WrongField::Model { field, value }),
+        Just(WrongField::StoredTensor(vec![])),
     ]
 }
 
@@ -408,11 +408,11 @@ fn a_manifest_that_lies_is_refused_or_right() {
     let path = saved(&out.0, &[1]).of_step(1);
     let original = Manifest::read(&path).expect("it is whole");
     let config = ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() };
-    let result = proptest::test_runner::TestRunner::new(config).run(&lie(), |lie| {
+    let result = proptest::test_runner::TestRunner::new(config).run(&wrong_field(), |wrong_field| {
         let mut manifest = original.clone();
         let count = manifest.slices.len();
-        match lie {
-            Lie::Slice { at, field, value } => {
+        match wrong_field {
+            WrongField::Slice { at, field, value } => {
                 let slice = &mut manifest.slices[at % count];
                 *match field {
                     0 => &mut slice.file,
@@ -422,9 +422,9 @@ fn a_manifest_that_lies_is_refused_or_right() {
                     _ => &mut slice.len,
                 } = value;
             }
-            Lie::Missing(at) => drop(manifest.slices.remove(at % count)),
-            Lie::Twice(at) => manifest.slices.push(manifest.slices[at % count].clone()),
-            Lie::Model { field, value } => {
+            WrongField::Missing(at) => drop(manifest.slices.remove(at % count)),
+            WrongField::Twice(at) => manifest.slices.push(manifest.slices[at % count].clone()),
+            WrongField::Model { field, value } => {
                 let model = &mut manifest.plan.model;
                 *match field {
                     0 => &mut model.layers,
@@ -435,12 +435,16 @@ fn a_manifest_that_lies_is_refused_or_right() {
                     _ => &mut model.positions,
                 } = value;
             }
-            Lie::StoredTensor(stored) => manifest.stored_tensors = stored,
+            WrongField::StoredTensor(stored) => manifest.stored_tensors = stored,
         }
         fs::write(path.join(MANIFEST), manifest.encode()).expect("it is changed");
         let opened = Checkpoint::open(&path);
-        prop_assert!(opened.is_err() || manifest == original, "{lie:?}", lie = manifest.stored_tensors);
+        prop_assert!(
+            opened.is_err() || manifest == original,
+            "{wrong_field:?}",
+            wrong_field = manifest.stored_tensors
+        );
         Ok(())
     });
-    result.expect("no lie is believed");
+    result.expect("no wrong_field is believed");
 }

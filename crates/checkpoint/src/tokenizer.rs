@@ -87,8 +87,8 @@ fn whole(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 impl Checkpoint {
-    /// The folder of its tokenizer: its own folder, or that of its run. If the folder that training started from has the same
-    /// tokenizer, then that folder, which may have more files.
+    /// The folder of its tokenizer. Prefers the folder that training started from if its tokenizer is identical, because it may
+    /// have more files. Otherwise it is the folder of the checkpoint or of its run.
     pub fn tokenizer(&self) -> Option<PathBuf> {
         let init = self.plan().init.clone().filter(|init| HuggingFaceFolder::is_one(init) && has_one(init));
         let own = places_of_tokenizer(self.path()).into_iter().find(|path| has_one(path));

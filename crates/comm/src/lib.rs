@@ -14,6 +14,7 @@ use std::ops::Range;
 use kintsugi_tensor::Buffer;
 
 mod activity;
+mod collective;
 mod connection;
 pub mod mpi;
 pub mod paper;
@@ -25,34 +26,11 @@ pub mod threads;
 mod traffic;
 mod world;
 
+pub use collective::Collective;
 pub use connection::{Connection, ProcessPlace, WorldOptions};
 pub use solo::Solo;
 pub use traffic::{Operation, Traffic};
 pub use world::{RankFailure, World};
-
-/// A collective over a group of ranks, in place over a part of a buffer.
-///
-/// That part is divided into one chunk per rank (see [`ring::chunk`]). Chunk `i` belongs to rank `i`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Collective {
-    /// Afterwards every rank has the sum over all ranks.
-    AllReduce,
-    /// Each rank's own chunk is the input. Afterwards every rank has every chunk.
-    AllGather,
-    /// Afterwards each rank's own chunk is the sum over all ranks. Its other chunks are undefined.
-    ReduceScatter,
-}
-
-impl Collective {
-    /// The operation that its bytes are counted for.
-    pub fn operation(self) -> Operation {
-        match self {
-            Collective::AllReduce => Operation::AllReduce,
-            Collective::AllGather => Operation::AllGather,
-            Collective::ReduceScatter => Operation::ReduceScatter,
-        }
-    }
-}
 
 /// Distinguishes messages between the same two ranks.
 pub type Tag = u64;

@@ -15,7 +15,7 @@ pub enum Category {
     Compute,
     /// Transfers between ranks, and waiting for them.
     Communication,
-    /// What the device ran for both.
+    /// Kernels and copies of both.
     Kernels,
 }
 

@@ -125,7 +125,7 @@ impl TokenSource for StepTokens {
 /// Reads the tokens of the current step and of the next ones.
 ///
 /// A rank that cannot read its tokens cannot run the step, and all ranks must stop after the same step. So a rank reads its
-/// tokens early enough to ask the others to stop, which it does through the sums of an earlier step.
+/// tokens early enough to ask the others to stop: the request is part of the all-reduce at the end of an earlier step.
 pub(crate) struct ReadAhead<'a> {
     batches: BatchReader<'a>,
     /// Global batches that have not been read yet.

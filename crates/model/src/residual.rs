@@ -58,8 +58,8 @@ pub(crate) fn add_to_stream(ctx: &Context, stream: View, end: Buffer, biases: &[
     })
 }
 
-/// The residual stream after two branches with the same input. The [`BranchOutput`] of the second must have the result of the
-/// first as its stream.
+/// The residual stream after two branches with the same input. Without tensor parallelism, the second branch must already
+/// include the first: its [`BranchOutput`] has the result of the first as its stream.
 pub(crate) fn add_both_to_stream(
     ctx: &Context,
     stream: View,

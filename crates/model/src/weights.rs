@@ -24,7 +24,7 @@ impl<'a> Weights<'a> {
         self.flat.slice(self.layout.range(kind))
     }
 
-    /// One parameter that only some families have.
+    /// The parameter of this kind, or `None` if the model family lacks it.
     pub fn find(&self, kind: ParameterKind) -> Option<View<'a>> {
         self.layout.find(kind).map(|placed| self.flat.slice(placed.range.clone()))
     }
@@ -61,7 +61,7 @@ impl<'a> Gradients<'a> {
         self.span(kind, kind)
     }
 
-    /// Where to write the gradient of one parameter that only some families have.
+    /// Where to write the gradient of the parameter of this kind, or `None` if the model family lacks it.
     pub fn find(&self, kind: ParameterKind) -> Option<Gradient<'a>> {
         self.layout.find(kind).map(|_| self.get(kind))
     }

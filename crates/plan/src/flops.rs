@@ -37,7 +37,7 @@ impl Plan {
         self.peak_flops().map(|peak| self.flops().model / step_s / ranks / peak)
     }
 
-    /// The peak of one rank in the plan's compute type, in FLOP/s, if it is known: its device's, or its share of the
+    /// The peak FLOP/s of one rank in the plan's compute type, if it is known. CPU ranks divide the peak of their node's
     /// cores.
     fn peak_flops(&self) -> Option<f64> {
         let device = &self.cluster.device;

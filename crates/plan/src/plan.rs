@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Axis, Block, Group, Mesh, Unit};
 
-/// Model × batch × mesh × placement × schedule × precision, checked.
+/// A validated training plan: model, batch, mesh, placement, schedule and precision.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
     /// The model.

@@ -35,8 +35,8 @@ pub(crate) struct Generation {
     last: HashMap<usize, Buffer>,
     /// The head's logits, by micro-batch.
     logits: HashMap<usize, Buffer>,
-    /// `[micro-batches, samples]` tokens as floating-point numbers: zero on all stages but the last, then summed over the
-    /// stages.
+    /// The sampled tokens as floats, `[micro-batches, samples]`. They are zero on all stages but the last, so a sum over the
+    /// stages gives them to all.
     chosen: Option<Buffer>,
     sharing: Option<Pending>,
 }

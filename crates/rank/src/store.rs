@@ -62,7 +62,7 @@ pub struct Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// Elements from the first one of the parameter on.
+    /// Elements that start at the parameter's first element.
     pub fn of(parameter: &'a Parameter, stored: StoredTensor) -> Self {
         Elements { parameter, stored, start: 0 }
     }

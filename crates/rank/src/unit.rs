@@ -241,8 +241,8 @@ impl UnitState {
         start(&mut self.reducing, group, collective, gradient, range);
     }
 
-    /// Zeroes the gradients of parameters that have not been written. With a split backward, a reduction may follow the
-    /// weight part of one micro-batch before the input part of the next one writes the gradients of the norms.
+    /// Zeroes the gradients that are not written yet. With a split backward, a reduction can run before the next micro-batch
+    /// writes the gradients of its norms.
     pub fn clear_unwritten(&self, backend: &dyn Backend) {
         let Some(gradient) = &self.gradient else { return };
         for (i, placed) in self.layout.placed.iter().enumerate() {

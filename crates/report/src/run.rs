@@ -176,7 +176,7 @@ impl RunFolder {
         self.read.insert(path, stamp) != Some(stamp)
     }
 
-    /// How it is doing.
+    /// Whether the run is running, finished, stopped, failed or silent.
     pub fn state(&self) -> RunState {
         if let Some(summary) = &self.summary {
             return match (&summary.failure, summary.stopped) {

@@ -20,7 +20,7 @@ pub enum Figure {
     Tokens,
 }
 
-/// A plan of the table.
+/// One row of the table.
 pub struct Point<'a> {
     /// The nodes, or the value of the first setting.
     pub at: &'a str,

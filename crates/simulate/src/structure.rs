@@ -42,7 +42,7 @@ impl ProgramKey {
         }
     }
 
-    /// The key for time. Whether a reduced gradient is a shard does not change the ops.
+    /// The key without what cannot change the time of a step: sharding the reduced gradients does not change the ops.
     pub(crate) fn for_time(self) -> Self {
         ProgramKey { gradients_sharded: false, ..self }
     }

@@ -15,9 +15,9 @@ pub struct FrameworkSpec {
     pub step: f64,
     /// How often the pipeline is filled and drained in a step: the micro-batches run in this many portions.
     pub fills: usize,
-    /// Seconds of the host for each kernel. A block takes at least as long as its host.
+    /// CPU seconds to launch one kernel. A block takes at least the sum of its launch times.
     pub host: f64,
-    /// Seconds of the host for each collective of tp and rank of its group.
+    /// CPU seconds of a tensor-parallel collective, for each rank of its group (multiplied by tp).
     pub host_collective: f64,
     /// The same, if the stages of a pipeline are on several nodes.
     pub host_staged: f64,
@@ -48,15 +48,16 @@ pub struct FrameworkSpec {
     pub interference: f64,
     /// Bytes of memory beside tensors: context, library and collective buffers.
     pub reserve: f64,
-    /// Bytes for each of this rank's logits beyond ours, at the peak of the head.
+    /// Extra bytes per logit of this rank compared with Kintsugi, at the peak of the head.
     pub logit_bytes: f64,
-    /// Bytes for each of this rank's parameters beyond ours: gradients in 16 bits beside the fp32 ones they are added to.
+    /// Extra bytes per parameter of this rank compared with Kintsugi: 16-bit gradients beside the fp32 ones that they are
+    /// added to.
     pub parameter_bytes: f64,
     /// The activations that it keeps, as a multiple of ours.
     pub kept: f64,
     /// Tensors of all rows that each layer keeps under sequence parallelism. Our engine gathers them again instead.
     pub gathered: f64,
-    /// Bytes that the gradient of a layer's first MLP product takes beside the gradient itself, for each element.
+    /// Temporary bytes per element of the weight gradient of a layer's first MLP matrix, in addition to the gradient.
     pub temporary: f64,
 }
 

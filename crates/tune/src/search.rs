@@ -116,9 +116,9 @@ pub enum SearchError {
     },
 }
 
-/// Strategies of one search.
+/// Largest number of strategies of one search.
 const MOST_STRATEGIES: usize = 500_000;
-/// Ops of one search: two cores take about two minutes for them.
+/// Largest number of ops of one search: two cores take about two minutes for them.
 const MOST_OPS: usize = 1 << 29;
 /// The memory phase takes about as long for one layer as so many ops.
 const OPS_PER_LAYER: usize = 4;

@@ -18,7 +18,7 @@ struct Machine {
     profile: &'static str,
     /// Settings of every run.
     settings: &'static [&'static str],
-    /// Aims in percent: the worst time, joules and memory.
+    /// The largest error that is aimed at, in percent, of time, energy and memory.
     aims: [Option<f64>; 3],
     /// Whether the order of the runs should be right.
     ordered: bool,

@@ -36,7 +36,7 @@ enum Measured {
     TokensPerGpu(f64),
     /// Hardware FLOP/s per rank.
     HardwareFlops(f64),
-    /// Share of the peak, model FLOPs.
+    /// Model FLOPs utilisation (MFU).
     ModelShare(f64),
 }
 

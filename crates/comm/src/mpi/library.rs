@@ -144,7 +144,7 @@ struct Constants<H> {
     in_place: usize,
 }
 
-/// Room for the status of any family; the largest has 32 bytes.
+/// Space for the `MPI_Status` of any family; the largest has 32 bytes.
 #[repr(C, align(8))]
 struct Status([u8; 64]);
 

@@ -182,8 +182,8 @@ fn kind(path: &Path) -> (Option<Format>, Compression) {
 /// Files with a text-like suffix that are not text: those of tokenizers and token files.
 const NO_TEXT: [&str; 3] = [tokenizer_files::TOKENIZER, tokenizer_files::CONFIG, ".meta.json"];
 
-/// Adds all files of a folder with a known name, but no hidden ones. Follows links. Enters no folder twice, since a link to a
-/// parent folder would never end.
+/// Adds the files of a folder whose suffix is known and that are not hidden. Follows links. Enters each folder once, because
+/// links can form a cycle.
 fn add_folder(
     folder: &Path,
     entered: &mut HashSet<PathBuf>,

@@ -61,9 +61,9 @@ enum Next {
     NameVerb,
     ReportedThat,
     Auxiliary,
-    /// An auxiliary has already fixed the number, or it is free.
+    /// `Some` if an auxiliary already determines singular or plural.
     Determiner(Role, Option<Number>),
-    /// The determiner has already fixed the number, or it is free.
+    /// `Some` if the determiner already determines singular or plural.
     Noun(Role, Option<Number>),
     Verb,
     RelativeVerb,

@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Events without data, so that a client that is gone is noticed.
 const HEARTBEAT: u32 = 15;
 
-/// What is watched, and for whom.
+/// The settings of the server: its folder, the token of its clients, and the context of its pages.
 pub struct Watch<'a> {
     /// A run, or a folder with runs.
     pub folder: PathBuf,
@@ -40,7 +40,7 @@ pub struct Watch<'a> {
     pub context: Context<'a>,
 }
 
-/// Where a server listens.
+/// A bound listener and its address.
 pub struct Listening {
     listener: TcpListener,
     /// The address.

@@ -14,9 +14,9 @@ use crate::{Context, Detail, Report};
 
 /// Folders between the one that is watched and a run.
 const DEPTH: usize = 3;
-/// Runs that are listed.
+/// Largest number of runs in the list.
 const MOST_RUNS: usize = 1000;
-/// Runs of one page.
+/// Largest number of runs on one page.
 const MOST_SHOWN: usize = 8;
 /// Files are looked at no more often than this, however many clients ask.
 const OFTEN: Duration = Duration::from_millis(900);
@@ -46,7 +46,7 @@ struct Known {
 struct WatchedRun {
     folder: RunFolder,
     predicted: Option<PredictedRun>,
-    /// The configuration that was predicted.
+    /// The configuration that `predicted` was computed from.
     config: Option<String>,
     /// Grows with every change.
     version: u64,
@@ -115,7 +115,7 @@ impl Runs {
         list
     }
 
-    /// The report of the chosen runs, or of the first in the list, and its version; `None` if it has this version already.
+    /// The report of the chosen runs, or of the first in the list, and its version; `None` if the client already has this version.
     pub fn report(
         &self,
         chosen: &[String],

@@ -18,7 +18,7 @@ pub(crate) enum Extent {
 /// Whether ops that run back to back share a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rows {
-    /// They do, so that fewer nodes are evaluated.
+    /// Consecutive ops share one node, so that fewer nodes are evaluated.
     Merged,
     /// Every op has its own node, so that its span can be recorded.
     Single,
@@ -30,7 +30,7 @@ pub(super) struct Compiled {
     pub stages: Vec<StageNodes>,
     /// The ops with a cost, one of each kind. Nodes refer to them by number.
     pub kinds: Vec<Op>,
-    /// Lists of kinds that run back to back.
+    /// Each row is a sequence of op kinds that one node runs.
     pub rows: Vec<Vec<u16>>,
     /// How many stages take part in the rendezvous of each channel.
     pub sides: Vec<usize>,
@@ -44,9 +44,8 @@ pub(super) struct StageNodes {
     pub steps: Vec<Step>,
     /// The index of each period's first forward. Empty for interleaved schedules.
     pub forwards: Vec<usize>,
-    /// The index of each period's first backward, for schedules in which all backwards follow the forwards. For
-    /// interleaved schedules the second backward is taken instead, because it is the first that waits until the
-    /// previous one is sent.
+    /// The index of each period's first backward, for GPipe and interleaved schedules. For interleaved ones it is the second
+    /// backward, because that is the first one that waits for a send.
     pub backwards: Vec<usize>,
 }
 
@@ -236,7 +235,7 @@ impl Compiler {
         self.stage.steps.push(Step { node, op });
     }
 
-    /// Starts a transfer. `op` has its cost.
+    /// Starts a transfer. Its cost is the cost of `op`.
     fn start(&mut self, stage: usize, transfer: Transfer, op: Op, index: u32) {
         let (cost, slot) = (self.kinds.of(&kind(op)) as u16, self.transfers.of(&(stage, transfer)));
         self.push(Node::Start { cost, slot }, index);

@@ -94,7 +94,7 @@ impl Graph {
 enum Unordered {
     /// These stages wait for each other.
     Deadlock(Vec<usize>),
-    /// Every period leaves more messages open than the previous one.
+    /// Each period ends with more unfinished messages than the previous one.
     GrowsWithPeriods,
 }
 
@@ -109,7 +109,7 @@ struct Order<'a> {
     turns: Vec<(u16, u32)>,
 }
 
-/// The rendezvous of one channel.
+/// The progress of each message or joint operation of one channel.
 #[derive(Clone, Default)]
 struct Channel {
     /// Indexed by micro-batch.

@@ -124,7 +124,7 @@ macro_rules! with_real {
     };
 }
 
-/// Runs `$body` with `$G` standing for `$dtype`, which is `$T` or its accumulator.
+/// Runs `$body` with `$G` as an alias of the Rust type of `$dtype`: `$T` or its accumulator type.
 macro_rules! with_gradient {
     ($T:ident, $dtype:expr, $G:ident => $body:expr) => {
         if $dtype == $T::DTYPE {

@@ -11,8 +11,8 @@ use super::library::Algorithm;
 use super::product::Choice;
 use crate::cuda::cache;
 
-/// Version of the file's contents. Increase it when the variants, the speed of our kernels, or the variant of measuring
-/// changes, so that older choices are ignored.
+/// Version of the file's contents. Increase it when the variants, the speed of our kernels, or the way they are
+/// measured changes, so that older choices are ignored.
 const VERSION: u32 = 4;
 
 /// The fastest known algorithm of each product.
