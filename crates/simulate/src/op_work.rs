@@ -47,7 +47,26 @@ impl StepWork {
                 (message.peer, Op::SendStart { message })
             }
             Op::NormWait { axis } => (stage, Op::NormStart { axis }),
-            other => (stage, other),
+            Op::ShareWait => (stage, Op::ShareStart),
+            Op::Begin
+            | Op::Load { .. }
+            | Op::Forward { .. }
+            | Op::Evaluate { .. }
+            | Op::Feed { .. }
+            | Op::Decode { .. }
+            | Op::Choose { .. }
+            | Op::ShareStart
+            | Op::Recompute { .. }
+            | Op::Backward { .. }
+            | Op::GatherStart { .. }
+            | Op::Release { .. }
+            | Op::ReduceStart { .. }
+            | Op::SendStart { .. }
+            | Op::Measure
+            | Op::NormStart { .. }
+            | Op::Clip
+            | Op::Step
+            | Op::RefreshStart { .. } => (stage, op),
         };
         self.stages.get(stage).and_then(|ops| ops.get(&kind(started))).copied().unwrap_or_default()
     }
