@@ -15,6 +15,7 @@ use kintsugi_spec::units;
 use crate::failure::Failure;
 use crate::model::{self, ModelArguments};
 use crate::output::{self, Output};
+use crate::processes;
 use crate::progress::Progress;
 
 /// Measures the loss and the perplexity of a model on token files.
@@ -67,6 +68,7 @@ enum SplitName {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    processes::refuse_several("eval")?;
     let output = Output { json: arguments.json };
     let weights = arguments.model.open()?;
     let plan = plan(arguments, &weights)?;

@@ -21,6 +21,7 @@ use crate::failure::Failure;
 use crate::files::read_text;
 use crate::model::{self, ModelArguments};
 use crate::output::{self, Output};
+use crate::processes;
 use show::Show;
 
 /// Continues text with a model, token by token.
@@ -87,6 +88,7 @@ const PROMPTS_AT_A_TIME: &str = "batch.micro=8";
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    processes::refuse_several("generate")?;
     let output = Output { json: arguments.json };
     let weights = arguments.model.open()?;
     let under = match weights {

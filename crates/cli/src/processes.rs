@@ -40,6 +40,18 @@ pub fn connect(transport: Option<Transport>) -> Result<Connection, Failure> {
     Ok(Connection::mpi(mpi)?)
 }
 
+/// Refuses to run a command as several processes that would all do the same.
+pub fn refuse_several(command: &str) -> Result<(), Failure> {
+    match launched().filter(|launched| launched.size > 1) {
+        None => Ok(()),
+        Some(launched) if launched.rank > 0 => Err(Failure::ReportedElsewhere(2)),
+        Some(launched) => Err(Failure::Mistake(format!(
+            "{command} runs all ranks as threads of one process, and {} processes were started; start one",
+            launched.size
+        ))),
+    }
+}
+
 /// What a process brings to the agreement.
 #[derive(Serialize, Deserialize)]
 struct Readiness {

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use kintsugi_testing::{Need, skip};
 use serde_json::Value;
 
-use crate::support::{TINY, folder, json_lines, kintsugi, stdout, tiny};
+use crate::support::{TINY, command, folder, json_lines, kintsugi, stdout, tiny};
 
 const LAUNCHERS: [(Need, &str); 2] = [(Need::OpenMpi, "mpirun.openmpi"), (Need::Mpich, "mpirun.mpich")];
 
@@ -131,4 +131,21 @@ fn transfers_are_timed_beside_their_prediction() {
         &folder,
         &plan.chain(LAYOUT.iter().flat_map(|setting| ["--set", setting])).collect::<Vec<_>>(),
     ));
+}
+
+#[test]
+fn commands_of_one_process_refuse_several() {
+    let folder = folder("processes-one");
+    for (rank, expected) in [
+        (
+            "0",
+            "error: eval runs all ranks as threads of one process, and 4 processes were started; start one\n",
+        ),
+        ("1", ""),
+    ] {
+        let mut eval = command(&folder, &["eval", "nowhere"]);
+        let output =
+            eval.env("OMPI_COMM_WORLD_RANK", rank).env("OMPI_COMM_WORLD_SIZE", "4").output().unwrap();
+        assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(2), expected));
+    }
 }
