@@ -54,7 +54,7 @@ pub struct Arrangement {
 
 /// How long a rank waits for another.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Rounds of which the median counts. All kinds alternate in every round.
+/// Number of rounds. The result is their median. All kinds of transfer alternate in every round.
 const ROUNDS: usize = 9;
 /// Bytes that a round moves in each kind, at least, unless that takes too many transfers.
 const ROUND_BYTES: usize = 8 << 20;

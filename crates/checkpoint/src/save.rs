@@ -258,7 +258,7 @@ struct CheckpointInProgress {
 }
 
 impl CheckpointInProgress {
-    /// Begins a checkpoint, of which other processes may write a part.
+    /// Begins a checkpoint. If it is `shared`, other processes write a part of it.
     fn begin(folder: &CheckpointFolder, step: u64, shared: bool) -> Self {
         let begun = if shared { folder.join(step) } else { folder.begin(step) };
         let (folder, failure) = match begun {

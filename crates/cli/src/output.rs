@@ -39,10 +39,11 @@ pub fn json(value: &impl Serialize) -> String {
 ///
 /// If there are several processes, those without rank 0 prefix the line with their rank.
 pub fn stderr(line: &str) {
-    match launched().filter(|launched| launched.rank > 0) {
-        Some(launched) => writeln!(std::io::stderr(), "[rank {}] {line}", launched.rank).ok(),
-        None => writeln!(std::io::stderr(), "{line}").ok(),
-    };
+    let prefix =
+        launched().filter(|launched| launched.rank > 0).map(|launched| format!("[rank {}] ", launched.rank));
+    // In one write: a launcher that ends the job may pass on only what it has read so far.
+    let line = format!("{}{line}\n", prefix.unwrap_or_default());
+    std::io::stderr().write_all(line.as_bytes()).ok();
 }
 
 /// Writes to stdout. A closed pipe, as in `kintsugi plan | head`, is not an error.

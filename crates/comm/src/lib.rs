@@ -81,7 +81,7 @@ pub(crate) enum TransferKind {
 ///
 /// If a transfer fails, the group keeps the failure: the transfer's wait returns the buffer with undefined contents, transfers
 /// that start later do nothing, and [`Communicator::failure`] returns the reason. So a layer can communicate without handling
-/// errors, and whoever runs the layer asks for the failure afterwards.
+/// errors, and the caller of the layer asks for the failure afterwards.
 pub trait Communicator {
     /// This rank's index in the group.
     fn rank(&self) -> usize;

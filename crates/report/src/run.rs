@@ -86,7 +86,7 @@ pub struct Figures {
     pub energy_j: Option<f64>,
 }
 
-/// How a run is doing, as far as its files tell.
+/// The state of a run, according to its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RunState {

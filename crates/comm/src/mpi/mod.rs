@@ -140,6 +140,8 @@ impl Mpi {
         if let Some(Ok(mpi)) = MPI.get() {
             let state = mpi.progress.lock();
             if end_others {
+                // The launcher drops output that it has not read when the job ends.
+                thread::sleep(Duration::from_millis(50));
                 state.api.abort(code);
             } else {
                 state.api.finalize();

@@ -48,7 +48,7 @@ pub(super) enum Transfer {
 }
 
 impl Transfer {
-    /// Advances as far as possible without waiting. Returns whether anything happened.
+    /// Advances without waiting. Returns whether anything happened.
     pub fn advance(&mut self, api: &dyn Api, spare: &mut Vec<Staging>) -> Result<bool, MpiError> {
         match self {
             Transfer::Ring(ring) => ring.advance(api, spare),

@@ -87,7 +87,7 @@ fn search(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<(String, Pa
 }
 
 impl Runs {
-    /// The runs of a folder, of which nothing was read yet.
+    /// The runs of a folder. Their files are not read yet.
     pub fn new(folder: &Path) -> Self {
         Runs { folder: folder.to_owned(), known: Mutex::default() }
     }
