@@ -16,6 +16,7 @@ use kintsugi_tensor::Buffer;
 mod activity;
 mod collective;
 mod connection;
+mod emulated;
 pub mod mpi;
 pub mod paper;
 #[allow(unsafe_code, reason = "transports move memory that other ranks own")]
