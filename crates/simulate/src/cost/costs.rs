@@ -121,14 +121,21 @@ impl OpCost {
         }
     }
 
-    /// The cost for a rank that shares its core and copies what it sends itself.
-    fn shared(self, sharing: Sharing) -> OpCost {
+    /// The cost for a rank that shares its core. It copies the data of its transfers itself, which takes `copying`. The rest of
+    /// a transfer is time on emulated links.
+    fn shared(self, sharing: Sharing, copying: Time) -> OpCost {
         let slowed = |time: Time| (time as f64 * sharing.slowdown).round() as Time;
-        let copied = self.started.map_or(0, |(_, time)| time);
-        OpCost {
-            compute: slowed(self.compute.saturating_add(copied)),
-            links: slowed(self.links),
-            started: None,
+        match self.started {
+            Some((level, time)) => OpCost {
+                compute: slowed(self.compute.saturating_add(copying)),
+                links: slowed(self.links),
+                started: Some((level, time.saturating_sub(copying))).filter(|(_, time)| *time > 0),
+            },
+            None => OpCost {
+                compute: slowed(self.compute),
+                links: slowed(copying).saturating_add(self.links.saturating_sub(copying)),
+                started: None,
+            },
         }
     }
 
@@ -322,6 +329,7 @@ impl Pricing<'_> {
         let host =
             kernels.len() as f64 * self.device.host_seconds() + transfers.len() as f64 * self.host_collective;
         let whole = self.links.whole_sums() && matches!(op, Op::ReduceStart { .. });
+        let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, whole)).sum();
         let transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, whole));
         let cost = if starts_a_transfer(op) {
             let started = transfers.map(|(level, seconds)| (level, picoseconds(seconds))).next();
@@ -331,7 +339,7 @@ impl Pricing<'_> {
             let waiting = (host - seconds - inside).max(0.0);
             OpCost { compute: picoseconds(seconds + waiting), links: picoseconds(inside), started: None }
         };
-        self.sharing.map_or(cost, |sharing| cost.shared(sharing))
+        self.sharing.map_or(cost, |sharing| cost.shared(sharing, picoseconds(copying)))
     }
 
     /// How many times longer a transfer takes because ranks share cores.
@@ -383,9 +391,20 @@ fn starts_a_transfer(op: Op) -> bool {
 
 /// Seconds of a collective. With `whole`, every rank gets the whole sum instead of a shard.
 fn collective(entry: Entry, links: &Links, whole: bool) -> Option<(Level, f64)> {
+    let (collective, bytes) = collective_bytes(entry, whole)?;
+    Some(links.collective(entry.group, collective, bytes))
+}
+
+/// Seconds of a collective without emulated links.
+fn copying(entry: Entry, links: &Links, whole: bool) -> Option<f64> {
+    let (collective, bytes) = collective_bytes(entry, whole)?;
+    Some(links.copying(entry.group, collective, bytes).1)
+}
+
+fn collective_bytes(entry: Entry, whole: bool) -> Option<(Collective, f64)> {
     let Movement::Collective(collective) = entry.transfer else { return None };
     let collective = if whole { Collective::AllReduce } else { collective };
-    Some(links.collective(entry.group, collective, (entry.len * entry.dtype.bytes()) as f64))
+    Some((collective, (entry.len * entry.dtype.bytes()) as f64))
 }
 
 /// Bytes of a message between stages, as the first stage sends it.
