@@ -71,6 +71,7 @@ table!(RawParallel {
     sequence_parallel: bool,
     prefetch: usize,
     overlap: bool,
+    overlap_tp: bool,
 });
 
 table!(RawSharding {

@@ -64,6 +64,7 @@ fn parallel(plan: &Plan) -> RawParallel {
         sequence_parallel: Some(plan.sequence_parallel),
         prefetch: Some(plan.pipeline.prefetch),
         overlap: Some(plan.pipeline.overlap),
+        overlap_tp: Some(plan.overlap_tp),
     }
 }
 
