@@ -442,14 +442,16 @@ impl Pricing<'_> {
                 order.segments.push(Segment::Wait(event.transfer));
             } else {
                 started[event.transfer] = done;
-                let transfer = collective(transfers[event.transfer], self.links, false);
-                let (level, seconds) = transfer.unwrap_or((Level::Package, 0.0));
-                order.segments.push(Segment::Start((level, picoseconds(seconds * slowdown))));
+                let entry = transfers[event.transfer];
+                let (level, seconds) = collective(entry, self.links, false).unwrap_or((Level::Package, 0.0));
+                // A rank that shares its core copies the data itself.
+                let copying = self.sharing.and_then(|_| copying(entry, self.links, false)).unwrap_or(0.0);
+                let copy = (copying > 0.0).then(|| Segment::Run(picoseconds(copying * slowdown)));
+                order.segments.extend(copy);
+                order.segments.push(Segment::Start((level, picoseconds(seconds - copying))));
             }
         }
         run(&mut order, &kernels[done..]);
-        // A rank that shares its core copies what it sends itself.
-        order.overlaps &= self.sharing.is_none();
         if order.overlaps {
             let waiting = picoseconds(self.host(traced)).saturating_sub(order.duration());
             order.segments.insert(0, Segment::Run(waiting));
