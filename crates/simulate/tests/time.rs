@@ -58,6 +58,29 @@ fn overlapped_tensor_parallel_transfers_hide_behind_products() {
     }
 }
 
+/// A machine of two cores that copies 10 GB/s, for ranks that are threads.
+const CORES: &str = "[model]\npreset = \"demo\"\n[cluster]\ncores = 2\n[cluster.device]\npeak_fp32 = 1e11\n\
+                     memory_bandwidth = 1e10\n[cluster.links.node]\nlatency = 0\nstart = 0\nbandwidth = 1e10\n\
+                     [parallel]\ndp = 2\n[batch]\nmicro = 4\nglobal = 8\n[sharding]\nzero = 3\n";
+
+#[test]
+fn emulated_links_overlap_and_copies_on_shared_cores_do_not() {
+    let step = |settings: &[String]| {
+        let plan = ConfigSource::text(CORES).sets(settings).plan().expect("it is allowed");
+        time(&plan).expect("the device's speed is known").step_s
+    };
+    let overlap = |on: bool| format!("parallel.overlap={on}");
+    let plain = step(&[overlap(true)]);
+    assert!((step(&[overlap(false)]) / plain - 1.0).abs() < 1e-9, "copies take cores in any order");
+    for bandwidth in [1e8, 1e9] {
+        let link = format!("cluster.emulated.node.bandwidth={bandwidth}");
+        let [together, apart] = [true, false].map(|on| step(&[overlap(on), link.clone()]));
+        assert!(plain <= together && together < apart, "{plain} {together} {apart}");
+    }
+    let fast = step(&[overlap(true), "cluster.emulated.node.bandwidth=1e12".to_owned()]);
+    assert!((fast / plain - 1.0).abs() < 1e-9, "a link that is faster than the copies changes nothing");
+}
+
 #[test]
 fn a_step_of_years_takes_as_long_as_it_takes() {
     let slow =
