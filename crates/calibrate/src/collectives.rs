@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::{Collective, Communicator, Connection, RankFailure, World, WorldOptions};
 use kintsugi_plan::{Axis, Group, Mesh, Span};
 use kintsugi_spec::{EmulatedLinks, Topology};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
+use kintsugi_tensor::cuda::CudaBackend;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
 /// What is timed.
@@ -39,6 +41,8 @@ pub struct TransferTime {
     pub seconds: f64,
     /// Seconds of one transfer in the fastest round. Other programs only make a round longer.
     pub fastest: f64,
+    /// Seconds that the host took to enqueue one transfer, the median of all rounds, if the transfers run on the device alone.
+    pub enqueue: Option<f64>,
 }
 
 /// How the ranks are arranged and connected.
@@ -52,6 +56,8 @@ pub struct Arrangement {
     pub connection: Connection,
     /// Links whose speed the transfers are slowed down to.
     pub links: EmulatedLinks,
+    /// The settings of NCCL, if the ranks communicate by it.
+    pub nccl: NcclSettings,
 }
 
 /// How long a rank waits for another.
@@ -60,6 +66,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 9;
 /// Bytes that a round moves in each kind, at least, unless that takes too many transfers.
 const ROUND_BYTES: usize = 8 << 20;
+/// Device memory beside the largest buffer: a workspace, and small buffers.
+const DEVICE_BYTES: u64 = 64 << 20;
 /// Transfers of a round, at most.
 const MOST_TRANSFERS: usize = 100;
 
@@ -70,10 +78,10 @@ pub fn time_transfers(
     sizes: &[usize],
     mut on_time: impl FnMut(TransferTime) + Send,
 ) -> io::Result<()> {
-    let Arrangement { mesh, topology, connection, links } = arrangement;
+    let Arrangement { mesh, topology, connection, links, nccl } = arrangement;
     let world = |library_sums| {
-        let ranks = mesh.ranks();
-        connection.world(WorldOptions { topology, ranks, timeout: TIMEOUT, library_sums, links })
+        let options = WorldOptions::for_exchange(mesh.ranks());
+        connection.world(WorldOptions { topology, timeout: TIMEOUT, library_sums, links, nccl, ..options })
     };
     let (ours, library) = (world(false), world(true));
     let local: Range<usize> = ours.local_ranks();
@@ -83,7 +91,8 @@ pub fn time_transfers(
         for rank in local {
             let (ours, library) = (&ours, &library);
             let report = if rank == 0 { on_time.take() } else { None };
-            let run = move || Bench::new(arrangement, ours, library, rank).run(sizes, report);
+            let largest = sizes.iter().copied().max().unwrap_or(0);
+            let run = move || Bench::new(arrangement, (ours, library), rank, largest)?.run(sizes, report);
             match thread::Builder::new().name(format!("rank {rank}")).spawn_scoped(scope, run) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
@@ -115,17 +124,25 @@ struct Bench<'a> {
 struct BenchGroup {
     group: Group,
     ours: Box<dyn Communicator>,
-    library: Box<dyn Communicator>,
+    /// Only if the ranks communicate by MPI.
+    library: Option<Box<dyn Communicator>>,
 }
 
 impl<'a> Bench<'a> {
     fn new(
         Arrangement { mesh, topology, connection, .. }: Arrangement,
-        world: &'a Arc<dyn World>,
-        library: &Arc<dyn World>,
+        (world, library): (&'a Arc<dyn World>, &Arc<dyn World>),
         rank: usize,
-    ) -> Self {
-        let backend: Rc<dyn Backend> = Rc::new(CpuBackend::new(Rc::new(Heap::default()), 1));
+        largest: usize,
+    ) -> Result<Self, RankFailure> {
+        let backend: Rc<dyn Backend> = match connection {
+            Connection::Nccl(place) => {
+                let bytes = largest as u64 + DEVICE_BYTES;
+                let made = CudaBackend::new(place.gpu, bytes, false);
+                Rc::new(made.map_err(|error| RankFailure::new(rank, "its start", error.to_string()))?)
+            }
+            Connection::Threads | Connection::Mpi(_) => Rc::new(CpuBackend::new(Rc::new(Heap::default()), 1)),
+        };
         let at = mesh.coordinate(rank);
         let everybody: Vec<usize> = (0..mesh.ranks()).collect();
         let axes = [Axis::Tensor, Axis::Data, Axis::Pipeline].into_iter().filter(|&axis| mesh.size(axis) > 1);
@@ -133,9 +150,10 @@ impl<'a> Bench<'a> {
             let group = Group::Along(axis, Span::All);
             let members = mesh.group(group, at, topology);
             let join = |world: &Arc<dyn World>| world.group(group, &members, rank, &backend);
-            BenchGroup { group, ours: join(world), library: join(library) }
+            let library = matches!(connection, Connection::Mpi(_)).then(|| join(library));
+            BenchGroup { group, ours: join(world), library }
         });
-        Bench {
+        Ok(Bench {
             mesh,
             rank,
             connection,
@@ -143,7 +161,7 @@ impl<'a> Bench<'a> {
             all: world.group(Group::Tied, &everybody, rank, &backend),
             backend,
             world,
-        }
+        })
     }
 
     fn run(
@@ -153,39 +171,48 @@ impl<'a> Bench<'a> {
     ) -> Result<(), RankFailure> {
         for group in &self.groups {
             for &bytes in sizes {
-                let kinds = self.kinds();
-                let mut seconds = vec![Vec::with_capacity(ROUNDS); kinds.len()];
+                let kinds = self.kinds(group.group);
+                let mut times = vec![Vec::with_capacity(ROUNDS); kinds.len()];
                 for _ in 0..=ROUNDS {
-                    for (kind, seconds) in kinds.iter().zip(&mut seconds) {
-                        seconds.push(self.round(group, *kind, bytes)?);
+                    for (kind, times) in kinds.iter().zip(&mut times) {
+                        times.push(self.round(group, *kind, bytes)?);
                     }
                 }
                 let Some(report) = &mut report else { continue };
-                for (&kind, mut seconds) in kinds.iter().zip(seconds) {
+                for (&kind, times) in kinds.iter().zip(times) {
                     // The first round warms up.
-                    seconds.remove(0);
-                    seconds.sort_by(f64::total_cmp);
-                    let ranks = self.mesh.group_size(group.group);
-                    let (median, fastest) = (seconds[ROUNDS / 2], seconds[0]);
-                    report(TransferTime { group: group.group, ranks, kind, bytes, seconds: median, fastest });
+                    let [whole, enqueue] = [|time: &RoundTime| time.whole, |time: &RoundTime| time.enqueue]
+                        .map(|part| sorted(times[1..].iter().map(part)));
+                    report(TransferTime {
+                        group: group.group,
+                        ranks: self.mesh.group_size(group.group),
+                        kind,
+                        bytes,
+                        seconds: whole[ROUNDS / 2],
+                        fastest: whole[0],
+                        enqueue: self.world.is_on_device().then(|| enqueue[ROUNDS / 2]),
+                    });
                 }
             }
         }
         Ok(())
     }
 
-    fn kinds(&self) -> Vec<TransferKind> {
+    fn kinds(&self, group: Group) -> Vec<TransferKind> {
         let collectives = [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter];
         let mut kinds: Vec<TransferKind> = collectives.map(TransferKind::Collective).to_vec();
         if matches!(self.connection, Connection::Mpi(_)) {
             kinds.insert(1, TransferKind::LibraryAllReduce);
         }
-        kinds.push(TransferKind::PingPong);
+        // By NCCL, only stages send messages.
+        if group == Group::PIPELINE || !self.world.is_on_device() {
+            kinds.push(TransferKind::PingPong);
+        }
         kinds
     }
 
-    /// Seconds of one transfer, over a round of them.
-    fn round(&self, group: &BenchGroup, kind: TransferKind, bytes: usize) -> Result<f64, RankFailure> {
+    /// The time of one transfer, over a round of them.
+    fn round(&self, group: &BenchGroup, kind: TransferKind, bytes: usize) -> Result<RoundTime, RankFailure> {
         let times = (ROUND_BYTES / bytes.max(1)).clamp(1, MOST_TRANSFERS);
         let mut buffer = self.buffer(bytes);
         self.begin_together()?;
@@ -193,12 +220,16 @@ impl<'a> Bench<'a> {
         for _ in 0..times {
             buffer = match kind {
                 TransferKind::Collective(collective) => group.ours.run(collective, buffer),
-                TransferKind::LibraryAllReduce => group.library.run(Collective::AllReduce, buffer),
+                TransferKind::LibraryAllReduce => {
+                    group.library.as_ref().expect("MPI has one").run(Collective::AllReduce, buffer)
+                }
                 TransferKind::PingPong => ping_pong(&*group.ours, buffer),
             };
         }
-        let seconds = begun.elapsed().as_secs_f64() / times as f64;
-        self.world.failure().map_or(Ok(seconds), Err)
+        let enqueued = begun.elapsed();
+        self.backend.synchronize();
+        let [enqueue, whole] = [enqueued, begun.elapsed()].map(|time| time.as_secs_f64() / times as f64);
+        self.world.failure().map_or(Ok(RoundTime { enqueue, whole }), Err)
     }
 
     fn buffer(&self, bytes: usize) -> Buffer {
@@ -209,8 +240,22 @@ impl<'a> Bench<'a> {
 
     fn begin_together(&self) -> Result<(), RankFailure> {
         drop(self.all.run(Collective::AllReduce, self.buffer(DType::F32.bytes() * self.mesh.ranks())));
+        self.backend.synchronize();
         self.world.failure().map_or(Ok(()), Err)
     }
+}
+
+/// Seconds of one transfer in a round: until it was enqueued, and until it had ended.
+#[derive(Clone, Copy)]
+struct RoundTime {
+    enqueue: f64,
+    whole: f64,
+}
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values
 }
 
 /// A message there and back between the first two ranks of a group. The others do nothing.
@@ -252,8 +297,13 @@ mod tests {
     #[test]
     fn every_kind_is_timed_in_every_group() {
         let mesh = Mesh { pp: 2, dp: 1, tp: 2 };
-        let (topology, links) = (Topology::ONE_NODE, EmulatedLinks::default());
-        let arrangement = Arrangement { mesh, topology, connection: Connection::Threads, links };
+        let arrangement = Arrangement {
+            mesh,
+            topology: Topology::ONE_NODE,
+            connection: Connection::Threads,
+            links: EmulatedLinks::default(),
+            nccl: NcclSettings::default(),
+        };
         let mut times = Vec::new();
         time_transfers(arrangement, &[64, 4096], |time| times.push(time)).expect("no rank fails");
         let kinds = 4;

@@ -5,6 +5,7 @@
 
 use std::io;
 
+use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::{Collective, Connection};
 use kintsugi_plan::{Group, Mesh};
 use kintsugi_spec::{EmulatedLinks, Level, LinkSpec, Topology};
@@ -38,8 +39,13 @@ const SMALL: usize = 256;
 
 /// Seconds of a short and of a long all-reduce over tp, in the fastest of several rounds.
 fn all_reduces(mesh: Mesh) -> io::Result<[f64; 2]> {
-    let (topology, links) = (Topology::ONE_NODE, EmulatedLinks::default());
-    let arrangement = Arrangement { mesh, topology, connection: Connection::Threads, links };
+    let arrangement = Arrangement {
+        mesh,
+        topology: Topology::ONE_NODE,
+        connection: Connection::Threads,
+        links: EmulatedLinks::default(),
+        nccl: NcclSettings::default(),
+    };
     let mut seconds = [f64::INFINITY; 2];
     let kind = TransferKind::Collective(Collective::AllReduce);
     time_transfers(arrangement, &[SMALL, LARGE], |time| {

@@ -271,6 +271,10 @@ struct RunRecord {
     graph: bool,
     device: DeviceKind,
     transport: Transport,
+    #[serde(skip)]
+    nccl_channels: Option<u64>,
+    #[serde(skip)]
+    nccl_buffer: Option<u64>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -374,7 +378,7 @@ mod tests {
         check::<AttentionKind>(&["flash", "plain"]);
         check::<RateSchedule>(&["cosine", "constant", "linear", "inverse-sqrt", "wsd"]);
         check::<DeviceKind>(&["cpu", "cuda"]);
-        check::<Transport>(&["auto", "threads", "mpi"]);
+        check::<Transport>(&["auto", "threads", "mpi", "nccl"]);
         assert_eq!(DataRecord::deserialize(serde_json::json!("demo")).expect("a word"), Data::Demo);
         let scale = LossScaleRecord::deserialize(serde_json::json!("dynamic")).expect("a word");
         assert_eq!(scale, LossScale::Dynamic);

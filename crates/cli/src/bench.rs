@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use kintsugi_calibrate::{Arrangement, TransferKind, TransferTime, time_transfers};
 use kintsugi_comm::Collective;
+use kintsugi_engine::nccl_settings;
 use kintsugi_plan::{Group, Plan};
 use kintsugi_simulate::{collective_seconds, message_seconds};
 use kintsugi_spec::{Level, units};
@@ -31,8 +32,8 @@ enum What {
 /// Times every collective and messages between ranks, by size and group, beside the prediction.
 ///
 /// The groups are the axes of the configuration's mesh: tp, dp and pp, all groups of an axis at once, as in training. Ranks
-/// are threads, or processes under `kintsugi launch`, mpirun or srun; then the MPI library's own all-reduce is timed in turns
-/// with ours. Shown are the median time of a transfer and the bandwidth: the bytes that each rank sends (a message there and back) over
+/// are threads, or processes under `kintsugi launch`, mpirun or srun. With MPI, the library's own all-reduce is timed in turns
+/// with ours. With NCCL, the time that the host takes to enqueue a transfer is shown, too. Shown are the median time of a transfer and the bandwidth: the bytes that each rank sends (a message there and back) over
 /// that time. The
 /// prediction is that of the configuration's cluster.
 #[derive(Args)]
@@ -71,7 +72,7 @@ fn size(text: &str) -> Result<usize, String> {
 /// Runs the command.
 pub fn run(Arguments { what: What::Comm(arguments) }: &Arguments) -> Result<(), Failure> {
     let plan = arguments.config.plan();
-    let connection = processes::connect(plan.as_ref().ok().map(|plan| plan.run.transport))?;
+    let connection = processes::connect(plan.as_ref().ok())?;
     let plan = processes::agree(connection, plan, |plan| plan)?;
     if plan.mesh.ranks() == 1 {
         return Err(Failure::Mistake("the configuration has one rank, which has nobody to send to".into()));
@@ -79,8 +80,8 @@ pub fn run(Arguments { what: What::Comm(arguments) }: &Arguments) -> Result<(), 
     let out = arguments.out.as_deref().filter(|_| connection.is_first());
     out.map(files::check_writable).transpose()?;
     let output = Output { json: arguments.json };
-    let (topology, links) = (plan.cluster.topology, plan.cluster.emulated);
-    let arrangement = Arrangement { mesh: plan.mesh, topology, connection, links };
+    let (mesh, topology, links) = (plan.mesh, plan.cluster.topology, plan.cluster.emulated);
+    let arrangement = Arrangement { mesh, topology, connection, links, nccl: nccl_settings(&plan) };
     let mut times = Vec::new();
     let timed = time_transfers(arrangement, &arguments.sizes, |time| times.push(time));
     timed.map_err(|error| Failure::Run(error.to_string()))?;
@@ -102,6 +103,9 @@ struct Row {
     operation: &'static str,
     bytes: usize,
     seconds: f64,
+    /// What the host takes to enqueue it, if it runs on the device alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    enqueue_s: Option<f64>,
     bytes_per_s: f64,
     predicted_s: Option<f64>,
 }
@@ -124,6 +128,7 @@ impl Row {
             operation,
             bytes: time.bytes,
             seconds: time.seconds,
+            enqueue_s: time.enqueue,
             bytes_per_s: time.bandwidth(),
             predicted_s,
         }
@@ -131,7 +136,8 @@ impl Row {
 }
 
 fn table(plan: &Plan, times: &[TransferTime]) -> String {
-    let mut table = Table::new(["group", "operation", "size", "time", "bandwidth", "predicted"]);
+    let mut table =
+        Table::new(["group", "operation", "size", "time", "to enqueue", "bandwidth", "predicted"]);
     for time in times {
         let row = Row::new(plan, time);
         table.row([
@@ -139,6 +145,7 @@ fn table(plan: &Plan, times: &[TransferTime]) -> String {
             row.operation.to_owned(),
             units::bytes(row.bytes as u64),
             units::seconds(row.seconds),
+            row.enqueue_s.map_or_else(|| "–".to_owned(), units::seconds),
             format!("{}/s", units::bytes(row.bytes_per_s as u64)),
             row.predicted_s.map_or_else(|| "–".to_owned(), units::seconds),
         ]);

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kintsugi_comm::Connection;
-use kintsugi_comm::mpi::Mpi;
+use kintsugi_comm::{Connection, NcclPlace, ProcessPlace, nccl};
 use kintsugi_plan::Plan;
 use kintsugi_rank::RankMemory;
 use kintsugi_spec::{Level, units};
@@ -82,14 +81,19 @@ fn sharding(plan: &Plan) -> &'static str {
 
 /// Where the ranks run, if they are processes.
 pub fn processes(connection: Connection) -> String {
-    let Connection::Mpi(place) = connection else { return String::new() };
-    let Mpi { size, version, library, .. } = place.mpi;
-    let threads =
-        if place.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", place.threads) };
-    format!(
-        "ranks    {size} processes of {threads}, {} on this node, by {version} ({library})\n",
-        place.local_size
-    )
+    let (size, threads, here, library) = match connection {
+        Connection::Threads => return String::new(),
+        Connection::Mpi(ProcessPlace { mpi, local_size, threads, .. }) => {
+            (mpi.size, threads, local_size, format!("{} ({})", mpi.version, mpi.library))
+        }
+        Connection::Nccl(NcclPlace { exchange, local_size, threads, shares_gpus, .. }) => {
+            let library = nccl::find().map(|(version, name)| format!("NCCL {version} ({name})"));
+            let shared = if shares_gpus { "; they share GPUs (NCCL_MULTI_RANK_GPU_ENABLE=1)" } else { "" };
+            (exchange.size(), threads, local_size, library.unwrap_or_default() + shared)
+        }
+    };
+    let threads = counted(threads, "thread", "threads");
+    format!("ranks    {size} processes of {threads}, {here} on this node, by {library}\n")
 }
 
 /// The largest value over the ranks of each category, of the total, and of the reserved bytes.

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use kintsugi_comm::mpi::Mpi;
+use kintsugi_comm::nccl;
 use kintsugi_tensor::cuda::libraries::{Report, devices, reports};
 use serde::Serialize;
 
@@ -35,7 +36,24 @@ struct Findings {
     host_memory: Option<u64>,
     cuda_devices: usize,
     libraries: Vec<Library>,
+    nccl: Result<NcclLibrary, String>,
     mpi: Result<MpiLibrary, String>,
+}
+
+#[derive(Serialize)]
+struct NcclLibrary {
+    version: String,
+    library: String,
+    /// Whether several ranks can share a GPU.
+    shares_gpus: bool,
+}
+
+impl NcclLibrary {
+    fn find() -> Result<Self, String> {
+        let (version, library) = nccl::find().map_err(|error| error.to_string())?;
+        let shares_gpus = version >= nccl::SHARED_GPU_VERSION;
+        Ok(NcclLibrary { version: version.to_string(), library, shares_gpus })
+    }
 }
 
 #[derive(Serialize)]
@@ -75,6 +93,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         host_memory: host::memory().map(|bound| bound.bytes),
         cuda_devices: devices().unwrap_or(0),
         libraries: reports().into_iter().map(Library::from).collect(),
+        nccl: NcclLibrary::find(),
         mpi: MpiLibrary::find(),
     };
     output.text(&text(&findings))?;
@@ -85,11 +104,18 @@ fn text(findings: &Findings) -> String {
     let memory = findings.host_memory.map_or_else(|| "unknown".to_owned(), units::bytes);
     let head =
         format!("cores    {}\nmemory   {memory}\nGPUs     {}\n\n", findings.cores, findings.cuda_devices);
+    let nccl = match &findings.nccl {
+        Ok(NcclLibrary { version, library, shares_gpus }) => {
+            let shared = if *shares_gpus { ", several ranks can share a GPU" } else { "" };
+            format!("  ✓ NCCL {version} ({library}{shared})\n")
+        }
+        Err(reason) => format!("  – NCCL: {reason}\n"),
+    };
     let mpi = match &findings.mpi {
         Ok(MpiLibrary { version, abi, library }) => format!("  ✓ MPI {version} ({library}, {abi})\n"),
         Err(reason) => format!("  – MPI: {reason}\n"),
     };
-    findings.libraries.iter().map(line).chain([mpi]).fold(head, |text, line| text + &line)
+    findings.libraries.iter().map(line).chain([nccl, mpi]).fold(head, |text, line| text + &line)
 }
 
 fn line(Library { name, version, tried, remedy }: &Library) -> String {

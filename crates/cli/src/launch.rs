@@ -1,4 +1,6 @@
-//! `kintsugi launch`: runs a command as many processes, by the MPI launcher of this machine.
+//! `kintsugi launch`: runs a command as many processes, by the MPI launcher of this machine or without MPI.
+
+mod local;
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader};
@@ -23,6 +25,9 @@ use crate::signals::{every_signal_to_stop, send};
 /// rank that had it, with its name. When one rank fails, all end. Ctrl-C and SIGTERM stop the run after the running step, as
 /// without processes; a second one ends it at once.
 ///
+/// With --no-mpi it starts the processes itself, on this machine, for GPUs that communicate by NCCL. They meet at a free port with
+/// a secret of their own.
+///
 /// Inside a Slurm allocation `srun kintsugi train ...` works by itself, without this command.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -36,6 +41,9 @@ pub struct Arguments {
     /// The launcher, if it is not the mpirun in PATH
     #[arg(long, value_name = "PATH", default_value = "mpirun")]
     mpirun: PathBuf,
+    /// Starts the processes on this machine without MPI, for run.transport = "nccl"
+    #[arg(long, conflicts_with_all = ["nodes", "mpirun", "print"])]
+    no_mpi: bool,
     /// Shows the command and does not run it
     #[arg(long)]
     print: bool,
@@ -50,6 +58,8 @@ Examples:
       the built-in demo as 8 processes
   kintsugi launch --ranks 16 --nodes 4 train run.toml --resume
       4 processes on each of 4 nodes of the allocation or host file
+  kintsugi launch --ranks 8 --no-mpi train run.toml --set run.transport=nccl
+      8 GPUs of this machine, without MPI
   kintsugi launch --ranks 8 --print train run.toml
       the command for mpirun, to change or to put into a job script
   kintsugi launch --ranks 2 --mpirun /opt/mpich/bin/mpirun train run.toml
@@ -60,6 +70,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     // A mistake in the command's arguments is shown once, and not by every process.
     let words = [OsString::from("kintsugi")].into_iter().chain(arguments.command.iter().cloned());
     Cli::try_parse_from(words).unwrap_or_else(|error| error.exit());
+    if arguments.no_mpi {
+        return local::run(arguments.ranks as usize, &arguments.command);
+    }
     let launcher = Launcher::find(&arguments.mpirun)?;
     if let Some(nodes) = arguments.nodes.filter(|&nodes| !arguments.ranks.is_multiple_of(nodes)) {
         let ranks = arguments.ranks;
@@ -81,6 +94,12 @@ pub fn this_command(ranks: usize) -> Result<(), Failure> {
     let mut command = Launcher::find(&mpirun)?.command(&mpirun, ranks as u32, None)?;
     command.args(std::env::args_os().skip(1));
     wait(command)
+}
+
+/// Runs this very command again, as `ranks` processes on this machine that communicate by NCCL.
+pub fn this_command_without_mpi(ranks: usize) -> Result<(), Failure> {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    local::run(ranks, &arguments)
 }
 
 /// Whose mpirun it is.

@@ -36,7 +36,7 @@ mod watch;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use kintsugi_comm::mpi::Mpi;
+use kintsugi_comm::rendezvous::Rendezvous;
 use kintsugi_engine::start_shared_threads;
 use kintsugi_tensor::cpu::counting::CountingAllocator;
 
@@ -99,10 +99,12 @@ Exit codes:
 fn main() -> ExitCode {
     let result = run(Cli::parse().command);
     let code = result.as_ref().err().map_or(0, Failure::code);
-    if let Err(failure) = &result {
+    if let Err(failure) = &result
+        && !Rendezvous::is_reported_elsewhere()
+    {
         failure.report();
     }
-    Mpi::finish(code.into(), result.is_err_and(|failure| failure.ends_others()));
+    processes::finish(code, result.is_err_and(|failure| failure.ends_others()));
     ExitCode::from(code)
 }
 

@@ -1,12 +1,13 @@
 //! The processes of a job: how they find each other, and how they agree before they begin.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kintsugi_comm::mpi::{Mpi, launched};
-use kintsugi_comm::{Connection, World, WorldOptions};
-use kintsugi_plan::{Plan, Transport};
-use kintsugi_spec::{EmulatedLinks, Topology};
+use kintsugi_comm::nccl::NcclSettings;
+use kintsugi_comm::rendezvous::{self, Rendezvous};
+use kintsugi_comm::{Connection, Exchange, World, WorldOptions};
+use kintsugi_engine::nccl_settings;
+use kintsugi_plan::{DeviceKind, Plan, Transport};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -15,29 +16,86 @@ use crate::failure::Failure;
 
 /// Connects this process with the others of its job. If the configuration is not known, because it has a mistake, the launcher
 /// decides: then the processes can still agree on who reports it.
-pub fn connect(transport: Option<Transport>) -> Result<Connection, Failure> {
+pub fn connect(plan: Option<&Plan>) -> Result<Connection, Failure> {
+    let (transport, settings) = plan.map(|plan| (plan.run.transport, nccl_settings(plan))).unzip();
+    let uses_gpus = plan.is_some_and(|plan| plan.run.device == DeviceKind::Cuda);
+    connect_by(transport, settings.unwrap_or_default(), uses_gpus)
+}
+
+/// The same for a transport that the command line chose.
+pub fn connect_by(
+    transport: Option<Transport>,
+    settings: NcclSettings,
+    uses_gpus: bool,
+) -> Result<Connection, Failure> {
     let launched = launched().filter(|launched| launched.size > 1);
     // What all processes find, the first one reports.
     let reported = |failure: Failure| match launched {
         Some(launched) if launched.rank > 0 => Failure::ReportedElsewhere(failure.code()),
         _ => failure,
     };
+    let mistake = |text: String| Err(reported(Failure::Mistake(text)));
+    if launched.is_some() && rendezvous::is_arranged() {
+        return match transport {
+            Some(Transport::Threads | Transport::Mpi) => mistake(format!(
+                "{} is set, which is for run.transport = \"nccl\"; unset it, or leave run.transport out",
+                rendezvous::ADDRESS
+            )),
+            Some(Transport::Auto) if !uses_gpus => mistake(
+                "processes without MPI communicate by NCCL, which needs run.device = \"cuda\"; start them with MPI".into(),
+            ),
+            Some(Transport::Auto | Transport::Nccl) | None => {
+                settings.set_environment();
+                let met = Rendezvous::connect().map_err(|error| Failure::Run(error.to_string()))?;
+                by_nccl(Exchange::Rendezvous(met)).map_err(reported)
+            }
+        };
+    }
     match (transport, launched) {
         (Some(Transport::Threads), Some(launched)) => {
             let processes = launched.size;
-            return Err(reported(Failure::Mistake(format!(
+            return mistake(format!(
                 "run.transport = \"threads\" runs all ranks in one process, and {processes} were started; start one, or leave \
                  run.transport out"
-            ))));
+            ));
+        }
+        (Some(Transport::Nccl), None) => {
+            return mistake(
+                "run.transport = \"nccl\" needs a process for every rank; start them with kintsugi launch, mpirun or srun".into(),
+            );
         }
         (Some(Transport::Threads | Transport::Auto) | None, None) => {
             return Ok(Connection::Threads);
         }
-        (Some(Transport::Auto | Transport::Mpi) | None, _) => {}
+        (Some(Transport::Auto | Transport::Mpi | Transport::Nccl) | None, _) => {}
+    }
+    let wants_nccl = transport == Some(Transport::Nccl);
+    let may_use_nccl = wants_nccl || transport == Some(Transport::Auto) && uses_gpus;
+    if may_use_nccl {
+        settings.set_environment();
     }
     let mpi = Mpi::connect()
-        .map_err(|error| reported(Failure::Run(format!("run.transport = \"mpi\": {error}"))))?;
+        .map_err(|error| reported(Failure::Run(format!("connecting the processes by MPI: {error}"))))?;
+    if wants_nccl {
+        return by_nccl(Exchange::Mpi(mpi)).map_err(reported);
+    }
+    if may_use_nccl && let Ok(connection @ Connection::Nccl(place)) = Connection::nccl(Exchange::Mpi(mpi)) {
+        // Several ranks on one GPU work, but slowly: whoever wants that says so.
+        if !place.shares_gpus {
+            return Ok(connection);
+        }
+    }
     Ok(Connection::mpi(mpi)?)
+}
+
+fn by_nccl(exchange: Exchange) -> Result<Connection, Failure> {
+    Connection::nccl(exchange).map_err(|error| Failure::Mistake(format!("run.transport = \"nccl\": {error}")))
+}
+
+/// Ends the connections at the end of the process. With `end_others`, ends all other processes, too.
+pub fn finish(code: u8, end_others: bool) {
+    Rendezvous::finish(end_others);
+    Mpi::finish(code.into(), end_others);
 }
 
 /// Refuses to run a command as several processes that would all do the same.
@@ -113,11 +171,7 @@ pub fn share<T: Serialize + DeserializeOwned>(
 
 /// All processes that the launcher started, if there are several.
 fn world(connection: Connection) -> Option<Arc<dyn World>> {
-    let Connection::Mpi(place) = connection else { return None };
-    let (topology, ranks) = (Topology::ONE_NODE, place.mpi.size);
-    // No groups are made, so nobody waits in one.
-    let (timeout, links) = (Duration::MAX, EmulatedLinks::default());
-    Some(connection.world(WorldOptions { topology, ranks, timeout, library_sums: false, links }))
+    connection.processes().map(|processes| connection.world(WorldOptions::for_exchange(processes)))
 }
 
 fn gather<T: Serialize + DeserializeOwned>(world: &dyn World, mine: &T) -> Result<Option<Vec<T>>, Failure> {

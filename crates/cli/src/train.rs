@@ -92,7 +92,7 @@ Examples:
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let resolved = resolve(arguments);
-    let connection = processes::connect(resolved.as_ref().ok().map(|(plan, _)| plan.run.transport))?;
+    let connection = processes::connect(resolved.as_ref().ok().map(|(plan, _)| plan))?;
     let prepared = resolved.and_then(|(plan, notes)| Prepared::new(plan, notes, connection, arguments));
     let prepared = processes::agree(connection, prepared, |prepared| &prepared.plan)?;
     if connection.is_first() {

@@ -7,9 +7,10 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use kintsugi_comm::Connection;
 use kintsugi_comm::mpi::launched;
-use kintsugi_engine::verify::{Fault, Recording, compare, layouts, record};
+use kintsugi_engine::nccl_settings;
+use kintsugi_engine::verify::{Fault, Layout, Recording, compare, layouts, nccl_layouts, record};
 use kintsugi_plan::config::ConfigError;
-use kintsugi_plan::{Plan, Transport};
+use kintsugi_plan::{DeviceKind, Plan, Transport};
 
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
@@ -40,9 +41,13 @@ pub struct Arguments {
     /// Injects a fault into every layout in which it can occur, to check that it is detected (exit code 1)
     #[arg(long, value_name = "FAULT", value_parser = fault_parser())]
     inject: Option<Fault>,
-    /// How the ranks are connected, in place of run.transport; with mpi the command starts the processes itself
+    /// How the ranks are connected, in place of run.transport; with mpi and nccl the command starts the processes itself. With
+    /// nccl it runs 12 layouts that have every kind of transfer, in bf16 on the GPU, unless --layouts chooses others
     #[arg(long, value_name = "TRANSPORT", value_parser = transport_parser())]
     transport: Option<Transport>,
+    /// Runs only the layouts whose names contain one of these words
+    #[arg(long, value_name = "WORDS", value_delimiter = ',')]
+    layouts: Vec<String>,
     /// Prints the result as JSON
     #[arg(long)]
     json: bool,
@@ -56,6 +61,8 @@ Examples:
       your own model, briefly
   kintsugi verify --transport mpi
       every rank as a process
+  kintsugi verify --transport nccl --steps 2
+      GPUs that communicate by NCCL; the ranks share a GPU if there are more of them
   kintsugi verify --inject missing-average
       injects a fault: gradients are summed instead of averaged; this must fail";
 
@@ -67,23 +74,34 @@ fn fault_parser() -> impl TypedValueParser<Value = Fault> {
 }
 
 fn transport_parser() -> impl TypedValueParser<Value = Transport> {
-    PossibleValuesParser::new(["threads", "mpi"])
-        .map(|chosen| if chosen == "mpi" { Transport::Mpi } else { Transport::Threads })
+    PossibleValuesParser::new(["threads", "mpi", "nccl"]).map(|chosen| match chosen.as_str() {
+        "mpi" => Transport::Mpi,
+        "nccl" => Transport::Nccl,
+        _ => Transport::Threads,
+    })
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let base = Base::new(&arguments.config, arguments.steps)?;
-    let transport =
-        arguments.transport.map_or_else(|| arguments.config.plan().map(|plan| plan.run.transport), Ok)?;
-    let layouts = layouts(!arguments.config.has_file());
-    let plans: Vec<_> = layouts.into_iter().map(|layout| (base.plan(&layout), layout.name)).collect();
+    let given = arguments.config.plan()?;
+    let transport = arguments.transport.unwrap_or(given.run.transport);
+    let base = Base::new(&arguments.config, arguments.steps, transport == Transport::Nccl)?;
+    let plans: Vec<_> = chosen_layouts(arguments, transport)?
+        .into_iter()
+        .map(|layout| (base.plan(&layout), layout.name))
+        .collect();
     base::check_fit(plans.iter().filter_map(|(plan, name)| Some((name.as_str(), plan.as_ref().ok()?))))?;
-    if transport == Transport::Mpi && launched().is_none_or(|launched| launched.size == 1) {
+    let starts_processes = matches!(transport, Transport::Mpi | Transport::Nccl);
+    if starts_processes && launched().is_none_or(|launched| launched.size == 1) {
         let ranks = plans.iter().filter_map(|(plan, _)| Some(plan.as_ref().ok()?.mesh.ranks())).max();
-        return launch::this_command(ranks.unwrap_or(1));
+        let launch = match transport {
+            Transport::Nccl => launch::this_command_without_mpi,
+            _ => launch::this_command,
+        };
+        return launch(ranks.unwrap_or(1));
     }
-    let connection = processes::connect(Some(transport))?;
+    let uses_gpus = given.run.device == DeviceKind::Cuda;
+    let connection = processes::connect_by(Some(transport), nccl_settings(&given), uses_gpus)?;
     processes::agree_for(connection, arguments.config.plan(), |plan| plan, None)?;
     if connection.is_first() {
         run_first(arguments, connection, plans)
@@ -93,6 +111,21 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             .filter_map(|(plan, _)| plan.as_ref().ok())
             .try_for_each(|plan| run_other(plan, connection, arguments))
     }
+}
+
+/// The layouts that the arguments choose.
+fn chosen_layouts(arguments: &Arguments, transport: Transport) -> Result<Vec<Layout>, Failure> {
+    let words = &arguments.layouts;
+    let named = |layout: &Layout| words.is_empty() || words.iter().any(|word| layout.name.contains(word));
+    let all = match transport {
+        Transport::Nccl if words.is_empty() => nccl_layouts(),
+        _ => layouts(!arguments.config.has_file()),
+    };
+    let chosen: Vec<Layout> = all.into_iter().filter(named).collect();
+    if chosen.is_empty() {
+        return Err(Failure::Mistake(format!("--layouts {}: no layout has such a name", words.join(","))));
+    }
+    Ok(chosen)
 }
 
 /// Compares the layouts in the process of rank 0.
@@ -135,10 +168,7 @@ fn run_other(plan: &Plan, connection: Connection, arguments: &Arguments) -> Resu
 
 /// Whether there are enough processes for a layout.
 fn fits(plan: &Plan, connection: Connection) -> bool {
-    match connection {
-        Connection::Threads => true,
-        Connection::Mpi(place) => plan.mesh.ranks() <= place.mpi.size,
-    }
+    connection.processes().is_none_or(|processes| plan.mesh.ranks() <= processes)
 }
 
 /// Runs a layout and compares it with one rank.
@@ -155,7 +185,7 @@ fn check(
         }
         (Err(error), Connection::Threads) => Ok(Verdict::Broken(error.to_string())),
         // The other processes still wait in this layout.
-        (Err(error), Connection::Mpi(_)) => Err(error.into()),
+        (Err(error), Connection::Mpi(_) | Connection::Nccl(_)) => Err(error.into()),
     }
 }
 

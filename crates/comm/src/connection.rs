@@ -1,4 +1,4 @@
-//! How the ranks of a job are connected: as threads, or as processes by MPI.
+//! How the ranks of a job are connected: as threads, or as processes by MPI or NCCL.
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
@@ -7,10 +7,14 @@ use std::thread;
 use std::time::Duration;
 
 use kintsugi_spec::{EmulatedLinks, Topology};
+use kintsugi_tensor::cuda::Gpu;
+use kintsugi_tensor::cuda::libraries::devices;
 
 use crate::mpi::{Mpi, MpiWorld};
+use crate::nccl::{self, NcclSettings, NcclWorld, SHARED_GPU_VERSION};
+use crate::rendezvous::RendezvousError;
 use crate::threads::ThreadsWorld;
-use crate::{RankFailure, World};
+use crate::{Exchange, RankFailure, World};
 
 /// How the ranks of a job are connected.
 #[derive(Clone, Copy, Default)]
@@ -20,6 +24,8 @@ pub enum Connection {
     Threads,
     /// Every rank is a process.
     Mpi(ProcessPlace),
+    /// Every rank is a process with a GPU.
+    Nccl(NcclPlace),
 }
 
 /// This process among the others.
@@ -35,6 +41,62 @@ pub struct ProcessPlace {
     pub threads: usize,
 }
 
+/// This process and its GPU among the others.
+#[derive(Clone, Copy)]
+pub struct NcclPlace {
+    /// How the processes exchange settings and results.
+    pub exchange: Exchange,
+    /// Its index among the processes of its node.
+    pub local_rank: usize,
+    /// Number of processes of its node.
+    pub local_size: usize,
+    /// CPU threads for every rank.
+    pub threads: usize,
+    /// The number of its GPU among those that it sees.
+    pub gpu: usize,
+    /// The lowest rank that has the same GPU, and how many ranks have it.
+    pub(crate) sharing: (usize, usize),
+    /// Whether any ranks share a GPU.
+    pub shares_gpus: bool,
+}
+
+impl NcclPlace {
+    /// How many of the first `ranks` ranks have this process's GPU.
+    pub(crate) fn gpu_ranks(self, ranks: usize) -> usize {
+        let (first, count) = self.sharing;
+        count.min(ranks.saturating_sub(first)).max(1)
+    }
+}
+
+/// Why this process finds no place among the others.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// An exchange failed.
+    #[error(transparent)]
+    Exchange(#[from] RankFailure),
+    /// The processes do not meet.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// There is no NCCL.
+    #[error(transparent)]
+    Nccl(#[from] nccl::LoadError),
+    /// There is no GPU.
+    #[error("{0}")]
+    Gpu(String),
+    /// Ranks share a GPU, and NCCL does not allow it.
+    #[error(
+        "{ranks} ranks share a GPU, which needs NCCL {SHARED_GPU_VERSION} or newer, and this is {version}; start one process for \
+         every GPU, or name a newer NCCL with {}=/path/to/libnccl.so.2",
+        nccl::VARIABLE
+    )]
+    Shared {
+        /// Ranks on one GPU.
+        ranks: usize,
+        /// The version that was found.
+        version: nccl::Version,
+    },
+}
+
 /// What a world needs to know of a job.
 #[derive(Clone, Copy, Debug)]
 pub struct WorldOptions {
@@ -48,30 +110,84 @@ pub struct WorldOptions {
     pub library_sums: bool,
     /// Links whose speed transfers are slowed down to.
     pub links: EmulatedLinks,
+    /// The settings of NCCL.
+    pub nccl: NcclSettings,
+    /// Whether messages also go between the first and the last stage of a pipeline.
+    pub wraps: bool,
+}
+
+impl WorldOptions {
+    /// All processes, to exchange settings. No groups are made, so nobody waits in one.
+    pub fn for_exchange(ranks: usize) -> Self {
+        WorldOptions {
+            topology: Topology::ONE_NODE,
+            ranks,
+            timeout: Duration::MAX,
+            library_sums: false,
+            links: EmulatedLinks::default(),
+            nccl: NcclSettings::default(),
+            wraps: false,
+        }
+    }
 }
 
 impl Connection {
     /// Finds this process's place among those that the launcher started.
     pub fn mpi(mpi: &'static Mpi) -> Result<Self, RankFailure> {
-        // No groups are made, so nobody waits in one.
-        let world = MpiWorld::new(mpi, Topology::ONE_NODE, mpi.size, Duration::MAX, false);
-        let mine = format!("{} {} {}", cores(), allowed_cores(), mpi.host);
-        let places = world.gather(mine.into_bytes())?.map(|all| places(&all));
-        let places = world.broadcast(places.unwrap_or_default().into_bytes())?;
-        let places = String::from_utf8_lossy(&places);
-        let numbers: Vec<usize> = places.split(' ').filter_map(|number| number.parse().ok()).collect();
-        let [threads, local_rank, local_size] = [0, 1 + 2 * mpi.rank, 2 + 2 * mpi.rank].map(|i| numbers[i]);
+        let [threads, local_rank, local_size] = place(Exchange::Mpi(mpi))?;
         Ok(Connection::Mpi(ProcessPlace { mpi, local_rank, local_size, threads }))
+    }
+
+    /// Finds this process's place and its GPU among the processes of an exchange, which communicate by NCCL.
+    ///
+    /// Every process calls it. If one of them cannot take part, all learn of it.
+    pub fn nccl(exchange: Exchange) -> Result<Self, PlaceError> {
+        let [threads, local_rank, local_size] = place(exchange)?;
+        let mine = nccl::find().map_err(PlaceError::from).and_then(|(version, _)| {
+            let number = devices().map_err(|error| PlaceError::Gpu(error.to_string()))?;
+            let gpu = local_rank % number.max(1);
+            let found = Gpu::new(gpu).and_then(|gpu| gpu.uuid());
+            let uuid = found.map_err(|error| PlaceError::Gpu(error.to_string()))?;
+            Ok((version, gpu, uuid))
+        });
+        // What all processes need to know: who has which GPU.
+        let word = mine.as_ref().map_or_else(|_| "none".to_owned(), |(_, _, uuid)| uuid.clone());
+        let all = exchange.gather(exchange.size(), word.into_bytes())?.map(|all| all.join(&b' '));
+        let all = exchange.broadcast(exchange.size(), all.unwrap_or_default())?;
+        let all = String::from_utf8_lossy(&all).into_owned();
+        let all: Vec<&str> = all.split(' ').collect();
+        let (version, gpu, uuid) = mine?;
+        if let Some(rank) = all.iter().position(|&uuid| uuid == "none") {
+            return Err(PlaceError::Gpu(format!("rank {rank} has no GPU or no NCCL")));
+        }
+        let sharing = sharing(&all, &uuid);
+        let most = all.iter().map(|uuid| self::sharing(&all, uuid).1).max().unwrap_or(1);
+        if most > 1 && version < SHARED_GPU_VERSION {
+            return Err(PlaceError::Shared { ranks: most, version });
+        }
+        let shares_gpus = most > 1;
+        Ok(Connection::Nccl(NcclPlace {
+            exchange,
+            local_rank,
+            local_size,
+            threads,
+            gpu,
+            sharing,
+            shares_gpus,
+        }))
     }
 
     /// The ranks of a job.
     pub fn world(self, options: WorldOptions) -> Arc<dyn World> {
-        let WorldOptions { topology, ranks, timeout, library_sums, links } = options;
+        let WorldOptions { topology, ranks, timeout, library_sums, links, nccl, wraps } = options;
         match self {
             Connection::Threads => Arc::new(ThreadsWorld::with_links(topology, ranks, timeout, links)),
             Connection::Mpi(place) => {
                 let world = MpiWorld::new(place.mpi, topology, ranks, timeout, library_sums);
                 Arc::new(world.with_links(links))
+            }
+            Connection::Nccl(place) => {
+                Arc::new(NcclWorld::new(place, topology, ranks, timeout, (nccl, wraps)))
             }
         }
     }
@@ -81,6 +197,7 @@ impl Connection {
         match self {
             Connection::Threads => (cores() / ranks).max(1),
             Connection::Mpi(place) => place.threads,
+            Connection::Nccl(place) => place.threads,
         }
     }
 
@@ -89,6 +206,7 @@ impl Connection {
         match self {
             Connection::Threads => 0,
             Connection::Mpi(place) => place.local_rank,
+            Connection::Nccl(place) => place.gpu,
         }
     }
 
@@ -97,6 +215,7 @@ impl Connection {
         match self {
             Connection::Threads => ranks,
             Connection::Mpi(place) => place.local_size.min(ranks),
+            Connection::Nccl(place) => place.local_size.min(ranks),
         }
     }
 
@@ -105,8 +224,35 @@ impl Connection {
         match self {
             Connection::Threads => true,
             Connection::Mpi(place) => place.mpi.rank == 0,
+            Connection::Nccl(place) => place.exchange.rank() == 0,
         }
     }
+
+    /// Number of processes, if every rank is one.
+    pub fn processes(self) -> Option<usize> {
+        match self {
+            Connection::Threads => None,
+            Connection::Mpi(place) => Some(place.mpi.size),
+            Connection::Nccl(place) => Some(place.exchange.size()),
+        }
+    }
+}
+
+/// CPU threads for every rank, the index of this process on its node, and the number of processes there.
+fn place(exchange: Exchange) -> Result<[usize; 3], RankFailure> {
+    let (rank, size) = (exchange.rank(), exchange.size());
+    let mine = format!("{} {} {}", cores(), allowed_cores(), exchange.host());
+    let places = exchange.gather(size, mine.into_bytes())?.map(|all| places(&all));
+    let places = exchange.broadcast(size, places.unwrap_or_default().into_bytes())?;
+    let places = String::from_utf8_lossy(&places);
+    let numbers: Vec<usize> = places.split(' ').filter_map(|number| number.parse().ok()).collect();
+    Ok([0, 1 + 2 * rank, 2 + 2 * rank].map(|i| numbers[i]))
+}
+
+/// The lowest rank that has a GPU, and how many ranks have it.
+fn sharing(all: &[&str], uuid: &str) -> (usize, usize) {
+    let first = all.iter().position(|&other| other == uuid).unwrap_or(0);
+    (first, all.iter().filter(|&&other| other == uuid).count())
 }
 
 /// A process as it describes itself: how many cores it may keep busy, which ones it may use, and its node.

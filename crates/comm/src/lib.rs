@@ -1,7 +1,8 @@
 //! Collectives between ranks: one trait, and its transports.
 //!
 //! A [`World`] is the ranks of a job, and makes the groups in which they communicate ([`Communicator`]). Ranks are threads of
-//! one process ([`threads`]), processes on one or many machines ([`mpi`]), or exist on paper only ([`paper`]).
+//! one process ([`threads`]), processes on one or many machines ([`mpi`]), processes with a GPU each ([`nccl`]), or exist on
+//! paper only ([`paper`]).
 //!
 //! Starting a collective moves its buffer into the communicator, and waiting for it returns the buffer. Nobody can use the
 //! buffer in between. All collectives work in place. The algorithm is a ring over the ranks in group order, so ranks only
@@ -17,11 +18,14 @@ mod activity;
 mod collective;
 mod connection;
 mod emulated;
+mod exchange;
 pub mod mpi;
+pub mod nccl;
 mod observe;
 pub mod paper;
 #[allow(unsafe_code, reason = "transports move memory that other ranks own")]
 mod region;
+pub mod rendezvous;
 pub mod ring;
 mod solo;
 pub mod threads;
@@ -29,13 +33,17 @@ mod traffic;
 mod world;
 
 pub use collective::Collective;
-pub use connection::{Connection, ProcessPlace, WorldOptions};
+pub use connection::{Connection, NcclPlace, PlaceError, ProcessPlace, WorldOptions};
+pub use exchange::Exchange;
 pub use observe::{Observed, TransferObserver};
 pub use solo::Solo;
 pub use traffic::{Operation, Traffic};
 pub use world::{RankFailure, World};
 
 /// Distinguishes messages between the same two ranks.
+///
+/// The lowest bit is the lane of the message: a transport without tags carries the two lanes separately ([`nccl::links`]). Messages
+/// of one lane between two ranks are received in the order in which they are sent.
 pub type Tag = u64;
 
 /// A pending transfer. It owns the buffer until [`Communicator::wait`] returns it.

@@ -30,6 +30,22 @@ pub trait World: Send + Sync {
         backend: &Rc<dyn Backend>,
     ) -> Box<dyn Communicator>;
 
+    /// Takes note of a group of `size` ranks that this process is not in, and that other processes make now. Every process
+    /// makes or skips the same kinds of groups in the same order.
+    fn skip_group(&self, group: Group, size: usize) {
+        let _ = (group, size);
+    }
+
+    /// Whether transfers run on the device alone, so that the host never waits for one.
+    fn is_on_device(&self) -> bool {
+        false
+    }
+
+    /// Bytes of a rank's device that the transport itself holds after the groups were made. Every process calls it.
+    fn transport_bytes(&self) -> Result<u64, RankFailure> {
+        Ok(0)
+    }
+
     /// The bytes that a rank of this process has sent so far. After a wait, they include all bytes of that transfer.
     fn traffic(&self, rank: usize) -> Traffic;
 

@@ -12,8 +12,9 @@ use std::sync::{Arc, Once};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
+use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::{Communicator, Connection, RankFailure, Solo, World, WorldOptions};
-use kintsugi_plan::{Coordinate, DeviceKind, Op, Plan, Program};
+use kintsugi_plan::{Coordinate, DeviceKind, Group, Op, Plan, Program};
 use kintsugi_rank::{Groups, Purpose, Rank, Store, StoreError, StoredTensor, TokenSource};
 use kintsugi_tensor::cpu::memory::{Heap, Slab};
 use kintsugi_tensor::cpu::{CpuBackend, counting};
@@ -64,6 +65,8 @@ impl Job {
             timeout: Duration::from_secs(run.communication_timeout),
             library_sums: !run.deterministic,
             links: self.plan.cluster.emulated,
+            nccl: nccl_settings(&self.plan),
+            wraps: self.plan.pipeline.virtual_stages > 1,
         })
     }
 }
@@ -80,7 +83,18 @@ pub struct Worker {
     pub world: Arc<dyn World>,
     /// Its device and memory.
     pub backend: Rc<dyn Backend>,
+    /// Bytes of the device that the transport itself holds.
+    pub transport_bytes: u64,
     fault: Option<Fault>,
+}
+
+/// The settings of NCCL in a plan.
+pub fn nccl_settings(plan: &Plan) -> NcclSettings {
+    let (run, defaults) = (&plan.run, NcclSettings::default());
+    NcclSettings {
+        channels: run.nccl_channels.map_or(defaults.channels, |channels| channels as u32),
+        buffer: run.nccl_buffer.unwrap_or(defaults.buffer),
+    }
 }
 
 /// The device of every rank: a GPU, or an equal share of the CPU cores of its node.
@@ -144,7 +158,7 @@ pub fn run_ranks<T: Send>(
     match world.failure() {
         None => results.into_iter().collect(),
         Some(first) => {
-            let result = results.into_iter().nth(first.rank - local.start);
+            let result = first.rank.checked_sub(local.start).and_then(|index| results.into_iter().nth(index));
             Err(result.and_then(Result::err).unwrap_or(first.into()))
         }
     }
@@ -253,9 +267,15 @@ impl Worker {
                 _ => world.group(group, members, number, &backend),
             }
         });
+        // The tied stages are the only group that some ranks are not in.
+        let tied_stages = (0..job.plan.mesh.pp).filter(|&stage| job.plan.holds_tied_copy(stage)).count();
+        if tied_stages > 1 && !job.plan.holds_tied_copy(at.pp) {
+            world.skip_group(Group::Tied, tied_stages);
+        }
         if let Some(failure) = world.failure() {
             return Err(failure.into());
         }
+        let transport_bytes = world.transport_bytes()?;
         let groups = match job.fault {
             Some(fault) => fault.in_groups(groups, Rc::clone(&backend)),
             None => groups,
@@ -264,7 +284,8 @@ impl Worker {
         if let Some(fault) = job.fault {
             fault.in_rank(&mut rank, &job.plan, at);
         }
-        Ok(Worker { rank, number, at, world: Arc::clone(world), backend, fault: job.fault })
+        let world = Arc::clone(world);
+        Ok(Worker { rank, number, at, world, backend, transport_bytes, fault: job.fault })
     }
 
     /// Sets the weights.

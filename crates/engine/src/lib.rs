@@ -24,11 +24,11 @@ pub use evaluate::{EvaluateOptions, EvaluationResult, SourceLoss, evaluate};
 pub use generate::{
     GenerateError, GenerateOptions, GenerationResult, NewToken, Sampling, check_prompts, generate,
 };
-pub use job::{Job, MemoryChoice, Worker, device, run_job, run_ranks};
+pub use job::{Job, MemoryChoice, Worker, device, nccl_settings, run_job, run_ranks};
 pub use report::{StepReport, TrainOutcome};
 pub use source::{dataset, evaluation_dataset, tokenizer};
 pub use start::Start;
 pub use threads::{ThreadError, start_shared_threads};
 pub use tokenizers::{check_tokenizers, resume_end_of_document, with_end_of_document};
-pub use trace::{MeasuredSpan, SpanKind};
+pub use trace::{MeasuredSpan, MeasuredTransfer, SpanKind};
 pub use train::{Event, SaveStatistics, TrainOptions, train};

@@ -19,6 +19,8 @@ pub(crate) struct PendingStep {
     pub batch: u64,
     /// When the host began to enqueue it.
     pub begun: Timestamp,
+    /// How often the host waited for the device while it enqueued the step; `None` on a CPU.
+    pub host_waits: Option<u64>,
     pub result: PendingStepResult,
 }
 
@@ -32,6 +34,8 @@ pub(crate) struct FinishedStep {
     pub seconds: f64,
     /// Joules that it took, if there is a meter.
     pub joules: Option<f64>,
+    /// As in [`PendingStep`].
+    pub host_waits: Option<u64>,
     pub result: StepResult,
 }
 
@@ -42,7 +46,8 @@ impl PendingStep {
         let ended = now();
         let (seconds, joules) = since(self.begun, *last, ended);
         *last = Some(ended);
-        FinishedStep { step: self.step, batch: self.batch, seconds, joules, result }
+        let PendingStep { step, batch, host_waits, .. } = self;
+        FinishedStep { step, batch, seconds, joules, host_waits, result }
     }
 }
 

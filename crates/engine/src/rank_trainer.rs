@@ -99,6 +99,7 @@ impl RankTrainer<'_> {
                 worker.rank.ask_to_stop();
             }
             let (begun, batch) = (self.now(), self.consumed + step - before.step);
+            let waits_before = worker.backend.host_waits();
             if options.trace_step == Some(step - before.step) {
                 let mut timer = Timer::begin(worker.number, &worker.backend);
                 worker.run(&program, reader.current(), |_, op| timer.op(*op))?;
@@ -107,12 +108,14 @@ impl RankTrainer<'_> {
                 state.replayed += self.enqueue(worker, &program, reader.current())?;
             }
             reader.finish_step();
-            let newest = PendingStep { step, batch, begun, result: worker.rank.fetch_step_result() };
+            let result = worker.rank.fetch_step_result();
+            let host_waits = worker.backend.host_waits().zip(waits_before).map(|(now, before)| now - before);
+            let newest = PendingStep { step, batch, begun, host_waits, result };
             if step == before.step {
                 traffic = worker.world.traffic(worker.number);
             }
             if let Some(earlier) = in_flight.take() {
-                let (report, _) = self.read(earlier, &mut state)?;
+                let (report, _) = self.read(earlier, worker, &mut state)?;
                 state.history.add(&report);
                 self.report(Event::Step(report));
             }
@@ -147,7 +150,9 @@ impl RankTrainer<'_> {
         program: &Program,
         tokens: &mut StepTokens,
     ) -> Result<u64, RankFailure> {
-        if !(self.plan.run.graph && self.plan.mesh.ranks() == 1) {
+        // Ranks that are threads or communicate by MPI wait in a step, which no graph can contain.
+        let never_waits = worker.world.ranks() == 1 || worker.world.is_on_device();
+        if !(self.plan.run.graph && never_waits) {
             worker.run(program, tokens, |_, _| {})?;
             return Ok(0);
         }
@@ -188,9 +193,14 @@ impl RankTrainer<'_> {
     fn read(
         &self,
         pending: PendingStep,
+        worker: &Worker,
         state: &mut LoopState,
     ) -> Result<(StepReport, StepResult), RankError> {
         let finished = pending.wait(&mut state.ended, || self.now());
+        // A failed transfer of a device ends the wait, and the step's result is undefined.
+        if let Some(failure) = worker.world.failure() {
+            return Err(failure.into());
+        }
         let report = StepReport::new(self.plan, &finished);
         state.skipped_in_a_row = finished.result.control(control::SKIPPED_IN_A_ROW) as u64;
         state.stop_agreed = finished.result.stop_agreed();
@@ -213,7 +223,7 @@ impl RankTrainer<'_> {
         evaluation: &mut Evaluation,
     ) -> Result<StepReport, RankError> {
         let (step, batches) = (pending.step, pending.batch + 1);
-        let (mut report, result) = self.read(pending, state)?;
+        let (mut report, result) = self.read(pending, worker, state)?;
         state.early_end = if state.skipped_in_a_row >= self.plan.run.max_skipped {
             Some(EarlyEnd::GaveUp)
         } else {

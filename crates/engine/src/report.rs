@@ -39,6 +39,9 @@ pub struct StepReport {
     pub loss_scale: f64,
     /// Whether the update was skipped because something was not finite.
     pub skipped: bool,
+    /// How often the host waited for the device while it enqueued the step, on the rank that reports. Not on a CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_waits: Option<u64>,
     /// Joules that the device used in this step, if it has a meter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_j: Option<f64>,
@@ -80,6 +83,7 @@ impl StepReport {
             mfu: plan.mfu(step_s),
             loss_scale: result.control(control::LOSS_SCALE),
             skipped: result.control(control::SKIP) > 0.0,
+            host_waits: finished.host_waits,
             energy_j: finished.joules,
             joules_per_token: finished.joules.map(|joules| joules / tokens as f64),
             checkpoint_s: None,
@@ -352,6 +356,7 @@ mod tests {
             mfu: None,
             loss_scale: 1.0,
             skipped: false,
+            host_waits: None,
             energy_j: None,
             joules_per_token: None,
             checkpoint_s: None,

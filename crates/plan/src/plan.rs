@@ -349,12 +349,16 @@ pub struct Run {
     pub communication_timeout: u64,
     /// Whether repeated runs are bit-identical.
     pub deterministic: bool,
-    /// Whether a rank that has a GPU to itself captures its step as a graph and replays it.
+    /// Whether a rank whose host never waits in a step captures its step as a graph and replays it.
     pub graph: bool,
     /// Device.
     pub device: DeviceKind,
     /// Transport.
     pub transport: Transport,
+    /// Channels of a communicator of NCCL, where they were given.
+    pub nccl_channels: Option<u64>,
+    /// Bytes of a buffer of NCCL, where they were given.
+    pub nccl_buffer: Option<u64>,
 }
 
 /// What a run resumes from.
@@ -390,12 +394,14 @@ pub enum DeviceKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// Every rank is a process if an MPI launcher started several, and a thread otherwise.
+    /// Every rank is a process if a launcher started several, and a thread otherwise.
     Auto,
     /// Every rank is a thread of one process.
     Threads,
     /// Every rank is a process, and they communicate by MPI.
     Mpi,
+    /// Every rank is a process with a GPU, and they communicate by NCCL.
+    Nccl,
 }
 
 impl Plan {

@@ -1,5 +1,7 @@
 //! The trait that the layers are written against.
 
+use std::rc::Rc;
+
 use crate::memory::Memory;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, CachedAttention, ColumnSum, CrossEntropy, Embedding,
@@ -7,7 +9,9 @@ use crate::ops::{
     Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, Squares, SumsOfSquares, Swiglu,
     SwigluBackward, UpdateControl,
 };
-use crate::{Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, View};
+use crate::{
+    Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, SideStream, View,
+};
 
 /// The properties of a device that decide how much memory it needs beside the tensors. A device and its paper backend
 /// share them.
@@ -74,6 +78,19 @@ pub trait Backend {
     fn replay_step(&self, step: &mut dyn FnMut(ReplayRequest)) -> ReplayOutcome {
         step(ReplayRequest::WholeStep);
         ReplayOutcome::Enqueued
+    }
+
+    /// A new stream for transfers, with a name for traces. `None` on a device that has no streams.
+    fn side_stream(&self, name: &str) -> Option<Rc<dyn SideStream>> {
+        let _ = name;
+        None
+    }
+
+    /// How often the host has waited for the device since the backend was made. Waits of [`Fetch::wait`] are not counted,
+    /// since they are for the result of a whole step. A wait for something that has already happened may not count. `None`
+    /// on a device whose operations have finished when they return.
+    fn host_waits(&self) -> Option<u64> {
+        None
     }
 
     /// Copies token ids from the host.

@@ -12,6 +12,7 @@ mod mark;
 mod memory;
 mod notice;
 mod replay_step;
+mod side_stream;
 
 pub mod cpu;
 pub mod cuda;
@@ -22,7 +23,8 @@ pub use backend::{Backend, Device};
 pub use buffer::{Buffer, DividedBuffer, View};
 pub use dtype::DType;
 pub use fetch::Fetch;
-pub use mark::{Launch, Mark};
+pub use mark::{Launch, LaunchedTransfer, Mark};
 pub use memory::{Arena, Block, CATEGORIES, Category, Foreign, Ledger, Memory, Place, Usage};
 pub use notice::Notice;
 pub use replay_step::{ReplayOutcome, ReplayRequest};
+pub use side_stream::{SideEvent, SideStream, SideTransfer, StreamWatch};

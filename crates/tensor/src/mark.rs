@@ -1,5 +1,6 @@
 //! Timestamps between the operations that a rank has enqueued, on the clock of its device.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cuda;
@@ -36,11 +37,24 @@ impl Mark {
     }
 }
 
-/// A kernel or copy that a device ran.
+/// What a transfer on a side stream is.
+#[derive(Clone, Debug)]
+pub struct LaunchedTransfer {
+    /// The name of the stream.
+    pub stream: Arc<str>,
+    /// Bytes that the rank sends, or receives in a message.
+    pub bytes: u64,
+}
+
+/// A kernel, copy or transfer that a device ran.
 #[derive(Debug)]
 pub struct Launch {
     /// A kernel's name, a product's shape, or what kind of copy it is.
     pub name: String,
+    /// The transfer that it is, if it ran on a side stream.
+    pub transfer: Option<LaunchedTransfer>,
+    /// When the host enqueued it.
+    pub enqueued: Instant,
     /// When it could start, because everything before it had finished.
     pub begun: Mark,
     /// When it had finished.

@@ -31,6 +31,8 @@ pub enum Need {
     Compiler,
     /// The rights of root, or a second user.
     Root,
+    /// NCCL, in a version that works with this machine's GPUs.
+    Nccl,
     /// Open MPI, with its launcher.
     OpenMpi,
     /// MPICH, with its launcher.
@@ -46,6 +48,7 @@ impl Need {
             Need::Tables => "tables",
             Need::Compiler => "compiler",
             Need::Root => "root",
+            Need::Nccl => "nccl",
             Need::OpenMpi => "openmpi",
             Need::Mpich => "mpich",
         }

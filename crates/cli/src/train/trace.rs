@@ -58,6 +58,7 @@ fn rank_span(span: &MeasuredSpan) -> RankSpan {
         what: match &span.kind {
             SpanKind::Op(op) => Ok(*op),
             SpanKind::Kernel(name) => Err(name.clone()),
+            SpanKind::Transfer(transfer) => Err(format!("{} ({})", transfer.name, transfer.stream)),
         },
         start: span.start.as_secs_f64(),
         duration: span.duration.as_secs_f64(),

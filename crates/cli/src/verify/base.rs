@@ -24,11 +24,14 @@ const LAYOUT_TABLES: [&str; 3] = ["parallel", "sharding", "memory"];
 pub struct Base(ConfigSource);
 
 impl Base {
-    /// Reads the configuration. It is resolved once without a layout, so that an error in it is not taken for a reason
+    /// Reads the configuration, with the device `"cuda"` if the ranks communicate by NCCL. It is resolved once without a layout, so that an error in it is not taken for a reason
     /// to skip a layout.
-    pub fn new(arguments: &ConfigArguments, steps: u64) -> Result<Self, Failure> {
+    pub fn new(arguments: &ConfigArguments, steps: u64, on_gpus: bool) -> Result<Self, Failure> {
         let steps = format!("run.steps={steps}");
         let mut source = arguments.read()?;
+        if on_gpus {
+            source = source.set("run.device=cuda");
+        }
         let mut plan = source.clone().set(&steps).plan()?;
         let quick = source.clone().sets_below(&QUICK);
         if !arguments.has_file()

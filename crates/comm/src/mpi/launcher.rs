@@ -16,7 +16,9 @@ pub struct Launched {
 }
 
 /// The variables of rank and size that launchers set, most specific first.
-const VARIABLES: [(&str, &str, Option<Abi>); 5] = [
+const VARIABLES: [(&str, &str, Option<Abi>); 6] = [
+    // kintsugi launch --no-mpi.
+    ("KINTSUGI_RANK", "KINTSUGI_RANKS", None),
     // Open MPI's mpirun.
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", Some(Abi::OpenMpi)),
     // MVAPICH's mpirun_rsh.
@@ -55,6 +57,7 @@ mod tests {
     #[test]
     fn every_launcher_is_recognised() {
         assert_eq!(found(&[]), None);
+        assert_eq!(found(&[("KINTSUGI_RANK", "1"), ("KINTSUGI_RANKS", "3")]), Some((1, 3, None)));
         let open_mpi = [("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_SIZE", "8"), ("PMIX_RANK", "3")];
         assert_eq!(found(&open_mpi), Some((3, 8, Some(Abi::OpenMpi))));
         assert_eq!(found(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]), Some((1, 2, Some(Abi::Mpich))));

@@ -1,10 +1,12 @@
 //! One suite for all transports: every collective in every type, odd and empty sizes, sub-groups, messages, and many transfers
 //! at once, against the plain definitions. Bytes are compared with what the planner charges.
 //!
-//! On MPI the test starts this same program under `mpirun`, where every process runs [`a_process_of_the_suite`].
+//! On MPI the test starts this same program under `mpirun`, where every process runs [`a_process_of_the_suite`]. On NCCL it starts
+//! the processes itself (`nccl`).
 #![allow(clippy::float_cmp, reason = "the numbers are small integers")]
 
 mod buffers;
+mod nccl;
 mod suite;
 
 use std::env;

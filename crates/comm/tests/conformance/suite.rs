@@ -34,9 +34,28 @@ struct Member {
 }
 
 impl<'a> Suite<'a> {
-    /// The suite on rank `me`.
+    /// The suite on rank `me`, in host memory.
     pub fn new(world: &'a dyn World, topology: Topology, me: usize) -> Self {
-        Suite { world, topology, me, backend: backend() }
+        Suite::on(backend(), world, topology, me)
+    }
+
+    /// The suite on rank `me`, in the memory of a device.
+    pub fn on(backend: Rc<dyn Backend>, world: &'a dyn World, topology: Topology, me: usize) -> Self {
+        Suite { world, topology, me, backend }
+    }
+
+    /// Runs what a transport can do that has no tags and chooses the order of its sums: NCCL.
+    pub fn run_without_tags(&self) {
+        let groups = self.groups();
+        for member in &groups {
+            self.check_sizes_and_types(member);
+        }
+        self.check_messages_in_order();
+        self.check_skipped_group();
+        self.check_traffic(&groups[0]);
+        self.check_many_at_once(&groups);
+        self.check_exchanges();
+        assert_eq!(self.world.failure(), None);
     }
 
     /// Runs everything.
@@ -132,6 +151,43 @@ impl<'a> Suite<'a> {
         for pending in sent {
             drop(group.wait(pending));
         }
+    }
+
+    /// Messages around the pipeline, both ways at once. Those of a lane are received in the order in which they are sent, and
+    /// waited for in any.
+    fn check_messages_in_order(&self) {
+        let ranks = self.world.ranks();
+        let all: Vec<usize> = (0..ranks).collect();
+        let group = self.world.group(Group::PIPELINE, &all, self.me, &self.backend);
+        let (next, previous) = ((self.me + 1) % ranks, (self.me + ranks - 1) % ranks);
+        let made = |rank: usize, tag: usize| vec![(10 * rank + tag) as f64; LENGTHS[tag]];
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        for tag in 0..LENGTHS.len() {
+            // An even tag goes forward, an odd one backward.
+            let (to, from) = if tag % 2 == 0 { (next, previous) } else { (previous, next) };
+            sent.push(group.send(to, tag as u64, buffer(&*self.backend, &made(self.me, tag), DType::F32)));
+            let empty = buffer(&*self.backend, &vec![0.0; LENGTHS[tag]], DType::F32);
+            received.push((from, tag, group.receive(from, tag as u64, empty)));
+        }
+        for (from, tag, pending) in received.into_iter().rev() {
+            let found = values(&*self.backend, &group.wait(pending));
+            assert_eq!(found, made(from, tag), "tag {tag} from {from}");
+        }
+        for pending in sent {
+            drop(group.wait(pending));
+        }
+    }
+
+    /// A group of the first and the last rank, which the others skip.
+    fn check_skipped_group(&self) {
+        let last = self.world.ranks() - 1;
+        if self.me != 0 && self.me != last {
+            return self.world.skip_group(Group::Tied, 2);
+        }
+        let group = self.world.group(Group::Tied, &[0, last], self.me, &self.backend);
+        let given = buffer(&*self.backend, &input(Collective::AllReduce, 100, 2, group.rank()), DType::F32);
+        let after = values(&*self.backend, &group.run(Collective::AllReduce, given));
+        check_result(Collective::AllReduce, &after, (2, group.rank()));
     }
 
     /// Messages with equal tags keep their order, in whatever order they are waited for, and everybody may wait for its own

@@ -146,6 +146,29 @@ pub fn layouts(all_families: bool) -> Vec<Layout> {
     layouts
 }
 
+/// The layouts of the given model's family that have every kind of transfer and op between them: few and small enough for ranks
+/// that share a GPU, where every transfer takes milliseconds.
+const FOR_NCCL: [&str; 12] = [
+    "dp 2",
+    "dp 4, ZeRO-1",
+    "dp 2, ZeRO-2",
+    "dp 4, ZeRO-3, gather once",
+    "tp 4",
+    "tp 2, sequence parallel",
+    "pp 2, GPipe",
+    "pp 3, 1F1B, uneven",
+    "pp 2, interleaved",
+    "pp 4, zero-bubble",
+    "tp 2, pp 2, dp 2, ZeRO-1",
+    "pp 4, dp 2, ZeRO-3, zero-bubble, full, no overlap",
+];
+
+/// The layouts for ranks that communicate by NCCL.
+pub fn nccl_layouts() -> Vec<Layout> {
+    let chosen = FOR_NCCL.iter().filter_map(|name| COMMON.iter().find(|short| short.0 == *name));
+    chosen.map(|short| layout("", "", short)).collect()
+}
+
 fn layout(prefix: &str, model: &str, LayoutSpec(name, [tp, pp, dp], zero, more): &LayoutSpec) -> Layout {
     let words = |text: &str| text.split_whitespace().map(str::to_string).collect::<Vec<_>>();
     let mut settings = vec![
@@ -156,4 +179,41 @@ fn layout(prefix: &str, model: &str, LayoutSpec(name, [tp, pp, dp], zero, more):
     ];
     settings.extend(words(more));
     Layout { name: format!("{prefix}{name}"), model: words(model), settings }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::mem::{Discriminant, discriminant};
+
+    use kintsugi_plan::config::ConfigSource;
+    use kintsugi_plan::{Op, Plan};
+
+    use super::*;
+
+    fn plans(layouts: &[Layout]) -> Vec<Plan> {
+        let base = ConfigSource::demo().sets(["batch.micro=1", "batch.global=8"]);
+        let base = base.without(&["parallel", "sharding", "memory"]);
+        let plan = |layout: &Layout| base.clone().sets(&layout.model).sets(&layout.settings).plan();
+        layouts
+            .iter()
+            .map(|layout| plan(layout).unwrap_or_else(|error| panic!("{layout}: {error}")))
+            .collect()
+    }
+
+    fn ops(plans: &[Plan]) -> HashSet<Discriminant<Op>> {
+        let stages = plans.iter().flat_map(|plan| (0..plan.mesh.pp).map(move |stage| plan.program(stage)));
+        stages.flat_map(|program| program.ops.into_iter().map(|op| discriminant(&op))).collect()
+    }
+
+    #[test]
+    fn the_layouts_for_nccl_have_every_op() {
+        let chosen = nccl_layouts();
+        assert_eq!(chosen.len(), FOR_NCCL.len(), "every name is that of a layout");
+        let chosen = plans(&chosen);
+        let ranks: Vec<usize> = chosen.iter().map(|plan| plan.mesh.ranks()).collect();
+        assert_eq!(ranks.iter().filter(|&&ranks| ranks == 8).count(), 2, "{ranks:?}");
+        let all: Vec<Layout> = COMMON.iter().map(|short| layout("", "", short)).collect();
+        assert_eq!(ops(&chosen), ops(&plans(&all)));
+    }
 }

@@ -11,5 +11,5 @@ mod record;
 
 pub use compare::{Bounds, Difference, WeightBound, compare, worse};
 pub use fault::Fault;
-pub use layouts::{Layout, layouts};
+pub use layouts::{Layout, layouts, nccl_layouts};
 pub use record::{Recording, record};

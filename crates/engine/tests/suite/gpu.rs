@@ -56,6 +56,13 @@ fn run(plan: &Plan, overlap_steps: bool) -> (Vec<[u64; 4]>, u64) {
                 let numbers =
                     [step.loss, step.grad_norm, step.loss_scale, step.validation_loss.unwrap_or(0.0)];
                 bits.push(numbers.map(f64::to_bits));
+                // The first step loads kernels and chooses between them, which waits.
+                assert!(
+                    step.step == 1 || step.host_waits == Some(0),
+                    "step {}: {:?}",
+                    step.step,
+                    step.host_waits
+                );
             }
             Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
             Event::Autotuning => {}

@@ -153,4 +153,6 @@ table!(RawRun {
     graph: bool,
     device: DeviceKind,
     transport: Transport,
+    nccl_channels: u64,
+    nccl_buffer: u64,
 });

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::error::{ConfigError, between, invalid, short, unavailable, within};
+use super::error::{ConfigError, between, invalid, short, within};
 use super::raw::{RawMemory, RawOptimizer, RawPrecision, RawRun};
 use super::words::Transport as TransportName;
 use crate::{
@@ -150,13 +150,33 @@ pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
         deterministic: raw.deterministic.unwrap_or(device == DeviceKind::Cpu),
         graph: raw.graph.unwrap_or(true),
         device,
-        transport: transport(raw)?,
+        transport: transport(raw, device)?,
+        nccl_channels: raw
+            .nccl_channels
+            .map(|channels| within("run.nccl_channels", channels, 1..=MOST_CHANNELS))
+            .transpose()?,
+        nccl_buffer: raw
+            .nccl_buffer
+            .map(|bytes| within("run.nccl_buffer", bytes, SMALLEST_BUFFER..=LARGEST_BUFFER))
+            .transpose()?,
     })
 }
 
-fn transport(raw: &RawRun) -> Result<Transport, ConfigError> {
+/// NCCL's own limit.
+const MOST_CHANNELS: u64 = 64;
+
+/// The buffer of a channel has eight parts, and a part at least 8 KiB.
+const SMALLEST_BUFFER: u64 = 64 << 10;
+const LARGEST_BUFFER: u64 = 1 << 30;
+
+fn transport(raw: &RawRun, device: DeviceKind) -> Result<Transport, ConfigError> {
     match raw.transport {
-        Some(TransportName::Nccl) => Err(unavailable("run.transport", "\"nccl\"", "\"mpi\"")),
+        Some(TransportName::Nccl) if device == DeviceKind::Cpu => Err(invalid(
+            "run.transport",
+            "\"nccl\"",
+            "needs GPUs: set run.device = \"cuda\", or use \"mpi\" or \"threads\"",
+        )),
+        Some(TransportName::Nccl) => Ok(Transport::Nccl),
         Some(TransportName::Mpi) => Ok(Transport::Mpi),
         Some(TransportName::Threads) => Ok(Transport::Threads),
         Some(TransportName::Auto) | None => Ok(Transport::Auto),

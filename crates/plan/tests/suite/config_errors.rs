@@ -139,6 +139,9 @@ const SETS: &[&[&str]] = &[
     &["run.max_skipped=0"],
     &["run.max_skipped=20000000"],
     &["run.communication_timeout=0"],
+    &["run.transport=nccl"],
+    &["run.nccl_channels=0"],
+    &["run.nccl_buffer=100"],
     // Data.
     &["data.source=[5]"],
     &["data.source=[]"],
@@ -165,7 +168,6 @@ const SETS: &[&[&str]] = &[
     &["sharding.quantize_gradients=int4"],
     &["sharding.secondary=node"],
     &["cluster.price=-2.5"],
-    &["run.transport=nccl"],
 ];
 
 /// Files.

@@ -57,6 +57,8 @@ const KEYS: &[(&str, &[&str])] = &[
     ("run.max_skipped", &NUMBERS),
     ("run.communication_timeout", &NUMBERS),
     ("run.graph", &["true", "false", "7"]),
+    ("run.nccl_channels", &NUMBERS),
+    ("run.nccl_buffer", &["65536", "1048576", "1", "9223372036854775807"]),
 ];
 
 const NUMBERS: [&str; 13] =

@@ -4,6 +4,7 @@ mod config;
 mod config_errors;
 mod config_random;
 mod deadlock;
+mod in_order_streams;
 mod programs;
 mod schedules;
 mod sharding;

@@ -3,9 +3,12 @@
 //! A layer never looks at the result of an operation, so a failure cannot be returned to it. Instead the rank panics
 //! with the message of the [`CudaError`].
 
+use std::rc::Rc;
+
 use half::{bf16, f16};
 
 use super::replay::token_bytes;
+use super::side_stream::CudaSideStream;
 use super::{
     CudaBackend, CudaError, activation, cached_attention, column_sum, elementwise, embedding, loss, norm,
     optimizer, quantize, rotary,
@@ -18,7 +21,7 @@ use crate::ops::{
 };
 use crate::{
     Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, Place, ReplayOutcome,
-    ReplayRequest, View,
+    ReplayRequest, SideStream, View,
 };
 
 /// Panics if something failed.
@@ -112,6 +115,14 @@ impl Backend for CudaBackend {
 
     fn replay_step(&self, step: &mut dyn FnMut(ReplayRequest)) -> ReplayOutcome {
         done(self.replay.replay_step(step))
+    }
+
+    fn side_stream(&self, name: &str) -> Option<Rc<dyn SideStream>> {
+        Some(Rc::new(done(CudaSideStream::new(&self.stream, name, &self.replay))))
+    }
+
+    fn host_waits(&self) -> Option<u64> {
+        Some(self.stream.host_waits().count())
     }
 
     fn upload_tokens(&self, tokens: &[u32], to: View) {

@@ -28,6 +28,11 @@ impl Gpu {
         Ok(self.context.name()?)
     }
 
+    /// The GPU's own identifier, as 32 hexadecimal digits.
+    pub fn uuid(&self) -> Result<String, CudaError> {
+        Ok(self.context.uuid()?.bytes.iter().map(|&byte| format!("{:02x}", byte as u8)).collect())
+    }
+
     /// Streaming multiprocessors.
     pub fn multiprocessors(&self) -> Result<usize, CudaError> {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;

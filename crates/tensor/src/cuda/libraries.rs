@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use cudarc::{cublaslt, cudnn, driver, get_lib_name_candidates, nccl, nvrtc};
+use cudarc::{cublaslt, cudnn, driver, get_lib_name_candidates, nvrtc};
 
 use super::error::CudaError;
 
@@ -71,15 +71,6 @@ library!(
     cudnn_version,
     "install cuDNN 9 from NVIDIA, or with `pip install nvidia-cudnn-cu13` (put its folder on LD_LIBRARY_PATH)"
 );
-library!(
-    NCCL,
-    "NCCL",
-    "nccl",
-    nccl,
-    nccl_version,
-    "install libnccl-dev, or link libnccl.so to the libnccl.so.2 that is there: the bare name is what is looked for"
-);
-
 impl Library {
     /// Fails with installation advice if the library cannot be loaded.
     pub(crate) fn require(&self) -> Result<(), CudaError> {
@@ -104,10 +95,9 @@ impl Library {
     }
 }
 
-/// Every library that the CUDA backend and its collectives use.
+/// Every library that the CUDA backend uses.
 pub fn reports() -> Vec<Report> {
-    let mut reports: Vec<_> =
-        [&DRIVER, &NVRTC, &CUBLASLT, &CUDNN, &NCCL].map(Library::report).into_iter().collect();
+    let mut reports: Vec<_> = [&DRIVER, &NVRTC, &CUBLASLT, &CUDNN].map(Library::report).into_iter().collect();
     reports.push(nvml());
     reports
 }
@@ -136,13 +126,6 @@ fn cublaslt_version() -> String {
 fn cudnn_version() -> String {
     // SAFETY: no arguments; the library is there.
     let version = unsafe { cudnn::sys::cudnnGetVersion() };
-    format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
-}
-
-fn nccl_version() -> String {
-    let mut version = 0;
-    // SAFETY: an integer to write to; the library is there.
-    unsafe { nccl::sys::ncclGetVersion(&raw mut version) };
     format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
 }
 

@@ -16,6 +16,7 @@ mod elementwise;
 mod embedding;
 mod error;
 mod gpu;
+mod host_waits;
 mod kernels;
 mod launcher;
 mod loss;
@@ -30,6 +31,7 @@ mod quantize;
 mod readback;
 mod replay;
 mod rotary;
+mod side_stream;
 mod staging;
 mod stream;
 mod tensor_map;
@@ -66,7 +68,7 @@ pub struct CudaBackend {
     stream: Stream,
     staging: Staging,
     readbacks: ReadbackPool,
-    replay: Replay,
+    replay: Rc<Replay>,
     launcher: Launcher,
     products: Products,
     attentions: Attentions,
@@ -97,7 +99,7 @@ impl CudaBackend {
             launcher: Launcher::new(&stream, kernels, scratch),
             staging: Staging::new(&stream)?,
             readbacks: ReadbackPool::new(&stream),
-            replay: Replay::new(&stream, &slab),
+            replay: Rc::new(Replay::new(&stream, &slab)),
             notices,
             memory,
             stream,

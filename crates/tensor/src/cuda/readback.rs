@@ -3,11 +3,13 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use cudarc::driver::CudaEvent;
 use cudarc::driver::sys::CUevent_flags;
 
 use super::error::CudaError;
+use super::host_waits::HostWaits;
 use super::pinned::Pinned;
 use super::stream::Stream;
 
@@ -34,6 +36,7 @@ pub(crate) struct Readback {
     bytes: usize,
     page: Option<PinnedPage>,
     free: Rc<RefCell<Vec<PinnedPage>>>,
+    waits: Arc<HostWaits>,
 }
 
 impl ReadbackPool {
@@ -58,7 +61,8 @@ impl ReadbackPool {
         // SAFETY: the caller's promise.
         unsafe { page.memory.download(from, bytes)? };
         page.completed.record(self.stream.queue())?;
-        Ok(Readback { bytes, page: Some(page), free: Rc::clone(&self.free) })
+        let waits = Arc::clone(self.stream.host_waits());
+        Ok(Readback { bytes, page: Some(page), free: Rc::clone(&self.free), waits })
     }
 }
 
@@ -66,7 +70,7 @@ impl Readback {
     /// Waits for the copy, but for nothing that was enqueued after it.
     pub(crate) fn wait(&self) -> Result<Vec<u8>, CudaError> {
         let page = self.page.as_ref().expect("a page until it is dropped");
-        page.completed.synchronize()?;
+        self.waits.during(|| page.completed.synchronize())?;
         let mut bytes = vec![0; self.bytes];
         // SAFETY: the copy has run, and no other copy uses this page while it is held here.
         unsafe { page.memory.get(&mut bytes) };

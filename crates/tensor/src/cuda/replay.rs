@@ -121,7 +121,7 @@ impl Replay {
         if let Some(captured) = self.graphs.borrow().get(self.turn.get())
             && captured.free == free
         {
-            captured.refill(step)?;
+            captured.refill(&self.stream, step)?;
             self.launch(captured)?;
             return Ok(ReplayOutcome::Replayed);
         }
@@ -176,6 +176,16 @@ impl Replay {
             }
             Mode::Idle | Mode::Recording { .. } => Err(error),
         }
+    }
+
+    /// Drops all graphs after they have run. Later steps may be captured again.
+    pub(crate) fn drop_graphs(&self) {
+        let graphs = self.graphs.take();
+        for graph in &graphs {
+            // A failure belongs to an operation of the graph. Whoever reads its result reports it.
+            let _ = graph.ran.synchronize();
+        }
+        self.history.take();
     }
 
     /// Enqueues a step operation by operation, and records its signature.
@@ -238,8 +248,11 @@ impl Replay {
 
 impl CapturedStep {
     /// Writes new tokens over the old ones, after the last launch has read those.
-    fn refill(&self, step: &mut dyn FnMut(ReplayRequest)) -> Result<(), CudaError> {
-        self.ran.synchronize()?;
+    fn refill(&self, stream: &Stream, step: &mut dyn FnMut(ReplayRequest)) -> Result<(), CudaError> {
+        // The result of that launch has been read, unless the caller has more steps in flight than there are graphs.
+        if !self.ran.try_is_complete()? {
+            stream.host_waits().counted(|| self.ran.synchronize())?;
+        }
         let mut at = 0;
         step(ReplayRequest::Tokens(&mut |ids| {
             let bytes = token_bytes(ids);

@@ -65,7 +65,7 @@ impl Staging {
         if at + bytes > SLOT {
             self.slots[slot].done.record(self.stream.queue())?;
             (slot, at) = (1 - slot, 0);
-            self.slots[slot].done.synchronize()?;
+            self.slots[slot].make_free(&self.stream)?;
         }
         self.place.set((slot, (at + bytes).next_multiple_of(ALIGNMENT)));
         Ok((&self.slots[slot], at))
@@ -84,11 +84,11 @@ impl Staging {
             unsafe { slot.memory.download(from + (i * SLOT) as u64, part.len())? };
             slot.done.record(self.stream.queue())?;
             if let Some((slot, part)) = coming.replace((slot, part)) {
-                slot.empty(part)?;
+                slot.empty(&self.stream, part)?;
             }
         }
         if let Some((slot, part)) = coming {
-            slot.empty(part)?;
+            slot.empty(&self.stream, part)?;
             // Everything enqueued has run, so both slots are free.
             self.place.set((0, 0));
         }
@@ -97,9 +97,17 @@ impl Staging {
 }
 
 impl Slot {
+    /// Waits until the slot's copies have run, which is long ago unless both slots were filled at once.
+    fn make_free(&self, stream: &Stream) -> Result<(), CudaError> {
+        if !self.done.try_is_complete()? {
+            stream.host_waits().counted(|| self.done.synchronize())?;
+        }
+        Ok(())
+    }
+
     /// Waits for the slot's last copy, then reads its bytes.
-    fn empty(&self, to: &mut [u8]) -> Result<(), CudaError> {
-        self.done.synchronize()?;
+    fn empty(&self, stream: &Stream, to: &mut [u8]) -> Result<(), CudaError> {
+        stream.host_waits().counted(|| self.done.synchronize())?;
         // SAFETY: the copy to this slot has run, and the next is enqueued after this.
         unsafe { self.memory.get(to) };
         Ok(())

@@ -5,12 +5,13 @@ use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUevent_flags, CUfunction_attribute_enum};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
 use super::error::CudaError;
+use super::host_waits::HostWaits;
 use super::libraries;
 use crate::{Launch, Mark};
 
@@ -91,6 +92,11 @@ impl From<f64> for Argument {
 pub(crate) struct TimingEvent(CudaEvent);
 
 impl TimingEvent {
+    /// Records a timestamp after everything enqueued on a stream so far.
+    pub(crate) fn on(queue: &CudaStream) -> Result<Self, CudaError> {
+        Ok(TimingEvent(queue.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))?))
+    }
+
     /// The time since an earlier event. Waits for both.
     pub(crate) fn since(&self, earlier: &TimingEvent) -> Result<Duration, CudaError> {
         let ms = earlier.0.elapsed_ms(&self.0)?;
@@ -98,7 +104,7 @@ impl TimingEvent {
     }
 }
 
-/// A device and the one stream on which a rank's work is enqueued.
+/// A device and the stream on which a rank's operations are enqueued.
 ///
 /// The thread that creates the stream makes the device's primary context current. A rank stays on that thread.
 #[derive(Clone, Debug)]
@@ -114,6 +120,7 @@ pub(crate) struct Stream {
     not_repeatable: Rc<Cell<u64>>,
     /// The recorded launches, while recording is on.
     launches: Rc<RefCell<Option<Vec<Launch>>>>,
+    host_waits: Arc<HostWaits>,
 }
 
 impl Stream {
@@ -137,6 +144,7 @@ impl Stream {
             digest: Rc::default(),
             not_repeatable: Rc::default(),
             launches: Rc::default(),
+            host_waits: Arc::default(),
         })
     }
 
@@ -204,12 +212,29 @@ impl Stream {
 
     /// Records a timestamp after everything enqueued so far.
     pub(crate) fn timing_event(&self) -> Result<TimingEvent, CudaError> {
-        Ok(TimingEvent(self.queue.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))?))
+        TimingEvent::on(&self.queue)
     }
 
     /// Records every launch from now on.
     pub(crate) fn record_launches(&self) {
         *self.launches.borrow_mut() = Some(Vec::new());
+    }
+
+    /// Whether launches are recorded.
+    pub(crate) fn records_launches(&self) -> bool {
+        self.launches.borrow().is_some()
+    }
+
+    /// Adds a launch to the recorded ones.
+    pub(crate) fn add_launch(&self, launch: Launch) {
+        if let Some(launches) = &mut *self.launches.borrow_mut() {
+            launches.push(launch);
+        }
+    }
+
+    /// The waits of the rank's host thread.
+    pub(crate) fn host_waits(&self) -> &Arc<HostWaits> {
+        &self.host_waits
     }
 
     /// Returns the recorded launches and stops recording.
@@ -223,19 +248,19 @@ impl Stream {
         name: impl FnOnce() -> String,
         enqueue: impl FnOnce() -> Result<T, CudaError>,
     ) -> Result<T, CudaError> {
-        if self.launches.borrow().is_none() {
+        if !self.records_launches() {
             return enqueue();
         }
-        let begun = Mark::on_device(self.timing_event()?);
-        let enqueued = enqueue()?;
-        let launch = Launch { name: name(), begun, ended: Mark::on_device(self.timing_event()?) };
-        self.launches.borrow_mut().as_mut().expect("they are noted").push(launch);
-        Ok(enqueued)
+        let (enqueued, begun) = (Instant::now(), Mark::on_device(self.timing_event()?));
+        let result = enqueue()?;
+        let ended = Mark::on_device(self.timing_event()?);
+        self.add_launch(Launch { name: name(), transfer: None, enqueued, begun, ended });
+        Ok(result)
     }
 
     /// Waits until everything enqueued is done. Reports the failure of an earlier kernel.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
-        Ok(self.queue.synchronize()?)
+        Ok(self.host_waits.counted(|| self.queue.synchronize())?)
     }
 
     /// Enqueues a kernel. An empty table means that the kernel takes none.

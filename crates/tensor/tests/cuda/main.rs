@@ -13,6 +13,7 @@ mod norm;
 mod products;
 mod quantize;
 mod replay;
+mod side_stream;
 mod step;
 mod tables;
 mod test_backend;

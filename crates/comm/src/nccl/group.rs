@@ -1,0 +1,246 @@
+//! A rank's membership in a group of GPUs that communicate by NCCL.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use kintsugi_spec::{Group, Topology};
+use kintsugi_tensor::{Buffer, DType, SideEvent, SideStream, SideTransfer, View};
+
+use super::communicator::{Communicator as Channel, StartedTransfer};
+use super::job_state::JobState;
+use super::library::{Api, Elements, NcclError, Place};
+use super::links::Link;
+use crate::activity::Activity;
+use crate::{Collective, Communicator, Operation, Pending, RankFailure, Tag, TransferKind, ring};
+
+/// A rank's membership in a group of GPUs.
+pub struct NcclGroup {
+    state: Arc<JobState>,
+    group: Group,
+    members: Vec<usize>,
+    /// This rank's index in the group.
+    me: usize,
+    topology: Topology,
+    collectives: Lane,
+    links: HashMap<Link, Lane>,
+    /// Transfers so far.
+    started: Cell<u64>,
+    /// The ends of the transfers that are not waited for yet, by number, and the stream of each.
+    in_flight: RefCell<HashMap<u64, (SideEvent, Rc<dyn SideStream>)>>,
+}
+
+/// A communicator and the side stream on which it works.
+///
+/// Every communicator has a stream of its own: a transfer that waits for another rank holds up its stream, and transfers of
+/// different groups start in different orders on different ranks.
+#[derive(Clone)]
+pub(super) struct Lane {
+    pub channel: Arc<Channel>,
+    pub stream: Rc<dyn SideStream>,
+}
+
+impl NcclGroup {
+    pub(super) fn new(
+        state: Arc<JobState>,
+        (group, members, me): (Group, &[usize], usize),
+        topology: Topology,
+        collectives: Lane,
+        links: HashMap<Link, Lane>,
+    ) -> Self {
+        NcclGroup {
+            state,
+            group,
+            members: members.to_vec(),
+            me,
+            topology,
+            collectives,
+            links,
+            started: Cell::new(0),
+            in_flight: RefCell::default(),
+        }
+    }
+
+    /// The links of this rank's messages.
+    pub(super) fn links(&self) -> impl Iterator<Item = Link> + '_ {
+        self.links.keys().copied()
+    }
+
+    /// Enqueues a transfer of a part of a buffer on a side stream, in which this rank sends or receives so many bytes. Returns
+    /// its number.
+    fn begin(
+        &self,
+        lane: &Lane,
+        transfer: StartedTransfer,
+        (view, sent): (View, usize),
+        kind: u64,
+        enqueue: impl Fn(&Api, Elements, Place) -> Result<(), NcclError>,
+    ) -> u64 {
+        let number = self.started.replace(self.started.get() + 1);
+        if self.state.has_failed() {
+            return number;
+        }
+        let elements = Elements { address: view.address(), len: view.len(), dtype: view.dtype() };
+        let bytes = elements.len * elements.dtype.bytes();
+        let name = || format!("{} over {}", self.kind_name(transfer.activity), self.group);
+        let words = [kind, elements.address, bytes as u64, elements.dtype as u64];
+        let mut enqueued = Ok(());
+        let side = SideTransfer { name: &name, bytes: sent as u64, words: &words };
+        let event = lane.stream.start(&side, &mut |stream| {
+            enqueued = lane.channel.enqueue(transfer, stream, |api, place| enqueue(api, elements, place));
+        });
+        self.in_flight.borrow_mut().insert(number, (event, Rc::clone(&lane.stream)));
+        if let Err(error) = enqueued {
+            self.state.fail_in(Some(transfer), error.to_string());
+        }
+        number
+    }
+
+    fn kind_name(&self, activity: Activity) -> &'static str {
+        match activity {
+            Activity::Collective { collective, .. } => collective.operation().name(),
+            Activity::Message { from, .. } if from == self.members[self.me] => "send",
+            Activity::Message { .. } => "receive",
+            Activity::Exchange { .. } => "exchange",
+        }
+    }
+
+    /// Counts bytes that this rank sends to a member.
+    fn count(&self, operation: Operation, to: usize, bytes: usize) {
+        let level = self.topology.level(self.members[self.me], self.members[to]);
+        self.state.traffic.add(level, operation, bytes as u64);
+    }
+
+    fn link(&self, link: Link) -> &Lane {
+        self.links.get(&link).unwrap_or_else(|| {
+            panic!("group {} has no link for messages from member {} to {}", self.group, link.from, link.to)
+        })
+    }
+
+    fn message(&self, tag: Tag, from: usize, to: usize, buffer: Buffer) -> Pending {
+        let sends = from == self.me;
+        let peer = self.members[if sends { to } else { from }];
+        let activity =
+            Activity::Message { group: self.group, from: self.members[from], to: self.members[to], tag };
+        let transfer = StartedTransfer { activity, peer: Some(peer) };
+        let (lane, view) = (self.link(Link::of(tag, from, to)), buffer.view());
+        if sends {
+            self.count(Operation::Send, to, view.bytes());
+        }
+        // The sender is rank 0 of the communicator of its link, and the receiver rank 1.
+        let number =
+            self.begin(lane, transfer, (view, view.bytes()), 3 + u64::from(sends), |api, elements, place| {
+                // SAFETY: the buffer belongs to the transfer until it is waited for. The lock of the channel is held, and its stream
+                // lives as long as the group.
+                unsafe { if sends { api.send(elements, 1, place) } else { api.receive(elements, 0, place) } }
+            });
+        let all = 0..buffer.len();
+        Pending::new(buffer, all, TransferKind::Message { sequence: number })
+    }
+}
+
+/// Enqueues a collective over the elements of a part of a buffer.
+///
+/// The library needs chunks of the same length. If the chunks differ by an element, they are broadcast or reduced one by one, in
+/// one piece of work.
+///
+/// # Safety
+/// See the contract of [`Api`].
+unsafe fn enqueue(
+    api: &Api,
+    collective: Collective,
+    all: Elements,
+    (ranks, me): (usize, usize),
+    at: Place,
+) -> Result<(), NcclError> {
+    if all.len == 0 {
+        return Ok(());
+    }
+    let chunk = |index| all.part(&ring::chunk(all.len, ranks, index));
+    let each = |call: &dyn Fn(Elements, usize) -> Result<(), NcclError>| {
+        let chunks = (0..ranks).map(|index| (chunk(index), index)).filter(|(chunk, _)| chunk.len > 0);
+        api.grouped(|| chunks.into_iter().try_for_each(|(chunk, index)| call(chunk, index)))
+    };
+    let equal = all.len.is_multiple_of(ranks);
+    // SAFETY: chunks are parts of the elements; the rest is the caller's promise.
+    unsafe {
+        match collective {
+            Collective::AllReduce => api.all_reduce(all, at),
+            Collective::AllGather if equal => api.all_gather(chunk(me), all, at),
+            Collective::AllGather => each(&|chunk, owner| api.broadcast(chunk, owner, at)),
+            Collective::ReduceScatter if equal => api.reduce_scatter(chunk(me), all, at),
+            Collective::ReduceScatter => each(&|chunk, owner| api.reduce(chunk, owner, at)),
+        }
+    }
+}
+
+impl Communicator for NcclGroup {
+    fn rank(&self) -> usize {
+        self.me
+    }
+
+    fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
+        assert!(
+            collective == Collective::AllGather || buffer.dtype() != DType::U32,
+            "token ids are not summed"
+        );
+        let (ranks, me, view) = (self.size(), self.me, buffer.slice(range.clone()));
+        let sent = ring::link_elements(collective, view.len(), ranks, me) * view.dtype().bytes();
+        self.count(collective.operation(), (me + 1) % ranks, sent);
+        let sequence = self.started.get();
+        let activity = Activity::Collective { group: self.group, collective, sequence };
+        let peer = (ranks == 2).then(|| self.members[1 - me]);
+        let transfer = StartedTransfer { activity, peer };
+        let number = self.begin(
+            &self.collectives,
+            transfer,
+            (view, sent),
+            collective as u64,
+            |api, elements, place| {
+                // SAFETY: as in `message`.
+                unsafe { enqueue(api, collective, elements, (ranks, me), place) }
+            },
+        );
+        Pending::new(buffer, range, TransferKind::Collective { collective, sequence: number })
+    }
+
+    fn send(&self, to: usize, tag: Tag, buffer: Buffer) -> Pending {
+        self.message(tag, self.me, to, buffer)
+    }
+
+    fn receive(&self, from: usize, tag: Tag, buffer: Buffer) -> Pending {
+        self.message(tag, from, self.me, buffer)
+    }
+
+    fn wait(&self, pending: Pending) -> Buffer {
+        let (TransferKind::Collective { sequence: number, .. } | TransferKind::Message { sequence: number }) =
+            pending.kind;
+        if let Some((event, stream)) = self.in_flight.borrow_mut().remove(&number) {
+            stream.join(event);
+        }
+        pending.finish()
+    }
+
+    fn failure(&self) -> Option<RankFailure> {
+        // Asked after every op, so the common case is one load.
+        self.state.has_failed().then(|| self.state.failure()).flatten()
+    }
+}
+
+impl Drop for NcclGroup {
+    fn drop(&mut self) {
+        if self.state.has_failed() || std::thread::panicking() {
+            for lane in self.links.values().chain([&self.collectives]) {
+                lane.channel.abort();
+            }
+        }
+        // NCCL frees a communicator only after the graphs that contain its work.
+        self.collectives.stream.drop_graphs();
+    }
+}

@@ -1,0 +1,132 @@
+//! The suite on NCCL: every rank is a process with a GPU, which the ranks may share.
+
+use std::env;
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use kintsugi_comm::nccl::{self, NcclSettings, SHARED_GPU_VERSION};
+use kintsugi_comm::rendezvous::{Rendezvous, arrange_locally};
+use kintsugi_comm::{Collective, Connection, Exchange, World, WorldOptions};
+use kintsugi_spec::Group;
+use kintsugi_tensor::cuda::CudaBackend;
+use kintsugi_tensor::cuda::libraries::devices;
+use kintsugi_tensor::{Backend, Category, DType};
+use kintsugi_testing::{Need, skip};
+
+use crate::suite::Suite;
+use crate::{PATIENCE, PROCESS, TOPOLOGY};
+
+/// Device memory of a rank.
+const BYTES: u64 = 256 << 20;
+
+/// The rank that ends itself while the others wait for it.
+const VICTIM: usize = 2;
+
+/// Small, since ranks may share a GPU.
+const SETTINGS: NcclSettings = NcclSettings { channels: 1, buffer: 256 << 10 };
+
+/// Whether `ranks` ranks can run on this machine. If not, the test is skipped.
+fn can_run(ranks: usize) -> bool {
+    let gpus = match devices() {
+        Ok(0) => return skipped(Need::Gpu, "the driver shows no device"),
+        Err(error) => return skipped(Need::Gpu, &error.to_string()),
+        Ok(gpus) => gpus,
+    };
+    match nccl::find() {
+        Err(error) => skipped(Need::Nccl, &error.to_string()),
+        Ok((version, _)) if gpus < ranks && version < SHARED_GPU_VERSION => {
+            skipped(Need::Nccl, &format!("NCCL {version} does not let {ranks} ranks share {gpus} GPUs"))
+        }
+        Ok(_) => true,
+    }
+}
+
+fn skipped(need: Need, reason: &str) -> bool {
+    skip(need, reason);
+    false
+}
+
+/// Runs a part of the suite as processes. Returns the output of each, and whether it succeeded.
+fn run(part: &str, ranks: usize) -> Vec<(bool, String)> {
+    let program = env::current_exe().expect("this program has a path");
+    let meeting = arrange_locally().expect("a free port");
+    let start = |rank: usize| -> Child {
+        let mut command = Command::new(&program);
+        command.args(["--exact", "nccl::a_process_on_nccl", "--nocapture"]).env(PROCESS, part);
+        command.env("KINTSUGI_RANK", rank.to_string()).env("KINTSUGI_RANKS", ranks.to_string());
+        command.envs(meeting.clone()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("a process")
+    };
+    let processes: Vec<Child> = (0..ranks).map(start).collect();
+    let finish = |process: Child| {
+        let output = process.wait_with_output().expect("it is a child");
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        (output.status.success(), text.join("\n"))
+    };
+    processes.into_iter().map(finish).collect()
+}
+
+#[test]
+fn nccl() {
+    for ranks in crate::sizes() {
+        if !can_run(ranks) {
+            return;
+        }
+        for (rank, (succeeded, text)) in run("suite", ranks).into_iter().enumerate() {
+            assert!(succeeded && text.contains("the suite has passed"), "rank {rank} of {ranks}:\n{text}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_others_and_is_named() {
+    if !can_run(3) {
+        return;
+    }
+    let ended = run("death", 3);
+    for (rank, (succeeded, text)) in ended.iter().enumerate().filter(|(rank, _)| *rank != VICTIM) {
+        assert!(*succeeded && text.contains("the death was noticed"), "rank {rank}:\n{text}");
+    }
+}
+
+/// One process on NCCL. By itself it does nothing.
+#[test]
+fn a_process_on_nccl() {
+    let Some(part) = env::var_os(PROCESS).filter(|_| env::var_os("KINTSUGI_RANK").is_some()) else { return };
+    SETTINGS.set_environment();
+    let met = Rendezvous::connect().unwrap_or_else(|error| panic!("{error}"));
+    let connection = Connection::nccl(Exchange::Rendezvous(met)).unwrap_or_else(|error| panic!("{error}"));
+    let options = WorldOptions::for_exchange(met.size);
+    let options =
+        WorldOptions { topology: TOPOLOGY, timeout: PATIENCE, nccl: SETTINGS, wraps: true, ..options };
+    let world: Arc<dyn World> = connection.world(options);
+    let backend = CudaBackend::new(connection.gpu(), BYTES, true).unwrap_or_else(|error| panic!("{error}"));
+    let backend: Rc<dyn Backend> = Rc::new(backend);
+    if part == "suite" {
+        Suite::on(backend, &*world, TOPOLOGY, met.rank).run_without_tags();
+        println!("rank {}: the suite has passed", met.rank);
+    } else {
+        notice_a_death(&*world, &backend, met.rank);
+        println!("rank {}: the death was noticed", met.rank);
+    }
+    drop(world);
+    Rendezvous::finish(false);
+}
+
+/// One rank dies while the GPUs of the others wait for it.
+fn notice_a_death(world: &dyn World, backend: &Rc<dyn Backend>, me: usize) {
+    let all: Vec<usize> = (0..world.ranks()).collect();
+    let group = world.group(Group::DATA, &all, me, backend);
+    world.barrier().expect("all are alive");
+    if me == VICTIM {
+        std::process::abort();
+    }
+    let buffer = backend.allocate(1000, DType::F32, Category::Communication);
+    backend.fill(1.0, buffer.view());
+    drop(group.run(Collective::AllReduce, buffer));
+    // The GPU waits for the rank that has died, until the watchdog aborts the communicator.
+    backend.synchronize();
+    let failure = world.failure().expect("a rank has died");
+    assert_eq!(failure.rank, VICTIM, "{failure}");
+}
