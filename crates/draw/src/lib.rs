@@ -8,4 +8,4 @@ mod trace;
 
 pub use schedule::{Ink, draw};
 pub use schedule_svg::schedule_svg;
-pub use trace::{Category, RankSpan, SpanKind, Trace, TraceSpan};
+pub use trace::{Category, RankSpan, RankSpanKind, RankTransfer, SpanKind, Trace, TraceSpan};

@@ -1,10 +1,10 @@
 //! What every rank did in a step, predicted or measured, and the Chrome trace event format, which Perfetto reads too: one
-//! process per rank, one row per category, an arrow for every message between stages.
+//! process per rank, rows by category, an arrow for every message between stages.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use kintsugi_plan::{BackwardPart, Block, Coordinate, MessageKind, Op, Plan};
-use kintsugi_simulate::{StepWork, Timeline};
+use kintsugi_simulate::{StepWork, Timeline, TransferSpan};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -13,10 +13,12 @@ use serde_json::{Value, json};
 pub enum Category {
     /// Work on the device.
     Compute,
-    /// Transfers between ranks, and waiting for them.
+    /// Ops that start transfers or wait for them.
     Communication,
     /// Kernels and copies of both.
     Kernels,
+    /// The transfers themselves. Those that run at the same time are in several rows.
+    Transfers,
 }
 
 /// What a span is, for its colour.
@@ -33,6 +35,7 @@ pub enum SpanKind {
     Optimizer,
     Other,
     Kernel,
+    Transfer,
 }
 
 /// Something that a rank did.
@@ -56,6 +59,10 @@ pub struct TraceSpan {
     pub bytes: u64,
     /// Floating-point operations.
     pub flops: u64,
+    /// The op that a transfer belongs to.
+    pub op: Option<String>,
+    /// Seconds at the end of a measured transfer that the rank waited for it.
+    pub waited: Option<f64>,
 }
 
 /// The spans of a step.
@@ -72,33 +79,75 @@ pub struct Trace {
 pub struct RankSpan {
     /// The rank.
     pub rank: usize,
-    /// An op, or the name of a kernel.
-    pub what: Result<Op, String>,
+    /// What it was.
+    pub what: RankSpanKind,
     /// Start.
     pub start: f64,
     /// Duration.
     pub duration: f64,
 }
 
+/// What a rank did.
+#[derive(Clone, Debug)]
+pub enum RankSpanKind {
+    /// An op.
+    Op(Op),
+    /// A kernel of this name.
+    Kernel(String),
+    /// A transfer.
+    Transfer(RankTransfer),
+}
+
+/// A transfer that a rank took part in.
+#[derive(Clone, Debug)]
+pub struct RankTransfer {
+    /// Operation and group.
+    pub name: String,
+    /// Bytes that the rank sent, or received in a message.
+    pub bytes: u64,
+    /// The op that started it.
+    pub op: Op,
+    /// Seconds at its end that the rank waited for it, if measured.
+    pub waited: Option<f64>,
+}
+
 impl Trace {
     /// The trace of a predicted step. One rank stands for all of its stage.
     pub fn predicted(plan: &Plan, timeline: &Timeline) -> Self {
         let ranks_per_stage = plan.mesh.dp * plan.mesh.tp;
-        let stages = timeline.stages.iter().enumerate();
-        let spans = stages.flat_map(|(stage, spans)| {
-            spans.iter().map(move |span| RankSpan {
-                rank: stage * ranks_per_stage,
-                what: Ok(span.op),
-                start: span.start,
-                duration: span.end - span.start,
-            })
-        });
-        Trace::new(plan, spans)
+        let span = |stage: usize, what: RankSpanKind, start: f64, end: f64| RankSpan {
+            rank: stage * ranks_per_stage,
+            what,
+            start,
+            duration: end - start,
+        };
+        let work = StepWork::of(plan);
+        let mut spans = Vec::new();
+        for (stage, ops) in timeline.stages.iter().enumerate() {
+            spans.extend(ops.iter().map(|op| span(stage, RankSpanKind::Op(op.op), op.start, op.end)));
+        }
+        for (stage, transfers) in timeline.transfers.iter().enumerate() {
+            spans.extend(transfers.iter().filter_map(|&TransferSpan { start, end, op, number }| {
+                let (started, transfer) = (StepWork::started(op), work.transfer(stage, op, number)?);
+                let operation = if matches!(started, Op::ReceiveStart { .. }) {
+                    "receive"
+                } else {
+                    transfer.operation.name()
+                };
+                let name = format!("{operation} over {}", transfer.group);
+                let what = RankTransfer { name, bytes: transfer.bytes, op: started, waited: None };
+                Some(span(stage, RankSpanKind::Transfer(what), start, end))
+            }));
+        }
+        Trace::of_spans(plan, &work, spans)
     }
 
     /// The trace of what ranks of a plan did.
     pub fn new(plan: &Plan, spans: impl IntoIterator<Item = RankSpan>) -> Self {
-        let work = StepWork::of(plan);
+        Trace::of_spans(plan, &StepWork::of(plan), spans)
+    }
+
+    fn of_spans(plan: &Plan, work: &StepWork, spans: impl IntoIterator<Item = RankSpan>) -> Self {
         let mut trace = Trace::default();
         let mut places: HashMap<(usize, Op), usize> = HashMap::new();
         for RankSpan { rank, what, start, duration } in spans {
@@ -113,9 +162,11 @@ impl Trace {
                 duration,
                 bytes: 0,
                 flops: 0,
+                op: None,
+                waited: None,
             };
             trace.spans.push(match what {
-                Ok(op) => {
+                RankSpanKind::Op(op) => {
                     places.insert((rank, op), trace.spans.len());
                     let work = work.of_op(stage, op);
                     let (kind, micro) = (SpanKind::of(op), micro_batch(op));
@@ -128,7 +179,16 @@ impl Trace {
                         ..blank
                     }
                 }
-                Err(name) => TraceSpan { name, ..blank },
+                RankSpanKind::Kernel(name) => TraceSpan { name, ..blank },
+                RankSpanKind::Transfer(RankTransfer { name, bytes, op, waited }) => TraceSpan {
+                    name,
+                    kind: SpanKind::Transfer,
+                    micro: micro_batch(op),
+                    bytes,
+                    op: Some(op.to_string()),
+                    waited,
+                    ..blank
+                },
             });
         }
         trace.flows = flows(plan, &places);
@@ -140,16 +200,24 @@ impl Trace {
         let mut ranks: Vec<(usize, usize)> = self.spans.iter().map(|span| (span.rank, span.stage)).collect();
         ranks.sort_unstable();
         ranks.dedup();
-        let mut events = Vec::with_capacity(4 * ranks.len() + self.spans.len() + 2 * self.flows.len());
+        let mut events = Vec::with_capacity(6 * ranks.len() + self.spans.len() + 2 * self.flows.len());
+        let rows = self.rows();
         for (rank, stage) in ranks {
             events.push(label("process_name", rank, 0, &format!("rank {rank}, stage {stage}")));
-            let has_kernels = |span: &TraceSpan| span.rank == rank && span.kind == SpanKind::Kernel;
-            let kernels = self.spans.iter().any(has_kernels).then_some(Category::Kernels);
-            for category in [Category::Compute, Category::Communication].into_iter().chain(kernels) {
-                events.push(label("thread_name", rank, category as usize, category.name()));
+            let of_rank = self.spans.iter().zip(&rows).filter(|(span, _)| span.rank == rank);
+            let used = of_rank.map(|(span, &row)| (row, span.kind.category()));
+            let first =
+                [Category::Compute, Category::Communication].map(|category| (category as usize, category));
+            let named: BTreeMap<usize, Category> = used.chain(first).collect();
+            for (row, category) in named {
+                let name = match row - category as usize {
+                    0 => category.name().to_owned(),
+                    more => format!("{} {}", category.name(), more + 1),
+                };
+                events.push(label("thread_name", rank, row, &name));
             }
         }
-        events.extend(self.spans.iter().map(complete));
+        events.extend(self.spans.iter().zip(&rows).map(|(span, &row)| complete(span, row)));
         for (id, &(from, to)) in self.flows.iter().enumerate() {
             let (made, used) = (&self.spans[from], &self.spans[to]);
             // Inside of its span: at its very end the next one may have begun.
@@ -157,6 +225,25 @@ impl Trace {
             events.push(arrow("f", id, to, used, used.start + 0.001 * used.duration));
         }
         json!({ "displayTimeUnit": "ms", "traceEvents": events }).to_string()
+    }
+
+    /// The row of every span: its category, and for transfers the first row that is free.
+    fn rows(&self) -> Vec<usize> {
+        let mut rows: Vec<usize> = self.spans.iter().map(|span| span.kind.category() as usize).collect();
+        let is_transfer = |&i: &usize| self.spans[i].kind == SpanKind::Transfer;
+        let mut transfers: Vec<usize> = (0..self.spans.len()).filter(is_transfer).collect();
+        transfers.sort_by(|&a, &b| self.spans[a].start.total_cmp(&self.spans[b].start));
+        // When each row of a rank becomes free.
+        let mut free: HashMap<usize, Vec<f64>> = HashMap::new();
+        for i in transfers {
+            let TraceSpan { rank, start, duration, .. } = self.spans[i];
+            let free = free.entry(rank).or_default();
+            let row = free.iter().position(|&free| free <= start).unwrap_or(free.len());
+            free.resize(free.len().max(row + 1), 0.0);
+            free[row] = start + duration;
+            rows[i] += row;
+        }
+        rows
     }
 
     /// Reads what [`Trace::to_chrome`] has written; `None` if it is something else.
@@ -176,6 +263,8 @@ impl Trace {
                     duration: event.dur * 1e-6,
                     bytes: event.args.bytes,
                     flops: event.args.flops,
+                    op: event.args.op,
+                    waited: event.args.waited.map(|microseconds| microseconds * 1e-6),
                 }),
                 "s" => drop(begun.insert(event.id?, event.args.span?)),
                 "f" => trace.flows.push((*begun.get(&event.id?)?, event.args.span?)),
@@ -217,6 +306,9 @@ struct Arguments {
     bytes: u64,
     flops: u64,
     span: Option<usize>,
+    op: Option<String>,
+    /// Microseconds.
+    waited: Option<f64>,
 }
 
 /// For every message between stages the span that made it and the one that used it, where both are there.
@@ -287,6 +379,7 @@ impl SpanKind {
         match self {
             SpanKind::Communication => Category::Communication,
             SpanKind::Kernel => Category::Kernels,
+            SpanKind::Transfer => Category::Transfers,
             SpanKind::Forward
             | SpanKind::Recompute
             | SpanKind::Backward
@@ -304,6 +397,7 @@ impl Category {
             Category::Compute => "compute",
             Category::Communication => "communication",
             Category::Kernels => "kernels",
+            Category::Transfers => "transfers",
         }
     }
 }
@@ -347,7 +441,7 @@ fn label(what: &str, rank: usize, thread: usize, name: &str) -> Value {
 }
 
 /// A complete event: one span.
-fn complete(span: &TraceSpan) -> Value {
+fn complete(span: &TraceSpan, row: usize) -> Value {
     let mut args = json!({ "stage": span.stage, "kind": span.kind });
     if let Some(micro) = span.micro {
         args["micro"] = micro.into();
@@ -357,13 +451,18 @@ fn complete(span: &TraceSpan) -> Value {
             args[name] = value.into();
         }
     }
-    let category = span.kind.category();
+    if let Some(op) = &span.op {
+        args["op"] = op.as_str().into();
+    }
+    if let Some(waited) = span.waited {
+        args["waited"] = (waited * 1e6).into();
+    }
     json!({
         "ph": "X",
         "name": span.name,
-        "cat": category.name(),
+        "cat": span.kind.category().name(),
         "pid": span.rank,
-        "tid": category as usize,
+        "tid": row,
         "ts": span.start * 1e6,
         "dur": span.duration * 1e6,
         "args": args,

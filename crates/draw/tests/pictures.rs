@@ -1,5 +1,7 @@
 //! Pictures and traces of schedules whose device's speed is not known: in unit time.
 
+use std::collections::HashMap;
+
 use kintsugi_draw::{Ink, SpanKind, Trace, draw, schedule_svg};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
@@ -122,6 +124,55 @@ fn a_trace_has_every_span_that_takes_time() {
     assert_eq!(first["args"]["micro"], 0);
     assert_eq!(Trace::from_chrome(&predicted.to_chrome()).map(|read| read.flows), Some(predicted.flows));
     assert!(Trace::from_chrome("{\"traceEvents\": []}").is_none());
+}
+
+#[test]
+fn transfers_have_rows_of_their_own_with_bytes_and_op() {
+    let cluster = ["cluster.preset=h100", "parallel.tp=2", "parallel.dp=2", "sharding.zero=3"];
+    let layout = ["parallel.pp=2", "batch.micro=1", "batch.global=4", "precision.compute=bf16"];
+    for overlap in ["parallel.overlap_tp=false", "parallel.overlap_tp=true"] {
+        let plan = ConfigSource::demo().sets(cluster).sets(layout).set(overlap).plan().expect("a legal plan");
+        let predicted = Trace::predicted(&plan, &Timeline::of(&plan));
+        let transfers: Vec<_> =
+            predicted.spans.iter().filter(|span| span.kind == SpanKind::Transfer).collect();
+        assert!(transfers.iter().all(|span| span.bytes > 0 && span.op.is_some() && span.duration > 0.0));
+        let with = |name: &str, op: &str| {
+            let belongs = |op_of: &Option<String>| op_of.as_ref().is_some_and(|of| of.starts_with(op));
+            transfers.iter().filter(|span| span.name == name && belongs(&span.op)).count()
+        };
+        // Four layers on two stages, two micro-batches for each replica, two sums in each layer.
+        let chunks = if overlap.ends_with("true") { 4 } else { 1 };
+        assert_eq!(with("all_reduce over tp", "forward layer"), 4 * 2 * 2 * chunks, "{overlap}");
+        assert!(with("all_gather over dp", "start gathering") > 0);
+        assert!(with("reduce_scatter over dp", "start reducing") > 0);
+        assert_eq!(with("send over pp", "start sending"), 4, "both directions, two micro-batches");
+        assert_eq!(with("receive over pp", "start receiving"), 4);
+
+        let trace: serde_json::Value = serde_json::from_str(&predicted.to_chrome()).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        let mut rows: HashMap<(u64, u64), f64> = HashMap::new();
+        let mut of_transfers: Vec<_> = events.iter().filter(|event| event["cat"] == "transfers").collect();
+        of_transfers.sort_by(|a, b| a["ts"].as_f64().unwrap().total_cmp(&b["ts"].as_f64().unwrap()));
+        assert_eq!(of_transfers.len(), transfers.len());
+        for event in of_transfers {
+            let row = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+            let (start, duration) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
+            let end = rows.insert(row, start + duration).unwrap_or(0.0);
+            assert!(start >= end - 1e-6, "two transfers of a row overlap");
+        }
+        let named = |row: &(u64, u64)| {
+            events.iter().any(|event| {
+                event["name"] == "thread_name"
+                    && (event["pid"].as_u64(), event["tid"].as_u64()) == (Some(row.0), Some(row.1))
+                    && event["args"]["name"].as_str().is_some_and(|name| name.starts_with("transfers"))
+            })
+        };
+        assert!(rows.keys().all(named));
+        assert_eq!(
+            Trace::from_chrome(&predicted.to_chrome()).map(|read| read.spans.len()),
+            Some(predicted.spans.len())
+        );
+    }
 }
 
 #[test]

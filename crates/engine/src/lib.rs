@@ -30,5 +30,5 @@ pub use source::{dataset, evaluation_dataset, tokenizer};
 pub use start::Start;
 pub use threads::{ThreadError, start_shared_threads};
 pub use tokenizers::{check_tokenizers, resume_end_of_document, with_end_of_document};
-pub use trace::{MeasuredSpan, MeasuredTransfer, SpanKind};
+pub use trace::{MeasuredSpan, SpanKind};
 pub use train::{Event, SaveStatistics, TrainOptions, train};

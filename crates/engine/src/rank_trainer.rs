@@ -101,7 +101,7 @@ impl RankTrainer<'_> {
             let (begun, batch) = (self.now(), self.consumed + step - before.step);
             let waits_before = worker.backend.host_waits();
             if options.trace_step == Some(step - before.step) {
-                let mut timer = Timer::begin(worker.number, &worker.backend);
+                let mut timer = Timer::begin(worker, plan);
                 worker.run(&program, reader.current(), |_, op| timer.op(*op))?;
                 spans = timer.end();
             } else {

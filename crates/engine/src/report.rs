@@ -235,7 +235,7 @@ pub struct TrainOutcome {
     pub failure: Option<TrainError>,
     /// Counts and times of the checkpoints.
     pub saves: SaveStatistics,
-    /// The ops and kernels of the traced step.
+    /// The ops, kernels and transfers of the traced step.
     pub spans: Vec<MeasuredSpan>,
 }
 

@@ -10,11 +10,14 @@ use kintsugi_comm::{Collective, Pending};
 use kintsugi_tensor::{Buffer, DividedBuffer, View};
 
 use crate::Context;
+use crate::shape::MOST_CHUNKS;
 
 /// The chunks of a buffer of all rows.
 #[derive(Debug)]
 pub(crate) struct Chunks {
-    chunks: Vec<Chunk>,
+    /// The first `count` are in use. A step makes no heap allocations, so it is an array.
+    chunks: [Chunk; MOST_CHUNKS],
+    count: usize,
     /// The buffer, if there are several chunks.
     divided: Option<DividedBuffer>,
 }
@@ -23,8 +26,8 @@ pub(crate) struct Chunks {
 enum Chunk {
     Here(Buffer),
     InFlight(Pending),
-    /// Only while its state changes.
-    Nowhere,
+    /// Not in use.
+    None,
 }
 
 impl Chunks {
@@ -34,18 +37,21 @@ impl Chunks {
         if count == 1 {
             return Chunks::one(whole);
         }
-        let (divided, parts) = whole.split(count);
-        Chunks { chunks: parts.into_iter().map(Chunk::Here).collect(), divided: Some(divided) }
+        let (divided, mut parts) = whole.split(count);
+        let chunks = std::array::from_fn(|_| parts.next().map_or(Chunk::None, Chunk::Here));
+        Chunks { chunks, count, divided: Some(divided) }
     }
 
     /// A buffer of all rows in one chunk.
     pub fn one(whole: Buffer) -> Self {
-        Chunks { chunks: vec![Chunk::Here(whole)], divided: None }
+        let mut chunks = [const { Chunk::None }; MOST_CHUNKS];
+        chunks[0] = Chunk::Here(whole);
+        Chunks { chunks, count: 1, divided: None }
     }
 
     /// Number of chunks.
     pub fn count(&self) -> usize {
-        self.chunks.len()
+        self.count
     }
 
     /// A chunk that is not in a transfer.
@@ -56,7 +62,7 @@ impl Chunks {
 
     /// Starts a transfer of a chunk. Waits for it at once unless transfers overlap.
     pub fn start(&mut self, ctx: &Context, index: usize, collective: Collective) {
-        let Chunk::Here(buffer) = std::mem::replace(&mut self.chunks[index], Chunk::Nowhere) else {
+        let Chunk::Here(buffer) = std::mem::replace(&mut self.chunks[index], Chunk::None) else {
             panic!("chunk {index} is in a transfer");
         };
         let all = 0..buffer.len();
@@ -68,7 +74,7 @@ impl Chunks {
 
     /// Waits for the transfer of a chunk, if it is in one.
     pub fn wait(&mut self, ctx: &Context, index: usize) {
-        let chunk = std::mem::replace(&mut self.chunks[index], Chunk::Nowhere);
+        let chunk = std::mem::replace(&mut self.chunks[index], Chunk::None);
         self.chunks[index] = match chunk {
             Chunk::InFlight(pending) => Chunk::Here(ctx.tensor.wait(pending)),
             here => here,
@@ -86,23 +92,41 @@ impl Chunks {
 
     /// All rows, after their transfers, in one chunk from now on.
     pub fn whole(&mut self, ctx: &Context) -> View<'_> {
-        let chunks = Chunks { chunks: std::mem::take(&mut self.chunks), divided: self.divided.take() };
-        *self = Chunks::one(chunks.into_whole(ctx));
+        if self.count > 1 {
+            (0..self.count).for_each(|index| self.wait(ctx, index));
+            *self = Chunks::one(self.join().expect("no transfer is left"));
+        }
+        self.wait(ctx, 0);
         self.get(0)
     }
 
     /// Waits for all transfers and returns the whole buffer.
     pub fn into_whole(mut self, ctx: &Context) -> Buffer {
-        (0..self.count()).for_each(|index| self.wait(ctx, index));
-        let here = |chunk| match chunk {
-            Chunk::Here(buffer) => buffer,
-            Chunk::InFlight(_) | Chunk::Nowhere => unreachable!("all transfers have ended"),
-        };
-        let mut parts: Vec<Buffer> = self.chunks.into_iter().map(here).collect();
-        match self.divided {
-            Some(divided) => divided.join(parts),
-            None => parts.pop().expect("a buffer has at least one chunk"),
+        (0..self.count).for_each(|index| self.wait(ctx, index));
+        self.join().expect("no transfer is left")
+    }
+
+    /// Takes the whole buffer; `None` if a chunk is in a transfer or it has been taken.
+    fn join(&mut self) -> Option<Buffer> {
+        let chunks = &mut self.chunks[..self.count];
+        if !chunks.iter().all(|chunk| matches!(chunk, Chunk::Here(_))) {
+            return None;
         }
+        let mut parts = chunks.iter_mut().filter_map(|chunk| match std::mem::replace(chunk, Chunk::None) {
+            Chunk::Here(buffer) => Some(buffer),
+            Chunk::InFlight(_) | Chunk::None => None,
+        });
+        match self.divided.take() {
+            Some(divided) => Some(divided.join(parts)),
+            None => parts.next(),
+        }
+    }
+}
+
+impl Drop for Chunks {
+    fn drop(&mut self) {
+        // The memory of a divided buffer is only released once it is joined.
+        drop(self.join());
     }
 }
 

@@ -5,6 +5,9 @@ use kintsugi_spec::{Activation, Family, RotaryScaling};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
 
+/// The most chunks of rows into which products and transfers are cut.
+pub(crate) const MOST_CHUNKS: usize = 4;
+
 /// The sizes and options of a rank's blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
@@ -129,8 +132,7 @@ impl Shape {
 
 /// The chunks of a rank's rows if transfers overlap. More chunks hide more of a transfer, but their products are smaller.
 fn chunks(rows: usize) -> usize {
-    const MOST: usize = 4;
-    (1..=MOST).rev().find(|&count| rows.is_multiple_of(count)).unwrap_or(1)
+    (1..=MOST_CHUNKS).rev().find(|&count| rows.is_multiple_of(count)).unwrap_or(1)
 }
 
 /// The element type of a configured precision.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kintsugi_comm::{Pending, RankFailure};
+use kintsugi_comm::{Pending, RankFailure, TransferObserver};
 use kintsugi_model::{Context, Shape};
 use kintsugi_plan::{Block, Coordinate, Group, LossScale, Op, Plan, Program, Unit};
 use kintsugi_tensor::ops::control;
@@ -181,6 +181,11 @@ impl Rank {
     /// Counts the gradients of these units in the global norm, instead of the plan's choice.
     pub fn set_owned_units(&mut self, units: Vec<Unit>) {
         self.owned_units = units;
+    }
+
+    /// Tells an observer about every transfer of this rank from now on.
+    pub fn observe(&mut self, observer: &Rc<dyn TransferObserver>) {
+        self.groups.observe(observer);
     }
 
     /// Asks all ranks to stop. The next step and every step after it carry the request in their sums.

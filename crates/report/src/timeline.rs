@@ -44,7 +44,8 @@ impl TimelineData {
     /// together, then the beginning of the step; the caption says so.
     pub fn new(title: &str, trace: &Trace, unit: &'static str) -> Self {
         let mut timeline = TimelineData { title: title.to_owned(), unit, ..TimelineData::default() };
-        let (mut spans, mut flows) = (trace.spans.clone(), trace.flows.clone());
+        // The bars of a rank are what it does itself. Its transfers run beside them.
+        let (mut spans, mut flows) = kept(&trace.spans, &trace.flows, |span| span.kind != SpanKind::Transfer);
         let mut notes = Vec::new();
         if spans.len() > MOST_SPANS {
             (spans, flows) = one_of_each_stage(&spans, &flows);

@@ -28,7 +28,7 @@ pub use energy::{Consumption, Training};
 pub use fit::{Misfit, check_fit, check_memory};
 pub use footprint::{memory_by_stage, memory_of};
 pub use inference::{evaluation_memory, generation_memory};
-pub use op_work::{OpWork, StepWork};
+pub use op_work::{OpWork, StepWork, TransferWork};
 pub use peak::PeakMemory;
 pub use predict::{Coverage, Prediction, predict};
 pub use timeline::{Span, Timeline, TransferSpan, bubble};

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
+use kintsugi_comm::Operation;
 use kintsugi_comm::paper::{Entry, charge};
-use kintsugi_plan::{Coordinate, Op, Plan};
+use kintsugi_plan::{Coordinate, Group, Op, Plan};
 use kintsugi_spec::Topology;
 use rayon::prelude::*;
 
@@ -19,9 +20,20 @@ pub struct OpWork {
     pub bytes: u64,
 }
 
+/// One transfer of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferWork {
+    /// The operation.
+    pub operation: Operation,
+    /// The group.
+    pub group: Group,
+    /// Bytes that one rank sends.
+    pub bytes: u64,
+}
+
 /// The work of every op of a plan, by stage.
 pub struct StepWork {
-    stages: Vec<HashMap<Op, OpWork>>,
+    stages: Vec<HashMap<Op, (OpWork, Vec<TransferWork>)>>,
 }
 
 impl StepWork {
@@ -38,16 +50,32 @@ impl StepWork {
 
     /// The work of an op on a stage. A wait has the bytes of its transfer.
     pub fn of_op(&self, stage: usize, op: Op) -> OpWork {
-        let (stage, started) = match op {
-            Op::GatherWait { unit } => (stage, Op::GatherStart { unit }),
-            Op::ReduceWait { unit, over } => (stage, Op::ReduceStart { unit, over }),
-            Op::RefreshWait { unit } => (stage, Op::RefreshStart { unit }),
-            Op::SendWait { message } => (stage, Op::SendStart { message }),
-            Op::ReceiveStart { message } | Op::ReceiveWait { message } => {
-                (message.peer, Op::SendStart { message })
-            }
-            Op::NormWait { axis } => (stage, Op::NormStart { axis }),
-            Op::ShareWait => (stage, Op::ShareStart),
+        self.traced(stage, op).map(|(work, _)| *work).unwrap_or_default()
+    }
+
+    /// The transfer with this number that an op starts or waits for. A receiver has the bytes of the message.
+    pub fn transfer(&self, stage: usize, op: Op, number: usize) -> Option<TransferWork> {
+        self.traced(stage, op)?.1.get(number).copied()
+    }
+
+    fn traced(&self, stage: usize, op: Op) -> Option<&(OpWork, Vec<TransferWork>)> {
+        let (stage, sender) = match StepWork::started(op) {
+            Op::ReceiveStart { message } => (message.peer, Op::SendStart { message }),
+            other => (stage, other),
+        };
+        self.stages.get(stage)?.get(&kind(sender))
+    }
+
+    /// The op that started the transfer that an op waits for; the op itself if it waits for none.
+    pub fn started(op: Op) -> Op {
+        match op {
+            Op::GatherWait { unit } => Op::GatherStart { unit },
+            Op::ReduceWait { unit, over } => Op::ReduceStart { unit, over },
+            Op::RefreshWait { unit } => Op::RefreshStart { unit },
+            Op::SendWait { message } => Op::SendStart { message },
+            Op::ReceiveWait { message } => Op::ReceiveStart { message },
+            Op::NormWait { axis } => Op::NormStart { axis },
+            Op::ShareWait => Op::ShareStart,
             Op::Begin
             | Op::Load { .. }
             | Op::Forward { .. }
@@ -62,21 +90,28 @@ impl StepWork {
             | Op::Release { .. }
             | Op::ReduceStart { .. }
             | Op::SendStart { .. }
+            | Op::ReceiveStart { .. }
             | Op::Measure
             | Op::NormStart { .. }
             | Op::Clip
             | Op::Step
-            | Op::RefreshStart { .. } => (stage, op),
-        };
-        self.stages.get(stage).and_then(|ops| ops.get(&kind(started))).copied().unwrap_or_default()
+            | Op::RefreshStart { .. } => op,
+        }
     }
 }
 
-fn work(plan: &Plan, stage: usize, traced: &OpTrace) -> OpWork {
-    OpWork {
+fn work(plan: &Plan, stage: usize, traced: &OpTrace) -> (OpWork, Vec<TransferWork>) {
+    let transfer = |&entry: &Entry| TransferWork {
+        operation: entry.operation(),
+        group: entry.group,
+        bytes: bytes(plan, stage, entry),
+    };
+    let transfers: Vec<TransferWork> = traced.transfers.iter().map(transfer).collect();
+    let work = OpWork {
         flops: traced.kernels.iter().map(|kernel| kernel.flops).sum(),
-        bytes: traced.transfers.iter().map(|&entry| bytes(plan, stage, entry)).sum(),
-    }
+        bytes: transfers.iter().map(|transfer| transfer.bytes).sum(),
+    };
+    (work, transfers)
 }
 
 /// Bytes that the first rank of a stage sends in a transfer.

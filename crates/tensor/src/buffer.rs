@@ -1,10 +1,11 @@
 //! Typed ranges of a rank's memory, and views of parts of them.
 
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::rc::Rc;
 
 use crate::DType;
-use crate::memory::{Block, Category, Foreign, Memory, Place, Usage};
+use crate::memory::{Block, Category, Foreign, Memory, Place};
 
 /// A typed range of memory. Dropping it releases the memory.
 #[derive(Debug)]
@@ -13,13 +14,15 @@ pub struct Buffer {
     block: Block,
     len: usize,
     dtype: DType,
+    /// False for a part of a divided buffer.
+    owns_memory: bool,
 }
 
 impl Buffer {
     /// Allocates `len` elements from `memory`. Their contents are undefined.
     pub fn new(memory: &Rc<dyn Memory>, len: usize, dtype: DType, category: Category) -> Self {
         let block = memory.allocate((len * dtype.bytes()) as u64, category);
-        Buffer { memory: Rc::clone(memory), block, len, dtype }
+        Buffer { memory: Rc::clone(memory), block, len, dtype, owns_memory: true }
     }
 
     /// Elements that belong to another rank of this process and that this rank's backend can access.
@@ -29,7 +32,7 @@ impl Buffer {
     /// that conflicts with the accesses through this buffer.
     pub unsafe fn foreign(memory: &Rc<Foreign>, address: u64, len: usize, dtype: DType) -> Self {
         let block = Block { address, bytes: (len * dtype.bytes()) as u64, category: Category::Communication };
-        Buffer { memory: Rc::clone(memory) as Rc<dyn Memory>, block, len, dtype }
+        Buffer { memory: Rc::clone(memory) as Rc<dyn Memory>, block, len, dtype, owns_memory: true }
     }
 
     /// Number of elements.
@@ -67,65 +70,45 @@ impl Buffer {
         self.view().slice(range)
     }
 
-    /// Divides it into `count` parts of equal length, so that several transfers can own a part each. The memory is
-    /// released when neither the divided buffer nor any part is left.
-    #[must_use]
-    pub fn split(self, count: usize) -> (DividedBuffer, Vec<Buffer>) {
+    /// Divides it into `count` parts of equal length, so that several transfers can own a part each.
+    pub fn split(self, count: usize) -> (DividedBuffer, impl Iterator<Item = Buffer>) {
         assert!(count > 0 && self.len.is_multiple_of(count), "{} elements in {count} parts", self.len);
-        let (len, dtype, block) = (self.len / count, self.dtype, self.block);
+        let (len, dtype, block, memory) = (self.len / count, self.dtype, self.block, Rc::clone(&self.memory));
         let bytes = (len * dtype.bytes()) as u64;
-        let divided = DividedBuffer(Rc::new(Divided(self)));
-        let part = |i: usize| Buffer {
-            memory: Rc::clone(&divided.0) as Rc<dyn Memory>,
-            block: Block { address: block.address + i as u64 * bytes, bytes, category: block.category },
-            len,
-            dtype,
+        let part = move |i: usize| {
+            let block = Block { address: block.address + i as u64 * bytes, bytes, ..block };
+            Buffer { memory: Rc::clone(&memory), block, len, dtype, owns_memory: false }
         };
-        let parts = (0..count).map(part).collect();
-        (divided, parts)
+        (DividedBuffer(ManuallyDrop::new(self)), (0..count).map(part))
     }
 }
 
 /// A buffer that [`Buffer::split`] has divided.
+///
+/// If it is dropped instead of joined, its memory leaks, because a part may still be in a transfer.
 #[derive(Debug)]
-pub struct DividedBuffer(Rc<Divided>);
+pub struct DividedBuffer(ManuallyDrop<Buffer>);
 
 impl DividedBuffer {
-    /// The whole buffer again, from all of its parts.
+    /// The whole buffer again, from all of its parts in order.
     #[must_use]
-    pub fn join(self, parts: Vec<Buffer>) -> Buffer {
-        drop(parts);
-        Rc::try_unwrap(self.0).expect("every part of a divided buffer is needed to join it").0
-    }
-}
-
-/// The memory of the parts of a divided buffer.
-#[derive(Debug)]
-struct Divided(Buffer);
-
-impl Memory for Divided {
-    fn place(&self) -> Place {
-        self.0.place()
-    }
-
-    fn allocate(&self, _: u64, _: Category) -> Block {
-        panic!("a divided buffer is not given out again")
-    }
-
-    fn release(&self, _: Block) {}
-
-    fn peak(&self) -> Usage {
-        Usage::default()
-    }
-
-    fn reserved(&self) -> u64 {
-        0
+    pub fn join(self, parts: impl IntoIterator<Item = Buffer>) -> Buffer {
+        let whole = ManuallyDrop::into_inner(self.0);
+        let end = parts.into_iter().fold(whole.address(), |next, part| {
+            assert_eq!(part.address(), next, "the parts of a divided buffer are joined in order");
+            next + part.view().bytes() as u64
+        });
+        let all = whole.address() + whole.view().bytes() as u64;
+        assert_eq!(end, all, "every part of a divided buffer is needed to join it");
+        whole
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.memory.release(self.block);
+        if self.owns_memory {
+            self.memory.release(self.block);
+        }
     }
 }
 
@@ -200,30 +183,29 @@ mod tests {
         let (_first, whole) = (buffer(&memory), buffer(&memory));
         let address = whole.address();
         let (divided, parts) = whole.split(3);
+        let parts: Vec<Buffer> = parts.collect();
         let found: Vec<_> = parts.iter().map(|part| (part.address(), part.len())).collect();
         assert_eq!(found, [(address, 4), (address + 16, 4), (address + 32, 4)]);
         let whole = divided.join(parts);
         assert_eq!((whole.address(), whole.len()), (address, 12));
         assert_ne!(buffer(&memory).address(), address, "its memory is still in use");
+        drop(whole);
+        assert_eq!(buffer(&memory).address(), address, "its memory is free");
     }
 
     #[test]
-    fn the_last_part_releases_the_memory() {
+    fn a_part_does_not_release_memory() {
         let memory: Rc<dyn Memory> = Rc::new(Arena::on_paper());
-        let (divided, mut parts) = buffer(&memory).split(2);
-        let address = parts[0].address();
-        drop((divided, parts.remove(0)));
-        assert_ne!(buffer(&memory).address(), address);
-        drop(parts);
-        assert_eq!(buffer(&memory).address(), address);
+        let (divided, parts) = buffer(&memory).split(2);
+        drop((divided, parts.collect::<Vec<_>>()));
+        assert_ne!(buffer(&memory).address(), 0, "the memory of a divided buffer leaks");
     }
 
     #[test]
     #[should_panic(expected = "every part")]
     fn a_missing_part_is_noticed() {
         let memory: Rc<dyn Memory> = Rc::new(Arena::on_paper());
-        let (divided, mut parts) = buffer(&memory).split(2);
-        let _kept = parts.pop();
-        let _ = divided.join(parts);
+        let (divided, parts) = buffer(&memory).split(2);
+        let _ = divided.join(parts.take(1));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kintsugi_draw::{RankSpan, Trace};
+use kintsugi_draw::{RankSpan, RankSpanKind, RankTransfer, Trace};
 use kintsugi_engine::{MeasuredSpan, SpanKind};
 use kintsugi_plan::Plan;
 
@@ -56,9 +56,14 @@ fn rank_span(span: &MeasuredSpan) -> RankSpan {
     RankSpan {
         rank: span.rank,
         what: match &span.kind {
-            SpanKind::Op(op) => Ok(*op),
-            SpanKind::Kernel(name) => Err(name.clone()),
-            SpanKind::Transfer(transfer) => Err(format!("{} ({})", transfer.name, transfer.stream)),
+            SpanKind::Op(op) => RankSpanKind::Op(*op),
+            SpanKind::Kernel(name) => RankSpanKind::Kernel(name.clone()),
+            SpanKind::Transfer { name, bytes, op, waited } => RankSpanKind::Transfer(RankTransfer {
+                name: name.clone(),
+                bytes: *bytes,
+                op: *op,
+                waited: waited.map(|waited| waited.as_secs_f64()),
+            }),
         },
         start: span.start.as_secs_f64(),
         duration: span.duration.as_secs_f64(),

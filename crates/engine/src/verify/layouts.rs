@@ -94,8 +94,18 @@ const COMMON: [LayoutSpec; 33] = [
         3,
         "parallel.schedule=zero-bubble sharding.reduce=step",
     ),
-    LayoutSpec("tp 4, dp 2, ZeRO-3, sequence parallel", [4, 1, 2], 3, "parallel.sequence_parallel=true"),
-    LayoutSpec("tp 2, dp 4, ZeRO-2, full", [2, 1, 4], 2, "memory.recompute=full"),
+    LayoutSpec(
+        "tp 4, dp 2, ZeRO-3, sequence parallel, tp overlap",
+        [4, 1, 2],
+        3,
+        "parallel.sequence_parallel=true parallel.overlap_tp=true",
+    ),
+    LayoutSpec(
+        "tp 2, dp 4, ZeRO-2, full, tp overlap",
+        [2, 1, 4],
+        2,
+        "memory.recompute=full parallel.overlap_tp=true",
+    ),
     LayoutSpec(
         "pp 2, dp 4, ZeRO-3, GPipe, gather once",
         [1, 2, 4],
@@ -106,7 +116,12 @@ const COMMON: [LayoutSpec; 33] = [
 
 /// The layouts of the other families.
 const FAMILIES: [LayoutSpec; 5] = [
-    LayoutSpec("tp 2, sequence parallel", [2, 1, 1], 0, "parallel.sequence_parallel=true"),
+    LayoutSpec(
+        "tp 2, sequence parallel, tp overlap",
+        [2, 1, 1],
+        0,
+        "parallel.sequence_parallel=true parallel.overlap_tp=true",
+    ),
     LayoutSpec("tp 2, pp 2, dp 2, ZeRO-1", [2, 2, 2], 1, ""),
     LayoutSpec(
         "pp 4, zero-bubble, selective",
@@ -126,7 +141,7 @@ const FAMILIES: [LayoutSpec; 5] = [
 /// The layouts of the 16-bit types.
 const PRECISIONS: [LayoutSpec; 3] = [
     LayoutSpec("tp 2, sequence parallel", [2, 1, 1], 0, "parallel.sequence_parallel=true"),
-    LayoutSpec("tp 2, pp 2, dp 2, ZeRO-1", [2, 2, 2], 1, ""),
+    LayoutSpec("tp 2, pp 2, dp 2, ZeRO-1, tp overlap", [2, 2, 2], 1, "parallel.overlap_tp=true"),
     LayoutSpec("dp 4, ZeRO-3, full", [1, 1, 4], 3, "memory.recompute=full"),
 ];
 
