@@ -9,7 +9,7 @@ use std::{io, thread};
 use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::{Collective, Communicator, Connection, RankFailure, World, WorldOptions};
 use kintsugi_plan::{Axis, Group, Mesh, Span};
-use kintsugi_spec::Topology;
+use kintsugi_spec::{EmulatedLinks, Topology};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::cuda::CudaBackend;
@@ -54,6 +54,8 @@ pub struct Arrangement {
     pub topology: Topology,
     /// Threads or processes.
     pub connection: Connection,
+    /// Links whose speed the transfers are slowed down to.
+    pub links: EmulatedLinks,
     /// The settings of NCCL, if the ranks communicate by it.
     pub nccl: NcclSettings,
 }
@@ -76,10 +78,10 @@ pub fn time_transfers(
     sizes: &[usize],
     mut on_time: impl FnMut(TransferTime) + Send,
 ) -> io::Result<()> {
-    let Arrangement { mesh, topology, connection, nccl } = arrangement;
+    let Arrangement { mesh, topology, connection, links, nccl } = arrangement;
     let world = |library_sums| {
         let options = WorldOptions::for_exchange(mesh.ranks());
-        connection.world(WorldOptions { topology, timeout: TIMEOUT, library_sums, nccl, ..options })
+        connection.world(WorldOptions { topology, timeout: TIMEOUT, library_sums, links, nccl, ..options })
     };
     let (ours, library) = (world(false), world(true));
     let local: Range<usize> = ours.local_ranks();
@@ -295,12 +297,8 @@ mod tests {
     #[test]
     fn every_kind_is_timed_in_every_group() {
         let mesh = Mesh { pp: 2, dp: 1, tp: 2 };
-        let arrangement = Arrangement {
-            mesh,
-            topology: Topology::ONE_NODE,
-            connection: Connection::Threads,
-            nccl: NcclSettings::default(),
-        };
+        let (topology, links, nccl) = (Topology::ONE_NODE, EmulatedLinks::default(), NcclSettings::default());
+        let arrangement = Arrangement { mesh, topology, connection: Connection::Threads, links, nccl };
         let mut times = Vec::new();
         time_transfers(arrangement, &[64, 4096], |time| times.push(time)).expect("no rank fails");
         let kinds = 4;

@@ -44,6 +44,9 @@ pub fn layout(plan: &Plan) -> String {
     if plan.sequence_parallel {
         parts.push("sequence parallel".to_owned());
     }
+    if plan.overlap_tp && mesh.tp > 1 {
+        parts.push("tp overlap".to_owned());
+    }
     parts.push(format!("recompute {}", word(&plan.memory.recompute)));
     parts.push(word(&plan.precision.compute));
     let batch = plan.batch;
@@ -103,6 +106,11 @@ pub fn worst(ranks: &[RankMemory]) -> Vec<(&'static str, u64)> {
     });
     let sums = [("total", largest(|rank| rank.total)), ("reserved", largest(|rank| rank.reserved))];
     categories.chain(sums).collect()
+}
+
+/// The largest value over the ranks of the bytes that the transport itself holds.
+pub fn worst_transport(ranks: &[RankMemory]) -> u64 {
+    ranks.iter().map(|rank| rank.transport).max().unwrap_or(0)
 }
 
 /// The traffic of a step as a table, innermost level first.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use kintsugi_spec::Topology;
+use kintsugi_spec::{EmulatedLinks, Topology};
 use kintsugi_tensor::cuda::Gpu;
 use kintsugi_tensor::cuda::libraries::devices;
 
@@ -108,6 +108,8 @@ pub struct WorldOptions {
     pub timeout: Duration,
     /// Whether sums may be a library's own, in an order of its own.
     pub library_sums: bool,
+    /// Links whose speed transfers are slowed down to.
+    pub links: EmulatedLinks,
     /// The settings of NCCL.
     pub nccl: NcclSettings,
     /// Whether messages also go between the first and the last stage of a pipeline.
@@ -122,6 +124,7 @@ impl WorldOptions {
             ranks,
             timeout: Duration::MAX,
             library_sums: false,
+            links: EmulatedLinks::default(),
             nccl: NcclSettings::default(),
             wraps: false,
         }
@@ -176,11 +179,12 @@ impl Connection {
 
     /// The ranks of a job.
     pub fn world(self, options: WorldOptions) -> Arc<dyn World> {
-        let WorldOptions { topology, ranks, timeout, library_sums, nccl, wraps } = options;
+        let WorldOptions { topology, ranks, timeout, library_sums, links, nccl, wraps } = options;
         match self {
-            Connection::Threads => Arc::new(ThreadsWorld::new(topology, ranks, timeout)),
+            Connection::Threads => Arc::new(ThreadsWorld::with_links(topology, ranks, timeout, links)),
             Connection::Mpi(place) => {
-                Arc::new(MpiWorld::new(place.mpi, topology, ranks, timeout, library_sums))
+                let world = MpiWorld::new(place.mpi, topology, ranks, timeout, library_sums);
+                Arc::new(world.with_links(links))
             }
             Connection::Nccl(place) => {
                 Arc::new(NcclWorld::new(place, topology, ranks, timeout, (nccl, wraps)))

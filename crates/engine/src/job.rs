@@ -66,6 +66,7 @@ impl Job {
             library_sums: !run.deterministic,
             nccl: nccl_settings(&self.plan),
             wraps: self.plan.pipeline.virtual_stages > 1,
+            links: self.plan.cluster.emulated,
         })
     }
 }

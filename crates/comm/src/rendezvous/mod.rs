@@ -121,8 +121,8 @@ pub fn is_arranged() -> bool {
 pub fn arrange_locally() -> io::Result<[(&'static str, String); 2]> {
     // Rank 0 listens there soon. Should another program take the port before, rank 0 says so.
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let secret: [u8; 32] = handshake::random()?;
-    let secret = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let [first, second] = [handshake::random()?, handshake::random()?].map(u128::from_be_bytes);
+    let secret = format!("{first:032x}{second:032x}");
     Ok([(ADDRESS, address.to_string()), (SECRET, secret)])
 }
 
