@@ -297,13 +297,8 @@ mod tests {
     #[test]
     fn every_kind_is_timed_in_every_group() {
         let mesh = Mesh { pp: 2, dp: 1, tp: 2 };
-        let arrangement = Arrangement {
-            mesh,
-            topology: Topology::ONE_NODE,
-            connection: Connection::Threads,
-            links: EmulatedLinks::default(),
-            nccl: NcclSettings::default(),
-        };
+        let (topology, links, nccl) = (Topology::ONE_NODE, EmulatedLinks::default(), NcclSettings::default());
+        let arrangement = Arrangement { mesh, topology, connection: Connection::Threads, links, nccl };
         let mut times = Vec::new();
         time_transfers(arrangement, &[64, 4096], |time| times.push(time)).expect("no rank fails");
         let kinds = 4;

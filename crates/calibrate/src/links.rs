@@ -39,13 +39,8 @@ const SMALL: usize = 256;
 
 /// Seconds of a short and of a long all-reduce over tp, in the fastest of several rounds.
 fn all_reduces(mesh: Mesh) -> io::Result<[f64; 2]> {
-    let arrangement = Arrangement {
-        mesh,
-        topology: Topology::ONE_NODE,
-        connection: Connection::Threads,
-        links: EmulatedLinks::default(),
-        nccl: NcclSettings::default(),
-    };
+    let (topology, links, nccl) = (Topology::ONE_NODE, EmulatedLinks::default(), NcclSettings::default());
+    let arrangement = Arrangement { mesh, topology, connection: Connection::Threads, links, nccl };
     let mut seconds = [f64::INFINITY; 2];
     let kind = TransferKind::Collective(Collective::AllReduce);
     time_transfers(arrangement, &[SMALL, LARGE], |time| {

@@ -80,8 +80,9 @@ pub fn run(Arguments { what: What::Comm(arguments) }: &Arguments) -> Result<(), 
     let out = arguments.out.as_deref().filter(|_| connection.is_first());
     out.map(files::check_writable).transpose()?;
     let output = Output { json: arguments.json };
-    let (mesh, topology, links) = (plan.mesh, plan.cluster.topology, plan.cluster.emulated);
-    let arrangement = Arrangement { mesh, topology, connection, links, nccl: nccl_settings(&plan) };
+    let (mesh, nccl) = (plan.mesh, nccl_settings(&plan));
+    let (topology, links) = (plan.cluster.topology, plan.cluster.emulated);
+    let arrangement = Arrangement { mesh, topology, connection, links, nccl };
     let mut times = Vec::new();
     let timed = time_transfers(arrangement, &arguments.sizes, |time| times.push(time));
     timed.map_err(|error| Failure::Run(error.to_string()))?;

@@ -108,6 +108,11 @@ pub fn worst(ranks: &[RankMemory]) -> Vec<(&'static str, u64)> {
     categories.chain(sums).collect()
 }
 
+/// The largest value over the ranks of the bytes that the transport itself holds.
+pub fn worst_transport(ranks: &[RankMemory]) -> u64 {
+    ranks.iter().map(|rank| rank.transport).max().unwrap_or(0)
+}
+
 /// The traffic of a step as a table, innermost level first.
 pub fn traffic_table(comm: &CommBytes) -> String {
     if comm.is_empty() {

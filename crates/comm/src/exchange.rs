@@ -62,7 +62,7 @@ impl Exchange {
     pub fn abort(self, failure: RankFailure) {
         match self {
             Exchange::Mpi(mpi) => world(mpi, mpi.size).abort(failure),
-            Exchange::Rendezvous(rendezvous) => rendezvous.abort(failure),
+            Exchange::Rendezvous(rendezvous) => rendezvous.abort(&failure),
         }
     }
 

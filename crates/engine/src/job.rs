@@ -64,9 +64,9 @@ impl Job {
             ranks: self.plan.mesh.ranks(),
             timeout: Duration::from_secs(run.communication_timeout),
             library_sums: !run.deterministic,
-            links: self.plan.cluster.emulated,
             nccl: nccl_settings(&self.plan),
             wraps: self.plan.pipeline.virtual_stages > 1,
+            links: self.plan.cluster.emulated,
         })
     }
 }

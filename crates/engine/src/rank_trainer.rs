@@ -285,7 +285,7 @@ impl RankTrainer<'_> {
             None if counted.reserved > 0 => counted.reserved + counted.untracked_peak.max(0) as u64,
             None => worker.backend.memory().reserved(),
         };
-        RankMemory::new(worker.backend.memory().peak(), reserved)
+        RankMemory::new(worker.backend.memory().peak(), reserved).with_transport(worker.transport_bytes)
     }
 
     /// Whether an evaluation follows a step: every `run.eval_every` steps, and after the last one.

@@ -40,6 +40,8 @@ pub struct RankMemory {
     pub total: u64,
     /// Bytes that are allocated from the device.
     pub reserved: u64,
+    /// Bytes of the device that the transport itself holds, beside what is reserved: NCCL's buffers.
+    pub transport: u64,
 }
 
 impl RankMemory {
@@ -54,7 +56,14 @@ impl RankMemory {
             communication: peak.get(Category::Communication),
             total: peak.total(),
             reserved,
+            transport: 0,
         }
+    }
+
+    /// The same with the bytes that the transport itself holds.
+    #[must_use]
+    pub fn with_transport(self, transport: u64) -> Self {
+        RankMemory { transport, ..self }
     }
 
     /// The categories by name, in the order of the output.

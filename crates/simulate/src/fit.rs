@@ -32,7 +32,7 @@ impl fmt::Display for Misfit {
             .filter(|&(_, bytes)| bytes > 0)
             .map(|(name, bytes)| format!("{name} {}", units::bytes(bytes)))
             .collect();
-        let need = units::bytes(self.memory.reserved);
+        let need = units::bytes(self.memory.reserved + self.memory.transport);
         write!(f, "rank {} needs {need} ({})", self.rank, parts.join(", "))?;
         if self.sharing > 1 {
             write!(f, " and all {} ranks together must fit into", self.sharing)?;
@@ -59,7 +59,7 @@ pub fn check_memory(plan: &Plan, stages: &[RankMemory], host_memory: Option<u64>
         sharing,
     };
     if let Some(available) = plan.cluster.device.memory {
-        let too_large = stages.iter().position(|memory| memory.reserved > available);
+        let too_large = stages.iter().position(|memory| memory.reserved + memory.transport > available);
         if let Some(stage) = too_large {
             return Err(misfit(stage, available, plan.cluster.device.name.clone(), 1));
         }

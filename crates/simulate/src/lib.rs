@@ -22,6 +22,7 @@ mod timeline;
 mod timing;
 mod traffic;
 mod transfer;
+mod transport;
 
 pub use device::planned_device;
 pub use energy::{Consumption, Training};

@@ -17,6 +17,7 @@ use rayon::prelude::*;
 
 use crate::structure::short_step;
 use crate::traffic;
+use crate::transport::transport_bytes;
 
 /// How much of the step is run on paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +69,11 @@ pub fn predict(plan: &Plan, device: Device, coverage: Coverage) -> Prediction {
     let transfers: Vec<&Counts> = stages.iter().map(|stage| &stage.transfers).collect();
     Prediction {
         traffic: traffic::over_all_ranks(plan, &transfers),
-        stages: stages.iter().map(|stage| stage.memory).collect(),
+        stages: stages
+            .iter()
+            .zip(0..)
+            .map(|(of, stage)| of.memory.with_transport(transport_bytes(plan, stage)))
+            .collect(),
         ranks_per_stage: plan.mesh.dp * plan.mesh.tp,
     }
 }

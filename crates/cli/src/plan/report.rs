@@ -49,7 +49,8 @@ fn stages(plan: &Plan, prediction: &Prediction) -> Table {
         .map(|(stage, &memory)| describe_stage(plan, stage, memory))
         .collect();
     let categories = RankMemory::default().categories().map(|(name, _)| name);
-    let last = ["total", "reserved"];
+    let transport = prediction.stages.iter().any(|memory| memory.transport > 0);
+    let last = ["total", "reserved"].into_iter().chain(transport.then_some("transport"));
     let mut table = Table::new(["stage", "layers", "parameters"].into_iter().chain(categories).chain(last));
     let rows = group(&stages);
     let largest = rows.iter().map(|(_, stage)| stage.memory.reserved).max();
@@ -83,6 +84,8 @@ fn cells(name: &str, Stage { layers, parameters, memory }: &Stage) -> Vec<String
     let mut cells = vec![name.to_owned(), layers.to_string(), units::count(*parameters as f64)];
     cells.extend(memory.categories().iter().map(|&(_, bytes)| units::bytes(bytes)));
     cells.extend([memory.total, memory.reserved].map(units::bytes));
+    // A column that is there only if the transport has memory of its own.
+    cells.extend((memory.transport > 0).then(|| units::bytes(memory.transport)));
     cells
 }
 

@@ -5,17 +5,24 @@ use std::collections::BTreeSet;
 use kintsugi_rank::StepMetrics;
 use kintsugi_spec::{Level, units};
 
-use crate::describe::{CommBytes, worst};
+use crate::describe::{CommBytes, worst, worst_transport};
 use crate::table::Table;
 
 /// Shown if there is no figure.
 const NONE: &str = "–";
+
+/// The row of the memory that the transport itself holds, an estimate.
+const TRANSPORT: &str = "transport";
 
 /// Predicted memory of the largest rank.
 pub fn memory_table(figures: &StepMetrics) -> String {
     let mut table = Table::new(["memory of the largest rank", ""]);
     for (name, bytes) in worst(&figures.peak_bytes) {
         table.row([name.to_owned(), units::bytes(bytes)]);
+    }
+    let transport = worst_transport(&figures.peak_bytes);
+    if transport > 0 {
+        table.row([TRANSPORT.to_owned(), units::bytes(transport)]);
     }
     table.to_string()
 }
@@ -28,6 +35,10 @@ pub fn table(predicted: &StepMetrics, measured: &StepMetrics) -> String {
         worst(&predicted.peak_bytes).into_iter().zip(worst(&measured.peak_bytes))
     {
         table.row(bytes_row(name, before, after));
+    }
+    let [before, after] = [predicted, measured].map(|figures| worst_transport(&figures.peak_bytes));
+    if before.max(after) > 0 {
+        table.row(bytes_row(TRANSPORT, before, after));
     }
     table.row(["traffic of a step, over all ranks"]);
     for (name, [before, after]) in merged(&predicted.comm_bytes, &measured.comm_bytes) {

@@ -33,8 +33,17 @@ fn scripts_get_every_key() {
     ];
     assert_eq!(keys(&answer), names);
     assert_eq!(answer["memory"].as_array().unwrap().len(), 2);
-    let categories =
-        ["weights", "gradients", "states", "activations", "workspace", "communication", "total", "reserved"];
+    let categories = [
+        "weights",
+        "gradients",
+        "states",
+        "activations",
+        "workspace",
+        "communication",
+        "total",
+        "reserved",
+        "transport",
+    ];
     assert_eq!(keys(&answer["memory"][0]), categories);
     assert_eq!(answer["params"], 817_920);
     assert_eq!(answer["fits"], true);

@@ -28,8 +28,14 @@ pub struct NcclGroup {
     links: HashMap<Link, Lane>,
     /// Transfers so far.
     started: Cell<u64>,
-    /// The ends of the transfers that are not waited for yet, by number, and the stream of each.
-    in_flight: RefCell<HashMap<u64, (SideEvent, Rc<dyn SideStream>)>>,
+    /// The transfers that are not waited for yet, by number.
+    in_flight: RefCell<HashMap<u64, InFlight>>,
+}
+
+/// The end of a transfer, and the stream on which it runs.
+struct InFlight {
+    end: SideEvent,
+    stream: Rc<dyn SideStream>,
 }
 
 /// A communicator and the side stream on which it works.
@@ -88,10 +94,11 @@ impl NcclGroup {
         let words = [kind, elements.address, bytes as u64, elements.dtype as u64];
         let mut enqueued = Ok(());
         let side = SideTransfer { name: &name, bytes: sent as u64, words: &words };
-        let event = lane.stream.start(&side, &mut |stream| {
+        let end = lane.stream.start(&side, &mut |stream| {
             enqueued = lane.channel.enqueue(transfer, stream, |api, place| enqueue(api, elements, place));
         });
-        self.in_flight.borrow_mut().insert(number, (event, Rc::clone(&lane.stream)));
+        let stream = Rc::clone(&lane.stream);
+        self.in_flight.borrow_mut().insert(number, InFlight { end, stream });
         if let Err(error) = enqueued {
             self.state.fail_in(Some(transfer), error.to_string());
         }
@@ -221,8 +228,8 @@ impl Communicator for NcclGroup {
     fn wait(&self, pending: Pending) -> Buffer {
         let (TransferKind::Collective { sequence: number, .. } | TransferKind::Message { sequence: number }) =
             pending.kind;
-        if let Some((event, stream)) = self.in_flight.borrow_mut().remove(&number) {
-            stream.join(event);
+        if let Some(InFlight { end, stream }) = self.in_flight.borrow_mut().remove(&number) {
+            stream.join(end);
         }
         pending.finish()
     }

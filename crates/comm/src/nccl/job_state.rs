@@ -17,6 +17,9 @@ const POLL: Duration = Duration::from_millis(100);
 /// The longest time that counts towards a timeout between two looks: longer if the whole process was stopped.
 const SLICE: Duration = Duration::from_millis(400);
 
+/// How long an error of the library waits for its cause.
+const CAUSE: Duration = Duration::from_secs(1);
+
 /// How long a rank may take to notice a failure after its communicators were aborted.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -130,6 +133,11 @@ fn watch(state: &Weak<JobState>) {
         let found = communicators.iter().find_map(|found| Some((Arc::clone(found), found.async_error()?)));
         if let Some((communicator, NcclError { call, message })) = found {
             let transfer = communicator.running();
+            // A rank that has died is the cause, and is known a little later.
+            if let Some(cause) = wait_for(CAUSE, || state.exchange.failure()) {
+                state.fail(cause);
+                continue;
+            }
             state.fail_in(transfer, format!("{call} of group {} failed: {message}", communicator.group));
             continue;
         }
@@ -139,6 +147,18 @@ fn watch(state: &Weak<JobState>) {
             let reason = format!("after {:?}, the GPU still waits for other ranks", state.timeout);
             state.fail_in(running, reason);
         }
+    }
+}
+
+/// Waits until there is a value, but not longer than `patience`.
+fn wait_for<T>(patience: Duration, value: impl Fn() -> Option<T>) -> Option<T> {
+    let begun = Instant::now();
+    loop {
+        let found = value();
+        if found.is_some() || begun.elapsed() > patience {
+            return found;
+        }
+        thread::sleep(POLL);
     }
 }
 
@@ -161,20 +181,18 @@ impl HostPatience {
     }
 }
 
+unsafe extern "C" {
+    /// The C library's.
+    fn _exit(status: c_int) -> !;
+}
+
 /// Ends the process if the rank's own thread does not notice the failure: it is in a call of the library that does not return.
 fn end_if_stuck(state: &JobState) {
-    let begun = Instant::now();
-    while begun.elapsed() < GRACE {
-        if state.noticed.load(Ordering::Relaxed) {
-            return;
-        }
-        thread::sleep(POLL);
+    if wait_for(GRACE, || state.noticed.load(Ordering::Relaxed).then_some(())).is_some() {
+        return;
     }
     if let Some(failure) = state.failure.get() {
         eprintln!("error: {failure}");
-    }
-    unsafe extern "C" {
-        fn _exit(status: c_int) -> !;
     }
     // SAFETY: `_exit` ends the process at once. Handlers at exit would wait for the call that does not return.
     unsafe { _exit(1) }

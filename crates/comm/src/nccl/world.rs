@@ -146,30 +146,6 @@ impl NcclWorld {
         Ok(Some(NcclGroup::new(Arc::clone(&self.state), parts, self.topology, collectives, links)))
     }
 
-    /// Runs every collective of a group once, and a message over every link: the library connects ranks, and allocates its
-    /// buffers, when it is first used.
-    fn warm_up(&self, group: &NcclGroup, backend: &dyn Backend) {
-        let (ranks, me) = (group.size(), group.rank());
-        let scratch = || {
-            let buffer = backend.allocate(64 * ranks, DType::F32, Category::Communication);
-            backend.fill(0.0, buffer.view());
-            buffer
-        };
-        for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
-            drop(group.run(collective, scratch()));
-        }
-        let tag = |link: Link| u64::from(link.lane == links::Lane::Backward);
-        let message = |link: Link| match link.from == me {
-            true => group.send(link.to, tag(link), scratch()),
-            false => group.receive(link.from, tag(link), scratch()),
-        };
-        let messages: Vec<_> = group.links().map(message).collect();
-        for message in messages {
-            drop(group.wait(message));
-        }
-        backend.synchronize();
-    }
-
     /// Free bytes of this process's GPU, at a moment when no rank allocates.
     fn free_bytes(&self) -> Result<Option<u64>, RankFailure> {
         self.barrier()?;
@@ -204,7 +180,7 @@ impl World for NcclWorld {
         assert_eq!(backend.memory().place(), Place::Device, "NCCL transfers the memory of GPUs");
         match self.join(group, Some(members), members.len(), Some(backend)) {
             Ok(Some(made)) => {
-                self.warm_up(&made, &**backend);
+                warm_up(&made, &**backend);
                 Box::new(made)
             }
             // A failure of the job has aborted the communicators.
@@ -256,4 +232,31 @@ impl World for NcclWorld {
     fn host(&self) -> Option<String> {
         Some(self.place.exchange.host())
     }
+}
+
+/// Runs every collective of a group once, and a message over every link: the library connects ranks, and allocates its
+/// buffers, when it is first used.
+fn warm_up(group: &NcclGroup, backend: &dyn Backend) {
+    let (ranks, me) = (group.size(), group.rank());
+    let scratch = || {
+        let buffer = backend.allocate(64 * ranks, DType::F32, Category::Communication);
+        backend.fill(0.0, buffer.view());
+        buffer
+    };
+    for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
+        drop(group.run(collective, scratch()));
+    }
+    let tag = |link: Link| u64::from(link.lane == links::Lane::Backward);
+    let message = |link: Link| {
+        if link.from == me {
+            group.send(link.to, tag(link), scratch())
+        } else {
+            group.receive(link.from, tag(link), scratch())
+        }
+    };
+    let messages: Vec<_> = group.links().map(message).collect();
+    for message in messages {
+        drop(group.wait(message));
+    }
+    backend.synchronize();
 }

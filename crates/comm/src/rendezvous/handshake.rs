@@ -97,7 +97,7 @@ fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; BYTES] {
         padded[..key.len()].copy_from_slice(key);
     }
     let keyed = |mask: u8| Sha256::new().chain_update(padded.map(|byte| byte ^ mask));
-    let inner = parts.iter().fold(keyed(0x36), |hash, part| hash.chain_update(part)).finalize();
+    let inner = parts.iter().fold(keyed(0x36), Digest::chain_update).finalize();
     keyed(0x5c).chain_update(inner).finalize().into()
 }
 
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat()
     }
 
     #[test]

@@ -121,8 +121,8 @@ pub fn is_arranged() -> bool {
 pub fn arrange_locally() -> io::Result<[(&'static str, String); 2]> {
     // Rank 0 listens there soon. Should another program take the port before, rank 0 says so.
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let secret: [u8; 32] = handshake::random()?;
-    let secret = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let [first, second] = [handshake::random()?, handshake::random()?].map(u128::from_be_bytes);
+    let secret = format!("{first:032x}{second:032x}");
     Ok([(ADDRESS, address.to_string()), (SECRET, secret)])
 }
 
@@ -200,13 +200,13 @@ impl Rendezvous {
                 Ok((Kind::Abort, bytes)) => {
                     let unknown = || RankFailure::new(peer.rank, "an unknown op", "it does not say why");
                     let failure = postcard::from_bytes(&bytes).unwrap_or_else(|_| unknown());
-                    self.fail(failure, true, Some(peer.rank));
+                    self.fail(&failure, true, Some(peer.rank));
                 }
                 Err(lost) => {
                     peer.deliver(|inbox| inbox.closed = true);
                     if !self.ends.load(Ordering::Relaxed) {
                         // If rank 0 is gone, all others notice, and the first of them says so.
-                        self.fail(peer.lost(&lost), peer.rank == 0 && self.rank > 1, Some(peer.rank));
+                        self.fail(&peer.lost(&lost), peer.rank == 0 && self.rank > 1, Some(peer.rank));
                     }
                     return;
                 }
@@ -215,12 +215,12 @@ impl Rendezvous {
     }
 
     /// Keeps the first failure, and tells all peers of it but the one that it came from.
-    fn fail(&self, failure: RankFailure, elsewhere: bool, source: Option<usize>) {
+    fn fail(&self, failure: &RankFailure, elsewhere: bool, source: Option<usize>) {
         if self.failure.get().is_none() {
             self.reported_elsewhere.store(elsewhere, Ordering::Relaxed);
         }
         if self.failure.set(failure.clone()).is_ok() {
-            let bytes = postcard::to_stdvec(&failure).unwrap_or_default();
+            let bytes = postcard::to_stdvec(failure).unwrap_or_default();
             for peer in self.peers.iter().filter(|peer| Some(peer.rank) != source) {
                 peer.write(Kind::Abort, &bytes).ok();
             }
@@ -231,7 +231,7 @@ impl Rendezvous {
     }
 
     /// Ends the job because of a failure of this process.
-    pub(crate) fn abort(&self, failure: RankFailure) {
+    pub(crate) fn abort(&self, failure: &RankFailure) {
         self.fail(failure, false, None);
     }
 
@@ -266,7 +266,7 @@ impl Rendezvous {
     fn send(&self, to: usize, bytes: &[u8]) -> Result<(), RankFailure> {
         let peer = self.peer(to);
         if peer.write(Kind::Data, bytes).is_err() {
-            self.fail(peer.lost(&Lost::Closed), false, Some(to));
+            self.fail(&peer.lost(&Lost::Closed), false, Some(to));
         }
         self.failure().map_or(Ok(()), Err)
     }
@@ -292,7 +292,7 @@ impl Rendezvous {
         self.ends.store(true, Ordering::Relaxed);
         if end_others {
             let failure = RankFailure::new(self.rank, "the job", "it has ended with an error");
-            self.fail(RankFailure { host: Some(self.host.clone()), ..failure }, false, None);
+            self.fail(&RankFailure { host: Some(self.host.clone()), ..failure }, false, None);
         }
         for peer in &self.peers {
             if !end_others {

@@ -88,9 +88,9 @@ fn the_death_of_rank_0_is_printed_by_rank_1() {
 fn a_failure_of_one_is_the_failure_of_all_and_the_first_one_stays() {
     let members = met(4);
     let failure = RankFailure::new(3, "backward layer 1", "no memory");
-    members[3].abort(failure.clone());
+    members[3].abort(&failure);
     eventually(|| members.iter().all(|member| member.failure() == Some(failure.clone())));
-    members[1].abort(RankFailure::new(1, "a step", "a consequence"));
+    members[1].abort(&RankFailure::new(1, "a step", "a consequence"));
     assert_eq!(members[1].failure(), Some(failure.clone()));
     assert_eq!(members[0].gather(4, Vec::new()), Err(failure));
 }

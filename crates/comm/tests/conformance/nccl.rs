@@ -9,8 +9,8 @@ use kintsugi_comm::nccl::{self, NcclSettings, SHARED_GPU_VERSION};
 use kintsugi_comm::rendezvous::{Rendezvous, arrange_locally};
 use kintsugi_comm::{Collective, Connection, Exchange, World, WorldOptions};
 use kintsugi_spec::Group;
-use kintsugi_tensor::cuda::CudaBackend;
 use kintsugi_tensor::cuda::libraries::devices;
+use kintsugi_tensor::cuda::{CudaBackend, Gpu};
 use kintsugi_tensor::{Backend, Category, DType};
 use kintsugi_testing::{Need, skip};
 
@@ -90,6 +90,18 @@ fn a_rank_that_dies_ends_the_others_and_is_named() {
     }
 }
 
+#[test]
+fn slabs_and_transport_are_what_the_driver_counts() {
+    if !can_run(2) {
+        return;
+    }
+    for (rank, (succeeded, text)) in run("memory", 2).into_iter().enumerate() {
+        assert!(succeeded && text.contains("the memory is right"), "rank {rank}:\n{text}");
+        let lines = text.lines().filter(|line| line.contains("the driver counts"));
+        lines.for_each(|line| println!("{line}"));
+    }
+}
+
 /// One process on NCCL. By itself it does nothing.
 #[test]
 fn a_process_on_nccl() {
@@ -101,8 +113,13 @@ fn a_process_on_nccl() {
     let options =
         WorldOptions { topology: TOPOLOGY, timeout: PATIENCE, nccl: SETTINGS, wraps: true, ..options };
     let world: Arc<dyn World> = connection.world(options);
-    let backend = CudaBackend::new(connection.gpu(), BYTES, true).unwrap_or_else(|error| panic!("{error}"));
-    let backend: Rc<dyn Backend> = Rc::new(backend);
+    if part == "memory" {
+        check_memory(&*world, connection.gpu(), met.rank);
+        println!("rank {}: the memory is right", met.rank);
+        drop(world);
+        return Rendezvous::finish(false);
+    }
+    let backend = backend(connection.gpu(), BYTES);
     if part == "suite" {
         Suite::on(backend, &*world, TOPOLOGY, met.rank).run_without_tags();
         println!("rank {}: the suite has passed", met.rank);
@@ -112,6 +129,39 @@ fn a_process_on_nccl() {
     }
     drop(world);
     Rendezvous::finish(false);
+}
+
+fn backend(gpu: usize, bytes: u64) -> Rc<dyn Backend> {
+    let made = CudaBackend::new(gpu, bytes, true);
+    Rc::new(made.unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// The driver's free memory must fall by the slabs of all ranks and what the transport says that it holds, within 1 %. The drivers'
+/// contexts of the processes are there before.
+fn check_memory(world: &dyn World, gpu: usize, me: usize) {
+    const SLAB: u64 = 4 << 30;
+    let device = Gpu::new(gpu).unwrap_or_else(|error| panic!("{error}"));
+    let free = || {
+        world.barrier().expect("all are alive");
+        let (free, _) = device.memory().unwrap_or_else(|error| panic!("{error}"));
+        world.barrier().expect("all are alive");
+        free
+    };
+    let before = free();
+    let backend = backend(gpu, SLAB);
+    let all: Vec<usize> = (0..world.ranks()).collect();
+    let groups = [Group::DATA, Group::PIPELINE].map(|group| world.group(group, &all, me, &backend));
+    let transport = world.transport_bytes().expect("all are alive");
+    let taken = before - free();
+    // One GPU for all, so each sees all.
+    let ranks = if devices().unwrap_or(0) >= world.ranks() { 1 } else { world.ranks() as u64 };
+    let expected = ranks * (SLAB + transport);
+    println!(
+        "rank {me}: the driver counts {taken} bytes; slabs and transport ({transport} a rank) are {expected}"
+    );
+    let difference = taken.abs_diff(expected) as f64 / expected as f64;
+    assert!(difference < 0.01, "they differ by {:.2} %", 100.0 * difference);
+    drop(groups);
 }
 
 /// One rank dies while the GPUs of the others wait for it.

@@ -162,11 +162,11 @@ impl<'a> Suite<'a> {
         let (next, previous) = ((self.me + 1) % ranks, (self.me + ranks - 1) % ranks);
         let made = |rank: usize, tag: usize| vec![(10 * rank + tag) as f64; LENGTHS[tag]];
         let (mut sent, mut received) = (Vec::new(), Vec::new());
-        for tag in 0..LENGTHS.len() {
+        for (tag, len) in LENGTHS.into_iter().enumerate() {
             // An even tag goes forward, an odd one backward.
             let (to, from) = if tag % 2 == 0 { (next, previous) } else { (previous, next) };
             sent.push(group.send(to, tag as u64, buffer(&*self.backend, &made(self.me, tag), DType::F32)));
-            let empty = buffer(&*self.backend, &vec![0.0; LENGTHS[tag]], DType::F32);
+            let empty = buffer(&*self.backend, &vec![0.0; len], DType::F32);
             received.push((from, tag, group.receive(from, tag as u64, empty)));
         }
         for (from, tag, pending) in received.into_iter().rev() {

@@ -30,7 +30,8 @@ impl Gpu {
 
     /// The GPU's own identifier, as 32 hexadecimal digits.
     pub fn uuid(&self) -> Result<String, CudaError> {
-        Ok(self.context.uuid()?.bytes.iter().map(|&byte| format!("{:02x}", byte as u8)).collect())
+        let bytes = self.context.uuid()?.bytes.map(|byte| byte as u8);
+        Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
     }
 
     /// Streaming multiprocessors.

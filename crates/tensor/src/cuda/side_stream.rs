@@ -42,12 +42,11 @@ impl EventPool {
     fn record(&self, queue: &CudaStream) -> Result<usize, CudaError> {
         let free = self.free.borrow_mut().pop();
         let mut all = self.all.borrow_mut();
-        let index = match free {
-            Some(index) => index,
-            None => {
-                all.push(queue.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?);
-                all.len() - 1
-            }
+        let index = if let Some(index) = free {
+            index
+        } else {
+            all.push(queue.context().new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?);
+            all.len() - 1
         };
         all[index].record(queue)?;
         Ok(index)
