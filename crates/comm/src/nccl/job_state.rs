@@ -82,9 +82,9 @@ impl JobState {
         if self.failure.set(failure.clone()).is_ok() {
             self.exchange.abort(failure);
         }
-        for communicator in self.live() {
-            communicator.abort();
-        }
+        // An abort may not return. The watchdog then ends the process.
+        let communicators = self.live();
+        thread::spawn(move || communicators.iter().for_each(|communicator| communicator.abort()));
     }
 
     /// Ends the job because a transfer could not be enqueued, or failed later.
