@@ -14,8 +14,9 @@ pub trait SideStream {
     /// Lets operations that are enqueued from now on begin only when a transfer has ended.
     fn join(&self, event: SideEvent);
 
-    /// Drops the captured graphs of the device, which may contain transfers of this stream. Waits until they have run.
-    fn drop_graphs(&self);
+    /// Waits until everything enqueued here has run, and drops the captured graphs of the device, which may contain transfers of
+    /// this stream.
+    fn finish(&self);
 
     /// A view of this stream for another thread.
     fn watch(&self) -> Box<dyn StreamWatch>;

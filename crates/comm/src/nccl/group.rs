@@ -242,12 +242,12 @@ impl Communicator for NcclGroup {
 
 impl Drop for NcclGroup {
     fn drop(&mut self) {
-        if self.state.has_failed() || std::thread::panicking() {
-            for lane in self.links.values().chain([&self.collectives]) {
+        for lane in self.links.values().chain([&self.collectives]) {
+            if self.state.has_failed() || std::thread::panicking() {
                 lane.channel.abort();
             }
+            // NCCL frees a communicator only after its work has ended and the graphs that contain it are gone.
+            lane.stream.finish();
         }
-        // NCCL frees a communicator only after the graphs that contain its work.
-        self.collectives.stream.drop_graphs();
     }
 }

@@ -97,6 +97,12 @@ impl CudaSideStream {
         Ok(event.map(Mark::on_device))
     }
 
+    /// Waits for this stream. A failure belongs to an earlier operation: whoever reads its result reports it.
+    fn synchronize(&self) {
+        // SAFETY: a live stream.
+        let _ = unsafe { result::stream::synchronize(self.queue.cu_stream()) };
+    }
+
     fn done<T>(&self, result: Result<T, CudaError>) -> Option<T> {
         let deferred = |error| self.replay.defer_failure(error).map(|()| None);
         result.map(Some).or_else(deferred).unwrap_or_else(|error| panic!("{error}"))
@@ -117,8 +123,9 @@ impl SideStream for CudaSideStream {
         }
     }
 
-    fn drop_graphs(&self) {
+    fn finish(&self) {
         self.replay.drop_graphs();
+        self.synchronize();
     }
 
     fn watch(&self) -> Box<dyn StreamWatch> {
@@ -147,7 +154,6 @@ impl StreamWatch for CudaWatch {
 
 impl Drop for CudaSideStream {
     fn drop(&mut self) {
-        // SAFETY: a live stream. A failure belongs to an earlier operation, which has been reported.
-        let _ = unsafe { result::stream::synchronize(self.queue.cu_stream()) };
+        self.synchronize();
     }
 }

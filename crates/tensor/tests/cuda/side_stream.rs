@@ -116,7 +116,7 @@ fn a_captured_step_contains_its_transfers() {
         "only replays may wait, for the launch before the last one"
     );
     assert_eq!(step.totals(), [36; 2]);
-    step.side.drop_graphs();
+    step.side.finish();
     step.enqueue();
     assert_eq!(step.totals(), [45; 2]);
 }
