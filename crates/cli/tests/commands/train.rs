@@ -238,6 +238,20 @@ fn the_trace_has_every_rank() {
     for rank in 0..8 {
         assert!(events.iter().any(|event| event["pid"] == rank && event["ph"] == "X"), "rank {rank}");
     }
+    // The transfers have a row of their own, and together they have the bytes of the step.
+    let transfers: Vec<_> = events.iter().filter(|event| event["cat"] == "transfers").collect();
+    let in_a_layer = |event: &&Value| {
+        event["name"] == "all_reduce over tp"
+            && event["args"]["op"].as_str().is_some_and(|op| op.starts_with("forward layer"))
+            && event["args"]["waited"].as_f64().is_some_and(|waited| waited >= 0.0)
+    };
+    assert!(transfers.iter().any(in_a_layer), "{transfers:?}");
+    let sent = transfers.iter().filter(|event| event["name"] != "receive over pp");
+    let sent: u64 = sent.filter_map(|event| event["args"]["bytes"].as_u64()).sum();
+    let summary = summary(&folder);
+    let levels = summary["measured"]["comm_bytes"].as_object().unwrap().values();
+    let operations = levels.flat_map(|operations| operations.as_object().unwrap().values());
+    assert_eq!(sent, operations.map(|bytes| bytes.as_u64().unwrap()).sum::<u64>());
 }
 
 #[test]
