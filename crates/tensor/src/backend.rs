@@ -2,9 +2,9 @@
 
 use crate::memory::Memory;
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, ColumnSum, CrossEntropy, Embedding,
+    AdamW, Attention, AttentionBackward, CachedAttention, ColumnSum, CrossEntropy, Dequantize, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, Squares, SumsOfSquares, Swiglu,
+    Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, Squares, SumsOfSquares, Swiglu,
     SwigluBackward, UpdateControl,
 };
 use crate::{Buffer, Category, DType, Fetch, Launch, Mark, Notice, ReplayOutcome, ReplayRequest, View};
@@ -152,8 +152,10 @@ pub trait Backend {
     fn cross_entropy(&self, op: CrossEntropy);
     /// See [`Quantize`].
     fn quantize(&self, op: Quantize);
-    /// See [`Restore`].
-    fn restore(&self, op: Restore);
+    /// See [`Dequantize`].
+    fn dequantize(&self, op: Dequantize);
+    /// See [`Requantize`].
+    fn requantize(&self, op: Requantize);
     /// See [`SumsOfSquares`].
     fn sums_of_squares(&self, op: SumsOfSquares);
     /// See [`UpdateControl`].

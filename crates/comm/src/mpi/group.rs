@@ -198,8 +198,8 @@ impl Communicator for MpiGroup {
 
     fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
         assert!(
-            collective == Collective::AllGather || buffer.dtype() != DType::U32,
-            "token ids are not summed"
+            collective == Collective::AllGather || buffer.dtype().is_float(),
+            "token ids and bytes are not summed"
         );
         let sequence = self.collectives.replace(self.collectives.get() + 1);
         let (ranks, me) = (self.size(), self.me);

@@ -103,8 +103,8 @@ impl ThreadsGroup {
     pub(super) fn start_collective(&self, collective: Collective, region: Region) -> u64 {
         let signature = Signature { collective, len: region.len(), dtype: region.dtype() };
         assert!(
-            collective == Collective::AllGather || region.dtype() != DType::U32,
-            "{signature}: token ids are not summed"
+            collective == Collective::AllGather || region.dtype().is_float(),
+            "{signature}: token ids and bytes are not summed"
         );
         let mut transfers = self.shared.lock();
         let sequence = transfers.started[self.me];
