@@ -8,7 +8,7 @@ use std::{io, thread};
 
 use kintsugi_comm::{Collective, Communicator, Connection, RankFailure, World, WorldOptions};
 use kintsugi_plan::{Axis, Group, Mesh, Span};
-use kintsugi_spec::Topology;
+use kintsugi_spec::{EmulatedLinks, Topology};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
@@ -50,6 +50,8 @@ pub struct Arrangement {
     pub topology: Topology,
     /// Threads or processes.
     pub connection: Connection,
+    /// Links whose speed the transfers are slowed down to.
+    pub links: EmulatedLinks,
 }
 
 /// How long a rank waits for another.
@@ -68,9 +70,10 @@ pub fn time_transfers(
     sizes: &[usize],
     mut on_time: impl FnMut(TransferTime) + Send,
 ) -> io::Result<()> {
-    let Arrangement { mesh, topology, connection } = arrangement;
+    let Arrangement { mesh, topology, connection, links } = arrangement;
     let world = |library_sums| {
-        connection.world(WorldOptions { topology, ranks: mesh.ranks(), timeout: TIMEOUT, library_sums })
+        let ranks = mesh.ranks();
+        connection.world(WorldOptions { topology, ranks, timeout: TIMEOUT, library_sums, links })
     };
     let (ours, library) = (world(false), world(true));
     let local: Range<usize> = ours.local_ranks();
@@ -117,7 +120,7 @@ struct BenchGroup {
 
 impl<'a> Bench<'a> {
     fn new(
-        Arrangement { mesh, topology, connection }: Arrangement,
+        Arrangement { mesh, topology, connection, .. }: Arrangement,
         world: &'a Arc<dyn World>,
         library: &Arc<dyn World>,
         rank: usize,
@@ -249,7 +252,8 @@ mod tests {
     #[test]
     fn every_kind_is_timed_in_every_group() {
         let mesh = Mesh { pp: 2, dp: 1, tp: 2 };
-        let arrangement = Arrangement { mesh, topology: Topology::ONE_NODE, connection: Connection::Threads };
+        let (topology, links) = (Topology::ONE_NODE, EmulatedLinks::default());
+        let arrangement = Arrangement { mesh, topology, connection: Connection::Threads, links };
         let mut times = Vec::new();
         time_transfers(arrangement, &[64, 4096], |time| times.push(time)).expect("no rank fails");
         let kinds = 4;

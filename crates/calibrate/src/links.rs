@@ -7,7 +7,7 @@ use std::io;
 
 use kintsugi_comm::{Collective, Connection};
 use kintsugi_plan::{Group, Mesh};
-use kintsugi_spec::{Level, LinkSpec, Topology};
+use kintsugi_spec::{EmulatedLinks, Level, LinkSpec, Topology};
 
 use crate::collectives::{Arrangement, TransferKind, time_transfers};
 
@@ -38,7 +38,8 @@ const SMALL: usize = 256;
 
 /// Seconds of a short and of a long all-reduce over tp, in the fastest of several rounds.
 fn all_reduces(mesh: Mesh) -> io::Result<[f64; 2]> {
-    let arrangement = Arrangement { mesh, topology: Topology::ONE_NODE, connection: Connection::Threads };
+    let (topology, links) = (Topology::ONE_NODE, EmulatedLinks::default());
+    let arrangement = Arrangement { mesh, topology, connection: Connection::Threads, links };
     let mut seconds = [f64::INFINITY; 2];
     let kind = TransferKind::Collective(Collective::AllReduce);
     time_transfers(arrangement, &[SMALL, LARGE], |time| {

@@ -42,6 +42,8 @@ struct PlanRecord {
     #[serde(with = "PipelineRecord")]
     pipeline: Pipeline,
     sequence_parallel: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    overlap_tp: bool,
     #[serde(with = "ShardingRecord")]
     sharding: Sharding,
     #[serde(with = "PrecisionRecord")]
@@ -65,6 +67,7 @@ impl PlanRecord {
             mesh: plan.mesh,
             pipeline: plan.pipeline.clone(),
             sequence_parallel: plan.sequence_parallel,
+            overlap_tp: plan.overlap_tp,
             sharding: plan.sharding,
             precision: plan.precision,
             memory: plan.memory,
@@ -90,6 +93,7 @@ impl PlanRecord {
             mesh: self.mesh,
             pipeline: self.pipeline,
             sequence_parallel: self.sequence_parallel,
+            overlap_tp: self.overlap_tp,
             sharding: self.sharding,
             precision: self.precision,
             memory: self.memory,

@@ -79,7 +79,8 @@ pub fn run(Arguments { what: What::Comm(arguments) }: &Arguments) -> Result<(), 
     let out = arguments.out.as_deref().filter(|_| connection.is_first());
     out.map(files::check_writable).transpose()?;
     let output = Output { json: arguments.json };
-    let arrangement = Arrangement { mesh: plan.mesh, topology: plan.cluster.topology, connection };
+    let (topology, links) = (plan.cluster.topology, plan.cluster.emulated);
+    let arrangement = Arrangement { mesh: plan.mesh, topology, connection, links };
     let mut times = Vec::new();
     let timed = time_transfers(arrangement, &arguments.sizes, |time| times.push(time));
     timed.map_err(|error| Failure::Run(error.to_string()))?;

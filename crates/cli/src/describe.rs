@@ -45,6 +45,9 @@ pub fn layout(plan: &Plan) -> String {
     if plan.sequence_parallel {
         parts.push("sequence parallel".to_owned());
     }
+    if plan.overlap_tp && mesh.tp > 1 {
+        parts.push("tp overlap".to_owned());
+    }
     parts.push(format!("recompute {}", word(&plan.memory.recompute)));
     parts.push(word(&plan.precision.compute));
     let batch = plan.batch;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kintsugi_comm::mpi::{Mpi, launched};
 use kintsugi_comm::{Connection, World, WorldOptions};
 use kintsugi_plan::{Plan, Transport};
-use kintsugi_spec::Topology;
+use kintsugi_spec::{EmulatedLinks, Topology};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -116,7 +116,8 @@ fn world(connection: Connection) -> Option<Arc<dyn World>> {
     let Connection::Mpi(place) = connection else { return None };
     let (topology, ranks) = (Topology::ONE_NODE, place.mpi.size);
     // No groups are made, so nobody waits in one.
-    Some(connection.world(WorldOptions { topology, ranks, timeout: Duration::MAX, library_sums: false }))
+    let (timeout, links) = (Duration::MAX, EmulatedLinks::default());
+    Some(connection.world(WorldOptions { topology, ranks, timeout, library_sums: false, links }))
 }
 
 fn gather<T: Serialize + DeserializeOwned>(world: &dyn World, mine: &T) -> Result<Option<Vec<T>>, Failure> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use kintsugi_spec::Topology;
+use kintsugi_spec::{EmulatedLinks, Topology};
 
 use crate::mpi::{Mpi, MpiWorld};
 use crate::threads::ThreadsWorld;
@@ -46,6 +46,8 @@ pub struct WorldOptions {
     pub timeout: Duration,
     /// Whether sums may be a library's own, in an order of its own.
     pub library_sums: bool,
+    /// Links whose speed transfers are slowed down to.
+    pub links: EmulatedLinks,
 }
 
 impl Connection {
@@ -64,11 +66,12 @@ impl Connection {
 
     /// The ranks of a job.
     pub fn world(self, options: WorldOptions) -> Arc<dyn World> {
-        let WorldOptions { topology, ranks, timeout, library_sums } = options;
+        let WorldOptions { topology, ranks, timeout, library_sums, links } = options;
         match self {
-            Connection::Threads => Arc::new(ThreadsWorld::new(topology, ranks, timeout)),
+            Connection::Threads => Arc::new(ThreadsWorld::with_links(topology, ranks, timeout, links)),
             Connection::Mpi(place) => {
-                Arc::new(MpiWorld::new(place.mpi, topology, ranks, timeout, library_sums))
+                let world = MpiWorld::new(place.mpi, topology, ranks, timeout, library_sums);
+                Arc::new(world.with_links(links))
             }
         }
     }

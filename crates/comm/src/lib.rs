@@ -16,7 +16,9 @@ use kintsugi_tensor::Buffer;
 mod activity;
 mod collective;
 mod connection;
+mod emulated;
 pub mod mpi;
+mod observe;
 pub mod paper;
 #[allow(unsafe_code, reason = "transports move memory that other ranks own")]
 mod region;
@@ -28,6 +30,7 @@ mod world;
 
 pub use collective::Collective;
 pub use connection::{Connection, ProcessPlace, WorldOptions};
+pub use observe::{Observed, TransferObserver};
 pub use solo::Solo;
 pub use traffic::{Operation, Traffic};
 pub use world::{RankFailure, World};

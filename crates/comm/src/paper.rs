@@ -22,6 +22,11 @@ pub enum Transfer {
         /// The receiver.
         to: usize,
     },
+    /// A message from the rank with this index in the group.
+    Receive {
+        /// The sender.
+        from: usize,
+    },
 }
 
 /// A kind of transfer: everything that determines its bytes.
@@ -35,6 +40,16 @@ pub struct Entry {
     pub len: usize,
     /// Element type.
     pub dtype: DType,
+}
+
+impl Entry {
+    /// The operation that its bytes are counted for.
+    pub fn operation(&self) -> Operation {
+        match self.transfer {
+            Transfer::Collective(collective) => collective.operation(),
+            Transfer::Send { .. } | Transfer::Receive { .. } => Operation::Send,
+        }
+    }
 }
 
 /// How often one rank started each kind of transfer. Receives are not logged, since bytes are counted for the sender.
@@ -75,15 +90,15 @@ pub fn charge(
     member: impl Fn(usize) -> usize,
     topology: Topology,
 ) -> (Level, Operation, u64) {
-    let (to, operation, elements) = match entry.transfer {
+    let (to, elements) = match entry.transfer {
         Transfer::Collective(collective) => {
-            let elements = ring::link_elements(collective, entry.len, ranks, me);
-            ((me + 1) % ranks, collective.operation(), elements)
+            ((me + 1) % ranks, ring::link_elements(collective, entry.len, ranks, me))
         }
-        Transfer::Send { to } => (to, Operation::Send, entry.len),
+        Transfer::Send { to } => (to, entry.len),
+        Transfer::Receive { from } => (from, 0),
     };
     let level = topology.level(member(me), member(to));
-    (level, operation, (elements * entry.dtype.bytes()) as u64)
+    (level, entry.operation(), (elements * entry.dtype.bytes()) as u64)
 }
 
 /// A rank's membership in a group on paper.

@@ -50,6 +50,11 @@ impl Region {
         self.dtype
     }
 
+    /// What the address means.
+    pub(crate) fn place(self) -> Place {
+        self.place
+    }
+
     /// Number of bytes.
     pub(crate) fn bytes(self) -> usize {
         self.len * self.dtype.bytes()

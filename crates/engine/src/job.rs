@@ -63,6 +63,7 @@ impl Job {
             ranks: self.plan.mesh.ranks(),
             timeout: Duration::from_secs(run.communication_timeout),
             library_sums: !run.deterministic,
+            links: self.plan.cluster.emulated,
         })
     }
 }

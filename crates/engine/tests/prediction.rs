@@ -45,9 +45,10 @@ impl Choices {
         write!(
             text,
             "[parallel]\ntp = {tp}\npp = {pp}\ndp = {dp}\nschedule = \"{schedule}\"\nvirtual_stages = {chunks}\n\
-             sequence_parallel = {}\nprefetch = {}\noverlap = {}\n",
+             sequence_parallel = {}\nprefetch = {}\noverlap = {}\noverlap_tp = {}\n",
             self.of(&["true", "false"]),
             self.of(&["0", "1", "2"]),
+            self.of(&["true", "false"]),
             self.of(&["true", "false"]),
         )
         .expect("a string");

@@ -9,6 +9,7 @@ use kintsugi_tensor::ops::{
 use kintsugi_tensor::{Buffer, View};
 
 use crate::residual::BranchOutput;
+use crate::rows::{Chunks, GradientRows, elements};
 use crate::{Context, Gradients, KvCache, Weights};
 
 /// The activations that attention saves for its backward.
@@ -32,10 +33,10 @@ pub(crate) struct AttentionWeightInputs {
 /// Runs attention on normed rows and projects the result into `branch`. Without a `branch`, only computes the activations.
 pub(crate) fn forward(
     ctx: &Context,
-    x: View,
+    x: &mut Chunks,
     w: &Weights,
     branch: Option<BranchOutput>,
-) -> (Option<Buffer>, AttentionActivations) {
+) -> (Option<Chunks>, AttentionActivations) {
     let shape = ctx.shape;
     let qkv = projections(ctx, x, w);
     rotate(ctx, qkv.view(), None, false);
@@ -59,12 +60,12 @@ pub(crate) fn forward(
 /// The same for new tokens at `positions`, with the KV cache of the earlier tokens. Saves nothing but the cache.
 pub(crate) fn decode(
     ctx: &Context,
-    x: View,
+    x: &mut Chunks,
     w: &Weights,
     cache: &KvCache,
     positions: View,
     branch: BranchOutput,
-) -> Buffer {
+) -> Chunks {
     let shape = ctx.shape;
     let qkv = projections(ctx, x, w);
     rotate(ctx, qkv.view(), Some(positions), false);
@@ -81,24 +82,26 @@ pub(crate) fn decode(
     end(ctx, branch, out.view(), w)
 }
 
-fn projections(ctx: &Context, x: View, w: &Weights) -> Buffer {
-    let shape = ctx.shape;
-    let qkv = ctx.activation(shape.rows * shape.attention.qkv_width());
-    ctx.backend.linear(Linear {
-        x,
-        weight: w.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight),
-        bias: w.find_span(ParameterKind::QueryBias, ParameterKind::ValueBias),
-        gelu: None,
-        residual: None,
-        out: qkv.view(),
-        rows: shape.rows,
-        inputs: shape.hidden,
-        outputs: shape.attention.qkv_width(),
+fn projections(ctx: &Context, x: &mut Chunks, w: &Weights) -> Buffer {
+    let (shape, width) = (ctx.shape, ctx.shape.attention.qkv_width());
+    let qkv = ctx.activation(shape.rows * width);
+    x.each(ctx, |x, rows| {
+        ctx.backend.linear(Linear {
+            x,
+            weight: w.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight),
+            bias: w.find_span(ParameterKind::QueryBias, ParameterKind::ValueBias),
+            gelu: None,
+            residual: None,
+            out: qkv.slice(elements(&rows, width)),
+            rows: rows.len(),
+            inputs: shape.hidden,
+            outputs: width,
+        });
     });
     qkv
 }
 
-fn end(ctx: &Context, branch: BranchOutput, out: View, w: &Weights) -> Buffer {
+fn end(ctx: &Context, branch: BranchOutput, out: View, w: &Weights) -> Chunks {
     branch.project(ctx, out, w.get(ParameterKind::AttentionOutWeight), ctx.shape.attention_width())
 }
 
@@ -107,27 +110,29 @@ fn end(ctx: &Context, branch: BranchOutput, out: View, w: &Weights) -> Buffer {
 /// With [`BackwardPart::Both`] it also computes the gradients of the weights, each as soon as its inputs are there.
 pub(crate) fn backward(
     ctx: &Context,
-    dy: View,
-    x: View,
+    dy: &mut GradientRows,
+    x: &mut Chunks,
     saved: AttentionActivations,
     w: &Weights,
     g: &Gradients,
     part: BackwardPart,
-) -> (Buffer, Option<AttentionWeightInputs>) {
-    let shape = ctx.shape;
-    let dout = ctx.activation(shape.rows * shape.attention_width());
-    ctx.backend.linear_backward_input(LinearBackwardInput {
-        dy,
-        weight: w.get(ParameterKind::AttentionOutWeight),
-        gelu: None,
-        dx: dout.view(),
-        dbias: None,
-        rows: shape.rows,
-        inputs: shape.attention_width(),
-        outputs: shape.hidden,
+) -> (Chunks, Option<AttentionWeightInputs>) {
+    let (shape, width) = (ctx.shape, ctx.shape.attention_width());
+    let dout = ctx.activation(shape.rows * width);
+    dy.each(ctx, |dy, rows| {
+        ctx.backend.linear_backward_input(LinearBackwardInput {
+            dy,
+            weight: w.get(ParameterKind::AttentionOutWeight),
+            gelu: None,
+            dx: dout.slice(elements(&rows, width)),
+            dbias: None,
+            rows: rows.len(),
+            inputs: width,
+            outputs: shape.hidden,
+        });
     });
     if part == BackwardPart::Both {
-        output_weight_gradient(ctx, saved.out.view(), dy, g);
+        output_weight_gradient(ctx, saved.out.view(), dy.whole(ctx), g);
     }
     let dqkv = ctx.activation(saved.qkv.len());
     // The attention backward also sums the gradient of the bias, unless queries and keys must be rotated back first.
@@ -148,19 +153,21 @@ pub(crate) fn backward(
     let AttentionActivations { qkv, out, softmax } = saved;
     drop((dout, qkv, softmax));
     rotate(ctx, dqkv.view(), None, true);
-    let dx = ctx.activation(shape.rows * shape.hidden);
-    ctx.backend.linear_backward_input(LinearBackwardInput {
-        dy: dqkv.view(),
-        weight: w.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight),
-        gelu: None,
-        dx: dx.view(),
-        dbias: None,
-        rows: shape.rows,
-        inputs: shape.hidden,
-        outputs: shape.attention.qkv_width(),
+    let width = shape.attention.qkv_width();
+    let dx = ctx.partial_product(|dx, rows| {
+        ctx.backend.linear_backward_input(LinearBackwardInput {
+            dy: dqkv.slice(elements(&rows, width)),
+            weight: w.span(ParameterKind::QueryWeight, ParameterKind::ValueWeight),
+            gelu: None,
+            dx,
+            dbias: None,
+            rows: rows.len(),
+            inputs: shape.hidden,
+            outputs: width,
+        });
     });
     if part == BackwardPart::Both {
-        qkv_weight_gradient(ctx, x, dqkv.view(), g, dbias(!in_passing));
+        qkv_weight_gradient(ctx, x.whole(ctx), dqkv.view(), g, dbias(!in_passing));
         return (dx, None);
     }
     (dx, Some(AttentionWeightInputs { out, dqkv }))

@@ -3,11 +3,14 @@
 //! Between regions every rank holds its own rows: all of them, or with sequence parallelism `1/tp` of them. Inside a region
 //! every rank holds all rows of its part of the columns.
 
+use std::ops::Range;
+
 use kintsugi_comm::{Collective, Communicator};
 use kintsugi_tensor::ops::Norm;
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
 use crate::Shape;
+use crate::rows::{Chunks, GradientRows, elements};
 
 /// A rank's device, its tensor-parallel group, its sizes, and the documents of the micro-batch.
 #[derive(Clone, Copy)]
@@ -44,65 +47,135 @@ impl Context<'_> {
         self.shape.compute.accumulator()
     }
 
-    /// This rank's rows of a buffer of all rows.
-    pub(crate) fn own_rows<'b>(&self, whole: &'b Buffer) -> View<'b> {
-        let len = self.shape.own_rows * self.shape.hidden;
+    /// The rows of a chunk, of `count` chunks of this rank's rows.
+    fn own_rows(&self, index: usize, count: usize) -> Range<usize> {
+        let rows = self.shape.own_rows / count;
+        index * rows..(index + 1) * rows
+    }
+
+    /// The elements of this rank's rows inside a chunk, of `count` chunks of all rows.
+    fn own_part(&self, count: usize) -> Range<usize> {
+        let len = self.shape.own_rows / count * self.shape.hidden;
         let start = if self.shape.sequence_parallel { self.tensor.rank() * len } else { 0 };
-        whole.slice(start..start + len)
+        start..start + len
+    }
+
+    /// The parts of this rank's rows that are consecutive rows of the micro-batch: the first row of each in the micro-batch,
+    /// and the rows of the part among this rank's.
+    pub(crate) fn consecutive_rows(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let count = if self.shape.sequence_parallel { self.shape.chunks } else { 1 };
+        let (chunk, part) = (self.shape.rows / count, self.own_part(count).start / self.shape.hidden);
+        (0..count).map(move |index| (index * chunk + part, self.own_rows(index, count)))
     }
 
     /// Enters a region: applies a norm to this rank's rows, and gathers all rows on every rank.
-    pub(crate) fn normed(&self, x: View, norm: NormWeights, statistics: View) -> Buffer {
-        let out = self.room_for_all_rows();
-        self.backend.norm(Norm {
-            x,
-            weight: norm.weight,
-            bias: norm.bias,
-            out: self.own_rows(&out),
-            statistics,
-            epsilon: self.shape.epsilon,
-            rows: self.shape.own_rows,
-            width: self.shape.hidden,
-        });
-        self.share_rows(out)
-    }
-
-    /// Enters a region in the backward: gathers all rows of a gradient. `None` if every rank already has them.
-    pub(crate) fn all_rows(&self, own: View) -> Option<Buffer> {
-        self.shape.sequence_parallel.then(|| {
-            let whole = self.room_for_all_rows();
-            self.backend.copy(own, self.own_rows(&whole));
-            self.share_rows(whole)
+    pub(crate) fn normed(&self, x: View, norm: NormWeights, statistics: View) -> Chunks {
+        self.gathered(|rows, out| {
+            self.backend.norm(Norm {
+                x: x.slice(elements(&rows, self.shape.hidden)),
+                weight: norm.weight,
+                bias: norm.bias,
+                out,
+                statistics: statistics.slice(elements(&rows, 2)),
+                epsilon: self.shape.epsilon,
+                rows: rows.len(),
+                width: self.shape.hidden,
+            });
         })
     }
 
-    /// Leaves a region: sums the partial results of the ranks. Only this rank's rows of the result are defined.
-    pub(crate) fn reduced(&self, partial: Buffer) -> Buffer {
-        let collective =
-            if self.shape.sequence_parallel { Collective::ReduceScatter } else { Collective::AllReduce };
-        if self.tensor.size() > 1 { self.tensor.run(collective, partial) } else { partial }
-    }
-
-    /// Calls `write` with this rank's rows of `whole` and an output of the same size. The output is `whole` itself unless
-    /// sequence parallelism makes it smaller.
-    pub(crate) fn trimmed(&self, whole: Buffer, write: impl FnOnce(View, View)) -> Buffer {
-        if self.shape.sequence_parallel {
-            let out = self.activation(self.shape.own_rows * self.shape.hidden);
-            write(self.own_rows(&whole), out.view());
-            out
-        } else {
-            write(whole.view(), whole.view());
-            whole
+    /// Enters a region in the backward: gathers all rows of a gradient.
+    pub(crate) fn all_rows<'b>(&self, own: View<'b>) -> GradientRows<'b> {
+        if !self.shape.sequence_parallel {
+            return GradientRows::Local(own);
         }
+        let width = self.shape.hidden;
+        GradientRows::Gathered(
+            self.gathered(|rows, out| self.backend.copy(own.slice(elements(&rows, width)), out)),
+        )
     }
 
-    fn room_for_all_rows(&self) -> Buffer {
-        let category =
-            if self.shape.sequence_parallel { Category::Communication } else { Category::Activations };
-        self.backend.allocate(self.shape.rows * self.shape.hidden, self.shape.compute, category)
+    /// Calls `write` with some of this rank's rows and their part of the result, and gathers these parts on every rank.
+    fn gathered(&self, mut write: impl FnMut(Range<usize>, View)) -> Chunks {
+        let (sequence_parallel, len) = (self.shape.sequence_parallel, self.shape.rows * self.shape.hidden);
+        let category = if sequence_parallel { Category::Communication } else { Category::Activations };
+        let whole = self.backend.allocate(len, self.shape.compute, category);
+        let mut chunks = if sequence_parallel { Chunks::new(self, whole) } else { Chunks::one(whole) };
+        let count = chunks.count();
+        for index in 0..count {
+            write(self.own_rows(index, count), chunks.get(index).slice(self.own_part(count)));
+            if sequence_parallel {
+                chunks.start(self, index, Collective::AllGather);
+            }
+        }
+        chunks
     }
 
-    fn share_rows(&self, whole: Buffer) -> Buffer {
-        if self.shape.sequence_parallel { self.tensor.run(Collective::AllGather, whole) } else { whole }
+    /// A row-parallel product: calls `multiply` with each chunk of the result and the numbers of its rows. If transfers
+    /// overlap, starts the sum over tp of each chunk.
+    pub(crate) fn partial_product(&self, mut multiply: impl FnMut(View, Range<usize>)) -> Chunks {
+        let whole = self.activation(self.shape.rows * self.shape.hidden);
+        let mut chunks = if self.shape.overlap { Chunks::new(self, whole) } else { Chunks::one(whole) };
+        let rows = self.shape.rows / chunks.count();
+        for index in 0..chunks.count() {
+            multiply(chunks.get(index), index * rows..(index + 1) * rows);
+            if self.shape.overlap {
+                chunks.start(self, index, self.sum());
+            }
+        }
+        chunks
+    }
+
+    /// Leaves a region: sums the partial results of the ranks, unless [`Context::partial_product`] has started to. Only
+    /// this rank's rows of the result are defined.
+    fn summed(&self, mut partial: Chunks) -> Chunks {
+        if self.tensor.size() > 1 && !self.shape.overlap {
+            partial.start(self, 0, self.sum());
+        }
+        partial
+    }
+
+    fn sum(&self) -> Collective {
+        if self.shape.sequence_parallel { Collective::ReduceScatter } else { Collective::AllReduce }
+    }
+
+    /// Leaves a region: sums the partial results of the ranks. Calls `write` for parts of this rank's rows with their
+    /// numbers, their sum and their part of the result.
+    pub(crate) fn sum_by_parts(
+        &self,
+        partial: Chunks,
+        mut write: impl FnMut(Range<usize>, View, View),
+    ) -> Buffer {
+        let mut sum = self.summed(partial);
+        let (count, width) = (sum.count(), self.shape.hidden);
+        let out = self.shape.sequence_parallel.then(|| self.own_room());
+        for index in 0..count {
+            sum.wait(self, index);
+            let (rows, own) = (self.own_rows(index, count), sum.get(index).slice(self.own_part(count)));
+            let to = out.as_ref().map_or(own, |out| out.slice(elements(&rows, width)));
+            write(rows, own, to);
+        }
+        out.unwrap_or_else(|| sum.into_whole(self))
+    }
+
+    /// The same with one call of `write` for all of this rank's rows. Their sum may be in the place of the result.
+    pub(crate) fn sum_at_once(&self, partial: Chunks, write: impl FnOnce(View, View)) -> Buffer {
+        if !self.shape.sequence_parallel {
+            let sum = self.summed(partial).into_whole(self);
+            write(sum.view(), sum.view());
+            return sum;
+        }
+        if partial.count() == 1 {
+            let (sum, out) = (self.summed(partial).into_whole(self), self.own_room());
+            write(sum.slice(self.own_part(1)), out.view());
+            return out;
+        }
+        let out = self.sum_by_parts(partial, |_, sum, out| self.backend.copy(sum, out));
+        write(out.view(), out.view());
+        out
+    }
+
+    fn own_room(&self) -> Buffer {
+        self.activation(self.shape.own_rows * self.shape.hidden)
     }
 }

@@ -4,6 +4,7 @@ use kintsugi_plan::parameters::ParameterKind;
 use kintsugi_tensor::ops::{Embedding, EmbeddingBackward, Positions, PositionsBackward};
 use kintsugi_tensor::{Buffer, View};
 
+use crate::rows::elements;
 use crate::{Context, Gradients, Weights};
 
 /// Computes this rank's rows of the residual stream from token ids. Each tp rank looks up the tokens of its part of the
@@ -12,14 +13,16 @@ pub fn forward(ctx: &Context, tokens: View, table: &Weights, positions: Option<&
     let shape = ctx.shape;
     let x = look_up(ctx, tokens, table);
     if let Some(positions) = positions {
-        ctx.backend.positions(Positions {
-            x: x.view(),
-            table: positions.get(ParameterKind::Positions),
-            first_row: first_row(ctx),
-            sequence: shape.sequence,
-            rows: shape.own_rows,
-            width: shape.hidden,
-        });
+        for (first_row, rows) in ctx.consecutive_rows() {
+            ctx.backend.positions(Positions {
+                x: x.slice(elements(&rows, shape.hidden)),
+                table: positions.get(ParameterKind::Positions),
+                first_row,
+                sequence: shape.sequence,
+                rows: rows.len(),
+                width: shape.hidden,
+            });
+        }
     }
     x
 }
@@ -38,19 +41,19 @@ pub fn decode(ctx: &Context, tokens: View, at: View, table: &Weights, positions:
 
 fn look_up(ctx: &Context, tokens: View, table: &Weights) -> Buffer {
     let shape = ctx.shape;
-    let partial = ctx.activation(shape.rows * shape.hidden);
-    ctx.backend.embedding(Embedding {
-        tokens,
-        table: table.get(ParameterKind::Table),
-        first: shape.first_token,
-        out: partial.view(),
-        rows: shape.rows,
-        width: shape.hidden,
+    let partial = ctx.partial_product(|out, rows| {
+        ctx.backend.embedding(Embedding {
+            tokens: tokens.slice(rows.clone()),
+            table: table.get(ParameterKind::Table),
+            first: shape.first_token,
+            out,
+            rows: rows.len(),
+            width: shape.hidden,
+        });
     });
-    let reduced = ctx.reduced(partial);
-    ctx.trimmed(reduced, |rows, out| {
+    ctx.sum_by_parts(partial, |_, sum, out| {
         if shape.sequence_parallel {
-            ctx.backend.copy(rows, out);
+            ctx.backend.copy(sum, out);
         }
     })
 }
@@ -59,26 +62,25 @@ fn look_up(ctx: &Context, tokens: View, table: &Weights) -> Buffer {
 pub fn backward(ctx: &Context, dx: &Buffer, tokens: View, table: &Gradients, positions: Option<&Gradients>) {
     let shape = ctx.shape;
     if let Some(positions) = positions {
-        ctx.backend.positions_backward(PositionsBackward {
-            dx: dx.view(),
-            dtable: positions.get(ParameterKind::Positions),
-            first_row: first_row(ctx),
-            sequence: shape.sequence,
-            rows: shape.own_rows,
-            width: shape.hidden,
-        });
+        for (first_row, rows) in ctx.consecutive_rows() {
+            ctx.backend.positions_backward(PositionsBackward {
+                dx: dx.slice(elements(&rows, shape.hidden)),
+                // The first part overwrites the gradient of an earlier step, and the others accumulate.
+                dtable: positions.get(ParameterKind::Positions),
+                first_row,
+                sequence: shape.sequence,
+                rows: rows.len(),
+                width: shape.hidden,
+            });
+        }
     }
-    let gathered = ctx.all_rows(dx.view());
+    let mut gathered = ctx.all_rows(dx.view());
     ctx.backend.embedding_backward(EmbeddingBackward {
         tokens,
-        dout: gathered.as_ref().unwrap_or(dx).view(),
+        dout: gathered.whole(ctx),
         first: shape.first_token,
         dtable: table.get(ParameterKind::Table),
         rows: shape.rows,
         width: shape.hidden,
     });
-}
-
-fn first_row(ctx: &Context) -> usize {
-    if ctx.shape.sequence_parallel { ctx.tensor.rank() * ctx.shape.own_rows } else { 0 }
 }

@@ -12,6 +12,7 @@ use kintsugi_tensor::ops::{
 use kintsugi_tensor::{Buffer, Category, View};
 
 use crate::context::NormWeights;
+use crate::rows::{Chunks, elements};
 use crate::{Context, Gradients, Weights};
 
 /// The activations that the head saves for its backward.
@@ -56,18 +57,18 @@ pub struct Loss<'a> {
 /// Runs the head and saves the activations for its backward. The gradient of the logits overwrites the logits.
 pub fn forward(ctx: &Context, x: Buffer, w: &HeadWeights, loss: Loss) -> HeadActivations {
     let statistics = ctx.statistics(2 * ctx.shape.own_rows);
-    let normed = ctx.normed(x.view(), norm_weights(w), statistics.view());
-    let logits = logits(ctx, normed.view(), w);
+    let mut normed = ctx.normed(x.view(), norm_weights(w), statistics.view());
+    let logits = logits(ctx, &mut normed, w);
     cross_entropy(ctx, logits.view(), loss, true);
-    let normed = (!ctx.shape.sequence_parallel).then_some(normed);
+    let normed = (!ctx.shape.sequence_parallel).then(|| normed.into_whole(ctx));
     HeadActivations { x, statistics, normed, dlogits: logits }
 }
 
 /// Runs the head for its loss only.
 pub fn evaluate(ctx: &Context, x: &Buffer, w: &HeadWeights, loss: Loss) {
     let statistics = ctx.statistics(2 * ctx.shape.own_rows);
-    let normed = ctx.normed(x.view(), norm_weights(w), statistics.view());
-    let logits = logits(ctx, normed.view(), w);
+    let mut normed = ctx.normed(x.view(), norm_weights(w), statistics.view());
+    let logits = logits(ctx, &mut normed, w);
     cross_entropy(ctx, logits.view(), loss, false);
 }
 
@@ -87,8 +88,8 @@ pub fn decode(ctx: &Context, x: &Buffer, last: View, w: &HeadWeights) -> Buffer 
     });
     let shape = ctx.shape.with_new_tokens(samples, 1);
     let ctx = Context { shape: &shape, ..*ctx };
-    let normed = ctx.normed(chosen.view(), norm_weights(w), statistics.view());
-    let own = logits(&ctx, normed.view(), w);
+    let mut normed = ctx.normed(chosen.view(), norm_weights(w), statistics.view());
+    let own = logits(&ctx, &mut normed, w);
     let parts = ctx.tensor.size();
     if parts == 1 {
         return own;
@@ -113,18 +114,23 @@ pub fn backward(
 ) -> (Buffer, Option<HeadWeightInputs>) {
     let HeadActivations { x, statistics, normed, dlogits } = saved;
     let shape = ctx.shape;
-    let normed = normed.unwrap_or_else(|| ctx.normed(x.view(), norm_weights(w), statistics.view()));
-    let dnormed = ctx.activation(shape.rows * shape.hidden);
-    ctx.backend.linear_backward_input(LinearBackwardInput {
-        dy: dlogits.view(),
-        weight: w.output,
-        gelu: None,
-        dx: dnormed.view(),
-        dbias: None,
-        rows: shape.rows,
-        inputs: shape.hidden,
-        outputs: shape.vocab,
+    let normed = match normed {
+        Some(normed) => Chunks::one(normed),
+        None => ctx.normed(x.view(), norm_weights(w), statistics.view()),
+    };
+    let dnormed = ctx.partial_product(|dnormed, rows| {
+        ctx.backend.linear_backward_input(LinearBackwardInput {
+            dy: dlogits.slice(elements(&rows, shape.vocab)),
+            weight: w.output,
+            gelu: None,
+            dx: dnormed,
+            dbias: None,
+            rows: rows.len(),
+            inputs: shape.hidden,
+            outputs: shape.vocab,
+        });
     });
+    let normed = normed.into_whole(ctx);
     let weight_inputs = HeadWeightInputs { normed, dlogits };
     let weight_inputs = if part == BackwardPart::Both {
         weight_part(ctx, &weight_inputs, output);
@@ -133,8 +139,7 @@ pub fn backward(
     } else {
         Some(weight_inputs)
     };
-    let reduced = ctx.reduced(dnormed);
-    let dx = ctx.trimmed(reduced, |dy, dx| {
+    let dx = ctx.sum_at_once(dnormed, |dy, dx| {
         ctx.backend.norm_backward(NormBackward {
             dy,
             x: x.view(),
@@ -181,19 +186,21 @@ fn norm_weights<'a>(w: &HeadWeights<'a>) -> NormWeights<'a> {
     }
 }
 
-fn logits(ctx: &Context, normed: View, w: &HeadWeights) -> Buffer {
+fn logits(ctx: &Context, normed: &mut Chunks, w: &HeadWeights) -> Buffer {
     let shape = ctx.shape;
     let logits = ctx.activation(shape.rows * shape.vocab);
-    ctx.backend.linear(Linear {
-        x: normed,
-        weight: w.output,
-        bias: None,
-        gelu: None,
-        residual: None,
-        out: logits.view(),
-        rows: shape.rows,
-        inputs: shape.hidden,
-        outputs: shape.vocab,
+    normed.each(ctx, |normed, rows| {
+        ctx.backend.linear(Linear {
+            x: normed,
+            weight: w.output,
+            bias: None,
+            gelu: None,
+            residual: None,
+            out: logits.slice(elements(&rows, shape.vocab)),
+            rows: rows.len(),
+            inputs: shape.hidden,
+            outputs: shape.vocab,
+        });
     });
     logits
 }

@@ -10,6 +10,7 @@ use kintsugi_tensor::{Buffer, View};
 
 use crate::context::NormWeights;
 use crate::residual::{BranchOutput, add_both_to_stream, add_to_stream};
+use crate::rows::Chunks;
 use crate::{Context, Gradients, KvCache, Weights, attention, mlp};
 
 /// The activations that a layer saves for its backward.
@@ -63,21 +64,24 @@ pub fn rebuild(ctx: &Context, x: Buffer, w: &Weights) -> LayerActivations {
 /// Runs the layer on new tokens at `positions`, with the KV cache of the earlier tokens. Saves nothing but the cache.
 pub fn decode(ctx: &Context, x: &Buffer, w: &Weights, cache: &KvCache, positions: View) -> Buffer {
     let biases = [w.find(ParameterKind::AttentionOutBias), w.find(ParameterKind::MlpOutBias)];
-    let (normed, _) = norm(ctx, x.view(), attention_norm(w));
-    let branch = BranchOutput::new(ctx, x.view(), biases[0]);
-    let attention_end = attention::decode(ctx, normed.view(), w, cache, positions, branch);
+    let parallel = ctx.shape.parallel_residual;
+    let (mut normed, _) = norm(ctx, x.view(), attention_norm(w));
+    let branch = if parallel { BranchOutput::first } else { BranchOutput::new };
+    let branch = branch(ctx, x.view(), biases[0]);
+    let attention_end = attention::decode(ctx, &mut normed, w, cache, positions, branch);
     drop(normed);
-    let mlp = |x: View, stream: View| {
-        let (normed, _) = norm(ctx, x, mlp_norm(w));
-        let branch = BranchOutput::new(ctx, stream, biases[1]);
-        mlp::forward(ctx, normed.view(), w, Some(branch)).0.expect("the output was asked for")
+    let mlp = |x: View, branch: BranchOutput| {
+        let (mut normed, _) = norm(ctx, x, mlp_norm(w));
+        mlp::forward(ctx, &mut normed, w, Some(branch)).0.expect("the output was asked for")
     };
-    if ctx.shape.parallel_residual {
-        let mlp_end = mlp(x.view(), attention_end.view());
-        return add_both_to_stream(ctx, x.view(), attention_end, mlp_end, biases);
+    if parallel {
+        let attention_end = attention_end.into_whole(ctx);
+        let mlp_end = mlp(x.view(), BranchOutput::second(ctx, attention_end.view(), biases[1]));
+        drop(attention_end);
+        return add_both_to_stream(ctx, x.view(), mlp_end, biases);
     }
     let middle = add_to_stream(ctx, x.view(), attention_end, biases[0].as_slice());
-    let mlp_end = mlp(middle.view(), middle.view());
+    let mlp_end = mlp(middle.view(), BranchOutput::new(ctx, middle.view(), biases[1]));
     add_to_stream(ctx, middle.view(), mlp_end, biases[1].as_slice())
 }
 
@@ -87,17 +91,17 @@ fn run(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, 
 
 /// `middle = x + attention(norm(x))`, `y = middle + mlp(norm(middle))`.
 fn sequential(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, LayerActivations) {
-    let (normed, attention_statistics) = norm(ctx, x.view(), attention_norm(w));
+    let (mut normed, attention_statistics) = norm(ctx, x.view(), attention_norm(w));
     let bias = w.find(ParameterKind::AttentionOutBias);
     let branch = BranchOutput::new(ctx, x.view(), bias);
-    let (end, attention) = attention::forward(ctx, normed.view(), w, Some(branch));
+    let (end, attention) = attention::forward(ctx, &mut normed, w, Some(branch));
     let attention_norm = NormActivations { statistics: attention_statistics, out: kept(ctx, normed) };
     let middle = add_to_stream(ctx, x.view(), end.expect("the output was asked for"), bias.as_slice());
 
-    let (normed, mlp_statistics) = norm(ctx, middle.view(), mlp_norm(w));
+    let (mut normed, mlp_statistics) = norm(ctx, middle.view(), mlp_norm(w));
     let bias = w.find(ParameterKind::MlpOutBias);
     let branch = output.then(|| BranchOutput::new(ctx, middle.view(), bias));
-    let (end, mlp) = mlp::forward(ctx, normed.view(), w, branch);
+    let (end, mlp) = mlp::forward(ctx, &mut normed, w, branch);
     let mlp_norm = NormActivations { statistics: mlp_statistics, out: kept(ctx, normed) };
     let y = end.map(|end| add_to_stream(ctx, middle.view(), end, bias.as_slice()));
     (y, LayerActivations { x, middle: Some(middle), attention_norm, attention, mlp_norm, mlp })
@@ -105,19 +109,19 @@ fn sequential(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Bu
 
 /// `y = x + attention(norm(x)) + mlp(norm(x))`. Each branch has its own norm.
 fn parallel(ctx: &Context, x: Buffer, w: &Weights, output: bool) -> (Option<Buffer>, LayerActivations) {
-    let (normed, attention_statistics) = norm(ctx, x.view(), attention_norm(w));
+    let (mut normed, attention_statistics) = norm(ctx, x.view(), attention_norm(w));
     let biases = [w.find(ParameterKind::AttentionOutBias), w.find(ParameterKind::MlpOutBias)];
-    let branch = output.then(|| BranchOutput::new(ctx, x.view(), biases[0]));
-    let (attention_end, attention) = attention::forward(ctx, normed.view(), w, branch);
+    let branch = output.then(|| BranchOutput::first(ctx, x.view(), biases[0]));
+    let (attention_end, attention) = attention::forward(ctx, &mut normed, w, branch);
+    let attention_end = attention_end.map(|end| end.into_whole(ctx));
     let attention_norm = NormActivations { statistics: attention_statistics, out: kept(ctx, normed) };
 
-    let (normed, mlp_statistics) = norm(ctx, x.view(), mlp_norm(w));
-    // Without tensor parallelism, the residual stream already contains attention when the MLP is added.
-    let branch = attention_end.as_ref().map(|end| BranchOutput::new(ctx, end.view(), biases[1]));
-    let (mlp_end, mlp) = mlp::forward(ctx, normed.view(), w, branch);
+    let (mut normed, mlp_statistics) = norm(ctx, x.view(), mlp_norm(w));
+    let branch = attention_end.as_ref().map(|end| BranchOutput::second(ctx, end.view(), biases[1]));
+    let (mlp_end, mlp) = mlp::forward(ctx, &mut normed, w, branch);
     let mlp_norm = NormActivations { statistics: mlp_statistics, out: kept(ctx, normed) };
-    let ends = attention_end.zip(mlp_end);
-    let y = ends.map(|(attention, mlp)| add_both_to_stream(ctx, x.view(), attention, mlp, biases));
+    drop(attention_end);
+    let y = mlp_end.map(|end| add_both_to_stream(ctx, x.view(), end, biases));
     (y, LayerActivations { x, middle: None, attention_norm, attention, mlp_norm, mlp })
 }
 
@@ -135,12 +139,11 @@ pub fn backward(
         saved;
 
     // The MLP, and the gradient of the stream before it.
-    let gathered = ctx.all_rows(dy.view());
-    let mlp_dy = gathered.as_ref().unwrap_or(&dy);
+    let mut mlp_dy = ctx.all_rows(dy.view());
     let mlp_input = middle.as_ref().unwrap_or(&x);
-    let mlp_x = normed_again(ctx, mlp_input.view(), mlp_norm(w), &mlp_saved.statistics, mlp_saved.out);
-    let (dnormed, mlp) = mlp::backward(ctx, mlp_dy.view(), mlp_x.view(), mlp, w, g, part);
-    let mlp_x = (part == BackwardPart::Input).then_some(mlp_x);
+    let mut mlp_x = normed_again(ctx, mlp_input.view(), mlp_norm(w), &mlp_saved.statistics, mlp_saved.out);
+    let (dnormed, mlp) = mlp::backward(ctx, &mut mlp_dy, &mut mlp_x, mlp, w, g, part);
+    let mlp_x = (part == BackwardPart::Input).then(|| mlp_x.into_whole(ctx));
     let sequential = middle.is_some();
     let norm =
         StreamNorm { x: mlp_input.view(), statistics: mlp_saved.statistics.view(), weights: mlp_norm(w) };
@@ -154,16 +157,15 @@ pub fn backward(
 
     // Attention. In the parallel form, the gradient of its output is that of the layer's output, and the gradients of both
     // branches add up in the residual stream.
-    let gathered_attention = if sequential { ctx.all_rows(dmiddle.view()) } else { None };
+    let mut attention_dy = sequential.then(|| ctx.all_rows(dmiddle.view()));
     if !sequential {
         bias_gradient(ctx, dy.view(), g, ParameterKind::AttentionOutBias);
     }
-    let attention_dy = gathered_attention.as_ref().unwrap_or(if sequential { &dmiddle } else { mlp_dy });
-    let attention_x =
+    let mut attention_x =
         normed_again(ctx, x.view(), attention_norm(w), &attention_saved.statistics, attention_saved.out);
-    let (dnormed, attention) =
-        attention::backward(ctx, attention_dy.view(), attention_x.view(), attention, w, g, part);
-    let attention_x = (part == BackwardPart::Input).then_some(attention_x);
+    let dout = attention_dy.as_mut().unwrap_or(&mut mlp_dy);
+    let (dnormed, attention) = attention::backward(ctx, dout, &mut attention_x, attention, w, g, part);
+    let attention_x = (part == BackwardPart::Input).then(|| attention_x.into_whole(ctx));
     let norm =
         StreamNorm { x: x.view(), statistics: attention_saved.statistics.view(), weights: attention_norm(w) };
     let norm_parameters = NormParameters {
@@ -173,16 +175,17 @@ pub fn backward(
     };
     let dx = norm_backward(ctx, dnormed, norm, dmiddle.view(), g, norm_parameters);
 
+    let mlp_dy = mlp_dy.into_gathered(ctx);
+    let attention_dy = attention_dy.map(|rows| rows.into_gathered(ctx));
     let weight_inputs =
         mlp.zip(attention).zip(mlp_x.zip(attention_x)).map(|((mlp, attention), (mlp_x, attention_x))| {
-            let attention_dy = sequential.then(|| gathered_attention.unwrap_or(dmiddle));
             LayerWeightInputs {
                 attention,
                 attention_x,
-                attention_dy,
+                attention_dy: attention_dy.map(|gathered| gathered.unwrap_or(dmiddle)),
                 mlp,
                 mlp_x,
-                mlp_dy: gathered.unwrap_or(dy),
+                mlp_dy: mlp_dy.unwrap_or(dy),
             }
         });
     (dx, weight_inputs)
@@ -208,7 +211,7 @@ fn mlp_norm<'a>(w: &Weights<'a>) -> NormWeights<'a> {
     NormWeights { weight: w.get(ParameterKind::MlpNormWeight), bias: w.find(ParameterKind::MlpNormBias) }
 }
 
-fn norm(ctx: &Context, x: View, weights: NormWeights) -> (Buffer, Buffer) {
+fn norm(ctx: &Context, x: View, weights: NormWeights) -> (Chunks, Buffer) {
     let statistics = ctx.statistics(2 * ctx.shape.own_rows);
     let normed = ctx.normed(x, weights, statistics.view());
     (normed, statistics)
@@ -216,8 +219,9 @@ fn norm(ctx: &Context, x: View, weights: NormWeights) -> (Buffer, Buffer) {
 
 /// The output of a norm, if it is saved. Selective recomputation does not save it. Sequence-parallel ranks do not save it
 /// either, since they would have to save all rows: they recompute and gather it again.
-fn kept(ctx: &Context, normed: Buffer) -> Option<Buffer> {
-    (ctx.shape.recompute != Recompute::Selective && !ctx.shape.sequence_parallel).then_some(normed)
+fn kept(ctx: &Context, normed: Chunks) -> Option<Buffer> {
+    let kept = ctx.shape.recompute != Recompute::Selective && !ctx.shape.sequence_parallel;
+    kept.then(|| normed.into_whole(ctx))
 }
 
 fn normed_again(
@@ -226,8 +230,8 @@ fn normed_again(
     weights: NormWeights,
     statistics: &Buffer,
     kept: Option<Buffer>,
-) -> Buffer {
-    kept.unwrap_or_else(|| ctx.normed(x, weights, statistics.view()))
+) -> Chunks {
+    kept.map_or_else(|| ctx.normed(x, weights, statistics.view()), Chunks::one)
 }
 
 /// A norm's input, statistics and weights, for its backward.
@@ -249,14 +253,13 @@ struct NormParameters {
 /// Sums the gradient of a norm's output over tp, runs the norm's backward, and adds the gradient of the residual stream.
 fn norm_backward(
     ctx: &Context,
-    partial: Buffer,
+    partial: Chunks,
     norm: StreamNorm,
     residual: View,
     g: &Gradients,
     norm_parameters: NormParameters,
 ) -> Buffer {
-    let reduced = ctx.reduced(partial);
-    ctx.trimmed(reduced, |dy, dx| {
+    ctx.sum_at_once(partial, |dy, dx| {
         ctx.backend.norm_backward(NormBackward {
             dy,
             x: norm.x,

@@ -10,6 +10,7 @@ mod context;
 mod kv_cache;
 mod mlp;
 mod residual;
+mod rows;
 mod shape;
 mod weights;
 

@@ -11,6 +11,7 @@ use kintsugi_tensor::ops::{
 use kintsugi_tensor::{Buffer, View};
 
 use crate::residual::BranchOutput;
+use crate::rows::{Chunks, GradientRows, elements};
 use crate::{Context, Gradients, Weights};
 
 /// The activations that the MLP saves for its backward.
@@ -32,24 +33,27 @@ pub(crate) struct MlpWeightInputs {
 /// Runs the MLP on normed rows and projects the result into `branch`. Without a `branch`, only computes the activations.
 pub(crate) fn forward(
     ctx: &Context,
-    x: View,
+    x: &mut Chunks,
     w: &Weights,
     branch: Option<BranchOutput>,
-) -> (Option<Buffer>, MlpActivations) {
-    let shape = ctx.shape;
-    let pre = ctx.activation(shape.rows * shape.mlp_in_width());
+) -> (Option<Chunks>, MlpActivations) {
+    let (shape, width) = (ctx.shape, ctx.shape.mlp_in_width());
+    let pre = ctx.activation(shape.rows * width);
     let act = ctx.activation(shape.rows * shape.ffn);
     let gelu = shape.activation == Activation::Gelu;
-    ctx.backend.linear(Linear {
-        x,
-        weight: in_weight(ctx, w),
-        bias: w.find(ParameterKind::MlpInBias),
-        gelu: gelu.then(|| pre.view()),
-        residual: None,
-        out: if gelu { act.view() } else { pre.view() },
-        rows: shape.rows,
-        inputs: shape.hidden,
-        outputs: shape.mlp_in_width(),
+    x.each(ctx, |x, rows| {
+        let pre = pre.slice(elements(&rows, width));
+        ctx.backend.linear(Linear {
+            x,
+            weight: in_weight(ctx, w),
+            bias: w.find(ParameterKind::MlpInBias),
+            gelu: gelu.then_some(pre),
+            residual: None,
+            out: if gelu { act.slice(elements(&rows, width)) } else { pre },
+            rows: rows.len(),
+            inputs: shape.hidden,
+            outputs: width,
+        });
     });
     if !gelu {
         activate_into(ctx, pre.view(), act.view());
@@ -66,41 +70,50 @@ pub(crate) fn forward(
 /// With [`BackwardPart::Both`] it also computes the gradients of the weights, each as soon as its inputs are there.
 pub(crate) fn backward(
     ctx: &Context,
-    dy: View,
-    x: View,
+    dy: &mut GradientRows,
+    x: &mut Chunks,
     saved: MlpActivations,
     w: &Weights,
     g: &Gradients,
     part: BackwardPart,
-) -> (Buffer, Option<MlpWeightInputs>) {
-    let shape = ctx.shape;
+) -> (Chunks, Option<MlpWeightInputs>) {
+    let (shape, width) = (ctx.shape, ctx.shape.mlp_in_width());
     let MlpActivations { pre, act } = saved;
-    let act = act.unwrap_or_else(|| activate(ctx, pre.view()));
-    let act = if part == BackwardPart::Both {
-        out_weight_gradient(ctx, act.view(), dy, g);
-        drop(act);
-        None
-    } else {
-        Some(act)
+    let mut act = Some(act.unwrap_or_else(|| activate(ctx, pre.view())));
+    // The gradient of the output matrix comes first, so that its input is freed early. It needs all rows of `dy`, so if
+    // these are still being gathered, the product that takes them chunk by chunk comes first.
+    let gathering = shape.overlap && shape.sequence_parallel;
+    let out_weight = |act: &mut Option<Buffer>, dy: &mut GradientRows| {
+        if part == BackwardPart::Both {
+            let act = act.take().expect("it is used once");
+            out_weight_gradient(ctx, act.view(), dy.whole(ctx), g);
+        }
     };
-    // The kernel of GELU's derivative can also sum the gradient of the bias.
-    let in_passing = part == BackwardPart::Both && shape.activation == Activation::Gelu;
+    if !gathering {
+        out_weight(&mut act, dy);
+    }
+    // The kernel of GELU's derivative can also sum the gradient of the bias, over all rows at once.
+    let in_passing = part == BackwardPart::Both && shape.activation == Activation::Gelu && !gathering;
     let dbias = if in_passing { g.find(ParameterKind::MlpInBias) } else { None };
     let dpre = input_gradient(ctx, dy, pre, w, dbias);
-    let dx = ctx.activation(shape.rows * shape.hidden);
-    ctx.backend.linear_backward_input(LinearBackwardInput {
-        dy: dpre.view(),
-        weight: in_weight(ctx, w),
-        gelu: None,
-        dx: dx.view(),
-        dbias: None,
-        rows: shape.rows,
-        inputs: shape.hidden,
-        outputs: shape.mlp_in_width(),
+    if gathering {
+        out_weight(&mut act, dy);
+    }
+    let dx = ctx.partial_product(|dx, rows| {
+        ctx.backend.linear_backward_input(LinearBackwardInput {
+            dy: dpre.slice(elements(&rows, width)),
+            weight: in_weight(ctx, w),
+            gelu: None,
+            dx,
+            dbias: None,
+            rows: rows.len(),
+            inputs: shape.hidden,
+            outputs: width,
+        });
     });
     if part == BackwardPart::Both {
         let dbias = if in_passing { None } else { g.find(ParameterKind::MlpInBias) };
-        in_weight_gradient(ctx, x, dpre.view(), g, dbias);
+        in_weight_gradient(ctx, x.whole(ctx), dpre.view(), g, dbias);
     }
     (dx, act.map(|act| MlpWeightInputs { act, dpre }))
 }
@@ -112,19 +125,28 @@ pub(crate) fn weight_part(ctx: &Context, weight_inputs: &MlpWeightInputs, x: Vie
 }
 
 /// The gradient of the pre-activation. Writes its sum over the rows to `dbias`, which only GELU supports.
-fn input_gradient(ctx: &Context, dy: View, pre: Buffer, w: &Weights, dbias: Option<Gradient>) -> Buffer {
+fn input_gradient(
+    ctx: &Context,
+    dy: &mut GradientRows,
+    pre: Buffer,
+    w: &Weights,
+    dbias: Option<Gradient>,
+) -> Buffer {
     let shape = ctx.shape;
     let gelu = shape.activation == Activation::Gelu;
     let dact = ctx.activation(shape.rows * shape.ffn);
-    ctx.backend.linear_backward_input(LinearBackwardInput {
-        dy,
-        weight: w.get(ParameterKind::MlpOutWeight),
-        gelu: gelu.then(|| pre.view()),
-        dx: dact.view(),
-        dbias,
-        rows: shape.rows,
-        inputs: shape.ffn,
-        outputs: shape.hidden,
+    dy.each(ctx, |dy, rows| {
+        let part = elements(&rows, shape.ffn);
+        ctx.backend.linear_backward_input(LinearBackwardInput {
+            dy,
+            weight: w.get(ParameterKind::MlpOutWeight),
+            gelu: gelu.then(|| pre.slice(part.clone())),
+            dx: dact.slice(part),
+            dbias,
+            rows: rows.len(),
+            inputs: shape.ffn,
+            outputs: shape.hidden,
+        });
     });
     match shape.activation {
         Activation::Gelu => dact,

@@ -7,72 +7,95 @@ use kintsugi_tensor::ops::{Linear, Residual};
 use kintsugi_tensor::{Buffer, View};
 
 use crate::Context;
+use crate::rows::{Chunks, elements};
 
 /// What the last matrix product of a branch adds to its result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BranchOutput<'a> {
     stream: Option<View<'a>>,
     bias: Option<View<'a>>,
+    /// This rank's partial result of another branch.
+    other: Option<View<'a>>,
+    /// Whether the result is summed over tp.
+    summed: bool,
 }
 
 impl<'a> BranchOutput<'a> {
     /// The output of a branch that is added to `stream` with a bias.
     pub fn new(ctx: &Context, stream: View<'a>, bias: Option<View<'a>>) -> Self {
-        if ctx.tensor.size() == 1 {
-            BranchOutput { stream: Some(stream), bias }
-        } else {
-            BranchOutput { stream: None, bias: None }
-        }
+        let alone = ctx.tensor.size() == 1;
+        BranchOutput { stream: alone.then_some(stream), bias: bias.filter(|_| alone), other: None, summed: true }
+    }
+
+    /// The output of the first of two branches with the same input.
+    pub fn first(ctx: &Context, stream: View<'a>, bias: Option<View<'a>>) -> Self {
+        BranchOutput { summed: false, ..BranchOutput::new(ctx, stream, bias) }
+    }
+
+    /// The output of the second of two branches. The output of the `first` is added to it.
+    pub fn second(ctx: &Context, first: View<'a>, bias: Option<View<'a>>) -> Self {
+        let alone = BranchOutput::new(ctx, first, bias);
+        BranchOutput { other: (ctx.tensor.size() > 1).then_some(first), ..alone }
     }
 
     /// The row-parallel product with `x`, `[rows, inputs]`. Without tensor parallelism the result is the new residual stream,
     /// otherwise this rank's partial result of the branch.
-    pub fn project(self, ctx: &Context, x: View, weight: View, inputs: usize) -> Buffer {
-        let shape = ctx.shape;
-        let out = ctx.activation(shape.rows * shape.hidden);
-        ctx.backend.linear(Linear {
-            x,
-            weight,
-            bias: self.bias,
-            gelu: None,
-            residual: self.stream,
-            out: out.view(),
-            rows: shape.rows,
-            inputs,
-            outputs: shape.hidden,
-        });
-        out
+    pub fn project(self, ctx: &Context, x: View, weight: View, inputs: usize) -> Chunks {
+        let width = ctx.shape.hidden;
+        let multiply = |out: View, rows: std::ops::Range<usize>| {
+            ctx.backend.linear(Linear {
+                x: x.slice(elements(&rows, inputs)),
+                weight,
+                bias: self.bias,
+                gelu: None,
+                residual: self.stream,
+                out,
+                rows: rows.len(),
+                inputs,
+                outputs: width,
+            });
+            if let Some(other) = self.other {
+                ctx.backend.add(other.slice(elements(&rows, width)), out);
+            }
+        };
+        if self.summed {
+            return ctx.partial_product(multiply);
+        }
+        let out = ctx.activation(ctx.shape.rows * width);
+        multiply(out.view(), 0..ctx.shape.rows);
+        Chunks::one(out)
     }
 }
 
 /// The residual stream after a branch. Without tensor parallelism `end` already includes it. Otherwise sums `end` over tp and
 /// adds stream and biases.
-pub(crate) fn add_to_stream(ctx: &Context, stream: View, end: Buffer, biases: &[View]) -> Buffer {
+pub(crate) fn add_to_stream(ctx: &Context, stream: View, end: Chunks, biases: &[View]) -> Buffer {
     if ctx.tensor.size() == 1 {
-        return end;
+        return end.into_whole(ctx);
     }
-    let (rows, width) = (ctx.shape.own_rows, ctx.shape.hidden);
-    let reduced = ctx.reduced(end);
-    ctx.trimmed(reduced, |branch, out| {
-        ctx.backend.residual(Residual { x: branch, addends: &[stream], biases, out, rows, width });
+    let width = ctx.shape.hidden;
+    ctx.sum_by_parts(end, |rows, branch, out| {
+        let stream = stream.slice(elements(&rows, width));
+        ctx.backend.residual(Residual {
+            x: branch,
+            addends: &[stream],
+            biases,
+            out,
+            rows: rows.len(),
+            width,
+        });
     })
 }
 
-/// The residual stream after two branches with the same input. Without tensor parallelism, the second branch must already
-/// include the first: its [`BranchOutput`] has the result of the first as its stream.
+/// The residual stream after two branches with the same input. `end` is the output of the second and includes the first.
 pub(crate) fn add_both_to_stream(
     ctx: &Context,
     stream: View,
-    first: Buffer,
-    second: Buffer,
+    end: Chunks,
     biases: [Option<View>; 2],
 ) -> Buffer {
-    if ctx.tensor.size() > 1 {
-        ctx.backend.add(first.view(), second.view());
-    }
-    drop(first);
     match biases {
-        [Some(one), Some(other)] => add_to_stream(ctx, stream, second, &[one, other]),
-        [one, other] => add_to_stream(ctx, stream, second, one.or(other).as_slice()),
+        [Some(one), Some(other)] => add_to_stream(ctx, stream, end, &[one, other]),
+        [one, other] => add_to_stream(ctx, stream, end, one.or(other).as_slice()),
     }
 }

@@ -34,6 +34,10 @@ pub struct Shape {
     pub compute: DType,
     /// Whether rows are split over tp between the tensor-parallel regions.
     pub sequence_parallel: bool,
+    /// Whether transfers inside a tensor-parallel region run beside its products.
+    pub overlap: bool,
+    /// Chunks of rows into which products and transfers are cut. 1 without overlap.
+    pub chunks: usize,
     /// Activation recomputation.
     pub recompute: Recompute,
     /// Attention algorithm.
@@ -57,11 +61,13 @@ impl Shape {
         let vocab = model.padded_vocab(tp) / tp;
         let first_token = part * vocab;
         let sequence_parallel = plan.sequence_parallel && tp > 1;
+        let own_rows = if sequence_parallel { plan.rows() / tp } else { plan.rows() };
+        let overlap = plan.overlap_tp && tp > 1;
         Shape {
             parallel_residual: model.parallel_residual,
             activation: model.activation,
             rows: plan.rows(),
-            own_rows: if sequence_parallel { plan.rows() / tp } else { plan.rows() },
+            own_rows,
             sequence: plan.batch.sequence,
             hidden: model.hidden,
             attention: AttentionShape {
@@ -77,6 +83,8 @@ impl Shape {
             valid_tokens: model.vocab.saturating_sub(first_token).min(vocab),
             compute: compute_type(plan.precision.compute),
             sequence_parallel,
+            overlap,
+            chunks: if overlap { chunks(own_rows) } else { 1 },
             recompute: plan.memory.recompute,
             attention_kind: plan.memory.attention,
             epsilon: model.norm_eps,
@@ -93,7 +101,16 @@ impl Shape {
     pub fn with_new_tokens(&self, samples: usize, tokens: usize) -> Shape {
         let rows = samples * tokens;
         let attention = AttentionShape { batch: samples, sequence: tokens, ..self.attention };
-        Shape { rows, own_rows: rows, sequence: tokens, attention, sequence_parallel: false, ..self.clone() }
+        Shape {
+            rows,
+            own_rows: rows,
+            sequence: tokens,
+            attention,
+            sequence_parallel: false,
+            overlap: false,
+            chunks: 1,
+            ..self.clone()
+        }
     }
 
     /// Columns of the first MLP product. SwiGLU has gate and up.
@@ -108,6 +125,12 @@ impl Shape {
     pub fn attention_width(&self) -> usize {
         self.attention.heads * self.attention.head_dim
     }
+}
+
+/// The chunks of a rank's rows if transfers overlap. More chunks hide more of a transfer, but their products are smaller.
+fn chunks(rows: usize) -> usize {
+    const MOST: usize = 4;
+    (1..=MOST).rev().find(|&count| rows.is_multiple_of(count)).unwrap_or(1)
 }
 
 /// The element type of a configured precision.

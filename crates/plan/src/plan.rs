@@ -22,6 +22,8 @@ pub struct Plan {
     pub pipeline: Pipeline,
     /// Whether rows between tensor-parallel regions are split over tp (arXiv 2205.05198).
     pub sequence_parallel: bool,
+    /// Whether tensor-parallel products are cut into chunks of rows, whose transfers run beside the next chunk's product.
+    pub overlap_tp: bool,
     /// How weights, gradients and states are sharded over dp.
     pub sharding: Sharding,
     /// Element types.

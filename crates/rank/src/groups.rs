@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use kintsugi_comm::paper::{Log, PaperGroup};
-use kintsugi_comm::{Communicator, RankFailure};
+use kintsugi_comm::{Communicator, Observed, RankFailure, Solo, TransferObserver};
 use kintsugi_plan::{Coordinate, Group, Plan, Span};
 
 /// A rank's communicators, one per axis of the mesh and one for the tied token table.
@@ -45,6 +45,20 @@ impl Groups {
             Group::Along(_, Span::Inside(_) | Span::Across(_)) => {
                 panic!("no program has an operation over {group}")
             }
+        }
+    }
+
+    /// Tells an observer about every transfer from now on.
+    pub fn observe(&mut self, observer: &Rc<dyn TransferObserver>) {
+        let observed = |group: &mut Box<dyn Communicator>, name| {
+            let inner = std::mem::replace(group, Box::new(Solo));
+            *group = Box::new(Observed::new(inner, name, Rc::clone(observer)));
+        };
+        observed(&mut self.tensor, Group::TENSOR);
+        observed(&mut self.data, Group::DATA);
+        observed(&mut self.pipeline, Group::PIPELINE);
+        if let Some(tied) = &mut self.tied {
+            observed(tied, Group::Tied);
         }
     }
 

@@ -79,6 +79,9 @@ pub fn layout(plan: &Plan) -> String {
     if plan.sequence_parallel {
         parts.push("sequence parallel".to_owned());
     }
+    if plan.overlap_tp && plan.mesh.tp > 1 {
+        parts.push("tp overlap".to_owned());
+    }
     parts.join(" · ")
 }
 

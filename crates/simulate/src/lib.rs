@@ -31,6 +31,6 @@ pub use inference::{evaluation_memory, generation_memory};
 pub use op_work::{OpWork, StepWork};
 pub use peak::PeakMemory;
 pub use predict::{Coverage, Prediction, predict};
-pub use timeline::{Span, Timeline, bubble};
+pub use timeline::{Span, Timeline, TransferSpan, bubble};
 pub use timing::{CompiledStep, StepKey, StepTimer, Timing, time};
 pub use transfer::{collective_seconds, message_seconds};

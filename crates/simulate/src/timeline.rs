@@ -3,7 +3,7 @@
 use kintsugi_plan::{Op, Plan, Program};
 
 use crate::cost::{CostCache, Costs, DeviceModel};
-use crate::graph::{Extent, Graph, NodeSpan, Rows, spans};
+use crate::graph::{Extent, Graph, NodeSpan, Rows, Spans, spans};
 use crate::timing::{CompiledStep, Timing};
 
 /// The spans of one step.
@@ -11,6 +11,9 @@ use crate::timing::{CompiledStep, Timing};
 pub struct Timeline {
     /// The spans of each stage, in order. Ops that take no time have none.
     pub stages: Vec<Vec<Span>>,
+    /// The transfers of each stage, in the order in which they start or are awaited. Those that take no time are left
+    /// out.
+    pub transfers: Vec<Vec<TransferSpan>>,
     /// When the last stage is done, in seconds.
     pub end: f64,
     /// The share of the step in which a stage waits for others. It also covers what the spans leave out: the
@@ -27,6 +30,19 @@ pub struct Span {
     pub end: f64,
     /// The op.
     pub op: Op,
+}
+
+/// When a transfer runs, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TransferSpan {
+    /// Its start.
+    pub start: f64,
+    /// Its end.
+    pub end: f64,
+    /// The op that starts it. For messages and operations over several stages, the op that waits for it.
+    pub op: Op,
+    /// The number of the transfer in the op.
+    pub number: usize,
 }
 
 /// Ops of a timeline: some hundred bytes each.
@@ -52,7 +68,8 @@ impl Timeline {
         let seconds = |time: u128| time as f64 * 1e-12;
         // The last op of each stage that has a span.
         let mut last = vec![usize::MAX; programs.len()];
-        let (nodes, account) = spans(&Graph::whole(plan, Extent::Step, Rows::Single), costs);
+        let (Spans { nodes, transfers }, account) =
+            spans(&Graph::whole(plan, Extent::Step, Rows::Single), costs);
         for NodeSpan { stage, op, start, end } in nodes.into_iter().filter(|node| node.end > node.start) {
             let of_stage = &mut stages[stage];
             match of_stage.last_mut() {
@@ -65,8 +82,17 @@ impl Timeline {
             }
             last[stage] = op;
         }
+        let mut of_stages: Vec<Vec<TransferSpan>> = vec![Vec::new(); programs.len()];
+        for span in transfers.into_iter().filter(|span| span.end > span.start) {
+            of_stages[span.stage].push(TransferSpan {
+                start: seconds(span.start),
+                end: seconds(span.end),
+                op: programs[span.stage].ops[span.op],
+                number: span.transfer,
+            });
+        }
         let bubble = CompiledStep::new(plan).time(plan, costs).bubble;
-        Timeline { stages, end: seconds(account.end), bubble }
+        Timeline { stages, transfers: of_stages, end: seconds(account.end), bubble }
     }
 }
 

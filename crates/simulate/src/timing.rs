@@ -15,7 +15,7 @@ pub struct Timing {
     pub step_s: f64,
     /// Kernels.
     pub compute_s: f64,
-    /// Transfers of tensor parallelism, which do not overlap with anything.
+    /// Waiting for transfers of tensor parallelism.
     pub tensor_s: f64,
     /// Waiting for weights and gradients over the links of a package, a node and the cluster.
     pub exposed_s: [f64; 3],

@@ -42,7 +42,7 @@ fn algorithm(links: &Links, entry: Entry) -> Algorithm {
             let bytes = (entry.len * entry.dtype.bytes()) as f64;
             links.algorithm(entry.group, collective, bytes)
         }
-        Transfer::Send { .. } => Algorithm::Ring,
+        Transfer::Send { .. } | Transfer::Receive { .. } => Algorithm::Ring,
     }
 }
 

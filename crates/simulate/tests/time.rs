@@ -28,6 +28,36 @@ fn overlap_is_not_slower_where_stages_and_replicas_share_links() {
     }
 }
 
+/// Links without latency, so that a transfer in chunks takes as long as in one.
+const NO_LATENCY: &[&str] = &["cluster.links.node.latency=0", "cluster.links.node.start=0"];
+
+#[test]
+fn overlapped_tensor_parallel_transfers_hide_behind_products() {
+    for bandwidth in [2e9, 2e10, 2e11] {
+        for (tp, rows) in [(2, false), (4, true), (8, false), (8, true)] {
+            let settings = [
+                format!("parallel.tp={tp}"),
+                format!("parallel.sequence_parallel={rows}"),
+                format!("cluster.links.node.bandwidth={bandwidth}"),
+            ];
+            let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+            let with = |overlap: &'static str| {
+                let one_stage = ["parallel.pp=1", "parallel.dp=1", "batch.global=4", "batch.micro=2"];
+                let plan = plan(&[&settings[..], NO_LATENCY, &one_stage, &[overlap]].concat());
+                time(&plan).expect("the device's speed is known")
+            };
+            let (apart, together) = (with("parallel.overlap_tp=false"), with("parallel.overlap_tp=true"));
+            let (transfers, what) = (apart.tensor_s, format!("tp {tp}, {rows}, {bandwidth}: {together:?}"));
+            assert!(together.step_s <= 1.001 * (together.compute_s + transfers), "{what} {apart:?}");
+            assert!(together.step_s >= 0.999 * together.compute_s.max(transfers), "{what} {apart:?}");
+            assert!(together.tensor_s < transfers, "{what}: nothing is hidden of {transfers} s");
+            if transfers > 0.1 * apart.step_s {
+                assert!(together.step_s < apart.step_s, "{what} beside {apart:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_step_of_years_takes_as_long_as_it_takes() {
     let slow =

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DeviceSpec, Level, LinkSpec, Wire};
+use crate::{DeviceSpec, EmulatedLinks, Level, LinkSpec, Wire};
 
 /// A cluster: its nodes, its devices and its links.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -19,6 +19,8 @@ pub struct ClusterSpec {
     pub links: Vec<LinkSpec>,
     /// The wires inside a node, if not all pairs of its ranks have the same link.
     pub graph: Vec<Wire>,
+    /// Links whose speed the transfers of a run on CPUs are slowed down to.
+    pub emulated: EmulatedLinks,
     /// Cores of a node that its ranks share, if ranks are threads of a CPU; `None` if each rank has its own device.
     pub cores: Option<usize>,
     /// Price of one rank for one hour.

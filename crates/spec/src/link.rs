@@ -20,6 +20,19 @@ pub struct LinkSpec {
     pub start: Option<f64>,
 }
 
+/// The links that a run emulates, innermost level first; `None` for a level that is as fast as the machine is.
+pub type EmulatedLinks = [Option<EmulatedLink>; Level::ALL.len()];
+
+/// The links of one level that a run emulates: its transfers are slowed down as if they went over these.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EmulatedLink {
+    /// Bytes per second in one direction, per rank.
+    pub bandwidth: f64,
+    /// Seconds between the last byte sent and the first one used.
+    pub latency: f64,
+}
+
 /// A wire between two ranks of a node. Ranks are numbered from 0 within the node.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

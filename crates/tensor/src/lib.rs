@@ -19,7 +19,7 @@ pub mod ops;
 pub mod paper;
 
 pub use backend::{Backend, Device};
-pub use buffer::{Buffer, View};
+pub use buffer::{Buffer, DividedBuffer, View};
 pub use dtype::DType;
 pub use fetch::Fetch;
 pub use mark::{Launch, Mark};

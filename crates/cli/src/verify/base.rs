@@ -59,6 +59,7 @@ pub fn on_one_rank(plan: &Plan) -> Plan {
             overlap: true,
         },
         sequence_parallel: false,
+        overlap_tp: false,
         sharding: Sharding {
             weights: 1,
             gradients: 1,

@@ -13,8 +13,9 @@ use kintsugi_tensor::{Backend, Buffer, DType, Place, View};
 use super::Mpi;
 use super::library::{Bytes, Handle};
 use super::progress::TransferInfo;
-use super::transfer::{Channel, Charge, LibrarySum, Message, Ring, Transfer};
+use super::transfer::{Channel, LibrarySum, Link, Message, Ring, Transfer};
 use crate::activity::Activity;
+use crate::emulated::LinkClocks;
 use crate::region::Region;
 use crate::traffic::TrafficCounter;
 use crate::{Collective, Communicator, Operation, Pending, RankFailure, Tag, TransferKind, ring};
@@ -29,6 +30,7 @@ pub struct MpiGroup {
     communicator: Handle,
     topology: Topology,
     counter: Arc<TrafficCounter>,
+    clocks: Arc<LinkClocks>,
     timeout: Duration,
     /// Collectives so far. Each has a tag of its own.
     collectives: Cell<u64>,
@@ -53,6 +55,7 @@ struct HostCopy {
 pub(super) struct GroupOptions {
     pub topology: Topology,
     pub counter: Arc<TrafficCounter>,
+    pub clocks: Arc<LinkClocks>,
     pub timeout: Duration,
     pub library_sums: bool,
 }
@@ -73,7 +76,7 @@ impl MpiGroup {
             let failure = RankFailure::new(mpi.rank, format!("making group {group}"), error.to_string());
             RankFailure { host: Some(mpi.host.clone()), ..failure }
         })?;
-        let GroupOptions { topology, counter, timeout, library_sums } = options;
+        let GroupOptions { topology, counter, clocks, timeout, library_sums } = options;
         let on_device = backend.memory().place() == Place::Device;
         Ok(MpiGroup {
             mpi,
@@ -83,6 +86,7 @@ impl MpiGroup {
             communicator,
             topology,
             counter,
+            clocks,
             timeout,
             collectives: Cell::new(0),
             library_sums,
@@ -102,9 +106,9 @@ impl MpiGroup {
         (Region::on_host(copy.words.as_ptr() as usize, view.len(), view.dtype()), Some(copy))
     }
 
-    fn charge(&self, operation: Operation, to: usize) -> Charge {
+    fn link(&self, operation: Operation, to: usize) -> Link {
         let level = self.topology.level(self.members[self.me], self.members[to]);
-        Charge { counter: Arc::clone(&self.counter), level, operation }
+        Link { counter: Arc::clone(&self.counter), clocks: Arc::clone(&self.clocks), level, operation }
     }
 
     /// Whether a collective is the library's own.
@@ -116,8 +120,8 @@ impl MpiGroup {
     fn count_library_sum(&self, region: Region) {
         let (ranks, me, collective) = (self.size(), self.me, Collective::AllReduce);
         let bytes = ring::link_elements(collective, region.len(), ranks, me) * region.dtype().bytes();
-        let Charge { counter, level, operation } = self.charge(collective.operation(), (me + 1) % ranks);
-        counter.add(level, operation, bytes as u64);
+        let level = self.topology.level(self.members[me], self.members[(me + 1) % ranks]);
+        self.counter.add(level, collective.operation(), bytes as u64);
     }
 
     /// Tags of collectives are in the lower half, and those of messages in the upper.
@@ -206,7 +210,7 @@ impl Communicator for MpiGroup {
         let (successor, predecessor) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
         let activity = Activity::Collective { group: self.group, collective, sequence };
         let info = TransferInfo { activity, peer: self.members[predecessor] };
-        let charge = self.charge(collective.operation(), successor);
+        let link = self.link(collective.operation(), successor);
         let library = self.uses_library(collective, buffer.dtype());
         let start = |region: Region| {
             if library {
@@ -217,7 +221,7 @@ impl Communicator for MpiGroup {
                     return LibrarySum::start(api, region, self.communicator).map(Transfer::Library);
                 }
                 let channel = self.collective_channel(sequence);
-                Ring::start(api, region, collective, (ranks, me), channel, charge).map(Transfer::Ring)
+                Ring::start(api, region, collective, (ranks, me), channel, link).map(Transfer::Ring)
             })
         };
         let kind = |sequence| TransferKind::Collective { collective, sequence };
@@ -228,12 +232,12 @@ impl Communicator for MpiGroup {
         self.assert_peer(to);
         let (from, all) = (self.members[self.me], 0..buffer.len());
         let activity = Activity::Message { group: self.group, from, to: self.members[to], tag };
-        let (info, charge) =
-            (TransferInfo { activity, peer: self.members[to] }, self.charge(Operation::Send, to));
+        let (info, link) =
+            (TransferInfo { activity, peer: self.members[to] }, self.link(Operation::Send, to));
         let start = |region: Region| {
             let bytes = Bytes { address: region.address(), len: region.bytes() };
             self.mpi.progress.start(info, |api| {
-                Message::send(api, bytes, to, self.message_channel(tag), Some(&charge)).map(Transfer::Message)
+                Message::send(api, bytes, to, self.message_channel(tag), Some(&link)).map(Transfer::Message)
             })
         };
         self.begin(buffer, all, true, false, start, |sequence| TransferKind::Message { sequence })

@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use kintsugi_spec::Level;
 use kintsugi_tensor::DType;
 
 use super::library::{Api, Bytes, Handle, MOST_BYTES, MpiError};
+use crate::emulated::LinkClocks;
 use crate::region::{self, Region};
 use crate::ring::{self, Action};
 use crate::traffic::TrafficCounter;
@@ -19,17 +21,20 @@ const SEGMENT_BYTES: usize = 512 << 10;
 /// Receives of a ring that are posted at a time.
 const WINDOW: usize = 2;
 
-/// Counts bytes where they are handed to MPI.
+/// The link that a transfer sends over: counts the bytes that are handed to MPI, and delays them if the link is emulated.
 #[derive(Clone, Debug)]
-pub(super) struct Charge {
+pub(super) struct Link {
     pub counter: Arc<TrafficCounter>,
+    pub clocks: Arc<LinkClocks>,
     pub level: Level,
     pub operation: Operation,
 }
 
-impl Charge {
-    fn add(&self, bytes: usize) {
+impl Link {
+    /// Counts bytes. Returns when they arrive, if the link is emulated: MPI gets them only then.
+    fn send(&self, bytes: usize) -> Option<Instant> {
         self.counter.add(self.level, self.operation, bytes as u64);
+        self.clocks.send(self.level, bytes)
     }
 }
 
@@ -61,7 +66,7 @@ impl Transfer {
     pub fn is_done(&self) -> bool {
         match self {
             Transfer::Ring(ring) => ring.is_done(),
-            Transfer::Message(message) => message.requests.is_empty(),
+            Transfer::Message(message) => message.held.is_none() && message.requests.is_empty(),
             Transfer::Library(sum) => sum.request.is_none() && sum.left.is_empty(),
         }
     }
@@ -80,11 +85,13 @@ pub(super) struct Ring {
     ranks: usize,
     me: usize,
     channel: Channel,
-    charge: Charge,
+    link: Link,
     /// The step and the offset in its chunk of the next receive.
     cursor: (usize, usize),
     receives: VecDeque<Receive>,
     sends: VecDeque<(Handle, Range<usize>)>,
+    /// Segments on an emulated link, and when each arrives.
+    held: VecDeque<(Instant, Range<usize>)>,
 }
 
 /// A posted receive of a segment.
@@ -106,7 +113,7 @@ impl Ring {
         collective: Collective,
         (ranks, me): (usize, usize),
         channel: Channel,
-        charge: Charge,
+        link: Link,
     ) -> Result<Self, MpiError> {
         let mut ring = Ring {
             region,
@@ -114,10 +121,11 @@ impl Ring {
             ranks,
             me,
             channel,
-            charge,
+            link,
             cursor: (0, 0),
             receives: VecDeque::with_capacity(WINDOW),
             sends: VecDeque::new(),
+            held: VecDeque::new(),
         };
         if ranks == 1 {
             return Ok(ring);
@@ -144,11 +152,15 @@ impl Ring {
     }
 
     fn is_done(&self) -> bool {
-        self.cursor.0 == self.steps() && self.receives.is_empty() && self.sends.is_empty()
+        self.cursor.0 == self.steps()
+            && self.receives.is_empty()
+            && self.sends.is_empty()
+            && self.held.is_empty()
     }
 
     fn advance(&mut self, api: &dyn Api, spare: &mut Vec<Staging>) -> Result<bool, MpiError> {
-        let mut advanced = self.finish_sends(api)?;
+        let mut advanced = self.send_held(api)?;
+        advanced |= self.finish_sends(api)?;
         while let Some(receive) = self.receives.front_mut() {
             let Some(bytes) = api.test(&mut receive.request)? else { break };
             expect_bytes(bytes, receive.segment.len() * self.region.dtype().bytes())?;
@@ -206,7 +218,8 @@ impl Ring {
         let adds = ring::step(self.collective, self.ranks, self.me, step).action == Action::Add;
         // The second phase of an all-reduce overwrites elements that the first one adds to and sends.
         let in_use = self.receives.iter().any(|receive| receive.segment == segment)
-            || self.sends.iter().any(|(_, sent)| *sent == segment);
+            || self.sends.iter().any(|(_, sent)| *sent == segment)
+            || self.held.iter().any(|(_, held)| *held == segment);
         if !adds && in_use {
             return Ok(false);
         }
@@ -225,14 +238,33 @@ impl Ring {
         Ok(true)
     }
 
+    /// Sends a segment, at once or when an emulated link has carried it.
     fn send(&mut self, api: &dyn Api, segment: Range<usize>) -> Result<(), MpiError> {
+        match self.link.send(segment.len() * self.region.dtype().bytes()) {
+            None => self.hand_to_mpi(api, segment),
+            Some(arrival) => {
+                self.held.push_back((arrival, segment));
+                Ok(())
+            }
+        }
+    }
+
+    /// Hands the segments to MPI that an emulated link has carried. Returns whether there were any.
+    fn send_held(&mut self, api: &dyn Api) -> Result<bool, MpiError> {
+        let before = self.held.len();
+        while let Some((_, segment)) = self.held.pop_front_if(|(arrival, _)| *arrival <= Instant::now()) {
+            self.hand_to_mpi(api, segment)?;
+        }
+        Ok(self.held.len() < before)
+    }
+
+    fn hand_to_mpi(&mut self, api: &dyn Api, segment: Range<usize>) -> Result<(), MpiError> {
         let part = self.region.part(segment.clone());
         let bytes = Bytes { address: part.address(), len: part.bytes() };
         let (to, Channel { communicator, tag }) = ((self.me + 1) % self.ranks, self.channel);
         // SAFETY: the region is valid until the transfer is done. This rank changes these elements only by a receive that
         // waits for this send, or did so before.
         let request = unsafe { api.isend(bytes, to, tag, communicator) }?;
-        self.charge.add(bytes.len);
         self.sends.push_back((request, segment));
         Ok(())
     }
@@ -242,10 +274,20 @@ impl Ring {
 pub(super) struct Message {
     /// The requests that have not finished, and the bytes that each receives.
     requests: VecDeque<(Handle, Option<usize>)>,
+    /// A send on an emulated link, and when it arrives.
+    held: Option<(Instant, Send)>,
+}
+
+/// A send that MPI does not have yet.
+#[derive(Clone, Copy)]
+struct Send {
+    bytes: Bytes,
+    to: usize,
+    channel: Channel,
 }
 
 impl Message {
-    /// Starts sending the bytes at an address to rank `to` of the communicator.
+    /// Starts sending the bytes at an address to rank `to` of the communicator. Only bytes over a link are counted.
     ///
     /// They must stay valid and unchanged until the transfer is done.
     pub fn send(
@@ -253,16 +295,13 @@ impl Message {
         bytes: Bytes,
         to: usize,
         channel: Channel,
-        charge: Option<&Charge>,
+        link: Option<&Link>,
     ) -> Result<Self, MpiError> {
-        // SAFETY: as asked of the caller.
-        let send = |piece| unsafe { api.isend(piece, to, channel.tag, channel.communicator) };
-        let requests = pieces(bytes).map(|piece| send(piece).map(|request| (request, None)));
-        let requests = requests.collect::<Result<_, _>>()?;
-        if let Some(charge) = charge {
-            charge.add(bytes.len);
+        let send = Send { bytes, to, channel };
+        match link.and_then(|link| link.send(bytes.len)) {
+            None => Ok(Message { requests: send.hand_to_mpi(api)?, held: None }),
+            Some(arrival) => Ok(Message { requests: VecDeque::new(), held: Some((arrival, send)) }),
         }
-        Ok(Message { requests })
     }
 
     /// Starts receiving bytes to an address from rank `from` of the communicator.
@@ -272,10 +311,14 @@ impl Message {
         // SAFETY: as asked of the caller.
         let receive = |piece| unsafe { api.irecv(piece, from, channel.tag, channel.communicator) };
         let requests = pieces(bytes).map(|piece| receive(piece).map(|request| (request, Some(piece.len))));
-        Ok(Message { requests: requests.collect::<Result<_, _>>()? })
+        Ok(Message { requests: requests.collect::<Result<_, _>>()?, held: None })
     }
 
     fn advance(&mut self, api: &dyn Api) -> Result<bool, MpiError> {
+        if let Some((_, send)) = self.held.take_if(|(arrival, _)| *arrival <= Instant::now()) {
+            self.requests = send.hand_to_mpi(api)?;
+            return Ok(true);
+        }
         let before = self.requests.len();
         while let Some((request, expected)) = self.requests.front_mut() {
             let Some(bytes) = api.test(request)? else { break };
@@ -283,6 +326,15 @@ impl Message {
             self.requests.pop_front();
         }
         Ok(self.requests.len() < before)
+    }
+}
+
+impl Send {
+    fn hand_to_mpi(self, api: &dyn Api) -> Result<VecDeque<(Handle, Option<usize>)>, MpiError> {
+        let Send { bytes, to, channel } = self;
+        // SAFETY: the bytes stay valid and unchanged until the transfer is done, as `Message::send` asks.
+        let send = |piece| unsafe { api.isend(piece, to, channel.tag, channel.communicator) };
+        pieces(bytes).map(|piece| send(piece).map(|request| (request, None))).collect()
     }
 }
 

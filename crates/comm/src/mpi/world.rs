@@ -5,11 +5,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kintsugi_spec::{Group, Topology};
+use kintsugi_spec::{EmulatedLinks, Group, Topology};
 use kintsugi_tensor::Backend;
 
 use super::Mpi;
 use super::group::{GroupOptions, MpiGroup};
+use crate::emulated::LinkClocks;
 use crate::traffic::TrafficCounter;
 use crate::{Communicator, RankFailure, Solo, Traffic, World};
 
@@ -36,7 +37,17 @@ impl MpiWorld {
     ) -> Self {
         assert!(ranks <= mpi.size, "{ranks} ranks of {} processes", mpi.size);
         let counter = Arc::new(TrafficCounter::default());
-        MpiWorld { mpi, ranks, options: GroupOptions { topology, counter, timeout, library_sums } }
+        let clocks = Arc::new(LinkClocks::new(EmulatedLinks::default()));
+        MpiWorld { mpi, ranks, options: GroupOptions { topology, counter, clocks, timeout, library_sums } }
+    }
+
+    /// The same with transfers that take as long as over other links. The library's own sums cannot be slowed down, so there
+    /// are none if any link is emulated.
+    #[must_use]
+    pub fn with_links(mut self, links: EmulatedLinks) -> Self {
+        self.options.clocks = Arc::new(LinkClocks::new(links));
+        self.options.library_sums &= links.iter().all(Option::is_none);
+        self
     }
 }
 

@@ -1,4 +1,4 @@
-//! Runs the ring: each rank reads chunks from its predecessor's memory.
+//! Runs the ring: each rank, or its progress thread, reads chunks from its predecessor's memory.
 //!
 //! Rank `r` begins step `i` of [`crate::ring::step`] when rank `r − 1` has started the collective and finished `i`
 //! steps. It finishes the collective when rank `r + 1` has finished all steps. Only the successor `r` of rank `p` reads
@@ -18,14 +18,16 @@
 //! as finished.
 
 use std::fmt;
+use std::time::Instant;
 
-use kintsugi_tensor::DType;
+use kintsugi_tensor::{DType, Place};
 
-use super::ThreadsGroup;
 use super::group_state::Transfers;
+use super::member::{Member, Next};
+use super::shared_gpu::SharedGpu;
 use crate::activity::Activity;
 use crate::region::Region;
-use crate::{Collective, Communicator, ring};
+use crate::{Collective, ring};
 
 /// An active collective.
 #[derive(Debug)]
@@ -53,17 +55,75 @@ struct Signature {
 pub(super) struct MemberProgress {
     /// Its memory, once it has started.
     region: Option<Region>,
-    /// Whether it has started to wait.
+    /// Whether the rank waits for it.
     waits: bool,
-    /// Whether it reads its predecessor's memory now.
+    /// Whether the rank or its progress thread runs a step now.
     moving: bool,
+    /// When the data of the current step arrives, if it is on an emulated link.
+    arrival: Option<Instant>,
     /// Finished steps.
     steps: usize,
+}
+
+/// What a member does next in a collective.
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    /// Moves a chunk from the predecessor's memory to its own.
+    Move { step: usize, theirs: Region, mine: Region },
+    /// Finishes a step whose data has arrived.
+    FinishStep,
 }
 
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "{} of {} {:?}", self.collective.operation().name(), self.len, self.dtype)
+    }
+}
+
+impl ActiveCollective {
+    fn step_count(&self) -> usize {
+        ring::step_count(self.signature.collective, self.members.len())
+    }
+
+    /// Takes the next work of a member; `None` if it has finished all steps. Whoever takes it does it.
+    fn take_work(&mut self, me: usize) -> Next<Option<Work>> {
+        let next = self.next_work(me);
+        if let Next::Now(Some(_)) = next {
+            self.members[me].moving = true;
+        }
+        next
+    }
+
+    fn next_work(&self, me: usize) -> Next<Option<Work>> {
+        let predecessor = &self.members[(me + self.members.len() - 1) % self.members.len()];
+        let member = &self.members[me];
+        if member.steps == self.step_count() {
+            return Next::Now(None);
+        }
+        match (member.arrival, member.region, predecessor.region) {
+            _ if member.moving => Next::AfterOthers,
+            (Some(arrival), ..) if arrival > Instant::now() => Next::At(arrival),
+            (Some(_), ..) => Next::Now(Some(Work::FinishStep)),
+            (None, Some(mine), Some(theirs)) if predecessor.steps >= member.steps => {
+                Next::Now(Some(Work::Move { step: member.steps, theirs, mine }))
+            }
+            _ => Next::AfterOthers,
+        }
+    }
+
+    /// Who can go on after a change of `changed`, and whether each waits: its successor, its predecessor if that only waits for
+    /// `changed` to finish, and `changed` itself. A rank that waits runs its own steps, so its progress thread wakes it.
+    fn to_wake(&self, changed: usize) -> [Option<(usize, bool)>; 3] {
+        let ranks = self.members.len();
+        let can_go_on = |member: usize| matches!(self.next_work(member), Next::Now(Some(_)));
+        let waits = |member: usize| self.members[member].waits;
+        let (successor, predecessor) = ((changed + 1) % ranks, (changed + ranks - 1) % ranks);
+        let finished = self.members[changed].steps == self.step_count();
+        [
+            can_go_on(successor).then(|| (successor, waits(successor))),
+            (finished && waits(predecessor)).then_some((predecessor, true)),
+            waits(changed).then_some((changed, true)),
+        ]
     }
 }
 
@@ -98,9 +158,10 @@ impl Transfers {
     }
 }
 
-impl ThreadsGroup {
-    /// Starts a collective: publishes the address of this rank's elements. After a failure it does nothing.
-    pub(super) fn start_collective(&self, collective: Collective, region: Region) -> u64 {
+impl Member {
+    /// Starts a collective: publishes the address of this rank's elements. After a failure it does nothing. `waits` says that
+    /// the rank waits for it at once.
+    pub(super) fn start_collective(&self, collective: Collective, region: Region, waits: bool) -> u64 {
         let signature = Signature { collective, len: region.len(), dtype: region.dtype() };
         assert!(
             collective == Collective::AllGather || region.dtype().is_float(),
@@ -120,40 +181,58 @@ impl ThreadsGroup {
             self.fail(self.collective(collective, sequence), other, reason);
             return sequence;
         }
-        active.members[self.me].region = Some(region);
+        active.members[self.me] = MemberProgress { region: Some(region), waits, ..MemberProgress::default() };
+        let to_wake = active.to_wake(self.me);
+        let can_step = matches!(active.next_work(self.me), Next::Now(Some(_)));
         drop(transfers);
-        self.shared.wake(self.successor());
+        self.wake_all_of(to_wake);
+        if can_step && !waits {
+            self.wake(self.me, false);
+        }
         sequence
     }
 
     /// Runs this rank's part of the ring. Returns when no other rank uses this rank's elements, even after a failure.
-    pub(super) fn run_collective(&self, collective: Collective, sequence: u64, mine: Region) {
-        if self.run_ring(collective, sequence, mine).is_none() {
-            let successor = self.successor();
+    pub(super) fn run_collective(
+        &self,
+        collective: Collective,
+        sequence: u64,
+        mine: Region,
+        gpu: Option<&SharedGpu>,
+    ) {
+        if self.run_ring(collective, sequence, mine, gpu).is_none() {
+            let users = [self.me, (self.me + 1) % self.size()];
             self.leave_after_failure(|transfers| {
                 let mut active = transfers.collectives.iter();
-                !active.any(|active| active.sequence == sequence && active.members[successor].moving)
+                !active.any(|active| {
+                    active.sequence == sequence && users.iter().any(|&user| active.members[user].moving)
+                })
             });
         }
     }
 
     /// `None` if the world stops.
-    fn run_ring(&self, collective: Collective, sequence: u64, mine: Region) -> Option<()> {
+    fn run_ring(
+        &self,
+        collective: Collective,
+        sequence: u64,
+        mine: Region,
+        gpu: Option<&SharedGpu>,
+    ) -> Option<()> {
         self.begin_wait(sequence, mine)?;
-        let (size, predecessor) = (self.size(), self.predecessor());
-        for index in 0..ring::step_count(collective, size) {
-            let theirs = self.await_predecessor(collective, sequence, index)?;
-            let moving = Moving { group: self, sequence };
-            let step = ring::step(collective, size, self.me, index);
-            let chunk = ring::chunk(mine.len(), size, step.chunk);
-            let from = (self.global(predecessor), theirs.part(chunk.clone()));
-            let to = (self.global(self.me), mine.part(chunk));
-            self.move_elements(collective.operation(), step.action, from, to);
-            // A finished step ends the move, too.
-            std::mem::forget(moving);
-            self.finish_step(collective, sequence);
+        let (during, successor) = (self.collective(collective, sequence), (self.me + 1) % self.size());
+        let ready = |transfers: &mut Transfers| {
+            let active = transfers.collective(sequence);
+            match active.take_work(self.me) {
+                // The successor still reads this rank's elements.
+                Next::Now(None) if active.members[successor].steps < active.step_count() => Next::AfterOthers,
+                next => next,
+            }
+        };
+        let missing = |transfers: &mut Transfers| self.missing_ranks(transfers.collective(sequence));
+        while let Some(work) = self.sleep_until(during, ready, missing)? {
+            self.perform_step(collective, sequence, work, gpu);
         }
-        self.await_successor(collective, sequence)?;
         self.shared.lock().leave_collective(sequence);
         Some(())
     }
@@ -169,62 +248,74 @@ impl ThreadsGroup {
         Some(())
     }
 
-    /// Waits until the predecessor is ready for this rank's step `index`. Returns the predecessor's memory, and marks that this
-    /// rank moves it.
-    fn await_predecessor(&self, collective: Collective, sequence: u64, index: usize) -> Option<Region> {
-        let predecessor = self.predecessor();
-        let ready = |transfers: &mut Transfers| {
-            let members = &mut transfers.collective(sequence).members;
-            let member = &members[predecessor];
-            let theirs = member.region.filter(|_| member.steps >= index)?;
-            members[self.me].moving = true;
-            Some(theirs)
-        };
-        let missing =
-            |transfers: &mut Transfers| self.missing_ranks(transfers.collective(sequence), predecessor);
-        self.sleep_until(self.collective(collective, sequence), ready, missing)
-    }
-
-    /// Waits until the successor has read all that it needs from this rank.
-    fn await_successor(&self, collective: Collective, sequence: u64) -> Option<()> {
-        let (successor, steps) = (self.successor(), ring::step_count(collective, self.size()));
-        let ready = |transfers: &mut Transfers| {
-            (transfers.collective(sequence).members[successor].steps == steps).then_some(())
-        };
-        let missing =
-            |transfers: &mut Transfers| self.missing_ranks(transfers.collective(sequence), successor);
-        self.sleep_until(self.collective(collective, sequence), ready, missing)
-    }
-
-    fn finish_step(&self, collective: Collective, sequence: u64) {
-        let steps = {
+    /// Advances the collectives that this rank does not wait for. Returns when the next data arrives, if it is on an emulated
+    /// link.
+    pub(super) fn advance_collectives(&self) -> Option<Instant> {
+        loop {
+            let mut arrival = None;
             let mut transfers = self.shared.lock();
-            let member = &mut transfers.collective(sequence).members[self.me];
-            member.steps += 1;
-            member.moving = false;
-            member.steps
-        };
-        self.shared.wake(self.successor());
-        if steps == ring::step_count(collective, self.size()) {
-            self.shared.wake(self.predecessor());
+            if self.has_failed() {
+                return None;
+            }
+            let mut found = None;
+            for active in transfers.collectives.iter_mut().filter(|active| !active.members[self.me].waits) {
+                match active.take_work(self.me) {
+                    Next::Now(Some(work)) => {
+                        found = Some((active.signature.collective, active.sequence, work));
+                        break;
+                    }
+                    Next::At(next) => arrival = [arrival, Some(next)].into_iter().flatten().min(),
+                    Next::Now(None) | Next::AfterOthers => {}
+                }
+            }
+            drop(transfers);
+            match found {
+                Some((collective, sequence, work)) => self.perform_step(collective, sequence, work, None),
+                None => return arrival,
+            }
         }
     }
 
-    fn successor(&self) -> usize {
-        (self.me + 1) % self.size()
+    /// Does what [`ActiveCollective::take_work`] returned.
+    fn perform_step(&self, collective: Collective, sequence: u64, work: Work, gpu: Option<&SharedGpu>) {
+        let moving = Moving { member: self, sequence };
+        let arrival = match work {
+            Work::FinishStep => None,
+            Work::Move { step, theirs, mine } => {
+                let step = ring::step(collective, self.size(), self.me, step);
+                let chunk = ring::chunk(mine.len(), self.size(), step.chunk);
+                let predecessor = (self.me + self.size() - 1) % self.size();
+                let (from, to) = ((predecessor, theirs.part(chunk.clone())), (self.me, mine.part(chunk)));
+                self.move_elements(collective.operation(), step.action, from, to, gpu)
+            }
+        };
+        // What follows ends the move, too.
+        std::mem::forget(moving);
+        let to_wake = {
+            let mut transfers = self.shared.lock();
+            let active = transfers.collective(sequence);
+            let member = &mut active.members[self.me];
+            member.moving = false;
+            member.arrival = arrival;
+            member.steps += usize::from(arrival.is_none());
+            active.to_wake(self.me)
+        };
+        self.wake_all_of(to_wake);
     }
 
-    fn predecessor(&self) -> usize {
-        (self.me + self.size() - 1) % self.size()
+    fn wake_all_of(&self, members: [Option<(usize, bool)>; 3]) {
+        for (member, waits) in members.into_iter().flatten() {
+            self.wake(member, waits);
+        }
     }
 
     fn collective(&self, collective: Collective, sequence: u64) -> Activity {
         Activity::Collective { group: self.shared.group, collective, sequence }
     }
 
-    /// Describes which ranks the others wait for: those that have not started or waited, or else the neighbour. The first of
-    /// them is returned, too.
-    fn missing_ranks(&self, active: &ActiveCollective, neighbour: usize) -> (usize, String) {
+    /// Describes which ranks this rank waits for: those that have not started, those on a GPU that do not wait, or else the
+    /// neighbour. The first of them is returned, too.
+    fn missing_ranks(&self, active: &ActiveCollective) -> (usize, String) {
         let members = |absent: fn(&MemberProgress) -> bool| -> Vec<usize> {
             (0..self.size()).filter(|&member| absent(&active.members[member])).collect()
         };
@@ -232,28 +323,35 @@ impl ThreadsGroup {
             members.iter().map(|&member| self.global(member).to_string()).collect::<Vec<_>>().join(", ")
         };
         let (not_started, not_waiting) =
-            (members(|member| member.region.is_none()), members(|member| !member.waits));
+            (members(|member| member.region.is_none()), members(|member| !member.waits && on_gpu(member)));
+        let steps = active.step_count();
+        let towards = if active.members[self.me].steps == steps { 1 } else { self.size() - 1 };
+        let neighbour = (self.me + towards) % self.size();
         if let Some(&first) = not_started.first() {
             (first, format!("not started by rank {}", names(&not_started)))
         } else if let Some(&first) = not_waiting.first() {
             (first, format!("started but not waited for by rank {}", names(&not_waiting)))
         } else {
-            let steps = ring::step_count(active.signature.collective, self.size());
             let done = active.members[neighbour].steps;
             (neighbour, format!("rank {} has done {done} of {steps} steps", self.global(neighbour)))
         }
     }
 }
 
-/// Ends a move of this rank if it panics, so that the owner of the memory does not wait for it for ever.
+/// Whether a member's elements are on a GPU, where its progress thread does not move them.
+fn on_gpu(member: &MemberProgress) -> bool {
+    member.region.is_some_and(|region| region.place() == Place::Device)
+}
+
+/// Ends a move if it panics, so that the owner of the memory does not wait for it for ever.
 struct Moving<'a> {
-    group: &'a ThreadsGroup,
+    member: &'a Member,
     sequence: u64,
 }
 
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
-        self.group.shared.lock().collective(self.sequence).members[self.group.me].moving = false;
+        self.member.shared.lock().collective(self.sequence).members[self.member.me].moving = false;
     }
 }
 

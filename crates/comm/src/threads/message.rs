@@ -1,15 +1,18 @@
 //! Messages from one rank to another.
 //!
-//! The first end that starts a message adds it, and the other end joins the oldest matching one. The end that waits first
-//! moves the data, and the other end finds it done. So two ranks that both wait for their own send do not deadlock. Only the
-//! end that found the message `Open` accesses the memory, and both ends leave when it is `Done`.
+//! The first end that starts a message adds it, and the other end joins the oldest matching one. If an end waits, it moves the
+//! data. Otherwise the receiver's progress thread does. So two ranks that both wait for their own send do not deadlock. Only
+//! the one that found the message `Open` accesses the memory, and both ends leave when it is `Done`.
 
-use super::ThreadsGroup;
+use std::time::Instant;
+
 use super::group_state::Transfers;
+use super::member::{Member, Next};
+use super::shared_gpu::SharedGpu;
 use crate::activity::Activity;
 use crate::region::Region;
 use crate::ring::Action;
-use crate::{Communicator, Operation, Tag};
+use crate::{Operation, Tag};
 
 /// An end of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +26,13 @@ pub(super) enum MessageEnd {
 enum MessageState {
     Open,
     Moving,
+    /// The data is on an emulated link until then.
+    Arriving(Instant),
     Done,
 }
+
+/// The move of a message's data, or `None` if the data has arrived.
+type Work = Option<(Region, Region)>;
 
 /// An active message.
 #[derive(Debug)]
@@ -34,6 +42,8 @@ pub(super) struct ActiveMessage {
     route: Route,
     /// The memory of sender and receiver, once they have started.
     ends: [Option<Region>; 2],
+    /// Whether the sender and the receiver wait for it.
+    waits: [bool; 2],
     state: MessageState,
     /// Ends that have finished.
     left: usize,
@@ -45,6 +55,31 @@ struct Route {
     from: usize,
     to: usize,
     tag: Tag,
+}
+
+impl ActiveMessage {
+    /// Takes what is to be done next; `None` if the message is done. Whoever takes it does it.
+    fn take_work(&mut self) -> Next<Option<Work>> {
+        match (self.state, self.ends) {
+            (MessageState::Done, _) => Next::Now(None),
+            (MessageState::Open, [Some(from), Some(to)]) => {
+                self.state = MessageState::Moving;
+                Next::Now(Some(Some((from, to))))
+            }
+            (MessageState::Arriving(arrival), _) if arrival > Instant::now() => Next::At(arrival),
+            (MessageState::Arriving(_), _) => {
+                self.state = MessageState::Moving;
+                Next::Now(Some(None))
+            }
+            (MessageState::Open | MessageState::Moving, _) => Next::AfterOthers,
+        }
+    }
+
+    /// The ends that wait, as members of the group.
+    fn waiting(&self) -> impl Iterator<Item = usize> {
+        let (ends, waits) = ([self.route.from, self.route.to], self.waits);
+        ends.into_iter().zip(waits).filter(|(_, waits)| *waits).map(|(member, _)| member)
+    }
 }
 
 impl Transfers {
@@ -64,6 +99,7 @@ impl Transfers {
                 sequence,
                 route,
                 ends: [None; 2],
+                waits: [false; 2],
                 state: MessageState::Open,
                 left: 0,
             });
@@ -82,7 +118,7 @@ impl Transfers {
     }
 }
 
-impl ThreadsGroup {
+impl Member {
     /// Starts one end of a message: publishes the address of this rank's elements. After a failure it does nothing.
     pub(super) fn join_message(&self, end: MessageEnd, peer: usize, tag: Tag, region: Region) -> u64 {
         let route = match end {
@@ -112,15 +148,18 @@ impl ThreadsGroup {
             return UNREGISTERED;
         }
         message.ends = ends;
+        let (complete, waiting) = (ends.iter().all(Option::is_some), message.waiting().next());
         drop(transfers);
-        self.shared.wake(peer);
+        if complete {
+            self.wake(waiting.unwrap_or(route.to), waiting.is_some());
+        }
         sequence
     }
 
-    /// Moves the message's data, or waits until the other end has moved it. Returns when the other end does not use this rank's
-    /// elements, even after a failure.
-    pub(super) fn pass_message(&self, sequence: u64, region: Region) {
-        if self.move_message(sequence, region).is_none() {
+    /// Waits until the message's data has been moved, or moves it. Returns when nobody else uses this rank's elements, even after
+    /// a failure.
+    pub(super) fn pass_message(&self, sequence: u64, region: Region, gpu: Option<&SharedGpu>) {
+        if self.move_message(sequence, region, gpu).is_none() {
             self.leave_after_failure(|transfers| {
                 let mut messages = transfers.messages.iter();
                 !messages.any(|message| message.sequence == sequence && message.state == MessageState::Moving)
@@ -129,7 +168,7 @@ impl ThreadsGroup {
     }
 
     /// `None` if the world stops.
-    fn move_message(&self, sequence: u64, region: Region) -> Option<()> {
+    fn move_message(&self, sequence: u64, region: Region, gpu: Option<&SharedGpu>) -> Option<()> {
         let route = {
             let mut transfers = self.shared.lock();
             if self.has_failed() {
@@ -140,36 +179,67 @@ impl ThreadsGroup {
                 message.ends.contains(&Some(region)),
                 "a message is waited for in the group that started it"
             );
+            message.waits[usize::from(message.route.to == self.me)] = true;
             message.route
         };
         let during = self.message(route);
         let peer = if route.from == self.me { route.to } else { route.from };
-        let ready = |transfers: &mut Transfers| {
-            let message = transfers.message(sequence);
-            match (message.state, message.ends) {
-                (MessageState::Done, _) => Some(None),
-                (MessageState::Open, [Some(from), Some(to)]) => {
-                    message.state = MessageState::Moving;
-                    Some(Some((from, to)))
-                }
-                _ => None,
-            }
-        };
+        let ready = |transfers: &mut Transfers| transfers.message(sequence).take_work();
         let missing = |transfers: &mut Transfers| match transfers.message(sequence).state {
             MessageState::Open => (peer, format!("not started by rank {}", self.global(peer))),
-            MessageState::Moving | MessageState::Done => {
+            MessageState::Moving | MessageState::Arriving(_) | MessageState::Done => {
                 (peer, format!("rank {} is still moving it", self.global(peer)))
             }
         };
-        if let Some((from, to)) = self.sleep_until(during, ready, missing)? {
-            let moving = Moving { group: self, sequence };
-            let (from, to) = ((self.global(route.from), from), (self.global(route.to), to));
-            self.move_elements(Operation::Send, Action::Copy, from, to);
-            drop(moving);
-            self.shared.wake(peer);
+        while let Some(work) = self.sleep_until(during, ready, missing)? {
+            self.perform_message(sequence, route, work, gpu);
         }
         self.shared.lock().leave_message(sequence);
         Some(())
+    }
+
+    /// Moves the messages to this rank that neither end waits for. Returns when the next one arrives, if it is on an emulated
+    /// link.
+    pub(super) fn advance_messages(&self) -> Option<Instant> {
+        loop {
+            let (mut arrival, mut found) = (None, None);
+            let mut transfers = self.shared.lock();
+            if self.has_failed() {
+                return None;
+            }
+            let is_mine = |message: &&mut ActiveMessage| {
+                message.route.to == self.me && message.waiting().next().is_none()
+            };
+            for message in transfers.messages.iter_mut().filter(is_mine) {
+                match message.take_work() {
+                    Next::Now(Some(work)) => {
+                        found = Some((message.sequence, message.route, work));
+                        break;
+                    }
+                    Next::At(next) => arrival = [arrival, Some(next)].into_iter().flatten().min(),
+                    Next::Now(None) | Next::AfterOthers => {}
+                }
+            }
+            drop(transfers);
+            match found {
+                Some((sequence, route, work)) => self.perform_message(sequence, route, work, None),
+                None => return arrival,
+            }
+        }
+    }
+
+    /// Does what [`ActiveMessage::take_work`] returned.
+    fn perform_message(&self, sequence: u64, route: Route, work: Work, gpu: Option<&SharedGpu>) {
+        let mut moving = Moving { member: self, sequence, ends_in: MessageState::Done };
+        if let Some((from, to)) = work {
+            let (from, to) = ((route.from, from), (route.to, to));
+            let arrival = self.move_elements(Operation::Send, Action::Copy, from, to, gpu);
+            moving.ends_in = arrival.map_or(MessageState::Done, MessageState::Arriving);
+        }
+        drop(moving);
+        for member in [route.from, route.to] {
+            self.shared.wake(member);
+        }
     }
 
     fn message(&self, Route { from, to, tag }: Route) -> Activity {
@@ -180,15 +250,16 @@ impl ThreadsGroup {
 /// The number of a message that was never started because of a failure.
 const UNREGISTERED: u64 = u64::MAX;
 
-/// Ends the move of a message, even if it panics, so that the other end does not wait for it for ever.
+/// Ends the move of a message, even if it panics, so that the ends do not wait for it for ever.
 struct Moving<'a> {
-    group: &'a ThreadsGroup,
+    member: &'a Member,
     sequence: u64,
+    ends_in: MessageState,
 }
 
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
-        self.group.shared.lock().message(self.sequence).state = MessageState::Done;
+        self.member.shared.lock().message(self.sequence).state = self.ends_in;
     }
 }
 

@@ -1,12 +1,13 @@
 //! Ranks as threads of one process that read each other's memory.
 //!
-//! The ranks run the ring of [`crate::ring`]. `ThreadsGroup::move_elements` is the only place where bytes go from one rank
-//! to another, and it counts them. All ranks share a [`ThreadsWorld`], and each rank makes its own [`ThreadsGroup`]s. Starting a
-//! transfer publishes an address in the group's shared state. Waiting for it moves the data.
+//! The ranks run the ring of [`crate::ring`]. `Member::move_elements` is the only place where bytes go from one rank to
+//! another, and it counts them. All ranks share a [`ThreadsWorld`], and each rank makes its own [`ThreadsGroup`]s. Starting a
+//! transfer publishes an address in the group's shared state. From then on the rank's progress thread (`progress`) moves the
+//! data while the rank computes, and the rank itself does when it waits for the transfer.
 //!
-//! A rank waits for other ranks only in [`crate::Communicator::wait`]. On a GPU it also waits for its own stream when it
-//! starts a transfer. A collective finishes when every rank of the group waits for it. A message finishes when both ends have
-//! started it and one of them waits. So ranks that share several collectives must wait for them in the same order.
+//! A rank waits for other ranks only in [`crate::Communicator::wait`]. A transfer finishes when all its ranks have started it.
+//! On a GPU there is no progress thread: a rank waits for its own stream when it starts a transfer, and moves the data when it
+//! waits. So there, ranks that share several collectives must wait for them in the same order.
 //!
 //! A failure stops the whole world. A rank that leaves a transfer because of a failure first waits until no other rank moves
 //! data from or to its buffer. No rank begins to move data after the failure, so the buffer is then its owner's alone.
@@ -14,7 +15,9 @@
 mod collective;
 mod group;
 mod group_state;
+mod member;
 mod message;
+mod progress;
 #[allow(unsafe_code, reason = "ranks use each other's memory on a GPU")]
 mod shared_gpu;
 #[cfg(test)]
@@ -24,15 +27,18 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kintsugi_spec::{Group, Topology};
+use kintsugi_spec::{EmulatedLinks, Group, Topology};
 use kintsugi_tensor::{Backend, Place};
 
+use crate::emulated::LinkClocks;
 use crate::traffic::TrafficCounter;
 use crate::{Communicator, Operation, RankFailure, Traffic, World};
 pub use group::ThreadsGroup;
 use group_state::GroupState;
+use member::Member;
+use progress::{Inbox, ProgressThreads};
 
 /// What identifies a group.
 type GroupKey = (Group, Vec<usize>);
@@ -41,6 +47,7 @@ type GroupKey = (Group, Vec<usize>);
 #[derive(Clone, Debug)]
 pub struct ThreadsWorld {
     shared: Arc<WorldState>,
+    _progress: Arc<ProgressThreads>,
 }
 
 /// What the ranks share.
@@ -49,6 +56,10 @@ struct WorldState {
     topology: Topology,
     /// Bytes sent by each rank.
     counters: Vec<TrafficCounter>,
+    /// The links that each rank sends over.
+    links: Vec<LinkClocks>,
+    /// How each rank's progress thread is woken.
+    inboxes: Vec<Inbox>,
     groups: Mutex<HashMap<GroupKey, Arc<GroupState>>>,
     timeout: Duration,
     failure: OnceLock<RankFailure>,
@@ -58,18 +69,30 @@ impl ThreadsWorld {
     /// A world of `ranks` ranks. `topology` determines the link level between each pair of them. A rank that waits longer than
     /// `timeout` for another fails.
     pub fn new(topology: Topology, ranks: usize, timeout: Duration) -> Self {
+        Self::with_links(topology, ranks, timeout, EmulatedLinks::default())
+    }
+
+    /// The same with transfers that take as long as over other links.
+    pub fn with_links(topology: Topology, ranks: usize, timeout: Duration, links: EmulatedLinks) -> Self {
         let shared = WorldState {
             topology,
             counters: (0..ranks).map(|_| TrafficCounter::default()).collect(),
+            links: (0..ranks).map(|_| LinkClocks::new(links)).collect(),
+            inboxes: (0..ranks).map(|_| Inbox::default()).collect(),
             groups: Mutex::default(),
             timeout,
             failure: OnceLock::new(),
         };
-        ThreadsWorld { shared: Arc::new(shared) }
+        let shared = Arc::new(shared);
+        ThreadsWorld { _progress: Arc::new(ProgressThreads::start(&shared)), shared }
     }
 
     /// Rank `me`'s membership in the group of `members`, whose tensors are in host memory: see [`World::group`].
     pub fn host_group(&self, group: Group, members: &[usize], me: usize) -> ThreadsGroup {
+        ThreadsGroup::on_host(self.member(group, members, me))
+    }
+
+    fn member(&self, group: Group, members: &[usize], me: usize) -> Member {
         let mut sorted = members.to_vec();
         sorted.sort_unstable();
         assert!(
@@ -86,7 +109,7 @@ impl ThreadsWorld {
                 .entry((group, members.to_vec()))
                 .or_insert_with(|| Arc::new(GroupState::new(group, members.to_vec()))),
         );
-        ThreadsGroup::new(Arc::clone(&self.shared), state, index)
+        Member::new(Arc::clone(&self.shared), state, index)
     }
 }
 
@@ -106,10 +129,10 @@ impl World for ThreadsWorld {
         me: usize,
         backend: &Rc<dyn Backend>,
     ) -> Box<dyn Communicator> {
-        let group = self.host_group(group, members, me);
+        let member = self.member(group, members, me);
         match backend.memory().place() {
-            Place::Device => Box::new(group.on_gpu(Rc::clone(backend))),
-            Place::Host | Place::Paper => Box::new(group),
+            Place::Device => Box::new(ThreadsGroup::on_gpu(member, Rc::clone(backend))),
+            Place::Host | Place::Paper => Box::new(ThreadsGroup::on_host(member)),
         }
     }
 
@@ -143,10 +166,11 @@ impl WorldState {
         }
     }
 
-    /// Counts bytes for the rank that sends them.
-    fn charge(&self, operation: Operation, from: usize, to: usize, bytes: usize) {
+    /// Counts bytes for the rank that sends them. Returns when they arrive, if they take time on an emulated link.
+    fn send(&self, operation: Operation, from: usize, to: usize, bytes: usize) -> Option<Instant> {
         let level = self.topology.level(from, to);
         self.counters[from].add(level, operation, bytes as u64);
+        self.links[from].send(level, bytes)
     }
 }
 

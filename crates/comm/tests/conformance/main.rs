@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use kintsugi_comm::mpi::{Mpi, MpiWorld, VARIABLE};
 use kintsugi_comm::threads::ThreadsWorld;
-use kintsugi_spec::Topology;
+use kintsugi_spec::{EmulatedLink, EmulatedLinks, Topology};
 use kintsugi_testing::{Need, skip};
 
 use suite::Suite;
@@ -27,6 +27,13 @@ const PROCESS: &str = "KINTSUGI_CONFORMANCE_PROCESS";
 /// Packages of two ranks and nodes of four, so that messages cross every level.
 const TOPOLOGY: Topology = Topology { per_package: 2, per_node: Some(4) };
 
+/// Links that delay every transfer a little.
+const LINKS: EmulatedLinks = [None, Some(LINK), Some(LINK)];
+const LINK: EmulatedLink = EmulatedLink { bandwidth: 1e9, latency: 2e-5 };
+
+/// No link is emulated.
+const NONE: EmulatedLinks = [None; 3];
+
 /// The numbers of ranks: a few, or all if the whole suite was asked for.
 fn sizes() -> Vec<usize> {
     if env::var_os("KINTSUGI_FULL").is_some() { (2..=8).collect() } else { vec![2, 3] }
@@ -34,8 +41,8 @@ fn sizes() -> Vec<usize> {
 
 #[test]
 fn threads() {
-    for ranks in sizes() {
-        let world = ThreadsWorld::new(TOPOLOGY, ranks, PATIENCE);
+    for (ranks, links) in sizes().into_iter().flat_map(|ranks| [(ranks, NONE), (ranks, LINKS)]) {
+        let world = ThreadsWorld::with_links(TOPOLOGY, ranks, PATIENCE, links);
         thread::scope(|scope| {
             for rank in 0..ranks {
                 let world = &world;
@@ -90,6 +97,8 @@ fn a_process_of_the_suite() {
     Suite::new(&world, TOPOLOGY, mpi.rank).run();
     let library_sums = MpiWorld::new(mpi, TOPOLOGY, mpi.size, PATIENCE, true);
     Suite::new(&library_sums, TOPOLOGY, mpi.rank).run_sums();
+    let emulated = MpiWorld::new(mpi, TOPOLOGY, mpi.size, PATIENCE, false).with_links(LINKS);
+    Suite::new(&emulated, TOPOLOGY, mpi.rank).run();
     println!("rank {}: the suite has passed", mpi.rank);
     Mpi::finish(0, false);
 }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use kintsugi_comm::threads::ThreadsWorld;
-use kintsugi_comm::{Communicator, Solo};
+use kintsugi_comm::{Communicator, Solo, ring};
 use kintsugi_model::{Context, embedding, head, layer};
 use kintsugi_plan::parameters::{ParameterKind, Placed, TensorSplit, UnitLayout};
 use kintsugi_plan::{BackwardPart, Group, Plan, Unit};
@@ -121,10 +121,13 @@ fn parallel_passes(plan: &Plan, part: BackwardPart) -> Vec<Pass> {
     })
 }
 
-/// Compares rows: each rank has a part of them, or all have the same.
-fn assert_stream(what: &str, parts: &[&[f64]], whole: &[f64], sequence_parallel: bool) {
-    if sequence_parallel {
-        return assert_close(what, &parts.concat(), whole, TOLERANCE);
+/// Compares rows: each rank has a part of each chunk of them, or all have the same.
+fn assert_stream(what: &str, parts: &[&[f64]], whole: &[f64], plan: &Plan) {
+    if plan.sequence_parallel {
+        let chunks = shape(plan, 0).chunks;
+        let chunk = |i: usize| parts.iter().map(move |part| &part[ring::chunk(part.len(), chunks, i)]);
+        let rows: Vec<f64> = (0..chunks).flat_map(chunk).flatten().copied().collect();
+        return assert_close(what, &rows, whole, TOLERANCE);
     }
     for part in parts {
         assert_close(what, part, whole, TOLERANCE);
@@ -161,7 +164,7 @@ fn assert_passes(what: &str, plan: &Plan, one: &Plan, part: BackwardPart) {
     }
     let stream = |name: &str, of: fn(&Streams) -> &Vec<f64>| {
         let parts: Vec<&[f64]> = ranks.iter().map(|rank| of(&rank.streams).as_slice()).collect();
-        assert_stream(&format!("{what}: {name}"), &parts, of(&expected.streams), plan.sequence_parallel);
+        assert_stream(&format!("{what}: {name}"), &parts, of(&expected.streams), plan);
     };
     stream("x", |s| &s.x);
     stream("y", |s| &s.y);
@@ -188,8 +191,13 @@ fn two_ranks_agree_with_one() {
         for rows in ["parallel.sequence_parallel=false", "parallel.sequence_parallel=true"] {
             for recompute in ["memory.recompute=none", "memory.recompute=selective"] {
                 for part in [BackwardPart::Both, BackwardPart::Input] {
-                    let plan = plan(&[model, BATCH, &["parallel.tp=2", rows, recompute]]);
-                    assert_passes(&format!("{model:?}, {rows}, {recompute}, {part:?}"), &plan, &one, part);
+                    let split_again = part == BackwardPart::Input && recompute.ends_with("selective");
+                    let overlap = ["parallel.overlap_tp=false", "parallel.overlap_tp=true"];
+                    for overlap in overlap.into_iter().take(if split_again { 1 } else { 2 }) {
+                        let plan = plan(&[model, BATCH, &["parallel.tp=2", rows, recompute, overlap]]);
+                        let what = format!("{model:?}, {rows}, {recompute}, {overlap}, {part:?}");
+                        assert_passes(&what, &plan, &one, part);
+                    }
                 }
             }
         }

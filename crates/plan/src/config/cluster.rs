@@ -1,10 +1,13 @@
 //! The cluster of a configuration: a preset, or one described key by key.
 
-use kintsugi_spec::{AttentionPoint, ClusterSpec, DeviceSpec, Level, LinkSpec, ProductPoint, Topology, Wire};
+use kintsugi_spec::{
+    AttentionPoint, ClusterSpec, DeviceSpec, EmulatedLink, EmulatedLinks, Level, LinkSpec, ProductPoint,
+    Topology, Wire,
+};
 
 use super::error::{ConfigError, between, invalid, rate, seconds, share, watts, within};
 use super::layers::Layers;
-use super::raw::{RawCluster, RawLink};
+use super::raw::{RawCluster, RawEmulatedLink, RawLink};
 
 /// The name of a cluster that no preset describes.
 pub(super) const CUSTOM: &str = "custom";
@@ -40,6 +43,7 @@ pub(super) fn resolve(layers: &Layers) -> Result<ClusterSpec, ConfigError> {
         device,
         links: links(raw)?,
         graph: graph(raw, topology)?,
+        emulated: emulated(raw)?,
         cores,
         price,
     })
@@ -167,5 +171,24 @@ fn link(level: Level, raw: &RawLink) -> Result<LinkSpec, ConfigError> {
         latency: raw.latency.map(|x| seconds(&field("latency"), x)).transpose()?,
         efficiency: raw.efficiency.map(|x| share(&field("efficiency"), x)).transpose()?,
         start: raw.start.map(|x| seconds(&field("start"), x)).transpose()?,
+    })
+}
+
+fn emulated(raw: &RawCluster) -> Result<EmulatedLinks, ConfigError> {
+    let mut emulated = EmulatedLinks::default();
+    let Some(links) = &raw.emulated else { return Ok(emulated) };
+    for (level, raw) in Level::ALL.into_iter().zip([&links.package, &links.node, &links.cluster]) {
+        emulated[level as usize] = raw.as_ref().map(|raw| emulated_link(level, raw)).transpose()?;
+    }
+    Ok(emulated)
+}
+
+fn emulated_link(level: Level, raw: &RawEmulatedLink) -> Result<EmulatedLink, ConfigError> {
+    /// Bytes per second of a link that only has a latency.
+    const UNLIMITED: f64 = 1e18;
+    let field = |key: &str| format!("cluster.emulated.{}.{key}", level.name());
+    Ok(EmulatedLink {
+        bandwidth: rate(&field("bandwidth"), raw.bandwidth.unwrap_or(UNLIMITED))?,
+        latency: seconds(&field("latency"), raw.latency.unwrap_or(0.0))?,
     })
 }

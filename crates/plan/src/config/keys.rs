@@ -77,6 +77,9 @@ fn tables_under(heading: &str) -> Vec<String> {
         "Keys of a level's links" => {
             ["package", "node", "cluster"].map(|level| format!("cluster.links.{level}")).into()
         }
+        "Emulated links" => {
+            ["package", "node", "cluster"].map(|level| format!("cluster.emulated.{level}")).into()
+        }
         heading => heading
             .strip_prefix('[')
             .and_then(|heading| heading.strip_suffix(']'))

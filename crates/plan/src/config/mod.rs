@@ -54,6 +54,7 @@ fn search_base(mut layers: Layers) -> Result<(Plan, usize), ConfigError> {
         dp: Some(Replicas::Count(1)),
         prefetch: raw.parallel.prefetch,
         overlap: raw.parallel.overlap,
+        overlap_tp: raw.parallel.overlap_tp,
         ..RawParallel::default()
     };
     raw.sharding = RawSharding::default();
@@ -71,6 +72,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     Ok(Plan {
         pipeline: pipeline::resolve(&raw.parallel, mesh, model.layers, batch)?,
         sequence_parallel: sequence_parallel(&raw.parallel, mesh.tp, batch)?,
+        overlap_tp: raw.parallel.overlap_tp.unwrap_or(false),
         sharding: sharding::resolve(&raw.sharding, mesh, cluster.topology)?,
         precision: training::precision(&raw.precision)?,
         memory: training::memory(&raw.memory),

@@ -71,6 +71,7 @@ table!(RawParallel {
     sequence_parallel: bool,
     prefetch: usize,
     overlap: bool,
+    overlap_tp: bool,
 });
 
 table!(RawSharding {
@@ -123,11 +124,16 @@ table!(RawCluster {
     device: DeviceSpec,
     links: RawLinks,
     graph: Vec<Wire>,
+    emulated: RawEmulatedLinks,
 });
 
 table!(RawLinks { package: RawLink, node: RawLink, cluster: RawLink });
 
 table!(RawLink { bandwidth: f64, latency: f64, efficiency: f64, start: f64 });
+
+table!(RawEmulatedLinks { package: RawEmulatedLink, node: RawEmulatedLink, cluster: RawEmulatedLink });
+
+table!(RawEmulatedLink { bandwidth: f64, latency: f64 });
 
 table!(RawRun {
     steps: u64,

@@ -81,6 +81,7 @@ impl Plan {
             sequence_parallel: Some(strategy.sequence_parallel),
             prefetch: Some(self.pipeline.prefetch),
             overlap: Some(self.pipeline.overlap),
+            overlap_tp: Some(self.overlap_tp),
         };
         let raw_batch = RawBatch {
             sequence: Some(self.batch.sequence),

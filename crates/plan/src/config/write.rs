@@ -7,7 +7,8 @@ use toml::Table;
 
 use super::cluster::CUSTOM;
 use super::raw::{
-    RawCluster, RawConfig, RawData, RawLink, RawLinks, RawModel, RawOptimizer, RawParallel, RawSharding,
+    RawCluster, RawConfig, RawData, RawEmulatedLink, RawEmulatedLinks, RawLink, RawLinks, RawModel,
+    RawOptimizer, RawParallel, RawSharding,
 };
 use super::words::{OptimizerName, Replicas, ShardLevel, Sources};
 use crate::{Data, DataSource, Plan};
@@ -63,6 +64,7 @@ fn parallel(plan: &Plan) -> RawParallel {
         sequence_parallel: Some(plan.sequence_parallel),
         prefetch: Some(plan.pipeline.prefetch),
         overlap: Some(plan.pipeline.overlap),
+        overlap_tp: Some(plan.overlap_tp),
     }
 }
 
@@ -107,6 +109,10 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
             start: link.start,
         })
     };
+    let emulated = |level: Level| {
+        cluster.emulated[level as usize]
+            .map(|link| RawEmulatedLink { bandwidth: Some(link.bandwidth), latency: Some(link.latency) })
+    };
     RawCluster {
         preset: preset(&cluster.name),
         profile: None,
@@ -122,5 +128,10 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
             cluster: link(Level::Cluster),
         }),
         graph: Some(cluster.graph.clone()),
+        emulated: Some(RawEmulatedLinks {
+            package: emulated(Level::Package),
+            node: emulated(Level::Node),
+            cluster: emulated(Level::Cluster),
+        }),
     }
 }

@@ -31,6 +31,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("parallel.layers_per_stage", &["[1, 3]", "[9223372036854775807, 9223372036854775807]", "[]"]),
     ("parallel.sequence_parallel", &["true", "false"]),
     ("parallel.prefetch", &NUMBERS),
+    ("parallel.overlap_tp", &["true", "false"]),
     ("sharding.zero", &["0", "1", "2", "3"]),
     ("sharding.weights", &LEVELS),
     ("sharding.gradients", &LEVELS),

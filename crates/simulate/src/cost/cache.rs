@@ -1,12 +1,11 @@
 //! The costs of many plans of one model and batch. Parts that several plans share are computed once.
 
 use std::cell::OnceCell;
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use kintsugi_plan::{Mesh, Op, Plan, Recompute, ScheduleKind, Sharding, When};
+use kintsugi_plan::{Mesh, Plan, Recompute, ScheduleKind, Sharding, When};
 
-use super::costs::{Costs, Messages, OpCost, UnitCosts};
+use super::costs::{BlockCosts, Costs, Messages, UnitCosts};
 use super::device::DeviceModel;
 use super::links::Links;
 use crate::memo::Memo;
@@ -15,7 +14,7 @@ use crate::memo::Memo;
 pub struct CostCache<'a> {
     device: &'a DeviceModel,
     links: Memo<Mesh, Links>,
-    blocks: Memo<BlockKey, Arc<HashMap<Op, OpCost>>>,
+    blocks: Memo<BlockKey, Arc<BlockCosts>>,
     units: Memo<UnitKey, Arc<UnitCosts>>,
     messages: Memo<(Mesh, usize, bool), Arc<Messages>>,
 }
@@ -31,6 +30,7 @@ struct BlockKey {
     sharing: Option<usize>,
     micro: usize,
     sequence_parallel: bool,
+    overlap_tp: bool,
     recompute: Recompute,
     split: bool,
     accumulates: bool,
@@ -96,6 +96,7 @@ fn block_key(plan: &Plan) -> BlockKey {
         sharing: plan.cluster.cores.map(|_| plan.mesh.pp),
         micro: plan.batch.micro,
         sequence_parallel: plan.sequence_parallel,
+        overlap_tp: plan.overlap_tp,
         recompute: plan.memory.recompute,
         split: split(plan),
         accumulates: accumulates(plan),

@@ -7,6 +7,7 @@ use kintsugi_comm::Collective;
 use kintsugi_comm::paper::{Entry, Transfer as Movement};
 use kintsugi_plan::{Axis, BackwardPart, Block, Group, MessageKind, Op, Plan, Unit};
 use kintsugi_spec::{FrameworkSpec, Level};
+use kintsugi_tensor::paper::Kernel;
 
 use super::device::DeviceModel;
 use super::links::Links;
@@ -25,16 +26,93 @@ pub type Transfer = (Level, Time);
 pub struct OpCost {
     /// In kernels, or waiting for a slower host.
     pub compute: Time,
-    /// In transfers inside the op, which do not overlap with anything.
+    /// In transfers inside the op. They block, unless its [`OpOrder`] overlaps them with kernels.
     pub links: Time,
     /// The transfer that the op starts without waiting.
     pub started: Option<Transfer>,
 }
 
+/// The kernels and transfers of an op in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpOrder {
+    /// What happens one after the other on the stream of the kernels.
+    pub segments: Vec<Segment>,
+    /// Whether kernels run between the start of a transfer and its wait.
+    pub overlaps: bool,
+}
+
+/// A part of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// Runs kernels, or waits for a slower host.
+    Run(Time),
+    /// Starts a transfer. Those over one level follow each other.
+    Start(Transfer),
+    /// Waits for the transfer with this number, counted from the op's first.
+    Wait(usize),
+}
+
+impl OpOrder {
+    /// The total times of its kernels and of its transfers.
+    fn cost(&self) -> OpCost {
+        let mut cost = OpCost::default();
+        for &segment in &self.segments {
+            match segment {
+                Segment::Run(time) => cost.compute = cost.compute.saturating_add(time),
+                Segment::Start((_, time)) => cost.links = cost.links.saturating_add(time),
+                Segment::Wait(_) => {}
+            }
+        }
+        cost
+    }
+
+    /// Calls `transfer` with the number, start and end of each transfer of an op that took from `start` to `end`. Other
+    /// transfers may have made it slower than it is alone, evenly from its start to its end.
+    pub(crate) fn place(&self, start: Time, end: Time, mut transfer: impl FnMut(usize, Time, Time)) {
+        let alone = self.duration().max(1);
+        let at = |moment: Time| {
+            start + (u128::from(moment) * u128::from(end - start) / u128::from(alone)) as Time
+        };
+        self.play(|number, begin, end| transfer(number, at(begin), at(end)));
+    }
+
+    /// The time of the op with nothing beside it.
+    pub fn duration(&self) -> Time {
+        self.play(|_, _, _| {})
+    }
+
+    /// Runs the op alone. Calls `transfer` with the number, start and end of each transfer, and returns the op's end.
+    fn play(&self, mut transfer: impl FnMut(usize, Time, Time)) -> Time {
+        let (mut now, mut stream, mut ends) = (0, [0; 3], Vec::new());
+        for &segment in &self.segments {
+            match segment {
+                Segment::Run(time) => now = Time::saturating_add(now, time),
+                Segment::Start((level, time)) => {
+                    let begin = now.max(stream[level as usize]);
+                    let end = begin.saturating_add(time);
+                    stream[level as usize] = end;
+                    transfer(ends.len(), begin, end);
+                    ends.push(end);
+                }
+                Segment::Wait(number) => now = now.max(ends[number]),
+            }
+        }
+        now
+    }
+}
+
+/// The costs of ops on blocks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct BlockCosts {
+    ops: HashMap<Op, OpCost>,
+    /// Of the ops with transfers inside.
+    orders: HashMap<Op, OpOrder>,
+}
+
 /// The cost of every op on every stage of a plan. Many plans share the parts.
 #[derive(Clone, Debug)]
 pub struct Costs {
-    pub(super) blocks: Arc<HashMap<Op, OpCost>>,
+    pub(super) blocks: Arc<BlockCosts>,
     pub(super) units: Arc<UnitCosts>,
     pub(super) messages: Arc<Messages>,
 }
@@ -121,14 +199,21 @@ impl OpCost {
         }
     }
 
-    /// The cost for a rank that shares its core and copies what it sends itself.
-    fn shared(self, sharing: Sharing) -> OpCost {
+    /// The cost for a rank that shares its core. It copies the data of its transfers itself, which takes `copying`. The rest of
+    /// a transfer is time on emulated links.
+    fn shared(self, sharing: Sharing, copying: Time) -> OpCost {
         let slowed = |time: Time| (time as f64 * sharing.slowdown).round() as Time;
-        let copied = self.started.map_or(0, |(_, time)| time);
-        OpCost {
-            compute: slowed(self.compute.saturating_add(copied)),
-            links: slowed(self.links),
-            started: None,
+        match self.started {
+            Some((level, time)) => OpCost {
+                compute: slowed(self.compute.saturating_add(copying)),
+                links: slowed(self.links),
+                started: Some((level, time.saturating_sub(copying))).filter(|(_, time)| *time > 0),
+            },
+            None => OpCost {
+                compute: slowed(self.compute),
+                links: slowed(copying).saturating_add(self.links.saturating_sub(copying)),
+                started: None,
+            },
         }
     }
 
@@ -144,12 +229,17 @@ impl Costs {
             *costs.get(&kind(op)).unwrap_or_else(|| panic!("no trace has \"{op}\""))
         };
         match source(op) {
-            Source::Block => known(&self.blocks),
+            Source::Block => known(&self.blocks.ops),
             Source::Unit => known(&self.units.ops),
             Source::Stage(op) => self.units.stage_ops[stage][op as usize],
             Source::Sum(axis) => OpCost { started: Some(self.sum(axis)), ..OpCost::default() },
             Source::Nothing => OpCost::default(),
         }
+    }
+
+    /// The order of an op's kernels and transfers, if there are transfers inside.
+    pub fn order(&self, op: Op) -> Option<&OpOrder> {
+        self.blocks.orders.get(&kind(op))
     }
 
     /// A message from a stage.
@@ -236,7 +326,7 @@ impl Costs {
             fixed: 0,
         };
         Costs {
-            blocks: Arc::new(blocks),
+            blocks: Arc::new(BlockCosts { ops: blocks, orders: HashMap::new() }),
             units: Arc::new(units),
             messages: Arc::new(vec![[at_once; 2]; plan.mesh.pp]),
         }
@@ -255,19 +345,23 @@ impl Costs {
         let traces = [0, 1, 2].map(|stage| trace(&small, stage));
         let [first, layer, last] = traces.each_ref().map(|trace| pricing.ops(trace));
         // A single stage has both ends of the model, but a tied table only once.
-        let (ops, ends) = if plan.mesh.pp == 1 {
-            let one = pricing.ops(&trace(&cut_down(plan, 1), 0));
-            (one.clone(), vec![one])
+        let (ops, orders, ends) = if plan.mesh.pp == 1 {
+            let traced = trace(&cut_down(plan, 1), 0);
+            let one = pricing.ops(&traced);
+            (one.clone(), pricing.orders(&traced).collect(), vec![one])
         } else {
             let mut ops = first.clone();
             ops.extend(&layer);
             ops.extend(&last);
+            let mut orders: HashMap<Op, OpOrder> =
+                traces.iter().flat_map(|trace| pricing.orders(trace)).collect();
             if plan.framework.recompute_whole {
                 let block = Block::Layer(0);
-                let forward = ops[&Op::Forward { block, micro: 0 }];
-                ops.insert(Op::Recompute { block, micro: 0 }, forward);
+                let (forward, again) = (Op::Forward { block, micro: 0 }, Op::Recompute { block, micro: 0 });
+                ops.insert(again, ops[&forward]);
+                orders.extend(orders.get(&forward).cloned().map(|order| (again, order)));
             }
-            (ops, vec![first, last])
+            (ops, orders, vec![first, last])
         };
         let layers = plan.stage_layers();
         let stage_op = |stage: usize, op: Op| {
@@ -294,7 +388,7 @@ impl Costs {
             ops: part(Source::Unit).collect(),
         };
         Costs {
-            blocks: Arc::new(part(Source::Block).collect()),
+            blocks: Arc::new(BlockCosts { ops: part(Source::Block).collect(), orders }),
             units: Arc::new(units),
             messages: Arc::new(pricing.messages(message_bytes(&traces[0]))),
         }
@@ -316,12 +410,65 @@ impl Pricing<'_> {
         trace.iter().map(|(&op, traced)| (op, self.op(op, traced))).collect()
     }
 
+    /// The order of the ops on blocks that have transfers inside.
+    fn orders<'a>(&'a self, trace: &'a Trace) -> impl Iterator<Item = (Op, OpOrder)> + 'a {
+        let inside = |(op, traced): &(&Op, &OpTrace)| {
+            source(**op) == Source::Block && !traced.transfers.is_empty()
+        };
+        trace.iter().filter(inside).map(|(&op, traced)| (op, self.order(traced)))
+    }
+
+    /// Seconds that the host needs to launch an op.
+    fn host(&self, traced: &OpTrace) -> f64 {
+        traced.kernels.len() as f64 * self.device.host_seconds()
+            + traced.transfers.len() as f64 * self.host_collective
+    }
+
+    fn order(&self, traced: &OpTrace) -> OpOrder {
+        let OpTrace { kernels, transfers, events } = traced;
+        let slowdown = self.slowdown();
+        let mut order = OpOrder::default();
+        // Kernels so far, and their number when each transfer started.
+        let (mut done, mut started) = (0, vec![0; transfers.len()]);
+        let run = |order: &mut OpOrder, kernels: &[Kernel]| {
+            let seconds: f64 = kernels.iter().map(|kernel| self.device.seconds(kernel)).sum();
+            order.segments.extend((seconds > 0.0).then(|| Segment::Run(picoseconds(seconds * slowdown))));
+        };
+        for event in events {
+            run(&mut order, &kernels[done..event.kernels]);
+            done = event.kernels;
+            if event.waits {
+                order.overlaps |= done > started[event.transfer];
+                order.segments.push(Segment::Wait(event.transfer));
+            } else {
+                started[event.transfer] = done;
+                let transfer = collective(transfers[event.transfer], self.links, false);
+                let (level, seconds) = transfer.unwrap_or((Level::Package, 0.0));
+                order.segments.push(Segment::Start((level, picoseconds(seconds * slowdown))));
+            }
+        }
+        run(&mut order, &kernels[done..]);
+        // A rank that shares its core copies what it sends itself.
+        order.overlaps &= self.sharing.is_none();
+        if order.overlaps {
+            let waiting = picoseconds(self.host(traced)).saturating_sub(order.duration());
+            order.segments.insert(0, Segment::Run(waiting));
+        }
+        order
+    }
+
     fn op(&self, op: Op, traced: &OpTrace) -> OpCost {
-        let OpTrace { kernels, transfers } = traced;
+        let OpTrace { kernels, transfers, .. } = traced;
+        if source(op) == Source::Block {
+            let order = self.order(traced);
+            if order.overlaps {
+                return order.cost();
+            }
+        }
         let seconds: f64 = kernels.iter().map(|kernel| self.device.seconds(kernel)).sum();
-        let host =
-            kernels.len() as f64 * self.device.host_seconds() + transfers.len() as f64 * self.host_collective;
+        let host = self.host(traced);
         let whole = self.links.whole_sums() && matches!(op, Op::ReduceStart { .. });
+        let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, whole)).sum();
         let transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, whole));
         let cost = if starts_a_transfer(op) {
             let started = transfers.map(|(level, seconds)| (level, picoseconds(seconds))).next();
@@ -331,7 +478,7 @@ impl Pricing<'_> {
             let waiting = (host - seconds - inside).max(0.0);
             OpCost { compute: picoseconds(seconds + waiting), links: picoseconds(inside), started: None }
         };
-        self.sharing.map_or(cost, |sharing| cost.shared(sharing))
+        self.sharing.map_or(cost, |sharing| cost.shared(sharing, picoseconds(copying)))
     }
 
     /// How many times longer a transfer takes because ranks share cores.
@@ -383,9 +530,20 @@ fn starts_a_transfer(op: Op) -> bool {
 
 /// Seconds of a collective. With `whole`, every rank gets the whole sum instead of a shard.
 fn collective(entry: Entry, links: &Links, whole: bool) -> Option<(Level, f64)> {
+    let (collective, bytes) = collective_bytes(entry, whole)?;
+    Some(links.collective(entry.group, collective, bytes))
+}
+
+/// Seconds of a collective without emulated links.
+fn copying(entry: Entry, links: &Links, whole: bool) -> Option<f64> {
+    let (collective, bytes) = collective_bytes(entry, whole)?;
+    Some(links.copying(entry.group, collective, bytes).1)
+}
+
+fn collective_bytes(entry: Entry, whole: bool) -> Option<(Collective, f64)> {
     let Movement::Collective(collective) = entry.transfer else { return None };
     let collective = if whole { Collective::AllReduce } else { collective };
-    Some(links.collective(entry.group, collective, (entry.len * entry.dtype.bytes()) as f64))
+    Some((collective, (entry.len * entry.dtype.bytes()) as f64))
 }
 
 /// Bytes of a message between stages, as the first stage sends it.

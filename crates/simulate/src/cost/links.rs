@@ -3,12 +3,15 @@
 //! Inside a node, the bandwidth of a group is that of the best ring over its wires. Between nodes, it is that of the network
 //! adapters of the group's ranks in one node. Rings send the fewest bytes and trees take the fewest steps. Both are
 //! hierarchical: one step for each rank of a node and one for each node.
+//!
+//! Ranks on CPUs run one ring, so between nodes a group has the bandwidth of one link. Emulated links make a transfer longer. Its
+//! ranks copy the data meanwhile, which takes the time of the transfer without emulation.
 
 use std::collections::BTreeMap;
 
 use kintsugi_comm::Collective;
 use kintsugi_plan::{Coordinate, Mesh};
-use kintsugi_spec::{ClusterSpec, FrameworkSpec, Group, Level, LinkSpec, Span, Topology};
+use kintsugi_spec::{ClusterSpec, EmulatedLink, FrameworkSpec, Group, Level, LinkSpec, Span, Topology};
 
 /// The links of a cluster under a mesh.
 #[derive(Clone, Debug)]
@@ -24,6 +27,8 @@ pub struct Links {
     data: GroupLinks,
     tied: GroupLinks,
     pipeline: GroupLinks,
+    /// The links that the run emulates on top of these.
+    emulated: Option<Box<Links>>,
 }
 
 /// The speed of a level's links, with its efficiency applied.
@@ -55,6 +60,12 @@ pub enum Algorithm {
 impl Links {
     /// The links of a cluster. Typical values replace what the cluster does not specify.
     pub fn new(cluster: &ClusterSpec, mesh: Mesh, framework: &FrameworkSpec) -> Self {
+        let emulated = cluster.emulated.iter().any(Option::is_some);
+        let emulated = emulated.then(|| Box::new(Links::of(&emulated_cluster(cluster), mesh, framework)));
+        Links { emulated, ..Links::of(cluster, mesh, framework) }
+    }
+
+    fn of(cluster: &ClusterSpec, mesh: Mesh, framework: &FrameworkSpec) -> Self {
         let levels = Level::ALL.map(|level| speed(cluster, level));
         let with_share = |share: f64, stride, ranks, beside| {
             let mut group = group(cluster, &levels, mesh, stride, ranks, beside);
@@ -77,6 +88,7 @@ impl Links {
             trees: framework.trees,
             tied: group(stage * (mesh.pp - 1).max(1), 2.min(mesh.pp), 1),
             pipeline: group(stage, mesh.pp, 1),
+            emulated: None,
         }
     }
 
@@ -87,6 +99,13 @@ impl Links {
 
     /// Seconds of a collective over `bytes` in total, and the level that it occupies.
     pub fn collective(&self, group: Group, collective: Collective, bytes: f64) -> (Level, f64) {
+        let (level, copying) = self.copying(group, collective, bytes);
+        let emulated = self.emulated.as_ref().map_or(0.0, |links| links.copying(group, collective, bytes).1);
+        (level, copying.max(emulated))
+    }
+
+    /// The same without emulated links: on a CPU, the seconds in which a rank copies data.
+    pub fn copying(&self, group: Group, collective: Collective, bytes: f64) -> (Level, f64) {
         let links = self.group(group);
         if links.ranks < 2 {
             return (Level::Package, 0.0);
@@ -135,6 +154,13 @@ impl Links {
     ///
     /// With `scattered` each tensor-parallel rank sends one part and the receivers gather them.
     pub fn message(&self, stage: usize, to: usize, bytes: f64, scattered: bool) -> (Level, f64) {
+        let (level, copying) = self.copying_message(stage, to, bytes, scattered);
+        let emulated = self.emulated.as_ref();
+        let emulated = emulated.map_or(0.0, |links| links.copying_message(stage, to, bytes, scattered).1);
+        (level, copying.max(emulated))
+    }
+
+    fn copying_message(&self, stage: usize, to: usize, bytes: f64, scattered: bool) -> (Level, f64) {
         let first = |pp| self.mesh.rank(Coordinate { pp, dp: 0, tp: 0 });
         let places = (self.mesh.dp * self.mesh.tp).min(places(self.topology));
         let level =
@@ -175,6 +201,21 @@ fn speed(cluster: &ClusterSpec, level: Level) -> Speed {
     }
 }
 
+/// A cluster with the links that its runs emulate.
+fn emulated_cluster(cluster: &ClusterSpec) -> ClusterSpec {
+    let link = |level: Level| match cluster.emulated[level as usize] {
+        Some(EmulatedLink { bandwidth, latency }) => Some(LinkSpec {
+            level,
+            bandwidth: Some(bandwidth),
+            latency: Some(latency),
+            efficiency: Some(1.0),
+            start: Some(0.0),
+        }),
+        None => cluster.link(level).cloned(),
+    };
+    ClusterSpec { links: Level::ALL.into_iter().filter_map(link).collect(), ..cluster.clone() }
+}
+
 const DEFAULT_NODE: f64 = 20e9;
 const DEFAULT_CLUSTER: f64 = 10e9;
 
@@ -208,6 +249,7 @@ fn group(
         let level = cluster.topology.level(members[0], members[ranks - 1]);
         let node = levels[Level::Node as usize].bandwidth;
         let bandwidth = match level {
+            Level::Cluster if cluster.cores.is_some() => levels[Level::Cluster as usize].bandwidth,
             Level::Cluster => {
                 (fewest as f64 * levels[Level::Cluster as usize].bandwidth).min(node.max(DEFAULT_NODE))
             }

@@ -8,7 +8,7 @@ mod sharing;
 mod trace;
 
 pub use cache::CostCache;
-pub use costs::{Costs, OpCost, Time, Transfer};
+pub use costs::{Costs, OpCost, OpOrder, Segment, Time, Transfer};
 pub use device::DeviceModel;
 pub(crate) use links::{Algorithm, Links};
 pub use sharing::Sharing;

@@ -1,7 +1,8 @@
 //! Ranks that are threads of a CPU and share its cores.
 //!
-//! Then nothing overlaps: a rank itself copies what it sends, and while one rank waits, another one computes. So a step
-//! takes at least the work of all ranks divided by the cores, and at least the time of one stage that has all cores.
+//! A rank, or its progress thread, copies the data of its transfers on these cores, so copying does not overlap with computing.
+//! Time on emulated links does. While one rank waits, another one computes. So a step takes at least the work of all ranks
+//! divided by the cores, and at least the time of one stage that has all cores.
 
 use kintsugi_plan::Plan;
 
@@ -15,36 +16,41 @@ pub struct Sharing {
     /// The time that the cores need for all stages, relative to the time of the stages run one after the other. 0 if
     /// every rank has a core.
     core_ratio: f64,
+    /// Whether links are emulated: waiting for them is no work.
+    emulated: bool,
 }
 
 impl Sharing {
     /// How ranks share cores; `None` if each rank has its own device.
     pub fn of(plan: &Plan) -> Option<Self> {
         let cores = plan.cluster.cores? as f64;
+        let emulated = plan.cluster.emulated.iter().any(Option::is_some);
         let in_node = |ranks: usize| plan.cluster.topology.per_node.map_or(ranks, |n| n.min(ranks)) as f64;
         let (ranks, stage) = (in_node(plan.mesh.ranks()), in_node(plan.mesh.dp * plan.mesh.tp));
         if ranks <= cores {
             // The remaining cores are divided evenly, as threads of the ranks.
-            return Some(Sharing { slowdown: 1.0 / (cores / ranks).floor(), core_ratio: 0.0 });
+            return Some(Sharing { slowdown: 1.0 / (cores / ranks).floor(), core_ratio: 0.0, emulated });
         }
         let slowdown = (stage / cores).max(1.0);
-        Some(Sharing { slowdown, core_ratio: stage / cores / slowdown })
+        Some(Sharing { slowdown, core_ratio: stage / cores / slowdown, emulated })
     }
 
     /// Extends a step to the time that the cores need for the work of all ranks, if that is longer.
     pub fn limit_by_cores(self, timing: Timing, stages: usize) -> Timing {
-        let working = timing.compute_s + timing.tensor_s + timing.exposed_s.iter().sum::<f64>();
+        let waiting = timing.tensor_s + timing.exposed_s.iter().sum::<f64>();
+        let working = timing.compute_s + if self.emulated { 0.0 } else { waiting };
         let step_s = working * stages as f64 * self.core_ratio + timing.fixed_s;
         if step_s <= timing.step_s {
             return timing;
         }
         // Some rank always computes, so the time that seemed to be a wait for another stage was a wait for a core.
         let each = (step_s - timing.fixed_s) / working;
+        let each_wait = if self.emulated { 0.0 } else { each };
         Timing {
             step_s,
             compute_s: timing.compute_s * each,
-            tensor_s: timing.tensor_s * each,
-            exposed_s: timing.exposed_s.map(|seconds| seconds * each),
+            tensor_s: timing.tensor_s * each_wait,
+            exposed_s: timing.exposed_s.map(|seconds| seconds * each_wait),
             idle_s: 0.0,
             bubble: 0.0,
             ..timing

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kintsugi_comm::paper::{Entry, Log};
+use kintsugi_comm::TransferObserver;
+use kintsugi_comm::paper::{Entry, Log, Transfer};
 use kintsugi_plan::{Batch, Block, Coordinate, Mesh, Message, Op, Pipeline, Plan, ScheduleKind, Unit};
 use kintsugi_rank::{Rank, paper_groups};
 use kintsugi_tensor::paper::{Kernel, Paper};
@@ -21,8 +22,21 @@ use crate::predict::NoTokens;
 pub struct OpTrace {
     /// The kernels it runs.
     pub kernels: Vec<Kernel>,
-    /// The transfers it starts.
+    /// The transfers it starts, in order. Messages to receive are not among them.
     pub transfers: Vec<Entry>,
+    /// When it starts them and waits for them, in order. It may leave the wait to another op.
+    pub events: Vec<TransferEvent>,
+}
+
+/// An op starts a transfer or waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferEvent {
+    /// The kernels of the op before it.
+    pub kernels: usize,
+    /// The number of the transfer in the op.
+    pub transfer: usize,
+    /// Whether it waits.
+    pub waits: bool,
 }
 
 /// The trace of every kind of op on one stage. The key is the op with every number in it set to zero.
@@ -52,18 +66,66 @@ pub fn trace(plan: &Plan, stage: usize) -> Trace {
     let paper = Rc::new(Paper::new(Device::Cpu { threads: 1 }).tracing());
     let log = Rc::new(RefCell::new(Log::default()));
     let at = Coordinate { pp: stage, dp: 0, tp: 0 };
-    let groups = paper_groups(plan, at, &log);
+    let mut groups = paper_groups(plan, at, &log);
+    let observer = Rc::new(OrderObserver { paper: Rc::clone(&paper), order: RefCell::default() });
+    groups.observe(&(Rc::clone(&observer) as Rc<dyn TransferObserver>));
     let backend: Rc<dyn Backend> = Rc::clone(&paper) as Rc<dyn Backend>;
     let mut rank = Rank::new(Arc::new(plan.clone()), at, backend, groups);
-    paper.take_trace();
     let mut trace = Trace::new();
     for op in &plan.program(stage).ops {
+        paper.take_trace();
+        *observer.order.borrow_mut() = Order { begin: paper.totals().kernels, ..Order::default() };
         rank.execute(op, &mut NoTokens).expect("paper moves nothing that could fail");
-        let transfers =
-            log.borrow_mut().take().iter().flat_map(|(entry, n)| vec![entry; n as usize]).collect();
-        trace.insert(kind(*op), OpTrace { kernels: paper.take_trace(), transfers });
+        let Order { transfers, events, .. } = observer.order.take();
+        trace.insert(kind(*op), OpTrace { kernels: paper.take_trace(), transfers, events });
     }
     trace
+}
+
+/// Records the order of an op's kernels and transfers.
+struct OrderObserver {
+    paper: Rc<Paper>,
+    order: RefCell<Order>,
+}
+
+#[derive(Default)]
+struct Order {
+    /// Kernels before the op.
+    begin: u64,
+    transfers: Vec<Entry>,
+    /// The address of each transfer's buffer until it is awaited.
+    pending: Vec<Option<u64>>,
+    events: Vec<TransferEvent>,
+}
+
+impl OrderObserver {
+    fn event(&self, order: &mut Order, transfer: usize, waits: bool) {
+        let kernels = (self.paper.totals().kernels - order.begin) as usize;
+        order.events.push(TransferEvent { kernels, transfer, waits });
+    }
+}
+
+impl TransferObserver for OrderObserver {
+    fn starts(&self, transfer: Entry, address: u64) {
+        if matches!(transfer.transfer, Transfer::Receive { .. }) {
+            return;
+        }
+        let order = &mut *self.order.borrow_mut();
+        order.transfers.push(transfer);
+        order.pending.push(Some(address));
+        self.event(order, order.transfers.len() - 1, false);
+    }
+
+    fn waits(&self, address: u64) {
+        let order = &mut *self.order.borrow_mut();
+        // A transfer that an earlier op started is not among them.
+        if let Some(transfer) = order.pending.iter().position(|&pending| pending == Some(address)) {
+            order.pending[transfer] = None;
+            self.event(order, transfer, true);
+        }
+    }
+
+    fn ended(&self, _: u64) {}
 }
 
 /// The op with every number in it set to zero.
@@ -121,7 +183,7 @@ mod tests {
         #[test]
         fn a_plan_cut_down_does_what_the_plan_does(
             (pp, chunks) in (1..=4_usize, 1..=2_usize),
-            (tp, dp, sequence) in (1..=2_usize, 1..=2_usize, any::<bool>()),
+            (tp, dp, sequence, overlap) in (1..=2_usize, 1..=2_usize, any::<bool>(), any::<bool>()),
             (zero, prefetch) in (0..=3_usize, 0..=2_usize),
             schedule in select(vec!["1f1b", "gpipe", "zero-bubble", "interleaved"]),
             recompute in select(vec!["none", "selective", "full"]),
@@ -133,7 +195,7 @@ mod tests {
             let plan = ConfigSource::text(format!(
                 "model = {{ preset = \"demo\", tied = {tied}, layers = {} }}\nbatch = {{ micro = 1, global = {} }}\n\
                  parallel = {{ tp = {tp}, pp = {pp}, dp = {dp}, schedule = \"{schedule}\", virtual_stages = {chunks}, \
-                 prefetch = {prefetch}, sequence_parallel = {} }}\nsharding.zero = {zero}\nmemory.recompute = \"{recompute}\"\n",
+                 prefetch = {prefetch}, sequence_parallel = {}, overlap_tp = {overlap} }}\nsharding.zero = {zero}\nmemory.recompute = \"{recompute}\"\n",
                 2 * pp * chunks,
                 2 * pp * dp,
                 sequence && tp > 1,
@@ -157,6 +219,7 @@ mod tests {
                     let traced = small.get(&op);
                     prop_assert_eq!(traced.map(|t| &t.kernels), Some(&real.kernels), "{} on stage {}", op, stage);
                     prop_assert_eq!(traced.map(|t| &t.transfers), Some(&real.transfers), "{} on stage {}", op, stage);
+                    prop_assert_eq!(traced.map(|t| &t.events), Some(&real.events), "{} on stage {}", op, stage);
                 }
             }
         }

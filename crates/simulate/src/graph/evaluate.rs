@@ -12,7 +12,7 @@ use kintsugi_plan::{Axis, MessageKind};
 
 use super::order::{Graph, Section};
 use super::{Node, Rendezvous, StageOp, Step};
-use crate::cost::{Costs, OpCost, Time, Transfer};
+use crate::cost::{Costs, OpCost, OpOrder, Segment, Time, Transfer};
 
 /// The total time of all stages by activity, in picoseconds, and the end of the last stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +42,59 @@ impl Account {
     }
 }
 
+/// When a transfer ran, in picoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TransferSpan {
+    pub stage: usize,
+    /// Number of the op in the stage's program that starts the transfer. For messages and joint operations of several
+    /// stages, the op that waits for it.
+    pub op: usize,
+    /// The number of the transfer in the op.
+    pub transfer: usize,
+    pub start: u128,
+    pub end: u128,
+}
+
+/// Records what an evaluation computes.
+trait Recorder {
+    /// Whether it records anything.
+    const ENABLED: bool;
+    /// A node ran.
+    fn node(&mut self, span: NodeSpan);
+    /// A transfer ran.
+    fn transfer(&mut self, span: TransferSpan);
+}
+
+/// Records nothing.
+struct NoRecord;
+
+impl Recorder for NoRecord {
+    const ENABLED: bool = false;
+
+    fn node(&mut self, _: NodeSpan) {}
+
+    fn transfer(&mut self, _: TransferSpan) {}
+}
+
+/// The spans of an evaluation.
+#[derive(Default)]
+pub(crate) struct Spans {
+    pub nodes: Vec<NodeSpan>,
+    pub transfers: Vec<TransferSpan>,
+}
+
+impl Recorder for &mut Spans {
+    const ENABLED: bool = true;
+
+    fn node(&mut self, span: NodeSpan) {
+        self.nodes.push(span);
+    }
+
+    fn transfer(&mut self, span: TransferSpan) {
+        self.transfers.push(span);
+    }
+}
+
 /// When a node of a stage's op ran, in picoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeSpan {
@@ -54,13 +107,13 @@ pub(crate) struct NodeSpan {
 
 /// Evaluates a graph for a plan with these costs. Repeated sections run `periods` times.
 pub(crate) fn evaluate(graph: &Graph, costs: &Costs, periods: usize) -> Account {
-    Evaluation::new(graph, Prices::new(graph, costs, periods), periods, |_| {}).run()
+    Evaluation::new(graph, Prices::new(graph, costs, periods), periods, NoRecord).run()
 }
 
-/// The same, and records the span of every node. `graph` must have a node for every op.
-pub(crate) fn spans(graph: &Graph, costs: &Costs) -> (Vec<NodeSpan>, Account) {
-    let mut spans = Vec::new();
-    let account = Evaluation::new(graph, Prices::new(graph, costs, 1), 1, |span| spans.push(span)).run();
+/// The same, and records the spans of every node and transfer. `graph` must have a node for every op.
+pub(crate) fn spans(graph: &Graph, costs: &Costs) -> (Spans, Account) {
+    let mut spans = Spans::default();
+    let account = Evaluation::new(graph, Prices::new(graph, costs, 1), 1, &mut spans).run();
     (spans, account)
 }
 
@@ -69,6 +122,8 @@ struct Prices {
     /// n: 0, unless the step takes months.
     unit: u32,
     kinds: Vec<OpCost>,
+    /// The order of the ops of a kind, if transfers are inside.
+    orders: Vec<Option<OpOrder>>,
     rows: Vec<RowCost>,
     stage_ops: Vec<[OpCost; StageOp::ALL.len()]>,
     /// The transfer that the ops of a kind start, if any.
@@ -83,6 +138,8 @@ struct Prices {
 struct RowCost {
     compute: Time,
     links: Time,
+    /// Whether transfers inside the ops run beside their kernels.
+    overlaps: bool,
 }
 
 impl Prices {
@@ -95,11 +152,24 @@ impl Prices {
             started: cost.started.map(|(level, time)| (level, time >> unit)),
         };
         let kinds: Vec<OpCost> = graph.kinds.iter().map(|&op| coarse(costs.of(0, op))).collect();
+        let coarse_order = |order: &OpOrder| {
+            let segment = |&segment: &Segment| match segment {
+                Segment::Run(time) => Segment::Run(time >> unit),
+                Segment::Start((level, time)) => Segment::Start((level, time >> unit)),
+                Segment::Wait(transfer) => Segment::Wait(transfer),
+            };
+            OpOrder { segments: order.segments.iter().map(segment).collect(), overlaps: order.overlaps }
+        };
+        let orders: Vec<Option<OpOrder>> =
+            graph.kinds.iter().map(|&op| costs.order(op).map(coarse_order)).collect();
         let row = |row: &Vec<u16>| {
             let costs = || row.iter().map(|&kind| kinds[usize::from(kind)]);
+            let overlaps =
+                |&kind: &u16| orders[usize::from(kind)].as_ref().is_some_and(|order| order.overlaps);
             RowCost {
                 compute: costs().map(|cost| cost.compute).sum(),
                 links: costs().map(|cost| cost.links).sum(),
+                overlaps: row.iter().any(overlaps),
             }
         };
         let stage_ops = |stage| StageOp::ALL.map(|(_, op)| coarse(costs.of(stage, op)));
@@ -111,6 +181,7 @@ impl Prices {
             channels: channels(graph, costs).into_iter().map(|(level, time)| (level, time >> unit)).collect(),
             interference: costs.interference(),
             kinds,
+            orders,
         }
     }
 }
@@ -227,7 +298,7 @@ struct Clocks {
     quiet: [Moment; 3],
 }
 
-impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
+impl<'a, R: Recorder> Evaluation<'a, R> {
     fn new(graph: &'a Graph, prices: Prices, periods: usize, record: R) -> Self {
         let state = State {
             stages: vec![Clocks::default(); graph.stages],
@@ -326,40 +397,58 @@ impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
             let mut clocks = self.state.stages[stage];
             for &Step { node, op } in turn {
                 let start = clocks.now;
-                self.node(stage, &mut clocks, node);
+                self.node(stage, &mut clocks, node, op as usize);
                 let in_picoseconds = |moment: Moment| u128::from(moment) << self.prices.unit;
                 let (start, end) = (in_picoseconds(start), in_picoseconds(clocks.now));
-                (self.record)(NodeSpan { stage, op: op as usize, start, end });
+                self.record.node(NodeSpan { stage, op: op as usize, start, end });
             }
             self.state.stages[stage] = clocks;
         }
     }
 
-    fn node(&mut self, stage: usize, clocks: &mut Clocks, node: Node) {
-        let Evaluation { graph, prices, state, shift, .. } = self;
+    fn node(&mut self, stage: usize, clocks: &mut Clocks, node: Node, op: usize) {
+        let Evaluation { graph, prices, state, shift, record, .. } = self;
+        let mut transfer = |transfer: usize, start: Moment, end: Moment| {
+            let [start, end] = [start, end].map(|moment| u128::from(moment) << prices.unit);
+            record.transfer(TransferSpan { stage, op, transfer, start, end });
+        };
         let slot = |Rendezvous { channel, micro }: Rendezvous| {
             let in_window = micro.wrapping_add(*shift) & (graph.window - 1);
             usize::from(channel) * graph.window as usize + in_window as usize
         };
         match node {
             Node::Run(row) => {
-                let RowCost { compute, links } = prices.rows[usize::from(row)];
-                if (prices.interference == 0 && links == 0) || !clocks.sends() {
+                let RowCost { compute, links, overlaps } = prices.rows[usize::from(row)];
+                let start = clocks.now;
+                let kinds = graph.rows[usize::from(row)].iter().map(|&kind| usize::from(kind));
+                if !overlaps && ((prices.interference == 0 && links == 0) || !clocks.sends()) {
                     clocks.now += compute + links;
                     state.spent.compute += compute;
                     state.spent.tensor += links;
                 } else {
-                    for &kind in &graph.rows[usize::from(row)] {
-                        clocks.run(prices.kinds[usize::from(kind)], prices.interference, &mut state.spent);
+                    for kind in kinds.clone() {
+                        match &prices.orders[kind] {
+                            Some(order) if order.overlaps => {
+                                let segments = &order.segments;
+                                clocks.overlap(segments, prices.interference, &mut state.spent, &mut transfer);
+                            }
+                            _ => clocks.run(prices.kinds[kind], prices.interference, &mut state.spent),
+                        }
                     }
+                }
+                if R::ENABLED && !overlaps {
+                    let order = kinds.clone().find_map(|kind| prices.orders[kind].as_ref());
+                    order.into_iter().for_each(|order| order.place(start, clocks.now, &mut transfer));
                 }
             }
             Node::RunStage(op) => {
                 clocks.run(prices.stage_ops[stage][op as usize], prices.interference, &mut state.spent);
             }
             Node::Start { cost, slot } => {
-                if let Some(transfer) = prices.transfers[usize::from(cost)] {
-                    state.transfers[slot as usize] = clocks.start(transfer);
+                if let Some((level, time)) = prices.transfers[usize::from(cost)] {
+                    let end = clocks.start((level, time));
+                    state.transfers[slot as usize] = end;
+                    transfer(0, end - time, end);
                 }
             }
             Node::Wait { cost, slot } => {
@@ -381,6 +470,7 @@ impl<'a, R: FnMut(NodeSpan)> Evaluation<'a, R> {
             Node::Arrive { rendezvous, last } => {
                 let ready = &mut state.rendezvous[slot(rendezvous)];
                 let (_, time) = prices.channels[usize::from(rendezvous.channel)];
+                transfer(0, *ready, *ready + time);
                 clocks.now = clocks.now.max(*ready + time);
                 if last {
                     *ready = 0;
@@ -410,6 +500,44 @@ impl Clocks {
         // The transfers inside the op delay those in flight.
         if links > 0 {
             self.free.iter_mut().filter(|free| **free > self.now).for_each(|free| *free += links);
+        }
+    }
+
+    /// Runs an op whose transfers run beside its kernels. They have a stream of their own and delay those in flight on
+    /// their level. Calls `transfer` with the number, start and end of each.
+    fn overlap(
+        &mut self,
+        segments: &[Segment],
+        interference: u64,
+        spent: &mut Spent,
+        mut transfer: impl FnMut(usize, Moment, Moment),
+    ) {
+        let mut stream = [0; 3];
+        let mut ends: Vec<Moment> = Vec::new();
+        for &segment in segments {
+            match segment {
+                Segment::Run(time) => {
+                    let until = self.free.iter().chain(&stream).copied().max().unwrap_or(0);
+                    let busy = until.saturating_sub(self.now);
+                    let slower = u128::from(time.min(busy)) * u128::from(interference) / 1024;
+                    self.now += time + slower as Time;
+                    spent.compute += time + slower as Time;
+                }
+                Segment::Start((level, time)) => {
+                    let (stream, free) = (&mut stream[level as usize], &mut self.free[level as usize]);
+                    let begin = self.now.max(*stream);
+                    *stream = begin + time;
+                    if *free > self.now {
+                        *free += time;
+                    }
+                    transfer(ends.len(), begin, *stream);
+                    ends.push(*stream);
+                }
+                Segment::Wait(number) => {
+                    spent.tensor += ends[number].saturating_sub(self.now);
+                    self.now = self.now.max(ends[number]);
+                }
+            }
         }
     }
 
@@ -483,14 +611,16 @@ mod tests {
         let prices = Prices {
             unit: 0,
             kinds: vec![OpCost { compute: half, links: 0, started: None }],
-            rows: vec![RowCost { compute: half, links: 0 }],
+            orders: vec![None],
+            rows: vec![RowCost { compute: half, links: 0, overlaps: false }],
             stage_ops: vec![[OpCost::default(); StageOp::ALL.len()]],
             transfers: vec![Some((Level::Node, sum))],
             channels: Vec::new(),
             interference: 0,
         };
-        let mut spans = Vec::new();
-        let account = Evaluation::new(&graph, prices, 1, |span| spans.push((span.start, span.end))).run();
+        let mut spans = Spans::default();
+        let account = Evaluation::new(&graph, prices, 1, &mut spans).run();
+        let spans: Vec<_> = spans.nodes.iter().map(|span| (span.start, span.end)).collect();
         // The first sum ends before the second half, so only the second sum is waited for.
         assert_eq!(spans, [(0, 10), (10, 10), (10, 20), (20, 20), (20, 20), (20, 27)]);
         let exposed = [0, 7, 0];

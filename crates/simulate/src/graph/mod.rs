@@ -11,7 +11,7 @@ mod order;
 mod period;
 
 pub(crate) use compile::{Extent, Rows};
-pub(crate) use evaluate::{Account, NodeSpan, evaluate, spans};
+pub(crate) use evaluate::{Account, NodeSpan, Spans, evaluate, spans};
 pub(crate) use order::Graph;
 
 use kintsugi_plan::Op;

@@ -35,6 +35,7 @@ struct BlockKey {
     tp: usize,
     micro: usize,
     sequence_parallel: bool,
+    overlap_tp: bool,
     recompute: Recompute,
     split: bool,
     stages: usize,
@@ -83,9 +84,10 @@ impl PeakMemory {
     pub fn of(&self, plan: &Plan) -> u64 {
         let Mesh { tp, dp, pp } = plan.mesh;
         let (stages, sequence_parallel) = (pp.min(3), plan.sequence_parallel);
+        let overlap_tp = plan.overlap_tp;
         let split = is_split(plan);
         let (micro, recompute) = (plan.batch.micro, plan.memory.recompute);
-        let block_key = BlockKey { tp, micro, sequence_parallel, recompute, split, stages };
+        let block_key = BlockKey { tp, micro, sequence_parallel, overlap_tp, recompute, split, stages };
         let blocks = self.blocks.get(block_key, || Arc::new(block_ops(plan, self.device)));
         let unit_key = UnitKey { tp, dp, stages, sequence_parallel, split, shards: shards(plan) };
         let units = self.units.get(unit_key, || Arc::new(unit_ops(plan, self.device)));

@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 
 use kintsugi_plan::{Axis, Group, Message, Op, Program, Unit};
-use kintsugi_simulate::cost::{Costs, OpCost, Time};
+use kintsugi_simulate::cost::{Costs, OpCost, Segment, Time};
 use kintsugi_spec::Level;
 
 /// How a stage spent its time.
@@ -141,6 +141,37 @@ impl<'a> Stage<'a> {
     }
 }
 
+impl Stage<'_> {
+    /// Runs an op whose transfers run beside its kernels, one after the other on each level. Each delays the transfers
+    /// that are in flight on its level.
+    fn overlap(&mut self, segments: &[Segment], interference: u64) {
+        let mut ends: Vec<(Level, Time)> = Vec::new();
+        for &segment in segments {
+            match segment {
+                Segment::Run(time) => {
+                    let own = ends.iter().map(|&(_, end)| end);
+                    let last = own.chain(self.free).max().unwrap_or(0);
+                    let slowed = time + time.min(last.saturating_sub(self.now)) * interference / 1024;
+                    self.now += slowed;
+                    self.account.compute += slowed;
+                }
+                Segment::Start((level, time)) => {
+                    let before = ends.iter().rfind(|(other, _)| *other == level).map_or(0, |&(_, end)| end);
+                    if self.free[level as usize] > self.now {
+                        self.free[level as usize] += time;
+                    }
+                    ends.push((level, self.now.max(before) + time));
+                }
+                Segment::Wait(transfer) => {
+                    let (_, end) = ends[transfer];
+                    self.account.tensor += end.saturating_sub(self.now);
+                    self.now = self.now.max(end);
+                }
+            }
+        }
+    }
+}
+
 impl EventSimulation<'_> {
     /// Runs a stage until it must wait for another. Returns whether it made progress.
     fn advance(&mut self, rank: &mut Stage) -> bool {
@@ -219,7 +250,10 @@ impl EventSimulation<'_> {
             | Op::Backward { .. }
             | Op::Measure
             | Op::Clip
-            | Op::Step => rank.run(cost, self.costs.interference()),
+            | Op::Step => match self.costs.order(op).filter(|order| order.overlaps) {
+                Some(order) => rank.overlap(&order.segments, self.costs.interference()),
+                None => rank.run(cost, self.costs.interference()),
+            },
             Op::Release { .. } => {}
             Op::Evaluate { .. }
             | Op::Feed { .. }

@@ -18,18 +18,19 @@ pub fn bases() -> impl Generator<Value = Plan> {
         "family = \"neox\"",
         "family = \"llama\"\nkv_heads = 2\nhead_dim = 6",
     ]);
-    let options = (select(vec!["flash", "plain"]), any::<bool>(), any::<bool>(), 0..=3_usize, 0..=1_usize);
+    let overlap = (any::<bool>(), any::<bool>());
+    let options = (select(vec!["flash", "plain"]), any::<bool>(), overlap, 0..=3_usize, 0..=1_usize);
     let types = (select(vec!["fp32", "bf16"]), select(vec!["fp32", "compute"]), select(vec!["0.0", "0.3"]));
     (family, 2..=16_usize, options, types).prop_map(
         |(
             family,
             layers,
-            (attention, masked, overlap, prefetch, eval_every),
+            (attention, masked, (overlap, overlap_tp), prefetch, eval_every),
             (compute, gradients, interference),
         )| {
             let text = format!(
                 "{MODEL}[memory]\nattention = \"{attention}\"\n\
-                 [parallel]\noverlap = {overlap}\nprefetch = {prefetch}\n[run]\neval_every = {eval_every}\n\
+                 [parallel]\noverlap = {overlap}\noverlap_tp = {overlap_tp}\nprefetch = {prefetch}\n[run]\neval_every = {eval_every}\n\
                  [precision]\ncompute = \"{compute}\"\ngradients = \"{gradients}\"\n\
                  [cluster]\npreset = \"frontier\"\n[framework]\ninterference = {interference}\n\
                  [data]\nsource = \"corpus\"\nmask_documents = {masked}\n"

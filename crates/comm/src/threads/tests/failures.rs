@@ -46,7 +46,11 @@ fn a_rank_that_dies_in_between_leaves_its_memory_to_the_others() {
     let begin = |group: &ThreadsGroup| {
         let _lost = group.start(Collective::AllReduce, buffer(8), 0..8);
     };
-    rank_2_breaks(begin, |group| drop(group.run(Collective::AllReduce, buffer(8))));
+    // The progress thread of rank 2 can finish the first one without its rank, but nobody starts its second one.
+    rank_2_breaks(begin, |group| {
+        let first = group.run(Collective::AllReduce, buffer(8));
+        drop(group.run(Collective::AllReduce, first));
+    });
 }
 
 #[test]
@@ -81,15 +85,15 @@ fn nothing_is_transferred_in_a_world_that_has_stopped() {
     assert_eq!(world.traffic(0).total() + world.traffic(1).total(), 0);
 }
 
-/// Four ranks start or not, as `starts` says, and then wait or not; gives the failure of the first that times out.
-fn time_out(starts: [bool; 4], waits: [bool; 4]) -> RankFailure {
+/// Four ranks start a collective or not, as `starts` says, and wait for it. Gives the failure of the first that times out.
+fn time_out(starts: [bool; 4]) -> RankFailure {
     let world = ThreadsWorld::new(Topology::ONE_NODE, 4, MOMENT);
     let started = Barrier::new(4);
     run(&world, 4, |rank| {
         let group = world.host_group(Group::DATA, &[0, 1, 2, 3], rank);
         let pending = starts[rank].then(|| group.start(Collective::AllReduce, buffer(8), 0..8));
         started.wait();
-        if let Some(pending) = pending.filter(|_| waits[rank]) {
+        if let Some(pending) = pending {
             drop(group.wait(pending));
         }
     });
@@ -98,18 +102,9 @@ fn time_out(starts: [bool; 4], waits: [bool; 4]) -> RankFailure {
 
 #[test]
 fn a_timeout_ends_with_the_name_of_who_did_not_start() {
-    let starts = [true, true, false, true];
-    let failure = time_out(starts, starts);
+    let failure = time_out([true, true, false, true]);
     assert_eq!(failure.transfer.as_deref(), Some("all_reduce number 0 of group dp"));
     assert_eq!((failure.peer, &*failure.reason), (Some(2), "after 20ms, not started by rank 2"));
-}
-
-#[test]
-fn a_timeout_ends_with_the_name_of_who_does_not_wait() {
-    let failure = time_out([true; 4], [false, true, true, true]);
-    // On a busy machine others may not have come to wait either; rank 0 is always among them.
-    let expected = "after 20ms, started but not waited for by rank 0";
-    assert!(failure.reason.starts_with(expected), "{}", failure.reason);
 }
 
 #[test]

@@ -1,0 +1,146 @@
+//! A rank's place in a group: what the rank and its progress thread both use to run transfers.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::WorldState;
+use super::group_state::{GroupState, Transfers};
+use super::shared_gpu::SharedGpu;
+use crate::activity::Activity;
+use crate::region::{self, Region};
+use crate::ring::Action;
+use crate::{Operation, RankFailure};
+
+/// A rank's place in a group.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub(super) world: Arc<WorldState>,
+    pub(super) shared: Arc<GroupState>,
+    /// This rank's index in the group.
+    pub(super) me: usize,
+}
+
+/// When a transfer can go on.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Next<T> {
+    /// Now, with this.
+    Now(T),
+    /// At a known time: the data is on an emulated link.
+    At(Instant),
+    /// When another rank has done its part.
+    AfterOthers,
+}
+
+/// The longest time that a rank waits before it checks the timeout.
+const SLICE: Duration = Duration::from_millis(200);
+
+impl Member {
+    pub(super) fn new(world: Arc<WorldState>, shared: Arc<GroupState>, me: usize) -> Self {
+        Member { world, shared, me }
+    }
+
+    /// Ranks in the group.
+    pub(super) fn size(&self) -> usize {
+        self.shared.members.len()
+    }
+
+    /// The rank of the world of a member of the group.
+    pub(super) fn global(&self, member: usize) -> usize {
+        self.shared.members[member]
+    }
+
+    /// Copies or adds elements from one rank to another, and counts the bytes for the sender. Returns when they arrive, if they
+    /// take time on an emulated link. `gpu` moves elements in GPU memory.
+    pub(super) fn move_elements(
+        &self,
+        operation: Operation,
+        action: Action,
+        from: (usize, Region),
+        to: (usize, Region),
+        gpu: Option<&SharedGpu>,
+    ) -> Option<Instant> {
+        let (sender, receiver) = (self.global(from.0), self.global(to.0));
+        let arrival = self.world.send(operation, sender, receiver, from.1.bytes());
+        match gpu {
+            Some(gpu) => gpu.move_elements(action, from.1, to.1),
+            None => region::move_elements(action, from.1, to.1),
+        }
+        arrival
+    }
+
+    /// Advances all transfers of this rank in this group as far as they can go now, except those that the rank waits for.
+    /// Returns when the first of them can go on, if that is known.
+    pub(super) fn advance_all(&self) -> Option<Instant> {
+        self.advance_collectives().into_iter().chain(self.advance_messages()).min()
+    }
+
+    /// Wakes a member after a change of a transfer: the member itself if it waits for that transfer, or else its progress
+    /// thread.
+    pub(super) fn wake(&self, member: usize, waits: bool) {
+        if waits {
+            self.shared.wake(member);
+        } else {
+            self.world.inboxes[self.global(member)].ring();
+        }
+    }
+
+    /// Waits until `ready` returns a value. `None` if the world stops, or at the timeout, which stops it. The reason of a
+    /// timeout is what `missing` returns: the rank that is missing, and what it has not done.
+    ///
+    /// The rank waits in short intervals, and each counts for at most its own length. So the time during which the whole
+    /// process is stopped, as by SIGSTOP, does not count towards the timeout. Time on an emulated link does not count, either.
+    pub(super) fn sleep_until<T>(
+        &self,
+        during: Activity,
+        mut ready: impl FnMut(&mut Transfers) -> Next<T>,
+        missing: impl Fn(&mut Transfers) -> (usize, String),
+    ) -> Option<T> {
+        let timeout = self.world.timeout;
+        let mut left = timeout;
+        let mut transfers = self.shared.lock();
+        loop {
+            // Under the lock: a rank that sees the failure and then takes the lock knows that no move begins any more.
+            if self.has_failed() {
+                return None;
+            }
+            let begun = Instant::now();
+            let (slice, counts) = match ready(&mut transfers) {
+                Next::Now(found) => return Some(found),
+                Next::At(due) => (due.saturating_duration_since(begun), false),
+                Next::AfterOthers if left.is_zero() => {
+                    let (peer, reason) = missing(&mut transfers);
+                    drop(transfers);
+                    self.fail(during, peer, format!("after {timeout:?}, {reason}"));
+                    return None;
+                }
+                Next::AfterOthers => (left.min(SLICE), true),
+            };
+            let condvar = self.shared.condvar(self.me);
+            transfers = condvar.wait_timeout(transfers, slice).unwrap_or_else(PoisonError::into_inner).0;
+            if counts {
+                left -= begun.elapsed().min(slice);
+            }
+        }
+    }
+
+    /// After a failure: waits until `unused` is true, which a rank in the middle of a move soon makes it.
+    pub(super) fn leave_after_failure(&self, unused: impl Fn(&mut Transfers) -> bool) {
+        let mut transfers = self.shared.lock();
+        while !unused(&mut transfers) {
+            let condvar = self.shared.condvar(self.me);
+            let waited = condvar.wait_timeout(transfers, Duration::from_millis(1));
+            transfers = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Whether the world has stopped.
+    pub(super) fn has_failed(&self) -> bool {
+        self.world.failure.get().is_some()
+    }
+
+    /// Stops the world. `peer` is the member of the group that this rank waited for.
+    pub(super) fn fail(&self, during: Activity, peer: usize, reason: String) {
+        let (me, peer) = (self.global(self.me), self.global(peer));
+        self.world.abort(RankFailure::in_transfer(me, during.to_string(), peer, reason));
+    }
+}
