@@ -17,6 +17,7 @@ mod activity;
 mod collective;
 mod connection;
 mod emulated;
+pub mod exchange;
 pub mod mpi;
 mod observe;
 pub mod paper;

@@ -109,11 +109,8 @@ mod tests {
         let memory: Rc<dyn Memory> = Rc::new(Arena::on_paper());
         let buffer = || Buffer::new(&memory, 64, DType::F32, Category::Communication);
         let record = Rc::new(Record::default());
-        let group = Observed::new(
-            Box::new(Solo),
-            Group::TENSOR,
-            Rc::clone(&record) as Rc<dyn TransferObserver>,
-        );
+        let group =
+            Observed::new(Box::new(Solo), Group::TENSOR, Rc::clone(&record) as Rc<dyn TransferObserver>);
         let one = group.start(Collective::AllReduce, buffer(), 0..32);
         let other = group.start(Collective::AllGather, buffer(), 0..64);
         let _first = group.wait(one);

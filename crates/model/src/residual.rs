@@ -24,7 +24,12 @@ impl<'a> BranchOutput<'a> {
     /// The output of a branch that is added to `stream` with a bias.
     pub fn new(ctx: &Context, stream: View<'a>, bias: Option<View<'a>>) -> Self {
         let alone = ctx.tensor.size() == 1;
-        BranchOutput { stream: alone.then_some(stream), bias: bias.filter(|_| alone), other: None, summed: true }
+        BranchOutput {
+            stream: alone.then_some(stream),
+            bias: bias.filter(|_| alone),
+            other: None,
+            summed: true,
+        }
     }
 
     /// The output of the first of two branches with the same input.

@@ -96,7 +96,7 @@ pub trait Backend {
 
     /// Sets every element.
     fn fill(&self, value: f64, to: View);
-    /// Copies, converting between types.
+    /// Copies, converting between types. Bytes are copied to bytes.
     fn copy(&self, from: View, to: View);
     /// `to += from`, converting between types.
     fn add(&self, from: View, to: View);

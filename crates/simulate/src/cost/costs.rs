@@ -70,9 +70,8 @@ impl OpOrder {
     /// transfers may have made it slower than it is alone, evenly from its start to its end.
     pub(crate) fn place(&self, start: Time, end: Time, mut transfer: impl FnMut(usize, Time, Time)) {
         let alone = self.duration().max(1);
-        let at = |moment: Time| {
-            start + (u128::from(moment) * u128::from(end - start) / u128::from(alone)) as Time
-        };
+        let at =
+            |moment: Time| start + (u128::from(moment) * u128::from(end - start) / u128::from(alone)) as Time;
         self.play(|number, begin, end| transfer(number, at(begin), at(end)));
     }
 
@@ -412,9 +411,8 @@ impl Pricing<'_> {
 
     /// The order of the ops on blocks that have transfers inside.
     fn orders<'a>(&'a self, trace: &'a Trace) -> impl Iterator<Item = (Op, OpOrder)> + 'a {
-        let inside = |(op, traced): &(&Op, &OpTrace)| {
-            source(**op) == Source::Block && !traced.transfers.is_empty()
-        };
+        let inside =
+            |(op, traced): &(&Op, &OpTrace)| source(**op) == Source::Block && !traced.transfers.is_empty();
         trace.iter().filter(inside).map(|(&op, traced)| (op, self.order(traced)))
     }
 

@@ -430,7 +430,12 @@ impl<'a, R: Recorder> Evaluation<'a, R> {
                         match &prices.orders[kind] {
                             Some(order) if order.overlaps => {
                                 let segments = &order.segments;
-                                clocks.overlap(segments, prices.interference, &mut state.spent, &mut transfer);
+                                clocks.overlap(
+                                    segments,
+                                    prices.interference,
+                                    &mut state.spent,
+                                    &mut transfer,
+                                );
                             }
                             _ => clocks.run(prices.kinds[kind], prices.interference, &mut state.spent),
                         }

@@ -205,6 +205,9 @@ impl Backend for CpuBackend {
 
     fn copy(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "a copy between different lengths");
+        if from.dtype() == to.dtype() {
+            return elementwise::copy_bytes(self.threads, from, to);
+        }
         with_float!(from.dtype(), S => with_float!(to.dtype(), T => {
             elementwise::copy::<S, T>(self.threads, from, to);
         }));
