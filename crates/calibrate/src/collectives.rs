@@ -199,7 +199,8 @@ impl<'a> Bench<'a> {
     }
 
     fn kinds(&self, group: Group) -> Vec<TransferKind> {
-        let collectives = [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter];
+        let collectives =
+            [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll];
         let mut kinds: Vec<TransferKind> = collectives.map(TransferKind::Collective).to_vec();
         if matches!(self.connection, Connection::Mpi(_)) {
             kinds.insert(1, TransferKind::LibraryAllReduce);
@@ -214,7 +215,7 @@ impl<'a> Bench<'a> {
     /// The time of one transfer, over a round of them.
     fn round(&self, group: &BenchGroup, kind: TransferKind, bytes: usize) -> Result<RoundTime, RankFailure> {
         let times = (ROUND_BYTES / bytes.max(1)).clamp(1, MOST_TRANSFERS);
-        let mut buffer = self.buffer(bytes);
+        let mut buffer = self.buffer(whole_chunks(kind, bytes, group.ours.size()));
         self.begin_together()?;
         let begun = Instant::now();
         for _ in 0..times {
@@ -258,6 +259,15 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
+/// Bytes of a buffer of about `bytes`: an all-to-all needs whole chunks of fp32.
+fn whole_chunks(kind: TransferKind, bytes: usize, ranks: usize) -> usize {
+    let unit = match kind {
+        TransferKind::Collective(Collective::AllToAll) => 2 * ranks * DType::F32.bytes(),
+        _ => 1,
+    };
+    bytes.next_multiple_of(unit)
+}
+
 /// A message there and back between the first two ranks of a group. The others do nothing.
 fn ping_pong(group: &dyn Communicator, buffer: Buffer) -> Buffer {
     match group.rank() {
@@ -284,6 +294,7 @@ impl TransferTime {
             TransferKind::Collective(Collective::AllGather | Collective::ReduceScatter) => {
                 bytes * (ranks - 1.0) / ranks
             }
+            TransferKind::Collective(Collective::AllToAll) => bytes / 2.0 * (ranks - 1.0) / ranks,
             TransferKind::PingPong => 2.0 * bytes,
         };
         sent / self.seconds
@@ -301,7 +312,7 @@ mod tests {
         let arrangement = Arrangement { mesh, topology, connection: Connection::Threads, links, nccl };
         let mut times = Vec::new();
         time_transfers(arrangement, &[64, 4096], |time| times.push(time)).expect("no rank fails");
-        let kinds = 4;
+        let kinds = 5;
         assert_eq!(times.len(), 2 * 2 * kinds, "two groups, two sizes");
         assert!(times.iter().all(|time| time.seconds > 0.0 && time.bandwidth() > 0.0));
         assert_eq!((times[0].group, times[0].ranks, times[0].bytes), (Group::TENSOR, 2, 64));

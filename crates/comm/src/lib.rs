@@ -15,6 +15,7 @@ use std::ops::Range;
 use kintsugi_tensor::Buffer;
 
 mod activity;
+pub mod all_to_all;
 mod collective;
 mod connection;
 mod emulated;

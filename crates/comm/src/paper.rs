@@ -10,7 +10,7 @@ use std::rc::Rc;
 use kintsugi_spec::{Group, Level, Topology};
 use kintsugi_tensor::{Buffer, DType};
 
-use crate::{Collective, Communicator, Operation, Pending, RankFailure, Tag, TransferKind, ring};
+use crate::{Collective, Communicator, Operation, Pending, RankFailure, Tag, TransferKind, all_to_all, ring};
 
 /// A transfer that a rank takes part in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,7 +80,8 @@ impl Log {
     }
 }
 
-/// The bytes that rank `me` of a group of `ranks` sends in one such transfer, with the level of the link.
+/// The bytes that rank `me` of a group of `ranks` sends in one such transfer, with the level of the link: one link, except in an
+/// all-to-all, where every other rank gets a chunk over its own link.
 ///
 /// `member` maps an index in the group to a rank of the world.
 pub fn charge(
@@ -89,16 +90,19 @@ pub fn charge(
     me: usize,
     member: impl Fn(usize) -> usize,
     topology: Topology,
-) -> (Level, Operation, u64) {
-    let (to, elements) = match entry.transfer {
-        Transfer::Collective(collective) => {
-            ((me + 1) % ranks, ring::link_elements(collective, entry.len, ranks, me))
-        }
-        Transfer::Send { to } => (to, entry.len),
-        Transfer::Receive { from } => (from, 0),
+) -> impl Iterator<Item = (Level, Operation, u64)> {
+    // The receivers, as distances from `me`.
+    let (distances, elements) = match entry.transfer {
+        Transfer::Collective(Collective::AllToAll) => (1..ranks, all_to_all::chunk_len(entry.len, ranks)),
+        Transfer::Collective(collective) => (1..2, ring::link_elements(collective, entry.len, ranks, me)),
+        Transfer::Send { to } => (ranks + to - me..ranks + to - me + 1, entry.len),
+        Transfer::Receive { .. } => (0..0, 0),
     };
-    let level = topology.level(member(me), member(to));
-    (level, entry.operation(), (elements * entry.dtype.bytes()) as u64)
+    let bytes = (elements * entry.dtype.bytes()) as u64;
+    distances.map(move |distance| {
+        let level = topology.level(member(me), member((me + distance) % ranks));
+        (level, entry.operation(), bytes)
+    })
 }
 
 /// A rank's membership in a group on paper.
@@ -203,7 +207,7 @@ mod tests {
         let members = [0, 1, 2, 8];
         let reduce = entry(Transfer::Collective(Collective::AllReduce));
         // Chunks of 3, 3, 2 and 2 elements.
-        let charged: Vec<_> = (0..4).map(|me| charge(reduce, 4, me, |i| members[i], frontier)).collect();
+        let charged: Vec<_> = (0..4).flat_map(|me| charge(reduce, 4, me, |i| members[i], frontier)).collect();
         assert_eq!(
             charged,
             [
@@ -215,15 +219,28 @@ mod tests {
         );
         let send = entry(Transfer::Send { to: 2 });
         assert_eq!(
-            charge(send, members.len(), 0, |i| members[i], frontier),
-            (Level::Node, Operation::Send, 40)
+            charge(send, members.len(), 0, |i| members[i], frontier).collect::<Vec<_>>(),
+            [(Level::Node, Operation::Send, 40)]
         );
+    }
+
+    #[test]
+    fn an_all_to_all_sends_a_chunk_over_every_link() {
+        let frontier = Topology { per_package: 2, per_node: Some(8) };
+        let transfer = Transfer::Collective(Collective::AllToAll);
+        let entry = Entry { group: Group::DATA, transfer, len: 2 * 4 * 5, dtype: DType::U8 };
+        let members = [0, 1, 2, 8];
+        let charged: Vec<_> = charge(entry, 4, 1, |i| members[i], frontier).collect();
+        let [node, cluster, package] =
+            [Level::Node, Level::Cluster, Level::Package].map(|level| (level, Operation::AllToAll, 5));
+        assert_eq!(charged, [node, cluster, package]);
     }
 
     #[test]
     fn a_group_of_one_sends_nothing() {
         let transfer = Transfer::Collective(Collective::AllReduce);
         let entry = Entry { group: Group::TENSOR, transfer, len: 10, dtype: DType::F64 };
-        assert_eq!(charge(entry, 1, 0, |_| 3, Topology::ONE_NODE).2, 0);
+        let bytes: u64 = charge(entry, 1, 0, |_| 3, Topology::ONE_NODE).map(|(.., bytes)| bytes).sum();
+        assert_eq!(bytes, 0);
     }
 }

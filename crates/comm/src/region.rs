@@ -95,7 +95,7 @@ fn add(from: Region, to: Region) {
             DType::F32 => add_as(from, to, |a: f32, b| a + b),
             DType::BF16 => add_as(from, to, |a: bf16, b| bf16::from_f32(a.to_f32() + b.to_f32())),
             DType::F16 => add_f16(from, to),
-            DType::U32 => panic!("token ids are not summed"),
+            DType::U32 | DType::U8 => panic!("token ids and bytes are not summed"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The ring algorithm as arithmetic: which chunk each rank receives in each step, and how many elements cross each link.
 //!
 //! The transports and the planner both use these functions. Rank `r` receives only from rank `r − 1`. The ring sends the
-//! fewest bytes possible (Patarasuk and Yuan, 2009).
+//! fewest bytes possible (Patarasuk and Yuan, 2009). An all-to-all is no ring: see [`crate::exchange`].
 
 use std::ops::Range;
 
@@ -38,6 +38,7 @@ pub fn step_count(collective: Collective, ranks: usize) -> usize {
     match collective {
         Collective::AllReduce => 2 * (ranks - 1),
         Collective::AllGather | Collective::ReduceScatter => ranks - 1,
+        Collective::AllToAll => no_ring(),
     }
 }
 
@@ -54,6 +55,7 @@ pub fn step(collective: Collective, ranks: usize, rank: usize, index: usize) -> 
         Collective::AllGather => gather(index),
         Collective::AllReduce if index < ranks - 1 => reduce(index),
         Collective::AllReduce => gather(index - (ranks - 1)),
+        Collective::AllToAll => no_ring(),
     }
 }
 
@@ -65,7 +67,12 @@ pub fn link_elements(collective: Collective, len: usize, ranks: usize, from: usi
         Collective::ReduceScatter => all_but(from),
         Collective::AllGather => all_but(from + 1),
         Collective::AllReduce => all_but(from) + all_but(from + 1),
+        Collective::AllToAll => no_ring(),
     }
+}
+
+fn no_ring() -> ! {
+    panic!("an all-to-all does not go around a ring")
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ impl Communicator for Solo {
     }
 
     fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
+        assert!(collective != Collective::AllToAll, "a group of one rank has nobody to exchange chunks with");
         Pending::new(buffer, range, TransferKind::Collective { collective, sequence: 0 })
     }
 
@@ -70,6 +71,12 @@ mod tests {
         drop(Solo.start(Collective::AllReduce, buffer_in(&memory), 0..4));
         assert_eq!(Rc::strong_count(&memory), 2);
         assert_ne!(buffer_in(&memory).address(), 0, "the first block is never given out again");
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody to exchange chunks with")]
+    fn there_is_nobody_to_exchange_chunks_with() {
+        let _ = Solo.start(Collective::AllToAll, buffer(), 0..4);
     }
 
     #[test]

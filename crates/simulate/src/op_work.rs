@@ -118,7 +118,7 @@ fn work(plan: &Plan, stage: usize, traced: &OpTrace) -> (OpWork, Vec<TransferWor
 fn bytes(plan: &Plan, stage: usize, entry: Entry) -> u64 {
     let (mesh, at) = (plan.mesh, Coordinate { pp: stage, dp: 0, tp: 0 });
     let (ranks, me) = (mesh.group_size(entry.group), mesh.group_index(entry.group, at));
-    charge(entry, ranks, me, |i| i, Topology::ONE_NODE).2
+    charge(entry, ranks, me, |i| i, Topology::ONE_NODE).map(|(.., bytes)| bytes).sum()
 }
 
 #[cfg(test)]

@@ -18,8 +18,9 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
             let member = |i| plan.mesh.group_member(entry.group, at, i);
             match algorithm(&links, entry) {
                 Algorithm::Ring => {
-                    let (level, operation, bytes) = charge(entry, ranks, me, member, topology);
-                    traffic.add(level, operation, count * bytes);
+                    for (level, operation, bytes) in charge(entry, ranks, me, member, topology) {
+                        traffic.add(level, operation, count * bytes);
+                    }
                 }
                 // Every edge carries the data up and down. The first rank of the group counts them for all.
                 Algorithm::Tree if me == 0 => {

@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use crate::memory::Memory;
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, ColumnSum, CrossEntropy, Embedding,
+    AdamW, Attention, AttentionBackward, CachedAttention, ColumnSum, CrossEntropy, Dequantize, Embedding,
     EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, Squares, SumsOfSquares, Swiglu,
+    Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, Squares, SumsOfSquares, Swiglu,
     SwigluBackward, UpdateControl,
 };
 use crate::{
@@ -113,7 +113,7 @@ pub trait Backend {
 
     /// Sets every element.
     fn fill(&self, value: f64, to: View);
-    /// Copies, converting between types.
+    /// Copies, converting between types. Bytes are copied to bytes.
     fn copy(&self, from: View, to: View);
     /// `to += from`, converting between types.
     fn add(&self, from: View, to: View);
@@ -169,8 +169,10 @@ pub trait Backend {
     fn cross_entropy(&self, op: CrossEntropy);
     /// See [`Quantize`].
     fn quantize(&self, op: Quantize);
-    /// See [`Restore`].
-    fn restore(&self, op: Restore);
+    /// See [`Dequantize`].
+    fn dequantize(&self, op: Dequantize);
+    /// See [`Requantize`].
+    fn requantize(&self, op: Requantize);
     /// See [`SumsOfSquares`].
     fn sums_of_squares(&self, op: SumsOfSquares);
     /// See [`UpdateControl`].

@@ -11,8 +11,10 @@ pub enum DType {
     BF16,
     /// IEEE half.
     F16,
-    /// Token ids, and words of small integers.
+    /// Token ids.
     U32,
+    /// Bytes, such as quantised numbers with their scales.
+    U8,
 }
 
 impl DType {
@@ -22,7 +24,13 @@ impl DType {
             DType::F64 => 8,
             DType::F32 | DType::U32 => 4,
             DType::BF16 | DType::F16 => 2,
+            DType::U8 => 1,
         }
+    }
+
+    /// Whether the elements are numbers that can be added.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
     }
 
     /// The type in which sums over this type are kept: f64 for f64, f32 for all else.

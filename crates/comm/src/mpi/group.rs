@@ -13,7 +13,7 @@ use kintsugi_tensor::{Backend, Buffer, DType, Place, View};
 use super::Mpi;
 use super::library::{Bytes, Handle};
 use super::progress::TransferInfo;
-use super::transfer::{Channel, LibrarySum, Link, Message, Ring, Transfer};
+use super::transfer::{Channel, Exchange, LibrarySum, Link, Message, Ring, Transfer};
 use crate::activity::Activity;
 use crate::emulated::LinkClocks;
 use crate::region::Region;
@@ -201,10 +201,7 @@ impl Communicator for MpiGroup {
     }
 
     fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
-        assert!(
-            collective == Collective::AllGather || buffer.dtype() != DType::U32,
-            "token ids are not summed"
-        );
+        assert!(!collective.sums() || buffer.dtype().is_float(), "token ids and bytes are not summed");
         let sequence = self.collectives.replace(self.collectives.get() + 1);
         let (ranks, me) = (self.size(), self.me);
         let (successor, predecessor) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
@@ -221,6 +218,10 @@ impl Communicator for MpiGroup {
                     return LibrarySum::start(api, region, self.communicator).map(Transfer::Library);
                 }
                 let channel = self.collective_channel(sequence);
+                if collective == Collective::AllToAll {
+                    let link = |to| self.link(collective.operation(), to);
+                    return Exchange::start(api, region, (ranks, me), channel, link).map(Transfer::Exchange);
+                }
                 Ring::start(api, region, collective, (ranks, me), channel, link).map(Transfer::Ring)
             })
         };

@@ -13,7 +13,7 @@ use crate::emulated::LinkClocks;
 use crate::region::{self, Region};
 use crate::ring::{self, Action};
 use crate::traffic::TrafficCounter;
-use crate::{Collective, Operation};
+use crate::{Collective, Operation, all_to_all};
 
 /// Bytes that travel as one message of a ring. While one segment is added, the next ones travel.
 const SEGMENT_BYTES: usize = 512 << 10;
@@ -48,6 +48,7 @@ pub(super) struct Channel {
 /// A transfer that MPI works on.
 pub(super) enum Transfer {
     Ring(Ring),
+    Exchange(Exchange),
     Message(Message),
     Library(LibrarySum),
 }
@@ -57,6 +58,7 @@ impl Transfer {
     pub fn advance(&mut self, api: &dyn Api, spare: &mut Vec<Staging>) -> Result<bool, MpiError> {
         match self {
             Transfer::Ring(ring) => ring.advance(api, spare),
+            Transfer::Exchange(exchange) => exchange.advance(api),
             Transfer::Message(message) => message.advance(api),
             Transfer::Library(sum) => sum.advance(api),
         }
@@ -66,7 +68,8 @@ impl Transfer {
     pub fn is_done(&self) -> bool {
         match self {
             Transfer::Ring(ring) => ring.is_done(),
-            Transfer::Message(message) => message.held.is_none() && message.requests.is_empty(),
+            Transfer::Exchange(exchange) => exchange.messages.iter().all(Message::is_done),
+            Transfer::Message(message) => message.is_done(),
             Transfer::Library(sum) => sum.request.is_none() && sum.left.is_empty(),
         }
     }
@@ -270,6 +273,43 @@ impl Ring {
     }
 }
 
+/// An all-to-all: a message to and from every other rank, all at once.
+pub(super) struct Exchange {
+    messages: Vec<Message>,
+}
+
+impl Exchange {
+    /// Starts this rank's part of an all-to-all over the elements of `region`, which are in host memory. `link` is the link to a
+    /// rank of the group.
+    ///
+    /// The region must stay valid, and nobody else may use it, until the transfer is done.
+    pub fn start(
+        api: &dyn Api,
+        region: Region,
+        (ranks, me): (usize, usize),
+        channel: Channel,
+        link: impl Fn(usize) -> Link,
+    ) -> Result<Self, MpiError> {
+        let sent = |to| region.part(all_to_all::sent(region.len(), ranks, to));
+        let received = |from| region.part(all_to_all::received(region.len(), ranks, from));
+        let bytes = |part: Region| Bytes { address: part.address(), len: part.bytes() };
+        region::move_elements(Action::Copy, sent(me), received(me));
+        let sources = (1..ranks).map(|step| all_to_all::source(ranks, me, step));
+        let receives = sources.map(|from| Message::receive(api, bytes(received(from)), from, channel));
+        let receivers = (1..ranks).map(|distance| (me + distance) % ranks);
+        let sends = receivers.map(|to| Message::send(api, bytes(sent(to)), to, channel, Some(&link(to))));
+        Ok(Exchange { messages: receives.chain(sends).collect::<Result<_, _>>()? })
+    }
+
+    fn advance(&mut self, api: &dyn Api) -> Result<bool, MpiError> {
+        let mut advanced = false;
+        for message in &mut self.messages {
+            advanced |= message.advance(api)?;
+        }
+        Ok(advanced)
+    }
+}
+
 /// A message to or from one rank.
 pub(super) struct Message {
     /// The requests that have not finished, and the bytes that each receives.
@@ -312,6 +352,10 @@ impl Message {
         let receive = |piece| unsafe { api.irecv(piece, from, channel.tag, channel.communicator) };
         let requests = pieces(bytes).map(|piece| receive(piece).map(|request| (request, Some(piece.len))));
         Ok(Message { requests: requests.collect::<Result<_, _>>()?, held: None })
+    }
+
+    fn is_done(&self) -> bool {
+        self.held.is_none() && self.requests.is_empty()
     }
 
     fn advance(&mut self, api: &dyn Api) -> Result<bool, MpiError> {

@@ -14,6 +14,10 @@
 //!   `t = n − 1 + s`, rank `r` has finished `s + 1` steps: step `s` is done.
 //! - *Leaving.* When `p` leaves, `r` has read all that it needs, so `p` may use its buffer again.
 //!
+//! An all-to-all is no ring: in step `i` of [`crate::all_to_all`], rank `r` reads from rank `r − i`, as soon as that has started.
+//! Chunks that are sent are never written, and chunks that are received are read by nobody, so the order does not matter. A
+//! rank leaves when all others have read from it. On emulated links all its chunks are under way at once.
+//!
 //! A rank records a finished step under the group's mutex, so the memory that it wrote is visible to ranks that see the step
 //! as finished.
 
@@ -23,11 +27,12 @@ use std::time::Instant;
 use kintsugi_tensor::{DType, Place};
 
 use super::group_state::Transfers;
-use super::member::{Member, Next};
+use super::member::{Member, Next, move_within};
 use super::shared_gpu::SharedGpu;
 use crate::activity::Activity;
 use crate::region::Region;
-use crate::{Collective, ring};
+use crate::ring::Action;
+use crate::{Collective, all_to_all, ring};
 
 /// An active collective.
 #[derive(Debug)]
@@ -59,7 +64,7 @@ pub(super) struct MemberProgress {
     waits: bool,
     /// Whether the rank or its progress thread runs a step now.
     moving: bool,
-    /// When the data of the current step arrives, if it is on an emulated link.
+    /// When the data of the current step arrives, if it is on an emulated link. In an all-to-all, when the last data arrives.
     arrival: Option<Instant>,
     /// Finished steps.
     steps: usize,
@@ -68,7 +73,7 @@ pub(super) struct MemberProgress {
 /// What a member does next in a collective.
 #[derive(Clone, Copy, Debug)]
 enum Work {
-    /// Moves a chunk from the predecessor's memory to its own.
+    /// Moves a chunk from another rank's memory to its own.
     Move { step: usize, theirs: Region, mine: Region },
     /// Finishes a step whose data has arrived.
     FinishStep,
@@ -82,7 +87,34 @@ impl fmt::Display for Signature {
 
 impl ActiveCollective {
     fn step_count(&self) -> usize {
+        if self.is_all_to_all() {
+            return self.members.len();
+        }
         ring::step_count(self.signature.collective, self.members.len())
+    }
+
+    fn is_all_to_all(&self) -> bool {
+        self.signature.collective == Collective::AllToAll
+    }
+
+    /// The member that `member` reads from in its next step.
+    fn source(&self, member: usize) -> usize {
+        let ranks = self.members.len();
+        if self.is_all_to_all() {
+            return all_to_all::source(ranks, member, self.members[member].steps);
+        }
+        (member + ranks - 1) % ranks
+    }
+
+    /// A member that still has to read `me`'s elements.
+    fn reader(&self, me: usize) -> Option<usize> {
+        let ranks = self.members.len();
+        if self.is_all_to_all() {
+            let has_read =
+                |member: usize| self.members[member].steps > all_to_all::step_from(ranks, member, me);
+            return (0..ranks).find(|&member| !has_read(member));
+        }
+        Some((me + 1) % ranks).filter(|&successor| self.members[successor].steps < self.step_count())
     }
 
     /// Takes the next work of a member; `None` if it has finished all steps. Whoever takes it does it.
@@ -95,28 +127,49 @@ impl ActiveCollective {
     }
 
     fn next_work(&self, me: usize) -> Next<Option<Work>> {
-        let predecessor = &self.members[(me + self.members.len() - 1) % self.members.len()];
         let member = &self.members[me];
         if member.steps == self.step_count() {
-            return Next::Now(None);
+            return match member.arrival {
+                Some(arrival) if arrival > Instant::now() => Next::At(arrival),
+                _ => Next::Now(None),
+            };
         }
-        match (member.arrival, member.region, predecessor.region) {
+        let (source, arrival) =
+            (&self.members[self.source(me)], member.arrival.filter(|_| !self.is_all_to_all()));
+        let may_read = self.is_all_to_all() || source.steps >= member.steps;
+        match (arrival, member.region, source.region) {
             _ if member.moving => Next::AfterOthers,
             (Some(arrival), ..) if arrival > Instant::now() => Next::At(arrival),
             (Some(_), ..) => Next::Now(Some(Work::FinishStep)),
-            (None, Some(mine), Some(theirs)) if predecessor.steps >= member.steps => {
+            (None, Some(mine), Some(theirs)) if may_read => {
                 Next::Now(Some(Work::Move { step: member.steps, theirs, mine }))
             }
             _ => Next::AfterOthers,
         }
     }
 
-    /// Who can go on after a change of `changed`, and whether each waits: its successor, its predecessor if that only waits for
-    /// `changed` to finish, and `changed` itself. A rank that waits runs its own steps, so its progress thread wakes it.
+    fn can_go_on(&self, member: usize) -> bool {
+        matches!(self.next_work(member), Next::Now(Some(_)))
+    }
+
+    /// The members that can go on now that `started` has started, and whether each waits.
+    fn to_wake_at_start(&self, started: usize) -> impl Iterator<Item = (usize, bool)> {
+        let others = (0..self.members.len()).filter(move |&member| member != started);
+        let reading = others.filter(move |&member| self.source(member) == started && self.can_go_on(member));
+        reading.map(|member| (member, self.members[member].waits))
+    }
+
+    /// Who can go on after a step of `changed`, and whether each waits: its successor, its predecessor if that only waits for
+    /// `changed` to finish, and `changed` itself. In an all-to-all, the member that `changed` has read from may only wait for that.
+    /// A rank that waits runs its own steps, so its progress thread wakes it.
     fn to_wake(&self, changed: usize) -> [Option<(usize, bool)>; 3] {
         let ranks = self.members.len();
-        let can_go_on = |member: usize| matches!(self.next_work(member), Next::Now(Some(_)));
+        let can_go_on = |member: usize| self.can_go_on(member);
         let waits = |member: usize| self.members[member].waits;
+        if self.is_all_to_all() {
+            let last = all_to_all::source(ranks, changed, self.members[changed].steps.saturating_sub(1));
+            return [waits(last).then_some((last, true)), waits(changed).then_some((changed, true)), None];
+        }
         let (successor, predecessor) = ((changed + 1) % ranks, (changed + ranks - 1) % ranks);
         let finished = self.members[changed].steps == self.step_count();
         [
@@ -164,9 +217,12 @@ impl Member {
     pub(super) fn start_collective(&self, collective: Collective, region: Region, waits: bool) -> u64 {
         let signature = Signature { collective, len: region.len(), dtype: region.dtype() };
         assert!(
-            collective == Collective::AllGather || region.dtype() != DType::U32,
-            "{signature}: token ids are not summed"
+            !collective.sums() || region.dtype().is_float(),
+            "{signature}: token ids and bytes are not summed"
         );
+        if collective == Collective::AllToAll {
+            all_to_all::chunk_len(region.len(), self.size());
+        }
         let mut transfers = self.shared.lock();
         let sequence = transfers.started[self.me];
         transfers.started[self.me] += 1;
@@ -182,17 +238,18 @@ impl Member {
             return sequence;
         }
         active.members[self.me] = MemberProgress { region: Some(region), waits, ..MemberProgress::default() };
-        let to_wake = active.to_wake(self.me);
-        let can_step = matches!(active.next_work(self.me), Next::Now(Some(_)));
+        for (member, waits) in active.to_wake_at_start(self.me) {
+            self.wake(member, waits);
+        }
+        let can_step = active.can_go_on(self.me);
         drop(transfers);
-        self.wake_all_of(to_wake);
         if can_step && !waits {
             self.wake(self.me, false);
         }
         sequence
     }
 
-    /// Runs this rank's part of the ring. Returns when no other rank uses this rank's elements, even after a failure.
+    /// Runs this rank's part of a collective. Returns when no other rank uses this rank's elements, even after a failure.
     pub(super) fn run_collective(
         &self,
         collective: Collective,
@@ -200,19 +257,21 @@ impl Member {
         mine: Region,
         gpu: Option<&SharedGpu>,
     ) {
-        if self.run_ring(collective, sequence, mine, gpu).is_none() {
-            let users = [self.me, (self.me + 1) % self.size()];
+        if self.run_steps(collective, sequence, mine, gpu).is_none() {
+            let successor = (self.me + 1) % self.size();
             self.leave_after_failure(|transfers| {
                 let mut active = transfers.collectives.iter();
                 !active.any(|active| {
-                    active.sequence == sequence && users.iter().any(|&user| active.members[user].moving)
+                    let uses = |user: usize| active.is_all_to_all() || user == self.me || user == successor;
+                    let mut members = active.members.iter().enumerate();
+                    active.sequence == sequence && members.any(|(user, member)| member.moving && uses(user))
                 })
             });
         }
     }
 
     /// `None` if the world stops.
-    fn run_ring(
+    fn run_steps(
         &self,
         collective: Collective,
         sequence: u64,
@@ -220,12 +279,12 @@ impl Member {
         gpu: Option<&SharedGpu>,
     ) -> Option<()> {
         self.begin_wait(sequence, mine)?;
-        let (during, successor) = (self.collective(collective, sequence), (self.me + 1) % self.size());
+        let during = self.collective(collective, sequence);
         let ready = |transfers: &mut Transfers| {
             let active = transfers.collective(sequence);
             match active.take_work(self.me) {
-                // The successor still reads this rank's elements.
-                Next::Now(None) if active.members[successor].steps < active.step_count() => Next::AfterOthers,
+                // Another rank still reads this rank's elements.
+                Next::Now(None) if active.reader(self.me).is_some() => Next::AfterOthers,
                 next => next,
             }
         };
@@ -281,6 +340,9 @@ impl Member {
         let moving = Moving { member: self, sequence };
         let arrival = match work {
             Work::FinishStep => None,
+            Work::Move { step, theirs, mine } if collective == Collective::AllToAll => {
+                self.all_to_all_step(step, theirs, mine, gpu)
+            }
             Work::Move { step, theirs, mine } => {
                 let step = ring::step(collective, self.size(), self.me, step);
                 let chunk = ring::chunk(mine.len(), self.size(), step.chunk);
@@ -296,11 +358,35 @@ impl Member {
             let active = transfers.collective(sequence);
             let member = &mut active.members[self.me];
             member.moving = false;
-            member.arrival = arrival;
-            member.steps += usize::from(arrival.is_none());
+            if collective == Collective::AllToAll {
+                member.arrival = member.arrival.max(arrival);
+                member.steps += 1;
+            } else {
+                member.arrival = arrival;
+                member.steps += usize::from(arrival.is_none());
+            }
             active.to_wake(self.me)
         };
         self.wake_all_of(to_wake);
+    }
+
+    /// Copies a chunk of an all-to-all. Returns when it arrives, if it is on an emulated link.
+    fn all_to_all_step(
+        &self,
+        step: usize,
+        theirs: Region,
+        mine: Region,
+        gpu: Option<&SharedGpu>,
+    ) -> Option<Instant> {
+        let source = all_to_all::source(self.size(), self.me, step);
+        let from = theirs.part(all_to_all::sent(mine.len(), self.size(), self.me));
+        let to = mine.part(all_to_all::received(mine.len(), self.size(), source));
+        if source == self.me {
+            move_within(Action::Copy, from, to, gpu);
+            return None;
+        }
+        let operation = Collective::AllToAll.operation();
+        self.move_elements(operation, Action::Copy, (source, from), (self.me, to), gpu)
     }
 
     fn wake_all_of(&self, members: [Option<(usize, bool)>; 3]) {
@@ -325,8 +411,8 @@ impl Member {
         let (not_started, not_waiting) =
             (members(|member| member.region.is_none()), members(|member| !member.waits && on_gpu(member)));
         let steps = active.step_count();
-        let towards = if active.members[self.me].steps == steps { 1 } else { self.size() - 1 };
-        let neighbour = (self.me + towards) % self.size();
+        let is_done = active.members[self.me].steps == steps;
+        let neighbour = active.reader(self.me).filter(|_| is_done).unwrap_or(active.source(self.me));
         if let Some(&first) = not_started.first() {
             (first, format!("not started by rank {}", names(&not_started)))
         } else if let Some(&first) = not_waiting.first() {

@@ -61,10 +61,7 @@ impl Member {
     ) -> Option<Instant> {
         let (sender, receiver) = (self.global(from.0), self.global(to.0));
         let arrival = self.world.send(operation, sender, receiver, from.1.bytes());
-        match gpu {
-            Some(gpu) => gpu.move_elements(action, from.1, to.1),
-            None => region::move_elements(action, from.1, to.1),
-        }
+        move_within(action, from.1, to.1, gpu);
         arrival
     }
 
@@ -142,5 +139,13 @@ impl Member {
     pub(super) fn fail(&self, during: Activity, peer: usize, reason: String) {
         let (me, peer) = (self.global(self.me), self.global(peer));
         self.world.abort(RankFailure::in_transfer(me, during.to_string(), peer, reason));
+    }
+}
+
+/// Copies or adds elements within the memory that ranks share. `gpu` moves elements in GPU memory.
+pub(super) fn move_within(action: Action, from: Region, to: Region, gpu: Option<&SharedGpu>) {
+    match gpu {
+        Some(gpu) => gpu.move_elements(action, from, to),
+        None => region::move_elements(action, from, to),
     }
 }

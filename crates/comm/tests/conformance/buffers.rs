@@ -34,6 +34,7 @@ fn encode(value: f64, dtype: DType) -> Vec<u8> {
         DType::BF16 => bf16::from_f64(value).to_ne_bytes().to_vec(),
         DType::F16 => f16::from_f64(value).to_ne_bytes().to_vec(),
         DType::U32 => (value as u32).to_ne_bytes().to_vec(),
+        DType::U8 => vec![value as u8],
     }
 }
 
@@ -44,5 +45,6 @@ fn decode(bytes: &[u8], dtype: DType) -> f64 {
         DType::BF16 => bf16::from_ne_bytes(bytes.try_into().expect("two bytes")).to_f64(),
         DType::F16 => f16::from_ne_bytes(bytes.try_into().expect("two bytes")).to_f64(),
         DType::U32 => u32::from_ne_bytes(bytes.try_into().expect("four bytes")).into(),
+        DType::U8 => bytes[0].into(),
     }
 }

@@ -11,8 +11,8 @@ use kintsugi_tensor::{Backend, DType};
 
 use crate::buffers::{backend, buffer, values};
 
-const COLLECTIVES: [Collective; 3] =
-    [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter];
+const COLLECTIVES: [Collective; 4] =
+    [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll];
 const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
 
 /// Empty, shorter than the group, odd, and longer than what a transport moves at once.
@@ -114,11 +114,15 @@ impl<'a> Suite<'a> {
             }
         }
         self.check(member, Collective::AllGather, 1001, DType::U32);
+        for collective in [Collective::AllGather, Collective::AllToAll] {
+            self.check(member, collective, 1001, DType::U8);
+        }
     }
 
     /// Runs a collective over the middle of a larger buffer, and checks the middle and that the rest is unchanged.
     fn check(&self, member: &Member, collective: Collective, len: usize, dtype: DType) {
         let (ranks, me) = (member.communicator.size(), member.communicator.rank());
+        let len = rounded(collective, len, ranks);
         let mut given = vec![50.0; 3];
         given.extend(input(collective, len, ranks, me));
         given.extend([51.0; 2]);
@@ -241,12 +245,13 @@ impl<'a> Suite<'a> {
             let entry = Entry {
                 group: member.group,
                 transfer: Transfer::Collective(collective),
-                len,
+                len: rounded(collective, len, ranks),
                 dtype: DType::BF16,
             };
-            let (level, operation, bytes) = charge(entry, ranks, me, |i| member.ranks[i], self.topology);
             let mut charged = Traffic::default();
-            charged.add(level, operation, bytes);
+            for (level, operation, bytes) in charge(entry, ranks, me, |i| member.ranks[i], self.topology) {
+                charged.add(level, operation, bytes);
+            }
             charged.merge(&before);
             assert_eq!(self.world.traffic(self.me), charged, "{entry:?}");
         }
@@ -261,9 +266,10 @@ impl<'a> Suite<'a> {
         };
         let mut in_flight = VecDeque::new();
         for _ in 0..200 {
-            let (group, collective) = (&groups[draw(groups.len())], COLLECTIVES[draw(3)]);
+            let (group, collective) = (&groups[draw(groups.len())], COLLECTIVES[draw(4)]);
             let (len, dtype, depth) = (draw(3000), FLOATS[draw(4)], draw(6));
             let (ranks, me) = (group.communicator.size(), group.communicator.rank());
+            let len = rounded(collective, len, ranks);
             let given = buffer(&*self.backend, &input(collective, len, ranks, me), dtype);
             in_flight.push_back((group, collective, group.communicator.start(collective, given, 0..len)));
             while in_flight.len() > depth {
@@ -298,6 +304,11 @@ fn value(rank: usize, index: usize) -> f64 {
     ((7 * rank + 3 * index) % 31) as f64
 }
 
+/// The elements of a collective: an all-to-all needs two halves of equal chunks.
+fn rounded(collective: Collective, len: usize, ranks: usize) -> usize {
+    if collective == Collective::AllToAll { len.next_multiple_of(2 * ranks) } else { len }
+}
+
 /// What rank `me` starts a collective with: for a gather only its own chunk is filled.
 fn input(collective: Collective, len: usize, ranks: usize, me: usize) -> Vec<f64> {
     let own = chunk(len, ranks, me);
@@ -315,6 +326,12 @@ fn check_result(collective: Collective, after: &[f64], (ranks, me): (usize, usiz
                 Collective::AllGather => value(owner, index),
                 Collective::ReduceScatter if owner == me => sum(),
                 Collective::ReduceScatter => continue,
+                Collective::AllToAll if 2 * index < after.len() => value(me, index),
+                Collective::AllToAll => {
+                    let chunk = after.len() / 2 / ranks;
+                    let (from, offset) = (index / chunk - ranks, index % chunk);
+                    value(from, me * chunk + offset)
+                }
             };
             let found = after[index];
             assert_eq!(found, expected, "{collective:?} over {ranks}, rank {me}, {index} of {}", after.len());

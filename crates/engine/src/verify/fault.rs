@@ -115,7 +115,7 @@ impl Communicator for ScalingGroup {
 
     fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
         // Only gradients: scaling the norm's sums would be too easy to detect.
-        if collective != Collective::AllGather && buffer.len() > SUMS {
+        if collective.sums() && buffer.len() > SUMS {
             self.scale(buffer.slice(range.clone()), self.input_factor);
         }
         self.group.start(collective, buffer, range)

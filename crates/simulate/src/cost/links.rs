@@ -45,7 +45,10 @@ struct GroupLinks {
     ranks: usize,
     nodes: usize,
     level: Level,
+    /// Of a ring.
     bandwidth: f64,
+    /// Of what one rank sends over the outermost level.
+    per_rank: f64,
 }
 
 /// How a collective moves its data.
@@ -71,6 +74,7 @@ impl Links {
             let mut group = group(cluster, &levels, mesh, stride, ranks, beside);
             if group.nodes > 1 && group.nodes < ranks {
                 group.bandwidth *= share;
+                group.per_rank *= share;
             }
             group
         };
@@ -110,15 +114,16 @@ impl Links {
         if links.ranks < 2 {
             return (Level::Package, 0.0);
         }
-        let phases = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
         let one = match self.algorithm(group, collective, bytes) {
+            _ if collective == Collective::AllToAll => self.exchange(links, bytes),
             Algorithm::Ring => self.ring(links, bytes),
             Algorithm::Tree => self.tree(links, bytes),
         };
+        let phases = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
         (links.level, self.levels[links.level as usize].start + phases * one)
     }
 
-    /// The algorithm of a collective over `bytes`: both its seconds and its traffic follow from it.
+    /// The algorithm of a collective over `bytes`: both its seconds and its traffic follow from it. An all-to-all has no other.
     pub fn algorithm(&self, group: Group, collective: Collective, bytes: f64) -> Algorithm {
         let group = self.group(group);
         // Trees are used only to reduce and broadcast, not to gather or scatter.
@@ -135,6 +140,17 @@ impl Links {
         let (n, nodes) = (group.ranks as f64, group.nodes as f64);
         let outer = self.levels[Level::Cluster as usize].latency;
         bytes * (n - 1.0) / n / group.bandwidth + self.inside_a_node(group) + outer * (nodes - 1.0)
+    }
+
+    /// Seconds of an all-to-all, whose chunks are all under way at once. Half of the bytes are received chunks. What leaves the
+    /// node and what stays inside use different links.
+    fn exchange(&self, group: GroupLinks, bytes: f64) -> f64 {
+        let (n, nodes) = (group.ranks as f64, group.nodes as f64);
+        let (chunk, here) = (bytes / 2.0 / n, n / nodes);
+        let bandwidth =
+            if group.nodes == 1 { group.bandwidth } else { self.levels[Level::Node as usize].bandwidth };
+        let (inside, outside) = ((here - 1.0) * chunk / bandwidth, (n - here) * chunk / group.per_rank);
+        inside.max(outside) + self.levels[group.level as usize].latency
     }
 
     /// Seconds of one phase over a tree.
@@ -262,10 +278,12 @@ fn group(
                 ring / beside as f64 * efficiency
             }
         };
-        GroupLinks { ranks, nodes: count, level, bandwidth }
+        let shared = if level == Level::Cluster && cluster.cores.is_none() { fewest as f64 } else { 1.0 };
+        GroupLinks { ranks, nodes: count, level, bandwidth, per_rank: bandwidth / shared }
     };
     let slowest = starts.into_values().map(one).min_by(|a, b| a.bandwidth.total_cmp(&b.bandwidth));
-    slowest.unwrap_or(GroupLinks { ranks, nodes: 1, level: Level::Package, bandwidth: f64::INFINITY })
+    let (level, bandwidth) = (Level::Package, f64::INFINITY);
+    slowest.unwrap_or(GroupLinks { ranks, nodes: 1, level, bandwidth, per_rank: bandwidth })
 }
 
 /// Bytes per second, in both directions, around the best ring over the members of a group inside a node. Each member also
@@ -385,6 +403,17 @@ mod tests {
     #[test]
     fn a_group_of_one_takes_no_time() {
         assert!(frontier(1, 1, 1).collective(Group::DATA, Collective::AllReduce, 1e9).1 <= 0.0);
+    }
+
+    #[test]
+    fn an_all_to_all_sends_what_leaves_the_node_over_every_ranks_adapter() {
+        let links = frontier(1, 1, 32);
+        let time = links.collective(Group::DATA, Collective::AllToAll, 64e9).1;
+        let speed = links.levels[Level::Cluster as usize];
+        // A chunk has 1 GB, and 24 of the 32 ranks are on other nodes.
+        let expected = speed.start + speed.latency + 24e9 / links.data.per_rank;
+        assert!((time / expected - 1.0).abs() < 1e-12, "{time} {expected}");
+        assert!(links.data.per_rank <= speed.bandwidth);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::DType;
@@ -53,6 +54,22 @@ pub trait Element: Copy + Default + Send + Sync + 'static {
     fn widen(self) -> Self::Accumulator;
     /// Rounds to nearest even.
     fn narrow(x: Self::Accumulator) -> Self;
+
+    /// Widens a slice.
+    #[inline]
+    fn widen_slice(from: &[Self], to: &mut [Self::Accumulator]) {
+        for (to, &from) in to.iter_mut().zip(from) {
+            *to = from.widen();
+        }
+    }
+
+    /// Rounds a slice to nearest even.
+    #[inline]
+    fn narrow_slice(from: &[Self::Accumulator], to: &mut [Self]) {
+        for (to, &from) in to.iter_mut().zip(from) {
+            *to = Self::narrow(from);
+        }
+    }
 }
 
 macro_rules! real {
@@ -113,7 +130,7 @@ real!(f32, DType::F32, exp_f32, libm::erff);
 real!(f64, DType::F64, f64::exp, libm::erf);
 
 macro_rules! half_width {
-    ($t:ty, $dtype:expr, $round:expr) => {
+    ($t:ty, $dtype:expr, $round:expr $(, $slices:item)*) => {
         impl Element for $t {
             type Accumulator = f32;
             const DTYPE: DType = $dtype;
@@ -125,12 +142,26 @@ macro_rules! half_width {
             fn narrow(x: f32) -> Self {
                 $round(x)
             }
+            $($slices)*
         }
     };
 }
 
 half_width!(bf16, DType::BF16, round_bf16);
-half_width!(f16, DType::F16, f16::from_f32);
+// Loops over single f16 do not vectorise; the conversions of `half` for whole slices do.
+half_width!(
+    f16,
+    DType::F16,
+    f16::from_f32,
+    #[inline]
+    fn widen_slice(from: &[f16], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    },
+    #[inline]
+    fn narrow_slice(from: &[f32], to: &mut [f16]) {
+        to.convert_from_f32_slice(from);
+    }
+);
 
 /// `bf16::from_f32` without its branches.
 #[expect(clippy::inline_always, reason = "loops over it vectorise only if it is inlined")]

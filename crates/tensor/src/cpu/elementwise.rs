@@ -32,6 +32,13 @@ pub fn copy<S: Element, T: Element>(threads: Threads, from: View, to: View) {
     });
 }
 
+/// Copies between views of the same type, which may be bytes.
+pub fn copy_bytes(threads: Threads, from: View, to: View) {
+    let access = Access::new();
+    let (from, to) = (access.bytes(from), access.write_bytes(to));
+    threads.each(to.len(), 1, (from, to), |_, (from, to)| to.copy_from_slice(from));
+}
+
 /// Copies numbers from the host, converting them to `T`.
 pub fn upload<T: Element>(threads: Threads, values: &[f32], to: View) {
     let access = Access::new();

@@ -36,10 +36,10 @@ use half::{bf16, f16};
 use parallel::Threads;
 
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CrossEntropy, Embedding,
-    EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
-    UpdateControl,
+    AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CrossEntropy, Dequantize,
+    Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
+    NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, SumsOfSquares,
+    Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{Backend, Buffer, Category, DType, Memory, Place, View};
 
@@ -102,7 +102,28 @@ macro_rules! with_float {
                 type $T = f16;
                 $body
             }
-            DType::U32 => panic!("token ids are not numbers"),
+            DType::U32 | DType::U8 => panic!("token ids and bytes are not numbers"),
+        }
+    };
+}
+
+/// Runs `$body` with `$T` standing for a float type whose accumulator is f32.
+macro_rules! with_narrow {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            DType::BF16 => {
+                type $T = bf16;
+                $body
+            }
+            DType::F16 => {
+                type $T = f16;
+                $body
+            }
+            other => panic!("{other:?} is no type that is quantised"),
         }
     };
 }
@@ -184,6 +205,9 @@ impl Backend for CpuBackend {
 
     fn copy(&self, from: View, to: View) {
         assert_eq!(from.len(), to.len(), "a copy between different lengths");
+        if from.dtype() == to.dtype() {
+            return elementwise::copy_bytes(self.threads, from, to);
+        }
         with_float!(from.dtype(), S => with_float!(to.dtype(), T => {
             elementwise::copy::<S, T>(self.threads, from, to);
         }));
@@ -337,12 +361,17 @@ impl Backend for CpuBackend {
 
     fn quantize(&self, op: Quantize) {
         op.check();
-        with_float!(op.x.dtype(), T => quantize::quantize::<T>(self.threads, &op));
+        with_narrow!(op.x.dtype(), T => quantize::quantize::<T>(self.threads, &op));
     }
 
-    fn restore(&self, op: Restore) {
+    fn dequantize(&self, op: Dequantize) {
         op.check();
-        with_float!(op.out.dtype(), T => quantize::restore::<T>(self.threads, &op));
+        with_narrow!(op.out.view.dtype(), T => quantize::dequantize::<T>(self.threads, &op));
+    }
+
+    fn requantize(&self, op: Requantize) {
+        op.check();
+        quantize::requantize(self.threads, &op);
     }
 
     fn sums_of_squares(&self, op: SumsOfSquares) {
@@ -367,7 +396,7 @@ impl Backend for CpuBackend {
                 DType::F32 => optimizer::adamw_in_f32::<f32>(self.threads, &op, parameters),
                 DType::BF16 => optimizer::adamw_in_f32::<bf16>(self.threads, &op, parameters),
                 DType::F16 => optimizer::adamw_in_f32::<f16>(self.threads, &op, parameters),
-                DType::U32 => panic!("token ids are not numbers"),
+                DType::U32 | DType::U8 => panic!("token ids and bytes are not numbers"),
             }
         }
     }

@@ -40,7 +40,7 @@ impl TestBackend {
             DType::F32 => put::<f32>(values, buffer.view()),
             DType::BF16 => put::<bf16>(values, buffer.view()),
             DType::F16 => put::<f16>(values, buffer.view()),
-            DType::U32 => panic!("use tokens"),
+            DType::U32 | DType::U8 => panic!("no numbers"),
         }
         buffer
     }

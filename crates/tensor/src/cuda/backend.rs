@@ -14,10 +14,10 @@ use super::{
     optimizer, quantize, rotary,
 };
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CrossEntropy, Embedding,
-    EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm, NormBackward,
-    Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, SumsOfSquares, Swiglu, SwigluBackward,
-    UpdateControl,
+    AdamW, Attention, AttentionBackward, CachedAttention, Check, ColumnSum, CrossEntropy, Dequantize,
+    Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
+    NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, SumsOfSquares,
+    Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{
     Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, Place, ReplayOutcome,
@@ -66,7 +66,7 @@ fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
         DType::F32 => values.iter().flat_map(|x| x.to_ne_bytes()).collect(),
         DType::BF16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_ne_bytes()).collect(),
         DType::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_ne_bytes()).collect(),
-        DType::U32 => panic!("token ids are not numbers"),
+        DType::U32 | DType::U8 => panic!("token ids and bytes are not numbers"),
     }
 }
 
@@ -77,7 +77,7 @@ fn decode(bytes: &[u8], dtype: DType) -> Vec<f64> {
         DType::F32 => bytes.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x).into()).collect(),
         DType::BF16 => bytes.as_chunks().0.iter().map(|&x| bf16::from_ne_bytes(x).into()).collect(),
         DType::F16 => bytes.as_chunks().0.iter().map(|&x| f16::from_ne_bytes(x).into()).collect(),
-        DType::U32 => panic!("token ids are not numbers"),
+        DType::U32 | DType::U8 => panic!("token ids and bytes are not numbers"),
     }
 }
 
@@ -251,7 +251,8 @@ impl Backend for CudaBackend {
         loss_statistics: LossStatistics => loss::statistics,
         cross_entropy: CrossEntropy => loss::cross_entropy,
         quantize: Quantize => quantize::quantize,
-        restore: Restore => quantize::restore,
+        dequantize: Dequantize => quantize::dequantize,
+        requantize: Requantize => quantize::requantize,
         sums_of_squares: SumsOfSquares => optimizer::sums_of_squares,
         update_control: UpdateControl => optimizer::update_control,
         adamw: AdamW => optimizer::adamw,

@@ -3,8 +3,8 @@
 use super::error::CudaError;
 use super::kernels::{ELEMENTWISE, suffix};
 use super::launcher::{Launcher, aligned, aligned_flat, common_suffix, pointer, pointer_or_null, size};
-use crate::View;
 use crate::ops::Residual;
+use crate::{DType, View};
 
 /// Most addends, and most biases, of a residual sum.
 const ADDENDS: usize = 4;
@@ -20,7 +20,24 @@ pub(super) fn fill(launcher: &Launcher, value: f64, to: View) -> Result<(), Cuda
 
 /// Copies, converting between types.
 pub(super) fn copy(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError> {
+    if from.dtype() == DType::U8 && to.dtype() == DType::U8 {
+        return copy_bytes(launcher, from, to);
+    }
     pairwise(launcher, "copy", from, to)
+}
+
+/// Copies bytes as words, with the kernel for f32, which keeps all bits.
+fn copy_bytes(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError> {
+    let word = DType::F32.bytes();
+    let whole = [from, to].iter().all(|view| view.address().is_multiple_of(word as u64));
+    if !whole || !to.len().is_multiple_of(word) {
+        return Err(CudaError::Unsupported(format!("a copy of {} bytes that are not whole words", to.len())));
+    }
+    let wide = aligned_flat(&[from, to]);
+    let words = to.len() / word;
+    let arguments = [pointer(from), pointer(to), size(words), wide.into()];
+    // SAFETY: the arguments match the kernel, and both views have this many words.
+    unsafe { launcher.launch(&ELEMENTWISE, "copy_f32_f32", launcher.flat(words, wide), &arguments) }
 }
 
 /// `to += from`, converting between types.

@@ -192,6 +192,6 @@ pub(crate) fn suffix(dtype: DType) -> Result<&'static str, CudaError> {
         DType::F64 => Err(CudaError::Unsupported(
             "f64 is for finite differences on the CPU: the CUDA backend computes in f32, bf16 and f16".into(),
         )),
-        DType::U32 => Err(CudaError::Unsupported("token ids are not numbers".into())),
+        DType::U32 | DType::U8 => Err(CudaError::Unsupported("token ids and bytes are not numbers".into())),
     }
 }

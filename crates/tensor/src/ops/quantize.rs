@@ -1,6 +1,23 @@
-//! Quantised numbers for collectives: small integers with one scale per block.
+//! Blocks of small integers for collectives: symmetric quantisation with one scale per block, as in ZeRO++ (arXiv
+//! 2306.10209).
+//!
+//! Quantised numbers travel as bytes ([`DType::U8`]). A *slice* is a number of elements that travels as one piece:
+//!
+//! ```text
+//! codes   ⌈elements · bits / 8⌉ bytes, padded with zeros to whole words of 4 bytes; a first code of 4 bits is in the low half
+//! scales  fp32, one per block; the last block may be shorter
+//! padding zeros, up to a multiple of 16 bytes
+//! ```
+//!
+//! A buffer is one slice after another, all of the same number of elements, so an all-gather or an all-to-all whose chunks
+//! are whole slices moves codes with their scales.
+//!
+//! All arithmetic is fp32 with every rounding specified, so all devices compute the same bits.
+
+use std::ops::RangeInclusive;
 
 use super::Check;
+use super::Gradient;
 use super::check::{expect, expect_type};
 use crate::{DType, View};
 
@@ -29,77 +46,176 @@ impl Bits {
             Bits::Eight => 127,
         }
     }
+}
 
-    /// Integers in a 32-bit word.
-    pub const fn per_word(self) -> usize {
-        32 / self.count()
+/// How numbers are quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockFormat {
+    /// Bits of a code.
+    pub bits: Bits,
+    /// Numbers that share a scale: a power of two in [`BlockFormat::BLOCKS`].
+    pub block: usize,
+}
+
+/// The smallest piece of a GPU's memory access, to which slices are padded.
+const SLICE_ALIGNMENT: usize = 16;
+
+const SCALE_BYTES: usize = DType::F32.bytes();
+
+impl BlockFormat {
+    /// The block sizes that the kernels support.
+    pub const BLOCKS: RangeInclusive<usize> = 32..=4096;
+
+    /// Number of blocks of a slice.
+    pub const fn blocks(self, elements: usize) -> usize {
+        elements.div_ceil(self.block)
+    }
+
+    /// Bytes of the codes of a slice, with padding. The scales begin there.
+    pub const fn code_bytes(self, elements: usize) -> usize {
+        (elements * self.bits.count()).div_ceil(8).next_multiple_of(SCALE_BYTES)
+    }
+
+    /// Bytes of a slice.
+    pub const fn slice_bytes(self, elements: usize) -> usize {
+        let bytes = self.code_bytes(elements) + SCALE_BYTES * self.blocks(elements);
+        bytes.next_multiple_of(SLICE_ALIGNMENT)
     }
 }
 
-/// The number of elements must be a multiple of this, so that they fill whole words.
-pub const UNIT: usize = 8;
-
-/// A block whose numbers are all smaller in magnitude is quantised to zeros.
+/// If all numbers of a block are smaller in magnitude, all its codes and its scale are zero.
 pub const LEAST: f32 = f32::from_bits(27 << 23); // 2^-100
 
-/// For each block `scale = max |x| / largest` and `codes = x · (largest / max |x|)`, rounded to nearest, ties to even.
-/// All arithmetic is fp32, so the codes have the same bits on every device.
+/// Quantises slices, and reorders them on the way.
 ///
-/// If a block has a number that is not finite, its scale is NaN, so that the overflow is noticed.
+/// For each block `scale = max |x| / largest` and `code = x · (largest / max |x|)`, rounded to nearest, ties to even. If a
+/// block has a number that is not finite, its scale is NaN, so that the overflow is noticed.
+///
+/// The slices of `x` are a matrix with this many `columns`, row by row, and `out` is its transpose: slice `c` of row `r`
+/// becomes slice `r` of row `c`. So what goes to one rank of the next all-to-all lies together. With one column the order
+/// stays.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantize<'a> {
-    /// Read, fp32, bf16 or fp16, `[elements]`; a multiple of [`UNIT`].
+    /// Read, fp32, bf16 or fp16, `[slices, elements]`.
     pub x: View<'a>,
-    /// Written, u32: integers packed into words, the first in the lowest bits.
-    pub codes: View<'a>,
-    /// Written, fp32, `[⌈elements / block⌉]`.
-    pub scales: View<'a>,
-    /// Numbers that share a scale: a multiple of [`UNIT`]. The last block may be shorter.
-    pub block: usize,
-    /// Bits of a code.
-    pub bits: Bits,
+    /// Written, bytes, `[slices, slice_bytes]`.
+    pub out: View<'a>,
+    /// Number of slices.
+    pub slices: usize,
+    /// Columns of the matrix of slices: a divisor of their number.
+    pub columns: usize,
+    /// The format of `out`.
+    pub format: BlockFormat,
 }
 
-/// `out (+)= codes · scales`: the inverse of [`Quantize`], except for rounding.
+/// `out (+)= Σ_parts codes · scales`: the inverse of [`Quantize`] except for rounding, and the sum over what several ranks
+/// have sent.
+///
+/// The sum is in fp32, in the order of the parts after what is in `out`, by fused multiply-adds. It is rounded to the type of
+/// `out` once.
 #[derive(Clone, Copy, Debug)]
-pub struct Restore<'a> {
-    /// Read, the codes of [`Quantize`].
+pub struct Dequantize<'a> {
+    /// Read, bytes, `[parts, slices, slice_bytes]`.
     pub codes: View<'a>,
-    /// Read, the scales of [`Quantize`].
-    pub scales: View<'a>,
-    /// Written, or added to, fp32, bf16 or fp16, `[elements]`.
+    /// Written, or added to, fp32, bf16 or fp16, `[slices, elements]`.
+    pub out: Gradient<'a>,
+    /// Numbers that are summed.
+    pub parts: usize,
+    /// Slices in each part.
+    pub slices: usize,
+    /// The format of `codes`.
+    pub format: BlockFormat,
+}
+
+/// [`Dequantize`] and [`Quantize`] in one pass: the sums over parts are quantised again and stay in fp32 in between.
+#[derive(Clone, Copy, Debug)]
+pub struct Requantize<'a> {
+    /// Read, bytes, `[parts, slices, slice_bytes]`.
+    pub codes: View<'a>,
+    /// Written, bytes, `[slices, slice_bytes]`, transposed as by [`Quantize`].
     pub out: View<'a>,
-    /// Add to `out` instead of overwriting it.
-    pub accumulate: bool,
-    /// Numbers that share a scale.
-    pub block: usize,
-    /// Bits of a code.
-    pub bits: Bits,
+    /// Numbers that are summed.
+    pub parts: usize,
+    /// Slices in each part.
+    pub slices: usize,
+    /// Columns of the matrix of slices: a divisor of their number.
+    pub columns: usize,
+    /// Elements of a slice.
+    pub elements: usize,
+    /// The format of `codes` and `out`.
+    pub format: BlockFormat,
+}
+
+impl Quantize<'_> {
+    /// Elements of a slice.
+    pub fn elements(&self) -> usize {
+        self.x.len() / self.slices
+    }
+}
+
+impl Dequantize<'_> {
+    /// Elements of a slice.
+    pub fn elements(&self) -> usize {
+        self.out.view.len() / self.slices
+    }
+}
+
+/// The place in the transposed matrix of `slices` with this many `columns` of the slice at `index`.
+pub(crate) fn transposed(index: usize, slices: usize, columns: usize) -> usize {
+    let (row, column, rows) = (index / columns, index % columns, slices / columns);
+    column * rows + row
 }
 
 impl Check for Quantize<'_> {
     fn check(&self) {
-        check(self.x, self.codes, self.scales, self.block, self.bits);
+        check_numbers("x", self.x, self.slices);
+        check_slices("out", self.out, self.slices, self.elements(), self.format);
+        check_columns(self.slices, self.columns);
     }
 }
 
-impl Check for Restore<'_> {
+impl Check for Dequantize<'_> {
     fn check(&self) {
-        check(self.out, self.codes, self.scales, self.block, self.bits);
+        check_numbers("out", self.out.view, self.slices);
+        check_slices("codes", self.codes, self.parts * self.slices, self.elements(), self.format);
+        assert!(self.parts > 0, "a sum over no parts");
     }
 }
 
-fn check(numbers: View, codes: View, scales: View, block: usize, bits: Bits) {
-    let elements = numbers.len();
+impl Check for Requantize<'_> {
+    fn check(&self) {
+        check_slices("codes", self.codes, self.parts * self.slices, self.elements, self.format);
+        check_slices("out", self.out, self.slices, self.elements, self.format);
+        check_columns(self.slices, self.columns);
+        assert!(self.parts > 0, "a sum over no parts");
+    }
+}
+
+fn check_numbers(name: &str, numbers: View, slices: usize) {
     assert!(
-        !matches!(numbers.dtype(), DType::F64 | DType::U32),
-        "blocks are of fp32, bf16 or fp16, and not of {:?}",
+        matches!(numbers.dtype(), DType::F32 | DType::BF16 | DType::F16),
+        "{name} is {:?}, and blocks are of fp32, bf16 or fp16",
         numbers.dtype()
     );
-    assert!(block > 0 && block.is_multiple_of(UNIT), "blocks of {block}, which is no multiple of {UNIT}");
-    assert!(elements.is_multiple_of(UNIT), "{elements} numbers in blocks, which is no multiple of {UNIT}");
-    expect("codes", codes, elements / bits.per_word());
-    expect_type("codes", codes, DType::U32);
-    expect("scales", scales, elements.div_ceil(block));
-    expect_type("scales", scales, DType::F32);
+    assert!(
+        slices > 0 && numbers.len().is_multiple_of(slices),
+        "{} numbers are not {slices} equal slices",
+        numbers.len()
+    );
+}
+
+fn check_slices(name: &str, bytes: View, slices: usize, elements: usize, format: BlockFormat) {
+    let BlockFormat { block, .. } = format;
+    assert!(
+        BlockFormat::BLOCKS.contains(&block) && block.is_power_of_two(),
+        "blocks of {block}, which is no power of two in {:?}",
+        BlockFormat::BLOCKS
+    );
+    expect_type(name, bytes, DType::U8);
+    expect(name, bytes, slices * format.slice_bytes(elements));
+    assert!(bytes.address().is_multiple_of(SLICE_ALIGNMENT as u64), "{name} is not aligned");
+}
+
+fn check_columns(slices: usize, columns: usize) {
+    assert!(columns > 0 && slices.is_multiple_of(columns), "{slices} slices are not rows of {columns}");
 }

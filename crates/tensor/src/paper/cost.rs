@@ -6,9 +6,9 @@ use super::{Kernel, KernelKind};
 use crate::View;
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, CachedAttention, ColumnSum,
-    CrossEntropy, Embedding, EmbeddingBackward, Gradient, Linear, LinearBackwardInput, LinearBackwardWeight,
-    LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward, Quantize, Residual,
-    Restore, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
+    CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Gradient, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward,
+    Quantize, Requantize, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 
 /// Operations of one GELU.
@@ -18,6 +18,10 @@ const GELU_DERIVATIVE: usize = 13;
 pub const EXACT_GELU: usize = 5;
 /// Operations of the derivative of that GELU, multiplied by a gradient.
 pub const EXACT_GELU_DERIVATIVE: usize = 12;
+/// Operations that quantise one number: magnitude and maximum, multiplication and rounding.
+const QUANTIZED: usize = 4;
+/// Operations that restore one number and add it.
+const DEQUANTIZED: usize = 2;
 
 /// A kernel that reads or writes all of these views, one pass each.
 pub fn moved(name: &'static str, flops: usize, views: &[View]) -> Kernel {
@@ -199,12 +203,16 @@ pub fn update_control(op: &UpdateControl) -> Kernel {
 }
 
 pub fn quantize(op: &Quantize) -> Kernel {
-    moved("quantize", 3 * op.x.len(), &[op.x, op.codes, op.scales])
+    moved("quantize", QUANTIZED * op.x.len(), &[op.x, op.out])
 }
 
-pub fn restore(op: &Restore) -> Kernel {
-    let kernel = moved("restore", 2 * op.out.len(), &[op.codes, op.scales, op.out]);
-    kernel.and(op.accumulate.then_some(op.out))
+pub fn dequantize(op: &Dequantize) -> Kernel {
+    moved("dequantize", DEQUANTIZED * op.parts * op.out.view.len(), &[op.codes]).with_gradient(Some(op.out))
+}
+
+pub fn requantize(op: &Requantize) -> Kernel {
+    let per_sum = DEQUANTIZED * op.parts + QUANTIZED;
+    moved("requantize", per_sum * op.slices * op.elements, &[op.codes, op.out])
 }
 
 pub fn sums_of_squares(op: &SumsOfSquares) -> Kernel {

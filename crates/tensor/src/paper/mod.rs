@@ -13,9 +13,9 @@ use std::rc::Rc;
 use crate::cuda::{Pass, asks_cudnn, attention_workspace_bytes};
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionShape, CachedAttention, Check, ColumnSum, CrossEntropy,
-    Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LossStatistics, Norm,
-    NormBackward, Positions, PositionsBackward, Quantize, Residual, Restore, Rotary, SumsOfSquares, Swiglu,
-    SwigluBackward, UpdateControl,
+    Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
+    LossStatistics, Norm, NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary,
+    SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{Arena, Backend, Buffer, Category, DType, Device, Memory, View};
 
@@ -238,7 +238,8 @@ impl Backend for Paper {
         loss_statistics: LossStatistics,
         cross_entropy: CrossEntropy,
         quantize: Quantize,
-        restore: Restore,
+        dequantize: Dequantize,
+        requantize: Requantize,
         sums_of_squares: SumsOfSquares,
         update_control: UpdateControl,
         adamw: AdamW,

@@ -26,6 +26,7 @@ impl TestBuffers {
             DType::BF16 => write(&buffer, values, bf16::from_f64),
             DType::F16 => write(&buffer, values, f16::from_f64),
             DType::U32 => write(&buffer, values, |x| x as u32),
+            DType::U8 => write(&buffer, values, |x| x as u8),
         }
         buffer
     }
@@ -38,6 +39,7 @@ impl TestBuffers {
             DType::BF16 => read(buffer, bf16::to_f64),
             DType::F16 => read(buffer, f16::to_f64),
             DType::U32 => read(buffer, |x: u32| x.into()),
+            DType::U8 => read(buffer, |x: u8| x.into()),
         }
     }
 }

@@ -159,7 +159,7 @@ fn a_rank_does_not_send_to_itself() {
 }
 
 #[test]
-#[should_panic(expected = "token ids are not summed")]
+#[should_panic(expected = "token ids and bytes are not summed")]
 fn token_ids_are_not_summed() {
     let tokens = TestBuffers::new().buffer(&[1.0], DType::U32);
     let _ = world(2).host_group(Group::TENSOR, &[0, 1], 0).start(Collective::ReduceScatter, tokens, 0..1);

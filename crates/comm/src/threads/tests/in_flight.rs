@@ -30,7 +30,18 @@ fn expected(collective: Collective, len: usize, ranks: usize, me: usize, index: 
         Collective::AllReduce => Some(sum()),
         Collective::AllGather => Some(value(owner, index)),
         Collective::ReduceScatter => (owner == me).then(sum),
+        Collective::AllToAll if index < len / 2 => Some(value(me, index)),
+        Collective::AllToAll => {
+            let chunk = len / 2 / ranks;
+            let (from, offset) = ((index - len / 2) / chunk, index % chunk);
+            Some(value(from, me * chunk + offset))
+        }
     }
+}
+
+/// The elements of a collective: an all-to-all needs two halves of equal chunks.
+fn rounded(collective: Collective, len: usize, ranks: usize) -> usize {
+    if collective == Collective::AllToAll { len.next_multiple_of(2 * ranks) } else { len }
 }
 
 /// What rank `me` starts a collective from: for a gather only its own chunk is filled.
@@ -69,8 +80,9 @@ impl<'a> Started<'a> {
         let (size, me, buffers) = (group.size(), group.rank(), TestBuffers::new());
         let pending = match line.action {
             Action::Collective(collective) => {
-                let values = input(collective, line.len, size, me);
-                vec![group.start(collective, buffers.buffer(&values, line.dtype), 0..line.len)]
+                let len = rounded(collective, line.len, size);
+                let values = input(collective, len, size, me);
+                vec![group.start(collective, buffers.buffer(&values, line.dtype), 0..len)]
             }
             Action::Shift if size == 1 => Vec::new(),
             Action::Shift => {
@@ -89,7 +101,7 @@ impl<'a> Started<'a> {
         let Some(values) = buffers.last().map(TestBuffers::values) else { return };
         for (index, &value) in values.iter().enumerate() {
             let expected = match line.action {
-                Action::Collective(collective) => expected(collective, line.len, size, me, index),
+                Action::Collective(collective) => expected(collective, values.len(), size, me, index),
                 Action::Shift => Some(((me + size - 1) % size) as f64),
             };
             assert!(
@@ -142,6 +154,7 @@ fn line() -> impl Strategy<Value = Line> {
         Just(Action::Collective(Collective::AllReduce)),
         Just(Action::Collective(Collective::AllGather)),
         Just(Action::Collective(Collective::ReduceScatter)),
+        Just(Action::Collective(Collective::AllToAll)),
         Just(Action::Shift),
     ];
     let dtype = prop_oneof![Just(DType::F64), Just(DType::F32), Just(DType::BF16), Just(DType::F16)];

@@ -262,7 +262,7 @@ fn data_type(dtype: DType) -> Result<cudaDataType, CudaError> {
         DType::F32 => Ok(cudaDataType::CUDA_R_32F),
         DType::BF16 => Ok(cudaDataType::CUDA_R_16BF),
         DType::F16 => Ok(cudaDataType::CUDA_R_16F),
-        DType::F64 | DType::U32 => {
+        DType::F64 | DType::U32 | DType::U8 => {
             Err(CudaError::Unsupported(format!("the CUDA backend has no matrix products of {dtype:?}")))
         }
     }
