@@ -166,7 +166,8 @@ impl TransferObserver for TransferRecorder {
         let (operation, bytes) = match entry.transfer {
             Transfer::Receive { .. } => ("receive", (entry.len * entry.dtype.bytes()) as u64),
             Transfer::Collective(_) | Transfer::Send { .. } => {
-                (entry.operation().name(), charge(entry, ranks, me, |i| i, Topology::ONE_NODE).2)
+                let charged = charge(entry, ranks, me, |i| i, Topology::ONE_NODE);
+                (entry.operation().name(), charged.map(|(.., bytes)| bytes).sum())
             }
         };
         self.transfers.borrow_mut().push(RecordedTransfer {

@@ -13,7 +13,7 @@ use kintsugi_tensor::{Backend, Buffer, DType, Place, View};
 use super::Mpi;
 use super::library::{Bytes, Handle};
 use super::progress::TransferInfo;
-use super::transfer::{Channel, Exchange, LibrarySum, Link, Message, Ring, Transfer};
+use super::transfer::{AllToAll, Channel, LibrarySum, Link, Message, Ring, Transfer};
 use crate::activity::Activity;
 use crate::emulated::LinkClocks;
 use crate::region::Region;
@@ -220,7 +220,7 @@ impl Communicator for MpiGroup {
                 let channel = self.collective_channel(sequence);
                 if collective == Collective::AllToAll {
                     let link = |to| self.link(collective.operation(), to);
-                    return Exchange::start(api, region, (ranks, me), channel, link).map(Transfer::Exchange);
+                    return AllToAll::start(api, region, (ranks, me), channel, link).map(Transfer::AllToAll);
                 }
                 Ring::start(api, region, collective, (ranks, me), channel, link).map(Transfer::Ring)
             })

@@ -184,8 +184,9 @@ impl ProgressState {
             return false;
         }
         let (mut advanced, mut failed) = (false, None);
+        let now = Instant::now();
         let ProgressState { api, transfers, spare, .. } = self;
-        transfers.retain(|&number, active| match active.transfer.advance(&**api, spare) {
+        transfers.retain(|&number, active| match active.transfer.advance(&**api, spare, now) {
             Ok(moved) => {
                 advanced |= moved;
                 !active.transfer.is_done()

@@ -48,18 +48,24 @@ pub(super) struct Channel {
 /// A transfer that MPI works on.
 pub(super) enum Transfer {
     Ring(Ring),
-    Exchange(Exchange),
+    AllToAll(AllToAll),
     Message(Message),
     Library(LibrarySum),
 }
 
 impl Transfer {
-    /// Advances without waiting. Returns whether anything happened.
-    pub fn advance(&mut self, api: &dyn Api, spare: &mut Vec<Staging>) -> Result<bool, MpiError> {
+    /// Advances without waiting. Returns whether anything happened. `now` is the same for all transfers, so that messages leave
+    /// emulated links in the order in which they were sent.
+    pub fn advance(
+        &mut self,
+        api: &dyn Api,
+        spare: &mut Vec<Staging>,
+        now: Instant,
+    ) -> Result<bool, MpiError> {
         match self {
-            Transfer::Ring(ring) => ring.advance(api, spare),
-            Transfer::Exchange(exchange) => exchange.advance(api),
-            Transfer::Message(message) => message.advance(api),
+            Transfer::Ring(ring) => ring.advance(api, spare, now),
+            Transfer::AllToAll(all) => all.advance(api, now),
+            Transfer::Message(message) => message.advance(api, now),
             Transfer::Library(sum) => sum.advance(api),
         }
     }
@@ -68,7 +74,7 @@ impl Transfer {
     pub fn is_done(&self) -> bool {
         match self {
             Transfer::Ring(ring) => ring.is_done(),
-            Transfer::Exchange(exchange) => exchange.messages.iter().all(Message::is_done),
+            Transfer::AllToAll(all) => all.messages.iter().all(Message::is_done),
             Transfer::Message(message) => message.is_done(),
             Transfer::Library(sum) => sum.request.is_none() && sum.left.is_empty(),
         }
@@ -161,8 +167,8 @@ impl Ring {
             && self.held.is_empty()
     }
 
-    fn advance(&mut self, api: &dyn Api, spare: &mut Vec<Staging>) -> Result<bool, MpiError> {
-        let mut advanced = self.send_held(api)?;
+    fn advance(&mut self, api: &dyn Api, spare: &mut Vec<Staging>, now: Instant) -> Result<bool, MpiError> {
+        let mut advanced = self.send_held(api, now)?;
         advanced |= self.finish_sends(api)?;
         while let Some(receive) = self.receives.front_mut() {
             let Some(bytes) = api.test(&mut receive.request)? else { break };
@@ -253,12 +259,12 @@ impl Ring {
     }
 
     /// Hands the segments to MPI that an emulated link has carried. Returns whether there were any.
-    fn send_held(&mut self, api: &dyn Api) -> Result<bool, MpiError> {
-        let before = self.held.len();
-        while let Some((_, segment)) = self.held.pop_front_if(|(arrival, _)| *arrival <= Instant::now()) {
+    fn send_held(&mut self, api: &dyn Api, now: Instant) -> Result<bool, MpiError> {
+        let arrived = self.held.iter().take_while(|(arrival, _)| *arrival <= now).count();
+        for (_, segment) in self.held.drain(..arrived).collect::<Vec<_>>() {
             self.hand_to_mpi(api, segment)?;
         }
-        Ok(self.held.len() < before)
+        Ok(arrived > 0)
     }
 
     fn hand_to_mpi(&mut self, api: &dyn Api, segment: Range<usize>) -> Result<(), MpiError> {
@@ -274,11 +280,11 @@ impl Ring {
 }
 
 /// An all-to-all: a message to and from every other rank, all at once.
-pub(super) struct Exchange {
+pub(super) struct AllToAll {
     messages: Vec<Message>,
 }
 
-impl Exchange {
+impl AllToAll {
     /// Starts this rank's part of an all-to-all over the elements of `region`, which are in host memory. `link` is the link to a
     /// rank of the group.
     ///
@@ -298,13 +304,13 @@ impl Exchange {
         let receives = sources.map(|from| Message::receive(api, bytes(received(from)), from, channel));
         let receivers = (1..ranks).map(|distance| (me + distance) % ranks);
         let sends = receivers.map(|to| Message::send(api, bytes(sent(to)), to, channel, Some(&link(to))));
-        Ok(Exchange { messages: receives.chain(sends).collect::<Result<_, _>>()? })
+        Ok(AllToAll { messages: receives.chain(sends).collect::<Result<_, _>>()? })
     }
 
-    fn advance(&mut self, api: &dyn Api) -> Result<bool, MpiError> {
+    fn advance(&mut self, api: &dyn Api, now: Instant) -> Result<bool, MpiError> {
         let mut advanced = false;
         for message in &mut self.messages {
-            advanced |= message.advance(api)?;
+            advanced |= message.advance(api, now)?;
         }
         Ok(advanced)
     }
@@ -358,8 +364,8 @@ impl Message {
         self.held.is_none() && self.requests.is_empty()
     }
 
-    fn advance(&mut self, api: &dyn Api) -> Result<bool, MpiError> {
-        if let Some((_, send)) = self.held.take_if(|(arrival, _)| *arrival <= Instant::now()) {
+    fn advance(&mut self, api: &dyn Api, now: Instant) -> Result<bool, MpiError> {
+        if let Some((_, send)) = self.held.take_if(|(arrival, _)| *arrival <= now) {
             self.requests = send.hand_to_mpi(api)?;
             return Ok(true);
         }

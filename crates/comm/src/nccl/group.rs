@@ -7,14 +7,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kintsugi_spec::{Group, Topology};
-use kintsugi_tensor::{Buffer, DType, SideEvent, SideStream, SideTransfer, View};
+use kintsugi_tensor::{Buffer, SideEvent, SideStream, SideTransfer, View};
 
 use super::communicator::{Communicator as Channel, StartedTransfer};
 use super::job_state::JobState;
 use super::library::{Api, Elements, NcclError, Place};
 use super::links::Link;
 use crate::activity::Activity;
-use crate::{Collective, Communicator, Operation, Pending, RankFailure, Tag, TransferKind, ring};
+use crate::paper::{Entry, Transfer, charge};
+use crate::{Collective, Communicator, Operation, Pending, RankFailure, Tag, TransferKind, all_to_all, ring};
 
 /// A rank's membership in a group of GPUs.
 pub struct NcclGroup {
@@ -179,6 +180,12 @@ unsafe fn enqueue(
             Collective::AllGather => each(&|chunk, owner| api.broadcast(chunk, owner, at)),
             Collective::ReduceScatter if equal => api.reduce_scatter(chunk(me), all, at),
             Collective::ReduceScatter => each(&|chunk, owner| api.reduce(chunk, owner, at)),
+            Collective::AllToAll => api.grouped(|| {
+                (0..ranks).try_for_each(|peer| {
+                    api.send(all.part(&all_to_all::sent(all.len, ranks, peer)), peer, at)?;
+                    api.receive(all.part(&all_to_all::received(all.len, ranks, peer)), peer, at)
+                })
+            }),
         }
     }
 }
@@ -193,13 +200,15 @@ impl Communicator for NcclGroup {
     }
 
     fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
-        assert!(
-            collective == Collective::AllGather || buffer.dtype() != DType::U32,
-            "token ids are not summed"
-        );
+        assert!(!collective.sums() || buffer.dtype().is_float(), "token ids and bytes are not summed");
         let (ranks, me, view) = (self.size(), self.me, buffer.slice(range.clone()));
-        let sent = ring::link_elements(collective, view.len(), ranks, me) * view.dtype().bytes();
-        self.count(collective.operation(), (me + 1) % ranks, sent);
+        let (group, transfer) = (self.group, Transfer::Collective(collective));
+        let entry = Entry { group, transfer, len: view.len(), dtype: view.dtype() };
+        let mut sent = 0;
+        for (level, operation, bytes) in charge(entry, ranks, me, |i| self.members[i], self.topology) {
+            self.state.traffic.add(level, operation, bytes);
+            sent += bytes as usize;
+        }
         let sequence = self.started.get();
         let activity = Activity::Collective { group: self.group, collective, sequence };
         let peer = (ranks == 2).then(|| self.members[1 - me]);

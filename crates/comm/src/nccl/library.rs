@@ -250,6 +250,7 @@ const IN_PROGRESS: c_int = 7;
 /// The library's number of a type.
 fn number(dtype: DType) -> c_int {
     match dtype {
+        DType::U8 => 1,
         DType::U32 => 3,
         DType::F16 => 6,
         DType::F32 => 7,
