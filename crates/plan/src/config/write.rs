@@ -105,6 +105,8 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
             latency: link.latency,
             efficiency: link.efficiency,
             start: link.start,
+            short: link.short,
+            rings: link.rings,
         })
     };
     RawCluster {

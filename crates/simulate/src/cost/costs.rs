@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use kintsugi_comm::Collective;
 use kintsugi_comm::paper::{Entry, Transfer as Movement};
-use kintsugi_plan::{Axis, BackwardPart, Block, Group, MessageKind, Op, Plan, Unit};
+use kintsugi_plan::{Axis, BackwardPart, Block, Group, MessageKind, Op, Plan, Recompute, Unit};
 use kintsugi_spec::{FrameworkSpec, Level};
+use kintsugi_tensor::paper::KernelKind;
 
 use super::device::DeviceModel;
 use super::links::Links;
@@ -255,20 +256,24 @@ impl Costs {
         let traces = [0, 1, 2].map(|stage| trace(&small, stage));
         let [first, layer, last] = traces.each_ref().map(|trace| pricing.ops(trace));
         // A single stage has both ends of the model, but a tied table only once.
-        let (ops, ends) = if plan.mesh.pp == 1 {
+        let (mut ops, ends) = if plan.mesh.pp == 1 {
             let one = pricing.ops(&trace(&cut_down(plan, 1), 0));
             (one.clone(), vec![one])
         } else {
             let mut ops = first.clone();
             ops.extend(&layer);
             ops.extend(&last);
-            if plan.framework.recompute_whole {
-                let block = Block::Layer(0);
-                let forward = ops[&Op::Forward { block, micro: 0 }];
-                ops.insert(Op::Recompute { block, micro: 0 }, forward);
-            }
             (ops, vec![first, last])
         };
+        let again = Op::Recompute { block: Block::Layer(0), micro: 0 };
+        if plan.framework.recompute_whole && ops.contains_key(&again) {
+            let forward = ops[&Op::Forward { block: Block::Layer(0), micro: 0 }];
+            ops.insert(again, forward);
+        }
+        if plan.framework.products_again > 0.0 && plan.memory.recompute == Recompute::Selective {
+            let again = plan.framework.products_again * pricing.products(&traces[1]);
+            repeat_products(&mut ops, picoseconds(again));
+        }
         let layers = plan.stage_layers();
         let stage_op = |stage: usize, op: Op| {
             let mut cost = layer[&op].times(layers[stage] as u64);
@@ -321,8 +326,8 @@ impl Pricing<'_> {
         let seconds: f64 = kernels.iter().map(|kernel| self.device.seconds(kernel)).sum();
         let host =
             kernels.len() as f64 * self.device.host_seconds() + transfers.len() as f64 * self.host_collective;
-        let whole = self.links.whole_sums() && matches!(op, Op::ReduceStart { .. });
-        let transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, whole));
+        let sums = matches!(op, Op::ReduceStart { .. });
+        let transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, sums));
         let cost = if starts_a_transfer(op) {
             let started = transfers.map(|(level, seconds)| (level, picoseconds(seconds))).next();
             OpCost { compute: picoseconds(seconds), links: 0, started }
@@ -332,6 +337,14 @@ impl Pricing<'_> {
             OpCost { compute: picoseconds(seconds + waiting), links: picoseconds(inside), started: None }
         };
         self.sharing.map_or(cost, |sharing| cost.shared(sharing))
+    }
+
+    /// Seconds of the products in the forward of a layer.
+    fn products(&self, trace: &Trace) -> f64 {
+        let forward = &trace[&Op::Forward { block: Block::Layer(0), micro: 0 }];
+        let products =
+            forward.kernels.iter().filter(|kernel| matches!(kernel.kind, KernelKind::Product { .. }));
+        products.map(|kernel| self.device.seconds(kernel)).sum()
     }
 
     /// How many times longer a transfer takes because ranks share cores.
@@ -358,6 +371,16 @@ impl Pricing<'_> {
     }
 }
 
+/// Adds products of the forward that the backward of a layer runs again.
+fn repeat_products(ops: &mut HashMap<Op, OpCost>, again: Time) {
+    for part in [BackwardPart::Both, BackwardPart::Input] {
+        let backward = Op::Backward { block: Block::Layer(0), micro: 0, part };
+        if let Some(cost) = ops.get_mut(&backward) {
+            cost.compute = cost.compute.saturating_add(again);
+        }
+    }
+}
+
 fn axis_number(axis: Axis) -> usize {
     match axis {
         Axis::Pipeline => 0,
@@ -381,11 +404,16 @@ fn starts_a_transfer(op: Op) -> bool {
     )
 }
 
-/// Seconds of a collective. With `whole`, every rank gets the whole sum instead of a shard.
-fn collective(entry: Entry, links: &Links, whole: bool) -> Option<(Level, f64)> {
+/// Seconds of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard, and divided
+/// into buckets.
+fn collective(entry: Entry, links: &Links, sums: bool) -> Option<(Level, f64)> {
     let Movement::Collective(collective) = entry.transfer else { return None };
-    let collective = if whole { Collective::AllReduce } else { collective };
-    Some(links.collective(entry.group, collective, (entry.len * entry.dtype.bytes()) as f64))
+    let bytes = (entry.len * entry.dtype.bytes()) as f64;
+    if !sums {
+        return Some(links.collective(entry.group, collective, bytes));
+    }
+    let collective = if links.whole_sums() { Collective::AllReduce } else { collective };
+    Some(links.reduction(entry.group, collective, bytes))
 }
 
 /// Bytes of a message between stages, as the first stage sends it.
