@@ -29,6 +29,8 @@ pub fn thread_links(cores: usize) -> io::Result<LinkSpec> {
         latency: Some(latency),
         efficiency: Some(1.0),
         start: Some(start),
+        short: None,
+        rings: None,
     })
 }
 

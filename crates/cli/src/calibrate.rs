@@ -1,5 +1,7 @@
 //! `kintsugi calibrate`: measures this machine's device and writes a profile.
 
+mod fitting;
+
 use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -24,6 +26,7 @@ use crate::host;
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::table::Table;
+use fitting::Fitting;
 
 /// Measures this machine's device and writes a profile, with which `plan --profile` predicts time.
 ///
@@ -49,6 +52,8 @@ pub struct Arguments {
     /// Seconds of work for each sustained rate
     #[arg(long, value_name = "SECONDS", default_value_t = 0.4, value_parser = seconds)]
     sustained: f64,
+    #[command(flatten)]
+    fitting: Fitting,
     /// Prints the profile as JSON
     #[arg(long)]
     json: bool,
@@ -61,7 +66,9 @@ Examples:
   kintsugi plan run.toml --profile h200.toml
       predicts with what was measured
   kintsugi calibrate --warm-up 1 --sustained 0.1
-      one CPU thread, briefly";
+      one CPU thread, briefly
+  kintsugi calibrate --fit tables --leave-out vtrain
+      fits the constants of clusters and frameworks to measured runs, without those of one source";
 
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
@@ -109,6 +116,9 @@ impl From<LinkSpec> for Link {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
+    if let Some(folder) = &arguments.fitting.fit {
+        return arguments.fitting.run(folder, output);
+    }
     let plan = arguments.config.plan()?;
     files::check_writable(&arguments.out)?;
     let patience = Patience {

@@ -42,6 +42,11 @@ impl ConfigArguments {
         named.is_some() && named == path.canonicalize().ok()
     }
 
+    /// The values that override those of the file.
+    pub fn sets(&self) -> &[String] {
+        &self.sets
+    }
+
     /// Whether any value of the file is overridden.
     pub fn has_sets(&self) -> bool {
         !self.sets.is_empty()

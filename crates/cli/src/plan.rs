@@ -53,9 +53,12 @@ pub struct Arguments {
     /// Draws the pipeline schedule; with --out as SVG
     #[arg(long, conflicts_with = "json")]
     draw: bool,
-    /// Predicts the published runs in the tables of this folder instead, and prints the errors
+    /// Predicts the measured runs in the tables (CSV) of this folder instead, and prints the errors; takes --set and --plot
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["draw", "trace"])]
     validate: Option<PathBuf>,
+    /// With --validate: predicts every run under this framework instead of its own
+    #[arg(long, value_name = "PRESET", requires = "validate")]
+    framework: Option<String>,
     /// Prints a page that compares our predictions with a published study
     #[arg(long, value_name = "STUDY", conflicts_with_all = ["draw", "trace", "json", "validate"])]
     reproduce: Option<validation::Study>,
@@ -100,7 +103,13 @@ const WIDTH: usize = 100;
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
     if let Some(folder) = &arguments.validate {
-        return validation::run(folder, output);
+        let request = validation::Request {
+            folder,
+            sets: arguments.config.sets(),
+            framework: arguments.framework.as_deref(),
+            plot: arguments.rows.plot.as_deref(),
+        };
+        return validation::run(&request, output);
     }
     if let Some(study) = arguments.reproduce {
         return study.write(arguments.search.out.as_deref(), output);

@@ -23,6 +23,10 @@ pub struct FrameworkSpec {
     pub host_staged: f64,
     /// How many times more bytes its memory-bound kernels move, because they are not fused.
     pub elementwise: f64,
+    /// How many times more bytes its norms move, if each is several kernels.
+    pub norm: f64,
+    /// The share of the device's rate that its matrix products reach.
+    pub products: f64,
     /// Bytes that dropout moves for each element it is applied to (attention scores and both branches of a layer).
     pub dropout: f64,
     /// The share of the device's flash-attention rate that it reaches.
@@ -30,6 +34,8 @@ pub struct FrameworkSpec {
     /// How often the backward repeats the attention of the forward. It describes selective recomputation as in arXiv
     /// 2205.05198, with the scores in memory.
     pub attention_again: f64,
+    /// The share of a layer's products that selective recomputation repeats: torchtitan's keeps every second product.
+    pub products_again: f64,
     /// Whether full recomputation runs the whole layer again, including its last product and sum.
     pub recompute_whole: bool,
     /// Whether ranks that hold the same rows each send one part of a message (arXiv 2104.04473, section 4.1).
@@ -42,6 +48,9 @@ pub struct FrameworkSpec {
     pub replicas_between_nodes: Option<f64>,
     /// Whether every rank sums whole gradients, although it updates only a shard: ZeRO-1 without a reduce-scatter.
     pub whole_sums: bool,
+    /// Bytes of gradients that it reduces at once; `None` for those of a whole layer. PyTorch's DistributedDataParallel has
+    /// 25 MiB.
+    pub bucket: Option<f64>,
     /// Whether its library uses a tree if that is faster than a ring, as NCCL does. Our own transports use rings.
     pub trees: bool,
     /// How much slower kernels are while a collective runs beside them.
@@ -71,15 +80,19 @@ impl Default for FrameworkSpec {
             host_collective: 0.0,
             host_staged: 0.0,
             elementwise: 1.0,
+            norm: 1.0,
+            products: 1.0,
             dropout: 0.0,
             attention: 1.0,
             attention_again: 0.0,
+            products_again: 0.0,
             recompute_whole: false,
             scatter_messages: false,
             message: 0.0,
             between_nodes: 1.0,
             replicas_between_nodes: None,
             whole_sums: false,
+            bucket: None,
             trees: false,
             interference: 0.0,
             reserve: 0.0,

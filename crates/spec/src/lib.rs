@@ -25,5 +25,5 @@ pub use device::{AttentionPoint, DeviceSpec, Hardware, KernelPoint, ProductPoint
 pub use framework::FrameworkSpec;
 pub use group::{Axis, Group, Span};
 pub use level::Level;
-pub use link::{EmulatedLink, EmulatedLinks, LinkSpec, Wire};
+pub use link::{EmulatedLink, EmulatedLinks, LinkSpec, ShortSpec, Wire};
 pub use model::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling};

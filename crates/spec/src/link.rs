@@ -18,6 +18,31 @@ pub struct LinkSpec {
     pub efficiency: Option<f64>,
     /// Seconds to start a transfer of any kind.
     pub start: Option<f64>,
+    /// The library's protocol for short collectives; `None` if it has only one protocol.
+    pub short: Option<ShortSpec>,
+    /// The number of rings that the library lays over the wires of a node, at most; `None` for one.
+    pub rings: Option<usize>,
+}
+
+/// A protocol for short collectives, such as NCCL's LL128: hops are faster and the bandwidth is lower. A collective takes the
+/// longer of its hops and its bytes, because the library divides short collectives into fewer channels.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ShortSpec {
+    /// Seconds to start a collective.
+    pub start: f64,
+    /// Seconds for each step.
+    pub latency: f64,
+    /// The share of the bandwidth of long collectives that it reaches.
+    pub share: f64,
+    /// It is used if the bytes take less than this many seconds for each rank of the group.
+    pub until: f64,
+}
+
+impl Default for ShortSpec {
+    fn default() -> Self {
+        ShortSpec { start: 0.0, latency: 0.0, share: 1.0, until: 0.0 }
+    }
 }
 
 /// The links that a run emulates, innermost level first; `None` for a level that is as fast as the machine is.

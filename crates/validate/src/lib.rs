@@ -1,71 +1,98 @@
-//! Compares predictions with published measurements and our own: one set of runs for each source, with the errors.
+//! Compares predictions with measurements, published and our own: one set of runs for each table, with the errors.
 //!
 //! A row of a table becomes a configuration: the model's shape, the layout, the cluster that it ran on, and the profile
 //! of its framework. No constant belongs to a single row.
 
+mod constants;
+mod description;
+mod fit;
 pub mod frontier;
-mod nanotron;
 mod own;
+mod plot;
+mod predicted;
+mod report;
+mod run;
 mod score;
-mod sets;
+mod sick;
 mod table;
+mod template;
 
-pub use score::{Figure, Report};
+pub use constants::{Constant, Constants};
+pub use description::Kind;
+pub use fit::{Fit, FittedConstant, LeftOut, fit, leave_each_out};
+pub use plot::{scatter, worst};
+pub use predicted::{Predicted, Refused, Wanted, predict_runs};
+pub use report::reports;
+pub use run::{COLUMNS, Run};
+pub use score::{Figure, Report, errors};
 
+use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::ConfigSource;
-use kintsugi_simulate::{planned_device, time};
+use kintsugi_simulate::planned_device;
 use kintsugi_tensor::Device;
 
-use table::Row;
-
-/// A measured run, as a plan.
-struct Case {
-    name: String,
-    plan: Plan,
-    /// Seconds per step.
-    measured: f64,
-    /// Peak bytes, if they were measured.
-    memory: Option<f64>,
+/// The tables of a folder.
+#[derive(Debug, Default)]
+pub struct Tables {
+    /// The runs of all tables.
+    pub runs: Vec<Run>,
+    /// Files with a header that is not known.
+    pub unknown: Vec<PathBuf>,
 }
 
-/// Reports on every set whose table is in `folder`. Of nanotron's table, which has thousands of rows, only every `every`-th
-/// row is used. `sets` override the configuration of every row, to fit constants. `progress` is told how many of how many
-/// tables are done.
-pub fn validate(
-    folder: &Path,
-    sets: &[String],
-    every: usize,
-    progress: &dyn Fn(usize, usize),
-) -> io::Result<Vec<Report>> {
-    let mut reports = Vec::new();
-    let found: Vec<_> = sets::SETS.iter().filter(|set| folder.join(set.file).exists()).collect();
-    let path = folder.join(nanotron::FILE);
-    let all = found.len() + usize::from(path.exists()) + 1;
-    for (done, set) in found.into_iter().enumerate() {
-        progress(done, all);
-        reports.push(set.report(&table::read(&folder.join(set.file))?, sets));
+impl Tables {
+    /// Reads every CSV file of a folder, in the order of their names.
+    pub fn read(folder: &Path) -> io::Result<Self> {
+        let mut paths: Vec<PathBuf> = Vec::new();
+        for entry in std::fs::read_dir(folder)? {
+            paths.push(entry?.path());
+        }
+        paths.retain(|path| path.extension().is_some_and(|ending| ending == "csv"));
+        paths.sort();
+        let mut tables = Tables::default();
+        for path in paths {
+            let rows = table::read(&path)?;
+            let header = rows.first().map(table::Row::columns).unwrap_or_default();
+            let descriptions = description::of(&header);
+            if descriptions.is_empty() {
+                tables.unknown.push(path);
+                continue;
+            }
+            for description in descriptions {
+                let read = rows.iter().enumerate();
+                tables.runs.extend(read.filter_map(|(i, row)| Run::new(description, row, i + 1)));
+            }
+        }
+        sick::flag_sick(&mut tables.runs);
+        Ok(tables)
     }
-    if path.exists() {
-        progress(all - 2, all);
-        let rows: Vec<Row> = table::read(&path)?.into_iter().step_by(every).collect();
-        reports.extend(nanotron::reports(&rows, sets));
+
+    /// The origins of the runs.
+    pub fn sources(&self) -> Vec<String> {
+        let sources: BTreeSet<&str> = self.runs.iter().map(|run| run.source.as_str()).collect();
+        sources.into_iter().map(str::to_owned).collect()
     }
-    if !reports.is_empty() {
-        progress(all - 1, all);
-        reports.extend(own(sets));
+
+    /// Whether runs come from an origin.
+    pub fn has_source(&self, source: &str) -> bool {
+        self.runs.iter().any(|run| run.source == source)
     }
-    Ok(reports)
+
+    /// Predicts every run under this framework instead of its own.
+    pub fn under(&mut self, framework: &str) {
+        for run in self.runs.iter_mut().filter(|run| run.kind == Kind::Step) {
+            run.settings.push(format!("framework.preset={framework}"));
+        }
+    }
 }
 
-/// The names of the known tables.
-pub fn tables() -> Vec<&'static str> {
-    let mut names: Vec<&str> = sets::SETS.iter().map(|set| set.file).chain([nanotron::FILE]).collect();
-    names.dedup();
-    names
+/// Predicts the runs of every table in a folder. `over` overrides the configuration of every row.
+pub fn validate(tables: &Tables, over: &[String]) -> Vec<Report> {
+    let (runs, refused) = predict_runs(&tables.runs, &Constants::default(), over, Wanted::All);
+    reports(runs, &refused)
 }
 
 /// Our own runs, whose tables are in the binary.
@@ -73,30 +100,7 @@ pub fn own(sets: &[String]) -> Vec<Report> {
     own::reports(sets)
 }
 
-/// The plan of a row's configuration; `None` if the engine does not support it.
-fn plan(lines: &[String], over: &[String]) -> Option<Plan> {
-    ConfigSource::text("").sets(lines).sets(over).plan().ok()
-}
-
 /// The device of a row's plan, which its cluster describes.
 fn device(plan: &Plan) -> Device {
     planned_device(plan, plan.mesh.ranks(), 1)
-}
-
-/// Predicted seconds per step.
-fn predicted(plan: &Plan) -> f64 {
-    time(plan).map_or(f64::NAN, |timing| timing.step_s)
-}
-
-/// The shape of a GPT as a configuration.
-fn gpt(row: &Row, vocab: usize) -> Vec<String> {
-    let count = |column| row.count(column);
-    vec![
-        "model.family=gpt".to_owned(),
-        format!("model.layers={}", count("layers")),
-        format!("model.hidden={}", count("hidden")),
-        format!("model.heads={}", count("heads")),
-        format!("model.vocab={vocab}"),
-        format!("batch.sequence={}", count("seq_len")),
-    ]
 }

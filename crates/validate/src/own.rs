@@ -7,9 +7,10 @@ use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Consumption, Coverage, predict, time};
 
+use super::device;
+use super::predicted::Predicted;
 use super::score::{Figure, Report, errors, spearman};
 use super::table::{self, Row};
-use super::{device, predicted};
 
 /// One of our machines.
 struct Machine {
@@ -56,7 +57,7 @@ impl Machine {
             let pair = |(plan, row): (&Plan, &Row)| Some((of(plan)?, row.number(column)? * unit));
             plans.iter().zip(&rows).filter_map(pair).collect()
         };
-        let times = pairs(&|plan| Some(predicted(plan)), "step_ms", 1e-3);
+        let times = pairs(&|plan| time(plan).map(|timing| timing.step_s), "step_ms", 1e-3);
         let joules =
             pairs(&|plan| Consumption::new(plan, &time(plan)?).map(|used| used.joules), "joules", 1.0);
         let memory = pairs(&|plan| Some(reserved(plan)), "reserved_gib", GIB);
@@ -72,15 +73,19 @@ impl Machine {
                 figures.push(Figure::at_most(format!("{name}, worst error %"), errors(&pairs).1, aim));
             }
         }
-        let named =
-            rows.iter().zip(times).map(|(row, (ours, real))| (row.text("name").to_owned(), ours, real));
+        let runs = rows.iter().zip(&plans).zip(times);
+        let runs = runs.map(|((row, plan), (ours, real))| {
+            Predicted::of(row.text("name"), plan.mesh.ranks(), ours, real, time(plan))
+        });
         Report {
             set: self.name.to_owned(),
+            source: "our own".to_owned(),
             rows: rows.len(),
             left_out: 0,
-            fitted_on: "none: calibrate measured the machine".to_owned(),
+            reason: None,
+            sick: 0,
             figures,
-            runs: named.collect(),
+            runs: runs.collect(),
         }
     }
 

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::predicted::Predicted;
+
 /// One figure beside its aim.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
@@ -16,24 +18,33 @@ pub struct Figure {
 }
 
 /// The result of comparing one set of runs.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The set.
     pub set: String,
+    /// The origin of its measurements.
+    pub source: String,
     /// How many runs were predicted.
     pub rows: usize,
     /// Number of runs that the engine does not support.
     pub left_out: usize,
-    /// The rows that the constants were fitted on first. The errors of all rows were known at that time.
-    pub fitted_on: String,
+    /// The first of them, and why.
+    pub reason: Option<String>,
+    /// Number of runs whose slot took over twice as long as that of the same layout elsewhere. Figures leave them out.
+    pub sick: usize,
     /// The figures.
     pub figures: Vec<Figure>,
-    /// Each run: its name, predicted and measured.
+    /// Each run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub runs: Vec<(String, f64, f64)>,
+    pub runs: Vec<Predicted>,
 }
 
 impl Figure {
+    /// A figure without an aim.
+    pub fn of(name: impl Into<String>, value: f64) -> Self {
+        Figure { name: name.into(), value, aim: None, at_least: false }
+    }
+
     /// A figure that should be at most `aim`.
     pub fn at_most(name: impl Into<String>, value: f64, aim: Option<f64>) -> Self {
         Figure { name: name.into(), value, aim, at_least: false }

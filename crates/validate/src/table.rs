@@ -22,9 +22,14 @@ impl Row {
         self.text(column).parse().ok()
     }
 
-    /// A cell as a count; 1 if it is empty.
-    pub fn count(&self, column: &str) -> usize {
-        self.number(column).map_or(1, |x| x as usize)
+    /// Sets a cell.
+    pub fn set(&mut self, column: &str, cell: String) {
+        self.0.insert(column.to_owned(), cell);
+    }
+
+    /// The names of the columns.
+    pub fn columns(&self) -> Vec<String> {
+        self.0.keys().cloned().collect()
     }
 }
 
@@ -37,8 +42,9 @@ pub fn read(path: &Path) -> io::Result<Vec<Row>> {
 pub fn rows(text: &str) -> csv::Result<Vec<Row>> {
     let mut reader = ReaderBuilder::new().comment(Some(b'#')).flexible(true).from_reader(text.as_bytes());
     let header = reader.headers()?.clone();
+    let cell = |record: &StringRecord, i| record.get(i).unwrap_or_default().to_owned();
     let row = |record: StringRecord| {
-        Row(header.iter().zip(&record).map(|(column, cell)| (column.to_owned(), cell.to_owned())).collect())
+        Row(header.iter().enumerate().map(|(i, column)| (column.to_owned(), cell(&record, i))).collect())
     };
     reader.records().map(|record| record.map(row)).collect()
 }

@@ -37,8 +37,9 @@ pub struct RowArguments {
     /// values
     #[arg(long, value_name = "KEY=VALUE,…", conflicts_with_all = ["draw", "trace"])]
     sweep: Vec<String>,
-    /// Draws the table of --scale or --sweep, the strategies of --search, or the memory of the plan's stages
-    #[arg(long, value_name = "FILE.svg", conflicts_with_all = ["validate", "reproduce"])]
+    /// Draws the table of --scale or --sweep, the strategies of --search, the runs of --validate, or the memory of the plan's
+    /// stages
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "reproduce")]
     pub plot: Option<PathBuf>,
     /// What --plot draws: of a table FLOP/s unless given, of a search and a plan memory
     #[arg(long = "plot-figure", value_enum, value_name = "FIGURE", requires = "plot")]

@@ -3,8 +3,11 @@
 use std::path::Path;
 
 use clap::ValueEnum;
+use kintsugi_draw::chart::svg;
 use kintsugi_spec::output::parent;
-use kintsugi_validate::{Figure, Report, frontier, tables, validate};
+use kintsugi_validate::{
+    COLUMNS, Figure, Predicted, Report, Tables, frontier, own, scatter, validate, worst,
+};
 
 use crate::failure::Failure;
 use crate::files::write_whole;
@@ -34,28 +37,110 @@ impl Study {
     }
 }
 
+/// What `--validate` takes.
+pub struct Request<'a> {
+    /// The folder of tables.
+    pub folder: &'a Path,
+    /// Overrides the configuration of every row.
+    pub sets: &'a [String],
+    /// Predicts every row under this framework.
+    pub framework: Option<&'a str>,
+    /// Where to draw predicted over measured.
+    pub plot: Option<&'a Path>,
+}
+
 /// Predicts the runs of every table in the folder.
-pub fn run(folder: &Path, output: Output) -> Result<(), Failure> {
+pub fn run(request: &Request, output: Output) -> Result<(), Failure> {
+    let folder = request.folder;
+    let mut tables = Tables::read(folder).map_err(|error| Failure::file("read", folder, &error))?;
+    if tables.runs.is_empty() {
+        let (folder, columns) = (folder.display(), COLUMNS.join(", "));
+        return Err(Failure::Mistake(format!(
+            "{folder} has no table with a known header; the standard columns are {columns}"
+        )));
+    }
+    if let Some(framework) = request.framework {
+        tables.under(framework);
+    }
     let progress = Progress::new("predicting", 0);
-    let reports = validate(folder, &[], 1, &|done, all| progress.set(done as u64, all as u64, "tables"));
+    progress.set(0, tables.runs.len() as u64, "runs");
+    let mut reports = validate(&tables, request.sets);
     drop(progress);
-    let reports = reports.map_err(|error| Failure::file("read", folder, &error))?;
-    if reports.is_empty() {
-        let (folder, known) = (folder.display(), tables().join(", "));
-        return Err(Failure::Mistake(format!("{folder} has none of the known tables: {known}")));
+    if request.framework.is_none() {
+        reports.extend(own(request.sets));
+    }
+    for report in reports.iter().filter(|report| report.left_out > 0) {
+        let Report { set, left_out, reason, .. } = report;
+        let reason = reason.as_deref().unwrap_or_default();
+        output.text(&format!("note: {left_out} rows of {set} are left out: {reason}\n"))?;
+    }
+    for path in &tables.unknown {
+        output.text(&format!("note: {} is left out: its header is not known\n", path.display()))?;
+    }
+    if let Some(path) = request.plot {
+        write_whole(path, svg(&scatter(&reports)).as_bytes())?;
     }
     output.result(&reports)?;
-    if output.json { Ok(()) } else { output.text(&table(&reports).to_string()) }
+    if output.json {
+        return Ok(());
+    }
+    output.text(&table(&reports).to_string())?;
+    output.text(&format!(
+        "\nThe worst rows, with the parts of their predicted steps:\n{}",
+        worst_rows(&reports)
+    ))?;
+    request.plot.map_or(Ok(()), |path| output.text(&format!("\nplot     {}\n", path.display())))
+}
+
+/// Rows that are listed for a set.
+const LISTED: usize = 2;
+
+fn worst_rows(reports: &[Report]) -> Table {
+    let mut table = Table::new([
+        "run",
+        "measured s",
+        "predicted",
+        "ratio",
+        "kernels",
+        "tensor",
+        "exposed",
+        "idle",
+        "fixed",
+    ]);
+    for report in reports {
+        table.row([report.set.clone()]);
+        for run in worst(report, LISTED) {
+            table.row(parts(run));
+        }
+    }
+    table
+}
+
+fn parts(run: &Predicted) -> Vec<String> {
+    let measured = run.measured_s.unwrap_or(f64::NAN);
+    let share = |seconds: f64| format!("{:.0} %", 100.0 * seconds / run.predicted_s);
+    let mut cells = vec![
+        run.name.clone(),
+        format!("{measured:.4}"),
+        format!("{:.4}", run.predicted_s),
+        format!("{:.2}", run.predicted_s / measured),
+    ];
+    cells.extend(run.timing.map_or(vec![String::new(); 5], |timing| {
+        let exposed = timing.exposed_s.iter().sum();
+        [timing.compute_s, timing.tensor_s, exposed, timing.idle_s, timing.fixed_s].map(share).to_vec()
+    }));
+    cells
 }
 
 fn table(reports: &[Report]) -> Table {
-    let mut table = Table::new(["set", "runs", "figure", "ours", "aim", "met"]);
+    let mut table = Table::new(["set", "runs", "sick", "figure", "ours", "aim", "met"]);
     for report in reports {
         for (i, figure) in report.figures.iter().enumerate() {
             let name = if i == 0 { report.set.clone() } else { String::new() };
             let runs = if i == 0 { report.rows.to_string() } else { String::new() };
+            let sick = if i == 0 && report.sick > 0 { report.sick.to_string() } else { String::new() };
             let [ours, aim, met] = cells(figure);
-            table.row([name, runs, figure.name.clone(), ours, aim, met]);
+            table.row([name, runs, sick, figure.name.clone(), ours, aim, met]);
         }
     }
     table

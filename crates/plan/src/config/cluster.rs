@@ -87,6 +87,8 @@ fn device(raw: &RawCluster) -> Result<DeviceSpec, ConfigError> {
     }
     spec.units.map(|n| within("cluster.device.units", n, 1..=1 << 16)).transpose()?;
     spec.ramp.map(|x| between("cluster.device.ramp", x, 0.0..=1e6)).transpose()?;
+    spec.boost.map(|x| between("cluster.device.boost", x, 1.0..=10.0)).transpose()?;
+    spec.misaligned.map(|x| between("cluster.device.misaligned", x, 1.0..=10.0)).transpose()?;
     let figures: [(&str, Option<f64>, Check); 10] = [
         ("peak_16bit", spec.peak_16bit, rate),
         ("peak_fp32", spec.peak_fp32, rate),
@@ -165,12 +167,20 @@ fn links(raw: &RawCluster) -> Result<Vec<LinkSpec>, ConfigError> {
 
 fn link(level: Level, raw: &RawLink) -> Result<LinkSpec, ConfigError> {
     let field = |key: &str| format!("cluster.links.{}.{key}", level.name());
+    if let Some(short) = raw.short {
+        seconds(&field("short.start"), short.start)?;
+        seconds(&field("short.latency"), short.latency)?;
+        share(&field("short.share"), short.share)?;
+        seconds(&field("short.until"), short.until)?;
+    }
     Ok(LinkSpec {
         level,
         bandwidth: raw.bandwidth.map(|x| rate(&field("bandwidth"), x)).transpose()?,
         latency: raw.latency.map(|x| seconds(&field("latency"), x)).transpose()?,
         efficiency: raw.efficiency.map(|x| share(&field("efficiency"), x)).transpose()?,
         start: raw.start.map(|x| seconds(&field("start"), x)).transpose()?,
+        short: raw.short,
+        rings: raw.rings.map(|n| within(&field("rings"), n, 1..=16)).transpose()?,
     })
 }
 

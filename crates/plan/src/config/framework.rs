@@ -12,6 +12,7 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
     let path = |key: &str| format!("framework.{key}");
     within(&path("fills"), spec.fills, 1..=1 << 10)?;
     between(&path("reserve"), spec.reserve, 0.0..=1e15)?;
+    spec.bucket.map(|bytes| between(&path("bucket"), bytes, 1e3..=1e15)).transpose()?;
     let times = [
         ("step", spec.step),
         ("host", spec.host),
@@ -24,6 +25,8 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
     }
     let factors = [
         ("elementwise", spec.elementwise),
+        ("norm", spec.norm),
+        ("products", spec.products),
         ("attention", spec.attention),
         ("between_nodes", spec.between_nodes),
         ("replicas_between_nodes", spec.replicas_between_nodes.unwrap_or(spec.between_nodes)),
@@ -35,6 +38,7 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
     let additions = [
         ("dropout", spec.dropout),
         ("attention_again", spec.attention_again),
+        ("products_again", spec.products_again),
         ("interference", spec.interference),
         ("logit_bytes", spec.logit_bytes),
         ("parameter_bytes", spec.parameter_bytes),

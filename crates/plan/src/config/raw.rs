@@ -1,6 +1,6 @@
 //! The configuration as written: every key is optional, and only names and types are checked.
 
-use kintsugi_spec::{Activation, DeviceSpec, Family, FrameworkSpec, RotaryScaling, Wire};
+use kintsugi_spec::{Activation, DeviceSpec, Family, FrameworkSpec, RotaryScaling, ShortSpec, Wire};
 use serde::{Deserialize, Serialize};
 
 use super::words::{OptimizerName, Quantize, Replicas, ShardLevel, Sources, Transport};
@@ -129,7 +129,7 @@ table!(RawCluster {
 
 table!(RawLinks { package: RawLink, node: RawLink, cluster: RawLink });
 
-table!(RawLink { bandwidth: f64, latency: f64, efficiency: f64, start: f64 });
+table!(RawLink { bandwidth: f64, latency: f64, efficiency: f64, start: f64, short: ShortSpec, rings: usize });
 
 table!(RawEmulatedLinks { package: RawEmulatedLink, node: RawEmulatedLink, cluster: RawEmulatedLink });
 

@@ -107,6 +107,8 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
             latency: link.latency,
             efficiency: link.efficiency,
             start: link.start,
+            short: link.short,
+            rings: link.rings,
         })
     };
     let emulated = |level: Level| {

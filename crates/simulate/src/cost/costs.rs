@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use kintsugi_comm::Collective;
 use kintsugi_comm::paper::{Entry, Transfer as Movement};
-use kintsugi_plan::{Axis, BackwardPart, Block, Group, MessageKind, Op, Plan, Unit};
+use kintsugi_plan::{Axis, BackwardPart, Block, Group, MessageKind, Op, Plan, Recompute, Unit};
 use kintsugi_spec::{FrameworkSpec, Level};
-use kintsugi_tensor::paper::Kernel;
+use kintsugi_tensor::paper::{Kernel, KernelKind};
 
 use super::device::DeviceModel;
 use super::links::Links;
@@ -344,7 +344,7 @@ impl Costs {
         let traces = [0, 1, 2].map(|stage| trace(&small, stage));
         let [first, layer, last] = traces.each_ref().map(|trace| pricing.ops(trace));
         // A single stage has both ends of the model, but a tied table only once.
-        let (ops, orders, ends) = if plan.mesh.pp == 1 {
+        let (mut ops, mut orders, ends) = if plan.mesh.pp == 1 {
             let traced = trace(&cut_down(plan, 1), 0);
             let one = pricing.ops(&traced);
             (one.clone(), pricing.orders(&traced).collect(), vec![one])
@@ -352,16 +352,20 @@ impl Costs {
             let mut ops = first.clone();
             ops.extend(&layer);
             ops.extend(&last);
-            let mut orders: HashMap<Op, OpOrder> =
+            let orders: HashMap<Op, OpOrder> =
                 traces.iter().flat_map(|trace| pricing.orders(trace)).collect();
-            if plan.framework.recompute_whole {
-                let block = Block::Layer(0);
-                let (forward, again) = (Op::Forward { block, micro: 0 }, Op::Recompute { block, micro: 0 });
-                ops.insert(again, ops[&forward]);
-                orders.extend(orders.get(&forward).cloned().map(|order| (again, order)));
-            }
             (ops, orders, vec![first, last])
         };
+        let again = Op::Recompute { block: Block::Layer(0), micro: 0 };
+        if plan.framework.recompute_whole && ops.contains_key(&again) {
+            let forward = Op::Forward { block: Block::Layer(0), micro: 0 };
+            ops.insert(again, ops[&forward]);
+            orders.extend(orders.get(&forward).cloned().map(|order| (again, order)));
+        }
+        if plan.framework.products_again > 0.0 && plan.memory.recompute == Recompute::Selective {
+            let again = plan.framework.products_again * pricing.products(&traces[1]);
+            repeat_products(&mut ops, picoseconds(again));
+        }
         let layers = plan.stage_layers();
         let stage_op = |stage: usize, op: Op| {
             let mut cost = layer[&op].times(layers[stage] as u64);
@@ -467,9 +471,9 @@ impl Pricing<'_> {
         }
         let seconds: f64 = kernels.iter().map(|kernel| self.device.seconds(kernel)).sum();
         let host = self.host(traced);
-        let whole = self.links.whole_sums() && matches!(op, Op::ReduceStart { .. });
-        let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, whole)).sum();
-        let transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, whole));
+        let sums = matches!(op, Op::ReduceStart { .. });
+        let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, sums)).sum();
+        let transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, sums));
         let cost = if starts_a_transfer(op) {
             let started = transfers.map(|(level, seconds)| (level, picoseconds(seconds))).next();
             OpCost { compute: picoseconds(seconds), links: 0, started }
@@ -479,6 +483,14 @@ impl Pricing<'_> {
             OpCost { compute: picoseconds(seconds + waiting), links: picoseconds(inside), started: None }
         };
         self.sharing.map_or(cost, |sharing| cost.shared(sharing, picoseconds(copying)))
+    }
+
+    /// Seconds of the products in the forward of a layer.
+    fn products(&self, trace: &Trace) -> f64 {
+        let forward = &trace[&Op::Forward { block: Block::Layer(0), micro: 0 }];
+        let products =
+            forward.kernels.iter().filter(|kernel| matches!(kernel.kind, KernelKind::Product { .. }));
+        products.map(|kernel| self.device.seconds(kernel)).sum()
     }
 
     /// How many times longer a transfer takes because ranks share cores.
@@ -505,6 +517,16 @@ impl Pricing<'_> {
     }
 }
 
+/// Adds products of the forward that the backward of a layer runs again.
+fn repeat_products(ops: &mut HashMap<Op, OpCost>, again: Time) {
+    for part in [BackwardPart::Both, BackwardPart::Input] {
+        let backward = Op::Backward { block: Block::Layer(0), micro: 0, part };
+        if let Some(cost) = ops.get_mut(&backward) {
+            cost.compute = cost.compute.saturating_add(again);
+        }
+    }
+}
+
 fn axis_number(axis: Axis) -> usize {
     match axis {
         Axis::Pipeline => 0,
@@ -528,21 +550,25 @@ fn starts_a_transfer(op: Op) -> bool {
     )
 }
 
-/// Seconds of a collective. With `whole`, every rank gets the whole sum instead of a shard.
-fn collective(entry: Entry, links: &Links, whole: bool) -> Option<(Level, f64)> {
-    let (collective, bytes) = collective_bytes(entry, whole)?;
-    Some(links.collective(entry.group, collective, bytes))
+/// Seconds of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard, and divided
+/// into buckets.
+fn collective(entry: Entry, links: &Links, sums: bool) -> Option<(Level, f64)> {
+    let (collective, bytes) = collective_bytes(entry, links, sums)?;
+    Some(match sums {
+        true => links.reduction(entry.group, collective, bytes),
+        false => links.collective(entry.group, collective, bytes),
+    })
 }
 
 /// Seconds of a collective without emulated links.
-fn copying(entry: Entry, links: &Links, whole: bool) -> Option<f64> {
-    let (collective, bytes) = collective_bytes(entry, whole)?;
+fn copying(entry: Entry, links: &Links, sums: bool) -> Option<f64> {
+    let (collective, bytes) = collective_bytes(entry, links, sums)?;
     Some(links.copying(entry.group, collective, bytes).1)
 }
 
-fn collective_bytes(entry: Entry, whole: bool) -> Option<(Collective, f64)> {
+fn collective_bytes(entry: Entry, links: &Links, sums: bool) -> Option<(Collective, f64)> {
     let Movement::Collective(collective) = entry.transfer else { return None };
-    let collective = if whole { Collective::AllReduce } else { collective };
+    let collective = if sums && links.whole_sums() { Collective::AllReduce } else { collective };
     Some((collective, (entry.len * entry.dtype.bytes()) as f64))
 }
 

@@ -17,6 +17,8 @@ pub struct DeviceModel {
     bandwidth: f64,
     units: f64,
     matmul: f64,
+    boost: f64,
+    misaligned: f64,
     ramp: f64,
     launch: f64,
     epilogue: Option<f64>,
@@ -52,6 +54,12 @@ const TILES: [(f64, f64, f64); 5] =
 const SPLITS: [f64; 4] = [1.0, 2.0, 4.0, 8.0];
 /// Rows of a block of queries in flash attention.
 const QUERY_BLOCK: f64 = 128.0;
+/// Widths of heads are padded to a multiple of this in flash attention.
+const HEAD_BLOCK: usize = 32;
+/// 16-bit matrix instructions and loads are full if dimensions are multiples of this.
+const ALIGNED: f64 = 64.0;
+/// Seconds of a product before the power limit lowers the clock, and until it has.
+const BOOSTED: (f64, f64) = (80e-6, 1.5e-3);
 
 impl DeviceModel {
     /// The model of a device; `None` if its peaks are unknown.
@@ -63,6 +71,8 @@ impl DeviceModel {
             bandwidth: device.memory_bandwidth? * device.streaming.unwrap_or(0.8),
             units: device.units.unwrap_or(1) as f64,
             matmul: device.matmul.unwrap_or(0.8),
+            boost: device.boost.unwrap_or(1.0),
+            misaligned: device.misaligned.unwrap_or(1.0),
             ramp: device.ramp.unwrap_or(128.0),
             launch: device.launch.unwrap_or(4e-6),
             epilogue: device.epilogue,
@@ -88,7 +98,8 @@ impl DeviceModel {
             KernelKind::Memory => {
                 let measured = self.kernels.iter().find(|point| point.name == kernel.name);
                 let moving = measured.map_or(moving, |point| kernel.bytes as f64 / point.bandwidth);
-                moving * self.framework.elementwise + self.launch
+                let unfused = if kernel.name.contains("norm") { self.framework.norm } else { 1.0 };
+                moving * self.framework.elementwise * unfused + self.launch
             }
             KernelKind::Product { m, n, k, dtype } => {
                 let [m, n, k] = [m, n, k].map(|size| size as f64);
@@ -115,7 +126,10 @@ impl DeviceModel {
         let rate = self.attention_rate(shape, is_fp32(dtype), backward);
         let blocks = (shape.batch * shape.heads) as f64 * (shape.sequence as f64 / QUERY_BLOCK).ceil();
         let waves = (blocks / self.units).ceil() * self.units / blocks;
-        kernel.flops as f64 / (rate * self.framework.attention) * waves.max(1.0)
+        let padded = shape.head_dim.next_multiple_of(HEAD_BLOCK) as f64 / shape.head_dim as f64;
+        let padded =
+            if self.attention.iter().any(|point| point.head_dim == shape.head_dim) { 1.0 } else { padded };
+        kernel.flops as f64 / (rate * self.framework.attention) * waves.max(1.0) * padded
     }
 
     /// FLOP/s of flash attention, interpolated between the measured points by their distance.
@@ -162,7 +176,7 @@ impl DeviceModel {
     }
 
     fn product(&self, product: Product) -> f64 {
-        self.tiled(product) / self.correction(product)
+        self.tiled(product) / (self.correction(product) * self.framework.products)
     }
 
     /// The ratio of measured to modelled rate, interpolated between the measured points.
@@ -195,7 +209,18 @@ impl DeviceModel {
                 best = best.min(waves * tile + sums);
             }
         }
-        best
+        let odd = !fp32 && [n, k].iter().any(|size| size % ALIGNED > 0.0);
+        self.boosted(best) * if odd { self.misaligned } else { 1.0 }
+    }
+
+    /// A short product ends before the power limit lowers the clock.
+    fn boosted(&self, seconds: f64) -> f64 {
+        if self.boost <= 1.0 {
+            return seconds;
+        }
+        let (from, until) = BOOSTED;
+        let slowed = ((seconds / from).ln() / (until / from).ln()).clamp(0.0, 1.0);
+        seconds * self.boost.powf(slowed - 1.0)
     }
 }
 

@@ -1,8 +1,9 @@
 //! The time of collectives and messages, by the level that they cross, the links that they share, and the algorithm.
 //!
 //! Inside a node, the bandwidth of a group is that of the best ring over its wires. Between nodes, it is that of the network
-//! adapters of the group's ranks in one node. Rings send the fewest bytes and trees take the fewest steps. Both are
-//! hierarchical: one step for each rank of a node and one for each node.
+//! adapters of the group's ranks in one node. Rings send the fewest bytes and trees take the fewest steps. A part travels
+//! around the whole ring: it takes a hop to every other rank, inside nodes and between them. So a ring of hundreds of ranks
+//! is slow for small parts, whatever its links.
 //!
 //! Ranks on CPUs run one ring, so between nodes a group has the bandwidth of one link. Emulated links make a transfer longer. Its
 //! ranks copy the data meanwhile, which takes the time of the transfer without emulation.
@@ -11,7 +12,9 @@ use std::collections::BTreeMap;
 
 use kintsugi_comm::Collective;
 use kintsugi_plan::{Coordinate, Mesh};
-use kintsugi_spec::{ClusterSpec, EmulatedLink, FrameworkSpec, Group, Level, LinkSpec, Span, Topology};
+use kintsugi_spec::{
+    ClusterSpec, EmulatedLink, FrameworkSpec, Group, Hardware, Level, LinkSpec, ShortSpec, Span, Topology,
+};
 
 /// The links of a cluster under a mesh.
 #[derive(Clone, Debug)]
@@ -23,6 +26,10 @@ pub struct Links {
     handshake: f64,
     whole_sums: bool,
     trees: bool,
+    /// Bytes that the framework reduces at once.
+    bucket: Option<f64>,
+    /// Bytes per second of a pass over a rank's own part: two are read and one is written.
+    local: f64,
     tensor: GroupLinks,
     data: GroupLinks,
     tied: GroupLinks,
@@ -37,6 +44,7 @@ struct Speed {
     bandwidth: f64,
     latency: f64,
     start: f64,
+    short: Option<ShortSpec>,
 }
 
 /// The links of a group of ranks, with the values of its slowest member.
@@ -90,6 +98,8 @@ impl Links {
             handshake: framework.message,
             whole_sums: framework.whole_sums,
             trees: framework.trees,
+            bucket: framework.bucket,
+            local: local_rate(cluster),
             tied: group(stage * (mesh.pp - 1).max(1), 2.min(mesh.pp), 1),
             pipeline: group(stage, mesh.pp, 1),
             emulated: None,
@@ -99,6 +109,13 @@ impl Links {
     /// Whether every rank gets the sum of whole gradients, even if it needs only a shard.
     pub fn whole_sums(&self) -> bool {
         self.whole_sums
+    }
+
+    /// Seconds of a sum of gradients: the framework divides it into buckets.
+    pub fn reduction(&self, group: Group, collective: Collective, bytes: f64) -> (Level, f64) {
+        let buckets = self.bucket.map_or(1.0, |bucket| (bytes / bucket).ceil().max(1.0));
+        let (level, seconds) = self.collective(group, collective, bytes / buckets);
+        (level, buckets * seconds)
     }
 
     /// Seconds of a collective over `bytes` in total, and the level that it occupies.
@@ -114,13 +131,24 @@ impl Links {
         if links.ranks < 2 {
             return (Level::Package, 0.0);
         }
-        let one = match self.algorithm(group, collective, bytes) {
-            _ if collective == Collective::AllToAll => self.exchange(links, bytes),
-            Algorithm::Ring => self.ring(links, bytes),
-            Algorithm::Tree => self.tree(links, bytes),
-        };
         let phases = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
-        (links.level, self.levels[links.level as usize].start + phases * one)
+        let speed = self.levels[links.level as usize];
+        let own = bytes / links.ranks as f64 / self.local;
+        let seconds = match (self.algorithm(group, collective, bytes), speed.short) {
+            _ if collective == Collective::AllToAll => speed.start + self.all_to_all(links, bytes),
+            (Algorithm::Tree, _) => speed.start + phases * self.tree(links, bytes),
+            (Algorithm::Ring, Some(short)) if self.is_short(short, links, phases, bytes) => {
+                let hops = phases * short.latency * (links.ranks - 1) as f64;
+                short.start + hops.max(phases * wire(links, bytes) / short.share)
+            }
+            (Algorithm::Ring, _) => speed.start + phases * self.ring(links, bytes),
+        };
+        (links.level, seconds + own)
+    }
+
+    /// Whether the library uses its protocol for short collectives.
+    fn is_short(&self, short: ShortSpec, group: GroupLinks, phases: f64, bytes: f64) -> bool {
+        phases * wire(group, bytes) < short.until * group.ranks as f64
     }
 
     /// The algorithm of a collective over `bytes`: both its seconds and its traffic follow from it. An all-to-all has no other.
@@ -138,13 +166,13 @@ impl Links {
     /// Seconds of one phase over a ring.
     fn ring(&self, group: GroupLinks, bytes: f64) -> f64 {
         let (n, nodes) = (group.ranks as f64, group.nodes as f64);
-        let outer = self.levels[Level::Cluster as usize].latency;
-        bytes * (n - 1.0) / n / group.bandwidth + self.inside_a_node(group) + outer * (nodes - 1.0)
+        let [_, inner, outer] = self.levels.map(|speed| speed.latency);
+        wire(group, bytes) + inner * (n - nodes) + outer * (nodes - 1.0)
     }
 
     /// Seconds of an all-to-all, whose chunks are all under way at once. Half of the bytes are received chunks. What leaves the
     /// node and what stays inside use different links.
-    fn exchange(&self, group: GroupLinks, bytes: f64) -> f64 {
+    fn all_to_all(&self, group: GroupLinks, bytes: f64) -> f64 {
         let (n, nodes) = (group.ranks as f64, group.nodes as f64);
         let (chunk, here) = (bytes / 2.0 / n, n / nodes);
         let bandwidth =
@@ -202,6 +230,19 @@ impl Links {
     }
 }
 
+/// Seconds that the bytes of one phase over a ring take on the links.
+fn wire(group: GroupLinks, bytes: f64) -> f64 {
+    let n = group.ranks as f64;
+    bytes * (n - 1.0) / n / group.bandwidth
+}
+
+/// Bytes per second of a pass over a rank's own part. Copies between threads are in the measured links already.
+fn local_rate(cluster: &ClusterSpec) -> f64 {
+    let device = &cluster.device;
+    let memory = device.memory_bandwidth.filter(|_| device.kind == Some(Hardware::Gpu));
+    memory.map_or(f64::INFINITY, |bandwidth| bandwidth * device.streaming.unwrap_or(0.8) / 3.0)
+}
+
 /// The speed of a level. Typical values replace what is not specified.
 fn speed(cluster: &ClusterSpec, level: Level) -> Speed {
     let link = cluster.link(level);
@@ -214,6 +255,7 @@ fn speed(cluster: &ClusterSpec, level: Level) -> Speed {
         bandwidth: or(|link| link.bandwidth, bandwidth) * or(|link| link.efficiency, 0.8),
         latency: or(|link| link.latency, latency),
         start: or(|link| link.start, start),
+        short: link.and_then(|link| link.short),
     }
 }
 
@@ -226,6 +268,8 @@ fn emulated_cluster(cluster: &ClusterSpec) -> ClusterSpec {
             latency: Some(latency),
             efficiency: Some(1.0),
             start: Some(0.0),
+            short: None,
+            rings: None,
         }),
         None => cluster.link(level).cloned(),
     };
@@ -286,7 +330,7 @@ fn group(
     slowest.unwrap_or(GroupLinks { ranks, nodes: 1, level, bandwidth, per_rank: bandwidth })
 }
 
-/// Bytes per second, in both directions, around the best ring over the members of a group inside a node. Each member also
+/// Bytes per second, in both directions, around the best rings over the members of a group inside a node. Each member also
 /// has the wires of the ranks between itself and the next member. `None` if no wires close a ring.
 fn ring(cluster: &ClusterSpec, members: &[usize], stride: usize, per_node: usize) -> Option<f64> {
     let n = members.len();
@@ -302,28 +346,60 @@ fn ring(cluster: &ClusterSpec, members: &[usize], stride: usize, per_node: usize
     if n == 2 {
         return Some(between[0][1]).filter(|&bandwidth| bandwidth > 0.0);
     }
+    let rings = cluster.link(Level::Node).and_then(|link| link.rings).unwrap_or(1);
+    let mut total = 0.0;
+    for _ in 0..rings {
+        let Some((least, ring)) = widest_ring(&between) else { break };
+        total += 2.0 * least;
+        for (&a, &b) in ring.iter().zip(ring.iter().cycle().skip(1)) {
+            between[a][b] -= least;
+            between[b][a] -= least;
+        }
+    }
+    (total > 0.0).then_some(total)
+}
+
+/// The ring over all members whose narrowest hop is widest, with that bandwidth. Of equal rings the one that leaves the most
+/// bandwidth to its narrowest neighbours is taken: the one with the widest hops in sum.
+fn widest_ring(between: &[Vec<f64>]) -> Option<(f64, Vec<usize>)> {
     let mut bandwidths: Vec<f64> =
         between.iter().flatten().copied().filter(|&bandwidth| bandwidth > 0.0).collect();
     bandwidths.sort_by(|a, b| b.total_cmp(a));
-    bandwidths.into_iter().find(|&least| closes(&between, least)).map(|least| 2.0 * least)
+    bandwidths.dedup();
+    bandwidths.into_iter().find_map(|least| Some((least, closed_ring(between, least)?)))
 }
 
-/// Whether a ring over all members exists whose hops all have at least this bandwidth. Dynamic programming over the sets of
-/// members that a path from the first can visit, with the members at which it can end.
-fn closes(between: &[Vec<f64>], least: f64) -> bool {
+/// A ring over all members whose hops all have at least this bandwidth, the one with the widest hops in sum. Dynamic
+/// programming over the sets of members that a path from the first can visit, with the members at which it can end.
+fn closed_ring(between: &[Vec<f64>], least: f64) -> Option<Vec<usize>> {
     let n = between.len();
-    let hop = |a: usize, b: usize| between[a][b] >= least;
-    let mut ends = vec![0_usize; 1 << n];
-    ends[1] = 1;
+    let hop = |a: usize, b: usize| Some(between[a][b]).filter(|&bandwidth| bandwidth >= least);
+    // The widest sum of a path over a set to its last member, and the member before that.
+    let mut paths: Vec<Vec<Option<(f64, usize)>>> = vec![vec![None; n]; 1 << n];
+    paths[1][0] = Some((0.0, 0));
     for visited in 1..1 << n {
-        let here = ends[visited];
-        for last in (0..n).filter(|last| here >> last & 1 == 1) {
-            for next in (0..n).filter(|&next| visited >> next & 1 == 0 && hop(last, next)) {
-                ends[visited | 1 << next] |= 1 << next;
+        for last in 0..n {
+            let Some((sum, _)) = paths[visited][last] else { continue };
+            for next in (0..n).filter(|next| visited >> next & 1 == 0) {
+                let Some(bandwidth) = hop(last, next) else { continue };
+                let better = &mut paths[visited | 1 << next][next];
+                if better.is_none_or(|(widest, _)| sum + bandwidth > widest) {
+                    *better = Some((sum + bandwidth, last));
+                }
             }
         }
     }
-    (1..n).any(|last| ends[(1 << n) - 1] >> last & 1 == 1 && hop(last, 0))
+    let all = (1 << n) - 1;
+    let closing = (1..n).filter_map(|last| Some((paths[all][last]?.0 + hop(last, 0)?, last)));
+    let (_, mut last) = closing.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    let (mut ring, mut visited) = (Vec::with_capacity(n), all);
+    while visited != 0 {
+        ring.push(last);
+        let before = paths[visited][last]?.1;
+        visited &= !(1 << last);
+        last = before;
+    }
+    Some(ring)
 }
 
 /// The bandwidth between two ranks of a node without a direct wire.

@@ -1,0 +1,86 @@
+//! `kintsugi calibrate --fit`: the constants of presets from measured runs.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kintsugi_validate::{FittedConstant, LeftOut, Tables, fit, leave_each_out};
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::progress::Progress;
+use crate::table::Table;
+
+/// The arguments of a fit.
+#[derive(Args)]
+pub struct Fitting {
+    /// Fits the constants of clusters and frameworks to the runs in the tables (CSV) of this folder instead, and prints them
+    #[arg(long, value_name = "FOLDER")]
+    pub fit: Option<PathBuf>,
+    /// With --fit: leaves out all runs of this source
+    #[arg(long, value_name = "SOURCE", requires = "fit")]
+    leave_out: Option<String>,
+    /// With --fit: leaves out each source in turn, and predicts it by the constants of the others
+    #[arg(long, requires = "fit", conflicts_with = "leave_out")]
+    leave_each_out: bool,
+}
+
+impl Fitting {
+    /// Runs the fit.
+    pub fn run(&self, folder: &Path, output: Output) -> Result<(), Failure> {
+        let tables = Tables::read(folder).map_err(|error| Failure::file("read", folder, &error))?;
+        if let Some(source) = self.leave_out.as_deref().filter(|source| !tables.has_source(source)) {
+            let sources = tables.sources().join(", ");
+            return Err(Failure::Mistake(format!(
+                "--leave-out {source} is not a source of these tables; the sources are {sources}"
+            )));
+        }
+        let progress = Progress::new("fitting", 0);
+        let done = Cell::new(0);
+        let mut on_stage = |stage: &str| {
+            progress.set(done.get(), 0, stage);
+            done.set(done.get() + 1);
+        };
+        if self.leave_each_out {
+            let sources = leave_each_out(&tables.runs, &mut on_stage);
+            drop(progress);
+            output.result(&sources)?;
+            return if output.json { Ok(()) } else { output.text(&table_of_sources(&sources)) };
+        }
+        let fit = fit(&tables.runs, self.leave_out.as_deref(), &mut on_stage);
+        drop(progress);
+        output.result(&fit.fitted)?;
+        if output.json { Ok(()) } else { output.text(&table_of_constants(&fit.fitted).to_string()) }
+    }
+}
+
+fn table_of_constants(fitted: &[FittedConstant]) -> Table {
+    let mut table = Table::new(["constant", "value", "error %", "fitted on"]);
+    for constant in fitted {
+        let more = constant.keys.len() - 1;
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let [value, error] = [format!("{:.3e}", constant.value), format!("{:.1}", constant.error)];
+        let on = if constant.sets.len() > 3 { "all sets".to_owned() } else { constant.sets.join(", ") };
+        table.row([format!("{}{more}", constant.keys[0]), value, error, on]);
+    }
+    table
+}
+
+fn table_of_sources(sources: &[LeftOut]) -> String {
+    let mut table =
+        Table::new(["source", "runs", "error % seen", "left out", "predicted / measured", "as their family"]);
+    for source in sources {
+        table.row([
+            source.source.clone(),
+            source.rows.to_string(),
+            format!("{:.1}", source.seen),
+            format!("{:.1}", source.unseen),
+            format!("{:.2}", source.bias),
+            source.fell_back.join(", "),
+        ]);
+    }
+    let mean = |of: fn(&LeftOut) -> f64| sources.iter().map(of).sum::<f64>() / sources.len().max(1) as f64;
+    let (seen, unseen) = (mean(|source| source.seen), mean(|source| source.unseen));
+    table.row(["mean over sources", "", &format!("{seen:.1}"), &format!("{unseen:.1}"), "", ""]);
+    table.to_string()
+}

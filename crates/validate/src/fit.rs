@@ -1,0 +1,366 @@
+//! Fits constants to measured rows, and repeats the fit without one source to see how predictions carry over.
+//!
+//! The search is a coordinate search on a logarithmic scale: it multiplies one constant at a time, keeps what lowers the
+//! error, and takes smaller factors when nothing does. It has no random numbers, so it gives the same result every time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+
+use kintsugi_spec::FrameworkSpec;
+use serde::{Deserialize, Serialize};
+
+use super::constants::{Constant, Constants};
+use super::description::Kind;
+use super::predicted::{Predicted, Wanted, predict_runs};
+use super::run::Run;
+
+/// The fits, as data.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fits {
+    stage: Vec<Stage>,
+}
+
+/// Constants that are fitted together.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stage {
+    name: String,
+    #[serde(default)]
+    sets: Vec<String>,
+    /// The largest error that a row should have, as a logarithm; an error beyond it counts twenty times.
+    #[serde(default)]
+    within: Option<f64>,
+    /// The preset for frameworks of a family of which no row remains. It is fitted on the rows of the whole family.
+    #[serde(default)]
+    family: Option<String>,
+    /// The frameworks of the family.
+    #[serde(default)]
+    frameworks: Vec<String>,
+    constants: Vec<Entry>,
+}
+
+/// A constant of one or more presets.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    keys: Vec<String>,
+    start: f64,
+    least: f64,
+    most: f64,
+    #[serde(default)]
+    without: Option<f64>,
+    #[serde(default)]
+    with_published: bool,
+    why: String,
+}
+
+static FITS: LazyLock<Fits> =
+    LazyLock::new(|| toml::from_str(include_str!("../data/fit.toml")).expect("the fits are legal"));
+
+/// A fitted constant.
+#[derive(Clone, Debug, Serialize)]
+pub struct FittedConstant {
+    /// The presets' keys, as `cluster.a100.device.matmul`.
+    pub keys: Vec<String>,
+    /// Its value.
+    pub value: f64,
+    /// What it describes.
+    pub why: String,
+    /// The sets that it was fitted on; empty if their source is left out.
+    pub sets: Vec<String>,
+    /// Mean error of these rows, in percent.
+    pub error: f64,
+}
+
+/// The result of a fit.
+#[derive(Clone, Debug, Default)]
+pub struct Fit {
+    /// The values.
+    pub constants: Constants,
+    /// Each constant, with what it was fitted on.
+    pub fitted: Vec<FittedConstant>,
+}
+
+/// How a source is predicted by constants that were fitted without it.
+#[derive(Clone, Debug, Serialize)]
+pub struct LeftOut {
+    /// The source.
+    pub source: String,
+    /// Its healthy steps.
+    pub rows: usize,
+    /// Mean error of its time in percent, if it is part of the fit.
+    pub seen: f64,
+    /// The same if it is left out.
+    pub unseen: f64,
+    /// Median of predicted over measured if it is left out.
+    pub bias: f64,
+    /// Frameworks of which no other source is known.
+    pub fell_back: Vec<String>,
+}
+
+/// Rows of each set that a fit uses at most, spread evenly over the set.
+const MOST_ROWS: usize = 24;
+/// The same for constants of clusters.
+const MOST_ROWS_OF_CLUSTERS: usize = 128;
+/// The same for families of frameworks.
+const MOST_ROWS_OF_FAMILIES: usize = 8;
+/// Factors of the search, from coarse to fine.
+const FACTORS: [f64; 4] = [1.4, 1.15, 1.05, 1.02];
+/// The largest error of a row that counts, as a logarithm, so that outliers do not decide.
+const LARGEST_ERROR: f64 = 0.7;
+
+/// Fits every constant on the runs, except those of the source that is left out. `on_stage` gets the name of each stage.
+pub fn fit(runs: &[Run], leave_out: Option<&str>, on_stage: &mut dyn FnMut(&str)) -> Fit {
+    fit_from(runs, leave_out, None, on_stage)
+}
+
+/// The same. Stages that `earlier` fitted on the same rows, with the same devices, keep its values.
+fn fit_from(
+    runs: &[Run],
+    leave_out: Option<&str>,
+    earlier: Option<&Fit>,
+    on_stage: &mut dyn FnMut(&str),
+) -> Fit {
+    let known: Vec<Run> = runs.iter().filter(|run| Some(run.source.as_str()) != leave_out).cloned().collect();
+    let mut fit = Fit::default();
+    let mut same_devices = true;
+    for stage in &FITS.stage {
+        on_stage(&stage.name);
+        let (rows, before) = (stage.rows(&known), stage.rows(runs));
+        let same = rows.len() == before.len();
+        match earlier.filter(|_| same && same_devices) {
+            Some(earlier) => fit.keep(stage, earlier),
+            None if rows.is_empty() => fit.set_without(stage),
+            None => fit.search(stage, &rows),
+        }
+        same_devices &= same || stage.sets.is_empty() || !stage.is_of_clusters();
+    }
+    let lost: BTreeSet<&str> = frameworks(runs).difference(&frameworks(&known)).copied().collect();
+    lost.iter().for_each(|framework| fall_back(&mut fit.constants, framework));
+    fit
+}
+
+/// Predicts each source by constants that are fitted without it.
+pub fn leave_each_out(runs: &[Run], on_stage: &mut dyn FnMut(&str)) -> Vec<LeftOut> {
+    let seen = fit(runs, None, on_stage);
+    let of_steps = runs.iter().filter(|run| run.kind == Kind::Step);
+    let sources: BTreeSet<&str> = of_steps.map(|run| run.source.as_str()).collect();
+    let one = |source: &&str| {
+        let rows: Vec<Run> = runs
+            .iter()
+            .filter(|run| {
+                run.source == **source && run.kind == Kind::Step && run.part_of.is_none() && run.worked
+            })
+            .cloned()
+            .collect();
+        let unseen = fit_from(runs, Some(source), Some(&seen), on_stage);
+        let (ratios, before) = (ratios(&rows, &unseen.constants), self::ratios(&rows, &seen.constants));
+        LeftOut {
+            source: (*source).to_owned(),
+            rows: ratios.len(),
+            seen: percent(&before),
+            unseen: percent(&ratios),
+            bias: median(ratios),
+            fell_back: unseen.constants.fell_back(),
+        }
+    };
+    sources.iter().map(one).collect()
+}
+
+impl Stage {
+    /// The rows that it is fitted on.
+    fn rows(&self, runs: &[Run]) -> Vec<Run> {
+        let most = if self.is_of_clusters() { MOST_ROWS_OF_CLUSTERS } else { MOST_ROWS };
+        if self.family.is_some() {
+            of_frameworks(runs, &self.frameworks)
+        } else {
+            of_sets(runs, &self.sets, most)
+        }
+    }
+
+    fn is_of_clusters(&self) -> bool {
+        self.constants.iter().flat_map(Entry::constants).any(|constant| constant.table == "cluster")
+    }
+}
+
+impl Fit {
+    /// Takes the values of a stage from another fit.
+    fn keep(&mut self, stage: &Stage, other: &Fit) {
+        for entry in &stage.constants {
+            for constant in entry.constants() {
+                let value = other.constants.get(&constant);
+                value.into_iter().for_each(|value| self.constants.set(&constant, value));
+            }
+        }
+    }
+
+    fn set_without(&mut self, stage: &Stage) {
+        for entry in &stage.constants {
+            if let Some(value) = entry.without {
+                entry.set(&mut self.constants, value);
+            }
+        }
+    }
+
+    fn search(&mut self, stage: &Stage, rows: &[Run]) {
+        let mut values: Vec<f64> = stage.constants.iter().map(|entry| entry.start).collect();
+        let mut best = self.error(stage, rows, &values);
+        for factor in FACTORS {
+            let mut better = true;
+            while better {
+                better = false;
+                for i in 0..values.len() {
+                    for change in [factor, 1.0 / factor] {
+                        let Entry { least, most, .. } = stage.constants[i];
+                        let mut trial = values.clone();
+                        trial[i] = (values[i] * change).clamp(least, most);
+                        let error = self.error(stage, rows, &trial);
+                        if error < best - 1e-6 {
+                            (best, values, better) = (error, trial, true);
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        let sets: BTreeSet<&str> = rows.iter().map(|run| run.set.as_str()).collect();
+        for (entry, &found) in stage.constants.iter().zip(&values) {
+            let published = entry.without.filter(|_| entry.with_published);
+            let value = published.map_or(found, |published| (found * published).sqrt());
+            entry.set(&mut self.constants, value);
+            self.fitted.push(FittedConstant {
+                keys: entry.keys.clone(),
+                value,
+                why: entry.why.clone(),
+                sets: sets.iter().map(|&set| set.to_owned()).collect(),
+                error: 100.0 * best,
+            });
+        }
+    }
+
+    /// The error of a stage's rows with these values of its constants: the mean over its sources of the mean over their sets.
+    fn error(&self, stage: &Stage, rows: &[Run], values: &[f64]) -> f64 {
+        let mut constants = self.constants.clone();
+        for (entry, &value) in stage.constants.iter().zip(values) {
+            entry.set(&mut constants, value);
+        }
+        stage.frameworks.iter().for_each(|framework| fall_back(&mut constants, framework));
+        let (predicted, _) = predict_runs(rows, &constants, &[], Wanted::Time);
+        let mut sources: BTreeMap<&str, BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
+        for run in &predicted {
+            let Some(ratio) = ratio(run) else { continue };
+            let sets = sources.entry(&run.source).or_default();
+            let error = ratio.ln().abs().min(LARGEST_ERROR);
+            let beyond = stage.within.map_or(0.0, |most| (error - most).max(0.0));
+            sets.entry(&run.set).or_default().push(error + 20.0 * beyond);
+        }
+        if sources.is_empty() {
+            return f64::INFINITY;
+        }
+        mean(sources.values().map(|sets| mean(sets.values().map(|errors| mean(errors.iter().copied())))))
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    sum / count
+}
+
+impl Entry {
+    fn set(&self, constants: &mut Constants, value: f64) {
+        self.constants().for_each(|constant| constants.set(&constant, value));
+    }
+
+    fn constants(&self) -> impl Iterator<Item = Constant> + '_ {
+        self.keys.iter().map(|key| Constant::parse(key).expect("a key has a table, a preset and a key"))
+    }
+}
+
+/// Gives a framework the constants of its family. What is fitted only for this framework has its default.
+fn fall_back(constants: &mut Constants, framework: &str) {
+    let of_family = |stage: &&Stage| stage.frameworks.iter().any(|name| name == framework);
+    let Some(family) = FITS.stage.iter().find(of_family).and_then(|stage| stage.family.as_deref()) else {
+        return;
+    };
+    let defaults = toml::Table::try_from(FrameworkSpec::default()).expect("scalars can be written");
+    let own = FITS.stage.iter().flat_map(|stage| &stage.constants).flat_map(Entry::constants);
+    let own = own.filter(|constant| constant.table == "framework" && constant.preset == framework);
+    let neutral = own.filter_map(|constant| {
+        let default = defaults.get(&constant.key)?;
+        Some((constant.key, default.as_float()?))
+    });
+    constants.fall_back(framework, family, neutral.collect());
+}
+
+fn frameworks(runs: &[Run]) -> BTreeSet<&str> {
+    runs.iter().filter(|run| run.kind == Kind::Step).map(Run::framework).collect()
+}
+
+/// The rows of some sets, at most a few of each.
+fn of_sets(runs: &[Run], sets: &[String], most: usize) -> Vec<Run> {
+    let of = |set: &String| {
+        spread(runs.iter().filter(|run| run.set == *set && run.worked && !run.sick).collect(), most)
+    };
+    sets.iter().flat_map(of).collect()
+}
+
+/// The steps of some frameworks, a few of each set.
+fn of_frameworks(runs: &[Run], frameworks: &[String]) -> Vec<Run> {
+    let mut sets: BTreeMap<&str, Vec<&Run>> = BTreeMap::new();
+    let wanted = |run: &&Run| frameworks.iter().any(|name| name == run.framework());
+    for run in
+        runs.iter().filter(|run| run.kind == Kind::Step && run.part_of.is_none() && run.worked && !run.sick)
+    {
+        sets.entry(&run.set).or_default().extend(Some(run).filter(wanted));
+    }
+    sets.into_values().flat_map(|rows| spread(rows, MOST_ROWS_OF_FAMILIES)).collect()
+}
+
+fn spread(rows: Vec<&Run>, most: usize) -> Vec<Run> {
+    let step = rows.len().div_ceil(most).max(1);
+    rows.into_iter().step_by(step).cloned().collect()
+}
+
+fn ratios(rows: &[Run], constants: &Constants) -> Vec<f64> {
+    let (predicted, _) = predict_runs(rows, constants, &[], Wanted::Time);
+    predicted.iter().filter_map(ratio).collect()
+}
+
+fn ratio(run: &Predicted) -> Option<f64> {
+    let ratio = run.predicted_s / run.measured_s.filter(|_| !run.sick)?;
+    Some(ratio).filter(|ratio| ratio.is_finite() && *ratio > 0.0)
+}
+
+fn percent(ratios: &[f64]) -> f64 {
+    100.0 * ratios.iter().map(|ratio| (ratio - 1.0).abs()).sum::<f64>() / ratios.len() as f64
+}
+
+fn median(mut ratios: Vec<f64>) -> f64 {
+    ratios.sort_by(f64::total_cmp);
+    ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_spec::presets;
+
+    use super::*;
+
+    #[test]
+    fn every_fitted_constant_is_a_key_of_a_preset() {
+        for constant in FITS.stage.iter().flat_map(|stage| &stage.constants).flat_map(Entry::constants) {
+            let found = match constant.table.as_str() {
+                "cluster" => presets::cluster(&constant.preset),
+                _ => presets::framework(&constant.preset),
+            };
+            let text = found.unwrap_or_else(|error| panic!("{error}")).text;
+            let table: toml::Table = toml::from_str(text).unwrap();
+            let mut value = Some(&table[&constant.table]);
+            for key in constant.key.split('.') {
+                value = value.and_then(|value| value.get(key));
+            }
+            assert!(value.is_some_and(toml::Value::is_float), "{constant:?} is not in its preset");
+        }
+    }
+}

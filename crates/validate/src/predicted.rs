@@ -1,0 +1,183 @@
+//! Runs beside their predictions.
+
+use std::collections::BTreeMap;
+
+use kintsugi_comm::Collective;
+use kintsugi_plan::{Group, Mesh, Plan};
+use kintsugi_simulate::cost::DeviceModel;
+use kintsugi_simulate::{Coverage, Timing, collective_seconds, memory_by_stage, predict, time};
+use kintsugi_tensor::DType;
+use kintsugi_tensor::paper::{Kernel, KernelKind};
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::constants::Constants;
+use super::description::{Kind, MemoryOf};
+use super::device;
+use super::run::Run;
+
+/// A run with its prediction. Times are in seconds, memory in bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Predicted {
+    /// The set.
+    #[serde(skip)]
+    pub set: String,
+    /// The origin of the measurement.
+    #[serde(skip)]
+    pub source: String,
+    /// The name of the run.
+    pub name: String,
+    /// Layouts of the same job.
+    #[serde(skip)]
+    pub group: String,
+    /// The number of ranks.
+    pub ranks: usize,
+    /// Measured time, unless the run failed.
+    pub measured_s: Option<f64>,
+    /// Predicted time.
+    pub predicted_s: f64,
+    /// Its parts, for a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timing: Option<Timing>,
+    /// Measured memory.
+    pub measured_memory: Option<f64>,
+    /// Predicted memory of the stage that was measured.
+    pub predicted_memory: Option<f64>,
+    /// Whether the fullest rank is predicted to fit.
+    pub fits: Option<bool>,
+    /// Whether the run worked.
+    pub worked: bool,
+    /// Whether a slot took over twice as long as that of the same layout elsewhere.
+    pub sick: bool,
+}
+
+/// What to predict of a run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Only time.
+    Time,
+    /// Time and memory.
+    All,
+}
+
+/// Runs that the engine does not support: their number and the first reason, by set.
+pub type Refused = BTreeMap<String, (usize, String)>;
+
+/// Predicts runs, and says which it cannot predict.
+pub fn predict_runs(
+    runs: &[Run],
+    constants: &Constants,
+    over: &[String],
+    wanted: Wanted,
+) -> (Vec<Predicted>, Refused) {
+    let all: Vec<Result<Predicted, String>> =
+        runs.par_iter().map(|run| one(run, constants, over, wanted)).collect();
+    let mut refused = Refused::new();
+    let mut predicted = Vec::new();
+    for (run, result) in runs.iter().zip(all) {
+        match result {
+            Ok(run) => predicted.push(run),
+            Err(reason) => {
+                refused.entry(run.set.clone()).or_insert((0, format!("{}: {reason}", run.name))).0 += 1
+            }
+        }
+    }
+    (predicted, refused)
+}
+
+fn one(run: &Run, constants: &Constants, over: &[String], wanted: Wanted) -> Result<Predicted, String> {
+    match run.kind {
+        Kind::Step => step(run, constants, over, wanted),
+        Kind::Product | Kind::AllReduce => operation(run, constants, over),
+    }
+}
+
+fn step(run: &Run, constants: &Constants, over: &[String], wanted: Wanted) -> Result<Predicted, String> {
+    let plan = run.plan(constants, over)?;
+    let (measured, fitting) = (run.seconds(&plan), wanted == Wanted::All);
+    let timing = if run.worked { time(&plan) } else { None };
+    let memory = if fitting { Some(memory(run, constants, over)?) } else { None };
+    Ok(Predicted {
+        ranks: plan.mesh.ranks(),
+        measured_s: measured,
+        predicted_s: timing.map_or(f64::NAN, |timing| timing.step_s),
+        timing,
+        measured_memory: run.memory(),
+        predicted_memory: memory.as_ref().map(|memory| memory.0),
+        fits: memory.and_then(|memory| memory.1),
+        ..named(run)
+    })
+}
+
+/// Memory of the measured stage, and whether the fullest fits.
+fn memory(run: &Run, constants: &Constants, over: &[String]) -> Result<(f64, Option<bool>), String> {
+    let plan = run.memory_plan(constants, over)?;
+    let stages = memory_by_stage(&plan, &predict(&plan, device(&plan), Coverage::ShortStep));
+    let fullest = stages.iter().copied().fold(0.0, f64::max);
+    let measured = match run.memory_of {
+        MemoryOf::Fullest => fullest,
+        MemoryOf::First => stages[0],
+    };
+    Ok((measured, plan.cluster.device.memory.map(|most| fullest <= most as f64)))
+}
+
+/// A single operation on the cluster of a row.
+fn operation(run: &Run, constants: &Constants, over: &[String]) -> Result<Predicted, String> {
+    let number = |column: &str| run.row.number(column).ok_or_else(|| format!("no {column}"));
+    let mut device = run.clone();
+    device.settings =
+        vec!["model.preset=demo".to_owned(), format!("cluster.preset={}", run.row.text("device"))];
+    let mut plan = device.plan(constants, over)?;
+    let (ranks, predicted, measured) = if run.kind == Kind::AllReduce {
+        let ranks = number("ranks")? as usize;
+        plan.mesh = Mesh { pp: 1, dp: 1, tp: ranks };
+        let seconds = collective_seconds(&plan, Group::TENSOR, Collective::AllReduce, number("bytes")?);
+        (ranks, seconds, number("time_s")?)
+    } else {
+        let [m, n, k] = [number("m")?, number("n")?, number("k")?];
+        let reached = number("efficiency")? * number("peak_tflops")? * 1e12;
+        (1, product_seconds(&plan, [m, n, k]).ok_or("no speed")?, 2.0 * m * n * k / reached)
+    };
+    Ok(Predicted { ranks, measured_s: Some(measured), predicted_s: predicted, ..named(run) })
+}
+
+/// Seconds of a 16-bit product of m × n sums of k terms.
+fn product_seconds(plan: &Plan, [m, n, k]: [f64; 3]) -> Option<f64> {
+    let device = DeviceModel::new(&plan.cluster.device, &plan.framework)?;
+    let bytes = (2.0 * (m * k + n * k + m * n)) as u64;
+    let kind = KernelKind::Product { m: m as usize, n: n as usize, k: k as usize, dtype: DType::BF16 };
+    Some(device.seconds(&Kernel { name: "linear", flops: (2.0 * m * n * k) as u64, bytes, kind }))
+}
+
+fn named(run: &Run) -> Predicted {
+    Predicted {
+        set: run.set.clone(),
+        source: run.source.clone(),
+        group: run.group.clone(),
+        worked: run.worked,
+        sick: run.sick,
+        measured_s: None,
+        ..Predicted::of(&run.name, 1, f64::NAN, f64::NAN, None)
+    }
+}
+
+impl Predicted {
+    /// A run that worked, with its times.
+    pub fn of(name: &str, ranks: usize, predicted: f64, measured: f64, timing: Option<Timing>) -> Self {
+        Predicted {
+            set: String::new(),
+            source: String::new(),
+            name: name.to_owned(),
+            group: String::new(),
+            ranks,
+            measured_s: Some(measured),
+            predicted_s: predicted,
+            timing,
+            measured_memory: None,
+            predicted_memory: None,
+            fits: None,
+            worked: true,
+            sick: false,
+        }
+    }
+}
