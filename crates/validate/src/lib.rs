@@ -10,7 +10,7 @@ mod score;
 mod sets;
 mod table;
 
-pub use score::{Figure, Report};
+pub use score::{Figure, MeasuredRun, Report};
 
 use std::io;
 use std::path::Path;

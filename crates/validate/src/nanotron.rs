@@ -8,7 +8,7 @@ use kintsugi_plan::Plan;
 use kintsugi_simulate::{Coverage, memory_by_stage, predict};
 use rayon::prelude::*;
 
-use super::score::{Figure, Report, errors, spearman};
+use super::score::{Figure, MeasuredRun, Report, errors, spearman};
 use super::table::Row;
 use super::{device, plan, predicted};
 
@@ -19,6 +19,9 @@ struct Run {
     model: String,
     nodes: String,
     name: String,
+    ranks: usize,
+    /// Tokens of a step for each rank.
+    tokens: f64,
     fits: bool,
     /// Tokens per second and rank.
     predicted: f64,
@@ -63,7 +66,12 @@ fn report(model: &str, runs: &[Run], left_out: usize) -> Report {
         ],
         runs: worked
             .iter()
-            .map(|run| (run.name.clone(), run.predicted, run.measured.unwrap_or(0.0)))
+            .map(|run| MeasuredRun {
+                name: run.name.clone(),
+                ranks: run.ranks,
+                predicted_s: run.tokens / run.predicted,
+                measured_s: run.tokens / run.measured.unwrap_or(f64::NAN),
+            })
             .collect(),
     }
 }
@@ -97,7 +105,9 @@ fn run(row: &Row, over: &[String]) -> Option<Run> {
         model: row.text("model").to_owned(),
         nodes: row.text("nodes").to_owned(),
         name: ["nodes", "tp", "pp", "dp", "zero", "micro_batch", "grad_accum"].map(|c| row.text(c)).join(" "),
-        fits: plan.cluster.device.memory.is_none_or(|most| fullest <= most as f64),
+        ranks: plan.mesh.ranks(),
+        tokens,
+        fits: plan.cluster.device.planned_memory().is_none_or(|most| fullest <= most as f64),
         predicted: if worked { tokens / predicted(&plan) } else { 0.0 },
         measured: row.number("tokens_per_s_per_gpu").filter(|_| worked),
         memory: memory[0],

@@ -7,7 +7,7 @@ use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::{Consumption, Coverage, predict, time};
 
-use super::score::{Figure, Report, errors, spearman};
+use super::score::{Figure, MeasuredRun, Report, errors, spearman};
 use super::table::{self, Row};
 use super::{device, predicted};
 
@@ -72,8 +72,10 @@ impl Machine {
                 figures.push(Figure::at_most(format!("{name}, worst error %"), errors(&pairs).1, aim));
             }
         }
-        let named =
-            rows.iter().zip(times).map(|(row, (ours, real))| (row.text("name").to_owned(), ours, real));
+        let named = rows.iter().zip(&plans).zip(times).map(|((row, plan), (predicted_s, measured_s))| {
+            let (name, ranks) = (row.text("name").to_owned(), plan.mesh.ranks());
+            MeasuredRun { name, ranks, predicted_s, measured_s }
+        });
         Report {
             set: self.name.to_owned(),
             rows: rows.len(),

@@ -28,9 +28,22 @@ pub struct Report {
     pub fitted_on: String,
     /// The figures.
     pub figures: Vec<Figure>,
-    /// Each run: its name, predicted and measured.
+    /// Each run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub runs: Vec<(String, f64, f64)>,
+    pub runs: Vec<MeasuredRun>,
+}
+
+/// A run beside its prediction.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MeasuredRun {
+    /// Its name.
+    pub name: String,
+    /// Its ranks.
+    pub ranks: usize,
+    /// Predicted seconds of a step.
+    pub predicted_s: f64,
+    /// Measured seconds of a step.
+    pub measured_s: f64,
 }
 
 impl Figure {

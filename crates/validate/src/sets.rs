@@ -3,7 +3,7 @@
 use kintsugi_simulate::{Coverage, memory_of, predict};
 use rayon::prelude::*;
 
-use super::score::{Figure, Report, errors};
+use super::score::{Figure, MeasuredRun, Report, errors};
 use super::table::Row;
 use super::{Case, device, gpt, plan, predicted};
 
@@ -119,9 +119,14 @@ impl Set {
     pub fn report(&self, rows: &[Row], over: &[String]) -> Report {
         let read: Vec<Read> = rows.iter().filter_map(self.read).collect();
         let cases: Vec<Case> = read.iter().filter_map(|read| case(read, over)).collect();
-        let runs: Vec<(String, f64, f64)> =
-            cases.par_iter().map(|case| (case.name.clone(), predicted(&case.plan), case.measured)).collect();
-        let times: Vec<(f64, f64)> = runs.iter().map(|run| (run.1, run.2)).collect();
+        let run = |case: &Case| MeasuredRun {
+            name: case.name.clone(),
+            ranks: case.plan.mesh.ranks(),
+            predicted_s: predicted(&case.plan),
+            measured_s: case.measured,
+        };
+        let runs: Vec<MeasuredRun> = cases.par_iter().map(run).collect();
+        let times: Vec<(f64, f64)> = runs.iter().map(|run| (run.predicted_s, run.measured_s)).collect();
         let (mean, worst) = errors(&times);
         let [mean_aim, worst_aim, memory_aim] = self.aims;
         let mut figures = vec![
