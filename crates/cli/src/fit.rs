@@ -3,17 +3,17 @@
 use kintsugi_checkpoint::snapshot_bytes;
 use kintsugi_plan::{DeviceKind, Plan};
 use kintsugi_rank::RankMemory;
-use kintsugi_simulate::{Misfit, Prediction, check_fit, check_memory};
+use kintsugi_simulate::{Misfit, Prediction, check_memory, check_planned};
 use kintsugi_spec::units;
 use kintsugi_tensor::cuda::libraries;
 
 use crate::failure::Failure;
 use crate::host;
 
-/// Compares with the plan's devices, or with this machine's memory if the plan is for this machine.
+/// Compares with the plan's devices less their headroom, or with this machine's memory if the plan is for this machine.
 pub fn planned(plan: &Plan, prediction: &Prediction) -> Result<(), Misfit> {
     if plan.cluster.device.memory.is_some() {
-        check_fit(plan, prediction, None)
+        check_planned(plan, &prediction.stages, None)
     } else {
         here(plan, prediction, plan.mesh.ranks())
     }
@@ -40,14 +40,14 @@ pub fn known(plan: &Plan, prediction: &Prediction) -> Option<bool> {
 /// Compares with the plan's devices and with the memory of this machine, which has `ranks_here` of the ranks, whatever the
 /// plan is for.
 pub fn here(plan: &Plan, prediction: &Prediction, ranks_here: usize) -> Result<(), Misfit> {
-    check_fit(plan, prediction, None)?;
+    check_memory(plan, &prediction.stages, None)?;
     let Some(bound) = bound(plan) else { return Ok(()) };
     // Every node has as much memory for its part of the ranks.
     let bytes = bound.bytes / ranks_here as u64 * plan.mesh.ranks() as u64;
     let bound =
         host::Bound { bytes: if ranks_here < plan.mesh.ranks() { bytes } else { bound.bytes }, ..bound };
     let fits = |bytes, holder: String| {
-        check_fit(plan, prediction, Some(bytes)).map_err(|misfit| Misfit { holder, ..misfit })
+        check_memory(plan, &prediction.stages, Some(bytes)).map_err(|misfit| Misfit { holder, ..misfit })
     };
     fits(bound.bytes, bound.holder.to_owned())?;
     // The copy of a checkpoint is always the host's.

@@ -14,7 +14,7 @@ use clap::Args;
 use kintsugi_draw::chart::{Chart, svg};
 use kintsugi_draw::{Ink, Trace, draw, schedule_svg};
 use kintsugi_plan::Plan;
-use kintsugi_simulate::{Coverage, Misfit, Prediction, Timeline, bubble, memory_of, predict};
+use kintsugi_simulate::{Coverage, Misfit, Prediction, Timeline, bubble, has_own_memory, predict};
 use kintsugi_spec::units;
 
 use crate::config::ConfigArguments;
@@ -174,12 +174,18 @@ impl Predicted {
     /// Predicts the plan of a configuration.
     pub fn new(config: &ConfigArguments) -> Result<Self, Failure> {
         let (plan, notes) = config.plan_with_notes()?;
-        let prediction = predict(&plan, planned_device(&plan, plan.mesh.ranks()), Coverage::quick(&plan));
+        let engine = predict(&plan, planned_device(&plan, plan.mesh.ranks()), Coverage::quick(&plan));
+        let prediction = engine.clone().under_framework(&plan);
         let misfit = fit::planned(&plan, &prediction).err();
         let fits = fit::known(&plan, &prediction);
         let speed = Speed::of(&plan);
         let bubble = speed.as_ref().map_or_else(|| bubble(&plan), |speed| speed.timing.bubble);
-        let notes = notes.into_iter().chain(memory_of_others(&plan, &prediction)).collect();
+        let supported = search::supported(&plan)?;
+        let unsupported = supported
+            .iter()
+            .filter_map(|support| support.refusal(&plan))
+            .map(|refusal| format!("{} cannot run {refusal}", framework_name(&plan)));
+        let notes = notes.into_iter().chain(memory_note(&plan, &engine)).chain(unsupported).collect();
         Ok(Predicted { plan, prediction, speed, bubble, notes, fits, misfit })
     }
 
@@ -251,14 +257,18 @@ fn check_drawable(plan: &Plan) -> Result<(), Failure> {
     )))
 }
 
-/// The memory of the fullest rank under another framework, if that is more than under this engine.
-fn memory_of_others(plan: &Plan, prediction: &Prediction) -> Option<String> {
-    let ours = prediction.stages.iter().map(|stage| stage.total).max().unwrap_or(0);
-    let theirs = memory_of(plan, prediction) as u64;
-    (theirs > ours).then(|| {
-        let theirs = units::bytes(theirs);
-        format!("memory and whether it fits are this engine's own; with [framework] the fullest rank takes about {theirs}")
+/// Whose memory a plan shows, if it is not this engine's.
+fn memory_note(plan: &Plan, engine: &Prediction) -> Option<String> {
+    let ours = engine.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0);
+    has_own_memory(plan).then(|| {
+        let (name, ours) = (framework_name(plan), units::bytes(ours));
+        format!("memory is an estimate for {name}; this engine would take {ours} on its fullest rank")
     })
+}
+
+/// The name of a plan's framework in messages.
+fn framework_name(plan: &Plan) -> &str {
+    plan.framework.preset.as_deref().unwrap_or("[framework]")
 }
 
 fn picture(timeline: &Timeline) -> String {

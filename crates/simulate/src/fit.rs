@@ -6,8 +6,6 @@ use kintsugi_plan::Plan;
 use kintsugi_rank::RankMemory;
 use kintsugi_spec::units;
 
-use crate::Prediction;
-
 /// Why a plan does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misfit {
@@ -43,13 +41,33 @@ impl fmt::Display for Misfit {
     }
 }
 
-/// Checks every rank against its device and, if ranks share this machine's memory, all of them against `host_memory`.
-pub fn check_fit(plan: &Plan, prediction: &Prediction, host_memory: Option<u64>) -> Result<(), Misfit> {
-    check_memory(plan, &prediction.stages, host_memory)
+/// Checks the memory of one rank of each stage against its device and, if ranks share this machine's memory, all of them
+/// together against `host_memory`. For runs: what the device has besides is known when the run starts.
+pub fn check_memory(plan: &Plan, stages: &[RankMemory], host_memory: Option<u64>) -> Result<(), Misfit> {
+    let device = plan.cluster.device.memory.map(|bytes| (bytes, plan.cluster.device.name.clone()));
+    check(plan, stages, device, host_memory)
 }
 
-/// The same, from the memory of one rank of each stage.
-pub fn check_memory(plan: &Plan, stages: &[RankMemory], host_memory: Option<u64>) -> Result<(), Misfit> {
+/// The same for plans, which leave the headroom of the device free.
+pub fn check_planned(plan: &Plan, stages: &[RankMemory], host_memory: Option<u64>) -> Result<(), Misfit> {
+    let spec = &plan.cluster.device;
+    let device = spec.memory.zip(spec.planned_memory()).map(|(all, available)| {
+        let headroom = units::bytes(all - available);
+        let holder = match all - available {
+            0 => spec.name.clone(),
+            _ => format!("{}: {} less a headroom of {headroom}", spec.name, units::bytes(all)),
+        };
+        (available, holder)
+    });
+    check(plan, stages, device, host_memory)
+}
+
+fn check(
+    plan: &Plan,
+    stages: &[RankMemory],
+    device: Option<(u64, String)>,
+    host_memory: Option<u64>,
+) -> Result<(), Misfit> {
     let ranks_per_stage = plan.mesh.dp * plan.mesh.tp;
     let misfit = |stage: usize, available, holder: String, sharing| Misfit {
         rank: stage * ranks_per_stage,
@@ -58,10 +76,10 @@ pub fn check_memory(plan: &Plan, stages: &[RankMemory], host_memory: Option<u64>
         holder,
         sharing,
     };
-    if let Some(available) = plan.cluster.device.memory {
+    if let Some((available, holder)) = device {
         let too_large = stages.iter().position(|memory| memory.reserved + memory.transport > available);
         if let Some(stage) = too_large {
-            return Err(misfit(stage, available, plan.cluster.device.name.clone(), 1));
+            return Err(misfit(stage, available, holder, 1));
         }
     }
     if let Some(available) = host_memory {

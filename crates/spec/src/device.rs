@@ -13,6 +13,9 @@ pub struct DeviceSpec {
     pub kind: Option<Hardware>,
     /// Memory in bytes; `None` for the memory of this machine.
     pub memory: Option<u64>,
+    /// The share of the memory that plans leave free: context, communication library, fragmentation. `None` for
+    /// [`GPU_HEADROOM`] on a GPU and nothing on a CPU.
+    pub headroom: Option<f64>,
     /// Peak of the 16-bit matrix units, FLOP/s.
     pub peak_16bit: Option<f64>,
     /// Peak in fp32, FLOP/s.
@@ -48,6 +51,19 @@ pub struct DeviceSpec {
     pub products: Vec<ProductPoint>,
     /// Measured bandwidths of memory-bound kernels. Other kernels reach the streaming share of the bandwidth.
     pub kernels: Vec<KernelPoint>,
+}
+
+/// The headroom of a GPU that plans for this engine leave, as a share of its memory. The engine takes one slab of a planned
+/// size, so there is no fragmentation; the rest is for the context and the communication library.
+pub const GPU_HEADROOM: f64 = 0.05;
+
+impl DeviceSpec {
+    /// The bytes that plans may use, if the memory is known: all but the headroom.
+    pub fn planned_memory(&self) -> Option<u64> {
+        let default = if self.kind == Some(Hardware::Cpu) { 0.0 } else { GPU_HEADROOM };
+        let headroom = self.headroom.unwrap_or(default);
+        self.memory.map(|bytes| (bytes as f64 * (1.0 - headroom)) as u64)
+    }
 }
 
 /// A kind of device. GPUs of all vendors count as one kind.

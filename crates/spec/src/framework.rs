@@ -55,19 +55,39 @@ pub struct FrameworkSpec {
     pub trees: bool,
     /// How much slower kernels are while a collective runs beside them.
     pub interference: f64,
-    /// Bytes of memory beside tensors: context, library and collective buffers.
+    /// Bytes of memory beside tensors that its allocator reserves, whatever the plan.
     pub reserve: f64,
+    /// The memory that its allocator reserves beyond tensors, as a share of them.
+    pub allocator: f64,
     /// Extra bytes per logit of this rank compared with Kintsugi, at the peak of the head.
     pub logit_bytes: f64,
     /// Extra bytes per parameter of this rank compared with Kintsugi: 16-bit gradients beside the fp32 ones that they are
     /// added to.
     pub parameter_bytes: f64,
+    /// Bytes per parameter of this rank in communication buffers, if there are replicas: buckets of gradients.
+    pub bucket_bytes: f64,
     /// The activations that it keeps, as a multiple of ours.
     pub kept: f64,
+    /// The same under tensor parallelism, whose collectives need buffers of other sizes; `None` for the same factor.
+    pub kept_tp: Option<f64>,
     /// Tensors of all rows that each layer keeps under sequence parallelism. Our engine gathers them again instead.
     pub gathered: f64,
     /// Temporary bytes per element of the weight gradient of a layer's first MLP matrix, in addition to the gradient.
     pub temporary: f64,
+    /// What it can run. A search proposes nothing else.
+    pub supports: Vec<Support>,
+}
+
+/// The values of a key that a framework can run. Keys that are not listed are not restricted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Support {
+    /// A key that a search varies.
+    pub key: String,
+    /// The values.
+    pub values: Vec<String>,
+    /// Why it runs no others.
+    pub reason: String,
 }
 
 impl Default for FrameworkSpec {
@@ -96,11 +116,15 @@ impl Default for FrameworkSpec {
             trees: false,
             interference: 0.0,
             reserve: 0.0,
+            allocator: 0.0,
             logit_bytes: 0.0,
             parameter_bytes: 0.0,
+            bucket_bytes: 0.0,
             kept: 1.0,
+            kept_tp: None,
             gathered: 0.0,
             temporary: 0.0,
+            supports: Vec::new(),
         }
     }
 }

@@ -16,14 +16,16 @@ mod model;
 pub mod output;
 pub mod presets;
 pub mod splitmix64;
+mod spread;
 pub mod tokenizer_files;
 pub mod units;
 
 pub use cause::Cause;
 pub use cluster::{ClusterSpec, Topology};
-pub use device::{AttentionPoint, DeviceSpec, Hardware, KernelPoint, ProductPoint};
-pub use framework::FrameworkSpec;
+pub use device::{AttentionPoint, DeviceSpec, GPU_HEADROOM, Hardware, KernelPoint, ProductPoint};
+pub use framework::{FrameworkSpec, Support};
 pub use group::{Axis, Group, Span};
 pub use level::Level;
 pub use link::{EmulatedLink, EmulatedLinks, LinkSpec, ShortSpec, Wire};
 pub use model::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling};
+pub use spread::Spread;

@@ -30,10 +30,10 @@ fn main() {
     println!("{} on {ranks} ranks", base.model.name);
 
     let watch = Watch::start();
-    let all = strategies(&base, ranks, &[], usize::MAX);
+    let all = strategies(&base, ranks, &[], &[], usize::MAX);
     watch.report("enumerated", all.len());
 
-    let limit = base.cluster.device.memory.map(Limit::PerRank);
+    let limit = base.cluster.device.planned_memory().map(Limit::PerRank);
     let watch = Watch::start();
     let fitting = strategies_that_fit(&base, DEVICE, &all, limit, &|_| {});
     watch.report("checked for memory", all.len());

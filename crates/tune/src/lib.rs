@@ -6,16 +6,20 @@
 
 mod only;
 mod order;
+mod pick;
 mod reason;
 mod search;
 mod space;
+mod support;
 mod table;
 
 pub use only::Only;
 pub use order::{By, order};
+pub use pick::{INDIFFERENCE, complexity, preference};
 pub use reason::reason;
 pub use search::{
     Candidate, Counts, Found, Limit, Phase, SearchError, Settings, search, strategies_that_fit, timings,
 };
 pub use space::strategies;
+pub use support::Supported;
 pub use table::{Outcome, efficiency, outcome};

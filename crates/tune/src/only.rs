@@ -20,7 +20,7 @@ enum Allowed {
 }
 
 /// The keys that a strategy decides.
-const KEYS: [(&str, Allowed, Value); 9] = [
+const KEYS: [(&str, Allowed, Value); 10] = [
     ("parallel.tp", Allowed::Count, |strategy| strategy.mesh.tp.to_string()),
     ("parallel.pp", Allowed::Count, |strategy| strategy.mesh.pp.to_string()),
     ("parallel.dp", Allowed::Count, |strategy| strategy.mesh.dp.to_string()),
@@ -28,6 +28,9 @@ const KEYS: [(&str, Allowed, Value); 9] = [
         schedule_word(strategy.schedule).to_owned()
     }),
     ("parallel.virtual_stages", Allowed::Count, |strategy| strategy.virtual_stages.to_string()),
+    ("parallel.layers_per_stage", Allowed::Words(&["even", "uneven"]), |strategy| {
+        if strategy.last_layers.is_none() { "even" } else { "uneven" }.to_owned()
+    }),
     ("parallel.sequence_parallel", Allowed::Words(&["false", "true"]), |strategy| {
         strategy.sequence_parallel.to_string()
     }),
@@ -43,22 +46,32 @@ impl Only {
     pub fn parse(text: &str) -> Result<Only, String> {
         let (key, values) =
             text.split_once('=').ok_or_else(|| format!("\"{text}\" must be table.key=value,value"))?;
-        let Some((key, allowed, _)) = KEYS.iter().find(|(name, ..)| *name == key.trim()) else {
-            let known: Vec<&str> = KEYS.iter().map(|(name, ..)| *name).collect();
-            return Err(format!("{} is not searched over; the keys are {}", key.trim(), known.join(", ")));
-        };
         let values: Vec<String> = values.split(',').map(|value| value.trim().to_owned()).collect();
         if values.iter().any(String::is_empty) {
             return Err(format!("\"{text}\" must be table.key=value,value"));
         }
+        Only::new(key.trim(), values)
+    }
+
+    /// Restricts a key to these values. The error is one sentence.
+    pub fn new(key: &str, values: Vec<String>) -> Result<Only, String> {
+        let Some((key, allowed, _)) = KEYS.iter().find(|(name, ..)| *name == key) else {
+            let known: Vec<&str> = KEYS.iter().map(|(name, ..)| *name).collect();
+            return Err(format!("{key} is not searched over; the keys are {}", known.join(", ")));
+        };
         values.iter().try_for_each(|value| allowed.check(key, value))?;
         Ok(Only { key, values })
     }
 
     /// Whether a strategy has one of the values.
     pub fn allows(&self, strategy: &Strategy) -> bool {
+        self.values.contains(&self.value(strategy))
+    }
+
+    /// The value of the key in a strategy.
+    pub fn value(&self, strategy: &Strategy) -> String {
         let (.., value) = KEYS.iter().find(|(name, ..)| *name == self.key).expect("a key that was parsed");
-        self.values.contains(&value(strategy))
+        value(strategy)
     }
 }
 
@@ -74,7 +87,7 @@ impl Allowed {
 }
 
 /// The ZeRO stage with the same sharding.
-fn zero(strategy: &Strategy) -> usize {
+pub(crate) fn zero(strategy: &Strategy) -> usize {
     let sharding = &strategy.sharding;
     let sharded = [sharding.states, sharding.gradients, sharding.weights];
     sharded.iter().rposition(Option::is_some).map_or(0, |last| last + 1)

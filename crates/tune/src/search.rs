@@ -7,12 +7,14 @@ use kintsugi_plan::Plan;
 use kintsugi_plan::config::Strategy;
 use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_simulate::{
-    CompiledStep, Consumption, Coverage, PeakMemory, Prediction, StepKey, StepTimer, Timing, predict,
+    CompiledStep, Consumption, Coverage, LinkTimes, PeakMemory, Prediction, StepKey, StepTimer, Timing,
+    predict,
 };
 use kintsugi_tensor::Device;
 use rayon::prelude::*;
 
-use crate::{By, Only, order, strategies};
+use crate::pick::{by_preference, time_over_links};
+use crate::{By, Only, Supported, order, strategies};
 
 /// The input of a search.
 pub struct Settings<'a> {
@@ -22,6 +24,8 @@ pub struct Settings<'a> {
     pub ranks: usize,
     /// Restrictions.
     pub only: &'a [Only],
+    /// What the framework can run.
+    pub supported: &'a [Supported],
     /// The criterion of the ranking.
     pub by: By,
     /// How many of the best strategies to return.
@@ -65,6 +69,8 @@ pub struct Candidate {
     pub peak: u64,
     /// What the fullest rank takes from its device, if the plan was predicted in full.
     pub reserved: Option<u64>,
+    /// The step over the range of links between nodes, if that was computed.
+    pub links: Option<LinkTimes>,
 }
 
 /// How many strategies went through each phase, and how long the phase took.
@@ -89,8 +95,10 @@ pub struct Counts {
 /// The result of a search.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The best, best first.
+    /// The best: the pick, then the others, best first. A Pareto front has no pick.
     pub best: Vec<Candidate>,
+    /// The best by the criterion alone.
+    pub fastest: Option<Candidate>,
     /// Every strategy that was timed, best first.
     pub timed: Vec<Candidate>,
     /// How many strategies went through each phase.
@@ -129,7 +137,8 @@ pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> 
         .ok_or(SearchError::UnknownSpeed)?;
     let mut counts = Counts::default();
     let all = measured(&mut counts.enumeration_s, || {
-        let all = strategies(settings.base, settings.ranks, settings.only, MOST_STRATEGIES + 1);
+        let (only, supported) = (settings.only, settings.supported);
+        let all = strategies(settings.base, settings.ranks, only, supported, MOST_STRATEGIES + 1);
         check_size(settings.base, &all).map(|()| all)
     })?;
     counts.enumerated = all.len();
@@ -146,11 +155,23 @@ pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> 
     let candidates = fitting.into_iter().zip(timed).map(|((strategy, peak), timing)| {
         let plan = settings.base.with_strategy(&strategy).expect("strategies are allowed");
         let consumption = Consumption::new(&plan, &timing);
-        Candidate { strategy, timing, consumption, peak, reserved: None }
+        Candidate { strategy, timing, consumption, peak, reserved: None, links: None }
     });
     let ordered = order(candidates.collect(), settings.by);
-    let best = verified(settings, &ordered, &mut counts.refused);
-    Ok(Found { best, timed: ordered, counts })
+    let mut best = verified(settings, &ordered, &mut counts.refused);
+    if settings.by != By::Pareto
+        && let Some(fastest) = best.first().cloned()
+    {
+        let preferred = by_preference(settings, &model, &ordered, &fastest);
+        if let Some(pick) = preferred.iter().find_map(|candidate| predicted(settings, candidate)) {
+            best.retain(|candidate| candidate.strategy != pick.strategy);
+            best.insert(0, pick);
+        }
+    }
+    time_over_links(settings, &model, &mut best);
+    let fastest = order(best.clone(), settings.by).into_iter().next();
+    best.truncate(settings.top);
+    Ok(Found { best, fastest, timed: ordered, counts })
 }
 
 /// Refuses a search that would take too long. The memory of each strategy is computed layer by layer; a program is compiled
@@ -234,16 +255,20 @@ fn verified(settings: &Settings, ordered: &[Candidate], refused: &mut usize) -> 
         if settings.by == By::Pareto && beaten {
             continue;
         }
-        let plan = settings.base.with_strategy(&candidate.strategy).expect("strategies are allowed");
-        let prediction = predict(&plan, settings.device, Coverage::quick(&plan));
-        if (settings.fits)(&plan, &prediction) {
-            let reserved = prediction.stages.iter().map(|stage| stage.reserved).max();
-            best.push(Candidate { reserved, ..candidate.clone() });
-        } else {
-            *refused += 1;
+        match predicted(settings, candidate) {
+            Some(candidate) => best.push(candidate),
+            None => *refused += 1,
         }
     }
     best
+}
+
+/// The candidate with its full prediction, if it fits by that.
+fn predicted(settings: &Settings, candidate: &Candidate) -> Option<Candidate> {
+    let plan = settings.base.with_strategy(&candidate.strategy).expect("strategies are allowed");
+    let prediction = predict(&plan, settings.device, Coverage::quick(&plan)).under_framework(&plan);
+    let reserved = prediction.stages.iter().map(|stage| stage.reserved).max();
+    (settings.fits)(&plan, &prediction).then(|| Candidate { reserved, ..candidate.clone() })
 }
 
 impl Candidate {

@@ -8,12 +8,21 @@ use kintsugi_plan::{Mesh, Plan, Recompute, ScheduleKind, Sharding, When, divisor
 use kintsugi_spec::Level;
 use rayon::prelude::*;
 
-use crate::Only;
+use crate::{Only, Supported};
 
-/// Every strategy for `base` on `ranks` ranks that passes all of `only`, without duplicates. If there are more than `most`,
-/// any `most` of them.
-pub fn strategies(base: &Plan, ranks: usize, only: &[Only], most: usize) -> Vec<Strategy> {
-    meshes(ranks).into_par_iter().flat_map_iter(|mesh| of_mesh(base, mesh, only)).take_any(most).collect()
+/// Every strategy for `base` on `ranks` ranks that passes all of `only` and `supported`, without duplicates. If there are
+/// more than `most`, any `most` of them.
+pub fn strategies(
+    base: &Plan,
+    ranks: usize,
+    only: &[Only],
+    supported: &[Supported],
+    most: usize,
+) -> Vec<Strategy> {
+    let wanted = |strategy: &Strategy| {
+        only.iter().all(|only| only.allows(strategy)) && supported.iter().all(|one| one.allows(strategy))
+    };
+    meshes(ranks).into_par_iter().flat_map_iter(|mesh| of_mesh(base, mesh, &wanted)).take_any(most).collect()
 }
 
 fn meshes(ranks: usize) -> Vec<Mesh> {
@@ -21,7 +30,7 @@ fn meshes(ranks: usize) -> Vec<Mesh> {
     divisors(ranks).flat_map(of_tp).collect()
 }
 
-fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
+fn of_mesh(base: &Plan, mesh: Mesh, wanted: &dyn Fn(&Strategy) -> bool) -> Vec<Strategy> {
     let global = base.batch.global;
     let plainest = Strategy {
         mesh,
@@ -50,7 +59,7 @@ fn of_mesh(base: &Plan, mesh: Mesh, only: &[Only]) -> Vec<Strategy> {
                 }
                 for &sharding in &shardings {
                     let full = RECOMPUTE.map(|recompute| Strategy { sharding, recompute, ..plain });
-                    found.extend(full.into_iter().filter(|strategy| only.iter().all(|o| o.allows(strategy))));
+                    found.extend(full.into_iter().filter(|strategy| wanted(strategy)));
                 }
             }
         }
@@ -148,7 +157,7 @@ mod tests {
     fn a_batch_that_is_too_large_for_one_micro_batch_is_split() {
         let sets = ["model.preset=gpt-22b", "batch.sequence=2048", "batch.global=65536"];
         let base = ConfigSource::demo().sets(sets).search_base().expect("a valid configuration").0;
-        let one_replica: Vec<Strategy> = of_mesh(&base, Mesh { pp: 2, dp: 1, tp: 2 }, &[]);
+        let one_replica: Vec<Strategy> = of_mesh(&base, Mesh { pp: 2, dp: 1, tp: 2 }, &|_| true);
         assert!(!one_replica.is_empty());
         assert!(one_replica.iter().all(|strategy| strategy.micro * 2048 <= 1 << 26));
     }

@@ -7,7 +7,9 @@ use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Plan, ScheduleKind, When};
 use kintsugi_simulate::{Coverage, Prediction, predict, time};
 use kintsugi_tensor::Device;
-use kintsugi_tune::{By, Found, Limit, Only, Settings, search};
+use kintsugi_tune::{
+    By, Found, INDIFFERENCE, Limit, Only, Settings, Supported, complexity, search, strategies,
+};
 
 const DEVICE: Device = Device::Cpu { threads: 1 };
 const CONFIG: &str = "
@@ -36,8 +38,17 @@ fn found_in(memory: u64, by: By, only: &[Only]) -> Found {
     assert_eq!(ranks, 4);
     let limit = Some(Limit::PerRank(memory));
     let fits = |_: &Plan, prediction: &Prediction| reserved(prediction) <= memory;
-    let settings =
-        Settings { base: &base, ranks, only, by, top: usize::MAX, limit, device: DEVICE, fits: &fits };
+    let settings = Settings {
+        base: &base,
+        ranks,
+        only,
+        supported: &[],
+        by,
+        top: usize::MAX,
+        limit,
+        device: DEVICE,
+        fits: &fits,
+    };
     search(&settings, &|_, _| {}).expect("Frontier's speed is known")
 }
 
@@ -131,7 +142,18 @@ fn a_search_equals_trying_every_configuration() {
         let plan = base.with_strategy(&candidate.strategy).expect("a legal strategy");
         assert_eq!(fitting[name(&plan).as_str()], candidate.timing.step_s, "{}", name(&plan));
     }
-    assert!(found.best.is_sorted_by_key(|candidate| candidate.timing.step_s.to_bits()));
+    assert!(
+        found.best[1..].is_sorted_by_key(|candidate| candidate.timing.step_s.to_bits()),
+        "after the pick"
+    );
+    let fastest = fitting.values().copied().fold(f64::INFINITY, f64::min);
+    assert_eq!(found.fastest.as_ref().map(|candidate| candidate.timing.step_s), Some(fastest));
+    // Four ranks are in one node, so the pick is the simplest of those that are about as fast as the fastest.
+    let near =
+        found.timed.iter().filter(|candidate| candidate.timing.step_s <= (1.0 + INDIFFERENCE) * fastest);
+    let simplest = near.map(|candidate| complexity(&candidate.strategy)).min();
+    assert_eq!(Some(complexity(&found.best[0].strategy)), simplest);
+    assert!(found.best[0].timing.step_s <= (1.0 + INDIFFERENCE) * fastest);
 }
 
 #[test]
@@ -158,7 +180,17 @@ fn what_the_full_play_refuses_hides_nothing_from_the_front() {
     // All that is at the front is refused, and so is what has its mesh.
     let fits = |plan: &Plan, _: &Prediction| plan.mesh != first.strategy.mesh;
     let (by, top, limit) = (By::Pareto, usize::MAX, None);
-    let settings = Settings { base: &base, ranks, only: &[], by, top, limit, device: DEVICE, fits: &fits };
+    let settings = Settings {
+        base: &base,
+        ranks,
+        only: &[],
+        supported: &[],
+        by,
+        top,
+        limit,
+        device: DEVICE,
+        fits: &fits,
+    };
     let front = search(&settings, &|_, _| {}).expect("Frontier's speed is known");
     assert!(front.counts.refused > 0 && !front.best.is_empty(), "{:?}", front.counts);
     assert!(front.best.iter().all(|candidate| candidate.strategy.mesh != first.strategy.mesh));
@@ -176,11 +208,23 @@ fn a_heavy_head_leaves_the_last_stage_fewer_layers() {
     let only =
         [Only::parse("parallel.pp=2").expect("right"), Only::parse("parallel.schedule=1f1b").expect("right")];
     let (by, top, limit, fits) = (By::Time, usize::MAX, None, |_: &Plan, _: &Prediction| true);
-    let settings = Settings { base: &base, ranks, only: &only, by, top, limit, device: DEVICE, fits: &fits };
+    let settings = Settings {
+        base: &base,
+        ranks,
+        only: &only,
+        supported: &[],
+        by,
+        top,
+        limit,
+        device: DEVICE,
+        fits: &fits,
+    };
     let found = search(&settings, &|_, _| {}).expect("Frontier's speed is known");
     let plans: Vec<Plan> =
         found.best.iter().map(|one| base.with_strategy(&one.strategy).expect("a legal strategy")).collect();
-    assert_eq!(plans[0].pipeline.layers, [3, 1], "the fastest");
+    let fastest = found.fastest.as_ref().expect("a strategy");
+    let fastest = base.with_strategy(&fastest.strategy).expect("a legal strategy");
+    assert_eq!(fastest.pipeline.layers, [3, 1]);
     assert!(plans.iter().any(|plan| plan.pipeline.layers == [2, 2]));
     for (plan, candidate) in plans.iter().zip(&found.best) {
         assert_eq!(time(plan).expect("a known speed").step_s, candidate.timing.step_s, "{}", name(plan));
@@ -198,4 +242,61 @@ fn a_restriction_leaves_only_what_it_names() {
     assert!(restricted.counts.enumerated > 0);
     assert!(restricted.best.iter().all(|candidate| candidate.strategy.mesh.pp == 2));
     assert!(restricted.best.iter().all(|candidate| candidate.strategy.sharding.gradients.is_none()));
+}
+
+/// A model on two nodes of Frontier, where sharding over all ranks is fastest only if its transfers overlap.
+const TWO_NODES: &str = "
+[model]
+preset = \"gpt-1.4b\"
+[batch]
+sequence = 2048
+global = 32
+[precision]
+compute = \"fp16\"
+[cluster]
+preset = \"frontier\"
+nodes = 2
+";
+
+#[test]
+fn a_pick_loses_little_over_the_range_of_links() {
+    let (base, ranks) = ConfigSource::text(TWO_NODES).search_base().expect("a valid configuration");
+    let only = [
+        Only::parse("parallel.tp=1,2").expect("right"),
+        Only::parse("parallel.schedule=1f1b").expect("right"),
+        Only::parse("memory.recompute=none").expect("right"),
+    ];
+    let (by, top, limit, fits) = (By::Time, 10, None, |_: &Plan, _: &Prediction| true);
+    let settings = Settings {
+        base: &base,
+        ranks,
+        only: &only,
+        supported: &[],
+        by,
+        top,
+        limit,
+        device: DEVICE,
+        fits: &fits,
+    };
+    let found = search(&settings, &|_, _| {}).expect("Frontier's speed is known");
+    assert_eq!(found.best.len(), 10);
+    let (pick, fastest) = (&found.best[0], found.fastest.as_ref().expect("a strategy"));
+    let worst = |candidate: &kintsugi_tune::Candidate| {
+        let links = candidate.links.expect("two nodes");
+        assert!(links.full_s <= candidate.timing.step_s && candidate.timing.step_s <= links.slow_s);
+        links.slow_s.max(links.no_overlap_s)
+    };
+    assert!(pick.timing.step_s <= 1.1 * fastest.timing.step_s);
+    assert!(worst(pick) <= worst(fastest) * (1.0 + INDIFFERENCE), "{pick:?} {fastest:?}");
+}
+
+#[test]
+fn a_search_for_a_framework_proposes_what_it_can_run() {
+    let config = format!("{TWO_NODES}[framework]\npreset = \"nanotron\"\n");
+    let (base, ranks) = ConfigSource::text(config).search_base().expect("a valid configuration");
+    let supported = Supported::by_framework(&base).expect("a right profile");
+    let all = strategies(&base, ranks, &[], &supported, usize::MAX);
+    let every = strategies(&base, ranks, &[], &[], usize::MAX);
+    assert!(!all.is_empty() && all.len() < every.len());
+    assert!(all.iter().all(|strategy| strategy.virtual_stages == 1 && strategy.sharding.gradients.is_none()));
 }

@@ -2,7 +2,7 @@
 
 use kintsugi_plan::{Flops, Plan};
 use kintsugi_rank::RankMemory;
-use kintsugi_simulate::{Prediction, Timing, Training};
+use kintsugi_simulate::{Prediction, TimeRange, Timing, Training};
 use serde::Serialize;
 
 use super::speed::Speed;
@@ -23,10 +23,14 @@ pub struct Answer {
     mfu: Option<f64>,
     bubble: f64,
     memory: Vec<RankMemory>,
+    /// What a rank may take from its device: its memory less the headroom.
+    available_bytes: Option<u64>,
     comm: CommBytes,
     energy_j_per_step: Option<f64>,
     power_w_per_gpu: Option<f64>,
     timing: Option<Timing>,
+    /// The range of a step's time, and what it comes from.
+    range: Option<TimeRange>,
     training: Option<Training>,
     notes: Vec<String>,
 }
@@ -55,10 +59,12 @@ impl Answer {
             mfu: speed.and_then(|speed| speed.mfu),
             bubble,
             memory: prediction.stages.clone(),
+            available_bytes: plan.cluster.device.planned_memory(),
             comm: prediction.figures().comm_bytes,
             energy_j_per_step: energy.map(|energy| energy.joules),
             power_w_per_gpu: energy.map(|energy| energy.power_w),
             timing: speed.map(|speed| speed.timing),
+            range: speed.map(|speed| speed.range),
             training: speed.map(|speed| speed.training),
             notes,
         }

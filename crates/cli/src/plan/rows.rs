@@ -310,7 +310,8 @@ fn check_any(rows: &[Row]) -> Result<(), Failure> {
 
 fn evaluate(plan: &Plan) -> Result<Outcome, Failure> {
     let timing = time(plan).ok_or_else(unknown_speed)?;
-    let prediction = predict(plan, planned_device(plan, plan.mesh.ranks()), Coverage::quick(plan));
+    let device = planned_device(plan, plan.mesh.ranks());
+    let prediction = predict(plan, device, Coverage::quick(plan)).under_framework(plan);
     let reserved = prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0);
     Ok(outcome(plan, &timing, reserved, fit::known(plan, &prediction)))
 }
@@ -351,7 +352,7 @@ fn cells(row: &Row, outcome: &Outcome, titles: &Titles) -> Vec<String> {
     cells.extend([
         outcome.ranks.to_string(),
         outcome.global_batch.to_string(),
-        format!("{:.3} s", outcome.step_s),
+        units::seconds(outcome.step_s),
         format!("{:.0}", outcome.tokens_per_s_per_gpu),
         format!("{:.1}", outcome.model_tflops_per_gpu),
         outcome.mfu.map_or("–".to_owned(), |mfu| format!("{:.1} %", 100.0 * mfu)),

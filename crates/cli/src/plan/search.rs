@@ -8,14 +8,16 @@ use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Plan, When};
 use kintsugi_report::TableData;
 use kintsugi_report::search::{Against, chart};
-use kintsugi_simulate::{Coverage, Timing, predict, time};
+use kintsugi_simulate::{Coverage, LINK_EFFICIENCY, LinkTimes, TimeRange, Timing, predict, time};
 use kintsugi_spec::units;
 use kintsugi_tune::{
-    By, Candidate, Counts, Found, Limit, Only, Outcome, Phase, SearchError, Settings, outcome, reason, search,
+    By, Candidate, Counts, Found, Limit, Only, Outcome, Phase, SearchError, Settings, Supported, outcome,
+    preference, reason, search,
 };
 use serde::Serialize;
 
 use super::rows::PlotFigure;
+use super::speed::spread;
 use crate::config::ConfigArguments;
 use crate::describe;
 use crate::failure::Failure;
@@ -67,6 +69,7 @@ impl SearchArguments {
 struct Searched {
     base: Plan,
     ranks: usize,
+    supported: Vec<Supported>,
     found: Found,
     rows: Rows,
 }
@@ -82,6 +85,7 @@ fn searched(config: &ConfigArguments, only: &[String], by: By, top: usize) -> Re
             "--by energy and --by pareto need cluster.device.power_idle and power_max, which are not set";
         return Err(Failure::Mistake(text.to_owned()));
     }
+    let supported = supported(&base)?;
     let yours = yours(&config, ranks);
     let progress = Progress::new("enumerating", 0);
     let found = search(
@@ -89,6 +93,7 @@ fn searched(config: &ConfigArguments, only: &[String], by: By, top: usize) -> Re
             base: &base,
             ranks,
             only: &only,
+            supported: &supported,
             by,
             top: top.max(1),
             limit: limit(&base),
@@ -111,7 +116,13 @@ fn searched(config: &ConfigArguments, only: &[String], by: By, top: usize) -> Re
         )),
     })?;
     let rows = rows(&base, &found, yours);
-    Ok(Searched { base, ranks, found, rows })
+    Ok(Searched { base, ranks, supported, found, rows })
+}
+
+/// What the plan's framework can run.
+pub fn supported(plan: &Plan) -> Result<Vec<Supported>, Failure> {
+    Supported::by_framework(plan)
+        .map_err(|mistake| Failure::Mistake(format!("framework.supports: {mistake}")))
 }
 
 /// Searches, prints what was found, and draws it if a picture is wanted.
@@ -128,10 +139,17 @@ pub fn run(
         ByName::Energy => By::Energy,
         ByName::Pareto => By::Pareto,
     };
-    let Searched { base, ranks, found, rows } = searched(config, &arguments.only, by, arguments.top)?;
-    output.result(&Answer { ranks, counts: found.counts, yours: rows.yours.as_ref(), best: &rows.best })?;
+    let searched = searched(config, &arguments.only, by, arguments.top)?;
+    let Searched { base, ranks, found, rows, .. } = &searched;
+    output.result(&Answer {
+        ranks: *ranks,
+        counts: found.counts,
+        pick: rows.pick.as_deref(),
+        yours: rows.yours.as_ref(),
+        best: &rows.best,
+    })?;
     if !output.json {
-        output.text(&(heading(&base, ranks, &found.counts) + "\n" + &text(&found.counts, &rows)))?;
+        output.text(&(heading(&searched) + "\n" + &text(&found.counts, rows)))?;
     }
     if let (Some((path, _)), Some(against)) = (plot, against) {
         let Some(mut chart) = chart(&found.timed, against, false) else {
@@ -179,7 +197,10 @@ pub struct SearchPage {
 
 /// Searches for a page.
 pub fn search_page(config: &ConfigArguments, only: &[String], top: usize) -> Result<SearchPage, Failure> {
-    let Searched { base, ranks, found, rows } = searched(config, only, By::Time, top)?;
+    let searched = searched(config, only, By::Time, top)?;
+    let text = heading(&searched);
+    let Searched { base, found, rows, .. } = searched;
+    let text = text + &rows.pick.as_ref().map_or(String::new(), |pick| format!("pick     {pick}\n"));
     let numbered = rows.best.iter().enumerate().map(|(i, row)| cells(&(i + 1).to_string(), row));
     let yours = rows.yours.iter().map(|row| cells("yours", row));
     let best = TableData {
@@ -188,7 +209,7 @@ pub fn search_page(config: &ConfigArguments, only: &[String], top: usize) -> Res
         header: HEADER.map(str::to_owned).to_vec(),
         rows: numbered.chain(yours).collect(),
     };
-    Ok(SearchPage { text: heading(&base, ranks, &found.counts), base, timed: found.timed, best })
+    Ok(SearchPage { text, base, timed: found.timed, best })
 }
 
 /// The error if the speed of the device is unknown.
@@ -198,9 +219,9 @@ pub fn unknown_speed() -> Failure {
     Failure::Mistake(text.to_owned())
 }
 
-/// The memory of the plan's devices, or of this machine if the plan is for this machine.
+/// The memory of the plan's devices less their headroom, or of this machine if the plan is for this machine.
 fn limit(base: &Plan) -> Option<Limit> {
-    let of_device = base.cluster.device.memory.map(Limit::PerRank);
+    let of_device = base.cluster.device.planned_memory().map(Limit::PerRank);
     of_device.or_else(|| fit::bound(base).map(|bound| Limit::Shared(bound.bytes)))
 }
 
@@ -229,6 +250,8 @@ struct Row {
     recompute: String,
     #[serde(flatten)]
     outcome: Outcome,
+    /// The range of a step's time.
+    range: TimeRange,
     reason: String,
     #[serde(skip)]
     plan: Plan,
@@ -236,6 +259,8 @@ struct Row {
 
 struct Rows {
     best: Vec<Row>,
+    /// Why the first is preferred to the fastest, if it is another.
+    pick: Option<String>,
     yours: Option<Row>,
 }
 
@@ -243,6 +268,7 @@ struct Rows {
 struct Answer<'a> {
     ranks: usize,
     counts: Counts,
+    pick: Option<&'a str>,
     yours: Option<&'a Row>,
     best: &'a [Row],
 }
@@ -251,29 +277,44 @@ fn rows(base: &Plan, found: &Found, yours: Option<(Plan, Timing)>) -> Rows {
     let plan =
         |candidate: &Candidate| base.with_strategy(&candidate.strategy).expect("a strategy that was found");
     let Some(first) = found.best.first() else {
-        return Rows { best: Vec::new(), yours: None };
+        return Rows { best: Vec::new(), pick: None, yours: None };
     };
+    let fastest = found.fastest.as_ref().filter(|fastest| fastest.strategy != first.strategy);
+    let pick = fastest.map(|fastest| preference(first, fastest));
     let winner = (plan(first), first.timing);
     let lost = |plan: &Plan, timing: &Timing| reason((&winner.0, &winner.1), (plan, timing));
     let best = found.best.iter().enumerate().map(|(i, candidate)| {
         let plan = plan(candidate);
         let reserved = candidate.reserved.unwrap_or(candidate.peak);
-        let reason = if i == 0 { "the best".to_owned() } else { lost(&plan, &candidate.timing) };
+        let reason = match &pick {
+            None if i == 0 => "the best".to_owned(),
+            Some(_) if i == 0 => "the pick".to_owned(),
+            _ => lost(&plan, &candidate.timing),
+        };
         let fits = limit(base).map(|_| true);
-        row(plan, &candidate.timing, reserved, fits, reason)
+        let range = TimeRange::new(&plan, &candidate.timing, candidate.links);
+        row(plan, (&candidate.timing, range), reserved, fits, reason)
     });
     let best = best.collect();
-    let yours = yours.map(|(plan, timing)| {
-        let prediction = predict(&plan, planned_device(&plan, plan.mesh.ranks()), Coverage::quick(&plan));
+    let yours = yours.and_then(|(plan, timing)| {
+        let range = TimeRange::of(&plan, &timing)?;
+        let device = planned_device(&plan, plan.mesh.ranks());
+        let prediction = predict(&plan, device, Coverage::quick(&plan)).under_framework(&plan);
         let fits = fit::known(&plan, &prediction);
         let reserved = prediction.stages.iter().map(|stage| stage.reserved).max().unwrap_or(0);
         let reason = lost(&plan, &timing);
-        row(plan, &timing, reserved, fits, reason)
+        Some(row(plan, (&timing, range), reserved, fits, reason))
     });
-    Rows { best, yours }
+    Rows { best, pick, yours }
 }
 
-fn row(plan: Plan, timing: &Timing, reserved: u64, fits: Option<bool>, reason: String) -> Row {
+fn row(
+    plan: Plan,
+    (timing, range): (&Timing, TimeRange),
+    reserved: u64,
+    fits: Option<bool>,
+    reason: String,
+) -> Row {
     let (mesh, sharding) = (plan.mesh, plan.sharding);
     let sharded = [sharding.states, sharding.gradients, sharding.weights];
     Row {
@@ -291,13 +332,15 @@ fn row(plan: Plan, timing: &Timing, reserved: u64, fits: Option<bool>, reason: S
         reduce: (sharding.gradients > 1).then_some(sharding.reduce),
         recompute: describe::word(&plan.memory.recompute),
         outcome: outcome(&plan, timing, reserved, fits),
+        range,
         reason,
         plan,
     }
 }
 
 /// What was searched, in lines.
-fn heading(base: &Plan, ranks: usize, counts: &Counts) -> String {
+fn heading(searched: &Searched) -> String {
+    let Searched { base, ranks, supported, found: Found { counts, .. }, rows } = searched;
     let each = |count: usize, seconds: f64| units::count((count as f64 / seconds.max(1e-9)).round());
     let refused = match counts.refused {
         0 => String::new(),
@@ -317,6 +360,16 @@ fn heading(base: &Plan, ranks: usize, counts: &Counts) -> String {
     );
     if limit(base).is_none() {
         text.push_str("memory   unknown (cluster.device.memory), so no strategy was left out\n");
+    }
+    for support in supported {
+        text.push_str(&format!("only     {}\n", support.describe()));
+    }
+    if let Some(row) = rows.best.first() {
+        let links = row.range.links.map_or(String::new(), |_| {
+            let slow = 100.0 * LINK_EFFICIENCY[0];
+            format!("; with slow links, collectives reach {slow:.0} % of the links between nodes")
+        });
+        text.push_str(&format!("range    {}{links}\n", spread(&row.range)));
     }
     text
 }
@@ -342,11 +395,14 @@ fn text(counts: &Counts, rows: &Rows) -> String {
     if rows.yours.as_ref().is_some_and(|row| row.outcome.fits == Some(false)) {
         text.push_str("  * does not fit\n");
     }
+    if let Some(pick) = &rows.pick {
+        text.push_str(&format!("pick     1 is {pick}\n"));
+    }
     text.push('\n');
     text
 }
 
-const HEADER: [&str; 19] = [
+const HEADER: [&str; 21] = [
     "",
     "tp",
     "pp",
@@ -361,6 +417,8 @@ const HEADER: [&str; 19] = [
     "reduce",
     "recompute",
     "step",
+    "slow links",
+    "no overlap",
     "TFLOP/s",
     "MFU",
     "bubble",
@@ -378,6 +436,8 @@ const FIT: Fit = Fit {
         "chunks",
         "TFLOP/s",
         "bubble",
+        "no overlap",
+        "slow links",
         "recompute",
         "why not first",
         "micro",
@@ -390,6 +450,9 @@ const FIT: Fit = Fit {
 fn cells(name: &str, row: &Row) -> Vec<String> {
     let when = |when: Option<When>| when.map_or("–".to_owned(), |when| describe::word(&when));
     let outcome = &row.outcome;
+    let links = |of: fn(&LinkTimes) -> f64| {
+        row.range.links.map_or("–".to_owned(), |links| units::seconds(of(&links)))
+    };
     vec![
         name.to_owned(),
         row.tp.to_string(),
@@ -404,7 +467,9 @@ fn cells(name: &str, row: &Row) -> Vec<String> {
         when(row.gather),
         when(row.reduce),
         row.recompute.clone(),
-        format!("{:.3} s", outcome.step_s),
+        units::seconds(outcome.step_s),
+        links(|links| links.slow_s),
+        links(|links| links.no_overlap_s),
         format!("{:.1}", outcome.model_tflops_per_gpu),
         outcome.mfu.map_or("–".to_owned(), |mfu| format!("{:.1} %", 100.0 * mfu)),
         format!("{:.1} %", 100.0 * outcome.bubble),

@@ -1,7 +1,7 @@
 //! Speed and consumption of a plan, in the usual figures.
 
 use kintsugi_plan::Plan;
-use kintsugi_simulate::{Consumption, Timing, Training, time};
+use kintsugi_simulate::{Consumption, LINK_EFFICIENCY, TimeRange, Timing, Training, time};
 use kintsugi_spec::{Level, units};
 
 /// Tokens per parameter of a whole training: arXiv 2203.15556, and the energy figures of arXiv 2312.12705.
@@ -11,6 +11,8 @@ const TOKENS_PER_PARAMETER: f64 = 20.0;
 pub struct Speed {
     /// The times of a step.
     pub timing: Timing,
+    /// The range of a step's time.
+    pub range: TimeRange,
     /// Tokens per second and rank.
     pub tokens: f64,
     /// FLOP/s of a rank, without and with recomputation.
@@ -32,6 +34,7 @@ impl Speed {
         let (flops, ranks) = (plan.flops(), plan.mesh.ranks() as f64);
         let tokens = TOKENS_PER_PARAMETER * plan.parameter_count() as f64;
         Some(Speed {
+            range: TimeRange::of(plan, &timing)?,
             tokens: plan.tokens_per_step() as f64 / timing.step_s / ranks,
             model_flops: flops.model / timing.step_s / ranks,
             hardware_flops: flops.hardware / timing.step_s / ranks,
@@ -47,9 +50,11 @@ impl Speed {
         let mfu = self.mfu.map_or(String::new(), |mfu| format!(", MFU {:.1} %", 100.0 * mfu));
         let text = format!(
             "time     {} per step: {}\n\
+             range    {}\n\
              speed    {} tokens/s and {}FLOP/s (hardware {}FLOP/s) for each rank{mfu}\n",
             duration(self.timing.step_s),
             self.shares(),
+            range(&self.range),
             units::count(self.tokens.round()),
             units::count(self.model_flops),
             units::count(self.hardware_flops),
@@ -97,6 +102,26 @@ impl Speed {
             },
         )
     }
+}
+
+/// A range and what it comes from.
+fn range(range: &TimeRange) -> String {
+    let [low, high] = range.step_s.map(duration);
+    let links = range.links.map_or(String::new(), |links| {
+        let [slow, full, no_overlap] = [links.slow_s, links.full_s, links.no_overlap_s].map(duration);
+        let [least, most] = LINK_EFFICIENCY.map(|share| 100.0 * share);
+        format!(
+            "; {slow} if collectives reach {least:.0} % of the links between nodes, {full} at {most:.0} %, \
+             {no_overlap} if no transfer overlaps"
+        )
+    });
+    format!("{low} to {high}: {}{links}", spread(range))
+}
+
+/// How long runs took, compared with their predictions.
+pub fn spread(TimeRange { spread, alike, .. }: &TimeRange) -> String {
+    let runs = if *alike { "runs like it" } else { "runs of other programs and machines" };
+    format!("{runs} took {:.2} to {:.2} times as long as predicted", spread.low, spread.high)
 }
 
 /// Joules in a readable unit.

@@ -24,10 +24,12 @@ fn scripts_get_every_key() {
         "mfu",
         "bubble",
         "memory",
+        "available_bytes",
         "comm",
         "energy_j_per_step",
         "power_w_per_gpu",
         "timing",
+        "range",
         "training",
         "notes",
     ];
@@ -234,13 +236,54 @@ fn the_profile_of_this_machine_is_in_the_folder_for_configurations() {
 }
 
 #[test]
-fn what_a_framework_would_take_is_a_note() {
+fn the_memory_is_that_of_the_framework() {
     let folder = folder("plan-framework");
-    let note = |settings: &[&str]| {
-        let text = stdout(&kintsugi(&folder, &[&["plan"], settings].concat()));
-        text.lines().find(|line| line.contains("with [framework]")).map(str::to_owned)
+    let answer = |settings: &[&str]| -> Value {
+        let sets = [
+            "model.preset=llama3-70b",
+            "cluster.preset=h100",
+            "parallel.tp=8",
+            "parallel.pp=2",
+            "batch.global=16",
+        ];
+        let sets = sets.iter().chain(settings).flat_map(|set| ["--set", set]);
+        let config = folder.join("empty.toml");
+        std::fs::write(&config, "").unwrap();
+        let arguments: Vec<&str> = ["plan", "empty.toml", "--json"].into_iter().chain(sets).collect();
+        serde_json::from_str(&stdout(&kintsugi(&folder, &arguments))).unwrap()
     };
-    assert_eq!(note(&[]), None);
-    let said = note(&["--set", "framework.reserve=1e9"]).expect("a note");
-    assert!(said.starts_with("note: memory and whether it fits are this engine's own"), "{said}");
+    let reserved = |answer: &Value| answer["memory"][0]["reserved"].as_u64().unwrap();
+    let common =
+        ["precision.compute=bf16", "parallel.sequence_parallel=true", "parallel.dp=2", "sharding.zero=1"];
+    let engine = answer(&common);
+    let megatron = answer(&[&common[..], &["framework.preset=megatron-core"]].concat());
+    assert!(reserved(&megatron) > reserved(&engine));
+    assert_eq!(megatron["fits"], reserved(&megatron) <= megatron["available_bytes"].as_u64().unwrap());
+    assert_eq!(engine["notes"], serde_json::json!([]));
+    let note = megatron["notes"][0].as_str().unwrap();
+    assert!(note.starts_with("memory is an estimate for megatron-core; this engine would take "), "{note}");
+    let refused = answer(&[&common[..3], &["sharding.zero=3", "framework.preset=megatron-core"]].concat());
+    let note = "megatron-core cannot run sharding.zero = 3: its distributed optimizer shards states only";
+    assert_eq!(refused["notes"][1], note);
+}
+
+#[test]
+fn a_plan_leaves_headroom_and_a_range() {
+    let folder = folder("plan-headroom");
+    let answer = |settings: &[&str]| -> Value {
+        let sets = settings.iter().flat_map(|set| ["--set", set]);
+        let arguments: Vec<&str> = ["plan", "--json"].into_iter().chain(sets).collect();
+        serde_json::from_str(&stdout(&kintsugi(&folder, &arguments))).unwrap()
+    };
+    let frontier = answer(&["cluster.preset=frontier"]);
+    let [available, memory] = [frontier["available_bytes"].as_f64().unwrap(), 68_719_476_736.0];
+    assert!((available / memory - 0.95).abs() < 1e-6, "{available}");
+    // The most that fits without headroom does not fit with one.
+    let needed = frontier["memory"][0]["reserved"].as_u64().unwrap();
+    let limit = format!("cluster.device.memory={needed}");
+    let none = "cluster.device.headroom=0";
+    assert_eq!(answer(&["cluster.preset=frontier", &limit])["fits"], false);
+    assert_eq!(answer(&["cluster.preset=frontier", &limit, none])["fits"], true);
+    let (range, step) = (&frontier["range"]["step_s"], frontier["step_s"].as_f64().unwrap());
+    assert!(range[0].as_f64().unwrap() < step && step < range[1].as_f64().unwrap(), "{range}");
 }

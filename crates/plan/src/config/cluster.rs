@@ -85,6 +85,7 @@ fn device(raw: &RawCluster) -> Result<DeviceSpec, ConfigError> {
     if spec.memory == Some(0) {
         return Err(invalid("cluster.device.memory", 0, "must be above 0"));
     }
+    spec.headroom.map(|x| between("cluster.device.headroom", x, 0.0..=0.9)).transpose()?;
     spec.units.map(|n| within("cluster.device.units", n, 1..=1 << 16)).transpose()?;
     spec.ramp.map(|x| between("cluster.device.ramp", x, 0.0..=1e6)).transpose()?;
     spec.boost.map(|x| between("cluster.device.boost", x, 1.0..=10.0)).transpose()?;

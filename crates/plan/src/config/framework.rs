@@ -31,6 +31,7 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
         ("between_nodes", spec.between_nodes),
         ("replicas_between_nodes", spec.replicas_between_nodes.unwrap_or(spec.between_nodes)),
         ("kept", spec.kept),
+        ("kept_tp", spec.kept_tp.unwrap_or(spec.kept)),
     ];
     for (key, value) in factors {
         between(&path(key), value, 1.0 / LARGEST_FACTOR..=LARGEST_FACTOR)?;
@@ -42,6 +43,8 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
         ("interference", spec.interference),
         ("logit_bytes", spec.logit_bytes),
         ("parameter_bytes", spec.parameter_bytes),
+        ("bucket_bytes", spec.bucket_bytes),
+        ("allocator", spec.allocator),
         ("gathered", spec.gathered),
         ("temporary", spec.temporary),
     ];

@@ -13,9 +13,10 @@ use kintsugi_plan::{Block, Mesh, Plan, Recompute, ScheduleKind, Sharding};
 use kintsugi_tensor::Device;
 use rustc_hash::FxHashMap;
 
+use crate::footprint::{Addition, EnginePeak, has_own_memory, stage_parameters};
 use crate::memo::Memo;
 use crate::structure::ProgramKey;
-use program::MemoryProgram;
+use program::{MemoryProgram, StepPeak};
 use trace::{MemoryKind, OpMemory, block_ops, resident, unit_ops};
 
 /// Exact peaks of plans that differ only in their strategy.
@@ -24,6 +25,7 @@ pub struct PeakMemory {
     blocks: Memo<BlockKey, Arc<FxHashMap<MemoryKind, OpMemory>>>,
     units: Memo<UnitKey, Arc<FxHashMap<MemoryKind, OpMemory>>>,
     resident: Memo<ResidentKey, u64>,
+    parameters: Memo<ResidentKey, usize>,
     stages: Memo<(usize, [usize; 2], bool), Arc<Vec<usize>>>,
     programs: Memo<ProgramKey, Arc<Vec<MemoryProgram>>>,
 }
@@ -70,6 +72,7 @@ impl PeakMemory {
             blocks: Memo::default(),
             units: Memo::default(),
             resident: Memo::default(),
+            parameters: Memo::default(),
             stages: Memo::default(),
             programs: Memo::default(),
         }
@@ -80,7 +83,8 @@ impl PeakMemory {
         self.stages(plan).iter().map(|&stage| self.resident_on(plan, stage)).max().unwrap_or(0)
     }
 
-    /// The peak bytes of the fullest rank: the largest `total` of a full prediction.
+    /// The peak bytes of the fullest rank: the largest `total` of a full prediction, or what the plan's framework
+    /// reserves, which with a zero-bubble schedule may be somewhat more.
     pub fn of(&self, plan: &Plan) -> u64 {
         let Mesh { tp, dp, pp } = plan.mesh;
         let (stages, sequence_parallel) = (pp.min(3), plan.sequence_parallel);
@@ -96,20 +100,37 @@ impl PeakMemory {
             Arc::new(self.stages(plan).iter().map(|&stage| MemoryProgram::new(plan, stage)).collect())
         });
         let of_stage = |program: &MemoryProgram| {
-            self.resident_on(plan, program.stage) + program.peak(plan.micro_batches(), &blocks, &units)
+            let step = program.peak(plan.micro_batches(), &blocks, &units);
+            let total = self.resident_on(plan, program.stage) + step.bytes as u64;
+            if has_own_memory(plan) { self.under_framework(plan, program, total, step) } else { total }
         };
         programs.iter().map(of_stage).max().unwrap_or(0)
     }
 
+    fn under_framework(&self, plan: &Plan, program: &MemoryProgram, total: u64, step: StepPeak) -> u64 {
+        let stage = program.stage;
+        let peak = EnginePeak {
+            total,
+            // No activation is resident.
+            activations: step.activations as u64,
+            parameters: self.parameters.get(resident_key(plan, stage), || stage_parameters(plan, stage)),
+            layers_in_flight: program.layers_in_flight(plan),
+        };
+        Addition::new(plan, stage, &peak).reserved(plan, &peak)
+    }
+
     fn resident_on(&self, plan: &Plan, stage: usize) -> u64 {
-        let key = ResidentKey { mesh: plan.mesh, cut: cut(plan), shards: shards(plan), stage };
-        self.resident.get(key, || resident(plan, stage, self.device))
+        self.resident.get(resident_key(plan, stage), || resident(plan, stage, self.device))
     }
 
     /// The stages that may have the fullest rank.
     fn stages(&self, plan: &Plan) -> Arc<Vec<usize>> {
         self.stages.get((plan.mesh.pp, cut(plan), is_split(plan)), || Arc::new(ends_of_runs(plan)))
     }
+}
+
+fn resident_key(plan: &Plan, stage: usize) -> ResidentKey {
+    ResidentKey { mesh: plan.mesh, cut: cut(plan), shards: shards(plan), stage }
 }
 
 fn shards(plan: &Plan) -> [usize; 3] {

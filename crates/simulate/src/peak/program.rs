@@ -4,6 +4,7 @@ use kintsugi_plan::{Group, Op, Plan, Program, ScheduleKind, Unit};
 use rustc_hash::FxHashMap;
 
 use super::trace::{Kinds, MemoryKind, OpMemory};
+use crate::footprint::layers_in_flight;
 use crate::structure::short_step;
 
 /// The training step of a stage and the evaluation after it, for any number of micro-batches.
@@ -14,6 +15,15 @@ pub(super) struct MemoryProgram {
     /// The kinds of ops. Events refer to them by number.
     kinds: Vec<MemoryKind>,
     events: Vec<Event>,
+    /// Layers in flight of the short step.
+    layers_in_flight: usize,
+}
+
+/// The bytes that a step takes beyond the resident memory, at its highest moment.
+#[derive(Clone, Copy, Default)]
+pub(super) struct StepPeak {
+    pub bytes: i64,
+    pub activations: i64,
 }
 
 /// An event that changes memory.
@@ -38,40 +48,60 @@ impl MemoryProgram {
         if plan.run.eval_every > 0 {
             compiler.ops(&short.evaluation(stage, micro_batches));
         }
-        MemoryProgram { stage, micro_batches, kinds: compiler.kinds, events: compiler.events }
+        let layers_in_flight = layers_in_flight(&short, stage);
+        let (kinds, events) = (compiler.kinds, compiler.events);
+        MemoryProgram { stage, micro_batches, kinds, events, layers_in_flight }
     }
 
-    /// The largest number of bytes that a step takes beyond the resident memory.
+    /// The largest number of the stage's layers that have run forward but not yet backward, counted per micro-batch.
+    /// GPipe keeps every micro-batch.
+    pub(super) fn layers_in_flight(&self, plan: &Plan) -> usize {
+        match plan.pipeline.schedule {
+            ScheduleKind::GPipe => self.layers_in_flight / self.micro_batches * plan.micro_batches(),
+            _ => self.layers_in_flight,
+        }
+    }
+
+    /// The highest moment of a step.
     pub(super) fn peak(
         &self,
         micro_batches: usize,
         blocks: &FxHashMap<MemoryKind, OpMemory>,
         units: &FxHashMap<MemoryKind, OpMemory>,
-    ) -> u64 {
+    ) -> StepPeak {
         let of_kind = |kind: &MemoryKind| {
             let known = units.get(kind).or_else(|| blocks.get(kind));
             *known.unwrap_or_else(|| panic!("no trace has {kind:?}"))
         };
         let kinds: Vec<OpMemory> = self.kinds.iter().map(of_kind).collect();
         let left_out = micro_batches as i64 - self.micro_batches as i64;
-        let (mut live, mut peak, mut before, mut each) = (0, 0, 0, 0);
+        let (mut live, mut peak) = (StepPeak::default(), StepPeak::default());
+        let (mut before, mut each) = (StepPeak::default(), StepPeak::default());
         for &event in &self.events {
             match event {
                 Event::Run(kind) => {
-                    let OpMemory { rise, change } = kinds[usize::from(kind)];
-                    peak = peak.max(live + rise);
-                    live += change;
+                    let OpMemory { rise, change, activations } = kinds[usize::from(kind)];
+                    if live.bytes + rise > peak.bytes {
+                        peak = live.plus(1, rise, activations.rise);
+                    }
+                    live = live.plus(1, change, activations.change);
                 }
                 Event::MiddleBegins => before = live,
                 Event::MiddleEnds => {
-                    each = live - before;
-                    live += left_out * each;
+                    each = live.plus(-1, before.bytes, before.activations);
+                    live = live.plus(left_out, each.bytes, each.activations);
                 }
-                Event::MiddleFreed => live -= left_out * each,
+                Event::MiddleFreed => live = live.plus(-left_out, each.bytes, each.activations),
             }
         }
-        debug_assert_eq!(live, 0, "something is left over");
-        peak as u64
+        debug_assert_eq!(live.bytes, 0, "something is left over");
+        peak
+    }
+}
+
+impl StepPeak {
+    fn plus(self, times: i64, bytes: i64, activations: i64) -> Self {
+        StepPeak { bytes: self.bytes + times * bytes, activations: self.activations + times * activations }
     }
 }
 

@@ -25,10 +25,20 @@ pub(super) struct OpMemory {
     pub rise: i64,
     /// Permanent change in bytes.
     pub change: i64,
+    /// How much of the rise and of the change is activations.
+    pub activations: ActivationShare,
+}
+
+/// The activations in the memory effect of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ActivationShare {
+    pub rise: i64,
+    pub change: i64,
 }
 
 impl OpMemory {
-    const NONE: OpMemory = OpMemory { rise: 0, change: 0 };
+    const NONE: OpMemory =
+        OpMemory { rise: 0, change: 0, activations: ActivationShare { rise: 0, change: 0 } };
 }
 
 /// Ops of one kind have the same memory effect.
@@ -128,7 +138,7 @@ fn follows_activations(kind: MemoryKind) -> bool {
 
 /// The resident memory of a stage's rank.
 pub(super) fn resident(plan: &Plan, stage: usize, device: Device) -> u64 {
-    Probe::new(plan, stage, device).gauge.live.get()
+    Probe::new(plan, stage, device).gauge.live.get().bytes
 }
 
 /// The memory of ops on blocks and of messages.
@@ -169,7 +179,7 @@ pub(super) fn unit_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpM
             }
             if let Op::ReduceWait { unit, over: Group::DATA } = op {
                 // The reduction frees what the backward allocated.
-                let made = OpMemory { rise: -memory.change, change: -memory.change };
+                let made = OpMemory { rise: -memory.change, change: -memory.change, ..OpMemory::NONE };
                 insert(&mut ops, MemoryKind::gradient(unit), made);
             }
         }
@@ -220,16 +230,41 @@ impl Probe {
         let before = self.gauge.live.get();
         self.gauge.highest.set(before);
         self.rank.execute(&op, &mut NoTokens).expect("paper moves nothing that could fail");
-        let bytes = |after: u64| after as i64 - before as i64;
-        OpMemory { rise: bytes(self.gauge.highest.get()), change: bytes(self.gauge.live.get()) }
+        let (highest, after) = (self.gauge.highest.get(), self.gauge.live.get());
+        let bytes = |now: Level| now.bytes as i64 - before.bytes as i64;
+        let activations = |now: Level| now.activations as i64 - before.activations as i64;
+        OpMemory {
+            rise: bytes(highest),
+            change: bytes(after),
+            activations: ActivationShare { rise: activations(highest), change: activations(after) },
+        }
     }
 }
 
 /// A memory that only counts.
 #[derive(Debug, Default)]
 struct Gauge {
-    live: Cell<u64>,
-    highest: Cell<u64>,
+    live: Cell<Level>,
+    highest: Cell<Level>,
+}
+
+/// Bytes at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Level {
+    bytes: u64,
+    activations: u64,
+}
+
+impl Level {
+    fn with(self, bytes: u64, category: Category) -> Self {
+        let activations = if category == Category::Activations { bytes } else { 0 };
+        Level { bytes: self.bytes + bytes, activations: self.activations + activations }
+    }
+
+    fn without(self, block: MemoryBlock) -> Self {
+        let activations = if block.category == Category::Activations { block.bytes } else { 0 };
+        Level { bytes: self.bytes - block.bytes, activations: self.activations - activations }
+    }
 }
 
 impl Memory for Gauge {
@@ -239,13 +274,16 @@ impl Memory for Gauge {
 
     fn allocate(&self, bytes: u64, category: Category) -> MemoryBlock {
         let bytes = Arena::rounded(bytes);
-        self.live.set(self.live.get() + bytes);
-        self.highest.set(self.highest.get().max(self.live.get()));
+        let live = self.live.get().with(bytes, category);
+        self.live.set(live);
+        if live.bytes > self.highest.get().bytes {
+            self.highest.set(live);
+        }
         MemoryBlock { address: 0, bytes, category }
     }
 
     fn release(&self, block: MemoryBlock) {
-        self.live.set(self.live.get() - block.bytes);
+        self.live.set(self.live.get().without(block));
     }
 
     fn peak(&self) -> Usage {
@@ -253,6 +291,6 @@ impl Memory for Gauge {
     }
 
     fn reserved(&self) -> u64 {
-        self.highest.get()
+        self.highest.get().bytes
     }
 }
