@@ -150,9 +150,9 @@ impl RankTrainer<'_> {
         program: &Program,
         tokens: &mut StepTokens,
     ) -> Result<u64, RankFailure> {
-        // Ranks that are threads or communicate by MPI wait in a step, which no graph can contain.
-        let never_waits = worker.world.ranks() == 1 || worker.world.is_on_device();
-        if !(self.plan.run.graph && never_waits) {
+        // Ranks that are threads or communicate by MPI wait in a step, which no graph can contain. A graph with NCCL's kernels
+        // did not finish on a GPU that ranks share.
+        if !(self.plan.run.graph && worker.world.ranks() == 1) {
             worker.run(program, tokens, |_, _| {})?;
             return Ok(0);
         }

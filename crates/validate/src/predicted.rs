@@ -118,7 +118,7 @@ fn memory(run: &Run, constants: &Constants, over: &[String]) -> Result<(f64, Opt
         MemoryOf::Fullest => fullest,
         MemoryOf::First => stages[0],
     };
-    Ok((measured, plan.cluster.device.memory.map(|most| fullest <= most as f64)))
+    Ok((measured, plan.cluster.device.planned_memory().map(|most| fullest <= most as f64)))
 }
 
 /// A single operation on the cluster of a row.
