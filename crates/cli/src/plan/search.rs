@@ -1,5 +1,6 @@
 //! `kintsugi plan --search`: every strategy that fits, ranked.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -362,14 +363,14 @@ fn heading(searched: &Searched) -> String {
         text.push_str("memory   unknown (cluster.device.memory), so no strategy was left out\n");
     }
     for support in supported {
-        text.push_str(&format!("only     {}\n", support.describe()));
+        writeln!(text, "only     {}", support.describe()).expect("a string");
     }
     if let Some(row) = rows.best.first() {
         let links = row.range.links.map_or(String::new(), |_| {
             let slow = 100.0 * LINK_EFFICIENCY[0];
             format!("; with slow links, collectives reach {slow:.0} % of the links between nodes")
         });
-        text.push_str(&format!("range    {}{links}\n", spread(&row.range)));
+        writeln!(text, "range    {}{links}", spread(&row.range)).expect("a string");
     }
     text
 }
@@ -396,7 +397,7 @@ fn text(counts: &Counts, rows: &Rows) -> String {
         text.push_str("  * does not fit\n");
     }
     if let Some(pick) = &rows.pick {
-        text.push_str(&format!("pick     1 is {pick}\n"));
+        writeln!(text, "pick     1 is {pick}").expect("a string");
     }
     text.push('\n');
     text
