@@ -162,7 +162,7 @@ impl<'a> Bench<'a> {
                     // The first round warms up.
                     seconds.remove(0);
                     seconds.sort_by(f64::total_cmp);
-                    let ranks = self.mesh.group_size(group.group);
+                    let ranks = group.ours.size();
                     let (median, fastest) = (seconds[ROUNDS / 2], seconds[0]);
                     report(TransferTime { group: group.group, ranks, kind, bytes, seconds: median, fastest });
                 }

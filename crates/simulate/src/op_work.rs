@@ -39,9 +39,9 @@ impl StepWork {
     /// The work of an op on a stage. A wait has the bytes of its transfer.
     pub fn of_op(&self, stage: usize, op: Op) -> OpWork {
         let (stage, started) = match op {
-            Op::GatherWait { unit } => (stage, Op::GatherStart { unit }),
-            Op::ReduceWait { unit, over } => (stage, Op::ReduceStart { unit, over }),
-            Op::RefreshWait { unit } => (stage, Op::RefreshStart { unit }),
+            Op::GatherWait { unit, phase } => (stage, Op::GatherStart { unit, phase }),
+            Op::ReduceWait { unit, phase } => (stage, Op::ReduceStart { unit, phase }),
+            Op::RefreshWait { unit, phase } => (stage, Op::RefreshStart { unit, phase }),
             Op::SendWait { message } => (stage, Op::SendStart { message }),
             Op::ReceiveStart { message } | Op::ReceiveWait { message } => {
                 (message.peer, Op::SendStart { message })
@@ -60,6 +60,7 @@ impl StepWork {
             | Op::Backward { .. }
             | Op::GatherStart { .. }
             | Op::Release { .. }
+            | Op::Discard { .. }
             | Op::ReduceStart { .. }
             | Op::SendStart { .. }
             | Op::Measure
@@ -81,8 +82,9 @@ fn work(plan: &Plan, stage: usize, traced: &OpTrace) -> OpWork {
 
 /// Bytes that the first rank of a stage sends in a transfer.
 fn bytes(plan: &Plan, stage: usize, entry: Entry) -> u64 {
-    let (mesh, at) = (plan.mesh, Coordinate { pp: stage, dp: 0, tp: 0 });
-    let (ranks, me) = (mesh.group_size(entry.group), mesh.group_index(entry.group, at));
+    let (mesh, at, topology) = (plan.mesh, Coordinate { pp: stage, dp: 0, tp: 0 }, plan.cluster.topology);
+    let ranks = mesh.group_size(entry.group, topology);
+    let me = mesh.group_index(entry.group, at, topology);
     charge(entry, ranks, me, |i| i, Topology::ONE_NODE).2
 }
 

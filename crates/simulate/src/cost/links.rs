@@ -24,6 +24,8 @@ pub struct Links {
     data: GroupLinks,
     tied: GroupLinks,
     pipeline: GroupLinks,
+    /// The parts of the data-parallel group, by span.
+    data_parts: Vec<(Span, GroupLinks)>,
 }
 
 /// The speed of a level's links, with its efficiency applied.
@@ -66,7 +68,13 @@ impl Links {
         let group = |stride, ranks, beside| with_share(framework.between_nodes, stride, ranks, beside);
         let of_replicas = framework.replicas_between_nodes.unwrap_or(framework.between_nodes);
         let stage = mesh.dp * mesh.tp;
+        // Groups whose ranks are some replicas apart run side by side, one for each rank between these.
+        let part = |(span, ranks, stride): (Span, usize, usize)| {
+            let stride = mesh.tp * stride;
+            (span, with_share(of_replicas, stride, ranks, stride))
+        };
         Links {
+            data_parts: data_spans(mesh, cluster.topology).into_iter().map(part).collect(),
             topology: cluster.topology,
             mesh,
             levels,
@@ -153,11 +161,26 @@ impl Links {
             Group::DATA => self.data,
             Group::PIPELINE => self.pipeline,
             Group::Tied => self.tied,
-            Group::Along(_, Span::Inside(_) | Span::Across(_)) => {
-                panic!("no program has a collective over {group}")
+            Group::Along(_, span) => {
+                let part = self.data_parts.iter().find(|(part, _)| *part == span);
+                part.unwrap_or_else(|| panic!("no program has a collective over {group}")).1
             }
         }
     }
+}
+
+/// The spans that divide the data-parallel axis evenly, with their ranks and the replicas from one of these to the next.
+fn data_spans(mesh: Mesh, topology: Topology) -> Vec<(Span, usize, usize)> {
+    let inside = |level| mesh.replicas_inside(level, topology);
+    let mut spans = Vec::new();
+    for inner in [Level::Package, Level::Node] {
+        let Some(ranks) = inside(inner) else { continue };
+        spans.extend([(Span::Inside(inner), ranks, 1), (Span::Across(inner), mesh.dp / ranks, ranks)]);
+    }
+    if let (Some(package), Some(node)) = (inside(Level::Package), inside(Level::Node)) {
+        spans.push((Span::Between(Level::Package, Level::Node), node / package, package));
+    }
+    spans
 }
 
 /// The speed of a level. Typical values replace what is not specified.
