@@ -185,7 +185,7 @@ impl<'a> Bench<'a> {
                         .map(|part| sorted(times[1..].iter().map(part)));
                     report(TransferTime {
                         group: group.group,
-                        ranks: self.mesh.group_size(group.group),
+                        ranks: group.ours.size(),
                         kind,
                         bytes,
                         seconds: whole[ROUNDS / 2],

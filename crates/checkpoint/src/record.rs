@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::{
     AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LogFormat, LossScale,
-    MemoryOptions, Mesh, Optimizer, Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run,
-    ScheduleKind, Sharding, TokenData, Transport, When,
+    MemoryOptions, Mesh, Optimizer, Part, Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run,
+    ScheduleKind, Sharding, Span, TokenData, Transport, When,
 };
 use kintsugi_spec::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling, presets};
 use serde::de::Error;
@@ -44,8 +44,7 @@ struct PlanRecord {
     sequence_parallel: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     overlap_tp: bool,
-    #[serde(with = "ShardingRecord")]
-    sharding: Sharding,
+    sharding: ShardingRecord,
     #[serde(with = "PrecisionRecord")]
     precision: Precision,
     #[serde(with = "MemoryRecord")]
@@ -68,7 +67,7 @@ impl PlanRecord {
             pipeline: plan.pipeline.clone(),
             sequence_parallel: plan.sequence_parallel,
             overlap_tp: plan.overlap_tp,
-            sharding: plan.sharding,
+            sharding: ShardingRecord::of(plan),
             precision: plan.precision,
             memory: plan.memory,
             optimizer: plan.optimizer,
@@ -94,7 +93,7 @@ impl PlanRecord {
             pipeline: self.pipeline,
             sequence_parallel: self.sequence_parallel,
             overlap_tp: self.overlap_tp,
-            sharding: self.sharding,
+            sharding: self.sharding.into_sharding(self.mesh),
             precision: self.precision,
             memory: self.memory,
             optimizer: self.optimizer,
@@ -176,13 +175,45 @@ struct PipelineRecord {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "Sharding")]
 struct ShardingRecord {
     weights: usize,
     gradients: usize,
     states: usize,
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    secondary: usize,
     gather: When,
     reduce: When,
+    /// Empty if the data-parallel axis is not divided.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    parts: Vec<Part>,
+}
+
+impl ShardingRecord {
+    fn of(plan: &Plan) -> Self {
+        let Sharding { weights, gradients, states, secondary, gather, reduce, .. } = plan.sharding;
+        let parts: Vec<Part> = plan.sharding.parts().filter(|part| part.span != Span::All).collect();
+        ShardingRecord { weights, gradients, states, secondary, gather, reduce, parts }
+    }
+
+    fn into_sharding(self, mesh: Mesh) -> Sharding {
+        let ShardingRecord { weights, gradients, states, secondary, gather, reduce, mut parts } = self;
+        if parts.is_empty() && mesh.dp > 1 {
+            parts.push(Part { span: Span::All, ranks: mesh.dp });
+        }
+        let mut parts = parts.into_iter();
+        let parts = std::array::from_fn(|_| parts.next());
+        let multiple = Sharding::ALIGNMENT;
+        Sharding { weights, gradients, states, secondary, gather, reduce, multiple, parts }
+    }
+}
+
+fn one() -> usize {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_one(number: &usize) -> bool {
+    *number == 1
 }
 
 #[derive(Serialize, Deserialize)]

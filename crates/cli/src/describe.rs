@@ -40,7 +40,7 @@ pub fn layout(plan: &Plan) -> String {
     if mesh.pp > 1 {
         parts.push(word(&plan.pipeline.schedule));
     }
-    parts.push(sharding(plan).to_owned());
+    parts.push(plan.sharding.name());
     if plan.sequence_parallel {
         parts.push("sequence parallel".to_owned());
     }
@@ -66,17 +66,6 @@ pub fn layout(plan: &Plan) -> String {
 /// A number with its noun in singular or plural.
 fn counted(number: usize, one: &str, several: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { several })
-}
-
-/// The sharding over dp, by its common name.
-fn sharding(plan: &Plan) -> &'static str {
-    let sharding = plan.sharding;
-    match (sharding.weights > 1, sharding.gradients > 1, sharding.states > 1) {
-        (true, _, _) => "ZeRO-3",
-        (false, true, _) => "ZeRO-2",
-        (false, false, true) => "ZeRO-1",
-        (false, false, false) => "nothing sharded over dp",
-    }
 }
 
 /// Where the ranks run, if they are processes.

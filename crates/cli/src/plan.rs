@@ -1,6 +1,7 @@
 //! `kintsugi plan`: predicts a step without running it.
 
 mod answer;
+mod compare;
 mod report;
 mod rows;
 mod search;
@@ -62,6 +63,9 @@ pub struct Arguments {
     /// Prints a page that compares our predictions with a published study
     #[arg(long, value_name = "STUDY", conflicts_with_all = ["draw", "trace", "json", "validate"])]
     reproduce: Option<validation::Study>,
+    /// Compares the known ways to shard: memory, bytes over each level of links, time and energy; --plot draws the bytes
+    #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["check", "draw", "trace", "validate", "reproduce", "search", "scale", "sweep"])]
+    compare: Option<compare::Compared>,
     /// Writes the predicted schedule for ui.perfetto.dev (in unit time if the device's speed is unknown)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -87,6 +91,8 @@ Examples:
       what one setting changes, as a curve for each value of another
   kintsugi plan run.toml --search --plot strategies.svg
       every strategy by time and memory
+  kintsugi plan run.toml --compare sharding --plot sharding.svg
+      what ZeRO, MiCS, ZeRO++ and three levels need and move
   kintsugi plan run.toml --draw --out schedule.svg
       the schedule as a picture
   kintsugi plan run.toml --json
@@ -117,6 +123,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.search.wanted() {
         let plot = arguments.rows.plot.as_deref().map(|path| (path, arguments.rows.figure));
         return search::run(&arguments.search, &arguments.config, plot, output);
+    }
+    if let Some(compare::Compared::Sharding) = arguments.compare {
+        return compare::run(&arguments.config, arguments.rows.plot.as_deref(), output);
     }
     if arguments.search.out.is_some() && (!arguments.draw || arguments.rows.wanted()) {
         let text = "--out takes the best of --search, the picture of --draw or the page of --reproduce: give one of them";

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use kintsugi_plan::{Axis, BackwardPart, Group, Op};
+use kintsugi_plan::{Axis, BackwardPart, Group, Op, Phase};
 use kintsugi_simulate::{Span, Timeline};
 
 /// How the picture distinguishes forwards and backwards.
@@ -113,7 +113,7 @@ fn waits_for_a_stage(op: Op) -> bool {
         Op::SendWait { .. }
         | Op::ReceiveWait { .. }
         | Op::ShareWait
-        | Op::ReduceWait { over: Group::Tied, .. }
+        | Op::ReduceWait { phase: Phase { over: Group::Tied, .. }, .. }
         | Op::NormWait { axis: Axis::Pipeline } => true,
         Op::Begin
         | Op::Load { .. }
@@ -128,6 +128,7 @@ fn waits_for_a_stage(op: Op) -> bool {
         | Op::GatherStart { .. }
         | Op::GatherWait { .. }
         | Op::Release { .. }
+        | Op::Discard { .. }
         | Op::ReduceStart { .. }
         | Op::ReduceWait { .. }
         | Op::SendStart { .. }

@@ -355,9 +355,12 @@ impl SpanKind {
             Op::Backward { part: BackwardPart::Input, .. } => SpanKind::BackwardInput,
             Op::Backward { part: BackwardPart::Weight, .. } => SpanKind::BackwardWeight,
             Op::Measure | Op::Clip | Op::Step => SpanKind::Optimizer,
-            Op::Begin | Op::Load { .. } | Op::Feed { .. } | Op::Choose { .. } | Op::Release { .. } => {
-                SpanKind::Other
-            }
+            Op::Begin
+            | Op::Load { .. }
+            | Op::Feed { .. }
+            | Op::Choose { .. }
+            | Op::Release { .. }
+            | Op::Discard { .. } => SpanKind::Other,
             Op::GatherStart { .. }
             | Op::GatherWait { .. }
             | Op::ReduceStart { .. }
@@ -423,6 +426,7 @@ fn micro_batch(op: Op) -> Option<usize> {
         | Op::GatherStart { .. }
         | Op::GatherWait { .. }
         | Op::Release { .. }
+        | Op::Discard { .. }
         | Op::ReduceStart { .. }
         | Op::ReduceWait { .. }
         | Op::Measure

@@ -68,6 +68,7 @@ impl Timer {
         let (rank, backend) = (worker.number, Rc::clone(&worker.backend));
         let recorder = Rc::new(TransferRecorder {
             mesh: plan.mesh,
+            topology: plan.cluster.topology,
             at: worker.at,
             backend: Rc::clone(&backend),
             op: Cell::new(Some(Op::Begin)),
@@ -130,6 +131,7 @@ impl Timer {
 /// Marks when the transfers of a step start, are waited for and have ended.
 struct TransferRecorder {
     mesh: Mesh,
+    topology: Topology,
     at: Coordinate,
     backend: Rc<dyn Backend>,
     /// The op that runs; `None` after the step.
@@ -162,7 +164,8 @@ impl TransferRecorder {
 impl TransferObserver for TransferRecorder {
     fn starts(&self, entry: Entry, address: u64) {
         let Some(op) = self.op.get() else { return };
-        let (ranks, me) = (self.mesh.group_size(entry.group), self.mesh.group_index(entry.group, self.at));
+        let ranks = self.mesh.group_size(entry.group, self.topology);
+        let me = self.mesh.group_index(entry.group, self.at, self.topology);
         let (operation, bytes) = match entry.transfer {
             Transfer::Receive { .. } => ("receive", (entry.len * entry.dtype.bytes()) as u64),
             Transfer::Collective(_) | Transfer::Send { .. } => {

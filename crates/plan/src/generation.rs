@@ -25,7 +25,7 @@ impl Plan {
     /// would take longer than using them.
     #[must_use]
     pub fn for_generation(&self) -> Plan {
-        let sharding = Sharding { weights: 1, gradients: 1, states: 1, ..self.sharding };
+        let sharding = Sharding { weights: 1, gradients: 1, states: 1, secondary: 1, ..self.sharding };
         Plan { sharding, sequence_parallel: false, ..self.clone() }
     }
 

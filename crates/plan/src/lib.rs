@@ -14,15 +14,17 @@ pub mod parameters;
 mod plan;
 mod program;
 pub mod schedule;
+mod sharding;
 
 pub use flops::Flops;
 pub use generation::Round;
 pub use kintsugi_spec::{Axis, Group, Span};
 pub use mesh::{Coordinate, Mesh, divisors};
-pub use op::{BackwardPart, Block, Message, MessageKind, Op, Program, Unit};
+pub use op::{BackwardPart, Block, Message, MessageKind, Op, Phase, PhaseKind, Program, Unit};
 pub use plan::{
-    AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LogFormat, LossScale,
-    MemoryOptions, Optimizer, Pipeline, Plan, Precision, RateDecay, RateSchedule, Recompute, Resume, Run,
-    ScheduleKind, Sharding, TokenData, Transport, When,
+    AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientReductions, GradientType, LogFormat,
+    LossScale, MemoryOptions, Optimizer, Pipeline, Plan, Precision, RateDecay, RateSchedule, Recompute,
+    Resume, Run, ScheduleKind, TokenData, Transport,
 };
 pub use schedule::Pass;
+pub use sharding::{MOST_PARTS, Part, Sharding, When};

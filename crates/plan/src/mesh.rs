@@ -1,6 +1,6 @@
 //! The grid of ranks. Its axes are pp (outermost), dp and tp (innermost, so that it gets the fastest links).
 
-use kintsugi_spec::{Axis, Group, Span, Topology};
+use kintsugi_spec::{Axis, Group, Level, Span, Topology};
 use serde::Serialize;
 
 /// The sizes of the axes.
@@ -50,59 +50,95 @@ impl Mesh {
         Coordinate { pp: rank / (self.dp * self.tp), dp: rank / self.tp % self.dp, tp: rank % self.tp }
     }
 
-    /// Number of ranks in a group that spans its whole axis.
-    pub fn group_size(&self, group: Group) -> usize {
+    /// The number of data-parallel ranks inside one package, node or cluster; `None` if not all of these have the same
+    /// number.
+    pub fn replicas_inside(&self, level: Level, topology: Topology) -> Option<usize> {
+        let unit = match level {
+            Level::Package => topology.per_package,
+            Level::Node => topology.per_node.unwrap_or(usize::MAX),
+            Level::Cluster => usize::MAX,
+        };
+        // The mesh of a checkpoint is not checked.
+        if self.pp.saturating_mul(self.dp).saturating_mul(self.tp) <= unit {
+            return Some(self.dp);
+        }
+        if self.tp >= unit || self.dp == 1 {
+            return Some(1);
+        }
+        let replicas = unit / self.tp;
+        let aligned = unit.is_multiple_of(self.tp);
+        (aligned && (self.dp.is_multiple_of(replicas) || replicas.is_multiple_of(self.dp)))
+            .then(|| replicas.min(self.dp))
+    }
+
+    /// Number of ranks in a group.
+    pub fn group_size(&self, group: Group, topology: Topology) -> usize {
         match group {
-            Group::Along(axis, Span::All) => self.size(axis),
-            Group::Along(_, Span::Inside(_) | Span::Across(_)) => panic!("{group} depends on the topology"),
+            Group::Along(axis, span) => self.steps(axis, span, topology).0,
             Group::Tied => 2,
         }
     }
 
-    /// The index in a group of the rank at `at`. The group spans its whole axis.
-    pub fn group_index(&self, group: Group, at: Coordinate) -> usize {
+    /// The index in a group of the rank at `at`.
+    pub fn group_index(&self, group: Group, at: Coordinate, topology: Topology) -> usize {
         match group {
-            Group::Along(Axis::Pipeline, Span::All) => at.pp,
-            Group::Along(Axis::Data, Span::All) => at.dp,
-            Group::Along(Axis::Tensor, Span::All) => at.tp,
-            Group::Along(_, Span::Inside(_) | Span::Across(_)) => panic!("{group} depends on the topology"),
+            Group::Along(axis, span) => {
+                let (ranks, stride) = self.steps(axis, span, topology);
+                at.along(axis) / stride % ranks
+            }
             Group::Tied => usize::from(at.pp > 0),
         }
     }
 
-    /// Member `index` of the group of the rank at `at`. The group spans its whole axis.
-    pub fn group_member(&self, group: Group, at: Coordinate, index: usize) -> usize {
+    /// Member `index` of the group of the rank at `at`.
+    pub fn group_member(&self, group: Group, at: Coordinate, index: usize, topology: Topology) -> usize {
         self.rank(match group {
-            Group::Along(Axis::Pipeline, Span::All) => Coordinate { pp: index, ..at },
-            Group::Along(Axis::Data, Span::All) => Coordinate { dp: index, ..at },
-            Group::Along(Axis::Tensor, Span::All) => Coordinate { tp: index, ..at },
-            Group::Along(_, Span::Inside(_) | Span::Across(_)) => panic!("{group} depends on the topology"),
+            Group::Along(axis, span) => {
+                let stride = self.steps(axis, span, topology).1;
+                let first = at.along(axis) - self.group_index(group, at, topology) * stride;
+                at.moved(axis, first + index * stride)
+            }
             Group::Tied => Coordinate { pp: index * (self.pp - 1), ..at },
         })
     }
 
     /// The members of the group of the rank at `at`, in order.
     pub fn group(&self, group: Group, at: Coordinate, topology: Topology) -> Vec<usize> {
-        let along = |axis| {
-            let whole = Group::Along(axis, Span::All);
-            (0..self.size(axis)).map(move |i| self.group_member(whole, at, i))
+        let ranks = self.group_size(group, topology);
+        (0..ranks).map(|index| self.group_member(group, at, index, topology)).collect()
+    }
+
+    /// The number of ranks in a span of an axis, and the distance between two of them along the axis. Only the
+    /// data-parallel axis is divided by level, and only by levels that divide it evenly.
+    fn steps(&self, axis: Axis, span: Span, topology: Topology) -> (usize, usize) {
+        let inside = |level: Level| {
+            assert_eq!(axis, Axis::Data, "only dp is divided by level");
+            let ranks = self.replicas_inside(level, topology);
+            ranks.unwrap_or_else(|| panic!("{level:?}s divide dp = {} unevenly", self.dp))
         };
-        let me = self.rank(at);
-        match group {
-            Group::Along(axis, Span::Inside(level)) => {
-                along(axis).filter(|&rank| topology.unit(level, rank) == topology.unit(level, me)).collect()
-            }
-            Group::Along(axis, Span::Across(level)) => {
-                let place = |rank: usize| {
-                    along(axis)
-                        .filter(|&r| r < rank && topology.unit(level, r) == topology.unit(level, rank))
-                        .count()
-                };
-                along(axis).filter(|&rank| place(rank) == place(me)).collect()
-            }
-            Group::Along(_, Span::All) | Group::Tied => {
-                (0..self.group_size(group)).map(|i| self.group_member(group, at, i)).collect()
-            }
+        match span {
+            Span::All => (self.size(axis), 1),
+            Span::Inside(level) => (inside(level), 1),
+            Span::Across(level) => (self.dp / inside(level), inside(level)),
+            Span::Between(inner, outer) => (inside(outer) / inside(inner), inside(inner)),
+        }
+    }
+}
+
+impl Coordinate {
+    fn along(self, axis: Axis) -> usize {
+        match axis {
+            Axis::Pipeline => self.pp,
+            Axis::Data => self.dp,
+            Axis::Tensor => self.tp,
+        }
+    }
+
+    fn moved(self, axis: Axis, to: usize) -> Coordinate {
+        match axis {
+            Axis::Pipeline => Coordinate { pp: to, ..self },
+            Axis::Data => Coordinate { dp: to, ..self },
+            Axis::Tensor => Coordinate { tp: to, ..self },
         }
     }
 }
@@ -114,8 +150,6 @@ pub fn divisors(n: usize) -> impl Iterator<Item = usize> {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_spec::Level;
-
     use super::*;
 
     #[test]
@@ -131,7 +165,7 @@ mod tests {
         assert_eq!(members(Group::PIPELINE), [5, 13, 21]);
         assert_eq!(members(Group::Tied), [5, 21]);
         for group in [Group::TENSOR, Group::DATA, Group::PIPELINE] {
-            assert_eq!(members(group)[mesh.group_index(group, at)], mesh.rank(at));
+            assert_eq!(members(group)[mesh.group_index(group, at, Topology::ONE_NODE)], mesh.rank(at));
         }
     }
 
@@ -146,10 +180,43 @@ mod tests {
         assert_eq!(members(Span::Across(Level::Package), 5), [1, 3, 5, 7, 9, 11, 13, 15]);
         assert_eq!(members(Span::Inside(Level::Node), 5), [0, 1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(members(Span::Across(Level::Node), 5), [5, 13]);
+        assert_eq!(members(Span::Between(Level::Package, Level::Node), 5), [1, 3, 5, 7]);
+        assert_eq!(members(Span::Between(Level::Package, Level::Node), 12), [8, 10, 12, 14]);
         for (level, rank) in [Level::Package, Level::Node, Level::Cluster].into_iter().zip(0..) {
             let (inside, across) = (members(Span::Inside(level), rank), members(Span::Across(level), rank));
             assert_eq!(inside.len() * across.len(), mesh.dp);
             assert_eq!(inside.iter().filter(|rank| across.contains(rank)).collect::<Vec<_>>(), [&rank]);
+        }
+    }
+
+    #[test]
+    fn replicas_are_counted_where_every_unit_has_as_many() {
+        for (pp, dp, tp) in
+            (1..=3).flat_map(|pp| (1..=12).flat_map(move |dp| (1..=4).map(move |tp| (pp, dp, tp))))
+        {
+            for (per_package, per_node) in [(1, None), (2, Some(4)), (2, Some(8)), (3, Some(6)), (4, Some(4))]
+            {
+                let (mesh, topology) = (Mesh { pp, dp, tp }, Topology { per_package, per_node });
+                for level in Level::ALL {
+                    // By definition: each group of replicas, cut where the unit changes, has parts of one size.
+                    let starts = (0..pp).flat_map(|pp| (0..tp).map(move |tp| Coordinate { pp, dp: 0, tp }));
+                    let mut sizes: Vec<usize> = Vec::new();
+                    for at in starts {
+                        let group: Vec<usize> =
+                            (0..dp).map(|dp| mesh.rank(Coordinate { dp, ..at })).collect();
+                        let parts =
+                            group.chunk_by(|&a, &b| topology.unit(level, a) == topology.unit(level, b));
+                        sizes.extend(parts.map(<[usize]>::len));
+                    }
+                    sizes.dedup();
+                    let even = (sizes.len() == 1).then(|| sizes[0]);
+                    assert_eq!(
+                        mesh.replicas_inside(level, topology),
+                        even,
+                        "{mesh:?} {topology:?} {level:?}"
+                    );
+                }
+            }
         }
     }
 }

@@ -68,6 +68,26 @@ pub struct Message {
     pub peer: usize,
 }
 
+/// One collective of a transfer. A transfer level by level has several, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Phase {
+    /// The group.
+    pub over: Group,
+    /// What it does.
+    pub kind: PhaseKind,
+}
+
+/// What a phase does with the piece that the ranks of its group share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PhaseKind {
+    /// Every rank gets the pieces of all: an all-gather.
+    Gather,
+    /// Every rank gets its own piece of the sum: a reduce-scatter.
+    Scatter,
+    /// Every rank gets the sum: an all-reduce.
+    Sum,
+}
+
 /// One operation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are named after their types")]
@@ -95,17 +115,19 @@ pub enum Op {
     Recompute { block: Block, micro: usize },
     /// Runs a block's backward, or a part of it.
     Backward { block: Block, micro: usize, part: BackwardPart },
-    /// Starts gathering a unit's sharded weights.
-    GatherStart { unit: Unit },
-    /// Waits for the gathered weights.
-    GatherWait { unit: Unit },
+    /// Starts a phase of gathering a unit's sharded weights.
+    GatherStart { unit: Unit, phase: Phase },
+    /// Waits for the gathered piece, which after the last phase is the whole.
+    GatherWait { unit: Unit, phase: Phase },
     /// Frees the gathered weights; the shard stays.
     Release { unit: Unit },
-    /// Starts reducing a unit's gradient over a group: over dp everything, over tp what every tensor-parallel rank holds
+    /// Frees the secondary shard of a unit's weights.
+    Discard { unit: Unit },
+    /// Starts a phase of reducing a unit's gradient: over dp everything, over tp what every tensor-parallel rank holds
     /// whole (under sequence parallelism), and over the tied stages the tied token table.
-    ReduceStart { unit: Unit, over: Group },
-    /// Waits for the reduction. If gradients are sharded, adds the result to the shard and frees the whole gradient.
-    ReduceWait { unit: Unit, over: Group },
+    ReduceStart { unit: Unit, phase: Phase },
+    /// Waits for the reduction. If only the gradient's shard is left, adds it to this rank's and frees the whole gradient.
+    ReduceWait { unit: Unit, phase: Phase },
     /// Starts sending to another stage.
     SendStart { message: Message },
     /// Waits until the message is received, and frees it.
@@ -124,10 +146,10 @@ pub enum Op {
     Clip,
     /// Updates this rank's states and weights.
     Step,
-    /// Starts gathering a unit's updated weights from their owners.
-    RefreshStart { unit: Unit },
+    /// Starts a phase of gathering a unit's updated weights from their owners.
+    RefreshStart { unit: Unit, phase: Phase },
     /// Waits for the updated weights.
-    RefreshWait { unit: Unit },
+    RefreshWait { unit: Unit, phase: Phase },
 }
 
 /// The operations of one step on every rank of one stage, in order.
@@ -170,6 +192,17 @@ impl fmt::Display for Message {
     }
 }
 
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let kind = match self.kind {
+            PhaseKind::Gather => "gather",
+            PhaseKind::Scatter => "scatter",
+            PhaseKind::Sum => "sum",
+        };
+        write!(f, "{kind} over {}", self.over)
+    }
+}
+
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
@@ -191,11 +224,18 @@ impl fmt::Display for Op {
                 };
                 write!(f, "{part} {block}, micro-batch {micro}")
             }
-            Op::GatherStart { unit } => write!(f, "start gathering {unit}"),
-            Op::GatherWait { unit } => write!(f, "wait for gathered {unit}"),
+            Op::GatherStart { unit, phase } => write!(f, "start gathering {unit} over {}", phase.over),
+            Op::GatherWait { unit, phase } => write!(f, "wait for gathered {unit} over {}", phase.over),
             Op::Release { unit } => write!(f, "release {unit}"),
-            Op::ReduceStart { unit, over } => write!(f, "start reducing {unit} over {over}"),
-            Op::ReduceWait { unit, over } => write!(f, "wait for reduced {unit} over {over}"),
+            Op::Discard { unit } => write!(f, "discard the secondary shard of {unit}"),
+            Op::ReduceStart { unit, phase: Phase { over, kind: PhaseKind::Gather } } => {
+                write!(f, "start gathering reduced {unit} over {over}")
+            }
+            Op::ReduceWait { unit, phase: Phase { over, kind: PhaseKind::Gather } } => {
+                write!(f, "wait for gathered reduced {unit} over {over}")
+            }
+            Op::ReduceStart { unit, phase } => write!(f, "start reducing {unit} over {}", phase.over),
+            Op::ReduceWait { unit, phase } => write!(f, "wait for reduced {unit} over {}", phase.over),
             Op::SendStart { message } => write!(f, "start sending {message}"),
             Op::SendWait { message } => write!(f, "wait for sent {message}"),
             Op::ReceiveStart { message } => write!(f, "start receiving {message}"),
@@ -205,8 +245,8 @@ impl fmt::Display for Op {
             Op::NormWait { axis } => write!(f, "wait for the norm over {}", axis.name()),
             Op::Clip => f.write_str("clip"),
             Op::Step => f.write_str("step"),
-            Op::RefreshStart { unit } => write!(f, "start refreshing {unit}"),
-            Op::RefreshWait { unit } => write!(f, "wait for refreshed {unit}"),
+            Op::RefreshStart { unit, phase } => write!(f, "start refreshing {unit} over {}", phase.over),
+            Op::RefreshWait { unit, phase } => write!(f, "wait for refreshed {unit} over {}", phase.over),
         }
     }
 }

@@ -139,10 +139,8 @@ impl Parameter {
 }
 
 impl UnitLayout {
-    /// A shard's length is a multiple of this, so that shards are aligned in every type.
-    pub const SHARD_MULTIPLE: usize = 64;
-
-    fn new(unit: Unit, parameters: Vec<Parameter>, tp: usize, dp: usize) -> Self {
+    /// The layout of `parameters` on a tp rank, padded to a multiple of `multiple` elements.
+    fn new(unit: Unit, parameters: Vec<Parameter>, tp: usize, multiple: usize) -> Self {
         let mut end = 0;
         let placed: Vec<Placed> = parameters
             .into_iter()
@@ -159,7 +157,7 @@ impl UnitLayout {
         debug_assert!(
             placed.iter().all(|p| (p.range.start < replicated) == (p.parameter.split == TensorSplit::Whole))
         );
-        UnitLayout { unit, placed, replicated, len: end.next_multiple_of(dp * Self::SHARD_MULTIPLE) }
+        UnitLayout { unit, placed, replicated, len: end.next_multiple_of(multiple) }
     }
 
     /// The range of a parameter. Panics if the unit has no such parameter.
@@ -176,18 +174,13 @@ impl UnitLayout {
     pub fn find(&self, kind: ParameterKind) -> Option<&Placed> {
         self.placed.iter().find(|p| p.parameter.kind == kind)
     }
-
-    /// The range of shard `index` of `shards`.
-    pub fn shard(&self, shards: usize, index: usize) -> Range<usize> {
-        let len = self.len / shards;
-        index * len..(index + 1) * len
-    }
 }
 
 impl Plan {
     /// The layout of a unit's flat buffer.
     pub fn layout(&self, unit: Unit) -> UnitLayout {
-        UnitLayout::new(unit, parameters(&self.model, unit, self.mesh.tp), self.mesh.tp, self.mesh.dp)
+        let (parameters, tp) = (parameters(&self.model, unit, self.mesh.tp), self.mesh.tp);
+        UnitLayout::new(unit, parameters, tp, self.mesh.dp * self.sharding.multiple)
     }
 
     /// Every unit of the model, in model order.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use kintsugi_spec::{ClusterSpec, FrameworkSpec, ModelSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::{Axis, Block, Group, Mesh, Unit};
+use crate::{Axis, Block, Group, Mesh, Phase, PhaseKind, Sharding, Unit};
 
 /// A validated training plan: model, batch, mesh, placement, schedule and precision.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -40,6 +40,27 @@ pub struct Plan {
     pub framework: FrameworkSpec,
     /// The run.
     pub run: Run,
+}
+
+/// The reductions of a unit's gradient, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GradientReductions {
+    /// Over tp, under sequence parallelism.
+    pub tensor: Option<Phase>,
+    /// Over dp to the gradient's shard, for every micro-batch or once a step.
+    pub inner: Vec<Phase>,
+    /// Over the rest of dp, once a step.
+    pub outer: Vec<Phase>,
+    /// Between the copies of a tied table, at the end of the step.
+    pub tied: Option<Phase>,
+}
+
+impl GradientReductions {
+    /// The first reduction, if there is any.
+    pub fn first(&self) -> Option<Phase> {
+        let data = self.inner.first().or(self.outer.first()).copied();
+        self.tensor.or(data).or(self.tied)
+    }
 }
 
 /// Batch sizes, in samples and tokens.
@@ -98,34 +119,6 @@ pub enum ScheduleKind {
     /// ZB-H1: the backward is split, and weight parts fill the bubble (arXiv 2401.10241).
     #[serde(rename = "zero-bubble")]
     ZeroBubble,
-}
-
-/// How often weights are gathered or gradients reduced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum When {
-    /// For every micro-batch: less memory, more traffic.
-    #[serde(rename = "micro-batch")]
-    MicroBatch,
-    /// Once a step.
-    #[serde(rename = "step")]
-    Step,
-}
-
-/// Over how many data-parallel ranks weights, gradients and states are sharded: 1 (not sharded) or dp.
-///
-/// ZeRO-1 shards the states, ZeRO-2 the gradients too, ZeRO-3 the weights too (arXiv 1910.02054).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Sharding {
-    /// Ranks over which weights are sharded.
-    pub weights: usize,
-    /// Ranks over which gradients are sharded.
-    pub gradients: usize,
-    /// Ranks over which optimizer states are sharded.
-    pub states: usize,
-    /// When sharded weights are gathered.
-    pub gather: When,
-    /// When gradients are reduced.
-    pub reduce: When,
 }
 
 /// Element types.
@@ -536,18 +529,23 @@ impl Plan {
         self.model.tied && self.mesh.pp > 1 && (stage == 0 || stage + 1 == self.mesh.pp)
     }
 
-    /// The reductions of a unit's gradient on a stage, in order: over tp, over dp, and between the copies of a tied table.
-    /// `has_replicated` returns whether the unit has parameters that are replicated over tp.
+    /// The reductions of a unit's gradient on a stage. `has_replicated` returns whether the unit has parameters that are
+    /// replicated over tp.
     pub fn gradient_reductions(
         &self,
         stage: usize,
         unit: Unit,
         has_replicated: impl FnOnce() -> bool,
-    ) -> [Option<Group>; 3] {
+    ) -> GradientReductions {
         let tensor = self.sequence_parallel && self.mesh.tp > 1 && has_replicated();
-        let data = self.mesh.dp > 1;
         let tied = unit == Unit::Table && self.holds_tied_copy(stage);
-        [tensor.then_some(Group::TENSOR), data.then_some(Group::DATA), tied.then_some(Group::Tied)]
+        let sum = |over| Phase { over, kind: PhaseKind::Sum };
+        GradientReductions {
+            tensor: tensor.then_some(sum(Group::TENSOR)),
+            inner: self.sharding.inner_reductions(),
+            outer: self.sharding.outer_reductions(),
+            tied: tied.then_some(sum(Group::Tied)),
+        }
     }
 
     /// The units that a stage owns: it counts their gradients in the global norm and writes them to checkpoints. A tied table

@@ -5,14 +5,17 @@ use std::rc::Rc;
 
 use kintsugi_comm::paper::{Log, PaperGroup};
 use kintsugi_comm::{Communicator, Observed, RankFailure, Solo, TransferObserver};
-use kintsugi_plan::{Coordinate, Group, Plan, Span};
+use kintsugi_plan::{Coordinate, Group, Plan};
 
-/// A rank's communicators, one per axis of the mesh and one for the tied token table.
+/// A rank's communicators: one for each axis of the mesh, for each part of the data-parallel axis if it is divided, and for
+/// the tied token table.
 pub struct Groups {
     /// The tensor-parallel group.
     pub tensor: Box<dyn Communicator>,
     /// The data-parallel group.
     pub data: Box<dyn Communicator>,
+    /// The parts of the data-parallel group, if it is divided by level.
+    pub data_parts: Vec<(Group, Box<dyn Communicator>)>,
     /// The stages of this rank's pipeline.
     pub pipeline: Box<dyn Communicator>,
     /// The first and the last stage, if both hold the tied token table.
@@ -27,7 +30,9 @@ impl Groups {
         mut make: impl FnMut(Group, &[usize]) -> Box<dyn Communicator>,
     ) -> Self {
         let mut group = |group| make(group, &plan.mesh.group(group, at, plan.cluster.topology));
+        let parts: Vec<Group> = plan.sharding.groups().filter(|&part| part != Group::DATA).collect();
         Groups {
+            data_parts: parts.into_iter().map(|part| (part, group(part))).collect(),
             tensor: group(Group::TENSOR),
             data: group(Group::DATA),
             pipeline: group(Group::PIPELINE),
@@ -42,8 +47,9 @@ impl Groups {
             Group::DATA => &*self.data,
             Group::PIPELINE => &*self.pipeline,
             Group::Tied => self.tied.as_deref().expect("only stages with a tied copy reduce it"),
-            Group::Along(_, Span::Inside(_) | Span::Across(_)) => {
-                panic!("no program has an operation over {group}")
+            Group::Along(..) => {
+                let part = self.data_parts.iter().find(|(part, _)| *part == group);
+                &*part.unwrap_or_else(|| panic!("{group} is no part of this plan")).1
             }
         }
     }
@@ -60,11 +66,15 @@ impl Groups {
         if let Some(tied) = &mut self.tied {
             observed(tied, Group::Tied);
         }
+        for (group, part) in &mut self.data_parts {
+            observed(part, *group);
+        }
     }
 
     /// Why a transfer of this rank failed, if one did.
     pub fn failure(&self) -> Option<RankFailure> {
-        let groups = [&self.tensor, &self.data, &self.pipeline].into_iter().chain(&self.tied);
+        let parts = self.data_parts.iter().map(|(_, part)| part);
+        let groups = [&self.tensor, &self.data, &self.pipeline].into_iter().chain(&self.tied).chain(parts);
         groups.into_iter().find_map(|group| group.failure())
     }
 }
@@ -72,7 +82,7 @@ impl Groups {
 /// Groups that only log what would be sent.
 pub fn paper_groups(plan: &Plan, at: Coordinate, log: &Rc<RefCell<Log>>) -> Groups {
     Groups::new(plan, at, |group, members| {
-        let index = plan.mesh.group_index(group, at);
+        let index = plan.mesh.group_index(group, at, plan.cluster.topology);
         Box::new(PaperGroup::new(group, members.len(), index, Rc::clone(log)))
     })
 }

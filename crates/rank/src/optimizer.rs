@@ -12,13 +12,13 @@ use crate::unit::UnitState;
 
 impl Rank {
     /// Sums the squares of the gradients that this rank owns, so that each gradient counts once over the mesh. If several
-    /// ranks hold the same gradient (dp ranks if it is not sharded, tp ranks if its parameter is replicated), the first one
-    /// counts it.
+    /// ranks hold the same gradient (dp ranks if it is not sharded over all of them, tp ranks if its parameter is replicated), the
+    /// first one counts it.
     pub(crate) fn measure(&self) {
         let mut parts = Vec::with_capacity(2 * self.units.len());
         for (i, unit) in self.units.iter().enumerate() {
             let (gradient, _) = unit.owned_gradient();
-            let unreduced = self.first_reduction(unit.layout.unit).is_none();
+            let unreduced = unit.first_reduction.is_none();
             let own = unreduced.then(|| self.unit_norms.slice(i..i + 1));
             let first = self.first_counted(unit);
             parts.push(Squares { from: gradient.slice(0..first), own, counts: false });
@@ -36,8 +36,9 @@ impl Rank {
     /// it, too.
     fn first_counted(&self, unit: &UnitState) -> usize {
         let (gradient, owned) = unit.owned_gradient();
-        let sharded = self.plan.sharding.states > 1;
-        if !self.owned_units.contains(&unit.layout.unit) || !(sharded || self.at.dp == 0) {
+        // The ranks after the first `states` own the same states again.
+        let first_owner = self.at.dp < self.plan.sharding.states;
+        if !self.owned_units.contains(&unit.layout.unit) || !first_owner {
             return gradient.len();
         }
         let replicated = unit.layout.replicated.clamp(owned.start, owned.end) - owned.start;

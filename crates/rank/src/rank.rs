@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kintsugi_comm::{Pending, RankFailure, TransferObserver};
 use kintsugi_model::{Context, Shape};
-use kintsugi_plan::{Block, Coordinate, Group, LossScale, Op, Plan, Program, Unit};
+use kintsugi_plan::{Block, Coordinate, LossScale, Op, Plan, Program, Unit};
 use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Backend, Buffer, Category, DType, ReplayOutcome, ReplayRequest};
 use serde::{Deserialize, Serialize};
@@ -259,24 +259,27 @@ impl Rank {
             Op::ShareWait => self.share_wait(),
             Op::Recompute { block, micro } => self.recompute(block, micro),
             Op::Backward { block, micro, part } => self.backward(block, micro, part),
-            Op::GatherStart { unit } => {
+            Op::GatherStart { unit, phase } => {
                 let (unit, backend, groups) = self.unit_with(unit);
-                unit.gather_start(backend, &*groups.data);
+                unit.gather_start(backend, phase, groups.get(phase.over));
             }
-            Op::GatherWait { unit } => {
+            Op::GatherWait { unit, phase } => {
                 let (unit, _, groups) = self.unit_with(unit);
-                unit.gather_wait(&*groups.data);
+                unit.gather_wait(phase, groups.get(phase.over));
             }
             Op::Release { unit } => self.unit_with(unit).0.release(),
-            Op::ReduceStart { unit, over } => {
-                self.unit(unit).clear_unwritten(&*self.backend);
-                self.record_unit_norm(unit, over);
+            Op::Discard { unit } => self.unit_with(unit).0.discard(),
+            Op::ReduceStart { unit, phase } => {
+                if self.unit(unit).first_reduction == Some(phase) {
+                    self.unit(unit).clear_unwritten(&*self.backend);
+                    self.record_unit_norm(unit);
+                }
                 let (unit, _, groups) = self.unit_with(unit);
-                unit.reduce_start(over, groups.get(over));
+                unit.reduce_start(phase, groups.get(phase.over));
             }
-            Op::ReduceWait { unit, over } => {
+            Op::ReduceWait { unit, phase } => {
                 let (unit, backend, groups) = self.unit_with(unit);
-                unit.reduce_wait(backend, over, groups.get(over));
+                unit.reduce_wait(backend, phase, groups.get(phase.over));
             }
             Op::SendStart { message } => self.send_start(message),
             Op::SendWait { message } => self.send_wait(message),
@@ -287,13 +290,13 @@ impl Rank {
             Op::NormWait { axis } => self.norm_wait(axis),
             Op::Clip => self.clip(),
             Op::Step => self.step(),
-            Op::RefreshStart { unit } => {
+            Op::RefreshStart { unit, phase } => {
                 let (unit, backend, groups) = self.unit_with(unit);
-                unit.refresh_start(backend, &*groups.data);
+                unit.refresh_start(backend, phase, groups.get(phase.over));
             }
-            Op::RefreshWait { unit } => {
+            Op::RefreshWait { unit, phase } => {
                 let (unit, _, groups) = self.unit_with(unit);
-                unit.refresh_wait(&*groups.data);
+                unit.refresh_wait(groups.get(phase.over));
             }
         }
     }
@@ -396,19 +399,11 @@ impl Rank {
     }
 
     /// Records the squared norm of this rank's own gradient before its first reduction.
-    fn record_unit_norm(&self, unit: Unit, over: Group) {
-        if self.first_reduction(unit) == Some(over)
-            && let Some(gradient) = self.unit(unit).whole_gradient()
-        {
+    fn record_unit_norm(&self, unit: Unit) {
+        if let Some(gradient) = self.unit(unit).whole_gradient() {
             let i = self.unit_index(unit);
             self.backend.sum_of_squares(gradient, self.unit_norms.slice(i..i + 1));
         }
-    }
-
-    /// The first reduction of a unit's gradient, if it has any.
-    pub(crate) fn first_reduction(&self, unit: Unit) -> Option<Group> {
-        let has_replicated = || self.unit(unit).layout.replicated > 0;
-        self.plan.gradient_reductions(self.at.pp, unit, has_replicated).into_iter().flatten().next()
     }
 }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use kintsugi_comm::{Collective, Communicator, Pending};
 use kintsugi_model::{Gradients, Weights};
 use kintsugi_plan::parameters::UnitLayout;
-use kintsugi_plan::{Coordinate, GradientType, Group, Plan, Unit};
+use kintsugi_plan::{Coordinate, GradientType, Group, MOST_PARTS, Phase, PhaseKind, Plan, Sharding, Unit};
 use kintsugi_tensor::ops::{Parameters, Segment};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
@@ -42,6 +42,11 @@ const PIECE: usize = 1 << 18;
 pub(crate) struct UnitState {
     pub layout: UnitLayout,
     types: ElementTypes,
+    sharding: Sharding,
+    /// This rank's piece of the flat buffer after 0, 1, ... divisions by the parts of the data-parallel axis.
+    pieces: [Range<usize>; MOST_PARTS + 1],
+    /// The first reduction of the gradient, if it has any.
+    pub first_reduction: Option<Phase>,
     /// The range of the flat buffer whose weights this rank always holds: all of it, or its shard.
     resident: Range<usize>,
     /// The range whose states this rank holds.
@@ -52,11 +57,17 @@ pub(crate) struct UnitState {
     master: Option<Buffer>,
     first_moment: Buffer,
     second_moment: Buffer,
+    /// A larger shard of the weights, from the first gather of a step to the last.
+    secondary: Option<Buffer>,
     /// All weights, while they are gathered.
     gathered: Option<Buffer>,
     /// The whole gradient. If gradients are sharded, it exists only between its first write and its reduction.
     gradient: Option<Buffer>,
-    /// The sharded gradient, over `owned`.
+    /// A whole gradient between the phases of its reduction to a shard.
+    partly_reduced: Option<Buffer>,
+    /// The range of the sharded gradient.
+    gradient_range: Range<usize>,
+    /// The sharded gradient, over `gradient_range`.
     gradient_shard: Option<Buffer>,
     /// Whether the shard has this step's first contribution.
     shard_written: bool,
@@ -79,12 +90,13 @@ impl UnitState {
         purpose: Purpose,
     ) -> Self {
         let trains = purpose == Purpose::Training;
-        let layout = plan.layout(unit);
-        let shard = |shards: usize| if shards > 1 { layout.shard(shards, at.dp) } else { 0..layout.len };
-        let resident = shard(plan.sharding.weights);
+        let (layout, sharding) = (plan.layout(unit), plan.sharding);
+        let pieces = std::array::from_fn(|depth| sharding.piece(layout.len, at.dp, depth));
+        let shard = |shards: usize| pieces[sharding.depth(shards)].clone();
+        let (resident, gradient_range) = (shard(sharding.weights), shard(sharding.gradients));
         // A rank that does not train owns no states.
-        let owned = if trains { shard(plan.sharding.states) } else { 0..0 };
-        let gradients_sharded = trains && plan.sharding.gradients > 1;
+        let owned = if trains { shard(sharding.states) } else { 0..0 };
+        let gradients_sharded = trains && sharding.gradients > 1;
         let allocate = |len, dtype, category| backend.allocate(len, dtype, category);
         let weights = allocate(resident.len(), types.compute, Category::Weights);
         let accumulator = types.compute.accumulator();
@@ -97,19 +109,27 @@ impl UnitState {
         };
         let (first_moment, second_moment) = (moment(), moment());
         let gradient_shard =
-            gradients_sharded.then(|| allocate(owned.len(), types.gradient, Category::Gradients));
+            gradients_sharded.then(|| allocate(gradient_range.len(), types.gradient, Category::Gradients));
+        let has_replicated = || layout.replicated > 0;
+        let first_reduction = plan.gradient_reductions(at.pp, unit, has_replicated).first();
         let segments = segments(&layout, &owned);
         let mut state = UnitState {
             layout,
             types,
+            sharding,
+            pieces,
+            first_reduction,
             resident,
             owned,
             weights,
             master,
             first_moment,
             second_moment,
+            secondary: None,
             gathered: None,
             gradient: None,
+            partly_reduced: None,
+            gradient_range,
             gradient_shard,
             shard_written: false,
             written: Cell::new(0),
@@ -174,7 +194,7 @@ impl UnitState {
             (StoredTensor::FirstMoment, _) => (&self.first_moment, &self.owned),
             (StoredTensor::SecondMoment, _) => (&self.second_moment, &self.owned),
         };
-        buffer.slice(range.start - held.start..range.end - held.start)
+        buffer.slice(within(range, held))
     }
 
     /// The whole weights.
@@ -206,39 +226,80 @@ impl UnitState {
         self.written.set(0);
     }
 
-    pub fn gather_start(&mut self, backend: &dyn Backend, data: &dyn Communicator) {
-        let whole = backend.allocate(self.layout.len, self.types.compute, Category::Weights);
-        backend.copy(self.weights.view(), whole.slice(self.resident.clone()));
-        start(&mut self.gathering, data, Collective::AllGather, whole, 0..self.layout.len);
+    /// Starts a phase of a gather. Outer phases fill the secondary shard if there is one, and inner phases the whole.
+    pub fn gather_start(&mut self, backend: &dyn Backend, phase: Phase, group: &dyn Communicator) {
+        let depth = self.sharding.depth_of(phase.over);
+        let whole = 0..self.layout.len;
+        let (target, range) = match self.fills_secondary(depth) {
+            true => (&mut self.secondary, self.pieces[self.sharding.depth(self.sharding.secondary)].clone()),
+            false => (&mut self.gathered, whole),
+        };
+        let known = target.take();
+        let buffer = known.unwrap_or_else(|| {
+            let buffer = backend.allocate(range.len(), self.types.compute, Category::Weights);
+            let (source, held) = match (&self.secondary, self.sharding.secondary) {
+                (Some(secondary), shards) => (secondary, &self.pieces[self.sharding.depth(shards)]),
+                (None, _) => (&self.weights, &self.resident),
+            };
+            backend.copy(source.view(), buffer.slice(within(held, &range)));
+            buffer
+        });
+        let piece = within(&self.pieces[depth], &range);
+        start(&mut self.gathering, group, Collective::AllGather, buffer, piece);
     }
 
-    pub fn gather_wait(&mut self, data: &dyn Communicator) {
-        self.gathered = Some(wait(&mut self.gathering, data));
+    pub fn gather_wait(&mut self, phase: Phase, group: &dyn Communicator) {
+        let buffer = wait(&mut self.gathering, group);
+        let depth = self.sharding.depth_of(phase.over);
+        let target = if self.fills_secondary(depth) { &mut self.secondary } else { &mut self.gathered };
+        *target = Some(buffer);
+    }
+
+    /// Whether a gather over the part at `depth` is one of those that fill the secondary shard.
+    fn fills_secondary(&self, depth: usize) -> bool {
+        self.sharding.secondary > 1 && depth >= self.sharding.depth(self.sharding.secondary)
     }
 
     pub fn release(&mut self) {
         self.gathered = None;
     }
 
-    /// Starts a reduction: over tp of the replicated parameters, over dp of everything, between tied stages of what this
-    /// rank owns.
-    pub fn reduce_start(&mut self, over: Group, group: &dyn Communicator) {
-        if over == Group::Tied
-            && let Some(shard) = self.gradient_shard.take()
-        {
-            let all = 0..shard.len();
-            return start(&mut self.reducing, group, Collective::AllReduce, shard, all);
-        }
-        let gradient = self.gradient.take().expect("a gradient is reduced after it is written");
-        let sharded = self.owned.len() < self.layout.len;
-        let (collective, range) = match over {
-            Group::TENSOR => (Collective::AllReduce, 0..self.layout.replicated),
-            Group::DATA if sharded => (Collective::ReduceScatter, 0..self.layout.len),
-            Group::DATA => (Collective::AllReduce, 0..self.layout.len),
-            Group::Tied => (Collective::AllReduce, self.owned.clone()),
-            Group::Along(..) => panic!("no gradient is reduced over {over}"),
+    pub fn discard(&mut self) {
+        self.secondary = None;
+    }
+
+    /// Starts a phase of a reduction: over tp of the replicated parameters, between tied stages of what this rank owns, over a
+    /// part of dp of the piece that its ranks share.
+    pub fn reduce_start(&mut self, phase: Phase, group: &dyn Communicator) {
+        let range = match phase.over {
+            Group::TENSOR => 0..self.layout.replicated,
+            Group::Tied => self.owned.clone(),
+            Group::Along(..) => self.pieces[self.sharding.depth_of(phase.over)].clone(),
         };
-        start(&mut self.reducing, group, collective, gradient, range);
+        let (buffer, held) = match self.gradient_of(phase) {
+            GradientBuffer::Whole => (self.gradient.take(), 0..self.layout.len),
+            GradientBuffer::PartlyReduced => (self.partly_reduced.take(), 0..self.layout.len),
+            GradientBuffer::Shard => (self.gradient_shard.take(), self.gradient_range.clone()),
+        };
+        let buffer = buffer.expect("a gradient is reduced after it is written");
+        start(&mut self.reducing, group, collective(phase.kind), buffer, within(&range, &held));
+    }
+
+    /// The buffer that a phase of a reduction works on.
+    fn gradient_of(&self, phase: Phase) -> GradientBuffer {
+        let sharded = self.sharding.gradients > 1;
+        match phase.over {
+            Group::TENSOR => GradientBuffer::Whole,
+            _ if !sharded => GradientBuffer::Whole,
+            Group::Tied => GradientBuffer::Shard,
+            Group::Along(..) => match self.sharding.depth_of(phase.over) {
+                0 => GradientBuffer::Whole,
+                depth if depth < self.sharding.depth(self.sharding.gradients) => {
+                    GradientBuffer::PartlyReduced
+                }
+                _ => GradientBuffer::Shard,
+            },
+        }
     }
 
     /// Zeroes the gradients that are not written yet. With a split backward, a reduction can run before the next micro-batch
@@ -253,38 +314,47 @@ impl UnitState {
         self.written.set(u32::MAX);
     }
 
-    pub fn reduce_wait(&mut self, backend: &dyn Backend, over: Group, group: &dyn Communicator) {
+    pub fn reduce_wait(&mut self, backend: &dyn Backend, phase: Phase, group: &dyn Communicator) {
         let buffer = wait(&mut self.reducing, group);
-        match (over, &self.gradient_shard) {
-            (Group::DATA, Some(shard)) => {
-                let own = buffer.slice(self.owned.clone());
-                if self.shard_written {
-                    backend.add(own, shard.view());
-                } else {
-                    backend.copy(own, shard.view());
-                }
-                self.shard_written = true;
+        if self.sharding.leaves_shard(phase) {
+            let shard =
+                self.gradient_shard.as_ref().expect("the shard of a sharded gradient is always there");
+            let own = buffer.slice(self.gradient_range.clone());
+            if self.shard_written {
+                backend.add(own, shard.view());
+            } else {
+                backend.copy(own, shard.view());
             }
-            (Group::Tied, None) if buffer.len() < self.layout.len => self.gradient_shard = Some(buffer),
-            _ => self.gradient = Some(buffer),
+            self.shard_written = true;
+            return;
+        }
+        match self.gradient_of(phase) {
+            GradientBuffer::Shard => self.gradient_shard = Some(buffer),
+            GradientBuffer::Whole if phase.over != Group::TENSOR && self.sharding.gradients > 1 => {
+                self.partly_reduced = Some(buffer);
+            }
+            GradientBuffer::Whole => self.gradient = Some(buffer),
+            GradientBuffer::PartlyReduced => self.partly_reduced = Some(buffer),
         }
     }
 
-    pub fn refresh_start(&mut self, backend: &dyn Backend, data: &dyn Communicator) {
+    /// Starts a phase of the gathering of updated weights.
+    pub fn refresh_start(&mut self, backend: &dyn Backend, phase: Phase, group: &dyn Communicator) {
         // The weights themselves are being transferred. An empty buffer takes their place until the wait.
         let empty = backend.allocate(0, self.types.compute, Category::Weights);
         let weights = std::mem::replace(&mut self.weights, empty);
-        start(&mut self.gathering, data, Collective::AllGather, weights, 0..self.layout.len);
+        let piece = within(&self.pieces[self.sharding.depth_of(phase.over)], &self.resident);
+        start(&mut self.gathering, group, Collective::AllGather, weights, piece);
     }
 
-    pub fn refresh_wait(&mut self, data: &dyn Communicator) {
-        self.weights = wait(&mut self.gathering, data);
+    pub fn refresh_wait(&mut self, group: &dyn Communicator) {
+        self.weights = wait(&mut self.gathering, group);
     }
 
     /// The part of the reduced gradient that this rank owns, and its range in the flat buffer.
     pub fn owned_gradient(&self) -> (View<'_>, Range<usize>) {
         let view = match (&self.gradient_shard, &self.gradient) {
-            (Some(shard), _) => shard.view(),
+            (Some(shard), _) => shard.slice(within(&self.owned, &self.gradient_range)),
             (None, Some(gradient)) => gradient.slice(self.owned.clone()),
             (None, None) => unreachable!("a gradient that is not sharded is always there"),
         };
@@ -303,8 +373,7 @@ impl UnitState {
 
     /// The parameters that the optimizer updates.
     pub fn parameters(&self) -> Parameters<'_> {
-        let own_weights =
-            self.weights.slice(self.owned.start - self.resident.start..self.owned.end - self.resident.start);
+        let own_weights = self.weights.slice(within(&self.owned, &self.resident));
         Parameters {
             gradient: self.owned_gradient().0,
             master: self.master.as_ref().map_or(own_weights, Buffer::view),
@@ -314,6 +383,26 @@ impl UnitState {
             segments: &self.segments,
         }
     }
+}
+
+/// The buffers that a gradient passes through.
+enum GradientBuffer {
+    Whole,
+    PartlyReduced,
+    Shard,
+}
+
+fn collective(kind: PhaseKind) -> Collective {
+    match kind {
+        PhaseKind::Gather => Collective::AllGather,
+        PhaseKind::Scatter => Collective::ReduceScatter,
+        PhaseKind::Sum => Collective::AllReduce,
+    }
+}
+
+/// A range of the flat buffer, relative to the start of the range that a buffer holds.
+fn within(range: &Range<usize>, held: &Range<usize>) -> Range<usize> {
+    range.start - held.start..range.end - held.start
 }
 
 /// Starts a transfer. A unit has at most one pending transfer of each kind.

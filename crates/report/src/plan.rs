@@ -59,8 +59,6 @@ pub fn layout(plan: &Plan) -> String {
     let word = |value: serde_json::Result<serde_json::Value>| {
         value.ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
     };
-    let sharded = [plan.sharding.states, plan.sharding.gradients, plan.sharding.weights];
-    let zero = sharded.iter().rposition(|&shards| shards > 1).map_or(0, |last| last + 1);
     let mut parts = vec![
         format!("tp {}", mesh.tp),
         format!("pp {}", mesh.pp),
@@ -74,7 +72,7 @@ pub fn layout(plan: &Plan) -> String {
     if plan.pipeline.virtual_stages > 1 {
         parts.push(format!("{} chunks", plan.pipeline.virtual_stages));
     }
-    parts.push(format!("ZeRO-{zero}"));
+    parts.push(if plan.sharding.states == 1 { "ZeRO-0".to_owned() } else { plan.sharding.name() });
     parts.push(format!("recompute {}", word(serde_json::to_value(plan.memory.recompute))));
     if plan.sequence_parallel {
         parts.push("sequence parallel".to_owned());

@@ -2,6 +2,7 @@
 
 use kintsugi_draw::chart::{Axis, Chart, Series, Style, Unit};
 use kintsugi_plan::{Plan, When};
+use kintsugi_spec::Level;
 use kintsugi_tune::Candidate;
 
 use crate::thin::rounded;
@@ -139,7 +140,15 @@ fn describe(candidate: &Candidate) -> String {
         parts.push(format!("{} chunks", strategy.virtual_stages));
     }
     parts.extend(strategy.last_layers.map(|layers| format!("{layers} layers in the last")));
-    parts.push(format!("ZeRO-{zero}"));
+    let over = |level: Option<Level>| level.map_or("none", Level::name);
+    let levels = [sharding.weights, sharding.gradients, sharding.states];
+    if levels.iter().flatten().all(|&level| level == Level::Cluster) {
+        parts.push(format!("ZeRO-{zero}"));
+    } else {
+        let [weights, gradients, states] = levels.map(over);
+        parts.push(format!("weights {weights}, gradients {gradients}, states {states}"));
+    }
+    parts.extend(sharding.secondary.map(|level| format!("secondary shard over the {}", level.name())));
     if zero == 3 {
         parts.push(format!("gather{}", each(sharding.gather)));
     }

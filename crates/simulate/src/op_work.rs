@@ -69,9 +69,9 @@ impl StepWork {
     /// The op that started the transfer that an op waits for; the op itself if it waits for none.
     pub fn started(op: Op) -> Op {
         match op {
-            Op::GatherWait { unit } => Op::GatherStart { unit },
-            Op::ReduceWait { unit, over } => Op::ReduceStart { unit, over },
-            Op::RefreshWait { unit } => Op::RefreshStart { unit },
+            Op::GatherWait { unit, phase } => Op::GatherStart { unit, phase },
+            Op::ReduceWait { unit, phase } => Op::ReduceStart { unit, phase },
+            Op::RefreshWait { unit, phase } => Op::RefreshStart { unit, phase },
             Op::SendWait { message } => Op::SendStart { message },
             Op::ReceiveWait { message } => Op::ReceiveStart { message },
             Op::NormWait { axis } => Op::NormStart { axis },
@@ -88,6 +88,7 @@ impl StepWork {
             | Op::Backward { .. }
             | Op::GatherStart { .. }
             | Op::Release { .. }
+            | Op::Discard { .. }
             | Op::ReduceStart { .. }
             | Op::SendStart { .. }
             | Op::ReceiveStart { .. }
@@ -116,8 +117,9 @@ fn work(plan: &Plan, stage: usize, traced: &OpTrace) -> (OpWork, Vec<TransferWor
 
 /// Bytes that the first rank of a stage sends in a transfer.
 fn bytes(plan: &Plan, stage: usize, entry: Entry) -> u64 {
-    let (mesh, at) = (plan.mesh, Coordinate { pp: stage, dp: 0, tp: 0 });
-    let (ranks, me) = (mesh.group_size(entry.group), mesh.group_index(entry.group, at));
+    let (mesh, at, topology) = (plan.mesh, Coordinate { pp: stage, dp: 0, tp: 0 }, plan.cluster.topology);
+    let ranks = mesh.group_size(entry.group, topology);
+    let me = mesh.group_index(entry.group, at, topology);
     charge(entry, ranks, me, |i| i, Topology::ONE_NODE).map(|(.., bytes)| bytes).sum()
 }
 

@@ -140,7 +140,8 @@ mod tests {
         let sharded = range(&["parallel.dp=16", "batch.global=16", "sharding.zero=3"]);
         let links = |range: &TimeRange| range.links.expect("two nodes");
         let ratio = |range: &TimeRange| links(range).slow_s / links(range).full_s;
-        assert!(ratio(&sharded) > 1.3 && ratio(&pipeline) < 1.1, "{sharded:?} {pipeline:?}");
+        let (sharded_loses, pipeline_loses) = (ratio(&sharded) - 1.0, ratio(&pipeline) - 1.0);
+        assert!(sharded_loses > 0.3 && pipeline_loses < sharded_loses / 4.0, "{sharded:?} {pipeline:?}");
         assert!(links(&sharded).no_overlap_s > links(&sharded).full_s);
         assert!(!sharded.alike, "this engine was never measured on several nodes");
         assert!(sharded.step_s[1] >= links(&sharded).slow_s.max(links(&sharded).no_overlap_s));

@@ -1,6 +1,6 @@
 //! The key of plans that run the same programs.
 
-use kintsugi_plan::{Plan, Recompute, ScheduleKind, When};
+use kintsugi_plan::{MOST_PARTS, Plan, Recompute, ScheduleKind, Span, When};
 
 /// Everything that decides a plan's programs, for plans that differ only in their strategy and number of micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,8 +17,12 @@ pub(crate) struct ProgramKey {
     recompute: bool,
     gather: Option<When>,
     reduce: When,
-    gradients_sharded: bool,
-    refresh: bool,
+    /// The parts of the data-parallel axis, and how many of them divide weights, secondary shards, gradients and states.
+    spans: [Option<Span>; MOST_PARTS],
+    weights: usize,
+    secondary: usize,
+    gradients: usize,
+    states: usize,
 }
 
 impl ProgramKey {
@@ -37,14 +41,19 @@ impl ProgramKey {
             recompute: plan.memory.recompute == Recompute::Full,
             gather: (sharding.weights > 1).then_some(sharding.gather),
             reduce: if sharding.gradients > 1 { sharding.reduce } else { When::Step },
-            gradients_sharded: sharding.gradients > 1,
-            refresh: sharding.states > 1 && sharding.weights == 1,
+            spans: sharding.parts.map(|part| part.map(|part| part.span)),
+            weights: sharding.depth(sharding.weights),
+            secondary: sharding.depth(sharding.secondary),
+            gradients: sharding.depth(sharding.gradients),
+            states: sharding.depth(sharding.states),
         }
     }
 
-    /// The key without what cannot change the time of a step: sharding the reduced gradients does not change the ops.
+    /// The key without what cannot change the time of a step: sharding gradients that are reduced once a step does not
+    /// change the ops.
     pub(crate) fn for_time(self) -> Self {
-        ProgramKey { gradients_sharded: false, ..self }
+        let gradients = if self.reduce == When::Step { 0 } else { self.gradients };
+        ProgramKey { gradients, ..self }
     }
 
     /// The key for memory. Sums over tensor-parallel ranks are made in place, so they do not matter.
@@ -64,7 +73,8 @@ pub(crate) fn short_step(plan: &Plan, micro_batches: usize) -> usize {
     let period = plan.period();
     // A gather may start up to `prefetch` blocks ahead. Per chunk, a micro-batch has at least two blocks in a period if
     // its forward and backward are in the same period, else one.
-    let ahead = if plan.sharding.weights > 1 { plan.pipeline.prefetch } else { 0 };
+    let phases = plan.sharding.depth(plan.sharding.weights).max(1);
+    let ahead = if plan.sharding.weights > 1 { plan.pipeline.prefetch + phases - 1 } else { 0 };
     let ahead = if period > 1 { ahead / (2 * plan.pipeline.virtual_stages) } else { ahead };
     let short = filling(plan) + 4 * period + ahead / period * period;
     if micro_batches + period < short { micro_batches } else { short }

@@ -14,8 +14,9 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
     for rank in 0..plan.mesh.ranks() {
         let at = plan.mesh.coordinate(rank);
         for &(entry, count) in stages[at.pp] {
-            let (ranks, me) = (plan.mesh.group_size(entry.group), plan.mesh.group_index(entry.group, at));
-            let member = |i| plan.mesh.group_member(entry.group, at, i);
+            let ranks = plan.mesh.group_size(entry.group, topology);
+            let me = plan.mesh.group_index(entry.group, at, topology);
+            let member = |i| plan.mesh.group_member(entry.group, at, i, topology);
             match algorithm(&links, entry) {
                 Algorithm::Ring => {
                     for (level, operation, bytes) in charge(entry, ranks, me, member, topology) {

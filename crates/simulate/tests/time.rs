@@ -29,7 +29,8 @@ fn overlap_is_not_slower_where_stages_and_replicas_share_links() {
 }
 
 /// Links without latency, so that a transfer in chunks takes as long as in one.
-const NO_LATENCY: &[&str] = &["cluster.links.node.latency=0", "cluster.links.node.start=0"];
+const NO_LATENCY: &[&str] =
+    &["cluster.links.node.latency=0", "cluster.links.node.start=0", "cluster.links.node.short.until=0"];
 
 #[test]
 fn overlapped_tensor_parallel_transfers_hide_behind_products() {

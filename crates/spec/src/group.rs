@@ -37,6 +37,8 @@ pub enum Span {
     Inside(Level),
     /// One rank of every package or node: those at the same place in it.
     Across(Level),
+    /// One rank of every inner unit inside one outer unit, as in "one rank of every package of a node".
+    Between(Level, Level),
 }
 
 /// A group of ranks. Ranks with the same group and the same members exchange data.
@@ -63,6 +65,9 @@ impl fmt::Display for Group {
             Group::Along(axis, Span::All) => f.write_str(axis.name()),
             Group::Along(axis, Span::Inside(level)) => write!(f, "{} inside a {}", axis.name(), level.name()),
             Group::Along(axis, Span::Across(level)) => write!(f, "{} across {}s", axis.name(), level.name()),
+            Group::Along(axis, Span::Between(inner, outer)) => {
+                write!(f, "{} across {}s inside a {}", axis.name(), inner.name(), outer.name())
+            }
             Group::Tied => f.write_str("tied stages"),
         }
     }

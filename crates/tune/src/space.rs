@@ -93,21 +93,42 @@ fn lighter(layers: usize, pp: usize, head: f64) -> Option<usize> {
     Some(best).filter(|&best| best != layers / pp)
 }
 
-/// The choices of sharding that differ on a mesh.
+/// The choices of sharding that differ on a mesh: ZeRO over all replicas with every timing, and the schemes by level that trade
+/// memory for traffic, each gathered and reduced for every micro-batch or once a step. Placements that need more memory and move
+/// no less are left out, as states over a part of the replicas with weights and gradients whole.
 fn shardings(base: &Plan, mesh: Mesh) -> Vec<ShardingChoice> {
-    let levels = levels(base, mesh);
+    let (package, node, cluster) = (Some(Level::Package), Some(Level::Node), Some(Level::Cluster));
+    let zero =
+        [[None, None, None], [None, None, cluster], [None, cluster, cluster], [cluster, cluster, cluster]];
+    let zero = zero.into_iter().flat_map(|[weights, gradients, states]| {
+        let choice = ShardingChoice { weights, gradients, states, ..ShardingChoice::NONE };
+        timings(weights, gradients).into_iter().map(move |(gather, reduce)| ShardingChoice {
+            gather,
+            reduce,
+            ..choice
+        })
+    });
+    let by_level = [[node, node, node], [package, node, cluster], [node, node, cluster]];
+    let by_level = by_level.into_iter().flat_map(|[weights, gradients, states]| {
+        let choice = ShardingChoice { weights, gradients, states, ..ShardingChoice::NONE };
+        [When::MicroBatch, When::Step].map(|when| ShardingChoice { gather: when, reduce: when, ..choice })
+    });
+    let secondary = ShardingChoice {
+        weights: cluster,
+        gradients: cluster,
+        states: cluster,
+        secondary: node,
+        gather: When::MicroBatch,
+        reduce: When::MicroBatch,
+    };
     let mut found: Vec<(Sharding, ShardingChoice)> = Vec::new();
-    for &states in &levels {
-        for &gradients in &levels {
-            for &weights in &levels {
-                for (gather, reduce) in timings(weights, gradients) {
-                    let choice = ShardingChoice { weights, gradients, states, gather, reduce };
-                    let Ok(means) = base.resolve_sharding(mesh, choice) else { continue };
-                    if found.iter().all(|(other, _)| *other != means) {
-                        found.push((means, choice));
-                    }
-                }
-            }
+    for choice in zero.chain(by_level).chain([secondary]) {
+        let Ok(means) = base.resolve_sharding(mesh, choice) else { continue };
+        // A choice that makes no difference on this mesh is proposed only once.
+        let gather = if means.weights == 1 { When::MicroBatch } else { means.gather };
+        let means = Sharding { gather, ..means };
+        if found.iter().all(|(other, _)| *other != means) {
+            found.push((means, choice));
         }
     }
     found.into_iter().map(|(_, choice)| choice).collect()
@@ -119,20 +140,6 @@ fn timings(weights: Option<Level>, gradients: Option<Level>) -> Vec<(When, When)
     let gathers = if weights.is_some() { &both[..] } else { &both[..1] };
     let reduces = if gradients.is_some() { &both[..] } else { &both[1..] };
     gathers.iter().flat_map(|&gather| reduces.iter().map(move |&reduce| (gather, reduce))).collect()
-}
-
-/// The levels over which states can be sharded, without duplicates.
-fn levels(base: &Plan, mesh: Mesh) -> Vec<Option<Level>> {
-    let mut found: Vec<(usize, Option<Level>)> = Vec::new();
-    let levels = Level::ALL.into_iter().rev().map(Some);
-    for level in std::iter::once(None).chain(levels) {
-        let choice = ShardingChoice { states: level, ..ShardingChoice::NONE };
-        let Ok(means) = base.resolve_sharding(mesh, choice) else { continue };
-        if found.iter().all(|&(states, _)| states != means.states) {
-            found.push((means.states, level));
-        }
-    }
-    found.into_iter().map(|(_, level)| level).collect()
 }
 
 #[cfg(test)]

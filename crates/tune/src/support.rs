@@ -58,6 +58,7 @@ fn strategy_of(plan: &Plan) -> Strategy {
             weights: level(sharding.weights),
             gradients: level(sharding.gradients),
             states: level(sharding.states),
+            secondary: None,
             gather: sharding.gather,
             reduce: sharding.reduce,
         },

@@ -246,6 +246,8 @@ struct Row {
     layers_per_stage: Vec<usize>,
     sequence_parallel: bool,
     zero: usize,
+    /// Replicas over which weights, gradients, states and a secondary shard are sharded.
+    shards: [usize; 4],
     gather: Option<When>,
     reduce: Option<When>,
     recompute: String,
@@ -329,6 +331,7 @@ fn row(
         layers_per_stage: plan.pipeline.layers.clone(),
         sequence_parallel: plan.sequence_parallel,
         zero: sharded.iter().rposition(|&shards| shards > 1).map_or(0, |last| last + 1),
+        shards: [sharding.weights, sharding.gradients, sharding.states, sharding.secondary],
         gather: (sharding.weights > 1).then_some(sharding.gather),
         reduce: (sharding.gradients > 1).then_some(sharding.reduce),
         recompute: describe::word(&plan.memory.recompute),

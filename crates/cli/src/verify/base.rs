@@ -5,7 +5,7 @@ use kintsugi_engine::verify::Layout;
 use kintsugi_engine::{MemoryChoice, device};
 use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::{
-    AttentionKind, DeviceKind, MemoryOptions, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Sharding, When,
+    AttentionKind, DeviceKind, MemoryOptions, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Sharding,
 };
 use kintsugi_simulate::{Coverage, predict};
 use kintsugi_spec::units;
@@ -63,13 +63,7 @@ pub fn on_one_rank(plan: &Plan) -> Plan {
         },
         sequence_parallel: false,
         overlap_tp: false,
-        sharding: Sharding {
-            weights: 1,
-            gradients: 1,
-            states: 1,
-            gather: When::MicroBatch,
-            reduce: When::Step,
-        },
+        sharding: Sharding::ONE_REPLICA,
         memory: MemoryOptions { recompute: Recompute::None, attention: AttentionKind::Flash },
         ..plan.clone()
     }

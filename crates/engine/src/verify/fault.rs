@@ -47,8 +47,15 @@ impl Fault {
             Fault::Drift if groups.data.rank() == 0 => (1.0, 1.0 + 2.0 * f32::EPSILON),
             _ => return groups,
         };
+        let scaling = |group: Box<dyn Communicator>| -> Box<dyn Communicator> {
+            Box::new(ScalingGroup { group, backend: Rc::clone(&backend), input_factor, output_factor })
+        };
         if groups.data.size() > 1 {
-            groups.data = Box::new(ScalingGroup { group: groups.data, backend, input_factor, output_factor });
+            // A gradient is reduced over the innermost part first.
+            let parts = std::mem::take(&mut groups.data_parts).into_iter().enumerate();
+            let scaled = |(i, (part, group))| (part, if i == 0 { scaling(group) } else { group });
+            groups.data_parts = parts.map(scaled).collect();
+            groups.data = scaling(groups.data);
         }
         groups
     }
@@ -79,7 +86,7 @@ impl Fault {
 }
 
 fn reduces(op: &Op, wanted: Group) -> bool {
-    matches!(op, Op::ReduceStart { over, .. } | Op::ReduceWait { over, .. } if *over == wanted)
+    matches!(op, Op::ReduceStart { phase, .. } | Op::ReduceWait { phase, .. } if phase.over == wanted)
 }
 
 /// Turns start, start, wait, wait of the tied reduction into start, wait, start, wait.

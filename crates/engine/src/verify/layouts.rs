@@ -23,7 +23,7 @@ impl fmt::Display for Layout {
 struct LayoutSpec(&'static str, [usize; 3], usize, &'static str);
 
 /// The layouts of the given model's family.
-const COMMON: [LayoutSpec; 33] = [
+const COMMON: [LayoutSpec; 41] = [
     LayoutSpec("dp 2", [1, 1, 2], 0, ""),
     LayoutSpec("dp 4, ZeRO-1", [1, 1, 4], 1, ""),
     LayoutSpec("dp 2, ZeRO-2", [1, 1, 2], 2, ""),
@@ -111,6 +111,41 @@ const COMMON: [LayoutSpec; 33] = [
         [1, 2, 4],
         3,
         "parallel.schedule=gpipe sharding.gather=step",
+    ),
+    LayoutSpec(
+        "dp 4, hierarchical sums",
+        [1, 1, 4],
+        0,
+        "cluster.per_node=2 sharding.collectives=hierarchical",
+    ),
+    LayoutSpec("dp 4, states over the node", [1, 1, 4], 0, "cluster.per_node=2 sharding.states=node"),
+    LayoutSpec("dp 4, MiCS", [1, 1, 4], 0, "cluster.per_node=2 sharding.preset=mics"),
+    LayoutSpec("dp 4, ZeRO++ without codes", [1, 1, 4], 0, "cluster.per_node=2 sharding.preset=zero++"),
+    LayoutSpec(
+        "dp 8, three levels without codes",
+        [1, 1, 8],
+        0,
+        "cluster.per_package=2 cluster.per_node=4 sharding.preset=three-level",
+    ),
+    LayoutSpec(
+        "dp 8, ZeRO-3, hierarchical, full",
+        [1, 1, 8],
+        3,
+        "cluster.per_package=2 cluster.per_node=4 sharding.collectives=hierarchical memory.recompute=full",
+    ),
+    LayoutSpec(
+        "pp 2, dp 4, weights over the node, zero-bubble, reduce once",
+        [1, 2, 4],
+        0,
+        "cluster.per_node=2 sharding.weights=node sharding.gradients=node \
+         sharding.states=cluster sharding.reduce=step parallel.schedule=zero-bubble",
+    ),
+    LayoutSpec(
+        "tp 2, pp 2, dp 4, ZeRO++, interleaved, sequence parallel, full",
+        [2, 2, 4],
+        0,
+        "cluster.per_node=4 sharding.preset=zero++ parallel.schedule=interleaved parallel.virtual_stages=2 \
+         parallel.sequence_parallel=true memory.recompute=full",
     ),
 ];
 

@@ -69,17 +69,18 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     let model = model::resolve(&raw.model, raw.batch.sequence.unwrap_or_default())?;
     let batch = batch(&raw.batch, mesh.dp)?;
     model::check_split(&model, mesh.tp)?;
+    let framework = framework::resolve(&raw.framework)?;
     Ok(Plan {
         pipeline: pipeline::resolve(&raw.parallel, mesh, model.layers, batch)?,
         sequence_parallel: sequence_parallel(&raw.parallel, mesh.tp, batch)?,
         overlap_tp: raw.parallel.overlap_tp.unwrap_or(false),
-        sharding: sharding::resolve(&raw.sharding, mesh, cluster.topology)?,
+        sharding: sharding::resolve(&raw.sharding, mesh, &cluster, &framework)?,
         precision: training::precision(&raw.precision)?,
         memory: training::memory(&raw.memory),
         optimizer: training::optimizer(&raw.optimizer)?,
         data: data::resolve(&raw.data, model.vocab)?,
         run: training::run(&raw.run)?,
-        framework: framework::resolve(&raw.framework)?,
+        framework,
         init: raw.model.init.as_ref().map(Into::into),
         model,
         batch,

@@ -3,7 +3,9 @@
 use kintsugi_spec::{Activation, DeviceSpec, Family, FrameworkSpec, RotaryScaling, ShortSpec, Wire};
 use serde::{Deserialize, Serialize};
 
-use super::words::{OptimizerName, Quantize, Replicas, ShardLevel, Sources, Transport};
+use super::words::{
+    Collectives, OptimizerName, Quantize, Replicas, ShardLevel, ShardPreset, Sources, Transport,
+};
 use crate::{
     AttentionKind, Compute, DeviceKind, GradientType, LogFormat, LossScale, RateSchedule, Recompute, Resume,
     ScheduleKind, When,
@@ -75,6 +77,7 @@ table!(RawParallel {
 });
 
 table!(RawSharding {
+    preset: ShardPreset,
     zero: usize,
     weights: ShardLevel,
     gradients: ShardLevel,
@@ -84,6 +87,7 @@ table!(RawSharding {
     quantize_weights: Quantize,
     quantize_gradients: Quantize,
     secondary: ShardLevel,
+    collectives: Collectives,
 });
 
 table!(RawPrecision { compute: Compute, gradients: GradientType, states: Compute, loss_scale: LossScale });

@@ -55,7 +55,10 @@ fn origin(given: &[(String, Table)], key: &str) -> Option<String> {
 /// The origin of a value that no layer has: the key that it is derived from, or the default.
 fn derived(given: &[(String, Table)], key: &str) -> String {
     let from = match key {
-        "sharding.weights" | "sharding.gradients" | "sharding.states" => "sharding.zero",
+        "sharding.weights" | "sharding.gradients" | "sharding.states" | "sharding.secondary" => {
+            let preset = origin(given, "sharding.preset").is_some();
+            if preset { "sharding.preset" } else { "sharding.zero" }
+        }
         _ => return DEFAULT.to_owned(),
     };
     origin(given, from).map_or(DEFAULT.to_owned(), |origin| format!("{origin}, by {from}"))

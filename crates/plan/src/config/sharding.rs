@@ -1,28 +1,55 @@
-//! The sharding of a configuration: levels of links become numbers of data-parallel ranks.
+//! The sharding of a configuration: levels of links become numbers of data-parallel ranks and parts of the axis.
 
-use kintsugi_spec::{Level, Topology};
+use kintsugi_spec::{ClusterSpec, FrameworkSpec, Level, Span, Topology};
 
 use super::error::{ConfigError, invalid, unavailable, within};
 use super::raw::RawSharding;
-use super::words::{Quantize, ShardLevel};
-use crate::{Coordinate, Group, Mesh, Sharding, When};
+use super::words::{Collectives, Quantize, ShardLevel, ShardPreset};
+use crate::{MOST_PARTS, Mesh, Part, Sharding, When};
 
 /// The sharding of weights, gradients and states, and when they are gathered and reduced.
-pub(super) fn resolve(raw: &RawSharding, mesh: Mesh, topology: Topology) -> Result<Sharding, ConfigError> {
+pub(super) fn resolve(
+    raw: &RawSharding,
+    mesh: Mesh,
+    cluster: &ClusterSpec,
+    framework: &FrameworkSpec,
+) -> Result<Sharding, ConfigError> {
     check_available(raw)?;
-    let zero = within("sharding.zero", raw.zero.unwrap_or(0), 0..=3)?;
-    let [weights, gradients, states] = levels(raw, zero);
-    let size = |field, level| shards(field, level, mesh, topology);
-    let sharding = Sharding {
-        weights: size("sharding.weights", weights)?,
-        gradients: size("sharding.gradients", gradients)?,
-        states: size("sharding.states", states)?,
-        gather: raw.gather.unwrap_or(When::MicroBatch),
-        reduce: When::Step,
+    within("sharding.zero", raw.zero.unwrap_or(0), 0..=3)?;
+    let wanted = Levels::of(raw);
+    let size = |field, level| shards(field, level, mesh, cluster.topology);
+    let [weights, gradients, states] = [
+        size("sharding.weights", wanted.weights)?,
+        size("sharding.gradients", wanted.gradients)?,
+        size("sharding.states", wanted.states)?,
+    ];
+    check_nested(&wanted, [weights, gradients, states])?;
+    let gather = raw.gather.unwrap_or(When::MicroBatch);
+    let secondary = size("sharding.secondary", wanted.secondary)?;
+    if wanted.secondary != ShardLevel::None && wanted.weights == ShardLevel::None {
+        return Err(invalid("sharding.secondary", wanted.secondary, "needs sharding.weights to be sharded"));
+    }
+    // A secondary shard is read from the second gather of a step on, and is larger than the shard that it is gathered from.
+    let useful = secondary < weights && gather == When::MicroBatch;
+    let secondary = if useful { secondary } else { 1 };
+    let hierarchical = match raw.collectives.unwrap_or(Collectives::Auto) {
+        Collectives::Ring => false,
+        Collectives::Hierarchical => true,
+        // A framework's profile describes runs that were made with rings.
+        Collectives::Auto => framework.preset.is_none() && levels_pay(mesh, cluster, framework),
     };
-    check_nested(&sharding, weights, gradients)?;
-    let reduce = reduce(raw.reduce, gradients, sharding.gradients)?;
-    Ok(Sharding { reduce, ..sharding })
+    Ok(Sharding {
+        weights,
+        gradients,
+        states,
+        secondary,
+        gather,
+        reduce: reduce(raw.reduce, wanted.gradients, gradients)?,
+        multiple: Sharding::ALIGNMENT,
+        parts: parts(mesh, cluster.topology, |ranks| {
+            hierarchical || [weights, gradients, states, secondary].contains(&ranks)
+        }),
+    })
 }
 
 /// Notes about requested sharding that is the same as no sharding.
@@ -31,27 +58,61 @@ pub(super) fn notes(raw: &RawSharding, sharding: &Sharding, mesh: Mesh) -> Vec<S
         1 => "there is one replica, parallel.dp = 1".to_owned(),
         _ => format!("parallel.tp = {} leaves no two replicas inside one {}", mesh.tp, level.name()),
     };
-    let fields = ["weights", "gradients", "states"];
-    let shards = [sharding.weights, sharding.gradients, sharding.states];
-    let asked = fields.into_iter().zip(levels(raw, raw.zero.unwrap_or(0))).zip(shards);
-    asked
-        .filter(|((_, level), shards)| *level != ShardLevel::None && *shards == 1)
-        .map(|((field, level), _)| {
-            format!(
-                "sharding {field} over the {} is the same as not sharding them: {}",
-                level.name(),
-                because(level)
-            )
+    let wanted = Levels::of(raw);
+    let asked = [
+        ("weights", wanted.weights, sharding.weights),
+        ("gradients", wanted.gradients, sharding.gradients),
+        ("states", wanted.states, sharding.states),
+    ];
+    let mut notes: Vec<String> = asked
+        .into_iter()
+        .filter(|&(_, level, shards)| level != ShardLevel::None && shards == 1)
+        .map(|(what, level, _)| {
+            let name = level.name();
+            format!("sharding {what} over the {name} is the same as not sharding them: {}", because(level))
         })
-        .collect()
+        .collect();
+    let secondary = wanted.secondary;
+    if secondary != ShardLevel::None && sharding.secondary == 1 && sharding.weights > 1 {
+        let why = match sharding.gather {
+            When::Step => "sharding.gather = \"step\" gathers every unit once".to_owned(),
+            When::MicroBatch => format!(
+                "the weights are sharded over {} replicas, and one {} has no smaller number of at least two",
+                sharding.weights,
+                secondary.name()
+            ),
+        };
+        notes.push(format!("sharding.secondary = {secondary} is the same as \"none\": {why}"));
+    }
+    notes
 }
 
-/// The levels of weights, gradients and states: as given, or from the ZeRO stage.
-fn levels(raw: &RawSharding, zero: usize) -> [ShardLevel; 3] {
-    let level = |given: Option<ShardLevel>, from: usize| {
-        given.unwrap_or(if zero >= from { ShardLevel::Cluster } else { ShardLevel::None })
-    };
-    [level(raw.weights, 3), level(raw.gradients, 2), level(raw.states, 1)]
+/// The levels that a configuration asks for.
+struct Levels {
+    weights: ShardLevel,
+    gradients: ShardLevel,
+    states: ShardLevel,
+    secondary: ShardLevel,
+}
+
+impl Levels {
+    /// The levels as given, or from the preset, or from the ZeRO stage.
+    fn of(raw: &RawSharding) -> Self {
+        use ShardLevel::{Cluster, Node, None, Package};
+        let zero = |from: usize| if raw.zero.unwrap_or(0) >= from { Cluster } else { None };
+        let [weights, gradients, states, secondary] = match raw.preset {
+            Some(ShardPreset::Mics) => [Node, Node, Node, None],
+            Some(ShardPreset::ZeroPlusPlus) => [Cluster, Cluster, Cluster, Node],
+            Some(ShardPreset::ThreeLevel) => [Package, Node, Cluster, None],
+            Option::None => [zero(3), zero(2), zero(1), None],
+        };
+        Levels {
+            weights: raw.weights.unwrap_or(weights),
+            gradients: raw.gradients.unwrap_or(gradients),
+            states: raw.states.unwrap_or(states),
+            secondary: raw.secondary.unwrap_or(secondary),
+        }
+    }
 }
 
 fn check_available(raw: &RawSharding) -> Result<(), ConfigError> {
@@ -64,46 +125,94 @@ fn check_available(raw: &RawSharding) -> Result<(), ConfigError> {
             return Err(unavailable(field, kind, "\"none\""));
         }
     }
-    match raw.secondary.filter(|&level| level != ShardLevel::None) {
-        Some(level) => Err(unavailable("sharding.secondary", level, "\"none\"")),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// The number of shards over a level: the ranks of a dp group inside one unit of the level.
 ///
 /// If tp fills the level, the number is 1, the same as no sharding.
 fn shards(field: &str, level: ShardLevel, mesh: Mesh, topology: Topology) -> Result<usize, ConfigError> {
-    let joined = match level.level() {
-        None => return Ok(1),
-        Some(Level::Cluster) => return Ok(mesh.dp),
-        Some(links) => move |a: usize, b: usize| topology.level(a, b) <= links,
-    };
-    let starts = (0..mesh.pp).flat_map(|pp| (0..mesh.tp).map(move |tp| Coordinate { pp, dp: 0, tp }));
-    let groups: Vec<Vec<usize>> = starts.map(|at| mesh.group(Group::DATA, at, topology)).collect();
-    if groups.iter().all(|group| joined(group[0], group[mesh.dp - 1])) {
-        return Ok(mesh.dp);
-    }
-    if groups.iter().all(|group| group.windows(2).all(|pair| !joined(pair[0], pair[1]))) {
-        return Ok(1);
-    }
-    let rule = format!(
-        "covers only part of the data-parallel axis of {} ranks, and partitions inside it are not available yet; \
-         use \"none\" or \"cluster\"",
-        mesh.dp
-    );
-    Err(invalid(field, level, rule))
+    let Some(links) = level.level() else { return Ok(1) };
+    mesh.replicas_inside(links, topology).ok_or_else(|| {
+        let rule = format!(
+            "divides the data-parallel axis of {} ranks unevenly: not every {} has as many of them; use \"none\" or \
+             \"cluster\"",
+            mesh.dp,
+            level.name()
+        );
+        invalid(field, level, rule)
+    })
 }
 
-/// Sharded weights need sharded gradients, and sharded gradients need sharded states, because a rank updates only what
-/// it owns.
-fn check_nested(sharding: &Sharding, weights: ShardLevel, gradients: ShardLevel) -> Result<(), ConfigError> {
-    if sharding.weights > 1 && sharding.gradients == 1 {
-        let rule = "needs sharding.gradients and sharding.states to be sharded too";
-        return Err(invalid("sharding.weights", weights, rule));
+/// The parts of the data-parallel axis: it is divided where a level ends and `divided` is true for the number of ranks inside
+/// the level.
+fn parts(mesh: Mesh, topology: Topology, divided: impl Fn(usize) -> bool) -> [Option<Part>; MOST_PARTS] {
+    let mut ends: Vec<(usize, Option<Level>)> = vec![(1, None)];
+    for level in Level::ALL {
+        let Some(ranks) = mesh.replicas_inside(level, topology) else { continue };
+        let wanted = level == Level::Cluster || divided(ranks);
+        // Of levels with as many ranks, the innermost gives its name; but all ranks are all ranks.
+        if wanted && ends.last().is_some_and(|&(inside, _)| inside < ranks) {
+            ends.push((ranks, Some(level)));
+        }
     }
-    if sharding.gradients > 1 && sharding.states == 1 {
-        return Err(invalid("sharding.gradients", gradients, "needs sharding.states to be sharded too"));
+    let mut parts = [None; MOST_PARTS];
+    for (part, pair) in parts.iter_mut().zip(ends.windows(2)) {
+        let ((inside, inner), (ranks, outer)) = (pair[0], pair[1]);
+        let outer = outer.filter(|_| ranks < mesh.dp);
+        let span = match (inner, outer) {
+            (None, None) => Span::All,
+            (None, Some(outer)) => Span::Inside(outer),
+            (Some(inner), None) => Span::Across(inner),
+            (Some(inner), Some(outer)) => Span::Between(inner, outer),
+        };
+        *part = Some(Part { span, ranks: ranks / inside });
+    }
+    parts
+}
+
+/// Whether a collective over all replicas is faster inside each node and then across nodes than as one ring, by the bandwidth
+/// of the links.
+///
+/// One ring reaches only a share of the bandwidth between nodes if it has several ranks in each node. Level by level, each rank
+/// of a node has a ring across nodes of its own, but the two levels work one after the other.
+fn levels_pay(mesh: Mesh, cluster: &ClusterSpec, framework: &FrameworkSpec) -> bool {
+    let inside =
+        mesh.replicas_inside(Level::Node, cluster.topology).filter(|&ranks| 1 < ranks && ranks < mesh.dp);
+    let Some(inside) = inside else { return false };
+    let bandwidth = |level| {
+        let link = cluster.link(level)?;
+        Some(link.bandwidth? * link.efficiency.unwrap_or(1.0))
+    };
+    let (Some(node), Some(between)) = (bandwidth(Level::Node), bandwidth(Level::Cluster)) else {
+        return false;
+    };
+    let share = framework.replicas_between_nodes.unwrap_or(framework.between_nodes);
+    let moved = |ranks: usize| (ranks - 1) as f64 / ranks as f64;
+    let adapters = inside as f64 * between;
+    let ring = moved(mesh.dp) / (share * adapters).min(node);
+    let by_level = moved(mesh.dp / inside) / adapters + moved(inside) / node;
+    by_level < ring
+}
+
+/// A rank updates only what it owns, so what it owns must be a part of its gradients, and they a part of its weights.
+fn check_nested(wanted: &Levels, [weights, gradients, states]: [usize; 3]) -> Result<(), ConfigError> {
+    let over_more = |what: &str, mine: usize, theirs: usize| {
+        format!("is over {mine} replicas, but sharding.{what} over {theirs}; it must not be over more")
+    };
+    if weights > gradients {
+        let rule = match gradients {
+            1 => "needs sharding.gradients and sharding.states to be sharded too".to_owned(),
+            _ => over_more("gradients", weights, gradients),
+        };
+        return Err(invalid("sharding.weights", wanted.weights, rule));
+    }
+    if gradients > states {
+        let rule = match states {
+            1 => "needs sharding.states to be sharded too".to_owned(),
+            _ => over_more("states", gradients, states),
+        };
+        return Err(invalid("sharding.gradients", wanted.gradients, rule));
     }
     Ok(())
 }

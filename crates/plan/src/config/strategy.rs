@@ -42,6 +42,8 @@ pub struct ShardingChoice {
     pub gradients: Option<Level>,
     /// The level of the states.
     pub states: Option<Level>,
+    /// The level of a secondary shard of the weights.
+    pub secondary: Option<Level>,
     /// When sharded weights are gathered.
     pub gather: When,
     /// When gradients are reduced.
@@ -54,6 +56,7 @@ impl ShardingChoice {
         weights: None,
         gradients: None,
         states: None,
+        secondary: None,
         gather: When::MicroBatch,
         reduce: When::Step,
     };
@@ -111,10 +114,11 @@ impl Plan {
             weights: level(choice.weights),
             gradients: level(choice.gradients),
             states: level(choice.states),
+            secondary: level(choice.secondary),
             gather: Some(choice.gather),
             reduce: Some(choice.reduce),
             ..RawSharding::default()
         };
-        sharding::resolve(&raw, mesh, self.cluster.topology)
+        sharding::resolve(&raw, mesh, &self.cluster, &self.framework)
     }
 }

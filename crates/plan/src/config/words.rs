@@ -31,6 +31,31 @@ pub(super) enum ShardLevel {
     Cluster,
 }
 
+/// A known placement of weights, gradients and states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum ShardPreset {
+    /// Everything over the replicas of a node (arXiv 2205.00119).
+    Mics,
+    /// Everything over all replicas, and a secondary shard over those of a node (arXiv 2306.10209).
+    #[serde(rename = "zero++")]
+    ZeroPlusPlus,
+    /// Weights over the package, gradients over the node, states over the cluster.
+    ThreeLevel,
+}
+
+/// How a collective over several levels of links works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Collectives {
+    /// The faster of the two.
+    Auto,
+    /// As one ring over all ranks.
+    Ring,
+    /// Level by level.
+    Hierarchical,
+}
+
 /// The type of a quantised collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]

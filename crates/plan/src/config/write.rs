@@ -10,8 +10,8 @@ use super::raw::{
     RawCluster, RawConfig, RawData, RawEmulatedLink, RawEmulatedLinks, RawLink, RawLinks, RawModel,
     RawOptimizer, RawParallel, RawSharding,
 };
-use super::words::{OptimizerName, Replicas, ShardLevel, Sources};
-use crate::{Data, DataSource, Plan};
+use super::words::{Collectives, OptimizerName, Replicas, ShardLevel, Sources};
+use crate::{Data, DataSource, Plan, Sharding};
 
 impl Plan {
     /// The TOML text that resolves to this plan, independent of the defaults.
@@ -69,13 +69,27 @@ fn parallel(plan: &Plan) -> RawParallel {
 }
 
 fn sharding(plan: &Plan) -> RawSharding {
-    let level = |shards| Some(if shards > 1 { ShardLevel::Cluster } else { ShardLevel::None });
+    let Sharding { weights, gradients, states, secondary, gather, reduce, .. } = plan.sharding;
+    // The innermost level with as many replicas.
+    let level = |ranks: usize| {
+        let joins = |level: &Level| plan.mesh.replicas_inside(*level, plan.cluster.topology) == Some(ranks);
+        let level = Level::ALL.into_iter().find(joins).filter(|_| ranks > 1);
+        Some(level.map_or(ShardLevel::None, ShardLevel::from))
+    };
+    let divisions = [weights, gradients, states, secondary, plan.mesh.dp];
+    let mut inside = 1;
+    let by_level = plan.sharding.parts().any(|part| {
+        inside = part.ranks.saturating_mul(inside);
+        !divisions.contains(&inside)
+    });
     RawSharding {
-        weights: level(plan.sharding.weights),
-        gradients: level(plan.sharding.gradients),
-        states: level(plan.sharding.states),
-        gather: Some(plan.sharding.gather),
-        reduce: Some(plan.sharding.reduce),
+        weights: level(weights),
+        gradients: level(gradients),
+        states: level(states),
+        secondary: level(secondary),
+        gather: Some(gather),
+        reduce: Some(reduce),
+        collectives: Some(if by_level { Collectives::Hierarchical } else { Collectives::Ring }),
         ..RawSharding::default()
     }
 }

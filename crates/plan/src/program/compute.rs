@@ -84,6 +84,7 @@ fn load_for(op: Op, masks_documents: bool) -> Option<(usize, Op)> {
         | Op::GatherStart { .. }
         | Op::GatherWait { .. }
         | Op::Release { .. }
+        | Op::Discard { .. }
         | Op::ReduceStart { .. }
         | Op::ReduceWait { .. }
         | Op::SendStart { .. }

@@ -1,19 +1,17 @@
 //! The end of a step: tied copies, global norm and loss, update, and the gathering of updated weights.
 
-use crate::{Group, Op, Plan, Unit};
+use crate::{Group, Op, Phase, PhaseKind, Plan, Unit};
 
 /// What follows the last pass of a training step.
 pub(super) fn step(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
     if plan.holds_tied_copy(stage) {
-        let (unit, over) = (Unit::Table, Group::Tied);
-        tail.extend([Op::ReduceStart { unit, over }, Op::ReduceWait { unit, over }]);
+        let (unit, phase) = (Unit::Table, Phase { over: Group::Tied, kind: PhaseKind::Sum });
+        tail.extend([Op::ReduceStart { unit, phase }, Op::ReduceWait { unit, phase }]);
     }
     tail.push(Op::Measure);
     sums(plan, tail);
     tail.extend([Op::Clip, Op::Step]);
-    if plan.sharding.states > 1 && plan.sharding.weights == 1 {
-        refresh(plan, stage, tail);
-    }
+    refresh(plan, stage, tail);
 }
 
 /// Sums squared norm and loss over all ranks, one axis at a time.
@@ -23,13 +21,21 @@ pub(super) fn sums(plan: &Plan, tail: &mut Vec<Op>) {
     );
 }
 
-/// After each rank has updated its shard of the weights, every rank gets the other shards.
+/// After each rank has updated its shard, the ranks that hold the same weights get the other shards of them. With overlap all
+/// units are gathered at the same time, phase by phase.
 fn refresh(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
-    let units = plan.stage_units(stage);
-    if plan.pipeline.overlap {
-        tail.extend(units.iter().map(|&unit| Op::RefreshStart { unit }));
-        tail.extend(units.iter().map(|&unit| Op::RefreshWait { unit }));
-    } else {
-        tail.extend(units.into_iter().flat_map(|unit| [Op::RefreshStart { unit }, Op::RefreshWait { unit }]));
+    let (units, phases) = (plan.stage_units(stage), plan.sharding.refreshes());
+    let start = |unit, phase| Op::RefreshStart { unit, phase };
+    let wait = |unit, phase| Op::RefreshWait { unit, phase };
+    if !plan.pipeline.overlap {
+        let of_unit = |unit| phases.iter().flat_map(move |&phase| [start(unit, phase), wait(unit, phase)]);
+        return tail.extend(units.into_iter().flat_map(of_unit));
+    }
+    tail.extend(units.iter().flat_map(|&unit| phases.first().map(|&phase| start(unit, phase))));
+    for (number, &phase) in phases.iter().enumerate() {
+        for &unit in &units {
+            tail.push(wait(unit, phase));
+            tail.extend(phases.get(number + 1).map(|&phase| start(unit, phase)));
+        }
     }
 }

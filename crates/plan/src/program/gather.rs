@@ -1,20 +1,28 @@
 //! Sharded weights (ZeRO-3, arXiv 1910.02054): gathered before the blocks that use them, released after.
 //!
 //! Weights are gathered a few computations ahead. If a unit is used again before its next gather would start, it stays
-//! gathered. So no unit is gathered twice without a release in between.
+//! gathered. So no unit is gathered twice without a release in between. A gather level by level starts one computation earlier
+//! for each further level, so that each of its phases runs beside a computation.
+//!
+//! With a secondary shard (hpZ, arXiv 2306.10209), the first gather of a unit in a step fills it by its outer phases. Later
+//! gathers need only the inner phases. The secondary shard is discarded when the last of them has read it.
 
 use super::by_unit::ByUnit;
 use super::{Draft, Place};
-use crate::{Op, Plan, Unit, When};
+use crate::{Op, Phase, Plan, Unit, When};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
-    if plan.sharding.weights == 1 {
+    let sharding = &plan.sharding;
+    if sharding.weights == 1 {
         return;
     }
     let ahead = if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 };
-    let stays = |from: usize, to: usize| plan.sharding.gather == When::Step || to - from <= ahead + 1;
-    // The last slot that used each gathered unit.
+    let (first, later) = (sharding.gathers(), sharding.later_gathers());
+    let reach = if ahead > 0 { ahead + later.len() - 1 } else { 0 };
+    let stays = |from: usize, to: usize| sharding.gather == When::Step || to - from <= reach + 1;
+    // The last slot that used each gathered unit, and where the secondary shard of each unit is read last.
     let mut whole: ByUnit<Option<usize>> = ByUnit::all(plan, None);
+    let mut read: ByUnit<Option<(usize, Place)>> = ByUnit::all(plan, None);
     for index in 0..draft.slots.len() {
         let Some(block) = super::reads_weights(draft.slots[index]) else { continue };
         for unit in plan.units_of(block) {
@@ -25,22 +33,43 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
             if let Some(last) = last {
                 draft.insert(last, Place::Then, Op::Release { unit });
             }
-            gather(draft, unit, index, ahead);
+            let phases = if last.is_some() { &later } else { &first };
+            let starts = gather(draft, unit, index, ahead, phases);
+            read[unit] = Some(starts[phases.len() - later.len()]);
         }
     }
     for unit in plan.stage_units(stage) {
         if let Some(last) = whole[unit] {
             draft.insert(last, Place::Then, Op::Release { unit });
         }
+        if let Some((slot, place)) = read[unit].filter(|_| sharding.secondary > 1) {
+            draft.insert(slot, place, Op::Discard { unit });
+        }
     }
 }
 
-fn gather(draft: &mut Draft, unit: Unit, index: usize, ahead: usize) {
-    let start = Op::GatherStart { unit };
-    if ahead == 0 {
-        draft.insert(index, Place::Needs, start);
-    } else {
-        draft.insert(index.saturating_sub(ahead), Place::Starts, start);
+/// Inserts the phases of a gather for slot `index`. Returns where each of them starts.
+fn gather(
+    draft: &mut Draft,
+    unit: Unit,
+    index: usize,
+    ahead: usize,
+    phases: &[Phase],
+) -> Vec<(usize, Place)> {
+    let mut starts = Vec::with_capacity(phases.len());
+    for (number, &phase) in phases.iter().enumerate() {
+        let start = match ahead {
+            0 => (index, Place::Needs),
+            _ => (index.saturating_sub(ahead + phases.len() - 1 - number), Place::Starts),
+        };
+        if let Some(before) = number.checked_sub(1) {
+            draft.insert(start.0, start.1, Op::GatherWait { unit, phase: phases[before] });
+        }
+        draft.insert(start.0, start.1, Op::GatherStart { unit, phase });
+        starts.push(start);
     }
-    draft.insert(index, Place::Needs, Op::GatherWait { unit });
+    if let Some(&phase) = phases.last() {
+        draft.insert(index, Place::Needs, Op::GatherWait { unit, phase });
+    }
+    starts
 }

@@ -76,6 +76,7 @@ fn use_of_parameters(op: Op) -> (Option<Block>, Option<(Block, usize)>) {
         | Op::GatherStart { .. }
         | Op::GatherWait { .. }
         | Op::Release { .. }
+        | Op::Discard { .. }
         | Op::ReduceStart { .. }
         | Op::ReduceWait { .. }
         | Op::SendStart { .. }

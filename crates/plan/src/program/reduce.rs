@@ -1,14 +1,16 @@
-//! Reductions of gradients: over tp if sequence parallelism leaves partial sums, then over dp.
+//! Reductions of gradients: over tp if sequence parallelism leaves partial sums, then over dp, part by part.
 //!
 //! If gradients are reduced once a step, a unit is reduced after its last write (without overlap: after the last pass).
-//! If they are reduced for every micro-batch (ZeRO-2 and -3 with little memory), a unit is reduced after each
+//! If they are reduced for every micro-batch (ZeRO-2 and -3 with little memory), a unit is reduced to its shard after each
 //! micro-batch's last write, and at most one whole gradient is being reduced while the next one is computed. With a
 //! split backward, a whole gradient exists from a block's input part, which writes the gradients of its norms, to its
-//! weight part.
+//! weight part. The part of dp beyond the gradient's shards is reduced once a step, after the last of them.
+//!
+//! With overlap, each phase of a reduction runs beside one computation.
 
 use super::by_unit::ByUnit;
 use super::{Draft, Place};
-use crate::{Group, Op, Plan, Unit, When};
+use crate::{GradientReductions, Op, Phase, Plan, Unit, When};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     if plan.mesh.dp == 1 && !(plan.sequence_parallel && plan.mesh.tp > 1) {
@@ -16,34 +18,88 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     }
     let reductions = reductions(plan, stage);
     let every_micro = plan.sharding.gradients > 1 && plan.sharding.reduce == When::MicroBatch;
-    // Without overlap, a reduction inside the last pass would delay the stage before.
-    let at_the_end = !plan.pipeline.overlap && !every_micro;
     let writes = LastWrites::of(plan, stage, draft, every_micro);
+    let mut unfinished = Vec::new();
     for index in 0..draft.slots.len() {
         let Some((block, micro)) = super::writes_gradient(draft.slots[index]) else { continue };
         for unit in plan.units_of(block).filter(|&unit| writes.is_last(index, unit, micro)) {
-            let (others, last) = match reductions[unit] {
-                [others, Some(last)] => (others, last),
-                [Some(last), None] => (None, last),
-                [None, None] => continue,
-            };
-            let mut then = |op| {
-                if at_the_end {
-                    draft.tail.push(op);
-                } else {
-                    draft.insert(index, Place::Then, op);
+            let Some(GradientReductions { tensor, inner, outer, .. }) = &reductions[unit] else { continue };
+            let outer = if writes.ends[unit] == index { outer.as_slice() } else { &[] };
+            let phases = [inner.as_slice(), outer].concat();
+            if !plan.pipeline.overlap {
+                // A reduction inside the last pass would delay the stage before.
+                let at_once: Vec<Phase> = tensor.iter().chain(inner).copied().collect();
+                for op in at_once.into_iter().flat_map(|phase| start_and_wait(unit, phase)) {
+                    if every_micro {
+                        draft.insert(index, Place::Then, op);
+                    } else {
+                        draft.tail.push(op);
+                    }
                 }
+                draft.tail.extend(outer.iter().flat_map(|&phase| start_and_wait(unit, phase)));
+                continue;
+            }
+            // The first phase over dp needs the sums over tp.
+            let (before, phases) = match tensor {
+                Some(tensor) if phases.is_empty() => (None, vec![*tensor]),
+                tensor => (*tensor, phases),
             };
-            if let Some(over) = others {
-                then(Op::ReduceStart { unit, over });
-                then(Op::ReduceWait { unit, over });
+            for op in before.into_iter().flat_map(|phase| start_and_wait(unit, phase)) {
+                draft.insert(index, Place::Then, op);
             }
-            then(Op::ReduceStart { unit, over: last });
-            let wait = Op::ReduceWait { unit, over: last };
-            match wait_place(plan, draft, unit, index, every_micro) {
-                Some((slot, place)) => draft.insert(slot, place, wait),
-                None => draft.tail.push(wait),
-            }
+            // A whole gradient is waited for soon, because it takes memory.
+            let soon = every_micro && outer.is_empty();
+            unfinished.extend(overlapped(plan, draft, unit, index, &phases, soon));
+        }
+    }
+    finish(&unfinished, &mut draft.tail);
+}
+
+fn start_and_wait(unit: Unit, phase: Phase) -> [Op; 2] {
+    [Op::ReduceStart { unit, phase }, Op::ReduceWait { unit, phase }]
+}
+
+/// Inserts the phases of a reduction after slot `index`, one beside each of the next computations. If one of these writes the
+/// unit again, it waits for all phases. Returns the phases that the last slots leave over: the first one is under way. Unless
+/// `soon`, the last phase always is.
+fn overlapped(
+    plan: &Plan,
+    draft: &mut Draft,
+    unit: Unit,
+    index: usize,
+    phases: &[Phase],
+    soon: bool,
+) -> Option<(Unit, Vec<Phase>)> {
+    let &first = phases.first()?;
+    draft.insert(index, Place::Then, Op::ReduceStart { unit, phase: first });
+    let mut written_again = None;
+    for (number, &phase) in phases.iter().enumerate() {
+        let slot = written_again.unwrap_or(index + 1 + number);
+        let next = phases.get(number + 1);
+        let Some(&computation) = draft.slots.get(slot).filter(|_| soon || next.is_some()) else {
+            return Some((unit, phases[number..].to_vec()));
+        };
+        let block = super::writes_gradient(computation).map(|(block, _)| block);
+        if block.is_some_and(|block| plan.units_of(block).any(|other| other == unit)) {
+            written_again = Some(slot);
+        }
+        let place = if written_again.is_some() { Place::Needs } else { Place::Then };
+        draft.insert(slot, place, Op::ReduceWait { unit, phase });
+        if let Some(&phase) = next {
+            draft.insert(slot, place, Op::ReduceStart { unit, phase });
+        }
+    }
+    None
+}
+
+/// Finishes reductions after the last slot. All of them run at the same time, phase by phase.
+fn finish(unfinished: &[(Unit, Vec<Phase>)], tail: &mut Vec<Op>) {
+    let rounds = unfinished.iter().map(|(_, phases)| phases.len()).max().unwrap_or(0);
+    for round in 0..rounds {
+        for (unit, phases) in unfinished {
+            let unit = *unit;
+            tail.extend(phases.get(round).map(|&phase| Op::ReduceWait { unit, phase }));
+            tail.extend(phases.get(round + 1).map(|&phase| Op::ReduceStart { unit, phase }));
         }
     }
 }
@@ -55,6 +111,8 @@ struct LastWrites {
     /// Number of micro-batches that are reduced separately.
     rows: usize,
     slots: Vec<usize>,
+    /// The slot that writes each unit last in the step.
+    ends: ByUnit<usize>,
 }
 
 impl LastWrites {
@@ -65,12 +123,13 @@ impl LastWrites {
             units[unit] = end;
             end += rows;
         }
-        let mut writes = LastWrites { units, rows, slots: vec![0; end] };
+        let mut writes = LastWrites { units, rows, slots: vec![0; end], ends: ByUnit::all(plan, 0) };
         for (index, &op) in draft.slots.iter().enumerate() {
             let Some((block, micro)) = super::writes_gradient(op) else { continue };
             for unit in plan.units_of(block) {
                 let at = writes.at(unit, micro);
                 writes.slots[at] = index;
+                writes.ends[unit] = index;
             }
         }
         writes
@@ -85,32 +144,12 @@ impl LastWrites {
     }
 }
 
-/// The groups over which each unit of a stage is reduced, in order. Copies of a tied table are reduced at the end of
-/// the step.
-fn reductions(plan: &Plan, stage: usize) -> ByUnit<[Option<Group>; 2]> {
-    let mut all = ByUnit::all(plan, [None; 2]);
+/// The reductions of each unit of a stage. Copies of a tied table are reduced at the end of the step.
+fn reductions(plan: &Plan, stage: usize) -> ByUnit<Option<GradientReductions>> {
+    let mut all = ByUnit::all(plan, None);
     for unit in plan.stage_units(stage) {
         let has_replicated = || plan.layout(unit).replicated > 0;
-        let [tensor, data, _] = plan.gradient_reductions(stage, unit, has_replicated);
-        all[unit] = [tensor, data];
+        all[unit] = Some(plan.gradient_reductions(stage, unit, has_replicated));
     }
     all
-}
-
-/// The slot at which to wait for the reduction of `unit` that started after slot `index`; `None` for the end of the
-/// step.
-fn wait_place(
-    plan: &Plan,
-    draft: &Draft,
-    unit: Unit,
-    index: usize,
-    every_micro: bool,
-) -> Option<(usize, Place)> {
-    if !plan.pipeline.overlap {
-        return every_micro.then_some((index, Place::Then));
-    }
-    let next = draft.slots.get(index + 1).filter(|_| every_micro)?;
-    let block = super::writes_gradient(*next).map(|(block, _)| block);
-    let writes_again = block.is_some_and(|block| plan.units_of(block).any(|other| other == unit));
-    Some((index + 1, if writes_again { Place::Needs } else { Place::Then }))
 }

@@ -159,6 +159,15 @@ fn a_level_shards_over_the_replicas_that_it_joins() {
     assert_eq!(frontier(&["parallel.dp=8", "sharding.gradients=node"]).gradients, 8);
     assert_eq!(frontier(&["parallel.dp=16", "sharding.gradients=cluster"]).gradients, 16);
     assert_eq!(frontier(&["parallel.dp=2", "sharding.gradients=package"]).gradients, 2);
+    // A level may hold a part of the replicas.
+    let parts = frontier(&["parallel.dp=16", "sharding.preset=three-level", "sharding.collectives=ring"]);
+    assert_eq!((parts.weights, parts.gradients, parts.states), (2, 8, 16));
+    assert_eq!(parts.parts().map(|part| part.ranks).collect::<Vec<_>>(), [2, 4, 2]);
+    let mics = frontier(&["parallel.dp=32", "sharding.preset=mics", "sharding.collectives=ring"]);
+    assert_eq!((mics.weights, mics.gradients, mics.states, mics.secondary), (8, 8, 8, 1));
+    let plus = frontier(&["parallel.dp=32", "sharding.preset=zero++", "sharding.collectives=ring"]);
+    assert_eq!((plus.weights, plus.states, plus.secondary), (32, 32, 8));
+    assert_eq!(plus.parts().map(|part| part.ranks).collect::<Vec<_>>(), [8, 4]);
     // tp fills the package: no two replicas share one.
     assert_eq!(frontier(&["parallel.tp=2", "parallel.dp=4", "sharding.gradients=package"]).gradients, 1);
     let alone = frontier(&["sharding.zero=3", "parallel.dp=1", "sharding.reduce=micro-batch"]);

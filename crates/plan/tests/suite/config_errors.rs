@@ -37,6 +37,8 @@ const SETS: &[&[&str]] = &[
     &["parallel.schedule=3"],
     &["sharding.weights=rack"],
     &["sharding.reduce=never"],
+    &["sharding.preset=zero4"],
+    &["sharding.collectives=tree"],
     &["precision.compute=fp8"],
     &["precision.states=fp16"],
     &["memory.recompute=some"],
@@ -106,7 +108,22 @@ const SETS: &[&[&str]] = &[
     &["sharding.weights=cluster"],
     &["sharding.gradients=cluster", "sharding.states=none"],
     &["sharding.reduce=micro-batch"],
-    &["cluster.preset=frontier", "sharding.states=node", "parallel.dp=16", "batch.global=64"],
+    &["cluster.preset=frontier", "sharding.states=node", "parallel.dp=6", "batch.global=48"],
+    &[
+        "cluster.preset=frontier",
+        "sharding.zero=3",
+        "sharding.gradients=node",
+        "parallel.dp=16",
+        "batch.global=64",
+    ],
+    &[
+        "cluster.preset=frontier",
+        "sharding.zero=2",
+        "sharding.states=node",
+        "parallel.dp=16",
+        "batch.global=64",
+    ],
+    &["sharding.secondary=node"],
     // Precision, optimizer and run.
     &["precision.loss_scale=0"],
     &["precision.loss_scale=1e39"],
@@ -166,7 +183,6 @@ const SETS: &[&[&str]] = &[
     // Not implemented yet.
     &["sharding.quantize_weights=int8"],
     &["sharding.quantize_gradients=int4"],
-    &["sharding.secondary=node"],
     &["cluster.price=-2.5"],
 ];
 

@@ -36,6 +36,9 @@ const KEYS: &[(&str, &[&str])] = &[
     ("sharding.weights", &LEVELS),
     ("sharding.gradients", &LEVELS),
     ("sharding.states", &LEVELS),
+    ("sharding.secondary", &LEVELS),
+    ("sharding.preset", &["mics", "zero++", "three-level"]),
+    ("sharding.collectives", &["auto", "ring", "hierarchical"]),
     ("sharding.reduce", &["micro-batch", "step"]),
     ("memory.recompute", &["none", "selective", "full"]),
     ("precision.loss_scale", &["dynamic", "1024", "inf", "-1"]),
@@ -77,12 +80,10 @@ fn check(plan: &Plan) {
     assert_eq!(blocks, [Block::Embedding].into_iter().chain(layers).chain([Block::Head]).collect::<Vec<_>>());
     assert_eq!(plan.micro_batches() * plan.batch.micro * plan.mesh.dp, plan.batch.global);
     assert!(plan.model.kv_heads.is_multiple_of(plan.mesh.tp) && plan.model.ffn.is_multiple_of(plan.mesh.tp));
-    for shards in [plan.sharding.weights, plan.sharding.gradients, plan.sharding.states] {
-        assert!(shards == 1 || shards == plan.mesh.dp);
-    }
-    assert!(
-        plan.sharding.weights <= plan.sharding.gradients && plan.sharding.gradients <= plan.sharding.states
-    );
+    let sharding = plan.sharding;
+    let nested = [sharding.secondary, sharding.weights, sharding.gradients, sharding.states, plan.mesh.dp];
+    assert!(nested.windows(2).all(|pair| pair[1].is_multiple_of(pair[0])), "{sharding:?}");
+    assert_eq!(sharding.parts().map(|part| part.ranks).product::<usize>(), plan.mesh.dp);
     assert!(plan.flops().model > 0.0 && plan.parameter_count() > 0);
     assert_eq!(ConfigSource::text(plan.to_toml()).plan().as_ref(), Ok(plan));
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_plan::{Axis, Block, Group, Message, MessageKind, Op, Plan, Program};
+use kintsugi_plan::{Axis, Block, Group, Message, MessageKind, Op, Phase, Plan, Program};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -61,8 +61,10 @@ fn passes(stage: usize, op: Op, stages: usize, begun: &mut HashMap<String, usize
             return begun.contains_key(&format!("send {}", received(message)));
         }
         Op::SendWait { message } => return begun.contains_key(&format!("take {}", sent(message))),
-        Op::ReduceStart { over: Group::Tied, .. } => begin("tied".into()),
-        Op::ReduceWait { over: Group::Tied, .. } => return begun.get("tied") == Some(&2),
+        Op::ReduceStart { phase: Phase { over: Group::Tied, .. }, .. } => begin("tied".into()),
+        Op::ReduceWait { phase: Phase { over: Group::Tied, .. }, .. } => {
+            return begun.get("tied") == Some(&2);
+        }
         Op::NormStart { axis: Axis::Pipeline } | Op::ShareStart => begin("sum".into()),
         Op::NormWait { axis: Axis::Pipeline } | Op::ShareWait => return begun.get("sum") == Some(&stages),
         _ => {}

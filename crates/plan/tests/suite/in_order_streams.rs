@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
-use kintsugi_plan::{Axis, Group, Message, MessageKind, Op, Program};
+use kintsugi_plan::{Axis, Group, Message, MessageKind, Op, Program, Span};
 use proptest::prelude::*;
 
 use crate::support::{layouts, plan, programs};
@@ -23,7 +23,7 @@ enum Queue {
     Stages,
     Tied,
     /// Data or tensor parallel. All its ranks run the same program, so one rank stands for all.
-    SameStage(Axis),
+    SameStage(Group),
 }
 
 /// What is transferred, equal on all ranks that take part.
@@ -45,22 +45,24 @@ fn part(stage: usize, op: Op) -> Part {
     let named = |message: Message| Transfer::Message(Message { peer: 0, ..message });
     let link = |message: Message, from, to| Queue::Link { kind: message.kind, from, to };
     let queue = |group| match group {
-        Group::Along(axis, _) => Queue::SameStage(axis),
+        Group::Along(..) => Queue::SameStage(group),
         Group::Tied => Queue::Tied,
     };
-    let over = |axis| if axis == Axis::Pipeline { Queue::Stages } else { Queue::SameStage(axis) };
+    let over = |axis| match axis {
+        Axis::Pipeline => Queue::Stages,
+        Axis::Data | Axis::Tensor => Queue::SameStage(Group::Along(axis, Span::All)),
+    };
     let collective = |start: Op| Transfer::Collective(start);
     match op {
         Op::SendStart { message } => Part::Start(link(message, stage, message.peer), named(message)),
         Op::ReceiveStart { message } => Part::Start(link(message, message.peer, stage), named(message)),
         Op::SendWait { message } | Op::ReceiveWait { message } => Part::Wait(named(message)),
-        Op::ReduceStart { over, .. } => Part::Start(queue(over), collective(op)),
-        Op::ReduceWait { unit, over } => Part::Wait(collective(Op::ReduceStart { unit, over })),
-        Op::GatherStart { .. } | Op::RefreshStart { .. } => {
-            Part::Start(Queue::SameStage(Axis::Data), collective(op))
+        Op::ReduceStart { phase, .. } | Op::GatherStart { phase, .. } | Op::RefreshStart { phase, .. } => {
+            Part::Start(queue(phase.over), collective(op))
         }
-        Op::GatherWait { unit } => Part::Wait(collective(Op::GatherStart { unit })),
-        Op::RefreshWait { unit } => Part::Wait(collective(Op::RefreshStart { unit })),
+        Op::ReduceWait { unit, phase } => Part::Wait(collective(Op::ReduceStart { unit, phase })),
+        Op::GatherWait { unit, phase } => Part::Wait(collective(Op::GatherStart { unit, phase })),
+        Op::RefreshWait { unit, phase } => Part::Wait(collective(Op::RefreshStart { unit, phase })),
         Op::NormStart { axis } => Part::Start(over(axis), collective(op)),
         Op::NormWait { axis } => Part::Wait(collective(Op::NormStart { axis })),
         Op::ShareStart => Part::Start(Queue::Stages, collective(op)),
@@ -75,6 +77,7 @@ fn part(stage: usize, op: Op) -> Part {
         | Op::Recompute { .. }
         | Op::Backward { .. }
         | Op::Release { .. }
+        | Op::Discard { .. }
         | Op::Measure
         | Op::Clip
         | Op::Step => Part::None,

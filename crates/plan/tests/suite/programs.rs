@@ -207,12 +207,12 @@ fn starts_have_waits(program: &Program) {
     let mut open: HashMap<Op, usize> = HashMap::new();
     for &op in &program.ops {
         let start = match op {
-            Op::GatherWait { unit } => Op::GatherStart { unit },
-            Op::ReduceWait { unit, over } => Op::ReduceStart { unit, over },
+            Op::GatherWait { unit, phase } => Op::GatherStart { unit, phase },
+            Op::ReduceWait { unit, phase } => Op::ReduceStart { unit, phase },
             Op::SendWait { message } => Op::SendStart { message },
             Op::ReceiveWait { message } => Op::ReceiveStart { message },
             Op::NormWait { axis } => Op::NormStart { axis },
-            Op::RefreshWait { unit } => Op::RefreshStart { unit },
+            Op::RefreshWait { unit, phase } => Op::RefreshStart { unit, phase },
             Op::GatherStart { .. }
             | Op::ReduceStart { .. }
             | Op::SendStart { .. }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::{computes, layouts, plan, programs};
-use kintsugi_plan::{BackwardPart, Block, Group, Op, Plan, Program, Unit, When};
+use kintsugi_plan::{BackwardPart, Block, Group, Op, Phase, PhaseKind, Plan, Program, Unit, When};
 use proptest::prelude::*;
 
 proptest! {
@@ -46,15 +46,19 @@ proptest! {
             expected.extend([Op::Clip, Op::Step]);
             let (tail, refresh) = program.ops[measure..].split_at(expected.len());
             prop_assert_eq!(tail, expected.as_slice());
-            let mut refreshed: Vec<Unit> = Vec::new();
-            refreshed.extend(refresh.iter().filter_map(|op| match *op {
-                Op::RefreshWait { unit } => Some(unit),
-                _ => None,
-            }));
-            let refreshes = plan.sharding.states > 1 && plan.sharding.weights == 1;
-            let units = if refreshes { plan.stage_units(program.stage) } else { vec![] };
-            prop_assert_eq!(refresh.len(), 2 * units.len());
-            prop_assert_eq!(refreshed, units);
+            // Every unit is refreshed phase by phase, each started and waited for.
+            let phases = plan.sharding.refreshes();
+            let units = plan.stage_units(program.stage);
+            prop_assert_eq!(refresh.len(), 2 * phases.len() * units.len());
+            prop_assert_eq!(phases.is_empty(), plan.sharding.states == plan.sharding.weights);
+            for unit in units {
+                let of_unit = |op: &&Op| {
+                    matches!(**op, Op::RefreshStart { unit: of, .. } | Op::RefreshWait { unit: of, .. } if of == unit)
+                };
+                let found: Vec<Op> = refresh.iter().filter(of_unit).copied().collect();
+                let each = |&phase| [Op::RefreshStart { unit, phase }, Op::RefreshWait { unit, phase }];
+                prop_assert_eq!(found, phases.iter().flat_map(each).collect::<Vec<_>>());
+            }
         }
     }
 }
@@ -62,8 +66,10 @@ proptest! {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Weights {
     Sharded,
-    /// Being gathered; this many computations have started since.
-    Gathering(usize),
+    /// This phase is under way, and the gather began before this computation.
+    Gathering(usize, usize),
+    /// This many phases are done, and the gather began before this computation.
+    Gathered(usize, usize),
     Whole,
 }
 
@@ -81,24 +87,47 @@ fn read(plan: &Plan, op: &Op) -> Vec<Unit> {
 }
 
 fn weights_are_gathered(plan: &Plan, program: &Program) {
-    let sharded = plan.sharding.weights > 1;
-    let ahead = if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 };
+    let sharding = &plan.sharding;
+    let sharded = sharding.weights > 1;
+    let (first, later) = (sharding.gathers(), sharding.later_gathers());
     let units = plan.stage_units(program.stage);
     let mut state: BTreeMap<Unit, Weights> = units.iter().map(|&unit| (unit, Weights::Sharded)).collect();
-    let (mut done, mut gathers) = (0, 0);
+    let mut secondary: BTreeSet<Unit> = BTreeSet::new();
+    let (mut done, mut gathers, mut fills) = (0, 0, 0);
     for op in &program.ops {
         match *op {
-            Op::GatherStart { unit } => {
-                assert_eq!(state.insert(unit, Weights::Gathering(done)), Some(Weights::Sharded), "{unit}");
-                gathers += 1;
-            }
-            Op::GatherWait { unit } => {
-                let Some(Weights::Gathering(since)) = state.insert(unit, Weights::Whole) else {
-                    panic!("{unit} is not being gathered")
+            Op::GatherStart { unit, phase } => {
+                let from_secondary = secondary.contains(&unit);
+                let phases = if from_secondary && later.contains(&phase) { &later } else { &first };
+                let next = match state[&unit] {
+                    Weights::Sharded => Weights::Gathering(0, done),
+                    Weights::Gathered(number, since) => Weights::Gathering(number, since),
+                    other => panic!("{op} while it is {other:?}"),
                 };
-                assert_eq!(done - since, ahead.min(done), "{unit} is gathered {ahead} computations ahead");
+                let Weights::Gathering(number, _) = next else { unreachable!() };
+                assert_eq!(phases[number], phase, "{op}");
+                gathers += usize::from(phase == later[later.len() - 1]);
+                fills += usize::from(sharding.secondary > 1 && !later.contains(&phase));
+                state.insert(unit, next);
+            }
+            Op::GatherWait { unit, phase } => {
+                let Weights::Gathering(number, since) = state[&unit] else {
+                    panic!("{op}: it is not being gathered")
+                };
+                let filled = sharding.secondary > 1 && !later.contains(&phase);
+                let last = phase == later[later.len() - 1];
+                if filled && number + 1 == first.len() - later.len() {
+                    assert!(secondary.insert(unit), "{unit} has a secondary shard already");
+                    state.insert(unit, Weights::Gathered(0, since));
+                } else if last {
+                    starts_early(plan, (since, done), number + 1, op);
+                    state.insert(unit, Weights::Whole);
+                } else {
+                    state.insert(unit, Weights::Gathered(number + 1, since));
+                }
             }
             Op::Release { unit } => assert_eq!(state.insert(unit, Weights::Sharded), Some(Weights::Whole)),
+            Op::Discard { unit } => assert!(secondary.remove(&unit), "{op}"),
             _ => {
                 let whole = |unit: &Unit| state[unit] == Weights::Whole;
                 assert!(!sharded || read(plan, op).iter().all(whole), "{op}");
@@ -107,28 +136,48 @@ fn weights_are_gathered(plan: &Plan, program: &Program) {
         done += usize::from(computes(op));
     }
     assert!(state.values().all(|state| *state == Weights::Sharded), "gathered and never released: {state:?}");
-    match (sharded, plan.sharding.gather) {
+    assert!(secondary.is_empty(), "never discarded: {secondary:?}");
+    let outer = if sharding.secondary > 1 { first.len() - later.len() } else { 0 };
+    assert_eq!(
+        fills,
+        outer * if sharded { units.len() } else { 0 },
+        "a secondary shard is filled once a step"
+    );
+    match (sharded, sharding.gather) {
         (false, _) => assert_eq!(gathers, 0),
         (true, When::Step) => assert_eq!(gathers, units.len()),
         (true, When::MicroBatch) => assert!(gathers >= units.len()),
     }
 }
 
-/// Between two uses a unit is gathered again exactly if they are further apart than the prefetch distance.
+/// The last phase of a gather starts `prefetch` computations ahead, and every phase before it one computation earlier.
+fn starts_early(plan: &Plan, (since, done): (usize, usize), phases: usize, op: &Op) {
+    let ahead = if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 };
+    let outer = plan.sharding.gathers().len() - plan.sharding.later_gathers().len();
+    let reach = |phases: usize| if ahead > 0 { (ahead + phases - 1).min(done) } else { 0 };
+    let allowed = [reach(phases), reach(phases + outer)];
+    assert!(allowed.contains(&(done - since)), "{op} started {} computations ahead", done - since);
+}
+
+/// Between two uses a unit is gathered again exactly if they are further apart than a gather reaches ahead.
 fn weights_are_kept_only_for_a_near_use(plan: &Plan, program: &Program) {
     if plan.sharding.weights == 1 || plan.sharding.gather == When::Step {
         return;
     }
     let ahead = if plan.pipeline.overlap { plan.pipeline.prefetch } else { 0 };
+    let later = plan.sharding.later_gathers();
+    let reach = if ahead > 0 { ahead + later.len() - 1 } else { 0 };
     let (mut done, mut gathered, mut last_use) = (0, BTreeSet::new(), BTreeMap::new());
     for op in &program.ops {
-        if let Op::GatherWait { unit } = *op {
+        if let Op::GatherWait { unit, phase } = *op
+            && later.last() == Some(&phase)
+        {
             gathered.insert(unit);
         }
         for unit in read(plan, op) {
             let again = gathered.remove(&unit);
             let last: Option<usize> = last_use.insert(unit, done);
-            assert_eq!(again, last.is_none_or(|last| done - last > ahead + 1), "{unit} for {op}");
+            assert_eq!(again, last.is_none_or(|last| done - last > reach + 1), "{unit} for {op}");
         }
         done += usize::from(computes(op));
     }
@@ -150,14 +199,18 @@ fn unit_is_reduced(plan: &Plan, program: &Program, unit: Unit) {
     let every_micro = plan.sharding.gradients > 1 && plan.sharding.reduce == When::MicroBatch;
     let tied = unit == Unit::Table && plan.holds_tied_copy(program.stage);
     let times = if every_micro { plan.micro_batches() } else { 1 };
-    let pair = |over| [Op::ReduceStart { unit, over }, Op::ReduceWait { unit, over }];
-    let round: Vec<Op> = [(tensor, Group::TENSOR), (data, Group::DATA)]
-        .into_iter()
-        .filter(|(wanted, _)| *wanted)
-        .flat_map(|(_, over)| pair(over))
-        .collect();
+    let pair = |phase| [Op::ReduceStart { unit, phase }, Op::ReduceWait { unit, phase }];
+    let sum = |over| Phase { over, kind: PhaseKind::Sum };
+    let inner = plan.sharding.inner_reductions();
+    let outer = plan.sharding.outer_reductions();
+    assert_eq!(inner.is_empty() && outer.is_empty(), !data);
+    let tensor = tensor.then(|| sum(Group::TENSOR));
+    let round: Vec<Op> = tensor.into_iter().chain(inner).flat_map(pair).collect();
     let mut expected = round.repeat(times);
-    expected.extend(tied.then(|| pair(Group::Tied)).into_iter().flatten());
+    expected.extend(outer.into_iter().flat_map(pair));
+    // The phases that no write of this unit may come between: those that work on the gradient that is written.
+    let round = if plan.sharding.gradients > 1 { round } else { expected.clone() };
+    expected.extend(tied.then(|| pair(sum(Group::Tied))).into_iter().flatten());
     let reductions = |op: &&Op| match **op {
         Op::ReduceStart { unit: of, .. } | Op::ReduceWait { unit: of, .. } => of == unit,
         _ => false,
@@ -200,21 +253,24 @@ fn writes_come_before_their_reduction(
     assert!(fresh.is_empty(), "{unit} is written and not reduced");
 }
 
-/// If gradients are reduced for every micro-batch, only the previous computation's reduction may be in flight.
+/// If gradients are reduced for every micro-batch, only the whole gradients of as many computations as a reduction has phases
+/// may be in flight.
 fn outstanding_gradients_are_few(plan: &Plan, program: &Program) {
     if plan.sharding.gradients == 1 || plan.sharding.reduce == When::Step {
         return;
     }
+    let phases = plan.sharding.inner_reductions();
     let mut under_way: BTreeSet<Unit> = BTreeSet::new();
-    let mut previous: Vec<Unit> = Vec::new();
+    let mut previous: Vec<Vec<Unit>> = Vec::new();
     for op in &program.ops {
         match *op {
-            Op::ReduceStart { unit, .. } => _ = under_way.insert(unit),
-            Op::ReduceWait { unit, .. } => _ = under_way.remove(&unit),
+            Op::ReduceStart { unit, phase } if phases.first() == Some(&phase) => _ = under_way.insert(unit),
+            Op::ReduceWait { unit, phase } if phases.last() == Some(&phase) => _ = under_way.remove(&unit),
             op if computes(&op) => {
-                assert!(under_way.iter().all(|unit| previous.contains(unit)), "{op}: {under_way:?}");
+                let recent: Vec<Unit> = previous.iter().rev().take(phases.len()).flatten().copied().collect();
+                assert!(under_way.iter().all(|unit| recent.contains(unit)), "{op}: {under_way:?}");
                 assert!(plan.pipeline.overlap || under_way.is_empty());
-                previous = written(&op).map_or(vec![], |(block, _)| plan.block_units(block));
+                previous.push(written(&op).map_or(vec![], |(block, _)| plan.block_units(block)));
             }
             _ => {}
         }

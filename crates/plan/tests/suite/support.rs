@@ -59,15 +59,36 @@ fn pipelines() -> impl Strategy<Value = (Vec<String>, usize)> {
     })
 }
 
-/// Data-parallel replicas and what is sharded over them.
+/// Data-parallel replicas and what is sharded over them: over all, or over the levels of packages of 2 tp groups and nodes of 4.
 fn replicas() -> impl Strategy<Value = (usize, Vec<String>)> {
     let when = || select(vec!["micro-batch", "step"]);
-    (1..=3_usize, 0..=3_usize, when(), when()).prop_map(|(dp, zero, gather, reduce)| {
-        let mut sets = vec![format!("sharding.zero={zero}"), format!("sharding.gather={gather}")];
-        sets.extend((zero >= 2).then(|| format!("sharding.reduce={reduce}")));
+    let over_all = (1..=3_usize, 0..=3_usize).prop_map(|(dp, zero)| {
+        let sets = vec![format!("sharding.zero={zero}")];
+        (dp, zero >= 2, sets)
+    });
+    let level = || 0..LEVELS.len();
+    let by_level = (select(vec![4, 8]), [level(), level(), level(), level()], any::<bool>()).prop_map(
+        |(dp, [a, b, c, secondary], hierarchical)| {
+            let mut levels = [a, b, c];
+            levels.sort_unstable();
+            let mut sets = vec![
+                format!("sharding.weights={}", LEVELS[levels[0]]),
+                format!("sharding.gradients={}", LEVELS[levels[1]]),
+                format!("sharding.states={}", LEVELS[levels[2]]),
+                format!("sharding.collectives={}", if hierarchical { "hierarchical" } else { "ring" }),
+            ];
+            sets.extend((levels[0] > 0).then(|| format!("sharding.secondary={}", LEVELS[secondary])));
+            (dp, levels[1] > 0, sets)
+        },
+    );
+    (prop_oneof![over_all, by_level], when(), when()).prop_map(|((dp, reduces, mut sets), gather, reduce)| {
+        sets.push(format!("sharding.gather={gather}"));
+        sets.extend(reduces.then(|| format!("sharding.reduce={reduce}")));
         (dp, sets)
     })
 }
+
+const LEVELS: [&str; 4] = ["none", "package", "node", "cluster"];
 
 fn options() -> impl Strategy<Value = Vec<String>> {
     let recompute = select(vec!["none", "selective", "full"]);
@@ -84,6 +105,8 @@ fn options() -> impl Strategy<Value = Vec<String>> {
                 format!("parallel.overlap={overlap}"),
                 format!("parallel.sequence_parallel={sequence_parallel}"),
                 format!("parallel.tp={tp}"),
+                format!("cluster.per_package={}", 2 * tp),
+                format!("cluster.per_node={}", 4 * tp),
                 format!("parallel.prefetch={prefetch}"),
             ]
         },

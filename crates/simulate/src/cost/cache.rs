@@ -44,8 +44,7 @@ struct UnitKey {
     mesh: Mesh,
     /// Per stage.
     layers: Vec<usize>,
-    sharded: [usize; 3],
-    when: [When; 2],
+    sharding: Sharding,
     sequence_parallel: bool,
     split: bool,
     accumulates: bool,
@@ -105,12 +104,10 @@ fn block_key(plan: &Plan) -> BlockKey {
 }
 
 fn unit_key(plan: &Plan) -> UnitKey {
-    let Sharding { weights, gradients, states, gather, reduce } = plan.sharding;
     UnitKey {
         mesh: plan.mesh,
         layers: plan.stage_layers(),
-        sharded: [weights, gradients, states],
-        when: [gather, reduce],
+        sharding: plan.sharding,
         sequence_parallel: plan.sequence_parallel,
         split: split(plan),
         accumulates: accumulates(plan),

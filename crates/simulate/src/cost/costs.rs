@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use kintsugi_comm::Collective;
 use kintsugi_comm::paper::{Entry, Transfer as Movement};
-use kintsugi_plan::{Axis, BackwardPart, Block, Group, MessageKind, Op, Plan, Recompute, Unit};
+use kintsugi_plan::{
+    Axis, BackwardPart, Block, Group, MessageKind, Op, Phase, PhaseKind, Plan, Recompute, Unit,
+};
 use kintsugi_spec::{FrameworkSpec, Level};
 use kintsugi_tensor::paper::{Kernel, KernelKind};
 
@@ -157,6 +159,7 @@ fn source(op: Op) -> Source {
         Op::GatherStart { .. }
         | Op::GatherWait { .. }
         | Op::Release { .. }
+        | Op::Discard { .. }
         | Op::ReduceStart { .. }
         | Op::ReduceWait { .. }
         | Op::RefreshStart { .. }
@@ -292,6 +295,7 @@ impl Costs {
             | Op::GatherStart { .. }
             | Op::GatherWait { .. }
             | Op::Release { .. }
+            | Op::Discard { .. }
             | Op::ReduceStart { .. }
             | Op::ReduceWait { .. }
             | Op::SendStart { .. }
@@ -377,7 +381,8 @@ impl Costs {
             }
             cost
         };
-        let tied = ops.get(&Op::ReduceStart { unit: Unit::Table, over: Group::Tied });
+        let phase = Phase { over: Group::Tied, kind: PhaseKind::Sum };
+        let tied = ops.get(&Op::ReduceStart { unit: Unit::Table, phase });
         let part =
             |wanted| ops.iter().filter(move |(op, _)| source(**op) == wanted).map(|(&op, &cost)| (op, cost));
         let units = UnitCosts {
@@ -593,7 +598,8 @@ mod tests {
         let sum = |whole: bool| {
             let plan = ConfigSource::text(file).set(format!("framework.whole_sums={whole}")).plan().unwrap();
             let device = DeviceModel::new(&plan.cluster.device, &plan.framework).unwrap();
-            let op = Op::ReduceStart { unit: Unit::Layer(0), over: Group::DATA };
+            let phase = Phase { over: Group::DATA, kind: PhaseKind::Scatter };
+            let op = Op::ReduceStart { unit: Unit::Layer(0), phase };
             CostCache::new(&device).of(&plan).of(0, op).started.expect("it starts a transfer").1
         };
         let (whole, shard) = (sum(true), sum(false));

@@ -34,6 +34,8 @@ pub struct Links {
     data: GroupLinks,
     tied: GroupLinks,
     pipeline: GroupLinks,
+    /// The parts of the data-parallel group, by span.
+    data_parts: Vec<(Span, GroupLinks)>,
     /// The links that the run emulates on top of these.
     emulated: Option<Box<Links>>,
 }
@@ -89,7 +91,13 @@ impl Links {
         let group = |stride, ranks, beside| with_share(framework.between_nodes, stride, ranks, beside);
         let of_replicas = framework.replicas_between_nodes.unwrap_or(framework.between_nodes);
         let stage = mesh.dp * mesh.tp;
+        // Groups whose ranks are some replicas apart run side by side, one for each rank between these.
+        let part = |(span, ranks, stride): (Span, usize, usize)| {
+            let stride = mesh.tp * stride;
+            (span, with_share(of_replicas, stride, ranks, stride))
+        };
         Links {
+            data_parts: data_spans(mesh, cluster.topology).into_iter().map(part).collect(),
             topology: cluster.topology,
             mesh,
             levels,
@@ -133,9 +141,11 @@ impl Links {
         }
         let phases = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
         let speed = self.levels[links.level as usize];
+        if collective == Collective::AllToAll {
+            return (links.level, speed.start + self.all_to_all(links, bytes));
+        }
         let own = bytes / links.ranks as f64 / self.local;
         let seconds = match (self.algorithm(group, collective, bytes), speed.short) {
-            _ if collective == Collective::AllToAll => speed.start + self.all_to_all(links, bytes),
             (Algorithm::Tree, _) => speed.start + phases * self.tree(links, bytes),
             (Algorithm::Ring, Some(short)) if self.is_short(short, links, phases, bytes) => {
                 let hops = phases * short.latency * (links.ranks - 1) as f64;
@@ -223,8 +233,9 @@ impl Links {
             Group::DATA => self.data,
             Group::PIPELINE => self.pipeline,
             Group::Tied => self.tied,
-            Group::Along(_, Span::Inside(_) | Span::Across(_)) => {
-                panic!("no program has a collective over {group}")
+            Group::Along(_, span) => {
+                let part = self.data_parts.iter().find(|(part, _)| *part == span);
+                part.unwrap_or_else(|| panic!("no program has a collective over {group}")).1
             }
         }
     }
@@ -241,6 +252,20 @@ fn local_rate(cluster: &ClusterSpec) -> f64 {
     let device = &cluster.device;
     let memory = device.memory_bandwidth.filter(|_| device.kind == Some(Hardware::Gpu));
     memory.map_or(f64::INFINITY, |bandwidth| bandwidth * device.streaming.unwrap_or(0.8) / 3.0)
+}
+
+/// The spans that divide the data-parallel axis evenly, with their ranks and the replicas from one of these to the next.
+fn data_spans(mesh: Mesh, topology: Topology) -> Vec<(Span, usize, usize)> {
+    let inside = |level| mesh.replicas_inside(level, topology);
+    let mut spans = Vec::new();
+    for inner in [Level::Package, Level::Node] {
+        let Some(ranks) = inside(inner) else { continue };
+        spans.extend([(Span::Inside(inner), ranks, 1), (Span::Across(inner), mesh.dp / ranks, ranks)]);
+    }
+    if let (Some(package), Some(node)) = (inside(Level::Package), inside(Level::Node)) {
+        spans.push((Span::Between(Level::Package, Level::Node), node / package, package));
+    }
+    spans
 }
 
 /// The speed of a level. Typical values replace what is not specified.

@@ -1,6 +1,6 @@
 //! Compiles programs into nodes: the one place beside the interpreter in `rank` that decides what an op does.
 
-use kintsugi_plan::{Axis, Block, Group, Message, MessageKind, Op, Plan, ScheduleKind, Unit};
+use kintsugi_plan::{Axis, Block, Group, Message, MessageKind, Op, Phase, Plan, ScheduleKind, Unit};
 use rustc_hash::FxHashMap;
 
 use super::{Node, Rendezvous, StageOp, Step};
@@ -96,7 +96,7 @@ struct Compiler {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Transfer {
     Gather(Unit),
-    Reduce(Unit, Group),
+    Reduce(Unit),
     Refresh(Unit),
     Sum(Axis),
 }
@@ -159,35 +159,35 @@ impl Compiler {
             Op::Load { .. } | Op::Forward { .. } | Op::Recompute { .. } | Op::Backward { .. } => {
                 self.run(op, index);
             }
-            Op::GatherStart { unit } => {
+            Op::GatherStart { unit, .. } => {
                 self.run(op, index);
                 self.start(stage, Transfer::Gather(unit), op, index);
             }
-            Op::GatherWait { unit } => {
-                self.wait(stage, Transfer::Gather(unit), Op::GatherStart { unit }, index);
+            Op::GatherWait { unit, phase } => {
+                self.wait(stage, Transfer::Gather(unit), Op::GatherStart { unit, phase }, index);
             }
-            Op::ReduceStart { over: Group::Tied, .. } => {
+            Op::ReduceStart { phase: Phase { over: Group::Tied, .. }, .. } => {
                 self.run(op, index);
                 self.join(self.once_a_step(TIED), index);
             }
-            Op::ReduceWait { over: Group::Tied, .. } => {
+            Op::ReduceWait { phase: Phase { over: Group::Tied, .. }, .. } => {
                 self.arrive(self.once_a_step(TIED), index);
                 self.run(op, index);
             }
-            Op::ReduceStart { unit, over } => {
+            Op::ReduceStart { unit, .. } => {
                 self.run(op, index);
-                self.start(stage, Transfer::Reduce(unit, over), op, index);
+                self.start(stage, Transfer::Reduce(unit), op, index);
             }
-            Op::ReduceWait { unit, over } => {
-                self.wait(stage, Transfer::Reduce(unit, over), Op::ReduceStart { unit, over }, index);
+            Op::ReduceWait { unit, phase } => {
+                self.wait(stage, Transfer::Reduce(unit), Op::ReduceStart { unit, phase }, index);
                 self.run(op, index);
             }
-            Op::RefreshStart { unit } => {
+            Op::RefreshStart { unit, .. } => {
                 self.run(op, index);
                 self.start(stage, Transfer::Refresh(unit), op, index);
             }
-            Op::RefreshWait { unit } => {
-                self.wait(stage, Transfer::Refresh(unit), Op::RefreshStart { unit }, index);
+            Op::RefreshWait { unit, phase } => {
+                self.wait(stage, Transfer::Refresh(unit), Op::RefreshStart { unit, phase }, index);
             }
             Op::NormStart { axis: Axis::Pipeline } => self.join(self.once_a_step(SUM), index),
             Op::NormWait { axis: Axis::Pipeline } => self.arrive(self.once_a_step(SUM), index),
@@ -202,7 +202,7 @@ impl Compiler {
                 self.arrive(self.message(message), index);
             }
             // Frees memory: no kernel, no transfer.
-            Op::Release { .. } => {}
+            Op::Release { .. } | Op::Discard { .. } => {}
             Op::Evaluate { .. }
             | Op::Feed { .. }
             | Op::Decode { .. }

@@ -52,7 +52,7 @@ struct UnitKey {
     stages: usize,
     sequence_parallel: bool,
     split: bool,
-    shards: [usize; 3],
+    shards: Sharding,
 }
 
 /// Everything that decides the resident memory of a stage's ranks.
@@ -93,7 +93,7 @@ impl PeakMemory {
         let (micro, recompute) = (plan.batch.micro, plan.memory.recompute);
         let block_key = BlockKey { tp, micro, sequence_parallel, overlap_tp, recompute, split, stages };
         let blocks = self.blocks.get(block_key, || Arc::new(block_ops(plan, self.device)));
-        let unit_key = UnitKey { tp, dp, stages, sequence_parallel, split, shards: shards(plan) };
+        let unit_key = UnitKey { tp, dp, stages, sequence_parallel, split, shards: plan.sharding };
         let units = self.units.get(unit_key, || Arc::new(unit_ops(plan, self.device)));
         let program_key = ProgramKey::short(plan, plan.micro_batches()).for_memory();
         let programs = self.programs.get(program_key, || {

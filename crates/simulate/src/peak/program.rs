@@ -1,6 +1,6 @@
 //! A program as the kinds of its ops, which decide its memory together with the sizes.
 
-use kintsugi_plan::{Group, Op, Plan, Program, ScheduleKind, Unit};
+use kintsugi_plan::{Op, Plan, Program, ScheduleKind, Unit};
 use rustc_hash::FxHashMap;
 
 use super::trace::{Kinds, MemoryKind, OpMemory};
@@ -166,7 +166,9 @@ impl<'a> Compiler<'a> {
                 }
             }
         }
-        if let Op::ReduceStart { unit, over: Group::DATA } = op {
+        if let Op::ReduceStart { unit, phase } = op
+            && self.plan.sharding.begins_reduction(phase)
+        {
             self.gradients.retain(|&other| other != unit);
         }
         if let Some(kind) = self.stage_kinds.of(op) {

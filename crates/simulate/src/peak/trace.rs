@@ -7,9 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kintsugi_comm::paper::Log;
-use kintsugi_plan::{
-    Batch, Block, Coordinate, Group, Mesh, Op, Pipeline, Plan, ScheduleKind, Sharding, Unit,
-};
+use kintsugi_plan::{Batch, Block, Coordinate, Mesh, Op, Pipeline, Plan, ScheduleKind, Sharding, Unit};
 use kintsugi_rank::{Rank, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Arena, Backend, Block as MemoryBlock, Category, Device, Memory, Place, Usage};
@@ -58,6 +56,7 @@ pub(super) enum MemoryKind {
 pub(super) struct Kinds {
     first: bool,
     last: bool,
+    sharding: Sharding,
     /// The last layers whose backward and whose evaluation need document starts, if documents are masked.
     last_uses: Option<[Block; 2]>,
 }
@@ -67,6 +66,7 @@ impl Kinds {
         Kinds {
             first: stage == 0,
             last: stage + 1 == plan.mesh.pp,
+            sharding: plan.sharding,
             last_uses: plan.masks_documents().then(|| plan.outer_layers(stage)),
         }
     }
@@ -83,13 +83,16 @@ impl Kinds {
             Op::Evaluate { block, .. } if is_last_use(block, 1) => {
                 Some(MemoryKind::LastUseOfDocuments(kind(op)))
             }
+            Op::ReduceWait { phase, .. } => {
+                self.sharding.leaves_shard(phase).then_some(MemoryKind::Op(kind(op)))
+            }
             Op::Forward { .. }
             | Op::Evaluate { .. }
             | Op::Recompute { .. }
             | Op::Backward { .. }
             | Op::GatherStart { .. }
             | Op::Release { .. }
-            | Op::ReduceWait { over: Group::DATA, .. }
+            | Op::Discard { .. }
             | Op::SendWait { .. }
             | Op::ReceiveStart { .. }
             | Op::RefreshStart { .. }
@@ -97,7 +100,6 @@ impl Kinds {
             Op::Begin
             | Op::GatherWait { .. }
             | Op::ReduceStart { .. }
-            | Op::ReduceWait { .. }
             | Op::SendStart { .. }
             | Op::ReceiveWait { .. }
             | Op::Measure
@@ -144,7 +146,7 @@ pub(super) fn resident(plan: &Plan, stage: usize, device: Device) -> u64 {
 /// The memory of ops on blocks and of messages.
 pub(super) fn block_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpMemory> {
     // Gradients that are not sharded are resident, so no backward allocates one.
-    let plan = small(plan, Sharding { weights: 1, gradients: 1, states: 1, ..plan.sharding });
+    let plan = small(plan, Sharding { weights: 1, gradients: 1, states: 1, secondary: 1, ..plan.sharding });
     let mut ops = FxHashMap::default();
     for stage in 0..plan.mesh.pp {
         let (mut probe, kinds) = (Probe::new(&plan, stage, device), Kinds::new(&plan, stage));
@@ -177,7 +179,9 @@ pub(super) fn unit_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpM
             if let Some(kind) = kind.filter(|&kind| !follows_activations(kind)) {
                 insert(&mut ops, kind, memory);
             }
-            if let Op::ReduceWait { unit, over: Group::DATA } = op {
+            if let Op::ReduceWait { unit, phase } = op
+                && plan.sharding.leaves_shard(phase)
+            {
                 // The reduction frees what the backward allocated.
                 let made = OpMemory { rise: -memory.change, change: -memory.change, ..OpMemory::NONE };
                 insert(&mut ops, MemoryKind::gradient(unit), made);

@@ -205,16 +205,16 @@ impl EventSimulation<'_> {
                 let Some(arrival) = self.arrival(incoming(stage, message)) else { return false };
                 rank.idle_until(arrival);
             }
-            Op::ReduceStart { unit, over } => {
+            Op::ReduceStart { unit, phase } => {
                 rank.run(cost, self.costs.interference());
-                if over == Group::Tied {
+                if phase.over == Group::Tied {
                     self.join(Joint::Tied, rank.now);
                 } else if let Some(transfer) = cost.started {
                     rank.start(Pending::Reduce(unit), transfer);
                 }
             }
-            Op::ReduceWait { unit, over } => {
-                if over == Group::Tied {
+            Op::ReduceWait { unit, phase } => {
+                if phase.over == Group::Tied {
                     let Some(last) = self.complete(Joint::Tied, 2) else { return false };
                     rank.idle_until(last + self.costs.tied().1);
                 } else {
@@ -222,20 +222,20 @@ impl EventSimulation<'_> {
                 }
                 rank.run(cost, self.costs.interference());
             }
-            Op::GatherStart { unit } => {
+            Op::GatherStart { unit, .. } => {
                 rank.run(cost, self.costs.interference());
                 if let Some(transfer) = cost.started {
                     rank.start(Pending::Gather(unit), transfer);
                 }
             }
-            Op::GatherWait { unit } => rank.wait(Pending::Gather(unit)),
-            Op::RefreshStart { unit } => {
+            Op::GatherWait { unit, .. } => rank.wait(Pending::Gather(unit)),
+            Op::RefreshStart { unit, .. } => {
                 rank.run(cost, self.costs.interference());
                 if let Some(transfer) = cost.started {
                     rank.start(Pending::Refresh(unit), transfer);
                 }
             }
-            Op::RefreshWait { unit } => rank.wait(Pending::Refresh(unit)),
+            Op::RefreshWait { unit, .. } => rank.wait(Pending::Refresh(unit)),
             Op::NormStart { axis: Axis::Pipeline } => self.join(Joint::Sum, rank.now),
             Op::NormStart { axis } => rank.start(Pending::Norm, self.costs.sum(axis)),
             Op::NormWait { axis: Axis::Pipeline } => {
@@ -254,7 +254,7 @@ impl EventSimulation<'_> {
                 Some(order) => rank.overlap(&order.segments, self.costs.interference()),
                 None => rank.run(cost, self.costs.interference()),
             },
-            Op::Release { .. } => {}
+            Op::Release { .. } | Op::Discard { .. } => {}
             Op::Evaluate { .. }
             | Op::Feed { .. }
             | Op::Decode { .. }

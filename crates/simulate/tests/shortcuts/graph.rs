@@ -83,15 +83,17 @@ fn training_kind(op: Op) -> Option<&'static str> {
         Op::GatherStart { .. } => Some("gather"),
         Op::GatherWait { .. } => Some("gathered"),
         Op::Release { .. } => Some("release"),
-        Op::ReduceStart { over: Group::TENSOR, .. } => Some("reduce over tp"),
-        Op::ReduceWait { over: Group::TENSOR, .. } => Some("reduced over tp"),
-        Op::ReduceStart { over: Group::DATA, .. } => Some("reduce over dp"),
-        Op::ReduceWait { over: Group::DATA, .. } => Some("reduced over dp"),
-        Op::ReduceStart { over: Group::Tied, .. } => Some("reduce tied"),
-        Op::ReduceWait { over: Group::Tied, .. } => Some("reduced tied"),
-        Op::ReduceStart { over: Group::Along(..), .. } | Op::ReduceWait { over: Group::Along(..), .. } => {
-            unreachable!("no gradient is reduced over a part of an axis or over stages")
-        }
+        Op::Discard { .. } => Some("discard"),
+        Op::ReduceStart { phase, .. } => Some(match phase.over {
+            Group::TENSOR => "reduce over tp",
+            Group::Tied => "reduce tied",
+            Group::Along(..) => "reduce over dp",
+        }),
+        Op::ReduceWait { phase, .. } => Some(match phase.over {
+            Group::TENSOR => "reduced over tp",
+            Group::Tied => "reduced tied",
+            Group::Along(..) => "reduced over dp",
+        }),
         Op::SendStart { .. } => Some("send"),
         Op::SendWait { .. } => Some("sent"),
         Op::ReceiveStart { .. } => Some("receive"),
@@ -112,13 +114,14 @@ fn training_kind(op: Op) -> Option<&'static str> {
     }
 }
 
-const KINDS: usize = 27;
+const KINDS: usize = 28;
 
 #[test]
 fn every_kind_of_op_adds_what_it_costs() {
     let mesh =
         ["cluster.preset=frontier", "parallel.tp=2", "parallel.pp=2", "parallel.dp=2", "batch.global=32"];
-    let layouts: [&[&str]; 4] = [
+    let layouts: [&[&str]; 5] = [
+        &["parallel.dp=16", "batch.micro=1", "sharding.preset=zero++"],
         &["sharding.zero=3", "parallel.sequence_parallel=true", "memory.recompute=full"],
         &["sharding.zero=1", "parallel.schedule=zero-bubble"],
         &["sharding.zero=2", "parallel.overlap=false"],

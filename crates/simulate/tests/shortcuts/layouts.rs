@@ -43,7 +43,10 @@ pub fn bases() -> impl Generator<Value = Plan> {
 
 /// A strategy and the number of micro-batches it runs.
 pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
-    let meshes = (select(vec![1, 2, 4]), 1..=8_usize, 1..=3_usize);
+    let meshes = (select(vec![1, 2, 4]), 1..=8_usize, select(vec![1, 2, 3, 4, 8, 16]));
+    // Numbers of levels, sorted: weights, gradients and states. One in two are over all replicas.
+    let levels = [0..=3_usize, 0..=3, 0..=3, 0..=3];
+    let placement = (any::<bool>(), 0..=3_usize, levels);
     let schedule = select(vec![
         ScheduleKind::GPipe,
         ScheduleKind::OneForwardOneBackward,
@@ -57,7 +60,7 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
         meshes,
         schedule,
         (2..=3_usize, last),
-        (0..=3_usize, when(), when()),
+        (placement, when(), when()),
         recompute,
         any::<bool>(),
         1..=2_usize,
@@ -68,20 +71,27 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
                 (tp, pp, dp),
                 schedule,
                 (chunks, last_layers),
-                (zero, gather, reduce),
+                ((by_level, zero, mut levels), gather, reduce),
                 recompute,
                 sequence,
                 micro,
                 batches,
             )| {
-                let level = |from| (zero >= from).then_some(Level::Cluster);
+                let secondary = levels[3];
+                levels[..3].sort_unstable();
+                let over = |level: usize| level.checked_sub(1).map(|level| Level::ALL[level]);
+                let level = |from: usize| match by_level {
+                    true => over(levels[3 - from]),
+                    false => (zero >= from).then_some(Level::Cluster),
+                };
                 let interleaved = schedule == ScheduleKind::Interleaved;
                 let sharding = ShardingChoice {
                     weights: level(3),
                     gradients: level(2),
                     states: level(1),
+                    secondary: over(secondary).filter(|_| by_level && level(3).is_some()),
                     gather,
-                    reduce: if zero >= 2 { reduce } else { When::Step },
+                    reduce: if level(2).is_some() { reduce } else { When::Step },
                 };
                 let strategy = Strategy {
                     mesh: Mesh { pp, dp, tp },
