@@ -23,7 +23,7 @@ pub struct FrameworkSpec {
     pub host_staged: f64,
     /// How many times more bytes its memory-bound kernels move, because they are not fused.
     pub elementwise: f64,
-    /// How many times more bytes its norms move, if each is several kernels.
+    /// How many times more bytes its norms move, if each is several kernels; at least `elementwise`.
     pub norm: f64,
     /// The share of the device's rate that its matrix products reach.
     pub products: f64,

@@ -100,11 +100,11 @@ pub struct LeftOut {
 }
 
 /// Rows of each set that a fit uses at most, spread evenly over the set.
-const MOST_ROWS: usize = 24;
+const MOST_ROWS: usize = 60;
 /// The same for constants of clusters.
 const MOST_ROWS_OF_CLUSTERS: usize = 128;
 /// The same for families of frameworks.
-const MOST_ROWS_OF_FAMILIES: usize = 8;
+const MOST_ROWS_OF_FAMILIES: usize = 16;
 /// Factors of the search, from coarse to fine.
 const FACTORS: [f64; 4] = [1.4, 1.15, 1.05, 1.02];
 /// The largest error of a row that counts, as a logarithm, so that outliers do not decide.
@@ -139,6 +139,11 @@ fn fit_from(
     let lost: BTreeSet<&str> = frameworks(runs).difference(&frameworks(&known)).copied().collect();
     lost.iter().for_each(|framework| fall_back(&mut fit.constants, framework));
     fit
+}
+
+/// The number of stages of a fit.
+pub fn stages() -> usize {
+    FITS.stage.len()
 }
 
 /// Predicts each source by constants that are fitted without it.

@@ -19,7 +19,7 @@ mod template;
 
 pub use constants::{Constant, Constants};
 pub use description::Kind;
-pub use fit::{Fit, FittedConstant, LeftOut, fit, leave_each_out};
+pub use fit::{Fit, FittedConstant, LeftOut, fit, leave_each_out, stages};
 pub use plot::{scatter, worst};
 pub use predicted::{Predicted, Refused, Wanted, predict_runs};
 pub use report::reports;
@@ -74,6 +74,12 @@ impl Tables {
     pub fn sources(&self) -> Vec<String> {
         let sources: BTreeSet<&str> = self.runs.iter().map(|run| run.source.as_str()).collect();
         sources.into_iter().map(str::to_owned).collect()
+    }
+
+    /// The origins of runs that are steps of a training.
+    pub fn step_sources(&self) -> BTreeSet<&str> {
+        let steps = self.runs.iter().filter(|run| run.kind == Kind::Step);
+        steps.map(|run| run.source.as_str()).collect()
     }
 
     /// Whether runs come from an origin.

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kintsugi_validate::{FittedConstant, LeftOut, Tables, fit, leave_each_out};
+use kintsugi_validate::{FittedConstant, LeftOut, Tables, fit, leave_each_out, stages};
 
 use crate::failure::Failure;
 use crate::output::Output;
@@ -36,9 +36,10 @@ impl Fitting {
             )));
         }
         let progress = Progress::new("fitting", 0);
+        let fits = if self.leave_each_out { 1 + tables.step_sources().len() } else { 1 };
         let done = Cell::new(0);
         let mut on_stage = |stage: &str| {
-            progress.set(done.get(), 0, stage);
+            progress.set(done.get(), (fits * stages()) as u64, stage);
             done.set(done.get() + 1);
         };
         if self.leave_each_out {

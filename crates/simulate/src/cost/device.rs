@@ -98,8 +98,9 @@ impl DeviceModel {
             KernelKind::Memory => {
                 let measured = self.kernels.iter().find(|point| point.name == kernel.name);
                 let moving = measured.map_or(moving, |point| kernel.bytes as f64 / point.bandwidth);
-                let unfused = if kernel.name.contains("norm") { self.framework.norm } else { 1.0 };
-                moving * self.framework.elementwise * unfused + self.launch
+                let FrameworkSpec { elementwise, norm, .. } = self.framework;
+                let unfused = if kernel.name.contains("norm") { elementwise.max(norm) } else { elementwise };
+                moving * unfused + self.launch
             }
             KernelKind::Product { m, n, k, dtype } => {
                 let [m, n, k] = [m, n, k].map(|size| size as f64);
