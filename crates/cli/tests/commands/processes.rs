@@ -124,7 +124,7 @@ fn transfers_are_timed_beside_their_prediction() {
         .collect();
     let rows: Value = serde_json::from_str(&stdout(&kintsugi(&folder, &arguments))).unwrap();
     let rows = rows.as_array().unwrap();
-    assert_eq!(rows.len(), 2 * 2 * 4, "two groups, two sizes, four operations");
+    assert_eq!(rows.len(), 2 * 2 * 5, "two groups, two sizes, five operations");
     assert!(rows.iter().all(|row| row["seconds"].as_f64().unwrap() > 0.0));
     let plan = ["plan", "--profile", "links.toml", "--json"].into_iter();
     stdout(&kintsugi(
