@@ -5,8 +5,9 @@
 //! paper only ([`paper`]).
 //!
 //! Starting a collective moves its buffer into the communicator, and waiting for it returns the buffer. Nobody can use the
-//! buffer in between. All collectives work in place. The algorithm is a ring over the ranks in group order, so ranks only
-//! exchange data with their neighbours and the order of every sum is fixed.
+//! buffer in between. Collectives work in place; an all-to-all receives in the second half of its elements. The algorithm is a ring
+//! over the ranks in group order, so ranks only exchange data with their neighbours and the order of every sum is fixed. In an
+//! all-to-all every rank exchanges a chunk with every other.
 #![deny(unsafe_code)]
 
 use std::mem::ManuallyDrop;

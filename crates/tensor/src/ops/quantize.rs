@@ -63,6 +63,9 @@ const SLICE_ALIGNMENT: usize = 16;
 const SCALE_BYTES: usize = DType::F32.bytes();
 
 impl BlockFormat {
+    /// Scales add 1.6 % to codes of 8 bits and 3.1 % to codes of 4 bits; docs/quantisation.md compares other sizes.
+    pub const DEFAULT_BLOCK: usize = 256;
+
     /// The block sizes that the kernels support.
     pub const BLOCKS: RangeInclusive<usize> = 32..=4096;
 
