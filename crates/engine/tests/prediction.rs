@@ -279,7 +279,9 @@ impl Machine {
         let measured = measure(plan, MemoryChoice::Heap, |_| {});
         check(&prediction, &measured).unwrap_or_else(|error| panic!("{error}"));
         let mut traffic = Traffic::default();
-        measured.iter().for_each(|rank| traffic.merge(&rank.traffic));
+        for rank in &measured {
+            traffic.merge(&rank.traffic);
+        }
         let operations = [Operation::AllGather, Operation::ReduceScatter, Operation::AllReduce];
         operations.map(|operation| Level::ALL.map(|level| traffic.get(level, operation)))
     }
@@ -371,7 +373,7 @@ fn traffic_is_what_the_schemes_should_move() {
     }
 }
 
-/// 2ψ/d_w + 2ψ/d_g + 12ψ/d_s bytes are resident, each buffer rounded up by the arena.
+/// `2ψ/d_w + 2ψ/d_g + 12ψ/d_s` bytes are resident, each buffer rounded up by the arena.
 #[test]
 fn resident_memory_is_each_share_of_the_parameters() {
     let machine = Machine { nodes: 2, packages: 2, replicas: 2 };

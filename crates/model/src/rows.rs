@@ -16,7 +16,7 @@ use crate::shape::MOST_CHUNKS;
 #[derive(Debug)]
 pub(crate) struct Chunks {
     /// The first `count` are in use. A step makes no heap allocations, so it is an array.
-    chunks: [Chunk; MOST_CHUNKS],
+    slots: [Chunk; MOST_CHUNKS],
     count: usize,
     /// The buffer, if there are several chunks.
     divided: Option<DividedBuffer>,
@@ -39,14 +39,14 @@ impl Chunks {
         }
         let (divided, mut parts) = whole.split(count);
         let chunks = std::array::from_fn(|_| parts.next().map_or(Chunk::None, Chunk::Here));
-        Chunks { chunks, count, divided: Some(divided) }
+        Chunks { slots: chunks, count, divided: Some(divided) }
     }
 
     /// A buffer of all rows in one chunk.
     pub fn one(whole: Buffer) -> Self {
         let mut chunks = [const { Chunk::None }; MOST_CHUNKS];
         chunks[0] = Chunk::Here(whole);
-        Chunks { chunks, count: 1, divided: None }
+        Chunks { slots: chunks, count: 1, divided: None }
     }
 
     /// Number of chunks.
@@ -56,17 +56,17 @@ impl Chunks {
 
     /// A chunk that is not in a transfer.
     pub fn get(&self, index: usize) -> View<'_> {
-        let Chunk::Here(buffer) = &self.chunks[index] else { panic!("chunk {index} is in a transfer") };
+        let Chunk::Here(buffer) = &self.slots[index] else { panic!("chunk {index} is in a transfer") };
         buffer.view()
     }
 
     /// Starts a transfer of a chunk. Waits for it at once unless transfers overlap.
     pub fn start(&mut self, ctx: &Context, index: usize, collective: Collective) {
-        let Chunk::Here(buffer) = std::mem::replace(&mut self.chunks[index], Chunk::None) else {
+        let Chunk::Here(buffer) = std::mem::replace(&mut self.slots[index], Chunk::None) else {
             panic!("chunk {index} is in a transfer");
         };
         let all = 0..buffer.len();
-        self.chunks[index] = Chunk::InFlight(ctx.tensor.start(collective, buffer, all));
+        self.slots[index] = Chunk::InFlight(ctx.tensor.start(collective, buffer, all));
         if !ctx.shape.overlap {
             self.wait(ctx, index);
         }
@@ -74,8 +74,8 @@ impl Chunks {
 
     /// Waits for the transfer of a chunk, if it is in one.
     pub fn wait(&mut self, ctx: &Context, index: usize) {
-        let chunk = std::mem::replace(&mut self.chunks[index], Chunk::None);
-        self.chunks[index] = match chunk {
+        let chunk = std::mem::replace(&mut self.slots[index], Chunk::None);
+        self.slots[index] = match chunk {
             Chunk::InFlight(pending) => Chunk::Here(ctx.tensor.wait(pending)),
             here => here,
         };
@@ -108,7 +108,7 @@ impl Chunks {
 
     /// Takes the whole buffer; `None` if a chunk is in a transfer or it has been taken.
     fn join(&mut self) -> Option<Buffer> {
-        let chunks = &mut self.chunks[..self.count];
+        let chunks = &mut self.slots[..self.count];
         if !chunks.iter().all(|chunk| matches!(chunk, Chunk::Here(_))) {
             return None;
         }
@@ -132,6 +132,7 @@ impl Drop for Chunks {
 
 /// All rows of a gradient: those of a buffer that every rank has, or gathered ones.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a step makes no heap allocations")]
 pub(crate) enum GradientRows<'a> {
     /// Every rank has them.
     Local(View<'a>),

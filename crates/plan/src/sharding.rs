@@ -226,9 +226,9 @@ mod tests {
         for (depth, shards) in [(0, 1), (1, 2), (2, 4), (3, 12)] {
             assert_eq!(sharding.depth(shards), depth);
             let mut pieces: Vec<Range<usize>> = (0..12).map(|dp| sharding.piece(24, dp, depth)).collect();
-            for dp in 0..12 {
+            for (dp, piece) in pieces.iter().enumerate() {
                 let outer = sharding.piece(24, dp, depth.saturating_sub(1));
-                assert!(outer.start <= pieces[dp].start && pieces[dp].end <= outer.end);
+                assert!(outer.start <= piece.start && piece.end <= outer.end);
             }
             pieces.sort_by_key(|piece| piece.start);
             pieces.dedup();

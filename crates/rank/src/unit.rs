@@ -230,9 +230,10 @@ impl UnitState {
     pub fn gather_start(&mut self, backend: &dyn Backend, phase: Phase, group: &dyn Communicator) {
         let depth = self.sharding.depth_of(phase.over);
         let whole = 0..self.layout.len;
-        let (target, range) = match self.fills_secondary(depth) {
-            true => (&mut self.secondary, self.pieces[self.sharding.depth(self.sharding.secondary)].clone()),
-            false => (&mut self.gathered, whole),
+        let (target, range) = if self.fills_secondary(depth) {
+            (&mut self.secondary, self.pieces[self.sharding.depth(self.sharding.secondary)].clone())
+        } else {
+            (&mut self.gathered, whole)
         };
         let known = target.take();
         let buffer = known.unwrap_or_else(|| {

@@ -48,7 +48,7 @@ pub struct FrameworkSpec {
     pub replicas_between_nodes: Option<f64>,
     /// Whether every rank sums whole gradients, although it updates only a shard: ZeRO-1 without a reduce-scatter.
     pub whole_sums: bool,
-    /// Bytes of gradients that it reduces at once; `None` for those of a whole layer. PyTorch's DistributedDataParallel has
+    /// Bytes of gradients that it reduces at once; `None` for those of a whole layer. PyTorch's `DistributedDataParallel` has
     /// 25 MiB.
     pub bucket: Option<f64>,
     /// Whether its library uses a tree if that is faster than a ring, as NCCL does. Our own transports use rings.

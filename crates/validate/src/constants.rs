@@ -1,6 +1,7 @@
 //! Values of constants that replace those of the presets.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 /// A constant of a preset: `cluster` or `framework`, the preset's name, and the key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,10 +71,10 @@ impl Constants {
         let mut last = None;
         for (Constant { table, preset, key }, value) in &self.values {
             if last != Some((table, preset)) {
-                text += &format!("[{table}.{preset}]\n");
+                writeln!(text, "[{table}.{preset}]").expect("a string takes all text");
                 last = Some((table, preset));
             }
-            text += &format!("{key:?} = {value:.4e}\n");
+            writeln!(text, "{key:?} = {value:.4e}").expect("a string takes all text");
         }
         text
     }

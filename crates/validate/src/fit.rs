@@ -137,7 +137,9 @@ fn fit_from(
         same_devices &= same || stage.sets.is_empty() || !stage.is_of_clusters();
     }
     let lost: BTreeSet<&str> = frameworks(runs).difference(&frameworks(&known)).copied().collect();
-    lost.iter().for_each(|framework| fall_back(&mut fit.constants, framework));
+    for framework in &lost {
+        fall_back(&mut fit.constants, framework);
+    }
     fit
 }
 
@@ -195,7 +197,9 @@ impl Fit {
         for entry in &stage.constants {
             for constant in entry.constants() {
                 let value = other.constants.get(&constant);
-                value.into_iter().for_each(|value| self.constants.set(&constant, value));
+                if let Some(value) = value {
+                    self.constants.set(&constant, value);
+                }
             }
         }
     }

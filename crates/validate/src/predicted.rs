@@ -78,7 +78,7 @@ pub fn predict_runs(
         match result {
             Ok(run) => predicted.push(run),
             Err(reason) => {
-                refused.entry(run.set.clone()).or_insert((0, format!("{}: {reason}", run.name))).0 += 1
+                refused.entry(run.set.clone()).or_insert((0, format!("{}: {reason}", run.name))).0 += 1;
             }
         }
     }

@@ -28,7 +28,9 @@ pub fn flag_sick(runs: &mut [Run]) {
     let slots: Vec<Option<Slot>> = runs.par_iter().map(slot).collect();
     let mut layouts: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (i, slot) in slots.iter().enumerate() {
-        slot.iter().for_each(|slot| layouts.entry(&slot.key).or_default().push(i));
+        if let Some(slot) = slot {
+            layouts.entry(&slot.key).or_default().push(i);
+        }
     }
     for layout in layouts.values() {
         let alike: Vec<&Slot> = layout.iter().filter_map(|&i| slots[i].as_ref()).collect();

@@ -39,7 +39,7 @@ impl Fault {
         ("drift", Fault::Drift),
     ];
 
-    pub(crate) fn in_groups(self, mut groups: Groups, backend: Rc<dyn Backend>) -> Groups {
+    pub(crate) fn in_groups(self, mut groups: Groups, backend: &Rc<dyn Backend>) -> Groups {
         let (input_factor, output_factor) = match self {
             Fault::DropRank if groups.data.rank() == 0 => (0.0, 1.0),
             Fault::MissingAverage => (groups.data.size() as f32, 1.0),
@@ -48,7 +48,7 @@ impl Fault {
             _ => return groups,
         };
         let scaling = |group: Box<dyn Communicator>| -> Box<dyn Communicator> {
-            Box::new(ScalingGroup { group, backend: Rc::clone(&backend), input_factor, output_factor })
+            Box::new(ScalingGroup { group, backend: Rc::clone(backend), input_factor, output_factor })
         };
         if groups.data.size() > 1 {
             // A gradient is reduced over the innermost part first.

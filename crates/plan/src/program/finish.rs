@@ -31,7 +31,7 @@ fn refresh(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
         let of_unit = |unit| phases.iter().flat_map(move |&phase| [start(unit, phase), wait(unit, phase)]);
         return tail.extend(units.into_iter().flat_map(of_unit));
     }
-    tail.extend(units.iter().flat_map(|&unit| phases.first().map(|&phase| start(unit, phase))));
+    tail.extend(units.iter().filter_map(|&unit| phases.first().map(|&phase| start(unit, phase))));
     for (number, &phase) in phases.iter().enumerate() {
         for &unit in &units {
             tail.push(wait(unit, phase));

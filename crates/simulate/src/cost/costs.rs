@@ -559,9 +559,10 @@ fn starts_a_transfer(op: Op) -> bool {
 /// into buckets.
 fn collective(entry: Entry, links: &Links, sums: bool) -> Option<(Level, f64)> {
     let (collective, bytes) = collective_bytes(entry, links, sums)?;
-    Some(match sums {
-        true => links.reduction(entry.group, collective, bytes),
-        false => links.collective(entry.group, collective, bytes),
+    Some(if sums {
+        links.reduction(entry.group, collective, bytes)
+    } else {
+        links.collective(entry.group, collective, bytes)
     })
 }
 

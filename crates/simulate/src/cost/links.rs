@@ -147,18 +147,13 @@ impl Links {
         let own = bytes / links.ranks as f64 / self.local;
         let seconds = match (self.algorithm(group, collective, bytes), speed.short) {
             (Algorithm::Tree, _) => speed.start + phases * self.tree(links, bytes),
-            (Algorithm::Ring, Some(short)) if self.is_short(short, links, phases, bytes) => {
+            (Algorithm::Ring, Some(short)) if is_short(short, links, phases, bytes) => {
                 let hops = phases * short.latency * (links.ranks - 1) as f64;
                 short.start + hops.max(phases * wire(links, bytes) / short.share)
             }
             (Algorithm::Ring, _) => speed.start + phases * self.ring(links, bytes),
         };
         (links.level, seconds + own)
-    }
-
-    /// Whether the library uses its protocol for short collectives.
-    fn is_short(&self, short: ShortSpec, group: GroupLinks, phases: f64, bytes: f64) -> bool {
-        phases * wire(group, bytes) < short.until * group.ranks as f64
     }
 
     /// The algorithm of a collective over `bytes`: both its seconds and its traffic follow from it. An all-to-all has no other.
@@ -239,6 +234,11 @@ impl Links {
             }
         }
     }
+}
+
+/// Whether the library uses its protocol for short collectives.
+fn is_short(short: ShortSpec, group: GroupLinks, phases: f64, bytes: f64) -> bool {
+    phases * wire(group, bytes) < short.until * group.ranks as f64
 }
 
 /// Seconds that the bytes of one phase over a ring take on the links.

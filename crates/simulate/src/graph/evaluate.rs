@@ -443,7 +443,9 @@ impl<'a, R: Recorder> Evaluation<'a, R> {
                 }
                 if R::ENABLED && !overlaps {
                     let order = kinds.clone().find_map(|kind| prices.orders[kind].as_ref());
-                    order.into_iter().for_each(|order| order.place(start, clocks.now, &mut transfer));
+                    if let Some(order) = order {
+                        order.place(start, clocks.now, &mut transfer);
+                    }
                 }
             }
             Node::RunStage(op) => {

@@ -80,9 +80,8 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
                 let secondary = levels[3];
                 levels[..3].sort_unstable();
                 let over = |level: usize| level.checked_sub(1).map(|level| Level::ALL[level]);
-                let level = |from: usize| match by_level {
-                    true => over(levels[3 - from]),
-                    false => (zero >= from).then_some(Level::Cluster),
+                let level = |from: usize| {
+                    if by_level { over(levels[3 - from]) } else { (zero >= from).then_some(Level::Cluster) }
                 };
                 let interleaved = schedule == ScheduleKind::Interleaved;
                 let sharding = ShardingChoice {
