@@ -38,6 +38,7 @@ use metrics::MetricsLine;
 use progress::Progress;
 use record::Summary;
 use trace::TraceArguments;
+pub use trace::write_file as write_trace;
 
 /// Trains a model. Prints the prediction before the run and "predicted / measured" after it.
 ///
