@@ -350,6 +350,9 @@ fn conclusion(plan: &Plan, outcome: &TrainOutcome, floor: Option<f64>) -> String
     if outcome.replayed > 0 {
         write!(steps, "; {} replayed as a graph", outcome.replayed).expect("a string");
     }
+    if let Some(waits @ 1..) = outcome.host_waits {
+        write!(steps, "; in the last one the host waited {waits} times for the GPU").expect("a string");
+    }
     let out = plan.run.out.display();
     let saved = outcome.saves.last.as_ref().map(|saved| checkpoint_line(outcome, saved)).unwrap_or_default();
     format!(
