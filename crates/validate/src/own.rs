@@ -25,7 +25,7 @@ struct Machine {
     ordered: bool,
 }
 
-const MACHINES: [Machine; 2] = [
+const MACHINES: [Machine; 3] = [
     Machine {
         name: "our CPU, 8 threads on 2 cores",
         table: include_str!("../measured/cpu.csv"),
@@ -42,11 +42,19 @@ const MACHINES: [Machine; 2] = [
         aims: [Some(5.0), Some(10.0), Some(1.0)],
         ordered: false,
     },
+    Machine {
+        name: "our H200, Llama shapes",
+        table: include_str!("../measured/h200-llama.csv"),
+        profile: include_str!("../../../profiles/h200.toml"),
+        settings: &["cluster.preset=h200", "run.device=cuda", "precision.compute=bf16"],
+        aims: [Some(5.0), Some(10.0), Some(1.0)],
+        ordered: false,
+    },
 ];
 
-/// A report for each machine.
+/// A report for each machine of which there are rows.
 pub fn reports(over: &[String]) -> Vec<Report> {
-    MACHINES.iter().map(|machine| machine.report(over)).collect()
+    MACHINES.iter().map(|machine| machine.report(over)).filter(|report| report.rows > 0).collect()
 }
 
 impl Machine {
