@@ -3,12 +3,10 @@
 
 import argparse
 import json
-import os
-import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
+
+from measured import Bench
 
 # A model whose step takes some 300 ms on one core, so that sleeping and waking cost little beside it.
 CONFIG = """
@@ -41,54 +39,17 @@ LATENCY = 2e-4
 TOLERANCE = 0.15
 
 
-class Bench:
-    def __init__(self, kintsugi, work, turns, steps):
-        self.kintsugi, self.work, self.turns, self.steps = os.path.abspath(kintsugi), work, turns, steps
-        self.config = os.path.join(work, "config.toml")
-        with open(self.config, "w") as file:
-            file.write(CONFIG)
-
-    def settings(self, values):
-        return [word for key, value in values.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-
-    def calibrate(self):
-        profile = os.path.join(self.work, "profile.toml")
-        command = [self.kintsugi, "calibrate", self.config, "--warm-up", "1", "--sustained", "0.06"]
-        subprocess.run([*command, "--out", profile], check=True, capture_output=True)
-        return profile
-
-    def run(self, values, transport):
-        """Seconds of every step but the first, and the prediction."""
-        out = os.path.join(self.work, "run")
-        shutil.rmtree(out, ignore_errors=True)
-        values = {**values, "run.out": out, "run.steps": self.steps}
-        command = ["train", self.config, "--profile", self.profile, *self.settings(values)]
-        if transport == "mpi":
-            command = ["launch", "--mpirun", "mpirun.openmpi", "--ranks", "2", *command]
-        done = subprocess.run([self.kintsugi, *command], capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(f"{' '.join(command)}\n{done.stderr}")
-        with open(os.path.join(out, "metrics.jsonl")) as lines:
-            steps = [row["step_s"] for row in map(json.loads, lines) if "step_s" in row]
-        with open(os.path.join(out, "summary.json")) as summary:
-            return steps[1:], json.load(summary)["predicted"]["step_s"]
-
-    def case(self, name):
-        values, bandwidth, transport = CASES[name]
-        level = "cluster" if "cluster.per_node" in values else "node"
-        link = {f"cluster.emulated.{level}.bandwidth": bandwidth, f"cluster.emulated.{level}.latency": LATENCY}
-        key = "parallel.overlap_tp" if name == "tensor" else "parallel.overlap"
-        variants = {
-            "overlap": {**values, **link, key: True},
-            "in turn": {**values, **link, key: False},
-            "no links": {**values, key: True},
-        }
-        measured, predicted = {variant: [] for variant in variants}, {}
-        for _ in range(self.turns):
-            for variant, settings in variants.items():
-                steps, predicted[variant] = self.run(settings, transport)
-                measured[variant] += steps
-        return {variant: statistics.median(steps) for variant, steps in measured.items()}, predicted
+def case(bench, name):
+    values, bandwidth, transport = CASES[name]
+    level = "cluster" if "cluster.per_node" in values else "node"
+    link = {f"cluster.emulated.{level}.bandwidth": bandwidth, f"cluster.emulated.{level}.latency": LATENCY}
+    key = "parallel.overlap_tp" if name == "tensor" else "parallel.overlap"
+    variants = {
+        "overlap": {**values, **link, key: True},
+        "in turn": {**values, **link, key: False},
+        "no links": {**values, key: True},
+    }
+    return bench.compare(variants, transport, ranks=2)
 
 
 def main():
@@ -101,12 +62,11 @@ def main():
     options = parser.parse_args()
     results, missed = {}, []
     with tempfile.TemporaryDirectory() as work:
-        bench = Bench(options.kintsugi, work, options.turns, options.steps)
-        bench.profile = bench.calibrate()
+        bench = Bench(options.kintsugi, work, CONFIG, options.turns, options.steps)
         print("times in ms: measured (predicted)")
         print(f"{'case':10} {'overlap':>16} {'in turn':>16} {'no links':>16} {'faster by':>16} {'hidden':>7}")
         for name in options.cases:
-            measured, predicted = bench.case(name)
+            measured, predicted = case(bench, name)
             cells = [f"{1e3 * measured[v]:.0f} ({1e3 * predicted[v]:.0f})" for v in measured]
             faster = [times["in turn"] / times["overlap"] for times in (measured, predicted)]
             hidden = (measured["in turn"] - measured["overlap"]) / (measured["in turn"] - measured["no links"])

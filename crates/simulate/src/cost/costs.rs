@@ -450,9 +450,11 @@ impl Pricing<'_> {
             } else {
                 started[event.transfer] = done;
                 let entry = transfers[event.transfer];
-                let (level, seconds) = collective(entry, self.links, false).unwrap_or((Level::Package, 0.0));
+                let (level, seconds) =
+                    collective(entry, self.links, Purpose::Other).unwrap_or((Level::Package, 0.0));
                 // A rank that shares its core copies the data itself.
-                let copying = self.sharing.and_then(|_| copying(entry, self.links, false)).unwrap_or(0.0);
+                let copying =
+                    self.sharing.and_then(|_| copying(entry, self.links, Purpose::Other)).unwrap_or(0.0);
                 let copy = (copying > 0.0).then(|| Segment::Run(picoseconds(copying * slowdown)));
                 order.segments.extend(copy);
                 order.segments.push(Segment::Start((level, picoseconds(seconds - copying))));
@@ -476,9 +478,9 @@ impl Pricing<'_> {
         }
         let seconds: f64 = kernels.iter().map(|kernel| self.device.seconds(kernel)).sum();
         let host = self.host(traced);
-        let sums = matches!(op, Op::ReduceStart { .. });
-        let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, sums)).sum();
-        let transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, sums));
+        let purpose = Purpose::of(op);
+        let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, purpose)).sum();
+        let transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, purpose));
         let cost = if starts_a_transfer(op) {
             let started = transfers.map(|(level, seconds)| (level, picoseconds(seconds))).next();
             OpCost { compute: picoseconds(seconds), links: 0, started }
@@ -555,26 +557,43 @@ fn starts_a_transfer(op: Op) -> bool {
     )
 }
 
-/// Seconds of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard, and divided
-/// into buckets.
-fn collective(entry: Entry, links: &Links, sums: bool) -> Option<(Level, f64)> {
-    let (collective, bytes) = collective_bytes(entry, links, sums)?;
-    Some(if sums {
-        links.reduction(entry.group, collective, bytes)
-    } else {
-        links.collective(entry.group, collective, bytes)
+/// What a transfer is for. Frameworks divide sums of gradients into buckets, and gathers of weights into pieces.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Gradients,
+    Weights,
+    Other,
+}
+
+impl Purpose {
+    fn of(op: Op) -> Self {
+        match op {
+            Op::ReduceStart { .. } => Purpose::Gradients,
+            Op::GatherStart { unit: Unit::Layer(_), .. } => Purpose::Weights,
+            _ => Purpose::Other,
+        }
+    }
+}
+
+/// Seconds of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard.
+fn collective(entry: Entry, links: &Links, purpose: Purpose) -> Option<(Level, f64)> {
+    let (collective, bytes) = collective_bytes(entry, links, purpose)?;
+    Some(match purpose {
+        Purpose::Gradients => links.reduction(entry.group, collective, bytes),
+        Purpose::Weights => links.gather(entry.group, collective, bytes),
+        Purpose::Other => links.collective(entry.group, collective, bytes),
     })
 }
 
 /// Seconds of a collective without emulated links.
-fn copying(entry: Entry, links: &Links, sums: bool) -> Option<f64> {
-    let (collective, bytes) = collective_bytes(entry, links, sums)?;
+fn copying(entry: Entry, links: &Links, purpose: Purpose) -> Option<f64> {
+    let (collective, bytes) = collective_bytes(entry, links, purpose)?;
     Some(links.copying(entry.group, collective, bytes).1)
 }
 
-fn collective_bytes(entry: Entry, links: &Links, sums: bool) -> Option<(Collective, f64)> {
+fn collective_bytes(entry: Entry, links: &Links, purpose: Purpose) -> Option<(Collective, f64)> {
     let Movement::Collective(collective) = entry.transfer else { return None };
-    let whole = sums && collective.sums() && links.whole_sums();
+    let whole = purpose == Purpose::Gradients && collective.sums() && links.whole_sums();
     let collective = if whole { Collective::AllReduce } else { collective };
     Some((collective, (entry.len * entry.dtype.bytes()) as f64))
 }
