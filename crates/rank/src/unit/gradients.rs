@@ -164,11 +164,11 @@ impl UnitState {
     /// owns.
     fn coded_reduction(&self, depth: usize, codes: Codes) -> CodedReduction {
         let gradients = self.sharding.depth(self.sharding.gradients);
-        let (first, end) = match depth < gradients {
-            true => (0, gradients),
-            false => (gradients, self.sharding.depth(self.sharding.states)),
-        };
-        CodedReduction { first, end, codes }
+        if depth < gradients {
+            CodedReduction { first: 0, end: gradients, codes }
+        } else {
+            CodedReduction { first: gradients, end: self.sharding.depth(self.sharding.states), codes }
+        }
     }
 
     /// The slices that this rank sends over the part at `depth`.
