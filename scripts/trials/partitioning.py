@@ -52,7 +52,8 @@ def case(bench, name):
     transport, count = CASES[name]
     batch = {"batch.global": count * RANKS}
     variants = {scheme: {**LINKS, **batch, **values} for scheme, values in SCHEMES.items()}
-    return bench.compare(variants, transport, RANKS)
+    measured, predicted, _ = bench.compare(variants, transport, RANKS)
+    return measured, predicted
 
 
 def misses(name, measured, predicted):

@@ -146,6 +146,21 @@ impl Links {
         (level, copying.max(emulated))
     }
 
+    /// The part of [`Links::collective`] in which emulated links are free for the next transfer: the latency of its hops, if the
+    /// emulated links and not the copies determine its time.
+    pub fn emulated_latency(&self, group: Group, collective: Collective, bytes: f64) -> f64 {
+        let Some(emulated) = &self.emulated else { return 0.0 };
+        let (slow, links) = (emulated.copying(group, collective, bytes).1, emulated.group(group));
+        if links.ranks < 2 || slow <= self.copying(group, collective, bytes).1 {
+            return 0.0;
+        }
+        match collective {
+            Collective::AllToAll => emulated.levels[links.level as usize].latency,
+            Collective::AllReduce => 2.0 * emulated.ring(links, 0.0),
+            Collective::AllGather | Collective::ReduceScatter => emulated.ring(links, 0.0),
+        }
+    }
+
     /// The same without emulated links: on a CPU, the seconds in which a rank copies data.
     pub fn copying(&self, group: Group, collective: Collective, bytes: f64) -> (Level, f64) {
         let links = self.group(group);
