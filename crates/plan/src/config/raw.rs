@@ -85,7 +85,9 @@ table!(RawSharding {
     gather: When,
     reduce: When,
     quantize_weights: Quantize,
+    quantize_refresh: Quantize,
     quantize_gradients: Quantize,
+    quantize_block: usize,
     secondary: ShardLevel,
     collectives: Collectives,
 });

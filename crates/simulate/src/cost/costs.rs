@@ -381,7 +381,7 @@ impl Costs {
             }
             cost
         };
-        let phase = Phase { over: Group::Tied, kind: PhaseKind::Sum };
+        let phase = Phase::plain(Group::Tied, PhaseKind::Sum);
         let tied = ops.get(&Op::ReduceStart { unit: Unit::Table, phase });
         let part =
             |wanted| ops.iter().filter(move |(op, _)| source(**op) == wanted).map(|(&op, &cost)| (op, cost));
@@ -593,7 +593,7 @@ fn copying(entry: Entry, links: &Links, purpose: Purpose) -> Option<f64> {
 
 fn collective_bytes(entry: Entry, links: &Links, purpose: Purpose) -> Option<(Collective, f64)> {
     let Movement::Collective(collective) = entry.transfer else { return None };
-    let whole = purpose == Purpose::Gradients && links.whole_sums();
+    let whole = purpose == Purpose::Gradients && collective.sums() && links.whole_sums();
     let collective = if whole { Collective::AllReduce } else { collective };
     Some((collective, (entry.len * entry.dtype.bytes()) as f64))
 }
@@ -619,7 +619,7 @@ mod tests {
         let sum = |whole: bool| {
             let plan = ConfigSource::text(file).set(format!("framework.whole_sums={whole}")).plan().unwrap();
             let device = DeviceModel::new(&plan.cluster.device, &plan.framework).unwrap();
-            let phase = Phase { over: Group::DATA, kind: PhaseKind::Scatter };
+            let phase = Phase::plain(Group::DATA, PhaseKind::Scatter);
             let op = Op::ReduceStart { unit: Unit::Layer(0), phase };
             CostCache::new(&device).of(&plan).of(0, op).started.expect("it starts a transfer").1
         };
