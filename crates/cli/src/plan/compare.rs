@@ -164,9 +164,10 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-/// Bars of what each scheme moves, stacked by level.
+/// Bars of what each scheme moves, stacked by level: the slowest links are at the bottom, where bars are easiest to compare.
 fn chart(base: &Plan, rows: &[Row]) -> Chart {
-    let series = levels(rows).into_iter().enumerate().map(|(colour, level)| {
+    let Plan { mesh, batch, .. } = base;
+    let series = levels(rows).into_iter().rev().enumerate().map(|(colour, level)| {
         let points =
             rows.iter().enumerate().map(|(place, row)| (place as f64, Some(over(row, level) as f64)));
         Series::new(format!("over {} links", level.name()), Style::Stack, colour).points(points)
@@ -174,7 +175,10 @@ fn chart(base: &Plan, rows: &[Row]) -> Chart {
     Chart {
         title: format!("{} on {}: traffic of a step", base.model.name, base.cluster.name),
         question: "What does each scheme move, and over which links?".to_owned(),
-        caption: kintsugi_report::plan::layout(base),
+        caption: format!(
+            "tp {} · pp {} · dp {} · micro-batch {} · batch {}",
+            mesh.tp, mesh.pp, mesh.dp, batch.micro, batch.global
+        ),
         x: Axis::of_categories("scheme", rows.iter().map(|row| row.scheme.to_owned()).collect()),
         y: Axis::from_zero("bytes over all ranks", Unit::Bytes),
         series: series.collect(),
