@@ -38,6 +38,12 @@ impl Quantized {
     /// All transfers carry numbers.
     pub const NONE: Quantized = Quantized { weights: None, refresh: None, gradients: None };
 
+    /// The longest block, or 1 if all transfers carry numbers. Parameters begin at a block: a bias has no scale in common with the
+    /// weights of a norm, which are much larger.
+    pub fn block(&self) -> usize {
+        self.iter().map(|codes| codes.block).fold(1, usize::max)
+    }
+
     /// The codes of every kind of transfer that has some.
     pub fn iter(&self) -> impl Iterator<Item = Codes> + '_ {
         [self.weights, self.refresh, self.gradients].into_iter().flatten()

@@ -130,7 +130,7 @@ impl Sharding {
 
     /// The multiple for shards of whole blocks of these codes.
     pub fn multiple_for(quantized: Quantized) -> usize {
-        quantized.iter().map(|codes| codes.block).fold(Sharding::ALIGNMENT, usize::max)
+        quantized.block().max(Sharding::ALIGNMENT)
     }
 
     /// The gathers that make a unit's weights whole, outermost part first. If there is a secondary shard, the outer ones fill

@@ -220,8 +220,9 @@ impl UnitState {
         if self.gradient.is_none() {
             let gradient = backend.allocate(self.layout.len, self.types.gradient, Category::Gradients);
             // No layer writes the padding, but the norm reads it, so it must be zero.
-            let end = self.layout.placed.last().map_or(0, |p| p.range.end);
-            backend.fill(0.0, gradient.slice(end..self.layout.len));
+            for padding in self.layout.padding() {
+                backend.fill(0.0, gradient.slice(padding));
+            }
             self.gradient = Some(gradient);
             self.written.set(0);
         }

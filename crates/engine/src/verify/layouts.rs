@@ -22,8 +22,7 @@ impl fmt::Display for Layout {
 /// A layout: name, `[tp, pp, dp]`, ZeRO stage, and further settings.
 struct LayoutSpec(&'static str, [usize; 3], usize, &'static str);
 
-/// The layouts of the given model's family. Blocks of codes are as short as the smallest parameters of a model for tests, so that no
-/// bias is rounded by the scale of a norm's weights.
+/// The layouts of the given model's family. Most blocks of codes are short, because parameters of a model for tests are, too.
 const COMMON: [LayoutSpec; 48] = [
     LayoutSpec("dp 2", [1, 1, 2], 0, ""),
     LayoutSpec("dp 4, ZeRO-1", [1, 1, 4], 1, ""),
@@ -177,7 +176,7 @@ const COMMON: [LayoutSpec; 48] = [
         "dp 8, three levels",
         [1, 1, 8],
         0,
-        "cluster.per_package=2 cluster.per_node=4 sharding.preset=three-level sharding.quantize_block=32",
+        "cluster.per_package=2 cluster.per_node=4 sharding.preset=three-level",
     ),
     LayoutSpec(
         "dp 8, ZeRO-3 in int8, hierarchical, gather once",

@@ -69,6 +69,7 @@ struct ResidentKey {
 struct ShardSizes {
     over: [usize; 3],
     multiple: usize,
+    block: usize,
     /// Weights that a refresh replaces by codes have master weights.
     quantized_refresh: bool,
 }
@@ -145,7 +146,7 @@ fn resident_key(plan: &Plan, stage: usize) -> ResidentKey {
 fn shards(plan: &Plan) -> ShardSizes {
     let Sharding { weights, gradients, states, multiple, quantized, .. } = plan.sharding;
     let over = [weights, gradients, states];
-    ShardSizes { over, multiple, quantized_refresh: quantized.refresh.is_some() }
+    ShardSizes { over, multiple, block: quantized.block(), quantized_refresh: quantized.refresh.is_some() }
 }
 
 /// Decides, with pp, which layers a stage holds: chunks per stage, and the layers of the last chunk.
