@@ -3,12 +3,10 @@
 
 import argparse
 import json
-import os
-import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
+
+from measured import Bench
 
 # A model whose step takes some 300 ms on one core, so that sleeping and waking cost little beside it.
 CONFIG = """
@@ -44,58 +42,19 @@ TOLERANCE = 0.15
 BOUND = 1.1
 
 
-class Bench:
-    def __init__(self, kintsugi, work, turns, steps):
-        self.kintsugi, self.work, self.turns, self.steps = os.path.abspath(kintsugi), work, turns, steps
-        self.config = os.path.join(work, "config.toml")
-        with open(self.config, "w") as file:
-            file.write(CONFIG)
-
-    def settings(self, values):
-        return [word for key, value in values.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-
-    def calibrate(self):
-        profile = os.path.join(self.work, "profile.toml")
-        command = [self.kintsugi, "calibrate", self.config, "--warm-up", "1", "--sustained", "0.06"]
-        subprocess.run([*command, "--out", profile], check=True, capture_output=True)
-        return profile
-
-    def run(self, values, transport):
-        """Seconds of every step but the first, the predicted seconds, and the bytes that a step sends, by level."""
-        out = os.path.join(self.work, "run")
-        shutil.rmtree(out, ignore_errors=True)
-        values = {**values, "run.out": out, "run.steps": self.steps}
-        command = ["train", self.config, "--profile", self.profile, *self.settings(values)]
-        if transport == "mpi":
-            command = ["launch", "--mpirun", "mpirun.openmpi", "--ranks", "2", *command]
-        done = subprocess.run([self.kintsugi, *command], capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(f"{' '.join(command)}\n{done.stderr}")
-        with open(os.path.join(out, "metrics.jsonl")) as lines:
-            steps = [row["step_s"] for row in map(json.loads, lines) if "step_s" in row]
-        with open(os.path.join(out, "summary.json")) as file:
-            summary = json.load(file)
-        sent = {level: sum(operations.values()) for level, operations in summary["measured"]["comm_bytes"].items()}
-        return steps[1:], summary["predicted"]["step_s"], {level: of / summary["ranks"] for level, of in sent.items()}
-
-    def case(self, name):
-        values, bandwidth, transport = CASES[name]
-        level = "cluster" if "cluster.per_node" in values else "node"
-        link = {f"cluster.emulated.{level}.bandwidth": bandwidth, f"cluster.emulated.{level}.latency": LATENCY}
-        key = "parallel.overlap_tp" if name == "tensor" else "parallel.overlap"
-        variants = {
-            "overlap": {**values, **link, key: True},
-            "in turn": {**values, **link, key: False},
-            "no links": {**values, key: True},
-        }
-        measured, predicted = {variant: [] for variant in variants}, {}
-        for _ in range(self.turns):
-            for variant, settings in variants.items():
-                steps, predicted[variant], sent = self.run(settings, transport)
-                measured[variant] += steps
-        measured = {variant: statistics.median(steps) for variant, steps in measured.items()}
-        # Nothing is faster than the computation, with its copies, or than the bytes on the emulated links.
-        return measured, predicted, max(measured["no links"], sent[level] / bandwidth)
+def case(bench, name):
+    values, bandwidth, transport = CASES[name]
+    level = "cluster" if "cluster.per_node" in values else "node"
+    link = {f"cluster.emulated.{level}.bandwidth": bandwidth, f"cluster.emulated.{level}.latency": LATENCY}
+    key = "parallel.overlap_tp" if name == "tensor" else "parallel.overlap"
+    variants = {
+        "overlap": {**values, **link, key: True},
+        "in turn": {**values, **link, key: False},
+        "no links": {**values, key: True},
+    }
+    measured, predicted, sent = bench.compare(variants, transport, ranks=2)
+    # Nothing is faster than the computation, with its copies, or than the bytes on the emulated links.
+    return measured, predicted, max(measured["no links"], sent["overlap"][level] / bandwidth)
 
 
 def main():
@@ -109,12 +68,11 @@ def main():
     options = parser.parse_args()
     results, missed = {}, []
     with tempfile.TemporaryDirectory() as work:
-        bench = Bench(options.kintsugi, work, options.turns, options.steps)
-        bench.profile = options.profile or bench.calibrate()
+        bench = Bench(options.kintsugi, work, CONFIG, options.turns, options.steps, options.profile)
         print("times in ms: measured (predicted); hidden: of the time on links; bound: times max(compute, communication)")
         print(f"{'case':10} {'overlap':>16} {'in turn':>16} {'no links':>16} {'faster by':>16} {'hidden':>7} {'bound':>6}")
         for name in options.cases:
-            measured, predicted, bound = bench.case(name)
+            measured, predicted, bound = case(bench, name)
             cells = [f"{1e3 * measured[v]:.0f} ({1e3 * predicted[v]:.0f})" for v in measured]
             faster = [times["in turn"] / times["overlap"] for times in (measured, predicted)]
             hidden = (measured["in turn"] - measured["overlap"]) / (measured["in turn"] - measured["no links"])

@@ -410,7 +410,7 @@ impl Costs {
             }
             cost
         };
-        let phase = Phase { over: Group::Tied, kind: PhaseKind::Sum };
+        let phase = Phase::plain(Group::Tied, PhaseKind::Sum);
         let tied = ops.get(&Op::ReduceStart { unit: Unit::Table, phase });
         let part =
             |wanted| ops.iter().filter(move |(op, _)| source(**op) == wanted).map(|(&op, &cost)| (op, cost));
@@ -480,9 +480,10 @@ impl Pricing<'_> {
                 started[event.transfer] = done;
                 let entry = transfers[event.transfer];
                 let at_once = Transfer::new(Level::Package, 0);
-                let transfer = collective(entry, self.links, false).unwrap_or(at_once);
+                let transfer = collective(entry, self.links, Purpose::Other).unwrap_or(at_once);
                 // A rank that shares its core copies the data itself.
-                let copying = self.sharing.and_then(|_| copying(entry, self.links, false)).unwrap_or(0.0);
+                let copying =
+                    self.sharing.and_then(|_| copying(entry, self.links, Purpose::Other)).unwrap_or(0.0);
                 let copy = (copying > 0.0).then(|| Segment::Run(picoseconds(copying * slowdown)));
                 order.segments.extend(copy);
                 order.segments.push(Segment::Start(transfer.without(picoseconds(copying))));
@@ -506,9 +507,9 @@ impl Pricing<'_> {
         }
         let seconds: f64 = kernels.iter().map(|kernel| self.device.seconds(kernel)).sum();
         let host = self.host(traced);
-        let sums = matches!(op, Op::ReduceStart { .. });
-        let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, sums)).sum();
-        let mut transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, sums));
+        let purpose = Purpose::of(op);
+        let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, purpose)).sum();
+        let mut transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, purpose));
         let cost = if starts_a_transfer(op) {
             OpCost { compute: picoseconds(seconds), links: 0, started: transfers.next() }
         } else {
@@ -584,28 +585,46 @@ fn starts_a_transfer(op: Op) -> bool {
     )
 }
 
-/// The transfer of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard, and divided
-/// into buckets.
-fn collective(entry: Entry, links: &Links, sums: bool) -> Option<Transfer> {
-    let (collective, bytes) = collective_bytes(entry, links, sums)?;
-    let (level, seconds) = if sums {
-        links.reduction(entry.group, collective, bytes)
-    } else {
-        links.collective(entry.group, collective, bytes)
+/// What a transfer is for. Frameworks divide sums of gradients into buckets, and gathers of weights into pieces.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Gradients,
+    Weights,
+    Other,
+}
+
+impl Purpose {
+    fn of(op: Op) -> Self {
+        match op {
+            Op::ReduceStart { .. } => Purpose::Gradients,
+            Op::GatherStart { unit: Unit::Layer(_), .. } => Purpose::Weights,
+            _ => Purpose::Other,
+        }
+    }
+}
+
+/// The transfer of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard.
+fn collective(entry: Entry, links: &Links, purpose: Purpose) -> Option<Transfer> {
+    let (collective, bytes) = collective_bytes(entry, links, purpose)?;
+    let (level, seconds) = match purpose {
+        Purpose::Gradients => links.reduction(entry.group, collective, bytes),
+        Purpose::Weights => links.gather(entry.group, collective, bytes),
+        Purpose::Other => links.collective(entry.group, collective, bytes),
     };
     let latency = links.emulated_latency(entry.group, collective, bytes).min(seconds);
     Some(Transfer { level, time: picoseconds(seconds - latency), latency: picoseconds(latency) })
 }
 
 /// Seconds of a collective without emulated links.
-fn copying(entry: Entry, links: &Links, sums: bool) -> Option<f64> {
-    let (collective, bytes) = collective_bytes(entry, links, sums)?;
+fn copying(entry: Entry, links: &Links, purpose: Purpose) -> Option<f64> {
+    let (collective, bytes) = collective_bytes(entry, links, purpose)?;
     Some(links.copying(entry.group, collective, bytes).1)
 }
 
-fn collective_bytes(entry: Entry, links: &Links, sums: bool) -> Option<(Collective, f64)> {
+fn collective_bytes(entry: Entry, links: &Links, purpose: Purpose) -> Option<(Collective, f64)> {
     let Movement::Collective(collective) = entry.transfer else { return None };
-    let collective = if sums && links.whole_sums() { Collective::AllReduce } else { collective };
+    let whole = purpose == Purpose::Gradients && collective.sums() && links.whole_sums();
+    let collective = if whole { Collective::AllReduce } else { collective };
     Some((collective, (entry.len * entry.dtype.bytes()) as f64))
 }
 
@@ -630,7 +649,7 @@ mod tests {
         let sum = |whole: bool| {
             let plan = ConfigSource::text(file).set(format!("framework.whole_sums={whole}")).plan().unwrap();
             let device = DeviceModel::new(&plan.cluster.device, &plan.framework).unwrap();
-            let phase = Phase { over: Group::DATA, kind: PhaseKind::Scatter };
+            let phase = Phase::plain(Group::DATA, PhaseKind::Scatter);
             let op = Op::ReduceStart { unit: Unit::Layer(0), phase };
             CostCache::new(&device).of(&plan).of(0, op).started.expect("it starts a transfer").time
         };

@@ -230,14 +230,20 @@ impl EventSimulation<'_> {
                     rank.start(Pending::Gather(unit), transfer);
                 }
             }
-            Op::GatherWait { unit, .. } => rank.wait(Pending::Gather(unit)),
+            Op::GatherWait { unit, .. } => {
+                rank.wait(Pending::Gather(unit));
+                rank.run(cost, self.costs.interference());
+            }
             Op::RefreshStart { unit, .. } => {
                 rank.run(cost, self.costs.interference());
                 if let Some(transfer) = cost.started {
                     rank.start(Pending::Refresh(unit), transfer);
                 }
             }
-            Op::RefreshWait { unit, .. } => rank.wait(Pending::Refresh(unit)),
+            Op::RefreshWait { unit, .. } => {
+                rank.wait(Pending::Refresh(unit));
+                rank.run(cost, self.costs.interference());
+            }
             Op::NormStart { axis: Axis::Pipeline } => self.join(Joint::Sum, rank.now),
             Op::NormStart { axis } => rank.start(Pending::Norm, self.costs.sum(axis)),
             Op::NormWait { axis: Axis::Pipeline } => {
