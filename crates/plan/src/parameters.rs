@@ -175,11 +175,10 @@ impl UnitLayout {
 
     /// The ranges that belong to no parameter: between parameters, and at the end, which may be empty.
     pub fn padding(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        let ends = self.placed.iter().map(|placed| placed.range.end);
-        let starts = self.placed.iter().skip(1).map(|placed| placed.range.start);
-        let between =
-            ends.clone().zip(starts).map(|(end, start)| end..start).filter(|range| !range.is_empty());
-        between.chain([ends.last().unwrap_or(0)..self.len])
+        let last = self.placed.last().map_or(0, |placed| placed.range.end);
+        let gap = |pair: &[Placed]| pair[0].range.end..pair[1].range.start;
+        let between = self.placed.windows(2).map(gap).filter(|range| !range.is_empty());
+        between.chain(std::iter::once(last..self.len))
     }
 
     /// The range of a parameter. Panics if the unit has no such parameter.
