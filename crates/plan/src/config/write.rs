@@ -118,6 +118,7 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
         found.map(|link| RawLink {
             bandwidth: link.bandwidth,
             latency: link.latency,
+            inner_latency: link.inner_latency,
             efficiency: link.efficiency,
             start: link.start,
             short: link.short,

@@ -21,10 +21,12 @@ pub fn bases() -> impl Generator<Value = Plan> {
     let overlap = (any::<bool>(), any::<bool>());
     let options = (select(vec!["flash", "plain"]), any::<bool>(), overlap, 0..=3_usize, 0..=1_usize);
     let types = (select(vec!["fp32", "bf16"]), select(vec!["fp32", "compute"]), select(vec!["0.0", "0.3"]));
-    (family, 2..=16_usize, options, types).prop_map(
+    let emulated = select(vec!["", "[cluster.emulated.cluster]\nbandwidth = 2e9\nlatency = 3e-4\n"]);
+    (family, 2..=16_usize, emulated, options, types).prop_map(
         |(
             family,
             layers,
+            emulated,
             (attention, masked, (overlap, overlap_tp), prefetch, eval_every),
             (compute, gradients, interference),
         )| {
@@ -32,7 +34,7 @@ pub fn bases() -> impl Generator<Value = Plan> {
                 "{MODEL}[memory]\nattention = \"{attention}\"\n\
                  [parallel]\noverlap = {overlap}\noverlap_tp = {overlap_tp}\nprefetch = {prefetch}\n[run]\neval_every = {eval_every}\n\
                  [precision]\ncompute = \"{compute}\"\ngradients = \"{gradients}\"\n\
-                 [cluster]\npreset = \"frontier\"\n[framework]\ninterference = {interference}\n\
+                 [cluster]\npreset = \"frontier\"\n{emulated}[framework]\ninterference = {interference}\n\
                  [data]\nsource = \"corpus\"\nmask_documents = {masked}\n"
             );
             let text = text.replacen("[model]", &format!("[model]\nlayers = {layers}\n{family}"), 1);
