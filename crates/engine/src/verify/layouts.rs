@@ -202,7 +202,7 @@ const FOR_NCCL: [&str; 12] = [
     "dp 2",
     "dp 4, ZeRO-1",
     "dp 2, ZeRO-2",
-    "dp 4, ZeRO-3, gather once",
+    "dp 4, ZeRO++ without codes",
     "tp 4",
     "tp 2, sequence parallel",
     "pp 2, GPipe",

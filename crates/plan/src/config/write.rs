@@ -70,9 +70,12 @@ fn parallel(plan: &Plan) -> RawParallel {
 
 fn sharding(plan: &Plan) -> RawSharding {
     let Sharding { weights, gradients, states, secondary, gather, reduce, .. } = plan.sharding;
-    // The innermost level with as many replicas.
+    // The innermost level with as many replicas; all replicas are the cluster's.
     let level = |ranks: usize| {
-        let joins = |level: &Level| plan.mesh.replicas_inside(*level, plan.cluster.topology) == Some(ranks);
+        let joins = |level: &Level| {
+            let all = *level == Level::Cluster || ranks < plan.mesh.dp;
+            all && plan.mesh.replicas_inside(*level, plan.cluster.topology) == Some(ranks)
+        };
         let level = Level::ALL.into_iter().find(joins).filter(|_| ranks > 1);
         Some(level.map_or(ShardLevel::None, ShardLevel::from))
     };
