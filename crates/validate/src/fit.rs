@@ -30,7 +30,7 @@ struct Stage {
     name: String,
     #[serde(default)]
     sets: Vec<String>,
-    /// The largest error that a row should have, as a share; an error beyond it counts twenty times.
+    /// The largest error that a row should have, as a share. What the furthest row has beyond it counts twenty times.
     #[serde(default)]
     within: Option<f64>,
     /// The preset for frameworks of a family of which no row remains. It is fitted on the rows of the whole family.
@@ -265,17 +265,19 @@ impl Fit {
         stage.frameworks.iter().for_each(|framework| fall_back(&mut constants, framework));
         let ratios: Vec<Option<f64>> = rows.par_iter().map(|row| row.ratio(&constants)).collect();
         let mut sources: BTreeMap<&str, BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
+        let mut furthest = 0.0_f64;
         for (TracedRun { run, .. }, ratio) in rows.iter().zip(ratios) {
             let Some(ratio) = ratio else { continue };
             let sets = sources.entry(&run.source).or_default();
-            let error = ratio.ln().abs().min(LARGEST_ERROR);
-            let beyond = stage.within.map_or(0.0, |most| ((ratio - 1.0).abs() - most).max(0.0));
-            sets.entry(&run.set).or_default().push(error + 20.0 * beyond);
+            sets.entry(&run.set).or_default().push(ratio.ln().abs().min(LARGEST_ERROR));
+            let beyond = stage.within.map_or(0.0, |most| (ratio - 1.0).abs() - most);
+            furthest = furthest.max(beyond);
         }
         if sources.is_empty() {
             return f64::INFINITY;
         }
-        mean(sources.values().map(|sets| mean(sets.values().map(|errors| mean(errors.iter().copied())))))
+        let of_sets = |sets: &BTreeMap<&str, Vec<f64>>| mean(sets.values().map(|e| mean(e.iter().copied())));
+        mean(sources.values().map(of_sets)) + 20.0 * furthest
     }
 }
 
