@@ -61,6 +61,16 @@ def draw_layout(random):
     return layout
 
 
+def draw_codes(random, layout):
+    """What is quantised. It changes the losses, so only runs of the same layout can be compared."""
+    if layout["sharding.zero"] == 0:
+        return {}
+    return {
+        "sharding.quantize_weights": random.choice(("none", "int8")),
+        "sharding.quantize_gradients": random.choice(("none", "int8", "int4")),
+    }
+
+
 def legal(trial, model):
     """A layout that `plan` accepts for the model."""
     for _ in range(200):

@@ -16,7 +16,7 @@ import time
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from trials.layouts import draw_layout, draw_model  # noqa: E402
+from trials.layouts import draw_codes, draw_layout, draw_model  # noqa: E402
 
 LAUNCHERS = {"Open MPI": "mpirun.openmpi", "MPICH": "mpirun.mpich"}
 PATIENCE_S = 180
@@ -89,11 +89,18 @@ def demo(**more):
     return {"run.steps": 12, "run.eval_every": 0, "optimizer.warmup": 2, **{k.replace("__", "."): v for k, v in more.items()}}
 
 
+# Eight ranks on two nodes of two packages each.
+LEVELS = {"parallel__tp": 1, "parallel__pp": 1, "parallel__dp": 8, "cluster__per_package": 2, "cluster__per_node": 4}
+QUANTIZED = [{**LEVELS, "sharding__preset": "zero++"}, {**LEVELS, "sharding__preset": "three-level"}]
+
+
 def layouts(trials):
-    """The demo and random layouts: losses bit for bit those of threads, traffic and memory as predicted."""
-    drawn, done = [demo()], 0
-    while done < 21:
-        values = drawn.pop() if drawn else {**draw_model(trials.random, None), **draw_layout(trials.random)}
+    """The demo, ZeRO++, three levels and random layouts: losses bit for bit those of threads, traffic and memory as predicted."""
+    drawn, done = [demo(**mesh) for mesh in QUANTIZED] + [demo()], 0
+    while done < 23:
+        layout = draw_layout(trials.random)
+        layout.update(draw_codes(trials.random, layout))
+        values = drawn.pop() if drawn else {**draw_model(trials.random, None), **layout}
         values.pop("run.checkpoint_every", None)
         ranks = ranks_of(values)
         if not 2 <= ranks <= 8 or "data.source" in values:

@@ -31,6 +31,7 @@ pub fn thread_links(cores: usize) -> io::Result<LinkSpec> {
         start: Some(start),
         short: None,
         rings: None,
+        inner_latency: None,
     })
 }
 

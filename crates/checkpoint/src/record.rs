@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::{
     AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LogFormat, LossScale,
-    MemoryOptions, Mesh, Optimizer, Part, Pipeline, Plan, Precision, RateSchedule, Recompute, Resume, Run,
-    ScheduleKind, Sharding, Span, TokenData, Transport, When,
+    MemoryOptions, Mesh, Optimizer, Part, Pipeline, Plan, Precision, Quantized, RateSchedule, Recompute,
+    Resume, Run, ScheduleKind, Sharding, Span, TokenData, Transport, When,
 };
 use kintsugi_spec::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling, presets};
 use serde::de::Error;
@@ -183,6 +183,8 @@ struct ShardingRecord {
     secondary: usize,
     gather: When,
     reduce: When,
+    #[serde(default, skip_serializing_if = "is_exact")]
+    quantized: Quantized,
     /// Empty if the data-parallel axis is not divided.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     parts: Vec<Part>,
@@ -190,25 +192,30 @@ struct ShardingRecord {
 
 impl ShardingRecord {
     fn of(plan: &Plan) -> Self {
-        let Sharding { weights, gradients, states, secondary, gather, reduce, .. } = plan.sharding;
+        let Sharding { weights, gradients, states, secondary, gather, reduce, quantized, .. } = plan.sharding;
         let parts: Vec<Part> = plan.sharding.parts().filter(|part| part.span != Span::All).collect();
-        ShardingRecord { weights, gradients, states, secondary, gather, reduce, parts }
+        ShardingRecord { weights, gradients, states, secondary, gather, reduce, quantized, parts }
     }
 
     fn into_sharding(self, mesh: Mesh) -> Sharding {
-        let ShardingRecord { weights, gradients, states, secondary, gather, reduce, mut parts } = self;
+        let ShardingRecord { weights, gradients, states, secondary, gather, reduce, quantized, mut parts } =
+            self;
         if parts.is_empty() && mesh.dp > 1 {
             parts.push(Part { span: Span::All, ranks: mesh.dp });
         }
         let mut parts = parts.into_iter();
         let parts = std::array::from_fn(|_| parts.next());
-        let multiple = Sharding::ALIGNMENT;
-        Sharding { weights, gradients, states, secondary, gather, reduce, multiple, parts }
+        let multiple = Sharding::multiple_for(quantized);
+        Sharding { weights, gradients, states, secondary, gather, reduce, quantized, multiple, parts }
     }
 }
 
 fn one() -> usize {
     1
+}
+
+fn is_exact(quantized: &Quantized) -> bool {
+    *quantized == Quantized::NONE
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

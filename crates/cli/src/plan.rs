@@ -25,6 +25,7 @@ use crate::fit;
 use crate::host::planned_device;
 use crate::output::Output;
 use crate::table::terminal_width;
+use crate::train::write_trace;
 use answer::Answer;
 use rows::PlotFigure;
 pub use search::search_page;
@@ -66,7 +67,8 @@ pub struct Arguments {
     /// Compares the known ways to shard: memory, bytes over each level of links, time and energy; --plot draws the bytes
     #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["check", "draw", "trace", "validate", "reproduce", "search", "scale", "sweep"])]
     compare: Option<compare::Compared>,
-    /// Writes the predicted schedule for ui.perfetto.dev (in unit time if the device's speed is unknown)
+    /// Writes the predicted schedule for ui.perfetto.dev, or as a picture if FILE ends with .svg (in unit time if the device's
+    /// speed is unknown)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     #[command(flatten)]
@@ -239,7 +241,7 @@ fn show_timeline(arguments: &Arguments, plan: &Plan, output: Output) -> Result<(
         None => {}
     }
     if let Some(path) = &arguments.trace {
-        write_whole(path, Trace::predicted(plan, &timeline).to_chrome().as_bytes())?;
+        write_trace(path, plan, &Trace::predicted(plan, &timeline), "predicted")?;
         output.text(&format!("trace    {}\n", path.display()))?;
     }
     Ok(())

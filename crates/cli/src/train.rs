@@ -38,6 +38,7 @@ use metrics::MetricsLine;
 use progress::Progress;
 use record::Summary;
 use trace::TraceArguments;
+pub use trace::write_file as write_trace;
 
 /// Trains a model. Prints the prediction before the run and "predicted / measured" after it.
 ///
@@ -348,6 +349,9 @@ fn conclusion(plan: &Plan, outcome: &TrainOutcome, floor: Option<f64>) -> String
     };
     if outcome.replayed > 0 {
         write!(steps, "; {} replayed as a graph", outcome.replayed).expect("a string");
+    }
+    if let Some(waits @ 1..) = outcome.host_waits {
+        write!(steps, "; in the last one the host waited {waits} times for the GPU").expect("a string");
     }
     let out = plan.run.out.display();
     let saved = outcome.saves.last.as_ref().map(|saved| checkpoint_line(outcome, saved)).unwrap_or_default();

@@ -42,7 +42,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FAULT", value_parser = fault_parser())]
     inject: Option<Fault>,
     /// How the ranks are connected, in place of run.transport; with mpi and nccl the command starts the processes itself. With
-    /// nccl it runs 12 layouts that have every kind of transfer, in bf16 on the GPU, unless --layouts chooses others
+    /// nccl it runs 12 layouts that have every kind of transfer, on the GPU, unless --layouts chooses others
     #[arg(long, value_name = "TRANSPORT", value_parser = transport_parser())]
     transport: Option<Transport>,
     /// Runs only the layouts whose names contain one of these words

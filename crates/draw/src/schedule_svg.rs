@@ -9,7 +9,7 @@ use crate::schedule::{Bar, Kind, bars};
 const WIDTH: f64 = 1000.0;
 const LEFT: f64 = 70.0;
 const TOP: f64 = 48.0;
-const TEXT: &str = "#808890";
+pub(crate) const TEXT: &str = "#808890";
 
 /// Draws a timeline; `caption` says what it is of.
 pub fn schedule_svg(timeline: &Timeline, caption: &str) -> String {
@@ -71,8 +71,14 @@ fn colours(kind: Kind) -> (&'static str, &'static str) {
     }
 }
 
-fn text(out: &mut String, x: f64, y: f64, anchor: &str, colour: &str, what: &str) {
-    let what = what.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+/// Writes a text.
+pub(crate) fn text(out: &mut String, x: f64, y: f64, anchor: &str, colour: &str, what: &str) {
+    let what = escape(what);
     writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"{colour}\">{what}</text>")
         .expect("a string");
+}
+
+/// A text as it is written in XML.
+pub(crate) fn escape(what: &str) -> String {
+    what.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -210,11 +210,7 @@ impl Trace {
                 [Category::Compute, Category::Communication].map(|category| (category as usize, category));
             let named: BTreeMap<usize, Category> = used.chain(first).collect();
             for (row, category) in named {
-                let name = match row - category as usize {
-                    0 => category.name().to_owned(),
-                    more => format!("{} {}", category.name(), more + 1),
-                };
-                events.push(label("thread_name", rank, row, &name));
+                events.push(label("thread_name", rank, row, &category.row_name(row)));
             }
         }
         events.extend(self.spans.iter().zip(&rows).map(|(span, &row)| complete(span, row)));
@@ -228,7 +224,7 @@ impl Trace {
     }
 
     /// The row of every span: its category, and for transfers the first row that is free.
-    fn rows(&self) -> Vec<usize> {
+    pub(crate) fn rows(&self) -> Vec<usize> {
         let mut rows: Vec<usize> = self.spans.iter().map(|span| span.kind.category() as usize).collect();
         let is_transfer = |&i: &usize| self.spans[i].kind == SpanKind::Transfer;
         let mut transfers: Vec<usize> = (0..self.spans.len()).filter(is_transfer).collect();
@@ -378,7 +374,7 @@ impl SpanKind {
         }
     }
 
-    fn category(self) -> Category {
+    pub(crate) fn category(self) -> Category {
         match self {
             SpanKind::Communication => Category::Communication,
             SpanKind::Kernel => Category::Kernels,
@@ -401,6 +397,14 @@ impl Category {
             Category::Communication => "communication",
             Category::Kernels => "kernels",
             Category::Transfers => "transfers",
+        }
+    }
+
+    /// The name of one of its rows.
+    pub(crate) fn row_name(self, row: usize) -> String {
+        match row - self as usize {
+            0 => self.name().to_owned(),
+            more => format!("{} {}", self.name(), more + 1),
         }
     }
 }

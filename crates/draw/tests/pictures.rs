@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kintsugi_draw::{Ink, SpanKind, Trace, draw, schedule_svg};
+use kintsugi_draw::{Ink, SpanKind, Trace, TraceSpan, draw, schedule_svg, trace_svg};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_simulate::Timeline;
@@ -197,4 +197,34 @@ fn the_schedule_as_svg_has_a_bar_for_every_pass() {
     // Forwards, and both parts of backwards; and three in the legend.
     assert_eq!(drawn.matches("<rect").count(), 4 * 8 * 3 + 3);
     assert!(drawn.contains(">W7<") && drawn.contains("a &lt; b") && drawn.contains("bubble 11.1 %"));
+}
+
+#[test]
+fn a_trace_as_svg_shows_which_part_of_a_transfer_was_waited_for() {
+    let span = |rank, kind, start, duration, waited| TraceSpan {
+        rank,
+        stage: 0,
+        name: "all_reduce over dp".to_owned(),
+        kind,
+        micro: None,
+        start,
+        duration,
+        bytes: 0,
+        flops: 0,
+        op: None,
+        waited,
+    };
+    let spans = vec![
+        span(0, SpanKind::Forward, 0.0, 0.01, None),
+        span(0, SpanKind::Transfer, 0.0, 0.02, Some(0.01)),
+        span(0, SpanKind::Transfer, 0.005, 0.01, Some(0.0)),
+        span(1, SpanKind::Backward, 0.0, 0.02, None),
+    ];
+    let drawn = trace_svg(&Trace { spans, flows: Vec::new() }, "a < b");
+    // The first transfer has two parts; four in the legend.
+    assert_eq!(drawn.matches("<rect").count(), 4 + 1 + 4);
+    assert!(drawn.contains("a &lt; b") && drawn.contains(">20 ms<"), "{drawn}");
+    for row in ["rank 0 compute", "rank 0 transfers", "rank 0 transfers 2", "rank 1 compute"] {
+        assert!(drawn.contains(&format!(">{row}<")), "{row}");
+    }
 }

@@ -157,6 +157,7 @@ impl History {
             skipped: self.skipped,
             step_s: self.step_seconds(),
             step_joules: self.step_joules(),
+            host_waits: last.and_then(|report| report.host_waits),
         }
     }
 
@@ -192,6 +193,8 @@ pub(crate) struct RunTotals {
     skipped: u64,
     step_s: Option<f64>,
     step_joules: Option<f64>,
+    /// How often the host waited for the device in the last step.
+    host_waits: Option<u64>,
 }
 
 /// The result of one rank.
@@ -229,6 +232,8 @@ pub struct TrainOutcome {
     pub skipped: u64,
     /// Steps of this run that the device replayed from a captured graph.
     pub replayed: u64,
+    /// How often the host of rank 0 waited for its device in the last step, if it runs on one.
+    pub host_waits: Option<u64>,
     /// Whether the run stopped before its last step, because it was asked to or because of its data.
     pub stopped: bool,
     /// Why the run ended early, if something failed. The steps before that are finished, and saved if possible.
@@ -260,6 +265,7 @@ impl TrainOutcome {
             steps: totals.steps,
             skipped: totals.skipped,
             replayed: results[0].replayed,
+            host_waits: totals.host_waits,
             stopped,
             failure,
             saves,

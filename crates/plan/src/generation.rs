@@ -3,7 +3,7 @@
 //! Replicas take prompts in turn. A replica runs as many at a time as its pipeline has stages, times the samples of a
 //! micro-batch; further prompts run in later rounds. The generated text does not depend on this.
 
-use crate::{Plan, Sharding};
+use crate::Plan;
 
 /// The prompts that one replica runs at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +25,7 @@ impl Plan {
     /// would take longer than using them.
     #[must_use]
     pub fn for_generation(&self) -> Plan {
-        let sharding = Sharding { weights: 1, gradients: 1, states: 1, secondary: 1, ..self.sharding };
-        Plan { sharding, sequence_parallel: false, ..self.clone() }
+        Plan { sharding: self.sharding.of_nothing(), sequence_parallel: false, ..self.clone() }
     }
 
     /// The rounds of a replica that continues its share of prompts of these `lengths` by up to `tokens` tokens.

@@ -5,6 +5,7 @@
 //! read the same program. This crate does no I/O and has no tensors.
 #![forbid(unsafe_code)]
 
+mod codes;
 pub mod config;
 mod flops;
 mod generation;
@@ -16,6 +17,7 @@ mod program;
 pub mod schedule;
 mod sharding;
 
+pub use codes::{Codes, Integer, Quantized};
 pub use flops::Flops;
 pub use generation::Round;
 pub use kintsugi_spec::{Axis, Group, Span};

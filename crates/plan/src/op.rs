@@ -8,6 +8,8 @@ use std::fmt;
 use kintsugi_spec::{Axis, Group};
 use serde::{Deserialize, Serialize};
 
+use crate::Codes;
+
 /// A unit of computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Block {
@@ -75,6 +77,15 @@ pub struct Phase {
     pub over: Group,
     /// What it does.
     pub kind: PhaseKind,
+    /// The codes that it carries instead of numbers of the tensor's type.
+    pub codes: Option<Codes>,
+}
+
+impl Phase {
+    /// A phase that carries numbers of the tensor's type.
+    pub fn plain(over: Group, kind: PhaseKind) -> Self {
+        Phase { over, kind, codes: None }
+    }
 }
 
 /// What a phase does with the piece that the ranks of its group share.
@@ -82,7 +93,7 @@ pub struct Phase {
 pub enum PhaseKind {
     /// Every rank gets the pieces of all: an all-gather.
     Gather,
-    /// Every rank gets its own piece of the sum: a reduce-scatter.
+    /// Every rank gets its own piece of the sum: a reduce-scatter, or an all-to-all of codes.
     Scatter,
     /// Every rank gets the sum: an all-reduce.
     Sum,
@@ -199,7 +210,17 @@ impl fmt::Display for Phase {
             PhaseKind::Scatter => "scatter",
             PhaseKind::Sum => "sum",
         };
-        write!(f, "{kind} over {}", self.over)
+        write!(f, "{kind} {}", Way(*self))
+    }
+}
+
+/// The way of a phase: its group, and the codes that it carries.
+struct Way(Phase);
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "over {}", self.0.over)?;
+        self.0.codes.map_or(Ok(()), |codes| write!(f, " in {}", codes.integer))
     }
 }
 
@@ -224,18 +245,18 @@ impl fmt::Display for Op {
                 };
                 write!(f, "{part} {block}, micro-batch {micro}")
             }
-            Op::GatherStart { unit, phase } => write!(f, "start gathering {unit} over {}", phase.over),
-            Op::GatherWait { unit, phase } => write!(f, "wait for gathered {unit} over {}", phase.over),
+            Op::GatherStart { unit, phase } => write!(f, "start gathering {unit} {}", Way(*phase)),
+            Op::GatherWait { unit, phase } => write!(f, "wait for gathered {unit} {}", Way(*phase)),
             Op::Release { unit } => write!(f, "release {unit}"),
             Op::Discard { unit } => write!(f, "discard the secondary shard of {unit}"),
-            Op::ReduceStart { unit, phase: Phase { over, kind: PhaseKind::Gather } } => {
+            Op::ReduceStart { unit, phase: Phase { over, kind: PhaseKind::Gather, .. } } => {
                 write!(f, "start gathering reduced {unit} over {over}")
             }
-            Op::ReduceWait { unit, phase: Phase { over, kind: PhaseKind::Gather } } => {
+            Op::ReduceWait { unit, phase: Phase { over, kind: PhaseKind::Gather, .. } } => {
                 write!(f, "wait for gathered reduced {unit} over {over}")
             }
-            Op::ReduceStart { unit, phase } => write!(f, "start reducing {unit} over {}", phase.over),
-            Op::ReduceWait { unit, phase } => write!(f, "wait for reduced {unit} over {}", phase.over),
+            Op::ReduceStart { unit, phase } => write!(f, "start reducing {unit} {}", Way(*phase)),
+            Op::ReduceWait { unit, phase } => write!(f, "wait for reduced {unit} {}", Way(*phase)),
             Op::SendStart { message } => write!(f, "start sending {message}"),
             Op::SendWait { message } => write!(f, "wait for sent {message}"),
             Op::ReceiveStart { message } => write!(f, "start receiving {message}"),
@@ -245,8 +266,8 @@ impl fmt::Display for Op {
             Op::NormWait { axis } => write!(f, "wait for the norm over {}", axis.name()),
             Op::Clip => f.write_str("clip"),
             Op::Step => f.write_str("step"),
-            Op::RefreshStart { unit, phase } => write!(f, "start refreshing {unit} over {}", phase.over),
-            Op::RefreshWait { unit, phase } => write!(f, "wait for refreshed {unit} over {}", phase.over),
+            Op::RefreshStart { unit, phase } => write!(f, "start refreshing {unit} {}", Way(*phase)),
+            Op::RefreshWait { unit, phase } => write!(f, "wait for refreshed {unit} {}", Way(*phase)),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use kintsugi_spec::{Activation, Family, ModelSpec};
 
-use crate::{Plan, Unit};
+use crate::{Plan, Sharding, Unit};
 
 /// The role of a parameter in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -115,6 +115,19 @@ impl Parameter {
         format!("{}.{}", self.unit, self.kind)
     }
 
+    /// Whether it follows the parameter before it without a gap, because layers use both as one. A matrix without a gate has about
+    /// the numbers of the values before it.
+    fn continues_span(&self) -> bool {
+        matches!(
+            self.kind,
+            ParameterKind::KeyWeight
+                | ParameterKind::ValueWeight
+                | ParameterKind::MlpInWeight
+                | ParameterKind::KeyBias
+                | ParameterKind::ValueBias
+        )
+    }
+
     /// The shape of one of `tp` parts.
     pub fn local_shape(&self, tp: usize) -> [usize; 2] {
         let [rows, columns] = self.shape;
@@ -139,25 +152,33 @@ impl Parameter {
 }
 
 impl UnitLayout {
-    /// The layout of `parameters` on a tp rank, padded to a multiple of `multiple` elements.
-    fn new(unit: Unit, parameters: Vec<Parameter>, tp: usize, multiple: usize) -> Self {
-        let mut end = 0;
+    /// The layout of `parameters` on a tp rank, padded to a multiple of `multiple` elements. What is one matrix or one bias
+    /// begins at a multiple of `block` elements.
+    fn new(unit: Unit, parameters: Vec<Parameter>, tp: usize, block: usize, multiple: usize) -> Self {
+        let mut end: usize = 0;
         let placed: Vec<Placed> = parameters
             .into_iter()
             .map(|parameter| {
                 let local_shape = parameter.local_shape(tp);
-                let start = end;
-                end += local_shape[0] * local_shape[1];
+                let start = if parameter.continues_span() { end } else { end.next_multiple_of(block) };
+                end = start + local_shape[0] * local_shape[1];
                 Placed { parameter, local_shape, range: start..end }
             })
             .collect();
-        let replicated =
-            placed.iter().take_while(|p| p.parameter.split == TensorSplit::Whole).map(|p| p.range.len());
-        let replicated = replicated.sum();
+        let replicated = placed.iter().take_while(|p| p.parameter.split == TensorSplit::Whole);
+        let replicated = replicated.last().map_or(0, |placed| placed.range.end);
         debug_assert!(
             placed.iter().all(|p| (p.range.start < replicated) == (p.parameter.split == TensorSplit::Whole))
         );
         UnitLayout { unit, placed, replicated, len: end.next_multiple_of(multiple) }
+    }
+
+    /// The ranges that belong to no parameter: between parameters, and at the end, which may be empty.
+    pub fn padding(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let last = self.placed.last().map_or(0, |placed| placed.range.end);
+        let gap = |pair: &[Placed]| pair[0].range.end..pair[1].range.start;
+        let between = self.placed.windows(2).map(gap).filter(|range| !range.is_empty());
+        between.chain(std::iter::once(last..self.len))
     }
 
     /// The range of a parameter. Panics if the unit has no such parameter.
@@ -180,7 +201,8 @@ impl Plan {
     /// The layout of a unit's flat buffer.
     pub fn layout(&self, unit: Unit) -> UnitLayout {
         let (parameters, tp) = (parameters(&self.model, unit, self.mesh.tp), self.mesh.tp);
-        UnitLayout::new(unit, parameters, tp, self.mesh.dp * self.sharding.multiple)
+        let Sharding { quantized, multiple, .. } = self.sharding;
+        UnitLayout::new(unit, parameters, tp, quantized.block(), self.mesh.dp * multiple)
     }
 
     /// Every unit of the model, in model order.

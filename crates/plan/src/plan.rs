@@ -539,7 +539,7 @@ impl Plan {
     ) -> GradientReductions {
         let tensor = self.sequence_parallel && self.mesh.tp > 1 && has_replicated();
         let tied = unit == Unit::Table && self.holds_tied_copy(stage);
-        let sum = |over| Phase { over, kind: PhaseKind::Sum };
+        let sum = |over| Phase::plain(over, PhaseKind::Sum);
         GradientReductions {
             tensor: tensor.then_some(sum(Group::TENSOR)),
             inner: self.sharding.inner_reductions(),

@@ -12,7 +12,7 @@ use std::ops::Range;
 use kintsugi_spec::{Axis, Group, Span};
 use serde::{Deserialize, Serialize};
 
-use crate::{Phase, PhaseKind};
+use crate::{Codes, Integer, Phase, PhaseKind, Quantized};
 
 /// How often weights are gathered or gradients reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -53,7 +53,9 @@ pub struct Sharding {
     pub gather: When,
     /// When gradients are reduced.
     pub reduce: When,
-    /// A shard's length is a multiple of this.
+    /// The transfers that carry codes.
+    pub quantized: Quantized,
+    /// A shard's length is a multiple of this: of whole blocks, if something is quantised.
     pub multiple: usize,
     /// The parts of the axis, innermost first. Each has at least two ranks, and all together have all ranks of the axis.
     pub parts: [Option<Part>; MOST_PARTS],
@@ -71,9 +73,17 @@ impl Sharding {
         secondary: 1,
         gather: When::MicroBatch,
         reduce: When::Step,
+        quantized: Quantized::NONE,
         multiple: Sharding::ALIGNMENT,
         parts: [None; MOST_PARTS],
     };
+
+    /// The same parts with nothing sharded over them.
+    #[must_use]
+    pub fn of_nothing(self) -> Sharding {
+        let quantized = Quantized::NONE;
+        Sharding { weights: 1, gradients: 1, states: 1, secondary: 1, quantized, ..self }
+    }
 
     /// The parts of the data-parallel axis, innermost first.
     pub fn parts(&self) -> impl DoubleEndedIterator<Item = Part> + '_ {
@@ -118,46 +128,63 @@ impl Sharding {
         start..start + len
     }
 
-    /// The gathers that make a unit's weights whole, outermost part first.
+    /// The multiple for shards of whole blocks of these codes.
+    pub fn multiple_for(quantized: Quantized) -> usize {
+        quantized.block().max(Sharding::ALIGNMENT)
+    }
+
+    /// The gathers that make a unit's weights whole, outermost part first. If there is a secondary shard, the outer ones fill
+    /// it, and only these carry codes.
     pub fn gathers(&self) -> Vec<Phase> {
-        self.gathers_between(0, self.depth(self.weights))
+        let secondary = self.depth(self.secondary);
+        let mut phases = self.gathers_between(secondary, self.depth(self.weights), self.quantized.weights);
+        phases.extend(self.gathers_between(0, secondary, None));
+        phases
     }
 
     /// The gathers that make a unit's weights whole after the first time in a step: from the secondary shard if there is one.
     pub fn later_gathers(&self) -> Vec<Phase> {
-        let from = if self.secondary > 1 { self.secondary } else { self.weights };
-        self.gathers_between(0, self.depth(from))
+        match self.secondary {
+            1 => self.gathers(),
+            secondary => self.gathers_between(0, self.depth(secondary), None),
+        }
     }
 
     /// The gathers that bring updated weights from the owners of their states.
     pub fn refreshes(&self) -> Vec<Phase> {
-        self.gathers_between(self.depth(self.weights), self.depth(self.states))
+        self.gathers_between(self.depth(self.weights), self.depth(self.states), self.quantized.refresh)
     }
 
     /// The reductions of a gradient that end with its shard: innermost part first.
     pub fn inner_reductions(&self) -> Vec<Phase> {
-        let scatter = |part| Phase { over: group_of(part), kind: PhaseKind::Scatter };
-        self.parts().take(self.depth(self.gradients)).map(scatter).collect()
+        self.scatters_between(0, self.depth(self.gradients)).collect()
     }
 
     /// The reductions after those: to the owners of the states, and then the sum over the replicas that own the same states.
     pub fn outer_reductions(&self) -> Vec<Phase> {
-        let (gradients, states) = (self.depth(self.gradients), self.depth(self.states));
+        let states = self.depth(self.states);
         let groups: Vec<Group> = self.groups().collect();
-        let phase = |kind| move |&over: &Group| Phase { over, kind };
-        let mut phases: Vec<Phase> =
-            groups[gradients..states].iter().map(phase(PhaseKind::Scatter)).collect();
+        let plain = |kind| move |&over: &Group| Phase::plain(over, kind);
+        let mut phases: Vec<Phase> = self.scatters_between(self.depth(self.gradients), states).collect();
         // A sum level by level: scattered inwards, summed over the outermost part, and gathered outwards.
         if let Some((outermost, inner)) = groups[states..].split_last() {
-            phases.extend(inner.iter().map(phase(PhaseKind::Scatter)));
-            phases.push(Phase { over: *outermost, kind: PhaseKind::Sum });
-            phases.extend(inner.iter().rev().map(phase(PhaseKind::Gather)));
+            phases.extend(inner.iter().map(plain(PhaseKind::Scatter)));
+            phases.push(Phase::plain(*outermost, PhaseKind::Sum));
+            phases.extend(inner.iter().rev().map(plain(PhaseKind::Gather)));
         }
         phases
     }
 
-    /// The placement by its common name, or by the replicas that share weights, gradients and states.
+    /// The placement by its common name, or by the replicas that share weights, gradients and states; and what is quantised.
     pub fn name(&self) -> String {
+        let Quantized { weights, refresh, gradients } = self.quantized;
+        let codes = [("weights", weights), ("refresh", refresh), ("gradients", gradients)];
+        let codes = codes.into_iter().filter_map(|(what, codes)| Some((what, codes?.integer)));
+        let named = |name: String, (what, integer): (&str, Integer)| format!("{name}, {integer} {what}");
+        codes.fold(self.placement(), named)
+    }
+
+    fn placement(&self) -> String {
         let [weights, gradients, states] = [self.weights, self.gradients, self.states];
         let dp: usize = self.parts().map(|part| part.ranks).product();
         if ![weights, gradients, states].iter().all(|&shards| shards == 1 || shards == dp) {
@@ -185,9 +212,16 @@ impl Sharding {
         phase.kind != PhaseKind::Gather && self.groups().next() == Some(phase.over)
     }
 
-    fn gathers_between(&self, from: usize, to: usize) -> Vec<Phase> {
+    fn gathers_between(&self, from: usize, to: usize, codes: Option<Codes>) -> Vec<Phase> {
         let groups: Vec<Group> = self.groups().collect();
-        groups[from..to].iter().rev().map(|&over| Phase { over, kind: PhaseKind::Gather }).collect()
+        let gather = |&over: &Group| Phase { over, kind: PhaseKind::Gather, codes };
+        groups[from..to].iter().rev().map(gather).collect()
+    }
+
+    fn scatters_between(&self, from: usize, to: usize) -> impl Iterator<Item = Phase> + '_ {
+        let codes = self.quantized.gradients;
+        let scatter = move |over| Phase { over, kind: PhaseKind::Scatter, codes };
+        self.groups().skip(from).take(to - from).map(scatter)
     }
 }
 
@@ -211,6 +245,7 @@ mod tests {
             secondary: 1,
             gather: When::MicroBatch,
             reduce: When::MicroBatch,
+            quantized: Quantized::NONE,
             multiple: Sharding::ALIGNMENT,
             parts: [
                 part(Span::Inside(Level::Package), 2),
@@ -273,6 +308,46 @@ mod tests {
                      gather over {package}"
                 ),
                 String::new(),
+            ]
+        );
+        // Codes: in everything but sums and gathers from a secondary shard.
+        let codes = |integer| Some(Codes { integer, block: 256 });
+        let coded = |shards, secondary| {
+            let quantized = Quantized {
+                weights: codes(Integer::Int8),
+                refresh: codes(Integer::Int8),
+                gradients: codes(Integer::Int4),
+            };
+            let sharding = Sharding { secondary, quantized, ..sharding(shards) };
+            [
+                sharding.gathers(),
+                sharding.later_gathers(),
+                sharding.inner_reductions(),
+                sharding.outer_reductions(),
+                sharding.refreshes(),
+            ]
+            .map(text)
+        };
+        assert_eq!(
+            coded([12, 12, 12], 4),
+            [
+                format!("gather over {node} in int8, gather over {between}, gather over {package}"),
+                format!("gather over {between}, gather over {package}"),
+                format!(
+                    "scatter over {package} in int4, scatter over {between} in int4, scatter over {node} in int4"
+                ),
+                String::new(),
+                String::new(),
+            ]
+        );
+        assert_eq!(
+            coded([2, 2, 4], 1),
+            [
+                format!("gather over {package} in int8"),
+                format!("gather over {package} in int8"),
+                format!("scatter over {package} in int4"),
+                format!("scatter over {between} in int4, sum over {node}"),
+                format!("gather over {between} in int8"),
             ]
         );
         assert_eq!(

@@ -264,8 +264,8 @@ impl Rank {
                 unit.gather_start(backend, phase, groups.get(phase.over));
             }
             Op::GatherWait { unit, phase } => {
-                let (unit, _, groups) = self.unit_with(unit);
-                unit.gather_wait(phase, groups.get(phase.over));
+                let (unit, backend, groups) = self.unit_with(unit);
+                unit.gather_wait(backend, phase, groups.get(phase.over));
             }
             Op::Release { unit } => self.unit_with(unit).0.release(),
             Op::Discard { unit } => self.unit_with(unit).0.discard(),
@@ -274,8 +274,8 @@ impl Rank {
                     self.unit(unit).clear_unwritten(&*self.backend);
                     self.record_unit_norm(unit);
                 }
-                let (unit, _, groups) = self.unit_with(unit);
-                unit.reduce_start(phase, groups.get(phase.over));
+                let (unit, backend, groups) = self.unit_with(unit);
+                unit.reduce_start(backend, phase, groups.get(phase.over));
             }
             Op::ReduceWait { unit, phase } => {
                 let (unit, backend, groups) = self.unit_with(unit);
@@ -295,8 +295,8 @@ impl Rank {
                 unit.refresh_start(backend, phase, groups.get(phase.over));
             }
             Op::RefreshWait { unit, phase } => {
-                let (unit, _, groups) = self.unit_with(unit);
-                unit.refresh_wait(groups.get(phase.over));
+                let (unit, backend, groups) = self.unit_with(unit);
+                unit.refresh_wait(backend, phase, groups.get(phase.over));
             }
         }
     }

@@ -1,4 +1,9 @@
-//! A unit's buffers on one rank: weights, gradient and states, whole or sharded, and their pending transfers.
+//! A unit's buffers on one rank: weights, gradient and states, whole or sharded, and their pending transfers. `weights` has the
+//! transfers of weights, `gradients` those of gradients, and `codes` what both need to quantise them.
+
+mod codes;
+mod gradients;
+mod weights;
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -6,8 +11,8 @@ use std::ops::Range;
 use kintsugi_comm::{Collective, Communicator, Pending};
 use kintsugi_model::{Gradients, Weights};
 use kintsugi_plan::parameters::UnitLayout;
-use kintsugi_plan::{Coordinate, GradientType, Group, MOST_PARTS, Phase, PhaseKind, Plan, Sharding, Unit};
-use kintsugi_tensor::ops::{Parameters, Segment};
+use kintsugi_plan::{Codes, Coordinate, GradientType, MOST_PARTS, Phase, Plan, Sharding, Unit};
+use kintsugi_tensor::ops::{Parameters, Segment, round_to_codes};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
 use crate::store::read_part;
@@ -53,7 +58,7 @@ pub(crate) struct UnitState {
     owned: Range<usize>,
     /// Weights over `resident`.
     weights: Buffer,
-    /// Master weights over `owned`. `None` if the weights already have that precision.
+    /// Master weights over `owned`. `None` if the weights already have that precision and nobody replaces them by codes.
     master: Option<Buffer>,
     first_moment: Buffer,
     second_moment: Buffer,
@@ -61,9 +66,11 @@ pub(crate) struct UnitState {
     secondary: Option<Buffer>,
     /// All weights, while they are gathered.
     gathered: Option<Buffer>,
+    /// The codes of weights between the phases of a gather or refresh.
+    gathered_codes: Option<Buffer>,
     /// The whole gradient. If gradients are sharded, it exists only between its first write and its reduction.
     gradient: Option<Buffer>,
-    /// A whole gradient between the phases of its reduction to a shard.
+    /// A whole gradient, or the codes of a gradient, between the phases of its reduction.
     partly_reduced: Option<Buffer>,
     /// The range of the sharded gradient.
     gradient_range: Range<usize>,
@@ -100,8 +107,8 @@ impl UnitState {
         let allocate = |len, dtype, category| backend.allocate(len, dtype, category);
         let weights = allocate(resident.len(), types.compute, Category::Weights);
         let accumulator = types.compute.accumulator();
-        let master = (trains && types.compute != accumulator)
-            .then(|| allocate(owned.len(), accumulator, Category::States));
+        let exact = types.compute == accumulator && sharding.quantized.refresh.is_none();
+        let master = (trains && !exact).then(|| allocate(owned.len(), accumulator, Category::States));
         let moment = || {
             let moment = allocate(owned.len(), types.moments, Category::States);
             backend.fill(0.0, moment.view());
@@ -127,6 +134,7 @@ impl UnitState {
             second_moment,
             secondary: None,
             gathered: None,
+            gathered_codes: None,
             gradient: None,
             partly_reduced: None,
             gradient_range,
@@ -151,7 +159,7 @@ impl UnitState {
         (tp, part): (usize, usize),
         stored: StoredTensor,
     ) -> Result<(), StoreError> {
-        let fill = |range: &Range<usize>, buffer: &Buffer| {
+        let fill = |range: &Range<usize>, buffer: &Buffer, codes: Option<Codes>| {
             // Reads in pieces of bounded size, so that a large unit is not in memory twice.
             let mut values = vec![0.0; PIECE.min(range.len())];
             for start in range.clone().step_by(PIECE) {
@@ -166,23 +174,28 @@ impl UnitState {
                         read_part(store, placed, (tp, part), stored, start - placed.range.start, own)?;
                     }
                 }
+                if let Some(codes) = codes {
+                    round_to_codes(values, codes::format(codes));
+                }
                 backend.upload(values, buffer.slice(piece.start - range.start..piece.end - range.start));
             }
             Ok(())
         };
         match (stored, &self.master) {
-            (StoredTensor::FirstMoment, _) => fill(&self.owned, &self.first_moment),
-            (StoredTensor::SecondMoment, _) => fill(&self.owned, &self.second_moment),
+            (StoredTensor::FirstMoment, _) => fill(&self.owned, &self.first_moment, None),
+            (StoredTensor::SecondMoment, _) => fill(&self.owned, &self.second_moment, None),
             (StoredTensor::Weights, Some(master)) if self.owned == self.resident => {
-                fill(&self.owned, master)?;
+                fill(&self.owned, master, None)?;
                 backend.copy(master.view(), self.weights.view());
                 Ok(())
             }
-            (StoredTensor::Weights, Some(master)) => {
-                fill(&self.owned, master)?;
-                fill(&self.resident, &self.weights)
+            (StoredTensor::Weights, master) => {
+                if let Some(master) = master {
+                    fill(&self.owned, master, None)?;
+                }
+                // As after a refresh, so that a resumed run has the bits of one that did not stop.
+                fill(&self.resident, &self.weights, self.sharding.quantized.refresh)
             }
-            (StoredTensor::Weights, None) => fill(&self.resident, &self.weights),
         }
     }
 
@@ -207,8 +220,9 @@ impl UnitState {
         if self.gradient.is_none() {
             let gradient = backend.allocate(self.layout.len, self.types.gradient, Category::Gradients);
             // No layer writes the padding, but the norm reads it, so it must be zero.
-            let end = self.layout.placed.last().map_or(0, |p| p.range.end);
-            backend.fill(0.0, gradient.slice(end..self.layout.len));
+            for padding in self.layout.padding() {
+                backend.fill(0.0, gradient.slice(padding));
+            }
             self.gradient = Some(gradient);
             self.written.set(0);
         }
@@ -224,132 +238,6 @@ impl UnitState {
     pub fn begin(&mut self) {
         self.shard_written = false;
         self.written.set(0);
-    }
-
-    /// Starts a phase of a gather. Outer phases fill the secondary shard if there is one, and inner phases the whole.
-    pub fn gather_start(&mut self, backend: &dyn Backend, phase: Phase, group: &dyn Communicator) {
-        let depth = self.sharding.depth_of(phase.over);
-        let whole = 0..self.layout.len;
-        let (target, range) = if self.fills_secondary(depth) {
-            (&mut self.secondary, self.pieces[self.sharding.depth(self.sharding.secondary)].clone())
-        } else {
-            (&mut self.gathered, whole)
-        };
-        let known = target.take();
-        let buffer = known.unwrap_or_else(|| {
-            let buffer = backend.allocate(range.len(), self.types.compute, Category::Weights);
-            let (source, held) = match (&self.secondary, self.sharding.secondary) {
-                (Some(secondary), shards) => (secondary, &self.pieces[self.sharding.depth(shards)]),
-                (None, _) => (&self.weights, &self.resident),
-            };
-            backend.copy(source.view(), buffer.slice(within(held, &range)));
-            buffer
-        });
-        let piece = within(&self.pieces[depth], &range);
-        start(&mut self.gathering, group, Collective::AllGather, buffer, piece);
-    }
-
-    pub fn gather_wait(&mut self, phase: Phase, group: &dyn Communicator) {
-        let buffer = wait(&mut self.gathering, group);
-        let depth = self.sharding.depth_of(phase.over);
-        let target = if self.fills_secondary(depth) { &mut self.secondary } else { &mut self.gathered };
-        *target = Some(buffer);
-    }
-
-    /// Whether a gather over the part at `depth` is one of those that fill the secondary shard.
-    fn fills_secondary(&self, depth: usize) -> bool {
-        self.sharding.secondary > 1 && depth >= self.sharding.depth(self.sharding.secondary)
-    }
-
-    pub fn release(&mut self) {
-        self.gathered = None;
-    }
-
-    pub fn discard(&mut self) {
-        self.secondary = None;
-    }
-
-    /// Starts a phase of a reduction: over tp of the replicated parameters, between tied stages of what this rank owns, over a
-    /// part of dp of the piece that its ranks share.
-    pub fn reduce_start(&mut self, phase: Phase, group: &dyn Communicator) {
-        let range = match phase.over {
-            Group::TENSOR => 0..self.layout.replicated,
-            Group::Tied => self.owned.clone(),
-            Group::Along(..) => self.pieces[self.sharding.depth_of(phase.over)].clone(),
-        };
-        let (buffer, held) = match self.gradient_of(phase) {
-            GradientBuffer::Whole => (self.gradient.take(), 0..self.layout.len),
-            GradientBuffer::PartlyReduced => (self.partly_reduced.take(), 0..self.layout.len),
-            GradientBuffer::Shard => (self.gradient_shard.take(), self.gradient_range.clone()),
-        };
-        let buffer = buffer.expect("a gradient is reduced after it is written");
-        start(&mut self.reducing, group, collective(phase.kind), buffer, within(&range, &held));
-    }
-
-    /// The buffer that a phase of a reduction works on.
-    fn gradient_of(&self, phase: Phase) -> GradientBuffer {
-        let sharded = self.sharding.gradients > 1;
-        match phase.over {
-            Group::TENSOR => GradientBuffer::Whole,
-            _ if !sharded => GradientBuffer::Whole,
-            Group::Tied => GradientBuffer::Shard,
-            Group::Along(..) => match self.sharding.depth_of(phase.over) {
-                0 => GradientBuffer::Whole,
-                depth if depth < self.sharding.depth(self.sharding.gradients) => {
-                    GradientBuffer::PartlyReduced
-                }
-                _ => GradientBuffer::Shard,
-            },
-        }
-    }
-
-    /// Zeroes the gradients that are not written yet. With a split backward, a reduction can run before the next micro-batch
-    /// writes the gradients of its norms.
-    pub fn clear_unwritten(&self, backend: &dyn Backend) {
-        let Some(gradient) = &self.gradient else { return };
-        for (i, placed) in self.layout.placed.iter().enumerate() {
-            if self.written.get() & 1 << i == 0 {
-                backend.fill(0.0, gradient.slice(placed.range.clone()));
-            }
-        }
-        self.written.set(u32::MAX);
-    }
-
-    pub fn reduce_wait(&mut self, backend: &dyn Backend, phase: Phase, group: &dyn Communicator) {
-        let buffer = wait(&mut self.reducing, group);
-        if self.sharding.leaves_shard(phase) {
-            let shard =
-                self.gradient_shard.as_ref().expect("the shard of a sharded gradient is always there");
-            let own = buffer.slice(self.gradient_range.clone());
-            if self.shard_written {
-                backend.add(own, shard.view());
-            } else {
-                backend.copy(own, shard.view());
-            }
-            self.shard_written = true;
-            return;
-        }
-        match self.gradient_of(phase) {
-            GradientBuffer::Shard => self.gradient_shard = Some(buffer),
-            GradientBuffer::Whole if phase.over != Group::TENSOR && self.sharding.gradients > 1 => {
-                self.partly_reduced = Some(buffer);
-            }
-            GradientBuffer::Whole => self.gradient = Some(buffer),
-            GradientBuffer::PartlyReduced => self.partly_reduced = Some(buffer),
-        }
-    }
-
-    /// Starts a phase of the gathering of updated weights.
-    pub fn refresh_start(&mut self, backend: &dyn Backend, phase: Phase, group: &dyn Communicator) {
-        // The weights themselves are being transferred. An empty buffer takes their place until the wait.
-        let empty = backend.allocate(0, self.types.compute, Category::Weights);
-        let weights = std::mem::replace(&mut self.weights, empty);
-        let piece = within(&self.pieces[self.sharding.depth_of(phase.over)], &self.resident);
-        start(&mut self.gathering, group, Collective::AllGather, weights, piece);
-    }
-
-    pub fn refresh_wait(&mut self, group: &dyn Communicator) {
-        self.weights = wait(&mut self.gathering, group);
     }
 
     /// The part of the reduced gradient that this rank owns, and its range in the flat buffer.
@@ -380,24 +268,11 @@ impl UnitState {
             master: self.master.as_ref().map_or(own_weights, Buffer::view),
             first_moment: self.first_moment.view(),
             second_moment: self.second_moment.view(),
-            weights: self.master.is_some().then_some(own_weights),
+            // A quantised refresh writes the weights of the owner, too.
+            weights: (self.master.is_some() && self.sharding.quantized.refresh.is_none())
+                .then_some(own_weights),
             segments: &self.segments,
         }
-    }
-}
-
-/// The buffers that a gradient passes through.
-enum GradientBuffer {
-    Whole,
-    PartlyReduced,
-    Shard,
-}
-
-fn collective(kind: PhaseKind) -> Collective {
-    match kind {
-        PhaseKind::Gather => Collective::AllGather,
-        PhaseKind::Scatter => Collective::ReduceScatter,
-        PhaseKind::Sum => Collective::AllReduce,
     }
 }
 

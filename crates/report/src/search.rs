@@ -148,6 +148,8 @@ fn describe(candidate: &Candidate) -> String {
         let [weights, gradients, states] = levels.map(over);
         parts.push(format!("weights {weights}, gradients {gradients}, states {states}"));
     }
+    let codes = [("weights", sharding.quantized.weights), ("gradients", sharding.quantized.gradients)];
+    parts.extend(codes.into_iter().filter_map(|(what, codes)| Some(format!("{} {what}", codes?.integer))));
     parts.extend(sharding.secondary.map(|level| format!("secondary shard over the {}", level.name())));
     if zero == 3 {
         parts.push(format!("gather{}", each(sharding.gather)));

@@ -102,6 +102,7 @@ fn with_link_efficiency(plan: &Plan, share: f64) -> Plan {
             start: None,
             short: None,
             rings: None,
+            inner_latency: None,
         });
     }
     links

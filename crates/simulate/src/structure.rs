@@ -1,6 +1,6 @@
 //! The key of plans that run the same programs.
 
-use kintsugi_plan::{MOST_PARTS, Plan, Recompute, ScheduleKind, Span, When};
+use kintsugi_plan::{MOST_PARTS, Plan, Quantized, Recompute, ScheduleKind, Span, When};
 
 /// Everything that decides a plan's programs, for plans that differ only in their strategy and number of micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,6 +23,7 @@ pub(crate) struct ProgramKey {
     secondary: usize,
     gradients: usize,
     states: usize,
+    quantized: Quantized,
 }
 
 impl ProgramKey {
@@ -46,6 +47,7 @@ impl ProgramKey {
             secondary: sharding.depth(sharding.secondary),
             gradients: sharding.depth(sharding.gradients),
             states: sharding.depth(sharding.states),
+            quantized: sharding.quantized,
         }
     }
 

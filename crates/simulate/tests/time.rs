@@ -83,6 +83,18 @@ fn emulated_links_overlap_and_copies_on_shared_cores_do_not() {
 }
 
 #[test]
+fn an_emulated_link_is_free_during_its_latency() {
+    let layout = ["parallel.dp=1", "parallel.tp=2", "sharding.zero=0"];
+    let links = ["cluster.emulated.node.bandwidth=1e12", "cluster.emulated.node.latency=1e-3"];
+    let [in_chunks, whole] = [true, false].map(|on| {
+        let settings = format!("parallel.overlap_tp={on}");
+        let plan = ConfigSource::text(CORES).sets(layout).sets(links).set(settings).plan();
+        time(&plan.expect("it is allowed")).expect("the device's speed is known").step_s
+    });
+    assert!(in_chunks < 1.1 * whole, "chunks are on the link at the same time: {in_chunks} {whole}");
+}
+
+#[test]
 fn a_step_of_years_takes_as_long_as_it_takes() {
     let slow =
         ["cluster.device.peak_16bit=1e9", "cluster.device.memory_bandwidth=1e9", "cluster.device.launch=0"];

@@ -51,6 +51,8 @@ pub struct FrameworkSpec {
     /// Bytes of gradients that it reduces at once; `None` for those of a whole layer. PyTorch's `DistributedDataParallel` has
     /// 25 MiB.
     pub bucket: Option<f64>,
+    /// Into how many collectives it divides a gather of a layer's weights: DeepSpeed gathers module by module.
+    pub gather_pieces: usize,
     /// Whether its library uses a tree if that is faster than a ring, as NCCL does. Our own transports use rings.
     pub trees: bool,
     /// How much slower kernels are while a collective runs beside them.
@@ -115,6 +117,7 @@ impl Default for FrameworkSpec {
             replicas_between_nodes: None,
             whole_sums: false,
             bucket: None,
+            gather_pieces: 1,
             trees: false,
             interference: 0.0,
             reserve: 0.0,

@@ -14,6 +14,9 @@ pub struct LinkSpec {
     pub bandwidth: Option<f64>,
     /// Seconds for each step of an algorithm, from one rank to the next.
     pub latency: Option<f64>,
+    /// Seconds for each step inside a node, if the ring also crosses this level; `None` for those of the node's level. The host
+    /// posts a network operation for every step of such a ring.
+    pub inner_latency: Option<f64>,
     /// The share of the bandwidth that a long transfer reaches.
     pub efficiency: Option<f64>,
     /// Seconds to start a transfer of any kind.

@@ -1,7 +1,7 @@
 //! A restriction of a search: one key of the configuration, and the values it may have.
 
 use kintsugi_plan::config::Strategy;
-use kintsugi_plan::{Recompute, ScheduleKind};
+use kintsugi_plan::{Codes, Recompute, ScheduleKind};
 
 /// A key and the values that it may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ enum Allowed {
 }
 
 /// The keys that a strategy decides.
-const KEYS: [(&str, Allowed, Value); 10] = [
+const KEYS: [(&str, Allowed, Value); 12] = [
     ("parallel.tp", Allowed::Count, |strategy| strategy.mesh.tp.to_string()),
     ("parallel.pp", Allowed::Count, |strategy| strategy.mesh.pp.to_string()),
     ("parallel.dp", Allowed::Count, |strategy| strategy.mesh.dp.to_string()),
@@ -36,6 +36,12 @@ const KEYS: [(&str, Allowed, Value); 10] = [
     }),
     ("batch.micro", Allowed::Count, |strategy| strategy.micro.to_string()),
     ("sharding.zero", Allowed::Words(&["0", "1", "2", "3"]), |strategy| zero(strategy).to_string()),
+    ("sharding.quantize_weights", Allowed::Words(&["none", "int8"]), |strategy| {
+        code_word(strategy.sharding.quantized.weights)
+    }),
+    ("sharding.quantize_gradients", Allowed::Words(&["none", "int4"]), |strategy| {
+        code_word(strategy.sharding.quantized.gradients)
+    }),
     ("memory.recompute", Allowed::Words(&["none", "selective", "full"]), |strategy| {
         recompute_word(strategy.recompute).to_owned()
     }),
@@ -91,6 +97,11 @@ pub(crate) fn zero(strategy: &Strategy) -> usize {
     let sharding = &strategy.sharding;
     let sharded = [sharding.states, sharding.gradients, sharding.weights];
     sharded.iter().rposition(Option::is_some).map_or(0, |last| last + 1)
+}
+
+/// The value of a key that quantises.
+fn code_word(codes: Option<Codes>) -> String {
+    codes.map_or("none", |codes| codes.integer.name()).to_owned()
 }
 
 /// The value of a schedule in a configuration.

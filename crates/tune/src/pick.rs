@@ -24,12 +24,13 @@ const MOST_GIVEN: f64 = 0.1;
 /// The fastest candidates that are compared, besides the fastest of every mesh and complexity.
 const FASTEST: usize = 100;
 
-/// How complex a strategy is to run: the ZeRO stage, chunks, a split backward, uneven stages.
+/// How complex a strategy is to run: the ZeRO stage, chunks, a split backward, uneven stages, and codes, which change the numbers.
 pub fn complexity(strategy: &Strategy) -> usize {
     const ZERO: [usize; 4] = [0, 1, 3, 5];
     let split = if strategy.schedule == ScheduleKind::ZeroBubble { 2 } else { 0 };
     let uneven = usize::from(strategy.last_layers.is_some());
-    ZERO[zero(strategy)] + (strategy.virtual_stages - 1) + split + uneven
+    let codes = 2 * strategy.sharding.quantized.iter().count();
+    ZERO[zero(strategy)] + (strategy.virtual_stages - 1) + split + uneven + codes
 }
 
 /// The candidates to recommend, in order of preference. `ordered` is sorted by the criterion, and its first that fits is

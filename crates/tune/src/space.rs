@@ -4,7 +4,9 @@
 //! first, so that a mesh or a schedule is refused once and not again with every sharding.
 
 use kintsugi_plan::config::{ShardingChoice, Strategy};
-use kintsugi_plan::{Mesh, Plan, Recompute, ScheduleKind, Sharding, When, divisors};
+use kintsugi_plan::{
+    Codes, Integer, Mesh, Plan, Quantized, Recompute, ScheduleKind, Sharding, When, divisors,
+};
 use kintsugi_spec::Level;
 use rayon::prelude::*;
 
@@ -94,8 +96,9 @@ fn lighter(layers: usize, pp: usize, head: f64) -> Option<usize> {
 }
 
 /// The choices of sharding that differ on a mesh: ZeRO over all replicas with every timing, and the schemes by level that trade
-/// memory for traffic, each gathered and reduced for every micro-batch or once a step. Placements that need more memory and move
-/// no less are left out, as states over a part of the replicas with weights and gradients whole.
+/// memory for traffic, each gathered and reduced for every micro-batch or once a step. ZeRO++ and three levels are proposed with
+/// codes, too, unless the profile of a framework is planned. Placements that need more memory and move no less are left out, as
+/// states over a part of the replicas with weights and gradients whole.
 fn shardings(base: &Plan, mesh: Mesh) -> Vec<ShardingChoice> {
     let (package, node, cluster) = (Some(Level::Package), Some(Level::Node), Some(Level::Cluster));
     let zero =
@@ -120,9 +123,14 @@ fn shardings(base: &Plan, mesh: Mesh) -> Vec<ShardingChoice> {
         secondary: node,
         gather: When::MicroBatch,
         reduce: When::MicroBatch,
+        quantized: Quantized::NONE,
     };
+    let by_level: Vec<ShardingChoice> = by_level.chain([secondary]).collect();
+    let quantized = by_level.iter().filter(|choice| choice.weights == package || choice.secondary.is_some());
+    let quantized = quantized.map(|choice| ShardingChoice { quantized: codes(base), ..*choice });
+    let quantized = quantized.filter(|_| base.framework.preset.is_none());
     let mut found: Vec<(Sharding, ShardingChoice)> = Vec::new();
-    for choice in zero.chain(by_level).chain([secondary]) {
+    for choice in zero.chain(by_level.iter().copied()).chain(quantized) {
         let Ok(means) = base.resolve_sharding(mesh, choice) else { continue };
         // A choice that makes no difference on this mesh is proposed only once.
         let gather = if means.weights == 1 { When::MicroBatch } else { means.gather };
@@ -132,6 +140,13 @@ fn shardings(base: &Plan, mesh: Mesh) -> Vec<ShardingChoice> {
         }
     }
     found.into_iter().map(|(_, choice)| choice).collect()
+}
+
+/// What the presets of ZeRO++ and three levels quantise, in blocks of the plan's size.
+fn codes(base: &Plan) -> Quantized {
+    let block = base.sharding.quantized.iter().next().map_or(Codes::DEFAULT_BLOCK, |codes| codes.block);
+    let codes = |integer| Some(Codes { integer, block });
+    Quantized { weights: codes(Integer::Int8), refresh: None, gradients: codes(Integer::Int4) }
 }
 
 /// When weights are gathered and gradients reduced, if the choice makes a difference.

@@ -61,6 +61,7 @@ fn strategy_of(plan: &Plan) -> Strategy {
             secondary: None,
             gather: sharding.gather,
             reduce: sharding.reduce,
+            quantized: sharding.quantized,
         },
         recompute: plan.memory.recompute,
     }

@@ -90,12 +90,13 @@ fn every_plan() -> BTreeMap<String, Plan> {
         for micro in 1..=4 {
             for pipeline in ["gpipe 1", "1f1b 1", "zero-bubble 1", "interleaved 2", "interleaved 4", "1f1b 2"]
             {
-                for sharding in 0..18_usize {
+                for sharding in 0..21_usize {
                     for recompute in ["none", "selective", "full"] {
                         for sequence_parallel in [false, true] {
                             let (schedule, chunks) = pipeline.split_once(' ').expect("two words");
-                            // The last two are three levels, for every micro-batch and once a step.
-                            let sharding = [sharding, 16, 19][sharding.saturating_sub(15).min(2)];
+                            // The last five are three levels, for every micro-batch and once a step, without codes and
+                            // with them, and ZeRO++.
+                            let sharding = [sharding, 16, 19, 20, 23, 24][sharding.saturating_sub(15)];
                             let when = |bit: usize| if sharding & bit == 0 { "micro-batch" } else { "step" };
                             let zero = sharding / 4;
                             let mut sets = vec![
@@ -107,13 +108,18 @@ fn every_plan() -> BTreeMap<String, Plan> {
                                 format!("parallel.virtual_stages={chunks}"),
                                 format!("parallel.sequence_parallel={sequence_parallel}"),
                                 match zero {
-                                    4 => "sharding.preset=three-level".to_owned(),
+                                    4 | 5 => "sharding.preset=three-level".to_owned(),
+                                    6 => "sharding.preset=zero++".to_owned(),
                                     zero => format!("sharding.zero={zero}"),
                                 },
                                 format!("sharding.gather={}", when(1)),
                                 format!("memory.recompute={recompute}"),
                             ];
                             sets.extend((zero >= 2).then(|| format!("sharding.reduce={}", when(2))));
+                            if zero == 4 {
+                                let plain = ["weights", "gradients"];
+                                sets.extend(plain.map(|what| format!("sharding.quantize_{what}=none")));
+                            }
                             try_one(sets);
                         }
                     }

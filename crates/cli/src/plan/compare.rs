@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use kintsugi_draw::chart::{Axis, Chart, Series, Style, Unit, svg};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_simulate::{Consumption, Coverage, predict, time};
+use kintsugi_simulate::{Consumption, Coverage, TimeRange, predict, time};
 use kintsugi_spec::{Level, units};
 use serde::Serialize;
 
@@ -36,6 +36,9 @@ const SCHEMES: [(&str, &str); 6] = [
     ("three-level", "sharding.preset=three-level"),
 ];
 
+/// The scheme that others are compared with.
+const REFERENCE: &str = "ZeRO-3";
+
 /// A row of the table.
 #[derive(Serialize)]
 struct Row {
@@ -48,6 +51,9 @@ struct Row {
     /// Bytes of a step over all ranks.
     comm: Option<CommBytes>,
     step_s: Option<f64>,
+    range: Option<TimeRange>,
+    /// How many times as fast as ZeRO-3 it is, and the least and the most of that over the range of links.
+    of_zero3: Option<[f64; 3]>,
     energy_j_per_step: Option<f64>,
     /// Why there is no such plan.
     refused: Option<String>,
@@ -58,7 +64,11 @@ pub fn run(config: &ConfigArguments, plot: Option<&Path>, output: Output) -> Res
     plot.map(check_writable).transpose()?;
     let source = config.read()?;
     let base = source.plan()?;
-    let rows: Vec<Row> = SCHEMES.iter().map(|&(scheme, set)| row(&source, scheme, set)).collect();
+    let mut rows: Vec<Row> = SCHEMES.iter().map(|&(scheme, set)| row(&source, scheme, set)).collect();
+    let reference = rows.iter().find(|row| row.scheme == REFERENCE).and_then(times);
+    for row in &mut rows {
+        row.of_zero3 = reference.as_ref().zip(times(row)).map(|(reference, own)| ratios(reference, &own));
+    }
     output.result(&rows)?;
     if !output.json {
         output.text(&format!("{}{}\n{}", describe::model(&base), describe::layout(&base), table(&rows)))?;
@@ -78,6 +88,8 @@ fn row(source: &ConfigSource, scheme: &'static str, set: &str) -> Row {
         fits: None,
         comm: None,
         step_s: None,
+        range: None,
+        of_zero3: None,
         energy_j_per_step: None,
         refused: None,
     };
@@ -93,10 +105,23 @@ fn row(source: &ConfigSource, scheme: &'static str, set: &str) -> Row {
         reserved: prediction.stages.iter().map(|stage| stage.reserved).max(),
         fits: fit::known(&plan, &prediction),
         comm: Some(prediction.figures().comm_bytes),
+        range: timing.as_ref().and_then(|timing| TimeRange::of(&plan, timing)),
         step_s: timing.map(|timing| timing.step_s),
         energy_j_per_step: energy.map(|energy| energy.joules),
         ..none
     }
+}
+
+/// The seconds of a step as described, and over the range of links if the plan is on several nodes.
+fn times(row: &Row) -> Option<Vec<f64>> {
+    let links = row.range?.links.map(|links| [links.slow_s, links.full_s, links.no_overlap_s]);
+    Some([row.step_s?].into_iter().chain(links.into_iter().flatten()).collect())
+}
+
+/// How many times as fast `own` is as `reference`: as described, at least and at most. Links are the same for both.
+fn ratios(reference: &[f64], own: &[f64]) -> [f64; 3] {
+    let faster = || reference.iter().zip(own).map(|(reference, own)| reference / own);
+    [reference[0] / own[0], faster().fold(f64::INFINITY, f64::min), faster().fold(0.0, f64::max)]
 }
 
 /// Bytes over the links of a level.
@@ -116,7 +141,7 @@ fn table(rows: &[Row]) -> Table {
         vec!["scheme".to_owned(), "weights / gradients / states".to_owned(), "memory".to_owned()];
     header.push("fits".to_owned());
     header.extend(levels.iter().map(|level| format!("{} links", level.name())));
-    header.extend(["step".to_owned(), "energy".to_owned()]);
+    header.extend(["step", "range", "times ZeRO-3", "energy"].map(str::to_owned));
     let mut table = Table::new(header);
     for row in rows {
         if let Some(refused) = &row.refused {
@@ -129,15 +154,20 @@ fn table(rows: &[Row]) -> Table {
         cells.push(row.fits.map_or_else(unknown, |fits| if fits { "yes" } else { "no" }.to_owned()));
         cells.extend(levels.iter().map(|&level| units::bytes(over(row, level))));
         cells.push(row.step_s.map_or_else(unknown, |seconds| format!("{seconds:.3} s")));
+        let range = row.range.map(|range| range.step_s);
+        cells.push(range.map_or_else(unknown, |[low, high]| format!("{low:.2} to {high:.2} s")));
+        let faster = |[own, least, most]: [f64; 3]| format!("{own:.2} ({least:.2} to {most:.2})");
+        cells.push(row.of_zero3.map_or_else(unknown, faster));
         cells.push(row.energy_j_per_step.map_or_else(unknown, |joules| format!("{:.1} kJ", joules / 1e3)));
         table.row(cells);
     }
     table
 }
 
-/// Bars of what each scheme moves, stacked by level.
+/// Bars of what each scheme moves, stacked by level: the slowest links are at the bottom, where bars are easiest to compare.
 fn chart(base: &Plan, rows: &[Row]) -> Chart {
-    let series = levels(rows).into_iter().enumerate().map(|(colour, level)| {
+    let Plan { mesh, batch, .. } = base;
+    let series = levels(rows).into_iter().rev().enumerate().map(|(colour, level)| {
         let points =
             rows.iter().enumerate().map(|(place, row)| (place as f64, Some(over(row, level) as f64)));
         Series::new(format!("over {} links", level.name()), Style::Stack, colour).points(points)
@@ -145,7 +175,10 @@ fn chart(base: &Plan, rows: &[Row]) -> Chart {
     Chart {
         title: format!("{} on {}: traffic of a step", base.model.name, base.cluster.name),
         question: "What does each scheme move, and over which links?".to_owned(),
-        caption: kintsugi_report::plan::layout(base),
+        caption: format!(
+            "tp {} · pp {} · dp {} · micro-batch {} · batch {}",
+            mesh.tp, mesh.pp, mesh.dp, batch.micro, batch.global
+        ),
         x: Axis::of_categories("scheme", rows.iter().map(|row| row.scheme.to_owned()).collect()),
         y: Axis::from_zero("bytes over all ranks", Unit::Bytes),
         series: series.collect(),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use kintsugi_draw::chart::svg;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_plan::{Plan, When};
+use kintsugi_plan::{Integer, Plan, When};
 use kintsugi_report::TableData;
 use kintsugi_report::search::{Against, chart};
 use kintsugi_simulate::{Coverage, LINK_EFFICIENCY, LinkTimes, TimeRange, Timing, predict, time};
@@ -248,6 +248,8 @@ struct Row {
     zero: usize,
     /// Replicas over which weights, gradients, states and a secondary shard are sharded.
     shards: [usize; 4],
+    /// The codes of weights, of their refresh and of gradients.
+    quantized: [Option<Integer>; 3],
     gather: Option<When>,
     reduce: Option<When>,
     recompute: String,
@@ -332,6 +334,8 @@ fn row(
         sequence_parallel: plan.sequence_parallel,
         zero: sharded.iter().rposition(|&shards| shards > 1).map_or(0, |last| last + 1),
         shards: [sharding.weights, sharding.gradients, sharding.states, sharding.secondary],
+        quantized: [sharding.quantized.weights, sharding.quantized.refresh, sharding.quantized.gradients]
+            .map(|codes| codes.map(|codes| codes.integer)),
         gather: (sharding.weights > 1).then_some(sharding.gather),
         reduce: (sharding.gradients > 1).then_some(sharding.reduce),
         recompute: describe::word(&plan.memory.recompute),
@@ -451,6 +455,16 @@ const FIT: Fit = Fit {
     sentences: Some("why not first"),
 };
 
+/// The ZeRO stage, and the codes that weights and gradients travel as.
+fn zero(row: &Row) -> String {
+    let codes: Vec<&str> = row.quantized.iter().flatten().map(|integer| integer.name()).collect();
+    let mut cell = row.zero.to_string();
+    if !codes.is_empty() {
+        write!(cell, " {}", codes.join("/")).expect("a string");
+    }
+    cell
+}
+
 fn cells(name: &str, row: &Row) -> Vec<String> {
     let when = |when: Option<When>| when.map_or("–".to_owned(), |when| describe::word(&when));
     let outcome = &row.outcome;
@@ -467,7 +481,7 @@ fn cells(name: &str, row: &Row) -> Vec<String> {
         row.virtual_stages.to_string(),
         layers(&row.layers_per_stage),
         if row.sequence_parallel { "yes" } else { "–" }.to_owned(),
-        row.zero.to_string(),
+        zero(row),
         when(row.gather),
         when(row.reduce),
         row.recompute.clone(),

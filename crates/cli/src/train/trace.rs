@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kintsugi_draw::{RankSpan, RankSpanKind, RankTransfer, Trace};
+use kintsugi_draw::{RankSpan, RankSpanKind, RankTransfer, Trace, trace_svg};
 use kintsugi_engine::{MeasuredSpan, SpanKind};
 use kintsugi_plan::Plan;
 
@@ -17,8 +17,8 @@ const NAMED: usize = 24;
 /// The arguments that select the traced step.
 #[derive(Args)]
 pub struct TraceArguments {
-    /// Writes a trace of one step, with all ranks, for ui.perfetto.dev; `report` looks for it as trace.json in the run's
-    /// folder
+    /// Writes a trace of one step, with all ranks, for ui.perfetto.dev, or as a picture if FILE ends with .svg; `report` looks
+    /// for it as trace.json in the run's folder
     #[arg(long = "trace", value_name = "FILE")]
     pub path: Option<PathBuf>,
     /// The step of this run to trace, from 1; by default the third, when caches are warm, or the last of fewer
@@ -48,8 +48,20 @@ pub fn write(plan: &Plan, spans: &[MeasuredSpan], path: &Path) -> Result<String,
         return Ok("trace    none: the run ended before the traced step\n".to_owned());
     }
     let trace = Trace::new(plan, spans.iter().map(rank_span));
-    write_whole(path, trace.to_chrome().as_bytes())?;
+    write_file(path, plan, &trace, "measured")?;
     Ok(format!("{}trace    {}\n", kernels(spans), path.display()))
+}
+
+/// Writes a trace to a file, whose name says whether as a picture. `origin` says where the times come from.
+pub fn write_file(path: &Path, plan: &Plan, trace: &Trace, origin: &str) -> Result<(), Failure> {
+    let is_picture = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg"));
+    let text = if is_picture {
+        let layout = kintsugi_report::plan::layout(plan);
+        trace_svg(trace, &format!("{}, one step, {origin}: {layout}", plan.model.name))
+    } else {
+        trace.to_chrome()
+    };
+    write_whole(path, text.as_bytes())
 }
 
 fn rank_span(span: &MeasuredSpan) -> RankSpan {

@@ -2,18 +2,27 @@
 
 use std::collections::BTreeSet;
 
-use kintsugi_engine::verify::{Bounds, Difference, WeightBound, worse};
-use kintsugi_plan::{Compute, Plan};
+use kintsugi_engine::verify::{Bounds, Difference, ParameterBound, worse};
+use kintsugi_plan::{Compute, Plan, Quantized};
 use serde::Serialize;
 
 /// The result of a layout.
 pub enum Verdict {
     /// It ran and was compared with one rank.
-    Compared { compute: Compute, ranks: usize, difference: Difference },
+    Compared { kind: Kind, ranks: usize, bounds: Bounds, difference: Difference },
     /// It failed before its end.
     Broken(String),
     /// The configuration does not allow it.
     Skipped(String),
+}
+
+/// Layouts with bounds of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Numbers of a type.
+    Exact(Compute),
+    /// Codes, in any type.
+    Quantized,
 }
 
 /// The results so far.
@@ -42,7 +51,7 @@ struct Named<'a> {
     reason: String,
 }
 
-/// What `verify --json` prints: the largest differences of the fp32 layouts, and of each 16-bit type.
+/// What `verify --json` prints: the largest differences of the fp32 layouts, of each 16-bit type, and of the quantised layouts.
 #[derive(Serialize)]
 pub struct Answer<'a> {
     layouts: usize,
@@ -50,6 +59,7 @@ pub struct Answer<'a> {
     fp32: Worst,
     bf16: Option<Worst>,
     fp16: Option<Worst>,
+    quantized: Option<Worst>,
     failed: Vec<Named<'a>>,
     skipped: Vec<Named<'a>>,
 }
@@ -67,20 +77,24 @@ pub fn header() -> String {
 impl Verdict {
     /// The result of a plan that ran.
     pub fn compared(plan: &Plan, difference: Difference) -> Self {
-        Verdict::Compared { compute: plan.precision.compute, ranks: plan.mesh.ranks(), difference }
+        let quantized = plan.sharding.quantized != Quantized::NONE;
+        let kind = if quantized { Kind::Quantized } else { Kind::Exact(plan.precision.compute) };
+        Verdict::Compared { kind, ranks: plan.mesh.ranks(), bounds: Bounds::of(plan), difference }
     }
 
     /// The reason of the failure, if it failed.
     fn failure(&self) -> Option<String> {
         match self {
-            Verdict::Compared { compute, difference, .. } => {
-                let bounds = Bounds::of(*compute);
+            Verdict::Compared { bounds, difference, .. } => {
                 let broken = bounds.broken_by(difference);
-                let named = broken.iter().map(|&name| match (name, bounds.weight) {
-                    ("gradient", _) => format!("gradient of {}", difference.gradient_of),
-                    ("weight", WeightBound::Each(_)) => format!("weight of {}", difference.weight_of),
-                    ("weight", WeightBound::Together(_)) => "all weights together".to_owned(),
-                    ("copies", _) => torn(&difference.diverged),
+                let parameters = |bound, what: &str, worst: &str| match bound {
+                    ParameterBound::Each(_) => format!("{what} of {worst}"),
+                    ParameterBound::Together(_) => format!("all {what}s together"),
+                };
+                let named = broken.iter().map(|&name| match name {
+                    "gradient" => parameters(bounds.gradient, "gradient", &difference.gradient_of),
+                    "weight" => parameters(bounds.weight, "weight", &difference.weight_of),
+                    "copies" => torn(&difference.diverged),
                     _ => name.to_owned(),
                 });
                 let named: Vec<String> = named.collect();
@@ -95,8 +109,8 @@ impl Verdict {
     fn row(&self) -> String {
         let mark = self.failure().map_or_else(|| "✓".to_owned(), |reason| format!("✗ {reason}"));
         match self {
-            Verdict::Compared { compute, ranks, difference } => {
-                let Worst { loss, norm, gradient, weight } = Worst::of(*compute, difference);
+            Verdict::Compared { ranks, bounds, difference, .. } => {
+                let Worst { loss, norm, gradient, weight } = Worst::of(bounds, difference);
                 let figures = [loss, norm, gradient, weight].map(|x| format!("{x:>8.1e}")).join(" ");
                 format!("{ranks:>5} {figures}  {mark}")
             }
@@ -160,19 +174,20 @@ impl Tally {
         let skipped: Vec<_> = skipped.collect();
         Answer {
             layouts: self.rows.len() - skipped.len(),
-            fp32: self.worst(Compute::Fp32).unwrap_or_default(),
-            bf16: self.worst(Compute::Bf16),
-            fp16: self.worst(Compute::Fp16),
+            fp32: self.worst(Kind::Exact(Compute::Fp32)).unwrap_or_default(),
+            bf16: self.worst(Kind::Exact(Compute::Bf16)),
+            fp16: self.worst(Kind::Exact(Compute::Fp16)),
+            quantized: self.worst(Kind::Quantized),
             failed: failed.collect(),
             skipped,
         }
     }
 
-    /// The largest differences in a precision, if any layout had it.
-    fn worst(&self, precision: Compute) -> Option<Worst> {
+    /// The largest differences of one kind of layouts, if there were any.
+    fn worst(&self, wanted: Kind) -> Option<Worst> {
         let differences = self.rows.iter().filter_map(|(_, verdict)| match verdict {
-            Verdict::Compared { compute, difference, .. } if *compute == precision => {
-                Some(Worst::of(precision, difference))
+            Verdict::Compared { kind, bounds, difference, .. } if *kind == wanted => {
+                Some(Worst::of(bounds, difference))
             }
             _ => None,
         });
@@ -182,13 +197,10 @@ impl Tally {
 
 impl Worst {
     /// The differences of one layout that have bounds.
-    fn of(compute: Compute, difference: &Difference) -> Self {
-        let weight = match Bounds::of(compute).weight {
-            WeightBound::Each(_) => difference.weight,
-            WeightBound::Together(_) => difference.all_weights,
-        };
-        let &Difference { loss, norm, gradient, .. } = difference;
-        Worst { loss, norm, gradient, weight }
+    fn of(bounds: &Bounds, difference: &Difference) -> Self {
+        let gradient = bounds.gradient.of(difference.gradient, difference.all_gradients);
+        let weight = bounds.weight.of(difference.weight, difference.all_weights);
+        Worst { loss: difference.loss, norm: difference.norm, gradient, weight }
     }
 
     fn with(self, other: Self) -> Self {
@@ -203,6 +215,8 @@ impl Worst {
 
 #[cfg(test)]
 mod tests {
+    use kintsugi_plan::config::ConfigSource;
+
     use super::*;
 
     #[test]
@@ -213,10 +227,13 @@ mod tests {
             all_weights: 0.25,
             ..Difference::default()
         };
-        let verdict = |compute| Verdict::Compared { compute, ranks: 2, difference: difference.clone() };
-        let each = verdict(Compute::Fp32).row();
+        let verdict = |compute: &str| {
+            let plan = ConfigSource::demo().set(format!("precision.compute={compute}")).plan().unwrap();
+            Verdict::compared(&plan, difference.clone())
+        };
+        let each = verdict("fp32").row();
         assert!(each.ends_with("5.0e-1  ✗ weight of layer.0.query_bias"), "{each}");
-        let together = verdict(Compute::Bf16).row();
+        let together = verdict("bf16").row();
         assert!(together.ends_with("2.5e-1  ✗ all weights together"), "{together}");
     }
 }

@@ -52,6 +52,32 @@ fn scripts_get_every_key() {
 }
 
 #[test]
+fn schemes_are_compared_with_zero_3_over_the_range_of_links() {
+    let folder = folder("plan-compare");
+    let sets = ["model.preset=gpt-1.4b", "cluster.preset=frontier", "parallel.dp=16", "batch.global=16"];
+    let sets = sets.iter().chain(&["batch.sequence=2048", "batch.micro=1"]).flat_map(|set| ["--set", set]);
+    let compare = ["plan", "--compare", "sharding", "--plot", "compared.svg", "--json"];
+    let arguments: Vec<&str> = compare.into_iter().chain(sets).collect();
+    let rows: Value = serde_json::from_str(&stdout(&kintsugi(&folder, &arguments))).unwrap();
+    let schemes: Vec<&str> =
+        rows.as_array().unwrap().iter().filter_map(|row| row["scheme"].as_str()).collect();
+    assert_eq!(schemes, ["ZeRO-1", "ZeRO-2", "ZeRO-3", "MiCS", "ZeRO++", "three-level"]);
+    assert_eq!(rows[2]["of_zero3"], serde_json::json!([1.0, 1.0, 1.0]));
+    for row in rows.as_array().unwrap() {
+        let of = |key: &str, place: usize| row[key][place].as_f64().unwrap();
+        assert!(of("of_zero3", 1) <= of("of_zero3", 0) && of("of_zero3", 0) <= of("of_zero3", 2), "{row}");
+        let range = |place: usize| row["range"]["step_s"][place].as_f64().unwrap();
+        assert!(range(0) <= row["step_s"].as_f64().unwrap() && range(0) < range(1), "{row}");
+        assert!(
+            row["reserved"].is_u64()
+                && row["energy_j_per_step"].is_f64()
+                && row["comm"]["cluster"].is_object()
+        );
+    }
+    assert!(std::fs::read_to_string(folder.join("compared.svg")).unwrap().contains("three-level"));
+}
+
+#[test]
 fn a_plan_that_does_not_fit_is_an_answer() {
     let settings = ["--json", "--set", "cluster.device.memory=1000000"];
     let answer: Value = serde_json::from_str(&plan("plan-misfit", &settings)).unwrap();

@@ -13,6 +13,21 @@ const LAUNCHERS: [(Need, &str); 2] = [(Need::OpenMpi, "mpirun.openmpi"), (Need::
 /// Four ranks in two stages.
 const LAYOUT: [&str; 3] = ["parallel.tp=1", "parallel.pp=2", "parallel.dp=2"];
 
+/// Four ranks on two nodes, with codes of weights and gradients.
+const QUANTIZED: [&str; 5] =
+    ["parallel.tp=1", "parallel.pp=1", "parallel.dp=4", "cluster.per_node=2", "sharding.preset=zero++"];
+
+/// Four ranks in two packages of a node, with codes of weights, of their refresh and of gradients.
+const THREE_LEVELS: [&str; 7] = [
+    "parallel.tp=1",
+    "parallel.pp=1",
+    "parallel.dp=4",
+    "cluster.per_package=2",
+    "cluster.per_node=4",
+    "sharding.preset=three-level",
+    "sharding.quantize_weights=int8",
+];
+
 /// Whether a launcher is here. If not, the test is skipped.
 fn has(need: Need, mpirun: &str) -> bool {
     let found = Command::new(mpirun).arg("--version").output().is_ok();
@@ -39,14 +54,16 @@ fn summary(out: &Path) -> Value {
 
 #[test]
 fn processes_train_what_threads_train_and_resume_their_checkpoints() {
-    for (need, mpirun) in LAUNCHERS {
+    let [first, second] = LAUNCHERS;
+    let cases: [(_, &[&str]); 4] =
+        [(first, &LAYOUT), (second, &LAYOUT), (first, &QUANTIZED), (second, &THREE_LEVELS)];
+    for (number, ((need, mpirun), layout)) in cases.into_iter().enumerate() {
         if !has(need, mpirun) {
             continue;
         }
-        let folder = folder(&format!("processes-{mpirun}"));
+        let folder = folder(&format!("processes-{number}"));
         let schedule = "optimizer.schedule=constant";
-        let settings =
-            |out: &'static str, steps: &'static str| [&LAYOUT[..], &[schedule, out, steps]].concat();
+        let settings = |out: &'static str, steps: &'static str| [layout, &[schedule, out, steps]].concat();
         stdout(&tiny(&folder, &["train"], &settings("run.out=threads", "run.steps=4")));
         let ran = launch(&folder, mpirun, "4", &["train"], &settings("run.out=processes", "run.steps=2"));
         assert!(stdout(&ran).contains("4 processes of "), "{}", stdout(&ran));

@@ -9,11 +9,13 @@ mod buffers;
 mod nccl;
 mod suite;
 
-use std::env;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use std::{env, fs, thread};
 
+use kintsugi_comm::World;
 use kintsugi_comm::mpi::{Mpi, MpiWorld, VARIABLE};
 use kintsugi_comm::threads::ThreadsWorld;
 use kintsugi_spec::{EmulatedLink, EmulatedLinks, Topology};
@@ -45,10 +47,16 @@ fn sizes() -> Vec<usize> {
 fn threads() {
     for (ranks, links) in sizes().into_iter().flat_map(|ranks| [(ranks, NONE), (ranks, LINKS)]) {
         let world = ThreadsWorld::with_links(TOPOLOGY, ranks, PATIENCE, links);
+        let told = AtomicBool::new(false);
         thread::scope(|scope| {
             for rank in 0..ranks {
-                let world = &world;
-                scope.spawn(move || Suite::new(world, TOPOLOGY, rank).run());
+                let (world, told) = (&world, &told);
+                scope.spawn(move || {
+                    let suite = Suite::new(world, TOPOLOGY, rank);
+                    suite.run();
+                    let tell = || told.store(true, Ordering::Relaxed);
+                    suite.run_beside_computing(tell, || told.load(Ordering::Relaxed));
+                });
             }
         });
     }
@@ -70,13 +78,15 @@ fn processes(need: Need, mpirun: &str, library: &str, flags: &[&str]) {
         return skip(need, format!("there is no {mpirun}"));
     }
     let program = env::current_exe().expect("this program has a path");
+    // A file by which one process tells another something without MPI.
+    let told = env::temp_dir().join(format!("kintsugi-conformance-{}-{mpirun}", std::process::id()));
     for ranks in sizes() {
         let output = Command::new(mpirun)
             .args(["-n", &ranks.to_string()])
             .args(flags)
             .arg(&program)
             .args(["--exact", "a_process_of_the_suite", "--nocapture"])
-            .env(PROCESS, "1")
+            .env(PROCESS, &told)
             .env(VARIABLE, library)
             .output()
             .expect("mpirun is there");
@@ -91,16 +101,28 @@ fn processes(need: Need, mpirun: &str, library: &str, flags: &[&str]) {
 /// One process of the suite on MPI. By itself it does nothing.
 #[test]
 fn a_process_of_the_suite() {
-    if env::var_os(PROCESS).is_none() {
-        return;
-    }
+    let Some(told) = env::var_os(PROCESS).map(PathBuf::from) else { return };
     let mpi = Mpi::connect().unwrap_or_else(|error| panic!("{error}"));
     let world = MpiWorld::new(mpi, TOPOLOGY, mpi.size, PATIENCE, false);
-    Suite::new(&world, TOPOLOGY, mpi.rank).run();
+    let suite = Suite::new(&world, TOPOLOGY, mpi.rank);
+    suite.run();
+    beside_computing(&suite, &world, &told);
     let library_sums = MpiWorld::new(mpi, TOPOLOGY, mpi.size, PATIENCE, true);
     Suite::new(&library_sums, TOPOLOGY, mpi.rank).run_sums();
     let emulated = MpiWorld::new(mpi, TOPOLOGY, mpi.size, PATIENCE, false).with_links(LINKS);
-    Suite::new(&emulated, TOPOLOGY, mpi.rank).run();
+    let suite = Suite::new(&emulated, TOPOLOGY, mpi.rank);
+    suite.run();
+    beside_computing(&suite, &emulated, &told);
     println!("rank {}: the suite has passed", mpi.rank);
     Mpi::finish(0, false);
+}
+
+/// A collective beside a rank that computes. Rank 1 tells by a file that it has its result.
+fn beside_computing(suite: &Suite, world: &MpiWorld, told: &Path) {
+    suite.run_beside_computing(|| fs::write(told, []).expect("a file for tests"), || told.exists());
+    world.barrier().expect("all are alive");
+    if world.local_ranks().start == 0 {
+        fs::remove_file(told).expect("it is there");
+    }
+    world.barrier().expect("all are alive");
 }

@@ -97,7 +97,8 @@ fn slabs_and_transport_are_what_the_driver_counts() {
     }
     for (rank, (succeeded, text)) in run("memory", 2).into_iter().enumerate() {
         assert!(succeeded && text.contains("the memory is right"), "rank {rank}:\n{text}");
-        let lines = text.lines().filter(|line| line.contains("the driver counts"));
+        let lines =
+            text.lines().filter(|line| line.contains("the driver counts") || line.contains("NCCL holds"));
         lines.for_each(|line| println!("{line}"));
     }
 }
@@ -117,6 +118,11 @@ fn a_process_on_nccl() {
         check_memory(&*world, connection.gpu(), met.rank);
         println!("rank {}: the memory is right", met.rank);
         drop(world);
+        let backend = backend(connection.gpu(), BYTES);
+        for channels in [1, 2, 4, 8] {
+            let nccl = NcclSettings { channels, ..SETTINGS };
+            show_memory(&*connection.world(WorldOptions { nccl, ..options }), channels, &backend, met.rank);
+        }
         return Rendezvous::finish(false);
     }
     let backend = backend(connection.gpu(), BYTES);
@@ -162,6 +168,22 @@ fn check_memory(world: &dyn World, gpu: usize, me: usize) {
     let difference = taken.abs_diff(expected) as f64 / expected as f64;
     assert!(difference < 0.01, "they differ by {:.2} %", 100.0 * difference);
     drop(groups);
+}
+
+/// Shows what a communicator takes, and what the links between stages take, from which the prediction is fitted.
+fn show_memory(world: &dyn World, channels: u32, backend: &Rc<dyn Backend>, me: usize) {
+    let all: Vec<usize> = (0..world.ranks()).collect();
+    let mut groups = Vec::new();
+    let mut bytes = |group: Group| {
+        groups.push(world.group(group, &all, me, backend));
+        world.transport_bytes().expect("all are alive")
+    };
+    let [data, pipeline] = [Group::DATA, Group::PIPELINE].map(&mut bytes);
+    let buffer = SETTINGS.buffer;
+    println!(
+        "rank {me}: with {channels} channels and buffers of {buffer} bytes NCCL holds {data} bytes for all ranks and dp, \
+         {pipeline} with pp and its links"
+    );
 }
 
 /// One rank dies while the GPUs of the others wait for it.

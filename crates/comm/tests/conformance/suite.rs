@@ -1,7 +1,9 @@
 //! What every transport must do. All ranks of a world run it together.
 
 use std::collections::VecDeque;
+use std::hint::black_box;
 use std::rc::Rc;
+use std::time::Instant;
 
 use kintsugi_comm::paper::{Entry, Transfer, charge};
 use kintsugi_comm::ring::chunk;
@@ -9,6 +11,7 @@ use kintsugi_comm::{Collective, Communicator, Pending, Traffic, World};
 use kintsugi_spec::{Axis, Group, Level, Span, Topology, splitmix64};
 use kintsugi_tensor::{Backend, DType};
 
+use crate::PATIENCE;
 use crate::buffers::{backend, buffer, values};
 
 const COLLECTIVES: [Collective; 4] =
@@ -73,6 +76,26 @@ impl<'a> Suite<'a> {
             self.check_exchanges();
         }
         assert_eq!(self.world.failure(), None);
+    }
+
+    /// A collective finishes while rank 0 does nothing but compute: it computes until `told` says that rank 1 has its result, of
+    /// which rank 1 tells by `tell`.
+    pub fn run_beside_computing(&self, tell: impl Fn(), told: impl Fn() -> bool) {
+        let all: Vec<usize> = (0..self.world.ranks()).collect();
+        let group = self.world.group(Group::DATA, &all, self.me, &self.backend);
+        let given = input(Collective::AllReduce, 300_001, all.len(), self.me);
+        let pending =
+            group.start(Collective::AllReduce, buffer(&*self.backend, &given, DType::F32), 0..given.len());
+        let (begun, mut sum) = (Instant::now(), 1.0_f64);
+        while self.me == 0 && !told() {
+            sum = black_box((0..10_000).fold(sum, |sum, i| sum.mul_add(0.999, f64::from(i))));
+            assert!(begun.elapsed() < PATIENCE, "rank 1 waits for rank 0, which computes");
+        }
+        let after = values(&*self.backend, &group.wait(pending));
+        check_result(Collective::AllReduce, &after, (all.len(), self.me));
+        if self.me == 1 {
+            tell();
+        }
     }
 
     /// Runs all-reduces only, started and waited for, and at once.

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use kintsugi_plan::Compute;
+use kintsugi_plan::{Compute, Plan};
 use kintsugi_rank::WholeParameters;
 use serde::Serialize;
 
 use super::Recording;
+use super::noise::Noise;
 
 /// The largest relative differences between two recordings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -19,6 +20,8 @@ pub struct Difference {
     pub gradient: f64,
     /// The parameter with that gradient.
     pub gradient_of: String,
+    /// L2 difference of all gradients at the first step, as one vector.
+    pub all_gradients: f64,
     /// Largest L2 difference of a parameter at the end.
     pub weight: f64,
     /// That parameter.
@@ -37,37 +40,63 @@ pub struct Bounds {
     pub loss: f64,
     /// Bound on gradient norms.
     pub norm: f64,
-    /// Bound on gradients.
-    pub gradient: f64,
-    /// Bound on weights.
-    pub weight: WeightBound,
+    /// Bound on the gradients of the first step.
+    pub gradient: ParameterBound,
+    /// Bound on the weights at the end.
+    pub weight: ParameterBound,
 }
 
-/// The bound on the weights at the end.
+/// A bound on all parameters, or on their gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum WeightBound {
+pub enum ParameterBound {
     /// For every parameter by itself.
     Each(f64),
     /// For all parameters as one vector. Adam's first steps move every element by the learning rate, whatever the size of
     /// its gradient. If the gradient is only rounding error, as for a bias that starts at zero, its sign is random in 16 bits.
+    /// If it is quantised, it is rounded by the largest gradient of its block, which may be that of another parameter.
     Together(f64),
 }
 
+impl ParameterBound {
+    /// Which of the two differences is bounded: of the worst parameter, or of all.
+    pub fn of(self, each: f64, together: f64) -> f64 {
+        match self {
+            ParameterBound::Each(_) => each,
+            ParameterBound::Together(_) => together,
+        }
+    }
+
+    fn limit(self) -> f64 {
+        match self {
+            ParameterBound::Each(bound) | ParameterBound::Together(bound) => bound,
+        }
+    }
+}
+
 impl Bounds {
+    /// The bounds of a plan: those of its precision, and what its codes add ([`super::noise`]).
+    pub fn of(plan: &Plan) -> Self {
+        let exact = Bounds::of_precision(plan.precision.compute);
+        match Noise::of(plan) {
+            None => exact,
+            Some(noise) => Bounds {
+                loss: exact.loss + noise.loss,
+                norm: exact.norm + noise.norm,
+                gradient: ParameterBound::Together(exact.gradient.limit() + noise.gradient),
+                weight: ParameterBound::Together(exact.weight.limit() + noise.weight),
+            },
+        }
+    }
+
     /// The bounds of a precision. In 16 bits a sum rounds differently in every layout: an activation has an error of half
     /// a unit in its last place (2⁻⁹ in bf16, 2⁻¹² in fp16), and gradients are sums of products of such numbers.
-    pub fn of(compute: Compute) -> Self {
+    fn of_precision(compute: Compute) -> Self {
+        use ParameterBound::{Each, Together};
         match compute {
-            Compute::Fp32 => {
-                Bounds { loss: 1e-5, norm: 1e-4, gradient: 1e-5, weight: WeightBound::Each(1e-4) }
-            }
-            Compute::Bf16 => {
-                Bounds { loss: 1e-3, norm: 2e-2, gradient: 3e-2, weight: WeightBound::Together(2e-2) }
-            }
-            Compute::Fp16 => {
-                Bounds { loss: 1e-4, norm: 5e-3, gradient: 5e-3, weight: WeightBound::Together(5e-3) }
-            }
+            Compute::Fp32 => Bounds { loss: 1e-5, norm: 1e-4, gradient: Each(1e-5), weight: Each(1e-4) },
+            Compute::Bf16 => Bounds { loss: 1e-3, norm: 2e-2, gradient: Each(3e-2), weight: Together(2e-2) },
+            Compute::Fp16 => Bounds { loss: 1e-4, norm: 5e-3, gradient: Each(5e-3), weight: Together(5e-3) },
         }
     }
 
@@ -78,15 +107,13 @@ impl Bounds {
 
     /// The names of the bounds that a difference exceeds.
     pub fn broken_by(&self, difference: &Difference) -> Vec<&'static str> {
-        let (weight, weight_bound) = match self.weight {
-            WeightBound::Each(bound) => (difference.weight, bound),
-            WeightBound::Together(bound) => (difference.all_weights, bound),
-        };
+        let gradient = self.gradient.of(difference.gradient, difference.all_gradients);
+        let weight = self.weight.of(difference.weight, difference.all_weights);
         let pairs = [
             ("loss", difference.loss, self.loss),
             ("norm", difference.norm, self.norm),
-            ("gradient", difference.gradient, self.gradient),
-            ("weight", weight, weight_bound),
+            ("gradient", gradient, self.gradient.limit()),
+            ("weight", weight, self.weight.limit()),
         ];
         // A NaN exceeds every bound.
         let broken =
@@ -113,6 +140,7 @@ pub fn compare(reference: &Recording, other: &Recording) -> Difference {
         norm: series(&reference.norms, &other.norms),
         gradient,
         gradient_of,
+        all_gradients: together(&reference.gradients, &other.gradients),
         weight,
         weight_of,
         all_weights: together(&reference.weights, &other.weights),

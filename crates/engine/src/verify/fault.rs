@@ -6,7 +6,7 @@ use std::rc::Rc;
 use kintsugi_comm::{Collective, Communicator, Pending, RankFailure, Tag};
 use kintsugi_plan::{Coordinate, Group, Op, Plan, Program};
 use kintsugi_rank::{Groups, Rank, SUMS};
-use kintsugi_tensor::{Backend, Buffer, View};
+use kintsugi_tensor::{Backend, Buffer, DType, View};
 
 /// A mistake that a distributed trainer could make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +105,16 @@ struct ScalingGroup {
 }
 
 impl ScalingGroup {
+    /// Scales codes by 0, or by infinity: then their scales are NaN. Another factor cannot be applied without their format.
+    fn scale_codes(&self, view: View<'_>) {
+        let byte = match self.input_factor {
+            0.0 => 0,
+            factor if factor.is_infinite() => u8::MAX,
+            _ => return,
+        };
+        self.backend.upload_bytes(&vec![byte; view.len()], view);
+    }
+
     fn scale(&self, view: View<'_>, factor: f32) {
         let scaled: Vec<f32> = self.backend.read(view).iter().map(|x| x * factor).collect();
         self.backend.upload(&scaled, view);
@@ -125,6 +135,9 @@ impl Communicator for ScalingGroup {
         if collective.sums() && buffer.len() > SUMS {
             self.scale(buffer.slice(range.clone()), self.input_factor);
         }
+        if collective == Collective::AllToAll {
+            self.scale_codes(buffer.slice(range.start..range.start + range.len() / 2));
+        }
         self.group.start(collective, buffer, range)
     }
 
@@ -138,7 +151,7 @@ impl Communicator for ScalingGroup {
 
     fn wait(&self, pending: Pending) -> Buffer {
         let buffer = self.group.wait(pending);
-        if buffer.len() > SUMS {
+        if buffer.len() > SUMS && buffer.dtype() != DType::U8 {
             self.scale(buffer.view(), self.output_factor);
         }
         buffer

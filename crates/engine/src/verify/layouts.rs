@@ -22,8 +22,8 @@ impl fmt::Display for Layout {
 /// A layout: name, `[tp, pp, dp]`, ZeRO stage, and further settings.
 struct LayoutSpec(&'static str, [usize; 3], usize, &'static str);
 
-/// The layouts of the given model's family.
-const COMMON: [LayoutSpec; 41] = [
+/// The layouts of the given model's family. Most blocks of codes are short, because parameters of a model for tests are, too.
+const COMMON: [LayoutSpec; 48] = [
     LayoutSpec("dp 2", [1, 1, 2], 0, ""),
     LayoutSpec("dp 4, ZeRO-1", [1, 1, 4], 1, ""),
     LayoutSpec("dp 2, ZeRO-2", [1, 1, 2], 2, ""),
@@ -120,12 +120,18 @@ const COMMON: [LayoutSpec; 41] = [
     ),
     LayoutSpec("dp 4, states over the node", [1, 1, 4], 0, "cluster.per_node=2 sharding.states=node"),
     LayoutSpec("dp 4, MiCS", [1, 1, 4], 0, "cluster.per_node=2 sharding.preset=mics"),
-    LayoutSpec("dp 4, ZeRO++ without codes", [1, 1, 4], 0, "cluster.per_node=2 sharding.preset=zero++"),
+    LayoutSpec(
+        "dp 4, ZeRO++ without codes",
+        [1, 1, 4],
+        0,
+        "cluster.per_node=2 sharding.preset=zero++ sharding.quantize_weights=none sharding.quantize_gradients=none",
+    ),
     LayoutSpec(
         "dp 8, three levels without codes",
         [1, 1, 8],
         0,
-        "cluster.per_package=2 cluster.per_node=4 sharding.preset=three-level",
+        "cluster.per_package=2 cluster.per_node=4 sharding.preset=three-level sharding.quantize_weights=none \
+         sharding.quantize_gradients=none",
     ),
     LayoutSpec(
         "dp 8, ZeRO-3, hierarchical, full",
@@ -141,11 +147,59 @@ const COMMON: [LayoutSpec; 41] = [
          sharding.states=cluster sharding.reduce=step parallel.schedule=zero-bubble",
     ),
     LayoutSpec(
-        "tp 2, pp 2, dp 4, ZeRO++, interleaved, sequence parallel, full",
+        "tp 2, pp 2, dp 4, ZeRO++ without codes, interleaved",
         [2, 2, 4],
         0,
         "cluster.per_node=4 sharding.preset=zero++ parallel.schedule=interleaved parallel.virtual_stages=2 \
-         parallel.sequence_parallel=true memory.recompute=full",
+         parallel.sequence_parallel=true memory.recompute=full sharding.quantize_weights=none \
+         sharding.quantize_gradients=none",
+    ),
+    LayoutSpec(
+        "dp 4, ZeRO++",
+        [1, 1, 4],
+        0,
+        "cluster.per_node=2 sharding.preset=zero++ sharding.quantize_block=32",
+    ),
+    LayoutSpec(
+        "dp 4, ZeRO++ in int8",
+        [1, 1, 4],
+        0,
+        "cluster.per_node=2 sharding.preset=zero++ sharding.quantize_gradients=int8 sharding.quantize_block=32",
+    ),
+    LayoutSpec(
+        "dp 4, ZeRO-1 in int8",
+        [1, 1, 4],
+        1,
+        "sharding.quantize_weights=int8 sharding.quantize_gradients=int8 sharding.quantize_block=32",
+    ),
+    LayoutSpec(
+        "dp 8, three levels",
+        [1, 1, 8],
+        0,
+        "cluster.per_package=2 cluster.per_node=4 sharding.preset=three-level",
+    ),
+    LayoutSpec(
+        "dp 8, ZeRO-3 in int8, hierarchical, gather once",
+        [1, 1, 8],
+        3,
+        "cluster.per_package=2 cluster.per_node=4 sharding.collectives=hierarchical sharding.gather=step \
+         sharding.quantize_weights=int8 sharding.quantize_gradients=int8 sharding.quantize_block=32",
+    ),
+    LayoutSpec(
+        "pp 2, dp 4, three levels in int8, zero-bubble, reduce once",
+        [1, 2, 4],
+        0,
+        "cluster.per_package=2 cluster.per_node=4 sharding.preset=three-level sharding.states=cluster \
+         sharding.quantize_gradients=int8 sharding.quantize_block=32 sharding.reduce=step \
+         parallel.schedule=zero-bubble",
+    ),
+    LayoutSpec(
+        "tp 2, pp 2, dp 4, ZeRO++ in int8, interleaved, full",
+        [2, 2, 4],
+        0,
+        "cluster.per_node=4 sharding.preset=zero++ sharding.quantize_gradients=int8 sharding.quantize_block=32 \
+         parallel.schedule=interleaved parallel.virtual_stages=2 parallel.sequence_parallel=true \
+         memory.recompute=full",
     ),
 ];
 
@@ -174,10 +228,16 @@ const FAMILIES: [LayoutSpec; 5] = [
 ];
 
 /// The layouts of the 16-bit types.
-const PRECISIONS: [LayoutSpec; 3] = [
+const PRECISIONS: [LayoutSpec; 4] = [
     LayoutSpec("tp 2, sequence parallel", [2, 1, 1], 0, "parallel.sequence_parallel=true"),
     LayoutSpec("tp 2, pp 2, dp 2, ZeRO-1, tp overlap", [2, 2, 2], 1, "parallel.overlap_tp=true"),
     LayoutSpec("dp 4, ZeRO-3, full", [1, 1, 4], 3, "memory.recompute=full"),
+    LayoutSpec(
+        "dp 4, ZeRO++",
+        [1, 1, 4],
+        0,
+        "cluster.per_node=2 sharding.preset=zero++ sharding.quantize_block=32",
+    ),
 ];
 
 /// All layouts: those of the given model's family, some of the other families if `all_families`, and some in each 16-bit
@@ -198,7 +258,7 @@ pub fn layouts(all_families: bool) -> Vec<Layout> {
 
 /// The layouts of the given model's family that have every kind of transfer and op between them: few and small enough for ranks
 /// that share a GPU, where every transfer takes milliseconds.
-const FOR_NCCL: [&str; 12] = [
+const FOR_NCCL: [&str; 13] = [
     "dp 2",
     "dp 4, ZeRO-1",
     "dp 2, ZeRO-2",
@@ -211,6 +271,7 @@ const FOR_NCCL: [&str; 12] = [
     "pp 4, zero-bubble",
     "tp 2, pp 2, dp 2, ZeRO-1",
     "pp 4, dp 2, ZeRO-3, zero-bubble, full, no overlap",
+    "dp 4, ZeRO++",
 ];
 
 /// The layouts for ranks that communicate by NCCL.

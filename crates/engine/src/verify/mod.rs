@@ -7,9 +7,10 @@
 mod compare;
 mod fault;
 mod layouts;
+mod noise;
 mod record;
 
-pub use compare::{Bounds, Difference, WeightBound, compare, worse};
+pub use compare::{Bounds, Difference, ParameterBound, compare, worse};
 pub use fault::Fault;
 pub use layouts::{Layout, layouts, nccl_layouts};
 pub use record::{Recording, record};

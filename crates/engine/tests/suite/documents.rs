@@ -106,7 +106,7 @@ fn all_layouts_agree_with_one_rank() {
                 .expect("no rank fails")
                 .expect("rank 0 is here"),
         );
-        if !Bounds::of(plan.precision.compute).hold(&difference) {
+        if !Bounds::of(&plan).hold(&difference) {
             failed.push(format!("{layout}: {difference:?}"));
         }
         reference = Some((layout.model.clone(), one));

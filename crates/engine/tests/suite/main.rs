@@ -2,6 +2,7 @@
 //! by a global allocator.
 
 mod documents;
+mod emulated_links;
 mod generation;
 mod gpu;
 mod overlapped_steps;

@@ -67,6 +67,16 @@ fn files(path: &Path) -> BTreeMap<String, Vec<u8>> {
     entries.map(read).collect()
 }
 
+/// Eight replicas on two nodes of two packages.
+const EIGHT_REPLICAS: [&str; 6] = [
+    "parallel.tp=1",
+    "parallel.pp=1",
+    "parallel.dp=8",
+    "batch.global=8",
+    "cluster.per_package=2",
+    "cluster.per_node=4",
+];
+
 #[test]
 fn on_the_same_layout_not_a_bit_is_different() {
     for settings in [
@@ -80,6 +90,13 @@ fn on_the_same_layout_not_a_bit_is_different() {
             "model.kv_heads=2",
             "model.tied=false",
         ],
+        &[&EIGHT_REPLICAS[..], &["sharding.preset=zero++", "precision.compute=bf16"]].concat(),
+        &[&EIGHT_REPLICAS[..], &["sharding.preset=three-level", "sharding.quantize_weights=int8"]].concat(),
+        &[
+            &EIGHT_REPLICAS[..],
+            &["sharding.zero=1", "sharding.quantize_weights=int8", "precision.compute=fp16"],
+        ]
+        .concat(),
     ] {
         let plan = plan(settings);
         let (whole, parts) = (folder("resume-whole"), folder("resume-parts"));
@@ -133,7 +150,7 @@ impl Choices {
                 "zero = 3",
                 "zero = 3\ncollectives = \"hierarchical\"",
                 "preset = \"mics\"",
-                "preset = \"zero++\"",
+                "preset = \"zero++\"\nquantize_weights = \"none\"\nquantize_gradients = \"none\"",
                 "gradients = \"node\"\nstates = \"cluster\"",
             ]),
             2 * tp.parse::<usize>().expect("a number"),
@@ -230,7 +247,7 @@ fn from_any_placement_to_any_other_not_a_bit_is_different() {
         "sharding.zero=1",
         "sharding.zero=3",
         "sharding.preset=mics",
-        "sharding.preset=zero++",
+        "sharding.preset=zero++ sharding.quantize_weights=none sharding.quantize_gradients=none",
         "sharding.gradients=node",
         "sharding.weights=node sharding.gradients=node",
     ];
@@ -270,6 +287,25 @@ fn a_checkpoint_goes_on_in_another_precision() {
         let other = losses(settings);
         assert_eq!(other[0].loss_scale.to_bits(), 1_f64.to_bits(), "a scale is for fp16");
         assert!((other[0].loss - same[0].loss).abs() < 0.02, "{} and {}", other[0].loss, same[0].loss);
+    }
+}
+
+/// A checkpoint has the exact weights, so a run goes on from it with other codes or without.
+#[test]
+fn a_checkpoint_goes_on_with_other_codes() {
+    let out = folder("resume-codes");
+    let placed = |more: &[&str]| plan(&[&EIGHT_REPLICAS, more].concat());
+    let three_levels = ["sharding.preset=three-level", "sharding.quantize_weights=int8"];
+    let quantized = run(&placed(&three_levels), None, &out);
+    let path = CheckpointFolder::of_run(&out).of_step(3);
+    for settings in [
+        &["sharding.zero=0"][..],
+        &["sharding.zero=3"],
+        &["sharding.preset=zero++", "sharding.quantize_block=64"],
+    ] {
+        let other = run(&placed(settings), Some(&path), &folder("resume-codes-other"));
+        let (expected, found) = (quantized[3].loss, other[0].loss);
+        assert!((expected - found).abs() < 0.01 * expected, "{expected} and {found}, {settings:?}");
     }
 }
 

@@ -53,8 +53,11 @@ impl TokenSource for Ones {
 
 #[test]
 fn two_runs_with_one_seed_are_bit_identical() {
-    for settings in [&["sharding.zero=3"][..], &["precision.compute=bf16", "parallel.sequence_parallel=true"]]
-    {
+    for settings in [
+        &["sharding.zero=3"][..],
+        &["precision.compute=bf16", "parallel.sequence_parallel=true"],
+        &ZERO_PLUS_PLUS,
+    ] {
         let bits = |reports: Vec<StepReport>| -> Vec<[u64; 3]> {
             let numbers =
                 |r: &StepReport| [r.loss, r.grad_norm, r.validation_loss.unwrap_or(0.0)].map(f64::to_bits);
@@ -85,14 +88,17 @@ fn loaded_weights_are_the_weights() {
     assert_eq!(assemble(&other, &pieces).whole, weights);
 }
 
-#[test]
-fn an_overflow_on_one_rank_skips_the_step_on_all_and_moves_every_scale_alike() {
-    let plan = plan(&["precision.compute=fp16", "run.max_skipped=100"]);
-    let job = Job { fault: Some(Fault::Overflow), ..Job::new(Arc::new(plan.clone()), MemoryChoice::Heap) };
+/// Four replicas on two nodes, with codes.
+const ZERO_PLUS_PLUS: [&str; 5] =
+    ["parallel.tp=1", "parallel.pp=2", "parallel.dp=4", "cluster.per_node=2", "sharding.preset=zero++"];
+
+/// Skip, skipped steps in a row, loss scale and updates of every rank after three steps, and whether its weights are the same.
+fn after_three_steps(plan: &Plan, fault: Option<Fault>) -> Vec<([f64; 4], bool)> {
+    let job = Job { fault, ..Job::new(Arc::new(plan.clone()), MemoryChoice::Heap) };
     let ranks = run_ranks(Purpose::Training, &job, &job.world(), |worker| {
         worker.rank.initialise(1);
         let before: Vec<_> = worker.rank.weights().into_iter().map(|piece| piece.values).collect();
-        let program = worker.program(&plan);
+        let program = worker.program(plan);
         for _ in 0..3 {
             worker.run(&program, &mut Ones(vec![1; plan.rows()]), |_, _| {})?;
         }
@@ -100,8 +106,31 @@ fn an_overflow_on_one_rank_skips_the_step_on_all_and_moves_every_scale_alike() {
         let slots = [control::SKIP, control::SKIPPED_IN_A_ROW, control::LOSS_SCALE, control::UPDATES];
         Ok((slots.map(|slot| worker.rank.control(slot)), before == after))
     });
-    for (rank, state) in ranks.expect("no rank fails").into_iter().enumerate() {
-        assert_eq!(state, ([1.0, 3.0, 65536.0 / 8.0, 0.0], true), "rank {rank}");
+    ranks.expect("no rank fails")
+}
+
+#[test]
+fn an_overflow_on_one_rank_skips_the_step_on_all_and_moves_every_scale_alike() {
+    for layout in [&[][..], &ZERO_PLUS_PLUS] {
+        let plan = plan(&[&["precision.compute=fp16", "run.max_skipped=100"], layout].concat());
+        for (rank, state) in after_three_steps(&plan, Some(Fault::Overflow)).into_iter().enumerate() {
+            assert_eq!(state, ([1.0, 3.0, 65536.0 / 8.0, 0.0], true), "rank {rank}, {layout:?}");
+        }
+    }
+}
+
+/// Quantisation does not hide numbers that are not finite. Weights that a refresh replaces by codes stay the same, too.
+#[test]
+fn gradients_that_overflow_before_they_are_quantised_skip_the_step() {
+    let overflow = ["precision.compute=fp16", "precision.loss_scale=1e30", "run.max_skipped=100"];
+    let refreshed = ["sharding.weights=node", "sharding.quantize_refresh=int8"];
+    for more in [&[][..], &refreshed, &["sharding.quantize_gradients=int8", "sharding.reduce=step"]] {
+        let plan = plan(&[&overflow, &ZERO_PLUS_PLUS[..], more].concat());
+        for (rank, ([skip, skipped, _, updates], same)) in
+            after_three_steps(&plan, None).into_iter().enumerate()
+        {
+            assert_eq!(([skip, skipped, updates], same), ([1.0, 3.0, 0.0], true), "rank {rank}, {more:?}");
+        }
     }
 }
 

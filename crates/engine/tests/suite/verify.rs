@@ -51,7 +51,7 @@ fn all_layouts_agree_with_one_rank() {
                 .expect("rank 0 is here"),
         );
         println!("{layout}: {difference:?}");
-        if !Bounds::of(plan.precision.compute).hold(&difference) {
+        if !Bounds::of(&plan).hold(&difference) {
             failed.push(format!("{layout}: {difference:?}"));
         }
     }
@@ -66,7 +66,7 @@ fn every_fault_is_noticed() {
         let reference = record(&self::plan(&[]), MemoryChoice::Heap, Connection::Threads, None)
             .expect("one rank")
             .expect("rank 0 is here");
-        let bounds = Bounds::of(plan.precision.compute);
+        let bounds = Bounds::of(&plan);
         assert!(
             bounds.hold(&compare(
                 &reference,

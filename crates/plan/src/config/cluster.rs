@@ -178,6 +178,7 @@ fn link(level: Level, raw: &RawLink) -> Result<LinkSpec, ConfigError> {
         level,
         bandwidth: raw.bandwidth.map(|x| rate(&field("bandwidth"), x)).transpose()?,
         latency: raw.latency.map(|x| seconds(&field("latency"), x)).transpose()?,
+        inner_latency: raw.inner_latency.map(|x| seconds(&field("inner_latency"), x)).transpose()?,
         efficiency: raw.efficiency.map(|x| share(&field("efficiency"), x)).transpose()?,
         start: raw.start.map(|x| seconds(&field("start"), x)).transpose()?,
         short: raw.short,

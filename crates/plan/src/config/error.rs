@@ -80,11 +80,6 @@ pub(super) fn invalid(field: &str, value: impl Display, rule: impl Into<String>)
     ConfigError::Value { field: field.to_owned(), value: value.to_string(), rule: rule.into() }
 }
 
-/// The error for a value that this version does not support yet. `instead` is what it supports.
-pub(super) fn unavailable(field: &str, value: impl Display, instead: impl Display) -> ConfigError {
-    invalid(field, value, format!("is not available yet; use {instead}"))
-}
-
 /// `value`, if it lies in `range`.
 pub(super) fn within<T>(field: &str, value: T, range: RangeInclusive<T>) -> Result<T, ConfigError>
 where

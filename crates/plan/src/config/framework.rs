@@ -11,6 +11,7 @@ const LARGEST_FACTOR: f64 = 1e3;
 pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError> {
     let path = |key: &str| format!("framework.{key}");
     within(&path("fills"), spec.fills, 1..=1 << 10)?;
+    within(&path("gather_pieces"), spec.gather_pieces, 1..=1 << 10)?;
     between(&path("reserve"), spec.reserve, 0.0..=1e15)?;
     spec.bucket.map(|bytes| between(&path("bucket"), bytes, 1e3..=1e15)).transpose()?;
     let times = [

@@ -15,6 +15,7 @@ mod layers;
 mod mesh;
 mod model;
 mod pipeline;
+mod quantized;
 mod raw;
 mod resolved;
 mod sharding;

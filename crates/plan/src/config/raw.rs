@@ -85,7 +85,9 @@ table!(RawSharding {
     gather: When,
     reduce: When,
     quantize_weights: Quantize,
+    quantize_refresh: Quantize,
     quantize_gradients: Quantize,
+    quantize_block: usize,
     secondary: ShardLevel,
     collectives: Collectives,
 });
@@ -133,7 +135,15 @@ table!(RawCluster {
 
 table!(RawLinks { package: RawLink, node: RawLink, cluster: RawLink });
 
-table!(RawLink { bandwidth: f64, latency: f64, efficiency: f64, start: f64, short: ShortSpec, rings: usize });
+table!(RawLink {
+    bandwidth: f64,
+    latency: f64,
+    inner_latency: f64,
+    efficiency: f64,
+    start: f64,
+    short: ShortSpec,
+    rings: usize
+});
 
 table!(RawEmulatedLinks { package: RawEmulatedLink, node: RawEmulatedLink, cluster: RawEmulatedLink });
 

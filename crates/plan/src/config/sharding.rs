@@ -2,9 +2,10 @@
 
 use kintsugi_spec::{ClusterSpec, FrameworkSpec, Level, Span, Topology};
 
-use super::error::{ConfigError, invalid, unavailable, within};
+use super::error::{ConfigError, invalid, within};
+use super::quantized;
 use super::raw::RawSharding;
-use super::words::{Collectives, Quantize, ShardLevel, ShardPreset};
+use super::words::{Collectives, ShardLevel, ShardPreset};
 use crate::{MOST_PARTS, Mesh, Part, Sharding, When};
 
 /// The sharding of weights, gradients and states, and when they are gathered and reduced.
@@ -14,7 +15,6 @@ pub(super) fn resolve(
     cluster: &ClusterSpec,
     framework: &FrameworkSpec,
 ) -> Result<Sharding, ConfigError> {
-    check_available(raw)?;
     within("sharding.zero", raw.zero.unwrap_or(0), 0..=3)?;
     let wanted = Levels::of(raw);
     let size = |field, level| shards(field, level, mesh, cluster.topology);
@@ -38,6 +38,11 @@ pub(super) fn resolve(
         // A framework's profile describes runs that were made with rings.
         Collectives::Auto => framework.preset.is_none() && levels_pay(mesh, cluster, framework),
     };
+    let given = [wanted.weights, wanted.states].map(|level| level != ShardLevel::None);
+    let quantized = quantized::resolve(raw, [weights, states], given)?;
+    // One all-to-all over all replicas would send each node as many times as much as it has ranks.
+    let node = mesh.replicas_inside(Level::Node, cluster.topology);
+    let node = node.filter(|&ranks| quantized.gradients.is_some() && ranks < states);
     Ok(Sharding {
         weights,
         gradients,
@@ -45,9 +50,10 @@ pub(super) fn resolve(
         secondary,
         gather,
         reduce: reduce(raw.reduce, wanted.gradients, gradients)?,
-        multiple: Sharding::ALIGNMENT,
+        quantized,
+        multiple: Sharding::multiple_for(quantized),
         parts: parts(mesh, cluster.topology, |ranks| {
-            hierarchical || [weights, gradients, states, secondary].contains(&ranks)
+            hierarchical || [weights, gradients, states, secondary].contains(&ranks) || node == Some(ranks)
         }),
     })
 }
@@ -84,6 +90,7 @@ pub(super) fn notes(raw: &RawSharding, sharding: &Sharding, mesh: Mesh) -> Vec<S
         };
         notes.push(format!("sharding.secondary = {secondary} is the same as \"none\": {why}"));
     }
+    notes.extend(quantized::notes(raw, sharding));
     notes
 }
 
@@ -113,19 +120,6 @@ impl Levels {
             secondary: raw.secondary.unwrap_or(secondary),
         }
     }
-}
-
-fn check_available(raw: &RawSharding) -> Result<(), ConfigError> {
-    let quantized = [
-        ("sharding.quantize_weights", raw.quantize_weights),
-        ("sharding.quantize_gradients", raw.quantize_gradients),
-    ];
-    for (field, given) in quantized {
-        if let Some(kind) = given.filter(|&kind| kind != Quantize::None) {
-            return Err(unavailable(field, kind, "\"none\""));
-        }
-    }
-    Ok(())
 }
 
 /// The number of shards over a level: the ranks of a dp group inside one unit of the level.

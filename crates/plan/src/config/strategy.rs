@@ -7,8 +7,8 @@ use kintsugi_spec::Level;
 use super::error::ConfigError;
 use super::raw::{RawBatch, RawMemory, RawParallel, RawSharding};
 use super::words::{Replicas, ShardLevel};
-use super::{batch, mesh, model, pipeline, sequence_parallel, sharding, training};
-use crate::{Mesh, Plan, Recompute, ScheduleKind, Sharding, When};
+use super::{batch, mesh, model, pipeline, quantized, sequence_parallel, sharding, training};
+use crate::{Mesh, Plan, Quantized, Recompute, ScheduleKind, Sharding, When};
 
 /// How a model is run: one point of the search space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,6 +48,8 @@ pub struct ShardingChoice {
     pub gather: When,
     /// When gradients are reduced.
     pub reduce: When,
+    /// The transfers that carry codes, if the sharding has them. All have the same block.
+    pub quantized: Quantized,
 }
 
 impl ShardingChoice {
@@ -59,6 +61,7 @@ impl ShardingChoice {
         secondary: None,
         gather: When::MicroBatch,
         reduce: When::Step,
+        quantized: Quantized::NONE,
     };
 }
 
@@ -117,7 +120,7 @@ impl Plan {
             secondary: level(choice.secondary),
             gather: Some(choice.gather),
             reduce: Some(choice.reduce),
-            ..RawSharding::default()
+            ..quantized::keys(choice.quantized)
         };
         sharding::resolve(&raw, mesh, &self.cluster, &self.framework)
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use kintsugi_spec::Level;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::{LossScale, Resume};
+use crate::{Codes, Integer, LossScale, Resume};
 
 /// A number of replicas, or `"auto"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,13 +115,30 @@ impl fmt::Display for ShardLevel {
     }
 }
 
+impl Quantize {
+    /// The integers; `None` for the word `none`.
+    pub(super) fn integer(self) -> Option<Integer> {
+        match self {
+            Quantize::None => None,
+            Quantize::Int8 => Some(Integer::Int8),
+            Quantize::Int4 => Some(Integer::Int4),
+        }
+    }
+}
+
+impl From<Option<Codes>> for Quantize {
+    fn from(codes: Option<Codes>) -> Self {
+        match codes.map(|codes| codes.integer) {
+            None => Quantize::None,
+            Some(Integer::Int8) => Quantize::Int8,
+            Some(Integer::Int4) => Quantize::Int4,
+        }
+    }
+}
+
 impl fmt::Display for Quantize {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            Quantize::None => "\"none\"",
-            Quantize::Int8 => "\"int8\"",
-            Quantize::Int4 => "\"int4\"",
-        })
+        write!(f, "\"{}\"", self.integer().map_or("none", Integer::name))
     }
 }
 

@@ -69,7 +69,7 @@ fn parallel(plan: &Plan) -> RawParallel {
 }
 
 fn sharding(plan: &Plan) -> RawSharding {
-    let Sharding { weights, gradients, states, secondary, gather, reduce, .. } = plan.sharding;
+    let Sharding { weights, gradients, states, secondary, gather, reduce, quantized, .. } = plan.sharding;
     // The innermost level with as many replicas; all replicas are the cluster's.
     let level = |ranks: usize| {
         let joins = |level: &Level| {
@@ -79,22 +79,18 @@ fn sharding(plan: &Plan) -> RawSharding {
         let level = Level::ALL.into_iter().find(joins).filter(|_| ranks > 1);
         Some(level.map_or(ShardLevel::None, ShardLevel::from))
     };
-    let divisions = [weights, gradients, states, secondary, plan.mesh.dp];
-    let mut inside = 1;
-    let by_level = plan.sharding.parts().any(|part| {
-        inside = part.ranks.saturating_mul(inside);
-        !divisions.contains(&inside)
-    });
-    RawSharding {
+    let keys = |collectives| RawSharding {
         weights: level(weights),
         gradients: level(gradients),
         states: level(states),
         secondary: level(secondary),
         gather: Some(gather),
         reduce: Some(reduce),
-        collectives: Some(if by_level { Collectives::Hierarchical } else { Collectives::Ring }),
-        ..RawSharding::default()
-    }
+        collectives: Some(collectives),
+        ..super::quantized::keys(quantized)
+    };
+    let ring = super::sharding::resolve(&keys(Collectives::Ring), plan.mesh, &plan.cluster, &plan.framework);
+    keys(if ring.as_ref() == Ok(&plan.sharding) { Collectives::Ring } else { Collectives::Hierarchical })
 }
 
 fn data(data: &Data) -> RawData {
@@ -122,6 +118,7 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
         found.map(|link| RawLink {
             bandwidth: link.bandwidth,
             latency: link.latency,
+            inner_latency: link.inner_latency,
             efficiency: link.efficiency,
             start: link.start,
             short: link.short,

@@ -5,7 +5,7 @@ use crate::{Group, Op, Phase, PhaseKind, Plan, Unit};
 /// What follows the last pass of a training step.
 pub(super) fn step(plan: &Plan, stage: usize, tail: &mut Vec<Op>) {
     if plan.holds_tied_copy(stage) {
-        let (unit, phase) = (Unit::Table, Phase { over: Group::Tied, kind: PhaseKind::Sum });
+        let (unit, phase) = (Unit::Table, Phase::plain(Group::Tied, PhaseKind::Sum));
         tail.extend([Op::ReduceStart { unit, phase }, Op::ReduceWait { unit, phase }]);
     }
     tail.push(Op::Measure);

@@ -2,7 +2,7 @@
 
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::{InitialValues, Parameter, parameters};
-use kintsugi_plan::{Data, DataSource, Mesh, Plan, ScheduleKind, TokenData, Unit, When};
+use kintsugi_plan::{Codes, Data, DataSource, Mesh, Plan, Quantized, ScheduleKind, TokenData, Unit, When};
 use kintsugi_spec::{ModelSpec, presets};
 
 fn plan(text: &str, sets: &[&str]) -> Plan {
@@ -172,6 +172,56 @@ fn a_level_shards_over_the_replicas_that_it_joins() {
     assert_eq!(frontier(&["parallel.tp=2", "parallel.dp=4", "sharding.gradients=package"]).gradients, 1);
     let alone = frontier(&["sharding.zero=3", "parallel.dp=1", "sharding.reduce=micro-batch"]);
     assert_eq!((alone.weights, alone.states, alone.reduce), (1, 1, When::Step));
+}
+
+#[test]
+fn presets_quantise_and_keys_override_them() {
+    let frontier = |sets: &[&str]| {
+        let all =
+            [&["cluster.preset=frontier", "parallel.dp=16", "sharding.collectives=ring"], sets].concat();
+        let sharding = preset("demo", &all).sharding;
+        let Quantized { weights, refresh, gradients } = sharding.quantized;
+        let word =
+            |codes: Option<Codes>| codes.map_or("–".to_owned(), |c| format!("{} {}", c.integer, c.block));
+        ([weights, refresh, gradients].map(word).join(", "), sharding)
+    };
+    let words = |sets: &[&str]| frontier(sets).0;
+    assert_eq!(words(&["sharding.preset=zero++"]), "int8 256, –, int4 256");
+    assert_eq!(words(&["sharding.preset=three-level"]), "int8 256, –, int4 256");
+    assert_eq!(words(&["sharding.preset=mics"]), "–, –, –");
+    let three = |key: &str| words(&["sharding.preset=three-level", key]);
+    assert_eq!(three("sharding.quantize_weights=int8"), "int8 256, int8 256, int4 256");
+    assert_eq!(three("sharding.quantize_weights=none"), "–, –, int4 256");
+    assert_eq!(three("sharding.quantize_gradients=none"), "int8 256, –, –");
+    assert_eq!(three("sharding.quantize_refresh=int8"), "int8 256, int8 256, int4 256");
+    assert_eq!(three("sharding.quantize_block=64"), "int8 64, –, int4 64");
+    // Only what is transferred is quantised.
+    let zero =
+        |zero: &str| words(&[zero, "sharding.quantize_weights=int8", "sharding.quantize_gradients=int8"]);
+    assert_eq!(zero("sharding.zero=1"), "–, int8 256, int8 256");
+    assert_eq!(zero("sharding.zero=3"), "int8 256, –, int8 256");
+
+    // Shards are whole blocks, and codes of gradients cross nodes in a part of their own.
+    let (_, plain) =
+        frontier(&["sharding.zero=3", "sharding.quantize_weights=int8", "sharding.quantize_block=1024"]);
+    assert_eq!((plain.multiple, plain.parts().count()), (1024, 1));
+    let (_, divided) =
+        frontier(&["sharding.zero=3", "sharding.quantize_gradients=int8", "sharding.quantize_block=32"]);
+    assert_eq!((divided.multiple, divided.parts().count()), (64, 2));
+}
+
+#[test]
+fn codes_that_nothing_carries_are_noted() {
+    let notes = |sets: &[&str]| {
+        let source = ConfigSource::text("model.preset = \"demo\"").sets(sets);
+        source.notes(&source.plan().expect("a legal plan")).expect("notes").join("\n")
+    };
+    let alone = notes(&["sharding.zero=3", "sharding.quantize_gradients=int4"]);
+    let note =
+        "sharding.quantize_gradients = \"int4\" is the same as \"none\": no gradients are reduced to shards";
+    assert!(alone.contains(note), "{alone}");
+    let used = notes(&["parallel.dp=2", "sharding.zero=3", "sharding.quantize_gradients=int4"]);
+    assert_eq!(used, "");
 }
 
 #[test]

@@ -181,8 +181,15 @@ const SETS: &[&[&str]] = &[
     &["data.source=a", "data.validation=\"\""],
     &["data.source=a", "data.validation=b", "data.split=0.1"],
     // Not implemented yet.
-    &["sharding.quantize_weights=int8"],
-    &["sharding.quantize_gradients=int4"],
+    &["sharding.quantize_weights=int8", "sharding.zero=0"],
+    &["sharding.quantize_weights=int4", "sharding.zero=3"],
+    &["sharding.quantize_refresh=int8", "sharding.zero=0"],
+    &["sharding.quantize_refresh=int4", "sharding.zero=1"],
+    &["sharding.quantize_gradients=int4", "sharding.zero=0"],
+    &["sharding.quantize_gradients=int16"],
+    &["sharding.quantize_block=16", "sharding.zero=3"],
+    &["sharding.quantize_block=96", "sharding.zero=3"],
+    &["sharding.quantize_block=8192", "sharding.zero=3"],
     &["cluster.price=-2.5"],
 ];
 

@@ -200,7 +200,7 @@ fn unit_is_reduced(plan: &Plan, program: &Program, unit: Unit) {
     let tied = unit == Unit::Table && plan.holds_tied_copy(program.stage);
     let times = if every_micro { plan.micro_batches() } else { 1 };
     let pair = |phase| [Op::ReduceStart { unit, phase }, Op::ReduceWait { unit, phase }];
-    let sum = |over| Phase { over, kind: PhaseKind::Sum };
+    let sum = |over| Phase::plain(over, PhaseKind::Sum);
     let inner = plan.sharding.inner_reductions();
     let outer = plan.sharding.outer_reductions();
     assert_eq!(inner.is_empty() && outer.is_empty(), !data);

@@ -81,11 +81,18 @@ fn replicas() -> impl Strategy<Value = (usize, Vec<String>)> {
             (dp, levels[1] > 0, sets)
         },
     );
-    (prop_oneof![over_all, by_level], when(), when()).prop_map(|((dp, reduces, mut sets), gather, reduce)| {
-        sets.push(format!("sharding.gather={gather}"));
-        sets.extend(reduces.then(|| format!("sharding.reduce={reduce}")));
-        (dp, sets)
-    })
+    let codes = (select(vec!["none", "int8"]), select(vec!["none", "int8", "int4"]));
+    (prop_oneof![over_all, by_level], when(), when(), codes).prop_map(
+        |((dp, reduces, mut sets), gather, reduce, (weights, gradients))| {
+            sets.push(format!("sharding.gather={gather}"));
+            sets.extend(reduces.then(|| format!("sharding.reduce={reduce}")));
+            if reduces {
+                sets.push(format!("sharding.quantize_weights={weights}"));
+                sets.push(format!("sharding.quantize_gradients={gradients}"));
+            }
+            (dp, sets)
+        },
+    )
 }
 
 const LEVELS: [&str; 4] = ["none", "package", "node", "cluster"];

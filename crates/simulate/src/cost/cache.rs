@@ -35,8 +35,9 @@ struct BlockKey {
     recompute: Recompute,
     split: bool,
     accumulates: bool,
-    /// Number of replicas, if every micro-batch starts its gradients anew and clears their padding.
-    fresh: Option<usize>,
+    /// What shards of all replicas and parameters are padded to, if every micro-batch starts its gradients anew and clears their
+    /// padding.
+    fresh: Option<[usize; 2]>,
 }
 
 /// Everything that decides the costs of units.
@@ -87,7 +88,7 @@ fn split(plan: &Plan) -> bool {
 }
 
 fn block_key(plan: &Plan) -> BlockKey {
-    let Sharding { gradients, reduce, .. } = plan.sharding;
+    let Sharding { gradients, reduce, multiple, quantized, .. } = plan.sharding;
     let anew = gradients > 1 && (reduce == When::MicroBatch || !accumulates(plan));
     BlockKey {
         ranks: plan.mesh.ranks(),
@@ -100,7 +101,7 @@ fn block_key(plan: &Plan) -> BlockKey {
         recompute: plan.memory.recompute,
         split: split(plan),
         accumulates: accumulates(plan),
-        fresh: anew.then_some(plan.mesh.dp),
+        fresh: anew.then_some([plan.mesh.dp * multiple, quantized.block()]),
     }
 }
 

@@ -20,8 +20,36 @@ use crate::graph::StageOp;
 /// Picoseconds.
 pub type Time = u64;
 
-/// A transfer: the level that it occupies, and its duration.
-pub type Transfer = (Level, Time);
+/// A transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The level that it occupies.
+    pub level: Level,
+    /// How long it occupies the level.
+    pub time: Time,
+    /// How much later it arrives, while the level is free for the next transfer: the latency of emulated links. A library's
+    /// transfers follow each other on a stream, so their latency is part of `time`.
+    pub latency: Time,
+}
+
+impl Transfer {
+    /// A transfer that has arrived when its level is free again.
+    pub fn new(level: Level, time: Time) -> Self {
+        Transfer { level, time, latency: 0 }
+    }
+
+    /// The rest of it if its ranks copied data for the first part of this length. The latency is its end.
+    fn without(self, copying: Time) -> Self {
+        let rest = self.duration().saturating_sub(copying);
+        let latency = self.latency.min(rest);
+        Transfer { time: rest - latency, latency, ..self }
+    }
+
+    /// From its start to its arrival.
+    pub fn duration(self) -> Time {
+        self.time.saturating_add(self.latency)
+    }
+}
 
 /// The cost of an op for the rank that runs it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,7 +89,7 @@ impl OpOrder {
         for &segment in &self.segments {
             match segment {
                 Segment::Run(time) => cost.compute = cost.compute.saturating_add(time),
-                Segment::Start((_, time)) => cost.links = cost.links.saturating_add(time),
+                Segment::Start(transfer) => cost.links = cost.links.saturating_add(transfer.duration()),
                 Segment::Wait(_) => {}
             }
         }
@@ -88,10 +116,11 @@ impl OpOrder {
         for &segment in &self.segments {
             match segment {
                 Segment::Run(time) => now = Time::saturating_add(now, time),
-                Segment::Start((level, time)) => {
-                    let begin = now.max(stream[level as usize]);
-                    let end = begin.saturating_add(time);
-                    stream[level as usize] = end;
+                Segment::Start(started) => {
+                    let free = &mut stream[started.level as usize];
+                    let begin = now.max(*free);
+                    *free = begin.saturating_add(started.time);
+                    let end = free.saturating_add(started.latency);
                     transfer(ends.len(), begin, end);
                     ends.push(end);
                 }
@@ -206,10 +235,10 @@ impl OpCost {
     fn shared(self, sharing: Sharing, copying: Time) -> OpCost {
         let slowed = |time: Time| (time as f64 * sharing.slowdown).round() as Time;
         match self.started {
-            Some((level, time)) => OpCost {
+            Some(transfer) => OpCost {
                 compute: slowed(self.compute.saturating_add(copying)),
                 links: slowed(self.links),
-                started: Some((level, time.saturating_sub(copying))).filter(|(_, time)| *time > 0),
+                started: Some(transfer.without(copying)).filter(|transfer| transfer.duration() > 0),
             },
             None => OpCost {
                 compute: slowed(self.compute),
@@ -319,7 +348,7 @@ impl Costs {
                 Source::Stage(_) | Source::Sum(_) | Source::Nothing => {}
             }
         }
-        let at_once = (Level::Package, 0);
+        let at_once = Transfer::new(Level::Package, 0);
         let units = UnitCosts {
             ops: units,
             stage_ops: vec![Default::default(); plan.mesh.pp],
@@ -383,7 +412,7 @@ impl Costs {
             }
             cost
         };
-        let phase = Phase { over: Group::Tied, kind: PhaseKind::Sum };
+        let phase = Phase::plain(Group::Tied, PhaseKind::Sum);
         let tied = ops.get(&Op::ReduceStart { unit: Unit::Table, phase });
         let part =
             |wanted| ops.iter().filter(move |(op, _)| source(**op) == wanted).map(|(&op, &cost)| (op, cost));
@@ -392,7 +421,7 @@ impl Costs {
                 .map(|stage| StageOp::ALL.map(|(_, op)| stage_op(stage, op)))
                 .collect(),
             sums: [Group::PIPELINE, Group::DATA, Group::TENSOR].map(|group| pricing.sum(group)),
-            tied: tied.and_then(|cost| cost.started).unwrap_or((Level::Node, 0)),
+            tied: tied.and_then(|cost| cost.started).unwrap_or(Transfer::new(Level::Node, 0)),
             interference: (plan.framework.interference * 1024.0) as u64,
             fixed: picoseconds(plan.framework.step),
             ops: part(Source::Unit).collect(),
@@ -452,12 +481,14 @@ impl Pricing<'_> {
             } else {
                 started[event.transfer] = done;
                 let entry = transfers[event.transfer];
-                let (level, seconds) = collective(entry, self.links, false).unwrap_or((Level::Package, 0.0));
+                let at_once = Transfer::new(Level::Package, 0);
+                let transfer = collective(entry, self.links, Purpose::Other).unwrap_or(at_once);
                 // A rank that shares its core copies the data itself.
-                let copying = self.sharing.and_then(|_| copying(entry, self.links, false)).unwrap_or(0.0);
+                let copying =
+                    self.sharing.and_then(|_| copying(entry, self.links, Purpose::Other)).unwrap_or(0.0);
                 let copy = (copying > 0.0).then(|| Segment::Run(picoseconds(copying * slowdown)));
                 order.segments.extend(copy);
-                order.segments.push(Segment::Start((level, picoseconds(seconds - copying))));
+                order.segments.push(Segment::Start(transfer.without(picoseconds(copying))));
             }
         }
         run(&mut order, &kernels[done..]);
@@ -478,16 +509,15 @@ impl Pricing<'_> {
         }
         let seconds: f64 = kernels.iter().map(|kernel| self.device.seconds(kernel)).sum();
         let host = self.host(traced);
-        let sums = matches!(op, Op::ReduceStart { .. });
-        let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, sums)).sum();
-        let transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, sums));
+        let purpose = Purpose::of(op);
+        let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, purpose)).sum();
+        let mut transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, purpose));
         let cost = if starts_a_transfer(op) {
-            let started = transfers.map(|(level, seconds)| (level, picoseconds(seconds))).next();
-            OpCost { compute: picoseconds(seconds), links: 0, started }
+            OpCost { compute: picoseconds(seconds), links: 0, started: transfers.next() }
         } else {
-            let inside: f64 = transfers.map(|(_, seconds)| seconds).sum();
-            let waiting = (host - seconds - inside).max(0.0);
-            OpCost { compute: picoseconds(seconds + waiting), links: picoseconds(inside), started: None }
+            let inside = transfers.map(Transfer::duration).fold(0, Time::saturating_add);
+            let waiting = (host - seconds - inside as f64 * 1e-12).max(0.0);
+            OpCost { compute: picoseconds(seconds + waiting), links: inside, started: None }
         };
         self.sharing.map_or(cost, |sharing| cost.shared(sharing, picoseconds(copying)))
     }
@@ -507,14 +537,14 @@ impl Pricing<'_> {
 
     fn sum(&self, group: Group) -> Transfer {
         let (level, seconds) = self.links.collective(group, Collective::AllReduce, 12.0);
-        (level, picoseconds(seconds * self.slowdown()))
+        Transfer::new(level, picoseconds(seconds * self.slowdown()))
     }
 
     fn messages(&self, bytes: f64) -> Messages {
         let scattered = scatters_messages(self.plan);
         let message = |stage: usize, to: usize| {
             let (level, seconds) = self.links.message(stage, to, bytes, scattered);
-            (level, picoseconds(seconds * self.slowdown()))
+            Transfer::new(level, picoseconds(seconds * self.slowdown()))
         };
         let pp = self.plan.mesh.pp;
         (0..pp)
@@ -561,26 +591,46 @@ fn starts_a_transfer(op: Op) -> bool {
     )
 }
 
-/// Seconds of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard, and divided
-/// into buckets.
-fn collective(entry: Entry, links: &Links, sums: bool) -> Option<(Level, f64)> {
-    let (collective, bytes) = collective_bytes(entry, links, sums)?;
-    Some(if sums {
-        links.reduction(entry.group, collective, bytes)
-    } else {
-        links.collective(entry.group, collective, bytes)
-    })
+/// What a transfer is for. Frameworks divide sums of gradients into buckets, and gathers of weights into pieces.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Gradients,
+    Weights,
+    Other,
+}
+
+impl Purpose {
+    fn of(op: Op) -> Self {
+        match op {
+            Op::ReduceStart { .. } => Purpose::Gradients,
+            Op::GatherStart { unit: Unit::Layer(_), .. } => Purpose::Weights,
+            _ => Purpose::Other,
+        }
+    }
+}
+
+/// The transfer of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard.
+fn collective(entry: Entry, links: &Links, purpose: Purpose) -> Option<Transfer> {
+    let (collective, bytes) = collective_bytes(entry, links, purpose)?;
+    let (level, seconds) = match purpose {
+        Purpose::Gradients => links.reduction(entry.group, collective, bytes),
+        Purpose::Weights => links.gather(entry.group, collective, bytes),
+        Purpose::Other => links.collective(entry.group, collective, bytes),
+    };
+    let latency = links.emulated_latency(entry.group, collective, bytes).min(seconds);
+    Some(Transfer { level, time: picoseconds(seconds - latency), latency: picoseconds(latency) })
 }
 
 /// Seconds of a collective without emulated links.
-fn copying(entry: Entry, links: &Links, sums: bool) -> Option<f64> {
-    let (collective, bytes) = collective_bytes(entry, links, sums)?;
+fn copying(entry: Entry, links: &Links, purpose: Purpose) -> Option<f64> {
+    let (collective, bytes) = collective_bytes(entry, links, purpose)?;
     Some(links.copying(entry.group, collective, bytes).1)
 }
 
-fn collective_bytes(entry: Entry, links: &Links, sums: bool) -> Option<(Collective, f64)> {
+fn collective_bytes(entry: Entry, links: &Links, purpose: Purpose) -> Option<(Collective, f64)> {
     let Movement::Collective(collective) = entry.transfer else { return None };
-    let collective = if sums && links.whole_sums() { Collective::AllReduce } else { collective };
+    let whole = purpose == Purpose::Gradients && collective.sums() && links.whole_sums();
+    let collective = if whole { Collective::AllReduce } else { collective };
     Some((collective, (entry.len * entry.dtype.bytes()) as f64))
 }
 
@@ -605,9 +655,9 @@ mod tests {
         let sum = |whole: bool| {
             let plan = ConfigSource::text(file).set(format!("framework.whole_sums={whole}")).plan().unwrap();
             let device = DeviceModel::new(&plan.cluster.device, &plan.framework).unwrap();
-            let phase = Phase { over: Group::DATA, kind: PhaseKind::Scatter };
+            let phase = Phase::plain(Group::DATA, PhaseKind::Scatter);
             let op = Op::ReduceStart { unit: Unit::Layer(0), phase };
-            CostCache::new(&device).of(&plan).of(0, op).started.expect("it starts a transfer").1
+            CostCache::new(&device).of(&plan).of(0, op).started.expect("it starts a transfer").time
         };
         let (whole, shard) = (sum(true), sum(false));
         assert!(whole > shard && whole <= 2 * shard, "{whole} {shard}");

@@ -178,6 +178,7 @@ impl Compiler {
             }
             Op::GatherWait { unit, phase } => {
                 self.wait(stage, Transfer::Gather(unit), Op::GatherStart { unit, phase }, index);
+                self.run(op, index);
             }
             Op::ReduceStart { phase: Phase { over: Group::Tied, .. }, .. } => {
                 self.run(op, index);
@@ -201,6 +202,7 @@ impl Compiler {
             }
             Op::RefreshWait { unit, phase } => {
                 self.wait(stage, Transfer::Refresh(unit), Op::RefreshStart { unit, phase }, index);
+                self.run(op, index);
             }
             Op::NormStart { axis: Axis::Pipeline } => self.join(self.once_a_step(SUM), index),
             Op::NormWait { axis: Axis::Pipeline } => self.arrive(self.once_a_step(SUM), index),

@@ -149,13 +149,13 @@ impl Prices {
         let coarse = |cost: OpCost| OpCost {
             compute: cost.compute >> unit,
             links: cost.links >> unit,
-            started: cost.started.map(|(level, time)| (level, time >> unit)),
+            started: cost.started.map(|transfer| coarse_transfer(transfer, unit)),
         };
         let kinds: Vec<OpCost> = graph.kinds.iter().map(|&op| coarse(costs.of(0, op))).collect();
         let coarse_order = |order: &OpOrder| {
             let segment = |&segment: &Segment| match segment {
                 Segment::Run(time) => Segment::Run(time >> unit),
-                Segment::Start((level, time)) => Segment::Start((level, time >> unit)),
+                Segment::Start(transfer) => Segment::Start(coarse_transfer(transfer, unit)),
                 Segment::Wait(transfer) => Segment::Wait(transfer),
             };
             OpOrder { segments: order.segments.iter().map(segment).collect(), overlaps: order.overlaps }
@@ -178,12 +178,20 @@ impl Prices {
             rows: graph.rows.iter().map(row).collect(),
             stage_ops: (0..graph.stages).map(stage_ops).collect(),
             transfers: kinds.iter().map(|cost| cost.started).collect(),
-            channels: channels(graph, costs).into_iter().map(|(level, time)| (level, time >> unit)).collect(),
+            channels: channels(graph, costs)
+                .into_iter()
+                .map(|channel| coarse_transfer(channel, unit))
+                .collect(),
             interference: costs.interference(),
             kinds,
             orders,
         }
     }
+}
+
+/// A transfer in units of 2ⁿ picoseconds.
+fn coarse_transfer(Transfer { level, time, latency }: Transfer, unit: u32) -> Transfer {
+    Transfer { level, time: time >> unit, latency: latency >> unit }
 }
 
 /// Upper bounds of the times of nodes, in picoseconds.
@@ -204,8 +212,8 @@ impl Bounds {
         Bounds {
             rows: graph.rows.iter().map(row).collect(),
             stage_ops: StageOp::ALL.map(|(_, op)| of_stages(op)),
-            transfers: kinds.iter().map(|cost| cost.started.map_or(0, |(_, time)| time.into())).collect(),
-            channels: channels(graph, costs).into_iter().map(|(_, time)| time.into()).collect(),
+            transfers: kinds.iter().map(|cost| cost.started.map_or(0, |of| of.duration().into())).collect(),
+            channels: channels(graph, costs).into_iter().map(|channel| channel.duration().into()).collect(),
         }
     }
 
@@ -452,15 +460,15 @@ impl<'a, R: Recorder> Evaluation<'a, R> {
                 clocks.run(prices.stage_ops[stage][op as usize], prices.interference, &mut state.spent);
             }
             Node::Start { cost, slot } => {
-                if let Some((level, time)) = prices.transfers[usize::from(cost)] {
-                    let end = clocks.start((level, time));
+                if let Some(started) = prices.transfers[usize::from(cost)] {
+                    let end = clocks.start(started);
                     state.transfers[slot as usize] = end;
-                    transfer(0, end - time, end);
+                    transfer(0, end - started.duration(), end);
                 }
             }
             Node::Wait { cost, slot } => {
                 let end = std::mem::take(&mut state.transfers[slot as usize]);
-                if let Some((level, _)) = prices.transfers[usize::from(cost)] {
+                if let Some(Transfer { level, .. }) = prices.transfers[usize::from(cost)] {
                     state.spent.exposed[level as usize] += u128::from(end.saturating_sub(clocks.now));
                     clocks.now = clocks.now.max(end);
                 }
@@ -476,9 +484,9 @@ impl<'a, R: Recorder> Evaluation<'a, R> {
             }
             Node::Arrive { rendezvous, last } => {
                 let ready = &mut state.rendezvous[slot(rendezvous)];
-                let (_, time) = prices.channels[usize::from(rendezvous.channel)];
-                transfer(0, *ready, *ready + time);
-                clocks.now = clocks.now.max(*ready + time);
+                let arrival = *ready + prices.channels[usize::from(rendezvous.channel)].duration();
+                transfer(0, *ready, arrival);
+                clocks.now = clocks.now.max(arrival);
                 if last {
                     *ready = 0;
                 }
@@ -530,15 +538,15 @@ impl Clocks {
                     self.now += time + slower as Time;
                     spent.compute += time + slower as Time;
                 }
-                Segment::Start((level, time)) => {
+                Segment::Start(Transfer { level, time, latency }) => {
                     let (stream, free) = (&mut stream[level as usize], &mut self.free[level as usize]);
                     let begin = self.now.max(*stream);
                     *stream = begin + time;
                     if *free > self.now {
                         *free += time;
                     }
-                    transfer(ends.len(), begin, *stream);
-                    ends.push(*stream);
+                    transfer(ends.len(), begin, *stream + latency);
+                    ends.push(*stream + latency);
                 }
                 Segment::Wait(number) => {
                     spent.tensor += ends[number].saturating_sub(self.now);
@@ -548,15 +556,15 @@ impl Clocks {
         }
     }
 
-    /// Starts a transfer as soon as its level is free. Returns its end.
-    fn start(&mut self, (level, time): Transfer) -> Moment {
+    /// Starts a transfer as soon as its level is free. Returns when it arrives.
+    fn start(&mut self, Transfer { level, time, latency }: Transfer) -> Moment {
         let free = &mut self.free[level as usize];
         *free = self.now.max(*free) + time;
-        *free
+        *free + latency
     }
 
     /// Starts a message ahead of waiting transfers and beside one in flight. Returns its start.
-    fn send(&mut self, (level, time): Transfer) -> Moment {
+    fn send(&mut self, Transfer { level, time, .. }: Transfer) -> Moment {
         let (free, quiet) = (&mut self.free[level as usize], &mut self.quiet[level as usize]);
         let begin = self.now.max(*quiet);
         *quiet = begin + time;
@@ -621,7 +629,7 @@ mod tests {
             orders: vec![None],
             rows: vec![RowCost { compute: half, links: 0, overlaps: false }],
             stage_ops: vec![[OpCost::default(); StageOp::ALL.len()]],
-            transfers: vec![Some((Level::Node, sum))],
+            transfers: vec![Some(Transfer::new(Level::Node, sum))],
             channels: Vec::new(),
             interference: 0,
         };

@@ -60,8 +60,18 @@ struct UnitKey {
 struct ResidentKey {
     mesh: Mesh,
     cut: [usize; 2],
-    shards: [usize; 3],
+    shards: ShardSizes,
     stage: usize,
+}
+
+/// The parts of a sharding that decide the resident memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct ShardSizes {
+    over: [usize; 3],
+    multiple: usize,
+    block: usize,
+    /// Weights that a refresh replaces by codes have master weights.
+    quantized_refresh: bool,
 }
 
 impl PeakMemory {
@@ -133,9 +143,10 @@ fn resident_key(plan: &Plan, stage: usize) -> ResidentKey {
     ResidentKey { mesh: plan.mesh, cut: cut(plan), shards: shards(plan), stage }
 }
 
-fn shards(plan: &Plan) -> [usize; 3] {
-    let Sharding { weights, gradients, states, .. } = plan.sharding;
-    [weights, gradients, states]
+fn shards(plan: &Plan) -> ShardSizes {
+    let Sharding { weights, gradients, states, multiple, quantized, .. } = plan.sharding;
+    let over = [weights, gradients, states];
+    ShardSizes { over, multiple, block: quantized.block(), quantized_refresh: quantized.refresh.is_some() }
 }
 
 /// Decides, with pp, which layers a stage holds: chunks per stage, and the layers of the last chunk.

@@ -83,8 +83,12 @@ impl Kinds {
             Op::Evaluate { block, .. } if is_last_use(block, 1) => {
                 Some(MemoryKind::LastUseOfDocuments(kind(op)))
             }
-            Op::ReduceWait { phase, .. } => {
-                self.sharding.leaves_shard(phase).then_some(MemoryKind::Op(kind(op)))
+            Op::ReduceWait { phase, .. } if self.sharding.leaves_shard(phase) => {
+                Some(MemoryKind::Op(kind(op)))
+            }
+            // Codes have buffers of their own.
+            Op::GatherWait { phase, .. } | Op::ReduceStart { phase, .. } | Op::ReduceWait { phase, .. } => {
+                phase.codes.map(|_| MemoryKind::Op(kind(op)))
             }
             Op::Forward { .. }
             | Op::Evaluate { .. }
@@ -98,8 +102,6 @@ impl Kinds {
             | Op::RefreshStart { .. }
             | Op::RefreshWait { .. } => Some(MemoryKind::Op(kind(op))),
             Op::Begin
-            | Op::GatherWait { .. }
-            | Op::ReduceStart { .. }
             | Op::SendStart { .. }
             | Op::ReceiveWait { .. }
             | Op::Measure
@@ -146,7 +148,7 @@ pub(super) fn resident(plan: &Plan, stage: usize, device: Device) -> u64 {
 /// The memory of ops on blocks and of messages.
 pub(super) fn block_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpMemory> {
     // Gradients that are not sharded are resident, so no backward allocates one.
-    let plan = small(plan, Sharding { weights: 1, gradients: 1, states: 1, secondary: 1, ..plan.sharding });
+    let plan = small(plan, plan.sharding.of_nothing());
     let mut ops = FxHashMap::default();
     for stage in 0..plan.mesh.pp {
         let (mut probe, kinds) = (Probe::new(&plan, stage, device), Kinds::new(&plan, stage));
@@ -172,6 +174,8 @@ pub(super) fn unit_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpM
     let mut ops = FxHashMap::default();
     for stage in 0..plan.mesh.pp {
         let (mut probe, kinds) = (Probe::new(&plan, stage, device), Kinds::new(&plan, stage));
+        // What the reduction of each unit to its shard has added so far.
+        let mut reducing: FxHashMap<Unit, i64> = FxHashMap::default();
         for op in plan.program(stage).ops {
             let memory = probe.run(op);
             let kind = kinds.of(op);
@@ -179,11 +183,15 @@ pub(super) fn unit_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpM
             if let Some(kind) = kind.filter(|&kind| !follows_activations(kind)) {
                 insert(&mut ops, kind, memory);
             }
+            if let Op::ReduceStart { unit, .. } | Op::ReduceWait { unit, .. } = op {
+                *reducing.entry(unit).or_default() += memory.change;
+            }
             if let Op::ReduceWait { unit, phase } = op
                 && plan.sharding.leaves_shard(phase)
             {
                 // The reduction frees what the backward allocated.
-                let made = OpMemory { rise: -memory.change, change: -memory.change, ..OpMemory::NONE };
+                let gradient = -reducing.remove(&unit).unwrap_or(0);
+                let made = OpMemory { rise: gradient, change: gradient, ..OpMemory::NONE };
                 insert(&mut ops, MemoryKind::gradient(unit), made);
             }
         }

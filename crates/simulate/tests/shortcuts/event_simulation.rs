@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 
 use kintsugi_plan::{Axis, Group, Message, Op, Program, Unit};
-use kintsugi_simulate::cost::{Costs, OpCost, Segment, Time};
+use kintsugi_simulate::cost::{Costs, OpCost, Segment, Time, Transfer};
 use kintsugi_spec::Level;
 
 /// How a stage spent its time.
@@ -101,7 +101,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Starts a message ahead of waiting transfers and beside one in flight. Returns its start.
-    fn send(&mut self, (level, time): (Level, Time)) -> Time {
+    fn send(&mut self, Transfer { level, time, .. }: Transfer) -> Time {
         let (free, quiet) = (&mut self.free[level as usize], &mut self.quiet[level as usize]);
         let begin = self.now.max(*quiet);
         *quiet = begin + time;
@@ -109,11 +109,11 @@ impl<'a> Stage<'a> {
         begin
     }
 
-    /// Starts a transfer as soon as its level is free.
-    fn start(&mut self, pending: Pending, (level, time): (Level, Time)) {
+    /// Starts a transfer as soon as its level is free. It arrives a latency after it has left its level.
+    fn start(&mut self, pending: Pending, Transfer { level, time, latency }: Transfer) {
         let end = self.now.max(self.free[level as usize]) + time;
         self.free[level as usize] = end;
-        self.pending.insert(pending, (level, end));
+        self.pending.insert(pending, (level, end + latency));
     }
 
     fn wait(&mut self, pending: Pending) {
@@ -145,25 +145,27 @@ impl Stage<'_> {
     /// Runs an op whose transfers run beside its kernels, one after the other on each level. Each delays the transfers
     /// that are in flight on its level.
     fn overlap(&mut self, segments: &[Segment], interference: u64) {
-        let mut ends: Vec<(Level, Time)> = Vec::new();
+        // The level of each transfer, when it has left the level, and when it arrives.
+        let mut ends: Vec<(Level, Time, Time)> = Vec::new();
         for &segment in segments {
             match segment {
                 Segment::Run(time) => {
-                    let own = ends.iter().map(|&(_, end)| end);
+                    let own = ends.iter().map(|&(_, left, _)| left);
                     let last = own.chain(self.free).max().unwrap_or(0);
                     let slowed = time + time.min(last.saturating_sub(self.now)) * interference / 1024;
                     self.now += slowed;
                     self.account.compute += slowed;
                 }
-                Segment::Start((level, time)) => {
-                    let before = ends.iter().rfind(|(other, _)| *other == level).map_or(0, |&(_, end)| end);
+                Segment::Start(Transfer { level, time, latency }) => {
+                    let before = ends.iter().rfind(|end| end.0 == level).map_or(0, |&(_, left, _)| left);
                     if self.free[level as usize] > self.now {
                         self.free[level as usize] += time;
                     }
-                    ends.push((level, self.now.max(before) + time));
+                    let left = self.now.max(before) + time;
+                    ends.push((level, left, left + latency));
                 }
                 Segment::Wait(transfer) => {
-                    let (_, end) = ends[transfer];
+                    let (_, _, end) = ends[transfer];
                     self.account.tensor += end.saturating_sub(self.now);
                     self.now = self.now.max(end);
                 }
@@ -191,8 +193,8 @@ impl EventSimulation<'_> {
         let cost = self.costs.of(stage, op);
         match op {
             Op::SendStart { message } => {
-                let (level, time) = self.costs.message(stage, message.kind);
-                self.sent.insert((stage, message), (rank.send((level, time)), time));
+                let sent = self.costs.message(stage, message.kind);
+                self.sent.insert((stage, message), (rank.send(sent), sent.duration()));
             }
             Op::ReceiveStart { message } => {
                 self.expected.insert(incoming(stage, message), rank.now);
@@ -216,7 +218,7 @@ impl EventSimulation<'_> {
             Op::ReduceWait { unit, phase } => {
                 if phase.over == Group::Tied {
                     let Some(last) = self.complete(Joint::Tied, 2) else { return false };
-                    rank.idle_until(last + self.costs.tied().1);
+                    rank.idle_until(last + self.costs.tied().duration());
                 } else {
                     rank.wait(Pending::Reduce(unit));
                 }
@@ -228,19 +230,25 @@ impl EventSimulation<'_> {
                     rank.start(Pending::Gather(unit), transfer);
                 }
             }
-            Op::GatherWait { unit, .. } => rank.wait(Pending::Gather(unit)),
+            Op::GatherWait { unit, .. } => {
+                rank.wait(Pending::Gather(unit));
+                rank.run(cost, self.costs.interference());
+            }
             Op::RefreshStart { unit, .. } => {
                 rank.run(cost, self.costs.interference());
                 if let Some(transfer) = cost.started {
                     rank.start(Pending::Refresh(unit), transfer);
                 }
             }
-            Op::RefreshWait { unit, .. } => rank.wait(Pending::Refresh(unit)),
+            Op::RefreshWait { unit, .. } => {
+                rank.wait(Pending::Refresh(unit));
+                rank.run(cost, self.costs.interference());
+            }
             Op::NormStart { axis: Axis::Pipeline } => self.join(Joint::Sum, rank.now),
             Op::NormStart { axis } => rank.start(Pending::Norm, self.costs.sum(axis)),
             Op::NormWait { axis: Axis::Pipeline } => {
                 let Some(last) = self.complete(Joint::Sum, self.stages) else { return false };
-                rank.idle_until(last + self.costs.sum(Axis::Pipeline).1);
+                rank.idle_until(last + self.costs.sum(Axis::Pipeline).duration());
             }
             Op::NormWait { .. } => rank.wait(Pending::Norm),
             Op::Begin

@@ -1,7 +1,7 @@
 //! Random layouts of small models.
 
 use kintsugi_plan::config::{ConfigSource, ShardingChoice, Strategy};
-use kintsugi_plan::{Mesh, Plan, Recompute, ScheduleKind, When};
+use kintsugi_plan::{Codes, Integer, Mesh, Plan, Quantized, Recompute, ScheduleKind, When};
 use kintsugi_spec::Level;
 use proptest::prelude::any;
 use proptest::sample::select;
@@ -21,10 +21,12 @@ pub fn bases() -> impl Generator<Value = Plan> {
     let overlap = (any::<bool>(), any::<bool>());
     let options = (select(vec!["flash", "plain"]), any::<bool>(), overlap, 0..=3_usize, 0..=1_usize);
     let types = (select(vec!["fp32", "bf16"]), select(vec!["fp32", "compute"]), select(vec!["0.0", "0.3"]));
-    (family, 2..=16_usize, options, types).prop_map(
+    let emulated = select(vec!["", "[cluster.emulated.cluster]\nbandwidth = 2e9\nlatency = 3e-4\n"]);
+    (family, 2..=16_usize, emulated, options, types).prop_map(
         |(
             family,
             layers,
+            emulated,
             (attention, masked, (overlap, overlap_tp), prefetch, eval_every),
             (compute, gradients, interference),
         )| {
@@ -32,7 +34,7 @@ pub fn bases() -> impl Generator<Value = Plan> {
                 "{MODEL}[memory]\nattention = \"{attention}\"\n\
                  [parallel]\noverlap = {overlap}\noverlap_tp = {overlap_tp}\nprefetch = {prefetch}\n[run]\neval_every = {eval_every}\n\
                  [precision]\ncompute = \"{compute}\"\ngradients = \"{gradients}\"\n\
-                 [cluster]\npreset = \"frontier\"\n[framework]\ninterference = {interference}\n\
+                 [cluster]\npreset = \"frontier\"\n{emulated}[framework]\ninterference = {interference}\n\
                  [data]\nsource = \"corpus\"\nmask_documents = {masked}\n"
             );
             let text = text.replacen("[model]", &format!("[model]\nlayers = {layers}\n{family}"), 1);
@@ -41,12 +43,25 @@ pub fn bases() -> impl Generator<Value = Plan> {
     )
 }
 
+/// Codes of one kind of transfer or of several, with one block for all; in half of all cases none.
+fn codes() -> impl Generator<Value = Quantized> {
+    let integer = || select(vec![None, Some(Integer::Int8), Some(Integer::Int4)]);
+    let coded = (any::<[bool; 2]>(), integer(), select(vec![32, 256]));
+    (any::<bool>(), coded).prop_map(|(quantizes, ([weights, refresh], gradients, block))| {
+        let codes = |integer| Codes { integer, block };
+        let eight = |wanted: bool| wanted.then_some(codes(Integer::Int8));
+        let gradients = gradients.map(codes);
+        let quantized = Quantized { weights: eight(weights), refresh: eight(refresh), gradients };
+        if quantizes { quantized } else { Quantized::NONE }
+    })
+}
+
 /// A strategy and the number of micro-batches it runs.
 pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
     let meshes = (select(vec![1, 2, 4]), 1..=8_usize, select(vec![1, 2, 3, 4, 8, 16]));
     // Numbers of levels, sorted: weights, gradients and states. One in two are over all replicas.
     let levels = [0..=3_usize, 0..=3, 0..=3, 0..=3];
-    let placement = (any::<bool>(), 0..=3_usize, levels);
+    let placement = (any::<bool>(), 0..=3_usize, levels, codes());
     let schedule = select(vec![
         ScheduleKind::GPipe,
         ScheduleKind::OneForwardOneBackward,
@@ -71,7 +86,7 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
                 (tp, pp, dp),
                 schedule,
                 (chunks, last_layers),
-                ((by_level, zero, mut levels), gather, reduce),
+                ((by_level, zero, mut levels, quantized), gather, reduce),
                 recompute,
                 sequence,
                 micro,
@@ -83,6 +98,12 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
                 let level = |from: usize| {
                     if by_level { over(levels[3 - from]) } else { (zero >= from).then_some(Level::Cluster) }
                 };
+                // Codes of what is not sharded are refused.
+                let quantized = Quantized {
+                    weights: quantized.weights.filter(|_| level(1).is_some()),
+                    refresh: quantized.refresh.filter(|_| level(1).is_some()),
+                    gradients: quantized.gradients.filter(|_| level(1).is_some()),
+                };
                 let interleaved = schedule == ScheduleKind::Interleaved;
                 let sharding = ShardingChoice {
                     weights: level(3),
@@ -91,6 +112,7 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
                     secondary: over(secondary).filter(|_| by_level && level(3).is_some()),
                     gather,
                     reduce: if level(2).is_some() { reduce } else { When::Step },
+                    quantized,
                 };
                 let strategy = Strategy {
                     mesh: Mesh { pp, dp, tp },

@@ -12,7 +12,7 @@ pub use cached::CachedAttention;
 pub use check::Check;
 pub use learning_rate::{LearningRate, RateCurve};
 pub(crate) use quantize::transposed;
-pub use quantize::{Bits, BlockFormat, Dequantize, LEAST, Quantize, Requantize};
+pub use quantize::{Bits, BlockFormat, Dequantize, LEAST, Quantize, Requantize, round_to_codes};
 pub use step::{AdamW, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control};
 
 use kintsugi_spec::RotaryScaling;

@@ -63,9 +63,6 @@ const SLICE_ALIGNMENT: usize = 16;
 const SCALE_BYTES: usize = DType::F32.bytes();
 
 impl BlockFormat {
-    /// Scales add 1.6 % to codes of 8 bits and 3.1 % to codes of 4 bits; docs/quantisation.md compares other sizes.
-    pub const DEFAULT_BLOCK: usize = 256;
-
     /// The block sizes that the kernels support.
     pub const BLOCKS: RangeInclusive<usize> = 32..=4096;
 
@@ -88,6 +85,22 @@ impl BlockFormat {
 
 /// If all numbers of a block are smaller in magnitude, all its codes and its scale are zero.
 pub const LEAST: f32 = f32::from_bits(27 << 23); // 2^-100
+
+/// Rounds numbers on the host to what [`Quantize`] and [`Dequantize`] make of them.
+pub fn round_to_codes(numbers: &mut [f32], format: BlockFormat) {
+    let largest = f32::from(format.bits.largest());
+    for block in numbers.chunks_mut(format.block) {
+        let most = block.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+        let (scale, inverse) = match most {
+            _ if !block.iter().all(|x| x.is_finite()) => (f32::NAN, 0.0),
+            most if most < LEAST => (0.0, 0.0),
+            most => (most / largest, largest / most),
+        };
+        for x in block {
+            *x = (*x * inverse).round_ties_even().mul_add(scale, 0.0);
+        }
+    }
+}
 
 /// Quantises slices, and reorders them on the way.
 ///

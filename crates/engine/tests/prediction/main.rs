@@ -3,16 +3,17 @@
 //! The measured side is counted independently: bytes where the transport copies them, and memory by the global allocator,
 //! which allocates every tensor separately.
 
+mod schemes;
+
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use kintsugi_comm::{Connection, Operation, Traffic};
+use kintsugi_comm::{Connection, Traffic};
 use kintsugi_engine::{Job, MemoryChoice, Worker, device, run_ranks};
+use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_plan::{Plan, Unit};
 use kintsugi_rank::{Purpose, RankMemory, TokenSource, Tokens};
-use kintsugi_simulate::{Coverage, PeakMemory, Prediction, predict};
-use kintsugi_spec::Level;
+use kintsugi_simulate::{Coverage, Prediction, predict};
 use kintsugi_tensor::cpu::counting::{self, CountingAllocator, HeapUsage};
 use kintsugi_testing::cases;
 
@@ -103,9 +104,21 @@ impl Choices {
                 )
             }
         };
-        what + collectives
+        what + collectives + self.of(&CODES)
     }
 }
+
+/// What is quantised beside what a preset quantises.
+const CODES: [&str; 8] = [
+    "",
+    "",
+    "",
+    "quantize_weights = \"int8\"\n",
+    "quantize_gradients = \"int4\"\n",
+    "quantize_gradients = \"int8\"\nquantize_block = 32\n",
+    "quantize_weights = \"int8\"\nquantize_gradients = \"int4\"\nquantize_block = 64\n",
+    "quantize_weights = \"none\"\nquantize_refresh = \"int8\"\nquantize_gradients = \"none\"\n",
+];
 
 /// The memory and traffic of a rank in one step.
 struct RankMeasure {
@@ -250,171 +263,4 @@ fn an_unplanned_allocation_is_noticed() {
     });
     let error = check(&prediction, &measured).expect_err("64 KiB nobody planned");
     assert!(error.contains("rank 0") && error.contains("behind the arena's back"), "{error}");
-}
-
-/// A machine of nodes, packages in a node, and replicas in a package, and a placement on it.
-struct Machine {
-    nodes: u64,
-    packages: u64,
-    replicas: u64,
-}
-
-impl Machine {
-    /// A plan in bf16 with 16-bit gradients and one micro-batch, whose replicas fill the machine.
-    fn plan(&self, sharding: &str) -> Plan {
-        let Machine { nodes, packages, replicas } = self;
-        let text = format!(
-            "{MODEL}family = \"neox\"\ntied = false\n[parallel]\ndp = {}\noverlap = false\n[batch]\nsequence = 8\n\
-             [precision]\ncompute = \"bf16\"\ngradients = \"compute\"\n[run]\neval_every = 0\n\
-             [data]\nsource = \"corpus\"\n[cluster]\nper_package = {replicas}\nper_node = {}\n[sharding]\n{sharding}\n",
-            nodes * packages * replicas,
-            packages * replicas,
-        );
-        ConfigSource::text(&text).plan().unwrap_or_else(|error| panic!("{error}\n{text}"))
-    }
-
-    /// Bytes of all-gathers, reduce-scatters and all-reduces by level in a measured step.
-    fn measured(plan: &Plan) -> [[u64; 3]; 3] {
-        let prediction = predict(plan, device(plan, Connection::Threads), Coverage::WholeStep);
-        let measured = measure(plan, MemoryChoice::Heap, |_| {});
-        check(&prediction, &measured).unwrap_or_else(|error| panic!("{error}"));
-        let mut traffic = Traffic::default();
-        for rank in &measured {
-            traffic.merge(&rank.traffic);
-        }
-        let operations = [Operation::AllGather, Operation::ReduceScatter, Operation::AllReduce];
-        operations.map(|operation| Level::ALL.map(|level| traffic.get(level, operation)))
-    }
-
-    /// Bytes by level of all rings of a collective that makes pieces of `bytes` whole, or sums and scatters them, over
-    /// `ranks` ranks each: every rank sends `bytes` · (ranks − 1) / ranks to the next. `edges` is how many of all ranks have
-    /// their next rank in the same package, in the same node, in another node.
-    fn rings(bytes: u64, ranks: u64, edges: [u64; 3]) -> [u64; 3] {
-        assert!(bytes.is_multiple_of(ranks), "padded to equal shards");
-        edges.map(|edges| edges * (bytes / ranks * (ranks - 1)))
-    }
-}
-
-fn plus(a: [u64; 3], b: [u64; 3]) -> [u64; 3] {
-    std::array::from_fn(|level| a[level] + b[level])
-}
-
-/// The traffic of each scheme, derived from the ring and from how often a unit is gathered in a step of one micro-batch: in the
-/// forward and in the backward, except the head, whose backward follows its forward.
-#[test]
-fn traffic_is_what_the_schemes_should_move() {
-    for machine in [
-        Machine { nodes: 2, packages: 2, replicas: 2 },
-        Machine { nodes: 4, packages: 4, replicas: 1 },
-        Machine { nodes: 2, packages: 1, replicas: 4 },
-    ] {
-        let Machine { nodes, packages, replicas } = machine;
-        let (in_node, n) = (packages * replicas, nodes * packages * replicas);
-        // How many ranks have their next one of a ring in the package, in the node and in another node, if the ring is one
-        // over all replicas, one in each package, one in each node; across the packages of a node; across nodes.
-        let all = [n - nodes * packages, nodes * packages - nodes, nodes];
-        let of_package = if replicas > 1 { [n, 0, 0] } else { [0; 3] };
-        let of_node = [n - nodes * packages, nodes * packages, 0];
-        let of_node = if packages > 1 { of_node } else { [n, 0, 0] };
-        let (across_packages, across_nodes) = ([0, n, 0], [0, 0, n]);
-        let plan = machine.plan("zero = 3");
-        let bytes = |unit: Unit| 2 * plan.layout(unit).len as u64;
-        let whole: u64 = plan.units().into_iter().map(bytes).sum();
-        let gathered: u64 = 2 * whole - bytes(Unit::Head);
-        // Squared norm, loss and the number of ranks that ask to stop, in fp32.
-        let sums = 2 * (n - 1) * 3 * 4;
-        let check = |sharding: &str, gathers: [u64; 3], scatters: [u64; 3], all_reduced: u64| {
-            let [gather, scatter, reduce] = Machine::measured(&machine.plan(sharding));
-            assert_eq!((gather, scatter), (gathers, scatters), "{sharding} on {nodes}×{packages}×{replicas}");
-            assert_eq!(reduce.iter().sum::<u64>(), all_reduced + sums, "{sharding}");
-        };
-        let rings = Machine::rings;
-        // ZeRO-3 as one ring: 3·M·(n − 1) / n leave a node, less what the head saves.
-        let ring = rings(gathered, n, all);
-        assert_eq!(ring[2] / nodes, gathered / n * (n - 1));
-        check("zero = 3\ncollectives = \"ring\"", ring, rings(whole, n, all), 0);
-        // Level by level, M·(nodes − 1) / nodes leave a node for each gather.
-        let by_level = |whole: u64| {
-            let inside = match (packages, replicas) {
-                (_, 1) | (1, _) => rings(whole, in_node, of_node),
-                _ => plus(
-                    rings(whole, replicas, of_package),
-                    rings(whole / replicas, packages, across_packages),
-                ),
-            };
-            plus(inside, rings(whole / in_node, nodes, across_nodes))
-        };
-        check("zero = 3\ncollectives = \"hierarchical\"", by_level(gathered), by_level(whole), 0);
-        // MiCS: nothing but the sum of the gradients leaves a node.
-        let mics = |whole| rings(whole, in_node, of_node);
-        let summed = 2 * (nodes - 1) * whole;
-        check("preset = \"mics\"\ncollectives = \"ring\"", mics(gathered), mics(whole), summed);
-        // ZeRO++: of the gathers only the first one of each unit leaves the node.
-        let across = rings(whole / in_node, nodes, across_nodes);
-        check(
-            "preset = \"zero++\"\ncollectives = \"ring\"",
-            plus(mics(gathered), across),
-            plus(mics(whole), across),
-            0,
-        );
-        // Three levels: forward and backward gather inside the package. The refresh goes back the way of the gradients.
-        let between = match (packages, replicas) {
-            (1, _) => [0; 3],
-            (_, 1) => rings(whole, packages, across_packages),
-            _ => rings(whole / replicas, packages, across_packages),
-        };
-        let package = |whole| if replicas > 1 { rings(whole, replicas, of_package) } else { [0; 3] };
-        check(
-            "preset = \"three-level\"\ncollectives = \"ring\"",
-            plus(package(gathered), plus(between, across)),
-            plus(package(whole), plus(between, across)),
-            0,
-        );
-    }
-}
-
-/// `2ψ/d_w + 2ψ/d_g + 12ψ/d_s` bytes are resident, each buffer rounded up by the arena.
-#[test]
-fn resident_memory_is_each_share_of_the_parameters() {
-    let machine = Machine { nodes: 2, packages: 2, replicas: 2 };
-    let whole = machine.plan("zero = 0");
-    let cpu = device(&whole, Connection::Threads);
-    let resident = |plan: &Plan| PeakMemory::new(cpu).resident(plan);
-    let shares = |plan: &Plan, [weights, gradients, states]: [u64; 3]| -> u64 {
-        let of_unit = |unit| {
-            let len = plan.layout(unit).len as u64;
-            let buffer = |bytes: u64| bytes.next_multiple_of(256);
-            buffer(2 * len / weights) + buffer(2 * len / gradients) + 3 * buffer(4 * len / states)
-        };
-        plan.units().into_iter().map(of_unit).sum()
-    };
-    // What does not depend on the placement: workspace and scalars.
-    let rest = resident(&whole) - shares(&whole, [1, 1, 1]);
-    for (sharding, over) in [
-        ("zero = 1", [1, 1, 8]),
-        ("zero = 2", [1, 8, 8]),
-        ("zero = 3", [8, 8, 8]),
-        ("preset = \"mics\"", [4, 4, 4]),
-        ("preset = \"zero++\"", [8, 8, 8]),
-        ("preset = \"three-level\"", [2, 4, 8]),
-        ("states = \"package\"", [1, 1, 2]),
-        ("weights = \"package\"\ngradients = \"package\"\nstates = \"node\"", [2, 2, 4]),
-    ] {
-        let plan = machine.plan(sharding);
-        assert_eq!(resident(&plan), shares(&plan, over) + rest, "{sharding}");
-    }
-}
-
-/// A secondary shard takes 2ψ / (replicas of a node) from a unit's first gather to its last.
-#[test]
-fn a_secondary_shard_is_in_the_plan_while_it_lives() {
-    let plan =
-        Machine { nodes: 2, packages: 2, replicas: 2 }.plan("preset = \"zero++\"\ncollectives = \"ring\"");
-    let stages = predict(&plan, device(&plan, Connection::Threads), Coverage::WholeStep).stages;
-    let share = |unit: Unit, ranks: u64| (2 * plan.layout(unit).len as u64 / ranks).next_multiple_of(256);
-    // The highest total is in the head's backward. The head is gathered and not again, and all other units will be.
-    let units = plan.units();
-    let shards: u64 = units.iter().map(|&unit| share(unit, 8)).sum();
-    let secondary: u64 = units.iter().filter(|&&unit| unit != Unit::Head).map(|&unit| share(unit, 4)).sum();
-    assert_eq!(stages[0].weights, shards + secondary + share(Unit::Head, 1));
 }

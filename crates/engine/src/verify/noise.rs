@@ -1,0 +1,58 @@
+//! How far quantised transfers may move a run from one without codes.
+//!
+//! A code is off by an error that is spread evenly over one step of its block, so its root mean square is `scale / √12`, with
+//! `scale = max / q`. Relative to the root mean square of the numbers that is `ρ / (q·√12)`, where ρ is the ratio of a block's
+//! largest number to that. Gradients have heavy tails; ρ is that of Student's t distribution with 3 degrees of freedom, which
+//! docs/quantisation.md measures. Errors of several quantisations, and of several factors of a product, are independent, so their
+//! squares add.
+
+use kintsugi_plan::{Codes, Integer, PhaseKind, Plan, Quantized};
+
+/// What codes may add to each difference.
+pub(super) struct Noise {
+    pub loss: f64,
+    pub norm: f64,
+    pub gradient: f64,
+    pub weight: f64,
+}
+
+impl Noise {
+    /// The noise of a plan; `None` if nothing is quantised.
+    pub(super) fn of(plan: &Plan) -> Option<Self> {
+        let Quantized { weights, refresh, gradients } = plan.sharding.quantized;
+        if plan.sharding.quantized == Quantized::NONE {
+            return None;
+        }
+        let once = |codes: Option<Codes>| codes.map_or(0.0, error);
+        let weights = once(weights).hypot(once(refresh));
+        let reductions = [plan.sharding.inner_reductions(), plan.sharding.outer_reductions()].concat();
+        let quantisations = reductions
+            .iter()
+            .filter(|phase| phase.kind == PhaseKind::Scatter && phase.codes.is_some())
+            .count();
+        let gradients = once(gradients) * (quantisations as f64).sqrt();
+        // A gradient comes through the matrices of all layers and back.
+        let matrices = (2 * MATRICES * plan.model.layers) as f64;
+        let gradient = gradients.hypot(weights * matrices.sqrt());
+        // A step moves every weight by about the learning rate; a relative error of its gradient turns the step by as much.
+        let moved = gradient * plan.optimizer.lr * plan.run.steps as f64;
+        // Random errors of all weights change the loss by their size times the gradient's norm.
+        let loss = SENSITIVITY * (weights * plan.model.init_std + moved);
+        Some(Noise { loss, norm: gradient, gradient, weight: weights + moved / plan.model.init_std })
+    }
+}
+
+/// Matrices of a layer that activations pass through.
+const MATRICES: usize = 4;
+/// The largest norm of a gradient in a run over its smallest loss.
+const SENSITIVITY: f64 = 5.0;
+
+/// The root mean square error of one quantisation, relative to that of the numbers.
+fn error(codes: Codes) -> f64 {
+    let largest = match codes.integer {
+        Integer::Int8 => 127.0,
+        Integer::Int4 => 7.0,
+    };
+    let ratio = 8.0 * (codes.block as f64 / 256.0).cbrt();
+    ratio / (largest * 12.0_f64.sqrt())
+}
