@@ -84,7 +84,8 @@ pub(crate) struct Addition {
 impl Addition {
     pub(crate) fn new(plan: &Plan, stage: usize, peak: &EnginePeak) -> Self {
         let (framework, parameters) = (&plan.framework, peak.parameters as f64);
-        let logits = (plan.rows() * plan.model.padded_vocab(plan.mesh.tp) / plan.mesh.tp) as f64;
+        let parts = if framework.whole_logits { 1 } else { plan.mesh.tp };
+        let logits = (plan.rows() * plan.model.padded_vocab(plan.mesh.tp) / parts) as f64;
         let head = if stage + 1 == plan.mesh.pp { logits * framework.logit_bytes } else { 0.0 };
         let buckets = if plan.mesh.dp > 1 { framework.bucket_bytes } else { 0.0 };
         Addition {

@@ -35,5 +35,5 @@ pub use peak::PeakMemory;
 pub use predict::{Coverage, Prediction, predict};
 pub use range::{LINK_EFFICIENCY, LinkTimes, TimeRange, link_scenarios, uses_links_between_nodes};
 pub use timeline::{Span, Timeline, TransferSpan, bubble};
-pub use timing::{CompiledStep, StepKey, StepTimer, Timing, time};
+pub use timing::{CompiledStep, StepKey, StepTimer, Timing, TracedStep, time};
 pub use transfer::{collective_seconds, message_seconds};

@@ -4,7 +4,7 @@ use kintsugi_plan::Plan;
 use kintsugi_spec::Level;
 use serde::Serialize;
 
-use crate::cost::{CostCache, Costs, DeviceModel, Sharing, Time};
+use crate::cost::{CostCache, Costs, DeviceModel, PlanTraces, Sharing, Time};
 use crate::graph::{Account, Extent, Graph, Rows, evaluate};
 use crate::structure::{ProgramKey, short_step};
 
@@ -59,6 +59,25 @@ impl<'a> StepTimer<'a> {
     /// The same with the graph of a plan that has the same [`StepKey`].
     pub fn time_compiled(&self, plan: &Plan, step: &CompiledStep) -> Timing {
         step.time(plan, &self.costs.of(plan))
+    }
+}
+
+/// The graph and the traces of a step, for plans that differ only in the constants of their cluster and framework.
+pub struct TracedStep {
+    step: CompiledStep,
+    traces: PlanTraces,
+}
+
+impl TracedStep {
+    /// Traces and compiles a plan.
+    pub fn new(plan: &Plan) -> Self {
+        TracedStep { step: CompiledStep::new(plan), traces: PlanTraces::new(plan) }
+    }
+
+    /// The time of a step with a plan's constants; `None` if its device's speed is unknown.
+    pub fn time(&self, plan: &Plan) -> Option<Timing> {
+        let device = DeviceModel::new(&plan.cluster.device, &plan.framework)?;
+        Some(self.step.time(plan, &Costs::of_traces(plan, &self.traces, &device)))
     }
 }
 
@@ -129,7 +148,7 @@ impl CompiledStep {
             account = account.plus(portions.others, passes.evaluate(plan, costs, portions.each));
         }
         let timing = Timing::new(account, plan.mesh.pp, costs.fixed());
-        Sharing::of(plan).map_or(timing, |sharing| sharing.limit_by_cores(timing, plan.mesh.pp))
+        Sharing::of(plan).map_or(timing, |sharing| sharing.limit_by_cores(timing))
     }
 }
 

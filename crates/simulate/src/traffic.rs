@@ -1,10 +1,10 @@
 //! Computes the traffic of all ranks from that of one rank per stage, level by level.
 
 use kintsugi_comm::paper::{Entry, Transfer, charge};
-use kintsugi_comm::{Operation, Traffic};
-use kintsugi_plan::Plan;
+use kintsugi_comm::{Collective, Operation, Traffic};
+use kintsugi_plan::{Axis, Group, Plan};
 
-use crate::cost::{Algorithm, Links};
+use crate::cost::{Algorithm, Links, scatters_messages};
 use crate::predict::Counts;
 
 /// The bytes of one step over all ranks. Ranks of a stage send the same, but not over the same links.
@@ -13,7 +13,10 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
     let (links, topology) = (Links::new(&plan.cluster, plan.mesh, &plan.framework), plan.cluster.topology);
     for rank in 0..plan.mesh.ranks() {
         let at = plan.mesh.coordinate(rank);
-        for &(entry, count) in stages[at.pp] {
+        let sent = stages[at.pp].iter().flat_map(|&(entry, count)| {
+            as_sent(plan, entry).into_iter().flatten().map(move |entry| (entry, count))
+        });
+        for (entry, count) in sent {
             let ranks = plan.mesh.group_size(entry.group, topology);
             let me = plan.mesh.group_index(entry.group, at, topology);
             let member = |i| plan.mesh.group_member(entry.group, at, i, topology);
@@ -36,6 +39,27 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
         }
     }
     traffic
+}
+
+/// The transfers that the plan's framework makes instead of one of this engine.
+fn as_sent(plan: &Plan, entry: Entry) -> [Option<Entry>; 2] {
+    match entry.transfer {
+        Transfer::Collective(Collective::ReduceScatter)
+            if plan.framework.whole_sums && matches!(entry.group, Group::Along(Axis::Data, _)) =>
+        {
+            [Some(Entry { transfer: Transfer::Collective(Collective::AllReduce), ..entry }), None]
+        }
+        // The ranks of the receiving stage are placed as those of this one.
+        Transfer::Send { .. } if entry.group == Group::PIPELINE && scatters_messages(plan) => {
+            let gather = Entry {
+                group: Group::TENSOR,
+                transfer: Transfer::Collective(Collective::AllGather),
+                ..entry
+            };
+            [Some(Entry { len: entry.len.div_ceil(plan.mesh.tp), ..entry }), Some(gather)]
+        }
+        _ => [Some(entry), None],
+    }
 }
 
 fn algorithm(links: &Links, entry: Entry) -> Algorithm {
@@ -63,7 +87,12 @@ fn tree(ranks: usize, node: impl Fn(usize) -> usize) -> Vec<(usize, usize)> {
 
 #[cfg(test)]
 mod tests {
+    use kintsugi_plan::config::ConfigSource;
+    use kintsugi_spec::Level;
+    use kintsugi_tensor::Device;
+
     use super::*;
+    use crate::{Coverage, predict};
 
     #[test]
     fn a_tree_is_a_chain_in_each_node_and_binary_between_nodes() {
@@ -72,5 +101,27 @@ mod tests {
         assert_eq!(edges(4, 8), [(0, 1), (1, 2), (2, 3)]);
         assert_eq!(edges(7, 1), [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5), (2, 6)]);
         assert_eq!(edges(6, 2), [(0, 1), (0, 2), (2, 3), (0, 4), (4, 5)]);
+    }
+
+    #[test]
+    fn a_framework_sends_as_its_scalars_say() {
+        let bytes = |file: &str, set: &str| {
+            let plan = ConfigSource::text(file).set(set).plan().unwrap();
+            let prediction = predict(&plan, Device::Cpu { threads: 1 }, Coverage::ShortStep);
+            prediction.traffic
+        };
+        let of = |traffic: &Traffic, operation| -> u64 {
+            Level::ALL.into_iter().map(|level| traffic.get(level, operation)).sum()
+        };
+        let replicas = "[model]\npreset = \"demo\"\n[parallel]\ntp = 1\npp = 1\ndp = 2\n[sharding]\nzero = 1";
+        let shards = bytes(replicas, "framework.whole_sums=false");
+        let whole = bytes(replicas, "framework.whole_sums=true");
+        assert_eq!(of(&whole, Operation::ReduceScatter), 0);
+        assert!(of(&whole, Operation::AllReduce) >= 2 * of(&shards, Operation::ReduceScatter));
+        let stages = "[model]\npreset = \"demo\"\n[parallel]\ntp = 2\npp = 2\ndp = 1";
+        let plain = bytes(stages, "framework.scatter_messages=false");
+        let scattered = bytes(stages, "framework.scatter_messages=true");
+        assert_eq!(2 * of(&scattered, Operation::Send), of(&plain, Operation::Send));
+        assert!(of(&scattered, Operation::AllGather) > of(&plain, Operation::AllGather));
     }
 }

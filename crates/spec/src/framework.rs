@@ -63,6 +63,8 @@ pub struct FrameworkSpec {
     pub allocator: f64,
     /// Extra bytes per logit of this rank compared with Kintsugi, at the peak of the head.
     pub logit_bytes: f64,
+    /// Whether every tensor-parallel rank has the logits of the whole vocabulary, and not only of its part.
+    pub whole_logits: bool,
     /// Extra bytes per parameter of this rank compared with Kintsugi: 16-bit gradients beside the fp32 ones that they are
     /// added to.
     pub parameter_bytes: f64,
@@ -121,6 +123,7 @@ impl Default for FrameworkSpec {
             reserve: 0.0,
             allocator: 0.0,
             logit_bytes: 0.0,
+            whole_logits: false,
             parameter_bytes: 0.0,
             bucket_bytes: 0.0,
             kept: 1.0,

@@ -6,12 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
+use kintsugi_simulate::TracedStep;
 use kintsugi_spec::FrameworkSpec;
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::constants::{Constant, Constants};
 use super::description::Kind;
-use super::predicted::{Predicted, Wanted, predict_runs};
+use super::predicted::{Predicted, Wanted, predict_runs, predicted_time, traced_step};
 use super::run::Run;
 
 /// The fits, as data.
@@ -28,7 +30,7 @@ struct Stage {
     name: String,
     #[serde(default)]
     sets: Vec<String>,
-    /// The largest error that a row should have, as a logarithm; an error beyond it counts twenty times.
+    /// The largest error that a row should have, as a share. What the furthest row has beyond it counts twenty times.
     #[serde(default)]
     within: Option<f64>,
     /// The preset for frameworks of a family of which no row remains. It is fitted on the rows of the whole family.
@@ -97,6 +99,8 @@ pub struct LeftOut {
     pub bias: f64,
     /// Frameworks of which no other source is known.
     pub fell_back: Vec<String>,
+    /// Its steps, predicted without it.
+    pub runs: Vec<Predicted>,
 }
 
 /// Rows of each set that a fit uses at most, spread evenly over the set.
@@ -162,14 +166,17 @@ pub fn leave_each_out(runs: &[Run], on_stage: &mut dyn FnMut(&str)) -> Vec<LeftO
             .cloned()
             .collect();
         let unseen = fit_from(runs, Some(source), Some(&seen), on_stage);
-        let (ratios, before) = (ratios(&rows, &unseen.constants), self::ratios(&rows, &seen.constants));
+        let predicted = |fit: &Fit| predict_runs(&rows, &fit.constants, &[], Wanted::Time).0;
+        let (before, runs) = (predicted(&seen), predicted(&unseen));
+        let ratios: Vec<f64> = runs.iter().filter_map(ratio).collect();
         LeftOut {
             source: (*source).to_owned(),
             rows: ratios.len(),
-            seen: percent(&before),
+            seen: percent(&before.iter().filter_map(ratio).collect::<Vec<_>>()),
             unseen: percent(&ratios),
             bias: median(ratios),
             fell_back: unseen.constants.fell_back(),
+            runs,
         }
     };
     sources.iter().map(one).collect()
@@ -213,6 +220,7 @@ impl Fit {
     }
 
     fn search(&mut self, stage: &Stage, rows: &[Run]) {
+        let rows = &traced(rows);
         let mut values: Vec<f64> = stage.constants.iter().map(|entry| entry.start).collect();
         let mut best = self.error(stage, rows, &values);
         for factor in FACTORS {
@@ -233,7 +241,7 @@ impl Fit {
                 }
             }
         }
-        let sets: BTreeSet<&str> = rows.iter().map(|run| run.set.as_str()).collect();
+        let sets: BTreeSet<&str> = rows.iter().map(|row| row.run.set.as_str()).collect();
         for (entry, &found) in stage.constants.iter().zip(&values) {
             let published = entry.without.filter(|_| entry.with_published);
             let value = published.map_or(found, |published| (found * published).sqrt());
@@ -249,25 +257,45 @@ impl Fit {
     }
 
     /// The error of a stage's rows with these values of its constants: the mean over its sources of the mean over their sets.
-    fn error(&self, stage: &Stage, rows: &[Run], values: &[f64]) -> f64 {
+    fn error(&self, stage: &Stage, rows: &[TracedRun], values: &[f64]) -> f64 {
         let mut constants = self.constants.clone();
         for (entry, &value) in stage.constants.iter().zip(values) {
             entry.set(&mut constants, value);
         }
         stage.frameworks.iter().for_each(|framework| fall_back(&mut constants, framework));
-        let (predicted, _) = predict_runs(rows, &constants, &[], Wanted::Time);
+        let ratios: Vec<Option<f64>> = rows.par_iter().map(|row| row.ratio(&constants)).collect();
         let mut sources: BTreeMap<&str, BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
-        for run in &predicted {
-            let Some(ratio) = ratio(run) else { continue };
+        let mut furthest = 0.0_f64;
+        for (TracedRun { run, .. }, ratio) in rows.iter().zip(ratios) {
+            let Some(ratio) = ratio else { continue };
             let sets = sources.entry(&run.source).or_default();
-            let error = ratio.ln().abs().min(LARGEST_ERROR);
-            let beyond = stage.within.map_or(0.0, |most| (error - most).max(0.0));
-            sets.entry(&run.set).or_default().push(error + 20.0 * beyond);
+            sets.entry(&run.set).or_default().push(ratio.ln().abs().min(LARGEST_ERROR));
+            let beyond = stage.within.map_or(0.0, |most| (ratio - 1.0).abs() - most);
+            furthest = furthest.max(beyond);
         }
         if sources.is_empty() {
             return f64::INFINITY;
         }
-        mean(sources.values().map(|sets| mean(sets.values().map(|errors| mean(errors.iter().copied())))))
+        let of_sets = |sets: &BTreeMap<&str, Vec<f64>>| mean(sets.values().map(|e| mean(e.iter().copied())));
+        mean(sources.values().map(of_sets)) + 20.0 * furthest
+    }
+}
+
+/// A run with the traces of its plan, on which the fitted constants have no influence.
+struct TracedRun<'a> {
+    run: &'a Run,
+    step: Option<TracedStep>,
+}
+
+fn traced(rows: &[Run]) -> Vec<TracedRun<'_>> {
+    let traced = |run| TracedRun { run, step: traced_step(run) };
+    rows.par_iter().map(traced).collect()
+}
+
+impl TracedRun<'_> {
+    /// Predicted over measured time.
+    fn ratio(&self, constants: &Constants) -> Option<f64> {
+        ratio(&predicted_time(self.run, self.step.as_ref(), constants).ok()?)
     }
 }
 
@@ -329,11 +357,6 @@ fn of_frameworks(runs: &[Run], frameworks: &[String]) -> Vec<Run> {
 fn spread(rows: Vec<&Run>, most: usize) -> Vec<Run> {
     let step = rows.len().div_ceil(most).max(1);
     rows.into_iter().step_by(step).cloned().collect()
-}
-
-fn ratios(rows: &[Run], constants: &Constants) -> Vec<f64> {
-    let (predicted, _) = predict_runs(rows, constants, &[], Wanted::Time);
-    predicted.iter().filter_map(ratio).collect()
 }
 
 fn ratio(run: &Predicted) -> Option<f64> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kintsugi_comm::Collective;
 use kintsugi_plan::{Group, Mesh, Plan};
 use kintsugi_simulate::cost::DeviceModel;
-use kintsugi_simulate::{Coverage, Timing, collective_seconds, memory_by_stage, predict, time};
+use kintsugi_simulate::{Coverage, Timing, TracedStep, collective_seconds, memory_by_stage, predict, time};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::paper::{Kernel, KernelKind};
 use rayon::prelude::*;
@@ -94,19 +94,42 @@ fn one(run: &Run, constants: &Constants, over: &[String], wanted: Wanted) -> Res
 
 fn step(run: &Run, constants: &Constants, over: &[String], wanted: Wanted) -> Result<Predicted, String> {
     let plan = run.plan(constants, over)?;
-    let (measured, fitting) = (run.seconds(&plan), wanted == Wanted::All);
     let timing = if run.worked { time(&plan) } else { None };
-    let memory = if fitting { Some(memory(run, constants, over)?) } else { None };
+    let memory = if wanted == Wanted::All { Some(memory(run, constants, over)?) } else { None };
     Ok(Predicted {
-        ranks: plan.mesh.ranks(),
-        measured_s: measured,
-        predicted_s: timing.map_or(f64::NAN, |timing| timing.step_s),
-        timing,
         measured_memory: run.memory(),
         predicted_memory: memory.as_ref().map(|memory| memory.0),
         fits: memory.and_then(|memory| memory.1),
-        ..named(run)
+        ..timed(run, &plan, timing)
     })
+}
+
+fn timed(run: &Run, plan: &Plan, timing: Option<Timing>) -> Predicted {
+    Predicted {
+        ranks: plan.mesh.ranks(),
+        measured_s: run.seconds(plan),
+        predicted_s: timing.map_or(f64::NAN, |timing| timing.step_s),
+        timing,
+        ..named(run)
+    }
+}
+
+/// The traces of a run's plan, for predictions with many values of the constants; `None` for a single operation, and if the
+/// engine does not support the layout.
+pub fn traced_step(run: &Run) -> Option<TracedStep> {
+    let plan = Some(run).filter(|run| run.kind == Kind::Step)?.plan(&Constants::default(), &[]).ok()?;
+    Some(TracedStep::new(&plan))
+}
+
+/// The predicted time of a run, by its traces if there are any.
+pub fn predicted_time(
+    run: &Run,
+    traced: Option<&TracedStep>,
+    constants: &Constants,
+) -> Result<Predicted, String> {
+    let Some(traced) = traced else { return one(run, constants, &[], Wanted::Time) };
+    let plan = run.plan(constants, &[])?;
+    Ok(timed(run, &plan, traced.time(&plan)))
 }
 
 /// Memory of the measured stage, and whether the fullest fits.

@@ -8,6 +8,7 @@ use kintsugi_plan::{Mesh, Plan, Recompute, ScheduleKind, Sharding, When};
 use super::costs::{BlockCosts, Costs, Messages, UnitCosts};
 use super::device::DeviceModel;
 use super::links::Links;
+use super::trace::PlanTraces;
 use crate::memo::Memo;
 
 /// Costs of plans that differ only in their strategy.
@@ -67,7 +68,7 @@ impl<'a> CostCache<'a> {
     pub fn of(&self, plan: &Plan) -> Costs {
         let found = OnceCell::new();
         let links = || self.links.get(plan.mesh, || Links::new(&plan.cluster, plan.mesh, &plan.framework));
-        let costs = || found.get_or_init(|| Costs::new(plan, self.device, &links()));
+        let costs = || found.get_or_init(|| Costs::new(plan, &PlanTraces::new(plan), self.device, &links()));
         let message_key = (plan.mesh, plan.batch.micro, plan.sequence_parallel);
         Costs {
             blocks: self.blocks.get(block_key(plan), || Arc::clone(&costs().blocks)),

@@ -14,7 +14,7 @@ use kintsugi_tensor::paper::{Kernel, KernelKind};
 use super::device::DeviceModel;
 use super::links::Links;
 use super::sharing::Sharing;
-use super::trace::{OpTrace, Trace, cut_down, kind, trace};
+use super::trace::{OpTrace, PlanTraces, Trace, kind};
 use crate::graph::StageOp;
 
 /// Picoseconds.
@@ -364,8 +364,13 @@ impl Costs {
         }
     }
 
-    /// Traces a plan and prices its kernels and transfers, over the links of its mesh.
-    pub(super) fn new(plan: &Plan, device: &DeviceModel, links: &Links) -> Self {
+    /// Prices the kernels and transfers of a plan's traces.
+    pub fn of_traces(plan: &Plan, traced: &PlanTraces, device: &DeviceModel) -> Self {
+        Costs::new(plan, traced, device, &Links::new(&plan.cluster, plan.mesh, &plan.framework))
+    }
+
+    /// Prices the kernels and transfers of a plan's traces, over the links of its mesh.
+    pub(super) fn new(plan: &Plan, traced: &PlanTraces, device: &DeviceModel, links: &Links) -> Self {
         let pricing = Pricing {
             plan,
             device,
@@ -373,14 +378,11 @@ impl Costs {
             host_collective: host_collective(plan),
             sharing: Sharing::of(plan),
         };
-        let small = cut_down(plan, 3);
-        let traces = [0, 1, 2].map(|stage| trace(&small, stage));
+        let traces = &traced.stages;
         let [first, layer, last] = traces.each_ref().map(|trace| pricing.ops(trace));
-        // A single stage has both ends of the model, but a tied table only once.
-        let (mut ops, mut orders, ends) = if plan.mesh.pp == 1 {
-            let traced = trace(&cut_down(plan, 1), 0);
-            let one = pricing.ops(&traced);
-            (one.clone(), pricing.orders(&traced).collect(), vec![one])
+        let (mut ops, mut orders, ends) = if let Some(traced) = &traced.single {
+            let one = pricing.ops(traced);
+            (one.clone(), pricing.orders(traced).collect(), vec![one])
         } else {
             let mut ops = first.clone();
             ops.extend(&layer);
@@ -539,17 +541,21 @@ impl Pricing<'_> {
     }
 
     fn messages(&self, bytes: f64) -> Messages {
-        let Plan { framework, mesh, .. } = self.plan;
-        let scattered = framework.scatter_messages && !self.plan.sequence_parallel && mesh.tp > 1;
+        let scattered = scatters_messages(self.plan);
         let message = |stage: usize, to: usize| {
             let (level, seconds) = self.links.message(stage, to, bytes, scattered);
             Transfer::new(level, picoseconds(seconds * self.slowdown()))
         };
-        let pp = mesh.pp;
+        let pp = self.plan.mesh.pp;
         (0..pp)
             .map(|stage| [message(stage, (stage + 1) % pp), message(stage, (stage + pp - 1) % pp)])
             .collect()
     }
+}
+
+/// Whether each tensor-parallel rank sends one part of a message, and the receivers gather them.
+pub(crate) fn scatters_messages(plan: &Plan) -> bool {
+    plan.framework.scatter_messages && !plan.sequence_parallel && plan.mesh.tp > 1
 }
 
 /// Adds products of the forward that the backward of a layer runs again.

@@ -63,6 +63,8 @@ struct GroupLinks {
     bandwidth: f64,
     /// Of what one rank sends over the outermost level.
     per_rank: f64,
+    /// Whether no wires close a ring. An all-reduce then goes along a chain of wires and back, both at once.
+    chain: bool,
 }
 
 /// How a collective moves its data.
@@ -175,9 +177,14 @@ impl Links {
         let own = bytes / links.ranks as f64 / self.local;
         let seconds = match (self.algorithm(group, collective, bytes), speed.short) {
             (Algorithm::Tree, _) => speed.start + phases * self.tree(links, bytes),
+            (Algorithm::Ring, _) if links.chain && collective == Collective::AllReduce => {
+                speed.start + bytes / links.bandwidth + phases * self.hops(links)
+            }
             (Algorithm::Ring, Some(short)) if is_short(short, links, phases, bytes) => {
                 let hops = phases * short.latency * (links.ranks - 1) as f64;
-                short.start + hops.max(phases * wire(links, bytes) / short.share)
+                let wires = phases * wire(links, bytes) / short.share;
+                // Parts travel while others are still sent: the longer of the two counts, and some of the other.
+                short.start + (hops.powi(3) + wires.powi(3)).cbrt()
             }
             (Algorithm::Ring, _) => speed.start + phases * self.ring(links, bytes),
         };
@@ -198,9 +205,14 @@ impl Links {
 
     /// Seconds of one phase over a ring.
     fn ring(&self, group: GroupLinks, bytes: f64) -> f64 {
+        wire(group, bytes) + self.hops(group)
+    }
+
+    /// Seconds of the hops of a part around the ring.
+    fn hops(&self, group: GroupLinks) -> f64 {
         let (n, nodes) = (group.ranks as f64, group.nodes as f64);
         let outer = self.levels[Level::Cluster as usize].latency;
-        wire(group, bytes) + self.inner(group) * (n - nodes) + outer * (nodes - 1.0)
+        self.inner(group) * (n - nodes) + outer * (nodes - 1.0)
     }
 
     /// Seconds of a hop of a ring inside a node.
@@ -275,9 +287,10 @@ fn inner_latency(cluster: &ClusterSpec, levels: &[Speed; 3]) -> f64 {
     given.unwrap_or(0.0).max(levels[Level::Node as usize].latency)
 }
 
-/// Whether the library uses its protocol for short collectives.
+/// Whether the library uses its protocol for short collectives. Its hops are faster and its bandwidth is lower, so it is used
+/// up to a time on the wires that grows with the number of hops.
 fn is_short(short: ShortSpec, group: GroupLinks, phases: f64, bytes: f64) -> bool {
-    phases * wire(group, bytes) < short.until * group.ranks as f64
+    phases * wire(group, bytes) < short.until * (group.ranks - 1) as f64
 }
 
 /// Seconds that the bytes of one phase over a ring take on the links.
@@ -373,6 +386,7 @@ fn group(
         let (count, fewest) = nodes.fold((0, usize::MAX), |(n, few), node| (n + 1, few.min(node.len())));
         let level = cluster.topology.level(members[0], members[ranks - 1]);
         let node = levels[Level::Node as usize].bandwidth;
+        let mut chain = false;
         let bandwidth = match level {
             Level::Cluster if cluster.cores.is_some() => levels[Level::Cluster as usize].bandwidth,
             Level::Cluster => {
@@ -382,17 +396,17 @@ fn group(
             inner => {
                 let efficiency = cluster.link(inner).and_then(|link| link.efficiency).unwrap_or(0.8);
                 // Groups that run at the same time share their wires. Those of the first group stand for all.
-                let ring =
-                    ring(cluster, &first_beside, stride, per_node).unwrap_or(unwired_bandwidth(cluster));
-                ring / beside as f64 * efficiency
+                let ring = ring(cluster, &first_beside, stride, per_node);
+                chain = ring.is_none();
+                ring.unwrap_or(unwired_bandwidth(cluster)) / beside as f64 * efficiency
             }
         };
         let shared = if level == Level::Cluster && cluster.cores.is_none() { fewest as f64 } else { 1.0 };
-        GroupLinks { ranks, nodes: count, level, bandwidth, per_rank: bandwidth / shared }
+        GroupLinks { ranks, nodes: count, level, bandwidth, per_rank: bandwidth / shared, chain }
     };
     let slowest = starts.into_values().map(one).min_by(|a, b| a.bandwidth.total_cmp(&b.bandwidth));
     let (level, bandwidth) = (Level::Package, f64::INFINITY);
-    slowest.unwrap_or(GroupLinks { ranks, nodes: 1, level, bandwidth, per_rank: bandwidth })
+    slowest.unwrap_or(GroupLinks { ranks, nodes: 1, level, bandwidth, per_rank: bandwidth, chain: false })
 }
 
 /// Bytes per second, in both directions, around the best rings over the members of a group inside a node. Each member also

@@ -8,8 +8,10 @@ mod sharing;
 mod trace;
 
 pub use cache::CostCache;
+pub(crate) use costs::scatters_messages;
 pub use costs::{Costs, OpCost, OpOrder, Segment, Time, Transfer};
 pub use device::DeviceModel;
 pub(crate) use links::{Algorithm, Links};
 pub use sharing::Sharing;
+pub use trace::PlanTraces;
 pub(crate) use trace::{OpTrace, kind, trace};

@@ -13,8 +13,8 @@ use crate::Timing;
 pub struct Sharing {
     /// How many times longer a rank of a stage takes than with a core of its own.
     pub slowdown: f64,
-    /// The time that the cores need for all stages, relative to the time of the stages run one after the other. 0 if
-    /// every rank has a core.
+    /// The time that the cores of a node need for all of its ranks, relative to the time of one rank. 0 if every rank has a
+    /// core.
     core_ratio: f64,
     /// Whether links are emulated: waiting for them is no work.
     emulated: bool,
@@ -32,14 +32,14 @@ impl Sharing {
             return Some(Sharing { slowdown: 1.0 / (cores / ranks).floor(), core_ratio: 0.0, emulated });
         }
         let slowdown = (stage / cores).max(1.0);
-        Some(Sharing { slowdown, core_ratio: stage / cores / slowdown, emulated })
+        Some(Sharing { slowdown, core_ratio: ranks / cores / slowdown, emulated })
     }
 
     /// Extends a step to the time that the cores need for the work of all ranks, if that is longer.
-    pub fn limit_by_cores(self, timing: Timing, stages: usize) -> Timing {
+    pub fn limit_by_cores(self, timing: Timing) -> Timing {
         let waiting = timing.tensor_s + timing.exposed_s.iter().sum::<f64>();
         let working = timing.compute_s + if self.emulated { 0.0 } else { waiting };
-        let step_s = working * stages as f64 * self.core_ratio + timing.fixed_s;
+        let step_s = working * self.core_ratio + timing.fixed_s;
         if step_s <= timing.step_s {
             return timing;
         }
@@ -84,6 +84,17 @@ mod tests {
     fn a_pipeline_with_more_ranks_than_cores_has_no_bubble() {
         let (replicas, stages) = (step(1, 1, 8), step(1, 4, 2));
         assert!(stages < 1.1 * replicas, "{stages} {replicas}");
+    }
+
+    #[test]
+    fn the_cores_of_a_node_are_for_its_own_ranks() {
+        let step = |per_node: usize| {
+            let sets = ["parallel.tp=1", "parallel.pp=4", "parallel.dp=2", "batch.global=64"];
+            let plan =
+                ConfigSource::text(MACHINE).sets(sets).set(format!("cluster.per_node={per_node}")).plan();
+            time(&plan.unwrap()).unwrap().step_s
+        };
+        assert!(step(4) < 0.7 * step(8), "two nodes have twice the cores: {} {}", step(4), step(8));
     }
 
     #[test]

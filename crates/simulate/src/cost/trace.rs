@@ -42,6 +42,26 @@ pub struct TransferEvent {
 /// The trace of every kind of op on one stage. The key is the op with every number in it set to zero.
 pub type Trace = HashMap<Op, OpTrace>;
 
+/// The traces of a plan. They do not depend on the constants of its cluster and its framework.
+#[derive(Clone, Debug)]
+pub struct PlanTraces {
+    /// A first, a middle and a last stage of one layer.
+    pub(super) stages: [Trace; 3],
+    /// A single stage, which has both ends of the model but a tied table only once, if the plan has no other.
+    pub(super) single: Option<Trace>,
+}
+
+impl PlanTraces {
+    /// Traces a plan.
+    pub fn new(plan: &Plan) -> Self {
+        let small = cut_down(plan, 3);
+        PlanTraces {
+            stages: [0, 1, 2].map(|stage| trace(&small, stage)),
+            single: (plan.mesh.pp == 1).then(|| trace(&cut_down(plan, 1), 0)),
+        }
+    }
+}
+
 /// The plan reduced to `stages` stages of one layer.
 pub fn cut_down(plan: &Plan, stages: usize) -> Plan {
     let mut small = plan.clone();

@@ -1,6 +1,8 @@
 //! Compiles programs into nodes: the one place beside the interpreter in `rank` that decides what an op does.
 
-use kintsugi_plan::{Axis, Block, Group, Message, MessageKind, Op, Phase, Plan, ScheduleKind, Unit};
+use kintsugi_plan::{
+    Axis, Block, Group, Message, MessageKind, Op, Phase, Plan, ScheduleKind, Sharding, Unit, When,
+};
 use rustc_hash::FxHashMap;
 
 use super::{Node, Rendezvous, StageOp, Step};
@@ -125,6 +127,16 @@ impl<T: Clone + Eq + std::hash::Hash> Numbers<T> {
     }
 }
 
+/// Whether an op belongs to a whole step, however many portions of micro-batches it has.
+fn runs_once_a_step(plan: &Plan, op: Op) -> bool {
+    let Sharding { weights, gradients, gather, reduce, .. } = plan.sharding;
+    let gathers = matches!(op, Op::GatherStart { .. } | Op::GatherWait { .. });
+    let reduces = matches!(op, Op::ReduceStart { .. } | Op::ReduceWait { .. });
+    op == Op::Begin
+        || gathers && weights > 1 && gather == When::Step
+        || reduces && (gradients == 1 || reduce == When::Step)
+}
+
 impl Compiler {
     fn stage(&mut self, plan: &Plan, stage: usize, extent: Extent) -> StageNodes {
         let mut program = plan.program(stage);
@@ -132,6 +144,7 @@ impl Compiler {
             let last = program.ops.iter().rposition(|op| matches!(op, Op::Backward { .. })).unwrap_or(0);
             let rest = program.ops.split_off(last + 1);
             program.ops.extend(rest.into_iter().filter(|op| matches!(op, Op::SendStart { .. })));
+            program.ops.retain(|&op| !runs_once_a_step(plan, op));
         }
         let mut periods = Periods::new(plan, stage);
         for (index, &op) in program.ops.iter().enumerate() {
