@@ -4,6 +4,8 @@
 //! between nodes is uncertain, and so is how well transfers overlap. A strategy that leans on links may lose more than it
 //! seemed to gain. The pick is the strategy with the least regret over the range of links: how much longer it takes than the
 //! best strategy for each of these links, at worst. Among strategies whose regret is about the same, the simplest is picked.
+//! Codes change the numbers of a training, so a strategy with codes is picked only if the configuration has codes itself, or if
+//! nothing else is about as fast.
 
 use std::collections::HashSet;
 
@@ -41,7 +43,15 @@ pub(crate) fn by_preference(
     ordered: &[Candidate],
     fastest: &Candidate,
 ) -> Vec<Candidate> {
-    let mut pool = pool(settings, ordered, fastest);
+    let pool = pool(settings, ordered, fastest);
+    let asked = settings.base.sharding.quantized.iter().next().is_some();
+    let has_codes = |candidate: &Candidate| candidate.strategy.sharding.quantized.iter().next().is_some();
+    let (coded, plain): (Vec<_>, Vec<_>) = pool.into_iter().partition(|of| !asked && has_codes(of));
+    [plain, coded].into_iter().flat_map(|alike| sorted(settings, model, alike)).collect()
+}
+
+/// The candidates of a pool, in order of preference.
+fn sorted(settings: &Settings, model: &DeviceModel, mut pool: Vec<Candidate>) -> Vec<Candidate> {
     let values = values_over_links(settings, model, &mut pool);
     let scenarios = values.first().map_or(0, Vec::len);
     let best: Vec<f64> =
