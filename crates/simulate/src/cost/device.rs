@@ -4,6 +4,8 @@
 //! tile, and a tile takes as long as its terms plus a ramp for its start and end. The model takes the fastest of a few
 //! tile shapes and splits of the sums, like a library that chooses among its kernels.
 
+use std::collections::BTreeMap;
+
 use kintsugi_spec::{AttentionPoint, DeviceSpec, FrameworkSpec, KernelPoint, ProductPoint};
 use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
@@ -142,21 +144,21 @@ impl DeviceModel {
         kernel.flops as f64 / (rate * self.framework.attention) * waves.max(1.0) * padded
     }
 
-    /// FLOP/s of flash attention, interpolated between the measured points by their distance.
+    /// FLOP/s of flash attention, interpolated between the widths of heads that were measured by their distance.
     fn attention_rate(&self, shape: AttentionShape, fp32: bool, backward: bool) -> f64 {
         let peak = if fp32 { self.peak_fp32 } else { self.peak_16bit };
-        let known = || self.attention.iter().filter(|point| point.fp32 == fp32);
-        if known().next().is_none() {
+        let mut widths: BTreeMap<usize, Vec<(f64, f64)>> = BTreeMap::new();
+        for point in self.attention.iter().filter(|point| point.fp32 == fp32) {
+            let rate = if backward { point.backward } else { point.forward };
+            widths.entry(point.head_dim).or_default().push((point.sequence as f64, rate));
+        }
+        if widths.is_empty() {
             return peak * if backward { 0.35 } else { 0.45 };
         }
-        let near = |point: &AttentionPoint| {
-            let sequence = log_distance(point.sequence, shape.sequence);
-            let head = log_distance(point.head_dim, shape.head_dim);
-            1.0 / (sequence * sequence + 4.0 * head * head + 1e-3)
-        };
-        let rate = |point: &AttentionPoint| if backward { point.backward } else { point.forward };
-        let weights: f64 = known().map(near).sum();
-        known().map(|point| near(point) * rate(point).ln()).sum::<f64>().div(weights).exp()
+        let near = |head_dim: usize| 1.0 / (log_distance(head_dim, shape.head_dim).powi(2) + 1e-3);
+        let weights: f64 = widths.keys().map(|&head_dim| near(head_dim)).sum();
+        let rate = |points: &[(f64, f64)]| rate_at(points, shape.sequence as f64).ln();
+        widths.iter().map(|(&width, points)| near(width) * rate(points)).sum::<f64>().div(weights).exp()
     }
 
     /// Plain attention with scores in memory: products over the whole square, and passes over the scores.
@@ -236,6 +238,22 @@ impl DeviceModel {
 
 use std::ops::Div;
 
+/// The rate of attention at a length of sequences, from measured (length, rate). Tiles on the diagonal are half empty and a
+/// block of queries has a start, so the time of a FLOP is a constant and a part that falls with the length. Both follow from the
+/// two nearest lengths.
+fn rate_at(points: &[(f64, f64)], sequence: f64) -> f64 {
+    let mut nearest = points.to_vec();
+    nearest.sort_by(|a, b| (a.0 / sequence).ln().abs().total_cmp(&(b.0 / sequence).ln().abs()));
+    let first = nearest[0];
+    let Some(&second) = nearest.iter().find(|point| point.0.total_cmp(&first.0).is_ne()) else {
+        return first.1;
+    };
+    let slope = (1.0 / second.1 - 1.0 / first.1) / (1.0 / second.0 - 1.0 / first.0);
+    let falling = 1.0 / first.1 + slope.max(0.0) * (1.0 / sequence - 1.0 / first.0);
+    // Far beyond what was measured, noise in two points must not become a large factor.
+    1.0 / falling.clamp(1.0 / (1.5 * first.1), 2.0 / first.1)
+}
+
 fn log_distance(a: usize, b: usize) -> f64 {
     (a as f64).ln() - (b as f64).ln()
 }
@@ -291,6 +309,21 @@ mod tests {
         let seconds =
             |name| model.seconds(&Kernel { name, flops: 0, bytes: 1 << 30, kind: KernelKind::Memory });
         assert!((seconds("residual") / seconds("adamw") - 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn attention_is_as_measured_and_faster_for_longer_sequences() {
+        let points = [(1024.0, 300.0), (2048.0, 400.0)];
+        assert!(
+            (rate_at(&points, 1024.0) - 300.0).abs() < 1e-9
+                && (rate_at(&points, 2048.0) - 400.0).abs() < 1e-9
+        );
+        let long = rate_at(&points, 8192.0);
+        assert!(long > 480.0 && long < 600.0, "{long}");
+        assert!(
+            (rate_at(&[(1024.0, 300.0)], 8192.0) - 300.0).abs() < 1e-9,
+            "nothing is known of other lengths"
+        );
     }
 
     #[test]
