@@ -187,9 +187,8 @@ fn pack(numbers: &[f32; STEP], inverse: f32, bits: Bits, codes: &mut [u8]) {
     match bits {
         Bits::Eight => codes.copy_from_slice(&integers),
         Bits::Four => {
-            let pairs: &[[u8; 2]; STEP / 2] = integers.as_chunks().0.as_array().expect("pairs of a step");
-            let packed = pairs.map(|pair| {
-                let pair = u16::from_le_bytes(pair);
+            let packed: [u8; STEP / 2] = std::array::from_fn(|i| {
+                let pair = u16::from_le_bytes([integers[2 * i], integers[2 * i + 1]]);
                 (pair & 0xf | pair >> 4 & 0xf0) as u8
             });
             codes.copy_from_slice(&packed);
