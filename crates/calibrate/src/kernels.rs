@@ -4,8 +4,8 @@
 
 use kintsugi_spec::KernelPoint;
 use kintsugi_tensor::ops::{
-    AdamW, ColumnSum, CrossEntropy, Gradient, Linear, LossStatistics, Norm, NormBackward, Parameters,
-    Residual, Segment, Squares, SumsOfSquares, control,
+    AdamW, Bits, BlockFormat, ColumnSum, CrossEntropy, Dequantize, Gradient, Linear, LossStatistics, Norm,
+    NormBackward, Parameters, Quantize, Requantize, Residual, Segment, Squares, SumsOfSquares, control,
 };
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Buffer, Category, DType, Device};
@@ -17,14 +17,31 @@ use super::shapes::Rows;
 pub const COUNT: usize = KERNELS.len() + 2;
 
 /// The kernels.
-const KERNELS: [fn(&dyn Backend, &Tensors); 9] =
-    [add, norm, norm_backward, residual, column_sum, loss_statistics, cross_entropy, sums_of_squares, adamw];
+const KERNELS: [fn(&dyn Backend, &Tensors); 12] = [
+    add,
+    norm,
+    norm_backward,
+    residual,
+    column_sum,
+    loss_statistics,
+    cross_entropy,
+    sums_of_squares,
+    adamw,
+    quantize,
+    dequantize,
+    requantize,
+];
+
+/// The codes of gradients, which have the most passes in a step with codes.
+const CODES: BlockFormat = BlockFormat { bits: Bits::Four, block: 256 };
 
 /// Sustained bytes per second of every kernel.
 pub fn rates(bench: &mut Bench, shape: Rows) -> Vec<KernelPoint> {
     let backend = bench.backend;
     let tensors = Tensors::new(shape, |len, dtype| match dtype {
         DType::U32 => tokens(backend, len),
+        // The first kernel that writes codes runs before those that read them.
+        DType::U8 => backend.allocate(len, dtype, Category::Activations),
         dtype => bench.numbers(len, dtype),
     });
     // The step is neither skipped nor scaled.
@@ -84,6 +101,8 @@ struct Tensors {
     scalars: [Buffer; 2],
     /// The parameters of a few layers: gradient, master weights and both moments.
     parameters: [Buffer; 4],
+    /// Codes of one of `parameters`, sent and received.
+    codes: [Buffer; 2],
     control: Buffer,
 }
 
@@ -99,6 +118,7 @@ impl Tensors {
             targets: make(rows, DType::U32),
             scalars: [(); 2].map(|()| numbers(1)),
             parameters: [(); 4].map(|()| numbers(48 * width * width)),
+            codes: [(); 2].map(|()| make(CODES.slice_bytes(48 * width * width), DType::U8)),
             control: numbers(control::LEN),
         }
     }
@@ -202,4 +222,20 @@ fn adamw(backend: &dyn Backend, tensors: &Tensors) {
         epsilon: 1e-8,
         weight_decay: 0.1,
     });
+}
+
+fn quantize(backend: &dyn Backend, tensors: &Tensors) {
+    let (x, out) = (tensors.parameters[0].view(), tensors.codes[0].view());
+    backend.quantize(Quantize { x, out, slices: 1, columns: 1, format: CODES });
+}
+
+fn dequantize(backend: &dyn Backend, tensors: &Tensors) {
+    let (codes, out) = (tensors.codes[0].view(), added(&tensors.parameters[0]));
+    backend.dequantize(Dequantize { codes, out, parts: 1, slices: 1, format: CODES });
+}
+
+fn requantize(backend: &dyn Backend, tensors: &Tensors) {
+    let [codes, out] = tensors.codes.each_ref().map(Buffer::view);
+    let elements = tensors.parameters[0].len();
+    backend.requantize(Requantize { codes, out, parts: 1, slices: 1, columns: 1, elements, format: CODES });
 }
