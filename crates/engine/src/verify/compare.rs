@@ -75,7 +75,7 @@ impl ParameterBound {
 }
 
 impl Bounds {
-    /// The bounds of a plan: those of its precision, and what its codes add ([`super::noise`]).
+    /// The bounds of a plan: those of its precision, and what its codes add (`noise.rs`).
     pub fn of(plan: &Plan) -> Self {
         let exact = Bounds::of_precision(plan.precision.compute);
         match Noise::of(plan) {
