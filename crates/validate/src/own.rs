@@ -52,7 +52,7 @@ const MACHINES: [Machine; 3] = [
     },
 ];
 
-/// A report for each machine of which there are rows.
+/// A report for each machine that has rows.
 pub fn reports(over: &[String]) -> Vec<Report> {
     MACHINES.iter().map(|machine| machine.report(over)).filter(|report| report.rows > 0).collect()
 }

@@ -30,7 +30,7 @@ impl Wanted {
 }
 
 /// The transfers that carry codes if weights, gradients and states are sharded as in `sharding`. Transfers that this sharding
-/// does not have carry none. `levels_given` says of which a level of sharding was asked for: weights and states.
+/// does not have carry none. `levels_given`: whether the configuration shards weights, and whether it shards states.
 pub(super) fn resolve(
     raw: &RawSharding,
     sharding: [usize; 2],
