@@ -2,6 +2,7 @@
 """Losses with quantised collectives beside losses without: see scripts/check-convergence."""
 
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -100,23 +101,29 @@ def settings(options, steps):
 
 
 def run_all(options, names, steps, seconds, work):
-    """All variants side by side; gives their metrics, and those that did not come to their end."""
+    """All variants, some of them side by side; gives their metrics, and those that did not come to their end."""
     deadline = time.monotonic() + seconds
-    runs = [Run(options, name, steps, work) for name in names]
-    try:
-        cut = [run.name for run in runs if not run.end(deadline)]
-    finally:
-        for run in runs:
+
+    def run_one(name):
+        run = Run(options, name, steps, work)
+        try:
+            return run, run.end(deadline)
+        finally:
             run.process.poll() is None and run.process.kill()
-    return {run.name: run.metrics() for run in runs}, cut
+
+    with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
+        ended = list(pool.map(run_one, names))
+    return {run.name: run.metrics() for run, _ in ended}, [run.name for run, whole in ended if not whole]
 
 
-def step_seconds(metrics):
-    """Seconds of a step of the slowest variant, without its first steps."""
+def step_seconds(metrics, at_once):
+    """Seconds of a step of all variants, without their first steps."""
     times = [[line["step_s"] for line in lines if "step_s" in line][PILOT // 3 :] for lines in metrics.values()]
     if not all(times):
         sys.exit("the runs that measure the time of a step made too few steps; give --steps")
-    return max(map(statistics.mean, times))
+    means = {name: statistics.mean(part) for name, part in zip(metrics, times)}
+    print(", ".join(f"{name} {1e3 * mean:.1f} ms" for name, mean in means.items()), flush=True)
+    return sum(means.values()) / at_once
 
 
 def losses(lines, key):
@@ -156,6 +163,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=140.0, help="of everything together")
     parser.add_argument("--steps", type=int, help="without it, as many as fit into the seconds, up to --most-steps")
     parser.add_argument("--most-steps", type=int, default=4000)
+    parser.add_argument("--at-once", type=int, default=1, help="variants that run side by side")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=448)
     parser.add_argument("--vocab", type=int, default=4096)
@@ -175,11 +183,11 @@ def main():
     steps, pilot = options.steps, None
     if steps is None:
         # The first runs also compile kernels, which the others then find.
-        pilot = step_seconds(run_all(options, names, PILOT, options.seconds / 3, out / "pilot")[0])
+        pilot = step_seconds(run_all(options, names, PILOT, options.seconds / 3, out / "pilot")[0], options.at_once)
         left = options.seconds - (time.monotonic() - begun)
         # Starting, evaluating and the spread of step times take the rest.
         steps = int(min(options.most_steps, 0.75 * left / pilot))
-        print(f"{1e3 * pilot:.0f} ms for a step of the slowest variant: {steps} steps", flush=True)
+        print(f"{1e3 * pilot:.0f} ms for a step of all variants: {steps} steps", flush=True)
     left = options.seconds - (time.monotonic() - begun)
     metrics, cut = run_all(options, names, steps, left, out / "runs")
     result, train, validation = compare(metrics)

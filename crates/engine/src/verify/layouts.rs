@@ -258,10 +258,9 @@ pub fn layouts(all_families: bool) -> Vec<Layout> {
 
 /// The layouts of the given model's family that have every kind of transfer and op between them: few and small enough for ranks
 /// that share a GPU, where every transfer takes milliseconds.
-const FOR_NCCL: [&str; 13] = [
+const FOR_NCCL: [&str; 12] = [
     "dp 2",
     "dp 4, ZeRO-1",
-    "dp 2, ZeRO-2",
     "dp 4, ZeRO++ without codes",
     "tp 4",
     "tp 2, sequence parallel",
