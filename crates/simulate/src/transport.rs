@@ -2,18 +2,27 @@
 //!
 //! The library holds some for its kernels. Every communicator has some of its own, and for every channel a set of buffers for
 //! each neighbour that it receives from: one of the size that the plan sets, and those of NCCL's two protocols for short
-//! messages, whose sizes are NCCL's defaults.
+//! messages, whose sizes are NCCL's defaults. The constants are from measurements on an H200: see docs/transports.md.
 
 use kintsugi_plan::{Group, Plan, Transport};
 
-/// What the library holds besides communicators. Read off one measurement: see docs/transports.md.
-const LIBRARY: u64 = 389 << 20;
+/// What the kernels of collectives take.
+const COLLECTIVE_KERNELS: u64 = 392 << 20;
 
-/// What a communicator holds without any buffers. Not measured on its own: see docs/transports.md.
-const PER_COMMUNICATOR: u64 = 8 << 20;
+/// What the kernels of messages take in addition.
+const MESSAGE_KERNELS: u64 = 68 << 20;
+
+/// What a communicator holds without any buffers.
+const PER_COMMUNICATOR: u64 = 4 << 20;
+
+/// What a communicator for messages holds in each of its two ranks besides its buffers.
+const PER_LINK: u64 = 16 << 20;
 
 /// Buffers of the protocols for short messages, per channel and neighbour.
 const SHORT_MESSAGES: u64 = (512 << 10) + 4800 * 1024;
+
+/// The driver allocates device memory in multiples of this.
+const GRANULARITY: u64 = 2 << 20;
 
 /// Channels of a communicator, and bytes of a buffer, if the plan does not set them.
 const CHANNELS: u64 = 4;
@@ -31,13 +40,15 @@ pub(crate) fn transport_bytes(plan: &Plan, stage: usize) -> u64 {
     let tied = (plan.mesh.pp > 1 && plan.holds_tied_copy(stage)).then_some(Group::Tied);
     let groups = [Group::TENSOR, Group::DATA, Group::PIPELINE].into_iter().chain(parts).chain(tied);
     let groups = groups.map(size).filter(|&size| size > 1);
-    // A ring receives from one neighbour, and a tree from up to three.
-    let group = |size: usize| PER_COMMUNICATOR + channels * (1 + (size as u64 - 1).min(3)) * set;
+    // A ring receives from one neighbour, and a tree from up to three. The sender has a little memory of its own for each.
+    let neighbour = set.next_multiple_of(GRANULARITY) + GRANULARITY;
+    let group = |size: usize| PER_COMMUNICATOR + channels * (1 + (size as u64 - 1).min(3)) * neighbour;
     // A link has a buffer at the end that receives. Every link has one in the other direction.
     let links = links(plan, stage);
-    let of_links = links * PER_COMMUNICATOR + links / 2 * channels * set;
+    let of_links = links * PER_LINK + links / 2 * channels * set;
+    let kernels = COLLECTIVE_KERNELS + if links > 0 { MESSAGE_KERNELS } else { 0 };
     // The communicator of all ranks only makes the others.
-    LIBRARY + PER_COMMUNICATOR + groups.map(group).sum::<u64>() + of_links
+    kernels + PER_COMMUNICATOR + groups.map(group).sum::<u64>() + of_links
 }
 
 /// The communicators for messages of a rank: one in each direction for every neighbour.
@@ -67,9 +78,19 @@ mod tests {
         let two = ["parallel.tp=2", "parallel.pp=1", "parallel.dp=1"];
         assert_eq!(bytes(&two, 0), 0, "another transport");
         let nccl = |channels: &str| bytes(&[&two[..], &["run.transport=nccl", channels]].concat(), 0);
-        let set = BUFFER + SHORT_MESSAGES;
-        assert_eq!(nccl("run.nccl_channels=1"), LIBRARY + 2 * PER_COMMUNICATOR + 2 * set);
-        assert_eq!(nccl("run.nccl_channels=3"), LIBRARY + 2 * PER_COMMUNICATOR + 6 * set);
+        // The buffers of a neighbour take 6.2 MiB, so 8 MiB, and the sender 2 MiB.
+        assert_eq!(nccl("run.nccl_channels=1"), COLLECTIVE_KERNELS + 2 * PER_COMMUNICATOR + 2 * (10 << 20));
+        assert_eq!(nccl("run.nccl_channels=3"), COLLECTIVE_KERNELS + 2 * PER_COMMUNICATOR + 6 * (10 << 20));
+    }
+
+    /// Without the kernels, two ranks with buffers of 4 MiB hold this much for the groups of all ranks and of dp (NCCL 2.32, H200).
+    #[test]
+    fn the_groups_of_two_ranks_take_what_was_measured() {
+        for (channels, measured) in [(1, 33_554_432), (2, 58_720_256), (4, 109_051_904), (8, 209_715_200)] {
+            let layout = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=2", "run.nccl_buffer=4194304"];
+            let nccl = ["run.transport=nccl", &format!("run.nccl_channels={channels}")];
+            assert_eq!(bytes(&[&layout[..], &nccl].concat(), 0) - COLLECTIVE_KERNELS, measured);
+        }
     }
 
     #[test]
@@ -79,7 +100,7 @@ mod tests {
             bytes(&[&layout[..], &["run.transport=nccl", states]].concat(), 0)
         };
         // The ranks of a node, and the ranks at the same place of their nodes.
-        let two = PER_COMMUNICATOR + CHANNELS * 2 * (BUFFER + SHORT_MESSAGES);
+        let two = PER_COMMUNICATOR + CHANNELS * 2 * (10 << 20);
         assert_eq!(of("sharding.states=node") - of("sharding.states=none"), 2 * two);
     }
 
@@ -87,6 +108,6 @@ mod tests {
     fn a_stage_in_the_middle_has_more_links() {
         let pipeline = ["parallel.tp=1", "parallel.pp=4", "parallel.dp=1", "run.transport=nccl"];
         let [first, second] = [0, 1].map(|stage| bytes(&pipeline, stage));
-        assert_eq!(second - first, 2 * PER_COMMUNICATOR + CHANNELS * (BUFFER + SHORT_MESSAGES));
+        assert_eq!(second - first, 2 * PER_LINK + CHANNELS * (BUFFER + SHORT_MESSAGES));
     }
 }

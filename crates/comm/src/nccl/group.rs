@@ -26,7 +26,8 @@ pub struct NcclGroup {
     me: usize,
     topology: Topology,
     collectives: Lane,
-    links: HashMap<Link, Lane>,
+    /// Those of this rank's messages, in the order of their rounds.
+    links: Vec<(Link, Lane)>,
     /// Transfers so far.
     started: Cell<u64>,
     /// The transfers that are not waited for yet, by number.
@@ -55,7 +56,7 @@ impl NcclGroup {
         (group, members, me): (Group, &[usize], usize),
         topology: Topology,
         collectives: Lane,
-        links: HashMap<Link, Lane>,
+        links: Vec<(Link, Lane)>,
     ) -> Self {
         NcclGroup {
             state,
@@ -70,9 +71,9 @@ impl NcclGroup {
         }
     }
 
-    /// The links of this rank's messages.
+    /// The links of this rank's messages, in the order of their rounds.
     pub(super) fn links(&self) -> impl Iterator<Item = Link> + '_ {
-        self.links.keys().copied()
+        self.links.iter().map(|(link, _)| *link)
     }
 
     /// Enqueues a transfer of a part of a buffer on a side stream, in which this rank sends or receives so many bytes. Returns
@@ -122,7 +123,8 @@ impl NcclGroup {
     }
 
     fn link(&self, link: Link) -> &Lane {
-        self.links.get(&link).unwrap_or_else(|| {
+        let found = self.links.iter().find_map(|(known, lane)| (*known == link).then_some(lane));
+        found.unwrap_or_else(|| {
             panic!("group {} has no link for messages from member {} to {}", self.group, link.from, link.to)
         })
     }
@@ -251,7 +253,7 @@ impl Communicator for NcclGroup {
 
 impl Drop for NcclGroup {
     fn drop(&mut self) {
-        for lane in self.links.values().chain([&self.collectives]) {
+        for lane in self.links.iter().map(|(_, lane)| lane).chain([&self.collectives]) {
             if self.state.has_failed() || std::thread::panicking() {
                 lane.channel.abort();
             }

@@ -1,6 +1,5 @@
 //! The ranks of a job that communicate by NCCL.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -121,7 +120,7 @@ impl NcclWorld {
         // Groups of one kind have no rank in common, so their first ranks tell them apart.
         let first = members.and_then(|members| members.iter().min().copied());
         let whole = split(first.zip(me))?;
-        let mut links = HashMap::new();
+        let mut links = Vec::new();
         if group == Group::PIPELINE {
             for round in links::rounds(size, self.wraps) {
                 let mine = me.and_then(|me| {
@@ -236,6 +235,9 @@ impl World for NcclWorld {
 
 /// Runs every collective of a group once, and a message over every link: the library connects ranks, and allocates its
 /// buffers, when it is first used.
+///
+/// The first message over a link blocks the host until its peer comes to the same link. All ranks take their links in the order of
+/// the rounds, in each of which a rank has one link at most, so that none waits for a peer that waits for another.
 fn warm_up(group: &NcclGroup, backend: &dyn Backend) {
     let (ranks, me) = (group.size(), group.rank());
     let scratch = || {

@@ -23,8 +23,9 @@ const BYTES: u64 = 256 << 20;
 /// The rank that ends itself while the others wait for it.
 const VICTIM: usize = 2;
 
-/// Small, since ranks may share a GPU.
-const SETTINGS: NcclSettings = NcclSettings { channels: 1, buffer: 256 << 10 };
+/// Few channels, since ranks may share a GPU. Their kernels take turns, and a transfer needs a turn for every part of a buffer: it
+/// takes fewer if the buffers are large.
+const SETTINGS: NcclSettings = NcclSettings { channels: 1, buffer: 4 << 20 };
 
 /// Whether `ranks` ranks can run on this machine. If not, the test is skipped.
 fn can_run(ranks: usize) -> bool {
@@ -85,8 +86,11 @@ fn a_rank_that_dies_ends_the_others_and_is_named() {
         return;
     }
     let ended = run("death", 3);
+    // A rank learns of it by a value, or its watchdog ends the process, if the abort does not free the host from its wait.
     for (rank, (succeeded, text)) in ended.iter().enumerate().filter(|(rank, _)| *rank != VICTIM) {
-        assert!(*succeeded && text.contains("the death was noticed"), "rank {rank}:\n{text}");
+        let noticed = *succeeded && text.contains("the death was noticed");
+        let ended = !*succeeded && text.contains(&format!("error: rank {VICTIM} "));
+        assert!(noticed || ended, "rank {rank}:\n{text}");
     }
 }
 
