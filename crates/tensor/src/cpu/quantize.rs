@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::access::{Access, Scatter};
 use super::element::Element;
 use super::parallel::{Rows, Threads};
-use crate::ops::{Bits, BlockFormat, Dequantize, LEAST, Quantize, Requantize, transposed};
+use crate::ops::{Bits, BlockFormat, Dequantize, LEAST, Quantize, ROUND, Requantize, transposed};
 
 /// The numbers of the largest block.
 type Numbers = [f32; *BlockFormat::BLOCKS.end()];
@@ -200,7 +200,7 @@ fn pack(numbers: &[f32; STEP], inverse: f32, bits: Bits, codes: &mut [u8]) {
 #[cfg(not(target_feature = "avx2"))]
 #[inline(always)]
 fn integers(numbers: &[f32; STEP], inverse: f32) -> [u8; STEP] {
-    numbers.map(|x| (x * inverse).round_ties_even() as i8 as u8)
+    numbers.map(|x| x.mul_add(inverse, ROUND).to_bits() as u8)
 }
 
 /// The same. Compilers narrow one integer after the other.
@@ -208,15 +208,17 @@ fn integers(numbers: &[f32; STEP], inverse: f32) -> [u8; STEP] {
 #[inline(always)]
 fn integers(numbers: &[f32; STEP], inverse: f32) -> [u8; STEP] {
     use std::arch::x86_64::{
-        __m256i, _mm256_cvtps_epi32, _mm256_loadu_ps, _mm256_mul_ps, _mm256_packs_epi16, _mm256_packs_epi32,
-        _mm256_permutevar8x32_epi32, _mm256_set1_ps, _mm256_setr_epi32,
+        __m256i, _mm256_castps_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_packs_epi16,
+        _mm256_packs_epi32, _mm256_permutevar8x32_epi32, _mm256_set1_epi32, _mm256_set1_ps,
+        _mm256_setr_epi32, _mm256_sub_epi32,
     };
     // SAFETY: this code is compiled for processors with AVX2, every load is of eight numbers of the array, and a vector of 32
     // bytes is an array of them.
     unsafe {
         let eight = |i: usize| {
             let x = _mm256_loadu_ps(numbers.as_ptr().add(8 * i));
-            _mm256_cvtps_epi32(_mm256_mul_ps(x, _mm256_set1_ps(inverse)))
+            let rounded = _mm256_fmadd_ps(x, _mm256_set1_ps(inverse), _mm256_set1_ps(ROUND));
+            _mm256_sub_epi32(_mm256_castps_si256(rounded), _mm256_set1_epi32(ROUND.to_bits() as i32))
         };
         // Both halves of a vector are narrowed by themselves, so groups of four are out of order.
         let sixteen = [_mm256_packs_epi32(eight(0), eight(1)), _mm256_packs_epi32(eight(2), eight(3))];

@@ -86,6 +86,14 @@ impl BlockFormat {
 /// If all numbers of a block are smaller in magnitude, all its codes and its scale are zero.
 pub const LEAST: f32 = f32::from_bits(27 << 23); // 2^-100
 
+/// Adding it to a number below 2²² rounds the number to the nearest integer, ties to even. The integer is then in the low bits.
+pub(crate) const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³
+
+/// The integer nearest to `x · inverse`, ties to even: the product is exact.
+fn nearest_integer(x: f32, inverse: f32) -> f32 {
+    x.mul_add(inverse, ROUND) - ROUND
+}
+
 /// Rounds numbers on the host to what [`Quantize`] and [`Dequantize`] make of them.
 pub fn round_to_codes(numbers: &mut [f32], format: BlockFormat) {
     let largest = f32::from(format.bits.largest());
@@ -97,15 +105,16 @@ pub fn round_to_codes(numbers: &mut [f32], format: BlockFormat) {
             most => (most / largest, largest / most),
         };
         for x in block {
-            *x = (*x * inverse).round_ties_even().mul_add(scale, 0.0);
+            *x = nearest_integer(*x, inverse).mul_add(scale, 0.0);
         }
     }
 }
 
 /// Quantises slices, and reorders them on the way.
 ///
-/// For each block `scale = max |x| / largest` and `code = x · (largest / max |x|)`, rounded to nearest, ties to even. If a
-/// block has a number that is not finite, its scale is NaN, so that the overflow is noticed.
+/// For each block `scale = max |x| / largest` and `code = x · (largest / max |x|)`: both quotients are rounded to fp32, and the
+/// exact product to the nearest integer, ties to even. If a block has a number that is not finite, its scale is NaN, so that
+/// the overflow is noticed.
 ///
 /// The slices of `x` are a matrix with this many `columns`, row by row, and `out` is its transpose: slice `c` of row `r`
 /// becomes slice `r` of row `c`. So what goes to one rank of the next all-to-all lies together. With one column the order

@@ -70,9 +70,9 @@ impl Case {
                 let scale = if most < LEAST { 0.0 } else { most / largest };
                 scales.extend(if finite { scale } else { f32::NAN }.to_ne_bytes());
                 let factor = if scale == 0.0 { 0.0 } else { largest / most };
-                codes.extend(
-                    block.iter().map(|x| if finite { (x * factor).round_ties_even() as i8 } else { 0 }),
-                );
+                // A product of two fp32 numbers is exact in f64.
+                let code = |x: f32| (f64::from(x) * f64::from(factor)).round_ties_even() as i8;
+                codes.extend(block.iter().map(|&x| if finite { code(x) } else { 0 }));
             }
             let mut bytes: Vec<u8> = match bits {
                 Bits::Eight => codes.iter().map(|&code| code as u8).collect(),
