@@ -26,7 +26,6 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
     }
     let factors = [
         ("elementwise", spec.elementwise),
-        ("norm", spec.norm),
         ("products", spec.products),
         ("attention", spec.attention),
         ("between_nodes", spec.between_nodes),
@@ -48,6 +47,7 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
         ("allocator", spec.allocator),
         ("gathered", spec.gathered),
         ("temporary", spec.temporary),
+        ("kernels.copies", spec.kernels.copies),
     ];
     for (key, value) in additions {
         between(&path(key), value, 0.0..=LARGEST_FACTOR)?;

@@ -458,8 +458,8 @@ impl Pricing<'_> {
 
     /// Seconds that the host needs to launch an op.
     fn host(&self, traced: &OpTrace) -> f64 {
-        traced.kernels.len() as f64 * self.device.host_seconds()
-            + traced.transfers.len() as f64 * self.host_collective
+        let launches: f64 = traced.kernels.iter().map(|kernel| self.device.host_seconds(kernel)).sum();
+        launches + traced.transfers.len() as f64 * self.host_collective
     }
 
     fn order(&self, traced: &OpTrace) -> OpOrder {
@@ -631,7 +631,9 @@ fn collective_bytes(entry: Entry, links: &Links, purpose: Purpose) -> Option<(Co
     let Movement::Collective(collective) = entry.transfer else { return None };
     let whole = purpose == Purpose::Gradients && collective.sums() && links.whole_sums();
     let collective = if whole { Collective::AllReduce } else { collective };
-    Some((collective, (entry.len * entry.dtype.bytes()) as f64))
+    let wide = purpose == Purpose::Gradients && links.fp32_sums();
+    let width = if wide { entry.dtype.bytes().max(4) } else { entry.dtype.bytes() };
+    Some((collective, (entry.len * width) as f64))
 }
 
 /// Bytes of a message between stages, as the first stage sends it.

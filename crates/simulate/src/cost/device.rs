@@ -11,6 +11,8 @@ use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
 use kintsugi_tensor::paper::{Kernel, KernelKind};
 
+use super::unfused::unfused;
+
 /// The speed of a device under a framework.
 #[derive(Clone, Debug)]
 pub struct DeviceModel {
@@ -73,7 +75,7 @@ impl DeviceModel {
             bandwidth: device.memory_bandwidth? * device.streaming.unwrap_or(0.8),
             units: device.units.unwrap_or(1) as f64,
             matmul: device.matmul.unwrap_or(0.8),
-            boost: device.boost.unwrap_or(1.0),
+            boost: 1.0,
             misaligned: device.misaligned.unwrap_or(1.0),
             ramp: device.ramp.unwrap_or(128.0),
             launch: device.launch.unwrap_or(4e-6),
@@ -93,14 +95,28 @@ impl DeviceModel {
         Some(model)
     }
 
-    /// Seconds of a kernel.
+    /// The model of single products that are measured in bursts, before the power limit lowers the clock. In a step it always
+    /// has.
+    pub fn in_bursts(self, device: &DeviceSpec) -> Self {
+        DeviceModel { boost: device.boost.unwrap_or(1.0), ..self }
+    }
+
+    /// Seconds of a kernel, with what the framework runs beside it.
     pub fn seconds(&self, kernel: &Kernel) -> f64 {
+        let beside = unfused(kernel, &self.framework);
+        let bytes = self.framework.elementwise * beside.bytes;
+        self.alone(kernel) + bytes / self.bandwidth + beside.launches * self.launch
+    }
+
+    fn alone(&self, kernel: &Kernel) -> f64 {
         let moving = kernel.bytes as f64 / self.bandwidth;
         match kernel.kind {
             KernelKind::Memory => {
                 let measured = self.kernels.iter().find(|point| point.name == kernel.name);
                 let moving = measured.map_or(moving, |point| kernel.bytes as f64 / point.bandwidth);
-                moving * self.unfused(kernel.name) + self.launch
+                // Every framework takes a fused optimizer from a library.
+                let factor = if kernel.name == "adamw" { 1.0 } else { self.framework.elementwise };
+                moving * factor + self.launch
             }
             KernelKind::Product { m, n, k, dtype } => {
                 let [m, n, k] = [m, n, k].map(|size| size as f64);
@@ -118,20 +134,9 @@ impl DeviceModel {
         }
     }
 
-    /// How many times more bytes the framework moves for a kernel. Its optimizer is fused: every framework takes one from a
-    /// library.
-    fn unfused(&self, name: &str) -> f64 {
-        let FrameworkSpec { elementwise, norm, .. } = self.framework;
-        match name {
-            "adamw" => 1.0,
-            _ if name.contains("norm") => elementwise.max(norm),
-            _ => elementwise,
-        }
-    }
-
-    /// Seconds that the host needs to launch a kernel.
-    pub fn host_seconds(&self) -> f64 {
-        self.framework.host
+    /// Seconds that the host needs to launch a kernel, and those that the framework runs beside it.
+    pub fn host_seconds(&self, kernel: &Kernel) -> f64 {
+        self.framework.host * (1.0 + unfused(kernel, &self.framework).launches)
     }
 
     fn flash(&self, kernel: &Kernel, shape: AttentionShape, dtype: DType, backward: bool) -> f64 {

@@ -25,6 +25,7 @@ pub struct Links {
     /// Seconds that a message takes in addition to its transfer.
     handshake: f64,
     whole_sums: bool,
+    fp32_sums: bool,
     trees: bool,
     /// Bytes that the framework reduces at once.
     bucket: Option<f64>,
@@ -111,6 +112,7 @@ impl Links {
             data: with_share(of_replicas, mesh.tp, mesh.dp, mesh.tp),
             handshake: framework.message,
             whole_sums: framework.whole_sums,
+            fp32_sums: framework.fp32_sums,
             trees: framework.trees,
             bucket: framework.bucket,
             gather_pieces: framework.gather_pieces,
@@ -125,6 +127,11 @@ impl Links {
     /// Whether every rank gets the sum of whole gradients, even if it needs only a shard.
     pub fn whole_sums(&self) -> bool {
         self.whole_sums
+    }
+
+    /// Whether 16-bit gradients are summed in fp32.
+    pub fn fp32_sums(&self) -> bool {
+        self.fp32_sums
     }
 
     /// Seconds of a sum of gradients: the framework divides it into buckets.

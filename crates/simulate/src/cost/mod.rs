@@ -6,6 +6,7 @@ mod device;
 mod links;
 mod sharing;
 mod trace;
+mod unfused;
 
 pub use cache::CostCache;
 pub(crate) use costs::scatters_messages;
