@@ -25,8 +25,6 @@ pub struct FrameworkSpec {
     pub host_staged: f64,
     /// Which kernels it runs where this engine runs one.
     pub kernels: KernelsSpec,
-    /// How many times more bytes its memory-bound kernels move than follows from `kernels`.
-    pub elementwise: f64,
     /// The share of the device's rate that its matrix products reach.
     pub products: f64,
     /// Bytes that dropout moves for each element it is applied to (attention scores and both branches of a layer).
@@ -42,8 +40,6 @@ pub struct FrameworkSpec {
     pub recompute_whole: bool,
     /// Whether ranks that hold the same rows each send one part of a message (arXiv 2104.04473, section 4.1).
     pub scatter_messages: bool,
-    /// Seconds that a message between stages costs in addition to its transfer, because both hosts synchronize.
-    pub message: f64,
     /// The share of the links between nodes that a collective reaches if several ranks of a node take part.
     pub between_nodes: f64,
     /// The same for collectives of replicas, whose transfers are larger; `None` for the same share.
@@ -108,7 +104,6 @@ impl Default for FrameworkSpec {
             host_collective: 0.0,
             host_staged: 0.0,
             kernels: KernelsSpec::default(),
-            elementwise: 1.0,
             products: 1.0,
             dropout: 0.0,
             attention: 1.0,
@@ -116,7 +111,6 @@ impl Default for FrameworkSpec {
             products_again: 0.0,
             recompute_whole: false,
             scatter_messages: false,
-            message: 0.0,
             between_nodes: 1.0,
             replicas_between_nodes: None,
             whole_sums: false,

@@ -68,8 +68,14 @@ fn table_of_constants(fitted: &[FittedConstant]) -> Table {
 }
 
 fn table_of_sources(sources: &[LeftOut]) -> String {
-    let mut table =
-        Table::new(["source", "runs", "error % seen", "left out", "predicted / measured", "frameworks of no other source"]);
+    let mut table = Table::new([
+        "source",
+        "runs",
+        "error % seen",
+        "left out",
+        "predicted / measured",
+        "frameworks of no other source",
+    ]);
     for source in sources {
         table.row([
             source.source.clone(),

@@ -19,13 +19,11 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
         ("host", spec.host),
         ("host_collective", spec.host_collective),
         ("host_staged", spec.host_staged),
-        ("message", spec.message),
     ];
     for (key, value) in times {
         seconds(&path(key), value)?;
     }
     let factors = [
-        ("elementwise", spec.elementwise),
         ("products", spec.products),
         ("attention", spec.attention),
         ("between_nodes", spec.between_nodes),

@@ -456,6 +456,12 @@ impl Pricing<'_> {
         trace.iter().filter(inside).map(|(&op, traced)| (op, self.order(traced)))
     }
 
+    /// Seconds of a kernel. The loss may be over the whole vocabulary on every tensor-parallel rank.
+    fn seconds(&self, kernel: &Kernel) -> f64 {
+        let whole = self.plan.framework.whole_logits && kernel.name == "cross entropy";
+        self.device.seconds(kernel) * if whole { self.plan.mesh.tp as f64 } else { 1.0 }
+    }
+
     /// Seconds that the host needs to launch an op.
     fn host(&self, traced: &OpTrace) -> f64 {
         let launches: f64 = traced.kernels.iter().map(|kernel| self.device.host_seconds(kernel)).sum();
@@ -469,7 +475,7 @@ impl Pricing<'_> {
         // Kernels so far, and their number when each transfer started.
         let (mut done, mut started) = (0, vec![0; transfers.len()]);
         let run = |order: &mut OpOrder, kernels: &[Kernel]| {
-            let seconds: f64 = kernels.iter().map(|kernel| self.device.seconds(kernel)).sum();
+            let seconds: f64 = kernels.iter().map(|kernel| self.seconds(kernel)).sum();
             order.segments.extend((seconds > 0.0).then(|| Segment::Run(picoseconds(seconds * slowdown))));
         };
         for event in events {
@@ -507,7 +513,7 @@ impl Pricing<'_> {
                 return order.cost();
             }
         }
-        let seconds: f64 = kernels.iter().map(|kernel| self.device.seconds(kernel)).sum();
+        let seconds: f64 = kernels.iter().map(|kernel| self.seconds(kernel)).sum();
         let host = self.host(traced);
         let purpose = Purpose::of(op);
         let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, purpose)).sum();
@@ -527,7 +533,7 @@ impl Pricing<'_> {
         let forward = &trace[&Op::Forward { block: Block::Layer(0), micro: 0 }];
         let products =
             forward.kernels.iter().filter(|kernel| matches!(kernel.kind, KernelKind::Product { .. }));
-        products.map(|kernel| self.device.seconds(kernel)).sum()
+        products.map(|kernel| self.seconds(kernel)).sum()
     }
 
     /// How many times longer a transfer takes because ranks share cores.

@@ -97,6 +97,7 @@ impl DeviceModel {
 
     /// The model of single products that are measured in bursts, before the power limit lowers the clock. In a step it always
     /// has.
+    #[must_use]
     pub fn in_bursts(self, device: &DeviceSpec) -> Self {
         DeviceModel { boost: device.boost.unwrap_or(1.0), ..self }
     }
@@ -104,8 +105,7 @@ impl DeviceModel {
     /// Seconds of a kernel, with what the framework runs beside it.
     pub fn seconds(&self, kernel: &Kernel) -> f64 {
         let beside = unfused(kernel, &self.framework);
-        let bytes = self.framework.elementwise * beside.bytes;
-        self.alone(kernel) + bytes / self.bandwidth + beside.launches * self.launch
+        self.alone(kernel) + beside.bytes / self.bandwidth + beside.launches * self.launch
     }
 
     fn alone(&self, kernel: &Kernel) -> f64 {
@@ -114,9 +114,7 @@ impl DeviceModel {
             KernelKind::Memory => {
                 let measured = self.kernels.iter().find(|point| point.name == kernel.name);
                 let moving = measured.map_or(moving, |point| kernel.bytes as f64 / point.bandwidth);
-                // Every framework takes a fused optimizer from a library.
-                let factor = if kernel.name == "adamw" { 1.0 } else { self.framework.elementwise };
-                moving * factor + self.launch
+                moving + self.launch
             }
             KernelKind::Product { m, n, k, dtype } => {
                 let [m, n, k] = [m, n, k].map(|size| size as f64);
@@ -269,6 +267,8 @@ fn is_fp32(dtype: DType) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kintsugi_spec::Fusion;
+
     use super::*;
 
     fn device() -> DeviceSpec {
@@ -308,12 +308,23 @@ mod tests {
     }
 
     #[test]
-    fn a_framework_without_fused_kernels_has_a_fused_optimizer() {
-        let framework = FrameworkSpec { elementwise: 3.0, ..FrameworkSpec::default() };
+    fn a_framework_in_primitives_has_slower_norms_and_a_fused_optimizer() {
+        let mut framework = FrameworkSpec::default();
+        framework.kernels.norm = Fusion::Eager;
         let model = DeviceModel::new(&device(), &framework).unwrap();
         let seconds =
             |name| model.seconds(&Kernel { name, flops: 0, bytes: 1 << 30, kind: KernelKind::Memory });
-        assert!((seconds("residual") / seconds("adamw") - 3.0).abs() < 1e-9);
+        assert!((seconds("norm") / seconds("adamw") - 9.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn only_single_products_run_before_the_power_limit_acts() {
+        let kind = KernelKind::Product { m: 512, n: 512, k: 512, dtype: DType::BF16 };
+        let kernel = Kernel { name: "linear", flops: 2 << 27, bytes: 0, kind };
+        let device = DeviceSpec { boost: Some(1.5), ..device() };
+        let model = DeviceModel::new(&device, &FrameworkSpec::default()).unwrap();
+        let in_a_step = model.seconds(&kernel);
+        assert!((in_a_step / model.in_bursts(&device).seconds(&kernel) - 1.5).abs() < 1e-9);
     }
 
     #[test]

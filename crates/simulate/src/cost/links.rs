@@ -22,8 +22,6 @@ pub struct Links {
     topology: Topology,
     mesh: Mesh,
     levels: [Speed; 3],
-    /// Seconds that a message takes in addition to its transfer.
-    handshake: f64,
     whole_sums: bool,
     fp32_sums: bool,
     trees: bool,
@@ -110,7 +108,6 @@ impl Links {
             levels,
             tensor: group(1, mesh.tp, 1),
             data: with_share(of_replicas, mesh.tp, mesh.dp, mesh.tp),
-            handshake: framework.message,
             whole_sums: framework.whole_sums,
             fp32_sums: framework.fp32_sums,
             trees: framework.trees,
@@ -271,7 +268,7 @@ impl Links {
         let parts = if scattered { self.mesh.tp as f64 } else { 1.0 };
         let gather =
             if scattered { self.collective(Group::TENSOR, Collective::AllGather, bytes).1 } else { 0.0 };
-        (level, self.handshake + speed.start + speed.latency + bytes / parts / speed.bandwidth + gather)
+        (level, speed.start + speed.latency + bytes / parts / speed.bandwidth + gather)
     }
 
     fn group(&self, group: Group) -> GroupLinks {

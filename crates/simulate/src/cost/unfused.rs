@@ -69,9 +69,8 @@ pub fn unfused(kernel: &Kernel, framework: &FrameworkSpec) -> Unfused {
 /// Beside a kernel that only moves bytes: those of the framework over ours, for each element.
 fn beside_a_pass(kernel: &Kernel, kernels: &KernelsSpec, dropout: f64) -> Unfused {
     let eager = |fusion: Fusion| fusion == Fusion::Eager;
-    let more = |bytes: f64, ours: f64, launches: f64| {
-        Unfused::new(kernel.bytes as f64 * bytes / ours, launches)
-    };
+    let more =
+        |bytes: f64, ours: f64, launches: f64| Unfused::new(kernel.bytes as f64 * bytes / ours, launches);
     match kernel.name {
         "norm" => more(32.0, 4.0, 5.0).when(eager(kernels.norm)),
         "norm backward" => {
