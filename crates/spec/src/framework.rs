@@ -4,6 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::kernels::KernelsSpec;
+
 /// The overheads of a framework. The default adds nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -15,16 +17,14 @@ pub struct FrameworkSpec {
     pub step: f64,
     /// How often the pipeline is filled and drained in a step: the micro-batches run in this many portions.
     pub fills: usize,
-    /// CPU seconds to launch one kernel. A block takes at least the sum of its launch times.
+    /// CPU seconds to launch one of its kernels. A block takes at least the sum of its launch times.
     pub host: f64,
     /// CPU seconds of a tensor-parallel collective, for each rank of its group (multiplied by tp).
     pub host_collective: f64,
     /// The same, if the stages of a pipeline are on several nodes.
     pub host_staged: f64,
-    /// How many times more bytes its memory-bound kernels move, because they are not fused.
-    pub elementwise: f64,
-    /// How many times more bytes its norms move, if each is several kernels; at least `elementwise`.
-    pub norm: f64,
+    /// Which kernels it runs where this engine runs one.
+    pub kernels: KernelsSpec,
     /// The share of the device's rate that its matrix products reach.
     pub products: f64,
     /// Bytes that dropout moves for each element it is applied to (attention scores and both branches of a layer).
@@ -40,14 +40,14 @@ pub struct FrameworkSpec {
     pub recompute_whole: bool,
     /// Whether ranks that hold the same rows each send one part of a message (arXiv 2104.04473, section 4.1).
     pub scatter_messages: bool,
-    /// Seconds that a message between stages costs in addition to its transfer, because both hosts synchronize.
-    pub message: f64,
     /// The share of the links between nodes that a collective reaches if several ranks of a node take part.
     pub between_nodes: f64,
     /// The same for collectives of replicas, whose transfers are larger; `None` for the same share.
     pub replicas_between_nodes: Option<f64>,
     /// Whether every rank sums whole gradients, although it updates only a shard: ZeRO-1 without a reduce-scatter.
     pub whole_sums: bool,
+    /// Whether it sums 16-bit gradients in fp32, which is twice the bytes.
+    pub fp32_sums: bool,
     /// Bytes of gradients that it reduces at once; `None` for those of a whole layer. PyTorch's `DistributedDataParallel` has
     /// 25 MiB.
     pub bucket: Option<f64>,
@@ -103,8 +103,7 @@ impl Default for FrameworkSpec {
             host: 0.0,
             host_collective: 0.0,
             host_staged: 0.0,
-            elementwise: 1.0,
-            norm: 1.0,
+            kernels: KernelsSpec::default(),
             products: 1.0,
             dropout: 0.0,
             attention: 1.0,
@@ -112,10 +111,10 @@ impl Default for FrameworkSpec {
             products_again: 0.0,
             recompute_whole: false,
             scatter_messages: false,
-            message: 0.0,
             between_nodes: 1.0,
             replicas_between_nodes: None,
             whole_sums: false,
+            fp32_sums: false,
             bucket: None,
             gather_pieces: 1,
             trees: false,

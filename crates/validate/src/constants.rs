@@ -14,12 +14,10 @@ pub struct Constant {
     pub key: String,
 }
 
-/// Values of constants, and presets whose constants are those of another.
+/// Values of constants.
 #[derive(Clone, Debug, Default)]
 pub struct Constants {
     values: BTreeMap<Constant, f64>,
-    /// The preset that stands for another, and values of keys that only the other has.
-    instead: BTreeMap<String, (String, Vec<(String, f64)>)>,
 }
 
 impl Constant {
@@ -42,27 +40,13 @@ impl Constants {
         self.values.get(constant).copied()
     }
 
-    /// Gives a framework the constants of another. `neutral` are values of keys that the other may not have.
-    pub fn fall_back(&mut self, framework: &str, to: &str, neutral: Vec<(String, f64)>) {
-        self.instead.insert(framework.to_owned(), (to.to_owned(), neutral));
-    }
-
-    /// The frameworks that have the constants of another.
-    pub fn fell_back(&self) -> Vec<String> {
-        self.instead.keys().cloned().collect()
-    }
-
     /// The values for a run on a cluster under a framework, as `--set` takes them.
     pub fn settings(&self, cluster: &str, framework: &str) -> Vec<String> {
-        let instead = self.instead.get(framework);
-        let neutral = instead.map_or(&[][..], |(_, neutral)| neutral);
-        let neutral = neutral.iter().map(|(key, value)| format!("framework.{key}={value:e}")).collect();
-        let framework = instead.map_or(framework, |(other, _)| other);
         let of = |table: &str, preset: &str| -> Vec<String> {
             let mine = self.values.iter().filter(|(c, _)| c.table == table && c.preset == preset);
             mine.map(|(c, value)| format!("{table}.{}={value:e}", c.key)).collect()
         };
-        [of("cluster", cluster), neutral, of("framework", framework)].concat()
+        [of("cluster", cluster), of("framework", framework)].concat()
     }
 
     /// The values as a configuration: one table for each preset.
@@ -85,21 +69,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_framework_may_have_the_constants_of_another() {
-        let constant = |preset: &str| Constant {
-            table: "framework".to_owned(),
-            preset: preset.to_owned(),
-            key: "host".to_owned(),
-        };
+    fn a_run_has_the_constants_of_its_presets() {
         let mut constants = Constants::default();
-        constants.set(&constant("eager"), 1e-5);
-        constants.set(&constant("nanotron"), 2e-5);
-        assert_eq!(constants.settings("h100", "nanotron"), ["framework.host=2e-5"]);
-        constants.fall_back("nanotron", "eager", vec![("attention".to_owned(), 1.0)]);
-        assert_eq!(
-            constants.settings("h100", "nanotron"),
-            ["framework.attention=1e0", "framework.host=1e-5"]
-        );
+        for key in ["framework.eager.host", "framework.nanotron.host", "cluster.h100.device.matmul"] {
+            constants.set(&Constant::parse(key).unwrap(), 1e-5);
+        }
+        let settings = constants.settings("h100", "nanotron");
+        assert_eq!(settings, ["cluster.device.matmul=1e-5", "framework.host=1e-5"]);
         assert!(constants.to_toml().contains("[framework.eager]\n\"host\" = 1.0000e-5\n"));
     }
 }

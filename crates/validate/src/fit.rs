@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use kintsugi_simulate::TracedStep;
-use kintsugi_spec::FrameworkSpec;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -33,12 +32,6 @@ struct Stage {
     /// The largest error that a row should have, as a share. What the furthest row has beyond it counts twenty times.
     #[serde(default)]
     within: Option<f64>,
-    /// The preset for frameworks of a family of which no row remains. It is fitted on the rows of the whole family.
-    #[serde(default)]
-    family: Option<String>,
-    /// The frameworks of the family.
-    #[serde(default)]
-    frameworks: Vec<String>,
     constants: Vec<Entry>,
 }
 
@@ -98,7 +91,7 @@ pub struct LeftOut {
     /// Median of predicted over measured if it is left out.
     pub bias: f64,
     /// Frameworks of which no other source is known.
-    pub fell_back: Vec<String>,
+    pub unknown: Vec<String>,
     /// Its steps, predicted without it.
     pub runs: Vec<Predicted>,
 }
@@ -107,8 +100,6 @@ pub struct LeftOut {
 const MOST_ROWS: usize = 60;
 /// The same for constants of clusters.
 const MOST_ROWS_OF_CLUSTERS: usize = 128;
-/// The same for families of frameworks.
-const MOST_ROWS_OF_FAMILIES: usize = 16;
 /// Factors of the search, from coarse to fine.
 const FACTORS: [f64; 4] = [1.4, 1.15, 1.05, 1.02];
 /// The largest error of a row that counts, as a logarithm, so that outliers do not decide.
@@ -138,11 +129,7 @@ fn fit_from(
             None if rows.is_empty() => fit.set_without(stage),
             None => fit.search(stage, &rows),
         }
-        same_devices &= same || stage.sets.is_empty() || !stage.is_of_clusters();
-    }
-    let lost: BTreeSet<&str> = frameworks(runs).difference(&frameworks(&known)).copied().collect();
-    for framework in &lost {
-        fall_back(&mut fit.constants, framework);
+        same_devices &= same || !stage.is_of_clusters();
     }
     fit
 }
@@ -166,6 +153,8 @@ pub fn leave_each_out(runs: &[Run], on_stage: &mut dyn FnMut(&str)) -> Vec<LeftO
             .cloned()
             .collect();
         let unseen = fit_from(runs, Some(source), Some(&seen), on_stage);
+        let others: Vec<Run> = runs.iter().filter(|run| run.source != **source).cloned().collect();
+        let unknown: BTreeSet<&str> = frameworks(runs).difference(&frameworks(&others)).copied().collect();
         let predicted = |fit: &Fit| predict_runs(&rows, &fit.constants, &[], Wanted::Time).0;
         let (before, runs) = (predicted(&seen), predicted(&unseen));
         let ratios: Vec<f64> = runs.iter().filter_map(ratio).collect();
@@ -175,7 +164,7 @@ pub fn leave_each_out(runs: &[Run], on_stage: &mut dyn FnMut(&str)) -> Vec<LeftO
             seen: percent(&before.iter().filter_map(ratio).collect::<Vec<_>>()),
             unseen: percent(&ratios),
             bias: median(ratios),
-            fell_back: unseen.constants.fell_back(),
+            unknown: unknown.iter().map(|&framework| framework.to_owned()).collect(),
             runs,
         }
     };
@@ -186,11 +175,7 @@ impl Stage {
     /// The rows that it is fitted on.
     fn rows(&self, runs: &[Run]) -> Vec<Run> {
         let most = if self.is_of_clusters() { MOST_ROWS_OF_CLUSTERS } else { MOST_ROWS };
-        if self.family.is_some() {
-            of_frameworks(runs, &self.frameworks)
-        } else {
-            of_sets(runs, &self.sets, most)
-        }
+        of_sets(runs, &self.sets, most)
     }
 
     fn is_of_clusters(&self) -> bool {
@@ -262,7 +247,6 @@ impl Fit {
         for (entry, &value) in stage.constants.iter().zip(values) {
             entry.set(&mut constants, value);
         }
-        stage.frameworks.iter().for_each(|framework| fall_back(&mut constants, framework));
         let ratios: Vec<Option<f64>> = rows.par_iter().map(|row| row.ratio(&constants)).collect();
         let mut sources: BTreeMap<&str, BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
         let mut furthest = 0.0_f64;
@@ -314,22 +298,6 @@ impl Entry {
     }
 }
 
-/// Gives a framework the constants of its family. What is fitted only for this framework has its default.
-fn fall_back(constants: &mut Constants, framework: &str) {
-    let of_family = |stage: &&Stage| stage.frameworks.iter().any(|name| name == framework);
-    let Some(family) = FITS.stage.iter().find(of_family).and_then(|stage| stage.family.as_deref()) else {
-        return;
-    };
-    let defaults = toml::Table::try_from(FrameworkSpec::default()).expect("scalars can be written");
-    let own = FITS.stage.iter().flat_map(|stage| &stage.constants).flat_map(Entry::constants);
-    let own = own.filter(|constant| constant.table == "framework" && constant.preset == framework);
-    let neutral = own.filter_map(|constant| {
-        let default = defaults.get(&constant.key)?;
-        Some((constant.key, default.as_float()?))
-    });
-    constants.fall_back(framework, family, neutral.collect());
-}
-
 fn frameworks(runs: &[Run]) -> BTreeSet<&str> {
     runs.iter().filter(|run| run.kind == Kind::Step).map(Run::framework).collect()
 }
@@ -340,18 +308,6 @@ fn of_sets(runs: &[Run], sets: &[String], most: usize) -> Vec<Run> {
         spread(runs.iter().filter(|run| run.set == *set && run.worked && !run.sick).collect(), most)
     };
     sets.iter().flat_map(of).collect()
-}
-
-/// The steps of some frameworks, a few of each set.
-fn of_frameworks(runs: &[Run], frameworks: &[String]) -> Vec<Run> {
-    let mut sets: BTreeMap<&str, Vec<&Run>> = BTreeMap::new();
-    let wanted = |run: &&Run| frameworks.iter().any(|name| name == run.framework());
-    for run in
-        runs.iter().filter(|run| run.kind == Kind::Step && run.part_of.is_none() && run.worked && !run.sick)
-    {
-        sets.entry(&run.set).or_default().extend(Some(run).filter(wanted));
-    }
-    sets.into_values().flat_map(|rows| spread(rows, MOST_ROWS_OF_FAMILIES)).collect()
 }
 
 fn spread(rows: Vec<&Run>, most: usize) -> Vec<Run> {

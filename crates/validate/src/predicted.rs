@@ -166,7 +166,7 @@ fn operation(run: &Run, constants: &Constants, over: &[String]) -> Result<Predic
 
 /// Seconds of a 16-bit product of m × n sums of k terms.
 fn product_seconds(plan: &Plan, [m, n, k]: [f64; 3]) -> Option<f64> {
-    let device = DeviceModel::new(&plan.cluster.device, &plan.framework)?;
+    let device = DeviceModel::new(&plan.cluster.device, &plan.framework)?.in_bursts(&plan.cluster.device);
     let bytes = (2.0 * (m * k + n * k + m * n)) as u64;
     let kind = KernelKind::Product { m: m as usize, n: n as usize, k: k as usize, dtype: DType::BF16 };
     Some(device.seconds(&Kernel { name: "linear", flops: (2.0 * m * n * k) as u64, bytes, kind }))

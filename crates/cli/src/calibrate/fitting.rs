@@ -61,15 +61,21 @@ fn table_of_constants(fitted: &[FittedConstant]) -> Table {
         let more = constant.keys.len() - 1;
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let [value, error] = [format!("{:.3e}", constant.value), format!("{:.1}", constant.error)];
-        let on = if constant.sets.len() > 3 { "all sets".to_owned() } else { constant.sets.join(", ") };
+        let on = constant.sets.join(", ");
         table.row([format!("{}{more}", constant.keys[0]), value, error, on]);
     }
     table
 }
 
 fn table_of_sources(sources: &[LeftOut]) -> String {
-    let mut table =
-        Table::new(["source", "runs", "error % seen", "left out", "predicted / measured", "as their family"]);
+    let mut table = Table::new([
+        "source",
+        "runs",
+        "error % seen",
+        "left out",
+        "predicted / measured",
+        "frameworks of no other source",
+    ]);
     for source in sources {
         table.row([
             source.source.clone(),
@@ -77,7 +83,7 @@ fn table_of_sources(sources: &[LeftOut]) -> String {
             format!("{:.1}", source.seen),
             format!("{:.1}", source.unseen),
             format!("{:.2}", source.bias),
-            source.fell_back.join(", "),
+            source.unknown.join(", "),
         ]);
     }
     let mean = |of: fn(&LeftOut) -> f64| sources.iter().map(of).sum::<f64>() / sources.len().max(1) as f64;

@@ -93,8 +93,8 @@ fn figures_beyond_what_a_machine_can_be_are_refused() {
     assert_eq!(said, "error: framework.interference = 1e30 must be from 0 to 1000\n");
     for setting in [
         "framework.interference=inf",
-        "framework.elementwise=1e30",
-        "framework.elementwise=1e-30",
+        "framework.products=1e30",
+        "framework.kernels.copies=1e30",
         "framework.attention=1e30",
         "framework.attention_again=1e30",
         "framework.dropout=1e30",
@@ -139,7 +139,8 @@ fn the_largest_figures_give_a_long_time_and_not_none() {
     let usual = step("limits-usual", &[]);
     let beside = step("limits-beside", &["framework.interference=1000"]);
     assert!(beside > usual, "{beside} {usual}");
-    let slow = ["framework.interference=1000", "framework.elementwise=1000", "cluster.device.peak_fp32=1e6"];
+    let slow =
+        ["framework.interference=1000", "framework.kernels.copies=1000", "cluster.device.peak_fp32=1e6"];
     let slow = step(
         "limits-slow",
         &[&slow[..], &["cluster.device.memory_bandwidth=1e6", "framework.host=60"]].concat(),

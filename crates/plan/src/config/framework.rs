@@ -19,14 +19,11 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
         ("host", spec.host),
         ("host_collective", spec.host_collective),
         ("host_staged", spec.host_staged),
-        ("message", spec.message),
     ];
     for (key, value) in times {
         seconds(&path(key), value)?;
     }
     let factors = [
-        ("elementwise", spec.elementwise),
-        ("norm", spec.norm),
         ("products", spec.products),
         ("attention", spec.attention),
         ("between_nodes", spec.between_nodes),
@@ -48,6 +45,7 @@ pub(super) fn resolve(spec: &FrameworkSpec) -> Result<FrameworkSpec, ConfigError
         ("allocator", spec.allocator),
         ("gathered", spec.gathered),
         ("temporary", spec.temporary),
+        ("kernels.copies", spec.kernels.copies),
     ];
     for (key, value) in additions {
         between(&path(key), value, 0.0..=LARGEST_FACTOR)?;

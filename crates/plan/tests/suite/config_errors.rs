@@ -100,7 +100,8 @@ const SETS: &[&[&str]] = &[
     &["cluster.graph=[{ a = 0, b = 1, bandwidth = 50e9 }]"],
     &["cluster.per_node=64", "cluster.graph=[{ a = 0, b = 1, bandwidth = 50e9 }]"],
     &["cluster.per_node=8", "cluster.graph=[{ a = 0, b = 8, bandwidth = 50e9 }]"],
-    &["framework.message=1e6"],
+    &["framework.step=1e6"],
+    &["framework.kernels.norm=ours"],
     &["parallel.dp=2000000"],
     &["parallel.dp=1000000"],
     // Sharding.

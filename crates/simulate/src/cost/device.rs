@@ -11,6 +11,8 @@ use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
 use kintsugi_tensor::paper::{Kernel, KernelKind};
 
+use super::unfused::unfused;
+
 /// The speed of a device under a framework.
 #[derive(Clone, Debug)]
 pub struct DeviceModel {
@@ -73,7 +75,7 @@ impl DeviceModel {
             bandwidth: device.memory_bandwidth? * device.streaming.unwrap_or(0.8),
             units: device.units.unwrap_or(1) as f64,
             matmul: device.matmul.unwrap_or(0.8),
-            boost: device.boost.unwrap_or(1.0),
+            boost: 1.0,
             misaligned: device.misaligned.unwrap_or(1.0),
             ramp: device.ramp.unwrap_or(128.0),
             launch: device.launch.unwrap_or(4e-6),
@@ -93,14 +95,26 @@ impl DeviceModel {
         Some(model)
     }
 
-    /// Seconds of a kernel.
+    /// The model of single products that are measured in bursts, before the power limit lowers the clock. In a step it always
+    /// has.
+    #[must_use]
+    pub fn in_bursts(self, device: &DeviceSpec) -> Self {
+        DeviceModel { boost: device.boost.unwrap_or(1.0), ..self }
+    }
+
+    /// Seconds of a kernel, with what the framework runs beside it.
     pub fn seconds(&self, kernel: &Kernel) -> f64 {
+        let beside = unfused(kernel, &self.framework);
+        self.alone(kernel) + beside.bytes / self.bandwidth + beside.launches * self.launch
+    }
+
+    fn alone(&self, kernel: &Kernel) -> f64 {
         let moving = kernel.bytes as f64 / self.bandwidth;
         match kernel.kind {
             KernelKind::Memory => {
                 let measured = self.kernels.iter().find(|point| point.name == kernel.name);
                 let moving = measured.map_or(moving, |point| kernel.bytes as f64 / point.bandwidth);
-                moving * self.unfused(kernel.name) + self.launch
+                moving + self.launch
             }
             KernelKind::Product { m, n, k, dtype } => {
                 let [m, n, k] = [m, n, k].map(|size| size as f64);
@@ -118,20 +132,9 @@ impl DeviceModel {
         }
     }
 
-    /// How many times more bytes the framework moves for a kernel. Its optimizer is fused: every framework takes one from a
-    /// library.
-    fn unfused(&self, name: &str) -> f64 {
-        let FrameworkSpec { elementwise, norm, .. } = self.framework;
-        match name {
-            "adamw" => 1.0,
-            _ if name.contains("norm") => elementwise.max(norm),
-            _ => elementwise,
-        }
-    }
-
-    /// Seconds that the host needs to launch a kernel.
-    pub fn host_seconds(&self) -> f64 {
-        self.framework.host
+    /// Seconds that the host needs to launch a kernel, and those that the framework runs beside it.
+    pub fn host_seconds(&self, kernel: &Kernel) -> f64 {
+        self.framework.host * (1.0 + unfused(kernel, &self.framework).launches)
     }
 
     fn flash(&self, kernel: &Kernel, shape: AttentionShape, dtype: DType, backward: bool) -> f64 {
@@ -264,6 +267,8 @@ fn is_fp32(dtype: DType) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kintsugi_spec::Fusion;
+
     use super::*;
 
     fn device() -> DeviceSpec {
@@ -303,12 +308,23 @@ mod tests {
     }
 
     #[test]
-    fn a_framework_without_fused_kernels_has_a_fused_optimizer() {
-        let framework = FrameworkSpec { elementwise: 3.0, ..FrameworkSpec::default() };
+    fn a_framework_in_primitives_has_slower_norms_and_a_fused_optimizer() {
+        let mut framework = FrameworkSpec::default();
+        framework.kernels.norm = Fusion::Eager;
         let model = DeviceModel::new(&device(), &framework).unwrap();
         let seconds =
             |name| model.seconds(&Kernel { name, flops: 0, bytes: 1 << 30, kind: KernelKind::Memory });
-        assert!((seconds("residual") / seconds("adamw") - 3.0).abs() < 1e-9);
+        assert!((seconds("norm") / seconds("adamw") - 9.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn only_single_products_run_before_the_power_limit_acts() {
+        let kind = KernelKind::Product { m: 512, n: 512, k: 512, dtype: DType::BF16 };
+        let kernel = Kernel { name: "linear", flops: 2 << 27, bytes: 0, kind };
+        let device = DeviceSpec { boost: Some(1.5), ..device() };
+        let model = DeviceModel::new(&device, &FrameworkSpec::default()).unwrap();
+        let in_a_step = model.seconds(&kernel);
+        assert!((in_a_step / model.in_bursts(&device).seconds(&kernel) - 1.5).abs() < 1e-9);
     }
 
     #[test]

@@ -22,9 +22,8 @@ pub struct Links {
     topology: Topology,
     mesh: Mesh,
     levels: [Speed; 3],
-    /// Seconds that a message takes in addition to its transfer.
-    handshake: f64,
     whole_sums: bool,
+    fp32_sums: bool,
     trees: bool,
     /// Bytes that the framework reduces at once.
     bucket: Option<f64>,
@@ -109,8 +108,8 @@ impl Links {
             levels,
             tensor: group(1, mesh.tp, 1),
             data: with_share(of_replicas, mesh.tp, mesh.dp, mesh.tp),
-            handshake: framework.message,
             whole_sums: framework.whole_sums,
+            fp32_sums: framework.fp32_sums,
             trees: framework.trees,
             bucket: framework.bucket,
             gather_pieces: framework.gather_pieces,
@@ -125,6 +124,11 @@ impl Links {
     /// Whether every rank gets the sum of whole gradients, even if it needs only a shard.
     pub fn whole_sums(&self) -> bool {
         self.whole_sums
+    }
+
+    /// Whether 16-bit gradients are summed in fp32.
+    pub fn fp32_sums(&self) -> bool {
+        self.fp32_sums
     }
 
     /// Seconds of a sum of gradients: the framework divides it into buckets.
@@ -264,7 +268,7 @@ impl Links {
         let parts = if scattered { self.mesh.tp as f64 } else { 1.0 };
         let gather =
             if scattered { self.collective(Group::TENSOR, Collective::AllGather, bytes).1 } else { 0.0 };
-        (level, self.handshake + speed.start + speed.latency + bytes / parts / speed.bandwidth + gather)
+        (level, speed.start + speed.latency + bytes / parts / speed.bandwidth + gather)
     }
 
     fn group(&self, group: Group) -> GroupLinks {

@@ -61,7 +61,12 @@ pub fn linear(op: &Linear) -> Kernel {
     let added = usize::from(op.bias.is_some()) + usize::from(op.residual.is_some());
     let epilogue = added + if op.gelu.is_some() { GELU } else { 0 };
     let flops = 2 * sums * op.inputs + epilogue * sums;
-    moved("linear", flops, &[op.x, op.weight, op.out])
+    let name = match (op.gelu, op.residual) {
+        (Some(_), _) => "linear gelu",
+        (None, Some(_)) => "linear residual",
+        (None, None) => "linear",
+    };
+    moved(name, flops, &[op.x, op.weight, op.out])
         .and(op.bias)
         .and(op.gelu)
         .and(op.residual)
@@ -72,7 +77,8 @@ pub fn linear_backward_input(op: &LinearBackwardInput) -> Kernel {
     let sums = op.rows * op.inputs;
     let epilogue = usize::from(op.dbias.is_some()) + if op.gelu.is_some() { GELU_DERIVATIVE } else { 0 };
     let flops = 2 * sums * op.outputs + epilogue * sums;
-    moved("linear backward input", flops, &[op.dy, op.weight, op.dx])
+    let name = if op.gelu.is_some() { "linear backward input gelu" } else { "linear backward input" };
+    moved(name, flops, &[op.dy, op.weight, op.dx])
         .and(op.gelu)
         .with_gradient(op.dbias)
         .product(op.rows, op.inputs, op.outputs, op.dy)

@@ -1,0 +1,223 @@
+//! Prices the kernels and transfers of traces: kernels by the device, transfers by the links.
+
+use std::collections::HashMap;
+
+use kintsugi_comm::Collective;
+use kintsugi_comm::paper::{Entry, Transfer as Movement};
+use kintsugi_plan::{BackwardPart, Block, Group, Op, Plan, Unit};
+use kintsugi_spec::{FrameworkSpec, Level};
+use kintsugi_tensor::paper::{Kernel, KernelKind};
+
+use super::costs::{Messages, Source, source};
+use super::device::DeviceModel;
+use super::links::Links;
+use super::op_cost::{OpCost, OpOrder, Segment, Time, Transfer, picoseconds};
+use super::sharing::Sharing;
+use super::trace::{OpTrace, Trace};
+
+/// Computes costs from traces.
+pub(super) struct Pricing<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) device: &'a DeviceModel,
+    pub(super) links: &'a Links,
+    /// Seconds of the host for each collective of tp.
+    pub(super) host_collective: f64,
+    pub(super) sharing: Option<Sharing>,
+}
+
+impl Pricing<'_> {
+    pub(super) fn ops(&self, trace: &Trace) -> HashMap<Op, OpCost> {
+        trace.iter().map(|(&op, traced)| (op, self.op(op, traced))).collect()
+    }
+
+    /// The order of the ops on blocks that have transfers inside.
+    pub(super) fn orders<'a>(&'a self, trace: &'a Trace) -> impl Iterator<Item = (Op, OpOrder)> + 'a {
+        let inside =
+            |(op, traced): &(&Op, &OpTrace)| source(**op) == Source::Block && !traced.transfers.is_empty();
+        trace.iter().filter(inside).map(|(&op, traced)| (op, self.order(traced)))
+    }
+
+    /// Seconds of a kernel. The loss may be over the whole vocabulary on every tensor-parallel rank.
+    fn seconds(&self, kernel: &Kernel) -> f64 {
+        let whole = self.plan.framework.whole_logits && kernel.name == "cross entropy";
+        self.device.seconds(kernel) * if whole { self.plan.mesh.tp as f64 } else { 1.0 }
+    }
+
+    /// Seconds that the host needs to launch an op.
+    fn host(&self, traced: &OpTrace) -> f64 {
+        let launches: f64 = traced.kernels.iter().map(|kernel| self.device.host_seconds(kernel)).sum();
+        launches + traced.transfers.len() as f64 * self.host_collective
+    }
+
+    fn order(&self, traced: &OpTrace) -> OpOrder {
+        let OpTrace { kernels, transfers, events } = traced;
+        let slowdown = self.slowdown();
+        let mut order = OpOrder::default();
+        // Kernels so far, and their number when each transfer started.
+        let (mut done, mut started) = (0, vec![0; transfers.len()]);
+        let run = |order: &mut OpOrder, kernels: &[Kernel]| {
+            let seconds: f64 = kernels.iter().map(|kernel| self.seconds(kernel)).sum();
+            order.segments.extend((seconds > 0.0).then(|| Segment::Run(picoseconds(seconds * slowdown))));
+        };
+        for event in events {
+            run(&mut order, &kernels[done..event.kernels]);
+            done = event.kernels;
+            if event.waits {
+                order.overlaps |= done > started[event.transfer];
+                order.segments.push(Segment::Wait(event.transfer));
+            } else {
+                started[event.transfer] = done;
+                let entry = transfers[event.transfer];
+                let at_once = Transfer::new(Level::Package, 0);
+                let transfer = collective(entry, self.links, Purpose::Other).unwrap_or(at_once);
+                // A rank that shares its core copies the data itself.
+                let copying =
+                    self.sharing.and_then(|_| copying(entry, self.links, Purpose::Other)).unwrap_or(0.0);
+                let copy = (copying > 0.0).then(|| Segment::Run(picoseconds(copying * slowdown)));
+                order.segments.extend(copy);
+                order.segments.push(Segment::Start(transfer.without(picoseconds(copying))));
+            }
+        }
+        run(&mut order, &kernels[done..]);
+        if order.overlaps {
+            let waiting = picoseconds(self.host(traced)).saturating_sub(order.duration());
+            order.segments.insert(0, Segment::Run(waiting));
+        }
+        order
+    }
+
+    fn op(&self, op: Op, traced: &OpTrace) -> OpCost {
+        let OpTrace { kernels, transfers, .. } = traced;
+        if source(op) == Source::Block {
+            let order = self.order(traced);
+            if order.overlaps {
+                return order.cost();
+            }
+        }
+        let seconds: f64 = kernels.iter().map(|kernel| self.seconds(kernel)).sum();
+        let host = self.host(traced);
+        let purpose = Purpose::of(op);
+        let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, purpose)).sum();
+        let mut transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, purpose));
+        let cost = if starts_a_transfer(op) {
+            OpCost { compute: picoseconds(seconds), links: 0, started: transfers.next() }
+        } else {
+            let inside = transfers.map(Transfer::duration).fold(0, Time::saturating_add);
+            let waiting = (host - seconds - inside as f64 * 1e-12).max(0.0);
+            OpCost { compute: picoseconds(seconds + waiting), links: inside, started: None }
+        };
+        self.sharing.map_or(cost, |sharing| cost.shared(sharing, picoseconds(copying)))
+    }
+
+    /// Seconds of the products in the forward of a layer.
+    pub(super) fn products(&self, trace: &Trace) -> f64 {
+        let forward = &trace[&Op::Forward { block: Block::Layer(0), micro: 0 }];
+        let products =
+            forward.kernels.iter().filter(|kernel| matches!(kernel.kind, KernelKind::Product { .. }));
+        products.map(|kernel| self.seconds(kernel)).sum()
+    }
+
+    /// How many times longer a transfer takes because ranks share cores.
+    fn slowdown(&self) -> f64 {
+        self.sharing.map_or(1.0, |sharing| sharing.slowdown)
+    }
+
+    pub(super) fn sum(&self, group: Group) -> Transfer {
+        let (level, seconds) = self.links.collective(group, Collective::AllReduce, 12.0);
+        Transfer::new(level, picoseconds(seconds * self.slowdown()))
+    }
+
+    pub(super) fn messages(&self, bytes: f64) -> Messages {
+        let scattered = scatters_messages(self.plan);
+        let message = |stage: usize, to: usize| {
+            let (level, seconds) = self.links.message(stage, to, bytes, scattered);
+            Transfer::new(level, picoseconds(seconds * self.slowdown()))
+        };
+        let pp = self.plan.mesh.pp;
+        (0..pp)
+            .map(|stage| [message(stage, (stage + 1) % pp), message(stage, (stage + pp - 1) % pp)])
+            .collect()
+    }
+}
+
+/// Whether each tensor-parallel rank sends one part of a message, and the receivers gather them.
+pub(crate) fn scatters_messages(plan: &Plan) -> bool {
+    plan.framework.scatter_messages && !plan.sequence_parallel && plan.mesh.tp > 1
+}
+
+/// Adds products of the forward that the backward of a layer runs again.
+pub(super) fn repeat_products(ops: &mut HashMap<Op, OpCost>, again: Time) {
+    for part in [BackwardPart::Both, BackwardPart::Input] {
+        let backward = Op::Backward { block: Block::Layer(0), micro: 0, part };
+        if let Some(cost) = ops.get_mut(&backward) {
+            cost.compute = cost.compute.saturating_add(again);
+        }
+    }
+}
+
+/// Seconds of the host for each collective of tp.
+pub(super) fn host_collective(plan: &Plan) -> f64 {
+    let staged = plan.mesh.pp > 1 && plan.cluster.topology.per_node.is_some_and(|n| plan.mesh.ranks() > n);
+    let FrameworkSpec { host_collective, host_staged, .. } = plan.framework;
+    plan.mesh.tp as f64 * if staged { host_staged } else { host_collective }
+}
+
+/// Whether an op only starts its transfer.
+fn starts_a_transfer(op: Op) -> bool {
+    matches!(
+        op,
+        Op::GatherStart { .. } | Op::ReduceStart { .. } | Op::RefreshStart { .. } | Op::NormStart { .. }
+    )
+}
+
+/// What a transfer is for. Frameworks divide sums of gradients into buckets, and gathers of weights into pieces.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Gradients,
+    Weights,
+    Other,
+}
+
+impl Purpose {
+    fn of(op: Op) -> Self {
+        match op {
+            Op::ReduceStart { .. } => Purpose::Gradients,
+            Op::GatherStart { unit: Unit::Layer(_), .. } => Purpose::Weights,
+            _ => Purpose::Other,
+        }
+    }
+}
+
+/// The transfer of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard.
+fn collective(entry: Entry, links: &Links, purpose: Purpose) -> Option<Transfer> {
+    let (collective, bytes) = collective_bytes(entry, links, purpose)?;
+    let (level, seconds) = match purpose {
+        Purpose::Gradients => links.reduction(entry.group, collective, bytes),
+        Purpose::Weights => links.gather(entry.group, collective, bytes),
+        Purpose::Other => links.collective(entry.group, collective, bytes),
+    };
+    let latency = links.emulated_latency(entry.group, collective, bytes).min(seconds);
+    Some(Transfer { level, time: picoseconds(seconds - latency), latency: picoseconds(latency) })
+}
+
+/// Seconds of a collective without emulated links.
+fn copying(entry: Entry, links: &Links, purpose: Purpose) -> Option<f64> {
+    let (collective, bytes) = collective_bytes(entry, links, purpose)?;
+    Some(links.copying(entry.group, collective, bytes).1)
+}
+
+fn collective_bytes(entry: Entry, links: &Links, purpose: Purpose) -> Option<(Collective, f64)> {
+    let Movement::Collective(collective) = entry.transfer else { return None };
+    let whole = purpose == Purpose::Gradients && collective.sums() && links.whole_sums();
+    let collective = if whole { Collective::AllReduce } else { collective };
+    let wide = purpose == Purpose::Gradients && links.fp32_sums();
+    let width = if wide { entry.dtype.bytes().max(4) } else { entry.dtype.bytes() };
+    Some((collective, (entry.len * width) as f64))
+}
+
+/// Bytes of a message between stages, as the first stage sends it.
+pub(super) fn message_bytes(first: &Trace) -> f64 {
+    let sends = first.iter().filter(|(op, _)| matches!(op, Op::SendStart { .. }));
+    let entries = sends.flat_map(|(_, traced)| &traced.transfers);
+    entries.map(|entry| (entry.len * entry.dtype.bytes()) as f64).fold(0.0, f64::max)
+}
