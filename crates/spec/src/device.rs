@@ -29,7 +29,7 @@ pub struct DeviceSpec {
     /// How much faster a product of less than 80 µs is than one of more than 1.5 ms, after which the power limit has lowered the
     /// clock; `None` for as fast.
     pub boost: Option<f64>,
-    /// How much longer a 16-bit product takes if its columns or its terms are no multiple of 64; `None` for as long.
+    /// How much longer a 16-bit product takes if its columns or its terms are no multiple of 8; `None` for as long.
     pub misaligned: Option<f64>,
     /// The start and end of a tile cost as much as this many terms of a product's sums.
     pub ramp: Option<f64>,

@@ -60,8 +60,8 @@ const SPLITS: [f64; 4] = [1.0, 2.0, 4.0, 8.0];
 const QUERY_BLOCK: f64 = 128.0;
 /// Widths of heads are padded to a multiple of this in flash attention.
 const HEAD_BLOCK: usize = 32;
-/// 16-bit matrix instructions and loads are full if dimensions are multiples of this.
-const ALIGNED: f64 = 64.0;
+/// Libraries have fast kernels for 16-bit products whose rows begin at multiples of 16 bytes: of this many numbers.
+const ALIGNED: f64 = 8.0;
 /// Seconds of a product before the power limit lowers the clock, and until it has.
 const BOOSTED: (f64, f64) = (80e-6, 1.5e-3);
 
