@@ -14,6 +14,7 @@ mod op;
 pub mod parameters;
 mod plan;
 mod program;
+mod run;
 pub mod schedule;
 mod sharding;
 
@@ -24,9 +25,10 @@ pub use kintsugi_spec::{Axis, Group, Span};
 pub use mesh::{Coordinate, Mesh, divisors};
 pub use op::{BackwardPart, Block, Message, MessageKind, Op, Phase, PhaseKind, Program, Unit};
 pub use plan::{
-    AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientReductions, GradientType, LogFormat,
-    LossScale, MemoryOptions, Optimizer, Pipeline, Plan, Precision, RateDecay, RateSchedule, Recompute,
-    Resume, Run, ScheduleKind, TokenData, Transport,
+    AttentionKind, Batch, Compute, Data, DataSource, GradientReductions, GradientType, LossScale,
+    MemoryOptions, Optimizer, Pipeline, Plan, Precision, RateDecay, RateSchedule, Recompute, ScheduleKind,
+    TokenData,
 };
+pub use run::{DeviceKind, LogFormat, Resume, Run, Transport};
 pub use schedule::Pass;
 pub use sharding::{MOST_PARTS, Part, Sharding, When};

@@ -16,6 +16,8 @@ use kintsugi_spec::{
     ClusterSpec, EmulatedLink, FrameworkSpec, Group, Hardware, Level, LinkSpec, ShortSpec, Span, Topology,
 };
 
+use super::rings;
+
 /// The links of a cluster under a mesh.
 #[derive(Clone, Debug)]
 pub struct Links {
@@ -400,7 +402,7 @@ fn group(
             inner => {
                 let efficiency = cluster.link(inner).and_then(|link| link.efficiency).unwrap_or(0.8);
                 // Groups that run at the same time share their wires. Those of the first group stand for all.
-                let ring = ring(cluster, &first_beside, stride, per_node);
+                let ring = rings::bandwidth(cluster, &first_beside, stride, per_node);
                 chain = ring.is_none();
                 ring.unwrap_or(unwired_bandwidth(cluster)) / beside as f64 * efficiency
             }
@@ -411,78 +413,6 @@ fn group(
     let slowest = starts.into_values().map(one).min_by(|a, b| a.bandwidth.total_cmp(&b.bandwidth));
     let (level, bandwidth) = (Level::Package, f64::INFINITY);
     slowest.unwrap_or(GroupLinks { ranks, nodes: 1, level, bandwidth, per_rank: bandwidth, chain: false })
-}
-
-/// Bytes per second, in both directions, around the best rings over the members of a group inside a node. Each member also
-/// has the wires of the ranks between itself and the next member. `None` if no wires close a ring.
-fn ring(cluster: &ClusterSpec, members: &[usize], stride: usize, per_node: usize) -> Option<f64> {
-    let n = members.len();
-    let side =
-        |rank: usize| members.iter().position(|&m| (m % per_node..m % per_node + stride).contains(&rank));
-    let mut between = vec![vec![0.0; n]; n];
-    for wire in &cluster.graph {
-        if let (Some(a), Some(b)) = (side(wire.a), side(wire.b)) {
-            between[a][b] += wire.bandwidth;
-            between[b][a] += wire.bandwidth;
-        }
-    }
-    if n == 2 {
-        return Some(between[0][1]).filter(|&bandwidth| bandwidth > 0.0);
-    }
-    let rings = cluster.link(Level::Node).and_then(|link| link.rings).unwrap_or(1);
-    let mut total = 0.0;
-    for _ in 0..rings {
-        let Some((least, ring)) = widest_ring(&between) else { break };
-        total += 2.0 * least;
-        for (&a, &b) in ring.iter().zip(ring.iter().cycle().skip(1)) {
-            between[a][b] -= least;
-            between[b][a] -= least;
-        }
-    }
-    (total > 0.0).then_some(total)
-}
-
-/// The ring over all members whose narrowest hop is widest, with that bandwidth. Of equal rings the one that leaves the most
-/// bandwidth to its narrowest neighbours is taken: the one with the widest hops in sum.
-fn widest_ring(between: &[Vec<f64>]) -> Option<(f64, Vec<usize>)> {
-    let mut bandwidths: Vec<f64> =
-        between.iter().flatten().copied().filter(|&bandwidth| bandwidth > 0.0).collect();
-    bandwidths.sort_by(|a, b| b.total_cmp(a));
-    bandwidths.dedup();
-    bandwidths.into_iter().find_map(|least| Some((least, closed_ring(between, least)?)))
-}
-
-/// A ring over all members whose hops all have at least this bandwidth, the one with the widest hops in sum. Dynamic
-/// programming over the sets of members that a path from the first can visit, with the members at which it can end.
-fn closed_ring(between: &[Vec<f64>], least: f64) -> Option<Vec<usize>> {
-    let n = between.len();
-    let hop = |a: usize, b: usize| Some(between[a][b]).filter(|&bandwidth| bandwidth >= least);
-    // The widest sum of a path over a set to its last member, and the member before that.
-    let mut paths: Vec<Vec<Option<(f64, usize)>>> = vec![vec![None; n]; 1 << n];
-    paths[1][0] = Some((0.0, 0));
-    for visited in 1..1 << n {
-        for last in 0..n {
-            let Some((sum, _)) = paths[visited][last] else { continue };
-            for next in (0..n).filter(|next| visited >> next & 1 == 0) {
-                let Some(bandwidth) = hop(last, next) else { continue };
-                let better = &mut paths[visited | 1 << next][next];
-                if better.is_none_or(|(widest, _)| sum + bandwidth > widest) {
-                    *better = Some((sum + bandwidth, last));
-                }
-            }
-        }
-    }
-    let all = (1 << n) - 1;
-    let closing = (1..n).filter_map(|last| Some((paths[all][last]?.0 + hop(last, 0)?, last)));
-    let (_, mut last) = closing.max_by(|a, b| a.0.total_cmp(&b.0))?;
-    let (mut ring, mut visited) = (Vec::with_capacity(n), all);
-    while visited != 0 {
-        ring.push(last);
-        let before = paths[visited][last]?.1;
-        visited &= !(1 << last);
-        last = before;
-    }
-    Some(ring)
 }
 
 /// The bandwidth between two ranks of a node without a direct wire.
@@ -506,7 +436,8 @@ mod tests {
     fn a_group_has_the_bandwidth_of_its_best_ring() {
         let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"";
         let cluster = ConfigSource::text(file).plan().unwrap().cluster;
-        let over = |members: &[usize]| ring(&cluster, members, 1, 8).map(|bandwidth| bandwidth / 1e9);
+        let over =
+            |members: &[usize]| rings::bandwidth(&cluster, members, 1, 8).map(|bandwidth| bandwidth / 1e9);
         // Four wires in a package. The rings 0–1–3–2 and 0–1–3–2–4–5–7–6 have hops of one wire, used in both
         // directions.
         assert_eq!(over(&[0, 1]), Some(200.0));
@@ -543,7 +474,7 @@ mod tests {
         let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"";
         let cluster = ConfigSource::text(file).plan().unwrap().cluster;
         let efficiency = cluster.link(Level::Node).and_then(|link| link.efficiency).unwrap();
-        let between_halves = ring(&cluster, &[0, 4], 4, 8).unwrap();
+        let between_halves = rings::bandwidth(&cluster, &[0, 4], 4, 8).unwrap();
         // Four groups of two: 0 and 4, 1 and 5, 2 and 6, 3 and 7.
         let data = frontier(4, 1, 2).data.bandwidth;
         assert!((data / (between_halves / 4.0 * efficiency) - 1.0).abs() < 1e-12, "{data}");

@@ -6,6 +6,7 @@ mod device;
 mod links;
 mod op_cost;
 mod pricing;
+mod rings;
 mod sharing;
 mod trace;
 mod unfused;

@@ -9,6 +9,7 @@ mod compile;
 mod evaluate;
 mod order;
 mod period;
+mod prices;
 
 pub(crate) use compile::{Extent, Rows};
 pub(crate) use evaluate::{Account, NodeSpan, Spans, evaluate, spans};
