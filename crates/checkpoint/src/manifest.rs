@@ -97,8 +97,10 @@ impl Version1 {
     /// The same manifest, with the plan of its configuration.
     fn upgrade(self) -> Result<Manifest, String> {
         let Version1 { progress, config, stored_tensors, files, slices } = self;
+        // A framework only changes predictions, and its keys have changed since.
         let plan = ConfigSource::text(&config)
             .named("its configuration")
+            .without(&["framework"])
             .plan()
             .map_err(|error| error.to_string())?;
         Ok(Manifest { progress, plan, config, stored_tensors, files, slices })
