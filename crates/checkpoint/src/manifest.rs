@@ -98,9 +98,11 @@ impl Version1 {
     fn upgrade(self) -> Result<Manifest, String> {
         let Version1 { progress, config, stored_tensors, files, slices } = self;
         // A framework only changes predictions, and its keys have changed since.
-        let plan = ConfigSource::text(&config)
+        let mut tables: toml::Table =
+            toml::from_str(&config).map_err(|error| format!("its configuration is no TOML: {error}"))?;
+        tables.remove("framework");
+        let plan = ConfigSource::text(tables.to_string())
             .named("its configuration")
-            .without(&["framework"])
             .plan()
             .map_err(|error| error.to_string())?;
         Ok(Manifest { progress, plan, config, stored_tensors, files, slices })
