@@ -76,13 +76,13 @@ impl<'a> Bench<'a> {
         let at_once = (self.patience.sustained.as_secs_f64() / 4.0).min(longest);
         let count = (at_once / first).clamp(1.0, 1e6) as usize;
         let begun = Instant::now();
-        let mut last = first;
+        let mut runs = vec![first];
         while begun.elapsed() < self.patience.sustained {
-            let run = self.runs(work, count) / count as f64;
-            last = if self.patience.shared { last.min(run) } else { run };
+            runs.push(self.runs(work, count) / count as f64);
         }
         self.step();
-        last
+        // A device of its own becomes slower until it is as hot as in training.
+        if self.patience.shared { median(runs) } else { runs[runs.len() - 1] }
     }
 
     /// Keeps the device busy until its temperature is stable. Returns the watts that it drew.
@@ -135,4 +135,9 @@ impl<'a> Bench<'a> {
         self.progress.done += 1;
         (self.on_progress)(self.progress);
     }
+}
+
+fn median(mut runs: Vec<f64>) -> f64 {
+    let middle = runs.len() / 2;
+    *runs.select_nth_unstable_by(middle, f64::total_cmp).1
 }

@@ -39,8 +39,6 @@ pub struct TransferTime {
     pub bytes: usize,
     /// Seconds of one transfer, the median of all rounds.
     pub seconds: f64,
-    /// Seconds of one transfer in the fastest round. Other programs only make a round longer.
-    pub fastest: f64,
     /// Seconds that the host took to enqueue one transfer, the median of all rounds, if the transfers run on the device alone.
     pub enqueue: Option<f64>,
 }
@@ -191,7 +189,6 @@ impl<'a> Bench<'a> {
                         kind,
                         bytes,
                         seconds: whole[ROUNDS / 2],
-                        fastest: whole[0],
                         enqueue: self.world.is_on_device().then(|| enqueue[ROUNDS / 2]),
                     });
                 }

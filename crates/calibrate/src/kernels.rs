@@ -7,17 +7,22 @@ use kintsugi_tensor::ops::{
     AdamW, Bits, BlockFormat, ColumnSum, CrossEntropy, Dequantize, Gradient, Linear, LossStatistics, Norm,
     NormBackward, Parameters, Quantize, Requantize, Residual, Segment, Squares, SumsOfSquares, control,
 };
-use kintsugi_tensor::paper::Paper;
-use kintsugi_tensor::{Backend, Buffer, Category, DType, Device};
+use kintsugi_tensor::paper::{Kernel, KernelKind, Paper};
+use kintsugi_tensor::{Backend, Buffer, Category, DType, Device, View};
 
 use super::bench::Bench;
 use super::shapes::Rows;
 
-/// Number of measurements.
-pub const COUNT: usize = KERNELS.len() + 2;
+/// Number of measurements in these types.
+pub fn count(dtypes: &[DType]) -> usize {
+    let shape = Rows { rows: 1, width: 16 };
+    dtypes.iter().map(|&dtype| kernels(shape, dtype, dtypes).count()).sum::<usize>() + 2
+}
+
+type KernelFn = fn(&dyn Backend, &Tensors);
 
 /// The kernels.
-const KERNELS: [fn(&dyn Backend, &Tensors); 12] = [
+const KERNELS: [KernelFn; 15] = [
     add,
     norm,
     norm_backward,
@@ -27,31 +32,42 @@ const KERNELS: [fn(&dyn Backend, &Tensors); 12] = [
     cross_entropy,
     sums_of_squares,
     adamw,
-    quantize,
-    dequantize,
-    requantize,
+    // Codes are written before other kernels read them.
+    |backend, tensors| quantize(backend, tensors, INT8),
+    |backend, tensors| dequantize(backend, tensors, INT8),
+    |backend, tensors| requantize(backend, tensors, INT8),
+    |backend, tensors| quantize(backend, tensors, INT4),
+    |backend, tensors| dequantize(backend, tensors, INT4),
+    |backend, tensors| requantize(backend, tensors, INT4),
 ];
 
-/// The codes of gradients, which have the most passes in a step with codes.
-const CODES: BlockFormat = BlockFormat { bits: Bits::Four, block: 256 };
+const INT8: BlockFormat = BlockFormat { bits: Bits::Eight, block: 256 };
+const INT4: BlockFormat = BlockFormat { bits: Bits::Four, block: 256 };
+/// Slices of codes.
+const SLICES: usize = 2;
 
-/// Sustained bytes per second of every kernel.
-pub fn rates(bench: &mut Bench, shape: Rows) -> Vec<KernelPoint> {
+/// Sustained bytes per second of every kernel, in every type.
+pub fn rates(bench: &mut Bench, shape: Rows, dtypes: &[DType]) -> Vec<KernelPoint> {
     let backend = bench.backend;
-    let tensors = Tensors::new(shape, |len, dtype| match dtype {
-        DType::U32 => tokens(backend, len),
-        // The first kernel that writes codes runs before those that read them.
-        DType::U8 => backend.allocate(len, dtype, Category::Activations),
-        dtype => bench.numbers(len, dtype),
-    });
-    // The step is neither skipped nor scaled.
-    backend.fill(0.0, tensors.control.view());
-    let point = |kernel: fn(&dyn Backend, &Tensors)| {
-        let (name, bytes) = on_paper(kernel, shape);
-        let seconds = bench.sustained(&|| kernel(backend, &tensors));
-        KernelPoint { name, bandwidth: bytes / seconds }
-    };
-    KERNELS.map(point).to_vec()
+    let mut points = Vec::new();
+    for &dtype in dtypes {
+        let tensors = Tensors::new(shape, dtype, |len, dtype| match dtype {
+            DType::U32 => tokens(backend, len),
+            DType::U8 => backend.allocate(len, dtype, Category::Activations),
+            dtype => bench.numbers(len, dtype),
+        });
+        // The step is neither skipped nor scaled.
+        backend.fill(0.0, tensors.control.view());
+        for (kernel, on_paper) in kernels(shape, dtype, dtypes) {
+            let seconds = bench.sustained(&|| kernel(backend, &tensors));
+            points.push(KernelPoint {
+                name: on_paper.name.to_owned(),
+                fp32: is_fp32(&on_paper),
+                bandwidth: on_paper.bytes as f64 / seconds,
+            });
+        }
+    }
+    points
 }
 
 /// Operations per second of a GELU epilogue; `None` if its cost is too small to measure.
@@ -71,13 +87,23 @@ pub fn epilogue(bench: &mut Bench, shape: Rows) -> Option<f64> {
     (seconds > 0.0).then(|| operations / seconds)
 }
 
-/// The name and the bytes of a kernel, from the paper backend.
-fn on_paper(kernel: fn(&dyn Backend, &Tensors), shape: Rows) -> (String, f64) {
+/// The kernels to measure in a type, with their names and bytes from the paper backend. Those without 16-bit numbers are measured
+/// in the first type only.
+fn kernels(shape: Rows, dtype: DType, dtypes: &[DType]) -> impl Iterator<Item = (KernelFn, Kernel)> {
+    let is_first = dtypes.first() == Some(&dtype);
+    let kernels = KERNELS.into_iter().map(move |kernel| (kernel, on_paper(kernel, shape, dtype)));
+    kernels.filter(move |(_, on_paper)| is_first || !is_fp32(on_paper))
+}
+
+fn is_fp32(kernel: &Kernel) -> bool {
+    kernel.kind == KernelKind::Memory { fp32: true }
+}
+
+fn on_paper(kernel: KernelFn, shape: Rows, dtype: DType) -> Kernel {
     let paper = Paper::new(Device::Cpu { threads: 1 }).tracing();
-    let tensors = Tensors::new(shape, |len, dtype| paper.allocate(len, dtype, Category::Activations));
+    let tensors = Tensors::new(shape, dtype, |len, dtype| paper.allocate(len, dtype, Category::Activations));
     kernel(&paper, &tensors);
-    let kernel = paper.take_trace()[0];
-    (kernel.name.to_owned(), kernel.bytes as f64)
+    paper.take_trace()[0]
 }
 
 fn tokens(backend: &dyn Backend, len: usize) -> Buffer {
@@ -99,28 +125,43 @@ struct Tensors {
     targets: Buffer,
     /// `[1]`.
     scalars: [Buffer; 2],
-    /// The parameters of a few layers: gradient, master weights and both moments.
-    parameters: [Buffer; 4],
-    /// Codes of one of `parameters`, sent and received.
-    codes: [Buffer; 2],
+    /// The gradient of a few layers, and what is added to it.
+    gradient: [Buffer; 2],
+    /// Their master weights and both moments.
+    states: [Buffer; 3],
+    /// Their weights, if they are not the master weights.
+    weights: Option<Buffer>,
+    /// Codes of the gradient.
+    codes: Buffer,
+    /// Codes of the sum of its slices.
+    sums: Buffer,
     control: Buffer,
 }
 
 impl Tensors {
-    fn new(shape: Rows, make: impl Fn(usize, DType) -> Buffer) -> Self {
+    fn new(shape: Rows, dtype: DType, make: impl Fn(usize, DType) -> Buffer) -> Self {
         let Rows { rows, width } = shape;
-        let numbers = |len| make(len, DType::F32);
+        let parameters = 48 * width * width;
+        let (numbers, wide) = (|len| make(len, dtype), |len| make(len, DType::F32));
         Tensors {
             shape,
             activations: [(); 3].map(|()| numbers(rows * width)),
             features: [(); 4].map(|()| numbers(width)),
-            statistics: numbers(3 * rows),
+            statistics: wide(3 * rows),
             targets: make(rows, DType::U32),
-            scalars: [(); 2].map(|()| numbers(1)),
-            parameters: [(); 4].map(|()| numbers(48 * width * width)),
-            codes: [(); 2].map(|()| make(CODES.slice_bytes(48 * width * width), DType::U8)),
-            control: numbers(control::LEN),
+            scalars: [(); 2].map(|()| wide(1)),
+            gradient: [(); 2].map(|()| numbers(parameters)),
+            states: [(); 3].map(|()| wide(parameters)),
+            weights: (dtype != DType::F32).then(|| numbers(parameters)),
+            codes: make(SLICES * INT8.slice_bytes(parameters / SLICES), DType::U8),
+            sums: make(INT8.slice_bytes(parameters / SLICES), DType::U8),
+            control: wide(control::LEN),
         }
+    }
+
+    /// The codes of the gradient.
+    fn slices(&self, format: BlockFormat) -> View<'_> {
+        self.codes.slice(0..SLICES * format.slice_bytes(self.gradient[0].len() / SLICES))
     }
 }
 
@@ -129,8 +170,8 @@ fn added(buffer: &Buffer) -> Gradient<'_> {
 }
 
 fn add(backend: &dyn Backend, tensors: &Tensors) {
-    let [x, y, _] = &tensors.activations;
-    backend.add(x.view(), y.view());
+    let [addend, gradient] = tensors.gradient.each_ref().map(Buffer::view);
+    backend.add(addend, gradient);
 }
 
 fn norm(backend: &dyn Backend, tensors: &Tensors) {
@@ -206,15 +247,17 @@ fn cross_entropy(backend: &dyn Backend, tensors: &Tensors) {
 
 fn sums_of_squares(backend: &dyn Backend, tensors: &Tensors) {
     let own = Some(tensors.scalars[0].view());
-    let parts = [Squares { from: tensors.parameters[0].view(), own, counts: true }];
+    let parts = [Squares { from: tensors.gradient[0].view(), own, counts: true }];
     backend.sums_of_squares(SumsOfSquares { parts: &parts, total: Some(tensors.scalars[1].view()) });
 }
 
 fn adamw(backend: &dyn Backend, tensors: &Tensors) {
-    let [gradient, master, first_moment, second_moment] = tensors.parameters.each_ref().map(Buffer::view);
+    let gradient = tensors.gradient[0].view();
+    let [master, first_moment, second_moment] = tensors.states.each_ref().map(Buffer::view);
+    let weights = tensors.weights.as_ref().map(Buffer::view);
     let segments = [Segment { start: 0, len: gradient.len(), decay: true }];
     let parameters =
-        Parameters { gradient, master, first_moment, second_moment, weights: None, segments: &segments };
+        Parameters { gradient, master, first_moment, second_moment, weights, segments: &segments };
     backend.adamw(AdamW {
         parameters: &[parameters],
         control: tensors.control.view(),
@@ -224,18 +267,21 @@ fn adamw(backend: &dyn Backend, tensors: &Tensors) {
     });
 }
 
-fn quantize(backend: &dyn Backend, tensors: &Tensors) {
-    let (x, out) = (tensors.parameters[0].view(), tensors.codes[0].view());
-    backend.quantize(Quantize { x, out, slices: 1, columns: 1, format: CODES });
+fn quantize(backend: &dyn Backend, tensors: &Tensors, format: BlockFormat) {
+    let (x, out) = (tensors.gradient[0].view(), tensors.slices(format));
+    backend.quantize(Quantize { x, out, slices: SLICES, columns: 1, format });
 }
 
-fn dequantize(backend: &dyn Backend, tensors: &Tensors) {
-    let (codes, out) = (tensors.codes[0].view(), added(&tensors.parameters[0]));
-    backend.dequantize(Dequantize { codes, out, parts: 1, slices: 1, format: CODES });
+/// Restores numbers, as after a gather.
+fn dequantize(backend: &dyn Backend, tensors: &Tensors, format: BlockFormat) {
+    let out = Gradient { view: tensors.gradient[0].view(), accumulate: false };
+    let codes = tensors.slices(format);
+    backend.dequantize(Dequantize { codes, out, parts: 1, slices: SLICES, format });
 }
 
-fn requantize(backend: &dyn Backend, tensors: &Tensors) {
-    let [codes, out] = tensors.codes.each_ref().map(Buffer::view);
-    let elements = tensors.parameters[0].len();
-    backend.requantize(Requantize { codes, out, parts: 1, slices: 1, columns: 1, elements, format: CODES });
+/// Sums all slices to one.
+fn requantize(backend: &dyn Backend, tensors: &Tensors, format: BlockFormat) {
+    let elements = tensors.gradient[0].len() / SLICES;
+    let (codes, out) = (tensors.slices(format), tensors.sums.slice(0..format.slice_bytes(elements)));
+    backend.requantize(Requantize { codes, out, parts: SLICES, slices: 1, columns: 1, elements, format });
 }

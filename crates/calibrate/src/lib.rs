@@ -22,8 +22,8 @@ pub use shapes::{Rows, Shapes};
 use std::time::Duration;
 
 use kintsugi_spec::{AttentionPoint, DeviceSpec, ProductPoint};
+use kintsugi_tensor::Backend;
 use kintsugi_tensor::cuda::NvmlDevice;
-use kintsugi_tensor::{Backend, DType};
 
 use bench::Bench;
 
@@ -36,8 +36,8 @@ pub struct Patience {
     pub sustained: Duration,
     /// Pause before every burst.
     pub rest: Duration,
-    /// Whether other programs may run on the device. Then the shortest of many short runs counts, since other programs only
-    /// make a run longer.
+    /// Whether other programs may run on the device. Then the median of many short runs counts: the steps of a training are
+    /// disturbed as often as these runs are.
     pub shared: bool,
 }
 
@@ -64,10 +64,10 @@ pub fn calibrate(
     let power_idle = bench.idle_power().or(known.power_idle);
     let launch = bytes::launch(&mut bench);
     let bursts = rates(&mut bench, shapes, Bench::burst);
-    let heat = bench.warm_up(shapes.dtype, shapes.warm);
+    let heat = bench.warm_up(shapes.dtypes[0], shapes.warm);
     let bandwidth = bytes::streaming(&mut bench, shapes.copied);
     let sustained = rates(&mut bench, shapes, Bench::sustained);
-    let kernels = shapes.kernels.map(|shape| kernels::rates(&mut bench, shape));
+    let kernels = shapes.kernels.map(|shape| kernels::rates(&mut bench, shape, &shapes.dtypes));
     let epilogue = shapes.kernels.and_then(|shape| kernels::epilogue(&mut bench, shape));
     let products: Vec<ProductPoint> = sustained
         .products
@@ -75,16 +75,13 @@ pub fn calibrate(
         .zip(&bursts.products)
         .map(|(sustained, burst)| ProductPoint { burst: Some(burst.flops), ..*sustained })
         .collect();
-    let best = |rate: fn(&ProductPoint) -> f64| products.iter().map(rate).fold(0.0, f64::max);
-    let narrow = shapes.dtype != DType::F32;
-    // Without a data sheet, the highest measured rate is used as the peak.
-    let peak = if narrow { known.peak_16bit } else { known.peak_fp32 };
-    let peak = peak.unwrap_or_else(|| best(|point| point.burst.unwrap_or(point.flops)));
+    let peaks = [(known.peak_16bit, false), (known.peak_fp32, true)]
+        .map(|(known, fp32)| Peak::new(known, &products, fp32));
     let memory_bandwidth = known.memory_bandwidth.unwrap_or(bandwidth);
     DeviceSpec {
-        peak_16bit: if narrow { Some(peak) } else { known.peak_16bit },
-        peak_fp32: if narrow { known.peak_fp32 } else { Some(peak) },
-        matmul: Some((best(|point| point.flops) / peak).min(1.0)),
+        peak_16bit: peaks[0].flops,
+        peak_fp32: peaks[1].flops,
+        matmul: peaks.iter().filter_map(|peak| peak.reached).reduce(f64::max),
         memory_bandwidth: Some(memory_bandwidth),
         streaming: Some((bandwidth / memory_bandwidth).min(1.0)),
         launch: Some(launch),
@@ -98,6 +95,26 @@ pub fn calibrate(
     }
 }
 
+/// The peak of products of one type.
+struct Peak {
+    /// FLOP/s, from the data sheet if there is one, or else the highest measured rate.
+    flops: Option<f64>,
+    /// The share that products reach when sustained, if the type was measured.
+    reached: Option<f64>,
+}
+
+impl Peak {
+    fn new(known: Option<f64>, products: &[ProductPoint], fp32: bool) -> Self {
+        let best = |rate: fn(&ProductPoint) -> f64| {
+            products.iter().filter(|point| point.fp32 == fp32).map(rate).reduce(f64::max)
+        };
+        let flops = known.or_else(|| best(|point| point.burst.unwrap_or(point.flops)));
+        let sustained = best(|point| point.flops);
+        let reached = sustained.zip(flops).map(|(sustained, peak)| (sustained / peak).min(1.0));
+        Peak { flops, reached }
+    }
+}
+
 /// One pass over all shapes.
 struct Rates {
     products: Vec<ProductPoint>,
@@ -108,18 +125,14 @@ struct Rates {
 type Timing<'a> = fn(&mut Bench<'a>, &dyn Fn()) -> f64;
 
 fn rates<'a>(bench: &mut Bench<'a>, shapes: &Shapes, timing: Timing<'a>) -> Rates {
-    Rates {
-        products: shapes
-            .products
-            .iter()
-            .map(|&shape| products::rate(bench, shapes.dtype, shape, timing))
-            .collect(),
-        attention: shapes
-            .attention
-            .iter()
-            .map(|&shape| attention::rate(bench, shapes.dtype, shape, timing))
-            .collect(),
+    let mut rates = Rates { products: Vec::new(), attention: Vec::new() };
+    for &dtype in &shapes.dtypes {
+        let products = shapes.products.iter();
+        rates.products.extend(products.map(|&shape| products::rate(bench, dtype, shape, timing)));
+        let attention = shapes.attention.iter();
+        rates.attention.extend(attention.map(|&shape| attention::rate(bench, dtype, shape, timing)));
     }
+    rates
 }
 
 #[cfg(test)]
@@ -127,6 +140,7 @@ mod tests {
     use std::rc::Rc;
 
     use kintsugi_plan::config::ConfigSource;
+    use kintsugi_tensor::DType;
     use kintsugi_tensor::cpu::CpuBackend;
     use kintsugi_tensor::cpu::memory::Heap;
 
@@ -137,8 +151,8 @@ mod tests {
         let backend = CpuBackend::new(Rc::new(Heap::default()), 1);
         let model = ConfigSource::demo().set("model.vocab=200").plan().expect("the demo").model;
         let kernels = Some(Rows { rows: 8, width: 16 });
-        let shapes =
-            Shapes { copied: 1 << 10, kernels, ..Shapes::of(&[model], &[1], &[8], &[16], DType::F32) };
+        let dtypes = [DType::F32, DType::BF16];
+        let shapes = Shapes { copied: 1 << 10, kernels, ..Shapes::of(&[model], &[1], &[8], &[16], &dtypes) };
         let patience = Patience {
             warm_up: Duration::ZERO,
             sustained: Duration::ZERO,
@@ -151,13 +165,24 @@ mod tests {
         });
         let last = seen.last().copied();
         assert_eq!(last, Some((shapes.count(), shapes.count())), "the bar ends where it said");
-        assert_eq!(device.products.len(), 15, "five layers, three products each");
+        assert_eq!(device.products.len(), 30, "five layers, three products each, in two types");
+        assert_eq!(device.products.iter().filter(|point| point.fp32).count(), 15);
         let rates = device.products.iter().map(|point| point.flops);
         assert!(
-            rates.chain(device.peak_fp32).chain(device.launch).all(|rate| rate > 0.0 && rate.is_finite())
+            rates
+                .chain(device.peak_fp32)
+                .chain(device.peak_16bit)
+                .chain(device.launch)
+                .all(|rate| rate > 0.0 && rate.is_finite())
         );
         let rates = device.kernels.iter().map(|point| point.bandwidth);
         assert!(rates.clone().count() > 5 && rates.into_iter().all(|rate| rate > 0.0 && rate.is_finite()));
+        let narrow = |name: &str| {
+            let points = device.kernels.iter().filter(|point| point.name == name);
+            points.filter(|point| !point.fp32).count()
+        };
+        assert_eq!(["norm", "adamw", "quantize int8", "quantize int4"].map(narrow), [1; 4]);
+        assert_eq!(narrow("requantize int4"), 0, "codes alone have no other type");
         assert!(device.attention.iter().all(|point| point.forward > 0.0 && point.backward > 0.0));
     }
 }

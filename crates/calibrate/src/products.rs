@@ -1,12 +1,17 @@
 //! Rates of matrix products as in training: 16-bit factors, and weight gradients that are accumulated in fp32.
 
+use std::cell::Cell;
+
 use kintsugi_spec::ProductPoint;
-use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::{Gradient, Linear, LinearBackwardInput, LinearBackwardWeight};
+use kintsugi_tensor::{Buffer, DType};
 
 use super::Timing;
 use super::bench::Bench;
 use super::shapes::{Pass, ProductShape};
+
+/// Bytes of weights that no cache holds.
+const LARGER_THAN_CACHES: usize = 256 << 20;
 
 /// The FLOP/s of a product.
 pub fn rate<'a>(
@@ -15,7 +20,7 @@ pub fn rate<'a>(
     shape: ProductShape,
     timing: Timing<'a>,
 ) -> ProductPoint {
-    let ProductShape { rows, inputs, outputs, pass } = shape;
+    let ProductShape { rows, inputs, outputs, pass, .. } = shape;
     let [m, n, k] = match pass {
         Pass::Forward => [rows, outputs, inputs],
         Pass::Input => [rows, inputs, outputs],
@@ -27,20 +32,30 @@ pub fn rate<'a>(
 }
 
 /// Calls `measure` with a function that runs the product.
+///
+/// Every run has the weights of the next layer, so caches hold them only if they hold those of a whole model.
 pub fn with<'a, T>(
     bench: &mut Bench<'a>,
     dtype: DType,
     shape: ProductShape,
     measure: impl FnOnce(&mut Bench<'a>, &dyn Fn()) -> T,
 ) -> T {
-    let ProductShape { rows, inputs, outputs, pass } = shape;
+    let ProductShape { rows, inputs, outputs, pass, layers } = shape;
     let backend = bench.backend;
     let x = bench.numbers(rows * inputs, dtype);
     let y = bench.numbers(rows * outputs, dtype);
-    let weight = bench.numbers(outputs * inputs, dtype);
+    let dtype = if pass == Pass::Weight { dtype.accumulator() } else { dtype };
+    let layers = layers.min(LARGER_THAN_CACHES / (outputs * inputs * dtype.bytes()) + 1);
+    // Weights, or their gradients.
+    let weights: Vec<Buffer> = (0..layers).map(|_| bench.numbers(outputs * inputs, dtype)).collect();
+    let layer = Cell::new(0);
+    let next = || {
+        layer.set((layer.get() + 1) % layers);
+        weights[layer.get()].view()
+    };
     match pass {
         Pass::Forward => measure(bench, &|| {
-            let (x, weight, out) = (x.view(), weight.view(), y.view());
+            let (x, weight, out) = (x.view(), next(), y.view());
             backend.linear(Linear {
                 x,
                 weight,
@@ -54,7 +69,7 @@ pub fn with<'a, T>(
             });
         }),
         Pass::Input => measure(bench, &|| {
-            let (dy, weight, dx) = (y.view(), weight.view(), x.view());
+            let (dy, weight, dx) = (y.view(), next(), x.view());
             backend.linear_backward_input(LinearBackwardInput {
                 dy,
                 weight,
@@ -66,21 +81,18 @@ pub fn with<'a, T>(
                 outputs,
             });
         }),
-        Pass::Weight => {
-            let gradient = bench.numbers(outputs * inputs, dtype.accumulator());
-            measure(bench, &|| {
-                let dweight = Gradient { view: gradient.view(), accumulate: false };
-                let (dy, x) = (y.view(), x.view());
-                backend.linear_backward_weight(LinearBackwardWeight {
-                    dy,
-                    x,
-                    dweight,
-                    dbias: None,
-                    rows,
-                    inputs,
-                    outputs,
-                });
-            })
-        }
+        Pass::Weight => measure(bench, &|| {
+            let dweight = Gradient { view: next(), accumulate: false };
+            let (dy, x) = (y.view(), x.view());
+            backend.linear_backward_weight(LinearBackwardWeight {
+                dy,
+                x,
+                dweight,
+                dbias: None,
+                rows,
+                inputs,
+                outputs,
+            });
+        }),
     }
 }

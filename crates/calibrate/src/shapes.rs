@@ -17,6 +17,8 @@ pub struct ProductShape {
     pub outputs: usize,
     /// Which product.
     pub pass: Pass,
+    /// Layers of the model that run this product, each with its own weights.
+    pub layers: usize,
 }
 
 /// The three products of a linear layer.
@@ -42,8 +44,8 @@ pub struct Rows {
 /// Everything that is measured.
 #[derive(Clone, Debug)]
 pub struct Shapes {
-    /// Type of the numbers.
-    pub dtype: DType,
+    /// Types of the numbers. Everything is measured in each of them.
+    pub dtypes: Vec<DType>,
     /// The product that warms the device up.
     pub warm: ProductShape,
     /// The products.
@@ -57,25 +59,24 @@ pub struct Shapes {
 }
 
 impl Shapes {
-    /// The products and attention shapes of these models, with `rows` tokens each, whole and split into `parts`.
+    /// The products and attention shapes of these models, with `rows` tokens each, whole and split into `parts`, in each type.
     pub fn of(
         models: &[ModelSpec],
         parts: &[usize],
         rows: &[usize],
         sequences: &[usize],
-        dtype: DType,
+        dtypes: &[DType],
     ) -> Self {
         let mut shapes = Shapes {
-            dtype,
-            warm: ProductShape { rows: rows[0], inputs: 1024, outputs: 1024, pass: Pass::Forward },
+            dtypes: dtypes.to_vec(),
+            warm: ProductShape { rows: rows[0], inputs: 1024, outputs: 1024, pass: Pass::Forward, layers: 1 },
             products: Vec::new(),
             attention: Vec::new(),
             kernels: None,
             copied: 1 << 26,
         };
         for model in models {
-            let warm =
-                ProductShape { rows: rows[0], inputs: model.ffn, outputs: model.ffn, pass: Pass::Forward };
+            let warm = ProductShape { inputs: model.ffn, outputs: model.ffn, ..shapes.warm };
             shapes.warm = if warm.inputs > shapes.warm.inputs { warm } else { shapes.warm };
             for &rows in rows {
                 for &parts in parts.iter().filter(|&&parts| model.heads % parts == 0) {
@@ -92,23 +93,25 @@ impl Shapes {
     /// Number of measurements: each product and each attention pass twice (burst and sustained), memory bandwidth, launch
     /// time, and the other kernels if they are measured.
     pub fn count(&self) -> usize {
-        let kernels = if self.kernels.is_some() { kernels::COUNT } else { 0 };
-        2 * (self.products.len() + 2 * self.attention.len()) + 2 + kernels
+        let types = self.dtypes.len();
+        let kernels = if self.kernels.is_some() { kernels::count(&self.dtypes) } else { 0 };
+        2 * types * (self.products.len() + 2 * self.attention.len()) + 2 + kernels
     }
 
     fn add_products(&mut self, model: &ModelSpec, rows: usize, parts: usize) {
-        let ModelSpec { hidden, heads, kv_heads, head_dim, ffn, .. } = *model;
-        let layers = [
-            (hidden, (heads + 2 * kv_heads) * head_dim / parts),
-            (heads * head_dim / parts, hidden),
-            (hidden, ffn / parts),
-            (ffn / parts, hidden),
-            (hidden, model.padded_vocab(parts) / parts),
+        let ModelSpec { layers, hidden, heads, kv_heads, head_dim, ffn, .. } = *model;
+        let products = [
+            (layers, hidden, (heads + 2 * kv_heads) * head_dim / parts),
+            (layers, heads * head_dim / parts, hidden),
+            (layers, hidden, ffn / parts),
+            (layers, ffn / parts, hidden),
+            (1, hidden, model.padded_vocab(parts) / parts),
         ];
-        for (inputs, outputs) in layers {
+        for (layers, inputs, outputs) in products {
             for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
-                let shape = ProductShape { rows, inputs, outputs, pass };
-                if !self.products.contains(&shape) {
+                let shape = ProductShape { rows, inputs, outputs, pass, layers };
+                let known = |other: &ProductShape| ProductShape { layers, ..*other } == shape;
+                if !self.products.iter().any(known) {
                     self.products.push(shape);
                 }
             }

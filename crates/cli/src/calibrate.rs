@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::Args;
 use kintsugi_calibrate::{Patience, Rows, Shapes, calibrate, thread_links, under_background_load};
 use kintsugi_engine::ThreadError;
+use kintsugi_model::compute_type;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{DeviceKind, Plan};
 use kintsugi_spec::{DeviceSpec, Hardware, LinkSpec, ModelSpec, units};
@@ -37,7 +38,7 @@ use fitting::Fitting;
 ///
 /// run.device selects the device. "cpu" measures one thread, as a rank has it while the other cores are busy, and the
 /// copies between ranks that are threads. "cuda" measures the first GPU. On a CPU the shapes are those of the
-/// configuration's model and micro-batch.
+/// configuration's model and micro-batch, in fp32 and in precision.compute.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -156,7 +157,7 @@ fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
     let gpu = Gpu::new(0).map_err(failure)?;
     let backend = CudaBackend::new(0, MEMORY, false).map_err(failure)?;
     let models = GPU_MODELS.map(model);
-    let shapes = Shapes::of(&models, &[1], &[8192, 32768], &[1024, 2048], DType::BF16);
+    let shapes = Shapes::of(&models, &[1], &[8192, 32768], &[1024, 2048], &[DType::BF16]);
     let known = DeviceSpec {
         name: gpu.name().map_err(failure)?,
         kind: Some(Hardware::Gpu),
@@ -177,9 +178,11 @@ fn cpu(plan: &Plan, patience: Patience, cores: usize) -> io::Result<DeviceSpec> 
     let sequence = plan.batch.sequence;
     let rows = sequence * plan.batch.micro;
     let models = [plan.model.clone(), model("gpt2-124m")];
+    let mut dtypes = vec![DType::F32, compute_type(plan.precision.compute)];
+    dtypes.dedup();
     let shapes = Shapes {
         kernels: Some(Rows { rows, width: plan.model.hidden }),
-        ..Shapes::of(&models, &[1, 2, 4], &[rows], &[sequence, 256], DType::F32)
+        ..Shapes::of(&models, &[1, 2, 4], &[rows], &[sequence, 256], &dtypes)
     };
     let known = DeviceSpec { kind: Some(Hardware::Cpu), units: Some(1), ..plan.cluster.device.clone() };
     let bar = Progress::new("measuring", 0);

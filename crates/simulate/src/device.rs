@@ -13,8 +13,8 @@ pub fn planned_device(plan: &Plan, ranks: usize, cores: usize) -> Device {
     };
     match plan.cluster.device.kind.unwrap_or(here) {
         Hardware::Cpu => {
-            let in_node = plan.cluster.topology.per_node.map_or(ranks, |n| n.min(ranks));
-            Device::Cpu { threads: (plan.cluster.cores.unwrap_or(cores) / in_node).max(1) }
+            let sharing = plan.cluster.ranks_of_machine(ranks);
+            Device::Cpu { threads: (plan.cluster.cores.unwrap_or(cores) / sharing).max(1) }
         }
         // `run.deterministic` applies to the planned GPUs only if the run itself uses GPUs.
         Hardware::Gpu => Device::Cuda { deterministic: here == Hardware::Gpu && plan.run.deterministic },

@@ -21,7 +21,7 @@ pub struct ClusterSpec {
     pub graph: Vec<Wire>,
     /// Links whose speed the transfers of a run on CPUs are slowed down to.
     pub emulated: EmulatedLinks,
-    /// Cores of a node that its ranks share, if ranks are threads of a CPU; `None` if each rank has its own device.
+    /// Cores of a machine that its ranks share, if ranks are threads of a CPU; `None` if each rank has its own device.
     pub cores: Option<usize>,
     /// Price of one rank for one hour.
     pub price: Option<f64>,
@@ -31,6 +31,13 @@ impl ClusterSpec {
     /// The links of a level, if they are described.
     pub fn link(&self, level: Level) -> Option<&LinkSpec> {
         self.links.iter().find(|link| link.level == level)
+    }
+
+    /// How many of `ranks` ranks share the cores of a machine: those of a node, or all of them if links between nodes are emulated.
+    /// One machine runs all nodes then.
+    pub fn ranks_of_machine(&self, ranks: usize) -> usize {
+        let one_machine = self.emulated[Level::Cluster as usize].is_some();
+        self.topology.per_node.filter(|_| !one_machine).map_or(ranks, |n| n.min(ranks))
     }
 }
 

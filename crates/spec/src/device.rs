@@ -82,6 +82,9 @@ pub enum Hardware {
 pub struct KernelPoint {
     /// The operation.
     pub name: String,
+    /// Whether it was measured in fp32; otherwise some of its numbers have 16 bits.
+    #[serde(default)]
+    pub fp32: bool,
     /// Bytes per second. Every byte that must be read or written counts once.
     pub bandwidth: f64,
 }

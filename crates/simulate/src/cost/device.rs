@@ -111,8 +111,8 @@ impl DeviceModel {
     fn alone(&self, kernel: &Kernel) -> f64 {
         let moving = kernel.bytes as f64 / self.bandwidth;
         match kernel.kind {
-            KernelKind::Memory => {
-                let measured = self.kernels.iter().find(|point| point.name == kernel.name);
+            KernelKind::Memory { fp32 } => {
+                let measured = self.measured_kernel(kernel.name, fp32);
                 let moving = measured.map_or(moving, |point| kernel.bytes as f64 / point.bandwidth);
                 moving + self.launch
             }
@@ -130,6 +130,12 @@ impl DeviceModel {
                 self.plain(shape, dtype, backward)
             }
         }
+    }
+
+    /// The measurement of a kernel, in its own type if there is one.
+    fn measured_kernel(&self, name: &str, fp32: bool) -> Option<&KernelPoint> {
+        let points = || self.kernels.iter().filter(|point| point.name == name);
+        points().find(|point| point.fp32 == fp32).or_else(|| points().next())
     }
 
     /// Seconds that the host needs to launch a kernel, and those that the framework runs beside it.
@@ -312,8 +318,9 @@ mod tests {
         let mut framework = FrameworkSpec::default();
         framework.kernels.norm = Fusion::Eager;
         let model = DeviceModel::new(&device(), &framework).unwrap();
-        let seconds =
-            |name| model.seconds(&Kernel { name, flops: 0, bytes: 1 << 30, kind: KernelKind::Memory });
+        let seconds = |name| {
+            model.seconds(&Kernel { name, flops: 0, bytes: 1 << 30, kind: KernelKind::Memory { fp32: true } })
+        };
         assert!((seconds("norm") / seconds("adamw") - 9.0).abs() < 1e-9);
     }
 
@@ -325,6 +332,22 @@ mod tests {
         let model = DeviceModel::new(&device, &FrameworkSpec::default()).unwrap();
         let in_a_step = model.seconds(&kernel);
         assert!((in_a_step / model.in_bursts(&device).seconds(&kernel) - 1.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_memory_bound_kernel_is_as_fast_as_it_was_measured_in_its_type() {
+        let point = |name: &str, fp32, bandwidth| KernelPoint { name: name.into(), fp32, bandwidth };
+        let points = vec![point("norm", true, 4e9), point("norm", false, 1e9), point("add", true, 2e9)];
+        let device = DeviceSpec { kernels: points, ..device() };
+        let model = DeviceModel::new(&device, &FrameworkSpec::default()).unwrap();
+        let rate = |name, fp32| {
+            let (flops, bytes, kind) = (0, 1 << 30, KernelKind::Memory { fp32 });
+            bytes as f64 / model.seconds(&Kernel { name, flops, bytes, kind })
+        };
+        let rates = [rate("norm", true), rate("norm", false), rate("add", true), rate("add", false)];
+        for (rate, measured) in rates.into_iter().zip([4e9, 1e9, 2e9, 2e9]) {
+            assert!((rate / measured - 1.0).abs() < 1e-9, "{rates:?}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::Timing;
 pub struct Sharing {
     /// How many times longer a rank of a stage takes than with a core of its own.
     pub slowdown: f64,
-    /// The time that the cores of a node need for all of its ranks, relative to the time of one rank. 0 if every rank has a
+    /// The time that the cores of a machine need for all of its ranks, relative to the time of one rank. 0 if every rank has a
     /// core.
     core_ratio: f64,
     /// Whether links are emulated: waiting for them is no work.
@@ -25,8 +25,8 @@ impl Sharing {
     pub fn of(plan: &Plan) -> Option<Self> {
         let cores = plan.cluster.cores? as f64;
         let emulated = plan.cluster.emulated.iter().any(Option::is_some);
-        let in_node = |ranks: usize| plan.cluster.topology.per_node.map_or(ranks, |n| n.min(ranks)) as f64;
-        let (ranks, stage) = (in_node(plan.mesh.ranks()), in_node(plan.mesh.dp * plan.mesh.tp));
+        let sharing = |ranks: usize| plan.cluster.ranks_of_machine(ranks) as f64;
+        let (ranks, stage) = (sharing(plan.mesh.ranks()), sharing(plan.mesh.dp * plan.mesh.tp));
         if ranks <= cores {
             // The remaining cores are divided evenly, as threads of the ranks.
             return Some(Sharing { slowdown: 1.0 / (cores / ranks).floor(), core_ratio: 0.0, emulated });
@@ -95,6 +95,21 @@ mod tests {
             time(&plan.unwrap()).unwrap().step_s
         };
         assert!(step(4) < 0.7 * step(8), "two nodes have twice the cores: {} {}", step(4), step(8));
+    }
+
+    #[test]
+    fn nodes_with_emulated_links_are_one_machine() {
+        let step = |per_node: usize, bandwidth: f64| {
+            let layout = ["parallel.dp=8", "parallel.tp=1", "parallel.pp=1", "batch.global=64"];
+            let nodes = [
+                format!("cluster.per_node={per_node}"),
+                format!("cluster.emulated.cluster.bandwidth={bandwidth}"),
+            ];
+            time(&ConfigSource::text(MACHINE).sets(layout).sets(nodes).plan().unwrap()).unwrap().step_s
+        };
+        let (one_node, four_nodes) = (step(8, 1e15), step(2, 1e15));
+        assert!((four_nodes / one_node - 1.0).abs() < 0.01, "the same cores: {one_node} {four_nodes}");
+        assert!(step(2, 1e6) > 1.5 * four_nodes, "the links take time");
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl Unfused {
 pub fn unfused(kernel: &Kernel, framework: &FrameworkSpec) -> Unfused {
     let kernels = &framework.kernels;
     match kernel.kind {
-        KernelKind::Memory => beside_a_pass(kernel, kernels, framework.dropout),
+        KernelKind::Memory { .. } => beside_a_pass(kernel, kernels, framework.dropout),
         KernelKind::Product { m, n, k, dtype } => {
             let (sums, width) = ((m * n) as f64, dtype.bytes() as f64);
             let alone = |fusion: Fusion| fusion != Fusion::Fused;
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn our_own_engine_runs_nothing_beside_its_kernels() {
         for name in ["norm", "norm backward", "swiglu", "rotary", "residual", "cross entropy"] {
-            let kernel = Kernel { name, flops: 0, bytes: 1 << 20, kind: KernelKind::Memory };
+            let kernel = Kernel { name, flops: 0, bytes: 1 << 20, kind: KernelKind::Memory { fp32: false } };
             assert_eq!(unfused(&kernel, &FrameworkSpec::default()), Unfused::default(), "{name}");
         }
     }

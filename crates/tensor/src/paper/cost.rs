@@ -3,13 +3,13 @@
 //! Exponentials and roots count as one operation. A view that is read and written counts twice.
 
 use super::{Kernel, KernelKind};
-use crate::View;
 use crate::ops::{
-    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, CachedAttention, ColumnSum,
-    CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Gradient, Linear, LinearBackwardInput,
+    AdamW, Attention, AttentionBackward, AttentionSaved, AttentionShape, Bits, BlockFormat, CachedAttention,
+    ColumnSum, CrossEntropy, Dequantize, Embedding, EmbeddingBackward, Gradient, Linear, LinearBackwardInput,
     LinearBackwardWeight, LossStatistics, Norm, NormBackward, Parameters, Positions, PositionsBackward,
     Quantize, Requantize, Residual, Rotary, SumsOfSquares, Swiglu, SwigluBackward, UpdateControl,
 };
+use crate::{DType, View};
 
 /// Operations of one GELU.
 pub const GELU: usize = 8;
@@ -25,8 +25,8 @@ const DEQUANTIZED: usize = 2;
 
 /// A kernel that reads or writes all of these views, one pass each.
 pub fn moved(name: &'static str, flops: usize, views: &[View]) -> Kernel {
-    let bytes: usize = views.iter().map(View::bytes).sum();
-    Kernel { name, flops: flops as u64, bytes: bytes as u64, kind: KernelKind::Memory }
+    let kernel = Kernel { name, flops: flops as u64, bytes: 0, kind: KernelKind::Memory { fp32: true } };
+    views.iter().fold(kernel, |kernel, &view| kernel.passes(1, view))
 }
 
 impl Kernel {
@@ -42,15 +42,20 @@ impl Kernel {
     }
 
     /// Adds the bytes of another view.
-    fn and(mut self, view: Option<View>) -> Self {
-        self.bytes += view.map_or(0, |view| view.bytes()) as u64;
-        self
+    fn and(self, view: Option<View>) -> Self {
+        view.map_or(self, |view| self.passes(1, view))
     }
 
     /// Adds the bytes of a gradient: written, or read and written.
-    fn with_gradient(mut self, gradient: Option<Gradient>) -> Self {
-        if let Some(gradient) = gradient {
-            self.bytes += gradient.view.bytes() as u64 * if gradient.accumulate { 2 } else { 1 };
+    fn with_gradient(self, gradient: Option<Gradient>) -> Self {
+        gradient.map_or(self, |gradient| self.passes(1 + u64::from(gradient.accumulate), gradient.view))
+    }
+
+    /// Adds the bytes of passes over a view.
+    fn passes(mut self, count: u64, view: View) -> Self {
+        self.bytes += count * view.bytes() as u64;
+        if let KernelKind::Memory { fp32 } = &mut self.kind {
+            *fp32 &= !matches!(view.dtype(), DType::BF16 | DType::F16);
         }
         self
     }
@@ -158,7 +163,7 @@ pub fn cached_attention(op: &CachedAttention) -> Kernel {
 pub fn rotary(op: &Rotary) -> Kernel {
     let rotated = op.shape.rows() * (op.shape.heads + op.shape.kv_heads) * op.dims;
     let bytes = 2 * rotated * op.qkv.dtype().bytes();
-    Kernel { name: "rotary", flops: 3 * rotated as u64, bytes: bytes as u64, kind: KernelKind::Memory }
+    Kernel { bytes: bytes as u64, ..moved("rotary", 3 * rotated, &[op.qkv]) }
 }
 
 pub fn swiglu(op: &Swiglu) -> Kernel {
@@ -208,17 +213,27 @@ pub fn update_control(op: &UpdateControl) -> Kernel {
     moved("update control", 0, &[op.control, op.control, op.sum_of_squares, op.loss_sum])
 }
 
+/// Packing codes of 4 bits takes more time for each byte, so kernels of codes have a name for each width.
+fn by_bits(format: BlockFormat, [eight, four]: [&'static str; 2]) -> &'static str {
+    match format.bits {
+        Bits::Eight => eight,
+        Bits::Four => four,
+    }
+}
+
 pub fn quantize(op: &Quantize) -> Kernel {
-    moved("quantize", QUANTIZED * op.x.len(), &[op.x, op.out])
+    moved(by_bits(op.format, ["quantize int8", "quantize int4"]), QUANTIZED * op.x.len(), &[op.x, op.out])
 }
 
 pub fn dequantize(op: &Dequantize) -> Kernel {
-    moved("dequantize", DEQUANTIZED * op.parts * op.out.view.len(), &[op.codes]).with_gradient(Some(op.out))
+    let name = by_bits(op.format, ["dequantize int8", "dequantize int4"]);
+    moved(name, DEQUANTIZED * op.parts * op.out.view.len(), &[op.codes]).with_gradient(Some(op.out))
 }
 
 pub fn requantize(op: &Requantize) -> Kernel {
     let per_sum = DEQUANTIZED * op.parts + QUANTIZED;
-    moved("requantize", per_sum * op.slices * op.elements, &[op.codes, op.out])
+    let name = by_bits(op.format, ["requantize int8", "requantize int4"]);
+    moved(name, per_sum * op.slices * op.elements, &[op.codes, op.out])
 }
 
 pub fn sums_of_squares(op: &SumsOfSquares) -> Kernel {
@@ -235,6 +250,6 @@ pub fn adamw(op: &AdamW) -> Kernel {
             *parameters;
         let views = [gradient, master, master, first, first, second, second];
         let more = moved("adamw", 15 * gradient.len(), &views).and(weights);
-        Kernel { flops: kernel.flops + more.flops, bytes: kernel.bytes + more.bytes, ..kernel }
+        Kernel { flops: kernel.flops + more.flops, bytes: kernel.bytes + more.bytes, ..more }
     })
 }

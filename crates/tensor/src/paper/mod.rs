@@ -36,7 +36,10 @@ pub struct Kernel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelKind {
     /// The bytes it moves.
-    Memory,
+    Memory {
+        /// Whether no number that it reads or writes has 16 bits.
+        fp32: bool,
+    },
     /// A matrix product: `m × n` sums of `k` terms.
     Product {
         /// Rows of the result.
