@@ -14,7 +14,7 @@ use kintsugi_tensor::ops::{Bits, BlockFormat, Dequantize, Gradient, Quantize, Re
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Buffer, Category, DType, Device};
 
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 11;
 /// Numbers that share a scale.
 const BLOCKS: [usize; 3] = [64, 256, 2048];
 /// What eight ranks send in a requantisation, or in a reduction.
@@ -98,7 +98,7 @@ fn main() {
         Rc::new(CpuBackend::new(Rc::new(Heap::default()), threads))
     };
     // Far more than the caches hold.
-    let elements = if cuda { 1 << 29 } else { 1 << 24 };
+    let elements = if cuda { 1 << 29 } else { 1 << 26 };
     println!("time of the kernel over time of the copy, and GB/s of the copy; {elements} elements");
     for (bits, block) in [Bits::Eight, Bits::Four].into_iter().flat_map(|b| BLOCKS.map(|block| (b, block))) {
         println!("int{}, blocks of {block:<20} bf16          fp16          fp32", bits.count());

@@ -130,13 +130,13 @@ real!(f32, DType::F32, exp_f32, libm::erff);
 real!(f64, DType::F64, f64::exp, libm::erf);
 
 macro_rules! half_width {
-    ($t:ty, $dtype:expr, $round:expr $(, $slices:item)*) => {
+    ($t:ty, $dtype:expr, $widen:expr, $round:expr $(, $slices:item)*) => {
         impl Element for $t {
             type Accumulator = f32;
             const DTYPE: DType = $dtype;
             #[inline(always)]
             fn widen(self) -> f32 {
-                self.to_f32()
+                $widen(self)
             }
             #[inline(always)]
             fn narrow(x: f32) -> Self {
@@ -147,11 +147,12 @@ macro_rules! half_width {
     };
 }
 
-half_width!(bf16, DType::BF16, round_bf16);
+half_width!(bf16, DType::BF16, widen_bf16, round_bf16);
 // Loops over single f16 do not vectorise; the conversions of `half` for whole slices do.
 half_width!(
     f16,
     DType::F16,
+    f16::to_f32,
     f16::from_f32,
     #[inline]
     fn widen_slice(from: &[f16], to: &mut [f32]) {
@@ -162,6 +163,13 @@ half_width!(
         to.convert_from_f32_slice(from);
     }
 );
+
+/// `bf16::to_f32`, except that NaN keeps its bits.
+#[expect(clippy::inline_always, reason = "loops over it vectorise only if it is inlined")]
+#[inline(always)]
+fn widen_bf16(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
+}
 
 /// `bf16::from_f32` without its branches.
 #[expect(clippy::inline_always, reason = "loops over it vectorise only if it is inlined")]

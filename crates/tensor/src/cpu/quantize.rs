@@ -1,68 +1,159 @@
 //! Quantisation in blocks: see [`crate::ops::Quantize`] for the format.
 //!
-//! A block is widened to fp32 on the stack, where loops over it vectorise and stay in the first-level cache.
+//! Everything is read from memory and written to it once. Blocks stay in the first-level cache between finding their largest number
+//! and packing them, and sums over parts stay in registers.
+#![allow(clippy::inline_always, reason = "what the innermost loops call must not be called")]
 
+mod codes;
+
+use std::iter::Zip;
 use std::ops::Range;
+use std::slice::{ChunksMut, IterMut};
 
+use self::codes::{Number, STEP, add, pack};
 use super::access::{Access, Scatter};
-use super::element::Element;
 use super::parallel::{Rows, Threads};
-use crate::ops::{Bits, BlockFormat, Dequantize, LEAST, Quantize, ROUND, Requantize, transposed};
-
-/// The numbers of the largest block.
-type Numbers = [f32; *BlockFormat::BLOCKS.end()];
-
-/// Numbers that are packed or unpacked at once.
-const STEP: usize = 32;
+use crate::ops::{Bits, BlockFormat, Dequantize, LEAST, Quantize, Requantize, transposed};
 
 /// See [`Quantize`].
-pub fn quantize<T: Element<Accumulator = f32>>(threads: Threads, op: &Quantize) {
-    let access = Access::new();
-    let (x, out) =
-        (access.read::<T>(op.x), Slices::new(access.write_bytes(op.out), op.elements(), op.format));
-    let (elements, columns) = (op.elements(), op.columns);
-    out.each_block(threads, op.slices, columns, |slice, block, numbers| {
-        let from = &x[slice * elements..][block];
-        T::widen_slice(from, &mut numbers[..from.len()]);
-    });
+pub fn quantize<T: Number>(threads: Threads, op: &Quantize) {
+    match op.format.bits {
+        Bits::Four => quantize_to::<T, 4>(threads, op),
+        Bits::Eight => quantize_to::<T, 8>(threads, op),
+    }
 }
 
 /// See [`Requantize`].
 pub fn requantize(threads: Threads, op: &Requantize) {
-    let access = Access::new();
-    let (codes, out) =
-        (access.bytes(op.codes), Slices::new(access.write_bytes(op.out), op.elements, op.format));
-    let parts = Parts { codes, slices: op.slices, elements: op.elements, format: op.format };
-    out.each_block(threads, op.slices, op.columns, |slice, block, numbers| {
-        numbers[..block.len()].fill(0.0);
-        parts.add(slice, block, numbers);
-    });
+    match op.format.bits {
+        Bits::Four => requantize_to::<4>(threads, op),
+        Bits::Eight => requantize_to::<8>(threads, op),
+    }
 }
 
 /// See [`Dequantize`].
-pub fn dequantize<T: Element<Accumulator = f32>>(threads: Threads, op: &Dequantize) {
+pub fn dequantize<T: Number>(threads: Threads, op: &Dequantize) {
+    match op.format.bits {
+        Bits::Four => dequantize_from::<T, 4>(threads, op),
+        Bits::Eight => dequantize_from::<T, 8>(threads, op),
+    }
+}
+
+fn quantize_to<T: Number, const BITS: usize>(threads: Threads, op: &Quantize) {
+    let access = Access::new();
+    let elements = op.elements();
+    let (x, out) = (access.read::<T>(op.x), Slices::new(access.write_bytes(op.out), elements, op.format));
+    out.each_run(threads, op.slices, op.columns, |slice, run, blocks| {
+        let x = &x[slice * elements..][run];
+        for (block, (codes, scale)) in x.chunks(out.format.block).zip(blocks) {
+            *scale = encode_block::<T, BITS>(block, codes).to_ne_bytes();
+        }
+    });
+}
+
+fn requantize_to<const BITS: usize>(threads: Threads, op: &Requantize) {
+    let access = Access::new();
+    let (codes, out) =
+        (access.bytes(op.codes), Slices::new(access.write_bytes(op.out), op.elements, op.format));
+    let parts = Parts::new(codes, op.slices, op.elements, op.format);
+    let segment = op.format.block.max(SEGMENT);
+    out.each_run(threads, op.slices, op.columns, |slice, run, mut blocks| {
+        let mut sums = Sums::default();
+        for start in run.clone().step_by(segment) {
+            let len = segment.min(run.end - start);
+            let sums = &mut sums.0[..len.div_ceil(STEP)];
+            sums.fill([0.0; STEP]);
+            parts.add::<BITS>(slice, start, sums);
+            for (numbers, (codes, scale)) in
+                sums.as_flattened()[..len].chunks(out.format.block).zip(&mut blocks)
+            {
+                *scale = encode_block::<f32, BITS>(numbers, codes).to_ne_bytes();
+            }
+        }
+    });
+}
+
+fn dequantize_from<T: Number, const BITS: usize>(threads: Threads, op: &Dequantize) {
     let access = Access::new();
     let (codes, out) = (access.bytes(op.codes), access.write::<T>(op.out.view));
-    let (elements, accumulate, block) = (op.elements(), op.out.accumulate, op.format.block);
-    let parts = Parts { codes, slices: op.slices, elements, format: op.format };
-    let blocks = op.format.blocks(elements);
-    // Threads share the blocks of one slice: slices are long.
+    let (elements, accumulate) = (op.elements(), op.out.accumulate);
+    let parts = Parts::new(codes, op.slices, elements, op.format);
+    // Threads share the segments of one slice: slices are long.
     for (slice, out) in out.chunks_mut(elements.max(1)).enumerate() {
-        threads.each(blocks, block * op.parts, Rows(out, block), |range, out| {
-            let mut numbers = [0.0; *BlockFormat::BLOCKS.end()];
-            for (index, out) in range.zip(out.0.chunks_mut(block)) {
-                let numbers = &mut numbers[..out.len()];
+        let segments = out.len().div_ceil(SEGMENT);
+        threads.each(segments, SEGMENT * op.parts, Rows(out, SEGMENT), |range, out| {
+            let mut sums = Sums::default();
+            for (segment, out) in range.zip(out.0.chunks_mut(SEGMENT)) {
+                let sums = &mut sums.0[..out.len().div_ceil(STEP)];
+                sums.fill([0.0; STEP]);
                 if accumulate {
-                    T::widen_slice(out, numbers);
-                } else {
-                    numbers.fill(0.0);
+                    T::widen_slice(out, &mut sums.as_flattened_mut()[..out.len()]);
                 }
-                parts.add(slice, index * block..index * block + out.len(), numbers);
-                T::narrow_slice(numbers, out);
+                parts.add::<BITS>(slice, segment * SEGMENT, sums);
+                T::narrow_slice(&sums.as_flattened()[..out.len()], out);
             }
         });
     }
 }
+
+/// Numbers whose sums stay in the first-level cache until all parts are added.
+const SEGMENT: usize = 512;
+
+/// Sums of a segment or of a block.
+struct Sums([[f32; STEP]; *BlockFormat::BLOCKS.end() / STEP]);
+
+impl Default for Sums {
+    fn default() -> Self {
+        Sums([[0.0; STEP]; _])
+    }
+}
+
+/// As many numbers, and zeros if there are fewer.
+#[inline(always)]
+fn widen<T: Number, const N: usize>(numbers: &[T]) -> [f32; N] {
+    let mut wide = [0.0; N];
+    match numbers.as_chunks::<N>() {
+        ([whole], _) => T::widen_slice(whole, &mut wide),
+        (_, rest) => T::widen_slice(rest, &mut wide[..rest.len()]),
+    }
+    wide
+}
+
+/// Writes the codes of a block, the last bytes padded with zeros, and returns the scale.
+#[inline(always)]
+fn encode_block<T: Number, const BITS: usize>(numbers: &[T], codes: &mut [u8]) -> f32 {
+    let (scale, inverse) = scale_and_inverse::<BITS>(T::largest(numbers));
+    if scale.is_nan() {
+        codes.fill(0);
+        return scale;
+    }
+    let (packs, rest) = numbers.as_chunks::<STEP>();
+    let (whole, padded) = codes.split_at_mut(packs.len() * STEP * BITS / 8);
+    for (numbers, codes) in packs.iter().zip(whole.chunks_exact_mut(STEP * BITS / 8)) {
+        pack::<BITS>(&widen(numbers), inverse, codes);
+    }
+    if !rest.is_empty() {
+        let mut last = [0; STEP];
+        pack::<BITS>(&widen(rest), inverse, &mut last);
+        padded.copy_from_slice(&last[..padded.len()]);
+    }
+    scale
+}
+
+/// The scale of a block with this largest magnitude, and the factor for its numbers.
+fn scale_and_inverse<const BITS: usize>(most: f32) -> (f32, f32) {
+    let largest = ((1_u32 << (BITS - 1)) - 1) as f32;
+    if !most.is_finite() {
+        (f32::NAN, 0.0)
+    } else if most < LEAST {
+        (0.0, 0.0)
+    } else {
+        (most / largest, largest / most)
+    }
+}
+
+/// The codes and the scale of each block.
+type Blocks<'a> = Zip<ChunksMut<'a, u8>, IterMut<'a, [u8; 4]>>;
 
 /// Slices that are written.
 struct Slices<'a> {
@@ -76,202 +167,94 @@ impl<'a> Slices<'a> {
         Slices { bytes: Scatter::new(bytes), elements, format }
     }
 
-    /// Quantises every block. `load` writes the numbers of a range of a slice.
-    fn each_block(
+    /// Calls `body` for runs of adjacent blocks of a slice: the slice, the elements of the run, and where the codes and the scale of
+    /// each block go. The last codes of a slice include their padding.
+    fn each_run(
         &self,
         threads: Threads,
         slices: usize,
         columns: usize,
-        load: impl Fn(usize, Range<usize>, &mut Numbers) + Sync,
+        body: impl Fn(usize, Range<usize>, Blocks) + Sync,
     ) {
         let BlockFormat { bits, block } = self.format;
-        let blocks = self.format.blocks(self.elements);
-        threads.each(slices * blocks, block, (), |range, ()| {
-            let mut numbers = [0.0; *BlockFormat::BLOCKS.end()];
-            for item in range {
-                let (slice, index) = (item / blocks, item % blocks);
-                let elements = index * block..self.elements.min((index + 1) * block);
-                load(slice, elements.clone(), &mut numbers);
-                let parts = self.parts(transposed(slice, slices, columns), index, &elements);
-                // SAFETY: every block has bytes of its own, and a block is part of one item.
-                let [codes, scale, padding] = parts.map(|range| unsafe { self.bytes.part(range) });
-                let found = encode(&numbers[..elements.len()], bits, codes);
-                scale.copy_from_slice(&found.to_ne_bytes());
+        let (blocks, bytes) = (self.format.blocks(self.elements), self.format.slice_bytes(self.elements));
+        let (code_bytes, block_bytes) = (self.format.code_bytes(self.elements), block * bits.count() / 8);
+        threads.each(slices * blocks, block, (), |mut items, ()| {
+            while !items.is_empty() {
+                let (slice, first) = (items.start / blocks, items.start % blocks);
+                let end = blocks.min(first + items.len());
+                items.start += end - first;
+                let start = transposed(slice, slices, columns) * bytes;
+                let codes = first * block_bytes..code_bytes.min(end * block_bytes);
+                let scales = code_bytes + 4 * first..if end == blocks { bytes } else { code_bytes + 4 * end };
+                let [codes, scales] = [codes, scales].map(|part| {
+                    // SAFETY: every block has bytes of its own, and is part of one item; so has the padding of a slice, with its
+                    // last block.
+                    unsafe { self.bytes.part(start + part.start..start + part.end) }
+                });
+                let (scales, padding) = scales.split_at_mut(4 * (end - first));
                 padding.fill(0);
+                let each = codes.chunks_mut(block_bytes).zip(scales.as_chunks_mut().0.iter_mut());
+                body(slice, first * block..self.elements.min(end * block), each);
             }
         });
     }
-
-    /// Where codes and scale of a block are in the buffer; and the padding of the slice, for its last block.
-    fn parts(&self, slice: usize, index: usize, elements: &Range<usize>) -> [Range<usize>; 3] {
-        let BlockFormat { bits, .. } = self.format;
-        let is_last = elements.end == self.elements;
-        let first = slice * self.format.slice_bytes(self.elements);
-        let at = |byte: usize| first + byte;
-        let (codes, scales) = (elements.start * bits.count() / 8, self.format.code_bytes(self.elements));
-        let end_of_codes = if is_last { scales } else { elements.end * bits.count() / 8 };
-        let scale = scales + 4 * index;
-        let end = if is_last { self.format.slice_bytes(self.elements) } else { scale + 4 };
-        [at(codes)..at(end_of_codes), at(scale)..at(scale + 4), at(scale + 4)..at(end)]
-    }
 }
 
-/// Slices that are read: several parts of `slices` each.
+/// Slices that are read.
 struct Parts<'a> {
     codes: &'a [u8],
-    slices: usize,
-    elements: usize,
-    format: BlockFormat,
+    /// Bytes of a part.
+    part_bytes: usize,
+    slice_bytes: usize,
+    /// Where the scales of a slice begin.
+    scales: usize,
+    block: u32,
 }
 
-impl Parts<'_> {
-    /// Adds a block of every part to `numbers`, in order.
-    fn add(&self, slice: usize, block: Range<usize>, numbers: &mut [f32]) {
-        let (bytes, bits) = (self.format.slice_bytes(self.elements), self.format.bits);
-        let scales = self.format.code_bytes(self.elements);
-        let (scale_at, part_bytes) = (scales + 4 * (block.start / self.format.block), self.slices * bytes);
-        let at = block.start * bits.count() / 8;
-        let numbers = &mut numbers[..block.len()];
-        // One loop over the block for each part: it vectorises, and the numbers stay in the first-level cache.
-        for part in self.codes.chunks_exact(part_bytes) {
-            let part = &part[slice * bytes..][..bytes];
-            let (scale, _) = part[scale_at..].split_first_chunk().expect("a scale");
-            let (codes, scale) = (&part[at..scales], f32::from_ne_bytes(*scale));
-            match bits {
-                Bits::Eight => add_eight(codes, scale, numbers),
-                Bits::Four => add_four(codes, scale, numbers),
+impl<'a> Parts<'a> {
+    /// Several parts of `slices` each.
+    fn new(codes: &'a [u8], slices: usize, elements: usize, format: BlockFormat) -> Self {
+        let slice_bytes = format.slice_bytes(elements);
+        let (part_bytes, scales) = (slices * slice_bytes, format.code_bytes(elements));
+        Parts { codes, part_bytes, slice_bytes, scales, block: format.block.ilog2() }
+    }
+
+    /// Adds the steps from element `start` of a slice on of every part to `sums`, in order. Numbers after the end of the slice stay
+    /// zero, or become NaN.
+    #[inline(always)]
+    fn add<const BITS: usize>(&self, slice: usize, start: usize, sums: &mut [[f32; STEP]]) {
+        let bytes = STEP * BITS / 8;
+        let (first, codes) = (slice * self.slice_bytes, start * BITS / 8);
+        let whole = sums.len().min((self.scales - codes) / bytes);
+        let place = |step: usize| {
+            let scale = self.scales + 4 * ((start + step * STEP) >> self.block);
+            (first + codes + step * bytes, first + scale)
+        };
+        let scale = |part: &[u8], at: usize| f32::from_ne_bytes(*part[at..].first_chunk().expect("a scale"));
+        for batch in self.codes.chunks(BATCH * self.part_bytes) {
+            for (step, sums) in sums[..whole].iter_mut().enumerate() {
+                let ((codes, scale_at), mut own) = (place(step), *sums);
+                for part in batch.chunks_exact(self.part_bytes) {
+                    add::<BITS>(&part[codes..codes + bytes], scale(part, scale_at), &mut own);
+                }
+                *sums = own;
+            }
+        }
+        // The last step of a slice may be shorter.
+        if let Some(sums) = sums.get_mut(whole) {
+            let (codes, scale_at) = place(whole);
+            for part in self.codes.chunks_exact(self.part_bytes) {
+                let (mut padded, rest) = ([0; STEP], &part[codes..first + self.scales]);
+                padded[..rest.len()].copy_from_slice(rest);
+                add::<BITS>(&padded, scale(part, scale_at), sums);
             }
         }
     }
 }
 
-/// Writes the codes of a block, the last byte or word padded with zeros, and returns the scale.
-fn encode(numbers: &[f32], bits: Bits, codes: &mut [u8]) -> f32 {
-    let (scale, inverse) = scale_and_inverse(numbers, bits);
-    if scale.is_nan() {
-        codes.fill(0);
-        return scale;
-    }
-    let step_bytes = STEP * bits.count() / 8;
-    let (steps, rest) = numbers.as_chunks::<STEP>();
-    let (whole, last) = codes.split_at_mut(steps.len() * step_bytes);
-    for (numbers, codes) in steps.iter().zip(whole.chunks_exact_mut(step_bytes)) {
-        pack(numbers, inverse, bits, codes);
-    }
-    let mut padded = [0.0; STEP];
-    padded[..rest.len()].copy_from_slice(rest);
-    let mut packed = [0; STEP];
-    pack(&padded, inverse, bits, &mut packed[..step_bytes]);
-    last.copy_from_slice(&packed[..last.len()]);
-    scale
-}
-
-/// The scale of a block, and the factor for its numbers.
-fn scale_and_inverse(numbers: &[f32], bits: Bits) -> (f32, f32) {
-    let largest = f32::from(bits.largest());
-    // As integers, the bits of numbers that are not finite are larger than those of all others.
-    let most = numbers.iter().map(|x| x.to_bits() as i32 & i32::MAX).max().unwrap_or(0);
-    let most = f32::from_bits(most as u32);
-    if !most.is_finite() {
-        (f32::NAN, 0.0)
-    } else if most < LEAST {
-        (0.0, 0.0)
-    } else {
-        (most / largest, largest / most)
-    }
-}
-
-#[inline]
-fn pack(numbers: &[f32; STEP], inverse: f32, bits: Bits, codes: &mut [u8]) {
-    let integers = integers(numbers, inverse);
-    match bits {
-        Bits::Eight => codes.copy_from_slice(&integers),
-        Bits::Four => {
-            let packed: [u8; STEP / 2] = std::array::from_fn(|i| {
-                let pair = u16::from_le_bytes([integers[2 * i], integers[2 * i + 1]]);
-                (pair & 0xf | pair >> 4 & 0xf0) as u8
-            });
-            codes.copy_from_slice(&packed);
-        }
-    }
-}
-
-/// Numbers times `inverse`, rounded to the nearest integer, ties to even. They fit into a byte.
-#[cfg(not(target_feature = "avx2"))]
-#[inline(always)]
-fn integers(numbers: &[f32; STEP], inverse: f32) -> [u8; STEP] {
-    numbers.map(|x| x.mul_add(inverse, ROUND).to_bits() as u8)
-}
-
-/// The same. Compilers narrow one integer after the other.
-#[cfg(target_feature = "avx2")]
-#[inline(always)]
-fn integers(numbers: &[f32; STEP], inverse: f32) -> [u8; STEP] {
-    use std::arch::x86_64::{
-        __m256i, _mm256_castps_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_packs_epi16,
-        _mm256_packs_epi32, _mm256_permutevar8x32_epi32, _mm256_set1_epi32, _mm256_set1_ps,
-        _mm256_setr_epi32, _mm256_sub_epi32,
-    };
-    // SAFETY: this code is compiled for processors with AVX2, every load is of eight numbers of the array, and a vector of 32
-    // bytes is an array of them.
-    unsafe {
-        let eight = |i: usize| {
-            let x = _mm256_loadu_ps(numbers.as_ptr().add(8 * i));
-            let rounded = _mm256_fmadd_ps(x, _mm256_set1_ps(inverse), _mm256_set1_ps(ROUND));
-            _mm256_sub_epi32(_mm256_castps_si256(rounded), _mm256_set1_epi32(ROUND.to_bits() as i32))
-        };
-        // Both halves of a vector are narrowed by themselves, so groups of four are out of order.
-        let sixteen = [_mm256_packs_epi32(eight(0), eight(1)), _mm256_packs_epi32(eight(2), eight(3))];
-        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-        let all = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(sixteen[0], sixteen[1]), order);
-        std::mem::transmute::<__m256i, [u8; STEP]>(all)
-    }
-}
-
-/// Adds the numbers of codes of 8 bits.
-fn add_eight(codes: &[u8], scale: f32, numbers: &mut [f32]) {
-    for (number, &code) in numbers.iter_mut().zip(codes) {
-        *number = f32::from(code as i8).mul_add(scale, *number);
-    }
-}
-
-/// Adds the numbers of codes of 4 bits. There are whole words of codes.
-fn add_four(codes: &[u8], scale: f32, numbers: &mut [f32]) {
-    let (words, last) = (codes.as_chunks::<4>().0, numbers.len() / 8);
-    let (whole, rest) = numbers.as_chunks_mut::<8>();
-    for (&word, numbers) in words.iter().zip(whole) {
-        for (number, code) in numbers.iter_mut().zip(unpack(u32::from_le_bytes(word))) {
-            *number = (code as f32).mul_add(scale, *number);
-        }
-    }
-    for (&word, numbers) in words.iter().skip(last).zip(rest.chunks_mut(8)) {
-        for (number, code) in numbers.iter_mut().zip(unpack(u32::from_le_bytes(word))) {
-            *number = (code as f32).mul_add(scale, *number);
-        }
-    }
-}
-
-/// The integers of 4 bits in a word, the first in the lowest bits.
-#[cfg(not(target_feature = "avx2"))]
-#[inline(always)]
-fn unpack(word: u32) -> [i32; 8] {
-    std::array::from_fn(|i| (word << (28 - 4 * i)) as i32 >> 28)
-}
-
-/// The same. Compilers generate five times as many instructions for the plain loop.
-#[cfg(target_feature = "avx2")]
-#[inline(always)]
-fn unpack(word: u32) -> [i32; 8] {
-    use std::arch::x86_64::{
-        __m256i, _mm256_set1_epi32, _mm256_setr_epi32, _mm256_sllv_epi32, _mm256_srai_epi32,
-    };
-    // SAFETY: this code is compiled for processors with AVX2, and a vector of eight integers is an array of them.
-    unsafe {
-        let words =
-            _mm256_sllv_epi32(_mm256_set1_epi32(word as i32), _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0));
-        std::mem::transmute::<__m256i, [i32; 8]>(_mm256_srai_epi32::<28>(words))
-    }
-}
+/// Parts whose sums stay in registers. Often they all map to the same place in the first-level cache, which has room for eight.
+const BATCH: usize = 4;
 
 #[cfg(test)]
 mod tests;
