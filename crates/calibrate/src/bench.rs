@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use kintsugi_tensor::cuda::NvmlDevice;
 use kintsugi_tensor::{Backend, Buffer, Category, DType};
 
+use super::products::{self, ProductTypes};
 use super::shapes::ProductShape;
-use super::{Patience, Progress, products};
+use super::{Patience, Progress};
 
 /// A device that is being measured.
 pub struct Bench<'a> {
@@ -86,9 +87,9 @@ impl<'a> Bench<'a> {
     }
 
     /// Keeps the device busy until its temperature is stable. Returns the watts that it drew.
-    pub fn warm_up(&mut self, dtype: DType, shape: ProductShape) -> Option<f64> {
+    pub fn warm_up(&mut self, types: ProductTypes, shape: ProductShape) -> Option<f64> {
         let half = self.patience.warm_up / 2;
-        products::with(self, dtype, shape, |bench, work| {
+        products::with(self, types, shape, |bench, work| {
             bench.keep_at(work, half);
             bench.watts(|bench| bench.keep_at(work, half))
         })

@@ -64,7 +64,7 @@ pub fn calibrate(
     let power_idle = bench.idle_power().or(known.power_idle);
     let launch = bytes::launch(&mut bench);
     let bursts = rates(&mut bench, shapes, Bench::burst);
-    let heat = bench.warm_up(shapes.dtypes[0], shapes.warm);
+    let heat = bench.warm_up(shapes.product_types(shapes.dtypes[0]), shapes.warm);
     let bandwidth = bytes::streaming(&mut bench, shapes.copied);
     let sustained = rates(&mut bench, shapes, Bench::sustained);
     let kernels = shapes.kernels.map(|shape| kernels::rates(&mut bench, shape, &shapes.dtypes));
@@ -127,8 +127,8 @@ type Timing<'a> = fn(&mut Bench<'a>, &dyn Fn()) -> f64;
 fn rates<'a>(bench: &mut Bench<'a>, shapes: &Shapes, timing: Timing<'a>) -> Rates {
     let mut rates = Rates { products: Vec::new(), attention: Vec::new() };
     for &dtype in &shapes.dtypes {
-        let products = shapes.products.iter();
-        rates.products.extend(products.map(|&shape| products::rate(bench, dtype, shape, timing)));
+        let (products, types) = (shapes.products.iter(), shapes.product_types(dtype));
+        rates.products.extend(products.map(|&shape| products::rate(bench, types, shape, timing)));
         let attention = shapes.attention.iter();
         rates.attention.extend(attention.map(|&shape| attention::rate(bench, dtype, shape, timing)));
     }

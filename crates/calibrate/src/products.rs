@@ -1,4 +1,4 @@
-//! Rates of matrix products as in training: 16-bit factors, and weight gradients that are accumulated in fp32.
+//! Rates of matrix products as in training: 16-bit factors, and weight gradients in fp32 or in 16 bits, as the run has them.
 
 use std::cell::Cell;
 
@@ -16,7 +16,7 @@ const LARGER_THAN_CACHES: usize = 256 << 20;
 /// The FLOP/s of a product.
 pub fn rate<'a>(
     bench: &mut Bench<'a>,
-    dtype: DType,
+    types: ProductTypes,
     shape: ProductShape,
     timing: Timing<'a>,
 ) -> ProductPoint {
@@ -26,9 +26,18 @@ pub fn rate<'a>(
         Pass::Input => [rows, inputs, outputs],
         Pass::Weight => [outputs, inputs, rows],
     };
-    let seconds = with(bench, dtype, shape, timing);
+    let seconds = with(bench, types, shape, timing);
     let flops = 2.0 * m as f64 * n as f64 * k as f64 / seconds;
-    ProductPoint { m, n, k, fp32: dtype == DType::F32, flops, burst: None }
+    ProductPoint { m, n, k, fp32: types.factors == DType::F32, flops, burst: None }
+}
+
+/// The types of a product.
+#[derive(Clone, Copy, Debug)]
+pub struct ProductTypes {
+    /// Activations and weights.
+    pub factors: DType,
+    /// The gradient of the weight.
+    pub gradient: DType,
 }
 
 /// Calls `measure` with a function that runs the product.
@@ -36,15 +45,15 @@ pub fn rate<'a>(
 /// Every run has the weights of the next layer, so caches hold them only if they hold those of a whole model.
 pub fn with<'a, T>(
     bench: &mut Bench<'a>,
-    dtype: DType,
+    types: ProductTypes,
     shape: ProductShape,
     measure: impl FnOnce(&mut Bench<'a>, &dyn Fn()) -> T,
 ) -> T {
     let ProductShape { rows, inputs, outputs, pass, layers } = shape;
     let backend = bench.backend;
-    let x = bench.numbers(rows * inputs, dtype);
-    let y = bench.numbers(rows * outputs, dtype);
-    let dtype = if pass == Pass::Weight { dtype.accumulator() } else { dtype };
+    let x = bench.numbers(rows * inputs, types.factors);
+    let y = bench.numbers(rows * outputs, types.factors);
+    let dtype = if pass == Pass::Weight { types.gradient } else { types.factors };
     let layers = layers.min(LARGER_THAN_CACHES / (outputs * inputs * dtype.bytes()) + 1);
     // Weights, or their gradients.
     let weights: Vec<Buffer> = (0..layers).map(|_| bench.numbers(outputs * inputs, dtype)).collect();

@@ -5,6 +5,7 @@ use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
 
 use super::kernels;
+use super::products::ProductTypes;
 
 /// One of the three products of a layer with `inputs` and `outputs` features over `rows` tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub struct Rows {
 pub struct Shapes {
     /// Types of the numbers. Everything is measured in each of them.
     pub dtypes: Vec<DType>,
+    /// Whether weight gradients are in that type, too, instead of in its accumulator type.
+    pub narrow_gradients: bool,
     /// The product that warms the device up.
     pub warm: ProductShape,
     /// The products.
@@ -69,6 +72,7 @@ impl Shapes {
     ) -> Self {
         let mut shapes = Shapes {
             dtypes: dtypes.to_vec(),
+            narrow_gradients: false,
             warm: ProductShape { rows: rows[0], inputs: 1024, outputs: 1024, pass: Pass::Forward, layers: 1 },
             products: Vec::new(),
             attention: Vec::new(),
@@ -88,6 +92,14 @@ impl Shapes {
             }
         }
         shapes
+    }
+
+    /// The types of a product whose factors have this type.
+    pub(super) fn product_types(&self, factors: DType) -> ProductTypes {
+        ProductTypes {
+            factors,
+            gradient: if self.narrow_gradients { factors } else { factors.accumulator() },
+        }
     }
 
     /// Number of measurements: each product and each attention pass twice (burst and sustained), memory bandwidth, launch

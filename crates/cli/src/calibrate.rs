@@ -12,7 +12,7 @@ use kintsugi_calibrate::{Patience, Rows, Shapes, calibrate, thread_links, under_
 use kintsugi_engine::ThreadError;
 use kintsugi_model::compute_type;
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_plan::{DeviceKind, Plan};
+use kintsugi_plan::{DeviceKind, GradientType, Plan};
 use kintsugi_spec::{DeviceSpec, Hardware, LinkSpec, ModelSpec, units};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
@@ -182,6 +182,7 @@ fn cpu(plan: &Plan, patience: Patience, cores: usize) -> io::Result<DeviceSpec> 
     dtypes.dedup();
     let shapes = Shapes {
         kernels: Some(Rows { rows, width: plan.model.hidden }),
+        narrow_gradients: plan.precision.gradients == GradientType::Compute,
         ..Shapes::of(&models, &[1, 2, 4], &[rows], &[sequence, 256], &dtypes)
     };
     let known = DeviceSpec { kind: Some(Hardware::Cpu), units: Some(1), ..plan.cluster.device.clone() };

@@ -2,6 +2,9 @@
 //!
 //! A rank has one link of each level. A transfer occupies the sender's link for its bytes divided by the bandwidth, after the
 //! transfers that the sender began before. It arrives one latency later. Nobody spins: whoever needs the data sleeps until then.
+//!
+//! A transfer begins when its data is ready and the receiver is, even if no thread has a core to copy it then: a network card
+//! needs no core.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,13 +24,13 @@ impl LinkClocks {
         LinkClocks { links, free: Mutex::default() }
     }
 
-    /// Sends bytes over the link of a level from now on. Returns when they arrive, if that takes time.
-    pub(crate) fn send(&self, level: Level, bytes: usize) -> Option<Instant> {
+    /// Sends bytes over the link of a level that were ready at a time. Returns when they arrive, if that takes time.
+    pub(crate) fn send(&self, level: Level, bytes: usize, ready: Instant) -> Option<Instant> {
         let link = self.links[level as usize]?;
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let free = &mut free[level as usize];
-        let (now, occupied) = (Instant::now(), Duration::from_secs_f64(bytes as f64 / link.bandwidth));
-        let sent = free.map_or(now, |free| free.max(now)) + occupied;
+        let occupied = Duration::from_secs_f64(bytes as f64 / link.bandwidth);
+        let sent = free.map_or(ready, |free| free.max(ready)) + occupied;
         *free = Some(sent);
         Some(sent + Duration::from_secs_f64(link.latency))
     }
@@ -43,13 +46,13 @@ mod tests {
     fn a_link_sends_one_transfer_after_the_other() {
         let link = EmulatedLink { bandwidth: 1e6, latency: 3.0 };
         let clocks = LinkClocks::new([None, Some(link), Some(link)]);
-        assert_eq!(clocks.send(Level::Package, 1 << 20), None, "this level is not emulated");
-        let begun = Instant::now();
-        let first = clocks.send(Level::Node, 2_000_000).unwrap();
-        let second = clocks.send(Level::Node, 500_000).unwrap();
-        let other = clocks.send(Level::Cluster, 500_000).unwrap();
-        assert!(first >= begun + Duration::from_secs(5));
+        let ready = Instant::now();
+        assert_eq!(clocks.send(Level::Package, 1 << 20, ready), None, "this level is not emulated");
+        let first = clocks.send(Level::Node, 2_000_000, ready).unwrap();
+        let second = clocks.send(Level::Node, 500_000, ready).unwrap();
+        let other = clocks.send(Level::Cluster, 500_000, ready).unwrap();
+        assert_eq!(first - ready, Duration::from_secs(5), "two seconds for the bytes and three of latency");
         assert_eq!(second - first, Duration::from_millis(500), "after the bytes before it");
-        assert!(other < first, "another level has a link of its own");
+        assert_eq!(other - ready, Duration::from_millis(3500), "another level has a link of its own");
     }
 }

@@ -4,7 +4,7 @@
 //! the progress thread advances its transfers every [`POLL`]. While a rank waits, it advances them itself.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,6 +15,9 @@ use crate::activity::Activity;
 
 /// How often the progress thread advances transfers.
 const POLL: Duration = Duration::from_micros(50);
+
+/// The same if links are emulated. Transfers take long then, and the ranks may have fewer cores than they need.
+const EMULATED_POLL: Duration = Duration::from_micros(200);
 
 /// The progress thread sleeps until it is woken if there was no transfer for so long.
 const IDLE_BEFORE_SLEEP: Duration = Duration::from_millis(20);
@@ -29,6 +32,8 @@ pub(super) struct Progress {
     wake: Condvar,
     /// Threads that wait for a transfer.
     waiting: AtomicUsize,
+    /// Whether links are emulated: whoever waits sleeps, so that others have the core.
+    emulated: AtomicBool,
 }
 
 /// What the lock protects: all of MPI.
@@ -83,7 +88,12 @@ impl Progress {
             asleep: false,
             stopped: false,
         };
-        Progress { state: Mutex::new(state), wake: Condvar::new(), waiting: AtomicUsize::new(0) }
+        Progress {
+            state: Mutex::new(state),
+            wake: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            emulated: AtomicBool::new(false),
+        }
     }
 
     /// Locks MPI.
@@ -94,6 +104,11 @@ impl Progress {
     /// Ends all transfers after a failure. Their owners may then free the memory.
     pub fn stop(&self) {
         self.lock().stopped = true;
+    }
+
+    /// Says whether links are emulated.
+    pub fn set_emulated(&self, emulated: bool) {
+        self.emulated.store(emulated, Ordering::Relaxed);
     }
 
     /// Starts a transfer. Returns its number, by which it is waited for.
@@ -125,9 +140,10 @@ impl Progress {
     }
 
     fn wait_actively(&self, number: u64, timeout: Duration, cancelled: impl Fn() -> bool) -> WaitOutcome {
+        let emulated = self.emulated.load(Ordering::Relaxed);
         let (mut backoff, mut left, mut last_check) = (Backoff::default(), timeout, None);
         loop {
-            {
+            let due = {
                 let mut state = self.lock();
                 if state.advance() {
                     (backoff, left, last_check) = (Backoff::default(), timeout, None);
@@ -138,13 +154,16 @@ impl Progress {
                 match state.transfers.get(&number) {
                     None => return WaitOutcome::Done,
                     Some(active) if left.is_zero() => return WaitOutcome::TimedOut(active.info),
-                    Some(_) => {}
+                    Some(_) => state.next_due(),
                 }
-            }
+            };
             if cancelled() {
                 return WaitOutcome::Cancelled;
             }
-            if backoff.pause() {
+            if emulated {
+                sleep_until(due);
+            }
+            if emulated || backoff.pause() {
                 let now = Instant::now();
                 let passed = last_check.replace(now).map_or(Duration::ZERO, |before| now - before);
                 left = left.saturating_sub(passed.min(SLICE));
@@ -156,11 +175,12 @@ impl Progress {
     pub fn run(&self) {
         let mut idle_since = Instant::now();
         loop {
-            {
+            let due = {
                 let mut state = self.lock();
+                let advances = self.waiting.load(Ordering::Relaxed) == 0;
                 if !state.transfers.is_empty() {
                     idle_since = Instant::now();
-                    if self.waiting.load(Ordering::Relaxed) == 0 {
+                    if advances {
                         state.advance();
                     }
                 } else if idle_since.elapsed() > IDLE_BEFORE_SLEEP {
@@ -171,8 +191,9 @@ impl Progress {
                     state.asleep = false;
                     idle_since = Instant::now();
                 }
-            }
-            thread::sleep(POLL);
+                state.next_due().filter(|_| advances)
+            };
+            if self.emulated.load(Ordering::Relaxed) { sleep_until(due) } else { thread::sleep(POLL) }
         }
     }
 }
@@ -204,6 +225,17 @@ impl ProgressState {
         }
         advanced
     }
+
+    /// When the first segment on an emulated link arrives.
+    fn next_due(&self) -> Option<Instant> {
+        self.transfers.values().filter_map(|active| active.transfer.due()).min()
+    }
+}
+
+/// Sleeps until a time, but not longer than [`EMULATED_POLL`].
+fn sleep_until(due: Option<Instant>) {
+    let left = due.map_or(EMULATED_POLL, |due| due.saturating_duration_since(Instant::now()));
+    thread::sleep(left.min(EMULATED_POLL));
 }
 
 /// Waits a little between two looks: at first not at all, then by letting others run, and at last by sleeping.

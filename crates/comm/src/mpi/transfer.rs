@@ -34,7 +34,7 @@ impl Link {
     /// Counts bytes. Returns when they arrive, if the link is emulated: MPI gets them only then.
     fn send(&self, bytes: usize) -> Option<Instant> {
         self.counter.add(self.level, self.operation, bytes as u64);
-        self.clocks.send(self.level, bytes)
+        self.clocks.send(self.level, bytes, Instant::now())
     }
 }
 
@@ -67,6 +67,16 @@ impl Transfer {
             Transfer::AllToAll(all) => all.advance(api, now),
             Transfer::Message(message) => message.advance(api, now),
             Transfer::Library(sum) => sum.advance(api),
+        }
+    }
+
+    /// When the next message leaves an emulated link.
+    pub fn due(&self) -> Option<Instant> {
+        match self {
+            Transfer::Ring(ring) => ring.held.front().map(|(arrival, _)| *arrival),
+            Transfer::AllToAll(all) => all.messages.iter().filter_map(Message::due).min(),
+            Transfer::Message(message) => message.due(),
+            Transfer::Library(_) => None,
         }
     }
 
@@ -358,6 +368,10 @@ impl Message {
         let receive = |piece| unsafe { api.irecv(piece, from, channel.tag, channel.communicator) };
         let requests = pieces(bytes).map(|piece| receive(piece).map(|request| (request, Some(piece.len))));
         Ok(Message { requests: requests.collect::<Result<_, _>>()?, held: None })
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.held.map(|(arrival, _)| arrival)
     }
 
     fn is_done(&self) -> bool {

@@ -46,7 +46,9 @@ impl MpiWorld {
     #[must_use]
     pub fn with_links(mut self, links: EmulatedLinks) -> Self {
         self.options.clocks = Arc::new(LinkClocks::new(links));
-        self.options.library_sums &= links.iter().all(Option::is_none);
+        let emulated = links.iter().any(Option::is_some);
+        self.options.library_sums &= !emulated;
+        self.mpi.progress.set_emulated(emulated);
         self
     }
 }

@@ -21,8 +21,8 @@
 //! A rank records a finished step under the group's mutex, so the memory that it wrote is visible to ranks that see the step
 //! as finished.
 
-use std::fmt;
 use std::time::Instant;
+use std::{fmt, mem};
 
 use kintsugi_tensor::{DType, Place};
 
@@ -64,17 +64,21 @@ pub(super) struct MemberProgress {
     waits: bool,
     /// Whether the rank or its progress thread runs a step now.
     moving: bool,
-    /// When the data of the current step arrives, if it is on an emulated link. In an all-to-all, when the last data arrives.
+    /// When the data of the current step arrives, if it is on an emulated link. After the last step, when the last data arrives.
     arrival: Option<Instant>,
-    /// Finished steps.
+    /// Finished steps. The last one is finished when its data is copied: nobody reads the other rank's memory any more.
     steps: usize,
+    /// When it could begin its current step of a ring: when it started, or when the data of the step before was there.
+    ready: Option<Instant>,
+    /// The same for the step before.
+    ready_before: Option<Instant>,
 }
 
 /// What a member does next in a collective.
 #[derive(Clone, Copy, Debug)]
 enum Work {
     /// Moves a chunk from another rank's memory to its own.
-    Move { step: usize, theirs: Region, mine: Region },
+    Move { step: usize, theirs: Region, mine: Region, ready: Instant },
     /// Finishes a step whose data has arrived.
     FinishStep,
 }
@@ -82,6 +86,18 @@ enum Work {
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "{} of {} {:?}", self.collective.operation().name(), self.len, self.dtype)
+    }
+}
+
+impl MemberProgress {
+    /// After a move: the data is there, or is on an emulated link until `arrival`. After a wait for such data: it is there.
+    fn advance_ring(&mut self, arrival: Option<Instant>, is_last_step: bool) {
+        let there = arrival.or(self.arrival);
+        self.arrival = arrival;
+        if arrival.is_none() || is_last_step {
+            self.steps += 1;
+            self.ready_before = self.ready.replace(there.unwrap_or_else(Instant::now));
+        }
     }
 }
 
@@ -142,7 +158,11 @@ impl ActiveCollective {
             (Some(arrival), ..) if arrival > Instant::now() => Next::At(arrival),
             (Some(_), ..) => Next::Now(Some(Work::FinishStep)),
             (None, Some(mine), Some(theirs)) if may_read => {
-                Next::Now(Some(Work::Move { step: member.steps, theirs, mine }))
+                // A source that is further ahead had the data no later than `ready_before`.
+                let is_ahead = !self.is_all_to_all() && source.steps > member.steps;
+                let theirs_ready = if is_ahead { source.ready_before } else { source.ready };
+                let ready = member.ready.max(theirs_ready).expect("both have started");
+                Next::Now(Some(Work::Move { step: member.steps, theirs, mine, ready }))
             }
             _ => Next::AfterOthers,
         }
@@ -237,7 +257,9 @@ impl Member {
             self.fail(self.collective(collective, sequence), other, reason);
             return sequence;
         }
-        active.members[self.me] = MemberProgress { region: Some(region), waits, ..MemberProgress::default() };
+        let ready = Some(Instant::now());
+        active.members[self.me] =
+            MemberProgress { region: Some(region), waits, ready, ..MemberProgress::default() };
         for (member, waits) in active.to_wake_at_start(self.me) {
             self.wake(member, waits);
         }
@@ -317,7 +339,11 @@ impl Member {
                 return None;
             }
             let mut found = None;
-            for active in transfers.collectives.iter_mut().filter(|active| !active.members[self.me].waits) {
+            let unfinished = |active: &&mut ActiveCollective| {
+                let member = &active.members[self.me];
+                !member.waits && member.steps < active.step_count()
+            };
+            for active in transfers.collectives.iter_mut().filter(|active| unfinished(active)) {
                 match active.take_work(self.me) {
                     Next::Now(Some(work)) => {
                         found = Some((active.signature.collective, active.sequence, work));
@@ -340,30 +366,30 @@ impl Member {
         let moving = Moving { member: self, sequence };
         let arrival = match work {
             Work::FinishStep => None,
-            Work::Move { step, theirs, mine } if collective == Collective::AllToAll => {
-                self.all_to_all_step(step, theirs, mine, gpu)
+            Work::Move { step, theirs, mine, ready } if collective == Collective::AllToAll => {
+                self.all_to_all_step(step, theirs, mine, ready, gpu)
             }
-            Work::Move { step, theirs, mine } => {
+            Work::Move { step, theirs, mine, ready } => {
                 let step = ring::step(collective, self.size(), self.me, step);
                 let chunk = ring::chunk(mine.len(), self.size(), step.chunk);
                 let predecessor = (self.me + self.size() - 1) % self.size();
                 let (from, to) = ((predecessor, theirs.part(chunk.clone())), (self.me, mine.part(chunk)));
-                self.move_elements(collective.operation(), step.action, from, to, gpu)
+                self.move_elements(collective.operation(), step.action, from, to, ready, gpu)
             }
         };
         // What follows ends the move, too.
-        std::mem::forget(moving);
+        mem::forget(moving);
         let to_wake = {
             let mut transfers = self.shared.lock();
             let active = transfers.collective(sequence);
+            let steps = active.step_count();
             let member = &mut active.members[self.me];
             member.moving = false;
             if collective == Collective::AllToAll {
                 member.arrival = member.arrival.max(arrival);
                 member.steps += 1;
             } else {
-                member.arrival = arrival;
-                member.steps += usize::from(arrival.is_none());
+                member.advance_ring(arrival, member.steps + 1 == steps);
             }
             active.to_wake(self.me)
         };
@@ -376,6 +402,7 @@ impl Member {
         step: usize,
         theirs: Region,
         mine: Region,
+        ready: Instant,
         gpu: Option<&SharedGpu>,
     ) -> Option<Instant> {
         let source = all_to_all::source(self.size(), self.me, step);
@@ -386,7 +413,7 @@ impl Member {
             return None;
         }
         let operation = Collective::AllToAll.operation();
-        self.move_elements(operation, Action::Copy, (source, from), (self.me, to), gpu)
+        self.move_elements(operation, Action::Copy, (source, from), (self.me, to), ready, gpu)
     }
 
     fn wake_all_of(&self, members: [Option<(usize, bool)>; 3]) {

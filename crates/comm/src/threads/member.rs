@@ -50,17 +50,18 @@ impl Member {
     }
 
     /// Copies or adds elements from one rank to another, and counts the bytes for the sender. Returns when they arrive, if they
-    /// take time on an emulated link. `gpu` moves elements in GPU memory.
+    /// take time on an emulated link since both ranks were `ready`. `gpu` moves elements in GPU memory.
     pub(super) fn move_elements(
         &self,
         operation: Operation,
         action: Action,
         from: (usize, Region),
         to: (usize, Region),
+        ready: Instant,
         gpu: Option<&SharedGpu>,
     ) -> Option<Instant> {
-        let (sender, receiver) = (self.global(from.0), self.global(to.0));
-        let arrival = self.world.send(operation, sender, receiver, from.1.bytes());
+        let ends = (self.global(from.0), self.global(to.0));
+        let arrival = self.world.send(operation, ends, from.1.bytes(), ready);
         move_within(action, from.1, to.1, gpu);
         arrival
     }

@@ -31,8 +31,14 @@ enum MessageState {
     Done,
 }
 
-/// The move of a message's data, or `None` if the data has arrived.
-type Work = Option<(Region, Region)>;
+/// What is left to do for a message.
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    /// Moves its data, which could move since `ready`.
+    Move { from: Region, to: Region, ready: Instant },
+    /// Ends it: its data has arrived.
+    Finish,
+}
 
 /// An active message.
 #[derive(Debug)]
@@ -42,6 +48,8 @@ pub(super) struct ActiveMessage {
     route: Route,
     /// The memory of sender and receiver, once they have started.
     ends: [Option<Region>; 2],
+    /// When the last of them started.
+    ready: Instant,
     /// Whether the sender and the receiver wait for it.
     waits: [bool; 2],
     state: MessageState,
@@ -64,12 +72,12 @@ impl ActiveMessage {
             (MessageState::Done, _) => Next::Now(None),
             (MessageState::Open, [Some(from), Some(to)]) => {
                 self.state = MessageState::Moving;
-                Next::Now(Some(Some((from, to))))
+                Next::Now(Some(Work::Move { from, to, ready: self.ready }))
             }
             (MessageState::Arriving(arrival), _) if arrival > Instant::now() => Next::At(arrival),
             (MessageState::Arriving(_), _) => {
                 self.state = MessageState::Moving;
-                Next::Now(Some(None))
+                Next::Now(Some(Work::Finish))
             }
             (MessageState::Open | MessageState::Moving, _) => Next::AfterOthers,
         }
@@ -99,6 +107,7 @@ impl Transfers {
                 sequence,
                 route,
                 ends: [None; 2],
+                ready: Instant::now(),
                 waits: [false; 2],
                 state: MessageState::Open,
                 left: 0,
@@ -147,7 +156,7 @@ impl Member {
             self.fail(self.message(route), peer, format!("{sent} are sent and {received} received"));
             return UNREGISTERED;
         }
-        message.ends = ends;
+        (message.ends, message.ready) = (ends, Instant::now());
         let (complete, waiting) = (ends.iter().all(Option::is_some), message.waiting().next());
         drop(transfers);
         if complete {
@@ -231,9 +240,9 @@ impl Member {
     /// Does what [`ActiveMessage::take_work`] returned.
     fn perform_message(&self, sequence: u64, route: Route, work: Work, gpu: Option<&SharedGpu>) {
         let mut moving = Moving { member: self, sequence, ends_in: MessageState::Done };
-        if let Some((from, to)) = work {
+        if let Work::Move { from, to, ready } = work {
             let (from, to) = ((route.from, from), (route.to, to));
-            let arrival = self.move_elements(Operation::Send, Action::Copy, from, to, gpu);
+            let arrival = self.move_elements(Operation::Send, Action::Copy, from, to, ready, gpu);
             moving.ends_in = arrival.map_or(MessageState::Done, MessageState::Arriving);
         }
         drop(moving);

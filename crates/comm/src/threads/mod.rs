@@ -166,11 +166,18 @@ impl WorldState {
         }
     }
 
-    /// Counts bytes for the rank that sends them. Returns when they arrive, if they take time on an emulated link.
-    fn send(&self, operation: Operation, from: usize, to: usize, bytes: usize) -> Option<Instant> {
+    /// Counts bytes for the rank that sends them. Returns when they arrive, if they take time on an emulated link: they begin
+    /// when both ranks were ready.
+    fn send(
+        &self,
+        operation: Operation,
+        (from, to): (usize, usize),
+        bytes: usize,
+        ready: Instant,
+    ) -> Option<Instant> {
         let level = self.topology.level(from, to);
         self.counters[from].add(level, operation, bytes as u64);
-        self.links[from].send(level, bytes)
+        self.links[from].send(level, bytes, ready)
     }
 }
 

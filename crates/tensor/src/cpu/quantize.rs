@@ -80,6 +80,10 @@ fn dequantize_from<T: Number, const BITS: usize>(threads: Threads, op: &Dequanti
     let parts = Parts::new(codes, op.slices, elements, op.format);
     // Threads share the segments of one slice: slices are long.
     for (slice, out) in out.chunks_mut(elements.max(1)).enumerate() {
+        if op.parts == 1 && !accumulate {
+            restore::<T, BITS>(threads, &parts, slice, out);
+            continue;
+        }
         let segments = out.len().div_ceil(SEGMENT);
         threads.each(segments, SEGMENT * op.parts, Rows(out, SEGMENT), |range, out| {
             let mut sums = Sums::default();
@@ -94,6 +98,17 @@ fn dequantize_from<T: Number, const BITS: usize>(threads: Threads, op: &Dequanti
             }
         });
     }
+}
+
+/// Writes the numbers of the first part. Nothing is added, so they are never in memory as sums.
+fn restore<T: Number, const BITS: usize>(threads: Threads, parts: &Parts, slice: usize, out: &mut [T]) {
+    let block = 1 << parts.block;
+    threads.each(out.len().div_ceil(block), block, Rows(out, block), |range, out| {
+        for (index, out) in range.zip(out.0.chunks_mut(block)) {
+            let (codes, scale) = parts.block::<BITS>(slice, index);
+            decode_block::<T, BITS>(codes, scale, out);
+        }
+    });
 }
 
 /// Numbers whose sums stay in the first-level cache until all parts are added.
@@ -138,6 +153,22 @@ fn encode_block<T: Number, const BITS: usize>(numbers: &[T], codes: &mut [u8]) -
         padded.copy_from_slice(&last[..padded.len()]);
     }
     scale
+}
+
+/// Writes the numbers of a block.
+#[inline(always)]
+fn decode_block<T: Number, const BITS: usize>(codes: &[u8], scale: f32, numbers: &mut [T]) {
+    let decoder = T::decoder::<BITS>(scale);
+    let (steps, rest) = numbers.as_chunks_mut::<STEP>();
+    let (whole, last) = codes.split_at(steps.len() * STEP * BITS / 8);
+    for (numbers, codes) in steps.iter_mut().zip(whole.chunks_exact(STEP * BITS / 8)) {
+        *numbers = T::decode::<BITS>(codes, &decoder);
+    }
+    if !rest.is_empty() {
+        let (mut padded, used) = ([0; STEP], last.len().min(STEP));
+        padded[..used].copy_from_slice(&last[..used]);
+        rest.copy_from_slice(&T::decode::<BITS>(&padded, &decoder)[..rest.len()]);
+    }
 }
 
 /// The scale of a block with this largest magnitude, and the factor for its numbers.
@@ -220,6 +251,14 @@ impl<'a> Parts<'a> {
         Parts { codes, part_bytes, slice_bytes, scales, block: format.block.ilog2() }
     }
 
+    /// The codes and the scale of a block of the first part.
+    fn block<const BITS: usize>(&self, slice: usize, index: usize) -> (&'a [u8], f32) {
+        let (codes, scales) = self.codes[slice * self.slice_bytes..].split_at(self.scales);
+        let start = (index << self.block) * BITS / 8;
+        let end = codes.len().min(start + (1 << self.block) * BITS / 8);
+        (&codes[start..end], scale_at(scales, 4 * index))
+    }
+
     /// Adds the steps from element `start` of a slice on of every part to `sums`, in order. Numbers after the end of the slice stay
     /// zero, or become NaN.
     #[inline(always)]
@@ -231,26 +270,29 @@ impl<'a> Parts<'a> {
             let scale = self.scales + 4 * ((start + step * STEP) >> self.block);
             (first + codes + step * bytes, first + scale)
         };
-        let scale = |part: &[u8], at: usize| f32::from_ne_bytes(*part[at..].first_chunk().expect("a scale"));
         for batch in self.codes.chunks(BATCH * self.part_bytes) {
             for (step, sums) in sums[..whole].iter_mut().enumerate() {
-                let ((codes, scale_at), mut own) = (place(step), *sums);
+                let ((codes, scale), mut own) = (place(step), *sums);
                 for part in batch.chunks_exact(self.part_bytes) {
-                    add::<BITS>(&part[codes..codes + bytes], scale(part, scale_at), &mut own);
+                    add::<BITS>(&part[codes..codes + bytes], scale_at(part, scale), &mut own);
                 }
                 *sums = own;
             }
         }
         // The last step of a slice may be shorter.
         if let Some(sums) = sums.get_mut(whole) {
-            let (codes, scale_at) = place(whole);
+            let (codes, scale) = place(whole);
             for part in self.codes.chunks_exact(self.part_bytes) {
                 let (mut padded, rest) = ([0; STEP], &part[codes..first + self.scales]);
                 padded[..rest.len()].copy_from_slice(rest);
-                add::<BITS>(&padded, scale(part, scale_at), sums);
+                add::<BITS>(&padded, scale_at(part, scale), sums);
             }
         }
     }
+}
+
+fn scale_at(bytes: &[u8], at: usize) -> f32 {
+    f32::from_ne_bytes(*bytes[at..].first_chunk().expect("a scale"))
 }
 
 /// Parts whose sums stay in registers. Often they all map to the same place in the first-level cache, which has room for eight.

@@ -155,11 +155,11 @@ where
             }
             in_place => {
                 if add && (in_place.is_some() || self.first) {
-                    self.load(&tile, sums, C);
+                    self.load::<C>(&tile, sums);
                 }
                 compute(sums.as_mut_ptr(), C);
                 if in_place.is_some() || self.last {
-                    self.store(tile, sums, C);
+                    self.store::<C>(tile, sums);
                 }
             }
         }
@@ -174,29 +174,33 @@ where
         }
     }
 
-    /// Copies a tile of the output into `sums`.
-    fn load(&self, tile: &Rectangle, sums: &mut [In::Accumulator], stride: usize) {
-        for (row, sums) in tile.rows.clone().zip(sums.chunks_exact_mut(stride)) {
+    /// Copies a tile of the output into `sums`. Rows of known length vectorise without a remainder.
+    #[inline(always)]
+    fn load<const C: usize>(&self, tile: &Rectangle, sums: &mut [In::Accumulator]) {
+        let columns = tile.columns.len();
+        for (row, sums) in tile.rows.clone().zip(sums.as_chunks_mut::<C>().0) {
             // SAFETY: the tile lies in this thread's rectangle, and this is the only reference.
-            let out = unsafe { self.product.out.segment(row, tile.columns.start, tile.columns.len()) };
-            for (sum, old) in sums.iter_mut().zip(out) {
-                *sum = old.widen();
+            let out = unsafe { self.product.out.segment(row, tile.columns.start, columns) };
+            match out.as_chunks::<C>().0 {
+                [whole] => Out::widen_slice(whole, sums),
+                _ => Out::widen_slice(out, &mut sums[..columns]),
             }
         }
     }
 
     /// Writes `sums` to a tile of the output. If they are complete, the epilogue is applied first.
     #[inline(always)]
-    fn store(&self, tile: Rectangle, sums: &mut [In::Accumulator], stride: usize) {
-        for (row, sums) in tile.rows.zip(sums.chunks_exact_mut(stride)) {
-            let sums = &mut sums[..tile.columns.len()];
+    fn store<const C: usize>(&self, tile: Rectangle, sums: &mut [In::Accumulator]) {
+        let columns = tile.columns.len();
+        for (row, sums) in tile.rows.zip(sums.as_chunks_mut::<C>().0) {
             if self.last {
-                self.epilogue.apply(row, tile.columns.start, sums);
+                self.epilogue.apply(row, tile.columns.start, &mut sums[..columns]);
             }
             // SAFETY: the tile lies in this thread's rectangle, and this is the only reference.
-            let out = unsafe { self.product.out.segment(row, tile.columns.start, tile.columns.len()) };
-            for (out, &sum) in out.iter_mut().zip(&*sums) {
-                *out = Out::narrow(sum);
+            let out = unsafe { self.product.out.segment(row, tile.columns.start, columns) };
+            match out.as_chunks_mut::<C>().0 {
+                [whole] => Out::narrow_slice(sums, whole),
+                _ => Out::narrow_slice(&sums[..columns], out),
             }
         }
     }

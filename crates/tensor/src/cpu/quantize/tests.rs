@@ -1,6 +1,6 @@
 //! Quantised bytes against the definition, and error bounds.
 
-use half::bf16;
+use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::super::testing::{TestBackend, added, fresh, random};
@@ -163,6 +163,35 @@ proptest! {
                     }
                 }
             }
+        }
+    }
+
+    /// Every number is `code · scale`, rounded to fp32 and then to its type, even if both are tiny.
+    #[test]
+    fn numbers_are_codes_times_scales(case in cases(), tiny in any::<bool>()) {
+        let backend = TestBackend::new(1);
+        let factor = if tiny { f64::from(LEAST) / 8.0 } else { 1.0 };
+        let numbers = case.numbers.iter().map(|x| x * factor).collect();
+        let case = Case { numbers, columns: 1, ..case };
+        let (elements, BlockFormat { bits, block }) = (case.elements(), case.format);
+        let codes = case.quantized(&backend);
+        let bytes = read(&backend, &codes);
+        let found = case.dequantized(&backend, &codes, 1);
+        for (i, found) in found.into_iter().enumerate() {
+            let (slice, i) = (&bytes[i / elements * case.format.slice_bytes(elements)..], i % elements);
+            let code = match bits {
+                Bits::Eight => slice[i] as i8,
+                Bits::Four => (slice[i / 2] >> (4 * (i % 2)) << 4) as i8 >> 4,
+            };
+            let scale = slice[case.format.code_bytes(elements) + 4 * (i / block)..].first_chunk();
+            let product = f32::from(code) * f32::from_ne_bytes(*scale.expect("a scale"));
+            let expected = match case.dtype {
+                DType::BF16 => bf16::from_f32(product).to_f64(),
+                DType::F16 => f16::from_f32(product).to_f64(),
+                _ => f64::from(product),
+            };
+            let same = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+            prop_assert!(same, "{} instead of {}", found, expected);
         }
     }
 
