@@ -89,24 +89,30 @@ def demo(**more):
     return {"run.steps": 12, "run.eval_every": 0, "optimizer.warmup": 2, **{k.replace("__", "."): v for k, v in more.items()}}
 
 
-# Eight ranks on two nodes of two packages each.
-LEVELS = {"parallel__tp": 1, "parallel__pp": 1, "parallel__dp": 8, "cluster__per_package": 2, "cluster__per_node": 4}
-QUANTIZED = [{**LEVELS, "sharding__preset": "zero++"}, {**LEVELS, "sharding__preset": "three-level"}]
+# Eight ranks on two nodes of two packages each, and sixteen on four nodes.
+LEVELS = [
+    {"parallel__dp": 8, "cluster__per_package": 2, "cluster__per_node": 4},
+    {"parallel__dp": 16, "cluster__per_package": 4, "cluster__per_node": 4},
+]
+ONLY_DATA = {"parallel__tp": 1, "parallel__pp": 1, "batch__micro": 1, "batch__global": 32}
+QUANTIZED = [{**ONLY_DATA, **mesh, "sharding__preset": preset} for mesh in LEVELS for preset in ("zero++", "three-level")]
 
 
 def layouts(trials):
     """The demo, ZeRO++, three levels and random layouts: losses bit for bit those of threads, traffic and memory as predicted."""
-    drawn, done = [demo(**mesh) for mesh in QUANTIZED] + [demo()], 0
-    while done < 23:
+    chosen, done = [demo(**mesh) for mesh in QUANTIZED] + [demo()], 0
+    while done < 25:
         layout = draw_layout(trials.random)
         layout.update(draw_codes(trials.random, layout))
-        values = drawn.pop() if drawn else {**draw_model(trials.random, None), **layout}
+        is_random = not chosen
+        values = {**draw_model(trials.random, None), **layout} if is_random else chosen.pop()
         values.pop("run.checkpoint_every", None)
         ranks = ranks_of(values)
-        if not 2 <= ranks <= 8 or "data.source" in values:
+        if is_random and (not 2 <= ranks <= 8 or "data.source" in values):
             continue
         reference = trials.out("threads")
         if trials.threads(reference, values).returncode != 0:
+            check(is_random, f"{values} are refused")
             continue
         launcher = list(LAUNCHERS.values())[done % 2]
         out = trials.out("processes")
