@@ -24,7 +24,8 @@ impl LinkClocks {
         LinkClocks { links, free: Mutex::default() }
     }
 
-    /// Sends bytes over the link of a level that were ready at a time. Returns when they arrive, if that takes time.
+    /// Sends bytes over the link of a level. `ready` is when both ranks could begin. Returns when the bytes arrive, if that takes
+    /// time.
     pub(crate) fn send(&self, level: Level, bytes: usize, ready: Instant) -> Option<Instant> {
         let link = self.links[level as usize]?;
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);

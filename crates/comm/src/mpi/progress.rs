@@ -32,7 +32,7 @@ pub(super) struct Progress {
     wake: Condvar,
     /// Threads that wait for a transfer.
     waiting: AtomicUsize,
-    /// Whether links are emulated: whoever waits sleeps, so that others have the core.
+    /// Whether links are emulated. If they are, threads sleep while they wait, and other ranks use the core.
     emulated: AtomicBool,
 }
 

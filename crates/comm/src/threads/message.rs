@@ -34,7 +34,7 @@ enum MessageState {
 /// What is left to do for a message.
 #[derive(Clone, Copy, Debug)]
 enum Work {
-    /// Moves its data, which could move since `ready`.
+    /// Moves its data. `ready` is when both ends had started.
     Move { from: Region, to: Region, ready: Instant },
     /// Ends it: its data has arrived.
     Finish,

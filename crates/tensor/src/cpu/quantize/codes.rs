@@ -168,7 +168,7 @@ fn split(bits: [u16; 16]) -> [[u8; 16]; 2] {
     [bits.map(|bits| bits as u8), bits.map(|bits| (bits >> 8) as u8)]
 }
 
-/// Compilers write one byte after the other, and vectors that are read soon after wait for all of them.
+/// The same. Compilers write the bytes one by one, and a vector load of them right afterwards is slow.
 #[cfg(target_feature = "avx2")]
 #[inline(always)]
 fn split(bits: [u16; 16]) -> [[u8; 16]; 2] {
