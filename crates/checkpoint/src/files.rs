@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::{bf16, f16};
-use kintsugi_spec::input;
+use kintsugi_spec::{input, work};
 use safetensors::Dtype;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -44,6 +44,7 @@ impl SyncedFile {
         for chunk in bytes.chunks(CHUNK) {
             self.hash.update(chunk);
             self.file.write_all(chunk)?;
+            work::finish_piece();
         }
         self.bytes += bytes.len() as u64;
         Ok(())
@@ -69,6 +70,7 @@ pub(crate) fn measure(path: &Path) -> io::Result<(u64, String)> {
             Ok(read) => {
                 hash.update(&chunk[..read]);
                 bytes += read as u64;
+                work::finish_piece();
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -112,6 +114,7 @@ impl ManyFiles {
             file.read_exact_at(bytes, offset).map_err(io)?;
             widen(dtype, bytes, out);
             offset += bytes.len() as u64;
+            work::finish_piece();
         }
         Ok(())
     }

@@ -5,17 +5,17 @@
 //! save may be late but is never skipped, and memory is bounded. The ranks of a process wait here rather than in a
 //! collective, where a slow disk would cause a timeout.
 //!
-//! If the ranks are in several processes, each process writes the shards of its ranks into the same temporary folder, and
-//! beside each shard a record of its checksum ([`rank_record`](crate::rank_record)). The first process publishes the checkpoint
-//! when all records are there. So the writers need nothing but the file system, and a checkpoint is complete or absent.
+//! If the ranks are in several processes, each process writes the shards of its ranks into the same temporary folder, and sends
+//! the first process a record of each shard, or why it could not be written ([`ShardRecords`]). The first process publishes the
+//! checkpoint when it has all records and sees all shards. So a checkpoint is complete or absent.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fs, io, thread};
 
 use kintsugi_plan::Plan;
 use kintsugi_rank::{Rank, StoredTensor};
@@ -24,8 +24,8 @@ use rayon::prelude::*;
 
 use crate::files::SyncedFile;
 use crate::manifest::{FileRecord, MANIFEST};
-use crate::rank_record;
 use crate::shard::Shard;
+use crate::shard_record::{SHARED_FOLDER_DELAY, ShardRecord, ShardRecords};
 use crate::write::manifest;
 use crate::{CheckpointError, CheckpointFolder, RunProgress};
 
@@ -185,12 +185,11 @@ impl CheckpointSaver {
 impl CheckpointWriter {
     /// Writes checkpoints until the saver is dropped. Calls `report` for each, in the process that publishes them. Before
     /// that process renames the folder of a checkpoint, it calls `may_publish`, which may wait for other data to reach the disk.
-    /// If that returns `false`, the checkpoint is abandoned. While it waits for other processes, it asks `is_running` whether the
-    /// run has not failed.
+    /// If that returns `false`, the checkpoint is abandoned. Shards of other processes are known by `records`.
     pub fn run(
         self,
         may_publish: impl Fn(u64) -> bool,
-        is_running: impl Fn() -> bool,
+        records: &dyn ShardRecords,
         mut report: impl FnMut(Result<CheckpointInfo, SaveFailure>),
     ) {
         let _ended = WakeOnExit(&self.copies);
@@ -214,11 +213,11 @@ impl CheckpointWriter {
             }
             if !self.shards.publishes() {
                 if let Some(unfinished) = open.remove(&step) {
-                    unfinished.record();
+                    unfinished.send_records(records);
                 }
                 continue;
             }
-            unfinished.add_records(&self, &is_running);
+            unfinished.add_records(&self, records);
             if may_publish(step)
                 && let Some(unfinished) = open.remove(&step)
             {
@@ -287,29 +286,54 @@ impl CheckpointInProgress {
         self.files.insert(rank, record);
     }
 
-    /// Leaves the records of this process's shards, or of its failure, for the process that publishes the checkpoint.
-    fn record(mut self) {
-        let Some(folder) = self.folder.take() else { return };
+    /// Sends the records of this process's shards, or of its failure, to the process that publishes the checkpoint.
+    fn send_records(self, records: &dyn ShardRecords) {
         for (rank, file) in self.files {
-            let result = self.failure.as_ref().map_or(Ok(file), |cause| Err(cause.to_string()));
-            // If even this fails, the publishing process waits in vain, and then reports that the record is missing.
-            rank_record::write(&folder, rank, &result).ok();
+            let written = self.failure.as_ref().map_or(Ok(file), |cause| Err(cause.to_string()));
+            records.send(&ShardRecord { step: self.step, rank, written });
         }
     }
 
-    /// Waits for the records of the other processes' shards, and removes them.
-    fn add_records(&mut self, writer: &CheckpointWriter, is_running: &impl Fn() -> bool) {
-        let Some(folder) = &self.folder else { return };
+    /// Waits for the records of the other processes' shards.
+    fn add_records(&mut self, writer: &CheckpointWriter, records: &dyn ShardRecords) {
         for rank in writer.shards.elsewhere() {
             // Even after a failure: the folder is removed when nobody writes to it any more.
-            match rank_record::take(folder, rank, RECORD_TIMEOUT, is_running) {
-                Ok(Ok(file)) => drop(self.files.insert(rank, file)),
-                Ok(Err(reason)) => drop(self.failure.get_or_insert_with(|| Cause::new(reason))),
-                Err(missing) => {
-                    self.failure.get_or_insert_with(|| Cause::new(missing));
+            let record = match records.receive(self.step, rank) {
+                Ok(record) => record,
+                Err(reason) => {
+                    self.failure.get_or_insert_with(|| Cause::new(reason));
                     return;
                 }
+            };
+            let unwritten = |reason| format!("rank {rank} could not write its shard: {reason}");
+            let present =
+                record.written.map_err(unwritten).and_then(|file| self.check_presence(&file).map(|()| file));
+            match present {
+                Ok(file) => drop(self.files.insert(rank, file)),
+                Err(reason) => {
+                    self.failure.get_or_insert_with(|| Cause::new(reason));
+                }
             }
+        }
+    }
+
+    /// Checks that this process sees the shard of another one. A network file system may show it late.
+    fn check_presence(&self, file: &FileRecord) -> Result<(), String> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let (path, begun) = (folder.join(&file.name), Instant::now());
+        loop {
+            let is_here = fs::metadata(&path).is_ok_and(|found| found.len() == file.bytes);
+            if is_here || self.failure.is_some() {
+                return Ok(());
+            }
+            if begun.elapsed() > SHARED_FOLDER_DELAY {
+                let rule = "do all processes see the same run.out?";
+                return Err(format!(
+                    "{} was written by another process, and is not here; {rule}",
+                    path.display()
+                ));
+            }
+            thread::sleep(Duration::from_millis(20));
         }
     }
 
@@ -363,9 +387,6 @@ fn write_file(path: &Path, parts: &[&[u8]]) -> io::Result<(u64, String)> {
     parts.iter().try_for_each(|part| file.write(part))?;
     file.finish()
 }
-
-/// How long the publishing process waits for the record of a shard that another process writes.
-const RECORD_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The smallest page size of any system.
 const PAGE_BYTES: usize = 4096;

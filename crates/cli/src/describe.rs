@@ -75,10 +75,10 @@ pub fn processes(connection: Connection) -> String {
         Connection::Mpi(ProcessPlace { mpi, local_size, threads, .. }) => {
             (mpi.size, threads, local_size, format!("{} ({})", mpi.version, mpi.library))
         }
-        Connection::Nccl(NcclPlace { exchange, local_size, threads, shares_gpus, .. }) => {
+        Connection::Nccl(NcclPlace { rendezvous, local_size, threads, shares_gpus, .. }) => {
             let library = nccl::find().map(|(version, name)| format!("NCCL {version} ({name})"));
             let shared = if shares_gpus { "; they share GPUs (NCCL_MULTI_RANK_GPU_ENABLE=1)" } else { "" };
-            (exchange.size(), threads, local_size, library.unwrap_or_default() + shared)
+            (rendezvous.size, threads, local_size, library.unwrap_or_default() + shared)
         }
     };
     let threads = counted(threads, "thread", "threads");

@@ -154,6 +154,8 @@ impl Launcher {
                 }
             }
             Launcher::Hydra => {
+                // When a rank dies, the launcher would kill the others before one of them can say which. They end by themselves.
+                command.arg("-disable-auto-cleanup");
                 if let Some(per_node) = per_node {
                     command.args(["-ppn", &per_node.to_string()]);
                 }

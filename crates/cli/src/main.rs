@@ -36,6 +36,7 @@ mod watch;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use kintsugi_comm::print_notices_by;
 use kintsugi_comm::rendezvous::Rendezvous;
 use kintsugi_engine::start_shared_threads;
 use kintsugi_tensor::cpu::counting::CountingAllocator;
@@ -100,7 +101,7 @@ fn main() -> ExitCode {
     let result = run(Cli::parse().command);
     let code = result.as_ref().err().map_or(0, Failure::code);
     if let Err(failure) = &result
-        && !Rendezvous::is_reported_elsewhere()
+        && !Rendezvous::is_reported()
     {
         failure.report();
     }
@@ -109,6 +110,7 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Option<Command>) -> Result<(), Failure> {
+    print_notices_by(output::stderr);
     signals::fail_writes_beyond_the_limit()?;
     start_shared_threads()?;
     match command {

@@ -1,11 +1,13 @@
 //! The processes of a job: how they find each other, and how they agree before they begin.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kintsugi_comm::mpi::{Mpi, launched};
 use kintsugi_comm::nccl::NcclSettings;
-use kintsugi_comm::rendezvous::{self, Rendezvous};
-use kintsugi_comm::{Connection, Exchange, World, WorldOptions};
+use kintsugi_comm::rendezvous::{self, Rendezvous, RendezvousError};
+use kintsugi_comm::{Connection, World, WorldOptions};
 use kintsugi_engine::nccl_settings;
 use kintsugi_plan::{DeviceKind, Plan, Transport};
 use serde::de::DeserializeOwned;
@@ -19,14 +21,19 @@ use crate::failure::Failure;
 pub fn connect(plan: Option<&Plan>) -> Result<Connection, Failure> {
     let (transport, settings) = plan.map(|plan| (plan.run.transport, nccl_settings(plan))).unzip();
     let uses_gpus = plan.is_some_and(|plan| plan.run.device == DeviceKind::Cuda);
-    connect_by(transport, settings.unwrap_or_default(), uses_gpus)
+    let limit = plan.map_or(DEFAULT_LIMIT, |plan| Duration::from_secs(plan.run.communication_timeout));
+    connect_by(transport, settings.unwrap_or_default(), uses_gpus, limit)
 }
+
+/// How long processes wait for each other if the configuration is not known.
+const DEFAULT_LIMIT: Duration = Duration::from_secs(600);
 
 /// The same for a transport that the command line chose.
 pub fn connect_by(
     transport: Option<Transport>,
     settings: NcclSettings,
     uses_gpus: bool,
+    limit: Duration,
 ) -> Result<Connection, Failure> {
     let launched = launched().filter(|launched| launched.size > 1);
     // What all processes find, the first one reports.
@@ -46,8 +53,8 @@ pub fn connect_by(
             ),
             Some(Transport::Auto | Transport::Nccl) | None => {
                 settings.set_environment();
-                let met = Rendezvous::connect().map_err(|error| Failure::Run(error.to_string()))?;
-                by_nccl(Exchange::Rendezvous(met)).map_err(reported)
+                let met = Rendezvous::connect(limit).map_err(rendezvous_failure)?;
+                by_nccl(met).map_err(reported)
             }
         };
     }
@@ -74,12 +81,12 @@ pub fn connect_by(
     if may_use_nccl {
         settings.set_environment();
     }
-    let mpi = Mpi::connect()
+    let mpi = Mpi::connect(limit)
         .map_err(|error| reported(Failure::Run(format!("connecting the processes by MPI: {error}"))))?;
     if wants_nccl {
-        return by_nccl(Exchange::Mpi(mpi)).map_err(reported);
+        return by_nccl(mpi.rendezvous()).map_err(reported);
     }
-    if may_use_nccl && let Ok(connection @ Connection::Nccl(place)) = Connection::nccl(Exchange::Mpi(mpi)) {
+    if may_use_nccl && let Ok(connection @ Connection::Nccl(place)) = Connection::nccl(mpi.rendezvous()) {
         // Several ranks on one GPU work, but slowly: whoever wants that says so.
         if !place.shares_gpus {
             return Ok(connection);
@@ -88,14 +95,26 @@ pub fn connect_by(
     Ok(Connection::mpi(mpi)?)
 }
 
-fn by_nccl(exchange: Exchange) -> Result<Connection, Failure> {
-    Connection::nccl(exchange).map_err(|error| Failure::Mistake(format!("run.transport = \"nccl\": {error}")))
+fn by_nccl(rendezvous: &'static Rendezvous) -> Result<Connection, Failure> {
+    Connection::nccl(rendezvous)
+        .map_err(|error| Failure::Mistake(format!("run.transport = \"nccl\": {error}")))
+}
+
+/// A wrong variable is a mistake. A process that does not come is a failure of the run.
+fn rendezvous_failure(error: RendezvousError) -> Failure {
+    match error {
+        RendezvousError::Variable(_) | RendezvousError::EmptySecret | RendezvousError::Rank { .. } => {
+            Failure::Mistake(error.to_string())
+        }
+        _ => Failure::Run(error.to_string()),
+    }
 }
 
 /// Ends the connections at the end of the process. With `end_others`, ends all other processes, too.
 pub fn finish(code: u8, end_others: bool) {
     Rendezvous::finish(end_others);
     Mpi::finish(code.into(), end_others);
+    Rendezvous::close();
 }
 
 /// Refuses to run a command as several processes that would all do the same.
@@ -149,6 +168,20 @@ pub fn agree_for<T>(
         None => prepared,
         Some(problem) => Err(ended(connection, problem)),
     }
+}
+
+/// Compares whether all processes have succeeded. If not, the process of rank 0 reports the first failure, and all end.
+pub fn agree_on(connection: Connection, result: Result<(), Failure>) -> Result<(), Failure> {
+    let Some(world) = world(connection) else { return result };
+    let mine = result.map_err(|failure| (failure.code(), failure.to_string()));
+    let named = (world.host().unwrap_or_default(), mine);
+    let all: Option<Vec<(String, Result<(), (u8, String)>)>> = gather(&*world, &named)?;
+    let problem = all.map(|all| {
+        let failed =
+            all.into_iter().enumerate().find_map(|(rank, (host, result))| Some((rank, host, result.err()?)));
+        failed.map(|(rank, host, (code, message))| (code, format!("rank {rank} on {host}: {message}")))
+    });
+    broadcast(&*world, problem)?.map_or(Ok(()), |problem| Err(ended(connection, problem)))
 }
 
 /// Gives every process what the process of rank 0 made, or ends all of them if it failed to.
@@ -225,18 +258,33 @@ fn problem(all: &[Readiness], ranks: Option<usize>) -> Option<(u8, String)> {
     ))
 }
 
-/// The first line in which two configurations differ, with its table.
+/// The first key in which two configurations differ, with both values.
 fn first_difference(one: &str, other: &str) -> String {
-    let mut table = "";
-    for (one, other) in one.lines().zip(other.lines()) {
-        if one != other {
-            return format!("{table} has {one}, and rank 0 has {other}").trim_start().to_owned();
-        }
-        if one.starts_with('[') {
-            table = one;
+    let (one, other) = (values(one), values(other));
+    let keys = one.keys().chain(other.keys());
+    let Some(key) = keys.filter(|key| one.get(*key) != other.get(*key)).min() else {
+        return "their text differs".to_owned();
+    };
+    let value = |values: &BTreeMap<String, String>| {
+        values.get(key).map_or_else(|| format!("no {key}"), |value| format!("{key} = {value}"))
+    };
+    format!("it has {}, and rank 0 has {}", value(&one), value(&other))
+}
+
+/// The values of a configuration by their keys, as in `optimizer.lr`.
+fn values(config: &str) -> BTreeMap<String, String> {
+    let mut values = BTreeMap::new();
+    for (table, contents) in config.parse::<toml::Table>().unwrap_or_default() {
+        match contents {
+            toml::Value::Table(keys) => {
+                values.extend(
+                    keys.into_iter().map(|(key, value)| (format!("{table}.{key}"), value.to_string())),
+                );
+            }
+            value => drop(values.insert(table, value.to_string())),
         }
     }
-    "one of them is longer".to_owned()
+    values
 }
 
 fn ended(connection: Connection, (code, message): (u8, String)) -> Failure {
@@ -279,8 +327,13 @@ mod tests {
         let (_, message) = problem(&all, Some(3)).expect("they differ");
         assert_eq!(
             message,
-            "rank 2 on b has another configuration than rank 0: [optimizer] has lr = 0.2, and rank 0 has lr = 0.1"
+            "rank 2 on b has another configuration than rank 0: it has optimizer.lr = 0.2, and rank 0 has optimizer.lr = 0.1"
         );
+        let resumed = format!("{}[run]\nresume = true\nsteps = 3\n", config("0.1"));
+        let begun = format!("{}[run]\nsteps = 3\n", config("0.1"));
+        let (_, message) =
+            problem(&[ready("a", &begun), ready("b", &resumed)], Some(2)).expect("they differ");
+        assert!(message.ends_with("it has run.resume = true, and rank 0 has no run.resume"), "{message}");
         let newer = Readiness { version: "2".into(), ..ready("b", "x") };
         let (_, message) = problem(&[ready("a", "x"), newer], Some(2)).expect("they differ");
         assert_eq!(message, "rank 1 on b runs kintsugi 2, and rank 0 runs kintsugi 1");

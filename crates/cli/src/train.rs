@@ -6,6 +6,7 @@ mod events;
 mod metrics;
 mod progress;
 mod record;
+mod shared_folder;
 mod trace;
 
 use std::fmt::Write as _;
@@ -37,6 +38,7 @@ use begin::Beginning;
 use metrics::MetricsLine;
 use progress::Progress;
 use record::Summary;
+use shared_folder::FolderCheck;
 use trace::TraceArguments;
 pub use trace::write_file as write_trace;
 
@@ -138,6 +140,7 @@ struct SharedBeginning {
     end_of_document: Option<u32>,
     trace_step: Option<u64>,
     start: SharedStart,
+    folder: Option<FolderCheck>,
 }
 
 /// Where every process finds what a run starts from.
@@ -149,8 +152,9 @@ enum SharedStart {
 }
 
 impl SharedBeginning {
-    fn new(plan: &Plan, beginning: &Beginning) -> Self {
+    fn new(plan: &Plan, beginning: &Beginning, folder: Option<FolderCheck>) -> Self {
         SharedBeginning {
+            folder,
             end_of_document: plan.end_of_document(),
             trace_step: beginning.trace_step,
             start: match (&beginning.start, &plan.init) {
@@ -166,6 +170,7 @@ impl SharedBeginning {
 fn run_other(connection: Connection, prepared: Prepared) -> Result<(), Failure> {
     let Prepared { mut plan, dataset, prediction, .. } = prepared;
     let beginning: SharedBeginning = processes::share(connection, None)?;
+    FolderCheck::compare(beginning.folder.as_ref(), &plan.run, connection)?;
     if let (Data::Tokens(tokens), Some(end)) = (&mut plan.data, beginning.end_of_document) {
         tokens.end_of_document = Some(end);
     }
@@ -185,14 +190,18 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) 
     let Prepared { mut plan, notes, dataset, prediction } = prepared;
     let floor = dataset.floor(plan.batch.sequence);
     let predicted = predicted(&plan, &prediction);
-    let begun = Beginning::new(&mut plan, &arguments.config, &arguments.trace);
-    let (begun, failure) = match begun {
-        Ok(beginning) => (Some(beginning), None),
-        Err(failure) => (None, Some(failure)),
+    let begun = Beginning::new(&mut plan, &arguments.config, &arguments.trace).and_then(|beginning| {
+        let folder = FolderCheck::begin(&plan.run.out, connection, plan.run.keep > 0)?;
+        let shared = SharedBeginning::new(&plan, &beginning, folder);
+        Ok((beginning, shared))
+    });
+    let (begun, shared) = match begun {
+        Ok((beginning, shared)) => (Some(beginning), Ok(shared)),
+        Err(failure) => (None, Err(failure)),
     };
-    let shared = begun.as_ref().map(|beginning| SharedBeginning::new(&plan, beginning));
-    processes::share(connection, Some(shared.ok_or_else(|| failure.expect("there is one or the other"))))?;
+    let shared = processes::share(connection, Some(shared))?;
     let mut beginning = begun.expect("it was shared");
+    FolderCheck::compare(shared.folder.as_ref(), &plan.run, connection)?;
     output.text(&introduction(&plan, connection, &predicted))?;
     for note in notes.into_iter().chain(other_device(&plan)) {
         output.text(&format!("note     {note}\n"))?;

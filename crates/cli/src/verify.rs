@@ -3,6 +3,8 @@
 mod base;
 mod tally;
 
+use std::time::Duration;
+
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use kintsugi_comm::Connection;
@@ -101,7 +103,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return launch(ranks.unwrap_or(1));
     }
     let uses_gpus = given.run.device == DeviceKind::Cuda;
-    let connection = processes::connect_by(Some(transport), nccl_settings(&given), uses_gpus)?;
+    let limit = Duration::from_secs(given.run.communication_timeout);
+    let connection = processes::connect_by(Some(transport), nccl_settings(&given), uses_gpus, limit)?;
     processes::agree_for(connection, arguments.config.plan(), |plan| plan, None)?;
     if connection.is_first() {
         run_first(arguments, connection, plans)

@@ -20,6 +20,12 @@ pub(crate) enum Activity {
         to: usize,
         tag: Tag,
     },
+    /// Making a group.
+    Group {
+        group: Group,
+    },
+    /// The end of the job.
+    End,
     /// An exchange of results or settings outside of any group.
     Exchange {
         from: usize,
@@ -36,8 +42,10 @@ impl fmt::Display for Activity {
             Activity::Message { group, from, to, tag } => {
                 write!(f, "send from rank {from} to rank {to} with tag {tag} of group {group}")
             }
+            Activity::Group { group } => write!(f, "making group {group}"),
+            Activity::End => f.write_str("the end of the job"),
             Activity::Exchange { from, to } => {
-                write!(f, "the exchange of results from rank {from} to rank {to}")
+                write!(f, "an exchange of settings or results from rank {from} to rank {to}")
             }
         }
     }

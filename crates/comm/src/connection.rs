@@ -12,9 +12,9 @@ use kintsugi_tensor::cuda::libraries::devices;
 
 use crate::mpi::{Mpi, MpiWorld};
 use crate::nccl::{self, NcclSettings, NcclWorld, SHARED_GPU_VERSION};
-use crate::rendezvous::RendezvousError;
+use crate::rendezvous::{Rendezvous, RendezvousError};
 use crate::threads::ThreadsWorld;
-use crate::{Exchange, RankFailure, World};
+use crate::{RankFailure, World};
 
 /// How the ranks of a job are connected.
 #[derive(Clone, Copy, Default)]
@@ -45,7 +45,7 @@ pub struct ProcessPlace {
 #[derive(Clone, Copy)]
 pub struct NcclPlace {
     /// How the processes exchange settings and results.
-    pub exchange: Exchange,
+    pub rendezvous: &'static Rendezvous,
     /// Its index among the processes of its node.
     pub local_rank: usize,
     /// Number of processes of its node.
@@ -134,15 +134,15 @@ impl WorldOptions {
 impl Connection {
     /// Finds this process's place among those that the launcher started.
     pub fn mpi(mpi: &'static Mpi) -> Result<Self, RankFailure> {
-        let [threads, local_rank, local_size] = place(Exchange::Mpi(mpi))?;
+        let [threads, local_rank, local_size] = place(mpi.rendezvous())?;
         Ok(Connection::Mpi(ProcessPlace { mpi, local_rank, local_size, threads }))
     }
 
-    /// Finds this process's place and its GPU among the processes of an exchange, which communicate by NCCL.
+    /// Finds this process's place and its GPU among the processes of a rendezvous, which communicate by NCCL.
     ///
     /// Every process calls it. If one of them cannot take part, all learn of it.
-    pub fn nccl(exchange: Exchange) -> Result<Self, PlaceError> {
-        let [threads, local_rank, local_size] = place(exchange)?;
+    pub fn nccl(rendezvous: &'static Rendezvous) -> Result<Self, PlaceError> {
+        let [threads, local_rank, local_size] = place(rendezvous)?;
         let mine = nccl::find().map_err(PlaceError::from).and_then(|(version, _)| {
             let number = devices().map_err(|error| PlaceError::Gpu(error.to_string()))?;
             let gpu = local_rank % number.max(1);
@@ -152,8 +152,8 @@ impl Connection {
         });
         // What all processes need to know: who has which GPU.
         let word = mine.as_ref().map_or_else(|_| "none".to_owned(), |(_, _, uuid)| uuid.clone());
-        let all = exchange.gather(exchange.size(), word.into_bytes())?.map(|all| all.join(&b' '));
-        let all = exchange.broadcast(exchange.size(), all.unwrap_or_default())?;
+        let all = rendezvous.gather(rendezvous.size, word.into_bytes())?.map(|all| all.join(&b' '));
+        let all = rendezvous.broadcast(rendezvous.size, all.unwrap_or_default())?;
         let all = String::from_utf8_lossy(&all).into_owned();
         let all: Vec<&str> = all.split(' ').collect();
         let (version, gpu, uuid) = mine?;
@@ -167,7 +167,7 @@ impl Connection {
         }
         let shares_gpus = most > 1;
         Ok(Connection::Nccl(NcclPlace {
-            exchange,
+            rendezvous,
             local_rank,
             local_size,
             threads,
@@ -221,10 +221,15 @@ impl Connection {
 
     /// Whether this process has rank 0, which writes the files and the output of the job.
     pub fn is_first(self) -> bool {
+        self.rank().is_none_or(|rank| rank == 0)
+    }
+
+    /// The rank of this process, if every rank is one.
+    pub fn rank(self) -> Option<usize> {
         match self {
-            Connection::Threads => true,
-            Connection::Mpi(place) => place.mpi.rank == 0,
-            Connection::Nccl(place) => place.exchange.rank() == 0,
+            Connection::Threads => None,
+            Connection::Mpi(place) => Some(place.mpi.rank),
+            Connection::Nccl(place) => Some(place.rendezvous.rank),
         }
     }
 
@@ -233,17 +238,17 @@ impl Connection {
         match self {
             Connection::Threads => None,
             Connection::Mpi(place) => Some(place.mpi.size),
-            Connection::Nccl(place) => Some(place.exchange.size()),
+            Connection::Nccl(place) => Some(place.rendezvous.size),
         }
     }
 }
 
 /// CPU threads for every rank, the index of this process on its node, and the number of processes there.
-fn place(exchange: Exchange) -> Result<[usize; 3], RankFailure> {
-    let (rank, size) = (exchange.rank(), exchange.size());
-    let mine = format!("{} {} {}", cores(), allowed_cores(), exchange.host());
-    let places = exchange.gather(size, mine.into_bytes())?.map(|all| places(&all));
-    let places = exchange.broadcast(size, places.unwrap_or_default().into_bytes())?;
+fn place(rendezvous: &Rendezvous) -> Result<[usize; 3], RankFailure> {
+    let (rank, size) = (rendezvous.rank, rendezvous.size);
+    let mine = format!("{} {} {}", cores(), allowed_cores(), rendezvous.host);
+    let places = rendezvous.gather(size, mine.into_bytes())?.map(|all| places(&all));
+    let places = rendezvous.broadcast(size, places.unwrap_or_default().into_bytes())?;
     let places = String::from_utf8_lossy(&places);
     let numbers: Vec<usize> = places.split(' ').filter_map(|number| number.parse().ok()).collect();
     Ok([0, 1 + 2 * rank, 2 + 2 * rank].map(|i| numbers[i]))

@@ -20,11 +20,12 @@ pub mod all_to_all;
 mod collective;
 mod connection;
 mod emulated;
-mod exchange;
 pub mod mpi;
 pub mod nccl;
+mod notice;
 mod observe;
 pub mod paper;
+mod patience;
 #[allow(unsafe_code, reason = "transports move memory that other ranks own")]
 mod region;
 pub mod rendezvous;
@@ -32,11 +33,12 @@ pub mod ring;
 mod solo;
 pub mod threads;
 mod traffic;
+mod waits;
 mod world;
 
 pub use collective::Collective;
 pub use connection::{Connection, NcclPlace, PlaceError, ProcessPlace, WorldOptions};
-pub use exchange::Exchange;
+pub use notice::print_notices_by;
 pub use observe::{Observed, TransferObserver};
 pub use solo::Solo;
 pub use traffic::{Operation, Traffic};

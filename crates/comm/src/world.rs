@@ -55,6 +55,12 @@ pub trait World: Send + Sync {
     /// Gives every process the bytes of the process of rank 0.
     fn broadcast(&self, bytes: Vec<u8>) -> Result<Vec<u8>, RankFailure>;
 
+    /// Sends bytes to the process of rank 0 that belong to no gather. For processes of other ranks.
+    fn post(&self, bytes: &[u8]);
+
+    /// In the process of rank 0: the oldest bytes that the process of rank `from` has posted and that were not taken yet.
+    fn take_post(&self, from: usize) -> Option<Vec<u8>>;
+
     /// Waits until every process has come here.
     fn barrier(&self) -> Result<(), RankFailure> {
         self.gather(Vec::new())?;
@@ -63,6 +69,9 @@ pub trait World: Send + Sync {
 
     /// Stops the ranks of this process: every transfer that waits now or starts later fails, with the first reason.
     fn abort(&self, reason: RankFailure);
+
+    /// Finished pieces of work of all processes, as far as this one knows: see [`kintsugi_spec::work`].
+    fn finished_pieces(&self) -> u64;
 
     /// Why the job stopped, if it did.
     fn failure(&self) -> Option<RankFailure>;
@@ -80,7 +89,7 @@ pub trait World: Send + Sync {
 
 /// Why a rank failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[error("rank {rank}{} failed in {}: {reason}", on(host.as_deref()), during(op.as_deref(), transfer.as_deref()))]
+#[error("rank {rank}{} failed{}: {reason}", on(host.as_deref()), during(op.as_deref(), transfer.as_deref()))]
 pub struct RankFailure {
     /// The rank that failed or detected the failure.
     pub rank: usize,
@@ -92,6 +101,8 @@ pub struct RankFailure {
     pub transfer: Option<String>,
     /// The rank that it waited for.
     pub peer: Option<usize>,
+    /// Whether it has waited too long, so that the cause is another rank.
+    pub stalled: bool,
     /// What went wrong.
     pub reason: String,
 }
@@ -100,7 +111,7 @@ impl RankFailure {
     /// A failure of a rank outside of any transfer.
     pub fn new(rank: usize, op: impl Into<String>, reason: impl Into<String>) -> Self {
         let (op, reason) = (Some(op.into()), reason.into());
-        RankFailure { rank, host: None, op, transfer: None, peer: None, reason }
+        RankFailure { rank, host: None, op, transfer: None, peer: None, stalled: false, reason }
     }
 
     /// A failure of a rank in a collective or a message.
@@ -111,7 +122,13 @@ impl RankFailure {
         reason: impl Into<String>,
     ) -> Self {
         let (transfer, reason) = (Some(transfer.into()), reason.into());
-        RankFailure { rank, host: None, op: None, transfer, peer: Some(peer), reason }
+        RankFailure { rank, host: None, op: None, transfer, peer: Some(peer), stalled: false, reason }
+    }
+
+    /// A failure of a rank that has waited too long in a transfer or call, for a rank that may be known.
+    pub(crate) fn stalled(rank: usize, transfer: impl Into<String>, peer: Option<usize>) -> Self {
+        let (transfer, reason) = (Some(transfer.into()), "it has waited too long".to_owned());
+        RankFailure { rank, host: None, op: None, transfer, peer, stalled: true, reason }
     }
 }
 
@@ -120,5 +137,6 @@ fn on(host: Option<&str>) -> String {
 }
 
 fn during(op: Option<&str>, transfer: Option<&str>) -> String {
-    [op, transfer].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    let during = [op, transfer].into_iter().flatten().collect::<Vec<_>>().join(", ");
+    if during.is_empty() { during } else { format!(" in {during}") }
 }

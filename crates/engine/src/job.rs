@@ -16,6 +16,7 @@ use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::{Communicator, Connection, RankFailure, Solo, World, WorldOptions};
 use kintsugi_plan::{Coordinate, DeviceKind, Group, Op, Plan, Program};
 use kintsugi_rank::{Groups, Purpose, Rank, Store, StoreError, StoredTensor, TokenSource};
+use kintsugi_spec::work;
 use kintsugi_tensor::cpu::memory::{Heap, Slab};
 use kintsugi_tensor::cpu::{CpuBackend, counting};
 use kintsugi_tensor::cuda::CudaBackend;
@@ -314,6 +315,7 @@ impl Worker {
             Phase::Op(*op).set();
             watch(rank, op);
         })?;
+        work::finish_piece();
         Phase::EndOfStep.set();
         Ok(())
     }
@@ -329,6 +331,7 @@ impl Worker {
             Phase::Op(*op).set();
             watch(rank, op);
         })?;
+        work::finish_piece();
         Phase::EndOfStep.set();
         Ok(outcome)
     }

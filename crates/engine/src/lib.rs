@@ -10,6 +10,7 @@ mod job;
 mod pending_step;
 mod rank_trainer;
 mod report;
+mod shard_records;
 mod source;
 mod start;
 mod threads;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use kintsugi_checkpoint::{CheckpointFolder, CheckpointInfo, SaveFailure, saver};
 use kintsugi_comm::Connection;
@@ -14,6 +15,7 @@ use kintsugi_rank::Purpose;
 use crate::gpu_monitor::GpuMonitor;
 use crate::job::{gather, run_ranks};
 use crate::rank_trainer::RankTrainer;
+use crate::shard_records::JobRecords;
 use crate::threads::spawn;
 use crate::{Job, MemoryChoice, Start, StepReport, TrainError, TrainOutcome};
 
@@ -97,12 +99,13 @@ pub fn train(
         let (reported, world) = (&reported, &world);
         let _stop_on_unwind = StopOnUnwind { reported, stop: &options.stop };
         if let Some(writer) = writer {
+            let limit = Duration::from_secs(plan.run.communication_timeout);
+            let records = JobRecords { world: &**world, limit };
             spawn(scope, "writer", move || {
                 let report = |result: Result<_, _>| {
                     events.send(result.map_or_else(Event::CheckpointFailed, Event::CheckpointSaved)).ok();
                 };
-                let is_running = || world.failure().is_none();
-                writer.run(|step| reported.wait_for(step), is_running, report);
+                writer.run(|step| reported.wait_for(step), &records, report);
             })?;
         } else {
             drop(events);

@@ -20,6 +20,7 @@ pub mod splitmix64;
 mod spread;
 pub mod tokenizer_files;
 pub mod units;
+pub mod work;
 
 pub use cause::Cause;
 pub use cluster::{ClusterSpec, Topology};

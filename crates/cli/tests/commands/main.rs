@@ -25,6 +25,7 @@ mod report;
 mod resume;
 mod search;
 mod signals;
+mod stalls;
 mod streams;
 mod support;
 mod thread_limits;

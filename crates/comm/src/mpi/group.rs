@@ -16,6 +16,7 @@ use super::progress::TransferInfo;
 use super::transfer::{AllToAll, Channel, LibrarySum, Link, Message, Ring, Transfer};
 use crate::activity::Activity;
 use crate::emulated::LinkClocks;
+use crate::patience::STEP_NOTICE;
 use crate::region::Region;
 use crate::traffic::TrafficCounter;
 use crate::{Collective, Communicator, Operation, Pending, RankFailure, Tag, TransferKind, ring};
@@ -72,7 +73,8 @@ impl MpiGroup {
         let me = members.iter().position(|&member| member == mpi.rank);
         let me =
             me.unwrap_or_else(|| panic!("rank {} is not in group {group} of ranks {members:?}", mpi.rank));
-        let communicator = mpi.progress.lock().api.create(members).map_err(|error| {
+        let created = mpi.block(Activity::Group { group }, || mpi.progress.lock().api.create(members));
+        let communicator = created.map_err(|error| {
             let failure = RankFailure::new(mpi.rank, format!("making group {group}"), error.to_string());
             RankFailure { host: Some(mpi.host.clone()), ..failure }
         })?;
@@ -158,7 +160,7 @@ impl MpiGroup {
         kind: impl FnOnce(u64) -> TransferKind,
     ) -> Pending {
         let (region, copy) = self.on_host(buffer.slice(range.clone()), reads);
-        let number = if self.mpi.failure.get().is_some() { NEVER_STARTED } else { start(region) };
+        let number = if self.mpi.has_failed() { NEVER_STARTED } else { start(region) };
         if let Some(copy) = copy {
             self.host_copies.borrow_mut().insert(number, HostCopy { changes, ..copy });
         }
@@ -261,7 +263,7 @@ impl Communicator for MpiGroup {
     fn wait(&self, pending: Pending) -> Buffer {
         let (TransferKind::Collective { sequence: number, .. } | TransferKind::Message { sequence: number }) =
             pending.kind;
-        let done = number != NEVER_STARTED && self.mpi.wait(number, self.timeout).is_ok();
+        let done = number != NEVER_STARTED && self.mpi.wait(number, self.timeout, STEP_NOTICE).is_ok();
         let copy = self.host_copies.borrow_mut().remove(&number);
         match (copy, &self.device) {
             (Some(copy), Some(device)) if done => {
@@ -282,13 +284,15 @@ impl Communicator for MpiGroup {
             let pending = self.start(collective, buffer, whole);
             return self.wait(pending);
         }
-        // A library is fastest if it need not return before the end. It has no timeout.
+        // A library is fastest if it need not return before the end. The heartbeat's thread looks at the limit.
         let region = Region::of(buffer.view());
         self.count_library_sum(region);
         let sequence = self.collectives.replace(self.collectives.get() + 1);
-        let summed = LibrarySum::run(&*self.mpi.progress.lock().api, region, self.communicator);
+        let activity = Activity::Collective { group: self.group, collective, sequence };
+        let summed = self
+            .mpi
+            .block(activity, || LibrarySum::run(&*self.mpi.progress.lock().api, region, self.communicator));
         if let Err(error) = summed {
-            let activity = Activity::Collective { group: self.group, collective, sequence };
             let peer = self.members[(self.me + 1) % self.size()];
             self.mpi.fail(TransferInfo { activity, peer }, error.to_string());
         }
@@ -296,14 +300,14 @@ impl Communicator for MpiGroup {
     }
 
     fn failure(&self) -> Option<RankFailure> {
-        self.mpi.failure.get().cloned()
+        self.mpi.rendezvous().failure()
     }
 }
 
 impl Drop for MpiGroup {
     fn drop(&mut self) {
         // All members free it, at the same place of the program. After a failure they may not come there.
-        if self.mpi.failure.get().is_none() && !std::thread::panicking() {
+        if !self.mpi.has_failed() && !std::thread::panicking() {
             self.mpi.progress.lock().api.free(self.communicator);
         } else {
             // MPI may still use them.

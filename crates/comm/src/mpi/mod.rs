@@ -26,14 +26,18 @@ pub use world::MpiWorld;
 
 use crate::RankFailure;
 use crate::activity::Activity;
+use crate::notice::print_notice;
+use crate::patience::{NOTICE, Patience};
+use crate::rendezvous::{Invitation, Rendezvous, RendezvousError, WaitGuard};
 use library::Bytes;
-use progress::{Progress, TransferInfo, WaitOutcome};
+use progress::{Progress, TransferInfo, WaitObserver, WaitOutcome};
 use transfer::{Channel, Message, Transfer};
 
 /// MPI in this process. There is at most one.
 pub struct Mpi {
     progress: Progress,
-    failure: OnceLock<RankFailure>,
+    /// The connections of the processes beside MPI.
+    rendezvous: OnceLock<&'static Rendezvous>,
     /// The rank of this process.
     pub rank: usize,
     /// Number of processes.
@@ -58,6 +62,12 @@ pub enum ConnectError {
     /// A call failed.
     #[error(transparent)]
     Call(#[from] MpiError),
+    /// A process does not come.
+    #[error(transparent)]
+    Exchange(Box<RankFailure>),
+    /// The processes do not meet by TCP.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
     /// The library allows calls from the main thread only.
     #[error(
         "{0} does not allow calls from several threads (MPI_THREAD_SERIALIZED), which kintsugi needs; use an MPI that was \
@@ -81,11 +91,18 @@ pub enum ConnectError {
     },
 }
 
+impl From<RankFailure> for ConnectError {
+    fn from(failure: RankFailure) -> Self {
+        ConnectError::Exchange(Box::new(failure))
+    }
+}
+
 static MPI: OnceLock<Result<Mpi, ConnectError>> = OnceLock::new();
 
 impl Mpi {
-    /// Joins the processes that the launcher started, or finds that this process already did.
-    pub fn connect() -> Result<&'static Mpi, ConnectError> {
+    /// Joins the processes that the launcher started, or finds that this process already did. From then on no process waits longer
+    /// than `limit` for one that makes no progress.
+    pub fn connect(limit: Duration) -> Result<&'static Mpi, ConnectError> {
         let mut first = false;
         let mpi = MPI.get_or_init(|| {
             first = true;
@@ -98,8 +115,56 @@ impl Mpi {
                 call: "starting the progress thread",
                 message: error.to_string(),
             })?;
+            let rendezvous = mpi.meet(limit)?;
+            mpi.rendezvous.set(rendezvous).ok();
         }
+        mpi.rendezvous().set_limit(limit);
         Ok(mpi)
+    }
+
+    /// Connects the processes by TCP. Rank 0 learns the others' hosts by MPI, and tells them where it listens.
+    fn meet(&self, limit: Duration) -> Result<&'static Rendezvous, ConnectError> {
+        let host = host_of(&self.host);
+        if self.rank > 0 {
+            self.send_bytes(0, host.as_bytes(), limit)?;
+            let invitation = self.receive_bytes(0, limit)?;
+            let invitation: Invitation = postcard::from_bytes(&invitation).map_err(|_| {
+                RendezvousError::Mismatch("rank 0 is a process of another version".to_owned())
+            })?;
+            let join = || Rendezvous::join(self.rank, self.size, self.host.clone(), &invitation, limit);
+            return Ok(Rendezvous::connect_with(limit, join)?);
+        }
+        let mut hosts = Vec::new();
+        for rank in 1..self.size {
+            hosts.push(String::from_utf8_lossy(&self.receive_bytes(rank, limit)?).into_owned());
+        }
+        let refused = |error: std::io::Error| RendezvousError::Listen {
+            address: host.to_owned(),
+            reason: error.to_string(),
+        };
+        let (listener, invitation) = Rendezvous::invite(host, &hosts).map_err(refused)?;
+        let bytes = postcard::to_stdvec(&invitation).expect("names and numbers can be encoded");
+        for rank in 1..self.size {
+            self.send_bytes(rank, &bytes, limit)?;
+        }
+        let lead = || Rendezvous::lead(self.size, self.host.clone(), &listener, invitation.secret(), limit);
+        Ok(Rendezvous::connect_with(limit, lead)?)
+    }
+
+    /// The connections of the processes beside MPI.
+    pub fn rendezvous(&self) -> &'static Rendezvous {
+        self.rendezvous.get().expect("the processes meet when they connect")
+    }
+
+    /// Whether the job has failed.
+    fn has_failed(&self) -> bool {
+        self.rendezvous.get().is_some_and(|rendezvous| rendezvous.has_failed())
+    }
+
+    /// Calls a function of the library that waits for other ranks and has no limit of its own.
+    fn block<T>(&self, activity: Activity, call: impl FnOnce() -> T) -> T {
+        let _waiting = WaitGuard::new(self.rendezvous(), None, activity, true);
+        call()
     }
 
     fn new() -> Result<Self, ConnectError> {
@@ -116,7 +181,7 @@ impl Mpi {
             return Err(ConnectError::Launcher { launched, seen: size, library, version });
         }
         Ok(Mpi {
-            failure: OnceLock::new(),
+            rendezvous: OnceLock::new(),
             rank,
             size,
             host: node_name(api.host()),
@@ -139,10 +204,12 @@ impl Mpi {
     pub fn finish(code: i32, end_others: bool) {
         if let Some(Ok(mpi)) = MPI.get() {
             let state = mpi.progress.lock();
-            if end_others {
+            if end_others || mpi.has_failed() {
                 // The launcher drops output that it has not read when the job ends.
                 thread::sleep(Duration::from_millis(50));
-                state.api.abort(code);
+                state.api.abort(code.max(1));
+            } else if mpi.rendezvous.get().is_some() {
+                mpi.block(Activity::End, || state.api.finalize());
             } else {
                 state.api.finalize();
             }
@@ -160,7 +227,7 @@ impl Mpi {
                 let channel = Channel { communicator: api.world(), tag: 0 };
                 Message::send(api, view, to, channel, None).map(Transfer::Message)
             });
-            keep_on_failure(self.wait(number, timeout), part)?;
+            keep_on_failure(self.wait(number, timeout, NOTICE), part)?;
         }
         Ok(())
     }
@@ -174,7 +241,7 @@ impl Mpi {
                 let channel = Channel { communicator: api.world(), tag: 0 };
                 Message::receive(api, view, from, channel).map(Transfer::Message)
             });
-            keep_on_failure(self.wait(number, timeout), part)
+            keep_on_failure(self.wait(number, timeout, NOTICE), part)
         };
         let len = receive(vec![0; 8])?;
         let len = u64::from_le_bytes(len.try_into().expect("eight bytes"));
@@ -182,15 +249,28 @@ impl Mpi {
     }
 
     /// Waits for a transfer. A failure is kept: every later transfer fails at once.
-    fn wait(&self, number: u64, timeout: Duration) -> Result<(), RankFailure> {
-        let failure = match self.progress.wait(number, timeout, || self.failure.get().is_some()) {
+    fn wait(&self, number: u64, timeout: Duration, notice: Duration) -> Result<(), RankFailure> {
+        let rendezvous = self.rendezvous.get();
+        let observer = WaitObserver {
+            cancelled: &|| self.has_failed(),
+            pieces: &|| rendezvous.map_or(0, |rendezvous| rendezvous.pieces()),
+            begins: &|info| {
+                rendezvous.map(|rendezvous| WaitGuard::new(rendezvous, Some(info.peer), info.activity, false))
+            },
+            notify: &|info, waited| match rendezvous {
+                Some(rendezvous) => rendezvous.notify(Some(info.peer), info.activity, waited),
+                None => print_notice(&format!("rank {} waits for rank {} to start", self.rank, info.peer)),
+            },
+        };
+        let failure = match self.progress.wait(number, Patience::new(timeout, notice), &observer) {
             WaitOutcome::Done => return Ok(()),
             WaitOutcome::Failed(info, error) => self.in_transfer(info, error.to_string()),
-            WaitOutcome::TimedOut(info) => {
-                let reason = format!("after {timeout:?}, rank {} did not reach it", info.peer);
-                self.in_transfer(info, reason)
-            }
-            WaitOutcome::Cancelled => self.failure.get().expect("that is why").clone(),
+            WaitOutcome::TimedOut(TransferInfo { activity, peer }) => RankFailure {
+                host: Some(self.host.clone()),
+                reason: format!("after {timeout:?} it still waits for rank {peer}"),
+                ..RankFailure::stalled(self.rank, activity.to_string(), Some(peer))
+            },
+            WaitOutcome::Cancelled => self.rendezvous().failure().expect("that is why"),
         };
         Err(self.stop(failure))
     }
@@ -198,7 +278,10 @@ impl Mpi {
     /// Ends all transfers of this process because of a failure. Returns the first failure, which is the cause of later ones.
     fn stop(&self, failure: RankFailure) -> RankFailure {
         self.progress.stop();
-        self.failure.get_or_init(|| failure).clone()
+        match self.rendezvous.get() {
+            Some(rendezvous) => rendezvous.abort(failure),
+            None => failure,
+        }
     }
 
     /// Keeps a failure of a transfer.
@@ -221,6 +304,11 @@ fn keep_on_failure(done: Result<(), RankFailure>, bytes: Vec<u8>) -> Result<Vec<
             Err(failure)
         }
     }
+}
+
+/// The host in the name of a node.
+fn host_of(node: &str) -> &str {
+    node.split_once('/').map_or(node, |(host, _)| host)
 }
 
 /// The name of this node. Several of Slurm's nodes may share a host, and a launcher may give all processes the variable of

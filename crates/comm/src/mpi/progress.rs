@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use super::library::{Api, MpiError};
 use super::transfer::{Staging, Transfer};
 use crate::activity::Activity;
+use crate::patience::{Decision, Patience, SLICE};
+use crate::rendezvous::WaitGuard;
 
 /// How often the progress thread advances transfers.
 const POLL: Duration = Duration::from_micros(50);
@@ -22,8 +24,8 @@ const EMULATED_POLL: Duration = Duration::from_micros(200);
 /// The progress thread sleeps until it is woken if there was no transfer for so long.
 const IDLE_BEFORE_SLEEP: Duration = Duration::from_millis(20);
 
-/// The longest time that counts towards a timeout between two looks: longer if the whole process was stopped.
-const SLICE: Duration = Duration::from_millis(200);
+/// How often a rank that waits looks at its limit.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The transfers of this process.
 pub(super) struct Progress {
@@ -65,6 +67,18 @@ pub(super) struct TransferInfo {
 struct ActiveTransfer {
     info: TransferInfo,
     transfer: Transfer,
+}
+
+/// What a wait asks and tells.
+pub(super) struct WaitObserver<'a> {
+    /// Whether to wait no longer.
+    pub cancelled: &'a dyn Fn() -> bool,
+    /// Finished pieces of work of all processes.
+    pub pieces: &'a dyn Fn() -> u64,
+    /// Called once if the wait takes a while. What it returns is kept until the wait ends.
+    pub begins: &'a dyn Fn(TransferInfo) -> Option<WaitGuard<'static>>,
+    /// Tells people for whom the rank waits.
+    pub notify: &'a dyn Fn(TransferInfo, Duration),
 }
 
 /// How a wait ended.
@@ -130,43 +144,53 @@ impl Progress {
         number
     }
 
-    /// Waits for a transfer, and advances all of them meanwhile. Ends early if `cancelled` says so, or if no transfer of this
-    /// process has advanced for as long as `timeout`.
-    pub fn wait(&self, number: u64, timeout: Duration, cancelled: impl Fn() -> bool) -> WaitOutcome {
+    /// Waits for a transfer, and advances all of them meanwhile. Ends early if the observer says so, or if no transfer of this
+    /// process has advanced for as long as the patience lasts.
+    pub fn wait(&self, number: u64, patience: Patience, observer: &WaitObserver) -> WaitOutcome {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let outcome = self.wait_actively(number, timeout, cancelled);
+        let outcome = self.wait_actively(number, patience, observer);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         outcome
     }
 
-    fn wait_actively(&self, number: u64, timeout: Duration, cancelled: impl Fn() -> bool) -> WaitOutcome {
+    fn wait_actively(&self, number: u64, whole: Patience, observer: &WaitObserver) -> WaitOutcome {
         let emulated = self.emulated.load(Ordering::Relaxed);
-        let (mut backoff, mut left, mut last_check) = (Backoff::default(), timeout, None);
+        let (mut backoff, mut patience, mut last_look) = (Backoff::default(), whole, None);
+        let mut registered = None;
         loop {
-            let due = {
+            let (due, info) = {
                 let mut state = self.lock();
                 if state.advance() {
-                    (backoff, left, last_check) = (Backoff::default(), timeout, None);
+                    (backoff, patience, last_look) = (Backoff::default(), whole, None);
                 }
                 if let Some((info, error)) = &state.failure {
                     return WaitOutcome::Failed(*info, error.clone());
                 }
                 match state.transfers.get(&number) {
                     None => return WaitOutcome::Done,
-                    Some(active) if left.is_zero() => return WaitOutcome::TimedOut(active.info),
-                    Some(_) => state.next_due(),
+                    Some(active) => (state.next_due(), active.info),
                 }
             };
-            if cancelled() {
+            if (observer.cancelled)() {
                 return WaitOutcome::Cancelled;
             }
             if emulated {
                 sleep_until(due);
             }
-            if emulated || backoff.pause() {
-                let now = Instant::now();
-                let passed = last_check.replace(now).map_or(Duration::ZERO, |before| now - before);
-                left = left.saturating_sub(passed.min(SLICE));
+            if !emulated && !backoff.pause() {
+                continue;
+            }
+            let now = Instant::now();
+            let passed = now - *last_look.get_or_insert(now);
+            if passed < LOOK {
+                continue;
+            }
+            last_look = Some(now);
+            registered = registered.or_else(|| (observer.begins)(info));
+            match patience.pass(passed.min(SLICE), (observer.pieces)()) {
+                Decision::Wait => {}
+                Decision::Notify => (observer.notify)(info, patience.waited()),
+                Decision::GiveUp => return WaitOutcome::TimedOut(info),
             }
         }
     }

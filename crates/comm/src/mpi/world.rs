@@ -14,9 +14,6 @@ use crate::emulated::LinkClocks;
 use crate::traffic::TrafficCounter;
 use crate::{Communicator, RankFailure, Solo, Traffic, World};
 
-/// How long an exchange outside of groups waits for another process, which may still read or write a large checkpoint.
-const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(3600);
-
 /// The first processes of MPI as the ranks of a job.
 #[derive(Clone)]
 pub struct MpiWorld {
@@ -86,23 +83,25 @@ impl World for MpiWorld {
     }
 
     fn gather(&self, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, RankFailure> {
-        let (mpi, timeout) = (self.mpi, EXCHANGE_TIMEOUT);
-        assert!(mpi.rank < self.ranks, "this process has no rank of the job");
-        if mpi.rank > 0 {
-            return mpi.send_bytes(0, &bytes, timeout).map(|()| None);
-        }
-        let others = (1..self.ranks).map(|rank| mpi.receive_bytes(rank, timeout));
-        [Ok(bytes)].into_iter().chain(others).collect::<Result<_, _>>().map(Some)
+        assert!(self.mpi.rank < self.ranks, "this process has no rank of the job");
+        self.mpi.rendezvous().gather(self.ranks, bytes)
     }
 
     fn broadcast(&self, bytes: Vec<u8>) -> Result<Vec<u8>, RankFailure> {
-        let (mpi, timeout) = (self.mpi, EXCHANGE_TIMEOUT);
-        assert!(mpi.rank < self.ranks, "this process has no rank of the job");
-        if mpi.rank > 0 {
-            return mpi.receive_bytes(0, timeout);
-        }
-        (1..self.ranks).try_for_each(|rank| mpi.send_bytes(rank, &bytes, timeout))?;
-        Ok(bytes)
+        assert!(self.mpi.rank < self.ranks, "this process has no rank of the job");
+        self.mpi.rendezvous().broadcast(self.ranks, bytes)
+    }
+
+    fn post(&self, bytes: &[u8]) {
+        self.mpi.rendezvous().post(bytes);
+    }
+
+    fn take_post(&self, from: usize) -> Option<Vec<u8>> {
+        self.mpi.rendezvous().take_post(from)
+    }
+
+    fn finished_pieces(&self) -> u64 {
+        self.mpi.rendezvous().pieces()
     }
 
     fn abort(&self, reason: RankFailure) {
@@ -111,7 +110,7 @@ impl World for MpiWorld {
     }
 
     fn failure(&self) -> Option<RankFailure> {
-        self.mpi.failure.get().cloned()
+        self.mpi.rendezvous().failure()
     }
 
     fn host(&self) -> Option<String> {

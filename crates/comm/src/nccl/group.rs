@@ -112,7 +112,7 @@ impl NcclGroup {
             Activity::Collective { collective, .. } => collective.operation().name(),
             Activity::Message { from, .. } if from == self.members[self.me] => "send",
             Activity::Message { .. } => "receive",
-            Activity::Exchange { .. } => "exchange",
+            Activity::Exchange { .. } | Activity::Group { .. } | Activity::End => "exchange",
         }
     }
 

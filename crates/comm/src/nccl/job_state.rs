@@ -1,14 +1,12 @@
 //! What the groups of a process share: the communicators, the first failure, and the watchdog that ends a job that hangs.
 
-use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::communicator::{Communicator, StartedTransfer};
 use super::library::NcclError;
-use crate::exchange::Exchange;
+use crate::rendezvous::Rendezvous;
 use crate::{RankFailure, Traffic};
 
 /// How often the watchdog looks.
@@ -20,30 +18,22 @@ const SLICE: Duration = Duration::from_millis(400);
 /// How long an error of the library waits for its cause.
 const CAUSE: Duration = Duration::from_secs(1);
 
-/// How long a rank may take to notice a failure after its communicators were aborted.
-const GRACE: Duration = Duration::from_secs(5);
-
 /// What the groups of a process share.
 pub(super) struct JobState {
-    pub exchange: Exchange,
+    pub rendezvous: &'static Rendezvous,
     /// How long a rank waits for its device, and so for other ranks.
     pub timeout: Duration,
     pub traffic: crate::traffic::TrafficCounter,
-    failure: OnceLock<RankFailure>,
-    /// Whether the rank's own thread knows of the failure.
-    noticed: AtomicBool,
     communicators: Mutex<Vec<Weak<Communicator>>>,
 }
 
 impl JobState {
     /// The state of a job, with its watchdog.
-    pub fn new(exchange: Exchange, timeout: Duration) -> Arc<Self> {
+    pub fn new(rendezvous: &'static Rendezvous, timeout: Duration) -> Arc<Self> {
         let state = Arc::new(JobState {
-            exchange,
+            rendezvous,
             timeout,
             traffic: crate::traffic::TrafficCounter::default(),
-            failure: OnceLock::new(),
-            noticed: AtomicBool::new(false),
             communicators: Mutex::default(),
         });
         let watched = Arc::downgrade(&state);
@@ -63,40 +53,49 @@ impl JobState {
 
     /// Whether the job has failed.
     pub fn has_failed(&self) -> bool {
-        self.failure.get().is_some()
+        self.rendezvous.has_failed()
     }
 
-    /// Why the job failed, for the rank's own thread.
+    /// Why the job failed.
     pub fn failure(&self) -> Option<RankFailure> {
-        let failure = self.failure.get().or_else(|| {
-            let elsewhere = self.exchange.failure()?;
-            self.fail(elsewhere);
-            self.failure.get()
-        })?;
-        self.noticed.store(true, Ordering::Relaxed);
-        Some(failure.clone())
+        self.rendezvous.failure()
     }
 
     /// Ends the job. An earlier failure is the cause of this one.
     pub fn fail(&self, failure: RankFailure) {
-        if self.failure.set(failure.clone()).is_ok() {
-            self.exchange.abort(failure);
-        }
-        // An abort may not return. The watchdog then ends the process.
+        self.rendezvous.abort(failure);
+        self.abort_communicators();
+    }
+
+    /// Ends the kernels that wait for other ranks.
+    fn abort_communicators(&self) {
+        // An abort may not return. The thread of the heartbeats then ends the process.
         let communicators = self.live();
         thread::spawn(move || communicators.iter().for_each(|communicator| communicator.abort()));
     }
 
     /// Ends the job because a transfer could not be enqueued, or failed later.
     pub fn fail_in(&self, transfer: Option<StartedTransfer>, reason: String) {
-        let rank = self.exchange.rank();
+        let failure = self.failure_in(transfer);
+        self.fail(RankFailure { reason, ..failure });
+    }
+
+    /// Ends the job because the GPU has waited too long for other ranks.
+    fn fail_stalled(&self, transfer: Option<StartedTransfer>) {
+        let reason = format!("after {:?}, the GPU still waits for other ranks", self.timeout);
+        self.fail(RankFailure { stalled: true, reason, ..self.failure_in(transfer) });
+    }
+
+    /// A failure in a transfer, without its reason.
+    fn failure_in(&self, transfer: Option<StartedTransfer>) -> RankFailure {
+        let failure = RankFailure::new(self.rendezvous.rank, "a step", "");
         let failure = match transfer {
             Some(StartedTransfer { activity, peer }) => {
-                RankFailure { rank, host: None, op: None, transfer: Some(activity.to_string()), peer, reason }
+                RankFailure { op: None, transfer: Some(activity.to_string()), peer, ..failure }
             }
-            None => RankFailure::new(rank, "a step", reason),
+            None => failure,
         };
-        self.fail(RankFailure { host: Some(self.exchange.host()), ..failure });
+        RankFailure { host: Some(self.rendezvous.host.clone()), ..failure }
     }
 
     /// Bytes that this rank has sent so far.
@@ -122,30 +121,22 @@ fn watch(state: &Weak<JobState>) {
         let passed = last_look.elapsed().min(SLICE);
         last_look = Instant::now();
         if state.has_failed() {
-            end_if_stuck(&state);
-            return;
-        }
-        if let Some(failure) = state.exchange.failure() {
-            state.fail(failure);
-            continue;
+            return state.abort_communicators();
         }
         let communicators = state.live();
         let found = communicators.iter().find_map(|found| Some((Arc::clone(found), found.async_error()?)));
         if let Some((communicator, NcclError { call, message })) = found {
             let transfer = communicator.running();
             // A rank that has died is the cause, and is known a little later.
-            if let Some(cause) = wait_for(CAUSE, || state.exchange.failure()) {
-                state.fail(cause);
+            if wait_for(CAUSE, || state.failure()).is_some() {
                 continue;
             }
             state.fail_in(transfer, format!("{call} of group {} failed: {message}", communicator.group));
             continue;
         }
         let host_wait = communicators.iter().find_map(|communicator| communicator.host_wait());
-        if patience.is_over(host_wait, passed, state.timeout) {
-            let running = communicators.iter().find_map(|communicator| communicator.running());
-            let reason = format!("after {:?}, the GPU still waits for other ranks", state.timeout);
-            state.fail_in(running, reason);
+        if patience.is_over(host_wait, passed, state.rendezvous.pieces(), state.timeout) {
+            state.fail_stalled(communicators.iter().find_map(|communicator| communicator.running()));
         }
     }
 }
@@ -166,36 +157,21 @@ fn wait_for<T>(patience: Duration, value: impl Fn() -> Option<T>) -> Option<T> {
 #[derive(Default)]
 struct HostPatience {
     wait: Option<u64>,
+    pieces: u64,
     lasted: Duration,
 }
 
 impl HostPatience {
-    /// Whether the host has been in the same wait for as long as `timeout`. `passed` is the time since the last look.
-    fn is_over(&mut self, wait: Option<u64>, passed: Duration, timeout: Duration) -> bool {
-        if wait.is_none() || wait != self.wait {
-            (self.wait, self.lasted) = (wait, Duration::ZERO);
+    /// Whether the host has been in the same wait for as long as `timeout`, while no process has finished a piece of work. `passed` is
+    /// the time since the last look.
+    fn is_over(&mut self, wait: Option<u64>, passed: Duration, pieces: u64, timeout: Duration) -> bool {
+        if wait.is_none() || wait != self.wait || pieces != self.pieces {
+            *self = HostPatience { wait, pieces, lasted: Duration::ZERO };
             return false;
         }
         self.lasted += passed;
         self.lasted >= timeout
     }
-}
-
-unsafe extern "C" {
-    /// The C library's.
-    fn _exit(status: c_int) -> !;
-}
-
-/// Ends the process if the rank's own thread does not notice the failure: it is in a call of the library that does not return.
-fn end_if_stuck(state: &JobState) {
-    if wait_for(GRACE, || state.noticed.load(Ordering::Relaxed).then_some(())).is_some() {
-        return;
-    }
-    if let Some(failure) = state.failure.get() {
-        eprintln!("error: {failure}");
-    }
-    // SAFETY: `_exit` ends the process at once. Handlers at exit would wait for the call that does not return.
-    unsafe { _exit(1) }
 }
 
 #[cfg(test)]
@@ -207,7 +183,9 @@ mod tests {
         let (mut patience, second) = (HostPatience::default(), Duration::from_secs(1));
         let timeout = 2 * second;
         let looks = [None, Some(1), Some(1), Some(2), Some(2), None, Some(3), Some(3), Some(3)];
-        let over = looks.map(|wait| patience.is_over(wait, second, timeout));
+        let over = looks.map(|wait| patience.is_over(wait, second, 0, timeout));
         assert_eq!(over, [false, false, false, false, false, false, false, false, true]);
+        let over = [1, 1, 2, 2, 2].map(|pieces| patience.is_over(Some(4), second, pieces, timeout));
+        assert_eq!(over, [false, false, false, false, true], "another process still writes");
     }
 }

@@ -18,7 +18,7 @@ use super::links::{self, Link};
 use crate::connection::NcclPlace;
 use crate::{Collective, Communicator, RankFailure, Solo, Traffic, World};
 
-/// The first processes of an exchange as the ranks of a job, with a GPU each.
+/// The first processes of a rendezvous as the ranks of a job, with a GPU each.
 pub struct NcclWorld {
     state: Arc<JobState>,
     place: NcclPlace,
@@ -49,14 +49,14 @@ impl NcclWorld {
         timeout: Duration,
         (settings, wraps): (NcclSettings, bool),
     ) -> Self {
-        let processes = place.exchange.size();
+        let processes = place.rendezvous.size;
         assert!(ranks <= processes, "{ranks} ranks of {processes} processes");
-        let state = JobState::new(place.exchange, timeout);
+        let state = JobState::new(place.rendezvous, timeout);
         NcclWorld { state, place, topology, ranks, settings, wraps, setup: Mutex::default() }
     }
 
     fn me(&self) -> usize {
-        self.place.exchange.rank()
+        self.place.rendezvous.rank
     }
 
     /// The communicator of all ranks. All come here together, at their first group.
@@ -83,7 +83,7 @@ impl NcclWorld {
     }
 
     fn failed(&self, during: &str, reason: String) -> RankFailure {
-        let host = Some(self.place.exchange.host());
+        let host = Some(self.place.rendezvous.host.clone());
         RankFailure { host, ..RankFailure::new(self.me(), during, reason) }
     }
 
@@ -213,15 +213,27 @@ impl World for NcclWorld {
     }
 
     fn gather(&self, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, RankFailure> {
-        self.place.exchange.gather(self.ranks, bytes)
+        self.place.rendezvous.gather(self.ranks, bytes)
     }
 
     fn broadcast(&self, bytes: Vec<u8>) -> Result<Vec<u8>, RankFailure> {
-        self.place.exchange.broadcast(self.ranks, bytes)
+        self.place.rendezvous.broadcast(self.ranks, bytes)
+    }
+
+    fn post(&self, bytes: &[u8]) {
+        self.place.rendezvous.post(bytes);
+    }
+
+    fn take_post(&self, from: usize) -> Option<Vec<u8>> {
+        self.place.rendezvous.take_post(from)
+    }
+
+    fn finished_pieces(&self) -> u64 {
+        self.place.rendezvous.pieces()
     }
 
     fn abort(&self, reason: RankFailure) {
-        self.state.fail(RankFailure { host: Some(self.place.exchange.host()), ..reason });
+        self.state.fail(RankFailure { host: Some(self.place.rendezvous.host.clone()), ..reason });
     }
 
     fn failure(&self) -> Option<RankFailure> {
@@ -229,7 +241,7 @@ impl World for NcclWorld {
     }
 
     fn host(&self) -> Option<String> {
-        Some(self.place.exchange.host())
+        Some(self.place.rendezvous.host.clone())
     }
 }
 

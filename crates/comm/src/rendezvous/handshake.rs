@@ -1,17 +1,22 @@
 //! How two processes prove to each other that they belong to the same job.
 //!
 //! Both know the secret of the job. Each sends a random number, and the other answers with a keyed hash of both numbers
-//! (HMAC-SHA-256, RFC 2104). The secret itself is never sent, and an answer is of no use in another connection.
+//! (HMAC-SHA-256). The secret itself is never sent, and an answer is of no use in another connection. The keys that authenticate
+//! the frames of the connection are hashes of the same numbers.
 
 use std::io::{self, Read, Write};
 
-use sha2::{Digest, Sha256};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
 
-/// Bytes of a random number, and of a hash.
-const BYTES: usize = 32;
+/// Bytes of a random number, a key, and a hash.
+pub(super) const BYTES: usize = 32;
+
+/// The key of one direction of a connection.
+pub(super) type Key = [u8; BYTES];
 
 /// The longest host name that is sent.
-const LONGEST_HOST: usize = 255;
+const MAX_HOST: usize = 255;
 
 /// A process as it introduces itself to rank 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +24,13 @@ pub(super) struct Introduction {
     pub rank: usize,
     pub size: usize,
     pub host: String,
+}
+
+/// The keys of a connection, as one end uses them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Keys {
+    pub sending: Key,
+    pub receiving: Key,
 }
 
 /// Random bytes of the operating system.
@@ -29,22 +41,23 @@ pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
 }
 
 /// Rank 0's side. Fails if the other process does not know the secret.
-pub(super) fn admit(stream: &mut (impl Read + Write), secret: &str) -> io::Result<Introduction> {
+pub(super) fn admit(stream: &mut (impl Read + Write), secret: &str) -> io::Result<(Introduction, Keys)> {
     let mine: [u8; BYTES] = random()?;
     stream.write_all(&mine)?;
     let (theirs, rank, size) = (read::<BYTES>(stream)?, read_number(stream)?, read_number(stream)?);
-    let mut host = vec![0; read_number(stream)?.min(LONGEST_HOST)];
+    let mut host = vec![0; read_number(stream)?.min(MAX_HOST)];
     stream.read_exact(&mut host)?;
     let introduction = Introduction { rank, size, host: String::from_utf8_lossy(&host).into_owned() };
-    let expected = proof(secret, "rank", &[&mine, &theirs, &introduction.bytes()]);
-    if !equal(&expected, &read::<BYTES>(stream)?) {
+    let proof = read::<BYTES>(stream)?;
+    if !is_authentic(secret.as_bytes(), &[b"rank", &mine, &theirs, &introduction.bytes()], &proof) {
         // An answer that proves nothing: the other process sees at once that it is refused.
         stream.write_all(&[0; BYTES])?;
-        let reason = "a process that does not know KINTSUGI_SECRET has tried to join";
+        let reason = format!("it says that it is rank {rank}, but does not know the secret of the job");
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
     }
-    stream.write_all(&proof(secret, "root", &[&theirs, &mine]))?;
-    Ok(introduction)
+    stream.write_all(&authenticate(secret.as_bytes(), &[b"root", &theirs, &mine]))?;
+    let [to_rank, to_root] = keys(secret, &mine, &theirs);
+    Ok((introduction, Keys { sending: to_rank, receiving: to_root }))
 }
 
 /// The side of every other rank. Fails if the other process does not know the secret.
@@ -52,25 +65,36 @@ pub(super) fn introduce(
     stream: &mut (impl Read + Write),
     secret: &str,
     introduction: &Introduction,
-) -> io::Result<()> {
+) -> io::Result<Keys> {
     let (theirs, mine) = (read::<BYTES>(stream)?, random::<BYTES>()?);
-    let host = &introduction.host.as_bytes()[..introduction.host.len().min(LONGEST_HOST)];
+    let host = introduction.sent_host();
     let numbers = [introduction.rank, introduction.size, host.len()].map(|n| (n as u64).to_le_bytes());
-    let proof_of_rank = proof(secret, "rank", &[&theirs, &mine, &introduction.bytes()]);
-    stream.write_all(&[&mine, numbers.as_flattened(), host, &proof_of_rank].concat())?;
-    if !equal(&proof(secret, "root", &[&mine, &theirs]), &read::<BYTES>(stream)?) {
-        let reason = "the process at KINTSUGI_RENDEZVOUS has another KINTSUGI_SECRET";
+    let proof = authenticate(secret.as_bytes(), &[b"rank", &theirs, &mine, &introduction.bytes()]);
+    stream.write_all(&[&mine, numbers.as_flattened(), host, &proof].concat())?;
+    let answer = read::<BYTES>(stream)?;
+    if !is_authentic(secret.as_bytes(), &[b"root", &mine, &theirs], &answer) {
+        let reason = "rank 0 has another secret of the job";
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
     }
-    Ok(())
+    let [to_rank, to_root] = keys(secret, &theirs, &mine);
+    Ok(Keys { sending: to_root, receiving: to_rank })
 }
 
 impl Introduction {
+    fn sent_host(&self) -> &[u8] {
+        &self.host.as_bytes()[..self.host.len().min(MAX_HOST)]
+    }
+
     fn bytes(&self) -> Vec<u8> {
         let numbers = [self.rank, self.size].map(|number| (number as u64).to_le_bytes());
-        let host = &self.host.as_bytes()[..self.host.len().min(LONGEST_HOST)];
-        [numbers.as_flattened(), host].concat()
+        [numbers.as_flattened(), self.sent_host()].concat()
     }
+}
+
+/// The keys of frames to the rank and to rank 0, from the random numbers of rank 0 and of the rank.
+fn keys(secret: &str, root: &[u8; BYTES], rank: &[u8; BYTES]) -> [Key; 2] {
+    [&b"frames to rank"[..], b"frames to root"]
+        .map(|role| authenticate(secret.as_bytes(), &[role, root, rank]))
 }
 
 fn read<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
@@ -83,27 +107,19 @@ fn read_number(stream: &mut impl Read) -> io::Result<usize> {
     Ok(u64::from_le_bytes(read(stream)?) as usize)
 }
 
-/// The keyed hash of a role and what was exchanged. All parts but the last have a fixed length.
-fn proof(secret: &str, role: &str, parts: &[&[u8]]) -> [u8; BYTES] {
-    hmac(secret.as_bytes(), &[&[role.as_bytes()], parts].concat())
+/// The keyed hash of parts. All of them but the last have a fixed length.
+pub(super) fn authenticate(key: &[u8], parts: &[&[u8]]) -> [u8; BYTES] {
+    hash(key, parts).finalize().into_bytes().into()
 }
 
-fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; BYTES] {
-    const BLOCK: usize = 64;
-    let mut padded = [0; BLOCK];
-    if key.len() > BLOCK {
-        padded[..BYTES].copy_from_slice(&Sha256::digest(key));
-    } else {
-        padded[..key.len()].copy_from_slice(key);
-    }
-    let keyed = |mask: u8| Sha256::new().chain_update(padded.map(|byte| byte ^ mask));
-    let inner = parts.iter().fold(keyed(0x36), Digest::chain_update).finalize();
-    keyed(0x5c).chain_update(inner).finalize().into()
+/// Whether a code is the keyed hash of parts. The time that this takes does not tell where the first difference is.
+pub(super) fn is_authentic(key: &[u8], parts: &[&[u8]], code: &[u8; BYTES]) -> bool {
+    hash(key, parts).verify_slice(code).is_ok()
 }
 
-/// Compares all bytes, so that the time does not tell where the first difference is.
-fn equal(a: &[u8; BYTES], b: &[u8; BYTES]) -> bool {
-    std::hint::black_box(a.iter().zip(b).fold(0, |different, (a, b)| different | (a ^ b))) == 0
+fn hash(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+    let keyed = Hmac::new_from_slice(key).expect("keys of any length are allowed");
+    parts.iter().fold(keyed, |hash, part| hash.chain_update(part))
 }
 
 #[cfg(test)]
@@ -113,24 +129,7 @@ mod tests {
 
     use super::*;
 
-    fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat()
-    }
-
-    #[test]
-    fn the_hash_is_that_of_the_standard() {
-        // Test cases 2 and 6 of RFC 4231.
-        assert_eq!(
-            hex(&hmac(b"Jefe", &[b"what do ya want ", b"for nothing?"])),
-            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
-        );
-        assert_eq!(
-            hex(&hmac(&[0xaa; 131], &[b"Test Using Larger Than Block-Size Key - Hash Key First"])),
-            "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54"
-        );
-    }
-
-    fn shake_hands(secrets: [&str; 2]) -> (io::Result<Introduction>, io::Result<()>) {
+    fn shake_hands(secrets: [&str; 2]) -> (io::Result<(Introduction, Keys)>, io::Result<Keys>) {
         let (mut root, mut other) = UnixStream::pair().expect("a pair of sockets");
         let introduction = Introduction { rank: 3, size: 4, host: "node".into() };
         thread::scope(|scope| {
@@ -144,8 +143,11 @@ mod tests {
     #[test]
     fn only_processes_with_the_secret_meet() {
         let (admitted, introduced) = shake_hands(["s", "s"]);
-        assert_eq!(admitted.expect("it knows"), Introduction { rank: 3, size: 4, host: "node".into() });
-        introduced.expect("it knows");
+        let (introduction, root) = admitted.expect("it knows");
+        assert_eq!(introduction, Introduction { rank: 3, size: 4, host: "node".into() });
+        let rank = introduced.expect("it knows");
+        assert_eq!((root.sending, root.receiving), (rank.receiving, rank.sending));
+        assert_ne!(root.sending, root.receiving, "a frame cannot be sent back");
         let (admitted, introduced) = shake_hands(["s", "t"]);
         assert_eq!(admitted.expect_err("it does not").kind(), io::ErrorKind::PermissionDenied);
         let refused = introduced.expect_err("rank 0 has another");

@@ -1,25 +1,40 @@
-//! How the processes of a job meet without MPI: all of them connect to rank 0 by TCP.
+//! How the processes of a job talk beside their collectives: all of them have a TCP connection to rank 0.
 //!
-//! Rank 0 listens at the address in [`ADDRESS`]. Every process proves that it knows the secret of the job (`handshake`). The
-//! connections carry settings, results and failures, and no tensors. Every process sends a heartbeat every second. If a
-//! connection closes, or is silent for too long, the process at its other end is taken for dead, and the job fails.
+//! The connections carry settings, results, records of checkpoints and failures, and no tensors. They work while a collective
+//! hangs. Every process proves that it knows the secret of the job (`handshake`), and every frame is authenticated (`frame`).
+//! Processes without MPI find address and secret in their environment. With MPI, rank 0 sends both by MPI.
+//!
+//! Every process sends a heartbeat every second, which says what it waits for (`heartbeat`). If a connection closes, the process at
+//! its other end has died, and the job fails. A rank that has waited for too long asks rank 0, which knows all waits, who is at the end
+//! of the chain.
 
+#[allow(unsafe_code, reason = "it calls a function of the C library")]
+mod end;
 mod frame;
 mod handshake;
+mod heartbeat;
+mod meet;
+mod peer;
 
-use std::collections::VecDeque;
-use std::env;
 use std::io;
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
+use std::net::{Shutdown, TcpListener};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use std::{env, thread};
+
+use kintsugi_spec::work::finished_pieces;
+use serde::{Deserialize, Serialize};
 
 use crate::RankFailure;
+use crate::activity::Activity;
 use crate::mpi::launched;
+use crate::notice::print_notice;
+use crate::patience::{Decision, NOTICE, Patience, SLICE};
+use crate::waits::{ChainEnd, RankState, Wait, follow};
 use frame::{Kind, Lost};
-use handshake::{Introduction, admit, introduce};
+use handshake::Introduction;
+use peer::Peer;
 
 /// The variable with the address at which rank 0 listens: `host:port`.
 pub const ADDRESS: &str = "KINTSUGI_RENDEZVOUS";
@@ -27,16 +42,20 @@ pub const ADDRESS: &str = "KINTSUGI_RENDEZVOUS";
 /// The variable with the secret of the job.
 pub const SECRET: &str = "KINTSUGI_SECRET";
 
-/// How long the processes of a job wait for each other at the beginning.
+/// How long the processes of a job wait for each other at the beginning, at most.
 const MEETING: Duration = Duration::from_secs(120);
 
-/// How long one handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How long a process may be silent, at most. A machine that has lost its power closes no connections.
+const SILENCE: Duration = Duration::from_secs(60);
 
-const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long a rank waits for rank 0 to explain a stall.
+const ANSWER: Duration = Duration::from_secs(2);
 
-/// How long a process may be silent.
-const SILENCE: Duration = Duration::from_secs(8);
+/// If rank 0 does not answer, the other ranks report a stall one after the other. The first one ends the job.
+const TURN: Duration = Duration::from_millis(100);
+
+/// The limit of waits until [`Rendezvous::set_limit`] sets another.
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// This process among those of its job. There is at most one.
 pub struct Rendezvous {
@@ -49,28 +68,38 @@ pub struct Rendezvous {
     /// The connections: of rank 0 to all others, of the others to rank 0.
     peers: Vec<Peer>,
     failure: OnceLock<RankFailure>,
-    /// Whether another process prints the failure.
-    reported_elsewhere: AtomicBool,
-    /// Whether this process ends, so that nobody minds when connections close.
+    /// Whether the failure was printed, here or by another process.
+    reported: AtomicBool,
+    /// Whether this process ends, so that connections may close.
     ends: AtomicBool,
+    /// How long this process waits for another, in milliseconds.
+    limit: AtomicU64,
+    /// What the rank of this process waits for.
+    wait: Mutex<Option<CurrentWait>>,
 }
 
-/// The process at the other end of a connection.
-struct Peer {
-    rank: usize,
-    host: String,
-    stream: TcpStream,
-    /// Held while a frame is written.
-    writing: Mutex<()>,
-    inbox: Mutex<Inbox>,
-    arrived: Condvar,
+/// A wait of the rank of this process.
+#[derive(Clone, Copy, Debug)]
+struct CurrentWait {
+    number: u64,
+    peer: Option<usize>,
+    activity: Activity,
+    /// Whether the rank's thread is in a call that has no limit of its own.
+    is_blocking: bool,
 }
 
-#[derive(Default)]
-struct Inbox {
-    frames: VecDeque<Vec<u8>>,
-    /// Whether the process has said that it ends, or its connection has closed.
-    closed: bool,
+/// Where rank 0 listens, and the secret of the job.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Invitation {
+    addresses: Vec<String>,
+    secret: String,
+}
+
+impl Invitation {
+    /// The secret of the job.
+    pub fn secret(&self) -> &str {
+        &self.secret
+    }
 }
 
 /// Why the processes do not meet.
@@ -79,8 +108,19 @@ pub enum RendezvousError {
     /// A variable is missing.
     #[error("{ADDRESS} is set, but not {0}; kintsugi launch --no-mpi sets them all")]
     Variable(&'static str),
+    /// The secret is empty.
+    #[error("{SECRET} is empty; set it to random text, the same for all processes of the job")]
+    EmptySecret,
+    /// The rank is not one of the job's.
+    #[error("this process has rank {rank}, and the job has {size} processes: ranks are 0 to {}", size - 1)]
+    Rank {
+        /// The rank of this process.
+        rank: usize,
+        /// Number of processes.
+        size: usize,
+    },
     /// Rank 0 cannot listen.
-    #[error("rank 0 cannot listen at {ADDRESS}={address}: {reason}")]
+    #[error("rank 0 cannot listen at {address}: {reason}")]
     Listen {
         /// The address.
         address: String,
@@ -88,25 +128,46 @@ pub enum RendezvousError {
         reason: String,
     },
     /// Rank 0 cannot be reached.
-    #[error("rank {rank} did not reach rank 0 at {ADDRESS}={address} in {MEETING:?}: {reason}")]
+    #[error("rank {rank} did not reach rank 0 at {address} in {limit:?}: {reason}")]
     Connect {
         /// The rank of this process.
         rank: usize,
         /// The address.
         address: String,
+        /// How long it tried.
+        limit: Duration,
         /// The system's message.
         reason: String,
     },
+    /// Rank 0 does not accept this process.
+    #[error("the process at {address} is not rank 0 of this job: {reason} ({SECRET})")]
+    Refused {
+        /// The address.
+        address: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// Some processes have not come.
-    #[error("rank {} did not come to {ADDRESS} in {MEETING:?}", list(.0))]
-    Missing(Vec<usize>),
+    #[error("rank {} did not connect to rank 0 in {limit:?}", list(ranks))]
+    Missing {
+        /// Their ranks.
+        ranks: Vec<usize>,
+        /// How long rank 0 waited.
+        limit: Duration,
+    },
     /// The processes do not fit together.
     #[error("{0}")]
     Mismatch(String),
 }
 
+/// Names ranks, but not too many of them.
 fn list(ranks: &[usize]) -> String {
-    ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    const NAMED: usize = 8;
+    let names = ranks.iter().take(NAMED).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match ranks.len().saturating_sub(NAMED) {
+        0 => names,
+        more => format!("{names} and {more} more"),
+    }
 }
 
 static RENDEZVOUS: OnceLock<Result<Rendezvous, RendezvousError>> = OnceLock::new();
@@ -121,92 +182,174 @@ pub fn is_arranged() -> bool {
 pub fn arrange_locally() -> io::Result<[(&'static str, String); 2]> {
     // Rank 0 listens there soon. Should another program take the port before, rank 0 says so.
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    Ok([(ADDRESS, address.to_string()), (SECRET, new_secret()?)])
+}
+
+fn new_secret() -> io::Result<String> {
     let [first, second] = [handshake::random()?, handshake::random()?].map(u128::from_be_bytes);
-    let secret = format!("{first:032x}{second:032x}");
-    Ok([(ADDRESS, address.to_string()), (SECRET, secret)])
+    Ok(format!("{first:032x}{second:032x}"))
+}
+
+/// Who has found that the job fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FailureSource {
+    /// The rank of this process, which returns it to its caller.
+    Here,
+    /// Another process, which has sent it.
+    Peer(usize),
+    /// The thread that receives from a rank: the connection is lost.
+    Connection(usize),
 }
 
 impl Rendezvous {
-    /// Meets the other processes, or finds that this process already did.
-    pub fn connect() -> Result<&'static Rendezvous, RendezvousError> {
+    /// Meets the other processes at the address in the environment, or finds that this process already did.
+    pub fn connect(limit: Duration) -> Result<&'static Rendezvous, RendezvousError> {
+        Self::connect_with(limit, || {
+            let variable = |name| env::var(name).map_err(|_| RendezvousError::Variable(name));
+            let launched = launched().ok_or(RendezvousError::Variable("KINTSUGI_RANK and KINTSUGI_RANKS"))?;
+            let (address, secret) = (variable(ADDRESS)?, variable(SECRET)?);
+            let (rank, size, limit) = (launched.rank, launched.size, limit.min(MEETING));
+            if rank > 0 {
+                return Self::join(
+                    rank,
+                    size,
+                    host_name(),
+                    &Invitation { addresses: vec![address], secret },
+                    limit,
+                );
+            }
+            let listener = TcpListener::bind(&address)
+                .map_err(|error| RendezvousError::Listen { address, reason: error.to_string() })?;
+            Self::lead(size, host_name(), &listener, &secret, limit)
+        })
+    }
+
+    /// Meets the other processes in the way that `meet` does, or finds that this process already did.
+    pub(crate) fn connect_with(
+        limit: Duration,
+        meet: impl FnOnce() -> Result<Self, RendezvousError>,
+    ) -> Result<&'static Rendezvous, RendezvousError> {
         let mut first = false;
         let met = RENDEZVOUS.get_or_init(|| {
             first = true;
-            let variable = |name| env::var(name).map_err(|_| RendezvousError::Variable(name));
-            let launched = launched().ok_or(RendezvousError::Variable("KINTSUGI_RANK and KINTSUGI_RANKS"))?;
-            Self::meet(launched.rank, launched.size, &variable(ADDRESS)?, &variable(SECRET)?)
+            meet()
         });
         let met = met.as_ref().map_err(Clone::clone)?;
         if first {
-            met.start_threads();
+            met.start_threads(true);
         }
+        met.set_limit(limit);
         Ok(met)
     }
 
-    /// Whether this process has failed because of a failure that another process prints.
-    pub fn is_reported_elsewhere() -> bool {
-        matches!(RENDEZVOUS.get(), Some(Ok(met)) if met.reported_elsewhere.load(Ordering::Relaxed))
+    /// Whether the failure of this process was printed, here or by another process.
+    pub fn is_reported() -> bool {
+        matches!(RENDEZVOUS.get(), Some(Ok(met)) if met.reported.load(Ordering::Relaxed))
     }
 
-    /// Says goodbye at the end of the process, if it has met others. With `end_others`, ends all other processes, too: they
-    /// wait for this one, which has failed.
+    /// At the end of the process, if it has met others: waits until all of them have come to their end, so that none stalls unnoticed.
+    /// With `end_others`, ends all other processes at once, because this one has failed.
     pub fn finish(end_others: bool) {
         if let Some(Ok(met)) = RENDEZVOUS.get() {
             met.leave(end_others);
         }
     }
 
-    fn meet(rank: usize, size: usize, address: &str, secret: &str) -> Result<Self, RendezvousError> {
-        let host = host_name();
-        let peers = if rank == 0 {
-            receive_all(size, address, secret)?
-        } else {
-            let introduction = Introduction { rank, size, host: host.clone() };
-            vec![reach_first(&introduction, address, secret)?]
-        };
-        let (failure, reported_elsewhere, ends) =
-            (OnceLock::new(), AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Rendezvous { rank, size, host, peers, failure, reported_elsewhere, ends })
+    /// Closes the connections, as the last thing that a process does.
+    pub fn close() {
+        if let Some(Ok(met)) = RENDEZVOUS.get() {
+            met.disconnect();
+        }
     }
 
-    fn start_threads(&'static self) {
+    /// Rank 0: where it listens for processes on `hosts`, and what it tells them.
+    pub(crate) fn invite(host: &str, hosts: &[String]) -> io::Result<(TcpListener, Invitation)> {
+        let is_local = hosts.iter().all(|other| other == host);
+        let listener = TcpListener::bind(if is_local { "127.0.0.1:0" } else { "0.0.0.0:0" })?;
+        let port = listener.local_addr()?.port();
+        let mut names =
+            if is_local { vec!["127.0.0.1".to_owned()] } else { vec![host.to_owned(), host_name()] };
+        names.dedup();
+        let addresses = names.into_iter().map(|name| format!("{name}:{port}")).collect();
+        Ok((listener, Invitation { addresses, secret: new_secret()? }))
+    }
+
+    /// Rank 0: waits for the others.
+    pub(crate) fn lead(
+        size: usize,
+        host: String,
+        listener: &TcpListener,
+        secret: &str,
+        limit: Duration,
+    ) -> Result<Self, RendezvousError> {
+        check(0, size, secret)?;
+        Ok(Self::new(0, size, host, meet::receive_all(size, listener, secret, limit)?))
+    }
+
+    /// Every other rank: connects to rank 0.
+    pub(crate) fn join(
+        rank: usize,
+        size: usize,
+        host: String,
+        invitation: &Invitation,
+        limit: Duration,
+    ) -> Result<Self, RendezvousError> {
+        check(rank, size, &invitation.secret)?;
+        let introduction = Introduction { rank, size, host: host.clone() };
+        let first = meet::reach_first(&introduction, &invitation.addresses, &invitation.secret, limit)?;
+        Ok(Self::new(rank, size, host, vec![first]))
+    }
+
+    fn new(rank: usize, size: usize, host: String, peers: Vec<Peer>) -> Self {
+        Rendezvous {
+            rank,
+            size,
+            host,
+            peers,
+            failure: OnceLock::new(),
+            reported: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
+            limit: AtomicU64::new(LIMIT.as_millis() as u64),
+            wait: Mutex::default(),
+        }
+    }
+
+    /// Starts the threads that send heartbeats and receive frames. If it `owns_process`, a process that does not notice the failure of
+    /// its job is ended.
+    fn start_threads(&'static self, owns_process: bool) {
         let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
-            thread::Builder::new().name(name).spawn(body).expect("a thread for a connection");
+            let thread = thread::Builder::new().name(name).stack_size(512 << 10);
+            thread.spawn(body).expect("a thread for a connection");
         };
+        spawn("heartbeat".into(), Box::new(move || self.send_heartbeats(owns_process)));
         for peer in &self.peers {
             spawn(format!("from rank {}", peer.rank), Box::new(move || self.listen(peer)));
-        }
-        spawn("heartbeat".into(), Box::new(move || self.send_heartbeats()));
-    }
-
-    fn send_heartbeats(&self) {
-        while !self.ends.load(Ordering::Relaxed) {
-            for peer in &self.peers {
-                // The thread that listens to the peer notices that it is gone.
-                peer.write(Kind::Heartbeat, &[]).ok();
-            }
-            thread::sleep(HEARTBEAT);
         }
     }
 
     /// Receives everything that a peer sends.
     fn listen(&self, peer: &Peer) {
-        let mut stream = &peer.stream;
         loop {
-            match frame::read(&mut stream, SILENCE) {
+            match peer.read(|| self.limit().min(SILENCE)) {
                 Ok((Kind::Data, bytes)) => peer.deliver(|inbox| inbox.frames.push_back(bytes)),
-                Ok((Kind::Heartbeat, _)) => {}
-                Ok((Kind::Goodbye, _)) => return peer.deliver(|inbox| inbox.closed = true),
+                Ok((Kind::Post, bytes)) => peer.deliver(|inbox| inbox.posts.push_back(bytes)),
+                Ok((Kind::Heartbeat, bytes)) => {
+                    if let Ok(status) = postcard::from_bytes(&bytes) {
+                        peer.deliver(|inbox| inbox.status = status);
+                    }
+                }
+                Ok((Kind::Goodbye, _)) => peer.deliver(|inbox| inbox.closed = true),
                 Ok((Kind::Abort, bytes)) => {
                     let unknown = || RankFailure::new(peer.rank, "an unknown op", "it does not say why");
                     let failure = postcard::from_bytes(&bytes).unwrap_or_else(|_| unknown());
-                    self.fail(&failure, true, Some(peer.rank));
+                    let failure = if self.rank == 0 { self.explained(failure) } else { failure };
+                    self.fail(failure, FailureSource::Peer(peer.rank));
                 }
                 Err(lost) => {
-                    peer.deliver(|inbox| inbox.closed = true);
-                    if !self.ends.load(Ordering::Relaxed) {
-                        // If rank 0 is gone, all others notice, and the first of them says so.
-                        self.fail(&peer.lost(&lost), peer.rank == 0 && self.rank > 1, Some(peer.rank));
+                    let said_goodbye = std::mem::replace(&mut peer.inbox().closed, true);
+                    peer.arrived.notify_all();
+                    if !said_goodbye && !self.ends.load(Ordering::Relaxed) {
+                        self.fail(peer.lost(&lost), FailureSource::Connection(peer.rank));
                     }
                     return;
                 }
@@ -214,14 +357,32 @@ impl Rendezvous {
         }
     }
 
-    /// Keeps the first failure, and tells all peers of it but the one that it came from.
-    fn fail(&self, failure: &RankFailure, elsewhere: bool, source: Option<usize>) {
-        if self.failure.get().is_none() {
-            self.reported_elsewhere.store(elsewhere, Ordering::Relaxed);
-        }
-        if self.failure.set(failure.clone()).is_ok() {
-            let bytes = postcard::to_stdvec(failure).unwrap_or_default();
-            for peer in self.peers.iter().filter(|peer| Some(peer.rank) != source) {
+    /// Keeps the first failure, prints it if nobody else does, and tells the other processes.
+    fn fail(&self, failure: RankFailure, source: FailureSource) {
+        let mut is_first = false;
+        self.failure.get_or_init(|| {
+            is_first = true;
+            // If rank 0 is gone, all others notice, and the first of them says so.
+            let prints = match source {
+                FailureSource::Here => false,
+                FailureSource::Peer(_) => self.rank == 0 && failure.stalled,
+                FailureSource::Connection(lost) => lost != 0 || self.rank == 1,
+            };
+            if prints {
+                print_notice(&format!("error: {failure}"));
+            }
+            self.reported.store(source != FailureSource::Here, Ordering::Relaxed);
+            failure.clone()
+        });
+        if is_first {
+            // A rank that reports a stall waits for the explanation.
+            let knows = |peer: &Peer| match source {
+                FailureSource::Peer(rank) => rank == peer.rank && !failure.stalled,
+                FailureSource::Connection(lost) => lost == peer.rank,
+                FailureSource::Here => false,
+            };
+            let bytes = postcard::to_stdvec(&failure).unwrap_or_default();
+            for peer in self.peers.iter().filter(|peer| !knows(peer)) {
                 peer.write(Kind::Abort, &bytes).ok();
             }
         }
@@ -230,9 +391,49 @@ impl Rendezvous {
         }
     }
 
-    /// Ends the job because of a failure of this process.
-    pub(crate) fn abort(&self, failure: &RankFailure) {
-        self.fail(failure, false, None);
+    /// Ends the job because of a failure that this rank has found. Returns the first failure of the job, which is the cause of later
+    /// ones. Rank 0 explains a stall, because it knows who waits for whom.
+    pub(crate) fn abort(&self, failure: RankFailure) -> RankFailure {
+        if failure.stalled
+            && let Some(first) = self.peers.first().filter(|peer| peer.rank == 0)
+            && self.failure().is_none()
+        {
+            let bytes = postcard::to_stdvec(&failure).unwrap_or_default();
+            first.write(Kind::Abort, &bytes).ok();
+            let begun = Instant::now();
+            while self.failure().is_none() && begun.elapsed() < ANSWER + TURN * self.rank.min(50) as u32 {
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        self.fail(self.explained(failure), FailureSource::Here);
+        self.failure().expect("it has just been set")
+    }
+
+    /// Names the end of the chain of waits in a failure of a rank that has waited too long.
+    fn explained(&self, failure: RankFailure) -> RankFailure {
+        if !failure.stalled {
+            return failure;
+        }
+        let ChainEnd { rank, words } = self.chain(failure.rank, failure.peer);
+        let reason = format!("after {:?} it still waits for {words}", self.limit());
+        RankFailure { peer: rank.or(failure.peer), reason, ..failure }
+    }
+
+    /// The chain of waits from the rank that `waiting` waits for.
+    fn chain(&self, waiting: usize, peer: Option<usize>) -> ChainEnd {
+        follow(waiting, peer, self.size, |rank| {
+            if rank == self.rank {
+                let wait = self.current_wait().map(CurrentWait::described);
+                return Some(RankState { host: Some(self.host.clone()), wait, silent: Duration::ZERO });
+            }
+            let peer = self.peers.iter().find(|peer| peer.rank == rank)?;
+            let inbox = peer.inbox();
+            Some(RankState {
+                host: Some(peer.host.clone()),
+                wait: inbox.status.wait.clone(),
+                silent: inbox.silent,
+            })
+        })
     }
 
     /// Why the job failed, if it did.
@@ -240,7 +441,28 @@ impl Rendezvous {
         self.failure.get().cloned()
     }
 
-    /// See [`crate::Exchange::gather`].
+    /// Whether the job failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure.get().is_some()
+    }
+
+    /// How long this process waits for another that makes no progress.
+    pub(crate) fn limit(&self) -> Duration {
+        Duration::from_millis(self.limit.load(Ordering::Relaxed))
+    }
+
+    /// Sets how long this process waits for another that makes no progress.
+    pub fn set_limit(&self, limit: Duration) {
+        self.limit.store(limit.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Finished pieces of work of all processes, as far as this one knows.
+    pub(crate) fn pieces(&self) -> u64 {
+        let others = self.peers.iter().map(|peer| peer.inbox().status.pieces);
+        others.fold(finished_pieces(), u64::wrapping_add)
+    }
+
+    /// Brings the bytes of the first `ranks` processes to rank 0, in order of rank. Other processes get `None`.
     pub(crate) fn gather(&self, ranks: usize, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, RankFailure> {
         if self.rank > 0 {
             return self.send(0, &bytes).map(|()| None);
@@ -249,13 +471,24 @@ impl Rendezvous {
         [Ok(bytes)].into_iter().chain(others).collect::<Result<_, _>>().map(Some)
     }
 
-    /// See [`crate::Exchange::broadcast`].
+    /// Gives the first `ranks` processes the bytes of rank 0.
     pub(crate) fn broadcast(&self, ranks: usize, bytes: Vec<u8>) -> Result<Vec<u8>, RankFailure> {
         if self.rank > 0 {
             return self.receive(0);
         }
         (1..ranks).try_for_each(|rank| self.send(rank, &bytes))?;
         Ok(bytes)
+    }
+
+    /// Sends bytes to rank 0 that belong to no gather.
+    pub(crate) fn post(&self, bytes: &[u8]) {
+        // If the connection is lost, the thread that receives ends the job.
+        self.peer(0).write(Kind::Post, bytes).ok();
+    }
+
+    /// Rank 0: the oldest bytes that a process has posted and that were not taken yet.
+    pub(crate) fn take_post(&self, from: usize) -> Option<Vec<u8>> {
+        self.peer(from).inbox().posts.pop_front()
     }
 
     fn peer(&self, rank: usize) -> &Peer {
@@ -265,150 +498,163 @@ impl Rendezvous {
 
     fn send(&self, to: usize, bytes: &[u8]) -> Result<(), RankFailure> {
         let peer = self.peer(to);
-        if peer.write(Kind::Data, bytes).is_err() {
-            self.fail(&peer.lost(&Lost::Closed), false, Some(to));
+        if let Err(error) = peer.write(Kind::Data, bytes) {
+            let failure = match error.kind() {
+                io::ErrorKind::InvalidInput => RankFailure::new(self.rank, "an exchange", error.to_string()),
+                _ => peer.lost(&Lost::Closed),
+            };
+            self.fail(failure, FailureSource::Here);
         }
         self.failure().map_or(Ok(()), Err)
     }
 
     fn receive(&self, from: usize) -> Result<Vec<u8>, RankFailure> {
-        let peer = self.peer(from);
-        let mut inbox = peer.lock();
+        let activity = Activity::Exchange { from, to: self.rank };
+        let received = self.wait_for(self.peer(from), activity, |inbox| inbox.frames.pop_front());
+        received.map(|bytes| bytes.ok_or_else(|| self.peer(from).lost(&Lost::Closed)))?
+    }
+
+    /// Waits until `take` finds something in what a peer has sent. `None` if the peer has closed its connection and will send nothing
+    /// more. After some seconds it says whom it waits for.
+    fn wait_for<T>(
+        &self,
+        peer: &Peer,
+        activity: Activity,
+        mut take: impl FnMut(&mut peer::Inbox) -> Option<T>,
+    ) -> Result<Option<T>, RankFailure> {
+        let mut patience = Patience::new(self.limit(), NOTICE);
+        let _waiting = WaitGuard::new(self, Some(peer.rank), activity, false);
+        let mut inbox = peer.inbox();
         loop {
-            if let Some(bytes) = inbox.frames.pop_front() {
-                return Ok(bytes);
+            if let Some(found) = take(&mut inbox) {
+                return Ok(Some(found));
             }
             if let Some(failure) = self.failure() {
                 return Err(failure);
             }
             if inbox.closed {
-                return Err(peer.lost(&Lost::Closed));
+                return Ok(None);
             }
-            inbox = peer.arrived.wait_timeout(inbox, frame::SLICE).unwrap_or_else(PoisonError::into_inner).0;
+            let begun = Instant::now();
+            inbox = peer.arrived.wait_timeout(inbox, SLICE).unwrap_or_else(PoisonError::into_inner).0;
+            let passed = begun.elapsed().min(SLICE);
+            drop(inbox);
+            match patience.pass(passed, self.pieces()) {
+                Decision::Wait => {}
+                Decision::Notify => self.notify(Some(peer.rank), activity, patience.waited()),
+                Decision::GiveUp => {
+                    let failure = RankFailure::stalled(self.rank, activity.to_string(), Some(peer.rank));
+                    return Err(self.abort(RankFailure { host: Some(self.host.clone()), ..failure }));
+                }
+            }
+            inbox = peer.inbox();
         }
     }
 
+    /// Tells people for whom this rank waits.
+    pub(crate) fn notify(&self, peer: Option<usize>, activity: Activity, waited: Duration) {
+        let (seconds, words) = (waited.as_secs(), self.chain(self.rank, peer).words);
+        print_notice(&format!("rank {} has waited {seconds} s in {activity} for {words}", self.rank));
+    }
+
+    fn current_wait(&self) -> Option<CurrentWait> {
+        *self.lock_wait()
+    }
+
+    fn lock_wait(&self) -> MutexGuard<'_, Option<CurrentWait>> {
+        self.wait.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn leave(&self, end_others: bool) {
-        self.ends.store(true, Ordering::Relaxed);
         if end_others {
+            self.ends.store(true, Ordering::Relaxed);
             let failure = RankFailure::new(self.rank, "the job", "it has ended with an error");
-            self.fail(&RankFailure { host: Some(self.host.clone()), ..failure }, false, None);
+            self.fail(RankFailure { host: Some(self.host.clone()), ..failure }, FailureSource::Here);
+        } else if !self.has_failed() {
+            self.say_goodbye();
         }
+        self.ends.store(true, Ordering::Relaxed);
+    }
+
+    fn disconnect(&self) {
         for peer in &self.peers {
-            if !end_others {
-                peer.write(Kind::Goodbye, &[]).ok();
-            }
             peer.stream.shutdown(Shutdown::Write).ok();
         }
         // A connection that closes with unread bytes loses those that it has sent.
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(1) && self.peers.iter().any(|peer| !peer.lock().closed) {
+        while begun.elapsed() < Duration::from_secs(1) && self.peers.iter().any(|peer| !peer.inbox().closed) {
             thread::sleep(Duration::from_millis(5));
         }
     }
-}
 
-impl Peer {
-    fn new(rank: usize, host: String, stream: TcpStream) -> io::Result<Self> {
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(frame::SLICE))?;
-        stream.set_write_timeout(Some(SILENCE))?;
-        let (writing, inbox, arrived) = (Mutex::default(), Mutex::default(), Condvar::new());
-        Ok(Peer { rank, host, stream, writing, inbox, arrived })
-    }
-
-    fn write(&self, kind: Kind, bytes: &[u8]) -> io::Result<()> {
-        let _whole_frame = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        frame::write(&mut &self.stream, kind, bytes)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn deliver(&self, change: impl FnOnce(&mut Inbox)) {
-        change(&mut self.lock());
-        self.arrived.notify_all();
-    }
-
-    fn lost(&self, lost: &Lost) -> RankFailure {
-        let reason = match lost {
-            Lost::Closed => "its process has ended".to_owned(),
-            Lost::Silent => format!("nothing was received from its process for {SILENCE:?}"),
-        };
-        RankFailure { host: Some(self.host.clone()), ..RankFailure::new(self.rank, "an unknown op", reason) }
-    }
-}
-
-/// Rank 0 waits until all others have come.
-fn receive_all(size: usize, address: &str, secret: &str) -> Result<Vec<Peer>, RendezvousError> {
-    let refused =
-        |error: io::Error| RendezvousError::Listen { address: address.to_owned(), reason: error.to_string() };
-    let listener = TcpListener::bind(address).map_err(refused)?;
-    listener.set_nonblocking(true).map_err(refused)?;
-    let begun = Instant::now();
-    let mut peers: Vec<Peer> = Vec::new();
-    while peers.len() + 1 < size {
-        match listener.accept() {
-            // Whoever cannot prove that it belongs to the job is not waited for.
-            Ok((stream, _)) => {
-                if let Ok((introduction, peer)) = receive_one(stream, secret) {
-                    check(&introduction, size, &peers)?;
-                    peers.push(peer);
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if begun.elapsed() > MEETING {
-                    let missing = |rank: &usize| peers.iter().all(|peer| peer.rank != *rank);
-                    return Err(RendezvousError::Missing((1..size).filter(missing).collect()));
-                }
-                thread::sleep(Duration::from_millis(5));
-            }
-            Err(error) => return Err(refused(error)),
+    /// Prints the failure of the job, unless that was done.
+    fn report(&self) {
+        if let Some(failure) = self.failure()
+            && !self.reported.swap(true, Ordering::Relaxed)
+        {
+            print_notice(&format!("error: {failure}"));
         }
     }
-    Ok(peers)
-}
 
-fn receive_one(mut stream: TcpStream, secret: &str) -> io::Result<(Introduction, Peer)> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(HANDSHAKE))?;
-    let introduction = admit(&mut stream, secret)?;
-    let peer = Peer::new(introduction.rank, introduction.host.clone(), stream)?;
-    Ok((introduction, peer))
-}
-
-fn check(introduction: &Introduction, size: usize, peers: &[Peer]) -> Result<(), RendezvousError> {
-    let Introduction { rank, size: theirs, host } = introduction;
-    let problem = if *theirs != size {
-        format!("rank {rank} on {host} is one of {theirs} processes, and rank 0 one of {size}")
-    } else if !(1..size).contains(rank) || peers.iter().any(|peer| peer.rank == *rank) {
-        format!("two processes of the job have rank {rank}, one of them on {host}")
-    } else {
-        return Ok(());
-    };
-    Err(RendezvousError::Mismatch(problem))
-}
-
-/// Every other rank connects to rank 0, which may not be there yet.
-fn reach_first(introduction: &Introduction, address: &str, secret: &str) -> Result<Peer, RendezvousError> {
-    let begun = Instant::now();
-    loop {
-        let reached = TcpStream::connect(address).and_then(|mut stream| {
-            stream.set_read_timeout(Some(HANDSHAKE))?;
-            introduce(&mut stream, secret, introduction)?;
-            let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-            Peer::new(0, host.to_owned(), stream)
-        });
-        match reached {
-            Ok(peer) => return Ok(peer),
-            Err(error) if begun.elapsed() > MEETING || error.kind() == io::ErrorKind::PermissionDenied => {
-                let (rank, address) = (introduction.rank, address.to_owned());
-                return Err(RendezvousError::Connect { rank, address, reason: error.to_string() });
+    /// Rank 0 answers when all others have said goodbye.
+    fn say_goodbye(&self) {
+        let goodbye = |peer: &Peer| drop(peer.write(Kind::Goodbye, &[]));
+        if self.rank > 0 {
+            self.peers.iter().for_each(goodbye);
+        }
+        for peer in &self.peers {
+            let closed = self.wait_for(peer, Activity::End, |inbox| inbox.closed.then_some(()));
+            if closed.is_err() {
+                return self.report();
             }
-            Err(_) => thread::sleep(Duration::from_millis(20)),
+        }
+        if self.rank == 0 {
+            self.peers.iter().for_each(goodbye);
         }
     }
+}
+
+/// Says what this rank waits for, until it is dropped.
+pub(crate) struct WaitGuard<'a> {
+    rendezvous: &'a Rendezvous,
+    before: Option<CurrentWait>,
+}
+
+impl<'a> WaitGuard<'a> {
+    /// A wait for a rank, if it is known. If it `is_blocking`, the heartbeat's thread looks at its limit.
+    pub fn new(
+        rendezvous: &'a Rendezvous,
+        peer: Option<usize>,
+        activity: Activity,
+        is_blocking: bool,
+    ) -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let wait = CurrentWait { number, peer, activity, is_blocking };
+        WaitGuard { rendezvous, before: rendezvous.lock_wait().replace(wait) }
+    }
+}
+
+impl Drop for WaitGuard<'_> {
+    fn drop(&mut self) {
+        *self.rendezvous.lock_wait() = self.before;
+    }
+}
+
+impl CurrentWait {
+    fn described(self) -> Wait {
+        Wait { peer: self.peer, activity: self.activity.to_string() }
+    }
+}
+
+fn check(rank: usize, size: usize, secret: &str) -> Result<(), RendezvousError> {
+    if secret.is_empty() {
+        return Err(RendezvousError::EmptySecret);
+    }
+    if rank >= size {
+        return Err(RendezvousError::Rank { rank, size });
+    }
+    Ok(())
 }
 
 /// The name of this node: Slurm's, or the system's.

@@ -1,21 +1,44 @@
 //! Processes as threads of one process.
 
+use std::io::Write;
+use std::net::TcpStream;
+
 use super::*;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A member of a job that meets at a listener.
+fn meet(
+    rank: usize,
+    size: usize,
+    listener: &TcpListener,
+    secret: &str,
+) -> Result<Rendezvous, RendezvousError> {
+    if rank == 0 {
+        return Rendezvous::lead(size, host_name(), listener, secret, LIMIT);
+    }
+    let addresses = vec![listener.local_addr().expect("it is bound").to_string()];
+    Rendezvous::join(rank, size, host_name(), &Invitation { addresses, secret: secret.to_owned() }, LIMIT)
+}
+
+fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").expect("a free port")
+}
 
 /// The members of a job that has met, leaked as those of a process are.
 fn met(size: usize) -> Vec<&'static Rendezvous> {
-    let [(_, address), (_, secret)] = arrange_locally().expect("a free port");
+    let (listener, secret) = (listener(), new_secret().expect("random bytes"));
     let members = thread::scope(|scope| {
         let meet = |rank| {
-            let (address, secret) = (&address, &secret);
-            scope.spawn(move || Rendezvous::meet(rank, size, address, secret))
+            let (listener, secret) = (&listener, &secret);
+            scope.spawn(move || meet(rank, size, listener, secret))
         };
         let meeting: Vec<_> = (0..size).map(meet).collect();
         meeting.into_iter().map(|one| one.join().expect("no panic").expect("they meet")).collect::<Vec<_>>()
     });
     let leak = |member: Rendezvous| -> &'static Rendezvous {
         let member: &'static Rendezvous = Box::leak(Box::new(member));
-        member.start_threads();
+        member.start_threads(false);
         member
     };
     members.into_iter().map(leak).collect()
@@ -33,9 +56,13 @@ fn on_all<T: Send>(members: &[&'static Rendezvous], body: impl Fn(&Rendezvous) -
 fn eventually(condition: impl Fn() -> bool) {
     let begun = Instant::now();
     while !condition() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "it does not happen");
+        assert!(begun.elapsed() < Duration::from_secs(20), "it does not happen");
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+fn are_reported<const N: usize>(members: [&Rendezvous; N]) -> [bool; N] {
+    members.map(|member| member.reported.load(Ordering::Relaxed))
 }
 
 #[test]
@@ -51,7 +78,11 @@ fn bytes_come_to_rank_0_in_order_and_go_to_all() {
     // A smaller job takes part without the others.
     let some = on_all(&members[..2], |member| member.gather(2, vec![member.rank as u8]));
     assert_eq!(some[0], Ok(Some(vec![vec![0], vec![1]])));
+    members[3].post(b"beside all of it");
+    eventually(|| members[0].take_post(3) == Some(b"beside all of it".to_vec()));
+    assert_eq!(members[0].take_post(2), None);
     on_all(&members, |member| member.leave(false));
+    on_all(&members, Rendezvous::disconnect);
     assert!(members.iter().all(|member| member.failure().is_none()), "goodbye is no failure");
 }
 
@@ -67,46 +98,85 @@ fn the_death_of_a_process_ends_the_job_and_is_named() {
         assert_eq!((failure.rank, failure.reason.as_str()), (2, "its process has ended"), "{failure}");
         assert_eq!(failure.host.as_deref(), Some(host_name().as_str()), "rank {}", member.rank);
     }
-    let silent = [0, 1].map(|rank: usize| members[rank].reported_elsewhere.load(Ordering::Relaxed));
-    assert_eq!(silent, [false, true], "rank 0 prints it");
-}
-
-#[test]
-fn the_death_of_rank_0_is_printed_by_rank_1() {
-    let members = met(3);
-    // A dead process does not tell rank 2 that its connection to rank 1 has closed.
-    members[0].ends.store(true, Ordering::Relaxed);
-    for peer in &members[0].peers {
-        peer.stream.shutdown(Shutdown::Both).expect("it is open");
-    }
-    eventually(|| {
-        members[1..].iter().all(|member| member.failure().is_some_and(|failure| failure.rank == 0))
-    });
-    let silent = [1, 2].map(|rank: usize| members[rank].reported_elsewhere.load(Ordering::Relaxed));
-    assert_eq!(silent, [false, true]);
+    assert_eq!(are_reported([members[0], members[1]]), [true, true], "rank 0 has printed it");
 }
 
 #[test]
 fn a_failure_of_one_is_the_failure_of_all_and_the_first_one_stays() {
     let members = met(4);
     let failure = RankFailure::new(3, "backward layer 1", "no memory");
-    members[3].abort(&failure);
+    members[3].abort(failure.clone());
     eventually(|| members.iter().all(|member| member.failure() == Some(failure.clone())));
-    members[1].abort(&RankFailure::new(1, "a step", "a consequence"));
-    assert_eq!(members[1].failure(), Some(failure.clone()));
+    assert_eq!(members[1].abort(RankFailure::new(1, "a step", "a consequence")), failure);
     assert_eq!(members[0].gather(4, Vec::new()), Err(failure));
+    assert_eq!(are_reported([members[0], members[3]]), [true, false], "rank 3 prints it");
+}
+
+#[test]
+fn a_stall_names_the_end_of_the_chain_of_waits() {
+    let members = met(4);
+    members.iter().for_each(|member| member.set_limit(Duration::from_secs(3)));
+    // Rank 3 waits for rank 2 in a transfer, rank 2 waits for rank 1, and rank 1 computes for ever. Ranks 0 to 2 do not give up.
+    let transfer = Activity::Message { group: kintsugi_spec::Group::PIPELINE, from: 2, to: 3, tag: 0 };
+    let _second = WaitGuard::new(members[2], Some(1), transfer, false);
+    let _third = WaitGuard::new(members[3], Some(2), transfer, false);
+    eventually(|| members[0].peers.iter().filter(|peer| peer.inbox().status.wait.is_some()).count() == 2);
+    let stalled = RankFailure::stalled(3, "a send", Some(2));
+    let failure = members[3].abort(RankFailure { host: Some("c".into()), ..stalled });
+    let host = host_name();
+    let expected = format!(
+        "rank 3 on c failed in a send: after 3s it still waits for rank 2 on {host}, which waits for rank 1 on {host}, which waits \
+         for no other rank"
+    );
+    assert_eq!((failure.to_string(), failure.peer), (expected, Some(1)));
+    eventually(|| members.iter().all(|member| member.failure().is_some_and(|other| other == failure)));
+    assert_eq!(
+        are_reported([members[0], members[1], members[2], members[3]]),
+        [true; 4],
+        "rank 0 has printed it"
+    );
+}
+
+#[test]
+fn a_rank_that_never_comes_to_an_exchange_ends_it_after_the_limit() {
+    let members = met(2);
+    members[0].set_limit(Duration::from_millis(400));
+    let failure = members[0].gather(2, Vec::new()).expect_err("rank 1 does not come");
+    assert_eq!((failure.rank, failure.peer, failure.stalled), (0, Some(1), true));
+    assert!(failure.reason.contains("after 400ms it still waits for rank 1"), "{failure}");
+    eventually(|| members[1].failure() == Some(failure.clone()));
 }
 
 #[test]
 fn processes_that_do_not_fit_are_refused() {
-    let [(_, address), (_, secret)] = arrange_locally().expect("a free port");
+    let listener = listener();
     thread::scope(|scope| {
-        let root = scope.spawn(|| Rendezvous::meet(0, 2, &address, &secret));
-        let wrong = Rendezvous::meet(1, 2, &address, "another secret").err().expect("it is refused");
-        assert!(matches!(wrong, RendezvousError::Connect { rank: 1, .. }), "{wrong}");
-        scope.spawn(|| Rendezvous::meet(1, 3, &address, &secret));
+        let root = scope.spawn(|| meet(0, 2, &listener, "the secret"));
+        let wrong = meet(1, 2, &listener, "another secret").err().expect("it is refused");
+        assert!(matches!(wrong, RendezvousError::Refused { .. }), "{wrong}");
+        scope.spawn(|| meet(1, 3, &listener, "the secret"));
         let error = root.join().expect("no panic").err().expect("the sizes differ").to_string();
         assert!(error.contains("is one of 3 processes, and rank 0 one of 2"), "{error}");
+    });
+    assert_eq!(meet(0, 2, &listener, "").err(), Some(RendezvousError::EmptySecret));
+    let beyond = meet(2, 2, &listener, "s").err().expect("ranks are 0 and 1");
+    assert_eq!(beyond.to_string(), "this process has rank 2, and the job has 2 processes: ranks are 0 to 1");
+}
+
+#[test]
+fn connections_that_prove_nothing_do_not_hold_up_the_others() {
+    let listener = listener();
+    let address = listener.local_addr().expect("it is bound");
+    // Silent, and with a byte now and then: none of them ends its handshake while the others meet.
+    let mut noise: Vec<TcpStream> =
+        (0..40).map(|_| TcpStream::connect(address).expect("it listens")).collect();
+    noise.iter_mut().step_by(2).for_each(|stream| stream.write_all(&[1]).expect("it is open"));
+    thread::scope(|scope| {
+        let root = scope.spawn(|| meet(0, 2, &listener, "the secret"));
+        let begun = Instant::now();
+        meet(1, 2, &listener, "the secret").expect("they meet");
+        root.join().expect("no panic").expect("they meet");
+        assert!(begun.elapsed() < Duration::from_secs(40), "one after the other they would take 200 s");
     });
 }
 

@@ -3,12 +3,17 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::WorldState;
+use kintsugi_spec::work::finished_pieces;
+
 use super::group_state::{GroupState, Transfers};
 use super::shared_gpu::SharedGpu;
+use super::{WorldState, lock};
 use crate::activity::Activity;
+use crate::notice::print_notice;
+use crate::patience::{Decision, Patience, SLICE, STEP_NOTICE};
 use crate::region::{self, Region};
 use crate::ring::Action;
+use crate::waits::Wait;
 use crate::{Operation, RankFailure};
 
 /// A rank's place in a group.
@@ -30,9 +35,6 @@ pub(super) enum Next<T> {
     /// When another rank has done its part.
     AfterOthers,
 }
-
-/// The longest time that a rank waits before it checks the timeout.
-const SLICE: Duration = Duration::from_millis(200);
 
 impl Member {
     pub(super) fn new(world: Arc<WorldState>, shared: Arc<GroupState>, me: usize) -> Self {
@@ -86,7 +88,8 @@ impl Member {
     /// timeout is what `missing` returns: the rank that is missing, and what it has not done.
     ///
     /// The rank waits in short intervals, and each counts for at most its own length. So the time during which the whole
-    /// process is stopped, as by SIGSTOP, does not count towards the timeout. Time on an emulated link does not count, either.
+    /// process is stopped, as by SIGSTOP, does not count towards the timeout. Time on an emulated link does not count, either. Other
+    /// ranks that load or write begin the timeout anew.
     pub(super) fn sleep_until<T>(
         &self,
         during: Activity,
@@ -94,7 +97,8 @@ impl Member {
         missing: impl Fn(&mut Transfers) -> (usize, String),
     ) -> Option<T> {
         let timeout = self.world.timeout;
-        let mut left = timeout;
+        let mut patience = Patience::new(timeout, STEP_NOTICE);
+        let _registered = RegisteredWait(self);
         let mut transfers = self.shared.lock();
         loop {
             // Under the lock: a rank that sees the failure and then takes the lock knows that no move begins any more.
@@ -105,20 +109,50 @@ impl Member {
             let (slice, counts) = match ready(&mut transfers) {
                 Next::Now(found) => return Some(found),
                 Next::At(due) => (due.saturating_duration_since(begun), false),
-                Next::AfterOthers if left.is_zero() => {
+                Next::AfterOthers if patience.left().is_zero() => {
                     let (peer, reason) = missing(&mut transfers);
                     drop(transfers);
-                    self.fail(during, peer, format!("after {timeout:?}, {reason}"));
+                    self.fail_stalled(during, peer, &format!("after {timeout:?}, {reason}"));
                     return None;
                 }
-                Next::AfterOthers => (left.min(SLICE), true),
+                Next::AfterOthers => (patience.left().min(SLICE), true),
             };
             let condvar = self.shared.condvar(self.me);
             transfers = condvar.wait_timeout(transfers, slice).unwrap_or_else(PoisonError::into_inner).0;
-            if counts {
-                left -= begun.elapsed().min(slice);
+            let passed = begun.elapsed().min(slice);
+            if !counts {
+                continue;
+            }
+            let decision = patience.pass(passed, finished_pieces());
+            if passed == slice {
+                let (peer, _) = missing(&mut transfers);
+                self.register_wait(during, peer);
+                if decision == Decision::Notify {
+                    let (me, waited) = (self.global(self.me), patience.waited().as_secs());
+                    let words = self.world.chain(me, self.global(peer)).words;
+                    print_notice(&format!("rank {me} has waited {waited} s in {during} for {words}"));
+                }
             }
         }
+    }
+
+    /// Says whom this rank waits for.
+    fn register_wait(&self, during: Activity, peer: usize) {
+        let wait = Wait { peer: Some(self.global(peer)), activity: during.to_string() };
+        *lock(&self.world.waits[self.global(self.me)]) = Some(wait);
+    }
+
+    /// Stops the world because this rank has waited too long. Names the end of the chain of waits.
+    fn fail_stalled(&self, during: Activity, peer: usize, reason: &str) {
+        let (me, peer) = (self.global(self.me), self.global(peer));
+        let end = self.world.chain(me, peer);
+        let reason = if end.rank == Some(peer) {
+            reason.to_owned()
+        } else {
+            format!("{reason}; it waits for {}", end.words)
+        };
+        let failure = RankFailure::stalled(me, during.to_string(), end.rank);
+        self.world.abort(RankFailure { reason, ..failure });
     }
 
     /// After a failure: waits until `unused` is true, which a rank in the middle of a move soon makes it.
@@ -140,6 +174,16 @@ impl Member {
     pub(super) fn fail(&self, during: Activity, peer: usize, reason: String) {
         let (me, peer) = (self.global(self.me), self.global(peer));
         self.world.abort(RankFailure::in_transfer(me, during.to_string(), peer, reason));
+    }
+}
+
+/// Removes what a rank has registered of its wait.
+struct RegisteredWait<'a>(&'a Member);
+
+impl Drop for RegisteredWait<'_> {
+    fn drop(&mut self) {
+        let member = self.0;
+        *lock(&member.world.waits[member.global(member.me)]) = None;
     }
 }
 

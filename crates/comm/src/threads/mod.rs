@@ -29,11 +29,12 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use kintsugi_spec::{EmulatedLinks, Group, Topology};
+use kintsugi_spec::{EmulatedLinks, Group, Topology, work};
 use kintsugi_tensor::{Backend, Place};
 
 use crate::emulated::LinkClocks;
 use crate::traffic::TrafficCounter;
+use crate::waits::{ChainEnd, RankState, Wait, follow};
 use crate::{Communicator, Operation, RankFailure, Traffic, World};
 pub use group::ThreadsGroup;
 use group_state::GroupState;
@@ -62,6 +63,8 @@ struct WorldState {
     inboxes: Vec<Inbox>,
     groups: Mutex<HashMap<GroupKey, Arc<GroupState>>>,
     timeout: Duration,
+    /// What each rank waits for, if it has waited for a while.
+    waits: Vec<Mutex<Option<Wait>>>,
     failure: OnceLock<RankFailure>,
 }
 
@@ -81,6 +84,7 @@ impl ThreadsWorld {
             inboxes: (0..ranks).map(|_| Inbox::default()).collect(),
             groups: Mutex::default(),
             timeout,
+            waits: (0..ranks).map(|_| Mutex::default()).collect(),
             failure: OnceLock::new(),
         };
         let shared = Arc::new(shared);
@@ -148,6 +152,18 @@ impl World for ThreadsWorld {
         Ok(bytes)
     }
 
+    fn post(&self, _: &[u8]) {
+        unreachable!("all ranks are in the process of rank 0");
+    }
+
+    fn take_post(&self, _: usize) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn finished_pieces(&self) -> u64 {
+        work::finished_pieces()
+    }
+
     fn abort(&self, reason: RankFailure) {
         self.shared.abort(reason);
     }
@@ -164,6 +180,13 @@ impl WorldState {
         for group in lock(&self.groups).values() {
             group.wake_all();
         }
+    }
+
+    /// The chain of waits from the rank that `waiting` waits for.
+    fn chain(&self, waiting: usize, peer: usize) -> ChainEnd {
+        follow(waiting, Some(peer), self.waits.len(), |rank| {
+            Some(RankState { wait: lock(&self.waits[rank]).clone(), ..RankState::default() })
+        })
     }
 
     /// Counts bytes for the rank that sends them. Returns when they arrive, if they take time on an emulated link: they begin

@@ -17,6 +17,7 @@ use std::{env, fs, thread};
 
 use kintsugi_comm::World;
 use kintsugi_comm::mpi::{Mpi, MpiWorld, VARIABLE};
+use kintsugi_comm::rendezvous::Rendezvous;
 use kintsugi_comm::threads::ThreadsWorld;
 use kintsugi_spec::{EmulatedLink, EmulatedLinks, Topology};
 use kintsugi_testing::{Need, skip};
@@ -102,7 +103,7 @@ fn processes(need: Need, mpirun: &str, library: &str, flags: &[&str]) {
 #[test]
 fn a_process_of_the_suite() {
     let Some(told) = env::var_os(PROCESS).map(PathBuf::from) else { return };
-    let mpi = Mpi::connect().unwrap_or_else(|error| panic!("{error}"));
+    let mpi = Mpi::connect(PATIENCE).unwrap_or_else(|error| panic!("{error}"));
     let world = MpiWorld::new(mpi, TOPOLOGY, mpi.size, PATIENCE, false);
     let suite = Suite::new(&world, TOPOLOGY, mpi.rank);
     suite.run();
@@ -114,7 +115,9 @@ fn a_process_of_the_suite() {
     suite.run();
     beside_computing(&suite, &emulated, &told);
     println!("rank {}: the suite has passed", mpi.rank);
+    Rendezvous::finish(false);
     Mpi::finish(0, false);
+    Rendezvous::close();
 }
 
 /// A collective beside a rank that computes. Rank 1 tells by a file that it has its result.

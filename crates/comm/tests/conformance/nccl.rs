@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kintsugi_comm::nccl::{self, NcclSettings, SHARED_GPU_VERSION};
 use kintsugi_comm::rendezvous::{Rendezvous, arrange_locally};
-use kintsugi_comm::{Collective, Connection, Exchange, World, WorldOptions};
+use kintsugi_comm::{Collective, Connection, World, WorldOptions};
 use kintsugi_spec::Group;
 use kintsugi_tensor::cuda::libraries::devices;
 use kintsugi_tensor::cuda::{CudaBackend, Gpu};
@@ -112,8 +112,8 @@ fn slabs_and_transport_are_what_the_driver_counts() {
 fn a_process_on_nccl() {
     let Some(part) = env::var_os(PROCESS).filter(|_| env::var_os("KINTSUGI_RANK").is_some()) else { return };
     SETTINGS.set_environment();
-    let met = Rendezvous::connect().unwrap_or_else(|error| panic!("{error}"));
-    let connection = Connection::nccl(Exchange::Rendezvous(met)).unwrap_or_else(|error| panic!("{error}"));
+    let met = Rendezvous::connect(PATIENCE).unwrap_or_else(|error| panic!("{error}"));
+    let connection = Connection::nccl(met).unwrap_or_else(|error| panic!("{error}"));
     let options = WorldOptions::for_exchange(met.size);
     let options =
         WorldOptions { topology: TOPOLOGY, timeout: PATIENCE, nccl: SETTINGS, wraps: true, ..options };

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::nvrtc::{result, sys};
-use kintsugi_spec::output;
+use kintsugi_spec::{output, work};
 
 use super::cache;
 use super::error::CudaError;
@@ -43,6 +43,7 @@ pub(crate) fn cubin(
         architecture: architecture.to_owned(),
         log,
     })?;
+    work::finish_piece();
     if let Some(path) = kept {
         keep(&path, &image);
     }

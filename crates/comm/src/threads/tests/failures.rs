@@ -118,8 +118,33 @@ fn a_timeout_ends_with_the_name_of_who_does_not_send() {
         }
     });
     let during = "send from rank 2 to rank 1 with tag 5 of group pp";
-    let expected = RankFailure::in_transfer(1, during, 2, "after 20ms, not started by rank 2");
-    assert_eq!(world.failure(), Some(expected));
+    let reason = "after 20ms, not started by rank 2".to_owned();
+    assert_eq!(world.failure(), Some(RankFailure { reason, ..RankFailure::stalled(1, during, Some(2)) }));
+}
+
+#[test]
+fn a_timeout_names_the_end_of_the_chain_of_waits() {
+    // Rank 0 waits for rank 1, which waits for rank 2, which sends nothing. Rank 0 gives up first, because it waits longest.
+    let world = ThreadsWorld::new(Topology::ONE_NODE, 3, Duration::from_millis(1500));
+    let began = Barrier::new(2);
+    run(&world, 3, |rank| {
+        if rank == 2 {
+            return;
+        }
+        let group = world.host_group(Group::PIPELINE, &[rank, rank + 1], rank);
+        let pending = group.receive(1, 0, buffer(8));
+        if rank == 1 {
+            began.wait();
+            // So that rank 0 is the first to give up.
+            std::thread::sleep(Duration::from_millis(200));
+        } else {
+            began.wait();
+        }
+        drop(group.wait(pending));
+    });
+    let failure = world.failure().expect("rank 0 gives up");
+    let reason = "after 1.5s, not started by rank 1; it waits for rank 1, which waits for rank 2, which waits for no other rank";
+    assert_eq!((failure.rank, failure.peer, &*failure.reason), (0, Some(2), reason));
 }
 
 /// What stops a world of two ranks that each run `body`.

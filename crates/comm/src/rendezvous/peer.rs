@@ -1,0 +1,105 @@
+//! The process at the other end of a connection.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::TcpStream;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::frame::{FrameReader, FrameWriter, Kind, Lost};
+use super::handshake::Keys;
+use crate::RankFailure;
+use crate::patience::SLICE;
+use crate::waits::Wait;
+
+/// How long a write may take.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// The process at the other end of a connection.
+pub(super) struct Peer {
+    pub rank: usize,
+    pub host: String,
+    pub stream: TcpStream,
+    writer: Mutex<FrameWriter>,
+    /// Used by the thread that receives.
+    reader: Mutex<FrameReader>,
+    inbox: Mutex<Inbox>,
+    pub arrived: Condvar,
+}
+
+/// What a process has sent.
+#[derive(Default)]
+pub(super) struct Inbox {
+    pub frames: VecDeque<Vec<u8>>,
+    pub posts: VecDeque<Vec<u8>>,
+    /// Its last heartbeat.
+    pub status: Status,
+    /// How long it has sent nothing.
+    pub silent: Duration,
+    /// Whether the process has said that it ends, or its connection has closed.
+    pub closed: bool,
+}
+
+/// The contents of a heartbeat.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Status {
+    /// Finished pieces of work of the process: see [`kintsugi_spec::work`]. From rank 0, those of all processes.
+    pub pieces: u64,
+    /// What the process waits for.
+    pub wait: Option<Wait>,
+}
+
+impl Peer {
+    pub fn new(rank: usize, host: String, stream: TcpStream, keys: &Keys) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(SLICE))?;
+        stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+        Ok(Peer {
+            rank,
+            host,
+            stream,
+            writer: Mutex::new(FrameWriter::new(keys.sending)),
+            reader: Mutex::new(FrameReader::new(keys.receiving)),
+            inbox: Mutex::default(),
+            arrived: Condvar::new(),
+        })
+    }
+
+    pub fn write(&self, kind: Kind, bytes: &[u8]) -> io::Result<()> {
+        lock(&self.writer).write(&mut &self.stream, kind, bytes)
+    }
+
+    /// Waits for a frame, but not longer than `patience` without a byte.
+    pub fn read(&self, patience: impl Fn() -> Duration) -> Result<(Kind, Vec<u8>), Lost> {
+        lock(&self.reader).read(&mut &self.stream, |silent| {
+            self.inbox().silent = silent;
+            silent < patience()
+        })
+    }
+
+    pub fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        lock(&self.inbox)
+    }
+
+    pub fn deliver(&self, change: impl FnOnce(&mut Inbox)) {
+        change(&mut self.inbox());
+        self.arrived.notify_all();
+    }
+
+    /// The failure of a job whose connection to this process is lost.
+    pub fn lost(&self, lost: &Lost) -> RankFailure {
+        let reason = match lost {
+            Lost::Closed => "its process has ended".to_owned(),
+            Lost::Silent => format!("its process has sent nothing for {} s", self.inbox().silent.as_secs()),
+            Lost::Invalid => "its connection carries bytes that it did not send".to_owned(),
+        };
+        // What it was doing is not known.
+        RankFailure { host: Some(self.host.clone()), op: None, ..RankFailure::new(self.rank, "", reason) }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
