@@ -136,7 +136,12 @@ pub(crate) fn has_metrics(folder: &Folder) -> bool {
 
 impl RunFolder {
     /// A run that nothing was read of yet.
-    pub(crate) fn new(path: FolderPath, name: String) -> Self {
+    pub fn new(path: &Path, name: String) -> Self {
+        RunFolder::at(FolderPath::new(path), name)
+    }
+
+    /// A run below a folder that the user named.
+    pub(crate) fn at(path: FolderPath, name: String) -> Self {
         RunFolder {
             path,
             name,
@@ -153,7 +158,7 @@ impl RunFolder {
 
     /// Opens a run and reads its files; `trace` is a trace elsewhere.
     pub fn open(path: &Path, name: String, trace: Option<&Path>) -> io::Result<Self> {
-        let mut run = RunFolder::new(FolderPath::new(path), name);
+        let mut run = RunFolder::new(path, name);
         run.update()?;
         if let Some(trace) = trace {
             run.trace = Some(parse_trace(&input::text(trace, MAX_TRACE)?)?);

@@ -72,7 +72,7 @@ impl Server {
 
 /// Answers a request, with the headers that every answer has.
 pub fn answer(server: &Server, client: &Client, request: &Request<Incoming>) -> Response<Body> {
-    let mut response = route(server, client, request).unwrap_or_else(|refusal| refusal);
+    let mut response = route(server, client, request).unwrap_or_else(|(status, reason)| text(status, reason));
     let headers = response.headers_mut();
     let policy = headers.remove(header::CONTENT_SECURITY_POLICY);
     let policy = policy.as_ref().and_then(|policy| policy.to_str().ok()).unwrap_or("default-src 'none'");
@@ -94,20 +94,19 @@ fn route(
     server: &Server,
     client: &Client,
     request: &Request<Incoming>,
-) -> Result<Response<Body>, Response<Body>> {
+) -> Result<Response<Body>, (StatusCode, &'static str)> {
     let (access, headers) = (&server.access, request.headers());
     if request.method() != Method::GET {
-        return Err(text(StatusCode::METHOD_NOT_ALLOWED, "only GET requests are answered"));
+        return Err((StatusCode::METHOD_NOT_ALLOWED, "only GET requests are answered"));
     }
     if !request.body().is_end_stream() {
-        return Err(text(StatusCode::BAD_REQUEST, "the request has a body, and none is read"));
+        return Err((StatusCode::BAD_REQUEST, "the request has a body, and none is read"));
     }
-    let host =
-        Host::of(headers).ok_or_else(|| text(StatusCode::BAD_REQUEST, "the request has no valid Host"))?;
+    let host = Host::of(headers).ok_or((StatusCode::BAD_REQUEST, "the request has no valid Host"))?;
     if !access.is_for_us(&host, client.local) {
         let reason =
             "the server is not known by the name in this address; start kintsugi watch with --host NAME";
-        return Err(text(StatusCode::FORBIDDEN, reason));
+        return Err((StatusCode::FORBIDDEN, reason));
     }
     let query = request.uri().query().unwrap_or_default();
     let query: Vec<_> = form_urlencoded::parse(query.as_bytes()).collect();
@@ -115,14 +114,14 @@ fn route(
     if !by_address && !access.has_cookie(&host, headers) {
         let reason = "the token is missing or wrong; paste the whole address that kintsugi watch printed into the \
                       browser's address bar";
-        return Err(text(StatusCode::FORBIDDEN, reason));
+        return Err((StatusCode::FORBIDDEN, reason));
     }
     if !client.admit() {
-        return Err(text(StatusCode::SERVICE_UNAVAILABLE, "there are too many connections"));
+        return Err((StatusCode::SERVICE_UNAVAILABLE, "there are too many connections"));
     }
     let path = request.uri().path();
     if !["/", "/events"].contains(&path) {
-        return Err(text(StatusCode::NOT_FOUND, "there is no such page"));
+        return Err((StatusCode::NOT_FOUND, "there is no such page"));
     }
     if by_address {
         let rest = query.iter().filter(|(name, _)| name != "token");

@@ -118,7 +118,7 @@ impl Runs {
         let mut runs = lock(&self.known).clone().unwrap_or_default();
         runs.retain(|name, _| found.iter().any(|(found, _)| found == name));
         for (name, path) in found {
-            let new = || Arc::new(WatchedRun::new(RunFolder::new(path, name.clone())));
+            let new = || Arc::new(WatchedRun::new(RunFolder::at(path, name.clone())));
             let run = runs.entry(name.clone()).or_insert_with(new);
             if run.update() {
                 run.version.store(self.changes.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
