@@ -51,8 +51,8 @@ impl Server {
     /// Sends a request with these lines of headers.
     fn send(&self, target: &str, headers: &[String]) -> TcpStream {
         let mut stream = self.connect();
-        let headers: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
-        stream.write_all(format!("GET {target} HTTP/1.1\r\n{headers}\r\n").as_bytes()).unwrap();
+        let headers = headers.join("\r\n");
+        stream.write_all(format!("GET {target} HTTP/1.1\r\n{headers}\r\n\r\n").as_bytes()).unwrap();
         stream
     }
 
@@ -210,7 +210,7 @@ fn only_the_servers_own_names_are_answered() {
     }
     assert_eq!(server.status("/", &with(&server, "a@localhost")), 400);
     let [host, cookie] = server.known();
-    assert_eq!(server.status("/", &[cookie.clone()]), 400, "no host");
+    assert_eq!(server.status("/", std::slice::from_ref(&cookie)), 400, "no host");
     assert_eq!(server.status("/", &[host.clone(), host, cookie]), 400, "two hosts");
     let server = Server::start(&folder, &[".", "--address", "0.0.0.0"]);
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
