@@ -192,6 +192,7 @@ async function live(browser) {
     const second = await open(browser, `${url}#run=now&run=old-07`);
     const last = async (from) => Number(((await from.textContent("#runs label:has(input[value=now])")).match(/step ([\d,]+)/)?.[1] ?? "0").replaceAll(",", ""));
     assert.strictEqual(await page.locator("#runs label").count(), 51);
+    assert.strictEqual(new URL(page.url()).search, "", "the token stays in the address");
     await waitFor("a later step", async () => (await last(page)) > 25);
     const before = await last(page);
     await waitFor("a step after that", async () => (await last(page)) > before);
@@ -217,10 +218,14 @@ async function live(browser) {
   }
   const open_ = await watch("runs", "--port", "0", "--address", "0.0.0.0");
   try {
-    const right = new URL(open_.url.replace("0.0.0.0", "127.0.0.1"));
+    const right = new URL(open_.url);
+    right.hostname = "127.0.0.1";
     const wrong = new URL(right);
     wrong.searchParams.set("token", "0".repeat(32));
-    assert.strictEqual((await fetch(right)).status, 200);
+    const answer = await fetch(right, { redirect: "manual" });
+    assert.strictEqual(answer.status, 303);
+    const cookie = answer.headers.get("set-cookie").split(";")[0];
+    assert.strictEqual((await fetch(new URL("/", right), { headers: { cookie } })).status, 200);
     for (const refused of [wrong, new URL("/", right), new URL("/events", right)]) assert.strictEqual((await fetch(refused)).status, 403);
     console.log("watch: a wrong token and none are refused");
   } finally {

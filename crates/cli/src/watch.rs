@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use clap::Args;
-use kintsugi_report::watch::{Watch, has_runs, listen, new_token, serve};
+use kintsugi_report::watch::{Watch, has_runs, listen, machine_name, new_token, serve};
 
 use crate::failure::Failure;
 use crate::output;
@@ -16,8 +16,11 @@ use crate::report::context;
 /// later appear by themselves. Only the files of the runs are read, so that a run takes no notice of it, and the folder may
 /// be on a disk that another machine trains on. A run that ends and is resumed goes on in the same page.
 ///
-/// The server is for this machine alone. With --address for another network it prints an address with a token in it, and
-/// refuses everybody without the token. The connection is not encrypted: prefer a tunnel (ssh -L 8080:localhost:8080).
+/// The address that it prints has a token in it, which the browser then keeps as a cookie. Everybody without the token is
+/// refused, also on this machine. Links in the folder are not followed.
+///
+/// The server is for this machine alone, unless --address says otherwise. The connection is not encrypted: for another
+/// machine, prefer a tunnel (ssh -L 8080:127.0.0.1:8080), and open the printed address there.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -27,19 +30,24 @@ pub struct Arguments {
     /// The port; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
-    /// The address to listen on, as 0.0.0.0 for every network; clients then need a token
+    /// The address to listen on, as 0.0.0.0 for every network
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     address: IpAddr,
+    /// A name or address by which browsers reach this machine, if it is another one than they see; can be repeated
+    #[arg(long = "host", value_name = "NAME", value_parser = host)]
+    hosts: Vec<String>,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   kintsugi watch out
-      the run in out, at http://localhost:8080
+      the run in out, on port 8080
   kintsugi watch runs --port 0
       all runs in the folder runs, at a free port
   kintsugi watch runs --address 0.0.0.0
-      for other machines, with the token that is printed";
+      for other machines, by the name of this one
+  kintsugi watch runs --address 0.0.0.0 --host node7.example.org
+      for other machines, by a name that they know";
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -47,22 +55,35 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if !folder.is_dir() {
         return Err(Failure::Mistake(format!("{} is no folder", folder.display())));
     }
-    let local = arguments.address.is_loopback();
-    let token = if local { None } else { Some(new_token()) };
-    let token = token.transpose().map_err(|error| Failure::Run(format!("cannot make a token: {error}")))?;
+    let token = new_token().map_err(|error| Failure::Run(format!("cannot make a token: {error}")))?;
     let listening = listen(arguments.address, arguments.port).map_err(|error| {
         let (address, port) = (arguments.address, arguments.port);
         Failure::Run(format!("cannot listen on {address}, port {port}: {error}; --port 0 takes a free port"))
     })?;
-    let port = listening.address.port();
-    let host = match arguments.address {
-        address if address.is_loopback() => "localhost".to_owned(),
-        IpAddr::V6(address) => format!("[{address}]"),
-        IpAddr::V4(address) => address.to_string(),
+    let (address, port) = (arguments.address, listening.address.port());
+    let mut names = arguments.hosts.clone();
+    if !address.is_loopback() {
+        names.push(machine_name());
+    }
+    // Not localhost: another user may listen on the same port of another address of that name.
+    let shown = match names.first() {
+        Some(name) if address.is_unspecified() || !arguments.hosts.is_empty() => name.clone(),
+        _ => address.to_string(),
     };
-    let query = token.as_ref().map(|token| format!("?token={token}")).unwrap_or_default();
+    let shown = if shown.contains(':') { format!("[{shown}]") } else { shown };
     let none = if has_runs(folder) { "" } else { " (no run yet)" };
-    output::stdout(&format!("watching {}{none}: http://{host}:{port}/{query}\n", folder.display()))?;
-    serve(&listening, &Watch { folder: folder.clone(), token, context: context() });
-    Ok(())
+    let folder_name = folder.display();
+    output::stdout(&format!("watching {folder_name}{none}: http://{shown}:{port}/?token={token}\n"))?;
+    let watch = Watch { folder: folder.clone(), token, names, context: context() };
+    serve(listening, watch).map_err(|error| Failure::Run(format!("cannot serve pages: {error}")))
+}
+
+/// A name or an address, without a port and what else a URL has.
+fn host(text: &str) -> Result<String, String> {
+    let is_name = !text.is_empty() && text.bytes().all(|c| c.is_ascii_alphanumeric() || b"-._".contains(&c));
+    if is_name || text.parse::<IpAddr>().is_ok() {
+        return Ok(text.to_owned());
+    }
+    Err("it is neither the name of a machine nor an address; give it without http:// and without the port"
+        .to_owned())
 }

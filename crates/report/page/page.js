@@ -73,7 +73,7 @@ function showRuns(runs) {
 
 function choose() {
   const names = [...document.querySelectorAll("#runs input:checked")].map((box) => ["run", box.value]);
-  history.replaceState(null, "", `${location.pathname}${location.search}#${new URLSearchParams(names)}`);
+  history.replaceState(null, "", `${location.pathname}#${new URLSearchParams(names)}`);
   connect();
 }
 
@@ -81,12 +81,16 @@ let source = null;
 
 function connect() {
   if (source) source.close();
-  const query = new URLSearchParams(location.search);
-  for (const name of chosenRuns()) query.append("run", name);
+  const query = new URLSearchParams(chosenRuns().map((name) => ["run", name]));
   source = new EventSource(`events?${query}`);
   const state = document.getElementById("state");
   source.onopen = () => { state.textContent = "live"; document.body.dataset.connected = "true"; };
-  source.onerror = () => { state.textContent = "the server does not answer; trying again"; document.body.dataset.connected = "false"; };
+  // A browser gives up on a server that answers with an error, as one that was started again does: it has another token.
+  const refused = "the server refuses this page; open the address that kintsugi watch printed";
+  source.onerror = (event) => {
+    state.textContent = event.target.readyState === EventSource.CLOSED ? refused : "the server does not answer; trying again";
+    document.body.dataset.connected = "false";
+  };
   source.addEventListener("runs", (event) => showRuns(JSON.parse(event.data)));
   source.addEventListener("report", (event) => showReport(JSON.parse(event.data)));
 }

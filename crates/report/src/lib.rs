@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod folder;
 pub mod page;
 pub mod plan;
 mod report;

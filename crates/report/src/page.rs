@@ -21,12 +21,17 @@ const SCRIPTS: [&str; 4] = [
 
 /// A report as a file.
 pub fn file(report: &Report) -> String {
-    fill(&report.title, "", "'none'", &json(report))
+    fill(&report.title, "", &policy("'none'"), &json(report))
 }
 
 /// The page that gets its data from the server it came from.
 pub fn live() -> String {
-    fill("Kintsugi", " data-live=\"true\"", "'self'", "{}")
+    fill("Kintsugi", " data-live=\"true\"", &live_policy(), "{}")
+}
+
+/// The content security policy of the live page.
+pub fn live_policy() -> String {
+    policy("'self'")
 }
 
 /// JSON that can stand in an HTML page: no `<` ends the block that it is in.
@@ -34,17 +39,24 @@ pub fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("reports have string keys").replace('<', "\\u003c")
 }
 
-fn fill(title: &str, live: &str, connect: &str, data: &str) -> String {
-    let script = format!("\"use strict\";\n(() => {{\n{}}})();\n", SCRIPTS.concat());
-    let policy = format!(
-        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; connect-src {connect}; base-uri 'none'; \
-         form-action 'none'",
-        hash(&script),
-        hash(STYLE)
-    );
+fn script() -> String {
+    format!("\"use strict\";\n(() => {{\n{}}})();\n", SCRIPTS.concat())
+}
+
+/// The page's own style and script, and requests to `connect`.
+fn policy(connect: &str) -> String {
+    let (script, style) = (hash(&script()), hash(STYLE));
+    format!(
+        "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src {connect}; \
+         base-uri 'none'; form-action 'none'"
+    )
+}
+
+fn fill(title: &str, live: &str, policy: &str, data: &str) -> String {
+    let script = script();
     let title = escape(title);
     let parts = [
-        ("policy", policy.as_str()),
+        ("policy", policy),
         ("title", &title),
         ("style", STYLE),
         ("live", live),

@@ -2,10 +2,10 @@
 //! goes on is not disturbed, and the folder may be on another machine's disk.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Take};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use kintsugi_draw::Trace;
@@ -14,25 +14,28 @@ use kintsugi_plan::config::ConfigSource;
 use kintsugi_spec::input;
 use serde::Deserialize;
 
+use crate::folder::{Folder, FolderPath};
+
 /// A run's folder and what was read of it.
 #[derive(Debug)]
 pub struct RunFolder {
-    /// Where it is.
-    pub path: PathBuf,
     /// What it is called on pages.
     pub name: String,
     /// The figures of its steps.
     pub steps: Columns,
     /// Its summary, if it has ended.
     pub summary: Option<Summary>,
-    /// The text of its configuration.
+    /// The text of its configuration; empty if it is not one that this version can read.
     pub config: String,
+    /// Whether `config.toml` is something else than such a configuration.
+    pub config_refused: bool,
     /// The plan of its configuration, if this version can read it.
     pub plan: Option<Plan>,
     /// The measured trace of a step, if there is one.
     pub trace: Option<Trace>,
+    path: FolderPath,
     metrics: MetricsFile,
-    read: BTreeMap<PathBuf, Stamp>,
+    read: BTreeMap<&'static str, Stamp>,
 }
 
 /// Figures of steps, in columns; what a line does not have is not a number.
@@ -60,6 +63,8 @@ pub struct Columns {
     pub epochs: BTreeMap<String, f64>,
     /// Lines that could not be read.
     pub damaged: usize,
+    /// Whether the file is longer than what is read of it.
+    pub cut: bool,
 }
 
 /// What `summary.json` says.
@@ -106,8 +111,11 @@ pub enum RunState {
 const SILENCE: Duration = Duration::from_secs(60);
 /// The longest line of metrics that is read.
 const LONGEST_LINE: u64 = 1 << 20;
-/// The most bytes of a trace that are read.
-const LONGEST_TRACE: u64 = 256 << 20;
+/// The most bytes of each file that are read.
+pub(crate) const MAX_METRICS: u64 = 1 << 30;
+const MAX_SUMMARY: u64 = 64 << 20;
+const MAX_CONFIG: u64 = 1 << 20;
+const MAX_TRACE: u64 = 256 << 20;
 
 /// The files of a run.
 const METRICS: &str = "metrics.jsonl";
@@ -118,18 +126,29 @@ const TRACE: &str = "trace.json";
 
 /// Whether a folder is that of a run.
 pub fn is_run(folder: &Path) -> bool {
-    folder.join(METRICS).is_file()
+    FolderPath::new(folder).open().is_ok_and(|folder| has_metrics(&folder))
+}
+
+/// Whether an open folder is that of a run.
+pub(crate) fn has_metrics(folder: &Folder) -> bool {
+    folder.has_file(METRICS).unwrap_or(false)
 }
 
 impl RunFolder {
     /// A run that nothing was read of yet.
     pub fn new(path: &Path, name: String) -> Self {
+        RunFolder::at(FolderPath::new(path), name)
+    }
+
+    /// A run below a folder that the user named.
+    pub(crate) fn at(path: FolderPath, name: String) -> Self {
         RunFolder {
-            path: path.to_owned(),
+            path,
             name,
             steps: Columns::default(),
             summary: None,
             config: String::new(),
+            config_refused: false,
             plan: None,
             trace: None,
             metrics: MetricsFile::default(),
@@ -140,40 +159,47 @@ impl RunFolder {
     /// Opens a run and reads its files; `trace` is a trace elsewhere.
     pub fn open(path: &Path, name: String, trace: Option<&Path>) -> io::Result<Self> {
         let mut run = RunFolder::new(path, name);
-        input::open(&path.join(METRICS))?;
         run.update()?;
         if let Some(trace) = trace {
-            run.trace = Some(read_trace(trace)?);
+            run.trace = Some(parse_trace(&input::text(trace, MAX_TRACE)?)?);
         }
         Ok(run)
     }
 
     /// Reads what is new. Gives whether anything was.
     pub fn update(&mut self) -> io::Result<bool> {
-        let mut changed = self.metrics.update(&self.path.join(METRICS), &mut self.steps)?;
-        if self.is_new(SUMMARY) {
+        let folder = self.path.open()?;
+        let mut changed = self.metrics.update(&folder, &mut self.steps)?;
+        if self.is_new(&folder, SUMMARY) {
             changed = true;
-            let text = input::text(&self.path.join(SUMMARY), input::MOST_WRITTEN_BY_PROGRAMS).ok();
+            let text = folder.text(SUMMARY, MAX_SUMMARY).ok();
             self.summary = text.and_then(|text| serde_json::from_str(&text).ok());
         }
-        if self.is_new(CONFIG) {
+        if self.is_new(&folder, CONFIG) {
             changed = true;
-            let text = input::text(&self.path.join(CONFIG), input::MOST_WRITTEN_BY_HAND);
-            self.config = text.unwrap_or_default();
-            self.plan = ConfigSource::text(self.config.clone()).plan().ok();
+            self.read_config(&folder);
         }
-        if self.is_new(TRACE) {
+        if self.is_new(&folder, TRACE) {
             changed = true;
-            self.trace = read_trace(&self.path.join(TRACE)).ok();
+            self.trace = folder.text(TRACE, MAX_TRACE).and_then(|text| parse_trace(&text)).ok();
         }
         Ok(changed)
     }
 
+    /// Reads the configuration. Text that is something else is not kept, so that no page shows it.
+    fn read_config(&mut self, folder: &Folder) {
+        let text = folder.text(CONFIG, MAX_CONFIG);
+        let missing = text.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        let config = text.ok().filter(|text| ConfigSource::text(text.as_str()).check().is_ok());
+        self.config_refused = config.is_none() && !missing;
+        self.plan = config.as_ref().and_then(|text| ConfigSource::text(text.as_str()).plan().ok());
+        self.config = config.unwrap_or_default();
+    }
+
     /// Whether a file has changed, come or gone since this was last asked.
-    fn is_new(&mut self, name: &str) -> bool {
-        let path = self.path.join(name);
-        let stamp = Stamp::of(&path);
-        self.read.insert(path, stamp) != Some(stamp)
+    fn is_new(&mut self, folder: &Folder, name: &'static str) -> bool {
+        let stamp = Stamp::of(folder, name);
+        self.read.insert(name, stamp) != Some(stamp)
     }
 
     /// Whether the run is running, finished, stopped, failed or silent.
@@ -185,21 +211,20 @@ impl RunFolder {
                 (None, false) => RunState::Finished,
             };
         }
-        let written = fs::metadata(self.path.join(METRICS)).and_then(|file| file.modified());
-        let quiet = written.ok().and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
+        let written = self.metrics.written;
+        let quiet = written.and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default();
         let step_s = self.steps.step_s.last().copied().filter(|seconds| seconds.is_finite()).unwrap_or(0.0);
         let patience = SILENCE.max(Duration::try_from_secs_f64(20.0 * step_s).unwrap_or(SILENCE));
         if quiet > patience { RunState::Silent } else { RunState::Running }
     }
 }
 
-/// Reads a trace that `train --trace` has written.
-fn read_trace(path: &Path) -> io::Result<Trace> {
-    let text = input::text(path, LONGEST_TRACE)?;
+/// The trace in a file that `train --trace` has written.
+fn parse_trace(text: &str) -> io::Result<Trace> {
     let other = || {
         io::Error::new(io::ErrorKind::InvalidData, "it is no trace that kintsugi train --trace has written")
     };
-    Trace::from_chrome(&text).ok_or_else(other)
+    Trace::from_chrome(text).ok_or_else(other)
 }
 
 /// What tells one state of a file from another: its inode, its length and its time. All are zero if it is not there.
@@ -211,10 +236,14 @@ struct Stamp {
 }
 
 impl Stamp {
-    fn of(path: &Path) -> Self {
-        fs::metadata(path).map_or_else(
+    fn of(folder: &Folder, name: &str) -> Self {
+        folder.stat(name).map_or_else(
             |_| Stamp::default(),
-            |file| Stamp { inode: file.ino(), length: file.len(), time: (file.mtime(), file.mtime_nsec()) },
+            |found| Stamp {
+                inode: found.st_ino,
+                length: found.st_size as u64,
+                time: (found.st_mtime, found.st_mtime_nsec as i64),
+            },
         )
     }
 }
@@ -224,6 +253,8 @@ impl Stamp {
 struct MetricsFile {
     inode: u64,
     offset: u64,
+    /// When it was last written to.
+    written: Option<SystemTime>,
 }
 
 #[derive(Deserialize)]
@@ -251,26 +282,29 @@ struct Line {
 impl MetricsFile {
     /// Reads the whole lines that were added. A file that was replaced or became shorter is read from the start: a run that
     /// resumes writes its lines anew.
-    fn update(&mut self, path: &Path, into: &mut Columns) -> io::Result<bool> {
-        let mut file = match input::open(path) {
+    fn update(&mut self, folder: &Folder, into: &mut Columns) -> io::Result<bool> {
+        let (mut file, found) = match folder.file(METRICS) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.inode != 0 => return Ok(false),
             file => file?,
         };
-        let found = file.metadata()?;
         let mut changed = false;
         if found.ino() != self.inode || found.len() < self.offset {
-            *self = MetricsFile { inode: found.ino(), offset: 0 };
+            *self = MetricsFile { inode: found.ino(), ..MetricsFile::default() };
             *into = Columns::default();
             changed = true;
         }
+        self.written = found.modified().ok();
         if found.len() == self.offset {
             return Ok(changed);
         }
         file.seek(SeekFrom::Start(self.offset))?;
-        Ok(self.lines(BufReader::with_capacity(1 << 20, file), into)? || changed)
+        changed |= into.cut != (found.len() > MAX_METRICS);
+        into.cut = found.len() > MAX_METRICS;
+        let rest = file.take(MAX_METRICS.saturating_sub(self.offset));
+        Ok(self.lines(BufReader::with_capacity(1 << 20, rest), into)? || changed)
     }
 
-    fn lines(&mut self, mut reader: BufReader<File>, into: &mut Columns) -> io::Result<bool> {
+    fn lines(&mut self, mut reader: BufReader<Take<File>>, into: &mut Columns) -> io::Result<bool> {
         let mut line = Vec::new();
         let mut any = false;
         loop {
@@ -321,7 +355,9 @@ impl Columns {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::Write;
+    use std::path::PathBuf;
 
     use super::*;
 

@@ -10,7 +10,7 @@ use kintsugi_tensor::Device;
 
 use crate::config;
 use crate::plan::{by_category, memory_bars, owned, timeline, traffic_chart};
-use crate::run::{Columns, Figures, RunFolder};
+use crate::run::{Columns, Figures, MAX_METRICS, RunFolder};
 use crate::thin::{Detail, thin};
 use crate::{Item, Report, TableData, TextData, TimelineData};
 
@@ -103,7 +103,15 @@ fn notes(run: &RunFolder) -> Vec<String> {
     let unknown = (run.plan.is_none() && !run.config.is_empty()).then(|| {
         format!("the configuration of {} cannot be planned here, so nothing is predicted for it", run.name)
     });
-    [failed, damaged, unknown].into_iter().flatten().collect()
+    let refused = run.config_refused.then(|| {
+        let name = &run.name;
+        format!("config.toml of {name} is not a configuration that this version can read, so it is not shown and nothing is predicted for it")
+    });
+    let cut = run.steps.cut.then(|| {
+        let most = units::bytes(MAX_METRICS);
+        format!("metrics.jsonl of {} is longer than {most}; the rest is not read", run.name)
+    });
+    [failed, damaged, cut, refused, unknown].into_iter().flatten().collect()
 }
 
 /// A table of what the runs are and how far they got.

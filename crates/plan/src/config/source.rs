@@ -107,6 +107,11 @@ impl ConfigSource {
         self.is_demo
     }
 
+    /// Checks that the text is TOML with known keys and values of the right kind. [`plan`](Self::plan) checks more.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        Layers::given(self).map(drop)
+    }
+
     /// Resolves the configuration to a plan.
     pub fn plan(&self) -> Result<Plan, ConfigError> {
         plan(&Layers::read(self)?)

@@ -1,29 +1,32 @@
 //! The runs of a folder, read as they grow. All clients share what was read.
+//!
+//! Each run has its own lock, so that nobody waits for a run that he does not look at. All of this blocks, except
+//! [`Runs::look`].
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tokio::task::spawn_blocking;
 
-use crate::run::{RunFolder, RunState, is_run};
-use crate::runs::{PredictedRun, report};
+use super::find::find;
+use super::prediction::{Predictions, RunPrediction};
+use crate::page::json;
+use crate::run::{RunFolder, RunState};
+use crate::runs::report;
 use crate::{Context, Detail, Report};
 
-/// Folders between the one that is watched and a run.
-const DEPTH: usize = 3;
-/// Largest number of runs in the list.
-const MOST_RUNS: usize = 1000;
 /// Largest number of runs on one page.
-const MOST_SHOWN: usize = 8;
+const MAX_SHOWN: usize = 8;
 /// Files are looked at no more often than this, however many clients ask.
 const OFTEN: Duration = Duration::from_millis(900);
 
 /// A run in the list.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ListedRun {
+struct ListedRun {
     name: String,
     state: RunState,
     step: Option<f64>,
@@ -34,146 +37,202 @@ pub struct ListedRun {
 /// The runs of a folder.
 pub struct Runs {
     folder: PathBuf,
-    known: Mutex<Known>,
-}
-
-#[derive(Default)]
-struct Known {
-    runs: BTreeMap<String, WatchedRun>,
-    looked: Option<Instant>,
+    /// The runs by name; nothing before the first look at the files.
+    known: Mutex<Option<BTreeMap<String, Arc<WatchedRun>>>>,
+    /// Held while files are looked at: when that was last done.
+    looked: Arc<tokio::sync::Mutex<Option<Instant>>>,
+    predictions: Predictions,
+    /// Counts the changes of all runs.
+    changes: AtomicU64,
 }
 
 struct WatchedRun {
-    folder: RunFolder,
-    predicted: Option<PredictedRun>,
-    /// The configuration that `predicted` was computed from.
-    config: Option<String>,
-    /// Grows with every change.
+    name: String,
+    /// Locked for writing while its files are read. Who locks several runs does so in the order of their names.
+    folder: RwLock<RunFolder>,
+    listed: Mutex<ListedRun>,
+    prediction: Arc<RunPrediction>,
+    /// The count of changes when its files last changed.
+    version: AtomicU64,
+}
+
+/// What a client has been sent.
+#[derive(Default)]
+pub struct Seen {
+    list: String,
+    shown: Option<Vec<ShownRun>>,
+}
+
+/// A run in a report: what decides whether the report has changed.
+#[derive(PartialEq)]
+struct ShownRun {
+    name: String,
     version: u64,
-    state: RunState,
+    pending: bool,
 }
 
-/// The runs in a folder, with the names that they have in the list.
-pub fn find(folder: &Path) -> Vec<(String, PathBuf)> {
-    let mut found = Vec::new();
-    if is_run(folder) {
-        let name = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-        let name =
-            name.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
-        found.push((name, folder.to_owned()));
-        return found;
-    }
-    search(folder, "", DEPTH, &mut found);
-    found
-}
-
-fn search(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<(String, PathBuf)>) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    let mut inside: Vec<PathBuf> =
-        entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
-    inside.sort();
-    for path in inside {
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let name = format!("{prefix}{name}");
-        if found.len() >= MOST_RUNS {
-            return;
-        }
-        if is_run(&path) {
-            found.push((name, path));
-        } else if depth > 1 {
-            search(&path, &format!("{name}/"), depth - 1, found);
-        }
-    }
+/// What is new for a client, as JSON.
+pub struct News {
+    /// The list of runs, if it has changed.
+    pub list: Option<String>,
+    /// The report of the chosen runs, if it has changed.
+    pub report: Option<String>,
+    /// What the client has seen with these.
+    pub seen: Seen,
 }
 
 impl Runs {
     /// The runs of a folder. Their files are not read yet.
-    pub fn new(folder: &Path) -> Self {
-        Runs { folder: folder.to_owned(), known: Mutex::default() }
+    pub fn new(folder: &Path, context: Context<'static>) -> Self {
+        Runs {
+            folder: folder.to_owned(),
+            known: Mutex::default(),
+            looked: Arc::default(),
+            predictions: Predictions::new(context),
+            changes: AtomicU64::default(),
+        }
     }
 
-    /// What is known, after a look at the files if the last one was a while ago.
-    fn known(&self) -> MutexGuard<'_, Known> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.looked.is_none_or(|looked| looked.elapsed() >= OFTEN) {
-            let found = find(&self.folder);
-            known.runs.retain(|name, _| found.iter().any(|(found, _)| found == name));
-            for (name, path) in found {
-                let run = known.runs.entry(name.clone()).or_insert_with(|| WatchedRun::new(&path, name));
-                run.update();
+    /// Looks at the files, if the last look was a while ago. Waits for another look only if there was none before.
+    pub async fn look(self: &Arc<Self>) {
+        let mut looked = match Arc::clone(&self.looked).try_lock_owned() {
+            Ok(looked) => looked,
+            Err(_) if lock(&self.known).is_some() => return,
+            Err(_) => Arc::clone(&self.looked).lock_owned().await,
+        };
+        if looked.is_some_and(|looked| looked.elapsed() < OFTEN) {
+            return;
+        }
+        let runs = Arc::clone(self);
+        let look = spawn_blocking(move || {
+            runs.update();
+            *looked = Some(Instant::now());
+        });
+        // After a panic, which was printed, the files are looked at again.
+        look.await.ok();
+    }
+
+    /// Reads what is new in the files.
+    fn update(&self) {
+        let found = find(&self.folder);
+        let mut runs = lock(&self.known).clone().unwrap_or_default();
+        runs.retain(|name, _| found.iter().any(|(found, _)| found == name));
+        for (name, path) in found {
+            let new = || Arc::new(WatchedRun::new(RunFolder::at(path, name.clone())));
+            let run = runs.entry(name.clone()).or_insert_with(new);
+            if run.update() {
+                run.version.store(self.changes.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
             }
-            known.looked = Some(Instant::now());
         }
-        known
+        *lock(&self.known) = Some(runs);
     }
 
-    /// The list, those that run first.
-    pub fn list(&self) -> Vec<ListedRun> {
-        let known = self.known();
-        let mut list: Vec<ListedRun> = known.runs.values().map(WatchedRun::listed).collect();
+    /// What is new for a client.
+    pub fn news(&self, chosen: &[String], mut seen: Seen) -> News {
+        let runs = lock(&self.known).clone().unwrap_or_default();
+        let mut list: Vec<ListedRun> = runs.values().map(|run| lock(&run.listed).clone()).collect();
         list.sort_by_key(|run| run.state != RunState::Running);
-        list
+        // Without a choice, the first of the list.
+        let first = list.first().map(|run| run.name.clone());
+        let chosen = if chosen.is_empty() { first.as_slice() } else { chosen };
+        let list = json(&list);
+        let list = (list != seen.list).then_some(list);
+        if let Some(list) = &list {
+            seen.list.clone_from(list);
+        }
+        let report = self.report(&runs, chosen, &mut seen);
+        News { list, report, seen }
     }
 
-    /// The report of the chosen runs, or of the first in the list, and its version; `None` if the client already has this version.
-    pub fn report(
+    /// The report of the chosen runs, if it has changed.
+    fn report(
         &self,
+        runs: &BTreeMap<String, Arc<WatchedRun>>,
         chosen: &[String],
-        version: Option<u64>,
-        context: &Context,
-    ) -> Option<(u64, Report)> {
-        let first = || self.list().first().map(|run| vec![run.name.clone()]).unwrap_or_default();
-        let chosen = if chosen.is_empty() { first() } else { chosen.to_vec() };
-        let mut known = self.known();
-        let mut now = 1;
-        for run in known.runs.iter_mut().filter(|(name, _)| chosen.contains(name)).map(|(_, run)| run) {
-            now += run.version;
-            run.predict(context);
+        seen: &mut Seen,
+    ) -> Option<String> {
+        let position = |name: &String| chosen.iter().position(|chosen| chosen == name);
+        let mut chosen: Vec<_> = runs.iter().filter_map(|(name, run)| Some((position(name)?, run))).collect();
+        chosen.sort_by_key(|(position, _)| *position);
+        chosen.truncate(MAX_SHOWN);
+        // In the order of their names, and then as they were chosen.
+        chosen.sort_by_key(|(_, run)| &run.name);
+        let mut locked: Vec<_> =
+            chosen.iter().map(|&(position, run)| (position, run, run.folder())).collect();
+        locked.sort_by_key(|(position, ..)| *position);
+        let mut notes = Vec::new();
+        let (mut shown, mut predictions) = (Vec::new(), Vec::new());
+        for (_, run, folder) in &locked {
+            let (predicted, pending) = self.predictions.get(&run.prediction, folder);
+            if pending {
+                notes.push(format!(
+                    "the plan of {} is being predicted; its part of the page comes later",
+                    run.name
+                ));
+            }
+            shown.push(ShownRun {
+                name: run.name.clone(),
+                version: run.version.load(Ordering::Relaxed),
+                pending,
+            });
+            predictions.push(predicted);
         }
-        if version == Some(now) {
+        if seen.shown.as_ref() == Some(&shown) {
             return None;
         }
-        let shown = chosen.iter().filter_map(|name| known.runs.get(name)).take(MOST_SHOWN);
-        let shown: Vec<_> = shown.map(|run| (&run.folder, run.predicted.as_ref())).collect();
-        if shown.is_empty() {
-            let none = Report { title: "No run yet".to_owned(), ..Report::default() };
-            return Some((now, none));
+        seen.shown = Some(shown);
+        let pairs = locked.iter().zip(&predictions);
+        let pairs: Vec<_> =
+            pairs.map(|((.., folder), predicted)| (&**folder, predicted.as_deref())).collect();
+        if pairs.is_empty() {
+            return Some(json(&Report { title: "No run yet".to_owned(), ..Report::default() }));
         }
-        Some((now, report(&shown, Detail::Live)))
+        let mut report = report(&pairs, Detail::Live);
+        report.notes.extend(notes);
+        Some(json(&report))
     }
 }
 
 impl WatchedRun {
-    fn new(path: &Path, name: String) -> Self {
-        let folder = RunFolder::new(path, name);
-        WatchedRun { folder, predicted: None, config: None, version: 0, state: RunState::Running }
-    }
-
-    fn update(&mut self) {
-        // A file that cannot be read now may be there at the next look.
-        let changed = self.folder.update().unwrap_or(false);
-        let state = self.folder.state();
-        self.version += u64::from(changed || state != self.state);
-        self.state = state;
-    }
-
-    /// Predicts the plan, once for each configuration.
-    fn predict(&mut self, context: &Context) {
-        if self.config.as_ref() != Some(&self.folder.config) {
-            self.predicted = self.folder.plan.as_ref().map(|plan| PredictedRun::of(plan, context));
-            self.config = Some(self.folder.config.clone());
+    fn new(folder: RunFolder) -> Self {
+        WatchedRun {
+            name: folder.name.clone(),
+            listed: Mutex::new(ListedRun::of(&folder)),
+            folder: RwLock::new(folder),
+            prediction: Arc::default(),
+            version: AtomicU64::default(),
         }
     }
 
-    fn listed(&self) -> ListedRun {
-        let steps = &self.folder.steps;
+    fn folder(&self) -> RwLockReadGuard<'_, RunFolder> {
+        self.folder.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads what is new in its files. Gives whether anything was.
+    fn update(&self) -> bool {
+        let mut folder = self.folder.write().unwrap_or_else(PoisonError::into_inner);
+        // A file that cannot be read now may be there at the next look.
+        let changed = folder.update().unwrap_or(false);
+        let now = ListedRun::of(&folder);
+        let before = std::mem::replace(&mut *lock(&self.listed), now.clone());
+        changed || now.state != before.state
+    }
+}
+
+impl ListedRun {
+    fn of(folder: &RunFolder) -> Self {
+        let steps = &folder.steps;
         let last = |values: &[f64]| values.last().copied().filter(|value| value.is_finite());
         ListedRun {
-            name: self.folder.name.clone(),
-            state: self.state,
+            name: folder.name.clone(),
+            state: folder.state(),
             step: last(&steps.step),
             loss: last(&steps.loss),
             tokens_per_s: last(&steps.tokens_per_s),
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
