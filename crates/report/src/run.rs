@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::mem;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -12,7 +13,7 @@ use kintsugi_draw::Trace;
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_spec::input;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 /// A run's folder and what was read of it.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub struct RunFolder {
     pub steps: Columns,
     /// Its summary, if it has ended.
     pub summary: Option<Summary>,
+    /// Why `summary.json` cannot be read, if it is there and cannot.
+    pub summary_error: Option<String>,
     /// The text of its configuration.
     pub config: String,
     /// The plan of its configuration, if this version can read it.
@@ -58,19 +61,24 @@ pub struct Columns {
     pub validation: BTreeMap<String, (Vec<f64>, Vec<f64>)>,
     /// Epochs of every source at the last step.
     pub epochs: BTreeMap<String, f64>,
-    /// Lines that could not be read.
+    /// Whole lines that could not be read.
     pub damaged: usize,
+    /// Whether the file ends in the middle of a line.
+    pub partial: bool,
 }
 
-/// What `summary.json` says.
+/// What `summary.json` says. A number that is not finite is `null` there, so every `null` is a missing value.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs, reason = "the names of summary.json")]
 pub struct Summary {
+    #[serde(deserialize_with = "or_default")]
     pub stopped: bool,
     pub failure: Option<String>,
     pub loss_floor: Option<f64>,
+    #[serde(deserialize_with = "or_default")]
     pub predicted: Figures,
+    #[serde(deserialize_with = "or_default")]
     pub measured: Figures,
 }
 
@@ -79,11 +87,41 @@ pub struct Summary {
 #[serde(default)]
 #[allow(missing_docs, reason = "the names of summary.json")]
 pub struct Figures {
+    #[serde(deserialize_with = "ranks")]
     pub peak_bytes: Vec<BTreeMap<String, u64>>,
+    #[serde(deserialize_with = "levels")]
     pub comm_bytes: BTreeMap<String, BTreeMap<String, u64>>,
     pub step_s: Option<f64>,
     pub tokens_per_s: Option<f64>,
     pub energy_j: Option<f64>,
+}
+
+/// A value, or its default if the file has `null` in its place.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+/// A value that the file has: `Some(None)` if it is `null` there.
+fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<f64>>, D::Error> {
+    Option::deserialize(from).map(Some)
+}
+
+/// Names and numbers as a file has them.
+type Numbers<T> = BTreeMap<String, Option<T>>;
+
+/// Bytes by name, without those that are `null`.
+fn bytes(numbers: Option<Numbers<u64>>) -> BTreeMap<String, u64> {
+    numbers.into_iter().flatten().filter_map(|(name, bytes)| Some((name, bytes?))).collect()
+}
+
+fn ranks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<BTreeMap<String, u64>>, D::Error> {
+    let ranks: Vec<Option<Numbers<u64>>> = or_default(from)?;
+    Ok(ranks.into_iter().map(bytes).collect())
+}
+
+fn levels<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, BTreeMap<String, u64>>, D::Error> {
+    let levels: BTreeMap<String, Option<Numbers<u64>>> = or_default(from)?;
+    Ok(levels.into_iter().map(|(level, operations)| (level, bytes(operations))).collect())
 }
 
 /// The state of a run, according to its files.
@@ -129,6 +167,7 @@ impl RunFolder {
             name,
             steps: Columns::default(),
             summary: None,
+            summary_error: None,
             config: String::new(),
             plan: None,
             trace: None,
@@ -153,8 +192,10 @@ impl RunFolder {
         let mut changed = self.metrics.update(&self.path.join(METRICS), &mut self.steps)?;
         if self.is_new(SUMMARY) {
             changed = true;
-            let text = input::text(&self.path.join(SUMMARY), input::MOST_WRITTEN_BY_PROGRAMS).ok();
-            self.summary = text.and_then(|text| serde_json::from_str(&text).ok());
+            (self.summary, self.summary_error) = match read_summary(&self.path.join(SUMMARY)) {
+                Ok(summary) => (summary, None),
+                Err(error) => (None, Some(error.to_string())),
+            };
         }
         if self.is_new(CONFIG) {
             changed = true;
@@ -193,6 +234,14 @@ impl RunFolder {
     }
 }
 
+/// Reads a summary, if there is one.
+fn read_summary(path: &Path) -> io::Result<Option<Summary>> {
+    match input::text(path, input::MOST_WRITTEN_BY_PROGRAMS) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        text => Ok(Some(serde_json::from_str(&text?)?)),
+    }
+}
+
 /// Reads a trace that `train --trace` has written.
 fn read_trace(path: &Path) -> io::Result<Trace> {
     let text = input::text(path, LONGEST_TRACE)?;
@@ -226,9 +275,9 @@ struct MetricsFile {
     offset: u64,
 }
 
-#[derive(Deserialize)]
+/// A line of `metrics.jsonl`. A number that is not finite is `null` there, so every number may be missing.
+#[derive(Default, Deserialize)]
 #[serde(default)]
-#[derive(Default)]
 struct Line {
     step: Option<u64>,
     time: Option<f64>,
@@ -241,11 +290,15 @@ struct Line {
     mfu: Option<f64>,
     loss_scale: Option<f64>,
     energy_j: Option<f64>,
+    #[serde(deserialize_with = "or_default")]
     skipped: bool,
     checkpoint_s: Option<f64>,
-    validation_loss: Option<f64>,
-    validation_losses: BTreeMap<String, f64>,
-    epochs: BTreeMap<String, f64>,
+    #[serde(deserialize_with = "present")]
+    validation_loss: Option<Option<f64>>,
+    #[serde(deserialize_with = "or_default")]
+    validation_losses: Numbers<f64>,
+    #[serde(deserialize_with = "or_default")]
+    epochs: Numbers<f64>,
 }
 
 impl MetricsFile {
@@ -264,7 +317,7 @@ impl MetricsFile {
             changed = true;
         }
         if found.len() == self.offset {
-            return Ok(changed);
+            return Ok(mem::take(&mut into.partial) || changed);
         }
         file.seek(SeekFrom::Start(self.offset))?;
         Ok(self.lines(BufReader::with_capacity(1 << 20, file), into)? || changed)
@@ -276,8 +329,11 @@ impl MetricsFile {
         loop {
             line.clear();
             let length = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)?;
-            // A run may be in the middle of its last line.
+            // A run may be in the middle of its last line, or was killed there.
             if !line.ends_with(b"\n") && (length as u64) < LONGEST_LINE {
+                let partial = length > 0;
+                any |= into.partial != partial;
+                into.partial = partial;
                 return Ok(any);
             }
             self.offset += length as u64;
@@ -311,10 +367,10 @@ impl Columns {
         for (source, loss) in line.validation_losses.into_iter().chain(mean) {
             let (steps, losses) = self.validation.entry(source).or_default();
             steps.push(step);
-            losses.push(loss);
+            losses.push(number(loss));
         }
         if !line.epochs.is_empty() {
-            self.epochs = line.epochs;
+            self.epochs = line.epochs.into_iter().map(|(source, epochs)| (source, number(epochs))).collect();
         }
     }
 }
