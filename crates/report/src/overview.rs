@@ -22,7 +22,7 @@ pub(crate) fn notes(run: &RunFolder) -> Vec<String> {
     let damaged = (unread > 0).then(|| {
         let lines = if unread == 1 { "1 line" } else { &format!("{unread} lines") };
         let last = if run.steps.partial { "; the last line is not complete" } else { "" };
-        format!("{lines} of {}/metrics.jsonl cannot be read and are not shown{last}", run.name)
+        format!("{lines} of {}/metrics.jsonl cannot be read{last}", run.name)
     });
     let summary = run.summary_error.as_ref().map(|error| {
         format!("{}/summary.json cannot be read, so nothing that was measured over the whole run is shown: {error}", run.name)
@@ -180,9 +180,12 @@ pub(crate) fn differences(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Table
     };
     TableData {
         title: "Keys of the configuration".to_owned(),
-        question: "What was changed between these runs?".to_owned(),
-        header,
-        rows,
+        question: match found.len() {
+            0 => "Nothing was changed between these runs.".to_owned(),
+            _ => "What was changed between these runs?".to_owned(),
+        },
+        header: if found.is_empty() { Vec::new() } else { header },
+        rows: if found.is_empty() { Vec::new() } else { rows },
         of_runs,
     }
 }

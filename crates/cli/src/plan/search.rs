@@ -160,7 +160,7 @@ pub fn run(
         chart.title = format!("{} on {ranks} ranks of {}", base.model.name, base.cluster.name);
         if let Some(best) = rows.best.first() {
             let layout = kintsugi_report::plan::layout(&best.plan);
-            chart.caption = format!("{}; the best: {layout}", chart.caption);
+            chart.caption = format!("{}; the pick: {layout}", chart.caption);
         }
         write_whole(path, svg(&chart).as_bytes())?;
         output.text(&format!("plot     {}\n", path.display()))?;

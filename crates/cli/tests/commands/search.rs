@@ -194,7 +194,7 @@ fn plans_searches_and_schedules_are_drawn() {
     assert!(drawn("time.svg", &["--plot", "time.svg", "--plot-figure", "step"]).contains("kernels"));
     let search = drawn("search.svg", &["--search", "--plot", "search.svg"]);
     assert!(search.contains("tp 4") && search.contains("no other is better in both"), "{search}");
-    assert!(search.contains("; the best: tp "), "{search}");
+    assert!(search.contains("; the pick: tp "), "{search}");
     let energy = drawn("energy.svg", &["--search", "--plot", "energy.svg", "--plot-figure", "energy"]);
     assert!(energy.contains("energy of a step"));
     let schedule = drawn("schedule.svg", &["--draw", "--out", "schedule.svg"]);
