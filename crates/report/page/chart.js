@@ -44,8 +44,8 @@ class Chart extends Plot {
   arrange() {
     const axis = this.source.x.unit === "step" ? { ...this.source.x, ...AXES[choice.axis] } : this.source.x;
     if (axis.label !== this.data?.x.label) { this.view = null; this.hideTip(); }
-    const mark = (mark) => ({ ...mark, x: mark.run === null ? mark.x : placeOfStep(mark.run, mark.x) });
-    this.data = { ...this.source, x: axis, series: this.source.series.map(onChosenAxis), marks: this.source.marks.map(mark) };
+    const marks = this.source.marks.map((mark) => ({ ...mark, x: mark.run === null ? mark.x : placeOfStep(mark.run, mark.x) }));
+    this.data = { ...this.source, x: axis, series: this.source.series.map(onChosenAxis), marks };
     this.group = this.categories || this.scattered ? null : axis.label;
     redraw(this);
   }
@@ -122,7 +122,8 @@ class Chart extends Plot {
     }
     if (low === Infinity) return [0, 1];
     const bars = this.data.series.some((series) => series.style === "bars" || series.style === "stack");
-    if (this.logY && low > 0) { const room = (high / low) ** 0.06 || 1.05; return [low / Math.max(room, 1.001), high * Math.max(room, 1.001)]; }
+    const factor = Math.max((high / low) ** 0.06, 1.001);
+    if (this.logY && low > 0) return [low / factor, high * factor];
     const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
     if (bars || this.data.y.zero) return [Math.min(0, low), high + room];
     return [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
@@ -313,7 +314,7 @@ class Chart extends Plot {
     context.textAlign = "center";
     context.textBaseline = "bottom";
     for (const mark of this.data.marks) {
-      if (mark.x < from || mark.x > to || (mark.run !== null && choice.hidden.has(runs[mark.run].name))) continue;
+      if (mark.x < from || mark.x > to || (this.byRun() && choice.hidden.has(runs[mark.run].name))) continue;
       const x = this.toPixel(mark.x);
       context.fillStyle = context.strokeStyle = colour.read(MARKS[mark.kind].colour);
       if (MARKS[mark.kind].line) { context.globalAlpha = 0.35; context.beginPath(); context.moveTo(x, top); context.lineTo(x, bottom); context.stroke(); context.globalAlpha = 1; }

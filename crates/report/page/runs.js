@@ -108,6 +108,6 @@ function showControls(report) {
   };
   range.addEventListener("input", smooth);
   bar.replaceChildren(element("span", { class: "group", role: "group", "aria-label": "horizontal axis" }, element("span", { class: "dim" }, "x axis"), ...buttons),
-    element("span", { class: "group" }, element("label", { class: "dim", for: "smoothing" }, "smoothing"), range, said));
+    element("span", { class: "group", ...(sizes.length === 1 ? { hidden: "" } : {}) }, element("label", { class: "dim", for: "smoothing" }, "smoothing"), range, said));
   smooth();
 }

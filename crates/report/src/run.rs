@@ -408,15 +408,25 @@ mod tests {
         let folder = Folder::new("grow");
         folder.append("{\"step\":1,\"loss\":3.5}\nnot a line\n{\"step\":2,\"lo");
         let mut run = RunFolder::open(&folder.0, "a".to_owned(), None).expect("a run");
-        assert_eq!((&run.steps.step[..], run.steps.damaged), (&[1.0][..], 1));
+        assert_eq!((&run.steps.step[..], run.steps.damaged, run.steps.partial), (&[1.0][..], 1, true));
         assert!(!run.update().expect("it is read"), "half a line is none");
         folder.append("ss\":null,\"skipped\":true,\"validation_loss\":2.5}\n");
         assert!(run.update().expect("it is read"));
-        assert_eq!(run.steps.step, [1.0, 2.0]);
+        assert_eq!((&run.steps.step[..], run.steps.partial), (&[1.0, 2.0][..], false));
         assert!(run.steps.loss[1].is_nan());
         assert_eq!(run.steps.skipped, [2.0]);
         assert_eq!(run.steps.validation[""], (vec![2.0], vec![2.5]));
         assert_eq!(run.state(), RunState::Running);
+        // A line that could not be written whole is removed again.
+        let whole = fs::metadata(folder.0.join(METRICS)).expect("a file").len();
+        folder.append("{\"step\":3");
+        assert!(run.update().expect("it is read") && run.steps.partial);
+        fs::OpenOptions::new()
+            .write(true)
+            .open(folder.0.join(METRICS))
+            .and_then(|file| file.set_len(whole))
+            .expect("it is shorter");
+        assert!(run.update().expect("it is read") && !run.steps.partial);
         // A resumed run replaces the file.
         fs::write(folder.0.join("new"), "{\"step\":1,\"loss\":3.5}\n").expect("a file");
         fs::rename(folder.0.join("new"), folder.0.join(METRICS)).expect("it is replaced");
