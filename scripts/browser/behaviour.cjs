@@ -119,7 +119,7 @@ async function frames(page, reasons) {
   for (const { text, wide: width, inside } of found.flat(2)) assert(text.length > 0 && inside && width >= 240, `the reason "${text}" cannot be read: ${width} pixels, inside: ${inside}`);
 }
 
-/** Smoothing is off at first; then the curve is an exponential mean, and what was measured stays beneath it. */
+/** Smoothing is off at first; then the curve is fitted around each step, and the tip has both values. */
 async function smoothing(page) {
   const loss = await chart(page, "Loss");
   const raw = async () => (await loss.data()).series[0];
@@ -128,8 +128,13 @@ async function smoothing(page) {
   await page.waitForTimeout(80);
   assert.strictEqual(await page.textContent("#controls output"), "over 5 steps");
   const { x, y, smooth } = await raw();
-  const decay = Math.exp((x[0] - x[1]) / 5);
-  assert(Math.abs(smooth.y[1] - (y[0] * decay + y[1]) / (decay + 1)) < 1e-9);
+  for (const at of [0, 7, x.length - 1]) {
+    // Weighted least squares by its definition.
+    const sum = (term) => x.reduce((total, step, i) => total + Math.exp(-Math.abs(step - x[at]) / 5) * term(step - x[at], y[i]), 0);
+    const [one, d, dd, v, dv] = [sum(() => 1), sum((far) => far), sum((far) => far * far), sum((_, value) => value), sum((far, value) => far * value)];
+    const fitted = (dd * v - d * dv) / (one * dd - d * d);
+    assert(Math.abs(smooth.y[at] - fitted) < 1e-9, `${smooth.y[at]} is not the fitted ${fitted} at step ${x[at]}`);
+  }
   const variation = (values) => values.slice(1).reduce((sum, value, i) => sum + Math.abs(value - values[i]), 0);
   assert(variation(smooth.y) < variation(y), "the smooth curve varies less");
   await hover(page, loss, x[10]);

@@ -19,15 +19,30 @@ function placeOfStep(run, step) {
   return other === i ? places[i] : places[i] + ((places[other] - places[i]) * (step - steps[i])) / (steps[other] - steps[i]);
 }
 
-/** The exponential mean over about `window` steps. The first values weigh as much as later ones; a gap stays a gap. */
-function exponentialMean(steps, values, window) {
-  let [sum, weight, last] = [0, 0, steps[0]];
-  return values.map((value, i) => {
-    if (value === null) return null;
-    const decay = Math.exp((last - steps[i]) / window);
-    last = steps[i];
-    [sum, weight] = [sum * decay + value, weight * decay + 1];
-    return sum / weight;
+/** A smooth curve: at each step the value of a line that is fitted to the points around it, which weigh exp(−distance / window).
+    A mean would lag behind a curve that falls, and be wrong at its ends. A gap stays a gap. */
+function smoothCurve(steps, values, window) {
+  // Weighted sums at each point of 1, d, d², y and d·y, where d is the distance to another point in windows.
+  const sums = values.map((value) => [1, 0, 0, value, 0]);
+  const add = (order, sign) => {
+    let [one, d, dd, y, dy, last] = [0, 0, 0, 0, 0, null];
+    for (const i of order) {
+      if (values[i] === null) continue;
+      const moved = last === null ? 0 : Math.abs(steps[i] - steps[last]) / window;
+      const decay = Math.exp(-moved);
+      [dd, dy] = [decay * (dd + 2 * moved * d + moved * moved * one), decay * (dy + moved * y)];
+      [d, one, y, last] = [decay * (d + moved * one), decay * one, decay * y, i];
+      [one, sign * d, dd, y, sign * dy].forEach((sum, k) => { sums[i][k] += sum; });
+      [one, y] = [one + 1, y + values[i]];
+    }
+  };
+  const order = [...values.keys()];
+  add(order, -1);
+  add(order.reverse(), 1);
+  return sums.map(([one, d, dd, y, dy], i) => {
+    if (values[i] === null) return null;
+    const spread = one * dd - d * d;
+    return spread > 1e-9 * one * one ? (dd * y - d * dy) / spread : y / one;
   });
 }
 
@@ -36,7 +51,7 @@ function onChosenAxis(series) {
   if (series.run === null) return { ...series, steps: series.x };
   const place = (step) => placeOfStep(series.run, step);
   const [steps, values] = series.means.x.length > 0 ? [series.means.x, series.means.y] : [series.x, series.y];
-  const smooth = choice.smoothing > 0 && series.noisy && { x: steps.map(place), y: exponentialMean(steps, values, choice.smoothing) };
+  const smooth = choice.smoothing > 0 && series.noisy && { x: steps.map(place), y: smoothCurve(steps, values, choice.smoothing) };
   return { ...series, steps: series.x, x: series.x.map(place), smooth };
 }
 
@@ -55,7 +70,7 @@ function toggleRun(name) {
 function shortName(name) {
   let shared = 0;
   while (runs.every((run) => run.name.length > shared && run.name[shared] === name[shared])) shared += 1;
-  const cut = name.slice(0, shared).search(/[^-_/. ]*$/);
+  const cut = name.slice(0, Math.max(0, shared - 8)).search(/[^-_/. ]*$/);
   return runs.length > 1 && cut >= 8 ? `…${name.slice(cut)}` : name;
 }
 

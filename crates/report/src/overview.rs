@@ -181,7 +181,7 @@ pub(crate) fn differences(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Table
     TableData {
         title: "Keys of the configuration".to_owned(),
         question: match found.len() {
-            0 => "Nothing was changed between these runs.".to_owned(),
+            0 => "Nothing was changed: the configurations of these runs are the same.".to_owned(),
             _ => "What was changed between these runs?".to_owned(),
         },
         header: if found.is_empty() { Vec::new() } else { header },

@@ -76,7 +76,7 @@ pub fn report(runs: &[(&RunFolder, Option<&PredictedRun>)], detail: Detail) -> R
         ..Report::default()
     };
     report.section("Overview", overview(runs).into_iter().map(Item::from).collect());
-    if runs.len() > 1 {
+    if runs.len() > 1 && runs.iter().any(|(run, _)| !run.config.is_empty()) {
         report.section("What differs", vec![differences(runs).into()]);
     }
     report.section("Training", training(runs, bins));
