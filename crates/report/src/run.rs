@@ -101,9 +101,9 @@ fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D)
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// A value that the file has: `Some(None)` if it is `null` there.
-fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<f64>>, D::Error> {
-    Option::deserialize(from).map(Some)
+/// A number that the file has: not a number if it is `null` there.
+fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    Ok(Some(Option::deserialize(from)?.unwrap_or(f64::NAN)))
 }
 
 /// Names and numbers as a file has them.
@@ -294,7 +294,7 @@ struct Line {
     skipped: bool,
     checkpoint_s: Option<f64>,
     #[serde(deserialize_with = "present")]
-    validation_loss: Option<Option<f64>>,
+    validation_loss: Option<f64>,
     #[serde(deserialize_with = "or_default")]
     validation_losses: Numbers<f64>,
     #[serde(deserialize_with = "or_default")]
@@ -363,7 +363,7 @@ impl Columns {
         self.energy_j.push(number(line.energy_j));
         self.skipped.extend(line.skipped.then_some(step));
         self.checkpoints.extend(line.checkpoint_s.map(|seconds| (step, seconds)));
-        let mean = line.validation_loss.map(|loss| (String::new(), loss));
+        let mean = line.validation_loss.map(|loss| (String::new(), Some(loss)));
         for (source, loss) in line.validation_losses.into_iter().chain(mean) {
             let (steps, losses) = self.validation.entry(source).or_default();
             steps.push(step);
