@@ -5,6 +5,7 @@ const { execFileSync, spawn } = require("node:child_process");
 const fs = require("node:fs");
 const path = require("node:path");
 const { chromium } = require("playwright-core");
+const behaviour = require("./behaviour.cjs");
 
 const folder = path.resolve(process.argv[2]);
 const work = path.join(folder, "work");
@@ -30,7 +31,7 @@ function synthetic(name, steps, spans) {
     lines.push(JSON.stringify({
       schema: 1, time: 1.8e9 + step * 0.4, step, loss: step === 777 ? 25 : 2 + 8 / Math.sqrt(step) + noise, grad_norm: 1 + noise, lr: 3e-4 * Math.min(1, step / 2000),
       tokens: step * 4096, tokens_per_s: 10000 + 900 * noise, step_s: 0.41 + noise / 10, mfu: 0.4 + noise, loss_scale: 1, skipped: step % 25013 === 0, energy_j: 120 + noise,
-      ...(step % 5000 === 0 ? { checkpoint_s: 0.01, validation_loss: 2.2 + 8 / Math.sqrt(step) } : {}), samples: step * 4,
+      ...(step % Math.ceil(steps / 20) === 0 ? { checkpoint_s: 0.01, validation_loss: 2.2 + 8 / Math.sqrt(step) } : {}), samples: step * 4,
     }));
   }
   fs.writeFileSync(path.join(out, "metrics.jsonl"), `${lines.join("\n")}\n`);
@@ -44,8 +45,9 @@ function synthetic(name, steps, spans) {
 }
 
 /** A page that fails the check if it prints an error or asks for anything beyond what it may. */
-async function open(browser, url, scheme = "light") {
-  const page = await browser.newPage({ colorScheme: scheme, viewport: { width: 1360, height: 900 } });
+async function open(browser, url, scheme = "light", width = 1360) {
+  const page = await browser.newPage({ colorScheme: scheme, viewport: { width, height: 900 } });
+  await page.addInitScript(behaviour.record);
   page.problems = [];
   page.on("console", (message) => { if (["error", "warning"].includes(message.type())) page.problems.push(message.text()); });
   page.on("pageerror", (error) => page.problems.push(String(error)));
@@ -125,21 +127,38 @@ async function files(browser) {
   kintsugi("report", "a", hostile.replaceAll("/", "_"), "--out", "runs.html");
   kintsugi("report", "--set", "model.layers=8", "--set", "parallel.pp=4", "--set", "cluster.preset=h200", "--out", "plan.html");
   kintsugi("report", "--search", "--set", "cluster.preset=h200", "--out", "search.html");
-  for (const name of ["run", "runs", "plan", "search"]) {
-    for (const scheme of ["light", "dark"]) {
-      const page = await open(browser, `file://${work}/${name}.html`, scheme);
-      if (scheme === "light") console.log(`${name}: ${await exercise(page)} charts`);
+  const many = [...Array(12).keys()].map((i) => `experiment-with-a-long-name-${i}`);
+  for (const name of many) synthetic(name, 60, 0);
+  kintsugi("report", ...many, "--out", "many.html");
+  // Three levels of links, each with several operations.
+  kintsugi("report", ...set("cluster.preset=frontier", "cluster.nodes=4", "model.layers=8", "parallel.tp=1", "parallel.pp=2", "parallel.dp=16", "batch.micro=1", "batch.global=64",
+    "sharding.weights=package", "sharding.gradients=node", "sharding.states=cluster"), "--out", "traffic.html");
+  for (const name of ["run", "runs", "many", "plan", "traffic", "search"]) {
+    for (const [scheme, device] of [["light", "desktop"], ["dark", "desktop"], ["light", "phone"], ["dark", "phone"]]) {
+      const page = await open(browser, `file://${work}/${name}.html`, scheme, behaviour.WIDTHS[device]);
+      await behaviour.frames(page, name === "search");
+      await behaviour.names(page);
+      if (scheme === "light" && device === "desktop") console.log(`${name}: ${await exercise(page)} charts`);
       assert(!(await page.title()).includes("broken"), "a name ran as a script");
       await page.evaluate(() => window.scrollTo(0, 0));
       await page.mouse.move(2, 2);
       await page.waitForTimeout(100);
-      await page.screenshot({ path: path.join(folder, `${name}-${scheme}.png`), fullPage: true });
+      await page.screenshot({ path: path.join(folder, `${name}-${scheme}-${device}.png`), fullPage: true });
       await page.close();
     }
   }
-  const page = await open(browser, `file://${work}/runs.html`);
-  assert((await page.textContent("#report")).includes("<script>"), "the hostile name is shown as text");
-  await page.close();
+  const check = async (name, ...checks) => {
+    const page = await open(browser, `file://${work}/${name}.html`);
+    for (const one of checks) await one(page);
+    assert.deepStrictEqual(page.problems, []);
+    await page.close();
+  };
+  await check("run", behaviour.whole, behaviour.smoothing, (page) => behaviour.axes(page, 64));
+  await check("search", behaviour.pick);
+  await check("many", (page) => behaviour.manyRuns(page, many.length));
+  await check("runs", behaviour.whole, behaviour.tips, async (page) => {
+    assert((await page.textContent("#report")).includes("<script>"), "the hostile name is shown as text");
+  });
 }
 
 async function large(browser) {
@@ -233,8 +252,11 @@ async function live(browser) {
   }
 }
 
+/** No window, and nothing that asks the network by itself. */
+const ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+
 (async () => {
-  const browser = await chromium.launch({ executablePath: process.env.CHROMIUM, args: ["--no-sandbox"] });
+  const browser = await chromium.launch({ executablePath: process.env.CHROMIUM, args: ARGUMENTS });
   try {
     await files(browser);
     await large(browser);

@@ -170,6 +170,7 @@ fn of_plan(arguments: &Arguments) -> Result<Report, Failure> {
             base: &figures.base,
             timed: &figures.timed,
             facts: facts(&figures.text),
+            pick: figures.pick.as_ref(),
             best: figures.best,
         }));
     }

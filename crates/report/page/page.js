@@ -3,15 +3,24 @@
 
 const shownItems = new Map();
 
+/** A table in a frame that it scrolls in. The last column of a wide one is a sentence: it gets a line of its own, which stays in view. */
 function table(data) {
   const numeric = data.header.map((_, column) => column > 0 && data.rows.every((row) => !row[column] || /^[-+–\d]/.test(row[column])));
+  const last = data.header.length - 1;
+  const apart = last > 8 && !numeric[last] && !data.of_runs ? last : Infinity;
   const kind = (text, column) => (numeric[column] ? { class: "number" } : text.length > 60 ? { class: "sentence" } : {});
-  const cell = (text, column) => (column === 0 ? element("th", { scope: "row" }, text) : element("td", kind(text, column), text));
-  const named = data.header.map((name, column) => element("th", { scope: "col", ...(numeric[column] ? { class: "number" } : {}) }, name));
-  const head = element("thead", {}, element("tr", {}, ...named));
-  const rows = data.rows.map((row) => element("tr", {}, ...row.map(cell)));
+  const name = (text, row) => (data.of_runs ? runButton(row) : text);
+  const cell = (text, column, row) => (column === 0 ? element("th", { scope: "row" }, name(text, row)) : element("td", kind(text, column), text));
+  const named = data.header.slice(0, apart).map((title, column) => element("th", { scope: "col", ...(numeric[column] ? { class: "number" } : {}) }, title));
+  const rows = data.rows.flatMap((row, i) => {
+    const cells = element("tr", apart < Infinity ? { class: "first" } : {}, ...row.slice(0, apart).map((text, column) => cell(text, column, i)));
+    if (apart === Infinity) return [cells];
+    return [cells, element("tr", { class: "reason" }, element("td", { colspan: String(apart) }, element("p", {}, row[apart])))];
+  });
+  const kindOf = data.header.length <= 2 ? { class: "facts" } : {};
   return element("div", { class: "card wide" }, element("h3", {}, data.title), element("p", { class: "dim" }, data.question),
-    element("div", { class: "scroll" }, element("table", {}, head, element("tbody", {}, ...rows))));
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": data.title || data.question },
+      element("table", kindOf, element("thead", {}, element("tr", {}, ...named)), element("tbody", {}, ...rows))));
 }
 
 function text(data) {
@@ -37,6 +46,8 @@ function showReport(report) {
   document.title = report.title;
   document.getElementById("title").textContent = report.title;
   document.getElementById("subtitle").textContent = report.subtitle;
+  runs = report.runs;
+  showControls(report);
   for (const plot of shownItems.values()) plot.used = false;
   const open = new Set([...document.querySelectorAll("details[open] > summary")].map((summary) => summary.textContent));
   const notes = report.notes.map((note) => element("p", { class: "note" }, note));
@@ -45,7 +56,11 @@ function showReport(report) {
     return element("section", {}, element("h2", {}, section.title), element("div", { class: "grid" }, ...items));
   });
   const focused = document.activeElement;
+  const frames = () => document.querySelectorAll(".scroll");
+  const scrolled = [...frames()].map((frame) => [frame.scrollLeft, frame.scrollTop]);
   document.getElementById("report").replaceChildren(...notes, ...sections);
+  [...frames()].forEach((frame, i) => { [frame.scrollLeft, frame.scrollTop] = scrolled[i] ?? [0, 0]; });
+  if (!document.querySelector("button.run:is(:hover, :focus)")) choice.marked = null;
   for (const details of document.querySelectorAll("details")) if (open.has(details.firstChild.textContent)) details.open = true;
   if (focused instanceof HTMLElement && focused.isConnected) focused.focus({ preventScroll: true });
   for (const [key, plot] of shownItems) if (!plot.used) { plot.remove(); shownItems.delete(key); }
@@ -55,12 +70,12 @@ function showReport(report) {
 function chosenRuns() { return new URLSearchParams(location.hash.slice(1)).getAll("run"); }
 
 /** The list of a folder's runs, each with a box that shows it. */
-function showRuns(runs) {
+function showRuns(listed) {
   const list = document.getElementById("runs");
   const chosen = new Set(chosenRuns());
-  if (chosen.size === 0 && runs.length > 0) chosen.add(runs[0].name);
+  if (chosen.size === 0 && listed.length > 0) chosen.add(listed[0].name);
   const focused = list.contains(document.activeElement) ? document.activeElement.value : null;
-  list.replaceChildren(...runs.map((run) => {
+  list.replaceChildren(...listed.map((run) => {
     const box = element("input", { type: "checkbox", value: run.name });
     box.checked = chosen.has(run.name);
     box.addEventListener("change", choose);

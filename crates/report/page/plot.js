@@ -20,9 +20,21 @@ function digits(value) {
   return String(Number(value.toPrecision(size >= 1000 ? 6 : 4)));
 }
 
+const DAY = 86400;
+
+/** Seconds as people say them: 42.5 s, 12 min 5 s, 3 h 20 min, 2 d 4 h. */
+function duration(seconds) {
+  if (seconds < 60) return withUnit(seconds, "seconds");
+  const [size, name, part, partName] = seconds < 3600 ? [60, "min", 1, "s"] : seconds < DAY ? [3600, "h", 60, "min"] : [DAY, "d", 3600, "h"];
+  const parts = Math.round((seconds % size) / part) % (size / part);
+  const whole = Math.floor((seconds + part / 2) / size);
+  return `${whole} ${name}${parts > 0 ? ` ${parts} ${partName}` : ""}`;
+}
+
 /** A value with its unit, as in 12.5 GiB. */
 function withUnit(value, unit) {
   if (value === null || !Number.isFinite(value)) return "–";
+  if (unit === "duration") return duration(value);
   if (unit === "share") return `${digits(100 * value)} %`;
   if (unit === "step") return Math.round(value).toLocaleString("en");
   const known = UNITS[unit];
@@ -54,11 +66,13 @@ function ticks(low, high, count, unit, logarithmic) {
     return places.length > 1 ? places : ticks(low, high, count, unit, false);
   }
   const rough = (high - low) / count;
+  const round = unit === "duration" && rough > 1 && [2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 14400, 21600, 43200, DAY].find((size) => size >= rough);
   // Steps of bytes are round in the unit that the largest value has.
   const base = unit === "bytes" && high >= 1 ? 1024 ** Math.floor(Math.log(high) / Math.log(1024)) : 1;
   const power = 10 ** Math.floor(Math.log10(rough / base));
   let step = base * power * ([1, 2, 2.5, 5].find((m) => m * power * base >= rough) ?? 10);
   if (unit === "step") step = Math.max(1, Math.round(step));
+  if (round) step = round; else if (unit === "duration" && rough > DAY) step = DAY * Math.ceil(rough / DAY);
   const places = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i += 1) places.push(i * step);
   return places;
@@ -78,9 +92,10 @@ function colours() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(`--${name}`).trim();
   return { read, text: read("text"), dim: read("dim"), line: read("line"), band: read("band"), card: read("card"), focus: read("focus"),
-    series: (i) => read(`s${i % 8}`) };
+    series: (i) => read(`s${i % 16}`) };
 }
 
+const FONT = "12px system-ui, 'DejaVu Sans', sans-serif";
 const plots = new Set();
 let pending = false;
 
@@ -125,6 +140,8 @@ class Plot {
     this.tip = element("div", { class: "tip", role: "status", "aria-live": "polite", hidden: "" });
     this.box = element("div", { class: "plot" }, this.canvas, this.tip);
     this.margin = { left: 66, right: 14, top: 24, bottom: 40 };
+    // Pixels between the ends of the axis and the edges of the area, so that what is drawn at an end is not cut.
+    this.inset = 0;
     this.listen();
     plots.add(this);
     resized.observe(this.canvas);
@@ -181,16 +198,16 @@ class Plot {
   /** Maps the axis to pixels, for as long as neither the view nor the size changes. */
   mapper() {
     const [{ left, right }, [from, to]] = [this.area(), this.range()];
-    const [first, last] = [this.along(from), this.along(to)];
-    const scale = (right - left) / (last - first || 1);
-    return this.logarithmic ? (x) => left + (this.along(x) - first) * scale : (x) => left + (x - first) * scale;
+    const [first, last, begin] = [this.along(from), this.along(to), left + this.inset];
+    const scale = (right - this.inset - begin) / (last - first || 1);
+    return this.logarithmic ? (x) => begin + (this.along(x) - first) * scale : (x) => begin + (x - first) * scale;
   }
 
   toPixel(x) { return this.mapper()(x); }
 
   fromPixel(pixel) {
     const [{ left, right }, [from, to]] = [this.area(), this.range()];
-    return this.back(this.along(from) + ((pixel - left) / (right - left)) * (this.along(to) - this.along(from)));
+    return this.back(this.along(from) + ((pixel - left - this.inset) / (right - left - 2 * this.inset)) * (this.along(to) - this.along(from)));
   }
 
   along(x) { return this.logarithmic ? Math.log(Math.max(x, 1e-300)) : x; }
@@ -206,7 +223,7 @@ class Plot {
     const context = this.canvas.getContext("2d");
     context.setTransform(scale, 0, 0, scale, 0, 0);
     context.clearRect(0, 0, width, this.height);
-    context.font = "12px system-ui, 'DejaVu Sans', sans-serif";
+    context.font = FONT;
     const [from, to] = this.range();
     this.canvas.dataset.range = `${from} ${to}`;
     return context;
@@ -223,7 +240,7 @@ class Plot {
     const { width } = this.area();
     const wide = this.tip.offsetWidth;
     this.tip.style.left = `${x + 14 + wide > width ? Math.max(0, x - wide - 14) : x + 14}px`;
-    this.tip.style.top = `${Math.max(0, Math.min(y, this.height - 30))}px`;
+    this.tip.style.top = `${Math.max(0, Math.min(y, this.height - this.tip.offsetHeight))}px`;
   }
 
   hideTip() {
@@ -305,6 +322,7 @@ class Plot {
     const [from, to] = this.range();
     context.textAlign = "center";
     context.textBaseline = "top";
+    let free = -Infinity;
     for (const place of ticks(from, to, Math.max(2, (right - left) / 110), unit, this.logarithmic)) {
       const x = this.toPixel(place);
       context.strokeStyle = colour.line;
@@ -312,7 +330,10 @@ class Plot {
       context.fillStyle = colour.dim;
       const text = onAxis(place, unit);
       const half = context.measureText(text).width / 2;
-      context.fillText(text, Math.min(x, this.canvas.clientWidth - half - 1), bottom + 6);
+      const middle = Math.min(x, this.canvas.clientWidth - half - 1);
+      if (middle - half < free) continue;
+      free = middle + half + 8;
+      context.fillText(text, middle, bottom + 6);
     }
     context.fillStyle = colour.dim;
     context.fillText(label, (left + right) / 2, bottom + 23);

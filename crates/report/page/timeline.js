@@ -28,7 +28,7 @@ class TimelinePlot extends Plot {
     this.arrows = element("button", { type: "button", "aria-pressed": "true" }, "messages");
     this.arrows.addEventListener("click", () => { this.hideFlows = !this.hideFlows; this.arrows.setAttribute("aria-pressed", String(!this.hideFlows)); redraw(this); });
     this.tools = element("div", { class: "tools" }, reset, this.arrows);
-    this.figure = element("figure", { class: "wide" }, element("figcaption", {}, this.title, this.question), this.box, this.legend, this.caption, this.tools);
+    this.figure = element("figure", { class: "wide" }, element("figcaption", {}, this.title, this.tools, this.question), this.box, this.legend, this.caption);
     this.update(data);
   }
 

@@ -7,10 +7,12 @@
 
 mod config;
 mod folder;
+mod overview;
 pub mod page;
 pub mod plan;
 mod report;
 pub mod run;
+mod run_axis;
 pub mod runs;
 pub mod search;
 pub mod sweep;
@@ -21,6 +23,7 @@ pub mod watch;
 
 pub use report::{Item, Report, Section, TableData, TextData};
 pub use run::RunFolder;
+pub use run_axis::RunAxis;
 pub use runs::Context;
 pub use thin::Detail;
 pub use timeline::TimelineData;

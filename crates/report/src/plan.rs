@@ -7,7 +7,7 @@ use kintsugi_draw::chart::{Axis, Chart, Series, Style, Unit};
 use kintsugi_plan::Plan;
 use kintsugi_rank::RankMemory;
 use kintsugi_simulate::{Prediction, Timeline, Timing};
-use kintsugi_spec::Level;
+use kintsugi_spec::{Level, units};
 
 use crate::{Item, Report, TableData, TextData, TimelineData};
 
@@ -40,6 +40,7 @@ pub fn report(figures: &PlanFigures) -> Report {
         question: "What is run, how fast, and does it fit?".to_owned(),
         header: vec![String::new(), "predicted".to_owned()],
         rows: facts,
+        ..TableData::default()
     };
     report.section("Plan", vec![facts.into()]);
     let mut charts: Vec<Item> = vec![memory_chart(plan, &prediction.stages).into()];
@@ -98,7 +99,7 @@ pub fn timeline(plan: &Plan) -> Option<TimelineData> {
     Some(data)
 }
 
-/// Memory of every stage by category.
+/// Memory of every stage by category, and the limit that decides whether the plan fits.
 pub fn memory_chart(plan: &Plan, stages: &[RankMemory]) -> Chart {
     let names = (0..stages.len()).map(|stage| stage.to_string()).collect();
     let bars: Vec<BTreeMap<String, u64>> = stages.iter().map(by_category).collect();
@@ -106,36 +107,53 @@ pub fn memory_chart(plan: &Plan, stages: &[RankMemory]) -> Chart {
     "stage".clone_into(&mut chart.x.label);
     "Memory of a rank of each stage".clone_into(&mut chart.title);
     chart.caption = layout(plan);
-    // Of a device that is nearly empty the bars would not be seen.
-    let fullest = stages.iter().map(|stage| stage.total).max().unwrap_or(0);
-    if let Some(memory) = plan.cluster.device.memory.filter(|&memory| memory < 8 * fullest) {
-        let ends = [-0.5, stages.len() as f64 - 0.5];
-        chart.series.push(Series::guide("memory of the device", 7, ends, memory as f64));
+    let device = &plan.cluster.device;
+    if let Some((memory, limit)) = device.memory.zip(device.planned_memory()) {
+        let less = match memory - limit {
+            0 => String::new(),
+            headroom => format!(": {} less a headroom of {}", units::bytes(memory), units::bytes(headroom)),
+        };
+        chart.question = format!("What fills the memory? A rank may take {}{less}.", units::bytes(limit));
+        // Of a device that is nearly empty the bars would not be seen.
+        let fullest = stages.iter().map(|stage| stage.reserved + stage.transport).max().unwrap_or(0);
+        if limit < 8 * fullest {
+            let ends = [-0.5, stages.len() as f64 - 0.5];
+            let name = format!("limit, {}", units::bytes(limit));
+            chart.series.push(Series::guide(name, 7, ends, limit as f64));
+        }
     }
     chart
 }
 
-/// Bars of memory, stacked by category.
+/// Bars of memory, stacked by category: together what is reserved on the device, which decides whether a plan fits.
 pub(crate) fn memory_bars(names: Vec<String>, bars: &[BTreeMap<String, u64>]) -> Chart {
+    let bytes = |bar: &BTreeMap<String, u64>, name: &str| bar.get(name).copied().unwrap_or(0);
+    let series = |name: &str, colour: usize, bytes: &dyn Fn(&BTreeMap<String, u64>) -> u64| {
+        let points = bars.iter().enumerate().map(|(place, bar)| (place as f64, Some(bytes(bar) as f64)));
+        let any = bars.iter().any(|bar| bytes(bar) > 0);
+        any.then(|| Series::new(name, Style::Stack, colour).points(points))
+    };
     let categories = RankMemory::default().categories();
-    let series = categories.iter().enumerate().filter_map(|(i, &(category, _))| {
-        let bytes = |bar: &BTreeMap<String, u64>| bar.get(category).copied().unwrap_or(0) as f64;
-        let points = bars.iter().enumerate().map(|(place, bar)| (place as f64, Some(bytes(bar))));
-        let any = bars.iter().any(|bar| bytes(bar) > 0.0);
-        any.then(|| Series::new(category, Style::Stack, i).points(points))
-    });
+    let mut all: Vec<Option<Series>> = categories
+        .iter()
+        .enumerate()
+        .map(|(i, &(category, _))| series(category, i, &|bar| bytes(bar, category)))
+        .collect();
+    let unused = |bar: &BTreeMap<String, u64>| bytes(bar, "reserved").saturating_sub(bytes(bar, "total"));
+    all.push(series("reserved, unused at the peak", 7, &unused));
+    all.push(series("transport", 6, &|bar| bytes(bar, "transport")));
     Chart {
         question: "What fills the memory, and on which stage?".to_owned(),
         x: Axis::of_categories("", names),
-        y: Axis::from_zero("bytes at the peak", Unit::Bytes),
-        series: series.collect(),
+        y: Axis::from_zero("reserved memory, by its use at the peak", Unit::Bytes),
+        series: all.into_iter().flatten().collect(),
         ..Chart::default()
     }
 }
 
 /// A rank's memory by the names of its categories.
 pub(crate) fn by_category(memory: &RankMemory) -> BTreeMap<String, u64> {
-    let sums = [("total", memory.total), ("reserved", memory.reserved)];
+    let sums = [("total", memory.total), ("reserved", memory.reserved), ("transport", memory.transport)];
     memory.categories().into_iter().chain(sums).map(|(name, bytes)| (name.to_owned(), bytes)).collect()
 }
 

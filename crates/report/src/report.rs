@@ -3,7 +3,7 @@
 use kintsugi_draw::chart::Chart;
 use serde::Serialize;
 
-use crate::TimelineData;
+use crate::{RunAxis, TimelineData};
 
 /// A page.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -14,6 +14,8 @@ pub struct Report {
     pub subtitle: String,
     /// What a reader should know first.
     pub notes: Vec<String>,
+    /// The runs that charts refer to by their number, with their axes.
+    pub runs: Vec<RunAxis>,
     /// The sections.
     pub sections: Vec<Section>,
 }
@@ -52,6 +54,8 @@ pub struct TableData {
     pub header: Vec<String>,
     /// The rows.
     pub rows: Vec<Vec<String>>,
+    /// Whether the rows are the runs of the report, in order. Their names then have the colours of their curves.
+    pub of_runs: bool,
 }
 
 /// A text.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Take};
+use std::mem;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -12,7 +13,7 @@ use kintsugi_draw::Trace;
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_spec::input;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use crate::folder::{Folder, FolderPath};
 
@@ -25,6 +26,8 @@ pub struct RunFolder {
     pub steps: Columns,
     /// Its summary, if it has ended.
     pub summary: Option<Summary>,
+    /// Why `summary.json` cannot be read, if it is there and cannot.
+    pub summary_error: Option<String>,
     /// The text of its configuration; empty if it is not one that this version can read.
     pub config: String,
     /// Whether `config.toml` is something else than such a configuration.
@@ -61,21 +64,26 @@ pub struct Columns {
     pub validation: BTreeMap<String, (Vec<f64>, Vec<f64>)>,
     /// Epochs of every source at the last step.
     pub epochs: BTreeMap<String, f64>,
-    /// Lines that could not be read.
+    /// Whole lines that could not be read.
     pub damaged: usize,
     /// Whether the file is longer than what is read of it.
     pub cut: bool,
+    /// Whether the file ends in the middle of a line.
+    pub partial: bool,
 }
 
-/// What `summary.json` says.
+/// What `summary.json` says. A number that is not finite is `null` there, so every `null` is a missing value.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs, reason = "the names of summary.json")]
 pub struct Summary {
+    #[serde(deserialize_with = "or_default")]
     pub stopped: bool,
     pub failure: Option<String>,
     pub loss_floor: Option<f64>,
+    #[serde(deserialize_with = "or_default")]
     pub predicted: Figures,
+    #[serde(deserialize_with = "or_default")]
     pub measured: Figures,
 }
 
@@ -84,11 +92,41 @@ pub struct Summary {
 #[serde(default)]
 #[allow(missing_docs, reason = "the names of summary.json")]
 pub struct Figures {
+    #[serde(deserialize_with = "ranks")]
     pub peak_bytes: Vec<BTreeMap<String, u64>>,
+    #[serde(deserialize_with = "levels")]
     pub comm_bytes: BTreeMap<String, BTreeMap<String, u64>>,
     pub step_s: Option<f64>,
     pub tokens_per_s: Option<f64>,
     pub energy_j: Option<f64>,
+}
+
+/// A value, or its default if the file has `null` in its place.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+/// A number that the file has: not a number if it is `null` there.
+fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    Ok(Some(Option::deserialize(from)?.unwrap_or(f64::NAN)))
+}
+
+/// Names and numbers as a file has them.
+type Numbers<T> = BTreeMap<String, Option<T>>;
+
+/// Bytes by name, without those that are `null`.
+fn bytes(numbers: Option<Numbers<u64>>) -> BTreeMap<String, u64> {
+    numbers.into_iter().flatten().filter_map(|(name, bytes)| Some((name, bytes?))).collect()
+}
+
+fn ranks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<BTreeMap<String, u64>>, D::Error> {
+    let ranks: Vec<Option<Numbers<u64>>> = or_default(from)?;
+    Ok(ranks.into_iter().map(bytes).collect())
+}
+
+fn levels<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, BTreeMap<String, u64>>, D::Error> {
+    let levels: BTreeMap<String, Option<Numbers<u64>>> = or_default(from)?;
+    Ok(levels.into_iter().map(|(level, operations)| (level, bytes(operations))).collect())
 }
 
 /// The state of a run, according to its files.
@@ -147,6 +185,7 @@ impl RunFolder {
             name,
             steps: Columns::default(),
             summary: None,
+            summary_error: None,
             config: String::new(),
             config_refused: false,
             plan: None,
@@ -172,8 +211,10 @@ impl RunFolder {
         let mut changed = self.metrics.update(&folder, &mut self.steps)?;
         if self.is_new(&folder, SUMMARY) {
             changed = true;
-            let text = folder.text(SUMMARY, MAX_SUMMARY).ok();
-            self.summary = text.and_then(|text| serde_json::from_str(&text).ok());
+            (self.summary, self.summary_error) = match read_summary(&folder) {
+                Ok(summary) => (summary, None),
+                Err(error) => (None, Some(error.to_string())),
+            };
         }
         if self.is_new(&folder, CONFIG) {
             changed = true;
@@ -219,6 +260,14 @@ impl RunFolder {
     }
 }
 
+/// Reads a summary, if there is one.
+fn read_summary(folder: &Folder) -> io::Result<Option<Summary>> {
+    match folder.text(SUMMARY, MAX_SUMMARY) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        text => Ok(Some(serde_json::from_str(&text?)?)),
+    }
+}
+
 /// The trace in a file that `train --trace` has written.
 fn parse_trace(text: &str) -> io::Result<Trace> {
     let other = || {
@@ -257,9 +306,9 @@ struct MetricsFile {
     written: Option<SystemTime>,
 }
 
-#[derive(Deserialize)]
+/// A line of `metrics.jsonl`. A number that is not finite is `null` there, so every number may be missing.
+#[derive(Default, Deserialize)]
 #[serde(default)]
-#[derive(Default)]
 struct Line {
     step: Option<u64>,
     time: Option<f64>,
@@ -272,11 +321,15 @@ struct Line {
     mfu: Option<f64>,
     loss_scale: Option<f64>,
     energy_j: Option<f64>,
+    #[serde(deserialize_with = "or_default")]
     skipped: bool,
     checkpoint_s: Option<f64>,
+    #[serde(deserialize_with = "present")]
     validation_loss: Option<f64>,
-    validation_losses: BTreeMap<String, f64>,
-    epochs: BTreeMap<String, f64>,
+    #[serde(deserialize_with = "or_default")]
+    validation_losses: Numbers<f64>,
+    #[serde(deserialize_with = "or_default")]
+    epochs: Numbers<f64>,
 }
 
 impl MetricsFile {
@@ -295,7 +348,7 @@ impl MetricsFile {
         }
         self.written = found.modified().ok();
         if found.len() == self.offset {
-            return Ok(changed);
+            return Ok(mem::take(&mut into.partial) || changed);
         }
         file.seek(SeekFrom::Start(self.offset))?;
         changed |= into.cut != (found.len() > MAX_METRICS);
@@ -310,8 +363,11 @@ impl MetricsFile {
         loop {
             line.clear();
             let length = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)?;
-            // A run may be in the middle of its last line.
+            // A run may be in the middle of its last line, or was killed there.
             if !line.ends_with(b"\n") && (length as u64) < LONGEST_LINE {
+                let partial = length > 0;
+                any |= into.partial != partial;
+                into.partial = partial;
                 return Ok(any);
             }
             self.offset += length as u64;
@@ -341,14 +397,14 @@ impl Columns {
         self.energy_j.push(number(line.energy_j));
         self.skipped.extend(line.skipped.then_some(step));
         self.checkpoints.extend(line.checkpoint_s.map(|seconds| (step, seconds)));
-        let mean = line.validation_loss.map(|loss| (String::new(), loss));
+        let mean = line.validation_loss.map(|loss| (String::new(), Some(loss)));
         for (source, loss) in line.validation_losses.into_iter().chain(mean) {
             let (steps, losses) = self.validation.entry(source).or_default();
             steps.push(step);
-            losses.push(loss);
+            losses.push(number(loss));
         }
         if !line.epochs.is_empty() {
-            self.epochs = line.epochs;
+            self.epochs = line.epochs.into_iter().map(|(source, epochs)| (source, number(epochs))).collect();
         }
     }
 }
@@ -388,15 +444,25 @@ mod tests {
         let folder = Folder::new("grow");
         folder.append("{\"step\":1,\"loss\":3.5}\nnot a line\n{\"step\":2,\"lo");
         let mut run = RunFolder::open(&folder.0, "a".to_owned(), None).expect("a run");
-        assert_eq!((&run.steps.step[..], run.steps.damaged), (&[1.0][..], 1));
+        assert_eq!((&run.steps.step[..], run.steps.damaged, run.steps.partial), (&[1.0][..], 1, true));
         assert!(!run.update().expect("it is read"), "half a line is none");
         folder.append("ss\":null,\"skipped\":true,\"validation_loss\":2.5}\n");
         assert!(run.update().expect("it is read"));
-        assert_eq!(run.steps.step, [1.0, 2.0]);
+        assert_eq!((&run.steps.step[..], run.steps.partial), (&[1.0, 2.0][..], false));
         assert!(run.steps.loss[1].is_nan());
         assert_eq!(run.steps.skipped, [2.0]);
         assert_eq!(run.steps.validation[""], (vec![2.0], vec![2.5]));
         assert_eq!(run.state(), RunState::Running);
+        // A line that could not be written whole is removed again.
+        let whole = fs::metadata(folder.0.join(METRICS)).expect("a file").len();
+        folder.append("{\"step\":3");
+        assert!(run.update().expect("it is read") && run.steps.partial);
+        fs::OpenOptions::new()
+            .write(true)
+            .open(folder.0.join(METRICS))
+            .and_then(|file| file.set_len(whole))
+            .expect("it is shorter");
+        assert!(run.update().expect("it is read") && !run.steps.partial);
         // A resumed run replaces the file.
         fs::write(folder.0.join("new"), "{\"step\":1,\"loss\":3.5}\n").expect("a file");
         fs::rename(folder.0.join("new"), folder.0.join(METRICS)).expect("it is replaced");

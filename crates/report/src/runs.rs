@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use kintsugi_draw::chart::{Axis, Chart, Mark, MarkKind, Series, Style, Unit};
 use kintsugi_plan::Plan;
 use kintsugi_simulate::{Consumption, Coverage, predict, time};
-use kintsugi_spec::{Level, units};
+use kintsugi_spec::Level;
 use kintsugi_tensor::Device;
 
-use crate::config;
+use crate::overview::{RUNS_AS_ROWS, differences, notes, overview};
 use crate::plan::{by_category, memory_bars, owned, timeline, traffic_chart};
-use crate::run::{Columns, Figures, MAX_METRICS, RunFolder};
-use crate::thin::{Detail, thin};
-use crate::{Item, Report, TableData, TextData, TimelineData};
+use crate::run::{Columns, Figures, RunFolder};
+use crate::thin::{Detail, means, thin};
+use crate::{Item, Report, RunAxis, TableData, TextData, TimelineData};
 
 /// What a page of runs needs beside their files.
 pub struct Context<'a> {
@@ -26,7 +26,7 @@ pub struct Context<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct PredictedRun {
     figures: Figures,
-    facts: Vec<(String, String)>,
+    pub(crate) facts: Vec<(String, String)>,
     timeline: Option<TimelineData>,
     pp: usize,
 }
@@ -66,12 +66,17 @@ pub fn report(runs: &[(&RunFolder, Option<&PredictedRun>)], detail: Detail) -> R
             [one] => format!("Run {one}"),
             _ => format!("{} runs", names.len()),
         },
-        subtitle: if names.len() == 1 { String::new() } else { names.join(", ") },
+        subtitle: if names.len() == 1 || names.len() >= RUNS_AS_ROWS {
+            String::new()
+        } else {
+            names.join(", ")
+        },
+        runs: runs.iter().map(|(run, _)| RunAxis::new(&run.name, &run.steps, detail)).collect(),
         notes: runs.iter().flat_map(|(run, _)| notes(run)).collect(),
         ..Report::default()
     };
-    report.section("Overview", vec![overview(runs).into()]);
-    if runs.len() > 1 {
+    report.section("Overview", overview(runs).into_iter().map(Item::from).collect());
+    if runs.len() > 1 && runs.iter().any(|(run, _)| !run.config.is_empty()) {
         report.section("What differs", vec![differences(runs).into()]);
     }
     report.section("Training", training(runs, bins));
@@ -93,134 +98,12 @@ pub fn report(runs: &[(&RunFolder, Option<&PredictedRun>)], detail: Detail) -> R
     report
 }
 
-/// What a reader should know of a run.
-fn notes(run: &RunFolder) -> Vec<String> {
-    let failure = run.summary.as_ref().and_then(|summary| summary.failure.as_ref());
-    let failed = failure.map(|failure| format!("{} failed: {failure}", run.name));
-    let damaged = run.steps.damaged;
-    let damaged =
-        (damaged > 0).then(|| format!("{damaged} lines of the metrics of {} cannot be read", run.name));
-    let unknown = (run.plan.is_none() && !run.config.is_empty()).then(|| {
-        format!("the configuration of {} cannot be planned here, so nothing is predicted for it", run.name)
-    });
-    let refused = run.config_refused.then(|| {
-        let name = &run.name;
-        format!("config.toml of {name} is not a configuration that this version can read, so it is not shown and nothing is predicted for it")
-    });
-    let cut = run.steps.cut.then(|| {
-        let most = units::bytes(MAX_METRICS);
-        format!("metrics.jsonl of {} is longer than {most}; the rest is not read", run.name)
-    });
-    [failed, damaged, cut, refused, unknown].into_iter().flatten().collect()
-}
-
-/// A table of what the runs are and how far they got.
-fn overview(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> TableData {
-    let each: Vec<Vec<(String, String)>> =
-        runs.iter().map(|&(run, predicted)| facts(run, predicted)).collect();
-    let mut names: Vec<&String> = Vec::new();
-    for (name, _) in each.iter().flatten() {
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    let value = |facts: &[(String, String)], name: &String| {
-        facts.iter().find(|(known, _)| known == name).map_or_else(|| "–".to_owned(), |(_, text)| text.clone())
-    };
-    let row = |name: &&String| {
-        std::iter::once((*name).clone()).chain(each.iter().map(|facts| value(facts, name))).collect()
-    };
-    TableData {
-        title: String::new(),
-        question: "What was run, and how far did it get?".to_owned(),
-        header: std::iter::once(String::new()).chain(runs.iter().map(|(run, _)| run.name.clone())).collect(),
-        rows: names.iter().map(row).collect(),
-    }
-}
-
-fn facts(run: &RunFolder, predicted: Option<&PredictedRun>) -> Vec<(String, String)> {
-    let steps = &run.steps;
-    let mut facts = predicted.map(|predicted| predicted.facts.clone()).unwrap_or_default();
-    let mut add = |name: &str, text: String| facts.push((name.to_owned(), text));
-    let state = serde_json::to_value(run.state()).expect("a word");
-    add("state", state.as_str().unwrap_or_default().to_owned());
-    let of = run.plan.as_ref().map(|plan| format!(" of {}", plan.run.steps)).unwrap_or_default();
-    add("steps", format!("{}{of}", steps.step.last().map_or(0.0, |step| *step)));
-    add("tokens", steps.tokens.last().map_or_else(|| "–".to_owned(), |tokens| units::count(*tokens)));
-    if let (Some(first), Some(last)) = (steps.loss.first(), steps.loss.last()) {
-        add("loss", format!("{first:.4} → {last:.4}"));
-    }
-    if let Some((_, losses)) = steps.validation.get("") {
-        add("validation loss", losses.last().map_or_else(String::new, |loss| format!("{loss:.4}")));
-    }
-    let recent = &steps.tokens_per_s[steps.tokens_per_s.len().saturating_sub(100)..];
-    if let Some(median) = median(recent) {
-        add(
-            "speed",
-            format!("{} tokens/s (median of the last {} steps)", units::count(median.round()), recent.len()),
-        );
-    }
-    if let (Some(first), Some(last)) = (steps.time.first(), steps.time.last())
-        && first.is_finite()
-    {
-        add("time", format!("{} to {}", date(*first), date(*last)));
-    }
-    let joules: f64 = steps.energy_j.iter().filter(|joules| joules.is_finite()).sum();
-    if joules > 0.0 {
-        add("energy", Unit::Joules.format(joules));
-    }
-    for (source, epochs) in &steps.epochs {
-        add(&format!("epochs of {source}"), format!("{epochs:.3}"));
-    }
-    add("skipped steps", steps.skipped.len().to_string());
-    add("checkpoints", steps.checkpoints.len().to_string());
-    facts
-}
-
-fn median(values: &[f64]) -> Option<f64> {
-    let mut values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
-    values.sort_unstable_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
-}
-
-/// Seconds since 1970 as a date of the Gregorian calendar, in UTC.
-fn date(seconds: f64) -> String {
-    // Between the years 1 and 9000, whatever a file says.
-    let seconds = seconds.clamp(-6e10, 2.2e11);
-    let (days, second) = ((seconds / 86400.0).floor() as i64, seconds.rem_euclid(86400.0) as u64);
-    // Days since 1 March 0000, in eras of 400 years.
-    let shifted = days + 719_468;
-    let (era, day) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
-    let year = year + 400 * era + i64::from(month <= 2);
-    format!("{year}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", second / 3600, second / 60 % 60, second % 60)
-}
-
-fn differences(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> TableData {
-    let configs: Vec<BTreeMap<String, String>> =
-        runs.iter().map(|(run, _)| config::values(&run.config)).collect();
-    let rows = config::differences(&configs).into_iter().map(|(key, mut values)| {
-        values.insert(0, key);
-        values
-    });
-    TableData {
-        title: "Keys of the configuration".to_owned(),
-        question: "What was changed between these runs?".to_owned(),
-        header: std::iter::once("key".to_owned())
-            .chain(runs.iter().map(|(run, _)| run.name.clone()))
-            .collect(),
-        rows: rows.collect(),
-    }
-}
-
-/// A metric over the steps of all runs; nothing if no run has it.
+/// A metric over the steps of all runs; nothing if no run has it. A `noisy` one can be smoothed.
 fn over_steps(
     runs: &[(&RunFolder, Option<&PredictedRun>)],
     (title, question, label, unit): (&str, &str, &str, Unit),
     bins: usize,
+    noisy: bool,
     values: impl Fn(&Columns) -> Vec<f64>,
 ) -> Option<Chart> {
     let series = runs.iter().enumerate().filter_map(|(i, (run, _))| {
@@ -231,6 +114,10 @@ fn over_steps(
         let name = if runs.len() == 1 { label.to_owned() } else { run.name.clone() };
         let mut series = Series::new(name, Style::Line, i);
         (series.x, series.y) = thin(&run.steps.step, &values, bins);
+        (series.run, series.noisy) = (Some(i), noisy);
+        if noisy {
+            series.means = means(&run.steps.step, &values, bins);
+        }
         Some(series)
     });
     let series: Vec<Series> = series.collect();
@@ -257,12 +144,8 @@ fn with_predictions(
         if let (Some(value), Some((first, last))) = (figures.and_then(|figures| value(run, figures)), ends) {
             let name =
                 if runs.len() == 1 { "predicted".to_owned() } else { format!("{}, predicted", run.name) };
-            chart.series.push(Series::guide(
-                name,
-                if runs.len() == 1 { 1 } else { i },
-                [*first, *last],
-                value,
-            ));
+            let guide = Series::guide(name, if runs.len() == 1 { 1 } else { i }, [*first, *last], value);
+            chart.series.push(Series { run: Some(i), ..guide });
         }
     }
     Some(chart)
@@ -277,7 +160,7 @@ fn predicted_figures<'a>(run: &'a RunFolder, predicted: Option<&'a PredictedRun>
 fn training(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<Item> {
     let one = runs.len() == 1;
     let about = ("Loss", "Does it learn, and how far is it?", "training loss", Unit::Number);
-    let mut loss = over_steps(runs, about, bins, |steps| steps.loss.clone());
+    let mut loss = over_steps(runs, about, bins, true, |steps| steps.loss.clone());
     if let Some(chart) = &mut loss {
         "loss, nats per token".clone_into(&mut chart.y.label);
         for (i, (run, _)) in runs.iter().enumerate() {
@@ -285,10 +168,11 @@ fn training(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<It
             let floor = run.summary.as_ref().and_then(|summary| summary.loss_floor);
             let ends = run.steps.step.first().zip(run.steps.step.last());
             if let (true, Some(floor), Some((first, last))) = (one, floor, ends) {
-                chart.series.push(Series::guide("a perfect model", 7, [*first, *last], floor));
+                let guide = Series::guide("a perfect model", 7, [*first, *last], floor);
+                chart.series.push(Series { run: Some(i), ..guide });
             }
         }
-        chart.marks = runs.iter().flat_map(|(run, _)| marks(run, one)).collect();
+        chart.marks = runs.iter().enumerate().flat_map(|(i, (run, _))| marks(run, i, one)).collect();
     }
     let norm = ("Gradient norm", "Is training stable?", "norm before clipping", Unit::Number);
     let rate = ("Learning rate", "Which schedule was followed?", "learning rate", Unit::Number);
@@ -300,9 +184,9 @@ fn training(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<It
     };
     let charts = [
         loss,
-        over_steps(runs, norm, bins, |steps| steps.grad_norm.clone()),
-        over_steps(runs, rate, bins, |steps| steps.lr.clone()),
-        over_steps(runs, scale, bins, varies),
+        over_steps(runs, norm, bins, true, |steps| steps.grad_norm.clone()),
+        over_steps(runs, rate, bins, false, |steps| steps.lr.clone()),
+        over_steps(runs, scale, bins, false, varies),
     ];
     charts.into_iter().flatten().map(Item::from).collect()
 }
@@ -322,13 +206,14 @@ fn validation(run: &RunFolder, i: usize, one: bool, bins: usize) -> Vec<Series> 
         let style = if one { Style::Line } else { Style::Guide };
         let mut series = Series::new(name, style, if one { 1 + n } else { i });
         (series.x, series.y) = thin(steps, losses, bins);
+        series.run = Some(i);
         found.push(series);
     }
     found
 }
 
 /// Checkpoints and skipped steps: the last of them if there are very many.
-fn marks(run: &RunFolder, one: bool) -> Vec<Mark> {
+fn marks(run: &RunFolder, i: usize, one: bool) -> Vec<Mark> {
     let of = if one { String::new() } else { format!(" of {}", run.name) };
     let steps = &run.steps;
     let last = |count: usize| count.saturating_sub(MOST_MARKS);
@@ -336,11 +221,13 @@ fn marks(run: &RunFolder, one: bool) -> Vec<Mark> {
         x: step,
         kind: MarkKind::Checkpoint,
         text: format!("checkpoint{of} at step {step}, training paused for {}", Unit::Seconds.format(seconds)),
+        run: Some(i),
     });
     let skipped = steps.skipped[last(steps.skipped.len())..].iter().map(|&step| Mark {
         x: step,
         kind: MarkKind::Skipped,
         text: format!("step {step}{of} was skipped: a number was not finite"),
+        run: Some(i),
     });
     saved.chain(skipped).collect()
 }
@@ -352,16 +239,20 @@ fn speed(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<Item>
     let step = ("Time of a step", "Are there slow steps?", "time of a step", Unit::Seconds);
     let charts = [
         with_predictions(
-            over_steps(runs, tokens, bins, |steps| steps.tokens_per_s.clone()),
+            over_steps(runs, tokens, bins, true, |steps| steps.tokens_per_s.clone()),
             runs,
             |_, figures| figures.tokens_per_s,
         ),
-        with_predictions(over_steps(runs, mfu, bins, |steps| steps.mfu.clone()), runs, |run, figures| {
-            run.plan.as_ref()?.mfu(figures.step_s?)
-        }),
-        with_predictions(over_steps(runs, step, bins, |steps| steps.step_s.clone()), runs, |_, figures| {
-            figures.step_s
-        }),
+        with_predictions(
+            over_steps(runs, mfu, bins, true, |steps| steps.mfu.clone()),
+            runs,
+            |run, figures| run.plan.as_ref()?.mfu(figures.step_s?),
+        ),
+        with_predictions(
+            over_steps(runs, step, bins, true, |steps| steps.step_s.clone()),
+            runs,
+            |_, figures| figures.step_s,
+        ),
     ];
     charts.into_iter().flatten().map(Item::from).collect()
 }
@@ -379,11 +270,11 @@ fn energy(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<Item
     };
     let charts = [
         with_predictions(
-            over_steps(runs, energy, bins, |steps| steps.energy_j.clone()),
+            over_steps(runs, energy, bins, true, |steps| steps.energy_j.clone()),
             runs,
             |_, figures| figures.energy_j,
         ),
-        with_predictions(over_steps(runs, power, bins, watts), runs, |_, figures| {
+        with_predictions(over_steps(runs, power, bins, true, watts), runs, |_, figures| {
             Some(figures.energy_j? / figures.step_s?)
         }),
     ];
@@ -426,8 +317,10 @@ fn resources(run: &RunFolder, predicted: Option<&PredictedRun>, several: bool) -
 /// The memory of the rank of a stage that has most.
 fn fullest(ranks: &[BTreeMap<String, u64>], stage: usize, pp: usize) -> Option<&BTreeMap<String, u64>> {
     let each = ranks.len() / pp;
-    let total = |memory: &&BTreeMap<String, u64>| memory.get("total").copied().unwrap_or(0);
-    ranks.get(stage * each..(stage + 1) * each)?.iter().max_by_key(total)
+    let taken = |memory: &&BTreeMap<String, u64>| {
+        ["reserved", "transport"].iter().filter_map(|name| memory.get(*name)).sum::<u64>()
+    };
+    ranks.get(stage * each..(stage + 1) * each)?.iter().max_by_key(taken)
 }
 
 /// Predicted and measured figures, and the difference.
@@ -461,14 +354,17 @@ fn comparison(before: &Figures, after: &Figures, of: &str) -> TableData {
     for level in Level::ALL {
         row(&format!("traffic, {}", level.name()), Unit::Bytes, sent(before, level), sent(after, level));
     }
-    row("time of a step", Unit::Seconds, before.step_s, after.step_s);
-    row("tokens/s", Unit::Rate, before.tokens_per_s, after.tokens_per_s);
-    row("energy of a step", Unit::Joules, before.energy_j, after.energy_j);
+    row("time of a step, mean", Unit::Seconds, before.step_s, after.step_s);
+    row("tokens/s, mean", Unit::Rate, before.tokens_per_s, after.tokens_per_s);
+    row("energy of a step, mean", Unit::Joules, before.energy_j, after.energy_j);
     TableData {
         title: format!("Predicted and measured{of}"),
-        question: "Was the prediction right?".to_owned(),
+        question: "Was the prediction right? Measured times, speeds and energies are means over the steps since the run \
+                   last started, without the first."
+            .to_owned(),
         header: ["", "predicted", "measured", "difference"].map(str::to_owned).to_vec(),
         rows,
+        ..TableData::default()
     }
 }
 
@@ -490,13 +386,6 @@ fn schedules(run: &RunFolder, predicted: Option<&PredictedRun>, several: bool) -
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        assert_eq!(date(0.0), "1970-01-01 00:00:00 UTC");
-        assert_eq!(date(951_827_696.0), "2000-02-29 12:34:56 UTC");
-        assert_eq!(date(1_794_844_928.6), "2026-11-16 16:02:08 UTC");
-    }
 
     #[test]
     fn a_run_of_a_million_steps_is_a_small_page() {

@@ -16,6 +16,8 @@ pub struct SearchFigures<'a> {
     pub timed: &'a [Candidate],
     /// What was searched, line by line: a name and a text.
     pub facts: Vec<(String, String)>,
+    /// The one that the search picks, if any fits.
+    pub pick: Option<&'a Candidate>,
     /// The best ones, with the reason why each is not first.
     pub best: TableData,
 }
@@ -44,17 +46,19 @@ pub fn report(figures: &SearchFigures) -> Report {
         question: "What was compared?".to_owned(),
         header: vec![String::new(), String::new()],
         rows: figures.facts.iter().map(|(name, text)| vec![name.clone(), text.clone()]).collect(),
+        ..TableData::default()
     };
     report.section("Search", vec![facts.into()]);
-    let charts = [Against::Memory, Against::Energy].map(|against| chart(figures.timed, against, true));
+    let charts =
+        [Against::Memory, Against::Energy].map(|against| chart(figures.timed, figures.pick, against, true));
     report.section("Every strategy that fits", charts.into_iter().flatten().map(Item::from).collect());
     report.section("The best", vec![figures.best.clone().into()]);
     report
 }
 
-/// Every strategy by time and another figure, with a series for each tp; nothing if that figure is not known. On a page
-/// (`labels`), hovering shows the strategy.
-pub fn chart(timed: &[Candidate], against: Against, labels: bool) -> Option<Chart> {
+/// Every strategy by time and another figure, with a series for each tp and a ring around the pick; nothing if that figure is
+/// not known. On a page (`labels`), hovering shows the strategy.
+pub fn chart(timed: &[Candidate], pick: Option<&Candidate>, against: Against, labels: bool) -> Option<Chart> {
     let value = |candidate: &Candidate| match against {
         Against::Memory => Some(candidate.reserved.unwrap_or(candidate.peak) as f64),
         Against::Energy => candidate.consumption.map(|used| used.joules),
@@ -86,6 +90,17 @@ pub fn chart(timed: &[Candidate], against: Against, labels: bool) -> Option<Char
         Series::new("no other is better in both", Style::Guide, 7)
             .points(front.iter().map(|&(step_s, value)| (step_s, Some(value)))),
     );
+    if let Some(pick) = pick {
+        // The same strategy among the points, so that the ring is around one of them.
+        let point = shown.iter().map(|(candidate, _)| *candidate);
+        let pick = point.into_iter().find(|candidate| candidate.strategy == pick.strategy).unwrap_or(pick);
+        let place = value(pick).map(|value| (rounded(pick.timing.step_s), Some(rounded(value))));
+        let mut ring = Series::new("the pick", Style::Ring, 7).points(place);
+        if labels {
+            ring.labels = vec![format!("tp {}, {}", pick.strategy.mesh.tp, describe(pick))];
+        }
+        series.push(ring);
+    }
     let (title, label, unit, question) = match against {
         Against::Memory => (
             "Time and memory",

@@ -103,6 +103,7 @@ pub fn chart(
         x: place(point.at),
         kind: MarkKind::NotPossible,
         text: format!("{} {}", point.at, point.series).trim().to_owned(),
+        run: None,
     });
     Chart {
         title: title.to_owned(),

@@ -1,5 +1,7 @@
 //! Long series in few points: of every bin the smallest and the largest stay, so that no spike is lost.
 
+use kintsugi_draw::chart::Means;
+
 /// How many points of a long series are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
@@ -44,6 +46,22 @@ pub fn thin(x: &[f64], y: &[f64], bins: usize) -> (Vec<f64>, Vec<Option<f64>>) {
     kept.into_iter().map(point).unzip()
 }
 
+/// The means of `bins` parts of a series that [`thin`] would shorten; nothing if it would not.
+pub fn means(x: &[f64], y: &[f64], bins: usize) -> Means {
+    if x.len() <= 2 * bins {
+        return Means::default();
+    }
+    let mean = |bin: usize| {
+        let range = bin * x.len() / bins..(bin + 1) * x.len() / bins;
+        let finite = || y[range.clone()].iter().filter(|y| y.is_finite());
+        let count = finite().count();
+        let mean = (count > 0).then(|| rounded(finite().sum::<f64>() / count as f64));
+        (rounded(f64::midpoint(x[range.start], x[range.end - 1])), mean)
+    };
+    let (x, y) = (0..bins).map(mean).unzip();
+    Means { x, y }
+}
+
 /// Seven significant digits: more than a screen shows, and a third of the bytes.
 pub fn rounded(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() || (value.fract() == 0.0 && value.abs() < 1e15) {
@@ -71,6 +89,19 @@ mod tests {
         let found = |value: f64| kept_y.iter().position(|&y| y == Some(value)).map(|i| kept_x[i]);
         assert_eq!((found(99.0), found(-99.0)), (Some(345_678.0), Some(345_679.0)));
         assert_eq!(kept_y.iter().position(Option::is_none).map(|i| kept_x[i]), Some(777_777.0));
+    }
+
+    #[test]
+    fn the_mean_of_a_part_is_of_all_its_steps() {
+        let x: Vec<f64> = (0..1000).map(f64::from).collect();
+        let mut y = vec![1.0; 1000];
+        // The smallest and the largest of the bin are 1 and 101; their middle is not the mean.
+        y[5] = 101.0;
+        y[6] = f64::NAN;
+        let found = means(&x, &y, 100);
+        assert_eq!((found.x.len(), found.x[0], found.y[1]), (100, 4.5, Some(1.0)));
+        assert_eq!(found.y[0], Some(rounded(109.0 / 9.0)));
+        assert_eq!(means(&x, &y, 500), Means::default(), "a series with all its points needs no means");
     }
 
     #[test]

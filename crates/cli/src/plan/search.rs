@@ -153,14 +153,14 @@ pub fn run(
         output.text(&(heading(&searched) + "\n" + &text(&found.counts, rows)))?;
     }
     if let (Some((path, _)), Some(against)) = (plot, against) {
-        let Some(mut chart) = chart(&found.timed, against, false) else {
+        let Some(mut chart) = chart(&found.timed, found.best.first(), against, false) else {
             let reason = "no strategy fits, or the power of the device is not known";
             return Err(Failure::Run(format!("{reason}, so {} is not drawn", path.display())));
         };
         chart.title = format!("{} on {ranks} ranks of {}", base.model.name, base.cluster.name);
         if let Some(best) = rows.best.first() {
             let layout = kintsugi_report::plan::layout(&best.plan);
-            chart.caption = format!("{}; the best: {layout}", chart.caption);
+            chart.caption = format!("{}; the pick: {layout}", chart.caption);
         }
         write_whole(path, svg(&chart).as_bytes())?;
         output.text(&format!("plot     {}\n", path.display()))?;
@@ -192,6 +192,8 @@ pub struct SearchPage {
     pub timed: Vec<Candidate>,
     /// What was searched, in lines.
     pub text: String,
+    /// The strategy that the search picks, if any fits.
+    pub pick: Option<Candidate>,
     /// The best, with the reason why each is not first.
     pub best: TableData,
 }
@@ -209,8 +211,10 @@ pub fn search_page(config: &ConfigArguments, only: &[String], top: usize) -> Res
         question: "Which is best, and why are the others not first?".to_owned(),
         header: HEADER.map(str::to_owned).to_vec(),
         rows: numbered.chain(yours).collect(),
+        ..TableData::default()
     };
-    Ok(SearchPage { text, base, timed: found.timed, best })
+    let pick = found.best.into_iter().next();
+    Ok(SearchPage { text, base, timed: found.timed, pick, best })
 }
 
 /// The error if the speed of the device is unknown.

@@ -188,13 +188,14 @@ fn plans_searches_and_schedules_are_drawn() {
         fs::read_to_string(folder.join(name)).unwrap()
     };
     let memory = drawn("memory.svg", &["--plot", "memory.svg"]);
-    assert!(memory.contains("activations") && !memory.contains("memory of the device"), "{memory}");
+    assert!(memory.contains("activations") && !memory.contains(">limit, "), "{memory}");
     let tight = ["--plot", "memory.svg", "--set", "cluster.device.memory=40000000"];
-    assert!(drawn("memory.svg", &tight).contains("memory of the device"));
+    assert!(drawn("memory.svg", &tight).contains(">limit, "));
     assert!(drawn("time.svg", &["--plot", "time.svg", "--plot-figure", "step"]).contains("kernels"));
     let search = drawn("search.svg", &["--search", "--plot", "search.svg"]);
     assert!(search.contains("tp 4") && search.contains("no other is better in both"), "{search}");
-    assert!(search.contains("; the best: tp "), "{search}");
+    assert!(search.contains("; the pick: tp ") && search.contains(">the pick<"), "{search}");
+    assert!(search.contains(">time of a step (logarithmic)<"), "{search}");
     let energy = drawn("energy.svg", &["--search", "--plot", "energy.svg", "--plot-figure", "energy"]);
     assert!(energy.contains("energy of a step"));
     let schedule = drawn("schedule.svg", &["--draw", "--out", "schedule.svg"]);

@@ -7,7 +7,7 @@ use kintsugi_report::{Detail, RunFolder, page, runs};
 use crate::harness::{Files, Target, as_it_is};
 
 const METRICS: &str = r#"{"schema":1,"time":1794844928.6,"step":1,"loss":4.9,"grad_norm":3.1,"lr":0.0001,"tokens":2048,"tokens_per_s":7081.9,"step_s":0.289,"mfu":null,"loss_scale":1.0,"skipped":false,"samples":32}
-{"schema":1,"time":1794844929.1,"step":2,"loss":null,"grad_norm":2.9,"lr":0.0002,"tokens":4096,"tokens_per_s":7446.9,"step_s":0.275,"mfu":0.4,"loss_scale":65536.0,"skipped":true,"energy_j":12.5,"checkpoint_s":0.01,"validation_loss":4.5,"validation_losses":{"a":4.4,"b":4.6},"samples":64,"epochs":{"a":0.5,"b":1.5}}
+{"schema":1,"time":1794844929.1,"step":2,"loss":null,"grad_norm":2.9,"lr":0.0002,"tokens":4096,"tokens_per_s":7446.9,"step_s":0.275,"mfu":0.4,"loss_scale":65536.0,"skipped":true,"energy_j":12.5,"checkpoint_s":0.01,"validation_loss":4.5,"validation_losses":{"a":4.4,"b":null},"samples":64,"epochs":{"a":0.5,"b":1.5}}
 "#;
 
 const SUMMARY: &str = r#"{"stopped":false,"failure":null,"loss_floor":1.5,

@@ -76,6 +76,21 @@ pub struct Series {
     pub labels: Vec<String>,
     /// Whether each is of a plan that does not fit, which is drawn hollow; or nothing.
     pub hollow: Vec<bool>,
+    /// The run that it is of, on a page of runs.
+    pub run: Option<usize>,
+    /// Whether the numbers are noisy, so that a page can smooth them.
+    pub noisy: bool,
+    /// Means over bins, if a noisy series is thinned: a page smooths these instead. Empty if it has all its points.
+    pub means: Means,
+}
+
+/// Means of a long series over equal parts of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Means {
+    /// The middle of each part.
+    pub x: Vec<f64>,
+    /// The mean of its finite numbers; none if it has none.
+    pub y: Vec<Option<f64>>,
 }
 
 /// How a series is drawn.
@@ -89,6 +104,8 @@ pub enum Style {
     Guide,
     /// Points.
     Points,
+    /// Points with a ring around them and the series' name beside them, on top of all others.
+    Ring,
     /// Bars beside those of other series.
     Bars,
     /// Bars on top of those of earlier series.
@@ -104,6 +121,8 @@ pub struct Mark {
     pub kind: MarkKind,
     /// More about it.
     pub text: String,
+    /// The run that it is of, on a page of runs.
+    pub run: Option<usize>,
 }
 
 /// What is marked.
@@ -143,6 +162,14 @@ impl Axis {
     /// An axis of names.
     pub fn of_categories(label: &str, categories: Vec<String>) -> Self {
         Axis { label: label.to_owned(), categories, ..Axis::default() }
+    }
+
+    /// Its name, and that it is logarithmic if it is.
+    pub fn title(&self) -> String {
+        match self.scale {
+            Scale::Linear => self.label.clone(),
+            Scale::Log => format!("{} (logarithmic)", self.label),
+        }
     }
 
     /// An axis for values that people typed: to scale if all are numbers, else names. Gives the place of each value.

@@ -38,6 +38,7 @@ pub fn svg(chart: &Chart) -> String {
         match series.style {
             Style::Line | Style::Guide => line(&mut out, chart, series, &place),
             Style::Points => points(&mut out, chart, series, &place),
+            Style::Ring => rings(&mut out, series, &place),
             Style::Bars | Style::Stack => {}
         }
     }
@@ -135,9 +136,9 @@ fn grid(out: &mut String, chart: &Chart, place: &Place) {
             text(out, place.x(i as f64), bottom + 20.0, "middle", "", &name);
         }
     }
-    text(out, f64::midpoint(left, right), bottom + 42.0, "middle", "", &chart.x.label);
+    text(out, f64::midpoint(left, right), bottom + 42.0, "middle", "", &chart.x.title());
     let middle = place.top + PLOT / 2.0;
-    text(out, 16.0, middle, "middle", &format!("transform=\"rotate(-90 16 {middle})\""), &chart.y.label);
+    text(out, 16.0, middle, "middle", &format!("transform=\"rotate(-90 16 {middle})\""), &chart.y.title());
 }
 
 fn rule(out: &mut String, [x1, y1, x2, y2]: [f64; 4], opacity: f64) {
@@ -183,6 +184,12 @@ fn legend(chart: &Chart) -> Legend {
                 ),
                 Style::Points => {
                     format!("<circle cx=\"{}\" cy=\"{y}\" r=\"4\" fill=\"{colour}\"/>\n", x + 12.0)
+                }
+                Style::Ring => {
+                    format!(
+                        "<circle cx=\"{}\" cy=\"{y}\" r=\"5\" fill=\"none\" stroke=\"{TEXT}\" stroke-width=\"2\"/>\n",
+                        x + 12.0
+                    )
                 }
                 Style::Bars | Style::Stack => format!(
                     "<rect x=\"{x}\" y=\"{}\" width=\"24\" height=\"10\" fill=\"{colour}\"/>\n",
@@ -267,6 +274,21 @@ fn points(out: &mut String, chart: &Chart, series: &Series, place: &Place) {
             "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"{colour}\" fill-opacity=\"{opacity}\"/>"
         )
         .expect("a string");
+    }
+}
+
+/// A ring around each point, with the series' name on the side that has room.
+fn rings(out: &mut String, series: &Series, place: &Place) {
+    for (&x, y) in series.x.iter().zip(&series.y) {
+        let Some(y) = y else { continue };
+        let (x, y) = (place.x(x), place.y(*y));
+        writeln!(
+            out,
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"7\" fill=\"none\" stroke=\"{TEXT}\" stroke-width=\"2\"/>"
+        )
+        .expect("a string");
+        let (at, anchor) = if x > WIDTH / 2.0 { (x - 12.0, "end") } else { (x + 12.0, "start") };
+        text(out, at, y - 6.0, anchor, "font-weight=\"600\"", &series.name);
     }
 }
 
