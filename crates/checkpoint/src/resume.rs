@@ -32,6 +32,12 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Whether it is the checkpoint of the plan's last step. Fails if the plan has another model.
+    pub fn is_finished(&self, plan: &Plan) -> Result<bool, CheckpointError> {
+        self.check_model(plan)?;
+        Ok(self.progress().step == plan.run.steps)
+    }
+
     /// The number of global batches of the plan's size that the run has consumed. Fails if the plan cannot resume from here.
     pub fn batches_consumed(&self, plan: &Plan) -> Result<u64, CheckpointError> {
         self.check_model(plan)?;

@@ -3,6 +3,7 @@
 mod begin;
 mod compare;
 mod events;
+mod finished;
 mod metrics;
 mod progress;
 mod record;
@@ -33,7 +34,8 @@ use crate::fit;
 use crate::output::{self, Output};
 use crate::processes;
 use crate::signals::stop_on_signal;
-use begin::Beginning;
+use begin::{Beginning, Task};
+use events::Events;
 use metrics::MetricsLine;
 use progress::Progress;
 use record::Summary;
@@ -51,7 +53,7 @@ pub use trace::write_file as write_trace;
 /// are also saved every N steps, while training continues. The newest run.keep checkpoints are kept, and
 /// the `run.keep_best` with the lowest validation loss. --resume continues
 /// from the newest complete checkpoint: bit for bit on the same layout, or on any other layout. tp, pp, dp, ZeRO,
-/// recomputation and precision may all change. With --set run.steps=0 nothing is trained, and the initial weights are
+/// recomputation and precision may all change. If the run has already finished, --resume says so and changes nothing. With --set run.steps=0 nothing is trained, and the initial weights are
 /// saved.
 ///
 /// Ctrl-C, SIGTERM, SIGUSR1 (Slurm's --signal) and SIGHUP (a closed terminal) end the run after the running step, with
@@ -165,7 +167,8 @@ impl SharedBeginning {
 /// Trains in a process other than that of rank 0: no output and no files but its shards of checkpoints.
 fn run_other(connection: Connection, prepared: Prepared) -> Result<(), Failure> {
     let Prepared { mut plan, dataset, prediction, .. } = prepared;
-    let beginning: SharedBeginning = processes::share(connection, None)?;
+    let beginning: Option<SharedBeginning> = processes::share(connection, None)?;
+    let Some(beginning) = beginning else { return Ok(()) };
     if let (Data::Tokens(tokens), Some(end)) = (&mut plan.data, beginning.end_of_document) {
         tokens.end_of_document = Some(end);
     }
@@ -186,13 +189,19 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) 
     let floor = dataset.floor(plan.batch.sequence);
     let predicted = predicted(&plan, &prediction);
     let begun = Beginning::new(&mut plan, &arguments.config, &arguments.trace);
-    let (begun, failure) = match begun {
-        Ok(beginning) => (Some(beginning), None),
+    let (task, failure) = match begun {
+        Ok(task) => (Some(task), None),
         Err(failure) => (None, Some(failure)),
     };
-    let shared = begun.as_ref().map(|beginning| SharedBeginning::new(&plan, beginning));
+    let shared = task.as_ref().map(|task| match task {
+        Task::Train(beginning) => Some(SharedBeginning::new(&plan, beginning)),
+        Task::Nothing(_) => None,
+    });
     processes::share(connection, Some(shared.ok_or_else(|| failure.expect("there is one or the other"))))?;
-    let mut beginning = begun.expect("it was shared");
+    let mut beginning = match task.expect("it was shared") {
+        Task::Train(beginning) => beginning,
+        Task::Nothing(finished) => return finished.report(output),
+    };
     output.text(&introduction(&plan, connection, &predicted))?;
     for note in notes.into_iter().chain(other_device(&plan)) {
         output.text(&format!("note     {note}\n"))?;
@@ -204,7 +213,8 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) 
         output.text(&format!("batches  {}: {} steps\n", path.display(), batches.steps))?;
     }
     let options = options(&plan, &prediction, connection, beginning.start.clone(), beginning.trace_step)?;
-    let (outcome, metrics) = train_with_progress(&plan, &*dataset, &options, floor, &mut beginning)?;
+    let (outcome, [metrics, events]) =
+        train_with_progress(&plan, &*dataset, &options, floor, &mut beginning)?;
     let summary = Summary::new(&plan, &predicted, &outcome, floor, &options.start);
     let written = summary.write(&plan.run.out);
     let table = if outcome.steps > 0 { compare::table(&predicted, &outcome.measured) } else { String::new() };
@@ -215,7 +225,7 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) 
     // One failure does not hide another. If the last checkpoint failed, the run is done and its result is lost.
     let of_run = outcome.failure.map(|error| error.to_string());
     let of_saving = outcome.saves.failure.map(|failure| failure.to_string());
-    let of_files = [metrics, written, shown, traced, result];
+    let of_files = [metrics, events, written, shown, traced, result];
     let of_files = of_files.map(|result| result.err().map(|failure| failure.to_string()));
     report([of_run, of_saving].into_iter().chain(of_files).flatten().collect())
 }
@@ -301,31 +311,34 @@ fn options(
     })
 }
 
-/// Trains. Returns the outcome, and whether all metrics could be written in the end.
+/// Trains. Returns the outcome, and whether all metrics and all events could be written in the end.
 fn train_with_progress(
     plan: &Plan,
     dataset: &dyn Dataset,
     options: &TrainOptions,
     floor: Option<f64>,
     beginning: &mut Beginning,
-) -> Result<(TrainOutcome, Result<(), Failure>), Failure> {
+) -> Result<(TrainOutcome, [Result<(), Failure>; 2]), Failure> {
     let mut progress = Progress::new(plan, floor);
-    let mut failing = false;
+    let mut failing = [false; 2];
     let outcome = train(plan, dataset, options, |event| {
         progress.tell(event);
         if let Event::Step(report) = event {
             let line = MetricsLine::new(plan, dataset, report);
             let events = beginning.events.as_mut().map_or(Ok(()), |events| events.step(&line));
-            let written = beginning.metrics.step(&line).and(events);
-            if let (Err(failure), false) = (&written, failing) {
-                progress
-                    .warn(&format!("{failure}; the run continues, and writes the lines as soon as it can"));
+            for (written, failing) in [beginning.metrics.step(&line), events].iter().zip(&mut failing) {
+                if let (Err(failure), false) = (written, *failing) {
+                    progress.warn(&format!(
+                        "{failure}; the run continues, and writes the steps as soon as it can"
+                    ));
+                }
+                *failing = written.is_err();
             }
-            failing = written.is_err();
         }
     });
     progress.finish();
-    let flushed = beginning.metrics.flush();
+    let events = beginning.events.as_mut().map_or(Ok(()), Events::flush);
+    let flushed = [beginning.metrics.flush(), events];
     Ok((outcome?.expect("the outcome comes to rank 0"), flushed))
 }
 
