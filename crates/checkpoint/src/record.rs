@@ -323,7 +323,8 @@ struct TokenDataRecord {
     end_of_document: Option<u32>,
     #[serde(with = "sources")]
     validation: Vec<DataSource>,
-    split: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    split: Option<f64>,
     mask_documents: bool,
 }
 

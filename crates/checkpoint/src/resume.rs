@@ -80,9 +80,10 @@ impl Checkpoint {
         let place = format!("it continues at sample {} of the new order", self.progress().samples);
         report("data.source", sources(&before.data), sources(&plan.data), &place);
         if let (Data::Tokens(before), Data::Tokens(now)) = (&before.data, &plan.data)
+            && let (Some(was), Some(is)) = (before.split, now.split)
             && shares_a_file(&before.sources, &now.sources)
         {
-            let (was, is) = (before.split.to_string(), now.split.to_string());
+            let (was, is) = (was.to_string(), is.to_string());
             report(
                 "data.split",
                 was,
@@ -119,10 +120,11 @@ impl Checkpoint {
                 format!("it was trained on {}, which is now in data.validation", file.path.display());
             return Err(CheckpointError::new(self.path(), reason));
         }
-        if now.split <= before.split || !shares_a_file(&before.sources, &now.sources) {
+        // Without a value the split is in the token files, which this crate does not read.
+        let (Some(was), Some(is)) = (before.split, now.split) else { return Ok(()) };
+        if is <= was || !shares_a_file(&before.sources, &now.sources) {
             return Ok(());
         }
-        let (was, is) = (before.split, now.split);
         let reason = format!(
             "it was trained with data.split = {was}; with {is} it would be validated on samples that it was trained on"
         );

@@ -138,6 +138,8 @@ impl Prepared {
 struct SharedBeginning {
     /// The token that ends documents, which a checkpoint may decide.
     end_of_document: Option<u32>,
+    /// The split of the data, which a checkpoint may decide.
+    split: Option<f64>,
     trace_step: Option<u64>,
     start: SharedStart,
 }
@@ -154,6 +156,7 @@ impl SharedBeginning {
     fn new(plan: &Plan, beginning: &Beginning) -> Self {
         SharedBeginning {
             end_of_document: plan.end_of_document(),
+            split: split(plan),
             trace_step: beginning.trace_step,
             start: match (&beginning.start, &plan.init) {
                 (Start::Checkpoint(checkpoint), _) => SharedStart::Checkpoint(checkpoint.path().to_owned()),
@@ -166,11 +169,17 @@ impl SharedBeginning {
 
 /// Trains in a process other than that of rank 0: no output and no files but its shards of checkpoints.
 fn run_other(connection: Connection, prepared: Prepared) -> Result<(), Failure> {
-    let Prepared { mut plan, dataset, prediction, .. } = prepared;
+    let Prepared { mut plan, mut dataset, prediction, .. } = prepared;
     let beginning: Option<SharedBeginning> = processes::share(connection, None)?;
     let Some(beginning) = beginning else { return Ok(()) };
     if let (Data::Tokens(tokens), Some(end)) = (&mut plan.data, beginning.end_of_document) {
         tokens.end_of_document = Some(end);
+    }
+    if beginning.split != split(&plan) {
+        if let Data::Tokens(tokens) = &mut plan.data {
+            tokens.split = beginning.split;
+        }
+        dataset = kintsugi_engine::dataset(&plan)?;
     }
     let start = match beginning.start {
         SharedStart::Seed => Start::Seed,
@@ -185,7 +194,8 @@ fn run_other(connection: Connection, prepared: Prepared) -> Result<(), Failure> 
 /// Trains in the process of rank 0, which shows the run and writes its files.
 fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
-    let Prepared { mut plan, notes, dataset, prediction } = prepared;
+    let Prepared { mut plan, notes, mut dataset, prediction } = prepared;
+    let split_before = split(&plan);
     let floor = dataset.floor(plan.batch.sequence);
     let predicted = predicted(&plan, &prediction);
     let begun = Beginning::new(&mut plan, &arguments.config, &arguments.trace);
@@ -202,6 +212,9 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) 
         Task::Train(beginning) => beginning,
         Task::Nothing(finished) => return finished.report(output),
     };
+    if split(&plan) != split_before {
+        dataset = kintsugi_engine::dataset(&plan)?;
+    }
     output.text(&introduction(&plan, connection, &predicted))?;
     for note in notes.into_iter().chain(other_device(&plan)) {
         output.text(&format!("note     {note}\n"))?;
@@ -238,6 +251,14 @@ fn report(mut failures: Vec<String>) -> Result<(), Failure> {
     }
     // The other processes have finished the run.
     Err(Failure::Agreed(Box::new(Failure::Run(last))))
+}
+
+/// The share of the data that is set aside for validation, if it is given.
+fn split(plan: &Plan) -> Option<f64> {
+    match &plan.data {
+        Data::Demo => None,
+        Data::Tokens(tokens) => tokens.split,
+    }
 }
 
 /// The batches that a run is about to read.

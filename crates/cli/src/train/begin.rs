@@ -10,7 +10,7 @@ use kintsugi_checkpoint::{
     with_absolute_paths,
 };
 use kintsugi_data::Tokenizer;
-use kintsugi_engine::{Start, check_tokenizers, resume_end_of_document, tokenizer};
+use kintsugi_engine::{Start, check_tokenizers, resume_end_of_document, resume_split, tokenizer};
 use kintsugi_plan::{Plan, RateSchedule, Resume};
 use kintsugi_spec::tokenizer_files;
 
@@ -59,6 +59,10 @@ impl Beginning {
         let mut checkpoints = (plan.run.keep > 0).then(|| folder.lock(warn)).transpose()?;
         let mut notes = String::new();
         let checkpoint = resumed(plan)?;
+        let split = match &checkpoint {
+            Some(checkpoint) => resume_split(plan, checkpoint.plan())?,
+            None => None,
+        };
         if let Some(checkpoint) = checkpoint.as_ref().filter(|checkpoint| folder.holds(checkpoint.path()))
             && checkpoint.is_finished(plan)?
         {
@@ -73,6 +77,7 @@ impl Beginning {
             (None, weights) => weights.as_ref().and_then(WeightsFolder::tokenizer),
         };
         let mut warnings = check_tokenizers(plan, known.as_deref())?;
+        warnings.extend(split);
         warnings.extend(
             checkpoint.as_ref().and_then(|checkpoint| resume_end_of_document(plan, checkpoint.plan())),
         );
