@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use kintsugi_data::TokenFile;
 use serde_json::{Value, json};
 
 use crate::support::{command, folder, json_lines, kintsugi, stdout, tiny};
@@ -320,7 +321,14 @@ fn validation_documents_come_from_all_of_the_text() {
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
 
     // A run takes the recorded documents by default, and a resumed run what it had.
-    let settings = ["model.vocab=257", "parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "data.source=data"];
+    let settings = [
+        "model.vocab=257",
+        "parallel.tp=1",
+        "parallel.pp=1",
+        "parallel.dp=1",
+        "data.source=data",
+        "optimizer.schedule=constant",
+    ];
     let run = |out: &str, arguments: &[&str], more: &[&str]| {
         let out = format!("run.out={out}");
         tiny(&folder, &[&["train"], arguments].concat(), &[&settings[..], &[&out], more].concat())
@@ -397,5 +405,8 @@ fn weights_with_a_smaller_vocabulary_than_the_data_get_one_answer() {
     let settings = ["--set", "model.init=weights", "--set", "data.source=data", "--set", "batch.sequence=16"];
     let refused = kintsugi(&folder, &[&["train"], &settings[..]].concat());
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
-    insta::assert_snapshot!(String::from_utf8_lossy(&refused.stderr), @"");
+    insta::assert_snapshot!(
+        String::from_utf8_lossy(&refused.stderr),
+        @r#"error: data.bin (tokenizer bytes) has a vocabulary of 257 tokens, but the weights of model.init = "weights" have one of 128; prepare the text with the tokenizer of these weights, as in kintsugi prepare --tokenizer weights"#
+    );
 }

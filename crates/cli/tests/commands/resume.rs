@@ -249,7 +249,11 @@ fn a_finished_run_says_so_and_is_left_as_it_is() {
         .unwrap();
     let output = tiny(&folder, &["train", "--resume", "--json"], &[]);
     assert_eq!(stdout(&output), "null\n");
-    insta::assert_snapshot!(stderr(&output), @"");
+    insta::assert_snapshot!(stderr(&output), @r"
+    warning: out/metrics.jsonl has no lines for steps 3 to 4
+    warning: out/summary.json is missing or damaged: the run was ended after its last checkpoint
+    finished out is at step 4 of 4: nothing is left to train; a larger run.steps continues the run
+    ");
     stdout(&tiny(&folder, &["train", "--resume"], &["run.steps=5"]));
     assert_eq!(numbers(&folder).len(), 3, "two lines are missing");
 }
