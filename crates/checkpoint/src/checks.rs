@@ -62,7 +62,7 @@ fn check_progress(progress: &RunProgress) -> Result<(), String> {
 fn check_stored_tensors(stored: &[StoredTensor], progress: &RunProgress) -> Result<(), String> {
     let is_listed = |tensor: &StoredTensor| stored.contains(tensor);
     if !is_listed(&StoredTensor::Weights) {
-        return Err("its manifest has no weights".to_owned());
+        return Err("it lists no weights".to_owned());
     }
     let listed = StoredTensor::ALL.iter().filter(|tensor| is_listed(tensor)).count();
     if listed != stored.len() {

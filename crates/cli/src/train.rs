@@ -198,7 +198,7 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) 
     let split_before = split(&plan);
     let floor = dataset.floor(plan.batch.sequence);
     let predicted = predicted(&plan, &prediction);
-    let begun = Beginning::new(&mut plan, &arguments.config, &arguments.trace);
+    let begun = Task::new(&mut plan, &arguments.config, &arguments.trace);
     let (task, failure) = match begun {
         Ok(task) => (Some(task), None),
         Err(failure) => (None, Some(failure)),

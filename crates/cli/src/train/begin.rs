@@ -47,7 +47,7 @@ pub enum Task {
     Nothing(FinishedRun),
 }
 
-impl Beginning {
+impl Task {
     /// Prepares a run, and checks that its results can be written at the end. All errors are found before a file is
     /// moved or written. A finished run is left as it is.
     pub fn new(plan: &mut Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Task, Failure> {

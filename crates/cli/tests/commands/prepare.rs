@@ -290,7 +290,8 @@ fn a_token_of_a_foreign_file_that_the_model_does_not_have_ends_the_run() {
 
 /// 300 JSON lines of 60 bytes, whose texts tell where they are.
 fn lines() -> String {
-    (0..300).map(|line| format!("{{\"text\": \"{}\"}}\n", format!("line {line:03} ").repeat(6))).collect()
+    let line = |line: usize| format!("{{\"text\": \"{}\"}}\n", format!("line {line:03} ").repeat(6));
+    (0..300).map(line).collect()
 }
 
 #[test]

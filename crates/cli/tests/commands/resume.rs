@@ -245,8 +245,7 @@ fn a_finished_run_says_so_and_is_left_as_it_is() {
     assert!(stderr(&output).ends_with("run.steps = 4 leaves nothing to train\n"), "{output:?}");
     // What is missing is said.
     fs::remove_file(&files[0]).unwrap();
-    fs::write(&files[1], before[1].lines().take(2).map(|line| format!("{line}\n")).collect::<String>())
-        .unwrap();
+    fs::write(&files[1], before[1].split_inclusive('\n').take(2).collect::<String>()).unwrap();
     let output = tiny(&folder, &["train", "--resume", "--json"], &[]);
     assert_eq!(stdout(&output), "null\n");
     insta::assert_snapshot!(stderr(&output), @r"
