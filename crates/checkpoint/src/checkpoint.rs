@@ -54,9 +54,6 @@ impl Checkpoint {
     /// Opens the checkpoint in a folder. Reads every file once to verify its checksum.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let manifest = Manifest::read(path)?;
-        if !manifest.stored_tensors.contains(&StoredTensor::Weights) {
-            return Err(CheckpointError::new(path, "its manifest has no weights"));
-        }
         if let (Some(named), step) = (step_of(path), manifest.progress.step)
             && named != step
         {

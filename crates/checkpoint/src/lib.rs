@@ -8,6 +8,7 @@
 mod aside;
 mod best;
 mod checkpoint;
+mod checks;
 mod error;
 mod files;
 mod folder;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::slice::Slice;
-use crate::{CheckpointError, files, record};
+use crate::{CheckpointError, checks, files, record};
 
 /// Name of the manifest in a checkpoint's folder.
 pub(crate) const MANIFEST: &str = "manifest.json";
@@ -144,11 +144,8 @@ impl Manifest {
             1 => serde_json::from_str::<Version1>(text).map_err(broken)?.upgrade()?,
             _ => serde_json::from_str(text).map_err(broken)?,
         };
-        let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\', '\0']) && name != "..";
-        match manifest.files.iter().find(|file| !plain(&file.name)) {
-            Some(file) => Err(format!("{:?} is no name of a file in its folder", file.name)),
-            None => Ok(manifest),
-        }
+        checks::check(&manifest)?;
+        Ok(manifest)
     }
 }
 

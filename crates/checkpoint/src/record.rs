@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::{
     AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LogFormat, LossScale,
-    MemoryOptions, Mesh, Optimizer, Part, Pipeline, Plan, Precision, Quantized, RateSchedule, Recompute,
-    Resume, Run, ScheduleKind, Sharding, Span, TokenData, Transport, When,
+    MOST_PARTS, MemoryOptions, Mesh, Optimizer, Part, Pipeline, Plan, Precision, Quantized, RateSchedule,
+    Recompute, Resume, Run, ScheduleKind, Sharding, Span, TokenData, Transport, When,
 };
 use kintsugi_spec::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling, presets};
 use serde::de::Error;
@@ -19,6 +19,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The name of the stored plan in error messages.
 const NAME: &str = "its plan";
+
+/// The most ranks of a mesh, as in a configuration.
+const MAX_RANKS: usize = 1 << 20;
+
+/// The most quantised numbers that share a scale, as in a configuration.
+const MAX_BLOCK: usize = 4096;
 
 /// For `#[serde(with)]`.
 pub(crate) fn serialize<S: Serializer>(plan: &Plan, serializer: S) -> Result<S::Ok, S::Error> {
@@ -76,16 +82,17 @@ impl PlanRecord {
         }
     }
 
-    /// The plan. Checks the model like that of a configuration, since parameters and files depend on it.
+    /// The plan. All its numbers are checked by the rules of a configuration, or here if a configuration does not have them.
     fn into_plan(self) -> Result<Plan, String> {
-        // Checks that all integers fit into TOML, because `plan_for` writes the plan as TOML.
+        // Checks that all integers fit into TOML.
         toml::Value::try_from(&self).map_err(|error| format!("{NAME} is not readable: {error}"))?;
         let defaults = self.defaults().map_err(|error| error.to_string())?;
+        self.check_layout()?;
         let mut model = self.model;
         if presets::model(&model.name).is_err() {
             model.name.clone_from(&defaults.model.name);
         }
-        Ok(Plan {
+        let plan = Plan {
             model,
             init: self.init.map(PathBuf::from),
             batch: self.batch,
@@ -101,7 +108,33 @@ impl PlanRecord {
             run: Run { out: defaults.run.out, resume: defaults.run.resume, ..self.run },
             cluster: defaults.cluster,
             framework: defaults.framework,
-        })
+        };
+        check_as_configuration(&plan).map_err(|error| format!("{NAME}: {error}"))?;
+        Ok(plan)
+    }
+
+    /// Checks the mesh and its sharding. Sharding has ranks here, and levels of a cluster in a configuration.
+    fn check_layout(&self) -> Result<(), String> {
+        let Mesh { pp, dp, tp } = self.mesh;
+        let ranks = [pp, dp, tp].into_iter().try_fold(1_usize, usize::checked_mul);
+        if !ranks.is_some_and(|ranks| (1..=MAX_RANKS).contains(&ranks)) {
+            return Err(format!(
+                "{NAME} has a mesh of {pp} · {dp} · {tp} ranks, which is not from 1 to {MAX_RANKS}"
+            ));
+        }
+        let ShardingRecord { weights, gradients, states, secondary, quantized, parts, .. } = &self.sharding;
+        let divides = |size: &usize| *size > 0 && dp.is_multiple_of(*size);
+        let of_parts = parts.iter().try_fold(1_usize, |product, part| product.checked_mul(part.ranks));
+        if ![*weights, *gradients, *states, *secondary].iter().all(divides)
+            || parts.len() > MOST_PARTS
+            || !(parts.is_empty() || of_parts == Some(dp))
+        {
+            return Err(format!("{NAME} has a sharding that does not divide its {dp} replicas"));
+        }
+        match quantized.iter().find(|codes| !codes.block.is_power_of_two() || codes.block > MAX_BLOCK) {
+            Some(codes) => Err(format!("{NAME} has quantised blocks of {} numbers", codes.block)),
+            None => Ok(()),
+        }
     }
 
     /// A plan of the same model with defaults for everything else. Uses token files, since the demo corpus rejects a small
@@ -110,6 +143,17 @@ impl PlanRecord {
         let text = format!("batch.sequence = {}\ndata.source = \"tokens\"", self.batch.sequence);
         ConfigSource::text(text).named(NAME).with_init_model(&self.model)?.plan()
     }
+}
+
+/// Checks a plan by the rules of a configuration, except for its sharding and its cluster, which is not stored.
+fn check_as_configuration(plan: &Plan) -> Result<(), ConfigError> {
+    let source = ConfigSource::text(plan.to_toml()).without(&["sharding", "cluster", "framework"]);
+    let source = match plan.data {
+        // The demo corpus rejects a small vocabulary, which converted weights may have.
+        Data::Demo => source.without(&["data"]).set("data.source=tokens"),
+        Data::Tokens(_) => source,
+    };
+    source.plan().map(drop)
 }
 
 #[derive(Serialize, Deserialize)]
@@ -279,7 +323,8 @@ struct TokenDataRecord {
     end_of_document: Option<u32>,
     #[serde(with = "sources")]
     validation: Vec<DataSource>,
-    split: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    split: Option<f64>,
     mask_documents: bool,
 }
 

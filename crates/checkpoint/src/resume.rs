@@ -32,6 +32,12 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Whether it is the checkpoint of the plan's last step. Fails if the plan has another model.
+    pub fn is_finished(&self, plan: &Plan) -> Result<bool, CheckpointError> {
+        self.check_model(plan)?;
+        Ok(self.progress().step == plan.run.steps)
+    }
+
     /// The number of global batches of the plan's size that the run has consumed. Fails if the plan cannot resume from here.
     pub fn batches_consumed(&self, plan: &Plan) -> Result<u64, CheckpointError> {
         self.check_model(plan)?;
@@ -74,9 +80,10 @@ impl Checkpoint {
         let place = format!("it continues at sample {} of the new order", self.progress().samples);
         report("data.source", sources(&before.data), sources(&plan.data), &place);
         if let (Data::Tokens(before), Data::Tokens(now)) = (&before.data, &plan.data)
+            && let (Some(was), Some(is)) = (before.split, now.split)
             && shares_a_file(&before.sources, &now.sources)
         {
-            let (was, is) = (before.split.to_string(), now.split.to_string());
+            let (was, is) = (was.to_string(), is.to_string());
             report(
                 "data.split",
                 was,
@@ -113,10 +120,11 @@ impl Checkpoint {
                 format!("it was trained on {}, which is now in data.validation", file.path.display());
             return Err(CheckpointError::new(self.path(), reason));
         }
-        if now.split <= before.split || !shares_a_file(&before.sources, &now.sources) {
+        // Without a value the split is in the token files, which this crate does not read.
+        let (Some(was), Some(is)) = (before.split, now.split) else { return Ok(()) };
+        if is <= was || !shares_a_file(&before.sources, &now.sources) {
             return Ok(());
         }
-        let (was, is) = (before.split, now.split);
         let reason = format!(
             "it was trained with data.split = {was}; with {is} it would be validated on samples that it was trained on"
         );

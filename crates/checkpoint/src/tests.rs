@@ -12,9 +12,10 @@ use proptest::prelude::*;
 
 use crate::manifest::MANIFEST;
 use crate::{
-    Checkpoint, CheckpointError, CheckpointFolder, Manifest, RunLock, RunProgress, WeightsFolder, convert,
-    find, write,
+    Checkpoint, CheckpointError, CheckpointFolder, Manifest, RunLock, RunProgress, WeightsFolder, find, write,
 };
+
+mod resealed;
 
 /// A store whose elements are all different.
 struct Numbers;
@@ -63,11 +64,16 @@ fn plan() -> Plan {
     ConfigSource::demo().sets(settings).plan().expect("a legal config")
 }
 
+/// The progress of a run that has trained, without its counts.
+fn trained() -> RunProgress {
+    RunProgress { loss_scale: 1.0, ..RunProgress::default() }
+}
+
 /// A run with checkpoints of these steps.
 fn saved(out: &Path, steps: &[u64]) -> CheckpointFolder {
     let folder = CheckpointFolder::of_run(out);
     for &step in steps {
-        let progress = RunProgress { step, ..RunProgress::default() };
+        let progress = RunProgress { step, ..trained() };
         write(&folder.of_step(step), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
             .expect("it is written");
     }
@@ -254,14 +260,14 @@ fn a_folder_knows_its_checkpoints_by_any_path() {
 fn the_newest_are_kept() {
     let out = Temporary::new("prune");
     let folder = saved(&out.0, &[5, 10, 15]);
-    folder.prune(2, 0, &RunProgress { step: 15, ..RunProgress::default() }).expect("it can be removed");
+    folder.prune(2, 0, &RunProgress { step: 15, ..trained() }).expect("it can be removed");
     assert_eq!(fs::read_dir(out.0.join("checkpoints")).expect("a folder").count(), 2);
     assert_eq!(newest(&folder), (Ok(Some(15)), vec![]));
 }
 
 /// Saves a checkpoint of a step with this validation loss.
 fn save_evaluated(folder: &CheckpointFolder, step: u64, validation_loss: Option<f64>) -> RunProgress {
-    let progress = RunProgress { step, validation_loss, ..RunProgress::default() };
+    let progress = RunProgress { step, validation_loss, ..trained() };
     write(&folder.of_step(step), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
         .expect("it is written");
     progress
@@ -294,7 +300,7 @@ fn the_best_are_kept_beside_the_newest() {
     assert_eq!(save(8, Some(f64::NAN)), [8, 5, 3]);
     assert_eq!(save(9, Some(1.0)), [9, 3]);
     assert_eq!((best(&out.0), best(&out.0.join("checkpoints"))), (Ok(9), Ok(9)));
-    let newest = RunProgress { step: 9, validation_loss: Some(1.0), ..RunProgress::default() };
+    let newest = RunProgress { step: 9, validation_loss: Some(1.0), ..trained() };
     folder.prune(1, 0, &newest).expect("it can be removed");
     assert_eq!(steps(), [9], "by default only the newest are kept");
 }
@@ -327,7 +333,7 @@ fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
     let folder = saved(&out.0, &[5, 10]);
     let steps = || folder.list().expect("a folder").iter().map(|(step, _)| *step).collect::<Vec<_>>();
     let save = |step, skipped_in_a_row, updates| {
-        let progress = RunProgress { step, updates, skipped_in_a_row, ..RunProgress::default() };
+        let progress = RunProgress { step, updates, skipped_in_a_row, ..trained() };
         write(&folder.of_step(step), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
             .expect("it is written");
         folder.prune(1, 0, &progress).expect("it can be removed");
@@ -338,7 +344,7 @@ fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
     assert_eq!(save(20, 1, 12), [20, 10]);
     assert_eq!(save(25, 0, 17), [25]);
     // The update of step 26 made the weights diverge, so its checkpoint is not good although the step succeeded.
-    let progress = RunProgress { step: 26, updates: 18, ..RunProgress::default() };
+    let progress = RunProgress { step: 26, updates: 18, ..trained() };
     write(&folder.of_step(26), &plan(), &Numbers, &StoredTensor::ALL, &progress, None)
         .expect("it is written");
     folder.prune(2, 0, &progress).expect("it can be removed");
@@ -379,27 +385,6 @@ fn wrong_field() -> impl Strategy<Value = WrongField> {
         (0..6_usize, number).prop_map(|(field, value)| WrongField::Model { field, value }),
         Just(WrongField::StoredTensor(vec![])),
     ]
-}
-
-#[test]
-fn a_layout_that_is_none_is_an_error_where_it_is_used() {
-    let out = Temporary::new("layout-lies");
-    let path = saved(&out.0, &[1]).of_step(1);
-    let original = Manifest::read(&path).expect("it is whole");
-    let changes: [fn(&mut Plan); 4] = [
-        |plan| plan.mesh.tp = 0,
-        |plan| plan.batch.global = usize::MAX,
-        |plan| plan.run.seed = u64::MAX,
-        |plan| plan.pipeline.layers = vec![],
-    ];
-    for change in changes {
-        let mut manifest = original.clone();
-        change(&mut manifest.plan);
-        fs::write(path.join(MANIFEST), manifest.encode()).expect("it is changed");
-        if let Ok(weights) = WeightsFolder::open(&path) {
-            convert::plan_for(&weights, &[]).expect("its layout is not used");
-        }
-    }
 }
 
 #[test]

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use etcetera::{BaseStrategy, choose_base_strategy};
 use kintsugi_checkpoint::WeightsFolder;
+use kintsugi_data::{TokenFile, Tokenizer};
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::{ConfigSource, ProfilePlace};
+use kintsugi_plan::config::{ConfigSource, ProfilePlace, VocabSource};
 
 use crate::failure::Failure;
 use crate::files::read_text;
@@ -65,10 +66,11 @@ impl ConfigArguments {
             (None, ProfilePlace::Default) => default_profile().filter(|path| path.exists()),
             (None, ProfilePlace::None) => None,
         };
-        with_init_model(match path {
+        let source = with_data_vocab(match path {
             Some(path) => source.profile(path.display().to_string(), read_text(&path)?),
             None => source,
-        })
+        })?;
+        with_init_model(source)
     }
 
     /// The plan of the configuration.
@@ -94,6 +96,25 @@ fn with_init_model(source: ConfigSource) -> Result<ConfigSource, Failure> {
         Err(_) if !source.is_demo() && source.plan().is_ok() => Ok(source),
         Err(error) => Err(Failure::Mistake(format!("model.init: {error}"))),
     }
+}
+
+/// Adds the vocabulary of the data, if the configuration leaves that of the model out: the largest that the token files or
+/// their tokenizer state.
+fn with_data_vocab(source: ConfigSource) -> Result<ConfigSource, Failure> {
+    let Some(VocabSource { prefixes, tokenizer }) = source.vocab_source()? else { return Ok(source) };
+    // The weights decide, and the folder is read next.
+    if source.init_folder()?.is_some() {
+        return Ok(source);
+    }
+    let mut vocab =
+        tokenizer.map(|name| Tokenizer::open(&name)).transpose()?.map(|tokenizer| tokenizer.vocab());
+    for prefix in prefixes {
+        vocab = vocab.max(TokenFile::open(&prefix)?.about().map(|about| about.vocab));
+    }
+    Ok(match vocab {
+        Some(vocab) => source.with_data_vocab(vocab),
+        None => source,
+    })
 }
 
 /// The default profile of this machine: `KINTSUGI_PROFILE`, or `kintsugi/local.toml` in the user's configuration folder

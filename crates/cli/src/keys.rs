@@ -173,8 +173,8 @@ mod tests {
     #[test]
     fn the_template_is_a_configuration_and_stays_one_without_its_comment_marks() {
         let text = template(&keys());
-        // Described beside a cluster, and for token files only.
-        let free = |key: &Key| !key.table.starts_with("cluster.") && key.path() != "data.split";
+        // Described beside a cluster.
+        let free = |key: &Key| !key.table.starts_with("cluster.");
         let given = format!("{text}\n[demo]\n");
         assert!(ConfigSource::text(given).plan().unwrap_err().to_string().contains("unknown key demo"));
         let keys: Vec<Key> = keys().into_iter().filter(free).collect();

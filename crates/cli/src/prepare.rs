@@ -9,7 +9,7 @@ use kintsugi_data::prepare::{
     Input, PrepareOptions, PrepareProgress, PrepareSummary, TrainedTokenizer, check_outputs, prepare,
     train_tokenizer,
 };
-use kintsugi_data::{Tokenizer, without_suffix};
+use kintsugi_data::{DEFAULT_SPLIT, Tokenizer, ValidationPart, without_suffix};
 use kintsugi_spec::units;
 
 use crate::failure::Failure;
@@ -61,6 +61,10 @@ pub struct Arguments {
     /// Skips bad lines even if they are more than 10 % of a file
     #[arg(long, conflicts_with = "strict")]
     allow_bad_lines: bool,
+    /// The share of the documents, from 0 to 0.5, that is for validation: a hash of their position draws them, and they are
+    /// the last of the files. 0 keeps the order of the text
+    #[arg(long, value_name = "SHARE", default_value_t = DEFAULT_SPLIT, value_parser = share)]
+    validation: f64,
     /// Replaces existing files
     #[arg(long)]
     overwrite: bool,
@@ -79,7 +83,7 @@ Examples:
   kintsugi prepare 'shards/*.jsonl.zst' --out data/web --tokenizer llama/tokenizer.json --append-eod
       JSON lines with a Hugging Face tokenizer
   kintsugi train run.toml --set data.source=data/book
-      train on it; model.vocab must be at least the vocabulary that was printed";
+      train on it; if run.toml has no model.vocab and no model.preset, the vocabulary is that of the data";
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -103,6 +107,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     output.result(&summary)
 }
 
+/// Reads a share for validation.
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=0.5).contains(share));
+    share.ok_or_else(|| "must be a number from 0 to 0.5".to_owned())
+}
+
 /// What a terminal shows beside the bar.
 fn message(state: &PrepareProgress, elapsed: Duration) -> String {
     let speed = state.text as f64 / 1e6 / elapsed.as_secs_f64();
@@ -121,6 +131,7 @@ fn options(arguments: &Arguments) -> Result<PrepareOptions, Failure> {
         allow_bad_lines: arguments.allow_bad_lines,
         overwrite: arguments.overwrite,
         workers: arguments.workers.map_or(cores, usize::from),
+        validation: arguments.validation,
     })
 }
 
@@ -173,6 +184,7 @@ fn conclusion(summary: &PrepareSummary) -> String {
     format!(
         "text       {} in {}, {:.1} MB/s\n\
          tokens     {} in {}, {:.2} bytes each\n\
+         validation {}\n\
          vocabulary {} ({}), stored as {}\n\
          {left_out}{}{more}\
          files      {}, {}\n",
@@ -182,6 +194,7 @@ fn conclusion(summary: &PrepareSummary) -> String {
         units::count(*tokens as f64),
         counted(*documents, "document"),
         *text_bytes as f64 / *tokens as f64,
+        validation(summary),
         summary.vocab,
         summary.tokenizer,
         summary.token_type,
@@ -189,6 +202,20 @@ fn conclusion(summary: &PrepareSummary) -> String {
         summary.bin.display(),
         summary.idx.display(),
     )
+}
+
+/// Which tokens are for validation.
+fn validation(summary: &PrepareSummary) -> String {
+    match summary.validation {
+        Some(ValidationPart { documents, tokens }) => {
+            let share = 100.0 * tokens as f64 / summary.tokens as f64;
+            format!(
+                "{} drawn from all of the text, {share:.2} % of the tokens",
+                counted(documents, "document")
+            )
+        }
+        None => format!("the last {} % of the tokens; data.split sets another share", 100.0 * DEFAULT_SPLIT),
+    }
 }
 
 fn counted(count: u64, noun: &str) -> String {

@@ -3,6 +3,7 @@
 mod begin;
 mod compare;
 mod events;
+mod finished;
 mod metrics;
 mod progress;
 mod record;
@@ -34,7 +35,8 @@ use crate::fit;
 use crate::output::{self, Output};
 use crate::processes;
 use crate::signals::stop_on_signal;
-use begin::Beginning;
+use begin::{Beginning, Task};
+use events::Events;
 use metrics::MetricsLine;
 use progress::Progress;
 use record::Summary;
@@ -53,7 +55,7 @@ pub use trace::write_file as write_trace;
 /// are also saved every N steps, while training continues. The newest run.keep checkpoints are kept, and
 /// the `run.keep_best` with the lowest validation loss. --resume continues
 /// from the newest complete checkpoint: bit for bit on the same layout, or on any other layout. tp, pp, dp, ZeRO,
-/// recomputation and precision may all change. With --set run.steps=0 nothing is trained, and the initial weights are
+/// recomputation and precision may all change. If the run has already finished, --resume says so and changes nothing. With --set run.steps=0 nothing is trained, and the initial weights are
 /// saved.
 ///
 /// Ctrl-C, SIGTERM, SIGUSR1 (Slurm's --signal) and SIGHUP (a closed terminal) end the run after the running step, with
@@ -138,6 +140,8 @@ impl Prepared {
 struct SharedBeginning {
     /// The token that ends documents, which a checkpoint may decide.
     end_of_document: Option<u32>,
+    /// The split of the data, which a checkpoint may decide.
+    split: Option<f64>,
     trace_step: Option<u64>,
     start: SharedStart,
     folder: Option<FolderCheck>,
@@ -156,6 +160,7 @@ impl SharedBeginning {
         SharedBeginning {
             folder,
             end_of_document: plan.end_of_document(),
+            split: split(plan),
             trace_step: beginning.trace_step,
             start: match (&beginning.start, &plan.init) {
                 (Start::Checkpoint(checkpoint), _) => SharedStart::Checkpoint(checkpoint.path().to_owned()),
@@ -168,11 +173,18 @@ impl SharedBeginning {
 
 /// Trains in a process other than that of rank 0: no output and no files but its shards of checkpoints.
 fn run_other(connection: Connection, prepared: Prepared) -> Result<(), Failure> {
-    let Prepared { mut plan, dataset, prediction, .. } = prepared;
-    let beginning: SharedBeginning = processes::share(connection, None)?;
+    let Prepared { mut plan, mut dataset, prediction, .. } = prepared;
+    let beginning: Option<SharedBeginning> = processes::share(connection, None)?;
+    let Some(beginning) = beginning else { return Ok(()) };
     FolderCheck::compare(beginning.folder.as_ref(), &plan.run, connection)?;
     if let (Data::Tokens(tokens), Some(end)) = (&mut plan.data, beginning.end_of_document) {
         tokens.end_of_document = Some(end);
+    }
+    if beginning.split != split(&plan) {
+        if let Data::Tokens(tokens) = &mut plan.data {
+            tokens.split = beginning.split;
+        }
+        dataset = kintsugi_engine::dataset(&plan)?;
     }
     let start = match beginning.start {
         SharedStart::Seed => Start::Seed,
@@ -187,21 +199,33 @@ fn run_other(connection: Connection, prepared: Prepared) -> Result<(), Failure> 
 /// Trains in the process of rank 0, which shows the run and writes its files.
 fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
-    let Prepared { mut plan, notes, dataset, prediction } = prepared;
+    let Prepared { mut plan, notes, mut dataset, prediction } = prepared;
+    let split_before = split(&plan);
     let floor = dataset.floor(plan.batch.sequence);
     let predicted = predicted(&plan, &prediction);
-    let begun = Beginning::new(&mut plan, &arguments.config, &arguments.trace).and_then(|beginning| {
-        let folder = FolderCheck::begin(&plan.run.out, connection, plan.run.keep > 0)?;
-        let shared = SharedBeginning::new(&plan, &beginning, folder);
-        Ok((beginning, shared))
+    let begun = Task::new(&mut plan, &arguments.config, &arguments.trace).and_then(|task| {
+        let shared = match &task {
+            Task::Train(beginning) => {
+                let folder = FolderCheck::begin(&plan.run.out, connection, plan.run.keep > 0)?;
+                Some(SharedBeginning::new(&plan, beginning, folder))
+            }
+            Task::Nothing(_) => None,
+        };
+        Ok((task, shared))
     });
-    let (begun, shared) = match begun {
-        Ok((beginning, shared)) => (Some(beginning), Ok(shared)),
+    let (task, shared) = match begun {
+        Ok((task, shared)) => (Some(task), Ok(shared)),
         Err(failure) => (None, Err(failure)),
     };
     let shared = processes::share(connection, Some(shared))?;
-    let mut beginning = begun.expect("it was shared");
-    FolderCheck::compare(shared.folder.as_ref(), &plan.run, connection)?;
+    let mut beginning = match task.expect("it was shared") {
+        Task::Train(beginning) => beginning,
+        Task::Nothing(finished) => return finished.report(output),
+    };
+    FolderCheck::compare(shared.and_then(|shared| shared.folder).as_ref(), &plan.run, connection)?;
+    if split(&plan) != split_before {
+        dataset = kintsugi_engine::dataset(&plan)?;
+    }
     output.text(&introduction(&plan, connection, &predicted))?;
     for note in notes.into_iter().chain(other_device(&plan)) {
         output.text(&format!("note     {note}\n"))?;
@@ -213,7 +237,8 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) 
         output.text(&format!("batches  {}: {} steps\n", path.display(), batches.steps))?;
     }
     let options = options(&plan, &prediction, connection, beginning.start.clone(), beginning.trace_step)?;
-    let (outcome, metrics) = train_with_progress(&plan, &*dataset, &options, floor, &mut beginning)?;
+    let (outcome, [metrics, events]) =
+        train_with_progress(&plan, &*dataset, &options, floor, &mut beginning)?;
     let summary = Summary::new(&plan, &predicted, &outcome, floor, &options.start);
     let written = summary.write(&plan.run.out);
     let table = if outcome.steps > 0 { compare::table(&predicted, &outcome.measured) } else { String::new() };
@@ -224,7 +249,7 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) 
     // One failure does not hide another. If the last checkpoint failed, the run is done and its result is lost.
     let of_run = outcome.failure.map(|error| error.to_string());
     let of_saving = outcome.saves.failure.map(|failure| failure.to_string());
-    let of_files = [metrics, written, shown, traced, result];
+    let of_files = [metrics, events, written, shown, traced, result];
     let of_files = of_files.map(|result| result.err().map(|failure| failure.to_string()));
     report([of_run, of_saving].into_iter().chain(of_files).flatten().collect())
 }
@@ -237,6 +262,14 @@ fn report(mut failures: Vec<String>) -> Result<(), Failure> {
     }
     // The other processes have finished the run.
     Err(Failure::Agreed(Box::new(Failure::Run(last))))
+}
+
+/// The share of the data that is set aside for validation, if it is given.
+fn split(plan: &Plan) -> Option<f64> {
+    match &plan.data {
+        Data::Demo => None,
+        Data::Tokens(tokens) => tokens.split,
+    }
 }
 
 /// The batches that a run is about to read.
@@ -310,31 +343,34 @@ fn options(
     })
 }
 
-/// Trains. Returns the outcome, and whether all metrics could be written in the end.
+/// Trains. Returns the outcome, and whether all metrics and all events could be written in the end.
 fn train_with_progress(
     plan: &Plan,
     dataset: &dyn Dataset,
     options: &TrainOptions,
     floor: Option<f64>,
     beginning: &mut Beginning,
-) -> Result<(TrainOutcome, Result<(), Failure>), Failure> {
+) -> Result<(TrainOutcome, [Result<(), Failure>; 2]), Failure> {
     let mut progress = Progress::new(plan, floor);
-    let mut failing = false;
+    let mut failing = [false; 2];
     let outcome = train(plan, dataset, options, |event| {
         progress.tell(event);
         if let Event::Step(report) = event {
             let line = MetricsLine::new(plan, dataset, report);
             let events = beginning.events.as_mut().map_or(Ok(()), |events| events.step(&line));
-            let written = beginning.metrics.step(&line).and(events);
-            if let (Err(failure), false) = (&written, failing) {
-                progress
-                    .warn(&format!("{failure}; the run continues, and writes the lines as soon as it can"));
+            for (written, failing) in [beginning.metrics.step(&line), events].iter().zip(&mut failing) {
+                if let (Err(failure), false) = (written, *failing) {
+                    progress.warn(&format!(
+                        "{failure}; the run continues, and writes the steps as soon as it can"
+                    ));
+                }
+                *failing = written.is_err();
             }
-            failing = written.is_err();
         }
     });
     progress.finish();
-    let flushed = beginning.metrics.flush();
+    let events = beginning.events.as_mut().map_or(Ok(()), Events::flush);
+    let flushed = [beginning.metrics.flush(), events];
     Ok((outcome?.expect("the outcome comes to rank 0"), flushed))
 }
 

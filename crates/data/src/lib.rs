@@ -30,7 +30,9 @@ pub use random::RandomStream;
 pub use sampler::{MicroBatch, Sampler};
 pub use text::{StreamingDecoder, TextCodec};
 pub use tokenizer::{Encoder, Tokenizer};
-pub use tokens::{TokenFile, TokenFileInfo, TokenType, TokenWriter, without_suffix};
+pub use tokens::{
+    DEFAULT_SPLIT, TokenFile, TokenFileInfo, TokenType, TokenWriter, ValidationPart, without_suffix,
+};
 
 /// A part of a dataset. The two parts never share a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

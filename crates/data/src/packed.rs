@@ -17,8 +17,9 @@ use crate::{DataError, Dataset, Split, TokenFile, ValidationSource};
 pub struct PackedOptions {
     /// Token files by prefix, with their weights.
     pub sources: Vec<(PathBuf, f64)>,
-    /// The share of every source's tokens, at its end, that is reserved for validation.
-    pub split: f64,
+    /// The share of every source's tokens, at its end, that is reserved for validation. `None`: the documents that
+    /// `prepare` has drawn for it.
+    pub split: Option<f64>,
     /// Token files for validation only, with their weights. If there are none, `split` is used.
     pub validation: Vec<(PathBuf, f64)>,
     /// Targets per sample.
@@ -203,16 +204,11 @@ impl PackedSource {
         Ok(source)
     }
 
-    /// Splits off the share of the tokens that is reserved for validation, and returns it.
-    fn cut(&mut self, split: f64) -> Result<PackedSource, DataError> {
-        let tokens = self.file.tokens();
-        let kept = (tokens as f64 * split).round() as u64;
-        let cut = tokens - kept.min(tokens);
-        // A document in both splits would leak. So the split falls between two documents, unless they are too long.
-        let between = self.file.document_from(cut)?;
-        let cut = if between < cut + kept / 2 { between } else { cut };
+    /// Splits off the tokens that are reserved for validation, and returns them.
+    fn cut(&mut self, split: Option<f64>) -> Result<PackedSource, DataError> {
+        let cut = self.file.validation_start(split)?;
         self.range = 0..cut;
-        Ok(PackedSource { range: cut..tokens, ..self.clone() })
+        Ok(PackedSource { range: cut..self.file.tokens(), ..self.clone() })
     }
 
     /// Number of complete samples. Each begins with the last token of the previous one, which was only a target there.
@@ -274,6 +270,7 @@ mod tests {
                 end_of_document: None,
                 documents,
                 tokens: tokens.into(),
+                validation: None,
             })
             .unwrap();
     }
@@ -281,7 +278,7 @@ mod tests {
     fn options(sources: &[(&Path, f64)]) -> PackedOptions {
         PackedOptions {
             sources: sources.iter().map(|&(path, weight)| (path.to_owned(), weight)).collect(),
-            split: 0.1,
+            split: Some(0.1),
             validation: Vec::new(),
             sequence: 8,
             vocab: 30_000,
@@ -332,7 +329,7 @@ mod tests {
         for (validation, cut) in [(0.1, 900), (0.057, 950), (0.5, 500), (0.0, 1000), (0.001, 999)] {
             let mut training =
                 PackedSource::open(&(prefix.clone(), 1.0), &options(&[(&prefix, 1.0)])).unwrap();
-            let kept = training.cut(validation).unwrap();
+            let kept = training.cut(Some(validation)).unwrap();
             assert_eq!((training.range, kept.range), (0..cut, cut..1000), "{validation}");
         }
     }

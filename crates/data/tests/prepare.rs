@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,6 +32,7 @@ fn options(folder: &Path, inputs: &[&str]) -> PrepareOptions {
         allow_bad_lines: false,
         overwrite: false,
         workers: 2,
+        validation: 0.0,
     }
 }
 
@@ -45,6 +47,71 @@ fn text(prefix: &Path) -> String {
     file.read(0, 257, &mut tokens).unwrap();
     let bytes = tokens.into_iter().map(|token| u8::try_from(token).unwrap_or(b'|')).collect();
     String::from_utf8(bytes).unwrap()
+}
+
+/// Writes this many JSON lines, each with a text of its own.
+fn write_lines(path: &Path, lines: Range<usize>) {
+    let lines = lines.map(|line| format!("{{\"text\": \"{}\"}}\n", format!("line {line} ").repeat(150)));
+    fs::write(path, lines.collect::<String>()).unwrap();
+}
+
+#[test]
+fn drawn_documents_are_last_and_their_share_is_recorded() {
+    let folder = folder("drawn");
+    write_lines(&folder.join("a.jsonl"), 0..1000);
+    write_lines(&folder.join("b.jsonl"), 1000..2000);
+    // A document of several pieces, and not the shortest.
+    fs::write(folder.join("c.txt"), "one text\n".repeat(130_000)).unwrap();
+    let inputs = ["a.jsonl", "c.txt", "b.jsonl"];
+    let in_order = options(&folder, &inputs);
+    run(&in_order).unwrap();
+    let expected: Vec<String> = text(&in_order.out).split_inclusive('|').map(str::to_owned).collect();
+    let drawn = PrepareOptions { out: folder.join("drawn"), validation: 0.1, ..options(&folder, &inputs) };
+    let summary = run(&drawn).unwrap();
+    let found: Vec<String> = text(&drawn.out).split_inclusive('|').map(str::to_owned).collect();
+    let validation = summary.validation.expect("2001 documents are enough");
+    assert!((198..=202).contains(&validation.documents), "{validation:?}");
+    let (training, last) = found.split_at(found.len() - validation.documents as usize);
+    assert_eq!(validation.tokens as usize, last.iter().map(String::len).sum::<usize>());
+    // Both parts keep the order of the text, and together have every document once.
+    let numbers = |part: &[String]| -> Vec<usize> {
+        part.iter().map(|document| expected.iter().position(|other| other == document).unwrap()).collect()
+    };
+    let (training, last) = (numbers(training), numbers(last));
+    assert!([&training, &last].iter().all(|part| part.is_sorted()));
+    let mut all = [training, last.clone()].concat();
+    all.sort_unstable();
+    assert_eq!(all, (0..2001).collect::<Vec<_>>());
+    // They come from all of the corpus, and not from its end.
+    for part in 0..4 {
+        let within = last.iter().filter(|&&document| document / 500 == part).count();
+        assert!((48..=52).contains(&within), "{within} of part {part}");
+    }
+    let file = TokenFile::open(&drawn.out).unwrap();
+    file.check_documents().unwrap();
+    assert_eq!(file.documents(), 2001);
+    let boundary = file.tokens() - validation.tokens;
+    assert_eq!(file.validation_start(None).unwrap(), boundary);
+    assert_eq!(file.document_from(boundary).unwrap(), boundary, "it is the start of a document");
+    assert!(left(&drawn).iter().all(|name| !name.contains("partial")), "nothing unfinished is left");
+    let again = PrepareOptions { out: folder.join("again"), workers: 1, ..drawn.clone() };
+    run(&again).unwrap();
+    assert_eq!(fs::read(folder.join("again.bin")).unwrap(), fs::read(folder.join("drawn.bin")).unwrap());
+    assert_eq!(fs::read(folder.join("again.idx")).unwrap(), fs::read(folder.join("drawn.idx")).unwrap());
+}
+
+#[test]
+fn few_documents_keep_the_split_of_the_last_tokens() {
+    let folder = folder("few-drawn");
+    write_lines(&folder.join("a.jsonl"), 0..20);
+    let drawn = PrepareOptions { validation: 0.01, ..options(&folder, &["a.jsonl"]) };
+    assert_eq!(run(&drawn).unwrap().validation, None);
+    let file = TokenFile::open(&drawn.out).unwrap();
+    assert_eq!(file.about().unwrap().validation, None);
+    assert_eq!(file.validation_start(None), file.validation_start(Some(0.01)));
+    let in_order = PrepareOptions { out: folder.join("in-order"), validation: 0.0, ..drawn.clone() };
+    run(&in_order).unwrap();
+    assert_eq!(text(&drawn.out), text(&in_order.out));
 }
 
 /// All files in the output folder.

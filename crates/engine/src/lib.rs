@@ -10,6 +10,7 @@ mod job;
 mod pending_step;
 mod rank_trainer;
 mod report;
+mod resume_split;
 mod shard_records;
 mod source;
 mod start;
@@ -27,6 +28,7 @@ pub use generate::{
 };
 pub use job::{Job, MemoryChoice, Worker, device, nccl_settings, run_job, run_ranks};
 pub use report::{StepReport, TrainOutcome};
+pub use resume_split::resume_split;
 pub use source::{dataset, evaluation_dataset, tokenizer};
 pub use start::Start;
 pub use threads::{ThreadError, start_shared_threads};

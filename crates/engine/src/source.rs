@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::path::Path;
 
 use kintsugi_data::{
     DataError, Dataset, Demo, MicroBatch, Packed, PackedOptions, Sampler, Split, TokenFile, Tokenizer,
@@ -28,6 +29,9 @@ fn open(plan: &Plan, validation: Split, evaluates: bool) -> Result<Box<dyn Datas
         Data::Demo => Ok(Box::new(Demo::new(plan.run.seed).validated_on(validation))),
         Data::Tokens(tokens) => {
             check_tokenizer(plan, tokens)?;
+            if let Some(folder) = &plan.init {
+                check_vocabulary(plan, tokens, folder)?;
+            }
             let files = |sources: &[DataSource]| {
                 sources.iter().map(|source| (source.path.clone(), source.weight)).collect()
             };
@@ -63,12 +67,36 @@ pub fn tokenizer(plan: &Plan) -> Result<Option<String>, DataError> {
 fn check_tokenizer(plan: &Plan, tokens: &TokenData) -> Result<(), DataError> {
     let Some(name) = &tokens.tokenizer else { return Ok(()) };
     let (needed, vocab) = (Tokenizer::open(name)?.vocab(), plan.model.vocab);
+    if let (Some(folder), true) = (&plan.init, needed > vocab) {
+        return Err(other_vocabulary(&format!("data.tokenizer = \"{name}\""), needed, folder, vocab));
+    }
     if needed > vocab {
         return Err(DataError::Value(format!(
             "model.vocab = {vocab} is less than the {needed} tokens of data.tokenizer = \"{name}\"; use {needed} or more"
         )));
     }
     Ok(())
+}
+
+/// Checks that the vocabulary of the data fits the weights in `folder`, whose vocabulary cannot be changed.
+fn check_vocabulary(plan: &Plan, tokens: &TokenData, folder: &Path) -> Result<(), DataError> {
+    let vocab = plan.model.vocab;
+    for source in tokens.sources.iter().chain(&tokens.validation) {
+        let file = TokenFile::open(&source.path)?;
+        if let Some(about) = file.about().filter(|about| about.vocab > vocab) {
+            let what = format!("{} (tokenizer {})", file.path().display(), about.tokenizer);
+            return Err(other_vocabulary(&what, about.vocab, folder, vocab));
+        }
+    }
+    Ok(())
+}
+
+fn other_vocabulary(what: &str, needed: usize, folder: &Path, vocab: usize) -> DataError {
+    let folder = folder.display();
+    DataError::Value(format!(
+        "{what} has a vocabulary of {needed} tokens, but the weights of model.init = \"{folder}\" have one of {vocab}; \
+         prepare the text with the tokenizer of these weights, as in kintsugi prepare --tokenizer {folder}"
+    ))
 }
 
 /// Reads a replica's share of global batches.

@@ -58,8 +58,7 @@ impl Mesh {
             Level::Node => topology.per_node.unwrap_or(usize::MAX),
             Level::Cluster => usize::MAX,
         };
-        // The mesh of a checkpoint is not checked.
-        if self.pp.saturating_mul(self.dp).saturating_mul(self.tp) <= unit {
+        if self.ranks() <= unit {
             return Some(self.dp);
         }
         if self.tp >= unit || self.dp == 1 {

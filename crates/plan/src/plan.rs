@@ -295,8 +295,9 @@ pub struct TokenData {
     pub end_of_document: Option<u32>,
     /// Files for validation only. If there are none, a share of every source is used.
     pub validation: Vec<DataSource>,
-    /// The share of the tokens that is reserved for validation.
-    pub split: f64,
+    /// The share of the tokens, at the end of every source, that is reserved for validation. `None`: the documents that
+    /// `prepare` has drawn for it, or a default share if it has drawn none.
+    pub split: Option<f64>,
     /// Whether a token attends only to tokens of its own document.
     pub mask_documents: bool,
 }

@@ -13,6 +13,8 @@ pub struct EventFile {
     file: File,
     /// Bytes of the records that were written.
     length: u64,
+    /// Records that could not be written yet.
+    unwritten: Vec<u8>,
 }
 
 impl EventFile {
@@ -26,7 +28,7 @@ impl EventFile {
         let name = format!("events.out.tfevents.{:010}.{host}.{}", time as u64, std::process::id());
         let file = OpenOptions::new().append(true).create(true).open(folder.join(name))?;
         let length = file.metadata()?.len();
-        let mut events = EventFile { file, length };
+        let mut events = EventFile { file, length, unwritten: Vec::new() };
         events.write(&event(time, 0, |message| message.bytes(FILE_VERSION, b"brain.Event:2")))?;
         if steps > 0 {
             let mut session = Message::default();
@@ -68,14 +70,21 @@ impl EventFile {
         self.write(&event(time, step, |message| message.bytes(SUMMARY, &summary.0)))
     }
 
-    /// Appends a record. One that is written in part is removed, so that the next one can be read.
+    /// Appends a record. If it cannot be written, it is kept in memory and written with the next one.
     fn write(&mut self, message: &Message) -> io::Result<()> {
-        let record = record(&message.0);
-        if let Err(error) = self.file.write_all(&record) {
+        self.unwritten.extend(record(&message.0));
+        self.flush()
+    }
+
+    /// Writes the records that could not be written before. One that is written in part is removed, so that the next
+    /// attempt starts after the last whole one.
+    pub fn flush(&mut self) -> io::Result<()> {
+        if let Err(error) = self.file.write_all(&self.unwritten) {
             self.file.set_len(self.length).ok();
             return Err(error);
         }
-        self.length += record.len() as u64;
+        self.length += self.unwritten.len() as u64;
+        self.unwritten.clear();
         Ok(())
     }
 }
@@ -174,22 +183,48 @@ mod tests {
         assert_eq!(message.0, [0x10, 0xac, 0x02, 0x0a, 4, b'l', b'o', b's', b's', 0x15, 0, 0, 0xc0, 0x3f]);
     }
 
+    /// The messages of the only file in a folder, after checking their lengths and checksums.
+    fn messages(folder: &Path) -> Vec<Vec<u8>> {
+        let path = fs::read_dir(folder).expect("a folder").next().expect("a file").expect("a file").path();
+        let mut bytes = &fs::read(path).expect("the events")[..];
+        let mut messages = Vec::new();
+        while !bytes.is_empty() {
+            let size = u64::from_le_bytes(bytes[..8].try_into().expect("a length")) as usize;
+            assert_eq!(bytes[..12 + size + 4], record(&bytes[12..12 + size]));
+            messages.push(bytes[12..12 + size].to_vec());
+            bytes = &bytes[12 + size + 4..];
+        }
+        messages
+    }
+
+    #[test]
+    fn steps_that_could_not_be_written_are_written_later() {
+        let folder = std::env::temp_dir().join(format!("kintsugi-events-later-{}", std::process::id()));
+        let mut events = EventFile::create(&folder, 1.0, 0).expect("a file");
+        let full = OpenOptions::new().write(true).open("/dev/full").expect("a device that is always full");
+        let file = std::mem::replace(&mut events.file, full);
+        for (step, name) in [(1, "one"), (2, "two")] {
+            let error = events.scalars(2.0, step, &[(name.to_owned(), 2.5)]).expect_err("it is full");
+            assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        }
+        events.file = file;
+        events.scalars(3.0, 3, &[("three".to_owned(), 2.5)]).expect("there is room again");
+        let messages = messages(&folder);
+        fs::remove_dir_all(&folder).ok();
+        let has =
+            |message: &[u8], name: &str| message.windows(name.len()).any(|part| part == name.as_bytes());
+        assert_eq!(messages.len(), 4);
+        assert!(["one", "two", "three"].iter().zip(&messages[1..]).all(|(name, message)| has(message, name)));
+    }
+
     #[test]
     fn records_follow_each_other_and_have_their_lengths() {
         let folder = std::env::temp_dir().join(format!("kintsugi-events-{}", std::process::id()));
         let mut events = EventFile::create(&folder, 1.0, 5).expect("a file");
         events.text(2.0, 5, "config", "a = 1").expect("a text");
         events.scalars(3.0, 6, &[("loss".to_owned(), 2.5)]).expect("a step");
-        let path = fs::read_dir(&folder).expect("a folder").next().expect("a file").expect("a file").path();
-        let mut bytes = &fs::read(path).expect("the events")[..];
+        let messages = messages(&folder);
         fs::remove_dir_all(&folder).ok();
-        let mut messages = Vec::new();
-        while !bytes.is_empty() {
-            let size = u64::from_le_bytes(bytes[..8].try_into().expect("a length")) as usize;
-            assert_eq!(bytes[..12 + size + 4], record(&bytes[12..12 + size]));
-            messages.push(&bytes[12..12 + size]);
-            bytes = &bytes[12 + size + 4..];
-        }
         assert_eq!(messages.len(), 4);
         assert!(messages[0].ends_with(b"brain.Event:2"));
         assert!(messages[1].ends_with(&[0x3a, 2, 8, 1]), "the mark of a resumed run");

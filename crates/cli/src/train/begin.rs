@@ -10,11 +10,12 @@ use kintsugi_checkpoint::{
     with_absolute_paths,
 };
 use kintsugi_data::Tokenizer;
-use kintsugi_engine::{Start, check_tokenizers, resume_end_of_document, tokenizer};
+use kintsugi_engine::{Start, check_tokenizers, resume_end_of_document, resume_split, tokenizer};
 use kintsugi_plan::{Plan, RateSchedule, Resume};
 use kintsugi_spec::tokenizer_files;
 
 use super::events::{self, Events};
+use super::finished::FinishedRun;
 use super::metrics::{self, Metrics};
 use super::record;
 use super::trace::TraceArguments;
@@ -38,10 +39,18 @@ pub struct Beginning {
     _locks: (RunLock, Option<RunLock>),
 }
 
-impl Beginning {
+/// What is left to do for a run.
+pub enum Task {
+    /// It trains.
+    Train(Box<Beginning>),
+    /// It is resumed, and has already finished.
+    Nothing(FinishedRun),
+}
+
+impl Task {
     /// Prepares a run, and checks that its results can be written at the end. All errors are found before a file is
-    /// moved or written.
-    pub fn new(plan: &mut Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Self, Failure> {
+    /// moved or written. A finished run is left as it is.
+    pub fn new(plan: &mut Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Task, Failure> {
         let (out, folder) = (&plan.run.out.clone(), CheckpointFolder::of_run(&plan.run.out));
         record::create_folder(out)?;
         check_files(plan, config, &folder)?;
@@ -49,7 +58,17 @@ impl Beginning {
         let lock = RunLock::take(out, warn)?;
         let mut checkpoints = (plan.run.keep > 0).then(|| folder.lock(warn)).transpose()?;
         let mut notes = String::new();
-        let checkpoint = resumed(plan, &mut notes)?;
+        let checkpoint = resumed(plan)?;
+        let split = match &checkpoint {
+            Some(checkpoint) => resume_split(plan, checkpoint.plan())?,
+            None => None,
+        };
+        if let Some(checkpoint) = checkpoint.as_ref().filter(|checkpoint| folder.holds(checkpoint.path()))
+            && checkpoint.is_finished(plan)?
+        {
+            return Ok(Task::Nothing(FinishedRun::new(plan)));
+        }
+        describe_resume(plan, checkpoint.as_ref(), &mut notes)?;
         let step = checkpoint.as_ref().map(|checkpoint| checkpoint.progress().step);
         let trace_step = trace.step(plan.run.steps.saturating_sub(step.unwrap_or(0)))?;
         let weights = if checkpoint.is_none() { initial_weights(plan, &mut notes)? } else { None };
@@ -58,6 +77,7 @@ impl Beginning {
             (None, weights) => weights.as_ref().and_then(WeightsFolder::tokenizer),
         };
         let mut warnings = check_tokenizers(plan, known.as_deref())?;
+        warnings.extend(split);
         warnings.extend(
             checkpoint.as_ref().and_then(|checkpoint| resume_end_of_document(plan, checkpoint.plan())),
         );
@@ -78,7 +98,8 @@ impl Beginning {
         missing.inspect(|missing| output::stderr(&format!("warning: {missing}")));
         let start = start(checkpoint, weights);
         let events = Events::create(plan, start.progress().step)?;
-        Ok(Beginning { start, trace_step, metrics, events, notes, _locks: (lock, checkpoints) })
+        let locks = (lock, checkpoints);
+        Ok(Task::Train(Box::new(Beginning { start, trace_step, metrics, events, notes, _locks: locks })))
     }
 }
 
@@ -166,16 +187,20 @@ fn note(notes: &mut String, text: &str) {
 }
 
 /// The checkpoint to resume from, if requested. Broken ones are skipped with a warning.
-fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failure> {
+fn resumed(plan: &Plan) -> Result<Option<Checkpoint>, Failure> {
     let broken = |error: &CheckpointError| {
         output::stderr(&format!("warning: {error}; trying another checkpoint"));
     };
-    let checkpoint = match &plan.run.resume {
+    Ok(match &plan.run.resume {
         Resume::No => None,
         Resume::Newest => CheckpointFolder::of_run(&plan.run.out).newest(broken)?,
         Resume::From(path) => Some(find(path, broken)?),
-    };
-    match &checkpoint {
+    })
+}
+
+/// Checks that the plan can resume from the checkpoint, and says what changes.
+fn describe_resume(plan: &Plan, checkpoint: Option<&Checkpoint>, notes: &mut String) -> Result<(), Failure> {
+    match checkpoint {
         Some(checkpoint) => {
             checkpoint.batches_consumed(plan)?;
             for change in checkpoint.data_changes(plan) {
@@ -208,7 +233,7 @@ fn resumed(plan: &Plan, notes: &mut String) -> Result<Option<Checkpoint>, Failur
         }
         None => {}
     }
-    Ok(checkpoint)
+    Ok(())
 }
 
 /// Copies the data's tokenizer to the run's folder, for `generate` and `convert`. An existing tokenizer belongs to this

@@ -1,5 +1,6 @@
 //! The metrics of a run as TensorBoard's event files (`run.log`).
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use kintsugi_plan::{LogFormat, Plan};
@@ -36,14 +37,24 @@ impl Events {
         Ok(Some(Events { folder, file }))
     }
 
-    /// Adds every number of a step, under its name in `metrics.jsonl`.
+    /// Adds every number of a step, under its name in `metrics.jsonl`. If they cannot be written, they are kept in memory
+    /// and written with those of the next step.
     pub fn step(&mut self, line: &MetricsLine) -> Result<(), Failure> {
         let value = serde_json::to_value(line).expect("reports have string keys");
         let mut scalars = Vec::new();
         flatten("", &value, &mut scalars);
         scalars.retain(|(name, _)| !["schema", "time", "step"].contains(&name.as_str()));
         let written = self.file.scalars(line.time, line.report.step, &scalars);
-        written.map_err(|error| Failure::Run(format!("cannot write to {}: {error}", self.folder.display())))
+        written.map_err(|error| self.failed(&error))
+    }
+
+    /// Writes the steps that could not be written before.
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        self.file.flush().map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &io::Error) -> Failure {
+        Failure::Run(format!("cannot write to {}: {error}", self.folder.display()))
     }
 }
 

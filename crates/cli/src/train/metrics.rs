@@ -69,6 +69,16 @@ pub fn path(out: &Path) -> PathBuf {
     out.join("metrics.jsonl")
 }
 
+/// A warning about missing lines of a run's first `steps` steps, if there are any.
+pub fn missing(out: &Path, steps: u64) -> Option<String> {
+    let path = path(out);
+    match Lines::read(&path, steps) {
+        // Damaged lines leave a gap. They were not removed.
+        Ok(lines) => Lines { damaged: 0, ..lines }.missing(&path, steps),
+        Err(error) => Some(Failure::file("read", &path, &error).to_string()),
+    }
+}
+
 impl Metrics {
     /// Opens a run's metrics and keeps the lines of the first `steps` steps. Later lines are removed, because those
     /// steps run again. An older summary is removed too. The second result describes gaps in the lines that are kept.

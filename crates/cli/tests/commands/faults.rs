@@ -176,6 +176,27 @@ fn a_disk_that_is_full_loses_nothing() {
     no_room(&folder, |settings| tiny(&folder, &["train", "--resume"], settings), "No space left on device");
 }
 
+#[test]
+fn event_files_that_may_not_grow_end_the_run_with_an_error() {
+    let folder = folder("faults-events");
+    let alone = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1", "run.keep=0", "run.eval_every=0"];
+    let settings = [&alone[..], &["run.log=[\"tensorboard\"]"]].concat();
+    stdout(&tiny(&folder, &["train"], &[&settings[..], &["run.steps=2"]].concat()));
+    let events = fs::read_dir(folder.join("out/tensorboard")).unwrap().next().unwrap().unwrap();
+    // Room for the events of two steps, and for every other file of a run of eight.
+    let limit = format!("-f {}", events.metadata().unwrap().len().div_ceil(512));
+    let sets = TINY.iter().chain(&settings).chain(&["run.steps=8"]).flat_map(|setting| ["--set", setting]);
+    let output = under(&folder, &limit, &["train"].into_iter().chain(sets).collect::<Vec<_>>());
+    assert_eq!(numbers(&folder).len(), 8, "{output:?}");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = stderr(&output);
+    let said: Vec<&str> = said.lines().filter(|line| !line.starts_with("step")).collect();
+    insta::assert_snapshot!(said.join("\n"), @r"
+    warning: cannot write to out/tensorboard: File too large (os error 27); the run continues, and writes the steps as soon as it can
+    error: cannot write to out/tensorboard: File too large (os error 27)
+    ");
+}
+
 /// Unmounts a disk when the test ends, however it ends.
 struct Unmount<'a>(&'a Path);
 

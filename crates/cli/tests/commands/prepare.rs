@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use kintsugi_data::TokenFile;
 use serde_json::{Value, json};
 
 use crate::support::{command, folder, json_lines, kintsugi, stdout, tiny};
@@ -285,4 +286,128 @@ fn a_token_of_a_foreign_file_that_the_model_does_not_have_ends_the_run() {
         "{said}"
     );
     assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+/// 300 JSON lines of 60 bytes, whose texts tell where they are.
+fn lines() -> String {
+    let line = |line: usize| format!("{{\"text\": \"{}\"}}\n", format!("line {line:03} ").repeat(6));
+    (0..300).map(line).collect()
+}
+
+#[test]
+fn validation_documents_come_from_all_of_the_text() {
+    let folder = folder("prepare-validation");
+    fs::write(folder.join("text.jsonl"), lines()).unwrap();
+    let prepare = |out: &str, more: &[&str]| {
+        let command = ["prepare", "text.jsonl", "--out", out, "--tokenizer", "bytes", "--append-eod"];
+        kintsugi(&folder, &[&command[..], more].concat())
+    };
+    let said = stdout(&prepare("data", &["--validation", "0.1"]));
+    assert!(
+        said.contains("validation 30 documents drawn from all of the text, 10.00 % of the tokens\n"),
+        "{said}"
+    );
+    let summary: Value =
+        serde_json::from_str(&stdout(&prepare("in-order", &["--validation", "0", "--json"]))).unwrap();
+    assert_eq!(summary["validation"], Value::Null);
+    let meta = |name: &str| -> Value {
+        serde_json::from_str(&fs::read_to_string(folder.join(name)).unwrap()).unwrap()
+    };
+    assert_eq!(
+        meta("data.meta.json")["validation"],
+        serde_json::json!({ "documents": 30, "tokens": 30 * 55 })
+    );
+    assert_eq!(meta("in-order.meta.json").get("validation"), None);
+    let refused = prepare("wrong", &["--validation", "0.6"]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+
+    // A run takes the recorded documents by default, and a resumed run what it had.
+    let settings = [
+        "model.vocab=257",
+        "parallel.tp=1",
+        "parallel.pp=1",
+        "parallel.dp=1",
+        "data.source=data",
+        "optimizer.schedule=constant",
+    ];
+    let run = |out: &str, arguments: &[&str], more: &[&str]| {
+        let out = format!("run.out={out}");
+        tiny(&folder, &[&["train"], arguments].concat(), &[&settings[..], &[&out], more].concat())
+    };
+    stdout(&run("recorded", &["--write-batches", "recorded.npy"], &[]));
+    stdout(&run("share", &[], &["data.split=0.1"]));
+    let loss = |out: &str| json_lines(&folder.join(out).join("metrics.jsonl"))[1]["validation_loss"].clone();
+    assert_eq!(loss("recorded"), loss("share"), "the recorded share is 0.1");
+    stdout(&run("default", &[], &["data.split=0.01"]));
+    assert_ne!(loss("recorded"), loss("default"));
+    // The same files without the record, as from an older version.
+    let mut without = meta("data.meta.json");
+    without.as_object_mut().unwrap().remove("validation");
+    let recorded = fs::read(folder.join("data.meta.json")).unwrap();
+    fs::write(folder.join("data.meta.json"), without.to_string()).unwrap();
+    stdout(&run("old", &[], &[]));
+    assert_eq!(loss("old"), loss("default"), "the last 1 % of the tokens");
+    fs::write(folder.join("data.meta.json"), recorded).unwrap();
+    // A run that began with a split of its own keeps it.
+    stdout(&run("default", &["--resume"], &["run.steps=6"]));
+    stdout(&run("whole", &[], &["run.steps=6", "data.split=0.01"]));
+    let last = |out: &str| json_lines(&folder.join(out).join("metrics.jsonl"))[5]["validation_loss"].clone();
+    assert_eq!(last("default"), last("whole"));
+    // A larger split than the recorded one would be validated on what was trained on.
+    let refused = run("recorded", &["--resume"], &["run.steps=6", "data.split=0.2"]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        said.ends_with(
+            "the model would be validated on samples that it was trained on; leave data.split out\n"
+        ),
+        "{said}"
+    );
+    stdout(&run("recorded", &["--resume"], &["run.steps=6"]));
+}
+
+#[test]
+fn a_model_without_a_vocabulary_has_that_of_the_data() {
+    let folder = folder("prepare-vocabulary");
+    fs::write(folder.join("text.jsonl"), lines()).unwrap();
+    let command = ["prepare", "text.jsonl", "--out", "data", "--train-tokenizer", "300"];
+    stdout(&kintsugi(&folder, &command));
+    let vocab = TokenFile::open(&folder.join("data")).unwrap().about().unwrap().vocab;
+    let config = "data.source = \"data\"\n[model]\nlayers = 1\nhidden = 16\nheads = 2\n[batch]\nsequence = 16\n[run]\nsteps = 1\n";
+    fs::write(folder.join("run.toml"), config).unwrap();
+    stdout(&kintsugi(&folder, &["train", "run.toml"]));
+    let written = fs::read_to_string(folder.join("out/config.toml")).unwrap();
+    assert!(written.contains(&format!("\nvocab = {vocab}\n")), "{written}");
+    let resolved = stdout(&kintsugi(&folder, &["config", "run.toml", "--resolved"]));
+    let line = resolved.lines().find(|line| line.contains("vocab =")).unwrap();
+    assert!(line.contains(&vocab.to_string()) && line.ends_with("data.source"), "{line}");
+    // A value of the file or of a preset stays.
+    let refused = kintsugi(&folder, &["train", "run.toml", "--set", "model.vocab=100"]);
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("model.vocab = 100 is less than the"),
+        "{refused:?}"
+    );
+    // Files that are not there are named.
+    let missing = kintsugi(&folder, &["train", "run.toml", "--set", "data.source=absent"]);
+    assert_eq!(missing.status.code(), Some(2), "{missing:?}");
+    assert!(
+        String::from_utf8_lossy(&missing.stderr).starts_with("error: cannot read absent.bin: "),
+        "{missing:?}"
+    );
+}
+
+#[test]
+fn weights_with_a_smaller_vocabulary_than_the_data_get_one_answer() {
+    let folder = folder("prepare-other-vocabulary");
+    fs::write(folder.join("text.jsonl"), lines()).unwrap();
+    stdout(&tiny(&folder, &["train"], &["run.steps=1", "run.out=small", "run.eval_every=0"]));
+    stdout(&kintsugi(&folder, &["convert", "small", "weights"]));
+    stdout(&kintsugi(&folder, &["prepare", "text.jsonl", "--out", "data", "--tokenizer", "bytes"]));
+    let settings = ["--set", "model.init=weights", "--set", "data.source=data", "--set", "batch.sequence=16"];
+    let refused = kintsugi(&folder, &[&["train"], &settings[..]].concat());
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    insta::assert_snapshot!(
+        String::from_utf8_lossy(&refused.stderr),
+        @r#"error: data.bin (tokenizer bytes) has a vocabulary of 257 tokens, but the weights of model.init = "weights" have one of 128; prepare the text with the tokenizer of these weights, as in kintsugi prepare --tokenizer weights"#
+    );
 }

@@ -74,6 +74,13 @@ fn processes_train_what_threads_train_and_resume_their_checkpoints() {
         let whole = launch(&folder, mpirun, "4", &["train"], &settings("run.out=whole", "run.steps=4"));
         stdout(&whole);
         let of_processes = summary(&folder.join("whole"));
+        if number == 0 {
+            // A requeued job finds its run finished.
+            let settings = settings("run.out=whole", "run.steps=4");
+            let again = stdout(&launch(&folder, mpirun, "4", &["train", "--resume"], &settings));
+            assert!(again.starts_with("finished whole is at step 4 of 4: "), "{again}");
+            assert_eq!(summary(&folder.join("whole")), of_processes);
+        }
         let (predicted, measured) = (&of_processes["predicted"], &of_processes["measured"]);
         assert_eq!(predicted["comm_bytes"], measured["comm_bytes"]);
         assert_eq!(measured["comm_bytes"], found["measured"]["comm_bytes"]);

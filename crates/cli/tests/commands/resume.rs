@@ -226,6 +226,38 @@ fn what_is_not_as_it_was_is_said() {
 }
 
 #[test]
+fn a_finished_run_says_so_and_is_left_as_it_is() {
+    let folder = folder("resume-finished");
+    stdout(&tiny(&folder, &["train"], &[]));
+    let files = ["summary.json", "metrics.jsonl", "config.toml"].map(|name| folder.join("out").join(name));
+    let contents = || files.each_ref().map(|path| fs::read_to_string(path).unwrap());
+    let before = contents();
+    let output = tiny(&folder, &["train", "--resume"], &[]);
+    insta::assert_snapshot!(
+        stdout(&output),
+        @"finished out is at step 4 of 4: nothing is left to train; a larger run.steps continues the run"
+    );
+    assert_eq!((stderr(&output), contents()), (String::new(), before.clone()));
+    assert_eq!(stdout(&tiny(&folder, &["train", "--resume", "--json"], &[])), before[0], "its summary");
+    // A copy of it in another folder is not this run.
+    let output = tiny(&folder, &["train", "--resume=out"], &["run.out=other"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(stderr(&output).ends_with("run.steps = 4 leaves nothing to train\n"), "{output:?}");
+    // What is missing is said.
+    fs::remove_file(&files[0]).unwrap();
+    fs::write(&files[1], before[1].split_inclusive('\n').take(2).collect::<String>()).unwrap();
+    let output = tiny(&folder, &["train", "--resume", "--json"], &[]);
+    assert_eq!(stdout(&output), "null\n");
+    insta::assert_snapshot!(stderr(&output), @r"
+    warning: out/metrics.jsonl has no lines for steps 3 to 4
+    warning: out/summary.json is missing or damaged: the run was ended after its last checkpoint
+    finished out is at step 4 of 4: nothing is left to train; a larger run.steps continues the run
+    ");
+    stdout(&tiny(&folder, &["train", "--resume"], &["run.steps=5"]));
+    assert_eq!(numbers(&folder).len(), 3, "two lines are missing");
+}
+
+#[test]
 fn a_mistake_is_one_sentence() {
     let folder = folder("resume-mistakes");
     stdout(&tiny(&folder, &["train"], &[]));

@@ -46,6 +46,8 @@ pub struct PrepareOptions {
     pub overwrite: bool,
     /// Threads that encode.
     pub workers: usize,
+    /// The share of the documents that is drawn for validation and put last. 0 keeps the order of the text.
+    pub validation: f64,
 }
 
 /// Makes token files of text. Calls `on_progress` after every chunk, and stops if it returns `false`.
@@ -58,7 +60,8 @@ pub fn prepare(
     check_outputs(options)?;
     check_tokenizer(options, tokenizer)?;
     let kind = TokenType::for_vocab(tokenizer.vocab());
-    let mut writer = TokenWriter::create(&options.out, kind)?;
+    let mut writer =
+        TokenWriter::create(&options.out, kind)?.with_validation(&options.out, options.validation)?;
     let mut progress = PrepareProgress {
         total: options.inputs.iter().map(|input| input.bytes).sum(),
         ..PrepareProgress::default()
@@ -98,14 +101,17 @@ pub fn prepare(
     for (path, bytes) in OutputPaths::tokenizer(&options.out).into_iter().zip(tokenizer.files()) {
         writer.add(path, bytes)?;
     }
+    let validation = writer.validation();
     let outputs = writer.finish(&TokenFileInfo {
         vocab: tokenizer.vocab(),
         tokenizer: tokenizer.name().to_owned(),
         end_of_document: options.end_of_document,
         documents: progress.documents,
         tokens: progress.tokens,
+        validation,
     })?;
-    Ok(PrepareSummary::new(&progress, bad, options, tokenizer, kind, &outputs, begun.elapsed()))
+    let summary = PrepareSummary::new(&progress, bad, options, tokenizer, kind, &outputs, begun.elapsed());
+    Ok(PrepareSummary { validation, ..summary })
 }
 
 /// Fails if an output file exists, unless it may be replaced. Fails in any case if it is an input.

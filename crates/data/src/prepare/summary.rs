@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use super::PrepareOptions;
 use crate::tokens::OutputPaths;
-use crate::{TokenType, Tokenizer};
+use crate::{TokenType, Tokenizer, ValidationPart};
 
 /// The progress of a preparation.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,6 +54,9 @@ pub struct PrepareSummary {
     pub documents: u64,
     /// Tokens.
     pub tokens: u64,
+    /// The documents at the end that were drawn for validation. `None` if the order of the text was kept, or if the documents
+    /// are too few to draw from.
+    pub validation: Option<ValidationPart>,
     /// Documents without text, which are left out.
     pub empty_documents: u64,
     /// Lines that could not be used, which are skipped.
@@ -96,6 +99,7 @@ impl PrepareSummary {
             text_bytes: progress.text,
             documents: progress.documents,
             tokens: progress.tokens,
+            validation: None,
             empty_documents: progress.empty,
             bad_lines: progress.bad_lines,
             bad,

@@ -81,7 +81,7 @@ impl TokenFile {
     }
 
     /// Whether `other` is the same file on disk, even by another path or link.
-    pub(crate) fn is_same(&self, other: &TokenFile) -> Result<bool, DataError> {
+    pub fn is_same(&self, other: &TokenFile) -> Result<bool, DataError> {
         let identity = |(path, file): &(PathBuf, File)| {
             let about = file.metadata().map_err(|error| DataError::file("read", path, error))?;
             Ok((about.dev(), about.ino()))
@@ -196,6 +196,14 @@ impl TokenFile {
             Some(about) if about.tokens != self.tokens => {
                 let found = format!("{} tokens", about.tokens);
                 Err(DataError::foreign(path, found, format!("the {} of the .bin beside it", self.tokens)))
+            }
+            Some(TokenFileInfo { validation: Some(drawn), .. }) if drawn.tokens > self.tokens => {
+                let found = format!("{} tokens for validation", drawn.tokens);
+                Err(DataError::foreign(
+                    path,
+                    found,
+                    format!("at most the {} of the .bin beside it", self.tokens),
+                ))
             }
             _ => Ok(()),
         }

@@ -23,6 +23,18 @@ pub struct TokenFileInfo {
     pub documents: u64,
     /// Tokens.
     pub tokens: u64,
+    /// The documents at the end that `prepare` has drawn for validation, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation: Option<ValidationPart>,
+}
+
+/// The documents at the end of token files that are for validation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct ValidationPart {
+    /// Documents.
+    pub documents: u64,
+    /// Tokens.
+    pub tokens: u64,
 }
 
 /// The most bytes of the file. A longer file is something else.

@@ -6,13 +6,15 @@ mod index;
 mod info;
 mod kind;
 mod tables;
+mod validation;
 mod writer;
 
 use std::path::{Path, PathBuf};
 
 pub use file::TokenFile;
-pub use info::TokenFileInfo;
+pub use info::{TokenFileInfo, ValidationPart};
 pub use kind::TokenType;
+pub use validation::DEFAULT_SPLIT;
 pub use writer::TokenWriter;
 pub(crate) use writer::{OutputPaths, PartialFile, write_whole};
 

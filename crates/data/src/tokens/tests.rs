@@ -23,7 +23,14 @@ const IDX: [u8; 34 + 3 * 12 + 3 * 8] = [
 ];
 
 fn about(tokens: u64) -> TokenFileInfo {
-    TokenFileInfo { vocab: 301, tokenizer: "none".to_owned(), end_of_document: None, documents: 2, tokens }
+    TokenFileInfo {
+        vocab: 301,
+        tokenizer: "none".to_owned(),
+        end_of_document: None,
+        documents: 2,
+        tokens,
+        validation: None,
+    }
 }
 
 fn write(prefix: &Path) {

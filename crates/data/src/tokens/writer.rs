@@ -1,8 +1,8 @@
 //! Writes token files that are complete or absent.
 //!
 //! The writer first writes to files whose names end in `.partial`. Lengths and documents also go to files rather than memory,
-//! as there may be billions. At the end it syncs all files and renames them. It renames the index last, since nobody reads
-//! the other files without it.
+//! as there may be billions. Documents that are drawn for validation go to files of their own, which are appended at the end.
+//! Then the writer syncs all files and renames them. It renames the index last, since nobody reads the other files without it.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, ErrorKind, Read, Seek, Write};
@@ -12,7 +12,8 @@ use kintsugi_spec::output::{UnfinishedFile, with_suffix};
 use kintsugi_spec::tokenizer_files;
 
 use super::index::IndexHeader;
-use super::{TokenFileInfo, TokenType};
+use super::validation::{is_about, is_drawn};
+use super::{TokenFileInfo, TokenType, ValidationPart};
 use crate::DataError;
 
 /// The paths of the files of a prefix.
@@ -31,11 +32,19 @@ pub struct OutputPaths {
 pub struct TokenWriter {
     outputs: OutputPaths,
     kind: TokenType,
+    documents: DocumentFiles,
+    /// The documents that are drawn for validation, and the share to draw.
+    validation: Option<(DocumentFiles, f64)>,
+    /// Additional files that are published with the others, and their final names.
+    further: Vec<(PathBuf, PartialFile)>,
+}
+
+/// Documents in unfinished files: tokens, lengths of sequences, and the first sequence of every document.
+#[derive(Debug)]
+struct DocumentFiles {
     bin: PartialFile,
     lengths: PartialFile,
     starts: PartialFile,
-    /// Additional files that are published with the others, and their final names.
-    further: Vec<(PathBuf, PartialFile)>,
     sequences: u64,
     documents: u64,
     tokens: u64,
@@ -69,25 +78,25 @@ impl TokenWriter {
     /// Starts the files of a prefix. Existing files with these names are not changed before the end.
     pub fn create(prefix: &Path, kind: TokenType) -> Result<TokenWriter, DataError> {
         let outputs = OutputPaths::new(prefix);
-        let bin = PartialFile::create(&outputs.bin)?;
-        let lengths = PartialFile::create(&with_suffix(prefix, ".lengths"))?;
-        let mut starts = PartialFile::create(&with_suffix(prefix, ".documents"))?;
-        starts.write(&0_i64.to_le_bytes())?;
-        let (sequences, documents, tokens) = (0, 0, 0);
-        let (further, open) = (Vec::new(), false);
-        Ok(TokenWriter { outputs, kind, bin, lengths, starts, further, sequences, documents, tokens, open })
+        let documents = DocumentFiles::create(prefix, "")?;
+        Ok(TokenWriter { outputs, kind, documents, validation: None, further: Vec::new() })
+    }
+
+    /// Draws this share of the documents for validation, and puts them last.
+    pub fn with_validation(mut self, prefix: &Path, share: f64) -> Result<TokenWriter, DataError> {
+        if share > 0.0 {
+            self.validation = Some((DocumentFiles::create(prefix, ".validation")?, share));
+        }
+        Ok(self)
     }
 
     /// Appends tokens as bytes, and the lengths of their sequences. If `whole`, each sequence is a document.
     pub fn append(&mut self, bytes: &[u8], lengths: &[u32], whole: bool) -> Result<(), DataError> {
-        self.bin.write(bytes)?;
+        let mut rest = bytes;
         for &length in lengths {
-            let length =
-                i32::try_from(length).expect("a piece of text has fewer tokens than an i32 can count");
-            self.lengths.write(&length.to_le_bytes())?;
-            self.tokens += length as u64;
-            self.sequences += 1;
-            self.open = true;
+            let (sequence, after) = rest.split_at(length as usize * self.kind.bytes());
+            rest = after;
+            self.current().append(sequence, length)?;
             if whole {
                 self.end_document()?;
             }
@@ -97,11 +106,16 @@ impl TokenWriter {
 
     /// Ends the current document, if it has any sequences.
     pub fn end_document(&mut self) -> Result<(), DataError> {
-        if !std::mem::take(&mut self.open) {
-            return Ok(());
+        self.current().end_document()
+    }
+
+    /// The files of the current document. A hash of its position decides.
+    fn current(&mut self) -> &mut DocumentFiles {
+        let position = self.documents();
+        match &mut self.validation {
+            Some((drawn, share)) if is_drawn(position, *share) => drawn,
+            _ => &mut self.documents,
         }
-        self.documents += 1;
-        self.starts.write(&self.sequences.to_le_bytes())
     }
 
     /// Adds a file that is published with the others.
@@ -114,36 +128,97 @@ impl TokenWriter {
 
     /// Number of tokens so far.
     pub fn tokens(&self) -> u64 {
-        self.tokens
+        self.documents.tokens + self.drawn().map_or(0, |drawn| drawn.tokens)
     }
 
     /// Number of documents so far.
     pub fn documents(&self) -> u64 {
-        self.documents
+        self.documents.documents + self.drawn().map_or(0, |drawn| drawn.documents)
+    }
+
+    /// The documents drawn so far, if they are about the share that was asked for.
+    pub fn validation(&self) -> Option<ValidationPart> {
+        let (_, share) = self.validation.as_ref()?;
+        self.drawn().filter(|drawn| is_about(*share, drawn.tokens, self.tokens()))
+    }
+
+    fn drawn(&self) -> Option<ValidationPart> {
+        let (drawn, _) = self.validation.as_ref()?;
+        Some(ValidationPart { documents: drawn.documents, tokens: drawn.tokens })
     }
 
     /// Writes the index and the description, and renames all files to their final names.
     pub fn finish(mut self, about: &TokenFileInfo) -> Result<OutputPaths, DataError> {
+        if let Some((drawn, _)) = self.validation.take() {
+            self.documents.join(drawn)?;
+        }
         let mut idx = PartialFile::create(&self.outputs.idx)?;
         let mut meta = PartialFile::create(&self.outputs.meta)?;
-        self.write_index(&mut idx)?;
+        self.documents.write_index(self.kind, &mut idx)?;
         meta.write(&serde_json::to_vec_pretty(about).expect("a description has string keys"))?;
         meta.write(b"\n")?;
         let further = self.further.iter_mut().map(|(_, partial)| partial);
-        for partial in further.chain([&mut self.bin, &mut idx, &mut meta]) {
+        for partial in further.chain([&mut self.documents.bin, &mut idx, &mut meta]) {
             partial.sync()?;
         }
         // An old index must never be beside new tokens.
         remove(&self.outputs.idx)?;
-        self.bin.publish(&self.outputs.bin)?;
+        self.documents.bin.publish(&self.outputs.bin)?;
         meta.publish(&self.outputs.meta)?;
         self.further.into_iter().try_for_each(|(path, partial)| partial.publish(&path))?;
         idx.publish(&self.outputs.idx)?;
         Ok(self.outputs)
     }
+}
 
-    fn write_index(&mut self, idx: &mut PartialFile) -> Result<(), DataError> {
-        let head = IndexHeader { kind: self.kind, sequences: self.sequences, documents: self.documents + 1 };
+impl DocumentFiles {
+    /// Creates the files of a prefix, with `part` in their names.
+    fn create(prefix: &Path, part: &str) -> Result<DocumentFiles, DataError> {
+        let file = |name: &str| PartialFile::create(&with_suffix(prefix, &format!("{part}{name}")));
+        let (bin, lengths, mut starts) = (file(".bin")?, file(".lengths")?, file(".documents")?);
+        starts.write(&0_i64.to_le_bytes())?;
+        Ok(DocumentFiles { bin, lengths, starts, sequences: 0, documents: 0, tokens: 0, open: false })
+    }
+
+    fn append(&mut self, sequence: &[u8], length: u32) -> Result<(), DataError> {
+        let length = i32::try_from(length).expect("a piece of text has fewer tokens than an i32 can count");
+        self.bin.write(sequence)?;
+        self.lengths.write(&length.to_le_bytes())?;
+        self.tokens += length as u64;
+        self.sequences += 1;
+        self.open = true;
+        Ok(())
+    }
+
+    fn end_document(&mut self) -> Result<(), DataError> {
+        if !std::mem::take(&mut self.open) {
+            return Ok(());
+        }
+        self.documents += 1;
+        self.starts.write(&self.sequences.to_le_bytes())
+    }
+
+    /// Appends other documents to these.
+    fn join(&mut self, mut other: DocumentFiles) -> Result<(), DataError> {
+        self.bin.copy(&mut other.bin.rewind()?)?;
+        self.lengths.copy(&mut other.lengths.rewind()?)?;
+        let mut starts = BufReader::new(other.starts.rewind()?);
+        let mut start = [0; 8];
+        // The first start is the end of these documents, which they have already.
+        for place in 0..=other.documents {
+            starts.read_exact(&mut start).map_err(|error| other.starts.failed("read", error))?;
+            if place > 0 {
+                self.starts.write(&(u64::from_le_bytes(start) + self.sequences).to_le_bytes())?;
+            }
+        }
+        self.sequences += other.sequences;
+        self.documents += other.documents;
+        self.tokens += other.tokens;
+        Ok(())
+    }
+
+    fn write_index(&mut self, kind: TokenType, idx: &mut PartialFile) -> Result<(), DataError> {
+        let head = IndexHeader { kind, sequences: self.sequences, documents: self.documents + 1 };
         idx.write(&head.to_bytes())?;
         let mut lengths = self.lengths.rewind()?;
         idx.copy(&mut lengths)?;
@@ -153,7 +228,7 @@ impl TokenWriter {
             idx.write(&place.to_le_bytes())?;
             let mut length = [0; 4];
             lengths.read_exact(&mut length).map_err(|error| self.lengths.failed("read", error))?;
-            place += i64::from(i32::from_le_bytes(length)) * self.kind.bytes() as i64;
+            place += i64::from(i32::from_le_bytes(length)) * kind.bytes() as i64;
         }
         let mut starts = self.starts.rewind()?;
         idx.copy(&mut starts)

@@ -52,7 +52,14 @@ impl Corpus {
         }
         let (documents, tokenizer) = (writer.documents(), "none".to_owned());
         writer
-            .finish(&TokenFileInfo { vocab: 97, tokenizer, end_of_document: None, documents, tokens })
+            .finish(&TokenFileInfo {
+                vocab: 97,
+                tokenizer,
+                end_of_document: None,
+                documents,
+                tokens,
+                validation: None,
+            })
             .expect("whole files");
         Corpus(folder)
     }

@@ -241,6 +241,7 @@ fn a_bad_token_ends_a_run_before_the_step_that_needs_it() {
         end_of_document: None,
         documents: 1,
         tokens,
+        validation: None,
     };
     writer.finish(&about).expect("whole files");
 

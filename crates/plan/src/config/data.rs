@@ -10,9 +10,6 @@ use crate::{Data, DataSource, TokenData};
 /// The vocabulary of the demo corpus.
 pub const DEMO_VOCAB: usize = 128;
 
-/// The default share for validation.
-const USUAL_SPLIT: f64 = 0.01;
-
 /// The data. The demo corpus needs at least its own vocabulary.
 pub(super) fn resolve(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> {
     let sources = match &raw.source {
@@ -38,7 +35,7 @@ pub(super) fn resolve(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> 
         tokenizer: raw.tokenizer.clone(),
         allow_other_tokenizer: raw.allow_other_tokenizer.unwrap_or(false),
         end_of_document: raw.end_of_document,
-        split: if validation.is_empty() { split(raw.split)? } else { 0.0 },
+        split: if validation.is_empty() { split(raw.split)? } else { Some(0.0) },
         validation,
         mask_documents: raw.mask_documents.unwrap_or(false),
     }))
@@ -123,11 +120,12 @@ fn source(field: &'static str, path: &str, weight: f64) -> Result<DataSource, Co
     Ok(DataSource { path: path.into(), weight })
 }
 
-fn split(raw: Option<f64>) -> Result<f64, ConfigError> {
-    let share = raw.unwrap_or(USUAL_SPLIT);
-    if (0.0..=0.5).contains(&share) {
-        return Ok(share);
+fn split(raw: Option<f64>) -> Result<Option<f64>, ConfigError> {
+    match raw {
+        Some(share) if !(0.0..=0.5).contains(&share) => {
+            let rule = "must be from 0 to 0.5, the share of the tokens that is kept for validation";
+            Err(invalid("data.split", short(share), rule))
+        }
+        _ => Ok(raw),
     }
-    let rule = "must be from 0 to 0.5, the share of the tokens that is kept for validation";
-    Err(invalid("data.split", short(share), rule))
 }

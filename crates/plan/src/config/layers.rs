@@ -41,7 +41,7 @@ impl Layers {
     fn over_presets(source: &ConfigSource, profile: Option<&NamedText>) -> Result<Self, ConfigError> {
         let (table, name) = (written(source)?, &source.file.name);
         let given = read(&table, name)?;
-        let mut below = Table::new();
+        let mut below = data_layer(source);
         for (_, layer) in preset_layers(&given)? {
             overlay(&mut below, layer);
         }
@@ -88,8 +88,8 @@ pub(super) fn by_origin(source: &ConfigSource) -> Result<Vec<(String, Table)>, C
         }
     }
     let presets = preset_layers(&Layers::given(source)?)?;
-    let mut layers: Vec<_> =
-        presets.into_iter().map(|(name, layer)| (format!("preset {name}"), layer)).collect();
+    let mut layers = vec![("data.source".to_owned(), data_layer(source))];
+    layers.extend(presets.into_iter().map(|(name, layer)| (format!("preset {name}"), layer)));
     if let Some(NamedText { name, text }) = &source.profile {
         layers.push((format!("profile {name}"), parse(text, name)?));
     }
@@ -97,6 +97,12 @@ pub(super) fn by_origin(source: &ConfigSource) -> Result<Vec<(String, Table)>, C
     layers.push((if source.is_demo { name.clone() } else { format!("file {name}") }, file));
     layers.push(("--set".to_owned(), sets));
     Ok(layers)
+}
+
+/// The lowest layer: what the token files say.
+fn data_layer(source: &ConfigSource) -> Table {
+    let vocab = source.data_vocab.and_then(|vocab| i64::try_from(vocab).ok());
+    vocab.map(|vocab| nest(&["model", "vocab"], Value::Integer(vocab))).unwrap_or_default()
 }
 
 /// The settings of the presets that a configuration names, each with its name.

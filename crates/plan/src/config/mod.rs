@@ -29,7 +29,7 @@ pub use data::DEMO_VOCAB;
 pub use error::ConfigError;
 pub use keys::{Key, keys};
 pub use resolved::ResolvedValue;
-pub use source::{ConfigSource, ProfilePlace};
+pub use source::{ConfigSource, ProfilePlace, VocabSource};
 pub use strategy::{ShardingChoice, Strategy};
 
 use crate::{Batch, Plan};

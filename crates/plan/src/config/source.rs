@@ -1,7 +1,10 @@
 //! A configuration as the user gives it: the text of a file, changes to it, and the cluster's profile.
 
+use std::path::PathBuf;
+
 use super::error::ConfigError;
 use super::layers::Layers;
+use super::raw::RawConfig;
 use super::{cluster, mesh, plan, search_base, sharding, training};
 use crate::Plan;
 
@@ -24,6 +27,8 @@ pub struct ConfigSource {
     pub(super) is_demo: bool,
     pub(super) changes: Vec<Change>,
     pub(super) profile: Option<NamedText>,
+    /// The vocabulary of the data's token files, if it is known.
+    pub(super) data_vocab: Option<usize>,
 }
 
 /// TOML text, and its name in messages.
@@ -53,11 +58,20 @@ pub enum ProfilePlace {
     None,
 }
 
+/// The data whose vocabulary the model has, if the configuration gives none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VocabSource {
+    /// The prefixes of the token files.
+    pub prefixes: Vec<PathBuf>,
+    /// The tokenizer, if `data.tokenizer` names one.
+    pub tokenizer: Option<String>,
+}
+
 impl ConfigSource {
     /// The TOML text of a file.
     pub fn text(text: impl Into<String>) -> Self {
         let file = NamedText { name: "the configuration".to_owned(), text: text.into() };
-        ConfigSource { file, is_demo: false, changes: Vec::new(), profile: None }
+        ConfigSource { file, is_demo: false, changes: Vec::new(), profile: None, data_vocab: None }
     }
 
     /// The built-in demo, which is used if no file is given.
@@ -100,6 +114,19 @@ impl ConfigSource {
     pub fn profile(mut self, name: impl Into<String>, text: impl Into<String>) -> Self {
         self.profile = Some(NamedText { name: name.into(), text: text.into() });
         self
+    }
+
+    /// Sets the vocabulary of the data's token files. It is `model.vocab` if neither a preset nor the user gives that.
+    pub fn with_data_vocab(mut self, vocab: usize) -> Self {
+        self.data_vocab = Some(vocab);
+        self
+    }
+
+    /// The data that decides `model.vocab`. `None` if the vocabulary is given, or if the data is the demo corpus.
+    pub fn vocab_source(&self) -> Result<Option<VocabSource>, ConfigError> {
+        let RawConfig { model, data, .. } = Layers::read_without_profile(self)?.merged;
+        let prefixes = data.source.filter(|_| model.vocab.is_none()).and_then(|sources| sources.prefixes());
+        Ok(prefixes.map(|prefixes| VocabSource { prefixes, tokenizer: data.tokenizer }))
     }
 
     /// Whether the built-in demo is used instead of a file.

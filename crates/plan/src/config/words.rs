@@ -1,6 +1,7 @@
 //! Configuration values that are words, or words and numbers.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use kintsugi_spec::Level;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -80,6 +81,17 @@ pub(super) enum Transport {
     Threads,
     Mpi,
     Nccl,
+}
+
+impl Sources {
+    /// The prefixes of the token files; `None` for the demo corpus.
+    pub(super) fn prefixes(&self) -> Option<Vec<PathBuf>> {
+        match self {
+            Sources::One(word) if word == "demo" => None,
+            Sources::One(path) => Some(vec![path.into()]),
+            Sources::Blend(parts) => Some(parts.iter().map(|(path, _)| path.into()).collect()),
+        }
+    }
 }
 
 impl ShardLevel {

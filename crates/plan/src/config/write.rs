@@ -105,7 +105,7 @@ fn data(data: &Data) -> RawData {
                 allow_other_tokenizer: Some(tokens.allow_other_tokenizer),
                 end_of_document: tokens.end_of_document,
                 validation: Some(blend(&tokens.validation)).filter(|_| !tokens.validation.is_empty()),
-                split: Some(tokens.split),
+                split: tokens.split,
                 mask_documents: Some(tokens.mask_documents),
             }
         }

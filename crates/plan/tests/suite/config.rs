@@ -290,7 +290,7 @@ fn data_comes_from_files_with_weights() {
         allow_other_tokenizer: false,
         end_of_document: None,
         validation: Vec::new(),
-        split: 0.01,
+        split: None,
         mask_documents: false,
     };
     assert_eq!(tokens("data.source=corpus/a"), one);
@@ -304,6 +304,25 @@ fn data_comes_from_files_with_weights() {
         Data::Tokens(tokens) => (tokens.validation, tokens.split),
         Data::Demo => panic!("the demo"),
     };
-    assert_eq!(own, (vec![source("b", 1.0)], 0.0), "nothing is kept back of what is trained on");
+    assert_eq!(own, (vec![source("b", 1.0)], Some(0.0)), "nothing is kept back of what is trained on");
     assert_eq!(tokens("data.source=a").validation, []);
+}
+
+#[test]
+fn the_vocabulary_of_the_data_is_the_models_unless_it_is_given() {
+    let text =
+        "data.source = [\"a\", \"b\"]\n[model]\nlayers = 1\nhidden = 8\nheads = 2\n[batch]\nsequence = 4\n";
+    let source = ConfigSource::text(text);
+    let wanted = source.vocab_source().unwrap().unwrap();
+    assert_eq!((wanted.prefixes, wanted.tokenizer), (vec!["a".into(), "b".into()], None));
+    assert!(source.plan().unwrap_err().to_string().contains("model.vocab"));
+    let vocab = |source: ConfigSource| source.with_data_vocab(300).plan().unwrap().model.vocab;
+    assert_eq!(vocab(source.clone()), 300);
+    assert_eq!(vocab(source.clone().set("model.vocab=400")), 400);
+    let origin = source.clone().with_data_vocab(300).resolved().unwrap();
+    let origin = origin.iter().find(|value| value.key == "model.vocab").unwrap();
+    assert_eq!(origin.origin, "data.source");
+    for given in ["model.vocab=400", "model.preset=gpt2-124m", "data.source=demo"] {
+        assert_eq!(source.clone().set(given).vocab_source().unwrap(), None, "{given}");
+    }
 }

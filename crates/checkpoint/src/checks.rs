@@ -1,0 +1,98 @@
+//! Checks the numbers of a manifest before anything uses them. Checksums detect damage, but not a manifest that was edited and
+//! given a new checksum. Such a manifest is refused, or it loads; it never causes a panic, a long loop or a huge allocation.
+
+use std::collections::HashSet;
+
+use kintsugi_rank::StoredTensor;
+
+use crate::Manifest;
+use crate::manifest::{FileRecord, RunProgress};
+
+/// The most steps of a run, as in a configuration.
+const MAX_STEPS: u64 = 1 << 24;
+
+/// The most samples of a step, as in a configuration.
+const MAX_GLOBAL_BATCH: u64 = 1 << 32;
+
+/// Fails with a sentence about the first number that cannot be right. The plan has been checked when it was read, and the
+/// places of slices are checked with the files.
+pub(crate) fn check(manifest: &Manifest) -> Result<(), String> {
+    check_progress(&manifest.progress)?;
+    check_stored_tensors(&manifest.stored_tensors, &manifest.progress)?;
+    check_files(&manifest.files, manifest.plan.mesh.ranks())
+}
+
+fn check_progress(progress: &RunProgress) -> Result<(), String> {
+    // JSON has only finite losses, and any of them may be right.
+    let &RunProgress {
+        step,
+        samples,
+        updates,
+        loss_scale,
+        good_steps,
+        skipped_in_a_row,
+        skipped,
+        loss_first: _,
+        validation_loss: _,
+    } = progress;
+    if step > MAX_STEPS {
+        return Err(format!("its step {step} is above {MAX_STEPS}"));
+    }
+    let counts = [
+        ("updates", updates),
+        ("good_steps", good_steps),
+        ("skipped_in_a_row", skipped_in_a_row),
+        ("skipped", skipped),
+    ];
+    if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > step) {
+        return Err(format!("its {name} = {count} is above its step {step}"));
+    }
+    if samples > step * MAX_GLOBAL_BATCH {
+        return Err(format!("its samples = {samples} are too many for its step {step}"));
+    }
+    // A checkpoint that was converted from other weights is at step 0 and has no loss scale. Devices hold it in fp32.
+    let is_scale = (f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(&loss_scale);
+    if is_scale || (step == 0 && loss_scale == 0.0) {
+        return Ok(());
+    }
+    Err(format!("its loss_scale = {loss_scale} is not a positive number of fp32"))
+}
+
+/// Every parameter has its weights alone, as in a converted model, or all tensors. A run that has trained needs its moments.
+fn check_stored_tensors(stored: &[StoredTensor], progress: &RunProgress) -> Result<(), String> {
+    let is_listed = |tensor: &StoredTensor| stored.contains(tensor);
+    if !is_listed(&StoredTensor::Weights) {
+        return Err("it lists no weights".to_owned());
+    }
+    let listed = StoredTensor::ALL.iter().filter(|tensor| is_listed(tensor)).count();
+    if listed != stored.len() {
+        return Err(format!("it lists {} tensors of every parameter, some of them twice", stored.len()));
+    }
+    match StoredTensor::ALL.into_iter().find(|tensor| !is_listed(tensor)) {
+        Some(missing) if listed > 1 || progress.step > 0 => {
+            let (step, missing) = (progress.step, missing.name());
+            Err(format!(
+                "it is at step {step}, but has no {missing} of its parameters, so a run cannot resume from it"
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A rank writes one file.
+fn check_files(files: &[FileRecord], ranks: usize) -> Result<(), String> {
+    if files.len() > ranks {
+        return Err(format!("it lists {} files for {ranks} ranks", files.len()));
+    }
+    let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\', '\0']) && name != "..";
+    let mut names = HashSet::new();
+    for FileRecord { name, .. } in files {
+        if !plain(name) {
+            return Err(format!("{name:?} is no name of a file in its folder"));
+        }
+        if !names.insert(name) {
+            return Err(format!("it lists the file {name} twice"));
+        }
+    }
+    Ok(())
+}
