@@ -2,32 +2,54 @@
 
 use std::sync::Arc;
 
-use kintsugi_comm::mpi::{Mpi, launched};
+use kintsugi_comm::mpi::{ConnectError, Mpi, launched};
 use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::rendezvous::{self, Rendezvous};
 use kintsugi_comm::{Connection, Exchange, World, WorldOptions};
 use kintsugi_engine::nccl_settings;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{DeviceKind, Plan, Transport};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::VERSION;
 use crate::failure::Failure;
+use crate::host;
+
+/// How the device of the ranks is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// As the configuration says.
+    Given(DeviceKind),
+    /// `run.device = "auto"`: GPUs, if every host has one for each of its ranks.
+    Auto,
+}
+
+/// This process among the others of its job, and the device of all ranks.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// How the processes are connected.
+    pub connection: Connection,
+    /// The device of every rank.
+    pub device: DeviceKind,
+}
 
 /// Connects this process with the others of its job. If the configuration is not known, because it has a mistake, the launcher
 /// decides: then the processes can still agree on who reports it.
-pub fn connect(plan: Option<&Plan>) -> Result<Connection, Failure> {
-    let (transport, settings) = plan.map(|plan| (plan.run.transport, nccl_settings(plan))).unzip();
-    let uses_gpus = plan.is_some_and(|plan| plan.run.device == DeviceKind::Cuda);
-    connect_by(transport, settings.unwrap_or_default(), uses_gpus)
+pub fn connect(plan: Option<(&Plan, DeviceChoice)>) -> Result<Place, Failure> {
+    let Some((plan, choice)) = plan else {
+        return connect_by(None, NcclSettings::default(), DeviceChoice::Given(DeviceKind::Cpu), 1);
+    };
+    connect_by(Some(plan.run.transport), nccl_settings(plan), choice, plan.mesh.ranks())
 }
 
-/// The same for a transport that the command line chose.
+/// The same for a transport that the command line chose, and `ranks` ranks.
 pub fn connect_by(
     transport: Option<Transport>,
     settings: NcclSettings,
-    uses_gpus: bool,
-) -> Result<Connection, Failure> {
+    choice: DeviceChoice,
+    ranks: usize,
+) -> Result<Place, Failure> {
     let launched = launched().filter(|launched| launched.size > 1);
     // What all processes find, the first one reports.
     let reported = |failure: Failure| match launched {
@@ -41,7 +63,7 @@ pub fn connect_by(
                 "{} is set, which is for run.transport = \"nccl\"; unset it, or leave run.transport out",
                 rendezvous::ADDRESS
             )),
-            Some(Transport::Auto) if !uses_gpus => mistake(
+            Some(Transport::Auto) if !choice.may_use_gpus() => mistake(
                 "processes without MPI communicate by NCCL, which needs run.device = \"cuda\"; start them with MPI".into(),
             ),
             Some(Transport::Auto | Transport::Nccl) | None => {
@@ -65,31 +87,77 @@ pub fn connect_by(
             );
         }
         (Some(Transport::Threads | Transport::Auto) | None, None) => {
-            return Ok(Connection::Threads);
+            let device = choice.on_threads(ranks);
+            return Ok(Place { connection: Connection::Threads, device });
         }
         (Some(Transport::Auto | Transport::Mpi | Transport::Nccl) | None, _) => {}
     }
     let wants_nccl = transport == Some(Transport::Nccl);
-    let may_use_nccl = wants_nccl || transport == Some(Transport::Auto) && uses_gpus;
+    let may_use_nccl =
+        wants_nccl || transport == Some(Transport::Auto) && choice != DeviceChoice::Given(DeviceKind::Cpu);
     if may_use_nccl {
         settings.set_environment();
     }
-    let mpi = Mpi::connect()
-        .map_err(|error| reported(Failure::Run(format!("connecting the processes by MPI: {error}"))))?;
-    if wants_nccl {
-        return by_nccl(Exchange::Mpi(mpi)).map_err(reported);
-    }
-    if may_use_nccl && let Ok(connection @ Connection::Nccl(place)) = Connection::nccl(Exchange::Mpi(mpi)) {
+    let mpi = Mpi::connect().map_err(|error| match error {
+        ConnectError::NoProcessManager(_) => reported(Failure::Mistake(error.to_string())),
+        _ => reported(Failure::Run(format!("connecting the processes by MPI: {error}"))),
+    })?;
+    // Looking for NCCL is an exchange of all processes. One whose configuration has a mistake takes no part in it.
+    if all(mpi, may_use_nccl)? {
+        if wants_nccl {
+            return by_nccl(Exchange::Mpi(mpi)).map_err(reported);
+        }
         // Several ranks on one GPU work, but slowly: whoever wants that says so.
-        if !place.shares_gpus {
-            return Ok(connection);
+        if let Ok(connection @ Connection::Nccl(place)) = Connection::nccl(Exchange::Mpi(mpi))
+            && !place.shares_gpus
+        {
+            return Ok(Place { connection, device: DeviceKind::Cuda });
         }
     }
-    Ok(Connection::mpi(mpi)?)
+    let connection = Connection::mpi(mpi)?;
+    let enough = choice == DeviceChoice::Auto && host::gpus() >= connection.ranks_here(mpi.size);
+    let device = if all(mpi, enough)? { DeviceKind::Cuda } else { DeviceKind::Cpu };
+    Ok(Place { connection, device: choice.given().unwrap_or(device) })
 }
 
-fn by_nccl(exchange: Exchange) -> Result<Connection, Failure> {
-    Connection::nccl(exchange).map_err(|error| Failure::Mistake(format!("run.transport = \"nccl\": {error}")))
+fn by_nccl(exchange: Exchange) -> Result<Place, Failure> {
+    let connection = Connection::nccl(exchange)
+        .map_err(|error| Failure::Mistake(format!("run.transport = \"nccl\": {error}")))?;
+    Ok(Place { connection, device: DeviceKind::Cuda })
+}
+
+/// Whether something holds for every process. All of them call it.
+fn all(mpi: &'static Mpi, mine: bool) -> Result<bool, Failure> {
+    let exchange = Exchange::Mpi(mpi);
+    let gathered = exchange.gather(mpi.size, vec![u8::from(mine)])?;
+    let holds = gathered.map(|every| u8::from(every.iter().all(|one| *one == [1])));
+    Ok(exchange.broadcast(mpi.size, holds.into_iter().collect())? == [1])
+}
+
+impl DeviceChoice {
+    /// The choice of a configuration and its plan.
+    pub fn of(source: &ConfigSource, plan: &Plan) -> Result<Self, Failure> {
+        let is_auto = source.is_device_auto()?;
+        Ok(if is_auto { DeviceChoice::Auto } else { DeviceChoice::Given(plan.run.device) })
+    }
+
+    /// The device, if it is already chosen.
+    fn given(self) -> Option<DeviceKind> {
+        match self {
+            DeviceChoice::Given(device) => Some(device),
+            DeviceChoice::Auto => None,
+        }
+    }
+
+    fn may_use_gpus(self) -> bool {
+        self.given().map_or_else(|| host::gpus() > 0, |device| device == DeviceKind::Cuda)
+    }
+
+    /// The device of ranks that are threads. They share the first GPU, so that only one rank has a GPU of its own.
+    fn on_threads(self, ranks: usize) -> DeviceKind {
+        let here = || if ranks == 1 && host::gpus() > 0 { DeviceKind::Cuda } else { DeviceKind::Cpu };
+        self.given().unwrap_or_else(here)
+    }
 }
 
 /// Ends the connections at the end of the process. With `end_others`, ends all other processes, too.
