@@ -389,7 +389,7 @@ fn text(counts: &Counts, rows: &Rows) -> String {
         return text + "no strategy is allowed: use another number of ranks, or relax --only\n";
     }
     if rows.best.is_empty() {
-        return text + "no strategy fits: use more nodes, or relax --only\n";
+        return text + "no strategy fits: use more nodes (cluster.nodes), or relax --only\n";
     }
     let mut table = Table::new(HEADER);
     for (i, row) in rows.best.iter().enumerate() {
