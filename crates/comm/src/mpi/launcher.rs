@@ -34,7 +34,7 @@ const VARIABLES: [(&str, &str, Option<Abi>); 6] = [
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", None),
 ];
 
-/// How the variables of process managers begin: PMI-1, PMI-2 and PMIx, Open MPI's, and HPE's PALS.
+/// How the variables of process managers begin: those of PMI in all versions, Open MPI's, and HPE's PALS.
 const PROCESS_MANAGERS: [&str; 3] = ["PMI", "OMPI_", "PALS_"];
 
 /// How a launcher started this process, or `None` if it was started by itself.

@@ -34,7 +34,7 @@ impl ConfigSource {
         let presets = Layers::read_without_profile(self)?.presets;
         let mut table = layers::written(self)?;
         let parallel = inner(&mut table, "parallel");
-        parallel.retain(|key, _| NOT_DECIDED.iter().any(|kept| key == *kept));
+        parallel.retain(|key, _| NOT_DECIDED.contains(&key));
         parallel.extend(of_parallel(plan)?);
         *inner(&mut table, "sharding") = of_sharding(plan, &presets.sharding);
         inner(&mut table, "batch").insert("micro".to_owned(), Value::Integer(plan.batch.micro as i64));
@@ -46,7 +46,8 @@ impl ConfigSource {
         for name in TABLES {
             if let Some(Value::Table(values)) = table.remove(name).filter(|value| *value != empty()) {
                 let one = Table::from_iter([(name.to_owned(), Value::Table(values))]);
-                text += &format!("\n{}", toml::to_string(&one).expect("it was parsed from text"));
+                text.push('\n');
+                text += &toml::to_string(&one).expect("it was parsed from text");
             }
         }
         Ok(text)

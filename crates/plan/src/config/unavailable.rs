@@ -42,10 +42,8 @@ const FEATURES: [Feature; 6] = [
 /// Why a key or a word is not available, if it belongs to a feature that Kintsugi does not have.
 pub(super) fn reason(text: &str) -> Option<&'static str> {
     let text = text.to_lowercase().replace('-', "_");
-    let is_named = |name: &&str| match name.contains(['_', '.']) {
-        true => text.contains(name),
-        false => text.split(|c: char| !c.is_alphanumeric()).any(|word| word == *name),
-    };
+    let is_word = |name: &str| text.split(|c: char| !c.is_alphanumeric()).any(|word| word == name);
+    let is_named = |name: &&str| if name.contains(['_', '.']) { text.contains(name) } else { is_word(name) };
     FEATURES.iter().find(|feature| feature.names.iter().any(is_named)).map(|feature| feature.reason)
 }
 
