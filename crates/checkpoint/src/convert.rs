@@ -68,8 +68,11 @@ pub fn plan_for(from: &WeightsFolder, sets: &[String]) -> Result<Plan, ConfigErr
         WeightsFolder::HuggingFace(folder) => {
             let model = folder.model();
             let path = toml::Value::from(absolute(folder.path()).display().to_string());
-            let text = format!("model.init = {path}\nbatch.sequence = {}", model.positions);
-            ConfigSource::text(text).named("the conversion").sets(sets).with_init_model(model)?.plan()
+            ConfigSource::text(format!("model.init = {path}"))
+                .named("the conversion")
+                .sets(sets)
+                .with_init_model(model)?
+                .plan()
         }
         WeightsFolder::Checkpoint(checkpoint) => {
             // The layout of the run does not apply to the new checkpoint.

@@ -4,12 +4,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use kintsugi_plan::DeviceKind;
 use kintsugi_spec::output::{parent, publish_folder, sync_folder};
 
 use crate::best::BEST;
 use crate::manifest::MANIFEST;
 use crate::seeded::{self, Bug};
-use crate::{Checkpoint, CheckpointError, RunLock};
+use crate::{Checkpoint, CheckpointError, Manifest, RunLock};
 
 /// A run's checkpoints, in `<out>/checkpoints`.
 #[derive(Clone, Debug)]
@@ -199,6 +200,15 @@ pub(crate) fn places_of_tokenizer(checkpoint: &Path) -> Vec<PathBuf> {
 /// Whether two paths lead to the same existing file or folder.
 pub(crate) fn same(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
+}
+
+/// The device of the run whose checkpoint [`find`] would open: that of its newest manifest. Reads no weights. `None` if there
+/// is no manifest.
+pub fn device_of_run(path: &Path) -> Option<DeviceKind> {
+    let device = |checkpoint: &Path| Some(Manifest::read(checkpoint).ok()?.plan.run.device);
+    let path = if path.exists() { path } else { parent(path) };
+    let newest = || CheckpointFolder::inside(path).list().ok()?.iter().find_map(|(_, path)| device(path));
+    device(path).or_else(newest)
 }
 
 /// Opens a checkpoint, or the newest valid one of a run or of a folder of checkpoints. If `best` is added to such a folder's

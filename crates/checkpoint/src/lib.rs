@@ -36,7 +36,7 @@ pub mod huggingface;
 
 pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
-pub use folder::{CheckpointFolder, find};
+pub use folder::{CheckpointFolder, device_of_run, find};
 pub use lock::RunLock;
 pub use manifest::{FileRecord, Manifest, RunProgress};
 pub use paths::with_absolute_paths;

@@ -13,9 +13,10 @@ use serde::Serialize;
 
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
+use crate::files;
 use crate::output::Output;
+use crate::processes::{self, DeviceChoice};
 use crate::table::Table;
-use crate::{files, processes};
 
 /// Measures parts of a run by themselves.
 #[derive(Args)]
@@ -71,9 +72,14 @@ fn size(text: &str) -> Result<usize, String> {
 
 /// Runs the command.
 pub fn run(Arguments { what: What::Comm(arguments) }: &Arguments) -> Result<(), Failure> {
-    let plan = arguments.config.plan();
-    let connection = processes::connect(plan.as_ref().ok())?;
-    let plan = processes::agree(connection, plan, |plan| plan)?;
+    let requested = arguments.config.read().and_then(|source| {
+        let plan = source.plan()?;
+        let device = DeviceChoice::of(&source, &plan)?;
+        Ok((plan, device))
+    });
+    let connection =
+        processes::connect(requested.as_ref().ok().map(|(plan, device)| (plan, *device)))?.connection;
+    let (plan, _) = processes::agree(connection, requested, |(plan, _)| plan)?;
     if plan.mesh.ranks() == 1 {
         return Err(Failure::Mistake("the configuration has one rank, which has nobody to send to".into()));
     }

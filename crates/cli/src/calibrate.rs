@@ -194,10 +194,9 @@ fn cpu(plan: &Plan, patience: Patience, cores: usize) -> io::Result<DeviceSpec> 
     })
 }
 
-/// A preset's model, planned for one rank, which every model allows.
+/// A preset's model.
 fn model(preset: &str) -> ModelSpec {
-    let one_rank = ["parallel.tp=1", "parallel.pp=1", "parallel.dp=1"];
-    let source = ConfigSource::demo().sets(one_rank).set(format!("model.preset={preset}"));
+    let source = ConfigSource::text(format!("model.preset = \"{preset}\""));
     source.plan().expect("a preset is a legal model").model
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use etcetera::{BaseStrategy, choose_base_strategy};
-use kintsugi_checkpoint::WeightsFolder;
+use kintsugi_checkpoint::{CheckpointError, WeightsFolder};
 use kintsugi_data::{TokenFile, Tokenizer};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::{ConfigSource, ProfilePlace, VocabSource};
@@ -15,7 +15,7 @@ use crate::files::read_text;
 /// The arguments that select a configuration.
 #[derive(Args)]
 pub struct ConfigArguments {
-    /// Configuration file; without it the built-in demo is used
+    /// Configuration file; without it the built-in demo is used, unless --set names another model or cluster
     #[arg(value_name = "CONFIG.toml")]
     file: Option<PathBuf>,
     /// Device profile written by `kintsugi calibrate`; overrides the cluster's preset
@@ -53,13 +53,28 @@ impl ConfigArguments {
         !self.sets.is_empty()
     }
 
-    /// Reads the file, the cluster's profile, and the model of the weights folder that the file names.
-    pub fn read(&self) -> Result<ConfigSource, Failure> {
+    /// The settings that the user gave: the file, or the demo, and `--set`. A profile that the command line names is written
+    /// as a key.
+    pub fn given(&self) -> Result<ConfigSource, Failure> {
+        let source = self.file_and_sets()?;
+        let Some(path) = &self.profile else { return Ok(source) };
+        let path = toml::Value::from(path.display().to_string());
+        // Without a preset, a configuration with a profile describes a cluster of its own.
+        let preset = (source.profile_place()? == ProfilePlace::Default).then_some("cluster.preset=local");
+        Ok(source.sets(preset).set(format!("cluster.profile={path}")))
+    }
+
+    fn file_and_sets(&self) -> Result<ConfigSource, Failure> {
         let source = match &self.file {
             Some(path) => ConfigSource::text(read_text(path)?).named(path.display().to_string()),
             None => ConfigSource::demo(),
         };
-        let source = source.sets(&self.sets);
+        Ok(source.sets(&self.sets))
+    }
+
+    /// Reads the file, the cluster's profile, and the model of the weights folder that the file names.
+    pub fn read(&self) -> Result<ConfigSource, Failure> {
+        let source = self.file_and_sets()?;
         let path = match (&self.profile, source.profile_place()?) {
             (Some(path), _) => Some(path.clone()),
             (None, ProfilePlace::File(path)) => Some(PathBuf::from(path)),
@@ -93,8 +108,8 @@ fn with_init_model(source: ConfigSource) -> Result<ConfigSource, Failure> {
     match WeightsFolder::read_model(&folder) {
         Ok(model) => Ok(source.with_init_model(&model)?),
         // A complete configuration needs the folder only for the weights, and a resumed run not even for those.
-        Err(_) if !source.is_demo() && source.plan().is_ok() => Ok(source),
-        Err(error) => Err(Failure::Mistake(format!("model.init: {error}"))),
+        Err(_) if source.plan().is_ok() => Ok(source),
+        Err(error) => Err(unreadable_weights(&folder, &error)),
     }
 }
 
@@ -115,6 +130,21 @@ fn with_data_vocab(source: ConfigSource) -> Result<ConfigSource, Failure> {
         Some(vocab) => source.with_data_vocab(vocab),
         None => source,
     })
+}
+
+/// The failure to read the folder of `model.init`. A name that is no folder may be one of the Hugging Face hub, from which
+/// nothing is downloaded here.
+pub fn unreadable_weights(folder: &Path, error: &CheckpointError) -> Failure {
+    let name = folder.display();
+    if folder.exists() {
+        return Failure::Mistake(format!("model.init: {error}"));
+    }
+    let local =
+        folder.file_name().map_or_else(|| name.to_string(), |name| name.to_string_lossy().into_owned());
+    Failure::Mistake(format!(
+        "model.init = \"{name}\" is no folder; it takes a folder with config.json and safetensors, or a checkpoint of a run. \
+         A model of the Hugging Face hub has to be downloaded first, as with: hf download {name} --local-dir {local}"
+    ))
 }
 
 /// The default profile of this machine: `KINTSUGI_PROFILE`, or `kintsugi/local.toml` in the user's configuration folder

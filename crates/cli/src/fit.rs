@@ -1,7 +1,7 @@
 //! Whether a plan fits into the devices that it is for, and into this machine.
 
 use kintsugi_checkpoint::snapshot_bytes;
-use kintsugi_plan::{DeviceKind, Plan};
+use kintsugi_plan::{DeviceKind, Plan, Resume};
 use kintsugi_rank::RankMemory;
 use kintsugi_simulate::{Misfit, Prediction, check_memory, check_planned};
 use kintsugi_spec::units;
@@ -24,11 +24,16 @@ pub fn check_device(plan: &Plan) -> Result<(), Failure> {
     if plan.run.device == DeviceKind::Cpu {
         return Ok(());
     }
-    match libraries::devices() {
-        Ok(0) => Err(Failure::Run("the CUDA driver shows no device".to_owned())),
-        Ok(_) => Ok(()),
-        Err(error) => Err(Failure::Run(error.to_string())),
-    }
+    let reason = match libraries::devices() {
+        Ok(0) => "the CUDA driver shows no device".to_owned(),
+        Ok(_) => return Ok(()),
+        Err(error) => error.to_string(),
+    };
+    let resumed = match plan.run.resume {
+        Resume::No => "",
+        _ => "; a run that is resumed keeps its device: set run.device = \"cpu\" to continue it on the CPU",
+    };
+    Err(Failure::Run(reason + resumed))
 }
 
 /// Whether a plan fits, if the memory that [`planned`] uses is known. It is unknown for a GPU on a machine without one.

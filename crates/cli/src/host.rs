@@ -4,11 +4,16 @@ use std::fs;
 
 use kintsugi_plan::Plan;
 use kintsugi_tensor::Device;
-use kintsugi_tensor::cuda::Gpu;
+use kintsugi_tensor::cuda::{Gpu, libraries};
 
 /// Cores that this process may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// GPUs that this process can use.
+pub fn gpus() -> usize {
+    libraries::devices().unwrap_or(0)
 }
 
 /// The device of each of a plan's `ranks` ranks.

@@ -91,8 +91,9 @@ const DETAILS: &str = "\
 Configuration:
   Most commands take a configuration: kintsugi COMMAND [CONFIG.toml] [--set table.key=value]...
   Later values override earlier ones: defaults, the presets in model.preset and cluster.preset,
-  the file, --set. Without a file the built-in demo is used. The message about an invalid value names
-  the key, the value and what is allowed.
+  the file, --set. Without a file the built-in demo is used, unless --set names another model
+  (model.preset, model.init) or another cluster (cluster.preset): then nothing of the demo remains.
+  The message about an invalid value names the key, the value and what is allowed.
 
 Exit codes:
   0 success, 1 the run or the check failed, 2 an error in the configuration or the arguments";

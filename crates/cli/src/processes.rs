@@ -4,37 +4,80 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kintsugi_comm::mpi::{Mpi, launched};
+use kintsugi_comm::mpi::{ConnectError, Mpi, launched};
 use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::rendezvous::{self, Rendezvous, RendezvousError};
 use kintsugi_comm::{Connection, World, WorldOptions};
 use kintsugi_engine::nccl_settings;
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{DeviceKind, Plan, Transport};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::VERSION;
 use crate::failure::Failure;
+use crate::host;
+
+/// How the device of the ranks is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// As the configuration says.
+    Given(DeviceKind),
+    /// `run.device = "auto"`: GPUs, if every host has one for each of its ranks.
+    Auto,
+}
+
+/// This process among the others of its job, and the device of all ranks.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// How the processes are connected.
+    pub connection: Connection,
+    /// The device of every rank.
+    pub device: DeviceKind,
+}
 
 /// Connects this process with the others of its job. If the configuration is not known, because it has a mistake, the launcher
 /// decides: then the processes can still agree on who reports it.
-pub fn connect(plan: Option<&Plan>) -> Result<Connection, Failure> {
-    let (transport, settings) = plan.map(|plan| (plan.run.transport, nccl_settings(plan))).unzip();
-    let uses_gpus = plan.is_some_and(|plan| plan.run.device == DeviceKind::Cuda);
-    let limit = plan.map_or(DEFAULT_LIMIT, |plan| Duration::from_secs(plan.run.communication_timeout));
-    connect_by(transport, settings.unwrap_or_default(), uses_gpus, limit)
+pub fn connect(plan: Option<(&Plan, DeviceChoice)>) -> Result<Place, Failure> {
+    connect_by(match plan {
+        Some((plan, choice)) => ConnectOptions {
+            transport: Some(plan.run.transport),
+            nccl: nccl_settings(plan),
+            choice,
+            ranks: plan.mesh.ranks(),
+            limit: Duration::from_secs(plan.run.communication_timeout),
+        },
+        None => ConnectOptions {
+            transport: None,
+            nccl: NcclSettings::default(),
+            choice: DeviceChoice::Given(DeviceKind::Cpu),
+            ranks: 1,
+            limit: DEFAULT_LIMIT,
+        },
+    })
 }
 
 /// How long processes wait for each other if the configuration is not known.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(600);
 
-/// The same for a transport that the command line chose.
-pub fn connect_by(
-    transport: Option<Transport>,
-    settings: NcclSettings,
-    uses_gpus: bool,
-    limit: Duration,
-) -> Result<Connection, Failure> {
+/// What connecting processes depends on.
+#[derive(Clone, Copy)]
+pub struct ConnectOptions {
+    /// The transport, if it is known.
+    pub transport: Option<Transport>,
+    /// The settings of NCCL.
+    pub nccl: NcclSettings,
+    /// The device, or how it is chosen.
+    pub choice: DeviceChoice,
+    /// Number of ranks of the job.
+    pub ranks: usize,
+    /// How long a process waits for another that makes no progress.
+    pub limit: Duration,
+}
+
+/// The same for options that the command line chose.
+pub fn connect_by(options: ConnectOptions) -> Result<Place, Failure> {
+    let ConnectOptions { transport, nccl: settings, choice, ranks, limit } = options;
     let launched = launched().filter(|launched| launched.size > 1);
     // What all processes find, the first one reports.
     let reported = |failure: Failure| match launched {
@@ -48,7 +91,7 @@ pub fn connect_by(
                 "{} is set, which is for run.transport = \"nccl\"; unset it, or leave run.transport out",
                 rendezvous::ADDRESS
             )),
-            Some(Transport::Auto) if !uses_gpus => mistake(
+            Some(Transport::Auto) if !choice.may_use_gpus() => mistake(
                 "processes without MPI communicate by NCCL, which needs run.device = \"cuda\"; start them with MPI".into(),
             ),
             Some(Transport::Auto | Transport::Nccl) | None => {
@@ -72,32 +115,44 @@ pub fn connect_by(
             );
         }
         (Some(Transport::Threads | Transport::Auto) | None, None) => {
-            return Ok(Connection::Threads);
+            let device = choice.on_threads(ranks);
+            return Ok(Place { connection: Connection::Threads, device });
         }
         (Some(Transport::Auto | Transport::Mpi | Transport::Nccl) | None, _) => {}
     }
     let wants_nccl = transport == Some(Transport::Nccl);
-    let may_use_nccl = wants_nccl || transport == Some(Transport::Auto) && uses_gpus;
+    let may_use_nccl =
+        wants_nccl || transport == Some(Transport::Auto) && choice != DeviceChoice::Given(DeviceKind::Cpu);
     if may_use_nccl {
         settings.set_environment();
     }
-    let mpi = Mpi::connect(limit)
-        .map_err(|error| reported(Failure::Run(format!("connecting the processes by MPI: {error}"))))?;
-    if wants_nccl {
-        return by_nccl(mpi.rendezvous()).map_err(reported);
-    }
-    if may_use_nccl && let Ok(connection @ Connection::Nccl(place)) = Connection::nccl(mpi.rendezvous()) {
+    let mpi = Mpi::connect(limit).map_err(|error| match error {
+        ConnectError::NoProcessManager(_) => reported(Failure::Mistake(error.to_string())),
+        _ => reported(Failure::Run(format!("connecting the processes by MPI: {error}"))),
+    })?;
+    let rendezvous = mpi.rendezvous();
+    // Looking for NCCL is an exchange of all processes. One whose configuration has a mistake takes no part in it.
+    if rendezvous.all(may_use_nccl)? {
+        if wants_nccl {
+            return by_nccl(rendezvous).map_err(reported);
+        }
         // Several ranks on one GPU work, but slowly: whoever wants that says so.
-        if !place.shares_gpus {
-            return Ok(connection);
+        if let Ok(connection @ Connection::Nccl(place)) = Connection::nccl(rendezvous)
+            && !place.shares_gpus
+        {
+            return Ok(Place { connection, device: DeviceKind::Cuda });
         }
     }
-    Ok(Connection::mpi(mpi)?)
+    let connection = Connection::mpi(mpi)?;
+    let enough = choice == DeviceChoice::Auto && host::gpus() >= connection.ranks_here(mpi.size);
+    let device = if rendezvous.all(enough)? { DeviceKind::Cuda } else { DeviceKind::Cpu };
+    Ok(Place { connection, device: choice.given().unwrap_or(device) })
 }
 
-fn by_nccl(rendezvous: &'static Rendezvous) -> Result<Connection, Failure> {
-    Connection::nccl(rendezvous)
-        .map_err(|error| Failure::Mistake(format!("run.transport = \"nccl\": {error}")))
+fn by_nccl(rendezvous: &'static Rendezvous) -> Result<Place, Failure> {
+    let connection = Connection::nccl(rendezvous)
+        .map_err(|error| Failure::Mistake(format!("run.transport = \"nccl\": {error}")))?;
+    Ok(Place { connection, device: DeviceKind::Cuda })
 }
 
 /// A wrong variable is a mistake. A process that does not come is a failure of the run.
@@ -107,6 +162,32 @@ fn rendezvous_failure(error: RendezvousError) -> Failure {
             Failure::Mistake(error.to_string())
         }
         _ => Failure::Run(error.to_string()),
+    }
+}
+
+impl DeviceChoice {
+    /// The choice of a configuration and its plan.
+    pub fn of(source: &ConfigSource, plan: &Plan) -> Result<Self, Failure> {
+        let is_auto = source.is_device_auto()?;
+        Ok(if is_auto { DeviceChoice::Auto } else { DeviceChoice::Given(plan.run.device) })
+    }
+
+    /// The device, if it is already chosen.
+    fn given(self) -> Option<DeviceKind> {
+        match self {
+            DeviceChoice::Given(device) => Some(device),
+            DeviceChoice::Auto => None,
+        }
+    }
+
+    fn may_use_gpus(self) -> bool {
+        self.given().map_or_else(|| host::gpus() > 0, |device| device == DeviceKind::Cuda)
+    }
+
+    /// The device of ranks that are threads. They share the first GPU, so that only one rank has a GPU of its own.
+    fn on_threads(self, ranks: usize) -> DeviceKind {
+        let here = || if ranks == 1 && host::gpus() > 0 { DeviceKind::Cuda } else { DeviceKind::Cpu };
+        self.given().unwrap_or_else(here)
     }
 }
 

@@ -1,8 +1,10 @@
 //! `kintsugi completions` and `kintsugi man`: shell completions and manual pages.
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Command, ValueEnum};
 use clap_complete::{Shell, generate};
 use clap_mangen::Man;
+use kintsugi_plan::config::keys;
 
 use crate::failure::Failure;
 use crate::output;
@@ -50,9 +52,39 @@ pub fn completions(arguments: &CompletionArguments, mut program: Command) -> Res
         ShellName::Zsh => Shell::Zsh,
         ShellName::Fish => Shell::Fish,
     };
+    // The program runs once, so that these names may stay.
+    let keys: Vec<&'static str> = keys().iter().map(|key| &*format!("{}=", key.path()).leak()).collect();
+    program = with_keys(program, &keys);
     let mut script = Vec::new();
     generate(shell, &mut program, "kintsugi", &mut script);
-    output::stdout(&String::from_utf8_lossy(&script))
+    let mut script = String::from_utf8_lossy(&script).into_owned();
+    if let ShellName::Bash = arguments.shell {
+        script += KEYS_IN_BASH;
+    }
+    output::stdout(&script)
+}
+
+/// The value of a key follows its `=` without a space.
+const KEYS_IN_BASH: &str = r#"
+_kintsugi_keys() {
+    _kintsugi "$@"
+    if [[ "${COMPREPLY[0]-}" == *= ]]; then
+        compopt -o nospace 2> /dev/null
+    fi
+    return 0
+}
+
+complete -F _kintsugi_keys -o nosort -o bashdefault -o default kintsugi
+"#;
+
+/// The program with the keys of the configuration as the values of `--set` and `--sweep`. Only for completions: every value is
+/// allowed after the `=`.
+fn with_keys(program: Command, keys: &[&'static str]) -> Command {
+    let program = program.mut_subcommands(|command| with_keys(command, keys));
+    program.mut_args(|argument| match argument.get_long() {
+        Some("set" | "sweep") => argument.value_parser(PossibleValuesParser::new(keys)),
+        _ => argument,
+    })
 }
 
 /// Prints the page of `program`, or of one of its commands.

@@ -15,12 +15,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use kintsugi_checkpoint::{Checkpoint, CheckpointFolder, CheckpointInfo, WeightsFolder};
+use kintsugi_checkpoint::{Checkpoint, CheckpointFolder, CheckpointInfo, WeightsFolder, device_of_run};
 use kintsugi_comm::Connection;
 use kintsugi_data::{BatchRange, Dataset, write_batches};
 use kintsugi_engine::{
     Event, MemoryChoice, Start, TrainOptions, TrainOutcome, dataset, device, train, with_end_of_document,
 };
+use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Data, DeviceKind, Plan, Resume};
 use kintsugi_rank::StepMetrics;
 use kintsugi_simulate::{Consumption, Coverage, Prediction, predict, time};
@@ -33,7 +34,7 @@ use crate::failure::Failure;
 use crate::files::check_writable;
 use crate::fit;
 use crate::output::{self, Output};
-use crate::processes;
+use crate::processes::{self, DeviceChoice};
 use crate::signals::stop_on_signal;
 use begin::{Beginning, Task};
 use events::Events;
@@ -96,9 +97,13 @@ Examples:
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let resolved = resolve(arguments);
-    let connection = processes::connect(resolved.as_ref().ok().map(|(plan, _)| plan))?;
-    let prepared = resolved.and_then(|(plan, notes)| Prepared::new(plan, notes, connection, arguments));
+    let requested = Requested::new(arguments);
+    let place =
+        processes::connect(requested.as_ref().ok().map(|requested| (&requested.plan, requested.device)))?;
+    let connection = place.connection;
+    let prepared = requested
+        .and_then(|requested| requested.on(place.device))
+        .and_then(|(plan, notes)| Prepared::new(plan, notes, connection, arguments));
     let prepared = processes::agree(connection, prepared, |prepared| &prepared.plan)?;
     if connection.is_first() {
         run_first(arguments, connection, prepared)
@@ -279,13 +284,45 @@ fn batches(plan: &Plan, start: &Start) -> BatchRange {
     BatchRange { first: before.samples, steps, global: plan.batch.global, sequence: plan.batch.sequence }
 }
 
-/// The plan with `--resume` applied, and notes about settings without effect.
-fn resolve(arguments: &Arguments) -> Result<(Plan, Vec<String>), Failure> {
-    let (mut plan, notes) = arguments.config.plan_with_notes()?;
-    if let Some(path) = &arguments.resume {
-        plan.run.resume = path.clone().map_or(Resume::Newest, Resume::From);
+/// A run as the user requested it, before its device is chosen.
+struct Requested {
+    source: ConfigSource,
+    /// The plan, with `--resume` applied.
+    plan: Plan,
+    device: DeviceChoice,
+}
+
+impl Requested {
+    fn new(arguments: &Arguments) -> Result<Self, Failure> {
+        let source = arguments.config.read()?;
+        let mut plan = source.plan()?;
+        if let Some(path) = &arguments.resume {
+            plan.run.resume = path.clone().map_or(Resume::Newest, Resume::From);
+        }
+        let before = match &plan.run.resume {
+            Resume::No => None,
+            Resume::Newest => device_of_run(&plan.run.out),
+            Resume::From(path) => device_of_run(path),
+        };
+        let device = match (DeviceChoice::of(&source, &plan)?, before) {
+            // A run that is continued keeps its device, and with it its bits.
+            (DeviceChoice::Auto, Some(before)) => DeviceChoice::Given(before),
+            (choice, _) => choice,
+        };
+        Ok(Requested { source, plan, device })
     }
-    Ok((plan, notes))
+
+    /// The plan on a device, and notes about settings without effect.
+    fn on(self, device: DeviceKind) -> Result<(Plan, Vec<String>), Failure> {
+        let source = match device {
+            DeviceKind::Cpu => self.source.set("run.device=cpu"),
+            DeviceKind::Cuda => self.source.set("run.device=cuda"),
+        };
+        let mut plan = source.plan()?;
+        plan.run.resume = self.plan.run.resume;
+        let notes = source.notes(&plan)?;
+        Ok((plan, notes))
+    }
 }
 
 /// Explains that the ranks do not run on the devices that the cluster describes.

@@ -12,13 +12,14 @@ use kintsugi_comm::mpi::launched;
 use kintsugi_engine::nccl_settings;
 use kintsugi_engine::verify::{Fault, Layout, Recording, compare, layouts, nccl_layouts, record};
 use kintsugi_plan::config::ConfigError;
-use kintsugi_plan::{DeviceKind, Plan, Transport};
+use kintsugi_plan::{Plan, Transport};
 
 use crate::config::ConfigArguments;
 use crate::failure::Failure;
+use crate::launch;
 use crate::output::Output;
+use crate::processes::{self, ConnectOptions, DeviceChoice};
 use crate::progress::Progress;
-use crate::{launch, processes};
 use base::Base;
 use tally::{Tally, Verdict};
 
@@ -30,8 +31,9 @@ use tally::{Tally, Verdict};
 /// positions is left out: softmax is invariant to it, so its gradient is only rounding.
 ///
 /// With a CONFIG, its model is trained. Each layout replaces its tables parallel, sharding and memory, and layouts that
-/// the model or the batch does not allow are skipped. Without a CONFIG, the demo is trained in all three model
-/// families, with batch.micro = 1, batch.global = 8 and no evaluation, to be quick.
+/// the model or the batch does not allow are skipped. Without a CONFIG, batch.micro = 1, batch.global = 8 and nothing is
+/// evaluated, to be quick. The demo's model is then trained in all three families, unless --set names another model. With
+/// run.device = "auto" the layouts run on the CPU, unless they communicate by NCCL.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -88,7 +90,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let given = arguments.config.plan()?;
     let transport = arguments.transport.unwrap_or(given.run.transport);
     let base = Base::new(&arguments.config, arguments.steps, transport == Transport::Nccl)?;
-    let plans: Vec<_> = chosen_layouts(arguments, transport)?
+    let plans: Vec<_> = chosen_layouts(arguments, transport, base.has_demo_model)?
         .into_iter()
         .map(|layout| (base.plan(&layout), layout.name))
         .collect();
@@ -102,9 +104,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         };
         return launch(ranks.unwrap_or(1));
     }
-    let uses_gpus = given.run.device == DeviceKind::Cuda;
-    let limit = Duration::from_secs(given.run.communication_timeout);
-    let connection = processes::connect_by(Some(transport), nccl_settings(&given), uses_gpus, limit)?;
+    let options = ConnectOptions {
+        transport: Some(transport),
+        nccl: nccl_settings(&given),
+        choice: DeviceChoice::Given(base.device),
+        ranks: given.mesh.ranks(),
+        limit: Duration::from_secs(given.run.communication_timeout),
+    };
+    let connection = processes::connect_by(options)?.connection;
     processes::agree_for(connection, arguments.config.plan(), |plan| plan, None)?;
     if connection.is_first() {
         run_first(arguments, connection, plans)
@@ -117,12 +124,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// The layouts that the arguments choose.
-fn chosen_layouts(arguments: &Arguments, transport: Transport) -> Result<Vec<Layout>, Failure> {
+fn chosen_layouts(
+    arguments: &Arguments,
+    transport: Transport,
+    all_families: bool,
+) -> Result<Vec<Layout>, Failure> {
     let words = &arguments.layouts;
     let named = |layout: &Layout| words.is_empty() || words.iter().any(|word| layout.name.contains(word));
     let all = match transport {
         Transport::Nccl if words.is_empty() => nccl_layouts(),
-        _ => layouts(!arguments.config.has_file()),
+        _ => layouts(all_families),
     };
     let chosen: Vec<Layout> = all.into_iter().filter(named).collect();
     if chosen.is_empty() {

@@ -38,7 +38,7 @@ pub struct Run {
     pub deterministic: bool,
     /// Whether a rank whose host never waits in a step captures its step as a graph and replays it.
     pub graph: bool,
-    /// Device.
+    /// The device that the ranks run on. It is never left open: a checkpoint says what its run has used.
     pub device: DeviceKind,
     /// Transport.
     pub transport: Transport,

@@ -171,7 +171,7 @@ mod tests {
     }
 
     fn base() -> Plan {
-        let sets = ["model.preset=gpt-22b", "batch.sequence=2048"];
+        let sets = ["model.preset=gpt-22b", "batch.sequence=2048", "batch.global=32"];
         ConfigSource::demo().sets(sets).plan().expect("a right configuration")
     }
 

@@ -20,6 +20,7 @@ mod template;
 pub use constants::{Constant, Constants};
 pub use description::Kind;
 pub use fit::{Fit, FittedConstant, LeftOut, fit, leave_each_out, stages};
+pub use own::OwnTable;
 pub use plot::{scatter, worst};
 pub use predicted::{Predicted, Refused, Wanted, predict_runs};
 pub use report::reports;
@@ -39,6 +40,8 @@ use kintsugi_tensor::Device;
 pub struct Tables {
     /// The runs of all tables.
     pub runs: Vec<Run>,
+    /// Tables of our own machines, which are predicted from the profiles of these.
+    pub own: Vec<OwnTable>,
     /// Files with a header that is not known.
     pub unknown: Vec<PathBuf>,
 }
@@ -55,6 +58,10 @@ impl Tables {
         let mut tables = Tables::default();
         for path in paths {
             let rows = table::read(&path)?;
+            if let Some(table) = OwnTable::of(&path, &rows) {
+                tables.own.push(table);
+                continue;
+            }
             let header = rows.first().map(table::Row::columns).unwrap_or_default();
             let descriptions = description::of(&header);
             if descriptions.is_empty() {
@@ -101,9 +108,9 @@ pub fn validate(tables: &Tables, over: &[String]) -> Vec<Report> {
     reports(runs, &refused)
 }
 
-/// Our own runs, whose tables are in the binary.
-pub fn own(sets: &[String]) -> Vec<Report> {
-    own::reports(sets)
+/// Our own runs. Their tables are in the binary, unless the folder has a newer one.
+pub fn own(tables: &Tables, sets: &[String]) -> Vec<Report> {
+    own::reports(&tables.own, sets)
 }
 
 /// The device of a row's plan, which its cluster describes.

@@ -3,8 +3,10 @@
 //!
 //! A row is a name, settings as `--set` takes them, and what was measured.
 
+use std::path::Path;
+
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::ConfigSource;
+use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_simulate::{Consumption, Coverage, predict, time};
 
 use super::device;
@@ -15,6 +17,8 @@ use super::table::{self, Row};
 /// One of our machines.
 struct Machine {
     name: &'static str,
+    /// The name of the table's file.
+    file: &'static str,
     table: &'static str,
     profile: &'static str,
     /// Settings of every run.
@@ -28,6 +32,7 @@ struct Machine {
 const MACHINES: [Machine; 3] = [
     Machine {
         name: "our CPU, 8 threads on 2 cores",
+        file: "cpu.csv",
         table: include_str!("../measured/cpu.csv"),
         profile: include_str!("../../../profiles/epyc-2-cores.toml"),
         settings: &["model.preset=demo", "batch.micro=4", "batch.global=32"],
@@ -36,6 +41,7 @@ const MACHINES: [Machine; 3] = [
     },
     Machine {
         name: "our H200, one or two batch sizes each",
+        file: "h200.csv",
         table: include_str!("../measured/h200.csv"),
         profile: include_str!("../../../profiles/h200.toml"),
         settings: &["cluster.preset=h200", "run.device=cuda", "precision.compute=bf16"],
@@ -44,6 +50,7 @@ const MACHINES: [Machine; 3] = [
     },
     Machine {
         name: "our H200, Llama shapes",
+        file: "h200-llama.csv",
         table: include_str!("../measured/h200-llama.csv"),
         profile: include_str!("../../../profiles/h200.toml"),
         settings: &["cluster.preset=h200", "run.device=cuda", "precision.compute=bf16"],
@@ -52,18 +59,48 @@ const MACHINES: [Machine; 3] = [
     },
 ];
 
+/// A table of one of our machines that was read from a file. It replaces the one in the binary.
+#[derive(Debug)]
+pub struct OwnTable {
+    machine: usize,
+    rows: Vec<Row>,
+}
+
+impl OwnTable {
+    /// The table of a file, if its header and its name are those of one of our machines. The rows do not say which machine they
+    /// are of, so the name does.
+    pub fn of(path: &Path, rows: &[Row]) -> Option<Self> {
+        let header = rows.first()?.columns();
+        let is_ours =
+            ["name", "settings", "step_ms"].iter().all(|column| header.iter().any(|one| one == column));
+        let machine = MACHINES.iter().position(|machine| path.file_name() == Some(machine.file.as_ref()))?;
+        is_ours.then(|| OwnTable { machine, rows: rows.to_vec() })
+    }
+}
+
 /// A report for each machine that has rows.
-pub fn reports(over: &[String]) -> Vec<Report> {
-    MACHINES.iter().map(|machine| machine.report(over)).filter(|report| report.rows > 0).collect()
+pub fn reports(read: &[OwnTable], over: &[String]) -> Vec<Report> {
+    let report =
+        |(number, machine): (usize, &Machine)| match read.iter().find(|table| table.machine == number) {
+            Some(table) => machine.report(&table.rows, over),
+            None => machine.report(&table::rows(machine.table).expect("a table of ours is legal"), over),
+        };
+    let reports = MACHINES.iter().enumerate().map(report);
+    reports.filter(|report| report.rows + report.left_out > 0).collect()
 }
 
 impl Machine {
-    fn report(&self, over: &[String]) -> Report {
-        let rows = table::rows(self.table).expect("a table of ours is legal");
-        let plans: Vec<Plan> = rows.iter().map(|row| self.plan(row, over)).collect();
+    fn report(&self, rows: &[Row], over: &[String]) -> Report {
+        let (mut runs, mut refused): (Vec<(&Row, Plan)>, Vec<String>) = (Vec::new(), Vec::new());
+        for row in rows {
+            match self.plan(row, over) {
+                Ok(plan) => runs.push((row, plan)),
+                Err(error) => refused.push(format!("{}: {error}", row.text("name"))),
+            }
+        }
         let pairs = |of: &dyn Fn(&Plan) -> Option<f64>, column: &str, unit: f64| -> Vec<(f64, f64)> {
-            let pair = |(plan, row): (&Plan, &Row)| Some((of(plan)?, row.number(column)? * unit));
-            plans.iter().zip(&rows).filter_map(pair).collect()
+            let pair = |(row, plan): &(&Row, Plan)| Some((of(plan)?, row.number(column)? * unit));
+            runs.iter().filter_map(pair).collect()
         };
         let times = pairs(&|plan| time(plan).map(|timing| timing.step_s), "step_ms", 1e-3);
         let joules =
@@ -81,26 +118,26 @@ impl Machine {
                 figures.push(Figure::at_most(format!("{name}, worst error %"), errors(&pairs).1, aim));
             }
         }
-        let runs = rows.iter().zip(&plans).zip(times);
-        let runs = runs.map(|((row, plan), (ours, real))| {
-            Predicted::of(row.text("name"), plan.mesh.ranks(), ours, real, time(plan))
+        let predicted = runs.iter().filter_map(|(row, plan)| {
+            let (timing, measured) = (time(plan)?, row.number("step_ms")? * 1e-3);
+            let ranks = plan.mesh.ranks();
+            Some(Predicted::of(row.text("name"), ranks, timing.step_s, measured, Some(timing)))
         });
         Report {
             set: self.name.to_owned(),
             source: "our own".to_owned(),
-            rows: rows.len(),
-            left_out: 0,
-            reason: None,
+            rows: runs.len(),
+            left_out: refused.len(),
+            reason: refused.into_iter().next(),
             sick: 0,
             figures,
-            runs: runs.collect(),
+            runs: predicted.collect(),
         }
     }
 
-    fn plan(&self, row: &Row, over: &[String]) -> Plan {
+    fn plan(&self, row: &Row, over: &[String]) -> Result<Plan, ConfigError> {
         let source = ConfigSource::text(self.profile).sets(self.settings);
-        let plan = source.sets(row.text("settings").split_whitespace()).sets(over).plan();
-        plan.unwrap_or_else(|error| panic!("{}: {error}", row.text("name")))
+        source.sets(row.text("settings").split_whitespace()).sets(over).plan()
     }
 }
 

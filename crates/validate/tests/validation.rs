@@ -23,7 +23,7 @@ const OWN: &[(&str, &str, f64)] = &[
 
 #[test]
 fn our_own_runs_are_predicted_as_well_as_ever() {
-    let reports = own(&[]);
+    let reports = own(&Tables::default(), &[]);
     let value = |set: &str, figure: &str| {
         let report: Option<&Report> = reports.iter().find(|report| report.set == set);
         let figure = report.and_then(|report| report.figures.iter().find(|f| f.name == figure));

@@ -1,6 +1,6 @@
 //! The prediction as text.
 
-use kintsugi_plan::{Plan, Unit};
+use kintsugi_plan::{DeviceKind, Plan, Unit};
 use kintsugi_rank::RankMemory;
 use kintsugi_simulate::Prediction;
 use kintsugi_spec::units;
@@ -28,7 +28,19 @@ pub fn heading(plan: &Plan, speed: Option<&Speed>, bubble: f64, fits: &str) -> S
         units::count(flops.hardware),
         100.0 * bubble,
         if speed.is_some() { "" } else { ", with unit costs" },
-        speed.map_or(String::new(), |speed| speed.text(plan)),
+        speed.map_or_else(|| unknown_speed(plan), |speed| speed.text(plan)),
+    )
+}
+
+/// Why no time is predicted, and what to do.
+fn unknown_speed(plan: &Plan) -> String {
+    let (device, how) = match plan.run.device {
+        DeviceKind::Cpu => ("CPU", "kintsugi calibrate"),
+        DeviceKind::Cuda => ("GPU", "kintsugi calibrate --set run.device=cuda"),
+    };
+    format!(
+        "speed    unknown, so no time is predicted: {how} measures this machine's {device} into profile.toml, and --profile \
+         profile.toml predicts with it\n"
     )
 }
 

@@ -169,7 +169,7 @@ pub fn run(
     let Some(best) = rows.best.first() else {
         return Err(Failure::Run(format!("no strategy fits, so {} is not written", path.display())));
     };
-    write_whole(path, best.plan.to_toml().as_bytes())?;
+    write_whole(path, config.given()?.with_strategy_of(&best.plan)?.as_bytes())?;
     output.text(&format!("written  {}\n", path.display()))
 }
 
@@ -220,7 +220,8 @@ pub fn search_page(config: &ConfigArguments, only: &[String], top: usize) -> Res
 /// The error if the speed of the device is unknown.
 pub fn unknown_speed() -> Failure {
     let text = "the speed of cluster.device is unknown (peak_fp32, memory_bandwidth), so no time can be predicted; \
-                set both, or a cluster.preset such as \"frontier\"";
+                set a cluster.preset such as \"frontier\", or measure this machine with kintsugi calibrate and add --profile \
+                profile.toml";
     Failure::Mistake(text.to_owned())
 }
 
@@ -392,7 +393,7 @@ fn text(counts: &Counts, rows: &Rows) -> String {
         return text + "no strategy is allowed: use another number of ranks, or relax --only\n";
     }
     if rows.best.is_empty() {
-        return text + "no strategy fits: use more nodes, or relax --only\n";
+        return text + "no strategy fits: use more nodes (cluster.nodes), or relax --only\n";
     }
     let mut table = Table::new(HEADER);
     for (i, row) in rows.best.iter().enumerate() {

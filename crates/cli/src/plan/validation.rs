@@ -53,7 +53,7 @@ pub struct Request<'a> {
 pub fn run(request: &Request, output: Output) -> Result<(), Failure> {
     let folder = request.folder;
     let mut tables = Tables::read(folder).map_err(|error| Failure::file("read", folder, &error))?;
-    if tables.runs.is_empty() {
+    if tables.runs.is_empty() && tables.own.is_empty() {
         let (folder, columns) = (folder.display(), COLUMNS.join(", "));
         return Err(Failure::Mistake(format!(
             "{folder} has no table with a known header; the standard columns are {columns}"
@@ -67,7 +67,7 @@ pub fn run(request: &Request, output: Output) -> Result<(), Failure> {
     let mut reports = validate(&tables, request.sets);
     drop(progress);
     if request.framework.is_none() {
-        reports.extend(own(request.sets));
+        reports.extend(own(&tables, request.sets));
     }
     for report in reports.iter().filter(|report| report.left_out > 0) {
         let Report { set, left_out, reason, .. } = report;

@@ -19,7 +19,7 @@ use super::finished::FinishedRun;
 use super::metrics::{self, Metrics};
 use super::record;
 use super::trace::TraceArguments;
-use crate::config::ConfigArguments;
+use crate::config::{ConfigArguments, unreadable_weights};
 use crate::failure::Failure;
 use crate::{files, output};
 
@@ -163,8 +163,7 @@ fn start(checkpoint: Option<Checkpoint>, weights: Option<WeightsFolder>) -> Star
 /// The folder of weights to start from, if there is one.
 fn initial_weights(plan: &Plan, notes: &mut String) -> Result<Option<WeightsFolder>, Failure> {
     let Some(folder) = &plan.init else { return Ok(None) };
-    let weights =
-        WeightsFolder::open(folder).map_err(|error| Failure::Mistake(format!("model.init: {error}")))?;
+    let weights = WeightsFolder::open(folder).map_err(|error| unreadable_weights(folder, &error))?;
     if let WeightsFolder::Checkpoint(checkpoint) = &weights
         && lies_in(checkpoint.path(), &plan.run.out)
     {

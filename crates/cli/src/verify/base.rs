@@ -21,16 +21,24 @@ const QUICK: [&str; 3] = ["batch.micro=1", "batch.global=8", "run.eval_every=0"]
 const LAYOUT_TABLES: [&str; 3] = ["parallel", "sharding", "memory"];
 
 /// The configuration without its layout.
-pub struct Base(ConfigSource);
+pub struct Base {
+    source: ConfigSource,
+    /// Whether the model is the demo's.
+    pub has_demo_model: bool,
+    /// The device of all layouts.
+    pub device: DeviceKind,
+}
 
 impl Base {
-    /// Reads the configuration, with the device `"cuda"` if the ranks communicate by NCCL. It is resolved once without a layout, so that an error in it is not taken for a reason
-    /// to skip a layout.
+    /// Reads the configuration, with the device `"cuda"` if the ranks communicate by NCCL, and the CPU if none is given. It is
+    /// resolved once without a layout, so that an error in it is not taken for a reason to skip a layout.
     pub fn new(arguments: &ConfigArguments, steps: u64, on_gpus: bool) -> Result<Self, Failure> {
         let steps = format!("run.steps={steps}");
         let mut source = arguments.read()?;
         if on_gpus {
             source = source.set("run.device=cuda");
+        } else if source.is_device_auto()? {
+            source = source.set("run.device=cpu");
         }
         let mut plan = source.clone().set(&steps).plan()?;
         let quick = source.clone().sets_below(&QUICK);
@@ -41,12 +49,16 @@ impl Base {
         }
         // Otherwise the default batch would grow with dp.
         let global = format!("batch.global={}", plan.batch.global);
-        Ok(Base(source.without(&LAYOUT_TABLES).set(steps).set(global)))
+        Ok(Base {
+            has_demo_model: source.has_demo_model()?,
+            device: plan.run.device,
+            source: source.without(&LAYOUT_TABLES).set(steps).set(global),
+        })
     }
 
     /// The plan of a layout.
     pub fn plan(&self, layout: &Layout) -> Result<Plan, ConfigError> {
-        self.0.clone().sets(&layout.model).sets(&layout.settings).plan()
+        self.source.clone().sets(&layout.model).sets(&layout.settings).plan()
     }
 }
 

@@ -196,13 +196,13 @@ fn mistakes_are_answered_in_a_sentence() {
     let init = format!("model.init={gpt2}");
     let hidden = mistake(&folder, &["plan", "--set", &init, "--set", "model.hidden=32"]);
     assert_eq!(hidden, "model.hidden = 32 is not what model.init holds, which is 24; leave it out");
-    let long = mistake(&folder, &["plan", "--set", &init]);
+    let long = mistake(&folder, &["plan", "--set", &init, "--set", "batch.sequence=64"]);
     assert_eq!(
         long,
         "model.positions = 24 is less than batch.sequence = 64, and learned positions cannot be exceeded"
     );
     let absent = mistake(&folder, &["train", "--set", "model.init=nowhere", "--set", "model.layers=2"]);
-    assert_eq!(absent, "model.init: nowhere: there is no such folder");
+    assert!(absent.starts_with("model.init = \"nowhere\" is no folder; "), "{absent}");
     let left: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(left, [folder.join("full")], "nothing is left behind");
 }

@@ -100,6 +100,31 @@ fn shells_complete_commands_and_their_options() {
 }
 
 #[test]
+fn bash_completes_the_keys_of_set() {
+    let folder = folder("completions-keys");
+    std::fs::write(folder.join("kintsugi.bash"), stdout(&kintsugi(&folder, &["completions", "bash"])))
+        .unwrap();
+    let completed = |words: &str| {
+        // As readline calls the function: the words of the line, and the last one to be completed.
+        let script = format!(
+            "source kintsugi.bash; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             $(complete -p kintsugi | sed 's/.*-F \\([^ ]*\\).*/\\1/') kintsugi \"${{COMP_WORDS[-1]}}\" \"${{COMP_WORDS[-2]}}\"; \
+             printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        );
+        let output =
+            std::process::Command::new("bash").args(["-c", &script]).current_dir(&folder).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    for command in ["train", "plan", "verify", "generate", "bench comm"] {
+        assert_eq!(completed(&format!("kintsugi {command} --set parallel.t")), ["parallel.tp="], "{command}");
+    }
+    assert_eq!(completed("kintsugi plan --sweep batch.mi"), ["batch.micro="]);
+    let all = completed("kintsugi train --set ''");
+    assert!(all.len() > 100 && all.contains(&"run.device=".to_owned()), "{all:?}");
+}
+
+#[test]
 fn man_has_a_page_for_every_command() {
     let folder = folder("man");
     let page = stdout(&kintsugi(&folder, &["man"]));

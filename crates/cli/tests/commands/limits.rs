@@ -132,7 +132,8 @@ fn figures_beyond_what_a_machine_can_be_are_refused() {
 #[test]
 fn the_largest_figures_give_a_long_time_and_not_none() {
     let step = |name: &str, settings: &[&str]| -> f64 {
-        let settings = [&["cluster.preset=frontier", "parallel.dp=16", "batch.global=64"], settings].concat();
+        let layout = ["parallel.tp=2", "parallel.pp=2", "parallel.dp=16", "batch.micro=4", "batch.global=64"];
+        let settings = [&["cluster.preset=frontier"], &layout[..], settings].concat();
         let answer: Value = serde_json::from_str(&stdout(&bounded(name, &settings, &["--json"]))).unwrap();
         answer["step_s"].as_f64().unwrap()
     };

@@ -4,7 +4,7 @@ use std::fs;
 
 use kintsugi_tensor::cuda::libraries;
 
-use crate::support::{folder, kintsugi, limited, tiny};
+use crate::support::{command, folder, kintsugi, limited, tiny};
 
 /// The message of a mistake.
 fn refused(name: &str, arguments: &[&str]) -> String {
@@ -37,6 +37,58 @@ fn a_kind_of_parallelism_that_is_not_available() {
         said.starts_with("error: parallel.ep is not available: Kintsugi has no expert parallelism, "),
         "{said}"
     );
+}
+
+#[test]
+fn what_other_trainers_have_is_answered() {
+    for (set, words) in [
+        (
+            "precision.compute=fp8",
+            "precision.compute = \"fp8\" is not available: Kintsugi has no products in 8 bits; ",
+        ),
+        (
+            "precision.products=fp8",
+            "precision.products is not available: Kintsugi has no products in 8 bits; ",
+        ),
+        ("model.experts=8", "model.experts is not available: Kintsugi has no mixture-of-experts models; "),
+        ("model.dropout=0.1", "model.dropout is not available: Kintsugi has no dropout, "),
+        ("lora.rank=8", "lora is not available: Kintsugi has no low-rank adapters "),
+    ] {
+        let said = refused("not-available", &["train", "--set", set]);
+        assert!(said.starts_with(&format!("error: {words}")), "{said}");
+    }
+}
+
+#[test]
+fn a_model_that_is_not_downloaded() {
+    let said = refused("no-weights", &["plan", "--set", "model.init=openai-community/gpt2"]);
+    assert!(said.starts_with("error: model.init = \"openai-community/gpt2\" is no folder; "), "{said}");
+    assert!(said.ends_with("as with: hf download openai-community/gpt2 --local-dir gpt2\n"), "{said}");
+    // A configuration with all sizes needs the folder only when it trains.
+    let folder = folder("no-weights-train");
+    let output = tiny(&folder, &["train"], &["model.preset=demo", "model.init=gpt2"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("hf download gpt2 --local-dir gpt2"), "{said}");
+}
+
+#[test]
+fn tasks_of_slurm_that_cannot_find_each_other() {
+    let folder = folder("slurm-alone");
+    for (rank, words) in [("0", "use srun --mpi=pmix"), ("1", "")] {
+        let mut train = command(&folder, &["train"]);
+        for (name, _) in std::env::vars_os() {
+            let begins = |begin: &str| name.to_string_lossy().starts_with(begin);
+            if ["PMI", "OMPI_", "PALS_", "SLURM_"].into_iter().any(begins) {
+                train.env_remove(&name);
+            }
+        }
+        let output = train.env("SLURM_PROCID", rank).env("SLURM_STEP_NUM_TASKS", "2").output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(words) && said.is_empty() == words.is_empty(), "{said}");
+        assert!(!folder.join("out").exists());
+    }
 }
 
 #[test]

@@ -11,14 +11,15 @@ fn sets<'a>(settings: &[&'a str]) -> Vec<&'a str> {
 #[test]
 fn ranks_that_stay_idle_are_counted() {
     let folder = folder("notes-idle");
-    let nodes = ["cluster.preset=frontier", "cluster.nodes=4"];
+    let layout = ["parallel.tp=2", "parallel.pp=2", "parallel.dp=2", "batch.global=32", "batch.micro=4"];
+    let nodes = [&["model.preset=demo", "cluster.preset=frontier", "cluster.nodes=4"], &layout[..]].concat();
     let note = "tp · pp · dp = 2 · 2 · 2 uses 8 of the 32 ranks of cluster.nodes = 4, the others are idle; \
                 parallel.dp = 8 uses all of them";
-    let plan = |more: &[&str]| stdout(&kintsugi(&folder, &[&["plan"], more, &sets(&nodes)].concat()));
+    let plan = |more: &[&str]| stdout(&kintsugi(&folder, &[&["plan"], &sets(&nodes)[..], more].concat()));
     assert!(plan(&[]).ends_with(&format!("\nnote: {note}\n")), "{}", plan(&[]));
     let answer: Value = serde_json::from_str(&plan(&["--json"])).unwrap();
     assert_eq!(answer["notes"][0], note);
-    let said = stdout(&tiny(&folder, &["train"], &nodes));
+    let said = stdout(&tiny(&folder, &["train"], &nodes[..6]));
     // 8 replicas cannot share a batch of 4 samples, so the note suggests no dp.
     let (idle, _) = note.split_once("; ").unwrap();
     assert!(said.contains(&format!("\nnote     {idle}\n")), "{said}");

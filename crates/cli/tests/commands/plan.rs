@@ -52,6 +52,63 @@ fn scripts_get_every_key() {
 }
 
 #[test]
+fn a_model_and_a_cluster_without_a_file_are_not_planned_as_the_demo() {
+    let folder = folder("plan-named");
+    let answer = |settings: &[&str]| -> Value {
+        let sets = settings.iter().flat_map(|set| ["--set", set]);
+        let arguments: Vec<&str> = ["plan", "--json"].into_iter().chain(sets).collect();
+        serde_json::from_str(&stdout(&kintsugi(&folder, &arguments))).unwrap()
+    };
+    let large = answer(&["model.preset=llama3-70b", "cluster.preset=h100"]);
+    assert_eq!((&large["ranks"], &large["micro_batches"]), (&Value::from(1), &Value::from(1)));
+    assert_eq!(large["params"], 70_553_706_496_u64);
+    let note = large["notes"][0].as_str().unwrap();
+    assert!(note.contains("cluster.nodes = 1 has one for each of the 8 devices"), "{note}");
+    let two = answer(&["model.preset=llama3-70b", "cluster.preset=h100", "cluster.nodes=2"]);
+    assert_eq!((&two["ranks"], &two["notes"]), (&Value::from(16), &serde_json::json!([])));
+    // 8192 tokens of one sample on each of 16 ranks.
+    let ratio = two["flops"]["model"].as_f64().unwrap() / large["flops"]["model"].as_f64().unwrap();
+    assert!((ratio - 16.0).abs() < 1e-9, "{ratio}");
+    let report =
+        plan("plan-named-text", &["--set", "model.preset=llama3-70b", "--set", "cluster.preset=h100"]);
+    assert!(report.contains("step     8192 tokens: "), "{report}");
+    let resolved = stdout(&kintsugi(&folder, &["config", "--resolved", "--set", "model.preset=llama3-8b"]));
+    assert!(!resolved.contains("built-in demo") && resolved.contains("run.steps = 100 "), "{resolved}");
+}
+
+#[test]
+fn a_plan_without_times_says_how_to_get_them() {
+    let report = plan("plan-no-times", &[]);
+    assert!(
+        report.contains("\nspeed    unknown, so no time is predicted: kintsugi calibrate measures "),
+        "{report}"
+    );
+    assert!(!plan("plan-times", &["--set", "cluster.preset=h100"]).contains("calibrate"));
+}
+
+#[test]
+fn our_own_measured_runs_are_predicted() {
+    let folder = folder("plan-measured");
+    let measured = concat!(env!("CARGO_MANIFEST_DIR"), "/../validate/measured");
+    let sets = |arguments: &[&str]| -> Vec<Value> {
+        let arguments = [&["plan", "--validate"], arguments, &["--json"]].concat();
+        serde_json::from_str(&stdout(&kintsugi(&folder, &arguments))).unwrap()
+    };
+    let ours = sets(&[measured]);
+    assert_eq!(ours.len(), 3);
+    for set in &ours {
+        assert!(set["rows"].as_u64().unwrap() > 3 && set["left_out"] == 0, "{set}");
+    }
+    // Rows of a file replace those in the program, and a row that cannot be planned is left out.
+    std::fs::create_dir(folder.join("mine")).unwrap();
+    let table = "name,settings,step_ms\none,parallel.tp=1,200\nwrong,parallel.tp=3,100\n";
+    std::fs::write(folder.join("mine/cpu.csv"), table).unwrap();
+    let cpu = &sets(&["mine"])[0];
+    assert_eq!((&cpu["rows"], &cpu["left_out"]), (&Value::from(1), &Value::from(1)), "{cpu}");
+    assert!(cpu["reason"].as_str().unwrap().starts_with("wrong: parallel.tp = 3 does not divide"), "{cpu}");
+}
+
+#[test]
 fn schemes_are_compared_with_zero_3_over_the_range_of_links() {
     let folder = folder("plan-compare");
     let sets = ["model.preset=gpt-1.4b", "cluster.preset=frontier", "parallel.dp=16", "batch.global=16"];
@@ -146,6 +203,7 @@ fn people_get_tables_and_a_picture() {
     step     2048 tokens: 2 replicas × 4 micro-batches × 4 samples × 64 tokens
     FLOPs    model 10.62 G, hardware 10.62 G per step
     bubble   7.7 % of the time, with unit costs
+    speed    unknown, so no time is predicted: kintsugi calibrate measures this machine's CPU into profile.toml, and --profile profile.toml predicts with it
     fits     yes
     ");
     assert_eq!(memory.lines().count(), 3, "a header and two stages\n{memory}");

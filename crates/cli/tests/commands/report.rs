@@ -235,7 +235,8 @@ fn a_plan_and_a_search_have_pages() {
     assert_eq!(item(&report, "Predicted schedule")["unit"], "seconds");
     assert!(row(item(&report, "The plan"), "fits")[1] == "yes");
     let only = ["--only", "parallel.tp=1,2", "--only", "parallel.schedule=1f1b"];
-    let report = shown(&folder, &[&["--search", "--set", "cluster.preset=h200"][..], &only].concat());
+    let sets = ["--set", "cluster.preset=h200", "--set", "cluster.nodes=1", "--set", "batch.global=32"];
+    let report = shown(&folder, &[&["--search"], &sets[..], &only].concat());
     let memory = item(&report, "Time and memory");
     assert_eq!(series(memory), ["tp 1", "tp 2", "no other is better in both", "the pick"]);
     assert_eq!(memory["x"]["scale"], "log");

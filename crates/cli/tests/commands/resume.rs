@@ -6,6 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
+use kintsugi_tensor::cuda::libraries;
 use serde_json::Value;
 
 use crate::support::{TINY, command, folder, json_lines, kintsugi, stdout, tiny};
@@ -289,4 +290,26 @@ fn a_mistake_is_one_sentence() {
         assert!(stderr(&output).ends_with(said) && stderr(&output).lines().count() == 1, "{output:?}");
     }
     assert_eq!(fs::read(folder.join("out/metrics.jsonl")).unwrap(), metrics, "what is there stays");
+}
+
+#[test]
+fn a_run_that_is_resumed_keeps_its_device() {
+    let folder = folder("resume-device");
+    stdout(&tiny(&folder, &["train"], &["run.steps=2"]));
+    let left = fs::read_to_string(folder.join("out/config.toml")).unwrap();
+    assert!(left.contains("\ndevice = \"cpu\"\n"), "{left}");
+    stdout(&kintsugi(&folder, &["convert", "out", "gpus", "--set", "run.device=cuda"]));
+    let resume = |settings: &[&str]| {
+        tiny(&folder, &["train", "--resume=gpus"], &[&["run.steps=4", "run.out=more"], settings].concat())
+    };
+    if libraries::devices().is_err() {
+        let output = resume(&[]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            said.ends_with("keeps its device: set run.device = \"cpu\" to continue it on the CPU\n"),
+            "{said}"
+        );
+    }
+    stdout(&resume(&["run.device=cpu"]));
 }

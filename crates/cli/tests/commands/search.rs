@@ -63,7 +63,42 @@ fn a_search_ranks_what_fits_and_writes_what_trains() {
         serde_json::from_str(&stdout(&kintsugi(&folder, &["plan", "best.toml", "--json"]))).unwrap();
     assert_eq!(again["fits"], true);
     assert_eq!(again["ranks"], 4);
+    assert_eq!(again["step_s"], best[0]["step_s"]);
     stdout(&kintsugi(&folder, &["train", "best.toml"]));
+}
+
+#[test]
+fn the_best_is_written_as_what_the_user_said_and_what_was_chosen() {
+    let folder = folder("search-best");
+    let search = |name: &str, arguments: &[&str]| -> (String, Value) {
+        let arguments = [&["plan", "--search", "--top", "1", "--json", "--out", name], arguments].concat();
+        let answer: Value = serde_json::from_str(&stdout(&kintsugi(&folder, &arguments))).unwrap();
+        (fs::read_to_string(folder.join(name)).unwrap(), answer["best"][0].clone())
+    };
+    let predicted = |arguments: &[&str]| -> Value {
+        serde_json::from_str(&stdout(&kintsugi(&folder, &[&["plan", "--json"], arguments].concat()))).unwrap()
+    };
+    let sets = ["model.preset=gpt-1.3b", "cluster.preset=h100", "cluster.nodes=1", "batch.global=16"];
+    let few = ["precision.compute=bf16"];
+    let only = ["--only", "parallel.pp=1,2", "--only", "batch.micro=1,2"];
+    let sets: Vec<&str> = sets.iter().chain(&few).flat_map(|set| ["--set", set]).chain(only).collect();
+    let (text, best) = search("gpus.toml", &sets);
+    assert!(text.lines().count() <= 30, "{text}");
+    for absent in ["device", "deterministic", "peak", "optimizer", "sequence =", "steps"] {
+        assert!(!text.contains(absent), "{absent}: {text}");
+    }
+    let plan = predicted(&["gpus.toml"]);
+    assert_eq!((&plan["step_s"], &plan["ranks"]), (&best["step_s"], &Value::from(8)));
+    let reserved =
+        plan["memory"].as_array().unwrap().iter().map(|stage| stage["reserved"].as_u64().unwrap()).max();
+    assert_eq!(reserved, best["reserved"].as_u64(), "{best}");
+
+    // A profile that the command line names is needed again.
+    let profile = "[cluster]\ncores = 8\n[cluster.device]\npeak_fp32 = 1e12\nmemory_bandwidth = 1e11\n";
+    fs::write(folder.join("mine.toml"), profile).unwrap();
+    let (text, best) = search("here.toml", &["--profile", "mine.toml", "--only", "parallel.schedule=1f1b"]);
+    assert!(text.contains("profile = \"mine.toml\"") && text.contains("[optimizer]"), "{text}");
+    assert_eq!(predicted(&["here.toml"])["step_s"], best["step_s"]);
 }
 
 #[test]

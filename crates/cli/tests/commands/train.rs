@@ -193,7 +193,18 @@ fn time_and_energy_are_predicted_where_the_machine_is_known() {
 #[test]
 fn traffic_and_memory_are_as_predicted() {
     let folder = folder("train-predicted");
-    stdout(&tiny(&folder, &["train"], &["sharding.zero=3", "cluster.preset=frontier"]));
+    let layout = ["parallel.tp=2", "parallel.pp=2", "parallel.dp=2"];
+    stdout(&tiny(
+        &folder,
+        &["train"],
+        &[&layout[..], &["sharding.zero=3", "cluster.preset=frontier"]].concat(),
+    ));
+    // Frontier is a cluster of GPUs, and eight threads have no GPU each: the run and its prediction are the CPU's.
+    let config = fs::read_to_string(folder.join("out/config.toml")).unwrap();
+    assert!(
+        config.contains("\ndeterministic = true\n") && config.contains("\ndevice = \"cpu\"\n"),
+        "{config}"
+    );
     let summary = summary(&folder);
     let (predicted, measured) = (&summary["predicted"], &summary["measured"]);
     assert_eq!(keys(predicted), ["peak_bytes", "comm_bytes", "step_s", "tokens_per_s", "energy_j"]);

@@ -1,6 +1,7 @@
 //! Whether this process was started by an MPI launcher, before MPI itself is asked.
 
 use std::env;
+use std::ffi::OsString;
 
 use super::library::Abi;
 
@@ -13,6 +14,8 @@ pub struct Launched {
     pub size: usize,
     /// The family of the launcher, if it belongs to one.
     pub(super) abi: Option<Abi>,
+    /// Whether srun started the tasks without the interface by which MPI finds the others (`srun --mpi=none`).
+    pub(super) lacks_pmi: bool,
 }
 
 /// The variables of rank and size that launchers set, most specific first.
@@ -31,16 +34,24 @@ const VARIABLES: [(&str, &str, Option<Abi>); 6] = [
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", None),
 ];
 
+/// How the variables of process managers begin: those of PMI in all versions, Open MPI's, and HPE's PALS.
+const PROCESS_MANAGERS: [&str; 3] = ["PMI", "OMPI_", "PALS_"];
+
 /// How a launcher started this process, or `None` if it was started by itself.
 pub fn launched() -> Option<Launched> {
-    launched_by(|name| env::var(name).ok())
+    let is_managed = |(name, _): (OsString, OsString)| {
+        let name = name.to_string_lossy();
+        PROCESS_MANAGERS.iter().any(|begin| name.starts_with(begin))
+    };
+    launched_by(|name| env::var(name).ok(), env::vars_os().any(is_managed))
 }
 
-fn launched_by(variable: impl Fn(&str) -> Option<String>) -> Option<Launched> {
+fn launched_by(variable: impl Fn(&str) -> Option<String>, is_managed: bool) -> Option<Launched> {
     let number = |name: &str| variable(name).and_then(|value| value.parse().ok());
-    VARIABLES
-        .into_iter()
-        .find_map(|(rank, size, abi)| Some(Launched { rank: number(rank)?, size: number(size)?, abi }))
+    VARIABLES.into_iter().find_map(|(rank, size, abi)| {
+        let lacks_pmi = rank == "SLURM_PROCID" && !is_managed;
+        Some(Launched { rank: number(rank)?, size: number(size)?, abi, lacks_pmi })
+    })
 }
 
 #[cfg(test)]
@@ -51,7 +62,18 @@ mod tests {
         let value = |name: &str| {
             variables.iter().find(|(found, _)| *found == name).map(|(_, value)| (*value).to_owned())
         };
-        launched_by(value).map(|launched| (launched.rank, launched.size, launched.abi))
+        launched_by(value, true).map(|launched| (launched.rank, launched.size, launched.abi))
+    }
+
+    #[test]
+    fn tasks_of_srun_without_a_process_manager_are_recognised() {
+        let lacks_pmi = |names: [&str; 2], is_managed: bool| {
+            let value = |name: &str| names.contains(&name).then(|| "2".to_owned());
+            launched_by(value, is_managed).map(|launched| launched.lacks_pmi)
+        };
+        assert_eq!(lacks_pmi(["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"], false), Some(true));
+        assert_eq!(lacks_pmi(["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"], true), Some(false));
+        assert_eq!(lacks_pmi(["KINTSUGI_RANK", "KINTSUGI_RANKS"], false), Some(false));
     }
 
     #[test]

@@ -74,6 +74,12 @@ pub enum ConnectError {
          built with thread support"
     )]
     Threads(String),
+    /// Slurm started the processes without a process manager, by which MPI would find the others.
+    #[error(
+        "srun started {0} processes without a process manager for MPI, as srun --mpi=none does, so that each would run alone; \
+         use srun --mpi=pmix (with MPICH: --mpi=pmi2; srun --mpi=list shows what this Slurm has)"
+    )]
+    NoProcessManager(usize),
     /// The launcher belongs to another MPI than the one that was loaded.
     #[error(
         "the launcher started {launched} processes, and {library} ({version}) sees {seen}: launcher and library are not of \
@@ -169,6 +175,10 @@ impl Mpi {
 
     fn new() -> Result<Self, ConnectError> {
         let launched = launched();
+        // Some libraries end the process here, others find only this one.
+        if let Some(launched) = launched.filter(|launched| launched.lacks_pmi && launched.size > 1) {
+            return Err(ConnectError::NoProcessManager(launched.size));
+        }
         let loaded = library::load(launched.and_then(|launched| launched.abi))?;
         let (library, api) = (loaded.name, loaded.api);
         let serialized = api.init()?;

@@ -480,6 +480,13 @@ impl Rendezvous {
         Ok(bytes)
     }
 
+    /// Whether something holds for every process. All of them call it.
+    pub fn all(&self, mine: bool) -> Result<bool, RankFailure> {
+        let gathered = self.gather(self.size, vec![u8::from(mine)])?;
+        let holds = gathered.map(|every| u8::from(every.iter().all(|one| *one == [1])));
+        Ok(self.broadcast(self.size, holds.into_iter().collect())? == [1])
+    }
+
     /// Sends bytes to rank 0 that belong to no gather.
     pub(crate) fn post(&self, bytes: &[u8]) {
         // If the connection is lost, the thread that receives ends the job.

@@ -39,11 +39,11 @@ pub enum ConfigError {
         /// A similar key, or the known keys.
         hint: String,
     },
-    /// A key of other trainers that Kintsugi does not have.
-    #[error("{key} is not available: {reason}")]
+    /// A key or value of other trainers that Kintsugi does not have.
+    #[error("{what} is not available: {reason}")]
     NotAvailable {
-        /// The key, with its tables.
-        key: String,
+        /// The key with its tables, and its value if that is not available.
+        what: String,
         /// What Kintsugi does not have, and what to do instead.
         reason: &'static str,
     },

@@ -6,7 +6,7 @@ use kintsugi_spec::{Family, ModelSpec};
 use toml::{Table, Value};
 
 use super::error::{ConfigError, invalid};
-use super::layers::{Layers, parse};
+use super::layers::{self, Layers};
 use super::raw::RawModel;
 use super::source::ConfigSource;
 use super::write;
@@ -17,17 +17,20 @@ impl ConfigSource {
         Ok(Layers::read_without_profile(self)?.merged.model.init.map(PathBuf::from))
     }
 
-    /// Writes `model`, the model of the weights folder, into the configuration's text. Keys of the model that the
-    /// configuration sets must agree with it; only padding and a smaller number of positions may differ.
+    /// Writes `model`, the model of the weights folder, into the configuration's text, and its longest sample as the sequence
+    /// if the configuration has none. Keys of the model that the configuration sets must agree with it; only padding and a
+    /// smaller number of positions may differ.
     pub fn with_init_model(mut self, model: &ModelSpec) -> Result<Self, ConfigError> {
-        let mut table = parse(&self.file.text, &self.file.name)?;
-        if self.is_demo {
-            // The demo's own model is removed.
-            table.remove("model");
-            self.file.text = text_of(&table);
-            self.is_demo = false;
+        let mut table = layers::file(&self)?;
+        let merged = Layers::read_without_profile(&self)?.merged;
+        self.is_demo = false;
+        let said = merged.model;
+        if merged.batch.sequence.is_none() {
+            let longest = said.positions.map_or(model.positions, |given| given.min(model.positions));
+            let batch = table.entry("batch").or_insert_with(|| Value::Table(Table::new()));
+            let Value::Table(batch) = batch else { unreachable!("the batch has been read as a table") };
+            batch.insert("sequence".to_owned(), Value::Integer(longest as i64));
         }
-        let said = Layers::read_without_profile(&self)?.merged.model;
         // The sizes come from the folder, even if a preset has the same sizes.
         let folder = RawModel { preset: None, ..write::model(model) };
         let (said, folder) = (table_of(&said), table_of(&folder));

@@ -6,11 +6,11 @@ use serde_path_to_error::{Path, Segment};
 use strsim::levenshtein;
 use toml::{Table, Value};
 
-use super::cluster;
 use super::deserialize::{Node, Problem};
 use super::error::{ConfigError, either, invalid};
 use super::raw::RawConfig;
 use super::source::{Change, ConfigSource, NamedText};
+use super::{cluster, demo, unavailable};
 
 /// The layers, merged.
 pub(super) struct Layers {
@@ -57,10 +57,9 @@ impl Layers {
 }
 
 /// The user's settings: the file with the changes to it.
-fn written(source: &ConfigSource) -> Result<Table, ConfigError> {
-    let NamedText { name, text } = &source.file;
-    let mut table = parse(text, name)?;
-    read(&table, name)?;
+pub(super) fn written(source: &ConfigSource) -> Result<Table, ConfigError> {
+    let mut table = file(source)?;
+    read(&table, &source.file.name)?;
     for change in &source.changes {
         match change {
             Change::Set(argument) => {
@@ -74,9 +73,29 @@ fn written(source: &ConfigSource) -> Result<Table, ConfigError> {
     Ok(table)
 }
 
+/// The settings of the file, or of the demo as far as they apply.
+pub(super) fn file(source: &ConfigSource) -> Result<Table, ConfigError> {
+    let mut table = parse(&source.file.text, &source.file.name)?;
+    if source.is_demo {
+        demo::keep_what_applies(&mut table, &sets(source)?);
+    }
+    Ok(table)
+}
+
+/// The values of all `--set` arguments.
+pub(super) fn sets(source: &ConfigSource) -> Result<Table, ConfigError> {
+    let mut sets = Table::new();
+    for change in &source.changes {
+        if let Change::Set(argument) = change {
+            overlay(&mut sets, read_set(argument)?);
+        }
+    }
+    Ok(sets)
+}
+
 /// The settings of each layer with its name. Later layers override earlier ones.
 pub(super) fn by_origin(source: &ConfigSource) -> Result<Vec<(String, Table)>, ConfigError> {
-    let mut file = parse(&source.file.text, &source.file.name)?;
+    let mut file = file(source)?;
     let mut sets = Table::new();
     for change in &source.changes {
         match change {
@@ -181,7 +200,7 @@ fn nest(keys: &[&str], value: Value) -> Table {
     Table::from_iter([((*first).to_owned(), rest.iter().rev().fold(value, wrap))])
 }
 
-fn overlay(base: &mut Table, layer: Table) {
+pub(super) fn overlay(base: &mut Table, layer: Table) {
     for (key, value) in layer {
         match (base.get_mut(&key), value) {
             (Some(Value::Table(below)), Value::Table(above)) => overlay(below, above),
@@ -208,13 +227,17 @@ fn explain(table: &Table, origin: &str, path: &Path, problem: &Problem) -> Confi
     let rule = match problem {
         Problem::UnknownKey { known } => {
             let keys: Vec<String> = path.iter().filter_map(key).collect();
-            if let Some(&(_, reason)) = NOT_AVAILABLE.iter().find(|(key, _)| *key == keys.join(".")) {
-                return ConfigError::NotAvailable { key: keys.join("."), reason };
+            if let Some(reason) = unavailable::reason(&keys.join(".")) {
+                return ConfigError::NotAvailable { what: keys.join("."), reason };
             }
             let hint = hint(keys.last().expect("an unknown key has a name"), known);
             return ConfigError::UnknownKey { key: keys.join("."), origin: origin.to_owned(), hint };
         }
         Problem::UnknownWord { known } => {
+            if let Some(reason) = value_at(table, &keys).as_str().and_then(unavailable::reason) {
+                let what = format!("{} = {}", keys.join("."), value_at(table, &keys));
+                return ConfigError::NotAvailable { what, reason };
+            }
             let quoted: Vec<String> = known.iter().map(|word| format!("\"{word}\"")).collect();
             format!("is not known; use {}", either(&quoted))
         }
@@ -223,23 +246,14 @@ fn explain(table: &Table, origin: &str, path: &Path, problem: &Problem) -> Confi
         Problem::Expected(what) if in_list => format!("must be a list whose every element is {what}"),
         Problem::Expected(what) => format!("must be {what}"),
     };
-    let (first, rest) = keys.split_first().expect("a wrong value has a key");
-    let value = rest.iter().fold(&table[first], |value, key| &value[key]);
-    invalid(&keys.join("."), value, rule)
+    invalid(&keys.join("."), value_at(table, &keys), rule)
 }
 
-/// Keys of other trainers (Megatron's names) that users look for here.
-const NOT_AVAILABLE: [(&str, &str); 2] = [
-    (
-        "parallel.cp",
-        "Kintsugi has no context parallelism; remove the key. parallel.sequence_parallel shards activations over tp, and \
-         memory.recompute saves memory for long sequences",
-    ),
-    (
-        "parallel.ep",
-        "Kintsugi has no expert parallelism, because it has no mixture-of-experts models; remove the key",
-    ),
-];
+/// The value of a key of the table.
+fn value_at<'a>(table: &'a Table, keys: &[String]) -> &'a Value {
+    let (first, rest) = keys.split_first().expect("a wrong value has a key");
+    rest.iter().fold(&table[first], |value, key| &value[key])
+}
 
 /// A key similar to `key`, or else the known keys.
 fn hint(key: &str, known: &[&str]) -> String {

@@ -57,6 +57,19 @@ pub(super) fn note(mesh: Mesh, batch: Batch, cluster: &ClusterSpec, asked: Optio
     ))
 }
 
+/// A note about a cluster of which one rank is used because no layout was requested. `asked` is the number of nodes that the
+/// user requests.
+pub(super) fn default_note(raw: &RawParallel, cluster: &ClusterSpec, asked: Option<usize>) -> Option<String> {
+    let per_node = cluster.topology.per_node.filter(|&ranks| ranks > 1)?;
+    let given = raw.tp.is_some() || raw.pp.is_some() || raw.dp.is_some() || asked.is_some();
+    (!given).then(|| {
+        format!(
+            "this is one rank, because neither a layout nor cluster.nodes is given; cluster.nodes = 1 has one for each of the \
+             {per_node} devices of a node, and parallel.tp, pp and dp divide the model"
+        )
+    })
+}
+
 /// The number of replicas that fills the nodes.
 fn replicas(tp: usize, pp: usize, nodes: usize, per_node: usize) -> Result<usize, ConfigError> {
     let (ranks, replica) = (nodes * per_node, tp * pp);

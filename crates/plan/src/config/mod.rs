@@ -4,8 +4,10 @@
 //! `model.preset` and `cluster.preset`, the file, `--set`. Every error is one sentence with the field, its value and
 //! what is allowed.
 
+mod chosen;
 mod cluster;
 mod data;
+mod demo;
 mod deserialize;
 mod error;
 mod framework;
@@ -22,6 +24,7 @@ mod sharding;
 mod source;
 mod strategy;
 mod training;
+mod unavailable;
 mod words;
 mod write;
 
@@ -80,7 +83,7 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
         memory: training::memory(&raw.memory),
         optimizer: training::optimizer(&raw.optimizer)?,
         data: data::resolve(&raw.data, model.vocab)?,
-        run: training::run(&raw.run)?,
+        run: training::run(&raw.run, cluster.device.kind)?,
         framework,
         init: raw.model.init.as_ref().map(Into::into),
         model,

@@ -4,10 +4,10 @@ use kintsugi_spec::{Activation, DeviceSpec, Family, FrameworkSpec, RotaryScaling
 use serde::{Deserialize, Serialize};
 
 use super::words::{
-    Collectives, OptimizerName, Quantize, Replicas, ShardLevel, ShardPreset, Sources, Transport,
+    Collectives, DeviceName, OptimizerName, Quantize, Replicas, ShardLevel, ShardPreset, Sources, Transport,
 };
 use crate::{
-    AttentionKind, Compute, DeviceKind, GradientType, LogFormat, LossScale, RateSchedule, Recompute, Resume,
+    AttentionKind, Compute, GradientType, LogFormat, LossScale, RateSchedule, Recompute, Resume,
     ScheduleKind, When,
 };
 
@@ -165,7 +165,7 @@ table!(RawRun {
     communication_timeout: u64,
     deterministic: bool,
     graph: bool,
-    device: DeviceKind,
+    device: DeviceName,
     transport: Transport,
     nccl_channels: u64,
     nccl_buffer: u64,

@@ -2,14 +2,12 @@
 
 use std::path::PathBuf;
 
+use super::demo::{self, DEMO};
 use super::error::ConfigError;
-use super::layers::Layers;
+use super::layers::{self, Layers};
 use super::raw::RawConfig;
 use super::{cluster, mesh, plan, search_base, sharding, training};
 use crate::Plan;
-
-/// The configuration that is used if no file is given.
-const DEMO: &str = include_str!("demo.toml");
 
 /// A configuration that is not checked yet: the text of a file and the changes to it, which apply in the order in which
 /// they were added.
@@ -74,7 +72,8 @@ impl ConfigSource {
         ConfigSource { file, is_demo: false, changes: Vec::new(), profile: None, data_vocab: None }
     }
 
-    /// The built-in demo, which is used if no file is given.
+    /// The built-in demo, which is used if no file is given. Once a change names another model or another cluster, nothing
+    /// of the demo remains but its model, and that only if no other is named.
     pub fn demo() -> Self {
         ConfigSource { is_demo: true, ..ConfigSource::text(DEMO).named("the built-in demo") }
     }
@@ -129,17 +128,23 @@ impl ConfigSource {
         Ok(prefixes.map(|prefixes| VocabSource { prefixes, tokenizer: data.tokenizer }))
     }
 
-    /// Whether the built-in demo is used instead of a file.
-    pub fn is_demo(&self) -> bool {
-        self.is_demo
-    }
-
     /// Checks that the text is TOML with known keys and values of the right kind. [`plan`](Self::plan) checks more.
     pub fn check(&self) -> Result<(), ConfigError> {
         Layers::given(self).map(drop)
     }
 
-    /// Resolves the configuration to a plan.
+    /// Whether the model is that of the built-in demo: there is no file, and no change names another model.
+    pub fn has_demo_model(&self) -> Result<bool, ConfigError> {
+        Ok(self.is_demo && layers::file(self)?.contains_key("model"))
+    }
+
+    /// Whether the configuration leaves the device to be chosen (`run.device = "auto"`).
+    pub fn is_device_auto(&self) -> Result<bool, ConfigError> {
+        Ok(training::given_device(&Layers::read_without_profile(self)?.merged.run).is_none())
+    }
+
+    /// Resolves the configuration to a plan. `run.device = "auto"` is the kind of device that the cluster describes; a command
+    /// that runs the plan on this machine sets the device itself.
     pub fn plan(&self) -> Result<Plan, ConfigError> {
         plan(&Layers::read(self)?)
     }
@@ -154,12 +159,17 @@ impl ConfigSource {
     /// Settings of the configuration that `plan`, the plan that it resolves to, does not fulfil; one sentence each.
     pub fn notes(&self, plan: &Plan) -> Result<Vec<String>, ConfigError> {
         let layers = Layers::read_without_profile(self)?;
-        let mut notes = sharding::notes(&layers.merged.sharding, &plan.sharding, plan.mesh);
+        let mut notes = Vec::new();
+        if self.is_demo {
+            notes.extend(demo::note(&layers::file(self)?, &layers::sets(self)?));
+        }
+        notes.extend(sharding::notes(&layers.merged.sharding, &plan.sharding, plan.mesh));
         // The `config.toml` that a run writes contains the preset's number of nodes. That is the cluster's size, not a
         // request.
         let preset = layers.presets.cluster.nodes;
         let asked = layers.given.cluster.nodes.filter(|&nodes| preset != Some(nodes));
         notes.extend(mesh::note(plan.mesh, plan.batch, &plan.cluster, asked));
+        notes.extend(mesh::default_note(&layers.merged.parallel, &plan.cluster, layers.given.cluster.nodes));
         notes.extend(training::note(&plan.optimizer, &plan.run));
         notes.extend(training::keep_best_note(&plan.run));
         Ok(notes)

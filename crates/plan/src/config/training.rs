@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use kintsugi_spec::Hardware;
+
 use super::error::{ConfigError, between, invalid, short, within};
 use super::raw::{RawMemory, RawOptimizer, RawPrecision, RawRun};
-use super::words::Transport as TransportName;
+use super::words::{DeviceName, Transport as TransportName};
 use crate::{
     AttentionKind, Compute, DeviceKind, GradientType, LogFormat, LossScale, MemoryOptions, Optimizer,
     Precision, RateSchedule, Recompute, Resume, Run, Transport,
@@ -126,8 +128,21 @@ fn clip(norm: f64) -> Result<f64, ConfigError> {
     Err(invalid("optimizer.clip", short(norm), "must be 0, for no clipping, or from 1e-30 to 1e30"))
 }
 
-pub(super) fn run(raw: &RawRun) -> Result<Run, ConfigError> {
-    let device = raw.device.unwrap_or(DeviceKind::Cpu);
+/// The device of a run if the configuration says it: by its key, or by a transport that only GPUs have.
+pub(super) fn given_device(raw: &RawRun) -> Option<DeviceKind> {
+    match (raw.device.unwrap_or(DeviceName::Auto), raw.transport) {
+        (DeviceName::Cpu, _) => Some(DeviceKind::Cpu),
+        (DeviceName::Cuda, _) | (DeviceName::Auto, Some(TransportName::Nccl)) => Some(DeviceKind::Cuda),
+        (DeviceName::Auto, _) => None,
+    }
+}
+
+/// The run. If the configuration does not say its device, that is the one of the cluster, whose devices are of this `kind`.
+pub(super) fn run(raw: &RawRun, kind: Option<Hardware>) -> Result<Run, ConfigError> {
+    let device = given_device(raw).unwrap_or(match kind {
+        Some(Hardware::Gpu) => DeviceKind::Cuda,
+        Some(Hardware::Cpu) | None => DeviceKind::Cpu,
+    });
     Ok(Run {
         steps: within("run.steps", raw.steps.unwrap_or(100), 0..=MOST_STEPS)?,
         seed: raw.seed.unwrap_or(1),

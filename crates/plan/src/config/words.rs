@@ -73,6 +73,15 @@ pub(super) enum OptimizerName {
     Adamw,
 }
 
+/// The known devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum DeviceName {
+    Auto,
+    Cpu,
+    Cuda,
+}
+
 /// The known transports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]

@@ -53,7 +53,7 @@ pub(super) fn model(model: &ModelSpec) -> RawModel {
     RawModel { preset: preset(&model.name), ..same_keys(&table) }
 }
 
-fn parallel(plan: &Plan) -> RawParallel {
+pub(super) fn parallel(plan: &Plan) -> RawParallel {
     RawParallel {
         tp: Some(plan.mesh.tp),
         pp: Some(plan.mesh.pp),
@@ -68,7 +68,7 @@ fn parallel(plan: &Plan) -> RawParallel {
     }
 }
 
-fn sharding(plan: &Plan) -> RawSharding {
+pub(super) fn sharding(plan: &Plan) -> RawSharding {
     let Sharding { weights, gradients, states, secondary, gather, reduce, quantized, .. } = plan.sharding;
     // The innermost level with as many replicas; all replicas are the cluster's.
     let level = |ranks: usize| {

@@ -2,7 +2,9 @@
 
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::{InitialValues, Parameter, parameters};
-use kintsugi_plan::{Codes, Data, DataSource, Mesh, Plan, Quantized, ScheduleKind, TokenData, Unit, When};
+use kintsugi_plan::{
+    Codes, Data, DataSource, DeviceKind, Mesh, Plan, Quantized, ScheduleKind, TokenData, Unit, When,
+};
 use kintsugi_spec::{ModelSpec, presets};
 
 fn plan(text: &str, sets: &[&str]) -> Plan {
@@ -33,6 +35,52 @@ fn without_a_file_there_is_the_demo() {
     assert_eq!(demo.micro_batches(), 4);
     assert_eq!(demo.run.steps, 500);
     assert_eq!(demo.cluster.device.name, "cpu");
+}
+
+#[test]
+fn nothing_of_the_demo_is_left_once_a_model_or_a_cluster_is_named() {
+    let plan = |sets: &[&str]| ConfigSource::demo().sets(sets).plan().unwrap();
+    let as_file = |sets: &[&str]| ConfigSource::text("").sets(sets).plan().unwrap();
+    for model in presets::MODELS.iter().filter(|model| model.name != "demo") {
+        let sets = [&*format!("model.preset={}", model.name), "cluster.preset=h100"];
+        assert_eq!(plan(&sets), as_file(&sets), "{}", model.name);
+        assert_eq!(plan(&sets[..1]), as_file(&sets[..1]), "{}", model.name);
+    }
+    let large = plan(&["model.preset=llama3-70b", "cluster.preset=h100"]);
+    assert_eq!((large.batch.sequence, large.batch.global, large.mesh.ranks()), (8192, 1, 1));
+    assert_eq!(plan(&["model.preset=llama3-70b", "cluster.preset=h100", "cluster.nodes=2"]).mesh.dp, 16);
+    // A cluster alone leaves the demo's model, because a plan needs one, and says so.
+    let source = ConfigSource::demo().set("cluster.preset=h100");
+    let frontier = source.plan().unwrap();
+    assert_eq!(frontier, as_file(&["model.preset=demo", "cluster.preset=h100"]));
+    let notes = source.notes(&frontier).unwrap().join("\n");
+    assert!(
+        notes.starts_with("no model is named, so this is the demo's; ")
+            && notes.contains("this is one rank, ")
+    );
+    assert_eq!(source.has_demo_model(), Ok(true));
+    assert_eq!(ConfigSource::demo().set("model.preset=llama3-8b").has_demo_model(), Ok(false));
+    // The demo's own names and single keys of its model change nothing else of it.
+    for sets in [["model.preset=demo", "cluster.preset=local"], ["model.layers=8", "cluster.per_node=4"]] {
+        let source = ConfigSource::demo().sets(sets);
+        assert_eq!(source.plan().unwrap().mesh.ranks(), 8, "{sets:?}");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_given_is_that_of_the_cluster() {
+    let run = |sets: &[&str]| {
+        let source = ConfigSource::text("model.preset = \"demo\"").sets(sets);
+        let run = source.plan().unwrap().run;
+        (source.is_device_auto().unwrap(), run.device, run.deterministic)
+    };
+    assert_eq!(run(&[]), (true, DeviceKind::Cpu, true));
+    assert_eq!(run(&["run.device=auto", "cluster.preset=h100"]), (true, DeviceKind::Cuda, false));
+    assert_eq!(run(&["cluster.device.kind=gpu"]), (true, DeviceKind::Cuda, false));
+    assert_eq!(run(&["run.device=cpu", "cluster.preset=h100"]), (false, DeviceKind::Cpu, true));
+    assert_eq!(run(&["run.device=cuda"]), (false, DeviceKind::Cuda, false));
+    // Only GPUs communicate by NCCL.
+    assert_eq!(run(&["run.transport=nccl"]), (false, DeviceKind::Cuda, false));
 }
 
 #[test]
@@ -261,9 +309,11 @@ fn a_folder_of_weights_brings_its_model() {
     assert_eq!(plan.model, ModelSpec { name: "custom".into(), vocab_multiple: 64, ..held.clone() });
     assert_eq!((plan.batch.sequence, plan.init), (32, Some("weights".into())));
 
-    // Without a file, the demo's model is replaced, and the rest of the demo stays.
+    // Without a file, nothing of the demo is left, and the sequence is the model's longest.
+    let plan = with(ConfigSource::demo(), &["model.init=weights"]).unwrap();
+    assert_eq!((plan.model.layers, plan.batch.sequence, plan.mesh.ranks()), (3, held.positions, 1));
     let plan = with(ConfigSource::demo(), &["model.init=weights", "model.positions=100"]).unwrap();
-    assert_eq!((plan.model.layers, plan.model.positions, plan.mesh.ranks()), (3, 100, 8));
+    assert_eq!((plan.model.positions, plan.batch.sequence), (100, 100));
 
     let refused = |more: &[&str]| with(ConfigSource::text(file), more).unwrap_err().to_string();
     assert_eq!(

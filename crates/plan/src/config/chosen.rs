@@ -1,0 +1,207 @@
+//! Writes a configuration with the strategy that a search chose: the user's settings, and only what a strategy decides.
+
+use toml::{Table, Value};
+
+use super::error::ConfigError;
+use super::layers::{self, Layers, overlay};
+use super::raw::{RawParallel, RawSharding};
+use super::source::ConfigSource;
+use super::{pipeline, sharding, write};
+use crate::{Plan, ScheduleKind};
+
+/// The order of the tables.
+const TABLES: [&str; 11] = [
+    "model",
+    "batch",
+    "parallel",
+    "sharding",
+    "precision",
+    "memory",
+    "optimizer",
+    "data",
+    "cluster",
+    "framework",
+    "run",
+];
+
+/// Keys of `[parallel]` that a strategy does not decide.
+const NOT_DECIDED: [&str; 3] = ["prefetch", "overlap", "overlap_tp"];
+
+impl ConfigSource {
+    /// The TOML text of this configuration with the strategy of `plan`, a plan for the same model, batch and cluster. Presets
+    /// stay names, and defaults are left out: the text resolves to `plan` on every machine.
+    pub fn with_strategy_of(&self, plan: &Plan) -> Result<String, ConfigError> {
+        let presets = Layers::read_without_profile(self)?.presets;
+        let mut table = layers::written(self)?;
+        let parallel = inner(&mut table, "parallel");
+        parallel.retain(|key, _| NOT_DECIDED.contains(&key));
+        parallel.extend(of_parallel(plan)?);
+        *inner(&mut table, "sharding") = of_sharding(plan, &presets.sharding);
+        inner(&mut table, "batch").insert("micro".to_owned(), Value::Integer(plan.batch.micro as i64));
+        let recompute = Value::try_from(plan.memory.recompute).expect("a word");
+        inner(&mut table, "memory").insert("recompute".to_owned(), recompute);
+        let mut text = "# The strategy is the choice of kintsugi plan --search: batch.micro, [parallel], [sharding] and \
+                        memory.recompute.\n"
+            .to_owned();
+        for name in TABLES {
+            if let Some(Value::Table(values)) = table.remove(name).filter(|value| *value != empty()) {
+                let one = Table::from_iter([(name.to_owned(), Value::Table(values))]);
+                text.push('\n');
+                text += &toml::to_string(&one).expect("it was parsed from text");
+            }
+        }
+        Ok(text)
+    }
+}
+
+/// The layout. Keys whose default is the same are left out, except those that everybody looks for.
+fn of_parallel(plan: &Plan) -> Result<Table, ConfigError> {
+    let all = write::parallel(plan);
+    let even = RawParallel { layers_per_stage: None, ..all.clone() };
+    let even = pipeline::resolve(&even, plan.mesh, plan.model.layers, plan.batch)?;
+    let chosen = RawParallel {
+        layers_per_stage: all.layers_per_stage.filter(|layers| *layers != even.layers),
+        virtual_stages: all.virtual_stages.filter(|_| plan.pipeline.schedule == ScheduleKind::Interleaved),
+        sequence_parallel: all.sequence_parallel.filter(|_| plan.mesh.tp > 1),
+        prefetch: None,
+        overlap: None,
+        overlap_tp: None,
+        ..all
+    };
+    Ok(Table::try_from(chosen).expect("a table of numbers and words"))
+}
+
+/// The fewest keys that give the plan's sharding over those of the presets.
+fn of_sharding(plan: &Plan, presets: &RawSharding) -> Table {
+    let table = |raw: &RawSharding| Table::try_from(raw).expect("a table of numbers and words");
+    let below = table(presets);
+    let is_enough = |keys: &Table| {
+        let mut merged = below.clone();
+        overlay(&mut merged, keys.clone());
+        let raw: RawSharding = merged.try_into().expect("its keys are those of its table");
+        sharding::resolve(&raw, plan.mesh, &plan.cluster, &plan.framework).as_ref() == Ok(&plan.sharding)
+    };
+    let all = table(&write::sharding(plan));
+    let with_stage = |stage: i64| {
+        let mut keys = all.clone();
+        keys.insert("zero".to_owned(), Value::Integer(stage));
+        for key in all.keys() {
+            let value = keys.remove(key);
+            if let (false, Some(value)) = (is_enough(&keys), value) {
+                keys.insert(key.clone(), value);
+            }
+        }
+        keys
+    };
+    (0..=3).map(with_stage).min_by_key(Table::len).expect("there are stages")
+}
+
+/// A table of the configuration, which may be missing.
+fn inner<'a>(table: &'a mut Table, name: &str) -> &'a mut Table {
+    match table.entry(name).or_insert_with(empty) {
+        Value::Table(inner) => inner,
+        _ => unreachable!("the configuration has been read as tables"),
+    }
+}
+
+fn empty() -> Value {
+    Value::Table(Table::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use kintsugi_spec::Level;
+
+    use super::*;
+    use crate::config::{ShardingChoice, Strategy};
+    use crate::{Mesh, Quantized, Recompute, When};
+
+    const FILE: &str = "[model]\npreset = \"llama3-8b\"\n[batch]\nglobal = 64\n[parallel]\ntp = 8\nprefetch = 2\n\
+                        [sharding]\nzero = 2\nreduce = \"step\"\n[memory]\nattention = \"plain\"\n\
+                        [cluster]\npreset = \"h100\"\nnodes = 2\n[run]\nout = \"mine\"\n";
+
+    fn strategies() -> Vec<Strategy> {
+        let plain = Strategy {
+            mesh: Mesh { pp: 1, dp: 16, tp: 1 },
+            micro: 2,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            virtual_stages: 1,
+            last_layers: None,
+            sequence_parallel: false,
+            sharding: ShardingChoice::NONE,
+            recompute: Recompute::Full,
+        };
+        let all = ShardingChoice {
+            weights: Some(Level::Cluster),
+            gradients: Some(Level::Cluster),
+            states: Some(Level::Cluster),
+            secondary: None,
+            gather: When::Step,
+            reduce: When::MicroBatch,
+            quantized: Quantized::NONE,
+        };
+        let hybrid = ShardingChoice { weights: Some(Level::Node), gather: When::MicroBatch, ..all };
+        let interleaved = Strategy {
+            mesh: Mesh { pp: 4, dp: 2, tp: 2 },
+            schedule: ScheduleKind::Interleaved,
+            virtual_stages: 2,
+            sequence_parallel: true,
+            ..plain
+        };
+        vec![
+            plain,
+            Strategy { sharding: all, ..plain },
+            Strategy { sharding: hybrid, ..plain },
+            interleaved,
+            Strategy { mesh: Mesh { pp: 4, dp: 2, tp: 2 }, last_layers: Some(5), ..plain },
+        ]
+    }
+
+    #[test]
+    fn the_text_has_the_users_keys_and_the_strategy_and_resolves_to_it() {
+        for more in [&[][..], &["framework.preset=deepspeed-zero3"], &["framework.preset=nanotron"]] {
+            let source = ConfigSource::text(FILE).sets(more);
+            let (base, _) = source.search_base().unwrap();
+            for strategy in strategies() {
+                let plan = base.with_strategy(&strategy).unwrap();
+                let text = source.with_strategy_of(&plan).unwrap();
+                assert_eq!(ConfigSource::text(&text).plan().as_ref(), Ok(&plan), "{text}");
+                assert!(text.lines().count() <= 36, "{text}");
+                assert!(!text.contains("device") && !text.contains("deterministic"), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_known_stage_is_one_key() {
+        let source = ConfigSource::text(FILE);
+        let (base, _) = source.search_base().unwrap();
+        let text = source.with_strategy_of(&base.with_strategy(&strategies()[1]).unwrap()).unwrap();
+        assert!(text.contains("\n[sharding]\ngather = \"step\"\nzero = 3\n"), "{text}");
+        assert!(
+            text.contains("\n[parallel]\ndp = 16\npp = 1\nprefetch = 2\nschedule = \"1f1b\"\ntp = 1\n"),
+            "{text}"
+        );
+        assert!(text.contains("\n[memory]\nattention = \"plain\"\nrecompute = \"full\"\n"), "{text}");
+        assert!(
+            text.contains("\n[run]\nout = \"mine\"\n") && text.contains("[model]\npreset = \"llama3-8b\"\n")
+        );
+    }
+
+    #[test]
+    fn nothing_of_the_demo_is_written_once_a_model_is_named() {
+        let source = ConfigSource::demo().sets([
+            "model.preset=llama3-8b",
+            "cluster.preset=h100",
+            "cluster.nodes=2",
+            "batch.global=64",
+        ]);
+        let (base, ranks) = source.search_base().unwrap();
+        assert_eq!((ranks, base.batch.sequence), (16, 8192));
+        let text = source.with_strategy_of(&base.with_strategy(&strategies()[1]).unwrap()).unwrap();
+        assert!(
+            !text.contains("[optimizer]") && !text.contains("[data]") && !text.contains("sequence"),
+            "{text}"
+        );
+    }
+}
