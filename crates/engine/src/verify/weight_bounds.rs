@@ -139,3 +139,117 @@ impl Element {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use kintsugi_plan::config::ConfigSource;
+
+    use super::*;
+    use crate::verify::{Bounds, Recording, Reference, compare};
+
+    /// The gradients of a bias in three steps, about 0.01, with two elements that are almost zero.
+    fn gradients() -> [Vec<f64>; 3] {
+        [1, 2, 3].map(|step| {
+            let ordinary = |i: usize| 0.01 * (1.0 + (i * 37 % 11) as f64 / 10.0) * (1.0 + 0.1 * step as f64);
+            let mut values: Vec<f64> = (0..64).map(ordinary).collect();
+            values[5] = 4e-6 / f64::from(step);
+            values[9] = 1e-9;
+            values
+        })
+    }
+
+    /// Gradients that differ by 1.3e-6, relatively, in L2: every element by as much, up or down.
+    fn disturbed(gradients: &[Vec<f64>; 3]) -> [Vec<f64>; 3] {
+        gradients.clone().map(|values| {
+            let mean = (values.iter().map(|g| g * g).sum::<f64>() / 64.0).sqrt();
+            let sign = |i: usize| if i % 2 == 0 { 1.0 } else { -1.0 };
+            values.iter().enumerate().map(|(i, g)| g + 1.3e-6 * mean * sign(i)).collect()
+        })
+    }
+
+    fn whole(values: &[f64]) -> WholeParameters {
+        WholeParameters::from([("bias".to_owned(), values.iter().map(|&x| x as f32).collect())])
+    }
+
+    /// The recording of a run whose weights started at zero.
+    fn recording(gradients: &[Vec<f64>; 3], weights: &[f64]) -> Recording {
+        Recording {
+            losses: vec![1.0],
+            norms: vec![1.0],
+            gradients: whole(&gradients[0]),
+            weights: whole(weights),
+            diverged: BTreeSet::new(),
+            rotated: [0, 8],
+        }
+    }
+
+    const RATE: f64 = 1e-3;
+
+    /// `AdamW` by its definition, without decay, from zero.
+    fn train(plan: &Plan, gradients: &[Vec<f64>; 3]) -> Vec<f64> {
+        let ((beta1, beta2), epsilon) = (plan.optimizer.betas, plan.optimizer.eps);
+        let train = |i: usize| {
+            let (mut weight, mut first, mut second) = (0.0, 0.0, 0.0);
+            for (step, values) in (1..).zip(gradients) {
+                first = beta1 * first + (1.0 - beta1) * values[i];
+                second = beta2 * second + (1.0 - beta2) * values[i] * values[i];
+                let root = (second / (1.0 - beta2.powi(step))).sqrt();
+                weight -= RATE * (first / (1.0 - beta1.powi(step))) / (root + epsilon);
+            }
+            weight
+        };
+        (0..64).map(train).collect()
+    }
+
+    fn reference(plan: &Plan, gradients: &[Vec<f64>; 3]) -> (Reference, Vec<f64>) {
+        let bounds = Bounds::of(plan);
+        let mut weight_bounds = WeightBounds::new(plan, bounds.element_gradient().expect("in fp32"));
+        gradients.iter().for_each(|values| weight_bounds.add(&whole(values), 1.0, RATE));
+        let weights = train(plan, gradients);
+        let weight_bounds = Some(weight_bounds.of(&whole(&weights)));
+        (Reference { recording: recording(gradients, &weights), weight_bounds }, weights)
+    }
+
+    #[test]
+    fn weights_that_follow_from_small_differences_of_gradients_are_accepted() {
+        let (plan, gradients) = (ConfigSource::demo().plan().expect("the demo"), gradients());
+        let (reference, _) = reference(&plan, &gradients);
+        let other = disturbed(&gradients);
+        let difference = compare(&reference, &recording(&other, &train(&plan, &other)));
+        assert!((1.2e-6..1.4e-6).contains(&difference.gradient), "{difference:?}");
+        assert!(difference.weight > 1e-2, "an element turned around: {difference:?}");
+        assert!(Bounds::of(&plan).hold(&difference), "{difference:?}");
+    }
+
+    #[test]
+    fn a_weight_that_its_gradients_cannot_explain_is_refused() {
+        let (plan, gradients) = (ConfigSource::demo().plan().expect("the demo"), gradients());
+        let (reference, weights) = reference(&plan, &gradients);
+        let differs = |element: usize, by: f64| {
+            let mut weights = weights.clone();
+            weights[element] += by;
+            let difference = compare(&reference, &recording(&gradients, &weights));
+            (Bounds::of(&plan).broken_by(&difference), difference.unexplained_of)
+        };
+        let refused = (vec!["weight"], "bias".to_owned());
+        assert_eq!(differs(0, 1e-3 * RATE), refused, "an ordinary element, by a thousandth of a step");
+        assert_eq!(
+            differs(9, 7.0 * RATE),
+            refused,
+            "no gradients turn an element further than there and back"
+        );
+        assert_eq!(differs(0, f64::NAN), refused);
+        assert!(differs(9, RATE).0.is_empty());
+    }
+
+    #[test]
+    fn an_element_without_gradients_stays() {
+        let (plan, mut gradients) = (ConfigSource::demo().plan().expect("the demo"), gradients());
+        gradients.iter_mut().for_each(|values| values[3] = 0.0);
+        let (reference, _) = reference(&plan, &gradients);
+        let bound = reference.weight_bounds.expect("in fp32")["bias"][3];
+        assert!(f64::from(bound) < 1e-5 * RATE, "only rounding: {bound:e}");
+    }
+}
