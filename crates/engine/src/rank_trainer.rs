@@ -257,7 +257,7 @@ impl RankTrainer<'_> {
         if let Some(events) = self.events.cloned() {
             worker.backend.set_notice_handler(Box::new(move |notice| {
                 let event = match notice {
-                    Notice::Autotuning => Event::Autotuning,
+                    Notice::Autotuning { products, spent } => Event::Autotuning { products, spent },
                     Notice::LibraryReplaced(reason) => Event::LibraryReplaced(reason),
                 };
                 events.send(event).ok();

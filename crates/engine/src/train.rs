@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use kintsugi_checkpoint::{CheckpointFolder, CheckpointInfo, SaveFailure, saver};
 use kintsugi_comm::Connection;
@@ -64,8 +65,13 @@ pub enum Event {
     /// The device cannot capture the step as a graph, for this reason. The run continues, and the host enqueues the
     /// operations of every step.
     GraphUnavailable(String),
-    /// The device times alternative kernels for the run's operations, so the first steps take longer.
-    Autotuning,
+    /// The device times alternative kernels for the run's matrix products, so the first step takes longer.
+    Autotuning {
+        /// Products whose kernels have been chosen.
+        products: usize,
+        /// The time that this has taken.
+        spent: Duration,
+    },
     /// A library cannot run an operation on this device, for this reason. Our own kernels run it instead.
     LibraryReplaced(String),
 }
@@ -195,7 +201,10 @@ pub struct SaveStatistics {
 impl SaveStatistics {
     fn add(&mut self, event: &Event) {
         match event {
-            Event::Step(_) | Event::GraphUnavailable(_) | Event::Autotuning | Event::LibraryReplaced(_) => {}
+            Event::Step(_)
+            | Event::GraphUnavailable(_)
+            | Event::Autotuning { .. }
+            | Event::LibraryReplaced(_) => {}
             Event::CheckpointSaved(saved) => {
                 self.saved += 1;
                 self.blocked_s += saved.blocked;

@@ -58,7 +58,7 @@ fn run(
         Event::CheckpointSaved(_) => {}
         Event::CheckpointFailed(failure) => panic!("{failure}"),
         Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
-        Event::Autotuning => unreachable!("a CPU has nothing to try"),
+        Event::Autotuning { .. } => unreachable!("a CPU has nothing to try"),
     });
     Run { lines, outcome: outcome.map(|outcome| outcome.expect("rank 0 is here")) }
 }
