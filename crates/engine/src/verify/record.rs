@@ -59,13 +59,14 @@ pub fn record(
     connection: Connection,
     fault: Option<Fault>,
 ) -> Result<Option<Recording>, TrainError> {
-    run(plan, Job { connection, fault, ..Job::new(Arc::new(plan.clone()), memory) }, None)
+    let job = Job { connection, fault, ..Job::new(Arc::new(plan.clone()), memory) };
+    run(plan, &job, None)
 }
 
 /// Runs a plan of one rank in this process and records it as the reference.
 pub fn record_reference(plan: &Plan, memory: MemoryChoice) -> Result<Reference, TrainError> {
     let bounds = Bounds::of(plan).element_gradient().map(|bound| Mutex::new(WeightBounds::new(plan, bound)));
-    let recording = run(plan, Job::new(Arc::new(plan.clone()), memory), bounds.as_ref())?;
+    let recording = run(plan, &Job::new(Arc::new(plan.clone()), memory), bounds.as_ref())?;
     let recording = recording.expect("the only rank is here");
     let weight_bounds = bounds
         .map(|bounds| bounds.into_inner().unwrap_or_else(PoisonError::into_inner).of(&recording.weights));
@@ -73,9 +74,13 @@ pub fn record_reference(plan: &Plan, memory: MemoryChoice) -> Result<Reference, 
 }
 
 /// Runs a job and records it. If `bounds` are given, the job has one rank, and its updates are added to them.
-fn run(plan: &Plan, job: Job, bounds: Option<&Mutex<WeightBounds>>) -> Result<Option<Recording>, TrainError> {
+fn run(
+    plan: &Plan,
+    job: &Job,
+    bounds: Option<&Mutex<WeightBounds>>,
+) -> Result<Option<Recording>, TrainError> {
     let dataset = dataset(plan)?;
-    let ranks = run_job(&job, |worker| {
+    let ranks = run_job(job, |worker| {
         worker.rank.initialise(plan.run.seed);
         let program = worker.program(plan);
         let batches = BatchReader::new(plan, &*dataset, Split::Train, worker, &program);

@@ -164,7 +164,7 @@ mod tests {
     fn disturbed(gradients: &[Vec<f64>; 3]) -> [Vec<f64>; 3] {
         gradients.clone().map(|values| {
             let mean = (values.iter().map(|g| g * g).sum::<f64>() / 64.0).sqrt();
-            let sign = |i: usize| if i % 2 == 0 { 1.0 } else { -1.0 };
+            let sign = |i: usize| if i.is_multiple_of(2) { 1.0 } else { -1.0 };
             values.iter().enumerate().map(|(i, g)| g + 1.3e-6 * mean * sign(i)).collect()
         })
     }
@@ -206,7 +206,9 @@ mod tests {
     fn reference(plan: &Plan, gradients: &[Vec<f64>; 3]) -> (Reference, Vec<f64>) {
         let bounds = Bounds::of(plan);
         let mut weight_bounds = WeightBounds::new(plan, bounds.element_gradient().expect("in fp32"));
-        gradients.iter().for_each(|values| weight_bounds.add(&whole(values), 1.0, RATE));
+        for values in gradients {
+            weight_bounds.add(&whole(values), 1.0, RATE);
+        }
         let weights = train(plan, gradients);
         let weight_bounds = Some(weight_bounds.of(&whole(&weights)));
         (Reference { recording: recording(gradients, &weights), weight_bounds }, weights)
@@ -247,7 +249,9 @@ mod tests {
     #[test]
     fn an_element_without_gradients_stays() {
         let (plan, mut gradients) = (ConfigSource::demo().plan().expect("the demo"), gradients());
-        gradients.iter_mut().for_each(|values| values[3] = 0.0);
+        for values in &mut gradients {
+            values[3] = 0.0;
+        }
         let (reference, _) = reference(&plan, &gradients);
         let bound = reference.weight_bounds.expect("in fp32")["bias"][3];
         assert!(f64::from(bound) < 1e-5 * RATE, "only rounding: {bound:e}");

@@ -186,7 +186,7 @@ mod tests {
     fn trials_take_half_a_second_or_a_few_calls() {
         for ms in [0.05, 0.5, 8.0, 30.0, 400.0] {
             for count in [2, 4, 6] {
-                let runs = back_to_back(&Vec::from_iter(0..count), &vec![ms; count]);
+                let runs = back_to_back(&(0..count).collect::<Vec<_>>(), &vec![ms; count]);
                 assert_eq!(runs.len(), TURNS * count);
                 let warm_up = runs[0].calls;
                 let total = runs.iter().map(|run| run.calls).sum::<usize>() + warm_up;
