@@ -141,7 +141,7 @@ fn a_weight_that_follows_from_rounding_of_its_gradients_agrees() {
 #[test]
 fn two_steps_are_enough_for_every_fault() {
     // Sequence parallelism and a tied table on two stages, and copies over dp.
-    let layouts = ["--layouts", "selective,MiCS"];
+    let layouts = ["--layouts", "selective,states over the node"];
     let (_, answer) = verify("verify-no-fault", &layouts);
     assert!(failed(&answer).is_empty(), "{answer}");
     for (fault, _) in Fault::ALL {
