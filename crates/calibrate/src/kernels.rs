@@ -269,7 +269,7 @@ fn adamw(backend: &dyn Backend, tensors: &Tensors) {
 
 fn quantize(backend: &dyn Backend, tensors: &Tensors, format: BlockFormat) {
     let (x, out) = (tensors.gradient[0].view(), tensors.slices(format));
-    backend.quantize(Quantize { x, out, slices: SLICES, columns: 1, format });
+    backend.quantize(Quantize { x, out, slices: SLICES, format });
 }
 
 /// Restores numbers, as after a gather.
@@ -283,5 +283,5 @@ fn dequantize(backend: &dyn Backend, tensors: &Tensors, format: BlockFormat) {
 fn requantize(backend: &dyn Backend, tensors: &Tensors, format: BlockFormat) {
     let elements = tensors.gradient[0].len() / SLICES;
     let (codes, out) = (tensors.slices(format), tensors.sums.slice(0..format.slice_bytes(elements)));
-    backend.requantize(Requantize { codes, out, parts: SLICES, slices: 1, columns: 1, elements, format });
+    backend.requantize(Requantize { codes, out, parts: SLICES, slices: 1, elements, format });
 }

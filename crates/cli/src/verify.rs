@@ -10,7 +10,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use kintsugi_comm::Connection;
 use kintsugi_comm::mpi::launched;
 use kintsugi_engine::nccl_settings;
-use kintsugi_engine::verify::{Fault, Layout, Recording, compare, layouts, nccl_layouts, record};
+use kintsugi_engine::verify::{
+    Fault, Layout, Reference, compare, layouts, nccl_layouts, record, record_reference,
+};
 use kintsugi_plan::config::ConfigError;
 use kintsugi_plan::{Plan, Transport};
 
@@ -149,7 +151,7 @@ fn run_first(
     plans: Vec<(Result<Plan, ConfigError>, String)>,
 ) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
-    let mut reference = Reference::default();
+    let mut reference = LatestReference::default();
     let mut tally = Tally::default();
     output.text(&tally::header())?;
     let progress = Progress::new("layouts", plans.len() as u64);
@@ -188,7 +190,7 @@ fn fits(plan: &Plan, connection: Connection) -> bool {
 /// Runs a layout and compares it with one rank.
 fn check(
     plan: &Plan,
-    reference: &Recording,
+    reference: &Reference,
     connection: Connection,
     fault: Option<Fault>,
 ) -> Result<Verdict, Failure> {
@@ -205,21 +207,19 @@ fn check(
 
 /// The one-rank run of the latest model. Layouts of a model follow each other, so one is enough.
 #[derive(Default)]
-struct Reference(Option<(Plan, Recording)>);
+struct LatestReference(Option<(Plan, Reference)>);
 
-impl Reference {
+impl LatestReference {
     /// The one-rank run of a layout's model. An error there ends the whole check.
-    fn of(&mut self, layout: &Plan) -> Result<&Recording, Failure> {
+    fn of(&mut self, layout: &Plan) -> Result<&Reference, Failure> {
         let plan = base::on_one_rank(layout);
-        let (_, recording) = match self.0.take() {
+        let (_, reference) = match self.0.take() {
             Some(known) if known.0 == plan => self.0.insert(known),
             _ => {
-                let threads = Connection::Threads;
-                let recording = record(&plan, base::memory(&plan, threads), threads, None)?;
-                let recording = recording.expect("the only rank is here");
-                self.0.insert((plan, recording))
+                let reference = record_reference(&plan, base::memory(&plan, Connection::Threads))?;
+                self.0.insert((plan, reference))
             }
         };
-        Ok(recording)
+        Ok(reference)
     }
 }

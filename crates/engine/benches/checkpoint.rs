@@ -67,7 +67,7 @@ fn saving(plan: &Plan, out: &Path) -> PathBuf {
         }
         Event::CheckpointFailed(failure) => panic!("{failure}"),
         Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
-        Event::Autotuning => unreachable!("a CPU has nothing to try"),
+        Event::Autotuning { .. } => unreachable!("a CPU has nothing to try"),
     });
     let SaveStatistics { last, .. } = outcome.expect("it trains").expect("rank 0 is here").saves;
     let last = last.expect("it is saved");

@@ -10,7 +10,6 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
-use std::time::Instant;
 
 use kintsugi_checkpoint::{CheckpointSaver, RunProgress};
 use kintsugi_comm::{RankFailure, Traffic};
@@ -25,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::evaluate::Evaluation;
 use crate::gpu_monitor::GpuMonitor;
-use crate::pending_step::{PendingStep, Timestamp};
+use crate::pending_step::{FinishedStep, PendingStep, StepSpan};
 use crate::report::{History, RankResult};
 use crate::source::{BatchReader, ReadAhead, StepTokens};
 use crate::trace::Timer;
@@ -50,8 +49,6 @@ struct LoopState {
     history: History,
     /// Steps that the device replayed from a captured graph.
     replayed: u64,
-    /// When the last finished step ended.
-    ended: Option<Timestamp>,
     /// Consecutive skipped steps, up to the last finished step.
     skipped_in_a_row: u64,
     /// Whether a checkpoint is still to be saved because its step was skipped.
@@ -98,7 +95,8 @@ impl RankTrainer<'_> {
             if !tokens_read || options.stop.load(Ordering::Relaxed) {
                 worker.rank.ask_to_stop();
             }
-            let (begun, batch) = (self.now(), self.consumed + step - before.step);
+            let batch = self.consumed + step - before.step;
+            let (begun, energy) = (worker.backend.mark(), self.gpu.and_then(GpuMonitor::energy));
             let waits_before = worker.backend.host_waits();
             if options.trace_step == Some(step - before.step) {
                 let mut timer = Timer::begin(worker, plan);
@@ -107,10 +105,11 @@ impl RankTrainer<'_> {
             } else {
                 state.replayed += self.enqueue(worker, &program, reader.current())?;
             }
+            let span = StepSpan { begun, ended: worker.backend.mark(), energy };
             reader.finish_step();
             let result = worker.rank.fetch_step_result();
             let host_waits = worker.backend.host_waits().zip(waits_before).map(|(now, before)| now - before);
-            let newest = PendingStep { step, batch, begun, host_waits, result };
+            let newest = PendingStep { step, batch, span, host_waits, result };
             if step == before.step {
                 traffic = worker.world.traffic(worker.number);
             }
@@ -196,11 +195,14 @@ impl RankTrainer<'_> {
         worker: &Worker,
         state: &mut LoopState,
     ) -> Result<(StepReport, StepResult), RankError> {
-        let finished = pending.wait(&mut state.ended, || self.now());
+        let PendingStep { step, batch, span, host_waits, result } = pending;
+        let result = result.wait();
         // A failed transfer of a device ends the wait, and the step's result is undefined.
         if let Some(failure) = worker.world.failure() {
             return Err(failure.into());
         }
+        let (seconds, joules) = span.measure(self.gpu);
+        let finished = FinishedStep { step, batch, seconds, joules, host_waits, result };
         let report = StepReport::new(self.plan, &finished);
         state.skipped_in_a_row = finished.result.control(control::SKIPPED_IN_A_ROW) as u64;
         state.stop_agreed = finished.result.stop_agreed();
@@ -255,7 +257,7 @@ impl RankTrainer<'_> {
         if let Some(events) = self.events.cloned() {
             worker.backend.set_notice_handler(Box::new(move |notice| {
                 let event = match notice {
-                    Notice::Autotuning => Event::Autotuning,
+                    Notice::Autotuning { products, spent } => Event::Autotuning { products, spent },
                     Notice::LibraryReplaced(reason) => Event::LibraryReplaced(reason),
                 };
                 events.send(event).ok();
@@ -268,10 +270,6 @@ impl RankTrainer<'_> {
             // Sending fails only if the caller has panicked.
             events.send(event).ok();
         }
-    }
-
-    fn now(&self) -> Timestamp {
-        Timestamp { at: Instant::now(), joules: self.gpu.and_then(GpuMonitor::joules) }
     }
 
     /// The memory of this rank. The bytes by category come from the arena. The reserved bytes come from the driver if one
@@ -333,7 +331,6 @@ impl LoopState {
         LoopState {
             history: History::new(before),
             replayed: 0,
-            ended: None,
             skipped_in_a_row: 0,
             save_due: false,
             save_unconfirmed: false,

@@ -31,7 +31,9 @@ pub struct StepReport {
     pub tokens: u64,
     /// Tokens per second of this step.
     pub tokens_per_s: f64,
-    /// Seconds of this step, from its beginning to its end. A step begins no earlier than the previous one ends.
+    /// Seconds of this step, from its beginning to its end, on the clock of rank 0's device. A step begins no earlier than the
+    /// previous one ends. If there are several ranks, their steps take the same time in the long run, because every step
+    /// contains a sum over all ranks (the norm of the gradient).
     pub step_s: f64,
     /// Model FLOPs utilisation, if the device's peak is known.
     pub mfu: Option<f64>,
@@ -127,7 +129,7 @@ impl History {
             self.seconds += report.step_s;
             self.joules = self.joules.zip(report.energy_j).map(|(sum, joules)| sum + joules);
         } else {
-            self.joules = report.energy_j.map(|_| 0.0);
+            self.joules = Some(0.0);
             self.first = Some(report.clone());
         }
         self.last = Some(report.clone());

@@ -66,8 +66,13 @@ pub enum Event {
     /// The device cannot capture the step as a graph, for this reason. The run continues, and the host enqueues the
     /// operations of every step.
     GraphUnavailable(String),
-    /// The device times alternative kernels for the run's operations, so the first steps take longer.
-    Autotuning,
+    /// The device times alternative kernels for the run's matrix products, so the first step takes longer.
+    Autotuning {
+        /// Products whose kernels have been chosen.
+        products: usize,
+        /// The time that this has taken.
+        spent: Duration,
+    },
     /// A library cannot run an operation on this device, for this reason. Our own kernels run it instead.
     LibraryReplaced(String),
 }
@@ -198,7 +203,10 @@ pub struct SaveStatistics {
 impl SaveStatistics {
     fn add(&mut self, event: &Event) {
         match event {
-            Event::Step(_) | Event::GraphUnavailable(_) | Event::Autotuning | Event::LibraryReplaced(_) => {}
+            Event::Step(_)
+            | Event::GraphUnavailable(_)
+            | Event::Autotuning { .. }
+            | Event::LibraryReplaced(_) => {}
             Event::CheckpointSaved(saved) => {
                 self.saved += 1;
                 self.blocked_s += saved.blocked;

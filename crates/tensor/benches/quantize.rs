@@ -35,7 +35,7 @@ type Kernel = fn(&dyn Backend, &Tensors);
 const KERNELS: [(&str, Kernel); 4] = [
     ("quantize", |backend, t| {
         let (x, out) = (t.numbers.view(), t.codes.view());
-        backend.quantize(Quantize { x, out, slices: 1, columns: 1, format: t.format });
+        backend.quantize(Quantize { x, out, slices: 1, format: t.format });
     }),
     ("dequantize", |backend, t| {
         let (codes, out) = (t.codes.view(), Gradient { view: t.numbers.view(), accumulate: false });
@@ -48,8 +48,7 @@ const KERNELS: [(&str, Kernel); 4] = [
     ("requantize 8", |backend, t| {
         let (codes, out, elements) = (t.parts.view(), t.codes.view(), t.elements / PARTS);
         let out = out.slice(0..t.format.slice_bytes(elements));
-        let (slices, columns, format) = (1, 1, t.format);
-        backend.requantize(Requantize { codes, out, parts: PARTS, slices, columns, elements, format });
+        backend.requantize(Requantize { codes, out, parts: PARTS, slices: 1, elements, format: t.format });
     }),
 ];
 
@@ -83,7 +82,7 @@ impl Tensors {
         for i in 0..PARTS {
             let (x, bytes) = (self.numbers.slice(0..part), format.slice_bytes(part));
             let out = self.parts.slice(i * bytes..(i + 1) * bytes);
-            backend.quantize(Quantize { x, out, slices: 1, columns: 1, format });
+            backend.quantize(Quantize { x, out, slices: 1, format });
         }
     }
 }

@@ -98,9 +98,7 @@ impl Progress {
             Event::LibraryReplaced(reason) => {
                 self.warn(&format!("our own kernels are used, which are slower here: {reason}"));
             }
-            Event::Autotuning => {
-                self.print("tuning matrix products for this GPU, so the first step takes longer");
-            }
+            Event::Autotuning { products, spent } => self.print(&tuning(*products, *spent)),
         }
     }
 
@@ -182,6 +180,15 @@ impl Progress {
     }
 }
 
+/// What is said about the choice of kernels.
+fn tuning(products: usize, spent: Duration) -> String {
+    match products {
+        0 => "choosing kernels for matrix products on this GPU, so the first step takes longer".to_owned(),
+        1 => format!("choosing kernels: 1 product, {} s so far", spent.as_secs()),
+        _ => format!("choosing kernels: {products} products, {} s so far", spent.as_secs()),
+    }
+}
+
 /// The remaining time of the run, if each of its steps takes `step_s` seconds.
 fn time_left(steps: u64, step_s: f64) -> String {
     match Duration::try_from_secs_f64(steps as f64 * step_s) {
@@ -209,6 +216,19 @@ mod tests {
         assert_eq!(lines(3, None, 60), [1, 2, 3]);
         assert_eq!(lines(25, Some(8), 100), [1, 8, 16, 24, 25]);
         assert_eq!(lines(3, Some(1), 0), [1, 2, 3]);
+    }
+
+    #[test]
+    fn the_choice_of_kernels_is_counted() {
+        let lines = [(0, 0), (1, 3), (12, 9)].map(|(products, s)| tuning(products, Duration::from_secs(s)));
+        assert_eq!(
+            lines,
+            [
+                "choosing kernels for matrix products on this GPU, so the first step takes longer",
+                "choosing kernels: 1 product, 3 s so far",
+                "choosing kernels: 12 products, 9 s so far",
+            ]
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kintsugi_engine::verify::{Bounds, Difference, ParameterBound, worse};
+use kintsugi_engine::verify::{Bounds, Difference, ParameterBound, WeightBound, worse};
 use kintsugi_plan::{Compute, Plan, Quantized};
 use serde::Serialize;
 
@@ -87,13 +87,15 @@ impl Verdict {
         match self {
             Verdict::Compared { bounds, difference, .. } => {
                 let broken = bounds.broken_by(difference);
-                let parameters = |bound, what: &str, worst: &str| match bound {
-                    ParameterBound::Each(_) => format!("{what} of {worst}"),
-                    ParameterBound::Together(_) => format!("all {what}s together"),
-                };
                 let named = broken.iter().map(|&name| match name {
-                    "gradient" => parameters(bounds.gradient, "gradient", &difference.gradient_of),
-                    "weight" => parameters(bounds.weight, "weight", &difference.weight_of),
+                    "gradient" => match bounds.gradient {
+                        ParameterBound::Each(_) => format!("gradient of {}", difference.gradient_of),
+                        ParameterBound::Together(_) => "all gradients together".to_owned(),
+                    },
+                    "weight" => match bounds.weight {
+                        WeightBound::Elements => unexplained(difference),
+                        WeightBound::Together(_) => "all weights together".to_owned(),
+                    },
                     "copies" => torn(&difference.diverged),
                     _ => name.to_owned(),
                 });
@@ -118,6 +120,12 @@ impl Verdict {
             Verdict::Skipped(reason) => format!("skipped: {reason}"),
         }
     }
+}
+
+/// A description of a weight that differs by more than differences of gradients explain.
+fn unexplained(difference: &Difference) -> String {
+    let Difference { unexplained, unexplained_of, .. } = difference;
+    format!("weight of {unexplained_of}, {unexplained:.1e} times what its gradients explain")
 }
 
 /// A description of copies that differ, with the first one's name.
@@ -199,7 +207,10 @@ impl Worst {
     /// The differences of one layout that have bounds.
     fn of(bounds: &Bounds, difference: &Difference) -> Self {
         let gradient = bounds.gradient.of(difference.gradient, difference.all_gradients);
-        let weight = bounds.weight.of(difference.weight, difference.all_weights);
+        let weight = match bounds.weight {
+            WeightBound::Elements => difference.weight,
+            WeightBound::Together(_) => difference.all_weights,
+        };
         Worst { loss: difference.loss, norm: difference.norm, gradient, weight }
     }
 
@@ -223,7 +234,8 @@ mod tests {
     fn the_weight_that_is_shown_is_the_one_that_is_bounded() {
         let difference = Difference {
             weight: 0.5,
-            weight_of: "layer.0.query_bias".to_owned(),
+            unexplained: 3.0,
+            unexplained_of: "layer.0.query_bias".to_owned(),
             all_weights: 0.25,
             ..Difference::default()
         };
@@ -232,7 +244,8 @@ mod tests {
             Verdict::compared(&plan, difference.clone())
         };
         let each = verdict("fp32").row();
-        assert!(each.ends_with("5.0e-1  ✗ weight of layer.0.query_bias"), "{each}");
+        let reason = "weight of layer.0.query_bias, 3.0e0 times what its gradients explain";
+        assert!(each.ends_with(&format!("5.0e-1  ✗ {reason}")), "{each}");
         let together = verdict("bf16").row();
         assert!(together.ends_with("2.5e-1  ✗ all weights together"), "{together}");
     }

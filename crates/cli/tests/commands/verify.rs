@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use kintsugi_engine::verify::Fault;
 use serde_json::Value;
 
 use crate::support::{folder, kintsugi, limited};
@@ -125,4 +126,27 @@ fn a_mistake_is_noticed_where_it_matters() {
     assert_eq!(code, Some(1), "{answer}");
     assert!(failed(&answer).contains(&"dp 2"), "{answer}");
     assert!(failed(&answer).iter().all(|layout| layout.contains("dp ")), "{answer}");
+}
+
+/// With this seed one element of a bias has almost no gradient in the first steps. Its weight differs by more than 1e-4 of its
+/// bias, and AdamW makes that of gradients that differ by 1e-6.
+#[test]
+fn a_weight_that_follows_from_rounding_of_its_gradients_agrees() {
+    let (_, answer) = verify("verify-amplified", &["--set", "run.seed=27", "--layouts", "tp 4"]);
+    assert!(failed(&answer).is_empty(), "{answer}");
+    let [weight, gradient] = ["worst_weight", "worst_gradient"].map(|worst| answer[worst].as_f64().unwrap());
+    assert!(weight > 1e-4 && gradient < 2e-6, "{answer}");
+}
+
+#[test]
+fn two_steps_are_enough_for_every_fault() {
+    // Sequence parallelism and a tied table on two stages, and copies over dp.
+    let layouts = ["--layouts", "selective,states over the node"];
+    let (_, answer) = verify("verify-no-fault", &layouts);
+    assert!(failed(&answer).is_empty(), "{answer}");
+    for (fault, _) in Fault::ALL {
+        let (code, answer) =
+            verify(&format!("verify-{fault}"), &[&layouts[..], &["--inject", fault]].concat());
+        assert!(code == Some(1) && !failed(&answer).is_empty(), "{fault}: {answer}");
+    }
 }

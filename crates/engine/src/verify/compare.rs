@@ -6,8 +6,8 @@ use kintsugi_plan::{Compute, Plan};
 use kintsugi_rank::WholeParameters;
 use serde::Serialize;
 
-use super::Recording;
 use super::noise::Noise;
+use super::{Recording, Reference};
 
 /// The largest relative differences between two recordings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -24,8 +24,10 @@ pub struct Difference {
     pub all_gradients: f64,
     /// Largest L2 difference of a parameter at the end.
     pub weight: f64,
-    /// That parameter.
-    pub weight_of: String,
+    /// Largest difference of a weight at the end, divided by its bound in [`Reference::weight_bounds`]. 0 if there are none.
+    pub unexplained: f64,
+    /// The parameter with that weight.
+    pub unexplained_of: String,
     /// L2 difference of all parameters at the end, as one vector.
     pub all_weights: f64,
     /// Parameters whose copies on different ranks are not bit-identical. Training never makes such copies equal again.
@@ -43,18 +45,29 @@ pub struct Bounds {
     /// Bound on the gradients of the first step.
     pub gradient: ParameterBound,
     /// Bound on the weights at the end.
-    pub weight: ParameterBound,
+    pub weight: WeightBound,
 }
 
-/// A bound on all parameters, or on their gradients.
+/// A bound on the weights at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightBound {
+    /// For every element by itself: what the optimizer can make of gradients that differ within their bound
+    /// ([`Reference::weight_bounds`]).
+    Elements,
+    /// For all parameters as one vector. Adam's first steps move every element by the learning rate, whatever the size of
+    /// its gradient. If the gradient is only rounding error, as for a bias that starts at zero, its sign is random in 16 bits.
+    Together(f64),
+}
+
+/// A bound on the gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ParameterBound {
     /// For every parameter by itself.
     Each(f64),
-    /// For all parameters as one vector. Adam's first steps move every element by the learning rate, whatever the size of
-    /// its gradient. If the gradient is only rounding error, as for a bias that starts at zero, its sign is random in 16 bits.
-    /// If it is quantised, it is rounded by the largest gradient of its block, which may be that of another parameter.
+    /// For all parameters as one vector. A quantised gradient is rounded by the largest gradient of its block, which may be
+    /// that of another parameter.
     Together(f64),
 }
 
@@ -84,19 +97,28 @@ impl Bounds {
                 loss: exact.loss + noise.loss,
                 norm: exact.norm + noise.norm,
                 gradient: ParameterBound::Together(exact.gradient.limit() + noise.gradient),
-                weight: ParameterBound::Together(exact.weight.limit() + noise.weight),
+                weight: WeightBound::Together(weights_together(plan.precision.compute) + noise.weight),
             },
         }
+    }
+
+    /// The bound on gradients from which every element's bound on its weight follows, if weights are bounded so.
+    pub(super) fn element_gradient(&self) -> Option<f64> {
+        (self.weight == WeightBound::Elements).then_some(self.gradient.limit())
     }
 
     /// The bounds of a precision. In 16 bits a sum rounds differently in every layout: an activation has an error of half
     /// a unit in its last place (2⁻⁹ in bf16, 2⁻¹² in fp16), and gradients are sums of products of such numbers.
     fn of_precision(compute: Compute) -> Self {
-        use ParameterBound::{Each, Together};
+        use ParameterBound::Each;
+        let weight = match compute {
+            Compute::Fp32 => WeightBound::Elements,
+            Compute::Bf16 | Compute::Fp16 => WeightBound::Together(weights_together(compute)),
+        };
         match compute {
-            Compute::Fp32 => Bounds { loss: 1e-5, norm: 1e-4, gradient: Each(1e-5), weight: Each(1e-4) },
-            Compute::Bf16 => Bounds { loss: 1e-3, norm: 2e-2, gradient: Each(3e-2), weight: Together(2e-2) },
-            Compute::Fp16 => Bounds { loss: 1e-4, norm: 5e-3, gradient: Each(5e-3), weight: Together(5e-3) },
+            Compute::Fp32 => Bounds { loss: 1e-5, norm: 1e-4, gradient: Each(1e-5), weight },
+            Compute::Bf16 => Bounds { loss: 1e-3, norm: 2e-2, gradient: Each(3e-2), weight },
+            Compute::Fp16 => Bounds { loss: 1e-4, norm: 5e-3, gradient: Each(5e-3), weight },
         }
     }
 
@@ -108,12 +130,15 @@ impl Bounds {
     /// The names of the bounds that a difference exceeds.
     pub fn broken_by(&self, difference: &Difference) -> Vec<&'static str> {
         let gradient = self.gradient.of(difference.gradient, difference.all_gradients);
-        let weight = self.weight.of(difference.weight, difference.all_weights);
+        let (weight, weight_bound) = match self.weight {
+            WeightBound::Elements => (difference.unexplained, 1.0),
+            WeightBound::Together(bound) => (difference.all_weights, bound),
+        };
         let pairs = [
             ("loss", difference.loss, self.loss),
             ("norm", difference.norm, self.norm),
             ("gradient", gradient, self.gradient.limit()),
-            ("weight", weight, self.weight.limit()),
+            ("weight", weight, weight_bound),
         ];
         // A NaN exceeds every bound.
         let broken =
@@ -123,18 +148,33 @@ impl Bounds {
     }
 }
 
+/// The bound on all weights as one vector. Codes add to it.
+fn weights_together(compute: Compute) -> f64 {
+    match compute {
+        Compute::Fp32 => 1e-4,
+        Compute::Bf16 => 2e-2,
+        Compute::Fp16 => 5e-3,
+    }
+}
+
 /// The largest differences of `other` from `reference`.
 ///
 /// Softmax is invariant to the key bias in features that are not rotated. The true gradient there is zero, the computed one
 /// is rounding error, and Adam still makes full steps with it. So the per-parameter checks of weights skip the key bias
 /// unless all features are rotated, and those of gradients skip it if no feature is rotated.
-pub fn compare(reference: &Recording, other: &Recording) -> Difference {
+pub fn compare(
+    Reference { recording: reference, weight_bounds }: &Reference,
+    other: &Recording,
+) -> Difference {
     let series = |a: &[f64], b: &[f64]| {
         a.iter().zip(b).map(|(a, b)| (a - b).abs() / a.abs().max(1e-30)).fold(0.0, worse)
     };
     let [rotated, features] = reference.rotated;
     let (gradient, gradient_of) = largest(&reference.gradients, &other.gradients, rotated > 0);
-    let (weight, weight_of) = largest(&reference.weights, &other.weights, rotated == features);
+    let (weight, _) = largest(&reference.weights, &other.weights, rotated == features);
+    let unexplained =
+        |bounds| largest_unexplained(bounds, &reference.weights, &other.weights, rotated == features);
+    let (unexplained, unexplained_of) = weight_bounds.as_ref().map(unexplained).unwrap_or_default();
     Difference {
         loss: series(&reference.losses, &other.losses),
         norm: series(&reference.norms, &other.norms),
@@ -142,22 +182,52 @@ pub fn compare(reference: &Recording, other: &Recording) -> Difference {
         gradient_of,
         all_gradients: together(&reference.gradients, &other.gradients),
         weight,
-        weight_of,
+        unexplained,
+        unexplained_of,
         all_weights: together(&reference.weights, &other.weights),
         diverged: other.diverged.clone(),
     }
 }
 
+/// The largest relative L2 difference of a parameter, and its name.
 fn largest(reference: &WholeParameters, other: &WholeParameters, with_key_bias: bool) -> (f64, String) {
-    let mut largest = (0.0, String::new());
-    for (name, a) in reference.iter().filter(|(name, _)| with_key_bias || !name.ends_with("key_bias")) {
+    worst(reference, with_key_bias, |name, a| {
         let (difference, size) = squares(a, &other[name]);
-        let relative = (difference / size.max(1e-60)).sqrt();
-        if worse(largest.0, relative).to_bits() != f64::to_bits(largest.0) {
-            largest = (relative, name.clone());
+        (difference / size.max(1e-60)).sqrt()
+    })
+}
+
+/// The largest difference of an element divided by its bound, and the name of its parameter.
+fn largest_unexplained(
+    bounds: &WholeParameters,
+    reference: &WholeParameters,
+    other: &WholeParameters,
+    with_key_bias: bool,
+) -> (f64, String) {
+    worst(reference, with_key_bias, |name, a| {
+        let elements = a.iter().zip(&other[name]).zip(&bounds[name]);
+        let share = |((&a, &b), &bound): ((&f32, &f32), &f32)| {
+            let difference = (f64::from(a) - f64::from(b)).abs();
+            if difference == 0.0 { 0.0 } else { difference / f64::from(bound) }
+        };
+        elements.map(share).fold(0.0, worse)
+    })
+}
+
+/// The worst figure of a parameter, and the name of that parameter.
+fn worst(
+    parameters: &WholeParameters,
+    with_key_bias: bool,
+    figure: impl Fn(&String, &[f32]) -> f64,
+) -> (f64, String) {
+    let mut worst = (0.0, String::new());
+    for (name, values) in parameters.iter().filter(|(name, _)| with_key_bias || !name.ends_with("key_bias")) {
+        let figure = figure(name, values);
+        if worse(worst.0, figure).to_bits() != f64::to_bits(worst.0) {
+            worst = (figure, name.clone());
         }
     }
-    largest
+    worst
 }
 
 fn together(reference: &WholeParameters, other: &WholeParameters) -> f64 {

@@ -9,8 +9,9 @@ mod fault;
 mod layouts;
 mod noise;
 mod record;
+mod weight_bounds;
 
-pub use compare::{Bounds, Difference, ParameterBound, compare, worse};
+pub use compare::{Bounds, Difference, ParameterBound, WeightBound, compare, worse};
 pub use fault::Fault;
 pub use layouts::{Layout, layouts, nccl_layouts};
-pub use record::{Recording, record};
+pub use record::{Recording, Reference, record, record_reference};

@@ -1,7 +1,7 @@
 //! Records everything that `verify` compares of a short run.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kintsugi_comm::Connection;
 use kintsugi_data::Split;
@@ -10,6 +10,8 @@ use kintsugi_rank::{UnitValues, WholeParameters, assemble};
 use kintsugi_tensor::ops::control;
 use serde::{Deserialize, Serialize};
 
+use super::Bounds;
+use super::weight_bounds::WeightBounds;
 use crate::source::{BatchReader, StepTokens, dataset};
 use crate::verify::Fault;
 use crate::{Job, MemoryChoice, TrainError, run_job};
@@ -31,7 +33,17 @@ pub struct Recording {
     pub rotated: [usize; 2],
 }
 
-#[derive(Serialize, Deserialize)]
+/// The recording of the one-rank run that layouts are compared with.
+#[derive(Clone, Debug)]
+pub struct Reference {
+    /// What layouts have, too.
+    pub recording: Recording,
+    /// How far every weight of a layout may be from the reference at the end, if gradients may differ by
+    /// [`Bounds::gradient`]. `None` in 16 bits, where weights are bounded together.
+    pub weight_bounds: Option<WholeParameters>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
 struct RankRecording {
     losses: Vec<f64>,
     norms: Vec<f64>,
@@ -47,27 +59,58 @@ pub fn record(
     connection: Connection,
     fault: Option<Fault>,
 ) -> Result<Option<Recording>, TrainError> {
-    let dataset = dataset(plan)?;
     let job = Job { connection, fault, ..Job::new(Arc::new(plan.clone()), memory) };
-    let ranks = run_job(&job, |worker| {
+    run(plan, &job, None)
+}
+
+/// Runs a plan of one rank in this process and records it as the reference.
+pub fn record_reference(plan: &Plan, memory: MemoryChoice) -> Result<Reference, TrainError> {
+    let bounds = Bounds::of(plan).element_gradient().map(|bound| Mutex::new(WeightBounds::new(plan, bound)));
+    let recording = run(plan, &Job::new(Arc::new(plan.clone()), memory), bounds.as_ref())?;
+    let recording = recording.expect("the only rank is here");
+    let weight_bounds = bounds
+        .map(|bounds| bounds.into_inner().unwrap_or_else(PoisonError::into_inner).of(&recording.weights));
+    Ok(Reference { recording, weight_bounds })
+}
+
+/// Runs a job and records it. If `bounds` are given, the job has one rank, and its updates are added to them.
+fn run(
+    plan: &Plan,
+    job: &Job,
+    bounds: Option<&Mutex<WeightBounds>>,
+) -> Result<Option<Recording>, TrainError> {
+    let dataset = dataset(plan)?;
+    let ranks = run_job(job, |worker| {
         worker.rank.initialise(plan.run.seed);
         let program = worker.program(plan);
         let batches = BatchReader::new(plan, &*dataset, Split::Train, worker, &program);
         let mut tokens = StepTokens::default();
-        let mut recording =
-            RankRecording { losses: vec![], norms: vec![], gradients: vec![], weights: vec![] };
+        let mut recording = RankRecording::default();
         for step in 0..plan.run.steps {
             batches.read(step, &mut tokens)?;
+            let (mut gradients, mut scale) = (Vec::new(), 1.0);
             worker.run(&program, &mut tokens, |rank, op| {
-                if step == 0 && *op == Op::Measure {
-                    let scale = rank.control(control::LOSS_SCALE) as f32;
-                    recording.gradients = rank.gradients();
-                    let values = recording.gradients.iter_mut().flat_map(|piece| &mut piece.values);
-                    values.for_each(|value| *value /= scale);
+                if (step == 0 || bounds.is_some()) && *op == Op::Measure {
+                    scale = rank.control(control::LOSS_SCALE);
+                    gradients = rank.gradients();
+                    let values = gradients.iter_mut().flat_map(|piece| &mut piece.values);
+                    values.for_each(|value| *value /= scale as f32);
                 }
             })?;
-            recording.losses.push(worker.rank.control(control::LOSS));
-            recording.norms.push(worker.rank.control(control::NORM));
+            let control = |index| worker.rank.control(index);
+            recording.losses.push(control(control::LOSS));
+            recording.norms.push(control(control::NORM));
+            if let Some(bounds) = bounds
+                && control(control::SKIP) == 0.0
+            {
+                let whole = assemble(plan, &gradients).whole;
+                let mut bounds = bounds.lock().unwrap_or_else(PoisonError::into_inner);
+                let clip = control(control::FACTOR) * scale;
+                bounds.add(&whole, clip, control(control::RATE));
+            }
+            if step == 0 {
+                recording.gradients = gradients;
+            }
         }
         recording.weights = worker.rank.weights();
         Ok(recording)

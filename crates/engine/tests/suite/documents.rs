@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use kintsugi_comm::Connection;
 use kintsugi_data::{Split, TokenFileInfo, TokenType, TokenWriter};
-use kintsugi_engine::verify::{Bounds, compare, layouts, record};
+use kintsugi_engine::verify::{Bounds, compare, layouts, record, record_reference};
 use kintsugi_engine::{EvaluateOptions, MemoryChoice, evaluate, evaluation_dataset};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
@@ -103,9 +103,7 @@ fn all_layouts_agree_with_one_rank() {
         let plan = corpus.plan(&settings(&layout.settings));
         let one = match reference.take() {
             Some((model, recording)) if model == layout.model => recording,
-            _ => record(&corpus.plan(&settings(&[])), MemoryChoice::Heap, Connection::Threads, None)
-                .expect("one rank")
-                .expect("rank 0 is here"),
+            _ => record_reference(&corpus.plan(&settings(&[])), MemoryChoice::Heap).expect("one rank"),
         };
         let difference = compare(
             &one,

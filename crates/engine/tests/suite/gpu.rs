@@ -1,4 +1,5 @@
-//! Whole runs on a GPU: the results are bit-identical with and without a graph, and with and without overlapped steps.
+//! Whole runs on a GPU: the results are bit-identical with and without a graph, and with and without overlapped steps, and the
+//! times of steps are the device's.
 //!
 //! The tests need a GPU. Without one they say so and pass.
 
@@ -65,7 +66,7 @@ fn run(plan: &Plan, overlap_steps: bool) -> (Vec<[u64; 4]>, u64) {
                 );
             }
             Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
-            Event::Autotuning => {}
+            Event::Autotuning { .. } => {}
             Event::CheckpointSaved(_) | Event::CheckpointFailed(_) => unreachable!("nothing is saved"),
         });
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}")).expect("rank 0 is here");
@@ -112,6 +113,41 @@ fn tuned_products_are_replayed_once_they_are_chosen() {
         let [first, last] = [bits[0][0], bits[39][0]].map(f64::from_bits);
         // All are chosen in the first step.
         assert!(replayed >= 25 && last < first, "{replayed} replayed, loss {first} to {last}");
+    }
+}
+
+/// All steps do the same work. The host enqueues many operations a step here, so it looks at the end of a step late.
+#[test]
+fn the_last_of_equal_steps_takes_as_long_as_the_others() {
+    for graph in ["run.graph=false", "run.graph=true"] {
+        let plan = plan(&[
+            "precision.compute=bf16",
+            "model.hidden=1024",
+            "model.heads=16",
+            "model.ffn=4096",
+            "model.layers=24",
+            "batch.sequence=512",
+            "batch.micro=8",
+            "batch.global=32",
+            "run.steps=12",
+            "run.eval_every=0",
+            graph,
+        ]);
+        assert_eq!(plan.micro_batches(), 4);
+        let (options, mut seconds) = (options(&plan, true), Vec::new());
+        let Some(_turn) = lock_gpu() else { continue };
+        let outcome = train(&plan, &*dataset(&plan).expect("its data"), &options, |event| {
+            if let Event::Step(report) = event {
+                seconds.push(report.step_s);
+            }
+        });
+        outcome.unwrap_or_else(|error| panic!("{error}"));
+        let last = seconds[11];
+        // The first steps load kernels, choose between them and are captured.
+        let mut others = seconds[5..11].to_vec();
+        others.sort_by(f64::total_cmp);
+        let median = others[3];
+        assert!(last > 0.9 * median && last < 1.5 * median, "{graph}: {seconds:?}");
     }
 }
 

@@ -52,7 +52,7 @@ fn run(plan: &Plan, from: Option<&Path>, out: &Path) -> Vec<StepReport> {
         Event::CheckpointSaved(saved) => assert!(saved.left.is_none(), "{saved:?}"),
         Event::CheckpointFailed(failure) => panic!("{failure}"),
         Event::GraphUnavailable(reason) | Event::LibraryReplaced(reason) => panic!("{reason}"),
-        Event::Autotuning => unreachable!("a CPU has nothing to try"),
+        Event::Autotuning { .. } => unreachable!("a CPU has nothing to try"),
     });
     assert_eq!(outcome.expect("it trains").expect("rank 0 is here").saves.failed, 0);
     reports

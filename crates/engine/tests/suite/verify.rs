@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use kintsugi_comm::Connection;
 use kintsugi_engine::MemoryChoice;
-use kintsugi_engine::verify::{Bounds, Fault, Layout, Recording, compare, layouts, record};
+use kintsugi_engine::verify::{Bounds, Fault, Reference, compare, layouts, record, record_reference};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::ConfigSource;
 
@@ -31,18 +31,16 @@ fn plan(settings: &[&[String]]) -> Plan {
     ConfigSource::text(SMALL).sets(settings.concat()).plan().expect("a layout of verify is a legal config")
 }
 
-fn reference(layout: &Layout) -> Recording {
-    record(&plan(&[&layout.model]), MemoryChoice::Heap, Connection::Threads, None)
-        .expect("one rank")
-        .expect("rank 0 is here")
+fn reference(settings: &[&[String]]) -> Reference {
+    record_reference(&plan(settings), MemoryChoice::Heap).expect("one rank")
 }
 
 #[test]
 fn all_layouts_agree_with_one_rank() {
-    let mut references: HashMap<Vec<String>, Recording> = HashMap::new();
+    let mut references: HashMap<Vec<String>, Reference> = HashMap::new();
     let mut failed = Vec::new();
     for layout in layouts(true) {
-        let reference = references.entry(layout.model.clone()).or_insert_with(|| reference(&layout));
+        let reference = references.entry(layout.model.clone()).or_insert_with(|| reference(&[&layout.model]));
         let plan = plan(&[&layout.model, &layout.settings]);
         let difference = compare(
             reference,
@@ -63,9 +61,7 @@ fn every_fault_is_noticed() {
     for (name, fault) in Fault::ALL {
         let settings = ["tp=2", "pp=2", "dp=2", "sequence_parallel=true"].map(|s| format!("parallel.{s}"));
         let plan = plan(&[&settings]);
-        let reference = record(&self::plan(&[]), MemoryChoice::Heap, Connection::Threads, None)
-            .expect("one rank")
-            .expect("rank 0 is here");
+        let reference = reference(&[]);
         let bounds = Bounds::of(&plan);
         assert!(
             bounds.hold(&compare(

@@ -69,7 +69,7 @@ impl Slices {
     /// Quantises one slice to its place in a buffer of all.
     pub(super) fn quantize_own(&self, backend: &dyn Backend, x: View, own: &Range<usize>, buffer: &Buffer) {
         let out = buffer.slice(self.place(own));
-        backend.quantize(Quantize { x, out, slices: 1, columns: 1, format: self.format });
+        backend.quantize(Quantize { x, out, slices: 1, format: self.format });
     }
 
     /// Restores the numbers of all slices.
@@ -81,7 +81,7 @@ impl Slices {
     /// Quantises all slices of `x` for an all-to-all.
     pub(super) fn quantize_to_send(&self, backend: &dyn Backend, x: View, buffer: &Buffer) {
         let out = self.sent(buffer);
-        backend.quantize(Quantize { x, out, slices: self.count(), columns: 1, format: self.format });
+        backend.quantize(Quantize { x, out, slices: self.count(), format: self.format });
     }
 
     /// Sums what the all-to-all before has received from `ranks` ranks, and quantises the sums for the next one.
@@ -96,7 +96,6 @@ impl Slices {
             out: self.sent(buffer),
             parts: ranks,
             slices: self.count(),
-            columns: 1,
             elements: self.elements,
             format: self.format,
         });

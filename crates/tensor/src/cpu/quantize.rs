@@ -13,7 +13,7 @@ use std::slice::{ChunksMut, IterMut};
 use self::codes::{Number, STEP, add, pack};
 use super::access::{Access, Scatter};
 use super::parallel::{Rows, Threads};
-use crate::ops::{Bits, BlockFormat, Dequantize, LEAST, Quantize, Requantize, transposed};
+use crate::ops::{Bits, BlockFormat, Dequantize, LEAST, Quantize, Requantize};
 
 /// See [`Quantize`].
 pub fn quantize<T: Number>(threads: Threads, op: &Quantize) {
@@ -43,7 +43,7 @@ fn quantize_to<T: Number, const BITS: usize>(threads: Threads, op: &Quantize) {
     let access = Access::new();
     let elements = op.elements();
     let (x, out) = (access.read::<T>(op.x), Slices::new(access.write_bytes(op.out), elements, op.format));
-    out.each_run(threads, op.slices, op.columns, |slice, run, blocks| {
+    out.each_run(threads, op.slices, |slice, run, blocks| {
         let x = &x[slice * elements..][run];
         for (block, (codes, scale)) in x.chunks(out.format.block).zip(blocks) {
             *scale = encode_block::<T, BITS>(block, codes).to_ne_bytes();
@@ -57,7 +57,7 @@ fn requantize_to<const BITS: usize>(threads: Threads, op: &Requantize) {
         (access.bytes(op.codes), Slices::new(access.write_bytes(op.out), op.elements, op.format));
     let parts = Parts::new(codes, op.slices, op.elements, op.format);
     let segment = op.format.block.max(SEGMENT);
-    out.each_run(threads, op.slices, op.columns, |slice, run, mut blocks| {
+    out.each_run(threads, op.slices, |slice, run, mut blocks| {
         let mut sums = Sums::default();
         for start in run.clone().step_by(segment) {
             let len = segment.min(run.end - start);
@@ -200,13 +200,7 @@ impl<'a> Slices<'a> {
 
     /// Calls `body` for runs of adjacent blocks of a slice: the slice, the elements of the run, and where the codes and the scale of
     /// each block go. The last codes of a slice include their padding.
-    fn each_run(
-        &self,
-        threads: Threads,
-        slices: usize,
-        columns: usize,
-        body: impl Fn(usize, Range<usize>, Blocks) + Sync,
-    ) {
+    fn each_run(&self, threads: Threads, slices: usize, body: impl Fn(usize, Range<usize>, Blocks) + Sync) {
         let BlockFormat { bits, block } = self.format;
         let (blocks, bytes) = (self.format.blocks(self.elements), self.format.slice_bytes(self.elements));
         let (code_bytes, block_bytes) = (self.format.code_bytes(self.elements), block * bits.count() / 8);
@@ -215,7 +209,7 @@ impl<'a> Slices<'a> {
                 let (slice, first) = (items.start / blocks, items.start % blocks);
                 let end = blocks.min(first + items.len());
                 items.start += end - first;
-                let start = transposed(slice, slices, columns) * bytes;
+                let start = slice * bytes;
                 let codes = first * block_bytes..code_bytes.min(end * block_bytes);
                 let scales = code_bytes + 4 * first..if end == blocks { bytes } else { code_bytes + 4 * end };
                 let [codes, scales] = [codes, scales].map(|part| {

@@ -34,12 +34,15 @@ impl fmt::Debug for NoticeHandler {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn the_handler_set_last_receives_the_notices_of_every_clone() {
         let notices = NoticeHandler::default();
-        notices.notify(Notice::Autotuning);
+        let tuning = Notice::Autotuning { products: 0, spent: Duration::ZERO };
+        notices.notify(tuning.clone());
         let received: [Rc<RefCell<Vec<Notice>>>; 2] = Default::default();
         for received in &received {
             let received = Rc::clone(received);
@@ -47,7 +50,7 @@ mod tests {
         }
         let replaced = Notice::LibraryReplaced("cuDNN".to_owned());
         notices.clone().notify(replaced.clone());
-        notices.notify(Notice::Autotuning);
-        assert_eq!(received.map(|received| received.take()), [vec![], vec![replaced, Notice::Autotuning]]);
+        notices.notify(tuning.clone());
+        assert_eq!(received.map(|received| received.take()), [vec![], vec![replaced, tuning]]);
     }
 }

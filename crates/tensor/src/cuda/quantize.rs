@@ -12,10 +12,10 @@ const VALUES: usize = 16;
 /// The same of `requantize`: a sum takes many instructions, and more numbers share those that each thread needs.
 const SUMMED_VALUES: usize = 32;
 
-/// Thread blocks for every slice of a matrix `[rows, columns]` of slices.
-fn tiles(values: usize, elements: usize, rows: usize, columns: usize) -> Grid {
+/// Thread blocks for every slice.
+fn tiles(values: usize, elements: usize, slices: usize) -> Grid {
     let tiles = Grid::new(elements.div_ceil(values * THREADS as usize), THREADS);
-    Grid { blocks: (tiles.blocks.0, columns as u32, rows as u32), ..tiles }
+    Grid { blocks: (tiles.blocks.0, slices as u32, 1), ..tiles }
 }
 
 /// The shape of a slice of quantised numbers, as the kernels take it.
@@ -30,7 +30,7 @@ pub(super) fn quantize(launcher: &Launcher, op: &Quantize) -> Result<(), CudaErr
     let name = format!("quantize_{}_{}", suffix(op.x.dtype())?, op.format.bits.count());
     let views = [pointer(op.x), pointer(op.out)];
     let arguments = [&views[..], &shape(elements, op.format), &[wide.into()]].concat();
-    let grid = tiles(VALUES, elements, op.slices / op.columns, op.columns);
+    let grid = tiles(VALUES, elements, op.slices);
     // SAFETY: as the kernel declares; the operation's shapes were checked.
     unsafe { launcher.launch(&QUANTIZE, &name, grid, &arguments) }
 }
@@ -42,7 +42,7 @@ pub(super) fn dequantize(launcher: &Launcher, op: &Dequantize) -> Result<(), Cud
     let views = [pointer(op.codes), pointer(op.out.view), count(op.parts), size(op.slices)];
     let flags = [op.out.accumulate.into(), wide.into()];
     let arguments = [&views[..], &shape(elements, op.format), &flags].concat();
-    let grid = tiles(VALUES, elements, op.slices, 1);
+    let grid = tiles(VALUES, elements, op.slices);
     // SAFETY: as the kernel declares; the operation's shapes were checked.
     unsafe { launcher.launch(&QUANTIZE, &name, grid, &arguments) }
 }
@@ -52,7 +52,7 @@ pub(super) fn requantize(launcher: &Launcher, op: &Requantize) -> Result<(), Cud
     let name = format!("requantize_{}", op.format.bits.count());
     let views = [pointer(op.codes), pointer(op.out), count(op.parts), size(op.slices)];
     let arguments = [&views[..], &shape(op.elements, op.format)].concat();
-    let grid = tiles(SUMMED_VALUES, op.elements, op.slices / op.columns, op.columns);
+    let grid = tiles(SUMMED_VALUES, op.elements, op.slices);
     // SAFETY: as the kernel declares; the operation's shapes were checked.
     unsafe { launcher.launch(&QUANTIZE, &name, grid, &arguments) }
 }

@@ -11,8 +11,8 @@ mod step;
 pub use cached::CachedAttention;
 pub use check::Check;
 pub use learning_rate::{LearningRate, RateCurve};
+pub(crate) use quantize::ROUND;
 pub use quantize::{Bits, BlockFormat, Dequantize, LEAST, Quantize, Requantize, round_to_codes};
-pub(crate) use quantize::{ROUND, transposed};
 pub use step::{AdamW, LossScaler, Parameters, Segment, Squares, SumsOfSquares, UpdateControl, control};
 
 use kintsugi_spec::RotaryScaling;

@@ -110,15 +110,11 @@ pub fn round_to_codes(numbers: &mut [f32], format: BlockFormat) {
     }
 }
 
-/// Quantises slices, and reorders them on the way.
+/// Quantises slices.
 ///
 /// For each block `scale = max |x| / largest` and `code = x · (largest / max |x|)`: both quotients are rounded to fp32, and the
 /// exact product to the nearest integer, ties to even. If a block has a number that is not finite, its scale is NaN, so that
 /// the overflow is noticed.
-///
-/// The slices of `x` are a matrix with this many `columns`, row by row, and `out` is its transpose: slice `c` of row `r`
-/// becomes slice `r` of row `c`. So what goes to one rank of the next all-to-all lies together. With one column the order
-/// stays.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantize<'a> {
     /// Read, fp32, bf16 or fp16, `[slices, elements]`.
@@ -127,8 +123,6 @@ pub struct Quantize<'a> {
     pub out: View<'a>,
     /// Number of slices.
     pub slices: usize,
-    /// Columns of the matrix of slices: a divisor of their number.
-    pub columns: usize,
     /// The format of `out`.
     pub format: BlockFormat,
 }
@@ -157,14 +151,12 @@ pub struct Dequantize<'a> {
 pub struct Requantize<'a> {
     /// Read, bytes, `[parts, slices, slice_bytes]`.
     pub codes: View<'a>,
-    /// Written, bytes, `[slices, slice_bytes]`, transposed as by [`Quantize`].
+    /// Written, bytes, `[slices, slice_bytes]`.
     pub out: View<'a>,
     /// Numbers that are summed.
     pub parts: usize,
     /// Slices in each part.
     pub slices: usize,
-    /// Columns of the matrix of slices: a divisor of their number.
-    pub columns: usize,
     /// Elements of a slice.
     pub elements: usize,
     /// The format of `codes` and `out`.
@@ -185,17 +177,10 @@ impl Dequantize<'_> {
     }
 }
 
-/// The place in the transposed matrix of `slices` with this many `columns` of the slice at `index`.
-pub(crate) fn transposed(index: usize, slices: usize, columns: usize) -> usize {
-    let (row, column, rows) = (index / columns, index % columns, slices / columns);
-    column * rows + row
-}
-
 impl Check for Quantize<'_> {
     fn check(&self) {
         check_numbers("x", self.x, self.slices);
         check_slices("out", self.out, self.slices, self.elements(), self.format);
-        check_columns(self.slices, self.columns);
     }
 }
 
@@ -211,7 +196,6 @@ impl Check for Requantize<'_> {
     fn check(&self) {
         check_slices("codes", self.codes, self.parts * self.slices, self.elements, self.format);
         check_slices("out", self.out, self.slices, self.elements, self.format);
-        check_columns(self.slices, self.columns);
         assert!(self.parts > 0, "a sum over no parts");
     }
 }
@@ -239,8 +223,4 @@ fn check_slices(name: &str, bytes: View, slices: usize, elements: usize, format:
     expect_type(name, bytes, DType::U8);
     expect(name, bytes, slices * format.slice_bytes(elements));
     assert!(bytes.address().is_multiple_of(SLICE_ALIGNMENT as u64), "{name} is not aligned");
-}
-
-fn check_columns(slices: usize, columns: usize) {
-    assert!(columns > 0 && slices.is_multiple_of(columns), "{slices} slices are not rows of {columns}");
 }

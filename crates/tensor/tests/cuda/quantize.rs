@@ -9,23 +9,23 @@ use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
 use crate::test_backend::{COMPUTE, TestBackend, gpu, gradient, random};
 
-/// Slices, columns, elements of a slice, offset of the first element, and block size: aligned or not, odd, with a shorter
+/// Slices, elements of a slice, offset of the first element, and block size: aligned or not, odd, with a shorter
 /// last block, groups of threads within and across warps, and several tiles.
-const SHAPES: [[usize; 5]; 8] = [
-    [1, 1, 8, 0, 32],
-    [1, 1, 4096, 0, 2048],
-    [6, 3, 1000, 0, 64],
-    [6, 2, 1001, 0, 256],
-    [2, 1, 37, 3, 32],
-    [4, 2, 5000, 0, 4096],
-    [2, 2, 9003, 1, 1024],
-    [3, 3, 1 << 20, 0, 512],
+const SHAPES: [[usize; 4]; 8] = [
+    [1, 8, 0, 32],
+    [1, 4096, 0, 2048],
+    [6, 1000, 0, 64],
+    [6, 1001, 0, 256],
+    [2, 37, 3, 32],
+    [4, 5000, 0, 4096],
+    [2, 9003, 1, 1024],
+    [3, 1 << 20, 0, 512],
 ];
 
 /// The bytes of the codes, those of the sums over all slices quantised again, and the dequantised numbers, overwritten and
 /// accumulated, and their sums.
-fn there_and_back(backend: &TestBackend, shape: [usize; 5], bits: Bits) -> [Vec<u8>; 5] {
-    let [slices, columns, elements, first, block] = shape;
+fn there_and_back(backend: &TestBackend, shape: [usize; 4], bits: Bits) -> [Vec<u8>; 5] {
+    let [slices, elements, first, block] = shape;
     let (len, format) = (slices * elements, BlockFormat { bits, block });
     let mut numbers = random(first + len, 5);
     // A block of zeros, and one with a number that is not finite.
@@ -36,7 +36,7 @@ fn there_and_back(backend: &TestBackend, shape: [usize; 5], bits: Bits) -> [Vec<
     let [out, added] = [(); 2].map(|()| backend.output(first + len));
     let sum = backend.output(first + elements);
     let (x, codes, place) = (x.slice(first..first + len), codes.view(), first..first + len);
-    backend.device.quantize(Quantize { x, out: codes, slices, columns, format });
+    backend.device.quantize(Quantize { x, out: codes, slices, format });
     for (out, accumulate) in [(&out, false), (&added, true)] {
         let out = Gradient { view: out.slice(place.clone()), accumulate };
         backend.device.dequantize(Dequantize { codes, out, parts: 1, slices, format });
@@ -45,15 +45,7 @@ fn there_and_back(backend: &TestBackend, shape: [usize; 5], bits: Bits) -> [Vec<
     let all = Gradient { view: all.view.slice(first..first + elements), ..all };
     backend.device.dequantize(Dequantize { codes, out: all, parts: slices, slices: 1, format });
     let (parts, again) = (slices, sums.view());
-    backend.device.requantize(Requantize {
-        codes,
-        out: again,
-        parts,
-        slices: 1,
-        columns: 1,
-        elements,
-        format,
-    });
+    backend.device.requantize(Requantize { codes, out: again, parts, slices: 1, elements, format });
     let bytes = |view: View| {
         let mut bytes = vec![0; view.bytes()];
         backend.device.download(view, &mut bytes);
@@ -86,7 +78,7 @@ fn blocks_have_the_same_bits_as_on_the_cpu() {
     }
 }
 
-/// More parts than one, whose slices are transposed.
+/// More parts than one, of several slices.
 #[test]
 fn sums_over_parts_are_quantised_as_on_the_cpu() {
     let Some(gpu) = gpu() else { return };
@@ -100,16 +92,8 @@ fn sums_over_parts_are_quantised_as_on_the_cpu() {
             let [codes, out] =
                 [parts * slices, slices].map(|slices| blank(&backend, slices * format.slice_bytes(elements)));
             let (x, codes, all) = (x.view(), codes.view(), parts * slices);
-            device.quantize(Quantize { x, out: codes, slices: all, columns: 1, format });
-            device.requantize(Requantize {
-                codes,
-                out: out.view(),
-                parts,
-                slices,
-                columns: 3,
-                elements,
-                format,
-            });
+            device.quantize(Quantize { x, out: codes, slices: all, format });
+            device.requantize(Requantize { codes, out: out.view(), parts, slices, elements, format });
             let mut bytes = vec![0; out.len()];
             device.download(out.view(), &mut bytes);
             bytes

@@ -15,15 +15,14 @@ struct Case {
     numbers: Vec<f64>,
     dtype: DType,
     slices: usize,
-    columns: usize,
     format: BlockFormat,
 }
 
 impl Case {
-    /// Slices in the order that they have.
+    /// One slice.
     fn plain(numbers: &[f64], bits: Bits, block: usize) -> Self {
         let format = BlockFormat { bits, block };
-        Case { numbers: numbers.to_vec(), dtype: DType::F32, slices: 1, columns: 1, format }
+        Case { numbers: numbers.to_vec(), dtype: DType::F32, slices: 1, format }
     }
 
     fn elements(&self) -> usize {
@@ -40,8 +39,8 @@ impl Case {
 
     fn quantize(&self, backend: &TestBackend, x: &Buffer) -> Buffer {
         let out = bytes(backend, self.slices * self.format.slice_bytes(self.elements()));
-        let (slices, columns, format) = (self.slices, self.columns, self.format);
-        backend.cpu.quantize(Quantize { x: x.view(), out: out.view(), slices, columns, format });
+        let (slices, format) = (self.slices, self.format);
+        backend.cpu.quantize(Quantize { x: x.view(), out: out.view(), slices, format });
         out
     }
 
@@ -58,8 +57,6 @@ impl Case {
         let (elements, BlockFormat { bits, block }) = (self.elements(), self.format);
         let numbers: Vec<f32> =
             backend.values(self.x(backend).view()).into_iter().map(|x| x as f32).collect();
-        let rows = self.slices / self.columns;
-        let order = (0..self.slices).map(|index| index % rows * self.columns + index / rows);
         let slice = |slice: usize| {
             let numbers = &numbers[slice * elements..][..elements];
             let largest = f32::from(bits.largest());
@@ -86,7 +83,7 @@ impl Case {
             bytes.resize(bytes.len().next_multiple_of(16), 0);
             bytes
         };
-        order.flat_map(slice).collect()
+        (0..self.slices).flat_map(slice).collect()
     }
 }
 
@@ -115,9 +112,8 @@ fn cases() -> impl Strategy<Value = Case> {
         Just(f64::NEG_INFINITY),
     ]
     .prop_map(Some)];
-    let shape = (1_usize..4, 1_usize..4, 1_usize..300, 0_usize..3, any::<bool>(), 0_usize..3);
-    (shape, odd).prop_flat_map(move |((rows, columns, elements, block, four, dtype), odd)| {
-        let slices = rows * columns;
+    let shape = (1_usize..10, 1_usize..300, 0_usize..3, any::<bool>(), 0_usize..3);
+    (shape, odd).prop_flat_map(move |((slices, elements, block, four, dtype), odd)| {
         let bits = if four { Bits::Four } else { Bits::Eight };
         let format = BlockFormat { bits, block: [32, 64, 128][block] };
         let len = slices * elements;
@@ -125,7 +121,7 @@ fn cases() -> impl Strategy<Value = Case> {
             if let Some(odd) = odd {
                 numbers[place] = odd;
             }
-            Case { numbers, dtype: TYPES[dtype], slices, columns, format }
+            Case { numbers, dtype: TYPES[dtype], slices, format }
         })
     })
 }
@@ -141,7 +137,6 @@ proptest! {
     #[test]
     fn errors_are_at_most_half_a_step(case in cases()) {
         let backend = TestBackend::new(1);
-        let case = Case { columns: 1, ..case };
         let before = backend.values(case.x(&backend).view());
         let after = case.dequantized(&backend, &case.quantized(&backend), 1);
         let ulp = match case.dtype {
@@ -172,7 +167,7 @@ proptest! {
         let backend = TestBackend::new(1);
         let factor = if tiny { f64::from(LEAST) / 8.0 } else { 1.0 };
         let numbers = case.numbers.iter().map(|x| x * factor).collect();
-        let case = Case { numbers, columns: 1, ..case };
+        let case = Case { numbers, ..case };
         let (elements, BlockFormat { bits, block }) = (case.elements(), case.format);
         let codes = case.quantized(&backend);
         let bytes = read(&backend, &codes);
@@ -203,7 +198,7 @@ proptest! {
         let part = |shift: usize| {
             let mut numbers = case.numbers.clone();
             numbers.rotate_left(shift % case.numbers.len());
-            Case { numbers, columns: 1, dtype: DType::F32, ..case.clone() }
+            Case { numbers, dtype: DType::F32, ..case.clone() }
         };
         let slice_bytes = case.format.slice_bytes(case.elements());
         let codes = bytes(&backend, parts * case.slices * slice_bytes);
@@ -228,8 +223,7 @@ proptest! {
         }
         if !accumulate {
             let again = bytes(&backend, case.slices * slice_bytes);
-            let columns = case.columns;
-            let op = Requantize { codes: codes.view(), out: again.view(), parts, slices, columns, elements, format };
+            let op = Requantize { codes: codes.view(), out: again.view(), parts, slices, elements, format };
             backend.cpu.requantize(op);
             let whole = Case { dtype: DType::F32, ..case };
             let stored = whole.quantize(&backend, &out);
@@ -264,17 +258,6 @@ fn a_slice_is_codes_then_scales_then_padding() {
 }
 
 #[test]
-fn slices_are_transposed() {
-    let backend = TestBackend::new(1);
-    let numbers: Vec<f64> = (1..=6).flat_map(|slice| [f64::from(slice); 3]).collect();
-    let plain = Case { slices: 6, ..Case::plain(&numbers, Bits::Eight, 32) };
-    let quantized = Case { columns: 2, ..plain.clone() }.quantized(&backend);
-    let order: Vec<f64> =
-        plain.dequantized(&backend, &quantized, 1).chunks(3).map(|slice| slice[0].round()).collect();
-    assert_eq!(order, [1.0, 3.0, 5.0, 2.0, 4.0, 6.0]);
-}
-
-#[test]
 fn blocks_of_nothing_are_zeros_and_what_is_not_finite_stays_in_its_block() {
     let backend = TestBackend::new(1);
     for odd in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
@@ -295,20 +278,13 @@ fn the_same_for_all_threads_and_rounded_to_the_type_once() {
     let numbers = random(6000, 7);
     for (dtype, bits) in TYPES.into_iter().flat_map(|dtype| [(dtype, Bits::Four), (dtype, Bits::Eight)]) {
         let plain = Case::plain(&numbers, bits, 64);
-        let case = Case { dtype, slices: 6, columns: 3, ..plain };
+        let case = Case { dtype, slices: 6, ..plain };
         TestBackend::same_for_all_threads(|backend| {
             let codes = case.quantized(backend);
             let (slices, elements, format) = (2, case.elements(), case.format);
             let out = bytes(backend, slices * format.slice_bytes(elements));
-            let sums = Requantize {
-                codes: codes.view(),
-                out: out.view(),
-                parts: 3,
-                slices,
-                columns: 2,
-                elements,
-                format,
-            };
+            let sums =
+                Requantize { codes: codes.view(), out: out.view(), parts: 3, slices, elements, format };
             backend.cpu.requantize(sums);
             let mut found = case.dequantized(backend, &codes, 1);
             found.extend([codes, out].iter().flat_map(|buffer| read(backend, buffer)).map(f64::from));

@@ -1,13 +1,12 @@
-// Quantisation in blocks with one scale each (ZeRO++, arXiv 2306.10209): quantise and reorder, dequantise and reduce, and
-// all of it in one pass.
+// Quantisation in blocks with one scale each (ZeRO++, arXiv 2306.10209): quantise, dequantise and reduce, and all of it in
+// one pass.
 //
 // x, out [slices, elements] f32, bf16 or f16. A slice of codes, `bytes` long: integers of BITS, the first in the lowest
 // bits, padded to words; at `code_bytes` the scales, f32, one for 2^shift elements; zeros up to 16 bytes. Slices start at
 // multiples of 16 bytes. `wide`: every slice of x or out is 16-byte aligned. Sums over parts [parts, slices] are fused
 // multiply-adds in f32, in order. The same numbers give the same bytes on every device.
 //
-// The grid is [tiles of a slice, columns, rows] of the matrix of slices, which quantize and requantize transpose. A thread
-// block holds a tile of whole blocks in registers, so everything is read once and written once. Bytes per number: its own,
+// The grid is [tiles of a slice, slices]. A thread block holds a tile of whole blocks in registers, so everything is read once and written once. Bytes per number: its own,
 // BITS / 8 per part, 4 / 2^shift. An H200 issues about 20 instructions in the time that a copy needs for a number of bf16
 // and its code, so threads have many numbers, and conversions are logic on the bits of floats.
 
@@ -40,9 +39,8 @@ template <int VALUES> struct Tile {
     template <int N> __device__ int at(int piece) const { return start + (piece * group + member) * N; }
 };
 
-// The index of this thread block's slice, and its index in the transposed matrix.
-__device__ inline size slice_index() { return blockIdx.z * (size)gridDim.y + blockIdx.y; }
-__device__ inline size transposed_index() { return blockIdx.y * (size)gridDim.z + blockIdx.z; }
+// The index of this thread block's slice.
+__device__ inline size slice_index() { return blockIdx.y; }
 
 // Stores a piece of 16 bytes. Written in C++, the store is split if the other branch stores the last number, too.
 template <class T, int N> __device__ inline void store_piece(T *to, const float (&x)[N]) {
@@ -280,13 +278,13 @@ template <int BITS, int N> __device__ inline Codes<BITS, N> encode(const float (
     return codes;
 }
 
-// Quantises a tile into the transposed slice.
+// Quantises a tile into its slice.
 template <int BITS, int VALUES, int N>
 __device__ inline void encode_tile(const Numbers<VALUES, N> &numbers, const Tile<VALUES> &tile, byte *out, size elements,
                                    size code_bytes, size bytes) {
     constexpr float LARGEST = (1 << (BITS - 1)) - 1;
     constexpr int PIECES = VALUES / N, TILE_BYTES = Tile<VALUES>::SIZE * BITS / 8;
-    byte *slice = out + transposed_index() * bytes;
+    byte *slice = out + slice_index() * bytes;
     float most = 0.0f;
 #pragma unroll
     for (int p = 0; p < PIECES; ++p)

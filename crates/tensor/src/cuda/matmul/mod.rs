@@ -11,12 +11,15 @@ mod library;
 mod product;
 #[cfg(test)]
 mod tests;
+mod trial_rows;
 mod tune;
 mod tuning_cache;
+mod tuning_progress;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::time::Instant;
 
 use super::error::CudaError;
 use super::kernels::Kernels;
@@ -25,10 +28,12 @@ use super::notice_handler::NoticeHandler;
 use super::stream::{DeviceRange, Stream};
 use super::{activation, column_sum};
 use crate::ops::{ColumnSum, Linear, LinearBackwardInput, LinearBackwardWeight};
-use crate::{DType, Notice, View};
+use crate::{DType, View};
 use library::{Addresses, Algorithm, Handle, ProductDescription};
 use product::{Addend, Choice, Epilogue, EpilogueAddresses, Key, Product, Provider};
+use trial_rows::TrialRows;
 use tuning_cache::TuningCache;
+use tuning_progress::TuningProgress;
 
 /// The matrix products of one stream.
 #[derive(Debug)]
@@ -39,7 +44,7 @@ pub(crate) struct Products {
     tuning: Cell<bool>,
     in_bursts: Cell<bool>,
     notices: NoticeHandler,
-    tuning_reported: Cell<bool>,
+    progress: RefCell<TuningProgress>,
     prepared: RefCell<PreparedProducts>,
     handle: Handle,
 }
@@ -75,6 +80,15 @@ struct Variant<'a> {
     pre_activation: Option<View<'a>>,
     finish: Option<&'a OwnKernel<'a>>,
 }
+
+/// The variants of an operation. A `repeatable` operation neither accumulates nor overwrites its inputs.
+struct Variants<'a> {
+    variants: Vec<Variant<'a>>,
+    repeatable: bool,
+}
+
+/// What is done with the variants of an operation.
+type Enqueue<'a> = dyn FnMut(Variants) -> Result<(), CudaError> + 'a;
 
 impl<'a> Variant<'a> {
     /// cuBLASLt's product without an epilogue.
@@ -164,7 +178,7 @@ impl Products {
             tuning: Cell::new(false),
             in_bursts: Cell::new(false),
             notices: notices.clone(),
-            tuning_reported: Cell::new(false),
+            progress: RefCell::default(),
             prepared: RefCell::new(PreparedProducts { products: HashMap::new(), cache }),
         })
     }
@@ -188,10 +202,44 @@ impl Products {
         self.prepared.borrow_mut().cache = None;
     }
 
-    /// See [`Linear`]. The variants are: cuBLASLt's epilogue; for GELU, a pass from the pre-activation to its GELU; a
-    /// pass over the plain product; and one kernel of ours for product and GELU. All but the third round at the same
-    /// points.
+    /// See [`Linear`].
     pub(crate) fn linear(&self, op: &Linear) -> Result<(), CudaError> {
+        self.enqueue(op, |op, enqueue| self.linear_variants(op, enqueue))
+    }
+
+    /// See [`LinearBackwardInput`].
+    pub(crate) fn linear_backward_input(&self, op: &LinearBackwardInput) -> Result<(), CudaError> {
+        self.enqueue(op, |op, enqueue| self.linear_backward_input_variants(op, enqueue))
+    }
+
+    /// See [`LinearBackwardWeight`]. The bias gradient is a separate kernel, because cuBLASLt's epilogue for it cannot
+    /// accumulate.
+    pub(crate) fn linear_backward_weight(&self, op: &LinearBackwardWeight) -> Result<(), CudaError> {
+        let LinearBackwardWeight { dy, rows, outputs, .. } = *op;
+        if let Some(out) = op.dbias {
+            column_sum::column_sum(&self.launcher, &ColumnSum { x: dy, out, rows, width: outputs })?;
+        }
+        self.enqueue(op, |op, enqueue| linear_backward_weight_variants(op, enqueue))
+    }
+
+    /// Enqueues an operation whose variants `with_variants` passes on. If it has many rows, candidates are tried on fewer.
+    fn enqueue<O: TrialRows>(
+        &self,
+        op: &O,
+        with_variants: impl Fn(&O, &mut Enqueue) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        match op.trial() {
+            None => with_variants(op, &mut |whole| self.run(whole, None)),
+            Some(trial) => with_variants(&trial, &mut |trial| {
+                let mut trial = Some(trial);
+                with_variants(op, &mut |whole| self.run(whole, trial.take()))
+            }),
+        }
+    }
+
+    /// The variants are: cuBLASLt's epilogue; for GELU, a pass from the pre-activation to its GELU; a pass over the plain
+    /// product; and one kernel of ours for product and GELU. All but the third round at the same points.
+    fn linear_variants(&self, op: &Linear, enqueue: &mut Enqueue) -> Result<(), CudaError> {
         let call = Call {
             size: [op.outputs, op.rows, op.inputs],
             transposed: [true, false],
@@ -236,12 +284,16 @@ impl Products {
             // The other variants would overwrite the matrix that they add.
             variants.truncate(1);
         }
-        self.run(variants, out_of_place)
+        enqueue(Variants { variants, repeatable: out_of_place })
     }
 
-    /// See [`LinearBackwardInput`]. GELU's derivative is cuBLASLt's epilogue or a pass over the product, and the bias
-    /// gradient is a separate pass. Or one kernel of ours does all of it.
-    pub(crate) fn linear_backward_input(&self, op: &LinearBackwardInput) -> Result<(), CudaError> {
+    /// GELU's derivative is cuBLASLt's epilogue or a pass over the product, and the bias gradient is a separate pass. Or one
+    /// kernel of ours does all of it.
+    fn linear_backward_input_variants(
+        &self,
+        op: &LinearBackwardInput,
+        enqueue: &mut Enqueue,
+    ) -> Result<(), CudaError> {
         let call = Call {
             size: [op.inputs, op.rows, op.outputs],
             transposed: [false, false],
@@ -260,7 +312,8 @@ impl Products {
         let out_of_place = op.gelu.is_none_or(|pre_activation| pre_activation.address() != op.dx.address());
         let repeatable = out_of_place && op.dbias.is_none_or(|dbias| !dbias.accumulate);
         let Some(pre_activation) = op.gelu else {
-            return self.run(vec![Variant { finish: Some(&sum), ..Variant::plain(call) }], repeatable);
+            let variants = vec![Variant { finish: Some(&sum), ..Variant::plain(call) }];
+            return enqueue(Variants { variants, repeatable });
         };
         let finish = |launcher: &Launcher| {
             epilogue::gelu_derivative(launcher, pre_activation, op.dx)?;
@@ -280,32 +333,16 @@ impl Products {
         if !out_of_place {
             variants.truncate(1);
         }
-        self.run(variants, repeatable)
-    }
-
-    /// See [`LinearBackwardWeight`]. The bias gradient is a separate kernel, because cuBLASLt's epilogue for it cannot
-    /// accumulate.
-    pub(crate) fn linear_backward_weight(&self, op: &LinearBackwardWeight) -> Result<(), CudaError> {
-        let LinearBackwardWeight { dy, rows, outputs, dweight, .. } = *op;
-        if let Some(out) = op.dbias {
-            column_sum::column_sum(&self.launcher, &ColumnSum { x: dy, out, rows, width: outputs })?;
-        }
-        let product = Variant::plain(Call {
-            size: [op.inputs, outputs, rows],
-            transposed: [false, true],
-            a: op.x,
-            b: dy,
-            d: dweight.view,
-            addend: dweight.accumulate.then_some(dweight.view),
-        });
-        self.run(vec![product], !dweight.accumulate)
+        enqueue(Variants { variants, repeatable })
     }
 
     /// Enqueues one variant of an operation: the fastest if products are tuned, else the first that is available.
     ///
-    /// A `repeatable` operation neither accumulates nor overwrites its inputs, so tuning may run it with every
-    /// candidate. Other operations of the same kind reuse that choice; before it exists, they run the first candidate.
-    fn run(&self, mut variants: Vec<Variant>, repeatable: bool) -> Result<(), CudaError> {
+    /// Tuning may run a repeatable operation with every candidate; or `trial`, if that is given, which is the same
+    /// operation on fewer rows. Other operations of the same kind reuse that choice; before it exists, they run the first
+    /// candidate.
+    fn run(&self, whole: Variants, trial: Option<Variants>) -> Result<(), CudaError> {
+        let Variants { mut variants, repeatable } = whole;
         variants.retain(Variant::is_aligned);
         if variants.is_empty() {
             let why =
@@ -322,25 +359,47 @@ impl Products {
                 unknown.insert(prepared)
             }
         };
-        let run = |choice: Choice| {
-            self.run_variant(
-                description[choice.variant].as_ref(),
-                &variants[choice.variant],
-                &choice.algorithm,
-            )
-        };
+        let run = |choice: Choice| self.run_choice(description, &variants, choice);
         if repeatable && candidates.len() > 1 {
-            if !self.tuning_reported.replace(true) {
-                self.notices.notify(Notice::Autotuning);
+            let begun = Instant::now();
+            if let Some(notice) = self.progress.borrow_mut().begin() {
+                self.notices.notify(notice);
             }
-            let in_bursts = self.in_bursts.get();
-            let fastest = tune::fastest(&self.stream, candidates, in_bursts, run)?;
+            let on_fewer_rows = trial.and_then(|trial| self.fastest_on_trial(candidates, trial).ok());
+            let fastest = match on_fewer_rows {
+                Some(choice) => choice,
+                None => tune::fastest(&self.stream, candidates, self.in_bursts.get(), run)?,
+            };
             *candidates = vec![fastest];
-            if let Some(cache) = cache.as_mut().filter(|_| !in_bursts) {
+            if let Some(cache) = cache.as_mut().filter(|_| !self.in_bursts.get()) {
                 cache.put(&variants[0].key()?.to_string(), fastest);
             }
+            self.progress.borrow_mut().end(begun.elapsed());
         }
         run(candidates[0])
+    }
+
+    /// The fastest of the candidates on fewer rows. Fails if none of them can run there.
+    fn fastest_on_trial(&self, candidates: &[Choice], trial: Variants) -> Result<Choice, CudaError> {
+        let Variants { mut variants, .. } = trial;
+        variants.retain(Variant::is_aligned);
+        let describe = |variant: &Variant| Ok((variant.key()?, variant.epilogue_addresses()));
+        let keys = variants.iter().map(describe).collect::<Result<Vec<_>, CudaError>>()?;
+        let small = Product::new(&self.handle, &keys, self.workspace.bytes, None, false)?
+            .ok_or_else(|| CudaError::Unsupported(format!("cuBLASLt has no product {}", keys[0].0)))?;
+        tune::fastest(&self.stream, candidates, self.in_bursts.get(), |choice| {
+            self.run_choice(&small.description, &variants, choice)
+        })
+    }
+
+    fn run_choice(
+        &self,
+        description: &[Option<ProductDescription>],
+        variants: &[Variant],
+        choice: Choice,
+    ) -> Result<(), CudaError> {
+        let (description, variant) = (&description[choice.variant], &variants[choice.variant]);
+        self.run_variant(description.as_ref(), variant, &choice.algorithm)
     }
 
     fn prepare(
@@ -393,6 +452,23 @@ impl Products {
         }
         variant.finish.map_or(Ok(()), |finish| finish(&self.launcher))
     }
+}
+
+/// One variant: the plain product.
+fn linear_backward_weight_variants(
+    op: &LinearBackwardWeight,
+    enqueue: &mut Enqueue,
+) -> Result<(), CudaError> {
+    let LinearBackwardWeight { dy, x, rows, inputs, outputs, dweight, .. } = *op;
+    let product = Variant::plain(Call {
+        size: [inputs, outputs, rows],
+        transposed: [false, true],
+        a: x,
+        b: dy,
+        d: dweight.view,
+        addend: dweight.accumulate.then_some(dweight.view),
+    });
+    enqueue(Variants { variants: vec![product], repeatable: !dweight.accumulate })
 }
 
 fn same_type(a: View, b: View) -> Result<DType, CudaError> {

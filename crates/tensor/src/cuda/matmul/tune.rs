@@ -4,6 +4,8 @@
 //! In training a GPU runs at its power cap. There a product's time is its energy divided by the cap, not the cycles
 //! that it needs on a cool GPU. So short bursts only eliminate slow candidates. The others run back to back, on the
 //! buffers and numbers of training, until the GPU's clock is stable.
+//!
+//! The time of the trials is bounded for each product, however long it takes and however many candidates there are.
 
 use std::time::Duration;
 
@@ -11,8 +13,11 @@ use super::product::Choice;
 use crate::cuda::error::CudaError;
 use crate::cuda::stream::Stream;
 
-/// Calls per burst: enough that the first call's launch is a small part of it.
-const BURST_CALLS: usize = 4;
+/// Most calls per burst: enough that the first call's launch is a small part of it.
+const BURST_CALLS: f32 = 4.0;
+
+/// Milliseconds of a burst, if it has more than one call. The launch is a small part of a call that takes as long.
+const BURST_MS: f32 = 2.0;
 
 /// Bursts per candidate. The shortest counts, because disturbances only make a burst longer.
 const BURSTS: usize = 3;
@@ -21,18 +26,19 @@ const BURSTS: usize = 3;
 /// candidates differs by up to 10 % from their ratio in bursts.
 const FAR_BEHIND: f32 = 1.15;
 
-/// Most candidates that run back to back, so that tuning a product takes little more than a second.
+/// Most candidates that run back to back.
 const SURVIVORS: usize = 6;
 
 /// If a product takes fewer milliseconds than this, bursts decide: launch overhead dominates, and the GPU does not heat
 /// up.
 const BRIEF_MS: f32 = 0.03;
 
-/// Milliseconds of a back-to-back run. For most of it the GPU is stable at its power cap.
+/// Most milliseconds of a back-to-back run. For most of it the GPU is stable at its power cap.
 const RUN_MS: f32 = 100.0;
 
-/// Fewest calls of a back-to-back run, however long they take.
-const RUN_CALLS: usize = 4;
+/// Milliseconds of all back-to-back runs of a product together, if none of them is a single call that takes longer. So fewer
+/// survivors run longer each.
+const BUDGET_MS: f32 = 500.0;
 
 /// Back-to-back runs per survivor. The second round has the reverse order, because the GPU warms up meanwhile.
 const TURNS: usize = 2;
@@ -87,8 +93,10 @@ impl<P: Fn(Choice) -> Result<(), CudaError>> Tuning<'_, P> {
     /// Milliseconds per call in each candidate's shortest burst.
     fn bursts(&self) -> Result<Vec<f32>, CudaError> {
         let count = self.candidates.len();
-        let burst = |i| Run { candidate: i % count, calls: BURST_CALLS };
-        let times = self.time(&(0..BURSTS * count).map(burst).collect::<Vec<_>>())?;
+        let round = |calls| (0..count).map(move |candidate| Run { candidate, calls });
+        let mut times = self.time(&round(1).collect::<Vec<_>>())?;
+        let calls = burst_calls(times.iter().copied().fold(f32::INFINITY, f32::min));
+        times.extend(self.time(&(1..BURSTS).flat_map(|_| round(calls)).collect::<Vec<_>>())?);
         let shortest = |i| times.iter().skip(i).step_by(count).copied().fold(f32::INFINITY, f32::min);
         Ok((0..count).map(shortest).collect())
     }
@@ -115,6 +123,11 @@ impl<P: Fn(Choice) -> Result<(), CudaError>> Tuning<'_, P> {
     }
 }
 
+/// Calls of a burst, if the fastest candidate takes this many milliseconds.
+fn burst_calls(fastest: f32) -> usize {
+    (BURST_MS / fastest).clamp(1.0, BURST_CALLS) as usize
+}
+
 /// Candidates that bursts do not eliminate, the fastest first. Only the fastest if bursts decide.
 fn survivors(bursts: &[f32], in_bursts: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..bursts.len()).collect();
@@ -127,10 +140,10 @@ fn survivors(bursts: &[f32], in_bursts: bool) -> Vec<usize> {
 
 /// The back-to-back runs of the survivors, all about equally long.
 fn back_to_back(survivors: &[usize], bursts: &[f32]) -> Vec<Run> {
-    let run = |&candidate: &usize| {
-        let calls = (RUN_MS / bursts[candidate]).ceil() as usize;
-        Run { candidate, calls: calls.max(RUN_CALLS) }
-    };
+    // One more warms up the GPU.
+    let runs = survivors.len() * TURNS + 1;
+    let ms = RUN_MS.min(BUDGET_MS / runs as f32);
+    let run = |&candidate: &usize| Run { candidate, calls: (ms / bursts[candidate]).ceil() as usize };
     let there: Vec<Run> = survivors.iter().map(run).collect();
     let back: Vec<Run> = there.iter().rev().copied().collect();
     [there, back].into_iter().cycle().take(TURNS).flatten().collect()
@@ -165,8 +178,23 @@ mod tests {
     #[test]
     fn survivors_run_equally_long_in_both_orders() {
         let runs = back_to_back(&[2, 0], &[0.3, 9.0, 40.0]);
-        let [long, short] = [Run { candidate: 2, calls: RUN_CALLS }, Run { candidate: 0, calls: 334 }];
+        let [long, short] = [Run { candidate: 2, calls: 3 }, Run { candidate: 0, calls: 334 }];
         assert_eq!(runs, [long, short, short, long]);
+    }
+
+    #[test]
+    fn trials_take_half_a_second_or_a_few_calls() {
+        for ms in [0.05, 0.5, 8.0, 30.0, 400.0] {
+            for count in [2, 4, 6] {
+                let runs = back_to_back(&(0..count).collect::<Vec<_>>(), &vec![ms; count]);
+                assert_eq!(runs.len(), TURNS * count);
+                let warm_up = runs[0].calls;
+                let total = runs.iter().map(|run| run.calls).sum::<usize>() + warm_up;
+                let (took, longest) = (total as f32 * ms, BUDGET_MS + (runs.len() + 1) as f32 * ms);
+                assert!(took <= longest, "{count} survivors of {ms} ms take {took} ms");
+            }
+        }
+        assert_eq!([0.01, 0.5, 0.9, 1.5, 20.0].map(burst_calls), [4, 4, 2, 1, 1]);
     }
 
     #[test]

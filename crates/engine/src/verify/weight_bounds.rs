@@ -1,0 +1,259 @@
+//! How far apart the weights of two runs may be, if their gradients differ no more than they are allowed to.
+//!
+//! `AdamW` moves a weight by `rate · r` with `r = m̂ / (√v̂ + ε)`, where `m̂` is a weighted mean of the gradients so far and `√v̂` a
+//! weighted root mean square (arXiv 1711.05101). So `r` does not depend on the size of the gradients, and if those of an
+//! element are almost zero, differences as small as rounding turn it around. The bound of each element follows the reference
+//! step by step:
+//!
+//! - If every gradient `g` may differ by `δ`, then `m̂` differs by no more than the same mean of `δ`, `D₁`, and `√v̂` by no more
+//!   than the same root mean square of `δ`, `D₂` (the triangle inequality).
+//! - So `r` differs by no more than `(D₁ + |r|·D₂) / (max(√v̂ − D₂, 0) + ε)`.
+//! - It never differs by more than `|r| + C`: `C` is the largest `|m̂| / √v̂` that any gradients have (Cauchy–Schwarz), 1 at the
+//!   first step and little more at the next ones.
+//! - The weights differ by no more than the sum over the steps of `rate` times the smaller of the two. Weight decay makes
+//!   earlier differences smaller. Rounding of the weights adds a few units in the last place per step.
+//!
+//! `δ` is the bound on gradients times `|g| + root mean square of the parameter's gradient`: an element is a sum of terms, and
+//! rounding is relative to the terms, which are as large for an element that is almost zero as for its neighbours. An element
+//! that is exactly zero has no terms, such as the row of a token that does not occur.
+
+use std::collections::BTreeMap;
+
+use kintsugi_plan::{Compute, Plan};
+use kintsugi_rank::WholeParameters;
+
+/// The bounds after the steps so far.
+pub(super) struct WeightBounds {
+    /// The relative difference that gradients may have.
+    gradient: f64,
+    betas: (f64, f64),
+    epsilon: f64,
+    /// Updates so far.
+    updates: i32,
+    /// `C²` without the bias corrections.
+    largest_square: f64,
+    /// The sum of the largest updates so far.
+    moved: f64,
+    parameters: BTreeMap<String, Vec<Element>>,
+}
+
+/// The state of one weight.
+#[derive(Clone, Copy, Default)]
+struct Element {
+    /// The moments of its gradient, without the bias corrections.
+    first: f32,
+    second: f32,
+    /// The moments of `δ`: the mean, and the mean square.
+    first_error: f32,
+    second_error: f32,
+    /// The sum of the differences of its updates.
+    bound: f32,
+}
+
+/// What one update has in common for all elements.
+#[derive(Clone, Copy)]
+struct Update {
+    betas: (f64, f64),
+    /// `1 − βᵗ`.
+    corrections: (f64, f64),
+    epsilon: f64,
+    rate: f64,
+    /// `C`.
+    largest: f64,
+}
+
+impl WeightBounds {
+    /// Bounds of a run of a plan, whose gradients may differ by `gradient`, relatively.
+    pub fn new(plan: &Plan, gradient: f64) -> Self {
+        let (betas, epsilon) = (plan.optimizer.betas, plan.optimizer.eps);
+        // Moments in 16 bits are rounded in every step, and a moment contains the last 1/(1 − β) roundings.
+        let rounding = if plan.precision.states == Compute::Bf16 { f64::exp2(-8.0) } else { 0.0 };
+        let rounding = rounding * (1.0 / (1.0 - betas.0) + 1.0 / (1.0 - betas.1));
+        WeightBounds {
+            gradient: gradient + rounding,
+            betas,
+            epsilon,
+            updates: 0,
+            largest_square: 0.0,
+            moved: 0.0,
+            parameters: BTreeMap::new(),
+        }
+    }
+
+    /// Adds an update with these gradients, which are multiplied by `factor` before, and this learning rate.
+    pub fn add(&mut self, gradients: &WholeParameters, factor: f64, rate: f64) {
+        let (beta1, beta2) = self.betas;
+        self.updates += 1;
+        let corrections = (1.0 - beta1.powi(self.updates), 1.0 - beta2.powi(self.updates));
+        let earlier = if self.updates > 1 { self.largest_square * beta1 * beta1 / beta2 } else { 0.0 };
+        self.largest_square = earlier + (1.0 - beta1).powi(2) / (1.0 - beta2);
+        let largest = (self.largest_square * corrections.1).sqrt() / corrections.0;
+        self.moved += rate * largest;
+        let update = Update { betas: self.betas, corrections, epsilon: self.epsilon, rate, largest };
+        for (name, gradients) in gradients {
+            let squares: f64 = gradients.iter().map(|&g| (f64::from(g) * factor).powi(2)).sum();
+            let mean = (squares / gradients.len() as f64).sqrt();
+            let elements = self.parameters.entry(name.clone());
+            let elements = elements.or_insert_with(|| vec![Element::default(); gradients.len()]);
+            for (element, &gradient) in elements.iter_mut().zip(gradients) {
+                let gradient = f64::from(gradient) * factor;
+                let exact = gradient == 0.0;
+                let error = if exact { 0.0 } else { self.gradient * (gradient.abs() + mean) };
+                element.add(update, gradient, error);
+            }
+        }
+    }
+
+    /// The bound of every weight, given the weights at the end.
+    pub fn of(self, weights: &WholeParameters) -> WholeParameters {
+        /// Roundings of a weight in a step of both runs: by the decay, and by the update, which itself has some.
+        const ROUNDINGS: f64 = 6.0;
+        let unit = ROUNDINGS * f64::from(self.updates) * f64::from(f32::EPSILON) / 2.0;
+        let bound = |(element, &weight): (&Element, &f32)| {
+            (f64::from(element.bound) + unit * (f64::from(weight).abs() + self.moved)) as f32
+        };
+        let parameter = |(name, elements): (&String, &Vec<Element>)| {
+            (name.clone(), elements.iter().zip(&weights[name]).map(bound).collect())
+        };
+        self.parameters.iter().map(parameter).collect()
+    }
+}
+
+impl Element {
+    /// Adds an update with a gradient that may differ by `error`.
+    fn add(&mut self, update: Update, gradient: f64, error: f64) {
+        let Update { betas: (beta1, beta2), corrections, epsilon, rate, largest } = update;
+        let next = |moment: &mut f32, beta: f64, value: f64| {
+            let sum = beta * f64::from(*moment) + (1.0 - beta) * value;
+            *moment = sum as f32;
+            sum
+        };
+        let mean = next(&mut self.first, beta1, gradient) / corrections.0;
+        let root = (next(&mut self.second, beta2, gradient * gradient) / corrections.1).sqrt();
+        let mean_error = next(&mut self.first_error, beta1, error) / corrections.0;
+        let root_error = (next(&mut self.second_error, beta2, error * error) / corrections.1).sqrt();
+        if mean_error > 0.0 {
+            let step = mean.abs() / (root + epsilon);
+            let amplified = (mean_error + step * root_error) / ((root - root_error).max(0.0) + epsilon);
+            self.bound += (rate * amplified.min(step + largest)) as f32;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use kintsugi_plan::config::ConfigSource;
+
+    use super::*;
+    use crate::verify::{Bounds, Recording, Reference, compare};
+
+    /// The gradients of a bias in three steps, about 0.01, with two elements that are almost zero.
+    fn gradients() -> [Vec<f64>; 3] {
+        [1, 2, 3].map(|step| {
+            let ordinary = |i: usize| 0.01 * (1.0 + (i * 37 % 11) as f64 / 10.0) * (1.0 + 0.1 * step as f64);
+            let mut values: Vec<f64> = (0..64).map(ordinary).collect();
+            values[5] = 4e-6 / f64::from(step);
+            values[9] = 1e-9;
+            values
+        })
+    }
+
+    /// Gradients that differ by 1.3e-6, relatively, in L2: every element by as much, up or down.
+    fn disturbed(gradients: &[Vec<f64>; 3]) -> [Vec<f64>; 3] {
+        gradients.clone().map(|values| {
+            let mean = (values.iter().map(|g| g * g).sum::<f64>() / 64.0).sqrt();
+            let sign = |i: usize| if i.is_multiple_of(2) { 1.0 } else { -1.0 };
+            values.iter().enumerate().map(|(i, g)| g + 1.3e-6 * mean * sign(i)).collect()
+        })
+    }
+
+    fn whole(values: &[f64]) -> WholeParameters {
+        WholeParameters::from([("bias".to_owned(), values.iter().map(|&x| x as f32).collect())])
+    }
+
+    /// The recording of a run whose weights started at zero.
+    fn recording(gradients: &[Vec<f64>; 3], weights: &[f64]) -> Recording {
+        Recording {
+            losses: vec![1.0],
+            norms: vec![1.0],
+            gradients: whole(&gradients[0]),
+            weights: whole(weights),
+            diverged: BTreeSet::new(),
+            rotated: [0, 8],
+        }
+    }
+
+    const RATE: f64 = 1e-3;
+
+    /// `AdamW` by its definition, without decay, from zero.
+    fn train(plan: &Plan, gradients: &[Vec<f64>; 3]) -> Vec<f64> {
+        let ((beta1, beta2), epsilon) = (plan.optimizer.betas, plan.optimizer.eps);
+        let train = |i: usize| {
+            let (mut weight, mut first, mut second) = (0.0, 0.0, 0.0);
+            for (step, values) in (1..).zip(gradients) {
+                first = beta1 * first + (1.0 - beta1) * values[i];
+                second = beta2 * second + (1.0 - beta2) * values[i] * values[i];
+                let root = (second / (1.0 - beta2.powi(step))).sqrt();
+                weight -= RATE * (first / (1.0 - beta1.powi(step))) / (root + epsilon);
+            }
+            weight
+        };
+        (0..64).map(train).collect()
+    }
+
+    fn reference(plan: &Plan, gradients: &[Vec<f64>; 3]) -> (Reference, Vec<f64>) {
+        let bounds = Bounds::of(plan);
+        let mut weight_bounds = WeightBounds::new(plan, bounds.element_gradient().expect("in fp32"));
+        for values in gradients {
+            weight_bounds.add(&whole(values), 1.0, RATE);
+        }
+        let weights = train(plan, gradients);
+        let weight_bounds = Some(weight_bounds.of(&whole(&weights)));
+        (Reference { recording: recording(gradients, &weights), weight_bounds }, weights)
+    }
+
+    #[test]
+    fn weights_that_follow_from_small_differences_of_gradients_are_accepted() {
+        let (plan, gradients) = (ConfigSource::demo().plan().expect("the demo"), gradients());
+        let (reference, _) = reference(&plan, &gradients);
+        let other = disturbed(&gradients);
+        let difference = compare(&reference, &recording(&other, &train(&plan, &other)));
+        assert!((1.2e-6..1.4e-6).contains(&difference.gradient), "{difference:?}");
+        assert!(difference.weight > 1e-2, "an element turned around: {difference:?}");
+        assert!(Bounds::of(&plan).hold(&difference), "{difference:?}");
+    }
+
+    #[test]
+    fn a_weight_that_its_gradients_cannot_explain_is_refused() {
+        let (plan, gradients) = (ConfigSource::demo().plan().expect("the demo"), gradients());
+        let (reference, weights) = reference(&plan, &gradients);
+        let differs = |element: usize, by: f64| {
+            let mut weights = weights.clone();
+            weights[element] += by;
+            let difference = compare(&reference, &recording(&gradients, &weights));
+            (Bounds::of(&plan).broken_by(&difference), difference.unexplained_of)
+        };
+        let refused = (vec!["weight"], "bias".to_owned());
+        assert_eq!(differs(0, 1e-3 * RATE), refused, "an ordinary element, by a thousandth of a step");
+        assert_eq!(
+            differs(9, 7.0 * RATE),
+            refused,
+            "no gradients turn an element further than there and back"
+        );
+        assert_eq!(differs(0, f64::NAN), refused);
+        assert!(differs(9, RATE).0.is_empty());
+    }
+
+    #[test]
+    fn an_element_without_gradients_stays() {
+        let (plan, mut gradients) = (ConfigSource::demo().plan().expect("the demo"), gradients());
+        for values in &mut gradients {
+            values[3] = 0.0;
+        }
+        let (reference, _) = reference(&plan, &gradients);
+        let bound = reference.weight_bounds.expect("in fp32")["bias"][3];
+        assert!(f64::from(bound) < 1e-5 * RATE, "only rounding: {bound:e}");
+    }
+}
