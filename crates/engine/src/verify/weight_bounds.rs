@@ -14,8 +14,10 @@
 //!   earlier differences smaller. Rounding of the weights adds a few units in the last place per step.
 //!
 //! `δ` is the bound on gradients times `|g| + root mean square of the parameter's gradient`: an element is a sum of terms, and
-//! rounding is relative to the terms, which are as large for an element that is almost zero as for its neighbours. An element
-//! that is exactly zero has no terms, such as the row of a token that does not occur.
+//! rounding is relative to the terms, which are as large for an element that is almost zero as for its neighbours. The bound
+//! on gradients is one on the root mean square of the errors of a parameter. The largest of its `n` errors is `√(2 ln n)` times
+//! that, if they are normally distributed, and `δ` as many times as large. An element that is exactly zero has no terms, such as
+//! the row of a token that does not occur.
 
 use std::collections::BTreeMap;
 
@@ -93,12 +95,13 @@ impl WeightBounds {
         for (name, gradients) in gradients {
             let squares: f64 = gradients.iter().map(|&g| (f64::from(g) * factor).powi(2)).sum();
             let mean = (squares / gradients.len() as f64).sqrt();
+            let largest_error = self.gradient * (2.0 * (gradients.len() as f64).ln()).sqrt().max(1.0);
             let elements = self.parameters.entry(name.clone());
             let elements = elements.or_insert_with(|| vec![Element::default(); gradients.len()]);
             for (element, &gradient) in elements.iter_mut().zip(gradients) {
                 let gradient = f64::from(gradient) * factor;
                 let exact = gradient == 0.0;
-                let error = if exact { 0.0 } else { self.gradient * (gradient.abs() + mean) };
+                let error = if exact { 0.0 } else { largest_error * (gradient.abs() + mean) };
                 element.add(update, gradient, error);
             }
         }
