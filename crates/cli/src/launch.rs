@@ -7,9 +7,10 @@ use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Parser};
 
@@ -199,21 +200,28 @@ fn wait(mut command: Command) -> Result<(), Failure> {
         .spawn()
         .map_err(|error| Failure::Run(format!("cannot run {}: {error}", line(&command))))?;
     let errors = launcher.stderr.take().expect("it is piped");
-    let passing = thread::spawn(move || pass_on(BufReader::new(errors)));
-    let ended = wait_and_stop(&mut launcher, &asked)
+    let failed = Arc::new(AtomicBool::new(false));
+    let passing = thread::spawn({
+        let failed = Arc::clone(&failed);
+        move || pass_on(BufReader::new(errors), &failed)
+    });
+    let ended = wait_and_stop(&mut launcher, &asked, &failed)
         .map_err(|error| Failure::Run(format!("cannot wait for the launcher: {error}")))?;
     passing.join().ok();
     outcome(ended)
 }
 
 /// Passes errors on, without the launcher's notices that a rank has failed: the rank itself has said why. A notice of a signal
-/// stays, since a rank that was killed cannot say anything.
-fn pass_on(errors: impl BufRead) {
+/// stays, since a rank that was killed cannot say anything. Sets `failed` when a rank reports an error.
+fn pass_on(errors: impl BufRead, failed: &AtomicBool) {
     // Open MPI puts its notices between lines of dashes.
     let is_rule = |line: &str| line.len() > 20 && line.bytes().all(|byte| byte == b'-');
     let mut notice: Option<Vec<String>> = None;
     for line in errors.split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line).into_owned();
+        if line.contains("error: ") {
+            failed.store(true, Ordering::Relaxed);
+        }
         match (&mut notice, is_rule(&line)) {
             (None, true) => notice = Some(Vec::new()),
             (None, false) => output::stderr(&line),
@@ -239,12 +247,22 @@ fn is_expected(notice: &str) -> bool {
     expected.iter().any(|words| notice.contains(words)) && !notice.contains("signal")
 }
 
-fn wait_and_stop(launcher: &mut Child, asked: &AtomicBool) -> io::Result<ExitStatus> {
+/// Waits for the launcher. After a rank has failed it may wait for one that is stopped, and is then ended.
+fn wait_and_stop(launcher: &mut Child, asked: &AtomicBool, failed: &AtomicBool) -> io::Result<ExitStatus> {
     const POLL: Duration = Duration::from_millis(50);
+    const GRACE: Duration = Duration::from_secs(15);
     let mut signals = ["USR1", "TERM", "KILL"].into_iter();
+    let (mut failed_at, mut endings): (Option<Instant>, _) = (None, ["TERM", "KILL"].into_iter());
     loop {
         if let Some(ended) = launcher.try_wait()? {
             return Ok(ended);
+        }
+        if failed.load(Ordering::Relaxed)
+            && failed_at.get_or_insert_with(Instant::now).elapsed() > GRACE
+            && let Some(signal) = endings.next()
+        {
+            send(signal, launcher.id())?;
+            failed_at = Some(Instant::now());
         }
         if asked.swap(false, Ordering::Relaxed)
             && let Some(signal) = signals.next()

@@ -45,8 +45,9 @@ pub const SECRET: &str = "KINTSUGI_SECRET";
 /// How long the processes of a job wait for each other at the beginning, at most.
 const MEETING: Duration = Duration::from_secs(120);
 
-/// How long a process may be silent, at most. A machine that has lost its power closes no connections.
-const SILENCE: Duration = Duration::from_secs(60);
+/// How long a process may be silent: at least several heartbeats, and not too long, since a machine that has lost its power closes no
+/// connections. In between it is the limit of waits.
+const SILENCE: [Duration; 2] = [Duration::from_secs(6), Duration::from_secs(60)];
 
 /// How long a rank waits for rank 0 to explain a stall.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -330,7 +331,7 @@ impl Rendezvous {
     /// Receives everything that a peer sends.
     fn listen(&self, peer: &Peer) {
         loop {
-            match peer.read(|| self.limit().min(SILENCE)) {
+            match peer.read(|| self.limit().clamp(SILENCE[0], SILENCE[1])) {
                 Ok((Kind::Data, bytes)) => peer.deliver(|inbox| inbox.frames.push_back(bytes)),
                 Ok((Kind::Post, bytes)) => peer.deliver(|inbox| inbox.posts.push_back(bytes)),
                 Ok((Kind::Heartbeat, bytes)) => {

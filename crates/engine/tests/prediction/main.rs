@@ -65,7 +65,7 @@ impl Choices {
         write!(
             text,
             "[memory]\nrecompute = \"{}\"\nattention = \"{}\"\n[precision]\ncompute = \"{}\"\ngradients = \"{}\"\n\
-             states = \"{}\"\n[cluster]\n{}\n[run]\neval_every = {}\n\
+             states = \"{}\"\n[cluster]\n{}\n[run]\ndevice = \"cpu\"\neval_every = {}\n\
              [data]\nsource = \"corpus\"\nmask_documents = {}\n",
             self.of(&["none", "selective", "full"]),
             self.of(&["flash", "plain"]),
