@@ -96,7 +96,7 @@ pub fn connect_by(options: ConnectOptions) -> Result<Place, Failure> {
             ),
             Some(Transport::Auto | Transport::Nccl) | None => {
                 settings.set_environment();
-                let met = Rendezvous::connect(limit).map_err(rendezvous_failure)?;
+                let met = Rendezvous::connect(limit).map_err(|error| rendezvous_failure(&error))?;
                 by_nccl(met).map_err(reported)
             }
         };
@@ -156,7 +156,7 @@ fn by_nccl(rendezvous: &'static Rendezvous) -> Result<Place, Failure> {
 }
 
 /// A wrong variable is a mistake. A process that does not come is a failure of the run.
-fn rendezvous_failure(error: RendezvousError) -> Failure {
+fn rendezvous_failure(error: &RendezvousError) -> Failure {
     match error {
         RendezvousError::Variable(_) | RendezvousError::EmptySecret | RendezvousError::Rank { .. } => {
             Failure::Mistake(error.to_string())
@@ -251,12 +251,15 @@ pub fn agree_for<T>(
     }
 }
 
+/// Success, or the exit code and the message of a failure.
+type Outcome = Result<(), (u8, String)>;
+
 /// Compares whether all processes have succeeded. If not, the process of rank 0 reports the first failure, and all end.
 pub fn agree_on(connection: Connection, result: Result<(), Failure>) -> Result<(), Failure> {
     let Some(world) = world(connection) else { return result };
-    let mine = result.map_err(|failure| (failure.code(), failure.to_string()));
+    let mine: Outcome = result.map_err(|failure| (failure.code(), failure.to_string()));
     let named = (world.host().unwrap_or_default(), mine);
-    let all: Option<Vec<(String, Result<(), (u8, String)>)>> = gather(&*world, &named)?;
+    let all: Option<Vec<(String, Outcome)>> = gather(&*world, &named)?;
     let problem = all.map(|all| {
         let failed =
             all.into_iter().enumerate().find_map(|(rank, (host, result))| Some((rank, host, result.err()?)));

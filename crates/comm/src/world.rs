@@ -98,7 +98,7 @@ pub struct RankFailure {
     /// The op or phase that it was in, if the failure is not known from the transfer alone.
     pub op: Option<String>,
     /// The collective or message that it was in.
-    pub transfer: Option<String>,
+    pub transfer: Option<Box<str>>,
     /// The rank that it waited for.
     pub peer: Option<usize>,
     /// Whether it has waited too long, so that the cause is another rank.
@@ -117,7 +117,7 @@ impl RankFailure {
     /// A failure of a rank in a collective or a message.
     pub fn in_transfer(
         rank: usize,
-        transfer: impl Into<String>,
+        transfer: impl Into<Box<str>>,
         peer: usize,
         reason: impl Into<String>,
     ) -> Self {
@@ -126,7 +126,7 @@ impl RankFailure {
     }
 
     /// A failure of a rank that has waited too long in a transfer or call, for a rank that may be known.
-    pub(crate) fn stalled(rank: usize, transfer: impl Into<String>, peer: Option<usize>) -> Self {
+    pub(crate) fn stalled(rank: usize, transfer: impl Into<Box<str>>, peer: Option<usize>) -> Self {
         let (transfer, reason) = (Some(transfer.into()), "it has waited too long".to_owned());
         RankFailure { rank, host: None, op: None, transfer, peer, stalled: true, reason }
     }

@@ -91,7 +91,7 @@ impl JobState {
         let failure = RankFailure::new(self.rendezvous.rank, "a step", "");
         let failure = match transfer {
             Some(StartedTransfer { activity, peer }) => {
-                RankFailure { op: None, transfer: Some(activity.to_string()), peer, ..failure }
+                RankFailure { op: None, transfer: Some(activity.to_string().into()), peer, ..failure }
             }
             None => failure,
         };

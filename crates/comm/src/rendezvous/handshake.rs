@@ -119,7 +119,7 @@ pub(super) fn is_authentic(key: &[u8], parts: &[&[u8]], code: &[u8; BYTES]) -> b
 
 fn hash(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
     let keyed = Hmac::new_from_slice(key).expect("keys of any length are allowed");
-    parts.iter().fold(keyed, |hash, part| hash.chain_update(part))
+    parts.iter().fold(keyed, Mac::chain_update)
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ pub(super) fn receive_all(
         match listener.accept() {
             Ok((stream, address)) if pending < MAX_HANDSHAKES => {
                 let (finished, secret) = (finished.clone(), secret.to_owned());
-                let shake = move || finished.send((address, receive_one(stream, &secret)));
+                let shake = move || drop(finished.send((address, receive_one(stream, &secret))));
                 let started = thread::Builder::new().name("handshake".into()).spawn(shake);
                 pending += usize::from(started.is_ok());
             }
@@ -134,7 +134,7 @@ pub(super) fn reach_first(
         match patience.pass(now - std::mem::replace(&mut last_look, now), 0) {
             Decision::Wait => {}
             Decision::Notify => {
-                print_notice(&format!("waiting for rank 0 at {}: {reason}", addresses.join(" or ")))
+                print_notice(&format!("waiting for rank 0 at {}: {reason}", addresses.join(" or ")));
             }
             Decision::GiveUp => return Err(failed(introduction, addresses, limit, &reason)),
         }

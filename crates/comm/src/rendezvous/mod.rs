@@ -344,13 +344,13 @@ impl Rendezvous {
                     let unknown = || RankFailure::new(peer.rank, "an unknown op", "it does not say why");
                     let failure = postcard::from_bytes(&bytes).unwrap_or_else(|_| unknown());
                     let failure = if self.rank == 0 { self.explained(failure) } else { failure };
-                    self.fail(failure, FailureSource::Peer(peer.rank));
+                    self.fail(&failure, FailureSource::Peer(peer.rank));
                 }
                 Err(lost) => {
                     let said_goodbye = std::mem::replace(&mut peer.inbox().closed, true);
                     peer.arrived.notify_all();
                     if !said_goodbye && !self.ends.load(Ordering::Relaxed) {
-                        self.fail(peer.lost(&lost), FailureSource::Connection(peer.rank));
+                        self.fail(&peer.lost(&lost), FailureSource::Connection(peer.rank));
                     }
                     return;
                 }
@@ -359,7 +359,7 @@ impl Rendezvous {
     }
 
     /// Keeps the first failure, prints it if nobody else does, and tells the other processes.
-    fn fail(&self, failure: RankFailure, source: FailureSource) {
+    fn fail(&self, failure: &RankFailure, source: FailureSource) {
         let mut is_first = false;
         self.failure.get_or_init(|| {
             is_first = true;
@@ -382,7 +382,7 @@ impl Rendezvous {
                 FailureSource::Connection(lost) => lost == peer.rank,
                 FailureSource::Here => false,
             };
-            let bytes = postcard::to_stdvec(&failure).unwrap_or_default();
+            let bytes = postcard::to_stdvec(failure).unwrap_or_default();
             for peer in self.peers.iter().filter(|peer| !knows(peer)) {
                 peer.write(Kind::Abort, &bytes).ok();
             }
@@ -406,7 +406,7 @@ impl Rendezvous {
                 thread::sleep(Duration::from_millis(5));
             }
         }
-        self.fail(self.explained(failure), FailureSource::Here);
+        self.fail(&self.explained(failure), FailureSource::Here);
         self.failure().expect("it has just been set")
     }
 
@@ -511,7 +511,7 @@ impl Rendezvous {
                 io::ErrorKind::InvalidInput => RankFailure::new(self.rank, "an exchange", error.to_string()),
                 _ => peer.lost(&Lost::Closed),
             };
-            self.fail(failure, FailureSource::Here);
+            self.fail(&failure, FailureSource::Here);
         }
         self.failure().map_or(Ok(()), Err)
     }
@@ -577,7 +577,7 @@ impl Rendezvous {
         if end_others {
             self.ends.store(true, Ordering::Relaxed);
             let failure = RankFailure::new(self.rank, "the job", "it has ended with an error");
-            self.fail(RankFailure { host: Some(self.host.clone()), ..failure }, FailureSource::Here);
+            self.fail(&RankFailure { host: Some(self.host.clone()), ..failure }, FailureSource::Here);
         } else if !self.has_failed() {
             self.say_goodbye();
         }
