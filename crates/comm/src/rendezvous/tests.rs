@@ -115,7 +115,9 @@ fn a_failure_of_one_is_the_failure_of_all_and_the_first_one_stays() {
 #[test]
 fn a_stall_names_the_end_of_the_chain_of_waits() {
     let members = met(4);
-    members.iter().for_each(|member| member.set_limit(Duration::from_secs(3)));
+    for member in &members {
+        member.set_limit(Duration::from_secs(3));
+    }
     // Rank 3 waits for rank 2 in a transfer, rank 2 waits for rank 1, and rank 1 computes for ever. Ranks 0 to 2 do not give up.
     let transfer = Activity::Message { group: kintsugi_spec::Group::PIPELINE, from: 2, to: 3, tag: 0 };
     let _second = WaitGuard::new(members[2], Some(1), transfer, false);
