@@ -9,9 +9,10 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::RendezvousError;
+use super::error::list;
 use super::handshake::{Introduction, Keys, admit, introduce};
 use super::peer::Peer;
-use super::{RendezvousError, list};
 use crate::notice::print_notice;
 use crate::patience::{Decision, NOTICE, Patience};
 

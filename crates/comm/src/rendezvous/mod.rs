@@ -10,6 +10,8 @@
 
 #[allow(unsafe_code, reason = "it calls a function of the C library")]
 mod end;
+mod error;
+mod failure;
 mod frame;
 mod handshake;
 mod heartbeat;
@@ -31,7 +33,9 @@ use crate::activity::Activity;
 use crate::mpi::launched;
 use crate::notice::print_notice;
 use crate::patience::{Decision, NOTICE, Patience, SLICE};
-use crate::waits::{ChainEnd, RankState, Wait, follow};
+use crate::waits::Wait;
+pub use error::RendezvousError;
+use failure::FailureSource;
 use frame::{Kind, Lost};
 use handshake::Introduction;
 use peer::Peer;
@@ -48,12 +52,6 @@ const MEETING: Duration = Duration::from_secs(120);
 /// How long a process may be silent: at least several heartbeats, and not too long, since a machine that has lost its power closes no
 /// connections. In between it is the limit of waits.
 const SILENCE: [Duration; 2] = [Duration::from_secs(6), Duration::from_secs(60)];
-
-/// How long a rank waits for rank 0 to explain a stall.
-const ANSWER: Duration = Duration::from_secs(2);
-
-/// If rank 0 does not answer, the other ranks report a stall one after the other. The first one ends the job.
-const TURN: Duration = Duration::from_millis(100);
 
 /// The limit of waits until [`Rendezvous::set_limit`] sets another.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -103,74 +101,6 @@ impl Invitation {
     }
 }
 
-/// Why the processes do not meet.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RendezvousError {
-    /// A variable is missing.
-    #[error("{ADDRESS} is set, but not {0}; kintsugi launch --no-mpi sets them all")]
-    Variable(&'static str),
-    /// The secret is empty.
-    #[error("{SECRET} is empty; set it to random text, the same for all processes of the job")]
-    EmptySecret,
-    /// The rank is not one of the job's.
-    #[error("this process has rank {rank}, and the job has {size} processes: ranks are 0 to {}", size - 1)]
-    Rank {
-        /// The rank of this process.
-        rank: usize,
-        /// Number of processes.
-        size: usize,
-    },
-    /// Rank 0 cannot listen.
-    #[error("rank 0 cannot listen at {address}: {reason}")]
-    Listen {
-        /// The address.
-        address: String,
-        /// The system's message.
-        reason: String,
-    },
-    /// Rank 0 cannot be reached.
-    #[error("rank {rank} did not reach rank 0 at {address} in {limit:?}: {reason}")]
-    Connect {
-        /// The rank of this process.
-        rank: usize,
-        /// The address.
-        address: String,
-        /// How long it tried.
-        limit: Duration,
-        /// The system's message.
-        reason: String,
-    },
-    /// Rank 0 does not accept this process.
-    #[error("the process at {address} is not rank 0 of this job: {reason} ({SECRET})")]
-    Refused {
-        /// The address.
-        address: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// Some processes have not come.
-    #[error("rank {} did not connect to rank 0 in {limit:?}", list(ranks))]
-    Missing {
-        /// Their ranks.
-        ranks: Vec<usize>,
-        /// How long rank 0 waited.
-        limit: Duration,
-    },
-    /// The processes do not fit together.
-    #[error("{0}")]
-    Mismatch(String),
-}
-
-/// Names ranks, but not too many of them.
-fn list(ranks: &[usize]) -> String {
-    const NAMED: usize = 8;
-    let names = ranks.iter().take(NAMED).map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    match ranks.len().saturating_sub(NAMED) {
-        0 => names,
-        more => format!("{names} and {more} more"),
-    }
-}
-
 static RENDEZVOUS: OnceLock<Result<Rendezvous, RendezvousError>> = OnceLock::new();
 
 /// Whether this process was told where to meet others.
@@ -189,17 +119,6 @@ pub fn arrange_locally() -> io::Result<[(&'static str, String); 2]> {
 fn new_secret() -> io::Result<String> {
     let [first, second] = [handshake::random()?, handshake::random()?].map(u128::from_be_bytes);
     Ok(format!("{first:032x}{second:032x}"))
-}
-
-/// Who has found that the job fails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FailureSource {
-    /// The rank of this process, which returns it to its caller.
-    Here,
-    /// Another process, which has sent it.
-    Peer(usize),
-    /// The thread that receives from a rank: the connection is lost.
-    Connection(usize),
 }
 
 impl Rendezvous {
@@ -358,95 +277,6 @@ impl Rendezvous {
         }
     }
 
-    /// Keeps the first failure, prints it if nobody else does, and tells the other processes.
-    fn fail(&self, failure: &RankFailure, source: FailureSource) {
-        let mut is_first = false;
-        self.failure.get_or_init(|| {
-            is_first = true;
-            // If rank 0 is gone, all others notice, and the first of them says so.
-            let prints = match source {
-                FailureSource::Here => false,
-                FailureSource::Peer(_) => self.rank == 0 && failure.stalled,
-                FailureSource::Connection(lost) => lost != 0 || self.rank == 1,
-            };
-            if prints {
-                print_notice(&format!("error: {failure}"));
-            }
-            self.reported.store(source != FailureSource::Here, Ordering::Relaxed);
-            failure.clone()
-        });
-        if is_first {
-            // A rank that reports a stall waits for the explanation.
-            let knows = |peer: &Peer| match source {
-                FailureSource::Peer(rank) => rank == peer.rank && !failure.stalled,
-                FailureSource::Connection(lost) => lost == peer.rank,
-                FailureSource::Here => false,
-            };
-            let bytes = postcard::to_stdvec(failure).unwrap_or_default();
-            for peer in self.peers.iter().filter(|peer| !knows(peer)) {
-                peer.write(Kind::Abort, &bytes).ok();
-            }
-        }
-        for peer in &self.peers {
-            peer.arrived.notify_all();
-        }
-    }
-
-    /// Ends the job because of a failure that this rank has found. Returns the first failure of the job, which is the cause of later
-    /// ones. Rank 0 explains a stall, because it knows who waits for whom.
-    pub(crate) fn abort(&self, failure: RankFailure) -> RankFailure {
-        if failure.stalled
-            && let Some(first) = self.peers.first().filter(|peer| peer.rank == 0)
-            && self.failure().is_none()
-        {
-            let bytes = postcard::to_stdvec(&failure).unwrap_or_default();
-            first.write(Kind::Abort, &bytes).ok();
-            let begun = Instant::now();
-            while self.failure().is_none() && begun.elapsed() < ANSWER + TURN * self.rank.min(50) as u32 {
-                thread::sleep(Duration::from_millis(5));
-            }
-        }
-        self.fail(&self.explained(failure), FailureSource::Here);
-        self.failure().expect("it has just been set")
-    }
-
-    /// Names the end of the chain of waits in a failure of a rank that has waited too long.
-    fn explained(&self, failure: RankFailure) -> RankFailure {
-        if !failure.stalled {
-            return failure;
-        }
-        let ChainEnd { rank, words } = self.chain(failure.rank, failure.peer);
-        let reason = format!("after {:?} it still waits for {words}", self.limit());
-        RankFailure { peer: rank.or(failure.peer), reason, ..failure }
-    }
-
-    /// The chain of waits from the rank that `waiting` waits for.
-    fn chain(&self, waiting: usize, peer: Option<usize>) -> ChainEnd {
-        follow(waiting, peer, self.size, |rank| {
-            if rank == self.rank {
-                let wait = self.current_wait().map(CurrentWait::described);
-                return Some(RankState { host: Some(self.host.clone()), wait, silent: Duration::ZERO });
-            }
-            let peer = self.peers.iter().find(|peer| peer.rank == rank)?;
-            let inbox = peer.inbox();
-            Some(RankState {
-                host: Some(peer.host.clone()),
-                wait: inbox.status.wait.clone(),
-                silent: inbox.silent,
-            })
-        })
-    }
-
-    /// Why the job failed, if it did.
-    pub(crate) fn failure(&self) -> Option<RankFailure> {
-        self.failure.get().cloned()
-    }
-
-    /// Whether the job failed.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.failure.get().is_some()
-    }
-
     /// How long this process waits for another that makes no progress.
     pub(crate) fn limit(&self) -> Duration {
         Duration::from_millis(self.limit.load(Ordering::Relaxed))
@@ -592,15 +422,6 @@ impl Rendezvous {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(1) && self.peers.iter().any(|peer| !peer.inbox().closed) {
             thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Prints the failure of the job, unless that was done.
-    fn report(&self) {
-        if let Some(failure) = self.failure()
-            && !self.reported.swap(true, Ordering::Relaxed)
-        {
-            print_notice(&format!("error: {failure}"));
         }
     }
 
