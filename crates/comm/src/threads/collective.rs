@@ -310,8 +310,9 @@ impl Member {
                 next => next,
             }
         };
-        let missing = |transfers: &mut Transfers| self.missing_ranks(transfers.collective(sequence));
-        while let Some(work) = self.sleep_until(during, ready, missing)? {
+        let missing = |transfers: &mut Transfers| self.missing_rank(transfers.collective(sequence));
+        let describe = |transfers: &mut Transfers| self.describe_missing(transfers.collective(sequence));
+        while let Some(work) = self.sleep_until(during, ready, missing, describe)? {
             self.perform_step(collective, sequence, work, gpu);
         }
         self.shared.lock().leave_collective(sequence);
@@ -426,29 +427,43 @@ impl Member {
         Activity::Collective { group: self.shared.group, collective, sequence }
     }
 
-    /// Describes which ranks this rank waits for: those that have not started, those on a GPU that do not wait, or else the
-    /// neighbour. The first of them is returned, too.
-    fn missing_ranks(&self, active: &ActiveCollective) -> (usize, String) {
-        let members = |absent: fn(&MemberProgress) -> bool| -> Vec<usize> {
-            (0..self.size()).filter(|&member| absent(&active.members[member])).collect()
+    /// The rank that this rank waits for: the first that has not started, or that is on a GPU and does not wait, or else the
+    /// neighbour.
+    fn missing_rank(&self, active: &ActiveCollective) -> usize {
+        let first = |is_absent: fn(&MemberProgress) -> bool| {
+            (0..self.size()).find(|&member| is_absent(&active.members[member]))
         };
-        let names = |members: &[usize]| {
-            members.iter().map(|&member| self.global(member).to_string()).collect::<Vec<_>>().join(", ")
+        let is_done = active.members[self.me].steps == active.step_count();
+        let neighbour = || active.reader(self.me).filter(|_| is_done).unwrap_or(active.source(self.me));
+        first(has_not_started).or_else(|| first(does_not_wait)).unwrap_or_else(neighbour)
+    }
+
+    /// What the ranks that this rank waits for have not done.
+    fn describe_missing(&self, active: &ActiveCollective) -> String {
+        let names = |is_absent: fn(&MemberProgress) -> bool| {
+            let absent = (0..self.size()).filter(|&member| is_absent(&active.members[member]));
+            absent.map(|member| self.global(member).to_string()).collect::<Vec<_>>().join(", ")
         };
-        let (not_started, not_waiting) =
-            (members(|member| member.region.is_none()), members(|member| !member.waits && on_gpu(member)));
-        let steps = active.step_count();
-        let is_done = active.members[self.me].steps == steps;
-        let neighbour = active.reader(self.me).filter(|_| is_done).unwrap_or(active.source(self.me));
-        if let Some(&first) = not_started.first() {
-            (first, format!("not started by rank {}", names(&not_started)))
-        } else if let Some(&first) = not_waiting.first() {
-            (first, format!("started but not waited for by rank {}", names(&not_waiting)))
+        let missing = self.missing_rank(active);
+        let member = &active.members[missing];
+        if has_not_started(member) {
+            format!("not started by rank {}", names(has_not_started))
+        } else if does_not_wait(member) {
+            format!("started but not waited for by rank {}", names(does_not_wait))
         } else {
-            let done = active.members[neighbour].steps;
-            (neighbour, format!("rank {} has done {done} of {steps} steps", self.global(neighbour)))
+            let (done, steps) = (member.steps, active.step_count());
+            format!("rank {} has done {done} of {steps} steps", self.global(missing))
         }
     }
+}
+
+fn has_not_started(member: &MemberProgress) -> bool {
+    member.region.is_none()
+}
+
+/// Whether a member does not wait for elements on a GPU, where only its rank moves them.
+fn does_not_wait(member: &MemberProgress) -> bool {
+    !member.waits && on_gpu(member)
 }
 
 /// Whether a member's elements are on a GPU, where its progress thread does not move them.

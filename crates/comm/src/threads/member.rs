@@ -13,7 +13,6 @@ use crate::notice::print_notice;
 use crate::patience::{Decision, Patience, SLICE, STEP_NOTICE};
 use crate::region::{self, Region};
 use crate::ring::Action;
-use crate::waits::Wait;
 use crate::{Operation, RankFailure};
 
 /// A rank's place in a group.
@@ -84,8 +83,9 @@ impl Member {
         }
     }
 
-    /// Waits until `ready` returns a value. `None` if the world stops, or at the timeout, which stops it. The reason of a
-    /// timeout is what `missing` returns: the rank that is missing, and what it has not done.
+    /// Waits until `ready` returns a value. `None` if the world stops, or at the timeout, which stops it. `missing` returns the rank
+    /// that is missing, and `describe` what it has not done, which is the reason of a timeout. A step allocates nothing, so only
+    /// `describe` may.
     ///
     /// The rank waits in short intervals, and each counts for at most its own length. So the time during which the whole
     /// process is stopped, as by SIGSTOP, does not count towards the timeout. Time on an emulated link does not count, either. Other
@@ -94,7 +94,8 @@ impl Member {
         &self,
         during: Activity,
         mut ready: impl FnMut(&mut Transfers) -> Next<T>,
-        missing: impl Fn(&mut Transfers) -> (usize, String),
+        missing: impl Fn(&mut Transfers) -> usize,
+        describe: impl Fn(&mut Transfers) -> String,
     ) -> Option<T> {
         let timeout = self.world.timeout;
         let mut patience = Patience::new(timeout, STEP_NOTICE);
@@ -110,7 +111,7 @@ impl Member {
                 Next::Now(found) => return Some(found),
                 Next::At(due) => (due.saturating_duration_since(begun), false),
                 Next::AfterOthers if patience.left().is_zero() => {
-                    let (peer, reason) = missing(&mut transfers);
+                    let (peer, reason) = (missing(&mut transfers), describe(&mut transfers));
                     drop(transfers);
                     self.fail_stalled(during, peer, &format!("after {timeout:?}, {reason}"));
                     return None;
@@ -125,7 +126,7 @@ impl Member {
             }
             let decision = patience.pass(passed, finished_pieces());
             if passed == slice {
-                let (peer, _) = missing(&mut transfers);
+                let peer = missing(&mut transfers);
                 self.register_wait(during, peer);
                 if decision == Decision::Notify {
                     let (me, waited) = (self.global(self.me), patience.waited().as_secs());
@@ -138,8 +139,7 @@ impl Member {
 
     /// Says whom this rank waits for.
     fn register_wait(&self, during: Activity, peer: usize) {
-        let wait = Wait { peer: Some(self.global(peer)), activity: during.to_string() };
-        *lock(&self.world.waits[self.global(self.me)]) = Some(wait);
+        *lock(&self.world.waits[self.global(self.me)]) = Some((self.global(peer), during));
     }
 
     /// Stops the world because this rank has waited too long. Names the end of the chain of waits.

@@ -194,13 +194,13 @@ impl Member {
         let during = self.message(route);
         let peer = if route.from == self.me { route.to } else { route.from };
         let ready = |transfers: &mut Transfers| transfers.message(sequence).take_work();
-        let missing = |transfers: &mut Transfers| match transfers.message(sequence).state {
-            MessageState::Open => (peer, format!("not started by rank {}", self.global(peer))),
+        let describe = |transfers: &mut Transfers| match transfers.message(sequence).state {
+            MessageState::Open => format!("not started by rank {}", self.global(peer)),
             MessageState::Moving | MessageState::Arriving(_) | MessageState::Done => {
-                (peer, format!("rank {} is still moving it", self.global(peer)))
+                format!("rank {} is still moving it", self.global(peer))
             }
         };
-        while let Some(work) = self.sleep_until(during, ready, missing)? {
+        while let Some(work) = self.sleep_until(during, ready, |_| peer, describe)? {
             self.perform_message(sequence, route, work, gpu);
         }
         self.shared.lock().leave_message(sequence);

@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use kintsugi_spec::{EmulatedLinks, Group, Topology, work};
 use kintsugi_tensor::{Backend, Place};
 
+use crate::activity::Activity;
 use crate::emulated::LinkClocks;
 use crate::traffic::TrafficCounter;
 use crate::waits::{ChainEnd, RankState, Wait, follow};
@@ -63,8 +64,8 @@ struct WorldState {
     inboxes: Vec<Inbox>,
     groups: Mutex<HashMap<GroupKey, Arc<GroupState>>>,
     timeout: Duration,
-    /// What each rank waits for, if it has waited for a while.
-    waits: Vec<Mutex<Option<Wait>>>,
+    /// The rank that each rank waits for and in what, if it has waited for a while.
+    waits: Vec<Mutex<Option<(usize, Activity)>>>,
     failure: OnceLock<RankFailure>,
 }
 
@@ -185,7 +186,9 @@ impl WorldState {
     /// The chain of waits from the rank that `waiting` waits for.
     fn chain(&self, waiting: usize, peer: usize) -> ChainEnd {
         follow(waiting, Some(peer), self.waits.len(), |rank| {
-            Some(RankState { wait: lock(&self.waits[rank]).clone(), ..RankState::default() })
+            let wait = lock(&self.waits[rank])
+                .map(|(peer, activity)| Wait { peer: Some(peer), activity: activity.to_string() });
+            Some(RankState { wait, ..RankState::default() })
         })
     }
 
