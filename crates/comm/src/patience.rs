@@ -37,7 +37,7 @@ pub(crate) enum Decision {
 }
 
 impl Patience {
-    /// A wait of at most `limit` without progress, of which people are told after `notice`.
+    /// A wait that ends after `limit` without progress. After `notice` the rank prints whom it waits for.
     pub fn new(limit: Duration, notice: Duration) -> Self {
         Patience { limit, left: limit, waited: Duration::ZERO, notice_at: notice, pieces: None }
     }

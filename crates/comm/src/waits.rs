@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A process that has sent no heartbeat for so long is not heard of.
+/// A process that has sent nothing for so long counts as silent.
 const SILENT: Duration = Duration::from_secs(2);
 
 /// Ranks of a chain that a message names before it skips to the end.

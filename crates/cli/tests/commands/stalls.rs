@@ -1,4 +1,4 @@
-//! Processes of which one stalls, dies, or sees another folder: the job ends soon, and its message names that process.
+//! One process of a job stalls, dies, or sees another folder. The job ends soon, and its message names that process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -139,7 +139,7 @@ fn stop(
 fn assert_blamed(text: &str, rank: usize) {
     let errors: Vec<_> = text.lines().filter(|line| line.contains("error: ")).collect();
     let [error] = errors[..] else { panic!("one message:\n{text}") };
-    // A rank that waits for it says so, or rank 0, which hears nothing of it.
+    // The message comes from a rank that waits for it, or from rank 0, which gets no heartbeats from it.
     let before = error.split_once(", whose process has sent nothing for").map(|(before, _)| before);
     let before = before.or_else(|| Some(error.split_once(" failed: its process has sent nothing for")?.0));
     let last = before.and_then(|before| Some(before.rsplit_once("rank ")?.1));
@@ -191,7 +191,7 @@ fn a_rank_that_dies_is_named_before_mpich_ends_the_others() {
     assert!(text.contains("error: rank 2 on ") && text.contains("its process has ended"), "{text}");
 }
 
-/// Runs two processes, the second of which begins with a shell command.
+/// Runs two processes. The second one begins with a shell command.
 fn run_two(folder: &Path, second: &str, more: [&[&str]; 2]) -> (Option<i32>, String) {
     let binary = env!("CARGO_BIN_EXE_kintsugi");
     let words = |more: &[&str]| {
