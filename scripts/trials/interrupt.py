@@ -8,7 +8,7 @@ from trials.program import Wrong, wait_until
 from trials.runs import check_whole, configuration, draw_settings, read_numbers, resume_to_end
 
 # Kills of one run, at most.
-MOST_KILLS = 12
+MAX_KILLS = 12
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -36,7 +36,7 @@ def kill(trial):
     reference, seconds = trial.references.of(settings)
     out = os.path.join(trial.folder, "out")
     newest = 0
-    for _ in range(trial.random.randint(1, MOST_KILLS)):
+    for _ in range(trial.random.randint(1, MAX_KILLS)):
         if newest >= settings["run.steps"]:
             break
         process = trial.program.start(["train", configuration(trial.folder, settings), "--resume"], trial.folder)

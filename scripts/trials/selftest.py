@@ -14,7 +14,7 @@ BUGS = {
     "lock": (("pair", None), ("",)),
     "rename": (("kill", None), ("half a checkpoint", "published and is not whole")),
 }
-MOST_TRIALS = 30
+MAX_TRIALS = 30
 TRIAL_FAILED = "the trial itself failed"
 # Without a bug these must find nothing.
 TRIALS_WITHOUT = 4
@@ -48,11 +48,11 @@ def with_bug(bug, binary, folder, options, Bench, Trial):
     begun = time.monotonic()
     bench = bench_of(bug, binary, folder, options, Bench)
     (kind, bench.only_files), words = BUGS[bug]
-    for number in range(MOST_TRIALS):
+    for number in range(MAX_TRIALS):
         failure = Trial(bench, number, kind).run()
         if failure and any(word in failure for word in words) and not failure.startswith(TRIAL_FAILED):
             return bug, number + 1, time.monotonic() - begun, True, f"caught by {kind}: {failure}"
-    return bug, MOST_TRIALS, time.monotonic() - begun, False, "not caught"
+    return bug, MAX_TRIALS, time.monotonic() - begun, False, "not caught"
 
 
 def without_a_bug(binary, folder, options, Bench, Trial):

@@ -67,7 +67,7 @@ const ROUND_BYTES: usize = 8 << 20;
 /// Device memory beside the largest buffer: a workspace, and small buffers.
 const DEVICE_BYTES: u64 = 64 << 20;
 /// Transfers of a round, at most.
-const MOST_TRANSFERS: usize = 100;
+const MAX_TRANSFERS: usize = 100;
 /// Transfers of a round, at least, if they run on the device: the first call after a wait takes the host longer than others.
 const FEWEST_ON_DEVICE: usize = 32;
 
@@ -214,7 +214,7 @@ impl<'a> Bench<'a> {
     /// The time of one transfer, over a round of them.
     fn round(&self, group: &BenchGroup, kind: TransferKind, bytes: usize) -> Result<RoundTime, RankFailure> {
         let fewest = if self.world.is_on_device() { FEWEST_ON_DEVICE } else { 1 };
-        let times = (ROUND_BYTES / bytes.max(1)).clamp(fewest, MOST_TRANSFERS);
+        let times = (ROUND_BYTES / bytes.max(1)).clamp(fewest, MAX_TRANSFERS);
         let mut buffer = self.buffer(whole_chunks(kind, bytes, group.ours.size()));
         self.begin_together()?;
         let begun = Instant::now();

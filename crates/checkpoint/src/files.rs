@@ -90,7 +90,7 @@ pub(crate) struct ManyFiles {
 const NUMBERS: usize = 1 << 14;
 
 /// The most open files: far below the usual limit, and enough for several threads.
-const MOST_OPEN: usize = 128;
+const MAX_OPEN: usize = 128;
 
 impl ManyFiles {
     pub fn new(paths: Vec<PathBuf>) -> Self {
@@ -124,7 +124,7 @@ impl ManyFiles {
         let entry = if let Some(at) = open.iter().position(|(found, _)| *found == number) {
             open.remove(at)
         } else {
-            if open.len() == MOST_OPEN {
+            if open.len() == MAX_OPEN {
                 open.remove(0);
             }
             let file = input::open(&self.paths[number]).or_else(|error| {

@@ -120,7 +120,7 @@ impl Manifest {
     /// Reads the manifest of the checkpoint in `folder`.
     pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(MANIFEST);
-        let bytes = input::bytes(&path, input::MOST_WRITTEN_BY_PROGRAMS)
+        let bytes = input::bytes(&path, input::MAX_WRITTEN_BY_PROGRAMS)
             .map_err(|error| CheckpointError::new(&path, error))?;
         Manifest::decode(&bytes).map_err(|reason| CheckpointError::new(&path, reason))
     }

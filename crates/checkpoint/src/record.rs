@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::{
     AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LogFormat, LossScale,
-    MOST_PARTS, MemoryOptions, Mesh, Optimizer, Part, Pipeline, Plan, Precision, Quantized, RateSchedule,
+    MAX_PARTS, MemoryOptions, Mesh, Optimizer, Part, Pipeline, Plan, Precision, Quantized, RateSchedule,
     Recompute, Resume, Run, ScheduleKind, Sharding, Span, TokenData, Transport, When,
 };
 use kintsugi_spec::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling, presets};
@@ -126,7 +126,7 @@ impl PlanRecord {
         let divides = |size: &usize| *size > 0 && dp.is_multiple_of(*size);
         let of_parts = parts.iter().try_fold(1_usize, |product, part| product.checked_mul(part.ranks));
         if ![*weights, *gradients, *states, *secondary].iter().all(divides)
-            || parts.len() > MOST_PARTS
+            || parts.len() > MAX_PARTS
             || !(parts.is_empty() || of_parts == Some(dp))
         {
             return Err(format!("{NAME} has a sharding that does not divide its {dp} replicas"));

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use kintsugi_plan::parameters::{Parameter, TensorSplit};
-use kintsugi_plan::{Compute, MOST_PARTS, Plan, Unit};
+use kintsugi_plan::{Compute, MAX_PARTS, Plan, Unit};
 use kintsugi_rank::{Rank, StoredTensor};
 use safetensors::tensor::{Dtype, TensorInfo};
 
@@ -48,7 +48,7 @@ impl Shard {
             let dtype = stored_type(plan, stored);
             for unit in plan.owned_units(at.pp) {
                 let layout = plan.layout(unit);
-                let share = plan.sharding.piece(layout.len, at.dp, MOST_PARTS);
+                let share = plan.sharding.piece(layout.len, at.dp, MAX_PARTS);
                 for placed in &layout.placed {
                     let start = placed.range.start.max(share.start);
                     let end = placed.range.end.min(share.end);

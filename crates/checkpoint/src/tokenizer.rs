@@ -83,7 +83,7 @@ fn read(folder: &Path, name: &str) -> Value {
 }
 
 fn whole(path: &Path) -> io::Result<Vec<u8>> {
-    input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS)
+    input::bytes(path, input::MAX_WRITTEN_BY_PROGRAMS)
 }
 
 impl Checkpoint {

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 pub fn read_text(path: &Path) -> Result<String, Failure> {
     let opened_by_shell = path == Path::new("/dev/stdin") || path.starts_with("/dev/fd");
     let file = if opened_by_shell { File::open(path) } else { input::open(path) };
-    file.and_then(|file| input::text_of(file, input::MOST_WRITTEN_BY_HAND))
+    file.and_then(|file| input::text_of(file, input::MAX_WRITTEN_BY_HAND))
         .map_err(|error| Failure::file("read", path, &error))
 }
 

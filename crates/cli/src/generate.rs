@@ -191,7 +191,7 @@ fn from_stdin() -> Result<String, Failure> {
     if std::io::stdin().is_terminal() {
         return Err(Failure::Mistake("there is no prompt; add --prompt TEXT or pipe it to stdin".to_owned()));
     }
-    let read = input::text_of(std::io::stdin(), input::MOST_WRITTEN_BY_HAND);
+    let read = input::text_of(std::io::stdin(), input::MAX_WRITTEN_BY_HAND);
     let text =
         read.map_err(|error| Failure::Mistake(format!("cannot read the prompt from stdin: {error}")))?;
     Ok(text.strip_suffix('\n').unwrap_or(&text).to_owned())

@@ -113,7 +113,7 @@ fn evaluate_rank(
 }
 
 /// The most tokens that all ranks together keep in memory for evaluations: about 200 MiB.
-const MOST_LOADED_TOKENS: usize = 1 << 24;
+const MAX_LOADED_TOKENS: usize = 1 << 24;
 
 /// Evaluates on one rank, always with the same samples.
 pub(crate) struct Evaluation<'a> {
@@ -146,7 +146,7 @@ impl<'a> Evaluation<'a> {
             self.reader.read(batch, &mut tokens).map(|()| tokens)
         };
         let batch_tokens = plan.tokens_per_step() * plan.mesh.tp;
-        let batches = self.batches.batches().min((MOST_LOADED_TOKENS / batch_tokens) as u64);
+        let batches = self.batches.batches().min((MAX_LOADED_TOKENS / batch_tokens) as u64);
         self.loaded = (0..batches).map(read).collect::<Result<_, _>>()?;
         Ok(())
     }

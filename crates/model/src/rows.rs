@@ -10,13 +10,13 @@ use kintsugi_comm::{Collective, Pending};
 use kintsugi_tensor::{Buffer, DividedBuffer, View};
 
 use crate::Context;
-use crate::shape::MOST_CHUNKS;
+use crate::shape::MAX_CHUNKS;
 
 /// The chunks of a buffer of all rows.
 #[derive(Debug)]
 pub(crate) struct Chunks {
     /// The first `count` are in use. A step makes no heap allocations, so it is an array.
-    slots: [Chunk; MOST_CHUNKS],
+    slots: [Chunk; MAX_CHUNKS],
     count: usize,
     /// The buffer, if there are several chunks.
     divided: Option<DividedBuffer>,
@@ -44,7 +44,7 @@ impl Chunks {
 
     /// A buffer of all rows in one chunk.
     pub fn one(whole: Buffer) -> Self {
-        let mut chunks = [const { Chunk::None }; MOST_CHUNKS];
+        let mut chunks = [const { Chunk::None }; MAX_CHUNKS];
         chunks[0] = Chunk::Here(whole);
         Chunks { slots: chunks, count: 1, divided: None }
     }

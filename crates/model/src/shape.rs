@@ -6,7 +6,7 @@ use kintsugi_tensor::DType;
 use kintsugi_tensor::ops::AttentionShape;
 
 /// The most chunks of rows into which products and transfers are cut.
-pub(crate) const MOST_CHUNKS: usize = 4;
+pub(crate) const MAX_CHUNKS: usize = 4;
 
 /// The sizes and options of a rank's blocks.
 #[derive(Clone, Debug, PartialEq)]
@@ -132,7 +132,7 @@ impl Shape {
 
 /// The chunks of a rank's rows if transfers overlap. More chunks hide more of a transfer, but their products are smaller.
 fn chunks(rows: usize) -> usize {
-    (1..=MOST_CHUNKS).rev().find(|&count| rows.is_multiple_of(count)).unwrap_or(1)
+    (1..=MAX_CHUNKS).rev().find(|&count| rows.is_multiple_of(count)).unwrap_or(1)
 }
 
 /// The element type of a configured precision.

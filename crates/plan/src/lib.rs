@@ -31,4 +31,4 @@ pub use plan::{
 };
 pub use run::{DeviceKind, LogFormat, Resume, Run, Transport};
 pub use schedule::Pass;
-pub use sharding::{MOST_PARTS, Part, Sharding, When};
+pub use sharding::{MAX_PARTS, Part, Sharding, When};

@@ -35,7 +35,7 @@ pub struct Part {
 }
 
 /// There is at most one part for each level of links.
-pub const MOST_PARTS: usize = 3;
+pub const MAX_PARTS: usize = 3;
 
 /// Over how many data-parallel ranks weights, gradients and states are sharded, and over which parts of the axis. 1 is not
 /// sharded. Each number divides the next one.
@@ -58,7 +58,7 @@ pub struct Sharding {
     /// A shard's length is a multiple of this: of whole blocks, if something is quantised.
     pub multiple: usize,
     /// The parts of the axis, innermost first. Each has at least two ranks, and all together have all ranks of the axis.
-    pub parts: [Option<Part>; MOST_PARTS],
+    pub parts: [Option<Part>; MAX_PARTS],
 }
 
 impl Sharding {
@@ -75,7 +75,7 @@ impl Sharding {
         reduce: When::Step,
         quantized: Quantized::NONE,
         multiple: Sharding::ALIGNMENT,
-        parts: [None; MOST_PARTS],
+        parts: [None; MAX_PARTS],
     };
 
     /// The same parts with nothing sharded over them.

@@ -42,13 +42,13 @@ pub(crate) struct Generation {
 }
 
 /// Token ids up to this are exact as f32.
-const MOST_TOKENS: usize = 1 << f32::MANTISSA_DIGITS;
+const MAX_TOKENS: usize = 1 << f32::MANTISSA_DIGITS;
 
 impl Rank {
     /// Allocates KV caches for `micro_batches` of `samples` samples of up to `capacity` tokens, and discards the previous
     /// ones.
     pub fn start_generation(&mut self, micro_batches: usize, samples: usize, capacity: usize) {
-        assert!(self.plan.model.vocab <= MOST_TOKENS, "tokens are shared as numbers below {MOST_TOKENS}");
+        assert!(self.plan.model.vocab <= MAX_TOKENS, "tokens are shared as numbers below {MAX_TOKENS}");
         self.generation = None;
         let shape = self.shape.with_new_tokens(samples, 1);
         let mut caches = HashMap::new();

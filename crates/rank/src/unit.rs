@@ -11,7 +11,7 @@ use std::ops::Range;
 use kintsugi_comm::{Collective, Communicator, Pending};
 use kintsugi_model::{Gradients, Weights};
 use kintsugi_plan::parameters::UnitLayout;
-use kintsugi_plan::{Codes, Coordinate, GradientType, MOST_PARTS, Phase, Plan, Sharding, Unit};
+use kintsugi_plan::{Codes, Coordinate, GradientType, MAX_PARTS, Phase, Plan, Sharding, Unit};
 use kintsugi_tensor::ops::{Parameters, Segment, round_to_codes};
 use kintsugi_tensor::{Backend, Buffer, Category, DType, View};
 
@@ -49,7 +49,7 @@ pub(crate) struct UnitState {
     types: ElementTypes,
     sharding: Sharding,
     /// This rank's piece of the flat buffer after 0, 1, ... divisions by the parts of the data-parallel axis.
-    pieces: [Range<usize>; MOST_PARTS + 1],
+    pieces: [Range<usize>; MAX_PARTS + 1],
     /// The first reduction of the gradient, if it has any.
     pub first_reduction: Option<Phase>,
     /// The range of the flat buffer whose weights this rank always holds: all of it, or its shard.

@@ -388,8 +388,8 @@ class Chart extends Plot {
     const at = this.categories ? this.data.x.categories[cursor.x] : `${this.data.x.label} ${withUnit(cursor.x, this.data.x.unit)}`;
     // Of many runs the values are in the order of their curves, and the tip stays shorter than the chart.
     if (this.byRun()) found.sort((a, b) => (b.series.y[b.i] ?? -Infinity) - (a.series.y[a.i] ?? -Infinity));
-    const lines = found.slice(0, MOST_LINES).map((one) => ({ text: this.said(one, cursor), colour: colour.series(one.series.colour) }));
-    if (found.length > MOST_LINES) lines.push({ text: `and ${found.length - MOST_LINES} more` });
+    const lines = found.slice(0, MAX_LINES).map((one) => ({ text: this.said(one, cursor), colour: colour.series(one.series.colour) }));
+    if (found.length > MAX_LINES) lines.push({ text: `and ${found.length - MAX_LINES} more` });
     const stack = found.filter(({ series }) => series.style === "stack");
     if (stack.length > 1) lines.push({ text: `total: ${withUnit(stack.reduce((sum, { series, i }) => sum + (series.y[i] ?? 0), 0), this.data.y.unit)}` });
     for (const mark of this.data.marks) {
@@ -434,7 +434,7 @@ const MARKS = {
 /** Pixels between the cursor and a point of which the tip says something. */
 const NEAR = 12;
 /** Lines of a tip. */
-const MOST_LINES = 12;
+const MAX_LINES = 12;
 
 /** Whether a series is a horizontal line, which has its value everywhere between its ends. */
 const isLevel = (series) => series.style === "guide" && series.x.length === 2 && series.y[0] === series.y[1];

@@ -32,9 +32,9 @@ pub struct PredictedRun {
 }
 
 /// Marks of one chart.
-const MOST_MARKS: usize = 300;
+const MAX_MARKS: usize = 300;
 /// Runs whose memory, traffic and schedule are shown beside each other.
-const MOST_DETAILED: usize = 4;
+const MAX_DETAILED: usize = 4;
 
 impl PredictedRun {
     /// The prediction for a run's plan.
@@ -82,7 +82,7 @@ pub fn report(runs: &[(&RunFolder, Option<&PredictedRun>)], detail: Detail) -> R
     report.section("Training", training(runs, bins));
     report.section("Speed", speed(runs, bins));
     report.section("Energy", energy(runs, bins));
-    let detailed = &runs[..runs.len().min(MOST_DETAILED)];
+    let detailed = &runs[..runs.len().min(MAX_DETAILED)];
     report.section(
         "Memory and traffic: predicted and measured",
         detailed.iter().flat_map(|&(run, predicted)| resources(run, predicted, runs.len() > 1)).collect(),
@@ -216,7 +216,7 @@ fn validation(run: &RunFolder, i: usize, one: bool, bins: usize) -> Vec<Series> 
 fn marks(run: &RunFolder, i: usize, one: bool) -> Vec<Mark> {
     let of = if one { String::new() } else { format!(" of {}", run.name) };
     let steps = &run.steps;
-    let last = |count: usize| count.saturating_sub(MOST_MARKS);
+    let last = |count: usize| count.saturating_sub(MAX_MARKS);
     let saved = steps.checkpoints[last(steps.checkpoints.len())..].iter().map(|&(step, seconds)| Mark {
         x: step,
         kind: MarkKind::Checkpoint,

@@ -32,7 +32,7 @@ pub enum Against {
 }
 
 /// Strategies on one chart: about two megabytes with their descriptions.
-const MOST_POINTS: usize = 30_000;
+const MAX_POINTS: usize = 30_000;
 
 /// The page of a search.
 pub fn report(figures: &SearchFigures) -> Report {
@@ -70,8 +70,8 @@ pub fn chart(timed: &[Candidate], pick: Option<&Candidate>, against: Against, la
         return None;
     }
     let front = front(&shown);
-    let left_out = shown.len().saturating_sub(MOST_POINTS);
-    shown.truncate(MOST_POINTS);
+    let left_out = shown.len().saturating_sub(MAX_POINTS);
+    shown.truncate(MAX_POINTS);
     let mut degrees: Vec<usize> = shown.iter().map(|(candidate, _)| candidate.strategy.mesh.tp).collect();
     degrees.sort_unstable();
     degrees.dedup();
@@ -118,7 +118,7 @@ pub fn chart(timed: &[Candidate], pick: Option<&Candidate>, against: Against, la
         question: question.to_owned(),
         caption: match left_out {
             0 => format!("{} strategies", timed.len()),
-            left_out => format!("the fastest {MOST_POINTS} strategies; {left_out} slower ones are left out"),
+            left_out => format!("the fastest {MAX_POINTS} strategies; {left_out} slower ones are left out"),
         },
         x,
         y: Axis::of(label, unit),

@@ -37,7 +37,7 @@ pub struct TimelineData {
 }
 
 /// Spans on a page: about two megabytes.
-const MOST_SPANS: usize = 30_000;
+const MAX_SPANS: usize = 30_000;
 
 impl TimelineData {
     /// The timeline of a trace. If it has very many spans, one rank of each stage is shown, then the layers of a pass
@@ -47,15 +47,15 @@ impl TimelineData {
         // The bars of a rank are what it does itself. Its transfers run beside them.
         let (mut spans, mut flows) = kept(&trace.spans, &trace.flows, |span| span.kind != SpanKind::Transfer);
         let mut notes = Vec::new();
-        if spans.len() > MOST_SPANS {
+        if spans.len() > MAX_SPANS {
             (spans, flows) = one_of_each_stage(&spans, &flows);
             notes.push("one rank of each stage is shown");
         }
-        if spans.len() > MOST_SPANS {
+        if spans.len() > MAX_SPANS {
             (spans, flows) = passes(&spans, &flows);
             notes.push("the layers of a pass are one bar");
         }
-        if spans.len() > MOST_SPANS {
+        if spans.len() > MAX_SPANS {
             (spans, flows) = beginning(&spans, &flows);
             notes.push("only the beginning of the step is shown");
         }
@@ -156,7 +156,7 @@ fn word(kind: SpanKind) -> String {
 fn beginning(spans: &[TraceSpan], flows: &[(usize, usize)]) -> Spans {
     let mut starts: Vec<f64> = spans.iter().map(|span| span.start).collect();
     starts.sort_unstable_by(f64::total_cmp);
-    let until = starts[MOST_SPANS - 1];
+    let until = starts[MAX_SPANS - 1];
     kept(spans, flows, |span| span.start < until)
 }
 

@@ -1,6 +1,6 @@
 //! The key of plans that run the same programs.
 
-use kintsugi_plan::{MOST_PARTS, Plan, Quantized, Recompute, ScheduleKind, Span, When};
+use kintsugi_plan::{MAX_PARTS, Plan, Quantized, Recompute, ScheduleKind, Span, When};
 
 /// Everything that decides a plan's programs, for plans that differ only in their strategy and number of micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,7 +18,7 @@ pub(crate) struct ProgramKey {
     gather: Option<When>,
     reduce: When,
     /// The parts of the data-parallel axis, and how many of them divide weights, secondary shards, gradients and states.
-    spans: [Option<Span>; MOST_PARTS],
+    spans: [Option<Span>; MAX_PARTS],
     weights: usize,
     secondary: usize,
     gradients: usize,

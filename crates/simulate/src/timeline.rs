@@ -46,13 +46,13 @@ pub struct TransferSpan {
 }
 
 /// Ops of a timeline: some hundred bytes each.
-const MOST_OPS: usize = 1 << 22;
+const MAX_OPS: usize = 1 << 22;
 
 impl Timeline {
     /// The approximate number of ops in a plan's step, if a timeline of it would take gigabytes.
     pub fn too_long(plan: &Plan) -> Option<usize> {
         let ops = 4 * plan.micro_batches() * (plan.model.layers + 2 * plan.chunks());
-        (ops > MOST_OPS).then_some(ops)
+        (ops > MAX_OPS).then_some(ops)
     }
 
     /// One step with predicted times. If the device's speed is unknown, a layer's forward, its input gradient and its

@@ -8,9 +8,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 /// Size limit of files that people write: a configuration, a device profile, a table of measurements.
-pub const MOST_WRITTEN_BY_HAND: u64 = 64 << 20;
+pub const MAX_WRITTEN_BY_HAND: u64 = 64 << 20;
 /// Size limit of files that programs write and that are read whole: a manifest, an index, a tokenizer.
-pub const MOST_WRITTEN_BY_PROGRAMS: u64 = 1 << 30;
+pub const MAX_WRITTEN_BY_PROGRAMS: u64 = 1 << 30;
 
 /// Opens a regular file, or a link to one, for reading. Anything else is refused before it is opened.
 pub fn open(path: &Path) -> io::Result<File> {

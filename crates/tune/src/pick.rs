@@ -22,7 +22,7 @@ use crate::{By, Candidate, Settings};
 /// job. Half of the runs of arXiv 2311.05610 and of vTrain are within 3 to 4 % of the median error of their job.
 pub const INDIFFERENCE: f64 = 0.04;
 /// The most that a pick may be slower than the fastest, by the prediction.
-const MOST_GIVEN: f64 = 0.1;
+const MAX_GIVEN: f64 = 0.1;
 /// The fastest candidates that are compared, besides the fastest of every mesh and complexity.
 const FASTEST: usize = 100;
 
@@ -72,14 +72,14 @@ fn sorted(settings: &Settings, model: &DeviceModel, mut pool: Vec<Candidate>) ->
     rated.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
-/// Candidates that are at most [`MOST_GIVEN`] worse than the fastest that fits: the fastest ones, and the fastest of every
+/// Candidates that are at most [`MAX_GIVEN`] worse than the fastest that fits: the fastest ones, and the fastest of every
 /// mesh and complexity.
 fn pool(settings: &Settings, ordered: &[Candidate], fastest: &Candidate) -> Vec<Candidate> {
     let best = criterion(settings.by, fastest);
     let mut seen: HashSet<(Mesh, usize)> = HashSet::new();
     let near = ordered.iter().map(|candidate| (criterion(settings.by, candidate), candidate));
     let near =
-        near.filter(|&(value, _)| value >= best).take_while(|&(value, _)| value <= best * (1.0 + MOST_GIVEN));
+        near.filter(|&(value, _)| value >= best).take_while(|&(value, _)| value <= best * (1.0 + MAX_GIVEN));
     let kept = near.enumerate().filter(|(i, (_, candidate))| {
         seen.insert((candidate.strategy.mesh, complexity(&candidate.strategy))) || *i < FASTEST
     });

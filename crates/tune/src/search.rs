@@ -114,7 +114,7 @@ pub enum SearchError {
     /// It would take minutes or gigabytes.
     #[error(
         "{strategies} strategies or more, which take {ops} ops or more to compare, are too many for one search (at most \
-         {MOST_STRATEGIES} and {MOST_OPS})"
+         {MAX_STRATEGIES} and {MAX_OPS})"
     )]
     TooLarge {
         /// The strategies that were counted.
@@ -125,9 +125,9 @@ pub enum SearchError {
 }
 
 /// Largest number of strategies of one search.
-const MOST_STRATEGIES: usize = 500_000;
+const MAX_STRATEGIES: usize = 500_000;
 /// Largest number of ops of one search: two cores take about two minutes for them.
-const MOST_OPS: usize = 1 << 29;
+const MAX_OPS: usize = 1 << 29;
 /// The memory phase takes about as long for one layer as so many ops.
 const OPS_PER_LAYER: usize = 4;
 
@@ -138,7 +138,7 @@ pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> 
     let mut counts = Counts::default();
     let all = measured(&mut counts.enumeration_s, || {
         let (only, supported) = (settings.only, settings.supported);
-        let all = strategies(settings.base, settings.ranks, only, supported, MOST_STRATEGIES + 1);
+        let all = strategies(settings.base, settings.ranks, only, supported, MAX_STRATEGIES + 1);
         check_size(settings.base, &all).map(|()| all)
     })?;
     counts.enumerated = all.len();
@@ -183,7 +183,7 @@ fn check_size(base: &Plan, all: &[Strategy]) -> Result<(), SearchError> {
     };
     let programs: HashMap<StepKey, usize> = all.par_iter().map(one).collect();
     let ops = programs.into_values().sum::<usize>() + OPS_PER_LAYER * base.model.layers * all.len();
-    if all.len() > MOST_STRATEGIES || ops > MOST_OPS {
+    if all.len() > MAX_STRATEGIES || ops > MAX_OPS {
         return Err(SearchError::TooLarge { strategies: all.len(), ops });
     }
     Ok(())

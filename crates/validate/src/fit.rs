@@ -97,9 +97,9 @@ pub struct LeftOut {
 }
 
 /// Rows of each set that a fit uses at most, spread evenly over the set.
-const MOST_ROWS: usize = 60;
+const MAX_ROWS: usize = 60;
 /// The same for constants of clusters.
-const MOST_ROWS_OF_CLUSTERS: usize = 128;
+const MAX_ROWS_OF_CLUSTERS: usize = 128;
 /// Factors of the search, from coarse to fine.
 const FACTORS: [f64; 4] = [1.4, 1.15, 1.05, 1.02];
 /// The largest error of a row that counts, as a logarithm, so that outliers do not decide.
@@ -174,7 +174,7 @@ pub fn leave_each_out(runs: &[Run], on_stage: &mut dyn FnMut(&str)) -> Vec<LeftO
 impl Stage {
     /// The rows that it is fitted on.
     fn rows(&self, runs: &[Run]) -> Vec<Run> {
-        let most = if self.is_of_clusters() { MOST_ROWS_OF_CLUSTERS } else { MOST_ROWS };
+        let most = if self.is_of_clusters() { MAX_ROWS_OF_CLUSTERS } else { MAX_ROWS };
         of_sets(runs, &self.sets, most)
     }
 

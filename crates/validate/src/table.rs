@@ -35,7 +35,7 @@ impl Row {
 
 /// The rows of a file.
 pub fn read(path: &Path) -> io::Result<Vec<Row>> {
-    Ok(rows(&input::text(path, input::MOST_WRITTEN_BY_HAND)?)?)
+    Ok(rows(&input::text(path, input::MAX_WRITTEN_BY_HAND)?)?)
 }
 
 /// The rows of a text. Lines that begin with `#` state its origin.

@@ -19,7 +19,7 @@ pub(super) struct Fields {
 impl Fields {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, CheckpointError> {
-        let text = input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS)
+        let text = input::bytes(path, input::MAX_WRITTEN_BY_PROGRAMS)
             .map_err(|error| CheckpointError::new(path, error))?;
         match serde_json::from_slice(&text) {
             Ok(Value::Object(map)) => Ok(Fields { path: path.to_owned(), prefix: String::new(), map }),

@@ -30,7 +30,7 @@ pub struct HuggingFaceFolder {
 /// The file that describes the model.
 pub(super) const CONFIG: &str = "config.json";
 /// The most elements in the cache of transposed tensors, without the newest one. Several ranks read at the same time.
-const MOST_TRANSPOSED: usize = 1 << 26;
+const MAX_TRANSPOSED: usize = 1 << 26;
 
 impl HuggingFaceFolder {
     /// Whether a folder looks like a Hugging Face folder.
@@ -140,7 +140,7 @@ impl HuggingFaceFolder {
         } else {
             let values = self.transpose(tensor).map_err(StoreError::new)?;
             let mut kept: usize = transposed.iter().map(|(_, values)| values.len()).sum();
-            while kept > MOST_TRANSPOSED.saturating_sub(values.len()) && !transposed.is_empty() {
+            while kept > MAX_TRANSPOSED.saturating_sub(values.len()) && !transposed.is_empty() {
                 kept -= transposed.remove(0).1.len();
             }
             transposed.push((name.to_owned(), Arc::new(values)));

@@ -121,7 +121,7 @@ struct WeightIndex {
 
 /// The file of each tensor, according to the index.
 fn weight_map(path: &Path) -> Result<BTreeMap<String, String>, CheckpointError> {
-    let text = input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS)
+    let text = input::bytes(path, input::MAX_WRITTEN_BY_PROGRAMS)
         .map_err(|error| CheckpointError::new(path, error))?;
     let index: WeightIndex = serde_json::from_slice(&text)
         .map_err(|error| CheckpointError::new(path, format!("is not an index: {error}")))?;

@@ -249,15 +249,15 @@ fn combinations(sweeps: &[Sweep]) -> Vec<Vec<String>> {
 }
 
 /// Plans of one table. More take minutes, and no picture shows them.
-const MOST_ROWS: usize = 1000;
+const MAX_ROWS: usize = 1000;
 
 fn sweep(config: &ConfigSource, texts: &[String]) -> Result<(Vec<Row>, Titles), Failure> {
     let sweeps: Vec<Sweep> = texts.iter().map(|text| Sweep::parse(text)).collect::<Result<_, _>>()?;
     let (first, others) = sweeps.split_first().expect("a sweep was asked for");
     let count = sweeps.iter().map(|sweep| sweep.values.len()).product::<usize>();
-    if count > MOST_ROWS {
+    if count > MAX_ROWS {
         return Err(Failure::Mistake(format!(
-            "--sweep: {count} combinations are more than the {MOST_ROWS} of one table"
+            "--sweep: {count} combinations are more than the {MAX_ROWS} of one table"
         )));
     }
     let progress = Progress::new("planning", count as u64);

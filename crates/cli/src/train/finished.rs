@@ -22,7 +22,7 @@ pub struct FinishedRun {
 impl FinishedRun {
     /// The finished run of a plan.
     pub fn new(plan: &Plan) -> Self {
-        let text = input::bytes(&summary_path(&plan.run.out), input::MOST_WRITTEN_BY_PROGRAMS);
+        let text = input::bytes(&summary_path(&plan.run.out), input::MAX_WRITTEN_BY_PROGRAMS);
         let summary = text.ok().and_then(|text| serde_json::from_slice(&text).ok());
         FinishedRun { out: plan.run.out.clone(), steps: plan.run.steps, summary }
     }

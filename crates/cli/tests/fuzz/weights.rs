@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::harness::{Files, Target, as_it_is, files_of, kintsugi};
 
 /// Elements that a parameter of the seeds stays far below.
-const MOST_ELEMENTS: usize = 1 << 24;
+const MAX_ELEMENTS: usize = 1 << 24;
 
 fn fixture(name: &str) -> Files {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures").join(name);
@@ -28,7 +28,7 @@ fn read(folder: &Path) -> bool {
     for placed in plan.units().into_iter().flat_map(|unit| plan.layout(unit).placed) {
         let elements = placed.parameter.valid_elements();
         for &stored in &StoredTensor::ALL[..weights.stored_tensors().len().min(3)] {
-            let mut numbers = vec![0.0; elements.min(MOST_ELEMENTS)];
+            let mut numbers = vec![0.0; elements.min(MAX_ELEMENTS)];
             if weights.read(Elements::of(&placed.parameter, stored), &mut numbers).is_err() {
                 return false;
             }

@@ -222,7 +222,7 @@ pub(super) trait Api: Send {
     fn test(&self, request: &mut Handle) -> Result<Option<usize>, MpiError>;
 }
 
-/// Some bytes of this process, at most [`MOST_BYTES`].
+/// Some bytes of this process, at most [`MAX_BYTES`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bytes {
     pub address: usize,
@@ -230,7 +230,7 @@ pub(super) struct Bytes {
 }
 
 /// The most bytes of one message: MPI counts with a C `int`.
-pub(super) const MOST_BYTES: usize = 1 << 30;
+pub(super) const MAX_BYTES: usize = 1 << 30;
 
 // SAFETY: the functions are plain addresses of a library that is never unloaded, and handles are numbers. Which thread may
 // call them is the caller's concern (`Mpi` holds a lock around every call).

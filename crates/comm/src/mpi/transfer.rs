@@ -8,7 +8,7 @@ use std::time::Instant;
 use kintsugi_spec::Level;
 use kintsugi_tensor::DType;
 
-use super::library::{Api, Bytes, Handle, MOST_BYTES, MpiError};
+use super::library::{Api, Bytes, Handle, MAX_BYTES, MpiError};
 use crate::emulated::LinkClocks;
 use crate::region::{self, Region};
 use crate::ring::{self, Action};
@@ -404,9 +404,8 @@ impl Send {
 
 /// The pieces of a message that MPI can count. An empty message has one piece, too, so that its receiver waits for it.
 fn pieces(bytes: Bytes) -> impl Iterator<Item = Bytes> {
-    let starts = (0..bytes.len.max(1)).step_by(MOST_BYTES);
-    starts
-        .map(move |start| Bytes { address: bytes.address + start, len: (bytes.len - start).min(MOST_BYTES) })
+    let starts = (0..bytes.len.max(1)).step_by(MAX_BYTES);
+    starts.map(move |start| Bytes { address: bytes.address + start, len: (bytes.len - start).min(MAX_BYTES) })
 }
 
 /// The library's own sum, which chooses its own order.
@@ -437,7 +436,7 @@ impl LibrarySum {
     ///
     /// Nobody else may use the region.
     pub fn run(api: &dyn Api, region: Region, communicator: Handle) -> Result<(), MpiError> {
-        let (most, wide) = (MOST_BYTES / region.dtype().bytes(), region.dtype() == DType::F64);
+        let (most, wide) = (MAX_BYTES / region.dtype().bytes(), region.dtype() == DType::F64);
         (0..region.len()).step_by(most).try_for_each(|start| {
             let piece = region.part(start..(start + most).min(region.len()));
             // SAFETY: the elements are those of the region, which nobody else uses.
@@ -447,7 +446,7 @@ impl LibrarySum {
 
     fn start_piece(&mut self, api: &dyn Api) -> Result<(), MpiError> {
         let size = self.region.dtype().bytes();
-        let piece = self.left.start..self.left.end.min(self.left.start + MOST_BYTES / size);
+        let piece = self.left.start..self.left.end.min(self.left.start + MAX_BYTES / size);
         if !piece.is_empty() {
             let (address, wide) =
                 (self.region.part(piece.clone()).address(), self.region.dtype() == DType::F64);

@@ -17,10 +17,10 @@ use crate::DataError;
 pub(super) const PIECE: usize = 1 << 20;
 
 /// A longer line of a text is divided.
-const MOST_TEXT: usize = 4 << 20;
+const MAX_TEXT: usize = 4 << 20;
 
 /// A longer line of JSON or row is refused, since it must fit into memory. Tests use a smaller limit.
-pub(super) const MOST_BYTES: usize = if cfg!(test) { 8 << 20 } else { 256 << 20 };
+pub(super) const MAX_BYTES: usize = if cfg!(test) { 8 << 20 } else { 256 << 20 };
 
 /// A chunk of a file: complete lines or rows.
 #[derive(Debug, Default)]
@@ -143,17 +143,17 @@ impl<'a> TextChunks<'a> {
                 chunk.bytes.truncate(cut);
                 return Ok(());
             }
-            if chunk.bytes.len() >= MOST_BYTES {
+            if chunk.bytes.len() >= MAX_BYTES {
                 return self.skip_line(source, chunk);
             }
             // The bytes left over from the previous chunk may have any length.
-            wanted = (2 * chunk.bytes.len()).min(MOST_BYTES);
+            wanted = (2 * chunk.bytes.len()).min(MAX_BYTES);
         }
     }
 
     /// Skips a line that is too long for memory.
     fn skip_line(&mut self, source: &mut (dyn Read + Send), chunk: &mut TextChunk) -> std::io::Result<()> {
-        let reason = format!("the line is longer than {} MiB", MOST_BYTES >> 20);
+        let reason = format!("the line is longer than {} MiB", MAX_BYTES >> 20);
         chunk.refused.push(RefusedLine { file: self.file, line: self.line, reason });
         loop {
             chunk.bytes.clear();
@@ -189,7 +189,7 @@ fn end_of_text(text: &[u8]) -> Option<usize> {
     if let Some(cut) = newlines.find(line_begins) {
         return Some(cut);
     }
-    if text.len() < MOST_TEXT {
+    if text.len() < MAX_TEXT {
         return None;
     }
     let between = |at: &usize| text[*at] & 0b1100_0000 != 0b1000_0000;

@@ -19,10 +19,10 @@ use super::inputs::Compression;
 const BUFFER: usize = 1 << 17;
 
 /// The largest window of a zstd frame, which is kept in memory: that of `zstd --long=27`.
-const MOST_WINDOW: u64 = 1 << 27;
+const MAX_WINDOW: u64 = 1 << 27;
 
 /// KiB of memory for an xz stream. Most of it is the dictionary: that of `xz -9` has 64 MiB.
-const MOST_XZ: u32 = 256 << 10;
+const MAX_XZ: u32 = 256 << 10;
 
 /// Opens a file. Counts the bytes read from disk in `counter`.
 pub(super) fn open(
@@ -37,7 +37,7 @@ pub(super) fn open(
         Compression::Gzip => Box::new(MultiGzDecoder::new(file)),
         Compression::Zstd => Box::new(Zstd::new(file)),
         Compression::Bzip2 => Box::new(MultiBzDecoder::new(file)),
-        Compression::Xz => Box::new(XzReader::new_mem_limit(file, true, MOST_XZ)),
+        Compression::Xz => Box::new(XzReader::new_mem_limit(file, true, MAX_XZ)),
     })
 }
 
@@ -65,7 +65,7 @@ struct Zstd<R> {
 impl<R: BufRead> Zstd<R> {
     fn new(source: R) -> Self {
         let mut decoder = FrameDecoder::new();
-        decoder.set_max_window_size(MOST_WINDOW);
+        decoder.set_max_window_size(MAX_WINDOW);
         Zstd { source, decoder, within: false }
     }
 

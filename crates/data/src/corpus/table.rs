@@ -15,7 +15,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::{ColumnDescriptor, SchemaDescriptor};
 
 use super::RefusedLine;
-use super::chunks::{MOST_BYTES, PIECE, TextChunk};
+use super::chunks::{MAX_BYTES, PIECE, TextChunk};
 use super::inputs::Input;
 use crate::DataError;
 use crate::guard::catch_panic;
@@ -24,7 +24,7 @@ use crate::guard::catch_panic;
 const ROWS: usize = 256;
 
 /// The most rows of a chunk. Null rows count, since they take memory although they have no bytes.
-const MOST_ROWS: usize = 1 << 16;
+const MAX_ROWS: usize = 1 << 16;
 
 /// A Parquet file that is being read.
 pub(super) struct Table {
@@ -74,7 +74,7 @@ impl Table {
 
     fn add_rows(&mut self, chunk: &mut TextChunk) -> Result<(), ParquetError> {
         let mut row = chunk.line;
-        while chunk.bytes.len() < PIECE && chunk.rows.len() + chunk.refused.len() < MOST_ROWS {
+        while chunk.bytes.len() < PIECE && chunk.rows.len() + chunk.refused.len() < MAX_ROWS {
             if let Some(value) = self.rows.pop_front() {
                 add_row(chunk, row, value);
                 row += 1;
@@ -139,8 +139,8 @@ impl Table {
 fn add_row(chunk: &mut TextChunk, row: u64, value: Option<ByteArray>) {
     let reason = match value {
         None => "the row has no text".to_owned(),
-        Some(value) if value.len() > MOST_BYTES => {
-            format!("the text is longer than {} MiB", MOST_BYTES >> 20)
+        Some(value) if value.len() > MAX_BYTES => {
+            format!("the text is longer than {} MiB", MAX_BYTES >> 20)
         }
         Some(value) => {
             chunk.bytes.extend_from_slice(value.data());

@@ -5,7 +5,7 @@ use crate::DataError;
 use crate::corpus::{Input, LineCounts};
 
 /// Bad lines that are reported individually. The others are only counted.
-const MOST_SHOWN: usize = 20;
+const MAX_SHOWN: usize = 20;
 
 /// A file is refused if more than one in this many lines is bad, since it probably has another format.
 const ONE_IN: u64 = 10;
@@ -53,7 +53,7 @@ impl<'a> BadLines<'a> {
                 return Err(DataError::Line { path, unit, line, reason });
             }
             (self.bad, self.count) = (self.bad + 1, self.count + 1);
-            if self.first.len() < MOST_SHOWN {
+            if self.first.len() < MAX_SHOWN {
                 self.first.push(bad.clone());
             }
             self.example.get_or_insert(bad);

@@ -148,7 +148,7 @@ pub fn check_outputs(options: &PrepareOptions) -> Result<(), DataError> {
 /// Fails if another tokenizer would be overwritten.
 fn check_tokenizer(options: &PrepareOptions, tokenizer: &Tokenizer) -> Result<(), DataError> {
     for (path, bytes) in OutputPaths::tokenizer(&options.out).iter().zip(tokenizer.files()) {
-        let other = input::bytes(path, input::MOST_WRITTEN_BY_PROGRAMS).is_ok_and(|there| there != bytes);
+        let other = input::bytes(path, input::MAX_WRITTEN_BY_PROGRAMS).is_ok_and(|there| there != bytes);
         if other && !options.overwrite {
             return Err(DataError::file(
                 "write",

@@ -25,14 +25,14 @@ pub(super) struct Description {
 }
 
 /// The most bytes of a file: more than any tokenizer has, and small enough for memory.
-const MOST_BYTES: u64 = 512 << 20;
+const MAX_BYTES: u64 = 512 << 20;
 
 /// The most bytes of a token, since the library builds its tables by recursion over them.
 const LONGEST_TOKEN: usize = 1 << 10;
 /// The most characters of a word of a `WordPiece` model. The usual limit is 100.
 const LONGEST_WORD: u64 = 1 << 16;
 /// The largest vocabulary that a model may have.
-const MOST_TOKENS: u64 = 1 << 24;
+const MAX_TOKENS: u64 = 1 << 24;
 
 /// Words that usually end a text, if no configuration names one.
 pub(super) const END: &str = "<|endoftext|>";
@@ -143,7 +143,7 @@ fn vocab(path: &Path, tokens: &[(&str, u64)]) -> Result<usize, DataError> {
         let found = format!("token {id} of {} bytes", token.len());
         return Err(DataError::foreign(path, found, format!("at most {LONGEST_TOKEN}")));
     }
-    let most = MOST_TOKENS.min(4 * tokens.len() as u64 + (1 << 16));
+    let most = MAX_TOKENS.min(4 * tokens.len() as u64 + (1 << 16));
     if largest >= most {
         let found = format!("token {largest} in a vocabulary of {} words", tokens.len());
         return Err(DataError::foreign(path, found, format!("tokens below {most}")));
@@ -196,5 +196,5 @@ fn parse(path: &Path, text: &str) -> Result<Value, DataError> {
 }
 
 fn read_text(path: &Path) -> Result<String, DataError> {
-    input::text(path, MOST_BYTES).map_err(|error| DataError::file("read", path, error))
+    input::text(path, MAX_BYTES).map_err(|error| DataError::file("read", path, error))
 }

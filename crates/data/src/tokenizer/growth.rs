@@ -6,14 +6,14 @@ use tokenizers::pipeline::PipelineNormalizer;
 
 /// The largest growth factor of all normalizers: more than those in use need. Unicode's normal forms turn one byte into up to
 /// 11, and two of them may follow each other, with `SentencePiece`'s marks.
-const MOST_GROWTH: usize = 256;
+const MAX_GROWTH: usize = 256;
 
 /// Additional bytes, for short texts.
 const FIXED: usize = 1 << 16;
 
 /// The most bytes of a normalized text, since offsets in the library may have 32 bits.
 pub(super) fn most_bytes(text: &str) -> usize {
-    text.len().saturating_mul(MOST_GROWTH).saturating_add(FIXED).min(u32::MAX as usize)
+    text.len().saturating_mul(MAX_GROWTH).saturating_add(FIXED).min(u32::MAX as usize)
 }
 
 /// The worst case of a normalizer: it inserts `content` bytes at the end of a text and once in `every` bytes of it.
@@ -51,7 +51,7 @@ impl Growth {
         if worst > most {
             return Err(format!(
                 "its normalizers make {bytes} bytes of the text and could make {worst} with the next step; \
-                 the limit is {MOST_GROWTH} bytes for one and {FIXED} more, up to 4 GiB, here {most}"
+                 the limit is {MAX_GROWTH} bytes for one and {FIXED} more, up to 4 GiB, here {most}"
             ));
         }
         Ok(())

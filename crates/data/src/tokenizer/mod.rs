@@ -21,7 +21,7 @@ use crate::guard::catch_panic;
 pub use train::{TrainedTokenizer, train_tokenizer};
 
 /// The most characters of a library's message.
-const MOST_REASON: usize = 200;
+const MAX_REASON: usize = 200;
 
 /// A tokenizer.
 #[derive(Clone)]
@@ -160,7 +160,7 @@ fn guarded<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Resu
 fn unusable(path: &Path, reason: &str) -> DataError {
     // A message of the library may have several lines or list every byte. Ours is one sentence.
     let line = reason.lines().map(str::trim).collect::<Vec<_>>().join(" ");
-    let short: String = line.chars().take(MOST_REASON).collect();
+    let short: String = line.chars().take(MAX_REASON).collect();
     let more = if short.len() < line.len() { "…" } else { "" };
     DataError::file("use", path, format!("{short}{more}"))
 }

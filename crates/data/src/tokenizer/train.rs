@@ -27,14 +27,14 @@ pub struct TrainedTokenizer {
 
 /// The smallest vocabulary: all bytes, and the end of a document.
 const LEAST_VOCAB: usize = 257;
-const MOST_VOCAB: usize = 1 << 24;
+const MAX_VOCAB: usize = 1 << 24;
 
 /// The most bytes to train on. More text changes few merges, and its words would have to fit into memory.
-const MOST_TEXT: u64 = 1 << 30;
+const MAX_TEXT: u64 = 1 << 30;
 
 /// The most bytes of a word. Longer words are divided, since training time is quadratic in the length of a word and no
 /// useful token is as long.
-const MOST_WORD: usize = 256;
+const MAX_WORD: usize = 256;
 
 /// Trains a tokenizer with a vocabulary of `vocab` on the first GiB of a text. Does not write it: `out` is the path of its
 /// future `tokenizer.json`.
@@ -44,8 +44,8 @@ pub fn train_tokenizer(
     vocab: usize,
     out: &Path,
 ) -> Result<TrainedTokenizer, DataError> {
-    if !(LEAST_VOCAB..=MOST_VOCAB).contains(&vocab) {
-        let rule = format!("must be from {LEAST_VOCAB} (every byte, and {END}) to {MOST_VOCAB}");
+    if !(LEAST_VOCAB..=MAX_VOCAB).contains(&vocab) {
+        let rule = format!("must be from {LEAST_VOCAB} (every byte, and {END}) to {MAX_VOCAB}");
         return Err(DataError::Value(format!("--train-tokenizer {vocab} {rule}")));
     }
     let letters = letters();
@@ -104,7 +104,7 @@ fn split(words: &PipelinePreTokenizer, letters: &[char; 256], text: &str) -> tok
 /// A word, or the parts of a long one, divided between characters.
 fn pieces(mut word: &str) -> impl Iterator<Item = &str> {
     std::iter::from_fn(move || {
-        let end = (0..=MOST_WORD.min(word.len())).rev().find(|&end| word.is_char_boundary(end));
+        let end = (0..=MAX_WORD.min(word.len())).rev().find(|&end| word.is_char_boundary(end));
         let (piece, rest) = word.split_at(end.unwrap_or(0));
         word = rest;
         (!piece.is_empty()).then_some(piece)
@@ -131,7 +131,7 @@ impl<'a> Texts<'a> {
 
     /// Reads the next chunk. Returns `false` if there is none.
     fn refill(&mut self) -> Result<bool, DataError> {
-        if self.bytes >= MOST_TEXT || !self.chunks.next(&mut self.chunk)? {
+        if self.bytes >= MAX_TEXT || !self.chunks.next(&mut self.chunk)? {
             return Ok(false);
         }
         let format = self.inputs[self.chunk.file].format;

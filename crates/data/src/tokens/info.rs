@@ -38,12 +38,12 @@ pub struct ValidationPart {
 }
 
 /// The most bytes of the file. A longer file is something else.
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
 impl TokenFileInfo {
     /// Reads the description, if there is one.
     pub(super) fn read(path: &Path) -> Result<Option<TokenFileInfo>, DataError> {
-        let text = match input::bytes(path, MOST_BYTES) {
+        let text = match input::bytes(path, MAX_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(DataError::file("read", path, error)),

@@ -17,7 +17,7 @@ const COLOURS: [&str; 8] =
     ["#3b82c4", "#d9822b", "#2a9d8f", "#b05fb5", "#b3922c", "#58a9d9", "#8b8f3a", "#7d868e"];
 const TEXT: &str = "#808890";
 /// Points beyond which figures beside them would overlap.
-const MOST_FIGURES: usize = 14;
+const MAX_FIGURES: usize = 14;
 
 /// The chart as an SVG document.
 pub fn svg(chart: &Chart) -> String {
@@ -245,7 +245,7 @@ fn line(out: &mut String, chart: &Chart, series: &Series, place: &Place) {
             "<circle cx=\"{px:.1}\" cy=\"{py:.1}\" r=\"4\" fill=\"{fill}\" stroke=\"{colour}\" stroke-width=\"1.5\"/>"
         )
         .expect("a string");
-        if lines == 1 && series.x.len() <= MOST_FIGURES {
+        if lines == 1 && series.x.len() <= MAX_FIGURES {
             let label = if crossed(py) { py + 20.0 } else { py - 10.0 };
             let more = format!("font-size=\"12\" fill=\"{colour}\"");
             text(out, px, label, "middle", &more, &figure(chart, y));
@@ -305,7 +305,7 @@ fn bars(out: &mut String, chart: &Chart, place: &Place) {
             (bottom - top).max(0.0)
         )
         .expect("a string");
-        if chart.x.categories.len() * beside.len() <= MOST_FIGURES && !beside.is_empty() {
+        if chart.x.categories.len() * beside.len() <= MAX_FIGURES && !beside.is_empty() {
             let more = format!("font-size=\"12\" fill=\"{colour}\"");
             text(out, x + wide / 2.0, top - 6.0, "middle", &more, &figure(chart, high));
         }

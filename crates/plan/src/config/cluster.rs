@@ -135,7 +135,7 @@ fn products(points: &[ProductPoint]) -> Result<(), ConfigError> {
 }
 
 /// Largest number of ranks in a node whose wires can be listed, because the best ring is searched over all orders.
-const MOST_WIRED: usize = 16;
+const MAX_WIRED: usize = 16;
 
 /// The wires of a node. The check needs the number of ranks in it.
 fn graph(raw: &RawCluster, topology: Topology) -> Result<Vec<Wire>, ConfigError> {
@@ -146,9 +146,9 @@ fn graph(raw: &RawCluster, topology: Topology) -> Result<Vec<Wire>, ConfigError>
     let Some(per_node) = topology.per_node else {
         return Err(invalid("cluster.graph", "[…]", "needs cluster.per_node"));
     };
-    if per_node > MOST_WIRED {
+    if per_node > MAX_WIRED {
         let rule =
-            format!("has wires, which are for nodes of up to {MOST_WIRED} ranks: use cluster.links.node");
+            format!("has wires, which are for nodes of up to {MAX_WIRED} ranks: use cluster.links.node");
         return Err(invalid("cluster.per_node", per_node, rule));
     }
     for wire in &wires {

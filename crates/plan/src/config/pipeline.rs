@@ -54,17 +54,17 @@ fn virtual_stages(
 }
 
 /// The most ops, over all stages, that a prediction may generate at once: about a gigabyte and ten seconds.
-const MOST_OPS: usize = 1 << 24;
+const MAX_OPS: usize = 1 << 24;
 
 /// Refuses a pipeline whose prediction would take too long.
 fn check_length(pipeline: &Pipeline, mesh: Mesh, batch: Batch) -> Result<(), ConfigError> {
     let micro_batches = batch.global / (batch.micro * mesh.dp);
     let ops = pipeline.laid_out_ops(micro_batches);
-    if ops <= MOST_OPS {
+    if ops <= MAX_OPS {
         return Ok(());
     }
     let rule = format!(
-        "needs {ops} ops to be laid out, more than the {MOST_OPS} that a prediction may take; use fewer stages, or \
+        "needs {ops} ops to be laid out, more than the {MAX_OPS} that a prediction may take; use fewer stages, or \
          fewer micro-batches by a larger batch.micro or a smaller batch.global"
     );
     Err(invalid("parallel.pp · micro-batches", format!("{} · {micro_batches}", mesh.pp), rule))

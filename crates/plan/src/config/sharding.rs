@@ -6,7 +6,7 @@ use super::error::{ConfigError, invalid, within};
 use super::quantized;
 use super::raw::RawSharding;
 use super::words::{Collectives, ShardLevel, ShardPreset};
-use crate::{MOST_PARTS, Mesh, Part, Sharding, When};
+use crate::{MAX_PARTS, Mesh, Part, Sharding, When};
 
 /// The sharding of weights, gradients and states, and when they are gathered and reduced.
 pub(super) fn resolve(
@@ -140,7 +140,7 @@ fn shards(field: &str, level: ShardLevel, mesh: Mesh, topology: Topology) -> Res
 
 /// The parts of the data-parallel axis: it is divided where a level ends and `divided` is true for the number of ranks inside
 /// the level.
-fn parts(mesh: Mesh, topology: Topology, divided: impl Fn(usize) -> bool) -> [Option<Part>; MOST_PARTS] {
+fn parts(mesh: Mesh, topology: Topology, divided: impl Fn(usize) -> bool) -> [Option<Part>; MAX_PARTS] {
     let mut ends: Vec<(usize, Option<Level>)> = vec![(1, None)];
     for level in Level::ALL {
         let Some(ranks) = mesh.replicas_inside(level, topology) else { continue };
@@ -150,7 +150,7 @@ fn parts(mesh: Mesh, topology: Topology, divided: impl Fn(usize) -> bool) -> [Op
             ends.push((ranks, Some(level)));
         }
     }
-    let mut parts = [None; MOST_PARTS];
+    let mut parts = [None; MAX_PARTS];
     for (part, pair) in parts.iter_mut().zip(ends.windows(2)) {
         let ((inside, inner), (ranks, outer)) = (pair[0], pair[1]);
         let outer = outer.filter(|_| ranks < mesh.dp);

@@ -13,9 +13,9 @@ use crate::{
 };
 
 /// Step counters are `f32` on the device and stop counting beyond this.
-const MOST_STEPS: u64 = 1 << 24;
+const MAX_STEPS: u64 = 1 << 24;
 /// A year.
-const MOST_SECONDS: u64 = 365 * 24 * 3600;
+const MAX_SECONDS: u64 = 365 * 24 * 3600;
 
 /// The default number of checkpoints that are kept.
 const DEFAULT_KEEP: u64 = 2;
@@ -25,7 +25,7 @@ const DEFAULT_KEEP: u64 = 2;
 const USUAL_EVALUATION: u64 = 1 << 16;
 
 /// A beta that rounds to 1 in `f32` would never forget old gradients.
-const MOST_BETA: f64 = 0.999_999_9;
+const MAX_BETA: f64 = 0.999_999_9;
 
 pub(super) fn precision(raw: &RawPrecision) -> Result<Precision, ConfigError> {
     let states = raw.states.unwrap_or(Compute::Fp32);
@@ -62,7 +62,7 @@ pub(super) fn optimizer(raw: &RawOptimizer) -> Result<Optimizer, ConfigError> {
     Ok(Optimizer {
         lr,
         min_lr,
-        warmup: within("optimizer.warmup", raw.warmup.unwrap_or(0), 0..=MOST_STEPS)?,
+        warmup: within("optimizer.warmup", raw.warmup.unwrap_or(0), 0..=MAX_STEPS)?,
         schedule,
         decay_steps: raw.decay_steps.map(|steps| decay_steps(steps, schedule)).transpose()?,
         betas: betas(raw)?,
@@ -79,7 +79,7 @@ fn decay_steps(steps: u64, schedule: RateSchedule) -> Result<u64, ConfigError> {
         RateSchedule::Constant => Err(invalid("optimizer.decay_steps", steps, rule("constant"))),
         RateSchedule::InverseSqrt => Err(invalid("optimizer.decay_steps", steps, rule("inverse-sqrt"))),
         RateSchedule::Cosine | RateSchedule::Linear | RateSchedule::Wsd => {
-            within("optimizer.decay_steps", steps, 1..=MOST_STEPS)
+            within("optimizer.decay_steps", steps, 1..=MAX_STEPS)
         }
     }
 }
@@ -110,11 +110,11 @@ pub(super) fn keep_best_note(run: &Run) -> Option<String> {
 fn betas(raw: &RawOptimizer) -> Result<(f64, f64), ConfigError> {
     let Some(betas) = &raw.betas else { return Ok((0.9, 0.95)) };
     match betas[..] {
-        [first, second] if [first, second].iter().all(|beta| (0.0..=MOST_BETA).contains(beta)) => {
+        [first, second] if [first, second].iter().all(|beta| (0.0..=MAX_BETA).contains(beta)) => {
             Ok((first, second))
         }
         _ => {
-            let rule = format!("must be two numbers from 0 to {MOST_BETA}");
+            let rule = format!("must be two numbers from 0 to {MAX_BETA}");
             Err(invalid("optimizer.betas", format!("{betas:?}"), rule))
         }
     }
@@ -144,22 +144,22 @@ pub(super) fn run(raw: &RawRun, kind: Option<Hardware>) -> Result<Run, ConfigErr
         Some(Hardware::Cpu) | None => DeviceKind::Cpu,
     });
     Ok(Run {
-        steps: within("run.steps", raw.steps.unwrap_or(100), 0..=MOST_STEPS)?,
+        steps: within("run.steps", raw.steps.unwrap_or(100), 0..=MAX_STEPS)?,
         seed: raw.seed.unwrap_or(1),
         out: folder(raw.out.as_deref())?,
         resume: raw.resume.clone().unwrap_or(Resume::No),
         checkpoint_every: raw.checkpoint_every.unwrap_or(0),
         keep: raw.keep.unwrap_or(DEFAULT_KEEP),
         keep_best: raw.keep_best.unwrap_or(0),
-        log_every: raw.log_every.map(|steps| within("run.log_every", steps, 1..=MOST_STEPS)).transpose()?,
+        log_every: raw.log_every.map(|steps| within("run.log_every", steps, 1..=MAX_STEPS)).transpose()?,
         log: log(raw.log.as_deref().unwrap_or_default()),
         eval_every: raw.eval_every.unwrap_or(0),
         eval_tokens: within("run.eval_tokens", raw.eval_tokens.unwrap_or(USUAL_EVALUATION), 1..=1 << 50)?,
-        max_skipped: within("run.max_skipped", raw.max_skipped.unwrap_or(20), 1..=MOST_STEPS)?,
+        max_skipped: within("run.max_skipped", raw.max_skipped.unwrap_or(20), 1..=MAX_STEPS)?,
         communication_timeout: within(
             "run.communication_timeout",
             raw.communication_timeout.unwrap_or(600),
-            1..=MOST_SECONDS,
+            1..=MAX_SECONDS,
         )?,
         // Determinism is free on a CPU, but not on a GPU.
         deterministic: raw.deterministic.unwrap_or(device == DeviceKind::Cpu),
@@ -168,7 +168,7 @@ pub(super) fn run(raw: &RawRun, kind: Option<Hardware>) -> Result<Run, ConfigErr
         transport: transport(raw, device)?,
         nccl_channels: raw
             .nccl_channels
-            .map(|channels| within("run.nccl_channels", channels, 1..=MOST_CHANNELS))
+            .map(|channels| within("run.nccl_channels", channels, 1..=MAX_CHANNELS))
             .transpose()?,
         nccl_buffer: raw
             .nccl_buffer
@@ -178,7 +178,7 @@ pub(super) fn run(raw: &RawRun, kind: Option<Hardware>) -> Result<Run, ConfigErr
 }
 
 /// NCCL's own limit.
-const MOST_CHANNELS: u64 = 64;
+const MAX_CHANNELS: u64 = 64;
 
 /// The buffer of a channel has eight parts, and a part at least 8 KiB.
 const SMALLEST_BUFFER: u64 = 64 << 10;

@@ -7,7 +7,7 @@ use crate::View;
 use crate::ops::{Swiglu, SwigluBackward};
 
 /// Most threads that share a row.
-const MOST_THREADS: usize = 256;
+const MAX_THREADS: usize = 256;
 
 /// `to = GELU(from)`.
 pub(super) fn gelu(launcher: &Launcher, from: View, to: View) -> Result<(), CudaError> {
@@ -40,7 +40,7 @@ pub(super) fn swiglu(launcher: &Launcher, op: &Swiglu) -> Result<(), CudaError> 
     let arguments = [pointer(op.x), pointer(op.out), size(op.width), wide.into()];
     let items = if wide { op.width / PACK } else { op.width };
     // SAFETY: as the kernel declares; the operation's shapes were checked.
-    unsafe { launcher.launch(&ACTIVATION, &name, per_row(op.rows, items, MOST_THREADS), &arguments) }
+    unsafe { launcher.launch(&ACTIVATION, &name, per_row(op.rows, items, MAX_THREADS), &arguments) }
 }
 
 /// See [`SwigluBackward`].
@@ -50,5 +50,5 @@ pub(super) fn swiglu_backward(launcher: &Launcher, op: &SwigluBackward) -> Resul
     let arguments = [pointer(op.dout), pointer(op.x), pointer(op.dx), size(op.width), wide.into()];
     let items = if wide { op.width / PACK } else { op.width };
     // SAFETY: as the kernel declares; the operation's shapes were checked.
-    unsafe { launcher.launch(&ACTIVATION, &name, per_row(op.rows, items, MOST_THREADS), &arguments) }
+    unsafe { launcher.launch(&ACTIVATION, &name, per_row(op.rows, items, MAX_THREADS), &arguments) }
 }

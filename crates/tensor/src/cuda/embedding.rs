@@ -9,7 +9,7 @@ use super::stream::Grid;
 use crate::ops::{Embedding, EmbeddingBackward, Positions, PositionsBackward};
 
 /// Most threads that share a row.
-const MOST_THREADS: usize = 256;
+const MAX_THREADS: usize = 256;
 
 /// Blocks that share the vocabulary when rows are listed by token. Each block reads all tokens.
 const RANGES: usize = 512;
@@ -148,5 +148,5 @@ pub(super) fn positions_backward(launcher: &Launcher, op: &PositionsBackward) ->
 
 /// One block per row. In each iteration a thread handles a pack, or one element.
 fn rows_grid(rows: usize, width: usize, wide: bool) -> Grid {
-    per_row(rows, if wide { width / PACK } else { width }, MOST_THREADS)
+    per_row(rows, if wide { width / PACK } else { width }, MAX_THREADS)
 }

@@ -8,7 +8,7 @@ use crate::View;
 use crate::ops::{CrossEntropy, LossStatistics};
 
 /// Most threads that share a row.
-const MOST_THREADS: usize = 512;
+const MAX_THREADS: usize = 512;
 
 /// Static shared memory of a block, beside the row that it holds.
 const STATIC_SHARED: usize = 1024;
@@ -105,5 +105,5 @@ fn gradient(launcher: &Launcher, op: &CrossEntropy, scale: View) -> Result<(), C
 
 /// One block per row. In each iteration a thread handles a pack, or one element.
 fn rows_grid(rows: usize, columns: usize, wide: bool) -> Grid {
-    per_row(rows, if wide { columns / PACK } else { columns }, MOST_THREADS)
+    per_row(rows, if wide { columns / PACK } else { columns }, MAX_THREADS)
 }

@@ -14,7 +14,7 @@ use crate::ops::{Gradient, Norm, NormBackward};
 const HELD: usize = 2;
 
 /// Most threads of a block.
-const MOST_THREADS: usize = 1024;
+const MAX_THREADS: usize = 1024;
 
 /// Backward kernels that hold a row in registers: name, packs per thread, and the most threads for which the registers
 /// suffice.
@@ -26,7 +26,7 @@ pub(super) fn forward(launcher: &Launcher, op: &Norm) -> Result<(), CudaError> {
     let mut views = vec![op.x, op.weight, op.out];
     views.extend(op.bias);
     let threads = op.width.div_ceil(PACK * HELD);
-    let held = aligned(op.width, &views) && threads <= MOST_THREADS;
+    let held = aligned(op.width, &views) && threads <= MAX_THREADS;
     let (way, items) = if held { ("held", threads) } else { ("any", op.width) };
     let name = format!("norm_{way}_{}", common_suffix(&views)?);
     let arguments = [
@@ -39,8 +39,8 @@ pub(super) fn forward(launcher: &Launcher, op: &Norm) -> Result<(), CudaError> {
         size(op.width),
         (op.epsilon as f32).into(),
     ];
-    let by_row = per_row(op.rows, items, MOST_THREADS);
-    let blocks = op.rows.min(launcher.multiprocessors() * (MOST_THREADS / by_row.threads as usize));
+    let by_row = per_row(op.rows, items, MAX_THREADS);
+    let blocks = op.rows.min(launcher.multiprocessors() * (MAX_THREADS / by_row.threads as usize));
     // SAFETY: as the kernel declares; the operation's shapes were checked.
     unsafe { launcher.launch(&NORM, &name, Grid::new(blocks, by_row.threads), &arguments) }
 }
@@ -56,7 +56,7 @@ pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), Cud
     let parts = match held {
         Some((_, threads)) => {
             // As many blocks as run at once, or fewer if their partial sums would not fit.
-            let blocks = launcher.multiprocessors() * (MOST_THREADS / threads).clamp(1, 8);
+            let blocks = launcher.multiprocessors() * (MAX_THREADS / threads).clamp(1, 8);
             blocks.min(op.rows).min(launcher.scratch_bytes() / bytes_per_part).max(1)
         }
         None => launcher.row_chunks(op.rows, op.width.div_ceil(LANES), bytes_per_part),
@@ -77,7 +77,7 @@ pub(super) fn backward(launcher: &Launcher, op: &NormBackward) -> Result<(), Cud
             "any_weight",
             Grid { blocks: (columns as u32, parts as u32, 1), ..Grid::new(columns, COLUMN_THREADS) },
         )?;
-        launch("any_input", per_row(op.rows, op.width, MOST_THREADS))?;
+        launch("any_input", per_row(op.rows, op.width, MAX_THREADS))?;
     }
     if op.dbias.is_some() || op.residual_sum.is_none() {
         return sum_partials(launcher, partial, parts, op.width, &sums);
