@@ -145,7 +145,7 @@ impl<'a> Bench<'a> {
         };
         let at = mesh.coordinate(rank);
         let everybody: Vec<usize> = (0..mesh.ranks()).collect();
-        let axes = [Axis::Tensor, Axis::Data, Axis::Pipeline].into_iter().filter(|&axis| mesh.size(axis) > 1);
+        let axes = Axis::ALL.into_iter().rev().filter(|&axis| mesh.size(axis) > 1);
         let groups = axes.map(|axis| {
             let group = Group::Along(axis, Span::All);
             let members = mesh.group(group, at, topology);
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn every_kind_is_timed_in_every_group() {
-        let mesh = Mesh { pp: 2, dp: 1, tp: 2 };
+        let mesh = Mesh::ONE.with(Axis::Pipeline, 2).with(Axis::Tensor, 2);
         let (topology, links, nccl) = (Topology::ONE_NODE, EmulatedLinks::default(), NcclSettings::default());
         let arrangement = Arrangement { mesh, topology, connection: Connection::Threads, links, nccl };
         let mut times = Vec::new();

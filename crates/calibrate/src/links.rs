@@ -7,7 +7,7 @@ use std::io;
 
 use kintsugi_comm::nccl::NcclSettings;
 use kintsugi_comm::{Collective, Connection};
-use kintsugi_plan::{Group, Mesh};
+use kintsugi_plan::{Axis, Group, Mesh};
 use kintsugi_spec::{EmulatedLinks, Level, LinkSpec, Topology};
 
 use crate::collectives::{Arrangement, TransferKind, time_transfers};
@@ -16,8 +16,9 @@ use crate::collectives::{Arrangement, TransferKind, time_transfers};
 pub fn thread_links(cores: usize) -> io::Result<LinkSpec> {
     let ranks = (2 * cores).clamp(8, 64);
     let share = (cores as f64 / ranks as f64).min(1.0);
-    let [pairs, _] = all_reduces(Mesh { pp: 1, dp: ranks / 2, tp: 2 })?.map(|seconds| seconds * share);
-    let [all, large] = all_reduces(Mesh { pp: 1, dp: 1, tp: ranks })?.map(|seconds| seconds * share);
+    let [pairs, _] = all_reduces(Mesh::ONE.with(Axis::Data, ranks / 2).with(Axis::Tensor, 2))?
+        .map(|seconds| seconds * share);
+    let [all, large] = all_reduces(Mesh::ONE.with(Axis::Tensor, ranks))?.map(|seconds| seconds * share);
     // An all-reduce over n ranks takes a start, 2(n − 1) hops, and its bytes 2(n − 1)/n times.
     let hops = |members: usize| 2.0 * (members - 1) as f64;
     let latency = ((all - pairs) / (hops(ranks) - hops(2))).max(0.0);
@@ -60,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_link_between_threads_has_a_bandwidth() {
-        let seconds = all_reduces(Mesh { pp: 1, dp: 2, tp: 2 }).expect("four threads");
+        let seconds = all_reduces(Mesh::ONE.with(Axis::Data, 2).with(Axis::Tensor, 2)).expect("four threads");
         assert!(seconds.iter().all(|&seconds| seconds > 0.0 && seconds.is_finite()), "{seconds:?}");
     }
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_plan::{
-    AttentionKind, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LogFormat, LossScale,
+    AttentionKind, Axis, Batch, Compute, Data, DataSource, DeviceKind, GradientType, LogFormat, LossScale,
     MAX_PARTS, MemoryOptions, Mesh, Optimizer, Part, Pipeline, Plan, Precision, Quantized, RateSchedule,
     Recompute, Resume, Run, ScheduleKind, Sharding, Span, TokenData, Transport, When,
 };
@@ -43,7 +43,6 @@ struct PlanRecord {
     init: Option<String>,
     #[serde(with = "BatchRecord")]
     batch: Batch,
-    #[serde(with = "MeshRecord")]
     mesh: Mesh,
     #[serde(with = "PipelineRecord")]
     pipeline: Pipeline,
@@ -115,12 +114,11 @@ impl PlanRecord {
 
     /// Checks the mesh and its sharding. Sharding has ranks here, and levels of a cluster in a configuration.
     fn check_layout(&self) -> Result<(), String> {
-        let Mesh { pp, dp, tp } = self.mesh;
-        let ranks = [pp, dp, tp].into_iter().try_fold(1_usize, usize::checked_mul);
+        let (sizes, dp) = (Axis::ALL.map(|axis| self.mesh.size(axis)), self.mesh.dp());
+        let ranks = sizes.into_iter().try_fold(1_usize, usize::checked_mul);
         if !ranks.is_some_and(|ranks| (1..=MAX_RANKS).contains(&ranks)) {
-            return Err(format!(
-                "{NAME} has a mesh of {pp} · {dp} · {tp} ranks, which is not from 1 to {MAX_RANKS}"
-            ));
+            let product = sizes.map(|size| size.to_string()).join(" · ");
+            return Err(format!("{NAME} has a mesh of {product} ranks, which is not from 1 to {MAX_RANKS}"));
         }
         let ShardingRecord { weights, gradients, states, secondary, quantized, parts, .. } = &self.sharding;
         let divides = |size: &usize| *size > 0 && dp.is_multiple_of(*size);
@@ -201,14 +199,6 @@ struct BatchRecord {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "Mesh")]
-struct MeshRecord {
-    pp: usize,
-    dp: usize,
-    tp: usize,
-}
-
-#[derive(Serialize, Deserialize)]
 #[serde(remote = "Pipeline")]
 struct PipelineRecord {
     schedule: ScheduleKind,
@@ -244,8 +234,8 @@ impl ShardingRecord {
     fn into_sharding(self, mesh: Mesh) -> Sharding {
         let ShardingRecord { weights, gradients, states, secondary, gather, reduce, quantized, mut parts } =
             self;
-        if parts.is_empty() && mesh.dp > 1 {
-            parts.push(Part { span: Span::All, ranks: mesh.dp });
+        if parts.is_empty() && mesh.dp() > 1 {
+            parts.push(Part { span: Span::All, ranks: mesh.dp() });
         }
         let mut parts = parts.into_iter();
         let parts = std::array::from_fn(|_| parts.next());

@@ -46,18 +46,18 @@ impl Shard {
         let (mut tensors, mut bytes) = (Vec::new(), 0);
         for &stored in stored {
             let dtype = stored_type(plan, stored);
-            for unit in plan.owned_units(at.pp) {
+            for unit in plan.owned_units(at.pp()) {
                 let layout = plan.layout(unit);
-                let share = plan.sharding.piece(layout.len, at.dp, MAX_PARTS);
+                let share = plan.sharding.piece(layout.len, at.dp(), MAX_PARTS);
                 for placed in &layout.placed {
                     let start = placed.range.start.max(share.start);
                     let end = placed.range.end.min(share.end);
-                    let replica = placed.parameter.split == TensorSplit::Whole && at.tp > 0;
+                    let replica = placed.parameter.split == TensorSplit::Whole && at.tp() > 0;
                     if start >= end || replica {
                         continue;
                     }
                     let local = start - placed.range.start..end - placed.range.start;
-                    let part = (plan.mesh.tp, at.tp);
+                    let part = (plan.mesh.tp(), at.tp());
                     let Some(slice) = Slice::of_part(placed, part, local, stored, rank) else { continue };
                     let (flat, len) = (start..start + slice.len, slice.len * dtype.bitsize() / 8);
                     let (parameter, place) = (placed.parameter, bytes..bytes + len);

@@ -36,15 +36,15 @@ pub fn model(plan: &Plan) -> String {
 /// The layout: ranks, schedule, sharding, and how a step is divided.
 pub fn layout(plan: &Plan) -> String {
     let mesh = plan.mesh;
-    let mut parts = vec![format!("tp {} · pp {} · dp {}", mesh.tp, mesh.pp, mesh.dp)];
-    if mesh.pp > 1 {
+    let mut parts = vec![format!("tp {} · pp {} · dp {}", mesh.tp(), mesh.pp(), mesh.dp())];
+    if mesh.pp() > 1 {
         parts.push(word(&plan.pipeline.schedule));
     }
     parts.push(plan.sharding.name());
     if plan.sequence_parallel {
         parts.push("sequence parallel".to_owned());
     }
-    if plan.overlap_tp && mesh.tp > 1 {
+    if plan.overlap_tp && mesh.tp() > 1 {
         parts.push("tp overlap".to_owned());
     }
     parts.push(format!("recompute {}", word(&plan.memory.recompute)));
@@ -56,7 +56,7 @@ pub fn layout(plan: &Plan) -> String {
         plan.cluster.name,
         parts.join(", "),
         counted(plan.tokens_per_step(), "token", "tokens"),
-        counted(mesh.dp, "replica", "replicas"),
+        counted(mesh.dp(), "replica", "replicas"),
         counted(plan.micro_batches(), "micro-batch", "micro-batches"),
         counted(batch.micro, "sample", "samples"),
         counted(batch.sequence, "token", "tokens"),

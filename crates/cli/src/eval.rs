@@ -125,8 +125,8 @@ fn samples(arguments: &Arguments, plan: &Plan, dataset: &dyn Dataset) -> Result<
 
 /// The plan with global batches that fill its pipeline, if there are enough samples.
 fn filled(plan: &Plan, samples: u64) -> Plan {
-    let one = (plan.batch.micro * plan.mesh.dp) as u64;
-    plan.with_micro_batches(if samples >= one * plan.mesh.pp as u64 { plan.mesh.pp } else { 1 })
+    let one = (plan.batch.micro * plan.mesh.dp()) as u64;
+    plan.with_micro_batches(if samples >= one * plan.mesh.pp() as u64 { plan.mesh.pp() } else { 1 })
 }
 
 fn with_progress(

@@ -114,7 +114,7 @@ pub struct RankTransfer {
 impl Trace {
     /// The trace of a predicted step. One rank stands for all of its stage.
     pub fn predicted(plan: &Plan, timeline: &Timeline) -> Self {
-        let ranks_per_stage = plan.mesh.dp * plan.mesh.tp;
+        let ranks_per_stage = plan.mesh.ranks_per_stage();
         let span = |stage: usize, what: RankSpanKind, start: f64, end: f64| RankSpan {
             rank: stage * ranks_per_stage,
             what,
@@ -151,7 +151,7 @@ impl Trace {
         let mut trace = Trace::default();
         let mut places: HashMap<(usize, Op), usize> = HashMap::new();
         for RankSpan { rank, what, start, duration } in spans {
-            let stage = plan.mesh.coordinate(rank).pp;
+            let stage = plan.mesh.coordinate(rank).pp();
             let blank = TraceSpan {
                 rank,
                 stage,
@@ -312,7 +312,7 @@ fn flows(plan: &Plan, places: &HashMap<(usize, Op), usize>) -> Vec<(usize, usize
     type Key = (usize, usize, MessageKind, Block, usize);
     let mut made: HashMap<Key, Op> = HashMap::new();
     let mut used: Vec<(Key, Op)> = Vec::new();
-    for stage in 0..plan.mesh.pp {
+    for stage in 0..plan.mesh.pp() {
         let (mut last, mut received): (Option<Op>, Vec<Key>) = (None, Vec::new());
         for op in plan.program(stage).ops {
             match op {
@@ -331,14 +331,13 @@ fn flows(plan: &Plan, places: &HashMap<(usize, Op), usize>) -> Vec<(usize, usize
             }
         }
     }
-    let (dp, tp) = (plan.mesh.dp, plan.mesh.tp);
-    let replicas = (0..dp).flat_map(|dp| (0..tp).map(move |tp| (dp, tp)));
-    let arrow = |(dp, tp): (usize, usize), (key, op): &(Key, Op)| {
-        let rank = |pp| plan.mesh.rank(Coordinate { pp, dp, tp });
+    let places_in_stage = 0..plan.mesh.ranks_per_stage();
+    let arrow = |place: usize, (key, op): &(Key, Op)| {
+        let rank = |stage: usize| plan.mesh.rank(Coordinate::of_stage(stage)) + place;
         let from = places.get(&(rank(key.0), *made.get(key)?))?;
         Some((*from, *places.get(&(rank(key.1), *op))?))
     };
-    replicas.flat_map(|at| used.iter().filter_map(move |used| arrow(at, used))).collect()
+    places_in_stage.flat_map(|place| used.iter().filter_map(move |used| arrow(place, used))).collect()
 }
 
 impl SpanKind {

@@ -133,7 +133,7 @@ pub(crate) struct Losses {
 
 impl<'a> Evaluation<'a> {
     pub fn new(worker: &Worker, plan: &Plan, validation: &'a ValidationDataset) -> Self {
-        let program = plan.evaluation(worker.at.pp, plan.micro_batches());
+        let program = plan.evaluation(worker.at.pp(), plan.micro_batches());
         let reader = BatchReader::new(plan, validation, Split::Validation, worker, &program);
         Evaluation { program, reader, batches: &validation.batches, loaded: Vec::new() }
     }
@@ -145,7 +145,7 @@ impl<'a> Evaluation<'a> {
             let mut tokens = StepTokens::default();
             self.reader.read(batch, &mut tokens).map(|()| tokens)
         };
-        let batch_tokens = plan.tokens_per_step() * plan.mesh.tp;
+        let batch_tokens = plan.tokens_per_step() * plan.mesh.tp();
         let batches = self.batches.batches().min((MAX_LOADED_TOKENS / batch_tokens) as u64);
         self.loaded = (0..batches).map(read).collect::<Result<_, _>>()?;
         Ok(())

@@ -259,7 +259,7 @@ impl Worker {
         let at = job.plan.mesh.coordinate(number);
         // Ranks that share a GPU would disturb each other's autotuning.
         let long_running = purpose == Purpose::Training && job.plan.mesh.ranks() == 1;
-        let backend = backend(&job.memory, at.pp, device, job.connection.gpu(), long_running)?;
+        let backend = backend(&job.memory, at.pp(), device, job.connection.gpu(), long_running)?;
         // Making groups has no timeout, so all processes come to it together.
         world.barrier()?;
         let groups = Groups::new(&job.plan, at, |group, members| -> Box<dyn Communicator> {
@@ -269,8 +269,8 @@ impl Worker {
             }
         });
         // The tied stages are the only group that some ranks are not in.
-        let tied_stages = (0..job.plan.mesh.pp).filter(|&stage| job.plan.holds_tied_copy(stage)).count();
-        if tied_stages > 1 && !job.plan.holds_tied_copy(at.pp) {
+        let tied_stages = (0..job.plan.mesh.pp()).filter(|&stage| job.plan.holds_tied_copy(stage)).count();
+        if tied_stages > 1 && !job.plan.holds_tied_copy(at.pp()) {
             world.skip_group(Group::Tied, tied_stages);
         }
         if let Some(failure) = world.failure() {
@@ -297,7 +297,7 @@ impl Worker {
 
     /// The training program of this rank's stage.
     pub fn program(&self, plan: &Plan) -> Program {
-        let program = plan.program(self.at.pp);
+        let program = plan.program(self.at.pp());
         match self.fault {
             Some(fault) => fault.in_program(program),
             None => program,

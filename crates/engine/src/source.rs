@@ -123,10 +123,10 @@ impl<'a> BatchReader<'a> {
         worker: &Worker,
         program: &Program,
     ) -> Self {
-        let sampler = Sampler::new(plan.batch.sequence, plan.batch.global, plan.batch.micro, plan.mesh.dp)
+        let sampler = Sampler::new(plan.batch.sequence, plan.batch.global, plan.batch.micro, plan.mesh.dp())
             .with_starts(plan.masks_documents());
         let loads = program.ops.iter().any(|op| matches!(op, Op::Load { .. }));
-        BatchReader { dataset, sampler, split, replica: worker.at.dp, loads }
+        BatchReader { dataset, sampler, split, replica: worker.at.dp(), loads }
     }
 
     /// Reads the global batch of `step` into `tokens` and reuses its memory.

@@ -60,7 +60,7 @@ pub struct Shape {
 impl Shape {
     /// The shape of tensor-parallel rank `part` of a plan.
     pub fn new(plan: &Plan, part: usize) -> Self {
-        let (model, tp) = (&plan.model, plan.mesh.tp);
+        let (model, tp) = (&plan.model, plan.mesh.tp());
         let vocab = model.padded_vocab(tp) / tp;
         let first_token = part * vocab;
         let sequence_parallel = plan.sequence_parallel && tp > 1;

@@ -30,10 +30,10 @@ impl Plan {
 
     /// The rounds of a replica that continues its share of prompts of these `lengths` by up to `tokens` tokens.
     pub fn rounds(&self, replica: usize, lengths: &[usize], tokens: usize) -> Vec<Round> {
-        let own: Vec<usize> = (replica..lengths.len()).step_by(self.mesh.dp).collect();
-        own.chunks(self.mesh.pp * self.batch.micro)
+        let own: Vec<usize> = (replica..lengths.len()).step_by(self.mesh.dp()).collect();
+        own.chunks(self.mesh.pp() * self.batch.micro)
             .map(|prompts| {
-                let micro_batches = prompts.len().min(self.mesh.pp);
+                let micro_batches = prompts.len().min(self.mesh.pp());
                 let samples = prompts.len().div_ceil(micro_batches);
                 let prompt = prompts.iter().map(|&i| lengths[i]).max().expect("a round has a prompt");
                 // The last chosen token is not fed to the model.

@@ -1,53 +1,72 @@
-//! The grid of ranks. Its axes are pp (outermost), dp and tp (innermost, so that it gets the fastest links).
+//! The grid of ranks. Its axes and their order are those of [`Axis::ALL`].
 
-use kintsugi_spec::{Axis, Group, Level, Span, Topology};
-use serde::Serialize;
+use std::collections::BTreeMap;
+
+use kintsugi_spec::{Axis, ByAxis, Group, Level, Span, Topology};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The sizes of the axes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-pub struct Mesh {
-    /// Pipeline stages.
-    pub pp: usize,
-    /// Data-parallel replicas.
-    pub dp: usize,
-    /// Tensor-parallel parts.
-    pub tp: usize,
-}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mesh(ByAxis<usize>);
 
 /// A rank's position on the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Coordinate {
-    /// Pipeline stage.
-    pub pp: usize,
-    /// Replica.
-    pub dp: usize,
-    /// Tensor-parallel part.
-    pub tp: usize,
-}
+pub struct Coordinate(ByAxis<usize>);
 
 impl Mesh {
-    /// Number of ranks.
-    pub fn ranks(&self) -> usize {
-        self.pp * self.dp * self.tp
+    /// A single rank.
+    pub const ONE: Mesh = Mesh([1; Axis::ALL.len()]);
+
+    /// The same mesh with another size of an axis.
+    #[must_use]
+    pub fn with(mut self, axis: Axis, size: usize) -> Mesh {
+        self.0[axis] = size;
+        self
     }
 
     /// Size of an axis.
     pub fn size(&self, axis: Axis) -> usize {
-        match axis {
-            Axis::Pipeline => self.pp,
-            Axis::Data => self.dp,
-            Axis::Tensor => self.tp,
-        }
+        self.0[axis]
+    }
+
+    /// Pipeline stages.
+    pub fn pp(&self) -> usize {
+        self.size(Axis::Pipeline)
+    }
+
+    /// Data-parallel replicas.
+    pub fn dp(&self) -> usize {
+        self.size(Axis::Data)
+    }
+
+    /// Tensor-parallel parts.
+    pub fn tp(&self) -> usize {
+        self.size(Axis::Tensor)
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.0.iter().product()
+    }
+
+    /// Number of ranks of a stage.
+    pub fn ranks_per_stage(&self) -> usize {
+        self.stride(Axis::Pipeline)
+    }
+
+    /// How far apart two ranks are that are next to each other along an axis.
+    pub fn stride(&self, axis: Axis) -> usize {
+        self.0[axis as usize + 1..].iter().product()
     }
 
     /// The rank at a coordinate.
     pub fn rank(&self, at: Coordinate) -> usize {
-        (at.pp * self.dp + at.dp) * self.tp + at.tp
+        Axis::ALL.into_iter().fold(0, |rank, axis| rank * self.size(axis) + at.along(axis))
     }
 
     /// The coordinate of a rank.
     pub fn coordinate(&self, rank: usize) -> Coordinate {
-        Coordinate { pp: rank / (self.dp * self.tp), dp: rank / self.tp % self.dp, tp: rank % self.tp }
+        Coordinate(Axis::ALL.map(|axis| rank / self.stride(axis) % self.size(axis)))
     }
 
     /// The number of data-parallel ranks inside one package, node or cluster; `None` if not all of these have the same
@@ -58,16 +77,16 @@ impl Mesh {
             Level::Node => topology.per_node.unwrap_or(usize::MAX),
             Level::Cluster => usize::MAX,
         };
+        let (dp, stride) = (self.dp(), self.stride(Axis::Data));
         if self.ranks() <= unit {
-            return Some(self.dp);
+            return Some(dp);
         }
-        if self.tp >= unit || self.dp == 1 {
+        if stride >= unit || dp == 1 {
             return Some(1);
         }
-        let replicas = unit / self.tp;
-        let aligned = unit.is_multiple_of(self.tp);
-        (aligned && (self.dp.is_multiple_of(replicas) || replicas.is_multiple_of(self.dp)))
-            .then(|| replicas.min(self.dp))
+        let replicas = unit / stride;
+        let aligned = unit.is_multiple_of(stride);
+        (aligned && (dp.is_multiple_of(replicas) || replicas.is_multiple_of(dp))).then(|| replicas.min(dp))
     }
 
     /// Number of ranks in a group.
@@ -85,7 +104,7 @@ impl Mesh {
                 let (ranks, stride) = self.steps(axis, span, topology);
                 at.along(axis) / stride % ranks
             }
-            Group::Tied => usize::from(at.pp > 0),
+            Group::Tied => usize::from(at.pp() > 0),
         }
     }
 
@@ -95,9 +114,9 @@ impl Mesh {
             Group::Along(axis, span) => {
                 let stride = self.steps(axis, span, topology).1;
                 let first = at.along(axis) - self.group_index(group, at, topology) * stride;
-                at.moved(axis, first + index * stride)
+                at.with(axis, first + index * stride)
             }
-            Group::Tied => Coordinate { pp: index * (self.pp - 1), ..at },
+            Group::Tied => at.with(Axis::Pipeline, index * (self.pp() - 1)),
         })
     }
 
@@ -113,32 +132,63 @@ impl Mesh {
         let inside = |level: Level| {
             assert_eq!(axis, Axis::Data, "only dp is divided by level");
             let ranks = self.replicas_inside(level, topology);
-            ranks.unwrap_or_else(|| panic!("{level:?}s divide dp = {} unevenly", self.dp))
+            ranks.unwrap_or_else(|| panic!("{level:?}s divide dp = {} unevenly", self.dp()))
         };
         match span {
             Span::All => (self.size(axis), 1),
             Span::Inside(level) => (inside(level), 1),
-            Span::Across(level) => (self.dp / inside(level), inside(level)),
+            Span::Across(level) => (self.dp() / inside(level), inside(level)),
             Span::Between(inner, outer) => (inside(outer) / inside(inner), inside(inner)),
         }
     }
 }
 
 impl Coordinate {
-    fn along(self, axis: Axis) -> usize {
-        match axis {
-            Axis::Pipeline => self.pp,
-            Axis::Data => self.dp,
-            Axis::Tensor => self.tp,
-        }
+    /// The first rank of a stage.
+    pub fn of_stage(stage: usize) -> Coordinate {
+        Coordinate([0; Axis::ALL.len()]).with(Axis::Pipeline, stage)
     }
 
-    fn moved(self, axis: Axis, to: usize) -> Coordinate {
-        match axis {
-            Axis::Pipeline => Coordinate { pp: to, ..self },
-            Axis::Data => Coordinate { dp: to, ..self },
-            Axis::Tensor => Coordinate { tp: to, ..self },
-        }
+    /// The same position with another one along an axis.
+    #[must_use]
+    pub fn with(mut self, axis: Axis, position: usize) -> Coordinate {
+        self.0[axis] = position;
+        self
+    }
+
+    /// The position along an axis.
+    pub fn along(self, axis: Axis) -> usize {
+        self.0[axis]
+    }
+
+    /// Pipeline stage.
+    pub fn pp(self) -> usize {
+        self.along(Axis::Pipeline)
+    }
+
+    /// Replica.
+    pub fn dp(self) -> usize {
+        self.along(Axis::Data)
+    }
+
+    /// Tensor-parallel part.
+    pub fn tp(self) -> usize {
+        self.along(Axis::Tensor)
+    }
+}
+
+/// Written as a map from the names of the axes to their sizes.
+impl Serialize for Mesh {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(Axis::ALL.map(|axis| (axis.name(), self.size(axis))))
+    }
+}
+
+/// An axis that is not named has one rank.
+impl<'de> Deserialize<'de> for Mesh {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let sizes: BTreeMap<String, usize> = Deserialize::deserialize(deserializer)?;
+        Ok(Mesh(Axis::ALL.map(|axis| sizes.get(axis.name()).copied().unwrap_or(1))))
     }
 }
 
@@ -151,13 +201,17 @@ pub fn divisors(n: usize) -> impl Iterator<Item = usize> {
 mod tests {
     use super::*;
 
+    fn mesh(pp: usize, dp: usize, tp: usize) -> Mesh {
+        Mesh::ONE.with(Axis::Pipeline, pp).with(Axis::Data, dp).with(Axis::Tensor, tp)
+    }
+
     #[test]
     fn ranks_and_coordinates_are_inverse_and_tp_is_innermost() {
-        let mesh = Mesh { pp: 3, dp: 4, tp: 2 };
+        let mesh = mesh(3, 4, 2);
         for rank in 0..mesh.ranks() {
             assert_eq!(mesh.rank(mesh.coordinate(rank)), rank);
         }
-        let at = Coordinate { pp: 1, dp: 2, tp: 1 };
+        let at = Coordinate::of_stage(1).with(Axis::Data, 2).with(Axis::Tensor, 1);
         let members = |group| mesh.group(group, at, Topology::ONE_NODE);
         assert_eq!(members(Group::TENSOR), [12, 13]);
         assert_eq!(members(Group::DATA), [9, 11, 13, 15]);
@@ -171,10 +225,10 @@ mod tests {
     #[test]
     fn a_span_divides_an_axis_into_parts_that_meet_once() {
         // Packages of 2 ranks and nodes of 8, as on Frontier.
-        let (mesh, topology) =
-            (Mesh { pp: 1, dp: 16, tp: 1 }, Topology { per_package: 2, per_node: Some(8) });
-        let members =
-            |span, dp| mesh.group(Group::Along(Axis::Data, span), Coordinate { pp: 0, dp, tp: 0 }, topology);
+        let (mesh, topology) = (mesh(1, 16, 1), Topology { per_package: 2, per_node: Some(8) });
+        let members = |span, dp| {
+            mesh.group(Group::Along(Axis::Data, span), Coordinate::of_stage(0).with(Axis::Data, dp), topology)
+        };
         assert_eq!(members(Span::Inside(Level::Package), 5), [4, 5]);
         assert_eq!(members(Span::Across(Level::Package), 5), [1, 3, 5, 7, 9, 11, 13, 15]);
         assert_eq!(members(Span::Inside(Level::Node), 5), [0, 1, 2, 3, 4, 5, 6, 7]);
@@ -183,7 +237,7 @@ mod tests {
         assert_eq!(members(Span::Between(Level::Package, Level::Node), 12), [8, 10, 12, 14]);
         for (level, rank) in [Level::Package, Level::Node, Level::Cluster].into_iter().zip(0..) {
             let (inside, across) = (members(Span::Inside(level), rank), members(Span::Across(level), rank));
-            assert_eq!(inside.len() * across.len(), mesh.dp);
+            assert_eq!(inside.len() * across.len(), mesh.dp());
             assert_eq!(inside.iter().filter(|rank| across.contains(rank)).collect::<Vec<_>>(), [&rank]);
         }
     }
@@ -195,14 +249,15 @@ mod tests {
         {
             for (per_package, per_node) in [(1, None), (2, Some(4)), (2, Some(8)), (3, Some(6)), (4, Some(4))]
             {
-                let (mesh, topology) = (Mesh { pp, dp, tp }, Topology { per_package, per_node });
+                let (mesh, topology) = (mesh(pp, dp, tp), Topology { per_package, per_node });
                 for level in Level::ALL {
                     // By definition: each group of replicas, cut where the unit changes, has parts of one size.
-                    let starts = (0..pp).flat_map(|pp| (0..tp).map(move |tp| Coordinate { pp, dp: 0, tp }));
+                    let starts =
+                        (0..mesh.ranks()).map(|rank| mesh.coordinate(rank)).filter(|at| at.dp() == 0);
                     let mut sizes: Vec<usize> = Vec::new();
                     for at in starts {
                         let group: Vec<usize> =
-                            (0..dp).map(|dp| mesh.rank(Coordinate { dp, ..at })).collect();
+                            (0..dp).map(|dp| mesh.rank(at.with(Axis::Data, dp))).collect();
                         let parts =
                             group.chunk_by(|&a, &b| topology.unit(level, a) == topology.unit(level, b));
                         sizes.extend(parts.map(<[usize]>::len));

@@ -200,9 +200,9 @@ impl UnitLayout {
 impl Plan {
     /// The layout of a unit's flat buffer.
     pub fn layout(&self, unit: Unit) -> UnitLayout {
-        let (parameters, tp) = (parameters(&self.model, unit, self.mesh.tp), self.mesh.tp);
+        let (parameters, tp) = (parameters(&self.model, unit, self.mesh.tp()), self.mesh.tp());
         let Sharding { quantized, multiple, .. } = self.sharding;
-        UnitLayout::new(unit, parameters, tp, quantized.block(), self.mesh.dp * multiple)
+        UnitLayout::new(unit, parameters, tp, quantized.block(), self.mesh.dp() * multiple)
     }
 
     /// Every unit of the model, in model order.

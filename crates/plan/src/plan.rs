@@ -314,12 +314,12 @@ pub struct DataSource {
 impl Plan {
     /// Micro-batches that each replica runs per step.
     pub fn micro_batches(&self) -> usize {
-        self.batch.global / (self.batch.micro * self.mesh.dp)
+        self.batch.global / (self.batch.micro * self.mesh.dp())
     }
 
     /// The layers of every stage.
     pub fn stage_layers(&self) -> Vec<usize> {
-        let mut layers = vec![0; self.mesh.pp];
+        let mut layers = vec![0; self.mesh.pp()];
         for (chunk, count) in self.pipeline.layers.iter().enumerate() {
             layers[self.stage_of_chunk(chunk)] += count;
         }
@@ -334,13 +334,13 @@ impl Plan {
     /// The period of the schedule's steady state, in micro-batches.
     pub fn period(&self) -> usize {
         // The interleaved schedule processes micro-batches in groups of pp.
-        if self.pipeline.schedule == ScheduleKind::Interleaved { self.mesh.pp } else { 1 }
+        if self.pipeline.schedule == ScheduleKind::Interleaved { self.mesh.pp() } else { 1 }
     }
 
     /// The same plan with another number of micro-batches per replica and step.
     #[must_use]
     pub fn with_micro_batches(&self, micro_batches: usize) -> Plan {
-        let global = micro_batches * self.batch.micro * self.mesh.dp;
+        let global = micro_batches * self.batch.micro * self.mesh.dp();
         Plan { batch: Batch { global, ..self.batch }, ..self.clone() }
     }
 
@@ -374,12 +374,12 @@ impl Plan {
 
     /// Number of chunks of the whole pipeline.
     pub fn chunks(&self) -> usize {
-        self.mesh.pp * self.pipeline.virtual_stages
+        self.mesh.pp() * self.pipeline.virtual_stages
     }
 
     /// The stage that holds a chunk.
     pub fn stage_of_chunk(&self, chunk: usize) -> usize {
-        chunk % self.mesh.pp
+        chunk % self.mesh.pp()
     }
 
     /// The blocks of a chunk (0 is the first of the model), in order.
@@ -440,7 +440,7 @@ impl Plan {
 
     /// Whether this stage's token table is one of two copies, on the first and the last stage.
     pub fn holds_tied_copy(&self, stage: usize) -> bool {
-        self.model.tied && self.mesh.pp > 1 && (stage == 0 || stage + 1 == self.mesh.pp)
+        self.model.tied && self.mesh.pp() > 1 && (stage == 0 || stage + 1 == self.mesh.pp())
     }
 
     /// The reductions of a unit's gradient on a stage. `has_replicated` returns whether the unit has parameters that are
@@ -451,7 +451,7 @@ impl Plan {
         unit: Unit,
         has_replicated: impl FnOnce() -> bool,
     ) -> GradientReductions {
-        let tensor = self.sequence_parallel && self.mesh.tp > 1 && has_replicated();
+        let tensor = self.sequence_parallel && self.mesh.tp() > 1 && has_replicated();
         let tied = unit == Unit::Table && self.holds_tied_copy(stage);
         let sum = |over| Phase::plain(over, PhaseKind::Sum);
         GradientReductions {
@@ -471,7 +471,7 @@ impl Plan {
 
     /// The axes over which the gradient norm is summed, in order.
     pub fn norm_axes(&self) -> Vec<Axis> {
-        [Axis::Tensor, Axis::Data, Axis::Pipeline].into_iter().filter(|&a| self.mesh.size(a) > 1).collect()
+        Axis::ALL.into_iter().rev().filter(|&axis| self.mesh.size(axis) > 1).collect()
     }
 }
 

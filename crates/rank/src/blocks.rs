@@ -40,7 +40,7 @@ impl Rank {
 
     /// Whether this rank loads inputs, targets, and the beginnings of documents.
     fn loads(&self) -> [bool; 3] {
-        [self.at.pp == 0, self.at.pp + 1 == self.plan.mesh.pp, self.plan.masks_documents()]
+        [self.at.pp() == 0, self.at.pp() + 1 == self.plan.mesh.pp(), self.plan.masks_documents()]
     }
 
     pub(crate) fn forward(&mut self, block: Block, micro: usize) {

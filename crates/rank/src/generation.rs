@@ -52,7 +52,7 @@ impl Rank {
         self.generation = None;
         let shape = self.shape.with_new_tokens(samples, 1);
         let mut caches = HashMap::new();
-        for block in self.plan.stage_blocks(self.at.pp) {
+        for block in self.plan.stage_blocks(self.at.pp()) {
             if let Block::Layer(layer) = block {
                 let cache = |micro| {
                     ((layer, micro), KvCache::new(&Context { shape: &shape, ..self.context() }, capacity))
@@ -111,9 +111,9 @@ impl Rank {
             buffer
         };
         let rows = self.shape().rows;
-        let tokens = (self.at.pp == 0).then(|| upload(rows, new.map(|new| new.tokens)));
+        let tokens = (self.at.pp() == 0).then(|| upload(rows, new.map(|new| new.tokens)));
         let positions = upload(rows, new.map(|new| new.positions));
-        let is_last = self.at.pp + 1 == self.plan.mesh.pp;
+        let is_last = self.at.pp() + 1 == self.plan.mesh.pp();
         let last = is_last.then(|| upload(self.shape().attention.batch, new.map(|new| new.last)));
         self.in_flight.tokens.extend(tokens.map(|tokens| (micro, tokens)));
         let generation = self.generation_mut();

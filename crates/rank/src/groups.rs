@@ -36,7 +36,7 @@ impl Groups {
             tensor: group(Group::TENSOR),
             data: group(Group::DATA),
             pipeline: group(Group::PIPELINE),
-            tied: plan.holds_tied_copy(at.pp).then(|| group(Group::Tied)),
+            tied: plan.holds_tied_copy(at.pp()).then(|| group(Group::Tied)),
         }
     }
 

@@ -37,17 +37,17 @@ impl Rank {
     fn first_counted(&self, unit: &UnitState) -> usize {
         let (gradient, owned) = unit.owned_gradient();
         // The ranks after the first `states` own the same states again.
-        let first_owner = self.at.dp < self.plan.sharding.states;
+        let first_owner = self.at.dp() < self.plan.sharding.states;
         if !self.owned_units.contains(&unit.layout.unit) || !first_owner {
             return gradient.len();
         }
         let replicated = unit.layout.replicated.clamp(owned.start, owned.end) - owned.start;
-        if self.at.tp == 0 { 0 } else { replicated }
+        if self.at.tp() == 0 { 0 } else { replicated }
     }
 
     pub(crate) fn norm_start(&mut self, axis: Axis) {
         // The loss is the same on every tp rank, so only the first one counts it.
-        if axis == Axis::Tensor && self.at.tp > 0 {
+        if axis == Axis::Tensor && self.at.tp() > 0 {
             self.backend.fill(0.0, self.sums().slice(LOSS..LOSS + 1));
         }
         let sums = self.sums.take().expect("one norm at a time");

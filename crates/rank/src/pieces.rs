@@ -33,7 +33,7 @@ impl Rank {
             .map(|state| {
                 let (view, range) = view(state);
                 let values = self.backend.read(view);
-                UnitValues { unit: state.layout.unit, part: self.at.tp, range, values }
+                UnitValues { unit: state.layout.unit, part: self.at.tp(), range, values }
             })
             .collect()
     }
@@ -60,7 +60,7 @@ pub fn assemble(plan: &Plan, pieces: &[UnitValues]) -> AssembledParameters {
                 let start = placed.range.start.max(piece.range.start);
                 let end = placed.range.end.min(piece.range.end);
                 for flat in start..end {
-                    let index = parameter.global_index(plan.mesh.tp, piece.part, flat - placed.range.start);
+                    let index = parameter.global_index(plan.mesh.tp(), piece.part, flat - placed.range.start);
                     if index < values.len() {
                         let value = piece.values[flat - piece.range.start];
                         let before = values[index].replace(value);

@@ -136,9 +136,9 @@ impl Rank {
         groups: Groups,
         purpose: Purpose,
     ) -> Self {
-        let shape = Shape::new(&plan, at.tp);
+        let shape = Shape::new(&plan, at.tp());
         let types = ElementTypes::new(&plan, shape.compute);
-        let names = plan.stage_units(at.pp);
+        let names = plan.stage_units(at.pp());
         let units: Vec<UnitState> =
             names.iter().map(|&unit| UnitState::new(&*backend, &plan, at, unit, types, purpose)).collect();
         let accumulator = shape.compute.accumulator();
@@ -157,10 +157,14 @@ impl Rank {
         let index: HashMap<Unit, usize> = names.into_iter().enumerate().map(|(i, unit)| (unit, i)).collect();
         let units_of = |block| plan.block_units(block).into_iter().map(|unit| index[&unit]).collect();
         Rank {
-            owned_units: plan.owned_units(at.pp),
-            written_by: plan.stage_blocks(at.pp).into_iter().map(|block| (block, units_of(block))).collect(),
+            owned_units: plan.owned_units(at.pp()),
+            written_by: plan
+                .stage_blocks(at.pp())
+                .into_iter()
+                .map(|block| (block, units_of(block)))
+                .collect(),
             has_positions: index.contains_key(&Unit::Positions),
-            outer_layers: plan.outer_layers(at.pp),
+            outer_layers: plan.outer_layers(at.pp()),
             index,
             plan,
             at,
@@ -334,7 +338,7 @@ impl Rank {
 
     /// Reads this rank's part of these tensors of every parameter. Other tensors stay unchanged.
     pub fn load(&self, store: &dyn Store, stored: &[StoredTensor]) -> Result<(), StoreError> {
-        let part = (self.plan.mesh.tp, self.at.tp);
+        let part = (self.plan.mesh.tp(), self.at.tp());
         for unit in &self.units {
             for &stored in stored {
                 unit.load(&*self.backend, store, part, stored)?;

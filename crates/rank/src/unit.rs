@@ -98,7 +98,7 @@ impl UnitState {
     ) -> Self {
         let trains = purpose == Purpose::Training;
         let (layout, sharding) = (plan.layout(unit), plan.sharding);
-        let pieces = std::array::from_fn(|depth| sharding.piece(layout.len, at.dp, depth));
+        let pieces = std::array::from_fn(|depth| sharding.piece(layout.len, at.dp(), depth));
         let shard = |shards: usize| pieces[sharding.depth(shards)].clone();
         let (resident, gradient_range) = (shard(sharding.weights), shard(sharding.gradients));
         // A rank that does not train owns no states.
@@ -118,7 +118,7 @@ impl UnitState {
         let gradient_shard =
             gradients_sharded.then(|| allocate(gradient_range.len(), types.gradient, Category::Gradients));
         let has_replicated = || layout.replicated > 0;
-        let first_reduction = plan.gradient_reductions(at.pp, unit, has_replicated).first();
+        let first_reduction = plan.gradient_reductions(at.pp(), unit, has_replicated).first();
         let segments = segments(&layout, &owned);
         let mut state = UnitState {
             layout,

@@ -61,13 +61,13 @@ pub fn layout(plan: &Plan) -> String {
         value.ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
     };
     let mut parts = vec![
-        format!("tp {}", mesh.tp),
-        format!("pp {}", mesh.pp),
-        format!("dp {}", mesh.dp),
+        format!("tp {}", mesh.tp()),
+        format!("pp {}", mesh.pp()),
+        format!("dp {}", mesh.dp()),
         format!("micro-batch {}", plan.batch.micro),
         format!("batch {}", plan.batch.global),
     ];
-    if mesh.pp > 1 {
+    if mesh.pp() > 1 {
         parts.push(word(serde_json::to_value(plan.pipeline.schedule)));
     }
     if plan.pipeline.virtual_stages > 1 {
@@ -78,7 +78,7 @@ pub fn layout(plan: &Plan) -> String {
     if plan.sequence_parallel {
         parts.push("sequence parallel".to_owned());
     }
-    if plan.overlap_tp && plan.mesh.tp > 1 {
+    if plan.overlap_tp && plan.mesh.tp() > 1 {
         parts.push("tp overlap".to_owned());
     }
     parts.join(" · ")

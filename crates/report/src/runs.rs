@@ -52,7 +52,7 @@ impl PredictedRun {
             },
             facts: (context.facts)(plan),
             timeline: timeline(plan),
-            pp: plan.mesh.pp,
+            pp: plan.mesh.pp(),
         }
     }
 }

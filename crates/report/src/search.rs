@@ -72,11 +72,11 @@ pub fn chart(timed: &[Candidate], pick: Option<&Candidate>, against: Against, la
     let front = front(&shown);
     let left_out = shown.len().saturating_sub(MAX_POINTS);
     shown.truncate(MAX_POINTS);
-    let mut degrees: Vec<usize> = shown.iter().map(|(candidate, _)| candidate.strategy.mesh.tp).collect();
+    let mut degrees: Vec<usize> = shown.iter().map(|(candidate, _)| candidate.strategy.mesh.tp()).collect();
     degrees.sort_unstable();
     degrees.dedup();
     let series = degrees.iter().enumerate().map(|(colour, &tp)| {
-        let own = || shown.iter().filter(move |(candidate, _)| candidate.strategy.mesh.tp == tp);
+        let own = || shown.iter().filter(move |(candidate, _)| candidate.strategy.mesh.tp() == tp);
         let mut series = Series::new(format!("tp {tp}"), Style::Points, colour).points(
             own().map(|(candidate, value)| (rounded(candidate.timing.step_s), Some(rounded(*value)))),
         );
@@ -97,7 +97,7 @@ pub fn chart(timed: &[Candidate], pick: Option<&Candidate>, against: Against, la
         let place = value(pick).map(|value| (rounded(pick.timing.step_s), Some(rounded(value))));
         let mut ring = Series::new("the pick", Style::Ring, 7).points(place);
         if labels {
-            ring.labels = vec![format!("tp {}, {}", pick.strategy.mesh.tp, describe(pick))];
+            ring.labels = vec![format!("tp {}, {}", pick.strategy.mesh.tp(), describe(pick))];
         }
         series.push(ring);
     }
@@ -147,8 +147,8 @@ fn describe(candidate: &Candidate) -> String {
     let (mesh, sharding) = (strategy.mesh, strategy.sharding);
     let zero = [sharding.states, sharding.gradients, sharding.weights].iter().flatten().count();
     let each = |when: When| if when == When::MicroBatch { " each micro-batch" } else { " once a step" };
-    let mut parts = vec![format!("pp {} dp {} micro {}", mesh.pp, mesh.dp, strategy.micro)];
-    if mesh.pp > 1 {
+    let mut parts = vec![format!("pp {} dp {} micro {}", mesh.pp(), mesh.dp(), strategy.micro)];
+    if mesh.pp() > 1 {
         parts.push(word(serde_json::to_value(strategy.schedule)));
     }
     if strategy.virtual_stages > 1 {

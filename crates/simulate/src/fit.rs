@@ -68,7 +68,7 @@ fn check(
     device: Option<(u64, String)>,
     host_memory: Option<u64>,
 ) -> Result<(), Misfit> {
-    let ranks_per_stage = plan.mesh.dp * plan.mesh.tp;
+    let ranks_per_stage = plan.mesh.ranks_per_stage();
     let misfit = |stage: usize, available, holder: String, sharing| Misfit {
         rank: stage * ranks_per_stage,
         memory: stages[stage],

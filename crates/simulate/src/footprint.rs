@@ -84,10 +84,10 @@ pub(crate) struct Addition {
 impl Addition {
     pub(crate) fn new(plan: &Plan, stage: usize, peak: &EnginePeak) -> Self {
         let (framework, parameters) = (&plan.framework, peak.parameters as f64);
-        let parts = if framework.whole_logits { 1 } else { plan.mesh.tp };
-        let logits = (plan.rows() * plan.model.padded_vocab(plan.mesh.tp) / parts) as f64;
-        let head = if stage + 1 == plan.mesh.pp { logits * framework.logit_bytes } else { 0.0 };
-        let buckets = if plan.mesh.dp > 1 { framework.bucket_bytes } else { 0.0 };
+        let parts = if framework.whole_logits { 1 } else { plan.mesh.tp() };
+        let logits = (plan.rows() * plan.model.padded_vocab(plan.mesh.tp()) / parts) as f64;
+        let head = if stage + 1 == plan.mesh.pp() { logits * framework.logit_bytes } else { 0.0 };
+        let buckets = if plan.mesh.dp() > 1 { framework.bucket_bytes } else { 0.0 };
         Addition {
             gradients: (framework.parameter_bytes * parameters).round(),
             activations: (kept_activations(plan, peak) - peak.activations as f64
@@ -113,7 +113,7 @@ impl Addition {
 /// The activations that the framework keeps, as a multiple of this engine's.
 fn kept(plan: &Plan) -> f64 {
     let framework = &plan.framework;
-    if plan.mesh.tp > 1 { framework.kept_tp.unwrap_or(framework.kept) } else { framework.kept }
+    if plan.mesh.tp() > 1 { framework.kept_tp.unwrap_or(framework.kept) } else { framework.kept }
 }
 
 /// The activations that the framework keeps.
@@ -127,7 +127,7 @@ fn dropped_scores(plan: &Plan, layers_in_flight: usize) -> f64 {
     if !keeps || plan.framework.attention_again <= 0.0 {
         return 0.0;
     }
-    let scores = plan.rows() * plan.batch.sequence * plan.model.heads / plan.mesh.tp * layers_in_flight;
+    let scores = plan.rows() * plan.batch.sequence * plan.model.heads / plan.mesh.tp() * layers_in_flight;
     (scores * compute_type(plan.precision.compute).bytes()) as f64
 }
 
@@ -135,7 +135,7 @@ fn dropped_scores(plan: &Plan, layers_in_flight: usize) -> f64 {
 fn temporary(plan: &Plan) -> f64 {
     let model = &plan.model;
     let matrices = if model.activation == Activation::Swiglu { 2 } else { 1 };
-    let elements = matrices * model.ffn * model.hidden / plan.mesh.tp;
+    let elements = matrices * model.ffn * model.hidden / plan.mesh.tp();
     plan.framework.temporary * elements as f64
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kintsugi_comm::paper::Log;
-use kintsugi_plan::{Coordinate, Plan};
+use kintsugi_plan::{Axis, Coordinate, Plan};
 use kintsugi_rank::{Purpose, Rank, RankMemory, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Device};
@@ -16,20 +16,20 @@ use crate::predict::NoTokens;
 /// The memory of an evaluating rank of each stage.
 pub fn evaluation_memory(plan: &Plan, device: Device) -> Vec<RankMemory> {
     let run = |stage| {
-        let at = Coordinate { pp: stage, dp: 0, tp: 0 };
+        let at = Coordinate::of_stage(stage);
         on_paper(plan, at, device, |rank| {
             rank.run(&plan.evaluation(stage, plan.micro_batches()), &mut NoTokens, |_, _| {})
                 .expect("paper moves nothing that could fail");
         })
     };
-    (0..plan.mesh.pp).into_par_iter().map(run).collect()
+    (0..plan.mesh.pp()).into_par_iter().map(run).collect()
 }
 
 /// The memory of a rank of each stage that continues prompts of these `lengths` by up to `tokens` tokens, for the
 /// replica that needs most.
 pub fn generation_memory(plan: &Plan, device: Device, lengths: &[usize], tokens: usize) -> Vec<RankMemory> {
     let run = |stage, replica| {
-        let at = Coordinate { pp: stage, dp: replica, tp: 0 };
+        let at = Coordinate::of_stage(stage).with(Axis::Data, replica);
         on_paper(plan, at, device, |rank| {
             for round in plan.rounds(replica, lengths, tokens) {
                 let program = plan.generation(stage, round.micro_batches);
@@ -45,10 +45,10 @@ pub fn generation_memory(plan: &Plan, device: Device, lengths: &[usize], tokens:
         })
     };
     let most = |stage| {
-        let replicas = (0..plan.mesh.dp).map(|replica| run(stage, replica));
+        let replicas = (0..plan.mesh.dp()).map(|replica| run(stage, replica));
         replicas.max_by_key(|memory| memory.reserved).expect("there is a replica")
     };
-    (0..plan.mesh.pp).into_par_iter().map(most).collect()
+    (0..plan.mesh.pp()).into_par_iter().map(most).collect()
 }
 
 fn on_paper(plan: &Plan, at: Coordinate, device: Device, run: impl FnOnce(&mut Rank)) -> RankMemory {

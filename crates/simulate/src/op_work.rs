@@ -45,7 +45,7 @@ impl StepWork {
             let work = |(op, traced): (Op, OpTrace)| (op, work(&short, stage, &traced));
             trace(&short, stage).into_iter().map(work).collect()
         };
-        StepWork { stages: (0..plan.mesh.pp).into_par_iter().map(stage).collect() }
+        StepWork { stages: (0..plan.mesh.pp()).into_par_iter().map(stage).collect() }
     }
 
     /// The work of an op on a stage. A wait has the bytes of its transfer.
@@ -117,7 +117,7 @@ fn work(plan: &Plan, stage: usize, traced: &OpTrace) -> (OpWork, Vec<TransferWor
 
 /// Bytes that the first rank of a stage sends in a transfer.
 fn bytes(plan: &Plan, stage: usize, entry: Entry) -> u64 {
-    let (mesh, at, topology) = (plan.mesh, Coordinate { pp: stage, dp: 0, tp: 0 }, plan.cluster.topology);
+    let (mesh, at, topology) = (plan.mesh, Coordinate::of_stage(stage), plan.cluster.topology);
     let ranks = mesh.group_size(entry.group, topology);
     let me = mesh.group_index(entry.group, at, topology);
     charge(entry, ranks, me, |i| i, Topology::ONE_NODE).map(|(.., bytes)| bytes).sum()
@@ -125,8 +125,8 @@ fn bytes(plan: &Plan, stage: usize, entry: Entry) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use kintsugi_plan::Program;
     use kintsugi_plan::config::ConfigSource;
-    use kintsugi_plan::{Mesh, Program};
     use kintsugi_tensor::Device;
 
     use super::*;
@@ -138,15 +138,14 @@ mod tests {
         for sets in [&["parallel.schedule=zero-bubble"][..], &["sharding.zero=3", "batch.micro=2"]] {
             let plan = ConfigSource::demo().sets(sets).set("run.eval_every=0").plan().unwrap();
             let work = StepWork::of(&plan);
-            let Mesh { dp, tp, pp } = plan.mesh;
             let program = |stage| -> Program { plan.program(stage) };
             let starts =
                 |op: &Op| !op.to_string().starts_with("wait") && !matches!(op, Op::ReceiveStart { .. });
-            let sent = (0..pp).flat_map(|stage| {
+            let sent = (0..plan.mesh.pp()).flat_map(|stage| {
                 let work = &work;
                 program(stage).ops.into_iter().filter(starts).map(move |op| work.of_op(stage, op).bytes)
             });
-            let sent: u64 = sent.sum::<u64>() * (dp * tp) as u64;
+            let sent: u64 = sent.sum::<u64>() * plan.mesh.ranks_per_stage() as u64;
             let predicted = predict(&plan, Device::Cpu { threads: 1 }, Coverage::WholeStep).traffic;
             let predicted: u64 = predicted.iter().map(|(_, _, bytes)| bytes).sum();
             let off = sent.abs_diff(predicted) as f64 / predicted as f64;

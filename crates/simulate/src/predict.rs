@@ -59,7 +59,7 @@ impl Prediction {
 
 /// Predicts the traffic of one step, and the peak memory of a step and of the evaluations between steps.
 pub fn predict(plan: &Plan, device: Device, coverage: Coverage) -> Prediction {
-    let stages: Vec<Stage> = (0..plan.mesh.pp)
+    let stages: Vec<Stage> = (0..plan.mesh.pp())
         .into_par_iter()
         .map(|stage| match coverage {
             Coverage::WholeStep => run_stage(plan, stage, device).0,
@@ -74,7 +74,7 @@ pub fn predict(plan: &Plan, device: Device, coverage: Coverage) -> Prediction {
             .zip(0..)
             .map(|(of, stage)| of.memory.with_transport(transport_bytes(plan, stage)))
             .collect(),
-        ranks_per_stage: plan.mesh.dp * plan.mesh.tp,
+        ranks_per_stage: plan.mesh.ranks_per_stage(),
     }
 }
 
@@ -111,7 +111,7 @@ fn extrapolate(short: &Counts, snapshots: &[Counts], periods: u64) -> Counts {
 fn run_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>) {
     let paper = Rc::new(Paper::new(device));
     let log = Rc::new(RefCell::new(Log::default()));
-    let at = Coordinate { pp: stage, dp: 0, tp: 0 };
+    let at = Coordinate::of_stage(stage);
     let groups = paper_groups(plan, at, &log);
     let backend: Rc<dyn Backend> = Rc::clone(&paper) as Rc<dyn Backend>;
     let mut rank = Rank::new(Arc::new(plan.clone()), at, backend, groups);

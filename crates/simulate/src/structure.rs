@@ -31,13 +31,13 @@ impl ProgramKey {
     pub(crate) fn short(plan: &Plan, micro_batches: usize) -> Self {
         let sharding = &plan.sharding;
         ProgramKey {
-            pp: plan.mesh.pp,
+            pp: plan.mesh.pp(),
             schedule: plan.pipeline.schedule,
             virtual_stages: plan.pipeline.virtual_stages,
             last_layers: plan.last_layers(),
             micro_batches: short_step(plan, micro_batches),
-            replicas: plan.mesh.dp > 1,
-            tensor_parallel: plan.mesh.tp > 1,
+            replicas: plan.mesh.dp() > 1,
+            tensor_parallel: plan.mesh.tp() > 1,
             sequence_parallel: plan.sequence_parallel,
             recompute: plan.memory.recompute == Recompute::Full,
             gather: (sharding.weights > 1).then_some(sharding.gather),
@@ -66,7 +66,7 @@ impl ProgramKey {
 
 /// Micro-batches that fill the pipeline before anything can repeat.
 pub(crate) fn filling(plan: &Plan) -> usize {
-    if plan.pipeline.schedule == ScheduleKind::Interleaved { 0 } else { plan.mesh.pp }
+    if plan.pipeline.schedule == ScheduleKind::Interleaved { 0 } else { plan.mesh.pp() }
 }
 
 /// Micro-batches of the short step that stands for one with `micro_batches`: those that fill the pipeline, run a period

@@ -63,7 +63,7 @@ impl Timeline {
 
     /// One step with these costs.
     pub fn with(plan: &Plan, costs: &Costs) -> Self {
-        let programs: Vec<Program> = (0..plan.mesh.pp).map(|stage| plan.program(stage)).collect();
+        let programs: Vec<Program> = (0..plan.mesh.pp()).map(|stage| plan.program(stage)).collect();
         let mut stages: Vec<Vec<Span>> = vec![Vec::new(); programs.len()];
         let seconds = |time: u128| time as f64 * 1e-12;
         // The last op of each stage that has a span.

@@ -147,7 +147,7 @@ impl CompiledStep {
         if let Some(passes) = &self.passes {
             account = account.plus(portions.others, passes.evaluate(plan, costs, portions.each));
         }
-        let timing = Timing::new(account, plan.mesh.pp, costs.fixed());
+        let timing = Timing::new(account, plan.mesh.pp(), costs.fixed());
         Sharing::of(plan).map_or(timing, |sharing| sharing.limit_by_cores(timing))
     }
 }

@@ -13,7 +13,7 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
     let (links, topology) = (Links::new(&plan.cluster, plan.mesh, &plan.framework), plan.cluster.topology);
     for rank in 0..plan.mesh.ranks() {
         let at = plan.mesh.coordinate(rank);
-        let sent = stages[at.pp].iter().flat_map(|&(entry, count)| {
+        let sent = stages[at.pp()].iter().flat_map(|&(entry, count)| {
             as_sent(plan, entry).into_iter().flatten().map(move |entry| (entry, count))
         });
         for (entry, count) in sent {
@@ -56,7 +56,7 @@ fn as_sent(plan: &Plan, entry: Entry) -> [Option<Entry>; 2] {
                 transfer: Transfer::Collective(Collective::AllGather),
                 ..entry
             };
-            [Some(Entry { len: entry.len.div_ceil(plan.mesh.tp), ..entry }), Some(gather)]
+            [Some(Entry { len: entry.len.div_ceil(plan.mesh.tp()), ..entry }), Some(gather)]
         }
         _ => [Some(entry), None],
     }

@@ -12,5 +12,5 @@ pub fn collective_seconds(plan: &Plan, group: Group, collective: Collective, byt
 
 /// Seconds of a message of `bytes` from the first stage of a plan to the second.
 pub fn message_seconds(plan: &Plan, bytes: f64) -> f64 {
-    Links::new(&plan.cluster, plan.mesh, &plan.framework).message(0, 1 % plan.mesh.pp, bytes, false).1
+    Links::new(&plan.cluster, plan.mesh, &plan.framework).message(0, 1 % plan.mesh.pp(), bytes, false).1
 }

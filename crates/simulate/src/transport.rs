@@ -37,7 +37,7 @@ pub(crate) fn transport_bytes(plan: &Plan, stage: usize) -> u64 {
     let set = plan.run.nccl_buffer.unwrap_or(BUFFER) + SHORT_MESSAGES;
     let size = |group: Group| plan.mesh.group_size(group, plan.cluster.topology);
     let parts = plan.sharding.groups().filter(|&part| part != Group::DATA);
-    let tied = (plan.mesh.pp > 1 && plan.holds_tied_copy(stage)).then_some(Group::Tied);
+    let tied = (plan.mesh.pp() > 1 && plan.holds_tied_copy(stage)).then_some(Group::Tied);
     let groups = [Group::TENSOR, Group::DATA, Group::PIPELINE].into_iter().chain(parts).chain(tied);
     let groups = groups.map(size).filter(|&size| size > 1);
     // A ring receives from one neighbour, and a tree from up to three. The sender has a little memory of its own for each.
@@ -53,7 +53,7 @@ pub(crate) fn transport_bytes(plan: &Plan, stage: usize) -> u64 {
 
 /// The communicators for messages of a rank: one in each direction for every neighbour.
 fn links(plan: &Plan, stage: usize) -> u64 {
-    let (stages, wraps) = (plan.mesh.pp, plan.pipeline.virtual_stages > 1);
+    let (stages, wraps) = (plan.mesh.pp(), plan.pipeline.virtual_stages > 1);
     if stages == 1 {
         return 0;
     }

@@ -42,7 +42,7 @@ fn worst_idle(plan: &Plan, costs: [u64; 3]) -> f64 {
         let spans = timeline.stages[stage].iter().filter(|span| computes(&span.op));
         spans.map(|span| span.end - span.start).sum()
     };
-    (0..plan.mesh.pp).map(|stage| timeline.end - busy(stage)).fold(0.0, f64::max)
+    (0..plan.mesh.pp()).map(|stage| timeline.end - busy(stage)).fold(0.0, f64::max)
 }
 
 fn assert_close(measured: f64, formula: f64) {

@@ -1,6 +1,7 @@
 //! Groups of ranks that communicate: what names them.
 
 use std::fmt;
+use std::ops::{Index, IndexMut};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +18,27 @@ pub enum Axis {
     Tensor,
 }
 
+/// A value for each axis.
+pub type ByAxis<T> = [T; Axis::ALL.len()];
+
+impl<T> Index<Axis> for ByAxis<T> {
+    type Output = T;
+
+    fn index(&self, axis: Axis) -> &T {
+        &self[axis as usize]
+    }
+}
+
+impl<T> IndexMut<Axis> for ByAxis<T> {
+    fn index_mut(&mut self, axis: Axis) -> &mut T {
+        &mut self[axis as usize]
+    }
+}
+
 impl Axis {
+    /// Every axis, outermost first. The ranks of an inner axis are closer together, so it has the faster links.
+    pub const ALL: [Axis; 3] = [Axis::Pipeline, Axis::Data, Axis::Tensor];
+
     /// The name used in configurations and outputs.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,5 +1,7 @@
 //! The levels of links in a machine, from the fastest to the slowest.
 
+use std::ops::{Index, IndexMut};
+
 use serde::{Deserialize, Serialize};
 
 /// A level of links. Two ranks are connected by the innermost level that contains both.
@@ -12,6 +14,23 @@ pub enum Level {
     Node,
     /// Nodes of the cluster.
     Cluster,
+}
+
+/// A value for each level.
+pub type ByLevel<T> = [T; Level::ALL.len()];
+
+impl<T> Index<Level> for ByLevel<T> {
+    type Output = T;
+
+    fn index(&self, level: Level) -> &T {
+        &self[level as usize]
+    }
+}
+
+impl<T> IndexMut<Level> for ByLevel<T> {
+    fn index_mut(&mut self, level: Level) -> &mut T {
+        &mut self[level as usize]
+    }
 }
 
 impl Level {

@@ -21,9 +21,9 @@ enum Allowed {
 
 /// The keys that a strategy decides.
 const KEYS: [(&str, Allowed, Value); 12] = [
-    ("parallel.tp", Allowed::Count, |strategy| strategy.mesh.tp.to_string()),
-    ("parallel.pp", Allowed::Count, |strategy| strategy.mesh.pp.to_string()),
-    ("parallel.dp", Allowed::Count, |strategy| strategy.mesh.dp.to_string()),
+    ("parallel.tp", Allowed::Count, |strategy| strategy.mesh.tp().to_string()),
+    ("parallel.pp", Allowed::Count, |strategy| strategy.mesh.pp().to_string()),
+    ("parallel.dp", Allowed::Count, |strategy| strategy.mesh.dp().to_string()),
     ("parallel.schedule", Allowed::Words(&["gpipe", "1f1b", "interleaved", "zero-bubble"]), |strategy| {
         schedule_word(strategy.schedule).to_owned()
     }),

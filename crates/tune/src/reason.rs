@@ -43,7 +43,7 @@ fn parts(winner: (&Plan, &Timing), loser: (&Plan, &Timing)) -> Vec<(f64, &'stati
 /// Why kernels take longer: recomputation, smaller matrix products, or, if all products have the same size, a larger
 /// optimizer step.
 fn computing(winner: &Plan, loser: &Plan) -> &'static str {
-    let products = |plan: &Plan| (plan.mesh.tp, plan.batch.micro);
+    let products = |plan: &Plan| (plan.mesh.tp(), plan.batch.micro);
     let again = |plan: &Plan| match plan.memory.recompute {
         Recompute::None => 0,
         Recompute::Selective => 1,

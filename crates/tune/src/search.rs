@@ -283,7 +283,7 @@ impl Limit {
     fn per_rank(self, plan: &Plan) -> u64 {
         match self {
             Limit::PerRank(bytes) => bytes,
-            Limit::Shared(bytes) => bytes / (plan.mesh.dp * plan.mesh.tp) as u64,
+            Limit::Shared(bytes) => bytes / plan.mesh.ranks_per_stage() as u64,
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use kintsugi_plan::config::{ShardingChoice, Strategy};
 use kintsugi_plan::{
-    Codes, Integer, Mesh, Plan, Quantized, Recompute, ScheduleKind, Sharding, When, divisors,
+    Axis, Codes, Integer, Mesh, Plan, Quantized, Recompute, ScheduleKind, Sharding, When, divisors,
 };
 use kintsugi_spec::Level;
 use rayon::prelude::*;
@@ -28,8 +28,13 @@ pub fn strategies(
 }
 
 fn meshes(ranks: usize) -> Vec<Mesh> {
-    let of_tp = |tp| divisors(ranks / tp).map(move |pp| Mesh { pp, dp: ranks / tp / pp, tp });
-    divisors(ranks).flat_map(of_tp).collect()
+    let mut meshes = vec![Mesh::ONE];
+    for axis in Axis::ALL.into_iter().rev().filter(|&axis| axis != Axis::Data) {
+        let sizes = |mesh: Mesh| divisors(ranks / mesh.ranks()).map(move |size| mesh.with(axis, size));
+        meshes = meshes.into_iter().flat_map(sizes).collect();
+    }
+    // The replicas are the rest.
+    meshes.into_iter().map(|mesh| mesh.with(Axis::Data, ranks / mesh.ranks())).collect()
 }
 
 fn of_mesh(base: &Plan, mesh: Mesh, wanted: &dyn Fn(&Strategy) -> bool) -> Vec<Strategy> {
@@ -47,13 +52,14 @@ fn of_mesh(base: &Plan, mesh: Mesh, wanted: &dyn Fn(&Strategy) -> bool) -> Vec<S
     let allowed = |strategy: &Strategy| base.with_strategy(strategy).is_ok();
     let mut found = Vec::new();
     // The larger the micro-batch, the shorter the pipeline; but a micro-batch may be too large.
-    if !divisors(global / mesh.dp).any(|micro| allowed(&Strategy { micro, ..plainest })) {
+    if !divisors(global / mesh.dp()).any(|micro| allowed(&Strategy { micro, ..plainest })) {
         return found;
     }
     let shardings = shardings(base, mesh);
-    for micro in divisors(global / mesh.dp) {
-        for (schedule, virtual_stages, last_layers) in pipelines(base, mesh.pp, global / mesh.dp / micro) {
-            for sequence_parallel in [false, true].into_iter().filter(|&wanted| !wanted || mesh.tp > 1) {
+    for micro in divisors(global / mesh.dp()) {
+        for (schedule, virtual_stages, last_layers) in pipelines(base, mesh.pp(), global / mesh.dp() / micro)
+        {
+            for sequence_parallel in [false, true].into_iter().filter(|&wanted| !wanted || mesh.tp() > 1) {
                 let plain =
                     Strategy { micro, schedule, virtual_stages, last_layers, sequence_parallel, ..plainest };
                 if !allowed(&plain) {
@@ -179,7 +185,8 @@ mod tests {
     fn a_batch_that_is_too_large_for_one_micro_batch_is_split() {
         let sets = ["model.preset=gpt-22b", "batch.sequence=2048", "batch.global=65536"];
         let base = ConfigSource::demo().sets(sets).search_base().expect("a valid configuration").0;
-        let one_replica: Vec<Strategy> = of_mesh(&base, Mesh { pp: 2, dp: 1, tp: 2 }, &|_| true);
+        let one_replica: Vec<Strategy> =
+            of_mesh(&base, Mesh::ONE.with(Axis::Pipeline, 2).with(Axis::Tensor, 2), &|_| true);
         assert!(!one_replica.is_empty());
         assert!(one_replica.iter().all(|strategy| strategy.micro * 2048 <= 1 << 26));
     }

@@ -60,8 +60,8 @@ fn found(by: By, only: &[Only]) -> Found {
 fn is_proposed(plan: &Plan) -> bool {
     match plan.pipeline.schedule {
         ScheduleKind::OneForwardOneBackward => true,
-        ScheduleKind::GPipe => plan.mesh.pp > 1 && plan.micro_batches() > 1,
-        ScheduleKind::Interleaved | ScheduleKind::ZeroBubble => plan.mesh.pp > 1,
+        ScheduleKind::GPipe => plan.mesh.pp() > 1 && plan.micro_batches() > 1,
+        ScheduleKind::Interleaved | ScheduleKind::ZeroBubble => plan.mesh.pp() > 1,
     }
 }
 
@@ -251,7 +251,7 @@ fn a_restriction_leaves_only_what_it_names() {
         [Only::parse("parallel.pp=2").expect("right"), Only::parse("sharding.zero=0,1").expect("right")];
     let restricted = found(By::Time, &only);
     assert!(restricted.counts.enumerated > 0);
-    assert!(restricted.best.iter().all(|candidate| candidate.strategy.mesh.pp == 2));
+    assert!(restricted.best.iter().all(|candidate| candidate.strategy.mesh.pp() == 2));
     assert!(restricted.best.iter().all(|candidate| candidate.strategy.sharding.gradients.is_none()));
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kintsugi_comm::Collective;
-use kintsugi_plan::{Group, Mesh, Plan};
+use kintsugi_plan::{Axis, Group, Mesh, Plan};
 use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_simulate::{Coverage, Timing, TracedStep, collective_seconds, memory_by_stage, predict, time};
 use kintsugi_tensor::DType;
@@ -153,7 +153,7 @@ fn operation(run: &Run, constants: &Constants, over: &[String]) -> Result<Predic
     let mut plan = device.plan(constants, over)?;
     let (ranks, predicted, measured) = if run.kind == Kind::AllReduce {
         let ranks = number("ranks")? as usize;
-        plan.mesh = Mesh { pp: 1, dp: 1, tp: ranks };
+        plan.mesh = Mesh::ONE.with(Axis::Tensor, ranks);
         let seconds = collective_seconds(&plan, Group::TENSOR, Collective::AllReduce, number("bytes")?);
         (ranks, seconds, number("time_s")?)
     } else {

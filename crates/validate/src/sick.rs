@@ -42,9 +42,9 @@ pub fn flag_sick(runs: &mut [Run]) {
 
 fn slot(run: &Run) -> Option<Slot> {
     let plan = Some(run).filter(|run| run.kind == Kind::Step)?.plan(&Constants::default(), &[]).ok()?;
-    let slots = plan.micro_batches() + plan.mesh.pp - 1;
+    let slots = plan.micro_batches() + plan.mesh.pp() - 1;
     let seconds = run.seconds(&plan)? / slots as f64;
-    Some(Slot { key: run.slot_key(), replicas: plan.mesh.dp, slots, seconds })
+    Some(Slot { key: run.slot_key(), replicas: plan.mesh.dp(), slots, seconds })
 }
 
 /// Whether each slot of a layout is sick.

@@ -162,13 +162,13 @@ struct Titles {
 
 fn scale(config: &ConfigSource, scaling: Scaling, nodes: &[usize]) -> Result<(Vec<Row>, Titles), Failure> {
     let base = config.plan()?;
-    let replica = base.mesh.tp * base.mesh.pp;
+    let replica = base.mesh.tp() * base.mesh.pp();
     let mut rows: Vec<Row> = Vec::new();
     let progress = Progress::new("planning", nodes.len() as u64);
     for &count in nodes {
         let ranks = count * base.cluster.topology.per_node.unwrap_or(1);
         let global = match scaling {
-            Scaling::Weak => base.batch.global / base.mesh.dp * (ranks / replica).max(1),
+            Scaling::Weak => base.batch.global / base.mesh.dp() * (ranks / replica).max(1),
             Scaling::Strong => base.batch.global,
         };
         let over = [

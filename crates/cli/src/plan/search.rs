@@ -328,9 +328,9 @@ fn row(
     let (mesh, sharding) = (plan.mesh, plan.sharding);
     let sharded = [sharding.states, sharding.gradients, sharding.weights];
     Row {
-        tp: mesh.tp,
-        pp: mesh.pp,
-        dp: mesh.dp,
+        tp: mesh.tp(),
+        pp: mesh.pp(),
+        dp: mesh.dp(),
         micro: plan.batch.micro,
         micro_batches: plan.micro_batches(),
         schedule: describe::word(&plan.pipeline.schedule),

@@ -65,7 +65,7 @@ impl Base {
 /// The same training on one rank: nothing is split, sharded or recomputed.
 pub fn on_one_rank(plan: &Plan) -> Plan {
     Plan {
-        mesh: Mesh { pp: 1, dp: 1, tp: 1 },
+        mesh: Mesh::ONE,
         pipeline: Pipeline {
             schedule: ScheduleKind::OneForwardOneBackward,
             virtual_stages: 1,
@@ -118,13 +118,13 @@ pub fn check_fit<'a>(layouts: impl Iterator<Item = (&'a str, &'a Plan)>) -> Resu
 fn ranks_need(plan: &Plan) -> u128 {
     let stages = predict(plan, device(plan, Connection::Threads), Coverage::ShortStep).stages;
     let one_of_each: u128 = stages.iter().map(|memory| u128::from(memory.total)).sum();
-    one_of_each * (plan.mesh.dp * plan.mesh.tp) as u128
+    one_of_each * plan.mesh.ranks_per_stage() as u128
 }
 
 /// Bytes of weights and gradients on the host, in f32. The one-rank run has both and bounds on weights; before that it has
 /// gradients twice, and five numbers for each bound. A layout has both, and before they are joined, the parts of every rank.
 fn recordings_need(plan: &Plan) -> u128 {
-    let replicas = |shards: usize| plan.mesh.dp / shards;
+    let replicas = |shards: usize| plan.mesh.dp() / shards;
     let one_rank = 3;
     let copies = one_rank + 2 + replicas(plan.sharding.weights) + replicas(plan.sharding.gradients);
     u128::from(plan.parameter_count()) * 4 * copies.max(3 + 5) as u128

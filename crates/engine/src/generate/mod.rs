@@ -87,7 +87,7 @@ pub fn generate(
             let times = run_ranks(Purpose::Inference, &job, &world, |worker| {
                 worker.load(weights)?;
                 // One rank of each replica reports.
-                let reports = worker.at.pp == 0 && worker.at.tp == 0;
+                let reports = worker.at.pp() == 0 && worker.at.tp() == 0;
                 let events = reports.then(|| events.lock().expect("nobody panics with it").clone()).flatten();
                 generate_rank(worker, plan, prompts, options, events.as_ref())
             });
@@ -126,8 +126,8 @@ fn generate_rank(
     let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
     let end = StopCondition { tokens: options.tokens, at: options.end_at.clone() };
     let mut times = Times::default();
-    for round in plan.rounds(worker.at.dp, &lengths, options.tokens) {
-        let program = plan.generation(worker.at.pp, round.micro_batches);
+    for round in plan.rounds(worker.at.dp(), &lengths, options.tokens) {
+        let program = plan.generation(worker.at.pp(), round.micro_batches);
         let mut batch = TextBatch::new(&round, prompts, options.sampling, options.vocab, &end);
         worker.rank.start_generation(round.micro_batches, round.samples, round.capacity);
         let mut time = &mut times.prompts;

@@ -80,7 +80,7 @@ impl Fault {
 
     pub(crate) fn in_rank(self, rank: &mut Rank, plan: &Plan, at: Coordinate) {
         if self == Fault::TiedNormTwice {
-            rank.set_owned_units(plan.stage_units(at.pp));
+            rank.set_owned_units(plan.stage_units(at.pp()));
         }
     }
 }

@@ -312,7 +312,7 @@ mod tests {
     }
 
     fn ops(plans: &[Plan]) -> HashSet<Discriminant<Op>> {
-        let stages = plans.iter().flat_map(|plan| (0..plan.mesh.pp).map(move |stage| plan.program(stage)));
+        let stages = plans.iter().flat_map(|plan| (0..plan.mesh.pp()).map(move |stage| plan.program(stage)));
         stages.flat_map(|program| program.ops.into_iter().map(|op| discriminant(&op))).collect()
     }
 

@@ -152,7 +152,7 @@ fn measure(plan: &Plan, memory: MemoryChoice, meddle: impl Fn(&Worker) + Sync) -
     run_ranks(Purpose::Training, &job, &job.world(), |worker| {
         worker.rank.initialise(1);
         let (program, evaluation) =
-            (worker.program(plan), plan.evaluation(worker.at.pp, plan.micro_batches()));
+            (worker.program(plan), plan.evaluation(worker.at.pp(), plan.micro_batches()));
         let mut ones = Ones::new(plan);
         worker.run(&program, &mut ones, |_, _| {})?;
         let mut traffic = worker.world.traffic(worker.number);
@@ -170,7 +170,7 @@ fn measure(plan: &Plan, memory: MemoryChoice, meddle: impl Fn(&Worker) + Sync) -
             worker.run(&evaluation, &mut ones, |_, _| {})?;
         }
         Ok(RankMeasure {
-            stage: worker.at.pp,
+            stage: worker.at.pp(),
             allocator: counting::measured(worker.number),
             traffic: std::mem::take(&mut traffic),
         })

@@ -62,7 +62,7 @@ fn of_parallel(plan: &Plan) -> Result<Table, ConfigError> {
     let chosen = RawParallel {
         layers_per_stage: all.layers_per_stage.filter(|layers| *layers != even.layers),
         virtual_stages: all.virtual_stages.filter(|_| plan.pipeline.schedule == ScheduleKind::Interleaved),
-        sequence_parallel: all.sequence_parallel.filter(|_| plan.mesh.tp > 1),
+        sequence_parallel: all.sequence_parallel.filter(|_| plan.mesh.tp() > 1),
         prefetch: None,
         overlap: None,
         overlap_tp: None,
@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
     use crate::config::{ShardingChoice, Strategy};
-    use crate::{Mesh, Quantized, Recompute, When};
+    use crate::{Axis, Mesh, Quantized, Recompute, When};
 
     const FILE: &str = "[model]\npreset = \"llama3-8b\"\n[batch]\nglobal = 64\n[parallel]\ntp = 8\nprefetch = 2\n\
                         [sharding]\nzero = 2\nreduce = \"step\"\n[memory]\nattention = \"plain\"\n\
@@ -122,7 +122,7 @@ mod tests {
 
     fn strategies() -> Vec<Strategy> {
         let plain = Strategy {
-            mesh: Mesh { pp: 1, dp: 16, tp: 1 },
+            mesh: Mesh::ONE.with(Axis::Data, 16),
             micro: 2,
             schedule: ScheduleKind::OneForwardOneBackward,
             virtual_stages: 1,
@@ -141,8 +141,9 @@ mod tests {
             quantized: Quantized::NONE,
         };
         let hybrid = ShardingChoice { weights: Some(Level::Node), gather: When::MicroBatch, ..all };
+        let all_axes = Mesh::ONE.with(Axis::Pipeline, 4).with(Axis::Data, 2).with(Axis::Tensor, 2);
         let interleaved = Strategy {
-            mesh: Mesh { pp: 4, dp: 2, tp: 2 },
+            mesh: all_axes,
             schedule: ScheduleKind::Interleaved,
             virtual_stages: 2,
             sequence_parallel: true,
@@ -153,7 +154,7 @@ mod tests {
             Strategy { sharding: all, ..plain },
             Strategy { sharding: hybrid, ..plain },
             interleaved,
-            Strategy { mesh: Mesh { pp: 4, dp: 2, tp: 2 }, last_layers: Some(5), ..plain },
+            Strategy { mesh: all_axes, last_layers: Some(5), ..plain },
         ]
     }
 

@@ -5,7 +5,7 @@ use kintsugi_spec::ClusterSpec;
 use super::error::{ConfigError, invalid, within};
 use super::raw::RawParallel;
 use super::words::Replicas;
-use crate::{Batch, Mesh};
+use crate::{Axis, Batch, Mesh};
 
 /// An upper bound that keeps products of sizes from overflowing; no machine has more ranks.
 const MOST: usize = 1 << 20;
@@ -26,7 +26,7 @@ pub(super) fn resolve(
             _ => 1,
         },
     };
-    let mesh = Mesh { pp, dp, tp };
+    let mesh = Mesh::ONE.with(Axis::Pipeline, pp).with(Axis::Data, dp).with(Axis::Tensor, tp);
     let (available, of) = match (cluster.nodes, cluster.topology.per_node) {
         (Some(nodes), Some(per_node)) => (nodes * per_node, format!("cluster.nodes = {nodes}")),
         _ => (MOST, "any cluster".to_owned()),
@@ -41,7 +41,7 @@ pub(super) fn resolve(
 /// A note about ranks of the requested nodes that are idle.
 pub(super) fn note(mesh: Mesh, batch: Batch, cluster: &ClusterSpec, asked: Option<usize>) -> Option<String> {
     let (nodes, per_node) = (asked?, cluster.topology.per_node?);
-    let (Mesh { pp, dp, tp }, ranks) = (mesh, nodes * per_node);
+    let (tp, pp, dp, ranks) = (mesh.tp(), mesh.pp(), mesh.dp(), nodes * per_node);
     if mesh.ranks() >= ranks {
         return None;
     }

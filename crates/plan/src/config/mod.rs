@@ -71,12 +71,12 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     let mesh = mesh::resolve(&raw.parallel, &cluster, layers.given.cluster.nodes)?;
     // A missing model is reported first, and a missing sequence right after it.
     let model = model::resolve(&raw.model, raw.batch.sequence.unwrap_or_default())?;
-    let batch = batch(&raw.batch, mesh.dp)?;
-    model::check_split(&model, mesh.tp)?;
+    let batch = batch(&raw.batch, mesh.dp())?;
+    model::check_split(&model, mesh.tp())?;
     let framework = framework::resolve(&raw.framework)?;
     Ok(Plan {
         pipeline: pipeline::resolve(&raw.parallel, mesh, model.layers, batch)?,
-        sequence_parallel: sequence_parallel(&raw.parallel, mesh.tp, batch)?,
+        sequence_parallel: sequence_parallel(&raw.parallel, mesh.tp(), batch)?,
         overlap_tp: raw.parallel.overlap_tp.unwrap_or(false),
         sharding: sharding::resolve(&raw.sharding, mesh, &cluster, &framework)?,
         precision: training::precision(&raw.precision)?,

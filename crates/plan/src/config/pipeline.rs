@@ -16,7 +16,7 @@ pub(super) fn resolve(
     let pipeline = Pipeline {
         schedule,
         virtual_stages,
-        layers: chunks(raw, mesh.pp, virtual_stages, layers)?,
+        layers: chunks(raw, mesh.pp(), virtual_stages, layers)?,
         prefetch: within("parallel.prefetch", raw.prefetch.unwrap_or(1), 0..=1 << 14)?,
         overlap: raw.overlap.unwrap_or(true),
     };
@@ -36,8 +36,8 @@ fn virtual_stages(
         return if stages == 1 { Ok(1) } else { Err(invalid("parallel.virtual_stages", stages, rule)) };
     }
     let refuse = |rule: String| Err(invalid("parallel.schedule", "\"interleaved\"", rule));
-    let pp = mesh.pp;
-    let micro_batches = batch.global / (batch.micro * mesh.dp);
+    let pp = mesh.pp();
+    let micro_batches = batch.global / (batch.micro * mesh.dp());
     let stages = raw.virtual_stages.unwrap_or(2);
     if pp < 2 {
         return refuse(format!("needs at least 2 stages, and parallel.pp = {pp}"));
@@ -58,7 +58,7 @@ const MAX_OPS: usize = 1 << 24;
 
 /// Refuses a pipeline whose prediction would take too long.
 fn check_length(pipeline: &Pipeline, mesh: Mesh, batch: Batch) -> Result<(), ConfigError> {
-    let micro_batches = batch.global / (batch.micro * mesh.dp);
+    let micro_batches = batch.global / (batch.micro * mesh.dp());
     let ops = pipeline.laid_out_ops(micro_batches);
     if ops <= MAX_OPS {
         return Ok(());
@@ -67,7 +67,7 @@ fn check_length(pipeline: &Pipeline, mesh: Mesh, batch: Batch) -> Result<(), Con
         "needs {ops} ops to be laid out, more than the {MAX_OPS} that a prediction may take; use fewer stages, or \
          fewer micro-batches by a larger batch.micro or a smaller batch.global"
     );
-    Err(invalid("parallel.pp · micro-batches", format!("{} · {micro_batches}", mesh.pp), rule))
+    Err(invalid("parallel.pp · micro-batches", format!("{} · {micro_batches}", mesh.pp()), rule))
 }
 
 /// The layers of every chunk: as given, or as even as possible, with one more in the first chunks.

@@ -15,7 +15,7 @@ use crate::Plan;
 /// ```
 /// # use kintsugi_plan::config::ConfigSource;
 /// let plan = ConfigSource::demo().set("parallel.tp=4").plan()?;
-/// assert_eq!(plan.mesh.tp, 4);
+/// assert_eq!(plan.mesh.tp(), 4);
 /// # Ok::<(), kintsugi_plan::config::ConfigError>(())
 /// ```
 #[derive(Clone, Debug)]

@@ -76,11 +76,11 @@ impl Plan {
     /// This plan with another strategy, or the reason why it is not allowed. Model, global batch, precision, cluster
     /// and everything else that a strategy does not decide stay the same.
     pub fn with_strategy(&self, strategy: &Strategy) -> Result<Plan, ConfigError> {
-        let (layers, chunks) = (self.model.layers, strategy.mesh.pp * strategy.virtual_stages);
+        let (layers, chunks) = (self.model.layers, strategy.mesh.pp() * strategy.virtual_stages);
         let parallel = RawParallel {
-            tp: Some(strategy.mesh.tp),
-            pp: Some(strategy.mesh.pp),
-            dp: Some(Replicas::Count(strategy.mesh.dp)),
+            tp: Some(strategy.mesh.tp()),
+            pp: Some(strategy.mesh.pp()),
+            dp: Some(Replicas::Count(strategy.mesh.dp())),
             schedule: Some(strategy.schedule),
             virtual_stages: Some(strategy.virtual_stages),
             layers_per_stage: strategy.last_layers.map(|last| lighter_end(layers, chunks, last)),
@@ -97,11 +97,11 @@ impl Plan {
         let memory =
             RawMemory { recompute: Some(strategy.recompute), attention: Some(self.memory.attention) };
         let mesh = mesh::resolve(&parallel, &self.cluster, None)?;
-        let batch = batch(&raw_batch, mesh.dp)?;
-        model::check_split(&self.model, mesh.tp)?;
+        let batch = batch(&raw_batch, mesh.dp())?;
+        model::check_split(&self.model, mesh.tp())?;
         Ok(Plan {
             pipeline: pipeline::resolve(&parallel, mesh, self.model.layers, batch)?,
-            sequence_parallel: sequence_parallel(&parallel, mesh.tp, batch)?,
+            sequence_parallel: sequence_parallel(&parallel, mesh.tp(), batch)?,
             sharding: self.resolve_sharding(mesh, strategy.sharding)?,
             memory: training::memory(&memory),
             batch,

@@ -106,7 +106,8 @@ impl Plan {
 
     /// The forward of `micro_batches` on a stage, only for the loss, summed over all ranks.
     pub fn evaluation(&self, stage: usize, micro_batches: usize) -> Program {
-        let passes = schedule::forward_only(self.mesh.pp, stage, micro_batches, self.pipeline.virtual_stages);
+        let passes =
+            schedule::forward_only(self.mesh.pp(), stage, micro_batches, self.pipeline.virtual_stages);
         let mut draft = compute::lower(self, passes, compute::Mode::Evaluate);
         transfers::insert(self, stage, &mut draft);
         gather::insert(self, stage, &mut draft);
@@ -116,11 +117,12 @@ impl Plan {
 
     /// One step of generation on a stage: `micro_batches` of new tokens, and the sampling of the token after each.
     pub fn generation(&self, stage: usize, micro_batches: usize) -> Program {
-        let passes = schedule::forward_only(self.mesh.pp, stage, micro_batches, self.pipeline.virtual_stages);
+        let passes =
+            schedule::forward_only(self.mesh.pp(), stage, micro_batches, self.pipeline.virtual_stages);
         let mut draft = compute::lower(self, passes, compute::Mode::Generate);
         transfers::insert(self, stage, &mut draft);
         gather::insert(self, stage, &mut draft);
-        if self.mesh.pp > 1 {
+        if self.mesh.pp() > 1 {
             draft.tail.extend([Op::ShareStart, Op::ShareWait]);
         }
         draft.into_program(stage)

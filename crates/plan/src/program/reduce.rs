@@ -13,7 +13,7 @@ use super::{Draft, Place};
 use crate::{GradientReductions, Op, Phase, Plan, Unit, When};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
-    if plan.mesh.dp == 1 && !(plan.sequence_parallel && plan.mesh.tp > 1) {
+    if plan.mesh.dp() == 1 && !(plan.sequence_parallel && plan.mesh.tp() > 1) {
         return;
     }
     let reductions = reductions(plan, stage);

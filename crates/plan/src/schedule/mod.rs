@@ -45,7 +45,7 @@ impl Pass {
 impl Plan {
     /// The passes of one training step on a stage, in order.
     pub fn passes(&self, stage: usize) -> Vec<Pass> {
-        let (pp, micro_batches) = (self.mesh.pp, self.micro_batches());
+        let (pp, micro_batches) = (self.mesh.pp(), self.micro_batches());
         match self.pipeline.schedule {
             ScheduleKind::GPipe => gpipe(stage, micro_batches),
             ScheduleKind::OneForwardOneBackward => one_f_one_b(pp, stage, micro_batches),

@@ -3,7 +3,7 @@
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::parameters::{InitialValues, Parameter, parameters};
 use kintsugi_plan::{
-    Codes, Data, DataSource, DeviceKind, Mesh, Plan, Quantized, ScheduleKind, TokenData, Unit, When,
+    Axis, Codes, Data, DataSource, DeviceKind, Mesh, Plan, Quantized, ScheduleKind, TokenData, Unit, When,
 };
 use kintsugi_spec::{ModelSpec, presets};
 
@@ -28,7 +28,7 @@ fn unit_elements(plan: &Plan, unit: Unit) -> usize {
 fn without_a_file_there_is_the_demo() {
     let demo = ConfigSource::demo().plan().unwrap();
     assert_eq!(demo.model.name, "demo");
-    assert_eq!(demo.mesh, Mesh { pp: 2, dp: 2, tp: 2 });
+    assert_eq!(Axis::ALL.map(|axis| demo.mesh.size(axis)), [2, 2, 2]);
     assert_eq!(demo.pipeline.schedule, ScheduleKind::OneForwardOneBackward);
     assert_eq!(demo.pipeline.layers, [2, 2]);
     assert_eq!((demo.sharding.weights, demo.sharding.gradients, demo.sharding.states), (1, 1, 2));
@@ -48,7 +48,7 @@ fn nothing_of_the_demo_is_left_once_a_model_or_a_cluster_is_named() {
     }
     let large = plan(&["model.preset=llama3-70b", "cluster.preset=h100"]);
     assert_eq!((large.batch.sequence, large.batch.global, large.mesh.ranks()), (8192, 1, 1));
-    assert_eq!(plan(&["model.preset=llama3-70b", "cluster.preset=h100", "cluster.nodes=2"]).mesh.dp, 16);
+    assert_eq!(plan(&["model.preset=llama3-70b", "cluster.preset=h100", "cluster.nodes=2"]).mesh.dp(), 16);
     // A cluster alone leaves the demo's model, because a plan needs one, and says so.
     let source = ConfigSource::demo().set("cluster.preset=h100");
     let frontier = source.plan().unwrap();
@@ -124,7 +124,10 @@ fn a_table_that_is_dropped_leaves_nothing_behind() {
         .without(&["parallel", "sharding"])
         .sets(["parallel.pp=3", "parallel.dp=2", "sharding.zero=1"]);
     let plan = source.plan().unwrap();
-    assert_eq!((plan.mesh, &plan.pipeline.layers[..]), (Mesh { pp: 3, dp: 2, tp: 1 }, &[3, 2, 2][..]));
+    assert_eq!(
+        (plan.mesh, &plan.pipeline.layers[..]),
+        (Mesh::ONE.with(Axis::Pipeline, 3).with(Axis::Data, 2), &[3, 2, 2][..])
+    );
     assert_eq!((plan.sharding.weights, plan.sharding.gradients, plan.sharding.states), (1, 1, 2));
     assert_eq!((plan.pipeline.prefetch, plan.sharding.reduce, plan.batch.global), (1, When::Step, 8));
     // A dropped table is still checked: an unknown key remains an error.
@@ -179,7 +182,7 @@ fn a_plan_written_out_resolves_to_itself() {
 
 #[test]
 fn auto_replicas_fill_the_nodes_that_were_asked_for() {
-    let dp = |sets: &[&str]| preset("gpt-175b", sets).mesh.dp;
+    let dp = |sets: &[&str]| preset("gpt-175b", sets).mesh.dp();
     assert_eq!(dp(&["cluster.preset=frontier", "cluster.nodes=16", "parallel.tp=4", "parallel.pp=16"]), 2);
     assert_eq!(dp(&["cluster.preset=frontier", "parallel.tp=4", "parallel.pp=16"]), 1);
     assert_eq!(dp(&["parallel.tp=4", "parallel.dp=auto"]), 1);

@@ -82,12 +82,14 @@ fn check(plan: &Plan) {
     let blocks: Vec<Block> = (0..plan.chunks()).flat_map(|chunk| plan.chunk_blocks(chunk)).collect();
     let layers = (0..plan.model.layers).map(Block::Layer);
     assert_eq!(blocks, [Block::Embedding].into_iter().chain(layers).chain([Block::Head]).collect::<Vec<_>>());
-    assert_eq!(plan.micro_batches() * plan.batch.micro * plan.mesh.dp, plan.batch.global);
-    assert!(plan.model.kv_heads.is_multiple_of(plan.mesh.tp) && plan.model.ffn.is_multiple_of(plan.mesh.tp));
+    assert_eq!(plan.micro_batches() * plan.batch.micro * plan.mesh.dp(), plan.batch.global);
+    assert!(
+        plan.model.kv_heads.is_multiple_of(plan.mesh.tp()) && plan.model.ffn.is_multiple_of(plan.mesh.tp())
+    );
     let sharding = plan.sharding;
-    let nested = [sharding.secondary, sharding.weights, sharding.gradients, sharding.states, plan.mesh.dp];
+    let nested = [sharding.secondary, sharding.weights, sharding.gradients, sharding.states, plan.mesh.dp()];
     assert!(nested.windows(2).all(|pair| pair[1].is_multiple_of(pair[0])), "{sharding:?}");
-    assert_eq!(sharding.parts().map(|part| part.ranks).product::<usize>(), plan.mesh.dp);
+    assert_eq!(sharding.parts().map(|part| part.ranks).product::<usize>(), plan.mesh.dp());
     assert!(plan.flops().model > 0.0 && plan.parameter_count() > 0);
     assert_eq!(ConfigSource::text(plan.to_toml()).plan().as_ref(), Ok(plan));
 }

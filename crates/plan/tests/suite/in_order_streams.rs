@@ -163,7 +163,7 @@ proptest! {
     #[test]
     fn messages_pair_up_and_no_schedule_deadlocks(sets in layouts(), evaluated in 1..8_usize) {
         let plan = plan(&sets);
-        let stages = 0..plan.mesh.pp;
+        let stages = 0..plan.mesh.pp();
         let evaluations: Vec<Program> = stages.map(|stage| plan.evaluation(stage, evaluated)).collect();
         for programs in [programs(&plan), evaluations] {
             let stuck = stuck(&programs);

@@ -23,7 +23,7 @@ proptest! {
     fn sends_match_receives_in_order(sets in layouts(), evaluated in 1..8_usize) {
         let plan = plan(&sets);
         messages_match(&plan, &programs(&plan), plan.micro_batches(), true);
-        let stages = 0..plan.mesh.pp;
+        let stages = 0..plan.mesh.pp();
         let evaluations: Vec<Program> = stages.map(|stage| plan.evaluation(stage, evaluated)).collect();
         messages_match(&plan, &evaluations, evaluated, false);
     }
@@ -31,7 +31,7 @@ proptest! {
     #[test]
     fn every_start_has_one_wait_after_it(sets in layouts(), evaluated in 1..8_usize) {
         let plan = plan(&sets);
-        for stage in 0..plan.mesh.pp {
+        for stage in 0..plan.mesh.pp() {
             starts_have_waits(&plan.program(stage));
             starts_have_waits(&plan.evaluation(stage, evaluated));
         }
@@ -40,7 +40,7 @@ proptest! {
     #[test]
     fn evaluation_runs_every_block_once(sets in layouts(), evaluated in 1..8_usize) {
         let plan = plan(&sets);
-        for stage in 0..plan.mesh.pp {
+        for stage in 0..plan.mesh.pp() {
             let program = plan.evaluation(stage, evaluated);
             for micro in 0..evaluated {
                 let of_micro = |op: &Op| match *op {

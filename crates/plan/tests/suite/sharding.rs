@@ -13,7 +13,7 @@ proptest! {
     #[test]
     fn weights_are_gathered_before_they_are_read(sets in layouts(), evaluated in 1..8_usize) {
         let plan = plan(&sets);
-        for stage in 0..plan.mesh.pp {
+        for stage in 0..plan.mesh.pp() {
             for program in [plan.program(stage), plan.evaluation(stage, evaluated)] {
                 weights_are_gathered(&plan, &program);
                 weights_are_kept_only_for_a_near_use(&plan, &program);
@@ -194,8 +194,8 @@ fn written(op: &Op) -> Option<(Block, usize)> {
 }
 
 fn unit_is_reduced(plan: &Plan, program: &Program, unit: Unit) {
-    let tensor = plan.sequence_parallel && plan.mesh.tp > 1 && plan.layout(unit).replicated > 0;
-    let data = plan.mesh.dp > 1;
+    let tensor = plan.sequence_parallel && plan.mesh.tp() > 1 && plan.layout(unit).replicated > 0;
+    let data = plan.mesh.dp() > 1;
     let every_micro = plan.sharding.gradients > 1 && plan.sharding.reduce == When::MicroBatch;
     let tied = unit == Unit::Table && plan.holds_tied_copy(program.stage);
     let times = if every_micro { plan.micro_batches() } else { 1 };

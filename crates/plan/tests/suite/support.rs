@@ -13,7 +13,7 @@ pub fn plan(sets: &[String]) -> Plan {
 
 /// The programs of all stages.
 pub fn programs(plan: &Plan) -> Vec<Program> {
-    (0..plan.mesh.pp).map(|stage| plan.program(stage)).collect()
+    (0..plan.mesh.pp()).map(|stage| plan.program(stage)).collect()
 }
 
 /// Whether an op computes a block.

@@ -92,16 +92,16 @@ fn block_key(plan: &Plan) -> BlockKey {
     let anew = gradients > 1 && (reduce == When::MicroBatch || !accumulates(plan));
     BlockKey {
         ranks: plan.mesh.ranks(),
-        tp: plan.mesh.tp,
-        one_stage: plan.mesh.pp == 1,
-        sharing: plan.cluster.cores.map(|_| plan.mesh.pp),
+        tp: plan.mesh.tp(),
+        one_stage: plan.mesh.pp() == 1,
+        sharing: plan.cluster.cores.map(|_| plan.mesh.pp()),
         micro: plan.batch.micro,
         sequence_parallel: plan.sequence_parallel,
         overlap_tp: plan.overlap_tp,
         recompute: plan.memory.recompute,
         split: split(plan),
         accumulates: accumulates(plan),
-        fresh: anew.then_some([plan.mesh.dp * multiple, quantized.block()]),
+        fresh: anew.then_some([plan.mesh.dp() * multiple, quantized.block()]),
     }
 }
 

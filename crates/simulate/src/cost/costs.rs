@@ -180,7 +180,7 @@ impl Costs {
             | Op::RefreshWait { .. } => 0,
         };
         let (mut blocks, mut units) = (HashMap::new(), HashMap::new());
-        for op in (0..plan.mesh.pp).flat_map(|stage| plan.program(stage).ops) {
+        for op in (0..plan.mesh.pp()).flat_map(|stage| plan.program(stage).ops) {
             let cost = OpCost { compute: compute(op), links: 0, started: None };
             match source(op) {
                 Source::Block => _ = blocks.insert(kind(op), cost),
@@ -191,7 +191,7 @@ impl Costs {
         let at_once = Transfer::new(Level::Package, 0);
         let units = UnitCosts {
             ops: units,
-            stage_ops: vec![Default::default(); plan.mesh.pp],
+            stage_ops: vec![Default::default(); plan.mesh.pp()],
             sums: [at_once; 3],
             tied: at_once,
             interference: 0,
@@ -200,7 +200,7 @@ impl Costs {
         Costs {
             blocks: Arc::new(BlockCosts { ops: blocks, orders: HashMap::new() }),
             units: Arc::new(units),
-            messages: Arc::new(vec![[at_once; 2]; plan.mesh.pp]),
+            messages: Arc::new(vec![[at_once; 2]; plan.mesh.pp()]),
         }
     }
 
@@ -247,7 +247,7 @@ impl Costs {
             if stage == 0 {
                 cost = cost.plus(ends[0][&op].minus(layer[&op]));
             }
-            if stage > 0 && stage + 1 == plan.mesh.pp {
+            if stage > 0 && stage + 1 == plan.mesh.pp() {
                 cost = cost.plus(ends[1][&op].minus(layer[&op]));
             }
             cost
@@ -257,7 +257,7 @@ impl Costs {
         let part =
             |wanted| ops.iter().filter(move |(op, _)| source(**op) == wanted).map(|(&op, &cost)| (op, cost));
         let units = UnitCosts {
-            stage_ops: (0..plan.mesh.pp)
+            stage_ops: (0..plan.mesh.pp())
                 .map(|stage| StageOp::ALL.map(|(_, op)| stage_op(stage, op)))
                 .collect(),
             sums: [Group::PIPELINE, Group::DATA, Group::TENSOR].map(|group| pricing.sum(group)),

@@ -97,10 +97,10 @@ impl Links {
         };
         let group = |stride, ranks, beside| with_share(framework.between_nodes, stride, ranks, beside);
         let of_replicas = framework.replicas_between_nodes.unwrap_or(framework.between_nodes);
-        let stage = mesh.dp * mesh.tp;
+        let stage = mesh.dp() * mesh.tp();
         // Groups whose ranks are some replicas apart run side by side, one for each rank between these.
         let part = |(span, ranks, stride): (Span, usize, usize)| {
-            let stride = mesh.tp * stride;
+            let stride = mesh.tp() * stride;
             (span, with_share(of_replicas, stride, ranks, stride))
         };
         Links {
@@ -108,8 +108,8 @@ impl Links {
             topology: cluster.topology,
             mesh,
             levels,
-            tensor: group(1, mesh.tp, 1),
-            data: with_share(of_replicas, mesh.tp, mesh.dp, mesh.tp),
+            tensor: group(1, mesh.tp(), 1),
+            data: with_share(of_replicas, mesh.tp(), mesh.dp(), mesh.tp()),
             whole_sums: framework.whole_sums,
             fp32_sums: framework.fp32_sums,
             trees: framework.trees,
@@ -117,8 +117,8 @@ impl Links {
             gather_pieces: framework.gather_pieces,
             inner_latency: inner_latency(cluster, &levels),
             local: local_rate(cluster),
-            tied: group(stage * (mesh.pp - 1).max(1), 2.min(mesh.pp), 1),
-            pipeline: group(stage, mesh.pp, 1),
+            tied: group(stage * (mesh.pp() - 1).max(1), 2.min(mesh.pp()), 1),
+            pipeline: group(stage, mesh.pp(), 1),
             emulated: None,
         }
     }
@@ -261,13 +261,13 @@ impl Links {
     }
 
     fn copying_message(&self, stage: usize, to: usize, bytes: f64, scattered: bool) -> (Level, f64) {
-        let first = |pp| self.mesh.rank(Coordinate { pp, dp: 0, tp: 0 });
-        let places = (self.mesh.dp * self.mesh.tp).min(places(self.topology));
+        let first = |stage| self.mesh.rank(Coordinate::of_stage(stage));
+        let places = (self.mesh.ranks_per_stage()).min(places(self.topology));
         let level =
             (0..places).map(|place| self.topology.level(first(stage) + place, first(to) + place)).max();
         let level = level.unwrap_or(Level::Package);
         let speed = self.levels[level as usize];
-        let parts = if scattered { self.mesh.tp as f64 } else { 1.0 };
+        let parts = if scattered { self.mesh.tp() as f64 } else { 1.0 };
         let gather =
             if scattered { self.collective(Group::TENSOR, Collective::AllGather, bytes).1 } else { 0.0 };
         (level, speed.start + speed.latency + bytes / parts / speed.bandwidth + gather)
@@ -318,7 +318,7 @@ fn data_spans(mesh: Mesh, topology: Topology) -> Vec<(Span, usize, usize)> {
     let mut spans = Vec::new();
     for inner in [Level::Package, Level::Node] {
         let Some(ranks) = inside(inner) else { continue };
-        spans.extend([(Span::Inside(inner), ranks, 1), (Span::Across(inner), mesh.dp / ranks, ranks)]);
+        spans.extend([(Span::Inside(inner), ranks, 1), (Span::Across(inner), mesh.dp() / ranks, ranks)]);
     }
     if let (Some(package), Some(node)) = (inside(Level::Package), inside(Level::Node)) {
         spans.push((Span::Between(Level::Package, Level::Node), node / package, package));
@@ -422,14 +422,19 @@ fn unwired_bandwidth(cluster: &ClusterSpec) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use kintsugi_plan::Axis;
     use kintsugi_plan::config::ConfigSource;
 
     use super::*;
 
+    fn mesh(tp: usize, pp: usize, dp: usize) -> Mesh {
+        Mesh::ONE.with(Axis::Pipeline, pp).with(Axis::Data, dp).with(Axis::Tensor, tp)
+    }
+
     fn frontier(tp: usize, pp: usize, dp: usize) -> Links {
         let cluster =
             ConfigSource::text("[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"").plan();
-        Links::new(&cluster.unwrap().cluster, Mesh { pp, dp, tp }, &FrameworkSpec::default())
+        Links::new(&cluster.unwrap().cluster, mesh(tp, pp, dp), &FrameworkSpec::default())
     }
 
     #[test]
@@ -460,7 +465,7 @@ mod tests {
         let file = "[model]\npreset = \"demo\"\n[cluster]\npreset = \"frontier\"";
         let with = |sets: &[&str]| {
             let plan = ConfigSource::text(file).sets(sets).plan().unwrap();
-            let links = Links::new(&plan.cluster, Mesh { pp: 1, dp: 8, tp: 4 }, &plan.framework);
+            let links = Links::new(&plan.cluster, mesh(4, 1, 8), &plan.framework);
             links.data.bandwidth
         };
         let whole = with(&[]);
@@ -522,7 +527,7 @@ mod tests {
         let bucket = 26_214_400.0;
         for tp in [1, 2, 4, 8] {
             let dp = 64 / tp;
-            let links = Links::new(&cluster, Mesh { pp: 1, dp, tp }, &FrameworkSpec::default());
+            let links = Links::new(&cluster, mesh(tp, 1, dp), &FrameworkSpec::default());
             let time = links.collective(Group::DATA, Collective::AllReduce, bucket).1;
             let adapters = 2.0 * bucket * (dp - 1) as f64 / dp as f64 / time / 50e9;
             assert!((0.7..1.65).contains(&adapters), "tp {tp}: {adapters}");

@@ -40,7 +40,7 @@ impl Pricing<'_> {
     /// Seconds of a kernel. The loss may be over the whole vocabulary on every tensor-parallel rank.
     fn seconds(&self, kernel: &Kernel) -> f64 {
         let whole = self.plan.framework.whole_logits && kernel.name == "cross entropy";
-        self.device.seconds(kernel) * if whole { self.plan.mesh.tp as f64 } else { 1.0 }
+        self.device.seconds(kernel) * if whole { self.plan.mesh.tp() as f64 } else { 1.0 }
     }
 
     /// Seconds that the host needs to launch an op.
@@ -133,7 +133,7 @@ impl Pricing<'_> {
             let (level, seconds) = self.links.message(stage, to, bytes, scattered);
             Transfer::new(level, picoseconds(seconds * self.slowdown()))
         };
-        let pp = self.plan.mesh.pp;
+        let pp = self.plan.mesh.pp();
         (0..pp)
             .map(|stage| [message(stage, (stage + 1) % pp), message(stage, (stage + pp - 1) % pp)])
             .collect()
@@ -142,7 +142,7 @@ impl Pricing<'_> {
 
 /// Whether each tensor-parallel rank sends one part of a message, and the receivers gather them.
 pub(crate) fn scatters_messages(plan: &Plan) -> bool {
-    plan.framework.scatter_messages && !plan.sequence_parallel && plan.mesh.tp > 1
+    plan.framework.scatter_messages && !plan.sequence_parallel && plan.mesh.tp() > 1
 }
 
 /// Adds products of the forward that the backward of a layer runs again.
@@ -157,9 +157,9 @@ pub(super) fn repeat_products(ops: &mut HashMap<Op, OpCost>, again: Time) {
 
 /// Seconds of the host for each collective of tp.
 pub(super) fn host_collective(plan: &Plan) -> f64 {
-    let staged = plan.mesh.pp > 1 && plan.cluster.topology.per_node.is_some_and(|n| plan.mesh.ranks() > n);
+    let staged = plan.mesh.pp() > 1 && plan.cluster.topology.per_node.is_some_and(|n| plan.mesh.ranks() > n);
     let FrameworkSpec { host_collective, host_staged, .. } = plan.framework;
-    plan.mesh.tp as f64 * if staged { host_staged } else { host_collective }
+    plan.mesh.tp() as f64 * if staged { host_staged } else { host_collective }
 }
 
 /// Whether an op only starts its transfer.

@@ -26,7 +26,7 @@ impl Sharing {
         let cores = plan.cluster.cores? as f64;
         let emulated = plan.cluster.emulated.iter().any(Option::is_some);
         let sharing = |ranks: usize| plan.cluster.ranks_of_machine(ranks) as f64;
-        let (ranks, stage) = (sharing(plan.mesh.ranks()), sharing(plan.mesh.dp * plan.mesh.tp));
+        let (ranks, stage) = (sharing(plan.mesh.ranks()), sharing(plan.mesh.ranks_per_stage()));
         if ranks <= cores {
             // The remaining cores are divided evenly, as threads of the ranks.
             return Some(Sharing { slowdown: 1.0 / (cores / ranks).floor(), core_ratio: 0.0, emulated });

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use kintsugi_comm::TransferObserver;
 use kintsugi_comm::paper::{Entry, Log, Transfer};
-use kintsugi_plan::{Batch, Block, Coordinate, Mesh, Message, Op, Pipeline, Plan, ScheduleKind, Unit};
+use kintsugi_plan::{Axis, Batch, Block, Coordinate, Message, Op, Pipeline, Plan, ScheduleKind, Unit};
 use kintsugi_rank::{Rank, paper_groups};
 use kintsugi_tensor::paper::{Kernel, Paper};
 use kintsugi_tensor::{Backend, Device};
@@ -57,7 +57,7 @@ impl PlanTraces {
         let small = cut_down(plan, 3);
         PlanTraces {
             stages: [0, 1, 2].map(|stage| trace(&small, stage)),
-            single: (plan.mesh.pp == 1).then(|| trace(&cut_down(plan, 1), 0)),
+            single: (plan.mesh.pp() == 1).then(|| trace(&cut_down(plan, 1), 0)),
         }
     }
 }
@@ -66,7 +66,7 @@ impl PlanTraces {
 pub fn cut_down(plan: &Plan, stages: usize) -> Plan {
     let mut small = plan.clone();
     small.model.layers = stages;
-    small.mesh = Mesh { pp: stages, ..plan.mesh };
+    small.mesh = plan.mesh.with(Axis::Pipeline, stages);
     let schedule = match plan.pipeline.schedule {
         ScheduleKind::ZeroBubble => ScheduleKind::ZeroBubble,
         ScheduleKind::GPipe | ScheduleKind::OneForwardOneBackward | ScheduleKind::Interleaved => {
@@ -77,7 +77,7 @@ pub fn cut_down(plan: &Plan, stages: usize) -> Plan {
         Pipeline { schedule, virtual_stages: 1, layers: vec![1; stages], ..plan.pipeline.clone() };
     // The first micro-batch writes gradients and the others accumulate, so the last one is representative.
     let micro_batches = plan.micro_batches().min(2);
-    small.batch = Batch { global: micro_batches * plan.batch.micro * plan.mesh.dp, ..plan.batch };
+    small.batch = Batch { global: micro_batches * plan.batch.micro * plan.mesh.dp(), ..plan.batch };
     small
 }
 
@@ -85,7 +85,7 @@ pub fn cut_down(plan: &Plan, stages: usize) -> Plan {
 pub fn trace(plan: &Plan, stage: usize) -> Trace {
     let paper = Rc::new(Paper::new(Device::Cpu { threads: 1 }).tracing());
     let log = Rc::new(RefCell::new(Log::default()));
-    let at = Coordinate { pp: stage, dp: 0, tp: 0 };
+    let at = Coordinate::of_stage(stage);
     let mut groups = paper_groups(plan, at, &log);
     let observer = Rc::new(OrderObserver { paper: Rc::clone(&paper), order: RefCell::default() });
     groups.observe(&(Rc::clone(&observer) as Rc<dyn TransferObserver>));
@@ -195,7 +195,7 @@ mod tests {
 
     /// Traces the three kinds of stages of a plan on the reduced plan.
     fn of_small(plan: &Plan) -> Trace {
-        let stages = if plan.mesh.pp == 1 { 1 } else { 3 };
+        let stages = if plan.mesh.pp() == 1 { 1 } else { 3 };
         let small = cut_down(plan, stages);
         (0..stages).flat_map(|stage| trace(&small, stage)).collect()
     }

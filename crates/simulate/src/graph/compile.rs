@@ -65,9 +65,9 @@ pub(super) fn compile(plan: &Plan, extent: Extent, rows: Rows) -> Compiled {
         row: Vec::new(),
         row_op: 0,
     };
-    let stages = (0..plan.mesh.pp).map(|stage| compiler.stage(plan, stage, extent)).collect();
+    let stages = (0..plan.mesh.pp()).map(|stage| compiler.stage(plan, stage, extent)).collect();
     let mut sides = vec![2; compiler.chunks * 2 + 2];
-    sides[compiler.chunks * 2 + SUM] = plan.mesh.pp;
+    sides[compiler.chunks * 2 + SUM] = plan.mesh.pp();
     Compiled {
         stages,
         kinds: compiler.kinds.all,

@@ -81,7 +81,7 @@ impl Graph {
             window: window.next_power_of_two(),
             period: plan.period() as u32,
             // A delay that passes through all stages returns after this many micro-batches.
-            cycle: (plan.mesh.pp / plan.period()).max(2),
+            cycle: (plan.mesh.pp() / plan.period()).max(2),
             kinds: compiled.kinds,
             rows: compiled.rows,
         })

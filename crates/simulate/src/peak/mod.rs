@@ -96,8 +96,8 @@ impl PeakMemory {
     /// The peak bytes of the fullest rank: the largest `total` of a full prediction, or what the plan's framework
     /// reserves, which with a zero-bubble schedule may be somewhat more.
     pub fn of(&self, plan: &Plan) -> u64 {
-        let Mesh { tp, dp, pp } = plan.mesh;
-        let (stages, sequence_parallel) = (pp.min(3), plan.sequence_parallel);
+        let (tp, dp) = (plan.mesh.tp(), plan.mesh.dp());
+        let (stages, sequence_parallel) = (plan.mesh.pp().min(3), plan.sequence_parallel);
         let overlap_tp = plan.overlap_tp;
         let split = is_split(plan);
         let (micro, recompute) = (plan.batch.micro, plan.memory.recompute);
@@ -135,7 +135,7 @@ impl PeakMemory {
 
     /// The stages that may have the fullest rank.
     fn stages(&self, plan: &Plan) -> Arc<Vec<usize>> {
-        self.stages.get((plan.mesh.pp, cut(plan), is_split(plan)), || Arc::new(ends_of_runs(plan)))
+        self.stages.get((plan.mesh.pp(), cut(plan), is_split(plan)), || Arc::new(ends_of_runs(plan)))
     }
 }
 
@@ -167,12 +167,12 @@ fn ends_of_runs(plan: &Plan) -> Vec<usize> {
         plan.chunk_blocks(chunk).into_iter().map(|block| matches!(block, Block::Layer(_))).collect()
     };
     let shape = |stage: usize| -> Vec<Vec<bool>> {
-        (stage..plan.chunks()).step_by(plan.mesh.pp).map(chunk).collect()
+        (stage..plan.chunks()).step_by(plan.mesh.pp()).map(chunk).collect()
     };
-    let shapes: Vec<Vec<Vec<bool>>> = (0..plan.mesh.pp).map(shape).collect();
+    let shapes: Vec<Vec<Vec<bool>>> = (0..plan.mesh.pp()).map(shape).collect();
     let differs = |a: Option<usize>, b: usize| a.and_then(|a| shapes.get(a)) != shapes.get(b);
     let end = |&stage: &usize| {
         differs(stage.checked_sub(1), stage) || (is_split(plan) && differs(Some(stage + 1), stage))
     };
-    (0..plan.mesh.pp).filter(end).collect()
+    (0..plan.mesh.pp()).filter(end).collect()
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kintsugi_comm::paper::Log;
-use kintsugi_plan::{Batch, Block, Coordinate, Mesh, Op, Pipeline, Plan, ScheduleKind, Sharding, Unit};
+use kintsugi_plan::{Axis, Batch, Block, Coordinate, Op, Pipeline, Plan, ScheduleKind, Sharding, Unit};
 use kintsugi_rank::{Rank, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Arena, Backend, Block as MemoryBlock, Category, Device, Memory, Place, Usage};
@@ -65,7 +65,7 @@ impl Kinds {
     pub(super) fn new(plan: &Plan, stage: usize) -> Self {
         Kinds {
             first: stage == 0,
-            last: stage + 1 == plan.mesh.pp,
+            last: stage + 1 == plan.mesh.pp(),
             sharding: plan.sharding,
             last_uses: plan.masks_documents().then(|| plan.outer_layers(stage)),
         }
@@ -150,7 +150,7 @@ pub(super) fn block_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, Op
     // Gradients that are not sharded are resident, so no backward allocates one.
     let plan = small(plan, plan.sharding.of_nothing());
     let mut ops = FxHashMap::default();
-    for stage in 0..plan.mesh.pp {
+    for stage in 0..plan.mesh.pp() {
         let (mut probe, kinds) = (Probe::new(&plan, stage, device), Kinds::new(&plan, stage));
         let mut program = plan.program(stage).ops;
         if plan.run.eval_every > 0 {
@@ -172,7 +172,7 @@ pub(super) fn block_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, Op
 pub(super) fn unit_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpMemory> {
     let plan = small(plan, plan.sharding);
     let mut ops = FxHashMap::default();
-    for stage in 0..plan.mesh.pp {
+    for stage in 0..plan.mesh.pp() {
         let (mut probe, kinds) = (Probe::new(&plan, stage, device), Kinds::new(&plan, stage));
         // What the reduction of each unit to its shard has added so far.
         let mut reducing: FxHashMap<Unit, i64> = FxHashMap::default();
@@ -207,7 +207,7 @@ fn insert(ops: &mut FxHashMap<MemoryKind, OpMemory>, kind: MemoryKind, memory: O
 
 /// The plan with one micro-batch, on up to three stages of two layers, which has ops of every kind.
 fn small(plan: &Plan, sharding: Sharding) -> Plan {
-    let pp = plan.mesh.pp.min(3);
+    let pp = plan.mesh.pp().min(3);
     let schedule = match plan.pipeline.schedule {
         ScheduleKind::ZeroBubble => ScheduleKind::ZeroBubble,
         ScheduleKind::GPipe | ScheduleKind::OneForwardOneBackward | ScheduleKind::Interleaved => {
@@ -216,8 +216,8 @@ fn small(plan: &Plan, sharding: Sharding) -> Plan {
     };
     let mut small = plan.clone();
     small.model.layers = 2 * pp;
-    small.mesh = Mesh { pp, ..plan.mesh };
-    small.batch = Batch { global: plan.batch.micro * plan.mesh.dp, ..plan.batch };
+    small.mesh = plan.mesh.with(Axis::Pipeline, pp);
+    small.batch = Batch { global: plan.batch.micro * plan.mesh.dp(), ..plan.batch };
     small.pipeline = Pipeline { schedule, virtual_stages: 1, layers: vec![2; pp], ..plan.pipeline.clone() };
     small.sharding = sharding;
     small
@@ -233,7 +233,7 @@ impl Probe {
         let gauge = Rc::new(Gauge::default());
         let memory: Rc<dyn Memory> = Rc::clone(&gauge) as Rc<dyn Memory>;
         let backend: Rc<dyn Backend> = Rc::new(Paper::over(device, memory));
-        let at = Coordinate { pp: stage, dp: 0, tp: 0 };
+        let at = Coordinate::of_stage(stage);
         let groups = paper_groups(plan, at, &Rc::new(RefCell::new(Log::default())));
         Probe { rank: Rank::new(Arc::new(plan.clone()), at, backend, groups), gauge }
     }

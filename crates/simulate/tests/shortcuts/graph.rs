@@ -16,7 +16,7 @@ use crate::layouts::{bases, plan, strategies};
 /// Seconds of a step: of kernels, of transfers in blocks, and of waiting, by level and for other stages.
 fn full(plan: &Plan, device: &DeviceModel) -> [f64; 7] {
     let costs = CostCache::new(device).of(plan);
-    let programs: Vec<Program> = (0..plan.mesh.pp).map(|stage| plan.program(stage)).collect();
+    let programs: Vec<Program> = (0..plan.mesh.pp()).map(|stage| plan.program(stage)).collect();
     let accounts = simulate(&programs, &costs);
     let end = accounts.iter().map(|account| account.end).max().unwrap_or(0);
     let mean = |of: &dyn Fn(&Account) -> u64| {
@@ -55,7 +55,7 @@ proptest! {
     fn the_spans_of_a_step_add_up_to_its_time(base in bases(), layout in strategies()) {
         let Some(plan) = plan(&base, &layout) else { return Ok(()) };
         let timeline = Timeline::of(&plan);
-        let programs = (0..plan.mesh.pp).map(|stage| plan.program(stage));
+        let programs = (0..plan.mesh.pp()).map(|stage| plan.program(stage));
         for (spans, program) in timeline.stages.iter().zip(programs) {
             // The spans follow each other without gaps, in the order of the program.
             let mut ops = program.ops.iter();
@@ -135,7 +135,7 @@ fn every_kind_of_op_adds_what_it_costs() {
             DeviceModel::new(&plan.cluster.device, &plan.framework).expect("Frontier's speed is known");
         let costs = CostCache::new(&device).of(&plan);
         let (mut compute, mut links) = (0, 0);
-        for stage in 0..plan.mesh.pp {
+        for stage in 0..plan.mesh.pp() {
             for op in plan.program(stage).ops {
                 seen.insert(training_kind(op).unwrap_or_else(|| panic!("a training step has {op}")));
                 let cost = costs.of(stage, op);
@@ -144,7 +144,7 @@ fn every_kind_of_op_adds_what_it_costs() {
             }
         }
         let timing = StepTimer::new(&device).time(&plan);
-        let mean = |time: u64| time as f64 * 1e-12 / plan.mesh.pp as f64;
+        let mean = |time: u64| time as f64 * 1e-12 / plan.mesh.pp() as f64;
         assert_eq!((timing.compute_s, timing.tensor_s), (mean(compute), mean(links)), "{layout:?}");
     }
     assert_eq!(seen.len(), KINDS, "{seen:?}");

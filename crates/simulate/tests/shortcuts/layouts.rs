@@ -1,7 +1,7 @@
 //! Random layouts of small models.
 
 use kintsugi_plan::config::{ConfigSource, ShardingChoice, Strategy};
-use kintsugi_plan::{Codes, Integer, Mesh, Plan, Quantized, Recompute, ScheduleKind, When};
+use kintsugi_plan::{Axis, Codes, Integer, Mesh, Plan, Quantized, Recompute, ScheduleKind, When};
 use kintsugi_spec::Level;
 use proptest::prelude::any;
 use proptest::sample::select;
@@ -115,7 +115,7 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
                     quantized,
                 };
                 let strategy = Strategy {
-                    mesh: Mesh { pp, dp, tp },
+                    mesh: Mesh::ONE.with(Axis::Pipeline, pp).with(Axis::Data, dp).with(Axis::Tensor, tp),
                     micro,
                     schedule,
                     virtual_stages: if interleaved { chunks } else { 1 },
@@ -132,6 +132,6 @@ pub fn strategies() -> impl Generator<Value = (Strategy, usize)> {
 /// The base with a strategy, if that is a legal plan.
 pub fn plan(base: &Plan, (strategy, micro_batches): &(Strategy, usize)) -> Option<Plan> {
     let mut base = base.clone();
-    base.batch.global = micro_batches * strategy.micro * strategy.mesh.dp;
+    base.batch.global = micro_batches * strategy.micro * strategy.mesh.dp();
     base.with_strategy(strategy).ok()
 }
