@@ -8,7 +8,7 @@ use kintsugi_tensor::{Buffer, DType};
 
 use super::Timing;
 use super::bench::Bench;
-use super::shapes::{Pass, ProductShape};
+use super::shapes::{LinearProduct, ProductShape};
 
 /// Bytes of weights that no cache holds.
 const LARGER_THAN_CACHES: usize = 256 << 20;
@@ -22,9 +22,9 @@ pub fn rate<'a>(
 ) -> ProductPoint {
     let ProductShape { rows, inputs, outputs, pass, .. } = shape;
     let [m, n, k] = match pass {
-        Pass::Forward => [rows, outputs, inputs],
-        Pass::Input => [rows, inputs, outputs],
-        Pass::Weight => [outputs, inputs, rows],
+        LinearProduct::Forward => [rows, outputs, inputs],
+        LinearProduct::Input => [rows, inputs, outputs],
+        LinearProduct::Weight => [outputs, inputs, rows],
     };
     let seconds = with(bench, types, shape, timing);
     let flops = 2.0 * m as f64 * n as f64 * k as f64 / seconds;
@@ -53,7 +53,7 @@ pub fn with<'a, T>(
     let backend = bench.backend;
     let x = bench.numbers(rows * inputs, types.factors);
     let y = bench.numbers(rows * outputs, types.factors);
-    let dtype = if pass == Pass::Weight { types.gradient } else { types.factors };
+    let dtype = if pass == LinearProduct::Weight { types.gradient } else { types.factors };
     let layers = layers.min(LARGER_THAN_CACHES / (outputs * inputs * dtype.bytes()) + 1);
     // Weights, or their gradients.
     let weights: Vec<Buffer> = (0..layers).map(|_| bench.numbers(outputs * inputs, dtype)).collect();
@@ -63,7 +63,7 @@ pub fn with<'a, T>(
         weights[layer.get()].view()
     };
     match pass {
-        Pass::Forward => measure(bench, &|| {
+        LinearProduct::Forward => measure(bench, &|| {
             let (x, weight, out) = (x.view(), next(), y.view());
             backend.linear(Linear {
                 x,
@@ -77,7 +77,7 @@ pub fn with<'a, T>(
                 outputs,
             });
         }),
-        Pass::Input => measure(bench, &|| {
+        LinearProduct::Input => measure(bench, &|| {
             let (dy, weight, dx) = (y.view(), next(), x.view());
             backend.linear_backward_input(LinearBackwardInput {
                 dy,
@@ -90,7 +90,7 @@ pub fn with<'a, T>(
                 outputs,
             });
         }),
-        Pass::Weight => measure(bench, &|| {
+        LinearProduct::Weight => measure(bench, &|| {
             let dweight = Gradient { view: next(), accumulate: false };
             let (dy, x) = (y.view(), x.view());
             backend.linear_backward_weight(LinearBackwardWeight {

@@ -17,14 +17,14 @@ pub struct ProductShape {
     /// Output features.
     pub outputs: usize,
     /// Which product.
-    pub pass: Pass,
+    pub pass: LinearProduct,
     /// Layers of the model that run this product, each with its own weights.
     pub layers: usize,
 }
 
 /// The three products of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pass {
+pub enum LinearProduct {
     /// The forward.
     Forward,
     /// The gradient of its input.
@@ -73,7 +73,13 @@ impl Shapes {
         let mut shapes = Shapes {
             dtypes: dtypes.to_vec(),
             narrow_gradients: false,
-            warm: ProductShape { rows: rows[0], inputs: 1024, outputs: 1024, pass: Pass::Forward, layers: 1 },
+            warm: ProductShape {
+                rows: rows[0],
+                inputs: 1024,
+                outputs: 1024,
+                pass: LinearProduct::Forward,
+                layers: 1,
+            },
             products: Vec::new(),
             attention: Vec::new(),
             kernels: None,
@@ -120,7 +126,7 @@ impl Shapes {
             (1, hidden, model.padded_vocab(parts) / parts),
         ];
         for (layers, inputs, outputs) in products {
-            for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
+            for pass in [LinearProduct::Forward, LinearProduct::Input, LinearProduct::Weight] {
                 let shape = ProductShape { rows, inputs, outputs, pass, layers };
                 let known = |other: &ProductShape| ProductShape { layers, ..*other } == shape;
                 if !self.products.iter().any(known) {

@@ -96,21 +96,21 @@ struct Cluster<'a> {
 /// What is measured in addition to the device, if ranks are threads.
 #[derive(Serialize)]
 struct Links {
-    node: Link,
+    node: LinkTable,
 }
 
 #[derive(Serialize)]
-struct Link {
+struct LinkTable {
     bandwidth: Option<f64>,
     efficiency: Option<f64>,
     latency: Option<f64>,
     start: Option<f64>,
 }
 
-impl From<LinkSpec> for Link {
+impl From<LinkSpec> for LinkTable {
     fn from(link: LinkSpec) -> Self {
         let LinkSpec { bandwidth, efficiency, latency, start, .. } = link;
-        Link { bandwidth, efficiency, latency, start }
+        LinkTable { bandwidth, efficiency, latency, start }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kintsugi_comm::{Connection, NcclPlace, ProcessPlace, nccl};
+use kintsugi_comm::{Connection, MpiProcess, NcclProcess, nccl};
 use kintsugi_plan::Plan;
 use kintsugi_rank::RankMemory;
 use kintsugi_spec::{Level, units};
@@ -72,10 +72,10 @@ fn counted(number: usize, one: &str, several: &str) -> String {
 pub fn processes(connection: Connection) -> String {
     let (size, threads, here, library) = match connection {
         Connection::Threads => return String::new(),
-        Connection::Mpi(ProcessPlace { mpi, local_size, threads, .. }) => {
+        Connection::Mpi(MpiProcess { mpi, local_size, threads, .. }) => {
             (mpi.size, threads, local_size, format!("{} ({})", mpi.version, mpi.library))
         }
-        Connection::Nccl(NcclPlace { rendezvous, local_size, threads, shares_gpus, .. }) => {
+        Connection::Nccl(NcclProcess { rendezvous, local_size, threads, shares_gpus, .. }) => {
             let library = nccl::find().map(|(version, name)| format!("NCCL {version} ({name})"));
             let shared = if shares_gpus { "; they share GPUs (NCCL_MULTI_RANK_GPU_ENABLE=1)" } else { "" };
             (rendezvous.size, threads, local_size, library.unwrap_or_default() + shared)

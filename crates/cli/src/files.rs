@@ -21,26 +21,26 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
 /// Writes a file under a temporary name, syncs it to the disk and renames it. A target that is not a regular file, such
 /// as a pipe, is written directly.
 pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), Failure> {
-    let written = match place(path) {
-        Place::Stream => fs::write(path, text),
-        Place::File(path) => output::write_whole(&path, unfinished(&path), text),
+    let written = match target(path) {
+        PathTarget::Stream => fs::write(path, text),
+        PathTarget::File(path) => output::write_whole(&path, unfinished(&path), text),
     };
     written.map_err(|error| Failure::file("write", path, &error))
 }
 
 /// The kind of a path's target.
-enum Place {
+enum PathTarget {
     /// A file, or nothing yet, after following links.
     File(PathBuf),
     /// A device, or a pipe.
     Stream,
 }
 
-fn place(path: &Path) -> Place {
+fn target(path: &Path) -> PathTarget {
     match fs::metadata(path) {
-        Ok(found) if !found.is_file() => Place::Stream,
-        Ok(_) => Place::File(path.canonicalize().unwrap_or_else(|_| path.to_owned())),
-        Err(_) => Place::File(path.to_owned()),
+        Ok(found) if !found.is_file() => PathTarget::Stream,
+        Ok(_) => PathTarget::File(path.canonicalize().unwrap_or_else(|_| path.to_owned())),
+        Err(_) => PathTarget::File(path.to_owned()),
     }
 }
 
@@ -57,7 +57,7 @@ pub fn check_writable(path: &Path) -> Result<(), Failure> {
     if path.is_dir() {
         return Err(Failure::Mistake(format!("cannot write {}: it is a folder", path.display())));
     }
-    let Place::File(file) = place(path) else { return Ok(()) };
+    let PathTarget::File(file) = target(path) else { return Ok(()) };
     UnfinishedFile::create(unfinished(&file)).map(drop).map_err(|error| Failure::file("write", path, &error))
 }
 

@@ -29,7 +29,7 @@ pub enum DeviceChoice {
 
 /// This process among the others of its job, and the device of all ranks.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct JobConnection {
     /// How the processes are connected.
     pub connection: Connection,
     /// The device of every rank.
@@ -38,7 +38,7 @@ pub struct Place {
 
 /// Connects this process with the others of its job. If the configuration is not known, because it has a mistake, the launcher
 /// decides: then the processes can still agree on who reports it.
-pub fn connect(plan: Option<(&Plan, DeviceChoice)>) -> Result<Place, Failure> {
+pub fn connect(plan: Option<(&Plan, DeviceChoice)>) -> Result<JobConnection, Failure> {
     connect_by(match plan {
         Some((plan, choice)) => ConnectOptions {
             transport: Some(plan.run.transport),
@@ -76,7 +76,7 @@ pub struct ConnectOptions {
 }
 
 /// The same for options that the command line chose.
-pub fn connect_by(options: ConnectOptions) -> Result<Place, Failure> {
+pub fn connect_by(options: ConnectOptions) -> Result<JobConnection, Failure> {
     let ConnectOptions { transport, nccl: settings, choice, ranks, limit } = options;
     let launched = launched().filter(|launched| launched.size > 1);
     // What all processes find, the first one reports.
@@ -116,7 +116,7 @@ pub fn connect_by(options: ConnectOptions) -> Result<Place, Failure> {
         }
         (Some(Transport::Threads | Transport::Auto) | None, None) => {
             let device = choice.on_threads(ranks);
-            return Ok(Place { connection: Connection::Threads, device });
+            return Ok(JobConnection { connection: Connection::Threads, device });
         }
         (Some(Transport::Auto | Transport::Mpi | Transport::Nccl) | None, _) => {}
     }
@@ -137,22 +137,22 @@ pub fn connect_by(options: ConnectOptions) -> Result<Place, Failure> {
             return by_nccl(rendezvous).map_err(reported);
         }
         // Several ranks on one GPU work, but slowly: whoever wants that says so.
-        if let Ok(connection @ Connection::Nccl(place)) = Connection::nccl(rendezvous)
-            && !place.shares_gpus
+        if let Ok(connection @ Connection::Nccl(process)) = Connection::nccl(rendezvous)
+            && !process.shares_gpus
         {
-            return Ok(Place { connection, device: DeviceKind::Cuda });
+            return Ok(JobConnection { connection, device: DeviceKind::Cuda });
         }
     }
     let connection = Connection::mpi(mpi)?;
     let enough = choice == DeviceChoice::Auto && host::gpus() >= connection.ranks_here(mpi.size);
     let device = if rendezvous.all(enough)? { DeviceKind::Cuda } else { DeviceKind::Cpu };
-    Ok(Place { connection, device: choice.given().unwrap_or(device) })
+    Ok(JobConnection { connection, device: choice.given().unwrap_or(device) })
 }
 
-fn by_nccl(rendezvous: &'static Rendezvous) -> Result<Place, Failure> {
+fn by_nccl(rendezvous: &'static Rendezvous) -> Result<JobConnection, Failure> {
     let connection = Connection::nccl(rendezvous)
         .map_err(|error| Failure::Mistake(format!("run.transport = \"nccl\": {error}")))?;
-    Ok(Place { connection, device: DeviceKind::Cuda })
+    Ok(JobConnection { connection, device: DeviceKind::Cuda })
 }
 
 /// A wrong variable is a mistake. A process that does not come is a failure of the run.

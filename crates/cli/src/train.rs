@@ -34,7 +34,7 @@ use crate::failure::Failure;
 use crate::files::check_writable;
 use crate::fit;
 use crate::output::{self, Output};
-use crate::processes::{self, DeviceChoice};
+use crate::processes::{self, DeviceChoice, JobConnection};
 use crate::signals::stop_on_signal;
 use begin::{Beginning, Task};
 use events::Events;
@@ -98,11 +98,10 @@ Examples:
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let requested = Requested::new(arguments);
-    let place =
+    let JobConnection { connection, device } =
         processes::connect(requested.as_ref().ok().map(|requested| (&requested.plan, requested.device)))?;
-    let connection = place.connection;
     let prepared = requested
-        .and_then(|requested| requested.on(place.device))
+        .and_then(|requested| requested.on(device))
         .and_then(|(plan, notes)| Prepared::new(plan, notes, connection, arguments));
     let prepared = processes::agree(connection, prepared, |prepared| &prepared.plan)?;
     if connection.is_first() {

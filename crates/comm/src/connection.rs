@@ -23,14 +23,14 @@ pub enum Connection {
     #[default]
     Threads,
     /// Every rank is a process.
-    Mpi(ProcessPlace),
+    Mpi(MpiProcess),
     /// Every rank is a process with a GPU.
-    Nccl(NcclPlace),
+    Nccl(NcclProcess),
 }
 
-/// This process among the others.
+/// This process among the others, which communicate by MPI.
 #[derive(Clone, Copy)]
-pub struct ProcessPlace {
+pub struct MpiProcess {
     /// MPI in this process.
     pub mpi: &'static Mpi,
     /// Its index among the processes of its node.
@@ -41,9 +41,9 @@ pub struct ProcessPlace {
     pub threads: usize,
 }
 
-/// This process and its GPU among the others.
+/// This process and its GPU among the others, which communicate by NCCL.
 #[derive(Clone, Copy)]
-pub struct NcclPlace {
+pub struct NcclProcess {
     /// How the processes exchange settings and results.
     pub rendezvous: &'static Rendezvous,
     /// Its index among the processes of its node.
@@ -60,7 +60,7 @@ pub struct NcclPlace {
     pub shares_gpus: bool,
 }
 
-impl NcclPlace {
+impl NcclProcess {
     /// How many of the first `ranks` ranks have this process's GPU.
     pub(crate) fn gpu_ranks(self, ranks: usize) -> usize {
         let (first, count) = self.sharing;
@@ -68,9 +68,9 @@ impl NcclPlace {
     }
 }
 
-/// Why this process finds no place among the others.
+/// Why the processes cannot communicate by NCCL.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum NcclConnectError {
     /// An exchange failed.
     #[error(transparent)]
     Exchange(#[from] RankFailure),
@@ -132,22 +132,22 @@ impl WorldOptions {
 }
 
 impl Connection {
-    /// Finds this process's place among those that the launcher started.
+    /// Finds this process among the processes of its node, which the launcher started.
     pub fn mpi(mpi: &'static Mpi) -> Result<Self, RankFailure> {
-        let [threads, local_rank, local_size] = place(mpi.rendezvous())?;
-        Ok(Connection::Mpi(ProcessPlace { mpi, local_rank, local_size, threads }))
+        let [threads, local_rank, local_size] = position_on_node(mpi.rendezvous())?;
+        Ok(Connection::Mpi(MpiProcess { mpi, local_rank, local_size, threads }))
     }
 
-    /// Finds this process's place and its GPU among the processes of a rendezvous, which communicate by NCCL.
+    /// Finds this process and its GPU among the processes of its node, and connects all by NCCL.
     ///
     /// Every process calls it. If one of them cannot take part, all learn of it.
-    pub fn nccl(rendezvous: &'static Rendezvous) -> Result<Self, PlaceError> {
-        let [threads, local_rank, local_size] = place(rendezvous)?;
-        let mine = nccl::find().map_err(PlaceError::from).and_then(|(version, _)| {
-            let number = devices().map_err(|error| PlaceError::Gpu(error.to_string()))?;
+    pub fn nccl(rendezvous: &'static Rendezvous) -> Result<Self, NcclConnectError> {
+        let [threads, local_rank, local_size] = position_on_node(rendezvous)?;
+        let mine = nccl::find().map_err(NcclConnectError::from).and_then(|(version, _)| {
+            let number = devices().map_err(|error| NcclConnectError::Gpu(error.to_string()))?;
             let gpu = local_rank % number.max(1);
             let found = Gpu::new(gpu).and_then(|gpu| gpu.uuid());
-            let uuid = found.map_err(|error| PlaceError::Gpu(error.to_string()))?;
+            let uuid = found.map_err(|error| NcclConnectError::Gpu(error.to_string()))?;
             Ok((version, gpu, uuid))
         });
         // What all processes need to know: who has which GPU.
@@ -158,15 +158,15 @@ impl Connection {
         let all: Vec<&str> = all.split(' ').collect();
         let (version, gpu, uuid) = mine?;
         if let Some(rank) = all.iter().position(|&uuid| uuid == "none") {
-            return Err(PlaceError::Gpu(format!("rank {rank} has no GPU or no NCCL")));
+            return Err(NcclConnectError::Gpu(format!("rank {rank} has no GPU or no NCCL")));
         }
         let sharing = sharing(&all, &uuid);
         let most = all.iter().map(|uuid| self::sharing(&all, uuid).1).max().unwrap_or(1);
         if most > 1 && version < SHARED_GPU_VERSION {
-            return Err(PlaceError::Shared { ranks: most, version });
+            return Err(NcclConnectError::Shared { ranks: most, version });
         }
         let shares_gpus = most > 1;
-        Ok(Connection::Nccl(NcclPlace {
+        Ok(Connection::Nccl(NcclProcess {
             rendezvous,
             local_rank,
             local_size,
@@ -182,12 +182,12 @@ impl Connection {
         let WorldOptions { topology, ranks, timeout, library_sums, links, nccl, wraps } = options;
         match self {
             Connection::Threads => Arc::new(ThreadsWorld::with_links(topology, ranks, timeout, links)),
-            Connection::Mpi(place) => {
-                let world = MpiWorld::new(place.mpi, topology, ranks, timeout, library_sums);
+            Connection::Mpi(process) => {
+                let world = MpiWorld::new(process.mpi, topology, ranks, timeout, library_sums);
                 Arc::new(world.with_links(links))
             }
-            Connection::Nccl(place) => {
-                Arc::new(NcclWorld::new(place, topology, ranks, timeout, (nccl, wraps)))
+            Connection::Nccl(process) => {
+                Arc::new(NcclWorld::new(process, topology, ranks, timeout, (nccl, wraps)))
             }
         }
     }
@@ -196,8 +196,8 @@ impl Connection {
     pub fn threads_per_rank(self, ranks: usize) -> usize {
         match self {
             Connection::Threads => (cores() / ranks).max(1),
-            Connection::Mpi(place) => place.threads,
-            Connection::Nccl(place) => place.threads,
+            Connection::Mpi(process) => process.threads,
+            Connection::Nccl(process) => process.threads,
         }
     }
 
@@ -205,8 +205,8 @@ impl Connection {
     pub fn gpu(self) -> usize {
         match self {
             Connection::Threads => 0,
-            Connection::Mpi(place) => place.local_rank,
-            Connection::Nccl(place) => place.gpu,
+            Connection::Mpi(process) => process.local_rank,
+            Connection::Nccl(process) => process.gpu,
         }
     }
 
@@ -214,8 +214,8 @@ impl Connection {
     pub fn ranks_here(self, ranks: usize) -> usize {
         match self {
             Connection::Threads => ranks,
-            Connection::Mpi(place) => place.local_size.min(ranks),
-            Connection::Nccl(place) => place.local_size.min(ranks),
+            Connection::Mpi(process) => process.local_size.min(ranks),
+            Connection::Nccl(process) => process.local_size.min(ranks),
         }
     }
 
@@ -228,8 +228,8 @@ impl Connection {
     pub fn rank(self) -> Option<usize> {
         match self {
             Connection::Threads => None,
-            Connection::Mpi(place) => Some(place.mpi.rank),
-            Connection::Nccl(place) => Some(place.rendezvous.rank),
+            Connection::Mpi(process) => Some(process.mpi.rank),
+            Connection::Nccl(process) => Some(process.rendezvous.rank),
         }
     }
 
@@ -237,20 +237,20 @@ impl Connection {
     pub fn processes(self) -> Option<usize> {
         match self {
             Connection::Threads => None,
-            Connection::Mpi(place) => Some(place.mpi.size),
-            Connection::Nccl(place) => Some(place.rendezvous.size),
+            Connection::Mpi(process) => Some(process.mpi.size),
+            Connection::Nccl(process) => Some(process.rendezvous.size),
         }
     }
 }
 
 /// CPU threads for every rank, the index of this process on its node, and the number of processes there.
-fn place(rendezvous: &Rendezvous) -> Result<[usize; 3], RankFailure> {
+fn position_on_node(rendezvous: &Rendezvous) -> Result<[usize; 3], RankFailure> {
     let (rank, size) = (rendezvous.rank, rendezvous.size);
     let mine = format!("{} {} {}", cores(), allowed_cores(), rendezvous.host);
-    let places = rendezvous.gather(size, mine.into_bytes())?.map(|all| places(&all));
-    let places = rendezvous.broadcast(size, places.unwrap_or_default().into_bytes())?;
-    let places = String::from_utf8_lossy(&places);
-    let numbers: Vec<usize> = places.split(' ').filter_map(|number| number.parse().ok()).collect();
+    let positions = rendezvous.gather(size, mine.into_bytes())?.map(|all| positions(&all));
+    let positions = rendezvous.broadcast(size, positions.unwrap_or_default().into_bytes())?;
+    let positions = String::from_utf8_lossy(&positions);
+    let numbers: Vec<usize> = positions.split(' ').filter_map(|number| number.parse().ok()).collect();
     Ok([0, 1 + 2 * rank, 2 + 2 * rank].map(|i| numbers[i]))
 }
 
@@ -288,7 +288,7 @@ fn range(text: &str) -> Option<RangeInclusive<usize>> {
 ///
 /// A launcher may give every process cores of its own, or let all processes of a node use the same cores. In the second case
 /// the processes divide the cores.
-fn places(all: &[Vec<u8>]) -> String {
+fn positions(all: &[Vec<u8>]) -> String {
     let all: Vec<Process> = all.iter().map(|bytes| Process::parse(bytes)).collect();
     let on = |host: &str| all.iter().filter(|other| other.host == host).count();
     let has_own_cores = |rank: usize| {
@@ -327,18 +327,22 @@ fn allowed_cores() -> String {
 mod tests {
     use super::*;
 
-    fn placed(processes: &[(&str, &str)]) -> String {
+    fn positions_of(processes: &[(&str, &str)]) -> String {
         let bytes = |(cores, host): &(&str, &str)| format!("{cores} {host}").into_bytes();
-        places(&processes.iter().map(bytes).collect::<Vec<_>>())
+        positions(&processes.iter().map(bytes).collect::<Vec<_>>())
     }
 
     #[test]
     fn processes_of_a_node_share_its_cores_and_are_numbered() {
         let all = "8 0-7";
-        assert_eq!(placed(&[(all, "a"), (all, "a"), (all, "b"), (all, "b")]), "4 0 2 1 2 0 2 1 2");
-        assert_eq!(placed(&[(all, "a"), (all, "b"), (all, "a"), (all, "a")]), "2 0 3 0 1 1 3 2 3");
-        assert_eq!(placed(&[("2 0-1", "a"), ("2 2,5", "a")]), "2 0 2 1 2", "each has its own");
-        assert_eq!(placed(&[("4 0-63", "a"), ("4 0-63", "a")]), "2 0 2 1 2", "a quota of four on 64 cores");
-        assert_eq!(placed(&[("4 ", "a"), ("4 ", "a")]), "2 0 2 1 2", "nothing is known");
+        assert_eq!(positions_of(&[(all, "a"), (all, "a"), (all, "b"), (all, "b")]), "4 0 2 1 2 0 2 1 2");
+        assert_eq!(positions_of(&[(all, "a"), (all, "b"), (all, "a"), (all, "a")]), "2 0 3 0 1 1 3 2 3");
+        assert_eq!(positions_of(&[("2 0-1", "a"), ("2 2,5", "a")]), "2 0 2 1 2", "each has its own");
+        assert_eq!(
+            positions_of(&[("4 0-63", "a"), ("4 0-63", "a")]),
+            "2 0 2 1 2",
+            "a quota of four on 64 cores"
+        );
+        assert_eq!(positions_of(&[("4 ", "a"), ("4 ", "a")]), "2 0 2 1 2", "nothing is known");
     }
 }

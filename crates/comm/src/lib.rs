@@ -37,7 +37,7 @@ mod waits;
 mod world;
 
 pub use collective::Collective;
-pub use connection::{Connection, NcclPlace, PlaceError, ProcessPlace, WorldOptions};
+pub use connection::{Connection, MpiProcess, NcclConnectError, NcclProcess, WorldOptions};
 pub use notice::print_notices_by;
 pub use observe::{Observed, TransferObserver};
 pub use solo::Solo;

@@ -8,7 +8,7 @@ use std::slice;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use kintsugi_tensor::{DType, Place, View};
+use kintsugi_tensor::{AddressSpace, DType, View};
 
 use crate::ring::Action;
 
@@ -18,21 +18,21 @@ pub(crate) struct Region {
     address: usize,
     len: usize,
     dtype: DType,
-    place: Place,
+    address_space: AddressSpace,
 }
 
 impl Region {
     /// The region of a view.
     pub(crate) fn of(view: View) -> Self {
-        let (address, place) = (view.address() as usize, view.place());
+        let (address, address_space) = (view.address() as usize, view.address_space());
         assert!(address.is_multiple_of(view.dtype().bytes()), "misaligned buffer of {:?}", view.dtype());
-        Region { address, len: view.len(), dtype: view.dtype(), place }
+        Region { address, len: view.len(), dtype: view.dtype(), address_space }
     }
 
     /// Elements at an address of host memory.
     pub(crate) fn on_host(address: usize, len: usize, dtype: DType) -> Self {
         assert!(address.is_multiple_of(dtype.bytes()), "misaligned memory of {dtype:?}");
-        Region { address, len, dtype, place: Place::Host }
+        Region { address, len, dtype, address_space: AddressSpace::Host }
     }
 
     /// The address.
@@ -51,8 +51,8 @@ impl Region {
     }
 
     /// What the address means.
-    pub(crate) fn place(self) -> Place {
-        self.place
+    pub(crate) fn address_space(self) -> AddressSpace {
+        self.address_space
     }
 
     /// Number of bytes.
@@ -78,7 +78,7 @@ pub(crate) fn move_elements(action: Action, from: Region, to: Region) {
 /// `to = from`.
 fn copy(from: Region, to: Region) {
     assert_compatible(from, to);
-    assert_eq!(from.place, Place::Host, "a GPU's memory is moved by a GPU");
+    assert_eq!(from.address_space, AddressSpace::Host, "a GPU's memory is moved by a GPU");
     // SAFETY: both are parts of live buffers (see above) of the same size, and do not overlap. By the protocol,
     // nobody writes `from` or touches `to` now.
     unsafe { std::ptr::copy_nonoverlapping(from.address as *const u8, to.address as *mut u8, from.bytes()) }
@@ -87,7 +87,7 @@ fn copy(from: Region, to: Region) {
 /// `to += from`; 16-bit types are widened, added and rounded.
 fn add(from: Region, to: Region) {
     assert_compatible(from, to);
-    assert_eq!(from.place, Place::Host, "a GPU's memory is moved by a GPU");
+    assert_eq!(from.address_space, AddressSpace::Host, "a GPU's memory is moved by a GPU");
     // SAFETY: in each arm the element type is that of both regions.
     unsafe {
         match from.dtype {
@@ -102,7 +102,7 @@ fn add(from: Region, to: Region) {
 
 /// Both ends of a move must have the same length, type and kind of memory, and not overlap.
 pub(crate) fn assert_compatible(from: Region, to: Region) {
-    let kind = |region: Region| (region.len, region.dtype, region.place);
+    let kind = |region: Region| (region.len, region.dtype, region.address_space);
     assert_eq!(kind(from), kind(to), "the two ends of a transfer differ");
     let apart = from.address + from.bytes() <= to.address || to.address + to.bytes() <= from.address;
     assert!(apart, "two ranks share memory at {:#x}", to.address);

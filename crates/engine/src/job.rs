@@ -202,7 +202,7 @@ fn run_rank<T: Send>(
 
 /// Stops the world because a rank cannot continue.
 fn fail(world: &dyn World, rank: usize, source: RankError) -> JobError {
-    let during = PHASE.get().to_string();
+    let during = ACTIVITY.get().to_string();
     if let RankError::Transfer(failure) = source {
         // The world has stopped. If this rank detected the failure, only this rank knows in which op.
         let op = if failure.rank == rank { Some(during) } else { failure.op.clone() };
@@ -214,13 +214,13 @@ fn fail(world: &dyn World, rank: usize, source: RankError) -> JobError {
 
 /// Stops the world because a rank panicked. If the world has already stopped, the earlier failure is the cause of the panic.
 fn panicked(world: &dyn World, rank: usize, reason: String) -> JobError {
-    world.abort(RankFailure::new(rank, PHASE.get().to_string(), reason));
+    world.abort(RankFailure::new(rank, ACTIVITY.get().to_string(), reason));
     world.failure().expect("it has just stopped").into()
 }
 
 /// What this thread's rank is doing, for error messages.
 #[derive(Clone, Copy)]
-pub(crate) enum Phase {
+pub(crate) enum RankActivity {
     SetUp,
     Loading,
     Op(Op),
@@ -230,20 +230,20 @@ pub(crate) enum Phase {
     Data,
 }
 
-impl Phase {
+impl RankActivity {
     pub fn set(self) {
-        PHASE.set(self);
+        ACTIVITY.set(self);
     }
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for RankActivity {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Phase::SetUp => f.write_str("its set-up"),
-            Phase::Loading => f.write_str("loading"),
-            Phase::Op(op) => op.fmt(f),
-            Phase::EndOfStep => f.write_str("the end of a step"),
-            Phase::Data => f.write_str("reading data"),
+            RankActivity::SetUp => f.write_str("its set-up"),
+            RankActivity::Loading => f.write_str("loading"),
+            RankActivity::Op(op) => op.fmt(f),
+            RankActivity::EndOfStep => f.write_str("the end of a step"),
+            RankActivity::Data => f.write_str("reading data"),
         }
     }
 }
@@ -291,7 +291,7 @@ impl Worker {
 
     /// Sets the weights.
     pub(crate) fn load(&self, weights: &dyn Store) -> Result<(), StoreError> {
-        Phase::Loading.set();
+        RankActivity::Loading.set();
         self.rank.load(weights, &[StoredTensor::Weights])
     }
 
@@ -312,11 +312,11 @@ impl Worker {
         mut watch: impl FnMut(&Rank, &Op),
     ) -> Result<(), RankFailure> {
         self.rank.run(program, source, |rank, op| {
-            Phase::Op(*op).set();
+            RankActivity::Op(*op).set();
             watch(rank, op);
         })?;
         work::finish_piece();
-        Phase::EndOfStep.set();
+        RankActivity::EndOfStep.set();
         Ok(())
     }
 
@@ -328,11 +328,11 @@ impl Worker {
         mut watch: impl FnMut(&Rank, &Op),
     ) -> Result<ReplayOutcome, RankFailure> {
         let outcome = self.rank.replay_step(program, source, |rank, op| {
-            Phase::Op(*op).set();
+            RankActivity::Op(*op).set();
             watch(rank, op);
         })?;
         work::finish_piece();
-        Phase::EndOfStep.set();
+        RankActivity::EndOfStep.set();
         Ok(outcome)
     }
 }
@@ -362,7 +362,7 @@ fn backend(
 }
 
 thread_local! {
-    static PHASE: Cell<Phase> = const { Cell::new(Phase::SetUp) };
+    static ACTIVITY: Cell<RankActivity> = const { Cell::new(RankActivity::SetUp) };
     /// Whether this thread runs a rank, whose panics become the job's error.
     static IS_RANK: Cell<bool> = const { Cell::new(false) };
 }

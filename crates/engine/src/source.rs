@@ -11,7 +11,7 @@ use kintsugi_plan::{Data, DataSource, Op, Plan, Program, TokenData};
 use kintsugi_rank::{TokenSource, Tokens};
 
 use crate::Worker;
-use crate::job::Phase;
+use crate::job::RankActivity;
 
 /// Opens the plan's dataset. Fails if a file is missing, has another format or does not fit the model.
 pub fn dataset(plan: &Plan) -> Result<Box<dyn Dataset>, DataError> {
@@ -134,7 +134,7 @@ impl<'a> BatchReader<'a> {
         if !self.loads {
             return Ok(());
         }
-        Phase::Data.set();
+        RankActivity::Data.set();
         tokens.0.resize_with(self.sampler.micro_batches(), MicroBatch::default);
         for (micro, batch) in tokens.0.iter_mut().enumerate() {
             self.sampler.batch(self.dataset, self.split, step, self.replica, micro, batch)?;

@@ -9,7 +9,7 @@ use kintsugi_rank::{FiniteStore, Rank, Store, StoreError};
 use kintsugi_tensor::ops::control;
 
 use crate::Worker;
-use crate::job::Phase;
+use crate::job::RankActivity;
 
 /// What a run starts from.
 #[derive(Clone, Default)]
@@ -52,7 +52,7 @@ impl Start {
 
     /// Sets a rank's weights and states.
     pub(crate) fn load(&self, worker: &Worker, plan: &Plan) -> Result<(), StoreError> {
-        Phase::Loading.set();
+        RankActivity::Loading.set();
         match self {
             Start::Seed => {
                 worker.rank.initialise(plan.run.seed);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use crate::DType;
-use crate::memory::{Block, Category, Foreign, Memory, Place};
+use crate::memory::{AddressSpace, Block, Category, Foreign, Memory};
 
 /// A typed range of memory. Dropping it releases the memory.
 #[derive(Debug)]
@@ -56,8 +56,8 @@ impl Buffer {
     }
 
     /// What kind of address that is.
-    pub fn place(&self) -> Place {
-        self.memory.place()
+    pub fn address_space(&self) -> AddressSpace {
+        self.memory.address_space()
     }
 
     /// All of it.
@@ -150,8 +150,8 @@ impl<'a> View<'a> {
     }
 
     /// What kind of address that is.
-    pub fn place(&self) -> Place {
-        self.buffer.place()
+    pub fn address_space(&self) -> AddressSpace {
+        self.buffer.address_space()
     }
 
     /// A part of it.

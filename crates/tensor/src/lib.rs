@@ -24,7 +24,7 @@ pub use buffer::{Buffer, DividedBuffer, View};
 pub use dtype::DType;
 pub use fetch::Fetch;
 pub use mark::{Launch, LaunchedTransfer, Mark};
-pub use memory::{Arena, Block, CATEGORIES, Category, Foreign, Ledger, Memory, Place, Usage};
+pub use memory::{AddressSpace, Arena, Block, CATEGORIES, Category, Foreign, Ledger, Memory, Usage};
 pub use notice::Notice;
 pub use replay_step::{ReplayOutcome, ReplayRequest};
 pub use side_stream::{SideEvent, SideStream, SideTransfer, StreamWatch};

@@ -112,9 +112,9 @@ pub struct Block {
     pub category: Category,
 }
 
-/// What the addresses of a memory mean. A backend refuses buffers with another kind of address.
+/// What the addresses of a memory are. A backend refuses buffers with another kind of address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum AddressSpace {
     /// Addresses are host pointers.
     Host,
     /// Addresses are device pointers.
@@ -125,8 +125,8 @@ pub enum Place {
 
 /// The allocator of one rank.
 pub trait Memory: fmt::Debug {
-    /// What its addresses mean.
-    fn place(&self) -> Place;
+    /// What its addresses are.
+    fn address_space(&self) -> AddressSpace;
     /// Allocates a block. Panics with category and size if it does not fit, which a correct plan rules out.
     fn allocate(&self, bytes: u64, category: Category) -> Block;
     /// Releases a block.
@@ -139,10 +139,10 @@ pub trait Memory: fmt::Debug {
 
 /// Memory that belongs to other ranks. It only reports its kind.
 #[derive(Debug)]
-pub struct Foreign(pub Place);
+pub struct Foreign(pub AddressSpace);
 
 impl Memory for Foreign {
-    fn place(&self) -> Place {
+    fn address_space(&self) -> AddressSpace {
         self.0
     }
 
@@ -164,7 +164,7 @@ impl Memory for Foreign {
 /// A first-fit allocator of addresses, starting at `base`. One per rank, used from one thread.
 #[derive(Debug)]
 pub struct Arena {
-    place: Place,
+    address_space: AddressSpace,
     base: u64,
     capacity: u64,
     state: RefCell<ArenaState>,
@@ -185,13 +185,13 @@ impl Arena {
     pub const ALIGNMENT: u64 = 256;
 
     /// An arena over `capacity` bytes from `base`.
-    pub fn new(place: Place, base: u64, capacity: u64) -> Self {
-        Arena { place, base, capacity, state: RefCell::default() }
+    pub fn new(address_space: AddressSpace, base: u64, capacity: u64) -> Self {
+        Arena { address_space, base, capacity, state: RefCell::default() }
     }
 
     /// An arena of unlimited size without memory behind it.
     pub fn on_paper() -> Self {
-        Arena::new(Place::Paper, 0, u64::MAX)
+        Arena::new(AddressSpace::Paper, 0, u64::MAX)
     }
 
     /// The free ranges, as offsets and sizes. Two arenas with the same free ranges answer the same requests with the
@@ -209,8 +209,8 @@ impl Arena {
 }
 
 impl Memory for Arena {
-    fn place(&self) -> Place {
-        self.place
+    fn address_space(&self) -> AddressSpace {
+        self.address_space
     }
 
     fn allocate(&self, bytes: u64, category: Category) -> Block {
@@ -306,6 +306,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "512 bytes of states")]
     fn a_request_beyond_the_plan_names_category_and_size() {
-        Arena::new(Place::Paper, 0, 256).allocate(300, Category::States);
+        Arena::new(AddressSpace::Paper, 0, 256).allocate(300, Category::States);
     }
 }

@@ -18,7 +18,7 @@ pub use order::{By, order};
 pub use pick::{INDIFFERENCE, complexity, preference};
 pub use reason::reason;
 pub use search::{
-    Candidate, Counts, Found, Limit, Phase, SearchError, Settings, search, strategies_that_fit, timings,
+    Candidate, Counts, Found, Limit, SearchError, SearchPhase, Settings, search, strategies_that_fit, timings,
 };
 pub use space::strategies;
 pub use support::Supported;

@@ -49,7 +49,7 @@ pub enum Limit {
 
 /// The phase of a search, for progress bars.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum SearchPhase {
     /// Computing the peak memory of this many strategies.
     CheckingMemory(usize),
     /// Timing the strategies that fit: this many.
@@ -132,7 +132,10 @@ const MAX_OPS: usize = 1 << 29;
 const OPS_PER_LAYER: usize = 4;
 
 /// Runs a search. `progress` is called with the phase and the number of strategies that were just finished.
-pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> Result<Found, SearchError> {
+pub fn search(
+    settings: &Settings,
+    progress: &(dyn Fn(SearchPhase, usize) + Sync),
+) -> Result<Found, SearchError> {
     let model = DeviceModel::new(&settings.base.cluster.device, &settings.base.framework)
         .ok_or(SearchError::UnknownSpeed)?;
     let mut counts = Counts::default();
@@ -142,15 +145,16 @@ pub fn search(settings: &Settings, progress: &(dyn Fn(Phase, usize) + Sync)) -> 
         check_size(settings.base, &all).map(|()| all)
     })?;
     counts.enumerated = all.len();
-    let done = |done| progress(Phase::CheckingMemory(all.len()), done);
+    let done = |done| progress(SearchPhase::CheckingMemory(all.len()), done);
     let fitting = measured(&mut counts.screening_s, || {
         strategies_that_fit(settings.base, settings.device, &all, settings.limit, &done)
     });
     counts.dropped = all.len() - fitting.len();
     counts.timed = fitting.len();
+    let done = |done| progress(SearchPhase::Timing(fitting.len()), done);
     let timed = measured(&mut counts.timing_s, || {
         let strategies: Vec<Strategy> = fitting.iter().map(|&(strategy, _)| strategy).collect();
-        timings(settings.base, &model, &strategies, &|done| progress(Phase::Timing(fitting.len()), done))
+        timings(settings.base, &model, &strategies, &done)
     });
     let candidates = fitting.into_iter().zip(timed).map(|((strategy, peak), timing)| {
         let plan = settings.base.with_strategy(&strategy).expect("strategies are allowed");

@@ -12,8 +12,8 @@ use kintsugi_report::search::{Against, chart};
 use kintsugi_simulate::{Coverage, LINK_EFFICIENCY, LinkTimes, TimeRange, Timing, predict, time};
 use kintsugi_spec::units;
 use kintsugi_tune::{
-    By, Candidate, Counts, Found, Limit, Only, Outcome, Phase, SearchError, Settings, Supported, outcome,
-    preference, reason, search,
+    By, Candidate, Counts, Found, Limit, Only, Outcome, SearchError, SearchPhase, Settings, Supported,
+    outcome, preference, reason, search,
 };
 use serde::Serialize;
 
@@ -103,8 +103,8 @@ fn searched(config: &ConfigArguments, only: &[String], by: By, top: usize) -> Re
         },
         &|phase, done| {
             match phase {
-                Phase::CheckingMemory(count) => progress.begin("checking memory", count as u64),
-                Phase::Timing(count) => progress.begin("timing", count as u64),
+                SearchPhase::CheckingMemory(count) => progress.begin("checking memory", count as u64),
+                SearchPhase::Timing(count) => progress.begin("timing", count as u64),
             }
             progress.add(done as u64);
         },

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kintsugi_spec::{Group, Topology};
-use kintsugi_tensor::{Backend, Buffer, DType, Place, View};
+use kintsugi_tensor::{AddressSpace, Backend, Buffer, DType, View};
 
 use super::Mpi;
 use super::library::{Bytes, Handle};
 use super::progress::TransferInfo;
-use super::transfer::{AllToAll, Channel, LibrarySum, Link, Message, Ring, Transfer};
+use super::transfer::{AllToAll, Channel, LibrarySum, Message, OutgoingLink, Ring, Transfer};
 use crate::activity::Activity;
 use crate::emulated::LinkClocks;
 use crate::patience::STEP_NOTICE;
@@ -79,7 +79,7 @@ impl MpiGroup {
             RankFailure { host: Some(mpi.host.clone()), ..failure }
         })?;
         let GroupOptions { topology, counter, clocks, timeout, library_sums } = options;
-        let on_device = backend.memory().place() == Place::Device;
+        let on_device = backend.memory().address_space() == AddressSpace::Device;
         Ok(MpiGroup {
             mpi,
             group,
@@ -108,9 +108,14 @@ impl MpiGroup {
         (Region::on_host(copy.words.as_ptr() as usize, view.len(), view.dtype()), Some(copy))
     }
 
-    fn link(&self, operation: Operation, to: usize) -> Link {
+    fn link(&self, operation: Operation, to: usize) -> OutgoingLink {
         let level = self.topology.level(self.members[self.me], self.members[to]);
-        Link { counter: Arc::clone(&self.counter), clocks: Arc::clone(&self.clocks), level, operation }
+        OutgoingLink {
+            counter: Arc::clone(&self.counter),
+            clocks: Arc::clone(&self.clocks),
+            level,
+            operation,
+        }
     }
 
     /// Whether a collective is the library's own.

@@ -23,14 +23,14 @@ const WINDOW: usize = 2;
 
 /// The link that a transfer sends over: counts the bytes that are handed to MPI, and delays them if the link is emulated.
 #[derive(Clone, Debug)]
-pub(super) struct Link {
+pub(super) struct OutgoingLink {
     pub counter: Arc<TrafficCounter>,
     pub clocks: Arc<LinkClocks>,
     pub level: Level,
     pub operation: Operation,
 }
 
-impl Link {
+impl OutgoingLink {
     /// Counts bytes. Returns when they arrive, if the link is emulated: MPI gets them only then.
     fn send(&self, bytes: usize) -> Option<Instant> {
         self.counter.add(self.level, self.operation, bytes as u64);
@@ -104,7 +104,7 @@ pub(super) struct Ring {
     ranks: usize,
     me: usize,
     channel: Channel,
-    link: Link,
+    link: OutgoingLink,
     /// The step and the offset in its chunk of the next receive.
     cursor: (usize, usize),
     receives: VecDeque<Receive>,
@@ -132,7 +132,7 @@ impl Ring {
         collective: Collective,
         (ranks, me): (usize, usize),
         channel: Channel,
-        link: Link,
+        link: OutgoingLink,
     ) -> Result<Self, MpiError> {
         let mut ring = Ring {
             region,
@@ -304,7 +304,7 @@ impl AllToAll {
         region: Region,
         (ranks, me): (usize, usize),
         channel: Channel,
-        link: impl Fn(usize) -> Link,
+        link: impl Fn(usize) -> OutgoingLink,
     ) -> Result<Self, MpiError> {
         let sent = |to| region.part(all_to_all::sent(region.len(), ranks, to));
         let received = |from| region.part(all_to_all::received(region.len(), ranks, from));
@@ -351,7 +351,7 @@ impl Message {
         bytes: Bytes,
         to: usize,
         channel: Channel,
-        link: Option<&Link>,
+        link: Option<&OutgoingLink>,
     ) -> Result<Self, MpiError> {
         let send = Send { bytes, to, channel };
         match link.and_then(|link| link.send(bytes.len)) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kintsugi_spec::Group;
 use kintsugi_tensor::StreamWatch;
 
-use super::library::{Api, Handle, NcclError, Place};
+use super::library::{Api, EnqueueTarget, Handle, NcclError};
 use crate::activity::Activity;
 
 /// How long an abort waits for a call of the rank's own thread to return.
@@ -45,14 +45,14 @@ impl Communicator {
         &self,
         transfer: StartedTransfer,
         stream: *mut c_void,
-        enqueue: impl FnOnce(&Api, Place) -> Result<(), NcclError>,
+        enqueue: impl FnOnce(&Api, EnqueueTarget) -> Result<(), NcclError>,
     ) -> Result<(), NcclError> {
         let alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
         if !*alive {
             return Ok(());
         }
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(transfer);
-        enqueue(self.api, Place { communicator: self.handle, stream })
+        enqueue(self.api, EnqueueTarget { communicator: self.handle, stream })
     }
 
     /// Splits it: see [`Api::split`].

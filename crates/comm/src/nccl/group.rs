@@ -9,10 +9,10 @@ use std::sync::Arc;
 use kintsugi_spec::{Group, Topology};
 use kintsugi_tensor::{Buffer, SideEvent, SideStream, SideTransfer, View};
 
-use super::communicator::{Communicator as Channel, StartedTransfer};
+use super::communicator::{Communicator as NcclCommunicator, StartedTransfer};
 use super::job_state::JobState;
-use super::library::{Api, Elements, NcclError, Place};
-use super::links::Link;
+use super::library::{Api, Elements, EnqueueTarget, NcclError};
+use super::links::MessageLink;
 use crate::activity::Activity;
 use crate::paper::{Entry, Transfer, charge};
 use crate::{Collective, Communicator, Operation, Pending, RankFailure, Tag, TransferKind, all_to_all, ring};
@@ -25,9 +25,9 @@ pub struct NcclGroup {
     /// This rank's index in the group.
     me: usize,
     topology: Topology,
-    collectives: Lane,
+    collectives: StreamCommunicator,
     /// Those of this rank's messages, in the order of their rounds.
-    links: Vec<(Link, Lane)>,
+    links: Vec<(MessageLink, StreamCommunicator)>,
     /// Transfers so far.
     started: Cell<u64>,
     /// The transfers that are not waited for yet, by number.
@@ -45,8 +45,8 @@ struct InFlight {
 /// Every communicator has a stream of its own: a transfer that waits for another rank holds up its stream, and transfers of
 /// different groups start in different orders on different ranks.
 #[derive(Clone)]
-pub(super) struct Lane {
-    pub channel: Arc<Channel>,
+pub(super) struct StreamCommunicator {
+    pub communicator: Arc<NcclCommunicator>,
     pub stream: Rc<dyn SideStream>,
 }
 
@@ -55,8 +55,8 @@ impl NcclGroup {
         state: Arc<JobState>,
         (group, members, me): (Group, &[usize], usize),
         topology: Topology,
-        collectives: Lane,
-        links: Vec<(Link, Lane)>,
+        collectives: StreamCommunicator,
+        links: Vec<(MessageLink, StreamCommunicator)>,
     ) -> Self {
         NcclGroup {
             state,
@@ -72,7 +72,7 @@ impl NcclGroup {
     }
 
     /// The links of this rank's messages, in the order of their rounds.
-    pub(super) fn links(&self) -> impl Iterator<Item = Link> + '_ {
+    pub(super) fn links(&self) -> impl Iterator<Item = MessageLink> + '_ {
         self.links.iter().map(|(link, _)| *link)
     }
 
@@ -80,11 +80,11 @@ impl NcclGroup {
     /// its number.
     fn begin(
         &self,
-        lane: &Lane,
+        carrier: &StreamCommunicator,
         transfer: StartedTransfer,
         (view, sent): (View, usize),
         kind: u64,
-        enqueue: impl Fn(&Api, Elements, Place) -> Result<(), NcclError>,
+        enqueue: impl Fn(&Api, Elements, EnqueueTarget) -> Result<(), NcclError>,
     ) -> u64 {
         let number = self.started.replace(self.started.get() + 1);
         if self.state.has_failed() {
@@ -96,10 +96,11 @@ impl NcclGroup {
         let words = [kind, elements.address, bytes as u64, elements.dtype as u64];
         let mut enqueued = Ok(());
         let side = SideTransfer { name: &name, bytes: sent as u64, words: &words };
-        let end = lane.stream.start(&side, &mut |stream| {
-            enqueued = lane.channel.enqueue(transfer, stream, |api, place| enqueue(api, elements, place));
+        let end = carrier.stream.start(&side, &mut |stream| {
+            enqueued =
+                carrier.communicator.enqueue(transfer, stream, |api, target| enqueue(api, elements, target));
         });
-        let stream = Rc::clone(&lane.stream);
+        let stream = Rc::clone(&carrier.stream);
         self.in_flight.borrow_mut().insert(number, InFlight { end, stream });
         if let Err(error) = enqueued {
             self.state.fail_in(Some(transfer), error.to_string());
@@ -122,8 +123,8 @@ impl NcclGroup {
         self.state.traffic.add(level, operation, bytes as u64);
     }
 
-    fn link(&self, link: Link) -> &Lane {
-        let found = self.links.iter().find_map(|(known, lane)| (*known == link).then_some(lane));
+    fn link(&self, link: MessageLink) -> &StreamCommunicator {
+        let found = self.links.iter().find_map(|(known, carrier)| (*known == link).then_some(carrier));
         found.unwrap_or_else(|| {
             panic!("group {} has no link for messages from member {} to {}", self.group, link.from, link.to)
         })
@@ -135,17 +136,24 @@ impl NcclGroup {
         let activity =
             Activity::Message { group: self.group, from: self.members[from], to: self.members[to], tag };
         let transfer = StartedTransfer { activity, peer: Some(peer) };
-        let (lane, view) = (self.link(Link::of(tag, from, to)), buffer.view());
+        let (carrier, view) = (self.link(MessageLink::of(tag, from, to)), buffer.view());
         if sends {
             self.count(Operation::Send, to, view.bytes());
         }
         // The sender is rank 0 of the communicator of its link, and the receiver rank 1.
-        let number =
-            self.begin(lane, transfer, (view, view.bytes()), 3 + u64::from(sends), |api, elements, place| {
-                // SAFETY: the buffer belongs to the transfer until it is waited for. The lock of the channel is held, and its stream
+        let number = self.begin(
+            carrier,
+            transfer,
+            (view, view.bytes()),
+            3 + u64::from(sends),
+            |api, elements, target| {
+                // SAFETY: the buffer belongs to the transfer until it is waited for. The lock of the communicator is held, and its stream
                 // lives as long as the group.
-                unsafe { if sends { api.send(elements, 1, place) } else { api.receive(elements, 0, place) } }
-            });
+                unsafe {
+                    if sends { api.send(elements, 1, target) } else { api.receive(elements, 0, target) }
+                }
+            },
+        );
         let all = 0..buffer.len();
         Pending::new(buffer, all, TransferKind::Message { sequence: number })
     }
@@ -163,7 +171,7 @@ unsafe fn enqueue(
     collective: Collective,
     all: Elements,
     (ranks, me): (usize, usize),
-    at: Place,
+    target: EnqueueTarget,
 ) -> Result<(), NcclError> {
     if all.len == 0 {
         return Ok(());
@@ -177,15 +185,15 @@ unsafe fn enqueue(
     // SAFETY: chunks are parts of the elements; the rest is the caller's promise.
     unsafe {
         match collective {
-            Collective::AllReduce => api.all_reduce(all, at),
-            Collective::AllGather if equal => api.all_gather(chunk(me), all, at),
-            Collective::AllGather => each(&|chunk, owner| api.broadcast(chunk, owner, at)),
-            Collective::ReduceScatter if equal => api.reduce_scatter(chunk(me), all, at),
-            Collective::ReduceScatter => each(&|chunk, owner| api.reduce(chunk, owner, at)),
+            Collective::AllReduce => api.all_reduce(all, target),
+            Collective::AllGather if equal => api.all_gather(chunk(me), all, target),
+            Collective::AllGather => each(&|chunk, owner| api.broadcast(chunk, owner, target)),
+            Collective::ReduceScatter if equal => api.reduce_scatter(chunk(me), all, target),
+            Collective::ReduceScatter => each(&|chunk, owner| api.reduce(chunk, owner, target)),
             Collective::AllToAll => api.grouped(|| {
                 (0..ranks).try_for_each(|peer| {
-                    api.send(all.part(&all_to_all::sent(all.len, ranks, peer)), peer, at)?;
-                    api.receive(all.part(&all_to_all::received(all.len, ranks, peer)), peer, at)
+                    api.send(all.part(&all_to_all::sent(all.len, ranks, peer)), peer, target)?;
+                    api.receive(all.part(&all_to_all::received(all.len, ranks, peer)), peer, target)
                 })
             }),
         }
@@ -220,9 +228,9 @@ impl Communicator for NcclGroup {
             transfer,
             (view, sent),
             collective as u64,
-            |api, elements, place| {
+            |api, elements, target| {
                 // SAFETY: as in `message`.
-                unsafe { enqueue(api, collective, elements, (ranks, me), place) }
+                unsafe { enqueue(api, collective, elements, (ranks, me), target) }
             },
         );
         Pending::new(buffer, range, TransferKind::Collective { collective, sequence: number })
@@ -253,12 +261,12 @@ impl Communicator for NcclGroup {
 
 impl Drop for NcclGroup {
     fn drop(&mut self) {
-        for lane in self.links.iter().map(|(_, lane)| lane).chain([&self.collectives]) {
+        for carrier in self.links.iter().map(|(_, carrier)| carrier).chain([&self.collectives]) {
             if self.state.has_failed() || std::thread::panicking() {
-                lane.channel.abort();
+                carrier.communicator.abort();
             }
             // NCCL frees a communicator only after its work has ended and the graphs that contain it are gone.
-            lane.stream.finish();
+            carrier.stream.finish();
         }
     }
 }

@@ -282,7 +282,7 @@ impl Elements {
 
 /// A communicator and the stream on which it works.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct EnqueueTarget {
     pub communicator: Handle,
     pub stream: *mut c_void,
 }
@@ -377,11 +377,12 @@ impl Api {
     ///
     /// # Safety
     /// See the contract above.
-    pub unsafe fn all_reduce(&self, of: Elements, at: Place) -> Result<(), NcclError> {
+    pub unsafe fn all_reduce(&self, of: Elements, target: EnqueueTarget) -> Result<(), NcclError> {
         let (pointer, dtype) = (of.pointer(), number(of.dtype));
         // SAFETY: the caller's promise. The library allows the same address twice.
-        let status =
-            unsafe { (self.all_reduce)(pointer, pointer, of.len, dtype, SUM, at.communicator.0, at.stream) };
+        let status = unsafe {
+            (self.all_reduce)(pointer, pointer, of.len, dtype, SUM, target.communicator.0, target.stream)
+        };
         self.check("ncclAllReduce", status)
     }
 
@@ -389,11 +390,23 @@ impl Api {
     ///
     /// # Safety
     /// See the contract above.
-    pub unsafe fn all_gather(&self, own: Elements, all: Elements, at: Place) -> Result<(), NcclError> {
+    pub unsafe fn all_gather(
+        &self,
+        own: Elements,
+        all: Elements,
+        target: EnqueueTarget,
+    ) -> Result<(), NcclError> {
         let dtype = number(own.dtype);
         // SAFETY: the caller's promise. The library works in place if a rank's part is at its place.
         let status = unsafe {
-            (self.all_gather)(own.pointer(), all.pointer(), own.len, dtype, at.communicator.0, at.stream)
+            (self.all_gather)(
+                own.pointer(),
+                all.pointer(),
+                own.len,
+                dtype,
+                target.communicator.0,
+                target.stream,
+            )
         };
         self.check("ncclAllGather", status)
     }
@@ -402,11 +415,17 @@ impl Api {
     ///
     /// # Safety
     /// See the contract above.
-    pub unsafe fn reduce_scatter(&self, own: Elements, all: Elements, at: Place) -> Result<(), NcclError> {
+    pub unsafe fn reduce_scatter(
+        &self,
+        own: Elements,
+        all: Elements,
+        target: EnqueueTarget,
+    ) -> Result<(), NcclError> {
         let (from, to, dtype) = (all.pointer(), own.pointer(), number(own.dtype));
         // SAFETY: as in `all_gather`.
-        let status =
-            unsafe { (self.reduce_scatter)(from, to, own.len, dtype, SUM, at.communicator.0, at.stream) };
+        let status = unsafe {
+            (self.reduce_scatter)(from, to, own.len, dtype, SUM, target.communicator.0, target.stream)
+        };
         self.check("ncclReduceScatter", status)
     }
 
@@ -414,11 +433,24 @@ impl Api {
     ///
     /// # Safety
     /// See the contract above.
-    pub unsafe fn broadcast(&self, of: Elements, root: usize, at: Place) -> Result<(), NcclError> {
+    pub unsafe fn broadcast(
+        &self,
+        of: Elements,
+        root: usize,
+        target: EnqueueTarget,
+    ) -> Result<(), NcclError> {
         let (pointer, dtype) = (of.pointer(), number(of.dtype));
         // SAFETY: as in `all_reduce`.
         let status = unsafe {
-            (self.broadcast)(pointer, pointer, of.len, dtype, root as c_int, at.communicator.0, at.stream)
+            (self.broadcast)(
+                pointer,
+                pointer,
+                of.len,
+                dtype,
+                root as c_int,
+                target.communicator.0,
+                target.stream,
+            )
         };
         self.check("ncclBroadcast", status)
     }
@@ -427,11 +459,11 @@ impl Api {
     ///
     /// # Safety
     /// See the contract above.
-    pub unsafe fn reduce(&self, of: Elements, root: usize, at: Place) -> Result<(), NcclError> {
+    pub unsafe fn reduce(&self, of: Elements, root: usize, target: EnqueueTarget) -> Result<(), NcclError> {
         let (pointer, dtype, root) = (of.pointer(), number(of.dtype), root as c_int);
         // SAFETY: as in `all_reduce`.
         let status = unsafe {
-            (self.reduce)(pointer, pointer, of.len, dtype, SUM, root, at.communicator.0, at.stream)
+            (self.reduce)(pointer, pointer, of.len, dtype, SUM, root, target.communicator.0, target.stream)
         };
         self.check("ncclReduce", status)
     }
@@ -440,10 +472,17 @@ impl Api {
     ///
     /// # Safety
     /// See the contract above.
-    pub unsafe fn send(&self, of: Elements, to: usize, at: Place) -> Result<(), NcclError> {
+    pub unsafe fn send(&self, of: Elements, to: usize, target: EnqueueTarget) -> Result<(), NcclError> {
         // SAFETY: the caller's promise.
         let status = unsafe {
-            (self.send)(of.pointer(), of.len, number(of.dtype), to as c_int, at.communicator.0, at.stream)
+            (self.send)(
+                of.pointer(),
+                of.len,
+                number(of.dtype),
+                to as c_int,
+                target.communicator.0,
+                target.stream,
+            )
         };
         self.check("ncclSend", status)
     }
@@ -452,7 +491,7 @@ impl Api {
     ///
     /// # Safety
     /// See the contract above.
-    pub unsafe fn receive(&self, of: Elements, from: usize, at: Place) -> Result<(), NcclError> {
+    pub unsafe fn receive(&self, of: Elements, from: usize, target: EnqueueTarget) -> Result<(), NcclError> {
         // SAFETY: the caller's promise.
         let status = unsafe {
             (self.receive)(
@@ -460,8 +499,8 @@ impl Api {
                 of.len,
                 number(of.dtype),
                 from as c_int,
-                at.communicator.0,
-                at.stream,
+                target.communicator.0,
+                target.stream,
             )
         };
         self.check("ncclRecv", status)

@@ -7,21 +7,21 @@ use std::time::Duration;
 
 use kintsugi_spec::{Group, Topology};
 use kintsugi_tensor::cuda::Gpu;
-use kintsugi_tensor::{Backend, Category, DType, Place};
+use kintsugi_tensor::{AddressSpace, Backend, Category, DType};
 
 use super::NcclSettings;
-use super::communicator::Communicator as Channel;
-use super::group::{Lane, NcclGroup};
+use super::communicator::Communicator as NcclCommunicator;
+use super::group::{NcclGroup, StreamCommunicator};
 use super::job_state::JobState;
 use super::library::{self, Api, Handle, UniqueId};
-use super::links::{self, Link};
-use crate::connection::NcclPlace;
+use super::links::{self, MessageLink};
+use crate::connection::NcclProcess;
 use crate::{Collective, Communicator, RankFailure, Solo, Traffic, World};
 
 /// The first processes of a rendezvous as the ranks of a job, with a GPU each.
 pub struct NcclWorld {
     state: Arc<JobState>,
-    place: NcclPlace,
+    process: NcclProcess,
     topology: Topology,
     ranks: usize,
     settings: NcclSettings,
@@ -34,7 +34,7 @@ pub struct NcclWorld {
 #[derive(Default)]
 struct Setup {
     /// The communicator of all ranks, which is split.
-    all: Option<(&'static Api, Arc<Channel>)>,
+    all: Option<(&'static Api, Arc<NcclCommunicator>)>,
     /// Free bytes of the GPU before that.
     free: Option<u64>,
 }
@@ -43,24 +43,24 @@ impl NcclWorld {
     /// A world of the first `ranks` processes. `topology` determines the link level between each pair of them. A rank that
     /// waits longer than `timeout` for its GPU fails.
     pub(crate) fn new(
-        place: NcclPlace,
+        process: NcclProcess,
         topology: Topology,
         ranks: usize,
         timeout: Duration,
         (settings, wraps): (NcclSettings, bool),
     ) -> Self {
-        let processes = place.rendezvous.size;
+        let processes = process.rendezvous.size;
         assert!(ranks <= processes, "{ranks} ranks of {processes} processes");
-        let state = JobState::new(place.rendezvous, timeout);
-        NcclWorld { state, place, topology, ranks, settings, wraps, setup: Mutex::default() }
+        let state = JobState::new(process.rendezvous, timeout);
+        NcclWorld { state, process, topology, ranks, settings, wraps, setup: Mutex::default() }
     }
 
     fn me(&self) -> usize {
-        self.place.rendezvous.rank
+        self.process.rendezvous.rank
     }
 
     /// The communicator of all ranks. All come here together, at their first group.
-    fn all(&self, setup: &mut Setup) -> Result<(&'static Api, Arc<Channel>), RankFailure> {
+    fn all(&self, setup: &mut Setup) -> Result<(&'static Api, Arc<NcclCommunicator>), RankFailure> {
         if let Some((api, all)) = &setup.all {
             return Ok((*api, Arc::clone(all)));
         }
@@ -77,28 +77,28 @@ impl NcclWorld {
         let handle = api
             .init(UniqueId(id), self.ranks, self.me(), self.settings.channels)
             .map_err(|error| failed(error.to_string()))?;
-        let all = self.state.add(Channel::new(api, handle, Group::DATA, None));
+        let all = self.state.add(NcclCommunicator::new(api, handle, Group::DATA, None));
         setup.all = Some((api, Arc::clone(&all)));
         Ok((api, all))
     }
 
     fn failed(&self, during: &str, reason: String) -> RankFailure {
-        let host = Some(self.place.rendezvous.host.clone());
+        let host = Some(self.process.rendezvous.host.clone());
         RankFailure { host, ..RankFailure::new(self.me(), during, reason) }
     }
 
     /// A communicator and its stream.
-    fn lane(
+    fn stream_communicator(
         &self,
         api: &'static Api,
         handle: Handle,
         group: Group,
         name: &str,
         backend: &dyn Backend,
-    ) -> Lane {
+    ) -> StreamCommunicator {
         let stream = backend.side_stream(name).expect("a GPU has side streams");
-        let channel = self.state.add(Channel::new(api, handle, group, Some(stream.watch())));
-        Lane { channel, stream }
+        let communicator = self.state.add(NcclCommunicator::new(api, handle, group, Some(stream.watch())));
+        StreamCommunicator { communicator, stream }
     }
 
     /// Takes part in the splits of a group of `size` members, with or without being one of them.
@@ -127,7 +127,8 @@ impl NcclWorld {
                     let link = round.iter().find(|link| link.from == me || link.to == me)?;
                     Some((*link, usize::from(link.to == me)))
                 });
-                let color = |link: Link| members.map(|members| members[link.from].min(members[link.to]));
+                let color =
+                    |link: MessageLink| members.map(|members| members[link.from].min(members[link.to]));
                 let made = split(mine.and_then(|(link, key)| Some((color(link)?, key))))?;
                 links.extend(made.zip(mine).map(|(handle, (link, _))| (link, handle)));
             }
@@ -135,12 +136,12 @@ impl NcclWorld {
         let (Some(whole), Some(members), Some(me), Some(backend)) = (whole, members, me, backend) else {
             return Ok(None);
         };
-        let lane = |handle, name: &str| self.lane(api, handle, group, name, &**backend);
-        let named = |(link, handle): (Link, Handle)| {
+        let make = |handle, name: &str| self.stream_communicator(api, handle, group, name, &**backend);
+        let named = |(link, handle): (MessageLink, Handle)| {
             let name = format!("{group}, {} to {}", members[link.from], members[link.to]);
-            (link, lane(handle, &name))
+            (link, make(handle, &name))
         };
-        let (collectives, links) = (lane(whole, &group.to_string()), links.into_iter().map(named).collect());
+        let (collectives, links) = (make(whole, &group.to_string()), links.into_iter().map(named).collect());
         let parts = (group, members, me);
         Ok(Some(NcclGroup::new(Arc::clone(&self.state), parts, self.topology, collectives, links)))
     }
@@ -148,7 +149,7 @@ impl NcclWorld {
     /// Free bytes of this process's GPU, at a moment when no rank allocates.
     fn free_bytes(&self) -> Result<Option<u64>, RankFailure> {
         self.barrier()?;
-        let free = Gpu::new(self.place.gpu).and_then(|gpu| gpu.memory()).ok().map(|(free, _)| free);
+        let free = Gpu::new(self.process.gpu).and_then(|gpu| gpu.memory()).ok().map(|(free, _)| free);
         self.barrier()?;
         Ok(free)
     }
@@ -176,7 +177,11 @@ impl World for NcclWorld {
         backend: &Rc<dyn Backend>,
     ) -> Box<dyn Communicator> {
         assert_eq!(me, self.me(), "a process makes groups of its own rank");
-        assert_eq!(backend.memory().place(), Place::Device, "NCCL transfers the memory of GPUs");
+        assert_eq!(
+            backend.memory().address_space(),
+            AddressSpace::Device,
+            "NCCL transfers the memory of GPUs"
+        );
         match self.join(group, Some(members), members.len(), Some(backend)) {
             Ok(Some(made)) => {
                 warm_up(&made, &**backend);
@@ -204,7 +209,7 @@ impl World for NcclWorld {
     fn transport_bytes(&self) -> Result<u64, RankFailure> {
         let Some(before) = self.lock().free else { return Ok(0) };
         let Some(after) = self.free_bytes()? else { return Ok(0) };
-        Ok(before.saturating_sub(after) / self.place.gpu_ranks(self.ranks) as u64)
+        Ok(before.saturating_sub(after) / self.process.gpu_ranks(self.ranks) as u64)
     }
 
     fn traffic(&self, rank: usize) -> Traffic {
@@ -213,27 +218,27 @@ impl World for NcclWorld {
     }
 
     fn gather(&self, bytes: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, RankFailure> {
-        self.place.rendezvous.gather(self.ranks, bytes)
+        self.process.rendezvous.gather(self.ranks, bytes)
     }
 
     fn broadcast(&self, bytes: Vec<u8>) -> Result<Vec<u8>, RankFailure> {
-        self.place.rendezvous.broadcast(self.ranks, bytes)
+        self.process.rendezvous.broadcast(self.ranks, bytes)
     }
 
     fn post(&self, bytes: &[u8]) {
-        self.place.rendezvous.post(bytes);
+        self.process.rendezvous.post(bytes);
     }
 
     fn take_post(&self, from: usize) -> Option<Vec<u8>> {
-        self.place.rendezvous.take_post(from)
+        self.process.rendezvous.take_post(from)
     }
 
     fn finished_pieces(&self) -> u64 {
-        self.place.rendezvous.pieces()
+        self.process.rendezvous.pieces()
     }
 
     fn abort(&self, reason: RankFailure) {
-        self.state.fail(RankFailure { host: Some(self.place.rendezvous.host.clone()), ..reason });
+        self.state.fail(RankFailure { host: Some(self.process.rendezvous.host.clone()), ..reason });
     }
 
     fn failure(&self) -> Option<RankFailure> {
@@ -241,7 +246,7 @@ impl World for NcclWorld {
     }
 
     fn host(&self) -> Option<String> {
-        Some(self.place.rendezvous.host.clone())
+        Some(self.process.rendezvous.host.clone())
     }
 }
 
@@ -260,8 +265,8 @@ fn warm_up(group: &NcclGroup, backend: &dyn Backend) {
     for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
         drop(group.run(collective, scratch()));
     }
-    let tag = |link: Link| u64::from(link.lane == links::Lane::Backward);
-    let message = |link: Link| {
+    let tag = |link: MessageLink| u64::from(link.direction == links::Direction::Backward);
+    let message = |link: MessageLink| {
         if link.from == me {
             group.send(link.to, tag(link), scratch())
         } else {

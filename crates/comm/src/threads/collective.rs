@@ -24,7 +24,7 @@
 use std::time::Instant;
 use std::{fmt, mem};
 
-use kintsugi_tensor::{DType, Place};
+use kintsugi_tensor::{AddressSpace, DType};
 
 use super::group_state::Transfers;
 use super::member::{Member, Next, move_within};
@@ -468,7 +468,7 @@ fn does_not_wait(member: &MemberProgress) -> bool {
 
 /// Whether a member's elements are on a GPU, where its progress thread does not move them.
 fn on_gpu(member: &MemberProgress) -> bool {
-    member.region.is_some_and(|region| region.place() == Place::Device)
+    member.region.is_some_and(|region| region.address_space() == AddressSpace::Device)
 }
 
 /// Ends a move if it panics, so that the owner of the memory does not wait for it for ever.

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kintsugi_spec::{EmulatedLinks, Group, Topology, work};
-use kintsugi_tensor::{Backend, Place};
+use kintsugi_tensor::{AddressSpace, Backend};
 
 use crate::activity::Activity;
 use crate::emulated::LinkClocks;
@@ -135,9 +135,9 @@ impl World for ThreadsWorld {
         backend: &Rc<dyn Backend>,
     ) -> Box<dyn Communicator> {
         let member = self.member(group, members, me);
-        match backend.memory().place() {
-            Place::Device => Box::new(ThreadsGroup::on_gpu(member, Rc::clone(backend))),
-            Place::Host | Place::Paper => Box::new(ThreadsGroup::on_host(member)),
+        match backend.memory().address_space() {
+            AddressSpace::Device => Box::new(ThreadsGroup::on_gpu(member, Rc::clone(backend))),
+            AddressSpace::Host | AddressSpace::Paper => Box::new(ThreadsGroup::on_host(member)),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use kintsugi_tensor::{Backend, Buffer, Foreign, Place};
+use kintsugi_tensor::{AddressSpace, Backend, Buffer, Foreign};
 
 use crate::region::{Region, assert_compatible};
 use crate::ring::Action;
@@ -20,7 +20,7 @@ pub(super) struct SharedGpu {
 
 impl SharedGpu {
     pub(super) fn new(backend: Rc<dyn Backend>) -> Self {
-        SharedGpu { backend, memory: Rc::new(Foreign(Place::Device)) }
+        SharedGpu { backend, memory: Rc::new(Foreign(AddressSpace::Device)) }
     }
 
     /// Waits until this rank's stream has run all enqueued operations.

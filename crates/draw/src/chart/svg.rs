@@ -31,18 +31,18 @@ pub fn svg(chart: &Chart) -> String {
     );
     text(&mut out, LEFT, 26.0, "start", "font-size=\"16\" font-weight=\"600\"", &chart.title);
     out.push_str(&legend.svg);
-    let place = Place::new(chart, top);
-    grid(&mut out, chart, &place);
-    bars(&mut out, chart, &place);
+    let area = PlotArea::new(chart, top);
+    grid(&mut out, chart, &area);
+    bars(&mut out, chart, &area);
     for series in &chart.series {
         match series.style {
-            Style::Line | Style::Guide => line(&mut out, chart, series, &place),
-            Style::Points => points(&mut out, chart, series, &place),
-            Style::Ring => rings(&mut out, series, &place),
+            Style::Line | Style::Guide => line(&mut out, chart, series, &area),
+            Style::Points => points(&mut out, chart, series, &area),
+            Style::Ring => rings(&mut out, series, &area),
             Style::Bars | Style::Stack => {}
         }
     }
-    marks(&mut out, chart, &place);
+    marks(&mut out, chart, &area);
     for (row, words) in caption.iter().enumerate() {
         let y = top + PLOT + BELOW + LINE * (row as f64 + 0.8);
         text(&mut out, LEFT, y, "start", "font-size=\"12\"", words);
@@ -51,15 +51,15 @@ pub fn svg(chart: &Chart) -> String {
     out
 }
 
-/// Where the numbers of a chart are.
-struct Place {
+/// The area of a chart that shows its numbers, and the range of each axis.
+struct PlotArea {
     x: Ticks,
     y: Ticks,
     top: f64,
     log: bool,
 }
 
-impl Place {
+impl PlotArea {
     fn new(chart: &Chart, top: f64) -> Self {
         let log = chart.x.scale == super::Scale::Log;
         let all = || chart.series.iter();
@@ -88,7 +88,7 @@ impl Place {
         let from_zero =
             chart.y.zero || all().any(|series| matches!(series.style, Style::Bars | Style::Stack));
         let y = ticks(if from_zero { low.min(0.0) } else { low }, high, 5, chart.y.unit, chart.y.scale);
-        Place { x, y, top, log }
+        PlotArea { x, y, top, log }
     }
 
     fn x(&self, value: f64) -> f64 {
@@ -102,7 +102,7 @@ impl Place {
     }
 }
 
-/// The height of each stack of bars, by its place.
+/// The height of each stack of bars, by its area.
 fn stacks(chart: &Chart) -> HashMap<u64, f64> {
     let mut heights: HashMap<u64, f64> = HashMap::new();
     for series in chart.series.iter().filter(|series| series.style == Style::Stack) {
@@ -113,16 +113,16 @@ fn stacks(chart: &Chart) -> HashMap<u64, f64> {
     heights
 }
 
-fn grid(out: &mut String, chart: &Chart, place: &Place) {
-    let (left, right, bottom) = (LEFT, WIDTH - RIGHT, place.top + PLOT);
-    for (i, &value) in place.y.places.iter().enumerate() {
-        let (y, opacity) = (place.y(value), if i == 0 { 0.9 } else { 0.25 });
+fn grid(out: &mut String, chart: &Chart, area: &PlotArea) {
+    let (left, right, bottom) = (LEFT, WIDTH - RIGHT, area.top + PLOT);
+    for (i, &value) in area.y.places.iter().enumerate() {
+        let (y, opacity) = (area.y(value), if i == 0 { 0.9 } else { 0.25 });
         rule(out, [left, y, right, y], opacity);
         text(out, left - 8.0, y + 4.5, "end", "", &figure(chart, value));
     }
     if chart.x.categories.is_empty() {
-        for &value in &place.x.places {
-            let x = place.x(value);
+        for &value in &area.x.places {
+            let x = area.x(value);
             rule(out, [x, bottom, x, bottom + 5.0], 0.9);
             text(out, x, bottom + 20.0, "middle", "", &chart.x.unit.format(value));
         }
@@ -133,11 +133,11 @@ fn grid(out: &mut String, chart: &Chart, place: &Place) {
             let most = (room * every as f64 / 7.0).max(3.0) as usize;
             let short: String = name.chars().take(most).collect();
             let name = if short.len() < name.len() { format!("{short}…") } else { short };
-            text(out, place.x(i as f64), bottom + 20.0, "middle", "", &name);
+            text(out, area.x(i as f64), bottom + 20.0, "middle", "", &name);
         }
     }
     text(out, f64::midpoint(left, right), bottom + 42.0, "middle", "", &chart.x.title());
-    let middle = place.top + PLOT / 2.0;
+    let middle = area.top + PLOT / 2.0;
     text(out, 16.0, middle, "middle", &format!("transform=\"rotate(-90 16 {middle})\""), &chart.y.title());
 }
 
@@ -213,9 +213,9 @@ fn dash(series: &Series) -> &'static str {
 }
 
 /// A line, its points, and a figure at each point: above it, or below it if a guide would cross the figure.
-fn line(out: &mut String, chart: &Chart, series: &Series, place: &Place) {
+fn line(out: &mut String, chart: &Chart, series: &Series, area: &PlotArea) {
     let colour = colour(series);
-    let at = |(i, (&x, y)): (usize, (&f64, &Option<f64>))| y.map(|y| (place.x(x), place.y(y), i, y));
+    let at = |(i, (&x, y)): (usize, (&f64, &Option<f64>))| y.map(|y| (area.x(x), area.y(y), i, y));
     let found: Vec<Option<(f64, f64, usize, f64)>> =
         series.x.iter().zip(&series.y).enumerate().map(at).collect();
     for piece in found.split(Option::is_none).filter(|piece| piece.len() > 1) {
@@ -234,9 +234,7 @@ fn line(out: &mut String, chart: &Chart, series: &Series, place: &Place) {
     }
     let guides = || chart.series.iter().filter(|series| series.style == Style::Guide);
     let crossed = |y: f64| {
-        guides()
-            .flat_map(|guide| guide.y.iter().flatten())
-            .any(|&v| (y - 26.0..y - 1.0).contains(&place.y(v)))
+        guides().flat_map(|guide| guide.y.iter().flatten()).any(|&v| (y - 26.0..y - 1.0).contains(&area.y(v)))
     };
     for &(px, py, i, y) in found.iter().flatten() {
         let fill = if is_hollow(series, i) { "none" } else { colour };
@@ -263,12 +261,12 @@ fn is_hollow(series: &Series, point: usize) -> bool {
     series.hollow.get(point).copied().unwrap_or(false)
 }
 
-fn points(out: &mut String, chart: &Chart, series: &Series, place: &Place) {
+fn points(out: &mut String, chart: &Chart, series: &Series, area: &PlotArea) {
     let many = chart.series.iter().any(|series| series.x.len() > 400);
     let (radius, opacity) = if many { (1.5, 0.6) } else { (4.0, 0.95) };
     for (&x, y) in series.x.iter().zip(&series.y) {
         let Some(y) = y else { continue };
-        let (x, y, colour) = (place.x(x), place.y(*y), colour(series));
+        let (x, y, colour) = (area.x(x), area.y(*y), colour(series));
         writeln!(
             out,
             "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"{colour}\" fill-opacity=\"{opacity}\"/>"
@@ -278,10 +276,10 @@ fn points(out: &mut String, chart: &Chart, series: &Series, place: &Place) {
 }
 
 /// A ring around each point, with the series' name on the side that has room.
-fn rings(out: &mut String, series: &Series, place: &Place) {
+fn rings(out: &mut String, series: &Series, area: &PlotArea) {
     for (&x, y) in series.x.iter().zip(&series.y) {
         let Some(y) = y else { continue };
-        let (x, y) = (place.x(x), place.y(*y));
+        let (x, y) = (area.x(x), area.y(*y));
         writeln!(
             out,
             "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"7\" fill=\"none\" stroke=\"{TEXT}\" stroke-width=\"2\"/>"
@@ -292,12 +290,12 @@ fn rings(out: &mut String, series: &Series, place: &Place) {
     }
 }
 
-fn bars(out: &mut String, chart: &Chart, place: &Place) {
+fn bars(out: &mut String, chart: &Chart, area: &PlotArea) {
     let beside: Vec<&Series> = chart.series.iter().filter(|series| series.style == Style::Bars).collect();
-    let room = (place.x(1.0) - place.x(0.0)) * 0.72;
+    let room = (area.x(1.0) - area.x(0.0)) * 0.72;
     let each = room / beside.len().max(1) as f64;
     let mut bar = |series: &Series, x: f64, wide: f64, [low, high]: [f64; 2], hollow: bool| {
-        let (top, bottom, colour) = (place.y(high), place.y(low), colour(series));
+        let (top, bottom, colour) = (area.y(high), area.y(low), colour(series));
         let fill = if hollow { "none" } else { colour };
         writeln!(
             out,
@@ -313,7 +311,7 @@ fn bars(out: &mut String, chart: &Chart, place: &Place) {
     for (i, series) in beside.iter().enumerate() {
         for (point, (&x, y)) in series.x.iter().zip(&series.y).enumerate() {
             let Some(y) = y else { continue };
-            let left = place.x(x) - room / 2.0 + each * i as f64;
+            let left = area.x(x) - room / 2.0 + each * i as f64;
             bar(series, left, (each - 3.0).max(1.0), [0.0, *y], is_hollow(series, point));
         }
     }
@@ -323,7 +321,7 @@ fn bars(out: &mut String, chart: &Chart, place: &Place) {
             let from = below.entry(x.to_bits()).or_default();
             let to = *from + y.unwrap_or(0.0);
             if to > *from {
-                bar(series, place.x(x) - room / 2.0, room.max(1.0), [*from, to], false);
+                bar(series, area.x(x) - room / 2.0, room.max(1.0), [*from, to], false);
             }
             *from = to;
         }
@@ -331,10 +329,10 @@ fn bars(out: &mut String, chart: &Chart, place: &Place) {
 }
 
 /// Signs on the horizontal axis.
-fn marks(out: &mut String, chart: &Chart, place: &Place) {
+fn marks(out: &mut String, chart: &Chart, area: &PlotArea) {
     for mark in &chart.marks {
         let (sign, _) = mark.kind.legend();
-        text(out, place.x(mark.x), place.top + PLOT - 4.0, "middle", "font-size=\"15\"", sign);
+        text(out, area.x(mark.x), area.top + PLOT - 4.0, "middle", "font-size=\"15\"", sign);
     }
 }
 
@@ -391,8 +389,8 @@ mod tests {
     fn a_figure_that_a_guide_would_cross_is_below_its_point() {
         for (value, offset) in [(100.0, -10.0), (96.0, 20.0), (50.0, -10.0)] {
             let chart = chart(vec![line(&[Some(value)]), Series::guide("ideal", 1, [0.0, 1.0], 100.0)]);
-            let place = Place::new(&chart, 58.0);
-            let at = format!("y=\"{:.1}\" text-anchor=\"middle\" font-size", place.y(value) + offset);
+            let area = PlotArea::new(&chart, 58.0);
+            let at = format!("y=\"{:.1}\" text-anchor=\"middle\" font-size", area.y(value) + offset);
             assert!(svg(&chart).contains(&at), "{value}\n{}", svg(&chart));
         }
     }
@@ -402,8 +400,8 @@ mod tests {
         let (axis, places) = Axis::of_values("nodes", &["8", "16", "128"].map(str::to_owned));
         assert_eq!((axis.scale, &places[..]), (Scale::Log, &[8.0, 16.0, 128.0][..]));
         let series = Series::new("a", Style::Line, 0).points(places.iter().map(|&x| (x, Some(1.0))));
-        let place = Place::new(&Chart { x: axis, ..chart(vec![series]) }, 58.0);
-        let [a, b, c] = [8.0, 16.0, 128.0].map(|x| place.x(x));
+        let area = PlotArea::new(&Chart { x: axis, ..chart(vec![series]) }, 58.0);
+        let [a, b, c] = [8.0, 16.0, 128.0].map(|x| area.x(x));
         assert!(((c - b) / (b - a) - 3.0).abs() < 1e-9);
         let (axis, places) = Axis::of_values("schedule", &["1f1b", "gpipe"].map(str::to_owned));
         assert_eq!((axis.categories.len(), &places[..]), (2, &[0.0, 1.0][..]));
@@ -416,7 +414,7 @@ mod tests {
         let categories = Axis::of_categories("stage", ["0", "1"].map(str::to_owned).to_vec());
         let stacked =
             Chart { x: categories.clone(), ..chart(vec![bar(Style::Stack, 0), bar(Style::Stack, 1)]) };
-        assert!((Place::new(&stacked, 58.0).y.high - 4.0).abs() < 1e-9);
+        assert!((PlotArea::new(&stacked, 58.0).y.high - 4.0).abs() < 1e-9);
         // The legend has one each too.
         assert_eq!(svg(&stacked).matches("<rect").count(), 2 + 4);
         let hollow = Series { hollow: vec![false, true], ..bar(Style::Bars, 0) };

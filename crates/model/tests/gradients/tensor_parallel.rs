@@ -18,7 +18,7 @@ const TP: usize = 2;
 const TOLERANCE: f64 = 1e-12;
 
 /// The results of a pass through the model on one rank.
-struct Pass {
+struct PassResults {
     loss: f64,
     streams: Streams,
     /// The gradient of every unit.
@@ -34,7 +34,7 @@ struct Streams {
 }
 
 /// Forward and backward of the whole model on one rank.
-fn pass(plan: &Plan, group: &dyn Communicator, part: BackwardPart) -> Pass {
+fn pass(plan: &Plan, group: &dyn Communicator, part: BackwardPart) -> PassResults {
     let (rank, shape) = (TestRank::new(), shape(plan, group.rank()));
     let layouts: Vec<UnitLayout> = plan.units().into_iter().map(|unit| plan.layout(unit)).collect();
     let unit = |layout| rank.unit(layout, &random_weights(layout, group.size(), group.rank()));
@@ -51,7 +51,7 @@ fn pass(plan: &Plan, group: &dyn Communicator, part: BackwardPart) -> Pass {
     let [tokens, targets] = [4, 5].map(|seed| random_tokens(plan.rows(), plan.model.vocab, seed));
     let (loss, streams) = model.run(&tokens, &targets, part);
     let gradients = model.units.iter().map(|(&name, unit)| (name, rank.values(unit.gradient()))).collect();
-    Pass { loss, streams, gradients }
+    PassResults { loss, streams, gradients }
 }
 
 struct Model<'a> {
@@ -109,7 +109,7 @@ impl Model<'_> {
 }
 
 /// The same pass on every rank of a world of [`TP`].
-fn parallel_passes(plan: &Plan, part: BackwardPart) -> Vec<Pass> {
+fn parallel_passes(plan: &Plan, part: BackwardPart) -> Vec<PassResults> {
     // A rank whose peer has panicked would otherwise wait for ever.
     let world = ThreadsWorld::new(Topology::ONE_NODE, TP, Duration::from_secs(60));
     let members: Vec<usize> = (0..TP).collect();

@@ -10,7 +10,7 @@ use kintsugi_comm::paper::Log;
 use kintsugi_plan::{Axis, Batch, Block, Coordinate, Op, Pipeline, Plan, ScheduleKind, Sharding, Unit};
 use kintsugi_rank::{Rank, paper_groups};
 use kintsugi_tensor::paper::Paper;
-use kintsugi_tensor::{Arena, Backend, Block as MemoryBlock, Category, Device, Memory, Place, Usage};
+use kintsugi_tensor::{AddressSpace, Arena, Backend, Block as MemoryBlock, Category, Device, Memory, Usage};
 use rustc_hash::FxHashMap;
 
 use crate::cost::kind;
@@ -280,8 +280,8 @@ impl Level {
 }
 
 impl Memory for Gauge {
-    fn place(&self) -> Place {
-        Place::Paper
+    fn address_space(&self) -> AddressSpace {
+        AddressSpace::Paper
     }
 
     fn allocate(&self, bytes: u64, category: Category) -> MemoryBlock {

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::element::{Element, Real};
-use crate::{DType, Place, View};
+use crate::{AddressSpace, DType, View};
 
 /// More than the views of the largest operation.
 const VIEWS: usize = 20;
@@ -36,7 +36,7 @@ impl Access {
     /// A view that is only read.
     pub fn read<'s, T: Element>(&'s self, view: View<'s>) -> &'s [T] {
         let pointer = self.claim::<T>(view, T::DTYPE, false);
-        // SAFETY: `claim` has checked place, type, alignment and that no writable slice overlaps. The view keeps its
+        // SAFETY: `claim` has checked the address space, type, alignment and that no writable slice overlaps. The view keeps its
         // buffer alive, and host memory is always initialised.
         unsafe { std::slice::from_raw_parts(pointer, view.len()) }
     }
@@ -89,7 +89,7 @@ impl Access {
     }
 
     fn claim<T>(&self, view: View, dtype: DType, written: bool) -> *mut T {
-        assert_eq!(view.place(), Place::Host, "the CPU cannot reach this memory");
+        assert_eq!(view.address_space(), AddressSpace::Host, "the CPU cannot reach this memory");
         assert_eq!(view.dtype(), dtype, "a view has another type than the operation works in");
         let span = Span { start: view.address(), end: view.address() + view.bytes() as u64, written };
         assert!(span.start.is_multiple_of(align_of::<T>() as u64), "a view is not aligned");

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 
 use super::counting::{self, Tag};
-use crate::{Arena, Block, Category, Ledger, Memory, Place, Usage};
+use crate::{AddressSpace, Arena, Block, Category, Ledger, Memory, Usage};
 
 /// The operating system refused memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,14 +26,14 @@ impl Slab {
     /// Allocates `capacity` bytes on the heap.
     pub fn new(capacity: u64) -> Result<Self, OutOfMemory> {
         let allocation = counting::tagged(Tag::Reserved, || Allocation::new(Arena::rounded(capacity)))?;
-        let arena = Arena::new(Place::Host, allocation.address(), allocation.bytes());
+        let arena = Arena::new(AddressSpace::Host, allocation.address(), allocation.bytes());
         Ok(Slab { allocation, arena })
     }
 }
 
 impl Memory for Slab {
-    fn place(&self) -> Place {
-        Place::Host
+    fn address_space(&self) -> AddressSpace {
+        AddressSpace::Host
     }
 
     fn allocate(&self, bytes: u64, category: Category) -> Block {
@@ -67,8 +67,8 @@ pub struct Heap {
 }
 
 impl Memory for Heap {
-    fn place(&self) -> Place {
-        Place::Host
+    fn address_space(&self) -> AddressSpace {
+        AddressSpace::Host
     }
 
     fn allocate(&self, bytes: u64, category: Category) -> Block {

@@ -41,7 +41,7 @@ use crate::ops::{
     NormBackward, Positions, PositionsBackward, Quantize, Requantize, Residual, Rotary, SumsOfSquares,
     Swiglu, SwigluBackward, UpdateControl,
 };
-use crate::{Backend, Buffer, Category, DType, Memory, Place, View};
+use crate::{AddressSpace, Backend, Buffer, Category, DType, Memory, View};
 
 const fn larger(a: usize, b: usize) -> usize {
     if a > b { a } else { b }
@@ -68,7 +68,7 @@ impl CpuBackend {
     /// A backend over host memory. It allocates its workspace immediately.
     pub fn new(memory: Rc<dyn Memory>, threads: usize) -> Self {
         assert!(threads > 0, "a rank has at least one thread");
-        assert_eq!(memory.place(), Place::Host, "the CPU needs host memory");
+        assert_eq!(memory.address_space(), AddressSpace::Host, "the CPU needs host memory");
         let elements = workspace_bytes(threads) as usize / DType::F64.bytes();
         let workspace = Buffer::new(&memory, elements, DType::F64, Category::Workspace);
         CpuBackend { memory, threads: Threads(threads), workspace: RefCell::new(workspace) }

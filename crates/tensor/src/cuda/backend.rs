@@ -20,7 +20,7 @@ use crate::ops::{
     Swiglu, SwigluBackward, UpdateControl,
 };
 use crate::{
-    Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, Place, ReplayOutcome,
+    AddressSpace, Backend, Buffer, Category, DType, Fetch, Launch, Mark, Memory, Notice, ReplayOutcome,
     ReplayRequest, SideStream, View,
 };
 
@@ -56,7 +56,7 @@ impl CudaBackend {
 /// Panics unless the view is device memory of `bytes`.
 fn check_copy(bytes: usize, view: View) {
     assert_eq!(bytes, view.bytes(), "a copy of another length");
-    assert_eq!(view.place(), Place::Device, "the GPU cannot reach this memory");
+    assert_eq!(view.address_space(), AddressSpace::Device, "the GPU cannot reach this memory");
 }
 
 /// Converts numbers to the bytes of a type.

@@ -3,7 +3,7 @@
 use super::error::CudaError;
 use super::kernels::{Kernels, Source, suffix};
 use super::stream::{Argument, DeviceRange, Grid, Stream, Table};
-use crate::{Place, View};
+use crate::{AddressSpace, View};
 
 /// Elements that a thread moves at once if alignment allows (`PACK` of `common.cuh`).
 pub(crate) const PACK: usize = 8;
@@ -148,7 +148,7 @@ pub(crate) fn common_suffix(views: &[View]) -> Result<&'static str, CudaError> {
 
 /// The device address of a view. Panics if the view is not device memory.
 pub(crate) fn device_address(view: View) -> u64 {
-    assert_eq!(view.place(), Place::Device, "the GPU cannot reach this memory");
+    assert_eq!(view.address_space(), AddressSpace::Device, "the GPU cannot reach this memory");
     view.address()
 }
 

@@ -4,7 +4,7 @@ use cudarc::driver::result;
 
 use super::error::CudaError;
 use super::stream::Stream;
-use crate::{Arena, Block, Category, Memory, Place, Usage};
+use crate::{AddressSpace, Arena, Block, Category, Memory, Usage};
 
 /// One `cuMemAlloc` of the planned capacity. Managed memory is not used, because it would page instead of failing.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl DeviceSlab {
             let free = stream.context().mem_get_info().map_or(0, |(free, _)| free);
             CudaError::Driver(format!("{bytes} bytes of memory were refused, {free} are free: {error:?}"))
         })?;
-        let arena = Arena::new(Place::Device, address, bytes);
+        let arena = Arena::new(AddressSpace::Device, address, bytes);
         Ok(DeviceSlab { stream: stream.clone(), address, bytes, arena })
     }
 
@@ -35,8 +35,8 @@ impl DeviceSlab {
 }
 
 impl Memory for DeviceSlab {
-    fn place(&self) -> Place {
-        Place::Device
+    fn address_space(&self) -> AddressSpace {
+        AddressSpace::Device
     }
 
     fn allocate(&self, bytes: u64, category: Category) -> Block {

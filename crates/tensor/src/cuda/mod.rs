@@ -39,7 +39,7 @@ mod tensor_map;
 pub use error::CudaError;
 pub use gpu::{Gpu, NvmlDevice};
 
-pub(crate) use attention::{Pass, asks_cudnn, workspace_bytes as attention_workspace_bytes};
+pub(crate) use attention::{AttentionPass, asks_cudnn, workspace_bytes as attention_workspace_bytes};
 pub(crate) use stream::TimingEvent;
 
 use std::rc::Rc;

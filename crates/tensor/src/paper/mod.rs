@@ -10,7 +10,7 @@ pub use cost::GELU;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::cuda::{Pass, asks_cudnn, attention_workspace_bytes};
+use crate::cuda::{AttentionPass, asks_cudnn, attention_workspace_bytes};
 use crate::ops::{
     AdamW, Attention, AttentionBackward, AttentionShape, CachedAttention, Check, ColumnSum, CrossEntropy,
     Dequantize, Embedding, EmbeddingBackward, Linear, LinearBackwardInput, LinearBackwardWeight,
@@ -129,7 +129,7 @@ impl Paper {
     /// Allocates and releases the scratch that attention needs beside the workspace, as the device does.
     fn take_scratch(&self, shape: AttentionShape, dtype: DType, cudnn: bool, backward: bool) {
         let Device::Cuda { deterministic } = self.device else { return };
-        let pass = if backward { Pass::Backward { deterministic } } else { Pass::Forward };
+        let pass = if backward { AttentionPass::Backward { deterministic } } else { AttentionPass::Forward };
         let bytes = attention_workspace_bytes(shape, dtype, cudnn, pass);
         if bytes > 0 {
             self.memory.release(self.memory.allocate(bytes, Category::Workspace));

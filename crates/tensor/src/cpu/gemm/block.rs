@@ -57,7 +57,7 @@ pub fn run<In, Out, E, K, const R: usize, const C: usize>(
             for depths in blocks(0..k.max(1), DEPTH) {
                 let (first, last) = (depths.start == 0, depths.end >= k);
                 let depths = depths.start..depths.end.min(k);
-                let pass = Pass { product, epilogue, depths, first, last, sums_wait };
+                let pass = DepthPass { product, epilogue, depths, first, last, sums_wait };
                 pass.run::<K, R, C>(&block, &mut scratch);
             }
         }
@@ -86,7 +86,7 @@ impl<'a, A: Real> Scratch<'a, A> {
 }
 
 /// One block of depth for one block of the result.
-struct Pass<'a, In, Out, E> {
+struct DepthPass<'a, In, Out, E> {
     product: &'a Product<'a, In, Out>,
     epilogue: &'a E,
     depths: Range<usize>,
@@ -98,7 +98,7 @@ struct Pass<'a, In, Out, E> {
     sums_wait: bool,
 }
 
-impl<In, Out, E> Pass<'_, In, Out, E>
+impl<In, Out, E> DepthPass<'_, In, Out, E>
 where
     In: Element,
     Out: Element<Accumulator = In::Accumulator>,

@@ -132,12 +132,13 @@ impl Draft {
 
     /// Sets an attribute that is another descriptor, finalized and kept alive as long as this one.
     pub fn link(self, name: Name, to: &Descriptor) -> Result<Self, CudaError> {
-        self.set(name, Link(to.0))
+        self.set(name, DescriptorPointer(to.0))
     }
 
     /// Sets an attribute that is an array of descriptors, under the same condition.
     pub fn link_all(self, name: Name, to: &[Descriptor]) -> Result<Self, CudaError> {
-        let links: Vec<Link> = to.iter().map(|descriptor| Link(descriptor.0)).collect();
+        let links: Vec<DescriptorPointer> =
+            to.iter().map(|descriptor| DescriptorPointer(descriptor.0)).collect();
         self.set_all(name, &links)
     }
 
@@ -170,7 +171,7 @@ pub struct Pointer(pub u64);
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-struct Link(*mut c_void);
+struct DescriptorPointer(*mut c_void);
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -190,7 +191,7 @@ attributes! {
     i64 => CUDNN_TYPE_INT64,
     bool => CUDNN_TYPE_BOOLEAN,
     Pointer => CUDNN_TYPE_VOID_PTR,
-    Link => CUDNN_TYPE_BACKEND_DESCRIPTOR,
+    DescriptorPointer => CUDNN_TYPE_BACKEND_DESCRIPTOR,
     HandleValue => CUDNN_TYPE_HANDLE,
     sys::cudnnDataType_t => CUDNN_TYPE_DATA_TYPE,
     sys::cudnnPointwiseMode_t => CUDNN_TYPE_POINTWISE_MODE,

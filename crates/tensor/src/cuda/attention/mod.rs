@@ -19,7 +19,7 @@ mod workspace;
 pub use hopper::definitions as hopper_attention_definitions;
 #[cfg(test)]
 pub use tensor::definitions as tensor_attention_definitions;
-pub use workspace::{Pass, asks_cudnn, workspace_bytes};
+pub use workspace::{AttentionPass, asks_cudnn, workspace_bytes};
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -68,7 +68,7 @@ struct Library {
 struct Key {
     shape: [usize; 5],
     dtype: DType,
-    pass: Pass,
+    pass: AttentionPass,
 }
 
 impl Attentions {
@@ -100,11 +100,11 @@ impl Attentions {
     /// because its next user is enqueued later on the same stream.
     pub(crate) fn forward(&self, op: &Attention, memory: &Rc<dyn Memory>) -> Result<(), CudaError> {
         let cudnn = asks_cudnn(&op.saved, op.starts);
-        let scratch = Scratch::new(op.shape, op.qkv.dtype(), cudnn, Pass::Forward, memory);
+        let scratch = Scratch::new(op.shape, op.qkv.dtype(), cudnn, AttentionPass::Forward, memory);
         let (true, AttentionSaved::LogSumExp(log_sums)) = (cudnn, op.saved) else {
             return portable::forward(&self.kernels, op);
         };
-        if self.prefers_hopper(op.shape, Pass::Forward, &[op.qkv, op.out, log_sums]) {
+        if self.prefers_hopper(op.shape, AttentionPass::Forward, &[op.qkv, op.out, log_sums]) {
             return hopper::forward(&self.kernels, op, log_sums, scratch.addresses[2]);
         }
         let [query, key, value] = heads(op.shape, device_address(op.qkv), op.qkv.dtype());
@@ -116,7 +116,7 @@ impl Attentions {
             Role::LogSumExp => device_address(log_sums),
             role => unreachable!("{role:?} in the forward"),
         };
-        let done = self.run_library(op.shape, op.qkv.dtype(), Pass::Forward, &scratch, address)?;
+        let done = self.run_library(op.shape, op.qkv.dtype(), AttentionPass::Forward, &scratch, address)?;
         if done { Ok(()) } else { portable::forward(&self.kernels, op) }
     }
 
@@ -127,7 +127,7 @@ impl Attentions {
         memory: &Rc<dyn Memory>,
         launcher: &Launcher,
     ) -> Result<(), CudaError> {
-        let pass = Pass::Backward { deterministic: self.deterministic };
+        let pass = AttentionPass::Backward { deterministic: self.deterministic };
         let cudnn = asks_cudnn(&op.saved, op.starts);
         let scratch = Scratch::new(op.shape, op.qkv.dtype(), cudnn, pass, memory);
         let [row_dots, dquery_sums, _] = scratch.addresses;
@@ -168,7 +168,7 @@ impl Attentions {
 
     /// Whether our Hopper kernels run instead of cuDNN's: whenever they can, since they were faster at all measured
     /// shapes. They use the scratch that is planned for cuDNN's kernels, so they run only for shapes with that scratch.
-    fn prefers_hopper(&self, shape: AttentionShape, pass: Pass, tensors: &[View]) -> bool {
+    fn prefers_hopper(&self, shape: AttentionShape, pass: AttentionPass, tensors: &[View]) -> bool {
         let planned = fits_library(shape, tensors[0].dtype(), pass);
         self.hopper && planned && hopper::can(&self.kernels, shape, tensors)
     }
@@ -178,7 +178,7 @@ impl Attentions {
         &self,
         shape: AttentionShape,
         dtype: DType,
-        pass: Pass,
+        pass: AttentionPass,
         scratch: &Scratch,
         address: impl Fn(Role) -> u64,
     ) -> Result<bool, CudaError> {
@@ -227,7 +227,7 @@ fn compile(
     handle: &Handle,
     shape: AttentionShape,
     dtype: DType,
-    pass: Pass,
+    pass: AttentionPass,
     workspace_bytes: u64,
 ) -> Result<Plan, CudaError> {
     let compute = match dtype {
@@ -235,8 +235,8 @@ fn compile(
         _ => cudnnDataType_t::CUDNN_DATA_BFLOAT16,
     };
     let graph = match pass {
-        Pass::Forward => forward::forward(shape, compute)?,
-        Pass::Backward { deterministic } => backward::backward(shape, compute, deterministic)?,
+        AttentionPass::Forward => forward::forward(shape, compute)?,
+        AttentionPass::Backward { deterministic } => backward::backward(shape, compute, deterministic)?,
     };
     Plan::new(handle, graph, portable::scale(shape), workspace_bytes)
 }
@@ -256,7 +256,13 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(shape: AttentionShape, dtype: DType, cudnn: bool, pass: Pass, memory: &Rc<dyn Memory>) -> Self {
+    fn new(
+        shape: AttentionShape,
+        dtype: DType,
+        cudnn: bool,
+        pass: AttentionPass,
+        memory: &Rc<dyn Memory>,
+    ) -> Self {
         let workspace = Workspace::new(shape, dtype, cudnn, pass);
         let elements = workspace.bytes() as usize / DType::F32.bytes();
         let buffer = (elements > 0).then(|| Buffer::new(memory, elements, DType::F32, Category::Workspace));

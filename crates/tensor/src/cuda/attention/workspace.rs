@@ -8,7 +8,7 @@ const FIXED_BYTES: u64 = 256;
 
 /// One direction of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
+pub enum AttentionPass {
     /// Computes the output.
     Forward,
     /// Computes the gradients.
@@ -33,11 +33,11 @@ impl Workspace {
     /// The scratch of a pass. `cudnn` is the result of [`asks_cudnn`].
     ///
     /// It does not depend on whether cuDNN is installed. Without it, our kernels leave some of the scratch unused.
-    pub fn new(shape: AttentionShape, dtype: DType, cudnn: bool, pass: Pass) -> Self {
+    pub fn new(shape: AttentionShape, dtype: DType, cudnn: bool, pass: AttentionPass) -> Self {
         let queries = (shape.rows() * shape.heads) as u64;
         let vectors = queries * shape.head_dim as u64;
         let library = cudnn && fits_library(shape, dtype, pass);
-        let Pass::Backward { deterministic } = pass else {
+        let AttentionPass::Backward { deterministic } = pass else {
             return Workspace { library: if library { FIXED_BYTES } else { 0 }, ..Workspace::default() };
         };
         let row_dots = 4 * queries;
@@ -65,7 +65,7 @@ impl Workspace {
 }
 
 /// Bytes of scratch that a pass allocates from the arena and releases, in one buffer; zero if none.
-pub fn workspace_bytes(shape: AttentionShape, dtype: DType, cudnn: bool, pass: Pass) -> u64 {
+pub fn workspace_bytes(shape: AttentionShape, dtype: DType, cudnn: bool, pass: AttentionPass) -> u64 {
     Workspace::new(shape, dtype, cudnn, pass).bytes()
 }
 
@@ -75,11 +75,11 @@ pub fn asks_cudnn(saved: &AttentionSaved, starts: Option<View>) -> bool {
 }
 
 /// Whether cuDNN's kernels support it: 16-bit types, a supported head size, and for the backward no padding.
-pub fn fits_library(shape: AttentionShape, dtype: DType, pass: Pass) -> bool {
+pub fn fits_library(shape: AttentionShape, dtype: DType, pass: AttentionPass) -> bool {
     matches!(dtype, DType::BF16 | DType::F16)
         && shape.head_dim.is_multiple_of(8)
         && shape.head_dim <= 256
-        && (pass == Pass::Forward || shape.sequence.is_multiple_of(128))
+        && (pass == AttentionPass::Forward || shape.sequence.is_multiple_of(128))
 }
 
 fn rounded(bytes: u64) -> u64 {
@@ -93,15 +93,15 @@ mod tests {
     const SHAPE: AttentionShape =
         AttentionShape { batch: 3, sequence: 384, heads: 6, kv_heads: 2, head_dim: 96 };
 
-    fn library(shape: AttentionShape, pass: Pass) -> u64 {
+    fn library(shape: AttentionShape, pass: AttentionPass) -> u64 {
         Workspace::new(shape, DType::BF16, true, pass).library
     }
 
     /// The numbers that cuDNN 9.14 reports for these plans on Hopper.
     #[test]
     fn the_scratch_is_what_cudnn_requests() {
-        let [sums, ordered] = [false, true].map(|deterministic| Pass::Backward { deterministic });
-        assert_eq!(library(SHAPE, Pass::Forward), 256);
+        let [sums, ordered] = [false, true].map(|deterministic| AttentionPass::Backward { deterministic });
+        assert_eq!(library(SHAPE, AttentionPass::Forward), 256);
         assert_eq!(library(SHAPE, sums), 2_654_464);
         assert_eq!(library(SHAPE, ordered), 7_962_880);
         let ungrouped = AttentionShape { batch: 12, sequence: 2048, heads: 24, kv_heads: 24, head_dim: 88 };
@@ -111,7 +111,8 @@ mod tests {
 
     #[test]
     fn parts_lie_one_after_the_other_and_fill_the_buffer() {
-        let workspace = Workspace::new(SHAPE, DType::BF16, true, Pass::Backward { deterministic: false });
+        let workspace =
+            Workspace::new(SHAPE, DType::BF16, true, AttentionPass::Backward { deterministic: false });
         let [row_dots, dquery_sums, library] = workspace.addresses(512);
         assert_eq!((row_dots, dquery_sums - row_dots), (512, workspace.row_dots));
         assert_eq!(library - dquery_sums, workspace.dquery_sums);
@@ -120,11 +121,11 @@ mod tests {
 
     #[test]
     fn our_own_kernels_need_the_dots_only() {
-        let backward = Pass::Backward { deterministic: true };
+        let backward = AttentionPass::Backward { deterministic: true };
         let dots = 4 * 3 * 384 * 6;
         assert_eq!(workspace_bytes(SHAPE, DType::F32, true, backward), dots);
         assert_eq!(workspace_bytes(SHAPE, DType::BF16, false, backward), dots);
-        assert_eq!(workspace_bytes(SHAPE, DType::F32, true, Pass::Forward), 0);
+        assert_eq!(workspace_bytes(SHAPE, DType::F32, true, AttentionPass::Forward), 0);
         let odd = AttentionShape { sequence: 200, ..SHAPE };
         assert_eq!(Workspace::new(odd, DType::BF16, true, backward).library, 0);
     }
