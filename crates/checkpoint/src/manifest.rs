@@ -1,12 +1,11 @@
 //! The manifest: the contents of a checkpoint, and what a run needs to resume from it.
 //!
-//! It is JSON in an envelope with a format version and a checksum, which detects any change. Version 2 stores the plan of the
-//! run as data ([`record`]). Version 1 stored only the text of the configuration.
+//! It is JSON in an envelope with a format version and a checksum, which detects any change. The plan of the run is stored as
+//! data ([`record`]).
 
 use std::path::Path;
 
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::ConfigSource;
 use kintsugi_rank::StoredTensor;
 use kintsugi_spec::input;
 use serde::{Deserialize, Serialize};
@@ -18,6 +17,7 @@ use crate::{CheckpointError, checks, files, record};
 /// Name of the manifest in a checkpoint's folder.
 pub(crate) const MANIFEST: &str = "manifest.json";
 const FORMAT: &str = "kintsugi checkpoint";
+/// No release has written version 1.
 const VERSION: u32 = 2;
 
 /// The contents of a checkpoint.
@@ -82,33 +82,6 @@ struct Envelope {
     manifest: Box<RawValue>,
 }
 
-/// A manifest of version 1. Its model is not read, since the configuration contains it.
-#[derive(Deserialize)]
-struct Version1 {
-    progress: RunProgress,
-    config: String,
-    #[serde(rename = "kept")]
-    stored_tensors: Vec<StoredTensor>,
-    files: Vec<FileRecord>,
-    slices: Vec<Slice>,
-}
-
-impl Version1 {
-    /// The same manifest, with the plan of its configuration.
-    fn upgrade(self) -> Result<Manifest, String> {
-        let Version1 { progress, config, stored_tensors, files, slices } = self;
-        // A framework only changes predictions, and its keys have changed since.
-        let mut tables: toml::Table =
-            toml::from_str(&config).map_err(|error| format!("its configuration is no TOML: {error}"))?;
-        tables.remove("framework");
-        let plan = ConfigSource::text(tables.to_string())
-            .named("its configuration")
-            .plan()
-            .map_err(|error| error.to_string())?;
-        Ok(Manifest { progress, plan, config, stored_tensors, files, slices })
-    }
-}
-
 impl Manifest {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let manifest = serde_json::value::to_raw_value(self).expect("a manifest has string keys");
@@ -131,19 +104,16 @@ impl Manifest {
         if envelope.format != FORMAT {
             return Err(format!("its format is {:?} and not {FORMAT:?}", envelope.format));
         }
-        if !(1..=VERSION).contains(&envelope.version) {
+        if envelope.version != VERSION {
             let version = envelope.version;
-            return Err(format!("its version is {version}; this program reads versions 1 to {VERSION}"));
+            return Err(format!("its version is {version}; this program reads version {VERSION}"));
         }
         let text = envelope.manifest.get();
         let found = files::checksum(text.as_bytes());
         if found != envelope.checksum {
             return Err(format!("its checksum is {found} and should be {}", envelope.checksum));
         }
-        let manifest = match envelope.version {
-            1 => serde_json::from_str::<Version1>(text).map_err(broken)?.upgrade()?,
-            _ => serde_json::from_str(text).map_err(broken)?,
-        };
+        let manifest = serde_json::from_str(text).map_err(broken)?;
         checks::check(&manifest)?;
         Ok(manifest)
     }
@@ -151,6 +121,7 @@ impl Manifest {
 
 #[cfg(test)]
 mod tests {
+    use kintsugi_plan::config::ConfigSource;
     use proptest::prelude::*;
 
     use super::*;
@@ -190,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn manifests_from_before_validation_losses_are_read() {
+    fn a_manifest_without_a_validation_loss_is_read() {
         let mut expected = manifest();
         expected.progress.validation_loss = None;
         let text = String::from_utf8(expected.encode()).expect("JSON");
@@ -217,9 +188,11 @@ mod tests {
     #[test]
     fn another_version_is_refused() {
         let text = String::from_utf8(manifest().encode()).expect("JSON");
-        let later = text.replacen("\"version\":2", "\"version\":3", 1);
-        let error = Manifest::decode(later.as_bytes()).expect_err("a later version");
-        assert_eq!(error, "its version is 3; this program reads versions 1 to 2");
+        for other in [1, 3] {
+            let changed = text.replacen("\"version\":2", &format!("\"version\":{other}"), 1);
+            let error = Manifest::decode(changed.as_bytes()).expect_err("another version");
+            assert_eq!(error, format!("its version is {other}; this program reads version 2"));
+        }
     }
 
     #[test]
