@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use kintsugi_plan::{Axis, BackwardPart, Group, Op, Phase};
+use kintsugi_plan::{BackwardPart, Computation, Op};
 use kintsugi_simulate::{Span, Timeline};
 
 /// How the picture distinguishes forwards and backwards.
@@ -77,19 +77,17 @@ pub(crate) fn bars(spans: &[Span]) -> Vec<Bar> {
     let mut waited = false;
     let mut recomputed: Option<(Span, bool)> = None;
     for &span in spans {
-        let (kind, micro) = match span.op {
-            Op::Forward { micro, .. } | Op::Evaluate { micro, .. } | Op::Decode { micro, .. } => {
-                (Kind::Forward, micro)
-            }
-            Op::Backward { micro, part: BackwardPart::Both, .. } => (Kind::Backward, micro),
-            Op::Backward { micro, part: BackwardPart::Input, .. } => (Kind::BackwardInput, micro),
-            Op::Backward { micro, part: BackwardPart::Weight, .. } => (Kind::BackwardWeight, micro),
-            Op::Recompute { .. } => {
+        let Op::Compute { kind, micro, .. } = span.op else {
+            waited |= matches!(span.op, Op::Wait(transfer) if transfer.crosses_stages());
+            continue;
+        };
+        let kind = match kind {
+            Computation::Forward | Computation::Evaluate | Computation::Decode => Kind::Forward,
+            Computation::Backward(BackwardPart::Both) => Kind::Backward,
+            Computation::Backward(BackwardPart::Input) => Kind::BackwardInput,
+            Computation::Backward(BackwardPart::Weight) => Kind::BackwardWeight,
+            Computation::Recompute => {
                 recomputed = Some((span, std::mem::take(&mut waited)));
-                continue;
-            }
-            op => {
-                waited |= waits_for_a_stage(op);
                 continue;
             }
         };
@@ -105,42 +103,6 @@ pub(crate) fn bars(spans: &[Span]) -> Vec<Bar> {
         bar(span, false, std::mem::take(&mut waited));
     }
     bars
-}
-
-/// Whether an op that takes time waits for another stage.
-fn waits_for_a_stage(op: Op) -> bool {
-    match op {
-        Op::SendWait { .. }
-        | Op::ReceiveWait { .. }
-        | Op::ShareWait
-        | Op::ReduceWait { phase: Phase { over: Group::Tied, .. }, .. }
-        | Op::NormWait { axis: Axis::Pipeline } => true,
-        Op::Begin
-        | Op::Load { .. }
-        | Op::Forward { .. }
-        | Op::Evaluate { .. }
-        | Op::Feed { .. }
-        | Op::Decode { .. }
-        | Op::Choose { .. }
-        | Op::ShareStart
-        | Op::Recompute { .. }
-        | Op::Backward { .. }
-        | Op::GatherStart { .. }
-        | Op::GatherWait { .. }
-        | Op::Release { .. }
-        | Op::Discard { .. }
-        | Op::ReduceStart { .. }
-        | Op::ReduceWait { .. }
-        | Op::SendStart { .. }
-        | Op::ReceiveStart { .. }
-        | Op::Measure
-        | Op::NormStart { .. }
-        | Op::NormWait { .. }
-        | Op::Clip
-        | Op::Step
-        | Op::RefreshStart { .. }
-        | Op::RefreshWait { .. } => false,
-    }
 }
 
 /// The number of columns of the whole picture: enough for the label of every forward, and more if there is room. If there

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use kintsugi_plan::{BackwardPart, Block, Coordinate, MessageKind, Op, Plan};
+use kintsugi_plan::{BackwardPart, Block, Computation, Coordinate, MessageKind, Op, Plan, StepOp, Transfer};
 use kintsugi_simulate::{StepWork, Timeline, TransferSpan};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -129,7 +129,7 @@ impl Trace {
         for (stage, transfers) in timeline.transfers.iter().enumerate() {
             spans.extend(transfers.iter().filter_map(|&TransferSpan { start, end, op, number }| {
                 let (started, transfer) = (StepWork::started(op), work.transfer(stage, op, number)?);
-                let operation = if matches!(started, Op::ReceiveStart { .. }) {
+                let operation = if matches!(started, Op::Start(Transfer::Receive(_))) {
                     "receive"
                 } else {
                     transfer.operation.name()
@@ -169,7 +169,7 @@ impl Trace {
                 RankSpanKind::Op(op) => {
                     places.insert((rank, op), trace.spans.len());
                     let work = work.of_op(stage, op);
-                    let (kind, micro) = (SpanKind::of(op), micro_batch(op));
+                    let (kind, micro) = (SpanKind::of(op), op.micro());
                     TraceSpan {
                         name: op.to_string(),
                         kind,
@@ -183,7 +183,7 @@ impl Trace {
                 RankSpanKind::Transfer(RankTransfer { name, bytes, op, waited }) => TraceSpan {
                     name,
                     kind: SpanKind::Transfer,
-                    micro: micro_batch(op),
+                    micro: op.micro(),
                     bytes,
                     op: Some(op.to_string()),
                     waited,
@@ -316,15 +316,15 @@ fn flows(plan: &Plan, places: &HashMap<(usize, Op), usize>) -> Vec<(usize, usize
         let (mut last, mut received): (Option<Op>, Vec<Key>) = (None, Vec::new());
         for op in plan.program(stage).ops {
             match op {
-                Op::Forward { .. } | Op::Recompute { .. } | Op::Backward { .. } => {
+                Op::Compute { .. } => {
                     used.extend(received.drain(..).map(|key| (key, op)));
                     last = Some(op);
                 }
-                Op::SendStart { message } => {
+                Op::Start(Transfer::Send(message)) => {
                     let key = (stage, message.peer, message.kind, message.block, message.micro);
                     made.extend(last.map(|op| (key, op)));
                 }
-                Op::ReceiveWait { message } => {
+                Op::Wait(Transfer::Receive(message)) => {
                     received.push((message.peer, stage, message.kind, message.block, message.micro));
                 }
                 _ => {}
@@ -344,32 +344,21 @@ impl SpanKind {
     /// The kind of an op.
     pub fn of(op: Op) -> Self {
         match op {
-            Op::Forward { .. } | Op::Evaluate { .. } | Op::Decode { .. } => SpanKind::Forward,
-            Op::Recompute { .. } => SpanKind::Recompute,
-            Op::Backward { part: BackwardPart::Both, .. } => SpanKind::Backward,
-            Op::Backward { part: BackwardPart::Input, .. } => SpanKind::BackwardInput,
-            Op::Backward { part: BackwardPart::Weight, .. } => SpanKind::BackwardWeight,
-            Op::Measure | Op::Clip | Op::Step => SpanKind::Optimizer,
-            Op::Begin
+            Op::Compute { kind, .. } => match kind {
+                Computation::Forward | Computation::Evaluate | Computation::Decode => SpanKind::Forward,
+                Computation::Recompute => SpanKind::Recompute,
+                Computation::Backward(BackwardPart::Both) => SpanKind::Backward,
+                Computation::Backward(BackwardPart::Input) => SpanKind::BackwardInput,
+                Computation::Backward(BackwardPart::Weight) => SpanKind::BackwardWeight,
+            },
+            Op::Step(StepOp::Measure | StepOp::Clip | StepOp::Update) => SpanKind::Optimizer,
+            Op::Step(StepOp::Begin)
             | Op::Load { .. }
             | Op::Feed { .. }
             | Op::Choose { .. }
             | Op::Release { .. }
             | Op::Discard { .. } => SpanKind::Other,
-            Op::GatherStart { .. }
-            | Op::GatherWait { .. }
-            | Op::ReduceStart { .. }
-            | Op::ReduceWait { .. }
-            | Op::SendStart { .. }
-            | Op::SendWait { .. }
-            | Op::ReceiveStart { .. }
-            | Op::ReceiveWait { .. }
-            | Op::ShareStart
-            | Op::ShareWait
-            | Op::NormStart { .. }
-            | Op::NormWait { .. }
-            | Op::RefreshStart { .. }
-            | Op::RefreshWait { .. } => SpanKind::Communication,
+            Op::Start(_) | Op::Wait(_) => SpanKind::Communication,
         }
     }
 
@@ -405,40 +394,6 @@ impl Category {
             0 => self.name().to_owned(),
             more => format!("{} {}", self.name(), more + 1),
         }
-    }
-}
-
-/// The micro-batch that an op is about.
-fn micro_batch(op: Op) -> Option<usize> {
-    match op {
-        Op::Load { micro }
-        | Op::Feed { micro }
-        | Op::Choose { micro }
-        | Op::Forward { micro, .. }
-        | Op::Evaluate { micro, .. }
-        | Op::Decode { micro, .. }
-        | Op::Recompute { micro, .. }
-        | Op::Backward { micro, .. } => Some(micro),
-        Op::SendStart { message }
-        | Op::SendWait { message }
-        | Op::ReceiveStart { message }
-        | Op::ReceiveWait { message } => Some(message.micro),
-        Op::Begin
-        | Op::ShareStart
-        | Op::ShareWait
-        | Op::GatherStart { .. }
-        | Op::GatherWait { .. }
-        | Op::Release { .. }
-        | Op::Discard { .. }
-        | Op::ReduceStart { .. }
-        | Op::ReduceWait { .. }
-        | Op::Measure
-        | Op::NormStart { .. }
-        | Op::NormWait { .. }
-        | Op::Clip
-        | Op::Step
-        | Op::RefreshStart { .. }
-        | Op::RefreshWait { .. } => None,
     }
 }
 

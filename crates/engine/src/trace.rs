@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kintsugi_comm::TransferObserver;
 use kintsugi_comm::paper::{Entry, Transfer, charge};
-use kintsugi_plan::{Coordinate, Mesh, Op, Plan};
+use kintsugi_plan::{Coordinate, Mesh, Op, Plan, StepOp};
 use kintsugi_spec::Topology;
 use kintsugi_tensor::{Backend, Launch, LaunchedTransfer, Mark};
 use serde::{Deserialize, Serialize};
@@ -71,7 +71,7 @@ impl Timer {
             topology: plan.cluster.topology,
             at: worker.at,
             backend: Rc::clone(&backend),
-            op: Cell::new(Some(Op::Begin)),
+            op: Cell::new(Some(Op::Step(StepOp::Begin))),
             transfers: RefCell::default(),
         });
         worker.rank.observe(&(Rc::clone(&recorder) as Rc<dyn TransferObserver>));

@@ -11,19 +11,22 @@ mod flops;
 mod generation;
 mod mesh;
 mod op;
+mod op_kind;
 pub mod parameters;
 mod plan;
 mod program;
 mod run;
 pub mod schedule;
 mod sharding;
+mod transfer;
 
 pub use codes::{Codes, Integer, Quantized};
 pub use flops::Flops;
 pub use generation::Round;
 pub use kintsugi_spec::{Axis, Group, Span};
 pub use mesh::{Coordinate, Mesh, divisors};
-pub use op::{BackwardPart, Block, Message, MessageKind, Op, Phase, PhaseKind, Program, Unit};
+pub use op::{BackwardPart, Block, Computation, Op, Program, StepOp, Unit};
+pub use op_kind::OpKind;
 pub use plan::{
     AttentionKind, Batch, Compute, Data, DataSource, GradientReductions, GradientType, LossScale,
     MemoryOptions, Optimizer, Pipeline, Plan, Precision, RateDecay, RateSchedule, Recompute, ScheduleKind,
@@ -32,3 +35,4 @@ pub use plan::{
 pub use run::{DeviceKind, LogFormat, Resume, Run, Transport};
 pub use schedule::Pass;
 pub use sharding::{MAX_PARTS, Part, Sharding, When};
+pub use transfer::{Message, MessageKind, Phase, PhaseKind, Transfer};

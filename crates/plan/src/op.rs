@@ -5,10 +5,9 @@
 
 use std::fmt;
 
-use kintsugi_spec::{Axis, Group};
 use serde::{Deserialize, Serialize};
 
-use crate::Codes;
+use crate::Transfer;
 
 /// A unit of computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -48,119 +47,111 @@ pub enum BackwardPart {
     Weight,
 }
 
-/// What a message between stages carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum MessageKind {
-    /// The input of `block`, from the stage before.
-    Activation,
-    /// The gradient of `block`'s output, from the stage after.
-    Gradient,
-}
-
-/// A message between stages. Both ends name it by the receiving block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Message {
-    /// What it carries.
-    pub kind: MessageKind,
-    /// The block on the receiving stage that uses it.
-    pub block: Block,
-    /// Micro-batch.
-    pub micro: usize,
-    /// The other stage.
-    pub peer: usize,
-}
-
-/// One collective of a transfer. A transfer level by level has several, one after the other.
+/// What a computation does with a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Phase {
-    /// The group.
-    pub over: Group,
-    /// What it does.
-    pub kind: PhaseKind,
-    /// The codes that it carries instead of numbers of the tensor's type.
-    pub codes: Option<Codes>,
+pub enum Computation {
+    /// Runs it and saves the activations for its backward, or only its input with full recomputation.
+    Forward,
+    /// Runs it and saves nothing (evaluation).
+    Evaluate,
+    /// Runs it on new tokens, with the KV cache of the earlier ones (generation).
+    Decode,
+    /// Runs a layer again from its saved input, before its backward.
+    Recompute,
+    /// Runs its backward, or a part of it.
+    Backward(BackwardPart),
 }
 
-impl Phase {
-    /// A phase that carries numbers of the tensor's type.
-    pub fn plain(over: Group, kind: PhaseKind) -> Self {
-        Phase { over, kind, codes: None }
+impl Computation {
+    /// The op that runs this on a block and a micro-batch.
+    pub fn on(self, block: Block, micro: usize) -> Op {
+        Op::Compute { kind: self, block, micro }
     }
 }
 
-/// What a phase does with the piece that the ranks of its group share.
+/// What a stage does once a step with everything that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum PhaseKind {
-    /// Every rank gets the pieces of all: an all-gather.
-    Gather,
-    /// Every rank gets its own piece of the sum: a reduce-scatter, or an all-to-all of codes.
-    Scatter,
-    /// Every rank gets the sum: an all-reduce.
-    Sum,
+pub enum StepOp {
+    /// Clears the sums of the step (loss, squared norm).
+    Begin,
+    /// Sums the squares of the gradients that this rank owns.
+    Measure,
+    /// Computes clip factor, loss scale and learning rate from the global norm, and whether to skip the update.
+    Clip,
+    /// Updates this rank's states and weights.
+    Update,
+}
+
+impl StepOp {
+    /// All of them, in the order of a step.
+    pub const ALL: [StepOp; 4] = [StepOp::Begin, StepOp::Measure, StepOp::Clip, StepOp::Update];
 }
 
 /// One operation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are named after their types")]
 pub enum Op {
-    /// Clears the sums of the step (loss, squared norm).
-    Begin,
+    /// Runs once a step.
+    Step(StepOp),
     /// Uploads a micro-batch's tokens (for the embedding), targets (for the head) and, if documents are masked, document
     /// starts (for every layer).
     Load { micro: usize },
-    /// Runs a block and saves the activations for its backward, or only its input with full recomputation.
-    Forward { block: Block, micro: usize },
-    /// Runs a block and saves nothing (evaluation).
-    Evaluate { block: Block, micro: usize },
     /// Uploads a micro-batch's new tokens and their positions (generation).
     Feed { micro: usize },
-    /// Runs a block on new tokens, with the KV cache of the earlier ones.
-    Decode { block: Block, micro: usize },
-    /// Samples the next token of each sample of a micro-batch from the head's logits.
+    /// Samples the next token of each sample of a micro-batch from the head's logits (generation).
     Choose { micro: usize },
-    /// Starts sharing the sampled tokens with all stages.
-    ShareStart,
-    /// Waits until all stages have the sampled tokens.
-    ShareWait,
-    /// Runs a layer again from its saved input, before its backward.
-    Recompute { block: Block, micro: usize },
-    /// Runs a block's backward, or a part of it.
-    Backward { block: Block, micro: usize, part: BackwardPart },
-    /// Starts a phase of gathering a unit's sharded weights.
-    GatherStart { unit: Unit, phase: Phase },
-    /// Waits for the gathered piece, which after the last phase is the whole.
-    GatherWait { unit: Unit, phase: Phase },
+    /// Computes a block on a micro-batch.
+    Compute { kind: Computation, block: Block, micro: usize },
     /// Frees the gathered weights; the shard stays.
     Release { unit: Unit },
     /// Frees the secondary shard of a unit's weights.
     Discard { unit: Unit },
-    /// Starts a phase of reducing a unit's gradient: over dp everything, over tp what every tensor-parallel rank holds
-    /// whole (under sequence parallelism), and over the tied stages the tied token table.
-    ReduceStart { unit: Unit, phase: Phase },
-    /// Waits for the reduction. If only the gradient's shard is left, adds it to this rank's and frees the whole gradient.
-    ReduceWait { unit: Unit, phase: Phase },
-    /// Starts sending to another stage.
-    SendStart { message: Message },
-    /// Waits until the message is received, and frees it.
-    SendWait { message: Message },
-    /// Allocates a buffer for a message and starts receiving it.
-    ReceiveStart { message: Message },
-    /// Waits for the message.
-    ReceiveWait { message: Message },
-    /// Sums the squares of the gradients that this rank owns.
-    Measure,
-    /// Starts summing squared norm and loss over an axis.
-    NormStart { axis: Axis },
-    /// Waits for the sums.
-    NormWait { axis: Axis },
-    /// Computes clip factor, loss scale and learning rate from the global norm, and whether to skip the update.
-    Clip,
-    /// Updates this rank's states and weights.
-    Step,
-    /// Starts a phase of gathering a unit's updated weights from their owners.
-    RefreshStart { unit: Unit, phase: Phase },
-    /// Waits for the updated weights.
-    RefreshWait { unit: Unit, phase: Phase },
+    /// Starts a transfer. It runs beside the ops up to its wait.
+    Start(Transfer),
+    /// Waits for a transfer.
+    Wait(Transfer),
+}
+
+impl Op {
+    /// Starts a transfer and waits for it at once.
+    pub fn start_and_wait(transfer: Transfer) -> [Op; 2] {
+        [Op::Start(transfer), Op::Wait(transfer)]
+    }
+
+    /// What it computes.
+    pub fn computation(self) -> Option<Computation> {
+        if let Op::Compute { kind, .. } = self { Some(kind) } else { None }
+    }
+
+    /// The block that it computes.
+    pub fn block(self) -> Option<Block> {
+        if let Op::Compute { block, .. } = self { Some(block) } else { None }
+    }
+
+    /// The micro-batch that it works on, or whose message it transfers.
+    pub fn micro(self) -> Option<usize> {
+        match self {
+            Op::Load { micro } | Op::Feed { micro } | Op::Choose { micro } | Op::Compute { micro, .. } => {
+                Some(micro)
+            }
+            Op::Start(transfer) | Op::Wait(transfer) => transfer.message().map(|message| message.micro),
+            Op::Step(_) | Op::Release { .. } | Op::Discard { .. } => None,
+        }
+    }
+
+    /// The unit whose weights or gradient it transfers or frees.
+    pub fn unit(self) -> Option<Unit> {
+        match self {
+            Op::Release { unit } | Op::Discard { unit } => Some(unit),
+            Op::Start(transfer) | Op::Wait(transfer) => transfer.unit(),
+            Op::Step(_) | Op::Load { .. } | Op::Feed { .. } | Op::Choose { .. } | Op::Compute { .. } => None,
+        }
+    }
+
+    /// The transfer that it starts or waits for.
+    pub fn transfer(self) -> Option<Transfer> {
+        if let Op::Start(transfer) | Op::Wait(transfer) = self { Some(transfer) } else { None }
+    }
 }
 
 /// The operations of one step on every rank of one stage, in order.
@@ -193,81 +184,43 @@ impl fmt::Display for Unit {
     }
 }
 
-impl fmt::Display for Message {
+impl fmt::Display for Computation {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let what = match self.kind {
-            MessageKind::Activation => "input of",
-            MessageKind::Gradient => "output gradient of",
-        };
-        write!(f, "{what} {}, micro-batch {}, stage {}", self.block, self.micro, self.peer)
+        f.write_str(match self {
+            Computation::Forward => "forward",
+            Computation::Evaluate => "evaluate",
+            Computation::Decode => "decode",
+            Computation::Recompute => "recompute",
+            Computation::Backward(BackwardPart::Both) => "backward",
+            Computation::Backward(BackwardPart::Input) => "backward-input",
+            Computation::Backward(BackwardPart::Weight) => "backward-weight",
+        })
     }
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for StepOp {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let kind = match self.kind {
-            PhaseKind::Gather => "gather",
-            PhaseKind::Scatter => "scatter",
-            PhaseKind::Sum => "sum",
-        };
-        write!(f, "{kind} {}", Way(*self))
-    }
-}
-
-/// The way of a phase: its group, and the codes that it carries.
-struct Way(Phase);
-
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "over {}", self.0.over)?;
-        self.0.codes.map_or(Ok(()), |codes| write!(f, " in {}", codes.integer))
+        f.write_str(match self {
+            StepOp::Begin => "begin",
+            StepOp::Measure => "measure gradients",
+            StepOp::Clip => "clip",
+            StepOp::Update => "step",
+        })
     }
 }
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Op::Begin => f.write_str("begin"),
+            Op::Step(op) => op.fmt(f),
             Op::Load { micro } => write!(f, "load micro-batch {micro}"),
-            Op::Forward { block, micro } => write!(f, "forward {block}, micro-batch {micro}"),
-            Op::Evaluate { block, micro } => write!(f, "evaluate {block}, micro-batch {micro}"),
             Op::Feed { micro } => write!(f, "feed micro-batch {micro}"),
-            Op::Decode { block, micro } => write!(f, "decode {block}, micro-batch {micro}"),
             Op::Choose { micro } => write!(f, "choose the next tokens of micro-batch {micro}"),
-            Op::ShareStart => f.write_str("start sharing the chosen tokens"),
-            Op::ShareWait => f.write_str("wait for the chosen tokens"),
-            Op::Recompute { block, micro } => write!(f, "recompute {block}, micro-batch {micro}"),
-            Op::Backward { block, micro, part } => {
-                let part = match part {
-                    BackwardPart::Both => "backward",
-                    BackwardPart::Input => "backward-input",
-                    BackwardPart::Weight => "backward-weight",
-                };
-                write!(f, "{part} {block}, micro-batch {micro}")
-            }
-            Op::GatherStart { unit, phase } => write!(f, "start gathering {unit} {}", Way(*phase)),
-            Op::GatherWait { unit, phase } => write!(f, "wait for gathered {unit} {}", Way(*phase)),
+            Op::Compute { kind, block, micro } => write!(f, "{kind} {block}, micro-batch {micro}"),
             Op::Release { unit } => write!(f, "release {unit}"),
             Op::Discard { unit } => write!(f, "discard the secondary shard of {unit}"),
-            Op::ReduceStart { unit, phase: Phase { over, kind: PhaseKind::Gather, .. } } => {
-                write!(f, "start gathering reduced {unit} over {over}")
-            }
-            Op::ReduceWait { unit, phase: Phase { over, kind: PhaseKind::Gather, .. } } => {
-                write!(f, "wait for gathered reduced {unit} over {over}")
-            }
-            Op::ReduceStart { unit, phase } => write!(f, "start reducing {unit} {}", Way(*phase)),
-            Op::ReduceWait { unit, phase } => write!(f, "wait for reduced {unit} {}", Way(*phase)),
-            Op::SendStart { message } => write!(f, "start sending {message}"),
-            Op::SendWait { message } => write!(f, "wait for sent {message}"),
-            Op::ReceiveStart { message } => write!(f, "start receiving {message}"),
-            Op::ReceiveWait { message } => write!(f, "wait for received {message}"),
-            Op::Measure => f.write_str("measure gradients"),
-            Op::NormStart { axis } => write!(f, "start summing the norm over {}", axis.name()),
-            Op::NormWait { axis } => write!(f, "wait for the norm over {}", axis.name()),
-            Op::Clip => f.write_str("clip"),
-            Op::Step => f.write_str("step"),
-            Op::RefreshStart { unit, phase } => write!(f, "start refreshing {unit} {}", Way(*phase)),
-            Op::RefreshWait { unit, phase } => write!(f, "wait for refreshed {unit} {}", Way(*phase)),
+            Op::Start(transfer) => write!(f, "start {}{transfer}", transfer.verbs().start),
+            Op::Wait(transfer) => write!(f, "wait for {}{transfer}", transfer.verbs().wait),
         }
     }
 }

@@ -89,7 +89,7 @@ impl Rank {
         });
     }
 
-    pub(crate) fn step(&self) {
+    pub(crate) fn update(&self) {
         let optimizer = &self.plan.optimizer;
         let parameters: Vec<Parameters> = self.units.iter().map(UnitState::parameters).collect();
         self.backend.adamw(AdamW {

@@ -5,9 +5,11 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kintsugi_comm::{Pending, RankFailure, TransferObserver};
+use kintsugi_comm::{Communicator, Pending, RankFailure, TransferObserver};
 use kintsugi_model::{Context, Shape};
-use kintsugi_plan::{Block, Coordinate, LossScale, Op, Plan, Program, Unit};
+use kintsugi_plan::{
+    Block, Computation, Coordinate, LossScale, Op, Phase, Plan, Program, StepOp, Transfer, Unit,
+};
 use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Backend, Buffer, Category, DType, ReplayOutcome, ReplayRequest};
 use serde::{Deserialize, Serialize};
@@ -252,57 +254,65 @@ impl Rank {
 
     fn dispatch(&mut self, op: &Op, source: &mut dyn TokenSource) {
         match *op {
-            Op::Begin => self.begin(),
+            Op::Step(StepOp::Begin) => self.begin(),
+            Op::Step(StepOp::Measure) => self.measure(),
+            Op::Step(StepOp::Clip) => self.clip(),
+            Op::Step(StepOp::Update) => self.update(),
             Op::Load { micro } => self.load_batch(micro, source),
-            Op::Forward { block, micro } => self.forward(block, micro),
-            Op::Evaluate { block, micro } => self.evaluate(block, micro),
             Op::Feed { micro } => self.feed(micro, source),
-            Op::Decode { block, micro } => self.decode(block, micro),
             Op::Choose { micro } => self.choose(micro, source),
-            Op::ShareStart => self.share_start(),
-            Op::ShareWait => self.share_wait(),
-            Op::Recompute { block, micro } => self.recompute(block, micro),
-            Op::Backward { block, micro, part } => self.backward(block, micro, part),
-            Op::GatherStart { unit, phase } => {
-                let (unit, backend, groups) = self.unit_with(unit);
-                unit.gather_start(backend, phase, groups.get(phase.over));
-            }
-            Op::GatherWait { unit, phase } => {
-                let (unit, backend, groups) = self.unit_with(unit);
-                unit.gather_wait(backend, phase, groups.get(phase.over));
-            }
-            Op::Release { unit } => self.unit_with(unit).0.release(),
-            Op::Discard { unit } => self.unit_with(unit).0.discard(),
-            Op::ReduceStart { unit, phase } => {
+            Op::Compute { kind, block, micro } => match kind {
+                Computation::Forward => self.forward(block, micro),
+                Computation::Evaluate => self.evaluate(block, micro),
+                Computation::Decode => self.decode(block, micro),
+                Computation::Recompute => self.recompute(block, micro),
+                Computation::Backward(part) => self.backward(block, micro, part),
+            },
+            Op::Release { unit } => self.unit_mut(unit).release(),
+            Op::Discard { unit } => self.unit_mut(unit).discard(),
+            Op::Start(transfer) => self.start(transfer),
+            Op::Wait(transfer) => self.wait(transfer),
+        }
+    }
+
+    fn start(&mut self, transfer: Transfer) {
+        match transfer {
+            Transfer::Gather { unit, phase } => self.transfer(unit, phase, UnitState::gather_start),
+            Transfer::Reduce { unit, phase } => {
                 if self.unit(unit).first_reduction == Some(phase) {
                     self.unit(unit).clear_unwritten(&*self.backend);
                     self.record_unit_norm(unit);
                 }
-                let (unit, backend, groups) = self.unit_with(unit);
-                unit.reduce_start(backend, phase, groups.get(phase.over));
+                self.transfer(unit, phase, UnitState::reduce_start);
             }
-            Op::ReduceWait { unit, phase } => {
-                let (unit, backend, groups) = self.unit_with(unit);
-                unit.reduce_wait(backend, phase, groups.get(phase.over));
-            }
-            Op::SendStart { message } => self.send_start(message),
-            Op::SendWait { message } => self.send_wait(message),
-            Op::ReceiveStart { message } => self.receive_start(message),
-            Op::ReceiveWait { message } => self.receive_wait(message),
-            Op::Measure => self.measure(),
-            Op::NormStart { axis } => self.norm_start(axis),
-            Op::NormWait { axis } => self.norm_wait(axis),
-            Op::Clip => self.clip(),
-            Op::Step => self.step(),
-            Op::RefreshStart { unit, phase } => {
-                let (unit, backend, groups) = self.unit_with(unit);
-                unit.refresh_start(backend, phase, groups.get(phase.over));
-            }
-            Op::RefreshWait { unit, phase } => {
-                let (unit, backend, groups) = self.unit_with(unit);
-                unit.refresh_wait(backend, phase, groups.get(phase.over));
-            }
+            Transfer::Refresh { unit, phase } => self.transfer(unit, phase, UnitState::refresh_start),
+            Transfer::Send(message) => self.send_start(message),
+            Transfer::Receive(message) => self.receive_start(message),
+            Transfer::Norm { axis } => self.norm_start(axis),
+            Transfer::Share => self.share_start(),
         }
+    }
+
+    fn wait(&mut self, transfer: Transfer) {
+        match transfer {
+            Transfer::Gather { unit, phase } => self.transfer(unit, phase, UnitState::gather_wait),
+            Transfer::Reduce { unit, phase } => self.transfer(unit, phase, UnitState::reduce_wait),
+            Transfer::Refresh { unit, phase } => self.transfer(unit, phase, UnitState::refresh_wait),
+            Transfer::Send(message) => self.send_wait(message),
+            Transfer::Receive(message) => self.receive_wait(message),
+            Transfer::Norm { axis } => self.norm_wait(axis),
+            Transfer::Share => self.share_wait(),
+        }
+    }
+
+    /// Starts a phase of a unit's transfer in its group, or waits for it.
+    fn transfer(
+        &mut self,
+        unit: Unit,
+        phase: Phase,
+        act: fn(&mut UnitState, &dyn Backend, Phase, &dyn Communicator),
+    ) {
+        act(&mut self.units[self.index[&unit]], &*self.backend, phase, self.groups.get(phase.over));
     }
 
     /// Waits for the device and reads an element of the control buffer ([`control`]).
@@ -391,8 +401,8 @@ impl Rank {
         self.sums.as_ref().expect("the sums are here between start and wait")
     }
 
-    fn unit_with(&mut self, unit: Unit) -> (&mut UnitState, &dyn Backend, &Groups) {
-        (&mut self.units[self.index[&unit]], &*self.backend, &self.groups)
+    fn unit_mut(&mut self, unit: Unit) -> &mut UnitState {
+        &mut self.units[self.index[&unit]]
     }
 
     fn begin(&mut self) {

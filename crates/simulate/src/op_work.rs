@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use kintsugi_comm::Operation;
 use kintsugi_comm::paper::{Entry, charge};
-use kintsugi_plan::{Coordinate, Group, Op, Plan};
+use kintsugi_plan::{Coordinate, Group, Op, OpKind, Plan, Transfer};
 use kintsugi_spec::Topology;
 use rayon::prelude::*;
 
-use crate::cost::{OpTrace, kind, trace};
+use crate::cost::{OpTrace, trace};
 use crate::structure::short_step;
 
 /// What one rank does in an op.
@@ -33,7 +33,7 @@ pub struct TransferWork {
 
 /// The work of every op of a plan, by stage.
 pub struct StepWork {
-    stages: Vec<HashMap<Op, (OpWork, Vec<TransferWork>)>>,
+    stages: Vec<HashMap<OpKind, (OpWork, Vec<TransferWork>)>>,
 }
 
 impl StepWork {
@@ -42,7 +42,7 @@ impl StepWork {
     pub fn of(plan: &Plan) -> Self {
         let short = plan.with_micro_batches(short_step(plan, plan.micro_batches()));
         let stage = |stage| {
-            let work = |(op, traced): (Op, OpTrace)| (op, work(&short, stage, &traced));
+            let work = |(kind, traced): (OpKind, OpTrace)| (kind, work(&short, stage, &traced));
             trace(&short, stage).into_iter().map(work).collect()
         };
         StepWork { stages: (0..plan.mesh.pp()).into_par_iter().map(stage).collect() }
@@ -60,44 +60,15 @@ impl StepWork {
 
     fn traced(&self, stage: usize, op: Op) -> Option<&(OpWork, Vec<TransferWork>)> {
         let (stage, sender) = match StepWork::started(op) {
-            Op::ReceiveStart { message } => (message.peer, Op::SendStart { message }),
+            Op::Start(Transfer::Receive(message)) => (message.peer, Op::Start(Transfer::Send(message))),
             other => (stage, other),
         };
-        self.stages.get(stage)?.get(&kind(sender))
+        self.stages.get(stage)?.get(&sender.kind())
     }
 
     /// The op that started the transfer that an op waits for; the op itself if it waits for none.
     pub fn started(op: Op) -> Op {
-        match op {
-            Op::GatherWait { unit, phase } => Op::GatherStart { unit, phase },
-            Op::ReduceWait { unit, phase } => Op::ReduceStart { unit, phase },
-            Op::RefreshWait { unit, phase } => Op::RefreshStart { unit, phase },
-            Op::SendWait { message } => Op::SendStart { message },
-            Op::ReceiveWait { message } => Op::ReceiveStart { message },
-            Op::NormWait { axis } => Op::NormStart { axis },
-            Op::ShareWait => Op::ShareStart,
-            Op::Begin
-            | Op::Load { .. }
-            | Op::Forward { .. }
-            | Op::Evaluate { .. }
-            | Op::Feed { .. }
-            | Op::Decode { .. }
-            | Op::Choose { .. }
-            | Op::ShareStart
-            | Op::Recompute { .. }
-            | Op::Backward { .. }
-            | Op::GatherStart { .. }
-            | Op::Release { .. }
-            | Op::Discard { .. }
-            | Op::ReduceStart { .. }
-            | Op::SendStart { .. }
-            | Op::ReceiveStart { .. }
-            | Op::Measure
-            | Op::NormStart { .. }
-            | Op::Clip
-            | Op::Step
-            | Op::RefreshStart { .. } => op,
-        }
+        if let Op::Wait(transfer) = op { Op::Start(transfer) } else { op }
     }
 }
 
@@ -139,8 +110,7 @@ mod tests {
             let plan = ConfigSource::demo().sets(sets).set("run.eval_every=0").plan().unwrap();
             let work = StepWork::of(&plan);
             let program = |stage| -> Program { plan.program(stage) };
-            let starts =
-                |op: &Op| !op.to_string().starts_with("wait") && !matches!(op, Op::ReceiveStart { .. });
+            let starts = |op: &Op| !matches!(op, Op::Wait(_) | Op::Start(Transfer::Receive(_)));
             let sent = (0..plan.mesh.pp()).flat_map(|stage| {
                 let work = &work;
                 program(stage).ops.into_iter().filter(starts).map(move |op| work.of_op(stage, op).bytes)

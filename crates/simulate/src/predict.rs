@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kintsugi_comm::Traffic;
 use kintsugi_comm::paper::{Entry, Log};
-use kintsugi_plan::{Coordinate, Op, Plan, ScheduleKind};
+use kintsugi_plan::{Computation, Coordinate, Op, Plan, ScheduleKind};
 use kintsugi_rank::{Rank, RankMemory, StepMetrics, TokenSource, Tokens, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{Backend, Device};
@@ -122,8 +122,8 @@ fn run_stage(plan: &Plan, stage: usize, device: Device) -> (Stage, Vec<Counts>) 
     // The steady state: between the first backward and the last forward.
     let mut steady = false;
     rank.run(&program, &mut NoTokens, |_, op| {
-        steady |= matches!(op, Op::Backward { .. });
-        if let Op::Forward { block, micro } = *op
+        steady |= matches!(op.computation(), Some(Computation::Backward(_)));
+        if let Op::Compute { kind: Computation::Forward, block, micro } = *op
             && steady
             && block == first
             && micro % plan.period() == 0

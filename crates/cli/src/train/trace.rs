@@ -117,7 +117,7 @@ fn kernels(spans: &[MeasuredSpan]) -> String {
 mod tests {
     use std::time::Duration;
 
-    use kintsugi_plan::Op;
+    use kintsugi_plan::{Op, StepOp};
 
     use super::*;
 
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn kernels_are_summed_by_name_and_the_longest_come_first() {
         let spans = [
-            span(0, SpanKind::Op(Op::Begin), 0, 10),
+            span(0, SpanKind::Op(Op::Step(StepOp::Begin)), 0, 10),
             kernel(0, "norm", 0, 1),
             kernel(0, "product", 1, 5),
             kernel(0, "norm", 6, 2),
@@ -167,6 +167,6 @@ mod tests {
 
     #[test]
     fn a_device_without_kernels_has_no_table() {
-        assert_eq!(kernels(&[span(0, SpanKind::Op(Op::Begin), 0, 10)]), "");
+        assert_eq!(kernels(&[span(0, SpanKind::Op(Op::Step(StepOp::Begin)), 0, 10)]), "");
     }
 }

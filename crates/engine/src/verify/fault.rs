@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use kintsugi_comm::{Collective, Communicator, Pending, RankFailure, Tag};
-use kintsugi_plan::{Coordinate, Group, Op, Plan, Program};
+use kintsugi_plan::{Coordinate, Group, Op, Plan, Program, Transfer};
 use kintsugi_rank::{Groups, Rank, SUMS};
 use kintsugi_tensor::{Backend, Buffer, DType, View};
 
@@ -86,7 +86,7 @@ impl Fault {
 }
 
 fn reduces(op: &Op, wanted: Group) -> bool {
-    matches!(op, Op::ReduceStart { phase, .. } | Op::ReduceWait { phase, .. } if phase.over == wanted)
+    matches!(op.transfer(), Some(Transfer::Reduce { phase, .. }) if phase.over == wanted)
 }
 
 /// Turns start, start, wait, wait of the tied reduction into start, wait, start, wait.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kintsugi_comm::Connection;
 use kintsugi_data::Split;
-use kintsugi_plan::{Op, Plan};
+use kintsugi_plan::{Op, Plan, StepOp};
 use kintsugi_rank::{UnitValues, WholeParameters, assemble};
 use kintsugi_tensor::ops::control;
 use serde::{Deserialize, Serialize};
@@ -90,7 +90,7 @@ fn run(
             batches.read(step, &mut tokens)?;
             let (mut gradients, mut scale) = (Vec::new(), 1.0);
             worker.run(&program, &mut tokens, |rank, op| {
-                if (step == 0 || bounds.is_some()) && *op == Op::Measure {
+                if (step == 0 || bounds.is_some()) && *op == Op::Step(StepOp::Measure) {
                     scale = rank.control(control::LOSS_SCALE);
                     gradients = rank.gradients();
                     let values = gradients.iter_mut().flat_map(|piece| &mut piece.values);

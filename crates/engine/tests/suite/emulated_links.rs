@@ -6,7 +6,7 @@ use kintsugi_engine::{
     Event, MeasuredSpan, MemoryChoice, SpanKind, StepReport, TrainOptions, TrainOutcome, dataset, train,
 };
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_plan::{Op, Plan};
+use kintsugi_plan::{Computation, Op, Plan};
 
 /// Bytes per second of every emulated link.
 const BANDWIDTH: f64 = 2e7;
@@ -72,8 +72,7 @@ fn computed_beside(spans: &[MeasuredSpan], wanted: &str) -> usize {
         }
         _ => None,
     });
-    let is_pass =
-        |span: &&MeasuredSpan| matches!(span.kind, SpanKind::Op(Op::Forward { .. } | Op::Backward { .. }));
+    let is_pass = |span: &&MeasuredSpan| matches!(span.kind, SpanKind::Op(Op::Compute { .. }));
     let inside = |(rank, start, waits)| {
         let passes = spans.iter().filter(is_pass).filter(move |span| span.rank == rank);
         passes.filter(|span| span.start >= start && span.start + span.duration <= waits).count()
@@ -122,7 +121,8 @@ fn the_chunks_of_a_tensor_parallel_sum_are_transfers_of_their_own() {
         let more: Vec<&str> = links.iter().map(String::as_str).chain([setting.as_str()]).collect();
         let (_, outcome) = run(&plan(&["parallel.tp=2"], &more));
         let is_sum = |span: &&MeasuredSpan| {
-            matches!(&span.kind, SpanKind::Transfer { name, op: Op::Forward { .. }, .. } if name == "all_reduce over tp")
+            let SpanKind::Transfer { name, op, .. } = &span.kind else { return false };
+            op.computation() == Some(Computation::Forward) && name == "all_reduce over tp"
         };
         outcome.spans.iter().filter(is_sum).count()
     });

@@ -1,8 +1,8 @@
 //! Passes to block computations, with loads and recomputation.
 
-use super::{Draft, Place, Stretch};
+use super::{Draft, PassSlots, Position};
 use crate::schedule::Pass;
-use crate::{BackwardPart, Block, Op, Plan, Recompute};
+use crate::{BackwardPart, Block, Computation, Op, Plan, Recompute};
 
 /// What forwards are for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(super) enum Mode {
 pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
     let mut draft = Draft {
         slots: Vec::new(),
-        stretches: Vec::with_capacity(passes.len()),
+        passes: Vec::with_capacity(passes.len()),
         inserted: Vec::new(),
         tail: Vec::new(),
     };
@@ -32,10 +32,10 @@ pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
                 loaded.resize(micro + 1, false);
             }
             if !std::mem::replace(&mut loaded[micro], true) {
-                draft.insert(slot, Place::Needs, load);
+                draft.insert(slot, Position::Before, load);
             }
         }
-        draft.stretches.push(Stretch { pass, slots });
+        draft.passes.push(PassSlots { pass, slots });
     }
     draft
 }
@@ -43,11 +43,12 @@ pub(super) fn lower(plan: &Plan, passes: Vec<Pass>, mode: Mode) -> Draft {
 fn compute(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute, slots: &mut Vec<Op>) {
     let (micro, part) = match pass {
         Pass::Forward { micro, .. } => {
-            slots.extend(blocks.iter().map(|&block| match mode {
-                Mode::Train => Op::Forward { block, micro },
-                Mode::Evaluate => Op::Evaluate { block, micro },
-                Mode::Generate => Op::Decode { block, micro },
-            }));
+            let computation = match mode {
+                Mode::Train => Computation::Forward,
+                Mode::Evaluate => Computation::Evaluate,
+                Mode::Generate => Computation::Decode,
+            };
+            slots.extend(blocks.iter().map(|&block| computation.on(block, micro)));
             if mode == Mode::Generate && blocks.last() == Some(&Block::Head) {
                 slots.push(Op::Choose { micro });
             }
@@ -60,43 +61,22 @@ fn compute(pass: Pass, blocks: &[Block], mode: Mode, recompute: Recompute, slots
     let again = recompute == Recompute::Full && part != BackwardPart::Weight;
     for &block in blocks.iter().rev() {
         if again && matches!(block, Block::Layer(_)) {
-            slots.push(Op::Recompute { block, micro });
+            slots.push(Computation::Recompute.on(block, micro));
         }
-        slots.push(Op::Backward { block, micro, part });
+        slots.push(Computation::Backward(part).on(block, micro));
     }
 }
 
 /// The micro-batch whose tokens, targets or beginnings of documents this forward reads, and what loads them. A backward
 /// finds them loaded; every block of a generation asks for its tokens' positions.
 fn load_for(op: Op, masks_documents: bool) -> Option<(usize, Op)> {
-    match op {
-        Op::Forward { block, micro } | Op::Evaluate { block, micro } => {
+    let Op::Compute { kind, block, micro } = op else { return None };
+    match kind {
+        Computation::Forward | Computation::Evaluate => {
             let reads = masks_documents || !matches!(block, Block::Layer(_));
             reads.then_some((micro, Op::Load { micro }))
         }
-        Op::Decode { micro, .. } => Some((micro, Op::Feed { micro })),
-        Op::Recompute { .. } | Op::Backward { .. } | Op::Choose { .. } => None,
-        Op::Begin
-        | Op::Load { .. }
-        | Op::Feed { .. }
-        | Op::ShareStart
-        | Op::ShareWait
-        | Op::GatherStart { .. }
-        | Op::GatherWait { .. }
-        | Op::Release { .. }
-        | Op::Discard { .. }
-        | Op::ReduceStart { .. }
-        | Op::ReduceWait { .. }
-        | Op::SendStart { .. }
-        | Op::SendWait { .. }
-        | Op::ReceiveStart { .. }
-        | Op::ReceiveWait { .. }
-        | Op::Measure
-        | Op::NormStart { .. }
-        | Op::NormWait { .. }
-        | Op::Clip
-        | Op::Step
-        | Op::RefreshStart { .. }
-        | Op::RefreshWait { .. } => unreachable!("{op} computes no block"),
+        Computation::Decode => Some((micro, Op::Feed { micro })),
+        Computation::Recompute | Computation::Backward(_) => None,
     }
 }

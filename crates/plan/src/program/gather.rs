@@ -8,8 +8,8 @@
 //! gathers need only the inner phases. The secondary shard is discarded when the last of them has read it.
 
 use super::by_unit::ByUnit;
-use super::{Draft, Place};
-use crate::{Op, Phase, Plan, Unit, When};
+use super::{Draft, Position};
+use crate::{Op, Phase, Plan, Transfer, Unit, When};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     let sharding = &plan.sharding;
@@ -22,7 +22,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     let stays = |from: usize, to: usize| sharding.gather == When::Step || to - from <= reach + 1;
     // The last slot that used each gathered unit, and where the secondary shard of each unit is read last.
     let mut whole: ByUnit<Option<usize>> = ByUnit::all(plan, None);
-    let mut read: ByUnit<Option<(usize, Place)>> = ByUnit::all(plan, None);
+    let mut read: ByUnit<Option<(usize, Position)>> = ByUnit::all(plan, None);
     for index in 0..draft.slots.len() {
         let Some(block) = super::reads_weights(draft.slots[index]) else { continue };
         for unit in plan.units_of(block) {
@@ -31,7 +31,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
                 continue;
             }
             if let Some(last) = last {
-                draft.insert(last, Place::Then, Op::Release { unit });
+                draft.insert(last, Position::After, Op::Release { unit });
             }
             let phases = if last.is_some() { &later } else { &first };
             let starts = gather(draft, unit, index, ahead, phases);
@@ -40,10 +40,10 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     }
     for unit in plan.stage_units(stage) {
         if let Some(last) = whole[unit] {
-            draft.insert(last, Place::Then, Op::Release { unit });
+            draft.insert(last, Position::After, Op::Release { unit });
         }
-        if let Some((slot, place)) = read[unit].filter(|_| sharding.secondary > 1) {
-            draft.insert(slot, place, Op::Discard { unit });
+        if let Some((slot, position)) = read[unit].filter(|_| sharding.secondary > 1) {
+            draft.insert(slot, position, Op::Discard { unit });
         }
     }
 }
@@ -55,21 +55,22 @@ fn gather(
     index: usize,
     ahead: usize,
     phases: &[Phase],
-) -> Vec<(usize, Place)> {
+) -> Vec<(usize, Position)> {
+    let gather = |phase| Transfer::Gather { unit, phase };
     let mut starts = Vec::with_capacity(phases.len());
     for (number, &phase) in phases.iter().enumerate() {
         let start = match ahead {
-            0 => (index, Place::Needs),
-            _ => (index.saturating_sub(ahead + phases.len() - 1 - number), Place::Starts),
+            0 => (index, Position::Before),
+            _ => (index.saturating_sub(ahead + phases.len() - 1 - number), Position::Prefetch),
         };
         if let Some(before) = number.checked_sub(1) {
-            draft.insert(start.0, start.1, Op::GatherWait { unit, phase: phases[before] });
+            draft.insert(start.0, start.1, Op::Wait(gather(phases[before])));
         }
-        draft.insert(start.0, start.1, Op::GatherStart { unit, phase });
+        draft.insert(start.0, start.1, Op::Start(gather(phase)));
         starts.push(start);
     }
     if let Some(&phase) = phases.last() {
-        draft.insert(index, Place::Needs, Op::GatherWait { unit, phase });
+        draft.insert(index, Position::Before, Op::Wait(gather(phase)));
     }
     starts
 }

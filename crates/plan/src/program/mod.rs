@@ -14,25 +14,25 @@ mod transfers;
 use std::ops::Range;
 
 use crate::schedule::{self, Pass};
-use crate::{BackwardPart, Block, Op, Plan, Program};
+use crate::{BackwardPart, Block, Computation, Op, Plan, Program, StepOp, Transfer};
 
 /// Where an op is inserted relative to a block computation.
 #[derive(Clone, Copy)]
-enum Place {
-    /// First: an early start of a transfer for a later computation.
-    Starts = 0,
-    /// Before it: what the computation needs.
-    Needs = 1,
-    /// After it: what uses its result.
-    Then = 3,
+enum Position {
+    /// First: a transfer for a later computation starts early.
+    Prefetch = 0,
+    /// Before it: it needs this.
+    Before = 1,
+    /// After it: this uses its result.
+    After = 3,
 }
 
-/// The place of the computation itself.
+/// The position of the computation itself.
 const COMPUTATION: usize = 2;
-const PLACES: usize = 4;
+const POSITIONS: usize = 4;
 
 /// A pass and its slots.
-struct Stretch {
+struct PassSlots {
     pass: Pass,
     slots: Range<usize>,
 }
@@ -40,8 +40,8 @@ struct Stretch {
 /// A program under construction: a slot for each block computation, and the ops inserted around it.
 struct Draft {
     slots: Vec<Op>,
-    stretches: Vec<Stretch>,
-    /// The inserted ops with their slot and place as one number, in the order of insertion.
+    passes: Vec<PassSlots>,
+    /// The inserted ops with their slot and position as one number, in the order of insertion.
     inserted: Vec<(u32, Op)>,
     /// Ops after the last slot.
     tail: Vec<Op>,
@@ -49,47 +49,25 @@ struct Draft {
 
 /// The block whose weights this computation reads.
 fn reads_weights(op: Op) -> Option<Block> {
-    use_of_parameters(op).0
+    match op.computation()? {
+        Computation::Backward(BackwardPart::Weight) => None,
+        Computation::Forward
+        | Computation::Evaluate
+        | Computation::Decode
+        | Computation::Recompute
+        | Computation::Backward(BackwardPart::Both | BackwardPart::Input) => op.block(),
+    }
 }
 
 /// The block and micro-batch whose weight gradients this computation adds.
 fn writes_gradient(op: Op) -> Option<(Block, usize)> {
-    use_of_parameters(op).1
-}
-
-/// The weights that an op reads, and the gradients that it adds to.
-fn use_of_parameters(op: Op) -> (Option<Block>, Option<(Block, usize)>) {
     match op {
-        Op::Forward { block, .. }
-        | Op::Evaluate { block, .. }
-        | Op::Decode { block, .. }
-        | Op::Recompute { block, .. }
-        | Op::Backward { block, part: BackwardPart::Input, .. } => (Some(block), None),
-        Op::Backward { block, micro, part: BackwardPart::Both } => (Some(block), Some((block, micro))),
-        Op::Backward { block, micro, part: BackwardPart::Weight } => (None, Some((block, micro))),
-        Op::Begin
-        | Op::Load { .. }
-        | Op::Feed { .. }
-        | Op::Choose { .. }
-        | Op::ShareStart
-        | Op::ShareWait
-        | Op::GatherStart { .. }
-        | Op::GatherWait { .. }
-        | Op::Release { .. }
-        | Op::Discard { .. }
-        | Op::ReduceStart { .. }
-        | Op::ReduceWait { .. }
-        | Op::SendStart { .. }
-        | Op::SendWait { .. }
-        | Op::ReceiveStart { .. }
-        | Op::ReceiveWait { .. }
-        | Op::Measure
-        | Op::NormStart { .. }
-        | Op::NormWait { .. }
-        | Op::Clip
-        | Op::Step
-        | Op::RefreshStart { .. }
-        | Op::RefreshWait { .. } => (None, None),
+        Op::Compute {
+            kind: Computation::Backward(BackwardPart::Both | BackwardPart::Weight),
+            block,
+            micro,
+        } => Some((block, micro)),
+        _ => None,
     }
 }
 
@@ -123,31 +101,31 @@ impl Plan {
         transfers::insert(self, stage, &mut draft);
         gather::insert(self, stage, &mut draft);
         if self.mesh.pp() > 1 {
-            draft.tail.extend([Op::ShareStart, Op::ShareWait]);
+            draft.tail.extend(Op::start_and_wait(Transfer::Share));
         }
         draft.into_program(stage)
     }
 }
 
 impl Draft {
-    fn insert(&mut self, slot: usize, place: Place, op: Op) {
-        self.inserted.push(((PLACES * slot + place as usize) as u32, op));
+    fn insert(&mut self, slot: usize, position: Position, op: Op) {
+        self.inserted.push(((POSITIONS * slot + position as usize) as u32, op));
     }
 
-    /// Flattens the slots into a list. Ops at the same place keep the order of their insertion.
+    /// Flattens the slots into a list. Ops at the same position keep the order of their insertion.
     fn into_program(self, stage: usize) -> Program {
         let Draft { slots, inserted, tail, .. } = self;
-        // The next index for each place: first the counts, then the offsets.
-        let mut next = vec![0_u32; PLACES * slots.len()];
-        for &(place, _) in &inserted {
-            next[place as usize] += 1;
+        // The next index for each position: first the counts, then the offsets.
+        let mut next = vec![0_u32; POSITIONS * slots.len()];
+        for &(position, _) in &inserted {
+            next[position as usize] += 1;
         }
         // The order of the ops: the slots are numbered first, then the inserted ops.
         let mut order = vec![0_u32; slots.len() + inserted.len()];
         let mut begin = 0;
-        for (slot, places) in next.chunks_exact_mut(PLACES).enumerate() {
-            for (place, count) in places.iter_mut().enumerate() {
-                if place == COMPUTATION {
+        for (slot, positions) in next.chunks_exact_mut(POSITIONS).enumerate() {
+            for (position, count) in positions.iter_mut().enumerate() {
+                if position == COMPUTATION {
                     order[begin as usize] = slot as u32;
                     begin += 1;
                 } else {
@@ -155,13 +133,13 @@ impl Draft {
                 }
             }
         }
-        for (number, &(place, _)) in inserted.iter().enumerate() {
-            let at = &mut next[place as usize];
+        for (number, &(position, _)) in inserted.iter().enumerate() {
+            let at = &mut next[position as usize];
             order[*at as usize] = (slots.len() + number) as u32;
             *at += 1;
         }
         let mut ops = Vec::with_capacity(1 + order.len() + tail.len());
-        ops.push(Op::Begin);
+        ops.push(Op::Step(StepOp::Begin));
         ops.extend(order.into_iter().map(|number| {
             let number = number as usize;
             slots.get(number).copied().unwrap_or_else(|| inserted[number - slots.len()].1)

@@ -9,8 +9,8 @@
 //! With overlap, each phase of a reduction runs beside one computation.
 
 use super::by_unit::ByUnit;
-use super::{Draft, Place};
-use crate::{GradientReductions, Op, Phase, Plan, Unit, When};
+use super::{Draft, Position};
+use crate::{GradientReductions, Op, Phase, Plan, Transfer, Unit, When};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     if plan.mesh.dp() == 1 && !(plan.sequence_parallel && plan.mesh.tp() > 1) {
@@ -31,7 +31,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
                 let at_once: Vec<Phase> = tensor.iter().chain(inner).copied().collect();
                 for op in at_once.into_iter().flat_map(|phase| start_and_wait(unit, phase)) {
                     if every_micro {
-                        draft.insert(index, Place::Then, op);
+                        draft.insert(index, Position::After, op);
                     } else {
                         draft.tail.push(op);
                     }
@@ -45,7 +45,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
                 tensor => (*tensor, phases),
             };
             for op in before.into_iter().flat_map(|phase| start_and_wait(unit, phase)) {
-                draft.insert(index, Place::Then, op);
+                draft.insert(index, Position::After, op);
             }
             // A whole gradient is waited for soon, because it takes memory.
             let soon = every_micro && outer.is_empty();
@@ -56,7 +56,7 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
 }
 
 fn start_and_wait(unit: Unit, phase: Phase) -> [Op; 2] {
-    [Op::ReduceStart { unit, phase }, Op::ReduceWait { unit, phase }]
+    Op::start_and_wait(Transfer::Reduce { unit, phase })
 }
 
 /// Inserts the phases of a reduction after slot `index`, one beside each of the next computations. If one of these writes the
@@ -71,7 +71,7 @@ fn overlapped(
     soon: bool,
 ) -> Option<(Unit, Vec<Phase>)> {
     let &first = phases.first()?;
-    draft.insert(index, Place::Then, Op::ReduceStart { unit, phase: first });
+    draft.insert(index, Position::After, Op::Start(Transfer::Reduce { unit, phase: first }));
     let mut written_again = None;
     for (number, &phase) in phases.iter().enumerate() {
         let slot = written_again.unwrap_or(index + 1 + number);
@@ -83,10 +83,10 @@ fn overlapped(
         if block.is_some_and(|block| plan.units_of(block).any(|other| other == unit)) {
             written_again = Some(slot);
         }
-        let place = if written_again.is_some() { Place::Needs } else { Place::Then };
-        draft.insert(slot, place, Op::ReduceWait { unit, phase });
+        let position = if written_again.is_some() { Position::Before } else { Position::After };
+        draft.insert(slot, position, Op::Wait(Transfer::Reduce { unit, phase }));
         if let Some(&phase) = next {
-            draft.insert(slot, place, Op::ReduceStart { unit, phase });
+            draft.insert(slot, position, Op::Start(Transfer::Reduce { unit, phase }));
         }
     }
     None
@@ -98,8 +98,8 @@ fn finish(unfinished: &[(Unit, Vec<Phase>)], tail: &mut Vec<Op>) {
     for round in 0..rounds {
         for (unit, phases) in unfinished {
             let unit = *unit;
-            tail.extend(phases.get(round).map(|&phase| Op::ReduceWait { unit, phase }));
-            tail.extend(phases.get(round + 1).map(|&phase| Op::ReduceStart { unit, phase }));
+            tail.extend(phases.get(round).map(|&phase| Op::Wait(Transfer::Reduce { unit, phase })));
+            tail.extend(phases.get(round + 1).map(|&phase| Op::Start(Transfer::Reduce { unit, phase })));
         }
     }
 }

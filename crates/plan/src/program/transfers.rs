@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Draft, Place};
+use super::{Draft, PassSlots, Position};
 use crate::schedule::Pass;
-use crate::{Block, Message, MessageKind, Op, Plan};
+use crate::{Block, Computation, Message, MessageKind, Op, Plan, Transfer};
 
 pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
     let ends = ChunkEnds::of(plan, stage);
@@ -18,35 +18,35 @@ pub(super) fn insert(plan: &Plan, stage: usize, draft: &mut Draft) {
 
 /// Inserts every receive before the computation that needs it and, with overlap, its start before the previous pass.
 fn receive(ends: &ChunkEnds, overlap: bool, draft: &mut Draft) {
-    for index in 0..draft.stretches.len() {
-        let stretch = &draft.stretches[index];
-        let Some(message) = ends.received(stretch.pass) else { continue };
-        let reader = stretch.slots.clone().find(|&slot| !matches!(draft.slots[slot], Op::Recompute { .. }));
-        let reader = reader.expect("a pass computes something");
-        let start = Op::ReceiveStart { message };
+    for index in 0..draft.passes.len() {
+        let PassSlots { pass, slots } = &draft.passes[index];
+        let Some(message) = ends.received(*pass) else { continue };
+        let reads = |&slot: &usize| draft.slots[slot].computation() != Some(Computation::Recompute);
+        let reader = slots.clone().find(reads).expect("a pass computes something");
+        let start = Op::Start(Transfer::Receive(message));
         if overlap {
-            let earlier = draft.stretches[index.saturating_sub(1)].slots.start;
-            draft.insert(earlier, Place::Starts, start);
+            let earlier = draft.passes[index.saturating_sub(1)].slots.start;
+            draft.insert(earlier, Position::Prefetch, start);
         } else {
-            draft.insert(reader, Place::Needs, start);
+            draft.insert(reader, Position::Before, start);
         }
-        draft.insert(reader, Place::Needs, Op::ReceiveWait { message });
+        draft.insert(reader, Position::Before, Op::Wait(Transfer::Receive(message)));
     }
 }
 
 /// Inserts every send right after the computation that produces it.
 fn send(ends: &ChunkEnds, draft: &mut Draft) {
     let mut outstanding: BTreeMap<(usize, MessageKind), Message> = BTreeMap::new();
-    for index in 0..draft.stretches.len() {
-        let stretch = &draft.stretches[index];
-        let Some(message) = ends.sent(stretch.pass) else { continue };
-        let last = stretch.slots.end - 1;
+    for index in 0..draft.passes.len() {
+        let PassSlots { pass, slots } = &draft.passes[index];
+        let Some(message) = ends.sent(*pass) else { continue };
+        let last = slots.end - 1;
         if let Some(message) = outstanding.insert((message.peer, message.kind), message) {
-            draft.insert(last, Place::Then, Op::SendWait { message });
+            draft.insert(last, Position::After, Op::Wait(Transfer::Send(message)));
         }
-        draft.insert(last, Place::Then, Op::SendStart { message });
+        draft.insert(last, Position::After, Op::Start(Transfer::Send(message)));
     }
-    draft.tail.extend(outstanding.into_values().map(|message| Op::SendWait { message }));
+    draft.tail.extend(outstanding.into_values().map(|message| Op::Wait(Transfer::Send(message))));
 }
 
 /// The first and last block of every chunk of the pipeline.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use kintsugi_plan::config::ConfigSource;
-use kintsugi_plan::{Axis, Block, Group, Message, MessageKind, Op, Phase, Plan, Program};
+use kintsugi_plan::{Block, Group, Message, MessageKind, Op, Plan, Program, Transfer};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -54,19 +54,21 @@ fn passes(stage: usize, op: Op, stages: usize, begun: &mut HashMap<String, usize
         |message: Message| format!("{} to {stage}: {:?}", message.peer, Message { peer: 0, ..message });
     let mut begin = |what: String| *begun.entry(what).or_default() += 1;
     match op {
-        Op::SendStart { message } => begin(format!("send {}", sent(message))),
-        Op::ReceiveWait { message } => {
+        Op::Start(Transfer::Send(message)) => begin(format!("send {}", sent(message))),
+        Op::Wait(Transfer::Receive(message)) => {
             // The receiver waits from here on, so the sender can complete.
             begin(format!("take {}", received(message)));
             return begun.contains_key(&format!("send {}", received(message)));
         }
-        Op::SendWait { message } => return begun.contains_key(&format!("take {}", sent(message))),
-        Op::ReduceStart { phase: Phase { over: Group::Tied, .. }, .. } => begin("tied".into()),
-        Op::ReduceWait { phase: Phase { over: Group::Tied, .. }, .. } => {
-            return begun.get("tied") == Some(&2);
+        Op::Wait(Transfer::Send(message)) => {
+            return begun.contains_key(&format!("take {}", sent(message)));
         }
-        Op::NormStart { axis: Axis::Pipeline } | Op::ShareStart => begin("sum".into()),
-        Op::NormWait { axis: Axis::Pipeline } | Op::ShareWait => return begun.get("sum") == Some(&stages),
+        Op::Start(Transfer::Receive(_)) => {}
+        Op::Start(transfer) if transfer.crosses_stages() => {
+            begin(if transfer.group() == Some(Group::Tied) { "tied" } else { "sum" }.into());
+        }
+        Op::Wait(transfer) if transfer.group() == Some(Group::Tied) => return begun.get("tied") == Some(&2),
+        Op::Wait(transfer) if transfer.crosses_stages() => return begun.get("sum") == Some(&stages),
         _ => {}
     }
     true
@@ -109,14 +111,14 @@ fn two_stages_that_send_before_they_receive_deadlock() {
         let message =
             Message { kind: MessageKind::Activation, block: Block::Layer(1), micro: 0, peer: 1 - stage };
         let ops = vec![
-            Op::SendStart { message },
-            Op::SendWait { message },
-            Op::ReceiveStart { message },
-            Op::ReceiveWait { message },
+            Op::Start(Transfer::Send(message)),
+            Op::Wait(Transfer::Send(message)),
+            Op::Start(Transfer::Receive(message)),
+            Op::Wait(Transfer::Receive(message)),
         ];
         Program { stage, ops }
     };
     let stuck = stuck(&[exchange(0), exchange(1)]);
     assert!(stuck.iter().map(|(stage, _)| *stage).eq([0, 1]), "{stuck:?}");
-    assert!(stuck.iter().all(|(_, op)| matches!(op, Op::SendWait { .. })), "{stuck:?}");
+    assert!(stuck.iter().all(|(_, op)| matches!(op, Op::Wait(Transfer::Send(_)))), "{stuck:?}");
 }

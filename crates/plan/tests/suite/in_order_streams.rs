@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
-use kintsugi_plan::{Axis, Group, Message, MessageKind, Op, Program, Span};
+use kintsugi_plan::{Axis, Group, Message, MessageKind, Op, Program, Transfer};
 use proptest::prelude::*;
 
 use crate::support::{layouts, plan, programs};
@@ -26,15 +26,7 @@ enum Queue {
     SameStage(Group),
 }
 
-/// What is transferred, equal on all ranks that take part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Transfer {
-    Message(Message),
-    /// A collective, by the op that starts it.
-    Collective(Op),
-}
-
-/// The part of an op in transfers.
+/// The part of an op in transfers. A transfer is named equally by all ranks that take part.
 enum Part {
     None,
     Start(Queue, Transfer),
@@ -42,45 +34,28 @@ enum Part {
 }
 
 fn part(stage: usize, op: Op) -> Part {
-    let named = |message: Message| Transfer::Message(Message { peer: 0, ..message });
-    let link = |message: Message, from, to| Queue::Link { kind: message.kind, from, to };
-    let queue = |group| match group {
-        Group::Along(..) => Queue::SameStage(group),
-        Group::Tied => Queue::Tied,
-    };
-    let over = |axis| match axis {
-        Axis::Pipeline => Queue::Stages,
-        Axis::Data | Axis::Tensor => Queue::SameStage(Group::Along(axis, Span::All)),
-    };
-    let collective = |start: Op| Transfer::Collective(start);
     match op {
-        Op::SendStart { message } => Part::Start(link(message, stage, message.peer), named(message)),
-        Op::ReceiveStart { message } => Part::Start(link(message, message.peer, stage), named(message)),
-        Op::SendWait { message } | Op::ReceiveWait { message } => Part::Wait(named(message)),
-        Op::ReduceStart { phase, .. } | Op::GatherStart { phase, .. } | Op::RefreshStart { phase, .. } => {
-            Part::Start(queue(phase.over), collective(op))
-        }
-        Op::ReduceWait { unit, phase } => Part::Wait(collective(Op::ReduceStart { unit, phase })),
-        Op::GatherWait { unit, phase } => Part::Wait(collective(Op::GatherStart { unit, phase })),
-        Op::RefreshWait { unit, phase } => Part::Wait(collective(Op::RefreshStart { unit, phase })),
-        Op::NormStart { axis } => Part::Start(over(axis), collective(op)),
-        Op::NormWait { axis } => Part::Wait(collective(Op::NormStart { axis })),
-        Op::ShareStart => Part::Start(Queue::Stages, collective(op)),
-        Op::ShareWait => Part::Wait(collective(Op::ShareStart)),
-        Op::Begin
-        | Op::Load { .. }
-        | Op::Forward { .. }
-        | Op::Evaluate { .. }
-        | Op::Feed { .. }
-        | Op::Decode { .. }
-        | Op::Choose { .. }
-        | Op::Recompute { .. }
-        | Op::Backward { .. }
-        | Op::Release { .. }
-        | Op::Discard { .. }
-        | Op::Measure
-        | Op::Clip
-        | Op::Step => Part::None,
+        Op::Start(transfer) => Part::Start(queue(stage, transfer), named(transfer)),
+        Op::Wait(transfer) => Part::Wait(named(transfer)),
+        _ => Part::None,
+    }
+}
+
+/// The same name for both ends of a message.
+fn named(transfer: Transfer) -> Transfer {
+    let message = transfer.message();
+    message.map_or(transfer, |message| Transfer::Send(Message { peer: 0, ..message }))
+}
+
+fn queue(stage: usize, transfer: Transfer) -> Queue {
+    let link = |message: Message, from, to| Queue::Link { kind: message.kind, from, to };
+    match (transfer, transfer.group()) {
+        (Transfer::Send(message), _) => link(message, stage, message.peer),
+        (Transfer::Receive(message), _) => link(message, message.peer, stage),
+        (_, Some(Group::Tied)) => Queue::Tied,
+        (_, Some(Group::Along(Axis::Pipeline, _))) => Queue::Stages,
+        (_, Some(group @ Group::Along(..))) => Queue::SameStage(group),
+        (_, None) => panic!("{transfer} is neither a message nor in a group"),
     }
 }
 
@@ -179,15 +154,11 @@ fn exchange(receives: [usize; 2]) -> [Program; 2] {
         let send = |micro| message(MessageKind::Activation, micro, 1);
         let receive = |micro| message(MessageKind::Activation, micro, 0);
         let ops = if stage == 0 {
-            [0, 1].map(|micro| Op::SendStart { message: send(micro) }).to_vec()
+            [0, 1].map(|micro| Op::Start(Transfer::Send(send(micro)))).to_vec()
         } else {
-            receives.map(|micro| Op::ReceiveStart { message: receive(micro) }).to_vec()
+            receives.map(|micro| Op::Start(Transfer::Receive(receive(micro)))).to_vec()
         };
-        let waits = ops.iter().map(|op| match *op {
-            Op::SendStart { message } => Op::SendWait { message },
-            Op::ReceiveStart { message } => Op::ReceiveWait { message },
-            other => other,
-        });
+        let waits = ops.iter().filter_map(|op| op.transfer()).map(Op::Wait);
         Program { stage, ops: ops.iter().copied().chain(waits).collect() }
     })
 }

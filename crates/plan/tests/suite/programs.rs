@@ -1,9 +1,12 @@
 //! Properties of programs under random layouts: computations, messages, and that every start has its wait.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::support::{computes, layouts, plan, programs};
-use kintsugi_plan::{BackwardPart, Block, Message, MessageKind, Op, Plan, Program, Recompute, ScheduleKind};
+use kintsugi_plan::{
+    BackwardPart, Block, Computation, Message, MessageKind, Op, Plan, Program, Recompute, ScheduleKind,
+    StepOp, Transfer,
+};
 use proptest::prelude::*;
 
 proptest! {
@@ -43,20 +46,24 @@ proptest! {
         for stage in 0..plan.mesh.pp() {
             let program = plan.evaluation(stage, evaluated);
             for micro in 0..evaluated {
-                let of_micro = |op: &Op| match *op {
-                    Op::Evaluate { block, micro: of } if of == micro => Some(block),
-                    _ => None,
-                };
-                let blocks: Vec<Block> = program.ops.iter().filter_map(of_micro).collect();
+                let blocks = computed(&program, Computation::Evaluate, micro);
                 prop_assert_eq!(blocks, plan.stage_blocks(stage));
             }
-            let trains = |op: &Op| {
-                matches!(op, Op::Forward { .. } | Op::Backward { .. } | Op::ReduceStart { .. } | Op::Step)
+            let trains = |op: &Op| match *op {
+                Op::Compute { kind, .. } => kind != Computation::Evaluate,
+                Op::Start(transfer) => matches!(transfer, Transfer::Reduce { .. }),
+                op => op == Op::Step(StepOp::Update),
             };
             prop_assert!(!program.ops.iter().any(trains));
             micro_batches_are_loaded_once(&plan, &program);
         }
     }
+}
+
+/// The blocks on which a program runs a computation for a micro-batch, in order.
+fn computed(program: &Program, computation: Computation, micro: usize) -> Vec<Block> {
+    let block = |op: &Op| op.block().filter(|&block| *op == computation.on(block, micro));
+    program.ops.iter().filter_map(block).collect()
 }
 
 /// The index of each op in its program.
@@ -70,23 +77,17 @@ fn passes_visit_all_blocks_in_order(plan: &Plan, program: &Program) {
     let split = plan.pipeline.schedule == ScheduleKind::ZeroBubble;
     let at = positions(program);
     for micro in 0..plan.micro_batches() {
-        let visits = |wanted: Option<BackwardPart>| -> Vec<Block> {
-            let block = |op: &Op| match *op {
-                Op::Forward { block, micro: m } if m == micro && wanted.is_none() => Some(block),
-                Op::Backward { block, micro: m, part } if m == micro && wanted == Some(part) => Some(block),
-                _ => None,
-            };
-            program.ops.iter().filter_map(block).collect()
-        };
-        assert_eq!(visits(None), blocks);
-        assert_eq!(visits(Some(BackwardPart::Both)), if split { vec![] } else { reversed.clone() });
-        assert_eq!(visits(Some(BackwardPart::Input)), if split { reversed.clone() } else { vec![] });
-        assert_eq!(visits(Some(BackwardPart::Weight)), if split { reversed.clone() } else { vec![] });
+        let visits = |computation| computed(program, computation, micro);
+        let backward = |part| visits(Computation::Backward(part));
+        assert_eq!(visits(Computation::Forward), blocks);
+        assert_eq!(backward(BackwardPart::Both), if split { vec![] } else { reversed.clone() });
+        assert_eq!(backward(BackwardPart::Input), if split { reversed.clone() } else { vec![] });
+        assert_eq!(backward(BackwardPart::Weight), if split { reversed.clone() } else { vec![] });
         for &block in &blocks {
-            let backward = |part| at.get(&Op::Backward { block, micro, part });
+            let backward = |part| at.get(&Computation::Backward(part).on(block, micro));
             let first =
                 backward(BackwardPart::Both).or(backward(BackwardPart::Input)).expect("there is a backward");
-            assert!(at[&Op::Forward { block, micro }] < *first);
+            assert!(at[&Computation::Forward.on(block, micro)] < *first);
             assert!(backward(BackwardPart::Weight).is_none_or(|weight| first < weight));
         }
     }
@@ -96,14 +97,14 @@ fn layers_are_recomputed_right_before_their_backward(plan: &Plan, program: &Prog
     let computations: Vec<Op> = program.ops.iter().copied().filter(computes).collect();
     for pair in computations.windows(2) {
         let recomputed = match pair[0] {
-            Op::Recompute { block, micro } => Some((block, micro)),
+            Op::Compute { kind: Computation::Recompute, block, micro } => Some((block, micro)),
             _ => None,
         };
         let wanted = match pair[1] {
-            Op::Backward {
+            Op::Compute {
+                kind: Computation::Backward(BackwardPart::Both | BackwardPart::Input),
                 block: block @ Block::Layer(_),
                 micro,
-                part: BackwardPart::Both | BackwardPart::Input,
             } if plan.memory.recompute == Recompute::Full => Some((block, micro)),
             _ => None,
         };
@@ -112,7 +113,7 @@ fn layers_are_recomputed_right_before_their_backward(plan: &Plan, program: &Prog
 }
 
 fn micro_batches_are_loaded_once(plan: &Plan, program: &Program) {
-    assert_eq!(program.ops[0], Op::Begin);
+    assert_eq!(program.ops[0], Op::Step(StepOp::Begin));
     let reads = |block: &Block| plan.masks_documents() || matches!(block, Block::Embedding | Block::Head);
     let stage_reads = plan.stage_blocks(program.stage).iter().any(reads);
     let mut loaded = Vec::new();
@@ -122,7 +123,9 @@ fn micro_batches_are_loaded_once(plan: &Plan, program: &Program) {
                 assert!(stage_reads && !loaded.contains(&micro));
                 loaded.push(micro);
             }
-            Op::Forward { block, micro } | Op::Evaluate { block, micro } if reads(&block) => {
+            Op::Compute { kind: Computation::Forward | Computation::Evaluate, block, micro }
+                if reads(&block) =>
+            {
                 assert!(loaded.contains(&micro));
             }
             _ => {}
@@ -149,13 +152,13 @@ fn routes(programs: &[Program], pick: Pick) -> Routes {
 
 fn messages_match(plan: &Plan, programs: &[Program], micro_batches: usize, backward: bool) {
     let sends = routes(programs, |op| match op {
-        Op::SendStart { message } => Some((message, true)),
+        Op::Start(Transfer::Send(message)) => Some((message, true)),
         _ => None,
     });
     let others: [Pick; 3] = [
-        |op| if let Op::SendWait { message } = op { Some((message, true)) } else { None },
-        |op| if let Op::ReceiveStart { message } = op { Some((message, false)) } else { None },
-        |op| if let Op::ReceiveWait { message } = op { Some((message, false)) } else { None },
+        |op| if let Op::Wait(Transfer::Send(message)) = op { Some((message, true)) } else { None },
+        |op| if let Op::Start(Transfer::Receive(message)) = op { Some((message, false)) } else { None },
+        |op| if let Op::Wait(Transfer::Receive(message)) = op { Some((message, false)) } else { None },
     ];
     for other in others {
         assert_eq!(routes(programs, other), sends);
@@ -172,10 +175,10 @@ fn messages_match(plan: &Plan, programs: &[Program], micro_batches: usize, backw
 fn messages_are_beside_their_computations(plan: &Plan, program: &Program, backward: bool) {
     let at = positions(program);
     let compute = |kind, block, micro| match kind {
-        MessageKind::Activation if backward => Op::Forward { block, micro },
-        MessageKind::Activation => Op::Evaluate { block, micro },
+        MessageKind::Activation if backward => Computation::Forward.on(block, micro),
+        MessageKind::Activation => Computation::Evaluate.on(block, micro),
         MessageKind::Gradient => [BackwardPart::Both, BackwardPart::Input]
-            .map(|part| Op::Backward { block, micro, part })
+            .map(|part| Computation::Backward(part).on(block, micro))
             .into_iter()
             .find(|op| at.contains_key(op))
             .expect("the backward of a message is here"),
@@ -183,11 +186,11 @@ fn messages_are_beside_their_computations(plan: &Plan, program: &Program, backwa
     let model: Vec<Block> = (0..plan.chunks()).flat_map(|chunk| plan.chunk_blocks(chunk)).collect();
     for (index, op) in program.ops.iter().enumerate() {
         match *op {
-            Op::ReceiveWait { message } => {
+            Op::Wait(Transfer::Receive(message)) => {
                 let reader = at[&compute(message.kind, message.block, message.micro)];
                 assert!(index < reader && !program.ops[index..reader].iter().any(computes));
             }
-            Op::SendStart { message } => {
+            Op::Start(Transfer::Send(message)) => {
                 let place = model.iter().position(|&b| b == message.block).expect("a block of the model");
                 let maker = match message.kind {
                     MessageKind::Activation => model[place - 1],
@@ -196,7 +199,7 @@ fn messages_are_beside_their_computations(plan: &Plan, program: &Program, backwa
                 let made = at[&compute(message.kind, maker, message.micro)];
                 assert!(made < index);
                 let between = &program.ops[made + 1..index];
-                assert!(between.iter().all(|op| matches!(op, Op::SendWait { .. })), "{between:?}");
+                assert!(between.iter().all(|op| matches!(op, Op::Wait(Transfer::Send(_)))), "{between:?}");
             }
             _ => {}
         }
@@ -204,27 +207,13 @@ fn messages_are_beside_their_computations(plan: &Plan, program: &Program, backwa
 }
 
 fn starts_have_waits(program: &Program) {
-    let mut open: HashMap<Op, usize> = HashMap::new();
+    let mut open: HashSet<Transfer> = HashSet::new();
     for &op in &program.ops {
-        let start = match op {
-            Op::GatherWait { unit, phase } => Op::GatherStart { unit, phase },
-            Op::ReduceWait { unit, phase } => Op::ReduceStart { unit, phase },
-            Op::SendWait { message } => Op::SendStart { message },
-            Op::ReceiveWait { message } => Op::ReceiveStart { message },
-            Op::NormWait { axis } => Op::NormStart { axis },
-            Op::RefreshWait { unit, phase } => Op::RefreshStart { unit, phase },
-            Op::GatherStart { .. }
-            | Op::ReduceStart { .. }
-            | Op::SendStart { .. }
-            | Op::ReceiveStart { .. }
-            | Op::NormStart { .. }
-            | Op::RefreshStart { .. } => {
-                assert_eq!(open.insert(op, 1), None, "{op} twice");
-                continue;
-            }
-            _ => continue,
-        };
-        assert!(open.remove(&start).is_some(), "{op} without its start");
+        match op {
+            Op::Start(transfer) => assert!(open.insert(transfer), "{op} twice"),
+            Op::Wait(transfer) => assert!(open.remove(&transfer), "{op} without its start"),
+            _ => {}
+        }
     }
     assert!(open.is_empty(), "never waited for: {open:?}");
 }

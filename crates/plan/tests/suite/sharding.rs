@@ -4,7 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::{computes, layouts, plan, programs};
-use kintsugi_plan::{BackwardPart, Block, Group, Op, Phase, PhaseKind, Plan, Program, Unit, When};
+use kintsugi_plan::{
+    BackwardPart, Block, Computation, Group, Op, Phase, PhaseKind, Plan, Program, StepOp, Transfer, Unit,
+    When,
+};
 use proptest::prelude::*;
 
 proptest! {
@@ -36,14 +39,14 @@ proptest! {
     fn the_step_ends_in_order(sets in layouts()) {
         let plan = plan(&sets);
         for program in programs(&plan) {
-            let measure = program.ops.iter().position(|op| *op == Op::Measure).expect("a step is measured");
-            let late = |op: &Op| matches!(op, Op::SendWait { .. } | Op::ReduceWait { .. }) || computes(op);
+            let measure = program.ops.iter().position(|op| *op == Op::Step(StepOp::Measure)).expect("a step is measured");
+            let late = |op: &Op| matches!(op, Op::Wait(Transfer::Send(_) | Transfer::Reduce { .. })) || computes(op);
             prop_assert!(!program.ops[measure..].iter().any(late));
-            let mut expected = vec![Op::Measure];
+            let mut expected = vec![Op::Step(StepOp::Measure)];
             for axis in plan.norm_axes() {
-                expected.extend([Op::NormStart { axis }, Op::NormWait { axis }]);
+                expected.extend(Op::start_and_wait(Transfer::Norm { axis }));
             }
-            expected.extend([Op::Clip, Op::Step]);
+            expected.extend([Op::Step(StepOp::Clip), Op::Step(StepOp::Update)]);
             let (tail, refresh) = program.ops[measure..].split_at(expected.len());
             prop_assert_eq!(tail, expected.as_slice());
             // Every unit is refreshed phase by phase, each started and waited for.
@@ -53,10 +56,10 @@ proptest! {
             prop_assert_eq!(phases.is_empty(), plan.sharding.states == plan.sharding.weights);
             for unit in units {
                 let of_unit = |op: &&Op| {
-                    matches!(**op, Op::RefreshStart { unit: of, .. } | Op::RefreshWait { unit: of, .. } if of == unit)
+                    matches!(op.transfer(), Some(Transfer::Refresh { .. })) && op.unit() == Some(unit)
                 };
                 let found: Vec<Op> = refresh.iter().filter(of_unit).copied().collect();
-                let each = |&phase| [Op::RefreshStart { unit, phase }, Op::RefreshWait { unit, phase }];
+                let each = |&phase| Op::start_and_wait(Transfer::Refresh { unit, phase });
                 prop_assert_eq!(found, phases.iter().flat_map(each).collect::<Vec<_>>());
             }
         }
@@ -76,12 +79,8 @@ enum Weights {
 /// The units whose weights an op reads.
 fn read(plan: &Plan, op: &Op) -> Vec<Unit> {
     match *op {
-        Op::Forward { block, .. }
-        | Op::Evaluate { block, .. }
-        | Op::Recompute { block, .. }
-        | Op::Backward { block, part: BackwardPart::Both | BackwardPart::Input, .. } => {
-            plan.block_units(block)
-        }
+        Op::Compute { kind: Computation::Backward(BackwardPart::Weight), .. } => vec![],
+        Op::Compute { block, .. } => plan.block_units(block),
         _ => vec![],
     }
 }
@@ -96,7 +95,7 @@ fn weights_are_gathered(plan: &Plan, program: &Program) {
     let (mut done, mut gathers, mut fills) = (0, 0, 0);
     for op in &program.ops {
         match *op {
-            Op::GatherStart { unit, phase } => {
+            Op::Start(Transfer::Gather { unit, phase }) => {
                 let from_secondary = secondary.contains(&unit);
                 let phases = if from_secondary && later.contains(&phase) { &later } else { &first };
                 let next = match state[&unit] {
@@ -110,7 +109,7 @@ fn weights_are_gathered(plan: &Plan, program: &Program) {
                 fills += usize::from(sharding.secondary > 1 && !later.contains(&phase));
                 state.insert(unit, next);
             }
-            Op::GatherWait { unit, phase } => {
+            Op::Wait(Transfer::Gather { unit, phase }) => {
                 let Weights::Gathering(number, since) = state[&unit] else {
                     panic!("{op}: it is not being gathered")
                 };
@@ -169,7 +168,7 @@ fn weights_are_kept_only_for_a_near_use(plan: &Plan, program: &Program) {
     let reach = if ahead > 0 { ahead + later.len() - 1 } else { 0 };
     let (mut done, mut gathered, mut last_use) = (0, BTreeSet::new(), BTreeMap::new());
     for op in &program.ops {
-        if let Op::GatherWait { unit, phase } = *op
+        if let Op::Wait(Transfer::Gather { unit, phase }) = *op
             && later.last() == Some(&phase)
         {
             gathered.insert(unit);
@@ -186,9 +185,11 @@ fn weights_are_kept_only_for_a_near_use(plan: &Plan, program: &Program) {
 /// The block and micro-batch whose weight gradients an op adds.
 fn written(op: &Op) -> Option<(Block, usize)> {
     match *op {
-        Op::Backward { block, micro, part: BackwardPart::Both | BackwardPart::Weight } => {
-            Some((block, micro))
-        }
+        Op::Compute {
+            kind: Computation::Backward(BackwardPart::Both | BackwardPart::Weight),
+            block,
+            micro,
+        } => Some((block, micro)),
         _ => None,
     }
 }
@@ -199,7 +200,7 @@ fn unit_is_reduced(plan: &Plan, program: &Program, unit: Unit) {
     let every_micro = plan.sharding.gradients > 1 && plan.sharding.reduce == When::MicroBatch;
     let tied = unit == Unit::Table && plan.holds_tied_copy(program.stage);
     let times = if every_micro { plan.micro_batches() } else { 1 };
-    let pair = |phase| [Op::ReduceStart { unit, phase }, Op::ReduceWait { unit, phase }];
+    let pair = |phase| Op::start_and_wait(Transfer::Reduce { unit, phase });
     let sum = |over| Phase::plain(over, PhaseKind::Sum);
     let inner = plan.sharding.inner_reductions();
     let outer = plan.sharding.outer_reductions();
@@ -211,10 +212,8 @@ fn unit_is_reduced(plan: &Plan, program: &Program, unit: Unit) {
     // The phases that no write of this unit may come between: those that work on the gradient that is written.
     let round = if plan.sharding.gradients > 1 { round } else { expected.clone() };
     expected.extend(tied.then(|| pair(sum(Group::Tied))).into_iter().flatten());
-    let reductions = |op: &&Op| match **op {
-        Op::ReduceStart { unit: of, .. } | Op::ReduceWait { unit: of, .. } => of == unit,
-        _ => false,
-    };
+    let reductions =
+        |op: &&Op| matches!(op.transfer(), Some(Transfer::Reduce { .. })) && op.unit() == Some(unit);
     let found: Vec<Op> = program.ops.iter().filter(reductions).copied().collect();
     assert_eq!(found, expected, "of {unit} on stage {}", program.stage);
     if !round.is_empty() {
@@ -264,8 +263,12 @@ fn outstanding_gradients_are_few(plan: &Plan, program: &Program) {
     let mut previous: Vec<Vec<Unit>> = Vec::new();
     for op in &program.ops {
         match *op {
-            Op::ReduceStart { unit, phase } if phases.first() == Some(&phase) => _ = under_way.insert(unit),
-            Op::ReduceWait { unit, phase } if phases.last() == Some(&phase) => _ = under_way.remove(&unit),
+            Op::Start(Transfer::Reduce { unit, phase }) if phases.first() == Some(&phase) => {
+                under_way.insert(unit);
+            }
+            Op::Wait(Transfer::Reduce { unit, phase }) if phases.last() == Some(&phase) => {
+                under_way.remove(&unit);
+            }
             op if computes(&op) => {
                 let recent: Vec<Unit> = previous.iter().rev().take(phases.len()).flatten().copied().collect();
                 assert!(under_way.iter().all(|unit| recent.contains(unit)), "{op}: {under_way:?}");

@@ -18,7 +18,7 @@ pub fn programs(plan: &Plan) -> Vec<Program> {
 
 /// Whether an op computes a block.
 pub fn computes(op: &Op) -> bool {
-    matches!(op, Op::Forward { .. } | Op::Evaluate { .. } | Op::Recompute { .. } | Op::Backward { .. })
+    op.block().is_some()
 }
 
 /// Settings that make a legal plan.

@@ -4,24 +4,24 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kintsugi_plan::{
-    Axis, BackwardPart, Block, Group, MessageKind, Op, Phase, PhaseKind, Plan, Recompute, Unit,
+    Axis, BackwardPart, Block, Computation, Group, MessageKind, Op, OpKind, Phase, PhaseKind, Plan,
+    Recompute, StepOp, Transfer, Unit,
 };
 use kintsugi_spec::Level;
 
 use super::device::DeviceModel;
 use super::links::Links;
-use super::op_cost::{OpCost, OpOrder, Time, Transfer, picoseconds};
-use super::pricing::{Pricing, host_collective, message_bytes, repeat_products};
+use super::op_cost::{OpCost, OpOrder, Time, TransferCost, picoseconds};
+use super::pricing::{Pricing, host_collective, message_bytes, of_layer, repeat_products};
 use super::sharing::Sharing;
-use super::trace::{PlanTraces, kind};
-use crate::graph::StageOp;
+use super::trace::PlanTraces;
 
 /// The costs of ops on blocks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BlockCosts {
-    ops: HashMap<Op, OpCost>,
+    ops: HashMap<OpKind, OpCost>,
     /// Of the ops with transfers inside.
-    orders: HashMap<Op, OpOrder>,
+    orders: HashMap<OpKind, OpOrder>,
 }
 
 /// The cost of every op on every stage of a plan. Many plans share the parts.
@@ -33,18 +33,18 @@ pub struct Costs {
 }
 
 /// The messages of each stage: to the next stage, and to the previous one.
-pub(super) type Messages = Vec<[Transfer; 2]>;
+pub(super) type Messages = Vec<[TransferCost; 2]>;
 
 /// Costs that follow from the mesh and the sharding: ops on units, and ops that run once a step.
 #[derive(Clone, Debug)]
 pub(super) struct UnitCosts {
-    ops: HashMap<Op, OpCost>,
-    /// For each stage, in the order of [`StageOp::ALL`].
-    stage_ops: Vec<[OpCost; StageOp::ALL.len()]>,
+    ops: HashMap<OpKind, OpCost>,
+    /// For each stage, in the order of [`StepOp::ALL`].
+    step_ops: Vec<[OpCost; StepOp::ALL.len()]>,
     /// A sum of a few numbers over each axis.
-    sums: [Transfer; 3],
+    sums: [TransferCost; 3],
     /// The sum of the two copies of a tied table.
-    tied: Transfer,
+    tied: TransferCost,
     /// How much slower kernels run beside a transfer, in 1/1024.
     interference: u64,
     /// Time at the end of every step.
@@ -56,7 +56,7 @@ pub(super) struct UnitCosts {
 pub(super) enum Source {
     Block,
     Unit,
-    Stage(StageOp),
+    Step(StepOp),
     /// A sum over an axis that the op only starts.
     Sum(Axis),
     /// The op itself costs nothing: it waits for a transfer, or is one side of a message.
@@ -65,44 +65,33 @@ pub(super) enum Source {
 
 pub(super) fn source(op: Op) -> Source {
     match op {
-        Op::Begin => Source::Stage(StageOp::Begin),
-        Op::Measure => Source::Stage(StageOp::Measure),
-        Op::Clip => Source::Stage(StageOp::Clip),
-        Op::Step => Source::Stage(StageOp::Step),
-        Op::Load { .. } | Op::Forward { .. } | Op::Recompute { .. } | Op::Backward { .. } => Source::Block,
-        Op::GatherStart { .. }
-        | Op::GatherWait { .. }
-        | Op::Release { .. }
-        | Op::Discard { .. }
-        | Op::ReduceStart { .. }
-        | Op::ReduceWait { .. }
-        | Op::RefreshStart { .. }
-        | Op::RefreshWait { .. } => Source::Unit,
-        Op::SendStart { .. }
-        | Op::SendWait { .. }
-        | Op::ReceiveStart { .. }
-        | Op::ReceiveWait { .. }
-        | Op::NormWait { .. } => Source::Nothing,
-        Op::NormStart { axis } => Source::Sum(axis),
-        Op::Evaluate { .. }
-        | Op::Feed { .. }
-        | Op::Decode { .. }
-        | Op::Choose { .. }
-        | Op::ShareStart
-        | Op::ShareWait => unreachable!("a training step has no \"{op}\""),
+        Op::Step(op) => Source::Step(op),
+        Op::Load { .. } => Source::Block,
+        Op::Compute { kind, .. } => match kind {
+            Computation::Forward | Computation::Recompute | Computation::Backward(_) => Source::Block,
+            Computation::Evaluate | Computation::Decode => unreachable!("a training step has no \"{op}\""),
+        },
+        Op::Release { .. } | Op::Discard { .. } => Source::Unit,
+        Op::Start(transfer) | Op::Wait(transfer) => match transfer {
+            Transfer::Gather { .. } | Transfer::Reduce { .. } | Transfer::Refresh { .. } => Source::Unit,
+            Transfer::Norm { axis } if op == Op::Start(transfer) => Source::Sum(axis),
+            Transfer::Norm { .. } | Transfer::Send(_) | Transfer::Receive(_) => Source::Nothing,
+            Transfer::Share => unreachable!("a training step has no \"{op}\""),
+        },
+        Op::Feed { .. } | Op::Choose { .. } => unreachable!("a training step has no \"{op}\""),
     }
 }
 
 impl Costs {
     /// The cost of an op on a stage.
     pub fn of(&self, stage: usize, op: Op) -> OpCost {
-        let known = |costs: &HashMap<Op, OpCost>| {
-            *costs.get(&kind(op)).unwrap_or_else(|| panic!("no trace has \"{op}\""))
+        let known = |costs: &HashMap<OpKind, OpCost>| {
+            *costs.get(&op.kind()).unwrap_or_else(|| panic!("no trace has \"{op}\""))
         };
         match source(op) {
             Source::Block => known(&self.blocks.ops),
             Source::Unit => known(&self.units.ops),
-            Source::Stage(op) => self.units.stage_ops[stage][op as usize],
+            Source::Step(op) => self.units.step_ops[stage][op as usize],
             Source::Sum(axis) => OpCost { started: Some(self.sum(axis)), ..OpCost::default() },
             Source::Nothing => OpCost::default(),
         }
@@ -110,11 +99,11 @@ impl Costs {
 
     /// The order of an op's kernels and transfers, if there are transfers inside.
     pub fn order(&self, op: Op) -> Option<&OpOrder> {
-        self.blocks.orders.get(&kind(op))
+        self.blocks.orders.get(&op.kind())
     }
 
     /// A message from a stage.
-    pub fn message(&self, stage: usize, kind: MessageKind) -> Transfer {
+    pub fn message(&self, stage: usize, kind: MessageKind) -> TransferCost {
         self.messages[stage][match kind {
             MessageKind::Activation => 0,
             MessageKind::Gradient => 1,
@@ -122,12 +111,12 @@ impl Costs {
     }
 
     /// The sum of the norm over an axis.
-    pub fn sum(&self, axis: Axis) -> Transfer {
+    pub fn sum(&self, axis: Axis) -> TransferCost {
         self.units.sums[axis_number(axis)]
     }
 
     /// The sum of the two copies of a tied table.
-    pub fn tied(&self) -> Transfer {
+    pub fn tied(&self) -> TransferCost {
         self.units.tied
     }
 
@@ -145,53 +134,30 @@ impl Costs {
     /// everything else takes no time.
     pub fn of_layers(plan: &Plan, forward: Time, backward_input: Time, backward_weight: Time) -> Self {
         let compute = |op: Op| match op {
-            Op::Forward { block: Block::Layer(_), .. } | Op::Recompute { .. } => forward,
-            Op::Backward { block: Block::Layer(_), part, .. } => match part {
-                BackwardPart::Both => backward_input + backward_weight,
-                BackwardPart::Input => backward_input,
-                BackwardPart::Weight => backward_weight,
+            Op::Compute { kind, block: Block::Layer(_), .. } => match kind {
+                Computation::Forward
+                | Computation::Evaluate
+                | Computation::Decode
+                | Computation::Recompute => forward,
+                Computation::Backward(BackwardPart::Both) => backward_input + backward_weight,
+                Computation::Backward(BackwardPart::Input) => backward_input,
+                Computation::Backward(BackwardPart::Weight) => backward_weight,
             },
-            Op::Forward { .. }
-            | Op::Backward { .. }
-            | Op::Load { .. }
-            | Op::Begin
-            | Op::Evaluate { .. }
-            | Op::Feed { .. }
-            | Op::Decode { .. }
-            | Op::Choose { .. }
-            | Op::ShareStart
-            | Op::ShareWait
-            | Op::GatherStart { .. }
-            | Op::GatherWait { .. }
-            | Op::Release { .. }
-            | Op::Discard { .. }
-            | Op::ReduceStart { .. }
-            | Op::ReduceWait { .. }
-            | Op::SendStart { .. }
-            | Op::SendWait { .. }
-            | Op::ReceiveStart { .. }
-            | Op::ReceiveWait { .. }
-            | Op::Measure
-            | Op::NormStart { .. }
-            | Op::NormWait { .. }
-            | Op::Clip
-            | Op::Step
-            | Op::RefreshStart { .. }
-            | Op::RefreshWait { .. } => 0,
+            _ => 0,
         };
         let (mut blocks, mut units) = (HashMap::new(), HashMap::new());
         for op in (0..plan.mesh.pp()).flat_map(|stage| plan.program(stage).ops) {
             let cost = OpCost { compute: compute(op), links: 0, started: None };
             match source(op) {
-                Source::Block => _ = blocks.insert(kind(op), cost),
-                Source::Unit => _ = units.insert(kind(op), cost),
-                Source::Stage(_) | Source::Sum(_) | Source::Nothing => {}
+                Source::Block => _ = blocks.insert(op.kind(), cost),
+                Source::Unit => _ = units.insert(op.kind(), cost),
+                Source::Step(_) | Source::Sum(_) | Source::Nothing => {}
             }
         }
-        let at_once = Transfer::new(Level::Package, 0);
+        let at_once = TransferCost::new(Level::Package, 0);
         let units = UnitCosts {
             ops: units,
-            stage_ops: vec![Default::default(); plan.mesh.pp()],
+            step_ops: vec![Default::default(); plan.mesh.pp()],
             sums: [at_once; 3],
             tied: at_once,
             interference: 0,
@@ -227,13 +193,13 @@ impl Costs {
             let mut ops = first.clone();
             ops.extend(&layer);
             ops.extend(&last);
-            let orders: HashMap<Op, OpOrder> =
+            let orders: HashMap<OpKind, OpOrder> =
                 traces.iter().flat_map(|trace| pricing.orders(trace)).collect();
             (ops, orders, vec![first, last])
         };
-        let again = Op::Recompute { block: Block::Layer(0), micro: 0 };
+        let again = of_layer(Computation::Recompute);
         if plan.framework.recompute_whole && ops.contains_key(&again) {
-            let forward = Op::Forward { block: Block::Layer(0), micro: 0 };
+            let forward = of_layer(Computation::Forward);
             ops.insert(again, ops[&forward]);
             orders.extend(orders.get(&forward).cloned().map(|order| (again, order)));
         }
@@ -242,7 +208,8 @@ impl Costs {
             repeat_products(&mut ops, picoseconds(again));
         }
         let layers = plan.stage_layers();
-        let stage_op = |stage: usize, op: Op| {
+        let step_op = |stage: usize, op: StepOp| {
+            let op = Op::Step(op).kind();
             let mut cost = layer[&op].times(layers[stage] as u64);
             if stage == 0 {
                 cost = cost.plus(ends[0][&op].minus(layer[&op]));
@@ -253,15 +220,15 @@ impl Costs {
             cost
         };
         let phase = Phase::plain(Group::Tied, PhaseKind::Sum);
-        let tied = ops.get(&Op::ReduceStart { unit: Unit::Table, phase });
-        let part =
-            |wanted| ops.iter().filter(move |(op, _)| source(**op) == wanted).map(|(&op, &cost)| (op, cost));
+        let tied = ops.get(&Op::Start(Transfer::Reduce { unit: Unit::Table, phase }).kind());
+        let part = |wanted| {
+            let costs = ops.iter().map(|(&kind, &cost)| (kind, cost));
+            costs.filter(move |(kind, _)| source(kind.op()) == wanted)
+        };
         let units = UnitCosts {
-            stage_ops: (0..plan.mesh.pp())
-                .map(|stage| StageOp::ALL.map(|(_, op)| stage_op(stage, op)))
-                .collect(),
+            step_ops: (0..plan.mesh.pp()).map(|stage| StepOp::ALL.map(|op| step_op(stage, op))).collect(),
             sums: [Group::PIPELINE, Group::DATA, Group::TENSOR].map(|group| pricing.sum(group)),
-            tied: tied.and_then(|cost| cost.started).unwrap_or(Transfer::new(Level::Node, 0)),
+            tied: tied.and_then(|cost| cost.started).unwrap_or(TransferCost::new(Level::Node, 0)),
             interference: (plan.framework.interference * 1024.0) as u64,
             fixed: picoseconds(plan.framework.step),
             ops: part(Source::Unit).collect(),
@@ -297,7 +264,7 @@ mod tests {
             let plan = ConfigSource::text(file).set(format!("framework.whole_sums={whole}")).plan().unwrap();
             let device = DeviceModel::new(&plan.cluster.device, &plan.framework).unwrap();
             let phase = Phase::plain(Group::DATA, PhaseKind::Scatter);
-            let op = Op::ReduceStart { unit: Unit::Layer(0), phase };
+            let op = Op::Start(Transfer::Reduce { unit: Unit::Layer(0), phase });
             CostCache::new(&device).of(&plan).of(0, op).started.expect("it starts a transfer").time
         };
         let (whole, shard) = (sum(true), sum(false));

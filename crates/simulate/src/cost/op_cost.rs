@@ -7,9 +7,9 @@ use super::sharing::Sharing;
 /// Picoseconds.
 pub type Time = u64;
 
-/// A transfer.
+/// The cost of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transfer {
+pub struct TransferCost {
     /// The level that it occupies.
     pub level: Level,
     /// How long it occupies the level.
@@ -19,17 +19,17 @@ pub struct Transfer {
     pub latency: Time,
 }
 
-impl Transfer {
-    /// A transfer that has arrived when its level is free again.
+impl TransferCost {
+    /// Of a transfer that has arrived when its level is free again.
     pub fn new(level: Level, time: Time) -> Self {
-        Transfer { level, time, latency: 0 }
+        TransferCost { level, time, latency: 0 }
     }
 
     /// The rest of it if its ranks copied data for the first part of this length. The latency is its end.
     pub(super) fn without(self, copying: Time) -> Self {
         let rest = self.duration().saturating_sub(copying);
         let latency = self.latency.min(rest);
-        Transfer { time: rest - latency, latency, ..self }
+        TransferCost { time: rest - latency, latency, ..self }
     }
 
     /// From its start to its arrival.
@@ -46,7 +46,7 @@ pub struct OpCost {
     /// In transfers inside the op. They block, unless its [`OpOrder`] overlaps them with kernels.
     pub links: Time,
     /// The transfer that the op starts without waiting.
-    pub started: Option<Transfer>,
+    pub started: Option<TransferCost>,
 }
 
 /// The kernels and transfers of an op in order.
@@ -64,7 +64,7 @@ pub enum Segment {
     /// Runs kernels, or waits for a slower host.
     Run(Time),
     /// Starts a transfer. Those over one level follow each other.
-    Start(Transfer),
+    Start(TransferCost),
     /// Waits for the transfer with this number, counted from the op's first.
     Wait(usize),
 }

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 
 use kintsugi_comm::Collective;
-use kintsugi_comm::paper::{Entry, Transfer as Movement};
-use kintsugi_plan::{BackwardPart, Block, Group, Op, Plan, Unit};
+use kintsugi_comm::paper::{Entry, Transfer as PaperTransfer};
+use kintsugi_plan::{BackwardPart, Block, Computation, Group, Op, OpKind, Plan, Transfer, Unit};
 use kintsugi_spec::{FrameworkSpec, Level};
 use kintsugi_tensor::paper::{Kernel, KernelKind};
 
 use super::costs::{Messages, Source, source};
 use super::device::DeviceModel;
 use super::links::Links;
-use super::op_cost::{OpCost, OpOrder, Segment, Time, Transfer, picoseconds};
+use super::op_cost::{OpCost, OpOrder, Segment, Time, TransferCost, picoseconds};
 use super::sharing::Sharing;
 use super::trace::{OpTrace, Trace};
 
@@ -26,15 +26,16 @@ pub(super) struct Pricing<'a> {
 }
 
 impl Pricing<'_> {
-    pub(super) fn ops(&self, trace: &Trace) -> HashMap<Op, OpCost> {
-        trace.iter().map(|(&op, traced)| (op, self.op(op, traced))).collect()
+    pub(super) fn ops(&self, trace: &Trace) -> HashMap<OpKind, OpCost> {
+        trace.iter().map(|(&kind, traced)| (kind, self.op(kind.op(), traced))).collect()
     }
 
     /// The order of the ops on blocks that have transfers inside.
-    pub(super) fn orders<'a>(&'a self, trace: &'a Trace) -> impl Iterator<Item = (Op, OpOrder)> + 'a {
-        let inside =
-            |(op, traced): &(&Op, &OpTrace)| source(**op) == Source::Block && !traced.transfers.is_empty();
-        trace.iter().filter(inside).map(|(&op, traced)| (op, self.order(traced)))
+    pub(super) fn orders<'a>(&'a self, trace: &'a Trace) -> impl Iterator<Item = (OpKind, OpOrder)> + 'a {
+        let inside = |(kind, traced): &(&OpKind, &OpTrace)| {
+            source(kind.op()) == Source::Block && !traced.transfers.is_empty()
+        };
+        trace.iter().filter(inside).map(|(&kind, traced)| (kind, self.order(traced)))
     }
 
     /// Seconds of a kernel. The loss may be over the whole vocabulary on every tensor-parallel rank.
@@ -68,7 +69,7 @@ impl Pricing<'_> {
             } else {
                 started[event.transfer] = done;
                 let entry = transfers[event.transfer];
-                let at_once = Transfer::new(Level::Package, 0);
+                let at_once = TransferCost::new(Level::Package, 0);
                 let transfer = collective(entry, self.links, Purpose::Other).unwrap_or(at_once);
                 // A rank that shares its core copies the data itself.
                 let copying =
@@ -99,10 +100,10 @@ impl Pricing<'_> {
         let purpose = Purpose::of(op);
         let copying = transfers.iter().filter_map(|&entry| copying(entry, self.links, purpose)).sum();
         let mut transfers = transfers.iter().filter_map(|&entry| collective(entry, self.links, purpose));
-        let cost = if starts_a_transfer(op) {
+        let cost = if starts_a_collective(op) {
             OpCost { compute: picoseconds(seconds), links: 0, started: transfers.next() }
         } else {
-            let inside = transfers.map(Transfer::duration).fold(0, Time::saturating_add);
+            let inside = transfers.map(TransferCost::duration).fold(0, Time::saturating_add);
             let waiting = (host - seconds - inside as f64 * 1e-12).max(0.0);
             OpCost { compute: picoseconds(seconds + waiting), links: inside, started: None }
         };
@@ -111,7 +112,7 @@ impl Pricing<'_> {
 
     /// Seconds of the products in the forward of a layer.
     pub(super) fn products(&self, trace: &Trace) -> f64 {
-        let forward = &trace[&Op::Forward { block: Block::Layer(0), micro: 0 }];
+        let forward = &trace[&of_layer(Computation::Forward)];
         let products =
             forward.kernels.iter().filter(|kernel| matches!(kernel.kind, KernelKind::Product { .. }));
         products.map(|kernel| self.seconds(kernel)).sum()
@@ -122,16 +123,16 @@ impl Pricing<'_> {
         self.sharing.map_or(1.0, |sharing| sharing.slowdown)
     }
 
-    pub(super) fn sum(&self, group: Group) -> Transfer {
+    pub(super) fn sum(&self, group: Group) -> TransferCost {
         let (level, seconds) = self.links.collective(group, Collective::AllReduce, 12.0);
-        Transfer::new(level, picoseconds(seconds * self.slowdown()))
+        TransferCost::new(level, picoseconds(seconds * self.slowdown()))
     }
 
     pub(super) fn messages(&self, bytes: f64) -> Messages {
         let scattered = scatters_messages(self.plan);
         let message = |stage: usize, to: usize| {
             let (level, seconds) = self.links.message(stage, to, bytes, scattered);
-            Transfer::new(level, picoseconds(seconds * self.slowdown()))
+            TransferCost::new(level, picoseconds(seconds * self.slowdown()))
         };
         let pp = self.plan.mesh.pp();
         (0..pp)
@@ -140,16 +141,20 @@ impl Pricing<'_> {
     }
 }
 
+/// A computation of any layer.
+pub(super) fn of_layer(computation: Computation) -> OpKind {
+    computation.on(Block::Layer(0), 0).kind()
+}
+
 /// Whether each tensor-parallel rank sends one part of a message, and the receivers gather them.
 pub(crate) fn scatters_messages(plan: &Plan) -> bool {
     plan.framework.scatter_messages && !plan.sequence_parallel && plan.mesh.tp() > 1
 }
 
 /// Adds products of the forward that the backward of a layer runs again.
-pub(super) fn repeat_products(ops: &mut HashMap<Op, OpCost>, again: Time) {
+pub(super) fn repeat_products(ops: &mut HashMap<OpKind, OpCost>, again: Time) {
     for part in [BackwardPart::Both, BackwardPart::Input] {
-        let backward = Op::Backward { block: Block::Layer(0), micro: 0, part };
-        if let Some(cost) = ops.get_mut(&backward) {
+        if let Some(cost) = ops.get_mut(&of_layer(Computation::Backward(part))) {
             cost.compute = cost.compute.saturating_add(again);
         }
     }
@@ -162,12 +167,9 @@ pub(super) fn host_collective(plan: &Plan) -> f64 {
     plan.mesh.tp() as f64 * if staged { host_staged } else { host_collective }
 }
 
-/// Whether an op only starts its transfer.
-fn starts_a_transfer(op: Op) -> bool {
-    matches!(
-        op,
-        Op::GatherStart { .. } | Op::ReduceStart { .. } | Op::RefreshStart { .. } | Op::NormStart { .. }
-    )
+/// Whether an op only starts a collective.
+fn starts_a_collective(op: Op) -> bool {
+    matches!(op, Op::Start(transfer) if transfer.group().is_some())
 }
 
 /// What a transfer is for. Frameworks divide sums of gradients into buckets, and gathers of weights into pieces.
@@ -181,15 +183,15 @@ enum Purpose {
 impl Purpose {
     fn of(op: Op) -> Self {
         match op {
-            Op::ReduceStart { .. } => Purpose::Gradients,
-            Op::GatherStart { unit: Unit::Layer(_), .. } => Purpose::Weights,
+            Op::Start(Transfer::Reduce { .. }) => Purpose::Gradients,
+            Op::Start(Transfer::Gather { unit: Unit::Layer(_), .. }) => Purpose::Weights,
             _ => Purpose::Other,
         }
     }
 }
 
 /// The transfer of a collective. Sums of gradients may be made whole, so that every rank gets more than its shard.
-fn collective(entry: Entry, links: &Links, purpose: Purpose) -> Option<Transfer> {
+fn collective(entry: Entry, links: &Links, purpose: Purpose) -> Option<TransferCost> {
     let (collective, bytes) = collective_bytes(entry, links, purpose)?;
     let (level, seconds) = match purpose {
         Purpose::Gradients => links.reduction(entry.group, collective, bytes),
@@ -197,7 +199,7 @@ fn collective(entry: Entry, links: &Links, purpose: Purpose) -> Option<Transfer>
         Purpose::Other => links.collective(entry.group, collective, bytes),
     };
     let latency = links.emulated_latency(entry.group, collective, bytes).min(seconds);
-    Some(Transfer { level, time: picoseconds(seconds - latency), latency: picoseconds(latency) })
+    Some(TransferCost { level, time: picoseconds(seconds - latency), latency: picoseconds(latency) })
 }
 
 /// Seconds of a collective without emulated links.
@@ -207,7 +209,7 @@ fn copying(entry: Entry, links: &Links, purpose: Purpose) -> Option<f64> {
 }
 
 fn collective_bytes(entry: Entry, links: &Links, purpose: Purpose) -> Option<(Collective, f64)> {
-    let Movement::Collective(collective) = entry.transfer else { return None };
+    let PaperTransfer::Collective(collective) = entry.transfer else { return None };
     let whole = purpose == Purpose::Gradients && collective.sums() && links.whole_sums();
     let collective = if whole { Collective::AllReduce } else { collective };
     let wide = purpose == Purpose::Gradients && links.fp32_sums();
@@ -217,7 +219,7 @@ fn collective_bytes(entry: Entry, links: &Links, purpose: Purpose) -> Option<(Co
 
 /// Bytes of a message between stages, as the first stage sends it.
 pub(super) fn message_bytes(first: &Trace) -> f64 {
-    let sends = first.iter().filter(|(op, _)| matches!(op, Op::SendStart { .. }));
+    let sends = first.iter().filter(|(kind, _)| matches!(kind.op(), Op::Start(Transfer::Send(_))));
     let entries = sends.flat_map(|(_, traced)| &traced.transfers);
     entries.map(|entry| (entry.len * entry.dtype.bytes()) as f64).fold(0.0, f64::max)
 }

@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kintsugi_comm::TransferObserver;
-use kintsugi_comm::paper::{Entry, Log, Transfer};
-use kintsugi_plan::{Axis, Batch, Block, Coordinate, Message, Op, Pipeline, Plan, ScheduleKind, Unit};
+use kintsugi_comm::paper::{Entry, Log, Transfer as PaperTransfer};
+use kintsugi_plan::{Axis, Batch, Coordinate, OpKind, Pipeline, Plan, ScheduleKind};
 use kintsugi_rank::{Rank, paper_groups};
 use kintsugi_tensor::paper::{Kernel, Paper};
 use kintsugi_tensor::{Backend, Device};
@@ -39,8 +39,8 @@ pub struct TransferEvent {
     pub waits: bool,
 }
 
-/// The trace of every kind of op on one stage. The key is the op with every number in it set to zero.
-pub type Trace = HashMap<Op, OpTrace>;
+/// The trace of every kind of op on one stage.
+pub type Trace = HashMap<OpKind, OpTrace>;
 
 /// The traces of a plan. They do not depend on the constants of its cluster and its framework.
 #[derive(Clone, Debug)]
@@ -97,7 +97,7 @@ pub fn trace(plan: &Plan, stage: usize) -> Trace {
         *observer.order.borrow_mut() = Order { begin: paper.totals().kernels, ..Order::default() };
         rank.execute(op, &mut NoTokens).expect("paper moves nothing that could fail");
         let Order { transfers, events, .. } = observer.order.take();
-        trace.insert(kind(*op), OpTrace { kernels: paper.take_trace(), transfers, events });
+        trace.insert(op.kind(), OpTrace { kernels: paper.take_trace(), transfers, events });
     }
     trace
 }
@@ -127,7 +127,7 @@ impl OrderObserver {
 
 impl TransferObserver for OrderObserver {
     fn starts(&self, transfer: Entry, address: u64) {
-        if matches!(transfer.transfer, Transfer::Receive { .. }) {
+        if matches!(transfer.transfer, PaperTransfer::Receive { .. }) {
             return;
         }
         let order = &mut *self.order.borrow_mut();
@@ -148,46 +148,10 @@ impl TransferObserver for OrderObserver {
     fn ended(&self, _: u64) {}
 }
 
-/// The op with every number in it set to zero.
-pub fn kind(op: Op) -> Op {
-    let block = |block| if matches!(block, Block::Layer(_)) { Block::Layer(0) } else { block };
-    let unit = |unit| if matches!(unit, Unit::Layer(_)) { Unit::Layer(0) } else { unit };
-    let message = |message: Message| Message { block: block(message.block), micro: 0, peer: 0, ..message };
-    match op {
-        Op::Load { .. } => Op::Load { micro: 0 },
-        Op::Feed { .. } => Op::Feed { micro: 0 },
-        Op::Decode { block: b, .. } => Op::Decode { block: block(b), micro: 0 },
-        Op::Choose { .. } => Op::Choose { micro: 0 },
-        Op::Forward { block: b, .. } => Op::Forward { block: block(b), micro: 0 },
-        Op::Evaluate { block: b, .. } => Op::Evaluate { block: block(b), micro: 0 },
-        Op::Recompute { block: b, .. } => Op::Recompute { block: block(b), micro: 0 },
-        Op::Backward { block: b, part, .. } => Op::Backward { block: block(b), micro: 0, part },
-        Op::GatherStart { unit: u, phase } => Op::GatherStart { unit: unit(u), phase },
-        Op::GatherWait { unit: u, phase } => Op::GatherWait { unit: unit(u), phase },
-        Op::Release { unit: u } => Op::Release { unit: unit(u) },
-        Op::Discard { unit: u } => Op::Discard { unit: unit(u) },
-        Op::ReduceStart { unit: u, phase } => Op::ReduceStart { unit: unit(u), phase },
-        Op::ReduceWait { unit: u, phase } => Op::ReduceWait { unit: unit(u), phase },
-        Op::RefreshStart { unit: u, phase } => Op::RefreshStart { unit: unit(u), phase },
-        Op::RefreshWait { unit: u, phase } => Op::RefreshWait { unit: unit(u), phase },
-        Op::SendStart { message: m } => Op::SendStart { message: message(m) },
-        Op::SendWait { message: m } => Op::SendWait { message: message(m) },
-        Op::ReceiveStart { message: m } => Op::ReceiveStart { message: message(m) },
-        Op::ReceiveWait { message: m } => Op::ReceiveWait { message: message(m) },
-        Op::Begin
-        | Op::ShareStart
-        | Op::ShareWait
-        | Op::Measure
-        | Op::NormStart { .. }
-        | Op::NormWait { .. }
-        | Op::Clip
-        | Op::Step => op,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kintsugi_plan::config::ConfigSource;
+    use kintsugi_plan::{Computation, Op, Transfer};
     use proptest::prelude::{any, prop_assert_eq, proptest};
     use proptest::sample::select;
 
@@ -224,20 +188,23 @@ mod tests {
             let plan = plan.plan().unwrap_or_else(|error| panic!("{error}"));
             let small = of_small(&plan);
             for stage in 0..pp {
-                for (op, real) in trace(&plan, stage) {
+                for (kind, real) in trace(&plan, stage) {
+                    let op = kind.op();
                     // These ops depend on everything that a stage holds, and messages on its neighbours.
-                    if matches!(op, Op::Begin | Op::Measure | Op::Clip | Op::Step | Op::SendStart { .. }) {
+                    if matches!(op, Op::Step(_) | Op::Start(Transfer::Send(_))) {
                         continue;
                     }
                     // If gradients are reduced for every micro-batch, the delay of the weight parts decides whether an
                     // input part writes the gradients of the norms or accumulates them. Only the kernels differ, and
                     // only a little.
                     let begins_or_adds = schedule == "zero-bubble" && zero >= 2;
-                    if begins_or_adds && matches!(op, Op::Backward { .. } | Op::ReduceStart { .. }) {
-                        prop_assert_eq!(small.get(&op).map(|t| &t.transfers), Some(&real.transfers));
+                    let writes = matches!(op.computation(), Some(Computation::Backward(_)))
+                        || matches!(op, Op::Start(Transfer::Reduce { .. }));
+                    if begins_or_adds && writes {
+                        prop_assert_eq!(small.get(&kind).map(|t| &t.transfers), Some(&real.transfers));
                         continue;
                     }
-                    let traced = small.get(&op);
+                    let traced = small.get(&kind);
                     prop_assert_eq!(traced.map(|t| &t.kernels), Some(&real.kernels), "{} on stage {}", op, stage);
                     prop_assert_eq!(traced.map(|t| &t.transfers), Some(&real.transfers), "{} on stage {}", op, stage);
                     prop_assert_eq!(traced.map(|t| &t.events), Some(&real.events), "{} on stage {}", op, stage);

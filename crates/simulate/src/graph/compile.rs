@@ -1,12 +1,14 @@
 //! Compiles programs into nodes: the one place beside the interpreter in `rank` that decides what an op does.
 
+use std::mem::Discriminant;
+
 use kintsugi_plan::{
-    Axis, Block, Group, Message, MessageKind, Op, Phase, Plan, ScheduleKind, Sharding, Unit, When,
+    Axis, Block, Computation, Group, Message, MessageKind, Op, OpKind, Plan, ScheduleKind, Sharding, StepOp,
+    Transfer, Unit, When,
 };
 use rustc_hash::FxHashMap;
 
-use super::{Node, Rendezvous, StageOp, Step};
-use crate::cost::kind;
+use super::{Node, Rendezvous, Step};
 
 /// How much of a program is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +33,7 @@ pub(crate) enum Rows {
 pub(super) struct Compiled {
     pub stages: Vec<StageNodes>,
     /// The ops with a cost, one of each kind. Nodes refer to them by number.
-    pub kinds: Vec<Op>,
+    pub kinds: Vec<OpKind>,
     /// Each row is a sequence of op kinds that one node runs.
     pub rows: Vec<Vec<u16>>,
     /// How many stages take part in the rendezvous of each channel.
@@ -60,7 +62,7 @@ pub(super) fn compile(plan: &Plan, extent: Extent, rows: Rows) -> Compiled {
         merge: rows == Rows::Merged,
         kinds: Numbers::default(),
         rows: Numbers::default(),
-        transfers: Numbers::default(),
+        slots: Numbers::default(),
         stage: StageNodes::default(),
         row: Vec::new(),
         row_op: 0,
@@ -73,7 +75,7 @@ pub(super) fn compile(plan: &Plan, extent: Extent, rows: Rows) -> Compiled {
         kinds: compiler.kinds.all,
         rows: compiler.rows.all,
         sides,
-        slots: compiler.transfers.all.iter().map(|&(stage, _)| stage as u16).collect(),
+        slots: compiler.slots.all.iter().map(|&(stage, ..)| stage as u16).collect(),
     }
 }
 
@@ -85,22 +87,14 @@ struct Compiler {
     chunks: usize,
     chunk_of_layer: Vec<usize>,
     merge: bool,
-    kinds: Numbers<Op>,
+    kinds: Numbers<OpKind>,
     rows: Numbers<Vec<u16>>,
-    transfers: Numbers<(usize, Transfer)>,
+    /// By stage, transfer and unit.
+    slots: Numbers<(usize, Discriminant<Transfer>, Option<Unit>)>,
     stage: StageNodes,
     /// The row under construction, and its first op.
     row: Vec<u16>,
     row_op: u32,
-}
-
-/// A stage's own transfer.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Transfer {
-    Gather(Unit),
-    Reduce(Unit),
-    Refresh(Unit),
-    Sum(Axis),
 }
 
 /// Assigns numbers to values, in the order of their first occurrence.
@@ -130,9 +124,9 @@ impl<T: Clone + Eq + std::hash::Hash> Numbers<T> {
 /// Whether an op belongs to a whole step, however many portions of micro-batches it has.
 fn runs_once_a_step(plan: &Plan, op: Op) -> bool {
     let Sharding { weights, gradients, gather, reduce, .. } = plan.sharding;
-    let gathers = matches!(op, Op::GatherStart { .. } | Op::GatherWait { .. });
-    let reduces = matches!(op, Op::ReduceStart { .. } | Op::ReduceWait { .. });
-    op == Op::Begin
+    let gathers = matches!(op.transfer(), Some(Transfer::Gather { .. }));
+    let reduces = matches!(op.transfer(), Some(Transfer::Reduce { .. }));
+    op == Op::Step(StepOp::Begin)
         || gathers && weights > 1 && gather == When::Step
         || reduces && (gradients == 1 || reduce == When::Step)
 }
@@ -141,9 +135,10 @@ impl Compiler {
     fn stage(&mut self, plan: &Plan, stage: usize, extent: Extent) -> StageNodes {
         let mut program = plan.program(stage);
         if extent == Extent::Passes {
-            let last = program.ops.iter().rposition(|op| matches!(op, Op::Backward { .. })).unwrap_or(0);
+            let backward = |op: &Op| matches!(op.computation(), Some(Computation::Backward(_)));
+            let last = program.ops.iter().rposition(backward).unwrap_or(0);
             let rest = program.ops.split_off(last + 1);
-            program.ops.extend(rest.into_iter().filter(|op| matches!(op, Op::SendStart { .. })));
+            program.ops.extend(rest.into_iter().filter(|op| matches!(op, Op::Start(Transfer::Send(_)))));
             program.ops.retain(|&op| !runs_once_a_step(plan, op));
         }
         let mut periods = Periods::new(plan, stage);
@@ -165,65 +160,40 @@ impl Compiler {
     /// Appends the nodes of an op.
     fn op(&mut self, stage: usize, op: Op, index: u32) {
         match op {
-            Op::Begin => self.push(Node::RunStage(StageOp::Begin), index),
-            Op::Measure => self.push(Node::RunStage(StageOp::Measure), index),
-            Op::Clip => self.push(Node::RunStage(StageOp::Clip), index),
-            Op::Step => self.push(Node::RunStage(StageOp::Step), index),
-            Op::Load { .. } | Op::Forward { .. } | Op::Recompute { .. } | Op::Backward { .. } => {
-                self.run(op, index);
+            Op::Step(op) => self.push(Node::RunStep(op), index),
+            Op::Load { .. } | Op::Compute { .. } => self.run(op, index),
+            Op::Start(transfer) => {
+                self.run_if_of_unit(op, index);
+                let node = match (transfer, self.rendezvous(transfer)) {
+                    (Transfer::Send(_), Some(rendezvous)) => Node::Send { rendezvous, first: false },
+                    (_, Some(rendezvous)) => Node::Join { rendezvous, first: false },
+                    (_, None) => {
+                        let (cost, slot) = self.own_transfer(stage, transfer);
+                        Node::Start { cost, slot }
+                    }
+                };
+                self.push(node, index);
             }
-            Op::GatherStart { unit, .. } => {
-                self.run(op, index);
-                self.start(stage, Transfer::Gather(unit), op, index);
-            }
-            Op::GatherWait { unit, phase } => {
-                self.wait(stage, Transfer::Gather(unit), Op::GatherStart { unit, phase }, index);
-                self.run(op, index);
-            }
-            Op::ReduceStart { phase: Phase { over: Group::Tied, .. }, .. } => {
-                self.run(op, index);
-                self.join(self.once_a_step(TIED), index);
-            }
-            Op::ReduceWait { phase: Phase { over: Group::Tied, .. }, .. } => {
-                self.arrive(self.once_a_step(TIED), index);
-                self.run(op, index);
-            }
-            Op::ReduceStart { unit, .. } => {
-                self.run(op, index);
-                self.start(stage, Transfer::Reduce(unit), op, index);
-            }
-            Op::ReduceWait { unit, phase } => {
-                self.wait(stage, Transfer::Reduce(unit), Op::ReduceStart { unit, phase }, index);
-                self.run(op, index);
-            }
-            Op::RefreshStart { unit, .. } => {
-                self.run(op, index);
-                self.start(stage, Transfer::Refresh(unit), op, index);
-            }
-            Op::RefreshWait { unit, phase } => {
-                self.wait(stage, Transfer::Refresh(unit), Op::RefreshStart { unit, phase }, index);
-                self.run(op, index);
-            }
-            Op::NormStart { axis: Axis::Pipeline } => self.join(self.once_a_step(SUM), index),
-            Op::NormWait { axis: Axis::Pipeline } => self.arrive(self.once_a_step(SUM), index),
-            Op::NormStart { axis } => self.start(stage, Transfer::Sum(axis), op, index),
-            Op::NormWait { axis } => self.wait(stage, Transfer::Sum(axis), Op::NormStart { axis }, index),
-            Op::SendStart { message } => {
-                let rendezvous = self.message(message);
-                self.push(Node::Send { rendezvous, first: false }, index);
-            }
-            Op::ReceiveStart { message } => self.join(self.message(message), index),
-            Op::SendWait { message } | Op::ReceiveWait { message } => {
-                self.arrive(self.message(message), index);
+            Op::Wait(transfer) => {
+                let node = if let Some(rendezvous) = self.rendezvous(transfer) {
+                    Node::Arrive { rendezvous, last: false }
+                } else {
+                    let (cost, slot) = self.own_transfer(stage, transfer);
+                    Node::Wait { cost, slot }
+                };
+                self.push(node, index);
+                self.run_if_of_unit(op, index);
             }
             // Frees memory: no kernel, no transfer.
             Op::Release { .. } | Op::Discard { .. } => {}
-            Op::Evaluate { .. }
-            | Op::Feed { .. }
-            | Op::Decode { .. }
-            | Op::Choose { .. }
-            | Op::ShareStart
-            | Op::ShareWait => unreachable!("a training step has no \"{op}\""),
+            Op::Feed { .. } | Op::Choose { .. } => unreachable!("a training step has no \"{op}\""),
+        }
+    }
+
+    /// Runs the kernels of an op that transfers something of a unit: copies and codes before its start and after its wait.
+    fn run_if_of_unit(&mut self, op: Op, index: u32) {
+        if op.unit().is_some() {
+            self.run(op, index);
         }
     }
 
@@ -231,7 +201,7 @@ impl Compiler {
         if self.row.is_empty() {
             self.row_op = index;
         }
-        self.row.push(self.kinds.of(&kind(op)) as u16);
+        self.row.push(self.kinds.of(&op.kind()) as u16);
         if !self.merge {
             self.finish_row();
         }
@@ -250,24 +220,21 @@ impl Compiler {
         self.stage.steps.push(Step { node, op });
     }
 
-    /// Starts a transfer. Its cost is the cost of `op`.
-    fn start(&mut self, stage: usize, transfer: Transfer, op: Op, index: u32) {
-        let (cost, slot) = (self.kinds.of(&kind(op)) as u16, self.transfers.of(&(stage, transfer)));
-        self.push(Node::Start { cost, slot }, index);
+    /// The kind of the op that starts a stage's own transfer, and the slot for its end. A stage has at most one transfer of
+    /// a kind and unit at a time.
+    fn own_transfer(&mut self, stage: usize, transfer: Transfer) -> (u16, u32) {
+        let started = self.kinds.of(&Op::Start(transfer).kind()) as u16;
+        (started, self.slots.of(&(stage, std::mem::discriminant(&transfer), transfer.unit())))
     }
 
-    /// Waits for the transfer that `started` started.
-    fn wait(&mut self, stage: usize, transfer: Transfer, started: Op, index: u32) {
-        let (cost, slot) = (self.kinds.of(&kind(started)) as u16, self.transfers.of(&(stage, transfer)));
-        self.push(Node::Wait { cost, slot }, index);
-    }
-
-    fn join(&mut self, rendezvous: Rendezvous, op: u32) {
-        self.push(Node::Join { rendezvous, first: false }, op);
-    }
-
-    fn arrive(&mut self, rendezvous: Rendezvous, op: u32) {
-        self.push(Node::Arrive { rendezvous, last: false }, op);
+    /// Where several stages meet for a transfer, if they do.
+    fn rendezvous(&self, transfer: Transfer) -> Option<Rendezvous> {
+        match (transfer.message(), transfer.group()) {
+            (Some(message), _) => Some(self.message(message)),
+            (None, Some(Group::Tied)) => Some(self.once_a_step(TIED)),
+            (None, Some(Group::Along(Axis::Pipeline, _))) => Some(self.once_a_step(SUM)),
+            (None, Some(Group::Along(..)) | None) => None,
+        }
     }
 
     /// Sender and receiver name a message by the block that receives it, so its chunk distinguishes it from all others of its
@@ -314,8 +281,8 @@ impl Periods {
     }
 
     fn begins_forward(&mut self, op: Op) -> bool {
-        let (Op::ReceiveWait { message: Message { kind: MessageKind::Activation, block, micro, .. } }
-        | Op::Forward { block, micro }) = op
+        let (Op::Wait(Transfer::Receive(Message { kind: MessageKind::Activation, block, micro, .. }))
+        | Op::Compute { kind: Computation::Forward, block, micro }) = op
         else {
             return false;
         };
@@ -327,9 +294,8 @@ impl Periods {
     }
 
     fn begins_backward(&mut self, op: Op) -> bool {
-        let (Op::ReceiveWait { message: Message { kind: MessageKind::Gradient, block, micro, .. } }
-        | Op::Recompute { block, micro }
-        | Op::Backward { block, micro, .. }) = op
+        let (Op::Wait(Transfer::Receive(Message { kind: MessageKind::Gradient, block, micro, .. }))
+        | Op::Compute { kind: Computation::Recompute | Computation::Backward(_), block, micro }) = op
         else {
             return false;
         };

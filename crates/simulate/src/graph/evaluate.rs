@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use super::order::{Graph, Section};
 use super::prices::{Prices, RowCost};
 use super::{Node, Rendezvous, Step};
-use crate::cost::{Costs, OpCost, Segment, Time, Transfer};
+use crate::cost::{Costs, OpCost, Segment, Time, TransferCost};
 
 /// The total time of all stages by activity, in picoseconds, and the end of the last stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -315,8 +315,8 @@ impl<'a, R: Recorder> Evaluation<'a, R> {
                     }
                 }
             }
-            Node::RunStage(op) => {
-                clocks.run(prices.stage_ops[stage][op as usize], prices.interference, &mut state.spent);
+            Node::RunStep(op) => {
+                clocks.run(prices.step_ops[stage][op as usize], prices.interference, &mut state.spent);
             }
             Node::Start { cost, slot } => {
                 if let Some(started) = prices.transfers[usize::from(cost)] {
@@ -327,7 +327,7 @@ impl<'a, R: Recorder> Evaluation<'a, R> {
             }
             Node::Wait { cost, slot } => {
                 let end = std::mem::take(&mut state.transfers[slot as usize]);
-                if let Some(Transfer { level, .. }) = prices.transfers[usize::from(cost)] {
+                if let Some(TransferCost { level, .. }) = prices.transfers[usize::from(cost)] {
                     state.spent.exposed[level as usize] += u128::from(end.saturating_sub(clocks.now));
                     clocks.now = clocks.now.max(end);
                 }
@@ -397,7 +397,7 @@ impl Clocks {
                     self.now += time + slower as Time;
                     spent.compute += time + slower as Time;
                 }
-                Segment::Start(Transfer { level, time, latency }) => {
+                Segment::Start(TransferCost { level, time, latency }) => {
                     let (stream, free) = (&mut stream[level as usize], &mut self.free[level as usize]);
                     let begin = self.now.max(*stream);
                     *stream = begin + time;
@@ -416,14 +416,14 @@ impl Clocks {
     }
 
     /// Starts a transfer as soon as its level is free. Returns when it arrives.
-    fn start(&mut self, Transfer { level, time, latency }: Transfer) -> Moment {
+    fn start(&mut self, TransferCost { level, time, latency }: TransferCost) -> Moment {
         let free = &mut self.free[level as usize];
         *free = self.now.max(*free) + time;
         *free + latency
     }
 
     /// Starts a message ahead of waiting transfers and beside one in flight. Returns its start.
-    fn send(&mut self, Transfer { level, time, .. }: Transfer) -> Moment {
+    fn send(&mut self, TransferCost { level, time, .. }: TransferCost) -> Moment {
         let (free, quiet) = (&mut self.free[level as usize], &mut self.quiet[level as usize]);
         let begin = self.now.max(*quiet);
         *quiet = begin + time;
@@ -452,9 +452,9 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use kintsugi_plan::StepOp;
     use kintsugi_spec::Level;
 
-    use super::super::StageOp;
     use super::*;
 
     /// One stage whose only op runs a product in two halves. The sum over each half starts after it, and both are
@@ -488,8 +488,8 @@ mod tests {
             kinds: vec![OpCost { compute: half, links: 0, started: None }],
             orders: vec![None],
             rows: vec![RowCost { compute: half, links: 0, overlaps: false }],
-            stage_ops: vec![[OpCost::default(); StageOp::ALL.len()]],
-            transfers: vec![Some(Transfer::new(Level::Node, sum))],
+            step_ops: vec![[OpCost::default(); StepOp::ALL.len()]],
+            transfers: vec![Some(TransferCost::new(Level::Node, sum))],
             channels: Vec::new(),
             interference: 0,
         };

@@ -15,7 +15,7 @@ pub(crate) use compile::{Extent, Rows};
 pub(crate) use evaluate::{Account, NodeSpan, Spans, evaluate, spans};
 pub(crate) use order::Graph;
 
-use kintsugi_plan::Op;
+use kintsugi_plan::StepOp;
 
 /// A timed operation of one stage. An op is one or more nodes: a block may start and await transfers between its
 /// kernels.
@@ -24,7 +24,7 @@ enum Node {
     /// Runs the ops of a row back to back.
     Run(u16),
     /// Runs an op whose cost depends on everything that the stage holds.
-    RunStage(StageOp),
+    RunStep(StepOp),
     /// Starts a stage's own transfer. Its end is stored in a slot.
     Start { cost: u16, slot: u32 },
     /// Waits for that transfer.
@@ -46,24 +46,6 @@ struct Rendezvous {
     micro: u32,
 }
 
-/// The ops that a stage runs once for everything that it holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StageOp {
-    Begin,
-    Measure,
-    Clip,
-    Step,
-}
-
-impl StageOp {
-    pub(crate) const ALL: [(StageOp, Op); 4] = [
-        (StageOp::Begin, Op::Begin),
-        (StageOp::Measure, Op::Measure),
-        (StageOp::Clip, Op::Clip),
-        (StageOp::Step, Op::Step),
-    ];
-}
-
 /// A node, and the op of the stage's program to which it belongs. A row of several ops has the number of its first op.
 #[derive(Clone, Copy, Debug)]
 struct Step {
@@ -79,7 +61,7 @@ impl Node {
             Node::Send { rendezvous, first } => Node::Send { rendezvous: shift(rendezvous), first },
             Node::Join { rendezvous, first } => Node::Join { rendezvous: shift(rendezvous), first },
             Node::Arrive { rendezvous, last } => Node::Arrive { rendezvous: shift(rendezvous), last },
-            Node::Run(_) | Node::RunStage(_) | Node::Start { .. } | Node::Wait { .. } => self,
+            Node::Run(_) | Node::RunStep(_) | Node::Start { .. } | Node::Wait { .. } => self,
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use kintsugi_plan::{Op, Plan};
+use kintsugi_plan::{OpKind, Plan};
 
 use super::compile::{Compiled, Extent, Rows, compile};
 use super::period::repeated;
@@ -15,7 +15,7 @@ use super::{Node, Rendezvous, Step};
 #[derive(Debug)]
 pub(crate) struct Graph {
     pub(super) sections: Vec<Section>,
-    pub(super) kinds: Vec<Op>,
+    pub(super) kinds: Vec<OpKind>,
     pub(super) rows: Vec<Vec<u16>>,
     pub(super) stages: usize,
     /// The stage of each slot for a transfer of a stage's own.
@@ -182,7 +182,7 @@ impl<'a> Order<'a> {
                     Some(last) => Node::Arrive { rendezvous, last },
                     None => break,
                 },
-                Node::Run(_) | Node::RunStage(_) | Node::Start { .. } | Node::Wait { .. } => step.node,
+                Node::Run(_) | Node::RunStep(_) | Node::Start { .. } | Node::Wait { .. } => step.node,
             };
             self.steps.push(Step { node, ..step });
             self.next[stage] += 1;

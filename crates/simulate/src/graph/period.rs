@@ -35,7 +35,7 @@ fn last_period(
         let at = begins(stage);
         let (one, other) = (&stage.steps[at[i]..at[i + 1]], &stage.steps[at[i + 1]..at[i + 2]]);
         let same = |(a, b): (&Step, &Step)| {
-            a.node.later(period as u32) == b.node && !matches!(a.node, Node::RunStage(_))
+            a.node.later(period as u32) == b.node && !matches!(a.node, Node::RunStep(_))
         };
         one.len() == other.len() && one.iter().zip(other).all(same)
     };

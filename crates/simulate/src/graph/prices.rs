@@ -1,11 +1,11 @@
 //! The costs of a plan in the form in which an evaluation looks them up.
 
-use kintsugi_plan::{Axis, MessageKind};
+use kintsugi_plan::{Axis, MessageKind, Op, StepOp};
 
+use super::Node;
 use super::evaluate::Moment;
 use super::order::{Graph, Section};
-use super::{Node, StageOp};
-use crate::cost::{Costs, OpCost, OpOrder, Segment, Time, Transfer};
+use crate::cost::{Costs, OpCost, OpOrder, Segment, Time, TransferCost};
 
 /// The costs of a plan, indexed by the numbers in the nodes. Times are in units of 2ⁿ picoseconds.
 pub(super) struct Prices {
@@ -15,10 +15,10 @@ pub(super) struct Prices {
     /// The order of the ops of a kind, if transfers are inside.
     pub orders: Vec<Option<OpOrder>>,
     pub rows: Vec<RowCost>,
-    pub stage_ops: Vec<[OpCost; StageOp::ALL.len()]>,
+    pub step_ops: Vec<[OpCost; StepOp::ALL.len()]>,
     /// The transfer that the ops of a kind start, if any.
-    pub transfers: Vec<Option<Transfer>>,
-    pub channels: Vec<Transfer>,
+    pub transfers: Vec<Option<TransferCost>>,
+    pub channels: Vec<TransferCost>,
     /// How much slower kernels are beside a transfer, in 1/1024.
     pub interference: u64,
 }
@@ -41,7 +41,7 @@ impl Prices {
             links: cost.links >> unit,
             started: cost.started.map(|transfer| coarse_transfer(transfer, unit)),
         };
-        let kinds: Vec<OpCost> = graph.kinds.iter().map(|&op| coarse(costs.of(0, op))).collect();
+        let kinds: Vec<OpCost> = graph.kinds.iter().map(|kind| coarse(costs.of(0, kind.op()))).collect();
         let coarse_order = |order: &OpOrder| {
             let segment = |&segment: &Segment| match segment {
                 Segment::Run(time) => Segment::Run(time >> unit),
@@ -51,7 +51,7 @@ impl Prices {
             OpOrder { segments: order.segments.iter().map(segment).collect(), overlaps: order.overlaps }
         };
         let orders: Vec<Option<OpOrder>> =
-            graph.kinds.iter().map(|&op| costs.order(op).map(coarse_order)).collect();
+            graph.kinds.iter().map(|kind| costs.order(kind.op()).map(coarse_order)).collect();
         let row = |row: &Vec<u16>| {
             let costs = || row.iter().map(|&kind| kinds[usize::from(kind)]);
             let overlaps =
@@ -62,11 +62,11 @@ impl Prices {
                 overlaps: row.iter().any(overlaps),
             }
         };
-        let stage_ops = |stage| StageOp::ALL.map(|(_, op)| coarse(costs.of(stage, op)));
+        let step_ops = |stage| StepOp::ALL.map(|op| coarse(costs.of(stage, Op::Step(op))));
         Prices {
             unit,
             rows: graph.rows.iter().map(row).collect(),
-            stage_ops: (0..graph.stages).map(stage_ops).collect(),
+            step_ops: (0..graph.stages).map(step_ops).collect(),
             transfers: kinds.iter().map(|cost| cost.started).collect(),
             channels: channels(graph, costs)
                 .into_iter()
@@ -80,14 +80,14 @@ impl Prices {
 }
 
 /// A transfer in units of 2ⁿ picoseconds.
-fn coarse_transfer(Transfer { level, time, latency }: Transfer, unit: u32) -> Transfer {
-    Transfer { level, time: time >> unit, latency: latency >> unit }
+fn coarse_transfer(TransferCost { level, time, latency }: TransferCost, unit: u32) -> TransferCost {
+    TransferCost { level, time: time >> unit, latency: latency >> unit }
 }
 
 /// Upper bounds of the times of nodes, in picoseconds.
 struct Bounds {
     rows: Vec<u128>,
-    stage_ops: [u128; StageOp::ALL.len()],
+    step_ops: [u128; StepOp::ALL.len()],
     transfers: Vec<u128>,
     channels: Vec<u128>,
 }
@@ -96,12 +96,13 @@ impl Bounds {
     fn new(graph: &Graph, costs: &Costs) -> Self {
         let slowest = 1024 + u128::from(costs.interference());
         let bound = |cost: OpCost| u128::from(cost.compute) * slowest / 1024 + u128::from(cost.links);
-        let kinds: Vec<OpCost> = graph.kinds.iter().map(|&op| costs.of(0, op)).collect();
+        let kinds: Vec<OpCost> = graph.kinds.iter().map(|kind| costs.of(0, kind.op())).collect();
         let row = |row: &Vec<u16>| row.iter().map(|&kind| bound(kinds[usize::from(kind)])).sum();
-        let of_stages = |op| (0..graph.stages).map(|stage| bound(costs.of(stage, op))).max().unwrap_or(0);
+        let of_stages =
+            |op| (0..graph.stages).map(|stage| bound(costs.of(stage, Op::Step(op)))).max().unwrap_or(0);
         Bounds {
             rows: graph.rows.iter().map(row).collect(),
-            stage_ops: StageOp::ALL.map(|(_, op)| of_stages(op)),
+            step_ops: StepOp::ALL.map(of_stages),
             transfers: kinds.iter().map(|cost| cost.started.map_or(0, |of| of.duration().into())).collect(),
             channels: channels(graph, costs).into_iter().map(|channel| channel.duration().into()).collect(),
         }
@@ -115,7 +116,7 @@ impl Bounds {
             graph.sections.iter().map(|section| times(section) * of(section)).sum()
         };
         let overflow = |most: u128| (u128::BITS - most.leading_zeros()).saturating_sub(Moment::BITS - 1);
-        let all = self.rows.iter().chain(&self.stage_ops).chain(&self.transfers).chain(&self.channels);
+        let all = self.rows.iter().chain(&self.step_ops).chain(&self.transfers).chain(&self.channels);
         let longest = all.copied().max().unwrap_or(0);
         // A rough bound is enough for most steps.
         if overflow(sum(&|section| section.steps.len() as u128 * longest)) == 0 {
@@ -127,7 +128,7 @@ impl Bounds {
     fn of(&self, node: Node) -> u128 {
         match node {
             Node::Run(row) => self.rows[usize::from(row)],
-            Node::RunStage(op) => self.stage_ops[op as usize],
+            Node::RunStep(op) => self.step_ops[op as usize],
             Node::Start { cost, .. } => self.transfers[usize::from(cost)],
             Node::Send { rendezvous, .. } | Node::Arrive { rendezvous, .. } => {
                 self.channels[usize::from(rendezvous.channel)]
@@ -138,7 +139,7 @@ impl Bounds {
 }
 
 /// The transfer of each channel: activations into every chunk, gradients, the tied table and the sum over stages.
-fn channels(graph: &Graph, costs: &Costs) -> Vec<Transfer> {
+fn channels(graph: &Graph, costs: &Costs) -> Vec<TransferCost> {
     let (chunks, stages) = ((graph.channels - 2) / 2, graph.stages);
     // Chunks are assigned to stages round-robin: activations come from the stage before, gradients from the one after.
     let activations =

@@ -1,6 +1,6 @@
 //! A program as the kinds of its ops, which decide its memory together with the sizes.
 
-use kintsugi_plan::{Op, Plan, Program, ScheduleKind, Unit};
+use kintsugi_plan::{Computation, Op, Plan, Program, ScheduleKind, Transfer, Unit};
 use rustc_hash::FxHashMap;
 
 use super::trace::{Kinds, MemoryKind, OpMemory};
@@ -133,12 +133,12 @@ impl<'a> Compiler<'a> {
             return self.ops(program);
         }
         let half = self.plan.micro_batches() / 2;
-        let forward = |wanted: usize| {
-            program.ops.iter().position(|op| matches!(op, Op::Forward { micro, .. } if *micro == wanted))
+        let first = |wanted: usize, of: fn(Computation) -> bool| {
+            let found = |op: &Op| op.computation().is_some_and(of) && op.micro() == Some(wanted);
+            program.ops.iter().position(found)
         };
-        let backward = program.ops.iter().position(
-            |op| matches!(op, Op::Backward { micro, .. } | Op::Recompute { micro, .. } if *micro == half),
-        );
+        let forward = |micro| first(micro, |kind| kind == Computation::Forward);
+        let backward = first(half, |kind| matches!(kind, Computation::Backward(_) | Computation::Recompute));
         let marks = [
             (half.checked_sub(1).and_then(forward), Event::MiddleBegins),
             (forward(half).filter(|_| half > 0), Event::MiddleEnds),
@@ -156,7 +156,7 @@ impl<'a> Compiler<'a> {
 
     fn op(&mut self, op: Op) {
         // The first backward that writes a unit's gradient allocates it.
-        if let Op::Backward { block, .. } = op
+        if let Op::Compute { kind: Computation::Backward(_), block, .. } = op
             && self.plan.sharding.gradients > 1
         {
             for unit in self.plan.block_units(block) {
@@ -166,7 +166,7 @@ impl<'a> Compiler<'a> {
                 }
             }
         }
-        if let Op::ReduceStart { unit, phase } = op
+        if let Op::Start(Transfer::Reduce { unit, phase }) = op
             && self.plan.sharding.begins_reduction(phase)
         {
             self.gradients.retain(|&other| other != unit);

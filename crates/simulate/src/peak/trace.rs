@@ -7,13 +7,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kintsugi_comm::paper::Log;
-use kintsugi_plan::{Axis, Batch, Block, Coordinate, Op, Pipeline, Plan, ScheduleKind, Sharding, Unit};
+use kintsugi_plan::{
+    Axis, Batch, Block, Computation, Coordinate, Op, OpKind, Pipeline, Plan, ScheduleKind, Sharding,
+    Transfer, Unit,
+};
 use kintsugi_rank::{Rank, paper_groups};
 use kintsugi_tensor::paper::Paper;
 use kintsugi_tensor::{AddressSpace, Arena, Backend, Block as MemoryBlock, Category, Device, Memory, Usage};
 use rustc_hash::FxHashMap;
 
-use crate::cost::kind;
 use crate::predict::NoTokens;
 
 /// The memory effect of an op.
@@ -42,12 +44,12 @@ impl OpMemory {
 /// Ops of one kind have the same memory effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum MemoryKind {
-    /// An op with every number in it set to zero.
-    Op(Op),
+    /// A kind of op.
+    Op(OpKind),
     /// The load of a stage that is the first, the last, both or neither: each end loads its own tokens.
     Load { first: bool, last: bool },
     /// An op of the last layer of a stage that needs document starts.
-    LastUseOfDocuments(Op),
+    LastUseOfDocuments(OpKind),
     /// The allocation of a whole gradient, for a unit with sharded gradients.
     Gradient(Unit),
 }
@@ -75,53 +77,37 @@ impl Kinds {
     pub(super) fn of(&self, op: Op) -> Option<MemoryKind> {
         let is_last_use =
             |block: Block, end: usize| self.last_uses.is_some_and(|layers| layers[end] == block);
-        match op {
-            Op::Load { .. } => Some(MemoryKind::Load { first: self.first, last: self.last }),
-            Op::Backward { block, .. } if is_last_use(block, 0) => {
-                Some(MemoryKind::LastUseOfDocuments(kind(op)))
+        let changes_memory = match op {
+            Op::Load { .. } => return Some(MemoryKind::Load { first: self.first, last: self.last }),
+            Op::Compute { kind: Computation::Backward(_), block, .. } if is_last_use(block, 0) => {
+                return Some(MemoryKind::LastUseOfDocuments(op.kind()));
             }
-            Op::Evaluate { block, .. } if is_last_use(block, 1) => {
-                Some(MemoryKind::LastUseOfDocuments(kind(op)))
+            Op::Compute { kind: Computation::Evaluate, block, .. } if is_last_use(block, 1) => {
+                return Some(MemoryKind::LastUseOfDocuments(op.kind()));
             }
-            Op::ReduceWait { phase, .. } if self.sharding.leaves_shard(phase) => {
-                Some(MemoryKind::Op(kind(op)))
-            }
-            // Codes have buffers of their own.
-            Op::GatherWait { phase, .. } | Op::ReduceStart { phase, .. } | Op::ReduceWait { phase, .. } => {
-                phase.codes.map(|_| MemoryKind::Op(kind(op)))
-            }
-            Op::Forward { .. }
-            | Op::Evaluate { .. }
-            | Op::Recompute { .. }
-            | Op::Backward { .. }
-            | Op::GatherStart { .. }
-            | Op::Release { .. }
-            | Op::Discard { .. }
-            | Op::SendWait { .. }
-            | Op::ReceiveStart { .. }
-            | Op::RefreshStart { .. }
-            | Op::RefreshWait { .. } => Some(MemoryKind::Op(kind(op))),
-            Op::Begin
-            | Op::SendStart { .. }
-            | Op::ReceiveWait { .. }
-            | Op::Measure
-            | Op::NormStart { .. }
-            | Op::NormWait { .. }
-            | Op::Clip
-            | Op::Step => None,
-            Op::Feed { .. } | Op::Decode { .. } | Op::Choose { .. } | Op::ShareStart | Op::ShareWait => {
-                unreachable!("a training step has no \"{op}\"")
-            }
-        }
+            Op::Compute { .. } | Op::Release { .. } | Op::Discard { .. } => true,
+            Op::Step(_) => false,
+            Op::Start(transfer) => match transfer {
+                Transfer::Gather { .. } | Transfer::Refresh { .. } | Transfer::Receive(_) => true,
+                // Codes have buffers of their own.
+                Transfer::Reduce { phase, .. } => phase.codes.is_some(),
+                Transfer::Send(_) | Transfer::Norm { .. } | Transfer::Share => false,
+            },
+            Op::Wait(transfer) => match transfer {
+                Transfer::Gather { phase, .. } => phase.codes.is_some(),
+                Transfer::Reduce { phase, .. } => phase.codes.is_some() || self.sharding.leaves_shard(phase),
+                Transfer::Refresh { .. } | Transfer::Send(_) => true,
+                Transfer::Receive(_) | Transfer::Norm { .. } | Transfer::Share => false,
+            },
+            Op::Feed { .. } | Op::Choose { .. } => unreachable!("a training step has no \"{op}\""),
+        };
+        changes_memory.then(|| MemoryKind::Op(op.kind()))
     }
 }
 
 impl MemoryKind {
     pub(super) fn gradient(unit: Unit) -> Self {
-        MemoryKind::Gradient(match unit {
-            Unit::Layer(_) => Unit::Layer(0),
-            Unit::Table | Unit::Positions | Unit::Head => unit,
-        })
+        MemoryKind::Gradient(unit.any_layer())
     }
 }
 
@@ -131,11 +117,9 @@ fn follows_activations(kind: MemoryKind) -> bool {
     match kind {
         MemoryKind::Load { .. } | MemoryKind::LastUseOfDocuments(_) => true,
         MemoryKind::Gradient(_) => false,
-        MemoryKind::Op(op) => {
-            matches!(
-                op,
-                Op::Forward { .. } | Op::Evaluate { .. } | Op::Recompute { .. } | Op::Backward { .. }
-            ) || matches!(op, Op::SendWait { .. } | Op::ReceiveStart { .. })
+        MemoryKind::Op(kind) => {
+            let op = kind.op();
+            op.block().is_some() || op.transfer().is_some_and(|transfer| transfer.message().is_some())
         }
     }
 }
@@ -183,10 +167,10 @@ pub(super) fn unit_ops(plan: &Plan, device: Device) -> FxHashMap<MemoryKind, OpM
             if let Some(kind) = kind.filter(|&kind| !follows_activations(kind)) {
                 insert(&mut ops, kind, memory);
             }
-            if let Op::ReduceStart { unit, .. } | Op::ReduceWait { unit, .. } = op {
+            if let Some(Transfer::Reduce { unit, .. }) = op.transfer() {
                 *reducing.entry(unit).or_default() += memory.change;
             }
-            if let Op::ReduceWait { unit, phase } = op
+            if let Op::Wait(Transfer::Reduce { unit, phase }) = op
                 && plan.sharding.leaves_shard(phase)
             {
                 // The reduction frees what the backward allocated.

@@ -8,9 +8,10 @@
 //! stage has arrived.
 
 use std::collections::HashMap;
+use std::mem::{Discriminant, discriminant};
 
-use kintsugi_plan::{Axis, Group, Message, Op, Program, Unit};
-use kintsugi_simulate::cost::{Costs, OpCost, Segment, Time, Transfer};
+use kintsugi_plan::{Axis, Group, Message, Op, Program, Transfer, Unit};
+use kintsugi_simulate::cost::{Costs, OpCost, Segment, Time, TransferCost};
 use kintsugi_spec::Level;
 
 /// How a stage spent its time.
@@ -62,19 +63,27 @@ struct Stage<'a> {
     account: Account,
 }
 
-/// A stage's own transfer in flight.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Pending {
-    Gather(Unit),
-    Reduce(Unit),
-    Refresh(Unit),
-    Norm,
+/// A stage's own transfer in flight. It has at most one of each kind for a unit.
+type Pending = (Discriminant<Transfer>, Option<Unit>);
+
+fn pending(transfer: Transfer) -> Pending {
+    (discriminant(&transfer), transfer.unit())
 }
 
+/// A transfer of several stages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Joint {
     Tied,
     Sum,
+}
+
+impl Joint {
+    fn of(transfer: Transfer) -> Option<Self> {
+        match transfer.group()? {
+            Group::Tied => Some(Joint::Tied),
+            Group::Along(axis, _) => (axis == Axis::Pipeline).then_some(Joint::Sum),
+        }
+    }
 }
 
 struct EventSimulation<'a> {
@@ -101,7 +110,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Starts a message ahead of waiting transfers and beside one in flight. Returns its start.
-    fn send(&mut self, Transfer { level, time, .. }: Transfer) -> Time {
+    fn send(&mut self, TransferCost { level, time, .. }: TransferCost) -> Time {
         let (free, quiet) = (&mut self.free[level as usize], &mut self.quiet[level as usize]);
         let begin = self.now.max(*quiet);
         *quiet = begin + time;
@@ -110,7 +119,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Starts a transfer as soon as its level is free. It arrives a latency after it has left its level.
-    fn start(&mut self, pending: Pending, Transfer { level, time, latency }: Transfer) {
+    fn start(&mut self, pending: Pending, TransferCost { level, time, latency }: TransferCost) {
         let end = self.now.max(self.free[level as usize]) + time;
         self.free[level as usize] = end;
         self.pending.insert(pending, (level, end + latency));
@@ -156,7 +165,7 @@ impl Stage<'_> {
                     self.now += slowed;
                     self.account.compute += slowed;
                 }
-                Segment::Start(Transfer { level, time, latency }) => {
+                Segment::Start(TransferCost { level, time, latency }) => {
                     let before = ends.iter().rfind(|end| end.0 == level).map_or(0, |&(_, left, _)| left);
                     if self.free[level as usize] > self.now {
                         self.free[level as usize] += time;
@@ -189,86 +198,57 @@ impl EventSimulation<'_> {
 
     /// Runs an op. Returns whether everything that it waits for is known.
     fn execute(&mut self, rank: &mut Stage, op: Op) -> bool {
-        let stage = rank.program.stage;
-        let cost = self.costs.of(stage, op);
+        let cost = self.costs.of(rank.program.stage, op);
         match op {
-            Op::SendStart { message } => {
+            Op::Start(transfer) => self.start(rank, transfer, cost),
+            Op::Wait(transfer) => return self.wait(rank, transfer, cost),
+            Op::Step(_) | Op::Load { .. } | Op::Compute { .. } => {
+                match self.costs.order(op).filter(|order| order.overlaps) {
+                    Some(order) => rank.overlap(&order.segments, self.costs.interference()),
+                    None => rank.run(cost, self.costs.interference()),
+                }
+            }
+            Op::Release { .. } | Op::Discard { .. } => {}
+            Op::Feed { .. } | Op::Choose { .. } => unreachable!("a training step has no {op}"),
+        }
+        true
+    }
+
+    fn start(&mut self, rank: &mut Stage, transfer: Transfer, cost: OpCost) {
+        let stage = rank.program.stage;
+        if transfer.unit().is_some() {
+            rank.run(cost, self.costs.interference());
+        }
+        match (transfer, Joint::of(transfer)) {
+            (Transfer::Send(message), _) => {
                 let sent = self.costs.message(stage, message.kind);
                 self.sent.insert((stage, message), (rank.send(sent), sent.duration()));
             }
-            Op::ReceiveStart { message } => {
-                self.expected.insert(incoming(stage, message), rank.now);
-            }
-            Op::SendWait { message } => {
-                let Some(arrival) = self.arrival((stage, message)) else { return false };
-                rank.idle_until(arrival);
-            }
-            Op::ReceiveWait { message } => {
-                let Some(arrival) = self.arrival(incoming(stage, message)) else { return false };
-                rank.idle_until(arrival);
-            }
-            Op::ReduceStart { unit, phase } => {
-                rank.run(cost, self.costs.interference());
-                if phase.over == Group::Tied {
-                    self.join(Joint::Tied, rank.now);
-                } else if let Some(transfer) = cost.started {
-                    rank.start(Pending::Reduce(unit), transfer);
+            (Transfer::Receive(message), _) => _ = self.expected.insert(incoming(stage, message), rank.now),
+            (_, Some(joint)) => self.join(joint, rank.now),
+            (_, None) => {
+                if let Some(started) = cost.started {
+                    rank.start(pending(transfer), started);
                 }
             }
-            Op::ReduceWait { unit, phase } => {
-                if phase.over == Group::Tied {
-                    let Some(last) = self.complete(Joint::Tied, 2) else { return false };
-                    rank.idle_until(last + self.costs.tied().duration());
-                } else {
-                    rank.wait(Pending::Reduce(unit));
-                }
-                rank.run(cost, self.costs.interference());
+        }
+    }
+
+    fn wait(&mut self, rank: &mut Stage, transfer: Transfer, cost: OpCost) -> bool {
+        let stage = rank.program.stage;
+        let arrival = match (transfer, Joint::of(transfer)) {
+            (Transfer::Send(message), _) => self.arrival((stage, message)),
+            (Transfer::Receive(message), _) => self.arrival(incoming(stage, message)),
+            (_, Some(joint)) => self.complete(joint),
+            (_, None) => {
+                rank.wait(pending(transfer));
+                Some(rank.now)
             }
-            Op::GatherStart { unit, .. } => {
-                rank.run(cost, self.costs.interference());
-                if let Some(transfer) = cost.started {
-                    rank.start(Pending::Gather(unit), transfer);
-                }
-            }
-            Op::GatherWait { unit, .. } => {
-                rank.wait(Pending::Gather(unit));
-                rank.run(cost, self.costs.interference());
-            }
-            Op::RefreshStart { unit, .. } => {
-                rank.run(cost, self.costs.interference());
-                if let Some(transfer) = cost.started {
-                    rank.start(Pending::Refresh(unit), transfer);
-                }
-            }
-            Op::RefreshWait { unit, .. } => {
-                rank.wait(Pending::Refresh(unit));
-                rank.run(cost, self.costs.interference());
-            }
-            Op::NormStart { axis: Axis::Pipeline } => self.join(Joint::Sum, rank.now),
-            Op::NormStart { axis } => rank.start(Pending::Norm, self.costs.sum(axis)),
-            Op::NormWait { axis: Axis::Pipeline } => {
-                let Some(last) = self.complete(Joint::Sum, self.stages) else { return false };
-                rank.idle_until(last + self.costs.sum(Axis::Pipeline).duration());
-            }
-            Op::NormWait { .. } => rank.wait(Pending::Norm),
-            Op::Begin
-            | Op::Load { .. }
-            | Op::Forward { .. }
-            | Op::Recompute { .. }
-            | Op::Backward { .. }
-            | Op::Measure
-            | Op::Clip
-            | Op::Step => match self.costs.order(op).filter(|order| order.overlaps) {
-                Some(order) => rank.overlap(&order.segments, self.costs.interference()),
-                None => rank.run(cost, self.costs.interference()),
-            },
-            Op::Release { .. } | Op::Discard { .. } => {}
-            Op::Evaluate { .. }
-            | Op::Feed { .. }
-            | Op::Decode { .. }
-            | Op::Choose { .. }
-            | Op::ShareStart
-            | Op::ShareWait => unreachable!("a training step has no {op}"),
+        };
+        let Some(arrival) = arrival else { return false };
+        rank.idle_until(arrival);
+        if transfer.unit().is_some() {
+            rank.run(cost, self.costs.interference());
         }
         true
     }
@@ -279,8 +259,14 @@ impl EventSimulation<'_> {
         Some(sent.max(expected) + time)
     }
 
-    fn complete(&self, joint: Joint, stages: usize) -> Option<Time> {
-        self.joined.get(&joint).filter(|(count, _)| *count == stages).map(|&(_, last)| last)
+    /// When a joint operation ends, once all of its stages have begun.
+    fn complete(&self, joint: Joint) -> Option<Time> {
+        let (stages, cost) = match joint {
+            Joint::Tied => (2, self.costs.tied()),
+            Joint::Sum => (self.stages, self.costs.sum(Axis::Pipeline)),
+        };
+        let &(count, last) = self.joined.get(&joint)?;
+        (count == stages).then(|| last + cost.duration())
     }
 
     fn join(&mut self, joint: Joint, now: Time) {
