@@ -37,6 +37,8 @@ pub enum Need {
     OpenMpi,
     /// MPICH, with its launcher.
     Mpich,
+    /// AMD's run-time compiler and LLVM's disassembler.
+    AmdTools,
 }
 
 impl Need {
@@ -51,6 +53,7 @@ impl Need {
             Need::Nccl => "nccl",
             Need::OpenMpi => "openmpi",
             Need::Mpich => "mpich",
+            Need::AmdTools => "amd-tools",
         }
     }
 }

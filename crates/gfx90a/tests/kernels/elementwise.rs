@@ -1,0 +1,87 @@
+//! Fills, copies, additions and the sums that end residual branches.
+
+use kintsugi_gfx90a::Grid;
+use kintsugi_tensor::Backend;
+use kintsugi_tensor::ops::Residual;
+
+use crate::support::{COMPUTE, NULL, Pair, kernels, pointer, size, suffix};
+
+/// Lengths within a wave, over several blocks, and with a rest.
+const LENGTHS: [usize; 3] = [7, 512, 5001];
+
+#[test]
+fn fills() {
+    let Some(code) = kernels("elementwise") else { return };
+    let mut pair = Pair::new(code, 1);
+    for dtype in COMPUTE {
+        for len in LENGTHS {
+            for wide in [false, true] {
+                let to = pair.blank("to", len, dtype);
+                pair.cpu.fill(1.7, to.cpu.view());
+                let arguments = [pointer(&to), size(len), 1.7_f32.into(), wide.into()];
+                pair.launch(&format!("fill_{}", suffix(dtype)), Grid::new(3, 256), &arguments);
+                pair.agree(&to, &format!("fill of {len} in {dtype:?}, wide {wide}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn copies_and_additions_convert() {
+    let Some(code) = kernels("elementwise") else { return };
+    let mut pair = Pair::new(code, 2);
+    for from in COMPUTE {
+        for to in COMPUTE {
+            for len in LENGTHS {
+                for wide in [false, true] {
+                    let source = pair.random("from", len, from, 1);
+                    let [copied, sum] = [2, 3].map(|seed| pair.random("to", len, to, seed));
+                    pair.cpu.copy(source.cpu.view(), copied.cpu.view());
+                    pair.cpu.add(source.cpu.view(), sum.cpu.view());
+                    for (operation, result) in [("copy", &copied), ("add", &sum)] {
+                        let name = format!("{operation}_{}_{}", suffix(from), suffix(to));
+                        let arguments = [pointer(&source), pointer(result), size(len), wide.into()];
+                        pair.launch(&name, Grid::new(2, 256), &arguments);
+                        pair.agree(result, &format!("{name} of {len}, wide {wide}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn residual_sums() {
+    let Some(code) = kernels("elementwise") else { return };
+    let mut pair = Pair::new(code, 3);
+    let (rows, width) = (9, 72);
+    for dtype in COMPUTE {
+        for (addends, biases) in [(1, 0), (2, 2), (4, 1)] {
+            for wide in [false, true] {
+                let x = pair.random("x", rows * width, dtype, 1);
+                let out = pair.blank("out", rows * width, dtype);
+                let addends: Vec<_> =
+                    (0..addends).map(|i| pair.random("an addend", rows * width, dtype, 2 + i)).collect();
+                let biases: Vec<_> =
+                    (0..biases).map(|i| pair.random("a bias", width, dtype, 8 + i)).collect();
+                let [addend_views, bias_views] =
+                    [&addends, &biases].map(|all| all.iter().map(|both| both.cpu.view()).collect::<Vec<_>>());
+                pair.cpu.residual(Residual {
+                    x: x.cpu.view(),
+                    addends: &addend_views,
+                    biases: &bias_views,
+                    out: out.cpu.view(),
+                    rows,
+                    width,
+                });
+                let mut arguments = vec![pointer(&x)];
+                for ends in [&addends, &biases] {
+                    arguments.extend((0..4).map(|i| ends.get(i).map_or(NULL.into(), pointer)));
+                }
+                arguments.extend([pointer(&out), size(rows * width), size(width), wide.into()]);
+                pair.launch(&format!("residual_{}", suffix(dtype)), Grid::new(2, 256), &arguments);
+                pair.agree(&out, &format!("residual in {dtype:?}, wide {wide}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Cross-entropy over one part of a vocabulary and over two.
+
+use kintsugi_gfx90a::{Argument, Grid};
+use kintsugi_tensor::ops::CrossEntropy;
+use kintsugi_tensor::{Backend, DType};
+
+use crate::support::{COMPUTE, Pair, WAVE, kernels, pointer, random, size, suffix};
+
+const FACTOR: f64 = 0.25;
+
+/// A vocabulary in one part: loss and gradient in one pass where a row is whole packs, and in three kernels.
+#[test]
+fn one_part() {
+    let Some(code) = kernels("loss") else { return };
+    let mut pair = Pair::new(code, 1);
+    for dtype in COMPUTE {
+        for (rows, valid, columns) in [(3, 50, 50), (5, 1003, 1008), (2, 2048, 2048)] {
+            for whole in [false, true] {
+                if whole && columns % 8 != 0 {
+                    continue;
+                }
+                let what = format!("{rows} × {columns} in {dtype:?}, whole {whole}");
+                let logits = pair.random("logits", rows * columns, dtype, 1);
+                let targets: Vec<u32> = (0..rows as u32).map(|row| row * 17 % valid as u32).collect();
+                let targets = pair.tokens("targets", &targets);
+                let statistics = pair.blank("statistics", 3 * rows, DType::F32);
+                let loss = pair.numbers("loss", &[0.5], DType::F32);
+                let scale = pair.numbers("scale", &[3.0], DType::F32);
+                pair.cpu.cross_entropy(CrossEntropy {
+                    logits: logits.cpu.view(),
+                    targets: targets.cpu.view(),
+                    statistics: statistics.cpu.view(),
+                    loss: loss.cpu.view(),
+                    scale: Some(scale.cpu.view()),
+                    factor: FACTOR,
+                    parts: 1,
+                    first: 0,
+                    valid,
+                    rows,
+                    columns,
+                });
+                let grid = Grid::new(rows, 2 * WAVE);
+                let (name, wide) = (suffix(dtype), columns % 8 == 0);
+                let row: [Argument; 3] = [size(0), size(valid), size(columns)];
+                let tensors = [pointer(&logits), pointer(&targets), pointer(&statistics)];
+                let factors = [pointer(&scale), (FACTOR as f32).into()];
+                if whole {
+                    let grid = grid.shared(columns * dtype.bytes());
+                    let arguments = [&tensors[..], &factors, &row].concat();
+                    pair.launch(&format!("cross_entropy_whole_{name}"), grid, &arguments);
+                } else {
+                    let arguments = [&tensors[..], &row, &[wide.into()]].concat();
+                    pair.launch(&format!("loss_statistics_{name}"), grid, &arguments);
+                }
+                let sum = [pointer(&statistics), pointer(&loss), size(rows), 1_u32.into()];
+                pair.launch("cross_entropy_loss", Grid::new(1, 1024), &sum);
+                if !whole {
+                    let shape = [size(0), size(valid), size(rows), size(columns), 1_u32.into(), wide.into()];
+                    let arguments = [&tensors[..], &factors, &shape].concat();
+                    pair.launch(&format!("cross_entropy_{name}"), grid, &arguments);
+                }
+                pair.agree(&loss, &format!("loss of {what}"));
+                pair.agree_within(&statistics, &format!("statistics of {what}"), 1e-6);
+                pair.agree(&logits, &format!("gradient of {what}"));
+            }
+        }
+    }
+}
+
+/// Two ranks' parts: each has its own statistics, and both combine them.
+#[test]
+fn two_parts() {
+    let Some(code) = kernels("loss") else { return };
+    let mut pair = Pair::new(code, 2);
+    let (rows, columns) = (6, 72);
+    let targets = pair.tokens("targets", &[0, 71, 72, 100, 5, 143]);
+    let statistics = pair.numbers("statistics", &vec![0.0; 2 * rows * 3], DType::F32);
+    let scale = pair.numbers("scale", &[1.0], DType::F32);
+    let logits: Vec<_> =
+        (0..2).map(|part| pair.numbers("logits", &random(rows * columns, part), DType::F32)).collect();
+    for (part, logits) in logits.iter().enumerate() {
+        let at = statistics.address + (part * rows * 3 * 4) as u64;
+        let arguments = [
+            pointer(logits),
+            pointer(&targets),
+            at.into(),
+            size(part * columns),
+            size(columns),
+            size(columns),
+            true.into(),
+        ];
+        pair.launch("loss_statistics_f32", Grid::new(rows, WAVE), &arguments);
+    }
+    // The CPU backend combines the interpreter's statistics.
+    let bytes = pair.machine.read(statistics.address, 2 * rows * 3 * 4);
+    pair.cpu.upload_bytes(&bytes, statistics.cpu.view());
+    for (part, logits) in logits.iter().enumerate() {
+        let loss = pair.numbers("loss", &[0.0], DType::F32);
+        pair.cpu.cross_entropy(CrossEntropy {
+            logits: logits.cpu.view(),
+            targets: targets.cpu.view(),
+            statistics: statistics.cpu.view(),
+            loss: loss.cpu.view(),
+            scale: Some(scale.cpu.view()),
+            factor: 1.0,
+            parts: 2,
+            first: part * columns,
+            valid: columns,
+            rows,
+            columns,
+        });
+        let sum = [pointer(&statistics), pointer(&loss), size(rows), 2_u32.into()];
+        pair.launch("cross_entropy_loss", Grid::new(1, 1024), &sum);
+        let arguments = [
+            pointer(logits),
+            pointer(&targets),
+            pointer(&statistics),
+            pointer(&scale),
+            1.0_f32.into(),
+            size(part * columns),
+            size(columns),
+            size(rows),
+            size(columns),
+            2_u32.into(),
+            true.into(),
+        ];
+        pair.launch("cross_entropy_f32", Grid::new(rows, WAVE), &arguments);
+        pair.agree(&loss, "loss over two parts");
+        pair.agree(logits, "gradient over two parts");
+    }
+}
