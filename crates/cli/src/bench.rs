@@ -30,13 +30,15 @@ enum What {
     Comm(CommArguments),
 }
 
-/// Times every collective and messages between ranks, by size and group, beside the prediction.
+/// Times collectives and messages between ranks, beside the prediction.
 ///
-/// The groups are the axes of the configuration's mesh: tp, dp and pp, all groups of an axis at once, as in training. Ranks
-/// are threads, or processes under `kintsugi launch`, mpirun or srun. With MPI, the library's own all-reduce is timed in turns
-/// with ours. With NCCL, the time that the host takes to enqueue a transfer is shown, too. Shown are the median time of a transfer and the bandwidth: the bytes that each rank sends (a message there and back) over
-/// that time. The
-/// prediction is that of the configuration's cluster.
+/// The groups are the axes of the configuration's mesh: tp, dp and pp, all groups of an axis at once, as in training.
+/// Ranks are threads, or processes under `kintsugi launch`, mpirun or srun. The prediction is that of the
+/// configuration's cluster.
+///
+/// For every size, the table shows the median time of a transfer and its bandwidth: the bytes that each rank sends (a
+/// message there and back) over that time. With MPI, the library's own all-reduce is timed in turns with ours. With
+/// NCCL, the time that the host takes to enqueue a transfer is shown, too.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 struct CommArguments {
@@ -45,7 +47,7 @@ struct CommArguments {
     /// Bytes of every rank's buffer, as in --sizes 4KiB,1MiB
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = size, default_value = DEFAULT_SIZES)]
     sizes: Vec<usize>,
-    /// Writes a profile with start-up time, latency and bandwidth of the links, for `plan --profile`
+    /// Writes start-up time, latency and bandwidth of the links as a profile for `plan --profile`
     #[arg(long, value_name = "FILE.toml")]
     out: Option<PathBuf>,
     /// Prints the times as JSON
@@ -59,7 +61,8 @@ const EXAMPLES: &str = "\
 Examples:
   kintsugi bench comm --set parallel.tp=2 --set parallel.pp=1 --set parallel.dp=1
       two ranks as threads of this machine
-  kintsugi launch --ranks 2 bench comm --set parallel.tp=2 --set parallel.pp=1 --set parallel.dp=1 --sizes 1MiB,64MiB
+  kintsugi launch --ranks 2 bench comm --set parallel.tp=2 --set parallel.pp=1 \\
+      --set parallel.dp=1 --sizes 1MiB,64MiB
       two processes, beside the MPI library's own sum
   srun -N 2 --ntasks-per-node 8 kintsugi bench comm run.toml --out links.toml
       the groups of a run on two nodes, and their links as a profile";

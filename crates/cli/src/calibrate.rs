@@ -29,7 +29,7 @@ use crate::progress::Progress;
 use crate::table::Table;
 use fitting::Fitting;
 
-/// Measures this machine's device and writes a profile, with which `plan --profile` predicts time.
+/// Measures this machine and writes a profile for `plan --profile`.
 ///
 /// Matrix products in the shapes of the model presets, attention, copies and launches are timed twice: in bursts, and
 /// back to back after the device has warmed up. A GPU at its power cap runs slower in training than in a short test. If

@@ -15,7 +15,9 @@ use crate::files::read_text;
 /// The arguments that select a configuration.
 #[derive(Args)]
 pub struct ConfigArguments {
-    /// Configuration file; without it the built-in demo is used, unless --set names another model or cluster
+    /// Configuration file; without it the built-in demo is used
+    ///
+    /// If --set names another model or another cluster, nothing of the demo remains.
     #[arg(value_name = "CONFIG.toml")]
     file: Option<PathBuf>,
     /// Device profile written by `kintsugi calibrate`; overrides the cluster's preset

@@ -19,10 +19,12 @@ use crate::progress::Progress;
 /// Converts weights between Hugging Face folders and checkpoints of any layout.
 ///
 /// FROM is a Hugging Face folder (GPT-2, GPT-NeoX or Llama, as safetensors), a checkpoint, or the folder of a run,
-/// whose newest checkpoint is used. A Hugging Face folder becomes a checkpoint. A checkpoint becomes a Hugging Face
-/// folder that transformers can load, with the tokenizer of its training data or of the folder from which training
-/// started. With --set, a checkpoint is converted to another layout, optimizer states included. Training never needs
-/// that, because --resume reads checkpoints of any layout.
+/// whose newest checkpoint is used.
+///
+/// A Hugging Face folder becomes a checkpoint. A checkpoint becomes a Hugging Face folder that transformers can load,
+/// with the tokenizer of its training data or of the folder from which training started. With --set, a checkpoint is
+/// converted to another layout, optimizer states included. Training never needs that, because --resume reads
+/// checkpoints of any layout.
 ///
 /// Weights are read and written piece by piece, so the model need not fit into memory. TO must not exist. It is written
 /// completely or not at all.
@@ -42,7 +44,7 @@ pub struct Arguments {
     /// Sets a value of the checkpoint's configuration, as in --set parallel.tp=4
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     sets: Vec<String>,
-    /// Allows numbers that are not finite, or that become infinite in the type of --dtype; by default they are an error
+    /// Allows numbers that are not finite, also in the type of --dtype; by default they are an error
     #[arg(long)]
     allow_non_finite: bool,
     /// Prints the result as JSON, and nothing else to stdout

@@ -13,8 +13,9 @@ use kintsugi_spec::units;
 
 /// Shows what this machine has, and what is missing.
 ///
-/// GPU and MPI libraries are loaded at run time, so one binary works with and without them. For each library the command prints
-/// the version that it found. If a library is missing, it prints the file names that it tried and how to install it.
+/// GPU and MPI libraries are loaded at run time, so one binary works with and without them. For each library the command
+/// prints the version that it found. If a library is missing, it prints the file names that it tried and how to install
+/// it.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {

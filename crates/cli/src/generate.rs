@@ -43,19 +43,19 @@ pub struct Arguments {
     /// A file with one prompt
     #[arg(long, value_name = "FILE")]
     prompt_file: Vec<PathBuf>,
-    /// A prompt as token numbers, as in --prompt-tokens "15 7 301"; the output is then token numbers too
+    /// A prompt as token numbers, as in --prompt-tokens "15 7 301"; prints token numbers, too
     #[arg(long, value_name = "TOKENS", conflicts_with_all = ["prompt", "prompt_file", "tokenizer"])]
     prompt_tokens: Vec<String>,
-    /// Most new tokens per text; by default 100, or fewer if the model has fewer learned positions
+    /// Most new tokens per text; by default 100, or as many as learned positions allow
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     tokens: Option<u32>,
-    /// Divisor of the logits: below 1, probable tokens become more probable; 0 always takes the most probable token
+    /// Divisor of the logits: below 1, probable tokens become more probable; 0 takes the most probable
     #[arg(long, value_name = "T", default_value_t = 1.0)]
     temperature: f64,
     /// Samples only from the K most probable tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0)]
     top_k: usize,
-    /// Samples only from the smallest set of most probable tokens whose probabilities add up to P
+    /// Samples only from the fewest most probable tokens whose probabilities add up to P
     #[arg(long, value_name = "P", default_value_t = 1.0)]
     top_p: f64,
     /// Seed of the sampling
@@ -80,7 +80,8 @@ Examples:
       a Hugging Face folder, with less random sampling
   echo 'Once upon a time' | kintsugi generate gpt2 --temperature 0
       a prompt from stdin, and always the most probable token
-  kintsugi generate llama --prompt 'One' --prompt 'Two' --set parallel.tp=2 --set precision.compute=bf16
+  kintsugi generate llama --prompt 'One' --prompt 'Two' --set parallel.tp=2 \\
+      --set precision.compute=bf16
       two texts at once, on two ranks, in 16 bits";
 
 /// Prompts that the model of a Hugging Face folder processes at a time.

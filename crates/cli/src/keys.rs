@@ -11,9 +11,10 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::table::terminal_width;
 
-/// Explains every key of the configuration, prints a template, or prints the values of a configuration.
+/// Explains the keys of the configuration.
 ///
-/// Without --template and --resolved it prints every key with its default, its allowed values and its meaning.
+/// It prints every key with its default, its allowed values and its meaning; with --template a file to start from, and with
+/// --resolved the values of a configuration.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -22,7 +23,7 @@ pub struct Arguments {
     /// Prints a configuration file in which every key is commented out
     #[arg(long, conflicts_with_all = ["resolved", "json"])]
     template: bool,
-    /// Prints every value of the configuration, and where it comes from: default, preset, profile, file or --set
+    /// Prints every value of the configuration, and where it comes from
     #[arg(long)]
     resolved: bool,
     /// Prints a list of objects as JSON

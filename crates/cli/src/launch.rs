@@ -19,15 +19,15 @@ use crate::failure::Failure;
 use crate::output;
 use crate::signals::{every_signal_to_stop, send};
 
-/// Runs a command as many processes, one per rank, by the installed mpirun.
+/// Runs a command as processes, one per rank.
 ///
-/// Finds out whose mpirun it is (Open MPI, MPICH or Intel MPI) and gives it the flags that the ranks need: no binding to single
-/// cores, and more processes than cores if that was asked for. Rank 0 writes the output and the files; an error comes from the
-/// rank that had it, with its name. When one rank fails, all end. Ctrl-C and SIGTERM stop the run after the running step, as
-/// without processes; a second one ends it at once.
+/// It uses the installed mpirun, finds out whose it is (Open MPI, MPICH or Intel MPI), and gives it the flags that the
+/// ranks need: no binding to single cores, and more processes than cores if that was asked for. With --no-mpi it starts
+/// the processes itself, on this machine, for GPUs that communicate by NCCL. They meet at a free port with a secret of
+/// their own.
 ///
-/// With --no-mpi it starts the processes itself, on this machine, for GPUs that communicate by NCCL. They meet at a free port with
-/// a secret of their own.
+/// Rank 0 writes the output and the files; an error comes from the rank that had it, with its name. When one rank fails,
+/// all end. Ctrl-C and SIGTERM stop the run after the running step, as without processes; a second one ends it at once.
 ///
 /// Inside a Slurm allocation `srun kintsugi train ...` works by itself, without this command.
 #[derive(Args)]

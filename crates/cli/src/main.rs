@@ -47,12 +47,12 @@ use failure::Failure;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Trains large language models across many ranks, and predicts memory, traffic and time before the run.
+/// Trains large language models on many ranks, and predicts memory, traffic and time before the run.
 ///
 /// A model is split into pieces (tensor, pipeline and sharded data parallelism), which exchange data. For every layout,
 /// memory and traffic are predicted to the byte.
 #[derive(Parser)]
-#[command(name = "kintsugi", version = VERSION, after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{DETAILS}"))]
+#[command(name = "kintsugi", version = VERSION, max_term_width = HELP_WIDTH, after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{DETAILS}"))]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -77,6 +77,9 @@ enum Command {
     Completions(shell::CompletionArguments),
     Man(shell::ManArguments),
 }
+
+/// The width of help texts on a wide terminal. Elsewhere it is the width of the terminal, or 100.
+const HELP_WIDTH: usize = 100;
 
 /// The version, and the git commit that the build script found.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("KINTSUGI_COMMIT"), ")");

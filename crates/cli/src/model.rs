@@ -16,9 +16,11 @@ use crate::fit;
 /// The arguments that select a model and a layout.
 #[derive(Args)]
 pub struct ModelArguments {
-    /// Folder of a run (its newest checkpoint is used, or its best one with /best), a checkpoint, or a Hugging Face folder
+    /// Folder of a run, a checkpoint, or a Hugging Face folder
+    ///
+    /// Of a run, the newest checkpoint is used, or with RUN/best the best one.
     folder: PathBuf,
-    /// Overrides a value of the configuration, as in --set parallel.tp=2; by default the model runs on one rank
+    /// Overrides a value of the configuration, as in --set parallel.tp=2
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     sets: Vec<String>,
     /// Allows weights that are not finite; by default they are an error

@@ -31,13 +31,14 @@ use rows::PlotFigure;
 pub use search::search_page;
 use speed::Speed;
 
-/// Predicts a training step: parameters, FLOPs, memory, traffic, time, energy and the pipeline bubble.
+/// Predicts a training step: memory, traffic, time and energy.
 ///
 /// The program that `train` would run is executed on paper, for one rank of each stage, so memory and traffic are
-/// exact. Nothing is allocated: a laptop can plan for a supercomputer. Time and energy are estimates from the cluster's
-/// profile (a preset, or the file in cluster.profile); --validate shows their accuracy. The bubble is the share of time
-/// in which stages wait for each other. Without a profile it is computed as if a layer's forward, input gradient and
-/// weight gradient took equally long.
+/// exact. No tensors are allocated: a laptop can plan for a supercomputer.
+///
+/// Time and energy are estimates from the cluster's profile (a preset, or the file in cluster.profile); --validate shows
+/// their accuracy. The bubble is the share of time in which stages wait for each other. Without a profile it is computed
+/// as if a layer's forward, input gradient and weight gradient took equally long.
 ///
 /// The tables of --search, --scale and --sweep leave out columns that do not fit the width of the terminal, or of the
 /// variable COLUMNS. --json has all columns.
@@ -49,13 +50,13 @@ pub struct Arguments {
     /// Prints the prediction as JSON; values that are not predicted are null
     #[arg(long)]
     json: bool,
-    /// Exits with 1, and prints the reason to stderr, if the plan does not fit or if that is unknown
+    /// Exits with 1 and a reason if the plan does not fit, or if that is unknown
     #[arg(long, conflicts_with_all = ["validate", "reproduce", "search", "scale", "sweep"])]
     check: bool,
     /// Draws the pipeline schedule; with --out as SVG
     #[arg(long, conflicts_with = "json")]
     draw: bool,
-    /// Predicts the measured runs in the tables (CSV) of this folder instead, and prints the errors; takes --set and --plot
+    /// Predicts the measured runs in the tables (CSV) of this folder, and prints the errors
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["draw", "trace"])]
     validate: Option<PathBuf>,
     /// With --validate: predicts every run under this framework instead of its own
@@ -64,11 +65,14 @@ pub struct Arguments {
     /// Prints a page that compares our predictions with a published study
     #[arg(long, value_name = "STUDY", conflicts_with_all = ["draw", "trace", "json", "validate"])]
     reproduce: Option<validation::Study>,
-    /// Compares the known ways to shard: memory, bytes over each level of links, time and energy; --plot draws the bytes
+    /// Compares the known ways to shard: memory, bytes over each level of links, time and energy
+    ///
+    /// --plot draws the bytes.
     #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["check", "draw", "trace", "validate", "reproduce", "search", "scale", "sweep"])]
     compare: Option<compare::Compared>,
-    /// Writes the predicted schedule for ui.perfetto.dev, or as a picture if FILE ends with .svg (in unit time if the device's
-    /// speed is unknown)
+    /// Writes the predicted schedule for ui.perfetto.dev
+    ///
+    /// A picture if FILE ends with .svg. In unit time if the speed of the device is unknown.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     #[command(flatten)]
@@ -89,7 +93,8 @@ Examples:
       every strategy that fits, ranked, and the best as a configuration
   kintsugi plan run.toml --scale strong --nodes 16,32,64,128 --plot strong.svg
       the same batch on more and more nodes
-  kintsugi plan run.toml --sweep batch.micro=1,2,4,8 --sweep memory.recompute=none,full --plot micro.svg
+  kintsugi plan run.toml --sweep batch.micro=1,2,4,8 --sweep memory.recompute=none,full \\
+      --plot micro.svg
       what one setting changes, as a curve for each value of another
   kintsugi plan run.toml --search --plot strategies.svg
       every strategy by time and memory

@@ -18,17 +18,19 @@ use crate::output::Output;
 use crate::progress::Progress;
 use crate::signals::stop_on_signal;
 
-/// Turns text into token files that `train` reads, in Megatron's .bin/.idx format.
+/// Turns text into token files for training.
+///
+/// The files have Megatron's .bin/.idx format. PREFIX.bin, PREFIX.idx and PREFIX.meta.json are written completely or not
+/// at all. Memory use does not grow with the text.
 ///
 /// An input is a file, a folder (every .txt, .md, .jsonl, .ndjson, .json and .parquet file in it) or a quoted pattern
 /// such as 'shards/*.jsonl.zst'. Text and JSON lines may be compressed with gzip, zstd, bzip2 or xz. A text file is one
 /// document. In JSON lines and Parquet files, each line or row is a document, and --json-key names its text. The type
-/// of a file is recognised by its first bytes; other types, such as PDF or UTF-16 text, are refused. PREFIX.bin,
-/// PREFIX.idx and PREFIX.meta.json are written completely or not at all.
+/// of a file is recognised by its first bytes; other types, such as PDF or UTF-16 text, are refused.
 ///
 /// A line that is not a JSON object with that key, or not UTF-8, is skipped, counted, and reported with its file and
 /// number; with --strict it ends the command. A file with more than 10 % of such lines also ends it, unless
-/// --allow-bad-lines is given. Memory use does not grow with the text.
+/// --allow-bad-lines is given.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 #[command(group = ArgGroup::new("which").required(true).args(["tokenizer", "train_tokenizer"]))]
@@ -40,10 +42,12 @@ pub struct Arguments {
     /// Prefix of the files to write
     #[arg(long, value_name = "PREFIX")]
     out: PathBuf,
-    /// A Hugging Face tokenizer.json, a folder with one or with vocab.json and merges.txt, or the word bytes
+    /// A tokenizer.json, a folder with one or with vocab.json and merges.txt, or the word bytes
     #[arg(long, value_name = "FILE|FOLDER|bytes")]
     tokenizer: Option<String>,
-    /// Trains a BPE tokenizer of N tokens on the text first, writes it to PREFIX.tokenizer.json, and uses it
+    /// Trains a BPE tokenizer of N tokens on the text first, and uses it
+    ///
+    /// It is written to PREFIX.tokenizer.json.
     #[arg(long, value_name = "N")]
     train_tokenizer: Option<usize>,
     /// The key of the text in a JSON line, or the text column of a Parquet file
@@ -61,8 +65,9 @@ pub struct Arguments {
     /// Skips bad lines even if they are more than 10 % of a file
     #[arg(long, conflicts_with = "strict")]
     allow_bad_lines: bool,
-    /// The share of the documents, from 0 to 0.5, that is for validation: a hash of their position draws them, and they are
-    /// the last of the files. 0 keeps the order of the text
+    /// The share of the documents that is for validation, from 0 to 0.5
+    ///
+    /// A hash of their position draws them, and they are the last of the files. 0 keeps the order of the text.
     #[arg(long, value_name = "SHARE", default_value_t = DEFAULT_SPLIT, value_parser = share)]
     validation: f64,
     /// Replaces existing files
@@ -83,7 +88,7 @@ Examples:
   kintsugi prepare 'shards/*.jsonl.zst' --out data/web --tokenizer llama/tokenizer.json --append-eod
       JSON lines with a Hugging Face tokenizer
   kintsugi train run.toml --set data.source=data/book
-      train on it; if run.toml has no model.vocab and no model.preset, the vocabulary is that of the data";
+      train on it; without model.vocab and model.preset the vocabulary is that of the data";
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {

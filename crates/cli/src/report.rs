@@ -18,16 +18,17 @@ use crate::host::planned_device;
 use crate::output::Output;
 use crate::plan;
 
-/// Writes a page about runs, a plan or a search: one HTML file that needs no network.
+/// Writes an HTML page about runs, a plan or a search.
 ///
-/// For the folder of a run: loss, validation, gradient norm, learning rate, speed, energy, checkpoints and skipped steps, and
-/// memory, traffic and the schedule of a step, predicted beside measured. The measured schedule is that of trace.json in the
-/// run's folder, or of --trace. Several runs are drawn over each other, with a table of what differs in their configurations.
+/// The page is one file that needs no network.
+///
+/// For the folder of a run: loss, validation, gradient norm, learning rate, speed, energy, checkpoints and skipped steps,
+/// and memory, traffic and the schedule of a step, predicted beside measured. The measured schedule is that of trace.json
+/// in the run's folder, or of --trace. Several runs are drawn over each other, with a table of what differs in their
+/// configurations. Long runs are thinned; the smallest and the largest value of every bin stay, so no spike is lost.
 ///
 /// For a configuration: memory of every stage, traffic by level, where the time goes, and the predicted schedule. With
 /// --search every strategy by time, memory and energy, and the best with the reasons why each is not first.
-///
-/// Long runs are thinned; the smallest and the largest value of every bin stay, so no spike is lost.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -49,7 +50,7 @@ pub struct Arguments {
     /// How many of the best strategies are in the table
     #[arg(long, value_name = "N", default_value_t = 25, requires = "search")]
     top: usize,
-    /// A device as `kintsugi calibrate` measured it, in place of what the cluster's preset says
+    /// Device profile written by `kintsugi calibrate`; overrides the cluster's preset
     #[arg(long, value_name = "FILE.toml")]
     profile: Option<PathBuf>,
     /// Sets one value over the configuration's, as in --set parallel.tp=4

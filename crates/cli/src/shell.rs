@@ -9,7 +9,7 @@ use kintsugi_plan::config::keys;
 use crate::failure::Failure;
 use crate::output;
 
-/// Prints a completion script for a shell
+/// Prints a completion script for a shell.
 #[derive(Args)]
 #[command(after_long_help = COMPLETIONS)]
 pub struct CompletionArguments {
@@ -18,7 +18,7 @@ pub struct CompletionArguments {
     shell: ShellName,
 }
 
-/// Prints a manual page
+/// Prints a manual page.
 #[derive(Args)]
 #[command(after_long_help = PAGES)]
 pub struct ManArguments {

@@ -45,36 +45,40 @@ use shared_folder::FolderCheck;
 use trace::TraceArguments;
 pub use trace::write_file as write_trace;
 
-/// Trains a model. Prints the prediction before the run and "predicted / measured" after it.
+/// Trains a model, and compares the run with its prediction.
 ///
-/// Every rank is a thread of this process, or a process of its own under `kintsugi launch`, mpirun or srun. Before
-/// anything is allocated, the memory and traffic of a step are predicted to the byte, and a run that does not fit is refused. The run writes to the folder run.out: config.toml (the whole
-/// configuration, defaults included), metrics.jsonl (one line per step, during the run) and summary.json (at the end).
-/// The same configuration and seed give the same losses, bit for bit; on a GPU this needs --set run.deterministic=true.
+/// Before anything is allocated, memory and traffic of a step are predicted to the byte, and a run that does not fit is
+/// refused. At the end a table shows predicted and measured figures side by side. Every rank is a thread of this process,
+/// or a process of its own under `kintsugi launch`, mpirun or srun.
 ///
-/// Weights and optimizer states are saved to run.out/checkpoints at the end. With --set `run.checkpoint_every=N` they
-/// are also saved every N steps, while training continues. The newest run.keep checkpoints are kept, and
-/// the `run.keep_best` with the lowest validation loss. --resume continues
-/// from the newest complete checkpoint: bit for bit on the same layout, or on any other layout. tp, pp, dp, ZeRO,
-/// recomputation and precision may all change. If the run has already finished, --resume says so and changes nothing. With --set run.steps=0 nothing is trained, and the initial weights are
-/// saved.
+/// The run writes to the folder run.out: config.toml (the whole configuration, defaults included), metrics.jsonl (one
+/// line per step, during the run) and summary.json (at the end). The same configuration and seed give the same losses,
+/// bit for bit; on a GPU this needs --set run.deterministic=true. Two runs cannot use one folder at the same time.
+///
+/// Weights and optimizer states are saved to run.out/checkpoints at the end, and every N steps with
+/// --set `run.checkpoint_every=N`, while training continues. The newest run.keep checkpoints are kept, and the
+/// `run.keep_best` with the lowest validation loss. With --set run.steps=0 the initial weights are saved.
+///
+/// --resume continues from the newest complete checkpoint: bit for bit on the same layout, or on any other one. tp, pp,
+/// dp, ZeRO, recomputation and precision may all change. If the run has already finished, it says so and changes
+/// nothing.
 ///
 /// Ctrl-C, SIGTERM, SIGUSR1 (Slurm's --signal) and SIGHUP (a closed terminal) end the run after the running step, with
-/// a checkpoint and a summary. A second signal other than SIGHUP ends it at once. Under nohup, SIGHUP is ignored. Two
-/// runs cannot use the same folder at the same time.
+/// a checkpoint and a summary. A second signal other than SIGHUP ends it at once. Under nohup, SIGHUP is ignored.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
     config: ConfigArguments,
-    /// Continues from the newest complete checkpoint in run.out, or from the given one (RUN/best is a run's best); same
-    /// as run.resume
+    /// Continues from the newest complete checkpoint in run.out, or from the given one
+    ///
+    /// RUN/best is the best checkpoint of a run. The same as run.resume.
     #[arg(long, value_name = "CHECKPOINT", require_equals = true)]
     #[expect(clippy::option_option, reason = "not given, given, and given with a value")]
     resume: Option<Option<PathBuf>>,
     #[command(flatten)]
     trace: TraceArguments,
-    /// Writes the batches of all steps of this run, as an array of 32-bit tokens: [step, sample, sequence + 1]
+    /// Writes the batches of this run as an array of 32-bit tokens: [step, sample, sequence + 1]
     #[arg(long, value_name = "FILE.npy")]
     write_batches: Option<PathBuf>,
     /// Prints the summary as JSON, and nothing else to stdout

@@ -25,7 +25,7 @@ use crate::progress::Progress;
 use base::Base;
 use tally::{Tally, Verdict};
 
-/// Trains the same model with many layouts and checks that they agree with one rank.
+/// Checks that every layout trains the same model as one rank.
 ///
 /// It compares the loss and the gradient norm of every step, the whole gradient of every parameter at the first step
 /// (Adam hides a constant factor of the gradient, so losses alone prove little), and every weight at the end; each by
@@ -44,11 +44,13 @@ pub struct Arguments {
     /// Training steps per layout
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// Injects a fault into every layout in which it can occur, to check that it is detected (exit code 1)
+    /// Injects a fault wherever it can occur, to check that it is detected (exit code 1)
     #[arg(long, value_name = "FAULT", value_parser = fault_parser())]
     inject: Option<Fault>,
-    /// How the ranks are connected, in place of run.transport; with mpi and nccl the command starts the processes itself. With
-    /// nccl it runs 12 layouts that have every kind of transfer, on the GPU, unless --layouts chooses others
+    /// How the ranks are connected, in place of run.transport
+    ///
+    /// With mpi and nccl the command starts the processes itself. With nccl it runs 12 layouts that have every kind of
+    /// transfer, on the GPU, unless --layouts chooses others.
     #[arg(long, value_name = "TRANSPORT", value_parser = transport_parser())]
     transport: Option<Transport>,
     /// Runs only the layouts whose names contain one of these words

@@ -33,7 +33,7 @@ pub struct Arguments {
     /// The address to listen on, as 0.0.0.0 for every network
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     address: IpAddr,
-    /// A name or address by which browsers reach this machine, if it is another one than they see; can be repeated
+    /// Another name or address by which browsers reach this machine; can be repeated
     #[arg(long = "host", value_name = "NAME", value_parser = host)]
     hosts: Vec<String>,
 }

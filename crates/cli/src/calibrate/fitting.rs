@@ -14,7 +14,9 @@ use crate::table::Table;
 /// The arguments of a fit.
 #[derive(Args)]
 pub struct Fitting {
-    /// Fits the constants of clusters and frameworks to the runs in the tables (CSV) of this folder instead, and prints them
+    /// Fits the constants of clusters and frameworks to the measured runs in the tables (CSV) of this folder
+    ///
+    /// The constants are printed, and nothing is measured.
     #[arg(long, value_name = "FOLDER")]
     pub fit: Option<PathBuf>,
     /// With --fit: leaves out all runs of this source

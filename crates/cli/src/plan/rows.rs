@@ -27,21 +27,23 @@ use crate::table::{Fit, Table, left_out};
 /// The arguments that select a table.
 #[derive(Args)]
 pub struct RowArguments {
-    /// Shows how the strategy scales over --nodes: weak keeps the batch per replica, strong keeps the whole batch
+    /// Shows how the strategy scales over --nodes
     #[arg(long, value_enum, requires = "nodes", conflicts_with_all = ["draw", "trace", "sweep"])]
     scale: Option<Scaling>,
     /// The numbers of nodes
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', requires = "scale")]
     nodes: Vec<usize>,
-    /// Compares several values of a setting, as in --sweep parallel.tp=1,2,4,8; a second one makes a curve for each of its
-    /// values
+    /// Compares several values of a setting, as in --sweep parallel.tp=1,2,4,8
+    ///
+    /// A second --sweep makes a curve for each of its values.
     #[arg(long, value_name = "KEY=VALUE,…", conflicts_with_all = ["draw", "trace"])]
     sweep: Vec<String>,
-    /// Draws the table of --scale or --sweep, the strategies of --search, the runs of --validate, or the memory of the plan's
-    /// stages
+    /// Draws the memory of the plan's stages
+    ///
+    /// With --scale or --sweep their table, with --search its strategies, with --validate its runs.
     #[arg(long, value_name = "FILE.svg", conflicts_with = "reproduce")]
     pub plot: Option<PathBuf>,
-    /// What --plot draws: of a table FLOP/s unless given, of a search and a plan memory
+    /// What --plot draws; by default FLOP/s of a table, and memory of a plan or a search
     #[arg(long = "plot-figure", value_enum, value_name = "FIGURE", requires = "plot")]
     pub figure: Option<PlotFigure>,
 }

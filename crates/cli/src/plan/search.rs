@@ -44,7 +44,9 @@ pub struct SearchArguments {
     /// Restricts a key to these values, as in --only parallel.tp=4,8
     #[arg(long, value_name = "KEY=VALUE,…", requires = "search")]
     only: Vec<String>,
-    /// Writes the best as a configuration that train takes; with --draw the schedule as SVG; with --reproduce the page
+    /// Writes the best strategy as a configuration
+    ///
+    /// With --draw the schedule as SVG, with --reproduce the page.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }

@@ -17,11 +17,12 @@ const NAMED: usize = 24;
 /// The arguments that select the traced step.
 #[derive(Args)]
 pub struct TraceArguments {
-    /// Writes a trace of one step, with all ranks, for ui.perfetto.dev, or as a picture if FILE ends with .svg; `report` looks
-    /// for it as trace.json in the run's folder
+    /// Writes a trace of one step on all ranks, for ui.perfetto.dev
+    ///
+    /// A picture if FILE ends with .svg. `kintsugi report` looks for the trace as trace.json in the run's folder.
     #[arg(long = "trace", value_name = "FILE")]
     pub path: Option<PathBuf>,
-    /// The step of this run to trace, from 1; by default the third, when caches are warm, or the last of fewer
+    /// The step to trace, from 1; by default the third, when caches are warm
     #[arg(long = "trace-step", value_name = "N", requires = "path")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     step: Option<u64>,

@@ -1,6 +1,6 @@
 //! The help texts and the version of the binary.
 
-use crate::support::{folder, kintsugi, stdout};
+use crate::support::{command, folder, kintsugi, stdout};
 
 #[test]
 fn alone_it_prints_help() {
@@ -8,28 +8,24 @@ fn alone_it_prints_help() {
     let alone = stdout(&kintsugi(&folder, &[]));
     assert_eq!(alone, stdout(&kintsugi(&folder, &["-h"])));
     insta::assert_snapshot!(alone, @r#"
-    Trains large language models across many ranks, and predicts memory, traffic and time before the run
+    Trains large language models on many ranks, and predicts memory, traffic and time before the run
 
     Usage: kintsugi [COMMAND]
 
     Commands:
-      train        Trains a model. Prints the prediction before the run and "predicted / measured" after
-                   it
-      plan         Predicts a training step: parameters, FLOPs, memory, traffic, time, energy and the
-                   pipeline bubble
-      verify       Trains the same model with many layouts and checks that they agree with one rank
-      launch       Runs a command as many processes, one per rank, by the installed mpirun
-      report       Writes a page about runs, a plan or a search: one HTML file that needs no network
+      train        Trains a model, and compares the run with its prediction
+      plan         Predicts a training step: memory, traffic, time and energy
+      verify       Checks that every layout trains the same model as one rank
+      launch       Runs a command as processes, one per rank
+      report       Writes an HTML page about runs, a plan or a search
       watch        Shows runs in a browser while they go on
-      calibrate    Measures this machine's device and writes a profile, with which `plan --profile`
-                   predicts time
+      calibrate    Measures this machine and writes a profile for `plan --profile`
       bench        Measures parts of a run by themselves
-      prepare      Turns text into token files that `train` reads, in Megatron's .bin/.idx format
+      prepare      Turns text into token files for training
       convert      Converts weights between Hugging Face folders and checkpoints of any layout
       generate     Continues text with a model, token by token
       eval         Measures the loss and the perplexity of a model on token files
-      config       Explains every key of the configuration, prints a template, or prints the values of a
-                   configuration
+      config       Explains the keys of the configuration
       doctor       Shows what this machine has, and what is missing
       completions  Prints a completion script for a shell
       man          Prints a manual page
@@ -57,6 +53,17 @@ fn every_command_teaches_with_examples() {
     for command in ["prepare", "watch"] {
         let help = stdout(&kintsugi(&folder, &[command, "--help"]));
         assert!(help.contains(&format!("Examples:\n  kintsugi {command}")), "{help}");
+    }
+}
+
+#[test]
+fn help_is_no_wider_than_100_characters_on_a_wide_terminal() {
+    let folder = folder("help-width");
+    for name in ["train", "plan", "verify", "launch", "report", "config"] {
+        let output = command(&folder, &[name, "--help"]).env("COLUMNS", "220").output().unwrap();
+        for line in stdout(&output).lines() {
+            assert!(line.chars().count() <= 100, "{name}: {line}");
+        }
     }
 }
 
