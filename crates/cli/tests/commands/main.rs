@@ -7,6 +7,7 @@ mod data_errors;
 mod documents;
 mod end_of_document;
 mod evaluation;
+mod examples;
 mod faults;
 mod foreign;
 mod foreign_tokenizers;
