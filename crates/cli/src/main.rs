@@ -11,6 +11,8 @@ mod config;
 mod convert;
 mod describe;
 mod doctor;
+#[cfg(test)]
+mod documentation;
 mod eval;
 mod failure;
 mod files;

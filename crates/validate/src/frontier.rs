@@ -93,8 +93,8 @@ GPT models of 22B, 175B and 1T parameters with Megatron-DeepSpeed on Frontier's 
 TFLOP/s are hardware FLOPs with full recomputation (c = 4).
 
 *Fitted* on the throughput and energy of 22B and 175B: the share of the peak that products reach, the rate of attention,
-the efficiency of the links and the power of a GCD that waits (`cluster.preset = \"frontier\"`, `framework.preset =
-\"frontier-megatron\"`). *Predicted*: everything marked so, from the same constants.
+the efficiency of the links and the power of a GCD that waits (`cluster.preset = \"frontier\"`,
+`framework.preset = \"frontier-megatron\"`). *Predicted*: everything marked so, from the same constants.
 
 Two choices used more than these figures. First, the pipeline is filled and drained four times in a step (`framework.fills`): the
 authors' log of 175B shows 160 micro-batches, although the batch has 640. With one fill the bubble alone would leave 97 %
