@@ -43,7 +43,7 @@ Examples:
 /// Width of text that is not printed to a terminal.
 const WIDTH: usize = 100;
 
-/// The default that the documentation gives to keys without one.
+/// The default of keys without one.
 const NONE: &str = "none";
 
 /// A key in JSON.
@@ -77,7 +77,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let text = "a file and --set only have an effect with --resolved; add --resolved, or leave them out";
         return Err(Failure::Mistake(text.to_owned()));
     }
-    let keys = keys();
+    let keys: Vec<Key> = keys().into_iter().map(Key::plain).collect();
     if arguments.template {
         return output.text(&template(&keys));
     }
@@ -173,12 +173,12 @@ mod tests {
 
     #[test]
     fn the_template_is_a_configuration_and_stays_one_without_its_comment_marks() {
-        let text = template(&keys());
+        let text = template(&keys().into_iter().map(Key::plain).collect::<Vec<_>>());
         // Described beside a cluster.
         let free = |key: &Key| !key.table.starts_with("cluster.");
         let given = format!("{text}\n[demo]\n");
         assert!(ConfigSource::text(given).plan().unwrap_err().to_string().contains("unknown key demo"));
-        let keys: Vec<Key> = keys().into_iter().filter(free).collect();
+        let keys: Vec<Key> = keys().into_iter().filter(free).map(Key::plain).collect();
         let filled: String = template(&keys)
             .lines()
             .map(|line| match line.strip_prefix('#') {

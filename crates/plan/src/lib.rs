@@ -5,33 +5,41 @@
 //! read the same program. This crate does no I/O and has no tensors.
 #![forbid(unsafe_code)]
 
+mod batch;
 mod codes;
 pub mod config;
+mod data;
 mod flops;
 mod generation;
+mod memory;
 mod mesh;
 mod op;
 mod op_kind;
+mod optimizer;
 pub mod parameters;
+mod pipeline;
 mod plan;
+mod precision;
 mod program;
 mod run;
 pub mod schedule;
 mod sharding;
 mod transfer;
 
+pub use batch::Batch;
 pub use codes::{Codes, Integer, Quantized};
+pub use data::{DEMO_VOCAB, Data, DataSource, TokenData};
 pub use flops::Flops;
 pub use generation::Round;
 pub use kintsugi_spec::{Axis, Group, Span};
+pub use memory::{AttentionKind, MemoryOptions, Recompute};
 pub use mesh::{Coordinate, Mesh, divisors};
 pub use op::{BackwardPart, Block, Computation, Op, Program, StepOp, Unit};
 pub use op_kind::OpKind;
-pub use plan::{
-    AttentionKind, Batch, Compute, Data, DataSource, GradientReductions, GradientType, LossScale,
-    MemoryOptions, Optimizer, Pipeline, Plan, Precision, RateDecay, RateSchedule, Recompute, ScheduleKind,
-    TokenData,
-};
+pub use optimizer::{Optimizer, RateDecay, RateSchedule};
+pub use pipeline::{Pipeline, ScheduleKind};
+pub use plan::{GradientReductions, Plan};
+pub use precision::{Compute, GradientType, LossScale, Precision};
 pub use run::{DeviceKind, LogFormat, Resume, Run, Transport};
 pub use schedule::Pass;
 pub use sharding::{MAX_PARTS, Part, Sharding, When};

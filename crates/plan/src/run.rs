@@ -2,7 +2,13 @@
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use kintsugi_spec::Hardware;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::config::ConfigError;
+use crate::config::error::invalid;
+use crate::config::keys::RawRun;
+use crate::config::words::DeviceName;
 
 /// The run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -48,6 +54,48 @@ pub struct Run {
     pub nccl_buffer: Option<u64>,
 }
 
+impl Run {
+    /// What the keys of `[run]` say. If they do not say the device, it is the one of the cluster, whose devices are of this `kind`.
+    pub(crate) fn resolve(raw: &RawRun, kind: Option<Hardware>) -> Result<Self, ConfigError> {
+        let device = DeviceKind::given(raw).unwrap_or(match kind {
+            Some(Hardware::Gpu) => DeviceKind::Cuda,
+            Some(Hardware::Cpu) | None => DeviceKind::Cpu,
+        });
+        Ok(Run {
+            steps: raw.steps()?,
+            seed: raw.seed(),
+            out: folder(raw.out())?,
+            resume: raw.resume.clone().unwrap_or(Resume::No),
+            checkpoint_every: raw.checkpoint_every(),
+            keep: raw.keep(),
+            keep_best: raw.keep_best(),
+            log_every: raw.log_every()?,
+            log: log(&raw.log()),
+            eval_every: raw.eval_every(),
+            eval_tokens: raw.eval_tokens()?,
+            max_skipped: raw.max_skipped()?,
+            communication_timeout: raw.communication_timeout()?,
+            // Determinism is free on a CPU, but not on a GPU.
+            deterministic: raw.deterministic.unwrap_or(device == DeviceKind::Cpu),
+            graph: raw.graph(),
+            device,
+            transport: transport(raw.transport(), device)?,
+            nccl_channels: raw.nccl_channels()?,
+            nccl_buffer: raw.nccl_buffer()?,
+        })
+    }
+
+    /// Why no checkpoint has a validation loss although the best are to be kept, as a sentence.
+    pub(crate) fn keep_best_note(&self) -> Option<String> {
+        let missing = match (self.keep, self.eval_every) {
+            (0, _) => "run.keep = 0 saves no checkpoints",
+            (_, 0) => "run.eval_every = 0 evaluates nothing",
+            _ => return None,
+        };
+        (self.keep_best > 0).then(|| format!("run.keep_best = {} has no effect: {missing}", self.keep_best))
+    }
+}
+
 /// What a run resumes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
@@ -89,4 +137,64 @@ pub enum Transport {
     Mpi,
     /// Every rank is a process with a GPU, and they communicate by NCCL.
     Nccl,
+}
+
+impl DeviceKind {
+    /// The device of a run if the configuration says it: by its key, or by a transport that only GPUs have.
+    pub(crate) fn given(raw: &RawRun) -> Option<DeviceKind> {
+        match (raw.device(), raw.transport()) {
+            (DeviceName::Cpu, _) => Some(DeviceKind::Cpu),
+            (DeviceName::Cuda, _) | (DeviceName::Auto, Transport::Nccl) => Some(DeviceKind::Cuda),
+            (DeviceName::Auto, _) => None,
+        }
+    }
+}
+
+/// The transport, if ranks on this device have it.
+fn transport(given: Transport, device: DeviceKind) -> Result<Transport, ConfigError> {
+    if given == Transport::Nccl && device == DeviceKind::Cpu {
+        let rule = "needs GPUs: set run.device = \"cuda\", or use \"mpi\" or \"threads\"";
+        return Err(invalid("run.transport", "\"nccl\"", rule));
+    }
+    Ok(given)
+}
+
+/// Every format once.
+fn log(given: &[LogFormat]) -> Vec<LogFormat> {
+    let mut formats = Vec::new();
+    for &format in given {
+        if !formats.contains(&format) {
+            formats.push(format);
+        }
+    }
+    formats
+}
+
+/// The output folder of a run.
+fn folder(given: String) -> Result<PathBuf, ConfigError> {
+    if given.is_empty() {
+        return Err(invalid("run.out", "\"\"", "names no folder; \".\" is the one you are in"));
+    }
+    Ok(given.into())
+}
+
+impl<'de> Deserialize<'de> for Resume {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match toml::Value::deserialize(deserializer)? {
+            toml::Value::Boolean(false) => Ok(Resume::No),
+            toml::Value::Boolean(true) => Ok(Resume::Newest),
+            toml::Value::String(path) if !path.is_empty() => Ok(Resume::From(path.into())),
+            _ => Err(de::Error::custom("true, false or the path of a checkpoint")),
+        }
+    }
+}
+
+impl Serialize for Resume {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Resume::No => serializer.serialize_none(),
+            Resume::Newest => serializer.serialize_bool(true),
+            Resume::From(path) => serializer.collect_str(&path.display()),
+        }
+    }
 }

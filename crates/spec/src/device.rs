@@ -2,55 +2,58 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One device (GPU, GCD or CPU rank) as the planner describes it.
-#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DeviceSpec {
-    /// Product name.
-    pub name: String,
-    /// The kind of device, which decides its workspace and how operations are lowered; `None` for the kind that the
-    /// ranks run on.
-    pub kind: Option<Hardware>,
-    /// Memory in bytes; `None` for the memory of this machine.
-    pub memory: Option<u64>,
-    /// The share of the memory that plans leave free: context, communication library, fragmentation. `None` for
-    /// [`GPU_HEADROOM`] on a GPU and nothing on a CPU.
-    pub headroom: Option<f64>,
-    /// Peak of the 16-bit matrix units, FLOP/s.
-    pub peak_16bit: Option<f64>,
-    /// Peak in fp32, FLOP/s.
-    pub peak_fp32: Option<f64>,
-    /// Memory bandwidth, bytes/s.
-    pub memory_bandwidth: Option<f64>,
-    /// Multiprocessors (compute units, cores) that share the tiles of a product.
-    pub units: Option<usize>,
-    /// The share of the peak that the tiles of a large product reach when sustained, as in training.
-    pub matmul: Option<f64>,
-    /// How much faster a product of less than 80 µs is than one of more than 1.5 ms, after which the power limit has lowered the
-    /// clock; `None` for as fast.
-    pub boost: Option<f64>,
-    /// How much longer a 16-bit product takes if its columns or its terms are no multiple of 8; `None` for as long.
-    pub misaligned: Option<f64>,
-    /// The start and end of a tile cost as much as this many terms of a product's sums.
-    pub ramp: Option<f64>,
-    /// The share of the memory bandwidth that a memory-bound kernel reaches.
-    pub streaming: Option<f64>,
-    /// Seconds from the end of one kernel to the start of the next.
-    pub launch: Option<f64>,
-    /// Watts of an idle rank.
-    pub power_idle: Option<f64>,
-    /// Watts of a rank that computes without a pause.
-    pub power_max: Option<f64>,
-    /// Watts of a rank that only sends, receives or waits for others.
-    pub power_links: Option<f64>,
-    /// Operations per second of a product's epilogue (GELU, its derivative, biases); `None` if it is free.
-    pub epilogue: Option<f64>,
-    /// Rates of flash attention.
-    pub attention: Vec<AttentionPoint>,
-    /// Measured rates of matrix products. They correct the model for similar products.
-    pub products: Vec<ProductPoint>,
-    /// Measured bandwidths of memory-bound kernels. Other kernels reach the streaming share of the bandwidth.
-    pub kernels: Vec<KernelPoint>,
+use crate::key::spec_table;
+
+spec_table! {
+    /// One device (GPU, GCD or CPU rank) as the planner describes it.
+    pub struct DeviceSpec {
+        /// the name in tables and messages
+        name: String, else "the preset's";
+        /// `"cpu"` or `"gpu"`: memory is predicted with the workspace and kernels of this kind; without it with those of
+        /// `run.device` on this machine
+        kind: Option<Hardware>, else "the preset's";
+        /// bytes, which decide `fits`. Without it the memory of this machine decides, or that of its GPU with `run.device =
+        /// "cuda"`. If there is no GPU, `fits` is unknown
+        memory: Option<u64>, else "the preset's";
+        /// 0 to 0.9: the share of the memory that plans and searches leave free for the context, the communication library
+        /// and fragmentation. See [headroom](memory.md#headroom)
+        headroom: Option<f64>, else "0.05 on a GPU, 0 on a CPU; every framework preset has its own";
+        /// FLOP/s of the data sheet in bf16 and fp16
+        peak_16bit: Option<f64>, else "`peak_fp32`";
+        /// FLOP/s of the data sheet in fp32
+        peak_fp32: Option<f64>, else "required";
+        /// bytes/s of the data sheet
+        memory_bandwidth: Option<f64>, else "required";
+        /// multiprocessors that process the tiles of a product
+        units: Option<usize>, else "1";
+        /// share of the peak that a large product reaches when sustained, as in training
+        matmul: Option<f64>, else "0.8";
+        /// how much faster a product of less than 80 µs is than one of more than 1.5 ms, which the power limit slows
+        boost: Option<f64>, else "1";
+        /// how much longer a 16-bit product takes if its columns or terms are no multiple of 8
+        misaligned: Option<f64>, else "1";
+        /// cost of the beginning and end of a tile, in terms of a product's sums
+        ramp: Option<f64>, else "128";
+        /// share of the memory bandwidth that a memory-bound kernel reaches
+        streaming: Option<f64>, else "0.8";
+        /// seconds from one kernel to the next
+        launch: Option<f64>, else "4e-6";
+        /// watts of an idle rank
+        power_idle: Option<f64>, else "no energy";
+        /// watts of a rank that runs kernels
+        power_max: Option<f64>, else "no energy";
+        /// watts of a rank that waits for links or other ranks
+        power_links: Option<f64>, else "`power_idle`";
+        /// operations/s of the epilogue of a product: GELU, its derivative, biases
+        epilogue: Option<f64>, else "free";
+        /// list of `{ head_dim, sequence, fp32, forward, backward }`: FLOP/s of flash attention, counting only the causal
+        /// half; `fp32` says for which type
+        attention: Vec<AttentionPoint>, else "0.45 and 0.35 of the peak";
+        /// list of `{ m, n, k, fp32, flops, burst }`: measured products
+        products: Vec<ProductPoint>, else "none";
+        /// list of `{ name, bandwidth }`: measured memory-bound kernels
+        kernels: Vec<KernelPoint>, else "`streaming`";
+    }
 }
 
 /// The headroom of a GPU that plans for this engine leave, as a share of its memory. The engine takes one slab of a planned

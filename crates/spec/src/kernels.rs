@@ -4,24 +4,27 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How a framework runs its element-wise operations.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct KernelsSpec {
-    /// Norms.
-    pub norm: Fusion,
-    /// The sum of a branch and the residual stream, and of their gradients.
-    pub residual: Fusion,
-    /// GELU or SwiGLU.
-    pub activation: Fusion,
-    /// Rotary embeddings.
-    pub rotary: Fusion,
-    /// The loss over the logits.
-    pub loss: Fusion,
-    /// The sum of a micro-batch's weight gradients and those of earlier ones.
-    pub accumulation: Fusion,
-    /// How often the forward copies queries, keys and values to another layout. The backward does the same.
-    pub copies: f64,
+use crate::key::spec_table;
+
+spec_table! {
+    /// How a framework runs its element-wise operations.
+    pub struct KernelsSpec {
+        /// norms: `"fused"` as in this engine, `"kernel"` as a kernel of its own, `"eager"` as one for each of PyTorch's
+        /// primitives ([counts](cost-model.md#kernels-of-other-frameworks))
+        norm: Fusion, default Fusion::Fused;
+        /// the same for sums of a branch and the residual stream
+        residual: Fusion, default Fusion::Fused;
+        /// the same for GELU and SwiGLU
+        activation: Fusion, default Fusion::Fused;
+        /// the same for rotary embeddings
+        rotary: Fusion, default Fusion::Fused;
+        /// the same for the loss
+        loss: Fusion, default Fusion::Fused;
+        /// the same for the sum of weight gradients over micro-batches
+        accumulation: Fusion, default Fusion::Fused;
+        /// how often queries, keys and values are copied in the forward; the backward does the same
+        copies: f64, default 0.0;
+    }
 }
 
 /// How an element-wise operation runs.

@@ -11,6 +11,7 @@ mod framework;
 mod group;
 pub mod input;
 mod kernels;
+mod key;
 mod level;
 mod link;
 mod model;
@@ -28,6 +29,7 @@ pub use device::{AttentionPoint, DeviceSpec, GPU_HEADROOM, Hardware, KernelPoint
 pub use framework::{FrameworkSpec, Support};
 pub use group::{Axis, ByAxis, Group, Span};
 pub use kernels::{Fusion, KernelsSpec};
+pub use key::{DeclaredKey, default_text};
 pub use level::{ByLevel, Level};
 pub use link::{EmulatedLink, EmulatedLinks, LinkSpec, ShortSpec, Wire};
 pub use model::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling};

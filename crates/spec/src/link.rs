@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Level;
+use crate::key::spec_table;
 
 /// The links of one level, from the view of one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,24 +28,19 @@ pub struct LinkSpec {
     pub rings: Option<usize>,
 }
 
-/// A protocol for short collectives, such as NCCL's LL128: hops are faster and the bandwidth is lower. A collective takes the
-/// longer of its hops and its bytes, because the library divides short collectives into fewer channels.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ShortSpec {
-    /// Seconds to start a collective.
-    pub start: f64,
-    /// Seconds for each step.
-    pub latency: f64,
-    /// The share of the bandwidth of long collectives that it reaches.
-    pub share: f64,
-    /// It is used if the bytes take less than this many seconds for each rank of the group.
-    pub until: f64,
-}
-
-impl Default for ShortSpec {
-    fn default() -> Self {
-        ShortSpec { start: 0.0, latency: 0.0, share: 1.0, until: 0.0 }
+spec_table! {
+    /// A protocol for short collectives, such as NCCL's LL128: hops are faster and the bandwidth is lower. A collective takes the
+    /// longer of its hops and its bytes, because the library divides short collectives into fewer channels.
+    #[derive(Copy)]
+    pub struct ShortSpec {
+        /// the library's protocol for short collectives: seconds to begin. Give all four keys of `short` or none
+        start: f64, default 0.0, else "none";
+        /// seconds from one rank to the next in it
+        latency: f64, default 0.0, else "none";
+        /// its share of the bandwidth
+        share: f64, default 1.0, else "none";
+        /// it is used up to this many seconds on the wires for each hop around the ring
+        until: f64, default 0.0, else "none";
     }
 }
 

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::key::spec_table;
+
 /// The three architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -70,27 +72,24 @@ pub struct ModelSpec {
     pub init_std: f64,
 }
 
-/// The scaling of rotary frequencies with which Llama 3.1 extends its context (`rope_type = "llama3"` in transformers).
-///
-/// A frequency turns once in `2π / frequency` positions. If that is more than `positions / low`, the frequency is divided by
-/// `factor`. If it is less than `positions / high`, the frequency stays. In between, the two are blended.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RotaryScaling {
-    /// The divisor of low frequencies.
-    pub factor: f64,
-    /// Frequencies that turn fewer times than this in `positions` are low.
-    pub low: f64,
-    /// Frequencies that turn more times than this in `positions` are high.
-    pub high: f64,
-    /// Length of the samples that the model was first trained on.
-    pub positions: usize,
-}
-
-impl Default for RotaryScaling {
-    /// The values of Llama 3.1.
-    fn default() -> Self {
-        RotaryScaling { factor: 8.0, low: 1.0, high: 4.0, positions: 8192 }
+spec_table! {
+    /// The scaling of rotary frequencies with which Llama 3.1 extends its context (`rope_type = "llama3"` in transformers).
+    ///
+    /// A frequency turns once in `2π / frequency` positions. If that is more than `positions / low`, the frequency is divided by
+    /// `factor`. If it is less than `positions / high`, the frequency stays. In between, the two are blended.
+    #[derive(Copy)]
+    pub struct RotaryScaling {
+        /// llama only, 1 to 1e6: low rotary frequencies are divided by this, as in Llama 3.1 (`rope_type = "llama3"` of
+        /// transformers)
+        factor: f64, default 8.0, else "none; 8 if another of these keys is given";
+        /// 1e-6 to 1e6: frequencies that turn fewer times than this in `rotary_scaling.positions` are low
+        /// (`low_freq_factor`)
+        low: f64, default 1.0, else "none; 1 if another of these keys is given";
+        /// above `rotary_scaling.low`: frequencies that turn more times than this stay, and those in between are blended
+        /// (`high_freq_factor`)
+        high: f64, default 4.0, else "none; 4 if another of these keys is given";
+        /// at least 1: length of the samples that the model was first trained on (`original_max_position_embeddings`)
+        positions: usize, default 8192, else "none; 8192 if another of these keys is given";
     }
 }
 

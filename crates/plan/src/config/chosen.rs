@@ -3,11 +3,12 @@
 use toml::{Table, Value};
 
 use super::error::ConfigError;
+use super::keys::{RawParallel, RawSharding};
 use super::layers::{self, Layers, overlay};
-use super::raw::{RawParallel, RawSharding};
 use super::source::ConfigSource;
-use super::{pipeline, sharding, write};
-use crate::{Plan, ScheduleKind};
+use super::strategy::DECIDED;
+use super::{sharding, write};
+use crate::{Pipeline, Plan, ScheduleKind};
 
 /// The order of the tables.
 const TABLES: [&str; 11] = [
@@ -24,9 +25,6 @@ const TABLES: [&str; 11] = [
     "run",
 ];
 
-/// Keys of `[parallel]` that a strategy does not decide.
-const NOT_DECIDED: [&str; 3] = ["prefetch", "overlap", "overlap_tp"];
-
 impl ConfigSource {
     /// The TOML text of this configuration with the strategy of `plan`, a plan for the same model, batch and cluster. Presets
     /// stay names, and defaults are left out: the text resolves to `plan` on every machine.
@@ -34,7 +32,7 @@ impl ConfigSource {
         let presets = Layers::read_without_profile(self)?.presets;
         let mut table = layers::written(self)?;
         let parallel = inner(&mut table, "parallel");
-        parallel.retain(|key, _| NOT_DECIDED.contains(&key));
+        parallel.retain(|key, _| !DECIDED.contains(&key));
         parallel.extend(of_parallel(plan)?);
         *inner(&mut table, "sharding") = of_sharding(plan, &presets.sharding);
         inner(&mut table, "batch").insert("micro".to_owned(), Value::Integer(plan.batch.micro as i64));
@@ -58,17 +56,16 @@ impl ConfigSource {
 fn of_parallel(plan: &Plan) -> Result<Table, ConfigError> {
     let all = write::parallel(plan);
     let even = RawParallel { layers_per_stage: None, ..all.clone() };
-    let even = pipeline::resolve(&even, plan.mesh, plan.model.layers, plan.batch)?;
+    let even = Pipeline::resolve(&even, plan.mesh, plan.model.layers, plan.batch)?;
     let chosen = RawParallel {
         layers_per_stage: all.layers_per_stage.filter(|layers| *layers != even.layers),
         virtual_stages: all.virtual_stages.filter(|_| plan.pipeline.schedule == ScheduleKind::Interleaved),
         sequence_parallel: all.sequence_parallel.filter(|_| plan.mesh.tp() > 1),
-        prefetch: None,
-        overlap: None,
-        overlap_tp: None,
         ..all
     };
-    Ok(Table::try_from(chosen).expect("a table of numbers and words"))
+    let mut table = Table::try_from(chosen).expect("a table of numbers and words");
+    table.retain(|key, _| DECIDED.contains(&key));
+    Ok(table)
 }
 
 /// The fewest keys that give the plan's sharding over those of the presets.

@@ -6,8 +6,8 @@ use kintsugi_spec::{
 };
 
 use super::error::{ConfigError, between, invalid, rate, seconds, share, watts, within};
+use super::keys::{RawCluster, RawEmulatedLink, RawLink};
 use super::layers::Layers;
-use super::raw::{RawCluster, RawEmulatedLink, RawLink};
 
 /// The name of a cluster that no preset describes.
 pub(super) const CUSTOM: &str = "custom";
@@ -30,12 +30,12 @@ pub(super) fn preset(given: &RawCluster) -> Option<&str> {
 /// The cluster.
 pub(super) fn resolve(layers: &Layers) -> Result<ClusterSpec, ConfigError> {
     let raw = &layers.merged.cluster;
-    let price = raw.price.map(|price| between("cluster.price", price, 0.0..=1e9)).transpose()?;
+    let price = raw.price()?;
     let topology = topology(raw)?;
     let name = preset(&layers.given.cluster).unwrap_or(CUSTOM).to_owned();
     let nodes = nodes(raw, layers.presets.cluster.nodes, &name, topology)?;
     let device = device(raw)?;
-    let cores = raw.cores.map(|n| within("cluster.cores", n, 1..=1 << 16)).transpose()?;
+    let cores = raw.cores()?;
     Ok(ClusterSpec {
         name,
         topology,
@@ -50,8 +50,8 @@ pub(super) fn resolve(layers: &Layers) -> Result<ClusterSpec, ConfigError> {
 }
 
 fn topology(raw: &RawCluster) -> Result<Topology, ConfigError> {
-    let per_package = within("cluster.per_package", raw.per_package.unwrap_or(1), 1..=1 << 10)?;
-    let per_node = raw.per_node.map(|n| within("cluster.per_node", n, 1..=1 << 10)).transpose()?;
+    let per_package = raw.per_package()?;
+    let per_node = raw.per_node()?;
     if let Some(per_node) = per_node.filter(|n| !n.is_multiple_of(per_package)) {
         let rule = format!("is not a multiple of cluster.per_package = {per_package}");
         return Err(invalid("cluster.per_node", per_node, rule));
@@ -65,8 +65,7 @@ fn nodes(
     name: &str,
     topology: Topology,
 ) -> Result<Option<usize>, ConfigError> {
-    let Some(nodes) = raw.nodes else { return Ok(None) };
-    within("cluster.nodes", nodes, 1..=1 << 20)?;
+    let Some(nodes) = raw.nodes()? else { return Ok(None) };
     if let Some(built) = built.filter(|&built| nodes > built) {
         return Err(invalid("cluster.nodes", nodes, format!("is more than the {built} nodes of {name}")));
     }

@@ -76,12 +76,41 @@ pub enum ConfigError {
 }
 
 /// The error for a value that breaks a rule. The rule continues the sentence `field = value …`.
-pub(super) fn invalid(field: &str, value: impl Display, rule: impl Into<String>) -> ConfigError {
+pub(crate) fn invalid(field: &str, value: impl Display, rule: impl Into<String>) -> ConfigError {
     ConfigError::Value { field: field.to_owned(), value: value.to_string(), rule: rule.into() }
 }
 
+/// A number that a range of a declared key bounds.
+pub(crate) trait Bounded: Sized {
+    /// The number, if it lies in `range`.
+    fn check(self, field: &str, range: RangeInclusive<Self>) -> Result<Self, ConfigError>;
+}
+
+impl Bounded for usize {
+    fn check(self, field: &str, range: RangeInclusive<Self>) -> Result<Self, ConfigError> {
+        within(field, self, range)
+    }
+}
+
+impl Bounded for u64 {
+    fn check(self, field: &str, range: RangeInclusive<Self>) -> Result<Self, ConfigError> {
+        within(field, self, range)
+    }
+}
+
+impl Bounded for f64 {
+    fn check(self, field: &str, range: RangeInclusive<Self>) -> Result<Self, ConfigError> {
+        between(field, self, range)
+    }
+}
+
+/// `value`, if it lies in the range of its key.
+pub(crate) fn check<T: Bounded>(field: &str, value: T, range: RangeInclusive<T>) -> Result<T, ConfigError> {
+    value.check(field, range)
+}
+
 /// `value`, if it lies in `range`.
-pub(super) fn within<T>(field: &str, value: T, range: RangeInclusive<T>) -> Result<T, ConfigError>
+pub(crate) fn within<T>(field: &str, value: T, range: RangeInclusive<T>) -> Result<T, ConfigError>
 where
     T: PartialOrd + Display,
 {
@@ -98,7 +127,7 @@ where
 }
 
 /// `value`, if it lies in `range`.
-pub(super) fn between(field: &str, value: f64, range: RangeInclusive<f64>) -> Result<f64, ConfigError> {
+pub(crate) fn between(field: &str, value: f64, range: RangeInclusive<f64>) -> Result<f64, ConfigError> {
     if range.contains(&value) {
         return Ok(value);
     }
@@ -107,29 +136,29 @@ pub(super) fn between(field: &str, value: f64, range: RangeInclusive<f64>) -> Re
 }
 
 /// A number without long rows of zeros.
-pub(super) fn short(value: f64) -> String {
+pub(crate) fn short(value: f64) -> String {
     let plain = value == 0.0 || !value.is_finite() || (1e-4..1e6).contains(&value.abs());
     if plain { value.to_string() } else { format!("{value:e}") }
 }
 
 /// `value`, if it is a rate of a device or link, in FLOPs or bytes per second. A value outside of the range has a wrong
 /// power of ten, and times computed from it would overflow.
-pub(super) fn rate(field: &str, value: f64) -> Result<f64, ConfigError> {
+pub(crate) fn rate(field: &str, value: f64) -> Result<f64, ConfigError> {
     between_in(field, value, 1e6..=1e18, "per second")
 }
 
 /// `value`, if it is a valid overhead of an op in seconds.
-pub(super) fn seconds(field: &str, value: f64) -> Result<f64, ConfigError> {
+pub(crate) fn seconds(field: &str, value: f64) -> Result<f64, ConfigError> {
     between_in(field, value, 0.0..=60.0, "in seconds")
 }
 
 /// `value`, if it is a power.
-pub(super) fn watts(field: &str, value: f64) -> Result<f64, ConfigError> {
+pub(crate) fn watts(field: &str, value: f64) -> Result<f64, ConfigError> {
     between_in(field, value, 0.0..=1e6, "in watts")
 }
 
 /// `value`, if it is a valid share.
-pub(super) fn share(field: &str, value: f64) -> Result<f64, ConfigError> {
+pub(crate) fn share(field: &str, value: f64) -> Result<f64, ConfigError> {
     between(field, value, 1e-6..=1.0)
 }
 
@@ -144,7 +173,7 @@ fn between_in(field: &str, value: f64, range: RangeInclusive<f64>, unit: &str) -
 }
 
 /// `a, b or c`.
-pub(super) fn either<T: Display>(items: &[T]) -> String {
+pub(crate) fn either<T: Display>(items: &[T]) -> String {
     let words: Vec<String> = items.iter().map(T::to_string).collect();
     match words.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),

@@ -6,8 +6,8 @@ use kintsugi_spec::{Family, ModelSpec};
 use toml::{Table, Value};
 
 use super::error::{ConfigError, invalid};
+use super::keys::RawModel;
 use super::layers::{self, Layers};
-use super::raw::RawModel;
 use super::source::ConfigSource;
 use super::write;
 

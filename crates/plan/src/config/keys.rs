@@ -1,158 +1,381 @@
-//! Every key of the configuration, with its default and what it takes: read from the tables of `docs/configuration.md` and
-//! `docs/clusters.md`, which are the only place where keys are described.
+//! The keys of the configuration: every key with its type, its default, what is allowed and what it means.
+//!
+//! Only names, types and ranges are checked here. What depends on several keys is checked where a plan is made of them. The keys
+//! of `[framework]`, of a device and of `[model.rotary_scaling]` are declared in the same way in `kintsugi-spec`.
 
-use toml::{Table, Value};
+use kintsugi_spec::{
+    Activation, DeclaredKey, DeviceSpec, Family, FrameworkSpec, RotaryScaling, ShortSpec, Wire, declared_key,
+};
+use serde::{Deserialize, Serialize};
 
-const CONFIGURATION: &str = include_str!("../../../../docs/configuration.md");
-const CLUSTERS: &str = include_str!("../../../../docs/clusters.md");
+use super::declare::table;
+use super::words::{
+    Collectives, DeviceName, OptimizerName, Quantize, Replicas, ShardLevel, ShardPreset, Sources,
+};
+use crate::{
+    AttentionKind, Compute, GradientType, LogFormat, LossScale, RateSchedule, Recompute, Resume,
+    ScheduleKind, Transport, When,
+};
 
-/// A key of the configuration and its row in the documentation, as plain text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Key {
-    /// The table it is in, as in `cluster.device`.
-    pub table: String,
-    /// Its name in that table.
-    pub name: String,
-    /// The default: a value, a description if it depends on other keys, or `none`.
-    pub default: String,
-    /// What is allowed, and what it means.
-    pub meaning: String,
+/// Larger than any cluster, and small enough that products of sizes do not overflow.
+pub(crate) const MAX_RANKS: usize = 1 << 20;
+
+/// Step counters are `f32` on the device and stop counting beyond this.
+const MAX_STEPS: u64 = 1 << 24;
+
+/// A year.
+const MAX_SECONDS: u64 = 365 * 24 * 3600;
+
+/// Declares the whole configuration. A missing table is empty.
+macro_rules! tables {
+    ($($table:ident: $type:ty),+ $(,)?) => {
+        /// The whole configuration as it is written: every key is optional.
+        #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub(crate) struct RawConfig { $(pub(crate) $table: $type),+ }
+
+        impl RawConfig {
+            pub(crate) const KEYS: &'static [DeclaredKey] = &[$(declared_key!($table: $type, [] [] [])),+];
+        }
+    };
 }
 
-impl Key {
-    /// The key with its table, as `--set` takes it.
-    pub fn path(&self) -> String {
-        format!("{}.{}", self.table, self.name)
-    }
+tables! {
+    model: RawModel,
+    batch: RawBatch,
+    parallel: RawParallel,
+    sharding: RawSharding,
+    precision: RawPrecision,
+    memory: RawMemory,
+    optimizer: RawOptimizer,
+    data: RawData,
+    cluster: RawCluster,
+    framework: FrameworkSpec,
+    run: RawRun,
+}
 
-    /// The default as a value, if it is one.
-    pub fn default_value(&self) -> Option<Value> {
-        let mut table = toml::from_str::<Table>(&format!("default = {}", self.default)).ok()?;
-        table.remove("default").filter(|value| !value.is_datetime())
+// The ranges of sizes are larger than any model, and keep products of sizes from overflowing.
+table! {
+    RawModel in "model" {
+        /// `demo`, `gpt2-124m`, `gpt2-1558m`, `gpt-1.3b`, `gpt-1.4b`, `gpt-22b`, `gpt-175b`, `gpt-1t`, `neox-20b`,
+        /// `llama2-7b`, `llama3-8b`, `llama3-70b`, `llama3.1-8b`
+        preset: String, else "none";
+        /// `"gpt"` (learned positions, biases), `"neox"` (rotary positions, biases), `"llama"` (RMSNorm, rotary
+        /// positions, no biases)
+        family: Family, default Family::Gpt;
+        /// at least 1
+        layers: usize, else "required unless a preset gives it", in 1..=1 << 14;
+        /// at least 1: width of the residual stream
+        hidden: usize, else "required unless a preset gives it", in 1..=1 << 20;
+        /// at least 1: query heads
+        heads: usize, else "required unless a preset gives it", in 1..=1 << 12;
+        /// a divisor of `heads`
+        kv_heads: usize, else "`heads`", in 1..=1 << 12;
+        /// at least 1; even with rotary positions
+        head_dim: usize, else "`hidden / heads`";
+        /// at least 1
+        ffn: usize, else "4 · `hidden`; llama: 8/3 · `hidden`, rounded up to a multiple of 256";
+        /// at least 2, and at least that of the data: 128 for the demo corpus
+        vocab: usize, else "required unless a preset or the data gives it", in 2..=1 << 24;
+        /// the vocabulary is padded to a multiple of `vocab_multiple` · tp
+        vocab_multiple: usize, default 1, in 1..=1 << 20;
+        /// the longest sample that the model supports; learned positions (gpt) cannot be exceeded
+        positions: usize, else "`batch.sequence`", in 1..=1 << 24;
+        /// whether the head uses the token table
+        tied: bool, else "true for gpt, else false";
+        /// whether attention and MLP both start from the layer's input; true only for neox
+        parallel_residual: bool, else "true for neox, else false";
+        /// `"gelu"` (tanh form), `"gelu-exact"` (error function); `"swiglu"` only for llama
+        activation: Activation, else "`\"gelu\"`; llama: `\"swiglu\"`";
+        /// above 0, at most 1
+        norm_eps: f64, default 1e-5, in 1e-30..=1.0;
+        /// 1 to 1e12
+        rotary_base: f64, default 10000.0, in 1.0..=1e12;
+        /// 0 to 1; not for gpt
+        rotary_fraction: f64, else "neox 0.25, llama 1", in 0.0..=1.0;
+        rotary_scaling: RotaryScaling;
+        /// a [Hugging Face folder](huggingface.md) or a checkpoint: the model comes from it, and other keys of
+        /// `[model]` must agree with it
+        init: String, else "random weights";
+        /// 0 to 1000: standard deviation of initial weights, as Megatron's `--init-method-std`; the matrices that end
+        /// in the residual stream have `init_std` / √(2 · `layers`). No effect if weights are loaded
+        init_std: f64, default 0.02, in 0.0..=1e3;
     }
 }
 
-/// Every key, table by table.
-pub fn keys() -> Vec<Key> {
-    let mut keys = rows(CONFIGURATION);
-    for key in rows(CLUSTERS) {
-        let after = keys.iter().rposition(|other| other.table.starts_with("cluster"));
-        keys.insert(after.map_or(keys.len(), |last| last + 1), key);
-    }
-    keys
-}
-
-/// The rows of the tables of keys in a page.
-fn rows(page: &str) -> Vec<Key> {
-    let mut tables: Vec<String> = Vec::new();
-    let mut keys = Vec::new();
-    for line in page.lines() {
-        if let Some(heading) = line.strip_prefix("## ") {
-            tables = tables_under(heading);
-        }
-        let Some(row) = line.strip_prefix("| `").and_then(|row| row.strip_suffix(" |")) else { continue };
-        let cells: Vec<&str> = row.splitn(3, " | ").map(str::trim).collect();
-        let [name, default, meaning] = cells[..] else { continue };
-        keys.extend(tables.iter().map(|table| {
-            let path = format!("{table}.{}", name.trim_end_matches('`'));
-            let (table, name) = path.rsplit_once('.').expect("a table and a key");
-            Key { table: table.into(), name: name.into(), default: plain(default), meaning: plain(meaning) }
-        }));
-    }
-    // All keys of one table before those of the next.
-    let mut order: Vec<String> = Vec::new();
-    for key in &keys {
-        if !order.contains(&key.table) {
-            order.push(key.table.clone());
-        }
-    }
-    keys.sort_by_key(|key| order.iter().position(|table| *table == key.table));
-    keys
-}
-
-/// The tables of the configuration whose keys are described under a heading.
-fn tables_under(heading: &str) -> Vec<String> {
-    match heading {
-        "Keys of a device" => vec!["cluster.device".to_owned()],
-        "Keys of a level's links" => {
-            ["package", "node", "cluster"].map(|level| format!("cluster.links.{level}")).into()
-        }
-        "Emulated links" => {
-            ["package", "node", "cluster"].map(|level| format!("cluster.emulated.{level}")).into()
-        }
-        heading => heading
-            .strip_prefix('[')
-            .and_then(|heading| heading.strip_suffix(']'))
-            .map(str::to_owned)
-            .into_iter()
-            .collect(),
+table! {
+    RawBatch in "batch" {
+        /// tokens of a sample; the model is a preset, or the folder of `model.init`, whose longest sample it is.
+        /// Required unless one of them gives it
+        sequence: usize, else "that of the model", in 1..=1 << 20;
+        /// samples of a micro-batch
+        micro: usize, default 1, in 1..=1 << 20;
+        /// samples of a step over all replicas: a multiple of `micro` · dp
+        global: usize, else "`micro` · dp";
     }
 }
 
-/// Markdown without its marks: `` `code` ``, `**bold**`, `[text](address)`.
-fn plain(markdown: &str) -> String {
-    let text = markdown.replace("**", "").replace('`', "");
-    let mut parts = text.split("](");
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        // `out` ends with `[text`, and the part begins with `address)`.
-        match (out.rfind('['), part.split_once(')')) {
-            (Some(open), Some((_, rest))) => {
-                out.remove(open);
-                out.push_str(rest);
-            }
-            _ => out.push_str(part),
-        }
+table! {
+    RawParallel in "parallel" {
+        /// a divisor of `heads`, `kv_heads` and `ffn`
+        tp: usize, default 1, in 1..=MAX_RANKS;
+        /// at most `layers`
+        pp: usize, default 1, in 1..=MAX_RANKS;
+        /// a number; `"auto"` fills `cluster.nodes` if that is given, and is 1 otherwise
+        dp: Replicas, default Replicas::Auto;
+        /// `"gpipe"`, `"1f1b"`, `"interleaved"`, `"zero-bubble"`: see [schedules](schedules.md)
+        schedule: ScheduleKind, default ScheduleKind::OneForwardOneBackward;
+        /// chunks per stage; more than 1 only for interleaved
+        virtual_stages: usize, else "2 for interleaved, else 1";
+        /// a list with the layers of each of the pp · `virtual_stages` chunks
+        layers_per_stage: Vec<usize>, else "as even as possible; the first chunks have one more";
+        /// needs `micro` · `sequence` to be a multiple of tp; has no effect if tp is 1
+        sequence_parallel: bool, default false;
+        /// how many block computations ahead sharded weights are gathered
+        prefetch: usize, default 1, in 0..=1 << 14;
+        /// whether transfers start as early and are waited for as late as possible
+        overlap: bool, default true;
+        /// whether tensor-parallel products are cut into chunks of rows, whose transfers run beside the next product:
+        /// see [overlap](overlap.md); has no effect if tp is 1
+        overlap_tp: bool, default false;
     }
-    out
 }
 
-#[cfg(test)]
-mod tests {
-    use serde::Deserialize;
-
-    use super::*;
-    use crate::config::deserialize::{Node, Problem};
-    use crate::config::raw::RawConfig;
-
-    /// The keys that the configuration accepts under a path, from the error for a key that does not exist.
-    fn accepted(path: &[&str]) -> Vec<String> {
-        let inner = Value::Table(Table::from_iter([("no such key".to_owned(), Value::Integer(0))]));
-        let wrap = |inner, key: &&str| Value::Table(Table::from_iter([((*key).to_owned(), inner)]));
-        match RawConfig::deserialize(Node(path.iter().rev().fold(inner, wrap))) {
-            Err(Problem::UnknownKey { known }) => {
-                known.iter().flat_map(|key| accepted(&[path, &[*key]].concat())).collect()
-            }
-            _ => vec![path.join(".")],
-        }
+table! {
+    RawSharding in "sharding" {
+        /// `"mics"`, `"zero++"`, `"three-level"`: a known [placement](partitioning.md), instead of `zero`; `"zero++"`
+        /// and `"three-level"` quantise
+        preset: ShardPreset, else "none";
+        /// what is sharded over all replicas: 0 nothing, 1 states, 2 also gradients, 3 also weights
+        zero: usize, default 0, in 0..=3;
+        /// `"none"`, `"package"`, `"node"`, `"cluster"`: the level to shard weights over; not over more replicas than
+        /// gradients
+        weights: ShardLevel, else "what `preset` or `zero` means";
+        /// `"none"`, `"package"`, `"node"`, `"cluster"`: the level to shard gradients over; not over more replicas than
+        /// states
+        gradients: ShardLevel, else "what `preset` or `zero` means";
+        /// `"none"`, `"package"`, `"node"`, `"cluster"`: the level to shard optimizer states over
+        states: ShardLevel, else "what `preset` or `zero` means";
+        /// `"step"` gathers sharded weights once a step and keeps them
+        gather: When, default When::MicroBatch;
+        /// `"micro-batch"` needs sharded gradients
+        reduce: When, else "`\"micro-batch\"` if gradients are sharded, else `\"step\"`";
+        /// `"none"`, `"int8"`: how gathered weights [travel](quantisation.md). Gathers from a secondary shard are in
+        /// the compute type
+        quantize_weights: Quantize, else "`\"int8\"` with the presets `\"zero++\"` and `\"three-level\"`, else `\"none\"`";
+        /// `"none"`, `"int8"`: how updated weights travel after the optimizer's step
+        quantize_refresh: Quantize, else "`quantize_weights` if that key is given, else `\"none\"`";
+        /// `"none"`, `"int8"`, `"int4"`: how gradients travel to the owners of their states
+        quantize_gradients: Quantize, else "`\"int4\"` with the presets `\"zero++\"` and `\"three-level\"`, else `\"none\"`";
+        /// a power of two from 32 to 4096: quantised numbers that share a scale. Shards are whole blocks
+        quantize_block: usize, default 256, in 32..=4096;
+        /// `"none"`, `"package"`, `"node"`, `"cluster"`: the level of a secondary shard of the weights, which later
+        /// gathers of a step start from; needs sharded weights
+        secondary: ShardLevel, else "what `preset` means, else `\"none\"`";
+        /// `"ring"`: one ring over all replicas that share a tensor; `"hierarchical"`: level by level; `"auto"`: the
+        /// faster one by the bandwidth of the links
+        collectives: Collectives, default Collectives::Auto;
     }
+}
 
-    #[test]
-    fn every_key_that_is_accepted_is_described_and_no_other() {
-        let mut described: Vec<String> = keys().iter().map(Key::path).collect();
-        let mut accepted = accepted(&[]);
-        described.sort();
-        accepted.sort();
-        assert_eq!(described, accepted);
+table! {
+    RawPrecision in "precision" {
+        /// `"fp32"`, `"bf16"`, `"fp16"`: weights and activations. In 16 bits there are fp32 master weights
+        compute: Compute, default Compute::Fp32;
+        /// `"fp32"`, `"compute"`
+        gradients: GradientType, default GradientType::Fp32;
+        /// `"fp32"`, `"bf16"`: Adam's moments
+        states: Compute, default Compute::Fp32;
+        /// a number, or `"dynamic"`; only fp16 uses it
+        loss_scale: LossScale, default LossScale::Dynamic;
     }
+}
 
-    #[test]
-    fn a_row_is_read_as_plain_text() {
-        let key = keys().into_iter().find(|key| key.path() == "parallel.schedule").unwrap();
-        assert_eq!(key.default, "\"1f1b\"");
-        assert_eq!(key.meaning, "\"gpipe\", \"1f1b\", \"interleaved\", \"zero-bubble\": see schedules");
-        assert_eq!(key.default_value(), Some(Value::String("1f1b".into())));
-        assert_eq!(plain("a [b](c.md) and `d` [e](f) **g**"), "a b and d e g");
+table! {
+    RawMemory in "memory" {
+        /// `"none"`, `"selective"`, `"full"`: see [memory](memory.md)
+        recompute: Recompute, default Recompute::None;
+        /// `"flash"`; `"plain"` keeps the probabilities
+        attention: AttentionKind, default AttentionKind::Flash;
     }
+}
 
-    #[test]
-    fn every_default_that_is_a_value_is_accepted() {
-        for key in keys() {
-            if let Some(value) = key.default_value() {
-                let source = crate::config::ConfigSource::text(format!("{} = {value}", key.path()));
-                let given = source.init_folder();
-                assert!(given.is_ok(), "{}: {given:?}", key.path());
-            }
-        }
+table! {
+    RawOptimizer in "optimizer" {
+        /// `"adamw"`
+        name: OptimizerName, else "`\"adamw\"`";
+        /// above 0
+        lr: f64, default 3e-4, in 1e-30..=1e6;
+        /// 0 to `lr`
+        min_lr: f64, else "`lr` / 10", in 0.0..=1e6;
+        /// steps of linear warm-up; the last of them has `lr`. `plan` and `train` print a note if the run is shorter
+        warmup: u64, default 0, in 0..=MAX_STEPS;
+        /// `"cosine"`, `"linear"`, `"constant"`, `"inverse-sqrt"`, `"wsd"`: the learning rate after the warm-up
+        schedule: RateSchedule, default RateSchedule::Cosine;
+        /// at least 1: steps in which the rate falls from `lr` to `min_lr`; not for constant and inverse-sqrt
+        decay_steps: u64, else "to the end of the run; wsd: a tenth of `run.steps`", in 1..=MAX_STEPS;
+        /// two numbers from 0 to below 1
+        betas: Vec<f64>, default vec![0.9, 0.95];
+        /// above 0, at most 1
+        eps: f64, default 1e-8, in 1e-30..=1.0;
+        /// 0 or above; not applied to norms and biases
+        weight_decay: f64, default 0.1, in 0.0..=1e6;
+        /// largest gradient norm; 0 for no clipping
+        clip: f64, default 1.0;
+    }
+}
+
+table! {
+    RawData in "data" {
+        /// `"demo"`: stories in a generated language with a known entropy, so that a loss can be compared with the best
+        /// possible one. Or the prefix of token files (`kintsugi prepare` makes them), or a list of `{ path = "prefix",
+        /// weight = 1.0 }`: see [data](data.md)
+        source: Sources, else "`\"demo\"`";
+        /// the tokenizer of the token files: a `tokenizer.json`, a folder, or `"bytes"`; only for files. Its vocabulary
+        /// must fit into `model.vocab`
+        tokenizer: String, else "none";
+        /// true allows different tokenizers in `model.init`, the files and `tokenizer`; otherwise the run is refused
+        allow_other_tokenizer: bool, default false;
+        /// the token that ends every document. `generate` stops at it, and an export names it as `eos_token_id`; only
+        /// for files
+        end_of_document: u32, else "from the files";
+        /// token files for validation, in the form of `source`; only for files. All of `source` is then for training.
+        /// `[]` is none
+        validation: Sources, else "none";
+        /// 0 to 0.5: the share of tokens at the end of every file that is for validation; without it the documents that
+        /// `prepare` has drawn, or 0.01 if it has drawn none; only for files, and not together with `validation`
+        split: f64, else "none";
+        /// true: a token attends only to tokens of its own document, as in the `.idx`; only for files. See
+        /// [data](data.md#documents)
+        mask_documents: bool, default false;
+    }
+}
+
+table! {
+    RawCluster in "cluster" {
+        /// `"local"` (as many ranks as the layout has, in one node), `"frontier"`, `"v100"`, `"a100"`, `"h100"`,
+        /// `"h200"`, `"b200"`
+        preset: String, else "`\"local\"`";
+        /// a file with a `[cluster]` table that overrides the preset: your own cluster, or what `calibrate` measured.
+        /// `--profile` does the same. See [clusters](clusters.md)
+        profile: String, else "none";
+        /// nodes to use; the mesh must fit. A note says if it leaves ranks idle. Needs `per_node`
+        nodes: usize, else "the preset's", in 1..=1 << 20;
+        /// ranks that share a package
+        per_package: usize, default 1, in 1..=1 << 10;
+        /// ranks that share a node
+        per_node: usize, else "all ranks", in 1..=1 << 10;
+        /// cores of a node that its ranks share, if ranks are threads, or of the one machine that runs all nodes if
+        /// links between them are emulated; `calibrate` writes it
+        cores: usize, else "none", in 1..=1 << 16;
+        /// price of one rank for one hour
+        price: f64, else "none", in 0.0..=1e9;
+        device: DeviceSpec;
+        links: RawLinks;
+        /// the wires inside a node of up to 16 ranks: a list of `{ a, b, bandwidth }`
+        graph: Vec<Wire>, else "the preset's";
+        emulated: RawEmulatedLinks;
+    }
+}
+
+table! {
+    RawLinks in "cluster.links" {
+        package: RawLink;
+        node: RawLink;
+        cluster: RawLink;
+    }
+}
+
+table! {
+    RawLink in "cluster.links" {
+        /// bytes/s
+        bandwidth: f64, else "20 GB/s in a node, 10 GB/s between";
+        /// seconds from one rank to the next
+        latency: f64, else "2 µs, 8 µs";
+        /// of `cluster` only: seconds of a hop inside a node, in a ring that leaves the node. The host posts a network
+        /// operation for every hop of such a ring
+        inner_latency: f64, else "the node's `latency`";
+        /// share that a long transfer reaches
+        efficiency: f64, else "0.8";
+        /// seconds to begin a transfer
+        start: f64, else "10 µs, 20 µs";
+        short: ShortSpec;
+        /// the number of rings that the library lays over the wires of `graph`, at most
+        rings: usize, else "1";
+    }
+}
+
+table! {
+    RawEmulatedLinks in "cluster.emulated" {
+        package: RawEmulatedLink;
+        node: RawEmulatedLink;
+        cluster: RawEmulatedLink;
+    }
+}
+
+table! {
+    RawEmulatedLink in "cluster.emulated" {
+        /// bytes/s in one direction, for one rank
+        bandwidth: f64, else "unlimited";
+        /// seconds from one rank to the next; the link is free for the next transfer meanwhile
+        latency: f64, else "0";
+    }
+}
+
+table! {
+    RawRun in "run" {
+        /// optimizer steps. With 0 nothing is trained, and the checkpoint has the initial weights
+        steps: u64, default 100, in 0..=MAX_STEPS;
+        /// seed of weights and data
+        seed: u64, default 1;
+        /// folder for `metrics.jsonl` and `summary.json`
+        out: String, default "out".to_owned();
+        /// true continues from the newest whole checkpoint in `out`; a path continues from that checkpoint, or, as
+        /// `"out/best"`, from the best one of a run. The same as `--resume`
+        resume: Resume, else "false";
+        /// steps between [checkpoints](checkpoints.md); with 0 only one at the end
+        checkpoint_every: u64, default 0;
+        /// how many checkpoints are kept, the newest; with 0 none is saved
+        keep: u64, default 2;
+        /// how many checkpoints are kept besides the newest: those with the lowest validation loss. Unless it is 0, a
+        /// checkpoint is saved after every evaluation: see [the best checkpoints](checkpoints.md#the-best-checkpoints)
+        keep_best: u64, default 0;
+        /// at least 1: steps between lines with loss, gradient norm, rate, speed and time left. On a terminal a
+        /// progress bar shows them, and lines appear only if this is given
+        log_every: u64, else "every 10 steps or 30 seconds, whichever comes first", in 1..=MAX_STEPS;
+        /// `["tensorboard"]`: event files for TensorBoard in `out/tensorboard`, beside `metrics.jsonl`. See
+        /// [report](report.md#tensorboard-and-weights--biases)
+        log: Vec<LogFormat>, default Vec::new();
+        /// steps between evaluations; 0 for none
+        eval_every: u64, default 0;
+        /// tokens of the validation split that an evaluation reads, rounded up to whole samples of every source; the
+        /// whole split if it has fewer. The demo sets 8192
+        eval_tokens: u64, default 65536, in 1..=1 << 50;
+        /// at least 1: how many consecutive steps may be skipped because gradients are not finite
+        max_skipped: u64, default 20, in 1..=MAX_STEPS;
+        /// at least 1: seconds that a rank waits for another before the run fails. The time in which the program is
+        /// stopped (`SIGSTOP`, Ctrl-Z) does not count
+        communication_timeout: u64, default 600, in 1..=MAX_SECONDS;
+        /// the same seed and layout give the same bits. The CPU always does this; on a GPU it costs time and memory:
+        /// see [the CUDA backend](cuda.md#what-is-deterministic)
+        deterministic: bool, else "true on the CPU, false on GPUs";
+        /// on `"cuda"` with one rank, a step that repeats is captured as a CUDA graph and replayed; false enqueues
+        /// every kernel of every step. The same kernels run either way: see [the CUDA
+        /// backend](cuda.md#one-launch-per-step)
+        graph: bool, default true;
+        /// `"cpu"`; `"cuda"`: an NVIDIA GPU, the first one if ranks are threads, which all of them share; `"auto"`: see
+        /// [the device of a run](#the-device-of-a-run)
+        device: DeviceName, default DeviceName::Auto;
+        /// `"threads"`: the ranks are threads of one process; `"mpi"`: every rank is a process; `"nccl"`: every rank is
+        /// a process with a GPU, not with `device = "cpu"`; `"auto"`: if a launcher started several processes, `"nccl"`
+        /// if each has a GPU of its own and NCCL is there, else `"mpi"`; `"threads"` otherwise
+        /// ([transports](transports.md))
+        transport: Transport, default Transport::Auto;
+        /// from 1 to 64, 4 without it: channels of every communicator of NCCL. Each keeps one block of the GPU busy
+        /// during a transfer and has buffers of its own. More are faster on NVLink and hold more memory
+        nccl_channels: u64, else "none", in 1..=64;
+        /// from 64 KiB to 1 GiB, in bytes; 1 MiB without it: the buffer of a channel for each neighbour
+        /// (`NCCL_BUFFSIZE`). A variable of that name in the environment has priority
+        nccl_buffer: u64, else "none", in 64 << 10..=1 << 30;
     }
 }

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 
 use super::deserialize::{Node, Problem};
 use super::error::{ConfigError, either, invalid};
-use super::raw::RawConfig;
+use super::keys::RawConfig;
 use super::source::{Change, ConfigSource, NamedText};
 use super::{cluster, demo, unavailable};
 

@@ -3,12 +3,9 @@
 use kintsugi_spec::ClusterSpec;
 
 use super::error::{ConfigError, invalid, within};
-use super::raw::RawParallel;
+use super::keys::{MAX_RANKS, RawParallel};
 use super::words::Replicas;
 use crate::{Axis, Batch, Mesh};
-
-/// An upper bound that keeps products of sizes from overflowing; no machine has more ranks.
-const MOST: usize = 1 << 20;
 
 /// The mesh. `asked` is the number of nodes that the user requests. If it is given, `dp = "auto"` fills these nodes;
 /// otherwise `dp = "auto"` is 1.
@@ -17,10 +14,10 @@ pub(super) fn resolve(
     cluster: &ClusterSpec,
     asked: Option<usize>,
 ) -> Result<Mesh, ConfigError> {
-    let tp = within("parallel.tp", raw.tp.unwrap_or(1), 1..=MOST)?;
-    let pp = within("parallel.pp", raw.pp.unwrap_or(1), 1..=MOST)?;
-    let dp = match raw.dp.unwrap_or(Replicas::Auto) {
-        Replicas::Count(dp) => within("parallel.dp", dp, 1..=MOST)?,
+    let tp = raw.tp()?;
+    let pp = raw.pp()?;
+    let dp = match raw.dp() {
+        Replicas::Count(dp) => within("parallel.dp", dp, 1..=MAX_RANKS)?,
         Replicas::Auto => match (asked, cluster.topology.per_node) {
             (Some(nodes), Some(per_node)) => replicas(tp, pp, nodes, per_node)?,
             _ => 1,
@@ -29,7 +26,7 @@ pub(super) fn resolve(
     let mesh = Mesh::ONE.with(Axis::Pipeline, pp).with(Axis::Data, dp).with(Axis::Tensor, tp);
     let (available, of) = match (cluster.nodes, cluster.topology.per_node) {
         (Some(nodes), Some(per_node)) => (nodes * per_node, format!("cluster.nodes = {nodes}")),
-        _ => (MOST, "any cluster".to_owned()),
+        _ => (MAX_RANKS, "any cluster".to_owned()),
     };
     if mesh.ranks() > available {
         let rule = format!("ranks, more than the {available} of {of}");

@@ -6,39 +6,37 @@
 
 mod chosen;
 mod cluster;
-mod data;
+mod declare;
 mod demo;
 mod deserialize;
-mod error;
+pub(crate) mod error;
 mod framework;
 mod init;
-mod keys;
+mod key_list;
+pub(crate) mod keys;
 mod layers;
 mod mesh;
 mod model;
-mod pipeline;
 mod quantized;
-mod raw;
 mod resolved;
 mod sharding;
 mod source;
 mod strategy;
-mod training;
 mod unavailable;
-mod words;
+pub(crate) mod words;
 mod write;
 
-pub use data::DEMO_VOCAB;
 pub use error::ConfigError;
-pub use keys::{Key, keys};
+pub use key_list::{Key, keys};
 pub use resolved::ResolvedValue;
 pub use source::{ConfigSource, ProfilePlace, VocabSource};
 pub use strategy::{ShardingChoice, Strategy};
 
-use crate::{Batch, Plan};
-use error::{ConfigError as Error, invalid, within};
+use crate::data::resolve as data;
+use crate::{Batch, MemoryOptions, Optimizer, Pipeline, Plan, Precision, Run};
+use error::invalid;
+use keys::{RawParallel, RawSharding};
 use layers::Layers;
-use raw::{RawBatch, RawParallel, RawSharding};
 use words::Replicas;
 
 /// The base of a search: the plan on a single rank, and the number of ranks of the strategies.
@@ -51,15 +49,18 @@ fn search_base(mut layers: Layers) -> Result<(Plan, usize), ConfigError> {
     };
     if raw.batch.global.is_none() {
         let hint = "give the samples of one step: strategies are compared at the same batch".to_owned();
-        return Err(Error::Missing { field: "batch.global", hint });
+        return Err(ConfigError::Missing { field: "batch.global", hint });
     }
     raw.batch.micro = Some(1);
     raw.parallel = RawParallel {
+        tp: None,
+        pp: None,
         dp: Some(Replicas::Count(1)),
-        prefetch: raw.parallel.prefetch,
-        overlap: raw.parallel.overlap,
-        overlap_tp: raw.parallel.overlap_tp,
-        ..RawParallel::default()
+        schedule: None,
+        virtual_stages: None,
+        layers_per_stage: None,
+        sequence_parallel: None,
+        ..raw.parallel.clone()
     };
     raw.sharding = RawSharding::default();
     Ok((plan(&layers)?, ranks))
@@ -71,19 +72,19 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     let mesh = mesh::resolve(&raw.parallel, &cluster, layers.given.cluster.nodes)?;
     // A missing model is reported first, and a missing sequence right after it.
     let model = model::resolve(&raw.model, raw.batch.sequence.unwrap_or_default())?;
-    let batch = batch(&raw.batch, mesh.dp())?;
+    let batch = Batch::resolve(&raw.batch, mesh.dp())?;
     model::check_split(&model, mesh.tp())?;
     let framework = framework::resolve(&raw.framework)?;
     Ok(Plan {
-        pipeline: pipeline::resolve(&raw.parallel, mesh, model.layers, batch)?,
+        pipeline: Pipeline::resolve(&raw.parallel, mesh, model.layers, batch)?,
         sequence_parallel: sequence_parallel(&raw.parallel, mesh.tp(), batch)?,
-        overlap_tp: raw.parallel.overlap_tp.unwrap_or(false),
+        overlap_tp: raw.parallel.overlap_tp(),
         sharding: sharding::resolve(&raw.sharding, mesh, &cluster, &framework)?,
-        precision: training::precision(&raw.precision)?,
-        memory: training::memory(&raw.memory),
-        optimizer: training::optimizer(&raw.optimizer)?,
-        data: data::resolve(&raw.data, model.vocab)?,
-        run: training::run(&raw.run, cluster.device.kind)?,
+        precision: Precision::resolve(&raw.precision)?,
+        memory: MemoryOptions::resolve(&raw.memory),
+        optimizer: Optimizer::resolve(&raw.optimizer)?,
+        data: data(&raw.data, model.vocab)?,
+        run: Run::resolve(&raw.run, cluster.device.kind)?,
         framework,
         init: raw.model.init.as_ref().map(Into::into),
         model,
@@ -93,29 +94,8 @@ fn plan(layers: &Layers) -> Result<Plan, ConfigError> {
     })
 }
 
-fn batch(raw: &RawBatch, dp: usize) -> Result<Batch, Error> {
-    let sequence = raw.sequence.ok_or_else(|| Error::Missing {
-        field: "batch.sequence",
-        hint: "give the tokens of one sample, or a model.preset".to_owned(),
-    })?;
-    let sequence = within("batch.sequence", sequence, 1..=1 << 20)?;
-    let micro = within("batch.micro", raw.micro.unwrap_or(1), 1..=1 << 20)?;
-    within("batch.micro · batch.sequence", micro * sequence, 1..=1 << 26)?;
-    let per_pass = micro * dp;
-    let global = within("batch.global", raw.global.unwrap_or(per_pass), 1..=1 << 32)?;
-    if !global.is_multiple_of(per_pass) {
-        let below = global - global % per_pass;
-        let nearest =
-            if below == 0 { per_pass.to_string() } else { format!("{below} or {}", below + per_pass) };
-        let rule = format!("is not a multiple of batch.micro · dp = {micro} · {dp}; use {nearest}");
-        return Err(invalid("batch.global", global, rule));
-    }
-    within("batch.global / (batch.micro · dp)", global / per_pass, 1..=1 << 20)?;
-    Ok(Batch { sequence, micro, global })
-}
-
-fn sequence_parallel(raw: &RawParallel, tp: usize, batch: Batch) -> Result<bool, Error> {
-    let wanted = raw.sequence_parallel.unwrap_or(false) && tp > 1;
+fn sequence_parallel(raw: &RawParallel, tp: usize, batch: Batch) -> Result<bool, ConfigError> {
+    let wanted = raw.sequence_parallel() && tp > 1;
     let rows = batch.micro * batch.sequence;
     if wanted && !rows.is_multiple_of(tp) {
         let rule = format!(

@@ -1,38 +1,37 @@
 //! The model of a configuration: the family supplies defaults, then the shape is checked.
 
-use kintsugi_spec::{Activation, DEFAULT_INIT_STD, Family, ModelSpec, RotaryScaling};
+use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling};
 
 use super::error::{ConfigError, between, either, invalid, within};
-use super::raw::RawModel;
+use super::keys::RawModel;
 use crate::divisors;
 
 /// The model. It supports samples of `sequence` tokens, or longer ones if requested.
 pub(super) fn resolve(raw: &RawModel, sequence: usize) -> Result<ModelSpec, ConfigError> {
-    let family = raw.family.unwrap_or(Family::Gpt);
-    // The bounds are larger than any model and keep products of sizes from overflowing.
-    let layers = within("model.layers", required("model.layers", raw.layers)?, 1..=1 << 14)?;
-    let hidden = within("model.hidden", required("model.hidden", raw.hidden)?, 1..=1 << 20)?;
-    let heads = within("model.heads", required("model.heads", raw.heads)?, 1..=1 << 12)?;
+    let family = raw.family();
+    let layers = required("model.layers", raw.layers()?)?;
+    let hidden = required("model.hidden", raw.hidden()?)?;
+    let heads = required("model.heads", raw.heads()?)?;
     let model = ModelSpec {
         name: raw.preset.clone().unwrap_or_else(|| "custom".to_owned()),
         family,
         layers,
         hidden,
         heads,
-        kv_heads: within("model.kv_heads", raw.kv_heads.unwrap_or(heads), 1..=1 << 12)?,
+        kv_heads: raw.kv_heads()?.unwrap_or(heads),
         head_dim: head_dim(raw.head_dim, hidden, heads)?,
         ffn: within("model.ffn", raw.ffn.unwrap_or_else(|| default_ffn(family, hidden)), 1..=1 << 22)?,
-        vocab: within("model.vocab", required("model.vocab", raw.vocab)?, 2..=1 << 24)?,
-        vocab_multiple: within("model.vocab_multiple", raw.vocab_multiple.unwrap_or(1), 1..=1 << 20)?,
-        positions: positions(raw.positions, family, sequence)?,
+        vocab: required("model.vocab", raw.vocab()?)?,
+        vocab_multiple: raw.vocab_multiple()?,
+        positions: positions(raw.positions()?, family, sequence)?,
         tied: raw.tied.unwrap_or(family == Family::Gpt),
         parallel_residual: parallel_residual(raw.parallel_residual, family)?,
         activation: activation(raw.activation, family)?,
-        norm_eps: between("model.norm_eps", raw.norm_eps.unwrap_or(1e-5), 1e-30..=1.0)?,
-        rotary_base: between("model.rotary_base", raw.rotary_base.unwrap_or(10000.0), 1.0..=1e12)?,
-        rotary_fraction: rotary_fraction(raw.rotary_fraction, family)?,
+        norm_eps: raw.norm_eps()?,
+        rotary_base: raw.rotary_base()?,
+        rotary_fraction: rotary_fraction(raw, family)?,
         rotary_scaling: raw.rotary_scaling.map(|scaling| rotary_scaling(scaling, family)).transpose()?,
-        init_std: between("model.init_std", raw.init_std.unwrap_or(DEFAULT_INIT_STD), 0.0..=1e3)?,
+        init_std: raw.init_std()?,
     };
     check_shape(&model)?;
     Ok(model)
@@ -92,7 +91,7 @@ fn default_ffn(family: Family, hidden: usize) -> usize {
 
 /// Learned positions cannot be exceeded. For other models the number is only information.
 fn positions(raw: Option<usize>, family: Family, sequence: usize) -> Result<usize, ConfigError> {
-    let positions = within("model.positions", raw.unwrap_or(sequence.max(1)), 1..=1 << 24)?;
+    let positions = raw.unwrap_or(sequence.max(1));
     if family == Family::Gpt && sequence > positions {
         let rule =
             format!("is less than batch.sequence = {sequence}, and learned positions cannot be exceeded");
@@ -121,18 +120,17 @@ fn activation(raw: Option<Activation>, family: Family) -> Result<Activation, Con
     }
 }
 
-fn rotary_fraction(raw: Option<f64>, family: Family) -> Result<f64, ConfigError> {
+fn rotary_fraction(raw: &RawModel, family: Family) -> Result<f64, ConfigError> {
     let usual = match family {
         Family::Gpt => 0.0,
         Family::Neox => 0.25,
         Family::Llama => 1.0,
     };
-    let fraction = raw.unwrap_or(usual);
-    if family == Family::Gpt && fraction != 0.0 {
+    if let (Family::Gpt, Some(fraction)) = (family, raw.rotary_fraction.filter(|&given| given != 0.0)) {
         let rule = "has no meaning for model.family = \"gpt\", whose positions are learned; leave it out";
         return Err(invalid("model.rotary_fraction", fraction, rule));
     }
-    between("model.rotary_fraction", fraction, 0.0..=1.0)
+    Ok(raw.rotary_fraction()?.unwrap_or(usual))
 }
 
 fn check_shape(model: &ModelSpec) -> Result<(), ConfigError> {

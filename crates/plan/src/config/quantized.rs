@@ -1,7 +1,7 @@
 //! Which transfers of sharded tensors carry codes: what a preset or the keys ask for, and what that means on a mesh.
 
-use super::error::{ConfigError, invalid, within};
-use super::raw::RawSharding;
+use super::error::{ConfigError, invalid};
+use super::keys::RawSharding;
 use super::words::{Quantize, ShardPreset};
 use crate::{Codes, Integer, Quantized, Sharding};
 
@@ -36,8 +36,7 @@ pub(super) fn resolve(
     sharding: [usize; 2],
     levels_given: [bool; 2],
 ) -> Result<Quantized, ConfigError> {
-    let block =
-        within("sharding.quantize_block", raw.quantize_block.unwrap_or(Codes::DEFAULT_BLOCK), 32..=4096)?;
+    let block = raw.quantize_block()?;
     if !block.is_power_of_two() {
         return Err(invalid("sharding.quantize_block", block, "is no power of two"));
     }

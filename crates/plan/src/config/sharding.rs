@@ -2,9 +2,9 @@
 
 use kintsugi_spec::{ClusterSpec, FrameworkSpec, Level, Span, Topology};
 
-use super::error::{ConfigError, invalid, within};
+use super::error::{ConfigError, invalid};
+use super::keys::RawSharding;
 use super::quantized;
-use super::raw::RawSharding;
 use super::words::{Collectives, ShardLevel, ShardPreset};
 use crate::{MAX_PARTS, Mesh, Part, Sharding, When};
 
@@ -15,8 +15,7 @@ pub(super) fn resolve(
     cluster: &ClusterSpec,
     framework: &FrameworkSpec,
 ) -> Result<Sharding, ConfigError> {
-    within("sharding.zero", raw.zero.unwrap_or(0), 0..=3)?;
-    let wanted = Levels::of(raw);
+    let wanted = Levels::of(raw, raw.zero()?);
     let size = |field, level| shards(field, level, mesh, cluster.topology);
     let [weights, gradients, states] = [
         size("sharding.weights", wanted.weights)?,
@@ -24,7 +23,7 @@ pub(super) fn resolve(
         size("sharding.states", wanted.states)?,
     ];
     check_nested(&wanted, [weights, gradients, states])?;
-    let gather = raw.gather.unwrap_or(When::MicroBatch);
+    let gather = raw.gather();
     let secondary = size("sharding.secondary", wanted.secondary)?;
     if wanted.secondary != ShardLevel::None && wanted.weights == ShardLevel::None {
         return Err(invalid("sharding.secondary", wanted.secondary, "needs sharding.weights to be sharded"));
@@ -32,7 +31,7 @@ pub(super) fn resolve(
     // A secondary shard is read from the second gather of a step on, and is larger than the shard that it is gathered from.
     let useful = secondary < weights && gather == When::MicroBatch;
     let secondary = if useful { secondary } else { 1 };
-    let hierarchical = match raw.collectives.unwrap_or(Collectives::Auto) {
+    let hierarchical = match raw.collectives() {
         Collectives::Ring => false,
         Collectives::Hierarchical => true,
         // A framework's profile describes runs that were made with rings.
@@ -64,7 +63,7 @@ pub(super) fn notes(raw: &RawSharding, sharding: &Sharding, mesh: Mesh) -> Vec<S
         1 => "there is one replica, parallel.dp = 1".to_owned(),
         _ => format!("parallel.tp = {} leaves no two replicas inside one {}", mesh.tp(), level.name()),
     };
-    let wanted = Levels::of(raw);
+    let wanted = Levels::of(raw, raw.zero.unwrap_or_default());
     let asked = [
         ("weights", wanted.weights, sharding.weights),
         ("gradients", wanted.gradients, sharding.gradients),
@@ -104,14 +103,14 @@ struct Levels {
 
 impl Levels {
     /// The levels as given, or from the preset, or from the ZeRO stage.
-    fn of(raw: &RawSharding) -> Self {
+    fn of(raw: &RawSharding, zero: usize) -> Self {
         use ShardLevel::{Cluster, Node, None, Package};
-        let zero = |from: usize| if raw.zero.unwrap_or(0) >= from { Cluster } else { None };
+        let stage = |from: usize| if zero >= from { Cluster } else { None };
         let [weights, gradients, states, secondary] = match raw.preset {
             Some(ShardPreset::Mics) => [Node, Node, Node, None],
             Some(ShardPreset::ZeroPlusPlus) => [Cluster, Cluster, Cluster, Node],
             Some(ShardPreset::ThreeLevel) => [Package, Node, Cluster, None],
-            Option::None => [zero(3), zero(2), zero(1), None],
+            Option::None => [stage(3), stage(2), stage(1), None],
         };
         Levels {
             weights: raw.weights.unwrap_or(weights),

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use super::demo::{self, DEMO};
 use super::error::ConfigError;
+use super::keys::RawConfig;
 use super::layers::{self, Layers};
-use super::raw::RawConfig;
-use super::{cluster, mesh, plan, search_base, sharding, training};
-use crate::Plan;
+use super::{cluster, mesh, plan, search_base, sharding};
+use crate::{DeviceKind, Plan};
 
 /// A configuration that is not checked yet: the text of a file and the changes to it, which apply in the order in which
 /// they were added.
@@ -140,7 +140,7 @@ impl ConfigSource {
 
     /// Whether the configuration leaves the device to be chosen (`run.device = "auto"`).
     pub fn is_device_auto(&self) -> Result<bool, ConfigError> {
-        Ok(training::given_device(&Layers::read_without_profile(self)?.merged.run).is_none())
+        Ok(DeviceKind::given(&Layers::read_without_profile(self)?.merged.run).is_none())
     }
 
     /// Resolves the configuration to a plan. `run.device = "auto"` is the kind of device that the cluster describes; a command
@@ -170,8 +170,8 @@ impl ConfigSource {
         let asked = layers.given.cluster.nodes.filter(|&nodes| preset != Some(nodes));
         notes.extend(mesh::note(plan.mesh, plan.batch, &plan.cluster, asked));
         notes.extend(mesh::default_note(&layers.merged.parallel, &plan.cluster, layers.given.cluster.nodes));
-        notes.extend(training::note(&plan.optimizer, &plan.run));
-        notes.extend(training::keep_best_note(&plan.run));
+        notes.extend(plan.optimizer.note(&plan.run));
+        notes.extend(plan.run.keep_best_note());
         Ok(notes)
     }
 

@@ -5,10 +5,14 @@
 use kintsugi_spec::Level;
 
 use super::error::ConfigError;
-use super::raw::{RawBatch, RawMemory, RawParallel, RawSharding};
+use super::keys::{RawBatch, RawParallel, RawSharding};
 use super::words::{Replicas, ShardLevel};
-use super::{batch, mesh, model, pipeline, quantized, sequence_parallel, sharding, training};
-use crate::{Mesh, Plan, Quantized, Recompute, ScheduleKind, Sharding, When};
+use super::{mesh, model, quantized, sequence_parallel, sharding, write};
+use crate::{Batch, MemoryOptions, Mesh, Pipeline, Plan, Quantized, Recompute, ScheduleKind, Sharding, When};
+
+/// The keys of `[parallel]` that a strategy decides.
+pub(super) const DECIDED: [&str; 7] =
+    ["tp", "pp", "dp", "schedule", "virtual_stages", "layers_per_stage", "sequence_parallel"];
 
 /// How a model is run: one point of the search space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,25 +89,21 @@ impl Plan {
             virtual_stages: Some(strategy.virtual_stages),
             layers_per_stage: strategy.last_layers.map(|last| lighter_end(layers, chunks, last)),
             sequence_parallel: Some(strategy.sequence_parallel),
-            prefetch: Some(self.pipeline.prefetch),
-            overlap: Some(self.pipeline.overlap),
-            overlap_tp: Some(self.overlap_tp),
+            ..write::parallel(self)
         };
         let raw_batch = RawBatch {
             sequence: Some(self.batch.sequence),
             micro: Some(strategy.micro),
             global: Some(self.batch.global),
         };
-        let memory =
-            RawMemory { recompute: Some(strategy.recompute), attention: Some(self.memory.attention) };
         let mesh = mesh::resolve(&parallel, &self.cluster, None)?;
-        let batch = batch(&raw_batch, mesh.dp())?;
+        let batch = Batch::resolve(&raw_batch, mesh.dp())?;
         model::check_split(&self.model, mesh.tp())?;
         Ok(Plan {
-            pipeline: pipeline::resolve(&parallel, mesh, self.model.layers, batch)?,
+            pipeline: Pipeline::resolve(&parallel, mesh, self.model.layers, batch)?,
             sequence_parallel: sequence_parallel(&parallel, mesh.tp(), batch)?,
             sharding: self.resolve_sharding(mesh, strategy.sharding)?,
-            memory: training::memory(&memory),
+            memory: MemoryOptions { recompute: strategy.recompute, ..self.memory },
             batch,
             mesh,
             ..self.clone()

@@ -6,18 +6,18 @@ use std::path::PathBuf;
 use kintsugi_spec::Level;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::{Codes, Integer, LossScale, Resume};
+use crate::{Codes, Integer};
 
 /// A number of replicas, or `"auto"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Replicas {
+pub(crate) enum Replicas {
     Auto,
     Count(usize),
 }
 
 /// The source of tokens: a word or a path, or several paths with weights.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Sources {
+pub(crate) enum Sources {
     One(String),
     Blend(Vec<(String, f64)>),
 }
@@ -25,7 +25,7 @@ pub(super) enum Sources {
 /// The level a tensor is sharded over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum ShardLevel {
+pub(crate) enum ShardLevel {
     None,
     Package,
     Node,
@@ -35,7 +35,7 @@ pub(super) enum ShardLevel {
 /// A known placement of weights, gradients and states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum ShardPreset {
+pub(crate) enum ShardPreset {
     /// Everything over the replicas of a node (arXiv 2205.00119).
     Mics,
     /// Everything over all replicas, and a secondary shard over those of a node (arXiv 2306.10209).
@@ -48,7 +48,7 @@ pub(super) enum ShardPreset {
 /// How a collective over several levels of links works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Collectives {
+pub(crate) enum Collectives {
     /// The faster of the two.
     Auto,
     /// As one ring over all ranks.
@@ -60,7 +60,7 @@ pub(super) enum Collectives {
 /// The type of a quantised collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Quantize {
+pub(crate) enum Quantize {
     None,
     Int8,
     Int4,
@@ -69,32 +69,22 @@ pub(super) enum Quantize {
 /// The optimizers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum OptimizerName {
+pub(crate) enum OptimizerName {
     Adamw,
 }
 
 /// The known devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum DeviceName {
+pub(crate) enum DeviceName {
     Auto,
     Cpu,
     Cuda,
 }
 
-/// The known transports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Transport {
-    Auto,
-    Threads,
-    Mpi,
-    Nccl,
-}
-
 impl Sources {
     /// The prefixes of the token files; `None` for the demo corpus.
-    pub(super) fn prefixes(&self) -> Option<Vec<PathBuf>> {
+    pub(crate) fn prefixes(&self) -> Option<Vec<PathBuf>> {
         match self {
             Sources::One(word) if word == "demo" => None,
             Sources::One(path) => Some(vec![path.into()]),
@@ -105,7 +95,7 @@ impl Sources {
 
 impl ShardLevel {
     /// The level; `None` for the word `none`.
-    pub(super) fn level(self) -> Option<Level> {
+    pub(crate) fn level(self) -> Option<Level> {
         match self {
             ShardLevel::None => None,
             ShardLevel::Package => Some(Level::Package),
@@ -115,7 +105,7 @@ impl ShardLevel {
     }
 
     /// The word itself.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         self.level().map_or("none", Level::name)
     }
 }
@@ -138,7 +128,7 @@ impl fmt::Display for ShardLevel {
 
 impl Quantize {
     /// The integers; `None` for the word `none`.
-    pub(super) fn integer(self) -> Option<Integer> {
+    pub(crate) fn integer(self) -> Option<Integer> {
         match self {
             Quantize::None => None,
             Quantize::Int8 => Some(Integer::Int8),
@@ -178,47 +168,6 @@ impl Serialize for Replicas {
         match self {
             Replicas::Auto => serializer.serialize_str("auto"),
             Replicas::Count(n) => serializer.serialize_u64(*n as u64),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for LossScale {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match toml::Value::deserialize(deserializer)? {
-            toml::Value::String(word) if word == "dynamic" => Ok(LossScale::Dynamic),
-            toml::Value::Integer(n) => Ok(LossScale::Fixed(n as f64)),
-            toml::Value::Float(x) => Ok(LossScale::Fixed(x)),
-            _ => Err(de::Error::custom("a number or \"dynamic\"")),
-        }
-    }
-}
-
-impl Serialize for LossScale {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            LossScale::Dynamic => serializer.serialize_str("dynamic"),
-            LossScale::Fixed(x) => serializer.serialize_f64(*x),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Resume {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match toml::Value::deserialize(deserializer)? {
-            toml::Value::Boolean(false) => Ok(Resume::No),
-            toml::Value::Boolean(true) => Ok(Resume::Newest),
-            toml::Value::String(path) if !path.is_empty() => Ok(Resume::From(path.into())),
-            _ => Err(de::Error::custom("true, false or the path of a checkpoint")),
-        }
-    }
-}
-
-impl Serialize for Resume {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Resume::No => serializer.serialize_none(),
-            Resume::Newest => serializer.serialize_bool(true),
-            Resume::From(path) => serializer.collect_str(&path.display()),
         }
     }
 }

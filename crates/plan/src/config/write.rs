@@ -6,12 +6,12 @@ use serde::de::DeserializeOwned;
 use toml::Table;
 
 use super::cluster::CUSTOM;
-use super::raw::{
-    RawCluster, RawConfig, RawData, RawEmulatedLink, RawEmulatedLinks, RawLink, RawLinks, RawModel,
-    RawOptimizer, RawParallel, RawSharding,
+use super::keys::{
+    RawCluster, RawConfig, RawEmulatedLink, RawEmulatedLinks, RawLink, RawLinks, RawModel, RawOptimizer,
+    RawParallel, RawSharding,
 };
-use super::words::{Collectives, OptimizerName, Replicas, ShardLevel, Sources};
-use crate::{Data, DataSource, Plan, Sharding};
+use super::words::{Collectives, OptimizerName, Replicas, ShardLevel};
+use crate::{Plan, Sharding, data};
 
 impl Plan {
     /// The TOML text that resolves to this plan, independent of the defaults.
@@ -27,7 +27,7 @@ impl Plan {
             precision: same_keys(&self.precision),
             memory: same_keys(&self.memory),
             optimizer: RawOptimizer { name: Some(OptimizerName::Adamw), ..same_keys(&self.optimizer) },
-            data: data(&self.data),
+            data: data::keys(&self.data),
             cluster: cluster(&self.cluster),
             framework: self.framework.clone(),
             run: same_keys(&self.run),
@@ -91,25 +91,6 @@ pub(super) fn sharding(plan: &Plan) -> RawSharding {
     };
     let ring = super::sharding::resolve(&keys(Collectives::Ring), plan.mesh, &plan.cluster, &plan.framework);
     keys(if ring.as_ref() == Ok(&plan.sharding) { Collectives::Ring } else { Collectives::Hierarchical })
-}
-
-fn data(data: &Data) -> RawData {
-    match data {
-        Data::Demo => RawData { source: Some(Sources::One("demo".to_owned())), ..RawData::default() },
-        Data::Tokens(tokens) => {
-            let part = |source: &DataSource| (source.path.display().to_string(), source.weight);
-            let blend = |sources: &[DataSource]| Sources::Blend(sources.iter().map(part).collect());
-            RawData {
-                source: Some(blend(&tokens.sources)),
-                tokenizer: tokens.tokenizer.clone(),
-                allow_other_tokenizer: Some(tokens.allow_other_tokenizer),
-                end_of_document: tokens.end_of_document,
-                validation: Some(blend(&tokens.validation)).filter(|_| !tokens.validation.is_empty()),
-                split: tokens.split,
-                mask_documents: Some(tokens.mask_documents),
-            }
-        }
-    }
 }
 
 fn cluster(cluster: &ClusterSpec) -> RawCluster {

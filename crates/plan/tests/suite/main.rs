@@ -5,6 +5,7 @@ mod config_errors;
 mod config_random;
 mod deadlock;
 mod in_order_streams;
+mod pages;
 mod programs;
 mod schedules;
 mod sharding;

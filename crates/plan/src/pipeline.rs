@@ -1,27 +1,77 @@
-//! The pipeline of a configuration: the schedule, and which layers each chunk holds.
+//! The pipeline: the schedule, and which layers each chunk holds.
 
-use super::error::{ConfigError, invalid, within};
-use super::raw::RawParallel;
-use crate::{Batch, Mesh, Pipeline, ScheduleKind};
+use serde::{Deserialize, Serialize};
 
-/// The pipeline of a model with `layers` layers.
-pub(super) fn resolve(
-    raw: &RawParallel,
-    mesh: Mesh,
-    layers: usize,
-    batch: Batch,
-) -> Result<Pipeline, ConfigError> {
-    let schedule = raw.schedule.unwrap_or(ScheduleKind::OneForwardOneBackward);
-    let virtual_stages = virtual_stages(raw, schedule, mesh, batch)?;
-    let pipeline = Pipeline {
-        schedule,
-        virtual_stages,
-        layers: chunks(raw, mesh.pp(), virtual_stages, layers)?,
-        prefetch: within("parallel.prefetch", raw.prefetch.unwrap_or(1), 0..=1 << 14)?,
-        overlap: raw.overlap.unwrap_or(true),
-    };
-    check_length(&pipeline, mesh, batch)?;
-    Ok(pipeline)
+use crate::config::ConfigError;
+use crate::config::error::{invalid, within};
+use crate::config::keys::RawParallel;
+use crate::{Batch, Mesh};
+
+/// How layers are divided into stages and chunks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Pipeline {
+    /// The schedule.
+    pub schedule: ScheduleKind,
+    /// Chunks per stage.
+    pub virtual_stages: usize,
+    /// Layers of every chunk, in model order. Chunk `c` is on stage `c mod pp`.
+    pub layers: Vec<usize>,
+    /// Prefetch depth: how many blocks ahead weights are gathered.
+    pub prefetch: usize,
+    /// Whether transfers overlap with computation.
+    pub overlap: bool,
+}
+
+impl Pipeline {
+    /// What the keys of `[parallel]` say of the pipeline of a model with `layers` layers.
+    pub(crate) fn resolve(
+        raw: &RawParallel,
+        mesh: Mesh,
+        layers: usize,
+        batch: Batch,
+    ) -> Result<Self, ConfigError> {
+        let schedule = raw.schedule();
+        let virtual_stages = virtual_stages(raw, schedule, mesh, batch)?;
+        let pipeline = Pipeline {
+            schedule,
+            virtual_stages,
+            layers: chunks(raw, mesh.pp(), virtual_stages, layers)?,
+            prefetch: raw.prefetch()?,
+            overlap: raw.overlap(),
+        };
+        check_length(&pipeline, mesh, batch)?;
+        Ok(pipeline)
+    }
+
+    /// About how many ops, over all stages, a prediction has to generate. It generates enough micro-batches to fill and
+    /// drain the pipeline, or all of them if there are fewer. GPipe needs all.
+    pub fn laid_out_ops(&self, micro_batches: usize) -> usize {
+        let (chunks, layers) = (self.layers.len(), self.layers.iter().sum::<usize>());
+        let laid_out = match self.schedule {
+            ScheduleKind::GPipe => micro_batches,
+            _ => micro_batches.min(2 * chunks + 2 * chunks / self.virtual_stages),
+        };
+        // A layer has a forward and a backward. A chunk sends and receives an activation and a gradient, with a start and a
+        // wait each.
+        laid_out * (2 * layers + 8 * chunks)
+    }
+}
+
+/// Pipeline schedules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ScheduleKind {
+    /// All forwards, then all backwards (arXiv 1811.06965).
+    #[serde(rename = "gpipe")]
+    GPipe,
+    /// One forward, one backward (arXiv 2104.04473).
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward,
+    /// 1F1B over several chunks per stage (arXiv 2104.04473).
+    #[serde(rename = "interleaved")]
+    Interleaved,
+    /// ZB-H1: the backward is split, and weight parts fill the bubble (arXiv 2401.10241).
+    #[serde(rename = "zero-bubble")]
+    ZeroBubble,
 }
 
 fn virtual_stages(

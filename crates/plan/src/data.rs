@@ -1,17 +1,58 @@
-//! The data of a configuration. Whether the files exist and fit is checked when they are opened.
+//! The data. Whether the files exist and fit is checked when they are opened.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 
-use super::error::{ConfigError, invalid, short};
-use super::raw::RawData;
-use super::words::Sources;
-use crate::{Data, DataSource, TokenData};
+use serde::Serialize;
+
+use crate::config::ConfigError;
+use crate::config::error::{invalid, short};
+use crate::config::keys::RawData;
+use crate::config::words::Sources;
 
 /// The vocabulary of the demo corpus.
 pub const DEMO_VOCAB: usize = 128;
 
+/// Where tokens come from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub enum Data {
+    /// The built-in generated corpus.
+    Demo,
+    /// Token files.
+    Tokens(TokenData),
+}
+
+/// A blend of token files.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TokenData {
+    /// The files.
+    pub sources: Vec<DataSource>,
+    /// The tokenizer of the files, if it is configured: a file, a folder or `bytes`.
+    pub tokenizer: Option<String>,
+    /// Whether the tokenizers of the files, of `tokenizer` and of the weights may differ.
+    pub allow_other_tokenizer: bool,
+    /// The token that ends a document, if it is known.
+    pub end_of_document: Option<u32>,
+    /// Files for validation only. If there are none, a share of every source is used.
+    pub validation: Vec<DataSource>,
+    /// The share of the tokens, at the end of every source, that is reserved for validation. `None`: the documents that
+    /// `prepare` has drawn for it, or a default share if it has drawn none.
+    pub split: Option<f64>,
+    /// Whether a token attends only to tokens of its own document.
+    pub mask_documents: bool,
+}
+
+/// Token files and their weight in the blend.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DataSource {
+    /// The prefix of the `.bin` and the `.idx`.
+    pub path: PathBuf,
+    /// The weight among all sources.
+    pub weight: f64,
+}
+
 /// The data. The demo corpus needs at least its own vocabulary.
-pub(super) fn resolve(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> {
+pub(crate) fn resolve(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> {
     let sources = match &raw.source {
         None => return demo(raw, vocab),
         Some(Sources::One(word)) if word == "demo" => return demo(raw, vocab),
@@ -33,11 +74,11 @@ pub(super) fn resolve(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> 
     Ok(Data::Tokens(TokenData {
         sources,
         tokenizer: raw.tokenizer.clone(),
-        allow_other_tokenizer: raw.allow_other_tokenizer.unwrap_or(false),
+        allow_other_tokenizer: raw.allow_other_tokenizer(),
         end_of_document: raw.end_of_document,
         split: if validation.is_empty() { split(raw.split)? } else { Some(0.0) },
         validation,
-        mask_documents: raw.mask_documents.unwrap_or(false),
+        mask_documents: raw.mask_documents(),
     }))
 }
 
@@ -61,7 +102,7 @@ fn demo(raw: &RawData, vocab: usize) -> Result<Data, ConfigError> {
     if let Some(split) = raw.split {
         return only_files("data.split", short(split));
     }
-    if raw.mask_documents == Some(true) {
+    if raw.mask_documents() {
         let rule =
             "has no meaning for data.source = \"demo\", where every sample is one document; leave it out";
         return Err(invalid("data.mask_documents", true, rule));
@@ -127,5 +168,25 @@ fn split(raw: Option<f64>) -> Result<Option<f64>, ConfigError> {
             Err(invalid("data.split", short(share), rule))
         }
         _ => Ok(raw),
+    }
+}
+
+/// The keys of `[data]` that say this.
+pub(crate) fn keys(data: &Data) -> RawData {
+    match data {
+        Data::Demo => RawData { source: Some(Sources::One("demo".to_owned())), ..RawData::default() },
+        Data::Tokens(tokens) => {
+            let part = |source: &DataSource| (source.path.display().to_string(), source.weight);
+            let blend = |sources: &[DataSource]| Sources::Blend(sources.iter().map(part).collect());
+            RawData {
+                source: Some(blend(&tokens.sources)),
+                tokenizer: tokens.tokenizer.clone(),
+                allow_other_tokenizer: Some(tokens.allow_other_tokenizer),
+                end_of_document: tokens.end_of_document,
+                validation: Some(blend(&tokens.validation)).filter(|_| !tokens.validation.is_empty()),
+                split: tokens.split,
+                mask_documents: Some(tokens.mask_documents),
+            }
+        }
     }
 }
