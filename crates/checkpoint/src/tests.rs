@@ -161,7 +161,7 @@ fn what_is_broken_is_named_and_passed_over() {
         (
             MANIFEST,
             |path| fs::write(path, &fs::read(path).unwrap()[..999]).unwrap(),
-            "it is no whole manifest: EOF",
+            "it is no whole manifest: ",
         ),
         (MANIFEST, |path| fs::remove_file(path).unwrap(), "No such file"),
     ];
@@ -373,7 +373,9 @@ enum WrongField {
 }
 
 fn wrong_field() -> impl Strategy<Value = WrongField> {
-    let number = prop_oneof![0..10_usize, any::<usize>(), Just(usize::MAX)];
+    // The numbers of a configuration are signed.
+    let number =
+        prop_oneof![0..10_usize, any::<usize>().prop_map(|number| number >> 1), Just(usize::MAX >> 1)];
     prop_oneof![
         (any::<usize>(), 0..5_usize, number.clone()).prop_map(|(at, field, value)| WrongField::Slice {
             at,

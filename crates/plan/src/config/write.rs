@@ -16,7 +16,16 @@ use crate::{Plan, Sharding, data};
 impl Plan {
     /// The TOML text that resolves to this plan, independent of the defaults.
     pub fn to_toml(&self) -> String {
-        let raw = RawConfig {
+        toml::to_string(&self.to_raw()).expect("a configuration is made of tables, numbers and words")
+    }
+
+    /// The same as a table.
+    pub fn to_table(&self) -> Table {
+        Table::try_from(self.to_raw()).expect("a configuration is made of tables, numbers and words")
+    }
+
+    fn to_raw(&self) -> RawConfig {
+        RawConfig {
             model: RawModel {
                 init: self.init.as_ref().map(|folder| folder.display().to_string()),
                 ..model(&self.model)
@@ -31,8 +40,7 @@ impl Plan {
             cluster: cluster(&self.cluster),
             framework: self.framework.clone(),
             run: same_keys(&self.run),
-        };
-        toml::to_string(&raw).expect("a configuration is made of tables, numbers and words")
+        }
     }
 }
 
