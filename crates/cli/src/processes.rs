@@ -292,10 +292,10 @@ fn world(connection: Connection) -> Option<Arc<dyn World>> {
 }
 
 fn gather<T: Serialize + DeserializeOwned>(world: &dyn World, mine: &T) -> Result<Option<Vec<T>>, Failure> {
-    let bytes = serde_json::to_vec(mine).expect("messages have string keys");
+    let bytes = encode(mine);
     let all = world.gather(bytes)?;
     let decode = |bytes: Vec<u8>| {
-        serde_json::from_slice(&bytes)
+        postcard::from_bytes(&bytes)
             .map_err(|error| Failure::Run(format!("a process of another version has joined: {error}")))
     };
     all.map(|all| all.into_iter().map(decode).collect()).transpose()
@@ -303,11 +303,15 @@ fn gather<T: Serialize + DeserializeOwned>(world: &dyn World, mine: &T) -> Resul
 
 /// Gives every process the value of the process of rank 0. The others pass `None`.
 fn broadcast<T: Serialize + DeserializeOwned>(world: &dyn World, value: Option<T>) -> Result<T, Failure> {
-    let bytes =
-        value.map_or(Vec::new(), |value| serde_json::to_vec(&value).expect("messages have string keys"));
+    let bytes = value.map_or(Vec::new(), |value| encode(&value));
     let bytes = world.broadcast(bytes)?;
-    serde_json::from_slice(&bytes)
+    postcard::from_bytes(&bytes)
         .map_err(|error| Failure::Run(format!("rank 0 is a process of another version: {error}")))
+}
+
+/// A message as bytes, in the format of everything that processes send to each other.
+fn encode(message: &impl Serialize) -> Vec<u8> {
+    postcard::to_stdvec(message).expect("messages have lengths that are known")
 }
 
 /// Why the processes cannot begin together: an exit code and a message.
