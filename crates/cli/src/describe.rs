@@ -13,15 +13,34 @@ use crate::table::Table;
 /// Traffic in the form of [`kintsugi_rank::StepMetrics`].
 pub type CommBytes = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
 
+/// A line of a description: a label, and what is said under it.
+pub type Fact = (String, String);
+
+/// A line of a description.
+pub fn fact(label: &str, text: impl Into<String>) -> Fact {
+    (label.to_owned(), text.into())
+}
+
+/// The lines as text.
+pub fn lines(facts: &[Fact]) -> String {
+    let line = |(label, text): &Fact| format!("{label:<8} {text}\n");
+    facts.iter().map(line).collect()
+}
+
+/// The model and the layout.
+pub fn plan(plan: &Plan) -> Vec<Fact> {
+    std::iter::once(model(plan)).chain(layout(plan)).collect()
+}
+
 /// The model: `demo (gpt), 809 k parameters: 4 layers of width 128, …`.
-pub fn model(plan: &Plan) -> String {
+pub fn model(plan: &Plan) -> Fact {
     let model = &plan.model;
     let kv_heads = match model.kv_heads {
         same if same == model.heads => String::new(),
         fewer => format!(" ({fewer} for keys and values)"),
     };
-    format!(
-        "model    {} ({}), {} parameters: {} of width {}, {}{kv_heads}, ffn {}, vocabulary {}\n",
+    let text = format!(
+        "{} ({}), {} parameters: {} of width {}, {}{kv_heads}, ffn {}, vocabulary {}",
         model.name,
         word(&model.family),
         units::count(plan.parameter_count() as f64),
@@ -30,11 +49,12 @@ pub fn model(plan: &Plan) -> String {
         counted(model.heads, "head", "heads"),
         model.ffn,
         model.vocab,
-    )
+    );
+    fact("model", text)
 }
 
 /// The layout: ranks, schedule, sharding, and how a step is divided.
-pub fn layout(plan: &Plan) -> String {
+fn layout(plan: &Plan) -> [Fact; 2] {
     let mesh = plan.mesh;
     let mut parts = vec![format!("tp {} · pp {} · dp {}", mesh.tp(), mesh.pp(), mesh.dp())];
     if mesh.pp() > 1 {
@@ -50,17 +70,17 @@ pub fn layout(plan: &Plan) -> String {
     parts.push(format!("recompute {}", word(&plan.memory.recompute)));
     parts.push(word(&plan.precision.compute));
     let batch = plan.batch;
-    format!(
-        "layout   {} ({}): {}\nstep     {}: {} × {} × {} × {}\n",
-        counted(mesh.ranks(), "rank", "ranks"),
-        plan.cluster.name,
-        parts.join(", "),
+    let ranks = counted(mesh.ranks(), "rank", "ranks");
+    let layout = format!("{ranks} ({}): {}", plan.cluster.name, parts.join(", "));
+    let step = format!(
+        "{}: {} × {} × {} × {}",
         counted(plan.tokens_per_step(), "token", "tokens"),
         counted(mesh.dp(), "replica", "replicas"),
         counted(plan.micro_batches(), "micro-batch", "micro-batches"),
         counted(batch.micro, "sample", "samples"),
         counted(batch.sequence, "token", "tokens"),
-    )
+    );
+    [fact("layout", layout), fact("step", step)]
 }
 
 /// A number with its noun in singular or plural.
@@ -69,9 +89,9 @@ fn counted(number: usize, one: &str, several: &str) -> String {
 }
 
 /// Where the ranks run, if they are processes.
-pub fn processes(connection: Connection) -> String {
+pub fn processes(connection: Connection) -> Option<Fact> {
     let (size, threads, here, library) = match connection {
-        Connection::Threads => return String::new(),
+        Connection::Threads => return None,
         Connection::Mpi(MpiProcess { mpi, local_size, threads, .. }) => {
             (mpi.size, threads, local_size, format!("{} ({})", mpi.version, mpi.library))
         }
@@ -82,7 +102,7 @@ pub fn processes(connection: Connection) -> String {
         }
     };
     let threads = counted(threads, "thread", "threads");
-    format!("ranks    {size} processes of {threads}, {here} on this node, by {library}\n")
+    Some(fact("ranks", format!("{size} processes of {threads}, {here} on this node, by {library}")))
 }
 
 /// The largest value over the ranks of each category, of the total, and of the reserved bytes.

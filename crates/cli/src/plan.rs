@@ -19,6 +19,7 @@ use kintsugi_simulate::{Coverage, Misfit, Prediction, Timeline, bubble, has_own_
 use kintsugi_spec::units;
 
 use crate::config::ConfigArguments;
+use crate::describe::{self, Fact};
 use crate::failure::Failure;
 use crate::files::{check_writable, write_whole};
 use crate::fit;
@@ -155,7 +156,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let notes = predicted.notes.clone();
         output.result(&Answer::new(plan, prediction, speed.as_ref(), *bubble, *fits, notes))?;
     } else {
-        output.text(&format!("{}\n{}", predicted.heading(), report::tables(plan, prediction)))?;
+        output.text(&format!(
+            "{}\n{}",
+            describe::lines(&predicted.heading()),
+            report::tables(plan, prediction)
+        ))?;
         for note in &predicted.notes {
             output.text(&format!("note: {note}\n"))?;
         }
@@ -206,7 +211,7 @@ impl Predicted {
     }
 
     /// A description of the plan and its step, a line each.
-    pub fn heading(&self) -> String {
+    pub fn heading(&self) -> Vec<Fact> {
         let fits = match (self.fits, &self.misfit) {
             (_, Some(misfit)) => format!("no: {misfit}"),
             (Some(_), None) => "yes".to_owned(),

@@ -140,16 +140,9 @@ fn names(paths: &[PathBuf]) -> Vec<String> {
 /// What a page of runs needs beside their files.
 pub fn context() -> Context<'static> {
     Context {
-        facts: &|plan: &Plan| facts(&(describe::model(plan) + &describe::layout(plan))),
+        facts: &|plan: &Plan| describe::plan(plan),
         device: &|plan: &Plan| planned_device(plan, plan.mesh.ranks()),
     }
-}
-
-/// The lines of a text as names and what is said of them: `model    demo (gpt), …`.
-fn facts(text: &str) -> Vec<(String, String)> {
-    let line =
-        |line: &str| line.split_once(' ').map(|(name, text)| (name.to_owned(), text.trim().to_owned()));
-    text.lines().filter_map(line).collect()
 }
 
 fn of_plan(arguments: &Arguments) -> Result<Report, Failure> {
@@ -170,13 +163,13 @@ fn of_plan(arguments: &Arguments) -> Result<Report, Failure> {
         return Ok(kintsugi_report::search::report(&kintsugi_report::search::SearchFigures {
             base: &figures.base,
             timed: &figures.timed,
-            facts: facts(&figures.text),
+            facts: figures.facts,
             pick: figures.pick.as_ref(),
             best: figures.best,
         }));
     }
     let predicted = plan::Predicted::new(&config)?;
-    let facts = facts(&predicted.heading());
+    let facts = predicted.heading();
     let plan::Predicted { plan, prediction, speed, notes, .. } = &predicted;
     let timing = speed.as_ref().map(|speed| &speed.timing);
     let figures = PlanFigures { plan, prediction, timing, facts, notes: notes.clone() };

@@ -29,7 +29,7 @@ use kintsugi_spec::Hardware;
 use serde::{Deserialize, Serialize};
 
 use crate::config::ConfigArguments;
-use crate::describe;
+use crate::describe::{self, Fact};
 use crate::failure::Failure;
 use crate::files::check_writable;
 use crate::fit;
@@ -355,11 +355,10 @@ fn predicted(plan: &Plan, prediction: &Prediction) -> StepMetrics {
 
 /// A description of the run and its prediction.
 fn introduction(plan: &Plan, connection: Connection, predicted: &StepMetrics) -> String {
+    let facts: Vec<Fact> = describe::plan(plan).into_iter().chain(describe::processes(connection)).collect();
     format!(
-        "{}{}{}\npredicted\n{}{}\n",
-        describe::model(plan),
-        describe::layout(plan),
-        describe::processes(connection),
+        "{}\npredicted\n{}{}\n",
+        describe::lines(&facts),
         compare::memory_table(predicted),
         describe::traffic_table(&predicted.comm_bytes),
     )

@@ -71,7 +71,7 @@ pub fn run(config: &ConfigArguments, plot: Option<&Path>, output: Output) -> Res
     }
     output.result(&rows)?;
     if !output.json {
-        output.text(&format!("{}{}\n{}", describe::model(&base), describe::layout(&base), table(&rows)))?;
+        output.text(&format!("{}\n{}", describe::lines(&describe::plan(&base)), table(&rows)))?;
     }
     if let Some(path) = plot {
         write_whole(path, svg(&chart(&base, &rows)).as_bytes())?;

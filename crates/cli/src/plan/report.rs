@@ -6,7 +6,7 @@ use kintsugi_simulate::Prediction;
 use kintsugi_spec::units;
 
 use super::speed::Speed;
-use crate::describe;
+use crate::describe::{self, Fact, fact};
 use crate::table::Table;
 
 /// The whole report below its heading.
@@ -15,33 +15,29 @@ pub fn tables(plan: &Plan, prediction: &Prediction) -> String {
 }
 
 /// A description of the plan and its step, a line each. `fits` says whether the plan fits.
-pub fn heading(plan: &Plan, speed: Option<&Speed>, bubble: f64, fits: &str) -> String {
+pub fn heading(plan: &Plan, speed: Option<&Speed>, bubble: f64, fits: &str) -> Vec<Fact> {
     let flops = plan.flops();
-    format!(
-        "{}{}\
-         FLOPs    model {}, hardware {} per step\n\
-         bubble   {:.1} % of the time{}\n{}\
-         fits     {fits}\n",
-        describe::model(plan),
-        describe::layout(plan),
-        units::count(flops.model),
-        units::count(flops.hardware),
-        100.0 * bubble,
-        if speed.is_some() { "" } else { ", with unit costs" },
-        speed.map_or_else(|| unknown_speed(plan), |speed| speed.text(plan)),
-    )
+    let unit_costs = if speed.is_some() { "" } else { ", with unit costs" };
+    let (model, hardware) = (units::count(flops.model), units::count(flops.hardware));
+    let mut facts = describe::plan(plan);
+    facts.push(fact("FLOPs", format!("model {model}, hardware {hardware} per step")));
+    facts.push(fact("bubble", format!("{:.1} % of the time{unit_costs}", 100.0 * bubble)));
+    facts.extend(speed.map_or_else(|| vec![unknown_speed(plan)], |speed| speed.facts(plan)));
+    facts.push(fact("fits", fits));
+    facts
 }
 
 /// Why no time is predicted, and what to do.
-fn unknown_speed(plan: &Plan) -> String {
+fn unknown_speed(plan: &Plan) -> Fact {
     let (device, how) = match plan.run.device {
         DeviceKind::Cpu => ("CPU", "kintsugi calibrate"),
         DeviceKind::Cuda => ("GPU", "kintsugi calibrate --set run.device=cuda"),
     };
-    format!(
-        "speed    unknown, so no time is predicted: {how} measures this machine's {device} into profile.toml, and --profile \
-         profile.toml predicts with it\n"
-    )
+    let text = format!(
+        "unknown, so no time is predicted: {how} measures this machine's {device} into profile.toml, and --profile \
+         profile.toml predicts with it"
+    );
+    fact("speed", text)
 }
 
 /// A stage as a row of the table.

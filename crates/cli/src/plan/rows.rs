@@ -205,9 +205,8 @@ fn scale(config: &ConfigSource, scaling: Scaling, nodes: &[usize]) -> Result<(Ve
     let kept = if scaling == Scaling::Weak { "each replica's batch" } else { "the whole batch" };
     let titles = Titles {
         heading: format!(
-            "{}{}scaling  {word}: {kept} stays constant\n\n",
-            describe::model(&base),
-            describe::layout(&base)
+            "{}scaling  {word}: {kept} stays constant\n\n",
+            describe::lines(&describe::plan(&base))
         ),
         title: format!("{} on {}: {word} scaling", base.model.name, base.cluster.name),
         at: "nodes".to_owned(),
@@ -289,7 +288,7 @@ fn sweep(config: &ConfigSource, texts: &[String]) -> Result<(Vec<Row>, Titles), 
     let base = described.expect("a row that is not refused has a plan");
     let keys: Vec<&str> = sweeps.iter().map(|sweep| sweep.key).collect();
     let titles = Titles {
-        heading: format!("{}sweep    {}\n\n", describe::model(&base), keys.join(", ")),
+        heading: format!("{}sweep    {}\n\n", describe::lines(&[describe::model(&base)]), keys.join(", ")),
         title: format!("{} on {}: {}", base.model.name, base.cluster.name, keys.join(", ")),
         at: first.key.to_owned(),
         along: first.key.to_owned(),

@@ -20,7 +20,7 @@ use serde::Serialize;
 use super::rows::PlotFigure;
 use super::speed::spread;
 use crate::config::ConfigArguments;
-use crate::describe;
+use crate::describe::{self, Fact, fact};
 use crate::failure::Failure;
 use crate::files::{check_writable, write_whole};
 use crate::fit;
@@ -152,7 +152,7 @@ pub fn run(
         best: &rows.best,
     })?;
     if !output.json {
-        output.text(&(heading(&searched) + "\n" + &text(&found.counts, rows)))?;
+        output.text(&(describe::lines(&heading(&searched)) + "\n" + &text(&found.counts, rows)))?;
     }
     if let (Some((path, _)), Some(against)) = (plot, against) {
         let Some(mut chart) = chart(&found.timed, found.best.first(), against, false) else {
@@ -192,8 +192,8 @@ pub struct SearchPage {
     pub base: Plan,
     /// Every strategy that was timed.
     pub timed: Vec<Candidate>,
-    /// What was searched, in lines.
-    pub text: String,
+    /// What was searched.
+    pub facts: Vec<Fact>,
     /// The strategy that the search picks, if any fits.
     pub pick: Option<Candidate>,
     /// The best, with the reason why each is not first.
@@ -203,9 +203,9 @@ pub struct SearchPage {
 /// Searches for a page.
 pub fn search_page(config: &ConfigArguments, only: &[String], top: usize) -> Result<SearchPage, Failure> {
     let searched = searched(config, only, By::Time, top)?;
-    let text = heading(&searched);
+    let mut facts = heading(&searched);
     let Searched { base, found, rows, .. } = searched;
-    let text = text + &rows.pick.as_ref().map_or(String::new(), |pick| format!("pick     {pick}\n"));
+    facts.extend(rows.pick.as_ref().map(|pick| fact("pick", pick)));
     let numbered = rows.best.iter().enumerate().map(|(i, row)| cells(&(i + 1).to_string(), row));
     let yours = rows.yours.iter().map(|row| cells("yours", row));
     let best = TableData {
@@ -216,7 +216,7 @@ pub fn search_page(config: &ConfigArguments, only: &[String], top: usize) -> Res
         ..TableData::default()
     };
     let pick = found.best.into_iter().next();
-    Ok(SearchPage { text, base, timed: found.timed, pick, best })
+    Ok(SearchPage { facts, base, timed: found.timed, pick, best })
 }
 
 /// The error if the speed of the device is unknown.
@@ -353,40 +353,36 @@ fn row(
     }
 }
 
-/// What was searched, in lines.
-fn heading(searched: &Searched) -> String {
+/// What was searched.
+fn heading(searched: &Searched) -> Vec<Fact> {
     let Searched { base, ranks, supported, found: Found { counts, .. }, rows } = searched;
     let each = |count: usize, seconds: f64| units::count((count as f64 / seconds.max(1e-9)).round());
     let refused = match counts.refused {
         0 => String::new(),
         some => format!(", {some} of the best do not fit by their full prediction"),
     };
-    let mut text = format!(
-        "{}search   {ranks} ranks ({}), {} samples a step: {} strategies, {} do not fit, {} timed{refused}\n\
-         speed    {} strategies per second checked for memory, {} timed\n",
-        describe::model(base),
-        base.cluster.name,
-        base.batch.global,
-        counts.enumerated,
-        counts.dropped,
-        counts.timed,
+    let search = format!(
+        "{ranks} ranks ({}), {} samples a step: {} strategies, {} do not fit, {} timed{refused}",
+        base.cluster.name, base.batch.global, counts.enumerated, counts.dropped, counts.timed,
+    );
+    let speed = format!(
+        "{} strategies per second checked for memory, {} timed",
         each(counts.enumerated, counts.enumeration_s + counts.screening_s),
         each(counts.timed, counts.timing_s),
     );
+    let mut facts = vec![describe::model(base), fact("search", search), fact("speed", speed)];
     if limit(base).is_none() {
-        text.push_str("memory   unknown (cluster.device.memory), so no strategy was left out\n");
+        facts.push(fact("memory", "unknown (cluster.device.memory), so no strategy was left out"));
     }
-    for support in supported {
-        writeln!(text, "only     {}", support.describe()).expect("a string");
-    }
+    facts.extend(supported.iter().map(|support| fact("only", support.describe())));
     if let Some(row) = rows.best.first() {
         let links = row.range.links.map_or(String::new(), |_| {
             let slow = 100.0 * LINK_EFFICIENCY[0];
             format!("; with slow links, collectives reach {slow:.0} % of the links between nodes")
         });
-        writeln!(text, "range    {}{links}", spread(&row.range)).expect("a string");
+        facts.push(fact("range", format!("{}{links}", spread(&row.range))));
     }
-    text
+    facts
 }
 
 fn text(counts: &Counts, rows: &Rows) -> String {

@@ -4,6 +4,8 @@ use kintsugi_plan::Plan;
 use kintsugi_simulate::{Consumption, LINK_EFFICIENCY, TimeRange, Timing, Training, time};
 use kintsugi_spec::{Level, units};
 
+use crate::describe::{Fact, fact};
+
 /// Tokens per parameter of a whole training: arXiv 2203.15556, and the energy figures of arXiv 2312.12705.
 const TOKENS_PER_PARAMETER: f64 = 20.0;
 
@@ -46,28 +48,30 @@ impl Speed {
     }
 
     /// The lines of the report.
-    pub fn text(&self, plan: &Plan) -> String {
+    pub fn facts(&self, plan: &Plan) -> Vec<Fact> {
         let mfu = self.mfu.map_or(String::new(), |mfu| format!(", MFU {:.1} %", 100.0 * mfu));
-        let text = format!(
-            "time     {} per step: {}\n\
-             range    {}\n\
-             speed    {} tokens/s and {}FLOP/s (hardware {}FLOP/s) for each rank{mfu}\n",
-            duration(self.timing.step_s),
-            self.shares(),
-            range(&self.range),
+        let speed = format!(
+            "{} tokens/s and {}FLOP/s (hardware {}FLOP/s) for each rank{mfu}",
             units::count(self.tokens.round()),
             units::count(self.model_flops),
             units::count(self.hardware_flops),
         );
-        let energy = self.consumption.map_or(String::new(), |energy| {
+        let energy = |energy: Consumption| {
             format!(
-                "energy   {} per step, {} per token, {:.0} W for each rank\n",
+                "{} per step, {} per token, {:.0} W for each rank",
                 joules(energy.joules),
                 joules(energy.joules / plan.tokens_per_step() as f64),
                 energy.power_w,
             )
-        });
-        text + &energy + &self.whole()
+        };
+        let mut facts = vec![
+            fact("time", format!("{} per step: {}", duration(self.timing.step_s), self.shares())),
+            fact("range", range(&self.range)),
+            fact("speed", speed),
+        ];
+        facts.extend(self.consumption.map(|used| fact("energy", energy(used))));
+        facts.push(fact("training", self.whole()));
+        facts
     }
 
     /// The parts of the step's time, the largest first.
@@ -88,12 +92,13 @@ impl Speed {
         parts.iter().map(share).collect::<Vec<_>>().join(", ")
     }
 
+    /// The time, the energy and the cost of a whole training.
     fn whole(&self) -> String {
         let t = &self.training;
         let energy = t.joules.map_or(String::new(), |joules| format!(", {}J", units::count(joules)));
         let cost = t.cost.map_or(String::new(), |cost| format!(", cost {}", units::count(cost)));
         format!(
-            "training {} tokens (20 per parameter): {}, {}{energy}{cost}\n",
+            "{} tokens (20 per parameter): {}, {}{energy}{cost}",
             units::count(t.tokens),
             duration(t.days * 86400.0),
             match t.gpu_hours.round() {
