@@ -39,10 +39,9 @@ impl ConfigArguments {
         self.file.is_some()
     }
 
-    /// Whether the given file is the one at `path`.
-    pub fn is_file(&self, path: &Path) -> bool {
-        let named = self.file.as_ref().and_then(|file| file.canonicalize().ok());
-        named.is_some() && named == path.canonicalize().ok()
+    /// The file that was named.
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
     }
 
     /// The values that override those of the file.

@@ -7,6 +7,7 @@ use kintsugi_comm::RankFailure;
 use kintsugi_data::DataError;
 use kintsugi_engine::{GenerateError, ThreadError, TrainError};
 use kintsugi_plan::config::ConfigError;
+use kintsugi_run::RunFolderError;
 
 use crate::output;
 
@@ -76,6 +77,15 @@ impl From<ConfigError> for Failure {
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
         Failure::Mistake(error.to_string())
+    }
+}
+
+impl From<RunFolderError> for Failure {
+    fn from(error: RunFolderError) -> Self {
+        match error {
+            RunFolderError::Metrics { .. } => Failure::Run(error.to_string()),
+            mistake => Failure::Mistake(mistake.to_string()),
+        }
     }
 }
 

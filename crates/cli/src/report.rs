@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kintsugi_plan::Plan;
 use kintsugi_report::plan::PlanFigures;
-use kintsugi_report::run::is_run;
 use kintsugi_report::runs::{PredictedRun, report};
-use kintsugi_report::{Context, Detail, Report, RunFolder, page};
+use kintsugi_report::{Context, Detail, Report, ReportRun, page};
+use kintsugi_run::is_run;
 use kintsugi_spec::units;
 
 use crate::config::ConfigArguments;
@@ -106,16 +106,16 @@ fn of_runs_page(arguments: &Arguments) -> Result<Report, Failure> {
         return mistake(format!("{} is no folder of a run: it has no file metrics.jsonl", path.display()));
     }
     let open = |(path, name): (&PathBuf, String)| {
-        RunFolder::open(path, name, arguments.trace.as_deref()).map_err(|error| match &arguments.trace {
+        ReportRun::open(path, name, arguments.trace.as_deref()).map_err(|error| match &arguments.trace {
             Some(trace) => {
                 Failure::Mistake(format!("cannot read {} or {}: {error}", path.display(), trace.display()))
             }
             None => Failure::file("read", path, &error),
         })
     };
-    let runs: Vec<RunFolder> = paths.iter().zip(names(paths)).map(open).collect::<Result<_, _>>()?;
+    let runs: Vec<ReportRun> = paths.iter().zip(names(paths)).map(open).collect::<Result<_, _>>()?;
     let context = context();
-    let predict = |run: &RunFolder| run.plan.as_ref().map(|plan| PredictedRun::of(plan, &context));
+    let predict = |run: &ReportRun| run.plan.as_ref().map(|plan| PredictedRun::of(plan, &context));
     let predicted: Vec<Option<PredictedRun>> = runs.iter().map(predict).collect();
     let pairs: Vec<_> = runs.iter().zip(predicted.iter().map(Option::as_ref)).collect();
     Ok(report(&pairs, Detail::File))

@@ -4,10 +4,9 @@ mod begin;
 mod compare;
 mod events;
 mod finished;
-mod metrics;
 mod progress;
-mod record;
 mod shared_folder;
+mod summary;
 mod trace;
 
 use std::fmt::Write as _;
@@ -24,6 +23,7 @@ use kintsugi_engine::{
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{Data, DeviceKind, Plan, Resume};
 use kintsugi_rank::StepMetrics;
+use kintsugi_run::MetricsLine;
 use kintsugi_simulate::{Consumption, Coverage, Prediction, predict, time};
 use kintsugi_spec::Hardware;
 use serde::{Deserialize, Serialize};
@@ -38,10 +38,9 @@ use crate::processes::{self, DeviceChoice, JobConnection};
 use crate::signals::stop_on_signal;
 use begin::{Beginning, Task};
 use events::Events;
-use metrics::MetricsLine;
 use progress::Progress;
-use record::Summary;
 use shared_folder::FolderCheck;
+use summary::summary;
 use trace::TraceArguments;
 pub use trace::write_file as write_trace;
 
@@ -247,8 +246,8 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) 
     let options = options(&plan, &prediction, connection, beginning.start.clone(), beginning.trace_step)?;
     let (outcome, [metrics, events]) =
         train_with_progress(&plan, &*dataset, &options, floor, &mut beginning)?;
-    let summary = Summary::new(&plan, &predicted, &outcome, floor, &options.start);
-    let written = summary.write(&plan.run.out);
+    let summary = summary(&plan, &predicted, &outcome, floor, &options.start);
+    let written = summary.write(&plan.run.out).map_err(Failure::from);
     let table = if outcome.steps > 0 { compare::table(&predicted, &outcome.measured) } else { String::new() };
     let shown = output.text(&(table + &conclusion(&plan, &outcome, floor)));
     let trace = arguments.trace.path.as_ref().map(|path| trace::write(&plan, &outcome.spans, path));
@@ -395,9 +394,11 @@ fn train_with_progress(
     let outcome = train(plan, dataset, options, |event| {
         progress.tell(event);
         if let Event::Step(report) = event {
-            let line = MetricsLine::new(plan, dataset, report);
+            let line =
+                MetricsLine::new(plan, report, |samples| dataset.epochs(samples).into_iter().collect());
+            let metrics = beginning.metrics.step(&line).map_err(Failure::from);
             let events = beginning.events.as_mut().map_or(Ok(()), |events| events.step(&line));
-            for (written, failing) in [beginning.metrics.step(&line), events].iter().zip(&mut failing) {
+            for (written, failing) in [metrics, events].iter().zip(&mut failing) {
                 if let (Err(failure), false) = (written, *failing) {
                     progress.warn(&format!(
                         "{failure}; the run continues, and writes the steps as soon as it can"
@@ -409,7 +410,7 @@ fn train_with_progress(
     });
     progress.finish();
     let events = beginning.events.as_mut().map_or(Ok(()), Events::flush);
-    let flushed = [beginning.metrics.flush(), events];
+    let flushed = [beginning.metrics.flush().map_err(Failure::from), events];
     Ok((outcome?.expect("the outcome comes to rank 0"), flushed))
 }
 

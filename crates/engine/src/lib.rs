@@ -27,7 +27,8 @@ pub use generate::{
     GenerateError, GenerateOptions, GenerationResult, NewToken, Sampling, check_prompts, generate,
 };
 pub use job::{Job, MemoryChoice, Worker, device, nccl_settings, run_job, run_ranks};
-pub use report::{StepReport, TrainOutcome};
+pub use kintsugi_run::StepReport;
+pub use report::TrainOutcome;
 pub use resume_split::resume_split;
 pub use source::{dataset, evaluation_dataset, tokenizer};
 pub use start::Start;

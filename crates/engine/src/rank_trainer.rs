@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::evaluate::Evaluation;
 use crate::gpu_monitor::GpuMonitor;
 use crate::pending_step::{FinishedStep, PendingStep, StepSpan};
-use crate::report::{History, RankResult};
+use crate::report::{History, RankResult, set_validation, step_report};
 use crate::source::{BatchReader, ReadAhead, StepTokens};
 use crate::trace::Timer;
 use crate::validation_batches::ValidationDataset;
@@ -203,7 +203,7 @@ impl RankTrainer<'_> {
         }
         let (seconds, joules) = span.measure(self.gpu);
         let finished = FinishedStep { step, batch, seconds, joules, host_waits, result };
-        let report = StepReport::new(self.plan, &finished);
+        let report = step_report(self.plan, &finished);
         state.skipped_in_a_row = finished.result.control(control::SKIPPED_IN_A_ROW) as u64;
         state.stop_agreed = finished.result.stop_agreed();
         if state.save_unconfirmed && !report.skipped {
@@ -235,7 +235,7 @@ impl RankTrainer<'_> {
         if state.early_end == Some(EarlyEnd::GaveUp) {
             state.non_finite = worker.rank.first_non_finite();
         } else if self.evaluates_after(step) {
-            report.set_validation(evaluation.run(worker, self.plan, |_| {})?);
+            set_validation(&mut report, evaluation.run(worker, self.plan, |_| {})?);
         }
         state.history.add(&report);
         // After a skipped step the weights are those of the previous step and may have diverged. So a checkpoint that is due

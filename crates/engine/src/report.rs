@@ -7,6 +7,7 @@ use kintsugi_checkpoint::RunProgress;
 use kintsugi_comm::Traffic;
 use kintsugi_plan::Plan;
 use kintsugi_rank::{NonFinite, NonFiniteTensor, RankMemory, StepMetrics};
+use kintsugi_run::StepReport;
 use kintsugi_spec::Cause;
 use kintsugi_tensor::ops::control;
 use serde::{Deserialize, Serialize};
@@ -16,82 +17,35 @@ use crate::pending_step::FinishedStep;
 use crate::rank_trainer::EarlyEnd;
 use crate::{MeasuredSpan, SaveStatistics, TrainError};
 
-/// The report of one step.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct StepReport {
-    /// 1-based.
-    pub step: u64,
-    /// Mean loss of the step's tokens, in nats.
-    pub loss: f64,
-    /// Global gradient norm before clipping.
-    pub grad_norm: f64,
-    /// Learning rate.
-    pub lr: f64,
-    /// Tokens seen so far.
-    pub tokens: u64,
-    /// Tokens per second of this step.
-    pub tokens_per_s: f64,
-    /// Seconds of this step, from its beginning to its end, on the clock of rank 0's device. A step begins no earlier than the
-    /// previous one ends. If there are several ranks, their steps take the same time in the long run, because every step
-    /// contains a sum over all ranks (the norm of the gradient).
-    pub step_s: f64,
-    /// Model FLOPs utilisation, if the device's peak is known.
-    pub mfu: Option<f64>,
-    /// Loss scale after the step (1 unless fp16).
-    pub loss_scale: f64,
-    /// Whether the update was skipped because something was not finite.
-    pub skipped: bool,
-    /// How often the host waited for the device while it enqueued the step, on the rank that reports. Not on a CPU.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub host_waits: Option<u64>,
-    /// Joules that the device used in this step, if it has a meter.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub energy_j: Option<f64>,
-    /// Joules per token.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub joules_per_token: Option<f64>,
-    /// Seconds that training paused for a checkpoint, on steps that save one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub checkpoint_s: Option<f64>,
-    /// Mean loss on the validation split, on steps that evaluate.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub validation_loss: Option<f64>,
-    /// The validation loss of every source, if there are several.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub validation_losses: BTreeMap<String, f64>,
+/// Adds the losses of an evaluation after the step.
+pub(crate) fn set_validation(report: &mut StepReport, losses: Losses) {
+    report.validation_loss = Some(losses.loss);
+    if losses.sources.len() > 1 {
+        let losses = losses.sources.into_iter().map(|source| (source.source, source.loss));
+        report.validation_losses = losses.collect();
+    }
 }
 
-impl StepReport {
-    /// Adds the losses of an evaluation after the step.
-    pub(crate) fn set_validation(&mut self, losses: Losses) {
-        self.validation_loss = Some(losses.loss);
-        if losses.sources.len() > 1 {
-            let losses = losses.sources.into_iter().map(|source| (source.source, source.loss));
-            self.validation_losses = losses.collect();
-        }
-    }
-
-    /// The report of a finished step, without a checkpoint or an evaluation.
-    pub(crate) fn new(plan: &Plan, finished: &FinishedStep) -> Self {
-        let (tokens, step_s, result) = (plan.tokens_per_step(), finished.seconds, &finished.result);
-        StepReport {
-            step: finished.step + 1,
-            loss: result.control(control::LOSS),
-            grad_norm: result.control(control::NORM),
-            lr: result.control(control::RATE),
-            tokens: (finished.batch + 1) * tokens as u64,
-            tokens_per_s: tokens as f64 / step_s,
-            step_s,
-            mfu: plan.mfu(step_s),
-            loss_scale: result.control(control::LOSS_SCALE),
-            skipped: result.control(control::SKIP) > 0.0,
-            host_waits: finished.host_waits,
-            energy_j: finished.joules,
-            joules_per_token: finished.joules.map(|joules| joules / tokens as f64),
-            checkpoint_s: None,
-            validation_loss: None,
-            validation_losses: BTreeMap::new(),
-        }
+/// The report of a finished step, without a checkpoint or an evaluation.
+pub(crate) fn step_report(plan: &Plan, finished: &FinishedStep) -> StepReport {
+    let (tokens, step_s, result) = (plan.tokens_per_step(), finished.seconds, &finished.result);
+    StepReport {
+        step: finished.step + 1,
+        loss: result.control(control::LOSS),
+        grad_norm: result.control(control::NORM),
+        lr: result.control(control::RATE),
+        tokens: (finished.batch + 1) * tokens as u64,
+        tokens_per_s: tokens as f64 / step_s,
+        step_s,
+        mfu: plan.mfu(step_s),
+        loss_scale: result.control(control::LOSS_SCALE),
+        skipped: result.control(control::SKIP) > 0.0,
+        host_waits: finished.host_waits,
+        energy_j: finished.joules,
+        joules_per_token: finished.joules.map(|joules| joules / tokens as f64),
+        checkpoint_s: None,
+        validation_loss: None,
+        validation_losses: BTreeMap::new(),
     }
 }
 

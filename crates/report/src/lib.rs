@@ -6,12 +6,11 @@
 #![forbid(unsafe_code)]
 
 mod config;
-mod folder;
 mod overview;
 pub mod page;
 pub mod plan;
 mod report;
-pub mod run;
+mod run;
 mod run_axis;
 pub mod runs;
 pub mod search;
@@ -22,7 +21,7 @@ mod timeline;
 pub mod watch;
 
 pub use report::{Item, Report, Section, TableData, TextData};
-pub use run::RunFolder;
+pub use run::ReportRun;
 pub use run_axis::RunAxis;
 pub use runs::Context;
 pub use thin::Detail;

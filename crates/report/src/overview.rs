@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use kintsugi_draw::chart::Unit;
+use kintsugi_run::MAX_METRICS;
 use kintsugi_spec::units;
 
-use crate::run::{MAX_METRICS, RunFolder};
+use crate::run::ReportRun;
 use crate::runs::PredictedRun;
 use crate::{TableData, config};
 
@@ -15,7 +16,7 @@ pub(crate) const RUNS_AS_ROWS: usize = 4;
 const MISSING: &str = "–";
 
 /// What a reader should know of a run.
-pub(crate) fn notes(run: &RunFolder) -> Vec<String> {
+pub(crate) fn notes(run: &ReportRun) -> Vec<String> {
     let failure = run.summary.as_ref().and_then(|summary| summary.failure.as_ref());
     let failed = failure.map(|failure| format!("{} failed: {failure}", run.name));
     let unread = run.steps.damaged + usize::from(run.steps.partial);
@@ -42,7 +43,7 @@ pub(crate) fn notes(run: &RunFolder) -> Vec<String> {
 }
 
 /// Tables of what the runs are and how far they got: a column for each of few runs, a row for each of many.
-pub(crate) fn overview(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> Vec<TableData> {
+pub(crate) fn overview(runs: &[(&ReportRun, Option<&PredictedRun>)]) -> Vec<TableData> {
     let table = |header: Vec<String>, rows: Vec<Vec<String>>| TableData {
         question: "What was run, and how far did it get?".to_owned(),
         header,
@@ -102,7 +103,7 @@ fn value(facts: &[(String, String)], name: &str) -> String {
 }
 
 /// How far a run got.
-fn progress(run: &RunFolder) -> Facts {
+fn progress(run: &ReportRun) -> Facts {
     let steps = &run.steps;
     let mut facts = Facts::new();
     let mut add = |name: &str, text: String| facts.push((name.to_owned(), text));
@@ -170,7 +171,7 @@ fn date(seconds: f64) -> String {
 }
 
 /// The keys of the configurations that differ, each with its values.
-pub(crate) fn differences(runs: &[(&RunFolder, Option<&PredictedRun>)]) -> TableData {
+pub(crate) fn differences(runs: &[(&ReportRun, Option<&PredictedRun>)]) -> TableData {
     let configs: Vec<BTreeMap<String, String>> =
         runs.iter().map(|(run, _)| config::values(&run.config)).collect();
     let names: Vec<String> = runs.iter().map(|(run, _)| run.name.clone()).collect();

@@ -1,9 +1,9 @@
 //! The horizontal axes of a run beside its steps: tokens seen and wall time. Charts have steps; a page that shows tokens or time
 //! looks up where each step is.
 
+use kintsugi_run::Columns;
 use serde::Serialize;
 
-use crate::run::Columns;
 use crate::thin::{Detail, rounded};
 
 /// Where the steps of a run are on other axes, at some of its steps; between them a page interpolates.

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use kintsugi_draw::chart::{Axis, Chart, Mark, MarkKind, Series, Style, Unit};
 use kintsugi_plan::Plan;
+use kintsugi_run::{Columns, Figures};
 use kintsugi_simulate::{Consumption, Coverage, predict, time};
 use kintsugi_spec::Level;
 use kintsugi_tensor::Device;
 
 use crate::overview::{RUNS_AS_ROWS, differences, notes, overview};
 use crate::plan::{by_category, memory_bars, owned, timeline, traffic_chart};
-use crate::run::{Columns, Figures, RunFolder};
+use crate::run::ReportRun;
 use crate::thin::{Detail, means, thin};
 use crate::{Item, Report, RunAxis, TableData, TextData, TimelineData};
 
@@ -58,7 +59,7 @@ impl PredictedRun {
 }
 
 /// The page of some runs, each with its prediction if its plan is known.
-pub fn report(runs: &[(&RunFolder, Option<&PredictedRun>)], detail: Detail) -> Report {
+pub fn report(runs: &[(&ReportRun, Option<&PredictedRun>)], detail: Detail) -> Report {
     let bins = detail.bins();
     let names: Vec<&str> = runs.iter().map(|(run, _)| run.name.as_str()).collect();
     let mut report = Report {
@@ -100,7 +101,7 @@ pub fn report(runs: &[(&RunFolder, Option<&PredictedRun>)], detail: Detail) -> R
 
 /// A metric over the steps of all runs; nothing if no run has it. A `noisy` one can be smoothed.
 fn over_steps(
-    runs: &[(&RunFolder, Option<&PredictedRun>)],
+    runs: &[(&ReportRun, Option<&PredictedRun>)],
     (title, question, label, unit): (&str, &str, &str, Unit),
     bins: usize,
     noisy: bool,
@@ -134,8 +135,8 @@ fn over_steps(
 /// Adds a dashed line for each run whose prediction has a value.
 fn with_predictions(
     chart: Option<Chart>,
-    runs: &[(&RunFolder, Option<&PredictedRun>)],
-    value: impl Fn(&RunFolder, &Figures) -> Option<f64>,
+    runs: &[(&ReportRun, Option<&PredictedRun>)],
+    value: impl Fn(&ReportRun, &Figures) -> Option<f64>,
 ) -> Option<Chart> {
     let mut chart = chart?;
     for (i, &(run, predicted)) in runs.iter().enumerate() {
@@ -152,12 +153,12 @@ fn with_predictions(
 }
 
 /// What the run itself predicted, else what its plan predicts.
-fn predicted_figures<'a>(run: &'a RunFolder, predicted: Option<&'a PredictedRun>) -> Option<&'a Figures> {
+fn predicted_figures<'a>(run: &'a ReportRun, predicted: Option<&'a PredictedRun>) -> Option<&'a Figures> {
     let own = run.summary.as_ref().map(|summary| &summary.predicted);
     own.or_else(|| predicted.map(|predicted| &predicted.figures))
 }
 
-fn training(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<Item> {
+fn training(runs: &[(&ReportRun, Option<&PredictedRun>)], bins: usize) -> Vec<Item> {
     let one = runs.len() == 1;
     let about = ("Loss", "Does it learn, and how far is it?", "training loss", Unit::Number);
     let mut loss = over_steps(runs, about, bins, true, |steps| steps.loss.clone());
@@ -192,7 +193,7 @@ fn training(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<It
 }
 
 /// The validation losses of a run: the mean, and of one run also each source.
-fn validation(run: &RunFolder, i: usize, one: bool, bins: usize) -> Vec<Series> {
+fn validation(run: &ReportRun, i: usize, one: bool, bins: usize) -> Vec<Series> {
     let mut found = Vec::new();
     for (n, (source, (steps, losses))) in run.steps.validation.iter().enumerate() {
         if !source.is_empty() && !one {
@@ -213,7 +214,7 @@ fn validation(run: &RunFolder, i: usize, one: bool, bins: usize) -> Vec<Series> 
 }
 
 /// Checkpoints and skipped steps: the last of them if there are very many.
-fn marks(run: &RunFolder, i: usize, one: bool) -> Vec<Mark> {
+fn marks(run: &ReportRun, i: usize, one: bool) -> Vec<Mark> {
     let of = if one { String::new() } else { format!(" of {}", run.name) };
     let steps = &run.steps;
     let last = |count: usize| count.saturating_sub(MAX_MARKS);
@@ -232,7 +233,7 @@ fn marks(run: &RunFolder, i: usize, one: bool) -> Vec<Mark> {
     saved.chain(skipped).collect()
 }
 
-fn speed(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<Item> {
+fn speed(runs: &[(&ReportRun, Option<&PredictedRun>)], bins: usize) -> Vec<Item> {
     let tokens =
         ("Tokens per second", "How fast is it, and is it as fast as predicted?", "tokens/s", Unit::Rate);
     let mfu = ("Model FLOPs utilisation", "Which share of the device's peak is used?", "MFU", Unit::Share);
@@ -257,7 +258,7 @@ fn speed(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<Item>
     charts.into_iter().flatten().map(Item::from).collect()
 }
 
-fn energy(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<Item> {
+fn energy(runs: &[(&ReportRun, Option<&PredictedRun>)], bins: usize) -> Vec<Item> {
     let energy = (
         "Energy of a step",
         "What does a step consume, beside the prediction?",
@@ -282,7 +283,7 @@ fn energy(runs: &[(&RunFolder, Option<&PredictedRun>)], bins: usize) -> Vec<Item
 }
 
 /// Memory and traffic of a run beside its prediction, and both in a table.
-fn resources(run: &RunFolder, predicted: Option<&PredictedRun>, several: bool) -> Vec<Item> {
+fn resources(run: &ReportRun, predicted: Option<&PredictedRun>, several: bool) -> Vec<Item> {
     let Some(before) = predicted_figures(run, predicted) else { return Vec::new() };
     let after = run.summary.as_ref().map(|summary| &summary.measured);
     let of = if several { format!(", {}", run.name) } else { String::new() };
@@ -369,7 +370,7 @@ fn comparison(before: &Figures, after: &Figures, of: &str) -> TableData {
 }
 
 /// The measured step, if it was traced, and the predicted one.
-fn schedules(run: &RunFolder, predicted: Option<&PredictedRun>, several: bool) -> Vec<Item> {
+fn schedules(run: &ReportRun, predicted: Option<&PredictedRun>, several: bool) -> Vec<Item> {
     let of = if several { format!(", {}", run.name) } else { String::new() };
     let measured = run.trace.as_ref().map(|trace| {
         let mut timeline = TimelineData::new(&format!("Measured schedule{of}"), trace, "seconds");
@@ -385,16 +386,18 @@ fn schedules(run: &RunFolder, predicted: Option<&PredictedRun>, several: bool) -
 
 #[cfg(test)]
 mod tests {
+    use kintsugi_run::FolderPath;
+
     use super::*;
 
     #[test]
     fn a_run_of_a_million_steps_is_a_small_page() {
-        let mut run = RunFolder::new("run".as_ref(), "long".to_owned());
+        let mut run = ReportRun::at(FolderPath::new("run".as_ref()), "long".to_owned());
         let count = 1_000_000;
         let noise = |seed: u64| -> Vec<f64> {
             (0..count).map(|i: u64| 1.0 + (i.wrapping_mul(seed) % 1_000_003) as f64 / 1_000_003.0).collect()
         };
-        run.steps = Columns {
+        run.folder.steps = Columns {
             step: (0..count).map(|i| (i + 1) as f64).collect(),
             time: noise(5),
             loss: noise(7919),
@@ -410,7 +413,7 @@ mod tests {
             checkpoints: (0..count).step_by(500).map(|i| (i as f64, 0.1)).collect(),
             ..Columns::default()
         };
-        run.steps.loss[654_321] = 77.0;
+        run.folder.steps.loss[654_321] = 77.0;
         let page = crate::page::file(&report(&[(&run, None)], Detail::File));
         assert!(page.len() < 5_000_000, "{} bytes", page.len());
         assert!(page.contains("77.0"), "the spike is on the page");

@@ -88,6 +88,29 @@ pub fn write_whole(path: &Path, unfinished: PathBuf, bytes: &[u8]) -> io::Result
     file.publish(path)
 }
 
+/// Writes a file that the user names, completely or not at all. Follows links. What is not a regular file, such as a pipe, is written
+/// directly.
+pub fn write_target(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    match target(path) {
+        Some(file) => write_whole(&file, temporary_name(&file), bytes),
+        None => fs::write(path, bytes),
+    }
+}
+
+/// The file that a path leads to, or that it may become; `None` if it leads to a device or a pipe.
+pub fn target(path: &Path) -> Option<PathBuf> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => None,
+        Ok(_) => Some(path.canonicalize().unwrap_or_else(|_| path.to_owned())),
+        Err(_) => Some(path.to_owned()),
+    }
+}
+
+/// The temporary name of a file that the user names.
+pub fn temporary_name(path: &Path) -> PathBuf {
+    with_suffix(path, ".kintsugi-partial")
+}
+
 /// Renames a folder to its final name. Its files must already be synced. Waits until the disk has the names of the
 /// files, and then the folder's new name.
 pub fn publish_folder(unfinished: &Path, to: &Path) -> io::Result<()> {

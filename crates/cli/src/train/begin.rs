@@ -1,27 +1,21 @@
-//! The start of a run: locks and prepares its folder, and finds the checkpoint or weights to start from.
+//! The start of a run: finds the checkpoint or weights to start from, and prepares its folder.
 
 use std::fmt::Write;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use kintsugi_checkpoint::{
-    Checkpoint, CheckpointError, CheckpointFolder, Manifest, RunLock, WeightsFolder, find,
-    with_absolute_paths,
-};
+use kintsugi_checkpoint::{Checkpoint, CheckpointError, CheckpointFolder, WeightsFolder, find};
 use kintsugi_data::Tokenizer;
 use kintsugi_engine::{Start, check_tokenizers, resume_end_of_document, resume_split, tokenizer};
 use kintsugi_plan::{Plan, RateSchedule, Resume};
-use kintsugi_spec::tokenizer_files;
+use kintsugi_run::{Metrics, OutputFolder};
 
-use super::events::{self, Events};
+use super::events::Events;
 use super::finished::FinishedRun;
-use super::metrics::{self, Metrics};
-use super::record;
 use super::trace::TraceArguments;
 use crate::config::{ConfigArguments, unreadable_weights};
 use crate::failure::Failure;
-use crate::{files, output};
+use crate::output;
 
 /// A run that is ready to start.
 pub struct Beginning {
@@ -35,8 +29,8 @@ pub struct Beginning {
     pub events: Option<Events>,
     /// Notes for the user, one per line.
     pub notes: String,
-    /// Locks on its folder and on that of its checkpoints, if the file system supports locks.
-    _locks: (RunLock, Option<RunLock>),
+    /// Its folder, which is locked until the run ends.
+    _folder: OutputFolder,
 }
 
 /// What is left to do for a run.
@@ -51,19 +45,18 @@ impl Task {
     /// Prepares a run, and checks that its results can be written at the end. All errors are found before a file is
     /// moved or written. A finished run is left as it is.
     pub fn new(plan: &mut Plan, config: &ConfigArguments, trace: &TraceArguments) -> Result<Task, Failure> {
-        let (out, folder) = (&plan.run.out.clone(), CheckpointFolder::of_run(&plan.run.out));
-        record::create_folder(out)?;
-        check_files(plan, config, &folder)?;
-        let warn = |error: &CheckpointError| output::stderr(&format!("warning: {error}"));
-        let lock = RunLock::take(out, warn)?;
-        let mut checkpoints = (plan.run.keep > 0).then(|| folder.lock(warn)).transpose()?;
+        let out = &plan.run.out.clone();
+        let mut folder = OutputFolder::create(out, config.file())?;
+        let warn: fn(&CheckpointError) = |error| output::stderr(&format!("warning: {error}"));
+        folder.lock(plan.run.keep > 0, warn)?;
         let mut notes = String::new();
         let checkpoint = resumed(plan)?;
         let split = match &checkpoint {
             Some(checkpoint) => resume_split(plan, checkpoint.plan())?,
             None => None,
         };
-        if let Some(checkpoint) = checkpoint.as_ref().filter(|checkpoint| folder.holds(checkpoint.path()))
+        if let Some(checkpoint) =
+            checkpoint.as_ref().filter(|checkpoint| folder.checkpoints().holds(checkpoint.path()))
             && checkpoint.is_finished(plan)?
         {
             return Ok(Task::Nothing(FinishedRun::new(plan)));
@@ -84,72 +77,25 @@ impl Task {
         for warning in warnings {
             output::stderr(&format!("warning: {warning}"));
         }
-        check_config(plan, config, checkpoint.is_some())?;
+        folder.check_config(config.has_sets() && checkpoint.is_none())?;
         // A run that resumes from another folder does not use the files in its own folder.
-        let own = checkpoint.as_ref().filter(|checkpoint| folder.holds(checkpoint.path()));
-        if checkpoints.is_none() && folder.is_in_the_way(own)? {
-            checkpoints = Some(folder.lock(warn)?);
+        let own = checkpoint.as_ref().filter(|checkpoint| folder.checkpoints().holds(checkpoint.path()));
+        if let Some(aside) = folder.set_aside(own, warn)? {
+            let what = match own {
+                Some(_) => "checkpoints of later steps, which this run does not continue,",
+                None => "the checkpoints and files of the previous run",
+            };
+            note(&mut notes, &format!("{what} are now in {}", aside.display()));
         }
-        set_aside(plan, config, &folder, own, &mut notes)?;
-        write_config(plan, config)?;
-        keep_tokenizer(plan, own.is_some(), &mut notes)?;
+        folder.write_config(plan)?;
+        keep_tokenizer(plan, &folder, own.is_some(), &mut notes)?;
         let (metrics, missing) =
             Metrics::create(out, own.map_or(0, |checkpoint| checkpoint.progress().step))?;
         missing.inspect(|missing| output::stderr(&format!("warning: {missing}")));
         let start = start(checkpoint, weights);
         let events = Events::create(plan, start.progress().step)?;
-        let locks = (lock, checkpoints);
-        Ok(Task::Train(Box::new(Beginning { start, trace_step, metrics, events, notes, _locks: locks })))
+        Ok(Task::Train(Box::new(Beginning { start, trace_step, metrics, events, notes, _folder: folder })))
     }
-}
-
-/// Refuses a folder that has files with the names of a run's files but was never used by a run.
-fn check_files(plan: &Plan, config: &ConfigArguments, folder: &CheckpointFolder) -> Result<(), Failure> {
-    let out = &plan.run.out;
-    let (lock, _) = RunLock::of_run(out);
-    let tokenizer = tokenizer_files::WRITTEN.map(|name| out.join(name));
-    let own = run_files(out).into_iter().chain(tokenizer).chain([lock]);
-    let mut found = own.filter(|path| path.symlink_metadata().is_ok() && !config.is_file(path));
-    let Some(path) = found.next() else { return Ok(()) };
-    // A run locks its folder before it writes a file, so this check comes second.
-    let (_, is_lock_ours) = RunLock::of_run(out);
-    let is_run =
-        is_lock_ours || folder.list()?.iter().any(|(_, checkpoint)| Manifest::read(checkpoint).is_ok());
-    if is_run {
-        return Ok(());
-    }
-    let rule = "exists, but no run has written it; a run would replace it, so set another run.out";
-    Err(Failure::Mistake(format!("{} {rule}", path.display())))
-}
-
-/// The files of a run, except its checkpoints and its tokenizer.
-fn run_files(out: &Path) -> [PathBuf; 4] {
-    [record::config_path(out), metrics::path(out), record::summary_path(out), events::folder(out)]
-}
-
-/// Moves the files of an earlier run that this run does not continue to a separate folder.
-fn set_aside(
-    plan: &Plan,
-    config: &ConfigArguments,
-    folder: &CheckpointFolder,
-    own: Option<&Checkpoint>,
-    notes: &mut String,
-) -> Result<(), Failure> {
-    let given = |path: &PathBuf| config.is_file(path);
-    let (copied, moved): (Vec<PathBuf>, Vec<PathBuf>) = run_files(&plan.run.out).into_iter().partition(given);
-    let Some(aside) = folder.set_aside(own, &moved)? else { return Ok(()) };
-    if own.is_none() {
-        for path in copied {
-            let copy = aside.join(path.file_name().expect("a file has a name"));
-            fs::copy(&path, &copy).map_err(|error| Failure::file("write", &copy, &error))?;
-        }
-    }
-    let what = match own {
-        Some(_) => "checkpoints of later steps, which this run does not continue,",
-        None => "the checkpoints and files of the previous run",
-    };
-    note(notes, &format!("{what} are now in {}", aside.display()));
-    Ok(())
 }
 
 fn start(checkpoint: Option<Checkpoint>, weights: Option<WeightsFolder>) -> Start {
@@ -237,7 +183,7 @@ fn describe_resume(plan: &Plan, checkpoint: Option<&Checkpoint>, notes: &mut Str
 
 /// Copies the data's tokenizer to the run's folder, for `generate` and `convert`. An existing tokenizer belongs to this
 /// run if it resumes from its own checkpoint, and otherwise to another run.
-fn keep_tokenizer(plan: &Plan, own: bool, notes: &mut String) -> Result<(), Failure> {
+fn keep_tokenizer(plan: &Plan, folder: &OutputFolder, own: bool, notes: &mut String) -> Result<(), Failure> {
     let opened = tokenizer(plan)?.map(|name| Tokenizer::open(&name));
     match opened {
         Some(Ok(tokenizer)) => return Ok(tokenizer.save(&plan.run.out)?),
@@ -246,30 +192,7 @@ fn keep_tokenizer(plan: &Plan, own: bool, notes: &mut String) -> Result<(), Fail
         Some(Err(_)) | None => {}
     }
     if !own {
-        tokenizer_files::WRITTEN.iter().try_for_each(|name| files::remove(&plan.run.out.join(name)))?;
+        folder.remove_tokenizer()?;
     }
     Ok(())
-}
-
-/// Refuses to overwrite the user's own configuration file, if it is in the run's folder.
-fn check_config(plan: &Plan, config: &ConfigArguments, resumed: bool) -> Result<(), Failure> {
-    let path = record::config_path(&plan.run.out);
-    if config.is_file(&path) && config.has_sets() && !resumed {
-        let path = path.display();
-        let rule = "is the given configuration, and --set would change it; set another run.out";
-        return Err(Failure::Mistake(format!("{path} {rule}")));
-    }
-    Ok(())
-}
-
-/// Writes the whole configuration to the run's folder, unless that is the user's own file.
-fn write_config(plan: &Plan, config: &ConfigArguments) -> Result<(), Failure> {
-    let path = record::config_path(&plan.run.out);
-    if config.is_file(&path) {
-        return Ok(());
-    }
-    let mut plan = with_absolute_paths(plan);
-    // It repeats the run from the beginning.
-    plan.run.resume = Resume::No;
-    files::write_whole(&path, plan.to_toml().as_bytes())
 }

@@ -1,13 +1,14 @@
 //! The metrics of a run as TensorBoard's event files (`run.log`).
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kintsugi_plan::{LogFormat, Plan};
 use kintsugi_report::tensorboard::EventFile;
+use kintsugi_run::files::EVENTS;
+use kintsugi_run::{MetricsLine, now};
 use serde_json::Value;
 
-use super::metrics::{MetricsLine, now};
 use crate::failure::Failure;
 
 /// The event file of a run, open.
@@ -16,18 +17,13 @@ pub struct Events {
     file: EventFile,
 }
 
-/// The folder of a run's event files.
-pub fn folder(out: &Path) -> PathBuf {
-    out.join("tensorboard")
-}
-
 impl Events {
     /// Starts a file after the first `steps` steps, if the plan asks for one. Its first text is the configuration.
     pub fn create(plan: &Plan, steps: u64) -> Result<Option<Self>, Failure> {
         if !plan.run.log.contains(&LogFormat::Tensorboard) {
             return Ok(None);
         }
-        let folder = folder(&plan.run.out);
+        let folder = plan.run.out.join(EVENTS);
         let time = now();
         // TensorBoard shows texts as Markdown.
         let config = format!("```toml\n{}```\n", plan.to_toml());

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use kintsugi_plan::Plan;
+use kintsugi_run::files::SUMMARY;
+use kintsugi_run::missing_lines;
 use kintsugi_spec::input;
 use serde_json::Value;
 
-use super::metrics;
-use super::record::summary_path;
 use crate::failure::Failure;
 use crate::output::{self, Output};
 
@@ -22,7 +22,7 @@ pub struct FinishedRun {
 impl FinishedRun {
     /// The finished run of a plan.
     pub fn new(plan: &Plan) -> Self {
-        let text = input::bytes(&summary_path(&plan.run.out), input::MAX_WRITTEN_BY_PROGRAMS);
+        let text = input::bytes(&plan.run.out.join(SUMMARY), input::MAX_WRITTEN_BY_PROGRAMS);
         let summary = text.ok().and_then(|text| serde_json::from_slice(&text).ok());
         FinishedRun { out: plan.run.out.clone(), steps: plan.run.steps, summary }
     }
@@ -32,10 +32,10 @@ impl FinishedRun {
     pub fn report(&self, output: Output) -> Result<(), Failure> {
         let FinishedRun { out, steps, summary } = self;
         let no_summary = summary.is_none().then(|| {
-            let path = summary_path(out);
+            let path = out.join(SUMMARY);
             format!("{} is missing or damaged: the run was ended after its last checkpoint", path.display())
         });
-        for warning in [metrics::missing(out, *steps), no_summary].into_iter().flatten() {
+        for warning in [missing_lines(out, *steps), no_summary].into_iter().flatten() {
             output::stderr(&format!("warning: {warning}"));
         }
         let out = out.display();

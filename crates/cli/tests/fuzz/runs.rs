@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kintsugi_report::{Detail, RunFolder, page, runs};
+use kintsugi_report::{Detail, ReportRun, page, runs};
 
 use crate::harness::{Files, Target, as_it_is};
 
@@ -31,7 +31,7 @@ pub fn folders(_: &Path) -> Target {
 }
 
 fn read(folder: &Path) -> bool {
-    let Ok(run) = RunFolder::open(folder, "run".to_owned(), None) else { return false };
+    let Ok(run) = ReportRun::open(folder, "run".to_owned(), None) else { return false };
     let page = page::file(&runs::report(&[(&run, None)], Detail::File));
     assert_eq!(page.matches("<script").count(), 2, "the data and the script");
     !run.steps.step.is_empty() && run.summary.is_some() && run.trace.is_some()

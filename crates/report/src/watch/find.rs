@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use crate::folder::{Folder, FolderPath};
-use crate::run::has_metrics;
+use kintsugi_run::{FolderPath, OpenFolder, has_metrics};
 
 /// Folders between the one that is watched and a run.
 const DEPTH: usize = 3;
@@ -26,7 +25,7 @@ pub fn find(folder: &Path) -> Vec<(String, FolderPath)> {
 }
 
 fn search(
-    folder: &Folder,
+    folder: &OpenFolder,
     path: &FolderPath,
     prefix: &str,
     depth: usize,

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use crate::Context;
-use crate::run::RunFolder;
+use crate::run::ReportRun;
 use crate::runs::PredictedRun;
 
 /// Predictions at a time. Each takes one core, which a run on this machine may need.
@@ -39,7 +39,7 @@ impl Predictions {
     }
 
     /// The prediction for a run, and whether it is still being computed. Each configuration is predicted once.
-    pub fn get(&self, of: &Arc<RunPrediction>, run: &RunFolder) -> (Option<Arc<PredictedRun>>, bool) {
+    pub fn get(&self, of: &Arc<RunPrediction>, run: &ReportRun) -> (Option<Arc<PredictedRun>>, bool) {
         let mut state = of.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.config.as_ref() != Some(&run.config) {
             let config = run.config.clone();

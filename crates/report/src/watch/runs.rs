@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
+use kintsugi_run::RunState;
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 
 use super::find::find;
 use super::prediction::{Predictions, RunPrediction};
 use crate::page::json;
-use crate::run::{RunFolder, RunState};
+use crate::run::ReportRun;
 use crate::runs::report;
 use crate::{Context, Detail, Report};
 
@@ -49,7 +50,7 @@ pub struct Runs {
 struct WatchedRun {
     name: String,
     /// Locked for writing while its files are read. Who locks several runs does so in the order of their names.
-    folder: RwLock<RunFolder>,
+    folder: RwLock<ReportRun>,
     listed: Mutex<ListedRun>,
     prediction: Arc<RunPrediction>,
     /// The count of changes when its files last changed.
@@ -118,7 +119,7 @@ impl Runs {
         let mut runs = lock(&self.known).clone().unwrap_or_default();
         runs.retain(|name, _| found.iter().any(|(found, _)| found == name));
         for (name, path) in found {
-            let new = || Arc::new(WatchedRun::new(RunFolder::at(path, name.clone())));
+            let new = || Arc::new(WatchedRun::new(ReportRun::at(path, name.clone())));
             let run = runs.entry(name.clone()).or_insert_with(new);
             if run.update() {
                 run.version.store(self.changes.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -194,7 +195,7 @@ impl Runs {
 }
 
 impl WatchedRun {
-    fn new(folder: RunFolder) -> Self {
+    fn new(folder: ReportRun) -> Self {
         WatchedRun {
             name: folder.name.clone(),
             listed: Mutex::new(ListedRun::of(&folder)),
@@ -204,7 +205,7 @@ impl WatchedRun {
         }
     }
 
-    fn folder(&self) -> RwLockReadGuard<'_, RunFolder> {
+    fn folder(&self) -> RwLockReadGuard<'_, ReportRun> {
         self.folder.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -220,7 +221,7 @@ impl WatchedRun {
 }
 
 impl ListedRun {
-    fn of(folder: &RunFolder) -> Self {
+    fn of(folder: &ReportRun) -> Self {
         let steps = &folder.steps;
         let last = |values: &[f64]| values.last().copied().filter(|value| value.is_finite());
         ListedRun {

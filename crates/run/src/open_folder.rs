@@ -27,6 +27,7 @@ impl FolderPath {
     }
 
     /// A folder in this one.
+    #[must_use]
     pub fn join(&self, name: &OsStr) -> Self {
         let mut path = self.clone();
         path.below.push(name.to_owned());
@@ -34,9 +35,9 @@ impl FolderPath {
     }
 
     /// Opens the folder. No name below the user's folder may be a link.
-    pub fn open(&self) -> io::Result<Folder> {
+    pub fn open(&self) -> io::Result<OpenFolder> {
         let root = openat(CWD, &self.root, FOLDER, Mode::empty())?;
-        self.below.iter().try_fold(Folder(root), |folder, name| folder.folder(name))
+        self.below.iter().try_fold(OpenFolder(root), |folder, name| folder.folder(name))
     }
 }
 
@@ -45,12 +46,12 @@ const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLO
 
 /// An open folder.
 #[derive(Debug)]
-pub struct Folder(OwnedFd);
+pub struct OpenFolder(OwnedFd);
 
-impl Folder {
+impl OpenFolder {
     /// Opens a folder in this one; an error if it is a link.
-    pub fn folder(&self, name: &OsStr) -> io::Result<Folder> {
-        Ok(Folder(openat(&self.0, name, FOLDER.union(OFlags::NOFOLLOW), Mode::empty())?))
+    pub fn folder(&self, name: &OsStr) -> io::Result<OpenFolder> {
+        Ok(OpenFolder(openat(&self.0, name, FOLDER.union(OFlags::NOFOLLOW), Mode::empty())?))
     }
 
     /// The names of the folders in this one, sorted. Links to folders are left out.

@@ -1,22 +1,17 @@
-//! `metrics.jsonl`: one line per step, written during the run.
+//! `metrics.jsonl` as a run writes it: one line per step.
 
-use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use kintsugi_data::Dataset;
-use kintsugi_engine::StepReport;
-use kintsugi_plan::Plan;
 use kintsugi_spec::input;
-use serde::{Deserialize, Serialize};
+use kintsugi_spec::output::write_target;
+use serde::Deserialize;
 
-use super::record::summary_path;
-use crate::failure::Failure;
-use crate::files::{remove, write_whole};
+use crate::files::{METRICS, SUMMARY};
+use crate::{MetricsLine, RunFolderError};
 
-/// The file, open.
+/// `metrics.jsonl`, open for writing.
 pub struct Metrics {
     path: PathBuf,
     file: File,
@@ -26,68 +21,25 @@ pub struct Metrics {
     unwritten: Vec<u8>,
 }
 
-/// The version of the lines. It grows if a field changes its meaning or goes; a new field leaves it as it is.
-const SCHEMA: u32 = 1;
-
-/// A line of the file.
-#[derive(Serialize)]
-pub struct MetricsLine<'a> {
-    schema: u32,
-    /// When the step was reported, in seconds since 1970.
-    pub time: f64,
-    /// What the step reports.
-    #[serde(flatten)]
-    pub report: &'a StepReport,
-    /// Training samples seen so far.
-    samples: u64,
-    /// How often every source of the data was gone through, if it has an end.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    epochs: BTreeMap<String, f64>,
-}
-
-impl<'a> MetricsLine<'a> {
-    /// The line of a step that has just been reported.
-    pub fn new(plan: &Plan, dataset: &dyn Dataset, report: &'a StepReport) -> Self {
-        let samples = report.tokens / plan.batch.sequence as u64;
-        MetricsLine {
-            schema: SCHEMA,
-            time: now(),
-            report,
-            samples,
-            epochs: dataset.epochs(samples).into_iter().collect(),
-        }
-    }
-}
-
-/// Seconds since 1970.
-pub fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
-}
-
-/// The path of a run's metrics.
-pub fn path(out: &Path) -> PathBuf {
-    out.join("metrics.jsonl")
-}
-
 /// A warning about missing lines of a run's first `steps` steps, if there are any.
-pub fn missing(out: &Path, steps: u64) -> Option<String> {
-    let path = path(out);
+pub fn missing_lines(out: &Path, steps: u64) -> Option<String> {
+    let path = out.join(METRICS);
     match Lines::read(&path, steps) {
         // Damaged lines leave a gap. They were not removed.
         Ok(lines) => Lines { damaged: 0, ..lines }.missing(&path, steps),
-        Err(error) => Some(Failure::file("read", &path, &error).to_string()),
+        Err(error) => Some(RunFolderError::file("read", &path, error).to_string()),
     }
 }
 
 impl Metrics {
     /// Opens a run's metrics and keeps the lines of the first `steps` steps. Later lines are removed, because those
     /// steps run again. An older summary is removed too. The second result describes gaps in the lines that are kept.
-    pub fn create(out: &Path, steps: u64) -> Result<(Self, Option<String>), Failure> {
-        remove(&summary_path(out))?;
-        let path = path(out);
-        let failed = |error| Failure::file("create", &path, &error);
+    pub fn create(out: &Path, steps: u64) -> Result<(Self, Option<String>), RunFolderError> {
+        remove(&out.join(SUMMARY))?;
+        let path = out.join(METRICS);
+        let failed = |error| RunFolderError::file("create", &path, error);
         let lines = if steps == 0 { Lines::default() } else { Lines::read(&path, steps).map_err(failed)? };
-        write_whole(&path, &lines.text)?;
+        write_target(&path, &lines.text).map_err(|error| RunFolderError::file("write", &path, error))?;
         let file = OpenOptions::new().append(true).open(&path).map_err(failed)?;
         let missing = lines.missing(&path, steps);
         let length = lines.text.len() as u64;
@@ -95,33 +47,33 @@ impl Metrics {
     }
 
     /// Adds a step. If its line cannot be written, it is kept in memory and written with the next one.
-    pub fn step(&mut self, line: &MetricsLine) -> Result<(), Failure> {
+    pub fn step(&mut self, line: &MetricsLine) -> Result<(), RunFolderError> {
         serde_json::to_writer(&mut self.unwritten, line).expect("reports have string keys");
         self.unwritten.push(b'\n');
         self.flush()?;
         // If a run may resume from this step, its line must be on the disk.
         if line.report.checkpoint_s.is_some() {
-            self.file.sync_data().map_err(|error| self.failed(&error))?;
+            self.file.sync_data().map_err(|error| self.failed(error))?;
         }
         Ok(())
     }
 
     /// Writes the lines that could not be written before.
-    pub fn flush(&mut self) -> Result<(), Failure> {
+    pub fn flush(&mut self) -> Result<(), RunFolderError> {
         if let Err(error) = self.file.write_all(&self.unwritten) {
             // Remove a partly written line: the next attempt starts after the last whole one.
             if self.file.metadata().is_ok_and(|found| found.len() > self.length) {
                 self.file.set_len(self.length).ok();
             }
-            return Err(self.failed(&error));
+            return Err(self.failed(error));
         }
         self.length += self.unwritten.len() as u64;
         self.unwritten.clear();
         Ok(())
     }
 
-    fn failed(&self, error: &io::Error) -> Failure {
-        Failure::Run(format!("cannot write {}: {error}", self.path.display()))
+    fn failed(&self, source: io::Error) -> RunFolderError {
+        RunFolderError::Metrics { path: self.path.clone(), source }
     }
 }
 
@@ -135,7 +87,7 @@ struct Lines {
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct StepOfLine {
     step: u64,
 }
 
@@ -148,8 +100,8 @@ impl Lines {
         let mut lines = Lines::default();
         // A killed run may have left a partial last line.
         for line in text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n")) {
-            match serde_json::from_slice::<Line>(line) {
-                Ok(Line { step }) if step <= steps => {
+            match serde_json::from_slice::<StepOfLine>(line) {
+                Ok(StepOfLine { step }) if step <= steps => {
                     lines.text.extend(line);
                     lines.steps.push(step);
                 }
@@ -182,5 +134,15 @@ impl Lines {
         let next = self.steps.iter().skip(1).copied().chain([steps + 1]);
         let gap = |(&step, next): (&u64, u64)| (next > step + 1).then_some((step + 1, next - 1));
         self.steps.iter().zip(next).filter_map(gap).collect()
+    }
+}
+
+/// Removes a file, if it exists.
+pub(crate) fn remove(path: &Path) -> Result<(), RunFolderError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(RunFolderError::file("replace", path, error))
+        }
+        _ => Ok(()),
     }
 }

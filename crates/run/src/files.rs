@@ -1,0 +1,23 @@
+//! The names of the files in a run's folder. Its checkpoints are in a folder of their own, see `kintsugi_checkpoint`.
+
+use std::path::{Path, PathBuf};
+
+/// A line per step, written during the run.
+pub const METRICS: &str = "metrics.jsonl";
+
+/// The summary at the end.
+pub const SUMMARY: &str = "summary.json";
+
+/// The whole configuration, which repeats the run.
+pub const CONFIG: &str = "config.toml";
+
+/// Where the trace of a step is looked for.
+pub const TRACE: &str = "trace.json";
+
+/// The folder of TensorBoard's event files.
+pub const EVENTS: &str = "tensorboard";
+
+/// The files that a run writes itself, except its checkpoints and its tokenizer.
+pub fn written(out: &Path) -> [PathBuf; 4] {
+    [CONFIG, METRICS, SUMMARY, EVENTS].map(|name| out.join(name))
+}

@@ -1,0 +1,26 @@
+//! The folder of a run: the names of its files, and the types in them.
+//!
+//! `train` writes the folder; `report`, `watch` and others read it while the run goes on. Readers are tolerant: a number that is not
+//! finite is `null` in a file, a missing value has a default, and lines that cannot be read are counted.
+#![forbid(unsafe_code)]
+
+mod columns;
+mod error;
+pub mod files;
+mod metrics;
+mod metrics_line;
+mod open_folder;
+mod output_folder;
+mod run_folder;
+mod step_report;
+mod summary;
+
+pub use columns::{Columns, MAX_METRICS};
+pub use error::RunFolderError;
+pub use metrics::{Metrics, missing_lines};
+pub use metrics_line::{MetricsLine, now};
+pub use open_folder::{FolderPath, OpenFolder};
+pub use output_folder::OutputFolder;
+pub use run_folder::{MAX_TRACE, RunFolder, RunState, has_metrics, is_run};
+pub use step_report::StepReport;
+pub use summary::{Figures, RunSummary, SavingSummary, Summary};
