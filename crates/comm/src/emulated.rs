@@ -9,14 +9,14 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kintsugi_spec::{EmulatedLinks, Level};
+use kintsugi_spec::{ByLevel, EmulatedLinks, Level};
 
 /// When the emulated links of one rank are free.
 #[derive(Debug)]
 pub(crate) struct LinkClocks {
     links: EmulatedLinks,
     /// For each level, when the link has sent everything so far.
-    free: Mutex<[Option<Instant>; Level::ALL.len()]>,
+    free: Mutex<ByLevel<Option<Instant>>>,
 }
 
 impl LinkClocks {
@@ -27,9 +27,9 @@ impl LinkClocks {
     /// Sends bytes over the link of a level. `ready` is when both ranks could begin. Returns when the bytes arrive, if that takes
     /// time.
     pub(crate) fn send(&self, level: Level, bytes: usize, ready: Instant) -> Option<Instant> {
-        let link = self.links[level as usize]?;
+        let link = self.links[level]?;
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = &mut free[level as usize];
+        let free = &mut free[level];
         let occupied = Duration::from_secs_f64(bytes as f64 / link.bandwidth);
         let sent = free.map_or(ready, |free| free.max(ready)) + occupied;
         *free = Some(sent);
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn a_link_sends_one_transfer_after_the_other() {
         let link = EmulatedLink { bandwidth: 1e6, latency: 3.0 };
-        let clocks = LinkClocks::new([None, Some(link), Some(link)]);
+        let clocks = LinkClocks::new(Level::ALL.map(|level| Some(link).filter(|_| level != Level::Package)));
         let ready = Instant::now();
         assert_eq!(clocks.send(Level::Package, 1 << 20, ready), None, "this level is not emulated");
         let first = clocks.send(Level::Node, 2_000_000, ready).unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kintsugi_spec::Level;
+use kintsugi_spec::{ByLevel, Level};
 use serde::{Deserialize, Serialize};
 
 /// The operation that bytes are sent for.
@@ -46,7 +46,7 @@ impl Operation {
     }
 }
 
-type ByLevelAndOperation<T> = [[T; Operation::ALL.len()]; Level::ALL.len()];
+type ByLevelAndOperation<T> = ByLevel<[T; Operation::ALL.len()]>;
 
 /// Bytes by level and operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,12 +55,12 @@ pub struct Traffic(ByLevelAndOperation<u64>);
 impl Traffic {
     /// Adds bytes that are sent over links of a level.
     pub fn add(&mut self, level: Level, operation: Operation, bytes: u64) {
-        self.0[level as usize][operation as usize] += bytes;
+        self.0[level][operation as usize] += bytes;
     }
 
     /// Bytes sent over links of a level for an operation.
     pub fn get(&self, level: Level, operation: Operation) -> u64 {
-        self.0[level as usize][operation as usize]
+        self.0[level][operation as usize]
     }
 
     /// Adds the bytes of another rank or step.
@@ -92,7 +92,7 @@ pub(crate) struct TrafficCounter(ByLevelAndOperation<AtomicU64>);
 impl TrafficCounter {
     /// Adds bytes. Threads that synchronise with this one afterwards see them.
     pub(crate) fn add(&self, level: Level, operation: Operation, bytes: u64) {
-        self.0[level as usize][operation as usize].fetch_add(bytes, Ordering::Relaxed);
+        self.0[level][operation as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// The traffic so far.

@@ -278,7 +278,7 @@ impl Worker {
         }
         let transport_bytes = world.transport_bytes()?;
         let groups = match job.fault {
-            Some(fault) => fault.in_groups(groups, &backend),
+            Some(fault) => fault.in_groups(groups, &job.plan, &backend),
             None => groups,
         };
         let mut rank = Rank::for_purpose(Arc::clone(&job.plan), at, Rc::clone(&backend), groups, purpose);

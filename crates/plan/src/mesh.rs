@@ -72,11 +72,7 @@ impl Mesh {
     /// The number of data-parallel ranks inside one package, node or cluster; `None` if not all of these have the same
     /// number.
     pub fn replicas_inside(&self, level: Level, topology: Topology) -> Option<usize> {
-        let unit = match level {
-            Level::Package => topology.per_package,
-            Level::Node => topology.per_node.unwrap_or(usize::MAX),
-            Level::Cluster => usize::MAX,
-        };
+        let unit = topology.ranks_inside(level).unwrap_or(usize::MAX);
         let (dp, stride) = (self.dp(), self.stride(Axis::Data));
         if self.ranks() <= unit {
             return Some(dp);
@@ -235,7 +231,7 @@ mod tests {
         assert_eq!(members(Span::Across(Level::Node), 5), [5, 13]);
         assert_eq!(members(Span::Between(Level::Package, Level::Node), 5), [1, 3, 5, 7]);
         assert_eq!(members(Span::Between(Level::Package, Level::Node), 12), [8, 10, 12, 14]);
-        for (level, rank) in [Level::Package, Level::Node, Level::Cluster].into_iter().zip(0..) {
+        for (level, rank) in Level::ALL.into_iter().zip(0..) {
             let (inside, across) = (members(Span::Inside(level), rank), members(Span::Across(level), rank));
             assert_eq!(inside.len() * across.len(), mesh.dp());
             assert_eq!(inside.iter().filter(|rank| across.contains(rank)).collect::<Vec<_>>(), [&rank]);

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use kintsugi_spec::{Axis, Group, Span};
+use kintsugi_spec::{Axis, Group, Level, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::{Codes, Integer, Phase, PhaseKind, Quantized};
@@ -35,7 +35,7 @@ pub struct Part {
 }
 
 /// There is at most one part for each level of links.
-pub const MAX_PARTS: usize = 3;
+pub const MAX_PARTS: usize = Level::ALL.len();
 
 /// Over how many data-parallel ranks weights, gradients and states are sharded, and over which parts of the axis. 1 is not
 /// sharded. Each number divides the next one.
@@ -231,8 +231,6 @@ fn group_of(part: Part) -> Group {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_spec::Level;
-
     use super::*;
 
     /// Twelve replicas: two in a package, two packages in a node, three nodes.

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use kintsugi_comm::{Collective, Pending};
 use kintsugi_model::{Context, KvCache, Shape, embedding, head, layer};
-use kintsugi_plan::{Block, Unit};
+use kintsugi_plan::{Block, Group, Unit};
 use kintsugi_tensor::{Buffer, Category, DType};
 
 use crate::rank::{Rank, TokenSource};
@@ -172,13 +172,13 @@ impl Rank {
     pub(crate) fn share_start(&mut self) {
         let chosen = self.generation_mut().chosen.take().expect("tokens are shared once a step");
         let all = 0..chosen.len();
-        let sharing = self.groups.pipeline.start(Collective::AllReduce, chosen, all);
+        let sharing = self.groups.get(Group::PIPELINE).start(Collective::AllReduce, chosen, all);
         self.generation_mut().sharing = Some(sharing);
     }
 
     pub(crate) fn share_wait(&mut self) {
         let sharing = self.generation_mut().sharing.take().expect("a wait follows its start");
-        let chosen = self.groups.pipeline.wait(sharing);
+        let chosen = self.groups.get(Group::PIPELINE).wait(sharing);
         self.generation_mut().chosen = Some(chosen);
     }
 

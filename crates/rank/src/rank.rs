@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kintsugi_comm::{Communicator, Pending, RankFailure, TransferObserver};
 use kintsugi_model::{Context, Shape};
 use kintsugi_plan::{
-    Block, Computation, Coordinate, LossScale, Op, Phase, Plan, Program, StepOp, Transfer, Unit,
+    Block, Computation, Coordinate, Group, LossScale, Op, Phase, Plan, Program, StepOp, Transfer, Unit,
 };
 use kintsugi_tensor::ops::control;
 use kintsugi_tensor::{Backend, Buffer, Category, DType, ReplayOutcome, ReplayRequest};
@@ -374,7 +374,7 @@ impl Rank {
     }
 
     pub(crate) fn context(&self) -> Context<'_> {
-        let (backend, tensor) = (&*self.backend, &*self.groups.tensor);
+        let (backend, tensor) = (&*self.backend, self.groups.get(Group::TENSOR));
         Context { backend, tensor, shape: self.shape(), starts: None }
     }
 

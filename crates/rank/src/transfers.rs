@@ -1,7 +1,7 @@
 //! Messages between stages.
 
 use kintsugi_comm::Tag;
-use kintsugi_plan::{Block, Message, MessageKind};
+use kintsugi_plan::{Block, Group, Message, MessageKind};
 use kintsugi_tensor::Category;
 
 use crate::rank::Rank;
@@ -13,26 +13,26 @@ impl Rank {
             MessageKind::Gradient => &mut self.in_flight.gradients,
         };
         let buffer = waiting.remove(&(message.block, message.micro)).expect("what is sent was made before");
-        let pending = self.groups.pipeline.send(message.peer, self.tag(message), buffer);
+        let pending = self.groups.get(Group::PIPELINE).send(message.peer, self.tag(message), buffer);
         self.in_flight.sending.insert(message, pending);
     }
 
     pub(crate) fn send_wait(&mut self, message: Message) {
         let pending = self.in_flight.sending.remove(&message).expect("a wait follows its start");
-        drop(self.groups.pipeline.wait(pending));
+        drop(self.groups.get(Group::PIPELINE).wait(pending));
     }
 
     pub(crate) fn receive_start(&mut self, message: Message) {
         let shape = self.shape();
         let len = shape.own_rows * shape.hidden;
         let buffer = self.backend.allocate(len, shape.compute, Category::Activations);
-        let pending = self.groups.pipeline.receive(message.peer, self.tag(message), buffer);
+        let pending = self.groups.get(Group::PIPELINE).receive(message.peer, self.tag(message), buffer);
         self.in_flight.receiving.insert(message, pending);
     }
 
     pub(crate) fn receive_wait(&mut self, message: Message) {
         let pending = self.in_flight.receiving.remove(&message).expect("a wait follows its start");
-        let buffer = self.groups.pipeline.wait(pending);
+        let buffer = self.groups.get(Group::PIPELINE).wait(pending);
         let waiting = match message.kind {
             MessageKind::Activation => &mut self.in_flight.inputs,
             MessageKind::Gradient => &mut self.in_flight.gradients,

@@ -1,7 +1,7 @@
 //! The time of a step and its parts: the graph of a plan's programs, evaluated with its costs.
 
 use kintsugi_plan::Plan;
-use kintsugi_spec::Level;
+use kintsugi_spec::{ByLevel, Level};
 use serde::Serialize;
 
 use crate::cost::{CostCache, Costs, DeviceModel, PlanTraces, Sharing, Time};
@@ -17,8 +17,8 @@ pub struct Timing {
     pub compute_s: f64,
     /// Waiting for transfers of tensor parallelism.
     pub tensor_s: f64,
-    /// Waiting for weights and gradients over the links of a package, a node and the cluster.
-    pub exposed_s: [f64; 3],
+    /// Waiting for weights and gradients over the links of each level.
+    pub exposed_s: ByLevel<f64>,
     /// Waiting for other stages and their messages.
     pub idle_s: f64,
     /// The framework's time per step.
@@ -30,7 +30,7 @@ pub struct Timing {
 impl Timing {
     /// Waiting for weights and gradients over a level.
     pub fn exposed(&self, level: Level) -> f64 {
-        self.exposed_s[level as usize]
+        self.exposed_s[level]
     }
 }
 

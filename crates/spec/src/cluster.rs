@@ -36,7 +36,7 @@ impl ClusterSpec {
     /// How many of `ranks` ranks share the cores of a machine: those of a node, or all of them if links between nodes are emulated.
     /// One machine runs all nodes then.
     pub fn ranks_of_machine(&self, ranks: usize) -> usize {
-        let one_machine = self.emulated[Level::Cluster as usize].is_some();
+        let one_machine = self.emulated[Level::Cluster].is_some();
         self.topology.per_node.filter(|_| !one_machine).map_or(ranks, |n| n.min(ranks))
     }
 }
@@ -54,23 +54,23 @@ impl Topology {
     /// Every rank in one node: a laptop, a workstation, ranks as threads.
     pub const ONE_NODE: Topology = Topology { per_package: 1, per_node: None };
 
+    /// Ranks in one package, node or cluster; `None` if it contains all.
+    pub fn ranks_inside(&self, level: Level) -> Option<usize> {
+        match level {
+            Level::Package => Some(self.per_package),
+            Level::Node => self.per_node,
+            Level::Cluster => None,
+        }
+    }
+
     /// The package, node or cluster that contains a rank, by its number.
     pub fn unit(&self, level: Level, rank: usize) -> usize {
-        match level {
-            Level::Package => rank / self.per_package,
-            Level::Node => self.per_node.map_or(0, |n| rank / n),
-            Level::Cluster => 0,
-        }
+        self.ranks_inside(level).map_or(0, |ranks| rank / ranks)
     }
 
     /// The innermost level that contains both ranks.
     pub fn level(&self, a: usize, b: usize) -> Level {
-        if a / self.per_package == b / self.per_package {
-            Level::Package
-        } else if self.per_node.is_none_or(|n| a / n == b / n) {
-            Level::Node
-        } else {
-            Level::Cluster
-        }
+        let joins = |level: &Level| self.unit(*level, a) == self.unit(*level, b);
+        Level::ALL.into_iter().find(joins).expect("the cluster contains all ranks")
     }
 }

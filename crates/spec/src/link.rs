@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Level;
 use crate::key::spec_table;
+use crate::{ByLevel, Level};
 
 /// The links of one level, from the view of one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,8 +44,8 @@ spec_table! {
     }
 }
 
-/// The links that a run emulates, innermost level first; `None` for a level that is as fast as the machine is.
-pub type EmulatedLinks = [Option<EmulatedLink>; Level::ALL.len()];
+/// The links that a run emulates; `None` for a level that is as fast as the machine is.
+pub type EmulatedLinks = ByLevel<Option<EmulatedLink>>;
 
 /// The links of one level that a run emulates: its transfers are slowed down as if they went over these.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -68,7 +68,7 @@ mod tests {
         step_s: 10.0,
         compute_s: 8.0,
         tensor_s: 1.0,
-        exposed_s: [0.0; 3],
+        exposed_s: [0.0; Level::ALL.len()],
         idle_s: 1.0,
         fixed_s: 0.0,
         bubble: 0.1,

@@ -19,7 +19,7 @@ use kintsugi_comm::World;
 use kintsugi_comm::mpi::{Mpi, MpiWorld, VARIABLE};
 use kintsugi_comm::rendezvous::Rendezvous;
 use kintsugi_comm::threads::ThreadsWorld;
-use kintsugi_spec::{EmulatedLink, EmulatedLinks, Topology};
+use kintsugi_spec::{EmulatedLink, EmulatedLinks, Level, Topology};
 use kintsugi_testing::{Need, skip};
 
 use suite::Suite;
@@ -37,7 +37,7 @@ const LINKS: EmulatedLinks = [None, Some(LINK), Some(LINK)];
 const LINK: EmulatedLink = EmulatedLink { bandwidth: 1e9, latency: 2e-5 };
 
 /// No link is emulated.
-const NONE: EmulatedLinks = [None; 3];
+const NONE: EmulatedLinks = [None; Level::ALL.len()];
 
 /// The numbers of ranks: a few, or all if the whole suite was asked for.
 fn sizes() -> Vec<usize> {

@@ -39,24 +39,23 @@ impl Fault {
         ("drift", Fault::Drift),
     ];
 
-    pub(crate) fn in_groups(self, mut groups: Groups, backend: &Rc<dyn Backend>) -> Groups {
+    pub(crate) fn in_groups(self, mut groups: Groups, plan: &Plan, backend: &Rc<dyn Backend>) -> Groups {
+        let (replica, replicas) = (groups.get(Group::DATA).rank(), groups.get(Group::DATA).size());
         let (input_factor, output_factor) = match self {
-            Fault::DropRank if groups.data.rank() == 0 => (0.0, 1.0),
-            Fault::MissingAverage => (groups.data.size() as f32, 1.0),
-            Fault::Overflow if groups.data.rank() == 1 => (f32::INFINITY, 1.0),
-            Fault::Drift if groups.data.rank() == 0 => (1.0, 1.0 + 2.0 * f32::EPSILON),
+            Fault::DropRank if replica == 0 => (0.0, 1.0),
+            Fault::MissingAverage => (replicas as f32, 1.0),
+            Fault::Overflow if replica == 1 => (f32::INFINITY, 1.0),
+            Fault::Drift if replica == 0 => (1.0, 1.0 + 2.0 * f32::EPSILON),
             _ => return groups,
         };
-        let scaling = |group: Box<dyn Communicator>| -> Box<dyn Communicator> {
+        // A gradient is reduced over the innermost part first.
+        let innermost = plan.sharding.groups().next();
+        groups.wrap(|name, group| {
+            if replicas == 1 || (name != Group::DATA && Some(name) != innermost) {
+                return group;
+            }
             Box::new(ScalingGroup { group, backend: Rc::clone(backend), input_factor, output_factor })
-        };
-        if groups.data.size() > 1 {
-            // A gradient is reduced over the innermost part first.
-            let parts = std::mem::take(&mut groups.data_parts).into_iter().enumerate();
-            let scaled = |(i, (part, group))| (part, if i == 0 { scaling(group) } else { group });
-            groups.data_parts = parts.map(scaled).collect();
-            groups.data = scaling(groups.data);
-        }
+        });
         groups
     }
 

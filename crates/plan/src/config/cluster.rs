@@ -189,7 +189,7 @@ fn emulated(raw: &RawCluster) -> Result<EmulatedLinks, ConfigError> {
     let mut emulated = EmulatedLinks::default();
     let Some(links) = &raw.emulated else { return Ok(emulated) };
     for (level, raw) in Level::ALL.into_iter().zip([&links.package, &links.node, &links.cluster]) {
-        emulated[level as usize] = raw.as_ref().map(|raw| emulated_link(level, raw)).transpose()?;
+        emulated[level] = raw.as_ref().map(|raw| emulated_link(level, raw)).transpose()?;
     }
     Ok(emulated)
 }

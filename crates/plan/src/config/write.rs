@@ -115,7 +115,7 @@ fn cluster(cluster: &ClusterSpec) -> RawCluster {
         })
     };
     let emulated = |level: Level| {
-        cluster.emulated[level as usize]
+        cluster.emulated[level]
             .map(|link| RawEmulatedLink { bandwidth: Some(link.bandwidth), latency: Some(link.latency) })
     };
     RawCluster {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use kintsugi_plan::{
     Axis, BackwardPart, Block, Computation, Group, MessageKind, Op, OpKind, Phase, PhaseKind, Plan,
-    Recompute, StepOp, Transfer, Unit,
+    Recompute, Span, StepOp, Transfer, Unit,
 };
-use kintsugi_spec::Level;
+use kintsugi_spec::{ByAxis, Level};
 
 use super::device::DeviceModel;
 use super::links::Links;
@@ -42,7 +42,7 @@ pub(super) struct UnitCosts {
     /// For each stage, in the order of [`StepOp::ALL`].
     step_ops: Vec<[OpCost; StepOp::ALL.len()]>,
     /// A sum of a few numbers over each axis.
-    sums: [TransferCost; 3],
+    sums: ByAxis<TransferCost>,
     /// The sum of the two copies of a tied table.
     tied: TransferCost,
     /// How much slower kernels run beside a transfer, in 1/1024.
@@ -112,7 +112,7 @@ impl Costs {
 
     /// The sum of the norm over an axis.
     pub fn sum(&self, axis: Axis) -> TransferCost {
-        self.units.sums[axis_number(axis)]
+        self.units.sums[axis]
     }
 
     /// The sum of the two copies of a tied table.
@@ -158,7 +158,7 @@ impl Costs {
         let units = UnitCosts {
             ops: units,
             step_ops: vec![Default::default(); plan.mesh.pp()],
-            sums: [at_once; 3],
+            sums: Axis::ALL.map(|_| at_once),
             tied: at_once,
             interference: 0,
             fixed: 0,
@@ -227,7 +227,7 @@ impl Costs {
         };
         let units = UnitCosts {
             step_ops: (0..plan.mesh.pp()).map(|stage| StepOp::ALL.map(|op| step_op(stage, op))).collect(),
-            sums: [Group::PIPELINE, Group::DATA, Group::TENSOR].map(|group| pricing.sum(group)),
+            sums: Axis::ALL.map(|axis| pricing.sum(Group::Along(axis, Span::All))),
             tied: tied.and_then(|cost| cost.started).unwrap_or(TransferCost::new(Level::Node, 0)),
             interference: (plan.framework.interference * 1024.0) as u64,
             fixed: picoseconds(plan.framework.step),
@@ -238,14 +238,6 @@ impl Costs {
             units: Arc::new(units),
             messages: Arc::new(pricing.messages(message_bytes(&traces[0]))),
         }
-    }
-}
-
-fn axis_number(axis: Axis) -> usize {
-    match axis {
-        Axis::Pipeline => 0,
-        Axis::Data => 1,
-        Axis::Tensor => 2,
     }
 }
 

@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 use kintsugi_comm::Collective;
 use kintsugi_plan::{Coordinate, Mesh};
 use kintsugi_spec::{
-    ClusterSpec, EmulatedLink, FrameworkSpec, Group, Hardware, Level, LinkSpec, ShortSpec, Span, Topology,
+    Axis, ByAxis, ByLevel, ClusterSpec, EmulatedLink, FrameworkSpec, Group, Hardware, Level, LinkSpec,
+    ShortSpec, Span, Topology,
 };
 
 use super::rings;
@@ -23,7 +24,7 @@ use super::rings;
 pub struct Links {
     topology: Topology,
     mesh: Mesh,
-    levels: [Speed; 3],
+    levels: ByLevel<Speed>,
     whole_sums: bool,
     fp32_sums: bool,
     trees: bool,
@@ -35,10 +36,9 @@ pub struct Links {
     inner_latency: f64,
     /// Bytes per second of a pass over a rank's own part: two are read and one is written.
     local: f64,
-    tensor: GroupLinks,
-    data: GroupLinks,
+    /// The whole axes.
+    axes: ByAxis<GroupLinks>,
     tied: GroupLinks,
-    pipeline: GroupLinks,
     /// The parts of the data-parallel group, by span.
     data_parts: Vec<(Span, GroupLinks)>,
     /// The links that the run emulates on top of these.
@@ -97,19 +97,22 @@ impl Links {
         };
         let group = |stride, ranks, beside| with_share(framework.between_nodes, stride, ranks, beside);
         let of_replicas = framework.replicas_between_nodes.unwrap_or(framework.between_nodes);
-        let stage = mesh.dp() * mesh.tp();
         // Groups whose ranks are some replicas apart run side by side, one for each rank between these.
-        let part = |(span, ranks, stride): (Span, usize, usize)| {
-            let stride = mesh.tp() * stride;
-            (span, with_share(of_replicas, stride, ranks, stride))
+        let over_replicas = |ranks, stride: usize| {
+            let stride = mesh.stride(Axis::Data) * stride;
+            with_share(of_replicas, stride, ranks, stride)
         };
+        let along = |axis| match axis {
+            Axis::Data => over_replicas(mesh.dp(), 1),
+            Axis::Pipeline | Axis::Tensor => group(mesh.stride(axis), mesh.size(axis), 1),
+        };
+        let part = |(span, ranks, stride)| (span, over_replicas(ranks, stride));
         Links {
             data_parts: data_spans(mesh, cluster.topology).into_iter().map(part).collect(),
             topology: cluster.topology,
             mesh,
             levels,
-            tensor: group(1, mesh.tp(), 1),
-            data: with_share(of_replicas, mesh.tp(), mesh.dp(), mesh.tp()),
+            axes: Axis::ALL.map(along),
             whole_sums: framework.whole_sums,
             fp32_sums: framework.fp32_sums,
             trees: framework.trees,
@@ -117,8 +120,7 @@ impl Links {
             gather_pieces: framework.gather_pieces,
             inner_latency: inner_latency(cluster, &levels),
             local: local_rate(cluster),
-            tied: group(stage * (mesh.pp() - 1).max(1), 2.min(mesh.pp()), 1),
-            pipeline: group(stage, mesh.pp(), 1),
+            tied: group(mesh.ranks_per_stage() * (mesh.pp() - 1).max(1), 2.min(mesh.pp()), 1),
             emulated: None,
         }
     }
@@ -163,7 +165,7 @@ impl Links {
             return 0.0;
         }
         match collective {
-            Collective::AllToAll => emulated.levels[links.level as usize].latency,
+            Collective::AllToAll => emulated.levels[links.level].latency,
             Collective::AllReduce => 2.0 * emulated.ring(links, 0.0),
             Collective::AllGather | Collective::ReduceScatter => emulated.ring(links, 0.0),
         }
@@ -176,7 +178,7 @@ impl Links {
             return (Level::Package, 0.0);
         }
         let phases = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
-        let speed = self.levels[links.level as usize];
+        let speed = self.levels[links.level];
         if collective == Collective::AllToAll {
             return (links.level, speed.start + self.all_to_all(links, bytes));
         }
@@ -217,13 +219,13 @@ impl Links {
     /// Seconds of the hops of a part around the ring.
     fn hops(&self, group: GroupLinks) -> f64 {
         let (n, nodes) = (group.ranks as f64, group.nodes as f64);
-        let outer = self.levels[Level::Cluster as usize].latency;
+        let outer = self.levels[Level::Cluster].latency;
         self.inner(group) * (n - nodes) + outer * (nodes - 1.0)
     }
 
     /// Seconds of a hop of a ring inside a node.
     fn inner(&self, group: GroupLinks) -> f64 {
-        if group.nodes > 1 { self.inner_latency } else { self.levels[Level::Node as usize].latency }
+        if group.nodes > 1 { self.inner_latency } else { self.levels[Level::Node].latency }
     }
 
     /// Seconds of an all-to-all, whose chunks are all under way at once. Half of the bytes are received chunks. What leaves the
@@ -231,22 +233,21 @@ impl Links {
     fn all_to_all(&self, group: GroupLinks, bytes: f64) -> f64 {
         let (n, nodes) = (group.ranks as f64, group.nodes as f64);
         let (chunk, here) = (bytes / 2.0 / n, n / nodes);
-        let bandwidth =
-            if group.nodes == 1 { group.bandwidth } else { self.levels[Level::Node as usize].bandwidth };
+        let bandwidth = if group.nodes == 1 { group.bandwidth } else { self.levels[Level::Node].bandwidth };
         let (inside, outside) = ((here - 1.0) * chunk / bandwidth, (n - here) * chunk / group.per_rank);
-        inside.max(outside) + self.levels[group.level as usize].latency
+        inside.max(outside) + self.levels[group.level].latency
     }
 
     /// Seconds of one phase over a tree.
     fn tree(&self, group: GroupLinks, bytes: f64) -> f64 {
-        let outer = self.levels[Level::Cluster as usize].latency;
+        let outer = self.levels[Level::Cluster].latency;
         bytes / group.bandwidth + self.inside_a_node(group) + outer * (group.nodes as f64).log2().ceil()
     }
 
     /// Seconds of the hops inside a node.
     fn inside_a_node(&self, group: GroupLinks) -> f64 {
         let hops = (group.ranks as f64 / group.nodes as f64 - 1.0).max(0.0);
-        self.levels[Level::Node as usize].latency * hops
+        self.levels[Level::Node].latency * hops
     }
 
     /// Seconds of a message from each rank of `stage` to its peer in `to`, and the level it crosses. The ranks of a stage wait
@@ -266,7 +267,7 @@ impl Links {
         let level =
             (0..places).map(|place| self.topology.level(first(stage) + place, first(to) + place)).max();
         let level = level.unwrap_or(Level::Package);
-        let speed = self.levels[level as usize];
+        let speed = self.levels[level];
         let parts = if scattered { self.mesh.tp() as f64 } else { 1.0 };
         let gather =
             if scattered { self.collective(Group::TENSOR, Collective::AllGather, bytes).1 } else { 0.0 };
@@ -275,9 +276,7 @@ impl Links {
 
     fn group(&self, group: Group) -> GroupLinks {
         match group {
-            Group::TENSOR => self.tensor,
-            Group::DATA => self.data,
-            Group::PIPELINE => self.pipeline,
+            Group::Along(axis, Span::All) => self.axes[axis],
             Group::Tied => self.tied,
             Group::Along(_, span) => {
                 let part = self.data_parts.iter().find(|(part, _)| *part == span);
@@ -288,9 +287,9 @@ impl Links {
 }
 
 /// Seconds of a hop inside a node, in a ring that leaves the node.
-fn inner_latency(cluster: &ClusterSpec, levels: &[Speed; 3]) -> f64 {
+fn inner_latency(cluster: &ClusterSpec, levels: &ByLevel<Speed>) -> f64 {
     let given = cluster.link(Level::Cluster).and_then(|link| link.inner_latency);
-    given.unwrap_or(0.0).max(levels[Level::Node as usize].latency)
+    given.unwrap_or(0.0).max(levels[Level::Node].latency)
 }
 
 /// Whether the library uses its protocol for short collectives. Its hops are faster and its bandwidth is lower, so it is used
@@ -315,13 +314,16 @@ fn local_rate(cluster: &ClusterSpec) -> f64 {
 /// The spans that divide the data-parallel axis evenly, with their ranks and the replicas from one of these to the next.
 fn data_spans(mesh: Mesh, topology: Topology) -> Vec<(Span, usize, usize)> {
     let inside = |level| mesh.replicas_inside(level, topology);
+    // A cluster contains all ranks, so nothing is across clusters.
+    let [levels @ .., Level::Cluster] = &Level::ALL else {
+        unreachable!("the cluster is the outermost level")
+    };
     let mut spans = Vec::new();
-    for inner in [Level::Package, Level::Node] {
+    for (number, &inner) in levels.iter().enumerate() {
         let Some(ranks) = inside(inner) else { continue };
         spans.extend([(Span::Inside(inner), ranks, 1), (Span::Across(inner), mesh.dp() / ranks, ranks)]);
-    }
-    if let (Some(package), Some(node)) = (inside(Level::Package), inside(Level::Node)) {
-        spans.push((Span::Between(Level::Package, Level::Node), node / package, package));
+        let outer = levels[number + 1..].iter().filter_map(|&outer| Some((outer, inside(outer)?)));
+        spans.extend(outer.map(|(outer, all)| (Span::Between(inner, outer), all / ranks, ranks)));
     }
     spans
 }
@@ -344,7 +346,7 @@ fn speed(cluster: &ClusterSpec, level: Level) -> Speed {
 
 /// A cluster with the links that its runs emulate.
 fn emulated_cluster(cluster: &ClusterSpec) -> ClusterSpec {
-    let link = |level: Level| match cluster.emulated[level as usize] {
+    let link = |level: Level| match cluster.emulated[level] {
         Some(EmulatedLink { bandwidth, latency }) => Some(LinkSpec {
             level,
             bandwidth: Some(bandwidth),
@@ -371,7 +373,7 @@ fn places(topology: Topology) -> usize {
 /// The slowest group of `ranks` ranks that are `stride` apart, if `beside` such groups run at the same time.
 fn group(
     cluster: &ClusterSpec,
-    levels: &[Speed; 3],
+    levels: &ByLevel<Speed>,
     mesh: Mesh,
     stride: usize,
     ranks: usize,
@@ -391,13 +393,11 @@ fn group(
         let nodes = members.chunk_by(|a, b| a / per_node == b / per_node);
         let (count, fewest) = nodes.fold((0, usize::MAX), |(n, few), node| (n + 1, few.min(node.len())));
         let level = cluster.topology.level(members[0], members[ranks - 1]);
-        let node = levels[Level::Node as usize].bandwidth;
+        let node = levels[Level::Node].bandwidth;
         let mut chain = false;
         let bandwidth = match level {
-            Level::Cluster if cluster.cores.is_some() => levels[Level::Cluster as usize].bandwidth,
-            Level::Cluster => {
-                (fewest as f64 * levels[Level::Cluster as usize].bandwidth).min(node.max(DEFAULT_NODE))
-            }
+            Level::Cluster if cluster.cores.is_some() => levels[Level::Cluster].bandwidth,
+            Level::Cluster => (fewest as f64 * levels[Level::Cluster].bandwidth).min(node.max(DEFAULT_NODE)),
             inner if cluster.graph.is_empty() || ranks < 2 => levels[inner as usize].bandwidth,
             inner => {
                 let efficiency = cluster.link(inner).and_then(|link| link.efficiency).unwrap_or(0.8);
@@ -422,7 +422,6 @@ fn unwired_bandwidth(cluster: &ClusterSpec) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use kintsugi_plan::Axis;
     use kintsugi_plan::config::ConfigSource;
 
     use super::*;
@@ -454,9 +453,9 @@ mod tests {
     #[test]
     fn between_nodes_the_ranks_of_a_node_share_its_adapters() {
         let links = frontier(4, 1, 8);
-        let (level, bandwidth) = (links.data.level, links.data.bandwidth);
-        assert_eq!((level, links.data.nodes), (Level::Cluster, 4));
-        let one = links.levels[Level::Cluster as usize].bandwidth;
+        let (level, bandwidth) = (links.axes[Axis::Data].level, links.axes[Axis::Data].bandwidth);
+        assert_eq!((level, links.axes[Axis::Data].nodes), (Level::Cluster, 4));
+        let one = links.levels[Level::Cluster].bandwidth;
         assert!((bandwidth / one - 2.0).abs() < 1e-12, "{bandwidth}");
     }
 
@@ -466,7 +465,7 @@ mod tests {
         let with = |sets: &[&str]| {
             let plan = ConfigSource::text(file).sets(sets).plan().unwrap();
             let links = Links::new(&plan.cluster, mesh(4, 1, 8), &plan.framework);
-            links.data.bandwidth
+            links.axes[Axis::Data].bandwidth
         };
         let whole = with(&[]);
         let half = with(&["framework.between_nodes=0.5"]);
@@ -481,7 +480,7 @@ mod tests {
         let efficiency = cluster.link(Level::Node).and_then(|link| link.efficiency).unwrap();
         let between_halves = rings::bandwidth(&cluster, &[0, 4], 4, 8).unwrap();
         // Four groups of two: 0 and 4, 1 and 5, 2 and 6, 3 and 7.
-        let data = frontier(4, 1, 2).data.bandwidth;
+        let data = frontier(4, 1, 2).axes[Axis::Data].bandwidth;
         assert!((data / (between_halves / 4.0 * efficiency) - 1.0).abs() < 1e-12, "{data}");
     }
 
@@ -490,7 +489,7 @@ mod tests {
         // Of the six ranks of a stage, four have their peer on another node of eight.
         let links = frontier(1, 2, 6);
         assert_eq!(links.message(0, 1, 1e6, false).0, Level::Cluster);
-        assert_eq!((links.tied.level, links.pipeline.level), (Level::Cluster, Level::Cluster));
+        assert_eq!((links.tied.level, links.axes[Axis::Pipeline].level), (Level::Cluster, Level::Cluster));
         assert_eq!(frontier(1, 2, 4).message(0, 1, 1e6, false).0, Level::Node);
         assert_eq!(frontier(1, 8, 1).message(0, 1, 1e6, false).0, Level::Package);
     }
@@ -504,11 +503,11 @@ mod tests {
     fn an_all_to_all_sends_what_leaves_the_node_over_every_ranks_adapter() {
         let links = frontier(1, 1, 32);
         let time = links.collective(Group::DATA, Collective::AllToAll, 64e9).1;
-        let speed = links.levels[Level::Cluster as usize];
+        let speed = links.levels[Level::Cluster];
         // A chunk has 1 GB, and 24 of the 32 ranks are on other nodes.
-        let expected = speed.start + speed.latency + 24e9 / links.data.per_rank;
+        let expected = speed.start + speed.latency + 24e9 / links.axes[Axis::Data].per_rank;
         assert!((time / expected - 1.0).abs() < 1e-12, "{time} {expected}");
-        assert!(links.data.per_rank <= speed.bandwidth);
+        assert!(links.axes[Axis::Data].per_rank <= speed.bandwidth);
     }
 
     #[test]
@@ -537,7 +536,7 @@ mod tests {
     #[test]
     fn a_ring_that_leaves_the_node_has_slower_hops_inside() {
         let links = frontier(1, 1, 384);
-        let [inner, outer] = [Level::Node, Level::Cluster].map(|level| links.levels[level as usize]);
+        let [inner, outer] = [Level::Node, Level::Cluster].map(|level| links.levels[level]);
         assert!(links.inner_latency > inner.latency);
         let hops = outer.start + 336.0 * links.inner_latency + 47.0 * outer.latency;
         let time = links.collective(Group::DATA, Collective::AllGather, 1.0).1;
@@ -559,7 +558,7 @@ mod tests {
     fn trees_serve_small_sums_and_rings_large_ones() {
         let links = Links { trees: true, ..frontier(8, 1, 256) };
         let time = |bytes| links.collective(Group::DATA, Collective::AllReduce, bytes).1;
-        let hop = links.levels[Level::Cluster as usize].latency;
+        let hop = links.levels[Level::Cluster].latency;
         assert!(time(8.0) < 2.0 * 255.0 * hop, "{}", time(8.0));
         let gather = |bytes| links.collective(Group::DATA, Collective::AllGather, bytes).1;
         assert!((time(2e10) / gather(2e10) - 2.0).abs() < 0.05);

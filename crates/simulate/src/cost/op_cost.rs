@@ -99,12 +99,12 @@ impl OpOrder {
 
     /// Runs the op alone. Calls `transfer` with the number, start and end of each transfer, and returns the op's end.
     fn play(&self, mut transfer: impl FnMut(usize, Time, Time)) -> Time {
-        let (mut now, mut stream, mut ends) = (0, [0; 3], Vec::new());
+        let (mut now, mut stream, mut ends) = (0, [0; Level::ALL.len()], Vec::new());
         for &segment in &self.segments {
             match segment {
                 Segment::Run(time) => now = Time::saturating_add(now, time),
                 Segment::Start(started) => {
-                    let free = &mut stream[started.level as usize];
+                    let free = &mut stream[started.level];
                     let begin = now.max(*free);
                     *free = begin.saturating_add(started.time);
                     let end = free.saturating_add(started.latency);

@@ -8,6 +8,8 @@
 
 use std::collections::VecDeque;
 
+use kintsugi_spec::ByLevel;
+
 use super::order::{Graph, Section};
 use super::prices::{Prices, RowCost};
 use super::{Node, Rendezvous, Step};
@@ -22,7 +24,7 @@ pub(crate) struct Account {
     /// In transfers inside blocks: tensor parallelism.
     pub tensor: u128,
     /// Waiting for transfers of weights and gradients, by level.
-    pub exposed: [u128; 3],
+    pub exposed: ByLevel<u128>,
     /// Waiting for other stages, and for messages in flight.
     pub idle: u128,
 }
@@ -145,7 +147,7 @@ struct State {
 struct Spent {
     compute: Moment,
     tensor: Moment,
-    exposed: [u128; 3],
+    exposed: ByLevel<u128>,
 }
 
 /// The state at the start of a period.
@@ -160,9 +162,9 @@ struct Period {
 struct Clocks {
     now: Moment,
     /// When each level becomes free.
-    free: [Moment; 3],
+    free: ByLevel<Moment>,
     /// When the last message over each level ends.
-    quiet: [Moment; 3],
+    quiet: ByLevel<Moment>,
 }
 
 impl<'a, R: Recorder> Evaluation<'a, R> {
@@ -328,7 +330,7 @@ impl<'a, R: Recorder> Evaluation<'a, R> {
             Node::Wait { cost, slot } => {
                 let end = std::mem::take(&mut state.transfers[slot as usize]);
                 if let Some(TransferCost { level, .. }) = prices.transfers[usize::from(cost)] {
-                    state.spent.exposed[level as usize] += u128::from(end.saturating_sub(clocks.now));
+                    state.spent.exposed[level] += u128::from(end.saturating_sub(clocks.now));
                     clocks.now = clocks.now.max(end);
                 }
             }
@@ -357,8 +359,7 @@ impl<'a, R: Recorder> Evaluation<'a, R> {
 impl Clocks {
     /// Whether a transfer is in flight.
     fn sends(&self) -> bool {
-        let [package, node, cluster] = self.free;
-        package.max(node).max(cluster) > self.now
+        self.free.iter().any(|&free| free > self.now)
     }
 
     /// Runs kernels, slower while a transfer is in flight, and the transfers between them.
@@ -386,7 +387,7 @@ impl Clocks {
         spent: &mut Spent,
         mut transfer: impl FnMut(usize, Moment, Moment),
     ) {
-        let mut stream = [0; 3];
+        let mut stream: ByLevel<Moment> = ByLevel::default();
         let mut ends: Vec<Moment> = Vec::new();
         for &segment in segments {
             match segment {
@@ -398,7 +399,7 @@ impl Clocks {
                     spent.compute += time + slower as Time;
                 }
                 Segment::Start(TransferCost { level, time, latency }) => {
-                    let (stream, free) = (&mut stream[level as usize], &mut self.free[level as usize]);
+                    let (stream, free) = (&mut stream[level], &mut self.free[level]);
                     let begin = self.now.max(*stream);
                     *stream = begin + time;
                     if *free > self.now {
@@ -417,14 +418,14 @@ impl Clocks {
 
     /// Starts a transfer as soon as its level is free. Returns when it arrives.
     fn start(&mut self, TransferCost { level, time, latency }: TransferCost) -> Moment {
-        let free = &mut self.free[level as usize];
+        let free = &mut self.free[level];
         *free = self.now.max(*free) + time;
         *free + latency
     }
 
     /// Starts a message ahead of waiting transfers and beside one in flight. Returns its start.
     fn send(&mut self, TransferCost { level, time, .. }: TransferCost) -> Moment {
-        let (free, quiet) = (&mut self.free[level as usize], &mut self.quiet[level as usize]);
+        let (free, quiet) = (&mut self.free[level], &mut self.quiet[level]);
         let begin = self.now.max(*quiet);
         *quiet = begin + time;
         *free = begin.max(*free) + time;

@@ -12,7 +12,7 @@ use std::mem::{Discriminant, discriminant};
 
 use kintsugi_plan::{Axis, Group, Message, Op, Program, Transfer, Unit};
 use kintsugi_simulate::cost::{Costs, OpCost, Segment, Time, TransferCost};
-use kintsugi_spec::Level;
+use kintsugi_spec::{ByLevel, Level};
 
 /// How a stage spent its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Account {
     /// In transfers inside blocks: tensor parallelism.
     pub tensor: Time,
     /// Waiting for transfers of weights and gradients that were started before, by level.
-    pub exposed: [Time; 3],
+    pub exposed: ByLevel<Time>,
     /// Waiting for other stages, and for messages in flight.
     pub idle: Time,
     /// When it finished.
@@ -56,9 +56,9 @@ struct Stage<'a> {
     next: usize,
     now: Time,
     /// When each level becomes free.
-    free: [Time; 3],
+    free: ByLevel<Time>,
     /// When the last message on each level ends.
-    quiet: [Time; 3],
+    quiet: ByLevel<Time>,
     pending: HashMap<Pending, (Level, Time)>,
     account: Account,
 }
@@ -102,8 +102,8 @@ impl<'a> Stage<'a> {
             program,
             next: 0,
             now: 0,
-            free: [0; 3],
-            quiet: [0; 3],
+            free: ByLevel::default(),
+            quiet: ByLevel::default(),
             pending: HashMap::new(),
             account: Account::default(),
         }
@@ -111,7 +111,7 @@ impl<'a> Stage<'a> {
 
     /// Starts a message ahead of waiting transfers and beside one in flight. Returns its start.
     fn send(&mut self, TransferCost { level, time, .. }: TransferCost) -> Time {
-        let (free, quiet) = (&mut self.free[level as usize], &mut self.quiet[level as usize]);
+        let (free, quiet) = (&mut self.free[level], &mut self.quiet[level]);
         let begin = self.now.max(*quiet);
         *quiet = begin + time;
         *free = begin.max(*free) + time;
@@ -120,14 +120,14 @@ impl<'a> Stage<'a> {
 
     /// Starts a transfer as soon as its level is free. It arrives a latency after it has left its level.
     fn start(&mut self, pending: Pending, TransferCost { level, time, latency }: TransferCost) {
-        let end = self.now.max(self.free[level as usize]) + time;
-        self.free[level as usize] = end;
+        let end = self.now.max(self.free[level]) + time;
+        self.free[level] = end;
         self.pending.insert(pending, (level, end + latency));
     }
 
     fn wait(&mut self, pending: Pending) {
         let Some((level, end)) = self.pending.remove(&pending) else { return };
-        self.account.exposed[level as usize] += end.saturating_sub(self.now);
+        self.account.exposed[level] += end.saturating_sub(self.now);
         self.now = self.now.max(end);
     }
 
@@ -167,8 +167,8 @@ impl Stage<'_> {
                 }
                 Segment::Start(TransferCost { level, time, latency }) => {
                     let before = ends.iter().rfind(|end| end.0 == level).map_or(0, |&(_, left, _)| left);
-                    if self.free[level as usize] > self.now {
-                        self.free[level as usize] += time;
+                    if self.free[level] > self.now {
+                        self.free[level] += time;
                     }
                     let left = self.now.max(before) + time;
                     ends.push((level, left, left + latency));

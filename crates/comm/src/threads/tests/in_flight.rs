@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use kintsugi_spec::{EmulatedLink, EmulatedLinks, Group, Topology};
+use kintsugi_spec::{EmulatedLink, EmulatedLinks, Group, Level, Topology};
 use kintsugi_tensor::{Buffer, DType};
 use proptest::prelude::*;
 
@@ -194,7 +194,9 @@ fn zeros(len: usize) -> Buffer {
 
 #[test]
 fn a_transfer_finishes_while_a_rank_computes() {
-    for links in [EmulatedLinks::default(), [Some(EmulatedLink { bandwidth: 1e9, latency: 1e-4 }); 3]] {
+    for links in
+        [EmulatedLinks::default(), Level::ALL.map(|_| Some(EmulatedLink { bandwidth: 1e9, latency: 1e-4 }))]
+    {
         let world = ThreadsWorld::with_links(TOPOLOGY, 3, HOUR, links);
         let others_done = Barrier::new(3);
         run(&world, 3, |rank| {
