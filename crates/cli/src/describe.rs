@@ -56,7 +56,7 @@ pub fn model(plan: &Plan) -> Fact {
 /// The layout: ranks, schedule, sharding, and how a step is divided.
 fn layout(plan: &Plan) -> [Fact; 2] {
     let mesh = plan.mesh;
-    let mut parts = vec![format!("tp {} · pp {} · dp {}", mesh.tp(), mesh.pp(), mesh.dp())];
+    let mut parts = vec![mesh.to_string()];
     if mesh.pp() > 1 {
         parts.push(word(&plan.pipeline.schedule));
     }

@@ -1,6 +1,7 @@
 //! The grid of ranks. Its axes and their order are those of [`Axis::ALL`].
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use kintsugi_spec::{Axis, ByAxis, Group, Level, Span, Topology};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -22,6 +23,11 @@ impl Mesh {
     pub fn with(mut self, axis: Axis, size: usize) -> Mesh {
         self.0[axis] = size;
         self
+    }
+
+    /// The sizes of all axes, outermost first.
+    pub fn sizes(&self) -> ByAxis<usize> {
+        self.0
     }
 
     /// Size of an axis.
@@ -136,6 +142,13 @@ impl Mesh {
             Span::Across(level) => (self.dp() / inside(level), inside(level)),
             Span::Between(inner, outer) => (inside(outer) / inside(inner), inside(inner)),
         }
+    }
+}
+
+/// As in "tp 8 · pp 4 · dp 2".
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "tp {} · pp {} · dp {}", self.tp(), self.pp(), self.dp())
     }
 }
 

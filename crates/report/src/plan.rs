@@ -61,9 +61,7 @@ pub fn layout(plan: &Plan) -> String {
         value.ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
     };
     let mut parts = vec![
-        format!("tp {}", mesh.tp()),
-        format!("pp {}", mesh.pp()),
-        format!("dp {}", mesh.dp()),
+        mesh.to_string(),
         format!("micro-batch {}", plan.batch.micro),
         format!("batch {}", plan.batch.global),
     ];

@@ -13,6 +13,7 @@ mod fit;
 mod footprint;
 mod graph;
 mod inference;
+mod keys;
 mod memo;
 mod op_work;
 mod peak;

@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use crate::cost::{CostCache, Costs, DeviceModel, PlanTraces, Sharing, Time};
 use crate::graph::{Account, Extent, Graph, Rows, evaluate};
-use crate::structure::{ProgramKey, short_step};
+use crate::keys::ProgramKey;
+use crate::structure::short_step;
 
 /// The time of a step and its parts: means over the stages, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

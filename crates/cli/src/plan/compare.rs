@@ -175,14 +175,7 @@ fn chart(base: &Plan, rows: &[Row]) -> Chart {
     Chart {
         title: format!("{} on {}: traffic of a step", base.model.name, base.cluster.name),
         question: "What does each scheme move, and over which links?".to_owned(),
-        caption: format!(
-            "tp {} · pp {} · dp {} · micro-batch {} · batch {}",
-            mesh.tp(),
-            mesh.pp(),
-            mesh.dp(),
-            batch.micro,
-            batch.global
-        ),
+        caption: format!("{mesh} · micro-batch {} · batch {}", batch.micro, batch.global),
         x: Axis::of_categories("scheme", rows.iter().map(|row| row.scheme.to_owned()).collect()),
         y: Axis::from_zero("bytes over all ranks", Unit::Bytes),
         series: series.collect(),

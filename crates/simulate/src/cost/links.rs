@@ -102,9 +102,12 @@ impl Links {
             let stride = mesh.stride(Axis::Data) * stride;
             with_share(of_replicas, stride, ranks, stride)
         };
-        let along = |axis| match axis {
-            Axis::Data => over_replicas(mesh.dp(), 1),
-            Axis::Pipeline | Axis::Tensor => group(mesh.stride(axis), mesh.size(axis), 1),
+        let along = |axis| {
+            if axis == Axis::Data {
+                over_replicas(mesh.dp(), 1)
+            } else {
+                group(mesh.stride(axis), mesh.size(axis), 1)
+            }
         };
         let part = |(span, ranks, stride)| (span, over_replicas(ranks, stride));
         Links {

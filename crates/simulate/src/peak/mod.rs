@@ -9,69 +9,25 @@ mod trace;
 
 use std::sync::Arc;
 
-use kintsugi_plan::{Block, Mesh, Plan, Recompute, ScheduleKind, Sharding};
+use kintsugi_plan::{Block, Plan, ScheduleKind};
 use kintsugi_tensor::Device;
 use rustc_hash::FxHashMap;
 
 use crate::footprint::{Addition, EnginePeak, has_own_memory, stage_parameters};
+use crate::keys::{BlockMemoryKey, FullestKey, ProgramKey, ResidentKey, UnitMemoryKey};
 use crate::memo::Memo;
-use crate::structure::ProgramKey;
 use program::{MemoryProgram, StepPeak};
 use trace::{MemoryKind, OpMemory, block_ops, resident, unit_ops};
 
 /// Exact peaks of plans that differ only in their strategy.
 pub struct PeakMemory {
     device: Device,
-    blocks: Memo<BlockKey, Arc<FxHashMap<MemoryKind, OpMemory>>>,
-    units: Memo<UnitKey, Arc<FxHashMap<MemoryKind, OpMemory>>>,
+    blocks: Memo<BlockMemoryKey, Arc<FxHashMap<MemoryKind, OpMemory>>>,
+    units: Memo<UnitMemoryKey, Arc<FxHashMap<MemoryKind, OpMemory>>>,
     resident: Memo<ResidentKey, u64>,
     parameters: Memo<ResidentKey, usize>,
-    stages: Memo<(usize, [usize; 2], bool), Arc<Vec<usize>>>,
+    stages: Memo<FullestKey, Arc<Vec<usize>>>,
     programs: Memo<ProgramKey, Arc<Vec<MemoryProgram>>>,
-}
-
-/// Everything that decides the memory of ops on blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
-struct BlockKey {
-    tp: usize,
-    micro: usize,
-    sequence_parallel: bool,
-    overlap_tp: bool,
-    recompute: Recompute,
-    split: bool,
-    stages: usize,
-}
-
-/// Everything that decides the memory of ops on units.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(clippy::struct_excessive_bools, reason = "a key, not a state")]
-struct UnitKey {
-    tp: usize,
-    dp: usize,
-    stages: usize,
-    sequence_parallel: bool,
-    split: bool,
-    shards: Sharding,
-}
-
-/// Everything that decides the resident memory of a stage's ranks.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct ResidentKey {
-    mesh: Mesh,
-    cut: [usize; 2],
-    shards: ShardSizes,
-    stage: usize,
-}
-
-/// The parts of a sharding that decide the resident memory.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct ShardSizes {
-    over: [usize; 3],
-    multiple: usize,
-    block: usize,
-    /// Weights that a refresh replaces by codes have master weights.
-    quantized_refresh: bool,
 }
 
 impl PeakMemory {
@@ -96,15 +52,8 @@ impl PeakMemory {
     /// The peak bytes of the fullest rank: the largest `total` of a full prediction, or what the plan's framework
     /// reserves, which with a zero-bubble schedule may be somewhat more.
     pub fn of(&self, plan: &Plan) -> u64 {
-        let (tp, dp) = (plan.mesh.tp(), plan.mesh.dp());
-        let (stages, sequence_parallel) = (plan.mesh.pp().min(3), plan.sequence_parallel);
-        let overlap_tp = plan.overlap_tp;
-        let split = is_split(plan);
-        let (micro, recompute) = (plan.batch.micro, plan.memory.recompute);
-        let block_key = BlockKey { tp, micro, sequence_parallel, overlap_tp, recompute, split, stages };
-        let blocks = self.blocks.get(block_key, || Arc::new(block_ops(plan, self.device)));
-        let unit_key = UnitKey { tp, dp, stages, sequence_parallel, split, shards: plan.sharding };
-        let units = self.units.get(unit_key, || Arc::new(unit_ops(plan, self.device)));
+        let blocks = self.blocks.get(BlockMemoryKey::of(plan), || Arc::new(block_ops(plan, self.device)));
+        let units = self.units.get(UnitMemoryKey::of(plan), || Arc::new(unit_ops(plan, self.device)));
         let program_key = ProgramKey::short(plan, plan.micro_batches()).for_memory();
         let programs = self.programs.get(program_key, || {
             Arc::new(self.stages(plan).iter().map(|&stage| MemoryProgram::new(plan, stage)).collect())
@@ -123,35 +72,20 @@ impl PeakMemory {
             total,
             // No activation is resident.
             activations: step.activations as u64,
-            parameters: self.parameters.get(resident_key(plan, stage), || stage_parameters(plan, stage)),
+            parameters: self.parameters.get(ResidentKey::of(plan, stage), || stage_parameters(plan, stage)),
             layers_in_flight: program.layers_in_flight(plan),
         };
         Addition::new(plan, stage, &peak).reserved(plan, &peak)
     }
 
     fn resident_on(&self, plan: &Plan, stage: usize) -> u64 {
-        self.resident.get(resident_key(plan, stage), || resident(plan, stage, self.device))
+        self.resident.get(ResidentKey::of(plan, stage), || resident(plan, stage, self.device))
     }
 
     /// The stages that may have the fullest rank.
     fn stages(&self, plan: &Plan) -> Arc<Vec<usize>> {
-        self.stages.get((plan.mesh.pp(), cut(plan), is_split(plan)), || Arc::new(ends_of_runs(plan)))
+        self.stages.get(FullestKey::of(plan), || Arc::new(ends_of_runs(plan)))
     }
-}
-
-fn resident_key(plan: &Plan, stage: usize) -> ResidentKey {
-    ResidentKey { mesh: plan.mesh, cut: cut(plan), shards: shards(plan), stage }
-}
-
-fn shards(plan: &Plan) -> ShardSizes {
-    let Sharding { weights, gradients, states, multiple, quantized, .. } = plan.sharding;
-    let over = [weights, gradients, states];
-    ShardSizes { over, multiple, block: quantized.block(), quantized_refresh: quantized.refresh.is_some() }
-}
-
-/// Decides, with pp, which layers a stage holds: chunks per stage, and the layers of the last chunk.
-fn cut(plan: &Plan) -> [usize; 2] {
-    [plan.pipeline.virtual_stages, plan.last_layers()]
 }
 
 /// Whether the backward is split into two parts.

@@ -1,5 +1,6 @@
 //! Every shortcut equals the full computation.
 
+mod caches;
 mod event_simulation;
 mod graph;
 mod layouts;
