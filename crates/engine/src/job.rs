@@ -26,7 +26,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::threads::spawn;
-use crate::verify::Fault;
 use crate::{JobError, RankError, ThreadError};
 
 /// How ranks allocate their tensors.
@@ -47,14 +46,12 @@ pub struct Job {
     pub memory: MemoryChoice,
     /// How the ranks are connected.
     pub connection: Connection,
-    /// A deliberate mistake, to test that it is detected.
-    pub fault: Option<Fault>,
 }
 
 impl Job {
     /// A job whose ranks are threads of this process.
     pub fn new(plan: Arc<Plan>, memory: MemoryChoice) -> Self {
-        Job { plan, memory, connection: Connection::Threads, fault: None }
+        Job { plan, memory, connection: Connection::Threads }
     }
 
     /// The ranks of the job.
@@ -86,7 +83,6 @@ pub struct Worker {
     pub backend: Rc<dyn Backend>,
     /// Bytes of the device that the transport itself holds.
     pub transport_bytes: u64,
-    fault: Option<Fault>,
 }
 
 /// The settings of NCCL in a plan.
@@ -277,16 +273,9 @@ impl Worker {
             return Err(failure.into());
         }
         let transport_bytes = world.transport_bytes()?;
-        let groups = match job.fault {
-            Some(fault) => fault.in_groups(groups, &job.plan, &backend),
-            None => groups,
-        };
-        let mut rank = Rank::for_purpose(Arc::clone(&job.plan), at, Rc::clone(&backend), groups, purpose);
-        if let Some(fault) = job.fault {
-            fault.in_rank(&mut rank, &job.plan, at);
-        }
+        let rank = Rank::for_purpose(Arc::clone(&job.plan), at, Rc::clone(&backend), groups, purpose);
         let world = Arc::clone(world);
-        Ok(Worker { rank, number, at, world, backend, transport_bytes, fault: job.fault })
+        Ok(Worker { rank, number, at, world, backend, transport_bytes })
     }
 
     /// Sets the weights.
@@ -297,11 +286,7 @@ impl Worker {
 
     /// The training program of this rank's stage.
     pub fn program(&self, plan: &Plan) -> Program {
-        let program = plan.program(self.at.pp());
-        match self.fault {
-            Some(fault) => fault.in_program(program),
-            None => program,
-        }
+        plan.program(self.at.pp())
     }
 
     /// Runs a program and records the current op for error messages.

@@ -22,7 +22,7 @@ pub use generation::NewTokens;
 pub use groups::{Groups, paper_groups};
 pub use initial_weights::InitialWeights;
 pub use pieces::{AssembledParameters, UnitValues, WholeParameters, assemble};
-pub use rank::{NonFinite, NonFiniteTensor, Purpose, Rank, SUMS, TokenSource, Tokens};
+pub use rank::{NonFinite, NonFiniteTensor, Purpose, Rank, SQUARES, SUMS, TokenSource, Tokens};
 pub use step_metrics::{RankMemory, StepMetrics};
 pub use step_result::{PendingStepResult, StepResult};
 pub use store::{Elements, FiniteStore, Store, StoreError, StoredTensor};

@@ -116,7 +116,7 @@ pub struct Rank {
 }
 
 /// Index of the squared norm in the sums.
-pub(crate) const SQUARES: usize = 0;
+pub const SQUARES: usize = 0;
 /// Index of the loss in the sums.
 pub(crate) const LOSS: usize = 1;
 /// Index of the number of ranks that ask to stop in the sums.
@@ -182,11 +182,6 @@ impl Rank {
             unit_norms,
             generation: None,
         }
-    }
-
-    /// Counts the gradients of these units in the global norm, instead of the plan's choice.
-    pub fn set_owned_units(&mut self, units: Vec<Unit>) {
-        self.owned_units = units;
     }
 
     /// Tells an observer about every transfer of this rank from now on.
@@ -397,7 +392,8 @@ impl Rank {
         self.index[&unit]
     }
 
-    pub(crate) fn sums(&self) -> &Buffer {
+    /// The sums of a step over all ranks. They are here while no rank sums them.
+    pub fn sums(&self) -> &Buffer {
         self.sums.as_ref().expect("the sums are here between start and wait")
     }
 

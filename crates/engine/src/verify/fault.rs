@@ -1,12 +1,13 @@
 //! Deliberate mistakes, to test that `verify` detects them: a check that cannot fail proves nothing.
 
-use std::ops::Range;
-use std::rc::Rc;
+use std::sync::Arc;
 
-use kintsugi_comm::{Collective, Communicator, Pending, RankFailure, Tag};
-use kintsugi_plan::{Coordinate, Group, Op, Plan, Program, Transfer};
-use kintsugi_rank::{Groups, Rank, SUMS};
-use kintsugi_tensor::{Backend, Buffer, DType, View};
+use kintsugi_comm::World;
+use kintsugi_plan::{Coordinate, Group, Op, Plan, Program, Transfer, Unit};
+use kintsugi_rank::{Rank, SQUARES};
+use kintsugi_tensor::Backend;
+
+use super::faulty_world::FaultyWorld;
 
 /// A mistake that a distributed trainer could make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,26 +40,12 @@ impl Fault {
         ("drift", Fault::Drift),
     ];
 
-    pub(crate) fn in_groups(self, mut groups: Groups, plan: &Plan, backend: &Rc<dyn Backend>) -> Groups {
-        let (replica, replicas) = (groups.get(Group::DATA).rank(), groups.get(Group::DATA).size());
-        let (input_factor, output_factor) = match self {
-            Fault::DropRank if replica == 0 => (0.0, 1.0),
-            Fault::MissingAverage => (replicas as f32, 1.0),
-            Fault::Overflow if replica == 1 => (f32::INFINITY, 1.0),
-            Fault::Drift if replica == 0 => (1.0, 1.0 + 2.0 * f32::EPSILON),
-            _ => return groups,
-        };
-        // A gradient is reduced over the innermost part first.
-        let innermost = plan.sharding.groups().next();
-        groups.wrap(|name, group| {
-            if replicas == 1 || (name != Group::DATA && Some(name) != innermost) {
-                return group;
-            }
-            Box::new(ScalingGroup { group, backend: Rc::clone(backend), input_factor, output_factor })
-        });
-        groups
+    /// The ranks of a job whose communicators have this fault.
+    pub fn in_world(self, world: Arc<dyn World>, plan: &Plan) -> Arc<dyn World> {
+        Arc::new(FaultyWorld::new(world, self, plan))
     }
 
+    /// A program with this fault.
     pub(crate) fn in_program(self, mut program: Program) -> Program {
         match self {
             Fault::UnreducedNorm => program.ops.retain(|op| !reduces(op, Group::TENSOR)),
@@ -77,9 +64,16 @@ impl Fault {
         program
     }
 
-    pub(crate) fn in_rank(self, rank: &mut Rank, plan: &Plan, at: Coordinate) {
-        if self == Fault::TiedNormTwice {
-            rank.set_owned_units(plan.stage_units(at.pp()));
+    /// Changes the sum of squares of a rank that has just measured its gradients.
+    pub(crate) fn after_measuring(self, rank: &Rank, plan: &Plan, at: Coordinate, backend: &dyn Backend) {
+        let has_second_copy = at.pp() > 0 && plan.holds_tied_copy(at.pp());
+        // The ranks after the first `states` own the same states again.
+        let is_first_owner = at.dp() < plan.sharding.states;
+        if self == Fault::TiedNormTwice && has_second_copy && is_first_owner {
+            let table = rank.gradients().into_iter().filter(|piece| piece.unit == Unit::Table);
+            let squares: f32 = table.flat_map(|piece| piece.values).map(|x| x * x).sum();
+            let sum = rank.sums().slice(SQUARES..SQUARES + 1);
+            backend.upload(&[backend.read(sum)[0] + squares], sum);
         }
     }
 }
@@ -92,71 +86,5 @@ fn reduces(op: &Op, wanted: Group) -> bool {
 fn alternate(ops: &mut [Op]) {
     if let Some(first) = ops.iter().position(|op| reduces(op, Group::Tied)) {
         ops.swap(first + 1, first + 2);
-    }
-}
-
-/// A group that scales this rank's input to a sum, or this rank's result.
-struct ScalingGroup {
-    group: Box<dyn Communicator>,
-    backend: Rc<dyn Backend>,
-    input_factor: f32,
-    output_factor: f32,
-}
-
-impl ScalingGroup {
-    /// Scales codes by 0, or by infinity: then their scales are NaN. Another factor cannot be applied without their format.
-    fn scale_codes(&self, view: View<'_>) {
-        let byte = match self.input_factor {
-            0.0 => 0,
-            factor if factor.is_infinite() => u8::MAX,
-            _ => return,
-        };
-        self.backend.upload_bytes(&vec![byte; view.len()], view);
-    }
-
-    fn scale(&self, view: View<'_>, factor: f32) {
-        let scaled: Vec<f32> = self.backend.read(view).iter().map(|x| x * factor).collect();
-        self.backend.upload(&scaled, view);
-    }
-}
-
-impl Communicator for ScalingGroup {
-    fn rank(&self) -> usize {
-        self.group.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.group.size()
-    }
-
-    fn start(&self, collective: Collective, buffer: Buffer, range: Range<usize>) -> Pending {
-        // Only gradients: scaling the norm's sums would be too easy to detect.
-        if collective.sums() && buffer.len() > SUMS {
-            self.scale(buffer.slice(range.clone()), self.input_factor);
-        }
-        if collective == Collective::AllToAll {
-            self.scale_codes(buffer.slice(range.start..range.start + range.len() / 2));
-        }
-        self.group.start(collective, buffer, range)
-    }
-
-    fn send(&self, to: usize, tag: Tag, buffer: Buffer) -> Pending {
-        self.group.send(to, tag, buffer)
-    }
-
-    fn receive(&self, from: usize, tag: Tag, buffer: Buffer) -> Pending {
-        self.group.receive(from, tag, buffer)
-    }
-
-    fn wait(&self, pending: Pending) -> Buffer {
-        let buffer = self.group.wait(pending);
-        if buffer.len() > SUMS && buffer.dtype() != DType::U8 {
-            self.scale(buffer.view(), self.output_factor);
-        }
-        buffer
-    }
-
-    fn failure(&self) -> Option<RankFailure> {
-        self.group.failure()
     }
 }

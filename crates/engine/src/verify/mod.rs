@@ -6,6 +6,7 @@
 
 mod compare;
 mod fault;
+mod faulty_world;
 mod layouts;
 mod noise;
 mod record;

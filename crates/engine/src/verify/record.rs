@@ -1,20 +1,22 @@
 //! Records everything that `verify` compares of a short run.
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kintsugi_comm::Connection;
 use kintsugi_data::Split;
 use kintsugi_plan::{Op, Plan, StepOp};
-use kintsugi_rank::{UnitValues, WholeParameters, assemble};
+use kintsugi_rank::{Purpose, UnitValues, WholeParameters, assemble};
 use kintsugi_tensor::ops::control;
 use serde::{Deserialize, Serialize};
 
 use super::Bounds;
 use super::weight_bounds::WeightBounds;
+use crate::job::gather;
 use crate::source::{BatchReader, StepTokens, dataset};
 use crate::verify::Fault;
-use crate::{Job, MemoryChoice, TrainError, run_job};
+use crate::{Job, MemoryChoice, TrainError, run_ranks};
 
 /// The recording of a layout's run.
 #[derive(Clone, Debug)]
@@ -59,37 +61,52 @@ pub fn record(
     connection: Connection,
     fault: Option<Fault>,
 ) -> Result<Option<Recording>, TrainError> {
-    let job = Job { connection, fault, ..Job::new(Arc::new(plan.clone()), memory) };
-    run(plan, &job, None)
+    let job = Job { connection, ..Job::new(Arc::new(plan.clone()), memory) };
+    run(&job, fault, None)
 }
 
 /// Runs a plan of one rank in this process and records it as the reference.
 pub fn record_reference(plan: &Plan, memory: MemoryChoice) -> Result<Reference, TrainError> {
     let bounds = Bounds::of(plan).element_gradient().map(|bound| Mutex::new(WeightBounds::new(plan, bound)));
-    let recording = run(plan, &Job::new(Arc::new(plan.clone()), memory), bounds.as_ref())?;
+    let recording = run(&Job::new(Arc::new(plan.clone()), memory), None, bounds.as_ref())?;
     let recording = recording.expect("the only rank is here");
     let weight_bounds = bounds
         .map(|bounds| bounds.into_inner().unwrap_or_else(PoisonError::into_inner).of(&recording.weights));
     Ok(Reference { recording, weight_bounds })
 }
 
-/// Runs a job and records it. If `bounds` are given, the job has one rank, and its updates are added to them.
+/// Runs a job, perhaps with a fault, and records it. If `bounds` are given, the job has one rank, and its updates are added to
+/// them.
 fn run(
-    plan: &Plan,
     job: &Job,
+    fault: Option<Fault>,
     bounds: Option<&Mutex<WeightBounds>>,
 ) -> Result<Option<Recording>, TrainError> {
+    let (plan, world) = (&*job.plan, job.world());
+    let world = match fault {
+        Some(fault) => fault.in_world(world, plan),
+        None => world,
+    };
     let dataset = dataset(plan)?;
-    let ranks = run_job(job, |worker| {
+    let ranks = run_ranks(Purpose::Training, job, &world, |worker| {
         worker.rank.initialise(plan.run.seed);
-        let program = worker.program(plan);
+        let program = match fault {
+            Some(fault) => fault.in_program(worker.program(plan)),
+            None => worker.program(plan),
+        };
+        let (at, backend) = (worker.at, Rc::clone(&worker.backend));
         let batches = BatchReader::new(plan, &*dataset, Split::Train, worker, &program);
         let mut tokens = StepTokens::default();
         let mut recording = RankRecording::default();
         for step in 0..plan.run.steps {
             batches.read(step, &mut tokens)?;
-            let (mut gradients, mut scale) = (Vec::new(), 1.0);
+            let (mut gradients, mut scale, mut has_measured) = (Vec::new(), 1.0, false);
             worker.run(&program, &mut tokens, |rank, op| {
+                let is_after_measuring =
+                    std::mem::replace(&mut has_measured, *op == Op::Step(StepOp::Measure));
+                if let Some(fault) = fault.filter(|_| is_after_measuring) {
+                    fault.after_measuring(rank, plan, at, &*backend);
+                }
                 if (step == 0 || bounds.is_some()) && *op == Op::Step(StepOp::Measure) {
                     scale = rank.control(control::LOSS_SCALE);
                     gradients = rank.gradients();
@@ -115,7 +132,7 @@ fn run(
         recording.weights = worker.rank.weights();
         Ok(recording)
     })?;
-    let Some(ranks) = ranks else { return Ok(None) };
+    let Some(ranks) = gather(&*world, ranks)? else { return Ok(None) };
     let (losses, norms) = (ranks[0].losses.clone(), ranks[0].norms.clone());
     let all = |pieces: fn(&RankRecording) -> &Vec<UnitValues>| {
         ranks.iter().flat_map(pieces).cloned().collect::<Vec<_>>()

@@ -94,8 +94,12 @@ const ZERO_PLUS_PLUS: [&str; 5] =
 
 /// Skip, skipped steps in a row, loss scale and updates of every rank after three steps, and whether its weights are the same.
 fn after_three_steps(plan: &Plan, fault: Option<Fault>) -> Vec<([f64; 4], bool)> {
-    let job = Job { fault, ..Job::new(Arc::new(plan.clone()), MemoryChoice::Heap) };
-    let ranks = run_ranks(Purpose::Training, &job, &job.world(), |worker| {
+    let job = Job::new(Arc::new(plan.clone()), MemoryChoice::Heap);
+    let world = match fault {
+        Some(fault) => fault.in_world(job.world(), plan),
+        None => job.world(),
+    };
+    let ranks = run_ranks(Purpose::Training, &job, &world, |worker| {
         worker.rank.initialise(1);
         let before: Vec<_> = worker.rank.weights().into_iter().map(|piece| piece.values).collect();
         let program = worker.program(plan);
