@@ -8,7 +8,7 @@ use kintsugi_comm::Collective;
 use kintsugi_engine::nccl_settings;
 use kintsugi_plan::{Group, Plan};
 use kintsugi_simulate::{collective_seconds, message_seconds};
-use kintsugi_spec::{Level, units};
+use kintsugi_spec::{Cause, Level, units};
 use serde::Serialize;
 
 use crate::config::ConfigArguments;
@@ -67,10 +67,10 @@ Examples:
   srun -N 2 --ntasks-per-node 8 kintsugi bench comm run.toml --out links.toml
       the groups of a run on two nodes, and their links as a profile";
 
-fn size(text: &str) -> Result<usize, String> {
+fn size(text: &str) -> Result<usize, Cause> {
     let bytes = units::parse_bytes(text).and_then(|bytes| usize::try_from(bytes).ok());
     let bytes = bytes.filter(|bytes| (4..=1 << 32).contains(bytes));
-    bytes.ok_or_else(|| "must be from 4 B to 4 GiB, as in 64KiB".to_owned())
+    bytes.ok_or_else(|| Cause::new("must be from 4 B to 4 GiB, as in 64KiB"))
 }
 
 /// Runs the command.
@@ -84,7 +84,7 @@ pub fn run(Arguments { what: What::Comm(arguments) }: &Arguments) -> Result<(), 
         processes::connect(requested.as_ref().ok().map(|(plan, device)| (plan, *device)))?.connection;
     let (plan, _) = processes::agree(connection, requested, |(plan, _)| plan)?;
     if plan.mesh.ranks() == 1 {
-        return Err(Failure::Mistake("the configuration has one rank, which has nobody to send to".into()));
+        return Err(Failure::mistake("the configuration has one rank, which has nobody to send to"));
     }
     let out = arguments.out.as_deref().filter(|_| connection.is_first());
     out.map(files::check_writable).transpose()?;
@@ -94,7 +94,7 @@ pub fn run(Arguments { what: What::Comm(arguments) }: &Arguments) -> Result<(), 
     let arrangement = Arrangement { mesh, topology, connection, links, nccl };
     let mut times = Vec::new();
     let timed = time_transfers(arrangement, &arguments.sizes, |time| times.push(time));
-    timed.map_err(|error| Failure::Run(error.to_string()))?;
+    timed.map_err(Failure::run)?;
     if !connection.is_first() {
         return Ok(());
     }

@@ -13,7 +13,7 @@ use kintsugi_engine::ThreadError;
 use kintsugi_model::compute_type;
 use kintsugi_plan::config::ConfigSource;
 use kintsugi_plan::{DeviceKind, GradientType, Plan};
-use kintsugi_spec::{DeviceSpec, Hardware, LinkSpec, ModelSpec, units};
+use kintsugi_spec::{Cause, DeviceSpec, Hardware, LinkSpec, ModelSpec, units};
 use kintsugi_tensor::cpu::CpuBackend;
 use kintsugi_tensor::cpu::memory::Heap;
 use kintsugi_tensor::cuda::{CudaBackend, Gpu};
@@ -21,7 +21,7 @@ use kintsugi_tensor::{Backend, DType};
 use serde::Serialize;
 
 use crate::config::ConfigArguments;
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 use crate::files;
 use crate::host;
 use crate::output::Output;
@@ -71,10 +71,10 @@ Examples:
   kintsugi calibrate --fit tables --leave-out vtrain
       fits the constants of clusters and frameworks to measured runs, without those of one source";
 
-fn seconds(text: &str) -> Result<f64, String> {
+fn seconds(text: &str) -> Result<f64, Cause> {
     match text.parse() {
         Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("must be a number from 0 to 3600".to_owned()),
+        _ => Err(Cause::new("must be a number from 0 to 3600")),
     }
 }
 
@@ -140,7 +140,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let shared = link.as_ref().map_or_else(String::new, |link| sharing(cores, link));
     let links = link.map(|link| Links { node: link.into() });
     let profile = toml::to_string(&Profile { cluster: Cluster { cores, device: &device, links } })
-        .map_err(|error| Failure::Run(format!("the profile cannot be written as TOML: {error}")))?;
+        .map_err(|error| Failure::run(ErrorContext::new("the profile cannot be written as TOML", error)))?;
     files::write_whole(&arguments.out, profile.as_bytes())?;
     output.text(&(shared + &report(&device)))?;
     output.text(&format!("\nprofile  {}\n", arguments.out.display()))?;
@@ -153,7 +153,7 @@ const GPU_MODELS: [&str; 5] = ["gpt2-124m", "gpt2-1558m", "gpt-1.3b", "gpt-1.4b"
 fn gpu(plan: &Plan, patience: Patience) -> Result<DeviceSpec, Failure> {
     /// More memory than the largest product and the largest copy take.
     const MEMORY: u64 = 12 << 30;
-    let failure = |error: kintsugi_tensor::cuda::CudaError| Failure::Run(error.to_string());
+    let failure = |error: kintsugi_tensor::cuda::CudaError| Failure::run(error);
     let gpu = Gpu::new(0).map_err(failure)?;
     let backend = CudaBackend::new(0, MEMORY, false).map_err(failure)?;
     let models = GPU_MODELS.map(model);

@@ -9,7 +9,7 @@ use kintsugi_data::{TokenFile, Tokenizer};
 use kintsugi_plan::Plan;
 use kintsugi_plan::config::{ConfigSource, ProfilePlace, VocabSource};
 
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 use crate::files::read_text;
 
 /// The arguments that select a configuration.
@@ -110,7 +110,7 @@ fn with_init_model(source: ConfigSource) -> Result<ConfigSource, Failure> {
         Ok(model) => Ok(source.with_init_model(&model)?),
         // A complete configuration needs the folder only for the weights, and a resumed run not even for those.
         Err(_) if source.plan().is_ok() => Ok(source),
-        Err(error) => Err(unreadable_weights(&folder, &error)),
+        Err(error) => Err(unreadable_weights(&folder, error)),
     }
 }
 
@@ -135,14 +135,14 @@ fn with_data_vocab(source: ConfigSource) -> Result<ConfigSource, Failure> {
 
 /// The failure to read the folder of `model.init`. A name that is no folder may be one of the Hugging Face hub, from which
 /// nothing is downloaded here.
-pub fn unreadable_weights(folder: &Path, error: &CheckpointError) -> Failure {
+pub fn unreadable_weights(folder: &Path, error: CheckpointError) -> Failure {
     let name = folder.display();
     if folder.exists() {
-        return Failure::Mistake(format!("model.init: {error}"));
+        return Failure::mistake(ErrorContext::new("model.init", error));
     }
     let local =
         folder.file_name().map_or_else(|| name.to_string(), |name| name.to_string_lossy().into_owned());
-    Failure::Mistake(format!(
+    Failure::mistake(format!(
         "model.init = \"{name}\" is no folder; it takes a folder with config.json and safetensors, or a checkpoint of a run. \
          A model of the Hugging Face hub has to be downloaded first, as with: hf download {name} --local-dir {local}"
     ))

@@ -107,8 +107,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let progress = Progress::new("converting", elements(&from, &target));
     let converted = convert(&from, &to, &target, arguments.allow_non_finite, &|moved| progress.add(moved));
     drop(progress);
-    converted.map_err(|error| Failure::Run(error.to_string()))?;
-    let (files, bytes) = measure(&to).map_err(|error| Failure::file("read", &to, &error))?;
+    converted.map_err(Failure::run)?;
+    let (files, bytes) = measure(&to).map_err(|error| Failure::file("read", &to, error))?;
     let converted = Converted {
         from: arguments.from.display().to_string(),
         to: to.display().to_string(),
@@ -135,7 +135,7 @@ fn check_free(to: &Path) -> Result<(), Failure> {
     if free {
         Ok(())
     } else {
-        Err(Failure::Mistake(format!("{} already exists; choose another folder", to.display())))
+        Err(Failure::mistake(format!("{} already exists; choose another folder", to.display())))
     }
 }
 
@@ -145,17 +145,17 @@ fn target(arguments: &Arguments, from: &WeightsFolder) -> Result<ConversionTarge
         _ => Kind::Checkpoint,
     };
     match (arguments.kind.unwrap_or(other), arguments.dtype) {
-        (Kind::Hf, _) if !arguments.sets.is_empty() => Err(Failure::Mistake(
-            "--set needs a checkpoint as the target; a Hugging Face folder has no layout".into(),
+        (Kind::Hf, _) if !arguments.sets.is_empty() => Err(Failure::mistake(
+            "--set needs a checkpoint as the target; a Hugging Face folder has no layout",
         )),
         (Kind::Hf, dtype) => Ok(ConversionTarget::HuggingFace(match dtype {
             None | Some(DType::Fp32) => Compute::Fp32,
             Some(DType::Bf16) => Compute::Bf16,
             Some(DType::Fp16) => Compute::Fp16,
         })),
-        (Kind::Checkpoint, Some(_)) => Err(Failure::Mistake(
-            "--dtype needs a Hugging Face folder as the target; checkpoints are fp32".into(),
-        )),
+        (Kind::Checkpoint, Some(_)) => {
+            Err(Failure::mistake("--dtype needs a Hugging Face folder as the target; checkpoints are fp32"))
+        }
         (Kind::Checkpoint, None) => {
             let plan = plan_for(from, &arguments.sets)?;
             from.check_model(&plan)?;

@@ -3,13 +3,13 @@
 use clap::Args;
 use kintsugi_comm::mpi::Mpi;
 use kintsugi_comm::nccl;
+use kintsugi_spec::{Cause, units};
 use kintsugi_tensor::cuda::libraries::{Report, devices, reports};
 use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::host;
 use crate::output::Output;
-use kintsugi_spec::units;
 
 /// Shows what this machine has, and what is missing.
 ///
@@ -37,8 +37,8 @@ struct Findings {
     host_memory: Option<u64>,
     cuda_devices: usize,
     libraries: Vec<Library>,
-    nccl: Result<NcclLibrary, String>,
-    mpi: Result<MpiLibrary, String>,
+    nccl: Result<NcclLibrary, Cause>,
+    mpi: Result<MpiLibrary, Cause>,
 }
 
 #[derive(Serialize)]
@@ -50,8 +50,8 @@ struct NcclLibrary {
 }
 
 impl NcclLibrary {
-    fn find() -> Result<Self, String> {
-        let (version, library) = nccl::find().map_err(|error| error.to_string())?;
+    fn find() -> Result<Self, Cause> {
+        let (version, library) = nccl::find().map_err(Cause::new)?;
         let shares_gpus = version >= nccl::SHARED_GPU_VERSION;
         Ok(NcclLibrary { version: version.to_string(), library, shares_gpus })
     }
@@ -65,8 +65,8 @@ struct MpiLibrary {
 }
 
 impl MpiLibrary {
-    fn find() -> Result<Self, String> {
-        let (version, abi, library) = Mpi::find().map_err(|error| error.to_string())?;
+    fn find() -> Result<Self, Cause> {
+        let (version, abi, library) = Mpi::find().map_err(Cause::new)?;
         Ok(MpiLibrary { version, abi: abi.to_string(), library })
     }
 }

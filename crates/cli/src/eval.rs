@@ -105,7 +105,7 @@ fn plan(arguments: &Arguments, weights: &WeightsFolder) -> Result<Plan, Failure>
         // Files that are evaluated whole have no training split.
         over.extend(arguments.split.is_none().then(|| "data.split=0".to_owned()));
     } else if matches!(weights, WeightsFolder::HuggingFace(_)) {
-        return Err(Failure::Mistake("a Hugging Face folder has no data; add --data PREFIX".to_owned()));
+        return Err(Failure::mistake("a Hugging Face folder has no data; add --data PREFIX"));
     }
     arguments.model.plan(weights, &under, &over)
 }
@@ -116,7 +116,7 @@ fn samples(arguments: &Arguments, plan: &Plan, dataset: &dyn Dataset) -> Result<
     let there: Option<u64> = dataset.validation().iter().map(|part| part.samples).sum();
     match (there, arguments.samples) {
         (Some(there), Some(wanted)) if wanted > there => {
-            Err(Failure::Mistake(format!("--samples {wanted} is more than the {there} samples of the data")))
+            Err(Failure::mistake(format!("--samples {wanted} is more than the {there} samples of the data")))
         }
         (None, None) => Ok(Some(plan.evaluation_samples())),
         (_, wanted) => Ok(wanted),
@@ -143,7 +143,7 @@ fn with_progress(
         progress.set(done, batches, &format!("loss {loss:.4}"));
     });
     drop(progress);
-    evaluated.map_err(|error| Failure::Run(error.to_string()))
+    evaluated.map_err(Failure::run)
 }
 
 fn sentence(evaluated: &EvaluationResult) -> String {

@@ -4,10 +4,10 @@ use kintsugi_checkpoint::snapshot_bytes;
 use kintsugi_plan::{DeviceKind, Plan, Resume};
 use kintsugi_rank::RankMemory;
 use kintsugi_simulate::{Misfit, Prediction, check_memory, check_planned};
-use kintsugi_spec::units;
+use kintsugi_spec::{Cause, units};
 use kintsugi_tensor::cuda::libraries;
 
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 use crate::host;
 
 /// Compares with the plan's devices less their headroom, or with this machine's memory if the plan is for this machine.
@@ -25,15 +25,13 @@ pub fn check_device(plan: &Plan) -> Result<(), Failure> {
         return Ok(());
     }
     let reason = match libraries::devices() {
-        Ok(0) => "the CUDA driver shows no device".to_owned(),
+        Ok(0) => Cause::new("the CUDA driver shows no device"),
         Ok(_) => return Ok(()),
-        Err(error) => error.to_string(),
+        Err(error) => Cause::new(error),
     };
-    let resumed = match plan.run.resume {
-        Resume::No => "",
-        _ => "; a run that is resumed keeps its device: set run.device = \"cpu\" to continue it on the CPU",
-    };
-    Err(Failure::Run(reason + resumed))
+    let advice = "a run that is resumed keeps its device: set run.device = \"cpu\" to continue it on the CPU";
+    let error = ErrorContext::new("run.device = \"cuda\"", reason);
+    Err(Failure::run(if plan.run.resume == Resume::No { error } else { error.advise(advice) }))
 }
 
 /// Whether a plan fits, if the memory that [`planned`] uses is known. It is unknown for a GPU on a machine without one.

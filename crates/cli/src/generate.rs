@@ -17,7 +17,7 @@ use kintsugi_simulate::generation_memory;
 use kintsugi_spec::{Family, input};
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 use crate::files::read_text;
 use crate::model::{self, ModelArguments};
 use crate::output::{self, Output};
@@ -157,7 +157,7 @@ impl Prompts {
             texts.push(from_stdin()?);
         }
         if let Some(number) = texts.iter().position(String::is_empty) {
-            return Err(Failure::Mistake(format!(
+            return Err(Failure::mistake(format!(
                 "prompt {} is empty; it needs at least one word",
                 number + 1
             )));
@@ -181,7 +181,7 @@ fn ends(weights: &WeightsFolder, text: Option<&TextCodec>) -> Vec<u32> {
 fn numbers(text: &str) -> Result<Vec<u32>, Failure> {
     let number = |word: &str| {
         let wrong =
-            |_| Failure::Mistake(format!("--prompt-tokens has \"{word}\", which is not a token number"));
+            |_| Failure::mistake(format!("--prompt-tokens has \"{word}\", which is not a token number"));
         word.parse().map_err(wrong)
     };
     text.split([' ', ',', '\n']).filter(|word| !word.is_empty()).map(number).collect()
@@ -190,11 +190,11 @@ fn numbers(text: &str) -> Result<Vec<u32>, Failure> {
 /// The text on stdin, without the final line break.
 fn from_stdin() -> Result<String, Failure> {
     if std::io::stdin().is_terminal() {
-        return Err(Failure::Mistake("there is no prompt; add --prompt TEXT or pipe it to stdin".to_owned()));
+        return Err(Failure::mistake("there is no prompt; add --prompt TEXT or pipe it to stdin"));
     }
     let read = input::text_of(std::io::stdin(), input::MAX_WRITTEN_BY_HAND);
-    let text =
-        read.map_err(|error| Failure::Mistake(format!("cannot read the prompt from stdin: {error}")))?;
+    let text = read
+        .map_err(|error| Failure::mistake(ErrorContext::new("cannot read the prompt from stdin", error)))?;
     Ok(text.strip_suffix('\n').unwrap_or(&text).to_owned())
 }
 

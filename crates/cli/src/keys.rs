@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     if arguments.config.has_file() || arguments.config.has_sets() {
         let text = "a file and --set only have an effect with --resolved; add --resolved, or leave them out";
-        return Err(Failure::Mistake(text.to_owned()));
+        return Err(Failure::mistake(text));
     }
     let keys: Vec<Key> = keys().into_iter().map(Key::plain).collect();
     if arguments.template {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Parser};
 
 use crate::Cli;
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 use crate::output;
 use crate::signals::{every_signal_to_stop, send};
 
@@ -77,7 +77,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let launcher = Launcher::find(&arguments.mpirun)?;
     if let Some(nodes) = arguments.nodes.filter(|&nodes| !arguments.ranks.is_multiple_of(nodes)) {
         let ranks = arguments.ranks;
-        return Err(Failure::Mistake(format!(
+        return Err(Failure::mistake(format!(
             "--ranks {ranks} cannot be divided equally over --nodes {nodes}"
         )));
     }
@@ -115,14 +115,13 @@ impl Launcher {
     fn find(mpirun: &PathBuf) -> Result<Self, Failure> {
         let answer = Command::new(mpirun).arg("--version").stdin(Stdio::null()).output().map_err(|error| {
             let name = mpirun.display();
-            Failure::Mistake(format!(
-                "cannot run {name}: {error}; install an MPI (Debian: apt-get install openmpi-bin or mpich), or name its \
-                 launcher with --mpirun"
-            ))
+            let advice =
+                "install an MPI (Debian: apt-get install openmpi-bin or mpich), or name its launcher with --mpirun";
+            Failure::mistake(ErrorContext::new(format!("cannot run {name}"), error).advise(advice))
         })?;
         Launcher::of(&String::from_utf8_lossy(&answer.stdout)).ok_or_else(|| {
             let name = mpirun.display();
-            Failure::Mistake(format!(
+            Failure::mistake(format!(
                 "{name} --version names neither Open MPI nor MPICH nor Intel MPI; start the processes \
                  with your launcher itself, as in {name} -n 8 kintsugi train"
             ))
@@ -139,7 +138,7 @@ impl Launcher {
     /// The launcher with its flags and this program, without a command.
     fn command(self, mpirun: &PathBuf, ranks: u32, nodes: Option<u32>) -> Result<Command, Failure> {
         let program = std::env::current_exe()
-            .map_err(|error| Failure::Run(format!("cannot find kintsugi: {error}")))?;
+            .map_err(|error| Failure::run(ErrorContext::new("cannot find kintsugi", error)))?;
         let mut command = Command::new(mpirun);
         command.args(["-n", &ranks.to_string()]);
         let per_node = nodes.map(|nodes| ranks / nodes);
@@ -193,12 +192,10 @@ fn line(command: &Command) -> String {
 fn wait(mut command: Command) -> Result<(), Failure> {
     let asked = every_signal_to_stop()?;
     // In a group of its own: otherwise Ctrl-C would reach the launcher itself, which kills the ranks.
-    let mut launcher = command
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| Failure::Run(format!("cannot run {}: {error}", line(&command))))?;
+    let mut launcher =
+        command.process_group(0).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(|error| {
+            Failure::run(ErrorContext::new(format!("cannot run {}", line(&command)), error))
+        })?;
     let errors = launcher.stderr.take().expect("it is piped");
     let failed = Arc::new(AtomicBool::new(false));
     let passing = thread::spawn({
@@ -206,7 +203,7 @@ fn wait(mut command: Command) -> Result<(), Failure> {
         move || pass_on(BufReader::new(errors), &failed)
     });
     let ended = wait_and_stop(&mut launcher, &asked, &failed)
-        .map_err(|error| Failure::Run(format!("cannot wait for the launcher: {error}")))?;
+        .map_err(|error| Failure::run(ErrorContext::new("cannot wait for the launcher", error)))?;
     passing.join().ok();
     outcome(ended)
 }
@@ -279,8 +276,8 @@ fn outcome(ended: ExitStatus) -> Result<(), Failure> {
         (Some(0), _) => Ok(()),
         (Some(2), _) => Err(Failure::ReportedElsewhere(2)),
         (Some(_), _) => Err(Failure::ReportedElsewhere(1)),
-        (None, Some(signal)) => Err(Failure::Run(format!("signal {signal} ended the launcher"))),
-        (None, None) => Err(Failure::Run("the launcher ended".to_owned())),
+        (None, Some(signal)) => Err(Failure::run(format!("signal {signal} ended the launcher"))),
+        (None, None) => Err(Failure::run("the launcher ended")),
     }
 }
 

@@ -55,7 +55,7 @@ impl ModelArguments {
 
 /// The memory of the ranks. Fails if they do not fit.
 pub fn memory(plan: &Plan, stages: &[RankMemory]) -> Result<MemoryChoice, Failure> {
-    fit::inference_here(plan, stages).map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
+    fit::inference_here(plan, stages).map_err(Failure::mistake)?;
     Ok(MemoryChoice::Slab(stages.iter().map(|memory| memory.reserved).collect()))
 }
 
@@ -69,7 +69,7 @@ pub fn text(weights: &WeightsFolder, named: Option<&str>) -> Result<TextCodec, F
     let missing = || {
         let rule =
             "no tokenizer is known for this model; choose one with --tokenizer, or use --prompt-tokens";
-        Failure::Mistake(rule.to_owned())
+        Failure::mistake(rule)
     };
     Ok(TextCodec::open(&name.ok_or_else(missing)?)?)
 }

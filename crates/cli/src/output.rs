@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write};
 use kintsugi_comm::mpi::launched;
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 
 /// The output of a command.
 #[derive(Clone, Copy)]
@@ -54,7 +54,7 @@ pub fn stdout(text: &str) -> Result<(), Failure> {
 fn write(mut to: impl Write, text: &str) -> Result<(), Failure> {
     match to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::Run(format!("cannot write the output: {error}")))
+            Err(Failure::run(ErrorContext::new("cannot write the output", error)))
         }
         _ => Ok(()),
     }

@@ -137,7 +137,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     if arguments.search.out.is_some() && (!arguments.draw || arguments.rows.wanted()) {
         let text = "--out takes the best of --search, the picture of --draw or the page of --reproduce: give one of them";
-        return Err(Failure::Mistake(text.to_owned()));
+        return Err(Failure::mistake(text));
     }
     if arguments.rows.wanted() {
         return rows::run(&arguments.rows, &arguments.config, output);
@@ -230,7 +230,7 @@ fn chart(predicted: &Predicted, figure: Option<PlotFigure>) -> Result<Chart, Fai
         (Some(PlotFigure::Step), None) => return Err(search::unknown_speed()),
         (Some(_), _) => {
             let text = "--plot-figure of a single plan is memory or step; others are for --scale, --sweep and --search";
-            return Err(Failure::Mistake(text.to_owned()));
+            return Err(Failure::mistake(text));
         }
     };
     chart.title = format!("{} on {}: {}", plan.model.name, plan.cluster.name, chart.title.to_lowercase());
@@ -263,16 +263,16 @@ const UNKNOWN_MEMORY: &str = "this machine has no GPU; set cluster.preset or clu
 /// Fails unless the plan is known to fit.
 fn check(fits: Option<bool>, misfit: Option<Misfit>) -> Result<(), Failure> {
     match (fits, misfit) {
-        (_, Some(misfit)) => Err(Failure::Run(format!("the plan does not fit: {misfit}"))),
+        (_, Some(misfit)) => Err(Failure::run(format!("the plan does not fit: {misfit}"))),
         (Some(_), None) => Ok(()),
-        (None, None) => Err(Failure::Run(format!("it is unknown whether the plan fits: {UNKNOWN_MEMORY}"))),
+        (None, None) => Err(Failure::run(format!("it is unknown whether the plan fits: {UNKNOWN_MEMORY}"))),
     }
 }
 
 /// Refuses to expand a step that would take gigabytes.
 fn check_drawable(plan: &Plan) -> Result<(), Failure> {
     let Some(ops) = Timeline::too_long(plan) else { return Ok(()) };
-    Err(Failure::Mistake(format!(
+    Err(Failure::mistake(format!(
         "--draw and --trace expand every op of a step, and this step has about {ops}; a smaller batch.global has the same \
          schedule with fewer micro-batches"
     )))

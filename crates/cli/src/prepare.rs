@@ -10,7 +10,7 @@ use kintsugi_data::prepare::{
     train_tokenizer,
 };
 use kintsugi_data::{DEFAULT_SPLIT, Tokenizer, ValidationPart, without_suffix};
-use kintsugi_spec::units;
+use kintsugi_spec::{Cause, units};
 
 use crate::failure::Failure;
 use crate::host;
@@ -113,9 +113,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Reads a share for validation.
-fn share(text: &str) -> Result<f64, String> {
+fn share(text: &str) -> Result<f64, Cause> {
     let share = text.parse().ok().filter(|share| (0.0..=0.5).contains(share));
-    share.ok_or_else(|| "must be a number from 0 to 0.5".to_owned())
+    share.ok_or_else(|| Cause::new("must be a number from 0 to 0.5"))
 }
 
 /// What a terminal shows beside the bar.
@@ -149,7 +149,7 @@ fn make_tokenizer(options: &PrepareOptions, vocab: usize, output: Output) -> Res
     let name = path.display().to_string();
     if path.exists() && !options.overwrite {
         let reason = "it exists; use it with --tokenizer, or add --overwrite";
-        return Err(Failure::Mistake(format!("cannot write {name}: {reason}")));
+        return Err(Failure::mistake(format!("cannot write {name}: {reason}")));
     }
     let TrainedTokenizer { tokenizer, text } =
         train_tokenizer(&options.inputs, &options.json_key, vocab, &path)?;
@@ -169,7 +169,7 @@ fn end_of_document(arguments: &Arguments, tokenizer: &Tokenizer) -> Result<Optio
             .end_of_document()
             .ok_or_else(|| "does not define an end-of-document token; choose one with --eod".to_owned()),
     };
-    found.map(Some).map_err(|reason| Failure::Mistake(format!("the tokenizer {} {reason}", tokenizer.name())))
+    found.map(Some).map_err(|reason| Failure::mistake(format!("the tokenizer {} {reason}", tokenizer.name())))
 }
 
 fn conclusion(summary: &PrepareSummary) -> String {

@@ -12,7 +12,7 @@ use kintsugi_spec::units;
 
 use crate::config::ConfigArguments;
 use crate::describe;
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 use crate::files::{check_writable, write_whole};
 use crate::host::planned_device;
 use crate::output::Output;
@@ -93,7 +93,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 fn of_runs_page(arguments: &Arguments) -> Result<Report, Failure> {
     let paths = &arguments.paths;
-    let mistake = |text: String| Err(Failure::Mistake(text));
+    let mistake = |text: String| Err(Failure::mistake(text));
     if arguments.search || !arguments.sets.is_empty() || arguments.profile.is_some() {
         return mistake(
             "--search, --set and --profile are for a configuration, and a run is given".to_owned(),
@@ -108,9 +108,10 @@ fn of_runs_page(arguments: &Arguments) -> Result<Report, Failure> {
     let open = |(path, name): (&PathBuf, String)| {
         ReportRun::open(path, name, arguments.trace.as_deref()).map_err(|error| match &arguments.trace {
             Some(trace) => {
-                Failure::Mistake(format!("cannot read {} or {}: {error}", path.display(), trace.display()))
+                let context = format!("cannot read {} or {}", path.display(), trace.display());
+                Failure::mistake(ErrorContext::new(context, error))
             }
-            None => Failure::file("read", path, &error),
+            None => Failure::file("read", path, error),
         })
     };
     let runs: Vec<ReportRun> = paths.iter().zip(names(paths)).map(open).collect::<Result<_, _>>()?;
@@ -151,11 +152,11 @@ fn of_plan(arguments: &Arguments) -> Result<Report, Failure> {
         [file] => Some(file.clone()),
         [_, other, ..] => {
             let text = "is one configuration too many; several runs are given by their folders";
-            return Err(Failure::Mistake(format!("{} {text}", other.display())));
+            return Err(Failure::mistake(format!("{} {text}", other.display())));
         }
     };
     if arguments.trace.is_some() {
-        return Err(Failure::Mistake("--trace is for a run, and a configuration is given".to_owned()));
+        return Err(Failure::mistake("--trace is for a run, and a configuration is given"));
     }
     let config = ConfigArguments::new(file, arguments.profile.clone(), arguments.sets.clone());
     if arguments.search {

@@ -106,5 +106,5 @@ pub fn man(arguments: &ManArguments, mut program: Command) -> Result<(), Failure
 
 fn unknown_command(name: &str, program: &Command) -> Failure {
     let names: Vec<&str> = program.get_subcommands().map(Command::get_name).collect();
-    Failure::Mistake(format!("there is no command {name}; the commands are {}", names.join(", ")))
+    Failure::mistake(format!("there is no command {name}; the commands are {}", names.join(", ")))
 }

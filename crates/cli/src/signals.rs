@@ -9,13 +9,13 @@ use std::sync::atomic::AtomicBool;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 
 /// Makes a write beyond the limit on a file's size (`ulimit -f`) fail with an error. By default the system sends
 /// SIGXFSZ, which ends the process before the error can be handled.
 pub fn fail_writes_beyond_the_limit() -> Result<(), Failure> {
     // Any handler will do, so the flag is never read.
-    flag::register(SIGXFSZ, Arc::default()).map_err(|error| unhandled(SIGXFSZ, &error))?;
+    flag::register(SIGXFSZ, Arc::default()).map_err(|error| unhandled(SIGXFSZ, error))?;
     Ok(())
 }
 
@@ -31,10 +31,10 @@ pub fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
         flag::register_conditional_default(signal, Arc::clone(&asked))
             .and_then(|_| flag::register(signal, Arc::clone(&asked)))
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))
-            .map_err(|error| unhandled(signal, &error))?;
+            .map_err(|error| unhandled(signal, error))?;
     }
     if !is_ignored(SIGHUP) {
-        flag::register(SIGHUP, Arc::clone(&stop)).map_err(|error| unhandled(SIGHUP, &error))?;
+        flag::register(SIGHUP, Arc::clone(&stop)).map_err(|error| unhandled(SIGHUP, error))?;
     }
     Ok(stop)
 }
@@ -44,7 +44,7 @@ pub fn every_signal_to_stop() -> Result<Arc<AtomicBool>, Failure> {
     let asked = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGUSR1, SIGHUP] {
         if signal != SIGHUP || !is_ignored(SIGHUP) {
-            flag::register(signal, Arc::clone(&asked)).map_err(|error| unhandled(signal, &error))?;
+            flag::register(signal, Arc::clone(&asked)).map_err(|error| unhandled(signal, error))?;
         }
     }
     Ok(asked)
@@ -55,8 +55,8 @@ pub fn send(signal: &str, process: u32) -> io::Result<()> {
     Command::new("sh").arg("-c").arg(format!("kill -{signal} {process}")).status().map(|_| ())
 }
 
-fn unhandled(signal: i32, error: &io::Error) -> Failure {
-    Failure::Run(format!("cannot handle signal {signal}: {error}"))
+fn unhandled(signal: i32, error: io::Error) -> Failure {
+    Failure::run(ErrorContext::new(format!("cannot handle signal {signal}"), error))
 }
 
 /// Whether the process ignores a signal, by the mask in `/proc/self/status`. `false` if there is no such file.

@@ -33,7 +33,7 @@ use crate::describe::{self, Fact};
 use crate::failure::Failure;
 use crate::files::check_writable;
 use crate::fit;
-use crate::output::{self, Output};
+use crate::output::Output;
 use crate::processes::{self, DeviceChoice, JobConnection};
 use crate::signals::stop_on_signal;
 use begin::{Beginning, Task};
@@ -133,8 +133,7 @@ impl Prepared {
         let plan = with_end_of_document(plan)?;
         let dataset = dataset(&plan)?;
         let prediction = predict(&plan, device(&plan, connection), Coverage::WholeStep);
-        fit::here(&plan, &prediction, connection.ranks_here(plan.mesh.ranks()))
-            .map_err(|misfit| Failure::Mistake(misfit.to_string()))?;
+        fit::here(&plan, &prediction, connection.ranks_here(plan.mesh.ranks())).map_err(Failure::mistake)?;
         fit::check_device(&plan)?;
         let written = arguments.write_batches.as_deref().filter(|_| connection.is_first());
         written.map(check_writable).transpose()?;
@@ -254,21 +253,21 @@ fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) 
     let traced = trace.map_or(Ok(()), |trace| output.text(&trace?));
     let result = output.result(&summary);
     // One failure does not hide another. If the last checkpoint failed, the run is done and its result is lost.
-    let of_run = outcome.failure.map(|error| error.to_string());
-    let of_saving = outcome.saves.failure.map(|failure| failure.to_string());
+    let of_run = outcome.failure.map(Failure::run);
+    let of_saving = outcome.saves.failure.map(Failure::run);
     let of_files = [metrics, events, written, shown, traced, result];
-    let of_files = of_files.map(|result| result.err().map(|failure| failure.to_string()));
+    let of_files = of_files.map(|result| result.err().map(Failure::run));
     report([of_run, of_saving].into_iter().chain(of_files).flatten().collect())
 }
 
 /// Prints the failures of a run, one line each.
-fn report(mut failures: Vec<String>) -> Result<(), Failure> {
+fn report(mut failures: Vec<Failure>) -> Result<(), Failure> {
     let Some(last) = failures.pop() else { return Ok(()) };
     for failure in failures {
-        output::stderr(&format!("error: {failure}"));
+        failure.report();
     }
     // The other processes have finished the run.
-    Err(Failure::Agreed(Box::new(Failure::Run(last))))
+    Err(Failure::Agreed(Box::new(last)))
 }
 
 /// The share of the data that is set aside for validation, if it is given.

@@ -141,7 +141,7 @@ fn chosen_layouts(
     };
     let chosen: Vec<Layout> = all.into_iter().filter(named).collect();
     if chosen.is_empty() {
-        return Err(Failure::Mistake(format!("--layouts {}: no layout has such a name", words.join(","))));
+        return Err(Failure::mistake(format!("--layouts {}: no layout has such a name", words.join(","))));
     }
     Ok(chosen)
 }

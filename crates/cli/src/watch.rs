@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kintsugi_report::watch::{Watch, has_runs, listen, machine_name, new_token, serve};
+use kintsugi_spec::Cause;
 
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 use crate::output;
 use crate::report::context;
 
@@ -53,12 +54,13 @@ Examples:
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let folder = &arguments.folder;
     if !folder.is_dir() {
-        return Err(Failure::Mistake(format!("{} is no folder", folder.display())));
+        return Err(Failure::mistake(format!("{} is no folder", folder.display())));
     }
-    let token = new_token().map_err(|error| Failure::Run(format!("cannot make a token: {error}")))?;
+    let token = new_token().map_err(|error| Failure::run(ErrorContext::new("cannot make a token", error)))?;
     let listening = listen(arguments.address, arguments.port).map_err(|error| {
         let (address, port) = (arguments.address, arguments.port);
-        Failure::Run(format!("cannot listen on {address}, port {port}: {error}; --port 0 takes a free port"))
+        let context = format!("cannot listen on {address}, port {port}");
+        Failure::run(ErrorContext::new(context, error).advise("--port 0 takes a free port"))
     })?;
     let (address, port) = (arguments.address, listening.address.port());
     let mut names = arguments.hosts.clone();
@@ -75,15 +77,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let folder_name = folder.display();
     output::stdout(&format!("watching {folder_name}{none}: http://{shown}:{port}/?token={token}\n"))?;
     let watch = Watch { folder: folder.clone(), token, names, context: context() };
-    serve(listening, watch).map_err(|error| Failure::Run(format!("cannot serve pages: {error}")))
+    serve(listening, watch).map_err(|error| Failure::run(ErrorContext::new("cannot serve pages", error)))
 }
 
 /// A name or an address, without a port and what else a URL has.
-fn host(text: &str) -> Result<String, String> {
+fn host(text: &str) -> Result<String, Cause> {
     let is_name = !text.is_empty() && text.bytes().all(|c| c.is_ascii_alphanumeric() || b"-._".contains(&c));
     if is_name || text.parse::<IpAddr>().is_ok() {
         return Ok(text.to_owned());
     }
-    Err("it is neither the name of a machine nor an address; give it without http:// and without the port"
-        .to_owned())
+    let rule =
+        "it is neither the name of a machine nor an address; give it without http:// and without the port";
+    Err(Cause::new(rule))
 }

@@ -21,6 +21,8 @@ pub struct Misfit {
     pub sharing: usize,
 }
 
+impl std::error::Error for Misfit {}
+
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let mut categories = self.memory.categories();

@@ -13,7 +13,7 @@ mod space;
 mod support;
 mod table;
 
-pub use only::Only;
+pub use only::{Only, OnlyError};
 pub use order::{By, order};
 pub use pick::{INDIFFERENCE, complexity, preference};
 pub use reason::reason;

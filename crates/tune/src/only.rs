@@ -47,23 +47,50 @@ const KEYS: [(&str, Allowed, Value); 12] = [
     }),
 ];
 
+/// Why a restriction of a search is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OnlyError {
+    /// It is not a key and its values.
+    #[error("\"{0}\" must be table.key=value,value")]
+    Form(String),
+    /// Strategies do not differ in this key.
+    #[error("{0} is not searched over; the keys are {keys}", keys = KEYS.map(|(name, ..)| name).join(", "))]
+    Key(String),
+    /// A number must be positive.
+    #[error("{key} = {value} must be a number from 1")]
+    Count {
+        /// The key.
+        key: &'static str,
+        /// The value.
+        value: String,
+    },
+    /// The key has no such value.
+    #[error("{key} = {value} must be one of {}", allowed.join(", "))]
+    Word {
+        /// The key.
+        key: &'static str,
+        /// The value.
+        value: String,
+        /// Its values.
+        allowed: &'static [&'static str],
+    },
+}
+
 impl Only {
-    /// Parses `table.key=value,value`. The error is one sentence.
-    pub fn parse(text: &str) -> Result<Only, String> {
-        let (key, values) =
-            text.split_once('=').ok_or_else(|| format!("\"{text}\" must be table.key=value,value"))?;
+    /// Parses `table.key=value,value`.
+    pub fn parse(text: &str) -> Result<Only, OnlyError> {
+        let (key, values) = text.split_once('=').ok_or_else(|| OnlyError::Form(text.to_owned()))?;
         let values: Vec<String> = values.split(',').map(|value| value.trim().to_owned()).collect();
         if values.iter().any(String::is_empty) {
-            return Err(format!("\"{text}\" must be table.key=value,value"));
+            return Err(OnlyError::Form(text.to_owned()));
         }
         Only::new(key.trim(), values)
     }
 
-    /// Restricts a key to these values. The error is one sentence.
-    pub fn new(key: &str, values: Vec<String>) -> Result<Only, String> {
+    /// Restricts a key to these values.
+    pub fn new(key: &str, values: Vec<String>) -> Result<Only, OnlyError> {
         let Some((key, allowed, _)) = KEYS.iter().find(|(name, ..)| *name == key) else {
-            let known: Vec<&str> = KEYS.iter().map(|(name, ..)| *name).collect();
-            return Err(format!("{key} is not searched over; the keys are {}", known.join(", ")));
+            return Err(OnlyError::Key(key.to_owned()));
         };
         values.iter().try_for_each(|value| allowed.check(key, value))?;
         Ok(Only { key, values })
@@ -82,12 +109,12 @@ impl Only {
 }
 
 impl Allowed {
-    fn check(&self, key: &str, value: &str) -> Result<(), String> {
+    fn check(&self, key: &'static str, value: &str) -> Result<(), OnlyError> {
         match self {
             Allowed::Count if value.parse::<usize>().is_ok_and(|n| n > 0 && n.to_string() == value) => Ok(()),
             Allowed::Words(words) if words.contains(&value) => Ok(()),
-            Allowed::Count => Err(format!("{key} = {value} must be a number from 1")),
-            Allowed::Words(words) => Err(format!("{key} = {value} must be one of {}", words.join(", "))),
+            Allowed::Count => Err(OnlyError::Count { key, value: value.to_owned() }),
+            Allowed::Words(allowed) => Err(OnlyError::Word { key, value: value.to_owned(), allowed }),
         }
     }
 }
@@ -133,8 +160,8 @@ mod tests {
         assert_eq!((only.key, only.values), ("parallel.tp", vec!["1".to_owned(), "8".to_owned()]));
         assert!(Only::parse("parallel.tp").is_err());
         assert!(Only::parse("parallel.tp=").is_err());
-        assert!(Only::parse("model.layers=3").unwrap_err().contains("parallel.tp"));
-        let said = |text| Only::parse(text).unwrap_err();
+        assert!(Only::parse("model.layers=3").unwrap_err().to_string().contains("parallel.tp"));
+        let said = |text| Only::parse(text).unwrap_err().to_string();
         assert_eq!(
             said("memory.recompute=ful"),
             "memory.recompute = ful must be one of none, selective, full"

@@ -4,7 +4,7 @@ use kintsugi_plan::Plan;
 use kintsugi_plan::config::{ShardingChoice, Strategy};
 use kintsugi_spec::{Level, Support};
 
-use crate::Only;
+use crate::{Only, OnlyError};
 
 /// The values of a key that a plan's framework can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +14,8 @@ pub struct Supported {
 }
 
 impl Supported {
-    /// What the framework of a plan can run. The error is one sentence.
-    pub fn by_framework(plan: &Plan) -> Result<Vec<Supported>, String> {
+    /// What the framework of a plan can run.
+    pub fn by_framework(plan: &Plan) -> Result<Vec<Supported>, OnlyError> {
         let read = |support: &Support| {
             let only = Only::new(&support.key, support.values.clone());
             only.map(|only| Supported { only, support: support.clone() })
@@ -43,7 +43,7 @@ impl Supported {
     }
 }
 
-/// The strategy of a plan, as far as restrictions compare it.
+/// The strategy of a plan. Restrictions compare only whether something is sharded, so its levels are not exact.
 fn strategy_of(plan: &Plan) -> Strategy {
     let level = |shards: usize| (shards > 1).then_some(Level::Cluster);
     let (layers, sharding) = (&plan.pipeline.layers, plan.sharding);

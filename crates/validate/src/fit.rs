@@ -305,7 +305,7 @@ fn frameworks(runs: &[Run]) -> BTreeSet<&str> {
 /// The rows of some sets, at most a few of each.
 fn of_sets(runs: &[Run], sets: &[String], most: usize) -> Vec<Run> {
     let of = |set: &String| {
-        spread(runs.iter().filter(|run| run.set == *set && run.worked && !run.sick).collect(), most)
+        spread(runs.iter().filter(|run| run.set == *set && run.worked && !run.is_outlier).collect(), most)
     };
     sets.iter().flat_map(of).collect()
 }
@@ -316,7 +316,7 @@ fn spread(rows: Vec<&Run>, most: usize) -> Vec<Run> {
 }
 
 fn ratio(run: &Predicted) -> Option<f64> {
-    let ratio = run.predicted_s / run.measured_s.filter(|_| !run.sick)?;
+    let ratio = run.predicted_s / run.measured_s.filter(|_| !run.is_outlier)?;
     Some(ratio).filter(|ratio| ratio.is_finite() && *ratio > 0.0)
 }
 

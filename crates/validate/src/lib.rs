@@ -7,13 +7,13 @@ mod constants;
 mod description;
 mod fit;
 pub mod frontier;
+mod outliers;
 mod own;
 mod plot;
 mod predicted;
 mod report;
 mod run;
 mod score;
-mod sick;
 mod table;
 mod template;
 
@@ -22,7 +22,7 @@ pub use description::Kind;
 pub use fit::{Fit, FittedConstant, LeftOut, fit, leave_each_out, stages};
 pub use own::OwnTable;
 pub use plot::{scatter, worst};
-pub use predicted::{Predicted, Refused, Wanted, predict_runs};
+pub use predicted::{Predicted, PredictionError, Refused, Wanted, predict_runs};
 pub use report::reports;
 pub use run::{COLUMNS, Run};
 pub use score::{Figure, Report, errors};
@@ -73,7 +73,7 @@ impl Tables {
                 tables.runs.extend(read.filter_map(|(i, row)| Run::new(description, row, i + 1)));
             }
         }
-        sick::flag_sick(&mut tables.runs);
+        outliers::flag_outliers(&mut tables.runs);
         Ok(tables)
     }
 

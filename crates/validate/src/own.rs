@@ -129,7 +129,7 @@ impl Machine {
             rows: runs.len(),
             left_out: refused.len(),
             reason: refused.into_iter().next(),
-            sick: 0,
+            outliers: 0,
             figures,
             runs: predicted.collect(),
         }

@@ -5,7 +5,7 @@ use kintsugi_draw::chart::{Axis, Chart, Scale, Series, Style, Unit};
 use super::predicted::Predicted;
 use super::score::Report;
 
-/// The ratio of predicted to measured time over the measured time, a series for each set. Sick runs are hollow.
+/// The ratio of predicted to measured time over the measured time, a series for each set. Outliers are hollow.
 pub fn scatter(reports: &[Report]) -> Chart {
     let mut chart = Chart {
         title: "Predicted over measured time".to_owned(),
@@ -20,7 +20,7 @@ pub fn scatter(reports: &[Report]) -> Chart {
         let points = runs.iter().map(|run| (run.measured_s.unwrap_or(0.0), ratio(run)));
         let mut series = Series::new(&report.set, Style::Points, colour).points(points);
         series.labels = runs.iter().map(|run| run.name.clone()).collect();
-        series.hollow = runs.iter().map(|run| run.sick).collect();
+        series.hollow = runs.iter().map(|run| run.is_outlier).collect();
         chart.series.push(series);
     }
     let measured = chart.series.iter().flat_map(|series| series.x.iter().copied());
@@ -32,7 +32,7 @@ pub fn scatter(reports: &[Report]) -> Chart {
 /// The healthy runs whose predicted time is furthest from the measured one.
 pub fn worst(report: &Report, count: usize) -> Vec<&Predicted> {
     let mut runs: Vec<&Predicted> =
-        report.runs.iter().filter(|run| !run.sick && ratio(run).is_some()).collect();
+        report.runs.iter().filter(|run| !run.is_outlier && ratio(run).is_some()).collect();
     let distance = |run: &Predicted| ratio(run).map_or(0.0, |ratio| ratio.ln().abs());
     runs.sort_by(|a, b| distance(b).total_cmp(&distance(a)));
     runs.truncate(count);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use kintsugi_comm::Collective;
+use kintsugi_plan::config::ConfigError;
 use kintsugi_plan::{Axis, Group, Mesh, Plan};
 use kintsugi_simulate::cost::DeviceModel;
 use kintsugi_simulate::{Coverage, Timing, TracedStep, collective_seconds, memory_by_stage, predict, time};
@@ -48,7 +49,7 @@ pub struct Predicted {
     /// Whether the run worked.
     pub worked: bool,
     /// Whether a slot took over twice as long as that of the same layout elsewhere.
-    pub sick: bool,
+    pub is_outlier: bool,
 }
 
 /// What to predict of a run.
@@ -63,6 +64,20 @@ pub enum Wanted {
 /// Runs that the engine does not support: their number and the first reason, by set.
 pub type Refused = BTreeMap<String, (usize, String)>;
 
+/// Why a run is not predicted.
+#[derive(Debug, thiserror::Error)]
+pub enum PredictionError {
+    /// The engine does not support the layout.
+    #[error(transparent)]
+    Layout(#[from] ConfigError),
+    /// A column of the row is empty or missing.
+    #[error("its row has no {0}")]
+    MissingColumn(&'static str),
+    /// The speed of the device is unknown.
+    #[error("the speed of its device is unknown")]
+    UnknownSpeed,
+}
+
 /// Predicts runs, and says which it cannot predict.
 pub fn predict_runs(
     runs: &[Run],
@@ -70,7 +85,7 @@ pub fn predict_runs(
     over: &[String],
     wanted: Wanted,
 ) -> (Vec<Predicted>, Refused) {
-    let all: Vec<Result<Predicted, String>> =
+    let all: Vec<Result<Predicted, PredictionError>> =
         runs.par_iter().map(|run| one(run, constants, over, wanted)).collect();
     let mut refused = Refused::new();
     let mut predicted = Vec::new();
@@ -85,14 +100,24 @@ pub fn predict_runs(
     (predicted, refused)
 }
 
-fn one(run: &Run, constants: &Constants, over: &[String], wanted: Wanted) -> Result<Predicted, String> {
+fn one(
+    run: &Run,
+    constants: &Constants,
+    over: &[String],
+    wanted: Wanted,
+) -> Result<Predicted, PredictionError> {
     match run.kind {
         Kind::Step => step(run, constants, over, wanted),
         Kind::Product | Kind::AllReduce => operation(run, constants, over),
     }
 }
 
-fn step(run: &Run, constants: &Constants, over: &[String], wanted: Wanted) -> Result<Predicted, String> {
+fn step(
+    run: &Run,
+    constants: &Constants,
+    over: &[String],
+    wanted: Wanted,
+) -> Result<Predicted, PredictionError> {
     let plan = run.plan(constants, over)?;
     let timing = if run.worked { time(&plan) } else { None };
     let memory = if wanted == Wanted::All { Some(memory(run, constants, over)?) } else { None };
@@ -126,14 +151,14 @@ pub fn predicted_time(
     run: &Run,
     traced: Option<&TracedStep>,
     constants: &Constants,
-) -> Result<Predicted, String> {
+) -> Result<Predicted, PredictionError> {
     let Some(traced) = traced else { return one(run, constants, &[], Wanted::Time) };
     let plan = run.plan(constants, &[])?;
     Ok(timed(run, &plan, traced.time(&plan)))
 }
 
 /// Memory of the measured stage, and whether the fullest fits.
-fn memory(run: &Run, constants: &Constants, over: &[String]) -> Result<(f64, Option<bool>), String> {
+fn memory(run: &Run, constants: &Constants, over: &[String]) -> Result<(f64, Option<bool>), PredictionError> {
     let plan = run.memory_plan(constants, over)?;
     let stages = memory_by_stage(&plan, &predict(&plan, device(&plan), Coverage::ShortStep));
     let fullest = stages.iter().copied().fold(0.0, f64::max);
@@ -145,8 +170,8 @@ fn memory(run: &Run, constants: &Constants, over: &[String]) -> Result<(f64, Opt
 }
 
 /// A single operation on the cluster of a row.
-fn operation(run: &Run, constants: &Constants, over: &[String]) -> Result<Predicted, String> {
-    let number = |column: &str| run.row.number(column).ok_or_else(|| format!("no {column}"));
+fn operation(run: &Run, constants: &Constants, over: &[String]) -> Result<Predicted, PredictionError> {
+    let number = |column: &'static str| run.row.number(column).ok_or(PredictionError::MissingColumn(column));
     let mut device = run.clone();
     device.settings =
         vec!["model.preset=demo".to_owned(), format!("cluster.preset={}", run.row.text("device"))];
@@ -159,7 +184,11 @@ fn operation(run: &Run, constants: &Constants, over: &[String]) -> Result<Predic
     } else {
         let [m, n, k] = [number("m")?, number("n")?, number("k")?];
         let reached = number("efficiency")? * number("peak_tflops")? * 1e12;
-        (1, product_seconds(&plan, [m, n, k]).ok_or("no speed")?, 2.0 * m * n * k / reached)
+        (
+            1,
+            product_seconds(&plan, [m, n, k]).ok_or(PredictionError::UnknownSpeed)?,
+            2.0 * m * n * k / reached,
+        )
     };
     Ok(Predicted { ranks, measured_s: Some(measured), predicted_s: predicted, ..named(run) })
 }
@@ -178,7 +207,7 @@ fn named(run: &Run) -> Predicted {
         source: run.source.clone(),
         group: run.group.clone(),
         worked: run.worked,
-        sick: run.sick,
+        is_outlier: run.is_outlier,
         measured_s: None,
         ..Predicted::of(&run.name, 1, f64::NAN, f64::NAN, None)
     }
@@ -200,7 +229,7 @@ impl Predicted {
             predicted_memory: None,
             fits: None,
             worked: true,
-            sick: false,
+            is_outlier: false,
         }
     }
 }

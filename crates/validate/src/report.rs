@@ -46,7 +46,8 @@ pub fn reports(runs: Vec<Predicted>, refused: &Refused) -> Vec<Report> {
 }
 
 fn report(set: &str, runs: Vec<Predicted>, refused: &Refused) -> Report {
-    let healthy: Vec<&Predicted> = runs.iter().filter(|run| !run.sick && run.measured_s.is_some()).collect();
+    let healthy: Vec<&Predicted> =
+        runs.iter().filter(|run| !run.is_outlier && run.measured_s.is_some()).collect();
     let times = times(&healthy);
     let mut figures = vec![
         Figure::of("time, mean error %", errors(&times).0),
@@ -75,7 +76,7 @@ fn report(set: &str, runs: Vec<Predicted>, refused: &Refused) -> Report {
         rows: runs.len(),
         left_out: refused.get(set).map_or(0, |refused| refused.0),
         reason: refused.get(set).map(|refused| refused.1.clone()),
-        sick: runs.iter().filter(|run| run.sick).count(),
+        outliers: runs.iter().filter(|run| run.is_outlier).count(),
         figures,
         runs,
     }

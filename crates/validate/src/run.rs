@@ -1,7 +1,7 @@
 //! A row with the standard columns, as a configuration with its measurement.
 
 use kintsugi_plan::Plan;
-use kintsugi_plan::config::ConfigSource;
+use kintsugi_plan::config::{ConfigError, ConfigSource};
 
 use super::constants::Constants;
 use super::description::{Description, Kind, MemoryOf, Stages};
@@ -86,7 +86,7 @@ pub struct Run {
     /// Whether the run worked, instead of running out of memory.
     pub worked: bool,
     /// Whether a slot took over twice as long as that of the same layout elsewhere.
-    pub sick: bool,
+    pub is_outlier: bool,
     /// The row with the standard columns.
     pub row: Row,
     /// The configuration as `--set` takes it.
@@ -113,7 +113,7 @@ impl Run {
             group: text("group"),
             kind: description.kind,
             worked: status.is_empty() || status == "ok",
-            sick: false,
+            is_outlier: false,
             settings: settings(&row),
             memory_of: description.memory_of,
             stages: description.stages,
@@ -138,13 +138,13 @@ impl Run {
         found.unwrap_or_default()
     }
 
-    /// The plan of the run; the sentence of the engine if it does not support the layout.
-    pub fn plan(&self, constants: &Constants, over: &[String]) -> Result<Plan, String> {
+    /// The plan of the run, or why the engine does not support its layout.
+    pub fn plan(&self, constants: &Constants, over: &[String]) -> Result<Plan, ConfigError> {
         self.plan_with(constants, over, &[])
     }
 
     /// The plan for memory, with the layers of each stage as the framework assigns them.
-    pub fn memory_plan(&self, constants: &Constants, over: &[String]) -> Result<Plan, String> {
+    pub fn memory_plan(&self, constants: &Constants, over: &[String]) -> Result<Plan, ConfigError> {
         match self.stages {
             Stages::Even => self.plan(constants, over),
             Stages::ByCost => {
@@ -154,13 +154,13 @@ impl Run {
         }
     }
 
-    fn plan_with(&self, constants: &Constants, over: &[String], own: &[String]) -> Result<Plan, String> {
+    fn plan_with(&self, constants: &Constants, over: &[String], own: &[String]) -> Result<Plan, ConfigError> {
         let fitted = constants.settings(self.device(), self.framework());
         // The constants of a preset come before the settings of the row, which may change them.
         let (presets, others): (Vec<&String>, Vec<&String>) =
             self.settings.iter().partition(|set| set.contains(".preset="));
         let source = ConfigSource::text("").sets(presets).sets(&fitted).sets(others).sets(own).sets(over);
-        source.plan().map_err(|error| error.to_string())
+        source.plan()
     }
 
     /// Measured seconds of a step of the plan.

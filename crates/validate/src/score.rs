@@ -31,7 +31,7 @@ pub struct Report {
     /// The first of them, and why.
     pub reason: Option<String>,
     /// Number of runs whose slot took over twice as long as that of the same layout elsewhere. Figures leave them out.
-    pub sick: usize,
+    pub outliers: usize,
     /// The figures.
     pub figures: Vec<Figure>,
     /// Each run.

@@ -30,10 +30,10 @@ pub struct Fitting {
 impl Fitting {
     /// Runs the fit.
     pub fn run(&self, folder: &Path, output: Output) -> Result<(), Failure> {
-        let tables = Tables::read(folder).map_err(|error| Failure::file("read", folder, &error))?;
+        let tables = Tables::read(folder).map_err(|error| Failure::file("read", folder, error))?;
         if let Some(source) = self.leave_out.as_deref().filter(|source| !tables.has_source(source)) {
             let sources = tables.sources().join(", ");
-            return Err(Failure::Mistake(format!(
+            return Err(Failure::mistake(format!(
                 "--leave-out {source} is not a source of these tables; the sources are {sources}"
             )));
         }

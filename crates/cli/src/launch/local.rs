@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use kintsugi_comm::rendezvous::arrange_locally;
 
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 use crate::output;
 use crate::signals::{every_signal_to_stop, send};
 
@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(9);
 /// Runs a command of this program as `ranks` processes, to the end of all of them.
 pub fn run(ranks: usize, arguments: &[OsString]) -> Result<(), Failure> {
     let asked = every_signal_to_stop()?;
-    let failed = |error: io::Error| Failure::Run(format!("cannot start the processes: {error}"));
+    let failed = |error: io::Error| Failure::run(ErrorContext::new("cannot start the processes", error));
     let program = std::env::current_exe().map_err(failed)?;
     let meeting = arrange_locally().map_err(failed)?;
     let mut processes = Processes(Vec::with_capacity(ranks));
@@ -31,7 +31,8 @@ pub fn run(ranks: usize, arguments: &[OsString]) -> Result<(), Failure> {
         // In groups of their own: otherwise Ctrl-C would reach them twice.
         processes.0.push(command.process_group(0).stdin(Stdio::null()).spawn().map_err(failed)?);
     }
-    let ended = processes.wait(&asked).map_err(|error| Failure::Run(format!("cannot wait: {error}")))?;
+    let ended =
+        processes.wait(&asked).map_err(|error| Failure::run(ErrorContext::new("cannot wait", error)))?;
     outcome(&ended)
 }
 

@@ -115,7 +115,7 @@ pub fn run(arguments: &RowArguments, config: &ConfigArguments, output: Output) -
         {
             let text =
                 "--plot-figure energy needs cluster.device.power_idle and power_max, and the device has none";
-            return Err(Failure::Mistake(text.to_owned()));
+            return Err(Failure::mistake(text));
         }
         let points: Vec<Point> = rows.iter().map(Row::point).collect();
         let chart = chart(&titles.title, &titles.along, &titles.caption, &points, figure, titles.scaling);
@@ -229,7 +229,7 @@ struct Sweep<'a> {
 
 impl<'a> Sweep<'a> {
     fn parse(text: &'a str) -> Result<Self, Failure> {
-        let mistake = || Failure::Mistake(format!("--sweep: \"{text}\" must be table.key=value,value"));
+        let mistake = || Failure::mistake(format!("--sweep: \"{text}\" must be table.key=value,value"));
         let (key, values) = text.split_once('=').ok_or_else(mistake)?;
         let values: Vec<&str> = values.split(',').map(str::trim).collect();
         if key.trim().is_empty() || values.iter().any(|value| value.is_empty()) {
@@ -257,7 +257,7 @@ fn sweep(config: &ConfigSource, texts: &[String]) -> Result<(Vec<Row>, Titles), 
     let (first, others) = sweeps.split_first().expect("a sweep was asked for");
     let count = sweeps.iter().map(|sweep| sweep.values.len()).product::<usize>();
     if count > MAX_ROWS {
-        return Err(Failure::Mistake(format!(
+        return Err(Failure::mistake(format!(
             "--sweep: {count} combinations are more than the {MAX_ROWS} of one table"
         )));
     }
@@ -303,7 +303,7 @@ fn sweep(config: &ConfigSource, texts: &[String]) -> Result<(Vec<Row>, Titles), 
 fn check_any(rows: &[Row]) -> Result<(), Failure> {
     match rows.last() {
         Some(Row { refused: Some(reason), .. }) if rows.iter().all(|row| row.refused.is_some()) => {
-            Err(Failure::Mistake(reason.clone()))
+            Err(Failure::mistake(reason.as_str()))
         }
         _ => Ok(()),
     }

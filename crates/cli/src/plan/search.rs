@@ -21,7 +21,7 @@ use super::rows::PlotFigure;
 use super::speed::spread;
 use crate::config::ConfigArguments;
 use crate::describe::{self, Fact, fact};
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 use crate::files::{check_writable, write_whole};
 use crate::fit;
 use crate::host::planned_device;
@@ -80,13 +80,13 @@ struct Searched {
 fn searched(config: &ConfigArguments, only: &[String], by: By, top: usize) -> Result<Searched, Failure> {
     let config = config.read()?;
     let (base, ranks) = config.search_base()?;
-    let only: Result<Vec<Only>, String> = only.iter().map(|text| Only::parse(text)).collect();
-    let only = only.map_err(|mistake| Failure::Mistake(format!("--only: {mistake}")))?;
+    let only = only.iter().map(|text| Only::parse(text)).collect::<Result<Vec<Only>, _>>();
+    let only = only.map_err(|error| Failure::mistake(ErrorContext::new("--only", error)))?;
     let power = base.cluster.device.power_idle.and(base.cluster.device.power_max);
     if power.is_none() && by != By::Time {
         let text =
             "--by energy and --by pareto need cluster.device.power_idle and power_max, which are not set";
-        return Err(Failure::Mistake(text.to_owned()));
+        return Err(Failure::mistake(text));
     }
     let supported = supported(&base)?;
     let yours = yours(&config, ranks);
@@ -114,7 +114,7 @@ fn searched(config: &ConfigArguments, only: &[String], by: By, top: usize) -> Re
     drop(progress);
     let found = found.map_err(|error| match error {
         SearchError::UnknownSpeed => unknown_speed(),
-        too_large @ SearchError::TooLarge { .. } => Failure::Mistake(format!(
+        too_large @ SearchError::TooLarge { .. } => Failure::mistake(format!(
             "{too_large}; restrict it with --only, as in --only parallel.tp=1,2,4,8 --only parallel.schedule=1f1b"
         )),
     })?;
@@ -125,7 +125,7 @@ fn searched(config: &ConfigArguments, only: &[String], by: By, top: usize) -> Re
 /// What the plan's framework can run.
 pub fn supported(plan: &Plan) -> Result<Vec<Supported>, Failure> {
     Supported::by_framework(plan)
-        .map_err(|mistake| Failure::Mistake(format!("framework.supports: {mistake}")))
+        .map_err(|error| Failure::mistake(ErrorContext::new("framework.supports", error)))
 }
 
 /// Searches, prints what was found, and draws it if a picture is wanted.
@@ -157,7 +157,7 @@ pub fn run(
     if let (Some((path, _)), Some(against)) = (plot, against) {
         let Some(mut chart) = chart(&found.timed, found.best.first(), against, false) else {
             let reason = "no strategy fits, or the power of the device is not known";
-            return Err(Failure::Run(format!("{reason}, so {} is not drawn", path.display())));
+            return Err(Failure::run(format!("{reason}, so {} is not drawn", path.display())));
         };
         chart.title = format!("{} on {ranks} ranks of {}", base.model.name, base.cluster.name);
         if let Some(best) = rows.best.first() {
@@ -169,7 +169,7 @@ pub fn run(
     }
     let Some(path) = &arguments.out else { return Ok(()) };
     let Some(best) = rows.best.first() else {
-        return Err(Failure::Run(format!("no strategy fits, so {} is not written", path.display())));
+        return Err(Failure::run(format!("no strategy fits, so {} is not written", path.display())));
     };
     write_whole(path, config.given()?.with_strategy_of(&best.plan)?.as_bytes())?;
     output.text(&format!("written  {}\n", path.display()))
@@ -181,7 +181,7 @@ fn against(figure: Option<PlotFigure>) -> Result<Against, Failure> {
         Some(PlotFigure::Energy) => Ok(Against::Energy),
         Some(_) => {
             let text = "--plot-figure of a search is memory or energy, each over the time of a step";
-            Err(Failure::Mistake(text.to_owned()))
+            Err(Failure::mistake(text))
         }
     }
 }
@@ -224,7 +224,7 @@ pub fn unknown_speed() -> Failure {
     let text = "the speed of cluster.device is unknown (peak_fp32, memory_bandwidth), so no time can be predicted; \
                 set a cluster.preset such as \"frontier\", or measure this machine with kintsugi calibrate and add --profile \
                 profile.toml";
-    Failure::Mistake(text.to_owned())
+    Failure::mistake(text)
 }
 
 /// The memory of the plan's devices less their headroom, or of this machine if the plan is for this machine.

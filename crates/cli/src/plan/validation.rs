@@ -52,10 +52,10 @@ pub struct Request<'a> {
 /// Predicts the runs of every table in the folder.
 pub fn run(request: &Request, output: Output) -> Result<(), Failure> {
     let folder = request.folder;
-    let mut tables = Tables::read(folder).map_err(|error| Failure::file("read", folder, &error))?;
+    let mut tables = Tables::read(folder).map_err(|error| Failure::file("read", folder, error))?;
     if tables.runs.is_empty() && tables.own.is_empty() {
         let (folder, columns) = (folder.display(), COLUMNS.join(", "));
-        return Err(Failure::Mistake(format!(
+        return Err(Failure::mistake(format!(
             "{folder} has no table with a known header; the standard columns are {columns}"
         )));
     }
@@ -133,14 +133,15 @@ fn parts(run: &Predicted) -> Vec<String> {
 }
 
 fn table(reports: &[Report]) -> Table {
-    let mut table = Table::new(["set", "runs", "sick", "figure", "ours", "aim", "met"]);
+    let mut table = Table::new(["set", "runs", "outliers", "figure", "ours", "aim", "met"]);
     for report in reports {
         for (i, figure) in report.figures.iter().enumerate() {
             let name = if i == 0 { report.set.clone() } else { String::new() };
             let runs = if i == 0 { report.rows.to_string() } else { String::new() };
-            let sick = if i == 0 && report.sick > 0 { report.sick.to_string() } else { String::new() };
+            let outliers =
+                if i == 0 && report.outliers > 0 { report.outliers.to_string() } else { String::new() };
             let [ours, aim, met] = cells(figure);
-            table.row([name, runs, sick, figure.name.clone(), ours, aim, met]);
+            table.row([name, runs, outliers, figure.name.clone(), ours, aim, met]);
         }
     }
     table

@@ -109,13 +109,13 @@ fn start(checkpoint: Option<Checkpoint>, weights: Option<WeightsFolder>) -> Star
 /// The folder of weights to start from, if there is one.
 fn initial_weights(plan: &Plan, notes: &mut String) -> Result<Option<WeightsFolder>, Failure> {
     let Some(folder) = &plan.init else { return Ok(None) };
-    let weights = WeightsFolder::open(folder).map_err(|error| unreadable_weights(folder, &error))?;
+    let weights = WeightsFolder::open(folder).map_err(|error| unreadable_weights(folder, error))?;
     if let WeightsFolder::Checkpoint(checkpoint) = &weights
         && lies_in(checkpoint.path(), &plan.run.out)
     {
         let (folder, out) = (folder.display(), plan.run.out.display());
         let rule = "whose checkpoints a new run moves away; set another run.out";
-        return Err(Failure::Mistake(format!(
+        return Err(Failure::mistake(format!(
             "model.init = \"{folder}\" is inside run.out = \"{out}\", {rule}"
         )));
     }

@@ -9,7 +9,7 @@ use kintsugi_run::files::EVENTS;
 use kintsugi_run::{MetricsLine, now};
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 
 /// The event file of a run, open.
 pub struct Events {
@@ -29,7 +29,7 @@ impl Events {
         let config = format!("```toml\n{}```\n", plan.to_toml());
         let created = EventFile::create(&folder, time, steps)
             .and_then(|mut file| file.text(time, steps, "config", &config).map(|()| file));
-        let file = created.map_err(|error| Failure::file("create", &folder, &error))?;
+        let file = created.map_err(|error| Failure::file("create", &folder, error))?;
         Ok(Some(Events { folder, file }))
     }
 
@@ -41,16 +41,16 @@ impl Events {
         flatten("", &value, &mut scalars);
         scalars.retain(|(name, _)| !["schema", "time", "step"].contains(&name.as_str()));
         let written = self.file.scalars(line.time, line.report.step, &scalars);
-        written.map_err(|error| self.failed(&error))
+        written.map_err(|error| self.failed(error))
     }
 
     /// Writes the steps that could not be written before.
     pub fn flush(&mut self) -> Result<(), Failure> {
-        self.file.flush().map_err(|error| self.failed(&error))
+        self.file.flush().map_err(|error| self.failed(error))
     }
 
-    fn failed(&self, error: &io::Error) -> Failure {
-        Failure::Run(format!("cannot write to {}: {error}", self.folder.display()))
+    fn failed(&self, error: io::Error) -> Failure {
+        Failure::run(ErrorContext::new(format!("cannot write to {}", self.folder.display()), error))
     }
 }
 

@@ -16,7 +16,7 @@ use kintsugi_plan::Run;
 use kintsugi_spec::work;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
+use crate::failure::{ErrorContext, Failure};
 use crate::processes;
 
 /// How often a process looks for the file.
@@ -35,10 +35,11 @@ impl FolderCheck {
         if connection.processes().is_none() || !saves {
             return Ok(None);
         }
-        let random = random().map_err(|error| Failure::Run(format!("cannot read random bytes: {error}")))?;
+        let random =
+            random().map_err(|error| Failure::run(ErrorContext::new("cannot read random bytes", error)))?;
         let check = FolderCheck { name: format!(".shared-{random:032x}"), word: format!("{:032x}", !random) };
         let path = out.join(&check.name);
-        fs::write(&path, &check.word).map_err(|error| Failure::file("write", &path, &error))?;
+        fs::write(&path, &check.word).map_err(|error| Failure::file("write", &path, error))?;
         Ok(Some(check))
     }
 
@@ -61,7 +62,7 @@ impl FolderCheck {
         let (path, begun) = (out.join(&self.name), Instant::now());
         while fs::read_to_string(&path).ok().as_deref() != Some(self.word.as_str()) {
             if begun.elapsed() > patience {
-                return Err(Failure::Mistake(format!(
+                return Err(Failure::mistake(format!(
                     "run.out = \"{}\" is not the folder that rank 0 has under this name: a file that rank 0 wrote there did not \
                      appear in {} s; set run.out to a folder on a file system that all nodes share, or run.keep = 0 to save nothing",
                     out.display(),
@@ -75,10 +76,10 @@ impl FolderCheck {
         let own = self.own(out, connection);
         let written = fs::write(&own, &self.word).and_then(|()| fs::remove_file(&own));
         written.map_err(|error| {
-            let out = out.display();
-            Failure::Mistake(format!(
-                "run.out = \"{out}\" cannot be written: {error}; every process writes its shards there"
-            ))
+            let context = format!("run.out = \"{}\" cannot be written", out.display());
+            Failure::mistake(
+                ErrorContext::new(context, error).advise("every process writes its shards there"),
+            )
         })
     }
 

@@ -35,7 +35,7 @@ impl TraceArguments {
         check_writable(path)?;
         match self.step {
             Some(step) if step > steps => {
-                Err(Failure::Mistake(format!("--trace-step {step}: this run has {steps} steps")))
+                Err(Failure::mistake(format!("--trace-step {step}: this run has {steps} steps")))
             }
             Some(step) => Ok(Some(step - 1)),
             None => Ok(Some(steps.clamp(1, 3) - 1)),

@@ -103,7 +103,7 @@ pub fn check_fit<'a>(layouts: impl Iterator<Item = (&'a str, &'a Plan)>) -> Resu
         (Some((name, ranks, held, recorded)), Some(Bound { bytes, holder }))
             if held + recorded > bytes.into() =>
         {
-            Err(Failure::Mistake(format!(
+            Err(Failure::mistake(format!(
                 "the layout \"{name}\" needs {} for its {ranks} ranks and {} for the comparison, but only {} are {holder}",
                 in_units(held),
                 in_units(recorded),

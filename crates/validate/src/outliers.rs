@@ -1,4 +1,4 @@
-//! Runs that are sick by their own neighbours: something outside the layout made them slow.
+//! Outliers among measured runs: something other than their layout made them slow.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,24 @@ use super::constants::Constants;
 use super::description::Kind;
 use super::run::Run;
 
-/// What a measured slot is compared by.
+/// The time of a slot of a run, and what decides with which runs it is compared.
 #[derive(Clone, Debug)]
 struct Slot {
     key: String,
     replicas: usize,
     slots: usize,
-    /// Of one slot.
+    /// Seconds of one slot.
     seconds: f64,
 }
 
 /// Slots of a step in which a reduction at its end is a small part.
 const MANY_SLOTS: usize = 32;
 
-/// Flags runs whose slot took over twice as long as the fastest of the same layout elsewhere. More replicas have more to
-/// reduce, so a run is compared with those that have as many or more; a run of many slots, in which the reduction is a small
-/// part, with all. Predictions play no part.
-pub fn flag_sick(runs: &mut [Run]) {
+/// Flags runs whose slot took over twice as long as the fastest of the same layout elsewhere.
+///
+/// More replicas have more to reduce, so a run is compared with runs that have at least as many. In a run of many slots the
+/// reduction is a small part, so it is compared with all. Predictions are not used.
+pub fn flag_outliers(runs: &mut [Run]) {
     let slots: Vec<Option<Slot>> = runs.par_iter().map(slot).collect();
     let mut layouts: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (i, slot) in slots.iter().enumerate() {
@@ -34,8 +35,8 @@ pub fn flag_sick(runs: &mut [Run]) {
     }
     for layout in layouts.values() {
         let alike: Vec<&Slot> = layout.iter().filter_map(|&i| slots[i].as_ref()).collect();
-        for (&i, sick) in layout.iter().zip(sick_of(&alike)) {
-            runs[i].sick = sick;
+        for (&i, is_outlier) in layout.iter().zip(outliers_of(&alike)) {
+            runs[i].is_outlier = is_outlier;
         }
     }
 }
@@ -47,14 +48,14 @@ fn slot(run: &Run) -> Option<Slot> {
     Some(Slot { key: run.slot_key(), replicas: plan.mesh.dp(), slots, seconds })
 }
 
-/// Whether each slot of a layout is sick.
-fn sick_of(layout: &[&Slot]) -> Vec<bool> {
-    let sick = |(i, slot): (usize, &&Slot)| {
+/// Whether each slot of a layout is an outlier.
+fn outliers_of(layout: &[&Slot]) -> Vec<bool> {
+    let is_outlier = |(i, slot): (usize, &&Slot)| {
         let others = layout.iter().enumerate().filter(|&(j, _)| j != i).map(|(_, other)| other);
         let alike = others.filter(|other| slot.slots >= MANY_SLOTS || other.replicas >= slot.replicas);
         slot.seconds > 2.0 * alike.map(|other| other.seconds).fold(f64::INFINITY, f64::min)
     };
-    layout.iter().enumerate().map(sick).collect()
+    layout.iter().enumerate().map(is_outlier).collect()
 }
 
 #[cfg(test)]
@@ -62,16 +63,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_sick_if_the_same_layout_is_twice_as_fast_elsewhere() {
+    fn a_run_is_an_outlier_if_the_same_layout_is_twice_as_fast_elsewhere() {
         let slot = |replicas: usize, slots: usize, seconds: f64| Slot {
             key: String::new(),
             replicas,
             slots,
             seconds,
         };
-        assert_eq!(sick_of(&[&slot(2, 8, 3.0), &slot(4, 8, 1.0)]), [true, false]);
-        assert_eq!(sick_of(&[&slot(2, 8, 1.0), &slot(4, 8, 3.0)]), [false, false], "it has more to reduce");
-        assert_eq!(sick_of(&[&slot(2, 64, 1.0), &slot(4, 32, 3.0)]), [false, true], "but not in 32 slots");
-        assert_eq!(sick_of(&[&slot(2, 8, 1.9), &slot(4, 8, 1.0)]), [false, false]);
+        assert_eq!(outliers_of(&[&slot(2, 8, 3.0), &slot(4, 8, 1.0)]), [true, false]);
+        assert_eq!(
+            outliers_of(&[&slot(2, 8, 1.0), &slot(4, 8, 3.0)]),
+            [false, false],
+            "it has more to reduce"
+        );
+        assert_eq!(
+            outliers_of(&[&slot(2, 64, 1.0), &slot(4, 32, 3.0)]),
+            [false, true],
+            "but not in 32 slots"
+        );
+        assert_eq!(outliers_of(&[&slot(2, 8, 1.9), &slot(4, 8, 1.0)]), [false, false]);
     }
 }

@@ -1,0 +1,42 @@
+//! Which device the ranks of a job run on.
+
+use kintsugi_plan::config::ConfigSource;
+use kintsugi_plan::{DeviceKind, Plan};
+
+use crate::failure::Failure;
+use crate::host;
+
+/// How the device of the ranks is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// As the configuration says.
+    Given(DeviceKind),
+    /// `run.device = "auto"`: GPUs, if every host has one for each of its ranks.
+    Auto,
+}
+
+impl DeviceChoice {
+    /// The choice of a configuration and its plan.
+    pub fn of(source: &ConfigSource, plan: &Plan) -> Result<Self, Failure> {
+        let is_auto = source.is_device_auto()?;
+        Ok(if is_auto { DeviceChoice::Auto } else { DeviceChoice::Given(plan.run.device) })
+    }
+
+    /// The device, if it is already chosen.
+    pub(super) fn given(self) -> Option<DeviceKind> {
+        match self {
+            DeviceChoice::Given(device) => Some(device),
+            DeviceChoice::Auto => None,
+        }
+    }
+
+    pub(super) fn may_use_gpus(self) -> bool {
+        self.given().map_or_else(|| host::gpus() > 0, |device| device == DeviceKind::Cuda)
+    }
+
+    /// The device of ranks that are threads. They share the first GPU, so that only one rank has a GPU of its own.
+    pub(super) fn on_threads(self, ranks: usize) -> DeviceKind {
+        let here = || if ranks == 1 && host::gpus() > 0 { DeviceKind::Cuda } else { DeviceKind::Cpu };
+        self.given().unwrap_or_else(here)
+    }
+}
