@@ -5,6 +5,7 @@ import shutil
 import time
 
 from trials.program import Program
+from trials.seeds import copy_with_bugs
 
 # Each bug, the trials that should catch it (a kind, and for changed bytes which file), and what they say then.
 BUGS = {
@@ -14,6 +15,7 @@ BUGS = {
     "lock": (("pair", None), ("",)),
     "rename": (("kill", None), ("half a checkpoint", "published and is not whole")),
 }
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MAX_TRIALS = 30
 TRIAL_FAILED = "the trial itself failed"
 # Without a bug these must find nothing.
@@ -24,8 +26,8 @@ def run(folder, options, build, Bench, Trial, missing):
     if missing:
         print(f"skipped: the self-test needs {' and '.join(sorted(missing))}")
         return 1
-    binary = options.kintsugi or build(["seeded-bugs"])
-    # The next build without the feature replaces the original.
+    binary = options.kintsugi or build_with_bugs(folder, build)
+    # The next build of the program itself replaces the original.
     copied = os.path.join(folder, "kintsugi-seeded")
     shutil.copy2(binary, copied)
     rows = [without_a_bug(copied, folder, options, Bench, Trial)]
@@ -35,6 +37,13 @@ def run(folder, options, build, Bench, Trial, missing):
     for name, trials, seconds, good, words in rows:
         print(f"| {name} | {trials} | {seconds:.0f} | {'' if good else '**'}{words[:160]}{'' if good else '**'} |")
     return 0 if all(good for *_, good, _ in rows) else 1
+
+
+def build_with_bugs(folder, build):
+    sources = os.path.join(folder, "sources")
+    shutil.rmtree(sources, ignore_errors=True)
+    copy_with_bugs(ROOT, sources)
+    return build(sources)
 
 
 def bench_of(bug, binary, folder, options, Bench):

@@ -12,7 +12,6 @@ use safetensors::Dtype;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::CheckpointError;
-use crate::seeded::{self, Bug};
 
 /// Bytes that are hashed and written at a time, so that they stay in the CPU cache.
 const CHUNK: usize = 1 << 20;
@@ -52,9 +51,7 @@ impl SyncedFile {
 
     /// Syncs the file to the disk. Returns its length and checksum.
     pub fn finish(self) -> io::Result<(u64, String)> {
-        if !seeded::has(Bug::Fsync) {
-            self.file.sync_all()?;
-        }
+        self.file.sync_all()?;
         Ok((self.bytes, name(&self.hash)))
     }
 }

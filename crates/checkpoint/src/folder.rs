@@ -9,7 +9,6 @@ use kintsugi_spec::output::{parent, publish_folder, sync_folder};
 
 use crate::best::BEST;
 use crate::manifest::MANIFEST;
-use crate::seeded::{self, Bug};
 use crate::{Checkpoint, CheckpointError, Manifest, RunLock};
 
 /// A run's checkpoints, in `<out>/checkpoints`.
@@ -131,8 +130,7 @@ impl CheckpointFolder {
 
     /// The temporary folder of a checkpoint that is being written or removed.
     pub(crate) fn unfinished(&self, step: u64) -> PathBuf {
-        let unfinished = self.path.join(format!("{OWN}{STEP}{step:08}{PARTIAL}"));
-        if seeded::has(Bug::Rename) { self.of_step(step) } else { unfinished }
+        self.path.join(format!("{OWN}{STEP}{step:08}{PARTIAL}"))
     }
 
     /// Temporary folders that an interrupted save or removal has left behind.

@@ -20,7 +20,6 @@ mod prune;
 mod record;
 mod resume;
 mod save;
-mod seeded;
 mod shard;
 mod shard_record;
 mod slice;
