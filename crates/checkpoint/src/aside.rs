@@ -41,7 +41,7 @@ impl CheckpointFolder {
     }
 
     /// Whether [`CheckpointFolder::set_aside`] would move or remove anything here.
-    pub fn is_in_the_way(&self, resumed_from: Option<&Checkpoint>) -> Result<bool, CheckpointError> {
+    pub fn would_set_aside(&self, resumed_from: Option<&Checkpoint>) -> Result<bool, CheckpointError> {
         Ok(!self.remains_beside(resumed_from)?.is_empty() || !self.beyond(resumed_from)?.is_empty())
     }
 

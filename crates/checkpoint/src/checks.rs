@@ -88,7 +88,7 @@ fn check_files(files: &[FileRecord], ranks: usize) -> Result<(), String> {
     let mut names = HashSet::new();
     for FileRecord { name, .. } in files {
         if !plain(name) {
-            return Err(format!("{name:?} is no name of a file in its folder"));
+            return Err(format!("{name:?} is not the name of a file in its folder"));
         }
         if !names.insert(name) {
             return Err(format!("it lists the file {name} twice"));

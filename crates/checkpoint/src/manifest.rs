@@ -99,7 +99,7 @@ impl Manifest {
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let broken = |error: serde_json::Error| format!("it is no whole manifest: {error}");
+        let broken = |error: serde_json::Error| format!("it is not a complete manifest: {error}");
         let envelope: Envelope = serde_json::from_slice(bytes).map_err(broken)?;
         if envelope.format != FORMAT {
             return Err(format!("its format is {:?} and not {FORMAT:?}", envelope.format));
@@ -170,14 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn no_byte_of_it_changes_unnoticed() {
+    fn every_changed_byte_is_detected() {
         let bytes = manifest().encode();
         for at in 0..bytes.len() {
             for flip in [1_u8, 0x10, 0x80] {
                 let mut changed = bytes.clone();
                 changed[at] ^= flip;
                 let error = Manifest::decode(&changed).expect_err("it was changed");
-                assert!(error.contains("its ") || error.contains("whole manifest"), "{error}");
+                assert!(error.contains("its ") || error.contains("complete manifest"), "{error}");
             }
         }
         for len in 0..bytes.len() {
@@ -200,7 +200,7 @@ mod tests {
         for name in ["../../etc/passwd", "/etc/passwd", "", ".."] {
             let mut manifest = manifest();
             manifest.files[0].name = name.into();
-            assert!(Manifest::decode(&manifest.encode()).unwrap_err().contains("no name of a file"));
+            assert!(Manifest::decode(&manifest.encode()).unwrap_err().contains("not the name of a file"));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Removes old checkpoints, and finds those that must stay.
+//! Removes old checkpoints, and finds the checkpoints that must stay.
 
 use std::fs;
 use std::path::{Path, PathBuf};

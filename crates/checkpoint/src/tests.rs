@@ -161,7 +161,7 @@ fn what_is_broken_is_named_and_passed_over() {
         (
             MANIFEST,
             |path| fs::write(path, &fs::read(path).unwrap()[..999]).unwrap(),
-            "it is no whole manifest: ",
+            "it is not a complete manifest: ",
         ),
         (MANIFEST, |path| fs::remove_file(path).unwrap(), "No such file"),
     ];
@@ -355,7 +355,7 @@ fn a_checkpoint_of_a_good_step_stays_while_steps_are_skipped() {
 fn a_folder_is_locked_once() {
     let out = Temporary::new("lock");
     let take = || RunLock::take(&out.0, |error| panic!("{error}"));
-    let lock = take().expect("nobody has it");
+    let lock = take().expect("no run has it");
     let error = take().expect_err("it is taken").to_string();
     assert!(error.contains(&format!("another run, process {}, is using", std::process::id())), "{error}");
     drop(lock);

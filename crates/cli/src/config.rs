@@ -133,7 +133,7 @@ fn with_data_vocab(source: ConfigSource) -> Result<ConfigSource, Failure> {
     })
 }
 
-/// The failure to read the folder of `model.init`. A name that is no folder may be one of the Hugging Face hub, from which
+/// The failure to read the folder of `model.init`. A name that is not a folder may be one of the Hugging Face hub, from which
 /// nothing is downloaded here.
 pub fn unreadable_weights(folder: &Path, error: CheckpointError) -> Failure {
     let name = folder.display();
@@ -143,7 +143,7 @@ pub fn unreadable_weights(folder: &Path, error: CheckpointError) -> Failure {
     let local =
         folder.file_name().map_or_else(|| name.to_string(), |name| name.to_string_lossy().into_owned());
     Failure::mistake(format!(
-        "model.init = \"{name}\" is no folder; it takes a folder with config.json and safetensors, or a checkpoint of a run. \
+        "model.init = \"{name}\" is not a folder; it takes a folder with config.json and safetensors, or a checkpoint of a run. \
          A model of the Hugging Face hub has to be downloaded first, as with: hf download {name} --local-dir {local}"
     ))
 }

@@ -103,7 +103,10 @@ fn of_runs_page(arguments: &Arguments) -> Result<Report, Failure> {
         return mistake("--trace is for one run; put trace.json into the folder of each".to_owned());
     }
     if let Some(path) = paths.iter().find(|path| !is_run(path)) {
-        return mistake(format!("{} is no folder of a run: it has no file metrics.jsonl", path.display()));
+        return mistake(format!(
+            "{} is not the folder of a run: it has no file metrics.jsonl",
+            path.display()
+        ));
     }
     let open = |(path, name): (&PathBuf, String)| {
         ReportRun::open(path, name, arguments.trace.as_deref()).map_err(|error| match &arguments.trace {

@@ -1,4 +1,4 @@
-//! Signals: those that stop a command, and the one for a file that exceeds its size limit.
+//! Signals that stop a command, and the signal for a file that exceeds its size limit.
 
 use std::fs;
 use std::io;

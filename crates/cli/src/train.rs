@@ -429,7 +429,7 @@ fn conclusion(plan: &Plan, outcome: &TrainOutcome, floor: Option<f64>) -> String
         (Some(_), ..) => format!("{} of {}: ended early", outcome.steps, plan.run.steps),
         (None, true, _) => format!("{} of {}: stopped on request", outcome.steps, plan.run.steps),
         (None, false, 0) => outcome.steps.to_string(),
-        (None, false, skipped) => format!("{}, of which {skipped} were skipped", outcome.steps),
+        (None, false, skipped) => format!("{}, {skipped} of them skipped", outcome.steps),
     };
     if outcome.replayed > 0 {
         write!(steps, "; {} replayed as a graph", outcome.replayed).expect("a string");

@@ -54,7 +54,7 @@ Examples:
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let folder = &arguments.folder;
     if !folder.is_dir() {
-        return Err(Failure::mistake(format!("{} is no folder", folder.display())));
+        return Err(Failure::mistake(format!("{} is not a folder", folder.display())));
     }
     let token = new_token().map_err(|error| Failure::run(ErrorContext::new("cannot make a token", error)))?;
     let listening = listen(arguments.address, arguments.port).map_err(|error| {

@@ -1,7 +1,7 @@
 //! Links that take time: the ranks of one machine as if slower links connected them.
 //!
 //! A rank has one link of each level. A transfer occupies the sender's link for its bytes divided by the bandwidth, after the
-//! transfers that the sender began before. It arrives one latency later. Nobody spins: whoever needs the data sleeps until then.
+//! transfers that the sender began before. It arrives one latency later. No thread spins: a rank that needs the data sleeps until then.
 //!
 //! A transfer begins when its data is ready and the receiver is, even if no thread has a core to copy it then: a network card
 //! needs no core.

@@ -1,6 +1,6 @@
 //! A group on paper: it moves no data and logs what would be moved.
 //!
-//! A [`Log`] is independent of where the ranks are, and [`charge`] adds the topology. So one log serves all ranks that run
+//! A [`Log`] is independent of where the ranks are, and [`sent_bytes`] adds the topology. So one log serves all ranks that run
 //! the same program.
 
 use std::cell::RefCell;
@@ -84,7 +84,7 @@ impl Log {
 /// all-to-all, where every other rank gets a chunk over its own link.
 ///
 /// `member` maps an index in the group to a rank of the world.
-pub fn charge(
+pub fn sent_bytes(
     entry: Entry,
     ranks: usize,
     me: usize,
@@ -207,9 +207,10 @@ mod tests {
         let members = [0, 1, 2, 8];
         let reduce = entry(Transfer::Collective(Collective::AllReduce));
         // Chunks of 3, 3, 2 and 2 elements.
-        let charged: Vec<_> = (0..4).flat_map(|me| charge(reduce, 4, me, |i| members[i], frontier)).collect();
+        let sent: Vec<_> =
+            (0..4).flat_map(|me| sent_bytes(reduce, 4, me, |i| members[i], frontier)).collect();
         assert_eq!(
-            charged,
+            sent,
             [
                 (Level::Package, Operation::AllReduce, 4 * (7 + 7)),
                 (Level::Node, Operation::AllReduce, 4 * (7 + 8)),
@@ -219,7 +220,7 @@ mod tests {
         );
         let send = entry(Transfer::Send { to: 2 });
         assert_eq!(
-            charge(send, members.len(), 0, |i| members[i], frontier).collect::<Vec<_>>(),
+            sent_bytes(send, members.len(), 0, |i| members[i], frontier).collect::<Vec<_>>(),
             [(Level::Node, Operation::Send, 40)]
         );
     }
@@ -230,17 +231,17 @@ mod tests {
         let transfer = Transfer::Collective(Collective::AllToAll);
         let entry = Entry { group: Group::DATA, transfer, len: 2 * 4 * 5, dtype: DType::U8 };
         let members = [0, 1, 2, 8];
-        let charged: Vec<_> = charge(entry, 4, 1, |i| members[i], frontier).collect();
+        let sent: Vec<_> = sent_bytes(entry, 4, 1, |i| members[i], frontier).collect();
         let [node, cluster, package] =
             [Level::Node, Level::Cluster, Level::Package].map(|level| (level, Operation::AllToAll, 5));
-        assert_eq!(charged, [node, cluster, package]);
+        assert_eq!(sent, [node, cluster, package]);
     }
 
     #[test]
     fn a_group_of_one_sends_nothing() {
         let transfer = Transfer::Collective(Collective::AllReduce);
         let entry = Entry { group: Group::TENSOR, transfer, len: 10, dtype: DType::F64 };
-        let bytes: u64 = charge(entry, 1, 0, |_| 3, Topology::ONE_NODE).map(|(.., bytes)| bytes).sum();
+        let bytes: u64 = sent_bytes(entry, 1, 0, |_| 3, Topology::ONE_NODE).map(|(.., bytes)| bytes).sum();
         assert_eq!(bytes, 0);
     }
 }

@@ -70,7 +70,7 @@ pub trait World: Send + Sync {
     /// Stops the ranks of this process: every transfer that waits now or starts later fails, with the first reason.
     fn abort(&self, reason: RankFailure);
 
-    /// Finished pieces of work of all processes, as far as this one knows: see [`kintsugi_spec::work`].
+    /// Finished pieces of work of all processes that this one knows of: see [`kintsugi_spec::work`].
     fn finished_pieces(&self) -> u64;
 
     /// Why the job stopped, if it did.

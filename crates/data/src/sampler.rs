@@ -34,7 +34,7 @@ impl Sampler {
     pub fn new(sequence: usize, global_batch: usize, micro_batch: usize, dp: usize) -> Sampler {
         assert!(
             global_batch.is_multiple_of(micro_batch * dp),
-            "a global batch of {global_batch} is no multiple of {micro_batch} samples x {dp} replicas"
+            "a global batch of {global_batch} is not a multiple of {micro_batch} samples x {dp} replicas"
         );
         Sampler { sequence, global_batch, micro_batch, dp, starts: false }
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use kintsugi_comm::TransferObserver;
-use kintsugi_comm::paper::{Entry, Transfer, charge};
+use kintsugi_comm::paper::{Entry, Transfer, sent_bytes};
 use kintsugi_plan::{Coordinate, Mesh, Op, Plan, StepOp};
 use kintsugi_spec::Topology;
 use kintsugi_tensor::{Backend, Launch, LaunchedTransfer, Mark};
@@ -169,8 +169,8 @@ impl TransferObserver for TransferRecorder {
         let (operation, bytes) = match entry.transfer {
             Transfer::Receive { .. } => ("receive", (entry.len * entry.dtype.bytes()) as u64),
             Transfer::Collective(_) | Transfer::Send { .. } => {
-                let charged = charge(entry, ranks, me, |i| i, Topology::ONE_NODE);
-                (entry.operation().name(), charged.map(|(.., bytes)| bytes).sum())
+                let sent = sent_bytes(entry, ranks, me, |i| i, Topology::ONE_NODE);
+                (entry.operation().name(), sent.map(|(.., bytes)| bytes).sum())
             }
         };
         self.transfers.borrow_mut().push(RecordedTransfer {

@@ -150,7 +150,7 @@ pub fn backward(
     let norm_parameters = NormParameters {
         weight: ParameterKind::MlpNormWeight,
         bias: ParameterKind::MlpNormBias,
-        past: Some(ParameterKind::MlpOutBias),
+        residual_bias: Some(ParameterKind::MlpOutBias),
     };
     let dmiddle = norm_backward(ctx, dnormed, norm, dy.view(), g, norm_parameters);
     drop((middle, mlp_saved.statistics));
@@ -171,7 +171,7 @@ pub fn backward(
     let norm_parameters = NormParameters {
         weight: ParameterKind::AttentionNormWeight,
         bias: ParameterKind::AttentionNormBias,
-        past: sequential.then_some(ParameterKind::AttentionOutBias),
+        residual_bias: sequential.then_some(ParameterKind::AttentionOutBias),
     };
     let dx = norm_backward(ctx, dnormed, norm, dmiddle.view(), g, norm_parameters);
 
@@ -242,12 +242,12 @@ struct StreamNorm<'a> {
     weights: NormWeights<'a>,
 }
 
-/// The parameters whose gradients a norm's backward writes: its own, and the bias that was added to the residual stream.
+/// The parameters whose gradients a norm's backward writes: its own, and the bias that was added to the residual stream before it.
 #[derive(Clone, Copy)]
 struct NormParameters {
     weight: ParameterKind,
     bias: ParameterKind,
-    past: Option<ParameterKind>,
+    residual_bias: Option<ParameterKind>,
 }
 
 /// Sums the gradient of a norm's output over tp, runs the norm's backward, and adds the gradient of the residual stream.
@@ -266,7 +266,7 @@ fn norm_backward(
             statistics: norm.statistics,
             weight: norm.weights.weight,
             residual: Some(residual),
-            residual_sum: norm_parameters.past.and_then(|kind| g.find(kind)),
+            residual_sum: norm_parameters.residual_bias.and_then(|kind| g.find(kind)),
             dx,
             dweight: g.get(norm_parameters.weight),
             dbias: g.find(norm_parameters.bias),

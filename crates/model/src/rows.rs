@@ -1,4 +1,4 @@
-//! The rows of a tensor in chunks, each of which may be in a transfer.
+//! The rows of a tensor in chunks. Each chunk may be in a transfer.
 //!
 //! With `parallel.overlap_tp`, the products of a tensor-parallel region are cut into chunks of rows. The transfer of a
 //! chunk runs while the next chunk is multiplied. With sequence parallelism, every rank owns an equal part of each

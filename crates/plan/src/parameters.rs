@@ -115,8 +115,9 @@ impl Parameter {
         format!("{}.{}", self.unit, self.kind)
     }
 
-    /// Whether it follows the parameter before it without a gap, because layers use both as one. A matrix without a gate has about
-    /// the numbers of the values before it.
+    /// Whether it follows the parameter before it without a gap, because layers use both as one matrix: query, key and value, or
+    /// the gate and the first matrix of the MLP. Without a gate the first matrix of the MLP follows without a gap, too, and no
+    /// layer uses it and the parameter before it as one.
     fn continues_span(&self) -> bool {
         matches!(
             self.kind,

@@ -10,7 +10,7 @@ use crate::run::ReportRun;
 use crate::runs::PredictedRun;
 use crate::{TableData, config};
 
-/// From so many runs on, tables have a row for each. Fewer are beside each other.
+/// With this many runs or more, tables have a row for each run. With fewer, they have a column for each.
 pub(crate) const RUNS_AS_ROWS: usize = 4;
 /// In place of what is not known.
 const MISSING: &str = "–";

@@ -40,7 +40,7 @@ impl ReportRun {
         Ok(run)
     }
 
-    /// Reads what is new. Gives whether anything was.
+    /// Reads files that have changed since the last call. Returns whether any has.
     pub fn update(&mut self) -> io::Result<bool> {
         let changed = self.folder.update()?;
         let Some(text) = self.folder.new_trace()? else { return Ok(changed) };
@@ -52,7 +52,10 @@ impl ReportRun {
 /// The trace in a file that `train --trace` has written.
 fn parse_trace(text: &str) -> io::Result<Trace> {
     let other = || {
-        io::Error::new(io::ErrorKind::InvalidData, "it is no trace that kintsugi train --trace has written")
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it is not a trace that kintsugi train --trace has written",
+        )
     };
     Trace::from_chrome(text).ok_or_else(other)
 }

@@ -127,7 +127,7 @@ pub fn chart(timed: &[Candidate], pick: Option<&Candidate>, against: Against, la
     })
 }
 
-/// Time and value of those that no faster one is below.
+/// Time and value of the strategies for which no faster strategy has a lower value.
 fn front(by_time: &[(&Candidate, f64)]) -> Vec<(f64, f64)> {
     let mut front: Vec<(f64, f64)> = Vec::new();
     for &(candidate, value) in by_time {

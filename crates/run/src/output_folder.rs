@@ -77,7 +77,7 @@ impl OutputFolder {
         own: Option<&Checkpoint>,
         unguarded: fn(&CheckpointError),
     ) -> Result<Option<PathBuf>, RunFolderError> {
-        if !self.are_checkpoints_locked && self.checkpoints.is_in_the_way(own)? {
+        if !self.are_checkpoints_locked && self.checkpoints.would_set_aside(own)? {
             self.lock_checkpoints(unguarded)?;
         }
         let (copied, moved): (Vec<PathBuf>, Vec<PathBuf>) =

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use kintsugi_comm::Operation;
-use kintsugi_comm::paper::{Entry, charge};
+use kintsugi_comm::paper::{Entry, sent_bytes};
 use kintsugi_plan::{Coordinate, Group, Op, OpKind, Plan, Transfer};
 use kintsugi_spec::Topology;
 use rayon::prelude::*;
@@ -91,7 +91,7 @@ fn bytes(plan: &Plan, stage: usize, entry: Entry) -> u64 {
     let (mesh, at, topology) = (plan.mesh, Coordinate::of_stage(stage), plan.cluster.topology);
     let ranks = mesh.group_size(entry.group, topology);
     let me = mesh.group_index(entry.group, at, topology);
-    charge(entry, ranks, me, |i| i, Topology::ONE_NODE).map(|(.., bytes)| bytes).sum()
+    sent_bytes(entry, ranks, me, |i| i, Topology::ONE_NODE).map(|(.., bytes)| bytes).sum()
 }
 
 #[cfg(test)]

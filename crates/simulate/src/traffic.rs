@@ -1,6 +1,6 @@
 //! Computes the traffic of all ranks from that of one rank per stage, level by level.
 
-use kintsugi_comm::paper::{Entry, Transfer, charge};
+use kintsugi_comm::paper::{Entry, Transfer, sent_bytes};
 use kintsugi_comm::{Collective, Operation, Traffic};
 use kintsugi_plan::{Axis, Group, Plan};
 
@@ -22,7 +22,7 @@ pub(crate) fn over_all_ranks(plan: &Plan, stages: &[&Counts]) -> Traffic {
             let member = |i| plan.mesh.group_member(entry.group, at, i, topology);
             match algorithm(&links, entry) {
                 Algorithm::Ring => {
-                    for (level, operation, bytes) in charge(entry, ranks, me, member, topology) {
+                    for (level, operation, bytes) in sent_bytes(entry, ranks, me, member, topology) {
                         traffic.add(level, operation, count * bytes);
                     }
                 }

@@ -43,7 +43,7 @@ impl Spread {
         TABLE.kind.iter().find(like).map(|kind| kind.spread)
     }
 
-    /// The spread of runs of which nothing was known when the constants were set.
+    /// The spread of runs that were unknown when the constants were set.
     pub fn unseen() -> Spread {
         TABLE.unseen
     }

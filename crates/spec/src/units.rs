@@ -12,7 +12,7 @@ pub fn bytes(n: u64) -> String {
     if unit == 0 { format!("{n} B") } else { format!("{value:.2} {}", UNITS[unit]) }
 }
 
-/// `"64 KiB"` or `"65536"` → `65_536`. `None` if it is no number of bytes.
+/// `"64 KiB"` or `"65536"` → `65_536`. `None` if it is not a number of bytes.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     const UNITS: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
     let text = text.trim();

@@ -1,4 +1,4 @@
-//! The search: enumerate strategies, drop those that do not fit, time the rest, and predict the best in full.
+//! The search: enumerate strategies, drop the strategies that do not fit, time the rest, and predict the best in full.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -128,7 +128,7 @@ pub enum SearchError {
 const MAX_STRATEGIES: usize = 500_000;
 /// Largest number of ops of one search: two cores take about two minutes for them.
 const MAX_OPS: usize = 1 << 29;
-/// The memory phase takes about as long for one layer as so many ops.
+/// Predicting the memory of one layer takes about as long as timing this many ops.
 const OPS_PER_LAYER: usize = 4;
 
 /// Runs a search. `progress` is called with the phase and the number of strategies that were just finished.

@@ -39,7 +39,7 @@ fn meshes(ranks: usize) -> Vec<Mesh> {
 
 fn of_mesh(base: &Plan, mesh: Mesh, wanted: &dyn Fn(&Strategy) -> bool) -> Vec<Strategy> {
     let global = base.batch.global;
-    let plainest = Strategy {
+    let simplest = Strategy {
         mesh,
         micro: 1,
         schedule: ScheduleKind::OneForwardOneBackward,
@@ -52,7 +52,7 @@ fn of_mesh(base: &Plan, mesh: Mesh, wanted: &dyn Fn(&Strategy) -> bool) -> Vec<S
     let allowed = |strategy: &Strategy| base.with_strategy(strategy).is_ok();
     let mut found = Vec::new();
     // The larger the micro-batch, the shorter the pipeline; but a micro-batch may be too large.
-    if !divisors(global / mesh.dp()).any(|micro| allowed(&Strategy { micro, ..plainest })) {
+    if !divisors(global / mesh.dp()).any(|micro| allowed(&Strategy { micro, ..simplest })) {
         return found;
     }
     let shardings = shardings(base, mesh);
@@ -61,7 +61,7 @@ fn of_mesh(base: &Plan, mesh: Mesh, wanted: &dyn Fn(&Strategy) -> bool) -> Vec<S
         {
             for sequence_parallel in [false, true].into_iter().filter(|&wanted| !wanted || mesh.tp() > 1) {
                 let plain =
-                    Strategy { micro, schedule, virtual_stages, last_layers, sequence_parallel, ..plainest };
+                    Strategy { micro, schedule, virtual_stages, last_layers, sequence_parallel, ..simplest };
                 if !allowed(&plain) {
                     continue;
                 }

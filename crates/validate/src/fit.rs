@@ -90,7 +90,7 @@ pub struct LeftOut {
     pub unseen: f64,
     /// Median of predicted over measured if it is left out.
     pub bias: f64,
-    /// Frameworks of which no other source is known.
+    /// Frameworks without another source.
     pub unknown: Vec<String>,
     /// Its steps, predicted without it.
     pub runs: Vec<Predicted>,

@@ -89,7 +89,7 @@ fn searched(config: &ConfigArguments, only: &[String], by: By, top: usize) -> Re
         return Err(Failure::mistake(text));
     }
     let supported = supported(&base)?;
-    let yours = yours(&config, ranks);
+    let configured = configured_strategy(&config, ranks);
     let progress = Progress::new("enumerating", 0);
     let found = search(
         &Settings {
@@ -118,7 +118,7 @@ fn searched(config: &ConfigArguments, only: &[String], by: By, top: usize) -> Re
             "{too_large}; restrict it with --only, as in --only parallel.tp=1,2,4,8 --only parallel.schedule=1f1b"
         )),
     })?;
-    let rows = rows(&base, &found, yours);
+    let rows = rows(&base, &found, configured);
     Ok(Searched { base, ranks, supported, found, rows })
 }
 
@@ -148,7 +148,7 @@ pub fn run(
         ranks: *ranks,
         counts: found.counts,
         pick: rows.pick.as_deref(),
-        yours: rows.yours.as_ref(),
+        configured: rows.configured.as_ref(),
         best: &rows.best,
     })?;
     if !output.json {
@@ -207,12 +207,12 @@ pub fn search_page(config: &ConfigArguments, only: &[String], top: usize) -> Res
     let Searched { base, found, rows, .. } = searched;
     facts.extend(rows.pick.as_ref().map(|pick| fact("pick", pick)));
     let numbered = rows.best.iter().enumerate().map(|(i, row)| cells(&(i + 1).to_string(), row));
-    let yours = rows.yours.iter().map(|row| cells("yours", row));
+    let configured = rows.configured.iter().map(|row| cells("yours", row));
     let best = TableData {
         title: "The fastest strategies".to_owned(),
         question: "Which is best, and why are the others not first?".to_owned(),
         header: HEADER.map(str::to_owned).to_vec(),
-        rows: numbered.chain(yours).collect(),
+        rows: numbered.chain(configured).collect(),
         ..TableData::default()
     };
     let pick = found.best.into_iter().next();
@@ -234,7 +234,7 @@ fn limit(base: &Plan) -> Option<Limit> {
 }
 
 /// The configuration's own layout, if it has the same number of ranks.
-fn yours(config: &ConfigSource, ranks: usize) -> Option<(Plan, Timing)> {
+fn configured_strategy(config: &ConfigSource, ranks: usize) -> Option<(Plan, Timing)> {
     let plan = config.plan().ok().filter(|plan| plan.mesh.ranks() == ranks)?;
     let timing = time(&plan)?;
     Some((plan, timing))
@@ -273,7 +273,8 @@ struct Rows {
     best: Vec<Row>,
     /// Why the first is preferred to the fastest, if it is another.
     pick: Option<String>,
-    yours: Option<Row>,
+    /// The configuration's own strategy.
+    configured: Option<Row>,
 }
 
 #[derive(Serialize)]
@@ -281,15 +282,16 @@ struct Answer<'a> {
     ranks: usize,
     counts: Counts,
     pick: Option<&'a str>,
-    yours: Option<&'a Row>,
+    #[serde(rename = "yours")]
+    configured: Option<&'a Row>,
     best: &'a [Row],
 }
 
-fn rows(base: &Plan, found: &Found, yours: Option<(Plan, Timing)>) -> Rows {
+fn rows(base: &Plan, found: &Found, configured: Option<(Plan, Timing)>) -> Rows {
     let plan =
         |candidate: &Candidate| base.with_strategy(&candidate.strategy).expect("a strategy that was found");
     let Some(first) = found.best.first() else {
-        return Rows { best: Vec::new(), pick: None, yours: None };
+        return Rows { best: Vec::new(), pick: None, configured: None };
     };
     let fastest = found.fastest.as_ref().filter(|fastest| fastest.strategy != first.strategy);
     let pick = fastest.map(|fastest| preference(first, fastest));
@@ -308,7 +310,7 @@ fn rows(base: &Plan, found: &Found, yours: Option<(Plan, Timing)>) -> Rows {
         row(plan, (&candidate.timing, range), reserved, fits, reason)
     });
     let best = best.collect();
-    let yours = yours.and_then(|(plan, timing)| {
+    let configured = configured.and_then(|(plan, timing)| {
         let range = TimeRange::of(&plan, &timing)?;
         let device = planned_device(&plan, plan.mesh.ranks());
         let prediction = predict(&plan, device, Coverage::quick(&plan)).under_framework(&plan);
@@ -317,7 +319,7 @@ fn rows(base: &Plan, found: &Found, yours: Option<(Plan, Timing)>) -> Rows {
         let reason = lost(&plan, &timing);
         Some(row(plan, (&timing, range), reserved, fits, reason))
     });
-    Rows { best, pick, yours }
+    Rows { best, pick, configured }
 }
 
 fn row(
@@ -397,13 +399,13 @@ fn text(counts: &Counts, rows: &Rows) -> String {
     for (i, row) in rows.best.iter().enumerate() {
         table.row(cells(&(i + 1).to_string(), row));
     }
-    if let Some(row) = &rows.yours {
+    if let Some(row) = &rows.configured {
         table.row(cells(if row.outcome.fits == Some(false) { "yours*" } else { "yours" }, row));
     }
     let dropped = table.fit_terminal(FIT);
     text.push_str(&table.to_string());
     text.push_str(&left_out(dropped));
-    if rows.yours.as_ref().is_some_and(|row| row.outcome.fits == Some(false)) {
+    if rows.configured.as_ref().is_some_and(|row| row.outcome.fits == Some(false)) {
         text.push_str("  * does not fit\n");
     }
     if let Some(pick) = &rows.pick {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::VERSION;
 use crate::failure::{ErrorContext, Failure};
 
-/// What a process brings to the agreement.
+/// What a process tells the others before they begin.
 #[derive(Serialize, Deserialize)]
 struct Readiness {
     host: String,

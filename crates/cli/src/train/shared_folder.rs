@@ -43,7 +43,7 @@ impl FolderCheck {
         Ok(Some(check))
     }
 
-    /// In every process: looks for the file, and compares what all have found. The process of rank 0 then removes it.
+    /// In every process: looks for the file, and compares the answers of all. The process of rank 0 then removes it.
     pub fn compare(check: Option<&Self>, run: &Run, connection: Connection) -> Result<(), Failure> {
         let Some(check) = check else { return Ok(()) };
         let out = &run.out;

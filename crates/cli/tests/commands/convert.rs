@@ -202,7 +202,7 @@ fn mistakes_are_answered_in_a_sentence() {
         "model.positions = 24 is less than batch.sequence = 64, and learned positions cannot be exceeded"
     );
     let absent = mistake(&folder, &["train", "--set", "model.init=nowhere", "--set", "model.layers=2"]);
-    assert!(absent.starts_with("model.init = \"nowhere\" is no folder; "), "{absent}");
+    assert!(absent.starts_with("model.init = \"nowhere\" is not a folder; "), "{absent}");
     let left: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(left, [folder.join("full")], "nothing is left behind");
 }

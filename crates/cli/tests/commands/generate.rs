@@ -221,7 +221,7 @@ fn mistakes_get_a_sentence() {
         @"error: prompt 1 has 3 tokens, and with 100 generated tokens it exceeds the model's 16 learned positions; shorten it or generate fewer tokens"
     );
     let unknown = said(&["--prompt", "the unicorn"]);
-    assert!(unknown.starts_with("error: \"unicorn\" is no word of the demo's language"), "{unknown}");
+    assert!(unknown.starts_with("error: \"unicorn\" is not a word of the demo's language"), "{unknown}");
     assert_eq!(unknown.lines().count(), 1);
     insta::assert_snapshot!(
         said(&["--prompt-tokens", "1 x"]),

@@ -62,7 +62,7 @@ fn what_other_trainers_have_is_answered() {
 #[test]
 fn a_model_that_is_not_downloaded() {
     let said = refused("no-weights", &["plan", "--set", "model.init=openai-community/gpt2"]);
-    assert!(said.starts_with("error: model.init = \"openai-community/gpt2\" is no folder; "), "{said}");
+    assert!(said.starts_with("error: model.init = \"openai-community/gpt2\" is not a folder; "), "{said}");
     assert!(said.ends_with("as with: hf download openai-community/gpt2 --local-dir gpt2\n"), "{said}");
     // A configuration with all sizes needs the folder only when it trains.
     let folder = folder("no-weights-train");

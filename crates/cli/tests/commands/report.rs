@@ -262,7 +262,7 @@ fn what_cannot_be_shown_is_a_mistake() {
     let folder = folder("report-mistakes");
     fs::create_dir(folder.join("empty")).unwrap();
     for (arguments, sentence) in [
-        (&["empty"][..], "empty is no folder of a run: it has no file metrics.jsonl"),
+        (&["empty"][..], "empty is not the folder of a run: it has no file metrics.jsonl"),
         (&["missing.toml"], "cannot read missing.toml"),
         (&["a.toml", "b.toml"], "b.toml is one configuration too many"),
         (&["--trace", "t.json"], "--trace is for a run"),

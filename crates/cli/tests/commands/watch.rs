@@ -417,5 +417,5 @@ fn what_cannot_be_watched_is_a_mistake() {
     let folder = folder("watch-mistakes");
     let output = kintsugi(&folder, &["watch", "missing"]);
     assert_eq!(output.status.code(), Some(2));
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "error: missing is no folder\n");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "error: missing is not a folder\n");
 }

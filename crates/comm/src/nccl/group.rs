@@ -14,7 +14,7 @@ use super::job_state::JobState;
 use super::library::{Api, Elements, EnqueueTarget, NcclError};
 use super::links::MessageLink;
 use crate::activity::Activity;
-use crate::paper::{Entry, Transfer, charge};
+use crate::paper::{Entry, Transfer, sent_bytes};
 use crate::{Collective, Communicator, Operation, Pending, RankFailure, Tag, TransferKind, all_to_all, ring};
 
 /// A rank's membership in a group of GPUs.
@@ -26,7 +26,7 @@ pub struct NcclGroup {
     me: usize,
     topology: Topology,
     collectives: StreamCommunicator,
-    /// Those of this rank's messages, in the order of their rounds.
+    /// The communicators of this rank's messages, in the order of their rounds.
     links: Vec<(MessageLink, StreamCommunicator)>,
     /// Transfers so far.
     started: Cell<u64>,
@@ -76,8 +76,8 @@ impl NcclGroup {
         self.links.iter().map(|(link, _)| *link)
     }
 
-    /// Enqueues a transfer of a part of a buffer on a side stream, in which this rank sends or receives so many bytes. Returns
-    /// its number.
+    /// Enqueues a transfer of a part of a buffer on a side stream, in which this rank sends or receives this many
+    /// bytes. Returns its number.
     fn begin(
         &self,
         carrier: &StreamCommunicator,
@@ -215,7 +215,7 @@ impl Communicator for NcclGroup {
         let (group, transfer) = (self.group, Transfer::Collective(collective));
         let entry = Entry { group, transfer, len: view.len(), dtype: view.dtype() };
         let mut sent = 0;
-        for (level, operation, bytes) in charge(entry, ranks, me, |i| self.members[i], self.topology) {
+        for (level, operation, bytes) in sent_bytes(entry, ranks, me, |i| self.members[i], self.topology) {
             self.state.traffic.add(level, operation, bytes);
             sent += bytes as usize;
         }

@@ -7,7 +7,7 @@ use std::env;
 pub struct NcclSettings {
     /// Channels of a communicator. Each keeps one block of the GPU busy during a transfer, and has buffers of its own.
     pub channels: u32,
-    /// Bytes of a buffer, of which every channel has one for each neighbour.
+    /// Bytes of a buffer. Every channel has one buffer for each neighbour.
     pub buffer: u64,
 }
 

@@ -287,7 +287,7 @@ impl Rendezvous {
         self.limit.store(limit.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Finished pieces of work of all processes, as far as this one knows.
+    /// Finished pieces of work of all processes that this one knows of.
     pub(crate) fn pieces(&self) -> u64 {
         let others = self.peers.iter().map(|peer| peer.inbox().status.pieces);
         others.fold(finished_pieces(), u64::wrapping_add)

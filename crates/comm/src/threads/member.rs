@@ -1,4 +1,4 @@
-//! A rank's place in a group: what the rank and its progress thread both use to run transfers.
+//! A rank's membership in a group: what the rank and its progress thread both use to run transfers.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::region::{self, Region};
 use crate::ring::Action;
 use crate::{Operation, RankFailure};
 
-/// A rank's place in a group.
+/// A rank's membership in a group.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) world: Arc<WorldState>,

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::rc::Rc;
 use std::time::Instant;
 
-use kintsugi_comm::paper::{Entry, Transfer, charge};
+use kintsugi_comm::paper::{Entry, Transfer, sent_bytes};
 use kintsugi_comm::ring::chunk;
 use kintsugi_comm::{Collective, Communicator, Pending, Traffic, World};
 use kintsugi_spec::{Axis, Group, Level, Span, Topology, splitmix64};
@@ -271,12 +271,13 @@ impl<'a> Suite<'a> {
                 len: rounded(collective, len, ranks),
                 dtype: DType::BF16,
             };
-            let mut charged = Traffic::default();
-            for (level, operation, bytes) in charge(entry, ranks, me, |i| member.ranks[i], self.topology) {
-                charged.add(level, operation, bytes);
+            let mut sent = Traffic::default();
+            for (level, operation, bytes) in sent_bytes(entry, ranks, me, |i| member.ranks[i], self.topology)
+            {
+                sent.add(level, operation, bytes);
             }
-            charged.merge(&before);
-            assert_eq!(self.world.traffic(self.me), charged, "{entry:?}");
+            sent.merge(&before);
+            assert_eq!(self.world.traffic(self.me), sent, "{entry:?}");
         }
     }
 

@@ -88,7 +88,7 @@ impl Input {
     fn open(path: &Path) -> Result<Input, DataError> {
         let about = fs::metadata(path).map_err(|error| DataError::file("read", path, error))?;
         if !about.is_file() {
-            return Err(DataError::file("read", path, "it is no file"));
+            return Err(DataError::file("read", path, "it is not a file"));
         }
         let (format, compression) = recognize(path)?;
         Ok(Input { path: path.to_owned(), format, compression, bytes: about.len() })

@@ -60,7 +60,9 @@ impl Demo {
         for word in text.split_whitespace() {
             let unknown = || {
                 let words = self.words.join(" ");
-                DataError::Value(format!("\"{word}\" is no word of the demo's language, which are: {words}"))
+                DataError::Value(format!(
+                    "\"{word}\" is not a word of the demo's language, which are: {words}"
+                ))
             };
             tokens.push(token(word).ok_or_else(unknown)?);
         }
@@ -208,7 +210,7 @@ mod tests {
         assert_eq!(demo.text(&[0, 128]), "<s> [128]");
         let unknown = demo.tokens("the unicorn").unwrap_err().to_string();
         assert!(
-            unknown.starts_with("\"unicorn\" is no word of the demo's language, which are: <s> "),
+            unknown.starts_with("\"unicorn\" is not a word of the demo's language, which are: <s> "),
             "{unknown}"
         );
     }

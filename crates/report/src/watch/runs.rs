@@ -1,6 +1,6 @@
 //! The runs of a folder, read as they grow. All clients share what was read.
 //!
-//! Each run has its own lock, so that nobody waits for a run that he does not look at. All of this blocks, except
+//! Each run has its own lock, so that a request waits only for the runs that it shows. All of this blocks, except
 //! [`Runs::look`].
 
 use std::collections::BTreeMap;
@@ -209,7 +209,7 @@ impl WatchedRun {
         self.folder.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads what is new in its files. Gives whether anything was.
+    /// Reads its files that have changed since the last call. Returns whether any has.
     fn update(&self) -> bool {
         let mut folder = self.folder.write().unwrap_or_else(PoisonError::into_inner);
         // A file that cannot be read now may be there at the next look.

@@ -123,7 +123,7 @@ macro_rules! with_narrow {
                 type $T = f16;
                 $body
             }
-            other => panic!("{other:?} is no type that is quantised"),
+            other => panic!("{other:?} cannot be quantised"),
         }
     };
 }
@@ -140,7 +140,7 @@ macro_rules! with_real {
                 type $A = f32;
                 $body
             }
-            other => panic!("{other:?} is no type that sums are kept in"),
+            other => panic!("{other:?} cannot hold sums"),
         }
     };
 }

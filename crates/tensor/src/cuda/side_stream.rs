@@ -97,7 +97,7 @@ impl CudaSideStream {
         Ok(event.map(Mark::on_device))
     }
 
-    /// Waits for this stream. A failure belongs to an earlier operation: whoever reads its result reports it.
+    /// Waits for this stream. A failure belongs to an earlier operation, whose result reports it when it is read.
     fn synchronize(&self) {
         // SAFETY: a live stream.
         let _ = unsafe { result::stream::synchronize(self.queue.cu_stream()) };

@@ -217,7 +217,7 @@ fn check_slices(name: &str, bytes: View, slices: usize, elements: usize, format:
     let BlockFormat { block, .. } = format;
     assert!(
         BlockFormat::BLOCKS.contains(&block) && block.is_power_of_two(),
-        "blocks of {block}, which is no power of two in {:?}",
+        "blocks of {block}, which is not a power of two in {:?}",
         BlockFormat::BLOCKS
     );
     expect_type(name, bytes, DType::U8);

@@ -114,8 +114,8 @@ pub fn norm(op: &Norm) -> Kernel {
 }
 
 pub fn norm_backward(op: &NormBackward) -> Kernel {
-    let past = usize::from(op.residual.is_some()) + usize::from(op.residual_sum.is_some());
-    let per_element = if op.dbias.is_some() { 15 } else { 12 } + past;
+    let added = usize::from(op.residual.is_some()) + usize::from(op.residual_sum.is_some());
+    let per_element = if op.dbias.is_some() { 15 } else { 12 } + added;
     moved("norm backward", per_element * op.x.len(), &[op.dy, op.x, op.statistics, op.weight, op.dx])
         .and(op.residual)
         .with_gradient(Some(op.dweight))

@@ -46,7 +46,7 @@ fn try_run<T: Send>(
     })
 }
 
-/// Runs `body` on a thread per rank, none of which may panic.
+/// Runs `body` on a thread per rank. None may panic.
 fn run<T: Send>(world: &ThreadsWorld, ranks: usize, body: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let results = try_run(world, ranks, body).into_iter().collect::<Result<_, _>>();
     results.unwrap_or_else(|reason| panic!("{reason}"))
