@@ -12,7 +12,7 @@ use safetensors::tensor::{Dtype, Metadata};
 use crate::files::ManyFiles;
 use crate::folder::step_of;
 use crate::manifest::FileRecord;
-use crate::slice::{Slice, check_cover};
+use crate::slice::{CoverError, Slice, check_cover};
 use crate::{CheckpointError, Manifest, RunProgress, files, header};
 
 /// An open checkpoint.
@@ -64,7 +64,7 @@ impl Checkpoint {
         let files: Result<Vec<CheckedFile>, CheckpointError> =
             manifest.files.par_iter().map(|record| CheckedFile::new(path, record)).collect();
         let files = files?;
-        let tensors = tensors(&manifest, &files).map_err(|reason| CheckpointError::new(path, reason))?;
+        let tensors = tensors(&manifest, &files).map_err(|error| CheckpointError::new(path, error))?;
         let files = ManyFiles::new(files.into_iter().map(|file| file.path).collect());
         Ok(Checkpoint { path: path.to_owned(), manifest, files, tensors })
     }
@@ -157,30 +157,46 @@ impl CheckedFile {
     }
 }
 
+/// Why the files of a checkpoint are not its model.
+#[derive(Debug, thiserror::Error)]
+enum TensorError {
+    #[error("{tensor} of file {file} is listed for two slices")]
+    ListedTwice { tensor: String, file: usize },
+    #[error("{tensor} is in file {file}, which does not exist")]
+    NoFile { tensor: String, file: usize },
+    #[error("{tensor} is not in {}", file.display())]
+    NotInFile { tensor: String, file: PathBuf },
+    #[error("{tensor} is {dtype:?} of {shape:?} and should have {len}")]
+    Shape { tensor: String, dtype: Dtype, shape: Vec<usize>, len: usize },
+    #[error(transparent)]
+    Cover(#[from] CoverError),
+    #[error("it has {found} tensors, but its model has {expected}")]
+    Count { found: usize, expected: usize },
+}
+
 /// Locates every slice in its file. Fails if two slices are in the same place, or if an element of the model is not in exactly
 /// one slice.
 fn tensors(
     manifest: &Manifest,
     files: &[CheckedFile],
-) -> Result<HashMap<(String, StoredTensor), ShardedTensor>, String> {
+) -> Result<HashMap<(String, StoredTensor), ShardedTensor>, TensorError> {
     let mut tensors: HashMap<(String, StoredTensor), ShardedTensor> = HashMap::new();
     let mut taken = HashSet::new();
     for slice in &manifest.slices {
         let tensor = slice.tensor();
         if !taken.insert((slice.file, tensor.clone())) {
-            return Err(format!("{tensor} of file {} is listed for two slices", slice.file));
+            return Err(TensorError::ListedTwice { tensor, file: slice.file });
         }
-        let file = files
-            .get(slice.file)
-            .ok_or_else(|| format!("{tensor} is in file {}, which does not exist", slice.file))?;
-        let info = file.metadata.info(&tensor);
-        let info = info.ok_or_else(|| format!("{tensor} is not in {}", file.path.display()))?;
+        let Some(file) = files.get(slice.file) else {
+            return Err(TensorError::NoFile { tensor, file: slice.file });
+        };
+        let Some(info) = file.metadata.info(&tensor) else {
+            return Err(TensorError::NotInFile { tensor, file: file.path.clone() });
+        };
         let known = matches!(info.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16);
         if !known || info.shape.iter().product::<usize>() != slice.len {
-            return Err(format!(
-                "{tensor} is {:?} of {:?} and should have {}",
-                info.dtype, info.shape, slice.len
-            ));
+            let (dtype, shape) = (info.dtype, info.shape.clone());
+            return Err(TensorError::Shape { tensor, dtype, shape, len: slice.len });
         }
         let offset = file.data + info.data_offsets.0 as u64;
         let part = TensorSlice { slice: slice.clone(), dtype: info.dtype, offset };
@@ -198,9 +214,5 @@ fn tensors(
         expected += 1;
     }
     let found = tensors.len();
-    if found == expected {
-        Ok(tensors)
-    } else {
-        Err(format!("it has {found} tensors, but its model has {expected}"))
-    }
+    if found == expected { Ok(tensors) } else { Err(TensorError::Count { found, expected }) }
 }

@@ -14,15 +14,40 @@ const MAX_STEPS: u64 = 1 << 24;
 /// The most samples of a step, as in a configuration.
 const MAX_GLOBAL_BATCH: u64 = 1 << 32;
 
-/// Fails with a sentence about the first number that cannot be right. The plan has been checked when it was read, and the
+/// What cannot be right in a manifest.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ContentError {
+    #[error("its step {0} is above {MAX_STEPS}")]
+    Step(u64),
+    #[error("its {name} = {count} is above its step {step}")]
+    Count { name: &'static str, count: u64, step: u64 },
+    #[error("its samples = {samples} are too many for its step {step}")]
+    Samples { samples: u64, step: u64 },
+    #[error("its loss_scale = {0} is not a positive number of fp32")]
+    LossScale(f64),
+    #[error("it lists no weights")]
+    NoWeights,
+    #[error("it lists {0} tensors of every parameter, some of them twice")]
+    RepeatedTensors(usize),
+    #[error("it is at step {step}, but has no {missing} of its parameters, so a run cannot resume from it")]
+    MissingTensor { step: u64, missing: &'static str },
+    #[error("it lists {files} files for {ranks} ranks")]
+    TooManyFiles { files: usize, ranks: usize },
+    #[error("{0:?} is not the name of a file in its folder")]
+    FileName(String),
+    #[error("it lists the file {0} twice")]
+    RepeatedFile(String),
+}
+
+/// Fails at the first number that cannot be right. The plan has been checked when it was read, and the
 /// places of slices are checked with the files.
-pub(crate) fn check(manifest: &Manifest) -> Result<(), String> {
+pub(crate) fn check(manifest: &Manifest) -> Result<(), ContentError> {
     check_progress(&manifest.progress)?;
     check_stored_tensors(&manifest.stored_tensors, &manifest.progress)?;
     check_files(&manifest.files, manifest.plan.mesh.ranks())
 }
 
-fn check_progress(progress: &RunProgress) -> Result<(), String> {
+fn check_progress(progress: &RunProgress) -> Result<(), ContentError> {
     // JSON has only finite losses, and any of them may be right.
     let &RunProgress {
         step,
@@ -36,7 +61,7 @@ fn check_progress(progress: &RunProgress) -> Result<(), String> {
         validation_loss: _,
     } = progress;
     if step > MAX_STEPS {
-        return Err(format!("its step {step} is above {MAX_STEPS}"));
+        return Err(ContentError::Step(step));
     }
     let counts = [
         ("updates", updates),
@@ -45,53 +70,50 @@ fn check_progress(progress: &RunProgress) -> Result<(), String> {
         ("skipped", skipped),
     ];
     if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > step) {
-        return Err(format!("its {name} = {count} is above its step {step}"));
+        return Err(ContentError::Count { name, count, step });
     }
     if samples > step * MAX_GLOBAL_BATCH {
-        return Err(format!("its samples = {samples} are too many for its step {step}"));
+        return Err(ContentError::Samples { samples, step });
     }
     // A checkpoint that was converted from other weights is at step 0 and has no loss scale. Devices hold it in fp32.
     let is_scale = (f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(&loss_scale);
     if is_scale || (step == 0 && loss_scale == 0.0) {
         return Ok(());
     }
-    Err(format!("its loss_scale = {loss_scale} is not a positive number of fp32"))
+    Err(ContentError::LossScale(loss_scale))
 }
 
 /// Every parameter has its weights alone, as in a converted model, or all tensors. A run that has trained needs its moments.
-fn check_stored_tensors(stored: &[StoredTensor], progress: &RunProgress) -> Result<(), String> {
+fn check_stored_tensors(stored: &[StoredTensor], progress: &RunProgress) -> Result<(), ContentError> {
     let is_listed = |tensor: &StoredTensor| stored.contains(tensor);
     if !is_listed(&StoredTensor::Weights) {
-        return Err("it lists no weights".to_owned());
+        return Err(ContentError::NoWeights);
     }
     let listed = StoredTensor::ALL.iter().filter(|tensor| is_listed(tensor)).count();
     if listed != stored.len() {
-        return Err(format!("it lists {} tensors of every parameter, some of them twice", stored.len()));
+        return Err(ContentError::RepeatedTensors(stored.len()));
     }
     match StoredTensor::ALL.into_iter().find(|tensor| !is_listed(tensor)) {
         Some(missing) if listed > 1 || progress.step > 0 => {
-            let (step, missing) = (progress.step, missing.name());
-            Err(format!(
-                "it is at step {step}, but has no {missing} of its parameters, so a run cannot resume from it"
-            ))
+            Err(ContentError::MissingTensor { step: progress.step, missing: missing.name() })
         }
         _ => Ok(()),
     }
 }
 
 /// A rank writes one file.
-fn check_files(files: &[FileRecord], ranks: usize) -> Result<(), String> {
+fn check_files(files: &[FileRecord], ranks: usize) -> Result<(), ContentError> {
     if files.len() > ranks {
-        return Err(format!("it lists {} files for {ranks} ranks", files.len()));
+        return Err(ContentError::TooManyFiles { files: files.len(), ranks });
     }
     let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\', '\0']) && name != "..";
     let mut names = HashSet::new();
     for FileRecord { name, .. } in files {
         if !plain(name) {
-            return Err(format!("{name:?} is not the name of a file in its folder"));
+            return Err(ContentError::FileName(name.clone()));
         }
         if !names.insert(name) {
-            return Err(format!("it lists the file {name} twice"));
+            return Err(ContentError::RepeatedFile(name.clone()));
         }
     }
     Ok(())

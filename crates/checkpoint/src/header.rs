@@ -1,7 +1,7 @@
 //! The header of a safetensors file: eight bytes of length, then JSON with the offsets of each tensor.
 
 use std::collections::HashMap;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 use kintsugi_spec::input;
@@ -29,37 +29,48 @@ pub(crate) fn read(path: &Path) -> Result<(Metadata, u64), CheckpointError> {
     let io = |error| CheckpointError::new(path, error);
     let mut file = input::open(path).map_err(io)?;
     let bytes = file.metadata().map_err(io)?.len();
-    decode(&mut file, bytes).map_err(|reason| CheckpointError::new(path, reason))
+    decode(&mut file, bytes).map_err(|error| CheckpointError::new(path, error))
+}
+
+/// Why a header cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum HeaderError {
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    #[error("it is empty")]
+    Empty,
+    #[error("it is a Git LFS pointer, not the file itself; run git lfs pull to download the file")]
+    LfsPointer,
+    #[error("its header of {header} bytes is longer than the file of {file}")]
+    TooLong { header: u64, file: u64 },
+    #[error("its header is not a safetensors header: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("its header describes {described} bytes of data, but the file has {found}")]
+    DataLength { described: u64, found: u64 },
 }
 
 /// The header of a file of `bytes` bytes.
-fn decode(file: &mut impl Read, bytes: u64) -> Result<(Metadata, u64), String> {
+fn decode(file: &mut impl Read, bytes: u64) -> Result<(Metadata, u64), HeaderError> {
     if bytes == 0 {
-        return Err("it is empty".to_owned());
+        return Err(HeaderError::Empty);
     }
     let mut length = [0; LENGTH];
-    file.read_exact(&mut length).map_err(|error| error.to_string())?;
+    file.read_exact(&mut length)?;
     if length == *LFS_POINTER {
-        return Err(
-            "it is a Git LFS pointer, not the file itself; run git lfs pull to download the file".to_owned()
-        );
+        return Err(HeaderError::LfsPointer);
     }
     let length = u64::from_le_bytes(length);
     // Never allocates more than the length of the file, whatever the length field says.
     let data = length
         .checked_add(LENGTH as u64)
         .filter(|&start| start <= bytes)
-        .ok_or_else(|| format!("its header of {length} bytes is longer than the file of {bytes}"))?;
+        .ok_or(HeaderError::TooLong { header: length, file: bytes })?;
     let mut json = vec![0; length as usize];
-    file.read_exact(&mut json).map_err(|error| error.to_string())?;
-    let metadata: Metadata = serde_json::from_slice(&json)
-        .map_err(|error| format!("its header is not a safetensors header: {error}"))?;
+    file.read_exact(&mut json)?;
+    let metadata: Metadata = serde_json::from_slice(&json)?;
     let described = metadata.data_len() as u64;
     if data.checked_add(described) != Some(bytes) {
-        return Err(format!(
-            "its header describes {described} bytes of data, but the file has {}",
-            bytes - data
-        ));
+        return Err(HeaderError::DataLength { described, found: bytes - data });
     }
     Ok((metadata, data))
 }
@@ -71,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    fn decode(bytes: &[u8]) -> Result<(Metadata, u64), String> {
+    fn decode(bytes: &[u8]) -> Result<(Metadata, u64), HeaderError> {
         super::decode(&mut &bytes[..], bytes.len() as u64)
     }
 

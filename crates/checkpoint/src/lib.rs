@@ -41,6 +41,6 @@ pub use manifest::{FileRecord, Manifest, RunProgress};
 pub use paths::with_absolute_paths;
 pub use save::{CheckpointInfo, CheckpointSaver, CheckpointWriter, SaveFailure, WriterEnded, saver};
 pub use shard::snapshot_bytes;
-pub use shard_record::{SHARED_FOLDER_DELAY, ShardRecord, ShardRecords};
+pub use shard_record::{SHARED_FOLDER_DELAY, ShardRecord, ShardRecordError, ShardRecords};
 pub use weights::WeightsFolder;
 pub use write::write;

@@ -11,8 +11,9 @@ use kintsugi_spec::input;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::checks::{self, ContentError};
 use crate::slice::Slice;
-use crate::{CheckpointError, checks, files, record};
+use crate::{CheckpointError, files, record};
 
 /// Name of the manifest in a checkpoint's folder.
 pub(crate) const MANIFEST: &str = "manifest.json";
@@ -74,6 +75,21 @@ pub struct FileRecord {
     pub checksum: String,
 }
 
+/// Why a manifest cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum ManifestError {
+    #[error("it is not a complete manifest: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("its format is {0:?} and not {FORMAT:?}")]
+    Format(String),
+    #[error("its version is {0}; this program reads version {VERSION}")]
+    Version(u32),
+    #[error("its checksum is {found} and should be {expected}")]
+    Checksum { found: String, expected: String },
+    #[error(transparent)]
+    Content(#[from] ContentError),
+}
+
 #[derive(Serialize, Deserialize)]
 struct Envelope {
     format: String,
@@ -95,25 +111,23 @@ impl Manifest {
         let path = folder.join(MANIFEST);
         let bytes = input::bytes(&path, input::MAX_WRITTEN_BY_PROGRAMS)
             .map_err(|error| CheckpointError::new(&path, error))?;
-        Manifest::decode(&bytes).map_err(|reason| CheckpointError::new(&path, reason))
+        Manifest::decode(&bytes).map_err(|error| CheckpointError::new(&path, error))
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let broken = |error: serde_json::Error| format!("it is not a complete manifest: {error}");
-        let envelope: Envelope = serde_json::from_slice(bytes).map_err(broken)?;
+    fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
+        let envelope: Envelope = serde_json::from_slice(bytes)?;
         if envelope.format != FORMAT {
-            return Err(format!("its format is {:?} and not {FORMAT:?}", envelope.format));
+            return Err(ManifestError::Format(envelope.format));
         }
         if envelope.version != VERSION {
-            let version = envelope.version;
-            return Err(format!("its version is {version}; this program reads version {VERSION}"));
+            return Err(ManifestError::Version(envelope.version));
         }
         let text = envelope.manifest.get();
         let found = files::checksum(text.as_bytes());
         if found != envelope.checksum {
-            return Err(format!("its checksum is {found} and should be {}", envelope.checksum));
+            return Err(ManifestError::Checksum { found, expected: envelope.checksum });
         }
-        let manifest = serde_json::from_str(text).map_err(broken)?;
+        let manifest = serde_json::from_str(text)?;
         checks::check(&manifest)?;
         Ok(manifest)
     }
@@ -157,7 +171,7 @@ mod tests {
 
     #[test]
     fn it_reads_what_it_wrote() {
-        assert_eq!(Manifest::decode(&manifest().encode()), Ok(manifest()));
+        assert_eq!(Manifest::decode(&manifest().encode()).expect("a manifest"), manifest());
     }
 
     #[test]
@@ -166,7 +180,7 @@ mod tests {
         expected.progress.validation_loss = None;
         let text = String::from_utf8(expected.encode()).expect("JSON");
         assert!(!text.contains("validation_loss"), "{text}");
-        assert_eq!(Manifest::decode(text.as_bytes()), Ok(expected));
+        assert_eq!(Manifest::decode(text.as_bytes()).expect("a manifest"), expected);
     }
 
     #[test]
@@ -176,7 +190,7 @@ mod tests {
             for flip in [1_u8, 0x10, 0x80] {
                 let mut changed = bytes.clone();
                 changed[at] ^= flip;
-                let error = Manifest::decode(&changed).expect_err("it was changed");
+                let error = Manifest::decode(&changed).expect_err("it was changed").to_string();
                 assert!(error.contains("its ") || error.contains("complete manifest"), "{error}");
             }
         }
@@ -191,7 +205,7 @@ mod tests {
         for other in [1, 3] {
             let changed = text.replacen("\"version\":2", &format!("\"version\":{other}"), 1);
             let error = Manifest::decode(changed.as_bytes()).expect_err("another version");
-            assert_eq!(error, format!("its version is {other}; this program reads version 2"));
+            assert_eq!(error.to_string(), format!("its version is {other}; this program reads version 2"));
         }
     }
 
@@ -200,7 +214,12 @@ mod tests {
         for name in ["../../etc/passwd", "/etc/passwd", "", ".."] {
             let mut manifest = manifest();
             manifest.files[0].name = name.into();
-            assert!(Manifest::decode(&manifest.encode()).unwrap_err().contains("not the name of a file"));
+            assert!(
+                Manifest::decode(&manifest.encode())
+                    .unwrap_err()
+                    .to_string()
+                    .contains("not the name of a file")
+            );
         }
     }
 

@@ -244,6 +244,19 @@ impl CheckpointWriter {
     }
 }
 
+/// Why the shard of another process is not here.
+#[derive(Debug, thiserror::Error)]
+enum ShardFailure {
+    #[error("rank {rank} could not write its shard: {cause}")]
+    Unwritten {
+        rank: usize,
+        #[source]
+        cause: Cause,
+    },
+    #[error("{} was written by another process, and is not here; do all processes see the same run.out?", .0.display())]
+    Absent(PathBuf),
+}
+
 /// A checkpoint that is being written.
 struct CheckpointInProgress {
     step: u64,
@@ -289,7 +302,7 @@ impl CheckpointInProgress {
     /// Sends the records of this process's shards, or of its failure, to the process that publishes the checkpoint.
     fn send_records(self, records: &dyn ShardRecords) {
         for (rank, file) in self.files {
-            let written = self.failure.as_ref().map_or(Ok(file), |cause| Err(cause.to_string()));
+            let written = self.failure.as_ref().map_or(Ok(file), |cause| Err(cause.clone()));
             records.send(&ShardRecord { step: self.step, rank, written });
         }
     }
@@ -305,7 +318,7 @@ impl CheckpointInProgress {
                     return;
                 }
             };
-            let unwritten = |reason| format!("rank {rank} could not write its shard: {reason}");
+            let unwritten = |cause| ShardFailure::Unwritten { rank, cause };
             let present =
                 record.written.map_err(unwritten).and_then(|file| self.check_presence(&file).map(|()| file));
             match present {
@@ -318,7 +331,7 @@ impl CheckpointInProgress {
     }
 
     /// Checks that this process sees the shard of another one. A network file system may show it late.
-    fn check_presence(&self, file: &FileRecord) -> Result<(), String> {
+    fn check_presence(&self, file: &FileRecord) -> Result<(), ShardFailure> {
         let Some(folder) = &self.folder else { return Ok(()) };
         let (path, begun) = (folder.join(&file.name), Instant::now());
         loop {
@@ -327,11 +340,7 @@ impl CheckpointInProgress {
                 return Ok(());
             }
             if begun.elapsed() > SHARED_FOLDER_DELAY {
-                let rule = "do all processes see the same run.out?";
-                return Err(format!(
-                    "{} was written by another process, and is not here; {rule}",
-                    path.display()
-                ));
+                return Err(ShardFailure::Absent(path));
             }
             thread::sleep(Duration::from_millis(20));
         }

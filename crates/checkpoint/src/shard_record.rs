@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kintsugi_spec::Cause;
 use serde::{Deserialize, Serialize};
 
 use crate::manifest::FileRecord;
@@ -17,7 +18,32 @@ pub struct ShardRecord {
     /// The rank.
     pub rank: usize,
     /// The file, or why it could not be written.
-    pub written: Result<FileRecord, String>,
+    pub written: Result<FileRecord, Cause>,
+}
+
+/// Why the record of another process's shard did not come.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShardRecordError {
+    /// It is not readable.
+    #[error("the record of rank {rank}: {cause}")]
+    Unreadable {
+        /// The rank.
+        rank: usize,
+        /// Why.
+        #[source]
+        cause: Cause,
+    },
+    /// The run has failed.
+    #[error("the run has failed")]
+    RunFailed,
+    /// The rank has not sent it.
+    #[error("rank {rank} did not report its shard in {limit:?}")]
+    TooLate {
+        /// The rank.
+        rank: usize,
+        /// How long it was waited for.
+        limit: Duration,
+    },
 }
 
 /// How the records of shards travel to the process that publishes a checkpoint.
@@ -27,5 +53,5 @@ pub trait ShardRecords {
 
     /// In the process of rank 0: waits for the record of a rank of another process. Fails if the run has failed, or if it has waited
     /// too long.
-    fn receive(&self, step: u64, rank: usize) -> Result<ShardRecord, String>;
+    fn receive(&self, step: u64, rank: usize) -> Result<ShardRecord, ShardRecordError>;
 }

@@ -107,8 +107,19 @@ impl Slice {
     }
 }
 
+/// Why slices are not a whole parameter.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CoverError {
+    #[error("a slice of {name} is outside of its {shape:?} elements")]
+    Outside { name: String, shape: [usize; 2] },
+    #[error("only {found} of the {expected} elements of {name} are present")]
+    Incomplete { name: String, found: usize, expected: usize },
+    #[error("slices of {0} overlap")]
+    Overlap(String),
+}
+
 /// Checks that the slices of a parameter have each of its elements exactly once. Sorts them.
-pub(crate) fn check_cover(parameter: &Parameter, slices: &mut [&Slice]) -> Result<(), String> {
+pub(crate) fn check_cover(parameter: &Parameter, slices: &mut [&Slice]) -> Result<(), CoverError> {
     let columns = parameter.shape[1];
     let name = parameter.name();
     let mut total = 0_usize;
@@ -116,7 +127,7 @@ pub(crate) fn check_cover(parameter: &Parameter, slices: &mut [&Slice]) -> Resul
         let inside = slice.columns[0] < slice.columns[1] && slice.columns[1] <= columns;
         let end = slice.start.checked_add(slice.len);
         if !inside || end.is_none_or(|end| end > parameter.valid_rows * slice.width()) {
-            return Err(format!("a slice of {name} is outside of its {:?} elements", parameter.shape));
+            return Err(CoverError::Outside { name, shape: parameter.shape });
         }
         total = total.saturating_add(slice.len);
     }
@@ -125,12 +136,11 @@ pub(crate) fn check_cover(parameter: &Parameter, slices: &mut [&Slice]) -> Resul
         let (a, b) = (pair[0], pair[1]);
         if a.columns == b.columns { a.start + a.len <= b.start } else { a.columns[1] <= b.columns[0] }
     });
-    match (apart, total == parameter.valid_elements()) {
+    let expected = parameter.valid_elements();
+    match (apart, total == expected) {
         (true, true) => Ok(()),
-        (true, false) => {
-            Err(format!("only {total} of the {} elements of {name} are present", parameter.valid_elements()))
-        }
-        (false, _) => Err(format!("slices of {name} overlap")),
+        (true, false) => Err(CoverError::Incomplete { name, found: total, expected }),
+        (false, _) => Err(CoverError::Overlap(name)),
     }
 }
 

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "no multiple of 3 samples x 4 replicas")]
+    #[should_panic(expected = "not a multiple of 3 samples x 4 replicas")]
     fn a_batch_that_does_not_divide_is_refused() {
         Sampler::new(64, 32, 3, 4);
     }

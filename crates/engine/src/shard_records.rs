@@ -3,8 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use kintsugi_checkpoint::{ShardRecord, ShardRecords};
+use kintsugi_checkpoint::{ShardRecord, ShardRecordError, ShardRecords};
 use kintsugi_comm::World;
+use kintsugi_spec::Cause;
 
 const POLL: Duration = Duration::from_millis(10);
 
@@ -21,22 +22,22 @@ impl ShardRecords for JobRecords<'_> {
         self.world.post(&postcard::to_stdvec(record).expect("records have lengths that are known"));
     }
 
-    fn receive(&self, step: u64, rank: usize) -> Result<ShardRecord, String> {
+    fn receive(&self, step: u64, rank: usize) -> Result<ShardRecord, ShardRecordError> {
         let (mut left, mut pieces) = (self.limit, self.world.finished_pieces());
         loop {
             while let Some(bytes) = self.world.take_post(rank) {
                 let record: ShardRecord = postcard::from_bytes(&bytes)
-                    .map_err(|error| format!("the record of rank {rank}: {error}"))?;
+                    .map_err(|error| ShardRecordError::Unreadable { rank, cause: Cause::new(error) })?;
                 // A checkpoint that was given up before all of its records had come has left some.
                 if record.step == step && record.rank == rank {
                     return Ok(record);
                 }
             }
             if self.world.failure().is_some() {
-                return Err("the run has failed".to_owned());
+                return Err(ShardRecordError::RunFailed);
             }
             if left.is_zero() {
-                return Err(format!("rank {rank} did not report its shard in {:?}", self.limit));
+                return Err(ShardRecordError::TooLate { rank, limit: self.limit });
             }
             thread::sleep(POLL);
             let before = std::mem::replace(&mut pieces, self.world.finished_pieces());

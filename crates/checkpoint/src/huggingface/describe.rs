@@ -4,8 +4,30 @@ use kintsugi_plan::Compute;
 use kintsugi_spec::{Activation, Family, ModelSpec, RotaryScaling};
 use serde_json::{Map, Value, json};
 
-/// The `config.json` of a model whose weights have this type. The error names what Hugging Face does not support.
-pub(super) fn describe(model: &ModelSpec, dtype: Compute) -> Result<Map<String, Value>, String> {
+/// A model that cannot be a Hugging Face folder.
+#[derive(Debug, thiserror::Error)]
+#[error("Hugging Face cannot describe this model: {0}")]
+pub(super) struct DescriptionError(#[from] UnsupportedModel);
+
+/// What Hugging Face does not support of a model.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UnsupportedModel {
+    #[error("model.rotary_fraction = {0} rotates nothing")]
+    NoRotation(f64),
+    #[error("model.rotary_fraction = {0} is not 1")]
+    PartialRotation(f64),
+    #[error("model.activation is not \"swiglu\"")]
+    Activation,
+    #[error("model.kv_heads = {kv_heads} is not model.heads = {heads}, which {family} needs")]
+    GroupedHeads { kv_heads: usize, heads: usize, family: &'static str },
+    #[error(
+        "model.heads · model.head_dim = {heads} · {head_dim} is not model.hidden = {hidden}, which {family} needs"
+    )]
+    HeadDim { heads: usize, head_dim: usize, hidden: usize, family: &'static str },
+}
+
+/// The `config.json` of a model whose weights have this type.
+pub(super) fn describe(model: &ModelSpec, dtype: Compute) -> Result<Map<String, Value>, DescriptionError> {
     let mut description = match model.family {
         Family::Gpt => gpt2(model)?,
         Family::Neox => neox(model)?,
@@ -26,7 +48,7 @@ pub(super) fn describe(model: &ModelSpec, dtype: Compute) -> Result<Map<String, 
     Ok(description)
 }
 
-fn gpt2(model: &ModelSpec) -> Result<Map<String, Value>, String> {
+fn gpt2(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
     plain_heads(model, "GPT-2")?;
     Ok(object(json!({
         "architectures": ["GPT2LMHeadModel"],
@@ -45,11 +67,11 @@ fn gpt2(model: &ModelSpec) -> Result<Map<String, Value>, String> {
     })))
 }
 
-fn neox(model: &ModelSpec) -> Result<Map<String, Value>, String> {
+fn neox(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
     plain_heads(model, "GPT-NeoX")?;
     let dims = model.rotary_dims();
     if dims == 0 {
-        return Err(format!("model.rotary_fraction = {} rotates nothing", model.rotary_fraction));
+        return Err(UnsupportedModel::NoRotation(model.rotary_fraction));
     }
     // The transformers library rounds the number of rotary dims down.
     let exact = dims as f64 / model.head_dim as f64;
@@ -79,12 +101,12 @@ fn neox(model: &ModelSpec) -> Result<Map<String, Value>, String> {
     })))
 }
 
-fn llama(model: &ModelSpec) -> Result<Map<String, Value>, String> {
+fn llama(model: &ModelSpec) -> Result<Map<String, Value>, UnsupportedModel> {
     if model.activation != Activation::Swiglu {
-        return Err("model.activation is not \"swiglu\"".into());
+        return Err(UnsupportedModel::Activation);
     }
     if model.rotary_dims() != model.head_dim {
-        return Err(format!("model.rotary_fraction = {} is not 1", model.rotary_fraction));
+        return Err(UnsupportedModel::PartialRotation(model.rotary_fraction));
     }
     Ok(object(json!({
         "architectures": ["LlamaForCausalLM"],
@@ -126,16 +148,13 @@ fn rope_scaling(scaling: RotaryScaling) -> Value {
 }
 
 /// Hugging Face's GPT-2 and GPT-NeoX support neither grouped-query attention nor another head width.
-fn plain_heads(model: &ModelSpec, name: &str) -> Result<(), String> {
+fn plain_heads(model: &ModelSpec, family: &'static str) -> Result<(), UnsupportedModel> {
     let &ModelSpec { hidden, heads, kv_heads, head_dim, .. } = model;
     if kv_heads != heads {
-        return Err(format!("model.kv_heads = {kv_heads} is not model.heads = {heads}, which {name} needs"));
+        return Err(UnsupportedModel::GroupedHeads { kv_heads, heads, family });
     }
     if heads * head_dim != hidden {
-        let rule = "model.heads · model.head_dim";
-        return Err(format!(
-            "{rule} = {heads} · {head_dim} is not model.hidden = {hidden}, which {name} needs"
-        ));
+        return Err(UnsupportedModel::HeadDim { heads, head_dim, hidden, family });
     }
     Ok(())
 }

@@ -55,9 +55,8 @@ pub fn export(
     store: &dyn Store,
     options: &ExportOptions,
 ) -> Result<(), CheckpointError> {
-    let mut description = describe(model, options.dtype).map_err(|reason| {
-        CheckpointError::new(path, format!("Hugging Face cannot describe this model: {reason}"))
-    })?;
+    let mut description =
+        describe(model, options.dtype).map_err(|error| CheckpointError::new(path, error))?;
     let unfinished = TemporaryFolder::begin(path)?;
     let folder = unfinished.path();
     if let Some(like) = &options.like {

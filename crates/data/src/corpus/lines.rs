@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::str::Utf8Error;
 
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
@@ -40,7 +41,7 @@ pub(crate) fn documents<E>(
                 count += 1;
                 match value(line, key) {
                     Ok(document) => each(number, &document)?,
-                    Err(reason) => refuse(number, reason),
+                    Err(error) => refuse(number, error.to_string()),
                 }
             }
         }
@@ -77,21 +78,30 @@ fn text<'a>(chunk: &'a TextChunk, refuse: &mut impl FnMut(u64, String)) -> Cow<'
     Cow::Owned(kept)
 }
 
+/// Why a line of JSON cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum LineError {
+    #[error("the line is not UTF-8")]
+    Encoding(#[from] Utf8Error),
+    #[error("there is no key \"{0}\"")]
+    NoKey(String),
+    // The library's line number is useless, since it parses a single line.
+    #[error("{} in column {}", without_line(.0), .0.column())]
+    Json(#[from] serde_json::Error),
+}
+
+fn without_line(error: &serde_json::Error) -> String {
+    let mut text = error.to_string();
+    text.truncate(text.rfind(" at line ").unwrap_or(text.len()));
+    text
+}
+
 /// The text that a line of JSON has under a key.
-fn value<'a>(line: &'a [u8], key: &str) -> Result<Cow<'a, str>, String> {
-    let line = std::str::from_utf8(line).map_err(|_| "the line is not UTF-8".to_owned())?;
+fn value<'a>(line: &'a [u8], key: &str) -> Result<Cow<'a, str>, LineError> {
+    let line = std::str::from_utf8(line)?;
     let mut json = serde_json::Deserializer::from_str(line);
-    let found = Field(key).deserialize(&mut json).and_then(|text| json.end().map(|()| text));
-    match found {
-        Ok(Some(text)) => Ok(text),
-        Ok(None) => Err(format!("there is no key \"{key}\"")),
-        // The library's line number is useless, since it parses a single line.
-        Err(error) => {
-            let text = error.to_string();
-            let end = text.rfind(" at line ").unwrap_or(text.len());
-            Err(format!("{} in column {}", &text[..end], error.column()))
-        }
-    }
+    let found = Field(key).deserialize(&mut json).and_then(|text| json.end().map(|()| text))?;
+    found.ok_or_else(|| LineError::NoKey(key.to_owned()))
 }
 
 /// Deserializes one field of an object and skips the others.

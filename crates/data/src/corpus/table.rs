@@ -52,7 +52,7 @@ impl Table {
         let file = catch_panic("parquet", || SerializedFileReader::new(file))
             .map_err(|error| DataError::file("read", &input.path, error))?;
         let schema = file.metadata().file_metadata().schema_descr();
-        let column = find(schema, name).map_err(|reason| DataError::file("use", &input.path, reason))?;
+        let column = find(schema, name).map_err(|error| DataError::file("use", &input.path, error))?;
         let defined = schema.column(column).max_def_level();
         Ok(Table {
             column,
@@ -151,25 +151,37 @@ fn add_row(chunk: &mut TextChunk, row: u64, value: Option<ByteArray>) {
     chunk.refused.push(RefusedLine { file: chunk.file, line: row, reason });
 }
 
-/// The index of the column with this name, or why it cannot be used.
-fn find(schema: &SchemaDescriptor, name: &str) -> Result<usize, String> {
+/// Why a column cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum ColumnError {
+    #[error("it has no column \"{0}\"; none of its columns is text")]
+    NoText(String),
+    #[error("it has no column \"{name}\"; its text columns are {}; name one with --json-key", columns.join(", "))]
+    Absent { name: String, columns: Vec<String> },
+    #[error("its column \"{0}\" has lists of values, not text")]
+    Lists(String),
+    #[error("its column \"{name}\" has values of type {found}, not text")]
+    Type { name: String, found: Type },
+}
+
+/// The index of the column with this name.
+fn find(schema: &SchemaDescriptor, name: &str) -> Result<usize, ColumnError> {
     let columns = schema.columns();
     let Some(found) = columns.iter().position(|column| column.path().string() == name) else {
-        let strings: Vec<String> =
+        let texts: Vec<String> =
             columns.iter().filter(|column| is_text(column)).map(|column| column.path().string()).collect();
-        let has = match &strings[..] {
-            [] => "none of its columns is text".to_owned(),
-            names => format!("its text columns are {}; name one with --json-key", names.join(", ")),
-        };
-        return Err(format!("it has no column \"{name}\"; {has}"));
+        let name = name.to_owned();
+        return Err(if texts.is_empty() {
+            ColumnError::NoText(name)
+        } else {
+            ColumnError::Absent { name, columns: texts }
+        });
     };
     let column = &columns[found];
     match column.physical_type() {
-        _ if column.max_rep_level() > 0 => {
-            Err(format!("its column \"{name}\" has lists of values, not text"))
-        }
+        _ if column.max_rep_level() > 0 => Err(ColumnError::Lists(name.to_owned())),
         Type::BYTE_ARRAY => Ok(found),
-        other => Err(format!("its column \"{name}\" has values of type {other}, not text")),
+        found => Err(ColumnError::Type { name: name.to_owned(), found }),
     }
 }
 

@@ -16,6 +16,18 @@ pub(super) fn most_bytes(text: &str) -> usize {
     text.len().saturating_mul(MAX_GROWTH).saturating_add(FIXED).min(u32::MAX as usize)
 }
 
+/// The normalized text could become too long.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "its normalizers make {bytes} bytes of the text and could make {worst} with the next step; the limit is {MAX_GROWTH} bytes for \
+     one and {FIXED} more, up to 4 GiB, here {most}"
+)]
+pub(super) struct GrowthError {
+    bytes: usize,
+    worst: usize,
+    most: usize,
+}
+
 /// The worst case of a normalizer: it inserts `content` bytes at the end of a text and once in `every` bytes of it.
 pub(super) struct Growth {
     content: usize,
@@ -46,15 +58,9 @@ impl Growth {
     }
 
     /// Fails if the normalized text of `bytes` bytes could be longer than `most`.
-    pub(super) fn check(&self, bytes: usize, most: usize) -> Result<(), String> {
+    pub(super) fn check(&self, bytes: usize, most: usize) -> Result<(), GrowthError> {
         let worst = (bytes / self.every + 1).saturating_mul(self.content).saturating_add(bytes);
-        if worst > most {
-            return Err(format!(
-                "its normalizers make {bytes} bytes of the text and could make {worst} with the next step; \
-                 the limit is {MAX_GROWTH} bytes for one and {FIXED} more, up to 4 GiB, here {most}"
-            ));
-        }
-        Ok(())
+        if worst > most { Err(GrowthError { bytes, worst, most }) } else { Ok(()) }
     }
 }
 
