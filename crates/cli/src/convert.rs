@@ -82,7 +82,7 @@ enum DType {
 
 /// The result.
 #[derive(Serialize)]
-struct Converted {
+struct Conversion {
     /// Paths as text, since JSON cannot represent paths that are not UTF-8.
     from: String,
     to: String,
@@ -109,7 +109,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     drop(progress);
     converted.map_err(Failure::run)?;
     let (files, bytes) = measure(&to).map_err(|error| Failure::file("read", &to, error))?;
-    let converted = Converted {
+    let converted = Conversion {
         from: arguments.from.display().to_string(),
         to: to.display().to_string(),
         kind: if matches!(target, ConversionTarget::HuggingFace(_)) { "hf" } else { "checkpoint" },
@@ -170,7 +170,7 @@ fn measure(folder: &Path) -> std::io::Result<(usize, u64)> {
         .try_fold((0, 0), |(files, bytes), entry| Ok((files + 1, bytes + entry?.metadata()?.len())))
 }
 
-fn sentence(converted: &Converted) -> String {
+fn sentence(converted: &Conversion) -> String {
     let kind = match converted.ranks {
         None => "a Hugging Face folder".to_owned(),
         Some(1) => "a checkpoint for one rank".to_owned(),

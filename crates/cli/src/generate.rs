@@ -233,7 +233,7 @@ fn speed(generated: &GenerationResult, prompts: &[Vec<u32>]) -> String {
 /// The result in JSON.
 #[derive(Serialize)]
 struct Answer {
-    texts: Vec<Continued>,
+    texts: Vec<Continuation>,
     prompt_tokens: usize,
     prompt_s: f64,
     new_tokens: usize,
@@ -241,7 +241,7 @@ struct Answer {
 }
 
 #[derive(Serialize)]
-struct Continued {
+struct Continuation {
     prompt: String,
     /// The continuation; `null` if no tokenizer is known.
     text: Option<String>,
@@ -260,7 +260,7 @@ impl Answer {
         for ((prompt, prompt_tokens), tokens) in texts.into_iter().zip(prompts).zip(&generated.tokens) {
             let text = text.map(|text| show::continuation(text, prompt_tokens, tokens)).transpose()?;
             let (prompt_tokens, tokens) = (prompt_tokens.clone(), tokens.clone());
-            continued.push(Continued { prompt, text, prompt_tokens, tokens });
+            continued.push(Continuation { prompt, text, prompt_tokens, tokens });
         }
         Ok(Answer {
             texts: continued,

@@ -70,7 +70,7 @@ pub struct Arguments {
     ///
     /// --plot draws the bytes.
     #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["check", "draw", "trace", "validate", "reproduce", "search", "scale", "sweep"])]
-    compare: Option<compare::Compared>,
+    compare: Option<compare::Comparison>,
     /// Writes the predicted schedule for ui.perfetto.dev
     ///
     /// A picture if FILE ends with .svg. In unit time if the speed of the device is unknown.
@@ -132,7 +132,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let plot = arguments.rows.plot.as_deref().map(|path| (path, arguments.rows.figure));
         return search::run(&arguments.search, &arguments.config, plot, output);
     }
-    if let Some(compare::Compared::Sharding) = arguments.compare {
+    if let Some(compare::Comparison::Sharding) = arguments.compare {
         return compare::run(&arguments.config, arguments.rows.plot.as_deref(), output);
     }
     if arguments.search.out.is_some() && (!arguments.draw || arguments.rows.wanted()) {
@@ -145,8 +145,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     for path in [&arguments.trace, &arguments.search.out, &arguments.rows.plot].into_iter().flatten() {
         check_writable(path)?;
     }
-    let predicted = Predicted::new(&arguments.config)?;
-    let Predicted { plan, prediction, speed, bubble, fits, .. } = &predicted;
+    let predicted = PlanPrediction::new(&arguments.config)?;
+    let PlanPrediction { plan, prediction, speed, bubble, fits, .. } = &predicted;
     if arguments.draw || arguments.trace.is_some() {
         check_drawable(plan)?;
     }
@@ -176,7 +176,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// A plan and all that is predicted for it.
-pub struct Predicted {
+pub struct PlanPrediction {
     /// The plan.
     pub plan: Plan,
     /// Memory and traffic.
@@ -191,7 +191,7 @@ pub struct Predicted {
     misfit: Option<Misfit>,
 }
 
-impl Predicted {
+impl PlanPrediction {
     /// Predicts the plan of a configuration.
     pub fn new(config: &ConfigArguments) -> Result<Self, Failure> {
         let (plan, notes) = config.plan_with_notes()?;
@@ -207,7 +207,7 @@ impl Predicted {
             .filter_map(|support| support.refusal(&plan))
             .map(|refusal| format!("{} cannot run {refusal}", framework_name(&plan)));
         let notes = notes.into_iter().chain(memory_note(&plan, &engine)).chain(unsupported).collect();
-        Ok(Predicted { plan, prediction, speed, bubble, notes, fits, misfit })
+        Ok(PlanPrediction { plan, prediction, speed, bubble, notes, fits, misfit })
     }
 
     /// A description of the plan and its step, a line each.
@@ -222,8 +222,8 @@ impl Predicted {
 }
 
 /// A chart of a plan: the memory of its stages, or where the time of a step goes.
-fn chart(predicted: &Predicted, figure: Option<PlotFigure>) -> Result<Chart, Failure> {
-    let Predicted { plan, prediction, speed, .. } = predicted;
+fn chart(predicted: &PlanPrediction, figure: Option<PlotFigure>) -> Result<Chart, Failure> {
+    let PlanPrediction { plan, prediction, speed, .. } = predicted;
     let mut chart = match (figure, speed) {
         (None | Some(PlotFigure::Memory), _) => kintsugi_report::plan::memory_chart(plan, &prediction.stages),
         (Some(PlotFigure::Step), Some(speed)) => kintsugi_report::plan::time_chart(&speed.timing),

@@ -172,9 +172,9 @@ fn of_plan(arguments: &Arguments) -> Result<Report, Failure> {
             best: figures.best,
         }));
     }
-    let predicted = plan::Predicted::new(&config)?;
+    let predicted = plan::PlanPrediction::new(&config)?;
     let facts = predicted.heading();
-    let plan::Predicted { plan, prediction, speed, notes, .. } = &predicted;
+    let plan::PlanPrediction { plan, prediction, speed, notes, .. } = &predicted;
     let timing = speed.as_ref().map(|speed| &speed.timing);
     let figures = PlanFigures { plan, prediction, timing, facts, notes: notes.clone() };
     Ok(kintsugi_report::plan::report(&figures))

@@ -100,12 +100,12 @@ Examples:
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let requested = Requested::new(arguments);
+    let requested = RequestedRun::new(arguments);
     let JobConnection { connection, device } =
         processes::connect(requested.as_ref().ok().map(|requested| (&requested.plan, requested.device)))?;
     let prepared = requested
         .and_then(|requested| requested.on(device))
-        .and_then(|(plan, notes)| Prepared::new(plan, notes, connection, arguments));
+        .and_then(|(plan, notes)| PreparedRun::new(plan, notes, connection, arguments));
     let prepared = processes::agree(connection, prepared, |prepared| &prepared.plan)?;
     if connection.is_first() {
         run_first(arguments, connection, prepared)
@@ -115,7 +115,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// A run that is possible, before anything of an earlier run is touched.
-struct Prepared {
+struct PreparedRun {
     plan: Plan,
     /// What in the configuration has no effect.
     notes: Vec<String>,
@@ -123,7 +123,7 @@ struct Prepared {
     prediction: Prediction,
 }
 
-impl Prepared {
+impl PreparedRun {
     fn new(
         plan: Plan,
         notes: Vec<String>,
@@ -137,7 +137,7 @@ impl Prepared {
         fit::check_device(&plan)?;
         let written = arguments.write_batches.as_deref().filter(|_| connection.is_first());
         written.map(check_writable).transpose()?;
-        Ok(Prepared { plan, notes, dataset, prediction })
+        Ok(PreparedRun { plan, notes, dataset, prediction })
     }
 }
 
@@ -178,8 +178,8 @@ impl SharedBeginning {
 }
 
 /// Trains in a process other than that of rank 0: no output and no files but its shards of checkpoints.
-fn run_other(connection: Connection, prepared: Prepared) -> Result<(), Failure> {
-    let Prepared { mut plan, mut dataset, prediction, .. } = prepared;
+fn run_other(connection: Connection, prepared: PreparedRun) -> Result<(), Failure> {
+    let PreparedRun { mut plan, mut dataset, prediction, .. } = prepared;
     let beginning: Option<SharedBeginning> = processes::share(connection, None)?;
     let Some(beginning) = beginning else { return Ok(()) };
     FolderCheck::compare(beginning.folder.as_ref(), &plan.run, connection)?;
@@ -203,9 +203,9 @@ fn run_other(connection: Connection, prepared: Prepared) -> Result<(), Failure> 
 }
 
 /// Trains in the process of rank 0, which shows the run and writes its files.
-fn run_first(arguments: &Arguments, connection: Connection, prepared: Prepared) -> Result<(), Failure> {
+fn run_first(arguments: &Arguments, connection: Connection, prepared: PreparedRun) -> Result<(), Failure> {
     let output = Output { json: arguments.json };
-    let Prepared { mut plan, notes, mut dataset, prediction } = prepared;
+    let PreparedRun { mut plan, notes, mut dataset, prediction } = prepared;
     let split_before = split(&plan);
     let floor = dataset.floor(plan.batch.sequence);
     let predicted = predicted(&plan, &prediction);
@@ -286,14 +286,14 @@ fn batches(plan: &Plan, start: &Start) -> BatchRange {
 }
 
 /// A run as the user requested it, before its device is chosen.
-struct Requested {
+struct RequestedRun {
     source: ConfigSource,
     /// The plan, with `--resume` applied.
     plan: Plan,
     device: DeviceChoice,
 }
 
-impl Requested {
+impl RequestedRun {
     fn new(arguments: &Arguments) -> Result<Self, Failure> {
         let source = arguments.config.read()?;
         let mut plan = source.plan()?;
@@ -310,7 +310,7 @@ impl Requested {
             (DeviceChoice::Auto, Some(before)) => DeviceChoice::Given(before),
             (choice, _) => choice,
         };
-        Ok(Requested { source, plan, device })
+        Ok(RequestedRun { source, plan, device })
     }
 
     /// The plan on a device, and notes about settings without effect.

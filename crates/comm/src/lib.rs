@@ -39,7 +39,7 @@ mod world;
 pub use collective::Collective;
 pub use connection::{Connection, MpiProcess, NcclConnectError, NcclProcess, WorldOptions};
 pub use notice::print_notices_by;
-pub use observe::{Observed, TransferObserver};
+pub use observe::{ObservedGroup, TransferObserver};
 pub use solo::Solo;
 pub use traffic::{Operation, Traffic};
 pub use world::{RankFailure, World};

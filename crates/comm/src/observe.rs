@@ -21,16 +21,16 @@ pub trait TransferObserver {
 }
 
 /// A group that tells an observer about its transfers.
-pub struct Observed {
+pub struct ObservedGroup {
     inner: Box<dyn Communicator>,
     group: Group,
     observer: Rc<dyn TransferObserver>,
 }
 
-impl Observed {
+impl ObservedGroup {
     /// `inner`, which is the group `group`, with an observer.
     pub fn new(inner: Box<dyn Communicator>, group: Group, observer: Rc<dyn TransferObserver>) -> Self {
-        Observed { inner, group, observer }
+        ObservedGroup { inner, group, observer }
     }
 
     fn starts(&self, transfer: Transfer, buffer: &Buffer, len: usize) {
@@ -39,7 +39,7 @@ impl Observed {
     }
 }
 
-impl Communicator for Observed {
+impl Communicator for ObservedGroup {
     fn rank(&self) -> usize {
         self.inner.rank()
     }
@@ -110,7 +110,7 @@ mod tests {
         let buffer = || Buffer::new(&memory, 64, DType::F32, Category::Communication);
         let record = Rc::new(Record::default());
         let group =
-            Observed::new(Box::new(Solo), Group::TENSOR, Rc::clone(&record) as Rc<dyn TransferObserver>);
+            ObservedGroup::new(Box::new(Solo), Group::TENSOR, Rc::clone(&record) as Rc<dyn TransferObserver>);
         let one = group.start(Collective::AllReduce, buffer(), 0..32);
         let other = group.start(Collective::AllGather, buffer(), 0..64);
         let _first = group.wait(one);

@@ -24,7 +24,7 @@ pub use batches::{BatchRange, write_batches};
 pub use blend::Blend;
 pub use demo::Demo;
 pub use error::DataError;
-pub use packed::{Packed, PackedOptions};
+pub use packed::{PackedBlend, PackedOptions};
 pub use permutation::Permutation;
 pub use random::RandomStream;
 pub use sampler::{MicroBatch, Sampler};

@@ -34,7 +34,7 @@ pub struct PackedOptions {
 
 /// A blend of token files.
 #[derive(Debug)]
-pub struct Packed {
+pub struct PackedBlend {
     training: Vec<PackedSource>,
     validation: Vec<PackedSource>,
     blend: Blend,
@@ -53,9 +53,9 @@ struct PackedSource {
     range: Range<u64>,
 }
 
-impl Packed {
+impl PackedBlend {
     /// Opens the files. The time does not depend on the number of documents, unless document starts are needed.
-    pub fn open(options: &PackedOptions) -> Result<Packed, DataError> {
+    pub fn open(options: &PackedOptions) -> Result<PackedBlend, DataError> {
         let &PackedOptions { sequence, vocab, seed, split, .. } = options;
         let open = |source: &(PathBuf, f64)| PackedSource::open(source, options);
         let mut training = options.sources.iter().map(open).collect::<Result<Vec<_>, _>>()?;
@@ -67,16 +67,16 @@ impl Packed {
             validation = training.iter_mut().map(|source| source.cut(split)).collect::<Result<_, _>>()?;
         }
         let weights: Vec<f64> = training.iter().map(|source| source.weight).collect();
-        let packed = Packed { training, validation, blend: Blend::new(&weights), sequence, vocab, seed };
+        let packed = PackedBlend { training, validation, blend: Blend::new(&weights), sequence, vocab, seed };
         packed.check_length(Split::Train)?;
         Ok(packed)
     }
 
     /// The same dataset with `split` as its validation split.
     #[must_use]
-    pub fn validated_on(self, split: Split) -> Packed {
+    pub fn validated_on(self, split: Split) -> PackedBlend {
         match split {
-            Split::Train => Packed { validation: self.training.clone(), ..self },
+            Split::Train => PackedBlend { validation: self.training.clone(), ..self },
             Split::Validation => self,
         }
     }
@@ -121,7 +121,7 @@ impl Packed {
     }
 }
 
-impl Dataset for Packed {
+impl Dataset for PackedBlend {
     fn vocab(&self) -> usize {
         self.vocab
     }
@@ -287,7 +287,7 @@ mod tests {
         }
     }
 
-    fn first_tokens(packed: &Packed, split: Split, samples: Range<u64>) -> Vec<u32> {
+    fn first_tokens(packed: &PackedBlend, split: Split, samples: Range<u64>) -> Vec<u32> {
         let first = |index| {
             let mut out = [0; 9];
             packed.sample(split, index, &mut out).unwrap();
@@ -302,7 +302,7 @@ mod tests {
         let folder = TestFolder::new("packed-epoch");
         let prefix = folder.join("a");
         write(&prefix, 0, 1000);
-        let packed = Packed::open(&options(&[(&prefix, 1.0)])).unwrap();
+        let packed = PackedBlend::open(&options(&[(&prefix, 1.0)])).unwrap();
         // Of 900 tokens, 112 windows of 8 and one more.
         assert_eq!(packed.training[0].samples(8), 112);
         assert_eq!(packed.validation()[0].samples, Some(12));
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(first_tokens(&packed, Split::Validation, 0..12), validation, "in the order of the file");
         let mut other = options(&[(&prefix, 1.0)]);
         other.seed = 2;
-        let other = Packed::open(&other).unwrap();
+        let other = PackedBlend::open(&other).unwrap();
         assert_ne!(first_tokens(&other, Split::Train, 0..112), first_tokens(&packed, Split::Train, 0..112));
     }
 
@@ -340,7 +340,7 @@ mod tests {
         let (a, b) = (folder.join("a"), folder.join("b"));
         write(&a, 0, 200);
         write(&b, 10_000, 5000);
-        let packed = Packed::open(&options(&[(&a, 1.0), (&b, 3.0)])).unwrap();
+        let packed = PackedBlend::open(&options(&[(&a, 1.0), (&b, 3.0)])).unwrap();
         for (split, index) in
             [Split::Train, Split::Validation].into_iter().flat_map(|s| (0..40).map(move |i| (s, i)))
         {
@@ -360,7 +360,7 @@ mod tests {
         let (a, b) = (folder.join("a"), folder.join("b"));
         write(&a, 0, 200);
         write(&b, 10_000, 5000);
-        let packed = Packed::open(&options(&[(&a, 1.0), (&b, 3.0)])).unwrap();
+        let packed = PackedBlend::open(&options(&[(&a, 1.0), (&b, 3.0)])).unwrap();
         let firsts = first_tokens(&packed, Split::Train, 0..400);
         assert_eq!(firsts.iter().filter(|&&first| first < 10_000).count(), 100);
         // The small source is read four times over, each time whole.
@@ -378,7 +378,8 @@ mod tests {
         let refused = |change: fn(&mut PackedOptions)| {
             let mut options = options(&[(&prefix, 1.0)]);
             change(&mut options);
-            let opened = Packed::open(&options).and_then(|packed| packed.check_length(Split::Validation));
+            let opened =
+                PackedBlend::open(&options).and_then(|packed| packed.check_length(Split::Validation));
             opened.unwrap_err().to_string().replace(&format!("{}/", folder.display()), "")
         };
         assert_eq!(
@@ -409,7 +410,7 @@ mod tests {
         }
         let names = |paths: &[&Path]| {
             let sources: Vec<(&Path, f64)> = paths.iter().map(|&path| (path, 1.0)).collect();
-            let packed = Packed::open(&options(&sources)).unwrap();
+            let packed = PackedBlend::open(&options(&sources)).unwrap();
             packed.validation().into_iter().map(|part| part.name).collect::<Vec<_>>()
         };
         assert_eq!(names(&[&paths[0], &paths[1], &paths[2]]), ["en/a", "de/a", "b"]);
@@ -421,7 +422,7 @@ mod tests {
         let folder = TestFolder::new("packed-shrinks");
         let prefix = folder.join("a");
         write(&prefix, 0, 100);
-        let packed = Packed::open(&options(&[(&prefix, 1.0)])).unwrap();
+        let packed = PackedBlend::open(&options(&[(&prefix, 1.0)])).unwrap();
         std::fs::write(folder.join("a.bin"), [0; 6]).unwrap();
         let mut out = [0; 9];
         let said = packed.sample(Split::Train, 0, &mut out).unwrap_err().to_string();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use kintsugi_data::{
-    DataError, Dataset, Demo, MicroBatch, Packed, PackedOptions, Sampler, Split, TokenFile, Tokenizer,
+    DataError, Dataset, Demo, MicroBatch, PackedBlend, PackedOptions, Sampler, Split, TokenFile, Tokenizer,
 };
 use kintsugi_plan::{Data, DataSource, Op, Plan, Program, TokenData};
 use kintsugi_rank::{TokenSource, Tokens};
@@ -35,7 +35,7 @@ fn open(plan: &Plan, validation: Split, evaluates: bool) -> Result<Box<dyn Datas
             let files = |sources: &[DataSource]| {
                 sources.iter().map(|source| (source.path.clone(), source.weight)).collect()
             };
-            let packed = Packed::open(&PackedOptions {
+            let packed = PackedBlend::open(&PackedOptions {
                 sources: files(&tokens.sources),
                 split: tokens.split,
                 validation: files(&tokens.validation),

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use kintsugi_comm::paper::{Log, PaperGroup};
-use kintsugi_comm::{Communicator, Observed, RankFailure, Solo, TransferObserver};
+use kintsugi_comm::{Communicator, ObservedGroup, RankFailure, Solo, TransferObserver};
 use kintsugi_plan::{Axis, Coordinate, Group, Plan, Span};
 
 /// A rank's communicators: one for each axis of the mesh, for each part of the data-parallel axis if it is divided, and for
@@ -41,7 +41,7 @@ impl Groups {
 
     /// Tells an observer about every transfer from now on.
     pub fn observe(&mut self, observer: &Rc<dyn TransferObserver>) {
-        self.wrap(|group, inner| Box::new(Observed::new(inner, group, Rc::clone(observer))));
+        self.wrap(|group, inner| Box::new(ObservedGroup::new(inner, group, Rc::clone(observer))));
     }
 
     /// Why a transfer of this rank failed, if one did.

@@ -18,8 +18,9 @@ pub use order::{By, order};
 pub use pick::{INDIFFERENCE, complexity, preference};
 pub use reason::reason;
 pub use search::{
-    Candidate, Counts, Found, Limit, SearchError, SearchPhase, Settings, search, strategies_that_fit, timings,
+    Candidate, Counts, Limit, SearchError, SearchPhase, SearchResult, Settings, search, strategies_that_fit,
+    timings,
 };
 pub use space::strategies;
-pub use support::Supported;
+pub use support::SupportedValues;
 pub use table::{Outcome, efficiency, outcome};

@@ -13,36 +13,38 @@ pub struct Only {
 type Value = fn(&Strategy) -> String;
 
 /// The values that a key accepts.
-enum Allowed {
+enum AllowedValues {
     /// A number from 1.
     Count,
     Words(&'static [&'static str]),
 }
 
 /// The keys that a strategy decides.
-const KEYS: [(&str, Allowed, Value); 12] = [
-    ("parallel.tp", Allowed::Count, |strategy| strategy.mesh.tp().to_string()),
-    ("parallel.pp", Allowed::Count, |strategy| strategy.mesh.pp().to_string()),
-    ("parallel.dp", Allowed::Count, |strategy| strategy.mesh.dp().to_string()),
-    ("parallel.schedule", Allowed::Words(&["gpipe", "1f1b", "interleaved", "zero-bubble"]), |strategy| {
-        schedule_word(strategy.schedule).to_owned()
-    }),
-    ("parallel.virtual_stages", Allowed::Count, |strategy| strategy.virtual_stages.to_string()),
-    ("parallel.layers_per_stage", Allowed::Words(&["even", "uneven"]), |strategy| {
+const KEYS: [(&str, AllowedValues, Value); 12] = [
+    ("parallel.tp", AllowedValues::Count, |strategy| strategy.mesh.tp().to_string()),
+    ("parallel.pp", AllowedValues::Count, |strategy| strategy.mesh.pp().to_string()),
+    ("parallel.dp", AllowedValues::Count, |strategy| strategy.mesh.dp().to_string()),
+    (
+        "parallel.schedule",
+        AllowedValues::Words(&["gpipe", "1f1b", "interleaved", "zero-bubble"]),
+        |strategy| schedule_word(strategy.schedule).to_owned(),
+    ),
+    ("parallel.virtual_stages", AllowedValues::Count, |strategy| strategy.virtual_stages.to_string()),
+    ("parallel.layers_per_stage", AllowedValues::Words(&["even", "uneven"]), |strategy| {
         if strategy.last_layers.is_none() { "even" } else { "uneven" }.to_owned()
     }),
-    ("parallel.sequence_parallel", Allowed::Words(&["false", "true"]), |strategy| {
+    ("parallel.sequence_parallel", AllowedValues::Words(&["false", "true"]), |strategy| {
         strategy.sequence_parallel.to_string()
     }),
-    ("batch.micro", Allowed::Count, |strategy| strategy.micro.to_string()),
-    ("sharding.zero", Allowed::Words(&["0", "1", "2", "3"]), |strategy| zero(strategy).to_string()),
-    ("sharding.quantize_weights", Allowed::Words(&["none", "int8"]), |strategy| {
+    ("batch.micro", AllowedValues::Count, |strategy| strategy.micro.to_string()),
+    ("sharding.zero", AllowedValues::Words(&["0", "1", "2", "3"]), |strategy| zero(strategy).to_string()),
+    ("sharding.quantize_weights", AllowedValues::Words(&["none", "int8"]), |strategy| {
         code_word(strategy.sharding.quantized.weights)
     }),
-    ("sharding.quantize_gradients", Allowed::Words(&["none", "int4"]), |strategy| {
+    ("sharding.quantize_gradients", AllowedValues::Words(&["none", "int4"]), |strategy| {
         code_word(strategy.sharding.quantized.gradients)
     }),
-    ("memory.recompute", Allowed::Words(&["none", "selective", "full"]), |strategy| {
+    ("memory.recompute", AllowedValues::Words(&["none", "selective", "full"]), |strategy| {
         recompute_word(strategy.recompute).to_owned()
     }),
 ];
@@ -108,13 +110,15 @@ impl Only {
     }
 }
 
-impl Allowed {
+impl AllowedValues {
     fn check(&self, key: &'static str, value: &str) -> Result<(), OnlyError> {
         match self {
-            Allowed::Count if value.parse::<usize>().is_ok_and(|n| n > 0 && n.to_string() == value) => Ok(()),
-            Allowed::Words(words) if words.contains(&value) => Ok(()),
-            Allowed::Count => Err(OnlyError::Count { key, value: value.to_owned() }),
-            Allowed::Words(allowed) => Err(OnlyError::Word { key, value: value.to_owned(), allowed }),
+            AllowedValues::Count if value.parse::<usize>().is_ok_and(|n| n > 0 && n.to_string() == value) => {
+                Ok(())
+            }
+            AllowedValues::Words(words) if words.contains(&value) => Ok(()),
+            AllowedValues::Count => Err(OnlyError::Count { key, value: value.to_owned() }),
+            AllowedValues::Words(allowed) => Err(OnlyError::Word { key, value: value.to_owned(), allowed }),
         }
     }
 }

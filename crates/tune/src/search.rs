@@ -14,7 +14,7 @@ use kintsugi_tensor::Device;
 use rayon::prelude::*;
 
 use crate::pick::{by_preference, time_over_links};
-use crate::{By, Only, Supported, order, strategies};
+use crate::{By, Only, SupportedValues, order, strategies};
 
 /// The input of a search.
 pub struct Settings<'a> {
@@ -25,7 +25,7 @@ pub struct Settings<'a> {
     /// Restrictions.
     pub only: &'a [Only],
     /// What the framework can run.
-    pub supported: &'a [Supported],
+    pub supported: &'a [SupportedValues],
     /// The criterion of the ranking.
     pub by: By,
     /// How many of the best strategies to return.
@@ -94,7 +94,7 @@ pub struct Counts {
 
 /// The result of a search.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct SearchResult {
     /// The best: the pick, then the others, best first. A Pareto front has no pick.
     pub best: Vec<Candidate>,
     /// The best by the criterion alone.
@@ -135,7 +135,7 @@ const OPS_PER_LAYER: usize = 4;
 pub fn search(
     settings: &Settings,
     progress: &(dyn Fn(SearchPhase, usize) + Sync),
-) -> Result<Found, SearchError> {
+) -> Result<SearchResult, SearchError> {
     let model = DeviceModel::new(&settings.base.cluster.device, &settings.base.framework)
         .ok_or(SearchError::UnknownSpeed)?;
     let mut counts = Counts::default();
@@ -175,7 +175,7 @@ pub fn search(
     time_over_links(settings, &model, &mut best);
     let fastest = order(best.clone(), settings.by).into_iter().next();
     best.truncate(settings.top);
-    Ok(Found { best, fastest, timed: ordered, counts })
+    Ok(SearchResult { best, fastest, timed: ordered, counts })
 }
 
 /// Refuses a search that would take too long. The memory of each strategy is computed layer by layer; a program is compiled

@@ -10,7 +10,7 @@ use kintsugi_plan::{
 use kintsugi_spec::Level;
 use rayon::prelude::*;
 
-use crate::{Only, Supported};
+use crate::{Only, SupportedValues};
 
 /// Every strategy for `base` on `ranks` ranks that passes all of `only` and `supported`, without duplicates. If there are
 /// more than `most`, any `most` of them.
@@ -18,7 +18,7 @@ pub fn strategies(
     base: &Plan,
     ranks: usize,
     only: &[Only],
-    supported: &[Supported],
+    supported: &[SupportedValues],
     most: usize,
 ) -> Vec<Strategy> {
     let wanted = |strategy: &Strategy| {

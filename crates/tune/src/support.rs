@@ -8,17 +8,17 @@ use crate::{Only, OnlyError};
 
 /// The values of a key that a plan's framework can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Supported {
+pub struct SupportedValues {
     only: Only,
     support: Support,
 }
 
-impl Supported {
+impl SupportedValues {
     /// What the framework of a plan can run.
-    pub fn by_framework(plan: &Plan) -> Result<Vec<Supported>, OnlyError> {
+    pub fn by_framework(plan: &Plan) -> Result<Vec<SupportedValues>, OnlyError> {
         let read = |support: &Support| {
             let only = Only::new(&support.key, support.values.clone());
-            only.map(|only| Supported { only, support: support.clone() })
+            only.map(|only| SupportedValues { only, support: support.clone() })
         };
         plan.framework.supports.iter().map(read).collect()
     }
@@ -86,7 +86,7 @@ mod tests {
     fn every_framework_runs_its_own_defaults() {
         for framework in FRAMEWORKS {
             let plan = plan(&[&format!("framework.preset={}", framework.name), "parallel.dp=8"]);
-            let supported = Supported::by_framework(&plan).expect(framework.name);
+            let supported = SupportedValues::by_framework(&plan).expect(framework.name);
             let refused: Vec<String> = supported.iter().filter_map(|one| one.refusal(&plan)).collect();
             assert!(refused.is_empty(), "{}: {refused:?}", framework.name);
         }
@@ -96,7 +96,7 @@ mod tests {
     fn a_framework_says_what_it_cannot_run() {
         let refusals = |sets: &[&str]| {
             let plan = plan(sets);
-            let supported = Supported::by_framework(&plan).expect("a right profile");
+            let supported = SupportedValues::by_framework(&plan).expect("a right profile");
             supported.iter().filter_map(|one| one.refusal(&plan)).collect::<Vec<_>>()
         };
         let zero = ["framework.preset=nanotron", "sharding.zero=3"];
@@ -106,7 +106,7 @@ mod tests {
         );
         assert_eq!(refusals(&[&zero[..], &["parallel.dp=1"]].concat()), [""; 0]);
         assert!(
-            Supported::by_framework(&plan(&[
+            SupportedValues::by_framework(&plan(&[
                 "framework.supports=[{ key = \"model.layers\", values = [\"1\"], reason = \"none\" }]"
             ]))
             .is_err()

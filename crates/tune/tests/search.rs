@@ -8,7 +8,7 @@ use kintsugi_plan::{Plan, ScheduleKind, When};
 use kintsugi_simulate::{Coverage, Prediction, predict, time};
 use kintsugi_tensor::Device;
 use kintsugi_tune::{
-    By, Found, INDIFFERENCE, Limit, Only, Settings, Supported, complexity, search, strategies,
+    By, INDIFFERENCE, Limit, Only, SearchResult, Settings, SupportedValues, complexity, search, strategies,
 };
 
 const DEVICE: Device = Device::Cpu { threads: 1 };
@@ -33,7 +33,7 @@ fn reserved(prediction: &Prediction) -> u64 {
 }
 
 /// A search where each rank has so many bytes.
-fn found_in(memory: u64, by: By, only: &[Only]) -> Found {
+fn found_in(memory: u64, by: By, only: &[Only]) -> SearchResult {
     let (base, ranks) = ConfigSource::text(CONFIG).search_base().expect("a valid configuration");
     assert_eq!(ranks, 4);
     let limit = Some(Limit::PerRank(memory));
@@ -52,7 +52,7 @@ fn found_in(memory: u64, by: By, only: &[Only]) -> Found {
     search(&settings, &|_, _| {}).expect("Frontier's speed is known")
 }
 
-fn found(by: By, only: &[Only]) -> Found {
+fn found(by: By, only: &[Only]) -> SearchResult {
     found_in(u64::MAX, by, only)
 }
 
@@ -311,7 +311,7 @@ fn a_pick_loses_little_over_the_range_of_links() {
 fn a_search_for_a_framework_proposes_what_it_can_run() {
     let config = format!("{TWO_NODES}[framework]\npreset = \"nanotron\"\n");
     let (base, ranks) = ConfigSource::text(config).search_base().expect("a valid configuration");
-    let supported = Supported::by_framework(&base).expect("a right profile");
+    let supported = SupportedValues::by_framework(&base).expect("a right profile");
     let all = strategies(&base, ranks, &[], &supported, usize::MAX);
     let every = strategies(&base, ranks, &[], &[], usize::MAX);
     assert!(!all.is_empty() && all.len() < every.len());

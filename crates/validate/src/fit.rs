@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::constants::{Constant, Constants};
 use super::description::Kind;
-use super::predicted::{Predicted, Wanted, predict_runs, predicted_time, traced_step};
 use super::run::Run;
+use super::validated::{PredictionScope, ValidatedRun, predict_runs, predicted_time, traced_step};
 
 /// The fits, as data.
 #[derive(Debug, Deserialize)]
@@ -93,7 +93,7 @@ pub struct LeftOut {
     /// Frameworks without another source.
     pub unknown: Vec<String>,
     /// Its steps, predicted without it.
-    pub runs: Vec<Predicted>,
+    pub runs: Vec<ValidatedRun>,
 }
 
 /// Rows of each set that a fit uses at most, spread evenly over the set.
@@ -155,7 +155,7 @@ pub fn leave_each_out(runs: &[Run], on_stage: &mut dyn FnMut(&str)) -> Vec<LeftO
         let unseen = fit_from(runs, Some(source), Some(&seen), on_stage);
         let others: Vec<Run> = runs.iter().filter(|run| run.source != **source).cloned().collect();
         let unknown: BTreeSet<&str> = frameworks(runs).difference(&frameworks(&others)).copied().collect();
-        let predicted = |fit: &Fit| predict_runs(&rows, &fit.constants, &[], Wanted::Time).0;
+        let predicted = |fit: &Fit| predict_runs(&rows, &fit.constants, &[], PredictionScope::Time).0;
         let (before, runs) = (predicted(&seen), predicted(&unseen));
         let ratios: Vec<f64> = runs.iter().filter_map(ratio).collect();
         LeftOut {
@@ -315,7 +315,7 @@ fn spread(rows: Vec<&Run>, most: usize) -> Vec<Run> {
     rows.into_iter().step_by(step).cloned().collect()
 }
 
-fn ratio(run: &Predicted) -> Option<f64> {
+fn ratio(run: &ValidatedRun) -> Option<f64> {
     let ratio = run.predicted_s / run.measured_s.filter(|_| !run.is_outlier)?;
     Some(ratio).filter(|ratio| ratio.is_finite() && *ratio > 0.0)
 }

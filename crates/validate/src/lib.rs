@@ -10,22 +10,22 @@ pub mod frontier;
 mod outliers;
 mod own;
 mod plot;
-mod predicted;
 mod report;
 mod run;
 mod score;
 mod table;
 mod template;
+mod validated;
 
 pub use constants::{Constant, Constants};
 pub use description::Kind;
 pub use fit::{Fit, FittedConstant, LeftOut, fit, leave_each_out, stages};
 pub use own::OwnTable;
 pub use plot::{scatter, worst};
-pub use predicted::{Predicted, PredictionError, Refused, Wanted, predict_runs};
 pub use report::reports;
 pub use run::{COLUMNS, Run};
 pub use score::{Figure, Report, errors};
+pub use validated::{PredictionError, PredictionScope, UnsupportedRuns, ValidatedRun, predict_runs};
 
 use std::collections::BTreeSet;
 use std::io;
@@ -104,7 +104,7 @@ impl Tables {
 
 /// Predicts the runs of every table in a folder. `over` overrides the configuration of every row.
 pub fn validate(tables: &Tables, over: &[String]) -> Vec<Report> {
-    let (runs, refused) = predict_runs(&tables.runs, &Constants::default(), over, Wanted::All);
+    let (runs, refused) = predict_runs(&tables.runs, &Constants::default(), over, PredictionScope::All);
     reports(runs, &refused)
 }
 

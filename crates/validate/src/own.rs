@@ -10,9 +10,9 @@ use kintsugi_plan::config::{ConfigError, ConfigSource};
 use kintsugi_simulate::{Consumption, Coverage, predict, time};
 
 use super::device;
-use super::predicted::Predicted;
 use super::score::{Figure, Report, errors, spearman};
 use super::table::{self, Row};
+use super::validated::ValidatedRun;
 
 /// One of our machines.
 struct Machine {
@@ -121,7 +121,7 @@ impl Machine {
         let predicted = runs.iter().filter_map(|(row, plan)| {
             let (timing, measured) = (time(plan)?, row.number("step_ms")? * 1e-3);
             let ranks = plan.mesh.ranks();
-            Some(Predicted::of(row.text("name"), ranks, timing.step_s, measured, Some(timing)))
+            Some(ValidatedRun::of(row.text("name"), ranks, timing.step_s, measured, Some(timing)))
         });
         Report {
             set: self.name.to_owned(),

@@ -2,8 +2,8 @@
 
 use kintsugi_draw::chart::{Axis, Chart, Scale, Series, Style, Unit};
 
-use super::predicted::Predicted;
 use super::score::Report;
+use super::validated::ValidatedRun;
 
 /// The ratio of predicted to measured time over the measured time, a series for each set. Outliers are hollow.
 pub fn scatter(reports: &[Report]) -> Chart {
@@ -16,7 +16,7 @@ pub fn scatter(reports: &[Report]) -> Chart {
         ..Chart::default()
     };
     for (colour, report) in reports.iter().enumerate() {
-        let runs: Vec<&Predicted> = report.runs.iter().filter(|run| ratio(run).is_some()).collect();
+        let runs: Vec<&ValidatedRun> = report.runs.iter().filter(|run| ratio(run).is_some()).collect();
         let points = runs.iter().map(|run| (run.measured_s.unwrap_or(0.0), ratio(run)));
         let mut series = Series::new(&report.set, Style::Points, colour).points(points);
         series.labels = runs.iter().map(|run| run.name.clone()).collect();
@@ -30,16 +30,16 @@ pub fn scatter(reports: &[Report]) -> Chart {
 }
 
 /// The healthy runs whose predicted time is furthest from the measured one.
-pub fn worst(report: &Report, count: usize) -> Vec<&Predicted> {
-    let mut runs: Vec<&Predicted> =
+pub fn worst(report: &Report, count: usize) -> Vec<&ValidatedRun> {
+    let mut runs: Vec<&ValidatedRun> =
         report.runs.iter().filter(|run| !run.is_outlier && ratio(run).is_some()).collect();
-    let distance = |run: &Predicted| ratio(run).map_or(0.0, |ratio| ratio.ln().abs());
+    let distance = |run: &ValidatedRun| ratio(run).map_or(0.0, |ratio| ratio.ln().abs());
     runs.sort_by(|a, b| distance(b).total_cmp(&distance(a)));
     runs.truncate(count);
     runs
 }
 
-fn ratio(run: &Predicted) -> Option<f64> {
+fn ratio(run: &ValidatedRun) -> Option<f64> {
     run.measured_s
         .map(|measured| run.predicted_s / measured)
         .filter(|ratio| ratio.is_finite() && *ratio > 0.0)

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use super::predicted::{Predicted, Refused};
 use super::score::{Figure, Report, errors, spearman};
+use super::validated::{UnsupportedRuns, ValidatedRun};
 
 /// The bound that a figure of a set should keep.
 #[derive(Debug, Deserialize)]
@@ -32,9 +32,9 @@ const FEWEST_RANKED: usize = 4;
 const SIXTEEN_NODES: usize = 128;
 
 /// A report for each set.
-pub fn reports(runs: Vec<Predicted>, refused: &Refused) -> Vec<Report> {
+pub fn reports(runs: Vec<ValidatedRun>, refused: &UnsupportedRuns) -> Vec<Report> {
     let mut order: Vec<String> = Vec::new();
-    let mut sets: BTreeMap<String, Vec<Predicted>> = BTreeMap::new();
+    let mut sets: BTreeMap<String, Vec<ValidatedRun>> = BTreeMap::new();
     for run in runs {
         if !sets.contains_key(&run.set) {
             order.push(run.set.clone());
@@ -45,8 +45,8 @@ pub fn reports(runs: Vec<Predicted>, refused: &Refused) -> Vec<Report> {
     order.into_iter().map(|set| report(&set, sets.remove(&set).unwrap_or_default(), refused)).collect()
 }
 
-fn report(set: &str, runs: Vec<Predicted>, refused: &Refused) -> Report {
-    let healthy: Vec<&Predicted> =
+fn report(set: &str, runs: Vec<ValidatedRun>, refused: &UnsupportedRuns) -> Report {
+    let healthy: Vec<&ValidatedRun> =
         runs.iter().filter(|run| !run.is_outlier && run.measured_s.is_some()).collect();
     let times = times(&healthy);
     let mut figures = vec![
@@ -82,7 +82,7 @@ fn report(set: &str, runs: Vec<Predicted>, refused: &Refused) -> Report {
     }
 }
 
-fn times(runs: &[&Predicted]) -> Vec<(f64, f64)> {
+fn times(runs: &[&ValidatedRun]) -> Vec<(f64, f64)> {
     runs.iter().filter_map(|run| Some((run.predicted_s, run.measured_s?))).collect()
 }
 
@@ -93,12 +93,12 @@ fn bias(times: &[(f64, f64)]) -> f64 {
     ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn figures_of_order(healthy: &[&Predicted], times: &[(f64, f64)]) -> Vec<Figure> {
-    let mut groups: BTreeMap<&str, Vec<&Predicted>> = BTreeMap::new();
+fn figures_of_order(healthy: &[&ValidatedRun], times: &[(f64, f64)]) -> Vec<Figure> {
+    let mut groups: BTreeMap<&str, Vec<&ValidatedRun>> = BTreeMap::new();
     for run in healthy {
         groups.entry(&run.group).or_default().push(run);
     }
-    let groups: Vec<Vec<&Predicted>> = groups.into_values().collect();
+    let groups: Vec<Vec<&ValidatedRun>> = groups.into_values().collect();
     let picks = |most: usize| {
         let chosen = groups.iter().filter(|runs| runs.len() > 1 && runs[0].ranks <= most);
         mean(chosen.map(|runs| pick(runs)))
@@ -113,16 +113,16 @@ fn figures_of_order(healthy: &[&Predicted], times: &[(f64, f64)]) -> Vec<Figure>
 }
 
 /// The measured speed of the predicted best layout, as a share of the best.
-fn pick(runs: &[&Predicted]) -> f64 {
-    let measured = |run: &&Predicted| run.measured_s.unwrap_or(f64::INFINITY);
+fn pick(runs: &[&ValidatedRun]) -> f64 {
+    let measured = |run: &&ValidatedRun| run.measured_s.unwrap_or(f64::INFINITY);
     let best = runs.iter().map(measured).fold(f64::INFINITY, f64::min);
     let picked = runs.iter().min_by(|a, b| a.predicted_s.total_cmp(&b.predicted_s));
     picked.map_or(f64::NAN, |run| best / measured(run))
 }
 
-fn figures_of_fit(runs: &[Predicted]) -> Vec<Figure> {
-    let share = |of: &dyn Fn(&&Predicted) -> bool, whose: &dyn Fn(&&Predicted) -> bool| {
-        let all: Vec<&Predicted> = runs.iter().filter(|run| run.fits.is_some()).filter(whose).collect();
+fn figures_of_fit(runs: &[ValidatedRun]) -> Vec<Figure> {
+    let share = |of: &dyn Fn(&&ValidatedRun) -> bool, whose: &dyn Fn(&&ValidatedRun) -> bool| {
+        let all: Vec<&ValidatedRun> = runs.iter().filter(|run| run.fits.is_some()).filter(whose).collect();
         all.iter().filter(|run| of(run)).count() as f64 / all.len() as f64
     };
     vec![

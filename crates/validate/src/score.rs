@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::predicted::Predicted;
+use super::validated::ValidatedRun;
 
 /// One figure beside its aim.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -36,7 +36,7 @@ pub struct Report {
     pub figures: Vec<Figure>,
     /// Each run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub runs: Vec<Predicted>,
+    pub runs: Vec<ValidatedRun>,
 }
 
 impl Figure {

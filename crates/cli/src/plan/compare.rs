@@ -21,7 +21,7 @@ use crate::table::Table;
 
 /// What is compared.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Compared {
+pub enum Comparison {
     /// ZeRO-1, -2 and -3, MiCS, ZeRO++ and three levels
     Sharding,
 }

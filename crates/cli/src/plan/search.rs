@@ -12,8 +12,8 @@ use kintsugi_report::search::{Against, chart};
 use kintsugi_simulate::{Coverage, LINK_EFFICIENCY, LinkTimes, TimeRange, Timing, predict, time};
 use kintsugi_spec::units;
 use kintsugi_tune::{
-    By, Candidate, Counts, Found, Limit, Only, Outcome, SearchError, SearchPhase, Settings, Supported,
-    outcome, preference, reason, search,
+    By, Candidate, Counts, Limit, Only, Outcome, SearchError, SearchPhase, SearchResult, Settings,
+    SupportedValues, outcome, preference, reason, search,
 };
 use serde::Serialize;
 
@@ -69,15 +69,20 @@ impl SearchArguments {
 }
 
 /// A search and what it found.
-struct Searched {
+struct FinishedSearch {
     base: Plan,
     ranks: usize,
-    supported: Vec<Supported>,
-    found: Found,
+    supported: Vec<SupportedValues>,
+    found: SearchResult,
     rows: Rows,
 }
 
-fn searched(config: &ConfigArguments, only: &[String], by: By, top: usize) -> Result<Searched, Failure> {
+fn searched(
+    config: &ConfigArguments,
+    only: &[String],
+    by: By,
+    top: usize,
+) -> Result<FinishedSearch, Failure> {
     let config = config.read()?;
     let (base, ranks) = config.search_base()?;
     let only = only.iter().map(|text| Only::parse(text)).collect::<Result<Vec<Only>, _>>();
@@ -119,12 +124,12 @@ fn searched(config: &ConfigArguments, only: &[String], by: By, top: usize) -> Re
         )),
     })?;
     let rows = rows(&base, &found, configured);
-    Ok(Searched { base, ranks, supported, found, rows })
+    Ok(FinishedSearch { base, ranks, supported, found, rows })
 }
 
 /// What the plan's framework can run.
-pub fn supported(plan: &Plan) -> Result<Vec<Supported>, Failure> {
-    Supported::by_framework(plan)
+pub fn supported(plan: &Plan) -> Result<Vec<SupportedValues>, Failure> {
+    SupportedValues::by_framework(plan)
         .map_err(|error| Failure::mistake(ErrorContext::new("framework.supports", error)))
 }
 
@@ -143,7 +148,7 @@ pub fn run(
         ByName::Pareto => By::Pareto,
     };
     let searched = searched(config, &arguments.only, by, arguments.top)?;
-    let Searched { base, ranks, found, rows, .. } = &searched;
+    let FinishedSearch { base, ranks, found, rows, .. } = &searched;
     output.result(&Answer {
         ranks: *ranks,
         counts: found.counts,
@@ -204,7 +209,7 @@ pub struct SearchPage {
 pub fn search_page(config: &ConfigArguments, only: &[String], top: usize) -> Result<SearchPage, Failure> {
     let searched = searched(config, only, By::Time, top)?;
     let mut facts = heading(&searched);
-    let Searched { base, found, rows, .. } = searched;
+    let FinishedSearch { base, found, rows, .. } = searched;
     facts.extend(rows.pick.as_ref().map(|pick| fact("pick", pick)));
     let numbered = rows.best.iter().enumerate().map(|(i, row)| cells(&(i + 1).to_string(), row));
     let configured = rows.configured.iter().map(|row| cells("yours", row));
@@ -287,7 +292,7 @@ struct Answer<'a> {
     best: &'a [Row],
 }
 
-fn rows(base: &Plan, found: &Found, configured: Option<(Plan, Timing)>) -> Rows {
+fn rows(base: &Plan, found: &SearchResult, configured: Option<(Plan, Timing)>) -> Rows {
     let plan =
         |candidate: &Candidate| base.with_strategy(&candidate.strategy).expect("a strategy that was found");
     let Some(first) = found.best.first() else {
@@ -356,8 +361,8 @@ fn row(
 }
 
 /// What was searched.
-fn heading(searched: &Searched) -> Vec<Fact> {
-    let Searched { base, ranks, supported, found: Found { counts, .. }, rows } = searched;
+fn heading(searched: &FinishedSearch) -> Vec<Fact> {
+    let FinishedSearch { base, ranks, supported, found: SearchResult { counts, .. }, rows } = searched;
     let each = |count: usize, seconds: f64| units::count((count as f64 / seconds.max(1e-9)).round());
     let refused = match counts.refused {
         0 => String::new(),

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use kintsugi_draw::chart::svg;
 use kintsugi_spec::output::parent;
 use kintsugi_validate::{
-    COLUMNS, Figure, Predicted, Report, Tables, frontier, own, scatter, validate, worst,
+    COLUMNS, Figure, Report, Tables, ValidatedRun, frontier, own, scatter, validate, worst,
 };
 
 use crate::failure::Failure;
@@ -116,7 +116,7 @@ fn worst_rows(reports: &[Report]) -> Table {
     table
 }
 
-fn parts(run: &Predicted) -> Vec<String> {
+fn parts(run: &ValidatedRun) -> Vec<String> {
     let measured = run.measured_s.unwrap_or(f64::NAN);
     let share = |seconds: f64| format!("{:.0} %", 100.0 * seconds / run.predicted_s);
     let mut cells = vec![

@@ -46,7 +46,7 @@ struct Worst {
 
 /// A layout that failed or was skipped.
 #[derive(Serialize)]
-struct Named<'a> {
+struct LayoutProblem<'a> {
     layout: &'a str,
     reason: String,
 }
@@ -60,8 +60,8 @@ pub struct Answer<'a> {
     bf16: Option<Worst>,
     fp16: Option<Worst>,
     quantized: Option<Worst>,
-    failed: Vec<Named<'a>>,
-    skipped: Vec<Named<'a>>,
+    failed: Vec<LayoutProblem<'a>>,
+    skipped: Vec<LayoutProblem<'a>>,
 }
 
 const NAME_WIDTH: usize = 56;
@@ -172,13 +172,13 @@ impl Tally {
     /// The result as JSON.
     pub fn answer(&self) -> Answer<'_> {
         let skipped = self.rows.iter().filter_map(|(layout, verdict)| match verdict {
-            Verdict::Skipped(reason) => Some(Named { layout, reason: reason.clone() }),
+            Verdict::Skipped(reason) => Some(LayoutProblem { layout, reason: reason.clone() }),
             _ => None,
         });
         let failed = self
             .rows
             .iter()
-            .filter_map(|(layout, verdict)| verdict.failure().map(|reason| Named { layout, reason }));
+            .filter_map(|(layout, verdict)| verdict.failure().map(|reason| LayoutProblem { layout, reason }));
         let skipped: Vec<_> = skipped.collect();
         Answer {
             layouts: self.rows.len() - skipped.len(),

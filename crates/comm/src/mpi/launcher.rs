@@ -7,7 +7,7 @@ use super::library::Abi;
 
 /// The launcher's view of this process, from the environment that it set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Launched {
+pub struct LaunchedProcess {
     /// This process's rank.
     pub rank: usize,
     /// Number of processes.
@@ -38,7 +38,7 @@ const VARIABLES: [(&str, &str, Option<Abi>); 6] = [
 const PROCESS_MANAGERS: [&str; 3] = ["PMI", "OMPI_", "PALS_"];
 
 /// How a launcher started this process, or `None` if it was started by itself.
-pub fn launched() -> Option<Launched> {
+pub fn launched() -> Option<LaunchedProcess> {
     let is_managed = |(name, _): (OsString, OsString)| {
         let name = name.to_string_lossy();
         PROCESS_MANAGERS.iter().any(|begin| name.starts_with(begin))
@@ -46,11 +46,11 @@ pub fn launched() -> Option<Launched> {
     launched_by(|name| env::var(name).ok(), env::vars_os().any(is_managed))
 }
 
-fn launched_by(variable: impl Fn(&str) -> Option<String>, is_managed: bool) -> Option<Launched> {
+fn launched_by(variable: impl Fn(&str) -> Option<String>, is_managed: bool) -> Option<LaunchedProcess> {
     let number = |name: &str| variable(name).and_then(|value| value.parse().ok());
     VARIABLES.into_iter().find_map(|(rank, size, abi)| {
         let lacks_pmi = rank == "SLURM_PROCID" && !is_managed;
-        Some(Launched { rank: number(rank)?, size: number(size)?, abi, lacks_pmi })
+        Some(LaunchedProcess { rank: number(rank)?, size: number(size)?, abi, lacks_pmi })
     })
 }
 

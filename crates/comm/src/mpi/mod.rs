@@ -20,7 +20,7 @@ use std::thread;
 use std::time::Duration;
 
 pub use group::MpiGroup;
-pub use launcher::{Launched, launched};
+pub use launcher::{LaunchedProcess, launched};
 pub use library::{Abi, LoadError, MpiError, VARIABLE};
 pub use world::MpiWorld;
 

@@ -26,7 +26,7 @@ pub(super) enum Kind {
 
 /// Why no frame came.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Lost {
+pub(super) enum FrameError {
     /// The other process closed the connection.
     Closed,
     /// Nothing came for too long.
@@ -84,7 +84,7 @@ impl FrameReader {
         &mut self,
         stream: &mut impl Read,
         mut silence: impl FnMut(Duration) -> bool,
-    ) -> Result<(Kind, Vec<u8>), Lost> {
+    ) -> Result<(Kind, Vec<u8>), FrameError> {
         let mut header = [0; HEADER];
         fill(stream, &mut header, &mut silence)?;
         let kind = match header[0] {
@@ -93,11 +93,11 @@ impl FrameReader {
             2 => Kind::Abort,
             3 => Kind::Goodbye,
             4 => Kind::Post,
-            _ => return Err(Lost::Invalid),
+            _ => return Err(FrameError::Invalid),
         };
         let len = u64::from_le_bytes(header[1..].try_into().expect("eight bytes"));
         if len > MAX_BYTES {
-            return Err(Lost::Invalid);
+            return Err(FrameError::Invalid);
         }
         let mut bytes = Vec::new();
         while bytes.len() < len as usize {
@@ -108,7 +108,7 @@ impl FrameReader {
         let mut code = [0; BYTES];
         fill(stream, &mut code, &mut silence)?;
         if !is_authentic(&self.key, &[&self.count.to_le_bytes(), &header, &bytes], &code) {
-            return Err(Lost::Invalid);
+            return Err(FrameError::Invalid);
         }
         self.count += 1;
         Ok((kind, bytes))
@@ -119,12 +119,12 @@ fn fill(
     stream: &mut impl Read,
     bytes: &mut [u8],
     silence: &mut impl FnMut(Duration) -> bool,
-) -> Result<(), Lost> {
+) -> Result<(), FrameError> {
     let (mut filled, mut silent) = (0, Duration::ZERO);
     while filled < bytes.len() {
         let begun = Instant::now();
         match stream.read(&mut bytes[filled..]) {
-            Ok(0) => return Err(Lost::Closed),
+            Ok(0) => return Err(FrameError::Closed),
             Ok(read) => {
                 filled += read;
                 silent = Duration::ZERO;
@@ -134,10 +134,10 @@ fn fill(
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 silent += begun.elapsed().min(SLICE);
                 if !silence(silent) {
-                    return Err(Lost::Silent);
+                    return Err(FrameError::Silent);
                 }
             }
-            Err(_) => return Err(Lost::Closed),
+            Err(_) => return Err(FrameError::Closed),
         }
     }
     Ok(())
@@ -182,15 +182,15 @@ mod tests {
             assert_eq!(reader.read(&mut other, patient), Ok((Kind::Post, large.clone())));
             assert_eq!(reader.read(&mut other, patient), Ok((Kind::Goodbye, Vec::new())));
         });
-        assert_eq!(reader.read(&mut other, patient), Err(Lost::Silent));
+        assert_eq!(reader.read(&mut other, patient), Err(FrameError::Silent));
         drop(one);
-        assert_eq!(reader.read(&mut other, patient), Err(Lost::Closed));
+        assert_eq!(reader.read(&mut other, patient), Err(FrameError::Closed));
     }
 
     #[test]
     fn a_length_beyond_the_limit_is_refused_before_memory_is_allocated() {
         let header = [&[0][..], &(1_u64 << 36).to_le_bytes()].concat();
-        assert_eq!(FrameReader::new(KEY).read(&mut &header[..], patient), Err(Lost::Invalid));
+        assert_eq!(FrameReader::new(KEY).read(&mut &header[..], patient), Err(FrameError::Invalid));
     }
 
     #[test]
@@ -198,16 +198,20 @@ mod tests {
         let frames = sent(&[(Kind::Data, b"one"), (Kind::Data, b"two")]);
         let mut changed = frames[0].clone();
         changed[HEADER] ^= 1;
-        assert_eq!(FrameReader::new(KEY).read(&mut &changed[..], patient), Err(Lost::Invalid));
+        assert_eq!(FrameReader::new(KEY).read(&mut &changed[..], patient), Err(FrameError::Invalid));
         assert_eq!(
             FrameReader::new(KEY).read(&mut &frames[1][..], patient),
-            Err(Lost::Invalid),
+            Err(FrameError::Invalid),
             "one is missing"
         );
         let repeated = [&frames[0][..], &frames[0]].concat();
         let (mut reader, mut stream) = (FrameReader::new(KEY), &repeated[..]);
         assert_eq!(reader.read(&mut stream, patient), Ok((Kind::Data, b"one".to_vec())));
-        assert_eq!(reader.read(&mut stream, patient), Err(Lost::Invalid), "the second is the first again");
-        assert_eq!(FrameReader::new([8; BYTES]).read(&mut &frames[0][..], patient), Err(Lost::Invalid));
+        assert_eq!(
+            reader.read(&mut stream, patient),
+            Err(FrameError::Invalid),
+            "the second is the first again"
+        );
+        assert_eq!(FrameReader::new([8; BYTES]).read(&mut &frames[0][..], patient), Err(FrameError::Invalid));
     }
 }

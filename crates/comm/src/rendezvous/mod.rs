@@ -36,7 +36,7 @@ use crate::patience::{Decision, NOTICE, Patience, SLICE};
 use crate::waits::Wait;
 pub use error::RendezvousError;
 use failure::FailureSource;
-use frame::{Kind, Lost};
+use frame::{FrameError, Kind};
 use handshake::Introduction;
 use peer::Peer;
 
@@ -339,7 +339,7 @@ impl Rendezvous {
         if let Err(error) = peer.write(Kind::Data, bytes) {
             let failure = match error.kind() {
                 io::ErrorKind::InvalidInput => RankFailure::new(self.rank, "an exchange", error.to_string()),
-                _ => peer.lost(&Lost::Closed),
+                _ => peer.lost(&FrameError::Closed),
             };
             self.fail(&failure, FailureSource::Here);
         }
@@ -349,7 +349,7 @@ impl Rendezvous {
     fn receive(&self, from: usize) -> Result<Vec<u8>, RankFailure> {
         let activity = Activity::Exchange { from, to: self.rank };
         let received = self.wait_for(self.peer(from), activity, |inbox| inbox.frames.pop_front());
-        received.map(|bytes| bytes.ok_or_else(|| self.peer(from).lost(&Lost::Closed)))?
+        received.map(|bytes| bytes.ok_or_else(|| self.peer(from).lost(&FrameError::Closed)))?
     }
 
     /// Waits until `take` finds something in what a peer has sent. `None` if the peer has closed its connection and will send nothing

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::frame::{FrameReader, FrameWriter, Kind, Lost};
+use super::frame::{FrameError, FrameReader, FrameWriter, Kind};
 use super::handshake::Keys;
 use crate::RankFailure;
 use crate::patience::SLICE;
@@ -72,7 +72,7 @@ impl Peer {
     }
 
     /// Waits for a frame, but not longer than `patience` without a byte.
-    pub fn read(&self, patience: impl Fn() -> Duration) -> Result<(Kind, Vec<u8>), Lost> {
+    pub fn read(&self, patience: impl Fn() -> Duration) -> Result<(Kind, Vec<u8>), FrameError> {
         lock(&self.reader).read(&mut &self.stream, |silent| {
             self.inbox().silent = silent;
             silent < patience()
@@ -89,11 +89,13 @@ impl Peer {
     }
 
     /// The failure of a job whose connection to this process is lost.
-    pub fn lost(&self, lost: &Lost) -> RankFailure {
+    pub fn lost(&self, lost: &FrameError) -> RankFailure {
         let reason = match lost {
-            Lost::Closed => "its process has ended".to_owned(),
-            Lost::Silent => format!("its process has sent nothing for {} s", self.inbox().silent.as_secs()),
-            Lost::Invalid => "its connection carries bytes that it did not send".to_owned(),
+            FrameError::Closed => "its process has ended".to_owned(),
+            FrameError::Silent => {
+                format!("its process has sent nothing for {} s", self.inbox().silent.as_secs())
+            }
+            FrameError::Invalid => "its connection carries bytes that it did not send".to_owned(),
         };
         // What it was doing is not known.
         RankFailure { host: Some(self.host.clone()), op: None, ..RankFailure::new(self.rank, "", reason) }

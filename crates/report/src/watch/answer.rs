@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use super::access::{Access, Host};
 use super::connection::Client;
-use super::runs::{Runs, Seen};
+use super::runs::{ClientState, Runs};
 use crate::page::{live, live_policy};
 
 /// How often files are looked at.
@@ -146,7 +146,7 @@ fn route(
 /// Sends the list and the report of the chosen runs whenever they change, until the client leaves.
 async fn events(runs: Arc<Runs>, chosen: Vec<String>, client: mpsc::Sender<Bytes>) {
     let chosen: Arc<[String]> = chosen.into();
-    let (mut seen, mut quiet) = (Seen::default(), 0);
+    let (mut seen, mut quiet) = (ClientState::default(), 0);
     let mut texts = vec!["retry: 2000\n\n".to_owned()];
     loop {
         runs.look().await;

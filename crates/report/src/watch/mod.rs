@@ -36,7 +36,7 @@ pub struct Watch {
 }
 
 /// A bound listener and its address.
-pub struct Listening {
+pub struct Listener {
     listener: TcpListener,
     /// The address.
     pub address: SocketAddr,
@@ -53,14 +53,14 @@ pub fn machine_name() -> String {
 }
 
 /// Binds to an address; port 0 takes a free one.
-pub fn listen(address: IpAddr, port: u16) -> io::Result<Listening> {
+pub fn listen(address: IpAddr, port: u16) -> io::Result<Listener> {
     let listener = TcpListener::bind((address, port))?;
     let address = listener.local_addr()?;
-    Ok(Listening { listener, address })
+    Ok(Listener { listener, address })
 }
 
 /// Serves until the process ends.
-pub fn serve(listening: Listening, watch: Watch) -> io::Result<()> {
+pub fn serve(listening: Listener, watch: Watch) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let access = Access::new(watch.token, &watch.names);
     let server = Server::new(access, Arc::new(Runs::new(&watch.folder, watch.context)));

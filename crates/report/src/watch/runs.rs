@@ -59,7 +59,7 @@ struct WatchedRun {
 
 /// What a client has been sent.
 #[derive(Default)]
-pub struct Seen {
+pub struct ClientState {
     list: String,
     shown: Option<Vec<ShownRun>>,
 }
@@ -79,7 +79,7 @@ pub struct News {
     /// The report of the chosen runs, if it has changed.
     pub report: Option<String>,
     /// What the client has seen with these.
-    pub seen: Seen,
+    pub seen: ClientState,
 }
 
 impl Runs {
@@ -129,7 +129,7 @@ impl Runs {
     }
 
     /// What is new for a client.
-    pub fn news(&self, chosen: &[String], mut seen: Seen) -> News {
+    pub fn news(&self, chosen: &[String], mut seen: ClientState) -> News {
         let runs = lock(&self.known).clone().unwrap_or_default();
         let mut list: Vec<ListedRun> = runs.values().map(|run| lock(&run.listed).clone()).collect();
         list.sort_by_key(|run| run.state != RunState::Running);
@@ -150,7 +150,7 @@ impl Runs {
         &self,
         runs: &BTreeMap<String, Arc<WatchedRun>>,
         chosen: &[String],
-        seen: &mut Seen,
+        seen: &mut ClientState,
     ) -> Option<String> {
         let position = |name: &String| chosen.iter().position(|chosen| chosen == name);
         let mut chosen: Vec<_> = runs.iter().filter_map(|(name, run)| Some((position(name)?, run))).collect();

@@ -19,7 +19,7 @@ use super::run::Run;
 
 /// A run with its prediction. Times are in seconds, memory in bytes.
 #[derive(Clone, Debug, Serialize)]
-pub struct Predicted {
+pub struct ValidatedRun {
     /// The set.
     #[serde(skip)]
     pub set: String,
@@ -54,7 +54,7 @@ pub struct Predicted {
 
 /// What to predict of a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum PredictionScope {
     /// Only time.
     Time,
     /// Time and memory.
@@ -62,7 +62,7 @@ pub enum Wanted {
 }
 
 /// Runs that the engine does not support: their number and the first reason, by set.
-pub type Refused = BTreeMap<String, (usize, String)>;
+pub type UnsupportedRuns = BTreeMap<String, (usize, String)>;
 
 /// Why a run is not predicted.
 #[derive(Debug, thiserror::Error)]
@@ -83,11 +83,11 @@ pub fn predict_runs(
     runs: &[Run],
     constants: &Constants,
     over: &[String],
-    wanted: Wanted,
-) -> (Vec<Predicted>, Refused) {
-    let all: Vec<Result<Predicted, PredictionError>> =
+    wanted: PredictionScope,
+) -> (Vec<ValidatedRun>, UnsupportedRuns) {
+    let all: Vec<Result<ValidatedRun, PredictionError>> =
         runs.par_iter().map(|run| one(run, constants, over, wanted)).collect();
-    let mut refused = Refused::new();
+    let mut refused = UnsupportedRuns::new();
     let mut predicted = Vec::new();
     for (run, result) in runs.iter().zip(all) {
         match result {
@@ -104,8 +104,8 @@ fn one(
     run: &Run,
     constants: &Constants,
     over: &[String],
-    wanted: Wanted,
-) -> Result<Predicted, PredictionError> {
+    wanted: PredictionScope,
+) -> Result<ValidatedRun, PredictionError> {
     match run.kind {
         Kind::Step => step(run, constants, over, wanted),
         Kind::Product | Kind::AllReduce => operation(run, constants, over),
@@ -116,12 +116,12 @@ fn step(
     run: &Run,
     constants: &Constants,
     over: &[String],
-    wanted: Wanted,
-) -> Result<Predicted, PredictionError> {
+    wanted: PredictionScope,
+) -> Result<ValidatedRun, PredictionError> {
     let plan = run.plan(constants, over)?;
     let timing = if run.worked { time(&plan) } else { None };
-    let memory = if wanted == Wanted::All { Some(memory(run, constants, over)?) } else { None };
-    Ok(Predicted {
+    let memory = if wanted == PredictionScope::All { Some(memory(run, constants, over)?) } else { None };
+    Ok(ValidatedRun {
         measured_memory: run.memory(),
         predicted_memory: memory.as_ref().map(|memory| memory.0),
         fits: memory.and_then(|memory| memory.1),
@@ -129,8 +129,8 @@ fn step(
     })
 }
 
-fn timed(run: &Run, plan: &Plan, timing: Option<Timing>) -> Predicted {
-    Predicted {
+fn timed(run: &Run, plan: &Plan, timing: Option<Timing>) -> ValidatedRun {
+    ValidatedRun {
         ranks: plan.mesh.ranks(),
         measured_s: run.seconds(plan),
         predicted_s: timing.map_or(f64::NAN, |timing| timing.step_s),
@@ -151,8 +151,8 @@ pub fn predicted_time(
     run: &Run,
     traced: Option<&TracedStep>,
     constants: &Constants,
-) -> Result<Predicted, PredictionError> {
-    let Some(traced) = traced else { return one(run, constants, &[], Wanted::Time) };
+) -> Result<ValidatedRun, PredictionError> {
+    let Some(traced) = traced else { return one(run, constants, &[], PredictionScope::Time) };
     let plan = run.plan(constants, &[])?;
     Ok(timed(run, &plan, traced.time(&plan)))
 }
@@ -170,7 +170,7 @@ fn memory(run: &Run, constants: &Constants, over: &[String]) -> Result<(f64, Opt
 }
 
 /// A single operation on the cluster of a row.
-fn operation(run: &Run, constants: &Constants, over: &[String]) -> Result<Predicted, PredictionError> {
+fn operation(run: &Run, constants: &Constants, over: &[String]) -> Result<ValidatedRun, PredictionError> {
     let number = |column: &'static str| run.row.number(column).ok_or(PredictionError::MissingColumn(column));
     let mut device = run.clone();
     device.settings =
@@ -190,7 +190,7 @@ fn operation(run: &Run, constants: &Constants, over: &[String]) -> Result<Predic
             2.0 * m * n * k / reached,
         )
     };
-    Ok(Predicted { ranks, measured_s: Some(measured), predicted_s: predicted, ..named(run) })
+    Ok(ValidatedRun { ranks, measured_s: Some(measured), predicted_s: predicted, ..named(run) })
 }
 
 /// Seconds of a 16-bit product of m × n sums of k terms.
@@ -201,22 +201,22 @@ fn product_seconds(plan: &Plan, [m, n, k]: [f64; 3]) -> Option<f64> {
     Some(device.seconds(&Kernel { name: "linear", flops: (2.0 * m * n * k) as u64, bytes, kind }))
 }
 
-fn named(run: &Run) -> Predicted {
-    Predicted {
+fn named(run: &Run) -> ValidatedRun {
+    ValidatedRun {
         set: run.set.clone(),
         source: run.source.clone(),
         group: run.group.clone(),
         worked: run.worked,
         is_outlier: run.is_outlier,
         measured_s: None,
-        ..Predicted::of(&run.name, 1, f64::NAN, f64::NAN, None)
+        ..ValidatedRun::of(&run.name, 1, f64::NAN, f64::NAN, None)
     }
 }
 
-impl Predicted {
+impl ValidatedRun {
     /// A run that worked, with its times.
     pub fn of(name: &str, ranks: usize, predicted: f64, measured: f64, timing: Option<Timing>) -> Self {
-        Predicted {
+        ValidatedRun {
             set: String::new(),
             source: String::new(),
             name: name.to_owned(),
