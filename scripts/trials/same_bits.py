@@ -117,8 +117,8 @@ def contents(path):
     name = os.path.basename(path)
     with open(path, "rb") as file:
         data = file.read()
-    # The lock has the process's number; the manifest and the summary have times, and a hash over them.
-    if name == ".run.lock" or name in ("manifest.json", "summary.json"):
+    # The locks have the process's number; the manifest and the summary have times, and a hash over them.
+    if name in ("run.lock", ".run.lock", "manifest.json", "summary.json"):
         return None
     if name.endswith((".jsonl", ".toml")):
         return without_times(data.decode())
